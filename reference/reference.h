@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The oracle: every operation in float64 with plain loops, straight from the semantics. Shares no code with src/ or kernels/.
+// It reads the same descriptors as the C ABI (host memory) and the same stored bytes, dequantised exactly.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "attune/attune.h"
+
+namespace attune::reference {
+
+// One query row and head of the output. row counts the rows of q in memory order (rank 4: batch * seqlen_q + i).
+struct RowHead {
+  int64_t row = 0;
+  int64_t head = 0;
+};
+
+// What the operation gives for one RowHead, and what bounds its error.
+struct RowResult {
+  bool written = false;         // false: the operation must leave the row untouched (finished, skipped, no sequence owns the row)
+  std::vector<double> out;      // [head_dim_v], before rounding or output scaling
+  std::vector<double> pv_abs;   // [head_dim_v]: sum over visible keys of p * |v|
+  double lse = 0;               // natural log, without sinks; -inf when nothing is visible
+  double max_logit = 0;         // -inf when nothing is visible
+  double z_abs = 0;             // max over visible keys of |scale| * sum_d |q_d k_d|: what rounding of q and k can move
+  int64_t num_visible = 0;
+};
+
+// Rows of q: total_q, or batch * seqlen_q.
+int64_t num_rows(const attune_attention& a);
+
+// Evaluates the given rows. Must be called before the run: it reads the cache as it stands, without the new tokens.
+std::vector<RowResult> attention(const attune_attention& a, const std::vector<RowHead>& rows);
+// All rows, row-major [num_rows][num_heads_q].
+std::vector<RowResult> attention(const attune_attention& a);
+
+// What prologue.append writes for one token and KV head, exact (before rounding or quantisation).
+struct CacheWrite {
+  int64_t slot = 0;  // page * page_size + offset (in the K table; v_slot in the V table)
+  int64_t v_slot = 0;
+  int64_t head = 0;
+  std::vector<double> k, v;  // [head_dim_qk], [head_dim_v]; v empty where V aliases K
+};
+std::vector<CacheWrite> appended(const attune_attention& a);
+// The prologue alone. Results in double, row-major [rows][heads][head_dim]; empty where the input is absent.
+struct Prepared {
+  std::vector<double> q, k, v;
+};
+Prepared qkv_prepare(const attune_qkv_prepare& op);
+std::vector<CacheWrite> appended(const attune_qkv_prepare& op);
+
+// Merge by lse: out [rows][heads][head_dim_v], lse [rows][heads], abs as sum of weights * |partial_out|.
+struct Merged {
+  std::vector<double> out, lse, abs;
+};
+Merged merge(const attune_merge& op);
+
+// One stored row of a cache, dequantised. Never touches a byte outside the slot. is_v false: K [head_dim_qk].
+std::vector<double> cache_row(const attune_kv_cache& cache, int64_t head_dim_v, int64_t slot, int64_t head, bool is_v);
+// Decoders of single elements, bit by bit.
+double decode_element(attune_dtype dtype, const void* element);
+
+// Rope frequency map F(f_j) of pair j for the styles, in double (spec: frequency map table).
+std::vector<double> rope_frequencies(const attune_rope& rope);
+
+}  // namespace attune::reference
