@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI of plans, attention, devices and the registry: checks, translates, catches. Nothing else.
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "attune/attune.h"
+#include "core/dtype.h"
+#include "core/problem.h"
+#include "core/registry.h"
+#include "core/status.h"
+#include "cpu/cpu_info.h"
+#include "cpu/kernels.h"
+#include "cpu/threads.h"
+
+using attune::cat;
+using attune::Data;
+using attune::fail;
+using attune::guarded;
+using attune::Problem;
+using attune::require;
+
+// The largest sizes that the workspace of the plan was made for.
+struct attune_plan {
+  const attune::Kernel* kernel;
+  attune::Traits traits;
+  int64_t batch, total_q, heads_q, heads_kv, dense_rows, max_seqlen_q, topk;
+  int64_t t5_num_buckets, t5_max_distance;
+  bool t5_bidirectional;
+  std::unique_ptr<attune::KernelPlan> impl;
+};
+
+namespace {
+
+constexpr size_t kWorkspaceAlignment = 256;
+
+void copy_text(char* to, size_t capacity, const std::string& from) {
+  const size_t n = std::min(capacity - 1, from.size());
+  std::memcpy(to, from.data(), n);
+  to[n] = '\0';
+}
+
+// Names the first thing that a run asks for and the plan was not made for.
+void check_fits(const attune_plan& plan, const Problem& p, const attune::Traits& traits) {
+  for (int i = 0; i < attune::kNumAxes; ++i) {
+    const auto axis = static_cast<attune::Axis>(i);
+    if (traits.axes[i] == plan.traits.axes[i]) continue;
+    attune::Coverage of_plan;
+    std::copy(std::begin(plan.traits.axes), std::end(plan.traits.axes), of_plan.axes);
+    of_plan.head_dim_qk_max = of_plan.head_dim_v_max = of_plan.group_max = INT64_MAX;
+    const std::string extra = of_plan.difference(traits);
+    fail(ATTUNE_INVALID_ARGUMENT, "attention differs from its plan on the axis '", attune::axis_info(axis).name, "'",
+         extra.empty() ? std::string(": the plan has more") : ": " + extra);
+  }
+  auto same = [](const char* what, int64_t run, int64_t planned) {
+    require(run == planned, what, " is ", run, "; the plan was made for ", planned);
+  };
+  auto at_most = [](const char* what, int64_t run, int64_t planned) {
+    require(run <= planned, what, " is ", run, "; the plan was made for at most ", planned);
+  };
+  same("head_dim_qk", p.head_dim_qk, plan.traits.head_dim_qk);
+  same("head_dim_v", p.head_dim_v, plan.traits.head_dim_v);
+  same("num_heads_q", p.heads_q, plan.heads_q);
+  same("num_heads_kv", p.heads_kv, plan.heads_kv);
+  same("t5_bias.shape[1]", p.t5_num_buckets, plan.t5_num_buckets);
+  same("t5_max_distance", p.t5_max_distance, plan.t5_max_distance);
+  same("t5_bidirectional", p.t5_bidirectional, plan.t5_bidirectional);
+  at_most("batch", p.batch, plan.batch);
+  at_most("total_q", p.total_q, plan.total_q);
+  at_most("the number of dense keys", p.k.rows, plan.dense_rows);
+  at_most("topk", p.list.topk + p.extra_list.topk, plan.topk);
+}
+
+void check_workspace(const attune_plan& plan, const void* workspace, size_t bytes) {
+  const size_t need = plan.impl->workspace_size();
+  if (bytes < need) {
+    fail(ATTUNE_WORKSPACE_TOO_SMALL, "workspace_bytes is ", bytes, "; the plan needs ", need, ", ", need - bytes, " more");
+  }
+  require(workspace != nullptr, "workspace is null; the plan needs ", need, " bytes");
+  require(reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment == 0, "workspace is not aligned to ", kWorkspaceAlignment, " bytes");
+}
+
+// The checks common to every run.
+Problem check_run(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t bytes) {
+  require(plan != nullptr, "plan is null");
+  require(attention != nullptr, "attention is null");
+  Problem p = attune::make_problem(*attention, Data::kRequired);
+  check_fits(*plan, p, attune::traits_of(p, *attention));
+  check_workspace(*plan, workspace, bytes);
+  return p;
+}
+
+void check_device_only(attune_device device) {
+  require(device.type == ATTUNE_DEVICE_CPU || device.type == ATTUNE_DEVICE_CUDA, "device.type is ", device.type,
+          "; it must be ATTUNE_DEVICE_CPU (0) or ATTUNE_DEVICE_CUDA (1)");
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* attune_version(void) { return ATTUNE_VERSION_STRING; }
+
+const char* attune_status_name(attune_status status) {
+  switch (status) {
+    case ATTUNE_OK: return "ok";
+    case ATTUNE_INVALID_ARGUMENT: return "invalid argument";
+    case ATTUNE_UNSUPPORTED: return "unsupported";
+    case ATTUNE_WORKSPACE_TOO_SMALL: return "workspace too small";
+    case ATTUNE_OUT_OF_MEMORY: return "out of memory";
+    case ATTUNE_BAD_DATA: return "bad data";
+    case ATTUNE_DEVICE_ERROR: return "device error";
+    case ATTUNE_INTERNAL: return "internal error";
+  }
+  return "unknown status";
+}
+
+const char* attune_last_error(void) { return attune::last_error(); }
+
+attune_status attune_set_log_callback(attune_log_callback callback, void* user) {
+  return guarded([&] { attune::set_log_callback(callback, user); });
+}
+
+attune_status attune_device_count(int32_t* count) {
+  return guarded([&] {
+    require(count != nullptr, "count is null");
+    *count = 1;
+  });
+}
+
+attune_status attune_get_device_info(int32_t i, attune_device_info* info) {
+  return guarded([&] {
+    require(info != nullptr, "info is null");
+    require(info->struct_size == sizeof(*info), "info.struct_size is ", info->struct_size, "; this library needs ", sizeof(*info));
+    require(i == 0, "i is ", i, "; there is 1 device");
+    info->device = {ATTUNE_DEVICE_CPU, 0};
+    copy_text(info->name, sizeof(info->name), attune::cpu::cpu_name());
+    copy_text(info->isa, sizeof(info->isa), attune::cpu::kernels().isa);
+    info->num_units = attune::cpu::num_threads();
+    info->memory_bytes = attune::cpu::memory_bytes();
+  });
+}
+
+attune_status attune_set_num_threads(int32_t num_threads) {
+  return guarded([&] {
+    require(num_threads >= 0 && num_threads <= 4096, "num_threads is ", num_threads, "; it must be 0 (default) to 4096");
+    attune::cpu::set_num_threads(num_threads);
+  });
+}
+
+attune_status attune_get_num_threads(int32_t* num_threads) {
+  return guarded([&] {
+    require(num_threads != nullptr, "num_threads is null");
+    *num_threads = attune::cpu::num_threads();
+  });
+}
+
+attune_tensor attune_dense_tensor(void* data, attune_dtype dtype, int32_t rank, const int64_t* shape) {
+  attune_tensor t;
+  std::memset(&t, 0, sizeof(t));
+  if (rank < 1 || rank > ATTUNE_MAX_RANK || shape == nullptr) return t;
+  t.data = data;
+  t.dtype = dtype;
+  t.rank = rank;
+  // Unsigned: an absurd shape wraps here and is rejected by the checks of the operation that gets the tensor.
+  uint64_t stride = 1;
+  for (int32_t i = rank - 1; i >= 0; --i) {
+    t.shape[i] = shape[i];
+    t.stride[i] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(shape[i] > 0 ? shape[i] : 1);
+  }
+  return t;
+}
+
+int64_t attune_dtype_size(attune_dtype dtype) { return attune::dtype_size(dtype); }
+const char* attune_dtype_name(attune_dtype dtype) { return attune::dtype_name(dtype); }
+
+attune_status attune_attention_init(attune_attention* attention, uint64_t struct_size) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    require(struct_size == sizeof(*attention), "struct_size is ", struct_size, "; this library needs ", sizeof(*attention));
+    std::memset(attention, 0, sizeof(*attention));
+    attention->struct_size = sizeof(*attention);
+    attention->window_left = -1;
+    attention->window_right = -1;
+  });
+}
+
+attune_status attune_supported(const attune_attention* attention, attune_device device) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    check_device_only(device);
+    const Problem p = attune::make_problem(*attention, Data::kOptional);
+    attune::find_kernel(attune::traits_of(p, *attention), device);
+  });
+}
+
+attune_status attune_plan_create(const attune_attention* attention, attune_device device, attune_plan** plan) {
+  return guarded([&] {
+    require(plan != nullptr, "plan is null");
+    *plan = nullptr;
+    require(attention != nullptr, "attention is null");
+    check_device_only(device);
+    const Problem p = attune::make_problem(*attention, Data::kOptional);
+    auto out = std::make_unique<attune_plan>();
+    out->traits = attune::traits_of(p, *attention);
+    out->kernel = &attune::find_kernel(out->traits, device);
+    out->batch = p.batch;
+    out->total_q = p.total_q;
+    out->heads_q = p.heads_q;
+    out->heads_kv = p.heads_kv;
+    out->dense_rows = p.k.rows;
+    out->max_seqlen_q = p.max_seqlen_q;
+    out->topk = p.list.topk + p.extra_list.topk;
+    out->t5_num_buckets = p.t5_num_buckets;
+    out->t5_max_distance = p.t5_max_distance;
+    out->t5_bidirectional = p.t5_bidirectional;
+    out->impl = out->kernel->make_plan(p, device.index);
+    *plan = out.release();
+  });
+}
+
+attune_status attune_plan_destroy(attune_plan* plan) {
+  return guarded([&] { delete plan; });
+}
+
+attune_status attune_plan_workspace_size(const attune_plan* plan, size_t* bytes) {
+  return guarded([&] {
+    require(plan != nullptr, "plan is null");
+    require(bytes != nullptr, "bytes is null");
+    *bytes = plan->impl->workspace_size();
+  });
+}
+
+attune_status attune_plan_describe(const attune_plan* plan, char* text, size_t capacity, size_t* needed) {
+  return guarded([&] {
+    require(plan != nullptr, "plan is null");
+    require(text != nullptr || capacity == 0, "text is null, but capacity is ", capacity);
+    const std::string description = plan->impl->describe();
+    if (needed != nullptr) *needed = description.size() + 1;
+    if (capacity > 0) copy_text(text, capacity, description);
+  });
+}
+
+attune_status attune_run(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    const Problem p = check_run(plan, attention, workspace, workspace_bytes);
+    plan->impl->schedule(p, workspace, stream);
+    plan->impl->run(p, workspace, stream);
+  });
+}
+
+attune_status attune_schedule(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t workspace_bytes,
+                              void* stream) {
+  return guarded([&] {
+    const Problem p = check_run(plan, attention, workspace, workspace_bytes);
+    plan->impl->schedule(p, workspace, stream);
+  });
+}
+
+attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t workspace_bytes,
+                                   void* stream) {
+  return guarded([&] {
+    const Problem p = check_run(plan, attention, workspace, workspace_bytes);
+    plan->impl->run(p, workspace, stream);
+  });
+}
+
+attune_status attune_validate(const attune_attention* attention, attune_device device, void* stream) {
+  (void)stream;
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    check_device_only(device);
+    const Problem p = attune::make_problem(*attention, Data::kRequired);
+    attune::find_kernel(attune::traits_of(p, *attention), device);
+    attune::validate_contents(p);
+  });
+}
+
+attune_status attune_kernel_count(int32_t* count) {
+  return guarded([&] {
+    require(count != nullptr, "count is null");
+    *count = attune::kernel_count();
+  });
+}
+
+attune_status attune_get_kernel_info(int32_t i, attune_kernel_info* info) {
+  return guarded([&] {
+    require(info != nullptr, "info is null");
+    require(info->struct_size == sizeof(*info), "info.struct_size is ", info->struct_size, "; this library needs ", sizeof(*info));
+    require(i >= 0 && i < attune::kernel_count(), "i is ", i, "; there are ", attune::kernel_count(), " kernels");
+    const attune::Kernel& k = attune::kernel_at(i);
+    copy_text(info->name, sizeof(info->name), k.name);
+    copy_text(info->operation, sizeof(info->operation), k.operation);
+    info->device_type = k.device_type;
+    copy_text(info->coverage, sizeof(info->coverage), k.coverage.text());
+  });
+}
+
+}  // extern "C"

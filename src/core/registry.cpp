@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/registry.h"
+
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "core/dtype.h"
+#include "cpu/attention.h"
+
+namespace attune {
+namespace {
+
+constexpr AxisInfo kAxes[kNumAxes] = {
+    {"queries", {"ragged", "fixed length"}},
+    {"query dtype", {"float32", "float16", "bfloat16", "e4m3", "e5m2", "int8"}},
+    {"KV source",
+     {"dense", "paged cache", "contiguous cache", "cache + new tokens", "sparse slots", "sparse dense", "second cache", "ring buffer",
+      "beams"}},
+    {"KV format", {"float32", "float16", "bfloat16", "e4m3", "e5m2", "int8", "MLA-656", "MLA-584", "V part of K"}},
+    {"KV scales", {"none", "per tensor", "per head", "per token and head"}},
+    {"KV layout", {"NHD", "HND", "x-packed", "bytes"}},
+    {"mask", {"none", "causal", "window", "bits", "bidirectional ranges", "finished rows", "skip decode"}},
+    {"score", {"scale", "softcap", "ALiBi", "ALiBi sqrt", "bias table", "new-token bias", "T5 buckets", "sinks"}},
+    {"prologue", {"none", "dequantise", "bias", "IA3", "RoPE", "mRoPE", "log-n", "append"}},
+    {"output", {"float32", "float16", "bfloat16", "e4m3", "lse", "max_logits"}},
+    {"determinism", {"run to run", "batch invariant"}},
+};
+
+const Kernel* const kKernels[] = {&cpu::attention_kernel()};
+
+uint32_t format_bit(const KvCache& c, int32_t dtype) {
+  if (!c.format->plain) return c.format->id == ATTUNE_KV_MLA_656 ? use::kMla656 : use::kMla584;
+  switch (dtype) {
+    case ATTUNE_FLOAT32: return use::kF32;
+    case ATTUNE_FLOAT16: return use::kF16;
+    case ATTUNE_BFLOAT16: return use::kBf16;
+    case ATTUNE_FLOAT8_E4M3: return use::kE4m3;
+    case ATTUNE_FLOAT8_E5M2: return use::kE5m2;
+    default: return use::kInt8;
+  }
+}
+
+uint32_t query_dtype_bit(int32_t dtype) {
+  switch (dtype) {
+    case ATTUNE_FLOAT32: return use::kQF32;
+    case ATTUNE_FLOAT16: return use::kQF16;
+    case ATTUNE_BFLOAT16: return use::kQBf16;
+    case ATTUNE_FLOAT8_E4M3: return use::kQE4m3;
+    case ATTUNE_FLOAT8_E5M2: return use::kQE5m2;
+    default: return use::kQInt8;
+  }
+}
+
+uint32_t scale_bit(KvScale::Mode m) { return 1u << static_cast<int>(m); }
+
+void add_cache(Traits& t, const KvCache& c, int32_t layout) {
+  t.axes[static_cast<int>(Axis::kKvFormat)] |= format_bit(c, c.k.dtype) | format_bit(c, c.v.dtype) | (c.v_aliases_k ? use::kValiasesK : 0u);
+  t.axes[static_cast<int>(Axis::kKvScales)] |= scale_bit(c.k_scale.mode) | scale_bit(c.v_scale.mode);
+  t.axes[static_cast<int>(Axis::kKvLayout)] |= 1u << layout;
+}
+
+std::string value_list(Axis axis, uint32_t bits) {
+  std::string s;
+  const AxisInfo& info = axis_info(axis);
+  for (int i = 0; i < kMaxAxisValues && info.values[i] != nullptr; ++i) {
+    if ((bits >> i & 1u) != 0) s += (s.empty() ? "" : ", ") + std::string(info.values[i]);
+  }
+  return s;
+}
+
+}  // namespace
+
+const AxisInfo& axis_info(Axis axis) { return kAxes[static_cast<int>(axis)]; }
+
+Traits traits_of(const Problem& p, const attune_attention& a) {
+  Traits t;
+  auto axis = [&](Axis x) -> uint32_t& { return t.axes[static_cast<int>(x)]; };
+  axis(Axis::kQueries) = p.cu_q ? use::kRagged : use::kFixed;
+  axis(Axis::kQueryDtype) = query_dtype_bit(p.q.dtype);
+
+  uint32_t& source = axis(Axis::kKvSource);
+  if (p.dense_kv) source |= p.sparse ? use::kSparseDense : use::kDense;
+  if (p.cache) source |= p.sparse ? use::kSparseSlots : (p.cache.paged ? use::kPaged : use::kContiguous);
+  if (p.new_tokens) source |= use::kNewTokens;
+  if (p.extra_cache) source |= use::kSecondCache;
+  if (p.cache.ring_capacity > 0) source |= use::kRing;
+  if (p.cache_indirection) source |= use::kBeams;
+
+  if (p.cache) add_cache(t, p.cache, a.cache.layout);
+  if (p.extra_cache) add_cache(t, p.extra_cache, a.extra_cache.layout);
+  if (p.dense_kv) {
+    // Dense keys are plain elements in NHD order.
+    KvCache dense;
+    dense.format = kv_format(ATTUNE_KV_PLAIN);
+    dense.k.dtype = p.k.dtype;
+    dense.v.dtype = p.v.dtype;
+    dense.v_aliases_k = p.v_aliases_k;
+    add_cache(t, dense, ATTUNE_KV_NHD);
+  }
+
+  uint32_t& mask = axis(Axis::kMask);
+  if (p.causal) mask |= use::kCausal;
+  if (p.window_left >= 0 || p.window_right >= 0) mask |= use::kWindow;
+  if (p.has_mask_bits) mask |= use::kBits;
+  if (present(a.bidirectional_ranges)) mask |= use::kRanges;
+  if (present(a.finished)) mask |= use::kFinished;
+  if (p.skip_decode) mask |= use::kSkipDecode;
+  if (mask == 0) mask = use::kNoMask;
+
+  uint32_t& score = axis(Axis::kScore);
+  score = use::kPlain;
+  if (p.softcap > 0) score |= use::kSoftcap;
+  if (p.alibi) score |= p.alibi_sqrt ? use::kAlibiSqrt : use::kAlibi;
+  if (p.bias) score |= use::kBias;
+  if (p.new_token_bias) score |= use::kNewTokenBias;
+  if (p.t5_bias) score |= use::kT5;
+  if (p.sinks) score |= use::kSinks;
+
+  uint32_t& prologue = axis(Axis::kPrologue);
+  const Prologue& g = p.prologue;
+  if (present(a.prologue.qkv_scale)) prologue |= use::kDequantize;
+  if (g.q_bias || g.k_bias || g.v_bias) prologue |= use::kQkvBias;
+  if (g.ia3_k || g.ia3_v) prologue |= use::kIa3;
+  if (present(a.prologue.rope_cos_sin)) prologue |= g.mrope ? use::kMrope : use::kRope;
+  if (g.logn) prologue |= use::kLogn;
+  if (g.append) prologue |= use::kAppend;
+  if (prologue == 0) prologue = use::kNoPrologue;
+
+  uint32_t& output = axis(Axis::kOutput);
+  switch (p.out.dtype) {
+    case ATTUNE_FLOAT32: output = use::kOutF32; break;
+    case ATTUNE_FLOAT16: output = use::kOutF16; break;
+    case ATTUNE_BFLOAT16: output = use::kOutBf16; break;
+    default: output = use::kOutE4m3; break;
+  }
+  if (p.lse) output |= use::kLse;
+  if (p.max_logits) output |= use::kMaxLogits;
+  axis(Axis::kDeterminism) = use::kRunToRun | (p.batch_invariant ? use::kBatchInvariant : 0u);
+
+  t.head_dim_qk = p.head_dim_qk;
+  t.head_dim_v = p.head_dim_v;
+  t.group = p.group;
+  return t;
+}
+
+std::string Coverage::difference(const Traits& t) const {
+  std::string s;
+  auto add = [&](const std::string& x) { s += (s.empty() ? "" : "; ") + x; };
+  for (int i = 0; i < kNumAxes; ++i) {
+    if (const uint32_t missing = t.axes[i] & ~axes[i]; missing != 0) {
+      add(std::string(kAxes[i].name) + ": " + value_list(static_cast<Axis>(i), missing));
+    }
+  }
+  if (t.head_dim_qk > head_dim_qk_max) add(cat("head_dim_qk: ", t.head_dim_qk, " (at most ", head_dim_qk_max, ")"));
+  if (t.head_dim_v > head_dim_v_max) add(cat("head_dim_v: ", t.head_dim_v, " (at most ", head_dim_v_max, ")"));
+  if (t.group > group_max) add(cat("query heads a KV head: ", t.group, " (at most ", group_max, ")"));
+  return s;
+}
+
+int Coverage::distance(const Traits& t) const {
+  int n = (t.head_dim_qk > head_dim_qk_max) + (t.head_dim_v > head_dim_v_max) + (t.group > group_max);
+  for (int i = 0; i < kNumAxes; ++i) n += std::popcount(t.axes[i] & ~axes[i]);
+  return n;
+}
+
+std::string Coverage::text() const {
+  std::string s;
+  for (int i = 0; i < kNumAxes; ++i) s += std::string(kAxes[i].name) + ": " + value_list(static_cast<Axis>(i), axes[i]) + "; ";
+  s += cat("head_dim_qk: 1..", head_dim_qk_max, "; head_dim_v: 1..", head_dim_v_max, "; query heads a KV head: ");
+  s += group_max == std::numeric_limits<int64_t>::max() ? std::string("any") : cat("1..", group_max);
+  return s;
+}
+
+int kernel_count() { return static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0])); }
+const Kernel& kernel_at(int i) { return *kKernels[i]; }
+
+const Kernel& find_kernel(const Traits& t, attune_device device) {
+  require(device.type == ATTUNE_DEVICE_CPU || device.type == ATTUNE_DEVICE_CUDA, "device.type is ", device.type,
+          "; it must be ATTUNE_DEVICE_CPU (0) or ATTUNE_DEVICE_CUDA (1)");
+  if (device.type == ATTUNE_DEVICE_CUDA) fail(ATTUNE_DEVICE_ERROR, "device cuda:", device.index, " is not available: this version has no CUDA backend");
+  require(device.index == 0, "device.index is ", device.index, "; the CPU has only index 0");
+  const char* forced = std::getenv("ATTUNE_KERNEL");
+  const bool any = forced == nullptr || forced[0] == '\0';
+  const Kernel* nearest = nullptr;
+  for (const Kernel* k : kKernels) {
+    if (k->device_type != device.type || !(any || std::strcmp(forced, k->name) == 0)) continue;
+    if (k->coverage.distance(t) == 0) return *k;
+    if (nearest == nullptr || k->coverage.distance(t) < nearest->coverage.distance(t)) nearest = k;
+  }
+  if (nearest == nullptr) fail(ATTUNE_UNSUPPORTED, "ATTUNE_KERNEL names ", forced, ", which is no kernel of this device");
+  fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", nearest->name, ", which lacks ", nearest->coverage.difference(t));
+}
+
+}  // namespace attune

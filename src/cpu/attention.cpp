@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attention.h"
+
+#include <cstring>
+#include <limits>
+
+#include "core/dtype.h"
+#include "cpu/append.h"
+#include "cpu/attention_item.h"
+#include "cpu/attention_output.h"
+#include "cpu/attention_schedule.h"
+#include "cpu/prologue.h"
+#include "cpu/threads.h"
+
+namespace attune::cpu {
+namespace {
+
+// Arithmetic in bf16 where the machine gains from it and every operand is a bf16 number or will be rounded to one: queries in bf16,
+// keys and values in bf16 or 8 bits (exact in bf16), MLA rows (rounded once).
+bool is_bf16_exact(int32_t dtype) { return dtype == ATTUNE_BFLOAT16 || is_8bit(dtype); }
+
+bool kv_is_bf16_exact(const Problem& p) {
+  auto cache_ok = [](const KvCache& c) { return !c || !c.format->plain || (is_bf16_exact(c.k.dtype) && is_bf16_exact(c.v.dtype)); };
+  const bool dense_ok = !p.k || (p.k.dtype == ATTUNE_BFLOAT16 && p.v.dtype == ATTUNE_BFLOAT16) ||
+                        (!p.prologue.any && is_bf16_exact(p.k.dtype) && is_bf16_exact(p.v.dtype));
+  return dense_ok && cache_ok(p.cache) && cache_ok(p.extra_cache);
+}
+
+Compute choose_compute(const Problem& p) {
+  Compute c;
+  c.kernels = &kernels();
+  const bool exact = kv_is_bf16_exact(p);
+  if (c.kernels->native_bf16 && p.q.dtype == ATTUNE_BFLOAT16 && exact) c.tile = TileType::kBF16;
+  // Rows in bf16 halve the staging even where the arithmetic is fp32, if nothing is lost.
+  const bool packed = (p.cache && !p.cache.format->plain) || (p.extra_cache && !p.extra_cache.format->plain);
+  const bool lossless = exact && !packed && !(p.k && p.prologue.any);
+  c.decode_rows = c.tile == TileType::kBF16 || lossless ? TileType::kBF16 : TileType::kF32;
+  return c;
+}
+
+// Where the pieces of the workspace begin.
+struct Layout {
+  size_t header = 0, sequences = 0, items = 0, merges = 0, partials = 0, k_rows = 0, v_rows = 0, scratch = 0, total = 0;
+  size_t scratch_each = 0;
+};
+
+struct Header {
+  int64_t num_items, num_merges;
+};
+
+class AttentionPlan final : public KernelPlan {
+ public:
+  explicit AttentionPlan(const Problem& p)
+      : threads_(num_threads()), compute_(choose_compute(p)), limits_(schedule_limits(p, threads_)), t5_(make_t5_buckets(p)) {
+    rows_ = std::max(prefill_rows(p.head_dim_qk, p.head_dim_v), kDecodeRows);
+    partial_floats_ = limits_.partial_rows * partial_row_floats(p);
+    prepared_ = p.k && p.prologue.any;
+    size_t at = 0;
+    auto take = [&](int64_t count, size_t size) {
+      const size_t begin = at;
+      const unsigned __int128 bytes = static_cast<unsigned __int128>(static_cast<uint64_t>(count)) * size;
+      if (bytes > (static_cast<unsigned __int128>(1) << 56)) fail(ATTUNE_UNSUPPORTED, "the workspace would exceed 2^56 bytes");
+      at += (static_cast<size_t>(bytes) + 255) / 256 * 256;
+      return begin;
+    };
+    layout_.header = take(1, sizeof(Header));
+    layout_.sequences = take(p.batch, sizeof(Sequence));
+    layout_.items = take(limits_.max_items, sizeof(Item));
+    layout_.merges = take(limits_.max_merges, sizeof(MergeTask));
+    layout_.partials = take(limits_.max_partials * partial_floats_, sizeof(float));
+    if (prepared_) {
+      layout_.k_rows = take(p.k.rows * p.heads_kv * p.head_dim_qk, prepared_size());
+      layout_.v_rows = p.v_aliases_k ? layout_.k_rows : take(p.k.rows * p.heads_kv * p.head_dim_v, prepared_size());
+    }
+    layout_.scratch_each = (scratch_bytes(rows_, p.head_dim_qk, p.head_dim_v) + 255) / 256 * 256;
+    layout_.scratch = take(threads_, layout_.scratch_each);
+    layout_.total = at;
+  }
+
+  size_t workspace_size() const override { return layout_.total; }
+
+  std::string describe() const override {
+    return cat("kernel cpu_attention (", compute_.kernels->isa, ", ", threads_, " threads), arithmetic ",
+               compute_.tile == TileType::kBF16 ? "bf16 with fp32 sums" : "fp32", "; prefill tiles of up to ", rows_, " packed rows x ",
+               kPrefillN, " keys, decode tiles of ", kDecodeN, " keys; ",
+               limits_.max_partials > 0 ? "long sequences are split over the threads" : "no splits", "; workspace ", layout_.total, " bytes");
+  }
+
+  void schedule(const Problem& p, void* workspace, void*) const override {
+    Schedule s = arrays(workspace);
+    make_schedule(p, limits_, s);
+    const Header header{s.num_items, s.num_merges};
+    std::memcpy(workspace, &header, sizeof(header));
+  }
+
+  void run(const Problem& p, void* workspace, void*) const override {
+    Schedule s = arrays(workspace);
+    Header header;
+    std::memcpy(&header, workspace, sizeof(header));
+    std::byte* base = static_cast<std::byte*>(workspace);
+    DenseRows dense{p.k, p.v};
+    if (prepared_) dense = prepare_dense(p, s.sequences, base);
+    run_items(p, s, header, dense, base);
+    merge(p, s, header, base);
+    if (p.zero_finished) zero_skipped(p, s.sequences, base);
+    if (p.prologue.append) append(p, s.sequences, base);
+  }
+
+ private:
+  size_t prepared_size() const { return compute_.tile == TileType::kBF16 ? 2 : 4; }
+
+  Schedule arrays(void* workspace) const {
+    std::byte* base = static_cast<std::byte*>(workspace);
+    Schedule s{};
+    s.sequences = reinterpret_cast<Sequence*>(base + layout_.sequences);
+    s.items = reinterpret_cast<Item*>(base + layout_.items);
+    s.merges = reinterpret_cast<MergeTask*>(base + layout_.merges);
+    return s;
+  }
+
+  Scratch scratch_of(const Problem& p, std::byte* base, int thread) const {
+    return make_scratch(base + layout_.scratch + static_cast<size_t>(thread) * layout_.scratch_each, rows_, p.head_dim_qk, p.head_dim_v,
+                        compute_.tile);
+  }
+
+  // K and V of the dense tokens through the prologue, into the workspace.
+  DenseRows prepare_dense(const Problem& p, const Sequence* sequences, std::byte* base) const {
+    auto view = [&](size_t offset, int64_t dim) {
+      RowView v;
+      v.data = base + offset;
+      v.dtype = compute_.tile == TileType::kBF16 ? ATTUNE_BFLOAT16 : ATTUNE_FLOAT32;
+      v.element_size = static_cast<int32_t>(prepared_size());
+      v.rows = p.k.rows;
+      v.row_stride = p.heads_kv * dim;
+      v.head_stride = dim;
+      v.dim_stride = 1;
+      return v;
+    };
+    const DenseRows out{view(layout_.k_rows, p.head_dim_qk), view(layout_.v_rows, p.v_aliases_k ? p.head_dim_qk : p.head_dim_v)};
+    constexpr int64_t kChunk = 16;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const Sequence& s = sequences[b];
+      if (s.num_dense == 0 || is_skipped(p, s, b)) continue;
+      parallel_for((s.num_dense + kChunk - 1) / kChunk, threads_, [&](int64_t chunk, int) {
+        alignas(64) float row[kMaxHeadDim];
+        auto store = [&](const RowView& to, int64_t r, int64_t h, int64_t n) {
+          if (compute_.tile == TileType::kBF16) {
+            compute_.kernels->to_bf16(ATTUNE_FLOAT32, row, n, reinterpret_cast<bf16_t*>(to.at(r, h)));
+          } else {
+            std::memcpy(to.at(r, h), row, static_cast<size_t>(n) * sizeof(float));
+          }
+        };
+        for (int64_t i = chunk * kChunk; i < std::min(s.num_dense, (chunk + 1) * kChunk); ++i) {
+          const int64_t r = s.kv_begin + i;
+          for (int64_t h = 0; h < p.heads_kv; ++h) {
+            prepare_k_row(p.prologue, p.k, p.head_dim_qk, r, h, b, s.num_cached + i, row);
+            store(out.k, r, h, p.head_dim_qk);
+            if (p.v_aliases_k) continue;
+            prepare_v_row(p.prologue, p.v, p.head_dim_v, r, h, b, row);
+            store(out.v, r, h, p.head_dim_v);
+          }
+        }
+      });
+    }
+    return out;
+  }
+
+  void run_items(const Problem& p, const Schedule& s, const Header& header, const DenseRows& dense, std::byte* base) const {
+    const TileSource prefill(p, dense, compute_.tile, *compute_.kernels);
+    const TileSource decode(p, dense, compute_.decode_rows, *compute_.kernels);
+    parallel_for(header.num_items, threads_, [&](int64_t i, int thread) {
+      Scratch scratch = scratch_of(p, base, thread);
+      const Item& item = s.items[i];
+      const Sequence& sequence = s.sequences[item.sequence];
+      const ScoreRows rows{p, sequence, item, t5_};
+      if (is_prefill(p, sequence)) {
+        run_prefill_item(rows, prefill, compute_, scratch);
+      } else {
+        run_decode_item(rows, decode, compute_, scratch);
+      }
+      if (item.partial >= 0) {
+        save_partial(p, item, scratch, partials(base) + item.partial * partial_floats_);
+        return;
+      }
+      for (int r = 0; r < item.num_rows; ++r) {
+        store_row(p, sequence.q_begin + rows.query(r), rows.head(r), scratch.o + r * scratch.ld_o, scratch.row_max[r], scratch.row_sum[r]);
+      }
+    });
+  }
+
+  void merge(const Problem& p, const Schedule& s, const Header& header, std::byte* base) const {
+    parallel_for(header.num_merges, threads_, [&](int64_t i, int thread) {
+      Scratch scratch = scratch_of(p, base, thread);
+      const MergeTask& task = s.merges[i];
+      merge_partials(p, s.sequences[task.sequence], task, partials(base), partial_floats_, scratch.o);
+    });
+  }
+
+  void zero_skipped(const Problem& p, const Sequence* sequences, std::byte* base) const {
+    Scratch scratch = scratch_of(p, base, 0);
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const Sequence& s = sequences[b];
+      if (!is_skipped(p, s, b)) continue;
+      for (int64_t i = 0; i < s.num_q; ++i) {
+        for (int64_t h = 0; h < p.heads_q; ++h) store_empty_row(p, s.q_begin + i, h, scratch.o);
+      }
+    }
+  }
+
+  // After every read of the cache, so that a ring's evicted tokens are still there for those who see them. From the source, not from
+  // the rows that attended: the cache takes one rounding.
+  void append(const Problem& p, const Sequence* sequences, std::byte* base) const {
+    (void)base;
+    parallel_for(p.batch, threads_, [&](int64_t b, int) {
+      const Sequence& s = sequences[b];
+      if (is_skipped(p, s, b)) return;
+      const int64_t retained = p.cache.ring_capacity > 0 ? std::min(s.num_dense, p.cache.ring_capacity) : s.num_dense;
+      alignas(64) float k[kMaxHeadDim];
+      alignas(64) float v[kMaxHeadDim];
+      for (int64_t i = s.num_dense - retained; i < s.num_dense; ++i) {
+        const int64_t position = s.num_cached + i, row = s.kv_begin + i;
+        for (int64_t h = 0; h < p.heads_kv; ++h) {
+          prepare_k_row(p.prologue, p.k, p.head_dim_qk, row, h, b, position, k);
+          if (!p.v_aliases_k) prepare_v_row(p.prologue, p.v, p.head_dim_v, row, h, b, v);
+          append_row(p.cache, b, position, h, k, p.v_aliases_k ? nullptr : v);
+        }
+      }
+    });
+  }
+
+  float* partials(std::byte* base) const { return reinterpret_cast<float*>(base + layout_.partials); }
+
+  int threads_;
+  Compute compute_;
+  ScheduleLimits limits_;
+  T5Buckets t5_;
+  int rows_ = 0;
+  int64_t partial_floats_ = 0;
+  bool prepared_ = false;
+  Layout layout_;
+};
+
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t) { return std::make_unique<AttentionPlan>(p); }
+
+Coverage full_coverage() {
+  Coverage c;
+  for (int i = 0; i < kNumAxes; ++i) {
+    const AxisInfo& info = axis_info(static_cast<Axis>(i));
+    for (int j = 0; j < kMaxAxisValues && info.values[j] != nullptr; ++j) c.axes[i] |= 1u << j;
+  }
+  c.head_dim_qk_max = kMaxHeadDim;
+  c.head_dim_v_max = kMaxHeadDim;
+  c.group_max = std::numeric_limits<int64_t>::max();
+  return c;
+}
+
+}  // namespace
+
+const Kernel& attention_kernel() {
+  static const Kernel kernel{"cpu_attention", "attention", ATTUNE_DEVICE_CPU, full_coverage(), make_plan};
+  return kernel;
+}
+
+}  // namespace attune::cpu

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the machine says about itself.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace attune::cpu {
+
+std::string cpu_name();    // "AMD EPYC 9654", or the architecture where the system does not tell
+int64_t memory_bytes();    // physical memory; 0 if unknown
+
+}  // namespace attune::cpu

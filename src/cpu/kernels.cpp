@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chooses the kernel table: the best that the machine runs, or the one that ATTUNE_CPU_ISA or force_isa() names.
+#include "cpu/kernels.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include <hwy/targets.h>
+
+#include "core/status.h"
+#include "cpu/kernels_targets.h"
+
+namespace attune::cpu {
+namespace {
+
+constexpr int kMaxTables = 8;
+
+// The tables that this machine runs, best first, under their public names.
+struct Registry {
+  KernelTable tables[kMaxTables];
+  const char* names[kMaxTables];
+  int count = 0;
+  const KernelTable* preferred = nullptr;
+
+  Registry() {
+    int built = 0;
+    const TargetTable* targets = target_tables(&built);
+    const int64_t supported = hwy::SupportedTargets();
+    for (int i = 0; i < built; ++i) {
+      if ((targets[i].target & supported) == 0) continue;
+      if (targets[i].target == HWY_AVX3) {
+        KernelTable table = *targets[i].table;
+        if (use_avx512bf16(&table)) add(table, "AVX3+AVX512BF16");
+      }
+      add(*targets[i].table, hwy::TargetName(targets[i].target));
+    }
+    // A CPU older than the baseline could not have come this far; without a match, the baseline is what is left.
+    if (count == 0) add(*targets[built - 1].table, hwy::TargetName(targets[built - 1].target));
+    preferred = &tables[0];
+    if (const char* wanted = std::getenv("ATTUNE_CPU_ISA"); wanted != nullptr && *wanted != '\0') {
+      if (const KernelTable* table = find(wanted)) {
+        preferred = table;
+      } else {
+        log_unknown(wanted);
+      }
+    }
+  }
+
+  void add(const KernelTable& table, const char* name) {
+    tables[count] = table;
+    tables[count].isa = name;
+    names[count] = name;
+    ++count;
+  }
+
+  const KernelTable* find(const char* isa) const {
+    for (int i = 0; i < count; ++i) {
+      if (std::strcmp(names[i], isa) == 0) return &tables[i];
+    }
+    return nullptr;
+  }
+
+  void log_unknown(const char* wanted) const {
+    std::string message = std::string("ATTUNE_CPU_ISA=") + wanted + " is not one of";
+    for (int i = 0; i < count; ++i) message += std::string(" ") + names[i];
+    log_message(ATTUNE_LOG_WARNING, message);
+  }
+};
+
+const Registry& registry() {
+  static const Registry instance;
+  return instance;
+}
+
+std::atomic<const KernelTable*> forced_table{nullptr};
+
+}  // namespace
+
+const KernelTable& kernels() {
+  const KernelTable* forced = forced_table.load(std::memory_order_acquire);
+  return forced != nullptr ? *forced : *registry().preferred;
+}
+
+const char* const* isa_names(int* count) {
+  *count = registry().count;
+  return registry().names;
+}
+
+const KernelTable* kernels_for(const char* isa) { return isa != nullptr ? registry().find(isa) : nullptr; }
+
+bool force_isa(const char* isa) {
+  const KernelTable* table = kernels_for(isa);
+  if (isa != nullptr && table == nullptr) return false;
+  forced_table.store(table, std::memory_order_release);
+  return true;
+}
+
+}  // namespace attune::cpu

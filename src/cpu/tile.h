@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the parts of the CPU attention share: tile sizes, work items, and the scratch memory of a thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/problem.h"
+#include "cpu/kernels.h"
+
+namespace attune::cpu {
+
+inline constexpr int kPrefillN = 128;     // keys a tile, prefill
+inline constexpr int kDecodeN = 64;       // keys a tile, decode and sparse
+inline constexpr int kMaxTileN = 128;
+inline constexpr int64_t kDecodeQueries = 16;  // sequences with more queries than this run as prefill
+inline constexpr int kDecodeRows = 128;   // most packed rows of a decode item
+
+inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// Packed rows of a prefill item: Q, O and S of an item should stay in a core's L2 beside the key tile.
+inline int prefill_rows(int64_t head_dim_qk, int64_t head_dim_v) {
+  const int64_t width = head_dim_qk + head_dim_v;
+  return width <= 256 ? 256 : (width <= 512 ? 128 : 64);
+}
+
+// Rows [row_begin, row_begin + num_rows) of (sequence, kv_head), packed as query * group + head in group, against keys [kv_begin, kv_end).
+struct Item {
+  int64_t row_begin;
+  int64_t kv_begin, kv_end;
+  int64_t cost;
+  int32_t sequence, kv_head;
+  int32_t num_rows;
+  int32_t partial;  // slot for the partial result; -1: the item is whole
+};
+
+// Merges the partial results of slots [first, first + count) into rows that otherwise belong to one item.
+struct MergeTask {
+  int64_t row_begin;
+  int32_t sequence, kv_head;
+  int32_t num_rows;
+  int32_t first, count;
+};
+
+// A tile of keys: row i of K and of V, staged or in place.
+struct KvTile {
+  int n = 0;                        // columns
+  const void* k[kMaxTileN];         // rows of head_dim_qk elements of the row type
+  const void* v[kMaxTileN];         // rows of head_dim_v elements
+  bool hidden[kMaxTileN];           // no such token: nobody sees the column
+  bool any_hidden = false;
+  bool scaled = false;              // the factors below are in use
+  float k_factor[kMaxTileN], v_factor[kMaxTileN];
+};
+
+// How tiles are computed, fixed by the plan.
+struct Compute {
+  TileType tile = TileType::kF32;        // of Q, P and packed keys
+  TileType decode_rows = TileType::kF32; // of the rows that the decode kernels read (kBF16 with an fp32 tile: mixed)
+  const KernelTable* kernels = nullptr;
+};
+
+// Scratch of one thread; sizes from scratch_bytes().
+struct Scratch {
+  void* q;          // [rows][ld_q] of the tile type
+  float* row_f32;   // one row, 576 floats and some
+  float* o;         // [rows][ld_o]
+  float* s;         // [rows][kMaxTileN]
+  void* p;          // [rows][kMaxTileN] of bf16, or s
+  float* row_max;   // [rows]
+  float* row_sum;   // [rows]
+  float* position;  // [rows]
+  float* slope;     // [rows]
+  std::byte* k_stage;  // [kMaxTileN][ld_q] of the row type
+  std::byte* v_stage;  // [kMaxTileN][ld_o]
+  void* k_pack;     // packed K^T
+  void* v_pack;
+  std::byte* zeros; // a row of zeros
+  KvTile* tile;
+  int64_t ld_q, ld_o;  // in elements, multiples of 16
+};
+
+size_t scratch_bytes(int64_t rows, int64_t head_dim_qk, int64_t head_dim_v);
+Scratch make_scratch(std::byte* base, int64_t rows, int64_t head_dim_qk, int64_t head_dim_v, TileType tile);
+
+}  // namespace attune::cpu

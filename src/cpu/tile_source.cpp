@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/tile_source.h"
+
+#include <cstring>
+
+#include "core/dtype.h"
+#include "cpu/kv_rows.h"
+
+namespace attune::cpu {
+namespace {
+
+int64_t row_type_size(TileType t) { return t == TileType::kBF16 ? 2 : 4; }
+int32_t row_type_dtype(TileType t) { return t == TileType::kBF16 ? ATTUNE_BFLOAT16 : ATTUNE_FLOAT32; }
+
+// Copies n elements that do not follow each other.
+void gather_elements(const std::byte* row, int64_t size, const KvPlane& plane, int64_t n, std::byte* to) {
+  for (int64_t d = 0; d < n; ++d) std::memcpy(to + d * size, row + plane.element(d) * size, static_cast<size_t>(size));
+}
+
+}  // namespace
+
+void TileSource::hide(int i, Scratch& scratch) const {
+  KvTile& t = *scratch.tile;
+  t.k[i] = t.v[i] = scratch.zeros;
+  t.hidden[i] = true;
+  t.any_hidden = true;
+  t.k_factor[i] = t.v_factor[i] = 1.0f;
+}
+
+// Contiguous elements of dtype as a row of the row type: in place if they already are, else converted.
+const void* TileSource::stage(const std::byte* row, int32_t dtype, int64_t n, std::byte* to, float* temporary) const {
+  if (dtype == row_type_dtype(row_type_)) return row;
+  if (row_type_ == TileType::kF32) {
+    kernels_.to_f32(static_cast<attune_dtype>(dtype), row, n, reinterpret_cast<float*>(to));
+  } else if (dtype == ATTUNE_FLOAT8_E4M3 || dtype == ATTUNE_FLOAT8_E5M2 || dtype == ATTUNE_INT8) {
+    kernels_.to_bf16(static_cast<attune_dtype>(dtype), row, n, reinterpret_cast<bf16_t*>(to));
+  } else {
+    kernels_.to_f32(static_cast<attune_dtype>(dtype), row, n, temporary);
+    kernels_.to_bf16(ATTUNE_FLOAT32, temporary, n, reinterpret_cast<bf16_t*>(to));
+  }
+  return to;
+}
+
+const void* TileSource::place_row(const KvPlane& plane, KvSlot slot, int64_t head, int64_t n, std::byte* to, Scratch& scratch) const {
+  const std::byte* row = plane.row(slot.page, slot.offset, head);
+  if (plane.contiguous) return stage(row, plane.dtype, n, to, scratch.row_f32);
+  // Gather behind the place of the converted row: a row of any dtype fits 4 bytes an element.
+  alignas(64) std::byte codes[kMaxHeadDim * 4];
+  gather_elements(row, plane.element_size, plane, n, codes);
+  if (const void* at = stage(codes, plane.dtype, n, to, scratch.row_f32); at != codes) return at;
+  std::memcpy(to, codes, static_cast<size_t>(n * plane.element_size));
+  return to;
+}
+
+void TileSource::put_slot(const KvCache& c, KvSlot k, KvSlot v, int64_t kv_head, int i, Scratch& scratch) const {
+  if (k.page < 0 || v.page < 0) {
+    hide(i, scratch);
+    return;
+  }
+  KvTile& t = *scratch.tile;
+  const int64_t size = row_type_size(row_type_);
+  std::byte* k_to = scratch.k_stage + i * scratch.ld_q * size;
+  std::byte* v_to = scratch.v_stage + i * scratch.ld_o * size;
+  t.hidden[i] = false;
+  t.k_factor[i] = t.v_factor[i] = 1.0f;
+  if (!c.format->plain) {
+    if (row_type_ == TileType::kF32) {
+      read_k_row(c, k, kv_head, reinterpret_cast<float*>(k_to));
+    } else {
+      read_k_row(c, k, kv_head, scratch.row_f32);
+      kernels_.to_bf16(ATTUNE_FLOAT32, scratch.row_f32, c.head_dim_qk, reinterpret_cast<bf16_t*>(k_to));
+    }
+    t.k[i] = t.v[i] = k_to;
+    return;
+  }
+  t.k[i] = place_row(c.k, k, kv_head, c.head_dim_qk, k_to, scratch);
+  t.v[i] = c.v_aliases_k ? t.k[i] : place_row(c.v, v, kv_head, c.head_dim_v, v_to, scratch);
+  if (c.k_scale.mode != KvScale::Mode::kNone) t.k_factor[i] = *c.k_scale.at(k.page, k.offset, kv_head);
+  if (c.v_scale.mode != KvScale::Mode::kNone) t.v_factor[i] = *c.v_scale.at(v.page, v.offset, kv_head);
+}
+
+void TileSource::put_dense(int64_t row, int64_t kv_head, int i, Scratch& scratch) const {
+  KvTile& t = *scratch.tile;
+  const int64_t size = row_type_size(row_type_);
+  auto place = [&](const RowView& view, int64_t n, std::byte* to) -> const void* {
+    const std::byte* from = view.at(row, kv_head);
+    if (view.dim_stride == 1) return stage(from, view.dtype, n, to, scratch.row_f32);
+    alignas(64) std::byte codes[kMaxHeadDim * 4];
+    for (int64_t d = 0; d < n; ++d) {
+      std::memcpy(codes + d * view.element_size, from + d * view.dim_stride * view.element_size, static_cast<size_t>(view.element_size));
+    }
+    if (const void* at = stage(codes, view.dtype, n, to, scratch.row_f32); at != codes) return at;
+    std::memcpy(to, codes, static_cast<size_t>(n * view.element_size));
+    return to;
+  };
+  t.hidden[i] = false;
+  t.k_factor[i] = t.v_factor[i] = 1.0f;
+  t.k[i] = place(dense_.k, p_.head_dim_qk, scratch.k_stage + i * scratch.ld_q * size);
+  t.v[i] = p_.v_aliases_k ? t.k[i] : place(dense_.v, p_.head_dim_v, scratch.v_stage + i * scratch.ld_o * size);
+}
+
+// The row of the page table (or of the contiguous cache) that holds position t of sequence b; -1: a bad beam.
+int64_t TileSource::table_row(const Sequence& s, int64_t b, int64_t t) const {
+  if (!p_.cache_indirection) return b;
+  const int64_t base = b / p_.beam_width * p_.beam_width;
+  const bool wrapped = p_.cache.ring_capacity > 0 && s.num_cached > p_.cache.ring_capacity;
+  if (p_.beam_prompt_length && !wrapped && t < p_.beam_prompt_length(b)) return base;
+  const int64_t column = p_.cache.ring_capacity > 0 ? t % p_.cache.ring_capacity : t;
+  if (column >= p_.cache_indirection.cols) return -1;
+  const int64_t beam = p_.cache_indirection(b, column);
+  return beam >= 0 && beam < p_.beam_width ? base + beam : -1;
+}
+
+void TileSource::load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, Scratch& scratch) const {
+  const int64_t used = p_.list.used(q_row, b);
+  for (int i = 0; i < n; ++i) {
+    const int64_t entry = first + i;
+    const bool extra = entry >= used;
+    const int64_t index = extra ? p_.extra_list.at(q_row, kv_head, entry - used) : p_.list.at(q_row, kv_head, entry);
+    if (!p_.cache) {
+      if (index < 0 || index >= s.num_dense) {
+        hide(i, scratch);
+      } else {
+        put_dense(s.kv_begin + index, kv_head, i, scratch);
+      }
+      continue;
+    }
+    const KvCache& c = extra ? p_.extra_cache : p_.cache;
+    if (index < 0 || index >= c.num_slots()) {
+      hide(i, scratch);
+      continue;
+    }
+    const KvSlot slot{index / c.page_size, index % c.page_size};
+    put_slot(c, slot, slot, kv_head, i, scratch);
+  }
+}
+
+void TileSource::load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n,
+                      Scratch& scratch) const {
+  KvTile& tile = *scratch.tile;
+  tile.n = n;
+  tile.any_hidden = false;
+  tile.scaled = (p_.cache && (p_.cache.k_scale.mode != KvScale::Mode::kNone || p_.cache.v_scale.mode != KvScale::Mode::kNone)) ||
+                (p_.extra_cache && (p_.extra_cache.k_scale.mode != KvScale::Mode::kNone ||
+                                    p_.extra_cache.v_scale.mode != KvScale::Mode::kNone));
+  if (p_.sparse) {
+    load_sparse(s, b, q_row, kv_head, first, n, scratch);
+    return;
+  }
+  int i = 0;
+  for (; i < n && first + i < begin; ++i) hide(i, scratch);
+  for (; i < n && first + i < s.num_cached; ++i) {
+    const int64_t t = first + i;
+    const int64_t row = table_row(s, b, t);
+    if (row < 0) {
+      hide(i, scratch);
+      continue;
+    }
+    const KvSlot k = p_.cache.find(row, t, false);
+    put_slot(p_.cache, k, p_.cache.v_page_table ? p_.cache.find(row, t, true) : k, kv_head, i, scratch);
+  }
+  for (; i < n; ++i) put_dense(s.kv_begin + first + i - s.num_cached, kv_head, i, scratch);
+}
+
+}  // namespace attune::cpu

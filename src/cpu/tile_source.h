@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings a tile of keys and values to where the kernels can read it: in place where the bytes are right, else converted into scratch.
+#pragma once
+
+#include "core/problem.h"
+#include "cpu/tile.h"
+
+namespace attune::cpu {
+
+// Keys that are not in a cache: the tensors themselves, or what the prologue made of them.
+struct DenseRows {
+  RowView k, v;
+};
+
+class TileSource {
+ public:
+  TileSource(const Problem& p, const DenseRows& dense, TileType row_type, const KernelTable& kernels)
+      : p_(p), dense_(dense), row_type_(row_type), kernels_(kernels) {}
+
+  // Columns [first, first + n) of the keys of sequence b; those below begin are hidden and never read. In sparse mode the columns
+  // are entries of the lists of query row q_row. With need_v false only K is loaded.
+  void load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n, Scratch& scratch) const;
+
+ private:
+  void load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, Scratch& scratch) const;
+  void put_dense(int64_t row, int64_t kv_head, int i, Scratch& scratch) const;
+  void put_slot(const KvCache& c, KvSlot k, KvSlot v, int64_t kv_head, int i, Scratch& scratch) const;
+  void hide(int i, Scratch& scratch) const;
+  const void* stage(const std::byte* row, int32_t dtype, int64_t n, std::byte* to, float* temporary) const;
+  const void* place_row(const KvPlane& plane, KvSlot slot, int64_t head, int64_t n, std::byte* to, Scratch& scratch) const;
+  int64_t table_row(const Sequence& s, int64_t b, int64_t t) const;
+
+  const Problem& p_;
+  const DenseRows& dense_;
+  TileType row_type_;
+  const KernelTable& kernels_;
+};
+
+}  // namespace attune::cpu

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "case.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <stdexcept>
+
+#include "embedded.h"
+#include "number.h"
+
+namespace attune::cases {
+namespace {
+
+using nlohmann::json;
+
+// Reads the keys of one object and complains about those nobody read: a misspelt key must not silently test nothing.
+class Object {
+ public:
+  explicit Object(const json& object, std::string where) : object_(object), where_(std::move(where)) {
+    if (!object.is_object()) throw std::runtime_error(where_ + " must be an object");
+  }
+  const json* find(const char* key) {
+    read_.insert(key);
+    const auto it = object_.find(key);
+    return it == object_.end() ? nullptr : &*it;
+  }
+  template <typename T>
+  void get(const char* key, T& value) {
+    const json* found = find(key);
+    if (found == nullptr) return;
+    try {
+      found->get_to(value);
+    } catch (const json::exception& e) {
+      throw std::runtime_error(where_ + "." + key + ": " + e.what());
+    }
+  }
+  void get(const char* key, attune_dtype& value) {
+    std::string name;
+    get(key, name);
+    if (!name.empty()) value = dtype_from_name(name);
+  }
+  template <typename T>
+  void choose(const char* key, T& value, const std::map<std::string, T>& choices) {
+    std::string name;
+    get(key, name);
+    if (name.empty()) return;
+    const auto it = choices.find(name);
+    if (it == choices.end()) throw std::runtime_error(where_ + "." + key + ": unknown value \"" + name + "\"");
+    value = it->second;
+  }
+  void finish() const {
+    for (const auto& [key, value] : object_.items()) {
+      if (read_.count(key) == 0) throw std::runtime_error(where_ + ": unknown key \"" + key + "\"");
+    }
+  }
+  const std::string& where() const { return where_; }
+
+ private:
+  const json& object_;
+  std::string where_;
+  std::set<std::string> read_;
+};
+
+std::vector<int64_t> lengths_of(const json& value, int64_t batch, const std::string& where) {
+  if (value.is_array()) return value.get<std::vector<int64_t>>();
+  if (value.is_number_integer()) return std::vector<int64_t>(static_cast<size_t>(batch), value.get<int64_t>());
+  Object object(value, where);
+  std::vector<int64_t> range;
+  int64_t seed = 0;
+  object.get("random", range);
+  object.get("seed", seed);
+  object.finish();
+  if (range.size() != 2) throw std::runtime_error(where + ".random must be [low, high]");
+  Random random("lengths", static_cast<uint64_t>(seed));
+  std::vector<int64_t> lengths(static_cast<size_t>(batch));
+  for (int64_t& length : lengths) length = random.integer(range[0], range[1]);
+  return lengths;
+}
+
+void read_cache(Object& parent, CacheSpec& cache) {
+  const json* value = parent.find("cache");
+  if (value == nullptr) return;
+  Object object(*value, parent.where() + ".cache");
+  object.get("dtype", cache.dtype);
+  object.choose<attune_kv_format>(
+      "format", cache.format, {{"plain", ATTUNE_KV_PLAIN}, {"mla_656", ATTUNE_KV_MLA_656}, {"mla_584", ATTUNE_KV_MLA_584}});
+  object.choose<attune_kv_layout>("layout", cache.layout,
+                                  {{"nhd", ATTUNE_KV_NHD}, {"hnd", ATTUNE_KV_HND}, {"xpacked", ATTUNE_KV_XPACKED}});
+  object.choose<ScaleMode>(
+      "scales", cache.scales,
+      {{"none", ScaleMode::kNone}, {"tensor", ScaleMode::kTensor}, {"head", ScaleMode::kHead}, {"token", ScaleMode::kToken}});
+  object.get("page_size", cache.page_size);
+  object.get("ring_capacity", cache.ring_capacity);
+  object.get("slack", cache.slack);
+  object.get("x", cache.x);
+  object.get("batch_index", cache.batch_index);
+  object.get("separate_v_table", cache.separate_v_table);
+  object.get("share_prefix", cache.share_prefix);
+  object.get("one_pool", cache.one_pool);
+  object.get("page_padding", cache.page_padding);
+  object.finish();
+  if (cache.format != ATTUNE_KV_PLAIN) cache.layout = ATTUNE_KV_BYTES;
+}
+
+void read_sparse(Object& parent, const char* key, SparseSpec& sparse, int64_t* page_size) {
+  const json* value = parent.find(key);
+  if (value == nullptr) return;
+  Object object(*value, parent.where() + "." + key);
+  object.get("topk", sparse.topk);
+  object.get("per_head", sparse.per_head);
+  object.choose<Lengths>("topk_length", sparse.lengths,
+                         {{"none", Lengths::kNone}, {"batch", Lengths::kBatch}, {"token", Lengths::kToken}});
+  object.get("invalid", sparse.invalid);
+  object.get("slots", sparse.slots);
+  if (page_size != nullptr) object.get("page_size", *page_size);
+  object.finish();
+}
+
+void read_rope(Object& parent, RopeSpec& rope) {
+  const json* value = parent.find("rope");
+  if (value == nullptr) return;
+  Object object(*value, parent.where() + ".rope");
+  object.choose<int32_t>("style", rope.style,
+                         {{"none", ATTUNE_ROPE_NONE},
+                          {"linear", ATTUNE_ROPE_LINEAR},
+                          {"glm2", ATTUNE_ROPE_GLM2},
+                          {"dynamic_ntk", ATTUNE_ROPE_DYNAMIC_NTK},
+                          {"qwen_dynamic_ntk", ATTUNE_ROPE_QWEN_DYNAMIC_NTK},
+                          {"yarn", ATTUNE_ROPE_YARN},
+                          {"llama3", ATTUNE_ROPE_LLAMA3},
+                          {"mrope", ATTUNE_ROPE_MROPE}});
+  object.get("dim", rope.dim);
+  object.get("offset", rope.offset);
+  object.get("interleaved", rope.interleaved);
+  object.get("theta", rope.theta);
+  object.get("scale", rope.scale);
+  object.get("max_position", rope.max_position);
+  object.get("mscale", rope.mscale);
+  object.get("tables", rope.tables);
+  object.get("positions", rope.positions);
+  object.get("mrope_section", rope.mrope_section);
+  object.get("mrope_interleaved", rope.mrope_interleaved);
+  object.finish();
+}
+
+void read_prologue(Object& parent, PrologueSpec& prologue) {
+  const json* value = parent.find("prologue");
+  if (value == nullptr) return;
+  Object object(*value, parent.where() + ".prologue");
+  object.get("qkv_scale", prologue.qkv_scale);
+  object.get("q_bias", prologue.q_bias);
+  object.get("k_bias", prologue.k_bias);
+  object.get("v_bias", prologue.v_bias);
+  object.get("ia3_tasks", prologue.ia3_tasks);
+  object.get("ia3_no_task", prologue.ia3_no_task);
+  read_rope(object, prologue.rope);
+  object.get("logn", prologue.logn);
+  object.get("append", prologue.append);
+  object.finish();
+}
+
+void read_mask_and_score(Object& o, Case& c) {
+  o.get("causal", c.causal);
+  std::vector<int64_t> window;
+  o.get("window", window);
+  if (!window.empty()) {
+    c.window_left = window.at(0);
+    c.window_right = window.at(1);
+  }
+  o.get("mask_bits", c.mask_bits);
+  o.get("mask_start", c.mask_start);
+  o.get("mask_keys", c.mask_keys);
+  o.get("ranges", c.ranges);
+  o.get("finished", c.finished);
+  o.get("skip_decode", c.skip_decode);
+  o.get("zero_finished", c.zero_finished);
+  o.get("softmax_scale", c.softmax_scale);
+  o.get("softcap", c.softcap);
+  o.get("alibi", c.alibi);
+  o.get("alibi_sqrt", c.alibi_sqrt);
+  o.get("alibi_negative", c.alibi_negative);
+  o.get("bias", c.bias);
+  o.get("new_token_bias", c.new_token_bias);
+  o.get("t5_buckets", c.t5_buckets);
+  o.get("t5_max_distance", c.t5_max_distance);
+  o.get("t5_bidirectional", c.t5_bidirectional);
+  o.get("sinks", c.sinks);
+  o.get("aux_dtype", c.aux_dtype);
+}
+
+Case read_case(const json& value, const std::string& area) {
+  Case c;
+  c.area = area;
+  c.name = value.value("name", "");
+  Object o(value, area + "/" + c.name);
+  o.find("name");
+  std::vector<int64_t> heads, head_dim;
+  o.get("heads", heads);
+  if (!heads.empty()) {
+    c.num_heads_q = heads.at(0);
+    c.num_heads_kv = heads.at(1);
+  }
+  o.get("head_dim", head_dim);
+  if (!head_dim.empty()) {
+    c.head_dim_qk = head_dim.at(0);
+    c.head_dim_v = head_dim.at(1);
+  }
+  o.get("dtype", c.dtype);
+  o.get("out_dtype", c.out_dtype);
+  o.choose<QueryShape>("queries", c.queries,
+                       {{"ragged", QueryShape::kRagged}, {"fixed", QueryShape::kFixed}, {"flat", QueryShape::kFlat}});
+  o.choose<StrideMode>("strides", c.strides,
+                       {{"dense", StrideMode::kDense},
+                        {"odd", StrideMode::kOdd},
+                        {"transposed", StrideMode::kTransposed},
+                        {"packed", StrideMode::kPacked}});
+  int64_t batch = 1;
+  o.get("batch", batch);
+  if (const json* lengths = o.find("seqlens_kv")) {
+    c.seqlens_kv = lengths_of(*lengths, batch, o.where() + ".seqlens_kv");
+    batch = static_cast<int64_t>(c.seqlens_kv.size());
+  }
+  const json* lengths_q = o.find("seqlens_q");
+  c.seqlens_q = lengths_of(lengths_q == nullptr ? json(1) : *lengths_q, batch, o.where() + ".seqlens_q");
+  if (c.seqlens_kv.empty()) c.seqlens_kv = c.seqlens_q;
+  o.choose<KvSource>("kv", c.kv,
+                     {{"dense", KvSource::kDense},
+                      {"contiguous", KvSource::kContiguous},
+                      {"paged", KvSource::kPaged},
+                      {"slots", KvSource::kSlots}});
+  o.get("new_tokens", c.new_tokens);
+  o.get("shared_kv", c.shared_kv);
+  o.get("seqused", c.seqused);
+  o.get("cu_seqlens_kv", c.cu_seqlens_kv);
+  read_cache(o, c.cache);
+  read_sparse(o, "sparse", c.sparse, nullptr);
+  read_sparse(o, "extra", c.extra, &c.extra_page_size);
+  o.get("beam_width", c.beam_width);
+  o.get("beam_prompt", c.beam_prompt);
+  read_mask_and_score(o, c);
+  read_prologue(o, c.prologue);
+  o.get("out_scale", c.out_scale);
+  o.get("lse", c.lse);
+  o.get("max_logits", c.max_logits);
+  o.get("batch_invariant", c.batch_invariant);
+  o.get("max_seqlens", c.max_seqlens);
+  o.get("plant", c.plant);
+  o.get("data", c.data);
+  o.get("poison", c.poison);
+  o.finish();
+  if (c.seqlens_q.size() != c.seqlens_kv.size()) throw std::runtime_error(o.where() + ": seqlens_q and seqlens_kv differ in size");
+  if (c.cache.format != ATTUNE_KV_PLAIN) c.shared_kv = true;
+  return c;
+}
+
+// What a swept value adds to the name.
+std::string suffix(const std::string& key, const json& value, size_t index) {
+  if (value.is_object()) return value.value("name", key + std::to_string(index));
+  if (value.is_string()) return key + "=" + value.get<std::string>();
+  if (value.is_boolean() || value.is_number()) return key + "=" + value.dump();
+  std::string text = key + "=";
+  if (value.size() > 6) return text + "#" + std::to_string(index);
+  for (const json& item : value) text += (text.back() == '=' ? "" : "x") + item.dump();
+  return text.find('{') == std::string::npos && text.find('[') == std::string::npos ? text : key + "=#" + std::to_string(index);
+}
+
+// The product over the lists of "sweep". A dotted key ("cache.layout") reaches into an object; the key "with" merges objects.
+void expand(json row, std::vector<json>& rows) {
+  if (!row.contains("sweep") || row["sweep"].empty()) {
+    row.erase("sweep");
+    rows.push_back(std::move(row));
+    return;
+  }
+  const auto first = row["sweep"].begin();
+  const std::string key = first.key();
+  const json values = first.value();
+  row["sweep"].erase(key);
+  for (size_t i = 0; i < values.size(); ++i) {
+    json next = row;
+    const std::string name = row.at("name").get<std::string>() + "/" + suffix(key, values[i], i);
+    if (key == "with") {
+      json patch = values[i];
+      patch.erase("name");
+      next.merge_patch(patch);
+    } else {
+      std::string pointer = "/" + key;
+      std::replace(pointer.begin(), pointer.end(), '.', '/');
+      next[json::json_pointer(pointer)] = values[i];
+    }
+    next["name"] = name;
+    expand(std::move(next), rows);
+  }
+}
+
+std::vector<Case> load(bool bench) {
+  std::vector<Case> cases;
+  std::set<std::string> names;
+  for (const EmbeddedFile& file : embedded_files()) {
+    if ((std::string_view(file.name) == "bench") != bench) continue;
+    for (Case& c : parse_cases(file.text)) {
+      if (!names.insert(c.name).second) throw std::runtime_error("two cases are named " + c.name);
+      cases.push_back(std::move(c));
+    }
+  }
+  return cases;
+}
+
+}  // namespace
+
+int64_t Case::total_q() const { return std::accumulate(seqlens_q.begin(), seqlens_q.end(), int64_t{0}); }
+
+int64_t Case::max_seqlen_q() const { return seqlens_q.empty() ? 0 : *std::max_element(seqlens_q.begin(), seqlens_q.end()); }
+
+attune_dtype Case::resolved_out_dtype() const {
+  if (out_dtype != ATTUNE_DTYPE_NONE) return out_dtype;
+  return element_size(dtype) == 1 ? ATTUNE_FLOAT32 : dtype;
+}
+
+std::vector<Case> parse_cases(std::string_view text) {
+  const json file = json::parse(text);
+  const std::string area = file.at("area").get<std::string>();
+  std::vector<Case> cases;
+  for (const json& row : file.at("cases")) {
+    json named = row;
+    named["name"] = area + "/" + row.at("name").get<std::string>();
+    std::vector<json> rows;
+    expand(std::move(named), rows);
+    for (const json& expanded : rows) cases.push_back(read_case(expanded, area));
+  }
+  return cases;
+}
+
+const std::vector<Case>& all_cases() {
+  static const std::vector<Case> cases = load(false);
+  return cases;
+}
+
+const std::vector<Case>& bench_cases() {
+  static const std::vector<Case> cases = load(true);
+  return cases;
+}
+
+}  // namespace attune::cases

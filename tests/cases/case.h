@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// One row of the table of cases: what to build, in the words of the descriptor. Rows are JSON (tests/cases/*.json), embedded at
+// build time; tests/cases/README.md describes every key.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attune/attune.h"
+
+namespace attune::cases {
+
+enum class KvSource { kDense, kContiguous, kPaged, kSlots };
+// kRagged: rank 3 with cu_seqlens_q. kFixed: rank 4. kFlat: rank 3 without cu_seqlens_q.
+enum class QueryShape { kRagged, kFixed, kFlat };
+enum class ScaleMode { kNone, kTensor, kHead, kToken };
+enum class StrideMode { kDense, kOdd, kTransposed, kPacked };
+enum class Lengths { kNone, kBatch, kToken };
+
+struct CacheSpec {
+  attune_dtype dtype = ATTUNE_DTYPE_NONE;  // NONE: as q
+  attune_kv_format format = ATTUNE_KV_PLAIN;
+  attune_kv_layout layout = ATTUNE_KV_NHD;
+  ScaleMode scales = ScaleMode::kNone;
+  int64_t page_size = 16;
+  int64_t ring_capacity = 0;
+  int64_t slack = 3;            // pages beyond what is needed (contiguous: slots of each row)
+  int64_t x = 0;                // x-packed: elements of a pack; 0: 16 bytes
+  bool batch_index = false;     // contiguous: rows permuted
+  bool separate_v_table = false;
+  bool share_prefix = false;    // full pages of the first sequence serve the others too
+  bool one_pool = false;        // K and V interleaved page by page in one allocation
+  bool page_padding = false;    // pages are apart by more than their size
+};
+
+struct SparseSpec {
+  int64_t topk = 0;
+  bool per_head = false;
+  Lengths lengths = Lengths::kNone;
+  double invalid = 0.1;         // share of entries that name no slot
+  int64_t slots = 64;           // size of the pool
+};
+
+struct RopeSpec {
+  int32_t style = ATTUNE_ROPE_NONE;
+  int64_t dim = 0;
+  int64_t offset = 0;
+  bool interleaved = false;
+  double theta = 10000;
+  double scale = 1;
+  int64_t max_position = 64;
+  double mscale = 1;
+  int64_t tables = 1;           // > 1: rope_table_index
+  int positions = 0;            // 0 absent, 1 [total_q], 3 [total_q, 3]
+  std::vector<int64_t> mrope_section;
+  bool mrope_interleaved = false;
+};
+
+struct PrologueSpec {
+  bool qkv_scale = false;
+  bool q_bias = false, k_bias = false, v_bias = false;
+  int64_t ia3_tasks = 0;        // > 0: ia3_k and ia3_v
+  bool ia3_no_task = false;     // the last sequence names no task
+  RopeSpec rope;
+  int64_t logn = 0;             // > 0: max_position of the table
+  bool append = false;
+  bool any() const { return qkv_scale || q_bias || k_bias || v_bias || ia3_tasks > 0 || rope.dim > 0 || logn > 0 || append; }
+};
+
+struct Case {
+  std::string name;
+  std::string area;
+  int64_t num_heads_q = 1, num_heads_kv = 1, head_dim_qk = 64, head_dim_v = 64;
+  attune_dtype dtype = ATTUNE_FLOAT32;
+  attune_dtype out_dtype = ATTUNE_DTYPE_NONE;  // NONE: as q, fp32 for 8-bit q
+  QueryShape queries = QueryShape::kRagged;
+  StrideMode strides = StrideMode::kDense;
+  std::vector<int64_t> seqlens_q;
+  std::vector<int64_t> seqlens_kv;  // tokens in the cache, or keys of dense kv; empty: as seqlens_q
+  KvSource kv = KvSource::kDense;
+  bool new_tokens = false;          // k and v beside the cache
+  bool shared_kv = false;           // V is the first columns of K
+  bool seqused = false;             // dense kv: keys in use are fewer than the extent
+  bool cu_seqlens_kv = true;        // dense rank 3 kv
+  CacheSpec cache;
+  SparseSpec sparse;
+  SparseSpec extra;                 // topk > 0: a second pool
+  int64_t extra_page_size = 8;
+  int64_t beam_width = 0;
+  std::vector<int64_t> beam_prompt;
+
+  bool causal = false;
+  int64_t window_left = -1, window_right = -1;
+  int mask_bits = 0;                // 0 none, 1 [total_q, bytes], 2 [total_q, num_heads_q, bytes]
+  int64_t mask_start = -1;          // >= 0: mask_start present, that for sequence 0, one more for each further one
+  int64_t mask_keys = 0;            // keys covered; 0: all
+  std::vector<std::vector<int64_t>> ranges;  // bidirectional_ranges of every sequence
+  std::vector<int64_t> finished;
+  bool skip_decode = false, zero_finished = false;
+
+  double softmax_scale = 0, softcap = 0;
+  int alibi = 0;                    // 0 none, 1 [num_heads_q], 2 [batch, num_heads_q]
+  bool alibi_sqrt = false, alibi_negative = false;
+  int bias = 0;                     // 0 none, 1 shared by the heads, 2 one for each head
+  bool new_token_bias = false;      // a random tree: 0 or -inf
+  int64_t t5_buckets = 0, t5_max_distance = 128;
+  bool t5_bidirectional = false;
+  std::string sinks;                // "", "normal", "mixed" (some -inf, some large)
+  std::string aux_dtype = "f32";    // of bias, t5, sinks and the prologue's vectors
+
+  PrologueSpec prologue;
+  bool out_scale = false, lse = true, max_logits = false;
+  bool batch_invariant = false;
+  bool max_seqlens = false;         // max_seqlen_q and max_seqlen_kv are given
+  std::string plant;                // "nan_k", "nan_v", "inf_v": one bad key that is visible
+  std::string data = "normal";      // "equal" (all scores equal), "spread" (scores apart by hundreds), "ones_v" (V = 1)
+  bool poison = true;
+
+  int64_t batch() const { return static_cast<int64_t>(seqlens_q.size()); }
+  int64_t total_q() const;
+  int64_t max_seqlen_q() const;
+  bool has_cache() const { return kv != KvSource::kDense; }
+  attune_dtype resolved_out_dtype() const;
+  attune_dtype cache_dtype() const { return cache.dtype == ATTUNE_DTYPE_NONE ? dtype : cache.dtype; }
+  // Tokens of sequence b that the cache or dense kv holds before the run.
+  int64_t stored(int64_t b) const { return seqlens_kv[static_cast<size_t>(b)]; }
+  // Keys of sequence b: stored, and the new ones.
+  int64_t keys(int64_t b) const { return stored(b) + (new_tokens ? seqlens_q[static_cast<size_t>(b)] : 0); }
+};
+
+// Expands one area's JSON text ({"area": ..., "cases": [...]}). Throws std::runtime_error naming the case and the key.
+std::vector<Case> parse_cases(std::string_view json);
+// All embedded cases but the bench's, in a fixed order, with unique names.
+const std::vector<Case>& all_cases();
+// The bench set.
+const std::vector<Case>& bench_cases();
+// Random valid cases, the same for the same seed.
+Case random_case(uint64_t seed);
+
+}  // namespace attune::cases

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <set>
+
+namespace attune::cases {
+namespace {
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.9g", value);
+  return text;
+}
+
+std::string place(const char* what, int64_t row, int64_t head, int64_t dim) {
+  std::string text = std::string(what) + "[row " + std::to_string(row) + ", head " + std::to_string(head);
+  if (dim >= 0) text += ", dim " + std::to_string(dim);
+  return text + "]";
+}
+
+attune_dtype dtype_of(const attune_tensor& t) { return static_cast<attune_dtype>(t.dtype); }
+
+// Element of a tensor shaped like q: rows count through batch and sequence.
+void* row_element(const attune_tensor& t, bool rank4, int64_t row, int64_t head, int64_t dim) {
+  const bool has_dim = dim >= 0;
+  if (!rank4) return has_dim ? element_at(t, {row, head, dim}) : element_at(t, {row, head});
+  const int64_t seqlen = t.shape[1];
+  return has_dim ? element_at(t, {row / seqlen, row % seqlen, head, dim}) : element_at(t, {row / seqlen, row % seqlen, head});
+}
+
+// Products are formed from operands rounded to this type, and so are probabilities. 8-bit inputs compute like bfloat16.
+attune_dtype compute_dtype(const Case& c) {
+  return c.dtype == ATTUNE_FLOAT32 || c.dtype == ATTUNE_FLOAT16 ? c.dtype : ATTUNE_BFLOAT16;
+}
+
+}  // namespace
+
+Expected evaluate(const Problem& problem) {
+  Expected expected;
+  expected.results = reference::attention(problem.host());
+  const int64_t heads = problem.spec().num_heads_q;
+  for (int64_t row = 0; row < problem.num_rows(); ++row) {
+    for (int64_t head = 0; head < heads; ++head) expected.rows.push_back({row, head});
+  }
+  if (problem.spec().prologue.append) expected.writes = reference::appended(problem.host());
+  return expected;
+}
+
+Expected evaluate_sample(const Problem& problem, int64_t count) {
+  const int64_t heads = problem.spec().num_heads_q, total = problem.num_rows() * heads;
+  if (count >= total) return evaluate(problem);
+  std::set<int64_t> picked = {0, total - 1};
+  Random random(problem.spec().name, 1);
+  while (static_cast<int64_t>(picked.size()) < count) picked.insert(random.integer(0, total - 1));
+  Expected expected;
+  expected.all_rows = false;
+  for (const int64_t i : picked) expected.rows.push_back({i / heads, i % heads});
+  expected.results = reference::attention(problem.host(), expected.rows);
+  if (problem.spec().prologue.append) expected.writes = reference::appended(problem.host());
+  return expected;
+}
+
+void Checker::fail(std::string failure) {
+  if (report_.failure.empty()) report_.failure = std::move(failure);
+}
+
+void Checker::element(const char* what, int64_t row, int64_t head, int64_t dim, attune_dtype dtype, double expected, double bound,
+                      double actual, bool saturate) {
+  ++report_.num_elements;
+  double ratio = 0;
+  bool good;
+  if (std::isnan(expected)) {
+    good = std::isnan(actual);
+  } else if (std::isinf(expected)) {
+    good = actual == round_to(dtype, expected, saturate);
+  } else {
+    const double low = round_to(dtype, expected - bound, saturate), high = round_to(dtype, expected + bound, saturate);
+    good = low <= actual && actual <= high;
+    // How much of the bound is used: an error smaller than half a step of the format uses none of it.
+    const double half_step = std::fabs(round_to(dtype, expected, saturate) - expected);
+    ratio = std::max(0.0, std::fabs(actual - expected) - half_step) / std::max(bound, std::numeric_limits<double>::min());
+  }
+  if (!good || ratio > report_.worst.ratio) {
+    if (!failed()) report_.worst = {place(what, row, head, dim), expected, actual, bound, ratio};
+  }
+  if (!good) {
+    fail(place(what, row, head, dim) + ": expected " + number(expected) + ", got " + number(actual) + ", allowed error " + number(bound));
+  }
+}
+
+Snapshot::Snapshot(const Arena& arena) : arena_(arena) {
+  for (const auto& buffer : arena.buffers()) {
+    copies_.push_back({buffer.get(), buffer->download(), std::vector<uint8_t>(buffer->size(), 0)});
+  }
+}
+
+attune_tensor Snapshot::after(attune_tensor host) const {
+  for (Copy& copy : copies_) {
+    if (host.data != nullptr && copy.buffer->contains(host.data)) {
+      host.data = copy.bytes.data() + (static_cast<std::byte*>(host.data) - copy.buffer->host());
+      return host;
+    }
+  }
+  return host;
+}
+
+void Snapshot::allow(const void* element, int64_t bytes) {
+  const auto* at = static_cast<const std::byte*>(element);
+  for (Copy& copy : copies_) {
+    if (at < copy.bytes.data() || at >= copy.bytes.data() + copy.bytes.size()) continue;
+    std::fill_n(copy.allowed.begin() + (at - copy.bytes.data()), bytes, 1);
+    return;
+  }
+}
+
+void Snapshot::allow_all(const attune_tensor& host) {
+  for (Copy& copy : copies_) {
+    if (host.data != nullptr && copy.buffer->contains(host.data)) std::fill(copy.allowed.begin(), copy.allowed.end(), 1);
+  }
+}
+
+void Snapshot::check(Checker& checker) const {
+  for (const Copy& copy : copies_) {
+    for (size_t i = 0; i < copy.bytes.size(); ++i) {
+      if (copy.allowed[i] == 0 && copy.bytes[i] != copy.buffer->host()[i]) {
+        checker.fail("byte " + std::to_string(i) + " of \"" + copy.buffer->name() + "\" was changed from " +
+                     std::to_string(std::to_integer<int>(copy.buffer->host()[i])) + " to " +
+                     std::to_string(std::to_integer<int>(copy.bytes[i])));
+        return;
+      }
+    }
+  }
+  if (std::string guards = arena_.check_guards(); !guards.empty()) checker.fail(guards);
+}
+
+Bounds::Bounds(const Problem& problem, const reference::RowResult& row) {
+  const Case& c = problem.spec();
+  const double compute = unit_roundoff(compute_dtype(c));
+  const bool rounds = compute_dtype(c) != ATTUNE_FLOAT32;
+  const PrologueSpec& p = c.prologue;
+  const bool grouped = c.cache.format != ATTUNE_KV_PLAIN;
+  const bool scaled_inputs = element_size(c.dtype) == 1;
+  // Operands that are not exact in the compute type: what a prologue produced, and codes with a scale for each group of columns.
+  const bool rounded_qk = rounds && (grouped || scaled_inputs || p.q_bias || p.k_bias || p.ia3_tasks > 0 || p.rope.dim > 0 || p.logn > 0);
+  const bool rounded_v = rounds && (grouped || scaled_inputs || p.v_bias || p.ia3_tasks > 0 || (c.shared_kv && rounded_qk));
+  // The errors of the products of one score have random signs: their sum stays within 4 standard deviations, never beyond all of it.
+  const double spread = std::min(1.0, 4.0 / std::sqrt(static_cast<double>(c.head_dim_qk)));
+  const double largest = std::isfinite(row.max_logit) ? std::fabs(row.max_logit) : 0.0;
+  const double capped = c.softcap > 0 ? c.softcap : 0.0;
+  score = row.z_abs * (std::ldexp(1.0, -21) + (rounded_qk ? 1.5 * compute * spread : 0.0)) +
+          (problem.additive_bound() + largest + capped) * std::ldexp(1.0, -21);
+  const double sums = std::ldexp(16 + 2 * std::sqrt(static_cast<double>(row.num_visible)), -24);
+  weight = sums + (rounds ? compute : 0.0) + (rounded_v ? compute : 0.0);
+  // The row sum may add up the rounded probabilities.
+  const double log_sum = std::isfinite(row.lse) ? std::fabs(row.lse) : 0.0;
+  lse = score + sums + (rounds ? compute : 0.0) + log_sum * std::ldexp(1.0, -22);
+}
+
+double Bounds::out(const reference::RowResult& row, size_t dim) const {
+  // A score that is off by e moves its probability by a factor of exp(e), and all of them together by no more than this.
+  const double from_scores = 0.5 * std::expm1(2 * score) * (row.pv_abs[dim] + std::fabs(row.out[dim]));
+  return row.pv_abs[dim] * weight + from_scores + 1e-36;
+}
+
+Report compare(const Problem& problem, const Expected& expected) {
+  Checker checker;
+  Snapshot snapshot(problem.arena());
+  const attune_attention& host = problem.host();
+  const bool rank4 = host.q.rank == 4;
+  const attune_tensor out = snapshot.after(host.out), lse = snapshot.after(host.lse), max_logits = snapshot.after(host.max_logits);
+  const double out_scale = host.out_scale.data == nullptr ? 1.0 : decode(ATTUNE_FLOAT32, host.out_scale.data);
+  const bool saturate = out.dtype == ATTUNE_FLOAT8_E4M3;
+  if (!expected.all_rows) {
+    for (const attune_tensor* t : {&host.out, &host.lse, &host.max_logits}) snapshot.allow_all(*t);
+  }
+  for (size_t i = 0; i < expected.rows.size(); ++i) {
+    const reference::RowResult& result = expected.results[i];
+    const auto [row, head] = expected.rows[i];
+    if (!result.written) continue;  // its bytes must be as they were
+    const Bounds bounds(problem, result);
+    for (size_t d = 0; d < result.out.size(); ++d) {
+      const void* at = row_element(out, rank4, row, head, static_cast<int64_t>(d));
+      snapshot.allow(at, element_size(dtype_of(out)));
+      const double scale = saturate ? out_scale : 1.0;
+      checker.element("out", row, head, static_cast<int64_t>(d), dtype_of(out), result.out[d] * scale, bounds.out(result, d) * scale,
+                      decode(dtype_of(out), at), saturate);
+    }
+    if (lse.dtype != ATTUNE_DTYPE_NONE) {
+      const void* at = row_element(lse, rank4, row, head, -1);
+      snapshot.allow(at, 4);
+      checker.element("lse", row, head, -1, ATTUNE_FLOAT32, result.lse, bounds.lse, decode(ATTUNE_FLOAT32, at));
+    }
+    if (max_logits.dtype != ATTUNE_DTYPE_NONE) {
+      const void* at = row_element(max_logits, rank4, row, head, -1);
+      snapshot.allow(at, 4);
+      checker.element("max_logits", row, head, -1, ATTUNE_FLOAT32, result.max_logit, bounds.score, decode(ATTUNE_FLOAT32, at));
+    }
+  }
+  check_writes(host.cache, expected.writes, snapshot, checker);
+  snapshot.check(checker);
+  return checker.report();
+}
+
+std::string run(Problem& problem, attune_status* status) {
+  const attune_attention device = problem.device();
+  const auto failed = [&](const char* call, attune_status code) {
+    if (status != nullptr) *status = code;
+    return std::string(call) + ": " + attune_status_name(code) + ": " + attune_last_error();
+  };
+  attune_plan* plan = nullptr;
+  Memory& memory = problem.arena().memory();
+  if (const attune_status code = attune_plan_create(&device, memory.device(), &plan); code != ATTUNE_OK) {
+    return failed("attune_plan_create", code);
+  }
+  struct Destroy {
+    attune_plan* plan;
+    ~Destroy() { attune_plan_destroy(plan); }
+  } destroy{plan};
+  size_t bytes = 0;
+  if (const attune_status code = attune_plan_workspace_size(plan, &bytes); code != ATTUNE_OK) {
+    return failed("attune_plan_workspace_size", code);
+  }
+  Workspace workspace(memory, bytes);
+  if (const attune_status code = attune_run(plan, &device, workspace.buffer.device(), bytes, nullptr); code != ATTUNE_OK) {
+    return failed("attune_run", code);
+  }
+  if (status != nullptr) *status = ATTUNE_OK;
+  return workspace.buffer.check_guards();
+}
+
+Report run_case(const Case& spec, Memory& memory, int64_t sample) {
+  Problem problem(spec, memory);
+  const Expected expected = sample > 0 ? evaluate_sample(problem, sample) : evaluate(problem);
+  if (std::string failure = run(problem); !failure.empty()) {
+    Report report;
+    report.failure = std::move(failure);
+    return report;
+  }
+  return compare(problem, expected);
+}
+
+}  // namespace attune::cases

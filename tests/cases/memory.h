@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where test data live. A device plugs in by implementing Memory; buffers carry guard bytes that catch writes outside of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attune/attune.h"
+
+namespace attune::cases {
+
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual attune_device device() const = 0;
+  // Aligned to 256 bytes. Throws std::bad_alloc.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* data) noexcept = 0;
+  virtual void upload(void* device, const void* host, size_t bytes) = 0;
+  virtual void download(void* host, const void* device, size_t bytes) = 0;
+};
+
+// The memory of the CPU backend.
+Memory& host_memory();
+
+// Bytes on the host (as they were before the run) and their copy on the device, between guards.
+class Buffer {
+ public:
+  // offset: bytes after a 256-byte boundary at which the data start, for deliberately weak alignment.
+  Buffer(Memory& memory, std::string name, size_t bytes, size_t offset = 0);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  const std::string& name() const { return name_; }
+  size_t size() const { return host_.size(); }
+  std::byte* host() { return host_.data(); }
+  const std::byte* host() const { return host_.data(); }
+  void* device() { return device_; }
+  bool contains(const void* p) const;
+
+  void upload();
+  std::vector<std::byte> download() const;
+  // "" if the guards are as they were, else what is wrong.
+  std::string check_guards() const;
+
+ private:
+  Memory& memory_;
+  std::string name_;
+  std::vector<std::byte> host_;
+  size_t front_;                     // bytes of the front guard
+  std::byte* allocation_ = nullptr;  // front guard | data | back guard
+  std::byte* device_ = nullptr;
+};
+
+}  // namespace attune::cases

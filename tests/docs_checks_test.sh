@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The checks in tools/ must find what they are for: each fault alone, in a small tree that is clean without it.
+set -euo pipefail
+tools=${ATTUNE_SOURCE_DIR:?}/tools
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+failed=0
+
+clean_tree() {
+  rm -rf "$tree"
+  mkdir -p "$tree/src" "$tree/docs" "$tree/include/attune"
+  printf '// SPDX-License-Identifier: Apache-2.0\nint x;\n' >"$tree/src/a.cpp"
+  printf '/* SPDX-License-Identifier: Apache-2.0\n * See docs/page.md. */\n' >"$tree/include/attune/attune.h"
+  # shellcheck disable=SC2016  # the backquotes are Markdown
+  printf '# Title\nSee `src/a.cpp`, `src/*.cpp` and [page](docs/page.md#part). `a/b` is a ratio.\n' >"$tree/README.md"
+  printf '# Page\n[up](../README.md), [out](https://example.org)\n' >"$tree/docs/page.md"
+}
+
+# expect pass|fail NAME CHECK
+expect() {
+  local outcome=pass
+  "$tools/$3" "$tree" >/dev/null 2>&1 || outcome=fail
+  if [[ $outcome != "$1" ]]; then
+    echo "$2: $3 should $1"
+    failed=1
+  fi
+}
+
+clean_tree
+expect pass "clean tree" check_sources.sh
+expect pass "clean tree" check_paths.sh
+
+clean_tree && printf 'int x;\n' >"$tree/src/b.cpp"
+expect fail "no SPDX line" check_sources.sh
+clean_tree && for _ in {1..500}; do echo >>"$tree/src/a.cpp"; done
+expect fail "too long" check_sources.sh
+clean_tree && printf '// TO%s: later\n' DO >>"$tree/src/a.cpp"
+expect fail "left behind in a source" check_sources.sh
+clean_tree && printf 'see ../sha%s/x\n' red >>"$tree/README.md"
+expect fail "left behind in a document" check_sources.sh
+clean_tree && printf 'int y; \n' >>"$tree/src/a.cpp"
+expect fail "trailing space" check_sources.sh
+clean_tree && printf 'int y;' >>"$tree/src/a.cpp"
+expect fail "no newline at the end" check_sources.sh
+clean_tree && head -c 600000 /dev/zero >"$tree/docs/picture.png"
+expect fail "large file" check_sources.sh
+
+# shellcheck disable=SC2016
+clean_tree && printf '`src/missing.cpp`\n' >>"$tree/README.md"
+expect fail "missing file in a span" check_paths.sh
+# shellcheck disable=SC2016
+clean_tree && printf '`src/*_test.cpp`\n' >>"$tree/README.md"
+expect fail "glob that matches nothing" check_paths.sh
+# shellcheck disable=SC2016
+clean_tree && printf '`srcs/a.cpp`\n' >>"$tree/README.md"
+expect fail "missing folder in a span" check_paths.sh
+clean_tree && printf '[x](missing.md)\n' >>"$tree/docs/page.md"
+expect fail "missing target of a link" check_paths.sh
+clean_tree && rm "$tree/docs/page.md"
+expect fail "page that the header names" check_paths.sh
+exit $failed
