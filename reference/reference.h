@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle: every operation in float64 with plain loops, straight from the semantics. Shares no code with src/ or kernels/.
-// It reads the same descriptors as the C ABI (host memory) and the same stored bytes, dequantised exactly.
+// It reads the same descriptors as the C ABI (host memory) and the same stored bytes, dequantised exactly. Descriptors must be well
+// formed (shapes, dtypes, ranks); contents (lengths, page ids, indices, beams) may be anything, and are masked as attune.h says.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "attune/attune.h"
@@ -32,11 +32,13 @@ struct RowResult {
 int64_t num_rows(const attune_attention& a);
 
 // Evaluates the given rows. Must be called before the run: it reads the cache as it stands, without the new tokens.
+// A visible key whose score is -inf (a bias of -inf) weighs nothing, whatever its value holds.
 std::vector<RowResult> attention(const attune_attention& a, const std::vector<RowHead>& rows);
 // All rows, row-major [num_rows][num_heads_q].
 std::vector<RowResult> attention(const attune_attention& a);
 
-// What prologue.append writes for one token and KV head, exact (before rounding or quantisation).
+// What prologue.append writes for one token and KV head, exact (before rounding or quantisation). Tokens that are not stored (finished
+// or skipped sequences, no room, a bad page id, overwritten by a later token of the same ring) have no entry.
 struct CacheWrite {
   int64_t slot = 0;  // page * page_size + offset (in the K table; v_slot in the V table)
   int64_t v_slot = 0;
@@ -47,6 +49,7 @@ std::vector<CacheWrite> appended(const attune_attention& a);
 // The prologue alone. Results in double, row-major [rows][heads][head_dim]; empty where the input is absent.
 struct Prepared {
   std::vector<double> q, k, v;
+  std::vector<bool> written;  // [rows]: false: the outputs of the row stay untouched (finished, or no sequence owns it); 0 in q, k, v
 };
 Prepared qkv_prepare(const attune_qkv_prepare& op);
 std::vector<CacheWrite> appended(const attune_qkv_prepare& op);
@@ -59,10 +62,14 @@ Merged merge(const attune_merge& op);
 
 // One stored row of a cache, dequantised. Never touches a byte outside the slot. is_v false: K [head_dim_qk].
 std::vector<double> cache_row(const attune_kv_cache& cache, int64_t head_dim_v, int64_t slot, int64_t head, bool is_v);
+// Slot of position t (in a ring: any t that it retains) of sequence b in the K table, or in the V table; -1 where there is none.
+int64_t cache_slot(const attune_kv_cache& cache, int64_t b, int64_t t, bool is_v);
 // Decoders of single elements, bit by bit.
 double decode_element(attune_dtype dtype, const void* element);
 
-// Rope frequency map F(f_j) of pair j for the styles, in double (spec: frequency map table).
+// Rope frequency map F(f_j) of pair j for the styles, in double. Style NONE does not rotate: all 0.
 std::vector<double> rope_frequencies(const attune_rope& rope);
+// T5 bucket of relative position key - query.
+int64_t t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_distance, bool bidirectional);
 
 }  // namespace attune::reference

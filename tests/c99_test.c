@@ -8,12 +8,12 @@
 
 enum { kHeadsQ = 4, kHeadsKv = 2, kHeadDim = 8, kKeys = 5 };
 
-#define REQUIRE(condition)                                                                           \
-  do {                                                                                               \
-    if (!(condition)) {                                                                              \
-      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, attune_last_error());       \
-      return 1;                                                                                      \
-    }                                                                                                \
+#define REQUIRE(condition)                                                                     \
+  do {                                                                                         \
+    if (!(condition)) {                                                                        \
+      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, attune_last_error()); \
+      return 1;                                                                                \
+    }                                                                                          \
   } while (0)
 
 static int refuses_a_wrong_shape(void) {

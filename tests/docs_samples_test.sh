@@ -35,7 +35,7 @@ done
 count=0
 directory=$(dirname "$ATTUNE_LIBRARY")
 for sample in "$work"/*.c "$work"/*.cpp; do
-  if [[ $sample == *.c ]]; then compile=("$CC" -std=c99); else compile=("$CXX" -std=c++20); fi
+  if [[ $sample == *.c ]]; then compile=("$CC" -std=c11); else compile=("$CXX" -std=c++20); fi
   name=$(basename "$sample")
   "${compile[@]}" -Wall -Wextra -Werror -Iinclude "$sample" -o "$sample.out" "$ATTUNE_LIBRARY" -Wl,-rpath,"$directory" -lm ||
     { echo "$name does not compile"; exit 1; }

@@ -141,7 +141,6 @@ TEST(Hpp, PlansRunAndMove) {
   const Workspace workspace(first.workspace_size());
   EXPECT_EQ(reinterpret_cast<uintptr_t>(workspace.data()) % 256, 0u);
   const Plan plan = std::move(first);
-  EXPECT_EQ(first.get(), nullptr);
   plan.run(a, workspace);
   decode.expect_ones();
 
@@ -241,6 +240,7 @@ TEST(HppThreads, ShareOnePlan) {
   const Plan plan(shape.descriptor());
   std::vector<PagedDecode> work(4);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (PagedDecode& decode : work) {
     threads.emplace_back([&plan, &decode] {
       const Attention a = decode.descriptor();
@@ -255,6 +255,7 @@ TEST(HppThreads, ShareOnePlan) {
 // Each thread plans, fails and reads the message of its own failure.
 TEST(HppThreads, KeepTheirOwnErrors) {
   std::vector<std::thread> threads;
+  threads.reserve(4);
   std::vector<std::string> messages(4);
   for (size_t i = 0; i < messages.size(); ++i) {
     threads.emplace_back([&messages, i] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attune for C++20: thin, header-only RAII over attune.h. Failures are exceptions; everything else is the C ABI, whose header
-// says what each field means.
+// Attune for C++20: thin, header-only RAII over attune.h. Failures are exceptions; everything else is the C ABI, whose
+// header says what each field means.
 //
 //   attune::Attention a;
 //   a.q = attune::dense(q.data(), {batch, num_heads_q, head_dim});      // dtype from the pointer
@@ -28,7 +28,8 @@
 
 namespace attune {
 
-// ---------------------------------------------------------------------------------------------------------------- errors
+// ----------------------------------------------------------------------------------------------------------------
+// errors
 
 // A failed call: what() is the message of the library, status() its kind.
 class Error : public std::runtime_error {
@@ -47,7 +48,8 @@ inline void check(attune_status status) {
   throw Error(status, message[0] != '\0' ? message : attune_status_name(status));
 }
 
-// --------------------------------------------------------------------------------------------------------------- devices
+// ---------------------------------------------------------------------------------------------------------------
+// devices
 
 inline constexpr attune_device kCpu{ATTUNE_DEVICE_CPU, 0};
 constexpr attune_device cuda(int32_t index) { return {ATTUNE_DEVICE_CUDA, index}; }
@@ -87,7 +89,8 @@ inline int32_t num_threads() {
   return count;
 }
 
-// --------------------------------------------------------------------------------------------------------------- tensors
+// ---------------------------------------------------------------------------------------------------------------
+// tensors
 
 using Tensor = attune_tensor;
 using Shape = std::initializer_list<int64_t>;
@@ -115,10 +118,12 @@ constexpr attune_dtype dtype_of() {
 
 // Element types that name their dtype. For the others (16-bit floats as uint16_t, fp8 as uint8_t) state it.
 template <class T>
-concept Element = detail::dtype_of<T>() != ATTUNE_DTYPE_NONE;
+concept Element = detail::dtype_of<T>()
+!= ATTUNE_DTYPE_NONE;
 
 // A view of any strides (in elements). Inputs are never written, so they may be const.
-inline Tensor strided(const void* data, attune_dtype dtype, std::span<const int64_t> shape, std::span<const int64_t> stride) {
+inline Tensor strided(const void* data, attune_dtype dtype, std::span<const int64_t> shape,
+                      std::span<const int64_t> stride) {
   if (shape.empty() || shape.size() > ATTUNE_MAX_RANK || stride.size() != shape.size()) {
     throw Error(ATTUNE_INVALID_ARGUMENT, "shape has " + std::to_string(shape.size()) + " axes and stride " +
                                              std::to_string(stride.size()) + ": both must have the same 1.." +
@@ -158,7 +163,8 @@ Tensor dense(T* data, Shape shape) {
   return dense(data, detail::dtype_of<T>(), shape);
 }
 
-// ----------------------------------------------------------------------------------------------------------- descriptors
+// -----------------------------------------------------------------------------------------------------------
+// descriptors
 
 // The descriptor of the one operation, with its defaults set.
 struct Attention : attune_attention {
@@ -195,7 +201,8 @@ struct Rope : attune_rope {
   Rope() { check(attune_rope_init(this, sizeof(attune_rope))); }
   // [num_positions, dim]: dim / 2 cosines, then dim / 2 sines, of each position.
   std::vector<float> table(int64_t num_positions, int64_t first_position = 0) const {
-    if (num_positions < 0 || dim < 0) throw Error(ATTUNE_INVALID_ARGUMENT, "num_positions and dim must not be negative");
+    if (num_positions < 0 || dim < 0)
+      throw Error(ATTUNE_INVALID_ARGUMENT, "num_positions and dim must not be negative");
     std::vector<float> cos_sin(static_cast<size_t>(num_positions * dim));
     check(attune_rope_table(this, first_position, num_positions, cos_sin.data()));
     return cos_sin;
@@ -232,7 +239,8 @@ inline int64_t kv_page_bytes(attune_kv_format format, int64_t page_size) {
   return bytes;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ plan
+// ------------------------------------------------------------------------------------------------------------------
+// plan
 
 // Whether a kernel covers a descriptor, and if not, why.
 struct Support {
@@ -255,14 +263,14 @@ inline void validate(const attune_attention& attention, attune_device device = k
 class Workspace {
  public:
   explicit Workspace(size_t bytes)
-      : data_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kAlignment}))), size_(bytes) {}
+      : data_(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment}))), size_(bytes) {}
   void* data() const noexcept { return data_.get(); }
   size_t size() const noexcept { return size_; }
 
  private:
   static constexpr size_t kAlignment = 256;
   struct Free {
-    void operator()(std::byte* p) const noexcept { ::operator delete(p, std::align_val_t{kAlignment}); }
+    void operator()(std::byte* p) const noexcept { ::operator delete (p, std::align_val_t{kAlignment}); }
   };
   std::unique_ptr<std::byte[], Free> data_;
   size_t size_;

@@ -82,6 +82,15 @@ HWY_INLINE VU round_bf16(VF v) {
 // The upper halves of the lanes.
 HWY_INLINE hn::Vec<DU16> upper_half_bits(VU v) { return hn::TruncateTo(DU16(), hn::ShiftRight<16>(v)); }
 
+// max(low, x), but x where x is NaN.
+HWY_INLINE VF at_least(VF low, VF x) {
+#if HWY_TARGET <= HWY_SSSE3
+  return hn::Max(low, x);  // MAXPS returns its second operand when one is NaN
+#else
+  return hn::IfThenElse(hn::Lt(x, low), low, x);
+#endif
+}
+
 // max(a, b) where a NaN in `a` counts as absent; b is never NaN.
 HWY_INLINE VF max_skipping_nan(VF a, VF b) {
 #if HWY_TARGET <= HWY_SSSE3

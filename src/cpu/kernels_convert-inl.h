@@ -22,10 +22,38 @@ struct FromF32 {
   static HWY_INLINE VF decode(hn::Vec<DF> v) { return v; }
 };
 
+// An IEEE-like float of fewer bits, from the lower bits of each lane. Exponent 0 is read as exponent 1 with an implied one that is
+// then subtracted: exact, and no denormal on the way.
+template <int kBits, int kMantissa, int kBias, bool kHasInfinity>
+HWY_INLINE VF decode_float(VU wide) {
+  constexpr uint32_t kMagnitude = (1u << (kBits - 1)) - 1u;
+  constexpr uint32_t kAllOnes = kMagnitude >> kMantissa << kMantissa;  // exponent of infinity and NaN
+  const DU du;
+  const VU magnitude = hn::And(wide, hn::Set(du, kMagnitude));
+  const VU sign = hn::ShiftLeft<32 - kBits>(hn::Xor(wide, magnitude));
+  const auto subnormal = hn::Lt(hn::BitCast(DI(), magnitude), hn::Set(DI(), 1 << kMantissa));
+  const VU is_subnormal = hn::BitCast(du, hn::VecFromMask(DI(), subnormal));
+  const VU bias = hn::Add(hn::Set(du, (127u - kBias) << 23), hn::And(is_subnormal, hn::Set(du, 1u << 23)));
+  const VF normal = hn::BitCast(DF(), hn::Add(hn::ShiftLeft<23 - kMantissa>(magnitude), bias));
+  const VF implied = hn::BitCast(DF(), hn::And(is_subnormal, hn::Set(du, (128u - kBias) << 23)));
+  VU value = hn::BitCast(du, hn::Sub(normal, implied));
+  if (kHasInfinity) {
+    const auto special = hn::Gt(hn::BitCast(DI(), magnitude), hn::Set(DI(), static_cast<int32_t>(kAllOnes) - 1));
+    value = hn::Or(value, hn::BitCast(du, hn::And(hn::VecFromMask(DI(), special), hn::Set(DI(), 0x7f800000))));
+  } else {
+    value = hn::IfThenElse(hn::Eq(magnitude, hn::Set(du, kMagnitude)), hn::Set(du, 0x7fc00000u), value);
+  }
+  return hn::BitCast(DF(), hn::Or(sign, value));
+}
+
 struct FromF16 {
   using Source = uint16_t;
   static HWY_INLINE VF decode(hn::Vec<DU16> bits) {
+#if HWY_TARGET <= HWY_AVX2 || HWY_TARGET == HWY_NEON
     return hn::PromoteTo(DF(), hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
+#else
+    return decode_float<16, 10, 15, true>(hn::PromoteTo(DU(), bits));  // Highway's own emulation does not know infinity
+#endif
   }
 };
 
@@ -38,29 +66,12 @@ using DU8 = hn::Rebind<uint8_t, DF>;
 
 struct FromE4M3 {
   using Source = uint8_t;
-  // Exponent 0 is read as exponent 1 with an implied one that is then subtracted: exact, and no denormal on the way.
-  static HWY_INLINE VF decode(hn::Vec<DU8> codes) {
-    const DU du;
-    const VU wide = hn::PromoteTo(du, codes);
-    const VU magnitude = hn::And(wide, hn::Set(du, 0x7fu));
-    const VU sign = hn::ShiftLeft<24>(hn::Xor(wide, magnitude));
-    const auto subnormal = hn::Lt(hn::BitCast(DI(), magnitude), hn::Set(DI(), 8));
-    const VU is_subnormal = hn::BitCast(du, hn::VecFromMask(DI(), subnormal));
-    const VU bias = hn::Add(hn::Set(du, 120u << 23), hn::And(is_subnormal, hn::Set(du, 1u << 23)));
-    const VF normal = hn::BitCast(DF(), hn::Add(hn::ShiftLeft<20>(magnitude), bias));
-    const VF implied = hn::BitCast(DF(), hn::And(is_subnormal, hn::BitCast(du, hn::Set(DF(), 0.015625f))));
-    const VU value = hn::BitCast(du, hn::Sub(normal, implied));
-    const auto nan = hn::Eq(magnitude, hn::Set(du, 0x7fu));
-    return hn::BitCast(DF(), hn::Or(sign, hn::IfThenElse(nan, hn::Set(du, 0x7fc00000u), value)));
-  }
+  static HWY_INLINE VF decode(hn::Vec<DU8> codes) { return decode_float<8, 3, 7, false>(hn::PromoteTo(DU(), codes)); }
 };
 
 struct FromE5M2 {
   using Source = uint8_t;
-  // A code is the upper byte of a half.
-  static HWY_INLINE VF decode(hn::Vec<DU8> codes) {
-    return FromF16::decode(hn::ShiftLeft<8>(hn::PromoteTo(DU16(), codes)));
-  }
+  static HWY_INLINE VF decode(hn::Vec<DU8> codes) { return decode_float<8, 2, 15, true>(hn::PromoteTo(DU(), codes)); }
 };
 
 struct FromInt8 {
@@ -104,7 +115,7 @@ void convert(attune_dtype dtype, const void* src, int64_t n, T* dst) {
     case ATTUNE_FLOAT16: return convert_row<FromF16>(src, n, dst);
     case ATTUNE_BFLOAT16:
       if (sizeof(T) == sizeof(bf16_t)) {
-        memcpy(dst, src, static_cast<size_t>(n) * sizeof(bf16_t));
+        if (n > 0) memcpy(dst, src, static_cast<size_t>(n) * sizeof(bf16_t));
         return;
       }
       return convert_row<FromBF16>(src, n, dst);

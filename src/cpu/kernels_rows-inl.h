@@ -29,7 +29,7 @@ using D4 = hn::FixedTag<float, 4>;
 HWY_INLINE hn::Vec<D4> add_blocks(D4 /*d*/, hn::Vec<D4> v) { return v; }
 
 template <class D>
-HWY_INLINE hn::Vec<D4> add_blocks(D d, hn::Vec<D> v) {
+HWY_INLINE hn::Vec<D4> add_blocks(D /*d*/, hn::Vec<D> v) {
   const hn::Half<D> half;
   return add_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
 }

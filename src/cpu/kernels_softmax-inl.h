@@ -17,21 +17,21 @@ namespace attune::cpu::HWY_NAMESPACE {
 
 constexpr float kMinusInf = -__builtin_huge_valf();
 
-// 2^x for x < 128 to about 1 ulp; 0 below 2^-126, NaN stays NaN, 2^0 is exactly 1. The polynomial is the minimax fit (Remez) of
-// 2^f on [0, 1) with constant term 1, relative error 2^-23.5.
+// 2^x for x < 128 to about 1 ulp; 0 below -126, NaN stays NaN, 2^0 is exactly 1. The polynomial is the minimax fit (Remez) of 2^f
+// on [0, 1) with constant term 1, relative error 2^-23.5. The power of two is put together from the lower bits of floor(x) + 127 +
+// 1.5 * 2^23 and multiplied in, so that a NaN survives whatever its bits are.
 HWY_INLINE VF exp2(VF x) {
   const DF d;
-  const DI di;
-  const auto tiny = hn::Lt(x, hn::Set(d, -126.0f));
-  const VF whole = hn::Floor(hn::IfThenZeroElse(tiny, x));
-  const VF f = hn::Sub(hn::IfThenZeroElse(tiny, x), whole);
+  const VF clamped = at_least(hn::Set(d, -127.0f), x);
+  const VF whole = hn::Floor(clamped);
+  const VF f = hn::Sub(clamped, whole);
   VF y = hn::MulAdd(f, hn::Set(d, 0.0018671301659196615f), hn::Set(d, 0.009017029777169228f));
   y = hn::MulAdd(f, y, hn::Set(d, 0.05579991266131401f));
   y = hn::MulAdd(f, y, hn::Set(d, 0.24016444385051727f));
   y = hn::MulAdd(f, y, hn::Set(d, 0.6931512951850891f));
   y = hn::MulAdd(f, y, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, whole));
-  return hn::IfThenZeroElse(tiny, hn::BitCast(d, hn::Add(hn::BitCast(di, y), exponent)));
+  const VU power = hn::ShiftLeft<23>(hn::BitCast(DU(), hn::Add(whole, hn::Set(d, 12582912.0f + 127.0f))));
+  return hn::Mul(y, hn::BitCast(d, power));
 }
 
 HWY_INLINE void scale_row(float* x, int n, float factor) {

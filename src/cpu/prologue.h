@@ -2,43 +2,10 @@
 // The prologue on the CPU: a row of q, k or v of a new token, dequantised, biased, scaled, rotated, in fp32.
 #pragma once
 
+#include "core/prologue.h"
 #include "core/tensor.h"
 
-namespace attune {
-
-// attune_prologue, checked and normalised.
-struct Prologue {
-  bool any = false;  // something other than append is asked for
-  bool append = false;
-  const float* qkv_scale = nullptr;  // [3] with qkv_scale_stride
-  int64_t qkv_scale_stride = 0;
-  ParamView q_bias, k_bias, v_bias;  // [heads, dim]
-  ParamView ia3_k, ia3_v;            // [tasks, heads, dim]
-  IntView ia3_task;
-  const float* cos_sin = nullptr;    // [num_tables, num_positions, rotary_dim]
-  int64_t num_tables = 0, num_positions = 0, rotary_dim = 0;
-  int64_t table_stride = 0, position_stride = 0, channel_stride = 0;
-  IntView rope_table_index;
-  bool has_positions = false;
-  IntView positions;  // rows: tokens; cols: 1 or 3
-  int64_t rope_offset = 0;
-  bool interleaved = false;
-  bool mrope = false, mrope_interleaved = false;
-  int32_t mrope_section[3] = {0, 0, 0};
-  ParamView logn;
-  int64_t logn_length = 0;
-};
-
-// What the checks need to know of the operation.
-struct PrologueShapes {
-  int64_t batch, total_q, heads_q, heads_kv, head_dim_qk, head_dim_v;
-  bool has_q, has_k, has_v;
-  int32_t q_dtype, k_dtype, v_dtype;
-  bool same_tokens;  // queries and keys are the same tokens, so per-token positions serve both
-};
-Prologue make_prologue(const attune_prologue& p, const PrologueShapes& s, Data data);
-
-namespace cpu {
+namespace attune::cpu {
 
 // One row of the source, through the prologue, to out (fp32). row is the row in the tensor (and in positions), batch its sequence,
 // position its absolute position in the sequence.
@@ -46,5 +13,4 @@ void prepare_q_row(const Prologue& p, const RowView& q, int64_t head_dim, int64_
 void prepare_k_row(const Prologue& p, const RowView& k, int64_t head_dim, int64_t row, int64_t head, int64_t batch, int64_t position, float* out);
 void prepare_v_row(const Prologue& p, const RowView& v, int64_t head_dim, int64_t row, int64_t head, int64_t batch, float* out);
 
-}  // namespace cpu
-}  // namespace attune
+}  // namespace attune::cpu

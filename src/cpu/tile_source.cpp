@@ -135,6 +135,39 @@ void TileSource::load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_
   }
 }
 
+// The cached columns [i, n) page by page: one look-up serves all tokens of a page, and rows that need no conversion cost an addition.
+int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t first, int i, int n, Scratch& scratch) const {
+  const KvCache& c = p_.cache;
+  KvTile& t = *scratch.tile;
+  const int32_t in_place = row_type_dtype(row_type_);
+  const bool k_in_place = c.k.contiguous && c.k.dtype == in_place, v_in_place = c.v.contiguous && c.v.dtype == in_place;
+  const bool direct = k_in_place && v_in_place && c.k_scale.mode == KvScale::Mode::kNone && c.v_scale.mode == KvScale::Mode::kNone;
+  const int end = static_cast<int>(std::min<int64_t>(n, s.num_cached - first));
+  while (i < end) {
+    const int64_t position = first + i;
+    KvSlot k = c.find(b, position, false);
+    KvSlot v = c.v_page_table ? c.find(b, position, true) : k;
+    const int64_t page_end = c.ring_capacity > 0 && !c.paged ? c.ring_capacity : c.page_size;
+    int64_t run = std::min<int64_t>(end - i, page_end - k.offset);
+    if (c.ring_capacity > 0) run = std::min(run, c.ring_capacity - position % c.ring_capacity);
+    if (direct && k.page >= 0 && v.page >= 0) {
+      const std::byte* k_row = c.k.row(k.page, k.offset, kv_head);
+      const std::byte* v_row = c.v.row(v.page, v.offset, kv_head);
+      const int64_t k_step = c.k.slot_stride * c.k.element_size, v_step = c.v.slot_stride * c.v.element_size;
+      for (int64_t j = 0; j < run; ++j) {
+        t.k[i + j] = k_row + j * k_step;
+        t.v[i + j] = v_row + j * v_step;
+        t.hidden[i + j] = false;
+        t.k_factor[i + j] = t.v_factor[i + j] = 1.0f;
+      }
+      i += static_cast<int>(run);
+    } else {
+      for (int64_t j = 0; j < run; ++j, ++i, ++k.offset, ++v.offset) put_slot(c, k, v, kv_head, i, scratch);
+    }
+  }
+  return i;
+}
+
 void TileSource::load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n,
                       Scratch& scratch) const {
   KvTile& tile = *scratch.tile;
@@ -149,6 +182,7 @@ void TileSource::load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_he
   }
   int i = 0;
   for (; i < n && first + i < begin; ++i) hide(i, scratch);
+  if (!p_.cache_indirection && p_.cache && p_.cache.format->plain) i = load_runs(s, b, kv_head, first, i, n, scratch);
   for (; i < n && first + i < s.num_cached; ++i) {
     const int64_t t = first + i;
     const int64_t row = table_row(s, b, t);

@@ -23,6 +23,7 @@ class TileSource {
 
  private:
   void load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, Scratch& scratch) const;
+  int load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t first, int i, int n, Scratch& scratch) const;
   void put_dense(int64_t row, int64_t kv_head, int i, Scratch& scratch) const;
   void put_slot(const KvCache& c, KvSlot k, KvSlot v, int64_t kv_head, int i, Scratch& scratch) const;
   void hide(int i, Scratch& scratch) const;

@@ -263,7 +263,10 @@ std::string suffix(const std::string& key, const json& value, size_t index) {
   if (value.is_boolean() || value.is_number()) return key + "=" + value.dump();
   std::string text = key + "=";
   if (value.size() > 6) return text + "#" + std::to_string(index);
-  for (const json& item : value) text += (text.back() == '=' ? "" : "x") + item.dump();
+  for (const json& item : value) {
+    if (text.back() != '=') text += 'x';
+    text += item.dump();
+  }
   return text.find('{') == std::string::npos && text.find('[') == std::string::npos ? text : key + "=#" + std::to_string(index);
 }
 

@@ -332,9 +332,11 @@ void Problem::fill_indices(const char* name, const SparseSpec& spec, int64_t slo
     layout.padding.back() = 3;
   }
   indices = arena_.add(name, ATTUNE_INT32, shape, layout);
-  if (spec.lengths != Lengths::kNone) {
+  // With as many rows as sequences the two kinds of lengths look alike, and they count sequences.
+  const Lengths kind = spec.lengths == Lengths::kToken && num_rows_ == c.batch() ? Lengths::kBatch : spec.lengths;
+  if (kind != Lengths::kNone) {
     std::vector<int64_t> used;
-    const int64_t n = spec.lengths == Lengths::kBatch ? c.batch() : num_rows_;
+    const int64_t n = kind == Lengths::kBatch ? c.batch() : num_rows_;
     // The edges first, then anything between them.
     const int64_t edges[] = {spec.topk, 0, 1, std::max<int64_t>(0, spec.topk - 1)};
     for (int64_t i = 0; i < n; ++i) used.push_back(i < 4 ? edges[i] : random_.integer(0, spec.topk));
@@ -349,8 +351,8 @@ void Problem::fill_indices(const char* name, const SparseSpec& spec, int64_t slo
     int64_t b = rank4 ? index[0] : 0;
     while (!rank4 && b + 1 < c.batch() && row >= first_row(b + 1)) ++b;
     int64_t length = spec.topk;
-    if (spec.lengths == Lengths::kBatch) length = static_cast<int64_t>(decode(ATTUNE_INT32, element_at(lengths, {b})));
-    if (spec.lengths == Lengths::kToken) length = static_cast<int64_t>(decode(ATTUNE_INT32, element_at(lengths, {row})));
+    if (kind == Lengths::kBatch) length = static_cast<int64_t>(decode(ATTUNE_INT32, element_at(lengths, {b})));
+    if (kind == Lengths::kToken) length = static_cast<int64_t>(decode(ATTUNE_INT32, element_at(lengths, {row})));
     double value;
     if (random_.chance(spec.invalid)) {
       value = invalid[random_.integer(0, 3)];

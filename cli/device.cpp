@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "attune/attune.hpp"
+#include "commands.h"
+
+namespace attune::cli {
+
+std::string device_name(attune_device device) {
+  return device.type == ATTUNE_DEVICE_CUDA ? fmt::format("cuda:{}", device.index) : "cpu";
+}
+
+attune_device_info device_info(attune_device device) {
+  for (const attune_device_info& info : devices()) {
+    if (info.device.type == device.type && info.device.index == device.index) return info;
+  }
+  throw Error(ATTUNE_DEVICE_ERROR, "device " + device_name(device) + " is not available");
+}
+
+attune_device parse_device(const std::string& text) {
+  std::string known;
+  for (const attune_device_info& info : devices()) {
+    // The commands keep their data in host memory, so auto means the CPU until they can place it elsewhere.
+    if (text == device_name(info.device) || (text == "auto" && info.device.type == ATTUNE_DEVICE_CPU)) return info.device;
+    known += ", " + device_name(info.device);
+  }
+  int index = 0;
+  const bool is_cuda = text.rfind("cuda:", 0) == 0 && text.size() > 5 &&
+                       std::from_chars(text.data() + 5, text.data() + text.size(), index).ptr == text.data() + text.size();
+  throw UserError(is_cuda ? fmt::format("device '{}' is not available; this machine has auto{}", text, known)
+                          : fmt::format("unknown device '{}'; it must be auto, cpu or cuda:N (this machine has auto{})", text, known));
+}
+
+}  // namespace attune::cli

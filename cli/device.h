@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// --device: which of the library's devices runs the work.
+#pragma once
+
+#include <string>
+
+#include "attune/attune.h"
+
+namespace attune::cli {
+
+// "auto", "cpu" or "cuda:N". Throws UserError with the devices that there are.
+attune_device parse_device(const std::string& text);
+attune_device_info device_info(attune_device device);
+// "cpu", "cuda:0".
+std::string device_name(attune_device device);
+
+}  // namespace attune::cli

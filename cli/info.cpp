@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// attune info: devices, ceilings, kernels and the support matrix.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attune/attune.hpp"
+#include "ceilings.h"
+#include "commands.h"
+#include "device.h"
+
+namespace attune::cli {
+namespace {
+
+using nlohmann::ordered_json;
+using Axes = std::vector<std::pair<std::string, std::string>>;
+
+struct InfoOptions {
+  bool json = false, matrix = false, no_ceilings = false;
+};
+
+// "axis: value, value; axis: ..." as pairs.
+Axes parse_coverage(std::string_view text) {
+  Axes axes;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find("; "), text.size());
+    const std::string_view part = text.substr(0, end);
+    const size_t colon = std::min(part.find(": "), part.size());
+    axes.emplace_back(part.substr(0, colon), colon < part.size() ? part.substr(colon + 2) : std::string_view());
+    text.remove_prefix(std::min(end + 2, text.size()));
+  }
+  return axes;
+}
+
+const char* device_type_name(int32_t type) { return type == ATTUNE_DEVICE_CUDA ? "CUDA" : "CPU"; }
+
+// One column for each kernel, one row for each axis that any of them has.
+void print_matrix() {
+  const std::vector<attune_kernel_info> infos = kernels();
+  std::vector<Axes> columns;
+  std::vector<std::string> names;
+  std::string head = "| axis |", rule = "|---|";
+  for (const attune_kernel_info& info : infos) {
+    head += fmt::format(" {} `{}` |", device_type_name(info.device_type), info.name);
+    rule += "---|";
+    columns.push_back(parse_coverage(info.coverage));
+    for (const auto& [axis, values] : columns.back()) {
+      if (std::find(names.begin(), names.end(), axis) == names.end()) names.push_back(axis);
+    }
+  }
+  fmt::print("{}\n{}\n", head, rule);
+  for (const std::string& name : names) {
+    std::string line = fmt::format("| {} |", name);
+    for (const Axes& axes : columns) {
+      const auto at = std::find_if(axes.begin(), axes.end(), [&](const auto& axis) { return axis.first == name; });
+      line += fmt::format(" {} |", at == axes.end() ? "" : at->second);
+    }
+    fmt::print("{}\n", line);
+  }
+}
+
+ordered_json to_json(const std::optional<Ceilings>& ceilings) {
+  ordered_json j;
+  j["version"] = std::string(version());
+  j["devices"] = ordered_json::array();
+  for (const attune_device_info& d : devices()) {
+    j["devices"].push_back({{"device", device_name(d.device)}, {"name", d.name}, {"isa", d.isa}, {"num_units", d.num_units}, {"memory_bytes", d.memory_bytes}});
+  }
+  j["threads"] = num_threads();
+  if (ceilings) {
+    j["ceilings"] = {{"fma_gflops_1", ceilings->fma_gflops_1}, {"fma_gflops_all", ceilings->fma_gflops_all},
+                     {"read_gbps_all", ceilings->read_gbps_all}, {"threads", ceilings->threads}};
+  }
+  j["kernels"] = ordered_json::array();
+  for (const attune_kernel_info& k : kernels()) {
+    ordered_json coverage;
+    for (const auto& [axis, values] : parse_coverage(k.coverage)) coverage[axis] = values;
+    j["kernels"].push_back({{"name", k.name}, {"operation", k.operation}, {"device", device_type_name(k.device_type)}, {"coverage", coverage}});
+  }
+  return j;
+}
+
+void print_text(const std::optional<Ceilings>& ceilings) {
+  fmt::print("attune {}\n\ndevices\n", version());
+  for (const attune_device_info& d : devices()) {
+    fmt::print("  {:<7} {}, {}, {} {}, {:.1f} GiB\n", device_name(d.device), d.name, d.isa, d.num_units,
+               d.device.type == ATTUNE_DEVICE_CUDA ? "multiprocessors" : "threads", static_cast<double>(d.memory_bytes) / (1 << 30));
+  }
+  if (ceilings) {
+    fmt::print("\nceilings of the CPU, measured now\n");
+    fmt::print("  fp32 FMA  {:.1f} GFLOP/s on 1 thread, {:.1f} on {}\n", ceilings->fma_gflops_1, ceilings->fma_gflops_all, ceilings->threads);
+    fmt::print("  read      {:.1f} GB/s on {} threads\n", ceilings->read_gbps_all, ceilings->threads);
+  }
+  fmt::print("\nkernels\n");
+  for (const attune_kernel_info& k : kernels()) {
+    fmt::print("  {} ({}, {})\n", k.name, k.operation, device_type_name(k.device_type));
+    for (const auto& [axis, values] : parse_coverage(k.coverage)) fmt::print("    {:<13} {}\n", axis, values);
+  }
+}
+
+}  // namespace
+
+void add_info_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("info", "Show devices, measured ceilings and kernels");
+  auto options = std::make_shared<InfoOptions>();
+  CLI::Option* json = command->add_flag("--json", options->json, "As JSON");
+  command->add_flag("--matrix", options->matrix, "Only the support matrix, as a Markdown table")->excludes(json);
+  command->add_flag("--no-ceilings", options->no_ceilings, "Do not measure the machine's ceilings");
+  command->callback([options] {
+    if (options->matrix) return print_matrix();
+    std::optional<Ceilings> ceilings;
+    if (!options->no_ceilings) ceilings = measure_ceilings(num_threads());
+    if (options->json) {
+      fmt::print("{}\n", to_json(ceilings).dump(1));
+    } else {
+      print_text(ceilings);
+    }
+  });
+}
+
+}  // namespace attune::cli

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The paged KV cache of one layer.
+#pragma once
+
+#include <cstdint>
+
+#include "attune/attune.h"
+#include "buffer.h"
+#include "model.h"
+
+namespace attune::cli {
+
+// The cache's tensors without data: what planning needs.
+attune_kv_cache kv_cache_shape(const Model& model, KvDtype dtype, int64_t page_size, int64_t num_pages);
+
+class KvPool {
+ public:
+  // Every slot starts as NaN, so that whatever reads one that was never written is seen.
+  KvPool(const Model& model, KvDtype dtype, int64_t page_size, int64_t num_pages);
+  // The cache without page tables.
+  const attune_kv_cache& view() const { return view_; }
+  size_t bytes() const { return k_.size() + v_.size() + k_scale_.size() + v_scale_.size(); }
+
+ private:
+  attune_kv_cache view_;
+  Buffer k_, v_, k_scale_, v_scale_;
+};
+
+}  // namespace attune::cli

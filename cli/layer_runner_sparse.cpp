@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer_runner_sparse.h"
+
+#include "stopwatch.h"
+
+namespace attune::cli {
+
+SparseRunner::SparseRunner(const RunnerConfig& config)
+    : state_(config), tables_(config.limits.max_batch, state_.max_pages),
+      prepared_q_(static_cast<size_t>(config.limits.max_rows * config.model.num_heads_q * config.model.head_dim_qk *
+                                      cases::element_size(activation_dtype(config.kv_dtype)))),
+      indices_(static_cast<size_t>(config.limits.max_rows * config.model.topk)), lengths_(static_cast<size_t>(config.limits.max_rows)) {
+  state_.add_plan("", sparse_call(config.model, config.kv_dtype, state_.parameters, state_.pool.view(),
+                                  shape(config.limits.max_batch, config.limits.max_rows)));
+  state_.allocate_workspace();
+}
+
+CallShape SparseRunner::shape(int64_t batch, int64_t rows) const {
+  const RunnerLimits& limits = state_.config.limits;
+  return {batch, rows, state_.max_pages, std::min(limits.max_rows, limits.max_seqlen), limits.max_seqlen};
+}
+
+int64_t SparseRunner::choose_slots(const std::vector<int32_t>& pages, int64_t position, int32_t* slots) {
+  const int64_t page_size = state_.config.limits.page_size, topk = state_.config.model.topk, num_visible = position + 1;
+  const auto slot = [&](int64_t t) { return static_cast<int32_t>(pages[static_cast<size_t>(t / page_size)] * page_size + t % page_size); };
+  if (num_visible <= topk) {
+    for (int64_t t = 0; t < num_visible; ++t) slots[t] = slot(t);
+    return num_visible;
+  }
+  const int64_t num_parts = topk / 2, earlier = num_visible - (topk - num_parts);
+  for (int64_t i = 0; i < num_parts; ++i) slots[i] = slot(state_.random.integer(i * earlier / num_parts, (i + 1) * earlier / num_parts - 1));
+  for (int64_t i = num_parts; i < topk; ++i) slots[i] = slot(earlier + i - num_parts);
+  return topk;
+}
+
+StepResult SparseRunner::run(const Step& step, int64_t index, Verifier& verifier) {
+  const Model& model = state_.config.model;
+  const KvDtype kv = state_.config.kv_dtype;
+  StepResult result;
+  tables_.clear();
+  keys_.clear();
+  for (const Chunk& chunk : step.chunks) {
+    tables_.add(chunk.tokens, chunk.cached, chunk.sequence->pages);
+    for (int64_t i = 0; i < chunk.tokens; ++i) {
+      const auto row = static_cast<int64_t>(keys_.size());
+      keys_.push_back(choose_slots(chunk.sequence->pages, chunk.cached + i, indices_.data() + row * model.topk));
+      lengths_[static_cast<size_t>(row)] = static_cast<int32_t>(keys_.back());
+      result.work += sparse_work(model, kv, keys_.back());
+    }
+  }
+  const CallShape call_shape = shape(tables_.batch(), tables_.rows());
+  QkvPrepare prepare = prepare_call(model, kv, state_.parameters, state_.pool.view(), call_shape);
+  prepare.q = state_.q.take(call_shape.rows, state_.random);
+  prepare.q_out.data = prepared_q_.data();
+  state_.set_new_tokens(prepare);
+  LayerState::set_tables(prepare, tables_);
+  Attention a = sparse_call(model, kv, state_.parameters, state_.pool.view(), call_shape);
+  a.q.data = prepared_q_.data();
+  a.out.data = state_.out.data();
+  a.indices.data = indices_.data();
+  a.topk_length.data = lengths_.data();
+
+  const Stopwatch prepare_watch;
+  prepare.run(state_.config.device);
+  result.seconds = prepare_watch.seconds();
+  verifier.expect(a, keys_);
+  const Stopwatch watch;
+  state_.run(0, a);
+  result.seconds += watch.seconds();
+  verifier.compare(a, index, "sparse attention");
+  return result;
+}
+
+}  // namespace attune::cli

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attune command. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+#include <string>
+
+#include "attune/attune.hpp"
+#include "commands.h"
+
+namespace {
+
+using namespace attune::cli;
+
+int run(int argc, char** argv) {
+  CLI::App app("Attention for LLM inference: replays traces, checks and times kernels, and says what this machine can do.", "attune");
+  app.set_version_flag("--version", std::string("attune ") + attune_version());
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all", "Help of every subcommand");
+  add_replay_command(app);
+  add_demo_command(app);
+  add_check_command(app);
+  add_bench_command(app);
+  add_info_command(app);
+  add_explain_command(app);
+  add_models_command(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::RuntimeError& e) {
+    return e.get_exit_code();
+  } catch (const CLI::ParseError& e) {
+    // Help and version come here too, with exit code 0.
+    if (e.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(e);
+    throw UserError(fmt::format("{} (see attune --help)", e.what()));
+  }
+  return 0;
+}
+
+// One line, whatever a message holds.
+int complain(const std::string& message, int code) {
+  std::string line = message;
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  fmt::print(stderr, "attune: {}\n", line);
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const UserError& e) {
+    return complain(e.what(), kExitBadInput);
+  } catch (const attune::Error& e) {
+    return complain(fmt::format("{}: {}", attune_status_name(e.status()), e.what()), kExitFailed);
+  } catch (const std::bad_alloc&) {
+    return complain("out of memory", kExitFailed);
+  } catch (const std::exception& e) {
+    return complain(e.what(), kExitFailed);
+  }
+}

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the plots of a replay: report.py REPORT.json PLOTS.html. Exit code 3: matplotlib is missing.
+
+Writes figures as HTML, each with its picture inside, to be placed in the page that the attune command composes.
+"""
+
+import base64
+import html
+import io
+import json
+import sys
+
+try:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+except ImportError:
+    sys.exit(3)
+
+INK, SOFT, GRID = "#1c2430", "#667085", "#e4e7ec"
+PREFILL, DECODE, ACCENT = "#d9822b", "#2f6fb5", "#4a9c6d"
+MAX_BINS = 240
+WIDE, HALF = (11.6, 3.1), (5.7, 3.5)
+
+plt.rcParams.update({
+    "font.size": 9, "font.family": "sans-serif", "text.color": INK, "axes.labelcolor": SOFT, "axes.edgecolor": GRID,
+    "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 10,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID,
+    "grid.linewidth": 0.7, "xtick.color": SOFT, "ytick.color": SOFT, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5,
+    "legend.frameon": False, "legend.fontsize": 8.5, "figure.constrained_layout.use": True, "svg.fonttype": "path",
+})
+
+
+def si_seconds(value, _=None):
+    """0.0012 as "1.2 ms"."""
+    for unit, factor in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
+        if value * factor >= 0.9995 or unit == "µs":
+            return f"{value * factor:.3g} {unit}"
+    return ""
+
+
+def si_count(value, _=None):
+    """12000 as "12k"."""
+    for unit, factor in (("M", 1e6), ("k", 1e3)):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+class Report:
+    def __init__(self, data):
+        self.data = data
+        steps = data["steps"]
+        self.start = np.array(steps["start"], float)
+        self.seconds = np.array(steps["seconds"], float)
+        self.layers = data["model"]["num_layers"]
+        self.end = self.start + self.seconds * self.layers
+        self.prefill = np.array(steps["prefill_tokens"], float)
+        self.decode = np.array(steps["decode_tokens"], float)
+        self.sequences = np.array(steps["sequences"], float)
+        self.pages = np.array(steps["pages_used"], float)
+        self.flops = np.array(steps["flops"], float)
+        self.bytes = np.array(steps["bytes"], float)
+        self.has_prefill = self.prefill > 0
+        self.ceilings = data.get("ceilings")
+        # Equal slices of the model's clock.
+        span = float(self.end[-1]) if len(self.end) else 1.0
+        self.bins = np.linspace(0, span, min(MAX_BINS, max(2, len(self.start))) + 1)
+        self.which = np.clip(np.digitize(self.start, self.bins) - 1, 0, len(self.bins) - 2)
+
+    def total(self, weights):
+        return np.bincount(self.which, weights=weights, minlength=len(self.bins) - 1)
+
+    def mean(self, values):
+        """Mean of each slice, weighted by time; slices without a step are not a number."""
+        weight = self.total(self.seconds)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.total(values * self.seconds) / weight
+
+
+def new_axes(size, title, xlabel, ylabel):
+    figure, axes = plt.subplots(figsize=size)
+    axes.set_title(title)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    return figure, axes
+
+
+def plain_log(axis, formatter):
+    """A logarithmic axis with labels at 1, 2 and 5 when it is short, and no minor labels."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high / max(low, 1e-300) < 300 else (1,)))
+    axis.set_major_formatter(FuncFormatter(formatter))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def step_time(r):
+    figure, axes = new_axes(WIDE, "Step time", "model clock, s", "time of the layer's calls")
+    for mask, color, label in ((~r.has_prefill, DECODE, "decode only"), (r.has_prefill, PREFILL, "with prefill")):
+        if mask.any():
+            axes.scatter(r.start[mask], r.seconds[mask], s=7, color=color, alpha=0.5, linewidths=0, label=label, rasterized=True)
+    axes.set_yscale("log")
+    p99 = r.data["summary"]["step_seconds"]["p99"]
+    axes.axhline(p99, color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.annotate(f"p99 {si_seconds(p99)}", (1, p99), xycoords=("axes fraction", "data"), xytext=(-3, 3), textcoords="offset points",
+                  ha="right", color=SOFT, fontsize=8.5)
+    plain_log(axes.yaxis, si_seconds)
+    axes.legend(loc="upper left", ncols=2, markerscale=2, bbox_to_anchor=(0, 1.02))
+    return figure, "Each point is one step: all calls of one layer. The model clock advances by that time for every layer."
+
+
+def throughput(r):
+    figure, axes = new_axes(HALF, "Throughput", "model clock, s", "tokens/s through the layer")
+    busy = r.total(r.seconds)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        prefill, decode = r.total(r.prefill) / busy, r.total(r.decode) / busy
+    middle = (r.bins[:-1] + r.bins[1:]) / 2
+    for values, color, label in ((prefill, PREFILL, "prompt tokens"), (decode, DECODE, "decode tokens")):
+        seen = np.isfinite(values) & (values > 0)
+        axes.plot(middle[seen], values[seen], color=color, linewidth=1.2, marker=".", markersize=3, label=label)
+    axes.set_yscale("log")
+    plain_log(axes.yaxis, si_count)
+    axes.legend(loc="best")
+    return figure, "Tokens over the time that the calls took, in equal slices of the clock."
+
+
+def composition(r):
+    figure, axes = new_axes(HALF, "Batch", "model clock, s", "sequences in a step")
+    axes.stairs(np.nan_to_num(r.mean(r.sequences)), r.bins, color=DECODE, fill=True, alpha=0.25)
+    axes.stairs(np.nan_to_num(r.mean(r.sequences)), r.bins, color=DECODE, linewidth=1.1, label="sequences")
+    axes.set_ylim(bottom=0)
+    right = axes.twinx()
+    right.spines["right"].set_visible(False)
+    right.grid(False)
+    right.plot(r.start[r.has_prefill], r.prefill[r.has_prefill], ".", color=PREFILL, markersize=3, alpha=0.7, label="prompt tokens", rasterized=True)
+    right.set_ylim(bottom=0, top=max(1.0, r.prefill.max(initial=0)) * 1.15)
+    right.set_ylabel("prompt tokens in a step")
+    handles = axes.get_legend_handles_labels()[0] + right.get_legend_handles_labels()[0]
+    axes.legend(handles=handles, loc="upper left", ncols=2, bbox_to_anchor=(0, 1.02))
+    axes.set_ylim(top=max(1.0, r.sequences.max(initial=0)) * 1.2)
+    return figure, "Sequences that a step serves, and prompt tokens that it carries beside them."
+
+
+def kv_pages(r):
+    total = r.data["settings"]["num_pages"]
+    figure, axes = new_axes(HALF, "KV pages", "model clock, s", "pages in use")
+    axes.fill_between(r.start, r.pages, step="post", color=ACCENT, alpha=0.25, linewidth=0)
+    axes.step(r.start, r.pages, where="post", color=ACCENT, linewidth=1.1)
+    peak = r.pages.max(initial=0)
+    axes.set_ylim(0, max(peak, 1) * 1.2)
+    if total <= axes.get_ylim()[1]:
+        axes.axhline(total, color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.yaxis.set_major_formatter(FuncFormatter(si_count))
+    preemptions = r.data["summary"]["preemptions"]
+    return figure, (f"Most at once: {peak:,.0f} of {total:,} pages of {r.data['settings']['page_size']} tokens; "
+                    f"{preemptions:,} preemption{'' if preemptions == 1 else 's'}.")
+
+
+def roofline(r):
+    figure, axes = new_axes(HALF, "Roofline", "FLOP a byte", "GFLOP/s")
+    intensity, rate = r.flops / r.bytes, r.flops / r.seconds / 1e9
+    for mask, color, label in ((~r.has_prefill, DECODE, "decode only"), (r.has_prefill, PREFILL, "with prefill")):
+        if mask.any():
+            axes.scatter(intensity[mask], rate[mask], s=8, color=color, alpha=0.4, linewidths=0, label=label, rasterized=True)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    text = "What each step computes and moves at least, by its lengths."
+    if r.ceilings:
+        fma, read = r.ceilings["fma_gflops_all"], r.ceilings["read_gbps_all"]
+        low, high = min(intensity.min(), fma / read) / 2, max(intensity.max(), fma / read) * 2
+        x = np.geomspace(low, high, 200)
+        axes.plot(x, np.minimum(fma, x * read), color=INK, linewidth=1.2)
+        axes.set_xlim(low, high)
+        axes.annotate(f"{fma:.0f} GFLOP/s fp32 FMA", (high, fma), xytext=(-3, 4), textcoords="offset points", ha="right", color=SOFT, fontsize=8.5)
+        text += f" The roof is what this machine reaches: {fma:.0f} GFLOP/s and {read:.1f} GB/s. Caches and bfloat16 arithmetic can exceed it."
+    plain_log(axes.xaxis, si_count)
+    plain_log(axes.yaxis, si_count)
+    axes.legend(loc="lower right", markerscale=2)
+    return figure, text
+
+
+def cumulative(axes, sample, color, label):
+    if len(sample) == 0:
+        return
+    values = np.sort(sample)
+    axes.step(np.append(values, values[-1]), np.append(np.arange(len(values)), len(values)) / len(values), color=color, linewidth=1.4, label=label)
+
+
+def finish_cumulative(axes):
+    axes.set_xscale("log")
+    plain_log(axes.xaxis, si_seconds)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right")
+
+
+def step_distribution(r):
+    figure, axes = new_axes(HALF, "Step time, distribution", "time of the layer's calls", "of the steps")
+    cumulative(axes, r.seconds[~r.has_prefill], DECODE, "decode only")
+    cumulative(axes, r.seconds[r.has_prefill], PREFILL, "with prefill")
+    finish_cumulative(axes)
+    s = r.data["summary"]["step_seconds"]
+    return figure, f"All steps: p50 {si_seconds(s['p50'])}, p90 {si_seconds(s['p90'])}, p99 {si_seconds(s['p99'])}, max {si_seconds(s['max'])}."
+
+
+def latency(r):
+    figure, axes = new_axes(HALF, "Request latency", "model clock", "of the requests")
+    q = r.data["requests"]
+    first = [f - a for a, f in zip(q["arrival"], q["first_token"]) if f is not None]
+    between = [(e - f) / (n - 1) for f, e, n in zip(q["first_token"], q["finish"], q["output_tokens"]) if e is not None and n > 1]
+    whole = [e - a for a, e in zip(q["arrival"], q["finish"]) if e is not None]
+    for sample, color, label in ((between, DECODE, "between tokens"), (first, PREFILL, "first token"), (whole, ACCENT, "whole request")):
+        cumulative(axes, [x for x in sample if x > 0], color, label)
+    finish_cumulative(axes)
+    return figure, f"Attention of all {r.layers} layers alone, waiting included: what the rest of the model takes comes on top."
+
+
+def picture(figure):
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", dpi=200, metadata={"Date": None})
+    plt.close(figure)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def main(json_path, html_path):
+    with open(json_path, encoding="utf-8") as file:
+        report = Report(json.load(file))
+    parts = []
+    if len(report.start) == 0:
+        parts.append('<p class="missing">no step ran: there is nothing to draw</p>')
+    else:
+        for plot in (step_time, throughput, composition, roofline, kv_pages, step_distribution, latency):
+            figure, caption = plot(report)
+            title = figure.axes[0].get_title(loc="left")
+            wide = ' style="grid-column: 1 / -1"' if plot is step_time else ""
+            parts.append(f'<figure class="card"{wide}><img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{picture(figure)}">'
+                         f"<figcaption>{html.escape(caption)}</figcaption></figure>")
+    with open(html_path, "w", encoding="utf-8") as file:
+        file.write("\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI of the operations beside attention, and of the tables: checks, translates, catches. Nothing else.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "attune/attune.h"
+#include "core/kv_format.h"
+#include "core/ops.h"
+#include "core/status.h"
+#include "core/tables.h"
+#include "cpu/cache_op.h"
+#include "cpu/merge.h"
+#include "cpu/qkv_prepare.h"
+#include "cpu/threads.h"
+
+using attune::guarded;
+using attune::require;
+
+namespace {
+
+constexpr int64_t kMaxPositions = int64_t{1} << 31;  // position ids are int32
+constexpr int64_t kMaxHeads = int64_t{1} << 24;
+
+// Zeroes a struct that begins with its size.
+template <class Struct>
+void init_struct(const char* name, Struct* s, uint64_t struct_size) {
+  require(s != nullptr, name, " is null");
+  require(struct_size == sizeof(*s), "struct_size is ", struct_size, "; this library needs ", sizeof(*s));
+  std::memset(s, 0, sizeof(*s));
+  s->struct_size = sizeof(*s);
+}
+
+// A style's fields, and its frequencies.
+std::vector<double> checked_frequencies(const attune_rope* rope) {
+  require(rope != nullptr, "rope is null");
+  require(rope->struct_size == sizeof(*rope), "rope.struct_size is ", rope->struct_size, "; this library needs ", sizeof(*rope),
+          " (call attune_rope_init)");
+  attune::check_rope(*rope);
+  std::vector<double> frequencies(static_cast<size_t>(rope->dim / 2));
+  attune::rope_frequencies(*rope, frequencies.data());
+  return frequencies;
+}
+
+void check_count(const char* name, int64_t value, int64_t most) {
+  require(value >= 0 && value <= most, name, " is ", value, "; it must be 0..", most);
+}
+
+}  // namespace
+
+extern "C" {
+
+attune_status attune_qkv_prepare_init(attune_qkv_prepare* op, uint64_t struct_size) {
+  return guarded([&] { init_struct("op", op, struct_size); });
+}
+
+attune_status attune_qkv_prepare_run(const attune_qkv_prepare* op, attune_device device, void*) {
+  return guarded([&] {
+    require(op != nullptr, "op is null");
+    attune::check_op_device(device);
+    attune::cpu::run_qkv_prepare(attune::make_qkv_prepare(*op));
+  });
+}
+
+attune_status attune_merge_init(attune_merge* op, uint64_t struct_size) {
+  return guarded([&] { init_struct("op", op, struct_size); });
+}
+
+attune_status attune_merge_run(const attune_merge* op, attune_device device, void*) {
+  return guarded([&] {
+    require(op != nullptr, "op is null");
+    attune::check_op_device(device);
+    attune::cpu::run_merge(attune::make_merge(*op));
+  });
+}
+
+attune_status attune_cache_op_init(attune_cache_op* op, uint64_t struct_size) {
+  return guarded([&] { init_struct("op", op, struct_size); });
+}
+
+attune_status attune_cache_op_run(const attune_cache_op* op, attune_device device, void*) {
+  return guarded([&] {
+    require(op != nullptr, "op is null");
+    attune::check_op_device(device);
+    attune::cpu::run_cache_op(attune::make_cache_op(*op));
+  });
+}
+
+attune_status attune_kv_page_bytes(attune_kv_format format, int64_t page_size, int64_t* bytes) {
+  return guarded([&] {
+    require(bytes != nullptr, "bytes is null");
+    const attune::KvFormat* f = attune::kv_format(format);
+    require(f != nullptr, "format is ", static_cast<int>(format), "; it must be one of attune_kv_format (0..", attune::kv_format_count() - 1, ")");
+    require(!f->plain, "format is plain, which has no fixed bytes a token; only MLA formats do");
+    require(page_size >= 1 && page_size <= kMaxPositions, "page_size is ", page_size, "; it must be 1..", kMaxPositions);
+    *bytes = attune::kv_page_bytes(*f, page_size);
+  });
+}
+
+attune_status attune_rope_init(attune_rope* rope, uint64_t struct_size) {
+  return guarded([&] {
+    init_struct("rope", rope, struct_size);
+    rope->style = ATTUNE_ROPE_LINEAR;
+    rope->theta = 10000.0;
+    rope->scale = 1.0;
+    rope->beta_fast = 32.0;
+    rope->beta_slow = 1.0;
+    rope->extrapolation_factor = 1.0;
+    rope->mscale = 1.0;
+    rope->low_freq_factor = 1.0;
+    rope->high_freq_factor = 4.0;
+  });
+}
+
+attune_status attune_rope_table(const attune_rope* rope, int64_t first_position, int64_t num_positions, float* cos_sin) {
+  return guarded([&] {
+    const std::vector<double> frequencies = checked_frequencies(rope);
+    check_count("first_position", first_position, kMaxPositions);
+    check_count("num_positions", num_positions, kMaxPositions - first_position);
+    require(cos_sin != nullptr || num_positions == 0, "cos_sin is null");
+    constexpr int64_t kBlock = 256;
+    attune::cpu::parallel_for((num_positions + kBlock - 1) / kBlock, [&](int64_t block) {
+      const int64_t first = block * kBlock, n = std::min(kBlock, num_positions - first);
+      attune::rope_rows(*rope, frequencies.data(), first_position + first, n, cos_sin + first * rope->dim);
+    });
+  });
+}
+
+attune_status attune_rope_frequencies(const attune_rope* rope, double* frequencies) {
+  return guarded([&] {
+    const std::vector<double> values = checked_frequencies(rope);
+    require(frequencies != nullptr, "frequencies is null");
+    std::copy(values.begin(), values.end(), frequencies);
+  });
+}
+
+attune_status attune_logn_table(int64_t max_position, int64_t num_positions, float* logn) {
+  return guarded([&] {
+    require(max_position >= 2, "max_position is ", max_position, "; it must be >= 2");
+    check_count("num_positions", num_positions, kMaxPositions);
+    require(logn != nullptr || num_positions == 0, "logn is null");
+    attune::logn_table(max_position, num_positions, logn);
+  });
+}
+
+attune_status attune_alibi_slopes(int64_t num_heads, float* slopes) {
+  return guarded([&] {
+    check_count("num_heads", num_heads, kMaxHeads);
+    require(slopes != nullptr || num_heads == 0, "slopes is null");
+    attune::alibi_slopes(num_heads, slopes);
+  });
+}
+
+attune_status attune_t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_distance, int32_t bidirectional, int64_t* bucket) {
+  return guarded([&] {
+    require(bucket != nullptr, "bucket is null");
+    require(bidirectional == 0 || bidirectional == 1, "bidirectional is ", bidirectional, "; it must be 0 or 1");
+    attune::check_t5(num_buckets, max_distance, bidirectional == 1);
+    *bucket = attune::t5_bucket(relative_position, num_buckets, max_distance, bidirectional == 1);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/overlap.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/tensor.h"
+
+namespace attune {
+namespace {
+
+bool is_empty(const attune_tensor& t) { return !present(t) || num_elements(t) == 0; }
+
+// Byte distance along an axis; 0 where there is nothing to step over.
+int64_t byte_stride(const attune_tensor& t, int axis) { return t.shape[axis] > 1 ? t.stride[axis] * dtype_size(t.dtype) : 0; }
+
+// Bytes from the first to past the last element, stepping only along axes whose stride is no multiple of period (0: all axes).
+int64_t span(const attune_tensor& t, int64_t period) {
+  int64_t bytes = dtype_size(t.dtype);
+  for (int i = 0; i < t.rank; ++i) {
+    const int64_t stride = byte_stride(t, i);
+    if (period == 0 || stride % period != 0) bytes += (t.shape[i] - 1) * stride;
+  }
+  return bytes;
+}
+
+// Whether, modulo period, the bytes of a and b lie in two separate arcs.
+bool apart_modulo(const attune_tensor& a, const attune_tensor& b, int64_t period) {
+  const int64_t span_a = span(a, period), span_b = span(b, period);
+  if (span_a > period || span_b > period) return false;
+  const auto at = [period](const attune_tensor& t) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(t.data) % static_cast<uint64_t>(period)); };
+  const int64_t from_a_to_b = (at(b) - at(a) + period) % period, from_b_to_a = (at(a) - at(b) + period) % period;
+  return from_a_to_b >= span_a && from_b_to_a >= span_b;
+}
+
+// Whether, from the innermost axis out, some axis steps by less than what the axes inside it span.
+bool overlaps_itself(const attune_tensor& t) {
+  bool done[ATTUNE_MAX_RANK] = {};
+  int64_t extent = 1;
+  while (true) {
+    int next = -1;
+    for (int i = 0; i < t.rank; ++i) {
+      if (!done[i] && t.shape[i] > 1 && (next < 0 || t.stride[i] < t.stride[next])) next = i;
+    }
+    if (next < 0) return false;
+    if (t.stride[next] < extent) return true;
+    extent += (t.shape[next] - 1) * t.stride[next];
+    done[next] = true;
+  }
+}
+
+}  // namespace
+
+bool may_overlap(const attune_tensor& a, const attune_tensor& b) {
+  if (is_empty(a) || is_empty(b)) return false;
+  const auto begin_a = reinterpret_cast<uintptr_t>(a.data), begin_b = reinterpret_cast<uintptr_t>(b.data);
+  const auto end_a = begin_a + static_cast<uintptr_t>(span(a, 0)), end_b = begin_b + static_cast<uintptr_t>(span(b, 0));
+  if (end_a <= begin_b || end_b <= begin_a) return false;
+  for (const attune_tensor* t : {&a, &b}) {
+    for (int i = 0; i < t->rank; ++i) {
+      const int64_t period = byte_stride(*t, i);
+      if (period > 0 && apart_modulo(a, b, period)) return false;
+    }
+  }
+  return true;
+}
+
+bool same_rows(const attune_tensor& out, const attune_tensor& in) {
+  if (!present(out) || !present(in) || out.data != in.data || out.rank != in.rank) return false;
+  const int last = out.rank - 1;
+  if (dtype_size(out.dtype) == dtype_size(in.dtype)) {
+    for (int i = 0; i <= last; ++i) {
+      if (out.shape[i] != in.shape[i] || byte_stride(out, i) != byte_stride(in, i)) return false;
+    }
+    return true;
+  }
+  // Elements of another size: contiguous rows at the same places, apart even at the larger size.
+  const attune_tensor& wider = dtype_size(out.dtype) > dtype_size(in.dtype) ? out : in;
+  for (int i = 0; i <= last; ++i) {
+    if (out.shape[i] != in.shape[i] || (i < last && byte_stride(out, i) != byte_stride(in, i))) return false;
+  }
+  const bool contiguous = out.shape[last] <= 1 || (out.stride[last] == 1 && in.stride[last] == 1);
+  return contiguous && !overlaps_itself(wider);
+}
+
+}  // namespace attune

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether the elements of two tensors can share bytes.
+#pragma once
+
+#include "attune/attune.h"
+
+namespace attune {
+
+// False only if they cannot: their ranges are apart, or they are different columns of one packed buffer (q, k and v side by side).
+bool may_overlap(const attune_tensor& a, const attune_tensor& b);
+
+// Whether `out` may replace `in` in place when each innermost row is read whole before it is written: the same rows at the same
+// addresses.
+bool same_rows(const attune_tensor& out, const attune_tensor& in);
+
+}  // namespace attune

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/kv_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/dtype.h"
+#include "cpu/rows.h"
+
+namespace attune::cpu {
+namespace {
+
+constexpr float kE4m3Max = 448.0f;
+constexpr float kE5m2Max = 57344.0f;
+constexpr float kInt8Max = 127.0f;
+constexpr float kSmallestGroupScale = 1e-4f;  // of power-of-two scales, before rounding up
+constexpr int64_t kChunk = 128;               // channels quantised at a time
+
+// The largest finite magnitude of a row. NaN is left out and infinity counts as the largest float: neither may spoil the scale.
+float amax_of(const float* x, int64_t n) {
+  float amax = 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float a = std::fabs(x[i]);
+    amax = a > amax ? a : amax;
+  }
+  return std::min(amax, std::numeric_limits<float>::max());
+}
+
+float largest_code(int32_t dtype) {
+  switch (dtype) {
+    case ATTUNE_INT8: return kInt8Max;
+    case ATTUNE_FLOAT8_E4M3: return kE4m3Max;
+    default: return kE5m2Max;
+  }
+}
+
+// 2^ceil(log2(max(amax / 448, 1e-4))), exactly.
+float power_of_two_scale(float amax) {
+  int exponent = 0;
+  const float mantissa = std::frexp(std::max(amax / kE4m3Max, kSmallestGroupScale), &exponent);  // in [0.5, 1)
+  return std::ldexp(1.0f, mantissa == 0.5f ? exponent - 1 : exponent);
+}
+
+float e8m0_to_float(uint8_t e) {
+  if (e == 0xff) return std::numeric_limits<float>::quiet_NaN();
+  return std::ldexp(1.0f, static_cast<int>(e) - 127);
+}
+
+uint8_t power_of_two_to_e8m0(float scale) { return static_cast<uint8_t>(std::ilogb(scale) + 127); }
+
+// Runs of a row of a plain plane that have one stride: the whole row, or its packs. Calls f(first channel, count, address).
+template <class F>
+void for_each_run(const KvPlane& plane, std::byte* row, int64_t n, F f) {
+  const int64_t run = plane.contiguous ? std::max<int64_t>(n, 1) : plane.pack;
+  for (int64_t d = 0; d < n; d += run) f(d, std::min(run, n - d), row + plane.element(d) * plane.element_size);
+}
+
+void read_plain(const KvPlane& plane, const KvScale& scale, KvSlot slot, int64_t head, int64_t n, float* out) {
+  const int64_t stride = plane.contiguous ? 1 : plane.inner_stride;
+  for_each_run(plane, plane.row(slot.page, slot.offset, head), n,
+               [&](int64_t d, int64_t m, const std::byte* at) { read_elements(plane.dtype, at, stride, m, out + d); });
+  if (scale.mode == KvScale::Mode::kNone) return;
+  const float factor = *scale.at(slot.page, slot.offset, head);
+  for (int64_t d = 0; d < n; ++d) out[d] *= factor;
+}
+
+// x / scale, rounded once, n channels of one stride.
+void quantize_run(int32_t dtype, float scale, const float* x, std::byte* to, int64_t stride, int64_t n) {
+  float codes[kChunk];
+  for (int64_t d = 0; d < n; d += kChunk) {
+    const int64_t m = std::min(kChunk, n - d);
+    for (int64_t i = 0; i < m; ++i) codes[i] = x[d + i] / scale;
+    write_elements(dtype, to + d * stride, stride, m, codes);
+  }
+}
+
+void write_plain(const KvPlane& plane, const KvScale& scale, KvSlot slot, int64_t head, int64_t n, const float* x) {
+  const int64_t stride = plane.contiguous ? 1 : plane.inner_stride;
+  std::byte* row = plane.row(slot.page, slot.offset, head);
+  if (scale.mode == KvScale::Mode::kNone) {
+    for_each_run(plane, row, n, [&](int64_t d, int64_t m, std::byte* at) { write_elements(plane.dtype, at, stride, m, x + d); });
+    return;
+  }
+  float* stored = scale.at(slot.page, slot.offset, head);
+  if (scale.mode == KvScale::Mode::kTokenHead) {
+    *stored = amax_of(x, n) / largest_code(plane.dtype);
+    if (*stored == 0.0f) *stored = 1.0f;  // a row of zeros: codes 0, never 0 / 0
+  }
+  const float divisor = *stored;
+  for_each_run(plane, row, n, [&](int64_t d, int64_t m, std::byte* at) { quantize_run(plane.dtype, divisor, x + d, at, stride, m); });
+}
+
+// Where the parts of a token of a packed format lie.
+struct PackedRow {
+  std::byte* codes;   // e4m3 [nope]
+  std::byte* scales;  // fp32 or e8m0 [nope / group]
+  std::byte* rope;    // bf16 [head_dim_qk - nope]
+};
+
+PackedRow packed_row(const KvCache& c, KvSlot slot) {
+  const KvFormat& f = *c.format;
+  std::byte* row = c.k.row(slot.page, slot.offset, 0);
+  if (f.scale_bytes == 0) {
+    std::byte* scales = row + f.nope;
+    return {row, scales, scales + f.nope / f.group * static_cast<int64_t>(sizeof(float))};
+  }
+  std::byte* plane = c.k.row(slot.page, 0, 0) + c.page_size * f.token_bytes;
+  return {row, plane + slot.offset * f.scale_bytes, row + f.nope};
+}
+
+void read_packed(const KvCache& c, KvSlot slot, int64_t n, float* out) {
+  const KvFormat& f = *c.format;
+  const PackedRow row = packed_row(c, slot);
+  read_elements(ATTUNE_FLOAT8_E4M3, row.codes, 1, f.nope, out);
+  for (int64_t g = 0; g < f.nope / f.group; ++g) {
+    float scale;
+    if (f.scale_bytes == 0) {
+      std::memcpy(&scale, row.scales + g * static_cast<int64_t>(sizeof(float)), sizeof(float));
+    } else {
+      scale = e8m0_to_float(std::to_integer<uint8_t>(row.scales[g]));
+    }
+    for (int64_t d = g * f.group; d < (g + 1) * f.group; ++d) out[d] *= scale;
+  }
+  read_elements(ATTUNE_BFLOAT16, row.rope, 1, n - f.nope, out + f.nope);
+}
+
+void write_packed(const KvCache& c, KvSlot slot, const float* x, bool power_of_two_scales) {
+  const KvFormat& f = *c.format;
+  const PackedRow row = packed_row(c, slot);
+  const bool inline_scales = f.scale_bytes == 0;
+  for (int64_t g = 0; g < f.nope / f.group; ++g) {
+    const float* group = x + g * f.group;
+    const float amax = amax_of(group, f.group);
+    float scale = amax / kE4m3Max;
+    // A group of zeros takes the smallest power-of-two scale: 0 / 0 must not make NaN codes.
+    if (!inline_scales || power_of_two_scales || scale == 0.0f) scale = power_of_two_scale(amax);
+    if (inline_scales) {
+      std::memcpy(row.scales + g * static_cast<int64_t>(sizeof(float)), &scale, sizeof(float));
+    } else {
+      row.scales[g] = std::byte{power_of_two_to_e8m0(scale)};
+    }
+    quantize_run(ATTUNE_FLOAT8_E4M3, scale, group, row.codes + g * f.group, 1, f.group);
+  }
+  write_elements(ATTUNE_BFLOAT16, row.rope, 1, f.head_dim_qk - f.nope, x + f.nope);
+}
+
+}  // namespace
+
+void read_k_row(const KvCache& cache, KvSlot slot, int64_t head, float* out) {
+  if (cache.format->plain) {
+    read_plain(cache.k, cache.k_scale, slot, head, cache.head_dim_qk, out);
+  } else {
+    read_packed(cache, slot, cache.head_dim_qk, out);
+  }
+}
+
+void read_v_row(const KvCache& cache, KvSlot slot, int64_t head, float* out) {
+  if (cache.format->plain) {
+    read_plain(cache.v, cache.v_scale, slot, head, cache.head_dim_v, out);
+  } else {
+    read_packed(cache, slot, cache.head_dim_v, out);
+  }
+}
+
+void write_k_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row, bool power_of_two_scales) {
+  if (cache.format->plain) {
+    write_plain(cache.k, cache.k_scale, slot, head, cache.head_dim_qk, row);
+  } else {
+    write_packed(cache, slot, row, power_of_two_scales);
+  }
+}
+
+void write_v_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row) {
+  write_plain(cache.v, cache.v_scale, slot, head, cache.head_dim_v, row);
+}
+
+}  // namespace attune::cpu

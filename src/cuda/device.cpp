@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/device.h"
+
+#include <atomic>
+#include <mutex>
+
+#include "core/status.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+std::string read_device(const Driver& d, Ordinal device, DeviceInfo* info) {
+  char name[256] = "";
+  size_t memory = 0;
+  Result result = d.cuDeviceGetName(name, sizeof(name), device);
+  if (result == kSuccess) result = d.cuDeviceTotalMem(&memory, device);
+  info->name = name;
+  info->memory_bytes = static_cast<int64_t>(memory);
+  auto read = [&](DeviceAttribute attribute) {
+    int32_t value = 0;
+    const Result r = d.cuDeviceGetAttribute(&value, attribute, device);
+    if (result == kSuccess) result = r;
+    return value;
+  };
+  info->compute_major = read(DeviceAttribute::kComputeCapabilityMajor);
+  info->compute_minor = read(DeviceAttribute::kComputeCapabilityMinor);
+  info->num_sms = read(DeviceAttribute::kMultiprocessorCount);
+  info->l2_bytes = read(DeviceAttribute::kL2CacheSize);
+  info->shared_bytes_per_block = read(DeviceAttribute::kMaxSharedMemoryPerBlockOptin);
+  info->shared_bytes_per_sm = read(DeviceAttribute::kMaxSharedMemoryPerMultiprocessor);
+  return result == kSuccess ? std::string() : cat("cannot be read: ", error_text(d, result));
+}
+
+struct PrimaryContexts {
+  std::mutex mutex;
+  std::atomic<Context> of_device[kMaxDevices] = {};
+};
+PrimaryContexts& primary_contexts() {
+  static PrimaryContexts& once = *new PrimaryContexts;
+  return once;
+}
+
+}  // namespace
+
+std::vector<DeviceInfo> list_devices(const Driver& d) {
+  int32_t count = 0;
+  if (d.cuDeviceGetCount(&count) != kSuccess) return {};
+  std::vector<DeviceInfo> list;
+  for (int32_t i = 0; i < count && i < kMaxDevices; ++i) {
+    DeviceInfo info;
+    info.ordinal = i;
+    Ordinal device = 0;
+    const Result result = d.cuDeviceGet(&device, i);
+    const std::string fault = result == kSuccess ? read_device(d, device, &info) : cat("cannot be opened: ", error_text(d, result));
+    if (!fault.empty()) {
+      info.why_not = cat("CUDA device ", i, " ", fault);
+    } else if (info.compute_major != 9 || info.compute_minor != 0) {
+      info.why_not = cat("CUDA device ", i, " (", info.name, ") has compute capability ", info.compute_major, ".", info.compute_minor,
+                         "; the kernels need 9.0 (Hopper)");
+    }
+    list.push_back(std::move(info));
+  }
+  return list;
+}
+
+const std::vector<DeviceInfo>& devices() {
+  static const std::vector<DeviceInfo>& once = *new std::vector<DeviceInfo>([] {
+    const Driver* d = driver(nullptr);
+    return d != nullptr ? list_devices(*d) : std::vector<DeviceInfo>();
+  }());
+  return once;
+}
+
+const DeviceInfo& require_device(int32_t ordinal) {
+  require_driver();
+  const std::vector<DeviceInfo>& list = devices();
+  if (ordinal < 0 || static_cast<size_t>(ordinal) >= list.size()) {
+    fail(ATTUNE_DEVICE_ERROR, "there is no CUDA device ", ordinal, "; there ", list.size() == 1 ? "is " : "are ", list.size());
+  }
+  const DeviceInfo& info = list[static_cast<size_t>(ordinal)];
+  if (!info.usable()) fail(ATTUNE_DEVICE_ERROR, info.why_not);
+  return info;
+}
+
+std::string why_no_device() {
+  std::string why;
+  if (driver(&why) == nullptr) return why;
+  for (const DeviceInfo& info : devices()) {
+    if (info.usable()) return "";
+    if (why.empty()) why = info.why_not;
+  }
+  return why.empty() ? "the NVIDIA driver finds no GPU" : why;
+}
+
+Context primary_context(int32_t ordinal) {
+  PrimaryContexts& contexts = primary_contexts();
+  if (ordinal >= 0 && ordinal < kMaxDevices) {
+    if (const Context context = contexts.of_device[ordinal].load(std::memory_order_acquire)) return context;
+  }
+  require_device(ordinal);
+  const Driver& d = require_driver();
+  std::lock_guard lock(contexts.mutex);
+  Context context = contexts.of_device[ordinal].load(std::memory_order_relaxed);
+  if (context != nullptr) return context;
+  Ordinal device = 0;
+  check(d.cuDeviceGet(&device, ordinal), "cuDeviceGet");
+  check(d.cuDevicePrimaryCtxRetain(&context, device), cat("retaining the primary context of CUDA device ", ordinal));
+  contexts.of_device[ordinal].store(context, std::memory_order_release);
+  return context;
+}
+
+ScopedContext::ScopedContext(int32_t ordinal) {
+  const Context wanted = primary_context(ordinal);
+  const Driver& d = require_driver();
+  Context current = nullptr;
+  check(d.cuCtxGetCurrent(&current), "cuCtxGetCurrent");
+  if (current == wanted) return;
+  check(d.cuCtxPushCurrent(wanted), "cuCtxPushCurrent");
+  driver_ = &d;
+}
+
+ScopedContext::~ScopedContext() {
+  if (driver_ == nullptr) return;
+  Context popped = nullptr;
+  driver_->cuCtxPopCurrent(&popped);
+}
+
+}  // namespace attune::cuda

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+// Damaged descriptors through the C ABI. Every call must return a status, and a failing one a message; nothing may crash. A call that
+// touches data is made only when every tensor still lies inside its buffer, since no library could know better.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cases/problem.h"
+#include "fuzz.h"
+
+namespace {
+
+using attune::cases::Arena;
+using attune::cases::NamedTensor;
+using attune::cases::Problem;
+using attune::cases::tensors_of;
+using attune::fuzz::Input;
+
+constexpr attune_device kCpu = {ATTUNE_DEVICE_CPU, 0};
+constexpr size_t kMostWorkspace = size_t{32} << 20;
+constexpr int64_t kMostElements = 1 << 20;
+
+// Between them: every tensor and every mode.
+const char* const kTemplates[] = {
+    R"({"name": "cache", "heads": [4, 2], "head_dim": [16, 16], "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true,
+        "seqlens_q": [3, 1], "seqlens_kv": [20, 7], "cache": {"dtype": "i8", "scales": "token", "separate_v_table": true}, "mask_bits": 2,
+        "mask_start": 0, "ranges": [[3, 9], [0, 4]], "finished": [0, 0], "alibi": 2, "bias": 2, "new_token_bias": true, "t5_buckets": 8,
+        "sinks": "normal", "max_logits": true, "out_dtype": "e4m3", "out_scale": true,
+        "prologue": {"q_bias": true, "k_bias": true, "v_bias": true, "ia3_tasks": 2, "logn": 16, "append": true,
+                     "rope": {"style": "linear", "dim": 8, "tables": 2, "positions": 1}}})",
+    R"({"name": "plain", "heads": [4, 2], "head_dim": [16, 16], "kv": "paged", "seqlens_kv": [20, 7]})",
+    R"({"name": "dense", "heads": [4, 2], "head_dim": [16, 16], "dtype": "f16", "seqlens_q": [5, 2], "seqlens_kv": [9, 7], "seqused": true, "mask_bits": 1})",
+    R"({"name": "fixed", "heads": [4, 2], "head_dim": [8, 24], "queries": "fixed", "seqlens_q": [5, 5], "seqlens_kv": [9, 7], "max_logits": true})",
+    R"({"name": "contiguous", "heads": [4, 2], "head_dim": [16, 16], "kv": "contiguous", "seqlens_kv": [9, 7],
+        "cache": {"batch_index": true, "dtype": "e4m3", "scales": "head", "layout": "xpacked"}})",
+    R"({"name": "beams", "heads": [4, 2], "head_dim": [16, 16], "kv": "paged", "seqlens_kv": [9, 9], "beam_width": 2, "beam_prompt": [4, 4]})",
+    R"({"name": "ring", "heads": [2, 1], "head_dim": [16, 16], "kv": "paged", "seqlens_kv": [9, 29], "cache": {"ring_capacity": 16, "page_size": 4, "layout": "hnd"}})",
+    R"({"name": "sparse", "heads": [4, 1], "head_dim": [16, 16], "dtype": "bf16", "kv": "slots", "seqlens_q": [2, 1],
+        "sparse": {"topk": 9, "topk_length": "token"}, "extra": {"topk": 5, "topk_length": "batch"}})",
+    R"({"name": "mla_656", "heads": [2, 1], "head_dim": [576, 512], "dtype": "bf16", "kv": "paged", "seqlens_kv": [9, 3], "cache": {"format": "mla_656"}})",
+    R"({"name": "mla_584", "heads": [2, 1], "head_dim": [512, 512], "dtype": "bf16", "kv": "paged", "seqlens_kv": [9, 3], "cache": {"format": "mla_584", "page_size": 8}})",
+};
+
+// A problem and its descriptor before the damage.
+struct Template {
+  explicit Template(const attune::cases::Case& spec) : problem(spec), descriptor(problem.device()) {}
+  Problem problem;
+  attune_attention descriptor;
+};
+
+std::vector<std::unique_ptr<Template>>& templates() {
+  static std::vector<std::unique_ptr<Template>> all = [] {
+    std::vector<std::unique_ptr<Template>> made;
+    for (const char* row : kTemplates) {
+      for (const auto& spec : attune::cases::parse_cases(std::string(R"({"area": "fuzz", "cases": [)") + row + "]}")) {
+        made.push_back(std::make_unique<Template>(spec));
+      }
+    }
+    return made;
+  }();
+  return all;
+}
+
+void check(attune_status status) {
+  if (status < ATTUNE_OK || status > ATTUNE_BAD_DATA) {
+    std::fprintf(stderr, "status %d: %s\n", status, attune_last_error());
+    std::abort();
+  }
+  if (status != ATTUNE_OK && attune_last_error()[0] == '\0') {
+    std::fprintf(stderr, "status %d (%s) without a message\n", status, attune_status_name(status));
+    std::abort();
+  }
+}
+
+// One past the last byte that the view reaches; SIZE_MAX when that is absurd.
+size_t reach(const attune_tensor& t) {
+  const int64_t size = attune::cases::element_size(static_cast<attune_dtype>(t.dtype));
+  if (t.rank < 1 || t.rank > ATTUNE_MAX_RANK) return SIZE_MAX;
+  __int128 last = 0;
+  int64_t count = 1;
+  for (int axis = 0; axis < t.rank; ++axis) {
+    if (t.shape[axis] == 0) return 0;
+    if (t.shape[axis] < 0 || t.shape[axis] > kMostElements) return SIZE_MAX;
+    count *= t.shape[axis];
+    if (count > kMostElements) return SIZE_MAX;
+    if (t.shape[axis] > 1) last += static_cast<__int128>(t.shape[axis] - 1) * t.stride[axis];
+    if (last < 0 || last > kMostElements) return SIZE_MAX;
+  }
+  return static_cast<size_t>((static_cast<int64_t>(last) + 1) * size);
+}
+
+// Absent tensors and those the library must refuse (no data) are fine; the others must lie inside their buffers.
+bool inside(const Arena& arena, const std::vector<NamedTensor>& tensors) {
+  for (const auto& [name, t] : tensors) {
+    if (t->dtype == ATTUNE_DTYPE_NONE || t->data == nullptr) continue;
+    const size_t bytes = reach(*t);
+    if (bytes == SIZE_MAX) return false;
+    bool found = false;
+    for (const auto& buffer : arena.buffers()) {
+      const auto* begin = static_cast<const std::byte*>(buffer->device());
+      const auto* data = static_cast<const std::byte*>(t->data);
+      found |= data >= begin && data + bytes <= begin + buffer->size();
+    }
+    if (!found) return false;
+  }
+  return true;
+}
+
+void damage_tensor(Input& input, const std::vector<NamedTensor>& tensors) {
+  attune_tensor& t = *tensors[input.choose(tensors.size())].second;
+  const size_t axis = input.choose(ATTUNE_MAX_RANK);
+  switch (input.choose(10)) {
+    case 0: t.dtype = static_cast<int32_t>(input.choose(10)); break;
+    case 1: t.dtype = static_cast<int32_t>(input.number()); break;
+    case 2: t.rank = static_cast<int32_t>(input.choose(8)); break;
+    case 3: t.rank = static_cast<int32_t>(input.number()); break;
+    case 4: t.shape[axis] = input.number(); break;
+    case 5: t.stride[axis] = input.number(); break;
+    case 6: t.shape[axis] += static_cast<int64_t>(input.choose(3)) - 1; break;
+    case 7: t = *tensors[input.choose(tensors.size())].second; break;
+    case 8: t = attune_tensor{}; break;
+    default: t.data = input.choose(2) == 0 ? nullptr : static_cast<std::byte*>(t.data) + input.choose(9); break;
+  }
+}
+
+// Overwrites one int32 of a table: run must mask it.
+void damage_contents(Input& input, const Arena& arena, const std::vector<NamedTensor>& tensors) {
+  const attune_tensor& t = *tensors[input.choose(tensors.size())].second;
+  if (t.dtype != ATTUNE_INT32 || t.data == nullptr) return;
+  for (const auto& buffer : arena.buffers()) {
+    if (buffer->device() != t.data || buffer->size() < 4) continue;
+    const auto value = static_cast<int32_t>(input.number());
+    std::memcpy(static_cast<std::byte*>(buffer->device()) + 4 * input.choose(buffer->size() / 4), &value, sizeof(value));
+  }
+}
+
+void damage_numbers(Input& input, attune_attention& a) {
+  int32_t* const flags[] = {&a.beam_width, &a.causal, &a.skip_decode, &a.zero_finished, &a.alibi_sqrt, &a.t5_bidirectional, &a.batch_invariant,
+                            &a.allow_tf32, &a.cache.format, &a.cache.layout, &a.extra_cache.format, &a.extra_cache.layout,
+                            &a.prologue.rope_interleaved, &a.prologue.mrope_section[0], &a.prologue.mrope_section[2],
+                            &a.prologue.mrope_interleaved, &a.prologue.append};
+  int64_t* const sizes[] = {&a.window_left, &a.window_right, &a.t5_max_distance, &a.head_dim_v, &a.max_seqlen_q, &a.max_seqlen_kv,
+                            &a.cache.page_size, &a.cache.ring_capacity, &a.extra_cache.page_size, &a.prologue.rope_offset};
+  switch (input.choose(5)) {
+    case 0: *flags[input.choose(std::size(flags))] = static_cast<int32_t>(input.choose(3)); break;
+    case 1: *flags[input.choose(std::size(flags))] = static_cast<int32_t>(input.number()); break;
+    case 2:
+    case 3: *sizes[input.choose(std::size(sizes))] = input.number(); break;
+    default: {
+      const uint64_t bits = input.word();
+      std::memcpy(input.choose(2) == 0 ? &a.softmax_scale : &a.softcap, &bits, sizeof(float));
+    }
+  }
+}
+
+void fuzz_attention(Input& input) {
+  Template& from = *templates()[input.choose(templates().size())];
+  attune_attention a = from.descriptor;
+  const std::vector<NamedTensor> tensors = tensors_of(a);
+  Arena& arena = from.problem.arena();
+  arena.upload();  // an earlier input may have written anywhere in here
+  for (size_t n = 1 + input.choose(4); n > 0; --n) {
+    switch (input.choose(4)) {
+      case 0:
+      case 1: damage_tensor(input, tensors); break;
+      case 2: damage_numbers(input, a); break;
+      default: damage_contents(input, arena, tensors); break;
+    }
+  }
+  if (input.choose(64) == 0) a.struct_size = static_cast<uint64_t>(input.number());
+  attune_device device = kCpu;
+  if (input.choose(64) == 0) device = {static_cast<int32_t>(input.number()), static_cast<int32_t>(input.number())};
+  const attune_status supported = attune_supported(&a, device);
+  if (device.type == ATTUNE_DEVICE_CPU) check(supported);
+  attune_plan* plan = nullptr;
+  const attune_status status = attune_plan_create(&a, device, &plan);
+  if (device.type == ATTUNE_DEVICE_CPU) check(status);
+  if ((status == ATTUNE_OK) != (supported == ATTUNE_OK)) std::abort();
+  if (status == ATTUNE_OK) {
+    size_t bytes = 0;
+    check(attune_plan_workspace_size(plan, &bytes));
+    char text[64];
+    check(attune_plan_describe(plan, text, input.choose(sizeof(text)), nullptr));
+    if (bytes <= kMostWorkspace && inside(arena, tensors)) {
+      static std::unique_ptr<std::byte, void (*)(void*)> workspace(
+          static_cast<std::byte*>(std::aligned_alloc(256, kMostWorkspace)), std::free);
+      check(attune_validate(&a, device, nullptr));
+      check(attune_run(plan, &a, workspace.get(), input.choose(16) == 0 ? bytes / 2 : bytes, nullptr));
+    }
+  }
+  check(attune_plan_destroy(plan));
+}
+
+void fuzz_prepare(Input& input) {
+  Template& from = *templates()[0];
+  from.problem.arena().upload();
+  const attune_attention& a = from.descriptor;
+  attune_qkv_prepare op{};
+  op.struct_size = sizeof(op);
+  op.q = op.q_out = a.q;
+  op.k = op.k_out = a.k;
+  op.v = op.v_out = a.v;
+  op.cu_seqlens_q = a.cu_seqlens_q;
+  op.seqused_kv = a.seqused_kv;
+  op.finished = a.finished;
+  op.cache = a.cache;
+  op.prologue = a.prologue;
+  const std::vector<NamedTensor> tensors = tensors_of(op);
+  for (size_t n = input.choose(4); n > 0; --n) damage_tensor(input, tensors);
+  if (input.choose(2) == 0) damage_contents(input, from.problem.arena(), tensors);
+  if (inside(from.problem.arena(), tensors)) check(attune_qkv_prepare_run(&op, kCpu, nullptr));
+}
+
+// Buffers for the operations that no case describes.
+struct Pool {
+  Pool() : arena(attune::cases::host_memory()), bytes(arena.add_bytes("pool", 1 << 17)) {}
+  void* at(size_t offset) { return static_cast<std::byte*>(bytes.device()) + offset; }
+  Arena arena;
+  attune::cases::Buffer& bytes;
+};
+
+Pool& pool() {
+  static Pool instance;
+  return instance;
+}
+
+attune_tensor pool_tensor(size_t offset, attune_dtype dtype, std::vector<int64_t> shape) {
+  return attune_dense_tensor(pool().at(offset), dtype, static_cast<int32_t>(shape.size()), shape.data());
+}
+
+void fuzz_merge(Input& input) {
+  pool().arena.upload();
+  attune_merge op{};
+  op.struct_size = sizeof(op);
+  op.partial_out = pool_tensor(0, ATTUNE_FLOAT32, {3, 4, 2, 16});
+  op.partial_lse = pool_tensor(4096, ATTUNE_FLOAT32, {3, 4, 2});
+  op.out = pool_tensor(8192, ATTUNE_FLOAT32, {4, 2, 16});
+  op.lse = pool_tensor(12288, ATTUNE_FLOAT32, {4, 2});
+  op.sinks = pool_tensor(16384, ATTUNE_FLOAT32, {2});
+  const std::vector<NamedTensor> tensors = tensors_of(op);
+  for (size_t n = input.choose(4); n > 0; --n) damage_tensor(input, tensors);
+  if (inside(pool().arena, tensors)) check(attune_merge_run(&op, kCpu, nullptr));
+}
+
+void fuzz_cache(Input& input) {
+  pool().arena.upload();
+  attune_cache_op op{};
+  op.struct_size = sizeof(op);
+  op.kind = static_cast<int32_t>(input.choose(5));
+  const auto dtype = static_cast<attune_dtype>(ATTUNE_FLOAT32 + input.choose(6));
+  op.cache.k = pool_tensor(0, dtype, {4, 8, 2, 16});
+  op.cache.v = pool_tensor(8192, dtype, {4, 8, 2, 16});
+  op.cache.layout = static_cast<int32_t>(input.choose(4));
+  if (input.choose(2) == 0) op.cache.page_table = pool_tensor(40000, ATTUNE_INT32, {2, 3});
+  if (input.choose(2) == 0) op.cache.k_scale = op.cache.v_scale = pool_tensor(16384, ATTUNE_FLOAT32, {4, 8, 2});
+  if (input.choose(2) == 0) op.slots = pool_tensor(41000, ATTUNE_INT64, {32});
+  if (input.choose(2) == 0) op.seqused_kv = pool_tensor(42000, ATTUNE_INT32, {2});
+  if (input.choose(2) == 0) op.cu_seqlens = pool_tensor(43000, ATTUNE_INT32, {3});
+  op.k = pool_tensor(50000, ATTUNE_FLOAT32, {32, 2, 16});
+  op.v = pool_tensor(60000, ATTUNE_FLOAT32, {32, 2, 16});
+  op.power_of_two_scales = static_cast<int32_t>(input.choose(3));
+  // Contents: anything.
+  for (size_t i = 0; i < 40; ++i) {
+    const auto value = static_cast<int32_t>(input.number());
+    std::memcpy(pool().at(40000 + 97 * i / 4 * 4), &value, sizeof(value));
+  }
+  const std::vector<NamedTensor> tensors = tensors_of(op);
+  for (size_t n = input.choose(4); n > 0; --n) damage_tensor(input, tensors);
+  if (input.choose(4) == 0) op.cache.format = static_cast<int32_t>(input.number());
+  if (input.choose(4) == 0) op.cache.page_size = input.number();
+  if (input.choose(4) == 0) op.cache.ring_capacity = input.number();
+  if (inside(pool().arena, tensors)) check(attune_cache_op_run(&op, kCpu, nullptr));
+}
+
+void fuzz_tables(Input& input) {
+  attune_rope rope{};
+  rope.struct_size = input.choose(16) == 0 ? static_cast<uint64_t>(input.number()) : sizeof(rope);
+  rope.style = static_cast<int32_t>(input.choose(10)) - 1;
+  rope.dim = input.choose(2) == 0 ? static_cast<int64_t>(input.choose(200)) : -input.number();
+  rope.dim = rope.dim > 1024 ? 1024 : rope.dim;
+  double* const numbers[] = {&rope.theta, &rope.scale, &rope.beta_fast, &rope.beta_slow, &rope.extrapolation_factor, &rope.mscale,
+                             &rope.low_freq_factor, &rope.high_freq_factor};
+  for (double* number : numbers) {
+    *number = static_cast<double>(input.number());
+    const uint64_t bits = input.word();
+    if (input.choose(4) == 0) std::memcpy(number, &bits, sizeof(bits));
+  }
+  rope.max_position = input.number();
+  rope.seqlen = input.number();
+  auto* table = static_cast<float*>(pool().at(0));
+  check(attune_rope_table(&rope, input.number(), static_cast<int64_t>(input.choose(200)) - 20, table));
+  check(attune_rope_frequencies(&rope, reinterpret_cast<double*>(table)));
+  check(attune_logn_table(input.number(), static_cast<int64_t>(input.choose(256)) - 8, table));
+  check(attune_alibi_slopes(static_cast<int64_t>(input.choose(256)) - 8, table));
+  int64_t bucket = 0;
+  check(attune_t5_bucket(input.number(), input.number(), input.number(), static_cast<int32_t>(input.number()), &bucket));
+  int64_t bytes = 0;
+  check(attune_kv_page_bytes(static_cast<attune_kv_format>(input.choose(5)), input.number(), &bytes));
+  attune_device_info info{};
+  info.struct_size = sizeof(info);
+  check(attune_get_device_info(static_cast<int32_t>(input.number()), &info));
+  attune_kernel_info kernel{};
+  kernel.struct_size = sizeof(kernel);
+  check(attune_get_kernel_info(static_cast<int32_t>(input.number()), &kernel));
+}
+
+}  // namespace
+
+int64_t fuzz_default_iterations() { return 100000; }
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input input(data, size);
+  switch (input.choose(10)) {
+    case 0: fuzz_prepare(input); break;
+    case 1: fuzz_merge(input); break;
+    case 2: fuzz_cache(input); break;
+    case 3: fuzz_tables(input); break;
+    default: fuzz_attention(input); break;
+  }
+  return 0;
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several threads at once, and thread pools of several sizes. Run under ThreadSanitizer in CI.
+#include <atomic>
+#include <thread>
+
+#include "support.h"
+
+namespace attune::tests {
+namespace {
+
+std::vector<cases::Case> some_cases() {
+  std::vector<cases::Case> picked;
+  const std::vector<cases::Case>& all = cases::all_cases();
+  for (size_t i = 0; i < all.size(); i += 23) picked.push_back(all[i]);
+  return picked;
+}
+
+class ThreadCount {
+ public:
+  explicit ThreadCount(int32_t count) { EXPECT_ATTUNE_OK(attune_set_num_threads(count)); }
+  ~ThreadCount() { EXPECT_ATTUNE_OK(attune_set_num_threads(0)); }
+};
+
+TEST(Threads, RunDifferentPlansAtOnce) {
+  const ThreadCount pool(2);
+  const std::vector<cases::Case> picked = some_cases();
+  std::atomic<size_t> next{0};
+  std::vector<std::string> failures(picked.size());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (size_t i = next++; i < picked.size(); i = next++) failures[i] = cases::run_case(picked[i]).failure;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < picked.size(); ++i) EXPECT_EQ(failures[i], "") << picked[i].name;
+}
+
+TEST(Threads, ShareOnePlan) {
+  cases::Problem problem(make_case(R"({"name": "shared plan", "heads": [8, 2], "dtype": "bf16", "kv": "paged", "seqlens_kv": [200, 3, 64]})"));
+  const attune_attention a = problem.device();
+  plan_and_run(a);
+  const std::vector<std::byte> expected = gather(a.out);
+  attune_plan* plan = nullptr;
+  ASSERT_ATTUNE_OK(attune_plan_create(&a, kCpu, &plan));
+  size_t bytes = 0;
+  ASSERT_ATTUNE_OK(attune_plan_workspace_size(plan, &bytes));
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      cases::Workspace workspace(cases::host_memory(), bytes);
+      std::vector<std::byte> out(expected.size()), lse(static_cast<size_t>(cases::num_elements(a.lse)) * 4);
+      attune_attention own = a;
+      own.out.data = out.data();
+      own.lse.data = lse.data();
+      for (int repeat = 0; repeat < 5; ++repeat) {
+        if (attune_run(plan, &own, workspace.buffer.device(), bytes, nullptr) != ATTUNE_OK || out != expected) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_ATTUNE_OK(attune_plan_destroy(plan));
+}
+
+TEST(Threads, EachHasItsOwnError) {
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int repeat = 0; repeat < 100; ++repeat) {
+        attune_attention a;
+        if (attune_attention_init(&a, sizeof(a)) != ATTUNE_OK) ++wrong;
+        a.struct_size = 1000000u + static_cast<unsigned>(t);
+        if (attune_supported(&a, kCpu) != ATTUNE_INVALID_ARGUMENT) ++wrong;
+        if (std::string(attune_last_error()).find(std::to_string(1000000 + t)) == std::string::npos) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(Threads, PoolsOfAllSizesMatchTheOracle) {
+  const std::vector<cases::Case> picked = some_cases();
+  for (const int32_t count : {1, 2, 3, 8}) {
+    const ThreadCount pool(count);
+    int32_t used = 0;
+    ASSERT_ATTUNE_OK(attune_get_num_threads(&used));
+    EXPECT_EQ(used, count);
+    for (size_t i = 0; i < picked.size(); i += 2) {
+      const cases::Report report = cases::run_case(picked[i]);
+      EXPECT_TRUE(report.passed()) << count << " threads: " << picked[i].name << ": " << report.failure;
+    }
+  }
+}
+
+// With batch_invariant the bits depend on nothing but the sequence: not on the number of threads either.
+TEST(Threads, DoNotChangeTheBitsOfABatchInvariantRun) {
+  cases::Problem problem(make_case(
+      R"({"name": "threads", "heads": [4, 1], "dtype": "bf16", "kv": "paged", "seqlens_kv": [900, 3, 64], "batch_invariant": true})"));
+  const attune_attention a = problem.device();
+  std::vector<std::byte> first;
+  for (const int32_t count : {1, 2, 5}) {
+    const ThreadCount pool(count);
+    plan_and_run(a);
+    if (first.empty()) first = gather(a.out);
+    EXPECT_EQ(gather(a.out), first) << count << " threads";
+  }
+}
+
+TEST(Threads, OfTheCallerMayChangeThePoolAtAnyTime) {
+  std::atomic<bool> stop{false};
+  std::thread changer([&] {
+    for (int32_t n = 1; !stop; n = n % 4 + 1) attune_set_num_threads(n);
+  });
+  const std::vector<cases::Case> picked = some_cases();
+  for (size_t i = 0; i < picked.size(); i += 3) {
+    const cases::Report report = cases::run_case(picked[i]);
+    EXPECT_TRUE(report.passed()) << picked[i].name << ": " << report.failure;
+  }
+  stop = true;
+  changer.join();
+  EXPECT_ATTUNE_OK(attune_set_num_threads(0));
+}
+
+TEST(Threads, NumberIsChecked) {
+  EXPECT_EQ(attune_set_num_threads(-1), ATTUNE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(attune_last_error()).find("num_threads"), std::string::npos);
+  EXPECT_EQ(attune_get_num_threads(nullptr), ATTUNE_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace attune::tests

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small tensors over vectors, for unit tests of the library's internals.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "attune/attune.h"
+#include "core/status.h"
+
+namespace attune::unit {
+
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+
+template <class T>
+attune_tensor dense(std::vector<T>& data, attune_dtype dtype, std::vector<int64_t> shape) {
+  int64_t n = 1;
+  for (int64_t s : shape) n *= s;
+  if (n > static_cast<int64_t>(data.size())) throw std::logic_error("the vector is smaller than the tensor");
+  return attune_dense_tensor(data.data(), dtype, static_cast<int32_t>(shape.size()), shape.data());
+}
+
+inline attune_tensor dense(std::vector<float>& data, std::vector<int64_t> shape) { return dense(data, ATTUNE_FLOAT32, std::move(shape)); }
+inline attune_tensor dense(std::vector<int32_t>& data, std::vector<int64_t> shape) { return dense(data, ATTUNE_INT32, std::move(shape)); }
+inline attune_tensor dense(std::vector<int64_t>& data, std::vector<int64_t> shape) { return dense(data, ATTUNE_INT64, std::move(shape)); }
+
+inline std::vector<float> normal(size_t n, uint32_t seed, float scale = 1.0f) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> distribution(0.0f, scale);
+  std::vector<float> x(n);
+  for (float& v : x) v = distribution(random);
+  return x;
+}
+
+// The message of the failure that body throws; "" if it throws none.
+inline std::string failure_of(const std::function<void()>& body, attune_status status = ATTUNE_INVALID_ARGUMENT) {
+  try {
+    body();
+  } catch (const Failure& f) {
+    EXPECT_EQ(f.status(), status) << f.what();
+    return f.what();
+  }
+  return "";
+}
+
+// NaN where NaN is expected, else within tolerance; a NaN on one side only fails.
+#define EXPECT_CLOSE(actual, expected, tolerance)                                                           \
+  do {                                                                                                      \
+    const double actual_ = static_cast<double>(actual), expected_ = static_cast<double>(expected);          \
+    if (std::isnan(expected_)) {                                                                            \
+      EXPECT_TRUE(std::isnan(actual_)) << #actual " is " << actual_ << ", expected NaN";                    \
+    } else if (actual_ != expected_) {                                                                      \
+      EXPECT_TRUE(std::fabs(actual_ - expected_) <= static_cast<double>(tolerance))                         \
+          << #actual " is " << actual_ << ", expected " << expected_;                                       \
+    }                                                                                                       \
+  } while (false)
+
+}  // namespace attune::unit
