@@ -130,8 +130,13 @@ std::string make_plots(const std::string& json_path, std::string& why) {
   }
   const std::string script = scratch.file("report.py"), plots = scratch.file("plots.html"), errors = scratch.file("errors.txt");
   std::ofstream(script, std::ios::binary) << embedded_file("report.py");
-  const int code = run_program({"python3", script, json_path, plots}, errors);
-  if (code == 0) return read_file(plots);
+  int code = -1;
+  // The first python3 may be one that a user installed, without the system's packages.
+  for (const char* python : {"python3", "/usr/bin/python3"}) {
+    code = run_program({python, script, json_path, plots}, errors);
+    if (code == 0) return read_file(plots);
+    if (code != kNoMatplotlib) break;
+  }
   if (code == kNoMatplotlib) {
     why = "no plots: they need matplotlib for python3 (Debian and Ubuntu: apt install python3-matplotlib)";
   } else if (code == 127 || code == -1) {

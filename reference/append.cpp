@@ -10,7 +10,8 @@ namespace {
 
 // attune_qkv_prepare taken apart. Its sequences are those of whichever of q, k and v is there.
 struct Preparation {
-  explicit Preparation(const attune_qkv_prepare& op) : q(op.q), k(op.k), v(op.v), prologue(op.prologue), finished(op.finished) {
+  explicit Preparation(const attune_qkv_prepare& op)
+      : q(op.q), k(op.k), v(op.v), prologue(op.prologue), finished(op.finished) {
     const attune_tensor& tokens = q ? op.q : k ? op.k : op.v;
     if (!present(tokens)) return;
     num_rows = Rows(tokens).count();
@@ -18,7 +19,8 @@ struct Preparation {
     if (present(op.cache.k)) cache.emplace(op.cache, 0);
     for (size_t b = 0; b < sequences.size(); ++b) {
       Sequence& s = sequences[b];
-      if (present(op.seqused_kv)) s.num_cached = std::max<int64_t>(integer_at(op.seqused_kv, {static_cast<int64_t>(b)}), 0);
+      if (present(op.seqused_kv))
+        s.num_cached = std::max<int64_t>(integer_at(op.seqused_kv, {static_cast<int64_t>(b)}), 0);
       if (cache && !cache->is_ring()) s.num_cached = std::min(s.num_cached, cache->capacity());
       s.first_dense = s.first_query;
       s.num_dense = s.num_queries;
@@ -37,7 +39,8 @@ struct Preparation {
 
 // Writes of the new tokens of sequence b. key and value give a row of a token (its number in the sequence) and head.
 template <typename KeyRow, typename ValueRow>
-void append_sequence(const Cache& cache, int64_t b, const Sequence& s, KeyRow&& key, ValueRow&& value, std::vector<CacheWrite>& writes) {
+void append_sequence(const Cache& cache, int64_t b, const Sequence& s, KeyRow&& key, ValueRow&& value,
+                     std::vector<CacheWrite>& writes) {
   // More new tokens than a ring holds: the last ones stay.
   const int64_t first = cache.is_ring() ? std::max<int64_t>(s.num_dense - cache.ring_capacity(), 0) : 0;
   for (int64_t i = first; i < s.num_dense; ++i) {

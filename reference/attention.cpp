@@ -53,7 +53,8 @@ void evaluate(const Operation& op, int64_t b, int64_t kv_head, const std::vector
     row.q = op.query(b, row.query.row, row.query.head);
     row.z.assign(keys.size(), -kInfinity);
     row.visible.assign(keys.size(), true);
-    for (size_t j = 0; j < keys.size() && !op.is_sparse(); ++j) row.visible[j] = is_visible(op.a, row.query, keys[j].position);
+    for (size_t j = 0; j < keys.size() && !op.is_sparse(); ++j)
+      row.visible[j] = is_visible(op.a, row.query, keys[j].position);
   }
   for (size_t j = 0; j < keys.size(); ++j) {
     std::vector<double> k;
@@ -90,8 +91,9 @@ struct Group {
   auto operator<=>(const Group&) const = default;
 };
 
-void evaluate_group(const Operation& op, const Group& group, const std::vector<Key>& keys, const std::vector<RowHead>& wanted,
-                    const std::vector<size_t>& members, std::vector<RowResult>& results) {
+void evaluate_group(const Operation& op, const Group& group, const std::vector<Key>& keys,
+                    const std::vector<RowHead>& wanted, const std::vector<size_t>& members,
+                    std::vector<RowResult>& results) {
   const Sequence& s = op.sequences[static_cast<size_t>(group.sequence)];
   for (size_t first = 0; first < members.size(); first += kRowsAtOnce) {
     std::vector<Row> rows;

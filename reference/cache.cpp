@@ -83,7 +83,8 @@ double Cache::scale_of(const attune_tensor& scale, int64_t page, int64_t offset,
   return c_.layout == ATTUNE_KV_NHD ? number_at(scale, {page, offset, head}) : number_at(scale, {page, head, offset});
 }
 
-std::vector<double> Cache::plain_row(const attune_tensor& data, const attune_tensor& scale, int64_t slot, int64_t head, bool is_v) const {
+std::vector<double> Cache::plain_row(const attune_tensor& data, const attune_tensor& scale, int64_t slot, int64_t head,
+                                     bool is_v) const {
   const int64_t page = slot / page_size_, offset = slot % page_size_;
   std::vector<double> row;
   if (c_.layout == ATTUNE_KV_NHD) {
@@ -108,7 +109,8 @@ std::vector<double> Cache::mla_656_row(int64_t slot) const {
     const double scale = decode_element(ATTUNE_FLOAT32, token + kMla656ScaleByte + 4 * (d / kMla656Group));
     row.push_back(decode_element(ATTUNE_FLOAT8_E4M3, token + d) * scale);
   }
-  for (int64_t d = 0; d < kMlaRope; ++d) row.push_back(decode_element(ATTUNE_BFLOAT16, token + kMla656RopeByte + 2 * d));
+  for (int64_t d = 0; d < kMlaRope; ++d)
+    row.push_back(decode_element(ATTUNE_BFLOAT16, token + kMla656RopeByte + 2 * d));
   return row;
 }
 
@@ -127,9 +129,12 @@ std::vector<double> Cache::mla_584_row(int64_t slot) const {
 
 std::vector<double> Cache::k_row(int64_t slot, int64_t head) const {
   switch (c_.format) {
-    case ATTUNE_KV_MLA_656: return mla_656_row(slot);
-    case ATTUNE_KV_MLA_584: return mla_584_row(slot);
-    default: return plain_row(c_.k, c_.k_scale, slot, head, false);
+    case ATTUNE_KV_MLA_656:
+      return mla_656_row(slot);
+    case ATTUNE_KV_MLA_584:
+      return mla_584_row(slot);
+    default:
+      return plain_row(c_.k, c_.k_scale, slot, head, false);
   }
 }
 

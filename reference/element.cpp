@@ -41,16 +41,26 @@ double decode_e4m3(uint8_t code) {
 
 double decode_element(attune_dtype dtype, const void* element) {
   switch (dtype) {
-    case ATTUNE_FLOAT32: return load<float>(element);
-    case ATTUNE_FLOAT16: return decode_float(load<uint16_t>(element), 5, 10, true);
-    case ATTUNE_BFLOAT16: return std::bit_cast<float>(static_cast<uint32_t>(load<uint16_t>(element)) << 16);
-    case ATTUNE_FLOAT8_E4M3: return decode_e4m3(load<uint8_t>(element));
-    case ATTUNE_FLOAT8_E5M2: return decode_float(load<uint8_t>(element), 5, 2, true);
-    case ATTUNE_INT8: return load<int8_t>(element);
-    case ATTUNE_UINT8: return load<uint8_t>(element);
-    case ATTUNE_INT32: return load<int32_t>(element);
-    case ATTUNE_INT64: return static_cast<double>(load<int64_t>(element));
-    case ATTUNE_DTYPE_NONE: break;
+    case ATTUNE_FLOAT32:
+      return load<float>(element);
+    case ATTUNE_FLOAT16:
+      return decode_float(load<uint16_t>(element), 5, 10, true);
+    case ATTUNE_BFLOAT16:
+      return std::bit_cast<float>(static_cast<uint32_t>(load<uint16_t>(element)) << 16);
+    case ATTUNE_FLOAT8_E4M3:
+      return decode_e4m3(load<uint8_t>(element));
+    case ATTUNE_FLOAT8_E5M2:
+      return decode_float(load<uint8_t>(element), 5, 2, true);
+    case ATTUNE_INT8:
+      return load<int8_t>(element);
+    case ATTUNE_UINT8:
+      return load<uint8_t>(element);
+    case ATTUNE_INT32:
+      return load<int32_t>(element);
+    case ATTUNE_INT64:
+      return static_cast<double>(load<int64_t>(element));
+    case ATTUNE_DTYPE_NONE:
+      break;
   }
   return std::numeric_limits<double>::quiet_NaN();
 }

@@ -25,7 +25,8 @@ Merged merge(const attune_merge& op) {
         const double logit = logits[static_cast<size_t>(i)];
         if (softmax.ignores(logit)) continue;
         const double weight = softmax.probability(logit);
-        const std::vector<double> part = read_strided(parts.dtype, element_at(parts, {i, row, head, 0}), parts.stride[3], dim);
+        const std::vector<double> part =
+            read_strided(parts.dtype, element_at(parts, {i, row, head, 0}), parts.stride[3], dim);
         for (size_t d = 0; d < part.size(); ++d) {
           out[d] += weight * part[d];
           abs[d] += weight * std::fabs(part[d]);

@@ -86,7 +86,8 @@ void Operation::set_keys() {
   }
   for (size_t b = 0; b < sequences.size(); ++b) {
     Sequence& s = sequences[b];
-    const int64_t used = present(a.seqused_kv) ? std::max<int64_t>(integer_at(a.seqused_kv, {static_cast<int64_t>(b)}), 0) : -1;
+    const int64_t used =
+        present(a.seqused_kv) ? std::max<int64_t>(integer_at(a.seqused_kv, {static_cast<int64_t>(b)}), 0) : -1;
     if (has_new_tokens()) {
       s.first_dense = s.first_query;
       s.num_dense = s.num_queries;
@@ -94,7 +95,8 @@ void Operation::set_keys() {
       s.first_dense = dense[b].first;
       s.num_dense = used < 0 ? dense[b].count : std::min(used, dense[b].count);
     }
-    if (cache_ && !is_sparse() && used > 0) s.num_cached = cache_->is_ring() ? used : std::min(used, cache_->capacity());
+    if (cache_ && !is_sparse() && used > 0)
+      s.num_cached = cache_->is_ring() ? used : std::min(used, cache_->capacity());
   }
 }
 
@@ -128,8 +130,8 @@ std::vector<Key> Operation::keys_of_sequence(int64_t b) const {
   return keys;
 }
 
-void Operation::add_listed(const attune_tensor& indices, const attune_tensor& lengths, const Cache* cache, int64_t b, int64_t row,
-                           int64_t kv_head, std::vector<Key>& keys) const {
+void Operation::add_listed(const attune_tensor& indices, const attune_tensor& lengths, const Cache* cache, int64_t b,
+                           int64_t row, int64_t kv_head, std::vector<Key>& keys) const {
   const Sequence& s = sequences[static_cast<size_t>(b)];
   const int64_t topk = indices.shape[indices.rank - 1];
   int64_t length = topk;

@@ -29,8 +29,8 @@ std::vector<Sequence> split_sequences(const attune_tensor& tokens, const attune_
 struct Key {
   const Cache* cache = nullptr;  // null: dense
   Slot slot;
-  int64_t row = 0;               // dense
-  int64_t position = 0;          // in the sequence; in a list of indices without meaning
+  int64_t row = 0;       // dense
+  int64_t position = 0;  // in the sequence; in a list of indices without meaning
 };
 
 class Operation {
@@ -65,8 +65,8 @@ class Operation {
   void set_keys();
   // The table row that holds cached position t; nothing for a bad beam.
   std::optional<int64_t> table_row(int64_t b, int64_t t) const;
-  void add_listed(const attune_tensor& indices, const attune_tensor& lengths, const Cache* cache, int64_t b, int64_t row,
-                  int64_t kv_head, std::vector<Key>& keys) const;
+  void add_listed(const attune_tensor& indices, const attune_tensor& lengths, const Cache* cache, int64_t b,
+                  int64_t row, int64_t kv_head, std::vector<Key>& keys) const;
   Token token_of(int64_t b, const Key& key) const;
 
   Rows q_, k_, v_;

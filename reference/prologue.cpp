@@ -44,7 +44,8 @@ void Prologue::add_bias(const attune_tensor& bias, int64_t head, std::vector<dou
   for (size_t d = 0; d < x.size(); ++d) x[d] += number_at(bias, {head, static_cast<int64_t>(d)});
 }
 
-void Prologue::multiply_ia3(const attune_tensor& weights, int64_t sequence, int64_t head, std::vector<double>& x) const {
+void Prologue::multiply_ia3(const attune_tensor& weights, int64_t sequence, int64_t head,
+                            std::vector<double>& x) const {
   if (!present(weights)) return;
   const int64_t task = present(p_.ia3_task) ? integer_at(p_.ia3_task, {sequence}) : 0;
   if (task < 0 || task >= weights.shape[0]) return;

@@ -13,8 +13,8 @@ namespace attune::reference {
 // Which token a row belongs to.
 struct Token {
   int64_t sequence = 0;
-  int64_t row = -1;       // entry of prologue.positions; -1: none
-  int64_t position = 0;   // absolute, in its sequence
+  int64_t row = -1;      // entry of prologue.positions; -1: none
+  int64_t position = 0;  // absolute, in its sequence
 };
 
 class Prologue {

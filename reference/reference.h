@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle: every operation in float64 with plain loops, straight from the semantics. Shares no code with src/ or kernels/.
-// It reads the same descriptors as the C ABI (host memory) and the same stored bytes, dequantised exactly. Descriptors must be well
-// formed (shapes, dtypes, ranks); contents (lengths, page ids, indices, beams) may be anything, and are masked as attune.h says.
+// The oracle: every operation in float64 with plain loops, straight from the semantics. Shares no code with src/ or
+// kernels/. It reads the same descriptors as the C ABI (host memory) and the same stored bytes, dequantised exactly.
+// Descriptors must be well formed (shapes, dtypes, ranks); contents (lengths, page ids, indices, beams) may be
+// anything, and are masked as attune.h says.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +20,13 @@ struct RowHead {
 
 // What the operation gives for one RowHead, and what bounds its error.
 struct RowResult {
-  bool written = false;         // false: the operation must leave the row untouched (finished, skipped, no sequence owns the row)
-  std::vector<double> out;      // [head_dim_v], before rounding or output scaling
-  std::vector<double> pv_abs;   // [head_dim_v]: sum over visible keys of p * |v|
-  double lse = 0;               // natural log, without sinks; -inf when nothing is visible
-  double max_logit = 0;         // -inf when nothing is visible
-  double z_abs = 0;             // max over visible keys of |scale| * sum_d |q_d k_d|: what rounding of q and k can move
+  bool written =
+      false;  // false: the operation must leave the row untouched (finished, skipped, no sequence owns the row)
+  std::vector<double> out;     // [head_dim_v], before rounding or output scaling
+  std::vector<double> pv_abs;  // [head_dim_v]: sum over visible keys of p * |v|
+  double lse = 0;              // natural log, without sinks; -inf when nothing is visible
+  double max_logit = 0;        // -inf when nothing is visible
+  double z_abs = 0;            // max over visible keys of |scale| * sum_d |q_d k_d|: what rounding of q and k can move
   int64_t num_visible = 0;
 };
 
@@ -37,8 +39,9 @@ std::vector<RowResult> attention(const attune_attention& a, const std::vector<Ro
 // All rows, row-major [num_rows][num_heads_q].
 std::vector<RowResult> attention(const attune_attention& a);
 
-// What prologue.append writes for one token and KV head, exact (before rounding or quantisation). Tokens that are not stored (finished
-// or skipped sequences, no room, a bad page id, overwritten by a later token of the same ring) have no entry.
+// What prologue.append writes for one token and KV head, exact (before rounding or quantisation). Tokens that are not
+// stored (finished or skipped sequences, no room, a bad page id, overwritten by a later token of the same ring) have no
+// entry.
 struct CacheWrite {
   int64_t slot = 0;  // page * page_size + offset (in the K table; v_slot in the V table)
   int64_t v_slot = 0;
@@ -49,7 +52,8 @@ std::vector<CacheWrite> appended(const attune_attention& a);
 // The prologue alone. Results in double, row-major [rows][heads][head_dim]; empty where the input is absent.
 struct Prepared {
   std::vector<double> q, k, v;
-  std::vector<bool> written;  // [rows]: false: the outputs of the row stay untouched (finished, or no sequence owns it); 0 in q, k, v
+  std::vector<bool>
+      written;  // [rows]: false: the outputs of the row stay untouched (finished, or no sequence owns it); 0 in q, k, v
 };
 Prepared qkv_prepare(const attune_qkv_prepare& op);
 std::vector<CacheWrite> appended(const attune_qkv_prepare& op);
@@ -62,7 +66,8 @@ Merged merge(const attune_merge& op);
 
 // One stored row of a cache, dequantised. Never touches a byte outside the slot. is_v false: K [head_dim_qk].
 std::vector<double> cache_row(const attune_kv_cache& cache, int64_t head_dim_v, int64_t slot, int64_t head, bool is_v);
-// Slot of position t (in a ring: any t that it retains) of sequence b in the K table, or in the V table; -1 where there is none.
+// Slot of position t (in a ring: any t that it retains) of sequence b in the K table, or in the V table; -1 where there
+// is none.
 int64_t cache_slot(const attune_kv_cache& cache, int64_t b, int64_t t, bool is_v);
 // Decoders of single elements, bit by bit.
 double decode_element(attune_dtype dtype, const void* element);

@@ -65,12 +65,22 @@ std::vector<double> rope_frequencies(const attune_rope& rope) {
   for (int64_t j = 0; j < rope.dim / 2; ++j) {
     const double f = std::pow(theta, -2.0 * static_cast<double>(j) / static_cast<double>(rope.dim));
     switch (rope.style) {
-      case ATTUNE_ROPE_NONE: frequencies.push_back(0); break;
-      case ATTUNE_ROPE_YARN: frequencies.push_back(yarn_frequency(rope, f, j)); break;
-      case ATTUNE_ROPE_LLAMA3: frequencies.push_back(llama3_frequency(rope, f)); break;
+      case ATTUNE_ROPE_NONE:
+        frequencies.push_back(0);
+        break;
+      case ATTUNE_ROPE_YARN:
+        frequencies.push_back(yarn_frequency(rope, f, j));
+        break;
+      case ATTUNE_ROPE_LLAMA3:
+        frequencies.push_back(llama3_frequency(rope, f));
+        break;
       case ATTUNE_ROPE_DYNAMIC_NTK:
-      case ATTUNE_ROPE_QWEN_DYNAMIC_NTK: frequencies.push_back(f); break;
-      default: frequencies.push_back(f / rope.scale); break;  // linear, GLM2, mRoPE
+      case ATTUNE_ROPE_QWEN_DYNAMIC_NTK:
+        frequencies.push_back(f);
+        break;
+      default:
+        frequencies.push_back(f / rope.scale);
+        break;  // linear, GLM2, mRoPE
     }
   }
   return frequencies;

@@ -25,14 +25,16 @@ bool mask_bit(const attune_attention& a, const Query& query, int64_t key) {
   if (!present(bits)) return true;
   const int64_t bit = key - (present(a.mask_start) ? integer_at(a.mask_start, {query.sequence}) : 0);
   if (bit < 0 || bit >= 8 * bits.shape[bits.rank - 1]) return true;
-  const int64_t byte = bits.rank == 3 ? integer_at(bits, {query.row, query.head, bit / 8}) : integer_at(bits, {query.row, bit / 8});
+  const int64_t byte =
+      bits.rank == 3 ? integer_at(bits, {query.row, query.head, bit / 8}) : integer_at(bits, {query.row, bit / 8});
   return ((byte >> (bit % 8)) & 1) != 0;
 }
 
 double alibi(const attune_attention& a, const Query& query, int64_t key) {
   const attune_tensor& slopes = a.alibi_slopes;
   if (!present(slopes)) return 0;
-  const double slope = slopes.rank == 2 ? number_at(slopes, {query.sequence, query.head}) : number_at(slopes, {query.head});
+  const double slope =
+      slopes.rank == 2 ? number_at(slopes, {query.sequence, query.head}) : number_at(slopes, {query.head});
   const auto ahead = static_cast<double>(key - query.position);
   if (a.alibi_sqrt == 0) return slope * ahead;
   return ahead < 0 ? -slope * std::sqrt(-ahead) : 0.0;
@@ -55,7 +57,8 @@ double new_token_bias(const attune_attention& a, const Query& query, int64_t key
 
 double t5(const attune_attention& a, const Query& query, int64_t key) {
   if (!present(a.t5_bias)) return 0;
-  const int64_t bucket = t5_bucket(key - query.position, a.t5_bias.shape[1], a.t5_max_distance, a.t5_bidirectional != 0);
+  const int64_t bucket =
+      t5_bucket(key - query.position, a.t5_bias.shape[1], a.t5_max_distance, a.t5_bidirectional != 0);
   return number_at(a.t5_bias, {query.head, bucket});
 }
 
@@ -70,7 +73,8 @@ int64_t t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_di
   }
   const int64_t exact = buckets / 2;
   if (distance < exact) return offset + distance;
-  const long double steps = std::log(static_cast<long double>(distance) / exact) / std::log(static_cast<long double>(max_distance) / exact) *
+  const long double steps = std::log(static_cast<long double>(distance) / exact) /
+                            std::log(static_cast<long double>(max_distance) / exact) *
                             static_cast<long double>(buckets - exact);
   // A distance that is exactly on a boundary must not fall below it by a rounding of the logarithms.
   const long double nearest = std::round(steps);
@@ -79,7 +83,8 @@ int64_t t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_di
 }
 
 double softmax_scale(const attune_attention& a) {
-  return a.softmax_scale != 0 ? static_cast<double>(a.softmax_scale) : 1.0 / std::sqrt(static_cast<double>(a.q.shape[a.q.rank - 1]));
+  return a.softmax_scale != 0 ? static_cast<double>(a.softmax_scale)
+                              : 1.0 / std::sqrt(static_cast<double>(a.q.shape[a.q.rank - 1]));
 }
 
 bool is_visible(const attune_attention& a, const Query& query, int64_t key) {

@@ -13,8 +13,8 @@ class Softmax {
   // Logits of -inf count for nothing. sink -inf: none. NaN spreads.
   Softmax(const std::vector<double>& logits, double sink) {
     for (const double z : logits) {
-      if (!(z <= max_)) max_ = z;          // a NaN is taken,
-      if (std::isnan(max_)) break;         // and stays
+      if (!(z <= max_)) max_ = z;   // a NaN is taken,
+      if (std::isnan(max_)) break;  // and stays
     }
     for (const double z : logits) {
       if (!ignores(z)) sum_ += std::exp(z - max_);

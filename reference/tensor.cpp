@@ -12,13 +12,18 @@ int64_t element_bytes(int32_t dtype) {
     case ATTUNE_FLOAT8_E4M3:
     case ATTUNE_FLOAT8_E5M2:
     case ATTUNE_INT8:
-    case ATTUNE_UINT8: return 1;
+    case ATTUNE_UINT8:
+      return 1;
     case ATTUNE_FLOAT16:
-    case ATTUNE_BFLOAT16: return 2;
+    case ATTUNE_BFLOAT16:
+      return 2;
     case ATTUNE_FLOAT32:
-    case ATTUNE_INT32: return 4;
-    case ATTUNE_INT64: return 8;
-    default: return 0;
+    case ATTUNE_INT32:
+      return 4;
+    case ATTUNE_INT64:
+      return 8;
+    default:
+      return 0;
   }
 }
 

@@ -303,7 +303,7 @@ TEST_P(ScoreKernels, ScaleColumns) {
     for (int i = 0; i < 3; ++i) {
       for (int j = 0; j < n; ++j) {
         ASSERT_EQ(s[i * lds + j], before[i * lds + j] * 2.5f);
-        ASSERT_EQ(t[i * lds + j], before[i * lds + j] * factor[j]);
+        ASSERT_EQ(t[i * lds + j], before[i * lds + j] * (factor[j] * 2.5f));
       }
       if (i < 2) {
         ASSERT_TRUE(std::isnan(s[i * lds + n]) && std::isnan(t[i * lds + n]));

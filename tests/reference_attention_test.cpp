@@ -140,7 +140,8 @@ TEST(ReferenceAttention, RangesOverrideCausalityAndWindows) {
 
 // z of one key is the largest logit of a row that sees only it.
 double logit_of(Store& store, attune_attention a, int64_t row, int64_t head, int64_t key) {
-  a.mask_bits = store.add({a.q.shape[0], 1}, std::vector<uint8_t>(static_cast<size_t>(a.q.shape[0]), static_cast<uint8_t>(1 << key)));
+  a.mask_bits = store.add({a.q.shape[0], 1},
+                          std::vector<uint8_t>(static_cast<size_t>(a.q.shape[0]), static_cast<uint8_t>(1 << key)));
   return attention(a, {{row, head}})[0].max_logit;
 }
 
@@ -176,6 +177,12 @@ TEST(ReferenceScores, AdditiveTerms) {
   EXPECT_DOUBLE_EQ(logit_of(store, table, 0, 1, 3), capped + (1 * 4 + 2) * 4 + 3);
   table.bias = store.floats({1, 4, 8}, values);
   EXPECT_DOUBLE_EQ(logit_of(store, table, 1, 1, 0), capped + 3 * 8);
+
+  attune_attention early = table;  // more queries than keys: the first stands at -1, which no table covers
+  early.k = early.v = store.filled({1, 1, 1}, 4);
+  early.bias = store.floats({2, 4, 4}, values);
+  EXPECT_DOUBLE_EQ(logit_of(store, early, 0, 1, 0), capped);
+  EXPECT_DOUBLE_EQ(logit_of(store, early, 1, 1, 0), capped + 16);
 
   attune_attention tree = a;
   tree.new_token_bias = store.floats({2, 2}, {1, 2, 3, 4});
@@ -224,12 +231,14 @@ TEST(ReferenceScores, Sinks) {
   a.k = store.varied({5, 1, 4}, 2);
   a.v = store.varied({5, 1, 3}, 3);
   const std::vector<RowResult> plain = attention(a);
-  const float sinks[] = {-std::numeric_limits<float>::infinity(), -50, 0.5f, 3, 900, std::numeric_limits<float>::infinity()};
+  const float sinks[] = {-std::numeric_limits<float>::infinity(), -50, 0.5f, 3, 900,
+                         std::numeric_limits<float>::infinity()};
   a.sinks = store.floats({6}, {sinks, sinks + 6});
   const std::vector<RowResult> rows = attention(a);
   for (size_t h = 0; h < 6; ++h) {
     const double total = std::exp(plain[h].lse);
-    const double left = std::isinf(sinks[h]) ? (sinks[h] < 0 ? 1.0 : 0.0) : total / (total + std::exp(static_cast<double>(sinks[h])));
+    const double left =
+        std::isinf(sinks[h]) ? (sinks[h] < 0 ? 1.0 : 0.0) : total / (total + std::exp(static_cast<double>(sinks[h])));
     EXPECT_EQ(rows[h].lse, plain[h].lse);
     EXPECT_EQ(rows[h].max_logit, plain[h].max_logit);
     for (size_t d = 0; d < 3; ++d) {

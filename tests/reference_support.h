@@ -32,7 +32,8 @@ constexpr attune_dtype dtype_of() {
 class Store {
  public:
   template <typename T>
-  attune_tensor add(const std::vector<int64_t>& shape, const std::vector<T>& values, attune_dtype dtype = dtype_of<T>()) {
+  attune_tensor add(const std::vector<int64_t>& shape, const std::vector<T>& values,
+                    attune_dtype dtype = dtype_of<T>()) {
     auto data = std::make_shared<std::vector<T>>(values);
     int64_t size = 1;
     attune_tensor t{};
@@ -48,16 +49,21 @@ class Store {
     owned_.push_back(std::move(data));
     return t;
   }
-  attune_tensor floats(const std::vector<int64_t>& shape, const std::vector<float>& values) { return add(shape, values); }
+  attune_tensor floats(const std::vector<int64_t>& shape, const std::vector<float>& values) {
+    return add(shape, values);
+  }
   attune_tensor ints(const std::vector<int32_t>& values) { return add({static_cast<int64_t>(values.size())}, values); }
   attune_tensor table(int64_t rows, const std::vector<int32_t>& values) {
     return add({rows, static_cast<int64_t>(values.size()) / rows}, values);
   }
-  attune_tensor filled(const std::vector<int64_t>& shape, float value) { return floats(shape, std::vector<float>(size_of(shape), value)); }
+  attune_tensor filled(const std::vector<int64_t>& shape, float value) {
+    return floats(shape, std::vector<float>(size_of(shape), value));
+  }
   // 0.37, -0.91, ...: irregular numbers in [-1, 1].
   attune_tensor varied(const std::vector<int64_t>& shape, int seed) {
     std::vector<float> values(size_of(shape));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(std::sin(1.7 * static_cast<double>(i) + 0.9 * seed * seed + seed));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(std::sin(1.7 * static_cast<double>(i) + 0.9 * seed * seed + seed));
     return floats(shape, values);
   }
 
@@ -78,9 +84,11 @@ inline attune_attention empty_attention() {
   return a;
 }
 
-// Queries of zeros: every visible key weighs the same, so one output channel holds the mean of what is seen. With the values 1, 10,
-// 100, ... of keys 0, 1, 2, ... the digits of mean * count name the keys.
-inline int64_t seen_digits(const reference::RowResult& row) { return std::llround(row.out[0] * static_cast<double>(row.num_visible)); }
+// Queries of zeros: every visible key weighs the same, so one output channel holds the mean of what is seen. With the
+// values 1, 10, 100, ... of keys 0, 1, 2, ... the digits of mean * count name the keys.
+inline int64_t seen_digits(const reference::RowResult& row) {
+  return std::llround(row.out[0] * static_cast<double>(row.num_visible));
+}
 
 // `count` powers of ten from 10^0.
 inline std::vector<float> powers_of_ten(int64_t count) {

@@ -156,7 +156,7 @@ TEST(RopeTables, BadFieldsAreNamed) {
   EXPECT_EQ(attune_rope_table(&good, 0, 0, nullptr), ATTUNE_OK);
 }
 
-TEST(LogN, StartsPastTheContext) {
+TEST(LogNTables, StartsPastTheContext) {
   std::vector<float> logn(4098, kNan);
   ASSERT_EQ(attune_logn_table(2048, 4098, logn.data()), ATTUNE_OK);
   EXPECT_EQ(logn[0], 1.0f);
@@ -168,7 +168,7 @@ TEST(LogN, StartsPastTheContext) {
   EXPECT_EQ(attune_logn_table(2, 1, nullptr), ATTUNE_INVALID_ARGUMENT);
 }
 
-TEST(Alibi, SlopesOfEightTwelveAndOneHead) {
+TEST(AlibiTables, SlopesOfEightTwelveAndOneHead) {
   const auto slopes = [](int64_t n) {
     std::vector<float> s(static_cast<size_t>(n), kNan);
     EXPECT_EQ(attune_alibi_slopes(n, s.data()), ATTUNE_OK);
@@ -197,7 +197,7 @@ struct Buckets {
   std::vector<int64_t> first;  // smallest distance of each bucket of one direction, from the powers themselves
 };
 
-TEST(T5, BucketsBeginWhereThePowersSay) {
+TEST(T5Tables, BucketsBeginWhereThePowersSay) {
   const Buckets cases[] = {
       {32, 128, false, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113}},
       {32, 128, true, {0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91}},
@@ -216,17 +216,18 @@ TEST(T5, BucketsBeginWhereThePowersSay) {
   }
 }
 
-// Boundaries that are whole numbers: (12 / 9)^10 == (16 / 9)^5, and logarithms in double fall short of it.
-TEST(T5, ExactBoundariesDoNotJitter) {
+// Boundaries that are whole numbers: (12 / 9)^10 == (16 / 9)^5, and logarithms fall short of it.
+TEST(T5Tables, ExactBoundariesDoNotJitter) {
   const int64_t cases[][4] = {{9, 128, 8, 5},    {9, 128, 16, 6},   {9, 128, 64, 8},    {19, 16, 12, 14},
-                              {36, 32, 24, 27},  {54, 64, 36, 36},  {54, 125, 75, 45},  {55, 48, 36, 41}};
+                              {36, 32, 24, 27},  {54, 64, 36, 36},  {54, 125, 75, 45},  {55, 48, 36, 41},
+                              {6, 81, 27, 5},   {5, 2000, 200, 4}, {4, 648, 36, 3}};  // these three even in 80 bits
   for (const auto& c : cases) {
     EXPECT_EQ(bucket(-c[2], c[0], c[1], false), c[3]) << c[0] << " buckets, distance " << c[2];
-    EXPECT_EQ(bucket(-c[2] + 1, c[0], c[1], false), c[3] - 1) << c[0] << " buckets, distance " << c[2] - 1;
+    EXPECT_LT(bucket(-c[2] + 1, c[0], c[1], false), c[3]) << c[0] << " buckets, distance " << c[2] - 1;
   }
 }
 
-TEST(T5, ExtremeDistancesAndArguments) {
+TEST(T5Tables, ExtremeDistancesAndArguments) {
   EXPECT_EQ(bucket(INT64_MIN, 32, 128, false), 31);
   EXPECT_EQ(bucket(INT64_MAX, 32, 128, false), 0);
   EXPECT_EQ(bucket(INT64_MIN, 32, 128, true), 15);

@@ -53,15 +53,13 @@ inline std::string failure_of(const std::function<void()>& body, attune_status s
 }
 
 // NaN where NaN is expected, else within tolerance; a NaN on one side only fails.
-#define EXPECT_CLOSE(actual, expected, tolerance)                                                           \
-  do {                                                                                                      \
-    const double actual_ = static_cast<double>(actual), expected_ = static_cast<double>(expected);          \
-    if (std::isnan(expected_)) {                                                                            \
-      EXPECT_TRUE(std::isnan(actual_)) << #actual " is " << actual_ << ", expected NaN";                    \
-    } else if (actual_ != expected_) {                                                                      \
-      EXPECT_TRUE(std::fabs(actual_ - expected_) <= static_cast<double>(tolerance))                         \
-          << #actual " is " << actual_ << ", expected " << expected_;                                       \
-    }                                                                                                       \
-  } while (false)
+inline testing::AssertionResult is_close(double actual, double expected, double tolerance) {
+  const bool close = std::isnan(expected) ? std::isnan(actual) : actual == expected || std::fabs(actual - expected) <= tolerance;
+  if (close) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "it is " << actual << ", expected " << expected << " within " << tolerance;
+}
+
+#define EXPECT_CLOSE(actual, expected, tolerance) \
+  EXPECT_TRUE(::attune::unit::is_close(static_cast<double>(actual), static_cast<double>(expected), static_cast<double>(tolerance)))
 
 }  // namespace attune::unit

@@ -22,7 +22,7 @@ list_files() {
 }
 
 # A word split in two, so that this file does not hold it.
-leftovers="TO""DO|FIX""ME|XX""X|\.\./sha""red"
+leftovers="\\b(TO""DO|FIX""ME|XX""X)\\b|\.\./sha""red"
 
 while IFS= read -r file; do
   [[ -f $file ]] || continue

@@ -207,7 +207,8 @@ typedef struct attune_attention {
   attune_tensor seqused_kv;   /* int32 [batch]: tokens in the cache, new ones not counted (with dense kv: keys in use of each
                                  sequence, at most its extent). Required with a cache unless indices are given */
 
-  attune_tensor indices;      /* int32 [total_q, topk], [total_q, num_heads_kv, topk], or with rank 4 q [batch, seqlen_q, topk].
+  attune_tensor indices;      /* int32 [total_q, topk], [total_q, num_heads_kv, topk], or with rank 4 q [batch, seqlen_q, topk];
+                                 without num_heads_kv every KV head reads the same entries.
                                  Cache: slot = page * page_size + offset. Dense kv: token number in the sequence. Out of range:
                                  ignored. Causality and windows do not apply */
   attune_tensor topk_length;  /* int32 [batch] or [total_q]: entries in use of each row of indices */

@@ -112,7 +112,6 @@ SparseList read_list(const char* name, const char* length_name, const attune_ten
   if (t.rank == 3 && a.q.rank == 4) {
     check_extent(name, t, 0, p.batch, "batch");
     check_extent(name, t, 1, p.fixed_q, "seqlen_q");
-    require(p.heads_kv == 1, name, " is [batch, seqlen_q, topk], which serves one KV head, but num_heads_kv is ", p.heads_kv);
     require(p.batch <= 1 || p.fixed_q <= 1 || t.stride[0] == t.stride[1] * p.fixed_q, name, ".stride[0] is ", t.stride[0],
             "; it must be shape[1] * stride[1], so that the rows of q follow each other");
     s.row_stride = p.fixed_q > 1 ? t.stride[1] : t.stride[0];

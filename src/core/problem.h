@@ -89,7 +89,7 @@ struct Problem {
   // Visible interval of a query at absolute position p by causality and windows alone: [first, last].
   int64_t first_visible(int64_t p) const { return window_left >= 0 ? std::max<int64_t>(0, p - window_left) : 0; }
   int64_t last_visible(int64_t p) const {
-    int64_t last = INT64_MAX;
+    int64_t last = int64_t{1} << 60;  // any key; far from overflow
     if (causal) last = p;
     if (window_right >= 0 && p + window_right < last) last = p + window_right;
     return last;

@@ -59,7 +59,8 @@ void store_row(const Problem& p, int64_t q_row, int64_t head, float* o, float ro
   for (int64_t c = 0; c < p.head_dim_v; ++c) o[c] *= factor;
   store_out(p, q_row, head, o);
   store_scalar(p.lse, q_row, head, (row_max + std::log2(row_sum)) * kLn2);
-  store_scalar(p.max_logits, q_row, head, row_max * kLn2);
+  // Maxima pass over NaN, sums do not.
+  store_scalar(p.max_logits, q_row, head, std::isnan(row_sum) && row_max != kInf ? row_sum : row_max * kLn2);
 }
 
 void save_partial(const Problem& p, const Item& item, const Scratch& scratch, float* slot) {

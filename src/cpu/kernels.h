@@ -69,7 +69,7 @@ struct KernelTable {
   void (*softmax)(const SoftmaxTile& t);
   // s[i][j] = cap * tanh(s[i][j] * scale / cap), for any finite s; NaN stays NaN, -inf gives -cap.
   void (*softcap)(int m, int n, float* s, int lds, float scale, float cap);
-  // s[i][j] = s[i][j] * factor[j]; factor null: by scalar only.
+  // s[i][j] = s[i][j] * scalar * factor[j]; factor null: by scalar only.
   void (*scale_columns)(int m, int n, float* s, int lds, float scalar, const float* factor);
   // s[i][j] += slope[i] * (first + j - position[i])
   void (*add_alibi)(int m, int n, float* s, int lds, const float* slope, const float* position, float first);

@@ -87,20 +87,28 @@ namespace {
 
 // --- Scores from rows -----------------------------------------------------------------------------------------------------------
 
-// Sums of the lanes of four vectors in each block: block b of the result holds partial sums of v0..v3.
-ATTUNE_INLINE __m512 merge_lanes(__m512 v0, __m512 v1, __m512 v2, __m512 v3) {
-  const __m512 even = _mm512_add_ps(_mm512_unpacklo_ps(v0, v2), _mm512_unpackhi_ps(v0, v2));
-  const __m512 odd = _mm512_add_ps(_mm512_unpacklo_ps(v1, v3), _mm512_unpackhi_ps(v1, v3));
-  return _mm512_add_ps(_mm512_unpacklo_ps(even, odd), _mm512_unpackhi_ps(even, odd));
+// The reduction adds pairs of vectors, halving the lanes each holds. A blend and a shuffle bring the addends together where two
+// shuffles would: shuffles share a port with VDPBF16PS, blends run anywhere.
+
+// {a0 + a2, a1 + a3, b0 + b2, b1 + b3} of each block of lanes.
+ATTUNE_INLINE __m512 add_lane_pairs(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, a, b), _mm512_shuffle_ps(a, b, 0x4e));
 }
 
-// Of two vectors of four blocks: {a0 + a2, a1 + a3, b0 + b2, b1 + b3}.
-ATTUNE_INLINE __m512 merge_halves(__m512 a, __m512 b) {
-  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+// Block by block, the sums of v0..v3.
+ATTUNE_INLINE __m512 add_lanes(__m512 v0, __m512 v1, __m512 v2, __m512 v3) {
+  const __m512 a = add_lane_pairs(v0, v2), b = add_lane_pairs(v1, v3);
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xaaaa, a, b), _mm512_permute_ps(_mm512_mask_blend_ps(0x5555, a, b), 0xb1));
 }
 
-// Of two vectors of four blocks: {a0 + a1, a2 + a3, b0 + b1, b2 + b3}.
-ATTUNE_INLINE __m512 merge_neighbours(__m512 a, __m512 b) {
+// {a0 + a2, a1 + a3, b0 + b2, b1 + b3} of blocks.
+ATTUNE_INLINE __m512 add_block_pairs(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
+}
+
+// Block r is the sums of row r's four vectors, where the rows are those of the arguments in the order 0, 2, 1, 3.
+ATTUNE_INLINE __m512 add_blocks(__m512 row0, __m512 row1, __m512 row2, __m512 row3) {
+  const __m512 a = add_block_pairs(row0, row2), b = add_block_pairs(row1, row3);
   return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 

@@ -159,11 +159,12 @@ void scale_columns(int m, int n, float* s, int lds, float scalar, const float* f
     for (int i = 0; i < m; ++i) scale_row(s + static_cast<int64_t>(i) * lds, n, scalar);
     return;
   }
+  const auto by = hn::Set(d, scalar);
   for (int i = 0; i < m; ++i) {
     float* row = s + static_cast<int64_t>(i) * lds;
     int j = 0;
-    for (; j + kLanes <= n; j += kLanes) hn::StoreU(hn::Mul(load(row + j), load(factor + j)), d, row + j);
-    if (j < n) store_first(hn::Mul(load(row + j, n - j), load(factor + j, n - j)), d, row + j, n - j);
+    for (; j + kLanes <= n; j += kLanes) hn::StoreU(hn::Mul(load(row + j), hn::Mul(load(factor + j), by)), d, row + j);
+    if (j < n) store_first(hn::Mul(load(row + j, n - j), hn::Mul(load(factor + j, n - j), by)), d, row + j, n - j);
   }
 }
 

@@ -43,7 +43,7 @@ void merge_columns(const MergeProblem& op, const Total& t, double denominator, i
   float sum[kChunk] = {};
   float part[kChunk];
   const RowView& in = op.partial_out;
-  for (int64_t i = 0; t.seen && denominator != kInf && i < op.parts; ++i) {
+  for (int64_t i = 0; i < op.parts; ++i) {
     const double lse = part_lse(op, i, row, head);
     if (lse == -kInf) continue;  // its columns may hold anything
     const float weight = static_cast<float>(std::exp(lse - t.largest) / denominator);

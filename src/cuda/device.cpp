@@ -121,6 +121,14 @@ ScopedContext::ScopedContext(int32_t ordinal) {
   driver_ = &d;
 }
 
+ScopedContext::ScopedContext(int32_t ordinal, std::nothrow_t) noexcept {
+  const Context wanted = primary_contexts().of_device[ordinal].load(std::memory_order_acquire);
+  const Driver* d = driver(nullptr);
+  Context current = nullptr;
+  if (d == nullptr || wanted == nullptr || d->cuCtxGetCurrent(&current) != kSuccess || current == wanted) return;
+  if (d->cuCtxPushCurrent(wanted) == kSuccess) driver_ = d;
+}
+
 ScopedContext::~ScopedContext() {
   if (driver_ == nullptr) return;
   Context popped = nullptr;

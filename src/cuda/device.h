@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ Context primary_context(int32_t ordinal);
 class ScopedContext {
  public:
   explicit ScopedContext(int32_t ordinal);
+  ScopedContext(int32_t ordinal, std::nothrow_t) noexcept;  // for destructors: leaves things as they are where it fails
   ~ScopedContext();
   ScopedContext(const ScopedContext&) = delete;
   ScopedContext& operator=(const ScopedContext&) = delete;

@@ -113,7 +113,9 @@ std::string error_text(const Driver& driver, Result result) {
 void check(Result result, const char* what) {
   if (result == kSuccess) [[likely]]
     return;
-  fail(result == kErrorOutOfMemory ? ATTUNE_OUT_OF_MEMORY : ATTUNE_DEVICE_ERROR, what, ": ", error_text(opened().table, result));
+  const Opened& o = opened();
+  fail(result == kErrorOutOfMemory ? ATTUNE_OUT_OF_MEMORY : ATTUNE_DEVICE_ERROR, what, ": ",
+       o.works ? error_text(o.table, result) : cat("CUDA error ", result));
 }
 
 void check(Result result, const std::string& what) { check(result, what.c_str()); }

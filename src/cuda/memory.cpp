@@ -18,7 +18,7 @@ Stream::Stream(int32_t device) : device_(device) {
 }
 
 Stream::~Stream() {
-  const ScopedContext context(device_);
+  const ScopedContext context(device_, std::nothrow);
   require_driver().cuStreamDestroy(stream_);
 }
 
@@ -35,7 +35,7 @@ DeviceMemory::DeviceMemory(int32_t device, size_t bytes) : device_(device), byte
 
 DeviceMemory::~DeviceMemory() {
   if (pointer_ == 0) return;
-  const ScopedContext context(device_);
+  const ScopedContext context(device_, std::nothrow);
   require_driver().cuMemFree(pointer_);
 }
 
@@ -85,14 +85,14 @@ void Graph::end(const Stream& stream) {
 }
 
 void Graph::abandon(const Stream& stream) {
-  const ScopedContext context(device_);
+  const ScopedContext context(device_, std::nothrow);
   GraphHandle graph = nullptr;
   require_driver().cuStreamEndCapture(handle(stream), &graph);
   if (graph != nullptr) require_driver().cuGraphDestroy(graph);
 }
 
 Graph::~Graph() {
-  const ScopedContext context(device_);
+  const ScopedContext context(device_, std::nothrow);
   require_driver().cuGraphExecDestroy(exec_);
 }
 
@@ -111,7 +111,7 @@ Timer::Timer(int32_t device) : device_(device) {
 }
 
 Timer::~Timer() {
-  const ScopedContext context(device_);
+  const ScopedContext context(device_, std::nothrow);
   require_driver().cuEventDestroy(start_);
   require_driver().cuEventDestroy(stop_);
 }

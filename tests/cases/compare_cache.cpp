@@ -65,8 +65,10 @@ class WriteChecker {
     for (size_t d = 0; d < row.size(); ++d) {
       const void* at = element(data, is_v, slot, static_cast<int64_t>(d));
       snapshot_.allow(at, element_size(dtype_of(data)));
-      const double code = row[d] / scale;
+      double code = row[d] / scale;
       const double bound = error / scale + std::fabs(code) * std::ldexp(1.0, -21);
+      // The code -128 is left out, so that codes are symmetric.
+      if (dtype_of(data) == ATTUNE_INT8) code = std::clamp(code, -127.0, 127.0);
       checker_.element(what, row_number(slot), slot.head, static_cast<int64_t>(d), dtype_of(data), code, narrow ? bound : error,
                        decode(dtype_of(data), at), narrow);
     }

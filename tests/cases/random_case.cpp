@@ -66,6 +66,8 @@ void draw_source(Random& r, Case& c) {
     c.head_dim_v = 512;
   }
   if (c.kv == KvSource::kSlots) {
+    // Indices beside a rank 4 q have no axis for KV heads.
+    if (c.queries == QueryShape::kFixed) c.num_heads_kv = 1;
     const auto draw = [&](SparseSpec& sparse) {
       sparse.topk = r.pick<int64_t>({1, 7, 16, 33, 64, 100});
       sparse.lengths = r.pick<Lengths>({Lengths::kNone, Lengths::kBatch, Lengths::kToken});

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// attune bench: the bench set of the table, each case checked against the oracle first and timed then.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attune/attune.hpp"
+#include "case_filter.h"
+#include "cases/compare.h"
+#include "cases/work.h"
+#include "ceilings.h"
+#include "commands.h"
+#include "device.h"
+#include "interrupt.h"
+#include "progress.h"
+#include "stopwatch.h"
+
+namespace attune::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int64_t kCheckedRows = 48;
+constexpr int kFewestRuns = 5;
+
+struct BenchOptions {
+  std::string device = "cpu", filter, json;
+  int threads = 0, reps = 0;
+  double min_time = 0.5;
+  bool list = false, no_check = false, no_ceilings = false;
+};
+
+struct Timing {
+  const cases::Case* spec = nullptr;
+  cases::Work work;
+  double median = 0, p10 = 0, p90 = 0;  // seconds of a run
+  size_t runs = 0;
+  double worst = 0;                     // share of the error bound, of the checked rows
+  std::string failure;
+  double gflops() const { return work.flops / median * 1e-9; }
+  double gbps() const { return work.bytes / median * 1e-9; }
+};
+
+double percentile(const std::vector<double>& sorted, double share) {
+  const double at = share * static_cast<double>(sorted.size() - 1);
+  const auto low = static_cast<size_t>(at);
+  const size_t high = std::min(low + 1, sorted.size() - 1);
+  return sorted[low] + (at - static_cast<double>(low)) * (sorted[high] - sorted[low]);
+}
+
+// Runs until both the time and the number of runs are reached, or exactly `reps` times.
+std::vector<double> time_runs(const cases::Problem& problem, attune_device device, cases::Memory& memory, const BenchOptions& options,
+                              const InterruptGuard& interrupt) {
+  const attune_attention a = problem.device();
+  const Plan plan(a, device);
+  const size_t bytes = plan.workspace_size();
+  cases::Workspace workspace(memory, bytes);
+  const auto run = [&] { plan.run(a, workspace.buffer.device(), bytes); };
+  run();  // warms caches and the thread pool
+  std::vector<double> seconds;
+  const Stopwatch total;
+  while (!interrupt.interrupted() || seconds.empty()) {
+    if (options.reps > 0 ? static_cast<int>(seconds.size()) >= options.reps
+                         : total.seconds() >= options.min_time && static_cast<int>(seconds.size()) >= kFewestRuns) {
+      break;
+    }
+    const Stopwatch one;
+    run();
+    seconds.push_back(one.seconds());
+  }
+  return seconds;
+}
+
+Timing bench_case(const cases::Case& spec, attune_device device, const BenchOptions& options, const InterruptGuard& interrupt) {
+  Timing timing;
+  timing.spec = &spec;
+  timing.work = cases::work_of(spec);
+  cases::Memory& memory = case_memory(device);
+  cases::Problem problem(spec, memory);
+  if (!options.no_check) {
+    const cases::Expected expected = cases::evaluate_sample(problem, kCheckedRows);
+    timing.failure = cases::run(problem);
+    if (timing.failure.empty()) {
+      const cases::Report report = cases::compare(problem, expected);
+      timing.failure = report.failure;
+      timing.worst = report.worst.ratio;
+    }
+    // A wrong result has no speed.
+    if (!timing.failure.empty()) return timing;
+  }
+  std::vector<double> seconds = time_runs(problem, device, memory, options, interrupt);
+  std::sort(seconds.begin(), seconds.end());
+  timing.median = percentile(seconds, 0.5);
+  timing.p10 = percentile(seconds, 0.1);
+  timing.p90 = percentile(seconds, 0.9);
+  timing.runs = seconds.size();
+  return timing;
+}
+
+ordered_json shape_of(const cases::Case& c) {
+  ordered_json j = {{"dtype", cases::short_name(c.dtype)},
+                    {"heads", {c.num_heads_q, c.num_heads_kv}},
+                    {"head_dim", {c.head_dim_qk, c.head_dim_v}},
+                    {"seqlens_q", c.seqlens_q},
+                    {"seqlens_kv", c.seqlens_kv},
+                    {"kv", c.kv == cases::KvSource::kDense        ? "dense"
+                           : c.kv == cases::KvSource::kContiguous ? "contiguous"
+                           : c.kv == cases::KvSource::kPaged      ? "paged"
+                                                                  : "slots"},
+                    {"new_tokens", c.new_tokens},
+                    {"causal", c.causal},
+                    {"window", {c.window_left, c.window_right}},
+                    {"topk", c.sparse.topk}};
+  if (c.has_cache()) {
+    j["cache_dtype"] = c.cache.format == ATTUNE_KV_MLA_656   ? "mla_656"
+                       : c.cache.format == ATTUNE_KV_MLA_584 ? "mla_584"
+                                                             : cases::short_name(c.cache_dtype());
+    j["page_size"] = c.cache.page_size;
+  }
+  return j;
+}
+
+ordered_json to_json(const std::vector<Timing>& timings, const std::optional<Ceilings>& ceilings, attune_device device) {
+  const attune_device_info info = device_info(device);
+  ordered_json j = {{"version", attune_version()}, {"device", device_name(device)}, {"name", info.name}, {"isa", info.isa}, {"threads", num_threads()}};
+  if (ceilings) {
+    j["ceilings"] = {{"fma_gflops_1", ceilings->fma_gflops_1}, {"fma_gflops_all", ceilings->fma_gflops_all}, {"read_gbps_all", ceilings->read_gbps_all}};
+  }
+  j["results"] = ordered_json::array();
+  for (const Timing& t : timings) {
+    ordered_json r = {{"name", t.spec->name}, {"shape", shape_of(*t.spec)}, {"flops", t.work.flops}, {"bytes", t.work.bytes}};
+    if (!t.failure.empty()) {
+      r["failure"] = t.failure;
+    } else {
+      r.update({{"runs", t.runs}, {"seconds", {{"median", t.median}, {"p10", t.p10}, {"p90", t.p90}}}, {"gflops", t.gflops()}, {"gbps", t.gbps()}, {"share_of_bound", t.worst}});
+      if (ceilings) r.update({{"share_of_fma", t.gflops() / ceilings->fma_gflops_all}, {"share_of_read", t.gbps() / ceilings->read_gbps_all}});
+    }
+    j["results"].push_back(std::move(r));
+  }
+  return j;
+}
+
+std::string milliseconds(double seconds) { return fmt::format("{:.3f}", seconds * 1e3); }
+
+void print_timing(const Timing& t, const std::optional<Ceilings>& ceilings, size_t width) {
+  if (!t.failure.empty()) {
+    fmt::print("{:<{}}  FAILED {}\n", t.spec->name, width, t.failure);
+    return;
+  }
+  const auto share = [&](double value, double ceiling) { return ceilings ? fmt::format("{:4.0f} %", 100 * value / ceiling) : std::string("      "); };
+  fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>5}  {:>8.1f} {}  {:>7.2f} {}\n", t.spec->name, width, milliseconds(t.median), milliseconds(t.p10),
+             milliseconds(t.p90), t.runs, t.gflops(), share(t.gflops(), ceilings ? ceilings->fma_gflops_all : 1), t.gbps(),
+             share(t.gbps(), ceilings ? ceilings->read_gbps_all : 1));
+}
+
+void bench(const BenchOptions& options) {
+  const std::vector<cases::Case> picked = filter_cases(cases::bench_cases(), options.filter);
+  if (options.list) {
+    for (const cases::Case& spec : picked) fmt::print("{}\n", spec.name);
+    return;
+  }
+  const attune_device device = parse_device(options.device);
+  case_memory(device);
+  std::ofstream file;
+  if (!options.json.empty()) {
+    file.open(options.json);
+    if (!file) throw UserError(fmt::format("cannot write {}", options.json));
+  }
+  if (options.threads > 0) set_num_threads(options.threads);
+  std::optional<Ceilings> ceilings;
+  if (!options.no_ceilings) ceilings = measure_ceilings(num_threads());
+  if (ceilings) {
+    fmt::print("{} threads; measured ceilings: {:.1f} fp32 GFLOP/s, {:.1f} GB/s read\n", num_threads(), ceilings->fma_gflops_all, ceilings->read_gbps_all);
+  }
+  size_t width = 4;
+  for (const cases::Case& spec : picked) width = std::max(width, spec.name.size());
+  fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>5}  {:>8} {:>6}  {:>7} {:>6}\n", "case", width, "median ms", "p10", "p90", "runs", "GFLOP/s", "peak", "GB/s", "peak");
+  const InterruptGuard interrupt;
+  std::vector<Timing> timings;
+  bool failed = false;
+  for (const cases::Case& spec : picked) {
+    if (interrupt.interrupted()) break;
+    timings.push_back(bench_case(spec, device, options, interrupt));
+    failed |= !timings.back().failure.empty();
+    print_timing(timings.back(), ceilings, width);
+    std::fflush(stdout);
+  }
+  if (file.is_open()) file << to_json(timings, ceilings, device).dump(1) << '\n';
+  if (interrupt.interrupted()) throw CLI::RuntimeError(kExitInterrupted);
+  if (failed) throw CLI::RuntimeError(kExitFailed);
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("bench", "Check, then time the bench set of the table of cases");
+  auto options = std::make_shared<BenchOptions>();
+  command->add_option("--device", options->device, "Device to time")->capture_default_str();
+  command->add_option("--filter", options->filter, "Only cases whose name matches this regular expression");
+  command->add_option("--threads", options->threads, "Threads of the CPU backend; 0: the default")->capture_default_str()->check(CLI::Range(0, 4096));
+  CLI::Option* reps = command->add_option("--reps", options->reps, "Runs of each case, instead of --min-time")->check(CLI::Range(1, 1000000));
+  command->add_option("--min-time", options->min_time, "Seconds to spend on each case at least")->capture_default_str()->check(CLI::Range(0.0, 3600.0))->excludes(reps);
+  command->add_option("--json", options->json, "Also write the results to this file");
+  command->add_flag("--no-check", options->no_check, "Do not compare with the oracle first");
+  command->add_flag("--no-ceilings", options->no_ceilings, "Do not measure the machine's ceilings");
+  command->add_flag("--list", options->list, "Only list the names");
+  command->callback([options] { bench(*options); });
+}
+
+}  // namespace attune::cli

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// attune check: the table of cases on a device, every element against the float64 oracle.
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "case_filter.h"
+#include "cases/compare.h"
+#include "commands.h"
+#include "device.h"
+#include "interrupt.h"
+#include "progress.h"
+#include "stopwatch.h"
+
+namespace attune::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct CheckOptions {
+  std::string device = "cpu";
+  std::string filter;
+  int random = 300;
+  bool list = false, json = false;
+};
+
+struct Failure {
+  std::string name, what;
+};
+
+struct CheckResult {
+  std::vector<Failure> failures;
+  int64_t num_cases = 0, num_elements = 0;
+  std::string worst_case;
+  cases::Element worst;
+  double seconds = 0;
+  bool interrupted = false;
+};
+
+CheckResult run_cases(const std::vector<cases::Case>& picked, cases::Memory& memory, bool quiet) {
+  CheckResult result;
+  const Stopwatch watch;
+  const InterruptGuard interrupt;
+  Progress progress("checking");
+  for (const cases::Case& spec : picked) {
+    if (interrupt.interrupted()) {
+      result.interrupted = true;
+      break;
+    }
+    cases::Report report;
+    try {
+      report = cases::run_case(spec, memory);
+    } catch (const std::exception& e) {
+      report.failure = e.what();
+    }
+    ++result.num_cases;
+    result.num_elements += report.num_elements;
+    if (!report.passed()) {
+      result.failures.push_back({spec.name, report.failure});
+      if (!quiet) {
+        progress.finish();
+        fmt::print("FAILED {}\n       {}\n", spec.name, report.failure);
+      }
+    } else if (report.worst.ratio > result.worst.ratio) {
+      result.worst = report.worst;
+      result.worst_case = spec.name;
+    }
+    if (!quiet && progress.due()) progress.show(result.num_cases, static_cast<int64_t>(picked.size()), spec.name);
+  }
+  progress.finish();
+  result.seconds = watch.seconds();
+  return result;
+}
+
+ordered_json to_json(const CheckResult& result, const std::string& device) {
+  ordered_json j = {{"device", device},
+                    {"num_cases", result.num_cases},
+                    {"num_failed", result.failures.size()},
+                    {"num_elements", result.num_elements},
+                    {"seconds", result.seconds}};
+  j["failures"] = ordered_json::array();
+  for (const Failure& failure : result.failures) j["failures"].push_back({{"name", failure.name}, {"failure", failure.what}});
+  if (!result.worst_case.empty()) {
+    j["worst"] = {{"case", result.worst_case},         {"where", result.worst.where}, {"expected", result.worst.expected},
+                  {"actual", result.worst.actual}, {"bound", result.worst.bound}, {"share_of_bound", result.worst.ratio}};
+  }
+  return j;
+}
+
+void print_text(const CheckResult& result, const std::string& device) {
+  fmt::print("{} of {} cases inside their bounds on {}: {} elements in {:.1f} s\n",
+             result.num_cases - static_cast<int64_t>(result.failures.size()), result.num_cases, device, result.num_elements, result.seconds);
+  if (!result.worst_case.empty()) {
+    fmt::print("closest to its bound: {} of {}: {:.6g}, exactly {:.6g}, {:.0f} % of the bound\n", result.worst.where, result.worst_case,
+               result.worst.actual, result.worst.expected, 100 * result.worst.ratio);
+  }
+}
+
+void check(const CheckOptions& options) {
+  std::vector<cases::Case> all = cases::all_cases();
+  for (int seed = 0; seed < options.random; ++seed) all.push_back(cases::random_case(static_cast<uint64_t>(seed)));
+  const std::vector<cases::Case> picked = filter_cases(all, options.filter);
+  if (options.list) {
+    for (const cases::Case& spec : picked) fmt::print("{}\n", spec.name);
+    return;
+  }
+  const attune_device device = parse_device(options.device);
+  const CheckResult result = run_cases(picked, case_memory(device), options.json);
+  const std::string name = device_name(device);
+  if (options.json) {
+    fmt::print("{}\n", to_json(result, name).dump(1));
+  } else {
+    print_text(result, name);
+  }
+  if (result.interrupted) throw CLI::RuntimeError(kExitInterrupted);
+  if (!result.failures.empty()) throw CLI::RuntimeError(kExitFailed);
+}
+
+}  // namespace
+
+void add_check_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("check", "Check every case of the table against the float64 oracle");
+  auto options = std::make_shared<CheckOptions>();
+  command->add_option("--device", options->device, "Device to check")->capture_default_str();
+  command->add_option("--filter", options->filter, "Only cases whose name matches this regular expression");
+  command->add_option("--random", options->random, "Number of random cases beside the table")->capture_default_str()->check(CLI::Range(0, 1000000));
+  command->add_flag("--list", options->list, "Only list the names");
+  command->add_flag("--json", options->json, "Report as JSON");
+  command->callback([options] { check(*options); });
+}
+
+}  // namespace attune::cli

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# The kernel bundle: attune_kernels.bundle beside the library, made from kernels/manifest.json with NVRTC, no GPU needed.
+# ATTUNE_BUNDLE AUTO (default): where NVRTC is found and the build is a plain one. ON: or fail. OFF: kernels compile on first use.
+set(ATTUNE_BUNDLE AUTO CACHE STRING "Compile the kernels of kernels/manifest.json: AUTO, ON or OFF")
+set_property(CACHE ATTUNE_BUNDLE PROPERTY STRINGS AUTO ON OFF)
+
+# The newest first, of PyPI's package under build/nvrtc, then of a toolkit.
+if(NOT ATTUNE_NVRTC_LIBRARY)
+  set(nvrtc_found)
+  foreach(directory ${PROJECT_SOURCE_DIR}/build/nvrtc/nvidia/cu13/lib ${PROJECT_SOURCE_DIR}/build/nvrtc/nvidia/cuda_nvrtc/lib
+                    $ENV{CUDA_HOME}/lib64 $ENV{CUDA_PATH}/lib64 /usr/local/cuda/lib64)
+    file(GLOB found ${directory}/libnvrtc.so.1[2-9])
+    list(SORT found ORDER DESCENDING)
+    list(APPEND nvrtc_found ${found})
+  endforeach()
+  if(nvrtc_found)
+    list(GET nvrtc_found 0 nvrtc_first)
+    set(ATTUNE_NVRTC_LIBRARY ${nvrtc_first} CACHE FILEPATH "NVRTC for the bundle" FORCE)
+  endif()
+endif()
+if(NOT ATTUNE_BUNDLE STREQUAL "AUTO")
+  set(make_bundle ${ATTUNE_BUNDLE})
+elseif(ATTUNE_NVRTC_LIBRARY AND NOT CMAKE_CROSSCOMPILING AND NOT ATTUNE_SANITIZE AND NOT ATTUNE_FUZZ AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
+  set(make_bundle ON)
+else()
+  set(make_bundle OFF)
+endif()
+if(NOT make_bundle)
+  message(STATUS "No kernel bundle (ATTUNE_BUNDLE is ${ATTUNE_BUNDLE}, NVRTC: ${ATTUNE_NVRTC_LIBRARY})")
+  return()
+endif()
+if(NOT ATTUNE_NVRTC_LIBRARY)
+  message(FATAL_ERROR "ATTUNE_BUNDLE is ON and NVRTC was not found: python3 -m pip install --target build/nvrtc nvidia-cuda-nvrtc==13.0.*, "
+                      "or set ATTUNE_NVRTC_LIBRARY to a libnvrtc.so.13")
+endif()
+
+find_package(nlohmann_json REQUIRED)
+find_package(fmt REQUIRED)
+add_subdirectory(tools/bundle)
+
+set(manifest ${PROJECT_SOURCE_DIR}/kernels/manifest.json)
+set(bundle $<TARGET_FILE_DIR:attune>/attune_kernels.bundle)
+set(report ${PROJECT_BINARY_DIR}/kernel_report.json)
+# The stamp: TARGET_FILE_DIR cannot name an output. The bundler itself sees which modules changed.
+set(stamp ${PROJECT_BINARY_DIR}/attune_kernels.stamp)
+add_custom_command(OUTPUT ${stamp}
+                   COMMAND ${CMAKE_COMMAND} -E env ATTUNE_NVRTC=${ATTUNE_NVRTC_LIBRARY} $<TARGET_FILE:attune_bundler> build ${manifest}
+                           ${bundle} ${report}
+                   COMMAND ${CMAKE_COMMAND} -E touch ${stamp}
+                   DEPENDS attune_bundler attune ${manifest}
+                   COMMENT "Compiling the kernels of kernels/manifest.json" USES_TERMINAL VERBATIM)
+add_custom_target(attune_kernel_bundle ALL DEPENDS ${stamp})
+install(FILES $<TARGET_FILE_DIR:attune>/attune_kernels.bundle DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime)
+
+if(ATTUNE_BUILD_TESTS)
+  add_test(NAME kernels.ledger COMMAND attune_bundler check ${report} ${PROJECT_SOURCE_DIR}/kernels/ledger.json)
+  add_test(NAME kernels.bundle COMMAND attune_bundler verify ${manifest} ${bundle})
+  set_tests_properties(kernels.ledger kernels.bundle PROPERTIES LABELS repo TIMEOUT 60)
+endif()

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// A specialisation of the decode kernel, from the macros that the host compiles it with.
+#pragma once
+
+#include "decode/decode_params.h"
+#include "tile/operand.cuh"
+
+namespace attune::decode {
+
+using kernels::DecodeParams;
+
+// ATTUNE_LOAD: how rows of the cache are addressed.
+constexpr int kLoadTiles = 0;     // 16 keys that begin at a multiple of 16 lie in one page
+constexpr int kLoadRows = 1;      // every row by itself: small pages, rings, beams
+constexpr int kLoadElements = 2;  // and every element by itself: x-packed layouts, rows that are not aligned to 4 bytes
+
+// ATTUNE_SCORE: bits.
+constexpr int kSoftcap = 1, kAlibi = 2, kAlibiSqrt = 4;
+
+struct Config {
+  static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
+  static constexpr int kKvType = ATTUNE_KV_TYPE;          // attune_dtype
+  static constexpr int kRowTiles = ATTUNE_ROW_TILES;      // of eight packed rows
+  static constexpr int kParts = ATTUNE_PARTS;             // 16-bit numbers that a query or a probability is the sum of
+  static constexpr int kWarps = ATTUNE_WARPS, kStages = ATTUNE_STAGES, kBlocksPerSm = ATTUNE_BLOCKS_PER_SM;
+  static constexpr int kLoad = ATTUNE_LOAD;
+  static constexpr int kCopyBytes = ATTUNE_COPY_BYTES;    // of one cp.async
+  static constexpr bool kTokenScales = ATTUNE_TOKEN_SCALES != 0;
+  static constexpr int kScore = ATTUNE_SCORE;
+
+  static constexpr int kThreads = 32 * kWarps, kRows = 8 * kRowTiles;
+  static constexpr int kTileKeys = kWarps * kernels::kKeysOfWarp;
+  static constexpr int kElement = tile::element_size(kKvType);
+  static constexpr int kComputeType = tile::compute_type(kKvType);
+  static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // of 16 channels
+  static constexpr int kChunksK = kernels::row_chunks(kElement, kHeadDimQk), kChunksV = kernels::row_chunks(kElement, kHeadDimV);
+  static constexpr int kChunksQ = kernels::row_chunks(2, kHeadDimQk);
+  using LayoutK = tile::RowLayout<kChunksK>;
+  using LayoutV = tile::RowLayout<kChunksV>;
+  using LayoutQ = tile::RowLayout<kChunksQ>;
+  static constexpr int kBytesK = kernels::kKeysOfWarp * LayoutK::kPitch, kBytesV = kernels::kKeysOfWarp * LayoutV::kPitch;
+  static constexpr int kStageBytes = kernels::stage_bytes(kElement, kHeadDimQk, kHeadDimV, kTokenScales);
+  static constexpr int kMergeChannels = kernels::kMergeFloats / kRows;  // exchanged at a time
+  static constexpr int kMergePitch = kMergeChannels + 4;
+  // Bytes of a row that no copy writes stay zero.
+  static constexpr bool kPadded = kHeadDimQk % 16 != 0 || kHeadDimV % 16 != 0;
+  static constexpr bool kQueriesInRegisters = kBlocksQk * 2 * kRowTiles * kParts <= 64;
+  static constexpr kernels::SharedLayout kShared =
+      kernels::shared_layout(kWarps, kStages, kElement, kHeadDimQk, kHeadDimV, kRowTiles, kParts, kTokenScales);
+
+  static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims go in steps of 8");
+  static_assert(kRowTiles == 1 || kRowTiles == 2 || kRowTiles == 4, "8, 16 or 32 packed rows a block");
+  static_assert(kMergeChannels % 16 == 0, "the exchange moves whole blocks of channels");
+  static_assert(kStages >= 2, "one stage loads while another is read");
+  static_assert(kBytesK + kBytesV + (kTokenScales ? 8 * kernels::kKeysOfWarp : 0) == kStageBytes, "host and device agree on a stage");
+  static_assert(LayoutK::kPitch == kernels::row_pitch(kChunksK), "host and device agree on a row");
+  static_assert(kKvType == tile::kFloat16 || kKvType == tile::kBFloat16 || kElement == 1, "16-bit or 8-bit caches");
+};
+
+}  // namespace attune::decode

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host and the kernels of decode share: parameters, records in the workspace, and the size of shared memory. Compiled by NVRTC
+// and by the host's compiler; no standard headers.
+#pragma once
+
+#ifdef __CUDACC__
+#define ATTUNE_SHARED_FUNCTION __host__ __device__ constexpr
+#else
+#define ATTUNE_SHARED_FUNCTION constexpr
+#endif
+
+namespace attune::kernels {
+
+// One axis of a table of int32, or a vector. data null: absent.
+struct IntTable {
+  const int* data;
+  long long row_stride, col_stride;  // in elements
+};
+
+// Rows of K, or of V. Element d of (page, slot, head) is at page * page_stride + slot * slot_stride + head * head_stride +
+// (d / pack) * outer_stride + (d % pack) * inner_stride elements.
+struct KvPlane {
+  const char* data;
+  long long page_stride, slot_stride, head_stride;  // in bytes
+  long long outer_stride, inner_stride;             // in elements
+  int pack;
+  int table_is_own;  // V: page ids are in v_page_table
+};
+
+// x = code * scale. mode: 0 none, 1 per tensor, 2 per head, 3 per token and head.
+struct KvScale {
+  const float* data;
+  long long page_stride, slot_stride, head_stride;  // in elements
+  int mode;
+};
+
+struct DecodeParams {
+  // Queries [batch or 1, rows, num_heads_q, head_dim_qk]: sequence b begins at b * batch_stride, or at cu_seqlens_q[b] * row_stride.
+  const char* q;
+  long long q_batch_stride, q_row_stride, q_head_stride, q_dim_stride;  // in elements, as all strides without a word
+  char* out;                                                            // as q, head_dim_v
+  long long out_batch_stride, out_row_stride, out_head_stride, out_dim_stride;
+  float* lse;                                                           // as q without the last axis; null: not wanted
+  long long lse_batch_stride, lse_row_stride, lse_head_stride;
+  float* max_logits;
+  long long max_batch_stride, max_row_stride, max_head_stride;
+  IntTable cu_seqlens_q;
+  long long total_q;
+  int q_dtype, out_dtype;
+
+  KvPlane k, v;
+  KvScale k_scale, v_scale;
+  IntTable page_table, v_page_table, batch_index, seqused_kv;
+  IntTable cache_indirection, beam_prompt_length;
+  const unsigned char* finished;
+  long long finished_stride;
+  long long num_pages;
+  int page_size, page_shift;  // page_shift: log2, or -1
+  int capacity;               // most tokens of one sequence in the cache
+  int ring_capacity;
+  int beam_width, beam_columns;
+  int paged;
+
+  const float* alibi;
+  long long alibi_batch_stride, alibi_head_stride;
+  const char* sinks;
+  long long sinks_stride;  // in bytes
+  int sinks_dtype;
+  const float* out_scale;
+  float scale, softcap;
+
+  int batch, num_heads_q, num_heads_kv, group;
+  int fixed_q;  // queries of each sequence where there is no cu_seqlens_q
+  int causal, skip_decode, zero_finished;
+  long long window_left, window_right;  // -1: no limit
+
+  // Schedule. The tiles of all sequences, heads and row blocks stand in one line; block c of the grid takes those between
+  // boundaries c and c + 1. The line is first dealt to `slots` blocks, then the rest of it to as many, and so on.
+  int slots, waves;
+  int wave_end[8];        // of each wave, in 1/1024 of the line
+  int guided_from;        // tiles a slot from which the waves are used; below, everything is in the first
+  int whole_pairs;        // boundaries only between (sequence, head, row block)s: nothing is split
+  struct Share* shares;   // [slots * waves] from the schedule kernel; null: every block computes its own
+  struct Split* splits;   // [slots * waves]
+  float* partial_out;     // [2 * slots * waves][rows of a block][head_dim_v]
+  float* partial_stats;   // [2 * slots * waves][rows of a block][2]: max (base 2), sum
+};
+
+// Where a block's part of the line begins and how long it is.
+struct Share {
+  long long first, count;  // tiles of the line
+  long long within;        // first, counted from the beginning of the sequence
+  long long total;         // tiles of the whole line
+  int batch, unused;
+};
+
+// A (sequence, head, row block) that begins in block c and goes on to block last_block; block c writes entry c.
+struct Split {
+  int batch, head, row_begin, num_rows;
+  int last_block;  // < 0: none
+  int unused[3];
+};
+
+constexpr int kKeysOfWarp = 16;    // keys of a tile that one warp takes
+constexpr int kMergeFloats = 512;  // of each warp: what the warps of a block exchange at a time
+
+ATTUNE_SHARED_FUNCTION int row_chunks(int element_size, int head_dim) { return (head_dim + 15) / 16 * element_size; }
+ATTUNE_SHARED_FUNCTION int row_pitch(int chunks) {
+  return 16 * (chunks >= 2 && (chunks & (chunks - 1)) == 0 ? chunks : chunks | 1);
+}
+// Bytes of a stage of one warp.
+ATTUNE_SHARED_FUNCTION int stage_bytes(int element_size, int head_dim_qk, int head_dim_v, bool token_scales) {
+  return kKeysOfWarp * (row_pitch(row_chunks(element_size, head_dim_qk)) + row_pitch(row_chunks(element_size, head_dim_v))) +
+         (token_scales ? 2 * kKeysOfWarp * 4 : 0);
+}
+ATTUNE_SHARED_FUNCTION int align_up(int x, int to) { return (x + to - 1) / to * to; }
+// Dynamic shared memory of a block.
+struct SharedLayout {
+  int stages, queries, merge, stats, notes, scan, total;
+};
+ATTUNE_SHARED_FUNCTION SharedLayout shared_layout(int warps, int num_stages, int element_size, int head_dim_qk, int head_dim_v,
+                                                  int row_tiles, int parts, bool token_scales) {
+  SharedLayout s{};
+  const int rows = 8 * row_tiles;
+  s.stages = 0;
+  s.queries = warps * num_stages * stage_bytes(element_size, head_dim_qk, head_dim_v, token_scales);
+  s.merge = s.queries + parts * rows * row_pitch(row_chunks(2, head_dim_qk));
+  // Rows of the exchange are padded by four floats.
+  s.stats = s.merge + warps * (kMergeFloats + 4 * rows) * 4;
+  s.notes = s.stats + (warps * 3 + 2) * rows * 4;
+  s.scan = s.notes + align_up(warps * num_stages * 4, 16);
+  s.total = s.scan + align_up((warps + 1) * 8, 16) + static_cast<int>(sizeof(Share));
+  return s;
+}
+
+}  // namespace attune::kernels

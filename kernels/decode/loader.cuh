@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer half of a warp: walks the block's share ahead of the arithmetic and copies this warp's 16 keys of each tile into the
+// warp's own ring of stages. Warps share nothing here, so the main loop needs no barrier of the block.
+#pragma once
+
+#include "decode/config.cuh"
+#include "ptx/async_copy.cuh"
+#include "schedule/cursor.cuh"
+
+namespace attune::decode {
+
+using Cursor = schedule::Cursor<Config::kTileKeys, Config::kRows>;
+using schedule::Piece;
+
+// Where a token of the cache lies. page -1: nowhere.
+struct Slot {
+  long long k_page, v_page;
+  int offset;
+};
+
+__device__ __forceinline__ long long checked(const DecodeParams& p, long long page) { return page >= 0 && page < p.num_pages ? page : -1; }
+
+// Page and offset of slot `at` of a row of the tables.
+__device__ __forceinline__ Slot find_slot(const DecodeParams& p, long long row, int at) {
+  Slot s;
+  if (!p.paged) {
+    s.k_page = s.v_page = checked(p, p.batch_index.data != nullptr ? schedule::int_at(p.batch_index, row) : row);
+    s.offset = at;
+    return s;
+  }
+  const int entry = p.page_shift >= 0 ? at >> p.page_shift : at / p.page_size;
+  s.k_page = checked(p, schedule::int_at(p.page_table, row, entry));
+  s.v_page = p.v.table_is_own ? checked(p, schedule::int_at(p.v_page_table, row, entry)) : s.k_page;
+  s.offset = at - entry * p.page_size;
+  return s;
+}
+
+// The general way from a token to its slot: rings and beams.
+__device__ __forceinline__ Slot find_token(const DecodeParams& p, int batch, int num_keys, int token) {
+  const int at = p.ring_capacity > 0 ? token % p.ring_capacity : token;
+  long long row = batch;
+  if (p.beam_width > 1) {
+    const bool wrapped = p.ring_capacity > 0 && num_keys > p.ring_capacity;
+    int beam = 0;
+    if (wrapped || token >= schedule::int_at(p.beam_prompt_length, batch)) {
+      beam = at < p.beam_columns ? schedule::int_at(p.cache_indirection, batch, at) : -1;
+    }
+    if (beam < 0 || beam >= p.beam_width) return {-1, -1, 0};
+    row = batch / p.beam_width * p.beam_width + beam;
+  }
+  return find_slot(p, row, at);
+}
+
+struct Loader {
+  Cursor cursor;
+  Piece piece;
+  int tile;    // of the block, absolute; this warp's keys are 16 of it
+  int stage;
+  bool live;   // tiles are left
+  Slot slot;   // of the next tile: of its first visible key (kLoadTiles), or of this lane's key
+  const int warp, lane;
+  const unsigned ring;   // shared address of this warp's stages
+  unsigned* const notes; // [kStages]: which of the 16 keys are there
+
+  __device__ __forceinline__ Loader(const DecodeParams& p, const kernels::Share& share, unsigned char* shared)
+      : cursor(p, share), stage(0), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
+        ring(ptx::shared_address(shared) + warp * Config::kStages * Config::kStageBytes),
+        notes(reinterpret_cast<unsigned*>(shared + Config::kShared.notes) + warp * Config::kStages) {
+    live = cursor.next(p, piece);
+    if (live) {
+      tile = piece.first_tile;
+      locate(p);
+    }
+  }
+
+  __device__ __forceinline__ int first_token() const { return tile * Config::kTileKeys + warp * kernels::kKeysOfWarp; }
+
+  // Reads the tables for the next tile, a tile ahead of the copies that need them.
+  __device__ __forceinline__ void locate(const DecodeParams& p) {
+    const int begin = cursor.sequence.first_key, end = cursor.sequence.end_key, first = first_token();
+    const int token = Config::kLoad == kLoadTiles ? max(first, begin) : first + lane % kernels::kKeysOfWarp;
+    slot = {-1, -1, 0};
+    if (token < begin || token >= end || token >= first + kernels::kKeysOfWarp) return;
+    if constexpr (Config::kLoad == kLoadTiles) {
+      slot = find_slot(p, piece.batch, token);
+      slot.offset += first - token;
+    } else {
+      slot = find_token(p, piece.batch, cursor.sequence.num_keys, token);
+    }
+  }
+
+  // Starts the copies of one tile, or of nothing at the end of the share; closes their group either way.
+  __device__ __forceinline__ void issue(const DecodeParams& p) {
+    if (live) {
+      const unsigned there = mask_of_keys();
+      if (lane == 0) notes[stage] = there;
+      const unsigned to = ring + stage * Config::kStageBytes;
+      if (there != 0) {
+        copy_rows<Config::kHeadDimQk, Config::LayoutK>(p.k, slot.k_page, to, there);
+        copy_rows<Config::kHeadDimV, Config::LayoutV>(p.v, slot.v_page, to + Config::kBytesK, there);
+        if constexpr (Config::kTokenScales) copy_scales(p, to + Config::kBytesK + Config::kBytesV, there);
+      }
+      if (++tile == piece.end_tile) {
+        live = cursor.next(p, piece);
+        if (live) tile = piece.first_tile;
+      }
+      if (live) locate(p);
+    }
+    ptx::commit_copies();
+    stage = stage + 1 == Config::kStages ? 0 : stage + 1;
+  }
+
+ private:
+  __device__ __forceinline__ unsigned mask_of_keys() const {
+    const bool found = slot.k_page >= 0 && slot.v_page >= 0;
+    if constexpr (Config::kLoad == kLoadTiles) {
+      const int first = first_token();
+      const int begin = max(cursor.sequence.first_key - first, 0), end = min(cursor.sequence.end_key - first, kernels::kKeysOfWarp);
+      return found && begin < end ? (0xffffu >> (kernels::kKeysOfWarp - end)) & (0xffffu << begin) : 0;
+    } else {
+      return __ballot_sync(0xffffffffu, found) & 0xffffu;
+    }
+  }
+
+  // Rows that are not there become zeros: what a row may not see must not even be multiplied by zero.
+  template <int kHeadDim, class Layout>
+  __device__ __forceinline__ void copy_rows(const kernels::KvPlane& plane, long long page, unsigned to, unsigned there) const {
+    const char* row = plane.data + page * plane.page_stride + slot.offset * plane.slot_stride + piece.head * plane.head_stride;
+    if constexpr (Config::kLoad == kLoadElements) {
+      copy_elements<kHeadDim, Layout>(plane, row, to);
+      return;
+    }
+    constexpr int kCopies = kHeadDim * Config::kElement / Config::kCopyBytes;  // a row
+    constexpr int kTotal = kCopies * kernels::kKeysOfWarp;
+#pragma unroll
+    for (int i = 0; i < (kTotal + 31) / 32; ++i) {
+      const int copy = i * 32 + lane;
+      const int key = copy / kCopies, byte = copy % kCopies * Config::kCopyBytes;
+      const char* from;
+      if constexpr (Config::kLoad == kLoadTiles) {
+        from = row + key * plane.slot_stride + byte;
+      } else {
+        from = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), key)) + byte;
+      }
+      if (kTotal % 32 != 0 && copy >= kTotal) break;
+      ptx::copy_async<Config::kCopyBytes>(to + Layout::offset(key, byte / 16) + byte % 16, from,
+                                          (there >> key & 1) != 0 ? Config::kCopyBytes : 0);
+    }
+  }
+
+  // Lanes 0..15 copy the row of their key, element by element.
+  template <int kHeadDim, class Layout>
+  __device__ __forceinline__ void copy_elements(const kernels::KvPlane& plane, const char* row, unsigned to) const {
+    const bool is_there = slot.k_page >= 0 && slot.v_page >= 0;
+    if (lane >= kernels::kKeysOfWarp) return;
+#pragma unroll 8
+    for (int d = 0; d < kHeadDim; ++d) {
+      const unsigned at = to + Layout::offset(lane, d * Config::kElement / 16) + d * Config::kElement % 16;
+      const long long from = (d / plane.pack * plane.outer_stride + d % plane.pack * plane.inner_stride) * Config::kElement;
+      if constexpr (Config::kElement == 2) {
+        const unsigned short x = is_there ? *reinterpret_cast<const unsigned short*>(row + from) : 0;
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(x) : "memory");
+      } else {
+        const unsigned x = is_there ? *reinterpret_cast<const unsigned char*>(row + from) : 0;
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+      }
+    }
+  }
+
+  // Scales of the 16 keys, then of the 16 values.
+  __device__ __forceinline__ void copy_scales(const DecodeParams& p, unsigned to, unsigned there) const {
+    const int key = lane % kernels::kKeysOfWarp;
+    const kernels::KvScale& scale = lane < kernels::kKeysOfWarp ? p.k_scale : p.v_scale;
+    const long long page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page;
+    const int offset = slot.offset + (Config::kLoad == kLoadTiles ? key : 0);
+    const bool is_there = (there >> key & 1) != 0 && scale.mode == 3;
+    const float* from = scale.data + page * scale.page_stride + offset * scale.slot_stride + piece.head * scale.head_stride;
+    ptx::copy_async<4>(to + lane * 4, from, is_there ? 4 : 0);
+  }
+};
+
+}  // namespace attune::decode

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of a piece as a thread sees them: what they may see and what is added to their scores. A thread holds, of each tile of eight
+// rows, rows 2t and 2t + 1 (t = lane % 4).
+#pragma once
+
+#include "decode/queries.cuh"
+#include "ptx/math.cuh"
+
+namespace attune::decode {
+
+struct Rows {
+  static constexpr bool kAnyAlibi = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
+
+  int first_position;          // of the sequence's query 0; below 0 where there are more queries than keys
+  int num_keys;
+  int low_of_all, high_of_all; // keys that every row sees, of those between the sequence's first_key and end_key
+  float factor[Config::kRowTiles][2];  // raw dot product to score (softcap: to z, else to base 2)
+  float slope[kAnyAlibi ? Config::kRowTiles : 1][2];
+
+  __device__ __forceinline__ static int packed(const Piece& piece, int n, int e) {
+    return piece.row_begin + 8 * n + threadIdx.x % 4 * 2 + e;
+  }
+
+  __device__ __forceinline__ void start(const DecodeParams& p, const Piece& piece, const schedule::Sequence& s, const float* scales) {
+    num_keys = s.num_keys;
+    first_position = s.num_keys - s.num_q;
+    low_of_all = low(p, first_position + (piece.row_begin + piece.num_rows - 1) / p.group);
+    high_of_all = high(p, first_position + piece.row_begin / p.group);
+    const float unit = (Config::kScore & kSoftcap) != 0 ? p.scale : p.scale * kLog2e;
+#pragma unroll
+    for (int n = 0; n < Config::kRowTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        factor[n][e] = scales[8 * n + threadIdx.x % 4 * 2 + e] * unit;
+        if constexpr (kAnyAlibi) {
+          const int head = piece.head * p.group + packed(piece, n, e) % p.group;
+          slope[n][e] = p.alibi[piece.batch * p.alibi_batch_stride + head * p.alibi_head_stride] * kLog2e;
+        }
+      }
+    }
+  }
+
+  // Visible keys [low, high] of a position.
+  __device__ __forceinline__ static int low(const DecodeParams& p, int position) {
+    return p.window_left >= 0 ? schedule::clamp_int(position - p.window_left, 0, 0x7fffffff) : 0;
+  }
+  __device__ __forceinline__ int high(const DecodeParams& p, int position) const {
+    long long last = num_keys - 1;
+    if (p.causal && position < last) last = position;
+    if (p.window_right >= 0 && position + p.window_right < last) last = position + p.window_right;
+    return schedule::clamp_int(last, -1, 0x7fffffff);
+  }
+  // The 16 keys from first_token that every row sees.
+  __device__ __forceinline__ unsigned seen_by_all(int first_token) const {
+    return range_mask(low_of_all - first_token, high_of_all - first_token);
+  }
+  // Bits [low, high] of 16.
+  __device__ __forceinline__ static unsigned range_mask(int low, int high) {
+    if (low > 15 || high < 0 || low > high) return 0;
+    return (0xffffu >> (15 - min(high, 15))) & (0xffffu << max(low, 0));
+  }
+
+  // Raw dot product of row (n, e) with a key to a score in base 2. distance: position minus key.
+  __device__ __forceinline__ float score(const DecodeParams& p, int n, int e, float dot, int distance) const {
+    float x = dot * factor[n][e];
+    if constexpr ((Config::kScore & kSoftcap) != 0) {
+      // tanh(y) = 1 - 2 / (1 + e^2y), exact at both ends.
+      const float y = ptx::exp2_approx(x / p.softcap * (2 * kLog2e));
+      x = p.softcap * kLog2e * (1.0f - 2.0f / (1.0f + y));
+    }
+    if constexpr ((Config::kScore & kAlibi) != 0) x -= slope[n][e] * static_cast<float>(distance);
+    if constexpr ((Config::kScore & kAlibiSqrt) != 0) {
+      if (distance > 0) x -= slope[n][e] * sqrtf(static_cast<float>(distance));
+    }
+    return x;
+  }
+};
+
+}  // namespace attune::decode

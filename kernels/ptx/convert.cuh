@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Conversions between element types, two at a time. PTX ISA, "cvt", "prmt" and "sub" (half precision).
+#pragma once
+
+namespace attune::ptx {
+
+// {lo, hi} rounded to nearest even, lo in the low half.
+__device__ __forceinline__ unsigned pack_bf16(float lo, float hi) {
+  unsigned d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+__device__ __forceinline__ unsigned pack_f16(float lo, float hi) {
+  unsigned d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+
+__device__ __forceinline__ float bf16_to_float(unsigned short x) { return __uint_as_float(static_cast<unsigned>(x) << 16); }
+__device__ __forceinline__ float f16_to_float(unsigned short x) {
+  float d;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(x));
+  return d;
+}
+
+// Two 8-bit floats to two fp16 numbers, exactly; NaN stays NaN.
+__device__ __forceinline__ unsigned e4m3_to_f16(unsigned short x) {
+  unsigned d;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(x));
+  return d;
+}
+__device__ __forceinline__ unsigned e5m2_to_f16(unsigned short x) {
+  unsigned d;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(d) : "h"(x));
+  return d;
+}
+// {lo, hi} to two 8-bit floats, saturating; NaN stays NaN.
+__device__ __forceinline__ unsigned short pack_e4m3(float lo, float hi) {
+  unsigned short d;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+__device__ __forceinline__ unsigned short pack_e5m2(float lo, float hi) {
+  unsigned short d;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+
+// Bytes of {b, a} picked by the four nibbles of selector.
+__device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
+  unsigned d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+}
+__device__ __forceinline__ unsigned subtract_f16x2(unsigned a, unsigned b) {
+  unsigned d;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+}  // namespace attune::ptx

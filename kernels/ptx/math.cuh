@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Approximate functions of one argument. PTX ISA, "ex2", "lg2" and "rcp". Errors of about 2^-22.
+#pragma once
+
+namespace attune::ptx {
+
+// 2^x; subnormal results become 0, NaN stays NaN.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float d;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+  return d;
+}
+__device__ __forceinline__ float log2_approx(float x) {
+  float d;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(d) : "f"(x));
+  return d;
+}
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float d;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+  return d;
+}
+
+}  // namespace attune::ptx

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the lengths on the device say about a sequence: its queries, the keys that they may see, and how many tiles of work that is.
+#pragma once
+
+#include "decode/decode_params.h"
+
+namespace attune::schedule {
+
+using kernels::DecodeParams;
+
+struct Sequence {
+  long long q_begin;          // first row of q; 0 where rows count from the sequence's own
+  int num_q;
+  int num_keys;               // seqlen_kv
+  int first_key, end_key;     // keys that some query may see
+  int first_tile, num_tiles;  // tiles that hold them; one, empty, where there is none
+  int row_blocks;             // blocks of packed rows; 0: nothing is to be done
+};
+
+__device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i) { return t.data[i * t.col_stride]; }
+__device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i, long long j) {
+  return t.data[i * t.row_stride + j * t.col_stride];
+}
+
+__device__ __forceinline__ int clamp_int(long long x, long long low, long long high) {
+  return static_cast<int>(x < low ? low : x > high ? high : x);
+}
+
+template <int kTileKeys, int kBlockRows>
+__device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) {
+  Sequence s;
+  if (p.cu_seqlens_q.data != nullptr) {
+    s.q_begin = clamp_int(int_at(p.cu_seqlens_q, b), 0, p.total_q);
+    s.num_q = clamp_int(int_at(p.cu_seqlens_q, b + 1) - s.q_begin, 0, p.total_q - s.q_begin);
+  } else {
+    s.q_begin = 0;
+    s.num_q = p.fixed_q;
+  }
+  const int used = int_at(p.seqused_kv, b);
+  s.num_keys = used < 0 ? 0 : p.ring_capacity > 0 ? used : min(used, p.capacity);
+
+  const bool skipped = (p.finished != nullptr && p.finished[b * p.finished_stride] != 0) || (p.skip_decode && s.num_q == 1);
+  const int rows = s.num_q * p.group;
+  s.row_blocks = skipped && !p.zero_finished ? 0 : (rows + kBlockRows - 1) / kBlockRows;
+
+  const long long first_position = static_cast<long long>(s.num_keys) - s.num_q, last_position = s.num_keys - 1;
+  long long first = 0, end = s.num_keys;
+  if (p.window_left >= 0) first = max(first, first_position - p.window_left);
+  if (p.ring_capacity > 0) first = max(first, static_cast<long long>(s.num_keys) - p.ring_capacity);
+  if (p.window_right >= 0) end = min(end, last_position + p.window_right + 1);
+  if (skipped || end < first) end = first;
+  s.first_key = static_cast<int>(first);
+  s.end_key = static_cast<int>(end);
+  s.first_tile = s.first_key / kTileKeys;
+  s.num_tiles = end > first ? (s.end_key - 1) / kTileKeys - s.first_tile + 1 : 1;
+  return s;
+}
+
+// Tiles of the line that the sequence takes: heads, then row blocks, then key tiles.
+__device__ __forceinline__ long long line_tiles(const DecodeParams& p, const Sequence& s) {
+  return static_cast<long long>(p.num_heads_kv) * s.row_blocks * s.num_tiles;
+}
+
+}  // namespace attune::schedule

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tile of 16 keys in shared memory as the A operand of mma.m16n8k16: K by itself (rows are keys), V transposed (rows are channels).
+// 8-bit elements become fp16 on the way. A 16-byte chunk of them holds 16 channels, so ldmatrix, which moves 16-bit pairs, deals the
+// channels of a block of 16 to other places than it does for 16-bit elements:
+//   K: place 2t + e (e < 2) holds channel 4t + e, place 8 + 2t + e holds channel 4t + 2 + e;
+//   V: row g holds channel 2g, row g + 8 holds channel 2g + 1.
+// Queries are stored in the first order, results are read in the second.
+#pragma once
+
+#include "ptx/convert.cuh"
+#include "ptx/matrix.cuh"
+#include "tile/element.cuh"
+#include "tile/row_layout.cuh"
+
+namespace attune::tile {
+
+// Type of the products.
+__host__ __device__ constexpr int compute_type(int kv_type) { return kv_type == kBFloat16 ? kBFloat16 : kFloat16; }
+
+// Place, within its block of 16, of a channel of K and the queries.
+template <int kKvType>
+__device__ constexpr int place_of_channel(int channel) {
+  if (element_size(kKvType) == 2) return channel;
+  const int c = channel & 15;
+  return (channel & ~15) + ((c >> 2) << 1) + (c & 1) + ((c & 2) << 2);
+}
+
+// Channel of row g + 8 * half of block i of the transposed V.
+template <int kKvType>
+__device__ constexpr int channel_of_row(int i, int g, int half) {
+  return element_size(kKvType) == 2 ? 16 * i + g + 8 * half : 16 * i + 2 * g + half;
+}
+
+// Two codes in the low half of x.
+template <int kKvType>
+__device__ __forceinline__ unsigned pair_to_f16(unsigned x) {
+  static_assert(kKvType == kE4m3 || kKvType == kE5m2, "int8 converts four at a time");
+  if constexpr (kKvType == kE4m3) return ptx::e4m3_to_f16(static_cast<unsigned short>(x));
+  return ptx::e5m2_to_f16(static_cast<unsigned short>(x));
+}
+
+// Bytes 0, 1 of x to lo and bytes 2, 3 to hi.
+template <int kKvType>
+__device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& hi) {
+  if constexpr (kKvType == kInt8) {
+    // 0x6400 | u is the fp16 number 1024 + u; u = code + 128.
+    const unsigned u = x ^ 0x80808080u;
+    lo = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4140), 0x64806480u);
+    hi = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4342), 0x64806480u);
+  } else {
+    lo = pair_to_f16<kKvType>(x & 0xffffu);
+    hi = pair_to_f16<kKvType>(x >> 16);
+  }
+}
+
+// Which rows and chunks this lane names to ldmatrix is computed once.
+template <int kKvType, int kChunks>
+struct KeyOperand {
+  using Layout = RowLayout<kChunks>;
+  static constexpr bool kWide = element_size(kKvType) == 2;
+
+  int row_offset, twist;
+  __device__ explicit KeyOperand(int lane) {
+    const int row = (lane & 7) + ((lane >> 3) & 1) * 8;
+    row_offset = row * Layout::kPitch;
+    twist = Layout::twist(row);
+    upper_ = lane >> 4;
+  }
+  __device__ unsigned address(unsigned tile, int chunk) const { return tile + row_offset + (((chunk + upper_) ^ twist) << 4); }
+
+  // Blocks 2j and 2j + 1 (8-bit elements), or block j (16-bit ones), of channels.
+  __device__ __forceinline__ void load_wide(unsigned tile, int block, unsigned (&a)[4]) const {
+    ptx::load_matrix_x4(a, address(tile, 2 * block));
+  }
+  __device__ __forceinline__ void load_narrow(unsigned tile, int pair, unsigned (&a)[2][4]) const {
+    unsigned raw[4];
+    ptx::load_matrix_x4(raw, address(tile, 2 * pair));
+    unpack(raw[0], raw[1], a[0]);
+    unpack(raw[2], raw[3], a[1]);
+  }
+  // The last block where their number is odd.
+  __device__ __forceinline__ void load_last(unsigned tile, int block, unsigned (&a)[4]) const {
+    unsigned raw[2];
+    ptx::load_matrix_x2(raw, tile + row_offset + ((block ^ twist) << 4));
+    unpack(raw[0], raw[1], a);
+  }
+
+ private:
+  __device__ __forceinline__ static void unpack(unsigned keys_lo, unsigned keys_hi, unsigned (&a)[4]) {
+    quad_to_f16<kKvType>(keys_lo, a[0], a[2]);
+    quad_to_f16<kKvType>(keys_hi, a[1], a[3]);
+  }
+  int upper_;
+};
+
+template <int kKvType, int kChunks>
+struct ValueOperand {
+  using Layout = RowLayout<kChunks>;
+
+  int row_offset, twist;
+  __device__ explicit ValueOperand(int lane) {
+    const bool wide = element_size(kKvType) == 2;
+    const int row = (lane & 7) + (wide ? lane >> 4 : (lane >> 3) & 1) * 8;
+    row_offset = row * Layout::kPitch;
+    twist = Layout::twist(row);
+    upper_ = wide ? (lane >> 3) & 1 : lane >> 4;
+  }
+  __device__ unsigned address(unsigned tile, int chunk) const { return tile + row_offset + (((chunk + upper_) ^ twist) << 4); }
+
+  __device__ __forceinline__ void load_wide(unsigned tile, int block, unsigned (&a)[4]) const {
+    ptx::load_matrix_x4_transposed(a, address(tile, 2 * block));
+  }
+  __device__ __forceinline__ void load_narrow(unsigned tile, int pair, unsigned (&a)[2][4]) const {
+    unsigned raw[4];
+    ptx::load_matrix_x4_transposed(raw, address(tile, 2 * pair));
+    unpack(raw[0], raw[1], a[0]);
+    unpack(raw[2], raw[3], a[1]);
+  }
+  __device__ __forceinline__ void load_last(unsigned tile, int block, unsigned (&a)[4]) const {
+    unsigned raw[2];
+    ptx::load_matrix_x2_transposed(raw, tile + row_offset + ((block ^ twist) << 4));
+    unpack(raw[0], raw[1], a);
+  }
+
+ private:
+  // A register holds channels 2g, 2g + 1 of key 2t, then of key 2t + 1.
+  __device__ __forceinline__ static void unpack(unsigned keys_lo, unsigned keys_hi, unsigned (&a)[4]) {
+    quad_to_f16<kKvType>(ptx::permute_bytes(keys_lo, 0, 0x3120), a[0], a[1]);
+    quad_to_f16<kKvType>(ptx::permute_bytes(keys_hi, 0, 0x3120), a[2], a[3]);
+  }
+  int upper_;
+};
+
+template <int kComputeType>
+__device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  if constexpr (kComputeType == kBFloat16) {
+    ptx::mma_bf16(c, a, b);
+  } else {
+    ptx::mma_f16(c, a, b);
+  }
+}
+
+template <int kComputeType>
+__device__ __forceinline__ unsigned pack(float lo, float hi) {
+  if constexpr (kComputeType == kBFloat16) return ptx::pack_bf16(lo, hi);
+  return ptx::pack_f16(lo, hi);
+}
+
+// The halves of a pack as they were rounded.
+template <int kComputeType>
+__device__ __forceinline__ float low_half(unsigned x) {
+  if constexpr (kComputeType == kBFloat16) return __uint_as_float(x << 16);
+  return ptx::f16_to_float(static_cast<unsigned short>(x));
+}
+template <int kComputeType>
+__device__ __forceinline__ float high_half(unsigned x) {
+  if constexpr (kComputeType == kBFloat16) return __uint_as_float(x & 0xffff0000u);
+  return ptx::f16_to_float(static_cast<unsigned short>(x >> 16));
+}
+
+}  // namespace attune::tile

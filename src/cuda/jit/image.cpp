@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/jit/image.h"
+
+#include <strings.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/status.h"
+#include "cuda/jit/environment.h"
+#include "cuda/jit/nvrtc.h"
+
+namespace attune::cuda {
+namespace {
+
+Defines sorted(Defines defines) {
+  std::sort(defines.begin(), defines.end());
+  return defines;
+}
+
+std::vector<std::string> split_at_blanks(const std::string& text) {
+  std::vector<std::string> words;
+  size_t at = 0;
+  while ((at = text.find_first_not_of(" \t", at)) != std::string::npos) {
+    const size_t end = std::min(text.find_first_of(" \t", at), text.size());
+    words.push_back(text.substr(at, end - at));
+    at = end;
+  }
+  return words;
+}
+
+}  // namespace
+
+std::string module_name(const ModuleSpec& spec) {
+  std::string name = spec.source;
+  for (const auto& [macro, value] : sorted(spec.defines)) name += cat(" ", macro, "=", value);
+  return name;
+}
+
+std::vector<std::string> compiler_options(const ModuleSpec& spec) {
+  std::vector<std::string> options = {cat("-arch=", kArch), "--std=c++20", "-default-device"};
+  for (std::string& flag : split_at_blanks(environment("ATTUNE_NVRTC_FLAGS"))) options.push_back(std::move(flag));
+  for (const auto& [macro, value] : sorted(spec.defines)) options.push_back(cat("-D", macro, "=", value));
+  return options;
+}
+
+Digest module_key(const SourceUnit& unit, const std::vector<std::string>& options) {
+  Sha256 hash;
+  hash.update_field("attune kernel 1").update({reinterpret_cast<const char*>(unit.digest.data()), unit.digest.size()});
+  for (const std::string& option : options) hash.update_field(option);
+  return hash.finish();
+}
+
+Digest cache_key(const Digest& module, const std::string& compiler_version) {
+  return Sha256().update({reinterpret_cast<const char*>(module.data()), module.size()}).update_field(compiler_version).finish();
+}
+
+bool jit_enabled() {
+  const std::string value = environment("ATTUNE_JIT");
+  if (value.empty() || strcasecmp(value.c_str(), "on") == 0) return true;
+  if (strcasecmp(value.c_str(), "off") == 0) return false;
+  log_message(ATTUNE_LOG_WARNING, cat("ATTUNE_JIT is '", value, "'; it may be on or off, and on is assumed"));
+  return true;
+}
+
+ImageFinder::Options ImageFinder::default_options(int driver_major) {
+  return {default_bundle_path(), default_cache_directory(), jit_enabled(), driver_major};
+}
+
+ImageFinder::ImageFinder(Options options) : options_(std::move(options)), cache_(options_.cache_directory) {}
+
+const Bundle* ImageFinder::bundle() {
+  std::call_once(bundle_once_, [&] {
+    if (options_.bundle_path.empty()) return;
+    std::string why;
+    bundle_ = Bundle::open(options_.bundle_path, &why);
+    if (bundle_ != nullptr && bundle_->compiler_major() > options_.driver_major) {
+      why = cat("the kernel bundle ", options_.bundle_path, " was made with CUDA ", bundle_->compiler_major(), ".", bundle_->compiler_minor(),
+                " and the driver supports CUDA ", options_.driver_major, "; it is not used");
+      bundle_.reset();
+    }
+    if (!why.empty()) log_message(ATTUNE_LOG_WARNING, why);
+  });
+  return bundle_.get();
+}
+
+Image ImageFinder::find(const ModuleSpec& spec, bool without_bundle, bool without_cache) {
+  const SourceUnit unit = read_source(spec.source);
+  const std::vector<std::string> options = compiler_options(spec);
+  const Digest key = module_key(unit, options);
+  Image image;
+  if (const Bundle* b = without_bundle ? nullptr : bundle()) {
+    std::string why;
+    image.bundled = b->find(key, &why);
+    image.origin = KernelOrigin::kBundle;
+    if (!image.bundled.empty()) return image;
+    if (!why.empty()) log_message(ATTUNE_LOG_WARNING, why);
+  }
+
+  // The version of the compiler is part of the name of what it compiled.
+  std::string why;
+  const Nvrtc* nvrtc = find_nvrtc(options_.driver_major, &why);
+  if (nvrtc != nullptr && !without_cache) {
+    image.key = cache_key(key, nvrtc->version());
+    if (std::optional<std::string> cached = cache_.load(image.key)) {
+      image.owned = std::move(*cached);
+      image.origin = KernelOrigin::kDiskCache;
+      return image;
+    }
+  }
+  if (!options_.may_compile) why = "ATTUNE_JIT=off forbids compiling it";
+  if (!why.empty()) {
+    fail(ATTUNE_DEVICE_ERROR, "the kernel ", module_name(spec), " is in neither the bundle (",
+         options_.bundle_path.empty() ? std::string("there is none") : options_.bundle_path, ") nor the disk cache (",
+         options_.cache_directory.empty() ? std::string("there is none") : options_.cache_directory, "), and ", why);
+  }
+
+  const auto start = std::chrono::steady_clock::now();
+  Compiled compiled = nvrtc->compile(unit, options);
+  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
+  log_message(ATTUNE_LOG_INFO, cat("compiled ", module_name(spec), " with NVRTC ", nvrtc->version(), " in ",
+                                   static_cast<int64_t>(elapsed.count()), " ms"));
+  if (!compiled.log.empty()) log_message(ATTUNE_LOG_WARNING, cat(module_name(spec), ": ", compiled.log));
+  cache_.store(cache_key(key, nvrtc->version()), compiled.cubin);
+  image.owned = std::move(compiled.cubin);
+  image.origin = KernelOrigin::kCompiled;
+  return image;
+}
+
+}  // namespace attune::cuda

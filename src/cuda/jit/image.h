@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds or makes the machine code of a source with its defines: bundle, disk cache, NVRTC. Needs no GPU and no driver.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda/jit/bundle.h"
+#include "cuda/jit/disk_cache.h"
+#include "cuda/jit/sources.h"
+#include "cuda/kernel.h"
+
+namespace attune::cuda {
+
+inline constexpr char kArch[] = "sm_90a";
+
+// What is compiled as one: every entry of the source, for one set of macros.
+struct ModuleSpec {
+  std::string source;
+  Defines defines;
+};
+std::string module_name(const ModuleSpec& spec);  // "decode/decode.cu GROUP=8 HEAD_DIM=128"
+
+// The compiler's options: architecture, language, ATTUNE_NVRTC_FLAGS, the defines sorted by name.
+std::vector<std::string> compiler_options(const ModuleSpec& spec);
+// Names machine code by everything it was made from but the compiler. The bundle's key.
+Digest module_key(const SourceUnit& unit, const std::vector<std::string>& options);
+// The disk cache's key: the same with the compiler's version.
+Digest cache_key(const Digest& module, const std::string& compiler_version);
+
+struct Image {
+  std::string owned;         // the cubin, or
+  std::string_view bundled;  // the cubin, in the bundle's memory
+  std::string_view bytes() const { return owned.empty() ? bundled : owned; }
+  KernelOrigin origin = KernelOrigin::kCompiled;
+  Digest key = {};  // of the disk cache, for kDiskCache
+};
+
+class ImageFinder {
+ public:
+  struct Options {
+    std::string bundle_path, cache_directory;
+    bool may_compile = true;
+    int driver_major = 0;  // newest CUDA whose machine code can be loaded
+  };
+  // From the environment: ATTUNE_BUNDLE, ATTUNE_CACHE_DIR, ATTUNE_JIT (read once, by the first kernel).
+  static Options default_options(int driver_major);
+
+  explicit ImageFinder(Options options);
+
+  // Failure(ATTUNE_DEVICE_ERROR): not at hand, and may not or cannot be compiled; says which and why. ATTUNE_INTERNAL: does not compile.
+  // An origin in without is not looked at: its code was tried and did not load.
+  Image find(const ModuleSpec& spec, bool without_bundle = false, bool without_cache = false);
+
+  DiskCache& disk_cache() { return cache_; }
+
+ private:
+  const Bundle* bundle();
+
+  Options options_;
+  DiskCache cache_;
+  std::once_flag bundle_once_;
+  std::unique_ptr<Bundle> bundle_;
+};
+
+// "on" and "off" (any case) of ATTUNE_JIT; anything else is on, with a warning.
+bool jit_enabled();
+
+}  // namespace attune::cuda

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// NVRTC, NVIDIA's run-time compiler, opened at run time.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/jit/sources.h"
+
+namespace attune::cuda {
+
+struct Compiled {
+  std::string cubin;
+  std::string log;  // warnings; "" if none
+};
+
+class Nvrtc {
+ public:
+  // Opens one library. Null, with one sentence in *why, where it does not open or is no NVRTC of CUDA 12 or later.
+  static std::unique_ptr<Nvrtc> open(const std::string& path, std::string* why);
+
+  int major() const { return major_; }
+  int minor() const { return minor_; }
+  std::string version() const;  // "13.0"
+  const std::string& path() const { return path_; }
+
+  // Compiles to machine code. Failure(ATTUNE_INTERNAL) with the compiler's messages. Thread-safe.
+  Compiled compile(const SourceUnit& unit, const std::vector<std::string>& options) const;
+
+ private:
+  struct Api;
+  Nvrtc() = default;
+
+  std::shared_ptr<const Api> api_;
+  int major_ = 0, minor_ = 0;
+  std::string path_;
+};
+
+// The places where NVRTC is looked for, in order: ATTUNE_NVRTC alone if set; else the loader's path, CUDA_HOME and CUDA_PATH,
+// beside this library and in Python's site-packages (PyPI's nvidia-cuda-nvrtc), conda, /usr/local/cuda.
+std::vector<std::string> nvrtc_candidates();
+
+// The first of them whose major version is at most max_major: a driver does not load the code of a newer major version.
+// Found once for each max_major; null and one sentence in *why (may be null) where there is none.
+const Nvrtc* find_nvrtc(int max_major, std::string* why);
+
+}  // namespace attune::cuda

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/kernel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <system_error>
+#include <thread>
+
+#include "core/status.h"
+#include "cuda/device.h"
+#include "cuda/jit/image.h"
+
+namespace attune::cuda {
+namespace {
+
+// Machine code of one module, loaded once for all devices. The mutex is held while it is found or compiled, so that threads that
+// want the same module wait for one compiler, and threads that want others do not.
+struct Module {
+  std::mutex mutex;
+  Library library = nullptr;
+  KernelOrigin origin = KernelOrigin::kCompiled;
+};
+
+std::string key_of(const KernelSpec& spec, int32_t device) {
+  return cat(module_name({spec.source, spec.defines}), "\n", spec.entry, "\n", device);
+}
+
+class KernelCache {
+ public:
+  KernelCache() : finder_(ImageFinder::default_options(require_driver().version / 1000)) {}
+
+  const CompiledKernel& get(const KernelSpec& spec, int32_t device) {
+    const std::string key = key_of(spec, device);
+    if (const CompiledKernel* kernel = find(key)) return checked(*kernel, spec);
+    require_device(device);
+    const Module& module = load({spec.source, spec.defines});
+    auto kernel = std::make_unique<CompiledKernel>(make_kernel(spec, device, module));
+    std::unique_lock lock(kernels_mutex_);
+    // Another thread may have come first; its entry stays, since references to it may be out.
+    return checked(*kernels_.try_emplace(key, std::move(kernel)).first->second, spec);
+  }
+
+ private:
+  const CompiledKernel* find(const std::string& key) const {
+    std::shared_lock lock(kernels_mutex_);
+    const auto it = kernels_.find(key);
+    return it != kernels_.end() ? it->second.get() : nullptr;
+  }
+
+  static const CompiledKernel& checked(const CompiledKernel& kernel, const KernelSpec& spec) {
+    if (spec.shared_bytes <= static_cast<size_t>(kernel.max_dynamic_shared_bytes)) return kernel;
+    fail(ATTUNE_DEVICE_ERROR, kernel.name, " wants ", spec.shared_bytes, " bytes of dynamic shared memory; CUDA device ", kernel.device,
+         " has ", kernel.max_dynamic_shared_bytes);
+  }
+
+  Module& slot(const ModuleSpec& spec) {
+    std::lock_guard lock(modules_mutex_);
+    std::unique_ptr<Module>& module = modules_[module_name(spec)];
+    if (module == nullptr) module = std::make_unique<Module>();
+    return *module;
+  }
+
+  const Module& load(const ModuleSpec& spec) {
+    Module& module = slot(spec);
+    std::lock_guard lock(module.mutex);
+    if (module.library != nullptr) return module;
+    const Driver& d = require_driver();
+    // Code from the bundle or the disk that the driver refuses is as good as none: go on to the next source.
+    bool without_bundle = false, without_cache = false;
+    while (true) {
+      const Image image = finder_.find(spec, without_bundle, without_cache);
+      Library library = nullptr;
+      const Result result = d.cuLibraryLoadData(&library, image.bytes().data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+      if (result == kSuccess) {
+        module.library = library;
+        module.origin = image.origin;
+        return module;
+      }
+      if (image.origin == KernelOrigin::kCompiled) check(result, cat("loading ", module_name(spec)));
+      log_message(ATTUNE_LOG_WARNING, cat("the driver does not load ", module_name(spec), " from the ", origin_name(image.origin), ": ",
+                                          error_text(d, result)));
+      if (image.origin == KernelOrigin::kBundle) without_bundle = true;
+      if (image.origin == KernelOrigin::kDiskCache) {
+        without_cache = true;
+        finder_.disk_cache().remove(image.key);
+      }
+    }
+  }
+
+  static CompiledKernel make_kernel(const KernelSpec& spec, int32_t device, const Module& module) {
+    const Driver& d = require_driver();
+    CompiledKernel k;
+    k.name = spec_name(spec);
+    k.device = device;
+    k.origin = module.origin;
+    const Result found = d.cuLibraryGetKernel(&k.kernel, module.library, spec.entry.c_str());
+    if (found == kErrorNotFound) fail(ATTUNE_INTERNAL, "kernel source ", spec.source, " has no entry ", spec.entry);
+    check(found, cat("finding ", k.name));
+
+    // Loading now, not lazily: the first launch may be inside a stream capture.
+    const ScopedContext context(device);
+    check(d.cuKernelGetFunction(&k.function, k.kernel), cat("loading ", k.name));
+    check(d.cuFuncLoad(k.function), cat("loading ", k.name));
+    auto attribute = [&](FunctionAttribute a) {
+      int32_t value = 0;
+      check(d.cuFuncGetAttribute(&value, a, k.function), cat("reading the attributes of ", k.name));
+      return value;
+    };
+    k.num_regs = attribute(FunctionAttribute::kNumRegs);
+    k.static_shared_bytes = attribute(FunctionAttribute::kSharedSizeBytes);
+    k.local_bytes = attribute(FunctionAttribute::kLocalSizeBytes);
+    k.max_threads = attribute(FunctionAttribute::kMaxThreadsPerBlock);
+
+    // Permissions, not reservations: what a launch takes is what it asks for.
+    const DeviceInfo& info = require_device(device);
+    k.max_dynamic_shared_bytes = static_cast<int32_t>(info.shared_bytes_per_block) - k.static_shared_bytes;
+    Ordinal handle = 0;
+    check(d.cuDeviceGet(&handle, device), "cuDeviceGet");
+    check(d.cuKernelSetAttribute(FunctionAttribute::kMaxDynamicSharedSizeBytes, k.max_dynamic_shared_bytes, k.kernel, handle),
+          cat("allowing ", k.max_dynamic_shared_bytes, " bytes of shared memory to ", k.name));
+    check(d.cuKernelSetAttribute(FunctionAttribute::kNonPortableClusterSizeAllowed, 1, k.kernel, handle),
+          cat("allowing large clusters to ", k.name));
+    return k;
+  }
+
+  ImageFinder finder_;
+  mutable std::shared_mutex kernels_mutex_;
+  std::map<std::string, std::unique_ptr<CompiledKernel>> kernels_;
+  std::mutex modules_mutex_;
+  std::map<std::string, std::unique_ptr<Module>> modules_;
+};
+
+}  // namespace
+
+std::string spec_name(const KernelSpec& spec) {
+  std::string name = module_name({spec.source, spec.defines});
+  return name.insert(spec.source.size(), " " + spec.entry);
+}
+
+const char* origin_name(KernelOrigin origin) {
+  switch (origin) {
+    case KernelOrigin::kBundle: return "bundle";
+    case KernelOrigin::kDiskCache: return "disk cache";
+    case KernelOrigin::kCompiled: return "compiler";
+  }
+  return "?";
+}
+
+const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device) {
+  // Never destroyed: plans hold references, and may outlive static destruction.
+  static KernelCache& cache = *new KernelCache;
+  return cache.get(spec, device);
+}
+
+void warm(const std::vector<KernelSpec>& specs, int32_t device) {
+  require_device(device);
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr first_failure;
+  auto work = [&] {
+    for (size_t i = next.fetch_add(1); i < specs.size(); i = next.fetch_add(1)) {
+      try {
+        get_kernel(specs[i], device);
+      } catch (...) {
+        std::lock_guard lock(mutex);
+        if (first_failure == nullptr) first_failure = std::current_exception();
+      }
+    }
+  };
+  const size_t num_threads = std::min<size_t>(specs.size(), std::max(1u, std::thread::hardware_concurrency()));
+  std::vector<std::thread> threads;
+  try {
+    for (size_t i = 1; i < num_threads; ++i) threads.emplace_back(work);
+  } catch (const std::system_error&) {
+    // Fewer threads than wanted do the same work.
+  }
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (first_failure != nullptr) std::rethrow_exception(first_failure);
+}
+
+int32_t CompiledKernel::blocks_per_sm(int32_t threads, size_t dynamic_shared_bytes) const {
+  const ScopedContext context(device);
+  int32_t blocks = 0;
+  check(require_driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads, dynamic_shared_bytes),
+        cat("the occupancy of ", name));
+  return blocks;
+}
+
+int32_t CompiledKernel::max_active_clusters(uint32_t cluster_x, int32_t threads, size_t dynamic_shared_bytes) const {
+  const ScopedContext context(device);
+  LaunchAttribute attribute = {};
+  attribute.id = LaunchAttributeId::kClusterDimension;
+  attribute.value.cluster[0] = cluster_x;
+  attribute.value.cluster[1] = attribute.value.cluster[2] = 1;
+  const DriverLaunchConfig config = {{cluster_x, 1, 1},
+                                     {static_cast<uint32_t>(threads), 1, 1},
+                                     static_cast<uint32_t>(dynamic_shared_bytes),
+                                     nullptr,
+                                     &attribute,
+                                     1};
+  int32_t clusters = 0;
+  check(require_driver().cuOccupancyMaxActiveClusters(&clusters, function, &config), cat("the occupancy of ", name));
+  return clusters;
+}
+
+}  // namespace attune::cuda

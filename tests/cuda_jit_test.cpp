@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a kernel's name to its machine code, without a GPU: sources, keys, the bundle, the disk cache, NVRTC (skipped where absent).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "core/status.h"
+#include "cuda/jit/files.h"
+#include "cuda/jit/image.h"
+#include "cuda/jit/nvrtc.h"
+
+namespace attune::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+void write_file(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+// Each test has a directory of its own, and the log.
+class CudaJit : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::path(testing::TempDir()) / cat("attune_jit_", getpid(), "_", testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(directory_);
+    fs::create_directories(directory_);
+    set_log_callback(
+        [](int32_t level, const char* message, void* user) {
+          if (level >= ATTUNE_LOG_WARNING) static_cast<std::vector<std::string>*>(user)->push_back(message);
+        },
+        &log_);
+  }
+  void TearDown() override {
+    set_log_callback(nullptr, nullptr);
+    fs::remove_all(directory_);
+  }
+  std::string path(const std::string& name) const { return (directory_ / name).string(); }
+
+  template <class Body>
+  static std::string failure_of(Body&& body, attune_status status) {
+    try {
+      body();
+    } catch (const Failure& e) {
+      EXPECT_EQ(e.status(), status) << e.what();
+      return e.what();
+    }
+    ADD_FAILURE() << "nothing was thrown";
+    return "";
+  }
+
+  fs::path directory_;
+  std::vector<std::string> log_;
+};
+
+TEST(Sha256, KnownAnswers) {
+  EXPECT_EQ(to_hex(sha256("")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(to_hex(sha256("abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(to_hex(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")),
+            "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  Sha256 million;
+  for (int i = 0; i < 1000; ++i) million.update(std::string(1000, 'a'));
+  EXPECT_EQ(to_hex(million.finish()), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+TEST_F(CudaJit, SourcesComeWithTheirHeaders) {
+  write_file(path("op/kernel.cu"), "#include \"tile/a.h\"\n  #  include\t\"ptx/b.h\" // twice\n#include <angle>\nint x;\n");
+  write_file(path("tile/a.h"), "#include \"ptx/b.h\"\n");
+  write_file(path("ptx/b.h"), "int b;");
+  const SourceUnit unit = read_source("op/kernel.cu", directory_.string());
+  ASSERT_EQ(unit.headers.size(), 2u);
+  EXPECT_EQ(unit.headers[0].first, "ptx/b.h");
+  EXPECT_EQ(unit.headers[1].first, "tile/a.h");
+  EXPECT_EQ(unit.headers[0].second, "int b;");
+
+  // A change two includes away changes the name of the code.
+  const Digest before = unit.digest;
+  EXPECT_EQ(read_source("op/kernel.cu", directory_.string()).digest, before);
+  write_file(path("ptx/b.h"), "int c;");
+  EXPECT_NE(read_source("op/kernel.cu", directory_.string()).digest, before);
+
+  write_file(path("tile/a.h"), "#include \"ptx/c.h\"\n");
+  EXPECT_THAT(failure_of([&] { read_source("op/kernel.cu", directory_.string()); }, ATTUNE_INTERNAL),
+              HasSubstr("tile/a.h includes \"ptx/c.h\", which is not in"));
+  EXPECT_EQ(failure_of([&] { read_source("op/none.cu", ""); }, ATTUNE_INTERNAL), "there is no kernel source op/none.cu in the library");
+}
+
+TEST_F(CudaJit, EmbeddedSourcesAreTheFiles) {
+  ASSERT_GT(kNumEmbeddedKernels, 0u);
+  for (size_t i = 0; i < kNumEmbeddedKernels; ++i) {
+    const EmbeddedFile& file = kEmbeddedKernels[i];
+    // Not EXPECT_EQ: a difference would print both files.
+    EXPECT_TRUE(std::string(file.text, file.size) == read_file(cat(ATTUNE_SOURCE_DIR, "/kernels/", file.path))) << file.path;
+  }
+}
+
+TEST_F(CudaJit, KeysHoldAllThatChangesTheCode) {
+  const SourceUnit unit = read_source("selftest/saxpy.cu", "");
+  const ModuleSpec one = {"selftest/saxpy.cu", {{"A", "2"}, {"B", "1"}}};
+  const ModuleSpec reordered = {"selftest/saxpy.cu", {{"B", "1"}, {"A", "2"}}};
+  const ModuleSpec other = {"selftest/saxpy.cu", {{"A", "2"}, {"B", "3"}}};
+  const Digest key = module_key(unit, compiler_options(one));
+  EXPECT_EQ(key, module_key(unit, compiler_options(reordered)));
+  EXPECT_NE(key, module_key(unit, compiler_options(other)));
+  EXPECT_NE(cache_key(key, "13.0"), cache_key(key, "13.1"));
+  EXPECT_EQ(module_name(reordered), "selftest/saxpy.cu A=2 B=1");
+  EXPECT_EQ(spec_name({"selftest/saxpy.cu", "saxpy", reordered.defines, 0}), "selftest/saxpy.cu saxpy A=2 B=1");
+}
+
+TEST_F(CudaJit, BundleFindsAndDetectsDamage) {
+  std::vector<BundleEntry> entries;
+  for (int i = 0; i < 100; ++i) entries.push_back({sha256(std::to_string(i)), std::string(static_cast<size_t>(i * 7 + 1), static_cast<char>(i))});
+  const std::string file = path("kernels.bundle");
+  ASSERT_EQ(write_bundle(file, 13, 0, entries), "");
+  std::string why;
+  const auto bundle = Bundle::open(file, &why);
+  ASSERT_NE(bundle, nullptr) << why;
+  EXPECT_EQ(bundle->compiler_major(), 13);
+  EXPECT_EQ(bundle->size(), 100u);
+  for (const BundleEntry& e : entries) EXPECT_EQ(bundle->find(e.key, &why), e.image);
+  EXPECT_EQ(bundle->find(sha256("none"), &why), "");
+  EXPECT_EQ(why, "");
+
+  EXPECT_EQ(Bundle::open(path("absent"), &why), nullptr);
+  EXPECT_EQ(why, "");
+  const std::string whole = *read_file(file);
+  // One flipped byte, wherever it is, never goes unnoticed.
+  for (size_t at = 0; at < whole.size(); at += 61) {
+    std::string bytes = whole;
+    bytes[at] ^= 0x10;
+    write_file(file, bytes);
+    const auto damaged = Bundle::open(file, &why);
+    for (const BundleEntry& e : entries) {
+      const std::string_view image = damaged != nullptr ? damaged->find(e.key, &why) : "";
+      EXPECT_TRUE(image == e.image || image.empty()) << "byte " << at;
+    }
+  }
+  for (const size_t length : {size_t{0}, size_t{10}, size_t{56}, whole.size() / 2, whole.size() - 1}) {
+    write_file(file, whole.substr(0, length));
+    const auto cut = Bundle::open(file, &why);
+    for (const BundleEntry& e : entries) {
+      const std::string_view image = cut != nullptr ? cut->find(e.key, &why) : "";
+      EXPECT_TRUE(image == e.image || image.empty()) << "length " << length;
+    }
+    EXPECT_NE(why, "");
+  }
+}
+
+TEST_F(CudaJit, DiskCacheRebuildsWhatIsDamaged) {
+  DiskCache cache(path("cache"));
+  const Digest key = sha256("key");
+  EXPECT_EQ(cache.load(key), std::nullopt);
+  cache.store(key, "machine code");
+  EXPECT_EQ(cache.load(key), "machine code");
+  EXPECT_TRUE(log_.empty());
+  EXPECT_TRUE(fs::is_empty(path("cache/tmp")));
+
+  const std::string whole = *read_file(cache.path_of(key));
+  for (size_t length = 0; length < whole.size(); length += 5) {
+    write_file(cache.path_of(key), whole.substr(0, length));
+    EXPECT_EQ(cache.load(key), std::nullopt) << length;
+    EXPECT_FALSE(fs::exists(cache.path_of(key)));
+  }
+  std::string flipped = whole;
+  flipped.back() ^= 1;
+  write_file(cache.path_of(key), flipped);
+  log_.clear();
+  EXPECT_EQ(cache.load(key), std::nullopt);
+  ASSERT_EQ(log_.size(), 1u);
+  EXPECT_THAT(log_[0], HasSubstr("is damaged; it is removed and compiled again"));
+  cache.store(key, "machine code");
+  EXPECT_EQ(cache.load(key), "machine code");
+}
+
+TEST_F(CudaJit, UnwritableCacheIsOneMessage) {
+  // A file where the directory should be: refused even to root.
+  write_file(path("file"), "");
+  DiskCache cache(path("file/cache"));
+  cache.store(sha256("1"), "code");
+  cache.store(sha256("2"), "code");
+  EXPECT_EQ(cache.load(sha256("1")), std::nullopt);
+  ASSERT_EQ(log_.size(), 1u);
+  EXPECT_THAT(log_[0], HasSubstr("compiled kernels are not kept on disk: cannot create"));
+  EXPECT_THAT(log_[0], HasSubstr("ATTUNE_CACHE_DIR"));
+}
+
+// A limit on the size of files stands in for a full disk: a write stops in the middle.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &old_);
+    const rlimit limit = {bytes, old_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &old_);
+    signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  sighandler_t handler_;
+  rlimit old_;
+};
+
+TEST_F(CudaJit, FullDiskIsOneMessageAndLeavesNothing) {
+  const FileSizeLimit limit(4096);
+  DiskCache cache(path("cache"));
+  cache.store(sha256("1"), std::string(100000, 'x'));
+  cache.store(sha256("2"), std::string(100000, 'x'));
+  EXPECT_EQ(cache.load(sha256("1")), std::nullopt);
+  ASSERT_EQ(log_.size(), 1u);
+  EXPECT_THAT(log_[0], HasSubstr("cannot write"));
+  EXPECT_TRUE(fs::is_empty(path("cache/tmp")));
+}
+
+TEST_F(CudaJit, ThreadsAndProcessesShareOneCache) {
+  const std::string image(1 << 20, 'k');
+  const Digest key = sha256("shared");
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      DiskCache cache(path("cache"));
+      for (int round = 0; round < 5; ++round) {
+        const std::optional<std::string> found = cache.load(key);
+        if (found && *found != image) ++wrong;
+        cache.store(key, image);
+        if (cache.load(key) != image) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong.load(), 0);
+  EXPECT_TRUE(log_.empty()) << log_[0];
+}
+
+class CudaCompile : public CudaJit {
+ protected:
+  void SetUp() override {
+    CudaJit::SetUp();
+    std::string why;
+    nvrtc_ = find_nvrtc(99, &why);
+    if (nvrtc_ == nullptr) GTEST_SKIP() << why;
+  }
+  ImageFinder::Options options(bool may_compile = true) { return {path("kernels.bundle"), path("cache"), may_compile, 99}; }
+
+  const ModuleSpec spec_ = {"selftest/saxpy.cu", {{"A", "2"}}};
+  const Nvrtc* nvrtc_ = nullptr;
+};
+
+TEST_F(CudaCompile, CompilesThenFindsOnDiskThenInTheBundle) {
+  const Image compiled = ImageFinder(options()).find(spec_);
+  EXPECT_EQ(compiled.origin, KernelOrigin::kCompiled);
+  EXPECT_EQ(compiled.bytes().substr(0, 4), "\x7f" "ELF");
+  const Image cached = ImageFinder(options(false)).find(spec_);
+  EXPECT_EQ(cached.origin, KernelOrigin::kDiskCache);
+  EXPECT_EQ(cached.bytes(), compiled.bytes());
+
+  const SourceUnit unit = read_source(spec_.source, "");
+  const BundleEntry entry = {module_key(unit, compiler_options(spec_)), std::string(compiled.bytes())};
+  ASSERT_EQ(write_bundle(path("kernels.bundle"), nvrtc_->major(), nvrtc_->minor(), {entry}), "");
+  ImageFinder finder(options(false));
+  EXPECT_EQ(finder.find(spec_).origin, KernelOrigin::kBundle);
+  EXPECT_EQ(finder.find(spec_).bytes(), compiled.bytes());
+  EXPECT_EQ(finder.find(spec_, true).origin, KernelOrigin::kDiskCache);
+  EXPECT_TRUE(log_.empty()) << log_[0];
+}
+
+TEST_F(CudaCompile, DamagedCacheEntryIsCompiledAgain) {
+  ImageFinder finder(options());
+  finder.find(spec_);
+  const Digest key = cache_key(module_key(read_source(spec_.source), compiler_options(spec_)), nvrtc_->version());
+  const std::string file = finder.disk_cache().path_of(key);
+  std::string bytes = read_file(file).value();
+  bytes[bytes.size() / 2] ^= 1;
+  write_file(file, bytes);
+  EXPECT_EQ(finder.find(spec_).origin, KernelOrigin::kCompiled);
+  EXPECT_EQ(log_.size(), 1u);
+  EXPECT_EQ(finder.find(spec_).origin, KernelOrigin::kDiskCache);
+}
+
+TEST_F(CudaCompile, JitOffNamesKernelAndDefines) {
+  const std::string message = failure_of([&] { ImageFinder(options(false)).find(spec_); }, ATTUNE_DEVICE_ERROR);
+  EXPECT_EQ(message, cat("the kernel selftest/saxpy.cu A=2 is in neither the bundle (", path("kernels.bundle"), ") nor the disk cache (",
+                         path("cache"), "), and ATTUNE_JIT=off forbids compiling it"));
+}
+
+TEST_F(CudaCompile, BundleOfANewerCudaIsNotUsed) {
+  const BundleEntry entry = {module_key(read_source(spec_.source, ""), compiler_options(spec_)), "of the future"};
+  ASSERT_EQ(write_bundle(path("kernels.bundle"), 100, 0, {entry}), "");
+  EXPECT_EQ(ImageFinder(options()).find(spec_).origin, KernelOrigin::kCompiled);
+  ASSERT_EQ(log_.size(), 1u);
+  EXPECT_THAT(log_[0], HasSubstr("was made with CUDA 100.0 and the driver supports CUDA 99; it is not used"));
+}
+
+TEST_F(CudaCompile, ErrorsOfTheSourceAreShown) {
+  write_file(path("src/bad.cu"), "extern \"C\" __global__ void k() { return undeclared; }\n");
+  const SourceUnit unit = read_source("bad.cu", path("src"));
+  const std::string message = failure_of([&] { nvrtc_->compile(unit, compiler_options({"bad.cu", {}})); }, ATTUNE_INTERNAL);
+  EXPECT_THAT(message, HasSubstr("bad.cu does not compile with NVRTC"));
+  EXPECT_THAT(message, HasSubstr("\"undeclared\" is undefined"));
+}
+
+TEST_F(CudaCompile, EverySelftestKernelCompiles) {
+  const Defines defines = {{"A", "2"}, {"ROWS", "8"}, {"COLUMNS", "32"}};
+  for (const char* source : {"selftest/saxpy.cu", "selftest/cluster.cu", "selftest/tensor_map.cu", "selftest/dependent.cu"}) {
+    const Compiled compiled = nvrtc_->compile(read_source(source), compiler_options({source, defines}));
+    EXPECT_EQ(compiled.log, "") << source;
+    EXPECT_GT(compiled.cubin.size(), 1000u) << source;
+  }
+}
+
+TEST(CudaNvrtc, AbsentOrTooNewIsOneSentence) {
+  std::string why;
+  EXPECT_EQ(Nvrtc::open("/nonexistent/libnvrtc.so.13", &why), nullptr);
+  EXPECT_THAT(why, HasSubstr("/nonexistent/libnvrtc.so.13"));
+  EXPECT_EQ(Nvrtc::open("libm.so.6", &why), nullptr);
+  EXPECT_EQ(why, "libm.so.6 is not NVRTC of CUDA 12 or later");
+  if (find_nvrtc(99, &why) == nullptr) return;
+  EXPECT_EQ(find_nvrtc(11, &why), nullptr);
+  EXPECT_THAT(why, HasSubstr("is newer than the driver, which supports CUDA 11"));
+}
+
+}  // namespace
+}  // namespace attune::cuda

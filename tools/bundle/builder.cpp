@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "builder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <thread>
+
+#include "core/status.h"
+
+namespace attune::bundle {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Module {
+  std::string image;
+  std::vector<std::string> warnings;
+  std::map<std::string, Resources> resources;  // by entry
+};
+
+// What the last build left, where its compiler was the same.
+class Previous {
+ public:
+  Previous(const std::string& bundle_path, const std::string& report, const std::string& compiler) {
+    std::string why;
+    if (!report.empty()) bundle_ = cuda::Bundle::open(bundle_path, &why);
+    if (bundle_ == nullptr) return;
+    try {
+      report_ = Json::parse(report);
+      ledger_ = report_ledger(report);
+    } catch (const std::exception&) {
+      ledger_ = {};  // a report that was cut short: everything is compiled again
+    }
+    if (ledger_.compiler != compiler) bundle_.reset();
+  }
+
+  bool find(const cuda::Digest& key, const ManifestEntry& entry, Module* module) const {
+    const std::string hex = cuda::to_hex(key);
+    if (bundle_ == nullptr || !report_["modules"].contains(hex)) return false;
+    for (const std::string& name : entry.entries) {
+      const auto it = ledger_.kernels.find(cuda::spec_name({entry.module.source, name, entry.module.defines, 0}));
+      if (it == ledger_.kernels.end()) return false;
+      module->resources[name] = it->second;
+    }
+    std::string why;
+    module->image = bundle_->find(key, &why);
+    module->warnings = report_["modules"][hex].get<std::vector<std::string>>();
+    return !module->image.empty();
+  }
+
+ private:
+  std::unique_ptr<cuda::Bundle> bundle_;
+  Json report_;
+  Ledger ledger_;
+};
+
+Module compile(const ManifestEntry& entry, const cuda::SourceUnit& unit, std::vector<std::string> options, const cuda::Nvrtc& nvrtc) {
+  options.push_back("--ptxas-options=-v");  // reports, and changes nothing
+  cuda::Compiled compiled = nvrtc.compile(unit, options);
+  Module module;
+  module.image = std::move(compiled.cubin);
+  const std::map<std::string, Resources> all = parse_ptxas_log(compiled.log, &module.warnings);
+  for (const std::string& name : entry.entries) {
+    const auto it = all.find(name);
+    if (it == all.end()) throw std::runtime_error(entry.module.source + " has no entry " + name);
+    module.resources[name] = it->second;
+  }
+  return module;
+}
+
+}  // namespace
+
+Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc& nvrtc, const std::string& previous_bundle,
+                   const std::string& previous_report, unsigned num_threads) {
+  const Previous previous(previous_bundle, previous_report, nvrtc.version());
+  Build build;
+  build.resources.compiler = nvrtc.version();
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;
+
+  auto one = [&](const ManifestEntry& entry) {
+    const cuda::SourceUnit unit = cuda::read_source(entry.module.source);
+    const std::vector<std::string> options = cuda::compiler_options(entry.module);
+    const cuda::Digest key = cuda::module_key(unit, options);
+    Module module;
+    const bool reused = previous.find(key, entry, &module);
+    const auto start = std::chrono::steady_clock::now();
+    if (!reused) module = compile(entry, unit, options, nvrtc);
+    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
+
+    std::lock_guard lock(mutex);
+    if (!reused) {
+      ++build.compiled;
+      build.longest_ms = std::max(build.longest_ms, elapsed.count());
+    }
+    build.entries.push_back({key, std::move(module.image)});
+    build.warnings[cuda::to_hex(key)] = std::move(module.warnings);
+    for (const auto& [name, resources] : module.resources) {
+      build.resources.kernels[cuda::spec_name({entry.module.source, name, entry.module.defines, 0})] = resources;
+    }
+  };
+  auto work = [&] {
+    for (size_t i = next.fetch_add(1); i < manifest.size(); i = next.fetch_add(1)) {
+      try {
+        one(manifest[i]);
+      } catch (const std::exception& e) {
+        std::lock_guard lock(mutex);
+        if (failure == nullptr) {
+          failure = std::make_exception_ptr(std::runtime_error(cuda::module_name(manifest[i].module) + ": " + e.what()));
+        }
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned i = 1; i < std::min<size_t>(num_threads, manifest.size()); ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (failure != nullptr) std::rethrow_exception(failure);
+  return build;
+}
+
+std::string report_text(const Build& build) {
+  Json report;
+  report["modules"] = build.warnings;
+  report["ledger"] = Json::parse(ledger_text(build.resources));
+  return report.dump(1) + "\n";
+}
+
+Ledger report_ledger(const std::string& report) { return parse_ledger(Json::parse(report).at("ledger").dump()); }
+
+std::vector<std::string> report_warnings(const std::string& report) {
+  std::vector<std::string> all;
+  const Json json = Json::parse(report);
+  for (const auto& item : json.at("modules").items()) {
+    for (const Json& line : item.value()) all.push_back(line.get<std::string>());
+  }
+  return all;
+}
+
+}  // namespace attune::bundle

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bundler: the manifest's rules, ptxas's log, the ledger, and modules that are kept from the last build.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "builder.h"
+
+namespace attune::bundle {
+namespace {
+
+std::string manifest_fault(const std::string& text) {
+  try {
+    parse_manifest(text);
+  } catch (const std::runtime_error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Manifest, ListsStandForEveryCombination) {
+  const auto list = parse_manifest(R"({"arch": "sm_90a", "kernels": [
+      {"source": "a.cu", "entries": ["f", "g"], "defines": {"D": [64, 128], "KV": "bf16", "APPEND": [false, true]}}]})");
+  ASSERT_EQ(list.size(), 4u);
+  EXPECT_EQ(cuda::module_name(list[0].module), "a.cu APPEND=0 D=64 KV=bf16");
+  EXPECT_EQ(cuda::module_name(list[1].module), "a.cu APPEND=1 D=64 KV=bf16");
+  EXPECT_EQ(cuda::module_name(list[3].module), "a.cu APPEND=1 D=128 KV=bf16");
+  EXPECT_EQ(list[3].entries, (std::vector<std::string>{"f", "g"}));
+}
+
+TEST(Manifest, SaysWhichFieldIsWrong) {
+  EXPECT_NE(manifest_fault("{"), "");
+  EXPECT_EQ(manifest_fault(R"({"arch": "sm_80", "kernels": []})"), "manifest.arch: must be \"sm_90a\"");
+  EXPECT_EQ(manifest_fault(R"({"arch": "sm_90a"})"), "manifest.kernels: must be a list");
+  EXPECT_EQ(manifest_fault(R"({"arch": "sm_90a", "kernels": [{"source": "a.cu", "entries": []}]})"),
+            "manifest.kernels[0].entries: must be a list of function names");
+  EXPECT_EQ(manifest_fault(R"({"arch": "sm_90a", "kernels": [{"source": "a.cu", "entries": ["f"], "define": {}}]})"),
+            "manifest.kernels[0]: has an unknown field 'define'");
+  EXPECT_EQ(manifest_fault(R"({"arch": "sm_90a", "kernels": [{"source": "a.cu", "entries": ["f"], "defines": {"A": 1.5}}]})"),
+            "manifest.kernels[0].defines.A: must be an integer, a string or a boolean, or a list of them");
+  EXPECT_EQ(manifest_fault(R"({"arch": "sm_90a", "kernels": [{"source": "a.cu", "entries": ["f"], "defines": {"A": [1, 1]}}]})"),
+            "manifest.kernels[0]: repeats a.cu A=1");
+}
+
+constexpr char kLog[] =
+    "ptxas info    : 0 bytes gmem\n"
+    "ptxas info    : Compiling entry function 'first' for 'sm_90a'\n"
+    "ptxas info    : Function properties for first\n"
+    "ptxas         .     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n"
+    "ptxas info    : Used 168 registers, used 2 barriers, 16 bytes cumulative stack size, 1032 bytes smem\n"
+    "ptxas info    : Compile time = 5.750 ms\n"
+    "ptxas warning : setmaxnreg ignored to maintain minimum register requirements.\n"
+    "ptxas info    : Compiling entry function 'second' for 'sm_90a'\n"
+    "ptxas info    : Function properties for second\n"
+    "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+    "ptxas info    : Used 8 registers, used 0 barriers\n";
+
+TEST(PtxasLog, GivesResourcesAndKeepsWarnings) {
+  std::vector<std::string> warnings;
+  const auto kernels = parse_ptxas_log(kLog, &warnings);
+  ASSERT_EQ(kernels.size(), 2u);
+  EXPECT_EQ(kernels.at("first"), (Resources{168, 1032, 16, 8, 12}));
+  EXPECT_EQ(kernels.at("second"), (Resources{8, 0, 0, 0, 0}));
+  EXPECT_EQ(warnings, (std::vector<std::string>{"ptxas warning : setmaxnreg ignored to maintain minimum register requirements."}));
+}
+
+TEST(Ledger, RoundTrips) {
+  const Ledger ledger = {"13.0", {{"a.cu f D=64", {168, 1032, 0, 0, 0}}, {"a.cu g", {8, 0, 0, 0, 0}}}};
+  const Ledger read = parse_ledger(ledger_text(ledger));
+  EXPECT_EQ(read.compiler, ledger.compiler);
+  EXPECT_EQ(read.kernels, ledger.kernels);
+  EXPECT_THROW(parse_ledger(R"({"compiler": "13.0", "kernels": {"f": {"registers": 1}}})"), std::runtime_error);
+}
+
+TEST(Ledger, ReportsEveryDifference) {
+  const Ledger expected = {"13.0", {{"f", {100, 0, 0, 0, 0}}, {"gone", {8, 0, 0, 0, 0}}}};
+  EXPECT_TRUE(check_ledger(expected, expected).empty());
+  Ledger measured = {"13.0", {{"f", {101, 0, 0, 0, 0}}, {"new", {8, 0, 0, 0, 0}}}};
+  EXPECT_EQ(check_ledger(expected, measured).size(), 3u);
+  // Another compiler's registers are its own affair; its spills are not.
+  measured = {"13.1", {{"f", {101, 0, 0, 0, 0}}, {"gone", {8, 0, 0, 0, 0}}}};
+  EXPECT_TRUE(check_ledger(expected, measured).empty());
+  measured.kernels["f"].spill_loads = 4;
+  ASSERT_EQ(check_ledger(expected, measured).size(), 1u);
+  EXPECT_NE(check_ledger(expected, measured)[0].find("f spills"), std::string::npos);
+  // A spill that someone wrote into the ledger stays a fault.
+  EXPECT_EQ(check_ledger(measured, measured).size(), 1u);
+}
+
+TEST(Builder, KeepsWhatDidNotChange) {
+  std::string why;
+  const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(99, &why);
+  if (nvrtc == nullptr) GTEST_SKIP() << why;
+  const std::string bundle = testing::TempDir() + "attune_builder_test.bundle";
+  std::filesystem::remove(bundle);
+  std::vector<ManifestEntry> manifest = {{{"selftest/saxpy.cu", {{"A", "2"}}}, {"saxpy"}}};
+  Build build = build_bundle(manifest, *nvrtc, bundle, "", 2);
+  EXPECT_EQ(build.compiled, 1u);
+  EXPECT_GT(build.resources.kernels.at("selftest/saxpy.cu saxpy A=2").registers, 0);
+  ASSERT_EQ(cuda::write_bundle(bundle, nvrtc->major(), nvrtc->minor(), build.entries), "");
+
+  const std::string report = report_text(build);
+  manifest.push_back({{"selftest/saxpy.cu", {{"A", "3"}}}, {"saxpy"}});
+  const Build next = build_bundle(manifest, *nvrtc, bundle, report, 2);
+  EXPECT_EQ(next.compiled, 1u);
+  EXPECT_EQ(next.entries.size(), 2u);
+  EXPECT_EQ(next.resources.kernels.at("selftest/saxpy.cu saxpy A=2"), build.resources.kernels.at("selftest/saxpy.cu saxpy A=2"));
+  // The file of the report is not to be trusted blindly.
+  EXPECT_EQ(build_bundle(manifest, *nvrtc, bundle, report.substr(0, report.size() / 2), 2).compiled, 2u);
+
+  manifest[0].entries = {"no_such_kernel"};
+  EXPECT_THROW(build_bundle(manifest, *nvrtc, bundle, "", 1), std::runtime_error);
+  std::filesystem::remove(bundle);
+}
+
+}  // namespace
+}  // namespace attune::bundle

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ledger.h"
+
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+#include <stdexcept>
+
+#include "core/status.h"
+
+namespace attune::bundle {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// In the order of the file.
+struct Field {
+  const char* name;
+  int64_t Resources::*value;
+};
+constexpr Field kFields[] = {{"registers", &Resources::registers},
+                             {"static_shared", &Resources::static_shared},
+                             {"stack", &Resources::stack},
+                             {"spill_stores", &Resources::spill_stores},
+                             {"spill_loads", &Resources::spill_loads}};
+
+std::string text_of(const Resources& r) {
+  std::string text;
+  for (const Field& field : kFields) text += cat(text.empty() ? "" : ", ", field.name, " ", r.*field.value);
+  return text;
+}
+
+}  // namespace
+
+std::map<std::string, Resources> parse_ptxas_log(const std::string& log, std::vector<std::string>* warnings) {
+  static const std::regex entry("ptxas info +: Compiling entry function '([^']+)' for .*");
+  static const std::regex properties("ptxas info +: Function properties for (.+)");
+  static const std::regex frame(R"(ptxas +\. +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads)");
+  static const std::regex used(R"(ptxas info +: Used (\d+) registers(.*))");
+  static const std::regex shared(R"((\d+) bytes smem)");
+  std::map<std::string, Resources> kernels;
+  std::string current;
+  std::istringstream lines(log);
+  std::smatch match;
+  for (std::string line; std::getline(lines, line);) {
+    if (std::regex_match(line, match, entry)) {
+      current = match[1];
+      kernels[current] = {};
+    } else if (std::regex_match(line, match, frame)) {
+      // A function that is called, not inlined, has a frame of its own: it counts for the entry that it follows.
+      Resources& r = kernels[current];
+      r.stack += std::stoll(match[1]);
+      r.spill_stores += std::stoll(match[2]);
+      r.spill_loads += std::stoll(match[3]);
+    } else if (std::regex_match(line, match, used)) {
+      kernels[current].registers = std::stoll(match[1]);
+      const std::string rest = match[2];
+      if (std::regex_search(rest, match, shared)) kernels[current].static_shared = std::stoll(match[1]);
+    } else if (!line.empty() && !std::regex_match(line, properties) && !line.starts_with("ptxas info")) {
+      warnings->push_back(line);
+    }
+  }
+  return kernels;
+}
+
+Ledger parse_ledger(const std::string& text) {
+  Ledger ledger;
+  try {
+    const Json json = Json::parse(text);
+    ledger.compiler = json.at("compiler").get<std::string>();
+    for (const auto& [name, fields] : json.at("kernels").items()) {
+      Resources& r = ledger.kernels[name];
+      for (const Field& field : kFields) r.*field.value = fields.at(field.name).get<int64_t>();
+    }
+  } catch (const Json::exception& e) {
+    throw std::runtime_error(std::string("the ledger cannot be read: ") + e.what());
+  }
+  return ledger;
+}
+
+std::string ledger_text(const Ledger& ledger) {
+  // A kernel a line, so that a change of one shows as one.
+  std::string text = "{\n  \"compiler\": " + Json(ledger.compiler).dump() + ",\n  \"kernels\": {";
+  const char* separator = "\n";
+  for (const auto& [name, resources] : ledger.kernels) {
+    text += separator + ("    " + Json(name).dump()) + ": {";
+    for (const Field& field : kFields) {
+      text += cat(field.name == kFields[0].name ? "" : ", ", "\"", field.name, "\": ", resources.*field.value);
+    }
+    text += "}";
+    separator = ",\n";
+  }
+  return text + "\n  }\n}\n";
+}
+
+std::vector<std::string> check_ledger(const Ledger& expected, const Ledger& measured) {
+  std::vector<std::string> faults;
+  for (const auto& [name, r] : measured.kernels) {
+    if (r.spill_stores != 0 || r.spill_loads != 0) faults.push_back(name + " spills: " + text_of(r));
+    const auto it = expected.kernels.find(name);
+    if (it == expected.kernels.end()) {
+      faults.push_back(name + " is not in the ledger: " + text_of(r));
+    } else if (expected.compiler == measured.compiler && it->second != r) {
+      faults.push_back(name + ": " + text_of(r) + "; the ledger says " + text_of(it->second));
+    }
+  }
+  for (const auto& item : expected.kernels) {
+    if (!measured.kernels.contains(item.first)) faults.push_back(item.first + " is in the ledger and not in the manifest");
+  }
+  return faults;
+}
+
+}  // namespace attune::bundle

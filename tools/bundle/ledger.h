@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each kernel takes of a multiprocessor, as ptxas reports it, and kernels/ledger.json, which holds what it should take.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace attune::bundle {
+
+struct Resources {
+  int64_t registers = 0;      // a thread
+  int64_t static_shared = 0;  // bytes a block
+  int64_t stack = 0;          // bytes a thread: spills and arrays indexed at run time
+  int64_t spill_stores = 0, spill_loads = 0;
+  bool operator==(const Resources&) const = default;
+};
+
+// Reads the compiler's log under --ptxas-options=-v: resources by function. What else it says goes to *warnings, a line each.
+std::map<std::string, Resources> parse_ptxas_log(const std::string& log, std::vector<std::string>* warnings);
+
+// Kernels by name: "decode/decode.cu decode GROUP=8 HEAD_DIM=128".
+struct Ledger {
+  std::string compiler;  // NVRTC's version: others give other numbers
+  std::map<std::string, Resources> kernels;
+};
+Ledger parse_ledger(const std::string& text);
+std::string ledger_text(const Ledger& ledger);
+
+// What is wrong with measured: spills always; with the ledger's own compiler, any difference from it; with another compiler,
+// only kernels that the ledger does not name.
+std::vector<std::string> check_ledger(const Ledger& expected, const Ledger& measured);
+
+}  // namespace attune::bundle

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernels/manifest.json: the specialisations that are compiled when the library is built.
+//
+//   {"arch": "sm_90a",
+//    "kernels": [{"source": "decode/decode.cu",            path inside kernels/
+//                 "entries": ["decode"],                   functions whose resources the ledger holds
+//                 "defines": {"HEAD_DIM": [64, 128], "GROUP": 8, "KV": "bf16"}}]}
+//
+// A define with a list stands for each of its values; several lists, for every combination.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuda/jit/image.h"
+
+namespace attune::bundle {
+
+struct ManifestEntry {
+  cuda::ModuleSpec module;
+  std::vector<std::string> entries;
+};
+
+// Throws std::runtime_error that names the entry and the field that is wrong.
+std::vector<ManifestEntry> parse_manifest(const std::string& text);
+
+}  // namespace attune::bundle
