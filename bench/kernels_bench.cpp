@@ -8,11 +8,13 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "ceilings.h"
 #include "core/dtype.h"
 #include "cpu/kernels.h"
+#include "cpu/kernels_prefetch.h"
 
 namespace {
 
@@ -28,13 +30,23 @@ const attune::cli::Ceilings& ceilings() {
 
 template <typename T>
 T make(float x) {
-  return static_cast<T>(x);
+  return static_cast<T>(static_cast<int>(x * 20.0f));
+}
+template <>
+float make<float>(float x) {
+  return x;
 }
 template <>
 bf16_t make<bf16_t>(float x) {
   bf16_t bits;
   kernels().to_bf16(ATTUNE_FLOAT32, &x, 1, &bits);
   return bits;
+}
+
+// uint8_t elements stand for e4m3, int8_t for int8.
+template <typename T>
+constexpr attune_dtype code_dtype() {
+  return std::is_signed_v<T> ? ATTUNE_INT8 : ATTUNE_FLOAT8_E4M3;
 }
 
 // 64-byte aligned elements, normally distributed.
@@ -111,15 +123,15 @@ std::vector<const T*> scattered_rows(const T* data, int64_t count, int64_t d) {
 template <typename T>
 void qk_rows(benchmark::State& state) {
   const int m = static_cast<int>(state.range(0)), n = static_cast<int>(state.range(1)), d = static_cast<int>(state.range(2));
-  Buffer<T> q(static_cast<size_t>(m) * d), k(static_cast<size_t>(n + 16) * d);
+  using Q = std::conditional_t<sizeof(T) == 4, float, bf16_t>;
+  Buffer<Q> q(static_cast<size_t>(m) * d);
+  Buffer<T> k(static_cast<size_t>(n + 16) * d);
   Buffer<float> s(static_cast<size_t>(m) * n);
   const auto rows = scattered_rows<T>(k.data, n, d);
   const double seconds = best_time(state, 20, [&] {
-    if constexpr (sizeof(T) == 4) {
-      kernels().qk_rows_f32(m, n, d, q.data, d, rows.data(), s.data, n);
-    } else {
-      kernels().qk_rows_bf16(m, n, d, q.data, d, rows.data(), s.data, n);
-    }
+    if constexpr (sizeof(T) == 4) kernels().qk_rows_f32(m, n, d, q.data, d, rows.data(), s.data, n);
+    if constexpr (sizeof(T) == 2) kernels().qk_rows_bf16(m, n, d, q.data, d, rows.data(), s.data, n);
+    if constexpr (sizeof(T) == 1) kernels().qk_rows_8bit(code_dtype<T>(), m, n, d, q.data, d, reinterpret_cast<const uint8_t* const*>(rows.data()), s.data, n);
   });
   report_flops(state, 2.0 * m * n * d, seconds);
   report_cycles(state, "cycles/row", n, seconds);
@@ -128,15 +140,15 @@ void qk_rows(benchmark::State& state) {
 template <typename T>
 void pv_rows(benchmark::State& state) {
   const int m = static_cast<int>(state.range(0)), n = static_cast<int>(state.range(1)), dv = static_cast<int>(state.range(2));
-  Buffer<T> p(static_cast<size_t>(m) * n), v(static_cast<size_t>(n + 16) * dv);
+  using P = std::conditional_t<sizeof(T) == 4, float, bf16_t>;
+  Buffer<P> p(static_cast<size_t>(m) * n);
+  Buffer<T> v(static_cast<size_t>(n + 16) * dv);
   Buffer<float> o(static_cast<size_t>(m) * dv);
   const auto rows = scattered_rows<T>(v.data, n, dv);
   const double seconds = best_time(state, 20, [&] {
-    if constexpr (sizeof(T) == 4) {
-      kernels().pv_rows_f32(m, n, dv, p.data, n, rows.data(), o.data, dv);
-    } else {
-      kernels().pv_rows_bf16(m, n, dv, p.data, n, rows.data(), o.data, dv);
-    }
+    if constexpr (sizeof(T) == 4) kernels().pv_rows_f32(m, n, dv, p.data, n, rows.data(), o.data, dv);
+    if constexpr (sizeof(T) == 2) kernels().pv_rows_bf16(m, n, dv, p.data, n, rows.data(), o.data, dv);
+    if constexpr (sizeof(T) == 1) kernels().pv_rows_8bit(code_dtype<T>(), m, n, dv, p.data, n, reinterpret_cast<const uint8_t* const*>(rows.data()), o.data, dv);
   });
   report_flops(state, 2.0 * m * n * dv, seconds);
   report_cycles(state, "cycles/row", n, seconds);
@@ -146,8 +158,12 @@ void pv_rows(benchmark::State& state) {
 #define PV_SHAPES ArgNames({"m", "n", "dv"})->Args({1, 64, 128})->Args({4, 64, 128})->Args({4, 32, 128})->Args({8, 64, 128})->Args({128, 64, 512})
 BENCHMARK(qk_rows<float>)->QK_SHAPES;
 BENCHMARK(qk_rows<bf16_t>)->QK_SHAPES;
+BENCHMARK(qk_rows<uint8_t>)->QK_SHAPES;
+BENCHMARK(qk_rows<int8_t>)->QK_SHAPES;
 BENCHMARK(pv_rows<float>)->PV_SHAPES;
 BENCHMARK(pv_rows<bf16_t>)->PV_SHAPES;
+BENCHMARK(pv_rows<uint8_t>)->PV_SHAPES;
+BENCHMARK(pv_rows<int8_t>)->PV_SHAPES;
 
 template <typename P>
 void softmax(benchmark::State& state) {
@@ -247,45 +263,49 @@ void read_stream(benchmark::State& state) {
 }
 BENCHMARK(read_stream);
 
-// Decode of one KV head as a driver does it: tiles of scores, softmax, sums. 8-bit rows go through a bf16 tile.
+// Decode of one KV head as a driver does it: scores, softmax and sums of a tile, with the next tile on its way. Pages of 16 rows lie
+// in order or scattered.
 void decode_stream(benchmark::State& state) {
   const auto dtype = static_cast<attune_dtype>(state.range(0));
   const int m = static_cast<int>(state.range(1)), tile = static_cast<int>(state.range(2));
+  const bool scattered = state.range(3) != 0;
   constexpr int d = kWidth;
   const int64_t size = attune::dtype_size(dtype);
   Buffer<bf16_t> k(kTokens * d * size / 2), v(kTokens * d * size / 2);
-  const auto k_rows = scattered_rows(reinterpret_cast<const char*>(k.data), kTokens, d * size);
-  const auto v_rows = scattered_rows(reinterpret_cast<const char*>(v.data), kTokens, d * size);
-  Buffer<bf16_t> q(static_cast<size_t>(m) * d), p(static_cast<size_t>(m) * tile), scratch(static_cast<size_t>(tile) * d);
+  std::vector<const void*> k_rows, v_rows;
+  for (const char* row : scattered_rows(reinterpret_cast<const char*>(k.data), kTokens, d * size)) k_rows.push_back(row);
+  for (const char* row : scattered_rows(reinterpret_cast<const char*>(v.data), kTokens, d * size)) v_rows.push_back(row);
+  if (!scattered) std::sort(k_rows.begin(), k_rows.end()), std::sort(v_rows.begin(), v_rows.end());
+  for (int i = 0; i < tile; ++i) k_rows.push_back(k_rows[0]), v_rows.push_back(v_rows[0]);  // what "next" is at the end
+  Buffer<bf16_t> q(static_cast<size_t>(m) * d), p(static_cast<size_t>(m) * tile);
   Buffer<float> s(static_cast<size_t>(m) * tile), o(static_cast<size_t>(m) * d);
   std::vector<float> row_max(m, 100.0f), row_sum(m, 1.0f);
-  std::vector<const bf16_t*> rows(tile);
-  const auto load_rows = [&](const std::vector<const char*>& source, int64_t first) {
-    for (int i = 0; i < tile; ++i) {
-      const char* row = source[static_cast<size_t>(first + i)];
-      rows[i] = reinterpret_cast<const bf16_t*>(row);
-      if (size == 1) {
-        kernels().to_bf16(dtype, row, d, scratch.data + i * d);
-        rows[i] = scratch.data + i * d;
-      }
-    }
-  };
   const double seconds = best_window(state, [&](int64_t window) {
     for (int64_t first = window; first < window + kWindow; first += tile) {
-      load_rows(k_rows, first);
-      kernels().qk_rows_bf16(m, tile, d, q.data, d, rows.data(), s.data, tile);
+      const void* const* const k_tile = k_rows.data() + first;
+      const void* const* const v_tile = v_rows.data() + first;
+      attune::cpu::prefetch_tile(k_tile + tile, d * size, v_tile + tile, d * size, 0, tile / 2);
+      if (size == 1) {
+        kernels().qk_rows_8bit(dtype, m, tile, d, q.data, d, reinterpret_cast<const uint8_t* const*>(k_tile), s.data, tile);
+      } else {
+        kernels().qk_rows_bf16(m, tile, d, q.data, d, reinterpret_cast<const bf16_t* const*>(k_tile), s.data, tile);
+      }
       kernels().softmax({.m = m, .n = tile, .s = s.data, .lds = tile, .scale2 = 0.1f, .v_scale = nullptr, .row_max = row_max.data(),
                          .row_sum = row_sum.data(), .o = o.data, .ldo = d, .dv = d, .p = p.data, .ldp = tile,
                          .p_type = TileType::kBF16});
-      load_rows(v_rows, first);
-      kernels().pv_rows_bf16(m, tile, d, p.data, tile, rows.data(), o.data, d);
+      attune::cpu::prefetch_tile(k_tile + tile, d * size, v_tile + tile, d * size, tile / 2, tile);
+      if (size == 1) {
+        kernels().pv_rows_8bit(dtype, m, tile, d, p.data, tile, reinterpret_cast<const uint8_t* const*>(v_tile), o.data, d);
+      } else {
+        kernels().pv_rows_bf16(m, tile, d, p.data, tile, reinterpret_cast<const bf16_t* const*>(v_tile), o.data, d);
+      }
     }
   });
   state.SetLabel(attune::dtype_name(dtype));
   report_bandwidth(state, 2.0 * kWindow * d * static_cast<double>(size), seconds);
 }
 BENCHMARK(decode_stream)
-    ->ArgNames({"dtype", "m", "tile"})
-    ->ArgsProduct({{ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_INT8}, {4}, {32, 64, 128}});
+    ->ArgNames({"dtype", "m", "tile", "scattered"})
+    ->ArgsProduct({{ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_INT8}, {4}, {32, 64, 128}, {0, 1}});
 
 }  // namespace

@@ -13,7 +13,9 @@ namespace attune::cli {
 class BatchTables {
  public:
   BatchTables(int64_t max_batch, int64_t max_pages)
-      : max_pages_(max_pages), cu_seqlens_(static_cast<size_t>(max_batch + 1)), seqused_(static_cast<size_t>(max_batch)),
+      : max_pages_(max_pages),
+        cu_seqlens_(static_cast<size_t>(max_batch + 1)),
+        seqused_(static_cast<size_t>(max_batch)),
         page_table_(static_cast<size_t>(max_batch * max_pages)) {}
 
   void clear() { batch_ = 0; }

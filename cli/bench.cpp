@@ -41,7 +41,7 @@ struct Timing {
   cases::Work work;
   double median = 0, p10 = 0, p90 = 0;  // seconds of a run
   size_t runs = 0;
-  double worst = 0;                     // share of the error bound, of the checked rows
+  double worst = 0;  // share of the error bound, of the checked rows
   std::string failure;
   double gflops() const { return work.flops / median * 1e-9; }
   double gbps() const { return work.bytes / median * 1e-9; }
@@ -55,8 +55,8 @@ double percentile(const std::vector<double>& sorted, double share) {
 }
 
 // Runs until both the time and the number of runs are reached, or exactly `reps` times.
-std::vector<double> time_runs(const cases::Problem& problem, attune_device device, cases::Memory& memory, const BenchOptions& options,
-                              const InterruptGuard& interrupt) {
+std::vector<double> time_runs(const cases::Problem& problem, attune_device device, cases::Memory& memory,
+                              const BenchOptions& options, const InterruptGuard& interrupt) {
   const attune_attention a = problem.device();
   const Plan plan(a, device);
   const size_t bytes = plan.workspace_size();
@@ -77,7 +77,8 @@ std::vector<double> time_runs(const cases::Problem& problem, attune_device devic
   return seconds;
 }
 
-Timing bench_case(const cases::Case& spec, attune_device device, const BenchOptions& options, const InterruptGuard& interrupt) {
+Timing bench_case(const cases::Case& spec, attune_device device, const BenchOptions& options,
+                  const InterruptGuard& interrupt) {
   Timing timing;
   timing.spec = &spec;
   timing.work = cases::work_of(spec);
@@ -126,20 +127,34 @@ ordered_json shape_of(const cases::Case& c) {
   return j;
 }
 
-ordered_json to_json(const std::vector<Timing>& timings, const std::optional<Ceilings>& ceilings, attune_device device) {
+ordered_json to_json(const std::vector<Timing>& timings, const std::optional<Ceilings>& ceilings,
+                     attune_device device) {
   const attune_device_info info = device_info(device);
-  ordered_json j = {{"version", attune_version()}, {"device", device_name(device)}, {"name", info.name}, {"isa", info.isa}, {"threads", num_threads()}};
+  ordered_json j = {{"version", attune_version()},
+                    {"device", device_name(device)},
+                    {"name", info.name},
+                    {"isa", info.isa},
+                    {"threads", num_threads()}};
   if (ceilings) {
-    j["ceilings"] = {{"fma_gflops_1", ceilings->fma_gflops_1}, {"fma_gflops_all", ceilings->fma_gflops_all}, {"read_gbps_all", ceilings->read_gbps_all}};
+    j["ceilings"] = {{"fma_gflops_1", ceilings->fma_gflops_1},
+                     {"fma_gflops_all", ceilings->fma_gflops_all},
+                     {"read_gbps_all", ceilings->read_gbps_all}};
   }
   j["results"] = ordered_json::array();
   for (const Timing& t : timings) {
-    ordered_json r = {{"name", t.spec->name}, {"shape", shape_of(*t.spec)}, {"flops", t.work.flops}, {"bytes", t.work.bytes}};
+    ordered_json r = {
+        {"name", t.spec->name}, {"shape", shape_of(*t.spec)}, {"flops", t.work.flops}, {"bytes", t.work.bytes}};
     if (!t.failure.empty()) {
       r["failure"] = t.failure;
     } else {
-      r.update({{"runs", t.runs}, {"seconds", {{"median", t.median}, {"p10", t.p10}, {"p90", t.p90}}}, {"gflops", t.gflops()}, {"gbps", t.gbps()}, {"share_of_bound", t.worst}});
-      if (ceilings) r.update({{"share_of_fma", t.gflops() / ceilings->fma_gflops_all}, {"share_of_read", t.gbps() / ceilings->read_gbps_all}});
+      r.update({{"runs", t.runs},
+                {"seconds", {{"median", t.median}, {"p10", t.p10}, {"p90", t.p90}}},
+                {"gflops", t.gflops()},
+                {"gbps", t.gbps()},
+                {"share_of_bound", t.worst}});
+      if (ceilings)
+        r.update({{"share_of_fma", t.gflops() / ceilings->fma_gflops_all},
+                  {"share_of_read", t.gbps() / ceilings->read_gbps_all}});
     }
     j["results"].push_back(std::move(r));
   }
@@ -153,9 +168,12 @@ void print_timing(const Timing& t, const std::optional<Ceilings>& ceilings, size
     fmt::print("{:<{}}  FAILED {}\n", t.spec->name, width, t.failure);
     return;
   }
-  const auto share = [&](double value, double ceiling) { return ceilings ? fmt::format("{:4.0f} %", 100 * value / ceiling) : std::string("      "); };
-  fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>5}  {:>8.1f} {}  {:>7.2f} {}\n", t.spec->name, width, milliseconds(t.median), milliseconds(t.p10),
-             milliseconds(t.p90), t.runs, t.gflops(), share(t.gflops(), ceilings ? ceilings->fma_gflops_all : 1), t.gbps(),
+  const auto share = [&](double value, double ceiling) {
+    return ceilings ? fmt::format("{:4.0f} %", 100 * value / ceiling) : std::string("      ");
+  };
+  fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>5}  {:>8.1f} {}  {:>7.2f} {}\n", t.spec->name, width,
+             milliseconds(t.median), milliseconds(t.p10), milliseconds(t.p90), t.runs, t.gflops(),
+             share(t.gflops(), ceilings ? ceilings->fma_gflops_all : 1), t.gbps(),
              share(t.gbps(), ceilings ? ceilings->read_gbps_all : 1));
 }
 
@@ -176,11 +194,13 @@ void bench(const BenchOptions& options) {
   std::optional<Ceilings> ceilings;
   if (!options.no_ceilings) ceilings = measure_ceilings(num_threads());
   if (ceilings) {
-    fmt::print("{} threads; measured ceilings: {:.1f} fp32 GFLOP/s, {:.1f} GB/s read\n", num_threads(), ceilings->fma_gflops_all, ceilings->read_gbps_all);
+    fmt::print("{} threads; measured ceilings: {:.1f} fp32 GFLOP/s, {:.1f} GB/s read\n", num_threads(),
+               ceilings->fma_gflops_all, ceilings->read_gbps_all);
   }
   size_t width = 4;
   for (const cases::Case& spec : picked) width = std::max(width, spec.name.size());
-  fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>5}  {:>8} {:>6}  {:>7} {:>6}\n", "case", width, "median ms", "p10", "p90", "runs", "GFLOP/s", "peak", "GB/s", "peak");
+  fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>5}  {:>8} {:>6}  {:>7} {:>6}\n", "case", width, "median ms", "p10", "p90",
+             "runs", "GFLOP/s", "peak", "GB/s", "peak");
   const InterruptGuard interrupt;
   std::vector<Timing> timings;
   bool failed = false;
@@ -203,9 +223,15 @@ void add_bench_command(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
   command->add_option("--device", options->device, "Device to time")->capture_default_str();
   command->add_option("--filter", options->filter, "Only cases whose name matches this regular expression");
-  command->add_option("--threads", options->threads, "Threads of the CPU backend; 0: the default")->capture_default_str()->check(CLI::Range(0, 4096));
-  CLI::Option* reps = command->add_option("--reps", options->reps, "Runs of each case, instead of --min-time")->check(CLI::Range(1, 1000000));
-  command->add_option("--min-time", options->min_time, "Seconds to spend on each case at least")->capture_default_str()->check(CLI::Range(0.0, 3600.0))->excludes(reps);
+  command->add_option("--threads", options->threads, "Threads of the CPU backend; 0: the default")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 4096));
+  CLI::Option* reps = command->add_option("--reps", options->reps, "Runs of each case, instead of --min-time")
+                          ->check(CLI::Range(1, 1000000));
+  command->add_option("--min-time", options->min_time, "Seconds to spend on each case at least")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 3600.0))
+      ->excludes(reps);
   command->add_option("--json", options->json, "Also write the results to this file");
   command->add_flag("--no-check", options->no_check, "Do not compare with the oracle first");
   command->add_flag("--no-ceilings", options->no_ceilings, "Do not measure the machine's ceilings");

@@ -11,7 +11,8 @@ namespace attune::cli {
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t bytes) : data_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kAlignment}))), size_(bytes) {}
+  explicit Buffer(size_t bytes)
+      : data_(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment}))), size_(bytes) {}
   void* data() const { return data_.get(); }
   size_t size() const { return size_; }
   template <typename T>
@@ -22,7 +23,7 @@ class Buffer {
  private:
   static constexpr size_t kAlignment = 256;
   struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
   };
   std::unique_ptr<std::byte[], Free> data_;
   size_t size_ = 0;

@@ -82,20 +82,23 @@ ordered_json to_json(const CheckResult& result, const std::string& device) {
                     {"num_elements", result.num_elements},
                     {"seconds", result.seconds}};
   j["failures"] = ordered_json::array();
-  for (const Failure& failure : result.failures) j["failures"].push_back({{"name", failure.name}, {"failure", failure.what}});
+  for (const Failure& failure : result.failures)
+    j["failures"].push_back({{"name", failure.name}, {"failure", failure.what}});
   if (!result.worst_case.empty()) {
-    j["worst"] = {{"case", result.worst_case},         {"where", result.worst.where}, {"expected", result.worst.expected},
-                  {"actual", result.worst.actual}, {"bound", result.worst.bound}, {"share_of_bound", result.worst.ratio}};
+    j["worst"] = {{"case", result.worst_case},         {"where", result.worst.where},
+                  {"expected", result.worst.expected}, {"actual", result.worst.actual},
+                  {"bound", result.worst.bound},       {"share_of_bound", result.worst.ratio}};
   }
   return j;
 }
 
 void print_text(const CheckResult& result, const std::string& device) {
   fmt::print("{} of {} cases inside their bounds on {}: {} elements in {:.1f} s\n",
-             result.num_cases - static_cast<int64_t>(result.failures.size()), result.num_cases, device, result.num_elements, result.seconds);
+             result.num_cases - static_cast<int64_t>(result.failures.size()), result.num_cases, device,
+             result.num_elements, result.seconds);
   if (!result.worst_case.empty()) {
-    fmt::print("closest to its bound: {} of {}: {:.6g}, exactly {:.6g}, {:.0f} % of the bound\n", result.worst.where, result.worst_case,
-               result.worst.actual, result.worst.expected, 100 * result.worst.ratio);
+    fmt::print("closest to its bound: {} of {}: {:.6g}, exactly {:.6g}, {:.0f} % of the bound\n", result.worst.where,
+               result.worst_case, result.worst.actual, result.worst.expected, 100 * result.worst.ratio);
   }
 }
 
@@ -126,7 +129,9 @@ void add_check_command(CLI::App& app) {
   auto options = std::make_shared<CheckOptions>();
   command->add_option("--device", options->device, "Device to check")->capture_default_str();
   command->add_option("--filter", options->filter, "Only cases whose name matches this regular expression");
-  command->add_option("--random", options->random, "Number of random cases beside the table")->capture_default_str()->check(CLI::Range(0, 1000000));
+  command->add_option("--random", options->random, "Number of random cases beside the table")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1000000));
   command->add_flag("--list", options->list, "Only list the names");
   command->add_flag("--json", options->json, "Report as JSON");
   command->callback([options] { check(*options); });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The subcommands of attune. Each adds itself to the application and does its work in the callback.
 //
-// How a callback ends: it returns (exit code 0), throws UserError for bad input (one line on stderr, exit code 2) or throws
-// CLI::RuntimeError(n) after having said what is wrong (exit code n).
+// How a callback ends: it returns (exit code 0), throws UserError for bad input (one line on stderr, exit code 2) or
+// throws CLI::RuntimeError(n) after having said what is wrong (exit code n).
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,7 +16,7 @@ class UserError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-inline constexpr int kExitFailed = 1;        // a check failed, or the library or the machine did
+inline constexpr int kExitFailed = 1;  // a check failed, or the library or the machine did
 inline constexpr int kExitBadInput = 2;
 inline constexpr int kExitInterrupted = 130;  // Ctrl-C: what was done until then has been reported
 

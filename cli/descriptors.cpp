@@ -31,8 +31,8 @@ void set_cache(Descriptor& d, const attune_kv_cache& cache, const CallShape& sha
 
 }  // namespace
 
-Attention decoder_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache, int64_t kind,
-                       const CallShape& shape) {
+Attention decoder_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache,
+                       int64_t kind, const CallShape& shape) {
   Attention a;
   set_queries(a, model, kv, shape);
   set_new_tokens(a, model, kv, shape);
@@ -42,7 +42,8 @@ Attention decoder_call(const Model& model, KvDtype kv, const LayerParameters& la
   return a;
 }
 
-QkvPrepare prepare_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache, const CallShape& shape) {
+QkvPrepare prepare_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache,
+                        const CallShape& shape) {
   QkvPrepare op;
   op.q = op.q_out = dense(nullptr, activation_dtype(kv), {shape.rows, model.num_heads_q, model.head_dim_qk});
   set_new_tokens(op, model, kv, shape);
@@ -52,7 +53,8 @@ QkvPrepare prepare_call(const Model& model, KvDtype kv, const LayerParameters& l
   return op;
 }
 
-Attention sparse_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache, const CallShape& shape) {
+Attention sparse_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache,
+                      const CallShape& shape) {
   Attention a;
   set_queries(a, model, kv, shape);
   a.max_seqlen_q = 1;  // each row has a list of its own
@@ -73,7 +75,8 @@ Attention encoder_call(const Model& model, KvDtype kv, const LayerParameters& la
   return a;
 }
 
-Attention cross_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache, const CallShape& shape) {
+Attention cross_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache,
+                     const CallShape& shape) {
   Attention a;
   set_queries(a, model, kv, shape);
   set_cache(a, cache, shape);

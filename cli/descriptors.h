@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls that one layer of a model makes, as descriptors without data. Replay adds the data; explain plans them as they are.
+// The calls that one layer of a model makes, as descriptors without data. Replay adds the data; explain plans them as
+// they are.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +23,19 @@ struct CallShape {
 };
 
 // New tokens over a paged cache: they attend to each other and to what is cached, and are appended.
-Attention decoder_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache, int64_t kind,
-                       const CallShape& shape);
+Attention decoder_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache,
+                       int64_t kind, const CallShape& shape);
 // RoPE of q and append of k, for the sparse call that follows.
-QkvPrepare prepare_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache, const CallShape& shape);
+QkvPrepare prepare_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache,
+                        const CallShape& shape);
 // topk slots of the cache for each row.
-Attention sparse_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache, const CallShape& shape);
+Attention sparse_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache,
+                      const CallShape& shape);
 // Whole prompts, everything visible.
 Attention encoder_call(const Model& model, KvDtype kv, const LayerParameters& layer, const CallShape& shape);
 // Rows of the decoder over the encoder's keys, which a paged cache holds.
-Attention cross_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache, const CallShape& shape);
+Attention cross_call(const Model& model, KvDtype kv, const LayerParameters& layer, const attune_kv_cache& cache,
+                     const CallShape& shape);
 
 // "window 128", "full", or "" where all layers are alike.
 std::string layer_kind_name(const Model& model, int64_t kind);

@@ -25,14 +25,17 @@ attune_device parse_device(const std::string& text) {
   std::string known;
   for (const attune_device_info& info : devices()) {
     // The commands keep their data in host memory, so auto means the CPU until they can place it elsewhere.
-    if (text == device_name(info.device) || (text == "auto" && info.device.type == ATTUNE_DEVICE_CPU)) return info.device;
+    if (text == device_name(info.device) || (text == "auto" && info.device.type == ATTUNE_DEVICE_CPU))
+      return info.device;
     known += ", " + device_name(info.device);
   }
   int index = 0;
-  const bool is_cuda = text.rfind("cuda:", 0) == 0 && text.size() > 5 &&
-                       std::from_chars(text.data() + 5, text.data() + text.size(), index).ptr == text.data() + text.size();
+  const bool is_cuda =
+      text.rfind("cuda:", 0) == 0 && text.size() > 5 &&
+      std::from_chars(text.data() + 5, text.data() + text.size(), index).ptr == text.data() + text.size();
   throw UserError(is_cuda ? fmt::format("device '{}' is not available; this machine has auto{}", text, known)
-                          : fmt::format("unknown device '{}'; it must be auto, cpu or cuda:N (this machine has auto{})", text, known));
+                          : fmt::format("unknown device '{}'; it must be auto, cpu or cuda:N (this machine has auto{})",
+                                        text, known));
 }
 
 }  // namespace attune::cli

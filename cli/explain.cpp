@@ -28,9 +28,12 @@ struct Call {
   Work work;
 };
 
-Work operator*(const Work& work, int64_t times) { return {work.flops * static_cast<double>(times), work.bytes * static_cast<double>(times)}; }
+Work operator*(const Work& work, int64_t times) {
+  return {work.flops * static_cast<double>(times), work.bytes * static_cast<double>(times)};
+}
 
-// The calls of a step in which every sequence has seqlen_q queries after so many cached tokens that it has seqlen_kv keys in all.
+// The calls of a step in which every sequence has seqlen_q queries after so many cached tokens that it has seqlen_kv
+// keys in all.
 std::vector<Call> layer_calls(const Model& m, KvDtype kv, const ExplainOptions& o, const LayerParameters& layer) {
   const int64_t cached = o.seqlen_kv - o.seqlen_q, max_pages = pages_for(o.seqlen_kv, o.page_size);
   const attune_kv_cache cache = kv_cache_shape(m, kv, o.page_size, o.batch * max_pages);
@@ -44,16 +47,19 @@ std::vector<Call> layer_calls(const Model& m, KvDtype kv, const ExplainOptions& 
   }
   if (m.kind == ModelKind::kEncoderDecoder) {
     const CallShape prompt{o.batch, o.batch * o.seqlen_kv, max_pages, o.seqlen_kv, o.seqlen_kv};
-    calls.push_back({"encoder self attention", encoder_call(m, kv, layer, prompt), encoder_work(m, kv, o.seqlen_kv) * o.batch});
+    calls.push_back(
+        {"encoder self attention", encoder_call(m, kv, layer, prompt), encoder_work(m, kv, o.seqlen_kv) * o.batch});
   }
   for (size_t kind = 0; kind < m.windows.size(); ++kind) {
     const auto i = static_cast<int64_t>(kind);
     const std::string layer_name = layer_kind_name(m, i);
     calls.push_back({layer_name.empty() ? "self attention" : fmt::format("self attention ({})", layer_name),
-                     decoder_call(m, kv, layer, cache, i, shape), decoder_work(m, kv, cached, o.seqlen_q, m.windows[kind]) * o.batch});
+                     decoder_call(m, kv, layer, cache, i, shape),
+                     decoder_work(m, kv, cached, o.seqlen_q, m.windows[kind]) * o.batch});
   }
   if (m.kind == ModelKind::kEncoderDecoder) {
-    calls.push_back({"cross attention", cross_call(m, kv, layer, cache, shape), cross_work(m, kv, o.seqlen_q, o.seqlen_kv) * o.batch});
+    calls.push_back({"cross attention", cross_call(m, kv, layer, cache, shape),
+                     cross_work(m, kv, o.seqlen_q, o.seqlen_kv) * o.batch});
   }
   return calls;
 }
@@ -81,12 +87,13 @@ void print_call(const Call& call, const Answer& answer) {
   }
   // A description may have several lines.
   std::string plan = answer.plan;
-  for (size_t at = plan.find('\n'); at != std::string::npos; at = plan.find('\n', at + 1)) plan.insert(at + 1, "             ");
+  for (size_t at = plan.find('\n'); at != std::string::npos; at = plan.find('\n', at + 1))
+    plan.insert(at + 1, "             ");
   plan.erase(plan.find_last_not_of(" \n") + 1);
   fmt::print("  plan       {}\n", plan);
   fmt::print("  workspace  {} bytes\n", answer.workspace);
-  fmt::print("  work       {:.4g} MFLOP, {:.4g} MB at least: {:.3g} FLOP a byte\n", call.work.flops / 1e6, call.work.bytes / 1e6,
-             call.work.flops / call.work.bytes);
+  fmt::print("  work       {:.4g} MFLOP, {:.4g} MB at least: {:.3g} FLOP a byte\n", call.work.flops / 1e6,
+             call.work.bytes / 1e6, call.work.flops / call.work.bytes);
 }
 
 ordered_json to_json(const Call& call, const Answer& answer) {
@@ -104,7 +111,8 @@ ordered_json to_json(const Call& call, const Answer& answer) {
 
 void explain(const ExplainOptions& o) {
   if (o.seqlen_q > o.seqlen_kv) {
-    throw UserError(fmt::format("--seqlen-q is {} and --seqlen-kv {}; the keys include those of the queries", o.seqlen_q, o.seqlen_kv));
+    throw UserError(fmt::format("--seqlen-q is {} and --seqlen-kv {}; the keys include those of the queries",
+                                o.seqlen_q, o.seqlen_kv));
   }
   const Model model = shard(load_model(o.model), o.tensor_parallel);
   const KvDtype kv = o.kv_dtype.empty() ? model.kv_dtype : kv_dtype_from_name(o.kv_dtype);
@@ -112,8 +120,9 @@ void explain(const ExplainOptions& o) {
   const attune_device device = parse_device(o.device);
   cases::Random random(1);
   const LayerParameters layer(model, o.seqlen_kv, random);
-  fmt::print("{}: {}\n{} sequences, {} queries and {} keys each, {} cache in pages of {}, on {} ({})\n\n", model.name, model.title, o.batch,
-             o.seqlen_q, o.seqlen_kv, kv_dtype_name(kv), o.page_size, device_name(device), device_info(device).isa);
+  fmt::print("{}: {}\n{} sequences, {} queries and {} keys each, {} cache in pages of {}, on {} ({})\n\n", model.name,
+             model.title, o.batch, o.seqlen_q, o.seqlen_kv, kv_dtype_name(kv), o.page_size, device_name(device),
+             device_info(device).isa);
   ordered_json calls = ordered_json::array();
   bool all_supported = true;
   for (const Call& call : layer_calls(model, kv, o, layer)) {
@@ -123,9 +132,11 @@ void explain(const ExplainOptions& o) {
     calls.push_back(to_json(call, answer));
   }
   if (!o.json.empty()) {
-    const ordered_json j = {{"model", model.name}, {"device", device_name(device)}, {"kv_dtype", kv_dtype_name(kv)}, {"batch", o.batch},
-                            {"seqlen_q", o.seqlen_q}, {"seqlen_kv", o.seqlen_kv}, {"page_size", o.page_size}, {"calls", calls}};
-    if (!(std::ofstream(o.json, std::ios::binary) << j.dump(1) << "\n")) throw UserError(o.json + ": cannot be written");
+    const ordered_json j = {
+        {"model", model.name},    {"device", device_name(device)}, {"kv_dtype", kv_dtype_name(kv)}, {"batch", o.batch},
+        {"seqlen_q", o.seqlen_q}, {"seqlen_kv", o.seqlen_kv},      {"page_size", o.page_size},      {"calls", calls}};
+    if (!(std::ofstream(o.json, std::ios::binary) << j.dump(1) << "\n"))
+      throw UserError(o.json + ": cannot be written");
   }
   if (!all_supported) throw CLI::RuntimeError(kExitFailed);
 }

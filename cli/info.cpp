@@ -70,18 +70,27 @@ ordered_json to_json(const std::optional<Ceilings>& ceilings) {
   j["version"] = std::string(version());
   j["devices"] = ordered_json::array();
   for (const attune_device_info& d : devices()) {
-    j["devices"].push_back({{"device", device_name(d.device)}, {"name", d.name}, {"isa", d.isa}, {"num_units", d.num_units}, {"memory_bytes", d.memory_bytes}});
+    j["devices"].push_back({{"device", device_name(d.device)},
+                            {"name", d.name},
+                            {"isa", d.isa},
+                            {"num_units", d.num_units},
+                            {"memory_bytes", d.memory_bytes}});
   }
   j["threads"] = num_threads();
   if (ceilings) {
-    j["ceilings"] = {{"fma_gflops_1", ceilings->fma_gflops_1}, {"fma_gflops_all", ceilings->fma_gflops_all},
-                     {"read_gbps_all", ceilings->read_gbps_all}, {"threads", ceilings->threads}};
+    j["ceilings"] = {{"fma_gflops_1", ceilings->fma_gflops_1},
+                     {"fma_gflops_all", ceilings->fma_gflops_all},
+                     {"read_gbps_all", ceilings->read_gbps_all},
+                     {"threads", ceilings->threads}};
   }
   j["kernels"] = ordered_json::array();
   for (const attune_kernel_info& k : kernels()) {
     ordered_json coverage;
     for (const auto& [axis, values] : parse_coverage(k.coverage)) coverage[axis] = values;
-    j["kernels"].push_back({{"name", k.name}, {"operation", k.operation}, {"device", device_type_name(k.device_type)}, {"coverage", coverage}});
+    j["kernels"].push_back({{"name", k.name},
+                            {"operation", k.operation},
+                            {"device", device_type_name(k.device_type)},
+                            {"coverage", coverage}});
   }
   return j;
 }
@@ -90,11 +99,13 @@ void print_text(const std::optional<Ceilings>& ceilings) {
   fmt::print("attune {}\n\ndevices\n", version());
   for (const attune_device_info& d : devices()) {
     fmt::print("  {:<7} {}, {}, {} {}, {:.1f} GiB\n", device_name(d.device), d.name, d.isa, d.num_units,
-               d.device.type == ATTUNE_DEVICE_CUDA ? "multiprocessors" : "threads", static_cast<double>(d.memory_bytes) / (1 << 30));
+               d.device.type == ATTUNE_DEVICE_CUDA ? "multiprocessors" : "threads",
+               static_cast<double>(d.memory_bytes) / (1 << 30));
   }
   if (ceilings) {
     fmt::print("\nceilings of the CPU, measured now\n");
-    fmt::print("  fp32 FMA  {:.1f} GFLOP/s on 1 thread, {:.1f} on {}\n", ceilings->fma_gflops_1, ceilings->fma_gflops_all, ceilings->threads);
+    fmt::print("  fp32 FMA  {:.1f} GFLOP/s on 1 thread, {:.1f} on {}\n", ceilings->fma_gflops_1,
+               ceilings->fma_gflops_all, ceilings->threads);
     fmt::print("  read      {:.1f} GB/s on {} threads\n", ceilings->read_gbps_all, ceilings->threads);
   }
   fmt::print("\nkernels\n");

@@ -27,7 +27,8 @@ class InterruptGuard {
 
  private:
   static inline volatile std::sig_atomic_t flag_ = 0;
-  struct sigaction previous_int_ {}, previous_term_ {};
+  struct sigaction previous_int_ {
+  }, previous_term_{};
 };
 
 }  // namespace attune::cli

@@ -14,11 +14,16 @@ constexpr float kE4m3Scale = 0.0125f;
 
 attune_dtype element_dtype(KvDtype dtype) {
   switch (dtype) {
-    case KvDtype::kFp32: return ATTUNE_FLOAT32;
-    case KvDtype::kFp16: return ATTUNE_FLOAT16;
-    case KvDtype::kE4m3: return ATTUNE_FLOAT8_E4M3;
-    case KvDtype::kInt8: return ATTUNE_INT8;
-    default: return ATTUNE_BFLOAT16;
+    case KvDtype::kFp32:
+      return ATTUNE_FLOAT32;
+    case KvDtype::kFp16:
+      return ATTUNE_FLOAT16;
+    case KvDtype::kE4m3:
+      return ATTUNE_FLOAT8_E4M3;
+    case KvDtype::kInt8:
+      return ATTUNE_INT8;
+    default:
+      return ATTUNE_BFLOAT16;
   }
 }
 
@@ -57,7 +62,10 @@ attune_kv_cache kv_cache_shape(const Model& m, KvDtype dtype, int64_t page_size,
 
 KvPool::KvPool(const Model& model, KvDtype dtype, int64_t page_size, int64_t num_pages)
     : view_(kv_cache_shape(model, dtype, page_size, num_pages)),
-      k_(allocate(view_.k)), v_(allocate(view_.v)), k_scale_(allocate(view_.k_scale)), v_scale_(allocate(view_.v_scale)) {
+      k_(allocate(view_.k)),
+      v_(allocate(view_.v)),
+      k_scale_(allocate(view_.k_scale)),
+      v_scale_(allocate(view_.v_scale)) {
   if (dtype != KvDtype::kE4m3) return;
   for (int64_t h = 0; h < model.num_heads_kv; ++h) {
     // Different for each head, so that a head read with another's scale is seen.

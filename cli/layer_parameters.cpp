@@ -39,7 +39,8 @@ int64_t window_left(const Model& model, int64_t kind) {
   return window == 0 ? -1 : window - 1;  // the query's own key counts
 }
 
-LayerParameters::LayerParameters(const Model& model, int64_t positions, cases::Random& random) : model_(model), positions_(positions) {
+LayerParameters::LayerParameters(const Model& model, int64_t positions, cases::Random& random)
+    : model_(model), positions_(positions) {
   if (model.rope) rope_ = rope_table(*model.rope, positions);
   if (model.alibi) {
     alibi_ = Buffer(static_cast<size_t>(model.num_heads_q) * sizeof(float));

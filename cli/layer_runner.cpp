@@ -9,9 +9,12 @@ namespace attune::cli {
 
 std::unique_ptr<LayerRunner> make_layer_runner(const RunnerConfig& config) {
   switch (config.model.kind) {
-    case ModelKind::kSparseMla: return std::make_unique<SparseRunner>(config);
-    case ModelKind::kEncoderDecoder: return std::make_unique<EncoderDecoderRunner>(config);
-    default: return std::make_unique<DecoderRunner>(config);
+    case ModelKind::kSparseMla:
+      return std::make_unique<SparseRunner>(config);
+    case ModelKind::kEncoderDecoder:
+      return std::make_unique<EncoderDecoderRunner>(config);
+    default:
+      return std::make_unique<DecoderRunner>(config);
   }
 }
 

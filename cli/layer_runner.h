@@ -18,10 +18,10 @@ namespace attune::cli {
 // The most that any step will need.
 struct RunnerLimits {
   int64_t max_batch = 0;
-  int64_t max_rows = 0;           // of q, in the decoder
-  int64_t max_seqlen = 0;         // tokens that the decoder caches for one sequence
-  int64_t max_encode_rows = 0;    // encoder-decoder: prompt tokens of a step
-  int64_t max_prompt = 0;         // encoder-decoder: of one sequence
+  int64_t max_rows = 0;         // of q, in the decoder
+  int64_t max_seqlen = 0;       // tokens that the decoder caches for one sequence
+  int64_t max_encode_rows = 0;  // encoder-decoder: prompt tokens of a step
+  int64_t max_prompt = 0;       // encoder-decoder: of one sequence
   int64_t page_size = 0, num_pages = 0;
 };
 

@@ -5,7 +5,8 @@
 
 namespace attune::cli {
 
-DecoderRunner::DecoderRunner(const RunnerConfig& config) : state_(config), tables_(config.limits.max_batch, state_.max_pages) {
+DecoderRunner::DecoderRunner(const RunnerConfig& config)
+    : state_(config), tables_(config.limits.max_batch, state_.max_pages) {
   const auto num_kinds = static_cast<int64_t>(config.model.windows.size());
   for (int64_t kind = 0; kind < num_kinds; ++kind) {
     state_.add_plan(layer_kind_name(config.model, kind),
@@ -22,7 +23,8 @@ CallShape DecoderRunner::shape(int64_t batch, int64_t rows) const {
 
 StepResult DecoderRunner::run(const Step& step, int64_t index, Verifier& verifier) {
   const Model& model = state_.config.model;
-  const int64_t kind = index % static_cast<int64_t>(model.windows.size()), window = model.windows[static_cast<size_t>(kind)];
+  const int64_t kind = index % static_cast<int64_t>(model.windows.size()),
+                window = model.windows[static_cast<size_t>(kind)];
   StepResult result;
   result.layer_kind = layer_kind_name(model, kind);
   tables_.clear();

@@ -6,14 +6,19 @@
 namespace attune::cli {
 
 EncoderDecoderRunner::EncoderDecoderRunner(const RunnerConfig& config)
-    : state_(config), max_cross_pages_(pages_for(config.limits.max_prompt, config.limits.page_size)),
-      encoder_tables_(config.limits.max_batch, max_cross_pages_), self_tables_(config.limits.max_batch, state_.max_pages),
+    : state_(config),
+      max_cross_pages_(pages_for(config.limits.max_prompt, config.limits.page_size)),
+      encoder_tables_(config.limits.max_batch, max_cross_pages_),
+      self_tables_(config.limits.max_batch, state_.max_pages),
       cross_tables_(config.limits.max_batch, max_cross_pages_) {
   const RunnerLimits& limits = config.limits;
   const attune_kv_cache& cache = state_.pool.view();
-  state_.add_plan("encoder", encoder_call(config.model, config.kv_dtype, state_.parameters, encoder_shape(limits.max_batch, limits.max_encode_rows)));
-  state_.add_plan("self", decoder_call(config.model, config.kv_dtype, state_.parameters, cache, 0, self_shape(limits.max_batch, limits.max_rows)));
-  state_.add_plan("cross", cross_call(config.model, config.kv_dtype, state_.parameters, cache, cross_shape(limits.max_batch, limits.max_rows)));
+  state_.add_plan("encoder", encoder_call(config.model, config.kv_dtype, state_.parameters,
+                                          encoder_shape(limits.max_batch, limits.max_encode_rows)));
+  state_.add_plan("self", decoder_call(config.model, config.kv_dtype, state_.parameters, cache, 0,
+                                       self_shape(limits.max_batch, limits.max_rows)));
+  state_.add_plan("cross", cross_call(config.model, config.kv_dtype, state_.parameters, cache,
+                                      cross_shape(limits.max_batch, limits.max_rows)));
   state_.allocate_workspace();
 }
 
@@ -32,7 +37,8 @@ CallShape EncoderDecoderRunner::cross_shape(int64_t batch, int64_t rows) const {
   return {batch, rows, max_cross_pages_, std::min(limits.max_rows, limits.max_seqlen), limits.max_prompt};
 }
 
-void EncoderDecoderRunner::run_verified(PlanIndex plan, const attune_attention& a, int64_t index, Verifier& verifier, StepResult& result) {
+void EncoderDecoderRunner::run_verified(PlanIndex plan, const attune_attention& a, int64_t index, Verifier& verifier,
+                                        StepResult& result) {
   verifier.expect(a, keys_);
   const Stopwatch watch;
   state_.run(plan, a);
@@ -52,7 +58,8 @@ void EncoderDecoderRunner::encode(const Step& step, int64_t index, Verifier& ver
     result.work += encoder_work(model, kv, chunk.encode);
   }
   if (encoder_tables_.batch() == 0) return;
-  Attention a = encoder_call(model, kv, state_.parameters, encoder_shape(encoder_tables_.batch(), encoder_tables_.rows()));
+  Attention a =
+      encoder_call(model, kv, state_.parameters, encoder_shape(encoder_tables_.batch(), encoder_tables_.rows()));
   state_.set_rows(a);
   a.cu_seqlens_q = encoder_tables_.cu_seqlens();
   run_verified(kEncoder, a, index, verifier, result);
@@ -80,7 +87,8 @@ void EncoderDecoderRunner::attend_self(const Step& step, int64_t index, Verifier
     for (int64_t i = 0; i < chunk.tokens; ++i) keys_.push_back(chunk.cached + i + 1);
     result.work += decoder_work(model, kv, chunk.cached, chunk.tokens, 0);
   }
-  Attention a = decoder_call(model, kv, state_.parameters, state_.pool.view(), 0, self_shape(self_tables_.batch(), self_tables_.rows()));
+  Attention a = decoder_call(model, kv, state_.parameters, state_.pool.view(), 0,
+                             self_shape(self_tables_.batch(), self_tables_.rows()));
   state_.set_rows(a);
   LayerState::set_tables(a, self_tables_);
   run_verified(kSelf, a, index, verifier, result);
@@ -97,7 +105,8 @@ void EncoderDecoderRunner::attend_cross(const Step& step, int64_t index, Verifie
     keys_.insert(keys_.end(), static_cast<size_t>(chunk.tokens), prompt);
     result.work += cross_work(model, kv, chunk.tokens, prompt);
   }
-  Attention a = cross_call(model, kv, state_.parameters, state_.pool.view(), cross_shape(cross_tables_.batch(), cross_tables_.rows()));
+  Attention a = cross_call(model, kv, state_.parameters, state_.pool.view(),
+                           cross_shape(cross_tables_.batch(), cross_tables_.rows()));
   state_.set_rows(a);
   LayerState::set_tables(a, cross_tables_);
   run_verified(kCross, a, index, verifier, result);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// T5: encoder self attention over whole prompts, decoder self attention over the cache, cross attention over the encoder's keys.
+// T5: encoder self attention over whole prompts, decoder self attention over the cache, cross attention over the
+// encoder's keys.
 #pragma once
 
 #include "layer_runner.h"

@@ -6,10 +6,12 @@
 namespace attune::cli {
 
 SparseRunner::SparseRunner(const RunnerConfig& config)
-    : state_(config), tables_(config.limits.max_batch, state_.max_pages),
+    : state_(config),
+      tables_(config.limits.max_batch, state_.max_pages),
       prepared_q_(static_cast<size_t>(config.limits.max_rows * config.model.num_heads_q * config.model.head_dim_qk *
                                       cases::element_size(activation_dtype(config.kv_dtype)))),
-      indices_(static_cast<size_t>(config.limits.max_rows * config.model.topk)), lengths_(static_cast<size_t>(config.limits.max_rows)) {
+      indices_(static_cast<size_t>(config.limits.max_rows * config.model.topk)),
+      lengths_(static_cast<size_t>(config.limits.max_rows)) {
   state_.add_plan("", sparse_call(config.model, config.kv_dtype, state_.parameters, state_.pool.view(),
                                   shape(config.limits.max_batch, config.limits.max_rows)));
   state_.allocate_workspace();
@@ -22,13 +24,16 @@ CallShape SparseRunner::shape(int64_t batch, int64_t rows) const {
 
 int64_t SparseRunner::choose_slots(const std::vector<int32_t>& pages, int64_t position, int32_t* slots) {
   const int64_t page_size = state_.config.limits.page_size, topk = state_.config.model.topk, num_visible = position + 1;
-  const auto slot = [&](int64_t t) { return static_cast<int32_t>(pages[static_cast<size_t>(t / page_size)] * page_size + t % page_size); };
+  const auto slot = [&](int64_t t) {
+    return static_cast<int32_t>(pages[static_cast<size_t>(t / page_size)] * page_size + t % page_size);
+  };
   if (num_visible <= topk) {
     for (int64_t t = 0; t < num_visible; ++t) slots[t] = slot(t);
     return num_visible;
   }
   const int64_t num_parts = topk / 2, earlier = num_visible - (topk - num_parts);
-  for (int64_t i = 0; i < num_parts; ++i) slots[i] = slot(state_.random.integer(i * earlier / num_parts, (i + 1) * earlier / num_parts - 1));
+  for (int64_t i = 0; i < num_parts; ++i)
+    slots[i] = slot(state_.random.integer(i * earlier / num_parts, (i + 1) * earlier / num_parts - 1));
   for (int64_t i = num_parts; i < topk; ++i) slots[i] = slot(earlier + i - num_parts);
   return topk;
 }

@@ -29,11 +29,15 @@ struct NamedPlan {
 class LayerState {
  public:
   explicit LayerState(const RunnerConfig& c)
-      : config(c), random(c.seed), max_pages(pages_for(c.limits.max_seqlen, c.limits.page_size)),
-        parameters(c.model, c.limits.max_seqlen, random), pool(c.model, c.kv_dtype, c.limits.page_size, c.limits.num_pages),
+      : config(c),
+        random(c.seed),
+        max_pages(pages_for(c.limits.max_seqlen, c.limits.page_size)),
+        parameters(c.model, c.limits.max_seqlen, random),
+        pool(c.model, c.kv_dtype, c.limits.page_size, c.limits.num_pages),
         q(activation_dtype(c.kv_dtype), pool_rows(), c.model.num_heads_q, c.model.head_dim_qk, q_deviation(), random),
         k(activation_dtype(c.kv_dtype), pool_rows(), c.model.num_heads_kv, c.model.head_dim_qk, 1.0, random),
-        out(static_cast<size_t>(pool_rows() * c.model.num_heads_q * c.model.head_dim_v * cases::element_size(activation_dtype(c.kv_dtype)))) {
+        out(static_cast<size_t>(pool_rows() * c.model.num_heads_q * c.model.head_dim_v *
+                                cases::element_size(activation_dtype(c.kv_dtype)))) {
     if (!c.model.is_mla()) {
       v.emplace(activation_dtype(c.kv_dtype), pool_rows(), c.model.num_heads_kv, c.model.head_dim_v, 1.0, random);
     }
@@ -44,7 +48,9 @@ class LayerState {
     workspace_bytes = std::max(workspace_bytes, plans.back().plan.workspace_size());
   }
   void allocate_workspace() { workspace = Buffer(workspace_bytes); }
-  void run(size_t plan, const attune_attention& a) const { plans[plan].plan.run(a, workspace.data(), workspace.size()); }
+  void run(size_t plan, const attune_attention& a) const {
+    plans[plan].plan.run(a, workspace.data(), workspace.size());
+  }
 
   // Points q, k, v at synthetic rows and out at its buffer, for the rows that the descriptor has.
   void set_rows(attune_attention& a) {
@@ -84,7 +90,9 @@ class LayerState {
  private:
   int64_t pool_rows() const { return std::max(config.limits.max_rows, config.limits.max_encode_rows); }
   // Scores get a deviation of about 1, as in trained models, whatever the model's scale is.
-  double q_deviation() const { return 1.0 / (config.model.scale() * std::sqrt(static_cast<double>(config.model.head_dim_qk))); }
+  double q_deviation() const {
+    return 1.0 / (config.model.scale() * std::sqrt(static_cast<double>(config.model.head_dim_qk)));
+  }
 };
 
 }  // namespace attune::cli

@@ -13,8 +13,21 @@ namespace {
 
 using namespace attune::cli;
 
+// CLI11 would only say that a subcommand is missing.
+void reject_unknown_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string known;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == argv[1]) return;
+    known += (known.empty() ? "" : ", ") + command->get_name();
+  }
+  throw UserError(fmt::format("unknown command '{}'; known are {}", argv[1], known));
+}
+
 int run(int argc, char** argv) {
-  CLI::App app("Attention for LLM inference: replays traces, checks and times kernels, and says what this machine can do.", "attune");
+  CLI::App app(
+      "Attention for LLM inference: replays traces, checks and times kernels, and says what this machine can do.",
+      "attune");
   app.set_version_flag("--version", std::string("attune ") + attune_version());
   app.require_subcommand(1);
   app.set_help_all_flag("--help-all", "Help of every subcommand");
@@ -25,6 +38,7 @@ int run(int argc, char** argv) {
   add_info_command(app);
   add_explain_command(app);
   add_models_command(app);
+  reject_unknown_command(app, argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& e) {

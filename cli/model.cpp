@@ -21,19 +21,19 @@ namespace {
 using nlohmann::json;
 
 constexpr std::array<std::pair<const char*, KvDtype>, 6> kKvDtypes = {{{"bf16", KvDtype::kBf16},
-                                                                      {"fp16", KvDtype::kFp16},
-                                                                      {"fp32", KvDtype::kFp32},
-                                                                      {"e4m3", KvDtype::kE4m3},
-                                                                      {"int8", KvDtype::kInt8},
-                                                                      {"mla656", KvDtype::kMla656}}};
+                                                                       {"fp16", KvDtype::kFp16},
+                                                                       {"fp32", KvDtype::kFp32},
+                                                                       {"e4m3", KvDtype::kE4m3},
+                                                                       {"int8", KvDtype::kInt8},
+                                                                       {"mla656", KvDtype::kMla656}}};
 constexpr std::array<std::pair<const char*, ModelKind>, 4> kKinds = {{{"decoder", ModelKind::kDecoder},
-                                                                     {"mla", ModelKind::kMla},
-                                                                     {"sparse-mla", ModelKind::kSparseMla},
-                                                                     {"encoder-decoder", ModelKind::kEncoderDecoder}}};
+                                                                      {"mla", ModelKind::kMla},
+                                                                      {"sparse-mla", ModelKind::kSparseMla},
+                                                                      {"encoder-decoder", ModelKind::kEncoderDecoder}}};
 constexpr std::array<std::pair<const char*, attune_rope_style>, 4> kRopeStyles = {{{"linear", ATTUNE_ROPE_LINEAR},
-                                                                                  {"glm2", ATTUNE_ROPE_GLM2},
-                                                                                  {"yarn", ATTUNE_ROPE_YARN},
-                                                                                  {"llama3", ATTUNE_ROPE_LLAMA3}}};
+                                                                                   {"glm2", ATTUNE_ROPE_GLM2},
+                                                                                   {"yarn", ATTUNE_ROPE_YARN},
+                                                                                   {"llama3", ATTUNE_ROPE_LLAMA3}}};
 
 template <typename Table>
 std::string names(const Table& table) {
@@ -57,11 +57,11 @@ class Fields {
       if (required) throw UserError(fmt::format("{}: \"{}\" is missing", where_, key));
       return;
     }
-    const bool fits = std::is_same_v<T, bool>                   ? at->is_boolean()
-                      : std::is_same_v<T, std::string>          ? at->is_string()
-                      : std::is_same_v<T, int64_t>              ? at->is_number_integer()
-                      : std::is_same_v<T, double>               ? at->is_number()
-                                                                : at->is_array();
+    const bool fits = std::is_same_v<T, bool>          ? at->is_boolean()
+                      : std::is_same_v<T, std::string> ? at->is_string()
+                      : std::is_same_v<T, int64_t>     ? at->is_number_integer()
+                      : std::is_same_v<T, double>      ? at->is_number()
+                                                       : at->is_array();
     try {
       if (!fits) throw UserError("");
       at->get_to(value);
@@ -73,7 +73,8 @@ class Fields {
   // A whole number in [least, most].
   void read_in(const char* key, int64_t& value, int64_t least, int64_t most, bool required = false) {
     read(key, value, required);
-    if (object_.contains(key)) check_range(key, static_cast<double>(value), static_cast<double>(least), static_cast<double>(most));
+    if (object_.contains(key))
+      check_range(key, static_cast<double>(value), static_cast<double>(least), static_cast<double>(most));
   }
   void read_in(const char* key, double& value, double least, double most) {
     read(key, value);
@@ -85,7 +86,8 @@ class Fields {
     read(key, text, required);
     if (!object_.contains(key)) return;
     const auto at = std::find_if(table.begin(), table.end(), [&](const auto& entry) { return text == entry.first; });
-    if (at == table.end()) throw UserError(fmt::format("{}: \"{}\" is \"{}\"; known are {}", where_, key, text, names(table)));
+    if (at == table.end())
+      throw UserError(fmt::format("{}: \"{}\" is \"{}\"; known are {}", where_, key, text, names(table)));
     value = at->second;
   }
   const json* object(const char* key) {
@@ -98,7 +100,8 @@ class Fields {
   void done() const {
     for (const auto& [key, value] : object_.items()) {
       if (std::find(known_.begin(), known_.end(), key) == known_.end()) {
-        throw UserError(fmt::format("{}: \"{}\" is not a known field; known are {}", where_, key, fmt::join(known_, ", ")));
+        throw UserError(
+            fmt::format("{}: \"{}\" is not a known field; known are {}", where_, key, fmt::join(known_, ", ")));
       }
     }
   }
@@ -141,12 +144,15 @@ RopeSpec parse_rope(const json& object, const Model& model, const std::string& w
 
 void check_kind(const Model& m, const std::string& source) {
   if (m.num_heads_q % m.num_heads_kv != 0) {
-    throw UserError(fmt::format("{}: \"num_heads_q\" ({}) is not a multiple of \"num_heads_kv\" ({})", source, m.num_heads_q, m.num_heads_kv));
+    throw UserError(fmt::format("{}: \"num_heads_q\" ({}) is not a multiple of \"num_heads_kv\" ({})", source,
+                                m.num_heads_q, m.num_heads_kv));
   }
   if (m.is_mla() && (m.num_heads_kv != 1 || m.head_dim_v > m.head_dim_qk)) {
-    throw UserError(source + ": an MLA model has one KV head, and V is part of K: \"head_dim_v\" must not exceed \"head_dim_qk\"");
+    throw UserError(
+        source + ": an MLA model has one KV head, and V is part of K: \"head_dim_v\" must not exceed \"head_dim_qk\"");
   }
-  if ((m.kind == ModelKind::kSparseMla) != (m.topk > 0)) throw UserError(source + ": \"topk\" belongs to the kind sparse-mla, and only there");
+  if ((m.kind == ModelKind::kSparseMla) != (m.topk > 0))
+    throw UserError(source + ": \"topk\" belongs to the kind sparse-mla, and only there");
   if ((m.kind == ModelKind::kEncoderDecoder) != (m.t5_num_buckets > 0)) {
     throw UserError(source + ": \"t5_bias\" belongs to the kind encoder-decoder, and only there");
   }
@@ -179,10 +185,13 @@ attune_dtype activation_dtype(KvDtype dtype) {
 
 int64_t kv_element_size(KvDtype dtype) {
   switch (dtype) {
-    case KvDtype::kFp32: return 4;
+    case KvDtype::kFp32:
+      return 4;
     case KvDtype::kBf16:
-    case KvDtype::kFp16: return 2;
-    default: return 1;
+    case KvDtype::kFp16:
+      return 2;
+    default:
+      return 1;
   }
 }
 
@@ -200,7 +209,9 @@ const char* rope_style_name(attune_rope_style style) {
   return "none";
 }
 
-double Model::scale() const { return softmax_scale > 0 ? softmax_scale : 1.0 / std::sqrt(static_cast<double>(head_dim_qk)); }
+double Model::scale() const {
+  return softmax_scale > 0 ? softmax_scale : 1.0 / std::sqrt(static_cast<double>(head_dim_qk));
+}
 
 int64_t Model::kv_bytes_per_token(KvDtype dtype) const {
   if (dtype == KvDtype::kMla656) return 656;
@@ -258,8 +269,8 @@ Model parse_model(std::string_view text, const std::string& source) {
 
 void require_kv_dtype(const Model& model, KvDtype dtype) {
   if (dtype == KvDtype::kMla656 && !(model.is_mla() && model.head_dim_qk == 576 && model.head_dim_v == 512)) {
-    throw UserError(fmt::format("the KV dtype mla656 is for MLA with head dims 576 and 512; {} has {} and {}", model.name,
-                                model.head_dim_qk, model.head_dim_v));
+    throw UserError(fmt::format("the KV dtype mla656 is for MLA with head dims 576 and 512; {} has {} and {}",
+                                model.name, model.head_dim_qk, model.head_dim_v));
   }
 }
 
@@ -273,7 +284,8 @@ std::vector<Model> builtin_models() {
 }
 
 Model load_model(const std::string& name) {
-  const bool is_path = name.find('/') != std::string::npos || (name.size() > 5 && name.substr(name.size() - 5) == ".json");
+  const bool is_path =
+      name.find('/') != std::string::npos || (name.size() > 5 && name.substr(name.size() - 5) == ".json");
   if (is_path) {
     std::ifstream in(name, std::ios::binary);
     std::stringstream text;
@@ -293,8 +305,8 @@ Model shard(const Model& model, int64_t ways) {
   Model part = model;
   // A KV head that cannot be divided is repeated on every part, as engines do.
   if (ways < 1 || model.num_heads_q % ways != 0 || (model.num_heads_kv % ways != 0 && ways % model.num_heads_kv != 0)) {
-    throw UserError(fmt::format("{} has {} query heads and {} KV heads, which cannot be divided by {}", model.name, model.num_heads_q,
-                                model.num_heads_kv, ways));
+    throw UserError(fmt::format("{} has {} query heads and {} KV heads, which cannot be divided by {}", model.name,
+                                model.num_heads_q, model.num_heads_kv, ways));
   }
   part.num_heads_q = model.num_heads_q / ways;
   part.num_heads_kv = std::max<int64_t>(1, model.num_heads_kv / ways);

@@ -46,9 +46,9 @@ struct Model {
   std::vector<int64_t> windows = {0};  // of the layer kinds, in turn: keys that a query sees, itself included; 0: all
   bool alibi = false, sinks = false;
   std::optional<RopeSpec> rope;
-  int64_t topk = 0;                    // kSparseMla
+  int64_t topk = 0;  // kSparseMla
   int64_t t5_num_buckets = 0, t5_max_distance = 0;
-  KvDtype kv_dtype = KvDtype::kBf16;   // what the model is usually served with
+  KvDtype kv_dtype = KvDtype::kBf16;  // what the model is usually served with
 
   bool is_mla() const { return kind == ModelKind::kMla || kind == ModelKind::kSparseMla; }
   // softmax_scale with its default resolved.

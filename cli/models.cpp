@@ -21,7 +21,9 @@ std::string extras(const Model& m) {
   if (m.alibi) add("ALiBi");
   if (m.t5_num_buckets > 0) add(fmt::format("T5 bias of {} buckets", m.t5_num_buckets));
   for (const int64_t window : m.windows) {
-    if (window > 0) add(fmt::format("window {}{}", window, m.windows.size() > 1 ? fmt::format(" on 1 layer of {}", m.windows.size()) : ""));
+    if (window > 0)
+      add(fmt::format("window {}{}", window,
+                      m.windows.size() > 1 ? fmt::format(" on 1 layer of {}", m.windows.size()) : ""));
   }
   if (m.sinks) add("sinks");
   if (m.softcap > 0) add(fmt::format("softcap {:g}", m.softcap));
@@ -36,11 +38,12 @@ void add_models_command(CLI::App& app) {
     const std::vector<Model> models = builtin_models();
     size_t width = 0;
     for (const Model& m : models) width = std::max(width, m.name.size());
-    fmt::print("{:<{}}  {:<15}  layers  heads q/kv  dims qk/v  cache   beside plain attention\n", "name", width, "kind");
+    fmt::print("{:<{}}  {:<15}  layers  heads q/kv  dims qk/v  cache   beside plain attention\n", "name", width,
+               "kind");
     for (const Model& m : models) {
-      fmt::print("{:<{}}  {:<15}  {:>6}  {:>10}  {:>9}  {:<6}  {}\n", m.name, width, model_kind_name(m.kind), m.num_layers,
-                 fmt::format("{}/{}", m.num_heads_q, m.num_heads_kv), fmt::format("{}/{}", m.head_dim_qk, m.head_dim_v),
-                 kv_dtype_name(m.kv_dtype), extras(m));
+      fmt::print("{:<{}}  {:<15}  {:>6}  {:>10}  {:>9}  {:<6}  {}\n", m.name, width, model_kind_name(m.kind),
+                 m.num_layers, fmt::format("{}/{}", m.num_heads_q, m.num_heads_kv),
+                 fmt::format("{}/{}", m.head_dim_qk, m.head_dim_v), kv_dtype_name(m.kv_dtype), extras(m));
     }
   });
 }

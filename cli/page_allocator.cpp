@@ -7,7 +7,8 @@
 
 namespace attune::cli {
 
-PageAllocator::PageAllocator(int64_t num_pages, uint64_t seed) : num_pages_(num_pages), free_(static_cast<size_t>(num_pages)) {
+PageAllocator::PageAllocator(int64_t num_pages, uint64_t seed)
+    : num_pages_(num_pages), free_(static_cast<size_t>(num_pages)) {
   std::iota(free_.begin(), free_.end(), 0);
   cases::Random(seed).shuffle(free_);
 }

@@ -33,10 +33,14 @@ std::vector<TraceRequest> prepare_requests(const Trace& trace, const ReplayOptio
   return requests;
 }
 
-int64_t page_bytes(const Model& model, KvDtype kv, int64_t page_size) { return model.kv_bytes_per_token(kv) * page_size; }
+int64_t page_bytes(const Model& model, KvDtype kv, int64_t page_size) {
+  return model.kv_bytes_per_token(kv) * page_size;
+}
 
-// Enough for the largest requests at once, within the default size of the pool; never less than the largest request alone.
-int64_t default_pages(const std::vector<TraceRequest>& requests, const SchedulerOptions& options, int64_t bytes_of_page) {
+// Enough for the largest requests at once, within the default size of the pool; never less than the largest request
+// alone.
+int64_t default_pages(const std::vector<TraceRequest>& requests, const SchedulerOptions& options,
+                      int64_t bytes_of_page) {
   std::vector<int64_t> needed;
   for (const TraceRequest& r : requests) needed.push_back(Scheduler::pages_needed(r, options));
   std::sort(needed.begin(), needed.end(), std::greater<>());
@@ -66,8 +70,9 @@ RunnerLimits make_limits(const std::vector<TraceRequest>& requests, const Schedu
 void note_long_requests(const Model& model, const std::vector<TraceRequest>& requests) {
   const auto is_long = [&](const TraceRequest& r) { return r.prompt_tokens + r.output_tokens > model.max_context; };
   if (const auto count = std::count_if(requests.begin(), requests.end(), is_long); count > 0) {
-    fmt::print(stderr, "note: {} of {} requests exceed the {} tokens that {} was trained for; --max-context {} clamps them\n", count,
-               requests.size(), model.max_context, model.name, model.max_context);
+    fmt::print(stderr,
+               "note: {} of {} requests exceed the {} tokens that {} was trained for; --max-context {} clamps them\n",
+               count, requests.size(), model.max_context, model.name, model.max_context);
   }
 }
 
@@ -81,6 +86,7 @@ class Replay {
   void run_step(const Step& step, double& now);
   void show_progress();
 
+  InterruptGuard interrupt_;  // from the start: setting up takes a while too
   ReplayResult result_;
   std::vector<TraceRequest> requests_;
   SchedulerOptions scheduler_options_;
@@ -104,10 +110,12 @@ Replay::Replay(const Trace& trace, const ReplayOptions& options)
   result_.threads = num_threads();
   result_.device = device_info(device);
 
-  scheduler_options_ = {options.max_batch, options.chunk, options.page_size, options.num_pages, model.kind == ModelKind::kEncoderDecoder,
-                        options.seed};
+  scheduler_options_ = {
+      options.max_batch, options.chunk, options.page_size, options.num_pages, model.kind == ModelKind::kEncoderDecoder,
+      options.seed};
   const int64_t bytes_of_page = page_bytes(model, result_.kv_dtype, options.page_size);
-  if (options.num_pages == 0) scheduler_options_.num_pages = default_pages(requests_, scheduler_options_, bytes_of_page);
+  if (options.num_pages == 0)
+    scheduler_options_.num_pages = default_pages(requests_, scheduler_options_, bytes_of_page);
   result_.num_pages = scheduler_options_.num_pages;
   result_.pool_bytes = result_.num_pages * bytes_of_page;
   result_.num_requests = static_cast<int64_t>(requests_.size());
@@ -115,16 +123,19 @@ Replay::Replay(const Trace& trace, const ReplayOptions& options)
   for (const TraceRequest& r : requests_) total_tokens_ += r.prompt_tokens + std::max<int64_t>(r.output_tokens, 1) - 1;
   say_start();
   note_long_requests(model, requests_);
-  runner_ = make_layer_runner({model, result_.kv_dtype, make_limits(requests_, scheduler_options_), device, options.seed});
+  runner_ =
+      make_layer_runner({model, result_.kv_dtype, make_limits(requests_, scheduler_options_), device, options.seed});
   result_.plans = runner_->describe();
 }
 
 void Replay::say_start() const {
   const Model& m = result_.model;
-  fmt::print(stderr, "{}: {} requests, {} (one of {} layers), {} cache of {} pages of {} tokens ({:.0f} MiB), on {} ({}, {} threads)\n",
-             result_.trace_name, result_.num_requests, m.name, m.num_layers, kv_dtype_name(result_.kv_dtype), result_.num_pages,
-             result_.options.page_size, static_cast<double>(result_.pool_bytes) / (1 << 20), device_name(result_.device.device),
-             result_.device.isa, result_.threads);
+  fmt::print(stderr,
+             "{}: {} requests, {} (one of {} layers), {} cache of {} pages of {} tokens ({:.0f} MiB), on {} ({}, {} "
+             "threads)\n",
+             result_.trace_name, result_.num_requests, m.name, m.num_layers, kv_dtype_name(result_.kv_dtype),
+             result_.num_pages, result_.options.page_size, static_cast<double>(result_.pool_bytes) / (1 << 20),
+             device_name(result_.device.device), result_.device.isa, result_.threads);
 }
 
 void Replay::show_progress() {
@@ -152,14 +163,13 @@ void Replay::run_step(const Step& step, double& now) {
 }
 
 ReplayResult Replay::run() {
-  const InterruptGuard guard;
   if (!result_.options.no_ceilings && result_.device.device.type == ATTUNE_DEVICE_CPU) {
     fmt::print(stderr, "measuring the machine's ceilings\n");
     result_.ceilings = measure_ceilings(result_.threads);
   }
   const Stopwatch watch;
   double now = 0;
-  while (!scheduler_->done() && !guard.interrupted()) {
+  while (!scheduler_->done() && !interrupt_.interrupted()) {
     const Step step = scheduler_->next(now);
     if (step.empty()) {
       // Nobody is there: the clock jumps to the next arrival.
@@ -176,7 +186,8 @@ ReplayResult Replay::run() {
   result_.num_preemptions = scheduler_->num_preemptions();
   result_.requests = scheduler_->times();
   result_.lengths = std::move(requests_);
-  result_.verify = {verifier_.num_rows(), verifier_.num_failed(), verifier_.worst_ratio(), verifier_.seconds(), verifier_.first_mismatch()};
+  result_.verify = {verifier_.num_rows(), verifier_.num_failed(), verifier_.worst_ratio(), verifier_.seconds(),
+                    verifier_.first_mismatch()};
   return std::move(result_);
 }
 

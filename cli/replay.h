@@ -19,10 +19,11 @@ namespace attune::cli {
 
 struct ReplayOptions {
   std::string model = "llama-3-8b", device = "auto", kv_dtype, verify = "2", output = ".";
-  int64_t limit = 0, max_batch = 64, chunk = 512, page_size = 16, num_pages = 0, max_context = 0, tensor_parallel = 1, threads = 0;
+  int64_t limit = 0, max_batch = 64, chunk = 512, page_size = 16, num_pages = 0, max_context = 0, tensor_parallel = 1,
+          threads = 0;
   uint64_t seed = 1;
   double time_scale = 1;
-  bool no_arrival = false, no_ceilings = false;
+  bool no_arrival = false, no_ceilings = false, no_plots = false;
 };
 
 // One step, as it went.
@@ -60,8 +61,8 @@ struct ReplayResult {
 
 // Runs until the trace is done or Ctrl-C. Says on stderr what it is doing. Throws UserError for bad options.
 //
-// The model's clock: requests arrive by the trace, and a step takes what this layer took times the number of layers. So batches form as
-// they would if attention were all that the model does.
+// The model's clock: requests arrive by the trace, and a step takes what this layer took times the number of layers. So
+// batches form as they would if attention were all that the model does.
 ReplayResult replay(const Trace& trace, const ReplayOptions& options);
 
 }  // namespace attune::cli

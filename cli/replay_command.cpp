@@ -31,12 +31,17 @@ void replay_and_report(const Trace& trace, const ReplayOptions& options) {
 void add_common_options(CLI::App& command, ReplayOptions& o) {
   command.add_option("--model", o.model, "Model name (see attune models) or a .json file")->capture_default_str();
   command.add_option("--device", o.device, "auto, cpu or cuda:N")->capture_default_str();
-  command.add_option("--threads", o.threads, "Threads of the CPU backend; 0: all cores")->check(CLI::Range(0, 4096))->capture_default_str();
-  command.add_option("--verify", o.verify, "Rows of each call to check against the oracle, or a share such as 0.5%; 0: none")
+  command.add_option("--threads", o.threads, "Threads of the CPU backend; 0: all cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command
+      .add_option("--verify", o.verify,
+                  "Rows of each call to check against the oracle, or a share such as 0.5%; 0: none")
       ->capture_default_str();
   command.add_option("--seed", o.seed, "Seed of the synthetic data and of the sample")->capture_default_str();
   command.add_option("--output", o.output, "Directory for report.json and report.html")->capture_default_str();
   command.add_flag("--no-ceilings", o.no_ceilings, "Do not measure the machine's ceilings first");
+  command.add_flag("--no-plots", o.no_plots, "report.html without plots");
 }
 
 }  // namespace
@@ -57,13 +62,15 @@ void add_replay_command(CLI::App& app) {
   command->add_option("--kv-dtype", o.kv_dtype, "bf16, fp16, fp32, e4m3, int8 or mla656; default: the model's");
   whole("--page-size", o.page_size, 1, "Tokens in a page of the KV cache");
   whole("--pages", o.num_pages, 0, "Pages of the KV cache; 0: what the trace needs, up to 1 GiB");
-  CLI::Option* scale = command->add_option("--time-scale", o.time_scale, "Requests arrive so many times as fast as in the trace");
+  CLI::Option* scale =
+      command->add_option("--time-scale", o.time_scale, "Requests arrive so many times as fast as in the trace");
   scale->check(CLI::Range(1e-6, 1e6))->capture_default_str();
   command->add_flag("--no-arrival", o.no_arrival, "All requests are there at the start")->excludes(scale);
   whole("--max-context", o.max_context, 0, "Clamp requests to so many tokens in all; 0: as they are");
   whole("--tensor-parallel", o.tensor_parallel, 1, "Run the share of the heads that one of N devices holds");
   command->callback([options, path] {
-    if (options->max_context == 1) throw UserError("--max-context is 1; it must be at least 2, a prompt token and one to generate");
+    if (options->max_context == 1)
+      throw UserError("--max-context is 1; it must be at least 2, a prompt token and one to generate");
     replay_and_report(read_trace_file(*path, options->limit), *options);
   });
 }

@@ -22,31 +22,58 @@ ordered_json to_json(const Distribution& d) {
 }
 
 ordered_json to_json(const Rate& r) {
-  return {{"steps", r.steps}, {"tokens", r.tokens}, {"seconds", r.seconds}, {"tokens_per_second", r.tokens_per_second()},
-          {"flops", r.work.flops}, {"bytes", r.work.bytes}, {"gflops", r.gflops()}, {"gbps", r.gbps()}};
+  return {{"steps", r.steps},      {"tokens", r.tokens},
+          {"seconds", r.seconds},  {"tokens_per_second", r.tokens_per_second()},
+          {"flops", r.work.flops}, {"bytes", r.work.bytes},
+          {"gflops", r.gflops()},  {"gbps", r.gbps()}};
 }
 
 ordered_json model_json(const Model& m) {
-  ordered_json j = {{"name", m.name}, {"title", m.title}, {"kind", model_kind_name(m.kind)}, {"num_layers", m.num_layers},
-                    {"num_heads_q", m.num_heads_q}, {"num_heads_kv", m.num_heads_kv}, {"head_dim_qk", m.head_dim_qk},
-                    {"head_dim_v", m.head_dim_v}, {"softmax_scale", m.scale()}, {"windows", m.windows}, {"alibi", m.alibi},
-                    {"sinks", m.sinks}, {"topk", m.topk}};
+  ordered_json j = {{"name", m.name},
+                    {"title", m.title},
+                    {"kind", model_kind_name(m.kind)},
+                    {"num_layers", m.num_layers},
+                    {"num_heads_q", m.num_heads_q},
+                    {"num_heads_kv", m.num_heads_kv},
+                    {"head_dim_qk", m.head_dim_qk},
+                    {"head_dim_v", m.head_dim_v},
+                    {"softmax_scale", m.scale()},
+                    {"windows", m.windows},
+                    {"alibi", m.alibi},
+                    {"sinks", m.sinks},
+                    {"topk", m.topk}};
   if (m.rope) j["rope"] = rope_style_name(m.rope->style);
   return j;
 }
 
 ordered_json settings_json(const ReplayResult& r) {
   const ReplayOptions& o = r.options;
-  return {{"trace", r.trace_name}, {"limit", o.limit}, {"max_batch", o.max_batch}, {"chunk", o.chunk}, {"kv_dtype", kv_dtype_name(r.kv_dtype)},
-          {"page_size", o.page_size}, {"num_pages", r.num_pages}, {"pool_bytes", r.pool_bytes}, {"max_context", o.max_context},
-          {"tensor_parallel", o.tensor_parallel}, {"time_scale", o.time_scale}, {"arrival", !o.no_arrival}, {"seed", o.seed},
-          {"verify", o.verify}, {"device", device_name(r.device.device)}, {"device_name", r.device.name}, {"isa", r.device.isa},
-          {"threads", r.threads}, {"version", std::string(version())}, {"plans", r.plans}};
+  return {{"trace", r.trace_name},
+          {"limit", o.limit},
+          {"max_batch", o.max_batch},
+          {"chunk", o.chunk},
+          {"kv_dtype", kv_dtype_name(r.kv_dtype)},
+          {"page_size", o.page_size},
+          {"num_pages", r.num_pages},
+          {"pool_bytes", r.pool_bytes},
+          {"max_context", o.max_context},
+          {"tensor_parallel", o.tensor_parallel},
+          {"time_scale", o.time_scale},
+          {"arrival", !o.no_arrival},
+          {"seed", o.seed},
+          {"verify", o.verify},
+          {"device", device_name(r.device.device)},
+          {"device_name", r.device.name},
+          {"isa", r.device.isa},
+          {"threads", r.threads},
+          {"version", std::string(version())},
+          {"plans", r.plans}};
 }
 
 ordered_json steps_json(const ReplayResult& r) {
   ordered_json j;
-  for (const char* key : {"start", "seconds", "sequences", "prefill_tokens", "decode_tokens", "pages_used", "flops", "bytes", "layer_kind"}) {
+  for (const char* key : {"start", "seconds", "sequences", "prefill_tokens", "decode_tokens", "pages_used", "flops",
+                          "bytes", "layer_kind"}) {
     j[key] = ordered_json::array();
   }
   for (const StepRecord& s : r.steps) {
@@ -65,7 +92,8 @@ ordered_json steps_json(const ReplayResult& r) {
 
 ordered_json requests_json(const ReplayResult& r) {
   ordered_json j;
-  for (const char* key : {"arrival", "first_token", "finish", "prompt_tokens", "output_tokens", "preemptions"}) j[key] = ordered_json::array();
+  for (const char* key : {"arrival", "first_token", "finish", "prompt_tokens", "output_tokens", "preemptions"})
+    j[key] = ordered_json::array();
   const auto time = [](double t) { return t >= 0 ? ordered_json(t) : ordered_json(nullptr); };
   for (size_t i = 0; i < r.requests.size(); ++i) {
     j["arrival"].push_back(r.requests[i].arrival);
@@ -79,7 +107,8 @@ ordered_json requests_json(const ReplayResult& r) {
 }
 
 ordered_json verify_json(const VerifyResult& v) {
-  ordered_json j = {{"rows", v.rows}, {"failed", v.failed}, {"worst_error_over_bound", v.worst_ratio}, {"seconds", v.seconds}};
+  ordered_json j = {
+      {"rows", v.rows}, {"failed", v.failed}, {"worst_error_over_bound", v.worst_ratio}, {"seconds", v.seconds}};
   if (v.first_mismatch) j["first_mismatch"] = v.first_mismatch->text();
   return j;
 }
@@ -110,15 +139,27 @@ std::string report_json(const ReplayResult& r, const Summary& s) {
   j["settings"] = settings_json(r);
   j["model"] = model_json(r.model);
   ordered_json& summary = j["summary"];
-  summary = {{"requests", r.num_requests}, {"finished", r.num_finished}, {"preemptions", r.num_preemptions}, {"interrupted", r.interrupted},
-             {"prompt_tokens", s.prompt_tokens}, {"generated_tokens", s.generated_tokens}, {"all", to_json(s.all)},
-             {"prefill", to_json(s.prefill)}, {"decode", to_json(s.decode)}, {"step_seconds", to_json(s.step_seconds)},
-             {"prefill_step_seconds", to_json(s.prefill_step_seconds)}, {"decode_step_seconds", to_json(s.decode_step_seconds)},
-             {"first_token_seconds", to_json(s.first_token_seconds)}, {"output_token_seconds", to_json(s.output_token_seconds)},
-             {"kv_peak", s.kv_peak}, {"wall_seconds", r.wall_seconds}};
+  summary = {{"requests", r.num_requests},
+             {"finished", r.num_finished},
+             {"preemptions", r.num_preemptions},
+             {"interrupted", r.interrupted},
+             {"prompt_tokens", s.prompt_tokens},
+             {"generated_tokens", s.generated_tokens},
+             {"all", to_json(s.all)},
+             {"prefill", to_json(s.prefill)},
+             {"decode", to_json(s.decode)},
+             {"step_seconds", to_json(s.step_seconds)},
+             {"prefill_step_seconds", to_json(s.prefill_step_seconds)},
+             {"decode_step_seconds", to_json(s.decode_step_seconds)},
+             {"first_token_seconds", to_json(s.first_token_seconds)},
+             {"output_token_seconds", to_json(s.output_token_seconds)},
+             {"kv_peak", s.kv_peak},
+             {"wall_seconds", r.wall_seconds}};
   if (r.ceilings) {
-    j["ceilings"] = {{"fma_gflops_1", r.ceilings->fma_gflops_1}, {"fma_gflops_all", r.ceilings->fma_gflops_all},
-                     {"read_gbps_all", r.ceilings->read_gbps_all}, {"threads", r.ceilings->threads}};
+    j["ceilings"] = {{"fma_gflops_1", r.ceilings->fma_gflops_1},
+                     {"fma_gflops_all", r.ceilings->fma_gflops_all},
+                     {"read_gbps_all", r.ceilings->read_gbps_all},
+                     {"threads", r.ceilings->threads}};
     summary["prefill"]["share_of_fma_ceiling"] = s.prefill.gflops() / r.ceilings->fma_gflops_all;
     summary["decode"]["share_of_read_ceiling"] = s.decode.gbps() / r.ceilings->read_gbps_all;
   }
@@ -133,8 +174,13 @@ std::string write_report(const ReplayResult& result, const Summary& summary) {
   const std::string json_path = (directory / "report.json").string(), html_path = (directory / "report.html").string();
   write_file(json_path, report_json(result, summary));
   std::string why;
-  const std::string plots = make_plots(json_path, why);
-  if (!why.empty()) fmt::print(stderr, "warning: {}\n", why);
+  std::string plots;
+  if (result.options.no_plots) {
+    why = "no plots: they were turned off";
+  } else {
+    plots = make_plots(json_path, why);
+    if (!why.empty()) fmt::print(stderr, "warning: {}\n", why);
+  }
   write_file(html_path, report_html(result, summary, plots, why));
   return html_path;
 }

@@ -16,22 +16,42 @@ try:
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
     import numpy as np
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 except ImportError:
     sys.exit(3)
 
 INK, SOFT, GRID = "#1c2430", "#667085", "#e4e7ec"
 PREFILL, DECODE, ACCENT = "#d9822b", "#2f6fb5", "#4a9c6d"
-MAX_BINS = 240
+MAX_SLICES, MAX_POINTS = 120, 1500
 WIDE, HALF = (11.6, 3.1), (5.7, 3.5)
 
-plt.rcParams.update({
-    "font.size": 9, "font.family": "sans-serif", "text.color": INK, "axes.labelcolor": SOFT, "axes.edgecolor": GRID,
-    "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 10,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID,
-    "grid.linewidth": 0.7, "xtick.color": SOFT, "ytick.color": SOFT, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5,
-    "legend.frameon": False, "legend.fontsize": 8.5, "figure.constrained_layout.use": True, "svg.fonttype": "path",
-})
+plt.rcParams.update(
+    {
+        "font.size": 9,
+        "font.family": "sans-serif",
+        "text.color": INK,
+        "axes.labelcolor": SOFT,
+        "axes.edgecolor": GRID,
+        "axes.titlesize": 10.5,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.titlepad": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": GRID,
+        "grid.linewidth": 0.7,
+        "xtick.color": SOFT,
+        "ytick.color": SOFT,
+        "xtick.labelsize": 8.5,
+        "ytick.labelsize": 8.5,
+        "legend.frameon": False,
+        "legend.fontsize": 8.5,
+        "figure.constrained_layout.use": True,
+        "svg.fonttype": "path",
+    }
+)
 
 
 def si_seconds(value, _=None):
@@ -66,19 +86,21 @@ class Report:
         self.bytes = np.array(steps["bytes"], float)
         self.has_prefill = self.prefill > 0
         self.ceilings = data.get("ceilings")
-        # Equal slices of the model's clock.
+        # Equal slices of the model's clock, wide enough to hold some steps.
         span = float(self.end[-1]) if len(self.end) else 1.0
-        self.bins = np.linspace(0, span, min(MAX_BINS, max(2, len(self.start))) + 1)
-        self.which = np.clip(np.digitize(self.start, self.bins) - 1, 0, len(self.bins) - 2)
+        self.slices = np.linspace(0, span, int(np.clip(len(self.start) / 8, 4, MAX_SLICES)) + 1)
+        self.which = np.clip(np.digitize(self.start, self.slices) - 1, 0, len(self.slices) - 2)
 
     def total(self, weights):
-        return np.bincount(self.which, weights=weights, minlength=len(self.bins) - 1)
+        """Sum over the steps of each slice."""
+        return np.bincount(self.which, weights=weights, minlength=len(self.slices) - 1)
 
-    def mean(self, values):
-        """Mean of each slice, weighted by time; slices without a step are not a number."""
-        weight = self.total(self.seconds)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return self.total(values * self.seconds) / weight
+    def thinned(self, values):
+        """Edges and heights of a stairs plot over the clock, with runs of steps averaged where there are many."""
+        run = -(-len(values) // MAX_POINTS)
+        first = np.arange(0, len(values), run)
+        heights = np.add.reduceat(values, first) / np.diff(np.append(first, len(values)))
+        return heights, np.append(self.start[first], self.end[-1])
 
 
 def new_axes(size, title, xlabel, ylabel):
@@ -95,21 +117,52 @@ def plain_log(axis, formatter):
     axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high / max(low, 1e-300) < 300 else (1,)))
     axis.set_major_formatter(FuncFormatter(formatter))
     axis.set_minor_formatter(NullFormatter())
+    axis.set_tick_params(which="minor", length=0)
+
+
+def legend_above(axes, **options):
+    """On the line of the title, at its right."""
+    handles = options.pop("handles", axes.get_legend_handles_labels()[0])
+    if handles:
+        axes.legend(
+            handles=handles,
+            loc="lower right",
+            bbox_to_anchor=(1.01, 1.0),
+            ncols=3,
+            borderaxespad=0.3,
+            handlelength=1.4,
+            columnspacing=1.2,
+            handletextpad=0.5,
+            **options,
+        )
 
 
 def step_time(r):
     figure, axes = new_axes(WIDE, "Step time", "model clock, s", "time of the layer's calls")
     for mask, color, label in ((~r.has_prefill, DECODE, "decode only"), (r.has_prefill, PREFILL, "with prefill")):
         if mask.any():
-            axes.scatter(r.start[mask], r.seconds[mask], s=7, color=color, alpha=0.5, linewidths=0, label=label, rasterized=True)
+            axes.scatter(
+                r.start[mask], r.seconds[mask], s=7, color=color, alpha=0.5, linewidths=0, label=label, rasterized=True
+            )
     axes.set_yscale("log")
     p99 = r.data["summary"]["step_seconds"]["p99"]
     axes.axhline(p99, color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
-    axes.annotate(f"p99 {si_seconds(p99)}", (1, p99), xycoords=("axes fraction", "data"), xytext=(-3, 3), textcoords="offset points",
-                  ha="right", color=SOFT, fontsize=8.5)
+    axes.annotate(
+        f"p99 {si_seconds(p99)}",
+        (1, p99),
+        xycoords=("axes fraction", "data"),
+        xytext=(-3, 3),
+        textcoords="offset points",
+        ha="right",
+        color=SOFT,
+        fontsize=8.5,
+    )
     plain_log(axes.yaxis, si_seconds)
-    axes.legend(loc="upper left", ncols=2, markerscale=2, bbox_to_anchor=(0, 1.02))
-    return figure, "Each point is one step: all calls of one layer. The model clock advances by that time for every layer."
+    legend_above(axes, markerscale=2)
+    return (
+        figure,
+        "Each point is one step: all calls of one layer. The model clock advances by that time for every layer.",
+    )
 
 
 def throughput(r):
@@ -117,46 +170,68 @@ def throughput(r):
     busy = r.total(r.seconds)
     with np.errstate(invalid="ignore", divide="ignore"):
         prefill, decode = r.total(r.prefill) / busy, r.total(r.decode) / busy
-    middle = (r.bins[:-1] + r.bins[1:]) / 2
+    middle = (r.slices[:-1] + r.slices[1:]) / 2
     for values, color, label in ((prefill, PREFILL, "prompt tokens"), (decode, DECODE, "decode tokens")):
-        seen = np.isfinite(values) & (values > 0)
-        axes.plot(middle[seen], values[seen], color=color, linewidth=1.2, marker=".", markersize=3, label=label)
+        # Slices without such tokens leave a gap.
+        axes.plot(
+            middle,
+            np.where(values > 0, values, np.nan),
+            color=color,
+            linewidth=1.2,
+            marker=".",
+            markersize=3,
+            label=label,
+        )
     axes.set_yscale("log")
     plain_log(axes.yaxis, si_count)
-    axes.legend(loc="best")
+    legend_above(axes)
     return figure, "Tokens over the time that the calls took, in equal slices of the clock."
 
 
 def composition(r):
     figure, axes = new_axes(HALF, "Batch", "model clock, s", "sequences in a step")
-    axes.stairs(np.nan_to_num(r.mean(r.sequences)), r.bins, color=DECODE, fill=True, alpha=0.25)
-    axes.stairs(np.nan_to_num(r.mean(r.sequences)), r.bins, color=DECODE, linewidth=1.1, label="sequences")
-    axes.set_ylim(bottom=0)
+    heights, edges = r.thinned(r.sequences)
+    axes.stairs(heights, edges, color=DECODE, fill=True, alpha=0.2, linewidth=0)
+    axes.stairs(heights, edges, color=DECODE, linewidth=1.1, label="sequences")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(0, max(1.0, r.sequences.max(initial=0)) * 1.25)
     right = axes.twinx()
     right.spines["right"].set_visible(False)
     right.grid(False)
-    right.plot(r.start[r.has_prefill], r.prefill[r.has_prefill], ".", color=PREFILL, markersize=3, alpha=0.7, label="prompt tokens", rasterized=True)
-    right.set_ylim(bottom=0, top=max(1.0, r.prefill.max(initial=0)) * 1.15)
+    right.plot(
+        r.start[r.has_prefill],
+        r.prefill[r.has_prefill],
+        ".",
+        color=PREFILL,
+        markersize=3,
+        alpha=0.7,
+        label="prompt tokens",
+        rasterized=True,
+    )
+    right.set_ylim(0, max(1.0, r.prefill.max(initial=0)) * 1.25)
     right.set_ylabel("prompt tokens in a step")
+    right.yaxis.set_major_locator(MaxNLocator(integer=True))
     handles = axes.get_legend_handles_labels()[0] + right.get_legend_handles_labels()[0]
-    axes.legend(handles=handles, loc="upper left", ncols=2, bbox_to_anchor=(0, 1.02))
-    axes.set_ylim(top=max(1.0, r.sequences.max(initial=0)) * 1.2)
+    legend_above(axes, handles=handles)
     return figure, "Sequences that a step serves, and prompt tokens that it carries beside them."
 
 
 def kv_pages(r):
     total = r.data["settings"]["num_pages"]
     figure, axes = new_axes(HALF, "KV pages", "model clock, s", "pages in use")
-    axes.fill_between(r.start, r.pages, step="post", color=ACCENT, alpha=0.25, linewidth=0)
-    axes.step(r.start, r.pages, where="post", color=ACCENT, linewidth=1.1)
+    heights, edges = r.thinned(r.pages)
+    axes.stairs(heights, edges, color=ACCENT, fill=True, alpha=0.25, linewidth=0)
+    axes.stairs(heights, edges, color=ACCENT, linewidth=1.1)
     peak = r.pages.max(initial=0)
     axes.set_ylim(0, max(peak, 1) * 1.2)
     if total <= axes.get_ylim()[1]:
         axes.axhline(total, color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.yaxis.set_major_formatter(FuncFormatter(si_count))
     preemptions = r.data["summary"]["preemptions"]
-    return figure, (f"Most at once: {peak:,.0f} of {total:,} pages of {r.data['settings']['page_size']} tokens; "
-                    f"{preemptions:,} preemption{'' if preemptions == 1 else 's'}.")
+    return figure, (
+        f"Most at once: {peak:,.0f} of {total:,} pages of {r.data['settings']['page_size']} tokens; "
+        f"{preemptions:,} preemption{'' if preemptions == 1 else 's'}."
+    )
 
 
 def roofline(r):
@@ -164,7 +239,9 @@ def roofline(r):
     intensity, rate = r.flops / r.bytes, r.flops / r.seconds / 1e9
     for mask, color, label in ((~r.has_prefill, DECODE, "decode only"), (r.has_prefill, PREFILL, "with prefill")):
         if mask.any():
-            axes.scatter(intensity[mask], rate[mask], s=8, color=color, alpha=0.4, linewidths=0, label=label, rasterized=True)
+            axes.scatter(
+                intensity[mask], rate[mask], s=8, color=color, alpha=0.4, linewidths=0, label=label, rasterized=True
+            )
     axes.set_xscale("log")
     axes.set_yscale("log")
     text = "What each step computes and moves at least, by its lengths."
@@ -174,11 +251,29 @@ def roofline(r):
         x = np.geomspace(low, high, 200)
         axes.plot(x, np.minimum(fma, x * read), color=INK, linewidth=1.2)
         axes.set_xlim(low, high)
-        axes.annotate(f"{fma:.0f} GFLOP/s fp32 FMA", (high, fma), xytext=(-3, 4), textcoords="offset points", ha="right", color=SOFT, fontsize=8.5)
-        text += f" The roof is what this machine reaches: {fma:.0f} GFLOP/s and {read:.1f} GB/s. Caches and bfloat16 arithmetic can exceed it."
+        axes.annotate(
+            f"{fma:.0f} GFLOP/s fp32 FMA",
+            (high, fma),
+            xytext=(-3, 4),
+            textcoords="offset points",
+            ha="right",
+            color=SOFT,
+            fontsize=8.5,
+        )
+        axes.annotate(
+            f"{read:.1f} GB/s read",
+            (low, low * read),
+            xytext=(8, -3),
+            textcoords="offset points",
+            va="top",
+            color=SOFT,
+            fontsize=8.5,
+        )
+        text += f" The roof is what this machine reaches: {fma:.0f} GFLOP/s and {read:.1f} GB/s."
+        text += " Caches and bfloat16 arithmetic can exceed it."
     plain_log(axes.xaxis, si_count)
     plain_log(axes.yaxis, si_count)
-    axes.legend(loc="lower right", markerscale=2)
+    legend_above(axes, markerscale=2)
     return figure, text
 
 
@@ -186,7 +281,13 @@ def cumulative(axes, sample, color, label):
     if len(sample) == 0:
         return
     values = np.sort(sample)
-    axes.step(np.append(values, values[-1]), np.append(np.arange(len(values)), len(values)) / len(values), color=color, linewidth=1.4, label=label)
+    axes.step(
+        np.append(values, values[-1]),
+        np.append(np.arange(len(values)), len(values)) / len(values),
+        color=color,
+        linewidth=1.4,
+        label=label,
+    )
 
 
 def finish_cumulative(axes):
@@ -194,8 +295,7 @@ def finish_cumulative(axes):
     plain_log(axes.xaxis, si_seconds)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right")
+    legend_above(axes)
 
 
 def step_distribution(r):
@@ -204,19 +304,33 @@ def step_distribution(r):
     cumulative(axes, r.seconds[r.has_prefill], PREFILL, "with prefill")
     finish_cumulative(axes)
     s = r.data["summary"]["step_seconds"]
-    return figure, f"All steps: p50 {si_seconds(s['p50'])}, p90 {si_seconds(s['p90'])}, p99 {si_seconds(s['p99'])}, max {si_seconds(s['max'])}."
+    return (
+        figure,
+        "All steps: " + ", ".join(f"{key} {si_seconds(s[key])}" for key in ("p50", "p90", "p99", "max")) + ".",
+    )
 
 
 def latency(r):
     figure, axes = new_axes(HALF, "Request latency", "model clock", "of the requests")
     q = r.data["requests"]
     first = [f - a for a, f in zip(q["arrival"], q["first_token"]) if f is not None]
-    between = [(e - f) / (n - 1) for f, e, n in zip(q["first_token"], q["finish"], q["output_tokens"]) if e is not None and n > 1]
+    between = [
+        (e - f) / (n - 1)
+        for f, e, n in zip(q["first_token"], q["finish"], q["output_tokens"])
+        if e is not None and n > 1
+    ]
     whole = [e - a for a, e in zip(q["arrival"], q["finish"]) if e is not None]
-    for sample, color, label in ((between, DECODE, "between tokens"), (first, PREFILL, "first token"), (whole, ACCENT, "whole request")):
+    for sample, color, label in (
+        (between, DECODE, "between tokens"),
+        (first, PREFILL, "first token"),
+        (whole, ACCENT, "whole request"),
+    ):
         cumulative(axes, [x for x in sample if x > 0], color, label)
     finish_cumulative(axes)
-    return figure, f"Attention of all {r.layers} layers alone, waiting included: what the rest of the model takes comes on top."
+    return (
+        figure,
+        f"Attention of all {r.layers} layers alone, waiting included: what the rest of the model takes comes on top.",
+    )
 
 
 def picture(figure):
@@ -237,8 +351,8 @@ def main(json_path, html_path):
             figure, caption = plot(report)
             title = figure.axes[0].get_title(loc="left")
             wide = ' style="grid-column: 1 / -1"' if plot is step_time else ""
-            parts.append(f'<figure class="card"{wide}><img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{picture(figure)}">'
-                         f"<figcaption>{html.escape(caption)}</figcaption></figure>")
+            image = f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{picture(figure)}">'
+            parts.append(f'<figure class="card"{wide}>{image}<figcaption>{html.escape(caption)}</figcaption></figure>')
     with open(html_path, "w", encoding="utf-8") as file:
         file.write("\n".join(parts) + "\n")
 

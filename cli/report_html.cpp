@@ -27,11 +27,20 @@ std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += c;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
     }
   }
   return out;
@@ -40,7 +49,8 @@ std::string escaped(std::string_view text) {
 std::string html_rows(const std::vector<TableRow>& rows) {
   std::string html;
   for (const TableRow& row : rows) {
-    html += fmt::format("<tr><th>{}</th><td>{}</td><td class=\"note\">{}</td></tr>\n", escaped(row.label), escaped(row.value), escaped(row.note));
+    html += fmt::format("<tr><th>{}</th><td>{}</td><td class=\"note\">{}</td></tr>\n", escaped(row.label),
+                        escaped(row.value), escaped(row.note));
   }
   return html;
 }
@@ -53,15 +63,25 @@ std::vector<TableRow> setting_rows(const ReplayResult& r) {
   rows.push_back({"layer", fmt::format("{} query heads, {} KV heads", m.num_heads_q, m.num_heads_kv),
                   fmt::format("head dims {} and {}; one of {} layers{}", m.head_dim_qk, m.head_dim_v, m.num_layers,
                               o.tensor_parallel > 1 ? fmt::format("; one of {} parts", o.tensor_parallel) : "")});
-  rows.push_back({"device", fmt::format("{} ({} threads)", device_name(r.device.device), r.threads), fmt::format("{}; {}", r.device.name, r.device.isa)});
-  rows.push_back({"KV cache", fmt::format("{}, {:.0f} MiB", kv_dtype_name(r.kv_dtype), static_cast<double>(r.pool_bytes) / (1 << 20)),
-                  fmt::format("{} pages of {} tokens", r.num_pages, o.page_size)});
-  rows.push_back({"batching", fmt::format("up to {} sequences", o.max_batch), fmt::format("and {} prompt tokens a step", o.chunk)});
-  rows.push_back({"arrival", o.no_arrival ? "all at once" : fmt::format("as in the trace, {:g} times as fast", o.time_scale),
+  rows.push_back({"device", fmt::format("{} ({} threads)", device_name(r.device.device), r.threads),
+                  fmt::format("{}; {}", r.device.name, r.device.isa)});
+  rows.push_back(
+      {"KV cache",
+       fmt::format("{}, {:.0f} MiB", kv_dtype_name(r.kv_dtype), static_cast<double>(r.pool_bytes) / (1 << 20)),
+       fmt::format("{} pages of {} tokens", r.num_pages, o.page_size)});
+  rows.push_back({"batching", fmt::format("up to {} sequences", o.max_batch),
+                  fmt::format("and {} prompt tokens a step", o.chunk)});
+  const std::string arrival = o.time_scale == 1 ? "as in the trace" : fmt::format("{:g} times as fast", o.time_scale);
+  rows.push_back({"arrival", o.no_arrival ? "all at once" : arrival,
                   o.max_context > 0 ? fmt::format("requests clamped to {} tokens", o.max_context) : ""});
   rows.push_back({"checked", o.verify + " rows a call", fmt::format("seed {}", o.seed)});
-  for (const std::string& plan : r.plans) rows.push_back({"plan", "", plan});
   return rows;
+}
+
+std::string plan_paragraphs(const std::vector<std::string>& plans) {
+  std::string html;
+  for (const std::string& plan : plans) html += fmt::format("<p class=\"plan\">{}</p>\n", escaped(plan));
+  return html;
 }
 
 std::string read_file(const std::string& path) {
@@ -128,7 +148,8 @@ std::string make_plots(const std::string& json_path, std::string& why) {
     why = "no plots: no temporary directory can be made";
     return "";
   }
-  const std::string script = scratch.file("report.py"), plots = scratch.file("plots.html"), errors = scratch.file("errors.txt");
+  const std::string script = scratch.file("report.py"), plots = scratch.file("plots.html"),
+                    errors = scratch.file("errors.txt");
   std::ofstream(script, std::ios::binary) << embedded_file("report.py");
   int code = -1;
   // The first python3 may be one that a user installed, without the system's packages.
@@ -145,24 +166,32 @@ std::string make_plots(const std::string& json_path, std::string& why) {
     std::string text = read_file(errors);
     text.erase(text.find_last_not_of(" \n") + 1);
     const size_t last_line = text.rfind('\n');
-    why = fmt::format("no plots: the plotting script failed: {}", last_line == std::string::npos ? text : text.substr(last_line + 1));
+    why = fmt::format("no plots: the plotting script failed: {}",
+                      last_line == std::string::npos ? text : text.substr(last_line + 1));
   }
   return "";
 }
 
-std::string report_html(const ReplayResult& r, const Summary& s, const std::string& plots, const std::string& why_no_plots) {
-  const std::string title = fmt::format("{} on {}", r.model.name, std::filesystem::path(r.trace_name).filename().string());
+std::string report_html(const ReplayResult& r, const Summary& s, const std::string& plots,
+                        const std::string& why_no_plots) {
+  const std::string title =
+      fmt::format("{} on {}", r.model.name, std::filesystem::path(r.trace_name).filename().string());
   const bool failed = r.verify.failed > 0;
-  const std::string verdict = failed            ? r.verify.first_mismatch->text()
-                              : r.verify.rows == 0 ? "Nothing was checked against the oracle."
-                                                   : fmt::format("All {} sampled rows agree with the float64 oracle.", r.verify.rows);
+  const std::string verdict = failed ? r.verify.first_mismatch->text()
+                              : r.verify.rows == 0
+                                  ? "Nothing was checked against the oracle."
+                                  : fmt::format("All {} sampled rows agree with the float64 oracle.", r.verify.rows);
   const std::pair<std::string_view, std::string> values[] = {
       {"TITLE", escaped(title)},
-      {"SUBTITLE", escaped(fmt::format("attune {} · {}{}", std::string(attune_version()), utc_now(), r.interrupted ? " · interrupted, partial" : ""))},
+      {"SUBTITLE", escaped(fmt::format("attune {} · {}{}", std::string(attune_version()), utc_now(),
+                                       r.interrupted ? " · interrupted, partial" : ""))},
       {"VERDICT", escaped(verdict)},
-      {"VERDICT_CLASS", failed ? "bad" : r.verify.rows == 0 ? "plain" : "good"},
+      {"VERDICT_CLASS", failed               ? "bad"
+                        : r.verify.rows == 0 ? "plain"
+                                             : "good"},
       {"RESULTS", html_rows(table_rows(r, s))},
       {"SETTINGS", html_rows(setting_rows(r))},
+      {"PLANS", plan_paragraphs(r.plans)},
       {"PLOTS", plots.empty() ? fmt::format("<p class=\"missing\">{}</p>", escaped(why_no_plots)) : plots},
   };
   const std::string_view page = embedded_file("report.html");

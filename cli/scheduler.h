@@ -14,8 +14,8 @@
 namespace attune::cli {
 
 struct SchedulerOptions {
-  int64_t max_batch = 64;    // sequences in a step
-  int64_t chunk = 512;       // prompt tokens in a step
+  int64_t max_batch = 64;  // sequences in a step
+  int64_t chunk = 512;     // prompt tokens in a step
   int64_t page_size = 16;
   int64_t num_pages = 0;
   bool encoder_decoder = false;  // prompts go to an encoder, whole, and are kept for cross attention
@@ -35,9 +35,9 @@ struct Sequence {
 // The share of one sequence in a step.
 struct Chunk {
   const Sequence* sequence = nullptr;
-  int64_t cached = 0;   // tokens in the cache before the step
-  int64_t tokens = 0;   // new ones
-  int64_t encode = 0;   // tokens for the encoder, first of all
+  int64_t cached = 0;    // tokens in the cache before the step
+  int64_t tokens = 0;    // new ones
+  int64_t encode = 0;    // tokens for the encoder, first of all
   bool prefill = false;  // prompt tokens rather than one that was generated
 };
 
@@ -62,7 +62,8 @@ class Scheduler {
   // Pages that one request holds at the end.
   static int64_t pages_needed(const TraceRequest& request, const SchedulerOptions& options);
 
-  // What to run at time `now`; empty when every request that has arrived is done. finish() must follow before the next call.
+  // What to run at time `now`; empty when every request that has arrived is done. finish() must follow before the next
+  // call.
   Step next(double now);
   // The step has run; its tokens count as of `now`.
   void finish(const Step& step, double now);
@@ -92,9 +93,9 @@ class Scheduler {
   const std::vector<TraceRequest>& requests_;
   SchedulerOptions options_;
   PageAllocator pages_;
-  std::vector<std::unique_ptr<Sequence>> running_;     // oldest first
+  std::vector<std::unique_ptr<Sequence>> running_;   // oldest first
   std::deque<std::unique_ptr<Sequence>> preempted_;  // to be admitted again, before any newcomer
-  std::vector<Sequence*> scheduled_;                   // of the step under way, as its chunks
+  std::vector<Sequence*> scheduled_;                 // of the step under way, as its chunks
   size_t next_request_ = 0;
   std::vector<RequestTimes> times_;
   int64_t num_finished_ = 0, num_preemptions_ = 0;

@@ -13,7 +13,8 @@ namespace {
 // 1234567 as "1,234,567".
 std::string grouped(int64_t n) {
   std::string text = std::to_string(n);
-  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (n < 0 ? 1 : 0); at -= 3) text.insert(static_cast<size_t>(at), ",");
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (n < 0 ? 1 : 0); at -= 3)
+    text.insert(static_cast<size_t>(at), ",");
   return text;
 }
 
@@ -29,7 +30,9 @@ std::string flop_rate(double gflops) {
   return gflops >= 1000 ? fmt::format("{:.2f} TFLOP/s", gflops / 1000) : fmt::format("{:.1f} GFLOP/s", gflops);
 }
 
-std::string percentiles(const Distribution& d) { return fmt::format("p50 {}, p99 {}", duration(d.p50), duration(d.p99)); }
+std::string percentiles(const Distribution& d) {
+  return fmt::format("p50 {}, p99 {}", duration(d.p50), duration(d.p99));
+}
 
 // "31 % of the 18.2 GB/s measured here".
 std::string share(double value, double ceiling, const std::string& ceiling_text) {
@@ -86,7 +89,8 @@ Summary summarize(const ReplayResult& result) {
     const RequestTimes& times = result.requests[i];
     if (times.first_token >= 0) first.push_back(times.first_token - times.arrival);
     const int64_t more = result.lengths[i].output_tokens - 1;
-    if (times.finish >= 0 && more > 0) between.push_back((times.finish - times.first_token) / static_cast<double>(more));
+    if (times.finish >= 0 && more > 0)
+      between.push_back((times.finish - times.first_token) / static_cast<double>(more));
   }
   s.step_seconds = distribution(std::move(all));
   s.prefill_step_seconds = distribution(std::move(prefill));
@@ -100,31 +104,42 @@ Summary summarize(const ReplayResult& result) {
 std::vector<TableRow> table_rows(const ReplayResult& r, const Summary& s) {
   std::vector<TableRow> rows;
   const double read = r.ceilings ? r.ceilings->read_gbps_all : 0, fma = r.ceilings ? r.ceilings->fma_gflops_all : 0;
+  const auto fma_share = [&](const Rate& rate) { return share(rate.gflops(), fma, flop_rate(fma) + " fp32 FMA peak"); };
   const std::string preempted = r.num_preemptions > 0 ? fmt::format("{} preemptions", grouped(r.num_preemptions)) : "";
   rows.push_back({"requests", fmt::format("{} of {}", grouped(r.num_finished), grouped(r.num_requests)),
                   r.interrupted ? "interrupted; " + preempted : preempted});
-  rows.push_back({"tokens", fmt::format("{} prompt, {} decode", grouped(s.prompt_tokens), grouped(s.generated_tokens)), ""});
+  rows.push_back(
+      {"tokens", fmt::format("{} prompt, {} decode", grouped(s.prompt_tokens), grouped(s.generated_tokens)), ""});
   rows.push_back({"steps", grouped(s.all.steps),
-                  fmt::format("{} with prefill; {:.1f} sequences a step; up to {:.0f} % of {} pages in use", grouped(s.prefill.steps),
-                              s.mean_sequences, 100 * s.kv_peak, grouped(r.num_pages))});
-  rows.push_back({"step time", percentiles(s.step_seconds), fmt::format("mean {}, max {}", duration(s.step_seconds.mean), duration(s.step_seconds.max))});
+                  fmt::format("{} with prefill; {:.1f} sequences a step; up to {:.0f} % of {} pages in use",
+                              grouped(s.prefill.steps), s.mean_sequences, 100 * s.kv_peak, grouped(r.num_pages))});
+  rows.push_back({"step time", percentiles(s.step_seconds),
+                  fmt::format("mean {}, max {}", duration(s.step_seconds.mean), duration(s.step_seconds.max))});
   if (s.prefill.steps > 0) {
-    rows.push_back({"prefill", fmt::format("{:.0f} tokens/s", s.prefill.tokens_per_second()), "steps: " + percentiles(s.prefill_step_seconds)});
-    rows.push_back({"", flop_rate(s.prefill.gflops()), share(s.prefill.gflops(), fma, flop_rate(fma) + " fp32 FMA peak")});
+    rows.push_back({"prefill", fmt::format("{:.0f} tokens/s", s.prefill.tokens_per_second()),
+                    "steps: " + percentiles(s.prefill_step_seconds)});
+    rows.push_back({"", flop_rate(s.prefill.gflops()), fma_share(s.prefill)});
   }
   if (s.decode.steps > 0) {
-    rows.push_back({"decode", fmt::format("{:.0f} tokens/s", s.decode.tokens_per_second()), "steps: " + percentiles(s.decode_step_seconds)});
-    rows.push_back({"", fmt::format("{:.2f} GB/s", s.decode.gbps()), share(s.decode.gbps(), read, fmt::format("{:.1f} GB/s read bandwidth", read))});
-    rows.push_back({"", flop_rate(s.decode.gflops()), share(s.decode.gflops(), fma, flop_rate(fma) + " fp32 FMA peak")});
+    rows.push_back({"decode", fmt::format("{:.0f} tokens/s", s.decode.tokens_per_second()),
+                    "steps: " + percentiles(s.decode_step_seconds)});
+    rows.push_back({"", fmt::format("{:.2f} GB/s", s.decode.gbps()),
+                    share(s.decode.gbps(), read, fmt::format("{:.1f} GB/s read bandwidth", read))});
+    // Many heads on one KV head (MLA) make decode a matter of arithmetic.
+    const bool by_arithmetic = s.decode.work.flops * read > s.decode.work.bytes * fma;
+    if (by_arithmetic) rows.push_back({"", flop_rate(s.decode.gflops()), fma_share(s.decode)});
   }
   if (s.first_token_seconds.count > 0) {
-    rows.push_back({"first token", percentiles(s.first_token_seconds), fmt::format("from arrival; attention of all {} layers", r.model.num_layers)});
+    rows.push_back({"first token", percentiles(s.first_token_seconds),
+                    fmt::format("from arrival; attention of all {} layers", r.model.num_layers)});
   }
-  if (s.output_token_seconds.count > 0) rows.push_back({"output token", percentiles(s.output_token_seconds), "the same, between tokens"});
+  if (s.output_token_seconds.count > 0)
+    rows.push_back({"output token", percentiles(s.output_token_seconds), "the same, between tokens"});
   if (r.verify.rows > 0) {
     const std::string worst = fmt::format("worst error {:.3g} of its bound", r.verify.worst_ratio);
-    rows.push_back({"verified", fmt::format("{} rows", grouped(r.verify.rows)),
-                    r.verify.failed > 0 ? fmt::format("{} FAILED; {}", grouped(r.verify.failed), worst) : "all inside; " + worst});
+    rows.push_back(
+        {"verified", fmt::format("{} rows", grouped(r.verify.rows)),
+         r.verify.failed > 0 ? fmt::format("{} FAILED; {}", grouped(r.verify.failed), worst) : "all inside; " + worst});
   }
   rows.push_back({"time", duration(r.wall_seconds),
                   fmt::format("attention {}, oracle {}, rest {}", duration(s.all.seconds), duration(r.verify.seconds),

@@ -29,7 +29,8 @@ struct Rate {
 
 struct Summary {
   int64_t prompt_tokens = 0, generated_tokens = 0;  // that were computed
-  Rate all, prefill, decode;  // of this layer; prefill: steps with any prompt tokens, which they count; decode: the others
+  Rate all, prefill,
+      decode;  // of this layer; prefill: steps with any prompt tokens, which they count; decode: the others
   Distribution step_seconds, prefill_step_seconds, decode_step_seconds;
   Distribution first_token_seconds, output_token_seconds;  // of requests, all layers; from arrival, and between tokens
   double kv_peak = 0;                                      // share of the pages in use

@@ -8,7 +8,7 @@
 namespace attune::cli {
 namespace {
 
-constexpr int kQuantileBits = 12;  // five draws from 64 random bits, and a table that stays in the first-level cache
+constexpr int kQuantileBits = 12;    // five draws from 64 random bits, and a table that stays in the first-level cache
 constexpr int64_t kExtraRows = 509;  // so that steps of full size differ; a prime, to be out of step with chunk sizes
 
 // Quantile p of the standard normal distribution, by bisection.
@@ -38,7 +38,8 @@ void draw(std::byte* out, int64_t n, const std::byte* table, cases::Random& rand
 void fill_normal(attune_dtype dtype, void* elements, int64_t n, double deviation, cases::Random& random) {
   static const std::vector<double> quantiles = [] {
     std::vector<double> q(size_t{1} << kQuantileBits);
-    for (size_t i = 0; i < q.size(); ++i) q[i] = normal_quantile((static_cast<double>(i) + 0.5) / static_cast<double>(q.size()));
+    for (size_t i = 0; i < q.size(); ++i)
+      q[i] = normal_quantile((static_cast<double>(i) + 0.5) / static_cast<double>(q.size()));
     return q;
   }();
   const auto size = static_cast<size_t>(cases::element_size(dtype));
@@ -50,8 +51,12 @@ void fill_normal(attune_dtype dtype, void* elements, int64_t n, double deviation
   draw<1>(out, n, table.data(), random);
 }
 
-RowPool::RowPool(attune_dtype dtype, int64_t max_rows, int64_t heads, int64_t dim, double deviation, cases::Random& random)
-    : dtype_(dtype), rows_(max_rows + kExtraRows), heads_(heads), dim_(dim),
+RowPool::RowPool(attune_dtype dtype, int64_t max_rows, int64_t heads, int64_t dim, double deviation,
+                 cases::Random& random)
+    : dtype_(dtype),
+      rows_(max_rows + kExtraRows),
+      heads_(heads),
+      dim_(dim),
       data_(static_cast<size_t>(rows_ * heads * dim * cases::element_size(dtype))) {
   fill_normal(dtype, data_.data(), rows_ * heads * dim, deviation, random);
 }
@@ -59,7 +64,8 @@ RowPool::RowPool(attune_dtype dtype, int64_t max_rows, int64_t heads, int64_t di
 attune_tensor RowPool::take(int64_t rows, cases::Random& random) const {
   const int64_t first = random.integer(0, rows_ - rows);
   const int64_t shape[] = {rows, heads_, dim_};
-  return attune_dense_tensor(data_.as<std::byte>() + first * heads_ * dim_ * cases::element_size(dtype_), dtype_, 3, shape);
+  return attune_dense_tensor(data_.as<std::byte>() + first * heads_ * dim_ * cases::element_size(dtype_), dtype_, 3,
+                             shape);
 }
 
 }  // namespace attune::cli

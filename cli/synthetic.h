@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Synthetic activations: normal numbers, made once. A step takes its rows from a random place of the pool, without a copy.
+// Synthetic activations: normal numbers, made once. A step takes its rows from a random place of the pool, without a
+// copy.
 #pragma once
 
 #include <cstdint>

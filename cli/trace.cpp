@@ -55,6 +55,7 @@ class Reader {
           if (line_[at] == '"' && (++at == line_.size() || line_[at] != '"')) break;
           field.text += line_[at];
         }
+        while (at < line_.size() && (line_[at] == ' ' || line_[at] == '\t')) ++at;
         if (at < line_.size() && line_[at] != ',') fail(at + 1, "a comma must follow the closing quote");
       } else {
         const size_t end = std::min(line_.find(',', at), line_.size());
@@ -86,7 +87,8 @@ class Reader {
 };
 
 std::array<size_t, 3> find_columns(Reader& reader) {
-  if (!reader.next()) reader.fail(1, "the file is empty; a header with TIMESTAMP, ContextTokens and GeneratedTokens is needed");
+  if (!reader.next())
+    reader.fail(1, "the file is empty; a header with TIMESTAMP, ContextTokens and GeneratedTokens is needed");
   std::vector<Field> fields;
   reader.split(fields);
   std::array<size_t, 3> found{};
@@ -95,7 +97,8 @@ std::array<size_t, 3> find_columns(Reader& reader) {
     const auto at = std::find_if(fields.begin(), fields.end(), is_it);
     if (at == fields.end()) reader.fail(1, fmt::format("the header has no column {}", kColumns[i]));
     const auto again = std::find_if(at + 1, fields.end(), is_it);
-    if (again != fields.end()) reader.fail(again->column, fmt::format("the header has the column {} twice", kColumns[i]));
+    if (again != fields.end())
+      reader.fail(again->column, fmt::format("the header has the column {} twice", kColumns[i]));
     found[i] = static_cast<size_t>(at - fields.begin());
   }
   return found;
@@ -106,7 +109,8 @@ int64_t parse_tokens(const Reader& reader, const Field& field, std::string_view 
   const char* end = field.text.data() + field.text.size();
   const auto [stop, error] = std::from_chars(field.text.data(), end, value);
   if (field.text.empty() || error != std::errc() || stop != end || value < least || value > kMaxTokens) {
-    reader.fail(field.column, fmt::format("{} is '{}'; it must be a whole number from {} to {}", column, field.text, least, kMaxTokens));
+    reader.fail(field.column, fmt::format("{} is '{}'; it must be a whole number from {} to {}", column, field.text,
+                                          least, kMaxTokens));
   }
   return value;
 }
@@ -145,19 +149,22 @@ struct Instant {
 
 // "YYYY-MM-DD HH:MM:SS", then an optional fraction and an optional Z or +00:00.
 std::optional<Instant> parse_date(std::string_view text) {
-  if (text.size() < 19 || text[4] != '-' || text[7] != '-' || (text[10] != ' ' && text[10] != 'T') || text[13] != ':' || text[16] != ':') {
+  if (text.size() < 19 || text[4] != '-' || text[7] != '-' || (text[10] != ' ' && text[10] != 'T') || text[13] != ':' ||
+      text[16] != ':') {
     return std::nullopt;
   }
   const auto year = digits(text, 0, 4), month = digits(text, 5, 2), day = digits(text, 8, 2);
   const auto hour = digits(text, 11, 2), minute = digits(text, 14, 2), second = digits(text, 17, 2);
-  if (!year || !month || !day || !hour || !minute || !second || *hour > 23 || *minute > 59 || *second > 60) return std::nullopt;
+  if (!year || !month || !day || !hour || !minute || !second || *hour > 23 || *minute > 59 || *second > 60)
+    return std::nullopt;
   const auto date = days(*year, *month, *day);
   if (!date) return std::nullopt;
   Instant t{*date * 86400 + *hour * 3600 + *minute * 60 + *second, 0};
   size_t at = 19;
   if (at < text.size() && text[at] == '.') {
     double unit = 0.1;
-    for (++at; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at, unit /= 10) t.fraction += unit * (text[at] - '0');
+    for (++at; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at, unit /= 10)
+      t.fraction += unit * (text[at] - '0');
   }
   const std::string_view zone = text.substr(at);
   if (!zone.empty() && zone != "Z" && zone != "+00:00") return std::nullopt;
@@ -170,8 +177,10 @@ Instant parse_time(const Reader& reader, const Field& field) {
   const char* end = field.text.data() + field.text.size();
   const auto [stop, error] = std::from_chars(field.text.data(), end, seconds);
   if (field.text.empty() || error != std::errc() || stop != end || !(std::fabs(seconds) < 1e15)) {
-    reader.fail(field.column,
-                fmt::format("TIMESTAMP is '{}'; it must look like 2023-11-16 18:15:46.6805900, or be a number of seconds", field.text));
+    reader.fail(
+        field.column,
+        fmt::format("TIMESTAMP is '{}'; it must look like 2023-11-16 18:15:46.6805900, or be a number of seconds",
+                    field.text));
   }
   const double whole = std::floor(seconds);
   return {static_cast<int64_t>(whole), seconds - whole};
@@ -194,7 +203,8 @@ Trace read_trace(std::istream& in, const std::string& name, int64_t limit) {
     reader.split(fields);
     if (fields.size() < needed) {
       const Field& last = fields.back();
-      reader.fail(last.column + last.text.size(), fmt::format("the line ends after {} of {} columns", fields.size(), needed));
+      reader.fail(last.column + last.text.size(),
+                  fmt::format("the line ends after {} of {} columns", fields.size(), needed));
     }
     Row row;
     row.time = parse_time(reader, fields[columns[0]]);
@@ -208,7 +218,8 @@ Trace read_trace(std::istream& in, const std::string& name, int64_t limit) {
   std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.time < b.time; });
   Trace trace{name, {}};
   for (Row& row : rows) {
-    row.request.arrival = static_cast<double>(row.time.seconds - rows[0].time.seconds) + (row.time.fraction - rows[0].time.fraction);
+    row.request.arrival =
+        static_cast<double>(row.time.seconds - rows[0].time.seconds) + (row.time.fraction - rows[0].time.fraction);
     trace.requests.push_back(row.request);
   }
   return trace;

@@ -21,9 +21,9 @@ struct Trace {
   std::vector<TraceRequest> requests;  // by arrival
 };
 
-// Reads a CSV with a header line and the columns TIMESTAMP, ContextTokens and GeneratedTokens, in any order and among others (the
-// format of the Azure LLM inference traces). A timestamp is "2023-11-16 18:15:46.6805900" or a number of seconds. limit > 0: only so
-// many requests. Throws UserError with name, line and column.
+// Reads a CSV with a header line and the columns TIMESTAMP, ContextTokens and GeneratedTokens, in any order and among
+// others (the format of the Azure LLM inference traces). A timestamp is "2023-11-16 18:15:46.6805900" or a number of
+// seconds. limit > 0: only so many requests. Throws UserError with name, line and column.
 Trace read_trace(std::istream& in, const std::string& name, int64_t limit = 0);
 Trace read_trace_file(const std::string& path, int64_t limit = 0);
 

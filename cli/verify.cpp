@@ -20,19 +20,22 @@ bool present(const attune_tensor& t) { return t.dtype != ATTUNE_DTYPE_NONE; }
 
 // Products are formed from operands of this type, and so are probabilities.
 attune_dtype compute_dtype(const attune_attention& a) {
-  return a.q.dtype == ATTUNE_FLOAT32 || a.q.dtype == ATTUNE_FLOAT16 ? static_cast<attune_dtype>(a.q.dtype) : ATTUNE_BFLOAT16;
+  return a.q.dtype == ATTUNE_FLOAT32 || a.q.dtype == ATTUNE_FLOAT16 ? static_cast<attune_dtype>(a.q.dtype)
+                                                                    : ATTUNE_BFLOAT16;
 }
 
 // Largest term that is added to the row's scores.
 double additive(const attune_attention& a, int64_t head, int64_t num_visible) {
   double bound = 0;
   if (present(a.alibi_slopes)) {
-    bound += std::fabs(cases::decode(ATTUNE_FLOAT32, cases::element_at(a.alibi_slopes, {head}))) * static_cast<double>(num_visible);
+    bound += std::fabs(cases::decode(ATTUNE_FLOAT32, cases::element_at(a.alibi_slopes, {head}))) *
+             static_cast<double>(num_visible);
   }
   if (present(a.t5_bias)) {
     double largest = 0;
     for (int64_t i = 0; i < a.t5_bias.shape[1]; ++i) {
-      largest = std::max(largest, std::fabs(cases::decode(static_cast<attune_dtype>(a.t5_bias.dtype), cases::element_at(a.t5_bias, {head, i}))));
+      largest = std::max(largest, std::fabs(cases::decode(static_cast<attune_dtype>(a.t5_bias.dtype),
+                                                          cases::element_at(a.t5_bias, {head, i}))));
     }
     bound += largest;
   }
@@ -50,15 +53,17 @@ VerifyOptions parse_verify(const std::string& text) {
   }
   const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), options.amount);
   const bool whole = options.is_share || options.amount == std::floor(options.amount);
-  if (number.empty() || error != std::errc() || stop != number.data() + number.size() || !(options.amount >= 0) || !whole ||
-      !(options.amount <= (options.is_share ? 100.0 : 1e9))) {
-    throw UserError(fmt::format("--verify is '{}'; it must be a number of rows of each call, or a share such as 0.5%", text));
+  if (number.empty() || error != std::errc() || stop != number.data() + number.size() || !(options.amount >= 0) ||
+      !whole || !(options.amount <= (options.is_share ? 100.0 : 1e9))) {
+    throw UserError(
+        fmt::format("--verify is '{}'; it must be a number of rows of each call, or a share such as 0.5%", text));
   }
   if (options.is_share) options.amount /= 100;
   return options;
 }
 
-double error_bound(const attune_attention& a, const reference::RowHead& where, const reference::RowResult& row, size_t dim) {
+double error_bound(const attune_attention& a, const reference::RowHead& where, const reference::RowResult& row,
+                   size_t dim) {
   const attune_dtype type = compute_dtype(a);
   const double compute = type == ATTUNE_FLOAT32 ? 0.0 : cases::unit_roundoff(type);
   const bool rope = present(a.prologue.rope_cos_sin), groups = a.cache.format != ATTUNE_KV_PLAIN;
@@ -78,8 +83,9 @@ double error_bound(const attune_attention& a, const reference::RowHead& where, c
 }
 
 std::string Mismatch::text() const {
-  return fmt::format("verification failed: step {}, {}, row {}, head {}, column {}: got {:.7g}, expected {:.7g}, allowed error {:.3g}", step,
-                     call, row, head, dim, value, expected, bound);
+  return fmt::format(
+      "verification failed: step {}, {}, row {}, head {}, column {}: got {:.7g}, expected {:.7g}, allowed error {:.3g}",
+      step, call, row, head, dim, value, expected, bound);
 }
 
 void Verifier::choose(const attune_attention& a, std::span<const int64_t> keys_of_row) {
@@ -106,7 +112,8 @@ void Verifier::expect(const attune_attention& a, std::span<const int64_t> keys_o
   choose(a, keys_of_row);
   expected_ = rows_.empty() ? std::vector<reference::RowResult>() : reference::attention(a, rows_);
   for (const auto& [row, head] : rows_) {
-    const auto bytes = static_cast<size_t>(a.out.shape[2] * cases::element_size(static_cast<attune_dtype>(a.out.dtype)));
+    const auto bytes =
+        static_cast<size_t>(a.out.shape[2] * cases::element_size(static_cast<attune_dtype>(a.out.dtype)));
     std::memset(cases::element_at(a.out, {row, head, 0}), 0xff, bytes);
   }
   seconds_ += watch.seconds();
@@ -119,14 +126,16 @@ void Verifier::compare(const attune_attention& a, int64_t step, std::string_view
     const auto [row, head] = rows_[i];
     bool failed = false;
     for (size_t d = 0; d < expected.out.size(); ++d) {
-      const double value = cases::decode(static_cast<attune_dtype>(a.out.dtype), cases::element_at(a.out, {row, head, static_cast<int64_t>(d)}));
+      const double value = cases::decode(static_cast<attune_dtype>(a.out.dtype),
+                                         cases::element_at(a.out, {row, head, static_cast<int64_t>(d)}));
       const double bound = error_bound(a, rows_[i], expected, d), error = std::fabs(value - expected.out[d]);
       const bool good = error <= bound;
       if (error / bound > worst_ratio_) worst_ratio_ = error / bound;
       if (good) continue;
       failed = true;
       if (!first_mismatch_) {
-        first_mismatch_ = Mismatch{step, row, head, static_cast<int64_t>(d), std::string(call), value, expected.out[d], bound};
+        first_mismatch_ =
+            Mismatch{step, row, head, static_cast<int64_t>(d), std::string(call), value, expected.out[d], bound};
       }
     }
     ++num_rows_;

@@ -17,19 +17,23 @@ namespace attune::cli {
 
 // How many (row, head) pairs of each call are checked.
 struct VerifyOptions {
-  double amount = 2;         // pairs, or a share of all of them
+  double amount = 2;  // pairs, or a share of all of them
   bool is_share = false;
   int64_t max_keys = 32768;  // the oracle visits at most so many keys a call, but always checks one pair
 };
 // "4" or "0.5%"; "0" checks nothing. Throws UserError.
 VerifyOptions parse_verify(const std::string& text);
 
-// The largest error that column `dim` of a row may have: what the formats' roundings can do to a row that the oracle knows.
+// The largest error that column `dim` of a row may have: what the formats' roundings can do to a row that the oracle
+// knows.
 //   u      unit roundoff of the type in which the products are formed (bfloat16 for 8-bit caches)
-//   scores move by at most e: a few roundings of |scale| sum |q_d k_d|, with random signs, where RoPE or a scale for each group of columns
+//   scores move by at most e: a few roundings of |scale| sum |q_d k_d|, with random signs, where RoPE or a scale for
+//   each group of columns
 //          leaves operands that are not exact in that type; their probabilities move by a factor of exp(e)
-//   out    <= (u + accumulation) * sum p |v| + (exp(2 e) - 1) / 2 * (sum p |v| + |out|), then one rounding to out's type
-double error_bound(const attune_attention& a, const reference::RowHead& where, const reference::RowResult& row, size_t dim);
+//   out    <= (u + accumulation) * sum p |v| + (exp(2 e) - 1) / 2 * (sum p |v| + |out|), then one rounding to out's
+//   type
+double error_bound(const attune_attention& a, const reference::RowHead& where, const reference::RowResult& row,
+                   size_t dim);
 
 struct Mismatch {
   int64_t step = 0, row = 0, head = 0, dim = 0;
@@ -42,7 +46,8 @@ class Verifier {
  public:
   Verifier(const VerifyOptions& options, uint64_t seed) : options_(options), random_(seed) {}
 
-  // Before the call: chooses the sample, evaluates it and spoils its rows of out. keys_of_row: what each row costs the oracle.
+  // Before the call: chooses the sample, evaluates it and spoils its rows of out. keys_of_row: what each row costs the
+  // oracle.
   void expect(const attune_attention& a, std::span<const int64_t> keys_of_row);
   // After it.
   void compare(const attune_attention& a, int64_t step, std::string_view call);

@@ -20,7 +20,9 @@ struct Work {
 };
 
 // Keys that the query at this position sees in a causal layer. window 0: all.
-inline int64_t visible_keys(int64_t position, int64_t window) { return window == 0 ? position + 1 : std::min(position + 1, window); }
+inline int64_t visible_keys(int64_t position, int64_t window) {
+  return window == 0 ? position + 1 : std::min(position + 1, window);
+}
 
 // Two products of head_dim_qk and head_dim_v for every pair of a query and a key that it sees, in every head.
 inline double attention_flops(const Model& m, int64_t pairs) {
@@ -46,17 +48,20 @@ inline Work decoder_work(const Model& m, KvDtype kv, int64_t cached, int64_t tok
 
 // One row over a list of slots.
 inline Work sparse_work(const Model& m, KvDtype kv, int64_t keys) {
-  return {attention_flops(m, keys), static_cast<double>((keys + 1) * m.kv_bytes_per_token(kv)) + row_bytes(m, kv, 1, true)};
+  return {attention_flops(m, keys),
+          static_cast<double>((keys + 1) * m.kv_bytes_per_token(kv)) + row_bytes(m, kv, 1, true)};
 }
 
 // A prompt of the encoder, and its keys and values on their way into the cache for cross attention.
 inline Work encoder_work(const Model& m, KvDtype kv, int64_t tokens) {
-  const double append = static_cast<double>(tokens * (m.kv_bytes_per_token(kv))) + row_bytes(m, kv, tokens, true) - row_bytes(m, kv, tokens, false);
+  const double append = static_cast<double>(tokens * (m.kv_bytes_per_token(kv))) + row_bytes(m, kv, tokens, true) -
+                        row_bytes(m, kv, tokens, false);
   return {attention_flops(m, tokens * tokens), row_bytes(m, kv, tokens, true) + append};
 }
 
 inline Work cross_work(const Model& m, KvDtype kv, int64_t queries, int64_t keys) {
-  return {attention_flops(m, queries * keys), static_cast<double>(keys * m.kv_bytes_per_token(kv)) + row_bytes(m, kv, queries, false)};
+  return {attention_flops(m, queries * keys),
+          static_cast<double>(keys * m.kv_bytes_per_token(kv)) + row_bytes(m, kv, queries, false)};
 }
 
 }  // namespace attune::cli

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The kernel bundle: attune_kernels.bundle beside the library, made from kernels/manifest.json with NVRTC, no GPU needed.
-# ATTUNE_BUNDLE AUTO (default): where NVRTC is found and the build is a plain one. ON: or fail. OFF: kernels compile on first use.
+# ATTUNE_BUNDLE AUTO (default): where NVRTC is found and the build is a plain one. ON: or fail. OFF: kernels compile on
+# first use.
 set(ATTUNE_BUNDLE AUTO CACHE STRING "Compile the kernels of kernels/manifest.json: AUTO, ON or OFF")
 set_property(CACHE ATTUNE_BUNDLE PROPERTY STRINGS AUTO ON OFF)
 
@@ -18,9 +19,12 @@ if(NOT ATTUNE_NVRTC_LIBRARY)
     set(ATTUNE_NVRTC_LIBRARY ${nvrtc_first} CACHE FILEPATH "NVRTC for the bundle" FORCE)
   endif()
 endif()
+find_package(nlohmann_json QUIET)
+find_package(fmt QUIET)
 if(NOT ATTUNE_BUNDLE STREQUAL "AUTO")
   set(make_bundle ${ATTUNE_BUNDLE})
-elseif(ATTUNE_NVRTC_LIBRARY AND NOT CMAKE_CROSSCOMPILING AND NOT ATTUNE_SANITIZE AND NOT ATTUNE_FUZZ AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
+elseif(ATTUNE_NVRTC_LIBRARY AND nlohmann_json_FOUND AND fmt_FOUND AND NOT CMAKE_CROSSCOMPILING AND NOT ATTUNE_SANITIZE AND NOT ATTUNE_FUZZ
+       AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
   set(make_bundle ON)
 else()
   set(make_bundle OFF)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain attention is never more than twice as far from the truth as two matrix products of the same precision: scores in fp32, a
-// softmax in fp32, probabilities rounded to the type of the inputs, products accumulated in fp32, the result rounded once.
+// Plain attention is never more than twice as far from the truth as two matrix products of the same precision: scores
+// in fp32, a softmax in fp32, probabilities rounded to the type of the inputs, products accumulated in fp32, the result
+// rounded once.
 #include <algorithm>
 #include <cmath>
 
@@ -43,7 +44,8 @@ std::vector<double> two_gemm_row(const cases::Problem& problem, int64_t i, int64
   std::vector<double> out;
   for (int64_t d = 0; d < a.v.shape[2]; ++d) {
     float o = 0;
-    for (int64_t j = 0; j < keys; ++j) o += p[static_cast<size_t>(j)] * static_cast<float>(decode(dtype, element_at(a.v, {j, g, d})));
+    for (int64_t j = 0; j < keys; ++j)
+      o += p[static_cast<size_t>(j)] * static_cast<float>(decode(dtype, element_at(a.v, {j, g, d})));
     out.push_back(round_to(dtype, o));
   }
   return out;
@@ -54,7 +56,8 @@ class Baseline : public testing::TestWithParam<const char*> {};
 TEST_P(Baseline, ErrorIsAtMostTwiceThatOfTwoGemms) {
   const std::string dtype = GetParam();
   for (const char* shape : {R"("seqlens_q": [150], "causal": true)", R"("seqlens_q": [40], "seqlens_kv": [300])"}) {
-    const cases::Problem problem(make_case(std::string(R"({"name": "baseline", "heads": [4, 2], "dtype": ")") + dtype + "\", " + shape + "}"));
+    const cases::Problem problem(
+        make_case(std::string(R"({"name": "baseline", "heads": [4, 2], "dtype": ")") + dtype + "\", " + shape + "}"));
     const std::vector<reference::RowResult> exact = reference::attention(problem.host());
     plan_and_run(problem.device());
     const cases::Snapshot snapshot(problem.arena());
@@ -76,7 +79,8 @@ TEST_P(Baseline, ErrorIsAtMostTwiceThatOfTwoGemms) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, Baseline, testing::Values("f32", "f16", "bf16"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Dtypes, Baseline, testing::Values("f32", "f16", "bf16"),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace attune::tests

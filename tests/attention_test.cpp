@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every case of the table on the CPU against the float64 oracle, and random ones. One test is a slice of an area, so that ctest starts
-// few processes; a failure names its case, and ATTUNE_CASE=<part of a name> runs only the cases that contain it.
+// Every case of the table on the CPU against the float64 oracle, and random ones. One test is a slice of an area, so
+// that ctest starts few processes; a failure names its case, and ATTUNE_CASE=<part of a name> runs only the cases that
+// contain it.
 #include <cstdlib>
 #include <map>
 
@@ -51,17 +52,21 @@ TEST_P(Attention, MatchesTheOracle) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Table, Attention, testing::ValuesIn(shards()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Table, Attention, testing::ValuesIn(shards()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(CaseTable, HasNoAccidentalGaps) {
   std::map<std::string, int> areas;
   for (const cases::Case& spec : cases::all_cases()) ++areas[spec.area];
-  for (const char* area : {"decode", "prefill", "mla", "sparse", "prologue", "masks", "edge"}) EXPECT_GT(areas[area], 20) << area;
+  for (const char* area : {"decode", "prefill", "mla", "sparse", "prologue", "masks", "edge"})
+    EXPECT_GT(areas[area], 20) << area;
   EXPECT_GE(cases::bench_cases().size(), 20u);
 }
 
 TEST(CaseTable, RejectsUnknownKeysAndValues) {
-  const auto parse = [](const char* row) { cases::parse_cases(std::string(R"({"area": "a", "cases": [)") + row + "]}"); };
+  const auto parse = [](const char* row) {
+    cases::parse_cases(std::string(R"({"area": "a", "cases": [)") + row + "]}");
+  };
   EXPECT_THROW(parse(R"({"name": "x", "sequlens_q": [1]})"), std::runtime_error);
   EXPECT_THROW(parse(R"({"name": "x", "kv": "cloud"})"), std::runtime_error);
   EXPECT_THROW(parse(R"({"name": "x", "cache": {"page": 3}})"), std::runtime_error);
@@ -69,12 +74,14 @@ TEST(CaseTable, RejectsUnknownKeysAndValues) {
   EXPECT_NO_THROW(parse(R"({"name": "x", "seqlens_q": [3], "sweep": {"causal": [true, false]}})"));
 }
 
-// The comparison itself must fail on small mistakes: one key too many or too few, one bit of a row that must stay untouched.
+// The comparison itself must fail on small mistakes: one key too many or too few, one bit of a row that must stay
+// untouched.
 class Comparison : public testing::TestWithParam<const char*> {};
 
 TEST_P(Comparison, SeesOneKeyMoreOrLess) {
   const std::string dtype = GetParam();
-  const cases::Case spec = make_case(R"({"name": "shift", "heads": [4, 2], "kv": "paged", "seqlens_kv": [100, 64], "dtype": ")" + dtype + R"("})");
+  const cases::Case spec = make_case(
+      R"({"name": "shift", "heads": [4, 2], "kv": "paged", "seqlens_kv": [100, 64], "dtype": ")" + dtype + R"("})");
   for (const int32_t shift : {-1, 1}) {
     cases::Problem problem(spec);
     // Either the oracle or the library counts one token less.
@@ -90,10 +97,12 @@ TEST_P(Comparison, SeesOneKeyMoreOrLess) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, Comparison, testing::Values("f32", "f16", "bf16"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Dtypes, Comparison, testing::Values("f32", "f16", "bf16"),
+                         [](const auto& info) { return info.param; });
 
 TEST(ComparisonOfBytes, SeesWritesWhereNothingMayBeWritten) {
-  const cases::Case spec = make_case(R"({"name": "x", "heads": [2, 1], "kv": "paged", "seqlens_kv": [20, 3], "strides": "odd", "finished": [0, 1]})");
+  const cases::Case spec = make_case(
+      R"({"name": "x", "heads": [2, 1], "kv": "paged", "seqlens_kv": [20, 3], "strides": "odd", "finished": [0, 1]})");
   for (const int where : {0, 1, 2}) {
     cases::Problem problem(spec);
     const cases::Expected expected = cases::evaluate(problem);

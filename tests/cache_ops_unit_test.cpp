@@ -64,7 +64,8 @@ TEST(CacheOpUnit, AppendSkipsBadPagesFinishedRowsAndWhatDoesNotFit) {
   op.finish({0, 1, 0});
   ASSERT_EQ(op.run(), ATTUNE_OK) << attune_last_error();
   const float o = kOld;
-  // Sequence 0: position 1, then a page of -1. Sequence 1 is finished. Sequence 2: position 1, then page 9, then past the table.
+  // Sequence 0: position 1, then a page of -1. Sequence 1 is finished. Sequence 2: position 1, then page 9, then past
+  // the table.
   EXPECT_EQ(c.k, (std::vector<float>{o, 1, o, o, o, o, o, 6}));
   expect_v_is_ten_times_k(c);
 }
@@ -186,7 +187,8 @@ TEST(CacheOpUnit, QuantizeAndDequantizeAWholePool) {
     op.cache.format = format;
     op.cache.layout = ATTUNE_KV_BYTES;
     op.cache.page_size = page;
-    op.cache.k = format == ATTUNE_KV_MLA_656 ? dense(pool, ATTUNE_UINT8, {pages, page, 656}) : dense(pool, ATTUNE_UINT8, {pages, bytes});
+    op.cache.k = format == ATTUNE_KV_MLA_656 ? dense(pool, ATTUNE_UINT8, {pages, page, 656})
+                                             : dense(pool, ATTUNE_UINT8, {pages, bytes});
     op.kind = ATTUNE_CACHE_QUANTIZE;
     op.k = dense(in, {4, 1, dim});
     op.power_of_two_scales = 1;
@@ -218,26 +220,42 @@ TEST(CacheOpUnit, BadFieldsAreNamed) {
       {"v.shape[0]", [](Op& o) { o.op.v.shape[0] = 1; }},
       {"slots and seqused_kv are both absent", [](Op& o) { o.op.slots.dtype = 0; }},
       {"slots.dtype is int32", [](Op& o) { o.op.slots.dtype = ATTUNE_INT32; }},
-      {"slots.shape[0] is 3", [](Op& o) { o.at_slots({0, 1, 2}); }},
+      {"slots.shape[0] is 3",
+       [](Op& o) {
+         o.at_slots({0, 1, 2});
+       }},
       {"seqused_kv must be absent", [](Op& o) { o.sequences({1}, {}); }},
       {"slots must be absent", [](Op& o) { o.op.kind = ATTUNE_CACHE_QUANTIZE; }},
-      {"finished is set; only append", [](Op& o) { o.op.kind = ATTUNE_CACHE_GATHER, o.op.slots.dtype = 0, o.sequences({1}, {}), o.finish({0}); }},
-      {"cu_seqlens.shape[0] is 2", [](Op& o) { o.op.slots.dtype = 0, o.sequences({1, 1}, {0, 2}); }},
-      {"cu_seqlens is absent", [](Op& o) { o.op.slots.dtype = 0, o.sequences({1, 1, 1}, {}); }},
+      {"finished is set; only append",
+       [](Op& o) { o.op.kind = ATTUNE_CACHE_GATHER, o.op.slots.dtype = 0, o.sequences({1}, {}), o.finish({0}); }},
+      {"cu_seqlens.shape[0] is 2",
+       [](Op& o) {
+         o.op.slots.dtype = 0, o.sequences({1, 1}, {0, 2});
+       }},
+      {"cu_seqlens is absent",
+       [](Op& o) {
+         o.op.slots.dtype = 0, o.sequences({1, 1, 1}, {});
+       }},
       {"cache.k is absent", [](Op& o) { o.op.cache.k.dtype = 0, o.op.cache.v.dtype = 0; }},
-      {"cache.page_table", [&](Op& o) { o.op.cache.page_table = dense(table, {1, 2}), o.op.slots.dtype = 0, o.sequences({1, 1}, {}); }},
+      {"cache.page_table",
+       [&](Op& o) {
+         o.op.cache.page_table = dense(table, {1, 2}), o.op.slots.dtype = 0, o.sequences({1, 1}, {});
+       }},
       {"power_of_two_scales is 1, but", [](Op& o) { o.op.power_of_two_scales = 1; }},
       {"power_of_two_scales is 3", [](Op& o) { o.op.power_of_two_scales = 3; }},
-      {"k.stride[0] is 0; an output must not overlap itself", [](Op& o) { o.op.kind = ATTUNE_CACHE_GATHER, o.op.k.stride[0] = 0; }},
-      {"k has 3 tokens, but the cache has 2 slots",
-       [&](Op& o) { o.op.kind = ATTUNE_CACHE_DEQUANTIZE, o.op.slots.dtype = 0, o.op.k = dense(f, {3, 1, 1}), o.op.v = o.op.k; }}};
+      {"k.stride[0] is 0; an output must not overlap itself",
+       [](Op& o) { o.op.kind = ATTUNE_CACHE_GATHER, o.op.k.stride[0] = 0; }},
+      {"k has 3 tokens, but the cache has 2 slots", [&](Op& o) {
+         o.op.kind = ATTUNE_CACHE_DEQUANTIZE, o.op.slots.dtype = 0, o.op.k = dense(f, {3, 1, 1}), o.op.v = o.op.k;
+       }}};
   for (const auto& [part, change] : cases) {
     SlotCache c(2, 1);
     Op op(ATTUNE_CACHE_APPEND, c, numbers(2));
     op.at_slots({0, 1});
     change(op);
     EXPECT_EQ(op.run(), ATTUNE_INVALID_ARGUMENT);
-    EXPECT_NE(std::string(attune_last_error()).find(part), std::string::npos) << "wanted: " << part << "\ngot: " << attune_last_error();
+    EXPECT_NE(std::string(attune_last_error()).find(part), std::string::npos)
+        << "wanted: " << part << "\ngot: " << attune_last_error();
   }
   EXPECT_EQ(attune_cache_op_run(nullptr, kCpuDevice, nullptr), ATTUNE_INVALID_ARGUMENT);
   EXPECT_EQ(attune_cache_op_init(nullptr, sizeof(attune_cache_op)), ATTUNE_INVALID_ARGUMENT);

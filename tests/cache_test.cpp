@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// append, quantize, dequantize and gather for every format and layout: what is written is exact up to rounding, what is read back is
-// what the oracle decodes, and nothing else moves.
+// append, quantize, dequantize and gather for every format and layout: what is written is exact up to rounding, what is
+// read back is what the oracle decodes, and nothing else moves.
 #include <cmath>
 #include <limits>
 
@@ -37,7 +37,9 @@ constexpr int64_t kPages = 5, kPageSize = 6, kSlots = kPages * kPageSize;
 class CacheFixture {
  public:
   CacheFixture(const Kind& kind, attune_kv_layout layout, attune_dtype dense, int64_t tokens)
-      : arena_(cases::host_memory()), random_(kind.name, static_cast<uint64_t>(layout)), packed_(kind.format != ATTUNE_KV_PLAIN) {
+      : arena_(cases::host_memory()),
+        random_(kind.name, static_cast<uint64_t>(layout)),
+        packed_(kind.format != ATTUNE_KV_PLAIN) {
     op_.struct_size = sizeof(op_);
     heads_ = packed_ ? 1 : 3;
     dim_k_ = kind.format == ATTUNE_KV_MLA_656 ? 576 : packed_ ? 512 : 32;
@@ -96,7 +98,8 @@ class CacheFixture {
       reference::CacheWrite write;
       write.slot = write.v_slot = slot;
       write.head = h;
-      for (int64_t d = 0; d < dim_k_; ++d) write.k.push_back(cases::decode(dense_dtype(), cases::element_at(op_.k, {row, h, d})));
+      for (int64_t d = 0; d < dim_k_; ++d)
+        write.k.push_back(cases::decode(dense_dtype(), cases::element_at(op_.k, {row, h, d})));
       for (int64_t d = 0; d < dim_v_ && !packed_; ++d) {
         write.v.push_back(cases::decode(dense_dtype(), cases::element_at(op_.v, {row, h, d})));
       }
@@ -128,7 +131,8 @@ class CacheFixture {
       std::copy(now.begin(), now.end(), buffer->host());
     }
     for (const attune_tensor* t : {&op_.k, &op_.v}) {
-      if (t->dtype != ATTUNE_DTYPE_NONE) std::fill_n(arena_.owner(t->data)->host(), arena_.owner(t->data)->size(), std::byte{0xff});
+      if (t->dtype != ATTUNE_DTYPE_NONE)
+        std::fill_n(arena_.owner(t->data)->host(), arena_.owner(t->data)->size(), std::byte{0xff});
     }
     writes_.clear();
   }
@@ -148,8 +152,8 @@ class CacheFixture {
             const auto i = static_cast<int64_t>(row);
             const void* at = cases::element_at(dense, {i, h, static_cast<int64_t>(d)});
             snapshot.allow(at, cases::element_size(dense_dtype()));
-            checker.element(is_v ? "v" : "k", i, h, static_cast<int64_t>(d), dense_dtype(), expected[d], std::fabs(expected[d]) * 0x1p-23,
-                            cases::decode(dense_dtype(), at));
+            checker.element(is_v ? "v" : "k", i, h, static_cast<int64_t>(d), dense_dtype(), expected[d],
+                            std::fabs(expected[d]) * 0x1p-23, cases::decode(dense_dtype(), at));
           }
         }
       }
@@ -169,7 +173,8 @@ class CacheFixture {
     std::vector<int64_t> shape = {1};
     if (kind.scales == cases::ScaleMode::kHead) shape = {heads_};
     if (kind.scales == cases::ScaleMode::kToken) {
-      shape = layout == ATTUNE_KV_NHD ? std::vector<int64_t>{kPages, kPageSize, heads_} : std::vector<int64_t>{kPages, heads_, kPageSize};
+      shape = layout == ATTUNE_KV_NHD ? std::vector<int64_t>{kPages, kPageSize, heads_}
+                                      : std::vector<int64_t>{kPages, heads_, kPageSize};
     }
     for (const bool is_v : {false, true}) {
       attune_tensor& t = is_v ? op_.cache.v_scale : op_.cache.k_scale;
@@ -196,13 +201,15 @@ class CacheOperation : public testing::TestWithParam<Kind> {
   void for_each_layout(F&& f) {
     for (const attune_kv_layout layout : kLayouts) {
       for (const attune_dtype dense : {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16}) {
-        f(layout, dense, std::string(GetParam().name) + ", layout " + std::to_string(layout) + ", dense " + cases::short_name(dense));
+        f(layout, dense,
+          std::string(GetParam().name) + ", layout " + std::to_string(layout) + ", dense " + cases::short_name(dense));
       }
       if (GetParam().format != ATTUNE_KV_PLAIN) return;
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, CacheOperation, testing::ValuesIn(kKinds), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Formats, CacheOperation, testing::ValuesIn(kKinds),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(CacheOperation, AppendsToSlotsAndGathersThemBack) {
   for_each_layout([&](attune_kv_layout layout, attune_dtype dense, const std::string& what) {

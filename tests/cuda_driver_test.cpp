@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library says of drivers and GPUs, with a driver made of functions of this file: absent, old, without a GPU, with others.
+// What the library says of drivers and GPUs, with a driver made of functions of this file: absent, old, without a GPU,
+// with others.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -27,7 +28,9 @@ FakeDriver g_fake;
 
 Result get_version(int32_t* version) { return *version = g_fake.version, kSuccess; }
 Result init(uint32_t) { return g_fake.init; }
-Result error_name(Result r, const char** name) { return *name = r == kErrorNoDevice ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_OF_TEST", kSuccess; }
+Result error_name(Result r, const char** name) {
+  return *name = r == kErrorNoDevice ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_OF_TEST", kSuccess;
+}
 Result error_string(Result, const char** text) { return *text = "made up", kSuccess; }
 Result device_count(int32_t* count) { return *count = static_cast<int32_t>(g_fake.gpus.size()), kSuccess; }
 Result device_get(Ordinal* device, int32_t i) { return *device = i, kSuccess; }
@@ -165,13 +168,16 @@ TEST(TensorMap, NamesTheBrokenRule) {
   };
   EXPECT_EQ(broken([](TensorMapDesc& t) { t.rank = 6; }), "tensor map: rank is 6; it must be 1 to 5");
   EXPECT_EQ(broken([](TensorMapDesc& t) { t.data = nullptr; }), "tensor map: data is null");
-  EXPECT_EQ(broken([](TensorMapDesc& t) { t.data = static_cast<char*>(t.data) + 8; }), "tensor map: data is not aligned to 16 bytes");
+  EXPECT_EQ(broken([](TensorMapDesc& t) { t.data = static_cast<char*>(t.data) + 8; }),
+            "tensor map: data is not aligned to 16 bytes");
   EXPECT_EQ(broken([](TensorMapDesc& t) { t.shape[1] = 0; }), "tensor map: shape[1] is 0; it must be 1 to 2^32");
   EXPECT_EQ(broken([](TensorMapDesc& t) { t.stride_bytes[2] = 2056; }),
             "tensor map: stride_bytes[2] is 2056; it must be a multiple of 16 under 2^40");
   EXPECT_EQ(broken([](TensorMapDesc& t) { t.box[2] = 257; }), "tensor map: box[2] is 257; it must be 1 to 256");
-  EXPECT_EQ(broken([](TensorMapDesc& t) { t.box[0] = 12; }), "tensor map: box[0] is 12, 24 bytes; it must be a multiple of 16 bytes");
-  EXPECT_EQ(broken([](TensorMapDesc& t) { t.box[0] = 128; }), "tensor map: box[0] is 256 bytes, wider than the swizzle");
+  EXPECT_EQ(broken([](TensorMapDesc& t) { t.box[0] = 12; }),
+            "tensor map: box[0] is 12, 24 bytes; it must be a multiple of 16 bytes");
+  EXPECT_EQ(broken([](TensorMapDesc& t) { t.box[0] = 128; }),
+            "tensor map: box[0] is 256 bytes, wider than the swizzle");
 }
 
 }  // namespace

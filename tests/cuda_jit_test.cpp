@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a kernel's name to its machine code, without a GPU: sources, keys, the bundle, the disk cache, NVRTC (skipped where absent).
+// From a kernel's name to its machine code, without a GPU: sources, keys, the bundle, the disk cache, NVRTC (skipped
+// where absent).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -30,7 +31,8 @@ void write_file(const fs::path& path, const std::string& text) {
 class CudaJit : public testing::Test {
  protected:
   void SetUp() override {
-    directory_ = fs::path(testing::TempDir()) / cat("attune_jit_", getpid(), "_", testing::UnitTest::GetInstance()->current_test_info()->name());
+    directory_ = fs::path(testing::TempDir()) /
+                 cat("attune_jit_", getpid(), "_", testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(directory_);
     fs::create_directories(directory_);
     set_log_callback(
@@ -72,7 +74,8 @@ TEST(Sha256, KnownAnswers) {
 }
 
 TEST_F(CudaJit, SourcesComeWithTheirHeaders) {
-  write_file(path("op/kernel.cu"), "#include \"tile/a.h\"\n  #  include\t\"ptx/b.h\" // twice\n#include <angle>\nint x;\n");
+  write_file(path("op/kernel.cu"),
+             "#include \"tile/a.h\"\n  #  include\t\"ptx/b.h\" // twice\n#include <angle>\nint x;\n");
   write_file(path("tile/a.h"), "#include \"ptx/b.h\"\n");
   write_file(path("ptx/b.h"), "int b;");
   const SourceUnit unit = read_source("op/kernel.cu", directory_.string());
@@ -90,16 +93,22 @@ TEST_F(CudaJit, SourcesComeWithTheirHeaders) {
   write_file(path("tile/a.h"), "#include \"ptx/c.h\"\n");
   EXPECT_THAT(failure_of([&] { read_source("op/kernel.cu", directory_.string()); }, ATTUNE_INTERNAL),
               HasSubstr("tile/a.h includes \"ptx/c.h\", which is not in"));
-  EXPECT_EQ(failure_of([&] { read_source("op/none.cu", ""); }, ATTUNE_INTERNAL), "there is no kernel source op/none.cu in the library");
+  EXPECT_EQ(failure_of([&] { read_source("op/none.cu", ""); }, ATTUNE_INTERNAL),
+            "there is no kernel source op/none.cu in the library");
 }
 
 TEST_F(CudaJit, EmbeddedSourcesAreTheFiles) {
-  ASSERT_GT(kNumEmbeddedKernels, 0u);
+  size_t compared = 0;
   for (size_t i = 0; i < kNumEmbeddedKernels; ++i) {
     const EmbeddedFile& file = kEmbeddedKernels[i];
-    // Not EXPECT_EQ: a difference would print both files.
-    EXPECT_TRUE(std::string(file.text, file.size) == read_file(cat(ATTUNE_SOURCE_DIR, "/kernels/", file.path))) << file.path;
+    EXPECT_GT(file.size, 0u) << file.path;
+    // The runtime's own: others may be edited while this program runs.
+    if (!std::string_view(file.path).starts_with("selftest/")) continue;
+    EXPECT_EQ(std::string(file.text, file.size), read_file(cat(ATTUNE_SOURCE_DIR, "/kernels/", file.path)))
+        << file.path;
+    ++compared;
   }
+  EXPECT_EQ(compared, 5u);
 }
 
 TEST_F(CudaJit, KeysHoldAllThatChangesTheCode) {
@@ -117,7 +126,8 @@ TEST_F(CudaJit, KeysHoldAllThatChangesTheCode) {
 
 TEST_F(CudaJit, BundleFindsAndDetectsDamage) {
   std::vector<BundleEntry> entries;
-  for (int i = 0; i < 100; ++i) entries.push_back({sha256(std::to_string(i)), std::string(static_cast<size_t>(i * 7 + 1), static_cast<char>(i))});
+  for (int i = 0; i < 100; ++i)
+    entries.push_back({sha256(std::to_string(i)), std::string(static_cast<size_t>(i * 7 + 1), static_cast<char>(i))});
   const std::string file = path("kernels.bundle");
   ASSERT_EQ(write_bundle(file, 13, 0, entries), "");
   std::string why;
@@ -133,11 +143,16 @@ TEST_F(CudaJit, BundleFindsAndDetectsDamage) {
   EXPECT_EQ(why, "");
   const std::string whole = *read_file(file);
   // One flipped byte, wherever it is, never goes unnoticed.
-  for (size_t at = 0; at < whole.size(); at += 61) {
+  for (size_t at = 0; at < whole.size(); at += at < 300 ? 1 : 499) {
     std::string bytes = whole;
     bytes[at] ^= 0x10;
     write_file(file, bytes);
+    why.clear();
     const auto damaged = Bundle::open(file, &why);
+    if (at < 56 + 80 * entries.size()) {
+      EXPECT_EQ(damaged, nullptr) << "byte " << at;
+      EXPECT_NE(why, "") << "byte " << at;
+    }
     for (const BundleEntry& e : entries) {
       const std::string_view image = damaged != nullptr ? damaged->find(e.key, &why) : "";
       EXPECT_TRUE(image == e.image || image.empty()) << "byte " << at;
@@ -250,7 +265,9 @@ class CudaCompile : public CudaJit {
     nvrtc_ = find_nvrtc(99, &why);
     if (nvrtc_ == nullptr) GTEST_SKIP() << why;
   }
-  ImageFinder::Options options(bool may_compile = true) { return {path("kernels.bundle"), path("cache"), may_compile, 99}; }
+  ImageFinder::Options options(bool may_compile = true) {
+    return {path("kernels.bundle"), path("cache"), may_compile, 99};
+  }
 
   const ModuleSpec spec_ = {"selftest/saxpy.cu", {{"A", "2"}}};
   const Nvrtc* nvrtc_ = nullptr;
@@ -259,7 +276,9 @@ class CudaCompile : public CudaJit {
 TEST_F(CudaCompile, CompilesThenFindsOnDiskThenInTheBundle) {
   const Image compiled = ImageFinder(options()).find(spec_);
   EXPECT_EQ(compiled.origin, KernelOrigin::kCompiled);
-  EXPECT_EQ(compiled.bytes().substr(0, 4), "\x7f" "ELF");
+  EXPECT_EQ(compiled.bytes().substr(0, 4),
+            "\x7f"
+            "ELF");
   const Image cached = ImageFinder(options(false)).find(spec_);
   EXPECT_EQ(cached.origin, KernelOrigin::kDiskCache);
   EXPECT_EQ(cached.bytes(), compiled.bytes());
@@ -289,8 +308,8 @@ TEST_F(CudaCompile, DamagedCacheEntryIsCompiledAgain) {
 
 TEST_F(CudaCompile, JitOffNamesKernelAndDefines) {
   const std::string message = failure_of([&] { ImageFinder(options(false)).find(spec_); }, ATTUNE_DEVICE_ERROR);
-  EXPECT_EQ(message, cat("the kernel selftest/saxpy.cu A=2 is in neither the bundle (", path("kernels.bundle"), ") nor the disk cache (",
-                         path("cache"), "), and ATTUNE_JIT=off forbids compiling it"));
+  EXPECT_EQ(message, cat("the kernel selftest/saxpy.cu A=2 is in neither the bundle (", path("kernels.bundle"),
+                         ") nor the disk cache (", path("cache"), "), and ATTUNE_JIT=off forbids compiling it"));
 }
 
 TEST_F(CudaCompile, BundleOfANewerCudaIsNotUsed) {
@@ -304,14 +323,19 @@ TEST_F(CudaCompile, BundleOfANewerCudaIsNotUsed) {
 TEST_F(CudaCompile, ErrorsOfTheSourceAreShown) {
   write_file(path("src/bad.cu"), "extern \"C\" __global__ void k() { return undeclared; }\n");
   const SourceUnit unit = read_source("bad.cu", path("src"));
-  const std::string message = failure_of([&] { nvrtc_->compile(unit, compiler_options({"bad.cu", {}})); }, ATTUNE_INTERNAL);
+  const std::string message = failure_of(
+      [&] {
+        nvrtc_->compile(unit, compiler_options({"bad.cu", {}}));
+      },
+      ATTUNE_INTERNAL);
   EXPECT_THAT(message, HasSubstr("bad.cu does not compile with NVRTC"));
   EXPECT_THAT(message, HasSubstr("\"undeclared\" is undefined"));
 }
 
 TEST_F(CudaCompile, EverySelftestKernelCompiles) {
   const Defines defines = {{"A", "2"}, {"ROWS", "8"}, {"COLUMNS", "32"}};
-  for (const char* source : {"selftest/saxpy.cu", "selftest/cluster.cu", "selftest/tensor_map.cu", "selftest/dependent.cu"}) {
+  for (const char* source :
+       {"selftest/saxpy.cu", "selftest/cluster.cu", "selftest/tensor_map.cu", "selftest/dependent.cu"}) {
     const Compiled compiled = nvrtc_->compile(read_source(source), compiler_options({source, defines}));
     EXPECT_EQ(compiled.log, "") << source;
     EXPECT_GT(compiled.cubin.size(), 1000u) << source;

@@ -197,9 +197,9 @@ TEST_P(ScoreKernels, SoftmaxOfARowDoesNotDependOnTheOthers) {
 }
 
 template <typename P>
-void check_softmax_nan(const KernelTable& k, std::mt19937& rng, int n, int where, float other) {
+void check_softmax_nan(const KernelTable& k, std::mt19937& rng, int n, int where, float other, uint32_t nan_bits) {
   Tile<P> t(3, n, 20, rng);
-  for (int j = 0; j < n; ++j) t.at(1, j) = j == where ? kNan : other;
+  for (int j = 0; j < n; ++j) t.at(1, j) = j == where ? std::bit_cast<float>(nan_bits) : other;
   t.run(k, 0.9f);
   ASSERT_TRUE(std::isnan(widen(t.prob(1, where)))) << n << " " << where << " " << other << " " << widen(t.prob(1, where));
   ASSERT_TRUE(std::isnan(t.row_sum[1]));
@@ -213,8 +213,10 @@ TEST_P(ScoreKernels, SoftmaxKeepsNan) {
   for (int n : {1, 2, 15, 16, 17, 31, 33, 64, 70}) {
     for (int where : {0, n / 2, n - 1}) {
       for (float other : {1.0f, -kInf}) {
-        check_softmax_nan<float>(k, rng, n, where, other);
-        check_softmax_nan<bf16_t>(k, rng, n, where, other);
+        for (uint32_t nan_bits : {0x7fc00000u, 0xffc00000u, 0x7fffffffu, 0xffffffffu, 0x7fc00001u}) {
+          check_softmax_nan<float>(k, rng, n, where, other, nan_bits);
+          check_softmax_nan<bf16_t>(k, rng, n, where, other, nan_bits);
+        }
       }
     }
   }

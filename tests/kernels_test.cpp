@@ -380,5 +380,42 @@ TEST_P(Kernels, PvRows) {
   check_pv<float, float>(rng, 16, 70, 512, k.pv_rows_f32);
 }
 
+// Rows of codes give the bits of rows converted before.
+TEST_P(Kernels, RowsOfCodes) {
+  for (const attune_dtype dtype : {ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8}) {
+    for (int m : {1, 2, 3, 4, 5, 9}) {
+      for (int n : {1, 2, 3, 4, 5, 17, 64, 65, 67}) {
+        for (int d : kSizes) {
+          Matrix<bf16_t> q(m, d, d + 3, rng), p(m, n, n + 3, rng);
+          std::vector<std::vector<uint8_t>> codes(n);
+          std::vector<std::vector<bf16_t>> converted(n);
+          std::vector<const uint8_t*> code_rows(n);
+          std::vector<const bf16_t*> rows(n);
+          for (int j = 0; j < n; ++j) {
+            for (int c = 0; c < d; ++c) {
+              uint8_t code = static_cast<uint8_t>(rng());
+              if (dtype == ATTUNE_FLOAT8_E4M3 && (code & 0x7f) == 0x7f) code = 0x70;
+              if (dtype == ATTUNE_FLOAT8_E5M2 && (code & 0x7c) == 0x7c) code = 0x50;
+              codes[j].push_back(code);
+            }
+            converted[j].resize(d);
+            k.to_bf16(dtype, codes[j].data(), d, converted[j].data());
+            code_rows[j] = codes[j].data();
+            rows[j] = converted[j].data();
+          }
+          Matrix<float> s(m, n, n + 2, rng), o(m, d, d + 2, rng);
+          Matrix<float> s2 = s, o2 = o;
+          k.qk_rows_8bit(dtype, m, n, d, q.data.data(), q.ld, code_rows.data(), s.data.data(), s.ld);
+          k.qk_rows_bf16(m, n, d, q.data.data(), q.ld, rows.data(), s2.data.data(), s2.ld);
+          k.pv_rows_8bit(dtype, m, n, d, p.data.data(), p.ld, code_rows.data(), o.data.data(), o.ld);
+          k.pv_rows_bf16(m, n, d, p.data.data(), p.ld, rows.data(), o2.data.data(), o2.ld);
+          ASSERT_EQ(std::memcmp(s.data.data(), s2.data.data(), s.data.size() * sizeof(float)), 0) << dtype << " " << m << "x" << n << "x" << d;
+          ASSERT_EQ(std::memcmp(o.data.data(), o2.data.data(), o.data.size() * sizeof(float)), 0) << dtype << " " << m << "x" << n << "x" << d;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace attune::cpu

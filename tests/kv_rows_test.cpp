@@ -45,8 +45,10 @@ constexpr int64_t kPages = 3, kPageSize = 4, kHeads = 2, kDim = 24, kDimV = 16, 
 int64_t offset_of(int32_t layout, bool is_v, int64_t page, int64_t slot, int64_t head, int64_t d) {
   const int64_t dim = is_v ? kDimV : kDim;
   switch (layout) {
-    case ATTUNE_KV_NHD: return ((page * kPageSize + slot) * kHeads + head) * dim + d;
-    case ATTUNE_KV_HND: return ((page * kHeads + head) * kPageSize + slot) * dim + d;
+    case ATTUNE_KV_NHD:
+      return ((page * kPageSize + slot) * kHeads + head) * dim + d;
+    case ATTUNE_KV_HND:
+      return ((page * kHeads + head) * kPageSize + slot) * dim + d;
     default:
       if (is_v) return ((page * kHeads + head) * dim + d) * kPageSize + slot;
       return (((page * kHeads + head) * (dim / kPack) + d / kPack) * kPageSize + slot) * kPack + d % kPack;
@@ -75,7 +77,8 @@ struct PlainCache {
     c.v = attune_dense_tensor(v.data(), dtype, static_cast<int32_t>(vs.size()), vs.data());
     c.layout = layout;
     switch (mode) {
-      case KvScale::Mode::kNone: return;
+      case KvScale::Mode::kNone:
+        return;
       case KvScale::Mode::kTensor:
         k_scale = {0.25f}, v_scale = {0.5f};
         c.k_scale = dense(k_scale, {1}), c.v_scale = dense(v_scale, {1});
@@ -120,7 +123,8 @@ void expect_round_trip(int32_t layout, attune_dtype dtype, KvScale::Mode mode) {
     }
     Bytes expected(bytes.size(), 0xff);
     for (size_t d = 0; d < x.size(); ++d) {
-      store_from_float(dtype, x[d] / scale, expected.data() + offset_of(layout, is_v, 2, 1, 1, static_cast<int64_t>(d)) * size);
+      store_from_float(dtype, x[d] / scale,
+                       expected.data() + offset_of(layout, is_v, 2, 1, 1, static_cast<int64_t>(d)) * size);
       EXPECT_EQ(read[d], rounded(dtype, x[d] / scale) * scale);
     }
     EXPECT_EQ(bytes, expected);
@@ -199,12 +203,15 @@ TEST(KvRows, TiesSaturationAndNan) {
   const struct {
     attune_dtype dtype;
     std::vector<float> in, out;
-  } cases[] = {
-      {ATTUNE_INT8, {0.5f, 1.5f, 2.5f, -0.5f, -2.5f, 126.5f, 127.6f, -128.0f, kInf, kNan}, {0, 2, 2, 0, -2, 126, 127, -127, 127, 0}},
-      {ATTUNE_FLOAT8_E4M3,
-       {17, 19, 18.9f, 464, 1e9f, -kInf, kNan, 0.0009765625f, 0.0029296875f, 0.01171875f},
-       {16, 20, 18, 448, 448, -448, kNan, 0, 0.00390625f, 0.01171875f}},
-      {ATTUNE_FLOAT8_E5M2, {9, 11, 61440, 1e9f, -kInf, kNan, 1.25f, 1.125f, 1.375f, 0}, {8, 12, 57344, 57344, -57344, kNan, 1.25f, 1, 1.5f, 0}}};
+  } cases[] = {{ATTUNE_INT8,
+                {0.5f, 1.5f, 2.5f, -0.5f, -2.5f, 126.5f, 127.6f, -128.0f, kInf, kNan},
+                {0, 2, 2, 0, -2, 126, 127, -127, 127, 0}},
+               {ATTUNE_FLOAT8_E4M3,
+                {17, 19, 18.9f, 464, 1e9f, -kInf, kNan, 0.0009765625f, 0.0029296875f, 0.01171875f},
+                {16, 20, 18, 448, 448, -448, kNan, 0, 0.00390625f, 0.01171875f}},
+               {ATTUNE_FLOAT8_E5M2,
+                {9, 11, 61440, 1e9f, -kInf, kNan, 1.25f, 1.125f, 1.375f, 0},
+                {8, 12, 57344, 57344, -57344, kNan, 1.25f, 1, 1.5f, 0}}};
   for (const auto& c : cases) {
     Bytes data(10, 0xff);
     std::vector<float> scale = {1.0f};
@@ -301,7 +308,8 @@ TEST(KvRows, Mla656Bytes) {
   const std::vector<float> k = read_k(c, {1, 2}, 0), v = read_v(c, {1, 2}, 0);
   ASSERT_EQ(v.size(), 512u);
   EXPECT_TRUE(std::equal(v.begin(), v.end(), k.begin()));
-  for (size_t d = 0; d < 512; ++d) EXPECT_EQ(k[d], e4m3_to_float(t.row(1, 2)[d]) * t.scale(1, 2, static_cast<int64_t>(d / 128)));
+  for (size_t d = 0; d < 512; ++d)
+    EXPECT_EQ(k[d], e4m3_to_float(t.row(1, 2)[d]) * t.scale(1, 2, static_cast<int64_t>(d / 128)));
   for (size_t d = 512; d < 576; ++d) EXPECT_EQ(k[d], rounded(ATTUNE_BFLOAT16, x[d]));
 }
 
@@ -336,14 +344,16 @@ TEST(KvRows, Mla584BytesArePlanar) {
   std::fill(x.begin() + 64, x.begin() + 128, 0.0f);
   x[130] = 896.0f;  // a scale of exactly 2
   cpu::write_k_row(c, {1, 2}, 0, x.data());
-  const size_t row = static_cast<size_t>(page_bytes) + 2 * 576, scales = static_cast<size_t>(page_bytes) + 3 * 576 + 2 * 8;
+  const size_t row = static_cast<size_t>(page_bytes) + 2 * 576,
+               scales = static_cast<size_t>(page_bytes) + 3 * 576 + 2 * 8;
   for (size_t g = 0; g < 7; ++g) {
     float amax = 0;
     for (size_t d = 0; d < 64; ++d) amax = std::max(amax, std::fabs(x[g * 64 + d]));
     const int code = data[scales + g];
     const double scale = std::ldexp(1.0, code - 127), least = std::max(amax / 448.0, 1e-4);
     EXPECT_TRUE(scale >= least && scale / 2 < least) << "group " << g;
-    for (size_t d = 0; d < 64; ++d) EXPECT_EQ(data[row + g * 64 + d], float_to_e4m3(x[g * 64 + d] / static_cast<float>(scale)));
+    for (size_t d = 0; d < 64; ++d)
+      EXPECT_EQ(data[row + g * 64 + d], float_to_e4m3(x[g * 64 + d] / static_cast<float>(scale)));
   }
   EXPECT_EQ(data[scales + 2], 128);
   for (size_t i = 0; i < data.size(); ++i) {

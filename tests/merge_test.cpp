@@ -41,7 +41,8 @@ class Merge {
     cases::for_each_element(op_.partial_lse, [&](const int64_t* index, void* element) {
       // Some parts are empty, some rows wholly, some parts lie far apart; the outputs of empty parts stay NaN.
       const bool empty = random_.chance(0.2) || index[1] == 1;
-      const double lse = empty ? -kInfinity : 3 * random_.normal() + (index[1] == 2 ? 400.0 * static_cast<double>(index[0]) : 0.0);
+      const double lse =
+          empty ? -kInfinity : 3 * random_.normal() + (index[1] == 2 ? 400.0 * static_cast<double>(index[0]) : 0.0);
       cases::encode(ATTUNE_FLOAT32, lse, element);
       if (empty) return;
       for (int64_t d = 0; d < shape.dim; ++d) {
@@ -66,14 +67,16 @@ class Merge {
     const double scale = dtype == ATTUNE_FLOAT8_E4M3 ? 3.5 : 1.0;
     size_t i = 0;
     cases::for_each_element(out, [&](const int64_t* index, void* element) {
-      checker.element("out", index[0], index[1], index[2], dtype, exact.out[i] * scale, (exact.abs[i] * 0x1p-19 + 1e-36) * scale,
-                      cases::decode(dtype, element), dtype == ATTUNE_FLOAT8_E4M3);
+      checker.element("out", index[0], index[1], index[2], dtype, exact.out[i] * scale,
+                      (exact.abs[i] * 0x1p-19 + 1e-36) * scale, cases::decode(dtype, element),
+                      dtype == ATTUNE_FLOAT8_E4M3);
       ++i;
     });
     i = 0;
     cases::for_each_element(lse, [&](const int64_t* index, void* element) {
       const double bound = 0x1p-20 * (1 + (std::isfinite(exact.lse[i]) ? std::fabs(exact.lse[i]) : 0.0));
-      checker.element("lse", index[0], index[1], -1, ATTUNE_FLOAT32, exact.lse[i], bound, cases::decode(ATTUNE_FLOAT32, element));
+      checker.element("lse", index[0], index[1], -1, ATTUNE_FLOAT32, exact.lse[i], bound,
+                      cases::decode(ATTUNE_FLOAT32, element));
       ++i;
     });
     snapshot.check(checker);
@@ -102,7 +105,8 @@ TEST(MergeOperation, OfOnePartKeepsItsBits) {
   ASSERT_ATTUNE_OK(attune_merge_run(&op, kCpu, nullptr));
   EXPECT_EQ(gather(op.partial_lse), gather(op.lse));
   const std::vector<double> before = gather_values(op.partial_out), after = gather_values(op.out);
-  for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(std::isnan(before[i]) ? after[i] == 0 : after[i] == before[i]) << i;
+  for (size_t i = 0; i < after.size(); ++i)
+    EXPECT_TRUE(std::isnan(before[i]) ? after[i] == 0 : after[i] == before[i]) << i;
 }
 
 TEST(MergeOperation, OfNothingGivesZeroAndMinusInfinity) {

@@ -26,7 +26,8 @@ TEST(OverlapUnit, PackedColumnsAreApart) {
   EXPECT_TRUE(may_overlap(q, late));
   EXPECT_TRUE(may_overlap(late, k));
   // The last columns of one row run into the first of the next.
-  EXPECT_TRUE(may_overlap(view(x + 16, ATTUNE_FLOAT32, {9, 1, 4}, {16, 4, 1}), view(x + 14, ATTUNE_FLOAT32, {9, 1, 4}, {16, 4, 1})));
+  EXPECT_TRUE(may_overlap(view(x + 16, ATTUNE_FLOAT32, {9, 1, 4}, {16, 4, 1}),
+                          view(x + 14, ATTUNE_FLOAT32, {9, 1, 4}, {16, 4, 1})));
   EXPECT_FALSE(may_overlap(q, view(x + 160, ATTUNE_FLOAT32, {10, 2, 4}, {8, 4, 1})));
   EXPECT_TRUE(may_overlap(q, view(x + 150, ATTUNE_FLOAT32, {10, 2, 4}, {8, 4, 1})));
   EXPECT_FALSE(may_overlap(q, view(x, ATTUNE_FLOAT32, {0, 2, 4}, {8, 4, 1})));
@@ -45,14 +46,17 @@ TEST(OverlapUnit, SameRowsMayShrinkInPlace) {
   EXPECT_FALSE(same_rows(view(buffer.data(), ATTUNE_BFLOAT16, {10, 2, 4}, {8, 4, 1}), in));
   EXPECT_FALSE(same_rows(view(buffer.data() + 1, ATTUNE_FLOAT32, {10, 2, 4}, {16, 4, 1}), in));
   const attune_tensor tight = view(buffer.data(), ATTUNE_BFLOAT16, {10, 2, 4}, {8, 4, 1});
-  EXPECT_FALSE(same_rows(view(buffer.data(), ATTUNE_FLOAT32, {10, 2, 4}, {4, 2, 1}), tight)) << "wider rows run into each other";
+  EXPECT_FALSE(same_rows(view(buffer.data(), ATTUNE_FLOAT32, {10, 2, 4}, {4, 2, 1}), tight))
+      << "wider rows run into each other";
 }
 
 // q, k and v side by side in one buffer, rotated in place, equal to a run into other tensors.
 TEST(QkvPrepareUnit, InPlaceEqualsOutOfPlace) {
   constexpr int64_t kTokens = 7, kHeadsQ = 4, kHeadsKv = 2, kDim = 8, kWidth = (kHeadsQ + 2 * kHeadsKv) * kDim;
-  std::vector<float> packed = normal(kTokens * kWidth, 40), cos_sin = normal(64 * 6, 41), bias = normal(kHeadsKv * kDim, 42);
-  std::vector<float> outs[3] = {std::vector<float>(kTokens * kHeadsQ * kDim), std::vector<float>(kTokens * kHeadsKv * kDim),
+  std::vector<float> packed = normal(kTokens * kWidth, 40), cos_sin = normal(64 * 6, 41),
+                     bias = normal(kHeadsKv * kDim, 42);
+  std::vector<float> outs[3] = {std::vector<float>(kTokens * kHeadsQ * kDim),
+                                std::vector<float>(kTokens * kHeadsKv * kDim),
                                 std::vector<float>(kTokens * kHeadsKv * kDim)};
   std::vector<int32_t> cu = {0, 3, 3, 7}, used = {5, 9, 0};
   attune_qkv_prepare op;
@@ -80,7 +84,8 @@ TEST(QkvPrepareUnit, InPlaceEqualsOutOfPlace) {
     const float* row = packed.data() + t * kWidth;
     EXPECT_EQ(std::memcmp(row, outs[0].data() + t * kHeadsQ * kDim, kHeadsQ * kDim * 4), 0);
     EXPECT_EQ(std::memcmp(row + kHeadsQ * kDim, outs[1].data() + t * kHeadsKv * kDim, kHeadsKv * kDim * 4), 0);
-    EXPECT_EQ(std::memcmp(row + (kHeadsQ + kHeadsKv) * kDim, outs[2].data() + t * kHeadsKv * kDim, kHeadsKv * kDim * 4), 0);
+    EXPECT_EQ(std::memcmp(row + (kHeadsQ + kHeadsKv) * kDim, outs[2].data() + t * kHeadsKv * kDim, kHeadsKv * kDim * 4),
+              0);
   }
   op.k_out = op.v;
   EXPECT_EQ(attune_qkv_prepare_run(&op, kCpuDevice, nullptr), ATTUNE_INVALID_ARGUMENT);
@@ -119,7 +124,10 @@ TEST(QkvPrepareUnit, BadFieldsAreNamed) {
       {"k.shape[0] is 3", [](auto& o) { o.k.shape[0] = 3; }},
       {"k has head_dim 2", [](auto& o) { o.k.shape[2] = 2; }},
       {"v has 2 heads", [](auto& o) { o.v.shape[1] = 2; }},
-      {"v.rank is 4", [&](auto& o) { o.v = dense(f, {1, 2, 1, 4}); }},
+      {"v.rank is 4",
+       [&](auto& o) {
+         o.v = dense(f, {1, 2, 1, 4});
+       }},
       {"q_out is set, but q is absent", [](auto& o) { o.q_out = o.q, o.q.dtype = 0; }},
       {"v_out.dtype is int8", [](auto& o) { o.v_out = o.v, o.v_out.dtype = ATTUNE_INT8; }},
       {"v_out.shape[2]", [](auto& o) { o.v_out = o.v, o.v_out.shape[2] = 3; }},
@@ -136,7 +144,8 @@ TEST(QkvPrepareUnit, BadFieldsAreNamed) {
     ASSERT_EQ(attune_qkv_prepare_run(&op, kCpuDevice, nullptr), ATTUNE_OK) << attune_last_error();
     change(op);
     EXPECT_EQ(attune_qkv_prepare_run(&op, kCpuDevice, nullptr), ATTUNE_INVALID_ARGUMENT);
-    EXPECT_NE(std::string(attune_last_error()).find(part), std::string::npos) << "wanted: " << part << "\ngot: " << attune_last_error();
+    EXPECT_NE(std::string(attune_last_error()).find(part), std::string::npos)
+        << "wanted: " << part << "\ngot: " << attune_last_error();
   }
 }
 
@@ -144,7 +153,8 @@ struct MergeCase {
   std::vector<float> outs, lses, sinks = {0}, out = {kNan, kNan}, lse = {kNan};
   attune_merge op;
 
-  MergeCase(std::vector<float> part_out, std::vector<float> part_lse) : outs(std::move(part_out)), lses(std::move(part_lse)) {
+  MergeCase(std::vector<float> part_out, std::vector<float> part_lse)
+      : outs(std::move(part_out)), lses(std::move(part_lse)) {
     EXPECT_EQ(attune_merge_init(&op, sizeof(op)), ATTUNE_OK);
     const auto parts = static_cast<int64_t>(lses.size());
     op.partial_out = dense(outs, {parts, 1, 1, 2});
@@ -194,18 +204,20 @@ TEST(MergeUnit, ExtremesAndNothing) {
 
 TEST(MergeUnit, BadFieldsAreNamed) {
   using Change = std::function<void(MergeCase&)>;
-  const std::pair<const char*, Change> cases[] = {{"merge.struct_size", [](auto& m) { m.op.struct_size = 0; }},
-                                                  {"partial_lse.shape[0]", [](auto& m) { m.op.partial_lse.shape[0] = 1; }},
-                                                  {"out.shape[2]", [](auto& m) { m.op.out.shape[2] = 1; }},
-                                                  {"out overlaps partial_out", [](auto& m) { m.op.out.data = m.outs.data(); }},
-                                                  {"lse overlaps partial_out or", [](auto& m) { m.op.lse.data = m.lses.data(); }},
-                                                  {"out_scale is set, but out is float32", [](auto& m) { m.op.out_scale = dense(m.sinks, {1}); }},
-                                                  {"sinks.shape[0]", [](auto& m) { m.op.sinks = dense(m.outs, {2}); }}};
+  const std::pair<const char*, Change> cases[] = {
+      {"merge.struct_size", [](auto& m) { m.op.struct_size = 0; }},
+      {"partial_lse.shape[0]", [](auto& m) { m.op.partial_lse.shape[0] = 1; }},
+      {"out.shape[2]", [](auto& m) { m.op.out.shape[2] = 1; }},
+      {"out overlaps partial_out", [](auto& m) { m.op.out.data = m.outs.data(); }},
+      {"lse overlaps partial_out or", [](auto& m) { m.op.lse.data = m.lses.data(); }},
+      {"out_scale is set, but out is float32", [](auto& m) { m.op.out_scale = dense(m.sinks, {1}); }},
+      {"sinks.shape[0]", [](auto& m) { m.op.sinks = dense(m.outs, {2}); }}};
   for (const auto& [part, change] : cases) {
     MergeCase m({1, 2, 3, 4}, {0, 0});
     change(m);
     EXPECT_EQ(attune_merge_run(&m.op, kCpuDevice, nullptr), ATTUNE_INVALID_ARGUMENT);
-    EXPECT_NE(std::string(attune_last_error()).find(part), std::string::npos) << "wanted: " << part << "\ngot: " << attune_last_error();
+    EXPECT_NE(std::string(attune_last_error()).find(part), std::string::npos)
+        << "wanted: " << part << "\ngot: " << attune_last_error();
   }
 }
 

@@ -13,8 +13,8 @@ namespace {
 constexpr int64_t kTokens = 3, kHeadsQ = 4, kHeadsKv = 2, kDim = 12, kDimV = 5, kBatch = 2;
 
 PrologueShapes shapes() {
-  return {kBatch,         kTokens, kHeadsQ,        kHeadsKv,       kDim, kDimV, true, true, true, ATTUNE_FLOAT32, ATTUNE_FLOAT32,
-          ATTUNE_FLOAT32, true};
+  return {kBatch, kTokens, kHeadsQ,        kHeadsKv,       kDim,           kDimV, true,
+          true,   true,    ATTUNE_FLOAT32, ATTUNE_FLOAT32, ATTUNE_FLOAT32, true};
 }
 
 attune_prologue none() {
@@ -23,13 +23,16 @@ attune_prologue none() {
   return p;
 }
 
-Prologue make(const attune_prologue& p, const PrologueShapes& s = shapes()) { return make_prologue(p, s, Data::kRequired); }
+Prologue make(const attune_prologue& p, const PrologueShapes& s = shapes()) {
+  return make_prologue(p, s, Data::kRequired);
+}
 
 // cos_sin [positions, width] with cosines c(p, j) and sines s(p, j) that are no rotation of anything: a swap shows.
 std::vector<float> odd_table(int64_t positions, int64_t width) {
   std::vector<float> t;
   for (int64_t p = 0; p < positions; ++p) {
-    for (int64_t j = 0; j < width; ++j) t.push_back(0.1f * static_cast<float>(p + 1) + 0.01f * static_cast<float>(j * j));
+    for (int64_t j = 0; j < width; ++j)
+      t.push_back(0.1f * static_cast<float>(p + 1) + 0.01f * static_cast<float>(j * j));
   }
   return t;
 }
@@ -41,7 +44,8 @@ struct Rows {
   const float* at(int64_t row, int64_t head) const { return data.data() + (row * kHeadsQ + head) * kDim; }
 };
 
-std::vector<float> q_row(const Prologue& p, const RowView& q, int64_t row, int64_t head, int64_t batch, int64_t position) {
+std::vector<float> q_row(const Prologue& p, const RowView& q, int64_t row, int64_t head, int64_t batch,
+                         int64_t position) {
   std::vector<float> out(kDim, kNan);
   cpu::prepare_q_row(p, q, kDim, row, head, batch, position, out.data());
   return out;
@@ -88,7 +92,8 @@ TEST(PrologueRows, StepsComeInOrder) {
 
   const auto rotate = [&](std::vector<double>& x) {
     for (size_t j = 0; j < 3; ++j) {
-      const double c = table[static_cast<size_t>(position) * 6 + j], n = table[static_cast<size_t>(position) * 6 + 3 + j];
+      const double c = table[static_cast<size_t>(position) * 6 + j],
+                   n = table[static_cast<size_t>(position) * 6 + 3 + j];
       const double a0 = x[4 + j], b0 = x[7 + j];
       x[4 + j] = c * a0 - n * b0;
       x[7 + j] = c * b0 + n * a0;
@@ -112,7 +117,8 @@ TEST(PrologueRows, StepsComeInOrder) {
     for (size_t d = 0; d < kDim; ++d) EXPECT_CLOSE(got[d], want[d], 3e-5);
     cpu::prepare_v_row(p, v, kDimV, row, static_cast<int64_t>(h), batch, got.data());
     for (size_t d = 0; d < kDimV; ++d) {
-      const double x = (0.05 * v8[(row * kHeadsKv + h) * kDimV + d] + vb[h * kDimV + d]) * iv[(kHeadsKv + h) * kDimV + d];
+      const double x =
+          (0.05 * v8[(row * kHeadsKv + h) * kDimV + d] + vb[h * kDimV + d]) * iv[(kHeadsKv + h) * kDimV + d];
       EXPECT_CLOSE(got[d], x, 3e-5);
     }
   }
@@ -217,7 +223,8 @@ TEST(PrologueRows, EachSequenceHasItsTable) {
   second.rope_cos_sin.data = table.data() + 16;
   EXPECT_EQ(q_row(indexed, q.view, 0, 0, 0, 1), q_row(make(second), q.view, 0, 0, 0, 1));
   EXPECT_NE(q_row(indexed, q.view, 0, 0, 0, 1), q_row(first, q.view, 0, 0, 0, 1));
-  EXPECT_EQ(std::memcmp(q_row(indexed, q.view, 0, 0, 1, 1).data(), q.at(0, 0), kDim * 4), 0) << "a bad index turns nothing";
+  EXPECT_EQ(std::memcmp(q_row(indexed, q.view, 0, 0, 1, 1).data(), q.at(0, 0), kDim * 4), 0)
+      << "a bad index turns nothing";
 }
 
 // Component of each of six pairs.
@@ -237,7 +244,8 @@ void expect_sections(const std::vector<int32_t>& section, bool interleaved, cons
     for (size_t j = 0; j < 6; ++j) {
       const int64_t at = positions[static_cast<size_t>(row * 3 + component[j])];
       const bool inside = at < 10;
-      const double c = inside ? table[static_cast<size_t>(at) * 12 + j] : 1, s = inside ? table[static_cast<size_t>(at) * 12 + 6 + j] : 0;
+      const double c = inside ? table[static_cast<size_t>(at) * 12 + j] : 1,
+                   s = inside ? table[static_cast<size_t>(at) * 12 + 6 + j] : 0;
       EXPECT_CLOSE(x[j], c * in[j] - s * in[j + 6], 2e-6);
       EXPECT_CLOSE(x[j + 6], c * in[j + 6] + s * in[j], 2e-6);
     }
@@ -272,7 +280,8 @@ TEST(PrologueRows, LognGoesByAbsolutePositionAndItsLastEntryServesTheRest) {
   a.rope_cos_sin = dense(table, {4, 8});
   a.positions = dense(positions, {kTokens});
   const Prologue p = make(a);
-  const std::vector<float> base = q_row(p, q.view, 1, 1, 0, 0), scaled = q_row(p, q.view, 1, 1, 0, 1), past = q_row(p, q.view, 1, 1, 0, 99);
+  const std::vector<float> base = q_row(p, q.view, 1, 1, 0, 0), scaled = q_row(p, q.view, 1, 1, 0, 1),
+                           past = q_row(p, q.view, 1, 1, 0, 99);
   std::vector<float> k(kDim);
   cpu::prepare_k_row(p, q.view, kDim, 1, 1, 0, 99, k.data());
   for (size_t d = 0; d < kDim; ++d) {
@@ -307,34 +316,71 @@ TEST(PrologueRows, BadFieldsAreNamed) {
       {"prologue.qkv_scale is absent, but q is int8", [&](auto&, auto& s) { s.q_dtype = ATTUNE_INT8; }},
       {"prologue.qkv_scale is absent, but v is int8", [&](auto&, auto& s) { s.v_dtype = ATTUNE_INT8; }},
       {"prologue.qkv_scale is set, but none", [&](auto& a, auto&) { a.qkv_scale = dense(f, {3}); }},
-      {"prologue.qkv_scale.shape[0] is 1", [&](auto& a, auto& s) { s.k_dtype = ATTUNE_INT8, a.qkv_scale = dense(f, {1}); }},
-      {"prologue.q_bias.shape[0]", [&](auto& a, auto&) { a.q_bias = dense(f, {kHeadsKv, kDim}); }},
-      {"prologue.q_bias.dtype is int32", [&](auto& a, auto&) { a.q_bias = dense(i, {kHeadsQ, kDim}); }},
+      {"prologue.qkv_scale.shape[0] is 1",
+       [&](auto& a, auto& s) { s.k_dtype = ATTUNE_INT8, a.qkv_scale = dense(f, {1}); }},
+      {"prologue.q_bias.shape[0]",
+       [&](auto& a, auto&) {
+         a.q_bias = dense(f, {kHeadsKv, kDim});
+       }},
+      {"prologue.q_bias.dtype is int32",
+       [&](auto& a, auto&) {
+         a.q_bias = dense(i, {kHeadsQ, kDim});
+       }},
       {"prologue.q_bias.rank is 1", [&](auto& a, auto&) { a.q_bias = dense(f, {kDim}); }},
-      {"prologue.q_bias.data is null", [&](auto& a, auto&) { a.q_bias = dense(f, {kHeadsQ, kDim}), a.q_bias.data = nullptr; }},
+      {"prologue.q_bias.data is null",
+       [&](auto& a, auto&) {
+         a.q_bias = dense(f, {kHeadsQ, kDim}), a.q_bias.data = nullptr;
+       }},
       {"prologue.q_bias.data is not aligned",
-       [&](auto& a, auto&) { a.q_bias = dense(f, {kHeadsQ, kDim}), a.q_bias.data = reinterpret_cast<char*>(f.data()) + 1; }},
-      {"prologue.k_bias is set, but k is absent", [&](auto& a, auto& s) { s.has_k = false, a.k_bias = dense(f, {kHeadsKv, kDim}); }},
-      {"prologue.v_bias is set, but v is absent", [&](auto& a, auto& s) { s.has_v = false, a.v_bias = dense(f, {kHeadsKv, kDimV}); }},
-      {"prologue.v_bias.shape[1]", [&](auto& a, auto&) { a.v_bias = dense(f, {kHeadsKv, kDim}); }},
+       [&](auto& a, auto&) {
+         a.q_bias = dense(f, {kHeadsQ, kDim}), a.q_bias.data = reinterpret_cast<char*>(f.data()) + 1;
+       }},
+      {"prologue.k_bias is set, but k is absent",
+       [&](auto& a, auto& s) {
+         s.has_k = false, a.k_bias = dense(f, {kHeadsKv, kDim});
+       }},
+      {"prologue.v_bias is set, but v is absent",
+       [&](auto& a, auto& s) {
+         s.has_v = false, a.v_bias = dense(f, {kHeadsKv, kDimV});
+       }},
+      {"prologue.v_bias.shape[1]",
+       [&](auto& a, auto&) {
+         a.v_bias = dense(f, {kHeadsKv, kDim});
+       }},
       {"prologue.ia3_task is set, but", [&](auto& a, auto&) { a.ia3_task = dense(i, {kBatch}); }},
-      {"prologue.ia3_k.shape[0] is 0", [&](auto& a, auto&) { a.ia3_k = dense(f, {0, kHeadsKv, kDim}); }},
+      {"prologue.ia3_k.shape[0] is 0",
+       [&](auto& a, auto&) {
+         a.ia3_k = dense(f, {0, kHeadsKv, kDim});
+       }},
       {"prologue.ia3_v.shape[0] is 3",
-       [&](auto& a, auto&) { a.ia3_k = dense(f, {2, kHeadsKv, kDim}), a.ia3_v = dense(f, {3, kHeadsKv, kDimV}); }},
-      {"prologue.ia3_task.shape[0] is 3", [&](auto& a, auto&) { a.ia3_k = dense(f, {2, kHeadsKv, kDim}), a.ia3_task = dense(i, {3}); }},
-      {"prologue.rope_cos_sin.shape[1] is 5", [&](auto& a, auto&) { a.rope_cos_sin = dense(f, {4, 5}); }},
-      {"prologue.rope_cos_sin.shape[1] is 14", [&](auto& a, auto&) { a.rope_cos_sin = dense(f, {4, 14}); }},
+       [&](auto& a, auto&) {
+         a.ia3_k = dense(f, {2, kHeadsKv, kDim}), a.ia3_v = dense(f, {3, kHeadsKv, kDimV});
+       }},
+      {"prologue.ia3_task.shape[0] is 3",
+       [&](auto& a, auto&) {
+         a.ia3_k = dense(f, {2, kHeadsKv, kDim}), a.ia3_task = dense(i, {3});
+       }},
+      {"prologue.rope_cos_sin.shape[1] is 5",
+       [&](auto& a, auto&) {
+         a.rope_cos_sin = dense(f, {4, 5});
+       }},
+      {"prologue.rope_cos_sin.shape[1] is 14",
+       [&](auto& a, auto&) {
+         a.rope_cos_sin = dense(f, {4, 14});
+       }},
       {"prologue.rope_cos_sin.rank is 1", [&](auto& a, auto&) { a.rope_cos_sin = dense(f, {6}); }},
       {"prologue.rope_cos_sin is set, but q and k", [&](auto& a, auto& s) { rope(a), s.has_q = s.has_k = false; }},
       {"prologue.rope_offset is 7", [&](auto& a, auto&) { rope(a), a.rope_offset = 7; }},
       {"prologue.rope_offset is -1", [&](auto& a, auto&) { rope(a), a.rope_offset = -1; }},
       {"prologue.rope_offset is 9223372036854775807", [&](auto& a, auto&) { rope(a), a.rope_offset = INT64_MAX; }},
       {"prologue.rope_interleaved is 2", [&](auto& a, auto&) { rope(a), a.rope_interleaved = 2; }},
-      {"prologue.rope_table_index.shape[0]", [&](auto& a, auto&) { rope(a), a.rope_table_index = dense(i, {kBatch + 1}); }},
+      {"prologue.rope_table_index.shape[0]",
+       [&](auto& a, auto&) { rope(a), a.rope_table_index = dense(i, {kBatch + 1}); }},
       {"prologue.positions.shape[0] is 4", [&](auto& a, auto&) { rope(a), a.positions = dense(i, {kTokens + 1}); }},
       {"prologue.positions.shape[1] is 2", [&](auto& a, auto&) { rope(a), a.positions = dense(i, {kTokens, 2}); }},
       {"prologue.positions has 3 components", [&](auto& a, auto&) { rope(a), a.positions = dense(i, {kTokens, 3}); }},
-      {"prologue.positions is set, but q and k are not", [&](auto& a, auto& s) { rope(a), a.positions = dense(i, {kTokens}), s.same_tokens = false; }},
+      {"prologue.positions is set, but q and k are not",
+       [&](auto& a, auto& s) { rope(a), a.positions = dense(i, {kTokens}), s.same_tokens = false; }},
       {"prologue.mrope_section[1] is -1", [&](auto& a, auto&) { rope(a), a.mrope_section[1] = -1; }},
       {"prologue.mrope_section covers 4 pairs", [&](auto& a, auto&) { rope(a), a.mrope_section[2] = 4; }},
       {"prologue.mrope_section covers 6442450941 pairs",

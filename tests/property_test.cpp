@@ -26,7 +26,9 @@ std::vector<std::byte> run_results(const attune_attention& a) {
   return results(a);
 }
 
-std::string row(const std::string& dtype, const std::string& rest) { return R"({"name": "property", "dtype": ")" + dtype + "\", " + rest + "}"; }
+std::string row(const std::string& dtype, const std::string& rest) {
+  return R"({"name": "property", "dtype": ")" + dtype + "\", " + rest + "}";
+}
 
 // Token t of sequence b of a paged cache in NHD or HND order, on the device.
 attune_tensor token_view(const attune_kv_cache& cache, bool is_v, int64_t b, int64_t t) {
@@ -77,11 +79,13 @@ class Property : public testing::TestWithParam<const char*> {
  protected:
   std::string dtype() const { return GetParam(); }
 };
-INSTANTIATE_TEST_SUITE_P(Dtypes, Property, testing::Values("f32", "f16", "bf16"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Dtypes, Property, testing::Values("f32", "f16", "bf16"),
+                         [](const auto& info) { return info.param; });
 
 TEST_P(Property, ValuesOfOneGiveOne) {
   for (const char* shape : {R"("seqlens_q": [70, 1])", R"("kv": "paged", "seqlens_kv": [300, 1, 17])"}) {
-    Problem problem(make_case(row(dtype(), std::string(R"("heads": [4, 2], "causal": true, "data": "ones_v", "out_dtype": "f32", )") + shape)));
+    Problem problem(make_case(row(
+        dtype(), std::string(R"("heads": [4, 2], "causal": true, "data": "ones_v", "out_dtype": "f32", )") + shape)));
     const attune_attention a = problem.device();
     plan_and_run(a);
     // Probabilities may be rounded, but the sum divides by what was added up.
@@ -91,8 +95,10 @@ TEST_P(Property, ValuesOfOneGiveOne) {
 
 TEST_P(Property, PagedEqualsContiguousBitForBit) {
   for (const char* layout : {"nhd", "hnd"}) {
-    Problem problem(make_case(row(dtype(), R"("heads": [4, 2], "kv": "paged", "causal": true, "seqlens_q": [1, 5, 1], "seqlens_kv": [200, 33, 1],
-                                              "cache": {"page_size": 16, "layout": ")" + std::string(layout) + "\"}")));
+    Problem problem(make_case(row(
+        dtype(), R"("heads": [4, 2], "kv": "paged", "causal": true, "seqlens_q": [1, 5, 1], "seqlens_kv": [200, 33, 1],
+                                              "cache": {"page_size": 16, "layout": ")" +
+                     std::string(layout) + "\"}")));
     attune_attention paged = problem.device();
     const std::vector<std::byte> expected = run_results(paged);
     Scratch scratch;
@@ -119,7 +125,8 @@ TEST_P(Property, PagedEqualsContiguousBitForBit) {
 }
 
 TEST_P(Property, OtherPagesSameBits) {
-  Problem problem(make_case(row(dtype(), R"("heads": [4, 2], "kv": "paged", "seqlens_kv": [130, 40], "cache": {"page_size": 16, "slack": 4})")));
+  Problem problem(make_case(row(
+      dtype(), R"("heads": [4, 2], "kv": "paged", "seqlens_kv": [130, 40], "cache": {"page_size": 16, "slack": 4})")));
   attune_attention a = problem.device();
   const std::vector<std::byte> expected = run_results(a);
   // Rotate the pages of the pool by one and the table with them.
@@ -127,8 +134,10 @@ TEST_P(Property, OtherPagesSameBits) {
   Scratch scratch;
   for (const bool is_v : {false, true}) {
     attune_tensor& pool = is_v ? a.cache.v : a.cache.k;
-    const attune_tensor moved = scratch.dense(static_cast<attune_dtype>(pool.dtype), {pages, pool.shape[1], pool.shape[2], pool.shape[3]});
-    for (int64_t page = 0; page < pages; ++page) copy_elements(rows_of(pool, page, 1), rows_of(moved, (page + 1) % pages, 1));
+    const attune_tensor moved =
+        scratch.dense(static_cast<attune_dtype>(pool.dtype), {pages, pool.shape[1], pool.shape[2], pool.shape[3]});
+    for (int64_t page = 0; page < pages; ++page)
+      copy_elements(rows_of(pool, page, 1), rows_of(moved, (page + 1) % pages, 1));
     pool = moved;
   }
   cases::for_each_element(a.cache.page_table, [&](const int64_t*, void* element) {
@@ -163,9 +172,11 @@ TEST_P(Property, GroupedHeadsEqualRepeatedKv) {
 
 // With batch_invariant each sequence gives the same bits alone as in its batch.
 TEST_P(Property, EachSequenceAloneGivesTheSameBits) {
-  for (const char* shape : {R"("seqlens_q": [40, 1, 9], "seqlens_kv": [40, 30, 100])", R"("kv": "paged", "seqlens_kv": [700, 3, 65])",
-                            R"("kv": "paged", "new_tokens": true, "seqlens_q": [40, 1, 9], "seqlens_kv": [30, 200, 0])"}) {
-    Problem problem(make_case(row(dtype(), std::string(R"("heads": [4, 2], "causal": true, "batch_invariant": true, )") + shape)));
+  for (const char* shape :
+       {R"("seqlens_q": [40, 1, 9], "seqlens_kv": [40, 30, 100])", R"("kv": "paged", "seqlens_kv": [700, 3, 65])",
+        R"("kv": "paged", "new_tokens": true, "seqlens_q": [40, 1, 9], "seqlens_kv": [30, 200, 0])"}) {
+    Problem problem(
+        make_case(row(dtype(), std::string(R"("heads": [4, 2], "causal": true, "batch_invariant": true, )") + shape)));
     const Case& spec = problem.spec();
     const attune_attention whole = problem.device();
     plan_and_run(whole);
@@ -220,7 +231,8 @@ TEST_P(Property, TenRunsGiveTheSameBits) {
 }
 
 TEST_P(Property, OrderOfSlotsDoesNotMatter) {
-  Problem problem(make_case(row(dtype(), R"("heads": [4, 1], "kv": "slots", "seqlens_q": [2, 1], "sparse": {"topk": 50})")));
+  Problem problem(
+      make_case(row(dtype(), R"("heads": [4, 1], "kv": "slots", "seqlens_q": [2, 1], "sparse": {"topk": 50})")));
   const cases::Expected expected = cases::evaluate(problem);
   const attune_attention a = problem.device();
   for (int64_t r = 0; r < a.indices.shape[0]; ++r) {
@@ -235,7 +247,8 @@ TEST_P(Property, OrderOfSlotsDoesNotMatter) {
     for (int64_t d = 0; d < 64; ++d) {
       const void* at = element_at(a.out, {expected.rows[i].row, expected.rows[i].head, d});
       checker.element("out", expected.rows[i].row, expected.rows[i].head, d, static_cast<attune_dtype>(a.out.dtype),
-                      expected.results[i].out[static_cast<size_t>(d)], bounds.out(expected.results[i], static_cast<size_t>(d)),
+                      expected.results[i].out[static_cast<size_t>(d)],
+                      bounds.out(expected.results[i], static_cast<size_t>(d)),
                       cases::decode(static_cast<attune_dtype>(a.out.dtype), at));
     }
   }
@@ -243,7 +256,8 @@ TEST_P(Property, OrderOfSlotsDoesNotMatter) {
 }
 
 TEST_P(Property, OneScheduleServesSeveralRuns) {
-  Problem problem(make_case(row(dtype(), R"("heads": [4, 2], "kv": "paged", "seqlens_kv": [300, 5, 64], "new_tokens": true, "causal": true)")));
+  Problem problem(make_case(row(
+      dtype(), R"("heads": [4, 2], "kv": "paged", "seqlens_kv": [300, 5, 64], "new_tokens": true, "causal": true)")));
   const attune_attention a = problem.device();
   const std::vector<std::byte> expected = run_results(a);
   attune_plan* plan = nullptr;
@@ -271,7 +285,8 @@ TEST_P(Property, OneScheduleServesSeveralRuns) {
 
 // Two halves of the keys, merged by lse, are the whole.
 TEST_P(Property, MergedHalvesAreTheWhole) {
-  Problem problem(make_case(row(dtype(), R"("heads": [4, 2], "seqlens_q": [20], "seqlens_kv": [101], "out_dtype": "f32", "sinks": "normal")")));
+  Problem problem(make_case(row(
+      dtype(), R"("heads": [4, 2], "seqlens_q": [20], "seqlens_kv": [101], "out_dtype": "f32", "sinks": "normal")")));
   const cases::Expected expected = cases::evaluate(problem);
   const attune_attention a = problem.device();
   Scratch scratch;

@@ -15,17 +15,15 @@ namespace attune::tests {
 
 inline constexpr attune_device kCpu = {ATTUNE_DEVICE_CPU, 0};
 
-#define ASSERT_ATTUNE_OK(call)                                                                     \
-  do {                                                                                             \
-    const attune_status attune_test_status = (call);                                               \
-    ASSERT_EQ(attune_test_status, ATTUNE_OK) << attune_status_name(attune_test_status) << ": "     \
-                                             << attune_last_error();                               \
+#define ASSERT_ATTUNE_OK(call)                                                                                         \
+  do {                                                                                                                 \
+    const attune_status attune_test_status = (call);                                                                   \
+    ASSERT_EQ(attune_test_status, ATTUNE_OK) << attune_status_name(attune_test_status) << ": " << attune_last_error(); \
   } while (false)
-#define EXPECT_ATTUNE_OK(call)                                                                     \
-  do {                                                                                             \
-    const attune_status attune_test_status = (call);                                               \
-    EXPECT_EQ(attune_test_status, ATTUNE_OK) << attune_status_name(attune_test_status) << ": "     \
-                                             << attune_last_error();                               \
+#define EXPECT_ATTUNE_OK(call)                                                                                         \
+  do {                                                                                                                 \
+    const attune_status attune_test_status = (call);                                                                   \
+    EXPECT_EQ(attune_test_status, ATTUNE_OK) << attune_status_name(attune_test_status) << ": " << attune_last_error(); \
   } while (false)
 
 // Parses one JSON row into its one case.
@@ -71,7 +69,8 @@ inline std::vector<double> gather_values(const attune_tensor& t) {
 // Rows [first, first + count) of axis 0.
 inline attune_tensor rows_of(attune_tensor t, int64_t first, int64_t count) {
   if (t.dtype == ATTUNE_DTYPE_NONE) return t;
-  t.data = static_cast<std::byte*>(t.data) + first * t.stride[0] * cases::element_size(static_cast<attune_dtype>(t.dtype));
+  t.data =
+      static_cast<std::byte*>(t.data) + first * t.stride[0] * cases::element_size(static_cast<attune_dtype>(t.dtype));
   t.shape[0] = count;
   return t;
 }

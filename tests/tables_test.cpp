@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RoPE frequencies of every style, cosine tables, log-n, ALiBi slopes and T5 buckets against numbers worked out apart from the library.
+// RoPE frequencies of every style, cosine tables, log-n, ALiBi slopes and T5 buckets against numbers worked out apart
+// from the library.
 #include "core/tables.h"
 
 #include <utility>
@@ -90,8 +91,9 @@ TEST(RopeTables, NtkStylesStretchTheBasePastTheContext) {
 TEST(RopeTables, QwenAlphaIsExactAtPowersOfTwo) {
   attune_rope r = make_rope(ATTUNE_ROPE_QWEN_DYNAMIC_NTK, 128, 10000);
   r.max_position = 8192;
-  const std::pair<int64_t, double> alphas[] = {{1, 1},      {8192, 1},  {8193, 3},   {16384, 3},
-                                               {16385, 7},  {32768, 7}, {65536, 15}, {int64_t{8192} << 40, std::ldexp(1, 41) - 1}};
+  const std::pair<int64_t, double> alphas[] = {
+      {1, 1},     {8192, 1},  {8193, 3},   {16384, 3},
+      {16385, 7}, {32768, 7}, {65536, 15}, {int64_t{8192} << 40, std::ldexp(1, 41) - 1}};
   for (const auto& [seqlen, alpha] : alphas) {
     r.seqlen = seqlen;
     const double theta = 10000 * std::pow(alpha, 128.0 / 126.0);
@@ -105,8 +107,9 @@ TEST(RopeTables, CosinesOfLargePositionsKeepDoublePrecision) {
   std::vector<float> table(8, kNan);
   ASSERT_EQ(attune_rope_table(&r, 999999, 2, table.data()), ATTUNE_OK);
   // mscale * cos and sin of 999999 and 9999.99, then of 1000000 and 10000, to 9 digits.
-  const double expected[2][4] = {{1.5 * std::cos(999999.0), 1.5 * std::cos(9999.99), 1.5 * std::sin(999999.0), 1.5 * std::sin(9999.99)},
-                                 {1.5 * 0.936752127, 1.5 * -0.952155368, 1.5 * -0.349993502, 1.5 * -0.305614389}};
+  const double expected[2][4] = {
+      {1.5 * std::cos(999999.0), 1.5 * std::cos(9999.99), 1.5 * std::sin(999999.0), 1.5 * std::sin(9999.99)},
+      {1.5 * 0.936752127, 1.5 * -0.952155368, 1.5 * -0.349993502, 1.5 * -0.305614389}};
   for (size_t p = 0; p < 2; ++p) {
     for (size_t c = 0; c < 4; ++c) EXPECT_CLOSE(table[4 * p + c], expected[p][c], 2e-7);
   }
@@ -187,7 +190,8 @@ TEST(AlibiTables, SlopesOfEightTwelveAndOneHead) {
 
 int64_t bucket(int64_t relative, int64_t buckets, int64_t max_distance, bool bidirectional) {
   int64_t b = -1;
-  EXPECT_EQ(attune_t5_bucket(relative, buckets, max_distance, bidirectional ? 1 : 0, &b), ATTUNE_OK) << attune_last_error();
+  EXPECT_EQ(attune_t5_bucket(relative, buckets, max_distance, bidirectional ? 1 : 0, &b), ATTUNE_OK)
+      << attune_last_error();
   return b;
 }
 
@@ -198,17 +202,18 @@ struct Buckets {
 };
 
 TEST(T5Tables, BucketsBeginWhereThePowersSay) {
-  const Buckets cases[] = {
-      {32, 128, false, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113}},
-      {32, 128, true, {0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91}},
-      {8, 20, false, {0, 1, 2, 3, 4, 6, 9, 14}},
-      {20, 1000, true, {0, 1, 2, 3, 4, 5, 15, 42, 121, 347}},
-      {7, 50, false, {0, 1, 2, 3, 7, 13, 25}},
-      {12, 48, false, {0, 1, 2, 3, 4, 5, 6, 9, 12, 17, 24, 34}}};
+  const Buckets cases[] = {{32, 128, false, {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                             16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113}},
+                           {32, 128, true, {0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91}},
+                           {8, 20, false, {0, 1, 2, 3, 4, 6, 9, 14}},
+                           {20, 1000, true, {0, 1, 2, 3, 4, 5, 15, 42, 121, 347}},
+                           {7, 50, false, {0, 1, 2, 3, 7, 13, 25}},
+                           {12, 48, false, {0, 1, 2, 3, 4, 5, 6, 9, 12, 17, 24, 34}}};
   for (const Buckets& c : cases) {
     int64_t expected = -1;
     for (int64_t d = 0; d < c.max_distance + 5; ++d) {
-      if (expected + 1 < static_cast<int64_t>(c.first.size()) && d >= c.first[static_cast<size_t>(expected + 1)]) ++expected;
+      if (expected + 1 < static_cast<int64_t>(c.first.size()) && d >= c.first[static_cast<size_t>(expected + 1)])
+        ++expected;
       EXPECT_EQ(bucket(-d, c.num, c.max_distance, c.bidirectional), expected) << "distance " << d << " of " << c.num;
       const int64_t ahead = !c.bidirectional ? 0 : d == 0 ? 0 : c.num / 2 + expected;
       EXPECT_EQ(bucket(d, c.num, c.max_distance, c.bidirectional), ahead) << "distance " << d << " of " << c.num;
@@ -218,8 +223,8 @@ TEST(T5Tables, BucketsBeginWhereThePowersSay) {
 
 // Boundaries that are whole numbers: (12 / 9)^10 == (16 / 9)^5, and logarithms fall short of it.
 TEST(T5Tables, ExactBoundariesDoNotJitter) {
-  const int64_t cases[][4] = {{9, 128, 8, 5},    {9, 128, 16, 6},   {9, 128, 64, 8},    {19, 16, 12, 14},
-                              {36, 32, 24, 27},  {54, 64, 36, 36},  {54, 125, 75, 45},  {55, 48, 36, 41},
+  const int64_t cases[][4] = {{9, 128, 8, 5},   {9, 128, 16, 6},   {9, 128, 64, 8},   {19, 16, 12, 14},
+                              {36, 32, 24, 27}, {54, 64, 36, 36},  {54, 125, 75, 45}, {55, 48, 36, 41},
                               {6, 81, 27, 5},   {5, 2000, 200, 4}, {4, 648, 36, 3}};  // these three even in 80 bits
   for (const auto& c : cases) {
     EXPECT_EQ(bucket(-c[2], c[0], c[1], false), c[3]) << c[0] << " buckets, distance " << c[2];

@@ -37,7 +37,8 @@ TEST(Threads, RunDifferentPlansAtOnce) {
 }
 
 TEST(Threads, ShareOnePlan) {
-  cases::Problem problem(make_case(R"({"name": "shared plan", "heads": [8, 2], "dtype": "bf16", "kv": "paged", "seqlens_kv": [200, 3, 64]})"));
+  cases::Problem problem(make_case(
+      R"({"name": "shared plan", "heads": [8, 2], "dtype": "bf16", "kv": "paged", "seqlens_kv": [200, 3, 64]})"));
   const attune_attention a = problem.device();
   plan_and_run(a);
   const std::vector<std::byte> expected = gather(a.out);

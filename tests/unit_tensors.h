@@ -29,9 +29,15 @@ attune_tensor dense(std::vector<T>& data, attune_dtype dtype, std::vector<int64_
   return attune_dense_tensor(data.data(), dtype, static_cast<int32_t>(shape.size()), shape.data());
 }
 
-inline attune_tensor dense(std::vector<float>& data, std::vector<int64_t> shape) { return dense(data, ATTUNE_FLOAT32, std::move(shape)); }
-inline attune_tensor dense(std::vector<int32_t>& data, std::vector<int64_t> shape) { return dense(data, ATTUNE_INT32, std::move(shape)); }
-inline attune_tensor dense(std::vector<int64_t>& data, std::vector<int64_t> shape) { return dense(data, ATTUNE_INT64, std::move(shape)); }
+inline attune_tensor dense(std::vector<float>& data, std::vector<int64_t> shape) {
+  return dense(data, ATTUNE_FLOAT32, std::move(shape));
+}
+inline attune_tensor dense(std::vector<int32_t>& data, std::vector<int64_t> shape) {
+  return dense(data, ATTUNE_INT32, std::move(shape));
+}
+inline attune_tensor dense(std::vector<int64_t>& data, std::vector<int64_t> shape) {
+  return dense(data, ATTUNE_INT64, std::move(shape));
+}
 
 inline std::vector<float> normal(size_t n, uint32_t seed, float scale = 1.0f) {
   std::mt19937 random(seed);
@@ -54,12 +60,14 @@ inline std::string failure_of(const std::function<void()>& body, attune_status s
 
 // NaN where NaN is expected, else within tolerance; a NaN on one side only fails.
 inline testing::AssertionResult is_close(double actual, double expected, double tolerance) {
-  const bool close = std::isnan(expected) ? std::isnan(actual) : actual == expected || std::fabs(actual - expected) <= tolerance;
+  const bool close =
+      std::isnan(expected) ? std::isnan(actual) : actual == expected || std::fabs(actual - expected) <= tolerance;
   if (close) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "it is " << actual << ", expected " << expected << " within " << tolerance;
 }
 
-#define EXPECT_CLOSE(actual, expected, tolerance) \
-  EXPECT_TRUE(::attune::unit::is_close(static_cast<double>(actual), static_cast<double>(expected), static_cast<double>(tolerance)))
+#define EXPECT_CLOSE(actual, expected, tolerance)                                                  \
+  EXPECT_TRUE(::attune::unit::is_close(static_cast<double>(actual), static_cast<double>(expected), \
+                                       static_cast<double>(tolerance)))
 
 }  // namespace attune::unit

@@ -24,27 +24,46 @@ struct BadContent {
 const BadContent kContents[] = {
     {"length_past_the_cache", R"("kv": "paged", "seqlens_kv": [20, 40])", "seqused_kv[1]",
      [](Problem& p) { set(p, p.host().seqused_kv, {1}, 1 << 30); }},
-    {"negative_length", R"("kv": "paged", "seqlens_kv": [20, 40])", "seqused_kv[0]", [](Problem& p) { set(p, p.host().seqused_kv, {0}, -5); }},
+    {"negative_length", R"("kv": "paged", "seqlens_kv": [20, 40])", "seqused_kv[0]",
+     [](Problem& p) { set(p, p.host().seqused_kv, {0}, -5); }},
     {"length_past_dense_keys", R"("seqlens_q": [3, 2], "seqlens_kv": [9, 7], "seqused": true)", "seqused_kv[1]",
      [](Problem& p) { set(p, p.host().seqused_kv, {1}, 1000); }},
     {"negative_page", R"("kv": "paged", "seqlens_kv": [20, 40])", "page_table[1][1]",
-     [](Problem& p) { set(p, p.host().cache.page_table, {1, 1}, -1); }},
+     [](Problem& p) {
+       set(p, p.host().cache.page_table, {1, 1}, -1);
+     }},
     {"page_past_the_pool", R"("kv": "paged", "seqlens_kv": [20, 40])", "page_table[0][0]",
-     [](Problem& p) { set(p, p.host().cache.page_table, {0, 0}, static_cast<int32_t>(p.host().cache.k.shape[0])); }},
+     [](Problem& p) {
+       set(p, p.host().cache.page_table, {0, 0}, static_cast<int32_t>(p.host().cache.k.shape[0]));
+     }},
     {"all_pages_bad", R"("kv": "paged", "seqlens_kv": [20, 10])", "page_table[1][0]",
-     [](Problem& p) { set(p, p.host().cache.page_table, {1, 0}, 0x7fffff00); }},
-    {"bad_v_page", R"("kv": "paged", "seqlens_kv": [20, 40], "cache": {"separate_v_table": true})", "v_page_table[1][2]",
-     [](Problem& p) { set(p, p.host().cache.v_page_table, {1, 2}, INT32_MIN); }},
-    {"page_of_the_new_token", R"("kv": "paged", "new_tokens": true, "causal": true, "seqlens_kv": [16, 20], "prologue": {"append": true})",
-     "page_table[0][1]", [](Problem& p) { set(p, p.host().cache.page_table, {0, 1}, -9); }},
+     [](Problem& p) {
+       set(p, p.host().cache.page_table, {1, 0}, 0x7fffff00);
+     }},
+    {"bad_v_page", R"("kv": "paged", "seqlens_kv": [20, 40], "cache": {"separate_v_table": true})",
+     "v_page_table[1][2]",
+     [](Problem& p) {
+       set(p, p.host().cache.v_page_table, {1, 2}, INT32_MIN);
+     }},
+    {"page_of_the_new_token",
+     R"("kv": "paged", "new_tokens": true, "causal": true, "seqlens_kv": [16, 20], "prologue": {"append": true})",
+     "page_table[0][1]",
+     [](Problem& p) {
+       set(p, p.host().cache.page_table, {0, 1}, -9);
+     }},
     {"batch_index", R"("kv": "contiguous", "seqlens_kv": [9, 7], "cache": {"batch_index": true})", "batch_index[1]",
      [](Problem& p) { set(p, p.host().cache.batch_index, {1}, 4); }},
-    {"index_past_the_pool", R"("kv": "slots", "seqlens_q": [1, 1], "sparse": {"topk": 9, "invalid": 0})", "indices[1][3]",
-     [](Problem& p) { set(p, p.host().indices, {1, 3}, 1 << 20); }},
-    {"topk_length_too_long", R"("kv": "slots", "seqlens_q": [1, 1], "sparse": {"topk": 9, "invalid": 0, "topk_length": "batch"})", "topk_length[0]",
-     [](Problem& p) { set(p, p.host().topk_length, {0}, 10); }},
-    {"topk_length_negative", R"("kv": "slots", "seqlens_q": [1, 1], "sparse": {"topk": 9, "invalid": 0, "topk_length": "batch"})", "topk_length[0]",
-     [](Problem& p) { set(p, p.host().topk_length, {0}, -3); }},
+    {"index_past_the_pool", R"("kv": "slots", "seqlens_q": [1, 1], "sparse": {"topk": 9, "invalid": 0})",
+     "indices[1][3]",
+     [](Problem& p) {
+       set(p, p.host().indices, {1, 3}, 1 << 20);
+     }},
+    {"topk_length_too_long",
+     R"("kv": "slots", "seqlens_q": [1, 1], "sparse": {"topk": 9, "invalid": 0, "topk_length": "batch"})",
+     "topk_length[0]", [](Problem& p) { set(p, p.host().topk_length, {0}, 10); }},
+    {"topk_length_negative",
+     R"("kv": "slots", "seqlens_q": [1, 1], "sparse": {"topk": 9, "invalid": 0, "topk_length": "batch"})",
+     "topk_length[0]", [](Problem& p) { set(p, p.host().topk_length, {0}, -3); }},
     {"offsets_decrease", R"("seqlens_q": [3, 2, 4], "seqlens_kv": [3, 2, 4])", "cu_seqlens_q[2]",
      [](Problem& p) { set(p, p.host().cu_seqlens_q, {2}, 1); }},
     {"offsets_past_the_end", R"("seqlens_q": [3, 2], "seqlens_kv": [3, 2])", "cu_seqlens_q[2]",
@@ -53,25 +72,36 @@ const BadContent kContents[] = {
      [](Problem& p) { set(p, p.host().cu_seqlens_kv, {2}, 1); }},
     {"key_offsets_past_the_end", R"("seqlens_q": [3, 2], "seqlens_kv": [9, 9])", "cu_seqlens_kv[2]",
      [](Problem& p) { set(p, p.host().cu_seqlens_kv, {2}, 100); }},
-    {"beam", R"("kv": "paged", "seqlens_kv": [9, 9], "beam_width": 2, "beam_prompt": [4, 4])", "cache_indirection[0][6]",
-     [](Problem& p) { set(p, p.host().cache_indirection, {0, 6}, 2); }},
-    {"negative_beam", R"("kv": "paged", "seqlens_kv": [9, 9], "beam_width": 2, "beam_prompt": [4, 4])", "cache_indirection[1][5]",
-     [](Problem& p) { set(p, p.host().cache_indirection, {1, 5}, -1); }},
-    {"ia3_task", R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"ia3_tasks": 2})", "ia3_task[1]",
-     [](Problem& p) { set(p, p.host().prologue.ia3_task, {1}, 2); }},
-    {"rope_position", R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"rope": {"style": "linear", "dim": 16, "positions": 1}})",
+    {"beam", R"("kv": "paged", "seqlens_kv": [9, 9], "beam_width": 2, "beam_prompt": [4, 4])",
+     "cache_indirection[0][6]",
+     [](Problem& p) {
+       set(p, p.host().cache_indirection, {0, 6}, 2);
+     }},
+    {"negative_beam", R"("kv": "paged", "seqlens_kv": [9, 9], "beam_width": 2, "beam_prompt": [4, 4])",
+     "cache_indirection[1][5]",
+     [](Problem& p) {
+       set(p, p.host().cache_indirection, {1, 5}, -1);
+     }},
+    {"ia3_task", R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"ia3_tasks": 2})",
+     "ia3_task[1]", [](Problem& p) { set(p, p.host().prologue.ia3_task, {1}, 2); }},
+    {"rope_position",
+     R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"rope": {"style": "linear", "dim": 16, "positions": 1}})",
      "positions[1]", [](Problem& p) { set(p, p.host().prologue.positions, {1}, 100000); }},
-    {"negative_rope_position", R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"rope": {"style": "linear", "dim": 16, "positions": 1}})",
+    {"negative_rope_position",
+     R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"rope": {"style": "linear", "dim": 16, "positions": 1}})",
      "positions[0]", [](Problem& p) { set(p, p.host().prologue.positions, {0}, -1); }},
-    {"rope_table", R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"rope": {"style": "linear", "dim": 16, "tables": 2}})",
+    {"rope_table",
+     R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"rope": {"style": "linear", "dim": 16, "tables": 2}})",
      "rope_table_index[0]", [](Problem& p) { set(p, p.host().prologue.rope_table_index, {0}, 2); }},
 };
 
 class BadContents : public testing::TestWithParam<BadContent> {};
-INSTANTIATE_TEST_SUITE_P(All, BadContents, testing::ValuesIn(kContents), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, BadContents, testing::ValuesIn(kContents),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(BadContents, AreNamedByValidate) {
-  Problem problem(make_case(std::string(R"({"name": "good", "heads": [4, 2], "poison": false, )") + GetParam().row + "}"));
+  Problem problem(
+      make_case(std::string(R"({"name": "good", "heads": [4, 2], "poison": false, )") + GetParam().row + "}"));
   attune_attention a = problem.device();
   EXPECT_ATTUNE_OK(attune_validate(&a, kCpu, nullptr));
   GetParam().spoil(problem);
@@ -82,7 +112,8 @@ TEST_P(BadContents, AreNamedByValidate) {
 
 TEST_P(BadContents, AreMaskedByRun) {
   for (const char* dtype : {"f32", "bf16"}) {
-    Problem problem(make_case(std::string(R"({"name": "bad", "heads": [4, 2], "max_logits": true, "dtype": ")") + dtype + "\", " + GetParam().row + "}"));
+    Problem problem(make_case(std::string(R"({"name": "bad", "heads": [4, 2], "max_logits": true, "dtype": ")") +
+                              dtype + "\", " + GetParam().row + "}"));
     GetParam().spoil(problem);
     const cases::Expected expected = cases::evaluate(problem);
     plan_and_run(problem.device());

@@ -42,13 +42,15 @@ attune_status run_status(const attune_attention& a, std::string* message) {
 }
 
 // The call must fail as INVALID_ARGUMENT or UNSUPPORTED, name what is wrong, and change nothing.
-void expect_refused(const Problem& problem, const attune_attention& a, const std::string& name, const std::string& what) {
+void expect_refused(const Problem& problem, const attune_attention& a, const std::string& name,
+                    const std::string& what) {
   const cases::Snapshot before(problem.arena());
   std::string message;
   const attune_status status = run_status(a, &message);
   EXPECT_TRUE(status == ATTUNE_INVALID_ARGUMENT || status == ATTUNE_UNSUPPORTED)
       << problem.spec().name << ": " << what << " gave " << attune_status_name(status);
-  EXPECT_NE(message.find(name), std::string::npos) << problem.spec().name << ": " << what << " is not named by: " << message;
+  EXPECT_NE(message.find(name), std::string::npos)
+      << problem.spec().name << ": " << what << " is not named by: " << message;
   const attune_tensor out = before.after(problem.host().out);
   EXPECT_EQ(gather(out), gather(problem.device().out)) << what << " was refused, yet out changed";
 }
@@ -61,7 +63,8 @@ INSTANTIATE_TEST_SUITE_P(Rows, WrongTensor, testing::ValuesIn(kRows),
                          [](const auto& info) { return make_case(info.param).name.substr(5); });
 
 // Calls f(tensor of a fresh copy, its name, the copy) for every tensor that is present.
-void for_each_tensor(Problem& problem, const std::function<void(attune_tensor&, const std::string&, attune_attention&)>& f) {
+void for_each_tensor(Problem& problem,
+                     const std::function<void(attune_tensor&, const std::string&, attune_attention&)>& f) {
   attune_attention device = problem.device();
   const size_t count = cases::tensors_of(device).size();
   for (size_t i = 0; i < count; ++i) {
@@ -126,7 +129,8 @@ TEST_P(WrongTensor, Stride) {
         if (t.shape[axis] < 2) continue;
         attune_tensor good = t;
         t.stride[axis] = stride;
-        expect_refused(problem, a, short_of(name), name + ".stride[" + std::to_string(axis) + "] = " + std::to_string(stride));
+        expect_refused(problem, a, short_of(name),
+                       name + ".stride[" + std::to_string(axis) + "] = " + std::to_string(stride));
         t = good;
       }
     });
@@ -152,8 +156,8 @@ TEST_P(WrongTensor, NullDataIsFineForPlansOnly) {
 }
 
 struct WrongField {
-  const char* row;   // which problem
-  const char* names; // what the message must contain
+  const char* row;    // which problem
+  const char* names;  // what the message must contain
   void (*spoil)(attune_attention&);
 };
 
@@ -209,9 +213,18 @@ const WrongField kFields[] = {
     {"cache", "out", [](attune_attention& a) { a.out.stride[0] = 1; }},
     {"cache", "lse", [](attune_attention& a) { a.lse.shape[0] -= 1; }},
     {"cache", "lse", [](attune_attention& a) { a.lse.stride[0] = 0; }},
-    {"dense", "out_scale", [](attune_attention& a) { a.out_scale = a.lse; a.out_scale.rank = 1; a.out_scale.shape[0] = 1; }},
+    {"dense", "out_scale",
+     [](attune_attention& a) {
+       a.out_scale = a.lse;
+       a.out_scale.rank = 1;
+       a.out_scale.shape[0] = 1;
+     }},
     {"dense", "cu_seqlens_kv", [](attune_attention& a) { a.cu_seqlens_kv.shape[0] = 2; }},
-    {"dense", "mask_start", [](attune_attention& a) { a.mask_start = a.seqused_kv; a.mask_bits = {}; }},
+    {"dense", "mask_start",
+     [](attune_attention& a) {
+       a.mask_start = a.seqused_kv;
+       a.mask_bits = {};
+     }},
     {"dense", "extra", [](attune_attention& a) { a.extra_cache.k = a.k; }},
     {"dense", "prologue", [](attune_attention& a) { a.prologue.append = 1; }},
     {"sparse", "causal", [](attune_attention& a) { a.causal = 1; }},
@@ -269,11 +282,14 @@ TEST(Plan, RefusesWhatItWasNotMadeFor) {
   size_t bytes = 0;
   ASSERT_ATTUNE_OK(attune_plan_workspace_size(plan, &bytes));
   cases::Workspace workspace(cases::host_memory(), bytes);
-  Problem larger(make_case(R"({"name": "larger", "heads": [4, 2], "dtype": "f16", "seqlens_q": [5, 2, 4], "seqlens_kv": [9, 7, 4], "seqused": true, "mask_bits": 1})"));
-  Problem other(make_case(R"({"name": "other", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [5, 2], "seqlens_kv": [9, 7], "seqused": true, "mask_bits": 1})"));
+  Problem larger(make_case(
+      R"({"name": "larger", "heads": [4, 2], "dtype": "f16", "seqlens_q": [5, 2, 4], "seqlens_kv": [9, 7, 4], "seqused": true, "mask_bits": 1})"));
+  Problem other(make_case(
+      R"({"name": "other", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [5, 2], "seqlens_kv": [9, 7], "seqused": true, "mask_bits": 1})"));
   for (Problem* p : {&larger, &other}) {
     const attune_attention b = p->device();
-    EXPECT_EQ(attune_run(plan, &b, workspace.buffer.device(), bytes, nullptr), ATTUNE_INVALID_ARGUMENT) << p->spec().name;
+    EXPECT_EQ(attune_run(plan, &b, workspace.buffer.device(), bytes, nullptr), ATTUNE_INVALID_ARGUMENT)
+        << p->spec().name;
     EXPECT_NE(std::string(attune_last_error()), "");
   }
   EXPECT_ATTUNE_OK(attune_plan_destroy(plan));
@@ -305,7 +321,8 @@ TEST(NullArguments, AreRefused) {
 TEST(Device, ThatDoesNotExistIsRefused) {
   Problem problem(make_case(kRows[1]));
   const attune_attention a = problem.device();
-  for (const attune_device device : {attune_device{77, 0}, attune_device{ATTUNE_DEVICE_CPU, 1}, attune_device{ATTUNE_DEVICE_CPU, -1}}) {
+  for (const attune_device device :
+       {attune_device{77, 0}, attune_device{ATTUNE_DEVICE_CPU, 1}, attune_device{ATTUNE_DEVICE_CPU, -1}}) {
     EXPECT_EQ(attune_supported(&a, device), ATTUNE_INVALID_ARGUMENT) << device.type << ":" << device.index;
     EXPECT_NE(std::string(attune_last_error()).find("device"), std::string::npos) << attune_last_error();
   }

@@ -77,8 +77,9 @@ class Attend {
     }
     unsigned weights[Config::kParts][kN][2];
     softmax(s, value_scale, weights, state);
-    // A value that some row may not see but another does must not be multiplied, not even by zero, if it is NaN or infinite.
-    if (there != by_all && Config::kKvType != tile::kInt8 && any_nonfinite_value(stage + Config::kBytesK)) {
+    // A value that some row may not see but another does must not be multiplied, not even by zero, if it is NaN or infinite; nor by the
+    // parts of a weight, one of which may be zero.
+    if ((there != by_all || Config::kParts > 1) && Config::kKvType != tile::kInt8 && any_nonfinite_value(stage + Config::kBytesK)) {
       multiply_values_one_by_one(stage + Config::kBytesK, s, state);
     } else {
       multiply_values(stage + Config::kBytesK, weights, state);

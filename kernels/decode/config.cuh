@@ -44,7 +44,7 @@ struct Config {
   static constexpr int kMergePitch = kMergeChannels + 4;
   // Bytes of a row that no copy writes stay zero.
   static constexpr bool kPadded = kHeadDimQk % 16 != 0 || kHeadDimV % 16 != 0;
-  static constexpr bool kQueriesInRegisters = kBlocksQk * 2 * kRowTiles * kParts <= 64;
+  static constexpr bool kQueriesInRegisters = kBlocksQk * 2 * kRowTiles * kParts <= 32;
   static constexpr kernels::SharedLayout kShared =
       kernels::shared_layout(kWarps, kStages, kElement, kHeadDimQk, kHeadDimV, kRowTiles, kParts, kTokenScales);
 

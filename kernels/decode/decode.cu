@@ -6,7 +6,8 @@
 //   m' = max(m, max_j s_rj);  p_rj = 2^(s_rj - m');  l = l 2^(m - m') + sum_j p_rj;  o = o 2^(m - m') + sum_j p_rj v_j
 // Each warp keeps its own (m, l, o) over its keys; a block merges its warps' at the end of a piece:
 //   M = max_w m_w;  L = sum_w l_w 2^(m_w - M);  O = sum_w o_w 2^(m_w - M)
-// and either stores O / L, where it had the whole pair (sequence, KV head, block of rows), or (M, L, O) for the combine kernel.
+// and stores O / L where it had the whole pair (sequence, KV head, block of rows). Otherwise it stores (M, L, O), and the block that comes
+// last to a pair merges the parts, always in the order of the keys, so the same bits every time.
 // A row that sees nothing has m = -inf, l = 0 and weight 0 everywhere; its output is 0.
 //
 // Tiles: kWarps x 16 keys; 8, 16 or 32 rows; the whole head dim. Registers hold o (head_dim_v / 16 x rows / 8 x 4 floats) and the queries.
@@ -18,22 +19,10 @@
 // The copies run on into the next piece while the warps merge the last one, so the memory system sees no gap.
 #include "decode/attend.cuh"
 #include "decode/loader.cuh"
-#include "decode/merge.cuh"
+#include "decode/store.cuh"
 #include "ptx/grid.cuh"
 
 namespace attune::decode {
-
-// Every block's share of the line, computed by itself or by the schedule kernel.
-__device__ __forceinline__ kernels::Share find_share(const DecodeParams& p, unsigned char* shared) {
-  if (p.shares != nullptr) return p.shares[blockIdx.x];
-  auto* scan = reinterpret_cast<long long*>(shared + Config::kShared.scan);
-  auto* mine = reinterpret_cast<kernels::Share*>(shared + Config::kShared.total - sizeof(kernels::Share));
-  const int block = static_cast<int>(blockIdx.x);
-  schedule::deal<Config::kThreads, Config::kTileKeys, Config::kRows>(p, block, block + 1, scan,
-                                                                     [&](int, const kernels::Share& share) { *mine = share; });
-  __syncthreads();
-  return *mine;
-}
 
 __device__ __forceinline__ void clear_stages(unsigned char* shared) {
   auto* words = reinterpret_cast<uint4*>(shared);
@@ -44,7 +33,8 @@ __device__ __forceinline__ void clear_stages(unsigned char* shared) {
 // This warp's tiles of a piece.
 __device__ __forceinline__ void attend_piece(const DecodeParams& p, const Piece& piece, const Rows& rows, const QueryOperand& queries,
                                              const Attend& attend, Loader& loader, int& stage, State& state) {
-  for (int tile = piece.first_tile; tile < piece.end_tile; ++tile) {
+  const int end_tile = piece.end_tile;
+  for (int tile = piece.first_tile; tile < end_tile; ++tile) {
     ptx::wait_copies<Config::kStages - 2>();
     __syncwarp();
     const unsigned there = loader.notes[stage];
@@ -69,28 +59,32 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
 
-  const kernels::Share share = find_share(p, shared);
-  if (threadIdx.x == 0) p.splits[blockIdx.x].last_block = -1;
+  const kernels::Share share = p.shares[blockIdx.x];
   if (share.count <= 0) return;
 
+  Walk& walk = *reinterpret_cast<Walk*>(shared + Config::kShared.walks);
+  if (threadIdx.x == 0) walk.start(p, share);
   Loader loader(p, share, shared);
   for (int i = 0; i < Config::kStages - 1; ++i) loader.issue(p);
 
-  Cursor cursor(p, share);
   const Attend attend(threadIdx.x % 32);
   QueryOperand queries(shared + Config::kShared.queries);
   auto* query_scales = reinterpret_cast<float*>(shared + Config::kShared.stats) + 3 * Config::kWarps * Config::kRows;
-  Piece piece;
   Rows rows;
   State state;
   int stage = 0;
-  while (cursor.next(p, piece)) {
-    store_queries(p, piece, cursor.sequence.q_begin, shared + Config::kShared.queries, query_scales);
+  __syncthreads();
+  while (walk.live) {
+    const Piece& piece = walk.piece;
+    const schedule::Sequence& sequence = walk.cursor.sequence;
+    store_queries(p, piece, sequence.q_begin, shared + Config::kShared.queries, query_scales);
     __syncthreads();
     queries.load();
-    rows.start(p, piece, cursor.sequence, query_scales);
+    rows.start(p, piece, sequence, query_scales);
     state.clear();
     attend_piece(p, piece, rows, queries, attend, loader, stage, state);
-    store_piece(p, piece, cursor.sequence.q_begin, share, state, shared);
+    store_piece(p, piece, sequence.q_begin, share.total, state, shared);
+    if (threadIdx.x == 0) walk.step(p);
+    __syncthreads();
   }
 }

@@ -79,9 +79,9 @@ struct DecodeParams {
   int slots, waves;
   int wave_end[8];        // of each wave, in 1/1024 of the line
   int guided_from;        // tiles a slot from which the waves are used; below, everything is in the first
-  int whole_pairs;        // boundaries only between (sequence, head, row block)s: nothing is split
-  struct Share* shares;   // [slots * waves] from the schedule kernel; null: every block computes its own
-  struct Split* splits;   // [slots * waves]
+  int whole_pairs;        // shares only between (sequence, head, row block)s: nothing is split
+  struct Share* shares;   // [slots * waves], from the schedule kernel
+  unsigned* arrivals;     // [slots * waves]: parts of the pair that begins in the block that are done; 0 before and after each run
   float* partial_out;     // [2 * slots * waves][rows of a block][head_dim_v]
   float* partial_stats;   // [2 * slots * waves][rows of a block][2]: max (base 2), sum
 };
@@ -94,15 +94,9 @@ struct Share {
   int batch, unused;
 };
 
-// A (sequence, head, row block) that begins in block c and goes on to block last_block; block c writes entry c.
-struct Split {
-  int batch, head, row_begin, num_rows;
-  int last_block;  // < 0: none
-  int unused[3];
-};
-
 constexpr int kKeysOfWarp = 16;    // keys of a tile that one warp takes
 constexpr int kMergeFloats = 512;  // of each warp: what the warps of a block exchange at a time
+constexpr int kWalkBytes = 160;    // where a warp, or the block, is in its share
 
 ATTUNE_SHARED_FUNCTION int row_chunks(int element_size, int head_dim) { return (head_dim + 15) / 16 * element_size; }
 ATTUNE_SHARED_FUNCTION int row_pitch(int chunks) {
@@ -116,7 +110,7 @@ ATTUNE_SHARED_FUNCTION int stage_bytes(int element_size, int head_dim_qk, int he
 ATTUNE_SHARED_FUNCTION int align_up(int x, int to) { return (x + to - 1) / to * to; }
 // Dynamic shared memory of a block.
 struct SharedLayout {
-  int stages, queries, merge, stats, notes, scan, total;
+  int stages, queries, merge, stats, notes, walks, total;
 };
 ATTUNE_SHARED_FUNCTION SharedLayout shared_layout(int warps, int num_stages, int element_size, int head_dim_qk, int head_dim_v,
                                                   int row_tiles, int parts, bool token_scales) {
@@ -128,8 +122,8 @@ ATTUNE_SHARED_FUNCTION SharedLayout shared_layout(int warps, int num_stages, int
   // Rows of the exchange are padded by four floats.
   s.stats = s.merge + warps * (kMergeFloats + 4 * rows) * 4;
   s.notes = s.stats + (warps * 3 + 2) * rows * 4;
-  s.scan = s.notes + align_up(warps * num_stages * 4, 16);
-  s.total = s.scan + align_up((warps + 1) * 8, 16) + static_cast<int>(sizeof(Share));
+  s.walks = s.notes + align_up(warps * num_stages * 4, 16);
+  s.total = s.walks + (warps + 1) * kWalkBytes + 16;  // and one flag
   return s;
 }
 

@@ -9,28 +9,27 @@
 
 namespace attune::decode {
 
-using Cursor = schedule::Cursor<Config::kTileKeys, Config::kRows>;
-using schedule::Piece;
+using Walk = schedule::Walk<Config::kTileKeys, Config::kRows>;
+static_assert(sizeof(Walk) <= kernels::kWalkBytes, "host and device agree on a walk");
 
-// Where a token of the cache lies. page -1: nowhere.
+// Where a token of the cache lies, as the tables say it: nothing is checked or computed until the copies are issued, so that a warp does
+// not wait for a table it has just asked for. Page -1: nowhere.
 struct Slot {
-  long long k_page, v_page;
+  int k_page, v_page;
   int offset;
 };
 
-__device__ __forceinline__ long long checked(const DecodeParams& p, long long page) { return page >= 0 && page < p.num_pages ? page : -1; }
-
 // Page and offset of slot `at` of a row of the tables.
-__device__ __forceinline__ Slot find_slot(const DecodeParams& p, long long row, int at) {
+__device__ __forceinline__ Slot find_slot(const DecodeParams& p, int row, int at) {
   Slot s;
   if (!p.paged) {
-    s.k_page = s.v_page = checked(p, p.batch_index.data != nullptr ? schedule::int_at(p.batch_index, row) : row);
+    s.k_page = s.v_page = p.batch_index.data != nullptr ? schedule::int_at(p.batch_index, row) : row;
     s.offset = at;
     return s;
   }
-  const int entry = p.page_shift >= 0 ? at >> p.page_shift : at / p.page_size;
-  s.k_page = checked(p, schedule::int_at(p.page_table, row, entry));
-  s.v_page = p.v.table_is_own ? checked(p, schedule::int_at(p.v_page_table, row, entry)) : s.k_page;
+  const int entry = p.page_shift >= 0 ? at >> p.page_shift : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
+  s.k_page = s.v_page = schedule::int_at(p.page_table, row, entry);
+  if (p.v.table_is_own) s.v_page = schedule::int_at(p.v_page_table, row, entry);
   s.offset = at - entry * p.page_size;
   return s;
 }
@@ -38,7 +37,7 @@ __device__ __forceinline__ Slot find_slot(const DecodeParams& p, long long row, 
 // The general way from a token to its slot: rings and beams.
 __device__ __forceinline__ Slot find_token(const DecodeParams& p, int batch, int num_keys, int token) {
   const int at = p.ring_capacity > 0 ? token % p.ring_capacity : token;
-  long long row = batch;
+  int row = batch;
   if (p.beam_width > 1) {
     const bool wrapped = p.ring_capacity > 0 && num_keys > p.ring_capacity;
     int beam = 0;
@@ -52,70 +51,80 @@ __device__ __forceinline__ Slot find_token(const DecodeParams& p, int batch, int
 }
 
 struct Loader {
-  Cursor cursor;
-  Piece piece;
-  int tile;    // of the block, absolute; this warp's keys are 16 of it
+  Walk& walk;            // this warp's, in shared memory
+  int batch, head;       // of the piece
+  int tile, end_tile;    // of the block, absolute; this warp's keys are 16 of it
+  int first_key, end_key, num_keys;
   int stage;
-  bool live;   // tiles are left
-  Slot slot;   // of the next tile: of its first visible key (kLoadTiles), or of this lane's key
+  bool live;             // tiles are left
+  Slot slot;             // of the next tile: of its first key (kLoadTiles), or of this lane's key
   const int warp, lane;
   const unsigned ring;   // shared address of this warp's stages
   unsigned* const notes; // [kStages]: which of the 16 keys are there
 
   __device__ __forceinline__ Loader(const DecodeParams& p, const kernels::Share& share, unsigned char* shared)
-      : cursor(p, share), stage(0), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
+      : walk(*reinterpret_cast<Walk*>(shared + Config::kShared.walks + (1 + threadIdx.x / 32) * kernels::kWalkBytes)), stage(0),
+        warp(threadIdx.x / 32), lane(threadIdx.x % 32),
         ring(ptx::shared_address(shared) + warp * Config::kStages * Config::kStageBytes),
         notes(reinterpret_cast<unsigned*>(shared + Config::kShared.notes) + warp * Config::kStages) {
-    live = cursor.next(p, piece);
-    if (live) {
-      tile = piece.first_tile;
-      locate(p);
-    }
+    if (lane == 0) walk.start(p, share);
+    enter(p);
+  }
+
+  // Takes over the piece that the walk has stepped to.
+  __device__ __forceinline__ void enter(const DecodeParams& p) {
+    __syncwarp();
+    live = walk.live != 0;
+    batch = walk.piece.batch, head = walk.piece.head, tile = walk.piece.first_tile, end_tile = walk.piece.end_tile;
+    first_key = walk.cursor.sequence.first_key, end_key = walk.cursor.sequence.end_key, num_keys = walk.cursor.sequence.num_keys;
+    if (live) locate(p);
+    __syncwarp();
   }
 
   __device__ __forceinline__ int first_token() const { return tile * Config::kTileKeys + warp * kernels::kKeysOfWarp; }
 
   // Reads the tables for the next tile, a tile ahead of the copies that need them.
   __device__ __forceinline__ void locate(const DecodeParams& p) {
-    const int begin = cursor.sequence.first_key, end = cursor.sequence.end_key, first = first_token();
-    const int token = Config::kLoad == kLoadTiles ? max(first, begin) : first + lane % kernels::kKeysOfWarp;
+    const int first = first_token();
+    const int token = Config::kLoad == kLoadTiles ? max(first, first_key) : first + lane % kernels::kKeysOfWarp;
     slot = {-1, -1, 0};
-    if (token < begin || token >= end || token >= first + kernels::kKeysOfWarp) return;
+    if (token < first_key || token >= end_key || token >= first + kernels::kKeysOfWarp) return;
     if constexpr (Config::kLoad == kLoadTiles) {
-      slot = find_slot(p, piece.batch, token);
+      slot = find_slot(p, batch, token);
       slot.offset += first - token;
     } else {
-      slot = find_token(p, piece.batch, cursor.sequence.num_keys, token);
+      slot = find_token(p, batch, num_keys, token);
     }
   }
 
   // Starts the copies of one tile, or of nothing at the end of the share; closes their group either way.
   __device__ __forceinline__ void issue(const DecodeParams& p) {
     if (live) {
-      const unsigned there = mask_of_keys();
+      const unsigned there = mask_of_keys(p);
       if (lane == 0) notes[stage] = there;
       const unsigned to = ring + stage * Config::kStageBytes;
       if (there != 0) {
-        copy_rows<Config::kHeadDimQk, Config::LayoutK>(p.k, slot.k_page, to, there);
-        copy_rows<Config::kHeadDimV, Config::LayoutV>(p.v, slot.v_page, to + Config::kBytesK, there);
+        copy_plane<Config::kHeadDimQk, Config::LayoutK>(p.k, slot.k_page, to, there);
+        copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, slot.v_page, to + Config::kBytesK, there);
         if constexpr (Config::kTokenScales) copy_scales(p, to + Config::kBytesK + Config::kBytesV, there);
       }
-      if (++tile == piece.end_tile) {
-        live = cursor.next(p, piece);
-        if (live) tile = piece.first_tile;
+      if (++tile != end_tile) {
+        locate(p);
+      } else {
+        if (lane == 0) walk.step(p);
+        enter(p);
       }
-      if (live) locate(p);
     }
     ptx::commit_copies();
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
 
  private:
-  __device__ __forceinline__ unsigned mask_of_keys() const {
-    const bool found = slot.k_page >= 0 && slot.v_page >= 0;
+  __device__ __forceinline__ unsigned mask_of_keys(const DecodeParams& p) const {
+    const bool found = slot.k_page >= 0 && slot.k_page < p.num_pages && slot.v_page >= 0 && slot.v_page < p.num_pages;
     if constexpr (Config::kLoad == kLoadTiles) {
       const int first = first_token();
-      const int begin = max(cursor.sequence.first_key - first, 0), end = min(cursor.sequence.end_key - first, kernels::kKeysOfWarp);
+      const int begin = max(first_key - first, 0), end = min(end_key - first, kernels::kKeysOfWarp);
       return found && begin < end ? (0xffffu >> (kernels::kKeysOfWarp - end)) & (0xffffu << begin) : 0;
     } else {
       return __ballot_sync(0xffffffffu, found) & 0xffffu;
@@ -124,13 +133,35 @@ struct Loader {
 
   // Rows that are not there become zeros: what a row may not see must not even be multiplied by zero.
   template <int kHeadDim, class Layout>
-  __device__ __forceinline__ void copy_rows(const kernels::KvPlane& plane, long long page, unsigned to, unsigned there) const {
-    const char* row = plane.data + page * plane.page_stride + slot.offset * plane.slot_stride + piece.head * plane.head_stride;
-    if constexpr (Config::kLoad == kLoadElements) {
-      copy_elements<kHeadDim, Layout>(plane, row, to);
-      return;
-    }
+  __device__ __forceinline__ void copy_plane(const kernels::KvPlane& plane, int page, unsigned to, unsigned there) const {
     constexpr int kCopies = kHeadDim * Config::kElement / Config::kCopyBytes;  // a row
+    const char* row = plane.data + page * plane.page_stride + slot.offset * plane.slot_stride + head * plane.head_stride;
+    if constexpr (Config::kLoad == kLoadElements) {
+      copy_elements<kHeadDim, Layout>(plane, row, to, there);
+    } else if constexpr (Config::kLoad == kLoadTiles && 32 % kCopies == 0) {
+      copy_tile<kCopies, Layout>(row, plane.slot_stride, to, there);
+    } else {
+      copy_rows<kCopies, Layout>(plane, row, to, there);
+    }
+  }
+
+  // Rows a fixed distance apart, a whole number of them in one copy of the warp.
+  template <int kCopies, class Layout>
+  __device__ __forceinline__ void copy_tile(const char* row, long long stride, unsigned to, unsigned there) const {
+    constexpr int kRows = 32 / kCopies;
+    const int key = lane / kCopies, byte = lane % kCopies * Config::kCopyBytes;
+    const char* from = row + key * stride + byte;
+    const unsigned here = there >> key;
+#pragma unroll
+    for (int i = 0; i < kernels::kKeysOfWarp / kRows; ++i) {
+      ptx::copy_async<Config::kCopyBytes>(to + Layout::offset(key + i * kRows, byte / 16) + byte % 16, from,
+                                          (here & (1u << i * kRows)) != 0 ? Config::kCopyBytes : 0);
+      from += kRows * stride;
+    }
+  }
+
+  template <int kCopies, class Layout>
+  __device__ __forceinline__ void copy_rows(const kernels::KvPlane& plane, const char* row, unsigned to, unsigned there) const {
     constexpr int kTotal = kCopies * kernels::kKeysOfWarp;
 #pragma unroll
     for (int i = 0; i < (kTotal + 31) / 32; ++i) {
@@ -150,9 +181,9 @@ struct Loader {
 
   // Lanes 0..15 copy the row of their key, element by element.
   template <int kHeadDim, class Layout>
-  __device__ __forceinline__ void copy_elements(const kernels::KvPlane& plane, const char* row, unsigned to) const {
-    const bool is_there = slot.k_page >= 0 && slot.v_page >= 0;
+  __device__ __forceinline__ void copy_elements(const kernels::KvPlane& plane, const char* row, unsigned to, unsigned there) const {
     if (lane >= kernels::kKeysOfWarp) return;
+    const bool is_there = (there >> lane & 1) != 0;
 #pragma unroll 8
     for (int d = 0; d < kHeadDim; ++d) {
       const unsigned at = to + Layout::offset(lane, d * Config::kElement / 16) + d * Config::kElement % 16;
@@ -171,10 +202,10 @@ struct Loader {
   __device__ __forceinline__ void copy_scales(const DecodeParams& p, unsigned to, unsigned there) const {
     const int key = lane % kernels::kKeysOfWarp;
     const kernels::KvScale& scale = lane < kernels::kKeysOfWarp ? p.k_scale : p.v_scale;
-    const long long page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page;
+    const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page;
     const int offset = slot.offset + (Config::kLoad == kLoadTiles ? key : 0);
     const bool is_there = (there >> key & 1) != 0 && scale.mode == 3;
-    const float* from = scale.data + page * scale.page_stride + offset * scale.slot_stride + piece.head * scale.head_stride;
+    const float* from = scale.data + page * scale.page_stride + offset * scale.slot_stride + head * scale.head_stride;
     ptx::copy_async<4>(to + lane * 4, from, is_there ? 4 : 0);
   }
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a piece: the warps of a block merge what they have, in the order of their numbers, and store it.
+// The end of a piece, inside a block: the warps merge what they have, in the order of their numbers, and store it.
 #pragma once
 
 #include "decode/attend.cuh"
@@ -95,6 +95,14 @@ __device__ __forceinline__ void share_channels(const State& state, const MergeSt
   }
 }
 
+// Four channels of a row of the output.
+__device__ __forceinline__ void store_four(const DecodeParams& p, long long at, const float4& x) {
+  tile::store_element(p.out_dtype, p.out, at, x.x);
+  tile::store_element(p.out_dtype, p.out, at + p.out_dim_stride, x.y);
+  tile::store_element(p.out_dtype, p.out, at + 2 * p.out_dim_stride, x.z);
+  tile::store_element(p.out_dtype, p.out, at + 3 * p.out_dim_stride, x.w);
+}
+
 __device__ __forceinline__ void store_channels(const DecodeParams& p, const Piece& piece, long long q_begin, bool whole,
                                                const float* exchange, int first_channel) {
   constexpr int kGroups = Config::kMergeChannels / 4;  // of four channels, a row
@@ -115,32 +123,7 @@ __device__ __forceinline__ void store_channels(const DecodeParams& p, const Piec
     const int packed = piece.row_begin + row, query = packed / p.group;
     const long long at = tile::row_offset(p, piece.batch, q_begin, query, piece.head * p.group + packed - query * p.group,
                                           p.out_batch_stride, p.out_row_stride, p.out_head_stride) + channel * p.out_dim_stride;
-    tile::store_element(p.out_dtype, p.out, at, sum.x);
-    tile::store_element(p.out_dtype, p.out, at + p.out_dim_stride, sum.y);
-    tile::store_element(p.out_dtype, p.out, at + 2 * p.out_dim_stride, sum.z);
-    tile::store_element(p.out_dtype, p.out, at + 3 * p.out_dim_stride, sum.w);
-  }
-}
-
-__device__ __forceinline__ void store_piece(const DecodeParams& p, const Piece& piece, long long q_begin, const kernels::Share& share,
-                                            const State& state, unsigned char* shared) {
-  const MergeStats stats(shared);
-  auto* exchange = reinterpret_cast<float*>(shared + Config::kShared.merge);
-  const bool whole = piece.starts && piece.ends;
-  share_stats(state, stats);
-  __syncthreads();
-  for (int row = threadIdx.x; row < Config::kRows; row += Config::kThreads) weigh_row(p, piece, q_begin, whole, stats, row);
-  if (threadIdx.x == 0 && piece.starts && !piece.ends) {
-    p.splits[blockIdx.x] = {piece.batch, piece.head, piece.row_begin, piece.num_rows,
-                            schedule::block_of(p, share.total, piece.pair_end - 1), {}};
-  }
-  __syncthreads();
-#pragma unroll
-  for (int block = 0; block < Config::kBlocksV; block += Config::kMergeChannels / 16) {
-    share_channels(state, stats, exchange, block);
-    __syncthreads();
-    store_channels(p, piece, q_begin, whole, exchange, block * 16);
-    __syncthreads();
+    store_four(p, at, sum);
   }
 }
 

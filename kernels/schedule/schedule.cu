@@ -1,22 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deals the key tiles of a batch to the blocks of the decode kernel, from lengths on the device.
+// Deals the key tiles of a batch to the blocks of the decode kernel, from lengths on the device, and clears the blocks' counters.
 //
 //   tiles(b) = num_heads_kv * row blocks(b) * key tiles(b), total = sum over b
-//   share c  = tiles [boundary(c), boundary(c + 1)) of the line that all sequences form one after the other
+//   share c  = a run of the line that the tiles of all sequences form one after the other
 //
-// One block of 1,024 threads: each sums a run of sequences, a scan over the threads places the runs, and each thread writes the shares
-// that begin in its run. Decode blocks do the same for themselves where the batch is small, so this runs for large batches only.
+// One block. Threads sum runs of sequences, a scan places the runs, and then each thread finds the sequences in which its blocks' shares
+// begin: by bisection over the runs, then along one run. One schedule serves every layer that has the same lengths.
 #include "ptx/grid.cuh"
 #include "schedule/share.cuh"
 
 namespace attune::schedule {
 
 struct Config {
-  static constexpr int kThreads = 1024;
+  static constexpr int kThreads = 1024, kWarps = kThreads / 32;
   static constexpr int kTileKeys = ATTUNE_WARPS * kernels::kKeysOfWarp;
   static constexpr int kBlockRows = 8 * ATTUNE_ROW_TILES;
-  static_assert(kThreads % 32 == 0, "the scan works by warps");
+  static_assert(kWarps == 32, "one warp adds up the sums of all");
 };
+
+struct SharedStorage {
+  long long warp_sum[Config::kWarps];
+  long long end[Config::kThreads];  // of each thread's run, in tiles of the line
+};
+
+__device__ __forceinline__ long long tiles_of(const DecodeParams& p, int b) {
+  return line_tiles(p, read_sequence<Config::kTileKeys, Config::kBlockRows>(p, b));
+}
+
+__device__ __forceinline__ long long inclusive_sum_of_warp(long long x) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const long long other = __shfl_up_sync(0xffffffffu, x, step);
+    if (static_cast<int>(threadIdx.x % 32) >= step) x += other;
+  }
+  return x;
+}
+
+// Where each thread's run ends.
+__device__ __forceinline__ void place_runs(const DecodeParams& p, int run, SharedStorage& shared) {
+  const int begin = min(p.batch, static_cast<int>(threadIdx.x) * run), end = min(p.batch, begin + run);
+  long long mine = 0;
+  for (int b = begin; b < end; ++b) mine += tiles_of(p, b);
+  const long long sum = inclusive_sum_of_warp(mine);
+  if (threadIdx.x % 32 == 31) shared.warp_sum[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x < 32) shared.warp_sum[threadIdx.x] = inclusive_sum_of_warp(shared.warp_sum[threadIdx.x]);
+  __syncthreads();
+  shared.end[threadIdx.x] = sum + (threadIdx.x < 32 ? 0 : shared.warp_sum[threadIdx.x / 32 - 1]);
+  __syncthreads();
+}
+
+__device__ __forceinline__ Share find_share(const DecodeParams& p, int run, const SharedStorage& shared, int c) {
+  const long long total = shared.end[Config::kThreads - 1];
+  if (c >= busy_blocks(p, total)) return {total, 0, 0, total, 0, 0};
+  const Wave wave = wave_of_block(p, total, c);
+  const long long first = wave.tile_of_block(c);
+  int low = 0, high = Config::kThreads - 1;  // the first run that ends beyond it
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (shared.end[middle] > first) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  int b = low * run;
+  long long at = low == 0 ? 0 : shared.end[low - 1];
+  if (run > 1) {
+    for (long long tiles = tiles_of(p, b); first >= at + tiles; tiles = tiles_of(p, ++b)) at += tiles;
+  }
+  return {first, wave.count_of_block(c), first - at, total, b, 0};
+}
 
 }  // namespace attune::schedule
 
@@ -24,9 +78,13 @@ extern "C" __global__ void __launch_bounds__(attune::schedule::Config::kThreads)
     attune_schedule_decode(const __grid_constant__ attune::kernels::DecodeParams p) {
   using namespace attune;
   using schedule::Config;
-  __shared__ long long scan[Config::kThreads / 32 + 1];
-  ptx::wait_for_previous_kernels();
+  __shared__ schedule::SharedStorage shared;
   ptx::allow_next_kernel();
-  schedule::deal<Config::kThreads, Config::kTileKeys, Config::kBlockRows>(p, 0, p.slots * p.waves, scan,
-                                                                         [&](int c, const kernels::Share& s) { p.shares[c] = s; });
+  ptx::wait_for_previous_kernels();
+  const int run = (p.batch + Config::kThreads - 1) / Config::kThreads;
+  schedule::place_runs(p, run, shared);
+  for (int c = threadIdx.x; c < p.slots * p.waves; c += Config::kThreads) {
+    p.shares[c] = schedule::find_share(p, run, shared, c);
+    p.arrivals[c] = 0;
+  }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over a cluster through distributed shared memory: out[cluster] = sum of in over the cluster's blocks. Each block fills
-// words of dynamic shared memory first, so a launch that got less than it asked for shows.
+// Sums over a cluster through distributed shared memory: out[cluster] = sum of in over the cluster's blocks. Each block
+// fills words of dynamic shared memory first, so a launch that got less than it asked for shows.
 #include "selftest/types.h"
 
 extern __shared__ u32 s_values[];  // [words]
@@ -20,7 +20,9 @@ __device__ inline void cluster_sync() {
 }
 __device__ inline u32 load_from_rank(const u32* p, u32 rank) {
   u32 address, value;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(static_cast<u32>(__cvta_generic_to_shared(p))), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(static_cast<u32>(__cvta_generic_to_shared(p))), "r"(rank));
   asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   return value;
 }

@@ -10,5 +10,6 @@ struct Params {
 
 extern "C" __global__ void __launch_bounds__(256) saxpy(const Params p) {
   const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
-  for (i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n; i += stride) p.y[i] += float(A) * p.x[i];
+  for (i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n; i += stride)
+    p.y[i] += float(A) * p.x[i];
 }

@@ -34,8 +34,8 @@ void init_struct(const char* name, Struct* s, uint64_t struct_size) {
 // A style's fields, and its frequencies.
 std::vector<double> checked_frequencies(const attune_rope* rope) {
   require(rope != nullptr, "rope is null");
-  require(rope->struct_size == sizeof(*rope), "rope.struct_size is ", rope->struct_size, "; this library needs ", sizeof(*rope),
-          " (call attune_rope_init)");
+  require(rope->struct_size == sizeof(*rope), "rope.struct_size is ", rope->struct_size, "; this library needs ",
+          sizeof(*rope), " (call attune_rope_init)");
   attune::check_rope(*rope);
   std::vector<double> frequencies(static_cast<size_t>(rope->dim / 2));
   attune::rope_frequencies(*rope, frequencies.data());
@@ -90,9 +90,11 @@ attune_status attune_kv_page_bytes(attune_kv_format format, int64_t page_size, i
   return guarded([&] {
     require(bytes != nullptr, "bytes is null");
     const attune::KvFormat* f = attune::kv_format(format);
-    require(f != nullptr, "format is ", static_cast<int>(format), "; it must be one of attune_kv_format (0..", attune::kv_format_count() - 1, ")");
+    require(f != nullptr, "format is ", static_cast<int>(format), "; it must be one of attune_kv_format (0..",
+            attune::kv_format_count() - 1, ")");
     require(!f->plain, "format is plain, which has no fixed bytes a token; only MLA formats do");
-    require(page_size >= 1 && page_size <= kMaxPositions, "page_size is ", page_size, "; it must be 1..", kMaxPositions);
+    require(page_size >= 1 && page_size <= kMaxPositions, "page_size is ", page_size, "; it must be 1..",
+            kMaxPositions);
     *bytes = attune::kv_page_bytes(*f, page_size);
   });
 }
@@ -112,7 +114,8 @@ attune_status attune_rope_init(attune_rope* rope, uint64_t struct_size) {
   });
 }
 
-attune_status attune_rope_table(const attune_rope* rope, int64_t first_position, int64_t num_positions, float* cos_sin) {
+attune_status attune_rope_table(const attune_rope* rope, int64_t first_position, int64_t num_positions,
+                                float* cos_sin) {
   return guarded([&] {
     const std::vector<double> frequencies = checked_frequencies(rope);
     check_count("first_position", first_position, kMaxPositions);
@@ -151,7 +154,8 @@ attune_status attune_alibi_slopes(int64_t num_heads, float* slopes) {
   });
 }
 
-attune_status attune_t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_distance, int32_t bidirectional, int64_t* bucket) {
+attune_status attune_t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_distance,
+                               int32_t bidirectional, int64_t* bucket) {
   return guarded([&] {
     require(bucket != nullptr, "bucket is null");
     require(bidirectional == 0 || bidirectional == 1, "bidirectional is ", bidirectional, "; it must be 0 or 1");

@@ -12,12 +12,14 @@ namespace attune {
 namespace {
 
 constexpr std::initializer_list<int32_t> kFloats = {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16};
-constexpr std::initializer_list<int32_t> kOutputs = {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3};
+constexpr std::initializer_list<int32_t> kOutputs = {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16,
+                                                     ATTUNE_FLOAT8_E4M3};
 constexpr std::initializer_list<int32_t> kInputs = {ATTUNE_FLOAT32,     ATTUNE_FLOAT16,     ATTUNE_BFLOAT16,
                                                     ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8};
 
 void check_struct_size(const char* name, uint64_t size, uint64_t expected) {
-  require(size == expected, name, ".struct_size is ", size, "; this library needs ", expected, " (call attune_", name, "_init)");
+  require(size == expected, name, ".struct_size is ", size, "; this library needs ", expected, " (call attune_", name,
+          "_init)");
 }
 
 void check_geometry(const char* name, int64_t heads, int64_t dim) {
@@ -39,7 +41,8 @@ FlagView flags(const char* name, const attune_tensor& t, int64_t batch) {
   return {static_cast<const uint8_t*>(t.data), t.stride[0]};
 }
 
-// What make_kv_cache must be told of the columns of V where it is part of K: these operations move whole rows, so any number does.
+// What make_kv_cache must be told of the columns of V where it is part of K: these operations move whole rows, so any
+// number does.
 int64_t aliased_head_dim_v(const attune_kv_cache& c) { return present(c.v) || c.format != ATTUNE_KV_PLAIN ? 0 : 1; }
 
 // --- qkv_prepare
@@ -54,12 +57,14 @@ void read_tokens(PrepareProblem& p, const attune_qkv_prepare& op, const NamedTen
   const attune_tensor& t = *first.tensor;
   p.total = row_view(t).rows;
   if (t.rank == 4) {
-    require(!present(op.cu_seqlens_q), "cu_seqlens_q is set, but ", first.name, " has rank 4, so each sequence has shape[1] tokens");
+    require(!present(op.cu_seqlens_q), "cu_seqlens_q is set, but ", first.name,
+            " has rank 4, so each sequence has shape[1] tokens");
     p.batch = t.shape[0];
     p.fixed = t.shape[1];
   } else if (present(op.cu_seqlens_q)) {
     check_tensor("cu_seqlens_q", op.cu_seqlens_q, {ATTUNE_INT32}, {1}, Data::kRequired);
-    require(op.cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q.shape[0] is ", op.cu_seqlens_q.shape[0], "; it must be batch + 1");
+    require(op.cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q.shape[0] is ", op.cu_seqlens_q.shape[0],
+            "; it must be batch + 1");
     p.batch = op.cu_seqlens_q.shape[0] - 1;
     p.cu = int_view(op.cu_seqlens_q);
   } else {
@@ -78,8 +83,10 @@ RowView read_input(const NamedTensor& x, NamedTensor& first) {
   if (first.tensor == nullptr) {
     first = x;
   } else {
-    require(t.rank == first.tensor->rank, x.name, ".rank is ", t.rank, "; it must be ", first.tensor->rank, " as ", first.name);
-    for (int i = 0; i + 2 < t.rank; ++i) check_extent(x.name, t, i, first.tensor->shape[i], cat("as ", first.name).c_str());
+    require(t.rank == first.tensor->rank, x.name, ".rank is ", t.rank, "; it must be ", first.tensor->rank, " as ",
+            first.name);
+    for (int i = 0; i + 2 < t.rank; ++i)
+      check_extent(x.name, t, i, first.tensor->shape[i], cat("as ", first.name).c_str());
   }
   return row_view(t);
 }
@@ -98,8 +105,8 @@ void check_aliasing(const NamedTensor (&in)[3], const NamedTensor (&out)[3]) {
   for (int o = 0; o < 3; ++o) {
     for (int i = 0; i < 3; ++i) {
       if (i == o && same_rows(*out[o].tensor, *in[i].tensor)) continue;
-      require(!may_overlap(*out[o].tensor, *in[i].tensor), out[o].name, " overlaps ", in[i].name, "; it may be ", in[o].name,
-              " itself (same data, same strides in bytes), or apart from every input");
+      require(!may_overlap(*out[o].tensor, *in[i].tensor), out[o].name, " overlaps ", in[i].name, "; it may be ",
+              in[o].name, " itself (same data, same strides in bytes), or apart from every input");
     }
     for (int i = 0; i < o; ++i) {
       require(!may_overlap(*out[o].tensor, *out[i].tensor), out[o].name, " overlaps ", out[i].name);
@@ -110,7 +117,8 @@ void check_aliasing(const NamedTensor (&in)[3], const NamedTensor (&out)[3]) {
 // --- cache operations
 
 // Columns of a dense tensor of a cache operation must be those of the cache.
-RowView read_dense(const char* name, const attune_tensor& t, int64_t tokens, const KvCache& cache, int64_t dim, bool is_output) {
+RowView read_dense(const char* name, const attune_tensor& t, int64_t tokens, const KvCache& cache, int64_t dim,
+                   bool is_output) {
   check_tensor(name, t, kFloats, {3}, Data::kRequired);
   check_extent(name, t, 0, tokens, "tokens, as k");
   check_extent(name, t, 1, cache.num_heads, "num_heads_kv of the cache");
@@ -133,8 +141,9 @@ void read_sequences(CacheProblem& out, const attune_cache_op& op) {
   if (present(op.cu_seqlens)) {
     out.cu = int_vector("cu_seqlens", op.cu_seqlens, out.batch + 1, "batch + 1");
   } else {
-    require(out.batch == 1 || out.batch == out.tokens, "cu_seqlens is absent, so k has one token for each sequence or there is one sequence, but ",
-            "k has ", out.tokens, " tokens and the batch (seqused_kv.shape[0]) is ", out.batch);
+    require(out.batch == 1 || out.batch == out.tokens,
+            "cu_seqlens is absent, so k has one token for each sequence or there is one sequence, but ", "k has ",
+            out.tokens, " tokens and the batch (seqused_kv.shape[0]) is ", out.batch);
     out.fixed = out.batch == 1 ? out.tokens : 1;
   }
   out.finished = flags("finished", op.finished, out.batch);
@@ -175,22 +184,33 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
   auto axis = [](const attune_tensor& t, int from_last) { return t.shape[t.rank - from_last]; };
   if (p.q) p.heads_q = axis(op.q, 2), p.head_dim_qk = axis(op.q, 1);
   if (p.k) {
-    require(!p.q || axis(op.k, 1) == p.head_dim_qk, "k has head_dim ", axis(op.k, 1), "; it must be ", p.head_dim_qk, " as q");
+    require(!p.q || axis(op.k, 1) == p.head_dim_qk, "k has head_dim ", axis(op.k, 1), "; it must be ", p.head_dim_qk,
+            " as q");
     p.heads_kv = axis(op.k, 2), p.head_dim_qk = axis(op.k, 1);
   }
   if (p.v) {
     require(!p.k || axis(op.v, 2) == p.heads_kv, "v has ", axis(op.v, 2), " heads; it must have ", p.heads_kv, " as k");
     p.heads_kv = axis(op.v, 2), p.head_dim_v = axis(op.v, 1);
   }
-  require(!p.q || p.heads_kv == 0 || p.heads_q % p.heads_kv == 0, "q has ", p.heads_q, " heads; it must be a multiple of num_heads_kv (",
-          p.heads_kv, ")");
+  require(!p.q || p.heads_kv == 0 || p.heads_q % p.heads_kv == 0, "q has ", p.heads_q,
+          " heads; it must be a multiple of num_heads_kv (", p.heads_kv, ")");
   p.seqused = int_vector("seqused_kv", op.seqused_kv, p.batch, "batch");
   p.finished = flags("finished", op.finished, p.batch);
   const int64_t head_dim_v = present(op.cache.v) ? p.head_dim_v : aliased_head_dim_v(op.cache);
   p.cache = make_kv_cache("cache", op.cache, CacheUse::kSequences, p.batch, p.head_dim_qk, head_dim_v, Data::kRequired);
-  const PrologueShapes s{p.batch,           p.total,           p.heads_q,         p.heads_kv,  p.head_dim_qk,
-                         p.head_dim_v,      static_cast<bool>(p.q), static_cast<bool>(p.k), static_cast<bool>(p.v), p.q.dtype,
-                         p.k.dtype,         p.v.dtype,         true};
+  const PrologueShapes s{p.batch,
+                         p.total,
+                         p.heads_q,
+                         p.heads_kv,
+                         p.head_dim_qk,
+                         p.head_dim_v,
+                         static_cast<bool>(p.q),
+                         static_cast<bool>(p.k),
+                         static_cast<bool>(p.v),
+                         p.q.dtype,
+                         p.k.dtype,
+                         p.v.dtype,
+                         true};
   p.prologue = make_prologue(op.prologue, s, Data::kRequired);
   p.q_out = read_output(out[0], in[0]);
   p.k_out = read_output(out[1], in[1]);
@@ -199,7 +219,8 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
   if (p.prologue.append) {
     require(static_cast<bool>(p.cache), "prologue.append is 1, but cache.k is absent");
     require(static_cast<bool>(p.k), "prologue.append is 1, but k is absent");
-    require(p.cache.v_aliases_k == !p.v, "v and cache.v must be both present or both absent (V part of K) for prologue.append");
+    require(p.cache.v_aliases_k == !p.v,
+            "v and cache.v must be both present or both absent (V part of K) for prologue.append");
     require(p.cache.num_heads == p.heads_kv, "cache has ", p.cache.num_heads, " KV heads, but k has ", p.heads_kv);
   }
   return p;
@@ -241,7 +262,8 @@ MergeProblem make_merge(const attune_merge& op) {
     m.sinks = param_view(op.sinks);
   }
   if (present(op.out_scale)) {
-    require(op.out.dtype == ATTUNE_FLOAT8_E4M3, "out_scale is set, but out is ", dtype_name(op.out.dtype), "; only e4m3 is scaled");
+    require(op.out.dtype == ATTUNE_FLOAT8_E4M3, "out_scale is set, but out is ", dtype_name(op.out.dtype),
+            "; only e4m3 is scaled");
     check_tensor("out_scale", op.out_scale, {ATTUNE_FLOAT32}, {1}, kData);
     check_extent("out_scale", op.out_scale, 0, 1, "one scale");
     m.out_scale = static_cast<const float*>(op.out_scale.data);
@@ -251,7 +273,8 @@ MergeProblem make_merge(const attune_merge& op) {
     check_extent("lse", op.lse, 0, m.rows, "rows, as partial_out");
     check_extent("lse", op.lse, 1, m.heads, "heads, as partial_out");
     check_no_overlap("lse", op.lse);
-    require(!may_overlap(op.lse, op.partial_out) && !may_overlap(op.lse, op.partial_lse), "lse overlaps partial_out or partial_lse");
+    require(!may_overlap(op.lse, op.partial_out) && !may_overlap(op.lse, op.partial_lse),
+            "lse overlaps partial_out or partial_lse");
     require(!may_overlap(op.lse, op.out), "lse overlaps out");
     m.lse = row_view(op.lse, false);
   }
@@ -271,10 +294,12 @@ CacheProblem make_cache_op(const attune_cache_op& op) {
   check_geometry("k", op.k.shape[1], op.k.shape[2]);
   out.tokens = op.k.shape[0];
   if (!out.by_slots) {
-    require(present(op.seqused_kv), "slots and seqused_kv are both absent; ", cache_op_name(op.kind), " needs one of them");
+    require(present(op.seqused_kv), "slots and seqused_kv are both absent; ", cache_op_name(op.kind),
+            " needs one of them");
     read_sequences(out, op);
   } else {
-    const char* absent = whole ? " must be absent: slot i is token i" : " must be absent: slots says where the tokens are";
+    const char* absent =
+        whole ? " must be absent: slot i is token i" : " must be absent: slots says where the tokens are";
     require(!whole || !present(op.slots), "slots", absent);
     require(!present(op.seqused_kv), "seqused_kv", absent);
     require(!present(op.cu_seqlens), "cu_seqlens", absent);
@@ -284,8 +309,8 @@ CacheProblem make_cache_op(const attune_cache_op& op) {
   require(op.kind == ATTUNE_CACHE_APPEND || !present(op.finished), "finished is set; only append reads it");
   const CacheUse use = out.by_slots ? CacheUse::kSlots : CacheUse::kSequences;
   require(present(op.cache.k), "cache.k is absent");
-  out.cache = make_kv_cache("cache", op.cache, use, out.by_slots ? -1 : out.batch, op.k.shape[2], aliased_head_dim_v(op.cache),
-                            Data::kRequired);
+  out.cache = make_kv_cache("cache", op.cache, use, out.by_slots ? -1 : out.batch, op.k.shape[2],
+                            aliased_head_dim_v(op.cache), Data::kRequired);
   out.k = read_dense("k", op.k, out.tokens, out.cache, out.cache.head_dim_qk, reads_cache);
   if (present(op.v)) {
     require(!out.cache.v_aliases_k, "v is set, but V is part of K in the cache");
@@ -293,9 +318,12 @@ CacheProblem make_cache_op(const attune_cache_op& op) {
   } else {
     require(out.cache.v_aliases_k, "v is absent, but the cache has cache.v");
   }
-  require(!whole || out.tokens <= out.cache.num_slots(), "k has ", out.tokens, " tokens, but the cache has ", out.cache.num_slots(), " slots");
-  require(op.power_of_two_scales == 0 || op.power_of_two_scales == 1, "power_of_two_scales is ", op.power_of_two_scales, "; it must be 0 or 1");
-  require(op.power_of_two_scales == 0 || !out.cache.format->plain, "power_of_two_scales is 1, but the cache is plain; only MLA formats have group scales");
+  require(!whole || out.tokens <= out.cache.num_slots(), "k has ", out.tokens, " tokens, but the cache has ",
+          out.cache.num_slots(), " slots");
+  require(op.power_of_two_scales == 0 || op.power_of_two_scales == 1, "power_of_two_scales is ", op.power_of_two_scales,
+          "; it must be 0 or 1");
+  require(op.power_of_two_scales == 0 || !out.cache.format->plain,
+          "power_of_two_scales is 1, but the cache is plain; only MLA formats have group scales");
   out.power_of_two_scales = op.power_of_two_scales == 1;
   return out;
 }

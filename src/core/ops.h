@@ -11,7 +11,8 @@
 
 namespace attune {
 
-// Throws unless the operations run on the device: INVALID_ARGUMENT for nonsense, DEVICE_ERROR where there is no such device.
+// Throws unless the operations run on the device: INVALID_ARGUMENT for nonsense, DEVICE_ERROR where there is no such
+// device.
 void check_op_device(attune_device device);
 
 // uint8 flags [batch]; absent: none is set.
@@ -22,8 +23,8 @@ struct FlagView {
 };
 
 struct PrepareProblem {
-  int64_t batch = 0, total = 0;        // sequences, tokens
-  int64_t fixed = 0;                   // tokens of each sequence where cu is absent
+  int64_t batch = 0, total = 0;  // sequences, tokens
+  int64_t fixed = 0;             // tokens of each sequence where cu is absent
   int64_t heads_q = 0, heads_kv = 0, head_dim_qk = 0, head_dim_v = 0;
   RowView q, k, v, q_out, k_out, v_out;
   IntView cu, seqused;
@@ -38,7 +39,7 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op);
 
 struct MergeProblem {
   int64_t parts = 0, rows = 0, heads = 0, head_dim_v = 0;
-  RowView partial_out, partial_lse;            // of part 0
+  RowView partial_out, partial_lse;                // of part 0
   int64_t out_part_bytes = 0, lse_part_bytes = 0;  // from one part to the next
   ParamView sinks;
   RowView out, lse;

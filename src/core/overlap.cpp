@@ -13,9 +13,12 @@ namespace {
 bool is_empty(const attune_tensor& t) { return !present(t) || num_elements(t) == 0; }
 
 // Byte distance along an axis; 0 where there is nothing to step over.
-int64_t byte_stride(const attune_tensor& t, int axis) { return t.shape[axis] > 1 ? t.stride[axis] * dtype_size(t.dtype) : 0; }
+int64_t byte_stride(const attune_tensor& t, int axis) {
+  return t.shape[axis] > 1 ? t.stride[axis] * dtype_size(t.dtype) : 0;
+}
 
-// Bytes from the first to past the last element, stepping only along axes whose stride is no multiple of period (0: all axes).
+// Bytes from the first to past the last element, stepping only along axes whose stride is no multiple of period (0: all
+// axes).
 int64_t span(const attune_tensor& t, int64_t period) {
   int64_t bytes = dtype_size(t.dtype);
   for (int i = 0; i < t.rank; ++i) {
@@ -29,7 +32,9 @@ int64_t span(const attune_tensor& t, int64_t period) {
 bool apart_modulo(const attune_tensor& a, const attune_tensor& b, int64_t period) {
   const int64_t span_a = span(a, period), span_b = span(b, period);
   if (span_a > period || span_b > period) return false;
-  const auto at = [period](const attune_tensor& t) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(t.data) % static_cast<uint64_t>(period)); };
+  const auto at = [period](const attune_tensor& t) {
+    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(t.data) % static_cast<uint64_t>(period));
+  };
   const int64_t from_a_to_b = (at(b) - at(a) + period) % period, from_b_to_a = (at(a) - at(b) + period) % period;
   return from_a_to_b >= span_a && from_b_to_a >= span_b;
 }

@@ -6,11 +6,12 @@
 
 namespace attune {
 
-// False only if they cannot: their ranges are apart, or they are different columns of one packed buffer (q, k and v side by side).
+// False only if they cannot: their ranges are apart, or they are different columns of one packed buffer (q, k and v
+// side by side).
 bool may_overlap(const attune_tensor& a, const attune_tensor& b);
 
-// Whether `out` may replace `in` in place when each innermost row is read whole before it is written: the same rows at the same
-// addresses.
+// Whether `out` may replace `in` in place when each innermost row is read whole before it is written: the same rows at
+// the same addresses.
 bool same_rows(const attune_tensor& out, const attune_tensor& in);
 
 }  // namespace attune

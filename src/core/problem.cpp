@@ -285,8 +285,8 @@ void read_score(Problem& p, const attune_attention& a, Data data) {
     require(p.t5_num_buckets >= least && p.t5_num_buckets <= (1 << 20), "t5_bias.shape[1] is ", p.t5_num_buckets, "; num_buckets must be ",
             least, "..", 1 << 20);
     const int64_t exact = p.t5_num_buckets / (p.t5_bidirectional ? 4 : 2);
-    require(a.t5_max_distance > exact && a.t5_max_distance <= (1 << 24), "t5_max_distance is ", a.t5_max_distance, "; it must be ",
-            exact + 1, "..", 1 << 24, " (more than the exact buckets)");
+    require(a.t5_max_distance > exact && a.t5_max_distance <= (1 << 20), "t5_max_distance is ", a.t5_max_distance, "; it must be ",
+            exact + 1, "..", 1 << 20, " (more than the exact buckets)");
   } else {
     require(a.t5_max_distance == 0 && a.t5_bidirectional == 0, "t5_max_distance or t5_bidirectional is set, but t5_bias is absent");
   }

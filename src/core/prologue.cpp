@@ -8,7 +8,9 @@ namespace {
 
 constexpr std::initializer_list<int32_t> kFloats = {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16};
 
-void check_flag(const char* name, int32_t value) { require(value == 0 || value == 1, name, " is ", value, "; it must be 0 or 1"); }
+void check_flag(const char* name, int32_t value) {
+  require(value == 0 || value == 1, name, " is ", value, "; it must be 0 or 1");
+}
 
 // The tensor that a parameter applies to.
 struct Operand {
@@ -27,7 +29,8 @@ void read_scale(Prologue& out, const attune_prologue& p, const PrologueShapes& s
   } inputs[3] = {{"q", s.has_q, s.q_dtype}, {"k", s.has_k, s.k_dtype}, {"v", s.has_v, s.v_dtype}};
   if (!present(p.qkv_scale)) {
     for (const auto& x : inputs) {
-      require(!x.present || x.dtype != ATTUNE_INT8, "prologue.qkv_scale is absent, but ", x.name, " is int8 and needs it");
+      require(!x.present || x.dtype != ATTUNE_INT8, "prologue.qkv_scale is absent, but ", x.name,
+              " is int8 and needs it");
     }
     return;
   }
@@ -58,7 +61,8 @@ IntView read_per_sequence(const char* name, const attune_tensor& t, int64_t batc
   return int_view(t);
 }
 
-void read_ia3(Prologue& out, const attune_prologue& p, const PrologueShapes& s, const Operand& k, const Operand& v, Data data) {
+void read_ia3(Prologue& out, const attune_prologue& p, const PrologueShapes& s, const Operand& k, const Operand& v,
+              Data data) {
   out.ia3_k = read_weights("prologue.ia3_k", p.ia3_k, k, 3, data);
   out.ia3_v = read_weights("prologue.ia3_v", p.ia3_v, v, 3, data);
   if (!out.ia3_k && !out.ia3_v) {
@@ -66,7 +70,8 @@ void read_ia3(Prologue& out, const attune_prologue& p, const PrologueShapes& s, 
     return;
   }
   const int64_t tasks = out.ia3_k ? out.ia3_k.shape[0] : out.ia3_v.shape[0];
-  require(tasks >= 1, out.ia3_k ? "prologue.ia3_k" : "prologue.ia3_v", ".shape[0] is ", tasks, "; it must be at least 1 (num_tasks)");
+  require(tasks >= 1, out.ia3_k ? "prologue.ia3_k" : "prologue.ia3_v", ".shape[0] is ", tasks,
+          "; it must be at least 1 (num_tasks)");
   if (out.ia3_v) check_extent("prologue.ia3_v", p.ia3_v, 0, tasks, "num_tasks, as prologue.ia3_k");
   out.ia3_task = read_per_sequence("prologue.ia3_task", p.ia3_task, s.batch, data);
 }
@@ -77,7 +82,8 @@ void require_no_rope(const attune_prologue& p) {
   require(!present(p.positions), "prologue.positions", absent);
   require(p.rope_offset == 0, "prologue.rope_offset", absent);
   require(p.rope_interleaved == 0, "prologue.rope_interleaved", absent);
-  require(p.mrope_section[0] == 0 && p.mrope_section[1] == 0 && p.mrope_section[2] == 0, "prologue.mrope_section", absent);
+  require(p.mrope_section[0] == 0 && p.mrope_section[1] == 0 && p.mrope_section[2] == 0, "prologue.mrope_section",
+          absent);
   require(p.mrope_interleaved == 0, "prologue.mrope_interleaved", absent);
 }
 
@@ -91,13 +97,15 @@ void read_mrope(Prologue& out, const attune_prologue& p) {
   }
   out.mrope = pairs > 0;
   out.mrope_interleaved = p.mrope_interleaved == 1;
-  require(pairs <= out.rotary_dim / 2, "prologue.mrope_section covers ", pairs, " pairs; rope_cos_sin has ", out.rotary_dim / 2);
+  require(pairs <= out.rotary_dim / 2, "prologue.mrope_section covers ", pairs, " pairs; rope_cos_sin has ",
+          out.rotary_dim / 2);
   require(out.mrope || !out.mrope_interleaved, "prologue.mrope_interleaved is 1, but prologue.mrope_section is all 0");
 }
 
 void read_positions(Prologue& out, const attune_prologue& p, const PrologueShapes& s, Data data) {
   if (!present(p.positions)) return;
-  require(!s.has_k || s.same_tokens, "prologue.positions is set, but q and k are not the same tokens, so it cannot serve both");
+  require(!s.has_k || s.same_tokens,
+          "prologue.positions is set, but q and k are not the same tokens, so it cannot serve both");
   check_tensor("prologue.positions", p.positions, {ATTUNE_INT32}, {1, 2}, data);
   check_extent("prologue.positions", p.positions, 0, s.total_q, "total_q");
   out.has_positions = true;
@@ -123,11 +131,13 @@ void read_rope(Prologue& out, const attune_prologue& p, const PrologueShapes& s,
   check_tensor("prologue.rope_cos_sin", t, {ATTUNE_FLOAT32}, {2, 3}, data);
   const int last = t.rank - 1;
   const int64_t width = t.shape[last];
-  require(width >= 2 && width % 2 == 0, "prologue.rope_cos_sin.shape[", last, "] is ", width, "; the rotary width must be even and >= 2");
-  require(width <= s.head_dim_qk, "prologue.rope_cos_sin.shape[", last, "] is ", width, "; it must be at most head_dim_qk (", s.head_dim_qk,
-          ")");
-  require(p.rope_offset >= 0 && p.rope_offset <= s.head_dim_qk - width, "prologue.rope_offset is ", p.rope_offset, "; it must be 0..",
-          s.head_dim_qk - width, ": ", width, " channels of head_dim_qk (", s.head_dim_qk, ") are rotated");
+  require(width >= 2 && width % 2 == 0, "prologue.rope_cos_sin.shape[", last, "] is ", width,
+          "; the rotary width must be even and >= 2");
+  require(width <= s.head_dim_qk, "prologue.rope_cos_sin.shape[", last, "] is ", width,
+          "; it must be at most head_dim_qk (", s.head_dim_qk, ")");
+  require(p.rope_offset >= 0 && p.rope_offset <= s.head_dim_qk - width, "prologue.rope_offset is ", p.rope_offset,
+          "; it must be 0..", s.head_dim_qk - width, ": ", width, " channels of head_dim_qk (", s.head_dim_qk,
+          ") are rotated");
   check_flag("prologue.rope_interleaved", p.rope_interleaved);
   out.cos_sin = static_cast<const float*>(t.data);
   out.num_tables = t.rank == 3 ? t.shape[0] : 1;
@@ -168,7 +178,8 @@ Prologue make_prologue(const attune_prologue& p, const PrologueShapes& s, Data d
   read_logn(out, p, s, data);
   check_flag("prologue.append", p.append);
   out.append = p.append == 1;
-  out.any = present(p.qkv_scale) || out.q_bias || out.k_bias || out.v_bias || out.ia3_k || out.ia3_v || present(p.rope_cos_sin) || out.logn;
+  out.any = present(p.qkv_scale) || out.q_bias || out.k_bias || out.v_bias || out.ia3_k || out.ia3_v ||
+            present(p.rope_cos_sin) || out.logn;
   return out;
 }
 

@@ -17,7 +17,7 @@ struct Prologue {
   ParamView q_bias, k_bias, v_bias;  // [heads, dim]
   ParamView ia3_k, ia3_v;            // [tasks, heads, dim]
   IntView ia3_task;
-  const float* cos_sin = nullptr;    // [num_tables, num_positions, rotary_dim]
+  const float* cos_sin = nullptr;  // [num_tables, num_positions, rotary_dim]
   int64_t num_tables = 0, num_positions = 0, rotary_dim = 0;
   int64_t table_stride = 0, position_stride = 0, channel_stride = 0;
   IntView rope_table_index;

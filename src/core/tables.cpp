@@ -20,12 +20,16 @@ void require_positive(const char* name, double value) {
   require(std::isfinite(value) && value > 0, name, " is ", value, "; it must be finite and > 0");
 }
 
-void require_finite(const char* name, double value) { require(std::isfinite(value), name, " is ", value, "; it must be finite"); }
+void require_finite(const char* name, double value) {
+  require(std::isfinite(value), name, " is ", value, "; it must be finite");
+}
 
 // Qwen: 2^ceil(log2(L / max_position) + 1) - 1 for L > max_position, by doubling rather than by logarithms.
 double qwen_alpha(int64_t seqlen, int64_t max_position) {
   int doublings = 0;
-  for (auto reach = static_cast<unsigned __int128>(max_position); reach < static_cast<unsigned __int128>(seqlen); reach *= 2) ++doublings;
+  for (auto reach = static_cast<unsigned __int128>(max_position); reach < static_cast<unsigned __int128>(seqlen);
+       reach *= 2)
+    ++doublings;
   return std::ldexp(1.0, doublings + 1) - 1.0;
 }
 
@@ -47,13 +51,16 @@ struct YarnRamp {
   explicit YarnRamp(const attune_rope& r) {
     const double width = static_cast<double>(r.dim);
     auto pair_of = [&](double rotations) {
-      return width * std::log(static_cast<double>(r.max_position) / (2.0 * std::numbers::pi * rotations)) / (2.0 * std::log(r.theta));
+      return width * std::log(static_cast<double>(r.max_position) / (2.0 * std::numbers::pi * rotations)) /
+             (2.0 * std::log(r.theta));
     };
     low = std::max(std::floor(pair_of(r.beta_fast)), 0.0);
     high = std::min(std::ceil(pair_of(r.beta_slow)), width - 1.0);
     if (low == high) high += 0.001;
   }
-  double operator()(int64_t pair) const { return std::clamp((static_cast<double>(pair) - low) / (high - low), 0.0, 1.0); }
+  double operator()(int64_t pair) const {
+    return std::clamp((static_cast<double>(pair) - low) / (high - low), 0.0, 1.0);
+  }
 };
 
 double llama3_frequency(const attune_rope& r, double f) {
@@ -69,10 +76,12 @@ double llama3_frequency(const attune_rope& r, double f) {
 int64_t exact_root(int64_t x, int64_t root) {
   if (x <= 1 || root == 1) return x;
   if (root >= 63) return 0;
-  const auto guess = static_cast<int64_t>(std::llround(std::pow(static_cast<double>(x), 1.0 / static_cast<double>(root))));
+  const auto guess =
+      static_cast<int64_t>(std::llround(std::pow(static_cast<double>(x), 1.0 / static_cast<double>(root))));
   for (int64_t c = std::max<int64_t>(guess - 1, 1); c <= guess + 1; ++c) {
     unsigned __int128 power = 1;
-    for (int64_t i = 0; i < root && power <= static_cast<unsigned __int128>(x); ++i) power *= static_cast<unsigned __int128>(c);
+    for (int64_t i = 0; i < root && power <= static_cast<unsigned __int128>(x); ++i)
+      power *= static_cast<unsigned __int128>(c);
     if (power == static_cast<unsigned __int128>(x)) return c;
   }
   return 0;
@@ -84,8 +93,8 @@ bool equal_powers(int64_t x, int64_t a, int64_t y, int64_t b) {
   return c != 0 && exact_root(y, a) == c;
 }
 
-// floor(steps * ln(d / m) / ln(max / m)) for m <= d < max. A boundary of buckets is where the quotient is a whole number, which
-// logarithms may miss by their rounding either way, so there the powers themselves are compared.
+// floor(steps * ln(d / m) / ln(max / m)) for m <= d < max. A boundary of buckets is where the quotient is a whole
+// number, which logarithms may miss by their rounding either way, so there the powers themselves are compared.
 int64_t log_steps(int64_t d, int64_t m, int64_t max, int64_t steps) {
   const auto base = static_cast<long double>(m);
   const long double x = static_cast<long double>(steps) * std::log(static_cast<long double>(d) / base) /
@@ -94,7 +103,8 @@ int64_t log_steps(int64_t d, int64_t m, int64_t max, int64_t steps) {
   if (nearest >= 1 && std::fabs(x - static_cast<long double>(nearest)) < 1e-9L * static_cast<long double>(steps)) {
     // (d / m)^steps == (max / m)^nearest, in lowest terms.
     const int64_t g = std::gcd(steps, nearest), of_d = std::gcd(d, m), of_max = std::gcd(max, m);
-    if (equal_powers(d / of_d, steps / g, max / of_max, nearest / g) && equal_powers(m / of_d, steps / g, m / of_max, nearest / g)) {
+    if (equal_powers(d / of_d, steps / g, max / of_max, nearest / g) &&
+        equal_powers(m / of_d, steps / g, m / of_max, nearest / g)) {
       return nearest;
     }
   }
@@ -104,16 +114,18 @@ int64_t log_steps(int64_t d, int64_t m, int64_t max, int64_t steps) {
 }  // namespace
 
 void check_rope(const attune_rope& r) {
-  require(r.style >= ATTUNE_ROPE_NONE && r.style <= ATTUNE_ROPE_MROPE, "rope.style is ", r.style, "; it must be one of attune_rope_style (0..",
-          static_cast<int>(ATTUNE_ROPE_MROPE), ")");
-  require(r.dim >= 2 && r.dim % 2 == 0 && r.dim <= kMaxRopeDim, "rope.dim is ", r.dim, "; it must be even and 2..", kMaxRopeDim);
+  require(r.style >= ATTUNE_ROPE_NONE && r.style <= ATTUNE_ROPE_MROPE, "rope.style is ", r.style,
+          "; it must be one of attune_rope_style (0..", static_cast<int>(ATTUNE_ROPE_MROPE), ")");
+  require(r.dim >= 2 && r.dim % 2 == 0 && r.dim <= kMaxRopeDim, "rope.dim is ", r.dim, "; it must be even and 2..",
+          kMaxRopeDim);
   require_finite("rope.mscale", r.mscale);
   if (r.style == ATTUNE_ROPE_NONE) return;
   require_positive("rope.theta", r.theta);
   require_positive("rope.scale", r.scale);
   const bool ntk = r.style == ATTUNE_ROPE_DYNAMIC_NTK || r.style == ATTUNE_ROPE_QWEN_DYNAMIC_NTK;
   if (ntk || r.style == ATTUNE_ROPE_YARN || r.style == ATTUNE_ROPE_LLAMA3) {
-    require(r.max_position >= 1, "rope.max_position is ", r.max_position, "; this style needs the original context length, >= 1");
+    require(r.max_position >= 1, "rope.max_position is ", r.max_position,
+            "; this style needs the original context length, >= 1");
   }
   if (ntk) {
     require(r.seqlen >= 0, "rope.seqlen is ", r.seqlen, "; it must be >= 0");
@@ -128,8 +140,8 @@ void check_rope(const attune_rope& r) {
   if (r.style == ATTUNE_ROPE_LLAMA3) {
     require_positive("rope.low_freq_factor", r.low_freq_factor);
     require_positive("rope.high_freq_factor", r.high_freq_factor);
-    require(r.high_freq_factor != r.low_freq_factor, "rope.high_freq_factor and rope.low_freq_factor are both ", r.low_freq_factor,
-            "; they must differ");
+    require(r.high_freq_factor != r.low_freq_factor, "rope.high_freq_factor and rope.low_freq_factor are both ",
+            r.low_freq_factor, "; they must differ");
   }
 }
 
@@ -158,7 +170,8 @@ void rope_frequencies(const attune_rope& r, double* frequencies) {
   }
 }
 
-void rope_rows(const attune_rope& r, const double* frequencies, int64_t first_position, int64_t num_positions, float* cos_sin) {
+void rope_rows(const attune_rope& r, const double* frequencies, int64_t first_position, int64_t num_positions,
+               float* cos_sin) {
   const int64_t pairs = r.dim / 2;
   for (int64_t i = 0; i < num_positions; ++i) {
     float* row = cos_sin + i * r.dim;
@@ -190,17 +203,19 @@ void alibi_slopes(int64_t num_heads, float* slopes) {
 
 void check_t5(int64_t num_buckets, int64_t max_distance, bool bidirectional) {
   const int64_t least = bidirectional ? 4 : 2;
-  require(num_buckets >= least && num_buckets <= kMaxBuckets, "num_buckets is ", num_buckets, "; it must be ", least, "..", kMaxBuckets);
+  require(num_buckets >= least && num_buckets <= kMaxBuckets, "num_buckets is ", num_buckets, "; it must be ", least,
+          "..", kMaxBuckets);
   const int64_t exact = num_buckets / least;
-  require(max_distance > exact && max_distance <= kMaxDistance, "max_distance is ", max_distance, "; it must be ", exact + 1, "..",
-          kMaxDistance, " (more than the exact buckets)");
+  require(max_distance > exact && max_distance <= kMaxDistance, "max_distance is ", max_distance, "; it must be ",
+          exact + 1, "..", kMaxDistance, " (more than the exact buckets)");
 }
 
 int64_t t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_distance, bool bidirectional) {
   const int64_t buckets = bidirectional ? num_buckets / 2 : num_buckets;
   const int64_t offset = bidirectional && relative_position > 0 ? buckets : 0;
   if (!bidirectional && relative_position > 0) return 0;
-  const uint64_t distance = relative_position < 0 ? 0 - static_cast<uint64_t>(relative_position) : static_cast<uint64_t>(relative_position);
+  const uint64_t distance =
+      relative_position < 0 ? 0 - static_cast<uint64_t>(relative_position) : static_cast<uint64_t>(relative_position);
   const int64_t exact = buckets / 2;
   if (distance < static_cast<uint64_t>(exact)) return offset + static_cast<int64_t>(distance);
   if (distance >= static_cast<uint64_t>(max_distance)) return offset + buckets - 1;

@@ -13,7 +13,8 @@ void check_rope(const attune_rope& rope);
 // frequencies: dim / 2 radians a position. rope has passed check_rope.
 void rope_frequencies(const attune_rope& rope, double* frequencies);
 // fp32 cos_sin [num_positions, dim] of the positions first_position..
-void rope_rows(const attune_rope& rope, const double* frequencies, int64_t first_position, int64_t num_positions, float* cos_sin);
+void rope_rows(const attune_rope& rope, const double* frequencies, int64_t first_position, int64_t num_positions,
+               float* cos_sin);
 
 void logn_table(int64_t max_position, int64_t num_positions, float* logn);
 void alibi_slopes(int64_t num_heads, float* slopes);

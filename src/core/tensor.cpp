@@ -68,13 +68,17 @@ void check_extent(const char* name, const attune_tensor& t, int axis, int64_t ex
 }
 
 void check_no_overlap(const char* name, const attune_tensor& t) {
-  std::array<int, ATTUNE_MAX_RANK> axes{};
+  std::array<int, ATTUNE_MAX_RANK> axes{};  // those with more than one element, by growing stride
   int n = 0;
   for (int i = 0; i < t.rank; ++i) {
     if (t.shape[i] == 0) return;
-    if (t.shape[i] > 1) axes[static_cast<size_t>(n++)] = i;
+    if (t.shape[i] == 1) continue;
+    int at = n++;
+    for (; at > 0 && t.stride[axes[static_cast<size_t>(at) - 1]] > t.stride[i]; --at) {
+      axes[static_cast<size_t>(at)] = axes[static_cast<size_t>(at) - 1];
+    }
+    axes[static_cast<size_t>(at)] = i;
   }
-  std::sort(axes.begin(), axes.begin() + n, [&](int a, int b) { return t.stride[a] < t.stride[b]; });
   int64_t extent = 1;  // elements that the inner axes span
   for (int i = 0; i < n; ++i) {
     const int a = axes[static_cast<size_t>(i)];

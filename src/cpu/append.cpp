@@ -5,8 +5,8 @@
 
 namespace attune::cpu {
 
-void append_row(const KvCache& cache, int64_t table_row, int64_t position, int64_t head, const float* k_row, const float* v_row,
-                bool power_of_two_scales) {
+void append_row(const KvCache& cache, int64_t table_row, int64_t position, int64_t head, const float* k_row,
+                const float* v_row, bool power_of_two_scales) {
   if (position < 0 || (cache.ring_capacity == 0 && position >= cache.capacity())) return;
   const KvSlot k_slot = cache.find(table_row, position, false);
   const KvSlot v_slot = v_row != nullptr ? cache.find(table_row, position, true) : k_slot;

@@ -166,8 +166,8 @@ class AttentionPlan final : public KernelPlan {
   }
 
   void run_items(const Problem& p, const Schedule& s, const Header& header, const DenseRows& dense, std::byte* base) const {
-    const TileSource prefill(p, dense, compute_.tile, *compute_.kernels);
-    const TileSource decode(p, dense, compute_.decode_rows, *compute_.kernels);
+    const TileSource prefill(p, dense, compute_.tile, false, *compute_.kernels);
+    const TileSource decode(p, dense, compute_.decode_rows, compute_.tile == TileType::kBF16, *compute_.kernels);
     parallel_for(header.num_items, threads_, [&](int64_t i, int thread) {
       Scratch scratch = scratch_of(p, base, thread);
       const Item& item = s.items[i];

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/dtype.h"
+#include "cpu/kernels_prefetch.h"
 #include "cpu/prologue.h"
 
 namespace attune::cpu {
@@ -37,28 +38,34 @@ void load_queries(const ScoreRows& rows, const Compute& compute, Scratch& scratc
   }
 }
 
-void start_rows(const Problem& p, int num_rows, Scratch& scratch) {
-  (void)p;
+void start_rows(int num_rows, Scratch& scratch) {
   std::fill(scratch.row_max, scratch.row_max + num_rows, -kInf);
   std::fill(scratch.row_sum, scratch.row_sum + num_rows, 0.0f);
   std::fill(scratch.o, scratch.o + num_rows * scratch.ld_o, 0.0f);
 }
 
-bool row_nonfinite(const Compute& compute, TileType type, const void* row, int64_t n) {
-  return type == TileType::kBF16 ? compute.kernels->any_nonfinite_bf16(static_cast<const bf16_t*>(row), n)
-                                 : compute.kernels->any_nonfinite_f32(static_cast<const float*>(row), n);
+// Element i of row j of V.
+float v_element(TileType row_type, const KvTile& tile, int j, int64_t i) {
+  if (tile.codes != ATTUNE_DTYPE_NONE) return load_as_float(tile.codes, static_cast<const uint8_t*>(tile.v[j]) + i);
+  return row_type == TileType::kBF16 ? bf16_to_float(static_cast<const bf16_t*>(tile.v[j])[i]) : static_cast<const float*>(tile.v[j])[i];
 }
 
-float element(TileType type, const void* row, int64_t i) {
-  return type == TileType::kBF16 ? bf16_to_float(static_cast<const bf16_t*>(row)[i]) : static_cast<const float*>(row)[i];
+bool v_row_nonfinite(const Problem& p, const Compute& compute, TileType row_type, const KvTile& tile, int j) {
+  if (tile.codes != ATTUNE_DTYPE_NONE) {
+    bf16_t row[kMaxHeadDim];
+    compute.kernels->to_bf16(tile.codes, tile.v[j], p.head_dim_v, row);
+    return compute.kernels->any_nonfinite_bf16(row, p.head_dim_v);
+  }
+  return row_type == TileType::kBF16 ? compute.kernels->any_nonfinite_bf16(static_cast<const bf16_t*>(tile.v[j]), p.head_dim_v)
+                                     : compute.kernels->any_nonfinite_f32(static_cast<const float*>(tile.v[j]), p.head_dim_v);
 }
 
-// A tile where some row may not see some column and V holds NaN or infinity: 0 * NaN must not reach that row, so products are
-// taken one by one, for visible columns only. Rare, hence plain.
-
+// A tile where some row may not see some column, and V or its scale is NaN or infinite: 0 * NaN must not reach that row, so
+// products are taken one by one, for visible columns only. Rare, hence plain.
 bool v_nonfinite(const Problem& p, const Compute& compute, TileType row_type, const KvTile& tile) {
   for (int j = 0; j < tile.n; ++j) {
-    if (row_nonfinite(compute, row_type, tile.v[j], p.head_dim_v)) return true;
+    if (tile.scaled && !std::isfinite(tile.v_factor[j])) return true;
+    if (v_row_nonfinite(p, compute, row_type, tile, j)) return true;
   }
   return false;
 }
@@ -67,9 +74,10 @@ void careful_pv(const Problem& p, TileType row_type, const KvTile& tile, int m, 
                 float* o, int64_t ld_o) {
   for (int r = 0; r < m; ++r) {
     for (int j = 0; j < tile.n; ++j) {
-      if (!visible[static_cast<int64_t>(r) * kMaxTileN + j]) continue;
-      const float weight = element(p_type, p_tile, static_cast<int64_t>(r) * kMaxTileN + j);
-      for (int64_t c = 0; c < p.head_dim_v; ++c) o[r * ld_o + c] += weight * element(row_type, tile.v[j], c);
+      const int64_t at = static_cast<int64_t>(r) * kMaxTileN + j;
+      if (!visible[at]) continue;
+      const float weight = p_type == TileType::kBF16 ? bf16_to_float(static_cast<const bf16_t*>(p_tile)[at]) : static_cast<const float*>(p_tile)[at];
+      for (int64_t c = 0; c < p.head_dim_v; ++c) o[r * ld_o + c] += weight * v_element(row_type, tile, j, c);
     }
   }
 }
@@ -131,7 +139,7 @@ void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Com
   const int ld_q = static_cast<int>(scratch.ld_q), ld_o = static_cast<int>(scratch.ld_o);
   const bool bf16 = compute.tile == TileType::kBF16;
   load_queries(rows, compute, scratch);
-  start_rows(p, item.num_rows, scratch);
+  start_rows(item.num_rows, scratch);
   const KvTile& tile = *scratch.tile;
   for (int64_t first = item.kv_begin / kPrefillN * kPrefillN; first < item.kv_end; first += kPrefillN) {
     const int n = static_cast<int>(std::min<int64_t>(kPrefillN, item.kv_end - first));
@@ -182,31 +190,83 @@ void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Com
   }
 }
 
+namespace {
+
+// Memory works on later tiles while this one is computed: slices of the products alternate with requests for some rows. A core drops
+// requests beyond the few that it can have under way, so every row is asked for twice: first two tiles early, while the sums run,
+// then one tile early, while the scores run. Codes come in larger slices, because each call loads their tables.
+struct Slices {
+  int score, sum;
+};
+constexpr Slices kSlices{4, 16}, kCodeSlices{32, 32};
+
+// Asks for the share of rows that goes with the columns [j, j + n) of the tile being computed.
+void prefetch_share(const Problem& p, const AheadRows& a, int j, int n) {
+  prefetch_tile(a.k, a.k_bytes, p.v_aliases_k ? nullptr : a.v, a.v_bytes, std::min(j, a.n), std::min(j + n, a.n));
+}
+
+// Scores of the columns [j, j + n) of a decode tile, by what its rows are.
+void decode_scores(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, Scratch& scratch) {
+  const KernelTable& kt = *compute.kernels;
+  const int d = static_cast<int>(p.head_dim_qk), ld_q = static_cast<int>(scratch.ld_q);
+  const auto* q_bf16 = static_cast<const bf16_t*>(scratch.q);
+  const auto* q_f32 = static_cast<const float*>(scratch.q);
+  const auto* k_bf16 = reinterpret_cast<const bf16_t* const*>(tile.k) + j;
+  float* s = scratch.s + j;
+  if (tile.codes != ATTUNE_DTYPE_NONE) {
+    kt.qk_rows_8bit(tile.codes, m, n, d, q_bf16, ld_q, reinterpret_cast<const uint8_t* const*>(tile.k) + j, s, kMaxTileN);
+  } else if (compute.tile == TileType::kBF16) {
+    kt.qk_rows_bf16(m, n, d, q_bf16, ld_q, k_bf16, s, kMaxTileN);
+  } else if (compute.decode_rows == TileType::kBF16) {
+    kt.qk_rows_mixed(m, n, d, q_f32, ld_q, k_bf16, s, kMaxTileN);
+  } else {
+    kt.qk_rows_f32(m, n, d, q_f32, ld_q, reinterpret_cast<const float* const*>(tile.k) + j, s, kMaxTileN);
+  }
+}
+
+// Adds the columns [j, j + n) of the tile, weighted, to o.
+void decode_sums(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, const void* weights, Scratch& scratch) {
+  const KernelTable& kt = *compute.kernels;
+  const int dv = static_cast<int>(p.head_dim_v), ld_o = static_cast<int>(scratch.ld_o);
+  const auto* p_bf16 = static_cast<const bf16_t*>(weights) + j;
+  const auto* p_f32 = static_cast<const float*>(weights) + j;
+  const auto* v_bf16 = reinterpret_cast<const bf16_t* const*>(tile.v) + j;
+  if (tile.codes != ATTUNE_DTYPE_NONE) {
+    kt.pv_rows_8bit(tile.codes, m, n, dv, p_bf16, kMaxTileN, reinterpret_cast<const uint8_t* const*>(tile.v) + j, scratch.o, ld_o);
+  } else if (compute.tile == TileType::kBF16) {
+    kt.pv_rows_bf16(m, n, dv, p_bf16, kMaxTileN, v_bf16, scratch.o, ld_o);
+  } else if (compute.decode_rows == TileType::kBF16) {
+    kt.pv_rows_mixed(m, n, dv, p_f32, kMaxTileN, v_bf16, scratch.o, ld_o);
+  } else {
+    kt.pv_rows_f32(m, n, dv, p_f32, kMaxTileN, reinterpret_cast<const float* const*>(tile.v) + j, scratch.o, ld_o);
+  }
+}
+
+}  // namespace
+
 void run_decode_item(const ScoreRows& rows, const TileSource& source, const Compute& compute, Scratch& scratch) {
   const Problem& p = rows.p;
   const Item& item = rows.item;
   const KernelTable& kt = *compute.kernels;
-  const int d = static_cast<int>(p.head_dim_qk), dv = static_cast<int>(p.head_dim_v);
-  const int ld_q = static_cast<int>(scratch.ld_q), ld_o = static_cast<int>(scratch.ld_o);
   const int m = item.num_rows;
-  const bool bf16_rows = compute.decode_rows == TileType::kBF16;
   load_queries(rows, compute, scratch);
-  start_rows(p, m, scratch);
+  start_rows(m, scratch);
   const KvTile& tile = *scratch.tile;
   const int64_t q_row = rows.sequence.q_begin + rows.query(0);
+  auto columns = [&](int64_t first) { return static_cast<int>(std::clamp<int64_t>(item.kv_end - first, 0, kDecodeN)); };
+  auto look_ahead = [&](int64_t first, AheadRows& to) {
+    source.look_ahead(rows.sequence, item.sequence, q_row, item.kv_head, first, columns(first), to);
+  };
+  look_ahead(item.kv_begin / kDecodeN * kDecodeN + kDecodeN, *scratch.far);
   for (int64_t first = item.kv_begin / kDecodeN * kDecodeN; first < item.kv_end; first += kDecodeN) {
-    const int n = static_cast<int>(std::min<int64_t>(kDecodeN, item.kv_end - first));
+    const int n = columns(first);
     source.load(rows.sequence, item.sequence, q_row, item.kv_head, first, item.kv_begin, n, scratch);
-    const auto* k_bf16 = reinterpret_cast<const bf16_t* const*>(tile.k);
-    const auto* v_bf16 = reinterpret_cast<const bf16_t* const*>(tile.v);
-    const auto* k_f32 = reinterpret_cast<const float* const*>(tile.k);
-    const auto* v_f32 = reinterpret_cast<const float* const*>(tile.v);
-    if (compute.tile == TileType::kBF16) {
-      kt.qk_rows_bf16(m, n, d, static_cast<const bf16_t*>(scratch.q), ld_q, k_bf16, scratch.s, kMaxTileN);
-    } else if (bf16_rows) {
-      kt.qk_rows_mixed(m, n, d, static_cast<const float*>(scratch.q), ld_q, k_bf16, scratch.s, kMaxTileN);
-    } else {
-      kt.qk_rows_f32(m, n, d, static_cast<const float*>(scratch.q), ld_q, k_f32, scratch.s, kMaxTileN);
+    std::swap(scratch.near, scratch.far);
+    look_ahead(first + 2 * kDecodeN, *scratch.far);
+    const Slices& slices = tile.codes != ATTUNE_DTYPE_NONE ? kCodeSlices : kSlices;
+    for (int j = 0; j < n; j += slices.score) {
+      prefetch_share(p, *scratch.near, j, slices.score);
+      decode_scores(p, compute, tile, m, j, std::min(slices.score, n - j), scratch);
     }
     const float scale2 = apply_score_terms(rows, 0, m, first, tile, scratch.s, scratch, kt);
     bool careful = false;
@@ -219,13 +279,12 @@ void run_decode_item(const ScoreRows& rows, const TileSource& source, const Comp
     const SoftmaxTile t = softmax_tile(p, compute, tile, 0, m, n, scale2, scratch);
     kt.softmax(t);
     if (careful) {
-      careful_pv(p, compute.decode_rows, tile, m, visible, t.p, compute.tile, t.o, ld_o);
-    } else if (compute.tile == TileType::kBF16) {
-      kt.pv_rows_bf16(m, n, dv, static_cast<const bf16_t*>(t.p), kMaxTileN, v_bf16, t.o, ld_o);
-    } else if (bf16_rows) {
-      kt.pv_rows_mixed(m, n, dv, static_cast<const float*>(t.p), kMaxTileN, v_bf16, t.o, ld_o);
-    } else {
-      kt.pv_rows_f32(m, n, dv, static_cast<const float*>(t.p), kMaxTileN, v_f32, t.o, ld_o);
+      careful_pv(p, compute.decode_rows, tile, m, visible, t.p, compute.tile, t.o, scratch.ld_o);
+      continue;
+    }
+    for (int j = 0; j < n; j += slices.sum) {
+      prefetch_share(p, *scratch.far, j, slices.sum);
+      decode_sums(p, compute, tile, m, j, std::min(slices.sum, n - j), t.p, scratch);
     }
   }
 }

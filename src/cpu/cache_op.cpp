@@ -95,6 +95,7 @@ void gather_sequences(const CacheProblem& op) {
 }  // namespace
 
 void run_cache_op(const CacheProblem& op) {
+  if (op.tokens == 0) return;  // however many sequences
   const bool writes = op.kind == ATTUNE_CACHE_APPEND || op.kind == ATTUNE_CACHE_QUANTIZE;
   if (!op.by_slots) {
     if (writes) {

@@ -65,6 +65,11 @@ struct KernelTable {
   void (*pv_rows_f32)(int m, int n, int dv, const float* p, int ldp, const float* const* rows, float* o, int ldo);
   void (*pv_rows_mixed)(int m, int n, int dv, const float* p, int ldp, const bf16_t* const* rows, float* o, int ldo);
   void (*pv_rows_bf16)(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* const* rows, float* o, int ldo);
+  // The same on rows of codes (e4m3, e5m2, int8), with the bits that to_bf16 and the bf16 functions give. d and dv at most 1024.
+  void (*qk_rows_8bit)(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s,
+                       int lds);
+  void (*pv_rows_8bit)(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o,
+                       int ldo);
 
   void (*softmax)(const SoftmaxTile& t);
   // s[i][j] = cap * tanh(s[i][j] * scale / cap), for any finite s; NaN stays NaN, -inf gives -cap.

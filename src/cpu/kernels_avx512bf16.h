@@ -41,12 +41,17 @@ namespace attune::cpu::avx512bf16 {
 void gemm_bf16(int m, int n, int k, const bf16_t* a, int lda, const bf16_t* b, int ldb, float* c, int ldc, bool accumulate);
 void qk_rows_bf16(int m, int n, int d, const bf16_t* q, int ldq, const bf16_t* const* rows, float* s, int lds);
 void pv_rows_bf16(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* const* rows, float* o, int ldo);
+void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds);
+void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo);
 
 // False: the dtype has no faster way here than that of the base table.
 bool to_bf16(attune_dtype dtype, const void* src, int64_t n, bf16_t* dst);
 void pack_v_bf16(const bf16_t* const* rows, int n, int dv, bf16_t* out, int ld);
 // Only for a bf16 p and a positive scale.
 void softmax_bf16(const SoftmaxTile& t);
+
+// Rows whose maxima are found before their exponentials: one row's chain of operations is long, eight rows overlap.
+inline constexpr int kSoftmaxRows = 8;
 
 ATTUNE_BEGIN_AVX512BF16
 

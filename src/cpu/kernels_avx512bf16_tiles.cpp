@@ -1,105 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // What surrounds the bf16 products with AVX512-BF16 and VBMI: conversion of cache rows, packing, the softmax that writes bf16.
-#include "cpu/kernels_avx512bf16.h"
+#include "cpu/kernels_avx512bf16_codes.h"
 
 #if defined(__x86_64__)
 
+ATTUNE_BEGIN_AVX512BF16
 namespace attune::cpu::avx512bf16 {
 namespace {
-
-// bfloat16 bits of the 128 codes without sign of an 8-bit float, as separate bytes: two lookups of VPERMI2B make a value.
-struct CodeTable {
-  alignas(64) uint8_t lower[128] = {};
-  alignas(64) uint8_t upper[128] = {};
-
-  constexpr void set(int code, int bits) {
-    lower[code] = static_cast<uint8_t>(bits & 0xff);
-    upper[code] = static_cast<uint8_t>(bits >> 8);
-  }
-};
-
-// bfloat16 bits of mantissa * 2^exponent, mantissa in 1..255: always exact.
-constexpr int bf16_bits(int mantissa, int exponent) {
-  int top = 0;
-  while ((mantissa >> (top + 1)) != 0) ++top;
-  return ((exponent + top + 127) << 7) | ((mantissa << (7 - top)) & 0x7f);
-}
-
-constexpr CodeTable float_table(int mantissa_bits, int bias) {
-  CodeTable table;
-  for (int code = 1; code < 128; ++code) {
-    const int exponent = code >> mantissa_bits;
-    const int fraction = code & ((1 << mantissa_bits) - 1);
-    const int implied = exponent > 0 ? 1 << mantissa_bits : 0;
-    table.set(code, bf16_bits(fraction + implied, (exponent > 0 ? exponent : 1) - bias - mantissa_bits));
-  }
-  return table;
-}
-
-constexpr CodeTable e4m3_table() {
-  CodeTable table = float_table(3, 7);
-  table.set(0x7f, 0x7fc0);
-  return table;
-}
-
-constexpr CodeTable e5m2_table() {
-  CodeTable table = float_table(2, 15);
-  table.set(0x7c, 0x7f80);
-  for (int code = 0x7d; code < 0x80; ++code) table.set(code, 0x7fc0);
-  return table;
-}
-
-constexpr CodeTable int8_table() {
-  CodeTable table;
-  for (int code = 1; code < 128; ++code) table.set(code, bf16_bits(code, 0));
-  return table;
-}
-
-constexpr CodeTable kE4M3 = e4m3_table();
-constexpr CodeTable kE5M2 = e5m2_table();
-constexpr CodeTable kInt8 = int8_table();
-
-}  // namespace
-
-ATTUNE_BEGIN_AVX512BF16
-namespace {
-
-struct Lookup {
-  __m512i lower0, lower1, upper0, upper1;
-
-  ATTUNE_INLINE explicit Lookup(const CodeTable& t)
-      : lower0(load(t.lower)), lower1(load(t.lower + 64)), upper0(load(t.upper)), upper1(load(t.upper + 64)) {}
-};
-
-// 64 codes to bfloat16. The interleave of bytes works within blocks of 128 bits, so the quarters are put in place first.
-template <bool kIsInt8>
-ATTUNE_INLINE void decode(const Lookup& lookup, __m512i codes, __m512i* first, __m512i* second) {
-  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-  codes = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes);
-  // Lookups read the lower seven bits of an index, so that -128 finds entry 0: right but for the upper byte.
-  const __m512i index = kIsInt8 ? _mm512_abs_epi8(codes) : codes;
-  const __m512i lower = _mm512_permutex2var_epi8(lookup.lower0, index, lookup.lower1);
-  __m512i upper = _mm512_permutex2var_epi8(lookup.upper0, index, lookup.upper1);
-  upper = _mm512_ternarylogic_epi64(upper, codes, sign, 0xf8);  // upper | (codes & sign)
-  if (kIsInt8) upper = _mm512_mask_mov_epi8(upper, _mm512_cmpeq_epi8_mask(codes, sign), _mm512_set1_epi8(static_cast<char>(0xc3)));
-  *first = _mm512_unpacklo_epi8(lower, upper);
-  *second = _mm512_unpackhi_epi8(lower, upper);
-}
 
 template <bool kIsInt8>
 ATTUNE_INLINE void decode_row(const CodeTable& table, const void* src, int64_t n, bf16_t* dst) {
   const auto* codes = static_cast<const uint8_t*>(src);
-  const Lookup lookup(table);
+  const Lookup<kIsInt8> lookup(table);
   __m512i first, second;
   int64_t i = 0;
   for (; i + 64 <= n; i += 64) {
-    decode<kIsInt8>(lookup, load(codes + i), &first, &second);
+    lookup.decode(load(codes + i), &first, &second);
     _mm512_storeu_si512(dst + i, first);
     _mm512_storeu_si512(dst + i + 32, second);
   }
   if (i < n) {
     const int rest = static_cast<int>(n - i);
-    decode<kIsInt8>(lookup, _mm512_maskz_loadu_epi8((__mmask64{1} << rest) - 1, codes + i), &first, &second);
+    lookup.decode(load(codes + i, rest), &first, &second);
     _mm512_mask_storeu_epi16(dst + i, first32(rest), first);
     if (rest > 32) _mm512_mask_storeu_epi16(dst + i + 32, first32(rest - 32), second);
   }
@@ -151,12 +73,11 @@ void pack_v_bf16(const bf16_t* const* rows, int n, int dv, bf16_t* out, int ld) 
 
 namespace {
 
-// 2^x for x < 128. REDUCE leaves x - floor(x) and SCALEF multiplies by 2^floor(x); both know -inf and NaN. Four terms reach 2^-18,
-// far below the rounding to bf16 that follows.
+// 2^x for x < 128; -inf gives 0, NaN stays NaN, 2^0 is exactly 1. REDUCE leaves x - floor(x) and SCALEF multiplies by 2^floor(x).
+// Four terms on [0, 1) (minimax with constant term 1) reach 2^-18, far below the rounding to bf16 that follows.
 ATTUNE_INLINE __m512 exp2(__m512 x) {
   const __m512 f = _mm512_reduce_ps(x, 0x01);
-  __m512 y = _mm512_set1_ps(0.013426683843135834f);
-  y = _mm512_fmadd_ps(f, y, _mm512_set1_ps(0.052242476493120193f));
+  __m512 y = _mm512_fmadd_ps(f, _mm512_set1_ps(0.013426683843135834f), _mm512_set1_ps(0.052242476493120193f));
   y = _mm512_fmadd_ps(f, y, _mm512_set1_ps(0.241280198097229f));
   y = _mm512_fmadd_ps(f, y, _mm512_set1_ps(0.6930448412895203f));
   y = _mm512_fmadd_ps(f, y, _mm512_set1_ps(1.0f));
@@ -177,31 +98,46 @@ ATTUNE_INLINE float row_max(const float* s, int n) {
   return _mm512_reduce_max_ps(_mm512_max_ps(max0, max1));
 }
 
+// 32 entries of a row of p, of which the first n exist.
+template <bool kPartial>
+ATTUNE_INLINE __m512 exp2_entries(const float* s, int n, __m512 factor, __m512 offset, const float* v_scale, bf16_t* p, __m512 sum) {
+  const __m512i ones = _mm512_set1_epi16(0x3f80);
+  const __mmask16 mask0 = first16(n), mask1 = first16(n - 16);
+  __m512 e0, e1;
+  if (kPartial) {
+    e0 = _mm512_maskz_mov_ps(mask0, exp2(_mm512_fmsub_ps(_mm512_maskz_loadu_ps(mask0, s), factor, offset)));
+    e1 = _mm512_maskz_mov_ps(mask1, exp2(_mm512_fmsub_ps(_mm512_maskz_loadu_ps(mask1, s + 16), factor, offset)));
+  } else {
+    e0 = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s), factor, offset));
+    e1 = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + 16), factor, offset));
+  }
+  __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(e1, e0);
+  sum = dot(sum, rounded, ones);
+  if (v_scale != nullptr) {
+    e0 = _mm512_mul_ps(e0, kPartial ? _mm512_maskz_loadu_ps(mask0, v_scale) : _mm512_loadu_ps(v_scale));
+    e1 = _mm512_mul_ps(e1, kPartial ? _mm512_maskz_loadu_ps(mask1, v_scale + 16) : _mm512_loadu_ps(v_scale + 16));
+    rounded = (__m512i)_mm512_cvtne2ps_pbh(e1, e0);
+  }
+  if (kPartial) {
+    _mm512_mask_storeu_epi16(p, first32((n + 1) / 2 * 2), rounded);  // an odd n is padded with one zero
+  } else {
+    _mm512_storeu_si512(p, rounded);
+  }
+  return sum;
+}
+
 // p = exp2(s * scale - max), times v_scale where there is one. Returns the sum of the rounded p before v_scale.
 ATTUNE_INLINE float exp2_row(const float* s, int n, float scale, float max, const float* v_scale, bf16_t* p) {
   const __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(max);
-  const __m512i ones = _mm512_set1_epi16(0x3f80);
-  __m512 sum = _mm512_setzero_ps();
-  for (int j = 0; j < n; j += 32) {
-    const int rest = n - j;
-    const __mmask16 mask0 = first16(rest), mask1 = first16(rest - 16);
-    __m512 e0 = exp2(_mm512_fmsub_ps(_mm512_maskz_loadu_ps(mask0, s + j), factor, offset));
-    __m512 e1 = exp2(_mm512_fmsub_ps(_mm512_maskz_loadu_ps(mask1, s + j + 16), factor, offset));
-    if (rest < 32) {
-      e0 = _mm512_maskz_mov_ps(mask0, e0);
-      e1 = _mm512_maskz_mov_ps(mask1, e1);
-    }
-    __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(e1, e0);
-    sum = dot(sum, rounded, ones);
-    if (v_scale != nullptr) {
-      e0 = _mm512_mul_ps(e0, _mm512_maskz_loadu_ps(mask0, v_scale + j));
-      e1 = _mm512_mul_ps(e1, _mm512_maskz_loadu_ps(mask1, v_scale + j + 16));
-      rounded = (__m512i)_mm512_cvtne2ps_pbh(e1, e0);
-    }
-    // An odd n is padded with one zero.
-    _mm512_mask_storeu_epi16(p + j, first32((rest + 1) / 2 * 2), rounded);
+  __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
+  int j = 0;
+  for (; j + 64 <= n; j += 64) {
+    sum0 = exp2_entries<false>(s + j, 32, factor, offset, v_scale != nullptr ? v_scale + j : nullptr, p + j, sum0);
+    sum1 = exp2_entries<false>(s + j + 32, 32, factor, offset, v_scale != nullptr ? v_scale + j + 32 : nullptr, p + j + 32, sum1);
   }
-  return _mm512_reduce_add_ps(sum);
+  for (; j + 32 <= n; j += 32) sum0 = exp2_entries<false>(s + j, 32, factor, offset, v_scale != nullptr ? v_scale + j : nullptr, p + j, sum0);
+  if (j < n) sum1 = exp2_entries<true>(s + j, n - j, factor, offset, v_scale != nullptr ? v_scale + j : nullptr, p + j, sum1);
+  return _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1));
 }
 
 ATTUNE_INLINE void scale_row(float* x, int n, float factor) {
@@ -215,21 +151,24 @@ ATTUNE_INLINE void scale_row(float* x, int n, float factor) {
 }  // namespace
 
 void softmax_bf16(const SoftmaxTile& t) {
-  for (int i = 0; i < t.m; ++i) {
-    const float* s = t.s + static_cast<int64_t>(i) * t.lds;
-    const float old_max = t.row_max[i];
-    const float tile_max = row_max(s, t.n) * t.scale2;
-    const float max = tile_max > old_max ? tile_max : old_max;
-    if (max > old_max) {
-      const float rescale = _mm512_cvtss_f32(exp2(_mm512_set1_ps(old_max - max)));
-      t.row_max[i] = max;
-      t.row_sum[i] *= rescale;
-      scale_row(t.o + static_cast<int64_t>(i) * t.ldo, t.dv, rescale);
+  for (int begin = 0; begin < t.m; begin += kSoftmaxRows) {
+    const int end = begin + kSoftmaxRows < t.m ? begin + kSoftmaxRows : t.m;
+    float tile_max[kSoftmaxRows];
+    for (int i = begin; i < end; ++i) tile_max[i - begin] = row_max(t.s + static_cast<int64_t>(i) * t.lds, t.n) * t.scale2;
+    for (int i = begin; i < end; ++i) {
+      const float old_max = t.row_max[i];
+      const float max = tile_max[i - begin] > old_max ? tile_max[i - begin] : old_max;
+      if (max > old_max) {
+        const float rescale = _mm512_cvtss_f32(exp2(_mm512_set1_ps(old_max - max)));
+        t.row_max[i] = max;
+        t.row_sum[i] *= rescale;
+        scale_row(t.o + static_cast<int64_t>(i) * t.ldo, t.dv, rescale);
+      }
+      // A row that has seen nothing has only -inf (or NaN): with 0 in place of the max these give 0 (or NaN).
+      const float offset = max == -__builtin_huge_valf() ? 0.0f : max;
+      bf16_t* p = static_cast<bf16_t*>(t.p) + static_cast<int64_t>(i) * t.ldp;
+      t.row_sum[i] += exp2_row(t.s + static_cast<int64_t>(i) * t.lds, t.n, t.scale2, offset, t.v_scale, p);
     }
-    // A row that has seen nothing has only -inf (or NaN): with 0 in place of the max these give 0 (or NaN).
-    const float offset = max == -__builtin_huge_valf() ? 0.0f : max;
-    bf16_t* p = static_cast<bf16_t*>(t.p) + static_cast<int64_t>(i) * t.ldp;
-    t.row_sum[i] += exp2_row(s, t.n, t.scale2, offset, t.v_scale, p);
   }
 }
 

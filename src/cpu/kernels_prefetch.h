@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private to the kernels_*.cpp files: prefetching of cache rows, whose addresses no hardware prefetcher can guess across pages.
+// Prefetching of cache rows for the decode loops. Pages lie anywhere, so hardware prefetchers stop at each one's end, and the row
+// kernels cannot know what comes after their tile: the loop that has the next tile's rows asks for them.
 #pragma once
 
 #include <cstdint>
 
 namespace attune::cpu {
 
-inline constexpr int kRowBlock = 16;   // key rows that stay in L1 while all query rows visit them (576 fp32: 36 KB, L2)
-inline constexpr int kRowsAhead = 8;   // prefetch distance in key rows
-inline constexpr int kPvBlock = 32;    // value rows whose sum stays in registers
-
-// Prefetches n elements of rows[begin..end).
-template <class T>
-[[gnu::always_inline]] inline void prefetch_rows(const T* const* rows, int begin, int end, int n) {
-  const int64_t bytes = static_cast<int64_t>(n) * static_cast<int64_t>(sizeof(T));
+// Asks for rows [begin, end) of k and v, into L2 (requests for L1 queue in fewer places). The two alternate row by row: two streams
+// keep more of the memory busy than one after the other. v may equal k or be null: then only k.
+//
+// The empty asm keeps the loop: GCC takes a function that only prefetches for one without effect, and drops the call.
+[[gnu::always_inline]] inline void prefetch_tile(const void* const* k, int64_t k_bytes, const void* const* v, int64_t v_bytes, int begin,
+                                                 int end) {
+  const bool both = v != nullptr && v != k;
   for (int j = begin; j < end; ++j) {
-    const char* row = reinterpret_cast<const char*>(rows[j]);
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+    const char* k_row = static_cast<const char*>(k[j]);
+    asm volatile("" : : "r"(k_row));
+    for (int64_t i = 0; i < k_bytes; i += 64) __builtin_prefetch(k_row + i, 0, 2);
+    if (!both) continue;
+    const char* v_row = static_cast<const char*>(v[j]);
+    for (int64_t i = 0; i < v_bytes; i += 64) __builtin_prefetch(v_row + i, 0, 2);
   }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode: scores of query rows with key rows, and sums of value rows, straight from the cache's rows. Every byte of the cache is
-// touched once, so these are built to run at memory speed: rows are prefetched, query rows and partial sums stay in registers.
+// touched once, so these are built to keep up with memory: query rows and partial sums stay in registers. Prefetching is the
+// caller's (kernels_prefetch.h): only it knows the rows to come.
 
 #if defined(ATTUNE_CPU_KERNELS_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTUNE_CPU_KERNELS_ROWS_INL_H_
@@ -9,8 +10,7 @@
 #define ATTUNE_CPU_KERNELS_ROWS_INL_H_
 #endif
 
-#include "cpu/kernels_common-inl.h"
-#include "cpu/kernels_prefetch.h"
+#include "cpu/kernels_convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attune::cpu::HWY_NAMESPACE {
@@ -93,14 +93,15 @@ HWY_NOINLINE void qk_tile(int d, const Q* HWY_RESTRICT q, int64_t ldq, const K* 
   }
 }
 
+constexpr int kKeyBlock = 16;  // key rows that stay in L1 while all query rows visit them
 // A tile of four query rows and four key rows needs 16 accumulators and 5 operands.
 constexpr int kQkRows = kManyRegisters ? 4 : 2;
 
 template <class Q, class K>
 HWY_INLINE void qk_rows(int m, int n, int d, const Q* q, int64_t ldq, const K* const* rows, float* s, int64_t lds) {
   // All query rows visit a block of key rows while it is in L1.
-  for (int j0 = 0; j0 < n; j0 += kRowBlock) {
-    const int block_end = HWY_MIN(j0 + kRowBlock, n);
+  for (int j0 = 0; j0 < n; j0 += kKeyBlock) {
+    const int block_end = HWY_MIN(j0 + kKeyBlock, n);
     for (int i = 0; i < m; i += kQkRows) {
       for (int j = j0; j < block_end; j += 4) {
         const int count = HWY_MIN(4, n - j);
@@ -108,7 +109,6 @@ HWY_INLINE void qk_rows(int m, int n, int d, const Q* q, int64_t ldq, const K* c
         const K* four[4];
         ATTUNE_UNROLL
         for (int t = 0; t < 4; ++t) four[t] = rows[j + HWY_MIN(t, count - 1)];
-        if (i == 0) prefetch_rows(rows, j + kRowsAhead, HWY_MIN(j + kRowsAhead + 4, n), d);
         const Q* qi = q + i * ldq;
         float* si = s + i * lds + j;
         switch (HWY_MIN(kQkRows, m - i)) {
@@ -173,6 +173,7 @@ HWY_NOINLINE void pv_tile(int n, const P* HWY_RESTRICT p, int64_t ldp, const W* 
   }
 }
 
+constexpr int kValueBlock = 64;  // value rows of one sum in registers
 constexpr int kPvRows = 4;
 constexpr int kPvVecs = kManyRegisters ? 4 : 2;
 
@@ -193,10 +194,9 @@ HWY_INLINE void pv_panel(int m, int n, const P* p, int64_t ldp, const W* const* 
 
 template <class P, class W>
 HWY_INLINE void pv_rows(int m, int n, int dv, const P* p, int64_t ldp, const W* const* rows, float* o, int64_t ldo) {
-  for (int j0 = 0; j0 < n; j0 += kPvBlock) {
-    const int count = HWY_MIN(kPvBlock, n - j0);
+  for (int j0 = 0; j0 < n; j0 += kValueBlock) {
+    const int count = HWY_MIN(kValueBlock, n - j0);
     const W* const* block = rows + j0;
-    prefetch_rows(block, 0, count, dv);
     int c = 0;
     for (; c + kPvVecs * kLanes <= dv; c += kPvVecs * kLanes) pv_panel<kPvVecs, false>(m, count, p + j0, ldp, block, c, o, ldo, 0);
     for (; c + kLanes <= dv; c += kLanes) pv_panel<1, false>(m, count, p + j0, ldp, block, c, o, ldo, 0);
@@ -212,6 +212,39 @@ void pv_rows_mixed(int m, int n, int dv, const float* p, int ldp, const bf16_t* 
 }
 void pv_rows_bf16(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* const* rows, float* o, int ldo) {
   pv_rows(m, n, dv, p, ldp, rows, o, ldo);
+}
+
+// Codes: a few rows at a time to bf16 on the stack. Blocks are those of the bf16 functions, so that the bits are the same.
+constexpr int kMaxCodes = 1024;
+
+void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds) {
+  HWY_ALIGN bf16_t converted[4 * kMaxCodes];
+  for (int j = 0; j < n; j += 4) {
+    const int count = HWY_MIN(4, n - j);
+    const bf16_t* pointers[4];
+    for (int t = 0; t < count; ++t) {
+      to_bf16(dtype, rows[j + t], d, converted + t * kMaxCodes);
+      pointers[t] = converted + t * kMaxCodes;
+    }
+    qk_rows_bf16(m, count, d, q, ldq, pointers, s + j, lds);
+  }
+}
+
+void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo) {
+  constexpr int kColumns = 64;
+  HWY_ALIGN bf16_t converted[kValueBlock * kColumns];
+  for (int j = 0; j < n; j += kValueBlock) {
+    const int count = HWY_MIN(kValueBlock, n - j);
+    const bf16_t* pointers[kValueBlock];
+    for (int c = 0; c < dv; c += kColumns) {
+      const int columns = HWY_MIN(kColumns, dv - c);
+      for (int t = 0; t < count; ++t) {
+        to_bf16(dtype, rows[j + t] + c, columns, converted + t * kColumns);
+        pointers[t] = converted + t * kColumns;
+      }
+      pv_rows_bf16(m, count, columns, p + j, ldp, pointers, o + c, ldo);
+    }
+  }
 }
 
 }  // namespace attune::cpu::HWY_NAMESPACE

@@ -17,21 +17,30 @@ namespace attune::cpu::HWY_NAMESPACE {
 
 constexpr float kMinusInf = -__builtin_huge_valf();
 
-// 2^x for x < 128 to about 1 ulp; 0 below -126, NaN stays NaN, 2^0 is exactly 1. The polynomial is the minimax fit (Remez) of 2^f
-// on [0, 1) with constant term 1, relative error 2^-23.5. The power of two is put together from the lower bits of floor(x) + 127 +
-// 1.5 * 2^23 and multiplied in, so that a NaN survives whatever its bits are.
+// 2^x for x < 128 to about 1 ulp; 0 or denormal below -126, NaN stays NaN, 2^0 is exactly 1. The polynomial is the minimax fit (Remez) of 2^f
+// on [0, 1) with constant term 1, relative error 2^-23.5. AVX-512 splits x and scales by instruction (denormals included); elsewhere
+// the power of two is put together from the lower bits of floor(x) + 127 + 1.5 * 2^23 and multiplied in, so that a NaN survives
+// whatever its bits are.
 HWY_INLINE VF exp2(VF x) {
   const DF d;
+#if HWY_TARGET <= HWY_AVX3
+  const VF f{_mm512_reduce_ps(x.raw, 0x01)};  // x - floor(x)
+#else
   const VF clamped = at_least(hn::Set(d, -127.0f), x);
   const VF whole = hn::Floor(clamped);
   const VF f = hn::Sub(clamped, whole);
+#endif
   VF y = hn::MulAdd(f, hn::Set(d, 0.0018671301659196615f), hn::Set(d, 0.009017029777169228f));
   y = hn::MulAdd(f, y, hn::Set(d, 0.05579991266131401f));
   y = hn::MulAdd(f, y, hn::Set(d, 0.24016444385051727f));
   y = hn::MulAdd(f, y, hn::Set(d, 0.6931512951850891f));
   y = hn::MulAdd(f, y, hn::Set(d, 1.0f));
+#if HWY_TARGET <= HWY_AVX3
+  return VF{_mm512_scalef_ps(y.raw, x.raw)};
+#else
   const VU power = hn::ShiftLeft<23>(hn::BitCast(DU(), hn::Add(whole, hn::Set(d, 12582912.0f + 127.0f))));
   return hn::Mul(y, hn::BitCast(d, power));
+#endif
 }
 
 HWY_INLINE void scale_row(float* x, int n, float factor) {
@@ -90,28 +99,35 @@ HWY_INLINE void apply_scale(float* s, int n, float scale) {
   for (int j = 0; j < n; ++j) s[j] = s[j] == kMinusInf ? kMinusInf : s[j] * scale;
 }
 
+// Rows whose maxima are found before their exponentials: one row's chain of operations is long, eight rows overlap.
+constexpr int kSoftmaxRows = 8;
+
 template <typename P>
 HWY_INLINE void softmax_rows(const SoftmaxTile& t) {
-  for (int i = 0; i < t.m; ++i) {
-    float* s = t.s + static_cast<int64_t>(i) * t.lds;
-    P* p = static_cast<P*>(t.p) + static_cast<int64_t>(i) * t.ldp;
-    float scale = t.scale2;
-    if (!(scale > 0.0f)) {
-      apply_scale(s, t.n, scale);
-      scale = 1.0f;
+  float scale = t.scale2;
+  if (!(scale > 0.0f)) {
+    for (int i = 0; i < t.m; ++i) apply_scale(t.s + static_cast<int64_t>(i) * t.lds, t.n, scale);
+    scale = 1.0f;
+  }
+  for (int begin = 0; begin < t.m; begin += kSoftmaxRows) {
+    const int end = HWY_MIN(begin + kSoftmaxRows, t.m);
+    float tile_max[kSoftmaxRows];
+    for (int i = begin; i < end; ++i) tile_max[i - begin] = row_max(t.s + static_cast<int64_t>(i) * t.lds, t.n) * scale;
+    for (int i = begin; i < end; ++i) {
+      P* p = static_cast<P*>(t.p) + static_cast<int64_t>(i) * t.ldp;
+      const float old_max = t.row_max[i];
+      const float max = tile_max[i - begin] > old_max ? tile_max[i - begin] : old_max;
+      if (max > old_max) {
+        const float rescale = hn::GetLane(exp2(hn::Set(DF(), old_max - max)));
+        t.row_max[i] = max;
+        t.row_sum[i] *= rescale;
+        scale_row(t.o + static_cast<int64_t>(i) * t.ldo, t.dv, rescale);
+      }
+      // A row that has seen nothing has only -inf (or NaN): with 0 in place of the max these give 0 (or NaN).
+      const float offset = max == kMinusInf ? 0.0f : max;
+      t.row_sum[i] += exp2_row(t.s + static_cast<int64_t>(i) * t.lds, t.n, scale, offset, t.v_scale, p);
+      if (sizeof(P) == sizeof(bf16_t) && t.n % 2 != 0) p[t.n] = 0;
     }
-    const float old_max = t.row_max[i];
-    const float tile_max = row_max(s, t.n) * scale;
-    const float max = tile_max > old_max ? tile_max : old_max;
-    if (max > old_max) {
-      const float rescale = hn::GetLane(exp2(hn::Set(DF(), old_max - max)));
-      t.row_max[i] = max;
-      t.row_sum[i] *= rescale;
-      scale_row(t.o + static_cast<int64_t>(i) * t.ldo, t.dv, rescale);
-    }
-    // A row that has seen nothing has only -inf (or NaN): with 0 in place of the max these give 0 (or NaN).
-    t.row_sum[i] += exp2_row(s, t.n, scale, max == kMinusInf ? 0.0f : max, t.v_scale, p);
-    if (sizeof(P) == sizeof(bf16_t) && t.n % 2 != 0) p[t.n] = 0;
   }
 }
 

@@ -18,7 +18,8 @@ constexpr float kInt8Max = 127.0f;
 constexpr float kSmallestGroupScale = 1e-4f;  // of power-of-two scales, before rounding up
 constexpr int64_t kChunk = 128;               // channels quantised at a time
 
-// The largest finite magnitude of a row. NaN is left out and infinity counts as the largest float: neither may spoil the scale.
+// The largest finite magnitude of a row. NaN is left out and infinity counts as the largest float: neither may spoil
+// the scale.
 float amax_of(const float* x, int64_t n) {
   float amax = 0.0f;
   for (int64_t i = 0; i < n; ++i) {
@@ -30,9 +31,12 @@ float amax_of(const float* x, int64_t n) {
 
 float largest_code(int32_t dtype) {
   switch (dtype) {
-    case ATTUNE_INT8: return kInt8Max;
-    case ATTUNE_FLOAT8_E4M3: return kE4m3Max;
-    default: return kE5m2Max;
+    case ATTUNE_INT8:
+      return kInt8Max;
+    case ATTUNE_FLOAT8_E4M3:
+      return kE4m3Max;
+    default:
+      return kE5m2Max;
   }
 }
 
@@ -50,7 +54,8 @@ float e8m0_to_float(uint8_t e) {
 
 uint8_t power_of_two_to_e8m0(float scale) { return static_cast<uint8_t>(std::ilogb(scale) + 127); }
 
-// Runs of a row of a plain plane that have one stride: the whole row, or its packs. Calls f(first channel, count, address).
+// Runs of a row of a plain plane that have one stride: the whole row, or its packs. Calls f(first channel, count,
+// address).
 template <class F>
 void for_each_run(const KvPlane& plane, std::byte* row, int64_t n, F f) {
   const int64_t run = plane.contiguous ? std::max<int64_t>(n, 1) : plane.pack;
@@ -80,7 +85,8 @@ void write_plain(const KvPlane& plane, const KvScale& scale, KvSlot slot, int64_
   const int64_t stride = plane.contiguous ? 1 : plane.inner_stride;
   std::byte* row = plane.row(slot.page, slot.offset, head);
   if (scale.mode == KvScale::Mode::kNone) {
-    for_each_run(plane, row, n, [&](int64_t d, int64_t m, std::byte* at) { write_elements(plane.dtype, at, stride, m, x + d); });
+    for_each_run(plane, row, n,
+                 [&](int64_t d, int64_t m, std::byte* at) { write_elements(plane.dtype, at, stride, m, x + d); });
     return;
   }
   float* stored = scale.at(slot.page, slot.offset, head);
@@ -89,7 +95,8 @@ void write_plain(const KvPlane& plane, const KvScale& scale, KvSlot slot, int64_
     if (*stored == 0.0f) *stored = 1.0f;  // a row of zeros: codes 0, never 0 / 0
   }
   const float divisor = *stored;
-  for_each_run(plane, row, n, [&](int64_t d, int64_t m, std::byte* at) { quantize_run(plane.dtype, divisor, x + d, at, stride, m); });
+  for_each_run(plane, row, n,
+               [&](int64_t d, int64_t m, std::byte* at) { quantize_run(plane.dtype, divisor, x + d, at, stride, m); });
 }
 
 // Where the parts of a token of a packed format lie.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// out = sum_i exp(lse_i - lse) out_i [/ (1 + exp(sink - lse))], lse = log sum_i exp(lse_i). Weights in double, sums in fp32, parts
-// in order.
+// out = sum_i exp(lse_i - lse) out_i [/ (1 + exp(sink - lse))], lse = log sum_i exp(lse_i). Weights in double, sums in
+// fp32, parts in order.
 #include "cpu/merge.h"
 
 #include <algorithm>
@@ -39,7 +39,8 @@ Total total_of(const MergeProblem& op, int64_t row, int64_t head) {
   return t;
 }
 
-void merge_columns(const MergeProblem& op, const Total& t, double denominator, int64_t row, int64_t head, int64_t first, int64_t n) {
+void merge_columns(const MergeProblem& op, const Total& t, double denominator, int64_t row, int64_t head, int64_t first,
+                   int64_t n) {
   float sum[kChunk] = {};
   float part[kChunk];
   const RowView& in = op.partial_out;
@@ -47,13 +48,15 @@ void merge_columns(const MergeProblem& op, const Total& t, double denominator, i
     const double lse = part_lse(op, i, row, head);
     if (lse == -kInf) continue;  // its columns may hold anything
     const float weight = static_cast<float>(std::exp(lse - t.largest) / denominator);
-    read_elements(in.dtype, in.at(row, head) + i * op.out_part_bytes + first * in.dim_stride * in.element_size, in.dim_stride, n, part);
+    read_elements(in.dtype, in.at(row, head) + i * op.out_part_bytes + first * in.dim_stride * in.element_size,
+                  in.dim_stride, n, part);
     for (int64_t d = 0; d < n; ++d) sum[d] += weight * part[d];
   }
   if (op.out_scale != nullptr) {
     for (int64_t d = 0; d < n; ++d) sum[d] *= *op.out_scale;
   }
-  write_elements(op.out.dtype, op.out.at(row, head) + first * op.out.dim_stride * op.out.element_size, op.out.dim_stride, n, sum);
+  write_elements(op.out.dtype, op.out.at(row, head) + first * op.out.dim_stride * op.out.element_size,
+                 op.out.dim_stride, n, sum);
 }
 
 void merge_row(const MergeProblem& op, int64_t row, int64_t head) {
@@ -72,6 +75,7 @@ void merge_row(const MergeProblem& op, int64_t row, int64_t head) {
 }  // namespace
 
 void run_merge(const MergeProblem& op) {
+  if (op.head_dim_v == 0 && !op.lse) return;  // nothing to write, however many rows
   parallel_for(op.rows * op.heads, [&](int64_t i) { merge_row(op, i / op.heads, i % op.heads); });
 }
 

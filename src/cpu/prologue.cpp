@@ -130,7 +130,8 @@ void rotate(const Prologue& p, int64_t row, int64_t batch, int64_t position, flo
 
 }  // namespace
 
-void prepare_q_row(const Prologue& p, const RowView& q, int64_t head_dim, int64_t row, int64_t head, int64_t batch, int64_t position, float* out) {
+void prepare_q_row(const Prologue& p, const RowView& q, int64_t head_dim, int64_t row, int64_t head, int64_t batch,
+                   int64_t position, float* out) {
   load(p, 0, q, head_dim, row, head, out);
   if (!p.any) return;
   add_bias(p.q_bias, head, head_dim, out);
@@ -140,7 +141,8 @@ void prepare_q_row(const Prologue& p, const RowView& q, int64_t head_dim, int64_
   for (int64_t d = 0; d < head_dim; ++d) out[d] *= factor;
 }
 
-void prepare_k_row(const Prologue& p, const RowView& k, int64_t head_dim, int64_t row, int64_t head, int64_t batch, int64_t position, float* out) {
+void prepare_k_row(const Prologue& p, const RowView& k, int64_t head_dim, int64_t row, int64_t head, int64_t batch,
+                   int64_t position, float* out) {
   load(p, 1, k, head_dim, row, head, out);
   if (!p.any) return;
   add_bias(p.k_bias, head, head_dim, out);
@@ -148,7 +150,8 @@ void prepare_k_row(const Prologue& p, const RowView& k, int64_t head_dim, int64_
   rotate(p, row, batch, position, out);
 }
 
-void prepare_v_row(const Prologue& p, const RowView& v, int64_t head_dim, int64_t row, int64_t head, int64_t batch, float* out) {
+void prepare_v_row(const Prologue& p, const RowView& v, int64_t head_dim, int64_t row, int64_t head, int64_t batch,
+                   float* out) {
   load(p, 2, v, head_dim, row, head, out);
   if (!p.any) return;
   add_bias(p.v_bias, head, head_dim, out);

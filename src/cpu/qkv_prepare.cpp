@@ -39,9 +39,11 @@ void prepare_keys(const PrepareProblem& op, const Token& t) {
 }  // namespace
 
 void run_qkv_prepare(const PrepareProblem& op) {
+  if (op.total == 0) return;  // however many sequences
   RowSplitter split(op.cu, op.fixed, op.total);
   const int64_t ring = op.cache ? op.cache.ring_capacity : 0;
-  // The tokens of a ring that the same call would overwrite are not written: which of two came last must not depend on timing.
+  // The tokens of a ring that the same call would overwrite are not written: which of two came last must not depend on
+  // timing.
   auto range = [&](int64_t b) {
     const RowRange r = split(b);
     return op.finished(b) ? RowRange{r.first, 0} : r;

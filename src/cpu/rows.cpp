@@ -13,12 +13,14 @@ constexpr int64_t kChunk = 128;  // strided elements go through a buffer of this
 
 template <class Element>
 void gather(const std::byte* from, int64_t stride, int64_t n, Element* to) {
-  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i, from + i * stride * static_cast<int64_t>(sizeof(Element)), sizeof(Element));
+  for (int64_t i = 0; i < n; ++i)
+    std::memcpy(to + i, from + i * stride * static_cast<int64_t>(sizeof(Element)), sizeof(Element));
 }
 
 template <class Element>
 void scatter(const Element* from, int64_t stride, int64_t n, std::byte* to) {
-  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * stride * static_cast<int64_t>(sizeof(Element)), from + i, sizeof(Element));
+  for (int64_t i = 0; i < n; ++i)
+    std::memcpy(to + i * stride * static_cast<int64_t>(sizeof(Element)), from + i, sizeof(Element));
 }
 
 template <class Element, class Encode>
@@ -31,13 +33,26 @@ void encode_each(const float* from, int64_t n, std::byte* to, Encode encode) {
 
 void encode_contiguous(int32_t dtype, const float* from, int64_t n, std::byte* to) {
   switch (dtype) {
-    case ATTUNE_FLOAT32: std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float)); break;
-    case ATTUNE_BFLOAT16: kernels().to_bf16(ATTUNE_FLOAT32, from, n, reinterpret_cast<bf16_t*>(to)); break;
-    case ATTUNE_FLOAT16: encode_each<uint16_t>(from, n, to, float_to_half); break;
-    case ATTUNE_FLOAT8_E4M3: encode_each<uint8_t>(from, n, to, float_to_e4m3); break;
-    case ATTUNE_FLOAT8_E5M2: encode_each<uint8_t>(from, n, to, float_to_e5m2); break;
-    case ATTUNE_INT8: encode_each<int8_t>(from, n, to, float_to_int8); break;
-    default: break;
+    case ATTUNE_FLOAT32:
+      std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
+      break;
+    case ATTUNE_BFLOAT16:
+      kernels().to_bf16(ATTUNE_FLOAT32, from, n, reinterpret_cast<bf16_t*>(to));
+      break;
+    case ATTUNE_FLOAT16:
+      encode_each<uint16_t>(from, n, to, float_to_half);
+      break;
+    case ATTUNE_FLOAT8_E4M3:
+      encode_each<uint8_t>(from, n, to, float_to_e4m3);
+      break;
+    case ATTUNE_FLOAT8_E5M2:
+      encode_each<uint8_t>(from, n, to, float_to_e5m2);
+      break;
+    case ATTUNE_INT8:
+      encode_each<int8_t>(from, n, to, float_to_int8);
+      break;
+    default:
+      break;
   }
 }
 
@@ -54,9 +69,15 @@ void read_elements(int32_t dtype, const std::byte* from, int64_t stride, int64_t
     const int64_t m = std::min(kChunk, n - first);
     const std::byte* at = from + first * stride * size;
     switch (size) {
-      case 1: gather(at, stride, m, reinterpret_cast<uint8_t*>(codes)); break;
-      case 2: gather(at, stride, m, reinterpret_cast<uint16_t*>(codes)); break;
-      default: gather(at, stride, m, reinterpret_cast<uint32_t*>(codes)); break;
+      case 1:
+        gather(at, stride, m, reinterpret_cast<uint8_t*>(codes));
+        break;
+      case 2:
+        gather(at, stride, m, reinterpret_cast<uint16_t*>(codes));
+        break;
+      default:
+        gather(at, stride, m, reinterpret_cast<uint32_t*>(codes));
+        break;
     }
     kernels().to_f32(static_cast<attune_dtype>(dtype), codes, m, to + first);
   }
@@ -74,9 +95,15 @@ void write_elements(int32_t dtype, std::byte* to, int64_t stride, int64_t n, con
     encode_contiguous(dtype, from + first, m, codes);
     std::byte* at = to + first * stride * size;
     switch (size) {
-      case 1: scatter(reinterpret_cast<const uint8_t*>(codes), stride, m, at); break;
-      case 2: scatter(reinterpret_cast<const uint16_t*>(codes), stride, m, at); break;
-      default: scatter(reinterpret_cast<const uint32_t*>(codes), stride, m, at); break;
+      case 1:
+        scatter(reinterpret_cast<const uint8_t*>(codes), stride, m, at);
+        break;
+      case 2:
+        scatter(reinterpret_cast<const uint16_t*>(codes), stride, m, at);
+        break;
+      default:
+        scatter(reinterpret_cast<const uint32_t*>(codes), stride, m, at);
+        break;
     }
   }
 }

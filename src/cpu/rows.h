@@ -28,8 +28,8 @@ struct RowRange {
   int64_t first = 0, count = 0;
 };
 
-// Rows of each sequence by cu_seqlens, or `fixed` each. Asked for b = 0, 1, .. in order; whatever the table says, ranges lie in
-// the tensor and do not overlap.
+// Rows of each sequence by cu_seqlens, or `fixed` each. Asked for b = 0, 1, .. in order; whatever the table says,
+// ranges lie in the tensor and do not overlap.
 class RowSplitter {
  public:
   RowSplitter(const IntView& cu, int64_t fixed, int64_t total) : cu_(cu), fixed_(fixed), total_(total) {}
@@ -45,8 +45,8 @@ class RowSplitter {
   int64_t fixed_, total_, end_ = 0;
 };
 
-// Calls body(b, i, row, count) for row i of the count rows of range(b), for every sequence, in parallel. range is called in order,
-// from one thread.
+// Calls body(b, i, row, count) for row i of the count rows of range(b), for every sequence, in parallel. range is
+// called in order, from one thread.
 template <class Range, class Body>
 void for_each_sequence_row(int64_t batch, Range&& range, Body&& body) {
   constexpr int64_t kBlock = 256;  // sequences at a time: their ranges fit the stack

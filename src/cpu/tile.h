@@ -45,12 +45,21 @@ struct MergeTask {
 // A tile of keys: row i of K and of V, staged or in place.
 struct KvTile {
   int n = 0;                        // columns
-  const void* k[kMaxTileN];         // rows of head_dim_qk elements of the row type
+  attune_dtype codes = ATTUNE_DTYPE_NONE;  // rows are 8-bit codes of this dtype, in place; NONE: elements of the row type
+  const void* k[kMaxTileN];         // rows of head_dim_qk elements
   const void* v[kMaxTileN];         // rows of head_dim_v elements
   bool hidden[kMaxTileN];           // no such token: nobody sees the column
   bool any_hidden = false;
   bool scaled = false;              // the factors below are in use
   float k_factor[kMaxTileN], v_factor[kMaxTileN];
+};
+
+// Addresses of rows of a later tile, to ask for early.
+struct AheadRows {
+  int n = 0;
+  int64_t k_bytes = 0, v_bytes = 0;
+  const void* k[kDecodeN];
+  const void* v[kDecodeN];
 };
 
 // How tiles are computed, fixed by the plan.
@@ -77,6 +86,8 @@ struct Scratch {
   void* v_pack;
   std::byte* zeros; // a row of zeros
   KvTile* tile;
+  AheadRows* near;  // of the next tile, of the one after
+  AheadRows* far;
   int64_t ld_q, ld_o;  // in elements, multiples of 16
 };
 

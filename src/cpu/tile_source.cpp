@@ -135,43 +135,87 @@ void TileSource::load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_
   }
 }
 
-// The cached columns [i, n) page by page: one look-up serves all tokens of a page, and rows that need no conversion cost an addition.
+// Calls emit(i, k, v, run) for every run of the cached columns [i, end) whose tokens share a page: one look-up serves them all.
+template <class Emit>
+void for_each_run(const KvCache& c, int64_t b, int64_t first, int i, int end, Emit&& emit) {
+  while (i < end) {
+    const int64_t position = first + i;
+    const KvSlot k = c.find(b, position, false);
+    const KvSlot v = c.v_page_table ? c.find(b, position, true) : k;
+    int64_t run = std::min<int64_t>(end - i, c.page_size - k.offset);
+    if (c.ring_capacity > 0) run = std::min(run, c.ring_capacity - position % c.ring_capacity);
+    emit(i, k, v, static_cast<int>(run));
+    i += static_cast<int>(run);
+  }
+}
+
+// The cached columns [i, n) of a plain cache. Rows that need no conversion cost an addition.
 int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t first, int i, int n, Scratch& scratch) const {
   const KvCache& c = p_.cache;
   KvTile& t = *scratch.tile;
-  const int32_t in_place = row_type_dtype(row_type_);
-  const bool k_in_place = c.k.contiguous && c.k.dtype == in_place, v_in_place = c.v.contiguous && c.v.dtype == in_place;
-  const bool direct = k_in_place && v_in_place && c.k_scale.mode == KvScale::Mode::kNone && c.v_scale.mode == KvScale::Mode::kNone;
   const int end = static_cast<int>(std::min<int64_t>(n, s.num_cached - first));
-  while (i < end) {
-    const int64_t position = first + i;
-    KvSlot k = c.find(b, position, false);
-    KvSlot v = c.v_page_table ? c.find(b, position, true) : k;
-    const int64_t page_end = c.ring_capacity > 0 && !c.paged ? c.ring_capacity : c.page_size;
-    int64_t run = std::min<int64_t>(end - i, page_end - k.offset);
-    if (c.ring_capacity > 0) run = std::min(run, c.ring_capacity - position % c.ring_capacity);
-    if (direct && k.page >= 0 && v.page >= 0) {
-      const std::byte* k_row = c.k.row(k.page, k.offset, kv_head);
-      const std::byte* v_row = c.v.row(v.page, v.offset, kv_head);
-      const int64_t k_step = c.k.slot_stride * c.k.element_size, v_step = c.v.slot_stride * c.v.element_size;
-      for (int64_t j = 0; j < run; ++j) {
-        t.k[i + j] = k_row + j * k_step;
-        t.v[i + j] = v_row + j * v_step;
-        t.hidden[i + j] = false;
-        t.k_factor[i + j] = t.v_factor[i + j] = 1.0f;
-      }
-      i += static_cast<int>(run);
-    } else {
-      for (int64_t j = 0; j < run; ++j, ++i, ++k.offset, ++v.offset) put_slot(c, k, v, kv_head, i, scratch);
+  const int32_t in_place = row_type_dtype(row_type_);
+  const bool codes = codes_in_place_ && end == n && c.k.element_size == 1 && c.k.dtype == c.v.dtype;
+  const bool direct = c.k.contiguous && c.v.contiguous && (codes || (c.k.dtype == in_place && c.v.dtype == in_place));
+  if (direct && codes) t.codes = static_cast<attune_dtype>(c.k.dtype);
+  for_each_run(c, b, first, i, end, [&](int at, KvSlot k, KvSlot v, int run) {
+    if (!direct || k.page < 0 || v.page < 0) {
+      for (int j = at; j < at + run; ++j, ++k.offset, ++v.offset) put_slot(c, k, v, kv_head, j, scratch);
+      return;
     }
+    const std::byte* k_row = c.k.row(k.page, k.offset, kv_head);
+    const std::byte* v_row = c.v.row(v.page, v.offset, kv_head);
+    const int64_t k_step = c.k.slot_stride * c.k.element_size, v_step = c.v.slot_stride * c.v.element_size;
+    for (int j = 0; j < run; ++j) {
+      t.k[at + j] = k_row + j * k_step;
+      t.v[at + j] = v_row + j * v_step;
+      t.hidden[at + j] = false;
+    }
+    if (!t.scaled) return;
+    auto fill = [&](const KvScale& scale, KvSlot slot, float* to) {
+      for (int j = 0; j < run; ++j) to[j] = scale.mode == KvScale::Mode::kNone ? 1.0f : *scale.at(slot.page, slot.offset + j, kv_head);
+    };
+    fill(c.k_scale, k, t.k_factor + at);
+    fill(c.v_scale, v, t.v_factor + at);
+  });
+  return end > i ? end : i;
+}
+
+void TileSource::look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, AheadRows& a) const {
+  a.n = 0;
+  if (!p_.cache || p_.cache_indirection) return;
+  const KvCache& c = p_.cache;
+  if (!c.k.contiguous && c.format->plain) return;
+  const KvFormat& f = *c.format;
+  a.k_bytes = f.plain ? c.head_dim_qk * c.k.element_size : f.token_bytes;
+  a.v_bytes = c.head_dim_v * c.v.element_size;
+  auto add = [&](KvSlot k, KvSlot v) {
+    if (k.page < 0 || v.page < 0) return;
+    a.k[a.n] = c.k.row(k.page, k.offset, kv_head);
+    a.v[a.n] = c.v_aliases_k || !c.v.contiguous ? a.k[a.n] : c.v.row(v.page, v.offset, kv_head);
+    ++a.n;
+  };
+  if (p_.sparse) {
+    const int64_t end = std::min<int64_t>(first + n, p_.list.used(q_row, b));
+    for (int64_t entry = first; entry < end; ++entry) {
+      const int64_t index = p_.list.at(q_row, kv_head, entry);
+      if (index < 0 || index >= c.num_slots()) continue;
+      const KvSlot slot{index / c.page_size, index % c.page_size};
+      add(slot, slot);
+    }
+    return;
   }
-  return i;
+  const int end = static_cast<int>(std::min<int64_t>(n, s.num_cached - first));
+  for_each_run(c, b, first, 0, end, [&](int, KvSlot k, KvSlot v, int run) {
+    for (int j = 0; j < run; ++j, ++k.offset, ++v.offset) add(k, v);
+  });
 }
 
 void TileSource::load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n,
                       Scratch& scratch) const {
   KvTile& tile = *scratch.tile;
   tile.n = n;
+  tile.codes = ATTUNE_DTYPE_NONE;
   tile.any_hidden = false;
   tile.scaled = (p_.cache && (p_.cache.k_scale.mode != KvScale::Mode::kNone || p_.cache.v_scale.mode != KvScale::Mode::kNone)) ||
                 (p_.extra_cache && (p_.extra_cache.k_scale.mode != KvScale::Mode::kNone ||
@@ -182,7 +226,7 @@ void TileSource::load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_he
   }
   int i = 0;
   for (; i < n && first + i < begin; ++i) hide(i, scratch);
-  if (!p_.cache_indirection && p_.cache && p_.cache.format->plain) i = load_runs(s, b, kv_head, first, i, n, scratch);
+  if (!p_.cache_indirection && p_.cache && p_.cache.format->plain && i == 0) i = load_runs(s, b, kv_head, first, i, n, scratch);
   for (; i < n && first + i < s.num_cached; ++i) {
     const int64_t t = first + i;
     const int64_t row = table_row(s, b, t);

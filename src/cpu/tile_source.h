@@ -14,12 +14,15 @@ struct DenseRows {
 
 class TileSource {
  public:
-  TileSource(const Problem& p, const DenseRows& dense, TileType row_type, const KernelTable& kernels)
-      : p_(p), dense_(dense), row_type_(row_type), kernels_(kernels) {}
+  // codes_in_place: tiles of 8-bit rows may stay codes, for the kernels that read them.
+  TileSource(const Problem& p, const DenseRows& dense, TileType row_type, bool codes_in_place, const KernelTable& kernels)
+      : p_(p), dense_(dense), row_type_(row_type), codes_in_place_(codes_in_place), kernels_(kernels) {}
 
   // Columns [first, first + n) of the keys of sequence b; those below begin are hidden and never read. In sparse mode the columns
-  // are entries of the lists of query row q_row. With need_v false only K is loaded.
+  // are entries of the lists of query row q_row.
   void load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n, Scratch& scratch) const;
+  // Addresses of the cached rows among the columns [first, first + n), as far as they are cheap to tell.
+  void look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, AheadRows& a) const;
 
  private:
   void load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, Scratch& scratch) const;
@@ -34,6 +37,7 @@ class TileSource {
   const Problem& p_;
   const DenseRows& dense_;
   TileType row_type_;
+  bool codes_in_place_;
   const KernelTable& kernels_;
 };
 

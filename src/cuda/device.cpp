@@ -53,12 +53,13 @@ std::vector<DeviceInfo> list_devices(const Driver& d) {
     info.ordinal = i;
     Ordinal device = 0;
     const Result result = d.cuDeviceGet(&device, i);
-    const std::string fault = result == kSuccess ? read_device(d, device, &info) : cat("cannot be opened: ", error_text(d, result));
+    const std::string fault =
+        result == kSuccess ? read_device(d, device, &info) : cat("cannot be opened: ", error_text(d, result));
     if (!fault.empty()) {
       info.why_not = cat("CUDA device ", i, " ", fault);
     } else if (info.compute_major != 9 || info.compute_minor != 0) {
-      info.why_not = cat("CUDA device ", i, " (", info.name, ") has compute capability ", info.compute_major, ".", info.compute_minor,
-                         "; the kernels need 9.0 (Hopper)");
+      info.why_not = cat("CUDA device ", i, " (", info.name, ") has compute capability ", info.compute_major, ".",
+                         info.compute_minor, "; the kernels need 9.0 (Hopper)");
     }
     list.push_back(std::move(info));
   }
@@ -77,7 +78,8 @@ const DeviceInfo& require_device(int32_t ordinal) {
   require_driver();
   const std::vector<DeviceInfo>& list = devices();
   if (ordinal < 0 || static_cast<size_t>(ordinal) >= list.size()) {
-    fail(ATTUNE_DEVICE_ERROR, "there is no CUDA device ", ordinal, "; there ", list.size() == 1 ? "is " : "are ", list.size());
+    fail(ATTUNE_DEVICE_ERROR, "there is no CUDA device ", ordinal, "; there ", list.size() == 1 ? "is " : "are ",
+         list.size());
   }
   const DeviceInfo& info = list[static_cast<size_t>(ordinal)];
   if (!info.usable()) fail(ATTUNE_DEVICE_ERROR, info.why_not);

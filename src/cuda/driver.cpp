@@ -10,7 +10,8 @@
 namespace attune::cuda {
 namespace {
 
-using GetProcAddress = Result (*)(const char* symbol, void** function, int32_t version, uint64_t flags, int32_t* status);
+using GetProcAddress = Result (*)(const char* symbol, void** function, int32_t version, uint64_t flags,
+                                  int32_t* status);
 
 constexpr uint64_t kLegacyStream = 1;  // a NULL stream is the legacy default stream
 
@@ -62,7 +63,8 @@ const Opened& opened() {
 
 bool load_driver(FindFunction find, Driver* table, std::string* why) {
   // The version first: an old driver lacks functions, and its age is the better reason.
-  table->cuDriverGetVersion = reinterpret_cast<decltype(table->cuDriverGetVersion)>(find("cuDriverGetVersion", kMinDriverVersion));
+  table->cuDriverGetVersion =
+      reinterpret_cast<decltype(table->cuDriverGetVersion)>(find("cuDriverGetVersion", kMinDriverVersion));
   int32_t version = 0;
   if (table->cuDriverGetVersion == nullptr || table->cuDriverGetVersion(&version) != kSuccess) {
     *why = "the NVIDIA driver does not tell its version";
@@ -70,15 +72,15 @@ bool load_driver(FindFunction find, Driver* table, std::string* why) {
   }
   table->version = version;
   if (version < kMinDriverVersion) {
-    *why = cat("the NVIDIA driver is too old: it supports CUDA ", version_text(version), ", and ", version_text(kMinDriverVersion),
-               " (driver 550) or newer is needed");
+    *why = cat("the NVIDIA driver is too old: it supports CUDA ", version_text(version), ", and ",
+               version_text(kMinDriverVersion), " (driver 550) or newer is needed");
     return false;
   }
-#define ATTUNE_CUDA_FIND(name, parameters)                                                       \
-  table->name = reinterpret_cast<decltype(table->name)>(find(#name, kMinDriverVersion));         \
-  if (table->name == nullptr) {                                                                  \
-    *why = cat("the NVIDIA driver (CUDA ", version_text(version), ") has no function " #name);   \
-    return false;                                                                                \
+#define ATTUNE_CUDA_FIND(name, parameters)                                                     \
+  table->name = reinterpret_cast<decltype(table->name)>(find(#name, kMinDriverVersion));       \
+  if (table->name == nullptr) {                                                                \
+    *why = cat("the NVIDIA driver (CUDA ", version_text(version), ") has no function " #name); \
+    return false;                                                                              \
   }
   ATTUNE_CUDA_DRIVER_FUNCTIONS(ATTUNE_CUDA_FIND)
 #undef ATTUNE_CUDA_FIND

@@ -8,8 +8,8 @@
 
 namespace attune::cuda {
 
-using Result = int32_t;  // CUresult
-using Ordinal = int32_t; // CUdevice
+using Result = int32_t;   // CUresult
+using Ordinal = int32_t;  // CUdevice
 using DevicePointer = uint64_t;
 using Context = struct ContextOpaque*;
 using Function = struct FunctionOpaque*;  // a kernel loaded into one context
@@ -84,7 +84,15 @@ struct DriverLaunchConfig {  // CUlaunchConfig
 };
 static_assert(offsetof(DriverLaunchConfig, stream) == 32 && sizeof(DriverLaunchConfig) == 56);
 
-enum class TensorMapType : int32_t { kUint8 = 0, kUint16 = 1, kUint32 = 2, kInt32 = 3, kFloat16 = 6, kFloat32 = 7, kBfloat16 = 9 };
+enum class TensorMapType : int32_t {
+  kUint8 = 0,
+  kUint16 = 1,
+  kUint32 = 2,
+  kInt32 = 3,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kBfloat16 = 9
+};
 enum class TensorMapSwizzle : int32_t { kNone = 0, k32B = 1, k64B = 2, k128B = 3 };
 enum class TensorMapPromotion : int32_t { kNone = 0, k64B = 1, k128B = 2, k256B = 3 };
 

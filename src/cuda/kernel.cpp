@@ -18,8 +18,8 @@
 namespace attune::cuda {
 namespace {
 
-// Machine code of one module, loaded once for all devices. The mutex is held while it is found or compiled, so that threads that
-// want the same module wait for one compiler, and threads that want others do not.
+// Machine code of one module, loaded once for all devices. The mutex is held while it is found or compiled, so that
+// threads that want the same module wait for one compiler, and threads that want others do not.
 struct Module {
   std::mutex mutex;
   Library library = nullptr;
@@ -54,8 +54,8 @@ class KernelCache {
 
   static const CompiledKernel& checked(const CompiledKernel& kernel, const KernelSpec& spec) {
     if (spec.shared_bytes <= static_cast<size_t>(kernel.max_dynamic_shared_bytes)) return kernel;
-    fail(ATTUNE_DEVICE_ERROR, kernel.name, " wants ", spec.shared_bytes, " bytes of dynamic shared memory; CUDA device ", kernel.device,
-         " has ", kernel.max_dynamic_shared_bytes);
+    fail(ATTUNE_DEVICE_ERROR, kernel.name, " wants ", spec.shared_bytes,
+         " bytes of dynamic shared memory; CUDA device ", kernel.device, " has ", kernel.max_dynamic_shared_bytes);
   }
 
   Module& slot(const ModuleSpec& spec) {
@@ -75,15 +75,16 @@ class KernelCache {
     while (true) {
       const Image image = finder_.find(spec, without_bundle, without_cache);
       Library library = nullptr;
-      const Result result = d.cuLibraryLoadData(&library, image.bytes().data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+      const Result result =
+          d.cuLibraryLoadData(&library, image.bytes().data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
       if (result == kSuccess) {
         module.library = library;
         module.origin = image.origin;
         return module;
       }
       if (image.origin == KernelOrigin::kCompiled) check(result, cat("loading ", module_name(spec)));
-      log_message(ATTUNE_LOG_WARNING, cat("the driver does not load ", module_name(spec), " from the ", origin_name(image.origin), ": ",
-                                          error_text(d, result)));
+      log_message(ATTUNE_LOG_WARNING, cat("the driver does not load ", module_name(spec), " from the ",
+                                          origin_name(image.origin), ": ", error_text(d, result)));
       if (image.origin == KernelOrigin::kBundle) without_bundle = true;
       if (image.origin == KernelOrigin::kDiskCache) {
         without_cache = true;
@@ -121,7 +122,8 @@ class KernelCache {
     k.max_dynamic_shared_bytes = static_cast<int32_t>(info.shared_bytes_per_block) - k.static_shared_bytes;
     Ordinal handle = 0;
     check(d.cuDeviceGet(&handle, device), "cuDeviceGet");
-    check(d.cuKernelSetAttribute(FunctionAttribute::kMaxDynamicSharedSizeBytes, k.max_dynamic_shared_bytes, k.kernel, handle),
+    check(d.cuKernelSetAttribute(FunctionAttribute::kMaxDynamicSharedSizeBytes, k.max_dynamic_shared_bytes, k.kernel,
+                                 handle),
           cat("allowing ", k.max_dynamic_shared_bytes, " bytes of shared memory to ", k.name));
     check(d.cuKernelSetAttribute(FunctionAttribute::kNonPortableClusterSizeAllowed, 1, k.kernel, handle),
           cat("allowing large clusters to ", k.name));
@@ -144,9 +146,12 @@ std::string spec_name(const KernelSpec& spec) {
 
 const char* origin_name(KernelOrigin origin) {
   switch (origin) {
-    case KernelOrigin::kBundle: return "bundle";
-    case KernelOrigin::kDiskCache: return "disk cache";
-    case KernelOrigin::kCompiled: return "compiler";
+    case KernelOrigin::kBundle:
+      return "bundle";
+    case KernelOrigin::kDiskCache:
+      return "disk cache";
+    case KernelOrigin::kCompiled:
+      return "compiler";
   }
   return "?";
 }

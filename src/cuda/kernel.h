@@ -33,10 +33,10 @@ struct CompiledKernel {
   Function function = nullptr;  // in the device's primary context
   LibraryKernel kernel = nullptr;
   KernelOrigin origin = KernelOrigin::kCompiled;
-  int32_t num_regs = 0;              // a thread
-  int32_t static_shared_bytes = 0;   // a block
-  int32_t local_bytes = 0;           // a thread: spills and indexed arrays
-  int32_t max_threads = 0;           // a block
+  int32_t num_regs = 0;             // a thread
+  int32_t static_shared_bytes = 0;  // a block
+  int32_t local_bytes = 0;          // a thread: spills and indexed arrays
+  int32_t max_threads = 0;          // a block
   int32_t max_dynamic_shared_bytes = 0;
 
   // Blocks of this size that one multiprocessor holds at a time.
@@ -45,9 +45,9 @@ struct CompiledKernel {
   int32_t max_active_clusters(uint32_t cluster_x, int32_t threads, size_t dynamic_shared_bytes) const;
 };
 
-// The kernel, ready to launch. Thread-safe; the first call for a spec takes milliseconds (bundle, disk cache) or seconds (compiler).
-// Failure: ATTUNE_DEVICE_ERROR where the device or compiler is missing or ATTUNE_JIT=off forbids compiling, ATTUNE_INTERNAL where
-// the source does not compile.
+// The kernel, ready to launch. Thread-safe; the first call for a spec takes milliseconds (bundle, disk cache) or
+// seconds (compiler). Failure: ATTUNE_DEVICE_ERROR where the device or compiler is missing or ATTUNE_JIT=off forbids
+// compiling, ATTUNE_INTERNAL where the source does not compile.
 const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device);
 
 // get_kernel for each spec, compiling side by side. The first failure is thrown after all have finished.

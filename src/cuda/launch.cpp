@@ -8,9 +8,10 @@ namespace attune::cuda {
 namespace {
 
 [[noreturn]] void launch_failed(Result result, const CompiledKernel& kernel, const LaunchConfig& c) {
-  check(result, cat("launching ", kernel.name, " on CUDA device ", kernel.device, ", grid ", c.grid[0], "x", c.grid[1], "x", c.grid[2],
-                    ", block ", c.block[0], "x", c.block[1], "x", c.block[2], ", cluster ", c.cluster[0], "x", c.cluster[1], "x",
-                    c.cluster[2], ", ", c.shared_bytes, " bytes of dynamic shared memory"));
+  check(result,
+        cat("launching ", kernel.name, " on CUDA device ", kernel.device, ", grid ", c.grid[0], "x", c.grid[1], "x",
+            c.grid[2], ", block ", c.block[0], "x", c.block[1], "x", c.block[2], ", cluster ", c.cluster[0], "x",
+            c.cluster[1], "x", c.cluster[2], ", ", c.shared_bytes, " bytes of dynamic shared memory"));
   fail(ATTUNE_INTERNAL, "unreachable");
 }
 

@@ -86,12 +86,15 @@ void read_cache(Object& parent, CacheSpec& cache) {
   Object object(*value, parent.where() + ".cache");
   object.get("dtype", cache.dtype);
   object.choose<attune_kv_format>(
-      "format", cache.format, {{"plain", ATTUNE_KV_PLAIN}, {"mla_656", ATTUNE_KV_MLA_656}, {"mla_584", ATTUNE_KV_MLA_584}});
+      "format", cache.format,
+      {{"plain", ATTUNE_KV_PLAIN}, {"mla_656", ATTUNE_KV_MLA_656}, {"mla_584", ATTUNE_KV_MLA_584}});
   object.choose<attune_kv_layout>("layout", cache.layout,
                                   {{"nhd", ATTUNE_KV_NHD}, {"hnd", ATTUNE_KV_HND}, {"xpacked", ATTUNE_KV_XPACKED}});
-  object.choose<ScaleMode>(
-      "scales", cache.scales,
-      {{"none", ScaleMode::kNone}, {"tensor", ScaleMode::kTensor}, {"head", ScaleMode::kHead}, {"token", ScaleMode::kToken}});
+  object.choose<ScaleMode>("scales", cache.scales,
+                           {{"none", ScaleMode::kNone},
+                            {"tensor", ScaleMode::kTensor},
+                            {"head", ScaleMode::kHead},
+                            {"token", ScaleMode::kToken}});
   object.get("page_size", cache.page_size);
   object.get("ring_capacity", cache.ring_capacity);
   object.get("slack", cache.slack);
@@ -251,7 +254,8 @@ Case read_case(const json& value, const std::string& area) {
   o.get("data", c.data);
   o.get("poison", c.poison);
   o.finish();
-  if (c.seqlens_q.size() != c.seqlens_kv.size()) throw std::runtime_error(o.where() + ": seqlens_q and seqlens_kv differ in size");
+  if (c.seqlens_q.size() != c.seqlens_kv.size())
+    throw std::runtime_error(o.where() + ": seqlens_q and seqlens_kv differ in size");
   if (c.cache.format != ATTUNE_KV_PLAIN) c.shared_kv = true;
   return c;
 }
@@ -267,10 +271,13 @@ std::string suffix(const std::string& key, const json& value, size_t index) {
     if (text.back() != '=') text += 'x';
     text += item.dump();
   }
-  return text.find('{') == std::string::npos && text.find('[') == std::string::npos ? text : key + "=#" + std::to_string(index);
+  return text.find('{') == std::string::npos && text.find('[') == std::string::npos
+             ? text
+             : key + "=#" + std::to_string(index);
 }
 
-// The product over the lists of "sweep". A dotted key ("cache.layout") reaches into an object; the key "with" merges objects.
+// The product over the lists of "sweep". A dotted key ("cache.layout") reaches into an object; the key "with" merges
+// objects.
 void expand(json row, std::vector<json>& rows) {
   if (!row.contains("sweep") || row["sweep"].empty()) {
     row.erase("sweep");
@@ -315,7 +322,9 @@ std::vector<Case> load(bool bench) {
 
 int64_t Case::total_q() const { return std::accumulate(seqlens_q.begin(), seqlens_q.end(), int64_t{0}); }
 
-int64_t Case::max_seqlen_q() const { return seqlens_q.empty() ? 0 : *std::max_element(seqlens_q.begin(), seqlens_q.end()); }
+int64_t Case::max_seqlen_q() const {
+  return seqlens_q.empty() ? 0 : *std::max_element(seqlens_q.begin(), seqlens_q.end());
+}
 
 attune_dtype Case::resolved_out_dtype() const {
   if (out_dtype != ATTUNE_DTYPE_NONE) return out_dtype;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One row of the table of cases: what to build, in the words of the descriptor. Rows are JSON (tests/cases/*.json), embedded at
-// build time; tests/cases/README.md describes every key.
+// One row of the table of cases: what to build, in the words of the descriptor. Rows are JSON (tests/cases/*.json),
+// embedded at build time; tests/cases/README.md describes every key.
 #pragma once
 
 #include <cstdint>
@@ -27,21 +27,21 @@ struct CacheSpec {
   ScaleMode scales = ScaleMode::kNone;
   int64_t page_size = 16;
   int64_t ring_capacity = 0;
-  int64_t slack = 3;            // pages beyond what is needed (contiguous: slots of each row)
-  int64_t x = 0;                // x-packed: elements of a pack; 0: 16 bytes
-  bool batch_index = false;     // contiguous: rows permuted
+  int64_t slack = 3;         // pages beyond what is needed (contiguous: slots of each row)
+  int64_t x = 0;             // x-packed: elements of a pack; 0: 16 bytes
+  bool batch_index = false;  // contiguous: rows permuted
   bool separate_v_table = false;
-  bool share_prefix = false;    // full pages of the first sequence serve the others too
-  bool one_pool = false;        // K and V interleaved page by page in one allocation
-  bool page_padding = false;    // pages are apart by more than their size
+  bool share_prefix = false;  // full pages of the first sequence serve the others too
+  bool one_pool = false;      // K and V interleaved page by page in one allocation
+  bool page_padding = false;  // pages are apart by more than their size
 };
 
 struct SparseSpec {
   int64_t topk = 0;
   bool per_head = false;
   Lengths lengths = Lengths::kNone;
-  double invalid = 0.1;         // share of entries that name no slot
-  int64_t slots = 64;           // size of the pool
+  double invalid = 0.1;  // share of entries that name no slot
+  int64_t slots = 64;    // size of the pool
 };
 
 struct RopeSpec {
@@ -53,8 +53,8 @@ struct RopeSpec {
   double scale = 1;
   int64_t max_position = 64;
   double mscale = 1;
-  int64_t tables = 1;           // > 1: rope_table_index
-  int positions = 0;            // 0 absent, 1 [total_q], 3 [total_q, 3]
+  int64_t tables = 1;  // > 1: rope_table_index
+  int positions = 0;   // 0 absent, 1 [total_q], 3 [total_q, 3]
   std::vector<int64_t> mrope_section;
   bool mrope_interleaved = false;
 };
@@ -62,12 +62,14 @@ struct RopeSpec {
 struct PrologueSpec {
   bool qkv_scale = false;
   bool q_bias = false, k_bias = false, v_bias = false;
-  int64_t ia3_tasks = 0;        // > 0: ia3_k and ia3_v
-  bool ia3_no_task = false;     // the last sequence names no task
+  int64_t ia3_tasks = 0;     // > 0: ia3_k and ia3_v
+  bool ia3_no_task = false;  // the last sequence names no task
   RopeSpec rope;
-  int64_t logn = 0;             // > 0: max_position of the table
+  int64_t logn = 0;  // > 0: max_position of the table
   bool append = false;
-  bool any() const { return qkv_scale || q_bias || k_bias || v_bias || ia3_tasks > 0 || rope.dim > 0 || logn > 0 || append; }
+  bool any() const {
+    return qkv_scale || q_bias || k_bias || v_bias || ia3_tasks > 0 || rope.dim > 0 || logn > 0 || append;
+  }
 };
 
 struct Case {
@@ -81,42 +83,42 @@ struct Case {
   std::vector<int64_t> seqlens_q;
   std::vector<int64_t> seqlens_kv;  // tokens in the cache, or keys of dense kv; empty: as seqlens_q
   KvSource kv = KvSource::kDense;
-  bool new_tokens = false;          // k and v beside the cache
-  bool shared_kv = false;           // V is the first columns of K
-  bool seqused = false;             // dense kv: keys in use are fewer than the extent
-  bool cu_seqlens_kv = true;        // dense rank 3 kv
+  bool new_tokens = false;    // k and v beside the cache
+  bool shared_kv = false;     // V is the first columns of K
+  bool seqused = false;       // dense kv: keys in use are fewer than the extent
+  bool cu_seqlens_kv = true;  // dense rank 3 kv
   CacheSpec cache;
   SparseSpec sparse;
-  SparseSpec extra;                 // topk > 0: a second pool
+  SparseSpec extra;  // topk > 0: a second pool
   int64_t extra_page_size = 8;
   int64_t beam_width = 0;
   std::vector<int64_t> beam_prompt;
 
   bool causal = false;
   int64_t window_left = -1, window_right = -1;
-  int mask_bits = 0;                // 0 none, 1 [total_q, bytes], 2 [total_q, num_heads_q, bytes]
-  int64_t mask_start = -1;          // >= 0: mask_start present, that for sequence 0, one more for each further one
-  int64_t mask_keys = 0;            // keys covered; 0: all
+  int mask_bits = 0;        // 0 none, 1 [total_q, bytes], 2 [total_q, num_heads_q, bytes]
+  int64_t mask_start = -1;  // >= 0: mask_start present, that for sequence 0, one more for each further one
+  int64_t mask_keys = 0;    // keys covered; 0: all
   std::vector<std::vector<int64_t>> ranges;  // bidirectional_ranges of every sequence
   std::vector<int64_t> finished;
   bool skip_decode = false, zero_finished = false;
 
   double softmax_scale = 0, softcap = 0;
-  int alibi = 0;                    // 0 none, 1 [num_heads_q], 2 [batch, num_heads_q]
+  int alibi = 0;  // 0 none, 1 [num_heads_q], 2 [batch, num_heads_q]
   bool alibi_sqrt = false, alibi_negative = false;
-  int bias = 0;                     // 0 none, 1 shared by the heads, 2 one for each head
-  bool new_token_bias = false;      // a random tree: 0 or -inf
+  int bias = 0;                 // 0 none, 1 shared by the heads, 2 one for each head
+  bool new_token_bias = false;  // a random tree: 0 or -inf
   int64_t t5_buckets = 0, t5_max_distance = 128;
   bool t5_bidirectional = false;
-  std::string sinks;                // "", "normal", "mixed" (some -inf, some large)
-  std::string aux_dtype = "f32";    // of bias, t5, sinks and the prologue's vectors
+  std::string sinks;              // "", "normal", "mixed" (some -inf, some large)
+  std::string aux_dtype = "f32";  // of bias, t5, sinks and the prologue's vectors
 
   PrologueSpec prologue;
   bool out_scale = false, lse = true, max_logits = false;
   bool batch_invariant = false;
-  bool max_seqlens = false;         // max_seqlen_q and max_seqlen_kv are given
-  std::string plant;                // "nan_k", "nan_v", "inf_v": one bad key that is visible
-  std::string data = "normal";      // "equal" (all scores equal), "spread" (scores apart by hundreds), "ones_v" (V = 1)
+  bool max_seqlens = false;     // max_seqlen_q and max_seqlen_kv are given
+  std::string plant;            // "nan_k", "nan_v", "inf_v": one bad key that is visible
+  std::string data = "normal";  // "equal" (all scores equal), "spread" (scores apart by hundreds), "ones_v" (V = 1)
   bool poison = true;
 
   int64_t batch() const { return static_cast<int64_t>(seqlens_q.size()); }

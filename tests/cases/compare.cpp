@@ -30,7 +30,8 @@ void* row_element(const attune_tensor& t, bool rank4, int64_t row, int64_t head,
   const bool has_dim = dim >= 0;
   if (!rank4) return has_dim ? element_at(t, {row, head, dim}) : element_at(t, {row, head});
   const int64_t seqlen = t.shape[1];
-  return has_dim ? element_at(t, {row / seqlen, row % seqlen, head, dim}) : element_at(t, {row / seqlen, row % seqlen, head});
+  return has_dim ? element_at(t, {row / seqlen, row % seqlen, head, dim})
+                 : element_at(t, {row / seqlen, row % seqlen, head});
 }
 
 // Products are formed from operands rounded to this type, and so are probabilities. 8-bit inputs compute like bfloat16.
@@ -69,8 +70,8 @@ void Checker::fail(std::string failure) {
   if (report_.failure.empty()) report_.failure = std::move(failure);
 }
 
-void Checker::element(const char* what, int64_t row, int64_t head, int64_t dim, attune_dtype dtype, double expected, double bound,
-                      double actual, bool saturate) {
+void Checker::element(const char* what, int64_t row, int64_t head, int64_t dim, attune_dtype dtype, double expected,
+                      double bound, double actual, bool saturate) {
   ++report_.num_elements;
   double ratio = 0;
   bool good;
@@ -81,15 +82,16 @@ void Checker::element(const char* what, int64_t row, int64_t head, int64_t dim, 
   } else {
     const double low = round_to(dtype, expected - bound, saturate), high = round_to(dtype, expected + bound, saturate);
     good = low <= actual && actual <= high;
-    // How much of the bound is used: an error smaller than half a step of the format uses none of it.
-    const double half_step = std::fabs(round_to(dtype, expected, saturate) - expected);
-    ratio = std::max(0.0, std::fabs(actual - expected) - half_step) / std::max(bound, std::numeric_limits<double>::min());
+    // How much of the bound is used, beside the rounding to the format.
+    const double half = half_step(dtype, std::max(std::fabs(actual), std::fabs(expected)));
+    ratio = std::max(0.0, std::fabs(actual - expected) - half) / std::max(bound, std::numeric_limits<double>::min());
   }
   if (!good || ratio > report_.worst.ratio) {
     if (!failed()) report_.worst = {place(what, row, head, dim), expected, actual, bound, ratio};
   }
   if (!good) {
-    fail(place(what, row, head, dim) + ": expected " + number(expected) + ", got " + number(actual) + ", allowed error " + number(bound));
+    fail(place(what, row, head, dim) + ": expected " + number(expected) + ", got " + number(actual) +
+         ", allowed error " + number(bound));
   }
 }
 
@@ -120,7 +122,8 @@ void Snapshot::allow(const void* element, int64_t bytes) {
 
 void Snapshot::allow_all(const attune_tensor& host) {
   for (Copy& copy : copies_) {
-    if (host.data != nullptr && copy.buffer->contains(host.data)) std::fill(copy.allowed.begin(), copy.allowed.end(), 1);
+    if (host.data != nullptr && copy.buffer->contains(host.data))
+      std::fill(copy.allowed.begin(), copy.allowed.end(), 1);
   }
 }
 
@@ -145,26 +148,32 @@ Bounds::Bounds(const Problem& problem, const reference::RowResult& row) {
   const PrologueSpec& p = c.prologue;
   const bool grouped = c.cache.format != ATTUNE_KV_PLAIN;
   const bool scaled_inputs = element_size(c.dtype) == 1;
-  // Operands that are not exact in the compute type: what a prologue produced, and codes with a scale for each group of columns.
-  const bool rounded_qk = rounds && (grouped || scaled_inputs || p.q_bias || p.k_bias || p.ia3_tasks > 0 || p.rope.dim > 0 || p.logn > 0);
-  const bool rounded_v = rounds && (grouped || scaled_inputs || p.v_bias || p.ia3_tasks > 0 || (c.shared_kv && rounded_qk));
-  // The errors of the products of one score have random signs: their sum stays within 4 standard deviations, never beyond all of it.
+  // Operands that are not exact in the compute type: what a prologue produced, and codes with a scale for each group of
+  // columns.
+  const bool rounded_qk =
+      rounds && (grouped || scaled_inputs || p.q_bias || p.k_bias || p.ia3_tasks > 0 || p.rope.dim > 0 || p.logn > 0);
+  const bool rounded_v =
+      rounds && (grouped || scaled_inputs || p.v_bias || p.ia3_tasks > 0 || (c.shared_kv && rounded_qk));
+  // The errors of the products of one score have random signs: their sum stays within 4 standard deviations, never
+  // beyond all of it.
   const double spread = std::min(1.0, 4.0 / std::sqrt(static_cast<double>(c.head_dim_qk)));
   const double largest = std::isfinite(row.max_logit) ? std::fabs(row.max_logit) : 0.0;
   const double capped = c.softcap > 0 ? c.softcap : 0.0;
   score = row.z_abs * (std::ldexp(1.0, -21) + (rounded_qk ? 1.5 * compute * spread : 0.0)) +
           (problem.additive_bound() + largest + capped) * std::ldexp(1.0, -21);
   const double sums = std::ldexp(16 + 2 * std::sqrt(static_cast<double>(row.num_visible)), -24);
-  weight = sums + (rounds ? compute : 0.0) + (rounded_v ? compute : 0.0);
+  value = sums + (rounds ? compute : 0.0) + (rounded_v ? compute : 0.0);
   // The row sum may add up the rounded probabilities.
+  sum = sums + (rounds ? compute : 0.0);
   const double log_sum = std::isfinite(row.lse) ? std::fabs(row.lse) : 0.0;
-  lse = score + sums + (rounds ? compute : 0.0) + log_sum * std::ldexp(1.0, -22);
+  lse = score + sum + log_sum * std::ldexp(1.0, -22);
 }
 
 double Bounds::out(const reference::RowResult& row, size_t dim) const {
-  // A score that is off by e moves its probability by a factor of exp(e), and all of them together by no more than this.
-  const double from_scores = 0.5 * std::expm1(2 * score) * (row.pv_abs[dim] + std::fabs(row.out[dim]));
-  return row.pv_abs[dim] * weight + from_scores + 1e-36;
+  // out = numerator / sum. A score that is off by e moves its probability by a factor of exp(e), and both by no more
+  // than this.
+  const double from_scores = 0.5 * std::expm1(2 * score);
+  return row.pv_abs[dim] * (value + from_scores) + std::fabs(row.out[dim]) * (sum + from_scores) + 1e-36;
 }
 
 Report compare(const Problem& problem, const Expected& expected) {
@@ -172,7 +181,8 @@ Report compare(const Problem& problem, const Expected& expected) {
   Snapshot snapshot(problem.arena());
   const attune_attention& host = problem.host();
   const bool rank4 = host.q.rank == 4;
-  const attune_tensor out = snapshot.after(host.out), lse = snapshot.after(host.lse), max_logits = snapshot.after(host.max_logits);
+  const attune_tensor out = snapshot.after(host.out), lse = snapshot.after(host.lse),
+                      max_logits = snapshot.after(host.max_logits);
   const double out_scale = host.out_scale.data == nullptr ? 1.0 : decode(ATTUNE_FLOAT32, host.out_scale.data);
   const bool saturate = out.dtype == ATTUNE_FLOAT8_E4M3;
   if (!expected.all_rows) {
@@ -187,8 +197,8 @@ Report compare(const Problem& problem, const Expected& expected) {
       const void* at = row_element(out, rank4, row, head, static_cast<int64_t>(d));
       snapshot.allow(at, element_size(dtype_of(out)));
       const double scale = saturate ? out_scale : 1.0;
-      checker.element("out", row, head, static_cast<int64_t>(d), dtype_of(out), result.out[d] * scale, bounds.out(result, d) * scale,
-                      decode(dtype_of(out), at), saturate);
+      checker.element("out", row, head, static_cast<int64_t>(d), dtype_of(out), result.out[d] * scale,
+                      bounds.out(result, d) * scale, decode(dtype_of(out), at), saturate);
     }
     if (lse.dtype != ATTUNE_DTYPE_NONE) {
       const void* at = row_element(lse, rank4, row, head, -1);
@@ -200,7 +210,8 @@ Report compare(const Problem& problem, const Expected& expected) {
       snapshot.allow(at, 4);
       // Whether NaN is the largest is a matter of taste; lse and out say that there was one.
       if (std::isnan(result.max_logit)) continue;
-      checker.element("max_logits", row, head, -1, ATTUNE_FLOAT32, result.max_logit, bounds.score, decode(ATTUNE_FLOAT32, at));
+      checker.element("max_logits", row, head, -1, ATTUNE_FLOAT32, result.max_logit, bounds.score,
+                      decode(ATTUNE_FLOAT32, at));
     }
   }
   check_writes(host.cache, expected.writes, snapshot, checker);

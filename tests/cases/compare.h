@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evaluates a problem with the oracle, runs it with the library, and compares: every element against its own error bound, every other
-// byte against what it was.
+// Evaluates a problem with the oracle, runs it with the library, and compares: every element against its own error
+// bound, every other byte against what it was.
 #pragma once
 
 #include <string>
@@ -27,7 +27,7 @@ Expected evaluate_sample(const Problem& problem, int64_t count);
 struct Element {
   std::string where;  // "out[row 3, head 1, dim 7]"
   double expected = 0, actual = 0, bound = 0;
-  double ratio = 0;   // |actual - expected| / bound
+  double ratio = 0;  // |actual - expected| / bound
 };
 
 struct Report {
@@ -40,9 +40,10 @@ struct Report {
 // Collects the first failure and the worst element.
 class Checker {
  public:
-  // Passes when actual lies between the stored forms of expected - bound and expected + bound; NaN and infinities match exactly.
-  void element(const char* what, int64_t row, int64_t head, int64_t dim, attune_dtype dtype, double expected, double bound,
-               double actual, bool saturate = false);
+  // Passes when actual lies between the stored forms of expected - bound and expected + bound; NaN and infinities match
+  // exactly.
+  void element(const char* what, int64_t row, int64_t head, int64_t dim, attune_dtype dtype, double expected,
+               double bound, double actual, bool saturate = false);
   void fail(std::string failure);
   bool failed() const { return !report_.failure.empty(); }
   Report& report() { return report_; }
@@ -75,8 +76,9 @@ class Snapshot {
 
 // Error bounds of one row, from what the oracle knows about it.
 struct Bounds {
-  double score;   // of a score z, absolute
-  double weight;  // of sum p v relative to sum p |v|, beside what the scores cause
+  double score;  // of a score z, absolute
+  double value;  // of the sum of p v, relative to sum p |v|, beside what the scores cause
+  double sum;    // of the sum of p, relative, beside what the scores cause
   double lse;
   Bounds(const Problem& problem, const reference::RowResult& row);
   double out(const reference::RowResult& row, size_t dim) const;
@@ -84,7 +86,8 @@ struct Bounds {
 
 Report compare(const Problem& problem, const Expected& expected);
 // Checks the slots that appends wrote and allows their bytes.
-void check_writes(const attune_kv_cache& host, const std::vector<reference::CacheWrite>& writes, Snapshot& snapshot, Checker& checker);
+void check_writes(const attune_kv_cache& host, const std::vector<reference::CacheWrite>& writes, Snapshot& snapshot,
+                  Checker& checker);
 
 // --- Running
 

@@ -53,8 +53,8 @@ class WriteChecker {
         const double amax = amax_of(row, 0, row.size());
         const double exact = amax / largest_code(dtype_of(data));
         if (amax > 0) {
-          checker_.element(is_v ? "cache.v_scale" : "cache.k_scale", row_number(slot), slot.head, -1, ATTUNE_FLOAT32, exact, exact * 1e-6,
-                           scale);
+          checker_.element(is_v ? "cache.v_scale" : "cache.k_scale", row_number(slot), slot.head, -1, ATTUNE_FLOAT32,
+                           exact, exact * 1e-6, scale);
         } else if (!std::isfinite(scale)) {
           checker_.fail(std::string(what) + ": the scale of a row of zeros is not finite");
         }
@@ -69,8 +69,8 @@ class WriteChecker {
       const double bound = error / scale + std::fabs(code) * std::ldexp(1.0, -21);
       // The code -128 is left out, so that codes are symmetric.
       if (dtype_of(data) == ATTUNE_INT8) code = std::clamp(code, -127.0, 127.0);
-      checker_.element(what, row_number(slot), slot.head, static_cast<int64_t>(d), dtype_of(data), code, narrow ? bound : error,
-                       decode(dtype_of(data), at), narrow);
+      checker_.element(what, row_number(slot), slot.head, static_cast<int64_t>(d), dtype_of(data), code,
+                       narrow ? bound : error, decode(dtype_of(data), at), narrow);
     }
   }
 
@@ -91,14 +91,16 @@ class WriteChecker {
       // At least amax / 448, so that nothing saturates; a power of two may be up to twice that, and has a floor.
       const double exact = amax_of(row, first, group) / 448;
       if (!(scale >= exact * (1 - 1e-6) && scale <= std::max(2 * exact * (1 + 1e-6), 2.1e-4))) {
-        checker_.fail("cache.k: group " + std::to_string(index) + " of slot " + std::to_string(row_number(slot)) + " has scale " +
-                      std::to_string(scale) + ", its largest element asks for " + std::to_string(exact));
+        checker_.fail("cache.k: group " + std::to_string(index) + " of slot " + std::to_string(row_number(slot)) +
+                      " has scale " + std::to_string(scale) + ", its largest element asks for " +
+                      std::to_string(exact));
         return;
       }
       for (size_t d = first; d < first + group; ++d) {
         const double code = row[d] / scale;
         checker_.element("cache.k", row_number(slot), 0, static_cast<int64_t>(d), ATTUNE_FLOAT8_E4M3, code,
-                         error / scale + std::fabs(code) * std::ldexp(1.0, -21), decode(ATTUNE_FLOAT8_E4M3, bytes + d), true);
+                         error / scale + std::fabs(code) * std::ldexp(1.0, -21), decode(ATTUNE_FLOAT8_E4M3, bytes + d),
+                         true);
       }
     }
     const std::byte* rope = bytes + (is_656 ? 528 : 448);
@@ -121,8 +123,10 @@ class WriteChecker {
 
   const void* element(const attune_tensor& data, bool is_v, const Slot& slot, int64_t d) const {
     switch (cache_.layout) {
-      case ATTUNE_KV_NHD: return element_at(data, {slot.page, slot.offset, slot.head, d});
-      case ATTUNE_KV_HND: return element_at(data, {slot.page, slot.head, slot.offset, d});
+      case ATTUNE_KV_NHD:
+        return element_at(data, {slot.page, slot.offset, slot.head, d});
+      case ATTUNE_KV_HND:
+        return element_at(data, {slot.page, slot.head, slot.offset, d});
       default:
         if (is_v) return element_at(data, {slot.page, slot.head, d, slot.offset});
         return element_at(data, {slot.page, slot.head, d / data.shape[4], slot.offset, d % data.shape[4]});
@@ -136,7 +140,8 @@ class WriteChecker {
 
 }  // namespace
 
-void check_writes(const attune_kv_cache& host, const std::vector<reference::CacheWrite>& writes, Snapshot& snapshot, Checker& checker) {
+void check_writes(const attune_kv_cache& host, const std::vector<reference::CacheWrite>& writes, Snapshot& snapshot,
+                  Checker& checker) {
   WriteChecker write_checker(host, snapshot, checker);
   const int64_t tokens = writes.empty() ? 1 : tokens_of_page(host);
   for (const reference::CacheWrite& write : writes) {
@@ -146,7 +151,8 @@ void check_writes(const attune_kv_cache& host, const std::vector<reference::Cach
       continue;
     }
     write_checker.plain(false, k_slot, write.k);
-    if (!write.v.empty()) write_checker.plain(true, {write.v_slot / tokens, write.v_slot % tokens, write.head}, write.v);
+    if (!write.v.empty())
+      write_checker.plain(true, {write.v_slot / tokens, write.v_slot % tokens, write.head}, write.v);
   }
 }
 

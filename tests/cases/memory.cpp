@@ -104,7 +104,8 @@ std::string Buffer::check_guards() const {
     if (on_host) forbid(guard, bytes);
     const auto changed = std::find_if(copy.begin(), copy.end(), [](std::byte b) { return b != kGuardByte; });
     if (changed != copy.end() && wrong.empty()) {
-      wrong = "byte " + std::to_string(changed - copy.begin()) + " of the guard " + side + " \"" + name_ + "\" was overwritten";
+      wrong = "byte " + std::to_string(changed - copy.begin()) + " of the guard " + side + " \"" + name_ +
+              "\" was overwritten";
     }
   };
   check(allocation_, front_, "before");

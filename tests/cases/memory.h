@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where test data live. A device plugs in by implementing Memory; buffers carry guard bytes that catch writes outside of them.
+// Where test data live. A device plugs in by implementing Memory; buffers carry guard bytes that catch writes outside
+// of them.
 #pragma once
 
 #include <cstddef>

@@ -9,7 +9,8 @@
 namespace attune::cases {
 namespace {
 
-// Bits of a floating-point format. finite_only: all-ones exponents are numbers, except the all-ones code, which is NaN (e4m3fn).
+// Bits of a floating-point format. finite_only: all-ones exponents are numbers, except the all-ones code, which is NaN
+// (e4m3fn).
 struct FloatFormat {
   int exponent_bits;
   int mantissa_bits;
@@ -18,12 +19,18 @@ struct FloatFormat {
 
 FloatFormat format_of(attune_dtype dtype) {
   switch (dtype) {
-    case ATTUNE_FLOAT32: return {8, 23, false};
-    case ATTUNE_FLOAT16: return {5, 10, false};
-    case ATTUNE_BFLOAT16: return {8, 7, false};
-    case ATTUNE_FLOAT8_E4M3: return {4, 3, true};
-    case ATTUNE_FLOAT8_E5M2: return {5, 2, false};
-    default: throw std::invalid_argument("not a floating-point dtype");
+    case ATTUNE_FLOAT32:
+      return {8, 23, false};
+    case ATTUNE_FLOAT16:
+      return {5, 10, false};
+    case ATTUNE_BFLOAT16:
+      return {8, 7, false};
+    case ATTUNE_FLOAT8_E4M3:
+      return {4, 3, true};
+    case ATTUNE_FLOAT8_E5M2:
+      return {5, 2, false};
+    default:
+      throw std::invalid_argument("not a floating-point dtype");
   }
 }
 
@@ -49,8 +56,8 @@ uint32_t encode_float(const FloatFormat& f, double value, bool saturate) {
     if (exponent > bias_of(f) + 1) {
       bits = all_exponent + mantissa_mask;
     } else {
-      // In units of the format's spacing, rounding to an integer is rounding to nearest even. A subnormal has the exponent
-      // field 0, and adding the steps carries into the exponent by itself.
+      // In units of the format's spacing, rounding to an integer is rounding to nearest even. A subnormal has the
+      // exponent field 0, and adding the steps carries into the exponent by itself.
       const double steps = std::nearbyint(std::ldexp(magnitude, f.mantissa_bits - exponent));
       bits = (static_cast<uint32_t>(exponent + bias_of(f) - 1) << f.mantissa_bits) + static_cast<uint32_t>(steps);
     }
@@ -100,9 +107,10 @@ struct NamedDtype {
   const char* name;
   int64_t size;
 };
-constexpr NamedDtype kDtypes[] = {{ATTUNE_FLOAT32, "f32", 4},     {ATTUNE_FLOAT16, "f16", 2},      {ATTUNE_BFLOAT16, "bf16", 2},
-                                  {ATTUNE_FLOAT8_E4M3, "e4m3", 1}, {ATTUNE_FLOAT8_E5M2, "e5m2", 1}, {ATTUNE_INT8, "i8", 1},
-                                  {ATTUNE_UINT8, "u8", 1},         {ATTUNE_INT32, "i32", 4},        {ATTUNE_INT64, "i64", 8}};
+constexpr NamedDtype kDtypes[] = {
+    {ATTUNE_FLOAT32, "f32", 4},      {ATTUNE_FLOAT16, "f16", 2},      {ATTUNE_BFLOAT16, "bf16", 2},
+    {ATTUNE_FLOAT8_E4M3, "e4m3", 1}, {ATTUNE_FLOAT8_E5M2, "e5m2", 1}, {ATTUNE_INT8, "i8", 1},
+    {ATTUNE_UINT8, "u8", 1},         {ATTUNE_INT32, "i32", 4},        {ATTUNE_INT64, "i64", 8}};
 
 }  // namespace
 
@@ -131,6 +139,13 @@ bool is_float(attune_dtype dtype) { return dtype >= ATTUNE_FLOAT32 && dtype <= A
 
 double unit_roundoff(attune_dtype dtype) { return std::ldexp(1.0, -format_of(dtype).mantissa_bits - 1); }
 
+double half_step(attune_dtype dtype, double value) {
+  if (!is_float(dtype)) return 0.5;
+  const FloatFormat f = format_of(dtype);
+  const int exponent = value == 0 ? 1 - bias_of(f) : std::max(std::ilogb(value), 1 - bias_of(f));
+  return std::ldexp(1.0, exponent - f.mantissa_bits - 1);
+}
+
 void encode(attune_dtype dtype, double value, void* element, bool saturate) {
   switch (dtype) {
     case ATTUNE_FLOAT32:
@@ -141,29 +156,50 @@ void encode(attune_dtype dtype, double value, void* element, bool saturate) {
       }
       return;
     case ATTUNE_FLOAT16:
-    case ATTUNE_BFLOAT16: store(element, static_cast<uint16_t>(encode_float(format_of(dtype), value, saturate))); return;
+    case ATTUNE_BFLOAT16:
+      store(element, static_cast<uint16_t>(encode_float(format_of(dtype), value, saturate)));
+      return;
     case ATTUNE_FLOAT8_E4M3:
-    case ATTUNE_FLOAT8_E5M2: store(element, static_cast<uint8_t>(encode_float(format_of(dtype), value, saturate))); return;
-    case ATTUNE_INT8: store(element, clamp_to<int8_t>(value)); return;
-    case ATTUNE_UINT8: store(element, clamp_to<uint8_t>(value)); return;
-    case ATTUNE_INT32: store(element, clamp_to<int32_t>(value)); return;
-    case ATTUNE_INT64: store(element, clamp_to<int64_t>(value)); return;
-    default: throw std::invalid_argument("cannot encode this dtype");
+    case ATTUNE_FLOAT8_E5M2:
+      store(element, static_cast<uint8_t>(encode_float(format_of(dtype), value, saturate)));
+      return;
+    case ATTUNE_INT8:
+      store(element, clamp_to<int8_t>(value));
+      return;
+    case ATTUNE_UINT8:
+      store(element, clamp_to<uint8_t>(value));
+      return;
+    case ATTUNE_INT32:
+      store(element, clamp_to<int32_t>(value));
+      return;
+    case ATTUNE_INT64:
+      store(element, clamp_to<int64_t>(value));
+      return;
+    default:
+      throw std::invalid_argument("cannot encode this dtype");
   }
 }
 
 double decode(attune_dtype dtype, const void* element) {
   switch (dtype) {
-    case ATTUNE_FLOAT32: return load<float>(element);
+    case ATTUNE_FLOAT32:
+      return load<float>(element);
     case ATTUNE_FLOAT16:
-    case ATTUNE_BFLOAT16: return decode_float(format_of(dtype), load<uint16_t>(element));
+    case ATTUNE_BFLOAT16:
+      return decode_float(format_of(dtype), load<uint16_t>(element));
     case ATTUNE_FLOAT8_E4M3:
-    case ATTUNE_FLOAT8_E5M2: return decode_float(format_of(dtype), load<uint8_t>(element));
-    case ATTUNE_INT8: return load<int8_t>(element);
-    case ATTUNE_UINT8: return load<uint8_t>(element);
-    case ATTUNE_INT32: return load<int32_t>(element);
-    case ATTUNE_INT64: return static_cast<double>(load<int64_t>(element));
-    default: throw std::invalid_argument("cannot decode this dtype");
+    case ATTUNE_FLOAT8_E5M2:
+      return decode_float(format_of(dtype), load<uint8_t>(element));
+    case ATTUNE_INT8:
+      return load<int8_t>(element);
+    case ATTUNE_UINT8:
+      return load<uint8_t>(element);
+    case ATTUNE_INT32:
+      return load<int32_t>(element);
+    case ATTUNE_INT64:
+      return static_cast<double>(load<int64_t>(element));
+    default:
+      throw std::invalid_argument("cannot decode this dtype");
   }
 }
 

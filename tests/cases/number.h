@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers as they are stored: encoding, decoding and random data for the tests. Independent of the library and of the oracle.
+// Numbers as they are stored: encoding, decoding and random data for the tests. Independent of the library and of the
+// oracle.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@ namespace attune::cases {
 
 // Bytes of one element. 0 for NONE.
 int64_t element_size(attune_dtype dtype);
-// "f32", "f16", "bf16", "e4m3", "e5m2", "i8", "u8", "i32", "i64" and back. An unknown name throws std::invalid_argument.
+// "f32", "f16", "bf16", "e4m3", "e5m2", "i8", "u8", "i32", "i64" and back. An unknown name throws
+// std::invalid_argument.
 const char* short_name(attune_dtype dtype);
 attune_dtype dtype_from_name(std::string_view name);
 
@@ -23,8 +25,11 @@ bool is_float(attune_dtype dtype);
 // Half a unit in the last place of 1: 2^-24, 2^-11, 2^-8, 2^-4, 2^-3.
 double unit_roundoff(attune_dtype dtype);
 
-// Rounds to nearest even and stores. Beyond the range: infinity for fp32, fp16, bf16 and e5m2 unless saturate is set; the largest
-// finite value for e4m3; clamped for integers (NaN: 0).
+// Half the distance of the numbers of a format around `value`: the largest error of rounding to it.
+double half_step(attune_dtype dtype, double value);
+
+// Rounds to nearest even and stores. Beyond the range: infinity for fp32, fp16, bf16 and e5m2 unless saturate is set;
+// the largest finite value for e4m3; clamped for integers (NaN: 0).
 void encode(attune_dtype dtype, double value, void* element, bool saturate = false);
 double decode(attune_dtype dtype, const void* element);
 // decode(encode(value)).
@@ -52,7 +57,8 @@ class Random {
   }
   template <typename T>
   void shuffle(std::vector<T>& items) {
-    for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[static_cast<size_t>(integer(0, static_cast<int64_t>(i) - 1))]);
+    for (size_t i = items.size(); i > 1; --i)
+      std::swap(items[i - 1], items[static_cast<size_t>(integer(0, static_cast<int64_t>(i) - 1))]);
   }
 
  private:

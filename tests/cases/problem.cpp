@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queries, dense keys, masks, scores and outputs of a problem. The cache is in problem_cache.cpp, the prologue in problem_prologue.cpp.
+// Queries, dense keys, masks, scores and outputs of a problem. The cache is in problem_cache.cpp, the prologue in
+// problem_prologue.cpp.
 #include "problem.h"
 
 #include <algorithm>
@@ -35,7 +36,8 @@ bool Visibility::sees(int64_t b, int64_t i, int64_t row, int64_t h, int64_t j) c
     const int64_t bit = j - (c.mask_start < 0 ? 0 : c.mask_start + b);
     const int64_t bytes = mask_bits_.shape[mask_bits_.rank - 1];
     if (bit >= 0 && bit < bytes * 8) {
-      const void* byte = c.mask_bits == 2 ? element_at(mask_bits_, {row, h, bit / 8}) : element_at(mask_bits_, {row, bit / 8});
+      const void* byte =
+          c.mask_bits == 2 ? element_at(mask_bits_, {row, h, bit / 8}) : element_at(mask_bits_, {row, bit / 8});
       allowed = (*static_cast<const uint8_t*>(byte) >> (bit % 8)) & 1;
     }
   }
@@ -103,7 +105,9 @@ Problem::Problem(Case spec, Memory& memory)
   arena_.upload();
 }
 
-double Problem::key_value(int64_t d) { return shared_key_.empty() ? random_.normal() : shared_key_[static_cast<size_t>(d)]; }
+double Problem::key_value(int64_t d) {
+  return shared_key_.empty() ? random_.normal() : shared_key_[static_cast<size_t>(d)];
+}
 double Problem::value_value() { return case_.data == "ones_v" ? 1.0 : random_.normal(); }
 
 void Problem::fill_normal(const attune_tensor& t, double scale) {
@@ -120,7 +124,8 @@ attune_tensor Problem::add_vector(const char* name, attune_dtype dtype, const st
   return t;
 }
 
-attune_tensor Problem::add_rows(const char* name, attune_dtype dtype, int64_t rows, int64_t seqlen, int64_t heads, int64_t dim) {
+attune_tensor Problem::add_rows(const char* name, attune_dtype dtype, int64_t rows, int64_t seqlen, int64_t heads,
+                                int64_t dim) {
   std::vector<int64_t> shape = {rows, heads, dim};
   if (seqlen >= 0) shape = {case_.batch(), seqlen, heads, dim};
   const size_t rank = shape.size();
@@ -176,15 +181,18 @@ void Problem::build_queries() {
         return rank4 ? element_at(t, {b, i, h, d}) : element_at(t, {first_row(b) + i, h, d});
       };
       for (int64_t h = 0; h < c.num_heads_q; ++h) {
-        for (int64_t d = 0; d < c.head_dim_qk; ++d) encode(c.dtype, q_magnitude * random_.normal(), row_at(host_.q, h, d), true);
+        for (int64_t d = 0; d < c.head_dim_qk; ++d)
+          encode(c.dtype, q_magnitude * random_.normal(), row_at(host_.q, h, d), true);
       }
       if (!c.new_tokens) continue;
       // A new key that nobody sees may still be appended.
       if (seen_[static_cast<size_t>(b)][static_cast<size_t>(c.stored(b) + i)] == 0 && !c.prologue.append) continue;
       for (int64_t g = 0; g < c.num_heads_kv; ++g) {
-        for (int64_t d = 0; d < c.head_dim_qk; ++d) encode(c.dtype, magnitude * key_value(d), row_at(host_.k, g, d), true);
+        for (int64_t d = 0; d < c.head_dim_qk; ++d)
+          encode(c.dtype, magnitude * key_value(d), row_at(host_.k, g, d), true);
         if (c.shared_kv) continue;
-        for (int64_t d = 0; d < c.head_dim_v; ++d) encode(c.dtype, magnitude * value_value(), row_at(host_.v, g, d), true);
+        for (int64_t d = 0; d < c.head_dim_v; ++d)
+          encode(c.dtype, magnitude * value_value(), row_at(host_.v, g, d), true);
       }
       if (b == bad_batch_ && c.stored(b) + i == bad_key_) spoil_dense(b, i, first_row(b) + i);
     }
@@ -231,9 +239,11 @@ void Problem::build_dense() {
         return t.rank == 4 ? element_at(t, {b, j, g, d}) : element_at(t, {first[static_cast<size_t>(b)] + j, g, d});
       };
       for (int64_t g = 0; g < c.num_heads_kv; ++g) {
-        for (int64_t d = 0; d < c.head_dim_qk; ++d) encode(c.dtype, magnitude * key_value(d), row_at(host_.k, g, d), true);
+        for (int64_t d = 0; d < c.head_dim_qk; ++d)
+          encode(c.dtype, magnitude * key_value(d), row_at(host_.k, g, d), true);
         if (c.shared_kv) continue;
-        for (int64_t d = 0; d < c.head_dim_v; ++d) encode(c.dtype, magnitude * value_value(), row_at(host_.v, g, d), true);
+        for (int64_t d = 0; d < c.head_dim_v; ++d)
+          encode(c.dtype, magnitude * value_value(), row_at(host_.v, g, d), true);
       }
       if (b == bad_batch_ && j == bad_key_) spoil_dense(b, j, first[static_cast<size_t>(b)] + j);
     }
@@ -284,8 +294,8 @@ void Problem::build_scores() {
   for (int64_t b = 0; b < c.batch(); ++b) most_keys = std::max(most_keys, c.keys(b));
   const attune_dtype aux = aux_dtype();
   if (c.alibi > 0) {
-    const std::vector<int64_t> shape = c.alibi == 2 ? std::vector<int64_t>{c.batch(), c.num_heads_q}
-                                                    : std::vector<int64_t>{c.num_heads_q};
+    const std::vector<int64_t> shape =
+        c.alibi == 2 ? std::vector<int64_t>{c.batch(), c.num_heads_q} : std::vector<int64_t>{c.num_heads_q};
     host_.alibi_slopes = arena_.add("alibi_slopes", ATTUNE_FLOAT32, shape);
     for_each_element(host_.alibi_slopes, [&](const int64_t* index, void* element) {
       const int64_t h = index[c.alibi - 1];
@@ -314,7 +324,10 @@ void Problem::build_scores() {
     for_each_element(host_.new_token_bias, [&](const int64_t* index, void* element) {
       int64_t ancestor = index[0];
       while (ancestor > index[1]) ancestor = parent[static_cast<size_t>(ancestor)];
-      encode(aux, ancestor == index[1] ? 0.125 * static_cast<double>(index[1] % 3) : -std::numeric_limits<double>::infinity(), element);
+      encode(
+          aux,
+          ancestor == index[1] ? 0.125 * static_cast<double>(index[1] % 3) : -std::numeric_limits<double>::infinity(),
+          element);
     });
     additive_bound_ += 1;
   }
@@ -347,8 +360,10 @@ void Problem::build_outputs() {
   std::vector<int64_t> shape = {num_rows_, c.num_heads_q};
   if (seqlen >= 0) shape = {c.batch(), seqlen, c.num_heads_q};
   Layout layout;
-  if (c.strides == StrideMode::kOdd) layout.padding = seqlen >= 0 ? std::vector<int64_t>{0, 0, 3} : std::vector<int64_t>{0, 3};
-  if (c.strides == StrideMode::kTransposed) layout.order = seqlen >= 0 ? std::vector<int>{0, 2, 1} : std::vector<int>{1, 0};
+  if (c.strides == StrideMode::kOdd)
+    layout.padding = seqlen >= 0 ? std::vector<int64_t>{0, 0, 3} : std::vector<int64_t>{0, 3};
+  if (c.strides == StrideMode::kTransposed)
+    layout.order = seqlen >= 0 ? std::vector<int>{0, 2, 1} : std::vector<int>{1, 0};
   if (c.lse) host_.lse = arena_.add("lse", ATTUNE_FLOAT32, shape, layout);
   if (c.max_logits) host_.max_logits = arena_.add("max_logits", ATTUNE_FLOAT32, shape, layout);
   if (c.shared_kv) host_.head_dim_v = c.head_dim_v;

@@ -47,13 +47,14 @@ class Problem {
  private:
   struct Placement;
 
-  attune_tensor add_rows(const char* name, attune_dtype dtype, int64_t rows, int64_t seqlen, int64_t heads, int64_t dim);
+  attune_tensor add_rows(const char* name, attune_dtype dtype, int64_t rows, int64_t seqlen, int64_t heads,
+                         int64_t dim);
   attune_tensor add_vector(const char* name, attune_dtype dtype, const std::vector<int64_t>& values);
   void build_queries();
   void build_dense();
   void build_sparse();
-  void fill_indices(const char* name, const SparseSpec& spec, int64_t slots, attune_tensor& indices, attune_tensor& lengths,
-                    std::vector<uint8_t>& named);
+  void fill_indices(const char* name, const SparseSpec& spec, int64_t slots, attune_tensor& indices,
+                    attune_tensor& lengths, std::vector<uint8_t>& named);
   void build_mask();
   void build_scores();
   void build_prologue();

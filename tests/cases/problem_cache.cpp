@@ -21,8 +21,10 @@ double scale_unit(attune_dtype dtype) { return dtype == ATTUNE_INT8 ? 3.3 / 127 
 void* pool_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_t offset, int64_t head, int64_t d) {
   const attune_tensor& t = is_v ? cache.v : cache.k;
   switch (cache.layout) {
-    case ATTUNE_KV_NHD: return element_at(t, {page, offset, head, d});
-    case ATTUNE_KV_HND: return element_at(t, {page, head, offset, d});
+    case ATTUNE_KV_NHD:
+      return element_at(t, {page, offset, head, d});
+    case ATTUNE_KV_HND:
+      return element_at(t, {page, head, offset, d});
     default:
       if (is_v) return element_at(t, {page, head, d, offset});
       return element_at(t, {page, head, d / t.shape[4], offset, d % t.shape[4]});
@@ -36,10 +38,10 @@ struct Problem::Placement {
   int64_t page_size = 1;
   int64_t num_pages = 0;
   int64_t table_width = 1;
-  std::vector<std::vector<int64_t>> k_pages, v_pages;      // [b][entry]
-  std::vector<std::vector<uint8_t>> entry_needed;          // [b][entry]: some reader or writer follows it
-  std::vector<uint8_t> k_needed, v_needed;                 // [page * page_size + offset]: some reader may use it
-  int64_t bad_k_slot = -1, bad_v_slot = -1;                // the planted key
+  std::vector<std::vector<int64_t>> k_pages, v_pages;  // [b][entry]
+  std::vector<std::vector<uint8_t>> entry_needed;      // [b][entry]: some reader or writer follows it
+  std::vector<uint8_t> k_needed, v_needed;             // [page * page_size + offset]: some reader may use it
+  int64_t bad_k_slot = -1, bad_v_slot = -1;            // the planted key
 };
 
 void Problem::place_pages(Placement& p) {
@@ -143,7 +145,8 @@ void Problem::write_tables(const Placement& p) {
   if (c.cache.separate_v_table) host_.cache.v_page_table = add_table("cache.v_page_table", p.v_pages);
 }
 
-void Problem::make_pool(attune_kv_cache& cache, const CacheSpec& spec, int64_t pages, int64_t page_size, const char* prefix) {
+void Problem::make_pool(attune_kv_cache& cache, const CacheSpec& spec, int64_t pages, int64_t page_size,
+                        const char* prefix) {
   const Case& c = case_;
   const std::string name = prefix;
   const attune_dtype dtype = spec.dtype == ATTUNE_DTYPE_NONE ? c.dtype : spec.dtype;
@@ -177,7 +180,8 @@ void Problem::make_pool(attune_kv_cache& cache, const CacheSpec& spec, int64_t p
   } else {
     const bool nhd = spec.layout == ATTUNE_KV_NHD;
     const auto shape = [&](int64_t dim) {
-      return nhd ? std::vector<int64_t>{pages, page_size, heads, dim} : std::vector<int64_t>{pages, heads, page_size, dim};
+      return nhd ? std::vector<int64_t>{pages, page_size, heads, dim}
+                 : std::vector<int64_t>{pages, heads, page_size, dim};
     };
     if (spec.one_pool) {
       // K and V of a page side by side: [pages, 2, ...].
@@ -255,7 +259,9 @@ void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std
     return;
   }
   const bool by_page_first = spec.layout != ATTUNE_KV_HND && spec.layout != ATTUNE_KV_XPACKED;
-  const int64_t page_size = by_page_first ? cache.k.shape[1] : spec.layout == ATTUNE_KV_HND ? cache.k.shape[2] : cache.k.shape[3];
+  const int64_t page_size = by_page_first                  ? cache.k.shape[1]
+                            : spec.layout == ATTUNE_KV_HND ? cache.k.shape[2]
+                                                           : cache.k.shape[3];
   const auto dtype = static_cast<attune_dtype>(cache.k.dtype);
   const auto fill = [&](bool is_v, const std::vector<uint8_t>& needed, const attune_tensor& scales, int64_t dim) {
     for (size_t slot = 0; slot < needed.size(); ++slot) {
@@ -268,7 +274,8 @@ void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std
                      : spec.scales == ScaleMode::kHead ? element_at(scales, {g})
                      : by_page_first                   ? element_at(scales, {page, offset, g})
                                                        : element_at(scales, {page, g, offset});
-          if (spec.scales == ScaleMode::kToken) encode(ATTUNE_FLOAT32, scale_unit(dtype) * (0.5 + random_.uniform()), at);
+          if (spec.scales == ScaleMode::kToken)
+            encode(ATTUNE_FLOAT32, scale_unit(dtype) * (0.5 + random_.uniform()), at);
           scale = decode(ATTUNE_FLOAT32, at);
         }
         for (int64_t d = 0; d < dim; ++d) {
@@ -319,8 +326,8 @@ void Problem::build_beams() {
   host_.beam_width = static_cast<int32_t>(c.beam_width);
 }
 
-void Problem::fill_indices(const char* name, const SparseSpec& spec, int64_t slots, attune_tensor& indices, attune_tensor& lengths,
-                           std::vector<uint8_t>& named) {
+void Problem::fill_indices(const char* name, const SparseSpec& spec, int64_t slots, attune_tensor& indices,
+                           attune_tensor& lengths, std::vector<uint8_t>& named) {
   const Case& c = case_;
   const bool rank4 = host_.q.rank == 4;
   std::vector<int64_t> shape = {num_rows_, spec.topk};
@@ -370,8 +377,8 @@ void Problem::fill_indices(const char* name, const SparseSpec& spec, int64_t slo
 void Problem::build_sparse() {
   const Case& c = case_;
   if (c.kv != KvSource::kSlots) return;
-  const auto build = [&](attune_kv_cache& cache, const SparseSpec& spec, int64_t page_size, const char* prefix, const char* name,
-                         attune_tensor& indices, attune_tensor& lengths) {
+  const auto build = [&](attune_kv_cache& cache, const SparseSpec& spec, int64_t page_size, const char* prefix,
+                         const char* name, attune_tensor& indices, attune_tensor& lengths) {
     const int64_t pages = std::max<int64_t>(1, ceil_div(spec.slots, page_size));
     std::vector<uint8_t> named(static_cast<size_t>(pages * page_size), 0);
     fill_indices(name, spec, pages * page_size, indices, lengths, named);

@@ -51,7 +51,8 @@ void Problem::build_prologue() {
     p.logn = arena_.add("prologue.logn", ATTUNE_FLOAT32, {2 * spec.logn});
     for_each_element(p.logn, [&](const int64_t* index, void* element) {
       const auto n = static_cast<double>(index[0]);
-      encode(ATTUNE_FLOAT32, index[0] > spec.logn ? std::log(n + 1) / std::log(static_cast<double>(spec.logn)) : 1.0, element);
+      encode(ATTUNE_FLOAT32, index[0] > spec.logn ? std::log(n + 1) / std::log(static_cast<double>(spec.logn)) : 1.0,
+             element);
     });
   }
   p.append = spec.append;
@@ -98,8 +99,8 @@ void Problem::build_rope() {
     p.rope_table_index = add_vector("prologue.rope_table_index", ATTUNE_INT32, tables);
   }
   if (spec.positions > 0) {
-    const std::vector<int64_t> position_shape = spec.positions == 3 ? std::vector<int64_t>{num_rows_, 3}
-                                                                    : std::vector<int64_t>{num_rows_};
+    const std::vector<int64_t> position_shape =
+        spec.positions == 3 ? std::vector<int64_t>{num_rows_, 3} : std::vector<int64_t>{num_rows_};
     p.positions = arena_.add("prologue.positions", ATTUNE_INT32, position_shape);
     for_each_element(p.positions, [&](const int64_t* index, void* element) {
       // Position 0 is a position like any other.

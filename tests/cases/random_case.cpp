@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random valid cases: every axis is drawn on its own, then what does not go together is left out. Over a few hundred seeds all pairs
-// of values of the main axes meet.
+// Random valid cases: every axis is drawn on its own, then what does not go together is left out. Over a few hundred
+// seeds all pairs of values of the main axes meet.
 #include <algorithm>
 
 #include "case.h"
@@ -33,7 +33,8 @@ void draw_shape(Random& r, Case& c) {
 }
 
 void draw_source(Random& r, Case& c) {
-  c.kv = r.pick<KvSource>({KvSource::kDense, KvSource::kPaged, KvSource::kPaged, KvSource::kPaged, KvSource::kContiguous, KvSource::kSlots});
+  c.kv = r.pick<KvSource>({KvSource::kDense, KvSource::kPaged, KvSource::kPaged, KvSource::kPaged,
+                           KvSource::kContiguous, KvSource::kSlots});
   if (c.kv == KvSource::kDense) {
     c.seqused = r.chance(0.3);
     return;
@@ -41,7 +42,8 @@ void draw_source(Random& r, Case& c) {
   CacheSpec& cache = c.cache;
   cache.page_size = r.pick<int64_t>({1, 3, 8, 16, 16, 32, 64, 100});
   cache.page_padding = r.chance(0.3);
-  cache.dtype = r.pick<attune_dtype>({ATTUNE_DTYPE_NONE, ATTUNE_DTYPE_NONE, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8});
+  cache.dtype =
+      r.pick<attune_dtype>({ATTUNE_DTYPE_NONE, ATTUNE_DTYPE_NONE, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8});
   if (cache.dtype != ATTUNE_DTYPE_NONE) {
     cache.scales = r.pick<ScaleMode>({ScaleMode::kNone, ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kToken});
     if (cache.dtype == ATTUNE_INT8 && cache.scales == ScaleMode::kNone) cache.scales = ScaleMode::kToken;
@@ -52,7 +54,8 @@ void draw_source(Random& r, Case& c) {
     c.shared_kv = true;
     if (cache.layout == ATTUNE_KV_XPACKED) cache.layout = ATTUNE_KV_NHD;
   }
-  if (cache.layout == ATTUNE_KV_XPACKED && c.head_dim_qk % (16 / element_size(c.cache_dtype())) != 0) cache.layout = ATTUNE_KV_HND;
+  if (cache.layout == ATTUNE_KV_XPACKED && c.head_dim_qk % (16 / element_size(c.cache_dtype())) != 0)
+    cache.layout = ATTUNE_KV_HND;
   if (r.chance(0.12) && c.kv != KvSource::kContiguous) {
     const bool is_656 = r.chance(0.5);
     cache = CacheSpec{};
@@ -169,7 +172,8 @@ Case random_case(uint64_t seed) {
     c.zero_finished = r.chance(0.5);
   }
   c.skip_decode = r.chance(0.05);
-  if (r.chance(0.3)) c.out_dtype = r.pick<attune_dtype>({ATTUNE_FLOAT32, ATTUNE_BFLOAT16, ATTUNE_FLOAT16, ATTUNE_FLOAT8_E4M3});
+  if (r.chance(0.3))
+    c.out_dtype = r.pick<attune_dtype>({ATTUNE_FLOAT32, ATTUNE_BFLOAT16, ATTUNE_FLOAT16, ATTUNE_FLOAT8_E4M3});
   c.out_scale = c.out_dtype == ATTUNE_FLOAT8_E4M3 && r.chance(0.5);
   c.lse = r.chance(0.8);
   c.max_logits = r.chance(0.3);

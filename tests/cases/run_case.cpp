@@ -24,7 +24,8 @@ std::string run(Problem& problem, attune_status* status) {
     return failed("attune_plan_workspace_size", code);
   }
   Workspace workspace(memory, bytes);
-  if (const attune_status code = attune_run(plan, &device, workspace.buffer.device(), bytes, nullptr); code != ATTUNE_OK) {
+  if (const attune_status code = attune_run(plan, &device, workspace.buffer.device(), bytes, nullptr);
+      code != ATTUNE_OK) {
     return failed("attune_run", code);
   }
   if (status != nullptr) *status = ATTUNE_OK;

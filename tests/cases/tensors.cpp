@@ -6,7 +6,9 @@
 namespace attune::cases {
 namespace {
 
-void append(std::vector<NamedTensor>& to, std::vector<NamedTensor> from) { to.insert(to.end(), from.begin(), from.end()); }
+void append(std::vector<NamedTensor>& to, std::vector<NamedTensor> from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
 
 std::vector<NamedTensor> cache_tensors(attune_kv_cache& c, bool extra) {
   return {{extra ? "extra_cache.k" : "cache.k", &c.k},
@@ -98,8 +100,12 @@ std::vector<NamedTensor> tensors_of(attune_qkv_prepare& p) {
 }
 
 std::vector<NamedTensor> tensors_of(attune_merge& m) {
-  return {{"partial_out", &m.partial_out}, {"partial_lse", &m.partial_lse}, {"sinks", &m.sinks},
-          {"out", &m.out},                 {"out_scale", &m.out_scale},     {"lse", &m.lse}};
+  return {{"partial_out", &m.partial_out},
+          {"partial_lse", &m.partial_lse},
+          {"sinks", &m.sinks},
+          {"out", &m.out},
+          {"out_scale", &m.out_scale},
+          {"lse", &m.lse}};
 }
 
 std::vector<NamedTensor> tensors_of(attune_cache_op& c) {
@@ -113,7 +119,8 @@ std::vector<NamedTensor> tensors_of(attune_cache_op& c) {
   return all;
 }
 
-attune_tensor Arena::add(const std::string& name, attune_dtype dtype, const std::vector<int64_t>& shape, const Layout& layout) {
+attune_tensor Arena::add(const std::string& name, attune_dtype dtype, const std::vector<int64_t>& shape,
+                         const Layout& layout) {
   attune_tensor t{};
   t.dtype = dtype;
   t.rank = static_cast<int32_t>(shape.size());

@@ -13,8 +13,8 @@
 
 namespace attune::cases {
 
-// How a tensor lies in memory. order: its axes from outermost to innermost (empty: as they are). padding: elements left unused after
-// the extent of each axis (empty: none). offset: bytes by which the data miss a 256-byte boundary.
+// How a tensor lies in memory. order: its axes from outermost to innermost (empty: as they are). padding: elements left
+// unused after the extent of each axis (empty: none). offset: bytes by which the data miss a 256-byte boundary.
 struct Layout {
   std::vector<int> order;
   std::vector<int64_t> padding;
@@ -51,7 +51,8 @@ class Arena {
   explicit Arena(Memory& memory) : memory_(memory) {}
   Memory& memory() { return memory_; }
 
-  attune_tensor add(const std::string& name, attune_dtype dtype, const std::vector<int64_t>& shape, const Layout& layout = {});
+  attune_tensor add(const std::string& name, attune_dtype dtype, const std::vector<int64_t>& shape,
+                    const Layout& layout = {});
   // A buffer without a tensor.
   Buffer& add_bytes(const std::string& name, size_t bytes, size_t offset = 0);
   const std::vector<std::unique_ptr<Buffer>>& buffers() const { return buffers_; }

@@ -47,11 +47,14 @@ Work work_of(const Case& c) {
     const int64_t stored = c.stored(b);
     const int64_t from_store = std::max<int64_t>(0, std::min(last_seen + 1, stored) - first_seen);
     const int64_t from_new = last_seen + 1 - first_seen - from_store;
-    work.bytes += heads_kv * (static_cast<double>(from_store) * token_bytes(c, c.has_cache()) + static_cast<double>(from_new) * token_bytes(c, false));
+    work.bytes += heads_kv * (static_cast<double>(from_store) * token_bytes(c, c.has_cache()) +
+                              static_cast<double>(from_new) * token_bytes(c, false));
   }
   work.tokens = static_cast<double>(c.total_q());
   work.flops = 2 * pairs * static_cast<double>(c.num_heads_q * (c.head_dim_qk + c.head_dim_v));
-  work.bytes += work.tokens * static_cast<double>(c.num_heads_q * (c.head_dim_qk * element_size(c.dtype) + c.head_dim_v * element_size(c.resolved_out_dtype())));
+  work.bytes +=
+      work.tokens * static_cast<double>(c.num_heads_q * (c.head_dim_qk * element_size(c.dtype) +
+                                                         c.head_dim_v * element_size(c.resolved_out_dtype())));
   return work;
 }
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Damaged descriptors through the C ABI. Every call must return a status, and a failing one a message; nothing may crash. A call that
-// touches data is made only when every tensor still lies inside its buffer, since no library could know better.
+// Damaged descriptors through the C ABI. Every call must return a status, and a failing one a message; nothing may
+// crash. A call that touches data is made only when every tensor still lies inside its buffer, since no library could
+// know better.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +24,7 @@ using attune::fuzz::Input;
 constexpr attune_device kCpu = {ATTUNE_DEVICE_CPU, 0};
 constexpr size_t kMostWorkspace = size_t{32} << 20;
 constexpr int64_t kMostElements = 1 << 20;
+constexpr int64_t kMostRopeDim = 1024;
 
 // Between them: every tensor and every mode.
 const char* const kTemplates[] = {
@@ -112,16 +116,36 @@ void damage_tensor(Input& input, const std::vector<NamedTensor>& tensors) {
   attune_tensor& t = *tensors[input.choose(tensors.size())].second;
   const size_t axis = input.choose(ATTUNE_MAX_RANK);
   switch (input.choose(10)) {
-    case 0: t.dtype = static_cast<int32_t>(input.choose(10)); break;
-    case 1: t.dtype = static_cast<int32_t>(input.number()); break;
-    case 2: t.rank = static_cast<int32_t>(input.choose(8)); break;
-    case 3: t.rank = static_cast<int32_t>(input.number()); break;
-    case 4: t.shape[axis] = input.number(); break;
-    case 5: t.stride[axis] = input.number(); break;
-    case 6: t.shape[axis] += static_cast<int64_t>(input.choose(3)) - 1; break;
-    case 7: t = *tensors[input.choose(tensors.size())].second; break;
-    case 8: t = attune_tensor{}; break;
-    default: t.data = input.choose(2) == 0 ? nullptr : static_cast<std::byte*>(t.data) + input.choose(9); break;
+    case 0:
+      t.dtype = static_cast<int32_t>(input.choose(10));
+      break;
+    case 1:
+      t.dtype = static_cast<int32_t>(input.number());
+      break;
+    case 2:
+      t.rank = static_cast<int32_t>(input.choose(8));
+      break;
+    case 3:
+      t.rank = static_cast<int32_t>(input.number());
+      break;
+    case 4:
+      t.shape[axis] = input.number();
+      break;
+    case 5:
+      t.stride[axis] = input.number();
+      break;
+    case 6:
+      t.shape[axis] += static_cast<int64_t>(input.choose(3)) - 1;
+      break;
+    case 7:
+      t = *tensors[input.choose(tensors.size())].second;
+      break;
+    case 8:
+      t = attune_tensor{};
+      break;
+    default:
+      t.data = input.choose(2) == 0 ? nullptr : static_cast<std::byte*>(t.data) + input.choose(9);
+      break;
   }
 }
 
@@ -132,22 +156,44 @@ void damage_contents(Input& input, const Arena& arena, const std::vector<NamedTe
   for (const auto& buffer : arena.buffers()) {
     if (buffer->device() != t.data || buffer->size() < 4) continue;
     const auto value = static_cast<int32_t>(input.number());
-    std::memcpy(static_cast<std::byte*>(buffer->device()) + 4 * input.choose(buffer->size() / 4), &value, sizeof(value));
+    std::memcpy(static_cast<std::byte*>(buffer->device()) + 4 * input.choose(buffer->size() / 4), &value,
+                sizeof(value));
   }
 }
 
 void damage_numbers(Input& input, attune_attention& a) {
-  int32_t* const flags[] = {&a.beam_width, &a.causal, &a.skip_decode, &a.zero_finished, &a.alibi_sqrt, &a.t5_bidirectional, &a.batch_invariant,
-                            &a.allow_tf32, &a.cache.format, &a.cache.layout, &a.extra_cache.format, &a.extra_cache.layout,
-                            &a.prologue.rope_interleaved, &a.prologue.mrope_section[0], &a.prologue.mrope_section[2],
-                            &a.prologue.mrope_interleaved, &a.prologue.append};
-  int64_t* const sizes[] = {&a.window_left, &a.window_right, &a.t5_max_distance, &a.head_dim_v, &a.max_seqlen_q, &a.max_seqlen_kv,
-                            &a.cache.page_size, &a.cache.ring_capacity, &a.extra_cache.page_size, &a.prologue.rope_offset};
+  int32_t* const flags[] = {&a.beam_width,
+                            &a.causal,
+                            &a.skip_decode,
+                            &a.zero_finished,
+                            &a.alibi_sqrt,
+                            &a.t5_bidirectional,
+                            &a.batch_invariant,
+                            &a.allow_tf32,
+                            &a.cache.format,
+                            &a.cache.layout,
+                            &a.extra_cache.format,
+                            &a.extra_cache.layout,
+                            &a.prologue.rope_interleaved,
+                            &a.prologue.mrope_section[0],
+                            &a.prologue.mrope_section[2],
+                            &a.prologue.mrope_interleaved,
+                            &a.prologue.append};
+  int64_t* const sizes[] = {&a.window_left,         &a.window_right,        &a.t5_max_distance,
+                            &a.head_dim_v,          &a.max_seqlen_q,        &a.max_seqlen_kv,
+                            &a.cache.page_size,     &a.cache.ring_capacity, &a.extra_cache.page_size,
+                            &a.prologue.rope_offset};
   switch (input.choose(5)) {
-    case 0: *flags[input.choose(std::size(flags))] = static_cast<int32_t>(input.choose(3)); break;
-    case 1: *flags[input.choose(std::size(flags))] = static_cast<int32_t>(input.number()); break;
+    case 0:
+      *flags[input.choose(std::size(flags))] = static_cast<int32_t>(input.choose(3));
+      break;
+    case 1:
+      *flags[input.choose(std::size(flags))] = static_cast<int32_t>(input.number());
+      break;
     case 2:
-    case 3: *sizes[input.choose(std::size(sizes))] = input.number(); break;
+    case 3:
+      *sizes[input.choose(std::size(sizes))] = input.number();
+      break;
     default: {
       const uint64_t bits = input.word();
       std::memcpy(input.choose(2) == 0 ? &a.softmax_scale : &a.softcap, &bits, sizeof(float));
@@ -164,9 +210,15 @@ void fuzz_attention(Input& input) {
   for (size_t n = 1 + input.choose(4); n > 0; --n) {
     switch (input.choose(4)) {
       case 0:
-      case 1: damage_tensor(input, tensors); break;
-      case 2: damage_numbers(input, a); break;
-      default: damage_contents(input, arena, tensors); break;
+      case 1:
+        damage_tensor(input, tensors);
+        break;
+      case 2:
+        damage_numbers(input, a);
+        break;
+      default:
+        damage_contents(input, arena, tensors);
+        break;
     }
   }
   if (input.choose(64) == 0) a.struct_size = static_cast<uint64_t>(input.number());
@@ -279,9 +331,10 @@ void fuzz_tables(Input& input) {
   rope.struct_size = input.choose(16) == 0 ? static_cast<uint64_t>(input.number()) : sizeof(rope);
   rope.style = static_cast<int32_t>(input.choose(10)) - 1;
   rope.dim = input.choose(2) == 0 ? static_cast<int64_t>(input.choose(200)) : -input.number();
-  rope.dim = rope.dim > 1024 ? 1024 : rope.dim;
-  double* const numbers[] = {&rope.theta, &rope.scale, &rope.beta_fast, &rope.beta_slow, &rope.extrapolation_factor, &rope.mscale,
-                             &rope.low_freq_factor, &rope.high_freq_factor};
+  rope.dim = std::min(rope.dim, kMostRopeDim);
+  double* const numbers[] = {
+      &rope.theta,  &rope.scale,           &rope.beta_fast,       &rope.beta_slow, &rope.extrapolation_factor,
+      &rope.mscale, &rope.low_freq_factor, &rope.high_freq_factor};
   for (double* number : numbers) {
     *number = static_cast<double>(input.number());
     const uint64_t bits = input.word();
@@ -289,13 +342,15 @@ void fuzz_tables(Input& input) {
   }
   rope.max_position = input.number();
   rope.seqlen = input.number();
-  auto* table = static_cast<float*>(pool().at(0));
-  check(attune_rope_table(&rope, input.number(), static_cast<int64_t>(input.choose(200)) - 20, table));
-  check(attune_rope_frequencies(&rope, reinterpret_cast<double*>(table)));
-  check(attune_logn_table(input.number(), static_cast<int64_t>(input.choose(256)) - 8, table));
-  check(attune_alibi_slopes(static_cast<int64_t>(input.choose(256)) - 8, table));
+  static std::vector<float> table(kMostRopeDim * 256);
+  static std::vector<double> frequencies(kMostRopeDim / 2);
+  check(attune_rope_table(&rope, input.number(), static_cast<int64_t>(input.choose(200)) - 20, table.data()));
+  check(attune_rope_frequencies(&rope, frequencies.data()));
+  check(attune_logn_table(input.number(), static_cast<int64_t>(input.choose(256)) - 8, table.data()));
+  check(attune_alibi_slopes(static_cast<int64_t>(input.choose(256)) - 8, table.data()));
   int64_t bucket = 0;
-  check(attune_t5_bucket(input.number(), input.number(), input.number(), static_cast<int32_t>(input.number()), &bucket));
+  check(
+      attune_t5_bucket(input.number(), input.number(), input.number(), static_cast<int32_t>(input.number()), &bucket));
   int64_t bytes = 0;
   check(attune_kv_page_bytes(static_cast<attune_kv_format>(input.choose(5)), input.number(), &bytes));
   attune_device_info info{};
@@ -313,11 +368,21 @@ int64_t fuzz_default_iterations() { return 100000; }
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
   switch (input.choose(10)) {
-    case 0: fuzz_prepare(input); break;
-    case 1: fuzz_merge(input); break;
-    case 2: fuzz_cache(input); break;
-    case 3: fuzz_tables(input); break;
-    default: fuzz_attention(input); break;
+    case 0:
+      fuzz_prepare(input);
+      break;
+    case 1:
+      fuzz_merge(input);
+      break;
+    case 2:
+      fuzz_cache(input);
+      break;
+    case 3:
+      fuzz_tables(input);
+      break;
+    default:
+      fuzz_attention(input);
+      break;
   }
   return 0;
 }

@@ -28,8 +28,36 @@ class Input {
   size_t choose(size_t n) { return n == 0 ? 0 : (n <= 256 ? byte() : word()) % n; }
   // A number as likely to be right as to be absurd.
   int64_t number() {
-    static constexpr int64_t kOdd[] = {0,  1,  2,  3,   4,   7,    8,    15,    16,       17,       64,        65,         127,       128,      255,
-                                       -1, -2, 576, 577, 1024, 4096, 65536, 1 << 24, 1 << 30, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, INT64_MAX / 2, int64_t{1} << 40};
+    static constexpr int64_t kOdd[] = {0,
+                                       1,
+                                       2,
+                                       3,
+                                       4,
+                                       7,
+                                       8,
+                                       15,
+                                       16,
+                                       17,
+                                       64,
+                                       65,
+                                       127,
+                                       128,
+                                       255,
+                                       -1,
+                                       -2,
+                                       576,
+                                       577,
+                                       1024,
+                                       4096,
+                                       65536,
+                                       1 << 24,
+                                       1 << 30,
+                                       INT32_MAX,
+                                       INT32_MIN,
+                                       INT64_MAX,
+                                       INT64_MIN,
+                                       INT64_MAX / 2,
+                                       int64_t{1} << 40};
     const uint8_t kind = byte();
     if (kind < 200) return kOdd[kind % (sizeof(kOdd) / sizeof(kOdd[0]))];
     if (kind < 230) return byte();

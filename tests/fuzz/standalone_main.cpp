@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drives a fuzz target with random inputs where libFuzzer is not at hand: target [iterations] [seed]. A crash is repeated by giving
-// the seed that was printed last and one iteration.
+// Drives a fuzz target with random inputs where libFuzzer is not at hand: target [iterations] [seed]. A crash is
+// repeated by giving the seed that was printed last and one iteration.
 #include <cerrno>
 #include <cinttypes>
 #include <csignal>
@@ -56,6 +56,7 @@ int main(int argc, char** argv) {
     for (uint8_t& byte : input) byte = static_cast<uint8_t>(random.next() >> 32);
     LLVMFuzzerTestOneInput(input.data(), input.size());
   }
-  std::printf("%" PRIu64 " inputs, seeds %" PRIu64 "..%" PRIu64 "\n", iterations, seed, seed + iterations - (iterations > 0));
+  std::printf("%" PRIu64 " inputs, seeds %" PRIu64 "..%" PRIu64 "\n", iterations, seed,
+              seed + iterations - (iterations > 0));
   return 0;
 }

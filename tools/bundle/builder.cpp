@@ -59,7 +59,8 @@ class Previous {
   Ledger ledger_;
 };
 
-Module compile(const ManifestEntry& entry, const cuda::SourceUnit& unit, std::vector<std::string> options, const cuda::Nvrtc& nvrtc) {
+Module compile(const ManifestEntry& entry, const cuda::SourceUnit& unit, std::vector<std::string> options,
+               const cuda::Nvrtc& nvrtc) {
   options.push_back("--ptxas-options=-v");  // reports, and changes nothing
   cuda::Compiled compiled = nvrtc.compile(unit, options);
   Module module;
@@ -75,8 +76,8 @@ Module compile(const ManifestEntry& entry, const cuda::SourceUnit& unit, std::ve
 
 }  // namespace
 
-Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc& nvrtc, const std::string& previous_bundle,
-                   const std::string& previous_report, unsigned num_threads) {
+Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc& nvrtc,
+                   const std::string& previous_bundle, const std::string& previous_report, unsigned num_threads) {
   const Previous previous(previous_bundle, previous_report, nvrtc.version());
   Build build;
   build.resources.compiler = nvrtc.version();
@@ -112,7 +113,8 @@ Build build_bundle(const std::vector<ManifestEntry>& manifest, const cuda::Nvrtc
       } catch (const std::exception& e) {
         std::lock_guard lock(mutex);
         if (failure == nullptr) {
-          failure = std::make_exception_ptr(std::runtime_error(cuda::module_name(manifest[i].module) + ": " + e.what()));
+          failure =
+              std::make_exception_ptr(std::runtime_error(cuda::module_name(manifest[i].module) + ": " + e.what()));
         }
       }
     }

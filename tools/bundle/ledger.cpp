@@ -34,9 +34,11 @@ std::string text_of(const Resources& r) {
 
 std::map<std::string, Resources> parse_ptxas_log(const std::string& log, std::vector<std::string>* warnings) {
   static const std::regex entry("ptxas info +: Compiling entry function '([^']+)' for .*");
-  static const std::regex properties("ptxas info +: Function properties for (.+)");
-  static const std::regex frame(R"(ptxas +\. +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads)");
+  static const std::regex frame(
+      R"(ptxas +\. +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads)");
   static const std::regex used(R"(ptxas info +: Used (\d+) registers(.*))");
+  // Advice with a number is called info, and is none: "(C7508) Potential Performance Loss: 'setmaxnreg' ignored".
+  static const std::regex advice(R"(ptxas info +: \(C\d+\).*)");
   static const std::regex shared(R"((\d+) bytes smem)");
   std::map<std::string, Resources> kernels;
   std::string current;
@@ -56,7 +58,7 @@ std::map<std::string, Resources> parse_ptxas_log(const std::string& log, std::ve
       kernels[current].registers = std::stoll(match[1]);
       const std::string rest = match[2];
       if (std::regex_search(rest, match, shared)) kernels[current].static_shared = std::stoll(match[1]);
-    } else if (!line.empty() && !std::regex_match(line, properties) && !line.starts_with("ptxas info")) {
+    } else if (std::regex_match(line, advice) || (!line.empty() && !line.starts_with("ptxas info"))) {
       warnings->push_back(line);
     }
   }
@@ -105,7 +107,8 @@ std::vector<std::string> check_ledger(const Ledger& expected, const Ledger& meas
     }
   }
   for (const auto& item : expected.kernels) {
-    if (!measured.kernels.contains(item.first)) faults.push_back(item.first + " is in the ledger and not in the manifest");
+    if (!measured.kernels.contains(item.first))
+      faults.push_back(item.first + " is in the ledger and not in the manifest");
   }
   return faults;
 }

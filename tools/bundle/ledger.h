@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each kernel takes of a multiprocessor, as ptxas reports it, and kernels/ledger.json, which holds what it should take.
+// What each kernel takes of a multiprocessor, as ptxas reports it, and kernels/ledger.json, which holds what it should
+// take.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ struct Resources {
   bool operator==(const Resources&) const = default;
 };
 
-// Reads the compiler's log under --ptxas-options=-v: resources by function. What else it says goes to *warnings, a line each.
+// Reads the compiler's log under --ptxas-options=-v: resources by function. What else it says goes to *warnings, a line
+// each.
 std::map<std::string, Resources> parse_ptxas_log(const std::string& log, std::vector<std::string>* warnings);
 
 // Kernels by name: "decode/decode.cu decode GROUP=8 HEAD_DIM=128".
@@ -28,8 +30,8 @@ struct Ledger {
 Ledger parse_ledger(const std::string& text);
 std::string ledger_text(const Ledger& ledger);
 
-// What is wrong with measured: spills always; with the ledger's own compiler, any difference from it; with another compiler,
-// only kernels that the ledger does not name.
+// What is wrong with measured: spills always; with the ledger's own compiler, any difference from it; with another
+// compiler, only kernels that the ledger does not name.
 std::vector<std::string> check_ledger(const Ledger& expected, const Ledger& measured);
 
 }  // namespace attune::bundle

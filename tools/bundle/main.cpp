@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// attune_bundler: compiles the manifest into the bundle that stands beside the library, and keeps the ledger. Needs NVRTC, no GPU.
+// attune_bundler: compiles the manifest into the bundle that stands beside the library, and keeps the ledger. Needs
+// NVRTC, no GPU.
 #include <fmt/core.h>
 
 #include <cstdlib>
@@ -16,10 +17,13 @@ namespace {
 using attune::bundle::Ledger;
 
 constexpr char kUsage[] =
-    "usage: attune_bundler build MANIFEST BUNDLE REPORT   compile with NVRTC; modules whose sources did not change are kept\n"
-    "       attune_bundler check REPORT LEDGER            exit code 1 where the ledger disagrees, or the compiler warned\n"
+    "usage: attune_bundler build MANIFEST BUNDLE REPORT   compile with NVRTC; modules whose sources did not change are "
+    "kept\n"
+    "       attune_bundler check REPORT LEDGER            exit code 1 where the ledger disagrees, or the compiler "
+    "warned\n"
     "       attune_bundler update REPORT LEDGER           write the ledger from the report\n"
-    "       attune_bundler verify MANIFEST BUNDLE         exit code 1 unless the library finds every module in the bundle\n";
+    "       attune_bundler verify MANIFEST BUNDLE         exit code 1 unless the library finds every module in the "
+    "bundle\n";
 
 std::string read(const std::string& path) {
   std::optional<std::string> text = attune::cuda::read_file(path);
@@ -39,15 +43,16 @@ int build(const std::string& manifest_path, const std::string& bundle_path, cons
   const attune::cuda::Nvrtc* nvrtc = attune::cuda::find_nvrtc(99, &why);
   if (nvrtc == nullptr) throw std::runtime_error(why);
   const auto manifest = attune::bundle::parse_manifest(read(manifest_path));
-  const auto result = attune::bundle::build_bundle(manifest, *nvrtc, bundle_path, attune::cuda::read_file(report_path).value_or(""),
-                                                   std::max(1u, std::thread::hardware_concurrency()));
+  const auto result =
+      attune::bundle::build_bundle(manifest, *nvrtc, bundle_path, attune::cuda::read_file(report_path).value_or(""),
+                                   std::max(1u, std::thread::hardware_concurrency()));
   size_t bytes = 0;
   for (const auto& entry : result.entries) bytes += entry.image.size();
   const std::string fault = attune::cuda::write_bundle(bundle_path, nvrtc->major(), nvrtc->minor(), result.entries);
   if (!fault.empty()) throw std::runtime_error(fault);
   write(report_path, attune::bundle::report_text(result));
-  fmt::print("{}: {} modules, {} KiB; compiled {} with NVRTC {}, the slowest in {:.0f} ms\n", bundle_path, result.entries.size(),
-             bytes / 1024, result.compiled, nvrtc->version(), result.longest_ms);
+  fmt::print("{}: {} modules, {} KiB; compiled {} with NVRTC {}, the slowest in {:.0f} ms\n", bundle_path,
+             result.entries.size(), bytes / 1024, result.compiled, nvrtc->version(), result.longest_ms);
   return 0;
 }
 
@@ -56,12 +61,16 @@ int check(const std::string& report_path, const std::string& ledger_path) {
   const Ledger expected = attune::bundle::parse_ledger(read(ledger_path));
   const Ledger measured = attune::bundle::report_ledger(report);
   std::vector<std::string> faults = attune::bundle::check_ledger(expected, measured);
-  for (const std::string& line : attune::bundle::report_warnings(report)) faults.push_back("the compiler warns: " + line);
+  for (const std::string& line : attune::bundle::report_warnings(report))
+    faults.push_back("the compiler warns: " + line);
   for (const std::string& fault : faults) fmt::print("{}\n", fault);
   if (expected.compiler != measured.compiler) {
-    fmt::print("the ledger is of NVRTC {}, this is {}: only spills were compared\n", expected.compiler, measured.compiler);
+    fmt::print("the ledger is of NVRTC {}, this is {}: only spills were compared\n", expected.compiler,
+               measured.compiler);
   }
-  if (!faults.empty()) fmt::print("{} faults; where a change is meant: attune_bundler update {} {}\n", faults.size(), report_path, ledger_path);
+  if (!faults.empty())
+    fmt::print("{} faults; where a change is meant: attune_bundler update {} {}\n", faults.size(), report_path,
+               ledger_path);
   return faults.empty() ? 0 : 1;
 }
 

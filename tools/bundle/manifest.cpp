@@ -12,7 +12,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-[[noreturn]] void wrong(const std::string& where, const std::string& what) { throw std::runtime_error(where + ": " + what); }
+[[noreturn]] void wrong(const std::string& where, const std::string& what) {
+  throw std::runtime_error(where + ": " + what);
+}
 
 // A number, a string or a boolean (1 or 0), as the macro's text.
 std::string macro_text(const Json& value, const std::string& where) {

@@ -27,7 +27,7 @@ constexpr char kFileName[] = "attune_kernels.bundle";
 struct Header {
   char magic[8];
   uint32_t format, compiler_major, compiler_minor, count;
-  Digest index_digest;
+  Digest digest;  // of the four numbers and the index
 };
 struct IndexEntry {
   Digest key;
@@ -41,6 +41,11 @@ std::string_view bytes_of(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof(value)};
 }
 
+Digest digest_of(const Header& header, std::string_view index) {
+  const uint32_t numbers[] = {header.format, header.compiler_major, header.compiler_minor, header.count};
+  return Sha256().update(bytes_of(numbers)).update(index).finish();
+}
+
 IndexEntry entry_at(std::string_view file, size_t i) {
   IndexEntry entry;
   std::memcpy(&entry, file.data() + sizeof(Header) + i * sizeof(IndexEntry), sizeof(entry));
@@ -49,7 +54,8 @@ IndexEntry entry_at(std::string_view file, size_t i) {
 
 }  // namespace
 
-std::string write_bundle(const std::string& path, int compiler_major, int compiler_minor, std::vector<BundleEntry> entries) {
+std::string write_bundle(const std::string& path, int compiler_major, int compiler_minor,
+                         std::vector<BundleEntry> entries) {
   std::sort(entries.begin(), entries.end(), [](const BundleEntry& a, const BundleEntry& b) { return a.key < b.key; });
   std::string index, images;
   const size_t images_at = sizeof(Header) + entries.size() * sizeof(IndexEntry);
@@ -66,7 +72,7 @@ std::string write_bundle(const std::string& path, int compiler_major, int compil
   header.compiler_major = static_cast<uint32_t>(compiler_major);
   header.compiler_minor = static_cast<uint32_t>(compiler_minor);
   header.count = static_cast<uint32_t>(entries.size());
-  header.index_digest = sha256(index);
+  header.digest = digest_of(header, index);
   const std::string directory = std::filesystem::absolute(path).parent_path().string();
   std::string fault = publish_file(path, directory, {bytes_of(header), index, images});
   if (fault.empty() && chmod(path.c_str(), 0644) != 0) fault = "cannot make " + path + " readable";
@@ -77,7 +83,8 @@ std::unique_ptr<Bundle> Bundle::open(const std::string& path, std::string* why) 
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return nullptr;
   struct stat status;
-  const bool readable = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size >= static_cast<off_t>(sizeof(Header));
+  const bool readable =
+      fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size >= static_cast<off_t>(sizeof(Header));
   const size_t size = readable ? static_cast<size_t>(status.st_size) : 0;
   void* mapped = readable ? mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
   close(file);
@@ -96,7 +103,7 @@ std::unique_ptr<Bundle> Bundle::open(const std::string& path, std::string* why) 
   if (header.format != kFormat) return damaged("of another format");
   const uint64_t index_bytes = uint64_t{header.count} * sizeof(IndexEntry);
   if (index_bytes > size - sizeof(Header)) return damaged("cut short");
-  if (sha256(bundle->file_.substr(sizeof(Header), index_bytes)) != header.index_digest) return damaged("damaged (its index)");
+  if (digest_of(header, bundle->file_.substr(sizeof(Header), index_bytes)) != header.digest) return damaged("damaged");
   bundle->compiler_major_ = static_cast<int>(header.compiler_major);
   bundle->compiler_minor_ = static_cast<int>(header.compiler_minor);
   bundle->count_ = header.count;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bundle: kernels compiled when the library was built, in one file beside it.
 //
-//   "ATTNBNDL" | u32 format | u32 compiler major | u32 compiler minor | u32 count | sha256 of the index
+//   "ATTNBNDL" | u32 format | u32 compiler major | u32 compiler minor | u32 count | sha256 of the numbers and the index
 //   index: count x { key[32] | u64 offset | u64 size | sha256 of the image }, sorted by key
 //   images
 //
@@ -23,7 +23,8 @@ struct BundleEntry {
 };
 
 // "" or what went wrong.
-std::string write_bundle(const std::string& path, int compiler_major, int compiler_minor, std::vector<BundleEntry> entries);
+std::string write_bundle(const std::string& path, int compiler_major, int compiler_minor,
+                         std::vector<BundleEntry> entries);
 
 // A bundle mapped into memory. Read-only and thread-safe.
 class Bundle {

@@ -16,7 +16,9 @@ namespace {
 constexpr std::string_view kMagic = "ATTNKRN1";
 constexpr size_t kHeaderBytes = kMagic.size() + sizeof(Digest);
 
-std::string_view as_bytes(const Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
+std::string_view as_bytes(const Digest& digest) {
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
 
 bool is_whole(std::string_view entry) {
   if (entry.size() < kHeaderBytes || !entry.starts_with(kMagic)) return false;
@@ -35,7 +37,8 @@ std::optional<std::string> DiskCache::load(const Digest& key) {
   std::optional<std::string> entry = read_file(path_of(key));
   if (!entry) return std::nullopt;
   if (!is_whole(*entry)) {
-    log_message(ATTUNE_LOG_WARNING, cat("the cached kernel ", path_of(key), " is damaged; it is removed and compiled again"));
+    log_message(ATTUNE_LOG_WARNING,
+                cat("the cached kernel ", path_of(key), " is damaged; it is removed and compiled again"));
     remove(key);
     return std::nullopt;
   }
@@ -51,7 +54,8 @@ void DiskCache::store(const Digest& key, std::string_view image) {
   if (fault.empty()) fault = make_directories(scratch);
   if (fault.empty()) fault = publish_file(path, scratch, {kMagic, as_bytes(sha256(image)), image});
   if (fault.empty() || told_.exchange(true)) return;
-  log_message(ATTUNE_LOG_WARNING, cat("compiled kernels are not kept on disk: ", fault, " (ATTUNE_CACHE_DIR chooses another place)"));
+  log_message(ATTUNE_LOG_WARNING,
+              cat("compiled kernels are not kept on disk: ", fault, " (ATTUNE_CACHE_DIR chooses another place)"));
 }
 
 void DiskCache::remove(const Digest& key) {

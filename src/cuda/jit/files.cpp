@@ -37,19 +37,17 @@ std::optional<std::string> read_file(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return std::nullopt;
   struct stat status;
-  std::optional<std::string> bytes;
-  if (fstat(file, &status) == 0 && S_ISREG(status.st_mode)) {
-    bytes.emplace(static_cast<size_t>(status.st_size), '\0');
-    size_t done = 0;
-    while (done < bytes->size()) {
-      const ssize_t n = read(file, bytes->data() + done, bytes->size() - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) break;
-      done += static_cast<size_t>(n);
-    }
-    if (done < bytes->size()) bytes.reset();
+  const bool regular = fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  std::string bytes(regular ? static_cast<size_t>(status.st_size) : 0, '\0');
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = read(file, &bytes[done], bytes.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    done += static_cast<size_t>(n);
   }
   close(file);
+  if (!regular || done < bytes.size()) return std::nullopt;
   return bytes;
 }
 
@@ -64,7 +62,8 @@ std::string make_directories(const std::string& path) {
   return std::filesystem::is_directory(path, error) ? "" : error_message("cannot create", path, ENOTDIR);
 }
 
-std::string publish_file(const std::string& path, const std::string& scratch, std::initializer_list<std::string_view> parts) {
+std::string publish_file(const std::string& path, const std::string& scratch,
+                         std::initializer_list<std::string_view> parts) {
   // A name that no other process takes, in whatever container or on whatever host of a shared file system it runs.
   std::string temporary = scratch + "/entry-XXXXXX";
   const int file = mkostemp(temporary.data(), O_CLOEXEC);
@@ -75,7 +74,8 @@ std::string publish_file(const std::string& path, const std::string& scratch, st
   }
   // Some file systems report a full disk only here.
   if (close(file) != 0 && fault.empty()) fault = error_message("cannot write", temporary, errno);
-  if (fault.empty() && rename(temporary.c_str(), path.c_str()) != 0) fault = error_message("cannot create", path, errno);
+  if (fault.empty() && rename(temporary.c_str(), path.c_str()) != 0)
+    fault = error_message("cannot create", path, errno);
   if (!fault.empty()) unlink(temporary.c_str());
   return fault;
 }
@@ -85,7 +85,8 @@ std::string library_directory() {
   if (dladdr(reinterpret_cast<const void*>(&library_directory), &info) == 0 || info.dli_fname == nullptr) return "";
   std::error_code error;
   // A program found through PATH is known by its bare name.
-  const std::string name = std::string(info.dli_fname).find('/') != std::string::npos ? info.dli_fname : "/proc/self/exe";
+  const std::string name =
+      std::string(info.dli_fname).find('/') != std::string::npos ? info.dli_fname : "/proc/self/exe";
   const std::filesystem::path path = std::filesystem::canonical(name, error);
   return error ? "" : path.parent_path().string();
 }

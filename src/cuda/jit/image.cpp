@@ -52,7 +52,10 @@ Digest module_key(const SourceUnit& unit, const std::vector<std::string>& option
 }
 
 Digest cache_key(const Digest& module, const std::string& compiler_version) {
-  return Sha256().update({reinterpret_cast<const char*>(module.data()), module.size()}).update_field(compiler_version).finish();
+  return Sha256()
+      .update({reinterpret_cast<const char*>(module.data()), module.size()})
+      .update_field(compiler_version)
+      .finish();
 }
 
 bool jit_enabled() {
@@ -75,8 +78,8 @@ const Bundle* ImageFinder::bundle() {
     std::string why;
     bundle_ = Bundle::open(options_.bundle_path, &why);
     if (bundle_ != nullptr && bundle_->compiler_major() > options_.driver_major) {
-      why = cat("the kernel bundle ", options_.bundle_path, " was made with CUDA ", bundle_->compiler_major(), ".", bundle_->compiler_minor(),
-                " and the driver supports CUDA ", options_.driver_major, "; it is not used");
+      why = cat("the kernel bundle ", options_.bundle_path, " was made with CUDA ", bundle_->compiler_major(), ".",
+                bundle_->compiler_minor(), " and the driver supports CUDA ", options_.driver_major, "; it is not used");
       bundle_.reset();
     }
     if (!why.empty()) log_message(ATTUNE_LOG_WARNING, why);

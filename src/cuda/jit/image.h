@@ -50,8 +50,8 @@ class ImageFinder {
 
   explicit ImageFinder(Options options);
 
-  // Failure(ATTUNE_DEVICE_ERROR): not at hand, and may not or cannot be compiled; says which and why. ATTUNE_INTERNAL: does not compile.
-  // An origin in without is not looked at: its code was tried and did not load.
+  // Failure(ATTUNE_DEVICE_ERROR): not at hand, and may not or cannot be compiled; says which and why. ATTUNE_INTERNAL:
+  // does not compile. An origin in without is not looked at: its code was tried and did not load.
   Image find(const ModuleSpec& spec, bool without_bundle = false, bool without_cache = false);
 
   DiskCache& disk_cache() { return cache_; }

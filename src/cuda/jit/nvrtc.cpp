@@ -17,7 +17,8 @@ using Program = struct ProgramOpaque*;
 
 struct Nvrtc::Api {
   int (*version)(int*, int*);
-  int (*create)(Program*, const char* text, const char* name, int num_headers, const char* const* headers, const char* const* names);
+  int (*create)(Program*, const char* text, const char* name, int num_headers, const char* const* headers,
+                const char* const* names);
   int (*destroy)(Program*);
   int (*compile)(Program, int num_options, const char* const* options);
   int (*cubin_size)(Program, size_t*);
@@ -62,10 +63,12 @@ std::unique_ptr<Nvrtc> Nvrtc::open(const std::string& path, std::string* why) {
     return nullptr;
   }
   auto api = std::make_shared<Api>();
-  const bool complete = find_symbol(library, "nvrtcVersion", &api->version) && find_symbol(library, "nvrtcCreateProgram", &api->create) &&
+  const bool complete = find_symbol(library, "nvrtcVersion", &api->version) &&
+                        find_symbol(library, "nvrtcCreateProgram", &api->create) &&
                         find_symbol(library, "nvrtcDestroyProgram", &api->destroy) &&
                         find_symbol(library, "nvrtcCompileProgram", &api->compile) &&
-                        find_symbol(library, "nvrtcGetCUBINSize", &api->cubin_size) && find_symbol(library, "nvrtcGetCUBIN", &api->cubin) &&
+                        find_symbol(library, "nvrtcGetCUBINSize", &api->cubin_size) &&
+                        find_symbol(library, "nvrtcGetCUBIN", &api->cubin) &&
                         find_symbol(library, "nvrtcGetProgramLogSize", &api->log_size) &&
                         find_symbol(library, "nvrtcGetProgramLog", &api->log) &&
                         find_symbol(library, "nvrtcGetErrorString", &api->error_string);
@@ -94,7 +97,8 @@ Compiled Nvrtc::compile(const SourceUnit& unit, const std::vector<std::string>& 
   auto check_nvrtc = [&](int result, const char* what) {
     if (result != 0) fail(ATTUNE_INTERNAL, what, " for ", unit.path, ": ", api.error_string(result));
   };
-  check_nvrtc(api.create(&program, unit.text.c_str(), unit.path.c_str(), static_cast<int>(names.size()), texts.data(), names.data()),
+  check_nvrtc(api.create(&program, unit.text.c_str(), unit.path.c_str(), static_cast<int>(names.size()), texts.data(),
+                         names.data()),
               "nvrtcCreateProgram");
   struct Destroy {
     const Api& api;
@@ -108,9 +112,11 @@ Compiled Nvrtc::compile(const SourceUnit& unit, const std::vector<std::string>& 
   if (api.log_size(program, &size) == 0 && size > 1) {
     compiled.log.resize(size);
     if (api.log(program, compiled.log.data()) != 0) compiled.log.clear();
-    while (!compiled.log.empty() && (compiled.log.back() == '\0' || compiled.log.back() == '\n')) compiled.log.pop_back();
+    while (!compiled.log.empty() && (compiled.log.back() == '\0' || compiled.log.back() == '\n'))
+      compiled.log.pop_back();
   }
-  if (result == kCompilationError) fail(ATTUNE_INTERNAL, unit.path, " does not compile with NVRTC ", version(), ":\n", compiled.log);
+  if (result == kCompilationError)
+    fail(ATTUNE_INTERNAL, unit.path, " does not compile with NVRTC ", version(), ":\n", compiled.log);
   check_nvrtc(result, "nvrtcCompileProgram");
   check_nvrtc(api.cubin_size(program, &size), "nvrtcGetCUBINSize");
   compiled.cubin.resize(size);
@@ -139,7 +145,8 @@ std::vector<std::string> nvrtc_candidates() {
     add_site_packages(prefix + "/lib/python3*/site-packages", &list);
     add_matches(prefix + "/lib/libnvrtc.so.1[2-9]", &list);
   }
-  if (const std::string home = environment("HOME"); !home.empty()) add_site_packages(home + "/.local/lib/python3*/site-packages", &list);
+  if (const std::string home = environment("HOME"); !home.empty())
+    add_site_packages(home + "/.local/lib/python3*/site-packages", &list);
   add_site_packages("/usr/local/lib/python3*/*-packages", &list);
   add_site_packages("/usr/lib/python3*/*-packages", &list);
   add_matches("/usr/local/cuda/lib64/libnvrtc.so.1[2-9]", &list);
@@ -163,7 +170,8 @@ const Nvrtc* find_nvrtc(int max_major, std::string* why) {
       std::string fault;
       result.nvrtc = Nvrtc::open(path, &fault);
       if (result.nvrtc != nullptr && result.nvrtc->major() > max_major) {
-        newer = cat("NVRTC ", result.nvrtc->version(), " (", path, ") is newer than the driver, which supports CUDA ", max_major);
+        newer = cat("NVRTC ", result.nvrtc->version(), " (", path, ") is newer than the driver, which supports CUDA ",
+                    max_major);
         result.nvrtc.reset();
       }
       if (result.nvrtc != nullptr) break;
@@ -172,7 +180,9 @@ const Nvrtc* find_nvrtc(int max_major, std::string* why) {
     if (result.nvrtc != nullptr) {
       result.why.clear();
     } else {
-      result.why = !newer.empty() ? newer : cat("NVRTC was not found (", result.why, "); pip install nvidia-cuda-nvrtc, or set ATTUNE_NVRTC");
+      result.why = !newer.empty() ? newer
+                                  : cat("NVRTC was not found (", result.why,
+                                        "); pip install nvidia-cuda-nvrtc, or set ATTUNE_NVRTC");
     }
   }
   if (why != nullptr) *why = result.why;

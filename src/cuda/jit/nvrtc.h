@@ -37,8 +37,8 @@ class Nvrtc {
   std::string path_;
 };
 
-// The places where NVRTC is looked for, in order: ATTUNE_NVRTC alone if set; else the loader's path, CUDA_HOME and CUDA_PATH,
-// beside this library and in Python's site-packages (PyPI's nvidia-cuda-nvrtc), conda, /usr/local/cuda.
+// The places where NVRTC is looked for, in order: ATTUNE_NVRTC alone if set; else the loader's path, CUDA_HOME and
+// CUDA_PATH, beside this library and in Python's site-packages (PyPI's nvidia-cuda-nvrtc), conda, /usr/local/cuda.
 std::vector<std::string> nvrtc_candidates();
 
 // The first of them whose major version is at most max_major: a driver does not load the code of a newer major version.

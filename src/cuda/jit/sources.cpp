@@ -65,7 +65,9 @@ struct Reader {
 
 SourceUnit read_source(const std::string& path, const std::string& directory) {
   std::optional<std::string> text = read_text(path, directory);
-  if (!text) fail(ATTUNE_INTERNAL, "there is no kernel source ", path, " in ", directory.empty() ? std::string("the library") : directory);
+  if (!text)
+    fail(ATTUNE_INTERNAL, "there is no kernel source ", path, " in ",
+         directory.empty() ? std::string("the library") : directory);
   Reader reader{directory, {}};
   reader.follow(path, *text);
   SourceUnit unit{path, std::move(*text), {reader.headers.begin(), reader.headers.end()}, {}};

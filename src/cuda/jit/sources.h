@@ -28,8 +28,8 @@ struct SourceUnit {
   Digest digest;                                             // of all of it
 };
 
-// Reads a source and, through every #include "path" (paths start at kernels/), its headers. directory "": the embedded files.
-// Failure(ATTUNE_INTERNAL) names a file that is missing and who includes it.
+// Reads a source and, through every #include "path" (paths start at kernels/), its headers. directory "": the embedded
+// files. Failure(ATTUNE_INTERNAL) names a file that is missing and who includes it.
 SourceUnit read_source(const std::string& path, const std::string& directory);
 
 // From ATTUNE_KERNEL_DIR if that is set.

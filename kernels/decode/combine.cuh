@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a pair that several blocks had parts of: the block that arrives last merges all parts.
+//
+//   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L,  over the parts in the order of their keys
+//
+// Which block that is differs from run to run, what it computes does not. Parts lie in slot 2c + 1 of the block c where the pair begins,
+// then in slots 2(c + 1), 2(c + 2).. The partial results never leave L2.
+#pragma once
+
+#include "decode/merge.cuh"
+#include "ptx/atomic.cuh"
+#include "schedule/share.cuh"
+
+namespace attune::decode {
+
+__device__ __forceinline__ long long part_row(int first_block, int part, int row) {
+  return (2ll * (first_block + part) + (part == 0 ? 1 : 0)) * Config::kRows + row;
+}
+
+// Counts this block's part of the pair. True for the whole block if all parts are there now.
+__device__ __forceinline__ bool arrive(const DecodeParams& p, int first_block, int parts, int* flag) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    *flag = ptx::count_arrival(p.arrivals + first_block, parts - 1) == static_cast<unsigned>(parts - 1) ? 1 : 0;
+    __threadfence();
+  }
+  __syncthreads();
+  return *flag != 0;
+}
+
+// One warp, one row.
+__device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& piece, long long q_begin, int first_block, int parts, int row) {
+  constexpr int kVectors = (Config::kHeadDimV + 127) / 128;  // of four channels, a lane
+  const int lane = threadIdx.x % 32;
+  float max = kNegativeInfinity;
+  for (int i = lane; i < parts; i += 32) {
+    max = fmaxf(max, ptx::load_from_l2(reinterpret_cast<const float2*>(p.partial_stats + 2 * part_row(first_block, i, row))).x);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+  const float reference = reference_of(max);
+
+  float sum = 0;
+  float4 o[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) o[v] = {0, 0, 0, 0};
+  for (int first = 0; first < parts; first += 32) {
+    // Each lane weighs one part.
+    float weight = 0, weighted = 0;
+    if (first + lane < parts) {
+      const float2 stats = ptx::load_from_l2(reinterpret_cast<const float2*>(p.partial_stats + 2 * part_row(first_block, first + lane, row)));
+      weight = ptx::exp2_approx(stats.x - reference);
+      weighted = weight * stats.y;
+    }
+    const int count = min(32, parts - first);
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) {
+      const float w = __shfl_sync(0xffffffffu, weight, i);
+      sum += __shfl_sync(0xffffffffu, weighted, i);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int channel = (v * 32 + lane) * 4;
+        if (channel >= Config::kHeadDimV) continue;
+        const float4 x =
+            ptx::load_from_l2(reinterpret_cast<const float4*>(p.partial_out + part_row(first_block, first + i, row) * Config::kHeadDimV + channel));
+        o[v].x += w * x.x, o[v].y += w * x.y, o[v].z += w * x.z, o[v].w += w * x.w;
+      }
+    }
+  }
+
+  const int packed = piece.row_begin + row, query = packed / p.group, head = piece.head * p.group + packed - query * p.group;
+  float factor = 0;
+  if (lane == 0) factor = tile::finish_row(p, piece.batch, q_begin, query, head, max, sum);
+  factor = __shfl_sync(0xffffffffu, factor, 0);
+  const long long at =
+      tile::row_offset(p, piece.batch, q_begin, query, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int channel = (v * 32 + lane) * 4;
+    if (channel >= Config::kHeadDimV) continue;
+    o[v].x *= factor, o[v].y *= factor, o[v].z *= factor, o[v].w *= factor;
+    store_four(p, at + channel * p.out_dim_stride, o[v]);
+  }
+}
+
+__device__ __forceinline__ void combine_parts(const DecodeParams& p, const Piece& piece, long long q_begin, long long total, int* flag) {
+  const int first_block = piece.starts ? static_cast<int>(blockIdx.x) : schedule::block_of(p, total, piece.pair_begin);
+  const int last_block = piece.ends ? static_cast<int>(blockIdx.x) : schedule::block_of(p, total, piece.pair_end - 1);
+  const int parts = last_block - first_block + 1;
+  if (!arrive(p, first_block, parts, flag)) return;
+  for (int row = threadIdx.x / 32; row < piece.num_rows; row += Config::kWarps) combine_row(p, piece, q_begin, first_block, parts, row);
+}
+
+}  // namespace attune::decode

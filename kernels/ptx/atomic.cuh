@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counting across blocks. PTX ISA, "atom", and "ld" with .cg, which does not look into L1.
+#pragma once
+
+namespace attune::ptx {
+
+// Adds one, or goes back to 0 from `last`; returns what was there. What this thread has seen written is visible to whoever counts later.
+__device__ __forceinline__ unsigned count_arrival(unsigned* counter, unsigned last) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+  return before;
+}
+
+__device__ __forceinline__ float4 load_from_l2(const float4* at) {
+  float4 x;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(at) : "memory");
+  return x;
+}
+__device__ __forceinline__ float2 load_from_l2(const float2* at) {
+  float2 x;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(at) : "memory");
+  return x;
+}
+
+}  // namespace attune::ptx

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/decode/config.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/dtype.h"
+
+namespace attune::cuda::decode {
+namespace {
+
+using kernels::kKeysOfWarp;
+
+constexpr int64_t kReservedSharedBytes = 1024;  // of each block, by the driver
+constexpr int kMaxStages = 8;
+constexpr int kWaves = 4;
+
+// Largest power of two, at most 16, that divides every address of a row of the plane.
+int64_t row_alignment(const KvPlane& plane, int64_t head_dim) {
+  const int64_t size = plane.element_size;
+  int64_t unit = std::gcd<int64_t>(16, head_dim * size);
+  for (const int64_t stride : {plane.page_stride, plane.slot_stride, plane.head_stride}) unit = std::gcd(unit, stride * size);
+  return std::gcd(unit, static_cast<int64_t>(reinterpret_cast<uintptr_t>(plane.data)));  // null: any
+}
+
+int64_t cache_alignment(const Problem& p) {
+  return std::min(row_alignment(p.cache.k, p.head_dim_qk), row_alignment(p.cache.v, p.head_dim_v));
+}
+
+// 16-bit numbers whose sum is a query, and a probability, to the precision of the queries.
+int parts_of(int32_t q_dtype, int32_t kv_dtype) {
+  const bool bf16 = kv_dtype == ATTUNE_BFLOAT16;
+  if (q_dtype == ATTUNE_FLOAT32) return bf16 ? 3 : 2;
+  return bf16 && q_dtype == ATTUNE_FLOAT16 ? 2 : 1;
+}
+
+int score_bits(const Problem& p) {
+  int bits = 0;
+  if (p.softcap > 0) bits |= 1;
+  if (p.alibi) bits |= p.alibi_sqrt ? 4 : 2;
+  return bits;
+}
+
+Load choose_load(const Problem& p, int64_t alignment) {
+  if (p.cache.k.inner_stride != 1 || p.cache.v.inner_stride != 1 || !p.cache.k.contiguous || !p.cache.v.contiguous || alignment < 4) {
+    return Load::kElements;
+  }
+  const bool by_tile = !p.cache.paged || p.cache.page_size % kKeysOfWarp == 0;
+  return by_tile && p.cache.ring_capacity == 0 && p.beam_width <= 1 ? Load::kTiles : Load::kRows;
+}
+
+size_t shared_bytes_with(const Config& c, int stages) {
+  return static_cast<size_t>(kernels::shared_layout(c.warps, stages, static_cast<int>(dtype_size(c.kv_dtype)), c.head_dim_qk, c.head_dim_v,
+                                                    c.row_tiles, c.parts, c.token_scales).total);
+}
+
+// Most stages for the shared memory there is; 0 if not even two fit.
+int stages_that_fit(const Config& c, const DeviceShape& device) {
+  const int64_t most = std::min(device.shared_bytes_per_sm / c.blocks_per_sm - kReservedSharedBytes, device.shared_bytes_per_block);
+  int stages = kMaxStages;
+  while (stages > 1 && static_cast<int64_t>(shared_bytes_with(c, stages)) > most) --stages;
+  return stages >= 2 ? stages : 0;
+}
+
+std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+size_t Config::shared_bytes() const { return shared_bytes_with(*this, stages); }
+
+KernelSpec Config::main_kernel() const {
+  KernelSpec spec{"decode/decode.cu", "attune_decode", {}, shared_bytes()};
+  spec.defines = {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_KV_TYPE", kv_dtype),
+                  define("ATTUNE_ROW_TILES", row_tiles), define("ATTUNE_PARTS", parts), define("ATTUNE_WARPS", warps),
+                  define("ATTUNE_STAGES", stages), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm),
+                  define("ATTUNE_LOAD", static_cast<int>(load)), define("ATTUNE_COPY_BYTES", copy_bytes),
+                  define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0), define("ATTUNE_SCORE", score)};
+  return spec;
+}
+
+KernelSpec Config::schedule_kernel() const {
+  return {"schedule/schedule.cu", "attune_schedule_decode", {define("ATTUNE_WARPS", warps), define("ATTUNE_ROW_TILES", row_tiles)}, 0};
+}
+
+std::string refusal(const Problem& p) {
+  const KvCache& c = p.cache;
+  if (c.k.dtype != c.v.dtype) return "K and V of different dtypes";
+  if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
+  if (p.q.dtype == ATTUNE_FLOAT32 && c.k.dtype == ATTUNE_FLOAT32) return "float32 caches";
+  return "";
+}
+
+Config choose_config(const Problem& p, const DeviceShape& device) {
+  Config c;
+  c.head_dim_qk = static_cast<int>(p.head_dim_qk);
+  c.head_dim_v = static_cast<int>(p.head_dim_v);
+  c.kv_dtype = p.cache.k.dtype;
+  c.parts = parts_of(p.q.dtype, c.kv_dtype);
+  c.token_scales = p.cache.k_scale.mode == KvScale::Mode::kTokenHead || p.cache.v_scale.mode == KvScale::Mode::kTokenHead;
+  c.score = score_bits(p);
+  const int64_t alignment = cache_alignment(p);
+  c.load = choose_load(p, alignment);
+  c.copy_bytes = c.load == Load::kElements ? 16 : static_cast<int>(alignment);
+
+  // As few rows a block as hold a sequence's: registers that are not there cannot wait for memory.
+  const int64_t rows = std::max<int64_t>(1, p.max_seqlen_q) * p.group;
+  const int most = std::max(p.head_dim_qk, p.head_dim_v) > 128 ? 2 : 4;
+  c.row_tiles = rows <= 8 ? 1 : rows <= 16 || most == 2 ? 2 : 4;
+  c.blocks_per_sm = 2;
+  c.stages = stages_that_fit(c, device);
+  if (c.stages < 3) {
+    c.blocks_per_sm = 1;
+    c.stages = stages_that_fit(c, device);
+  }
+
+  // Never more blocks than tiles.
+  const int64_t blocks_of_rows = std::max<int64_t>(1, ceil_div(rows, c.rows()));
+  const int64_t tiles_of_pair = std::max<int64_t>(1, ceil_div(p.max_seqlen_kv, c.warps * kKeysOfWarp));
+  const double tiles = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) * static_cast<double>(blocks_of_rows * tiles_of_pair);
+  const int most_slots = device.num_sms * c.blocks_per_sm;
+  c.slots = static_cast<int>(std::clamp(tiles, 1.0, static_cast<double>(most_slots)));
+  c.waves = c.slots == most_slots ? kWaves : 1;
+  return c;
+}
+
+void check_alignment(const Problem& p, const Config& c) {
+  if (c.load == Load::kElements) return;
+  require(cache_alignment(p) >= c.copy_bytes, "cache.k.data or cache.v.data is not aligned to ", c.copy_bytes,
+          " bytes, as it was when the plan was made; plan with pointers of the alignment that runs will have");
+}
+
+WorkspaceLayout workspace_layout(const Config& c) {
+  WorkspaceLayout w;
+  const auto blocks = static_cast<size_t>(c.blocks()), rows = 2 * blocks * static_cast<size_t>(c.rows());
+  auto take = [&](size_t bytes) {
+    const size_t begin = w.total;
+    w.total += (bytes + 255) / 256 * 256;
+    return begin;
+  };
+  w.shares = take(blocks * sizeof(kernels::Share));
+  w.arrivals = take(blocks * sizeof(unsigned));
+  w.stats = take(rows * 2 * sizeof(float));
+  w.out = take(rows * static_cast<size_t>(c.head_dim_v) * sizeof(float));
+  return w;
+}
+
+}  // namespace attune::cuda::decode

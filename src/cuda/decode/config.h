@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which specialisation of the decode kernel a problem gets, and how its work is dealt to the device.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/problem.h"
+#include "cuda/kernel.h"
+#include "decode/decode_params.h"
+
+namespace attune::cuda::decode {
+
+// How rows of the cache are addressed; numbers as in kernels/decode/config.cuh.
+enum class Load : int { kTiles = 0, kRows = 1, kElements = 2 };
+
+struct Config {
+  // What the kernel is compiled for.
+  int head_dim_qk = 0, head_dim_v = 0;
+  int32_t kv_dtype = 0;
+  int row_tiles = 1, parts = 1;
+  int warps = 4, stages = 2, blocks_per_sm = 2;
+  Load load = Load::kTiles;
+  int copy_bytes = 16;
+  bool token_scales = false;
+  int score = 0;
+
+  // How its grid is dealt: `slots` blocks run at a time, `waves` times as many exist.
+  int slots = 1, waves = 1;
+
+  int rows() const { return 8 * row_tiles; }
+  int blocks() const { return slots * waves; }
+  size_t shared_bytes() const;
+  KernelSpec main_kernel() const;
+  KernelSpec schedule_kernel() const;
+};
+
+// What of the device matters to the choice.
+struct DeviceShape {
+  int num_sms = 132;
+  int64_t shared_bytes_per_sm = 233472;
+  int64_t shared_bytes_per_block = 232448;
+};
+
+// "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
+std::string refusal(const Problem& p);
+Config choose_config(const Problem& p, const DeviceShape& device);
+
+// What to_params must find as it was when the configuration was chosen. Throws INVALID_ARGUMENT.
+void check_alignment(const Problem& p, const Config& c);
+
+// Where the pieces of the workspace begin.
+struct WorkspaceLayout {
+  size_t shares = 0, arrivals = 0, stats = 0, out = 0, total = 0;
+};
+WorkspaceLayout workspace_layout(const Config& c);
+
+kernels::DecodeParams to_params(const Problem& p, const Config& c, void* workspace);
+
+}  // namespace attune::cuda::decode

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/decode/decode.h"
+
+#include "cuda/decode/config.h"
+#include "cuda/device.h"
+#include "cuda/launch.h"
+
+namespace attune::cuda {
+namespace {
+
+using decode::Config;
+
+class DecodePlan final : public KernelPlan {
+ public:
+  DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info)
+      : config_(decode::choose_config(p, {info.num_sms, info.shared_bytes_per_sm, info.shared_bytes_per_block})),
+        layout_(decode::workspace_layout(config_)) {
+    warm({config_.schedule_kernel(), config_.main_kernel()}, device);
+    schedule_ = &get_kernel(config_.schedule_kernel(), device);
+    main_ = &get_kernel(config_.main_kernel(), device);
+  }
+
+  size_t workspace_size() const override { return layout_.total; }
+
+  std::string describe() const override {
+    return cat("kernel cuda_decode: ", config_.warps, " warps x 16 keys, ", config_.rows(), " packed rows, ", config_.stages, " stages, ",
+               config_.blocks_per_sm, " blocks a multiprocessor, ", main_->num_regs, " registers, ", config_.shared_bytes(),
+               " bytes of shared memory; up to ", config_.blocks(), " blocks; workspace ", layout_.total,
+               " bytes");
+  }
+
+  void schedule(const Problem& p, void* workspace, void* stream) const override {
+    if (is_empty(p)) return;
+    const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
+    LaunchConfig launch;
+    launch.block[0] = 1024;
+    launch.programmatic = true;
+    launch.stream = stream;
+    launch_kernel(*schedule_, launch, params);
+  }
+
+  void run(const Problem& p, void* workspace, void* stream) const override {
+    if (is_empty(p)) return;
+    decode::check_alignment(p, config_);
+    const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
+    LaunchConfig launch;
+    launch.grid[0] = static_cast<uint32_t>(config_.blocks());
+    launch.block[0] = static_cast<uint32_t>(32 * config_.warps);
+    launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
+    launch.programmatic = true;
+    launch.stream = stream;
+    launch_kernel(*main_, launch, params);
+  }
+
+ private:
+  static bool is_empty(const Problem& p) { return p.batch == 0 || p.total_q == 0 || p.heads_q == 0; }
+
+  Config config_;
+  decode::WorkspaceLayout layout_;
+  const CompiledKernel* schedule_ = nullptr;
+  const CompiledKernel* main_ = nullptr;
+};
+
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
+  if (const std::string why = decode::refusal(p); !why.empty()) fail(ATTUNE_UNSUPPORTED, "kernel cuda_decode does not take ", why);
+  return std::make_unique<DecodePlan>(p, device, require_device(device));
+}
+
+Coverage coverage() {
+  Coverage c;
+  auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
+  axis(Axis::kQueries) = use::kRagged | use::kFixed;
+  axis(Axis::kQueryDtype) = use::kQF32 | use::kQF16 | use::kQBf16;
+  axis(Axis::kKvSource) = use::kPaged | use::kContiguous | use::kRing | use::kBeams;
+  axis(Axis::kKvFormat) = use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8;
+  axis(Axis::kKvScales) = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
+  axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kXpacked;
+  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
+  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kSinks;
+  axis(Axis::kPrologue) = use::kNoPrologue;
+  axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
+  axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
+  c.head_dim_qk_max = 256;
+  c.head_dim_v_max = 256;
+  c.group_max = 128;
+  return c;
+}
+
+}  // namespace
+
+const Kernel& decode_kernel() {
+  static const Kernel kernel{"cuda_decode", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan};
+  return kernel;
+}
+
+}  // namespace attune::cuda

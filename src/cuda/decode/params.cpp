@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a problem to the kernels' flat parameters.
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "cuda/decode/config.h"
+
+namespace attune::cuda::decode {
+namespace {
+
+using kernels::DecodeParams;
+using kernels::IntTable;
+
+// Where each wave of blocks ends, in 1/1024 of the work: most of it at once, the rest in ever smaller pieces, because blocks do not run
+// at the same speed and the last ones are to end together.
+constexpr int kWaveEnds[] = {760, 920, 980, 1024};
+// Fewer tiles a slot are dealt in one wave.
+constexpr int kGuidedFrom = 48;
+static_assert(kGuidedFrom * (kWaveEnds[3] - kWaveEnds[2]) > 1024, "every block of the thinnest wave gets a tile");
+
+IntTable int_table(const IntView& v) {
+  return v ? IntTable{v.data, static_cast<long long>(v.row_stride), static_cast<long long>(v.col_stride)} : IntTable{nullptr, 0, 0};
+}
+
+struct RowStrides {
+  long long batch, row, head;
+};
+RowStrides row_strides(const Problem& p, const RowView& v) {
+  const int64_t batch = v.rows_per_batch == 0 ? p.fixed_q * v.row_stride : v.batch_stride;
+  return {static_cast<long long>(batch), static_cast<long long>(v.row_stride), static_cast<long long>(v.head_stride)};
+}
+
+kernels::KvPlane to_plane(const KvPlane& v, bool own_table) {
+  const int64_t size = v.element_size;
+  kernels::KvPlane k{};
+  k.data = reinterpret_cast<const char*>(v.data);
+  k.page_stride = v.page_stride * size;
+  k.slot_stride = v.slot_stride * size;
+  k.head_stride = v.head_stride * size;
+  k.outer_stride = v.outer_stride;
+  k.inner_stride = v.inner_stride;
+  k.pack = static_cast<int>(v.pack);
+  k.table_is_own = own_table ? 1 : 0;
+  return k;
+}
+
+kernels::KvScale to_scale(const KvScale& s) {
+  return {s.data, static_cast<long long>(s.page_stride), static_cast<long long>(s.slot_stride), static_cast<long long>(s.head_stride),
+          static_cast<int>(s.mode)};
+}
+
+int to_int(int64_t x) { return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max())); }
+
+void fill_rows(const Problem& p, DecodeParams& k) {
+  const RowStrides q = row_strides(p, p.q), out = row_strides(p, p.out), lse = row_strides(p, p.lse), max = row_strides(p, p.max_logits);
+  k.q = reinterpret_cast<const char*>(p.q.data);
+  k.q_batch_stride = q.batch, k.q_row_stride = q.row, k.q_head_stride = q.head;
+  k.q_dim_stride = p.q.dim_stride;
+  k.q_dtype = p.q.dtype;
+  k.out = reinterpret_cast<char*>(p.out.data);
+  k.out_batch_stride = out.batch, k.out_row_stride = out.row, k.out_head_stride = out.head;
+  k.out_dim_stride = p.out.dim_stride;
+  k.out_dtype = p.out.dtype;
+  k.lse = p.lse ? reinterpret_cast<float*>(p.lse.data) : nullptr;
+  k.lse_batch_stride = lse.batch, k.lse_row_stride = lse.row, k.lse_head_stride = lse.head;
+  k.max_logits = p.max_logits ? reinterpret_cast<float*>(p.max_logits.data) : nullptr;
+  k.max_batch_stride = max.batch, k.max_row_stride = max.row, k.max_head_stride = max.head;
+  k.cu_seqlens_q = int_table(p.cu_q);
+  k.total_q = p.total_q;
+  k.fixed_q = to_int(p.fixed_q);
+}
+
+void fill_cache(const Problem& p, DecodeParams& k) {
+  const KvCache& c = p.cache;
+  k.k = to_plane(c.k, false);
+  k.v = to_plane(c.v, static_cast<bool>(c.v_page_table));
+  k.k_scale = to_scale(c.k_scale);
+  k.v_scale = to_scale(c.v_scale);
+  k.page_table = int_table(c.page_table);
+  k.v_page_table = int_table(c.v_page_table);
+  k.batch_index = int_table(c.batch_index);
+  k.seqused_kv = int_table(p.seqused);
+  k.num_pages = c.num_pages;
+  k.page_size = to_int(c.page_size);
+  k.page_shift = std::has_single_bit(static_cast<uint64_t>(c.page_size)) ? std::countr_zero(static_cast<uint64_t>(c.page_size)) : -1;
+  k.capacity = to_int(c.capacity());
+  k.ring_capacity = to_int(c.ring_capacity);
+  k.paged = c.paged ? 1 : 0;
+  k.cache_indirection = int_table(p.cache_indirection);
+  k.beam_prompt_length = int_table(p.beam_prompt_length);
+  k.beam_width = to_int(p.beam_width);
+  k.beam_columns = to_int(p.cache_indirection.cols);
+}
+
+void fill_scores(const Problem& p, DecodeParams& k) {
+  k.scale = p.scale;
+  k.softcap = p.softcap;
+  if (p.alibi) {
+    constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+    k.alibi = reinterpret_cast<const float*>(p.alibi.data);
+    k.alibi_batch_stride = p.alibi_per_batch ? p.alibi.stride[1] / kFloat : 0;
+    k.alibi_head_stride = p.alibi.stride[2] / kFloat;
+  }
+  if (p.sinks) {
+    k.sinks = reinterpret_cast<const char*>(p.sinks.data);
+    k.sinks_stride = p.sinks.stride[2];
+    k.sinks_dtype = p.sinks.dtype;
+  }
+  k.out_scale = p.out_scale;
+  k.causal = p.causal ? 1 : 0;
+  k.window_left = p.window_left;
+  k.window_right = p.window_right;
+  k.finished = p.finished;
+  k.finished_stride = p.finished_stride;
+  k.skip_decode = p.skip_decode ? 1 : 0;
+  k.zero_finished = p.zero_finished ? 1 : 0;
+}
+
+void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
+  k.batch = to_int(p.batch);
+  k.num_heads_q = to_int(p.heads_q);
+  k.num_heads_kv = to_int(p.heads_kv);
+  k.group = to_int(p.group);
+  k.slots = c.slots;
+  k.waves = c.waves;
+  for (int w = 0; w < 8; ++w) k.wave_end[w] = c.waves == 1 || w >= 4 ? 1024 : kWaveEnds[w];
+  // A sequence that many thin shares meet in would be merged from many parts.
+  k.guided_from = c.waves > 1 && p.batch * p.heads_kv >= c.slots ? kGuidedFrom : std::numeric_limits<int>::max();
+  k.whole_pairs = p.batch_invariant ? 1 : 0;
+}
+
+}  // namespace
+
+DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
+  DecodeParams k{};
+  fill_rows(p, k);
+  fill_cache(p, k);
+  fill_scores(p, k);
+  fill_schedule(p, c, k);
+  const WorkspaceLayout w = workspace_layout(c);
+  char* base = static_cast<char*>(workspace);
+  k.shares = reinterpret_cast<kernels::Share*>(base + w.shares);
+  k.arrivals = reinterpret_cast<unsigned*>(base + w.arrivals);
+  k.partial_stats = reinterpret_cast<float*>(base + w.stats);
+  k.partial_out = reinterpret_cast<float*>(base + w.out);
+  return k;
+}
+
+}  // namespace attune::cuda::decode
