@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times attune and PyTorch's scaled_dot_product_attention on the same shapes of the bench set, on the CPU.
 
-Both run in this session, in turns, with the same number of threads; a ratio above 1 means attune is faster. PyTorch gets dense
-[batch, heads, seqlen, head_dim] tensors, so for decode it is spared the page table. Without torch the script says so and exits with 0.
+Both run in this session, in turns, with the same number of threads; a ratio above 1 means attune is faster.
+PyTorch gets dense [batch, heads, seqlen, head_dim] tensors, so for decode it is spared the page table. Without torch
+the script says so and exits with 0.
 
-usage: bench/compare_torch.py [--attune build/release/cli/attune] [--threads N] [--rounds N] [--filter REGEX] [--json FILE]
+usage: bench/compare_torch.py [--attune PATH] [--threads N] [--rounds N] [--filter REGEX] [--json FILE]
 """
 
 import argparse
@@ -28,7 +29,8 @@ def find_attune(given):
     if given:
         return given
     root = pathlib.Path(__file__).resolve().parent.parent
-    built = [p for pattern in ("build/cli/attune", "build/*/cli/attune") for p in root.glob(pattern) if os.access(p, os.X_OK)]
+    found = [*root.glob("build/cli/attune"), *root.glob("build/*/cli/attune")]
+    built = [p for p in found if os.access(p, os.X_OK)]
     if not built:
         sys.exit("no attune command below build/; build it first, or give --attune PATH")
     return str(max(built, key=lambda p: p.stat().st_mtime))
@@ -38,8 +40,8 @@ def run_attune(attune, name, threads, min_time):
     """One timing of one case by attune bench. Seconds of a run, and the entry of its report."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "bench.json"
-        command = [attune, "bench", "--filter", f"^{re.escape(name)}$", "--threads", str(threads), "--min-time", str(min_time),
-                   "--no-ceilings", "--no-check", "--json", str(report)]
+        command = [attune, "bench", "--filter", f"^{re.escape(name)}$", "--threads", str(threads)]
+        command += ["--min-time", str(min_time), "--no-ceilings", "--no-check", "--json", str(report)]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)} failed with {done.returncode}: {done.stderr.strip()}")
@@ -48,7 +50,8 @@ def run_attune(attune, name, threads, min_time):
 
 
 def case_names(attune, expression):
-    listed = subprocess.run([attune, "bench", "--list", "--filter", expression], capture_output=True, text=True, check=False)
+    command = [attune, "bench", "--list", "--filter", expression]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         sys.exit(listed.stderr.strip())
     return listed.stdout.split()
@@ -104,10 +107,10 @@ def comparable(shape):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--attune", help="the attune command (default: the newest below build/)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of both (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns for each case; the median counts (default: %(default)s)")
-    parser.add_argument("--min-time", type=float, default=0.5, help="seconds of each turn at least (default: %(default)s)")
-    parser.add_argument("--filter", default=DEFAULT_FILTER, help="cases of the bench set, a regular expression (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of both (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns for each case; the median counts (%(default)s)")
+    parser.add_argument("--min-time", type=float, default=0.5, help="seconds of each turn at least (%(default)s)")
+    parser.add_argument("--filter", default=DEFAULT_FILTER, help="cases of the bench set, a regular expression")
     parser.add_argument("--json", help="also write the results to this file")
     options = parser.parse_args()
     if options.threads < 1 or options.rounds < 1:
@@ -147,9 +150,12 @@ def main():
         ratios = [b / a for a, b in zip(ours, theirs)]
         a, b = statistics.median(ours), statistics.median(theirs)
         cache = entry["shape"].get("cache_dtype", entry["shape"]["dtype"])
-        note = "" if cache == entry["shape"]["dtype"] else f"   (cache {cache}; torch reads {entry['shape']['dtype']})"
-        print(f"{name:<34} {a * 1e3:>11.3f} {b * 1e3:>11.3f} {b / a:>7.2f}   {min(ratios):.2f}..{max(ratios):.2f}{note}", flush=True)
-        results.append({"name": name, "attune_seconds": ours, "torch_seconds": theirs, "ratio": b / a, "shape": entry["shape"]})
+        dtype = entry["shape"]["dtype"]
+        note = "" if cache == dtype else f"   (cache {cache}; torch reads {dtype})"
+        spread = f"{min(ratios):.2f}..{max(ratios):.2f}"
+        print(f"{name:<34} {a * 1e3:>11.3f} {b * 1e3:>11.3f} {b / a:>7.2f}   {spread}{note}", flush=True)
+        results.append({"name": name, "attune_seconds": ours, "torch_seconds": theirs, "ratio": b / a,
+                        "shape": entry["shape"]})
     if options.json:
         report = {"torch": torch.__version__, "threads": options.threads, "results": results}
         pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")

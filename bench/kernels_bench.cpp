@@ -263,12 +263,12 @@ void read_stream(benchmark::State& state) {
 }
 BENCHMARK(read_stream);
 
-// Decode of one KV head as a driver does it: scores, softmax and sums of a tile, with the next tile on its way. Pages of 16 rows lie
-// in order or scattered.
+// Decode of one KV head as a driver does it: scores, softmax and sums of a tile. Pages of 16 rows lie in order or scattered; the next
+// tile is prefetched by software or left to the hardware.
 void decode_stream(benchmark::State& state) {
   const auto dtype = static_cast<attune_dtype>(state.range(0));
   const int m = static_cast<int>(state.range(1)), tile = static_cast<int>(state.range(2));
-  const bool scattered = state.range(3) != 0;
+  const bool scattered = state.range(3) != 0, prefetch = state.range(4) != 0;
   constexpr int d = kWidth;
   const int64_t size = attune::dtype_size(dtype);
   Buffer<bf16_t> k(kTokens * d * size / 2), v(kTokens * d * size / 2);
@@ -284,7 +284,7 @@ void decode_stream(benchmark::State& state) {
     for (int64_t first = window; first < window + kWindow; first += tile) {
       const void* const* const k_tile = k_rows.data() + first;
       const void* const* const v_tile = v_rows.data() + first;
-      attune::cpu::prefetch_tile(k_tile + tile, d * size, v_tile + tile, d * size, 0, tile / 2);
+      if (prefetch) attune::cpu::prefetch_tile(k_tile + tile, d * size, v_tile + tile, d * size, 0, tile / 2);
       if (size == 1) {
         kernels().qk_rows_8bit(dtype, m, tile, d, q.data, d, reinterpret_cast<const uint8_t* const*>(k_tile), s.data, tile);
       } else {
@@ -293,7 +293,7 @@ void decode_stream(benchmark::State& state) {
       kernels().softmax({.m = m, .n = tile, .s = s.data, .lds = tile, .scale2 = 0.1f, .v_scale = nullptr, .row_max = row_max.data(),
                          .row_sum = row_sum.data(), .o = o.data, .ldo = d, .dv = d, .p = p.data, .ldp = tile,
                          .p_type = TileType::kBF16});
-      attune::cpu::prefetch_tile(k_tile + tile, d * size, v_tile + tile, d * size, tile / 2, tile);
+      if (prefetch) attune::cpu::prefetch_tile(k_tile + tile, d * size, v_tile + tile, d * size, tile / 2, tile);
       if (size == 1) {
         kernels().pv_rows_8bit(dtype, m, tile, d, p.data, tile, reinterpret_cast<const uint8_t* const*>(v_tile), o.data, d);
       } else {
@@ -305,7 +305,7 @@ void decode_stream(benchmark::State& state) {
   report_bandwidth(state, 2.0 * kWindow * d * static_cast<double>(size), seconds);
 }
 BENCHMARK(decode_stream)
-    ->ArgNames({"dtype", "m", "tile", "scattered"})
-    ->ArgsProduct({{ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_INT8}, {4}, {32, 64, 128}, {0, 1}});
+    ->ArgNames({"dtype", "m", "tile", "scattered", "prefetch"})
+    ->ArgsProduct({{ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_INT8}, {4}, {16, 32, 64}, {0, 1}, {0, 1}});
 
 }  // namespace

@@ -100,7 +100,8 @@ TEST(Threads, PoolsOfAllSizesMatchTheOracle) {
 // With batch_invariant the bits depend on nothing but the sequence: not on the number of threads either.
 TEST(Threads, DoNotChangeTheBitsOfABatchInvariantRun) {
   cases::Problem problem(make_case(
-      R"({"name": "threads", "heads": [4, 1], "dtype": "bf16", "kv": "paged", "seqlens_kv": [900, 3, 64], "batch_invariant": true})"));
+      R"({"name": "threads", "heads": [4, 1], "dtype": "bf16", "kv": "paged", "seqlens_kv": [900, 3, 64],
+        "batch_invariant": true})"));
   const attune_attention a = problem.device();
   std::vector<std::byte> first;
   for (const int32_t count : {1, 2, 5}) {

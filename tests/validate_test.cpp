@@ -11,20 +11,30 @@ using cases::Problem;
 
 // Problems that between them hold every tensor of the descriptor.
 const char* const kRows[] = {
-    R"({"name": "cache", "heads": [4, 2], "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [3, 1],
-        "seqlens_kv": [20, 40], "cache": {"dtype": "i8", "scales": "token", "separate_v_table": true}, "mask_bits": 2, "mask_start": 0,
-        "ranges": [[3, 9], [0, 4]], "finished": [0, 0], "alibi": 2, "bias": 2, "new_token_bias": true, "t5_buckets": 8, "sinks": "normal",
+    R"({"name": "cache", "heads": [4, 2], "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true,
+        "seqlens_q": [3, 1],
+        "seqlens_kv": [20, 40], "cache": {"dtype": "i8", "scales": "token", "separate_v_table": true},
+        "mask_bits": 2, "mask_start": 0,
+        "ranges": [[3, 9], [0, 4]], "finished": [0, 0], "alibi": 2, "bias": 2, "new_token_bias": true,
+        "t5_buckets": 8, "sinks": "normal",
         "max_logits": true, "out_dtype": "e4m3", "out_scale": true,
         "prologue": {"q_bias": true, "k_bias": true, "v_bias": true, "ia3_tasks": 2, "logn": 16, "append": true,
                      "rope": {"style": "linear", "dim": 32, "tables": 2, "positions": 1}}})",
-    R"({"name": "dense", "heads": [4, 2], "dtype": "f16", "seqlens_q": [5, 2], "seqlens_kv": [9, 7], "seqused": true, "mask_bits": 1})",
-    R"({"name": "fixed", "heads": [4, 2], "dtype": "f32", "queries": "fixed", "seqlens_q": [5, 5], "seqlens_kv": [9, 7], "max_logits": true})",
-    R"({"name": "contiguous", "heads": [4, 2], "dtype": "f32", "kv": "contiguous", "seqlens_kv": [9, 7], "cache": {"batch_index": true, "dtype": "e4m3", "scales": "head"}})",
-    R"({"name": "beams", "heads": [4, 2], "dtype": "f32", "kv": "paged", "seqlens_kv": [9, 9], "beam_width": 2, "beam_prompt": [4, 4]})",
-    R"({"name": "sparse", "heads": [4, 1], "dtype": "bf16", "kv": "slots", "seqlens_q": [2, 1], "sparse": {"topk": 9, "topk_length": "token"},
+    R"({"name": "dense", "heads": [4, 2], "dtype": "f16", "seqlens_q": [5, 2], "seqlens_kv": [9, 7],
+        "seqused": true, "mask_bits": 1})",
+    R"({"name": "fixed", "heads": [4, 2], "dtype": "f32", "queries": "fixed", "seqlens_q": [5, 5],
+        "seqlens_kv": [9, 7], "max_logits": true})",
+    R"({"name": "contiguous", "heads": [4, 2], "dtype": "f32", "kv": "contiguous", "seqlens_kv": [9, 7],
+        "cache": {"batch_index": true, "dtype": "e4m3", "scales": "head"}})",
+    R"({"name": "beams", "heads": [4, 2], "dtype": "f32", "kv": "paged", "seqlens_kv": [9, 9], "beam_width": 2,
+        "beam_prompt": [4, 4]})",
+    R"({"name": "sparse", "heads": [4, 1], "dtype": "bf16", "kv": "slots", "seqlens_q": [2, 1],
+        "sparse": {"topk": 9, "topk_length": "token"},
         "extra": {"topk": 5, "topk_length": "batch"}})",
-    R"({"name": "int8", "heads": [4, 2], "dtype": "i8", "kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [3], "seqlens_kv": [20],
-        "cache": {"dtype": "f16"}, "prologue": {"rope": {"style": "mrope", "dim": 32, "positions": 3, "mrope_section": [8, 4, 4]}}})",
+    R"({"name": "int8", "heads": [4, 2], "dtype": "i8", "kv": "paged", "new_tokens": true, "causal": true,
+        "seqlens_q": [3], "seqlens_kv": [20],
+        "cache": {"dtype": "f16"}, "prologue": {"rope": {"style": "mrope", "dim": 32, "positions": 3,
+        "mrope_section": [8, 4, 4]}}})",
 };
 
 attune_status run_status(const attune_attention& a, std::string* message) {
@@ -283,9 +293,11 @@ TEST(Plan, RefusesWhatItWasNotMadeFor) {
   ASSERT_ATTUNE_OK(attune_plan_workspace_size(plan, &bytes));
   cases::Workspace workspace(cases::host_memory(), bytes);
   Problem larger(make_case(
-      R"({"name": "larger", "heads": [4, 2], "dtype": "f16", "seqlens_q": [5, 2, 4], "seqlens_kv": [9, 7, 4], "seqused": true, "mask_bits": 1})"));
+      R"({"name": "larger", "heads": [4, 2], "dtype": "f16", "seqlens_q": [5, 2, 4], "seqlens_kv": [9, 7, 4],
+        "seqused": true, "mask_bits": 1})"));
   Problem other(make_case(
-      R"({"name": "other", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [5, 2], "seqlens_kv": [9, 7], "seqused": true, "mask_bits": 1})"));
+      R"({"name": "other", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [5, 2], "seqlens_kv": [9, 7],
+        "seqused": true, "mask_bits": 1})"));
   for (Problem* p : {&larger, &other}) {
     const attune_attention b = p->device();
     EXPECT_EQ(attune_run(plan, &b, workspace.buffer.device(), bytes, nullptr), ATTUNE_INVALID_ARGUMENT)

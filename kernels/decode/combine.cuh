@@ -21,9 +21,7 @@ __device__ __forceinline__ long long part_row(int first_block, int part, int row
 __device__ __forceinline__ bool arrive(const DecodeParams& p, int first_block, int parts, int* flag) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
     *flag = ptx::count_arrival(p.arrivals + first_block, parts - 1) == static_cast<unsigned>(parts - 1) ? 1 : 0;
-    __threadfence();
   }
   __syncthreads();
   return *flag != 0;
@@ -85,8 +83,9 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
 }
 
 __device__ __forceinline__ void combine_parts(const DecodeParams& p, const Piece& piece, long long q_begin, long long total, int* flag) {
-  const int first_block = piece.starts ? static_cast<int>(blockIdx.x) : schedule::block_of(p, total, piece.pair_begin);
-  const int last_block = piece.ends ? static_cast<int>(blockIdx.x) : schedule::block_of(p, total, piece.pair_end - 1);
+  const schedule::Deal deal(p, total);
+  const int first_block = piece.starts ? static_cast<int>(blockIdx.x) : deal.block_of(piece.pair_begin);
+  const int last_block = piece.ends ? static_cast<int>(blockIdx.x) : deal.block_of(piece.pair_end - 1);
   const int parts = last_block - first_block + 1;
   if (!arrive(p, first_block, parts, flag)) return;
   for (int row = threadIdx.x / 32; row < piece.num_rows; row += Config::kWarps) combine_row(p, piece, q_begin, first_block, parts, row);

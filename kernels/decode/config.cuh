@@ -19,12 +19,12 @@ constexpr int kSoftcap = 1, kAlibi = 2, kAlibiSqrt = 4;
 
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
-  static constexpr int kKvType = ATTUNE_KV_TYPE;          // attune_dtype
-  static constexpr int kRowTiles = ATTUNE_ROW_TILES;      // of eight packed rows
-  static constexpr int kParts = ATTUNE_PARTS;             // 16-bit numbers that a query or a probability is the sum of
+  static constexpr int kQType = ATTUNE_Q_TYPE, kKvType = ATTUNE_KV_TYPE, kOutType = ATTUNE_OUT_TYPE;  // attune_dtype
+  static constexpr int kRowTiles = ATTUNE_ROW_TILES;  // of eight packed rows
+  static constexpr int kParts = ATTUNE_PARTS;         // 16-bit numbers that a query or a probability is the sum of
   static constexpr int kWarps = ATTUNE_WARPS, kStages = ATTUNE_STAGES, kBlocksPerSm = ATTUNE_BLOCKS_PER_SM;
   static constexpr int kLoad = ATTUNE_LOAD;
-  static constexpr int kCopyBytes = ATTUNE_COPY_BYTES;    // of one cp.async
+  static constexpr int kCopyBytes = ATTUNE_COPY_BYTES;  // of one cp.async
   static constexpr bool kTokenScales = ATTUNE_TOKEN_SCALES != 0;
   static constexpr int kScore = ATTUNE_SCORE;
 

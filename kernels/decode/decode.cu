@@ -24,6 +24,21 @@
 
 namespace attune::decode {
 
+// Copies the block's share, once for the block and once for each warp. False if it is empty.
+__device__ __forceinline__ bool fetch_share(const DecodeParams& p, kernels::Share* shares) {
+  static_assert(sizeof(kernels::Share) % 16 == 0, "copied in vectors of 16 bytes");
+  constexpr int kVectors = sizeof(kernels::Share) / 16;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto* from = reinterpret_cast<const uint4*>(p.shares + blockIdx.x);
+  if (lane < kVectors) {
+    const uint4 x = from[lane];
+    reinterpret_cast<uint4*>(shares + 1 + warp)[lane] = x;
+    if (warp == 0) reinterpret_cast<uint4*>(shares)[lane] = x;
+  }
+  __syncthreads();
+  return shares[0].live != 0;
+}
+
 __device__ __forceinline__ void clear_stages(unsigned char* shared) {
   auto* words = reinterpret_cast<uint4*>(shared);
   for (int i = threadIdx.x; i < Config::kShared.queries / 16; i += Config::kThreads) words[i] = uint4{0, 0, 0, 0};
@@ -59,12 +74,11 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
 
-  const kernels::Share share = p.shares[blockIdx.x];
-  if (share.count <= 0) return;
+  auto* shares = reinterpret_cast<kernels::Share*>(shared + Config::kShared.walks);  // one of the block, one of each warp's loader
+  if (!fetch_share(p, shares)) return;
+  kernels::Share& share = shares[0];
 
-  Walk& walk = *reinterpret_cast<Walk*>(shared + Config::kShared.walks);
-  if (threadIdx.x == 0) walk.start(p, share);
-  Loader loader(p, share, shared);
+  Loader loader(p, shares, shared);
   for (int i = 0; i < Config::kStages - 1; ++i) loader.issue(p);
 
   const Attend attend(threadIdx.x % 32);
@@ -73,18 +87,16 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   Rows rows;
   State state;
   int stage = 0;
-  __syncthreads();
-  while (walk.live) {
-    const Piece& piece = walk.piece;
-    const schedule::Sequence& sequence = walk.cursor.sequence;
-    store_queries(p, piece, sequence.q_begin, shared + Config::kShared.queries, query_scales);
+  while (share.live) {
+    store_queries(p, share.piece, share.sequence.q_begin, shared + Config::kShared.queries, query_scales);
     __syncthreads();
     queries.load();
-    rows.start(p, piece, sequence, query_scales);
+    rows.start(p, share.piece, share.sequence, query_scales);
     state.clear();
-    attend_piece(p, piece, rows, queries, attend, loader, stage, state);
-    store_piece(p, piece, sequence.q_begin, share.total, state, shared);
-    if (threadIdx.x == 0) walk.step(p);
+    attend_piece(p, share.piece, rows, queries, attend, loader, stage, state);
+    store_piece(p, share.piece, share.sequence.q_begin, share.total, state, shared);
+    __syncthreads();
+    if (threadIdx.x == 0) schedule::step_in_place<Config::kTileKeys, Config::kRows>(p, share);
     __syncthreads();
   }
 }

@@ -46,7 +46,6 @@ struct DecodeParams {
   long long max_batch_stride, max_row_stride, max_head_stride;
   IntTable cu_seqlens_q;
   long long total_q;
-  int q_dtype, out_dtype;
 
   KvPlane k, v;
   KvScale k_scale, v_scale;
@@ -74,29 +73,47 @@ struct DecodeParams {
   int causal, skip_decode, zero_finished;
   long long window_left, window_right;  // -1: no limit
 
-  // Schedule. The tiles of all sequences, heads and row blocks stand in one line; block c of the grid takes those between
-  // boundaries c and c + 1. The line is first dealt to `slots` blocks, then the rest of it to as many, and so on.
-  int slots, waves;
-  int wave_end[8];        // of each wave, in 1/1024 of the line
-  int guided_from;        // tiles a slot from which the waves are used; below, everything is in the first
+  // Schedule. The tiles of all sequences, heads and row blocks stand in one line, of which every block gets an equal share.
+  int blocks;
   int whole_pairs;        // shares only between (sequence, head, row block)s: nothing is split
-  struct Share* shares;   // [slots * waves], from the schedule kernel
-  unsigned* arrivals;     // [slots * waves]: parts of the pair that begins in the block that are done; 0 before and after each run
-  float* partial_out;     // [2 * slots * waves][rows of a block][head_dim_v]
-  float* partial_stats;   // [2 * slots * waves][rows of a block][2]: max (base 2), sum
+  struct Share* shares;   // [blocks], from the schedule kernel
+  unsigned* arrivals;     // [blocks]: parts of the pair that begins in the block that are done; 0 before and after each run
+  float* partial_out;     // [2 * blocks][rows of a block][head_dim_v]
+  float* partial_stats;   // [2 * blocks][rows of a block][2]: max (base 2), sum
 };
 
-// Where a block's part of the line begins and how long it is.
-struct Share {
-  long long first, count;  // tiles of the line
-  long long within;        // first, counted from the beginning of the sequence
-  long long total;         // tiles of the whole line
-  int batch, unused;
+// What the lengths on the device say about a sequence: its queries, the keys that they may see, and how many tiles of work that is.
+struct Sequence {
+  long long q_begin;          // first row of q; 0 where rows count from the sequence's own
+  int num_q;
+  int num_keys;               // seqlen_kv
+  int first_key, end_key;     // keys that some query may see
+  int first_tile, num_tiles;  // tiles that hold them; one, empty, where there is none
+  int row_blocks;             // blocks of packed rows; 0: nothing is to be done
+  int unused;
+};
+
+// A run of key tiles of one (sequence, head, row block): of one pair.
+struct Piece {
+  int batch, head;
+  int row_begin, num_rows;         // packed rows of the sequence: query-major, the heads of a KV head inside
+  int first_tile, end_tile;        // counted from key 0
+  int starts, ends;                // holds the first, the last tile of its pair
+  long long pair_begin, pair_end;  // tiles of the line
+};
+
+// A block's share, and where a walk over it is: at its first piece when it comes from the schedule kernel.
+struct alignas(16) Share {
+  long long total;             // tiles of the whole line
+  long long at, left, within;  // next tile of the line, tiles left, next tile of the sequence
+  int batch;
+  int live;                    // there is a piece
+  Sequence sequence;
+  Piece piece;
 };
 
 constexpr int kKeysOfWarp = 16;    // keys of a tile that one warp takes
 constexpr int kMergeFloats = 512;  // of each warp: what the warps of a block exchange at a time
-constexpr int kWalkBytes = 160;    // where a warp, or the block, is in its share
 
 ATTUNE_SHARED_FUNCTION int row_chunks(int element_size, int head_dim) { return (head_dim + 15) / 16 * element_size; }
 ATTUNE_SHARED_FUNCTION int row_pitch(int chunks) {
@@ -123,7 +140,7 @@ ATTUNE_SHARED_FUNCTION SharedLayout shared_layout(int warps, int num_stages, int
   s.stats = s.merge + warps * (kMergeFloats + 4 * rows) * 4;
   s.notes = s.stats + (warps * 3 + 2) * rows * 4;
   s.walks = s.notes + align_up(warps * num_stages * 4, 16);
-  s.total = s.walks + (warps + 1) * kWalkBytes + 16;  // and one flag
+  s.total = s.walks + (warps + 1) * static_cast<int>(sizeof(Share)) + 16;  // and one flag
   return s;
 }
 

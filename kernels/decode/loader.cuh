@@ -9,8 +9,8 @@
 
 namespace attune::decode {
 
-using Walk = schedule::Walk<Config::kTileKeys, Config::kRows>;
-static_assert(sizeof(Walk) <= kernels::kWalkBytes, "host and device agree on a walk");
+using kernels::Piece;
+using kernels::Share;
 
 // Where a token of the cache lies, as the tables say it: nothing is checked or computed until the copies are issued, so that a warp does
 // not wait for a table it has just asked for. Page -1: nowhere.
@@ -51,10 +51,11 @@ __device__ __forceinline__ Slot find_token(const DecodeParams& p, int batch, int
 }
 
 struct Loader {
-  Walk& walk;            // this warp's, in shared memory
-  int batch, head;       // of the piece
+  Share& share;          // this warp's, in shared memory
+  const char *k, *v;     // the head's rows
+  int batch;             // of the piece
   int tile, end_tile;    // of the block, absolute; this warp's keys are 16 of it
-  int first_key, end_key, num_keys;
+  int first_key, end_key;
   int stage;
   bool live;             // tiles are left
   Slot slot;             // of the next tile: of its first key (kLoadTiles), or of this lane's key
@@ -62,23 +63,22 @@ struct Loader {
   const unsigned ring;   // shared address of this warp's stages
   unsigned* const notes; // [kStages]: which of the 16 keys are there
 
-  __device__ __forceinline__ Loader(const DecodeParams& p, const kernels::Share& share, unsigned char* shared)
-      : walk(*reinterpret_cast<Walk*>(shared + Config::kShared.walks + (1 + threadIdx.x / 32) * kernels::kWalkBytes)), stage(0),
-        warp(threadIdx.x / 32), lane(threadIdx.x % 32),
+  __device__ __forceinline__ Loader(const DecodeParams& p, Share* shares, unsigned char* shared)
+      : share(shares[1 + threadIdx.x / 32]), stage(0), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
         ring(ptx::shared_address(shared) + warp * Config::kStages * Config::kStageBytes),
         notes(reinterpret_cast<unsigned*>(shared + Config::kShared.notes) + warp * Config::kStages) {
-    if (lane == 0) walk.start(p, share);
     enter(p);
   }
 
   // Takes over the piece that the walk has stepped to.
   __device__ __forceinline__ void enter(const DecodeParams& p) {
-    __syncwarp();
-    live = walk.live != 0;
-    batch = walk.piece.batch, head = walk.piece.head, tile = walk.piece.first_tile, end_tile = walk.piece.end_tile;
-    first_key = walk.cursor.sequence.first_key, end_key = walk.cursor.sequence.end_key, num_keys = walk.cursor.sequence.num_keys;
-    if (live) locate(p);
-    __syncwarp();
+    live = share.live != 0;
+    if (!live) return;
+    batch = share.piece.batch, tile = share.piece.first_tile, end_tile = share.piece.end_tile;
+    first_key = share.sequence.first_key, end_key = share.sequence.end_key;
+    k = p.k.data + share.piece.head * p.k.head_stride;
+    v = p.v.data + share.piece.head * p.v.head_stride;
+    locate(p);
   }
 
   __device__ __forceinline__ int first_token() const { return tile * Config::kTileKeys + warp * kernels::kKeysOfWarp; }
@@ -86,14 +86,16 @@ struct Loader {
   // Reads the tables for the next tile, a tile ahead of the copies that need them.
   __device__ __forceinline__ void locate(const DecodeParams& p) {
     const int first = first_token();
-    const int token = Config::kLoad == kLoadTiles ? max(first, first_key) : first + lane % kernels::kKeysOfWarp;
     slot = {-1, -1, 0};
-    if (token < first_key || token >= end_key || token >= first + kernels::kKeysOfWarp) return;
     if constexpr (Config::kLoad == kLoadTiles) {
+      const int token = max(first, first_key);
+      if (token >= min(end_key, first + kernels::kKeysOfWarp)) return;
       slot = find_slot(p, batch, token);
       slot.offset += first - token;
     } else {
-      slot = find_token(p, batch, num_keys, token);
+      const int token = first + lane % kernels::kKeysOfWarp;
+      if (token < first_key || token >= end_key) return;
+      slot = find_token(p, batch, share.sequence.num_keys, token);
     }
   }
 
@@ -104,15 +106,17 @@ struct Loader {
       if (lane == 0) notes[stage] = there;
       const unsigned to = ring + stage * Config::kStageBytes;
       if (there != 0) {
-        copy_plane<Config::kHeadDimQk, Config::LayoutK>(p.k, slot.k_page, to, there);
-        copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, slot.v_page, to + Config::kBytesK, there);
+        copy_plane<Config::kHeadDimQk, Config::LayoutK>(p.k, k, slot.k_page, to, there);
+        copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, v, slot.v_page, to + Config::kBytesK, there);
         if constexpr (Config::kTokenScales) copy_scales(p, to + Config::kBytesK + Config::kBytesV, there);
       }
       if (++tile != end_tile) {
         locate(p);
       } else {
-        if (lane == 0) walk.step(p);
+        if (lane == 0) schedule::step_in_place<Config::kTileKeys, Config::kRows>(p, share);
+        __syncwarp();
         enter(p);
+        __syncwarp();
       }
     }
     ptx::commit_copies();
@@ -123,9 +127,11 @@ struct Loader {
   __device__ __forceinline__ unsigned mask_of_keys(const DecodeParams& p) const {
     const bool found = slot.k_page >= 0 && slot.k_page < p.num_pages && slot.v_page >= 0 && slot.v_page < p.num_pages;
     if constexpr (Config::kLoad == kLoadTiles) {
+      if (!found) return 0;
       const int first = first_token();
+      if (first >= first_key && first + kernels::kKeysOfWarp <= end_key) return 0xffffu;
       const int begin = max(first_key - first, 0), end = min(end_key - first, kernels::kKeysOfWarp);
-      return found && begin < end ? (0xffffu >> (kernels::kKeysOfWarp - end)) & (0xffffu << begin) : 0;
+      return (0xffffu >> (kernels::kKeysOfWarp - end)) & (0xffffu << begin);
     } else {
       return __ballot_sync(0xffffffffu, found) & 0xffffu;
     }
@@ -133,12 +139,12 @@ struct Loader {
 
   // Rows that are not there become zeros: what a row may not see must not even be multiplied by zero.
   template <int kHeadDim, class Layout>
-  __device__ __forceinline__ void copy_plane(const kernels::KvPlane& plane, int page, unsigned to, unsigned there) const {
+  __device__ __forceinline__ void copy_plane(const kernels::KvPlane& plane, const char* base, int page, unsigned to, unsigned there) const {
     constexpr int kCopies = kHeadDim * Config::kElement / Config::kCopyBytes;  // a row
-    const char* row = plane.data + page * plane.page_stride + slot.offset * plane.slot_stride + head * plane.head_stride;
+    const char* row = base + page * plane.page_stride + slot.offset * plane.slot_stride;
     if constexpr (Config::kLoad == kLoadElements) {
       copy_elements<kHeadDim, Layout>(plane, row, to, there);
-    } else if constexpr (Config::kLoad == kLoadTiles && 32 % kCopies == 0) {
+    } else if constexpr (Config::kLoad == kLoadTiles && 32 % kCopies == 0 && kCopies > 1) {
       copy_tile<kCopies, Layout>(row, plane.slot_stride, to, there);
     } else {
       copy_rows<kCopies, Layout>(plane, row, to, there);
@@ -151,10 +157,10 @@ struct Loader {
     constexpr int kRows = 32 / kCopies;
     const int key = lane / kCopies, byte = lane % kCopies * Config::kCopyBytes;
     const char* from = row + key * stride + byte;
-    const unsigned here = there >> key;
+    const unsigned here = there >> key, lane_at = to + Layout::offset(key, byte / 16) + byte % 16;
 #pragma unroll
     for (int i = 0; i < kernels::kKeysOfWarp / kRows; ++i) {
-      ptx::copy_async<Config::kCopyBytes>(to + Layout::offset(key + i * kRows, byte / 16) + byte % 16, from,
+      ptx::copy_async<Config::kCopyBytes>(Layout::rows_down(lane_at, i * kRows), from,
                                           (here & (1u << i * kRows)) != 0 ? Config::kCopyBytes : 0);
       from += kRows * stride;
     }
@@ -205,7 +211,7 @@ struct Loader {
     const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page;
     const int offset = slot.offset + (Config::kLoad == kLoadTiles ? key : 0);
     const bool is_there = (there >> key & 1) != 0 && scale.mode == 3;
-    const float* from = scale.data + page * scale.page_stride + offset * scale.slot_stride + head * scale.head_stride;
+    const float* from = scale.data + page * scale.page_stride + offset * scale.slot_stride + share.piece.head * scale.head_stride;
     ptx::copy_async<4>(to + lane * 4, from, is_there ? 4 : 0);
   }
 };

@@ -97,10 +97,10 @@ __device__ __forceinline__ void share_channels(const State& state, const MergeSt
 
 // Four channels of a row of the output.
 __device__ __forceinline__ void store_four(const DecodeParams& p, long long at, const float4& x) {
-  tile::store_element(p.out_dtype, p.out, at, x.x);
-  tile::store_element(p.out_dtype, p.out, at + p.out_dim_stride, x.y);
-  tile::store_element(p.out_dtype, p.out, at + 2 * p.out_dim_stride, x.z);
-  tile::store_element(p.out_dtype, p.out, at + 3 * p.out_dim_stride, x.w);
+  tile::store_element(Config::kOutType, p.out, at, x.x);
+  tile::store_element(Config::kOutType, p.out, at + p.out_dim_stride, x.y);
+  tile::store_element(Config::kOutType, p.out, at + 2 * p.out_dim_stride, x.z);
+  tile::store_element(Config::kOutType, p.out, at + 3 * p.out_dim_stride, x.w);
 }
 
 __device__ __forceinline__ void store_channels(const DecodeParams& p, const Piece& piece, long long q_begin, bool whole,

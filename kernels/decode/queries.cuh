@@ -8,7 +8,7 @@
 
 namespace attune::decode {
 
-using schedule::Piece;
+using kernels::Piece;
 
 constexpr float kLog2e = 1.4426950408889634f;
 
@@ -38,11 +38,11 @@ __device__ __forceinline__ void store_queries(const DecodeParams& p, const Piece
 #pragma unroll
     for (int i = 0; i < kChannelsOfLane; ++i) {
       const int d = i * 32 + lane;
-      x[i] = r < piece.num_rows && d < Config::kHeadDimQk ? tile::load_element(p.q_dtype, p.q, at + d * p.q_dim_stride) : 0.0f;
+      x[i] = r < piece.num_rows && d < Config::kHeadDimQk ? tile::load_element(Config::kQType, p.q, at + d * p.q_dim_stride) : 0.0f;
       largest = fmaxf(largest, fabsf(x[i]));
     }
     float up = 1.0f;
-    if (Config::kComputeType == tile::kFloat16 && p.q_dtype != tile::kFloat16) {
+    if (Config::kComputeType == tile::kFloat16 && Config::kQType != tile::kFloat16) {
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
       up = query_scale(largest);

@@ -15,11 +15,7 @@ template <int kBytes>
 __device__ __forceinline__ void copy_async(unsigned shared, const void* global, unsigned valid) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async copies 4, 8 or 16 bytes");
   if constexpr (kBytes == 16) {
-#ifdef ATTUNE_L2_256
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid) : "memory");
-#else
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid) : "memory");
-#endif
   } else if constexpr (kBytes == 8) {
     asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(valid) : "memory");
   } else {

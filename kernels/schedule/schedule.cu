@@ -4,18 +4,18 @@
 //   tiles(b) = num_heads_kv * row blocks(b) * key tiles(b), total = sum over b
 //   share c  = a run of the line that the tiles of all sequences form one after the other
 //
-// One block. Threads sum runs of sequences, a scan places the runs, and then each thread finds the sequences in which its blocks' shares
+// One block, of few threads where the batch is small: latency is all that it costs. Threads sum runs of sequences, a scan places the runs, and then each thread finds the sequences in which its blocks' shares
 // begin: by bisection over the runs, then along one run. One schedule serves every layer that has the same lengths.
 #include "ptx/grid.cuh"
-#include "schedule/share.cuh"
+#include "schedule/cursor.cuh"
 
 namespace attune::schedule {
 
 struct Config {
-  static constexpr int kThreads = 1024, kWarps = kThreads / 32;
+  static constexpr int kThreads = ATTUNE_THREADS, kWarps = kThreads / 32;
   static constexpr int kTileKeys = ATTUNE_WARPS * kernels::kKeysOfWarp;
   static constexpr int kBlockRows = 8 * ATTUNE_ROW_TILES;
-  static_assert(kWarps == 32, "one warp adds up the sums of all");
+  static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp adds up the sums of all");
 };
 
 struct SharedStorage {
@@ -44,17 +44,19 @@ __device__ __forceinline__ void place_runs(const DecodeParams& p, int run, Share
   const long long sum = inclusive_sum_of_warp(mine);
   if (threadIdx.x % 32 == 31) shared.warp_sum[threadIdx.x / 32] = sum;
   __syncthreads();
-  if (threadIdx.x < 32) shared.warp_sum[threadIdx.x] = inclusive_sum_of_warp(shared.warp_sum[threadIdx.x]);
+  if (threadIdx.x < 32) {
+    const long long all = inclusive_sum_of_warp(threadIdx.x < Config::kWarps ? shared.warp_sum[threadIdx.x] : 0);
+    if (threadIdx.x < Config::kWarps) shared.warp_sum[threadIdx.x] = all;
+  }
   __syncthreads();
   shared.end[threadIdx.x] = sum + (threadIdx.x < 32 ? 0 : shared.warp_sum[threadIdx.x / 32 - 1]);
   __syncthreads();
 }
 
-__device__ __forceinline__ Share find_share(const DecodeParams& p, int run, const SharedStorage& shared, int c) {
+__device__ __forceinline__ Share find_share(const DecodeParams& p, int run, const SharedStorage& shared, const Deal& deal, int block) {
   const long long total = shared.end[Config::kThreads - 1];
-  if (c >= busy_blocks(p, total)) return {total, 0, 0, total, 0, 0};
-  const Wave wave = wave_of_block(p, total, c);
-  const long long first = wave.tile_of_block(c);
+  if (block >= deal.blocks) return {};
+  const long long first = deal.first_tile(block);
   int low = 0, high = Config::kThreads - 1;  // the first run that ends beyond it
   while (low < high) {
     const int middle = (low + high) / 2;
@@ -69,7 +71,7 @@ __device__ __forceinline__ Share find_share(const DecodeParams& p, int run, cons
   if (run > 1) {
     for (long long tiles = tiles_of(p, b); first >= at + tiles; tiles = tiles_of(p, ++b)) at += tiles;
   }
-  return {first, wave.count_of_block(c), first - at, total, b, 0};
+  return start<Config::kTileKeys, Config::kBlockRows>(p, total, first, deal.num_tiles(block), b, first - at);
 }
 
 }  // namespace attune::schedule
@@ -83,8 +85,9 @@ extern "C" __global__ void __launch_bounds__(attune::schedule::Config::kThreads)
   ptx::wait_for_previous_kernels();
   const int run = (p.batch + Config::kThreads - 1) / Config::kThreads;
   schedule::place_runs(p, run, shared);
-  for (int c = threadIdx.x; c < p.slots * p.waves; c += Config::kThreads) {
-    p.shares[c] = schedule::find_share(p, run, shared, c);
-    p.arrivals[c] = 0;
+  const schedule::Deal deal(p, shared.end[Config::kThreads - 1]);
+  for (int block = threadIdx.x; block < p.blocks; block += Config::kThreads) {
+    p.shares[block] = schedule::find_share(p, run, shared, deal, block);
+    p.arrivals[block] = 0;
   }
 }

@@ -8,14 +8,7 @@ namespace attune::schedule {
 
 using kernels::DecodeParams;
 
-struct Sequence {
-  long long q_begin;          // first row of q; 0 where rows count from the sequence's own
-  int num_q;
-  int num_keys;               // seqlen_kv
-  int first_key, end_key;     // keys that some query may see
-  int first_tile, num_tiles;  // tiles that hold them; one, empty, where there is none
-  int row_blocks;             // blocks of packed rows; 0: nothing is to be done
-};
+using kernels::Sequence;
 
 __device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i) { return t.data[i * t.col_stride]; }
 __device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i, long long j) {
@@ -28,7 +21,7 @@ __device__ __forceinline__ int clamp_int(long long x, long long low, long long h
 
 template <int kTileKeys, int kBlockRows>
 __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) {
-  Sequence s;
+  Sequence s{};
   if (p.cu_seqlens_q.data != nullptr) {
     s.q_begin = clamp_int(int_at(p.cu_seqlens_q, b), 0, p.total_q);
     s.num_q = clamp_int(int_at(p.cu_seqlens_q, b + 1) - s.q_begin, 0, p.total_q - s.q_begin);

@@ -57,16 +57,12 @@ __device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& 
 template <int kKvType, int kChunks>
 struct KeyOperand {
   using Layout = RowLayout<kChunks>;
-  static constexpr bool kWide = element_size(kKvType) == 2;
-
-  int row_offset, twist;
   __device__ explicit KeyOperand(int lane) {
     const int row = (lane & 7) + ((lane >> 3) & 1) * 8;
-    row_offset = row * Layout::kPitch;
-    twist = Layout::twist(row);
-    upper_ = lane >> 4;
+    lane_at_ = Layout::offset(row, lane >> 4);
+    first_chunk_ = Layout::offset(row, 0);
   }
-  __device__ unsigned address(unsigned tile, int chunk) const { return tile + row_offset + (((chunk + upper_) ^ twist) << 4); }
+  __device__ unsigned address(unsigned tile, int chunk) const { return Layout::chunks_on(tile + lane_at_, chunk); }
 
   // Blocks 2j and 2j + 1 (8-bit elements), or block j (16-bit ones), of channels.
   __device__ __forceinline__ void load_wide(unsigned tile, int block, unsigned (&a)[4]) const {
@@ -81,7 +77,7 @@ struct KeyOperand {
   // The last block where their number is odd.
   __device__ __forceinline__ void load_last(unsigned tile, int block, unsigned (&a)[4]) const {
     unsigned raw[2];
-    ptx::load_matrix_x2(raw, tile + row_offset + ((block ^ twist) << 4));
+    ptx::load_matrix_x2(raw, Layout::chunks_on(tile + first_chunk_, block));
     unpack(raw[0], raw[1], a);
   }
 
@@ -90,22 +86,20 @@ struct KeyOperand {
     quad_to_f16<kKvType>(keys_lo, a[0], a[2]);
     quad_to_f16<kKvType>(keys_hi, a[1], a[3]);
   }
-  int upper_;
+  int lane_at_, first_chunk_;
 };
 
 template <int kKvType, int kChunks>
 struct ValueOperand {
   using Layout = RowLayout<kChunks>;
 
-  int row_offset, twist;
   __device__ explicit ValueOperand(int lane) {
     const bool wide = element_size(kKvType) == 2;
     const int row = (lane & 7) + (wide ? lane >> 4 : (lane >> 3) & 1) * 8;
-    row_offset = row * Layout::kPitch;
-    twist = Layout::twist(row);
-    upper_ = wide ? (lane >> 3) & 1 : lane >> 4;
+    lane_at_ = Layout::offset(row, wide ? (lane >> 3) & 1 : lane >> 4);
+    first_chunk_ = Layout::offset(row, 0);
   }
-  __device__ unsigned address(unsigned tile, int chunk) const { return tile + row_offset + (((chunk + upper_) ^ twist) << 4); }
+  __device__ unsigned address(unsigned tile, int chunk) const { return Layout::chunks_on(tile + lane_at_, chunk); }
 
   __device__ __forceinline__ void load_wide(unsigned tile, int block, unsigned (&a)[4]) const {
     ptx::load_matrix_x4_transposed(a, address(tile, 2 * block));
@@ -118,7 +112,7 @@ struct ValueOperand {
   }
   __device__ __forceinline__ void load_last(unsigned tile, int block, unsigned (&a)[4]) const {
     unsigned raw[2];
-    ptx::load_matrix_x2_transposed(raw, tile + row_offset + ((block ^ twist) << 4));
+    ptx::load_matrix_x2_transposed(raw, Layout::chunks_on(tile + first_chunk_, block));
     unpack(raw[0], raw[1], a);
   }
 
@@ -128,7 +122,7 @@ struct ValueOperand {
     quad_to_f16<kKvType>(ptx::permute_bytes(keys_lo, 0, 0x3120), a[0], a[1]);
     quad_to_f16<kKvType>(ptx::permute_bytes(keys_hi, 0, 0x3120), a[2], a[3]);
   }
-  int upper_;
+  int lane_at_, first_chunk_;
 };
 
 template <int kComputeType>

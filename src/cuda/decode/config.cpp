@@ -13,7 +13,6 @@ using kernels::kKeysOfWarp;
 
 constexpr int64_t kReservedSharedBytes = 1024;  // of each block, by the driver
 constexpr int kMaxStages = 8;
-constexpr int kWaves = 4;
 
 // Largest power of two, at most 16, that divides every address of a row of the plane.
 int64_t row_alignment(const KvPlane& plane, int64_t head_dim) {
@@ -62,6 +61,30 @@ int stages_that_fit(const Config& c, const DeviceShape& device) {
   return stages >= 2 ? stages : 0;
 }
 
+// Warps and blocks a multiprocessor, by measurement (docs/kernels/decode.md).
+void choose_blocks(const Problem& p, const DeviceShape& device, Config& c) {
+  constexpr int64_t kShort = 512;  // keys
+  const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
+  const bool light = dtype_size(c.kv_dtype) == 1 && c.row_tiles == 1 && !wide;
+  c.warps = 4;
+  if (light) {
+    // 8-bit elements halve the bytes but not the arithmetic: more warps hide its latency.
+    c.blocks_per_sm = 3;
+  } else if (p.max_seqlen_kv <= kShort && c.row_tiles == 1 && !wide) {
+    // Short sequences: more of them at a time, less to merge in each.
+    c.warps = 2, c.blocks_per_sm = 4;
+  } else if (p.batch * p.heads_kv < 2 * device.num_sms && c.row_tiles == 1 && !wide) {
+    // Few pairs are split into many parts: fewer, larger ones.
+    c.warps = 8, c.blocks_per_sm = 1;
+  } else {
+    c.blocks_per_sm = 2;
+  }
+  for (;; --c.blocks_per_sm) {
+    c.stages = stages_that_fit(c, device);
+    if (c.stages >= 3 || c.blocks_per_sm == 1) return;
+  }
+}
+
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -72,7 +95,8 @@ size_t Config::shared_bytes() const { return shared_bytes_with(*this, stages); }
 
 KernelSpec Config::main_kernel() const {
   KernelSpec spec{"decode/decode.cu", "attune_decode", {}, shared_bytes()};
-  spec.defines = {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_KV_TYPE", kv_dtype),
+  spec.defines = {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_Q_TYPE", q_dtype),
+                  define("ATTUNE_KV_TYPE", kv_dtype), define("ATTUNE_OUT_TYPE", out_dtype),
                   define("ATTUNE_ROW_TILES", row_tiles), define("ATTUNE_PARTS", parts), define("ATTUNE_WARPS", warps),
                   define("ATTUNE_STAGES", stages), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm),
                   define("ATTUNE_LOAD", static_cast<int>(load)), define("ATTUNE_COPY_BYTES", copy_bytes),
@@ -81,7 +105,7 @@ KernelSpec Config::main_kernel() const {
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {"schedule/schedule.cu", "attune_schedule_decode", {define("ATTUNE_WARPS", warps), define("ATTUNE_ROW_TILES", row_tiles)}, 0};
+  return {"schedule/schedule.cu", "attune_schedule_decode", {define("ATTUNE_THREADS", schedule_threads), define("ATTUNE_WARPS", warps), define("ATTUNE_ROW_TILES", row_tiles)}, 0};
 }
 
 std::string refusal(const Problem& p) {
@@ -96,7 +120,9 @@ Config choose_config(const Problem& p, const DeviceShape& device) {
   Config c;
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.head_dim_v = static_cast<int>(p.head_dim_v);
+  c.q_dtype = p.q.dtype;
   c.kv_dtype = p.cache.k.dtype;
+  c.out_dtype = p.out.dtype;
   c.parts = parts_of(p.q.dtype, c.kv_dtype);
   c.token_scales = p.cache.k_scale.mode == KvScale::Mode::kTokenHead || p.cache.v_scale.mode == KvScale::Mode::kTokenHead;
   c.score = score_bits(p);
@@ -106,22 +132,17 @@ Config choose_config(const Problem& p, const DeviceShape& device) {
 
   // As few rows a block as hold a sequence's: registers that are not there cannot wait for memory.
   const int64_t rows = std::max<int64_t>(1, p.max_seqlen_q) * p.group;
-  const int most = std::max(p.head_dim_qk, p.head_dim_v) > 128 ? 2 : 4;
-  c.row_tiles = rows <= 8 ? 1 : rows <= 16 || most == 2 ? 2 : 4;
-  c.blocks_per_sm = 2;
-  c.stages = stages_that_fit(c, device);
-  if (c.stages < 3) {
-    c.blocks_per_sm = 1;
-    c.stages = stages_that_fit(c, device);
-  }
+  const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
+  c.row_tiles = rows <= 8 ? 1 : rows <= 16 || wide ? 2 : 4;
+  choose_blocks(p, device, c);
+  c.schedule_threads = p.batch <= 256 ? 256 : 1024;
 
   // Never more blocks than tiles.
   const int64_t blocks_of_rows = std::max<int64_t>(1, ceil_div(rows, c.rows()));
   const int64_t tiles_of_pair = std::max<int64_t>(1, ceil_div(p.max_seqlen_kv, c.warps * kKeysOfWarp));
   const double tiles = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) * static_cast<double>(blocks_of_rows * tiles_of_pair);
-  const int most_slots = device.num_sms * c.blocks_per_sm;
-  c.slots = static_cast<int>(std::clamp(tiles, 1.0, static_cast<double>(most_slots)));
-  c.waves = c.slots == most_slots ? kWaves : 1;
+  const int most = device.num_sms * c.blocks_per_sm;
+  c.blocks = static_cast<int>(std::clamp(tiles, 1.0, static_cast<double>(most)));
   return c;
 }
 
@@ -133,7 +154,7 @@ void check_alignment(const Problem& p, const Config& c) {
 
 WorkspaceLayout workspace_layout(const Config& c) {
   WorkspaceLayout w;
-  const auto blocks = static_cast<size_t>(c.blocks()), rows = 2 * blocks * static_cast<size_t>(c.rows());
+  const auto blocks = static_cast<size_t>(c.blocks), rows = 2 * blocks * static_cast<size_t>(c.rows());
   auto take = [&](size_t bytes) {
     const size_t begin = w.total;
     w.total += (bytes + 255) / 256 * 256;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/problem.h"
+#include "cuda/device.h"
 #include "cuda/kernel.h"
 #include "decode/decode_params.h"
 
@@ -17,7 +18,7 @@ enum class Load : int { kTiles = 0, kRows = 1, kElements = 2 };
 struct Config {
   // What the kernel is compiled for.
   int head_dim_qk = 0, head_dim_v = 0;
-  int32_t kv_dtype = 0;
+  int32_t q_dtype = 0, kv_dtype = 0, out_dtype = 0;
   int row_tiles = 1, parts = 1;
   int warps = 4, stages = 2, blocks_per_sm = 2;
   Load load = Load::kTiles;
@@ -25,11 +26,10 @@ struct Config {
   bool token_scales = false;
   int score = 0;
 
-  // How its grid is dealt: `slots` blocks run at a time, `waves` times as many exist.
-  int slots = 1, waves = 1;
+  int blocks = 1;              // of the grid; all of them run at a time
+  int schedule_threads = 256;  // of the schedule kernel's one block
 
   int rows() const { return 8 * row_tiles; }
-  int blocks() const { return slots * waves; }
   size_t shared_bytes() const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
@@ -41,6 +41,7 @@ struct DeviceShape {
   int64_t shared_bytes_per_sm = 233472;
   int64_t shared_bytes_per_block = 232448;
 };
+inline DeviceShape device_shape(const DeviceInfo& info) { return {info.num_sms, info.shared_bytes_per_sm, info.shared_bytes_per_block}; }
 
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
 std::string refusal(const Problem& p);

@@ -13,7 +13,7 @@ using decode::Config;
 class DecodePlan final : public KernelPlan {
  public:
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info)
-      : config_(decode::choose_config(p, {info.num_sms, info.shared_bytes_per_sm, info.shared_bytes_per_block})),
+      : config_(decode::choose_config(p, decode::device_shape(info))),
         layout_(decode::workspace_layout(config_)) {
     warm({config_.schedule_kernel(), config_.main_kernel()}, device);
     schedule_ = &get_kernel(config_.schedule_kernel(), device);
@@ -25,7 +25,7 @@ class DecodePlan final : public KernelPlan {
   std::string describe() const override {
     return cat("kernel cuda_decode: ", config_.warps, " warps x 16 keys, ", config_.rows(), " packed rows, ", config_.stages, " stages, ",
                config_.blocks_per_sm, " blocks a multiprocessor, ", main_->num_regs, " registers, ", config_.shared_bytes(),
-               " bytes of shared memory; up to ", config_.blocks(), " blocks; workspace ", layout_.total,
+               " bytes of shared memory; ", config_.blocks, " blocks; workspace ", layout_.total,
                " bytes");
   }
 
@@ -33,7 +33,7 @@ class DecodePlan final : public KernelPlan {
     if (is_empty(p)) return;
     const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
     LaunchConfig launch;
-    launch.block[0] = 1024;
+    launch.block[0] = static_cast<uint32_t>(config_.schedule_threads);
     launch.programmatic = true;
     launch.stream = stream;
     launch_kernel(*schedule_, launch, params);
@@ -44,7 +44,7 @@ class DecodePlan final : public KernelPlan {
     decode::check_alignment(p, config_);
     const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
     LaunchConfig launch;
-    launch.grid[0] = static_cast<uint32_t>(config_.blocks());
+    launch.grid[0] = static_cast<uint32_t>(config_.blocks);
     launch.block[0] = static_cast<uint32_t>(32 * config_.warps);
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     launch.programmatic = true;

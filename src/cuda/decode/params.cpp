@@ -12,13 +12,6 @@ namespace {
 using kernels::DecodeParams;
 using kernels::IntTable;
 
-// Where each wave of blocks ends, in 1/1024 of the work: most of it at once, the rest in ever smaller pieces, because blocks do not run
-// at the same speed and the last ones are to end together.
-constexpr int kWaveEnds[] = {760, 920, 980, 1024};
-// Fewer tiles a slot are dealt in one wave.
-constexpr int kGuidedFrom = 48;
-static_assert(kGuidedFrom * (kWaveEnds[3] - kWaveEnds[2]) > 1024, "every block of the thinnest wave gets a tile");
-
 IntTable int_table(const IntView& v) {
   return v ? IntTable{v.data, static_cast<long long>(v.row_stride), static_cast<long long>(v.col_stride)} : IntTable{nullptr, 0, 0};
 }
@@ -57,11 +50,9 @@ void fill_rows(const Problem& p, DecodeParams& k) {
   k.q = reinterpret_cast<const char*>(p.q.data);
   k.q_batch_stride = q.batch, k.q_row_stride = q.row, k.q_head_stride = q.head;
   k.q_dim_stride = p.q.dim_stride;
-  k.q_dtype = p.q.dtype;
   k.out = reinterpret_cast<char*>(p.out.data);
   k.out_batch_stride = out.batch, k.out_row_stride = out.row, k.out_head_stride = out.head;
   k.out_dim_stride = p.out.dim_stride;
-  k.out_dtype = p.out.dtype;
   k.lse = p.lse ? reinterpret_cast<float*>(p.lse.data) : nullptr;
   k.lse_batch_stride = lse.batch, k.lse_row_stride = lse.row, k.lse_head_stride = lse.head;
   k.max_logits = p.max_logits ? reinterpret_cast<float*>(p.max_logits.data) : nullptr;
@@ -122,11 +113,7 @@ void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
   k.num_heads_q = to_int(p.heads_q);
   k.num_heads_kv = to_int(p.heads_kv);
   k.group = to_int(p.group);
-  k.slots = c.slots;
-  k.waves = c.waves;
-  for (int w = 0; w < 8; ++w) k.wave_end[w] = c.waves == 1 || w >= 4 ? 1024 : kWaveEnds[w];
-  // A sequence that many thin shares meet in would be merged from many parts.
-  k.guided_from = c.waves > 1 && p.batch * p.heads_kv >= c.slots ? kGuidedFrom : std::numeric_limits<int>::max();
+  k.blocks = c.blocks;
   k.whole_pairs = p.batch_invariant ? 1 : 0;
 }
 

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decode kernel on a GPU: every case of the table that its coverage takes, against the oracle, twice with the same bits; a captured
+// graph replayed with other lengths; one schedule for several layers. Skipped, with the reason, where there is no GPU.
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/decode/config.h"
+#include "cuda/decode/decode.h"
+#include "cuda/device.h"
+#include "cuda/memory.h"
+#include "support.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr int32_t kDevice = 0;
+constexpr int kRandomCases = 300;
+
+class Memory final : public cases::Memory {
+ public:
+  explicit Memory(const Stream& stream) : stream_(stream) {}
+  attune_device device() const override { return {ATTUNE_DEVICE_CUDA, kDevice}; }
+  void* allocate(size_t bytes) override {
+    blocks_.emplace_back(kDevice, bytes);
+    return blocks_.back().data();
+  }
+  void release(void* data) noexcept override {
+    const auto at = std::find_if(blocks_.begin(), blocks_.end(), [&](const DeviceMemory& m) { return m.data() == data; });
+    if (at != blocks_.end()) blocks_.erase(at);
+  }
+  void upload(void* device, const void* host, size_t bytes) override { copy_to_device(stream_, device, host, bytes); }
+  void download(void* host, const void* device, size_t bytes) override { copy_to_host(stream_, host, device, bytes); }
+
+ private:
+  const Stream& stream_;
+  std::vector<DeviceMemory> blocks_;
+};
+
+bool covered(const attune_attention& a, const Problem& p) {
+  return decode_kernel().coverage.difference(traits_of(p, a)).empty() && decode::refusal(p).empty();
+}
+
+class CudaDecode : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << why;
+    if (!devices()[kDevice].usable()) GTEST_SKIP() << devices()[kDevice].why_not;
+  }
+
+  // Compiles what the cases need, side by side.
+  static void warm_all(const std::vector<cases::Case>& list) {
+    std::vector<KernelSpec> specs;
+    for (const cases::Case& spec : list) {
+      cases::Problem problem(spec);
+      const Problem p = make_problem(problem.host(), Data::kRequired);
+      if (!covered(problem.host(), p)) continue;
+      const decode::Config c = decode::choose_config(p, decode::device_shape(require_device(kDevice)));
+      specs.push_back(c.schedule_kernel());
+      specs.push_back(c.main_kernel());
+    }
+    warm(specs, kDevice);
+  }
+
+  // "" if the case agrees with the oracle, or is not covered.
+  static std::string check(const cases::Case& spec, const Stream& stream, int& ran) {
+    Memory memory(stream);
+    cases::Problem problem(spec, memory);
+    problem.arena().upload();
+    const attune_attention a = problem.device();
+    const Problem p = make_problem(a, Data::kRequired);
+    if (!covered(a, p)) return "";
+    ++ran;
+    const cases::Expected expected = cases::evaluate(problem);
+    const auto plan = decode_kernel().make_plan(p, kDevice);
+    cases::Workspace workspace(memory, plan->workspace_size());
+    std::vector<std::byte> first;
+    for (int i = 0; i < 2; ++i) {
+      plan->schedule(p, workspace.buffer.device(), stream.handle());
+      plan->run(p, workspace.buffer.device(), stream.handle());
+      stream.synchronize();
+      const std::vector<std::byte> bytes = problem.arena().owner(problem.host().out.data)->download();
+      if (i > 0 && bytes != first) return "two runs differ";
+      first = bytes;
+    }
+    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+    return cases::compare(problem, expected).failure;
+  }
+};
+
+TEST_F(CudaDecode, MatchesTheOracle) {
+  const Stream stream(kDevice);
+  std::vector<cases::Case> list = cases::all_cases();
+  for (int seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_case(static_cast<uint64_t>(seed)));
+  warm_all(list);
+  int ran = 0;
+  for (const cases::Case& spec : list) EXPECT_EQ(check(spec, stream, ran), "") << spec.name;
+  EXPECT_GT(ran, 200);
+}
+
+TEST_F(CudaDecode, SplitsLongSequences) {
+  const Stream stream(kDevice);
+  int ran = 0;
+  for (const char* cache : {R"({"page_size": 64})", R"({"page_size": 16, "layout": "hnd"})", R"({"page_size": 1})",
+                            R"({"page_size": 16, "dtype": "e4m3", "scales": "head"})", R"({"page_size": 64, "dtype": "i8", "scales": "token"})"}) {
+    for (const char* invariant : {"false", "true"}) {
+      const cases::Case spec = tests::make_case(std::string(R"({"name": "long", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16",
+          "kv": "paged", "seqlens_kv": [5000, 1, 0, 777, 4096, 64, 12345], "max_logits": true, "batch_invariant": )") + invariant +
+                                                R"(, "cache": )" + cache + "}");
+      EXPECT_EQ(check(spec, stream, ran), "") << cache;
+    }
+  }
+  EXPECT_EQ(ran, 10);
+}
+
+// Lengths are read by the device alone: a graph that was captured with some is right with others.
+TEST_F(CudaDecode, ReplaysAGraphWithOtherLengths) {
+  const Stream stream(kDevice);
+  Memory memory(stream);
+  cases::Problem problem(tests::make_case(R"({"name": "graph", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+      "seqlens_kv": [3000, 900, 17], "poison": false, "max_logits": true})"), memory);
+  problem.arena().upload();
+  const attune_attention a = problem.device();
+  const Problem p = make_problem(a, Data::kRequired);
+  const auto plan = decode_kernel().make_plan(p, kDevice);
+  cases::Workspace workspace(memory, plan->workspace_size());
+  const Graph graph(stream, [&] {
+    plan->schedule(p, workspace.buffer.device(), stream.handle());
+    plan->run(p, workspace.buffer.device(), stream.handle());
+  });
+  for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{3000, 900, 17}, {1, 0, 16}, {2999, 1, 0}, {0, 0, 0}, {3000, 900, 17}}) {
+    tests::Int32Vector host(lengths);
+    const attune_tensor kept = problem.host().seqused_kv;
+    problem.host().seqused_kv = host.tensor();
+    const cases::Expected expected = cases::evaluate(problem);
+    problem.host().seqused_kv = kept;
+    // The host's bytes follow, so that the comparison finds the table as it left it.
+    std::memcpy(kept.data, lengths.data(), lengths.size() * sizeof(int32_t));
+    problem.arena().upload();
+    graph.replay(stream);
+    stream.synchronize();
+    EXPECT_EQ(cases::compare(problem, expected).failure, "") << lengths[0] << ", " << lengths[1] << ", " << lengths[2];
+  }
+}
+
+TEST_F(CudaDecode, OneScheduleServesSeveralRuns) {
+  const Stream stream(kDevice);
+  Memory memory(stream);
+  cases::Problem problem(tests::make_case(R"({"name": "layers", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+      "seqlens_kv": [6000, 40]})"), memory);
+  problem.arena().upload();
+  const cases::Expected expected = cases::evaluate(problem);
+  const attune_attention a = problem.device();
+  const Problem p = make_problem(a, Data::kRequired);
+  const auto plan = decode_kernel().make_plan(p, kDevice);
+  cases::Workspace workspace(memory, plan->workspace_size());
+  plan->schedule(p, workspace.buffer.device(), stream.handle());
+  for (int layer = 0; layer < 5; ++layer) plan->run(p, workspace.buffer.device(), stream.handle());
+  stream.synchronize();
+  EXPECT_EQ(cases::compare(problem, expected).failure, "");
+}
+
+// Large batches: more sequences than the schedule kernel has threads.
+TEST_F(CudaDecode, SchedulesLargeBatches) {
+  const Stream stream(kDevice);
+  std::string lengths;
+  for (int b = 0; b < 3000; ++b) lengths += (b == 0 ? "" : ", ") + std::to_string(b % 7 == 0 ? 0 : b % 41);
+  const cases::Case spec = tests::make_case(R"({"name": "batch", "heads": [2, 1], "head_dim": [64, 64], "dtype": "f16", "kv": "paged",
+      "seqlens_kv": [)" + lengths + "]}");
+  int ran = 0;
+  EXPECT_EQ(check(spec, stream, ran), "");
+  EXPECT_EQ(ran, 1);
+}
+
+// What the host decides, without a GPU.
+TEST(CudaDecodeConfig, RefusesWhatItCannotDo) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [20, 20], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5]})"));
+  const Problem p = make_problem(problem.host(), Data::kRequired);
+  EXPECT_NE(decode::refusal(p), "");
+}
+
+TEST(CudaDecodeConfig, FitsSharedMemory) {
+  for (const char* head_dim : {"32", "64", "96", "128", "192", "256"}) {
+    for (const char* dtype : {"bf16", "e4m3"}) {
+      for (const char* heads : {"[1, 1]", "[16, 1]", "[128, 1]"}) {
+        cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": )") + heads + R"(, "head_dim": [)" + head_dim + ", " + head_dim +
+                                                R"(], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5], "cache": {"dtype": ")" + dtype + "\"}}"));
+        const Problem p = make_problem(problem.host(), Data::kRequired);
+        const decode::DeviceShape h200;
+        const decode::Config c = decode::choose_config(p, h200);
+        EXPECT_GE(c.stages, 2);
+        EXPECT_LE(static_cast<int64_t>(c.shared_bytes() + 1024) * c.blocks_per_sm, h200.shared_bytes_per_sm) << head_dim << dtype << heads;
+      }
+    }
+  }
+}
+
+TEST(CudaDecodeConfig, ChecksAlignmentAtRun) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5]})"));
+  Problem p = make_problem(problem.host(), Data::kRequired);
+  const decode::Config c = decode::choose_config(p, {});
+  EXPECT_NO_THROW(decode::check_alignment(p, c));
+  p.cache.k.data += 2;
+  EXPECT_THROW(decode::check_alignment(p, c), Failure);
+}
+
+}  // namespace
+}  // namespace attune::cuda
