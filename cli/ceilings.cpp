@@ -69,6 +69,9 @@ HWY_EXPORT(read_all);
 
 using Clock = std::chrono::steady_clock;
 
+// Passes stop early on a machine that is busy with other work.
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
 // Runs body(thread) on all threads and returns the seconds from the moment all are ready to the last one's end.
 double time_together(int threads, const std::function<void(int)>& body) {
   std::atomic<int> ready{0};
@@ -92,7 +95,8 @@ double time_together(int threads, const std::function<void(int)>& body) {
 double measure_fma(int threads) {
   constexpr int64_t kRounds = 200'000;  // below 1 ms
   double best = 0.0;
-  for (int pass = 0; pass < 20; ++pass) {
+  const auto start = Clock::now();
+  for (int pass = 0; pass < 20 && (pass < 3 || seconds_since(start) < 0.25); ++pass) {
     std::vector<double> operations(static_cast<size_t>(threads));
     const double seconds = time_together(threads, [&](int t) {
       float sink[12];
@@ -125,7 +129,8 @@ double measure_read(int threads) {
     for (size_t i = 0; i < share; ++i) mine[i] = static_cast<uint32_t>(i);
   });
   double best = 0.0;
-  for (int pass = 0; pass < 8; ++pass) {
+  const auto start = Clock::now();
+  for (int pass = 0; pass < 8 && (pass < 3 || seconds_since(start) < 0.5); ++pass) {
     std::atomic<uint32_t> sum{0};
     const double seconds = time_together(threads, [&](int t) {
       sum.fetch_add(HWY_DYNAMIC_DISPATCH(read_all)(buffer.get() + share * static_cast<size_t>(t), share));

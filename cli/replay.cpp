@@ -54,15 +54,16 @@ RunnerLimits make_limits(const std::vector<TraceRequest>& requests, const Schedu
   limits.max_batch = std::min(options.max_batch, static_cast<int64_t>(requests.size()));
   limits.page_size = options.page_size;
   limits.num_pages = options.num_pages;
-  int64_t prompts = 0;
+  int64_t prompts = 0, tokens = 0;
   for (const TraceRequest& r : requests) {
     const int64_t generated = std::max<int64_t>(r.output_tokens, 1);
     limits.max_seqlen = std::max(limits.max_seqlen, (options.encoder_decoder ? 0 : r.prompt_tokens) + generated);
     limits.max_prompt = std::max(limits.max_prompt, r.prompt_tokens);
     prompts += r.prompt_tokens;
+    tokens += r.prompt_tokens + generated;
   }
   // A sequence that was preempted computes its generated tokens again as if they were prompt.
-  limits.max_rows = options.chunk + limits.max_batch;
+  limits.max_rows = std::min(options.chunk, tokens) + limits.max_batch;
   if (options.encoder_decoder) limits.max_encode_rows = std::min(prompts, std::max(options.chunk, limits.max_prompt));
   return limits;
 }
@@ -114,10 +115,16 @@ Replay::Replay(const Trace& trace, const ReplayOptions& options)
       options.max_batch, options.chunk, options.page_size, options.num_pages, model.kind == ModelKind::kEncoderDecoder,
       options.seed};
   const int64_t bytes_of_page = page_bytes(model, result_.kv_dtype, options.page_size);
-  if (options.num_pages == 0)
+  if (options.num_pages == 0) {
     scheduler_options_.num_pages = default_pages(requests_, scheduler_options_, bytes_of_page);
+  }
   result_.num_pages = scheduler_options_.num_pages;
   result_.pool_bytes = result_.num_pages * bytes_of_page;
+  if (const int64_t most = result_.device.memory_bytes; most > 0 && result_.num_pages > most / bytes_of_page) {
+    throw UserError(fmt::format("{} pages of {} tokens take {:.1f} GiB and {} has {:.1f}", result_.num_pages,
+                                options.page_size, static_cast<double>(result_.num_pages) * bytes_of_page / (1 << 30),
+                                device_name(device), static_cast<double>(most) / (1 << 30)));
+  }
   result_.num_requests = static_cast<int64_t>(requests_.size());
   scheduler_.emplace(requests_, scheduler_options_);
   for (const TraceRequest& r : requests_) total_tokens_ += r.prompt_tokens + std::max<int64_t>(r.output_tokens, 1) - 1;

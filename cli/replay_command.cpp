@@ -51,26 +51,28 @@ void add_replay_command(CLI::App& app) {
   auto options = std::make_shared<ReplayOptions>();
   auto path = std::make_shared<std::string>();
   ReplayOptions& o = *options;
-  const auto whole = [&](const char* name, int64_t& value, int64_t least, const char* text) {
-    command->add_option(name, value, text)->check(CLI::Range(least, int64_t{1} << 31))->capture_default_str();
+  const auto whole = [&](const char* name, int64_t& value, int64_t least, int64_t most, const char* text) {
+    command->add_option(name, value, text)->check(CLI::Range(least, most))->capture_default_str();
   };
+  constexpr int64_t kMany = int64_t{1} << 30;
   command->add_option("trace", *path, "CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens")->required();
   add_common_options(*command, o);
-  whole("--limit", o.limit, 0, "Only the first N requests; 0: all");
-  whole("--max-batch", o.max_batch, 1, "Sequences that run at a time");
-  whole("--chunk", o.chunk, 1, "Prompt tokens in a step, beside one token of each sequence that decodes");
+  whole("--limit", o.limit, 0, kMany, "Only the first N requests; 0: all");
+  whole("--max-batch", o.max_batch, 1, 1 << 20, "Sequences that run at a time");
+  whole("--chunk", o.chunk, 1, 1 << 24, "Prompt tokens in a step, beside one token of each sequence that decodes");
   command->add_option("--kv-dtype", o.kv_dtype, "bf16, fp16, fp32, e4m3, int8 or mla656; default: the model's");
-  whole("--page-size", o.page_size, 1, "Tokens in a page of the KV cache");
-  whole("--pages", o.num_pages, 0, "Pages of the KV cache; 0: what the trace needs, up to 1 GiB");
+  whole("--page-size", o.page_size, 1, 1 << 16, "Tokens in a page of the KV cache");
+  whole("--pages", o.num_pages, 0, kMany, "Pages of the KV cache; 0: what the trace needs, up to 1 GiB");
   CLI::Option* scale =
       command->add_option("--time-scale", o.time_scale, "Requests arrive so many times as fast as in the trace");
   scale->check(CLI::Range(1e-6, 1e6))->capture_default_str();
   command->add_flag("--no-arrival", o.no_arrival, "All requests are there at the start")->excludes(scale);
-  whole("--max-context", o.max_context, 0, "Clamp requests to so many tokens in all; 0: as they are");
-  whole("--tensor-parallel", o.tensor_parallel, 1, "Run the share of the heads that one of N devices holds");
+  whole("--max-context", o.max_context, 0, kMany, "Clamp requests to so many tokens in all; 0: as they are");
+  whole("--tensor-parallel", o.tensor_parallel, 1, 1 << 10, "Run the share of the heads that one of N devices holds");
   command->callback([options, path] {
-    if (options->max_context == 1)
+    if (options->max_context == 1) {
       throw UserError("--max-context is 1; it must be at least 2, a prompt token and one to generate");
+    }
     replay_and_report(read_trace_file(*path, options->limit), *options);
   });
 }

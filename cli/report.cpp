@@ -166,7 +166,13 @@ std::string report_json(const ReplayResult& r, const Summary& s) {
   j["verify"] = verify_json(r.verify);
   j["steps"] = steps_json(r);
   j["requests"] = requests_json(r);
-  return j.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  // One line for each part: small, and still fit for a person's eyes.
+  std::string text;
+  for (const auto& [key, value] : j.items()) {
+    text += fmt::format("{}\"{}\": {}", text.empty() ? "{\n" : ",\n", key,
+                        value.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+  }
+  return text + "\n}\n";
 }
 
 std::string write_report(const ReplayResult& result, const Summary& summary) {

@@ -371,6 +371,7 @@ class BadInput(CliTest):
         self.refuse(run("--time-scale", "0"), "--time-scale")
         self.refuse(run("--max-context", "1"), "--max-context")
         self.refuse(run("--tensor-parallel", "5"), "cannot be divided by 5")
+        self.refuse(run("--pages", "1000000000"), "1000000000 pages", "GiB")
         self.refuse(run("--pages", "2"), "line 2", "3 pages")
         self.refuse(attune("replay", path, "--output", path / "x"), "--output")
 
