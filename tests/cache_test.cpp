@@ -122,6 +122,21 @@ class CacheFixture {
     EXPECT_EQ(checker.report().failure, "") << what;
   }
 
+  // MLA_656: every scale is a power of two, at least 1e-4.
+  void check_power_of_two_scales(const std::string& what) {
+    const cases::Snapshot snapshot(arena_);
+    const attune_tensor k = snapshot.after(op_.cache.k);
+    for (int64_t slot = 0; slot < kSlots; ++slot) {
+      for (int64_t group = 0; group < 4; ++group) {
+        const void* at = cases::element_at(k, {slot / kPageSize, slot % kPageSize, 512 + 4 * group});
+        const double scale = cases::decode(ATTUNE_FLOAT32, at);
+        int exponent = 0;
+        EXPECT_EQ(std::frexp(scale, &exponent), 0.5) << what << ", slot " << slot << ", scale " << scale;
+        EXPECT_GE(scale, 1e-4) << what << ", slot " << slot;
+      }
+    }
+  }
+
   // Makes the cache as it is now the state before the next call, and empties the dense rows.
   void keep_cache() {
     for (const attune_tensor* t : {&op_.cache.k, &op_.cache.v, &op_.cache.k_scale, &op_.cache.v_scale}) {
@@ -236,10 +251,10 @@ TEST_P(CacheOperation, QuantizesAndDequantizesTheWholeCache) {
     for (const int power_of_two : {0, 1}) {
       if (power_of_two == 1 && GetParam().format != ATTUNE_KV_MLA_656) continue;
       f.op().power_of_two_scales = power_of_two;
-      CacheFixture& g = f;
-      for (int64_t slot = 0; slot < kSlots; ++slot) g.expect_write(slot, slot);
-      g.run(ATTUNE_CACHE_QUANTIZE);
-      g.check_writes(what);
+      for (int64_t slot = 0; slot < kSlots; ++slot) f.expect_write(slot, slot);
+      f.run(ATTUNE_CACHE_QUANTIZE);
+      f.check_writes(what);
+      if (power_of_two == 1) f.check_power_of_two_scales(what);
     }
     f.keep_cache();
     f.op().power_of_two_scales = 0;

@@ -315,7 +315,10 @@ class Replay(CliTest):
             self.skipTest("no C compiler")
         if "libattune" not in subprocess.run(["ldd", ATTUNE], capture_output=True, text=True, check=False).stdout:
             self.skipTest("the library is linked statically")
-        done, report = self.replay("--kv-dtype", "fp32", code=1, env={"LD_PRELOAD": str(library)})
+        preload = {"LD_PRELOAD": str(library)}
+        if "ASan" in attune("--version", env=preload).stderr:
+            self.skipTest("AddressSanitizer must come first")
+        done, report = self.replay("--kv-dtype", "fp32", code=1, env=preload)
         self.assertRegex(
             done.stderr,
             r"verification failed: step 0, attention, row \d+, head \d+, column \d+: got .*, expected .*, allowed",

@@ -118,7 +118,8 @@ struct Case {
   bool batch_invariant = false;
   bool max_seqlens = false;     // max_seqlen_q and max_seqlen_kv are given
   std::string plant;            // "nan_k", "nan_v", "inf_v": one bad key that is visible
-  std::string data = "normal";  // "equal" (all scores equal), "spread" (scores apart by hundreds), "ones_v" (V = 1)
+  std::string data = "normal";  // "equal" (all scores equal), "spread" (scores apart by hundreds), "far" (by ten
+                                // thousands), "ones_v" (V = 1)
   bool poison = true;
 
   int64_t batch() const { return static_cast<int64_t>(seqlens_q.size()); }

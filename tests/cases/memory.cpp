@@ -63,7 +63,9 @@ Memory& host_memory() {
 }
 
 Buffer::Buffer(Memory& memory, std::string name, size_t bytes, size_t offset)
-    : memory_(memory), name_(std::move(name)), host_(bytes, std::byte{0xff}), front_(kGuard + offset) {
+    : memory_(memory), name_(std::move(name)), front_(kGuard + offset) {
+  host_.reserve(std::max<size_t>(bytes, 1));  // an address of its own even when it is empty
+  host_.assign(bytes, std::byte{0xff});
   const size_t total = front_ + bytes + kGuard;
   allocation_ = static_cast<std::byte*>(memory_.allocate(total));
   device_ = allocation_ + front_;
@@ -81,9 +83,9 @@ Buffer::~Buffer() {
 }
 
 bool Buffer::contains(const void* p) const {
+  // Not one past the end: the heap may put the next buffer right there. An empty buffer holds its own address.
   const auto* byte = static_cast<const std::byte*>(p);
-  // One past the end counts: an empty tensor may point there.
-  return byte >= host_.data() && byte <= host_.data() + host_.size();
+  return byte >= host_.data() && byte < host_.data() + std::max<size_t>(host_.size(), 1);
 }
 
 void Buffer::upload() { memory_.upload(device_, host_.data(), host_.size()); }
