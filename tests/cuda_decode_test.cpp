@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decode kernel on a GPU: every case of the table that its coverage takes, against the oracle, twice with the same bits; a captured
-// graph replayed with other lengths; one schedule for several layers. Skipped, with the reason, where there is no GPU.
+// The decode kernel on a GPU: every case of the table that its coverage takes, against the oracle, twice with the same
+// bits; a captured graph replayed with other lengths; one schedule for several layers. Skipped, with the reason, where
+// there is no GPU.
 #include <algorithm>
 #include <cstring>
 
@@ -25,7 +26,8 @@ class Memory final : public cases::Memory {
     return blocks_.back().data();
   }
   void release(void* data) noexcept override {
-    const auto at = std::find_if(blocks_.begin(), blocks_.end(), [&](const DeviceMemory& m) { return m.data() == data; });
+    const auto at =
+        std::find_if(blocks_.begin(), blocks_.end(), [&](const DeviceMemory& m) { return m.data() == data; });
     if (at != blocks_.end()) blocks_.erase(at);
   }
   void upload(void* device, const void* host, size_t bytes) override { copy_to_device(stream_, device, host, bytes); }
@@ -54,24 +56,34 @@ class CudaDecode : public testing::Test {
       cases::Problem problem(spec);
       const Problem p = make_problem(problem.host(), Data::kRequired);
       if (!covered(problem.host(), p)) continue;
-      const decode::Config c = decode::choose_config(p, decode::device_shape(require_device(kDevice)));
-      specs.push_back(c.schedule_kernel());
-      specs.push_back(c.main_kernel());
+      for (const bool may_cluster : {false, true}) {
+        const decode::Config c = decode::choose_config(p, decode::device_shape(require_device(kDevice)), may_cluster);
+        if (c.cluster == 0) specs.push_back(c.schedule_kernel());
+        specs.push_back(c.main_kernel());
+      }
     }
     warm(specs, kDevice);
   }
 
-  // "" if the case agrees with the oracle, or is not covered.
+  // "" if the case agrees with the oracle, or is not covered; with clusters, where they are chosen, and without.
   static std::string check(const cases::Case& spec, const Stream& stream, int& ran) {
+    for (const bool may_cluster : {false, true}) {
+      if (std::string failure = check(spec, stream, may_cluster, ran); !failure.empty())
+        return failure + (may_cluster ? "" : " (no clusters)");
+    }
+    return "";
+  }
+
+  static std::string check(const cases::Case& spec, const Stream& stream, bool may_cluster, int& ran) {
     Memory memory(stream);
     cases::Problem problem(spec, memory);
     problem.arena().upload();
     const attune_attention a = problem.device();
     const Problem p = make_problem(a, Data::kRequired);
     if (!covered(a, p)) return "";
-    ++ran;
     const cases::Expected expected = cases::evaluate(problem);
-    const auto plan = decode_kernel().make_plan(p, kDevice);
+    const auto plan = make_decode_plan(p, kDevice, may_cluster);
+    if (!may_cluster) ++ran;
     cases::Workspace workspace(memory, plan->workspace_size());
     std::vector<std::byte> first;
     for (int i = 0; i < 2; ++i) {
@@ -101,11 +113,13 @@ TEST_F(CudaDecode, SplitsLongSequences) {
   const Stream stream(kDevice);
   int ran = 0;
   for (const char* cache : {R"({"page_size": 64})", R"({"page_size": 16, "layout": "hnd"})", R"({"page_size": 1})",
-                            R"({"page_size": 16, "dtype": "e4m3", "scales": "head"})", R"({"page_size": 64, "dtype": "i8", "scales": "token"})"}) {
+                            R"({"page_size": 16, "dtype": "e4m3", "scales": "head"})",
+                            R"({"page_size": 64, "dtype": "i8", "scales": "token"})"}) {
     for (const char* invariant : {"false", "true"}) {
-      const cases::Case spec = tests::make_case(std::string(R"({"name": "long", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16",
-          "kv": "paged", "seqlens_kv": [5000, 1, 0, 777, 4096, 64, 12345], "max_logits": true, "batch_invariant": )") + invariant +
-                                                R"(, "cache": )" + cache + "}");
+      const cases::Case spec =
+          tests::make_case(std::string(R"({"name": "long", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16",
+          "kv": "paged", "seqlens_kv": [5000, 1, 0, 777, 4096, 64, 12345], "max_logits": true, "batch_invariant": )") +
+                           invariant + R"(, "cache": )" + cache + "}");
       EXPECT_EQ(check(spec, stream, ran), "") << cache;
     }
   }
@@ -116,8 +130,10 @@ TEST_F(CudaDecode, SplitsLongSequences) {
 TEST_F(CudaDecode, ReplaysAGraphWithOtherLengths) {
   const Stream stream(kDevice);
   Memory memory(stream);
-  cases::Problem problem(tests::make_case(R"({"name": "graph", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
-      "seqlens_kv": [3000, 900, 17], "poison": false, "max_logits": true})"), memory);
+  cases::Problem problem(
+      tests::make_case(R"({"name": "graph", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+      "seqlens_kv": [3000, 900, 17], "poison": false, "max_logits": true})"),
+      memory);
   problem.arena().upload();
   const attune_attention a = problem.device();
   const Problem p = make_problem(a, Data::kRequired);
@@ -127,7 +143,8 @@ TEST_F(CudaDecode, ReplaysAGraphWithOtherLengths) {
     plan->schedule(p, workspace.buffer.device(), stream.handle());
     plan->run(p, workspace.buffer.device(), stream.handle());
   });
-  for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{3000, 900, 17}, {1, 0, 16}, {2999, 1, 0}, {0, 0, 0}, {3000, 900, 17}}) {
+  for (const std::vector<int32_t>& lengths :
+       {std::vector<int32_t>{3000, 900, 17}, {1, 0, 16}, {2999, 1, 0}, {0, 0, 0}, {3000, 900, 17}}) {
     tests::Int32Vector host(lengths);
     const attune_tensor kept = problem.host().seqused_kv;
     problem.host().seqused_kv = host.tensor();
@@ -145,8 +162,10 @@ TEST_F(CudaDecode, ReplaysAGraphWithOtherLengths) {
 TEST_F(CudaDecode, OneScheduleServesSeveralRuns) {
   const Stream stream(kDevice);
   Memory memory(stream);
-  cases::Problem problem(tests::make_case(R"({"name": "layers", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
-      "seqlens_kv": [6000, 40]})"), memory);
+  cases::Problem problem(
+      tests::make_case(R"({"name": "layers", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+      "seqlens_kv": [6000, 40]})"),
+      memory);
   problem.arena().upload();
   const cases::Expected expected = cases::evaluate(problem);
   const attune_attention a = problem.device();
@@ -164,8 +183,10 @@ TEST_F(CudaDecode, SchedulesLargeBatches) {
   const Stream stream(kDevice);
   std::string lengths;
   for (int b = 0; b < 3000; ++b) lengths += (b == 0 ? "" : ", ") + std::to_string(b % 7 == 0 ? 0 : b % 41);
-  const cases::Case spec = tests::make_case(R"({"name": "batch", "heads": [2, 1], "head_dim": [64, 64], "dtype": "f16", "kv": "paged",
-      "seqlens_kv": [)" + lengths + "]}");
+  const cases::Case spec =
+      tests::make_case(R"({"name": "batch", "heads": [2, 1], "head_dim": [64, 64], "dtype": "f16", "kv": "paged",
+      "seqlens_kv": [)" +
+                       lengths + "]}");
   int ran = 0;
   EXPECT_EQ(check(spec, stream, ran), "");
   EXPECT_EQ(ran, 1);
@@ -173,7 +194,8 @@ TEST_F(CudaDecode, SchedulesLargeBatches) {
 
 // What the host decides, without a GPU.
 TEST(CudaDecodeConfig, RefusesWhatItCannotDo) {
-  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [20, 20], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5]})"));
+  cases::Problem problem(tests::make_case(
+      R"({"name": "x", "heads": [4, 2], "head_dim": [20, 20], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5]})"));
   const Problem p = make_problem(problem.host(), Data::kRequired);
   EXPECT_NE(decode::refusal(p), "");
 }
@@ -182,20 +204,23 @@ TEST(CudaDecodeConfig, FitsSharedMemory) {
   for (const char* head_dim : {"32", "64", "96", "128", "192", "256"}) {
     for (const char* dtype : {"bf16", "e4m3"}) {
       for (const char* heads : {"[1, 1]", "[16, 1]", "[128, 1]"}) {
-        cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": )") + heads + R"(, "head_dim": [)" + head_dim + ", " + head_dim +
-                                                R"(], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5], "cache": {"dtype": ")" + dtype + "\"}}"));
+        cases::Problem problem(tests::make_case(
+            std::string(R"({"name": "x", "heads": )") + heads + R"(, "head_dim": [)" + head_dim + ", " + head_dim +
+            R"(], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5], "cache": {"dtype": ")" + dtype + "\"}}"));
         const Problem p = make_problem(problem.host(), Data::kRequired);
         const decode::DeviceShape h200;
         const decode::Config c = decode::choose_config(p, h200);
         EXPECT_GE(c.stages, 2);
-        EXPECT_LE(static_cast<int64_t>(c.shared_bytes() + 1024) * c.blocks_per_sm, h200.shared_bytes_per_sm) << head_dim << dtype << heads;
+        EXPECT_LE(static_cast<int64_t>(c.shared_bytes() + 1024) * c.blocks_per_sm, h200.shared_bytes_per_sm)
+            << head_dim << dtype << heads;
       }
     }
   }
 }
 
 TEST(CudaDecodeConfig, ChecksAlignmentAtRun) {
-  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5]})"));
+  cases::Problem problem(tests::make_case(
+      R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5]})"));
   Problem p = make_problem(problem.host(), Data::kRequired);
   const decode::Config c = decode::choose_config(p, {});
   EXPECT_NO_THROW(decode::check_alignment(p, c));

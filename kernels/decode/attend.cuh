@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One warp, 16 keys, all rows of the piece: S^T = K Q^T, the online softmax along the keys, O^T += V^T P^T.
 //
-// Keys are the rows of the products, so a block of eight query rows costs one mma column tile and no row of the tensor core idles
-// for groups up to 8. Scores come out as (key g, rows 2t, 2t + 1) and are wanted as (keys 2t.., row g): movmatrix turns them.
+// Keys are the rows of the products, so a block of eight query rows costs one mma column tile and no row of the tensor
+// core idles for groups up to 8. Scores come out as (key g, rows 2t, 2t + 1) and are wanted as (keys 2t.., row g):
+// movmatrix turns them.
 #pragma once
 
 #include "decode/rows.cuh"
@@ -10,16 +11,14 @@
 
 namespace attune::decode {
 
-constexpr float kNegativeInfinity = -__builtin_huge_valf();
-
 // Exponents are taken against this: a row that has seen nothing has no maximum yet.
-__device__ __forceinline__ float reference_of(float max) { return max == kNegativeInfinity ? 0.0f : max; }
+__device__ __forceinline__ float reference_of(float max) { return max == -ptx::infinity() ? 0.0f : max; }
 
 struct State {
   static constexpr int kN = Config::kRowTiles;
 
-  float o[Config::kBlocksV][kN][4];  // channels by rows, against max (token scales: value_max)
-  float max[kN][2], sum[kN][2];      // sum: of this thread's keys only
+  float o[Config::kBlocksV][kN][4];                   // channels by rows, against max (token scales: value_max)
+  float max[kN][2], sum[kN][2];                       // sum: of this thread's keys only
   float value_max[Config::kTokenScales ? kN : 1][2];  // of score + log2 |v_scale|
 
   __device__ __forceinline__ void clear() {
@@ -35,9 +34,9 @@ struct State {
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        max[n][e] = kNegativeInfinity;
+        max[n][e] = -ptx::infinity();
         sum[n][e] = 0;
-        if constexpr (Config::kTokenScales) value_max[n][e] = kNegativeInfinity;
+        if constexpr (Config::kTokenScales) value_max[n][e] = -ptx::infinity();
       }
     }
   }
@@ -59,9 +58,11 @@ class Attend {
  public:
   __device__ __forceinline__ explicit Attend(int lane) : k_(lane), v_(lane), g_(lane / 4), t_(lane % 4) {}
 
-  // stage: shared address of the 16 keys that begin at first_token; there: which of them exist and are visible to somebody.
-  __device__ __forceinline__ void operator()(const DecodeParams& p, const Piece& piece, const Rows& rows, const QueryOperand& queries,
-                                             unsigned stage, int first_token, unsigned there, State& state) const {
+  // stage: shared address of the 16 keys that begin at first_token; there: which of them exist and are visible to
+  // somebody.
+  __device__ __forceinline__ void operator()(const DecodeParams& p, const Piece& piece, const Rows& rows,
+                                             const QueryOperand& queries, unsigned stage, int first_token,
+                                             unsigned there, State& state) const {
     float s[kN][4] = {};
     multiply_queries(queries, stage, s);
     const unsigned by_all = there & rows.seen_by_all(first_token);
@@ -77,9 +78,10 @@ class Attend {
     }
     unsigned weights[Config::kParts][kN][2];
     softmax(s, value_scale, weights, state);
-    // A value that some row may not see but another does must not be multiplied, not even by zero, if it is NaN or infinite; nor by the
-    // parts of a weight, one of which may be zero.
-    if ((there != by_all || Config::kParts > 1) && Config::kKvType != tile::kInt8 && any_nonfinite_value(stage + Config::kBytesK)) {
+    // A value that some row may not see but another does must not be multiplied, not even by zero, if it is NaN or
+    // infinite; nor by the parts of a weight, one of which may be zero.
+    if ((there != by_all || Config::kParts > 1) && Config::kKvType != tile::kInt8 &&
+        any_nonfinite_value(stage + Config::kBytesK)) {
       multiply_values_one_by_one(stage + Config::kBytesK, s, state);
     } else {
       multiply_values(stage + Config::kBytesK, weights, state);
@@ -92,11 +94,15 @@ class Attend {
 
   __device__ __forceinline__ static float read_scale(unsigned stage, int i) {
     float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(stage + Config::kBytesK + Config::kBytesV + i * 4) : "memory");
+    asm volatile("ld.shared.f32 %0, [%1];"
+                 : "=f"(x)
+                 : "r"(stage + Config::kBytesK + Config::kBytesV + i * 4)
+                 : "memory");
     return x;
   }
 
-  __device__ __forceinline__ static void multiply_block(const QueryOperand& queries, int block, const unsigned (&a)[4], float (&s)[kN][4]) {
+  __device__ __forceinline__ static void multiply_block(const QueryOperand& queries, int block, const unsigned (&a)[4],
+                                                        float (&s)[kN][4]) {
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
 #pragma unroll
@@ -108,7 +114,8 @@ class Attend {
     }
   }
 
-  __device__ __forceinline__ void multiply_queries(const QueryOperand& queries, unsigned stage, float (&s)[kN][4]) const {
+  __device__ __forceinline__ void multiply_queries(const QueryOperand& queries, unsigned stage,
+                                                   float (&s)[kN][4]) const {
     // Two chains of dependent products are shorter than one.
     float odd[kN][4] = {};
     if constexpr (kWide) {
@@ -139,8 +146,8 @@ class Attend {
     }
   }
 
-  __device__ __forceinline__ void scale(const DecodeParams& p, const Piece& piece, const Rows& rows, unsigned stage, int first_token,
-                                        float (&s)[kN][4]) const {
+  __device__ __forceinline__ void scale(const DecodeParams& p, const Piece& piece, const Rows& rows, unsigned stage,
+                                        int first_token, float (&s)[kN][4]) const {
     float key_scale[2] = {1.0f, 1.0f};
     if constexpr (Config::kTokenScales) {
       if (p.k_scale.mode == 3) {
@@ -162,23 +169,24 @@ class Attend {
   }
 
   // -inf where a row may not see a key.
-  __device__ __forceinline__ void hide(const DecodeParams& p, const Piece& piece, const Rows& rows, int first_token, unsigned there,
-                                       float (&s)[kN][4]) const {
+  __device__ __forceinline__ void hide(const DecodeParams& p, const Piece& piece, const Rows& rows, int first_token,
+                                       unsigned there, float (&s)[kN][4]) const {
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int position = rows.first_position + Rows::packed(piece, n, e) / p.group;
-        const unsigned seen = there & Rows::range_mask(rows.low(p, position) - first_token, rows.high(p, position) - first_token);
-        if ((seen >> g_ & 1) == 0) s[n][e] = kNegativeInfinity;
-        if ((seen >> (g_ + 8) & 1) == 0) s[n][2 + e] = kNegativeInfinity;
+        const unsigned seen =
+            there & Rows::range_mask(rows.low(p, position) - first_token, rows.high(p, position) - first_token);
+        if ((seen >> g_ & 1) == 0) s[n][e] = -ptx::infinity();
+        if ((seen >> (g_ + 8) & 1) == 0) s[n][2 + e] = -ptx::infinity();
       }
     }
   }
 
   // Scores to weights: s becomes what it was rounded from, weights the B fragments. The sum adds the rounded weights.
-  __device__ __forceinline__ void softmax(float (&s)[kN][4], const float (&value_scale)[2], unsigned (&weights)[Config::kParts][kN][2],
-                                          State& state) const {
+  __device__ __forceinline__ void softmax(float (&s)[kN][4], const float (&value_scale)[2],
+                                          unsigned (&weights)[Config::kParts][kN][2], State& state) const {
     float correction[kN][2];
     bool grew = false;
 #pragma unroll
@@ -191,14 +199,18 @@ class Attend {
         state.max[n][e] = max;
         if constexpr (Config::kTokenScales) {
           // Weights carry v_scale, and have a maximum of their own, so that fp16 holds them whatever the scales are.
-          const float a = s[n][e] + ptx::log2_approx(fabsf(value_scale[0])), b = s[n][2 + e] + ptx::log2_approx(fabsf(value_scale[1]));
+          const float a = s[n][e] + ptx::log2_approx(fabsf(value_scale[0])),
+                      b = s[n][2 + e] + ptx::log2_approx(fabsf(value_scale[1]));
           const float value_max = fmaxf(state.value_max[n][e], max_of_keys(fmaxf(a, b)));
           const float value_reference = reference_of(value_max);
           correction[n][e] = ptx::exp2_approx(state.value_max[n][e] - value_reference);
           state.value_max[n][e] = value_max;
-          state.sum[n][e] = state.sum[n][e] * lowered + ptx::exp2_approx(s[n][e] - reference) + ptx::exp2_approx(s[n][2 + e] - reference);
-          s[n][e] = s[n][e] == kNegativeInfinity ? 0.0f : copysignf(ptx::exp2_approx(a - value_reference), value_scale[0]);
-          s[n][2 + e] = s[n][2 + e] == kNegativeInfinity ? 0.0f : copysignf(ptx::exp2_approx(b - value_reference), value_scale[1]);
+          state.sum[n][e] = state.sum[n][e] * lowered + ptx::exp2_approx(s[n][e] - reference) +
+                            ptx::exp2_approx(s[n][2 + e] - reference);
+          s[n][e] =
+              s[n][e] == -ptx::infinity() ? 0.0f : copysignf(ptx::exp2_approx(a - value_reference), value_scale[0]);
+          s[n][2 + e] =
+              s[n][2 + e] == -ptx::infinity() ? 0.0f : copysignf(ptx::exp2_approx(b - value_reference), value_scale[1]);
         } else {
           correction[n][e] = lowered;
           state.sum[n][e] *= lowered;
@@ -240,7 +252,8 @@ class Attend {
     }
   }
 
-  __device__ __forceinline__ static void multiply_block_of_values(const unsigned (&a)[4], const unsigned (&weights)[Config::kParts][kN][2],
+  __device__ __forceinline__ static void multiply_block_of_values(const unsigned (&a)[4],
+                                                                  const unsigned (&weights)[Config::kParts][kN][2],
                                                                   float (&o)[kN][4]) {
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
@@ -249,7 +262,8 @@ class Attend {
     }
   }
 
-  __device__ __forceinline__ void multiply_values(unsigned values, const unsigned (&weights)[Config::kParts][kN][2], State& state) const {
+  __device__ __forceinline__ void multiply_values(unsigned values, const unsigned (&weights)[Config::kParts][kN][2],
+                                                  State& state) const {
     if constexpr (kWide) {
 #pragma unroll
       for (int block = 0; block < Config::kBlocksV; ++block) {
@@ -275,8 +289,10 @@ class Attend {
 
   // Two 16-bit or four 8-bit elements, one of them not finite.
   __device__ __forceinline__ static bool nonfinite(unsigned x) {
-    if constexpr (Config::kKvType == tile::kBFloat16) return (x & 0x7f80u) == 0x7f80u || (x & 0x7f800000u) == 0x7f800000u;
-    if constexpr (Config::kKvType == tile::kFloat16) return (x & 0x7c00u) == 0x7c00u || (x & 0x7c000000u) == 0x7c000000u;
+    if constexpr (Config::kKvType == tile::kBFloat16)
+      return (x & 0x7f80u) == 0x7f80u || (x & 0x7f800000u) == 0x7f800000u;
+    if constexpr (Config::kKvType == tile::kFloat16)
+      return (x & 0x7c00u) == 0x7c00u || (x & 0x7c000000u) == 0x7c000000u;
     const unsigned exponent = Config::kKvType == tile::kE4m3 ? 0x7fu : 0x7cu;
     bool found = false;
 #pragma unroll
@@ -297,14 +313,16 @@ class Attend {
   }
 
   // Rare, hence plain: products for visible keys only.
-  __device__ __forceinline__ void multiply_values_one_by_one(unsigned values, const float (&s)[kN][4], State& state) const {
+  __device__ __forceinline__ void multiply_values_one_by_one(unsigned values, const float (&s)[kN][4],
+                                                             State& state) const {
 #pragma unroll 1
     for (int key = 0; key < kernels::kKeysOfWarp; ++key) {
       float weight[kN][2];
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) weight[n][e] = __shfl_sync(0xffffffffu, key < 8 ? s[n][e] : s[n][2 + e], key % 8 * 4 + t_);
+        for (int e = 0; e < 2; ++e)
+          weight[n][e] = __shfl_sync(0xffffffffu, key < 8 ? s[n][e] : s[n][2 + e], key % 8 * 4 + t_);
       }
 #pragma unroll
       for (int i = 0; i < Config::kBlocksV; ++i) {
@@ -332,8 +350,10 @@ class Attend {
     } else {
       unsigned x;
       asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
-      if constexpr (Config::kKvType == tile::kInt8) return static_cast<float>(static_cast<signed char>(x));
-      else return ptx::f16_to_float(static_cast<unsigned short>(tile::pair_to_f16<Config::kKvType>(x)));
+      if constexpr (Config::kKvType == tile::kInt8)
+        return static_cast<float>(static_cast<signed char>(x));
+      else
+        return ptx::f16_to_float(static_cast<unsigned short>(tile::pair_to_f16<Config::kKvType>(x)));
     }
   }
 

@@ -1,21 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a pair that several blocks had parts of: the block that arrives last merges all parts.
+// The end of a pair that several blocks had parts of.
 //
-//   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L,  over the parts in the order of their keys
+//   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L,  over the parts in the order
+//   of their keys
 //
-// Which block that is differs from run to run, what it computes does not. Parts lie in slot 2c + 1 of the block c where the pair begins,
-// then in slots 2(c + 1), 2(c + 2).. The partial results never leave L2.
+// so the same bits come out every time, whichever block does it.
 #pragma once
 
 #include "decode/merge.cuh"
 #include "ptx/atomic.cuh"
+#include "ptx/cluster.cuh"
 #include "schedule/share.cuh"
 
 namespace attune::decode {
 
-__device__ __forceinline__ long long part_row(int first_block, int part, int row) {
-  return (2ll * (first_block + part) + (part == 0 ? 1 : 0)) * Config::kRows + row;
-}
+// Parts in the workspace, where they never leave L2. They lie in slot 2c + 1 of the block c where the pair begins, then
+// in slots 2(c + 1), 2(c + 2).., so a block has one slot for the pair that came in from the block before and one for
+// that which goes on.
+struct GlobalParts {
+  const DecodeParams& p;
+  int first_block, count;
+
+  __device__ __forceinline__ static PartPlace place(const DecodeParams& p, bool starts, int block) {
+    const long long row = (2ll * block + (starts ? 1 : 0)) * Config::kRows;
+    return {p.partial_out + row * Config::kHeadDimV, p.partial_stats + 2 * row};
+  }
+  __device__ __forceinline__ float2 stats(int i, int row) const {
+    return ptx::load_from_l2(reinterpret_cast<const float2*>(place(p, i == 0, first_block + i).stats + 2 * row));
+  }
+  __device__ __forceinline__ float4 out(int i, int row, int channel) const {
+    return ptx::load_from_l2(
+        reinterpret_cast<const float4*>(place(p, i == 0, first_block + i).out + row * Config::kHeadDimV + channel));
+  }
+};
+
+// Parts in the shared memory of the blocks of a cluster.
+struct ClusterParts {
+  PartPlace mine;
+  int count;
+
+  __device__ __forceinline__ float2 stats(int i, int row) const {
+    return *reinterpret_cast<const float2*>(ptx::in_block(mine.stats + 2 * row, i));
+  }
+  __device__ __forceinline__ float4 out(int i, int row, int channel) const {
+    return *reinterpret_cast<const float4*>(ptx::in_block(mine.out + row * Config::kHeadDimV + channel, i));
+  }
+};
 
 // Counts this block's part of the pair. True for the whole block if all parts are there now.
 __device__ __forceinline__ bool arrive(const DecodeParams& p, int first_block, int parts, int* flag) {
@@ -28,13 +58,16 @@ __device__ __forceinline__ bool arrive(const DecodeParams& p, int first_block, i
 }
 
 // One warp, one row.
-__device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& piece, long long q_begin, int first_block, int parts, int row) {
+template <class Parts>
+__device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& piece, long long q_begin,
+                                            const Parts& parts, int row) {
   constexpr int kVectors = (Config::kHeadDimV + 127) / 128;  // of four channels, a lane
   const int lane = threadIdx.x % 32;
-  float max = kNegativeInfinity;
-  for (int i = lane; i < parts; i += 32) {
-    max = fmaxf(max, ptx::load_from_l2(reinterpret_cast<const float2*>(p.partial_stats + 2 * part_row(first_block, i, row))).x);
-  }
+  // Each lane weighs one part; more than 32 take more rounds, the first of which is kept.
+  float2 first_stats{-ptx::infinity(), 0};
+  if (lane < parts.count) first_stats = parts.stats(lane, row);
+  float max = first_stats.x;
+  for (int i = 32 + lane; i < parts.count; i += 32) max = fmaxf(max, parts.stats(i, row).x);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
   const float reference = reference_of(max);
@@ -43,15 +76,11 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
   float4 o[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) o[v] = {0, 0, 0, 0};
-  for (int first = 0; first < parts; first += 32) {
-    // Each lane weighs one part.
-    float weight = 0, weighted = 0;
-    if (first + lane < parts) {
-      const float2 stats = ptx::load_from_l2(reinterpret_cast<const float2*>(p.partial_stats + 2 * part_row(first_block, first + lane, row)));
-      weight = ptx::exp2_approx(stats.x - reference);
-      weighted = weight * stats.y;
-    }
-    const int count = min(32, parts - first);
+  for (int first = 0; first < parts.count; first += 32) {
+    float2 stats = first_stats;
+    if (first > 0) stats = first + lane < parts.count ? parts.stats(first + lane, row) : float2{-ptx::infinity(), 0};
+    const float weight = ptx::exp2_approx(stats.x - reference), weighted = weight * stats.y;
+    const int count = min(32, parts.count - first);
 #pragma unroll 8
     for (int i = 0; i < count; ++i) {
       const float w = __shfl_sync(0xffffffffu, weight, i);
@@ -60,14 +89,14 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
       for (int v = 0; v < kVectors; ++v) {
         const int channel = (v * 32 + lane) * 4;
         if (channel >= Config::kHeadDimV) continue;
-        const float4 x =
-            ptx::load_from_l2(reinterpret_cast<const float4*>(p.partial_out + part_row(first_block, first + i, row) * Config::kHeadDimV + channel));
+        const float4 x = parts.out(first + i, row, channel);
         o[v].x += w * x.x, o[v].y += w * x.y, o[v].z += w * x.z, o[v].w += w * x.w;
       }
     }
   }
 
-  const int packed = piece.row_begin + row, query = packed / p.group, head = piece.head * p.group + packed - query * p.group;
+  const int packed = piece.row_begin + row, query = packed / p.group,
+            head = piece.head * p.group + packed - query * p.group;
   float factor = 0;
   if (lane == 0) factor = tile::finish_row(p, piece.batch, q_begin, query, head, max, sum);
   factor = __shfl_sync(0xffffffffu, factor, 0);
@@ -82,13 +111,16 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
   }
 }
 
-__device__ __forceinline__ void combine_parts(const DecodeParams& p, const Piece& piece, long long q_begin, long long total, int* flag) {
+// The block that arrives last merges all parts of the pair. Which block that is differs from run to run.
+__device__ __forceinline__ void combine_last(const DecodeParams& p, const Piece& piece, long long q_begin,
+                                             long long total, int* flag) {
   const schedule::Deal deal(p, total);
   const int first_block = piece.starts ? static_cast<int>(blockIdx.x) : deal.block_of(piece.pair_begin);
   const int last_block = piece.ends ? static_cast<int>(blockIdx.x) : deal.block_of(piece.pair_end - 1);
-  const int parts = last_block - first_block + 1;
-  if (!arrive(p, first_block, parts, flag)) return;
-  for (int row = threadIdx.x / 32; row < piece.num_rows; row += Config::kWarps) combine_row(p, piece, q_begin, first_block, parts, row);
+  const GlobalParts parts{p, first_block, last_block - first_block + 1};
+  if (!arrive(p, first_block, parts.count, flag)) return;
+  for (int row = threadIdx.x / 32; row < piece.num_rows; row += Config::kWarps)
+    combine_row(p, piece, q_begin, parts, row);
 }
 
 }  // namespace attune::decode

@@ -33,12 +33,14 @@ struct Config {
   static constexpr int kElement = tile::element_size(kKvType);
   static constexpr int kComputeType = tile::compute_type(kKvType);
   static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // of 16 channels
-  static constexpr int kChunksK = kernels::row_chunks(kElement, kHeadDimQk), kChunksV = kernels::row_chunks(kElement, kHeadDimV);
+  static constexpr int kChunksK = kernels::row_chunks(kElement, kHeadDimQk),
+                       kChunksV = kernels::row_chunks(kElement, kHeadDimV);
   static constexpr int kChunksQ = kernels::row_chunks(2, kHeadDimQk);
   using LayoutK = tile::RowLayout<kChunksK>;
   using LayoutV = tile::RowLayout<kChunksV>;
   using LayoutQ = tile::RowLayout<kChunksQ>;
-  static constexpr int kBytesK = kernels::kKeysOfWarp * LayoutK::kPitch, kBytesV = kernels::kKeysOfWarp * LayoutV::kPitch;
+  static constexpr int kBytesK = kernels::kKeysOfWarp * LayoutK::kPitch,
+                       kBytesV = kernels::kKeysOfWarp * LayoutV::kPitch;
   static constexpr int kStageBytes = kernels::stage_bytes(kElement, kHeadDimQk, kHeadDimV, kTokenScales);
   static constexpr int kMergeChannels = kernels::kMergeFloats / kRows;  // exchanged at a time
   static constexpr int kMergePitch = kMergeChannels + 4;
@@ -52,7 +54,8 @@ struct Config {
   static_assert(kRowTiles == 1 || kRowTiles == 2 || kRowTiles == 4, "8, 16 or 32 packed rows a block");
   static_assert(kMergeChannels % 16 == 0, "the exchange moves whole blocks of channels");
   static_assert(kStages >= 2, "one stage loads while another is read");
-  static_assert(kBytesK + kBytesV + (kTokenScales ? 8 * kernels::kKeysOfWarp : 0) == kStageBytes, "host and device agree on a stage");
+  static_assert(kBytesK + kBytesV + (kTokenScales ? 8 * kernels::kKeysOfWarp : 0) == kStageBytes,
+                "host and device agree on a stage");
   static_assert(LayoutK::kPitch == kernels::row_pitch(kChunksK), "host and device agree on a row");
   static_assert(kKvType == tile::kFloat16 || kKvType == tile::kBFloat16 || kElement == 1, "16-bit or 8-bit caches");
 };

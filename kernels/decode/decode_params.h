@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host and the kernels of decode share: parameters, records in the workspace, and the size of shared memory. Compiled by NVRTC
-// and by the host's compiler; no standard headers.
+// What the host and the kernels of decode share: parameters, records in the workspace, and the size of shared memory.
+// Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
 #ifdef __CUDACC__
@@ -17,8 +17,8 @@ struct IntTable {
   long long row_stride, col_stride;  // in elements
 };
 
-// Rows of K, or of V. Element d of (page, slot, head) is at page * page_stride + slot * slot_stride + head * head_stride +
-// (d / pack) * outer_stride + (d % pack) * inner_stride elements.
+// Rows of K, or of V. Element d of (page, slot, head) is at page * page_stride + slot * slot_stride + head *
+// head_stride + (d / pack) * outer_stride + (d % pack) * inner_stride elements.
 struct KvPlane {
   const char* data;
   long long page_stride, slot_stride, head_stride;  // in bytes
@@ -35,12 +35,13 @@ struct KvScale {
 };
 
 struct DecodeParams {
-  // Queries [batch or 1, rows, num_heads_q, head_dim_qk]: sequence b begins at b * batch_stride, or at cu_seqlens_q[b] * row_stride.
+  // Queries [batch or 1, rows, num_heads_q, head_dim_qk]: sequence b begins at b * batch_stride, or at cu_seqlens_q[b]
+  // * row_stride.
   const char* q;
   long long q_batch_stride, q_row_stride, q_head_stride, q_dim_stride;  // in elements, as all strides without a word
   char* out;                                                            // as q, head_dim_v
   long long out_batch_stride, out_row_stride, out_head_stride, out_dim_stride;
-  float* lse;                                                           // as q without the last axis; null: not wanted
+  float* lse;  // as q without the last axis; null: not wanted
   long long lse_batch_stride, lse_row_stride, lse_head_stride;
   float* max_logits;
   long long max_batch_stride, max_row_stride, max_head_stride;
@@ -73,18 +74,22 @@ struct DecodeParams {
   int causal, skip_decode, zero_finished;
   long long window_left, window_right;  // -1: no limit
 
-  // Schedule. The tiles of all sequences, heads and row blocks stand in one line, of which every block gets an equal share.
+  // Schedule. The tiles of all sequences, heads and row blocks stand in one line, of which every block gets an equal
+  // share.
   int blocks;
-  int whole_pairs;        // shares only between (sequence, head, row block)s: nothing is split
-  struct Share* shares;   // [blocks], from the schedule kernel
-  unsigned* arrivals;     // [blocks]: parts of the pair that begins in the block that are done; 0 before and after each run
-  float* partial_out;     // [2 * blocks][rows of a block][head_dim_v]
-  float* partial_stats;   // [2 * blocks][rows of a block][2]: max (base 2), sum
+  int row_blocks;        // of a sequence, in the cluster kernel
+  int whole_pairs;       // shares only between (sequence, head, row block)s: nothing is split
+  struct Share* shares;  // [blocks], from the schedule kernel
+  unsigned*
+      arrivals;  // [blocks]: parts of the pair that begins in the block that are done; 0 before and after each run
+  float* partial_out;    // [2 * blocks][rows of a block][head_dim_v]
+  float* partial_stats;  // [2 * blocks][rows of a block][2]: max (base 2), sum
 };
 
-// What the lengths on the device say about a sequence: its queries, the keys that they may see, and how many tiles of work that is.
+// What the lengths on the device say about a sequence: its queries, the keys that they may see, and how many tiles of
+// work that is.
 struct Sequence {
-  long long q_begin;          // first row of q; 0 where rows count from the sequence's own
+  long long q_begin;  // first row of q; 0 where rows count from the sequence's own
   int num_q;
   int num_keys;               // seqlen_kv
   int first_key, end_key;     // keys that some query may see
@@ -107,7 +112,7 @@ struct alignas(16) Share {
   long long total;             // tiles of the whole line
   long long at, left, within;  // next tile of the line, tiles left, next tile of the sequence
   int batch;
-  int live;                    // there is a piece
+  int live;  // there is a piece
   Sequence sequence;
   Piece piece;
 };
@@ -121,7 +126,8 @@ ATTUNE_SHARED_FUNCTION int row_pitch(int chunks) {
 }
 // Bytes of a stage of one warp.
 ATTUNE_SHARED_FUNCTION int stage_bytes(int element_size, int head_dim_qk, int head_dim_v, bool token_scales) {
-  return kKeysOfWarp * (row_pitch(row_chunks(element_size, head_dim_qk)) + row_pitch(row_chunks(element_size, head_dim_v))) +
+  return kKeysOfWarp *
+             (row_pitch(row_chunks(element_size, head_dim_qk)) + row_pitch(row_chunks(element_size, head_dim_v))) +
          (token_scales ? 2 * kKeysOfWarp * 4 : 0);
 }
 ATTUNE_SHARED_FUNCTION int align_up(int x, int to) { return (x + to - 1) / to * to; }
@@ -129,8 +135,8 @@ ATTUNE_SHARED_FUNCTION int align_up(int x, int to) { return (x + to - 1) / to * 
 struct SharedLayout {
   int stages, queries, merge, stats, notes, walks, total;
 };
-ATTUNE_SHARED_FUNCTION SharedLayout shared_layout(int warps, int num_stages, int element_size, int head_dim_qk, int head_dim_v,
-                                                  int row_tiles, int parts, bool token_scales) {
+ATTUNE_SHARED_FUNCTION SharedLayout shared_layout(int warps, int num_stages, int element_size, int head_dim_qk,
+                                                  int head_dim_v, int row_tiles, int parts, bool token_scales) {
   SharedLayout s{};
   const int rows = 8 * row_tiles;
   s.stages = 0;

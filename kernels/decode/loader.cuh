@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer half of a warp: walks the block's share ahead of the arithmetic and copies this warp's 16 keys of each tile into the
-// warp's own ring of stages. Warps share nothing here, so the main loop needs no barrier of the block.
+// The producer half of a warp: walks the block's share ahead of the arithmetic and copies this warp's 16 keys of each
+// tile into the warp's own ring of stages. Warps share nothing here, so the main loop needs no barrier of the block.
 #pragma once
 
 #include "decode/config.cuh"
@@ -12,8 +12,8 @@ namespace attune::decode {
 using kernels::Piece;
 using kernels::Share;
 
-// Where a token of the cache lies, as the tables say it: nothing is checked or computed until the copies are issued, so that a warp does
-// not wait for a table it has just asked for. Page -1: nowhere.
+// Where a token of the cache lies, as the tables say it: nothing is checked or computed until the copies are issued, so
+// that a warp does not wait for a table it has just asked for. Page -1: nowhere.
 struct Slot {
   int k_page, v_page;
   int offset;
@@ -27,7 +27,9 @@ __device__ __forceinline__ Slot find_slot(const DecodeParams& p, int row, int at
     s.offset = at;
     return s;
   }
-  const int entry = p.page_shift >= 0 ? at >> p.page_shift : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
+  const int entry = p.page_shift >= 0
+                        ? at >> p.page_shift
+                        : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
   s.k_page = s.v_page = schedule::int_at(p.page_table, row, entry);
   if (p.v.table_is_own) s.v_page = schedule::int_at(p.v_page_table, row, entry);
   s.offset = at - entry * p.page_size;
@@ -51,28 +53,32 @@ __device__ __forceinline__ Slot find_token(const DecodeParams& p, int batch, int
 }
 
 struct Loader {
-  Share& share;          // this warp's, in shared memory
-  const char *k, *v;     // the head's rows
-  int batch;             // of the piece
-  int tile, end_tile;    // of the block, absolute; this warp's keys are 16 of it
+  Share& share;        // this warp's, in shared memory
+  const char *k, *v;   // the head's rows
+  int batch;           // of the piece
+  int tile, end_tile;  // of the block, absolute; this warp's keys are 16 of it
   int first_key, end_key;
   int stage;
-  bool live;             // tiles are left
-  Slot slot;             // of the next tile: of its first key (kLoadTiles), or of this lane's key
+  bool live;  // tiles are left
+  Slot slot;  // of the next tile: of its first key (kLoadTiles), or of this lane's key
   const int warp, lane;
-  const unsigned ring;   // shared address of this warp's stages
-  unsigned* const notes; // [kStages]: which of the 16 keys are there
+  const unsigned ring;    // shared address of this warp's stages
+  unsigned* const notes;  // [kStages]: which of the 16 keys are there
 
   __device__ __forceinline__ Loader(const DecodeParams& p, Share* shares, unsigned char* shared)
-      : share(shares[1 + threadIdx.x / 32]), stage(0), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
+      : share(shares[1 + threadIdx.x / 32]),
+        stage(0),
+        warp(threadIdx.x / 32),
+        lane(threadIdx.x % 32),
         ring(ptx::shared_address(shared) + warp * Config::kStages * Config::kStageBytes),
         notes(reinterpret_cast<unsigned*>(shared + Config::kShared.notes) + warp * Config::kStages) {
     enter(p);
+    __syncwarp();  // one lane may step on soon
   }
 
   // Takes over the piece that the walk has stepped to.
   __device__ __forceinline__ void enter(const DecodeParams& p) {
-    live = share.live != 0;
+    live = share.live != 0 && share.piece.first_tile < share.piece.end_tile;
     if (!live) return;
     batch = share.piece.batch, tile = share.piece.first_tile, end_tile = share.piece.end_tile;
     first_key = share.sequence.first_key, end_key = share.sequence.end_key;
@@ -139,7 +145,8 @@ struct Loader {
 
   // Rows that are not there become zeros: what a row may not see must not even be multiplied by zero.
   template <int kHeadDim, class Layout>
-  __device__ __forceinline__ void copy_plane(const kernels::KvPlane& plane, const char* base, int page, unsigned to, unsigned there) const {
+  __device__ __forceinline__ void copy_plane(const kernels::KvPlane& plane, const char* base, int page, unsigned to,
+                                             unsigned there) const {
     constexpr int kCopies = kHeadDim * Config::kElement / Config::kCopyBytes;  // a row
     const char* row = base + page * plane.page_stride + slot.offset * plane.slot_stride;
     if constexpr (Config::kLoad == kLoadElements) {
@@ -167,7 +174,8 @@ struct Loader {
   }
 
   template <int kCopies, class Layout>
-  __device__ __forceinline__ void copy_rows(const kernels::KvPlane& plane, const char* row, unsigned to, unsigned there) const {
+  __device__ __forceinline__ void copy_rows(const kernels::KvPlane& plane, const char* row, unsigned to,
+                                            unsigned there) const {
     constexpr int kTotal = kCopies * kernels::kKeysOfWarp;
 #pragma unroll
     for (int i = 0; i < (kTotal + 31) / 32; ++i) {
@@ -177,7 +185,8 @@ struct Loader {
       if constexpr (Config::kLoad == kLoadTiles) {
         from = row + key * plane.slot_stride + byte;
       } else {
-        from = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), key)) + byte;
+        from = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), key)) +
+               byte;
       }
       if (kTotal % 32 != 0 && copy >= kTotal) break;
       ptx::copy_async<Config::kCopyBytes>(to + Layout::offset(key, byte / 16) + byte % 16, from,
@@ -187,13 +196,15 @@ struct Loader {
 
   // Lanes 0..15 copy the row of their key, element by element.
   template <int kHeadDim, class Layout>
-  __device__ __forceinline__ void copy_elements(const kernels::KvPlane& plane, const char* row, unsigned to, unsigned there) const {
+  __device__ __forceinline__ void copy_elements(const kernels::KvPlane& plane, const char* row, unsigned to,
+                                                unsigned there) const {
     if (lane >= kernels::kKeysOfWarp) return;
     const bool is_there = (there >> lane & 1) != 0;
 #pragma unroll 8
     for (int d = 0; d < kHeadDim; ++d) {
       const unsigned at = to + Layout::offset(lane, d * Config::kElement / 16) + d * Config::kElement % 16;
-      const long long from = (d / plane.pack * plane.outer_stride + d % plane.pack * plane.inner_stride) * Config::kElement;
+      const long long from =
+          (d / plane.pack * plane.outer_stride + d % plane.pack * plane.inner_stride) * Config::kElement;
       if constexpr (Config::kElement == 2) {
         const unsigned short x = is_there ? *reinterpret_cast<const unsigned short*>(row + from) : 0;
         asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(x) : "memory");
@@ -211,7 +222,8 @@ struct Loader {
     const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page;
     const int offset = slot.offset + (Config::kLoad == kLoadTiles ? key : 0);
     const bool is_there = (there >> key & 1) != 0 && scale.mode == 3;
-    const float* from = scale.data + page * scale.page_stride + offset * scale.slot_stride + share.piece.head * scale.head_stride;
+    const float* from =
+        scale.data + page * scale.page_stride + offset * scale.slot_stride + share.piece.head * scale.head_stride;
     ptx::copy_async<4>(to + lane * 4, from, is_there ? 4 : 0);
   }
 };

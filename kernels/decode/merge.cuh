@@ -9,10 +9,10 @@ namespace attune::decode {
 
 // What a warp's numbers are multiplied with in the merge, [warp][row], and the row's own numbers.
 struct MergeStats {
-  float* max;        // [kWarps][kRows]
+  float* max;  // [kWarps][kRows]
   float* sum;
   float* value_max;
-  float* weight;     // over sum, once it has been read
+  float* weight;  // over sum, once it has been read
   __device__ __forceinline__ explicit MergeStats(unsigned char* shared) {
     max = reinterpret_cast<float*>(shared + Config::kShared.stats);
     sum = max + Config::kWarps * Config::kRows;
@@ -21,10 +21,12 @@ struct MergeStats {
   }
 };
 
-// Where a block keeps partial results: the pair that came in from the block before in the first place, the one that goes on in the second.
-__device__ __forceinline__ long long partial_row(const Piece& piece, int row) {
-  return (2ll * blockIdx.x + (piece.starts ? 1 : 0)) * Config::kRows + row;
-}
+// Where a block leaves its part of a pair that it shares with others: rows of head_dim_v floats, and of (max, sum). out
+// null: nowhere, the block has the whole pair.
+struct PartPlace {
+  float* out;
+  float* stats;
+};
 
 __device__ __forceinline__ void share_stats(const State& state, const MergeStats& stats) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -43,9 +45,9 @@ __device__ __forceinline__ void share_stats(const State& state, const MergeStats
 }
 
 // One thread a row: merges the stats, stores them, and leaves each warp's weight.
-__device__ __forceinline__ void weigh_row(const DecodeParams& p, const Piece& piece, long long q_begin, bool whole, const MergeStats& stats,
-                                          int row) {
-  float max = kNegativeInfinity, sum = 0;
+__device__ __forceinline__ void weigh_row(const DecodeParams& p, const Piece& piece, long long q_begin,
+                                          const PartPlace& part, const MergeStats& stats, int row) {
+  float max = -ptx::infinity(), sum = 0;
 #pragma unroll
   for (int w = 0; w < Config::kWarps; ++w) max = fmaxf(max, stats.max[w * Config::kRows + row]);
   const float reference = reference_of(max);
@@ -58,25 +60,28 @@ __device__ __forceinline__ void weigh_row(const DecodeParams& p, const Piece& pi
   if (p.v_scale.mode == 1) factor = p.v_scale.data[0];
   if (p.v_scale.mode == 2) factor = p.v_scale.data[piece.head * p.v_scale.head_stride];
   if (row < piece.num_rows) {
-    if (whole) {
+    if (part.out == nullptr) {
       const int packed = piece.row_begin + row, query = packed / p.group;
-      const float last = tile::finish_row(p, piece.batch, q_begin, query, piece.head * p.group + packed - query * p.group, max, sum);
-      factor = max == kNegativeInfinity && sum == 0 ? 0.0f : factor * last;
+      const float last =
+          tile::finish_row(p, piece.batch, q_begin, query, piece.head * p.group + packed - query * p.group, max, sum);
+      factor = max == -ptx::infinity() && sum == 0 ? 0.0f : factor * last;
     } else {
-      float* to = p.partial_stats + 2 * partial_row(piece, row);
-      to[0] = max;
-      to[1] = sum;
+      part.stats[2 * row] = max;
+      part.stats[2 * row + 1] = sum;
     }
   }
 #pragma unroll
   for (int w = 0; w < Config::kWarps; ++w) {
     const int at = w * Config::kRows + row;
-    stats.weight[at] = factor * ptx::exp2_approx((Config::kTokenScales ? stats.value_max[at] : stats.max[at]) - reference);
+    stats.weight[at] =
+        factor * ptx::exp2_approx((Config::kTokenScales ? stats.value_max[at] : stats.max[at]) - reference);
   }
 }
 
-// Channels [first, first + kMergeChannels) of every row: all warps to shared memory, then the sum over them to where it belongs.
-__device__ __forceinline__ void share_channels(const State& state, const MergeStats& stats, float* exchange, int first_block) {
+// Channels [first, first + kMergeChannels) of every row: all warps to shared memory, then the sum over them to where it
+// belongs.
+__device__ __forceinline__ void share_channels(const State& state, const MergeStats& stats, float* exchange,
+                                               int first_block) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < Config::kBlocksV; ++i) {
@@ -88,8 +93,8 @@ __device__ __forceinline__ void share_channels(const State& state, const MergeSt
       for (int j = 0; j < 4; ++j) {
         const int row = 8 * n + 2 * t + j % 2;
         const float weight = stats.weight[warp * Config::kRows + row];
-        exchange[(warp * Config::kRows + row) * Config::kMergePitch + tile::channel_of_row<Config::kKvType>(local, g, j / 2)] =
-            state.o[i][n][j] * weight;
+        exchange[(warp * Config::kRows + row) * Config::kMergePitch +
+                 tile::channel_of_row<Config::kKvType>(local, g, j / 2)] = state.o[i][n][j] * weight;
       }
     }
   }
@@ -103,8 +108,8 @@ __device__ __forceinline__ void store_four(const DecodeParams& p, long long at, 
   tile::store_element(Config::kOutType, p.out, at + 3 * p.out_dim_stride, x.w);
 }
 
-__device__ __forceinline__ void store_channels(const DecodeParams& p, const Piece& piece, long long q_begin, bool whole,
-                                               const float* exchange, int first_channel) {
+__device__ __forceinline__ void store_channels(const DecodeParams& p, const Piece& piece, long long q_begin,
+                                               const PartPlace& part, const float* exchange, int first_channel) {
   constexpr int kGroups = Config::kMergeChannels / 4;  // of four channels, a row
 #pragma unroll 1
   for (int i = threadIdx.x; i < Config::kRows * kGroups; i += Config::kThreads) {
@@ -113,17 +118,39 @@ __device__ __forceinline__ void store_channels(const DecodeParams& p, const Piec
     float4 sum{0, 0, 0, 0};
 #pragma unroll
     for (int w = 0; w < Config::kWarps; ++w) {
-      const float4 x = *reinterpret_cast<const float4*>(exchange + (w * Config::kRows + row) * Config::kMergePitch + local);
+      const float4 x =
+          *reinterpret_cast<const float4*>(exchange + (w * Config::kRows + row) * Config::kMergePitch + local);
       sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
     }
-    if (!whole) {
-      *reinterpret_cast<float4*>(p.partial_out + partial_row(piece, row) * Config::kHeadDimV + channel) = sum;
+    if (part.out != nullptr) {
+      *reinterpret_cast<float4*>(part.out + row * Config::kHeadDimV + channel) = sum;
       continue;
     }
     const int packed = piece.row_begin + row, query = packed / p.group;
-    const long long at = tile::row_offset(p, piece.batch, q_begin, query, piece.head * p.group + packed - query * p.group,
-                                          p.out_batch_stride, p.out_row_stride, p.out_head_stride) + channel * p.out_dim_stride;
+    const long long at =
+        tile::row_offset(p, piece.batch, q_begin, query, piece.head * p.group + packed - query * p.group,
+                         p.out_batch_stride, p.out_row_stride, p.out_head_stride) +
+        channel * p.out_dim_stride;
     store_four(p, at, sum);
+  }
+}
+
+// All of it: the block's warps to one result, which is stored as the output, or as the block's part.
+__device__ __forceinline__ void merge_warps(const DecodeParams& p, const Piece& piece, long long q_begin,
+                                            const PartPlace& part, const State& state, unsigned char* shared) {
+  const MergeStats stats(shared);
+  auto* exchange = reinterpret_cast<float*>(shared + Config::kShared.merge);
+  share_stats(state, stats);
+  __syncthreads();
+  for (int row = threadIdx.x; row < Config::kRows; row += Config::kThreads)
+    weigh_row(p, piece, q_begin, part, stats, row);
+  __syncthreads();
+#pragma unroll
+  for (int block = 0; block < Config::kBlocksV; block += Config::kMergeChannels / 16) {
+    if (block != 0) __syncthreads();
+    share_channels(state, stats, exchange, block);
+    __syncthreads();
+    store_channels(p, piece, q_begin, part, exchange, block * 16);
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The packed query rows of a piece: read and rounded once by the block, then kept by each warp as the B operand of the first product.
+// The packed query rows of a piece: read and rounded once by the block, then kept by each warp as the B operand of the
+// first product.
 #pragma once
 
 #include "decode/config.cuh"
@@ -12,17 +13,18 @@ using kernels::Piece;
 
 constexpr float kLog2e = 1.4426950408889634f;
 
-// What a query row is multiplied with before it is rounded to fp16, so that its range fits: a power of two, undone in the scores.
+// What a query row is multiplied with before it is rounded to fp16, so that its range fits: a power of two, undone in
+// the scores.
 __device__ __forceinline__ float query_scale(float largest) {
   const int exponent = static_cast<int>(__float_as_uint(largest) >> 23);
   if (exponent == 0 || exponent >= 255) return 1.0f;
   return __uint_as_float(static_cast<unsigned>(min(262 - exponent, 253)) << 23);
 }
 
-// Writes the rows to shared memory: [part][row] in LayoutQ, and in scales what a raw dot product is to be multiplied with (softmax_scale
-// and log2 e left out). Rows past the piece become zeros.
-__device__ __forceinline__ void store_queries(const DecodeParams& p, const Piece& piece, long long q_begin, unsigned char* rows,
-                                              float* scales) {
+// Writes the rows to shared memory: [part][row] in LayoutQ, and in scales what a raw dot product is to be multiplied
+// with (softmax_scale and log2 e left out). Rows past the piece become zeros.
+__device__ __forceinline__ void store_queries(const DecodeParams& p, const Piece& piece, long long q_begin,
+                                              unsigned char* rows, float* scales) {
   constexpr int kChannelsOfLane = (Config::kBlocksQk * 16 + 31) / 32;
   const int lane = threadIdx.x % 32;
   float k_scale = 1.0f;
@@ -38,7 +40,9 @@ __device__ __forceinline__ void store_queries(const DecodeParams& p, const Piece
 #pragma unroll
     for (int i = 0; i < kChannelsOfLane; ++i) {
       const int d = i * 32 + lane;
-      x[i] = r < piece.num_rows && d < Config::kHeadDimQk ? tile::load_element(Config::kQType, p.q, at + d * p.q_dim_stride) : 0.0f;
+      x[i] = r < piece.num_rows && d < Config::kHeadDimQk
+                 ? tile::load_element(Config::kQType, p.q, at + d * p.q_dim_stride)
+                 : 0.0f;
       largest = fmaxf(largest, fabsf(x[i]));
     }
     float up = 1.0f;
@@ -57,7 +61,8 @@ __device__ __forceinline__ void store_queries(const DecodeParams& p, const Piece
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
         const unsigned rounded = tile::pack<Config::kComputeType>(rest, 0.0f);
-        unsigned char* to = rows + (part * Config::kRows) * Config::LayoutQ::kPitch + Config::LayoutQ::offset(r, place / 8) + place % 8 * 2;
+        unsigned char* to = rows + (part * Config::kRows) * Config::LayoutQ::kPitch +
+                            Config::LayoutQ::offset(r, place / 8) + place % 8 * 2;
         *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(rounded);
         rest -= tile::low_half<Config::kComputeType>(rounded);
       }
@@ -97,7 +102,8 @@ class QueryOperand {
 
  private:
   __device__ __forceinline__ void read(int part, int block, int n, unsigned (&b)[2]) const {
-    ptx::load_matrix_x2(b, base_ + (part * Config::kRows + 8 * n) * Config::LayoutQ::kPitch + (((2 * block + chunk_) ^ twist_) << 4));
+    ptx::load_matrix_x2(
+        b, base_ + (part * Config::kRows + 8 * n) * Config::LayoutQ::kPitch + (((2 * block + chunk_) ^ twist_) << 4));
   }
   static constexpr int kKept = Config::kQueriesInRegisters ? Config::kBlocksQk : 1;
   unsigned kept_[Config::kParts][kKept][Config::kRowTiles][2];

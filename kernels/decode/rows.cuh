@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of a piece as a thread sees them: what they may see and what is added to their scores. A thread holds, of each tile of eight
-// rows, rows 2t and 2t + 1 (t = lane % 4).
+// The rows of a piece as a thread sees them: what they may see and what is added to their scores. A thread holds, of
+// each tile of eight rows, rows 2t and 2t + 1 (t = lane % 4).
 #pragma once
 
 #include "decode/queries.cuh"
@@ -11,9 +11,9 @@ namespace attune::decode {
 struct Rows {
   static constexpr bool kAnyAlibi = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
 
-  int first_position;          // of the sequence's query 0; below 0 where there are more queries than keys
+  int first_position;  // of the sequence's query 0; below 0 where there are more queries than keys
   int num_keys;
-  int low_of_all, high_of_all; // keys that every row sees, of those between the sequence's first_key and end_key
+  int low_of_all, high_of_all;  // keys that every row sees, of those between the sequence's first_key and end_key
   float factor[Config::kRowTiles][2];  // raw dot product to score (softcap: to z, else to base 2)
   float slope[kAnyAlibi ? Config::kRowTiles : 1][2];
 
@@ -21,7 +21,8 @@ struct Rows {
     return piece.row_begin + 8 * n + threadIdx.x % 4 * 2 + e;
   }
 
-  __device__ __forceinline__ void start(const DecodeParams& p, const Piece& piece, const schedule::Sequence& s, const float* scales) {
+  __device__ __forceinline__ void start(const DecodeParams& p, const Piece& piece, const schedule::Sequence& s,
+                                        const float* scales) {
     num_keys = s.num_keys;
     first_position = s.num_keys - s.num_q;
     low_of_all = low(p, first_position + (piece.row_begin + piece.num_rows - 1) / p.group);

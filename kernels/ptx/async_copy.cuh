@@ -9,17 +9,20 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies kBytes (4, 8 or 16) of which the first `valid` are read and the others become zero. valid 0 reads nothing. 16 bytes go past L1.
-// The L2 fetches 128 bytes at a time: rows of a cache are read to their end.
+// Copies kBytes (4, 8 or 16) of which the first `valid` are read and the others become zero. valid 0 reads nothing. 16
+// bytes go past L1. The L2 fetches 128 bytes at a time: rows of a cache are read to their end.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(unsigned shared, const void* global, unsigned valid) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async copies 4, 8 or 16 bytes");
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid)
+                 : "memory");
   } else if constexpr (kBytes == 8) {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(valid) : "memory");
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(valid)
+                 : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid) : "memory");
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid)
+                 : "memory");
   }
 }
 

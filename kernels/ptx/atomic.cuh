@@ -4,7 +4,8 @@
 
 namespace attune::ptx {
 
-// Adds one, or goes back to 0 from `last`; returns what was there. What this thread has seen written is visible to whoever counts later.
+// Adds one, or goes back to 0 from `last`; returns what was there. What this thread has seen written is visible to
+// whoever counts later.
 __device__ __forceinline__ unsigned count_arrival(unsigned* counter, unsigned last) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
@@ -13,7 +14,10 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* counter, unsigned la
 
 __device__ __forceinline__ float4 load_from_l2(const float4* at) {
   float4 x;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(at) : "memory");
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(at)
+               : "memory");
   return x;
 }
 __device__ __forceinline__ float2 load_from_l2(const float2* at) {

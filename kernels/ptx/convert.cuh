@@ -16,7 +16,9 @@ __device__ __forceinline__ unsigned pack_f16(float lo, float hi) {
   return d;
 }
 
-__device__ __forceinline__ float bf16_to_float(unsigned short x) { return __uint_as_float(static_cast<unsigned>(x) << 16); }
+__device__ __forceinline__ float bf16_to_float(unsigned short x) {
+  return __uint_as_float(static_cast<unsigned>(x) << 16);
+}
 __device__ __forceinline__ float f16_to_float(unsigned short x) {
   float d;
   asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(x));

@@ -4,6 +4,8 @@
 
 namespace attune::ptx {
 
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
 // 2^x; subnormal results become 0, NaN stays NaN.
 __device__ __forceinline__ float exp2_approx(float x) {
   float d;

@@ -45,9 +45,11 @@ __device__ __noinline__ void step_in_place(const DecodeParams& p, Share& share) 
   share = s;
 }
 
-// The share of `count` tiles from tile `first` of the line on, which is tile `within` of sequence `batch`, at its first piece.
+// The share of `count` tiles from tile `first` of the line on, which is tile `within` of sequence `batch`, at its first
+// piece.
 template <int kTileKeys, int kBlockRows>
-__device__ __forceinline__ Share start(const DecodeParams& p, long long total, long long first, long long count, int batch, long long within) {
+__device__ __forceinline__ Share start(const DecodeParams& p, long long total, long long first, long long count,
+                                       int batch, long long within) {
   Share s{};
   s.total = total, s.at = first, s.left = count, s.within = within, s.batch = batch;
   if (count <= 0) return s;

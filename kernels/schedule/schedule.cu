@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deals the key tiles of a batch to the blocks of the decode kernel, from lengths on the device, and clears the blocks' counters.
+// Deals the key tiles of a batch to the blocks of the decode kernel, from lengths on the device, and clears the blocks'
+// counters.
 //
 //   tiles(b) = num_heads_kv * row blocks(b) * key tiles(b), total = sum over b
 //   share c  = a run of the line that the tiles of all sequences form one after the other
 //
-// One block, of few threads where the batch is small: latency is all that it costs. Threads sum runs of sequences, a scan places the runs, and then each thread finds the sequences in which its blocks' shares
-// begin: by bisection over the runs, then along one run. One schedule serves every layer that has the same lengths.
+// One block, of few threads where the batch is small: latency is all that it costs. Threads sum runs of sequences, a
+// scan places the runs, and then each thread finds the sequences in which its blocks' shares begin: by bisection over
+// the runs, then along one run. One schedule serves every layer that has the same lengths.
 #include "ptx/grid.cuh"
 #include "schedule/cursor.cuh"
 
@@ -53,7 +55,8 @@ __device__ __forceinline__ void place_runs(const DecodeParams& p, int run, Share
   __syncthreads();
 }
 
-__device__ __forceinline__ Share find_share(const DecodeParams& p, int run, const SharedStorage& shared, const Deal& deal, int block) {
+__device__ __forceinline__ Share find_share(const DecodeParams& p, int run, const SharedStorage& shared,
+                                            const Deal& deal, int block) {
   const long long total = shared.end[Config::kThreads - 1];
   if (block >= deal.blocks) return {};
   const long long first = deal.first_tile(block);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the lengths on the device say about a sequence: its queries, the keys that they may see, and how many tiles of work that is.
+// What the lengths on the device say about a sequence: its queries, the keys that they may see, and how many tiles of
+// work that is.
 #pragma once
 
 #include "decode/decode_params.h"
@@ -32,7 +33,8 @@ __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) 
   const int used = int_at(p.seqused_kv, b);
   s.num_keys = used < 0 ? 0 : p.ring_capacity > 0 ? used : min(used, p.capacity);
 
-  const bool skipped = (p.finished != nullptr && p.finished[b * p.finished_stride] != 0) || (p.skip_decode && s.num_q == 1);
+  const bool skipped =
+      (p.finished != nullptr && p.finished[b * p.finished_stride] != 0) || (p.skip_decode && s.num_q == 1);
   const int rows = s.num_q * p.group;
   s.row_blocks = skipped && !p.zero_finished ? 0 : (rows + kBlockRows - 1) / kBlockRows;
 

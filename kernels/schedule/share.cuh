@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the line of tiles is dealt to the blocks of the decode grid. Pure arithmetic: any block can tell which block has which tile.
+// How the line of tiles is dealt to the blocks of the decode grid. Pure arithmetic: any block can tell which block has
+// which tile.
 #pragma once
 
 #include "schedule/sequence.cuh"
@@ -12,8 +13,8 @@ __device__ __forceinline__ long long divide(long long a, int b) {
   return a / b;
 }
 
-// Every block has `each` tiles, the first `more` blocks one more. With fewer tiles than blocks the last blocks have none, so the parts of
-// a pair always lie in consecutive blocks.
+// Every block has `each` tiles, the first `more` blocks one more. With fewer tiles than blocks the last blocks have
+// none, so the parts of a pair always lie in consecutive blocks.
 struct Deal {
   long long each, more;
   int blocks;  // that have tiles
@@ -23,7 +24,9 @@ struct Deal {
     each = blocks > 0 ? divide(total, blocks) : 0;
     more = total - each * blocks;
   }
-  __device__ __forceinline__ long long first_tile(int block) const { return block * each + min(static_cast<long long>(block), more); }
+  __device__ __forceinline__ long long first_tile(int block) const {
+    return block * each + min(static_cast<long long>(block), more);
+  }
   __device__ __forceinline__ long long num_tiles(int block) const { return each + (block < more ? 1 : 0); }
   __device__ __forceinline__ int block_of(long long tile) const {
     const long long thick = more * (each + 1);

@@ -15,18 +15,23 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 // First row of q of a sequence, where rows of a ragged batch count on.
 __device__ __forceinline__ long long query_begin(const DecodeParams& p, int batch) {
-  return p.cu_seqlens_q.data != nullptr ? schedule::clamp_int(schedule::int_at(p.cu_seqlens_q, batch), 0, p.total_q) : 0;
+  return p.cu_seqlens_q.data != nullptr ? schedule::clamp_int(schedule::int_at(p.cu_seqlens_q, batch), 0, p.total_q)
+                                        : 0;
 }
 
 // Element offset of (sequence, query, head) in a tensor with these strides.
-__device__ __forceinline__ long long row_offset(const DecodeParams& p, int batch, long long q_begin, int query, int head,
-                                                long long batch_stride, long long row_stride, long long head_stride) {
-  return (p.cu_seqlens_q.data != nullptr ? q_begin * row_stride : batch * batch_stride) + query * row_stride + head * head_stride;
+__device__ __forceinline__ long long row_offset(const DecodeParams& p, int batch, long long q_begin, int query,
+                                                int head, long long batch_stride, long long row_stride,
+                                                long long head_stride) {
+  return (p.cu_seqlens_q.data != nullptr ? q_begin * row_stride : batch * batch_stride) + query * row_stride +
+         head * head_stride;
 }
 
-// Stores lse and max_logits of a row with maximum `max` (base 2) and sum `sum`; returns what its output is to be multiplied with.
-__device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, long long q_begin, int query, int head, float max, float sum) {
-  const float infinity = __builtin_huge_valf();
+// Stores lse and max_logits of a row with maximum `max` (base 2) and sum `sum`; returns what its output is to be
+// multiplied with.
+__device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, long long q_begin, int query, int head,
+                                            float max, float sum) {
+  const float infinity = ptx::infinity();
   const bool empty = max == -infinity && sum == 0;
   if (sum != sum && max != infinity) max = sum;  // maxima pass over NaN
   if (p.lse != nullptr) {
@@ -34,7 +39,8 @@ __device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, lo
         empty ? -infinity : (max + log2f(sum)) * kLn2;
   }
   if (p.max_logits != nullptr) {
-    p.max_logits[row_offset(p, batch, q_begin, query, head, p.max_batch_stride, p.max_row_stride, p.max_head_stride)] = max * kLn2;
+    p.max_logits[row_offset(p, batch, q_begin, query, head, p.max_batch_stride, p.max_row_stride, p.max_head_stride)] =
+        max * kLn2;
   }
   if (empty) return 0.0f;
   float factor = 1.0f / sum;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tile of 16 keys in shared memory as the A operand of mma.m16n8k16: K by itself (rows are keys), V transposed (rows are channels).
-// 8-bit elements become fp16 on the way. A 16-byte chunk of them holds 16 channels, so ldmatrix, which moves 16-bit pairs, deals the
-// channels of a block of 16 to other places than it does for 16-bit elements:
+// A tile of 16 keys in shared memory as the A operand of mma.m16n8k16: K by itself (rows are keys), V transposed (rows
+// are channels). 8-bit elements become fp16 on the way. A 16-byte chunk of them holds 16 channels, so ldmatrix, which
+// moves 16-bit pairs, deals the channels of a block of 16 to other places than it does for 16-bit elements:
 //   K: place 2t + e (e < 2) holds channel 4t + e, place 8 + 2t + e holds channel 4t + 2 + e;
 //   V: row g holds channel 2g, row g + 8 holds channel 2g + 1.
 // Queries are stored in the first order, results are read in the second.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of 16-byte chunks in shared memory, placed so that ldmatrix reads eight rows of one chunk column without bank conflicts.
+// Rows of 16-byte chunks in shared memory, placed so that ldmatrix reads eight rows of one chunk column without bank
+// conflicts.
 #pragma once
 
 namespace attune::tile {
@@ -18,13 +19,15 @@ struct RowLayout {
   __device__ static constexpr int twist(int row) { return kSwizzled ? (row >> kShift) & kMask : 0; }
   __device__ static constexpr int offset(int row, int chunk) { return row * kPitch + ((chunk ^ twist(row)) << 4); }
 
-  // Steps from the address of (row, chunk) in a tile that is aligned to 128 bytes, by constants: a logic operation and an immediate.
-  // To (row, chunk ^ step), where chunk has no bit of step.
+  // Steps from the address of (row, chunk) in a tile that is aligned to 128 bytes, by constants: a logic operation and
+  // an immediate. To (row, chunk ^ step), where chunk has no bit of step.
   __device__ static constexpr unsigned chunks_on(unsigned at, int step) {
     return kSwizzled ? (at ^ ((step & kMask) << 4)) + ((step & ~kMask) << 4) : at + (step << 4);
   }
   // To (row + step, chunk), where row is below step, a power of two or a multiple of one.
-  __device__ static constexpr unsigned rows_down(unsigned at, int step) { return (at ^ (twist(step) << 4)) + step * kPitch; }
+  __device__ static constexpr unsigned rows_down(unsigned at, int step) {
+    return (at ^ (twist(step) << 4)) + step * kPitch;
+  }
 };
 
 }  // namespace attune::tile

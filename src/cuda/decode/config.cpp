@@ -18,7 +18,8 @@ constexpr int kMaxStages = 8;
 int64_t row_alignment(const KvPlane& plane, int64_t head_dim) {
   const int64_t size = plane.element_size;
   int64_t unit = std::gcd<int64_t>(16, head_dim * size);
-  for (const int64_t stride : {plane.page_stride, plane.slot_stride, plane.head_stride}) unit = std::gcd(unit, stride * size);
+  for (const int64_t stride : {plane.page_stride, plane.slot_stride, plane.head_stride})
+    unit = std::gcd(unit, stride * size);
   return std::gcd(unit, static_cast<int64_t>(reinterpret_cast<uintptr_t>(plane.data)));  // null: any
 }
 
@@ -41,7 +42,8 @@ int score_bits(const Problem& p) {
 }
 
 Load choose_load(const Problem& p, int64_t alignment) {
-  if (p.cache.k.inner_stride != 1 || p.cache.v.inner_stride != 1 || !p.cache.k.contiguous || !p.cache.v.contiguous || alignment < 4) {
+  if (p.cache.k.inner_stride != 1 || p.cache.v.inner_stride != 1 || !p.cache.k.contiguous || !p.cache.v.contiguous ||
+      alignment < 4) {
     return Load::kElements;
   }
   const bool by_tile = !p.cache.paged || p.cache.page_size % kKeysOfWarp == 0;
@@ -49,40 +51,52 @@ Load choose_load(const Problem& p, int64_t alignment) {
 }
 
 size_t shared_bytes_with(const Config& c, int stages) {
-  return static_cast<size_t>(kernels::shared_layout(c.warps, stages, static_cast<int>(dtype_size(c.kv_dtype)), c.head_dim_qk, c.head_dim_v,
-                                                    c.row_tiles, c.parts, c.token_scales).total);
+  return static_cast<size_t>(kernels::shared_layout(c.warps, stages, static_cast<int>(dtype_size(c.kv_dtype)),
+                                                    c.head_dim_qk, c.head_dim_v, c.row_tiles, c.parts, c.token_scales)
+                                 .total);
 }
 
 // Most stages for the shared memory there is; 0 if not even two fit.
 int stages_that_fit(const Config& c, const DeviceShape& device) {
-  const int64_t most = std::min(device.shared_bytes_per_sm / c.blocks_per_sm - kReservedSharedBytes, device.shared_bytes_per_block);
+  const int64_t most =
+      std::min(device.shared_bytes_per_sm / c.blocks_per_sm - kReservedSharedBytes, device.shared_bytes_per_block);
   int stages = kMaxStages;
   while (stages > 1 && static_cast<int64_t>(shared_bytes_with(c, stages)) > most) --stages;
   return stages >= 2 ? stages : 0;
 }
 
-// Warps and blocks a multiprocessor, by measurement (docs/kernels/decode.md).
-void choose_blocks(const Problem& p, const DeviceShape& device, Config& c) {
+// Warps, blocks a multiprocessor and clusters, by measurement (docs/kernels/decode.md).
+void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_of_rows, bool may_cluster, Config& c) {
+  constexpr int64_t kClusterKeys =
+      16384;  // beyond, the multiprocessors that clusters leave idle cost more than a launch less saves
   constexpr int64_t kShort = 512;  // keys
-  const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
-  const bool light = dtype_size(c.kv_dtype) == 1 && c.row_tiles == 1 && !wide;
+  const int64_t pairs = p.batch * p.heads_kv * blocks_of_rows, sms = device.num_sms;
+  const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128, light = dtype_size(c.kv_dtype) == 1;
+  // As many blocks a pair as there are multiprocessors, up to the 8 that every device takes. Two of these blocks fit
+  // one of them, so that clusters find room in any part of the device and none waits for another.
+  if (may_cluster && !p.cu_q && !p.batch_invariant && p.max_seqlen_kv <= kClusterKeys) {
+    for (const int size : {2, 4, 8}) {
+      if (pairs * size <= sms) c.cluster = size;
+    }
+  }
   c.warps = 4;
-  if (light) {
-    // 8-bit elements halve the bytes but not the arithmetic: more warps hide its latency.
-    c.blocks_per_sm = 3;
-  } else if (p.max_seqlen_kv <= kShort && c.row_tiles == 1 && !wide) {
-    // Short sequences: more of them at a time, less to merge in each.
-    c.warps = 2, c.blocks_per_sm = 4;
-  } else if (p.batch * p.heads_kv < 2 * device.num_sms && c.row_tiles == 1 && !wide) {
-    // Few pairs are split into many parts: fewer, larger ones.
-    c.warps = 8, c.blocks_per_sm = 1;
-  } else {
-    c.blocks_per_sm = 2;
+  c.blocks_per_sm = 2;
+  if (wide) {
+    // registers allow no more
+  } else if (light && c.row_tiles == 1) {
+    c.blocks_per_sm = 3;  // half the bytes but all the arithmetic: more warps hide its latency
+  } else if (c.cluster > 0 || light) {
+    // as above
+  } else if (p.max_seqlen_kv <= kShort && pairs >= 2 * sms && c.row_tiles == 1) {
+    c.warps = 2, c.blocks_per_sm = 4;  // more sequences at a time, less to merge in each
+  } else if (c.row_tiles == 2 || (c.row_tiles == 1 && pairs < 2 * sms)) {
+    c.warps = 8, c.blocks_per_sm = 1;  // fewer, larger parts of each pair
   }
   for (;; --c.blocks_per_sm) {
     c.stages = stages_that_fit(c, device);
-    if (c.stages >= 3 || c.blocks_per_sm == 1) return;
+    if (c.stages >= 3 || c.blocks_per_sm == 1) break;
   }
+  if (c.cluster > 0) c.blocks = static_cast<int>(pairs) * c.cluster;
 }
 
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
@@ -95,17 +109,30 @@ size_t Config::shared_bytes() const { return shared_bytes_with(*this, stages); }
 
 KernelSpec Config::main_kernel() const {
   KernelSpec spec{"decode/decode.cu", "attune_decode", {}, shared_bytes()};
-  spec.defines = {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_Q_TYPE", q_dtype),
-                  define("ATTUNE_KV_TYPE", kv_dtype), define("ATTUNE_OUT_TYPE", out_dtype),
-                  define("ATTUNE_ROW_TILES", row_tiles), define("ATTUNE_PARTS", parts), define("ATTUNE_WARPS", warps),
-                  define("ATTUNE_STAGES", stages), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm),
-                  define("ATTUNE_LOAD", static_cast<int>(load)), define("ATTUNE_COPY_BYTES", copy_bytes),
-                  define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0), define("ATTUNE_SCORE", score)};
+  if (cluster > 0) spec.source = "decode/decode_cluster.cu", spec.entry = "attune_decode_cluster";
+  spec.defines = {define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
+                  define("ATTUNE_HEAD_DIM_V", head_dim_v),
+                  define("ATTUNE_Q_TYPE", q_dtype),
+                  define("ATTUNE_KV_TYPE", kv_dtype),
+                  define("ATTUNE_OUT_TYPE", out_dtype),
+                  define("ATTUNE_ROW_TILES", row_tiles),
+                  define("ATTUNE_PARTS", parts),
+                  define("ATTUNE_WARPS", warps),
+                  define("ATTUNE_STAGES", stages),
+                  define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm),
+                  define("ATTUNE_LOAD", static_cast<int>(load)),
+                  define("ATTUNE_COPY_BYTES", copy_bytes),
+                  define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0),
+                  define("ATTUNE_SCORE", score)};
   return spec;
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {"schedule/schedule.cu", "attune_schedule_decode", {define("ATTUNE_THREADS", schedule_threads), define("ATTUNE_WARPS", warps), define("ATTUNE_ROW_TILES", row_tiles)}, 0};
+  return {"schedule/schedule.cu",
+          "attune_schedule_decode",
+          {define("ATTUNE_THREADS", schedule_threads), define("ATTUNE_WARPS", warps),
+           define("ATTUNE_ROW_TILES", row_tiles)},
+          0};
 }
 
 std::string refusal(const Problem& p) {
@@ -116,7 +143,7 @@ std::string refusal(const Problem& p) {
   return "";
 }
 
-Config choose_config(const Problem& p, const DeviceShape& device) {
+Config choose_config(const Problem& p, const DeviceShape& device, bool may_cluster) {
   Config c;
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.head_dim_v = static_cast<int>(p.head_dim_v);
@@ -124,7 +151,8 @@ Config choose_config(const Problem& p, const DeviceShape& device) {
   c.kv_dtype = p.cache.k.dtype;
   c.out_dtype = p.out.dtype;
   c.parts = parts_of(p.q.dtype, c.kv_dtype);
-  c.token_scales = p.cache.k_scale.mode == KvScale::Mode::kTokenHead || p.cache.v_scale.mode == KvScale::Mode::kTokenHead;
+  c.token_scales =
+      p.cache.k_scale.mode == KvScale::Mode::kTokenHead || p.cache.v_scale.mode == KvScale::Mode::kTokenHead;
   c.score = score_bits(p);
   const int64_t alignment = cache_alignment(p);
   c.load = choose_load(p, alignment);
@@ -134,13 +162,15 @@ Config choose_config(const Problem& p, const DeviceShape& device) {
   const int64_t rows = std::max<int64_t>(1, p.max_seqlen_q) * p.group;
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
   c.row_tiles = rows <= 8 ? 1 : rows <= 16 || wide ? 2 : 4;
-  choose_blocks(p, device, c);
+  const int64_t blocks_of_rows = std::max<int64_t>(1, ceil_div(rows, c.rows()));
+  choose_blocks(p, device, blocks_of_rows, may_cluster, c);
+  if (c.cluster > 0) return c;
   c.schedule_threads = p.batch <= 256 ? 256 : 1024;
 
   // Never more blocks than tiles.
-  const int64_t blocks_of_rows = std::max<int64_t>(1, ceil_div(rows, c.rows()));
   const int64_t tiles_of_pair = std::max<int64_t>(1, ceil_div(p.max_seqlen_kv, c.warps * kKeysOfWarp));
-  const double tiles = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) * static_cast<double>(blocks_of_rows * tiles_of_pair);
+  const double tiles = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) *
+                       static_cast<double>(blocks_of_rows * tiles_of_pair);
   const int most = device.num_sms * c.blocks_per_sm;
   c.blocks = static_cast<int>(std::clamp(tiles, 1.0, static_cast<double>(most)));
   return c;

@@ -26,7 +26,8 @@ struct Config {
   bool token_scales = false;
   int score = 0;
 
-  int blocks = 1;              // of the grid; all of them run at a time
+  int blocks = 1;   // of the grid; all of them run at a time
+  int cluster = 0;  // blocks that share a (sequence, KV head, block of rows); 0: decode.cu, else decode_cluster.cu
   int schedule_threads = 256;  // of the schedule kernel's one block
 
   int rows() const { return 8 * row_tiles; }
@@ -41,11 +42,14 @@ struct DeviceShape {
   int64_t shared_bytes_per_sm = 233472;
   int64_t shared_bytes_per_block = 232448;
 };
-inline DeviceShape device_shape(const DeviceInfo& info) { return {info.num_sms, info.shared_bytes_per_sm, info.shared_bytes_per_block}; }
+inline DeviceShape device_shape(const DeviceInfo& info) {
+  return {info.num_sms, info.shared_bytes_per_sm, info.shared_bytes_per_block};
+}
 
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
 std::string refusal(const Problem& p);
-Config choose_config(const Problem& p, const DeviceShape& device);
+// may_cluster false: not even where it would be best.
+Config choose_config(const Problem& p, const DeviceShape& device, bool may_cluster = true);
 
 // What to_params must find as it was when the configuration was chosen. Throws INVALID_ARGUMENT.
 void check_alignment(const Problem& p, const Config& c);

@@ -12,25 +12,29 @@ using decode::Config;
 
 class DecodePlan final : public KernelPlan {
  public:
-  DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info)
-      : config_(decode::choose_config(p, decode::device_shape(info))),
-        layout_(decode::workspace_layout(config_)) {
-    warm({config_.schedule_kernel(), config_.main_kernel()}, device);
-    schedule_ = &get_kernel(config_.schedule_kernel(), device);
-    main_ = &get_kernel(config_.main_kernel(), device);
+  DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, bool may_cluster) {
+    find_kernels(decode::choose_config(p, decode::device_shape(info), may_cluster), device);
+    // Clusters that do not run all at a time would run one after the other.
+    if (config_.cluster > 0 &&
+        main_->max_active_clusters(static_cast<uint32_t>(config_.cluster), 32 * config_.warps, config_.shared_bytes()) *
+                config_.cluster <
+            config_.blocks) {
+      find_kernels(decode::choose_config(p, decode::device_shape(info), false), device);
+    }
+    layout_ = decode::workspace_layout(config_);
   }
 
   size_t workspace_size() const override { return layout_.total; }
 
   std::string describe() const override {
-    return cat("kernel cuda_decode: ", config_.warps, " warps x 16 keys, ", config_.rows(), " packed rows, ", config_.stages, " stages, ",
-               config_.blocks_per_sm, " blocks a multiprocessor, ", main_->num_regs, " registers, ", config_.shared_bytes(),
-               " bytes of shared memory; ", config_.blocks, " blocks; workspace ", layout_.total,
-               " bytes");
+    return cat("kernel cuda_decode: ", config_.warps, " warps x 16 keys, ", config_.rows(), " packed rows, ",
+               config_.stages, " stages, ", config_.blocks_per_sm, " blocks a multiprocessor, ", main_->num_regs,
+               " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks",
+               config_.cluster > 0 ? " in clusters" : "", "; workspace ", layout_.total, " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
-    if (is_empty(p)) return;
+    if (is_empty(p) || schedule_ == nullptr) return;
     const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
     LaunchConfig launch;
     launch.block[0] = static_cast<uint32_t>(config_.schedule_threads);
@@ -47,12 +51,22 @@ class DecodePlan final : public KernelPlan {
     launch.grid[0] = static_cast<uint32_t>(config_.blocks);
     launch.block[0] = static_cast<uint32_t>(32 * config_.warps);
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
+    if (config_.cluster > 0) launch.cluster[0] = static_cast<uint32_t>(config_.cluster);
     launch.programmatic = true;
     launch.stream = stream;
     launch_kernel(*main_, launch, params);
   }
 
  private:
+  void find_kernels(const Config& config, int32_t device) {
+    config_ = config;
+    std::vector<KernelSpec> specs = {config_.main_kernel()};
+    if (config_.cluster == 0) specs.push_back(config_.schedule_kernel());
+    warm(specs, device);
+    main_ = &get_kernel(specs[0], device);
+    schedule_ = config_.cluster == 0 ? &get_kernel(specs[1], device) : nullptr;
+  }
+
   static bool is_empty(const Problem& p) { return p.batch == 0 || p.total_q == 0 || p.heads_q == 0; }
 
   Config config_;
@@ -61,10 +75,7 @@ class DecodePlan final : public KernelPlan {
   const CompiledKernel* main_ = nullptr;
 };
 
-std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
-  if (const std::string why = decode::refusal(p); !why.empty()) fail(ATTUNE_UNSUPPORTED, "kernel cuda_decode does not take ", why);
-  return std::make_unique<DecodePlan>(p, device, require_device(device));
-}
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) { return make_decode_plan(p, device, true); }
 
 Coverage coverage() {
   Coverage c;
@@ -87,6 +98,12 @@ Coverage coverage() {
 }
 
 }  // namespace
+
+std::unique_ptr<KernelPlan> make_decode_plan(const Problem& p, int32_t device, bool may_cluster) {
+  if (const std::string why = decode::refusal(p); !why.empty())
+    fail(ATTUNE_UNSUPPORTED, "kernel cuda_decode does not take ", why);
+  return std::make_unique<DecodePlan>(p, device, require_device(device), may_cluster);
+}
 
 const Kernel& decode_kernel() {
   static const Kernel kernel{"cuda_decode", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan};

@@ -13,7 +13,8 @@ using kernels::DecodeParams;
 using kernels::IntTable;
 
 IntTable int_table(const IntView& v) {
-  return v ? IntTable{v.data, static_cast<long long>(v.row_stride), static_cast<long long>(v.col_stride)} : IntTable{nullptr, 0, 0};
+  return v ? IntTable{v.data, static_cast<long long>(v.row_stride), static_cast<long long>(v.col_stride)}
+           : IntTable{nullptr, 0, 0};
 }
 
 struct RowStrides {
@@ -39,14 +40,17 @@ kernels::KvPlane to_plane(const KvPlane& v, bool own_table) {
 }
 
 kernels::KvScale to_scale(const KvScale& s) {
-  return {s.data, static_cast<long long>(s.page_stride), static_cast<long long>(s.slot_stride), static_cast<long long>(s.head_stride),
-          static_cast<int>(s.mode)};
+  return {s.data, static_cast<long long>(s.page_stride), static_cast<long long>(s.slot_stride),
+          static_cast<long long>(s.head_stride), static_cast<int>(s.mode)};
 }
 
-int to_int(int64_t x) { return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max())); }
+int to_int(int64_t x) {
+  return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
+}
 
 void fill_rows(const Problem& p, DecodeParams& k) {
-  const RowStrides q = row_strides(p, p.q), out = row_strides(p, p.out), lse = row_strides(p, p.lse), max = row_strides(p, p.max_logits);
+  const RowStrides q = row_strides(p, p.q), out = row_strides(p, p.out), lse = row_strides(p, p.lse),
+                   max = row_strides(p, p.max_logits);
   k.q = reinterpret_cast<const char*>(p.q.data);
   k.q_batch_stride = q.batch, k.q_row_stride = q.row, k.q_head_stride = q.head;
   k.q_dim_stride = p.q.dim_stride;
@@ -74,7 +78,9 @@ void fill_cache(const Problem& p, DecodeParams& k) {
   k.seqused_kv = int_table(p.seqused);
   k.num_pages = c.num_pages;
   k.page_size = to_int(c.page_size);
-  k.page_shift = std::has_single_bit(static_cast<uint64_t>(c.page_size)) ? std::countr_zero(static_cast<uint64_t>(c.page_size)) : -1;
+  k.page_shift = std::has_single_bit(static_cast<uint64_t>(c.page_size))
+                     ? std::countr_zero(static_cast<uint64_t>(c.page_size))
+                     : -1;
   k.capacity = to_int(c.capacity());
   k.ring_capacity = to_int(c.ring_capacity);
   k.paged = c.paged ? 1 : 0;
@@ -114,6 +120,7 @@ void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
   k.num_heads_kv = to_int(p.heads_kv);
   k.group = to_int(p.group);
   k.blocks = c.blocks;
+  k.row_blocks = to_int((std::max<int64_t>(1, p.max_seqlen_q) * p.group + c.rows() - 1) / c.rows());
   k.whole_pairs = p.batch_invariant ? 1 : 0;
 }
 
