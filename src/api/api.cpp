@@ -5,12 +5,11 @@
 #include <string>
 
 #include "attune/attune.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/problem.h"
 #include "core/registry.h"
 #include "core/status.h"
-#include "cpu/cpu_info.h"
-#include "cpu/kernels.h"
 #include "cpu/threads.h"
 
 using attune::cat;
@@ -90,11 +89,6 @@ Problem check_run(const attune_plan* plan, const attune_attention* attention, vo
   return p;
 }
 
-void check_device_only(attune_device device) {
-  require(device.type == ATTUNE_DEVICE_CPU || device.type == ATTUNE_DEVICE_CUDA, "device.type is ", device.type,
-          "; it must be ATTUNE_DEVICE_CPU (0) or ATTUNE_DEVICE_CUDA (1)");
-}
-
 }  // namespace
 
 extern "C" {
@@ -124,7 +118,7 @@ attune_status attune_set_log_callback(attune_log_callback callback, void* user) 
 attune_status attune_device_count(int32_t* count) {
   return guarded([&] {
     require(count != nullptr, "count is null");
-    *count = 1;
+    *count = attune::device_count();
   });
 }
 
@@ -132,12 +126,8 @@ attune_status attune_get_device_info(int32_t i, attune_device_info* info) {
   return guarded([&] {
     require(info != nullptr, "info is null");
     require(info->struct_size == sizeof(*info), "info.struct_size is ", info->struct_size, "; this library needs ", sizeof(*info));
-    require(i == 0, "i is ", i, "; there is 1 device");
-    info->device = {ATTUNE_DEVICE_CPU, 0};
-    copy_text(info->name, sizeof(info->name), attune::cpu::cpu_name());
-    copy_text(info->isa, sizeof(info->isa), attune::cpu::kernels().isa);
-    info->num_units = attune::cpu::num_threads();
-    info->memory_bytes = attune::cpu::memory_bytes();
+    require(i >= 0 && i < attune::device_count(), "i is ", i, "; it must be 0..", attune::device_count() - 1, " (attune_device_count)");
+    attune::describe_device(i, info);
   });
 }
 
@@ -189,9 +179,9 @@ attune_status attune_attention_init(attune_attention* attention, uint64_t struct
 attune_status attune_supported(const attune_attention* attention, attune_device device) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
-    check_device_only(device);
+    attune::check_device_argument(device);
     const Problem p = attune::make_problem(*attention, Data::kOptional);
-    attune::find_kernel(attune::traits_of(p, *attention), device);
+    attune::find_kernel(p, attune::traits_of(p, *attention), device);
   });
 }
 
@@ -200,11 +190,11 @@ attune_status attune_plan_create(const attune_attention* attention, attune_devic
     require(plan != nullptr, "plan is null");
     *plan = nullptr;
     require(attention != nullptr, "attention is null");
-    check_device_only(device);
+    attune::check_device_argument(device);
     const Problem p = attune::make_problem(*attention, Data::kOptional);
     auto out = std::make_unique<attune_plan>();
     out->traits = attune::traits_of(p, *attention);
-    out->kernel = &attune::find_kernel(out->traits, device);
+    out->kernel = &attune::find_kernel(p, out->traits, device);
     out->batch = p.batch;
     out->total_q = p.total_q;
     out->heads_q = p.heads_q;
@@ -270,9 +260,9 @@ attune_status attune_validate(const attune_attention* attention, attune_device d
   (void)stream;
   return guarded([&] {
     require(attention != nullptr, "attention is null");
-    check_device_only(device);
+    attune::check_device_argument(device);
     const Problem p = attune::make_problem(*attention, Data::kRequired);
-    attune::find_kernel(attune::traits_of(p, *attention), device);
+    attune::find_kernel(p, attune::traits_of(p, *attention), device);
     attune::validate_contents(p);
   });
 }

@@ -5,13 +5,12 @@
 #include <vector>
 
 #include "attune/attune.h"
+#include "core/device.h"
+#include "core/dispatch.h"
 #include "core/kv_format.h"
 #include "core/ops.h"
 #include "core/status.h"
 #include "core/tables.h"
-#include "cpu/cache_op.h"
-#include "cpu/merge.h"
-#include "cpu/qkv_prepare.h"
 #include "cpu/threads.h"
 
 using attune::guarded;
@@ -54,11 +53,11 @@ attune_status attune_qkv_prepare_init(attune_qkv_prepare* op, uint64_t struct_si
   return guarded([&] { init_struct("op", op, struct_size); });
 }
 
-attune_status attune_qkv_prepare_run(const attune_qkv_prepare* op, attune_device device, void*) {
+attune_status attune_qkv_prepare_run(const attune_qkv_prepare* op, attune_device device, void* stream) {
   return guarded([&] {
     require(op != nullptr, "op is null");
-    attune::check_op_device(device);
-    attune::cpu::run_qkv_prepare(attune::make_qkv_prepare(*op));
+    attune::check_device(device);
+    attune::run_qkv_prepare(attune::make_qkv_prepare(*op), device, stream);
   });
 }
 
@@ -66,11 +65,11 @@ attune_status attune_merge_init(attune_merge* op, uint64_t struct_size) {
   return guarded([&] { init_struct("op", op, struct_size); });
 }
 
-attune_status attune_merge_run(const attune_merge* op, attune_device device, void*) {
+attune_status attune_merge_run(const attune_merge* op, attune_device device, void* stream) {
   return guarded([&] {
     require(op != nullptr, "op is null");
-    attune::check_op_device(device);
-    attune::cpu::run_merge(attune::make_merge(*op));
+    attune::check_device(device);
+    attune::run_merge(attune::make_merge(*op), device, stream);
   });
 }
 
@@ -78,11 +77,11 @@ attune_status attune_cache_op_init(attune_cache_op* op, uint64_t struct_size) {
   return guarded([&] { init_struct("op", op, struct_size); });
 }
 
-attune_status attune_cache_op_run(const attune_cache_op* op, attune_device device, void*) {
+attune_status attune_cache_op_run(const attune_cache_op* op, attune_device device, void* stream) {
   return guarded([&] {
     require(op != nullptr, "op is null");
-    attune::check_op_device(device);
-    attune::cpu::run_cache_op(attune::make_cache_op(*op));
+    attune::check_device(device);
+    attune::run_cache_op(attune::make_cache_op(*op), device, stream);
   });
 }
 

@@ -156,15 +156,6 @@ const char* cache_op_name(int32_t kind) {
 
 }  // namespace
 
-void check_op_device(attune_device device) {
-  require(device.type == ATTUNE_DEVICE_CPU || device.type == ATTUNE_DEVICE_CUDA, "device.type is ", device.type,
-          "; it must be ATTUNE_DEVICE_CPU (0) or ATTUNE_DEVICE_CUDA (1)");
-  if (device.type == ATTUNE_DEVICE_CUDA) {
-    fail(ATTUNE_DEVICE_ERROR, "device cuda:", device.index, " is not available: this version has no CUDA backend");
-  }
-  require(device.index == 0, "device.index is ", device.index, "; the CPU has only index 0");
-}
-
 int64_t PrepareProblem::first_position(int64_t b) const {
   const int64_t used = seqused ? std::max<int64_t>(seqused(b), 0) : 0;
   return cache && cache.ring_capacity == 0 ? std::min(used, cache.capacity()) : used;

@@ -11,10 +11,6 @@
 
 namespace attune {
 
-// Throws unless the operations run on the device: INVALID_ARGUMENT for nonsense, DEVICE_ERROR where there is no such
-// device.
-void check_op_device(attune_device device);
-
 // uint8 flags [batch]; absent: none is set.
 struct FlagView {
   const uint8_t* data = nullptr;

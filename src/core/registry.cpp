@@ -6,8 +6,10 @@
 #include <cstring>
 #include <limits>
 
+#include "core/device.h"
 #include "core/dtype.h"
 #include "cpu/attention.h"
+#include "cuda/decode/decode.h"
 
 namespace attune {
 namespace {
@@ -28,7 +30,7 @@ constexpr AxisInfo kAxes[kNumAxes] = {
     {"determinism", {"run to run", "batch invariant"}},
 };
 
-const Kernel* const kKernels[] = {&cpu::attention_kernel()};
+const Kernel* const kKernels[] = {&cpu::attention_kernel(), &cuda::decode_kernel()};
 
 uint32_t format_bit(const KvCache& c, int32_t dtype) {
   if (!c.format->plain) return c.format->id == ATTUNE_KV_MLA_656 ? use::kMla656 : use::kMla584;
@@ -176,21 +178,29 @@ std::string Coverage::text() const {
 int kernel_count() { return static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0])); }
 const Kernel& kernel_at(int i) { return *kKernels[i]; }
 
-const Kernel& find_kernel(const Traits& t, attune_device device) {
-  require(device.type == ATTUNE_DEVICE_CPU || device.type == ATTUNE_DEVICE_CUDA, "device.type is ", device.type,
-          "; it must be ATTUNE_DEVICE_CPU (0) or ATTUNE_DEVICE_CUDA (1)");
-  if (device.type == ATTUNE_DEVICE_CUDA) fail(ATTUNE_DEVICE_ERROR, "device cuda:", device.index, " is not available: this version has no CUDA backend");
-  require(device.index == 0, "device.index is ", device.index, "; the CPU has only index 0");
+const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device) {
+  check_device(device);
   const char* forced = std::getenv("ATTUNE_KERNEL");
   const bool any = forced == nullptr || forced[0] == '\0';
   const Kernel* nearest = nullptr;
+  int nearest_distance = 0;
+  std::string nearest_refusal;
   for (const Kernel* k : kKernels) {
     if (k->device_type != device.type || !(any || std::strcmp(forced, k->name) == 0)) continue;
-    if (k->coverage.distance(t) == 0) return *k;
-    if (nearest == nullptr || k->coverage.distance(t) < nearest->coverage.distance(t)) nearest = k;
+    const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
+    const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1);
+    if (distance == 0) return *k;
+    if (nearest == nullptr || distance < nearest_distance) {
+      nearest = k;
+      nearest_distance = distance;
+      nearest_refusal = refusal;
+    }
   }
   if (nearest == nullptr) fail(ATTUNE_UNSUPPORTED, "ATTUNE_KERNEL names ", forced, ", which is no kernel of this device");
-  fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", nearest->name, ", which lacks ", nearest->coverage.difference(t));
+  const std::string missing = nearest->coverage.difference(t);
+  fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", nearest->name, ", which ",
+       missing.empty() ? "" : "lacks " + missing, missing.empty() || nearest_refusal.empty() ? "" : ", and ",
+       nearest_refusal.empty() ? "" : "does not take " + nearest_refusal);
 }
 
 }  // namespace attune

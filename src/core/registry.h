@@ -77,12 +77,15 @@ struct Kernel {
   int32_t device_type;
   Coverage coverage;
   std::unique_ptr<KernelPlan> (*make_plan)(const Problem& p, int32_t device_index);
+  // What of a covered problem the kernel does not take, because the axes cannot say it ("float32 caches"); "" if it
+  // takes it. Null: it takes all.
+  std::string (*refusal)(const Problem& p) = nullptr;
 };
 
 int kernel_count();
 const Kernel& kernel_at(int i);
-// The first row that covers the descriptor on the device; ATTUNE_KERNEL=<name> leaves only that row. Throws UNSUPPORTED with the
-// nearest row and what differs, DEVICE_ERROR where there is no such device.
-const Kernel& find_kernel(const Traits& t, attune_device device);
+// The first row of the device's type that takes the problem; ATTUNE_KERNEL=<name> leaves only that row. Throws
+// UNSUPPORTED with the nearest row and what differs, and as check_device does.
+const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device);
 
 }  // namespace attune

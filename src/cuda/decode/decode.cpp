@@ -106,7 +106,7 @@ std::unique_ptr<KernelPlan> make_decode_plan(const Problem& p, int32_t device, b
 }
 
 const Kernel& decode_kernel() {
-  static const Kernel kernel{"cuda_decode", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan};
+  static const Kernel kernel{"cuda_decode", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan, decode::refusal};
   return kernel;
 }
 

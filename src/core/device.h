@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Devices as the C ABI names them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attune/attune.h"
+
+namespace attune {
+
+// Throws INVALID_ARGUMENT for a device that no machine has, DEVICE_ERROR with the reason where this machine has it not.
+void check_device(attune_device device);
+// The first half alone: type and, on the CPU, index.
+void check_device_argument(attune_device device);
+
+// "cpu", "cuda:0".
+std::string device_name(attune_device device);
+
+// The devices that kernels run on; the CPU first, then usable GPUs in the order of their ordinals.
+int32_t device_count();
+// Entry i of them; i must be in range.
+void describe_device(int32_t i, attune_device_info* info);
+// Lines "name: text" about the CUDA runtime: driver, each GPU and why it cannot be used, bundle, disk cache, compiler.
+std::string describe_cuda();
+
+}  // namespace attune

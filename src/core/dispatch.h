@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations beside attention, sent to the backend of their device.
+#pragma once
+
+#include "core/ops.h"
+
+namespace attune {
+
+// What one backend runs. An operation that it lacks is null.
+struct Operations {
+  void (*merge)(const MergeProblem& op, int32_t device_index, void* stream);
+  void (*qkv_prepare)(const PrepareProblem& op, int32_t device_index, void* stream);
+  void (*cache_op)(const CacheProblem& op, int32_t device_index, void* stream);
+};
+
+// Throw as check_device does; UNSUPPORTED where the device has no kernel for the operation.
+void run_merge(const MergeProblem& op, attune_device device, void* stream);
+void run_qkv_prepare(const PrepareProblem& op, attune_device device, void* stream);
+void run_cache_op(const CacheProblem& op, attune_device device, void* stream);
+
+}  // namespace attune
