@@ -14,6 +14,8 @@
  *   - Sizes and strides are int64, strides count elements. Shapes are written in comments as [outer, ..., inner].
  *   - lse is the natural logarithm, in fp32, without sinks. A row that sees nothing gives out = 0 and lse = max_logits = -inf.
  *   - What a row may not see never reaches it, whatever bytes are there. Table entries past a sequence's end are never read.
+ *   - On CUDA, data and workspace are memory that the device reaches (device, managed or pinned), streams are of the device's
+ *     primary context, and calls only enqueue: nothing is read back and nothing waits, so they may be captured into a graph.
  *   - Contents that only the device knows (lengths, page ids, indices) are masked by attune_run when they are out of range:
  *     a length is clamped to what its tensors hold, a bad page id, index or beam hides the tokens it names. attune_validate
  *     reports the same contents as errors and names the entry.
@@ -89,6 +91,9 @@ typedef struct attune_device_info {
 ATTUNE_API attune_status attune_device_count(int32_t* count);
 /* Describes entry i of the list. Set info->struct_size before the call. */
 ATTUNE_API attune_status attune_get_device_info(int32_t i, attune_device_info* info);
+/* Text about the CUDA runtime, a line each: driver, every GPU and why one is not used, bundle, disk cache, compiler. Writes at
+ * most capacity bytes with the final 0; *needed (may be NULL) gets the size of the whole text. Opens driver and compiler. */
+ATTUNE_API attune_status attune_describe_cuda(char* text, size_t capacity, size_t* needed);
 /* Threads of the CPU backend's pool; 0 restores the default (OMP_NUM_THREADS, else all cores). Plans made later use it. */
 ATTUNE_API attune_status attune_set_num_threads(int32_t num_threads);
 ATTUNE_API attune_status attune_get_num_threads(int32_t* num_threads);
@@ -275,6 +280,9 @@ ATTUNE_API attune_status attune_supported(const attune_attention* attention, att
 /* Chooses a kernel and fixes sizes. Shapes of the tensors are the most that later runs may use: batch, total_q, max lengths. */
 ATTUNE_API attune_status attune_plan_create(const attune_attention* attention, attune_device device, attune_plan** plan);
 ATTUNE_API attune_status attune_plan_destroy(attune_plan* plan); /* NULL is allowed */
+/* Makes sure that plans of these descriptors find their kernels ready: compiles or loads them now, side by side. Blocks, for
+ * seconds where nothing is in the bundle or the disk cache. The first failure is returned after all were tried. */
+ATTUNE_API attune_status attune_warm(const attune_attention* const* attentions, int32_t count, attune_device device);
 /* Bytes of the workspace that every run of this plan needs; it is aligned to 256 bytes. */
 ATTUNE_API attune_status attune_plan_workspace_size(const attune_plan* plan, size_t* bytes);
 /* Human-readable text: kernel, tiles, splits, workspace. Writes at most capacity bytes with the final 0; *needed (may be NULL)

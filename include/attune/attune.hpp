@@ -69,6 +69,15 @@ inline std::vector<attune_device_info> devices() {
   return infos;
 }
 
+// Text about the CUDA runtime, a line each: driver, GPUs, bundle, disk cache, compiler.
+inline std::string describe_cuda() {
+  size_t needed = 0;
+  check(attune_describe_cuda(nullptr, 0, &needed));
+  std::string text(needed, '\0');
+  check(attune_describe_cuda(text.data(), text.size(), &needed));
+  return text.c_str();  // without the final 0
+}
+
 // Every row of the kernel registry.
 inline std::vector<attune_kernel_info> kernels() {
   int32_t count = 0;
@@ -257,6 +266,11 @@ inline Support supported(const attune_attention& attention, attune_device device
 // Reads lengths, tables and indices; throws Error with BAD_DATA for the first wrong entry. For debugging and tests.
 inline void validate(const attune_attention& attention, attune_device device = kCpu, void* stream = nullptr) {
   check(attune_validate(&attention, device, stream));
+}
+
+// Compiles or loads the kernels of later plans, side by side.
+inline void warm(std::span<const attune_attention* const> attentions, attune_device device) {
+  check(attune_warm(attentions.data(), static_cast<int32_t>(attentions.size()), device));
 }
 
 // Workspace in host memory. For other devices pass a pointer of that device to Plan::run.

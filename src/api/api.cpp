@@ -10,7 +10,9 @@
 #include "core/problem.h"
 #include "core/registry.h"
 #include "core/status.h"
+#include "core/warm.h"
 #include "cpu/threads.h"
+#include "cuda/host_tables.h"
 
 using attune::cat;
 using attune::Data;
@@ -22,6 +24,7 @@ using attune::require;
 // The largest sizes that the workspace of the plan was made for.
 struct attune_plan {
   const attune::Kernel* kernel;
+  attune_device device;
   attune::Traits traits;
   int64_t batch, total_q, heads_q, heads_kv, dense_rows, max_seqlen_q, topk;
   int64_t t5_num_buckets, t5_max_distance;
@@ -37,6 +40,12 @@ void copy_text(char* to, size_t capacity, const std::string& from) {
   const size_t n = std::min(capacity - 1, from.size());
   std::memcpy(to, from.data(), n);
   to[n] = '\0';
+}
+
+void return_text(const std::string& from, char* text, size_t capacity, size_t* needed) {
+  require(text != nullptr || capacity == 0, "text is null, but capacity is ", capacity);
+  if (needed != nullptr) *needed = from.size() + 1;
+  if (capacity > 0) copy_text(text, capacity, from);
 }
 
 // Names the first thing that a run asks for and the plan was not made for.
@@ -86,6 +95,11 @@ Problem check_run(const attune_plan* plan, const attune_attention* attention, vo
   Problem p = attune::make_problem(*attention, Data::kRequired);
   check_fits(*plan, p, attune::traits_of(p, *attention));
   check_workspace(*plan, workspace, bytes);
+  if (plan->device.type == ATTUNE_DEVICE_CUDA) {
+    // The usual mistake is to pass the host's memory throughout, which would end the context. attune_validate checks all.
+    attune::cuda::check_reachable("workspace", workspace, plan->device.index);
+    attune::cuda::check_reachable("q.data", p.q.data, plan->device.index);
+  }
   return p;
 }
 
@@ -129,6 +143,10 @@ attune_status attune_get_device_info(int32_t i, attune_device_info* info) {
     require(i >= 0 && i < attune::device_count(), "i is ", i, "; it must be 0..", attune::device_count() - 1, " (attune_device_count)");
     attune::describe_device(i, info);
   });
+}
+
+attune_status attune_describe_cuda(char* text, size_t capacity, size_t* needed) {
+  return guarded([&] { return_text(attune::describe_cuda(), text, capacity, needed); });
 }
 
 attune_status attune_set_num_threads(int32_t num_threads) {
@@ -195,6 +213,7 @@ attune_status attune_plan_create(const attune_attention* attention, attune_devic
     auto out = std::make_unique<attune_plan>();
     out->traits = attune::traits_of(p, *attention);
     out->kernel = &attune::find_kernel(p, out->traits, device);
+    out->device = device;
     out->batch = p.batch;
     out->total_q = p.total_q;
     out->heads_q = p.heads_q;
@@ -214,6 +233,14 @@ attune_status attune_plan_destroy(attune_plan* plan) {
   return guarded([&] { delete plan; });
 }
 
+attune_status attune_warm(const attune_attention* const* attentions, int32_t count, attune_device device) {
+  return guarded([&] {
+    require(count >= 0, "count is ", count, "; it must be >= 0");
+    require(attentions != nullptr || count == 0, "attentions is null, but count is ", count);
+    attune::warm_kernels({attentions, static_cast<size_t>(count)}, device);
+  });
+}
+
 attune_status attune_plan_workspace_size(const attune_plan* plan, size_t* bytes) {
   return guarded([&] {
     require(plan != nullptr, "plan is null");
@@ -225,10 +252,7 @@ attune_status attune_plan_workspace_size(const attune_plan* plan, size_t* bytes)
 attune_status attune_plan_describe(const attune_plan* plan, char* text, size_t capacity, size_t* needed) {
   return guarded([&] {
     require(plan != nullptr, "plan is null");
-    require(text != nullptr || capacity == 0, "text is null, but capacity is ", capacity);
-    const std::string description = plan->impl->describe();
-    if (needed != nullptr) *needed = description.size() + 1;
-    if (capacity > 0) copy_text(text, capacity, description);
+    return_text(plan->impl->describe(), text, capacity, needed);
   });
 }
 
@@ -257,13 +281,14 @@ attune_status attune_run_scheduled(const attune_plan* plan, const attune_attenti
 }
 
 attune_status attune_validate(const attune_attention* attention, attune_device device, void* stream) {
-  (void)stream;
   return guarded([&] {
     require(attention != nullptr, "attention is null");
     attune::check_device_argument(device);
     const Problem p = attune::make_problem(*attention, Data::kRequired);
     attune::find_kernel(p, attune::traits_of(p, *attention), device);
-    attune::validate_contents(p);
+    if (device.type == ATTUNE_DEVICE_CPU) return attune::validate_contents(p);
+    attune::cuda::check_reachable(*attention, device.index);
+    attune::validate_contents(attune::cuda::HostTables(p, device.index, stream).problem());
   });
 }
 

@@ -44,6 +44,7 @@ enum class DeviceAttribute : int32_t {
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
   kMaxSharedMemoryPerMultiprocessor = 81,
+  kPageableMemoryAccess = 88,
   kMaxSharedMemoryPerBlockOptin = 97,
   kReservedSharedMemoryPerBlock = 111
 };

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels made ready before they are planned.
+#pragma once
+
+#include <span>
+
+#include "attune/attune.h"
+
+namespace attune {
+
+// Plans each descriptor once, several at a time; the device's backend keeps what that loads. The first failure, with
+// the index of its descriptor, is thrown after all were tried.
+void warm_kernels(std::span<const attune_attention* const> attentions, attune_device device);
+
+}  // namespace attune

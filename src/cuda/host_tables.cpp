@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/host_tables.h"
+
+#include <cstddef>
+
+#include "core/status.h"
+#include "cuda/device.h"
+
+namespace attune::cuda {
+namespace {
+
+struct Field {
+  const char* name;
+  size_t offset;
+};
+#define ATTUNE_FIELD(field) \
+  { #field, offsetof(attune_attention, field) }
+// Every tensor of the descriptor.
+constexpr Field kFields[] = {
+    ATTUNE_FIELD(q),
+    ATTUNE_FIELD(cu_seqlens_q),
+    ATTUNE_FIELD(k),
+    ATTUNE_FIELD(v),
+    ATTUNE_FIELD(cu_seqlens_kv),
+    ATTUNE_FIELD(cache.k),
+    ATTUNE_FIELD(cache.v),
+    ATTUNE_FIELD(cache.k_scale),
+    ATTUNE_FIELD(cache.v_scale),
+    ATTUNE_FIELD(cache.page_table),
+    ATTUNE_FIELD(cache.v_page_table),
+    ATTUNE_FIELD(cache.batch_index),
+    ATTUNE_FIELD(seqused_kv),
+    ATTUNE_FIELD(indices),
+    ATTUNE_FIELD(topk_length),
+    ATTUNE_FIELD(extra_cache.k),
+    ATTUNE_FIELD(extra_cache.v),
+    ATTUNE_FIELD(extra_cache.k_scale),
+    ATTUNE_FIELD(extra_cache.v_scale),
+    ATTUNE_FIELD(extra_cache.page_table),
+    ATTUNE_FIELD(extra_cache.v_page_table),
+    ATTUNE_FIELD(extra_cache.batch_index),
+    ATTUNE_FIELD(extra_indices),
+    ATTUNE_FIELD(extra_topk_length),
+    ATTUNE_FIELD(cache_indirection),
+    ATTUNE_FIELD(beam_prompt_length),
+    ATTUNE_FIELD(mask_bits),
+    ATTUNE_FIELD(mask_start),
+    ATTUNE_FIELD(bidirectional_ranges),
+    ATTUNE_FIELD(finished),
+    ATTUNE_FIELD(alibi_slopes),
+    ATTUNE_FIELD(bias),
+    ATTUNE_FIELD(new_token_bias),
+    ATTUNE_FIELD(t5_bias),
+    ATTUNE_FIELD(sinks),
+    ATTUNE_FIELD(prologue.qkv_scale),
+    ATTUNE_FIELD(prologue.q_bias),
+    ATTUNE_FIELD(prologue.k_bias),
+    ATTUNE_FIELD(prologue.v_bias),
+    ATTUNE_FIELD(prologue.ia3_k),
+    ATTUNE_FIELD(prologue.ia3_v),
+    ATTUNE_FIELD(prologue.ia3_task),
+    ATTUNE_FIELD(prologue.rope_cos_sin),
+    ATTUNE_FIELD(prologue.rope_table_index),
+    ATTUNE_FIELD(prologue.positions),
+    ATTUNE_FIELD(prologue.logn),
+    ATTUNE_FIELD(out),
+    ATTUNE_FIELD(out_scale),
+    ATTUNE_FIELD(lse),
+    ATTUNE_FIELD(max_logits),
+};
+#undef ATTUNE_FIELD
+
+const attune_tensor& tensor_at(const attune_attention& a, const Field& field) {
+  return *reinterpret_cast<const attune_tensor*>(reinterpret_cast<const std::byte*>(&a) + field.offset);
+}
+
+// Whether the device reads memory that nobody registered, as on Grace Hopper.
+bool reaches_all_memory(int32_t ordinal) {
+  const Driver& d = require_driver();
+  Ordinal device = 0;
+  int32_t value = 0;
+  check(d.cuDeviceGet(&device, ordinal), "cuDeviceGet");
+  check(d.cuDeviceGetAttribute(&value, DeviceAttribute::kPageableMemoryAccess, device), "cuDeviceGetAttribute");
+  return value != 0;
+}
+
+}  // namespace
+
+void check_reachable(const char* name, const void* data, int32_t device) {
+  if (data == nullptr) return;
+  const ScopedContext context(device);
+  int32_t type = 0;
+  const Result result = require_driver().cuPointerGetAttribute(&type, PointerAttribute::kMemoryType,
+                                                               reinterpret_cast<DevicePointer>(data));
+  if (result == kSuccess && type != 0) return;
+  if (reaches_all_memory(device)) return;
+  fail(ATTUNE_INVALID_ARGUMENT, name, " is not memory that CUDA device ", device,
+       " can reach; it must be device, managed or pinned memory");
+}
+
+void check_reachable(const attune_attention& a, int32_t device) {
+  for (const Field& field : kFields) {
+    const attune_tensor& t = tensor_at(a, field);
+    if (present(t)) check_reachable(cat(field.name, ".data").c_str(), t.data, device);
+  }
+}
+
+// Copies views into host memory of their own and points them there.
+class HostTables::Copier {
+ public:
+  Copier(HostTables& to, int32_t device, void* stream)
+      : to_(to), driver_(require_driver()), context_(device), stream_(static_cast<StreamHandle>(stream)) {
+    check(driver_.cuStreamSynchronize(stream_), "waiting for the stream");
+  }
+
+  void table(IntView& v) {
+    if (!v || v.cols == 0) return;
+    v.data = rows(v.data, v.rows, v.rows > 1 ? v.row_stride : 0, (v.cols - 1) * v.col_stride + 1, v.row_stride);
+  }
+  void list(SparseList& s, int64_t num_rows, int64_t num_heads) {
+    if (s.indices != nullptr && s.topk > 0 && num_rows > 0) {
+      const int64_t heads = s.head_stride != 0 ? num_heads : 1;
+      const int64_t extent = (heads - 1) * s.head_stride + (s.topk - 1) * s.entry_stride + 1;
+      s.indices = rows(s.indices, num_rows, s.row_stride, extent, s.row_stride);
+    }
+    table(s.length);
+  }
+  void flags(const uint8_t*& data, int64_t& stride, int64_t count) {
+    if (data == nullptr || count == 0) return;
+    to_.flags_.resize(static_cast<size_t>((count - 1) * stride + 1));
+    copy(to_.flags_.data(), data, to_.flags_.size());
+    data = to_.flags_.data();
+  }
+
+ private:
+  // num_rows rows of `extent` elements, `stride` apart. Dense on the host, or, where rows overlap, as they were.
+  const int32_t* rows(const int32_t* from, int64_t num_rows, int64_t stride, int64_t extent, int64_t& new_stride) {
+    const bool apart = num_rows > 1 && stride > extent;
+    const int64_t count = apart ? num_rows * extent : (num_rows - 1) * stride + extent;
+    std::vector<int32_t>& host = to_.tables_.emplace_back(static_cast<size_t>(count));
+    if (!apart) {
+      copy(host.data(), from, host.size() * sizeof(int32_t));
+      return host.data();
+    }
+    for (int64_t i = 0; i < num_rows; ++i) {
+      copy(host.data() + i * extent, from + i * stride, static_cast<size_t>(extent) * sizeof(int32_t));
+    }
+    new_stride = extent;
+    return host.data();
+  }
+  void copy(void* to, const void* from, size_t bytes) {
+    check(driver_.cuMemcpyDtoHAsync(to, reinterpret_cast<DevicePointer>(from), bytes, stream_), "copying a table");
+    check(driver_.cuStreamSynchronize(stream_), "copying a table");
+  }
+
+  HostTables& to_;
+  const Driver& driver_;
+  const ScopedContext context_;
+  StreamHandle stream_;
+};
+
+HostTables::HostTables(const Problem& p, int32_t device, void* stream) : problem_(p) {
+  Problem& h = problem_;
+  Copier copy(*this, device, stream);
+  for (IntView* v : {&h.cu_q, &h.cu_kv, &h.seqused, &h.cache.page_table, &h.cache.v_page_table, &h.cache.batch_index,
+                     &h.cache_indirection, &h.beam_prompt_length, &h.prologue.ia3_task, &h.prologue.rope_table_index,
+                     &h.prologue.positions}) {
+    copy.table(*v);
+  }
+  copy.list(h.list, h.total_q, h.heads_kv);
+  copy.list(h.extra_list, h.total_q, h.heads_kv);
+  copy.flags(h.finished, h.finished_stride, h.batch);
+}
+
+}  // namespace attune::cuda

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Case data in the memory of a GPU. Header only: who includes it links src/cuda (attune_objects or attune_cuda_host).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+
+#include "cases/memory.h"
+#include "cuda/device.h"
+#include "cuda/memory.h"
+
+namespace attune::cases {
+
+// Copies wait for everything on the device, so that runs on any stream may come between them.
+class CudaMemory final : public Memory {
+ public:
+  // Throws attune::Failure where there is no such device.
+  explicit CudaMemory(int32_t device) : stream_(device) {}
+
+  attune_device device() const override { return {ATTUNE_DEVICE_CUDA, stream_.device()}; }
+  void* allocate(size_t bytes) override {
+    cuda::DeviceMemory memory(stream_.device(), bytes > 0 ? bytes : 1);
+    void* data = memory.data();
+    blocks_.emplace(data, std::move(memory));
+    return data;
+  }
+  void release(void* data) noexcept override { blocks_.erase(data); }
+  void upload(void* device, const void* host, size_t bytes) override {
+    synchronize();
+    cuda::copy_to_device(stream_, device, host, bytes);
+  }
+  void download(void* host, const void* device, size_t bytes) override {
+    synchronize();
+    cuda::copy_to_host(stream_, host, device, bytes);
+  }
+  // Waits for all streams of the device; throws what went wrong in kernels.
+  void synchronize() const {
+    const cuda::ScopedContext context(stream_.device());
+    cuda::check(cuda::require_driver().cuCtxSynchronize(), "waiting for the device");
+  }
+  const cuda::Stream& stream() const { return stream_; }
+
+ private:
+  cuda::Stream stream_;
+  std::unordered_map<void*, cuda::DeviceMemory> blocks_;
+};
+
+}  // namespace attune::cases

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI on CUDA. What it says where there is no GPU is tested on any machine; the rest needs one.
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <cstdlib>
+
+#include "cases/cuda_memory.h"
+#include "core/device.h"
+#include "core/registry.h"
+#include "cuda/decode/decode.h"
+#include "support.h"
+
+namespace attune::tests {
+namespace {
+
+using testing::HasSubstr;
+constexpr attune_device kGpu = {ATTUNE_DEVICE_CUDA, 0};
+constexpr attune_device kNoGpu = {ATTUNE_DEVICE_CUDA, 99};
+
+constexpr char kDecode[] =
+    R"({"name": "decode", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+    "seqlens_kv": [3000, 0, 17, 900]})";
+
+// Status and message of a call.
+struct Answer {
+  attune_status status;
+  std::string message;
+};
+Answer answer(attune_status status) { return {status, status == ATTUNE_OK ? "" : attune_last_error()}; }
+
+std::string describe() {
+  size_t needed = 0;
+  EXPECT_ATTUNE_OK(attune_describe_cuda(nullptr, 0, &needed));
+  std::string text(needed, '\0');
+  EXPECT_ATTUNE_OK(attune_describe_cuda(text.data(), needed, &needed));
+  EXPECT_EQ(text.size(), needed);
+  return text.c_str();
+}
+
+TEST(CudaApi, EveryCallGivesTheSameReasonForAMissingDevice) {
+  cases::Problem problem(make_case(kDecode));
+  const attune_attention& a = problem.host();
+  const attune_attention* list[] = {&a};
+  attune_plan* plan = nullptr;
+  attune_merge merge;
+  attune_cache_op cache_op;
+  attune_qkv_prepare prepare;
+  ASSERT_ATTUNE_OK(attune_merge_init(&merge, sizeof(merge)));
+  ASSERT_ATTUNE_OK(attune_cache_op_init(&cache_op, sizeof(cache_op)));
+  ASSERT_ATTUNE_OK(attune_qkv_prepare_init(&prepare, sizeof(prepare)));
+  const Answer first = answer(attune_supported(&a, kNoGpu));
+  EXPECT_EQ(first.status, ATTUNE_DEVICE_ERROR);
+  EXPECT_THAT(first.message, HasSubstr("device cuda:99 is not available: "));
+  for (const Answer& other :
+       {answer(attune_plan_create(&a, kNoGpu, &plan)), answer(attune_validate(&a, kNoGpu, nullptr)),
+        answer(attune_merge_run(&merge, kNoGpu, nullptr)), answer(attune_cache_op_run(&cache_op, kNoGpu, nullptr)),
+        answer(attune_qkv_prepare_run(&prepare, kNoGpu, nullptr)), answer(attune_warm(list, 1, kNoGpu))}) {
+    EXPECT_EQ(other.status, first.status);
+    EXPECT_EQ(other.message, first.message);
+  }
+}
+
+TEST(CudaApi, DescribesTheRuntimeOnAnyMachine) {
+  const std::string text = describe();
+  for (const char* line : {"driver: ", "bundle: ", "disk cache: ", "compiler: "}) EXPECT_THAT(text, HasSubstr(line));
+  char small[8];
+  EXPECT_ATTUNE_OK(attune_describe_cuda(small, sizeof(small), nullptr));
+  EXPECT_EQ(std::string(small), text.substr(0, 7));
+  EXPECT_EQ(answer(attune_describe_cuda(nullptr, 1, nullptr)).status, ATTUNE_INVALID_ARGUMENT);
+}
+
+TEST(CudaApi, WarmsTheCpuAndNamesTheDescriptorThatFails) {
+  cases::Problem problem(make_case(kDecode));
+  attune_attention bad = problem.host();
+  bad.softcap = -1;
+  const attune_attention* list[] = {&problem.host(), &bad, nullptr};
+  EXPECT_ATTUNE_OK(attune_warm(list, 1, kCpu));
+  EXPECT_ATTUNE_OK(attune_warm(nullptr, 0, kCpu));
+  const Answer failed = answer(attune_warm(list, 3, kCpu));
+  EXPECT_EQ(failed.status, ATTUNE_INVALID_ARGUMENT);
+  EXPECT_THAT(failed.message, HasSubstr("attentions[1]: softcap"));
+  EXPECT_EQ(answer(attune_warm(nullptr, 1, kCpu)).status, ATTUNE_INVALID_ARGUMENT);
+  EXPECT_EQ(answer(attune_warm(list, -1, kCpu)).status, ATTUNE_INVALID_ARGUMENT);
+}
+
+// What the axes cannot say is refused by the kernel itself, in its own words.
+TEST(CudaApi, TheDecodeKernelRefusesWhatItsRowCannotSay) {
+  const Kernel& kernel = cuda::decode_kernel();
+  ASSERT_NE(kernel.refusal, nullptr);
+  cases::Problem problem(make_case(
+      R"({"name": "odd", "heads": [4, 2], "head_dim": [20, 20], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5]})"));
+  const Problem p = make_problem(problem.host(), Data::kRequired);
+  EXPECT_NE(kernel.refusal(p), "");
+}
+
+class CudaApiOnDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = cuda::why_no_device(); !why.empty()) GTEST_SKIP() << why;
+    if (!cuda::devices()[0].usable()) GTEST_SKIP() << cuda::devices()[0].why_not;
+    memory_ = std::make_unique<cases::CudaMemory>(0);
+  }
+  std::unique_ptr<cases::CudaMemory> memory_;
+};
+
+TEST_F(CudaApiOnDevice, ListsTheDevice) {
+  int32_t count = 0;
+  ASSERT_ATTUNE_OK(attune_device_count(&count));
+  ASSERT_GE(count, 2);
+  attune_device_info info{};
+  info.struct_size = sizeof(info);
+  ASSERT_ATTUNE_OK(attune_get_device_info(1, &info));
+  EXPECT_EQ(info.device.type, ATTUNE_DEVICE_CUDA);
+  EXPECT_EQ(info.num_units, cuda::devices()[static_cast<size_t>(info.device.index)].num_sms);
+  EXPECT_STREQ(info.isa, "sm_90a");
+  EXPECT_THAT(describe(), HasSubstr(info.name));
+  EXPECT_EQ(answer(attune_get_device_info(count, &info)).status, ATTUNE_INVALID_ARGUMENT);
+}
+
+TEST_F(CudaApiOnDevice, RunsAndMatchesTheOracle) {
+  EXPECT_EQ(cases::run_case(make_case(kDecode), *memory_).failure, "");
+}
+
+TEST_F(CudaApiOnDevice, SaysWhatNoKernelCovers) {
+  cases::Problem dense(make_case(R"({"name": "prefill", "heads": [4, 2], "seqlens_q": [20], "dtype": "bf16"})"),
+                       *memory_);
+  const attune_attention a = dense.device();
+  const Answer refused = answer(attune_supported(&a, kGpu));
+  EXPECT_EQ(refused.status, ATTUNE_UNSUPPORTED);
+  EXPECT_THAT(refused.message, HasSubstr("the nearest is cuda_decode, which lacks KV source: dense"));
+
+  cases::Problem odd(make_case(R"({"name": "odd", "heads": [4, 2], "head_dim": [20, 20], "dtype": "bf16", "kv": "paged",
+      "seqlens_kv": [5]})"),
+                     *memory_);
+  const attune_attention b = odd.device();
+  const Answer too = answer(attune_supported(&b, kGpu));
+  EXPECT_EQ(too.status, ATTUNE_UNSUPPORTED);
+  EXPECT_THAT(too.message, HasSubstr("cuda_decode, which does not take head dims"));
+}
+
+TEST_F(CudaApiOnDevice, ForcesAKernelByName) {
+  cases::Problem problem(make_case(kDecode), *memory_);
+  const attune_attention a = problem.device();
+  setenv("ATTUNE_KERNEL", "cuda_decode", 1);
+  const attune_status forced = attune_supported(&a, kGpu);
+  setenv("ATTUNE_KERNEL", "no_such_kernel", 1);
+  const attune_status unknown = attune_supported(&a, kGpu);
+  unsetenv("ATTUNE_KERNEL");
+  EXPECT_EQ(forced, ATTUNE_OK);
+  EXPECT_EQ(unknown, ATTUNE_UNSUPPORTED);
+}
+
+// A plan, its workspace on the device, and a stream of the caller's.
+struct DeviceRun {
+  explicit DeviceRun(cases::CudaMemory& memory, const attune_attention& a) : stream(0) {
+    EXPECT_ATTUNE_OK(attune_plan_create(&a, kGpu, &plan));
+    EXPECT_ATTUNE_OK(attune_plan_workspace_size(plan, &bytes));
+    workspace = std::make_unique<cases::Workspace>(memory, bytes);
+  }
+  ~DeviceRun() { attune_plan_destroy(plan); }
+  void* data() const { return workspace->buffer.device(); }
+
+  cuda::Stream stream;
+  attune_plan* plan = nullptr;
+  size_t bytes = 0;
+  std::unique_ptr<cases::Workspace> workspace;
+};
+
+TEST_F(CudaApiOnDevice, RunsOnTheCallersStreamAndInsideACapture) {
+  cases::Problem problem(make_case(kDecode), *memory_);
+  const cases::Expected expected = cases::evaluate(problem);
+  const attune_attention a = problem.device();
+  DeviceRun run(*memory_, a);
+  {
+    const cuda::Graph graph(
+        run.stream, [&] { EXPECT_ATTUNE_OK(attune_run(run.plan, &a, run.data(), run.bytes, run.stream.handle())); });
+    graph.replay(run.stream);
+    run.stream.synchronize();
+  }
+  EXPECT_EQ(cases::compare(problem, expected).failure, "");
+  problem.arena().upload();
+  EXPECT_ATTUNE_OK(attune_schedule(run.plan, &a, run.data(), run.bytes, run.stream.handle()));
+  EXPECT_ATTUNE_OK(attune_run_scheduled(run.plan, &a, run.data(), run.bytes, run.stream.handle()));
+  run.stream.synchronize();
+  EXPECT_EQ(cases::compare(problem, expected).failure, "");
+}
+
+TEST_F(CudaApiOnDevice, RefusesHostMemory) {
+  cases::Problem problem(make_case(kDecode), *memory_);
+  attune_attention a = problem.device();
+  DeviceRun run(*memory_, a);
+  alignas(256) std::byte on_host[256];
+  const Answer workspace = answer(attune_run(run.plan, &a, on_host, run.bytes, run.stream.handle()));
+  EXPECT_EQ(workspace.status, ATTUNE_INVALID_ARGUMENT);
+  EXPECT_THAT(workspace.message, HasSubstr("workspace is not memory that CUDA device 0 can reach"));
+  const attune_attention good_before = a;
+  a.q = problem.host().q;
+  EXPECT_THAT(answer(attune_run(run.plan, &a, run.data(), run.bytes, run.stream.handle())).message,
+              HasSubstr("q.data"));
+  EXPECT_ATTUNE_OK(attune_validate(&good_before, kGpu, nullptr));
+  // attune_validate finds each of them.
+  const attune_attention good = problem.device();
+  attune_attention copy = good;
+  const auto tensors = cases::tensors_of(copy);
+  int found = 0;
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor->dtype == ATTUNE_DTYPE_NONE) continue;
+    void* kept = tensor->data;
+    tensor->data = on_host;
+    const Answer refused = answer(attune_validate(&copy, kGpu, nullptr));
+    tensor->data = kept;
+    EXPECT_EQ(refused.status, ATTUNE_INVALID_ARGUMENT) << name;
+    EXPECT_THAT(refused.message, HasSubstr(std::string(name) + ".data is not memory")) << name;
+    ++found;
+  }
+  EXPECT_GE(found, 6);
+}
+
+// Contents on the device: the same errors as on the CPU.
+TEST_F(CudaApiOnDevice, ValidateReadsTheTablesFromTheDevice) {
+  cases::Problem problem(make_case(kDecode), *memory_);
+  const attune_attention a = problem.device();
+  EXPECT_ATTUNE_OK(attune_validate(&a, kGpu, nullptr));
+  const auto spoil = [&](void* host, int32_t value) {
+    int32_t kept = 0;
+    std::memcpy(&kept, host, sizeof(kept));
+    memory_->upload(problem.arena().device_pointer(host), &value, sizeof(value));
+    const Answer bad = answer(attune_validate(&a, kGpu, nullptr));
+    memory_->upload(problem.arena().device_pointer(host), &kept, sizeof(kept));
+    EXPECT_EQ(bad.status, ATTUNE_BAD_DATA);
+    return bad.message;
+  };
+  EXPECT_THAT(spoil(cases::element_at(problem.host().cache.page_table, {3, 2}), -7),
+              HasSubstr("cache.page_table[3][2] is -7"));
+  EXPECT_THAT(spoil(cases::element_at(problem.host().seqused_kv, {2}), 1 << 30),
+              HasSubstr("seqused_kv[2] is 1073741824"));
+  EXPECT_ATTUNE_OK(attune_validate(&a, kGpu, nullptr));
+}
+
+TEST_F(CudaApiOnDevice, WarmedPlansAreQuick) {
+  cases::Problem problem(make_case(kDecode), *memory_);
+  const attune_attention a = problem.device();
+  const attune_attention* list[] = {&a, &a};
+  EXPECT_ATTUNE_OK(attune_warm(list, 2, kGpu));
+  const auto start = std::chrono::steady_clock::now();
+  attune_plan* plan = nullptr;
+  ASSERT_ATTUNE_OK(attune_plan_create(&a, kGpu, &plan));
+  attune_plan_destroy(plan);
+  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
+  RecordProperty("plan_ms", std::to_string(elapsed.count()));
+  EXPECT_LT(elapsed.count(), 20);
+}
+
+// CPU time of a run: argument checks and launches.
+TEST_F(CudaApiOnDevice, ARunTakesMicroseconds) {
+  cases::Problem problem(make_case(kDecode), *memory_);
+  const attune_attention a = problem.device();
+  DeviceRun run(*memory_, a);
+  constexpr int kRuns = 200;
+  double best = 1e9;
+  for (int round = 0; round < 5; ++round) {
+    run.stream.synchronize();
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < kRuns; ++i) attune_run(run.plan, &a, run.data(), run.bytes, run.stream.handle());
+    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - start;
+    best = std::min(best, elapsed.count() / kRuns);
+  }
+  std::printf("attune_run: %.2f us of CPU time\n", best);
+  EXPECT_LT(best, 30);
+}
+
+}  // namespace
+}  // namespace attune::tests
