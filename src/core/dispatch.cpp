@@ -6,6 +6,7 @@
 #include "cpu/cache_op.h"
 #include "cpu/merge.h"
 #include "cpu/qkv_prepare.h"
+#include "cuda/ops/ops.h"
 
 namespace attune {
 namespace {
@@ -18,9 +19,7 @@ void on_cpu(const Problem& op, int32_t, void*) {
 
 constexpr Operations kCpu = {on_cpu<MergeProblem, cpu::run_merge>, on_cpu<PrepareProblem, cpu::run_qkv_prepare>,
                              on_cpu<CacheProblem, cpu::run_cache_op>};
-// A kernel is plugged in here as cuda::run_merge(const MergeProblem&, int32_t device_index, void* stream) and so on;
-// what it does not cover it refuses itself, with UNSUPPORTED.
-constexpr Operations kCuda = {nullptr, nullptr, nullptr};
+constexpr Operations kCuda = {cuda::run_merge, cuda::run_qkv_prepare, cuda::run_cache_op};
 
 template <class Problem>
 void run(const char* name, void (*Operations::*operation)(const Problem&, int32_t, void*), const Problem& op,

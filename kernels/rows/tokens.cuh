@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which sequence owns a row, and in which slot of a cache its token stands: worked out once a token, before the rows
+// move. Rules of docs/semantics.md: what tables say is clamped, tokens without a place are masked.
+#pragma once
+
+#include "rows/rows_params.h"
+
+namespace attune::rows {
+
+using kernels::IntList;
+using kernels::kMaxTileTokens;
+using kernels::kRowsThreads;
+using kernels::RowCache;
+using kernels::RowTokens;
+
+__device__ __forceinline__ long long at(const IntList& list, long long i) { return list.data[i * list.column_stride]; }
+__device__ __forceinline__ long long clamp(long long x, long long lo, long long hi) {
+  return x < lo ? lo : x > hi ? hi : x;
+}
+
+// A row among those of its sequence. sequence -1: no sequence owns it.
+struct Owner {
+  int sequence;
+  long long index, count;
+};
+
+// A token's page, -1 where there is none.
+struct Slot {
+  long long page, offset;
+};
+
+__device__ __forceinline__ Slot slot_of_number(const RowCache& c, long long slot) {
+  if (slot < 0 || slot >= c.num_pages * c.page_size) return {-1, 0};
+  const long long page = slot / c.page_size;
+  return {page, slot - page * c.page_size};
+}
+
+// Position t, which the cache holds, of a sequence.
+__device__ __forceinline__ Slot slot_of_position(const RowCache& c, const IntList& table, int sequence, long long t) {
+  if (c.ring_capacity > 0) t %= c.ring_capacity;
+  if (!c.paged) {
+    const long long row = c.batch_index.data != nullptr ? at(c.batch_index, sequence) : sequence;
+    return {row >= 0 && row < c.num_pages ? row : -1, t};
+  }
+  const long long column = t / c.page_size;
+  const long long page = table.data[sequence * table.row_stride + column * table.column_stride];
+  return {page >= 0 && page < c.num_pages ? page : -1, t - column * c.page_size};
+}
+
+// The slots of K and of V; both pages are -1 where either is.
+struct SlotPair {
+  Slot k, v;
+};
+__device__ __forceinline__ SlotPair slots_of_position(const RowCache& c, int sequence, long long t) {
+  SlotPair s;
+  s.k = slot_of_position(c, c.page_table, sequence, t);
+  s.v = c.v_page_table.data != nullptr ? slot_of_position(c, c.v_page_table, sequence, t) : s.k;
+  if (s.k.page < 0 || s.v.page < 0) s.k.page = s.v.page = -1;
+  return s;
+}
+
+// The largest of x over the lanes up to this one.
+__device__ __forceinline__ long long running_max(long long x) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const long long other = __shfl_up_sync(0xffffffffu, x, step);
+    if (static_cast<int>(threadIdx.x % 32) >= step && other > x) x = other;
+  }
+  return x;
+}
+
+// Owners of rows first..first + count - 1 by cu_seqlens, as a whole block. Offsets are clamped to the rows and never
+// decrease: sequence b has the rows from max(offsets up to b) to max(offsets up to b + 1).
+__device__ __forceinline__ void find_owners(const RowTokens& t, long long first, int count, Owner* owners) {
+  constexpr int kEach = 4, kWarps = kRowsThreads / 32;
+  __shared__ long long warp_max[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int i = threadIdx.x; i < count; i += kRowsThreads) owners[i] = {-1, 0, 0};
+  const long long offsets = static_cast<long long>(t.batch) + 1, end = first + count;
+  long long before = 0;  // the largest offset so far; no offset: nothing is owned before the first
+  for (long long base = 0; base < offsets; base += kRowsThreads * kEach) {
+    long long own[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const long long j = base + threadIdx.x * kEach + e;
+      own[e] = j < offsets ? clamp(at(t.cu_seqlens, j), 0, t.total) : 0;
+      if (e > 0 && own[e] < own[e - 1]) own[e] = own[e - 1];
+    }
+    const long long upto = running_max(own[kEach - 1]);
+    __syncthreads();  // owners are empty; the last round has read warp_max
+    if (lane == 31) warp_max[warp] = upto;
+    __syncthreads();
+    long long begin = before, next = before;
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warp && warp_max[w] > begin) begin = warp_max[w];
+      if (warp_max[w] > next) next = warp_max[w];
+    }
+    const long long of_lane = __shfl_up_sync(0xffffffffu, upto, 1);
+    if (lane > 0 && of_lane > begin) begin = of_lane;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const long long j = base + threadIdx.x * kEach + e;
+      const long long stop = own[e] > begin ? own[e] : begin;
+      if (j > 0 && j < offsets) {
+        for (long long r = begin > first ? begin : first; r < stop && r < end; ++r)
+          owners[r - first] = {static_cast<int>(j - 1), r - begin, stop - begin};
+      }
+      begin = stop;
+    }
+    before = next;
+    if (before >= end) break;  // the same for all threads
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ Owner fixed_owner(const RowTokens& t, long long row) {
+  const long long b = t.fixed == 1 ? row : row / t.fixed;
+  return {static_cast<int>(b), row - b * t.fixed, t.fixed};
+}
+
+__device__ __forceinline__ bool is_finished(const RowTokens& t, int sequence) {
+  return t.finished != nullptr && t.finished[sequence * t.finished_stride] != 0;
+}
+
+}  // namespace attune::rows

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prologue (docs/semantics.md) as flat parameters, and small tables. Compiled by NVRTC and by the host's compiler;
+// no standard headers. The host fills them with src/cuda/ops/params.h.
+#pragma once
+
+namespace attune::kernels {
+
+// An int32 table [rows, columns], or a vector along the columns. data null: absent.
+struct IntList {
+  const int* data;
+  long long row_stride, column_stride;  // in elements
+};
+
+// Weights [outer, heads, channels] of a float dtype. data null: absent.
+struct FloatTable {
+  const char* data;
+  long long outer_stride, head_stride, channel_stride;  // in bytes
+  int dtype;
+  int vector;  // 8 channels from a multiple of 8 follow each other, aligned to 16 bytes
+};
+
+struct PrologueParams {
+  const float* qkv_scale;      // [3]: of q, k, v where they are 8-bit; null: none
+  long long qkv_scale_stride;  // in elements, as all strides without a word
+  FloatTable q_bias, k_bias, v_bias;
+  FloatTable ia3_k, ia3_v;
+  IntList ia3_task;  // [batch]; absent: task 0
+  long long num_tasks;
+
+  const float* cos_sin;  // [num_tables, num_positions, rotary_dim]; null: no RoPE
+  long long table_stride, position_stride, channel_stride;
+  long long num_tables, num_positions;
+  int rotary_dim, rope_offset, interleaved;
+  int cos_sin_vector;        // rows of the table are contiguous and aligned to 16 bytes
+  IntList rope_table_index;  // [batch]
+  IntList positions;         // [total_q, components]
+  int components;            // of positions: 1, or 3 for mRoPE
+  int mrope_interleaved;
+  int mrope_section[3];
+
+  const float* logn;  // [logn_length]; null: none
+  long long logn_stride, logn_length;
+};
+
+}  // namespace attune::kernels

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/ops/config.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/dtype.h"
+#include "core/problem.h"
+#include "cuda/ops/params.h"
+
+namespace attune::cuda::ops {
+namespace {
+
+constexpr int kRun = 8;
+
+int64_t units_of(int64_t rotary_dim, int64_t head_dim, int width) {
+  return ((head_dim - rotary_dim) / width + 1) / 2 + rotary_dim / (2 * width);
+}
+
+// The one dtype of those that are there; 0 where they differ.
+template <class... Views>
+int common_type(const Views&... views) {
+  int type = -1;
+  const auto look = [&](const auto& v) {
+    if (v) type = type == -1 || type == v.dtype ? v.dtype : 0;
+  };
+  (look(views), ...);
+  return std::max(type, 0);
+}
+
+int format_of(const KvCache& c) {
+  if (!c || c.format->plain) return 0;
+  return c.format->id == ATTUNE_KV_MLA_656 ? 656 : 584;
+}
+
+// Threads of a row, their units, and how many rows and blocks their registers allow (docs/kernels/ops.md).
+void choose_threads(int64_t units, Config& c) {
+  const bool spread = c.width == 1 || c.format != 0;
+  c.lanes = spread ? 32 : static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(units)), 4, 32));
+  c.units = static_cast<int>(std::max<int64_t>(1, (units + c.lanes - 1) / c.lanes));
+  const bool wide = c.width == kRun && (c.row_type == 0 || c.row_type == ATTUNE_FLOAT32);  // two vectors a run
+  c.rows = c.units == 1 && !c.prologue && !wide ? 2 : 1;
+  if (c.units > 4) {
+    c.blocks_per_sm = 1;
+  } else if (c.prologue) {
+    c.blocks_per_sm = c.units == 1 ? 3 : 2;
+  } else {
+    c.blocks_per_sm = c.units == 1 ? 4 : c.format != 0 || wide ? 2 : 3;
+  }
+}
+
+// Rows that are not vectors share one kernel for all types.
+void generalise(Config& c) {
+  if (c.width == kRun) return;
+  c.row_type = c.out_type = c.cache_type = 0;
+  c.scales = c.format == 0 ? kernels::kScalesAtRunTime : 0;
+}
+
+int scales_of(const KvCache& c, bool with_v) {
+  if (!c.format->plain) return 0;
+  if (with_v && c.k_scale.mode != c.v_scale.mode) return kernels::kScalesAtRunTime;
+  return static_cast<int>(c.k_scale.mode);
+}
+
+int cache_type(const KvCache& c, bool with_v) {
+  if (!c.format->plain) return 0;
+  return with_v && c.k.dtype != c.v.dtype ? 0 : c.k.dtype;
+}
+
+// Rows of more channels than these do not fit a thread's registers.
+void check_head_dims(int64_t qk, int64_t v) {
+  require(qk <= kMaxHeadDim, "cache.k has head_dim ", qk, "; it must be at most ", kMaxHeadDim);
+  require(v <= kMaxHeadDim, "cache.v has head_dim ", v, "; it must be at most ", kMaxHeadDim);
+}
+
+Config choose_cache_op(const CacheProblem& op, Entry entry) {
+  const KvCache& cache = op.cache;
+  const bool with_v = static_cast<bool>(op.v);
+  check_head_dims(cache.head_dim_qk, with_v ? cache.head_dim_v : 0);
+  Config c;
+  c.entry = entry;
+  c.format = format_of(cache);
+  const bool vectors =
+      has_vectors(cache) && has_vectors(op.k, cache.head_dim_qk) && has_vectors(op.v, cache.head_dim_v);
+  c.width = vectors ? kRun : 1;
+  c.row_type = common_type(op.k, op.v);
+  c.out_type = c.row_type;
+  c.cache_type = cache_type(cache, with_v);
+  c.scales = scales_of(cache, with_v);
+  generalise(c);
+  const int64_t dim = std::max(cache.head_dim_qk, with_v ? cache.head_dim_v : 0);
+  choose_threads(units_of(0, dim, c.width), c);
+  c.rows_of_token = cache.num_heads * (with_v ? 2 : 1);
+  return c;
+}
+
+std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
+
+}  // namespace
+
+KernelSpec Config::spec() const {
+  if (entry == Entry::kMerge) {
+    return {"rows/merge.cu",
+            "attune_merge",
+            {define("ATTUNE_WIDTH", width), define("ATTUNE_ROW_TYPE", row_type), define("ATTUNE_OUT_TYPE", out_type)},
+            0};
+  }
+  KernelSpec spec{
+      entry == Entry::kStore ? "rows/store.cu" : "rows/fetch.cu",
+      entry == Entry::kStore ? "attune_store_rows" : "attune_fetch_rows",
+      {define("ATTUNE_WIDTH", width), define("ATTUNE_LANES", lanes), define("ATTUNE_UNITS", units),
+       define("ATTUNE_ROWS", rows), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm), define("ATTUNE_ROW_TYPE", row_type),
+       define("ATTUNE_OUT_TYPE", out_type), define("ATTUNE_CACHE_TYPE", cache_type), define("ATTUNE_FORMAT", format),
+       define("ATTUNE_SCALES", scales)},
+      0};
+  if (entry == Entry::kStore) spec.defines.push_back(define("ATTUNE_PROLOGUE", prologue ? 1 : 0));
+  return spec;
+}
+
+uint64_t Config::key() const {
+  uint64_t key = static_cast<uint64_t>(entry);
+  for (const int field : {width, lanes, units, rows, blocks_per_sm, row_type, out_type, cache_type, scales,
+                          format == 0     ? 0
+                          : format == 656 ? 1
+                                          : 2,
+                          prologue ? 1 : 0}) {
+    key = key * 40 + static_cast<uint64_t>(field);  // each is below 40
+  }
+  return key;
+}
+
+int Config::tile_tokens(int64_t total, int num_sms) const {
+  constexpr int64_t kRounds = 4;  // of a block's threads over its rows: enough to hide how it begins
+  const int64_t at_once = kernels::kRowsThreads / lanes * rows;
+  const int64_t by_rows = kRounds * at_once / std::max<int64_t>(1, rows_of_token);
+  const int64_t by_device = total / (4 * num_sms);  // small inputs go to all multiprocessors
+  return static_cast<int>(std::clamp<int64_t>(std::min(by_rows, by_device), 1, kernels::kMaxTileTokens));
+}
+
+Config choose_store(const PrepareProblem& op) {
+  Config c;
+  c.entry = Entry::kStore;
+  const bool append = op.prologue.append, turns = op.prologue.cos_sin != nullptr;
+  const int64_t rotary = turns ? op.prologue.rotary_dim : 0, dim_k = op.head_dim_qk, dim_v = op.v ? op.head_dim_v : 0;
+  bool vectors = rotary % (2 * kRun) == 0 && op.prologue.rope_offset % kRun == 0;
+  for (const RowView* v : {&op.q, &op.k, &op.q_out, &op.k_out}) vectors = vectors && has_vectors(*v, dim_k);
+  for (const RowView* v : {&op.v, &op.v_out}) vectors = vectors && has_vectors(*v, dim_v);
+  if (append) vectors = vectors && has_vectors(op.cache);
+  c.width = vectors ? kRun : 1;
+  c.prologue = op.prologue.any;
+  c.row_type = common_type(op.q, op.k, op.v);
+  c.out_type = op.q_out || op.k_out || op.v_out ? common_type(op.q_out, op.k_out, op.v_out) : c.row_type;
+  if (append) {
+    c.format = format_of(op.cache);
+    c.cache_type = cache_type(op.cache, static_cast<bool>(op.v));
+    c.scales = scales_of(op.cache, static_cast<bool>(op.v));
+  }
+  generalise(c);
+  choose_threads(std::max(units_of(rotary, dim_k, c.width), units_of(0, dim_v, c.width)), c);
+  c.rows_of_token = op.heads_q + 2 * op.heads_kv;
+  return c;
+}
+
+Config choose_store(const CacheProblem& op) { return choose_cache_op(op, Entry::kStore); }
+Config choose_fetch(const CacheProblem& op) { return choose_cache_op(op, Entry::kFetch); }
+
+Config choose_merge(const MergeProblem& op) {
+  Config c;
+  c.entry = Entry::kMerge;
+  const bool vectors =
+      has_vectors(op.partial_out, op.head_dim_v) && has_vectors(op.out, op.head_dim_v) && op.out_part_bytes % 16 == 0;
+  c.width = vectors ? kRun : 1;
+  if (vectors) c.row_type = op.partial_out.dtype, c.out_type = op.out.dtype;
+  return c;
+}
+
+}  // namespace attune::cuda::ops

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which specialisation of the kernels in kernels/rows/ an operation gets, and how it is dealt to the device. Few of
+// them: rows that are not vectors go through one kernel with types known at run time.
+#pragma once
+
+#include <cstdint>
+
+#include "core/ops.h"
+#include "cuda/kernel.h"
+
+namespace attune::cuda::ops {
+
+enum class Entry : uint8_t { kStore, kFetch, kMerge };
+
+struct Config {
+  Entry entry = Entry::kStore;
+  // What the kernel is compiled for (kernels/rows/plane.cuh).
+  int width = 1, lanes = 32, units = 1, rows = 1, blocks_per_sm = 4;
+  int row_type = 0, out_type = 0, cache_type = 0;
+  int format = 0;  // 0, 656, 584
+  int scales = 0;  // a mode, or kernels::kScalesAtRunTime
+  bool prologue = false;
+
+  int64_t rows_of_token = 1;
+
+  KernelSpec spec() const;
+  uint64_t key() const;  // of the specialisation
+  // Tokens of a block, for this many in all.
+  int tile_tokens(int64_t total, int num_sms) const;
+};
+
+Config choose_store(const PrepareProblem& op);
+Config choose_store(const CacheProblem& op);
+Config choose_fetch(const CacheProblem& op);
+Config choose_merge(const MergeProblem& op);
+
+}  // namespace attune::cuda::ops

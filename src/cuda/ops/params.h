@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// From checked operations to the flat parameters of the kernels in kernels/rows/.
+#pragma once
+
+#include <cstdint>
+
+#include "core/ops.h"
+#include "rows/rows_params.h"
+
+namespace attune::cuda::ops {
+
+int to_int(int64_t x);  // saturating
+kernels::IntList int_list(const IntView& v);
+kernels::FloatTable float_table(const ParamView& v);
+kernels::PrologueParams prologue_params(const Prologue& p);
+kernels::RowTensor row_tensor(const RowView& v);
+kernels::RowCache row_cache(const KvCache& c);
+
+kernels::StoreParams store_params(const PrepareProblem& op);
+kernels::StoreParams store_params(const CacheProblem& op);  // append, quantise
+kernels::FetchParams fetch_params(const CacheProblem& op);  // gather, dequantise
+kernels::MergeParams merge_params(const MergeProblem& op);
+
+// Whether runs of 8 channels from a multiple of 8 can be moved as one or two vectors, for every row. Absent: yes.
+bool has_vectors(const RowView& v, int64_t channels);
+bool has_vectors(const KvCache& c);
+
+}  // namespace attune::cuda::ops
