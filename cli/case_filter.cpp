@@ -5,10 +5,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <regex>
 
+#include "cases/cuda_memory.h"
 #include "commands.h"
-#include "device.h"
 
 namespace attune::cli {
 
@@ -28,9 +29,10 @@ std::vector<cases::Case> filter_cases(const std::vector<cases::Case>& all, const
 }
 
 cases::Memory& case_memory(attune_device device) {
-  if (device.type != ATTUNE_DEVICE_CPU)
-    throw UserError(fmt::format("the cases do not run on {} yet; use --device cpu", device_name(device)));
-  return cases::host_memory();
+  if (device.type == ATTUNE_DEVICE_CPU) return cases::host_memory();
+  // Kept: streams and blocks of a device outlive the cases that use them.
+  static std::map<int32_t, cases::CudaMemory> memories;
+  return memories.try_emplace(device.index, device.index).first->second;
 }
 
 }  // namespace attune::cli

@@ -12,7 +12,7 @@ namespace attune::cli {
 
 // The cases whose name contains a match; all for "". Throws UserError for a bad expression, and when none is left.
 std::vector<cases::Case> filter_cases(const std::vector<cases::Case>& all, const std::string& expression);
-// Throws UserError for a device whose memory the cases cannot fill.
+// Throws where the device is not there.
 cases::Memory& case_memory(attune_device device);
 
 }  // namespace attune::cli

@@ -2,11 +2,16 @@
 // attune check: the table of cases on a device, every element against the float64 oracle.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "attune/attune.hpp"
 #include "case_filter.h"
 #include "cases/compare.h"
 #include "commands.h"
@@ -39,6 +44,50 @@ struct CheckResult {
   double seconds = 0;
   bool interrupted = false;
 };
+
+// Cases that no kernel of the device takes, and what they ask for: a case may count for several reasons.
+struct NotCovered {
+  int64_t num_cases = 0;
+  std::map<std::string, int64_t> reasons;
+};
+
+// The parts of "... which lacks mask: bits; score: bias table, and does not take float32 caches".
+void count_reasons(std::string_view message, NotCovered& not_covered) {
+  for (const std::string_view mark : {"which lacks ", "which does not take "}) {
+    if (const size_t at = message.find(mark); at != message.npos) message.remove_prefix(at + mark.size());
+  }
+  constexpr std::string_view kAlso = ", and does not take ", kNext = "; ";
+  while (!message.empty()) {
+    const size_t also = message.find(kAlso), end = std::min({message.find(kNext), also, message.size()});
+    ++not_covered.reasons[std::string(message.substr(0, end))];
+    message.remove_prefix(std::min(end + (end == also ? kAlso : kNext).size(), message.size()));
+  }
+}
+
+// Leaves the cases that the device takes, and has their kernels compiled side by side.
+NotCovered keep_covered(std::vector<cases::Case>& picked, attune_device device) {
+  NotCovered not_covered;
+  std::vector<cases::Case> covered;
+  std::vector<attune_attention> descriptors;
+  for (cases::Case& spec : picked) {
+    // On the host: data are aligned there as on the device, and that is all that planning sees of them.
+    const cases::Problem problem(spec);
+    descriptors.push_back(problem.device());
+    const Support support = supported(descriptors.back(), device);
+    if (support.status == ATTUNE_UNSUPPORTED) {
+      ++not_covered.num_cases;
+      count_reasons(support.reason, not_covered);
+      descriptors.pop_back();
+    } else {
+      covered.push_back(std::move(spec));
+    }
+  }
+  std::vector<const attune_attention*> list;
+  for (const attune_attention& a : descriptors) list.push_back(&a);
+  warm(list, device);
+  picked = std::move(covered);
+  return not_covered;
+}
 
 CheckResult run_cases(const std::vector<cases::Case>& picked, cases::Memory& memory, bool quiet) {
   CheckResult result;
@@ -75,10 +124,12 @@ CheckResult run_cases(const std::vector<cases::Case>& picked, cases::Memory& mem
   return result;
 }
 
-ordered_json to_json(const CheckResult& result, const std::string& device) {
+ordered_json to_json(const CheckResult& result, const NotCovered& not_covered, const std::string& device) {
   ordered_json j = {{"device", device},
                     {"num_cases", result.num_cases},
                     {"num_failed", result.failures.size()},
+                    {"num_not_covered", not_covered.num_cases},
+                    {"not_covered", not_covered.reasons},
                     {"num_elements", result.num_elements},
                     {"seconds", result.seconds}};
   j["failures"] = ordered_json::array();
@@ -90,6 +141,15 @@ ordered_json to_json(const CheckResult& result, const std::string& device) {
                   {"bound", result.worst.bound},       {"share_of_bound", result.worst.ratio}};
   }
   return j;
+}
+
+void print_not_covered(const NotCovered& not_covered, const std::string& device) {
+  if (not_covered.num_cases == 0) return;
+  fmt::print("{} cases are not covered by a kernel of {}; they ask for\n", not_covered.num_cases, device);
+  std::vector<std::pair<int64_t, std::string>> reasons;
+  for (const auto& [reason, count] : not_covered.reasons) reasons.emplace_back(count, reason);
+  std::stable_sort(reasons.begin(), reasons.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (const auto& [count, reason] : reasons) fmt::print("  {:>5}  {}\n", count, reason);
 }
 
 void print_text(const CheckResult& result, const std::string& device) {
@@ -105,21 +165,25 @@ void print_text(const CheckResult& result, const std::string& device) {
 void check(const CheckOptions& options) {
   std::vector<cases::Case> all = cases::all_cases();
   for (int seed = 0; seed < options.random; ++seed) all.push_back(cases::random_case(static_cast<uint64_t>(seed)));
-  const std::vector<cases::Case> picked = filter_cases(all, options.filter);
+  std::vector<cases::Case> picked = filter_cases(all, options.filter);
   if (options.list) {
     for (const cases::Case& spec : picked) fmt::print("{}\n", spec.name);
     return;
   }
   const attune_device device = parse_device(options.device);
+  NotCovered not_covered;
+  if (device.type != ATTUNE_DEVICE_CPU) not_covered = keep_covered(picked, device);
   const CheckResult result = run_cases(picked, case_memory(device), options.json);
   const std::string name = device_name(device);
   if (options.json) {
-    fmt::print("{}\n", to_json(result, name).dump(1));
+    fmt::print("{}\n", to_json(result, not_covered, name).dump(1));
   } else {
+    print_not_covered(not_covered, name);
     print_text(result, name);
   }
   if (result.interrupted) throw CLI::RuntimeError(kExitInterrupted);
-  if (!result.failures.empty()) throw CLI::RuntimeError(kExitFailed);
+  // A device on which nothing was checked is not a device that passed.
+  if (!result.failures.empty() || picked.empty()) throw CLI::RuntimeError(kExitFailed);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ attune_device_info device_info(attune_device device) {
 attune_device parse_device(const std::string& text) {
   std::string known;
   for (const attune_device_info& info : devices()) {
-    // The commands keep their data in host memory, so auto means the CPU until they can place it elsewhere.
+    // auto means the CPU until the kernels of a GPU cover what the commands ask for.
     if (text == device_name(info.device) || (text == "auto" && info.device.type == ATTUNE_DEVICE_CPU))
       return info.device;
     known += ", " + device_name(info.device);
@@ -33,9 +33,13 @@ attune_device parse_device(const std::string& text) {
   const bool is_cuda =
       text.rfind("cuda:", 0) == 0 && text.size() > 5 &&
       std::from_chars(text.data() + 5, text.data() + text.size(), index).ptr == text.data() + text.size();
-  throw UserError(is_cuda ? fmt::format("device '{}' is not available; this machine has auto{}", text, known)
-                          : fmt::format("unknown device '{}'; it must be auto, cpu or cuda:N (this machine has auto{})",
-                                        text, known));
+  if (is_cuda) {
+    // The library's own words on why.
+    attune_warm(nullptr, 0, cuda(index));
+    throw UserError(fmt::format("{}; this machine has auto{}", attune_last_error(), known));
+  }
+  throw UserError(
+      fmt::format("unknown device '{}'; it must be auto, cpu or cuda:N (this machine has auto{})", text, known));
 }
 
 }  // namespace attune::cli

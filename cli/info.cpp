@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,6 +66,17 @@ void print_matrix() {
   }
 }
 
+// "name: text" lines as pairs.
+Axes cuda_lines() {
+  Axes lines;
+  std::istringstream text(describe_cuda());
+  for (std::string line; std::getline(text, line);) {
+    const size_t colon = std::min(line.find(": "), line.size());
+    lines.emplace_back(line.substr(0, colon), colon < line.size() ? line.substr(colon + 2) : "");
+  }
+  return lines;
+}
+
 ordered_json to_json(const std::optional<Ceilings>& ceilings) {
   ordered_json j;
   j["version"] = std::string(version());
@@ -76,6 +88,7 @@ ordered_json to_json(const std::optional<Ceilings>& ceilings) {
                             {"num_units", d.num_units},
                             {"memory_bytes", d.memory_bytes}});
   }
+  for (const auto& [name, text] : cuda_lines()) j["cuda"][name] = text;
   j["threads"] = num_threads();
   if (ceilings) {
     j["ceilings"] = {{"fma_gflops_1", ceilings->fma_gflops_1},
@@ -102,6 +115,8 @@ void print_text(const std::optional<Ceilings>& ceilings) {
                d.device.type == ATTUNE_DEVICE_CUDA ? "multiprocessors" : "threads",
                static_cast<double>(d.memory_bytes) / (1 << 30));
   }
+  fmt::print("\nCUDA\n");
+  for (const auto& [name, text] : cuda_lines()) fmt::print("  {:<10}  {}\n", name, text);
   if (ceilings) {
     fmt::print("\nceilings of the CPU, measured now\n");
     fmt::print("  fp32 FMA  {:.1f} GFLOP/s on 1 thread, {:.1f} on {}\n", ceilings->fma_gflops_1,

@@ -5,6 +5,7 @@
 
 #include "cases/number.h"
 #include "cases/tensors.h"
+#include "synthetic.h"
 
 namespace attune::cli {
 namespace {
@@ -73,6 +74,24 @@ KvPool::KvPool(const Model& model, KvDtype dtype, int64_t page_size, int64_t num
     k_scale_.as<float>()[h] = kE4m3Scale * factor;
     if (v_scale_.size() > 0) v_scale_.as<float>()[h] = kE4m3Scale * (2.0f - 0.5f * factor);
   }
+}
+
+void KvPool::fill_plane(const attune_tensor& plane, const attune_tensor& scale, cases::Random& random) {
+  if (plane.dtype == ATTUNE_DTYPE_NONE) return;
+  constexpr double kInt8Deviation = 30;
+  const double deviation = plane.dtype == ATTUNE_INT8          ? kInt8Deviation
+                           : plane.dtype == ATTUNE_FLOAT8_E4M3 ? 1 / static_cast<double>(kE4m3Scale)
+                                                               : 1;
+  fill_normal(static_cast<attune_dtype>(plane.dtype), plane.data, cases::num_elements(plane), deviation, random);
+  if (plane.dtype != ATTUNE_INT8) return;
+  auto* scales = static_cast<float*>(scale.data);
+  for (int64_t i = 0; i < cases::num_elements(scale); ++i)
+    scales[i] = static_cast<float>(random.uniform(0.5, 1.5) / kInt8Deviation);
+}
+
+void KvPool::fill(cases::Random& random) {
+  fill_plane(view_.k, view_.k_scale, random);
+  fill_plane(view_.v, view_.v_scale, random);
 }
 
 }  // namespace attune::cli

@@ -23,6 +23,7 @@ struct RunnerLimits {
   int64_t max_encode_rows = 0;  // encoder-decoder: prompt tokens of a step
   int64_t max_prompt = 0;       // encoder-decoder: of one sequence
   int64_t page_size = 0, num_pages = 0;
+  bool decode_only = false;  // one query a sequence, over a cache of random keys; no encoder
 };
 
 struct RunnerConfig {

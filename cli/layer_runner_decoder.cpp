@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layer_runner_decoder.h"
 
-#include "stopwatch.h"
-
 namespace attune::cli {
 
 DecoderRunner::DecoderRunner(const RunnerConfig& config)
@@ -18,7 +16,8 @@ DecoderRunner::DecoderRunner(const RunnerConfig& config)
 
 CallShape DecoderRunner::shape(int64_t batch, int64_t rows) const {
   const RunnerLimits& limits = state_.config.limits;
-  return {batch, rows, state_.max_pages, std::min(limits.max_rows, limits.max_seqlen), limits.max_seqlen};
+  return {batch, rows, state_.max_pages, limits.decode_only ? 1 : std::min(limits.max_rows, limits.max_seqlen),
+          limits.max_seqlen};
 }
 
 StepResult DecoderRunner::run(const Step& step, int64_t index, Verifier& verifier) {
@@ -39,9 +38,7 @@ StepResult DecoderRunner::run(const Step& step, int64_t index, Verifier& verifie
   state_.set_rows(a);
   LayerState::set_tables(a, tables_);
   verifier.expect(a, keys_);
-  const Stopwatch watch;
-  state_.run(static_cast<size_t>(kind), a);
-  result.seconds = watch.seconds();
+  result.seconds = state_.run(static_cast<size_t>(kind), a);
   verifier.compare(a, index, result.layer_kind.empty() ? "attention" : "attention (" + result.layer_kind + ")");
   return result;
 }

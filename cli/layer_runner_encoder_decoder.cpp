@@ -13,10 +13,15 @@ EncoderDecoderRunner::EncoderDecoderRunner(const RunnerConfig& config)
       cross_tables_(config.limits.max_batch, max_cross_pages_) {
   const RunnerLimits& limits = config.limits;
   const attune_kv_cache& cache = state_.pool.view();
-  state_.add_plan("encoder", encoder_call(config.model, config.kv_dtype, state_.parameters,
-                                          encoder_shape(limits.max_batch, limits.max_encode_rows)));
+  if (!limits.decode_only) {
+    encoder_plan_ = state_.plans.size();
+    state_.add_plan("encoder", encoder_call(config.model, config.kv_dtype, state_.parameters,
+                                            encoder_shape(limits.max_batch, limits.max_encode_rows)));
+  }
+  self_plan_ = state_.plans.size();
   state_.add_plan("self", decoder_call(config.model, config.kv_dtype, state_.parameters, cache, 0,
                                        self_shape(limits.max_batch, limits.max_rows)));
+  cross_plan_ = state_.plans.size();
   state_.add_plan("cross", cross_call(config.model, config.kv_dtype, state_.parameters, cache,
                                       cross_shape(limits.max_batch, limits.max_rows)));
   state_.allocate_workspace();
@@ -29,20 +34,23 @@ CallShape EncoderDecoderRunner::encoder_shape(int64_t batch, int64_t rows) const
 
 CallShape EncoderDecoderRunner::self_shape(int64_t batch, int64_t rows) const {
   const RunnerLimits& limits = state_.config.limits;
-  return {batch, rows, state_.max_pages, std::min(limits.max_rows, limits.max_seqlen), limits.max_seqlen};
+  return {batch, rows, state_.max_pages, max_queries(), limits.max_seqlen};
 }
 
 CallShape EncoderDecoderRunner::cross_shape(int64_t batch, int64_t rows) const {
   const RunnerLimits& limits = state_.config.limits;
-  return {batch, rows, max_cross_pages_, std::min(limits.max_rows, limits.max_seqlen), limits.max_prompt};
+  return {batch, rows, max_cross_pages_, max_queries(), limits.max_prompt};
 }
 
-void EncoderDecoderRunner::run_verified(PlanIndex plan, const attune_attention& a, int64_t index, Verifier& verifier,
+int64_t EncoderDecoderRunner::max_queries() const {
+  const RunnerLimits& limits = state_.config.limits;
+  return limits.decode_only ? 1 : std::min(limits.max_rows, limits.max_seqlen);
+}
+
+void EncoderDecoderRunner::run_verified(size_t plan, const attune_attention& a, int64_t index, Verifier& verifier,
                                         StepResult& result) {
   verifier.expect(a, keys_);
-  const Stopwatch watch;
-  state_.run(plan, a);
-  result.seconds += watch.seconds();
+  result.seconds += state_.run(plan, a);
   verifier.compare(a, index, state_.plans[plan].name + " attention");
 }
 
@@ -62,7 +70,7 @@ void EncoderDecoderRunner::encode(const Step& step, int64_t index, Verifier& ver
       encoder_call(model, kv, state_.parameters, encoder_shape(encoder_tables_.batch(), encoder_tables_.rows()));
   state_.set_rows(a);
   a.cu_seqlens_q = encoder_tables_.cu_seqlens();
-  run_verified(kEncoder, a, index, verifier, result);
+  run_verified(encoder_plan_, a, index, verifier, result);
 
   // The keys and values that the decoder will see: other projections of the encoder's output.
   CacheOp append(ATTUNE_CACHE_APPEND);
@@ -91,7 +99,7 @@ void EncoderDecoderRunner::attend_self(const Step& step, int64_t index, Verifier
                              self_shape(self_tables_.batch(), self_tables_.rows()));
   state_.set_rows(a);
   LayerState::set_tables(a, self_tables_);
-  run_verified(kSelf, a, index, verifier, result);
+  run_verified(self_plan_, a, index, verifier, result);
 }
 
 void EncoderDecoderRunner::attend_cross(const Step& step, int64_t index, Verifier& verifier, StepResult& result) {
@@ -109,7 +117,7 @@ void EncoderDecoderRunner::attend_cross(const Step& step, int64_t index, Verifie
                            cross_shape(cross_tables_.batch(), cross_tables_.rows()));
   state_.set_rows(a);
   LayerState::set_tables(a, cross_tables_);
-  run_verified(kCross, a, index, verifier, result);
+  run_verified(cross_plan_, a, index, verifier, result);
 }
 
 StepResult EncoderDecoderRunner::run(const Step& step, int64_t index, Verifier& verifier) {

@@ -12,6 +12,7 @@
 #include "attune/attune.hpp"
 #include "batch_tables.h"
 #include "descriptors.h"
+#include "device_mirror.h"
 #include "kv_pool.h"
 #include "layer_runner.h"
 #include "synthetic.h"
@@ -34,10 +35,12 @@ class LayerState {
         max_pages(pages_for(c.limits.max_seqlen, c.limits.page_size)),
         parameters(c.model, c.limits.max_seqlen, random),
         pool(c.model, c.kv_dtype, c.limits.page_size, c.limits.num_pages),
+        mirror(c.device),
         q(activation_dtype(c.kv_dtype), pool_rows(), c.model.num_heads_q, c.model.head_dim_qk, q_deviation(), random),
         k(activation_dtype(c.kv_dtype), pool_rows(), c.model.num_heads_kv, c.model.head_dim_qk, 1.0, random),
         out(static_cast<size_t>(pool_rows() * c.model.num_heads_q * c.model.head_dim_v *
                                 cases::element_size(activation_dtype(c.kv_dtype)))) {
+    if (c.limits.decode_only) pool.fill(random);
     if (!c.model.is_mla()) {
       v.emplace(activation_dtype(c.kv_dtype), pool_rows(), c.model.num_heads_kv, c.model.head_dim_v, 1.0, random);
     }
@@ -48,8 +51,9 @@ class LayerState {
     workspace_bytes = std::max(workspace_bytes, plans.back().plan.workspace_size());
   }
   void allocate_workspace() { workspace = Buffer(workspace_bytes); }
-  void run(size_t plan, const attune_attention& a) const {
-    plans[plan].plan.run(a, workspace.data(), workspace.size());
+  // Seconds that the call took.
+  double run(size_t plan, const attune_attention& a) {
+    return mirror.run(plans[plan].plan.get(), a, workspace.data(), workspace.size());
   }
 
   // Points q, k, v at synthetic rows and out at its buffer, for the rows that the descriptor has.
@@ -81,6 +85,7 @@ class LayerState {
   int64_t max_pages;
   LayerParameters parameters;
   KvPool pool;
+  DeviceMirror mirror;
   RowPool q, k;
   std::optional<RowPool> v;
   Buffer out, workspace;

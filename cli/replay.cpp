@@ -8,6 +8,7 @@
 
 #include "attune/attune.hpp"
 #include "commands.h"
+#include "cuda_bench.h"
 #include "device.h"
 #include "interrupt.h"
 #include "kv_pool.h"
@@ -49,7 +50,7 @@ int64_t default_pages(const std::vector<TraceRequest>& requests, const Scheduler
   return std::max(needed[0], std::min(pages, kDefaultPoolBytes / bytes_of_page));
 }
 
-RunnerLimits make_limits(const std::vector<TraceRequest>& requests, const SchedulerOptions& options) {
+RunnerLimits make_limits(const std::vector<TraceRequest>& requests, const SchedulerOptions& options, bool decode_only) {
   RunnerLimits limits;
   limits.max_batch = std::min(options.max_batch, static_cast<int64_t>(requests.size()));
   limits.page_size = options.page_size;
@@ -63,9 +64,23 @@ RunnerLimits make_limits(const std::vector<TraceRequest>& requests, const Schedu
     tokens += r.prompt_tokens + generated;
   }
   // A sequence that was preempted computes its generated tokens again as if they were prompt.
-  limits.max_rows = std::min(options.chunk, tokens) + limits.max_batch;
+  limits.decode_only = decode_only;
+  limits.max_rows = decode_only ? limits.max_batch : std::min(options.chunk, tokens) + limits.max_batch;
   if (options.encoder_decoder) limits.max_encode_rows = std::min(prompts, std::max(options.chunk, limits.max_prompt));
   return limits;
+}
+
+// The tokens of a step that were generated: its prompts take no time and leave the cache as it is.
+Step decode_part(const Step& step) {
+  Step decode;
+  for (Chunk chunk : step.chunks) {
+    if (chunk.prefill) continue;
+    chunk.encode = 0;
+    decode.chunks.push_back(chunk);
+    decode.tokens += chunk.tokens;
+    decode.decode_tokens += chunk.tokens;
+  }
+  return decode;
 }
 
 void note_long_requests(const Model& model, const std::vector<TraceRequest>& requests) {
@@ -84,7 +99,8 @@ class Replay {
 
  private:
   void say_start() const;
-  void run_step(const Step& step, double& now);
+  bool decode_only() const { return result_.options.phase == "decode"; }
+  void run_step(const Step& whole, double& now);
   void show_progress();
 
   InterruptGuard interrupt_;  // from the start: setting up takes a while too
@@ -106,7 +122,15 @@ Replay::Replay(const Trace& trace, const ReplayOptions& options)
   const Model& model = result_.model;
   result_.kv_dtype = options.kv_dtype.empty() ? model.kv_dtype : kv_dtype_from_name(options.kv_dtype);
   require_kv_dtype(model, result_.kv_dtype);
+  if (decode_only() && result_.kv_dtype == KvDtype::kMla656)
+    throw UserError("--phase decode fills the cache with random keys, which the MLA format mla656 cannot take");
   const attune_device device = parse_device(options.device);
+  if (device.type == ATTUNE_DEVICE_CUDA && options.phase != "decode") {
+    throw UserError(
+        fmt::format("prefill has no CUDA kernel yet, so {} cannot replay whole requests; --phase decode "
+                    "replays the steps that generate, over a cache of random keys",
+                    device_name(device)));
+  }
   set_num_threads(static_cast<int32_t>(options.threads));
   result_.threads = num_threads();
   result_.device = device_info(device);
@@ -130,19 +154,20 @@ Replay::Replay(const Trace& trace, const ReplayOptions& options)
   for (const TraceRequest& r : requests_) total_tokens_ += r.prompt_tokens + std::max<int64_t>(r.output_tokens, 1) - 1;
   say_start();
   note_long_requests(model, requests_);
-  runner_ =
-      make_layer_runner({model, result_.kv_dtype, make_limits(requests_, scheduler_options_), device, options.seed});
+  runner_ = make_layer_runner(
+      {model, result_.kv_dtype, make_limits(requests_, scheduler_options_, decode_only()), device, options.seed});
   result_.plans = runner_->describe();
 }
 
 void Replay::say_start() const {
   const Model& m = result_.model;
-  fmt::print(stderr,
-             "{}: {} requests, {} (one of {} layers), {} cache of {} pages of {} tokens ({:.0f} MiB), on {} ({}, {} "
-             "threads)\n",
-             result_.trace_name, result_.num_requests, m.name, m.num_layers, kv_dtype_name(result_.kv_dtype),
-             result_.num_pages, result_.options.page_size, static_cast<double>(result_.pool_bytes) / (1 << 20),
-             device_name(result_.device.device), result_.device.isa, result_.threads);
+  fmt::print(
+      stderr,
+      "{}: {} requests, {} (one of {} layers){}, {} cache of {} pages of {} tokens ({:.0f} MiB), on {} ({}, {})\n",
+      result_.trace_name, result_.num_requests, m.name, m.num_layers, decode_only() ? ", decode steps alone" : "",
+      kv_dtype_name(result_.kv_dtype), result_.num_pages, result_.options.page_size,
+      static_cast<double>(result_.pool_bytes) / (1 << 20), device_name(result_.device.device), result_.device.isa,
+      units_text(result_));
 }
 
 void Replay::show_progress() {
@@ -152,7 +177,10 @@ void Replay::show_progress() {
                              result_.steps.size(), scheduler_->num_running()));
 }
 
-void Replay::run_step(const Step& step, double& now) {
+void Replay::run_step(const Step& whole, double& now) {
+  const Step step = decode_only() ? decode_part(whole) : whole;
+  done_tokens_ += whole.prefill_tokens + whole.decode_tokens;
+  if (step.empty()) return scheduler_->finish(whole, now);
   StepRecord record;
   record.start = now;
   record.sequences = static_cast<int64_t>(step.chunks.size());
@@ -164,15 +192,18 @@ void Replay::run_step(const Step& step, double& now) {
   record.work = done.work;
   record.layer_kind = std::move(done.layer_kind);
   now += record.seconds * static_cast<double>(result_.model.num_layers);
-  scheduler_->finish(step, now);
-  done_tokens_ += step.prefill_tokens + step.decode_tokens;
+  scheduler_->finish(whole, now);
   result_.steps.push_back(std::move(record));
 }
 
 ReplayResult Replay::run() {
-  if (!result_.options.no_ceilings && result_.device.device.type == ATTUNE_DEVICE_CPU) {
+  if (!result_.options.no_ceilings) {
     fmt::print(stderr, "measuring the machine's ceilings\n");
-    result_.ceilings = measure_ceilings(result_.threads);
+    if (result_.device.device.type == ATTUNE_DEVICE_CPU) {
+      result_.ceilings = measure_ceilings(result_.threads);
+    } else {
+      result_.ceilings = Ceilings{0, 0, measure_cuda_read(result_.device.device.index), 0};
+    }
   }
   const Stopwatch watch;
   double now = 0;
@@ -199,6 +230,11 @@ ReplayResult Replay::run() {
 }
 
 }  // namespace
+
+std::string units_text(const ReplayResult& r) {
+  return r.device.device.type == ATTUNE_DEVICE_CUDA ? fmt::format("{} multiprocessors", r.device.num_units)
+                                                    : fmt::format("{} threads", r.threads);
+}
 
 ReplayResult replay(const Trace& trace, const ReplayOptions& options) { return Replay(trace, options).run(); }
 

@@ -18,7 +18,7 @@
 namespace attune::cli {
 
 struct ReplayOptions {
-  std::string model = "llama-3-8b", device = "auto", kv_dtype, verify = "2", output = ".";
+  std::string model = "llama-3-8b", device = "auto", kv_dtype, verify = "2", output = ".", phase = "all";
   int64_t limit = 0, max_batch = 64, chunk = 512, page_size = 16, num_pages = 0, max_context = 0, tensor_parallel = 1,
           threads = 0;
   uint64_t seed = 1;
@@ -58,6 +58,9 @@ struct ReplayResult {
   double wall_seconds = 0;
   bool interrupted = false;
 };
+
+// "16 threads", "132 multiprocessors".
+std::string units_text(const ReplayResult& r);
 
 // Runs until the trace is done or Ctrl-C. Says on stderr what it is doing. Throws UserError for bad options.
 //

@@ -63,6 +63,9 @@ void add_replay_command(CLI::App& app) {
   command->add_option("--kv-dtype", o.kv_dtype, "bf16, fp16, fp32, e4m3, int8 or mla656; default: the model's");
   whole("--page-size", o.page_size, 1, 1 << 16, "Tokens in a page of the KV cache");
   whole("--pages", o.num_pages, 0, kMany, "Pages of the KV cache; 0: what the trace needs, up to 1 GiB");
+  command->add_option("--phase", o.phase, "all, or decode: only the steps that generate, over a cache of random keys")
+      ->check(CLI::IsMember({"all", "decode"}))
+      ->capture_default_str();
   CLI::Option* scale =
       command->add_option("--time-scale", o.time_scale, "Requests arrive so many times as fast as in the trace");
   scale->check(CLI::Range(1e-6, 1e6))->capture_default_str();

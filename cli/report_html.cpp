@@ -63,7 +63,7 @@ std::vector<TableRow> setting_rows(const ReplayResult& r) {
   rows.push_back({"layer", fmt::format("{} query heads, {} KV heads", m.num_heads_q, m.num_heads_kv),
                   fmt::format("head dims {} and {}; one of {} layers{}", m.head_dim_qk, m.head_dim_v, m.num_layers,
                               o.tensor_parallel > 1 ? fmt::format("; one of {} parts", o.tensor_parallel) : "")});
-  rows.push_back({"device", fmt::format("{} ({} threads)", device_name(r.device.device), r.threads),
+  rows.push_back({"device", fmt::format("{} ({})", device_name(r.device.device), units_text(r)),
                   fmt::format("{}; {}", r.device.name, r.device.isa)});
   rows.push_back(
       {"KV cache",

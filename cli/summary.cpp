@@ -126,7 +126,7 @@ std::vector<TableRow> table_rows(const ReplayResult& r, const Summary& s) {
     rows.push_back({"", fmt::format("{:.2f} GB/s", s.decode.gbps()),
                     share(s.decode.gbps(), read, fmt::format("{:.1f} GB/s read bandwidth", read))});
     // Many heads on one KV head (MLA) make decode a matter of arithmetic.
-    const bool by_arithmetic = s.decode.work.flops * read > s.decode.work.bytes * fma;
+    const bool by_arithmetic = fma > 0 && s.decode.work.flops * read > s.decode.work.bytes * fma;
     if (by_arithmetic) rows.push_back({"", flop_rate(s.decode.gflops()), fma_share(s.decode)});
   }
   if (s.first_token_seconds.count > 0) {

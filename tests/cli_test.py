@@ -148,6 +148,26 @@ class Replay(CliTest):
                 self.assertTrue(all(p <= report["settings"]["num_pages"] for p in steps["pages_used"]))
                 self.assertIn("verified", done.stdout)
 
+    def test_decode_steps_alone(self):
+        _, whole = self.replay()
+        for model in "llama-3-8b", "t5-large":
+            _, report = self.replay("--phase", "decode", "--model", model, "--verify", "4")
+            self.assertGreater(report["verify"]["rows"], 0)
+            self.assertEqual(report["verify"]["failed"], 0)
+            self.assertEqual(report["summary"]["prompt_tokens"], 0)
+            self.assertEqual(report["requests"]["output_tokens"], whole["requests"]["output_tokens"])
+        self.refuse(attune("replay", self.write("trace.csv", TRACE), "--phase", "half"), "--phase", "decode")
+        self.refuse(
+            attune("replay", self.write("trace.csv", TRACE), "--phase", "decode", "--model", "deepseek-v3.2"), "MLA"
+        )
+
+    def test_names_of_another_device_are_listed_anywhere(self):
+        done = attune("bench", "--device", "cuda:0", "--list")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("bench_cuda/bf16/64x4096_32_8_p64\n", done.stdout)
+        for command in "check", "bench", "explain":
+            self.refuse(attune(command, "--device", "cuda:99"), "device cuda:99 is not available: ", "cpu")
+
     def test_every_cache_dtype(self):
         for model, dtypes in (
             ("llama-3-8b", ["fp16", "fp32", "e4m3", "int8"]),

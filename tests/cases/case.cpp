@@ -305,11 +305,13 @@ void expand(json row, std::vector<json>& rows) {
   }
 }
 
-std::vector<Case> load(bool bench) {
+// The areas whose file has this name; "": all but the bench's.
+std::vector<Case> load(std::string_view area) {
   std::vector<Case> cases;
   std::set<std::string> names;
   for (const EmbeddedFile& file : embedded_files()) {
-    if ((std::string_view(file.name) == "bench") != bench) continue;
+    const std::string_view name = file.name;
+    if (area.empty() ? name.substr(0, 5) == "bench" : name != area) continue;
     for (Case& c : parse_cases(file.text)) {
       if (!names.insert(c.name).second) throw std::runtime_error("two cases are named " + c.name);
       cases.push_back(std::move(c));
@@ -346,12 +348,17 @@ std::vector<Case> parse_cases(std::string_view text) {
 }
 
 const std::vector<Case>& all_cases() {
-  static const std::vector<Case> cases = load(false);
+  static const std::vector<Case> cases = load("");
   return cases;
 }
 
 const std::vector<Case>& bench_cases() {
-  static const std::vector<Case> cases = load(true);
+  static const std::vector<Case> cases = load("bench");
+  return cases;
+}
+
+const std::vector<Case>& cuda_bench_cases() {
+  static const std::vector<Case> cases = load("bench_cuda");
   return cases;
 }
 

@@ -138,8 +138,9 @@ struct Case {
 std::vector<Case> parse_cases(std::string_view json);
 // All embedded cases but the bench's, in a fixed order, with unique names.
 const std::vector<Case>& all_cases();
-// The bench set.
+// The bench sets of the CPU and of CUDA devices.
 const std::vector<Case>& bench_cases();
+const std::vector<Case>& cuda_bench_cases();
 // Random valid cases, the same for the same seed.
 Case random_case(uint64_t seed);
 

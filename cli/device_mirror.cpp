@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device_mirror.h"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include "cases/cuda_memory.h"
+#include "cases/tensors.h"
+#include "stopwatch.h"
+
+namespace attune::cli {
+namespace {
+
+void check_call(attune_status status) {
+  if (status != ATTUNE_OK) throw std::runtime_error(attune_last_error());
+}
+
+// Of a dense tensor.
+size_t bytes_of(const attune_tensor& t) {
+  return static_cast<size_t>(cases::num_elements(t) * cases::element_size(static_cast<attune_dtype>(t.dtype)));
+}
+
+}  // namespace
+
+struct DeviceMirror::Gpu {
+  struct Block {
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+
+  explicit Gpu(int32_t device) : memory(device), timer(device) {}
+
+  // At least so large; what it held may be lost.
+  void* room(Block& block, size_t bytes) {
+    if (bytes <= block.bytes) return block.data;
+    if (block.data != nullptr) memory.release(block.data);
+    block = {memory.allocate(bytes), bytes};
+    return block.data;
+  }
+
+  static bool changes(const std::string& name) {
+    return name == "q" || name == "k" || name == "v" || name == "out" || name == "cu_seqlens_q" ||
+           name == "seqused_kv" || name == "cache.page_table";
+  }
+
+  attune_attention upload(attune_attention a) {
+    for (const auto& [name, tensor] : cases::tensors_of(a)) {
+      if (tensor->dtype == ATTUNE_DTYPE_NONE) continue;
+      const size_t bytes = bytes_of(*tensor);
+      const void* host = tensor->data;
+      if (changes(name)) {
+        tensor->data = room(staged[name], bytes);
+        memory.upload(tensor->data, host, bytes);
+        continue;
+      }
+      Block& block = kept[host];
+      if (block.bytes < bytes) memory.upload(room(block, bytes), host, bytes);
+      tensor->data = block.data;
+    }
+    return a;
+  }
+
+  // Pages that the new tokens of a went to, from the device to the host.
+  void fetch_appended(const attune_attention& a) {
+    const auto* lengths = static_cast<const int32_t*>(a.seqused_kv.data);
+    const auto* offsets = static_cast<const int32_t*>(a.cu_seqlens_q.data);
+    const auto* table = static_cast<const int32_t*>(a.cache.page_table.data);
+    const int64_t page_size = a.cache.page_size, columns = a.cache.page_table.shape[1];
+    for (int64_t b = 0; b < a.seqused_kv.shape[0]; ++b) {
+      const int64_t first = lengths[b], count = offsets[b + 1] - offsets[b];
+      if (count == 0) continue;
+      for (int64_t i = first / page_size; i <= (first + count - 1) / page_size; ++i) {
+        for (const attune_tensor* t : {&a.cache.k, &a.cache.v, &a.cache.k_scale, &a.cache.v_scale}) {
+          // Scales of a tensor or of heads do not change.
+          if (t->dtype != ATTUNE_DTYPE_NONE && t->rank > 1) fetch_page(*t, table[b * columns + i]);
+        }
+      }
+    }
+  }
+
+  void fetch_page(const attune_tensor& t, int64_t page) {
+    const int64_t bytes = t.stride[0] * cases::element_size(static_cast<attune_dtype>(t.dtype));
+    std::byte* host = static_cast<std::byte*>(t.data) + page * bytes;
+    const std::byte* device = static_cast<std::byte*>(kept.at(t.data).data) + page * bytes;
+    cuda::check(cuda::require_driver().cuMemcpyDtoHAsync(host, reinterpret_cast<cuda::DevicePointer>(device),
+                                                         static_cast<size_t>(bytes),
+                                                         static_cast<cuda::StreamHandle>(memory.stream().handle())),
+                "fetching a page");
+  }
+
+  double run(const attune_plan* plan, const attune_attention& host, size_t bytes) {
+    const attune_attention a = upload(host);
+    void* workspace = room(workspace_block, bytes);
+    const cuda::Stream& stream = memory.stream();
+    timer.start(stream);
+    check_call(attune_run(plan, &a, workspace, bytes, stream.handle()));
+    timer.stop(stream);
+    const double seconds = timer.milliseconds() * 1e-3;
+    memory.download(host.out.data, a.out.data, bytes_of(host.out));
+    if (host.prologue.append != 0) {
+      const cuda::ScopedContext context(memory.device().index);
+      fetch_appended(host);
+      stream.synchronize();
+    }
+    return seconds;
+  }
+
+  cases::CudaMemory memory;
+  cuda::Timer timer;
+  std::map<std::string, Block> staged;  // by the tensor's name
+  std::map<const void*, Block> kept;    // by its host data
+  Block workspace_block;
+};
+
+DeviceMirror::DeviceMirror(attune_device device) {
+  if (device.type == ATTUNE_DEVICE_CUDA) gpu_ = std::make_unique<Gpu>(device.index);
+}
+
+DeviceMirror::~DeviceMirror() = default;
+
+double DeviceMirror::run(const attune_plan* plan, const attune_attention& a, void* workspace, size_t bytes) {
+  if (gpu_ != nullptr) return gpu_->run(plan, a, bytes);
+  const Stopwatch watch;
+  check_call(attune_run(plan, &a, workspace, bytes, nullptr));
+  return watch.seconds();
+}
+
+}  // namespace attune::cli
