@@ -14,6 +14,7 @@
 #include "attune/attune.hpp"
 #include "ceilings.h"
 #include "commands.h"
+#include "cuda_bench.h"
 #include "device.h"
 
 namespace attune::cli {
@@ -77,6 +78,16 @@ Axes cuda_lines() {
   return lines;
 }
 
+// Read bandwidth in GB/s of each GPU that can be used.
+std::vector<std::pair<std::string, double>> measure_gpus() {
+  std::vector<std::pair<std::string, double>> reads;
+  for (const attune_device_info& d : devices()) {
+    if (d.device.type == ATTUNE_DEVICE_CUDA)
+      reads.emplace_back(device_name(d.device), measure_cuda_read(d.device.index));
+  }
+  return reads;
+}
+
 ordered_json to_json(const std::optional<Ceilings>& ceilings) {
   ordered_json j;
   j["version"] = std::string(version());
@@ -95,6 +106,7 @@ ordered_json to_json(const std::optional<Ceilings>& ceilings) {
                      {"fma_gflops_all", ceilings->fma_gflops_all},
                      {"read_gbps_all", ceilings->read_gbps_all},
                      {"threads", ceilings->threads}};
+    for (const auto& [name, gbps] : measure_gpus()) j["ceilings"][name] = {{"read_gbps", gbps}};
   }
   j["kernels"] = ordered_json::array();
   for (const attune_kernel_info& k : kernels()) {
@@ -122,6 +134,8 @@ void print_text(const std::optional<Ceilings>& ceilings) {
     fmt::print("  fp32 FMA  {:.1f} GFLOP/s on 1 thread, {:.1f} on {}\n", ceilings->fma_gflops_1,
                ceilings->fma_gflops_all, ceilings->threads);
     fmt::print("  read      {:.1f} GB/s on {} threads\n", ceilings->read_gbps_all, ceilings->threads);
+    for (const auto& [name, gbps] : measure_gpus())
+      fmt::print("\nceiling of {}, measured now\n  read      {:.0f} GB/s\n", name, gbps);
   }
   fmt::print("\nkernels\n");
   for (const attune_kernel_info& k : kernels()) {

@@ -4,6 +4,9 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <memory>
+#include <thread>
+#include <vector>
 
 #include "cases/cuda_memory.h"
 #include "core/device.h"
@@ -184,6 +187,30 @@ TEST_F(CudaApiOnDevice, RunsOnTheCallersStreamAndInsideACapture) {
   EXPECT_ATTUNE_OK(attune_run_scheduled(run.plan, &a, run.data(), run.bytes, run.stream.handle()));
   run.stream.synchronize();
   EXPECT_EQ(cases::compare(problem, expected).failure, "");
+}
+
+// One plan, several threads, each with its own stream, workspace and outputs.
+TEST_F(CudaApiOnDevice, ThreadsShareAPlan) {
+  constexpr size_t kThreads = 4;
+  std::vector<std::unique_ptr<cases::Problem>> problems;
+  std::vector<std::unique_ptr<DeviceRun>> runs;
+  for (size_t i = 0; i < kThreads; ++i) {
+    problems.push_back(std::make_unique<cases::Problem>(make_case(kDecode), *memory_));
+    runs.push_back(std::make_unique<DeviceRun>(*memory_, problems.back()->device()));
+  }
+  const cases::Expected expected = cases::evaluate(*problems[0]);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      const attune_attention a = problems[i]->device();
+      for (int n = 0; n < 50; ++n) {
+        EXPECT_ATTUNE_OK(attune_run(runs[0]->plan, &a, runs[i]->data(), runs[i]->bytes, runs[i]->stream.handle()));
+      }
+      runs[i]->stream.synchronize();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < kThreads; ++i) EXPECT_EQ(cases::compare(*problems[i], expected).failure, "") << "thread " << i;
 }
 
 TEST_F(CudaApiOnDevice, RefusesHostMemory) {
