@@ -161,9 +161,10 @@ class Attend {
       for (int j = 0; j < 4; ++j) {
         int distance = 0;
         if constexpr (Rows::kAnyAlibi) {
-          distance = rows.first_position + Rows::packed(piece, n, j % 2) / p.group - (first_token + g_ + j / 2 * 8);
+          distance = rows.position(p, piece, n, j % 2) - (first_token + g_ + j / 2 * 8);
         }
-        s[n][j] = rows.score(p, n, j % 2, Config::kTokenScales ? s[n][j] * key_scale[j / 2] : s[n][j], distance);
+        const float dot = Config::kTokenScales ? s[n][j] * key_scale[j / 2] : s[n][j];
+        s[n][j] = rows.score(p, n, j % 2, dot * rows.factor[n][j % 2], distance);
       }
     }
   }
@@ -175,7 +176,7 @@ class Attend {
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int position = rows.first_position + Rows::packed(piece, n, e) / p.group;
+        const int position = rows.position(p, piece, n, e);
         const unsigned seen =
             there & Rows::range_mask(rows.low(p, position) - first_token, rows.high(p, position) - first_token);
         if ((seen >> g_ & 1) == 0) s[n][e] = -ptx::infinity();

@@ -4,6 +4,7 @@
 
 #include "decode/combine.cuh"
 #include "decode/loader.cuh"
+#include "decode/new_tokens.cuh"
 
 namespace attune::decode {
 
@@ -33,6 +34,12 @@ __device__ __forceinline__ void attend_piece(const DecodeParams& p, const Piece&
 
 // Where a block is: its share, in shared memory, and what its warps hold.
 struct Block {
+  // Longer and more rows take all registers.
+  static constexpr int kAccumulators = Config::kBlocksV * Config::kRowTiles;
+  static constexpr bool kQueryAhead = Config::kVectors && kAccumulators <= 16;
+  static constexpr bool kTokenAhead = Config::kNewTokens && kQueryAhead && Config::kHeadDimQk <= 128 &&
+                                      kAccumulators <= (Config::kTokenScales ? 8 : 16);
+
   kernels::Share* shares;  // one of the block, one of each warp's loader
   Loader loader;
   Attend attend;
@@ -41,29 +48,72 @@ struct Block {
   Rows rows;
   State state;
   int stage;
+  bool begun;  // the first copies are requested
 
   __device__ __forceinline__ static kernels::Share* shares_in(unsigned char* shared) {
     return reinterpret_cast<kernels::Share*>(shared + Config::kShared.walks);
   }
-  // The shares are there; the first copies are requested.
+  // The shares are there.
   __device__ __forceinline__ Block(const DecodeParams& p, unsigned char* shared)
       : shares(shares_in(shared)),
         loader(p, shares, shared),
         attend(threadIdx.x % 32),
         queries(shared + Config::kShared.queries),
         query_scales(reinterpret_cast<float*>(shared + Config::kShared.stats) + 3 * Config::kWarps * Config::kRows),
-        stage(0) {
-    for (int i = 0; i < Config::kStages - 1; ++i) loader.issue(p);
+        stage(0),
+        begun(false) {}
+
+  // What warps wait for at the start of a piece, all of it requested before anything is waited for: a query, a new
+  // token, and in the first piece its keys.
+  __device__ __forceinline__ void fetch_rows(const DecodeParams& p, const kernels::Share& share,
+                                             const NewTokens& tokens, int num_new, bool append, unsigned char* shared) {
+    const Piece& piece = share.piece;
+    QueryInput query;
+    NewTokens::Input token;
+    const int r = threadIdx.x / 32;
+    if constexpr (kQueryAhead) query.load(p, query_row(p, piece, share.sequence, r), p.q, r < piece.num_rows);
+    const bool has_token = Config::kNewTokens && tokens.warp < num_new;
+    if constexpr (kTokenAhead) {
+      token.load(p, share.sequence, piece.batch, piece.head, tokens.warp, has_token, append);
+    }
+    if (!begun) {
+      for (int i = 0; i < Config::kStages - 1; ++i) loader.issue(p);
+      begun = true;
+    }
+    if constexpr (Config::kVectors && !kQueryAhead)
+      query.load(p, query_row(p, piece, share.sequence, r), p.q, r < piece.num_rows);
+    store_queries(p, piece, share.sequence, query, shared + Config::kShared.queries, query_scales, tokens.scratch);
+    if constexpr (kTokenAhead) {
+      if (has_token) tokens.put(p, token, piece.head);
+    } else if constexpr (Config::kNewTokens) {
+      if (has_token) tokens.fetch(p, share.sequence, piece.batch, piece.head, tokens.warp, append);
+    }
   }
 
   __device__ __forceinline__ void attend_to_piece(const DecodeParams& p, unsigned char* shared) {
     const kernels::Share& share = shares[0];
-    store_queries(p, share.piece, share.sequence.q_begin, shared + Config::kShared.queries, query_scales);
+    const Piece& piece = share.piece;
+    const NewTokens tokens(shared);
+    const int num_new = Config::kNewTokens && piece.starts ? share.sequence.num_new : 0;
+    // Rings and beams are appended to when all readers are done.
+    const bool append = p.append && p.tiles_done == nullptr && piece.row_begin == 0;
+    fetch_rows(p, share, tokens, num_new, append, shared);
     __syncthreads();
     queries.load();
     rows.start(p, share.piece, share.sequence, query_scales);
     state.clear();
     attend_piece(p, share.piece, rows, queries, attend, loader, stage, state);
+    if constexpr (Config::kNewTokens) {
+      scale_cached_values(p, piece.head, state);
+      const unsigned char* queries_at = shared + Config::kShared.queries;
+#pragma unroll 1
+      for (int i = tokens.warp; i < num_new; i += Config::kWarps) {
+        __syncwarp();
+        if (i != tokens.warp) tokens.fetch(p, share.sequence, piece.batch, piece.head, i, append);
+        __syncwarp();
+        tokens.attend(p, piece, rows, queries_at, query_scales, share.sequence.num_keys - num_new + i, state);
+      }
+    }
   }
 };
 

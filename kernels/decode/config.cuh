@@ -27,6 +27,10 @@ struct Config {
   static constexpr int kCopyBytes = ATTUNE_COPY_BYTES;  // of one cp.async
   static constexpr bool kTokenScales = ATTUNE_TOKEN_SCALES != 0;
   static constexpr int kScore = ATTUNE_SCORE;
+  static constexpr bool kNewTokens = ATTUNE_NEW_TOKENS != 0;
+  static constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // something but append
+  // Rows of q, k, v and of the prologue's tables are contiguous and aligned to the vectors of prologue.cuh.
+  static constexpr bool kVectors = ATTUNE_VECTORS != 0;
 
   static constexpr int kThreads = 32 * kWarps, kRows = 8 * kRowTiles;
   static constexpr int kTileKeys = kWarps * kernels::kKeysOfWarp;
@@ -44,6 +48,7 @@ struct Config {
   static constexpr int kStageBytes = kernels::stage_bytes(kElement, kHeadDimQk, kHeadDimV, kTokenScales);
   static constexpr int kMergeChannels = kernels::kMergeFloats / kRows;  // exchanged at a time
   static constexpr int kMergePitch = kMergeChannels + 4;
+  static constexpr int kScratchFloats = kMergePitch * kRows;  // of each warp, in the exchange, between merges
   // Bytes of a row that no copy writes stay zero.
   static constexpr bool kPadded = kHeadDimQk % 16 != 0 || kHeadDimV % 16 != 0;
   static constexpr bool kQueriesInRegisters = kBlocksQk * 2 * kRowTiles * kParts <= 32;
@@ -53,6 +58,7 @@ struct Config {
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims go in steps of 8");
   static_assert(kRowTiles == 1 || kRowTiles == 2 || kRowTiles == 4, "8, 16 or 32 packed rows a block");
   static_assert(kMergeChannels % 16 == 0, "the exchange moves whole blocks of channels");
+  static_assert(16 * (kBlocksQk + kBlocksV) <= kScratchFloats, "a new token's key and value fit a warp's scratch");
   static_assert(kStages >= 2, "one stage loads while another is read");
   static_assert(kBytesK + kBytesV + (kTokenScales ? 8 * kernels::kKeysOfWarp : 0) == kStageBytes,
                 "host and device agree on a stage");

@@ -62,6 +62,9 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
       combine_last(p, piece, share.sequence.q_begin, share.total,
                    reinterpret_cast<int*>(shared + Config::kShared.total - 16));
     __syncthreads();
+    if constexpr (Config::kNewTokens) {
+      if (p.tiles_done != nullptr) append_last(p, piece, share.sequence, shared);
+    }
     if (threadIdx.x == 0) schedule::step_in_place<Config::kTileKeys, Config::kRows>(p, share);
     __syncthreads();
   }

@@ -30,9 +30,10 @@ __device__ __forceinline__ kernels::Share share_of_cluster(const DecodeParams& p
   s.piece.head = head;
   s.piece.row_begin = row_block * Config::kRows;
   s.piece.num_rows = min(Config::kRows, s.sequence.num_q * p.group - s.piece.row_begin);
-  const long long tiles = s.sequence.num_tiles;
-  s.piece.first_tile = s.sequence.first_tile + static_cast<int>(tiles * rank / size);
-  s.piece.end_tile = s.sequence.first_tile + static_cast<int>(tiles * (rank + 1) / size);
+  const int tiles = s.sequence.num_tiles;  // a few hundred: nothing overflows
+  s.piece.first_tile = s.sequence.first_tile + tiles * rank / size;
+  s.piece.end_tile = s.sequence.first_tile + tiles * (rank + 1) / size;
+  s.piece.starts = rank == 0 ? 1 : 0, s.piece.ends = rank == size - 1 ? 1 : 0;
   return s;
 }
 
@@ -68,6 +69,9 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   const ClusterParts parts{part, size};
   for (int row = rank + size * (threadIdx.x / 32); row < piece.num_rows; row += size * Config::kWarps) {
     combine_row(p, piece, shares[0].sequence.q_begin, parts, row);
+  }
+  if constexpr (Config::kNewTokens) {
+    if (p.tiles_done != nullptr && rank == 0) append_sequence(p, piece.batch, piece.head, shares[0].sequence, shared);
   }
   ptx::cluster_barrier();
 }

@@ -3,6 +3,8 @@
 // Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
+#include "tile/prologue_params.h"
+
 #ifdef __CUDACC__
 #define ATTUNE_SHARED_FUNCTION __host__ __device__ constexpr
 #else
@@ -17,6 +19,13 @@ struct IntTable {
   long long row_stride, col_stride;  // in elements
 };
 
+// Rows of K, or of V, of the tokens whose queries these are, of q's type: strides as q's, heads are KV heads. data
+// null: absent.
+struct NewRows {
+  const char* data;
+  long long batch_stride, row_stride, head_stride, dim_stride;  // in elements
+};
+
 // Rows of K, or of V. Element d of (page, slot, head) is at page * page_stride + slot * slot_stride + head *
 // head_stride + (d / pack) * outer_stride + (d % pack) * inner_stride elements.
 struct KvPlane {
@@ -24,6 +33,7 @@ struct KvPlane {
   long long page_stride, slot_stride, head_stride;  // in bytes
   long long outer_stride, inner_stride;             // in elements
   int pack;
+  int contiguous;    // the elements of a row follow each other
   int table_is_own;  // V: page ids are in v_page_table
 };
 
@@ -48,7 +58,12 @@ struct DecodeParams {
   IntTable cu_seqlens_q;
   long long total_q;
 
+  NewRows new_k, new_v;  // data null: the cache holds all keys
+  PrologueParams prologue;
+  int append;  // new tokens go to the cache
+
   KvPlane k, v;
+  int v_is_k;  // V is the first head_dim_v channels of K
   KvScale k_scale, v_scale;
   IntTable page_table, v_page_table, batch_index, seqused_kv;
   IntTable cache_indirection, beam_prompt_length;
@@ -80,8 +95,11 @@ struct DecodeParams {
   int row_blocks;        // of a sequence, in the cluster kernel
   int whole_pairs;       // shares only between (sequence, head, row block)s: nothing is split
   struct Share* shares;  // [blocks], from the schedule kernel
-  unsigned*
-      arrivals;  // [blocks]: parts of the pair that begins in the block that are done; 0 before and after each run
+  // [blocks]: parts of the pair that begins in the block that are done; 0 before and after each run.
+  unsigned* arrivals;
+  // [batch / beam_width][num_heads_kv], or null: tiles of the sequences that have been read, where appending must wait
+  // for all of them; 0 before and after each run.
+  unsigned* tiles_done;
   float* partial_out;    // [2 * blocks][rows of a block][head_dim_v]
   float* partial_stats;  // [2 * blocks][rows of a block][2]: max (base 2), sum
 };
@@ -91,11 +109,11 @@ struct DecodeParams {
 struct Sequence {
   long long q_begin;  // first row of q; 0 where rows count from the sequence's own
   int num_q;
-  int num_keys;               // seqlen_kv
-  int first_key, end_key;     // keys that some query may see
+  int num_keys;               // cached and new
+  int first_key, end_key;     // cached keys that some query may see
   int first_tile, num_tiles;  // tiles that hold them; one, empty, where there is none
   int row_blocks;             // blocks of packed rows; 0: nothing is to be done
-  int unused;
+  int num_new;                // tokens beside the cache, the last of num_keys; 0 where nothing is to be done
 };
 
 // A run of key tiles of one (sequence, head, row block): of one pair.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "decode/config.cuh"
+#include "decode/slot.cuh"
 #include "ptx/async_copy.cuh"
 #include "schedule/cursor.cuh"
 
@@ -11,46 +12,6 @@ namespace attune::decode {
 
 using kernels::Piece;
 using kernels::Share;
-
-// Where a token of the cache lies, as the tables say it: nothing is checked or computed until the copies are issued, so
-// that a warp does not wait for a table it has just asked for. Page -1: nowhere.
-struct Slot {
-  int k_page, v_page;
-  int offset;
-};
-
-// Page and offset of slot `at` of a row of the tables.
-__device__ __forceinline__ Slot find_slot(const DecodeParams& p, int row, int at) {
-  Slot s;
-  if (!p.paged) {
-    s.k_page = s.v_page = p.batch_index.data != nullptr ? schedule::int_at(p.batch_index, row) : row;
-    s.offset = at;
-    return s;
-  }
-  const int entry = p.page_shift >= 0
-                        ? at >> p.page_shift
-                        : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
-  s.k_page = s.v_page = schedule::int_at(p.page_table, row, entry);
-  if (p.v.table_is_own) s.v_page = schedule::int_at(p.v_page_table, row, entry);
-  s.offset = at - entry * p.page_size;
-  return s;
-}
-
-// The general way from a token to its slot: rings and beams.
-__device__ __forceinline__ Slot find_token(const DecodeParams& p, int batch, int num_keys, int token) {
-  const int at = p.ring_capacity > 0 ? token % p.ring_capacity : token;
-  int row = batch;
-  if (p.beam_width > 1) {
-    const bool wrapped = p.ring_capacity > 0 && num_keys > p.ring_capacity;
-    int beam = 0;
-    if (wrapped || token >= schedule::int_at(p.beam_prompt_length, batch)) {
-      beam = at < p.beam_columns ? schedule::int_at(p.cache_indirection, batch, at) : -1;
-    }
-    if (beam < 0 || beam >= p.beam_width) return {-1, -1, 0};
-    row = batch / p.beam_width * p.beam_width + beam;
-  }
-  return find_slot(p, row, at);
-}
 
 struct Loader {
   Share& share;        // this warp's, in shared memory
@@ -101,7 +62,7 @@ struct Loader {
     } else {
       const int token = first + lane % kernels::kKeysOfWarp;
       if (token < first_key || token >= end_key) return;
-      slot = find_token(p, batch, share.sequence.num_keys, token);
+      slot = find_token(p, batch, share.sequence.num_keys - share.sequence.num_new, token);
     }
   }
 
@@ -131,7 +92,7 @@ struct Loader {
 
  private:
   __device__ __forceinline__ unsigned mask_of_keys(const DecodeParams& p) const {
-    const bool found = slot.k_page >= 0 && slot.k_page < p.num_pages && slot.v_page >= 0 && slot.v_page < p.num_pages;
+    const bool found = slot.exists(p);
     if constexpr (Config::kLoad == kLoadTiles) {
       if (!found) return 0;
       const int first = first_token();

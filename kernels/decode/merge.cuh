@@ -57,8 +57,8 @@ __device__ __forceinline__ void weigh_row(const DecodeParams& p, const Piece& pi
     sum += stats.sum[at] * ptx::exp2_approx(stats.max[at] - reference);
   }
   float factor = 1.0f;
-  if (p.v_scale.mode == 1) factor = p.v_scale.data[0];
-  if (p.v_scale.mode == 2) factor = p.v_scale.data[piece.head * p.v_scale.head_stride];
+  if (!Config::kNewTokens && p.v_scale.mode == 1) factor = p.v_scale.data[0];
+  if (!Config::kNewTokens && p.v_scale.mode == 2) factor = p.v_scale.data[piece.head * p.v_scale.head_stride];
   if (row < piece.num_rows) {
     if (part.out == nullptr) {
       const int packed = piece.row_begin + row, query = packed / p.group;

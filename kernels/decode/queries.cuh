@@ -3,7 +3,7 @@
 // first product.
 #pragma once
 
-#include "decode/config.cuh"
+#include "decode/prologue.cuh"
 #include "ptx/async_copy.cuh"
 #include "schedule/cursor.cuh"
 
@@ -21,52 +21,75 @@ __device__ __forceinline__ float query_scale(float largest) {
   return __uint_as_float(static_cast<unsigned>(min(262 - exponent, 253)) << 23);
 }
 
-// Writes the rows to shared memory: [part][row] in LayoutQ, and in scales what a raw dot product is to be multiplied
-// with (softmax_scale and log2 e left out). Rows past the piece become zeros.
-__device__ __forceinline__ void store_queries(const DecodeParams& p, const Piece& piece, long long q_begin,
-                                              unsigned char* rows, float* scales) {
-  constexpr int kChannelsOfLane = (Config::kBlocksQk * 16 + 31) / 32;
-  const int lane = threadIdx.x % 32;
-  float k_scale = 1.0f;
-  if (p.k_scale.mode == 1) k_scale = p.k_scale.data[0];
-  if (p.k_scale.mode == 2) k_scale = p.k_scale.data[piece.head * p.k_scale.head_stride];
-  for (int r = threadIdx.x / 32; r < Config::kRows; r += Config::kWarps) {
-    float x[kChannelsOfLane];
-    const int packed = piece.row_begin + r;
-    const int query = packed / p.group, head = piece.head * p.group + packed - query * p.group;
-    const long long at = (p.cu_seqlens_q.data != nullptr ? q_begin * p.q_row_stride : piece.batch * p.q_batch_stride) +
-                         query * p.q_row_stride + head * p.q_head_stride;
-    float largest = 0;
+using QueryInput = RowInput<Config::kHeadDimQk, tile::kRowOfQ>;
+
+// Packed row r of the piece.
+__device__ __forceinline__ TokenRow query_row(const DecodeParams& p, const Piece& piece, const Sequence& s, int r) {
+  const int packed = piece.row_begin + r, query = packed / p.group;
+  return TokenRow(p, s, piece.batch, piece.head * p.group + packed - query * p.group, query, p.q_batch_stride,
+                  p.q_row_stride, p.q_head_stride);
+}
+
+// kVec channels from d on to shared memory, [part][row] in LayoutQ; and in scales what undoes query_scale.
+template <int kVec>
+__device__ __forceinline__ void store_query(const float (&x)[kVec], int d, int r, float up, unsigned char* rows) {
+  if (d >= Config::kBlocksQk * 16) return;
+  float rest[kVec];
 #pragma unroll
-    for (int i = 0; i < kChannelsOfLane; ++i) {
-      const int d = i * 32 + lane;
-      x[i] = r < piece.num_rows && d < Config::kHeadDimQk
-                 ? tile::load_element(Config::kQType, p.q, at + d * p.q_dim_stride)
-                 : 0.0f;
-      largest = fmaxf(largest, fabsf(x[i]));
+  for (int i = 0; i < kVec; ++i) rest[i] = x[i] * up;
+#pragma unroll
+  for (int part = 0; part < Config::kParts; ++part) {
+#pragma unroll
+    for (int i = 0; i < kVec; i += 2) {
+      // Two channels stay neighbours in every order of places.
+      const unsigned rounded = tile::pack<Config::kComputeType>(rest[i], rest[i + 1]);
+      const int place = tile::place_of_channel<Config::kKvType>(d + i);
+      *reinterpret_cast<unsigned*>(rows + part * Config::kRows * Config::LayoutQ::kPitch +
+                                   Config::LayoutQ::offset(r, place / 8) + place % 8 * 2) = rounded;
+      rest[i] -= tile::low_half<Config::kComputeType>(rounded);
+      rest[i + 1] -= tile::high_half<Config::kComputeType>(rounded);
     }
-    float up = 1.0f;
-    if (Config::kComputeType == tile::kFloat16 && Config::kQType != tile::kFloat16) {
+  }
+}
+
+__device__ __forceinline__ float scale_up(float largest) {
+  if constexpr (Config::kComputeType != tile::kFloat16 || Config::kQType == tile::kFloat16) {
+    return 1.0f;
+  } else {
 #pragma unroll
-      for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-      up = query_scale(largest);
-    }
-    if (lane == 0) scales[r] = k_scale / up;
+    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    return query_scale(largest);
+  }
+}
+
+// All rows of the piece, zeros past its end; `input` has loaded row r = the warp's number (kVectors).
+__device__ __forceinline__ void store_queries(const DecodeParams& p, const Piece& piece, const Sequence& s,
+                                              QueryInput& input, unsigned char* rows, float* scales, float* scratch) {
+  constexpr int kVec = QueryInput::kVec;
+  const int d = QueryInput::first_channel();
+#pragma unroll 1
+  for (int r = threadIdx.x / 32;;) {
+    float x[kVec] = {};
+    if (r < piece.num_rows) {
+      if constexpr (Config::kVectors) {
+        input.finish(p, x);
+      } else {
+        prepare_in_memory<Config::kHeadDimQk, tile::kRowOfQ, 16 * Config::kBlocksQk>(p, query_row(p, piece, s, r), p.q,
+                                                                                     p.q_dim_stride, scratch);
 #pragma unroll
-    for (int i = 0; i < kChannelsOfLane; ++i) {
-      const int d = i * 32 + lane;
-      if (d >= Config::kBlocksQk * 16) break;
-      const int place = tile::place_of_channel<Config::kKvType>(d);
-      float rest = x[i] * up;
-#pragma unroll
-      for (int part = 0; part < Config::kParts; ++part) {
-        const unsigned rounded = tile::pack<Config::kComputeType>(rest, 0.0f);
-        unsigned char* to = rows + (part * Config::kRows) * Config::LayoutQ::kPitch +
-                            Config::LayoutQ::offset(r, place / 8) + place % 8 * 2;
-        *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(rounded);
-        rest -= tile::low_half<Config::kComputeType>(rounded);
+        for (int i = 0; i < kVec; ++i) x[i] = d < 16 * Config::kBlocksQk ? scratch[d + i] : 0.0f;
+        __syncwarp();
       }
     }
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) largest = fmaxf(largest, fabsf(x[i]));
+    const float up = scale_up(largest);
+    if (threadIdx.x % 32 == 0) scales[r] = 1.0f / up;
+    store_query(x, d, r, up, rows);
+    r += Config::kWarps;
+    if (r >= Config::kRows) break;
+    if (Config::kVectors && r < piece.num_rows) input.load(p, query_row(p, piece, s, r), p.q, true);
   }
 }
 

@@ -14,7 +14,7 @@ struct Rows {
   int first_position;  // of the sequence's query 0; below 0 where there are more queries than keys
   int num_keys;
   int low_of_all, high_of_all;  // keys that every row sees, of those between the sequence's first_key and end_key
-  float factor[Config::kRowTiles][2];  // raw dot product to score (softcap: to z, else to base 2)
+  float factor[Config::kRowTiles][2];  // of raw dot products with cached keys
   float slope[kAnyAlibi ? Config::kRowTiles : 1][2];
 
   __device__ __forceinline__ static int packed(const Piece& piece, int n, int e) {
@@ -27,18 +27,28 @@ struct Rows {
     first_position = s.num_keys - s.num_q;
     low_of_all = low(p, first_position + (piece.row_begin + piece.num_rows - 1) / p.group);
     high_of_all = high(p, first_position + piece.row_begin / p.group);
-    const float unit = (Config::kScore & kSoftcap) != 0 ? p.scale : p.scale * kLog2e;
+    float k_scale = 1.0f;
+    if (p.k_scale.mode == 1) k_scale = p.k_scale.data[0];
+    if (p.k_scale.mode == 2) k_scale = p.k_scale.data[piece.head * p.k_scale.head_stride];
 #pragma unroll
     for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        factor[n][e] = scales[8 * n + threadIdx.x % 4 * 2 + e] * unit;
+        factor[n][e] = scales[8 * n + threadIdx.x % 4 * 2 + e] * (unit(p) * k_scale);
         if constexpr (kAnyAlibi) {
           const int head = piece.head * p.group + packed(piece, n, e) % p.group;
           slope[n][e] = p.alibi[piece.batch * p.alibi_batch_stride + head * p.alibi_head_stride] * kLog2e;
         }
       }
     }
+  }
+
+  // What <q, k> is multiplied with for the score (softcap: for z).
+  __device__ __forceinline__ static float unit(const DecodeParams& p) {
+    return (Config::kScore & kSoftcap) != 0 ? p.scale : p.scale * kLog2e;
+  }
+  __device__ __forceinline__ int position(const DecodeParams& p, const Piece& piece, int n, int e) const {
+    return first_position + packed(piece, n, e) / p.group;
   }
 
   // Visible keys [low, high] of a position.
@@ -61,9 +71,8 @@ struct Rows {
     return (0xffffu >> (15 - min(high, 15))) & (0xffffu << max(low, 0));
   }
 
-  // Raw dot product of row (n, e) with a key to a score in base 2. distance: position minus key.
-  __device__ __forceinline__ float score(const DecodeParams& p, int n, int e, float dot, int distance) const {
-    float x = dot * factor[n][e];
+  // z of row (n, e) and a key, scaled as unit() says, to a score in base 2. distance: position minus key.
+  __device__ __forceinline__ float score(const DecodeParams& p, int n, int e, float x, int distance) const {
     if constexpr ((Config::kScore & kSoftcap) != 0) {
       // tanh(y) = 1 - 2 / (1 + e^2y), exact at both ends.
       const float y = ptx::exp2_approx(x / p.softcap * (2 * kLog2e));

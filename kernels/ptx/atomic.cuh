@@ -12,6 +12,13 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* counter, unsigned la
   return before;
 }
 
+// Adds `count`; returns what was there. Visibility as above.
+__device__ __forceinline__ unsigned add_arrivals(unsigned* counter, unsigned count) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(count) : "memory");
+  return before;
+}
+
 __device__ __forceinline__ float4 load_from_l2(const float4* at) {
   float4 x;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -93,4 +93,8 @@ extern "C" __global__ void __launch_bounds__(attune::schedule::Config::kThreads)
     p.shares[block] = schedule::find_share(p, run, shared, deal, block);
     p.arrivals[block] = 0;
   }
+  if (p.tiles_done != nullptr) {
+    const int count = p.batch / p.beam_width * p.num_heads_kv;
+    for (int i = threadIdx.x; i < count; i += Config::kThreads) p.tiles_done[i] = 0;
+  }
 }

@@ -31,17 +31,19 @@ __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) 
     s.num_q = p.fixed_q;
   }
   const int used = int_at(p.seqused_kv, b);
-  s.num_keys = used < 0 ? 0 : p.ring_capacity > 0 ? used : min(used, p.capacity);
+  const int num_cached = used < 0 ? 0 : p.ring_capacity > 0 ? used : min(used, p.capacity);
 
   const bool skipped =
       (p.finished != nullptr && p.finished[b * p.finished_stride] != 0) || (p.skip_decode && s.num_q == 1);
   const int rows = s.num_q * p.group;
+  s.num_new = p.new_k.data != nullptr && !skipped ? s.num_q : 0;
+  s.num_keys = num_cached + s.num_new;
   s.row_blocks = skipped && !p.zero_finished ? 0 : (rows + kBlockRows - 1) / kBlockRows;
 
   const long long first_position = static_cast<long long>(s.num_keys) - s.num_q, last_position = s.num_keys - 1;
-  long long first = 0, end = s.num_keys;
+  long long first = 0, end = num_cached;
   if (p.window_left >= 0) first = max(first, first_position - p.window_left);
-  if (p.ring_capacity > 0) first = max(first, static_cast<long long>(s.num_keys) - p.ring_capacity);
+  if (p.ring_capacity > 0) first = max(first, static_cast<long long>(num_cached) - p.ring_capacity);
   if (p.window_right >= 0) end = min(end, last_position + p.window_right + 1);
   if (skipped || end < first) end = first;
   s.first_key = static_cast<int>(first);

@@ -25,6 +25,13 @@ __device__ constexpr int place_of_channel(int channel) {
   return (channel & ~15) + ((c >> 2) << 1) + (c & 1) + ((c & 2) << 2);
 }
 
+template <int kKvType>
+__device__ constexpr int channel_of_place(int place) {
+  if (element_size(kKvType) == 2) return place;
+  const int p = place & 15;
+  return (place & ~15) + ((p & 6) << 1) + ((p & 8) >> 2) + (p & 1);
+}
+
 // Channel of row g + 8 * half of block i of the transposed V.
 template <int kKvType>
 __device__ constexpr int channel_of_row(int i, int g, int half) {

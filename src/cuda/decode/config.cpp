@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/dtype.h"
+#include "cuda/ops/params.h"
 
 namespace attune::cuda::decode {
 namespace {
@@ -65,6 +66,30 @@ int stages_that_fit(const Config& c, const DeviceShape& device) {
   return stages >= 2 ? stages : 0;
 }
 
+// Channels that a lane holds of a row (kernels/decode/prologue.cuh).
+int64_t lane_channels(int64_t head_dim) { return head_dim <= 128 ? 4 : 8; }
+
+bool has_vectors(const RowView& v, int64_t head_dim) {
+  const int64_t size = v.element_size, unit = std::min<int64_t>(16, lane_channels(head_dim) * size);
+  return v.dim_stride == 1 && v.row_stride * size % unit == 0 && v.head_stride * size % unit == 0 &&
+         v.batch_stride * size % unit == 0 && reinterpret_cast<uintptr_t>(v.data) % static_cast<uintptr_t>(unit) == 0;
+}
+
+// Whether lanes can load all that becomes queries and new tokens as vectors.
+bool has_vectors(const Problem& p) {
+  if (!has_vectors(p.q, p.head_dim_qk)) return false;
+  if (p.new_tokens && !(has_vectors(p.k, p.head_dim_qk) && (p.v_aliases_k || has_vectors(p.v, p.head_dim_v))))
+    return false;
+  const Prologue& g = p.prologue;
+  if (!g.any) return true;
+  for (const ParamView* v : {&g.q_bias, &g.k_bias, &g.v_bias, &g.ia3_k, &g.ia3_v}) {
+    if (*v && ops::float_table(*v).vector == 0) return false;
+  }
+  return g.rotary_dim == 0 ||
+         (ops::prologue_params(g).cos_sin_vector != 0 && g.rope_offset % lane_channels(p.head_dim_qk) == 0 &&
+          !(g.has_positions && g.positions.cols == 3));
+}
+
 // Warps, blocks a multiprocessor and clusters, by measurement (docs/kernels/decode.md).
 void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_of_rows, bool may_cluster, Config& c) {
   constexpr int64_t kClusterKeys =
@@ -123,7 +148,10 @@ KernelSpec Config::main_kernel() const {
                   define("ATTUNE_LOAD", static_cast<int>(load)),
                   define("ATTUNE_COPY_BYTES", copy_bytes),
                   define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0),
-                  define("ATTUNE_SCORE", score)};
+                  define("ATTUNE_SCORE", score),
+                  define("ATTUNE_NEW_TOKENS", new_tokens ? 1 : 0),
+                  define("ATTUNE_PROLOGUE", prologue ? 1 : 0),
+                  define("ATTUNE_VECTORS", vectors ? 1 : 0)};
   return spec;
 }
 
@@ -140,6 +168,7 @@ std::string refusal(const Problem& p) {
   if (c.k.dtype != c.v.dtype) return "K and V of different dtypes";
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
   if (p.q.dtype == ATTUNE_FLOAT32 && c.k.dtype == ATTUNE_FLOAT32) return "float32 caches";
+  if (p.new_tokens && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype)) return "q, k and v of different dtypes";
   return "";
 }
 
@@ -154,6 +183,10 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   c.token_scales =
       p.cache.k_scale.mode == KvScale::Mode::kTokenHead || p.cache.v_scale.mode == KvScale::Mode::kTokenHead;
   c.score = score_bits(p);
+  c.new_tokens = p.new_tokens;
+  c.prologue = p.prologue.any;
+  // Rows of more than 128 channels, with all that the prologue reads for them, would take too many registers.
+  c.vectors = has_vectors(p) && (!c.prologue || std::max(p.head_dim_qk, p.head_dim_v) <= 128);
   const int64_t alignment = cache_alignment(p);
   c.load = choose_load(p, alignment);
   c.copy_bytes = c.load == Load::kElements ? 16 : static_cast<int>(alignment);
@@ -161,8 +194,13 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   // As few rows a block as hold a sequence's: registers that are not there cannot wait for memory.
   const int64_t rows = std::max<int64_t>(1, p.max_seqlen_q) * p.group;
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
-  c.row_tiles = rows <= 8 ? 1 : rows <= 16 || wide ? 2 : 4;
+  c.row_tiles = rows <= 8 ? 1 : rows <= 16 || wide || c.token_scales ? 2 : 4;
   const int64_t blocks_of_rows = std::max<int64_t>(1, ceil_div(rows, c.rows()));
+  if (p.prologue.append && (p.cache.ring_capacity > 0 || p.beam_width > 1)) {
+    c.append_counters = p.batch / p.beam_width * p.heads_kv;
+    // A cluster knows of its own readers only.
+    may_cluster = may_cluster && blocks_of_rows == 1 && p.beam_width <= 1;
+  }
   choose_blocks(p, device, blocks_of_rows, may_cluster, c);
   if (c.cluster > 0) return c;
   c.schedule_threads = p.batch <= 256 ? 256 : 1024;
@@ -177,6 +215,9 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
 }
 
 void check_alignment(const Problem& p, const Config& c) {
+  require(!c.vectors || has_vectors(p),
+          "q, k, v or a table of the prologue is not aligned to 16 bytes, as it was when the plan was made; plan with "
+          "pointers of the alignment that runs will have");
   if (c.load == Load::kElements) return;
   require(cache_alignment(p) >= c.copy_bytes, "cache.k.data or cache.v.data is not aligned to ", c.copy_bytes,
           " bytes, as it was when the plan was made; plan with pointers of the alignment that runs will have");
@@ -192,6 +233,7 @@ WorkspaceLayout workspace_layout(const Config& c) {
   };
   w.shares = take(blocks * sizeof(kernels::Share));
   w.arrivals = take(blocks * sizeof(unsigned));
+  w.tiles_done = take(static_cast<size_t>(c.append_counters) * sizeof(unsigned));
   w.stats = take(rows * 2 * sizeof(float));
   w.out = take(rows * static_cast<size_t>(c.head_dim_v) * sizeof(float));
   return w;

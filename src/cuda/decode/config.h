@@ -25,10 +25,15 @@ struct Config {
   int copy_bytes = 16;
   bool token_scales = false;
   int score = 0;
+  bool new_tokens = false;  // beside the cache
+  bool prologue = false;    // something but append
+  bool vectors = false;     // rows of q, k, v and of the prologue's tables take vector loads
 
   int blocks = 1;   // of the grid; all of them run at a time
   int cluster = 0;  // blocks that share a (sequence, KV head, block of rows); 0: decode.cu, else decode_cluster.cu
   int schedule_threads = 256;  // of the schedule kernel's one block
+  // Appending waits for readers of the slots: counters, of a KV head and the sequences that read each other's slots.
+  int64_t append_counters = 0;
 
   int rows() const { return 8 * row_tiles; }
   size_t shared_bytes() const;
@@ -56,7 +61,7 @@ void check_alignment(const Problem& p, const Config& c);
 
 // Where the pieces of the workspace begin.
 struct WorkspaceLayout {
-  size_t shares = 0, arrivals = 0, stats = 0, out = 0, total = 0;
+  size_t shares = 0, arrivals = 0, tiles_done = 0, stats = 0, out = 0, total = 0;
 };
 WorkspaceLayout workspace_layout(const Config& c);
 

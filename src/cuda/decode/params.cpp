@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cuda/decode/config.h"
+#include "cuda/ops/params.h"
 
 namespace attune::cuda::decode {
 namespace {
@@ -35,6 +36,7 @@ kernels::KvPlane to_plane(const KvPlane& v, bool own_table) {
   k.outer_stride = v.outer_stride;
   k.inner_stride = v.inner_stride;
   k.pack = static_cast<int>(v.pack);
+  k.contiguous = v.contiguous ? 1 : 0;
   k.table_is_own = own_table ? 1 : 0;
   return k;
 }
@@ -66,6 +68,21 @@ void fill_rows(const Problem& p, DecodeParams& k) {
   k.fixed_q = to_int(p.fixed_q);
 }
 
+kernels::NewRows new_rows(const Problem& p, const RowView& v) {
+  const RowStrides strides = row_strides(p, v);
+  return {reinterpret_cast<const char*>(v.data), strides.batch, strides.row, strides.head, v.dim_stride};
+}
+
+void fill_new_tokens(const Problem& p, DecodeParams& k) {
+  if (p.new_tokens) {
+    k.new_k = new_rows(p, p.k);
+    k.new_v = new_rows(p, p.v);
+  }
+  k.v_is_k = p.v_aliases_k ? 1 : 0;
+  k.prologue = ops::prologue_params(p.prologue);
+  k.append = p.prologue.append ? 1 : 0;
+}
+
 void fill_cache(const Problem& p, DecodeParams& k) {
   const KvCache& c = p.cache;
   k.k = to_plane(c.k, false);
@@ -86,7 +103,7 @@ void fill_cache(const Problem& p, DecodeParams& k) {
   k.paged = c.paged ? 1 : 0;
   k.cache_indirection = int_table(p.cache_indirection);
   k.beam_prompt_length = int_table(p.beam_prompt_length);
-  k.beam_width = to_int(p.beam_width);
+  k.beam_width = to_int(std::max<int64_t>(1, p.beam_width));
   k.beam_columns = to_int(p.cache_indirection.cols);
 }
 
@@ -129,6 +146,7 @@ void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
 DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
   DecodeParams k{};
   fill_rows(p, k);
+  fill_new_tokens(p, k);
   fill_cache(p, k);
   fill_scores(p, k);
   fill_schedule(p, c, k);
@@ -136,6 +154,7 @@ DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
   char* base = static_cast<char*>(workspace);
   k.shares = reinterpret_cast<kernels::Share*>(base + w.shares);
   k.arrivals = reinterpret_cast<unsigned*>(base + w.arrivals);
+  if (c.append_counters > 0) k.tiles_done = reinterpret_cast<unsigned*>(base + w.tiles_done);
   k.partial_stats = reinterpret_cast<float*>(base + w.stats);
   k.partial_out = reinterpret_cast<float*>(base + w.out);
   return k;

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// One row of q, k or v by one warp, through the prologue, in fp32. A step of the model may last 10 us, a round of loads
+// half of one, and an instruction of a lone warp 3 ns. So where rows lie well (Config::kVectors), load() asks for
+// everything at once, the row and all that the prologue reads for it, and lane l holds kVec channels from kVec l on.
+// Any other row goes through shared memory in loops (prepare_in_memory).
+#pragma once
+
+#include "decode/config.cuh"
+#include "schedule/sequence.cuh"
+#include "tile/prologue_row.cuh"
+
+namespace attune::decode {
+
+using kernels::DecodeParams;
+using kernels::FloatTable;
+using kernels::PrologueParams;
+using kernels::Sequence;
+
+// A row of the tensor of q, k or v: of token i of a sequence.
+struct TokenRow {
+  int batch, head;
+  int position;      // absolute
+  long long offset;  // of the row, in elements
+  long long row;     // of `positions`
+
+  __device__ __forceinline__ TokenRow(const DecodeParams& p, const Sequence& s, int b, int h, int i,
+                                      long long batch_stride, long long row_stride, long long head_stride)
+      : batch(b), head(h), position(s.num_keys - s.num_q + i) {
+    const bool ragged = p.cu_seqlens_q.data != nullptr;
+    offset = (ragged ? s.q_begin * row_stride : b * batch_stride) + i * row_stride + h * head_stride;
+    row = ragged ? s.q_begin + i : static_cast<long long>(b) * p.fixed_q + i;
+  }
+};
+
+template <int kRow>
+__device__ __forceinline__ const FloatTable& bias_of(const PrologueParams& g) {
+  return kRow == tile::kRowOfQ ? g.q_bias : kRow == tile::kRowOfK ? g.k_bias : g.v_bias;
+}
+template <int kRow>
+__device__ __forceinline__ const FloatTable& ia3_of(const PrologueParams& g) {
+  return kRow == tile::kRowOfK ? g.ia3_k : g.ia3_v;
+}
+
+// kBytes (4, 8, 16 or 32) that are aligned to as many, at most to 16.
+template <int kBytes>
+__device__ __forceinline__ void load_words(const void* at, unsigned* words) {
+  if constexpr (kBytes == 4) {
+    words[0] = *static_cast<const unsigned*>(at);
+  } else if constexpr (kBytes == 8) {
+    const uint2 x = *static_cast<const uint2*>(at);
+    words[0] = x.x, words[1] = x.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) {
+      const uint4 x = static_cast<const uint4*>(at)[i];
+      words[4 * i] = x.x, words[4 * i + 1] = x.y, words[4 * i + 2] = x.z, words[4 * i + 3] = x.w;
+    }
+  }
+}
+
+// Element i of words of a type.
+__device__ __forceinline__ float decode_word(int dtype, const unsigned* words, int i) {
+  if (dtype == tile::kFloat32) return __uint_as_float(words[i]);
+  if (tile::element_size(dtype) == 2) {
+    const float2 pair = tile::decode_pair(dtype, words[i / 2]);
+    return i % 2 == 0 ? pair.x : pair.y;
+  }
+  const float2 pair = tile::decode_pair(dtype, words[i / 4] >> (i % 4 / 2 * 16) & 0xffff);
+  return i % 2 == 0 ? pair.x : pair.y;
+}
+
+// kRow: tile::kRowOfQ, K or V.
+template <int kHeadDim, int kRow>
+struct RowInput {
+  static constexpr int kVec = kHeadDim <= 128 ? 4 : 8, kType = Config::kQType, kSize = tile::element_size(kType);
+  static constexpr bool kRotates = kRow != tile::kRowOfV, kHasIa3 = kRow != tile::kRowOfQ;
+
+  unsigned raw[kVec * kSize / 4], bias[kVec], ia3[kVec];
+  float cosine[kVec], sine[kVec];
+  float logn;
+  bool turned, scaled_by_ia3;
+
+  __device__ __forceinline__ static int first_channel() { return threadIdx.x % 32 * kVec; }
+
+  // wanted false: reads nothing, and finish() gives what means nothing.
+  __device__ __forceinline__ void load(const DecodeParams& p, const TokenRow& at, const char* data, bool wanted) {
+    const int d = first_channel();
+    turned = scaled_by_ia3 = false;
+    logn = 1.0f;
+#pragma unroll
+    for (int i = 0; i < kVec * kSize / 4; ++i) raw[i] = 0;
+    if (!wanted || d >= kHeadDim) return;
+    load_words<kVec * kSize>(data + (at.offset + d) * kSize, raw);
+    if constexpr (Config::kPrologue) {
+      const PrologueParams& g = p.prologue;
+      const FloatTable& b = bias_of<kRow>(g);
+      if (b.data != nullptr) load_table(b, b.data + at.head * b.head_stride, d, bias);
+      const tile::PrologueToken token = tile::prologue_token(g, at.row, at.batch, at.position);
+      logn = token.logn;
+      if constexpr (kHasIa3) {
+        const FloatTable& w = ia3_of<kRow>(g);
+        scaled_by_ia3 = w.data != nullptr && token.task >= 0;
+        if (scaled_by_ia3) load_table(w, w.data + token.task * w.outer_stride + at.head * w.head_stride, d, ia3);
+      }
+      if constexpr (kRotates) load_turns(g, token.rope[0], d - g.rope_offset);
+    }
+  }
+
+  // Lanes beyond the head dim get zeros.
+  __device__ __forceinline__ void finish(const DecodeParams& p, float (&x)[kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = decode_word(kType, raw, i);
+    if constexpr (Config::kPrologue) {
+      const PrologueParams& g = p.prologue;
+      const bool inside = first_channel() < kHeadDim;
+      if (kSize == 1 && g.qkv_scale != nullptr && inside) {
+        const float scale = g.qkv_scale[kRow * g.qkv_scale_stride];
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) x[i] *= scale;
+      }
+      if (bias_of<kRow>(g).data != nullptr && inside) {
+        const bool narrow = bias_of<kRow>(g).dtype != tile::kFloat32, f16 = bias_of<kRow>(g).dtype == tile::kFloat16;
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) x[i] += decode_weight(narrow, f16, bias, i);
+      }
+      if (kHasIa3 && scaled_by_ia3) {
+        const bool narrow = ia3_of<kRow>(g).dtype != tile::kFloat32, f16 = ia3_of<kRow>(g).dtype == tile::kFloat16;
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) x[i] *= decode_weight(narrow, f16, ia3, i);
+      }
+      if constexpr (kRotates) {
+        if (g.cos_sin != nullptr) rotate(g, x);
+      }
+      if (kRow == tile::kRowOfQ && g.logn != nullptr) {
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) x[i] *= logn;
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static float decode_weight(bool narrow, bool f16, const unsigned (&words)[kVec], int i) {
+    if (!narrow) return __uint_as_float(words[i]);
+    const unsigned half = i % 2 == 0 ? words[i / 2] & 0xffffu : words[i / 2] >> 16;
+    return f16 ? ptx::f16_to_float(static_cast<unsigned short>(half)) : __uint_as_float(half << 16);
+  }
+
+  __device__ __forceinline__ static void load_table(const FloatTable& t, const char* row, int d,
+                                                    unsigned (&words)[kVec]) {
+    if (t.dtype == tile::kFloat32) {
+      load_words<4 * kVec>(row + 4 * d, words);
+    } else {
+      load_words<2 * kVec>(row + 2 * d, words);
+    }
+  }
+
+  // u: the lane's first channel in the rotated part.
+  __device__ __forceinline__ void load_turns(const PrologueParams& g, const float* row, int u) {
+    const int half = g.rotary_dim / 2;
+    turned = row != nullptr && u >= 0 && u < g.rotary_dim;
+    if (!turned) return;
+    if (g.interleaved) {
+      load_words<2 * kVec>(row + u / 2, reinterpret_cast<unsigned*>(cosine));
+      load_words<2 * kVec>(row + half + u / 2, reinterpret_cast<unsigned*>(sine));
+    } else {
+      const int pair = u < half ? u : u - half;
+      load_words<4 * kVec>(row + pair, reinterpret_cast<unsigned*>(cosine));
+      load_words<4 * kVec>(row + half + pair, reinterpret_cast<unsigned*>(sine));
+    }
+  }
+
+  __device__ __forceinline__ void rotate(const PrologueParams& g, float (&x)[kVec]) const {
+    if (g.interleaved) {
+#pragma unroll
+      for (int i = 0; i < kVec; i += 2) {
+        if (turned) tile::rotate_pair(x[i], x[i + 1], cosine[i / 2], sine[i / 2]);
+      }
+      return;
+    }
+    const int lanes = g.rotary_dim / (2 * kVec);
+    const bool first = first_channel() - g.rope_offset < g.rotary_dim / 2;
+    const int partner = static_cast<int>(threadIdx.x % 32) + (first ? lanes : -lanes);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const float y = __shfl_sync(0xffffffffu, x[i], partner & 31);
+      if (turned) x[i] = first ? cosine[i] * x[i] - sine[i] * y : cosine[i] * x[i] + sine[i] * y;
+    }
+  }
+};
+
+// The same in shared memory: slower, but any strides and positions, and hardly any code or registers. `to` gets kPlaces
+// floats, those past the head dim zeros.
+template <int kHeadDim, int kRow, int kPlaces>
+__device__ __forceinline__ void prepare_in_memory(const DecodeParams& p, const TokenRow& at, const char* data,
+                                                  long long dim_stride, float* to) {
+  constexpr int kType = Config::kQType, kSize = tile::element_size(kType);
+  const PrologueParams& g = p.prologue;
+  tile::PrologueToken token{};
+  if constexpr (Config::kPrologue) token = tile::prologue_token(g, at.row, at.batch, at.position);
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int d = lane; d < kPlaces; d += 32) {
+    float x = d < kHeadDim ? tile::load_element(kType, data, at.offset + d * dim_stride) : 0.0f;
+    if (Config::kPrologue && d < kHeadDim) {
+      const FloatTable& bias = bias_of<kRow>(g);
+      const FloatTable& ia3 = ia3_of<kRow>(g);
+      if (kSize == 1 && g.qkv_scale != nullptr) x *= g.qkv_scale[kRow * g.qkv_scale_stride];
+      if (bias.data != nullptr)
+        x += tile::load_element(bias.dtype, bias.data + at.head * bias.head_stride + d * bias.channel_stride, 0);
+      if (kRow != tile::kRowOfQ && ia3.data != nullptr && token.task >= 0) {
+        x *= tile::load_element(
+            ia3.dtype, ia3.data + token.task * ia3.outer_stride + at.head * ia3.head_stride + d * ia3.channel_stride,
+            0);
+      }
+    }
+    to[d] = x;
+  }
+  __syncwarp();
+  if constexpr (Config::kPrologue && kRow != tile::kRowOfV) {
+    const bool sections = g.positions.data != nullptr && g.components == 3;
+    const int pairs = g.cos_sin != nullptr ? g.rotary_dim / 2 : 0;
+#pragma unroll 1
+    for (int j = lane; j < pairs; j += 32) {
+      const int which = sections ? tile::mrope_component(g, j) : 0;
+      const float* row = which == 0 ? token.rope[0] : which == 1 ? token.rope[1] : token.rope[2];
+      if (row == nullptr) continue;
+      float& x = to[g.rope_offset + (g.interleaved ? 2 * j : j)];
+      float& y = to[g.rope_offset + (g.interleaved ? 2 * j + 1 : j + pairs)];
+      tile::rotate_pair(x, y, row[j * g.channel_stride], row[(pairs + j) * g.channel_stride]);
+    }
+    __syncwarp();
+    if (kRow == tile::kRowOfQ && g.logn != nullptr) {
+      for (int d = lane; d < kHeadDim; d += 32) to[d] *= token.logn;
+      __syncwarp();
+    }
+  }
+}
+
+}  // namespace attune::decode

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a token of a sequence to its place in the cache.
+#pragma once
+
+#include "schedule/sequence.cuh"
+
+namespace attune::decode {
+
+using kernels::DecodeParams;
+
+// Where a token of the cache lies, as the tables say it: nothing is checked or computed until it is used, so that a
+// warp does not wait for a table it has just asked for. Page -1: nowhere.
+struct Slot {
+  int k_page, v_page;
+  int offset;
+
+  __device__ __forceinline__ bool exists(const DecodeParams& p) const {
+    return k_page >= 0 && k_page < p.num_pages && v_page >= 0 && v_page < p.num_pages;
+  }
+};
+
+// Page and offset of slot `at` of a row of the tables.
+__device__ __forceinline__ Slot find_slot(const DecodeParams& p, int row, int at) {
+  Slot s;
+  if (!p.paged) {
+    s.k_page = s.v_page = p.batch_index.data != nullptr ? schedule::int_at(p.batch_index, row) : row;
+    s.offset = at;
+    return s;
+  }
+  const int entry = p.page_shift >= 0
+                        ? at >> p.page_shift
+                        : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
+  s.k_page = s.v_page = schedule::int_at(p.page_table, row, entry);
+  if (p.v.table_is_own) s.v_page = schedule::int_at(p.v_page_table, row, entry);
+  s.offset = at - entry * p.page_size;
+  return s;
+}
+
+// The general way from a token to its slot: rings and beams. num_cached: tokens of the sequence that went to the cache.
+__device__ __forceinline__ Slot find_token(const DecodeParams& p, int batch, int num_cached, int token) {
+  const int at = p.ring_capacity > 0 ? token % p.ring_capacity : token;
+  int row = batch;
+  if (p.beam_width > 1) {
+    const bool wrapped = p.ring_capacity > 0 && num_cached > p.ring_capacity;
+    int beam = 0;
+    if (wrapped || token >= schedule::int_at(p.beam_prompt_length, batch)) {
+      beam = at < p.beam_columns ? schedule::int_at(p.cache_indirection, batch, at) : -1;
+    }
+    if (beam < 0 || beam >= p.beam_width) return {-1, -1, 0};
+    row = batch / p.beam_width * p.beam_width + beam;
+  }
+  return find_slot(p, row, at);
+}
+
+}  // namespace attune::decode
