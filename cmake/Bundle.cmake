@@ -8,8 +8,9 @@ set_property(CACHE ATTUNE_BUNDLE PROPERTY STRINGS AUTO ON OFF)
 # The newest first, of PyPI's package under build/nvrtc, then of a toolkit.
 if(NOT ATTUNE_NVRTC_LIBRARY)
   set(nvrtc_found)
+  file(GLOB toolkits /usr/local/cuda*/lib64)
   foreach(directory ${PROJECT_SOURCE_DIR}/build/nvrtc/nvidia/cu13/lib ${PROJECT_SOURCE_DIR}/build/nvrtc/nvidia/cuda_nvrtc/lib
-                    $ENV{CUDA_HOME}/lib64 $ENV{CUDA_PATH}/lib64 /usr/local/cuda/lib64)
+                    $ENV{CUDA_HOME}/lib64 $ENV{CUDA_PATH}/lib64 ${toolkits})
     file(GLOB found ${directory}/libnvrtc.so.1[2-9])
     list(SORT found ORDER DESCENDING)
     list(APPEND nvrtc_found ${found})
@@ -57,7 +58,9 @@ add_custom_target(attune_kernel_bundle ALL DEPENDS ${stamp})
 install(FILES $<TARGET_FILE_DIR:attune>/attune_kernels.bundle DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime)
 
 if(ATTUNE_BUILD_TESTS)
+  # What src/cuda asks for at the shapes of cli/models, and what the bundle holds, must be one list.
+  add_test(NAME kernels.manifest COMMAND attune_bundler popular check ${PROJECT_SOURCE_DIR}/cli/models ${manifest})
   add_test(NAME kernels.ledger COMMAND attune_bundler check ${report} ${PROJECT_SOURCE_DIR}/kernels/ledger.json)
   add_test(NAME kernels.bundle COMMAND attune_bundler verify ${manifest} ${bundle})
-  set_tests_properties(kernels.ledger kernels.bundle PROPERTIES LABELS repo TIMEOUT 60)
+  set_tests_properties(kernels.manifest kernels.ledger kernels.bundle PROPERTIES LABELS repo TIMEOUT 60)
 endif()

@@ -2,9 +2,13 @@
 // The bundler: the manifest's rules, ptxas's log, the ledger, and modules that are kept from the last build.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 
+#include "attune/attune.h"
 #include "builder.h"
+#include "popular.h"
 
 namespace attune::bundle {
 namespace {
@@ -42,6 +46,46 @@ TEST(Manifest, SaysWhichFieldIsWrong) {
   EXPECT_EQ(manifest_fault(
                 R"({"arch": "sm_90a", "kernels": [{"source": "a.cu", "entries": ["f"], "defines": {"A": [1, 1]}}]})"),
             "manifest.kernels[0]: repeats a.cu A=1");
+}
+
+TEST(Popular, ListsWhatADecodeModelAsksFor) {
+  PopularModel model;
+  model.name = "test";
+  model.num_heads_q = 32, model.num_heads_kv = 8, model.head_dim_qk = model.head_dim_v = 128;
+  const auto kernels = popular_kernels({model, model});
+  const auto listed = [&](const std::string& source, const std::pair<std::string, std::string>& define) {
+    return std::any_of(kernels.begin(), kernels.end(), [&](const cuda::KernelSpec& k) {
+      return k.source == source && std::find(k.defines.begin(), k.defines.end(), define) != k.defines.end();
+    });
+  };
+  EXPECT_TRUE(listed("decode/decode.cu", {"ATTUNE_KV_TYPE", std::to_string(ATTUNE_FLOAT8_E4M3)}));
+  EXPECT_TRUE(listed("decode/decode_cluster.cu", {"ATTUNE_KV_TYPE", std::to_string(ATTUNE_BFLOAT16)}));
+  EXPECT_TRUE(listed("schedule/schedule.cu", {"ATTUNE_ROW_TILES", "1"}));
+  EXPECT_FALSE(listed("decode/decode.cu", {"ATTUNE_HEAD_DIM_QK", "64"}));
+  // The manifest that is written lists just these, each once, beside the self test's.
+  const auto manifest = parse_manifest(popular_manifest(kernels));
+  ASSERT_EQ(manifest.size(), kernels.size() + 2);
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    EXPECT_EQ(cuda::module_name(manifest[i + 2].module), cuda::module_name({kernels[i].source, kernels[i].defines}));
+    EXPECT_EQ(manifest[i + 2].entries, std::vector<std::string>{kernels[i].entry});
+  }
+  // What the kernel does not cover is left out.
+  model.head_dim_qk = model.head_dim_v = 576;
+  EXPECT_TRUE(popular_kernels({model}).empty());
+}
+
+TEST(Popular, NamesAModelFileThatIsWrong) {
+  const std::string directory = testing::TempDir() + "attune_popular_test";
+  std::filesystem::create_directories(directory);
+  EXPECT_THROW(read_models(directory), std::runtime_error);
+  std::ofstream(directory + "/bad.json") << R"({"name": "bad"})";
+  try {
+    read_models(directory);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const std::runtime_error& e) {
+    EXPECT_NE(std::string(e.what()).find("bad.json"), std::string::npos) << e.what();
+  }
+  std::filesystem::remove_all(directory);
 }
 
 constexpr char kLog[] =

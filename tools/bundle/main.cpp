@@ -11,6 +11,7 @@
 
 #include "builder.h"
 #include "cuda/jit/files.h"
+#include "popular.h"
 
 namespace {
 
@@ -23,7 +24,9 @@ constexpr char kUsage[] =
     "warned\n"
     "       attune_bundler update REPORT LEDGER           write the ledger from the report\n"
     "       attune_bundler verify MANIFEST BUNDLE         exit code 1 unless the library finds every module in the "
-    "bundle\n";
+    "bundle\n"
+    "       attune_bundler popular write MODELS MANIFEST  write what the models of a directory ask for\n"
+    "       attune_bundler popular check MODELS MANIFEST  exit code 1 unless the manifest lists just that\n";
 
 std::string read(const std::string& path) {
   std::optional<std::string> text = attune::cuda::read_file(path);
@@ -74,6 +77,18 @@ int check(const std::string& report_path, const std::string& ledger_path) {
   return faults.empty() ? 0 : 1;
 }
 
+int popular(const std::string& verb, const std::string& models, const std::string& manifest_path) {
+  const std::string text =
+      attune::bundle::popular_manifest(attune::bundle::popular_kernels(attune::bundle::read_models(models)));
+  if (verb == "write") return write(manifest_path, text), 0;
+  if (read(manifest_path) == text) return 0;
+  fmt::print(
+      "{} is not what src/cuda asks for at the shapes of {}: attune_bundler popular write {} {}, then update the "
+      "ledger\n",
+      manifest_path, models, models, manifest_path);
+  return 1;
+}
+
 int verify(const std::string& manifest_path, const std::string& bundle_path) {
   // As on a machine with neither a compiler nor a cache.
   attune::cuda::ImageFinder finder({bundle_path, "", false, 99});
@@ -102,6 +117,9 @@ int main(int argc, char** argv) {
     if (args.size() == 4 && args[0] == "build") return build(args[1], args[2], args[3]);
     if (args.size() == 3 && args[0] == "check") return check(args[1], args[2]);
     if (args.size() == 3 && args[0] == "verify") return verify(args[1], args[2]);
+    if (args.size() == 4 && args[0] == "popular" && (args[1] == "write" || args[1] == "check")) {
+      return popular(args[1], args[2], args[3]);
+    }
     if (args.size() == 3 && args[0] == "update") {
       write(args[2], attune::bundle::ledger_text(attune::bundle::report_ledger(read(args[1]))));
       return 0;

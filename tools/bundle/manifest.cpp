@@ -68,7 +68,7 @@ std::vector<ManifestEntry> parse_manifest(const std::string& text) {
   for (size_t i = 0; i < manifest["kernels"].size(); ++i) {
     const Json& kernel = manifest["kernels"][i];
     const std::string where = cat("manifest.kernels[", i, "]");
-    check_fields(kernel, where, {"source", "entries", "defines"});
+    check_fields(kernel, where, {"source", "entries", "defines", "dynamic_shared"});
     if (!kernel.contains("source") || !kernel["source"].is_string()) wrong(where + ".source", "must be a string");
     if (!kernel.contains("entries") || !kernel["entries"].is_array() || kernel["entries"].empty()) {
       wrong(where + ".entries", "must be a list of function names");

@@ -4,7 +4,8 @@
 //   {"arch": "sm_90a",
 //    "kernels": [{"source": "decode/decode.cu",            path inside kernels/
 //                 "entries": ["decode"],                   functions whose resources the ledger holds
-//                 "defines": {"HEAD_DIM": [64, 128], "GROUP": 8, "KV": "bf16"}}]}
+//                 "dynamic_shared": 98304,                 bytes that launches ask for; only the check of the list
+//                 reads it "defines": {"HEAD_DIM": [64, 128], "GROUP": 8, "KV": "bf16"}}]}
 //
 // A define with a list stands for each of its values; several lists, for every combination.
 #pragma once

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "popular.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "attune/attune.h"
+#include "core/ops.h"
+#include "core/registry.h"
+#include "cuda/decode/config.h"
+#include "cuda/decode/decode.h"
+#include "cuda/ops/ops.h"
+
+namespace attune::bundle {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using nlohmann::json;
+
+// One way to serve: dtypes, and how many sequences of which length.
+struct Serving {
+  attune_dtype activations, cache;
+  int64_t batch, keys, queries;
+};
+
+struct Dtypes {
+  attune_dtype activations, cache;
+};
+constexpr Dtypes kDtypes[] = {{ATTUNE_BFLOAT16, ATTUNE_BFLOAT16},
+                              {ATTUNE_FLOAT16, ATTUNE_FLOAT16},
+                              {ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3},
+                              {ATTUNE_BFLOAT16, ATTUNE_INT8}};
+constexpr int64_t kBatches[] = {1, 2, 4, 16, 64, 128};
+constexpr int64_t kKeys[] = {512, 1024, 4096, 8192, 32768, 131072};
+constexpr int64_t kPageSize = 64;
+constexpr int64_t kMostHeadDim = 256;
+
+attune_tensor tensor(attune_dtype dtype, std::initializer_list<int64_t> shape) {
+  return attune_dense_tensor(nullptr, dtype, static_cast<int32_t>(shape.size()), shape.begin());
+}
+
+void set_cache(attune_attention& a, const PopularModel& m, const Serving& s) {
+  const int64_t pages = (s.keys + kPageSize - 1) / kPageSize;
+  a.cache.k = tensor(s.cache, {s.batch * pages, kPageSize, m.num_heads_kv, m.head_dim_qk});
+  a.cache.v = tensor(s.cache, {s.batch * pages, kPageSize, m.num_heads_kv, m.head_dim_v});
+  if (s.cache == ATTUNE_INT8) a.cache.k_scale = tensor(ATTUNE_FLOAT32, {s.batch * pages, kPageSize, m.num_heads_kv});
+  if (s.cache == ATTUNE_FLOAT8_E4M3) a.cache.k_scale = tensor(ATTUNE_FLOAT32, {m.num_heads_kv});
+  a.cache.v_scale = a.cache.k_scale;
+  a.cache.page_table = tensor(ATTUNE_INT32, {s.batch, pages});
+  a.seqused_kv = tensor(ATTUNE_INT32, {s.batch});
+}
+
+// ragged: sequences by cu_seqlens, as engines with mixed batches pass them.
+attune_attention cross_call(const PopularModel& m, const Serving& s, bool ragged) {
+  attune_attention a;
+  attune_attention_init(&a, sizeof(a));
+  if (ragged) {
+    a.q = tensor(s.activations, {s.batch * s.queries, m.num_heads_q, m.head_dim_qk});
+    a.out = tensor(s.activations, {s.batch * s.queries, m.num_heads_q, m.head_dim_v});
+    a.cu_seqlens_q = tensor(ATTUNE_INT32, {s.batch + 1});
+    a.max_seqlen_q = s.queries;
+  } else {
+    a.q = tensor(s.activations, {s.batch, s.queries, m.num_heads_q, m.head_dim_qk});
+    a.out = tensor(s.activations, {s.batch, s.queries, m.num_heads_q, m.head_dim_v});
+  }
+  set_cache(a, m, s);
+  a.softcap = static_cast<float>(m.softcap);
+  return a;
+}
+
+attune_attention self_call(const PopularModel& m, const Serving& s, bool ragged) {
+  attune_attention a = cross_call(m, s, ragged);
+  a.causal = 1;
+  if (m.window > 0) a.window_left = m.window - 1;
+  if (m.alibi) a.alibi_slopes = tensor(ATTUNE_FLOAT32, {m.num_heads_q});
+  if (m.sinks) a.sinks = tensor(ATTUNE_FLOAT32, {m.num_heads_q});
+  if (m.t5_buckets > 0) {
+    a.t5_bias = tensor(ATTUNE_FLOAT32, {m.num_heads_q, m.t5_buckets});
+    a.t5_max_distance = m.t5_max_distance;
+  }
+  return a;
+}
+
+// With RoPE and append inside.
+attune_attention fused_call(const PopularModel& m, const Serving& s, bool ragged) {
+  attune_attention a = self_call(m, s, ragged);
+  a.k = a.v = a.q;
+  const int heads = a.q.rank - 2, dim = a.q.rank - 1;
+  int64_t shape[ATTUNE_MAX_RANK];
+  std::copy(a.q.shape, a.q.shape + a.q.rank, shape);
+  shape[heads] = m.num_heads_kv;
+  a.k = attune_dense_tensor(nullptr, s.activations, a.q.rank, shape);
+  shape[dim] = m.head_dim_v;
+  a.v = attune_dense_tensor(nullptr, s.activations, a.q.rank, shape);
+  a.prologue.append = 1;
+  if (m.rope_dim > 0) {
+    a.prologue.rope_cos_sin = tensor(ATTUNE_FLOAT32, {s.keys + s.queries, m.rope_dim});
+    a.prologue.rope_offset = m.rope_offset;
+    a.prologue.rope_interleaved = m.rope_interleaved ? 1 : 0;
+  }
+  return a;
+}
+
+// These operations are checked as for a run, so their tensors need addresses; nothing is there.
+attune_tensor placed(attune_tensor t, int64_t place) {
+  t.data = reinterpret_cast<void*>(place << 40);
+  return t;
+}
+
+attune_kv_cache placed(attune_kv_cache c) {
+  c.k = placed(c.k, 1);
+  c.v = placed(c.v, 2);
+  if (c.k_scale.dtype != ATTUNE_DTYPE_NONE) c.k_scale = placed(c.k_scale, 3), c.v_scale = placed(c.v_scale, 4);
+  c.page_table = placed(c.page_table, 5);
+  return c;
+}
+
+// The prologue of prompts: RoPE in place, and append.
+attune_qkv_prepare prepare_call(const PopularModel& m, const Serving& s) {
+  const attune_attention a = fused_call(m, s, true);
+  attune_qkv_prepare op;
+  attune_qkv_prepare_init(&op, sizeof(op));
+  op.q = op.q_out = placed(a.q, 6);
+  op.k = placed(a.k, 7);
+  op.v = placed(a.v, 8);
+  op.cu_seqlens_q = placed(a.cu_seqlens_q, 9);
+  op.seqused_kv = placed(a.seqused_kv, 10);
+  op.cache = placed(a.cache);
+  op.prologue = a.prologue;
+  if (m.rope_dim > 0) op.prologue.rope_cos_sin = placed(a.prologue.rope_cos_sin, 11);
+  return op;
+}
+
+attune_cache_op append_call(const PopularModel& m, const Serving& s) {
+  const attune_attention a = fused_call(m, s, true);
+  attune_cache_op op;
+  attune_cache_op_init(&op, sizeof(op));
+  op.kind = ATTUNE_CACHE_APPEND;
+  op.k = placed(a.k, 7);
+  op.v = placed(a.v, 8);
+  op.cu_seqlens = placed(a.cu_seqlens_q, 9);
+  op.seqused_kv = placed(a.seqused_kv, 10);
+  op.cache = placed(a.cache);
+  return op;
+}
+
+using Kernels = std::map<std::string, cuda::KernelSpec>;
+
+void add(const cuda::KernelSpec& spec, Kernels& kernels) {
+  cuda::KernelSpec& known = kernels.try_emplace(cuda::spec_name(spec), spec).first->second;
+  known.shared_bytes = std::max(known.shared_bytes, spec.shared_bytes);
+}
+
+void add(const attune_attention& a, Kernels& kernels) {
+  const Problem p = make_problem(a, Data::kOptional);
+  const Kernel& row = cuda::decode_kernel();
+  if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
+  const cuda::decode::Config c = cuda::decode::choose_config(p, cuda::decode::DeviceShape());
+  add(c.main_kernel(), kernels);
+  if (c.cluster == 0) add(c.schedule_kernel(), kernels);
+}
+
+template <class T>
+T field(const json& object, const char* key, T otherwise) {
+  return object.contains(key) ? object.at(key).get<T>() : otherwise;
+}
+
+PopularModel parse_model(const json& j) {
+  PopularModel m;
+  m.name = j.at("name").get<std::string>();
+  m.num_heads_q = j.at("num_heads_q").get<int64_t>();
+  m.num_heads_kv = j.at("num_heads_kv").get<int64_t>();
+  m.head_dim_qk = j.at("head_dim_qk").get<int64_t>();
+  m.head_dim_v = field(j, "head_dim_v", m.head_dim_qk);
+  m.alibi = field(j, "alibi", false);
+  m.sinks = field(j, "sinks", false);
+  m.softcap = field(j, "softcap", 0.0);
+  m.cross_attention = j.at("kind") == "encoder-decoder";
+  if (j.contains("t5_bias")) {
+    m.t5_buckets = j["t5_bias"].at("num_buckets").get<int64_t>();
+    m.t5_max_distance = j["t5_bias"].at("max_distance").get<int64_t>();
+  }
+  if (j.contains("rope")) {
+    m.rope_dim = field(j["rope"], "dim", m.head_dim_qk);
+    m.rope_offset = field(j["rope"], "offset", int64_t{0});
+    m.rope_interleaved = field(j["rope"], "interleaved", false);
+  }
+  for (const int64_t window : field(j, "windows", std::vector<int64_t>())) m.window = std::max(m.window, window);
+  return m;
+}
+
+}  // namespace
+
+std::vector<PopularModel> read_models(const std::string& directory) {
+  std::vector<PopularModel> models;
+  for (const auto& file : std::filesystem::directory_iterator(directory)) {
+    if (file.path().extension() != ".json") continue;
+    try {
+      std::ifstream in(file.path());
+      models.push_back(parse_model(json::parse(in)));
+    } catch (const std::exception& e) {
+      throw std::runtime_error(file.path().string() + ": " + e.what());
+    }
+  }
+  if (models.empty()) throw std::runtime_error(directory + " holds no models");
+  std::sort(models.begin(), models.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return models;
+}
+
+std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models) {
+  Kernels kernels;
+  for (const PopularModel& m : models) {
+    if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;  // MLA: no kernels yet
+    for (const Dtypes& d : kDtypes) {
+      const Serving prompt{d.activations, d.cache, 2, 512, 512};
+      add(cuda::kernel_of(make_qkv_prepare(prepare_call(m, prompt))), kernels);
+      add(cuda::kernel_of(make_cache_op(append_call(m, prompt))), kernels);
+      for (const int64_t batch : kBatches) {
+        for (const int64_t keys : kKeys) {
+          for (const bool ragged : {false, true}) {
+            const Serving s{d.activations, d.cache, batch, keys, 1};
+            add(self_call(m, s, ragged), kernels);
+            add(fused_call(m, s, ragged), kernels);
+            if (m.cross_attention) add(cross_call(m, s, ragged), kernels);
+          }
+        }
+      }
+    }
+  }
+  std::vector<cuda::KernelSpec> list;
+  for (auto& [name, spec] : kernels) list.push_back(std::move(spec));
+  return list;
+}
+
+std::string popular_manifest(const std::vector<cuda::KernelSpec>& kernels) {
+  std::string text = "{\n  \"arch\": \"sm_90a\",\n  \"kernels\": [\n";
+  text += "    {\"source\": \"selftest/saxpy.cu\", \"entries\": [\"saxpy\"], \"defines\": {\"A\": [2, -3]}}";
+  for (const cuda::KernelSpec& spec : kernels) {
+    Json row = {{"source", spec.source}, {"entries", {spec.entry}}};
+    if (spec.shared_bytes > 0) row["dynamic_shared"] = spec.shared_bytes;
+    for (const auto& [macro, value] : spec.defines) row["defines"][macro] = std::stoll(value);
+    text += ",\n    " + row.dump(-1, ' ');
+  }
+  return text + "\n  ]\n}\n";
+}
+
+}  // namespace attune::bundle
