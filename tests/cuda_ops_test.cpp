@@ -306,7 +306,7 @@ TEST(CudaOpsConfig, TakesVectorsWhereStridesAllow) {
 
 TEST(CudaOpsConfig, SpreadsSmallInputsAndFillsBlocksOfLargeOnes) {
   ops::Config c;
-  c.lanes = 8, c.rows = 2, c.rows_of_token = 16;
+  c.lanes = 8, c.rows_of_token = 16, c.groups = 8;
   EXPECT_EQ(c.tile_tokens(1, 132), 1);
   EXPECT_EQ(c.tile_tokens(500, 132), 1);
   EXPECT_EQ(c.tile_tokens(1 << 20, 132), 16);

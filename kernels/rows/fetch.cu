@@ -4,7 +4,7 @@
 // Maths. x = code * scale in fp32, rounded once to the dense type; a token that the cache does not hold is zeros.
 //
 // Tiles and order as in store.cu, without anything that threads of a row must tell each other: one thread a token finds
-// its slots, then every thread loads its runs of ATTUNE_ROWS rows, and only then decodes and stores them.
+// its addresses, then every thread loads its runs of ATTUNE_ROWS rows, and only then decodes and stores them.
 #include "ptx/grid.cuh"
 #include "rows/plane.cuh"
 #include "rows/tokens.cuh"
@@ -14,142 +14,135 @@ namespace attune::rows {
 
 using kernels::FetchParams;
 using tile::RawRun;
-using tile::Unit;
+using Mla = tile::MlaRow<kFormat == 584 ? 584 : 656>;
 
+constexpr bool kCopies = kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
+
+// Rows of head 0 of a token.
 struct TokenPlace {
-  Slot k, v;  // page -1: nowhere
-  int written;
+  const char* cache[2];   // of K and V; null: nowhere, so zeros
+  const char* scales[2];  // of the row; packed formats: of the token
+  char* out[2];           // null: not written
 };
+
+__device__ __forceinline__ void place_slots(const FetchParams& p, const Slot& k, const Slot& v, TokenPlace& place) {
+  if (k.page < 0) return;
+  place.cache[0] = row_at(p.cache.k, k.page, k.offset);
+  place.cache[1] = row_at(p.cache.v, v.page, v.offset);
+  if constexpr (kFormat == 0) {
+    place.scales[0] = scale_at(p.cache.k_scale, k.page, k.offset);
+    place.scales[1] = scale_at(p.cache.v_scale, v.page, v.offset);
+  } else {
+    place.scales[0] = Mla::scales(place.cache[0], row_at(p.cache.k, k.page, 0), p.cache.page_size, k.offset);
+  }
+}
 
 __device__ __forceinline__ TokenPlace place_of(const FetchParams& p, long long row, const Owner& owner) {
   TokenPlace place{};
-  place.k.page = place.v.page = -1;
-  if (p.tokens.by_slots) {
-    place.written = 1;
-    const long long slot = p.tokens.slots != nullptr ? p.tokens.slots[row * p.tokens.slot_stride] : row;
-    place.k = place.v = slot_of_number(p.cache, slot);
+  const long long used = p.tokens.by_slots || owner.sequence < 0 ? 0 : at(p.tokens.seqused, owner.sequence);
+  const long long ring = p.cache.ring_capacity;
+  if (!p.tokens.by_slots &&
+      (owner.sequence < 0 || owner.index >= used || (ring == 0 && owner.index >= p.cache.capacity))) {
     return place;
   }
-  if (owner.sequence < 0) return place;
-  const long long used = at(p.tokens.seqused, owner.sequence), ring = p.cache.ring_capacity;
-  if (owner.index >= used || (ring == 0 && owner.index >= p.cache.capacity)) return place;
-  place.written = 1;
-  if (ring > 0 && owner.index < used - ring) return place;
-  const SlotPair slots = slots_of_position(p.cache, owner.sequence, owner.index);
-  place.k = slots.k;
-  place.v = p.v.data != nullptr ? slots.v : slots.k;
+  place.out[0] = row_at(p.k, 0, row);
+  if (p.v.data != nullptr) place.out[1] = row_at(p.v, 0, row);
+  if (p.tokens.by_slots) {
+    const Slot slot =
+        slot_of_number(p.cache, p.tokens.slots != nullptr ? p.tokens.slots[row * p.tokens.slot_stride] : row);
+    place_slots(p, slot, slot, place);
+  } else if (ring == 0 || owner.index >= used - ring) {
+    const SlotPair slots = slots_of_position(p.cache, owner.sequence, owner.index, p.v.data != nullptr);
+    place_slots(p, slots.k, slots.v, place);
+  }
   return place;
 }
 
+// A row in flight.
 struct Row {
-  int token, of_v, head;  // token -1: none
+  int of_v, head;
+  bool live, somewhere;
   float scale[kUnits][2];
   RawRun<kWidth> raw[kUnits][2];
 };
 
-__device__ __forceinline__ Unit unit_of(const FetchParams& p, bool of_v, int lane, int u, bool& exists) {
-  const int dim = of_v ? p.head_dim_v : p.head_dim_qk, index = u * kLanes + lane;
-  exists = index < tile::num_units<kWidth>(0, dim);
-  const int first = index * 2 * kWidth, second = first + kWidth;
-  return {first, second < dim ? second : -1, -1};
-}
-
-__device__ __forceinline__ bool is_rope(int channel) {
-  if constexpr (kFormat == 0) return false;
-  return channel >= tile::MlaRow < kFormat == 584 ? 584 : 656 > ::kNope;
-}
-
-__device__ __forceinline__ void start_run(const FetchParams& p, const Row& r, const Slot& slot, const char* row,
-                                          const char* scales, int channel, RawRun<kWidth>& raw, float& scale) {
-  if constexpr (kFormat == 0) {
-    const RowPlane& plane = r.of_v ? p.cache.v : p.cache.k;
-    raw = load(plane, type_of(kCacheType, plane.dtype), row, channel);
-  } else {
-    using Mla = tile::MlaRow<kFormat == 584 ? 584 : 656>;
-    if (channel < Mla::kNope) {
-      raw = tile::load_run<kWidth>(tile::kE4m3, row + channel, 1, kVector);
-      scale = Mla::load_scale(scales, channel / Mla::kGroup);
-    } else {
-      raw = tile::load_halves<kWidth>(row + Mla::kRope + 2 * (channel - Mla::kNope), kVector);
-    }
-  }
-}
-
-__device__ __forceinline__ void start_row(const FetchParams& p, const TokenPlace* places, int index, int rows, int lane,
+__device__ __forceinline__ void start_row(const FetchParams& p, const TokenPlace& place, int j, int lane, bool live,
                                           Row& r) {
-  r.token = -1;
-  if (index >= rows) return;
-  const int rows_of_token = p.heads * (p.v.data != nullptr ? 2 : 1);
-  const int token = static_cast<unsigned>(index) / static_cast<unsigned>(rows_of_token);
-  int head = index - token * rows_of_token;
-  r.of_v = head >= p.heads;
-  if (r.of_v) head -= p.heads;
-  r.head = head;
-  const TokenPlace& place = places[token];
-  if (!place.written) return;
-  r.token = token;
-  const Slot& slot = r.of_v ? place.v : place.k;
-  if (slot.page < 0) return;
+  r.of_v = j >= p.heads ? 1 : 0;
+  r.head = r.of_v ? j - p.heads : j;
+  r.live = live && place.out[r.of_v] != nullptr;
+  r.somewhere = r.live && place.cache[r.of_v] != nullptr;
+  if (!r.somewhere) return;
   const RowPlane& plane = r.of_v ? p.cache.v : p.cache.k;
-  const RowScale& row_scale = r.of_v ? p.cache.v_scale : p.cache.k_scale;
-  const char* row = row_at(plane, slot.page, slot.offset, head);
-  const char* scales = nullptr;
-  if constexpr (kFormat != 0) {
-    scales = tile::MlaRow < kFormat == 584
-                 ? 584
-                 : 656 > ::scales(row, row_at(plane, slot.page, 0, 0), p.cache.page_size, slot.offset);
-  }
-  const bool scaled = kFormat == 0 && scale_mode(row_scale) != 0;
-  const float of_row = scaled ? *scale_at(row_scale, slot.page, slot.offset, head) : 1.0f;
+  const RowScale& scale = r.of_v ? p.cache.v_scale : p.cache.k_scale;
+  const char* row = place.cache[r.of_v] + r.head * plane.head_stride;
+  float of_row = 1.0f;
+  if (kFormat == 0 && scale_mode(scale) != 0)
+    of_row = *reinterpret_cast<const float*>(place.scales[r.of_v] + r.head * scale.head_stride);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
-    r.scale[u][0] = r.scale[u][1] = of_row;
-    bool exists;
-    const Unit unit = unit_of(p, r.of_v != 0, lane, u, exists);
-    if (!exists) continue;
-    start_run(p, r, slot, row, scales, unit.first, r.raw[u][0], r.scale[u][0]);
-    if (unit.second >= 0) start_run(p, r, slot, row, scales, unit.second, r.raw[u][1], r.scale[u][1]);
+    const Unit unit = plain_unit(r.of_v ? p.head_dim_v : p.head_dim_qk, lane, u);
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int d = side == 0 ? unit.first : unit.second;
+      r.scale[u][side] = of_row;
+      if (d < 0) continue;
+      if constexpr (kFormat == 0) {
+        r.raw[u][side] = load(plane, type_of(kCacheType, plane.dtype), row, d);
+      } else if (d < Mla::kNope) {
+        r.raw[u][side] = tile::load_run<kWidth>(tile::kE4m3, row + d, 1, kVector);
+        r.scale[u][side] = Mla::load_scale(place.scales[0], d / Mla::kGroup);
+      } else {
+        r.raw[u][side] = tile::load_halves<kWidth>(row + Mla::kRope + 2 * (d - Mla::kNope), kVector);
+      }
+    }
   }
 }
 
-__device__ __forceinline__ void finish_run(const FetchParams& p, const Row& r, bool somewhere, char* row, int channel,
-                                           const RawRun<kWidth>& raw, float scale) {
-  const RowTensor& dense = r.of_v ? p.v : p.k;
+__device__ __forceinline__ void decode(const FetchParams& p, const Row& r, int channel, const RawRun<kWidth>& raw,
+                                       float scale, float (&x)[kWidth]) {
   const RowPlane& plane = r.of_v ? p.cache.v : p.cache.k;
-  const RowScale& row_scale = r.of_v ? p.cache.v_scale : p.cache.k_scale;
-  float x[kWidth];
-  if (somewhere) {
-    if (kFormat == 0) {
-      tile::decode_run<kWidth>(type_of(kCacheType, plane.dtype), raw, x);
-    } else if (is_rope(channel)) {
-      tile::decode_run<kWidth>(tile::kBFloat16, raw, x);
-    } else {
-      tile::decode_run<kWidth>(tile::kE4m3, raw, x);
-    }
-    if (kFormat == 0 ? scale_mode(row_scale) != 0 : !is_rope(channel)) {
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k) x[k] *= scale;
-    }
+  bool scaled = scale_mode(r.of_v ? p.cache.v_scale : p.cache.k_scale) != 0;
+  if constexpr (kFormat == 0) {
+    tile::decode_run<kWidth>(type_of(kCacheType, plane.dtype), raw, x);
   } else {
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) x[k] = 0;
+    scaled = channel < Mla::kNope;
+    if (scaled) {
+      tile::decode_run<kWidth>(tile::kE4m3, raw, x);
+    } else {
+      tile::decode_run<kWidth>(tile::kBFloat16, raw, x);
+    }
   }
-  store(dense, type_of(kRowType, dense.dtype), row, channel, x);
+  if (!scaled) return;
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) x[k] *= scale;
 }
 
-__device__ __forceinline__ void finish_row(const FetchParams& p, const TokenPlace* places, long long first,
-                                           const Row& r, int lane) {
-  if (r.token < 0) return;
-  const TokenPlace& place = places[r.token];
-  const bool somewhere = (r.of_v ? place.v : place.k).page >= 0;
-  char* row = row_at(r.of_v ? p.v : p.k, 0, first + r.token, r.head);
+__device__ __forceinline__ void finish_row(const FetchParams& p, const TokenPlace& place, const Row& r, int lane) {
+  if (!r.live) return;
+  const RowTensor& dense = r.of_v ? p.v : p.k;
+  const int dtype = type_of(kRowType, dense.dtype);
+  char* row = place.out[r.of_v] + r.head * dense.head_stride;
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
-    bool exists;
-    const Unit unit = unit_of(p, r.of_v != 0, lane, u, exists);
-    if (!exists) continue;
-    finish_run(p, r, somewhere, row, unit.first, r.raw[u][0], r.scale[u][0]);
-    if (unit.second >= 0) finish_run(p, r, somewhere, row, unit.second, r.raw[u][1], r.scale[u][1]);
+    const Unit unit = plain_unit(r.of_v ? p.head_dim_v : p.head_dim_qk, lane, u);
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int d = side == 0 ? unit.first : unit.second;
+      if (d < 0) continue;
+      RawRun<kWidth> out;
+      if (!r.somewhere) {
+        const float zeros[kWidth] = {};
+        out = tile::encode_run<kWidth>(dtype, zeros);
+      } else if constexpr (kCopies) {
+        out = r.raw[u][side];
+      } else {
+        float x[kWidth];
+        decode(p, r, d, r.raw[u][side], r.scale[u][side], x);
+        out = tile::encode_run<kWidth>(dtype, x);
+      }
+      store(dense, dtype, row, d, out);
+    }
   }
 }
 
@@ -165,15 +158,19 @@ __device__ __forceinline__ void fetch_rows(const FetchParams& p) {
     places[i] = place_of(p, first + i, owner);
   }
   __syncthreads();
-  constexpr int kAtOnce = kRowsThreads / kLanes;
-  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-  const int rows = count * p.heads * (p.v.data != nullptr ? 2 : 1);
-  for (int base = 0; base < rows; base += kAtOnce * kRows) {
-    Row r[kRows];
+  const Turn turn(p.tokens);
+  const int rows = p.heads * (p.v.data != nullptr ? 2 : 1);
+  for (int t = turn.token; t < count; t += turn.tokens) {
+    for (int j = turn.row; j < rows; j += turn.rows * kRows) {
+      Row r[kRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) start_row(p, places, base + i * kAtOnce + group, rows, lane, r[i]);
+      for (int i = 0; i < kRows; ++i) {
+        const int at = j + i * turn.rows;
+        start_row(p, places[t], at, turn.lane, at < rows, r[i]);
+      }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) finish_row(p, places, first, r[i], lane);
+      for (int i = 0; i < kRows; ++i) finish_row(p, places[t], r[i], turn.lane);
+    }
   }
 }
 

@@ -48,6 +48,7 @@ struct RowTokens {
   long long total;           // rows
   long long rows_per_outer;  // 0: no outer axis
   int tile;                  // tokens of a block
+  int groups_shift;          // log2 of the rows of a token that a block takes at a time
   // By slot: slots[i], or i where it is null.
   int by_slots;
   const long long* slots;

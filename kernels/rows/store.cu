@@ -9,9 +9,9 @@
 // of two runs of ATTUNE_WIDTH channels. RoPE's partners are the two runs of a unit, so no thread needs another's
 // channels; only the largest magnitude of a row, or of an MLA group, is exchanged, by shuffles.
 //
-// Order. 1. One thread a token finds its sequence, position, slots and RoPE rows, into shared memory. 2. Every thread
-// loads its runs of ATTUNE_ROWS rows, then finishes and stores them row by row. A row is read whole before any of it is
-// written: outputs may be the inputs themselves.
+// Order. 1. One thread a token finds its sequence, position and addresses, into shared memory. 2. A thread stays with a
+// token for several heads, and keeps what turns its channels; it loads its runs of ATTUNE_ROWS rows, then finishes and
+// stores them row by row. A row is read whole before any of it is written: outputs may be the inputs themselves.
 #include "ptx/grid.cuh"
 #include "rows/plane.cuh"
 #include "rows/tokens.cuh"
@@ -20,28 +20,57 @@
 namespace attune::rows {
 
 using kernels::StoreParams;
+using tile::kRowOfK;
+using tile::kRowOfQ;
+using tile::kRowOfV;
 using tile::PrologueToken;
 using tile::RawRun;
-using tile::Unit;
 
-constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;
+constexpr bool kPrepare = ATTUNE_PREPARE != 0;         // qkv_prepare: rows of q, outputs
+constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;       // with something to do
+using Mla = tile::MlaRow<kFormat == 584 ? 584 : 656>;  // where kFormat is not 0
+// Bytes go to the cache as they are.
+constexpr bool kCopies = !kPrologue && kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
 
+using Channels = float[kUnits][2][kWidth];
+using RopeUnits = tile::RopeUnit<kWidth>[kUnits];
+
+// Rows of head 0 of a token.
 struct TokenPlace {
   PrologueToken prologue;
-  Slot k, v;  // page -1: not appended
-  long long outer, inner;
-  int written;  // 0: nothing of the token is
+  const char* in[3];
+  char* out[3];
+  char* cache[2];   // of K and V; null: not appended
+  char* scales[2];  // of the row; packed formats: of the token
+  int written;      // 0: nothing of the token is
 };
+
+__device__ __forceinline__ void place_slots(const StoreParams& p, const Slot& k, const Slot& v, TokenPlace& place) {
+  if (k.page < 0) return;
+  place.cache[0] = row_at(p.cache.k, k.page, k.offset);
+  place.cache[1] = row_at(p.cache.v, v.page, v.offset);
+  if constexpr (kFormat == 0) {
+    place.scales[0] = scale_at(p.cache.k_scale, k.page, k.offset);
+    place.scales[1] = scale_at(p.cache.v_scale, v.page, v.offset);
+  } else {
+    place.scales[0] = Mla::scales(place.cache[0], row_at(p.cache.k, k.page, 0), p.cache.page_size, k.offset);
+  }
+}
 
 __device__ __forceinline__ TokenPlace place_of(const StoreParams& p, long long row, const Owner& owner) {
   TokenPlace place{};
-  place.outer = p.tokens.rows_per_outer > 0 ? row / p.tokens.rows_per_outer : 0;
-  place.inner = row - place.outer * p.tokens.rows_per_outer;
-  place.k.page = place.v.page = -1;
+  const long long outer = p.tokens.rows_per_outer > 0 ? row / p.tokens.rows_per_outer : 0;
+  const long long inner = row - outer * p.tokens.rows_per_outer;
+#pragma unroll
+  for (int part = 0; part < 3; ++part) {
+    if (p.in[part].data != nullptr) place.in[part] = row_at(p.in[part], outer, inner);
+    if (kPrepare && p.out[part].data != nullptr) place.out[part] = row_at(p.out[part], outer, inner);
+  }
   if (p.tokens.by_slots) {
     place.written = 1;
-    const long long slot = p.tokens.slots != nullptr ? p.tokens.slots[row * p.tokens.slot_stride] : row;
-    place.k = place.v = slot_of_number(p.cache, slot);
+    const Slot slot =
+        slot_of_number(p.cache, p.tokens.slots != nullptr ? p.tokens.slots[row * p.tokens.slot_stride] : row);
+    place_slots(p, slot, slot, place);
     return place;
   }
   if (owner.sequence < 0 || is_finished(p.tokens, owner.sequence)) return place;
@@ -52,166 +81,207 @@ __device__ __forceinline__ TokenPlace place_of(const StoreParams& p, long long r
   if (kPrologue) place.prologue = tile::prologue_token(p.prologue, row, owner.sequence, position);
   // In a ring a later token of this call takes the slot of all but the last ones.
   if (p.append && (ring > 0 ? owner.index >= owner.count - ring : position < p.cache.capacity)) {
-    const SlotPair slots = slots_of_position(p.cache, owner.sequence, position);
-    place.k = slots.k;
-    place.v = p.has_v ? slots.v : slots.k;
+    const SlotPair slots = slots_of_position(p.cache, owner.sequence, position, p.has_v != 0);
+    place_slots(p, slots.k, slots.v, place);
   }
   return place;
 }
 
+// The channels of a thread in rows of q and k, and of v. first -1: none.
+struct Units {
+  Unit qk[kUnits], v[kUnits];
+  __device__ __forceinline__ Units(const StoreParams& p, int lane) {
+    const int rotary = kPrologue && p.prologue.cos_sin != nullptr ? p.prologue.rotary_dim : 0;
+    const int num = tile::num_units<kWidth>(rotary, p.head_dim_qk);
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      v[u] = plain_unit(p.head_dim_v, lane, u);
+      if constexpr (kPrologue) {
+        qk[u] = {-1, -1, -1};
+        if (u * kLanes + lane < num)
+          qk[u] = tile::unit_at<kWidth>(p.prologue, rotary, p.head_dim_qk, u * kLanes + lane);
+      } else {
+        qk[u] = plain_unit(p.head_dim_qk, lane, u);
+      }
+    }
+  }
+  __device__ __forceinline__ Unit of(int part, int u) const {
+    if constexpr (!kPrologue && kHeadDim != 0) return qk[u];
+    return part == kRowOfV ? v[u] : qk[u];
+  }
+};
+
 // A row in flight.
 struct Row {
-  int token, part, head;  // token -1: none
-  const char* in;
+  int part, head;
+  bool live;  // else there is none, or nothing becomes of it
   RawRun<kWidth> raw[kUnits][2];
 };
 
-__device__ __forceinline__ Unit unit_of(const StoreParams& p, int part, int lane, int u, bool& exists) {
-  const int rotary = kPrologue && part != tile::kRowOfV && p.prologue.cos_sin != nullptr ? p.prologue.rotary_dim : 0;
-  const int dim = part == tile::kRowOfV ? p.head_dim_v : p.head_dim_qk, index = u * kLanes + lane;
-  exists = index < tile::num_units<kWidth>(rotary, dim);
-  return tile::unit_at<kWidth>(p.prologue, rotary, dim, index);
-}
-
-__device__ __forceinline__ void start_row(const StoreParams& p, const TokenPlace* places, int index, int rows, int lane,
-                                          Row& r) {
-  r.token = -1;
-  r.part = tile::kRowOfQ;
-  r.head = 0;
-  if (index >= rows) return;
-  const int rows_of_token = p.heads_q + p.heads_kv * (1 + p.has_v);
-  const int token = static_cast<unsigned>(index) / static_cast<unsigned>(rows_of_token);
-  int head = index - token * rows_of_token;
-  if (head >= p.heads_q) head -= p.heads_q, r.part = tile::kRowOfK;
-  if (r.part == tile::kRowOfK && head >= p.heads_kv) head -= p.heads_kv, r.part = tile::kRowOfV;
-  r.head = head;
-  const TokenPlace& place = places[token];
+// Row j of a token: its heads of q, of k, of v.
+__device__ __forceinline__ void start_row(const StoreParams& p, const TokenPlace& place, const Units& units, int j,
+                                          bool live, Row& r) {
+  const int heads_q = kPrepare ? p.heads_q : 0;
+  r.part = j < heads_q ? kRowOfQ : j < heads_q + p.heads_kv ? kRowOfK : kRowOfV;
+  r.head = j - (r.part == kRowOfQ ? 0 : r.part == kRowOfK ? heads_q : heads_q + p.heads_kv);
+  const char* row = place.in[r.part];
+  r.live = live && (r.part != kRowOfQ && place.cache[0] != nullptr);
+  if constexpr (kPrepare) r.live = live && row != nullptr && (r.live || place.out[r.part] != nullptr);
+  if (!r.live) return;
   const RowTensor& in = p.in[r.part];
-  if (!place.written || in.data == nullptr) return;
-  if (p.out[r.part].data == nullptr && (r.part == tile::kRowOfQ || place.k.page < 0)) return;
-  r.token = token;
-  r.in = row_at(in, place.outer, place.inner, head);
+  row += r.head * in.head_stride;
   const int dtype = type_of(kRowType, in.dtype);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
-    bool exists;
-    const Unit unit = unit_of(p, r.part, lane, u, exists);
-    if (!exists) continue;
-    r.raw[u][0] = load(in, dtype, r.in, unit.first);
-    if (unit.second >= 0) r.raw[u][1] = load(in, dtype, r.in, unit.second);
+    const Unit unit = units.of(r.part, u);
+    if (unit.first < 0) continue;
+    r.raw[u][0] = load(in, dtype, row, unit.first);
+    if (unit.second >= 0) r.raw[u][1] = load(in, dtype, row, unit.second);
   }
 }
 
-template <class Value>
-__device__ __forceinline__ Value widest(Value x) {
+// What was loaded, through the prologue, in fp32; zeros where the thread has no channels.
+__device__ __forceinline__ void prepare_row(const StoreParams& p, const PrologueToken& token, const Units& units,
+                                            const RopeUnits& rope, const Row& r, Channels& x) {
+  const int dtype = type_of(kRowType, p.in[r.part].dtype);
 #pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
-  return x;
+  for (int u = 0; u < kUnits; ++u) {
+    const Unit unit = units.of(r.part, u);
+    if (unit.first < 0) continue;
+    tile::decode_run<kWidth>(dtype, r.raw[u][0], x[u][0]);
+    if (unit.second >= 0) tile::decode_run<kWidth>(dtype, r.raw[u][1], x[u][1]);
+    if constexpr (kPrologue)
+      tile::prepare_unit<kWidth>(p.prologue, token, r.part, r.head, unit, rope[u], tile::element_size(dtype) == 1,
+                                 x[u]);
+  }
 }
 
-using Channels = float[kUnits][2][kWidth];
+// The largest magnitude of the row: kLanes threads meet here, also of rows that are not live.
+__device__ __forceinline__ float amax_of_row(const Units& units, const Row& r, const Channels& x) {
+  float amax = 0;
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    const Unit unit = units.of(r.part, u);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) {
+      if (unit.first >= 0) amax = tile::larger_magnitude(amax, x[u][0][k]);
+      if (unit.second >= 0) amax = tile::larger_magnitude(amax, x[u][1][k]);
+    }
+  }
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
+  return amax;
+}
 
-__device__ __forceinline__ void store_plain(const StoreParams& p, const Row& r, const Slot& slot, int lane, bool live,
-                                            const Channels& x) {
-  const bool of_v = r.part == tile::kRowOfV;
+__device__ __forceinline__ void store_plain(const StoreParams& p, const TokenPlace& place, const Units& units,
+                                            const Row& r, int lane, const Channels& x) {
+  const int of_v = r.part == kRowOfV ? 1 : 0;
   const RowPlane& plane = of_v ? p.cache.v : p.cache.k;
   const RowScale& scale = of_v ? p.cache.v_scale : p.cache.k_scale;
   const int dtype = type_of(kCacheType, plane.dtype), mode = scale_mode(scale);
   float value = 1.0f;
-  // All lanes of the warp, also of rows that are not stored, meet in the shuffles.
-  if (kScales == 3 || kScales == kernels::kScalesAtRunTime) {
-    float amax = 0;
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k)
-        amax = tile::larger_magnitude(tile::larger_magnitude(amax, x[u][0][k]), x[u][1][k]);
-    }
-    value = tile::token_scale(dtype, widest(amax));
-  }
-  if (!live) return;
+  if (kScales == 3 || kScales == kernels::kScalesAtRunTime) value = tile::token_scale(dtype, amax_of_row(units, r, x));
+  if (!r.live || (kPrepare && (r.part == kRowOfQ || place.cache[of_v] == nullptr))) return;
+  auto* stored = reinterpret_cast<float*>(place.scales[of_v] + r.head * scale.head_stride);
   if (mode == 3) {
-    if (lane == 0) *scale_at(scale, slot.page, slot.offset, r.head) = value;
+    if (lane == 0) *stored = value;
   } else if (mode != 0) {
-    value = *scale_at(scale, slot.page, slot.offset, r.head);
+    value = *stored;
   }
-  char* row = row_at(plane, slot.page, slot.offset, r.head);
+  char* row = place.cache[of_v] + r.head * plane.head_stride;
   const tile::Divider over(value);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
-    bool exists;
-    const Unit unit = unit_of(p, r.part, lane, u, exists);
-    if (!exists) continue;
+    const Unit unit = units.of(r.part, u);
+    if (unit.first < 0) continue;
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       if (side == 1 && unit.second < 0) continue;
       float codes[kWidth];
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) codes[k] = mode != 0 ? over(x[u][side][k]) : x[u][side][k];
-      store(plane, dtype, row, side == 0 ? unit.first : unit.second, codes);
+      for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
+      if (mode != 0) over.divide(codes);
+      store(plane, dtype, row, side == 0 ? unit.first : unit.second,
+            kCopies ? r.raw[u][side] : tile::encode_run<kWidth>(dtype, codes));
     }
   }
 }
 
-// A row of a packed format, by a whole warp.
-template <int kBytes>
-__device__ __forceinline__ void store_packed(const StoreParams& p, const Row& r, const Slot& slot, int lane, bool live,
-                                             const Channels& x) {
-  if (!live) return;  // the same for the whole warp
-  using Mla = tile::MlaRow<kBytes>;
-  char* row = row_at(p.cache.k, slot.page, slot.offset, 0);
-  char* scales = Mla::scales(row, row_at(p.cache.k, slot.page, 0, 0), p.cache.page_size, slot.offset);
-  float scale[kUnits][2];
-  int channel[kUnits][2];
+// The scales of this thread's runs of a packed row, which a whole warp holds; they are stored too.
+__device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales, const Units& units, const Row& r,
+                                             int lane, const Channels& x, float (&scale)[kUnits][2]) {
+  const bool power_of_two = p.cache.power_of_two_scales != 0;
   float amax[kUnits][2];
+  int group[kUnits][2];  // -1: none
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
-    bool exists;
-    const Unit unit = unit_of(p, r.part, lane, u, exists);
-    channel[u][0] = exists ? unit.first : -1;
-    channel[u][1] = exists ? unit.second : -1;
+    const Unit unit = units.of(r.part, u);
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
+      const int channel = side == 0 ? unit.first : unit.second;
+      group[u][side] = channel >= 0 && channel < Mla::kNope ? channel / Mla::kGroup : -1;
       amax[u][side] = 0;
       scale[u][side] = 1;
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) amax[u][side] = tile::larger_magnitude(amax[u][side], x[u][side][k]);
-    }
-  }
-#pragma unroll
-  for (int g = 0; g < Mla::kGroups; ++g) {
-    float largest = 0;
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        if (channel[u][side] >= g * Mla::kGroup && channel[u][side] < (g + 1) * Mla::kGroup)
-          largest = fmaxf(largest, amax[u][side]);
-      }
-    }
-    // Magnitudes are in the order of their bits.
-    largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
-    const float of_group = tile::mla_scale<kBytes>(largest, p.cache.power_of_two_scales != 0);
-    if (lane == g) Mla::store_scale(scales, g, of_group);
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        if (channel[u][side] >= g * Mla::kGroup && channel[u][side] < (g + 1) * Mla::kGroup) scale[u][side] = of_group;
+      for (int k = 0; k < kWidth; ++k) {
+        if (group[u][side] >= 0) amax[u][side] = tile::larger_magnitude(amax[u][side], x[u][side][k]);
       }
     }
   }
+  constexpr bool kInOrder = kWidth == 8 && !kPrologue;
+  // Where no pair turns across groups, the unit of lane l is channels 16 l.., and neighbours share a group.
+  if (kInOrder || (kWidth == 8 && (p.prologue.cos_sin == nullptr || p.prologue.rope_offset >= Mla::kNope))) {
+    constexpr int kLanesOfGroup = Mla::kGroup / 16;
+    float largest = fmaxf(amax[0][0], amax[0][1]);
+#pragma unroll
+    for (int step = kLanesOfGroup / 2; step > 0; step /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    if (group[0][0] < 0) return;
+    scale[0][0] = scale[0][1] = tile::mla_scale<kFormat>(largest, power_of_two);
+    if (lane % kLanesOfGroup == 0) Mla::store_scale(scales, group[0][0], scale[0][0]);
+    return;
+  }
+  if constexpr (!kInOrder) {
+#pragma unroll 1
+    for (int g = 0; g < Mla::kGroups; ++g) {
+      float largest = 0;
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        if (group[u][0] == g) largest = fmaxf(largest, amax[u][0]);
+        if (group[u][1] == g) largest = fmaxf(largest, amax[u][1]);
+      }
+      // Magnitudes are in the order of their bits.
+      largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
+      const float of_group = tile::mla_scale<kFormat>(largest, power_of_two);
+      if (lane == 0) Mla::store_scale(scales, g, of_group);
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        if (group[u][0] == g) scale[u][0] = of_group;
+        if (group[u][1] == g) scale[u][1] = of_group;
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void store_packed(const StoreParams& p, const TokenPlace& place, const Units& units,
+                                             const Row& r, int lane, const Channels& x) {
+  if (!r.live || r.part != kRowOfK || place.cache[0] == nullptr) return;  // the same for the whole warp
+  char* row = place.cache[0];
+  float scale[kUnits][2];
+  scale_groups(p, place.scales[0], units, r, lane, x, scale);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
+    const Unit unit = units.of(r.part, u);
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-      const int d = channel[u][side];
+      const int d = side == 0 ? unit.first : unit.second;
       if (d < 0) continue;
       if (d < Mla::kNope) {
         const tile::Divider over(scale[u][side]);
         float codes[kWidth];
 #pragma unroll
-        for (int k = 0; k < kWidth; ++k) codes[k] = over(x[u][side][k]);
+        for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
+        over.divide(codes);
         tile::store_run<kWidth>(tile::kE4m3, tile::encode_run<kWidth>(tile::kE4m3, codes), row + d, 1, kVector);
       } else {
         tile::store_halves<kWidth>(tile::encode_run<kWidth>(tile::kBFloat16, x[u][side]),
@@ -221,55 +291,28 @@ __device__ __forceinline__ void store_packed(const StoreParams& p, const Row& r,
   }
 }
 
-// What was loaded, through the prologue, in fp32; zeros where the thread has no channels.
-__device__ __forceinline__ void prepare_row(const StoreParams& p, const PrologueToken& token, const Row& r, int lane,
-                                            Channels& x) {
-  const int dtype = type_of(kRowType, p.in[r.part].dtype);
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    bool exists;
-    const Unit unit = unit_of(p, r.part, lane, u, exists);
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) x[u][0][k] = x[u][1][k] = 0;
-    if (!exists) continue;
-    tile::decode_run<kWidth>(dtype, r.raw[u][0], x[u][0]);
-    if (unit.second >= 0) tile::decode_run<kWidth>(dtype, r.raw[u][1], x[u][1]);
-    if constexpr (kPrologue) {
-      tile::prepare_unit<kWidth>(p.prologue, token, r.part, r.head, unit, tile::element_size(dtype) == 1, x[u]);
-      // What a bias or a table made of channels that are not there must not count as a magnitude.
-      if (unit.second < 0) {
-#pragma unroll
-        for (int k = 0; k < kWidth; ++k) x[u][1][k] = 0;
-      }
-    }
-  }
-}
-
-__device__ __forceinline__ void finish_row(const StoreParams& p, const TokenPlace* places, const Row& r, int lane) {
-  const bool here = r.token >= 0;
-  const TokenPlace& place = places[here ? r.token : 0];
+__device__ __forceinline__ void finish_row(const StoreParams& p, const TokenPlace& place, const Units& units,
+                                           const RopeUnits& rope, const Row& r, int lane) {
   Channels x = {};
-  if (here) prepare_row(p, place.prologue, r, lane, x);
-  if (here && p.out[r.part].data != nullptr) {
+  if (r.live && !kCopies) prepare_row(p, place.prologue, units, rope, r, x);
+  if (kPrepare && r.live && place.out[r.part] != nullptr) {
+    if (kCopies) prepare_row(p, place.prologue, units, rope, r, x);
     const RowTensor& out = p.out[r.part];
     const int dtype = type_of(kOutType, out.dtype);
-    char* row = row_at(out, place.outer, place.inner, r.head);
+    char* row = place.out[r.part] + r.head * out.head_stride;
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      bool exists;
-      const Unit unit = unit_of(p, r.part, lane, u, exists);
-      if (!exists) continue;
-      store(out, dtype, row, unit.first, x[u][0]);
-      if (unit.second >= 0) store(out, dtype, row, unit.second, x[u][1]);
+      const Unit unit = units.of(r.part, u);
+      if (unit.first < 0) continue;
+      store(out, dtype, row, unit.first, tile::encode_run<kWidth>(dtype, x[u][0]));
+      if (unit.second >= 0) store(out, dtype, row, unit.second, tile::encode_run<kWidth>(dtype, x[u][1]));
     }
   }
-  if (!p.append) return;
-  const bool live = here && r.part != tile::kRowOfQ && place.k.page >= 0;
-  const Slot& slot = r.part == tile::kRowOfV ? place.v : place.k;
+  if (kPrepare && !p.append) return;
   if constexpr (kFormat == 0) {
-    store_plain(p, r, slot, lane, live, x);
+    store_plain(p, place, units, r, lane, x);
   } else {
-    store_packed<kFormat>(p, r, slot, lane, live, x);
+    store_packed(p, place, units, r, lane, x);
   }
 }
 
@@ -285,16 +328,34 @@ __device__ __forceinline__ void store_rows(const StoreParams& p) {
     places[i] = place_of(p, first + i, owner);
   }
   __syncthreads();
-  constexpr int kAtOnce = kRowsThreads / kLanes;  // rows of a block
-  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-  const int rows = count * (p.heads_q + p.heads_kv * (1 + p.has_v));
-  for (int base = 0; base < rows; base += kAtOnce * kRows) {
-    Row r[kRows];
+  const Turn turn(p.tokens);
+  const Units units(p, turn.lane);
+  const int rows = p.heads_q + p.heads_kv * (1 + p.has_v);
+  // The loops turn as often for all threads of a warp: they meet in shuffles.
+  for (int base = 0; base < count; base += turn.tokens) {
+    const bool exists = base + turn.token < count;
+    const TokenPlace& place = places[exists ? base + turn.token : 0];
+    const bool live = exists && place.written;
+    RopeUnits rope;
+    if constexpr (kPrologue) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) start_row(p, places, base + i * kAtOnce + group, rows, lane, r[i]);
-    __syncwarp();  // an output may be narrower than its input and lie in the same place
+      for (int u = 0; u < kUnits; ++u) {
+        rope[u].turned = 0;
+        const Unit unit = units.qk[u];
+        if (live && unit.first >= 0) rope[u] = tile::load_rope<kWidth>(p.prologue, place.prologue, unit);
+      }
+    }
+    for (int j = turn.row; j - turn.row < rows; j += turn.rows * kRows) {
+      Row r[kRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) finish_row(p, places, r[i], lane);
+      for (int i = 0; i < kRows; ++i) {
+        const int at = j + i * turn.rows;
+        start_row(p, place, units, at, live && at < rows, r[i]);
+      }
+      __syncwarp();  // an output may be narrower than its input and lie in the same place
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) finish_row(p, place, units, rope, r[i], turn.lane);
+    }
   }
 }
 

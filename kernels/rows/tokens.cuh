@@ -51,10 +51,10 @@ __device__ __forceinline__ Slot slot_of_position(const RowCache& c, const IntLis
 struct SlotPair {
   Slot k, v;
 };
-__device__ __forceinline__ SlotPair slots_of_position(const RowCache& c, int sequence, long long t) {
+__device__ __forceinline__ SlotPair slots_of_position(const RowCache& c, int sequence, long long t, bool with_v) {
   SlotPair s;
   s.k = slot_of_position(c, c.page_table, sequence, t);
-  s.v = c.v_page_table.data != nullptr ? slot_of_position(c, c.v_page_table, sequence, t) : s.k;
+  s.v = with_v && c.v_page_table.data != nullptr ? slot_of_position(c, c.v_page_table, sequence, t) : s.k;
   if (s.k.page < 0 || s.v.page < 0) s.k.page = s.v.page = -1;
   return s;
 }

@@ -42,14 +42,24 @@ class Divider {
     scale_ = scale * move_;
     reciprocal_ = __frcp_rn(scale_);
   }
-  __device__ __forceinline__ float operator()(float x) const {
-    x *= move_;
+  __device__ __forceinline__ float operator()(float x) const { return quotient(x * move_); }
+  // Several at a time ask once whether to move.
+  template <int kCount>
+  __device__ __forceinline__ void divide(float (&x)[kCount]) const {
+    if (move_ != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] *= move_;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = quotient(x[i]);
+  }
+
+ private:
+  __device__ __forceinline__ float quotient(float x) const {
     const float q = x * reciprocal_;
     const float exact = fmaf(fmaf(-q, scale_, x), reciprocal_, q);
     return exact == exact ? exact : q;  // infinities have no remainder
   }
-
- private:
   float scale_, reciprocal_, move_;
 };
 

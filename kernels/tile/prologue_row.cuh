@@ -6,7 +6,7 @@
 //   for (int u = lane; u < num_units<kWidth>(rotary, head_dim); u += lanes) {        // rotary: 0 for rows of v
 //     const Unit unit = unit_at<kWidth>(p, rotary, head_dim, u);
 //     float x[2][kWidth];  // channels unit.first.. and unit.second.. as they were loaded (fp32); second -1: none
-//     prepare_unit<kWidth>(p, token, kRowOfK, head, unit, /*narrow=*/input is 8-bit, x);
+//     prepare_unit<kWidth>(p, token, kRowOfK, head, unit, load_rope<kWidth>(p, token, unit), /*narrow=*/8-bit, x);
 //   }
 //
 // The tensors of the prologue may be absent (null); all branches are the same for a whole warp with one token.
@@ -106,39 +106,53 @@ __device__ __forceinline__ void rotate_pair(float& x, float& y, float c, float s
   y = c * b + s * a;
 }
 
+// What turns a unit: the same for all heads of q and k of a token, so worth keeping.
 template <int kWidth>
-__device__ __forceinline__ void rotate_unit(const PrologueParams& p, const PrologueToken& t, int pair,
-                                            float (&x)[2][kWidth]) {
+struct RopeUnit {
+  float c[kWidth], s[kWidth];
+  unsigned turned;  // bit k: pair k has a position inside the table
+};
+
+template <int kWidth>
+__device__ __forceinline__ RopeUnit<kWidth> load_rope(const PrologueParams& p, const PrologueToken& t,
+                                                      const Unit& unit) {
+  RopeUnit<kWidth> r;
+  r.turned = 0;
+  if (unit.pair < 0) return r;
   const int half = p.rotary_dim / 2;
   if (p.positions.data != nullptr && p.components == 3) {
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
-      const int j = pair + k, which = mrope_component(p, j);
+      const int j = unit.pair + k, which = mrope_component(p, j);
       const float* row = which == 0 ? t.rope[0] : which == 1 ? t.rope[1] : t.rope[2];
       if (row == nullptr) continue;
-      const float c = row[j * p.channel_stride], s = row[(half + j) * p.channel_stride];
-      if (p.interleaved) {
-        rotate_pair(x[2 * k / kWidth][2 * k % kWidth], x[(2 * k + 1) / kWidth][(2 * k + 1) % kWidth], c, s);
-      } else {
-        rotate_pair(x[0][k], x[1][k], c, s);
-      }
+      r.c[k] = row[j * p.channel_stride];
+      r.s[k] = row[(half + j) * p.channel_stride];
+      r.turned |= 1u << k;
     }
-    return;
+    return r;
   }
-  if (t.rope[0] == nullptr) return;
-  float c[kWidth], s[kWidth];
+  if (t.rope[0] == nullptr) return r;
   const auto* row = reinterpret_cast<const char*>(t.rope[0]);
   const long long step = p.channel_stride * 4;
   const bool vector = p.cos_sin_vector != 0;
-  decode_run<kWidth>(kFloat32, load_run<kWidth>(kFloat32, row + pair * step, step, vector), c);
-  decode_run<kWidth>(kFloat32, load_run<kWidth>(kFloat32, row + (half + pair) * step, step, vector), s);
-  if (p.interleaved) {
+  decode_run<kWidth>(kFloat32, load_run<kWidth>(kFloat32, row + unit.pair * step, step, vector), r.c);
+  decode_run<kWidth>(kFloat32, load_run<kWidth>(kFloat32, row + (half + unit.pair) * step, step, vector), r.s);
+  r.turned = (1u << kWidth) - 1;
+  return r;
+}
+
+template <int kWidth>
+__device__ __forceinline__ void rotate_unit(const PrologueParams& p, const RopeUnit<kWidth>& r, float (&x)[2][kWidth]) {
+  if (r.turned == 0) return;
 #pragma unroll
-    for (int k = 0; k < kWidth; ++k)
-      rotate_pair(x[2 * k / kWidth][2 * k % kWidth], x[(2 * k + 1) / kWidth][(2 * k + 1) % kWidth], c[k], s[k]);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) rotate_pair(x[0][k], x[1][k], c[k], s[k]);
+  for (int k = 0; k < kWidth; ++k) {
+    if ((r.turned >> k & 1) == 0) continue;
+    if (p.interleaved) {
+      rotate_pair(x[2 * k / kWidth][2 * k % kWidth], x[(2 * k + 1) / kWidth][(2 * k + 1) % kWidth], r.c[k], r.s[k]);
+    } else {
+      rotate_pair(x[0][k], x[1][k], r.c[k], r.s[k]);
+    }
   }
 }
 
@@ -170,10 +184,11 @@ __device__ __forceinline__ void for_weights(const WeightRow& row, const Unit& un
 }
 
 // All steps, in their order, on the channels of a unit of a row of q, k or v (kRowOf..). narrow: the input is 8-bit, so
-// qkv_scale applies.
+// qkv_scale applies. rope: of the unit; unused for rows of v.
 template <int kWidth>
 __device__ __forceinline__ void prepare_unit(const PrologueParams& p, const PrologueToken& t, int row, int head,
-                                             const Unit& unit, bool narrow, float (&x)[2][kWidth]) {
+                                             const Unit& unit, const RopeUnit<kWidth>& rope, bool narrow,
+                                             float (&x)[2][kWidth]) {
   const float factor = row == kRowOfQ ? t.logn : 1.0f;
   if (narrow && p.qkv_scale != nullptr) {
     const float scale = p.qkv_scale[row * p.qkv_scale_stride];
@@ -188,7 +203,7 @@ __device__ __forceinline__ void prepare_unit(const PrologueParams& p, const Prol
     const WeightRow ia3 = row == kRowOfK ? weight_row(p.ia3_k, t.task, head) : weight_row(p.ia3_v, t.task, head);
     if (ia3.data != nullptr) for_weights<kWidth>(ia3, unit, x, [](float& y, float w) { y *= w; });
   }
-  if (unit.pair >= 0) rotate_unit<kWidth>(p, t, unit.pair, x);
+  if (row != kRowOfV) rotate_unit<kWidth>(p, rope, x);
   if (factor != 1.0f) {
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) x[0][k] *= factor, x[1][k] *= factor;

@@ -39,13 +39,14 @@ void choose_threads(int64_t units, Config& c) {
   c.lanes = spread ? 32 : static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(units)), 4, 32));
   c.units = static_cast<int>(std::max<int64_t>(1, (units + c.lanes - 1) / c.lanes));
   const bool wide = c.width == kRun && (c.row_type == 0 || c.row_type == ATTUNE_FLOAT32);  // two vectors a run
-  c.rows = c.units == 1 && !c.prologue && !wide ? 2 : 1;
-  if (c.units > 4) {
+  c.rows = c.units == 1 && !wide ? 2 : 1;
+  const bool exact = c.head_dim == c.lanes * c.units * 2 * kRun;  // no thread without channels
+  if (c.units > 4 || (c.prologue && c.units > 1 && c.width == kRun)) {
     c.blocks_per_sm = 1;
-  } else if (c.prologue) {
-    c.blocks_per_sm = c.units == 1 ? 3 : 2;
+  } else if (c.prologue || c.units > 1) {
+    c.blocks_per_sm = !c.prologue && c.format == 0 && !wide ? 3 : 2;
   } else {
-    c.blocks_per_sm = c.units == 1 ? 4 : c.format != 0 || wide ? 2 : 3;
+    c.blocks_per_sm = exact ? 4 : 3;
   }
 }
 
@@ -65,6 +66,12 @@ int scales_of(const KvCache& c, bool with_v) {
 int cache_type(const KvCache& c, bool with_v) {
   if (!c.format->plain) return 0;
   return with_v && c.k.dtype != c.v.dtype ? 0 : c.k.dtype;
+}
+
+// The largest power of two that divides both.
+int64_t common_power(int64_t a, int64_t b) {
+  const auto both = static_cast<uint64_t>(a | b);
+  return both == 0 ? 1 : int64_t{1} << std::countr_zero(both);
 }
 
 // Rows of more channels than these do not fit a thread's registers.
@@ -89,8 +96,11 @@ Config choose_cache_op(const CacheProblem& op, Entry entry) {
   c.scales = scales_of(cache, with_v);
   generalise(c);
   const int64_t dim = std::max(cache.head_dim_qk, with_v ? cache.head_dim_v : 0);
+  if (vectors && c.format == 0 && (!with_v || cache.head_dim_v == cache.head_dim_qk))
+    c.head_dim = static_cast<int>(cache.head_dim_qk);
   choose_threads(units_of(0, dim, c.width), c);
   c.rows_of_token = cache.num_heads * (with_v ? 2 : 1);
+  c.groups = common_power(cache.num_heads, 0);
   return c;
 }
 
@@ -111,30 +121,42 @@ KernelSpec Config::spec() const {
       {define("ATTUNE_WIDTH", width), define("ATTUNE_LANES", lanes), define("ATTUNE_UNITS", units),
        define("ATTUNE_ROWS", rows), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm), define("ATTUNE_ROW_TYPE", row_type),
        define("ATTUNE_OUT_TYPE", out_type), define("ATTUNE_CACHE_TYPE", cache_type), define("ATTUNE_FORMAT", format),
-       define("ATTUNE_SCALES", scales)},
+       define("ATTUNE_SCALES", scales), define("ATTUNE_HEAD_DIM", head_dim)},
       0};
-  if (entry == Entry::kStore) spec.defines.push_back(define("ATTUNE_PROLOGUE", prologue ? 1 : 0));
+  if (entry == Entry::kStore) {
+    spec.defines.push_back(define("ATTUNE_PREPARE", prepare ? 1 : 0));
+    spec.defines.push_back(define("ATTUNE_PROLOGUE", prologue ? 1 : 0));
+  }
   return spec;
 }
 
 uint64_t Config::key() const {
   uint64_t key = static_cast<uint64_t>(entry);
-  for (const int field : {width, lanes, units, rows, blocks_per_sm, row_type, out_type, cache_type, scales,
-                          format == 0     ? 0
-                          : format == 656 ? 1
-                                          : 2,
-                          prologue ? 1 : 0}) {
-    key = key * 40 + static_cast<uint64_t>(field);  // each is below 40
-  }
+  const auto add = [&key](uint64_t field, uint64_t values) { key = key * values + field; };
+  add(width == kRun ? 1 : 0, 2);
+  add(static_cast<uint64_t>(lanes), 33);
+  add(static_cast<uint64_t>(units), 16);
+  for (const int field : {rows, blocks_per_sm, row_type, out_type, cache_type, scales})
+    add(static_cast<uint64_t>(field), 10);
+  add(static_cast<uint64_t>(format), 1024);
+  add(static_cast<uint64_t>(head_dim), 1024);
+  add((prepare ? 2 : 0) + (prologue ? 1 : 0), 4);
   return key;
 }
 
 int Config::tile_tokens(int64_t total, int num_sms) const {
-  constexpr int64_t kRounds = 4;  // of a block's threads over its rows: enough to hide how it begins
-  const int64_t at_once = kernels::kRowsThreads / lanes * rows;
+  constexpr int64_t kRounds = 8;  // of a block's threads over its rows: enough to hide how it begins
+  const int64_t at_once = kernels::kRowsThreads / lanes;
   const int64_t by_rows = kRounds * at_once / std::max<int64_t>(1, rows_of_token);
   const int64_t by_device = total / (4 * num_sms);  // small inputs go to all multiprocessors
   return static_cast<int>(std::clamp<int64_t>(std::min(by_rows, by_device), 1, kernels::kMaxTileTokens));
+}
+
+int Config::groups_shift(int tile_tokens) const {
+  const uint64_t at_once = static_cast<uint64_t>(kernels::kRowsThreads / lanes);
+  // No more tokens at a time than there are; then rows of a token as they come.
+  const uint64_t least = at_once / std::bit_ceil(static_cast<uint64_t>(tile_tokens));
+  return std::countr_zero(std::min(at_once, std::max(static_cast<uint64_t>(groups), least)));
 }
 
 Config choose_store(const PrepareProblem& op) {
@@ -147,6 +169,7 @@ Config choose_store(const PrepareProblem& op) {
   for (const RowView* v : {&op.v, &op.v_out}) vectors = vectors && has_vectors(*v, dim_v);
   if (append) vectors = vectors && has_vectors(op.cache);
   c.width = vectors ? kRun : 1;
+  c.prepare = true;
   c.prologue = op.prologue.any;
   c.row_type = common_type(op.q, op.k, op.v);
   c.out_type = op.q_out || op.k_out || op.v_out ? common_type(op.q_out, op.k_out, op.v_out) : c.row_type;
@@ -156,8 +179,10 @@ Config choose_store(const PrepareProblem& op) {
     c.scales = scales_of(op.cache, static_cast<bool>(op.v));
   }
   generalise(c);
+  if (vectors && (!op.v || dim_k == 0 || dim_v == dim_k)) c.head_dim = static_cast<int>(std::max(dim_k, dim_v));
   choose_threads(std::max(units_of(rotary, dim_k, c.width), units_of(0, dim_v, c.width)), c);
   c.rows_of_token = op.heads_q + 2 * op.heads_kv;
+  c.groups = common_power(op.q_out ? op.heads_q : 0, op.heads_kv);
   return c;
 }
 

@@ -17,16 +17,20 @@ struct Config {
   // What the kernel is compiled for (kernels/rows/plane.cuh).
   int width = 1, lanes = 32, units = 1, rows = 1, blocks_per_sm = 4;
   int row_type = 0, out_type = 0, cache_type = 0;
-  int format = 0;  // 0, 656, 584
-  int scales = 0;  // a mode, or kernels::kScalesAtRunTime
-  bool prologue = false;
+  int format = 0;    // 0, 656, 584
+  int scales = 0;    // a mode, or kernels::kScalesAtRunTime
+  int head_dim = 0;  // of K and V; 0: at run time
+  bool prepare = false, prologue = false;
 
   int64_t rows_of_token = 1;
+  int64_t groups = 1;  // rows of a token that are best taken at a time: a power of two that divides the heads
 
   KernelSpec spec() const;
   uint64_t key() const;  // of the specialisation
   // Tokens of a block, for this many in all.
   int tile_tokens(int64_t total, int num_sms) const;
+  // log2 of the rows of a token that such a block takes at a time.
+  int groups_shift(int tile_tokens) const;
 };
 
 Config choose_store(const PrepareProblem& op);

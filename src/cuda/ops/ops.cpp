@@ -39,6 +39,7 @@ template <class Params>
 void launch_rows(const Config& c, Params params, int32_t device, void* stream) {
   const CompiledKernel& kernel = find(c, device);
   params.tokens.tile = c.tile_tokens(params.tokens.total, require_device(device).num_sms);
+  params.tokens.groups_shift = c.groups_shift(params.tokens.tile);
   LaunchConfig launch;
   launch.grid[0] = static_cast<uint32_t>((params.tokens.total + params.tokens.tile - 1) / params.tokens.tile);
   launch.block[0] = kernels::kRowsThreads;

@@ -25,8 +25,7 @@ int64_t vector_bytes(int64_t element_size) { return std::min<int64_t>(16, kRun *
 
 bool has_vectors(const KvPlane& p, int64_t channels) {
   const int64_t unit = vector_bytes(p.element_size), size = p.element_size;
-  if (channels % kRun != 0 || p.inner_stride != 1) return false;
-  if (!p.contiguous && (p.pack % kRun != 0 || !divides(unit, p.outer_stride * size))) return false;
+  if (channels % kRun != 0 || !p.contiguous) return false;
   return aligned(p.data, unit) && divides(unit, p.page_stride * size, p.slot_stride * size, p.head_stride * size);
 }
 
