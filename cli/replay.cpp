@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 
 #include "attune/attune.hpp"
 #include "commands.h"
@@ -99,6 +100,7 @@ class Replay {
 
  private:
   void say_start() const;
+  std::unique_ptr<LayerRunner> make_runner(attune_device device) const;
   bool decode_only() const { return result_.options.phase == "decode"; }
   void run_step(const Step& whole, double& now);
   void show_progress();
@@ -125,12 +127,6 @@ Replay::Replay(const Trace& trace, const ReplayOptions& options)
   if (decode_only() && result_.kv_dtype == KvDtype::kMla656)
     throw UserError("--phase decode fills the cache with random keys, which the MLA format mla656 cannot take");
   const attune_device device = parse_device(options.device);
-  if (device.type == ATTUNE_DEVICE_CUDA && options.phase != "decode") {
-    throw UserError(
-        fmt::format("prefill has no CUDA kernel yet, so {} cannot replay whole requests; --phase decode "
-                    "replays the steps that generate, over a cache of random keys",
-                    device_name(device)));
-  }
   set_num_threads(static_cast<int32_t>(options.threads));
   result_.threads = num_threads();
   result_.device = device_info(device);
@@ -154,9 +150,22 @@ Replay::Replay(const Trace& trace, const ReplayOptions& options)
   for (const TraceRequest& r : requests_) total_tokens_ += r.prompt_tokens + std::max<int64_t>(r.output_tokens, 1) - 1;
   say_start();
   note_long_requests(model, requests_);
-  runner_ = make_layer_runner(
-      {model, result_.kv_dtype, make_limits(requests_, scheduler_options_, decode_only()), device, options.seed});
+  runner_ = make_runner(device);
   result_.plans = runner_->describe();
+}
+
+std::unique_ptr<LayerRunner> Replay::make_runner(attune_device device) const {
+  const ReplayOptions& o = result_.options;
+  try {
+    return make_layer_runner(
+        {result_.model, result_.kv_dtype, make_limits(requests_, scheduler_options_, decode_only()), device, o.seed});
+  } catch (const Error& e) {
+    if (e.status() != ATTUNE_UNSUPPORTED || decode_only()) throw;
+    throw UserError(
+        fmt::format("{} has no kernel for all of this: {}; --phase decode replays only the steps that "
+                    "generate, over a cache of random keys",
+                    device_name(device), e.what()));
+  }
 }
 
 void Replay::say_start() const {
