@@ -131,7 +131,7 @@ void qk_rows(benchmark::State& state) {
   const double seconds = best_time(state, 20, [&] {
     if constexpr (sizeof(T) == 4) kernels().qk_rows_f32(m, n, d, q.data, d, rows.data(), s.data, n);
     if constexpr (sizeof(T) == 2) kernels().qk_rows_bf16(m, n, d, q.data, d, rows.data(), s.data, n);
-    if constexpr (sizeof(T) == 1) kernels().qk_rows_8bit(code_dtype<T>(), m, n, d, q.data, d, reinterpret_cast<const uint8_t* const*>(rows.data()), s.data, n);
+    if constexpr (sizeof(T) == 1) kernels().qk_rows_8bit(code_dtype<T>(), m, n, d, q.data, d, reinterpret_cast<const uint8_t* const*>(rows.data()), s.data, n, {});
   });
   report_flops(state, 2.0 * m * n * d, seconds);
   report_cycles(state, "cycles/row", n, seconds);
@@ -148,7 +148,7 @@ void pv_rows(benchmark::State& state) {
   const double seconds = best_time(state, 20, [&] {
     if constexpr (sizeof(T) == 4) kernels().pv_rows_f32(m, n, dv, p.data, n, rows.data(), o.data, dv);
     if constexpr (sizeof(T) == 2) kernels().pv_rows_bf16(m, n, dv, p.data, n, rows.data(), o.data, dv);
-    if constexpr (sizeof(T) == 1) kernels().pv_rows_8bit(code_dtype<T>(), m, n, dv, p.data, n, reinterpret_cast<const uint8_t* const*>(rows.data()), o.data, dv);
+    if constexpr (sizeof(T) == 1) kernels().pv_rows_8bit(code_dtype<T>(), m, n, dv, p.data, n, reinterpret_cast<const uint8_t* const*>(rows.data()), o.data, dv, {});
   });
   report_flops(state, 2.0 * m * n * dv, seconds);
   report_cycles(state, "cycles/row", n, seconds);
@@ -286,7 +286,7 @@ void decode_stream(benchmark::State& state) {
       const void* const* const v_tile = v_rows.data() + first;
       if (prefetch) attune::cpu::prefetch_tile(k_tile + tile, d * size, v_tile + tile, d * size, 0, tile / 2);
       if (size == 1) {
-        kernels().qk_rows_8bit(dtype, m, tile, d, q.data, d, reinterpret_cast<const uint8_t* const*>(k_tile), s.data, tile);
+        kernels().qk_rows_8bit(dtype, m, tile, d, q.data, d, reinterpret_cast<const uint8_t* const*>(k_tile), s.data, tile, {});
       } else {
         kernels().qk_rows_bf16(m, tile, d, q.data, d, reinterpret_cast<const bf16_t* const*>(k_tile), s.data, tile);
       }
@@ -295,7 +295,7 @@ void decode_stream(benchmark::State& state) {
                          .p_type = TileType::kBF16});
       if (prefetch) attune::cpu::prefetch_tile(k_tile + tile, d * size, v_tile + tile, d * size, tile / 2, tile);
       if (size == 1) {
-        kernels().pv_rows_8bit(dtype, m, tile, d, p.data, tile, reinterpret_cast<const uint8_t* const*>(v_tile), o.data, d);
+        kernels().pv_rows_8bit(dtype, m, tile, d, p.data, tile, reinterpret_cast<const uint8_t* const*>(v_tile), o.data, d, {});
       } else {
         kernels().pv_rows_bf16(m, tile, d, p.data, tile, reinterpret_cast<const bf16_t* const*>(v_tile), o.data, d);
       }

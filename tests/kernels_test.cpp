@@ -405,9 +405,9 @@ TEST_P(Kernels, RowsOfCodes) {
           }
           Matrix<float> s(m, n, n + 2, rng), o(m, d, d + 2, rng);
           Matrix<float> s2 = s, o2 = o;
-          k.qk_rows_8bit(dtype, m, n, d, q.data.data(), q.ld, code_rows.data(), s.data.data(), s.ld);
+          k.qk_rows_8bit(dtype, m, n, d, q.data.data(), q.ld, code_rows.data(), s.data.data(), s.ld, {});
           k.qk_rows_bf16(m, n, d, q.data.data(), q.ld, rows.data(), s2.data.data(), s2.ld);
-          k.pv_rows_8bit(dtype, m, n, d, p.data.data(), p.ld, code_rows.data(), o.data.data(), o.ld);
+          k.pv_rows_8bit(dtype, m, n, d, p.data.data(), p.ld, code_rows.data(), o.data.data(), o.ld, {});
           k.pv_rows_bf16(m, n, d, p.data.data(), p.ld, rows.data(), o2.data.data(), o2.ld);
           ASSERT_EQ(std::memcmp(s.data.data(), s2.data.data(), s.data.size() * sizeof(float)), 0) << dtype << " " << m << "x" << n << "x" << d;
           ASSERT_EQ(std::memcmp(o.data.data(), o2.data.data(), o.data.size() * sizeof(float)), 0) << dtype << " " << m << "x" << n << "x" << d;

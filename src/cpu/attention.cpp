@@ -172,7 +172,7 @@ class AttentionPlan final : public KernelPlan {
       Scratch scratch = scratch_of(p, base, thread);
       const Item& item = s.items[i];
       const Sequence& sequence = s.sequences[item.sequence];
-      const ScoreRows rows{p, sequence, item, t5_};
+      const ScoreRows rows{p, sequence, item, t5_, item.kv_head};
       if (is_prefill(p, sequence)) {
         run_prefill_item(rows, prefill, compute_, scratch);
       } else {
@@ -182,8 +182,10 @@ class AttentionPlan final : public KernelPlan {
         save_partial(p, item, scratch, partials(base) + item.partial * partial_floats_);
         return;
       }
-      for (int r = 0; r < item.num_rows; ++r) {
-        store_row(p, sequence.q_begin + rows.query(r), rows.head(r), scratch.o + r * scratch.ld_o, scratch.row_max[r], scratch.row_sum[r]);
+      for (int i = 0; i < item.num_heads * item.num_rows; ++i) {
+        const int r = i % item.num_rows;
+        store_row(p, sequence.q_begin + rows.query(r), rows.head(r) + i / item.num_rows * p.group, scratch.o + i * scratch.ld_o,
+                  scratch.row_max[i], scratch.row_sum[i]);
       }
     });
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention_item.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -143,7 +144,7 @@ void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Com
   const KvTile& tile = *scratch.tile;
   for (int64_t first = item.kv_begin / kPrefillN * kPrefillN; first < item.kv_end; first += kPrefillN) {
     const int n = static_cast<int>(std::min<int64_t>(kPrefillN, item.kv_end - first));
-    source.load(rows.sequence, item.sequence, 0, item.kv_head, first, item.kv_begin, n, scratch);
+    source.load(rows.sequence, item.sequence, 0, rows.kv_head, first, item.kv_begin, n, scratch);
     pack_tile(p, compute, tile, scratch);
     const int ld_k = static_cast<int>(round_up(n, 16));
     for (int row = 0; row < item.num_rows; row += kRowBlock) {
@@ -192,31 +193,48 @@ void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Com
 
 namespace {
 
-// Memory works on later tiles while this one is computed: slices of the products alternate with requests for some rows. A core drops
-// requests beyond the few that it can have under way, so every row is asked for twice: first two tiles early, while the sums run,
-// then one tile early, while the scores run. Codes come in larger slices, because each call loads their tables.
-struct Slices {
-  int score, sum;
+// Memory works on later rows while these are computed: slices of the products alternate with requests for some rows. A core drops
+// requests beyond the few that it can have under way, so every row is asked for twice: first two steps early, while the sums run,
+// then one step early, while the scores run. A step is one KV head's rows of a tile. The functions for codes load tables at each call,
+// so they ask by themselves, and once: for the next step's K during the scores, for its V during the sums.
+constexpr int kScoreSlice = 4, kSumSlice = 16;
+
+// The rows of a step to come.
+struct Ahead {
+  const AheadRows& rows;
+  int head;  // counted from the item's first
 };
-constexpr Slices kSlices{4, 16}, kCodeSlices{32, 32};
 
 // Asks for the share of rows that goes with the columns [j, j + n) of the tile being computed.
-void prefetch_share(const Problem& p, const AheadRows& a, int j, int n) {
-  prefetch_tile(a.k, a.k_bytes, p.v_aliases_k ? nullptr : a.v, a.v_bytes, std::min(j, a.n), std::min(j + n, a.n));
+void prefetch_share(const Problem& p, const Ahead& a, int j, int n) {
+  const AheadRows& rows = a.rows;
+  prefetch_tile(rows.k, rows.k_bytes, p.v_aliases_k ? nullptr : rows.v, rows.v_bytes, std::min(j, rows.n), std::min(j + n, rows.n),
+                a.head * rows.k_step, a.head * rows.v_step);
+}
+
+// Scores of a decode tile of codes.
+void code_scores(const Problem& p, const Compute& compute, const KvTile& tile, int m, const Ahead& a, Scratch& scratch) {
+  const RowsAhead keys{a.rows.k, a.rows.n, a.rows.k_bytes, a.head * a.rows.k_step};
+  compute.kernels->qk_rows_8bit(tile.codes, m, tile.n, static_cast<int>(p.head_dim_qk), static_cast<const bf16_t*>(scratch.q),
+                                static_cast<int>(scratch.ld_q), reinterpret_cast<const uint8_t* const*>(tile.k), scratch.s, kMaxTileN, keys);
+}
+
+// Adds a tile of codes, weighted, to o.
+void code_sums(const Problem& p, const Compute& compute, const KvTile& tile, int m, const void* weights, const Ahead& a, Scratch& scratch) {
+  const RowsAhead values{a.rows.v, p.v_aliases_k ? 0 : a.rows.n, a.rows.v_bytes, a.head * a.rows.v_step};
+  compute.kernels->pv_rows_8bit(tile.codes, m, tile.n, static_cast<int>(p.head_dim_v), static_cast<const bf16_t*>(weights), kMaxTileN,
+                                reinterpret_cast<const uint8_t* const*>(tile.v), scratch.o, static_cast<int>(scratch.ld_o), values);
 }
 
 // Scores of the columns [j, j + n) of a decode tile, by what its rows are.
-void decode_scores(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, Scratch& scratch) {
+void row_scores(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, Scratch& scratch) {
   const KernelTable& kt = *compute.kernels;
   const int d = static_cast<int>(p.head_dim_qk), ld_q = static_cast<int>(scratch.ld_q);
-  const auto* q_bf16 = static_cast<const bf16_t*>(scratch.q);
   const auto* q_f32 = static_cast<const float*>(scratch.q);
   const auto* k_bf16 = reinterpret_cast<const bf16_t* const*>(tile.k) + j;
   float* s = scratch.s + j;
-  if (tile.codes != ATTUNE_DTYPE_NONE) {
-    kt.qk_rows_8bit(tile.codes, m, n, d, q_bf16, ld_q, reinterpret_cast<const uint8_t* const*>(tile.k) + j, s, kMaxTileN);
-  } else if (compute.tile == TileType::kBF16) {
-    kt.qk_rows_bf16(m, n, d, q_bf16, ld_q, k_bf16, s, kMaxTileN);
+  if (compute.tile == TileType::kBF16) {
+    kt.qk_rows_bf16(m, n, d, static_cast<const bf16_t*>(scratch.q), ld_q, k_bf16, s, kMaxTileN);
   } else if (compute.decode_rows == TileType::kBF16) {
     kt.qk_rows_mixed(m, n, d, q_f32, ld_q, k_bf16, s, kMaxTileN);
   } else {
@@ -225,16 +243,13 @@ void decode_scores(const Problem& p, const Compute& compute, const KvTile& tile,
 }
 
 // Adds the columns [j, j + n) of the tile, weighted, to o.
-void decode_sums(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, const void* weights, Scratch& scratch) {
+void row_sums(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, const void* weights, Scratch& scratch) {
   const KernelTable& kt = *compute.kernels;
   const int dv = static_cast<int>(p.head_dim_v), ld_o = static_cast<int>(scratch.ld_o);
-  const auto* p_bf16 = static_cast<const bf16_t*>(weights) + j;
   const auto* p_f32 = static_cast<const float*>(weights) + j;
   const auto* v_bf16 = reinterpret_cast<const bf16_t* const*>(tile.v) + j;
-  if (tile.codes != ATTUNE_DTYPE_NONE) {
-    kt.pv_rows_8bit(tile.codes, m, n, dv, p_bf16, kMaxTileN, reinterpret_cast<const uint8_t* const*>(tile.v) + j, scratch.o, ld_o);
-  } else if (compute.tile == TileType::kBF16) {
-    kt.pv_rows_bf16(m, n, dv, p_bf16, kMaxTileN, v_bf16, scratch.o, ld_o);
+  if (compute.tile == TileType::kBF16) {
+    kt.pv_rows_bf16(m, n, dv, static_cast<const bf16_t*>(weights) + j, kMaxTileN, v_bf16, scratch.o, ld_o);
   } else if (compute.decode_rows == TileType::kBF16) {
     kt.pv_rows_mixed(m, n, dv, p_f32, kMaxTileN, v_bf16, scratch.o, ld_o);
   } else {
@@ -242,50 +257,87 @@ void decode_sums(const Problem& p, const Compute& compute, const KvTile& tile, i
   }
 }
 
+// The part of the scratch memory that belongs to the head-th KV head of an item.
+Scratch scratch_of_head(const Scratch& scratch, const Compute& compute, int64_t head, int64_t rows) {
+  Scratch s = scratch;
+  const int64_t first = head * rows;
+  s.q = static_cast<std::byte*>(s.q) + first * s.ld_q * (compute.tile == TileType::kBF16 ? 2 : 4);
+  s.o += first * s.ld_o;
+  s.row_max += first;
+  s.row_sum += first;
+  return s;
+}
+
+// One KV head against the tile at key first, which is loaded. The rows of the next step and of the one after are asked for on the way.
+void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, const Ahead& near, const Ahead& far, Scratch& scratch) {
+  const Problem& p = rows.p;
+  const KernelTable& kt = *compute.kernels;
+  const KvTile& tile = *scratch.tile;
+  const int m = rows.item.num_rows, n = tile.n;
+  const bool codes = tile.codes != ATTUNE_DTYPE_NONE;
+  if (codes) {
+    code_scores(p, compute, tile, m, near, scratch);
+  } else {
+    for (int j = 0; j < n; j += kScoreSlice) {
+      prefetch_share(p, near, j, kScoreSlice);
+      row_scores(p, compute, tile, m, j, std::min(kScoreSlice, n - j), scratch);
+    }
+  }
+  const float scale2 = apply_score_terms(rows, 0, m, first, tile, scratch.s, scratch, kt);
+  bool careful = false;
+  bool visible[kDecodeRows * kMaxTileN];
+  if (!fully_visible(rows, 0, m, first, tile)) {
+    if (apply_mask(rows, 0, m, first, tile, scratch.s) == 0) return;
+    careful = v_nonfinite(p, compute, compute.decode_rows, tile);
+    if (careful) note_visible(scratch.s, m, n, visible);
+  }
+  const SoftmaxTile t = softmax_tile(p, compute, tile, 0, m, n, scale2, scratch);
+  kt.softmax(t);
+  if (careful) {
+    careful_pv(p, compute.decode_rows, tile, m, visible, t.p, compute.tile, t.o, scratch.ld_o);
+    return;
+  }
+  if (codes) {
+    code_sums(p, compute, tile, m, t.p, near, scratch);
+    return;
+  }
+  for (int j = 0; j < n; j += kSumSlice) {
+    prefetch_share(p, far, j, kSumSlice);
+    row_sums(p, compute, tile, m, j, std::min(kSumSlice, n - j), t.p, scratch);
+  }
+}
+
 }  // namespace
 
-void run_decode_item(const ScoreRows& rows, const TileSource& source, const Compute& compute, Scratch& scratch) {
-  const Problem& p = rows.p;
-  const Item& item = rows.item;
-  const KernelTable& kt = *compute.kernels;
-  const int m = item.num_rows;
-  load_queries(rows, compute, scratch);
-  start_rows(m, scratch);
-  const KvTile& tile = *scratch.tile;
-  const int64_t q_row = rows.sequence.q_begin + rows.query(0);
+void run_decode_item(const ScoreRows& item_rows, const TileSource& source, const Compute& compute, Scratch& scratch) {
+  const Item& item = item_rows.item;
+  const int64_t q_row = item_rows.sequence.q_begin + item_rows.query(0);
+  ScoreRows rows = item_rows;
+  for (int h = 0; h < item.num_heads; ++h) {
+    Scratch own = scratch_of_head(scratch, compute, h, item.num_rows);
+    rows.kv_head = item.kv_head + h;
+    load_queries(rows, compute, own);
+    start_rows(item.num_rows, own);
+  }
+  const Sequence& sequence = rows.sequence;
   auto columns = [&](int64_t first) { return static_cast<int>(std::clamp<int64_t>(item.kv_end - first, 0, kDecodeN)); };
   auto look_ahead = [&](int64_t first, AheadRows& to) {
-    source.look_ahead(rows.sequence, item.sequence, q_row, item.kv_head, first, columns(first), to);
+    source.look_ahead(sequence, item.sequence, q_row, item.kv_head, first, columns(first), to);
   };
-  look_ahead(item.kv_begin / kDecodeN * kDecodeN + kDecodeN, *scratch.far);
-  for (int64_t first = item.kv_begin / kDecodeN * kDecodeN; first < item.kv_end; first += kDecodeN) {
-    const int n = columns(first);
-    source.load(rows.sequence, item.sequence, q_row, item.kv_head, first, item.kv_begin, n, scratch);
-    std::swap(scratch.near, scratch.far);
-    look_ahead(first + 2 * kDecodeN, *scratch.far);
-    const Slices& slices = tile.codes != ATTUNE_DTYPE_NONE ? kCodeSlices : kSlices;
-    for (int j = 0; j < n; j += slices.score) {
-      prefetch_share(p, *scratch.near, j, slices.score);
-      decode_scores(p, compute, tile, m, j, std::min(slices.score, n - j), scratch);
+  int64_t first = item.kv_begin / kDecodeN * kDecodeN;
+  for (int i = 0; i < 2; ++i) look_ahead(first + i * kDecodeN, *scratch.ahead[i]);
+  for (; first < item.kv_end; first += kDecodeN) {
+    look_ahead(first + 2 * kDecodeN, *scratch.ahead[2]);
+    auto ahead = [&](int step) { return Ahead{*scratch.ahead[step / item.num_heads], step % item.num_heads}; };
+    for (int h = 0; h < item.num_heads; ++h) {
+      Scratch own = scratch_of_head(scratch, compute, h, item.num_rows);
+      rows.kv_head = item.kv_head + h;
+      if (h == 0 || !source.next_head(item.sequence, rows.kv_head, first, own)) {
+        source.load(sequence, item.sequence, q_row, rows.kv_head, first, item.kv_begin, columns(first), own);
+      }
+      decode_tile(rows, compute, first, ahead(h + 1), ahead(h + 2), own);
     }
-    const float scale2 = apply_score_terms(rows, 0, m, first, tile, scratch.s, scratch, kt);
-    bool careful = false;
-    bool visible[kDecodeRows * kMaxTileN];
-    if (!fully_visible(rows, 0, m, first, tile)) {
-      if (apply_mask(rows, 0, m, first, tile, scratch.s) == 0) continue;
-      careful = v_nonfinite(p, compute, compute.decode_rows, tile);
-      if (careful) note_visible(scratch.s, m, n, visible);
-    }
-    const SoftmaxTile t = softmax_tile(p, compute, tile, 0, m, n, scale2, scratch);
-    kt.softmax(t);
-    if (careful) {
-      careful_pv(p, compute.decode_rows, tile, m, visible, t.p, compute.tile, t.o, scratch.ld_o);
-      continue;
-    }
-    for (int j = 0; j < n; j += slices.sum) {
-      prefetch_share(p, *scratch.far, j, slices.sum);
-      decode_sums(p, compute, tile, m, j, std::min(slices.sum, n - j), t.p, scratch);
-    }
+    std::rotate(scratch.ahead, scratch.ahead + 1, scratch.ahead + 3);
   }
 }
 

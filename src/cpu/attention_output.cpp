@@ -65,7 +65,7 @@ void store_row(const Problem& p, int64_t q_row, int64_t head, float* o, float ro
 
 void save_partial(const Problem& p, const Item& item, const Scratch& scratch, float* slot) {
   const int64_t stride = partial_row_floats(p);
-  for (int r = 0; r < item.num_rows; ++r) {
+  for (int r = 0; r < item.num_rows * item.num_heads; ++r) {
     float* to = slot + r * stride;
     to[0] = scratch.row_max[r];
     to[1] = scratch.row_sum[r];
@@ -75,7 +75,7 @@ void save_partial(const Problem& p, const Item& item, const Scratch& scratch, fl
 
 void merge_partials(const Problem& p, const Sequence& s, const MergeTask& task, const float* slots, int64_t slot_floats, float* o) {
   const int64_t stride = partial_row_floats(p);
-  for (int r = 0; r < task.num_rows; ++r) {
+  for (int r = 0; r < task.num_rows * task.num_heads; ++r) {
     const float* row = slots + task.first * slot_floats + r * stride;
     float top = -kInf;
     for (int i = 0; i < task.count; ++i) {
@@ -91,8 +91,8 @@ void merge_partials(const Problem& p, const Sequence& s, const MergeTask& task, 
       sum += weight * part[1];
       for (int64_t c = 0; c < p.head_dim_v; ++c) o[c] += weight * part[2 + c];
     }
-    const int64_t packed = task.row_begin + r;
-    store_row(p, s.q_begin + packed / p.group, task.kv_head * p.group + packed % p.group, o, top, sum);
+    const int64_t packed = task.row_begin + r % task.num_rows, kv_head = task.kv_head + r / task.num_rows;
+    store_row(p, s.q_begin + packed / p.group, kv_head * p.group + packed % p.group, o, top, sum);
   }
 }
 

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kPiecesPerThread = 8;   // enough for balance, few enough that merging costs nothing
 constexpr int64_t kMinPieceKeys = 512;
+constexpr int64_t kLeastItemsPerThread = 4;
 
 // Rows of an item of this sequence.
 int64_t item_rows(const Problem& p, const Sequence& s) {
@@ -16,11 +17,42 @@ int64_t item_rows(const Problem& p, const Sequence& s) {
 }
 
 // Time of an item in arbitrary units: reading a key costs about as much as 8 rows' arithmetic on it.
-int64_t item_cost(int64_t keys, int64_t rows) { return keys * (rows + 8); }
+int64_t item_cost(int64_t keys, int64_t rows, int64_t heads) { return keys * (rows + 8) * heads; }
 
-// Calls emit(sequence, kv_head, row_begin, rows, kv_begin, kv_end) for every unsplit item.
+int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
+
+// True if the KV heads of a token follow each other in the cache (NHD), so that an item gains by walking them together: it reads
+// memory in order and looks up each page once.
+bool heads_are_adjacent(const Problem& p) {
+  const KvCache& c = p.cache;
+  return c && c.format->plain && c.k.contiguous && c.v.contiguous && c.k.head_stride == p.head_dim_qk &&
+         (c.v_aliases_k || c.v.head_stride == p.head_dim_v) && c.k.slot_stride >= p.heads_kv * p.head_dim_qk;
+}
+
+// The most KV heads that an item may walk together and still leave every thread several items.
+int64_t most_heads(const Problem& p, const Sequence* sequences, int threads, bool may_split) {
+  if (p.sparse || p.heads_kv == 1 || !heads_are_adjacent(p)) return 1;
+  int64_t pieces = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence& s = sequences[b];
+    if (s.num_q == 0 || is_skipped(p, s, b)) continue;
+    pieces += may_split ? std::max<int64_t>(1, s.seqlen_kv() / kMinPieceKeys) : 1;
+  }
+  int64_t heads = p.heads_kv;
+  while (heads > 1 && pieces * divide_up(p.heads_kv, heads) < kLeastItemsPerThread * threads) heads = divide_up(heads, 2);
+  return heads;
+}
+
+// KV heads of an item of this sequence, of which each has rows rows.
+int64_t item_heads(const Problem& p, const Sequence& s, int64_t rows, int64_t most) {
+  if (is_prefill(p, s)) return 1;
+  const int64_t items = divide_up(p.heads_kv, std::clamp<int64_t>(kDecodeRows / rows, 1, most));
+  return divide_up(p.heads_kv, items);
+}
+
+// Calls emit(item) for every unsplit item, without its cost.
 template <class Emit>
-void for_each_item(const Problem& p, const Sequence* sequences, Emit&& emit) {
+void for_each_item(const Problem& p, const Sequence* sequences, int64_t most_heads, Emit&& emit) {
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence& s = sequences[b];
     if (s.num_q == 0 || is_skipped(p, s, b)) continue;
@@ -38,7 +70,18 @@ void for_each_item(const Problem& p, const Sequence* sequences, Emit&& emit) {
           keys = visible_keys(p, s, b, r / p.group, (r + m - 1) / p.group + 1);
         }
         const int64_t begin = std::max<int64_t>(keys.first, 0), end = std::max(begin, keys.last + 1);
-        for (int64_t h = 0; h < p.heads_kv; ++h) emit(b, h, r, m, begin, end);
+        const int64_t heads = item_heads(p, s, m, most_heads);
+        for (int64_t h = 0; h < p.heads_kv; h += heads) {
+          Item item{};
+          item.sequence = static_cast<int32_t>(b);
+          item.kv_head = static_cast<int32_t>(h);
+          item.num_heads = static_cast<int32_t>(std::min(heads, p.heads_kv - h));
+          item.row_begin = r;
+          item.num_rows = static_cast<int32_t>(m);
+          item.kv_begin = begin;
+          item.kv_end = end;
+          emit(item);
+        }
       }
     }
   }
@@ -59,45 +102,44 @@ ScheduleLimits schedule_limits(const Problem& p, int threads) {
   l.max_partials = may_split ? 4 * kPiecesPerThread * threads : 0;
   l.max_merges = may_split ? 2 * kPiecesPerThread * threads : 0;
   l.max_items = base + l.max_partials;
-  const int64_t rows = std::max<int64_t>(1, p.max_seqlen_q) * p.group;
+  const int64_t rows = std::max<int64_t>(1, p.max_seqlen_q) * p.group * p.heads_kv;
   l.partial_rows = std::min<int64_t>(rows, std::max(prefill_rows(p.head_dim_qk, p.head_dim_v), kDecodeRows));
   return l;
 }
 
 void make_schedule(const Problem& p, const ScheduleLimits& limits, Schedule& out) {
   make_sequences(p, out.sequences);
+  const bool may_split = limits.max_partials > 0;
+  const int64_t heads = most_heads(p, out.sequences, limits.threads, may_split);
+  auto cost_of = [](const Item& i) { return item_cost(i.kv_end - i.kv_begin, i.num_rows, i.num_heads); };
   int64_t total = 0;
-  for_each_item(p, out.sequences, [&](int64_t, int64_t, int64_t, int64_t m, int64_t begin, int64_t end) { total += item_cost(end - begin, m); });
+  for_each_item(p, out.sequences, heads, [&](const Item& item) { total += cost_of(item); });
   // Only items above the target are split, so there are at most 2 * pieces of them and 4 * pieces of their parts.
-  const int64_t target = limits.max_partials > 0 ? total / (kPiecesPerThread * limits.threads) + 1 : INT64_MAX;
+  const int64_t target = may_split ? total / (kPiecesPerThread * limits.threads) + 1 : INT64_MAX;
   int64_t items = 0, merges = 0;
   int32_t partials = 0;
-  for_each_item(p, out.sequences, [&](int64_t b, int64_t h, int64_t r, int64_t m, int64_t begin, int64_t end) {
-    const int64_t keys = end - begin, cost = item_cost(keys, m);
+  for_each_item(p, out.sequences, heads, [&](const Item& whole) {
+    const int64_t begin = whole.kv_begin, end = whole.kv_end, keys = end - begin, cost = cost_of(whole);
     int64_t pieces = 1;
-    if (cost > target && m <= limits.partial_rows) {
-      pieces = std::clamp<int64_t>(std::min((cost + target - 1) / target, keys / kMinPieceKeys), 1, 4 * kPiecesPerThread * limits.threads);
+    if (cost > target && whole.num_rows * whole.num_heads <= limits.partial_rows) {
+      pieces = std::clamp<int64_t>(std::min(divide_up(cost, target), keys / kMinPieceKeys), 1, 4 * kPiecesPerThread * limits.threads);
       if (merges >= limits.max_merges || partials + pieces > limits.max_partials) pieces = 1;
     }
     const int64_t tile = kMaxTileN;
-    const int64_t step = pieces > 1 ? round_up((keys + pieces - 1) / pieces, tile) : keys;
+    const int64_t step = pieces > 1 ? round_up(divide_up(keys, pieces), tile) : keys;
     const int32_t first = partials;
     const int64_t aligned = begin / tile * tile;
     for (int64_t i = 0; i < pieces; ++i) {
-      Item item{};
-      item.sequence = static_cast<int32_t>(b);
-      item.kv_head = static_cast<int32_t>(h);
-      item.row_begin = r;
-      item.num_rows = static_cast<int32_t>(m);
+      Item item = whole;
       item.kv_begin = pieces > 1 ? std::max(begin, aligned + i * step) : begin;
       item.kv_end = pieces > 1 && i + 1 < pieces ? std::min(end, aligned + (i + 1) * step) : end;
       if (item.kv_end <= item.kv_begin && i > 0) continue;
-      item.cost = item_cost(item.kv_end - item.kv_begin, m);
+      item.cost = cost_of(item);
       item.partial = pieces > 1 ? partials++ : -1;
       out.items[items++] = item;
     }
     if (pieces > 1) {
-      out.merges[merges++] = {r, static_cast<int32_t>(b), static_cast<int32_t>(h), static_cast<int32_t>(m), first, partials - first};
+      out.merges[merges++] = {whole.row_begin, whole.sequence, whole.kv_head, whole.num_rows, whole.num_heads, first, partials - first};
     }
   });
   // Longest first; ties keep the order of the batch, so the list is the same every time.

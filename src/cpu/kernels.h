@@ -35,8 +35,16 @@ struct SoftmaxTile {
 // Rules: a row whose max stays -inf gets p = 0, sum and o unchanged. NaN scores give NaN p, sum and o. Columns n.. up to the next
 // multiple of 2 of a bf16 p are written as 0 (ldp allows it).
 
+// Rows that a later call will read. A function that takes this asks for row j, bytes bytes from behind bytes after its address, when it
+// comes to row j of its own: a steady stream of requests queues better than a burst.
+struct RowsAhead {
+  const void* const* rows = nullptr;
+  int n = 0;
+  int64_t bytes = 0, behind = 0;
+};
+
 struct KernelTable {
-  const char* isa;   // e.g. "AVX3_DL+AVX512BF16"
+  const char* isa;   // e.g. "AVX3+AVX512BF16"
   bool native_bf16;  // bf16 tiles run faster than fp32 ones here
 
   // --- Rows of a source to rows of a tile. n contiguous elements at src to dst; src dtype float32, float16, bfloat16, e4m3, e5m2
@@ -67,9 +75,9 @@ struct KernelTable {
   void (*pv_rows_bf16)(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* const* rows, float* o, int ldo);
   // The same on rows of codes (e4m3, e5m2, int8), with the bits that to_bf16 and the bf16 functions give. d and dv at most 1024.
   void (*qk_rows_8bit)(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s,
-                       int lds);
+                       int lds, const RowsAhead& ahead);
   void (*pv_rows_8bit)(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o,
-                       int ldo);
+                       int ldo, const RowsAhead& ahead);
 
   void (*softmax)(const SoftmaxTile& t);
   // s[i][j] = cap * tanh(s[i][j] * scale / cap), for any finite s; NaN stays NaN, -inf gives -cap.

@@ -41,8 +41,10 @@ namespace attune::cpu::avx512bf16 {
 void gemm_bf16(int m, int n, int k, const bf16_t* a, int lda, const bf16_t* b, int ldb, float* c, int ldc, bool accumulate);
 void qk_rows_bf16(int m, int n, int d, const bf16_t* q, int ldq, const bf16_t* const* rows, float* s, int lds);
 void pv_rows_bf16(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* const* rows, float* o, int ldo);
-void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds);
-void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo);
+void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds,
+                  const RowsAhead& ahead);
+void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo,
+                  const RowsAhead& ahead);
 
 // False: the dtype has no faster way here than that of the base table.
 bool to_bf16(attune_dtype dtype, const void* src, int64_t n, bf16_t* dst);

@@ -2,6 +2,7 @@
 // Decode with AVX512-BF16: scores with key rows and sums of value rows, bf16 or 8-bit codes, straight from the cache's rows. Codes
 // become bfloat16 in registers and give the same bits as rows converted before.
 #include "cpu/kernels_avx512bf16_codes.h"
+#include "cpu/kernels_prefetch.h"
 
 #if defined(__x86_64__)
 
@@ -13,6 +14,7 @@ namespace {
 struct Bf16Source {
   using Element = bf16_t;
   static constexpr int kVectors = 1;  // of 32 values, from one load
+  static constexpr bool kAsks = false;  // for rows ahead
 
   ATTUNE_INLINE void read(const bf16_t* row, __m512i* out) const { out[0] = load(row); }
   ATTUNE_INLINE void read(const bf16_t* row, int n, __m512i* out) const { out[0] = load(row, n); }
@@ -49,6 +51,7 @@ template <bool kIsInt8>
 struct CodeSource {
   using Element = uint8_t;
   static constexpr int kVectors = 2;
+  static constexpr bool kAsks = true;
   Lookup<kIsInt8> lookup;
 
   ATTUNE_INLINE explicit CodeSource(const CodeTable& table) : lookup(table) {}
@@ -83,6 +86,12 @@ struct CodeSource {
     sums[3] = _mm512_shuffle_f32x4(e, f, 0xdd);
   }
 };
+
+// The rows of ahead from begin on, at most n.
+ATTUNE_INLINE RowsAhead rows_from(const RowsAhead& ahead, int begin, int n) {
+  if (ahead.n <= begin) return {};
+  return {ahead.rows + begin, ahead.n - begin < n ? ahead.n - begin : n, ahead.bytes, ahead.behind};
+}
 
 // --- Scores ---------------------------------------------------------------------------------------------------------------------
 
@@ -181,10 +190,16 @@ ATTUNE_INLINE void qk_tile(const Source& source, int d, const bf16_t* q, int64_t
 
 template <int R, class Source>
 ATTUNE_TILE void qk_block(const Source& source_in, int n, int d, const bf16_t* __restrict q, int64_t ldq,
-                          const typename Source::Element* const* __restrict rows, float* __restrict s, int64_t lds) {
+                          const typename Source::Element* const* __restrict rows, float* __restrict s, int64_t lds,
+                          const RowsAhead& ahead_in) {
   const Source source = source_in;
+  const RowsAhead ahead = ahead_in;
   int j = 0;
-  for (; j + 4 <= n; j += 4) qk_tile<R>(source, d, q, ldq, rows + j, s + j, lds, 4);
+  for (; j + 4 <= n; j += 4) {
+    if constexpr (Source::kAsks) prefetch_rows(ahead, j, 4);
+    qk_tile<R>(source, d, q, ldq, rows + j, s + j, lds, 4);
+  }
+  if constexpr (Source::kAsks) prefetch_rows(ahead, j, ahead.n);
   if (j < n) qk_tile<R>(source, d, q, ldq, rows + j, s + j, lds, n - j);
 }
 
@@ -192,18 +207,19 @@ constexpr int kKeyBlock = 16;  // key rows that stay in L1 while all query rows 
 
 template <class Source>
 ATTUNE_INLINE void qk_rows(const Source& source, int m, int n, int d, const bf16_t* q, int64_t ldq,
-                           const typename Source::Element* const* rows, float* s, int64_t lds) {
+                           const typename Source::Element* const* rows, float* s, int64_t lds, const RowsAhead& ahead) {
   const int block = m <= 4 ? n : kKeyBlock;
   for (int j = 0; j < n; j += block) {
     const int count = n - j < block ? n - j : block;
     for (int i = 0; i < m; i += 4) {
       const bf16_t* qi = q + i * ldq;
       float* si = s + i * lds + j;
+      const RowsAhead share = i == 0 ? rows_from(ahead, j, j + count == n ? ahead.n : count) : RowsAhead();
       switch (m - i) {
-        case 1: qk_block<1>(source, count, d, qi, ldq, rows + j, si, lds); break;
-        case 2: qk_block<2>(source, count, d, qi, ldq, rows + j, si, lds); break;
-        case 3: qk_block<3>(source, count, d, qi, ldq, rows + j, si, lds); break;
-        default: qk_block<4>(source, count, d, qi, ldq, rows + j, si, lds); break;
+        case 1: qk_block<1>(source, count, d, qi, ldq, rows + j, si, lds, share); break;
+        case 2: qk_block<2>(source, count, d, qi, ldq, rows + j, si, lds, share); break;
+        case 3: qk_block<3>(source, count, d, qi, ldq, rows + j, si, lds, share); break;
+        default: qk_block<4>(source, count, d, qi, ldq, rows + j, si, lds, share); break;
       }
     }
   }
@@ -215,8 +231,9 @@ ATTUNE_INLINE void qk_rows(const Source& source, int m, int n, int d, const bf16
 template <int R, int V, bool kPartial, class Source>
 ATTUNE_TILE void pv_tile(const Source& source_in, int n, const bf16_t* __restrict p, int64_t ldp,
                          const typename Source::Element* const* __restrict rows, int64_t column, float* __restrict o, int64_t ldo,
-                         int columns) {
+                         int columns, const RowsAhead& ahead_in) {
   const Source source = source_in;
+  const RowsAhead ahead = ahead_in;
   __m512 acc[R][V];
   ATTUNE_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -226,6 +243,7 @@ ATTUNE_TILE void pv_tile(const Source& source_in, int n, const bf16_t* __restric
   __m512i w[V];
   int j = 0;
   for (; j + 2 <= n; j += 2) {
+    if constexpr (Source::kAsks) prefetch_rows(ahead, j, 2);
     source.template read_pairs<V, kPartial>(rows[j] + column, rows[j + 1] + column, columns, w);
     ATTUNE_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -234,6 +252,7 @@ ATTUNE_TILE void pv_tile(const Source& source_in, int n, const bf16_t* __restric
       for (int v = 0; v < V; ++v) acc[r][v] = dot(acc[r][v], weight, w[v]);
     }
   }
+  if constexpr (Source::kAsks) prefetch_rows(ahead, j, ahead.n);
   if (j < n) {
     source.template read_pairs<V, kPartial>(rows[j] + column, nullptr, columns, w);
     ATTUNE_UNROLL
@@ -261,15 +280,17 @@ ATTUNE_TILE void pv_tile(const Source& source_in, int n, const bf16_t* __restric
 
 template <int V, bool kPartial, class Source>
 ATTUNE_INLINE void pv_panel(const Source& source, int m, int n, const bf16_t* p, int64_t ldp,
-                            const typename Source::Element* const* rows, int64_t column, float* o, int64_t ldo, int columns) {
+                            const typename Source::Element* const* rows, int64_t column, float* o, int64_t ldo, int columns,
+                            const RowsAhead& ahead) {
   for (int i = 0; i < m; i += 4) {
     const bf16_t* pi = p + i * ldp;
     float* oi = o + i * ldo + column;
+    const RowsAhead share = i == 0 && column == 0 ? ahead : RowsAhead();
     switch (m - i) {
-      case 1: pv_tile<1, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns); break;
-      case 2: pv_tile<2, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns); break;
-      case 3: pv_tile<3, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns); break;
-      default: pv_tile<4, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns); break;
+      case 1: pv_tile<1, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share); break;
+      case 2: pv_tile<2, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share); break;
+      case 3: pv_tile<3, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share); break;
+      default: pv_tile<4, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share); break;
     }
   }
 }
@@ -278,16 +299,17 @@ constexpr int kValueBlock = 64;  // value rows of one sum in registers; 64 colum
 
 template <class Source>
 ATTUNE_INLINE void pv_rows(const Source& source, int m, int n, int dv, const bf16_t* p, int64_t ldp,
-                           const typename Source::Element* const* rows, float* o, int64_t ldo) {
+                           const typename Source::Element* const* rows, float* o, int64_t ldo, const RowsAhead& ahead) {
   for (int j = 0; j < n; j += kValueBlock) {
     const int count = n - j < kValueBlock ? n - j : kValueBlock;
+    const RowsAhead share = rows_from(ahead, j, j + count == n ? ahead.n : count);
     int c = 0;
-    for (; c + 64 <= dv; c += 64) pv_panel<4, false>(source, m, count, p + j, ldp, rows + j, c, o, ldo, 64);
+    for (; c + 64 <= dv; c += 64) pv_panel<4, false>(source, m, count, p + j, ldp, rows + j, c, o, ldo, 64, share);
     if constexpr (Source::kVectors == 1) {
-      for (; c + 32 <= dv; c += 32) pv_panel<2, false>(source, m, count, p + j, ldp, rows + j, c, o, ldo, 32);
-      if (c < dv) pv_panel<2, true>(source, m, count, p + j, ldp, rows + j, c, o, ldo, dv - c);
+      for (; c + 32 <= dv; c += 32) pv_panel<2, false>(source, m, count, p + j, ldp, rows + j, c, o, ldo, 32, share);
+      if (c < dv) pv_panel<2, true>(source, m, count, p + j, ldp, rows + j, c, o, ldo, dv - c, share);
     } else {
-      if (c < dv) pv_panel<4, true>(source, m, count, p + j, ldp, rows + j, c, o, ldo, dv - c);
+      if (c < dv) pv_panel<4, true>(source, m, count, p + j, ldp, rows + j, c, o, ldo, dv - c, share);
     }
   }
 }
@@ -295,26 +317,28 @@ ATTUNE_INLINE void pv_rows(const Source& source, int m, int n, int dv, const bf1
 }  // namespace
 
 void qk_rows_bf16(int m, int n, int d, const bf16_t* q, int ldq, const bf16_t* const* rows, float* s, int lds) {
-  qk_rows(Bf16Source(), m, n, d, q, ldq, rows, s, lds);
+  qk_rows(Bf16Source(), m, n, d, q, ldq, rows, s, lds, RowsAhead());
 }
 
-void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds) {
+void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds,
+                  const RowsAhead& ahead) {
   if (dtype == ATTUNE_INT8) {
-    qk_rows(CodeSource<true>(kInt8), m, n, d, q, ldq, rows, s, lds);
+    qk_rows(CodeSource<true>(kInt8), m, n, d, q, ldq, rows, s, lds, ahead);
   } else {
-    qk_rows(CodeSource<false>(dtype == ATTUNE_FLOAT8_E4M3 ? kE4M3 : kE5M2), m, n, d, q, ldq, rows, s, lds);
+    qk_rows(CodeSource<false>(dtype == ATTUNE_FLOAT8_E4M3 ? kE4M3 : kE5M2), m, n, d, q, ldq, rows, s, lds, ahead);
   }
 }
 
 void pv_rows_bf16(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* const* rows, float* o, int ldo) {
-  pv_rows(Bf16Source(), m, n, dv, p, ldp, rows, o, ldo);
+  pv_rows(Bf16Source(), m, n, dv, p, ldp, rows, o, ldo, RowsAhead());
 }
 
-void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo) {
+void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo,
+                  const RowsAhead& ahead) {
   if (dtype == ATTUNE_INT8) {
-    pv_rows(CodeSource<true>(kInt8), m, n, dv, p, ldp, rows, o, ldo);
+    pv_rows(CodeSource<true>(kInt8), m, n, dv, p, ldp, rows, o, ldo, ahead);
   } else {
-    pv_rows(CodeSource<false>(dtype == ATTUNE_FLOAT8_E4M3 ? kE4M3 : kE5M2), m, n, dv, p, ldp, rows, o, ldo);
+    pv_rows(CodeSource<false>(dtype == ATTUNE_FLOAT8_E4M3 ? kE4M3 : kE5M2), m, n, dv, p, ldp, rows, o, ldo, ahead);
   }
 }
 

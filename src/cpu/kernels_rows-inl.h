@@ -11,6 +11,7 @@
 #endif
 
 #include "cpu/kernels_convert-inl.h"
+#include "cpu/kernels_prefetch.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attune::cpu::HWY_NAMESPACE {
@@ -217,7 +218,9 @@ void pv_rows_bf16(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* 
 // Codes: a few rows at a time to bf16 on the stack. Blocks are those of the bf16 functions, so that the bits are the same.
 constexpr int kMaxCodes = 1024;
 
-void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds) {
+void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds,
+                  const RowsAhead& ahead) {
+  prefetch_rows(ahead, 0, ahead.n);
   HWY_ALIGN bf16_t converted[4 * kMaxCodes];
   for (int j = 0; j < n; j += 4) {
     const int count = HWY_MIN(4, n - j);
@@ -230,7 +233,9 @@ void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int 
   }
 }
 
-void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo) {
+void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo,
+                  const RowsAhead& ahead) {
+  prefetch_rows(ahead, 0, ahead.n);
   constexpr int kColumns = 64;
   HWY_ALIGN bf16_t converted[kValueBlock * kColumns];
   for (int j = 0; j < n; j += kValueBlock) {

@@ -17,15 +17,16 @@ struct T5Buckets {
 };
 T5Buckets make_t5_buckets(const Problem& p);
 
-// The rows of an item that a tile is scored for.
+// The rows of an item that a tile is scored for: those of one KV head.
 struct ScoreRows {
   const Problem& p;
   const Sequence& sequence;
   const Item& item;
   const T5Buckets& t5;
+  int64_t kv_head;  // one of the item's
 
   int64_t query(int64_t r) const { return (item.row_begin + r) / p.group; }
-  int64_t head(int64_t r) const { return item.kv_head * p.group + (item.row_begin + r) % p.group; }
+  int64_t head(int64_t r) const { return kv_head * p.group + (item.row_begin + r) % p.group; }
   int64_t position(int64_t r) const { return sequence.position(query(r)); }
 };
 

@@ -24,13 +24,14 @@ inline int prefill_rows(int64_t head_dim_qk, int64_t head_dim_v) {
   return width <= 256 ? 256 : (width <= 512 ? 128 : 64);
 }
 
-// Rows [row_begin, row_begin + num_rows) of (sequence, kv_head), packed as query * group + head in group, against keys [kv_begin, kv_end).
+// Rows [row_begin, row_begin + num_rows) of KV heads [kv_head, kv_head + num_heads) of a sequence, packed as query * group + head in
+// group, against keys [kv_begin, kv_end). Where results are kept, heads follow each other: row h * num_rows + r.
 struct Item {
   int64_t row_begin;
   int64_t kv_begin, kv_end;
   int64_t cost;
   int32_t sequence, kv_head;
-  int32_t num_rows;
+  int32_t num_rows, num_heads;
   int32_t partial;  // slot for the partial result; -1: the item is whole
 };
 
@@ -38,7 +39,7 @@ struct Item {
 struct MergeTask {
   int64_t row_begin;
   int32_t sequence, kv_head;
-  int32_t num_rows;
+  int32_t num_rows, num_heads;
   int32_t first, count;
 };
 
@@ -50,14 +51,16 @@ struct KvTile {
   const void* v[kMaxTileN];         // rows of head_dim_v elements
   bool hidden[kMaxTileN];           // no such token: nobody sees the column
   bool any_hidden = false;
+  bool in_place = false;            // all rows lie in the cache as they are
   bool scaled = false;              // the factors below are in use
   float k_factor[kMaxTileN], v_factor[kMaxTileN];
 };
 
-// Addresses of rows of a later tile, to ask for early.
+// Addresses of the rows of a tile, of an item's first KV head, to ask for early.
 struct AheadRows {
   int n = 0;
-  int64_t k_bytes = 0, v_bytes = 0;
+  int64_t k_bytes = 0, v_bytes = 0;  // of a row
+  int64_t k_step = 0, v_step = 0;    // bytes from one head's row to the next head's
   const void* k[kDecodeN];
   const void* v[kDecodeN];
 };
@@ -86,8 +89,7 @@ struct Scratch {
   void* v_pack;
   std::byte* zeros; // a row of zeros
   KvTile* tile;
-  AheadRows* near;  // of the next tile, of the one after
-  AheadRows* far;
+  AheadRows* ahead[3];  // of this tile, the next and the one after
   int64_t ld_q, ld_o;  // in elements, multiples of 16
 };
 

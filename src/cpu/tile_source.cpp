@@ -171,14 +171,42 @@ int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t
       t.v[at + j] = v_row + j * v_step;
       t.hidden[at + j] = false;
     }
-    if (!t.scaled) return;
+  });
+  t.in_place = direct && i == 0 && end == n && !t.any_hidden;
+  if (direct && t.scaled) load_factors(b, kv_head, first, i, end, scratch);
+  return end > i ? end : i;
+}
+
+// The scales of the cached columns [begin, end) of a plain cache; of hidden columns they do not matter.
+void TileSource::load_factors(int64_t b, int64_t kv_head, int64_t first, int begin, int end, Scratch& scratch) const {
+  const KvCache& c = p_.cache;
+  KvTile& t = *scratch.tile;
+  for_each_run(c, b, first, begin, end, [&](int at, KvSlot k, KvSlot v, int run) {
+    if (k.page < 0 || v.page < 0) return;
     auto fill = [&](const KvScale& scale, KvSlot slot, float* to) {
-      for (int j = 0; j < run; ++j) to[j] = scale.mode == KvScale::Mode::kNone ? 1.0f : *scale.at(slot.page, slot.offset + j, kv_head);
+      if (scale.mode == KvScale::Mode::kNone) {
+        std::fill(to, to + run, 1.0f);
+        return;
+      }
+      const float* from = scale.at(slot.page, slot.offset, kv_head);
+      for (int j = 0; j < run; ++j) to[j] = from[j * scale.slot_stride];
     };
     fill(c.k_scale, k, t.k_factor + at);
     fill(c.v_scale, v, t.v_factor + at);
   });
-  return end > i ? end : i;
+}
+
+bool TileSource::next_head(int64_t b, int64_t kv_head, int64_t first, Scratch& scratch) const {
+  KvTile& t = *scratch.tile;
+  if (!t.in_place) return false;
+  const KvCache& c = p_.cache;
+  const int64_t k_step = c.k.head_stride * c.k.element_size, v_step = c.v.head_stride * c.v.element_size;
+  for (int i = 0; i < t.n; ++i) {
+    t.k[i] = static_cast<const std::byte*>(t.k[i]) + k_step;
+    t.v[i] = static_cast<const std::byte*>(t.v[i]) + v_step;
+  }
+  if (t.scaled) load_factors(b, kv_head, first, 0, t.n, scratch);
+  return true;
 }
 
 void TileSource::look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, AheadRows& a) const {
@@ -189,6 +217,8 @@ void TileSource::look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t
   const KvFormat& f = *c.format;
   a.k_bytes = f.plain ? c.head_dim_qk * c.k.element_size : f.token_bytes;
   a.v_bytes = c.head_dim_v * c.v.element_size;
+  a.k_step = c.k.head_stride * c.k.element_size;
+  a.v_step = c.v.head_stride * c.v.element_size;
   auto add = [&](KvSlot k, KvSlot v) {
     if (k.page < 0 || v.page < 0) return;
     a.k[a.n] = c.k.row(k.page, k.offset, kv_head);
@@ -217,6 +247,7 @@ void TileSource::load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_he
   tile.n = n;
   tile.codes = ATTUNE_DTYPE_NONE;
   tile.any_hidden = false;
+  tile.in_place = false;
   tile.scaled = (p_.cache && (p_.cache.k_scale.mode != KvScale::Mode::kNone || p_.cache.v_scale.mode != KvScale::Mode::kNone)) ||
                 (p_.extra_cache && (p_.extra_cache.k_scale.mode != KvScale::Mode::kNone ||
                                     p_.extra_cache.v_scale.mode != KvScale::Mode::kNone));
