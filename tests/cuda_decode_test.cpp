@@ -251,7 +251,7 @@ TEST(CudaDecodeConfig, RefusesWhatItCannotDo) {
 
 TEST(CudaDecodeConfig, FitsSharedMemory) {
   for (const char* head_dim : {"32", "64", "96", "128", "192", "256"}) {
-    for (const char* dtype : {"bf16", "e4m3"}) {
+    for (const char* dtype : {"bf16", "e4m3", "f32"}) {
       for (const char* heads : {"[1, 1]", "[16, 1]", "[128, 1]"}) {
         cases::Problem problem(tests::make_case(
             std::string(R"({"name": "x", "heads": )") + heads + R"(, "head_dim": [)" + head_dim + ", " + head_dim +

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of a new token into the cache, rounded or quantised once, by one warp, from fp32 in shared memory.
+// A row of a new token into the cache, rounded or quantised once, by one warp: from registers where the row takes
+// vectors, else from shared memory in loops.
 #pragma once
 
 #include "decode/config.cuh"
@@ -8,32 +9,77 @@
 
 namespace attune::decode {
 
-// What codes are multiplied with; a scale per token and head is computed and stored.
+// What codes are multiplied with; a scale per token and head is computed and stored. amax: of this lane's channels.
 __device__ __forceinline__ float scale_of_row(const kernels::KvScale& scale, int page, int offset, int head,
-                                              const float* row, int head_dim) {
+                                              float amax) {
   if (scale.mode == 1) return scale.data[0];
   if (scale.mode == 2) return scale.data[head * scale.head_stride];
-  const int lane = threadIdx.x % 32;
-  float amax = 0;
-  for (int d = lane; d < head_dim; d += 32) amax = tile::larger_magnitude(amax, row[d]);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
   const float chosen = tile::token_scale(Config::kKvType, amax);
-  if (lane == 0) {
+  if (threadIdx.x % 32 == 0) {
     const_cast<float*>(scale.data)[page * scale.page_stride + offset * scale.slot_stride + head * scale.head_stride] =
         chosen;
   }
   return chosen;
 }
 
+__device__ __forceinline__ char* row_of(const kernels::KvPlane& plane, int page, int offset, int head) {
+  return const_cast<char*>(plane.data) + page * plane.page_stride + offset * plane.slot_stride +
+         head * plane.head_stride;
+}
+
+// Channels [d, d + kVec) of the row are in this lane.
+template <int kHeadDim, int kVec>
+__device__ __forceinline__ void write_vector(const kernels::KvPlane& plane, const kernels::KvScale& scale, int page,
+                                             int offset, int head, const float (&row)[kVec], int d) {
+  constexpr int kWords = kVec * Config::kElement / 4;
+  float x[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) x[i] = row[i];
+  if (Config::kElement == 1 && scale.mode != 0) {
+    float amax = 0;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) amax = tile::larger_magnitude(amax, x[i]);
+    const tile::Divider over(scale_of_row(scale, page, offset, head, amax));
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = over(x[i]);
+  }
+  if (d >= kHeadDim) return;
+  unsigned words[kWords] = {};
+  if constexpr (Config::kElement == 4) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) words[i] = __float_as_uint(x[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kVec && Config::kElement < 4; i += 2) {
+    const unsigned pair = tile::encode_pair(Config::kKvType, x[i], x[i + 1]);
+    if constexpr (Config::kElement == 2) {
+      words[i / 2] = pair;
+    } else {
+      words[i / 4] |= pair << (i % 4 * 8);
+    }
+  }
+  char* to = row_of(plane, page, offset, head) + d * Config::kElement;
+  if constexpr (kWords == 1) {
+    *reinterpret_cast<unsigned*>(to) = words[0];
+  } else if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  } else {
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
 __device__ __noinline__ void write_row(const kernels::KvPlane& plane, const kernels::KvScale& scale, int page,
                                        int offset, int head, const float* row, int head_dim) {
   const bool scaled = scale.mode != 0;
-  const tile::Divider over(scaled ? scale_of_row(scale, page, offset, head, row, head_dim) : 1.0f);
-  char* to =
-      const_cast<char*>(plane.data) + page * plane.page_stride + offset * plane.slot_stride + head * plane.head_stride;
+  const int lane = threadIdx.x % 32;
+  float amax = 0;
+  for (int d = lane; d < head_dim; d += 32) amax = tile::larger_magnitude(amax, row[d]);
+  const tile::Divider over(scaled ? scale_of_row(scale, page, offset, head, amax) : 1.0f);
+  char* to = row_of(plane, page, offset, head);
 #pragma unroll 1
-  for (int d = threadIdx.x % 32; d < head_dim; d += 32) {
+  for (int d = lane; d < head_dim; d += 32) {
     const float code[1] = {scaled ? over(row[d]) : row[d]};
     const long long at =
         plane.contiguous ? d : d / plane.pack * plane.outer_stride + d % plane.pack * plane.inner_stride;

@@ -67,7 +67,8 @@ class Attend {
     multiply_queries(queries, stage, s);
     const unsigned by_all = there & rows.seen_by_all(first_token);
     scale(p, piece, rows, stage, first_token, s);
-    if (by_all != 0xffffu) hide(p, piece, rows, first_token, there, s);
+    bool careful = there != by_all;
+    if (Rows::kBits || by_all != 0xffffu) careful |= hide(p, piece, rows, first_token, there, s);
 
     float value_scale[2] = {1.0f, 1.0f};
     if constexpr (Config::kTokenScales) {
@@ -80,7 +81,7 @@ class Attend {
     softmax(s, value_scale, weights, state);
     // A value that some row may not see but another does must not be multiplied, not even by zero, if it is NaN or
     // infinite; nor by the parts of a weight, one of which may be zero.
-    if ((there != by_all || Config::kParts > 1) && Config::kKvType != tile::kInt8 &&
+    if ((careful || Config::kParts > 1 || Config::kSplit) && Config::kKvType != tile::kInt8 &&
         any_nonfinite_value(stage + Config::kBytesK)) {
       multiply_values_one_by_one(stage + Config::kBytesK, s, state);
     } else {
@@ -93,12 +94,7 @@ class Attend {
   static constexpr bool kWide = Config::kElement == 2;
 
   __device__ __forceinline__ static float read_scale(unsigned stage, int i) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];"
-                 : "=f"(x)
-                 : "r"(stage + Config::kBytesK + Config::kBytesV + i * 4)
-                 : "memory");
-    return x;
+    return ptx::load_shared(stage + Config::kBytesK + Config::kBytesV + i * 4);
   }
 
   __device__ __forceinline__ static void multiply_block(const QueryOperand& queries, int block, const unsigned (&a)[4],
@@ -114,11 +110,34 @@ class Attend {
     }
   }
 
+  // Products of parts that matter: those that are left out are below 2^-24 of the whole.
+  __device__ __forceinline__ static void multiply_split_block(const QueryOperand& queries, int block,
+                                                              const unsigned (&a)[tile::kSplitParts][4],
+                                                              float (&s)[kN][4]) {
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        unsigned b[2];
+        queries.get(part, block, n, b);
+#pragma unroll
+        for (int i = 0; i + part < tile::kSplitParts; ++i) tile::mma<kCompute>(s[n], a[i], b);
+      }
+    }
+  }
+
   __device__ __forceinline__ void multiply_queries(const QueryOperand& queries, unsigned stage,
                                                    float (&s)[kN][4]) const {
     // Two chains of dependent products are shorter than one.
     float odd[kN][4] = {};
-    if constexpr (kWide) {
+    if constexpr (Config::kSplit) {
+#pragma unroll
+      for (int block = 0; block < Config::kBlocksQk; ++block) {
+        unsigned a[tile::kSplitParts][4];
+        k_.load_split(stage, block, a);
+        multiply_split_block(queries, block, a, block % 2 == 0 ? s : odd);
+      }
+    } else if constexpr (kWide) {
 #pragma unroll
       for (int block = 0; block < Config::kBlocksQk; ++block) {
         unsigned a[4];
@@ -159,30 +178,35 @@ class Attend {
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        int distance = 0;
-        if constexpr (Rows::kAnyAlibi) {
-          distance = rows.position(p, piece, n, j % 2) - (first_token + g_ + j / 2 * 8);
-        }
         const float dot = Config::kTokenScales ? s[n][j] * key_scale[j / 2] : s[n][j];
-        s[n][j] = rows.score(p, n, j % 2, dot * rows.factor[n][j % 2], distance);
+        s[n][j] = rows.score(p, piece, n, j % 2, dot * rows.factor[n][j % 2], first_token + g_ + j / 2 * 8);
       }
     }
   }
 
-  // -inf where a row may not see a key.
-  __device__ __forceinline__ void hide(const DecodeParams& p, const Piece& piece, const Rows& rows, int first_token,
+  // -inf where a row may not see a key. True if some row of the piece misses a key that is there, as far as bits say.
+  __device__ __forceinline__ bool hide(const DecodeParams& p, const Piece& piece, const Rows& rows, int first_token,
                                        unsigned there, float (&s)[kN][4]) const {
+    bool missed = false;
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int position = rows.position(p, piece, n, e);
-        const unsigned seen =
-            there & Rows::range_mask(rows.low(p, position) - first_token, rows.high(p, position) - first_token);
+        const unsigned seen = there & rows.seen(p, piece.batch, rows.position(p, piece, n, e), first_token);
         if ((seen >> g_ & 1) == 0) s[n][e] = -ptx::infinity();
         if ((seen >> (g_ + 8) & 1) == 0) s[n][2 + e] = -ptx::infinity();
+        if constexpr (Rows::kBits) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int key = g_ + 8 * half;
+            if ((seen >> key & 1) == 0 || rows.bit_of(p, piece, n, e, first_token + key)) continue;
+            s[n][2 * half + e] = -ptx::infinity();
+            missed = true;
+          }
+        }
       }
     }
+    return Rows::kBits && __any_sync(0xffffffffu, missed) != 0;
   }
 
   // Scores to weights: s becomes what it was rounded from, weights the B fragments. The sum adds the rounded weights.
@@ -265,7 +289,22 @@ class Attend {
 
   __device__ __forceinline__ void multiply_values(unsigned values, const unsigned (&weights)[Config::kParts][kN][2],
                                                   State& state) const {
-    if constexpr (kWide) {
+    if constexpr (Config::kSplit) {
+#pragma unroll
+      for (int block = 0; block < Config::kBlocksV; ++block) {
+        unsigned a[tile::kSplitParts][4];
+        v_.load_split(values, block, a);
+#pragma unroll
+        for (int part = 0; part < Config::kParts; ++part) {
+#pragma unroll
+          for (int n = 0; n < kN; ++n) {
+#pragma unroll
+            for (int i = 0; i + part < tile::kSplitParts; ++i)
+              tile::mma<kCompute>(state.o[block][n], a[i], weights[part][n]);
+          }
+        }
+      }
+    } else if constexpr (kWide) {
 #pragma unroll
       for (int block = 0; block < Config::kBlocksV; ++block) {
         unsigned a[4];
@@ -288,8 +327,9 @@ class Attend {
     }
   }
 
-  // Two 16-bit or four 8-bit elements, one of them not finite.
+  // An fp32, two 16-bit or four 8-bit elements, one of them not finite.
   __device__ __forceinline__ static bool nonfinite(unsigned x) {
+    if constexpr (Config::kSplit) return (x & 0x7f800000u) == 0x7f800000u;
     if constexpr (Config::kKvType == tile::kBFloat16)
       return (x & 0x7f80u) == 0x7f80u || (x & 0x7f800000u) == 0x7f800000u;
     if constexpr (Config::kKvType == tile::kFloat16)
@@ -344,7 +384,9 @@ class Attend {
   }
 
   __device__ __forceinline__ static float read_value(unsigned at) {
-    if constexpr (kWide) {
+    if constexpr (Config::kSplit) {
+      return ptx::load_shared(at);
+    } else if constexpr (kWide) {
       unsigned short x;
       asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
       return tile::load_element(Config::kKvType, &x, 0);

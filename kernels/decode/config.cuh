@@ -15,7 +15,9 @@ constexpr int kLoadRows = 1;      // every row by itself: small pages, rings, be
 constexpr int kLoadElements = 2;  // and every element by itself: x-packed layouts, rows that are not aligned to 4 bytes
 
 // ATTUNE_SCORE: bits.
-constexpr int kSoftcap = 1, kAlibi = 2, kAlibiSqrt = 4;
+constexpr int kSoftcap = 1, kAlibi = 2, kAlibiSqrt = 4, kBias = 8, kT5 = 16;
+// ATTUNE_MASK: bits, beside causality and windows.
+constexpr int kMaskBits = 1, kMaskRanges = 2;
 
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
@@ -26,7 +28,7 @@ struct Config {
   static constexpr int kLoad = ATTUNE_LOAD;
   static constexpr int kCopyBytes = ATTUNE_COPY_BYTES;  // of one cp.async
   static constexpr bool kTokenScales = ATTUNE_TOKEN_SCALES != 0;
-  static constexpr int kScore = ATTUNE_SCORE;
+  static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kNewTokens = ATTUNE_NEW_TOKENS != 0;
   static constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // something but append
   // Rows of q, k, v and of the prologue's tables are contiguous and aligned to the vectors of prologue.cuh.
@@ -35,6 +37,7 @@ struct Config {
   static constexpr int kThreads = 32 * kWarps, kRows = 8 * kRowTiles;
   static constexpr int kTileKeys = kWarps * kernels::kKeysOfWarp;
   static constexpr int kElement = tile::element_size(kKvType);
+  static constexpr bool kSplit = kElement == 4;  // into tile::kSplitParts bf16 numbers
   static constexpr int kComputeType = tile::compute_type(kKvType);
   static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // of 16 channels
   static constexpr int kChunksK = kernels::row_chunks(kElement, kHeadDimQk),
@@ -63,7 +66,6 @@ struct Config {
   static_assert(kBytesK + kBytesV + (kTokenScales ? 8 * kernels::kKeysOfWarp : 0) == kStageBytes,
                 "host and device agree on a stage");
   static_assert(LayoutK::kPitch == kernels::row_pitch(kChunksK), "host and device agree on a row");
-  static_assert(kKvType == tile::kFloat16 || kKvType == tile::kBFloat16 || kElement == 1, "16-bit or 8-bit caches");
 };
 
 }  // namespace attune::decode

@@ -44,6 +44,27 @@ struct KvScale {
   int mode;
 };
 
+// A bias [heads][rows][columns] of a float dtype; 0 beyond its rows and columns. data null: absent.
+struct BiasTable {
+  const char* data;
+  long long head_stride, row_stride, column_stride;  // in bytes
+  int rows, columns, dtype;
+};
+
+// T5: a bias by head and bucket of the distance between key and query.
+constexpr int kMaxT5Steps = 64;
+struct T5Table {
+  const char* data;
+  long long head_stride, bucket_stride;  // in bytes
+  int dtype;
+  int bidirectional;
+  int buckets;       // of one direction
+  int exact;         // distances below it have a bucket each
+  int max_distance;  // from it on, all are in the last bucket
+  int steps;
+  int first[kMaxT5Steps];  // first distance of bucket exact + 1 + i
+};
+
 struct DecodeParams {
   // Queries [batch or 1, rows, num_heads_q, head_dim_qk]: sequence b begins at b * batch_stride, or at cu_seqlens_q[b]
   // * row_stride.
@@ -78,6 +99,8 @@ struct DecodeParams {
 
   const float* alibi;
   long long alibi_batch_stride, alibi_head_stride;
+  BiasTable bias, new_token_bias;
+  T5Table t5;
   const char* sinks;
   long long sinks_stride;  // in bytes
   int sinks_dtype;
@@ -88,6 +111,15 @@ struct DecodeParams {
   int fixed_q;  // queries of each sequence where there is no cu_seqlens_q
   int causal, skip_decode, zero_finished;
   long long window_left, window_right;  // -1: no limit
+
+  // Bit i % 8 of byte i / 8 of a query's row (and head) lets key mask_start + i through.
+  const unsigned char* mask_bits;
+  long long mask_row_stride, mask_head_stride, mask_byte_stride;
+  int mask_columns;
+  IntTable mask_start;
+  const int* ranges;  // [batch][num_ranges][2]: inclusive; who is in one sees all of it
+  long long range_batch_stride, range_stride, range_end_stride;
+  int num_ranges;
 
   // Schedule. The tiles of all sequences, heads and row blocks stand in one line, of which every block gets an equal
   // share.

@@ -169,6 +169,9 @@ struct Loader {
       if constexpr (Config::kElement == 2) {
         const unsigned short x = is_there ? *reinterpret_cast<const unsigned short*>(row + from) : 0;
         asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(x) : "memory");
+      } else if constexpr (Config::kElement == 4) {
+        const unsigned x = is_there ? *reinterpret_cast<const unsigned*>(row + from) : 0;
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
       } else {
         const unsigned x = is_there ? *reinterpret_cast<const unsigned char*>(row + from) : 0;
         asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(x) : "memory");

@@ -43,16 +43,28 @@ struct NewTokens {
 
   // To the scratch, and to the cache if it has a slot.
   __device__ __forceinline__ void put(const DecodeParams& p, const Input& input, int head) const {
-    float k[decltype(input.k)::kVec], v[decltype(input.v)::kVec];
+    constexpr int kVecK = decltype(input.k)::kVec, kVecV = decltype(input.v)::kVec;
+    constexpr bool kVectors = Config::kLoad != kLoadElements && Config::kCopyBytes >= kVecK * Config::kElement &&
+                              Config::kCopyBytes >= kVecV * Config::kElement;
+    const bool append = input.slot.exists(p);
+    const int d_k = input.k.first_channel(), d_v = input.v.first_channel();
+    float k[kVecK], v[kVecV];
     input.k.finish(p, k);
-    store<kPlacesOfK>(k, input.k.first_channel(), scratch);
-    if (!p.v_is_k) {
-      input.v.finish(p, v);
-      store<kPlacesOfV>(v, input.v.first_channel(), scratch + kPlacesOfK);
+    store<kPlacesOfK>(k, d_k, scratch);
+    if (p.v_is_k) {
+      store<kPlacesOfV>(k, d_k, scratch + kPlacesOfK);
     } else {
-      store<kPlacesOfV>(k, input.k.first_channel(), scratch + kPlacesOfK);
+      input.v.finish(p, v);
+      store<kPlacesOfV>(v, d_v, scratch + kPlacesOfK);
     }
-    append_rows(p, input.slot, head, scratch, scratch + kPlacesOfK);
+    if (!append) return;
+    if constexpr (kVectors) {
+      write_vector<Config::kHeadDimQk>(p.k, p.k_scale, input.slot.k_page, input.slot.offset, head, k, d_k);
+      if (!p.v_is_k)
+        write_vector<Config::kHeadDimV>(p.v, p.v_scale, input.slot.v_page, input.slot.offset, head, v, d_v);
+    } else {
+      append_rows(p, input.slot, head, scratch, scratch + kPlacesOfK);
+    }
   }
 
   // Both, for tokens that nobody is in a hurry for.
@@ -83,8 +95,9 @@ struct NewTokens {
       for (int e = 0; e < 2; ++e) {
         const int position = rows.position(p, piece, n, e);
         const float raw = sum_of_keys(dot[n][e]) * query_scales[8 * n + 2 * t + e] * Rows::unit(p);
-        const bool sees = key >= rows.low(p, position) && key <= rows.high(p, position);
-        const float s = sees ? rows.score(p, n, e, raw, position - key) : -ptx::infinity();
+        bool sees = (rows.seen(p, piece.batch, position, key) & 1) != 0;
+        if constexpr (Rows::kBits) sees = sees && rows.bit_of(p, piece, n, e, key);
+        const float s = sees ? rows.score(p, piece, n, e, raw, key) : -ptx::infinity();
         const float max = fmaxf(state.max[n][e], s), reference = reference_of(max);
         const float lowered = ptx::exp2_approx(state.max[n][e] - reference),
                     probability = ptx::exp2_approx(s - reference);

@@ -10,12 +10,15 @@ namespace attune::decode {
 
 struct Rows {
   static constexpr bool kAnyAlibi = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
+  static constexpr bool kBits = (Config::kMask & kMaskBits) != 0, kRanges = (Config::kMask & kMaskRanges) != 0;
 
   int first_position;  // of the sequence's query 0; below 0 where there are more queries than keys
-  int num_keys;
+  int num_keys, num_q;
   int low_of_all, high_of_all;  // keys that every row sees, of those between the sequence's first_key and end_key
   float factor[Config::kRowTiles][2];  // of raw dot products with cached keys
   float slope[kAnyAlibi ? Config::kRowTiles : 1][2];
+  long long first_row;  // of mask_bits: the row of query 0
+  int mask_start;
 
   __device__ __forceinline__ static int packed(const Piece& piece, int n, int e) {
     return piece.row_begin + 8 * n + threadIdx.x % 4 * 2 + e;
@@ -23,7 +26,11 @@ struct Rows {
 
   __device__ __forceinline__ void start(const DecodeParams& p, const Piece& piece, const schedule::Sequence& s,
                                         const float* scales) {
-    num_keys = s.num_keys;
+    num_keys = s.num_keys, num_q = s.num_q;
+    if constexpr (kBits) {
+      first_row = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(piece.batch) * p.fixed_q;
+      mask_start = p.mask_start.data != nullptr ? schedule::int_at(p.mask_start, piece.batch) : 0;
+    }
     first_position = s.num_keys - s.num_q;
     low_of_all = low(p, first_position + (piece.row_begin + piece.num_rows - 1) / p.group);
     high_of_all = high(p, first_position + piece.row_begin / p.group);
@@ -71,18 +78,80 @@ struct Rows {
     return (0xffffu >> (15 - min(high, 15))) & (0xffffu << max(low, 0));
   }
 
-  // z of row (n, e) and a key, scaled as unit() says, to a score in base 2. distance: position minus key.
-  __device__ __forceinline__ float score(const DecodeParams& p, int n, int e, float x, int distance) const {
+  // Which of the 16 keys from first_token a position sees, by causality, windows and ranges.
+  __device__ __forceinline__ unsigned seen(const DecodeParams& p, int batch, int position, int first_token) const {
+    unsigned keys = range_mask(low(p, position) - first_token, high(p, position) - first_token);
+    if constexpr (kRanges) {
+      for (int i = 0; i < p.num_ranges; ++i) {
+        const int* range = p.ranges + batch * p.range_batch_stride + i * p.range_stride;
+        const int first = range[0], last = range[p.range_end_stride];
+        if (first < last && first <= position && position <= last)
+          keys |= range_mask(max(first, 0) - first_token, min(last, num_keys - 1) - first_token);
+      }
+    }
+    return keys;
+  }
+  // Whether the bit masks let a row of the piece see a key.
+  __device__ __forceinline__ bool bit_of(const DecodeParams& p, const Piece& piece, int n, int e, int key) const {
+    const int row = packed(piece, n, e), query = row / p.group;
+    const long long column = static_cast<long long>(key) - mask_start;
+    if (row >= piece.row_begin + piece.num_rows || column < 0 || column >= p.mask_columns) return true;
+    const unsigned char byte = p.mask_bits[(first_row + query) * p.mask_row_stride +
+                                           (piece.head * p.group + row - query * p.group) * p.mask_head_stride +
+                                           (column >> 3) * p.mask_byte_stride];
+    return (byte >> (column & 7) & 1) != 0;
+  }
+
+  // z of row (n, e) and a key, scaled as unit() says, to a score in base 2.
+  __device__ __forceinline__ float score(const DecodeParams& p, const Piece& piece, int n, int e, float x,
+                                         int key) const {
     if constexpr ((Config::kScore & kSoftcap) != 0) {
       // tanh(y) = 1 - 2 / (1 + e^2y), exact at both ends.
       const float y = ptx::exp2_approx(x / p.softcap * (2 * kLog2e));
       x = p.softcap * kLog2e * (1.0f - 2.0f / (1.0f + y));
     }
-    if constexpr ((Config::kScore & kAlibi) != 0) x -= slope[n][e] * static_cast<float>(distance);
-    if constexpr ((Config::kScore & kAlibiSqrt) != 0) {
-      if (distance > 0) x -= slope[n][e] * sqrtf(static_cast<float>(distance));
+    if constexpr ((Config::kScore & ~kSoftcap) != 0) {
+      const int distance = position(p, piece, n, e) - key;
+      if constexpr ((Config::kScore & kAlibi) != 0) x -= slope[n][e] * static_cast<float>(distance);
+      if constexpr ((Config::kScore & kAlibiSqrt) != 0) {
+        if (distance > 0) x -= slope[n][e] * sqrtf(static_cast<float>(distance));
+      }
+      if constexpr ((Config::kScore & (kBias | kT5)) != 0) x += kLog2e * table_terms(p, piece, n, e, key, distance);
     }
     return x;
+  }
+
+ private:
+  // Terms that are looked up key by key.
+  __device__ __forceinline__ float table_terms(const DecodeParams& p, const Piece& piece, int n, int e, int key,
+                                               int distance) const {
+    const int row = packed(piece, n, e), query = row / p.group, head = piece.head * p.group + row - query * p.group;
+    float x = 0;
+    if (row >= piece.row_begin + piece.num_rows) return x;
+    if constexpr ((Config::kScore & kBias) != 0) {
+      x += element(p.bias, head, first_position + query, key);
+      x += element(p.new_token_bias, 0, query, key - (num_keys - num_q));
+    }
+    if constexpr ((Config::kScore & kT5) != 0) {
+      x += tile::load_element(p.t5.dtype,
+                              p.t5.data + head * p.t5.head_stride + t5_bucket(p.t5, -distance) * p.t5.bucket_stride, 0);
+    }
+    return x;
+  }
+  __device__ __forceinline__ static float element(const kernels::BiasTable& t, int head, int row, int column) {
+    if (t.data == nullptr || row < 0 || row >= t.rows || column < 0 || column >= t.columns) return 0.0f;
+    return tile::load_element(t.dtype, t.data + head * t.head_stride + row * t.row_stride + column * t.column_stride,
+                              0);
+  }
+  // relative: key minus position.
+  __device__ __forceinline__ static int t5_bucket(const kernels::T5Table& t, int relative) {
+    const int offset = t.bidirectional && relative > 0 ? t.buckets : 0;
+    const int distance = relative < 0 ? -relative : t.bidirectional ? relative : 0;
+    if (distance < t.exact) return offset + distance;
+    if (distance >= t.max_distance) return offset + t.buckets - 1;
+    int bucket = t.exact;
+    for (int i = 0; i < t.steps && distance >= t.first[i]; ++i) ++bucket;
+    return offset + bucket;
   }
 };
 

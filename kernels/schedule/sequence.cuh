@@ -43,8 +43,17 @@ __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) 
   const long long first_position = static_cast<long long>(s.num_keys) - s.num_q, last_position = s.num_keys - 1;
   long long first = 0, end = num_cached;
   if (p.window_left >= 0) first = max(first, first_position - p.window_left);
-  if (p.ring_capacity > 0) first = max(first, static_cast<long long>(num_cached) - p.ring_capacity);
   if (p.window_right >= 0) end = min(end, last_position + p.window_right + 1);
+#if !defined(ATTUNE_MASK) || (ATTUNE_MASK & 2) != 0  // registers of kernels that have no ranges
+  for (int i = 0; i < p.num_ranges; ++i) {
+    const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
+    const int range_first = range[0], range_last = range[p.range_end_stride];
+    if (range_first >= range_last || range_last < first_position || range_first > last_position) continue;
+    first = min(first, static_cast<long long>(max(range_first, 0)));
+    end = max(end, min(static_cast<long long>(range_last) + 1, static_cast<long long>(num_cached)));
+  }
+#endif
+  if (p.ring_capacity > 0) first = max(first, static_cast<long long>(num_cached) - p.ring_capacity);
   if (skipped || end < first) end = first;
   s.first_key = static_cast<int>(first);
   s.end_key = static_cast<int>(end);

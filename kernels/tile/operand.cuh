@@ -9,25 +9,28 @@
 
 #include "ptx/convert.cuh"
 #include "ptx/matrix.cuh"
+#include "ptx/shared.cuh"
 #include "tile/element.cuh"
 #include "tile/row_layout.cuh"
 
 namespace attune::tile {
 
 // Type of the products.
-__host__ __device__ constexpr int compute_type(int kv_type) { return kv_type == kBFloat16 ? kBFloat16 : kFloat16; }
+__host__ __device__ constexpr int compute_type(int kv_type) {
+  return kv_type == kBFloat16 || kv_type == kFloat32 ? kBFloat16 : kFloat16;
+}
 
 // Place, within its block of 16, of a channel of K and the queries.
 template <int kKvType>
 __device__ constexpr int place_of_channel(int channel) {
-  if (element_size(kKvType) == 2) return channel;
+  if (element_size(kKvType) != 1) return channel;
   const int c = channel & 15;
   return (channel & ~15) + ((c >> 2) << 1) + (c & 1) + ((c & 2) << 2);
 }
 
 template <int kKvType>
 __device__ constexpr int channel_of_place(int place) {
-  if (element_size(kKvType) == 2) return place;
+  if (element_size(kKvType) != 1) return place;
   const int p = place & 15;
   return (place & ~15) + ((p & 6) << 1) + ((p & 8) >> 2) + (p & 1);
 }
@@ -35,7 +38,7 @@ __device__ constexpr int channel_of_place(int place) {
 // Channel of row g + 8 * half of block i of the transposed V.
 template <int kKvType>
 __device__ constexpr int channel_of_row(int i, int g, int half) {
-  return element_size(kKvType) == 2 ? 16 * i + g + 8 * half : 16 * i + 2 * g + half;
+  return element_size(kKvType) != 1 ? 16 * i + g + 8 * half : 16 * i + 2 * g + half;
 }
 
 // Two codes in the low half of x.
@@ -60,6 +63,17 @@ __device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& 
   }
 }
 
+// fp32 numbers as sums of three bf16, the largest first: what is left out is below 2^-24 of them.
+constexpr int kSplitParts = 3;
+__device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[kSplitParts]) {
+#pragma unroll
+  for (int i = 0; i < kSplitParts; ++i) {
+    parts[i] = ptx::pack_bf16(x, y);
+    x -= __uint_as_float(parts[i] << 16);
+    y -= __uint_as_float(parts[i] & 0xffff0000u);
+  }
+}
+
 // Which rows and chunks this lane names to ldmatrix is computed once.
 template <int kKvType, int kChunks>
 struct KeyOperand {
@@ -80,6 +94,19 @@ struct KeyOperand {
     ptx::load_matrix_x4(raw, address(tile, 2 * pair));
     unpack(raw[0], raw[1], a[0]);
     unpack(raw[2], raw[3], a[1]);
+  }
+  // Block of fp32 channels, in parts.
+  __device__ __forceinline__ static void load_split(unsigned tile, int block, unsigned (&a)[kSplitParts][4]) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // rows g, g + 8; then channels 8 further on
+      const float2 x =
+          ptx::load_shared_pair(tile + Layout::offset(g + i % 2 * 8, 4 * block + i / 2 * 2 + t / 2) + t % 2 * 8);
+      unsigned parts[kSplitParts];
+      split_pair(x.x, x.y, parts);
+#pragma unroll
+      for (int part = 0; part < kSplitParts; ++part) a[part][i] = parts[part];
+    }
   }
   // The last block where their number is odd.
   __device__ __forceinline__ void load_last(unsigned tile, int block, unsigned (&a)[4]) const {
@@ -116,6 +143,18 @@ struct ValueOperand {
     ptx::load_matrix_x4_transposed(raw, address(tile, 2 * pair));
     unpack(raw[0], raw[1], a[0]);
     unpack(raw[2], raw[3], a[1]);
+  }
+  __device__ __forceinline__ static void load_split(unsigned tile, int block, unsigned (&a)[kSplitParts][4]) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // channels g, g + 8; then keys 8 further on
+      const int key = 2 * t + i / 2 * 8, chunk = 4 * block + i % 2 * 2 + g / 4;
+      unsigned parts[kSplitParts];
+      split_pair(ptx::load_shared(tile + Layout::offset(key, chunk) + g % 4 * 4),
+                 ptx::load_shared(tile + Layout::offset(key + 1, chunk) + g % 4 * 4), parts);
+#pragma unroll
+      for (int part = 0; part < kSplitParts; ++part) a[part][i] = parts[part];
+    }
   }
   __device__ __forceinline__ void load_last(unsigned tile, int block, unsigned (&a)[4]) const {
     unsigned raw[2];

@@ -2,9 +2,11 @@
 #include "cuda/decode/config.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "core/dtype.h"
+#include "core/tables.h"
 #include "cuda/ops/params.h"
 
 namespace attune::cuda::decode {
@@ -30,7 +32,7 @@ int64_t cache_alignment(const Problem& p) {
 
 // 16-bit numbers whose sum is a query, and a probability, to the precision of the queries.
 int parts_of(int32_t q_dtype, int32_t kv_dtype) {
-  const bool bf16 = kv_dtype == ATTUNE_BFLOAT16;
+  const bool bf16 = kv_dtype == ATTUNE_BFLOAT16 || kv_dtype == ATTUNE_FLOAT32;
   if (q_dtype == ATTUNE_FLOAT32) return bf16 ? 3 : 2;
   return bf16 && q_dtype == ATTUNE_FLOAT16 ? 2 : 1;
 }
@@ -39,7 +41,39 @@ int score_bits(const Problem& p) {
   int bits = 0;
   if (p.softcap > 0) bits |= 1;
   if (p.alibi) bits |= p.alibi_sqrt ? 4 : 2;
+  if (p.bias || p.new_token_bias) bits |= 8;
+  if (p.t5_bias) bits |= 16;
   return bits;
+}
+
+int mask_bits(const Problem& p) { return (p.has_mask_bits ? 1 : 0) | (p.num_ranges > 0 ? 2 : 0); }
+
+int64_t t5_direction_buckets(const Problem& p) { return p.t5_bidirectional ? p.t5_num_buckets / 2 : p.t5_num_buckets; }
+
+// Where each bucket of the logarithmic part begins, so that the device compares integers.
+kernels::T5Table t5_buckets(const Problem& p) {
+  kernels::T5Table t{};
+  if (!p.t5_bias) return t;
+  const int64_t buckets = t5_direction_buckets(p), exact = buckets / 2;
+  const auto bucket_of = [&](int64_t distance) {
+    return t5_bucket(-distance, p.t5_num_buckets, p.t5_max_distance, p.t5_bidirectional);
+  };
+  t.bidirectional = p.t5_bidirectional ? 1 : 0;
+  t.buckets = static_cast<int>(buckets), t.exact = static_cast<int>(exact);
+  t.max_distance = static_cast<int>(std::min<int64_t>(p.t5_max_distance, std::numeric_limits<int>::max()));
+  for (int64_t bucket = exact + 1; bucket < buckets; ++bucket) {
+    int64_t low = exact, high = t.max_distance;  // the first distance that reaches it
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (bucket_of(middle) >= bucket) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    t.first[t.steps++] = static_cast<int>(low);
+  }
+  return t;
 }
 
 Load choose_load(const Problem& p, int64_t alignment) {
@@ -104,7 +138,7 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
       if (pairs * size <= sms) c.cluster = size;
     }
   }
-  c.warps = 4;
+  c.warps = wide && dtype_size(c.kv_dtype) == 4 ? 2 : 4;  // of 256 channels in fp32 no more fit shared memory
   c.blocks_per_sm = 2;
   if (wide) {
     // registers allow no more
@@ -112,6 +146,8 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
     c.blocks_per_sm = 3;  // half the bytes but all the arithmetic: more warps hide its latency
   } else if (c.cluster > 0 || light) {
     // as above
+  } else if (dtype_size(c.kv_dtype) == 4) {
+    // rows of any length fill shared memory
   } else if (p.max_seqlen_kv <= kShort && pairs >= 2 * sms && c.row_tiles == 1) {
     c.warps = 2, c.blocks_per_sm = 4;  // more sequences at a time, less to merge in each
   } else if (c.row_tiles == 2 || (c.row_tiles == 1 && pairs < 2 * sms)) {
@@ -149,6 +185,7 @@ KernelSpec Config::main_kernel() const {
                   define("ATTUNE_COPY_BYTES", copy_bytes),
                   define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0),
                   define("ATTUNE_SCORE", score),
+                  define("ATTUNE_MASK", mask),
                   define("ATTUNE_NEW_TOKENS", new_tokens ? 1 : 0),
                   define("ATTUNE_PROLOGUE", prologue ? 1 : 0),
                   define("ATTUNE_VECTORS", vectors ? 1 : 0)};
@@ -167,8 +204,9 @@ std::string refusal(const Problem& p) {
   const KvCache& c = p.cache;
   if (c.k.dtype != c.v.dtype) return "K and V of different dtypes";
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
-  if (p.q.dtype == ATTUNE_FLOAT32 && c.k.dtype == ATTUNE_FLOAT32) return "float32 caches";
   if (p.new_tokens && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype)) return "q, k and v of different dtypes";
+  if (p.t5_bias && t5_direction_buckets(p) - t5_direction_buckets(p) / 2 > kernels::kMaxT5Steps)
+    return "more than 128 T5 buckets in one direction";
   return "";
 }
 
@@ -183,6 +221,8 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   c.token_scales =
       p.cache.k_scale.mode == KvScale::Mode::kTokenHead || p.cache.v_scale.mode == KvScale::Mode::kTokenHead;
   c.score = score_bits(p);
+  c.mask = mask_bits(p);
+  c.t5 = t5_buckets(p);
   c.new_tokens = p.new_tokens;
   c.prologue = p.prologue.any;
   // Rows of more than 128 channels, with all that the prologue reads for them, would take too many registers.
@@ -194,7 +234,9 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   // As few rows a block as hold a sequence's: registers that are not there cannot wait for memory.
   const int64_t rows = std::max<int64_t>(1, p.max_seqlen_q) * p.group;
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
-  c.row_tiles = rows <= 8 ? 1 : rows <= 16 || wide || c.token_scales ? 2 : 4;
+  // Scales by token, masks by bits, tables of scores and parts of fp32 numbers take registers too.
+  const bool busy = c.mask != 0 || c.score >= 8 || dtype_size(c.kv_dtype) == 4;
+  c.row_tiles = rows <= 8 || (wide && busy) ? 1 : rows <= 16 || wide || c.token_scales || busy ? 2 : 4;
   const int64_t blocks_of_rows = std::max<int64_t>(1, ceil_div(rows, c.rows()));
   if (p.prologue.append && (p.cache.ring_capacity > 0 || p.beam_width > 1)) {
     c.append_counters = p.batch / p.beam_width * p.heads_kv;

@@ -24,7 +24,7 @@ struct Config {
   Load load = Load::kTiles;
   int copy_bytes = 16;
   bool token_scales = false;
-  int score = 0;
+  int score = 0, mask = 0;
   bool new_tokens = false;  // beside the cache
   bool prologue = false;    // something but append
   bool vectors = false;     // rows of q, k, v and of the prologue's tables take vector loads
@@ -34,6 +34,7 @@ struct Config {
   int schedule_threads = 256;  // of the schedule kernel's one block
   // Appending waits for readers of the slots: counters, of a KV head and the sequences that read each other's slots.
   int64_t append_counters = 0;
+  kernels::T5Table t5 = {};  // buckets; the table itself comes with a run
 
   int rows() const { return 8 * row_tiles; }
   size_t shared_bytes() const;

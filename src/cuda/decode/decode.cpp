@@ -83,11 +83,13 @@ Coverage coverage() {
   axis(Axis::kQueries) = use::kRagged | use::kFixed;
   axis(Axis::kQueryDtype) = use::kQF32 | use::kQF16 | use::kQBf16 | use::kQE4m3 | use::kQE5m2 | use::kQInt8;
   axis(Axis::kKvSource) = use::kPaged | use::kContiguous | use::kNewTokens | use::kRing | use::kBeams;
-  axis(Axis::kKvFormat) = use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8;
+  axis(Axis::kKvFormat) = use::kF32 | use::kValiasesK | use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8;
   axis(Axis::kKvScales) = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
   axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kXpacked;
-  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
-  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kSinks;
+  axis(Axis::kMask) =
+      use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
+  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
+                       use::kT5 | use::kSinks;
   axis(Axis::kPrologue) = use::kNoPrologue | use::kDequantize | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope |
                           use::kLogn | use::kAppend;
   axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;

@@ -107,6 +107,40 @@ void fill_cache(const Problem& p, DecodeParams& k) {
   k.beam_columns = to_int(p.cache_indirection.cols);
 }
 
+kernels::BiasTable bias_table(const ParamView& v) {
+  if (!v) return {};
+  return {reinterpret_cast<const char*>(v.data),
+          v.shape[0] == 1 ? 0 : static_cast<long long>(v.stride[0]),
+          static_cast<long long>(v.stride[1]),
+          static_cast<long long>(v.stride[2]),
+          to_int(v.shape[1]),
+          to_int(v.shape[2]),
+          v.dtype};
+}
+
+void fill_tables(const Problem& p, const Config& c, DecodeParams& k) {
+  k.bias = bias_table(p.bias);
+  k.new_token_bias = bias_table(p.new_token_bias);
+  k.t5 = c.t5;
+  if (p.t5_bias) {
+    k.t5.data = reinterpret_cast<const char*>(p.t5_bias.data);
+    k.t5.head_stride = p.t5_bias.stride[1];
+    k.t5.bucket_stride = p.t5_bias.stride[2];
+    k.t5.dtype = p.t5_bias.dtype;
+  }
+  k.mask_bits = p.mask_bits;
+  k.mask_row_stride = p.mask_row_stride;
+  k.mask_head_stride = p.mask_head_stride;
+  k.mask_byte_stride = p.mask_byte_stride;
+  k.mask_columns = to_int(p.mask_columns);
+  k.mask_start = int_table(p.mask_start);
+  k.ranges = p.ranges;
+  k.num_ranges = to_int(p.num_ranges);
+  k.range_batch_stride = p.range_batch_stride;
+  k.range_stride = p.range_stride;
+  k.range_end_stride = p.range_end_stride;
+}
+
 void fill_scores(const Problem& p, DecodeParams& k) {
   k.scale = p.scale;
   k.softcap = p.softcap;
@@ -149,6 +183,7 @@ DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
   fill_new_tokens(p, k);
   fill_cache(p, k);
   fill_scores(p, k);
+  fill_tables(p, c, k);
   fill_schedule(p, c, k);
   const WorkspaceLayout w = workspace_layout(c);
   char* base = static_cast<char*>(workspace);
