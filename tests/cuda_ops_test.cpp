@@ -309,11 +309,13 @@ TEST(CudaOpsConfig, SpreadsSmallInputsAndFillsBlocksOfLargeOnes) {
   c.lanes = 8, c.rows_of_token = 16, c.groups = 8;
   EXPECT_EQ(c.tile_tokens(1, 132), 1);
   EXPECT_EQ(c.tile_tokens(500, 132), 1);
-  EXPECT_EQ(c.tile_tokens(1 << 20, 132), 16);
-  c.rows_of_token = 1;
+  EXPECT_EQ(c.tile_tokens(1 << 20, 132), 32);
+  EXPECT_EQ(1 << c.groups_shift(32), 8);
+  EXPECT_EQ(1 << c.groups_shift(1), 32);
+  c.rows_of_token = c.groups = 1;
   EXPECT_EQ(c.tile_tokens(1 << 20, 132), kernels::kMaxTileTokens);
-  c.rows_of_token = 1 << 20;
-  EXPECT_EQ(c.tile_tokens(1 << 20, 132), 1);
+  c.rows_of_token = 1 << 20, c.groups = 8;
+  EXPECT_EQ(c.tile_tokens(1 << 20, 132), 16);
 }
 
 TEST(CudaOpsConfig, SpecialisationsHaveKeysOfTheirOwn) {

@@ -60,8 +60,9 @@ __device__ __forceinline__ TokenPlace place_of(const FetchParams& p, long long r
 
 // A row in flight.
 struct Row {
-  int of_v, head;
-  bool live, somewhere;
+  int of_v;
+  char* out;       // null: there is none
+  bool somewhere;  // else it is zeros
   float scale[kUnits][2];
   RawRun<kWidth> raw[kUnits][2];
 };
@@ -69,16 +70,22 @@ struct Row {
 __device__ __forceinline__ void start_row(const FetchParams& p, const TokenPlace& place, int j, int lane, bool live,
                                           Row& r) {
   r.of_v = j >= p.heads ? 1 : 0;
-  r.head = r.of_v ? j - p.heads : j;
-  r.live = live && place.out[r.of_v] != nullptr;
-  r.somewhere = r.live && place.cache[r.of_v] != nullptr;
+  const int head = r.of_v ? j - p.heads : j;
+  // Choices between registers, not between places in memory.
+  r.out = !live ? nullptr : r.of_v ? place.out[1] : place.out[0];
+  r.somewhere = false;
+  if (r.out == nullptr) return;
+  r.out += head * (r.of_v ? p.v : p.k).head_stride;
+  const char* row = r.of_v ? place.cache[1] : place.cache[0];
+  const char* scales = kFormat == 0 && r.of_v ? place.scales[1] : place.scales[0];
+  r.somewhere = row != nullptr;
   if (!r.somewhere) return;
   const RowPlane& plane = r.of_v ? p.cache.v : p.cache.k;
   const RowScale& scale = r.of_v ? p.cache.v_scale : p.cache.k_scale;
-  const char* row = place.cache[r.of_v] + r.head * plane.head_stride;
+  row += head * plane.head_stride;
   float of_row = 1.0f;
   if (kFormat == 0 && scale_mode(scale) != 0)
-    of_row = *reinterpret_cast<const float*>(place.scales[r.of_v] + r.head * scale.head_stride);
+    of_row = *reinterpret_cast<const float*>(global(scales + head * scale.head_stride));
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const Unit unit = plain_unit(r.of_v ? p.head_dim_v : p.head_dim_qk, lane, u);
@@ -90,10 +97,10 @@ __device__ __forceinline__ void start_row(const FetchParams& p, const TokenPlace
       if constexpr (kFormat == 0) {
         r.raw[u][side] = load(plane, type_of(kCacheType, plane.dtype), row, d);
       } else if (d < Mla::kNope) {
-        r.raw[u][side] = tile::load_run<kWidth>(tile::kE4m3, row + d, 1, kVector);
-        r.scale[u][side] = Mla::load_scale(place.scales[0], d / Mla::kGroup);
+        r.raw[u][side] = tile::load_run<kWidth>(tile::kE4m3, global(row + d), 1, kVector);
+        r.scale[u][side] = Mla::load_scale(global(scales), d / Mla::kGroup);
       } else {
-        r.raw[u][side] = tile::load_halves<kWidth>(row + Mla::kRope + 2 * (d - Mla::kNope), kVector);
+        r.raw[u][side] = tile::load_halves<kWidth>(global(row + Mla::kRope + 2 * (d - Mla::kNope)), kVector);
       }
     }
   }
@@ -118,11 +125,10 @@ __device__ __forceinline__ void decode(const FetchParams& p, const Row& r, int c
   for (int k = 0; k < kWidth; ++k) x[k] *= scale;
 }
 
-__device__ __forceinline__ void finish_row(const FetchParams& p, const TokenPlace& place, const Row& r, int lane) {
-  if (!r.live) return;
+__device__ __forceinline__ void finish_row(const FetchParams& p, const Row& r, int lane) {
+  if (r.out == nullptr) return;
   const RowTensor& dense = r.of_v ? p.v : p.k;
   const int dtype = type_of(kRowType, dense.dtype);
-  char* row = place.out[r.of_v] + r.head * dense.head_stride;
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const Unit unit = plain_unit(r.of_v ? p.head_dim_v : p.head_dim_qk, lane, u);
@@ -141,7 +147,7 @@ __device__ __forceinline__ void finish_row(const FetchParams& p, const TokenPlac
         decode(p, r, d, r.raw[u][side], r.scale[u][side], x);
         out = tile::encode_run<kWidth>(dtype, x);
       }
-      store(dense, dtype, row, d, out);
+      store(dense, dtype, r.out, d, out);
     }
   }
 }
@@ -161,15 +167,16 @@ __device__ __forceinline__ void fetch_rows(const FetchParams& p) {
   const Turn turn(p.tokens);
   const int rows = p.heads * (p.v.data != nullptr ? 2 : 1);
   for (int t = turn.token; t < count; t += turn.tokens) {
+    const TokenPlace place = places[t];
     for (int j = turn.row; j < rows; j += turn.rows * kRows) {
       Row r[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const int at = j + i * turn.rows;
-        start_row(p, places[t], at, turn.lane, at < rows, r[i]);
+        start_row(p, place, at, turn.lane, at < rows, r[i]);
       }
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) finish_row(p, places[t], r[i], turn.lane);
+      for (int i = 0; i < kRows; ++i) finish_row(p, r[i], turn.lane);
     }
   }
 }

@@ -5,8 +5,8 @@
 // the parts; lse = m + log(sum exp(lse_i - m)). A part with lse = -inf counts for nothing, whatever its out holds.
 // Exponentials, their sum and the weights are doubles, the sum of outputs is fp32: as on the CPU.
 //
-// Tiles. A warp takes a (row, head); a lane one part in each of the three passes over the lses, and runs of
-// ATTUNE_WIDTH columns of all parts. Sums over parts go in their order, so every lane repeats them.
+// Tiles. ATTUNE_LANES threads take a (row, head): each one part while weights are made, then runs of ATTUNE_WIDTH
+// columns of all parts. Sums over parts go in their order, so every thread repeats them.
 #include "ptx/grid.cuh"
 #include "rows/rows_params.h"
 #include "tile/run.cuh"
@@ -18,38 +18,54 @@ using kernels::MergeParams;
 constexpr int kWidth = ATTUNE_WIDTH;
 constexpr bool kVector = kWidth == 8;  // all runs follow each other in memory and are aligned
 constexpr int kPartType = ATTUNE_ROW_TYPE, kOutType = ATTUNE_OUT_TYPE;  // 0: at run time
+constexpr int kLanes = ATTUNE_LANES;                                    // threads of a line: 16 or 32
 constexpr unsigned kAll = 0xffffffffu;
 
+// One (row, head).
 struct Line {
   long long row;
   int head, lane;
+  bool live;  // else it only keeps the others of its warp company
 };
 
-__device__ __forceinline__ float part_lse(const MergeParams& p, const Line& l, long long part) {
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
+
+// Of the part of this lane among those from base on; -inf past the last.
+__device__ __forceinline__ float lane_lse(const MergeParams& p, const Line& l, long long base) {
+  const long long part = base + l.lane;
+  if (part >= p.parts) return minus_infinity();
   return *reinterpret_cast<const float*>(p.in_lse + part * p.in_lse_part_stride + l.row * p.in_lse_row_stride +
                                          l.head * p.in_lse_head_stride);
 }
+__device__ __forceinline__ double lane_weight(float lse, double m) {
+  return lse == minus_infinity() ? 0.0 : exp(static_cast<double>(lse) - m);
+}
+__device__ __forceinline__ int parts_from(const MergeParams& p, long long base) {
+  return p.parts - base < kLanes ? static_cast<int>(p.parts - base) : kLanes;
+}
 
 __device__ __forceinline__ void merge_line(const MergeParams& p, const Line& l) {
-  const double infinity = __longlong_as_double(0x7ff0000000000000ll);
   // A NaN is passed over here and enters the sum.
-  float largest = -static_cast<float>(infinity);
+  float largest = minus_infinity();
   bool seen = false;
-  for (long long base = 0; base < p.parts; base += 32) {
-    const float lse = base + l.lane < p.parts ? part_lse(p, l, base + l.lane) : -static_cast<float>(infinity);
+  for (long long base = 0; base < p.parts; base += kLanes) {
+    const float lse = lane_lse(p, l, base);
     largest = fmaxf(largest, lse);
-    seen = seen || !(lse == -static_cast<float>(infinity));
+    seen = seen || !(lse == minus_infinity());
   }
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, step));
-  seen = __any_sync(kAll, seen);
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, step));
+    seen = __shfl_xor_sync(kAll, static_cast<int>(seen), step) != 0 || seen;
+  }
   const double m = largest;
-  double sum = 0;
-  for (long long base = 0; base < p.parts; base += 32) {
-    const double lse = base + l.lane < p.parts ? part_lse(p, l, base + l.lane) : -infinity;
-    const double weight = lse == -infinity ? 0.0 : exp(lse - m);
-    const int count = p.parts - base < 32 ? static_cast<int>(p.parts - base) : 32;
-    for (int i = 0; i < count; ++i) sum += __shfl_sync(kAll, weight, i);
+  float lse = minus_infinity();  // of the last round; the only one, more often than not
+  double weight = 0, sum = 0;
+  for (long long base = 0; base < p.parts; base += kLanes) {
+    lse = lane_lse(p, l, base);
+    weight = lane_weight(lse, m);
+    const int count = parts_from(p, base);
+    for (int i = 0; i < count; ++i) sum += __shfl_sync(kAll, weight, i, kLanes);
   }
   double denominator = sum;
   if (p.sinks != nullptr) {
@@ -58,28 +74,28 @@ __device__ __forceinline__ void merge_line(const MergeParams& p, const Line& l) 
                         sink);
     denominator += exp(static_cast<double>(sink[0]) - m);
   }
-  if (p.lse != nullptr && l.lane == 0) {
+  if (p.lse != nullptr && l.lane == 0 && l.live) {
     *reinterpret_cast<float*>(p.lse + l.row * p.lse_row_stride + l.head * p.lse_head_stride) =
-        static_cast<float>(seen ? m + log(sum) : -infinity);
+        seen ? static_cast<float>(m + log(sum)) : minus_infinity();
   }
-  const float scale = p.out_scale != nullptr ? *p.out_scale : 1.0f;
   const int in_type = kPartType != 0 ? kPartType : p.in.dtype, out_type = kOutType != 0 ? kOutType : p.out.dtype;
   const char* in = p.in.data + l.row * p.in.row_stride + l.head * p.in.head_stride;
   char* out = p.out.data + l.row * p.out.row_stride + l.head * p.out.head_stride;
-  for (int first = 0; first < p.head_dim; first += 32 * kWidth) {
+  for (int first = 0; first < p.head_dim; first += kLanes * kWidth) {
     const int d = first + l.lane * kWidth;
+    const bool mine = d < p.head_dim;
     float x[kWidth];
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) x[k] = 0;
-    for (long long base = 0; base < p.parts; base += 32) {
-      const double lse = base + l.lane < p.parts ? part_lse(p, l, base + l.lane) : -infinity;
-      // Of a part that counts: no weight is negative.
-      const float own = lse == -infinity ? -1.0f : static_cast<float>(exp(lse - m) / denominator);
-      const int count = p.parts - base < 32 ? static_cast<int>(p.parts - base) : 32;
+    for (long long base = 0; base < p.parts; base += kLanes) {
+      if (p.parts > kLanes) lse = lane_lse(p, l, base), weight = lane_weight(lse, m);
+      // -1 for a part that counts for nothing, whatever it holds: no weight is negative.
+      const float own = lse == minus_infinity() ? -1.0f : static_cast<float>(weight / denominator);
+      const int count = parts_from(p, base);
 #pragma unroll 4
       for (int i = 0; i < count; ++i) {
-        const float weight = __shfl_sync(kAll, own, i);
-        if (weight == -1.0f || d >= p.head_dim) continue;
+        const float factor = __shfl_sync(kAll, own, i, kLanes);
+        if (factor == -1.0f || !mine) continue;
         float part[kWidth];
         tile::decode_run<kWidth>(
             in_type,
@@ -87,13 +103,13 @@ __device__ __forceinline__ void merge_line(const MergeParams& p, const Line& l) 
                                    p.in.channel_stride, kVector),
             part);
 #pragma unroll
-        for (int k = 0; k < kWidth; ++k) x[k] = fmaf(weight, part[k], x[k]);
+        for (int k = 0; k < kWidth; ++k) x[k] = fmaf(factor, part[k], x[k]);
       }
     }
-    if (d >= p.head_dim) continue;
+    if (!mine || !l.live) continue;
     if (p.out_scale != nullptr) {
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) x[k] *= scale;
+      for (int k = 0; k < kWidth; ++k) x[k] *= *p.out_scale;
     }
     tile::store_run<kWidth>(out_type, tile::encode_run<kWidth>(out_type, x), out + d * p.out.channel_stride,
                             p.out.channel_stride, kVector);
@@ -106,8 +122,10 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kRowsThreads)
     attune_merge(const __grid_constant__ attune::kernels::MergeParams p) {
   attune::ptx::wait_for_previous_kernels();
   attune::ptx::allow_next_kernel();
-  const long long line = static_cast<long long>(blockIdx.x) * (attune::kernels::kRowsThreads / 32) + threadIdx.x / 32;
-  if (line >= p.rows * p.heads) return;
-  const long long row = line / p.heads;
-  attune::rows::merge_line(p, {row, static_cast<int>(line - row * p.heads), static_cast<int>(threadIdx.x % 32)});
+  constexpr int kLanes = attune::rows::kLanes, kLines = attune::kernels::kRowsThreads / kLanes;
+  const long long line = static_cast<long long>(blockIdx.x) * kLines + threadIdx.x / kLanes;
+  const bool live = line < p.rows * p.heads;
+  const long long row = live ? line / p.heads : 0;
+  attune::rows::merge_line(
+      p, {row, live ? static_cast<int>(line - row * p.heads) : 0, static_cast<int>(threadIdx.x % kLanes), live});
 }

@@ -56,22 +56,31 @@ __device__ __forceinline__ long long channel_at(const RowPlane& t, int dtype, in
   return pack * t.outer_stride + (channel - pack * t.pack) * t.inner_stride;
 }
 
+// Addresses come out of shared memory, so that the compiler does not know what they point at.
+template <class Pointer>
+__device__ __forceinline__ Pointer global(Pointer at) {
+  __builtin_assume(__isGlobal(at));
+  return at;
+}
 template <class Where>
 __device__ __forceinline__ tile::RawRun<kWidth> load(const Where& t, int dtype, const char* row, int channel) {
-  return tile::load_run<kWidth>(dtype, row + channel_at(t, dtype, channel), 0, kVector);
+  return tile::load_run<kWidth>(dtype, global(row + channel_at(t, dtype, channel)), 0, kVector);
 }
 template <class Where>
 __device__ __forceinline__ void store(const Where& t, int dtype, char* row, int channel,
                                       const tile::RawRun<kWidth>& codes) {
-  tile::store_run<kWidth>(dtype, codes, row + channel_at(t, dtype, channel), 0, kVector);
+  tile::store_run<kWidth>(dtype, codes, global(row + channel_at(t, dtype, channel)), 0, kVector);
 }
 
-// Channels of unit u of a thread where nothing turns; first -1: none, second -1: no second run.
+// Channels of unit u of a thread where nothing turns; first -1: none, second -1: no second run. The threads of a plain
+// row have neighbouring runs at a time; those of a packed one have units of neighbours, for the sake of its groups.
 __device__ __forceinline__ Unit plain_unit(int head_dim, int lane, int u) {
-  const int dim = kHeadDim != 0 ? kHeadDim : head_dim, first = (u * kLanes + lane) * 2 * kWidth;
+  const int dim = kHeadDim != 0 ? kHeadDim : head_dim;
+  const int first = kFormat == 0 ? (u * 2 * kLanes + lane) * kWidth : (u * kLanes + lane) * 2 * kWidth;
+  const int second = first + (kFormat == 0 ? kLanes * kWidth : kWidth);
   // Where the threads of a row have just its channels, nothing is left to ask.
   constexpr bool kExact = kHeadDim == kUnits * kLanes * 2 * kWidth;
-  return {kExact || first < dim ? first : -1, kExact || first + kWidth < dim ? first + kWidth : -1, -1};
+  return {kExact || first < dim ? first : -1, kExact || second < dim ? second : -1, -1};
 }
 
 // Threads of a block in two: which of the tokens that it takes at a time, and which rows of the token. Neighbouring

@@ -114,7 +114,10 @@ struct Units {
 // A row in flight.
 struct Row {
   int part, head;
-  bool live;  // else there is none, or nothing becomes of it
+  bool live;    // else there is none, or nothing becomes of it
+  char* out;    // null: not wanted
+  char* cache;  // null: not appended
+  char* scale;
   RawRun<kWidth> raw[kUnits][2];
 };
 
@@ -124,12 +127,23 @@ __device__ __forceinline__ void start_row(const StoreParams& p, const TokenPlace
   const int heads_q = kPrepare ? p.heads_q : 0;
   r.part = j < heads_q ? kRowOfQ : j < heads_q + p.heads_kv ? kRowOfK : kRowOfV;
   r.head = j - (r.part == kRowOfQ ? 0 : r.part == kRowOfK ? heads_q : heads_q + p.heads_kv);
+  r.live = false;
+  r.out = r.cache = r.scale = nullptr;
+  if (!live) return;
+  const int of_v = r.part == kRowOfV ? 1 : 0;
   const char* row = place.in[r.part];
-  r.live = live && (r.part != kRowOfQ && place.cache[0] != nullptr);
-  if constexpr (kPrepare) r.live = live && row != nullptr && (r.live || place.out[r.part] != nullptr);
-  if (!r.live) return;
+  if (r.part != kRowOfQ) r.cache = place.cache[of_v];
+  if constexpr (kPrepare) r.out = place.out[r.part];
+  if (kScales != 0 || kFormat != 0) r.scale = place.scales[of_v];
+  if (row == nullptr || (r.cache == nullptr && r.out == nullptr)) return;
+  r.live = true;
   const RowTensor& in = p.in[r.part];
   row += r.head * in.head_stride;
+  if (kPrepare && r.out != nullptr) r.out += r.head * p.out[r.part].head_stride;
+  if (kFormat == 0 && r.cache != nullptr) {
+    r.cache += r.head * (of_v ? p.cache.v : p.cache.k).head_stride;
+    if (kScales != 0) r.scale += r.head * (of_v ? p.cache.v_scale : p.cache.k_scale).head_stride;
+  }
   const int dtype = type_of(kRowType, in.dtype);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
@@ -173,22 +187,20 @@ __device__ __forceinline__ float amax_of_row(const Units& units, const Row& r, c
   return amax;
 }
 
-__device__ __forceinline__ void store_plain(const StoreParams& p, const TokenPlace& place, const Units& units,
-                                            const Row& r, int lane, const Channels& x) {
-  const int of_v = r.part == kRowOfV ? 1 : 0;
-  const RowPlane& plane = of_v ? p.cache.v : p.cache.k;
-  const RowScale& scale = of_v ? p.cache.v_scale : p.cache.k_scale;
-  const int dtype = type_of(kCacheType, plane.dtype), mode = scale_mode(scale);
+__device__ __forceinline__ void store_plain(const StoreParams& p, const Units& units, const Row& r, int lane,
+                                            const Channels& x) {
+  const RowPlane& plane = r.part == kRowOfV ? p.cache.v : p.cache.k;
+  const int dtype = type_of(kCacheType, plane.dtype);
+  const int mode = scale_mode(r.part == kRowOfV ? p.cache.v_scale : p.cache.k_scale);
   float value = 1.0f;
   if (kScales == 3 || kScales == kernels::kScalesAtRunTime) value = tile::token_scale(dtype, amax_of_row(units, r, x));
-  if (!r.live || (kPrepare && (r.part == kRowOfQ || place.cache[of_v] == nullptr))) return;
-  auto* stored = reinterpret_cast<float*>(place.scales[of_v] + r.head * scale.head_stride);
+  if (r.cache == nullptr) return;
+  auto* stored = reinterpret_cast<float*>(global(r.scale));
   if (mode == 3) {
     if (lane == 0) *stored = value;
   } else if (mode != 0) {
     value = *stored;
   }
-  char* row = place.cache[of_v] + r.head * plane.head_stride;
   const tile::Divider over(value);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
@@ -201,7 +213,7 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const TokenPla
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
       if (mode != 0) over.divide(codes);
-      store(plane, dtype, row, side == 0 ? unit.first : unit.second,
+      store(plane, dtype, r.cache, side == 0 ? unit.first : unit.second,
             kCopies ? r.raw[u][side] : tile::encode_run<kWidth>(dtype, codes));
     }
   }
@@ -263,12 +275,11 @@ __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales,
   }
 }
 
-__device__ __forceinline__ void store_packed(const StoreParams& p, const TokenPlace& place, const Units& units,
-                                             const Row& r, int lane, const Channels& x) {
-  if (!r.live || r.part != kRowOfK || place.cache[0] == nullptr) return;  // the same for the whole warp
-  char* row = place.cache[0];
+__device__ __forceinline__ void store_packed(const StoreParams& p, const Units& units, const Row& r, int lane,
+                                             const Channels& x) {
+  if (r.cache == nullptr) return;  // the same for the whole warp
   float scale[kUnits][2];
-  scale_groups(p, place.scales[0], units, r, lane, x, scale);
+  scale_groups(p, global(r.scale), units, r, lane, x, scale);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const Unit unit = units.of(r.part, u);
@@ -282,10 +293,11 @@ __device__ __forceinline__ void store_packed(const StoreParams& p, const TokenPl
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
         over.divide(codes);
-        tile::store_run<kWidth>(tile::kE4m3, tile::encode_run<kWidth>(tile::kE4m3, codes), row + d, 1, kVector);
+        tile::store_run<kWidth>(tile::kE4m3, tile::encode_run<kWidth>(tile::kE4m3, codes), global(r.cache + d), 1,
+                                kVector);
       } else {
         tile::store_halves<kWidth>(tile::encode_run<kWidth>(tile::kBFloat16, x[u][side]),
-                                   row + Mla::kRope + 2 * (d - Mla::kNope), kVector);
+                                   global(r.cache + Mla::kRope + 2 * (d - Mla::kNope)), kVector);
       }
     }
   }
@@ -295,24 +307,23 @@ __device__ __forceinline__ void finish_row(const StoreParams& p, const TokenPlac
                                            const RopeUnits& rope, const Row& r, int lane) {
   Channels x = {};
   if (r.live && !kCopies) prepare_row(p, place.prologue, units, rope, r, x);
-  if (kPrepare && r.live && place.out[r.part] != nullptr) {
+  if (kPrepare && r.out != nullptr && r.live) {
     if (kCopies) prepare_row(p, place.prologue, units, rope, r, x);
     const RowTensor& out = p.out[r.part];
     const int dtype = type_of(kOutType, out.dtype);
-    char* row = place.out[r.part] + r.head * out.head_stride;
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       const Unit unit = units.of(r.part, u);
       if (unit.first < 0) continue;
-      store(out, dtype, row, unit.first, tile::encode_run<kWidth>(dtype, x[u][0]));
-      if (unit.second >= 0) store(out, dtype, row, unit.second, tile::encode_run<kWidth>(dtype, x[u][1]));
+      store(out, dtype, r.out, unit.first, tile::encode_run<kWidth>(dtype, x[u][0]));
+      if (unit.second >= 0) store(out, dtype, r.out, unit.second, tile::encode_run<kWidth>(dtype, x[u][1]));
     }
   }
   if (kPrepare && !p.append) return;
   if constexpr (kFormat == 0) {
-    store_plain(p, place, units, r, lane, x);
+    store_plain(p, units, r, lane, x);
   } else {
-    store_packed(p, place, units, r, lane, x);
+    store_packed(p, units, r, lane, x);
   }
 }
 

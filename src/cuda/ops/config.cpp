@@ -112,7 +112,8 @@ KernelSpec Config::spec() const {
   if (entry == Entry::kMerge) {
     return {"rows/merge.cu",
             "attune_merge",
-            {define("ATTUNE_WIDTH", width), define("ATTUNE_ROW_TYPE", row_type), define("ATTUNE_OUT_TYPE", out_type)},
+            {define("ATTUNE_WIDTH", width), define("ATTUNE_LANES", lanes), define("ATTUNE_ROW_TYPE", row_type),
+             define("ATTUNE_OUT_TYPE", out_type)},
             0};
   }
   KernelSpec spec{
@@ -145,11 +146,12 @@ uint64_t Config::key() const {
 }
 
 int Config::tile_tokens(int64_t total, int num_sms) const {
-  constexpr int64_t kRounds = 8;  // of a block's threads over its rows: enough to hide how it begins
-  const int64_t at_once = kernels::kRowsThreads / lanes;
-  const int64_t by_rows = kRounds * at_once / std::max<int64_t>(1, rows_of_token);
+  // Rounds of a block's threads over its tokens, and over its rows: enough to hide how it begins.
+  constexpr int64_t kVisits = 4, kRounds = 16;
+  const int64_t at_once = kernels::kRowsThreads / lanes, tokens = std::max<int64_t>(1, at_once / groups);
+  const int64_t visits = std::max(kVisits, kRounds * at_once / std::max<int64_t>(1, rows_of_token * tokens));
   const int64_t by_device = total / (4 * num_sms);  // small inputs go to all multiprocessors
-  return static_cast<int>(std::clamp<int64_t>(std::min(by_rows, by_device), 1, kernels::kMaxTileTokens));
+  return static_cast<int>(std::clamp<int64_t>(std::min(visits * tokens, by_device), 1, kernels::kMaxTileTokens));
 }
 
 int Config::groups_shift(int tile_tokens) const {
@@ -195,6 +197,7 @@ Config choose_merge(const MergeProblem& op) {
   const bool vectors =
       has_vectors(op.partial_out, op.head_dim_v) && has_vectors(op.out, op.head_dim_v) && op.out_part_bytes % 16 == 0;
   c.width = vectors ? kRun : 1;
+  c.lanes = vectors && op.head_dim_v <= 16 * kRun ? 16 : 32;
   if (vectors) c.row_type = op.partial_out.dtype, c.out_type = op.out.dtype;
   return c;
 }

@@ -80,9 +80,9 @@ void run_merge(const MergeProblem& op, int32_t device, void* stream) {
   check_reachable_rows("out.data", op.out, device);
   const Config c = ops::choose_merge(op);
   const CompiledKernel& kernel = find(c, device);
-  constexpr int64_t kLines = kernels::kRowsThreads / 32;  // of a block
+  const int64_t lines = kernels::kRowsThreads / c.lanes;  // of a block
   LaunchConfig launch;
-  launch.grid[0] = static_cast<uint32_t>((op.rows * op.heads + kLines - 1) / kLines);
+  launch.grid[0] = static_cast<uint32_t>((op.rows * op.heads + lines - 1) / lines);
   launch.block[0] = kernels::kRowsThreads;
   launch.programmatic = true;
   launch.stream = stream;
