@@ -166,18 +166,15 @@ __device__ __forceinline__ void fetch_rows(const FetchParams& p) {
   __syncthreads();
   const Turn turn(p.tokens);
   const int rows = p.heads * (p.v.data != nullptr ? 2 : 1);
-  for (int t = turn.token; t < count; t += turn.tokens) {
-    const TokenPlace place = places[t];
-    for (int j = turn.row; j < rows; j += turn.rows * kRows) {
-      Row r[kRows];
+  for (int t = turn.token, j = turn.row; t < count;) {
+    Row r[kRows];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int at = j + i * turn.rows;
-        start_row(p, place, at, turn.lane, at < rows, r[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) finish_row(p, r[i], turn.lane);
+    for (int i = 0; i < kRows; ++i) {
+      start_row(p, places[t < count ? t : 0], j, turn.lane, t < count && j < rows, r[i]);
+      turn.advance(rows, t, j);
     }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) finish_row(p, r[i], turn.lane);
   }
 }
 

@@ -99,6 +99,13 @@ struct Turn {
     token = group >> t.groups_shift;
     tokens = (kernels::kRowsThreads / kLanes) >> t.groups_shift;
   }
+  // To the thread's next row: of the token, or of its next token.
+  __device__ __forceinline__ void advance(int rows_of_token, int& at_token, int& at_row) const {
+    at_row += rows;
+    if (at_row - row < rows_of_token) return;
+    at_row = row;
+    at_token += tokens;
+  }
 };
 
 }  // namespace attune::rows

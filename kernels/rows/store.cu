@@ -343,6 +343,25 @@ __device__ __forceinline__ void store_rows(const StoreParams& p) {
   const Units units(p, turn.lane);
   const int rows = p.heads_q + p.heads_kv * (1 + p.has_v);
   // The loops turn as often for all threads of a warp: they meet in shuffles.
+  if constexpr (!kPrologue) {
+    const RopeUnits none = {};
+    const int visits = ((count + turn.tokens - 1) / turn.tokens) * ((rows + turn.rows - 1) / turn.rows);
+    int t = turn.token, j = turn.row;
+    for (int v = 0; v < visits; v += kRows) {
+      Row r[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const bool exists = t < count && j < rows;
+        const TokenPlace& place = places[exists ? t : 0];
+        start_row(p, place, units, j, exists && place.written, r[i]);
+        turn.advance(rows, t, j);
+      }
+      __syncwarp();  // an output may be narrower than its input and lie in the same place
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) finish_row(p, places[0], units, none, r[i], turn.lane);
+    }
+    return;
+  }
   for (int base = 0; base < count; base += turn.tokens) {
     const bool exists = base + turn.token < count;
     const TokenPlace& place = places[exists ? base + turn.token : 0];

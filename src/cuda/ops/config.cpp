@@ -39,12 +39,17 @@ void choose_threads(int64_t units, Config& c) {
   c.lanes = spread ? 32 : static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(units)), 4, 32));
   c.units = static_cast<int>(std::max<int64_t>(1, (units + c.lanes - 1) / c.lanes));
   const bool wide = c.width == kRun && (c.row_type == 0 || c.row_type == ATTUNE_FLOAT32);  // two vectors a run
-  c.rows = c.units == 1 && !wide ? 2 : 1;
-  const bool exact = c.head_dim == c.lanes * c.units * 2 * kRun;  // no thread without channels
+  const bool exact = c.head_dim == c.lanes * c.units * 2 * kRun;                           // no thread without channels
+  c.rows = c.units <= 2 && !wide ? 2 : 1;
+  if (c.entry == Entry::kFetch) {
+    c.blocks_per_sm = c.units == 1 ? 4 : c.units == 2 ? 3 : 1;
+    return;
+  }
+  if (c.prologue && c.units > 1) c.rows = 1;
   if (c.units > 4 || (c.prologue && c.units > 1 && c.width == kRun)) {
     c.blocks_per_sm = 1;
   } else if (c.prologue || c.units > 1) {
-    c.blocks_per_sm = !c.prologue && c.format == 0 && !wide ? 3 : 2;
+    c.blocks_per_sm = 2;
   } else {
     c.blocks_per_sm = exact ? 4 : 3;
   }
