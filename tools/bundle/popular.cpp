@@ -216,6 +216,8 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
   for (const PopularModel& m : models) {
     if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;  // MLA: no kernels yet
     for (const Dtypes& d : kDtypes) {
+      // Older models are served with the cache that they were trained with; each 8-bit one would double their share.
+      if ((m.alibi || m.t5_buckets > 0) && d.cache != d.activations) continue;
       const Serving prompt{d.activations, d.cache, 2, 512, 512};
       add(cuda::kernel_of(make_qkv_prepare(prepare_call(m, prompt))), kernels);
       add(cuda::kernel_of(make_cache_op(append_call(m, prompt))), kernels);
