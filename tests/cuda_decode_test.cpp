@@ -4,6 +4,7 @@
 // there is no GPU.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -137,7 +138,7 @@ TEST_F(CudaDecode, MatchesTheOracle) {
   std::vector<cases::Case> list = cases::all_cases();
   for (int seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_case(static_cast<uint64_t>(seed)));
   warm_all(list);
-  EXPECT_GT(check_all(list), 400);
+  EXPECT_GT(check_all(list), 650);
 }
 
 TEST_F(CudaDecode, SplitsLongSequences) {
@@ -176,6 +177,51 @@ TEST_F(CudaDecode, AppendsUnderSplits) {
     }
   }
   EXPECT_EQ(check_all(list), 30);
+}
+
+// Pieces of one pair that one block takes one after the other: what the first would append, the others still read.
+TEST_F(CudaDecode, AppendsAfterTheLastReaderOfARing) {
+  std::string queries, keys;
+  for (int b = 0; b < 24; ++b) {
+    queries += std::string(b == 0 ? "" : ", ") + "16";
+    keys += (b == 0 ? "" : ", ") + std::to_string(20 + 7 * b);
+  }
+  std::vector<cases::Case> list;
+  for (const char* invariant : {"false", "true"}) {
+    list.push_back(
+        tests::make_case(std::string(R"({"name": "ring", "head_dim": [64, 64], "heads": [64, 8], "dtype": "bf16",
+        "kv": "paged", "causal": true, "new_tokens": true, "prologue": {"append": true},
+        "cache": {"page_size": 8, "ring_capacity": 40}, "batch_invariant": )") +
+                         invariant + R"(, "seqlens_q": [)" + queries + R"(], "seqlens_kv": [)" + keys + "]}"));
+  }
+  EXPECT_EQ(check_all(list), 2);
+}
+
+// Scales of values by token, some of which are far from the others: the weights of both kinds of tile meet in one row.
+TEST_F(CudaDecode, TakesScalesThatAreFarApart) {
+  const Stream stream(kDevice);
+  for (const char* dtype : {"i8", "e4m3"}) {
+    Memory memory(stream);
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "far", "heads": [8, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "paged", "seqlens_kv": [700, 33, 5000], "poison": false, "data": "spread",
+        "cache": {"page_size": 16,
+        "scales": "token", "dtype": ")") + dtype +
+                                            "\"}}"),
+                           memory);
+    const attune_tensor& scale = problem.host().cache.v_scale;
+    auto* values = static_cast<float*>(scale.data);
+    // Some tiles keep to one order of magnitude, others do not.
+    for (int64_t i = 0; i < num_elements(scale); ++i) {
+      if (i / 200 % 2 == 0) values[i] *= std::ldexp(1.0f, static_cast<int>(i * 37 % 41) - 20);
+      if (i % 97 == 50) values[i] = 0.0f;
+    }
+    problem.arena().upload();
+    const cases::Expected expected = cases::evaluate(problem);
+    const attune_attention a = problem.device();
+    const Problem p = make_problem(a, Data::kRequired);
+    const auto plan = decode_kernel().make_plan(p, kDevice);
+    EXPECT_EQ(check_plan(*plan, p, problem, expected, memory, stream), "") << dtype;
+  }
 }
 
 // Lengths are read by the device alone: a graph that was captured with some is right with others.
@@ -242,6 +288,22 @@ TEST_F(CudaDecode, SchedulesLargeBatches) {
 }
 
 // What the host decides, without a GPU.
+TEST(CudaDecodeConfig, CoversEveryCaseWithAPlainCache) {
+  int covered_cases = 0;
+  for (const cases::Case& spec : cases::all_cases()) {
+    if (!spec.has_cache() || spec.kv == cases::KvSource::kSlots || spec.cache.format != ATTUNE_KV_PLAIN) continue;
+    if (std::max(spec.head_dim_qk, spec.head_dim_v) > 256 || spec.head_dim_qk % 8 != 0 || spec.head_dim_v % 8 != 0)
+      continue;
+    cases::Problem problem(spec);
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    if (p.sparse) continue;
+    EXPECT_EQ(decode_kernel().coverage.difference(traits_of(p, problem.host())), "") << spec.name;
+    EXPECT_EQ(decode::refusal(p), "") << spec.name;
+    ++covered_cases;
+  }
+  EXPECT_GT(covered_cases, 600);
+}
+
 TEST(CudaDecodeConfig, RefusesWhatItCannotDo) {
   cases::Problem problem(tests::make_case(
       R"({"name": "x", "heads": [4, 2], "head_dim": [20, 20], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5]})"));

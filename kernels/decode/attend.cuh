@@ -8,6 +8,7 @@
 
 #include "decode/rows.cuh"
 #include "ptx/math.cuh"
+#include "ptx/reduce.cuh"
 
 namespace attune::decode {
 
@@ -19,7 +20,8 @@ struct State {
 
   float o[Config::kBlocksV][kN][4];                   // channels by rows, against max (token scales: value_max)
   float max[kN][2], sum[kN][2];                       // sum: of this thread's keys only
-  float value_max[Config::kTokenScales ? kN : 1][2];  // of score + log2 |v_scale|
+  float value_max[Config::kTokenScales ? kN : 1][2];  // of score + log2 |v_scale|, or above it
+  unsigned unit;                                      // biased exponent of a power of two above all v_scale so far
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -36,7 +38,7 @@ struct State {
       for (int e = 0; e < 2; ++e) {
         max[n][e] = -ptx::infinity();
         sum[n][e] = 0;
-        if constexpr (Config::kTokenScales) value_max[n][e] = -ptx::infinity();
+        if constexpr (Config::kTokenScales) value_max[n][e] = -ptx::infinity(), unit = 1;
       }
     }
   }
@@ -209,11 +211,49 @@ class Attend {
     return Rows::kBits && __any_sync(0xffffffffu, missed) != 0;
   }
 
+  // Values' scales that are not far apart: their power of two above all that the warp has seen is the unit of its
+  // weights, so that fp16 holds them; unit becomes both scales in it, and its logarithm. False: they are too far apart.
+  __device__ __forceinline__ static bool find_unit(const float (&value_scale)[2], float (&unit)[3], State& state) {
+    constexpr unsigned kSmallest = 12;  // binary places below the unit that fp16 weights can afford
+    const unsigned a = __float_as_uint(fabsf(value_scale[0])), b = __float_as_uint(fabsf(value_scale[1]));
+    const unsigned largest = ptx::max_of_warp(max(a, b));
+    const unsigned smallest = ptx::min_of_warp(min(a == 0 ? ~0u : a, b == 0 ? ~0u : b));
+    if (largest < 253u << 23) state.unit = max(state.unit, (largest >> 23) + 1);
+    const float inverse = __uint_as_float((254 - state.unit) << 23);
+    unit[0] = value_scale[0] * inverse, unit[1] = value_scale[1] * inverse;
+    unit[2] = static_cast<float>(static_cast<int>(state.unit) - 127);
+    return largest < 253u << 23 && (smallest >> 23) + kSmallest >= state.unit;
+  }
+  // Weights of two keys from their scores, with the values' scales; returns what o is to be multiplied with.
+  __device__ __forceinline__ static float weigh_common(float& s0, float& s1, const float (&unit)[3], float lowered,
+                                                       float reference, int n, int e, State& state) {
+    const float before = state.value_max[n][e];
+    state.value_max[n][e] = state.max[n][e] + unit[2];
+    const float p0 = ptx::exp2_approx(s0 - reference), p1 = ptx::exp2_approx(s1 - reference);
+    state.sum[n][e] = state.sum[n][e] * lowered + p0 + p1;
+    s0 = p0 * unit[0], s1 = p1 * unit[1];
+    return ptx::exp2_approx(before - (reference + unit[2]));
+  }
+  // Whatever the scales are: weights have a maximum of their own.
+  __device__ __forceinline__ static float weigh(float& s0, float& s1, const float (&value_scale)[2], float lowered,
+                                                float reference, int n, int e, State& state) {
+    const float a = s0 + ptx::log2_approx(fabsf(value_scale[0])), b = s1 + ptx::log2_approx(fabsf(value_scale[1]));
+    const float before = state.value_max[n][e], value_max = fmaxf(before, max_of_keys(fmaxf(a, b)));
+    const float value_reference = reference_of(value_max);
+    state.value_max[n][e] = value_max;
+    state.sum[n][e] = state.sum[n][e] * lowered + ptx::exp2_approx(s0 - reference) + ptx::exp2_approx(s1 - reference);
+    s0 = s0 == -ptx::infinity() ? 0.0f : copysignf(ptx::exp2_approx(a - value_reference), value_scale[0]);
+    s1 = s1 == -ptx::infinity() ? 0.0f : copysignf(ptx::exp2_approx(b - value_reference), value_scale[1]);
+    return ptx::exp2_approx(before - value_reference);
+  }
+
   // Scores to weights: s becomes what it was rounded from, weights the B fragments. The sum adds the rounded weights.
   __device__ __forceinline__ void softmax(float (&s)[kN][4], const float (&value_scale)[2],
                                           unsigned (&weights)[Config::kParts][kN][2], State& state) const {
     float correction[kN][2];
     bool grew = false;
+    float unit[3] = {};
+    const bool common = Config::kTokenScales && find_unit(value_scale, unit, state);
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
@@ -223,19 +263,8 @@ class Attend {
         const float lowered = ptx::exp2_approx(state.max[n][e] - reference);
         state.max[n][e] = max;
         if constexpr (Config::kTokenScales) {
-          // Weights carry v_scale, and have a maximum of their own, so that fp16 holds them whatever the scales are.
-          const float a = s[n][e] + ptx::log2_approx(fabsf(value_scale[0])),
-                      b = s[n][2 + e] + ptx::log2_approx(fabsf(value_scale[1]));
-          const float value_max = fmaxf(state.value_max[n][e], max_of_keys(fmaxf(a, b)));
-          const float value_reference = reference_of(value_max);
-          correction[n][e] = ptx::exp2_approx(state.value_max[n][e] - value_reference);
-          state.value_max[n][e] = value_max;
-          state.sum[n][e] = state.sum[n][e] * lowered + ptx::exp2_approx(s[n][e] - reference) +
-                            ptx::exp2_approx(s[n][2 + e] - reference);
-          s[n][e] =
-              s[n][e] == -ptx::infinity() ? 0.0f : copysignf(ptx::exp2_approx(a - value_reference), value_scale[0]);
-          s[n][2 + e] =
-              s[n][2 + e] == -ptx::infinity() ? 0.0f : copysignf(ptx::exp2_approx(b - value_reference), value_scale[1]);
+          correction[n][e] = common ? weigh_common(s[n][e], s[n][2 + e], unit, lowered, reference, n, e, state)
+                                    : weigh(s[n][e], s[n][2 + e], value_scale, lowered, reference, n, e, state);
         } else {
           correction[n][e] = lowered;
           state.sum[n][e] *= lowered;

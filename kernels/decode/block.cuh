@@ -36,6 +36,7 @@ __device__ __forceinline__ void attend_piece(const DecodeParams& p, const Piece&
 struct Block {
   // Longer and more rows take all registers.
   static constexpr int kAccumulators = Config::kBlocksV * Config::kRowTiles;
+  static constexpr bool kScalesValues = Config::kNewTokens && Config::kElement == 1;
   static constexpr bool kQueryAhead = Config::kVectors && kAccumulators <= 16;
   static constexpr bool kTokenAhead = Config::kNewTokens && kQueryAhead && Config::kHeadDimQk <= 128 &&
                                       kAccumulators <= (Config::kTokenScales ? 8 : 16);
@@ -90,6 +91,21 @@ struct Block {
     }
   }
 
+  __device__ __forceinline__ void attend_to_tokens(const DecodeParams& p, const NewTokens& tokens, int num_new,
+                                                   bool append, unsigned char* shared) {
+    if constexpr (Config::kNewTokens) {
+      const kernels::Share& share = shares[0];
+#pragma unroll 1
+      for (int i = tokens.warp; i < num_new; i += Config::kWarps) {
+        __syncwarp();
+        if (i != tokens.warp) tokens.fetch(p, share.sequence, share.piece.batch, share.piece.head, i, append);
+        __syncwarp();
+        tokens.attend(p, share.piece, rows, shared + Config::kShared.queries, query_scales,
+                      share.sequence.num_keys - num_new + i, state);
+      }
+    }
+  }
+
   __device__ __forceinline__ void attend_to_piece(const DecodeParams& p, unsigned char* shared) {
     const kernels::Share& share = shares[0];
     const Piece& piece = share.piece;
@@ -100,19 +116,14 @@ struct Block {
     fetch_rows(p, share, tokens, num_new, append, shared);
     __syncthreads();
     queries.load();
-    rows.start(p, share.piece, share.sequence, query_scales);
+    rows.start(p, piece, share.sequence, query_scales);
     state.clear();
-    attend_piece(p, share.piece, rows, queries, attend, loader, stage, state);
-    if constexpr (Config::kNewTokens) {
+    // While the first keys are on their way, unless o must be scaled before it takes new values.
+    if constexpr (!kScalesValues) attend_to_tokens(p, tokens, num_new, append, shared);
+    attend_piece(p, piece, rows, queries, attend, loader, stage, state);
+    if constexpr (kScalesValues) {
       scale_cached_values(p, piece.head, state);
-      const unsigned char* queries_at = shared + Config::kShared.queries;
-#pragma unroll 1
-      for (int i = tokens.warp; i < num_new; i += Config::kWarps) {
-        __syncwarp();
-        if (i != tokens.warp) tokens.fetch(p, share.sequence, piece.batch, piece.head, i, append);
-        __syncwarp();
-        tokens.attend(p, piece, rows, queries_at, query_scales, share.sequence.num_keys - num_new + i, state);
-      }
+      attend_to_tokens(p, tokens, num_new, append, shared);
     }
   }
 };

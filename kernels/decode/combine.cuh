@@ -14,23 +14,31 @@
 
 namespace attune::decode {
 
+__device__ __forceinline__ int share_of_block(const DecodeParams& p) {
+  return static_cast<int>(blockIdx.x / static_cast<unsigned>(p.head_lanes));
+}
+// The block that has this block's lane of a share.
+__device__ __forceinline__ int block_of_share(const DecodeParams& p, int share) {
+  return share * p.head_lanes + schedule::head_lane(p);
+}
+
 // Parts in the workspace, where they never leave L2. They lie in slot 2c + 1 of the block c where the pair begins, then
-// in slots 2(c + 1), 2(c + 2).., so a block has one slot for the pair that came in from the block before and one for
-// that which goes on.
+// in slots 2(c + 1), 2(c + 2).. (counted in shares), so a block has one slot for the pair that came in from the block
+// before and one for that which goes on.
 struct GlobalParts {
   const DecodeParams& p;
-  int first_block, count;
+  int first_share, count;
 
-  __device__ __forceinline__ static PartPlace place(const DecodeParams& p, bool starts, int block) {
-    const long long row = (2ll * block + (starts ? 1 : 0)) * Config::kRows;
+  __device__ __forceinline__ static PartPlace place(const DecodeParams& p, bool starts, int share) {
+    const long long row = (2ll * block_of_share(p, share) + (starts ? 1 : 0)) * Config::kRows;
     return {p.partial_out + row * Config::kHeadDimV, p.partial_stats + 2 * row};
   }
   __device__ __forceinline__ float2 stats(int i, int row) const {
-    return ptx::load_from_l2(reinterpret_cast<const float2*>(place(p, i == 0, first_block + i).stats + 2 * row));
+    return ptx::load_from_l2(reinterpret_cast<const float2*>(place(p, i == 0, first_share + i).stats + 2 * row));
   }
   __device__ __forceinline__ float4 out(int i, int row, int channel) const {
     return ptx::load_from_l2(
-        reinterpret_cast<const float4*>(place(p, i == 0, first_block + i).out + row * Config::kHeadDimV + channel));
+        reinterpret_cast<const float4*>(place(p, i == 0, first_share + i).out + row * Config::kHeadDimV + channel));
   }
 };
 
@@ -48,10 +56,13 @@ struct ClusterParts {
 };
 
 // Counts this block's part of the pair. True for the whole block if all parts are there now.
-__device__ __forceinline__ bool arrive(const DecodeParams& p, int first_block, int parts, int* flag) {
+__device__ __forceinline__ bool arrive(const DecodeParams& p, int first_share, int parts, int* flag) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    *flag = ptx::count_arrival(p.arrivals + first_block, parts - 1) == static_cast<unsigned>(parts - 1) ? 1 : 0;
+    *flag =
+        ptx::count_arrival(p.arrivals + block_of_share(p, first_share), parts - 1) == static_cast<unsigned>(parts - 1)
+            ? 1
+            : 0;
   }
   __syncthreads();
   return *flag != 0;
@@ -115,10 +126,10 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
 __device__ __forceinline__ void combine_last(const DecodeParams& p, const Piece& piece, long long q_begin,
                                              long long total, int* flag) {
   const schedule::Deal deal(p, total);
-  const int first_block = piece.starts ? static_cast<int>(blockIdx.x) : deal.block_of(piece.pair_begin);
-  const int last_block = piece.ends ? static_cast<int>(blockIdx.x) : deal.block_of(piece.pair_end - 1);
-  const GlobalParts parts{p, first_block, last_block - first_block + 1};
-  if (!arrive(p, first_block, parts.count, flag)) return;
+  const int first = piece.starts ? share_of_block(p) : deal.block_of(piece.pair_begin);
+  const int last = piece.ends ? share_of_block(p) : deal.block_of(piece.pair_end - 1);
+  const GlobalParts parts{p, first, last - first + 1};
+  if (!arrive(p, first, parts.count, flag)) return;
   for (int row = threadIdx.x / 32; row < piece.num_rows; row += Config::kWarps)
     combine_row(p, piece, q_begin, parts, row);
 }

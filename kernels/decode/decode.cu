@@ -27,11 +27,16 @@ __device__ __forceinline__ bool fetch_share(const DecodeParams& p, kernels::Shar
   static_assert(sizeof(kernels::Share) % 16 == 0, "copied in vectors of 16 bytes");
   constexpr int kVectors = sizeof(kernels::Share) / 16;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto* from = reinterpret_cast<const uint4*>(p.shares + blockIdx.x);
+  const auto* from = reinterpret_cast<const uint4*>(p.shares + blockIdx.x / static_cast<unsigned>(p.head_lanes));
   if (lane < kVectors) {
     const uint4 x = from[lane];
     reinterpret_cast<uint4*>(shares + 1 + warp)[lane] = x;
     if (warp == 0) reinterpret_cast<uint4*>(shares)[lane] = x;
+  }
+  __syncwarp();
+  if (lane == 0) {
+    shares[1 + warp].piece.head += schedule::head_lane(p);
+    if (warp == 0) shares[0].piece.head += schedule::head_lane(p);
   }
   __syncthreads();
   return shares[0].live != 0;
@@ -56,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     const Piece& piece = share.piece;
     block.attend_to_piece(p, shared);
     const bool whole = piece.starts && piece.ends;
-    const PartPlace part = whole ? PartPlace{} : GlobalParts::place(p, piece.starts, static_cast<int>(blockIdx.x));
+    const PartPlace part = whole ? PartPlace{} : GlobalParts::place(p, piece.starts, share_of_block(p));
     merge_warps(p, piece, share.sequence.q_begin, part, block.state, shared);
     if (!whole)
       combine_last(p, piece, share.sequence.q_begin, share.total,

@@ -121,19 +121,21 @@ struct DecodeParams {
   long long range_batch_stride, range_stride, range_end_stride;
   int num_ranges;
 
-  // Schedule. The tiles of all sequences, heads and row blocks stand in one line, of which every block gets an equal
-  // share.
-  int blocks;
+  // Schedule. The tiles of all sequences, groups of heads and row blocks stand in one line, of which every group of
+  // blocks gets an equal share: one block for each of head_lanes neighbouring heads, so that what lies side by side in
+  // memory is read at about one time. Block b has lane b % head_lanes of share b / head_lanes.
+  int blocks;      // shares
+  int head_lanes;  // a power of two that divides num_heads_kv
   int row_blocks;        // of a sequence, in the cluster kernel
   int whole_pairs;       // shares only between (sequence, head, row block)s: nothing is split
-  struct Share* shares;  // [blocks], from the schedule kernel
-  // [blocks]: parts of the pair that begins in the block that are done; 0 before and after each run.
+  struct Share* shares;  // [blocks], from the schedule kernel, for lane 0
+  // [blocks][head_lanes]: parts of the pair that begins in the block that are done; 0 before and after each run.
   unsigned* arrivals;
   // [batch / beam_width][num_heads_kv], or null: tiles of the sequences that have been read, where appending must wait
   // for all of them; 0 before and after each run.
   unsigned* tiles_done;
-  float* partial_out;    // [2 * blocks][rows of a block][head_dim_v]
-  float* partial_stats;  // [2 * blocks][rows of a block][2]: max (base 2), sum
+  float* partial_out;    // [2 * blocks * head_lanes][rows of a block][head_dim_v]
+  float* partial_stats;  // [2 * blocks * head_lanes][rows of a block][2]: max (base 2), sum
 };
 
 // What the lengths on the device say about a sequence: its queries, the keys that they may see, and how many tiles of

@@ -4,8 +4,9 @@
 //
 //   scratch <- k, v of a token | the warp's tiles of the cache | m, l, o <- token
 //
-// The first token is fetched before the tiles are read, so that nobody waits for it, and counts after them, because
-// until then o lacks the scale of cached values. Everything is fp32: a few rows times a few tokens are no work.
+// The first token is fetched before the tiles are read, so that nobody waits for it, and counts before them too, but
+// for 8-bit caches, where o lacks the scale of cached values until then. Everything is fp32: a few rows times a few
+// tokens are no work.
 #pragma once
 
 #include "decode/append.cuh"

@@ -22,10 +22,10 @@ __device__ __forceinline__ void step(const DecodeParams& p, Share& s) {
   const long long pair = divide(s.within, s.sequence.num_tiles);
   const int tile = static_cast<int>(s.within - pair * s.sequence.num_tiles), rest = s.sequence.num_tiles - tile;
   const int count = p.whole_pairs || s.left > rest ? rest : static_cast<int>(s.left);
-  const int head = static_cast<int>(divide(pair, s.sequence.row_blocks));
+  const int group = static_cast<int>(divide(pair, s.sequence.row_blocks));
   s.piece.batch = s.batch;
-  s.piece.head = head;
-  s.piece.row_begin = static_cast<int>(pair - static_cast<long long>(head) * s.sequence.row_blocks) * kBlockRows;
+  s.piece.head = group * p.head_lanes + head_lane(p);
+  s.piece.row_begin = static_cast<int>(pair - static_cast<long long>(group) * s.sequence.row_blocks) * kBlockRows;
   s.piece.num_rows = min(kBlockRows, s.sequence.num_q * p.group - s.piece.row_begin);
   s.piece.first_tile = s.sequence.first_tile + tile;
   s.piece.end_tile = s.piece.first_tile + count;

@@ -2,7 +2,7 @@
 // Deals the key tiles of a batch to the blocks of the decode kernel, from lengths on the device, and clears the blocks'
 // counters.
 //
-//   tiles(b) = num_heads_kv * row blocks(b) * key tiles(b), total = sum over b
+//   tiles(b) = groups of heads * row blocks(b) * key tiles(b), total = sum over b
 //   share c  = a run of the line that the tiles of all sequences form one after the other
 //
 // One block, of few threads where the batch is small: latency is all that it costs. Threads sum runs of sequences, a
@@ -91,8 +91,8 @@ extern "C" __global__ void __launch_bounds__(attune::schedule::Config::kThreads)
   const schedule::Deal deal(p, shared.end[Config::kThreads - 1]);
   for (int block = threadIdx.x; block < p.blocks; block += Config::kThreads) {
     p.shares[block] = schedule::find_share(p, run, shared, deal, block);
-    p.arrivals[block] = 0;
   }
+  for (int block = threadIdx.x; block < p.blocks * p.head_lanes; block += Config::kThreads) p.arrivals[block] = 0;
   if (p.tiles_done != nullptr) {
     const int count = p.batch / p.beam_width * p.num_heads_kv;
     for (int i = threadIdx.x; i < count; i += Config::kThreads) p.tiles_done[i] = 0;

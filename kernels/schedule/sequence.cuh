@@ -62,9 +62,14 @@ __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) 
   return s;
 }
 
-// Tiles of the line that the sequence takes: heads, then row blocks, then key tiles.
+// The lane of this block.
+__device__ __forceinline__ int head_lane(const DecodeParams& p) {
+  return static_cast<int>(blockIdx.x) & (p.head_lanes - 1);
+}
+
+// Tiles of the line that the sequence takes: groups of heads, then row blocks, then key tiles.
 __device__ __forceinline__ long long line_tiles(const DecodeParams& p, const Sequence& s) {
-  return static_cast<long long>(p.num_heads_kv) * s.row_blocks * s.num_tiles;
+  return static_cast<long long>(p.num_heads_kv / p.head_lanes) * s.row_blocks * s.num_tiles;
 }
 
 }  // namespace attune::schedule

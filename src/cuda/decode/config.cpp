@@ -160,6 +160,16 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
   if (c.cluster > 0) c.blocks = static_cast<int>(pairs) * c.cluster;
 }
 
+// As many neighbouring heads as follow each other in memory (NHD), so that their rows are read together.
+int choose_head_lanes(const Problem& p, int blocks) {
+  constexpr int kMost = 8;
+  const KvPlane& k = p.cache.k;
+  if (k.head_stride >= k.slot_stride) return 1;
+  int lanes = 1;
+  while (lanes * 2 <= kMost && p.heads_kv % (lanes * 2) == 0 && blocks >= 4 * lanes) lanes *= 2;
+  return lanes;
+}
+
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -225,8 +235,10 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   c.t5 = t5_buckets(p);
   c.new_tokens = p.new_tokens;
   c.prologue = p.prologue.any;
-  // Rows of more than 128 channels, with all that the prologue reads for them, would take too many registers.
-  c.vectors = has_vectors(p) && (!c.prologue || std::max(p.head_dim_qk, p.head_dim_v) <= 128);
+  // With all that the prologue reads for them, rows of more than 128 channels, or three blocks a multiprocessor as 8-bit
+  // caches take, would have too few registers.
+  const bool roomy = std::max(p.head_dim_qk, p.head_dim_v) <= 128 && dtype_size(c.kv_dtype) > 1;
+  c.vectors = has_vectors(p) && (!c.prologue || roomy);
   const int64_t alignment = cache_alignment(p);
   c.load = choose_load(p, alignment);
   c.copy_bytes = c.load == Load::kElements ? 16 : static_cast<int>(alignment);
@@ -253,6 +265,8 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
                        static_cast<double>(blocks_of_rows * tiles_of_pair);
   const int most = device.num_sms * c.blocks_per_sm;
   c.blocks = static_cast<int>(std::clamp(tiles, 1.0, static_cast<double>(most)));
+  c.head_lanes = choose_head_lanes(p, c.blocks);
+  c.blocks -= c.blocks % c.head_lanes;
   return c;
 }
 

@@ -29,8 +29,9 @@ struct Config {
   bool prologue = false;    // something but append
   bool vectors = false;     // rows of q, k, v and of the prologue's tables take vector loads
 
-  int blocks = 1;   // of the grid; all of them run at a time
-  int cluster = 0;  // blocks that share a (sequence, KV head, block of rows); 0: decode.cu, else decode_cluster.cu
+  int blocks = 1;      // of the grid; all of them run at a time
+  int head_lanes = 1;  // blocks side by side that take neighbouring heads of the same keys (decode_params.h)
+  int cluster = 0;     // blocks that share a (sequence, KV head, block of rows); 0: decode.cu, else decode_cluster.cu
   int schedule_threads = 256;  // of the schedule kernel's one block
   // Appending waits for readers of the slots: counters, of a KV head and the sequences that read each other's slots.
   int64_t append_counters = 0;

@@ -170,7 +170,8 @@ void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
   k.num_heads_q = to_int(p.heads_q);
   k.num_heads_kv = to_int(p.heads_kv);
   k.group = to_int(p.group);
-  k.blocks = c.blocks;
+  k.blocks = c.blocks / c.head_lanes;
+  k.head_lanes = c.head_lanes;
   k.row_blocks = to_int((std::max<int64_t>(1, p.max_seqlen_q) * p.group + c.rows() - 1) / c.rows());
   k.whole_pairs = p.batch_invariant ? 1 : 0;
 }

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Integers over a whole warp. PTX ISA, "redux.sync".
+#pragma once
+
+namespace attune::ptx {
+
+__device__ __forceinline__ unsigned max_of_warp(unsigned x) {
+  unsigned d;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(x));
+  return d;
+}
+__device__ __forceinline__ unsigned min_of_warp(unsigned x) {
+  unsigned d;
+  asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(x));
+  return d;
+}
+
+}  // namespace attune::ptx
