@@ -8,7 +8,7 @@
 namespace attune::kernels {
 
 constexpr int kRowsThreads = 256;    // of a block
-constexpr int kMaxTileTokens = 64;   // tokens that a block takes
+constexpr int kMaxTileTokens = 128;  // tokens that a block takes
 constexpr int kScalesAtRunTime = 9;  // ATTUNE_SCALES: look at RowScale::mode
 
 // Rows of q, k or v, [outer, rows_per_outer, heads, channels]; without an outer axis all rows are of outer 0.

@@ -360,31 +360,29 @@ __device__ __forceinline__ void store_rows(const StoreParams& p) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) finish_row(p, places[0], units, none, r[i], turn.lane);
     }
-    return;
-  }
-  for (int base = 0; base < count; base += turn.tokens) {
-    const bool exists = base + turn.token < count;
-    const TokenPlace& place = places[exists ? base + turn.token : 0];
-    const bool live = exists && place.written;
-    RopeUnits rope;
-    if constexpr (kPrologue) {
+  } else {
+    for (int base = 0; base < count; base += turn.tokens) {
+      const bool exists = base + turn.token < count;
+      const TokenPlace& place = places[exists ? base + turn.token : 0];
+      const bool live = exists && place.written;
+      RopeUnits rope;
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
         rope[u].turned = 0;
         const Unit unit = units.qk[u];
         if (live && unit.first >= 0) rope[u] = tile::load_rope<kWidth>(p.prologue, place.prologue, unit);
       }
-    }
-    for (int j = turn.row; j - turn.row < rows; j += turn.rows * kRows) {
-      Row r[kRows];
+      for (int j = turn.row; j - turn.row < rows; j += turn.rows * kRows) {
+        Row r[kRows];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int at = j + i * turn.rows;
-        start_row(p, place, units, at, live && at < rows, r[i]);
+        for (int i = 0; i < kRows; ++i) {
+          const int at = j + i * turn.rows;
+          start_row(p, place, units, at, live && at < rows, r[i]);
+        }
+        __syncwarp();  // an output may be narrower than its input and lie in the same place
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) finish_row(p, place, units, rope, r[i], turn.lane);
       }
-      __syncwarp();  // an output may be narrower than its input and lie in the same place
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) finish_row(p, place, units, rope, r[i], turn.lane);
     }
   }
 }

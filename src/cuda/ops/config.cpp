@@ -45,11 +45,11 @@ void choose_threads(int64_t units, Config& c) {
     c.blocks_per_sm = c.units == 1 ? 4 : c.units == 2 ? 3 : 1;
     return;
   }
-  if (c.prologue && c.units > 1) c.rows = 1;
+  if (c.units > 1) c.rows = 1;
   if (c.units > 4 || (c.prologue && c.units > 1 && c.width == kRun)) {
     c.blocks_per_sm = 1;
   } else if (c.prologue || c.units > 1) {
-    c.blocks_per_sm = 2;
+    c.blocks_per_sm = c.prologue || wide ? 2 : 3;
   } else {
     c.blocks_per_sm = exact ? 4 : 3;
   }
