@@ -255,6 +255,8 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
     // A cluster knows of its own readers only.
     may_cluster = may_cluster && blocks_of_rows == 1 && p.beam_width <= 1;
   }
+  // And so does a row in vectors beside many others.
+  if (c.prologue && (c.row_tiles == 4 || (c.row_tiles == 2 && (c.mask != 0 || c.score != 0)))) c.vectors = false;
   choose_blocks(p, device, blocks_of_rows, may_cluster, c);
   if (c.cluster > 0) return c;
   c.schedule_threads = p.batch <= 256 ? 256 : 1024;
