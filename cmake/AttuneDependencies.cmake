@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the library links: Highway and OpenMP, as attune::highway and OpenMP::OpenMP_CXX. The installed package includes this
+# What the library links: Highway and threads, as attune::highway and Threads::Threads. The installed package includes this
 # file too, for static builds.
 if(NOT TARGET attune::highway)
   # Distributions ship a CMake package, a pkg-config file, or both.
@@ -15,6 +15,7 @@ if(NOT TARGET attune::highway)
   set_target_properties(attune::highway PROPERTIES INTERFACE_LINK_LIBRARIES ${attune_highway_target})
   unset(attune_highway_target)
 endif()
-if(NOT TARGET OpenMP::OpenMP_CXX)
-  find_package(OpenMP REQUIRED COMPONENTS CXX)
+if(NOT TARGET Threads::Threads)
+  set(THREADS_PREFER_PTHREAD_FLAG ON)
+  find_package(Threads REQUIRED)
 endif()

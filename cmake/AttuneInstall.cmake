@@ -28,7 +28,7 @@ if(ATTUNE_STATIC)
   # A static library hands its own dependencies on: pkg-config --static --libs attune.
   set(PC_CFLAGS "-DATTUNE_STATIC")
   set(PC_REQUIRES_PRIVATE "libhwy")
-  set(PC_LIBS_PRIVATE "${OpenMP_CXX_FLAGS} -lstdc++ -lm")
+  set(PC_LIBS_PRIVATE "-pthread -ldl -lstdc++ -lm")
 endif()
 configure_file(cmake/attune.pc.in ${generated_dir}/attune.pc @ONLY)
 install(FILES ${generated_dir}/attune.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)

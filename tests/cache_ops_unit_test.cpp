@@ -208,7 +208,7 @@ TEST(CacheOpUnit, QuantizeAndDequantizeAWholePool) {
 TEST(CacheOpUnit, BadFieldsAreNamed) {
   using Change = std::function<void(Op&)>;
   std::vector<int32_t> table = {0, 1};
-  std::vector<float> f(64);
+  std::vector<float> f(64), wide(2 * 577);
   const std::pair<const char*, Change> cases[] = {
       {"cache_op.struct_size", [](Op& o) { o.op.struct_size = 1; }},
       {"kind is 4", [](Op& o) { o.op.kind = 4; }},
@@ -236,6 +236,8 @@ TEST(CacheOpUnit, BadFieldsAreNamed) {
        [](Op& o) {
          o.op.slots.dtype = 0, o.sequences({1, 1, 1}, {});
        }},
+      {"cache.v has head_dim 577; it must be 1..576",
+       [&](Op& o) { o.op.cache.v = dense(wide, {2, 1, 1, 577}), o.op.v = dense(wide, {2, 1, 577}); }},
       {"cache.k is absent", [](Op& o) { o.op.cache.k.dtype = 0, o.op.cache.v.dtype = 0; }},
       {"cache.page_table",
        [&](Op& o) {

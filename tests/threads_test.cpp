@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several threads at once, and thread pools of several sizes. Run under ThreadSanitizer in CI.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include "support.h"
@@ -143,6 +148,24 @@ TEST(Threads, OfTheCallerMayChangeThePoolAtAnyTime) {
   stop = true;
   changer.join();
   EXPECT_ATTUNE_OK(attune_set_num_threads(0));
+}
+
+// A server may fork after it has used the library: the child's pool has none of the parent's threads.
+TEST(Fork, AChildComputesTheSame) {
+  const std::vector<cases::Case> picked = some_cases();
+  const cases::Case& spec = picked.front();
+  ASSERT_TRUE(cases::run_case(spec).passed());
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    const ThreadCount pool(3);
+    std::exit(cases::run_case(spec).passed() ? 0 : 1);  // waits for the threads of its pool, and no others
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
 }
 
 TEST(Threads, NumberIsChecked) {

@@ -305,6 +305,7 @@ CacheProblem make_cache_op(const attune_cache_op& op) {
   out.k = read_dense("k", op.k, out.tokens, out.cache, out.cache.head_dim_qk, reads_cache);
   if (present(op.v)) {
     require(!out.cache.v_aliases_k, "v is set, but V is part of K in the cache");
+    check_geometry("cache.v", out.cache.num_heads, out.cache.head_dim_v);
     out.v = read_dense("v", op.v, out.tokens, out.cache, out.cache.head_dim_v, reads_cache);
   } else {
     require(out.cache.v_aliases_k, "v is absent, but the cache has cache.v");

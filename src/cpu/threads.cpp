@@ -1,20 +1,158 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/threads.h"
 
-#include <atomic>
+#include <pthread.h>
+
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 namespace attune::cpu {
 namespace {
+
+// About 20 us of asking again before a thread goes to sleep: calls follow each other closely in a step. Longer would take a core from
+// whoever has work.
+constexpr int kSpins = 1000;
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+// True as soon as done() is, false when it is time to sleep.
+template <class Done>
+bool spin_until(Done&& done) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (done()) return true;
+    pause();
+  }
+  return done();
+}
+
+struct Job {
+  void (*work)(void*, int);
+  void* context;
+  int threads;
+  int begun = 1;                // threads that have taken part, the caller among them; under the pool's mutex
+  std::atomic<int> running{0};  // of the pool's threads; changes under the mutex
+};
+
+class Pool {
+ public:
+  ~Pool() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      posted_.fetch_add(1);
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  void run(int threads, void (*work)(void*, int), void* context) {
+    Job job{work, context, threads};
+    {
+      const std::lock_guard lock(mutex_);
+      hire(threads - 1);
+      jobs_.push_back(&job);
+      posted_.fetch_add(1);
+    }
+    for (int i = 1; i < threads; ++i) wake_.notify_one();
+    work(context, 0);
+    {
+      const std::lock_guard lock(mutex_);
+      jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), &job), jobs_.end());  // from here nobody begins
+    }
+    // The mutex after the last one left: it must not use the job any more.
+    spin_until([&] { return job.running.load() == 0; });
+    std::unique_lock lock(mutex_);
+    left_.wait(lock, [&] { return job.running.load() == 0; });
+  }
+
+ private:
+  // With fewer threads than asked for the work is done as well.
+  void hire(int count) {
+    try {
+      while (static_cast<int>(workers_.size()) < count) workers_.emplace_back([this] { serve(); });
+    } catch (const std::system_error&) {
+    }
+  }
+
+  void serve() {
+    uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+      if (!jobs_.empty()) {
+        Job* job = jobs_.front();
+        const int thread = job->begun++;
+        if (job->begun == job->threads) jobs_.erase(jobs_.begin());
+        job->running.fetch_add(1);
+        lock.unlock();
+        job->work(job->context, thread);
+        lock.lock();
+        if (job->running.fetch_sub(1) == 1) left_.notify_all();
+        continue;
+      }
+      seen = posted_.load();
+      lock.unlock();
+      const bool more = spin_until([&] { return posted_.load() != seen; });
+      lock.lock();
+      if (!more) wake_.wait(lock, [&] { return posted_.load() != seen; });
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, left_;
+  std::vector<Job*> jobs_;           // that still take threads, the oldest first
+  std::atomic<uint64_t> posted_{0};  // jobs so far; changes under the mutex
+  bool stopping_ = false;
+  std::vector<std::thread> workers_;
+};
+
+// A forked child has none of its parent's threads, and its mutex in any state: it gets a pool of its own.
+class PoolOfProcess {
+ public:
+  PoolOfProcess() : pool_(new Pool) {
+    pthread_atfork(nullptr, nullptr, [] { instance().pool_ = new Pool; });
+  }
+  ~PoolOfProcess() { delete pool_; }
+  static PoolOfProcess& instance() {
+    static PoolOfProcess pool;
+    return pool;
+  }
+  Pool& pool() { return *pool_; }
+
+ private:
+  Pool* pool_;
+};
+
+// OMP_NUM_THREADS, which engines and BLAS libraries heed too, else the cores that this process may use.
+int default_threads() {
+  if (const char* text = std::getenv("OMP_NUM_THREADS"); text != nullptr) {
+    if (const int count = std::atoi(text); count > 0) return count;
+  }
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
 
 std::atomic<int> g_num_threads{0};
 
 }  // namespace
 
 int num_threads() {
+  static const int by_default = default_threads();
   const int set = g_num_threads.load(std::memory_order_relaxed);
-  return set > 0 ? set : std::max(1, omp_get_max_threads());
+  return set > 0 ? set : by_default;
 }
 
 void set_num_threads(int count) { g_num_threads.store(count, std::memory_order_relaxed); }
+
+void run_together(int threads, void (*work)(void*, int), void* context) { PoolOfProcess::instance().pool().run(threads, work, context); }
 
 }  // namespace attune::cpu

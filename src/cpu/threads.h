@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one pool of threads of the CPU backend: OpenMP's, with a size of our own.
+// The one pool of threads of the CPU backend. The caller always works too, and waits only for threads that have begun: a thread that
+// gets no core in time costs its share of the speed, not a time slice. OpenMP's barrier waits for every thread.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace attune::cpu {
 
-int num_threads();               // what new plans use
-void set_num_threads(int count); // 0: the default
+int num_threads();                // what new plans use
+void set_num_threads(int count);  // 0: the default
+
+// Calls work(context, thread) on this thread with thread 0 and, on such threads of the pool as come before it returns, with 1, 2 and so
+// on below threads. Returns when all that began have ended. Any number of callers at a time.
+void run_together(int threads, void (*work)(void* context, int thread), void* context);
 
 // Calls body(i, thread) for i in 0..n-1, dynamically shared; thread is 0..threads-1. body must not throw.
 template <class Body>
@@ -20,12 +24,12 @@ void parallel_for(int64_t n, int threads, Body&& body) {
     for (int64_t i = 0; i < n; ++i) body(i, 0);
     return;
   }
-#pragma omp parallel num_threads(threads)
-  {
-    const int thread = omp_get_thread_num();
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < n; ++i) body(i, thread);
-  }
+  std::atomic<int64_t> next{0};
+  auto work = [&](int thread) {
+    for (int64_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) body(i, thread);
+  };
+  run_together(
+      threads, [](void* context, int thread) { (*static_cast<decltype(work)*>(context))(thread); }, &work);
 }
 
 // The same where the thread does not matter.
