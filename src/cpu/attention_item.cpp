@@ -332,7 +332,7 @@ void run_decode_item(const ScoreRows& item_rows, const TileSource& source, const
     for (int h = 0; h < item.num_heads; ++h) {
       Scratch own = scratch_of_head(scratch, compute, h, item.num_rows);
       rows.kv_head = item.kv_head + h;
-      if (h == 0 || !source.next_head(item.sequence, rows.kv_head, first, own)) {
+      if (h == 0 || !source.next_head(item, h, first, own)) {
         source.load(sequence, item.sequence, q_row, rows.kv_head, first, item.kv_begin, columns(first), own);
       }
       decode_tile(rows, compute, first, ahead(h + 1), ahead(h + 2), own);

@@ -53,6 +53,7 @@ constexpr CodeTable e5m2_table() {
 constexpr CodeTable int8_table() {
   CodeTable table;
   for (int code = 1; code < 128; ++code) table.set(code, bf16_bits(code, 0));
+  table.set(0, bf16_bits(128, 0));  // of -128, whose lower seven bits are 0; Lookup makes 0 of 0
   return table;
 }
 
@@ -73,13 +74,12 @@ struct Lookup {
   // Lower and upper bytes of 64 values.
   ATTUNE_INLINE void find(__m512i codes, __m512i* lower, __m512i* upper) const {
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-    // Look-ups read the lower seven bits of an index, so that -128 finds entry 0: right but for the upper byte.
+    // Look-ups read the lower seven bits of an index, so that -128 finds entry 0, and so does 0. Its lower byte is 0 for both.
     const __m512i index = kIsInt8 ? _mm512_abs_epi8(codes) : codes;
     *lower = _mm512_permutex2var_epi8(lower0, index, lower1);
-    __m512i bytes = _mm512_permutex2var_epi8(upper0, index, upper1);
-    bytes = _mm512_ternarylogic_epi64(bytes, codes, sign, 0xf8);  // bytes | (codes & sign)
-    if (kIsInt8) bytes = _mm512_mask_mov_epi8(bytes, _mm512_cmpeq_epi8_mask(codes, sign), _mm512_set1_epi8(static_cast<char>(0xc3)));
-    *upper = bytes;
+    const __m512i bytes = kIsInt8 ? _mm512_maskz_permutex2var_epi8(_mm512_test_epi8_mask(codes, codes), upper0, index, upper1)
+                                  : _mm512_permutex2var_epi8(upper0, index, upper1);
+    *upper = _mm512_ternarylogic_epi64(bytes, codes, sign, 0xf8);  // bytes | (codes & sign)
   }
 
   // 64 codes to two vectors of bfloat16 in order. The interleave of bytes works within blocks of 128 bits, so the quarters of the

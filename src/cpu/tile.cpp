@@ -43,6 +43,7 @@ Scratch carve(Carver& c, int64_t rows, int64_t head_dim_qk, int64_t head_dim_v, 
   s.v_pack = c.take<float>(kMaxTileN * s.ld_o);
   s.zeros = c.take<std::byte>(std::max(s.ld_q, s.ld_o) * 4);
   s.tile = c.take<KvTile>(1);
+  s.factors = c.take<float>(2 * kDecodeRows * kDecodeN);
   for (AheadRows*& rows : s.ahead) rows = c.take<AheadRows>(1);
   return s;
 }

@@ -89,6 +89,7 @@ struct Scratch {
   void* v_pack;
   std::byte* zeros; // a row of zeros
   KvTile* tile;
+  float* factors;   // [k, v][KV heads of the item, at most kDecodeRows][kDecodeN]: scales of a tile
   AheadRows* ahead[3];  // of this tile, the next and the one after
   int64_t ld_q, ld_o;  // in elements, multiples of 16
 };

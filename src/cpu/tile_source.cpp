@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/tile_source.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/dtype.h"
@@ -189,6 +190,10 @@ void TileSource::load_factors(int64_t b, int64_t kv_head, int64_t first, int beg
         return;
       }
       const float* from = scale.at(slot.page, slot.offset, kv_head);
+      if (scale.mode != KvScale::Mode::kTokenHead) {
+        std::fill(to, to + run, *from);
+        return;
+      }
       for (int j = 0; j < run; ++j) to[j] = from[j * scale.slot_stride];
     };
     fill(c.k_scale, k, t.k_factor + at);
@@ -196,7 +201,23 @@ void TileSource::load_factors(int64_t b, int64_t kv_head, int64_t first, int beg
   });
 }
 
-bool TileSource::next_head(int64_t b, int64_t kv_head, int64_t first, Scratch& scratch) const {
+// Scales that each token and head has, of all the item's heads and the columns [first, first + n), read in the order of memory.
+void TileSource::gather_factors(const Item& item, int64_t first, int n, float* factors) const {
+  const KvCache& c = p_.cache;
+  for_each_run(c, item.sequence, first, 0, n, [&](int at, KvSlot k, KvSlot v, int run) {
+    auto gather = [&](const KvScale& scale, KvSlot slot, float* to) {
+      if (scale.mode != KvScale::Mode::kTokenHead) return;
+      for (int j = at; j < at + run; ++j, ++slot.offset) {
+        const float* from = scale.at(slot.page, slot.offset, item.kv_head);
+        for (int h = 0; h < item.num_heads; ++h) to[h * kDecodeN + j] = from[h * scale.head_stride];
+      }
+    };
+    gather(c.k_scale, k, factors);
+    gather(c.v_scale, v, factors + kDecodeRows * kDecodeN);
+  });
+}
+
+bool TileSource::next_head(const Item& item, int h, int64_t first, Scratch& scratch) const {
   KvTile& t = *scratch.tile;
   if (!t.in_place) return false;
   const KvCache& c = p_.cache;
@@ -205,8 +226,26 @@ bool TileSource::next_head(int64_t b, int64_t kv_head, int64_t first, Scratch& s
     t.k[i] = static_cast<const std::byte*>(t.k[i]) + k_step;
     t.v[i] = static_cast<const std::byte*>(t.v[i]) + v_step;
   }
-  if (t.scaled) load_factors(b, kv_head, first, 0, t.n, scratch);
+  if (!t.scaled) return true;
+  if (h == 1) gather_factors(item, first, t.n, scratch.factors);
+  auto put = [&](const KvScale& scale, const float* gathered, float* to) {
+    if (scale.mode == KvScale::Mode::kTokenHead) {
+      std::copy_n(gathered + h * kDecodeN, t.n, to);
+    } else if (scale.mode != KvScale::Mode::kNone) {
+      std::fill_n(to, t.n, *scale.at(0, 0, item.kv_head + h));
+    }
+  };
+  put(c.k_scale, scratch.factors, t.k_factor);
+  put(c.v_scale, scratch.factors + kDecodeRows * kDecodeN, t.v_factor);
   return true;
+}
+
+// Asks for the scales of count tokens from slot on, where each has its own. Those of all heads of a token are in a line or two.
+void prefetch_scales(const KvScale& scale, KvSlot slot, int64_t kv_head, int count) {
+  if (scale.mode != KvScale::Mode::kTokenHead) return;
+  const float* from = scale.at(slot.page, slot.offset, kv_head);
+  const int64_t step = std::max<int64_t>(scale.slot_stride, 1);
+  for (int64_t j = 0; j < count * step; j += std::max<int64_t>(step, 16)) __builtin_prefetch(from + j, 0, 3);
 }
 
 void TileSource::look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, AheadRows& a) const {
@@ -237,6 +276,8 @@ void TileSource::look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t
   }
   const int end = static_cast<int>(std::min<int64_t>(n, s.num_cached - first));
   for_each_run(c, b, first, 0, end, [&](int, KvSlot k, KvSlot v, int run) {
+    if (k.page >= 0) prefetch_scales(c.k_scale, k, kv_head, run);
+    if (v.page >= 0) prefetch_scales(c.v_scale, v, kv_head, run);
     for (int j = 0; j < run; ++j, ++k.offset, ++v.offset) add(k, v);
   });
 }

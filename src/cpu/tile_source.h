@@ -21,14 +21,15 @@ class TileSource {
   // Columns [first, first + n) of the keys of sequence b; those below begin are hidden and never read. In sparse mode the columns
   // are entries of the lists of query row q_row.
   void load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n, Scratch& scratch) const;
-  // The same columns of KV head kv_head, when the tile holds those of the head before. False: load them.
-  bool next_head(int64_t b, int64_t kv_head, int64_t first, Scratch& scratch) const;
+  // For the item's KV head h > 0: makes the tile of head h - 1 that of h. False: load it.
+  bool next_head(const Item& item, int h, int64_t first, Scratch& scratch) const;
   // Addresses of the cached rows among the columns [first, first + n), as far as they are cheap to tell.
   void look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, AheadRows& a) const;
 
  private:
   void load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, Scratch& scratch) const;
   void load_factors(int64_t b, int64_t kv_head, int64_t first, int begin, int end, Scratch& scratch) const;
+  void gather_factors(const Item& item, int64_t first, int n, float* factors) const;
   int load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t first, int i, int n, Scratch& scratch) const;
   void put_dense(int64_t row, int64_t kv_head, int i, Scratch& scratch) const;
   void put_slot(const KvCache& c, KvSlot k, KvSlot v, int64_t kv_head, int i, Scratch& scratch) const;
