@@ -9,6 +9,7 @@
 #include "decode/rows.cuh"
 #include "ptx/math.cuh"
 #include "ptx/reduce.cuh"
+#include "ptx/shared.cuh"
 
 namespace attune::decode {
 
@@ -373,8 +374,7 @@ class Attend {
   __device__ __forceinline__ bool any_nonfinite_value(unsigned values) const {
     bool found = false;
     for (unsigned at = (g_ * 4 + t_) * 4; at < Config::kBytesV; at += 128) {
-      unsigned x;
-      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(values + at) : "memory");
+      const unsigned x = ptx::load_shared_u32(values + at);
       // What lies between rows was never written.
       const bool is_padding = at % Config::LayoutV::kPitch >= Config::kChunksV * 16;
       found |= !is_padding && nonfinite(x);
@@ -416,12 +416,10 @@ class Attend {
     if constexpr (Config::kSplit) {
       return ptx::load_shared(at);
     } else if constexpr (kWide) {
-      unsigned short x;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
+      const unsigned short x = ptx::load_shared_u16(at);
       return tile::load_element(Config::kKvType, &x, 0);
     } else {
-      unsigned x;
-      asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+      const unsigned x = ptx::load_shared_u8(at);
       if constexpr (Config::kKvType == tile::kInt8)
         return static_cast<float>(static_cast<signed char>(x));
       else

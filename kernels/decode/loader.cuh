@@ -6,6 +6,7 @@
 #include "decode/config.cuh"
 #include "decode/slot.cuh"
 #include "ptx/async_copy.cuh"
+#include "ptx/shared.cuh"
 #include "schedule/cursor.cuh"
 
 namespace attune::decode {
@@ -168,13 +169,13 @@ struct Loader {
           (d / plane.pack * plane.outer_stride + d % plane.pack * plane.inner_stride) * Config::kElement;
       if constexpr (Config::kElement == 2) {
         const unsigned short x = is_there ? *reinterpret_cast<const unsigned short*>(row + from) : 0;
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(x) : "memory");
+        ptx::store_shared_u16(at, x);
       } else if constexpr (Config::kElement == 4) {
         const unsigned x = is_there ? *reinterpret_cast<const unsigned*>(row + from) : 0;
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+        ptx::store_shared_u32(at, x);
       } else {
         const unsigned x = is_there ? *reinterpret_cast<const unsigned char*>(row + from) : 0;
-        asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+        ptx::store_shared_u8(at, x);
       }
     }
   }

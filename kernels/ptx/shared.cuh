@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads from shared memory by 32-bit address. PTX ISA, "ld.shared".
+// Loads from and stores to shared memory by 32-bit address. PTX ISA, "ld" and "st" with .shared.
 #pragma once
 
 namespace attune::ptx {
@@ -13,6 +13,31 @@ __device__ __forceinline__ float2 load_shared_pair(unsigned at) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at) : "memory");
   return x;
+}
+__device__ __forceinline__ unsigned load_shared_u32(unsigned at) {
+  unsigned x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+  return x;
+}
+__device__ __forceinline__ unsigned short load_shared_u16(unsigned at) {
+  unsigned short x;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
+  return x;
+}
+__device__ __forceinline__ unsigned load_shared_u8(unsigned at) {
+  unsigned x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared_u32(unsigned at, unsigned x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
+__device__ __forceinline__ void store_shared_u16(unsigned at, unsigned short x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(x) : "memory");
+}
+// The lowest byte of x.
+__device__ __forceinline__ void store_shared_u8(unsigned at, unsigned x) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
 
 }  // namespace attune::ptx

@@ -6,15 +6,12 @@
 // Tiles and order as in store.cu, without anything that threads of a row must tell each other: one thread a token finds
 // its addresses, then every thread loads its runs of ATTUNE_ROWS rows, and only then decodes and stores them.
 #include "ptx/grid.cuh"
-#include "rows/plane.cuh"
-#include "rows/tokens.cuh"
-#include "tile/kv_codec.cuh"
+#include "rows/places.cuh"
 
 namespace attune::rows {
 
 using kernels::FetchParams;
 using tile::RawRun;
-using Mla = tile::MlaRow<kFormat == 584 ? 584 : 656>;
 
 constexpr bool kCopies = kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
 
@@ -24,18 +21,6 @@ struct TokenPlace {
   const char* scales[2];  // of the row; packed formats: of the token
   char* out[2];           // null: not written
 };
-
-__device__ __forceinline__ void place_slots(const FetchParams& p, const Slot& k, const Slot& v, TokenPlace& place) {
-  if (k.page < 0) return;
-  place.cache[0] = row_at(p.cache.k, k.page, k.offset);
-  place.cache[1] = row_at(p.cache.v, v.page, v.offset);
-  if constexpr (kFormat == 0) {
-    place.scales[0] = scale_at(p.cache.k_scale, k.page, k.offset);
-    place.scales[1] = scale_at(p.cache.v_scale, v.page, v.offset);
-  } else {
-    place.scales[0] = Mla::scales(place.cache[0], row_at(p.cache.k, k.page, 0), p.cache.page_size, k.offset);
-  }
-}
 
 __device__ __forceinline__ TokenPlace place_of(const FetchParams& p, long long row, const Owner& owner) {
   TokenPlace place{};

@@ -13,9 +13,7 @@
 // token for several heads, and keeps what turns its channels; it loads its runs of ATTUNE_ROWS rows, then finishes and
 // stores them row by row. A row is read whole before any of it is written: outputs may be the inputs themselves.
 #include "ptx/grid.cuh"
-#include "rows/plane.cuh"
-#include "rows/tokens.cuh"
-#include "tile/kv_codec.cuh"
+#include "rows/places.cuh"
 
 namespace attune::rows {
 
@@ -28,7 +26,6 @@ using tile::RawRun;
 
 constexpr bool kPrepare = ATTUNE_PREPARE != 0;         // qkv_prepare: rows of q, outputs
 constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;       // with something to do
-using Mla = tile::MlaRow<kFormat == 584 ? 584 : 656>;  // where kFormat is not 0
 // Bytes go to the cache as they are.
 constexpr bool kCopies = !kPrologue && kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
 
@@ -44,18 +41,6 @@ struct TokenPlace {
   char* scales[2];  // of the row; packed formats: of the token
   int written;      // 0: nothing of the token is
 };
-
-__device__ __forceinline__ void place_slots(const StoreParams& p, const Slot& k, const Slot& v, TokenPlace& place) {
-  if (k.page < 0) return;
-  place.cache[0] = row_at(p.cache.k, k.page, k.offset);
-  place.cache[1] = row_at(p.cache.v, v.page, v.offset);
-  if constexpr (kFormat == 0) {
-    place.scales[0] = scale_at(p.cache.k_scale, k.page, k.offset);
-    place.scales[1] = scale_at(p.cache.v_scale, v.page, v.offset);
-  } else {
-    place.scales[0] = Mla::scales(place.cache[0], row_at(p.cache.k, k.page, 0), p.cache.page_size, k.offset);
-  }
-}
 
 __device__ __forceinline__ TokenPlace place_of(const StoreParams& p, long long row, const Owner& owner) {
   TokenPlace place{};
