@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Speed of the CPU backend's building blocks on one core, as the best of many short runs: other programs share the machine.
-// ATTUNE_CPU_ISA chooses the table. "of_peak" is the share of the measured fp32 FMA peak (bf16 instructions may exceed it).
+// Speed of the CPU backend's building blocks on one core, as the best of many short runs: other programs share the
+// machine. ATTUNE_CPU_ISA chooses the table. "of_peak" is the share of the measured fp32 FMA peak (bf16 instructions
+// may exceed it).
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -90,7 +91,8 @@ void report_cycles(benchmark::State& state, const char* unit, double count, doub
 
 template <typename T>
 void gemm(benchmark::State& state) {
-  const int m = static_cast<int>(state.range(0)), n = static_cast<int>(state.range(1)), k = static_cast<int>(state.range(2));
+  const int m = static_cast<int>(state.range(0)), n = static_cast<int>(state.range(1)),
+            k = static_cast<int>(state.range(2));
   Buffer<T> a(static_cast<size_t>(m) * k), b(static_cast<size_t>(k) * n);
   Buffer<float> c(static_cast<size_t>(m) * n);
   const double seconds = best_time(state, 10, [&] {
@@ -103,9 +105,18 @@ void gemm(benchmark::State& state) {
   report_flops(state, 2.0 * m * n * k, seconds);
 }
 
-#define GEMM_SHAPES                                                                                                            \
-  ArgNames({"m", "n", "k"})->Args({64, 64, 64})->Args({64, 64, 128})->Args({128, 64, 128})->Args({256, 64, 128})               \
-      ->Args({256, 128, 128})->Args({64, 128, 64})->Args({61, 64, 128})->Args({256, 64, 576})->Args({256, 512, 64})->Args({4, 64, 128})
+#define GEMM_SHAPES           \
+  ArgNames({"m", "n", "k"})   \
+      ->Args({64, 64, 64})    \
+      ->Args({64, 64, 128})   \
+      ->Args({128, 64, 128})  \
+      ->Args({256, 64, 128})  \
+      ->Args({256, 128, 128}) \
+      ->Args({64, 128, 64})   \
+      ->Args({61, 64, 128})   \
+      ->Args({256, 64, 576})  \
+      ->Args({256, 512, 64})  \
+      ->Args({4, 64, 128})
 BENCHMARK(gemm<float>)->GEMM_SHAPES;
 BENCHMARK(gemm<bf16_t>)->GEMM_SHAPES;
 
@@ -122,7 +133,8 @@ std::vector<const T*> scattered_rows(const T* data, int64_t count, int64_t d) {
 
 template <typename T>
 void qk_rows(benchmark::State& state) {
-  const int m = static_cast<int>(state.range(0)), n = static_cast<int>(state.range(1)), d = static_cast<int>(state.range(2));
+  const int m = static_cast<int>(state.range(0)), n = static_cast<int>(state.range(1)),
+            d = static_cast<int>(state.range(2));
   using Q = std::conditional_t<sizeof(T) == 4, float, bf16_t>;
   Buffer<Q> q(static_cast<size_t>(m) * d);
   Buffer<T> k(static_cast<size_t>(n + 16) * d);
@@ -131,7 +143,9 @@ void qk_rows(benchmark::State& state) {
   const double seconds = best_time(state, 20, [&] {
     if constexpr (sizeof(T) == 4) kernels().qk_rows_f32(m, n, d, q.data, d, rows.data(), s.data, n);
     if constexpr (sizeof(T) == 2) kernels().qk_rows_bf16(m, n, d, q.data, d, rows.data(), s.data, n);
-    if constexpr (sizeof(T) == 1) kernels().qk_rows_8bit(code_dtype<T>(), m, n, d, q.data, d, reinterpret_cast<const uint8_t* const*>(rows.data()), s.data, n, {});
+    if constexpr (sizeof(T) == 1)
+      kernels().qk_rows_8bit(code_dtype<T>(), m, n, d, q.data, d, reinterpret_cast<const uint8_t* const*>(rows.data()),
+                             s.data, n, {});
   });
   report_flops(state, 2.0 * m * n * d, seconds);
   report_cycles(state, "cycles/row", n, seconds);
@@ -139,7 +153,8 @@ void qk_rows(benchmark::State& state) {
 
 template <typename T>
 void pv_rows(benchmark::State& state) {
-  const int m = static_cast<int>(state.range(0)), n = static_cast<int>(state.range(1)), dv = static_cast<int>(state.range(2));
+  const int m = static_cast<int>(state.range(0)), n = static_cast<int>(state.range(1)),
+            dv = static_cast<int>(state.range(2));
   using P = std::conditional_t<sizeof(T) == 4, float, bf16_t>;
   Buffer<P> p(static_cast<size_t>(m) * n);
   Buffer<T> v(static_cast<size_t>(n + 16) * dv);
@@ -148,14 +163,28 @@ void pv_rows(benchmark::State& state) {
   const double seconds = best_time(state, 20, [&] {
     if constexpr (sizeof(T) == 4) kernels().pv_rows_f32(m, n, dv, p.data, n, rows.data(), o.data, dv);
     if constexpr (sizeof(T) == 2) kernels().pv_rows_bf16(m, n, dv, p.data, n, rows.data(), o.data, dv);
-    if constexpr (sizeof(T) == 1) kernels().pv_rows_8bit(code_dtype<T>(), m, n, dv, p.data, n, reinterpret_cast<const uint8_t* const*>(rows.data()), o.data, dv, {});
+    if constexpr (sizeof(T) == 1)
+      kernels().pv_rows_8bit(code_dtype<T>(), m, n, dv, p.data, n, reinterpret_cast<const uint8_t* const*>(rows.data()),
+                             o.data, dv, {});
   });
   report_flops(state, 2.0 * m * n * dv, seconds);
   report_cycles(state, "cycles/row", n, seconds);
 }
 
-#define QK_SHAPES ArgNames({"m", "n", "d"})->Args({1, 64, 128})->Args({4, 64, 128})->Args({4, 32, 128})->Args({8, 64, 128})->Args({128, 64, 576})
-#define PV_SHAPES ArgNames({"m", "n", "dv"})->Args({1, 64, 128})->Args({4, 64, 128})->Args({4, 32, 128})->Args({8, 64, 128})->Args({128, 64, 512})
+#define QK_SHAPES           \
+  ArgNames({"m", "n", "d"}) \
+      ->Args({1, 64, 128})  \
+      ->Args({4, 64, 128})  \
+      ->Args({4, 32, 128})  \
+      ->Args({8, 64, 128})  \
+      ->Args({128, 64, 576})
+#define PV_SHAPES            \
+  ArgNames({"m", "n", "dv"}) \
+      ->Args({1, 64, 128})   \
+      ->Args({4, 64, 128})   \
+      ->Args({4, 32, 128})   \
+      ->Args({8, 64, 128})   \
+      ->Args({128, 64, 512})
 BENCHMARK(qk_rows<float>)->QK_SHAPES;
 BENCHMARK(qk_rows<bf16_t>)->QK_SHAPES;
 BENCHMARK(qk_rows<uint8_t>)->QK_SHAPES;
@@ -172,13 +201,25 @@ void softmax(benchmark::State& state) {
   Buffer<P> p(static_cast<size_t>(m) * n);
   std::vector<float> row_max(m, 10.0f), row_sum(m, 1.0f);
   const double seconds = best_time(state, 20, [&] {
-    kernels().softmax({.m = m, .n = n, .s = s.data, .lds = n, .scale2 = 1.4f, .v_scale = nullptr, .row_max = row_max.data(),
-                       .row_sum = row_sum.data(), .o = o.data, .ldo = dv, .dv = dv, .p = p.data, .ldp = n,
+    kernels().softmax({.m = m,
+                       .n = n,
+                       .s = s.data,
+                       .lds = n,
+                       .scale2 = 1.4f,
+                       .v_scale = nullptr,
+                       .row_max = row_max.data(),
+                       .row_sum = row_sum.data(),
+                       .o = o.data,
+                       .ldo = dv,
+                       .dv = dv,
+                       .p = p.data,
+                       .ldp = n,
                        .p_type = sizeof(P) == 4 ? TileType::kF32 : TileType::kBF16});
   });
   report_cycles(state, "cycles/16", m * n / 16.0, seconds);
 }
-#define SOFTMAX_SHAPES ArgNames({"m", "n"})->Args({64, 64})->Args({256, 64})->Args({4, 32})->Args({4, 64})->Args({64, 256})
+#define SOFTMAX_SHAPES \
+  ArgNames({"m", "n"})->Args({64, 64})->Args({256, 64})->Args({4, 32})->Args({4, 64})->Args({64, 256})
 BENCHMARK(softmax<float>)->SOFTMAX_SHAPES;
 BENCHMARK(softmax<bf16_t>)->SOFTMAX_SHAPES;
 
@@ -212,7 +253,8 @@ void pack(benchmark::State& state) {
   Buffer<bf16_t> half(kRows * kColumns), half_out(kRows * kColumns);
   std::vector<const float*> wide_rows;
   std::vector<const bf16_t*> half_rows;
-  for (int i = 0; i < kRows; ++i) wide_rows.push_back(wide.data + i * kColumns), half_rows.push_back(half.data + i * kColumns);
+  for (int i = 0; i < kRows; ++i)
+    wide_rows.push_back(wide.data + i * kColumns), half_rows.push_back(half.data + i * kColumns);
   const double seconds = best_time(state, 20, [&] {
     if (kind == 0) kernels().pack_k_f32(wide_rows.data(), kRows, kColumns, wide_out.data, kRows);
     if (kind == 1) kernels().pack_k_bf16(half_rows.data(), kRows, kColumns, half_out.data, kRows);
@@ -224,11 +266,12 @@ void pack(benchmark::State& state) {
 }
 BENCHMARK(pack)->DenseRange(0, 2);
 
-// --- From memory: windows of a buffer much larger than the caches, the best window counts -----------------------------------------
+// --- From memory: windows of a buffer much larger than the caches, the best window counts
+// -----------------------------------------
 
-constexpr int kWidth = 128;               // d and dv
-constexpr int64_t kTokens = 262144;       // 128 MB of bf16 K and V
-constexpr int64_t kWindow = 8192;         // tokens
+constexpr int kWidth = 128;          // d and dv
+constexpr int64_t kTokens = 262144;  // 128 MB of bf16 K and V
+constexpr int64_t kWindow = 8192;    // tokens
 
 // Runs body(first token) on one window after the other and returns the seconds of the fastest.
 template <class Body>
@@ -263,8 +306,8 @@ void read_stream(benchmark::State& state) {
 }
 BENCHMARK(read_stream);
 
-// Decode of one KV head as a driver does it: scores, softmax and sums of a tile. Pages of 16 rows lie in order or scattered; the next
-// tile is prefetched by software or left to the hardware.
+// Decode of one KV head as a driver does it: scores, softmax and sums of a tile. Pages of 16 rows lie in order or
+// scattered; the next tile is prefetched by software or left to the hardware.
 void decode_stream(benchmark::State& state) {
   const auto dtype = static_cast<attune_dtype>(state.range(0));
   const int m = static_cast<int>(state.range(1)), tile = static_cast<int>(state.range(2));
@@ -273,8 +316,10 @@ void decode_stream(benchmark::State& state) {
   const int64_t size = attune::dtype_size(dtype);
   Buffer<bf16_t> k(kTokens * d * size / 2), v(kTokens * d * size / 2);
   std::vector<const void*> k_rows, v_rows;
-  for (const char* row : scattered_rows(reinterpret_cast<const char*>(k.data), kTokens, d * size)) k_rows.push_back(row);
-  for (const char* row : scattered_rows(reinterpret_cast<const char*>(v.data), kTokens, d * size)) v_rows.push_back(row);
+  for (const char* row : scattered_rows(reinterpret_cast<const char*>(k.data), kTokens, d * size))
+    k_rows.push_back(row);
+  for (const char* row : scattered_rows(reinterpret_cast<const char*>(v.data), kTokens, d * size))
+    v_rows.push_back(row);
   if (!scattered) std::sort(k_rows.begin(), k_rows.end()), std::sort(v_rows.begin(), v_rows.end());
   for (int i = 0; i < tile; ++i) k_rows.push_back(k_rows[0]), v_rows.push_back(v_rows[0]);  // what "next" is at the end
   Buffer<bf16_t> q(static_cast<size_t>(m) * d), p(static_cast<size_t>(m) * tile);
@@ -286,16 +331,29 @@ void decode_stream(benchmark::State& state) {
       const void* const* const v_tile = v_rows.data() + first;
       if (prefetch) attune::cpu::prefetch_tile(k_tile + tile, d * size, v_tile + tile, d * size, 0, tile / 2);
       if (size == 1) {
-        kernels().qk_rows_8bit(dtype, m, tile, d, q.data, d, reinterpret_cast<const uint8_t* const*>(k_tile), s.data, tile, {});
+        kernels().qk_rows_8bit(dtype, m, tile, d, q.data, d, reinterpret_cast<const uint8_t* const*>(k_tile), s.data,
+                               tile, {});
       } else {
         kernels().qk_rows_bf16(m, tile, d, q.data, d, reinterpret_cast<const bf16_t* const*>(k_tile), s.data, tile);
       }
-      kernels().softmax({.m = m, .n = tile, .s = s.data, .lds = tile, .scale2 = 0.1f, .v_scale = nullptr, .row_max = row_max.data(),
-                         .row_sum = row_sum.data(), .o = o.data, .ldo = d, .dv = d, .p = p.data, .ldp = tile,
+      kernels().softmax({.m = m,
+                         .n = tile,
+                         .s = s.data,
+                         .lds = tile,
+                         .scale2 = 0.1f,
+                         .v_scale = nullptr,
+                         .row_max = row_max.data(),
+                         .row_sum = row_sum.data(),
+                         .o = o.data,
+                         .ldo = d,
+                         .dv = d,
+                         .p = p.data,
+                         .ldp = tile,
                          .p_type = TileType::kBF16});
       if (prefetch) attune::cpu::prefetch_tile(k_tile + tile, d * size, v_tile + tile, d * size, tile / 2, tile);
       if (size == 1) {
-        kernels().pv_rows_8bit(dtype, m, tile, d, p.data, tile, reinterpret_cast<const uint8_t* const*>(v_tile), o.data, d, {});
+        kernels().pv_rows_8bit(dtype, m, tile, d, p.data, tile, reinterpret_cast<const uint8_t* const*>(v_tile), o.data,
+                               d, {});
       } else {
         kernels().pv_rows_bf16(m, tile, d, p.data, tile, reinterpret_cast<const bf16_t* const*>(v_tile), o.data, d);
       }

@@ -23,7 +23,8 @@ HWY_BEFORE_NAMESPACE();
 namespace attune::cli::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Twelve independent chains: more than latency times units of any current CPU, and they fit 16 registers. Returns the operations.
+// Twelve independent chains: more than latency times units of any current CPU, and they fit 16 registers. Returns the
+// operations.
 double fma_chains(int64_t rounds, float* sink) {
   const hn::ScalableTag<float> d;
   const auto a = hn::Set(d, 0.999f);
@@ -122,7 +123,8 @@ double measure_read(int threads) {
   if (l3 > 0) bytes = std::clamp(4 * static_cast<size_t>(l3), bytes, size_t{1} << 30);
 #endif
   const size_t share = bytes / sizeof(uint32_t) / static_cast<size_t>(threads) / 4096 * 4096;
-  // Ordinary pages, as in the buffers that callers pass; asking for huge ones took longer to prepare and read no faster.
+  // Ordinary pages, as in the buffers that callers pass; asking for huge ones took longer to prepare and read no
+  // faster.
   const std::unique_ptr<uint32_t[]> buffer(new uint32_t[share * static_cast<size_t>(threads)]);
   // Each thread touches its own share first, so that it lies in that thread's memory.
   time_together(threads, [&](int t) {

@@ -237,7 +237,9 @@ TEST(CacheOpUnit, BadFieldsAreNamed) {
          o.op.slots.dtype = 0, o.sequences({1, 1, 1}, {});
        }},
       {"cache.v has head_dim 577; it must be 1..576",
-       [&](Op& o) { o.op.cache.v = dense(wide, {2, 1, 1, 577}), o.op.v = dense(wide, {2, 1, 577}); }},
+       [&](Op& o) {
+         o.op.cache.v = dense(wide, {2, 1, 1, 577}), o.op.v = dense(wide, {2, 1, 577});
+       }},
       {"cache.k is absent", [](Op& o) { o.op.cache.k.dtype = 0, o.op.cache.v.dtype = 0; }},
       {"cache.page_table",
        [&](Op& o) {

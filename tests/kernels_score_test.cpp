@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel tables' work on scores (softmax, softcap, scales, ALiBi, the scan for values that are not finite) and the choice of
-// a table.
+// The kernel tables' work on scores (softmax, softcap, scales, ALiBi, the scan for values that are not finite) and the
+// choice of a table.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -53,9 +53,17 @@ struct Tile {
   std::vector<P> p;
 
   Tile(int m, int n, int dv, std::mt19937& rng)
-      : m(m), n(n), lds(n + 3), dv(dv), ldo(dv + 1), ldp((n + 1) / 2 * 2 + 2),
-        s(static_cast<size_t>(m - 1) * lds + n, kNan), row_max(m, -kInf), row_sum(m, 0.0f),
-        o(static_cast<size_t>(m - 1) * ldo + dv, kNan), p(static_cast<size_t>(m) * ldp, P{77}) {
+      : m(m),
+        n(n),
+        lds(n + 3),
+        dv(dv),
+        ldo(dv + 1),
+        ldp((n + 1) / 2 * 2 + 2),
+        s(static_cast<size_t>(m - 1) * lds + n, kNan),
+        row_max(m, -kInf),
+        row_sum(m, 0.0f),
+        o(static_cast<size_t>(m - 1) * ldo + dv, kNan),
+        p(static_cast<size_t>(m) * ldp, P{77}) {
     for (int i = 0; i < m; ++i) std::fill_n(o.begin() + static_cast<size_t>(i) * ldo, dv, 0.0f);
     fill(rng);
   }
@@ -69,8 +77,19 @@ struct Tile {
   P& prob(int i, int j) { return p[static_cast<size_t>(i) * ldp + j]; }
   float& out(int i, int c) { return o[static_cast<size_t>(i) * ldo + c]; }
   void run(const KernelTable& k, float scale2, const float* v_scale = nullptr) {
-    k.softmax({.m = m, .n = n, .s = s.data(), .lds = lds, .scale2 = scale2, .v_scale = v_scale, .row_max = row_max.data(),
-               .row_sum = row_sum.data(), .o = o.data(), .ldo = ldo, .dv = dv, .p = p.data(), .ldp = ldp,
+    k.softmax({.m = m,
+               .n = n,
+               .s = s.data(),
+               .lds = lds,
+               .scale2 = scale2,
+               .v_scale = v_scale,
+               .row_max = row_max.data(),
+               .row_sum = row_sum.data(),
+               .o = o.data(),
+               .ldo = ldo,
+               .dv = dv,
+               .p = p.data(),
+               .ldp = ldp,
                .p_type = sizeof(P) == 4 ? TileType::kF32 : TileType::kBF16});
   }
 };
@@ -112,14 +131,16 @@ void check_softmax(const KernelTable& k, std::mt19937& rng, int m, int n, float 
         if (e == 0.0) {
           ASSERT_EQ(got, 0.0) << i << "," << j;
         } else {
-          ASSERT_TRUE(std::fabs(got - expected) <= slack * expected + 1.2e-38 * (1.0 + v_scale[j])) << m << "x" << n << " " << got << " " << expected;
+          ASSERT_TRUE(std::fabs(got - expected) <= slack * expected + 1.2e-38 * (1.0 + v_scale[j]))
+              << m << "x" << n << " " << got << " " << expected;
         }
         added += e;
         rounded += got;
       }
       sum[i] = sum[i] * rescale + added;
       max[i] = new_max;
-      ASSERT_TRUE(std::fabs(t.row_sum[i] - sum[i]) <= (kRelative + rescale_error) * sum[i]) << t.row_sum[i] << " " << sum[i];
+      ASSERT_TRUE(std::fabs(t.row_sum[i] - sum[i]) <= (kRelative + rescale_error) * sum[i])
+          << t.row_sum[i] << " " << sum[i];
       // The sum is that of p as it was stored.
       if (pass == 0 && !scaled_v) {
         ASSERT_TRUE(std::fabs(t.row_sum[i] - rounded) <= 1e-6 * (rounded + 1.0)) << t.row_sum[i];
@@ -130,7 +151,8 @@ void check_softmax(const KernelTable& k, std::mt19937& rng, int m, int n, float 
       ASSERT_EQ(t.prob(i, (n + 1) / 2 * 2), P{77});
       for (int c = 0; c < dv; ++c) {
         const double expected = o[static_cast<size_t>(i) * dv + c] * rescale;
-        ASSERT_TRUE(std::fabs(t.out(i, c) - expected) <= rescale_error * std::fabs(expected)) << t.out(i, c) << " " << expected;
+        ASSERT_TRUE(std::fabs(t.out(i, c) - expected) <= rescale_error * std::fabs(expected))
+            << t.out(i, c) << " " << expected;
         if (rescale == 1.0) {
           ASSERT_EQ(t.out(i, c), before.o[static_cast<size_t>(i) * t.ldo + c]);
         }
@@ -159,9 +181,20 @@ TEST_P(ScoreKernels, SoftmaxInPlace) {
   Tile<float> apart(5, 67, 16, rng);
   Tile<float> in_place = apart;
   apart.run(k, 0.3f);
-  k.softmax({.m = in_place.m, .n = in_place.n, .s = in_place.s.data(), .lds = in_place.lds, .scale2 = 0.3f, .v_scale = nullptr,
-             .row_max = in_place.row_max.data(), .row_sum = in_place.row_sum.data(), .o = in_place.o.data(), .ldo = in_place.ldo,
-             .dv = in_place.dv, .p = in_place.s.data(), .ldp = in_place.lds, .p_type = TileType::kF32});
+  k.softmax({.m = in_place.m,
+             .n = in_place.n,
+             .s = in_place.s.data(),
+             .lds = in_place.lds,
+             .scale2 = 0.3f,
+             .v_scale = nullptr,
+             .row_max = in_place.row_max.data(),
+             .row_sum = in_place.row_sum.data(),
+             .o = in_place.o.data(),
+             .ldo = in_place.ldo,
+             .dv = in_place.dv,
+             .p = in_place.s.data(),
+             .ldp = in_place.lds,
+             .p_type = TileType::kF32});
   for (int i = 0; i < apart.m; ++i) {
     for (int j = 0; j < apart.n; ++j) ASSERT_EQ(apart.prob(i, j), in_place.at(i, j));
   }
@@ -201,7 +234,8 @@ void check_softmax_nan(const KernelTable& k, std::mt19937& rng, int n, int where
   Tile<P> t(3, n, 20, rng);
   for (int j = 0; j < n; ++j) t.at(1, j) = j == where ? std::bit_cast<float>(nan_bits) : other;
   t.run(k, 0.9f);
-  ASSERT_TRUE(std::isnan(widen(t.prob(1, where)))) << n << " " << where << " " << other << " " << widen(t.prob(1, where));
+  ASSERT_TRUE(std::isnan(widen(t.prob(1, where))))
+      << n << " " << where << " " << other << " " << widen(t.prob(1, where));
   ASSERT_TRUE(std::isnan(t.row_sum[1]));
   for (int i : {0, 2}) {
     ASSERT_FALSE(std::isnan(t.row_sum[i]));
@@ -237,7 +271,8 @@ TEST_P(ScoreKernels, Exp2) {
     for (int j = 0; j < kColumns; ++j) {
       const double exact = std::exp2(static_cast<double>(t.s[j]));
       ASSERT_TRUE(std::fabs(t.prob(0, j) - exact) <= 2.2e-7 * exact + (exact < 0x1p-126 ? 0x1p-126 : 0.0)) << t.s[j];
-      ASSERT_TRUE(std::fabs(widen(u.prob(0, j)) - exact) <= 0.00392 * exact + (exact < 0x1p-126 ? 0x1p-126 : 0.0)) << t.s[j];
+      ASSERT_TRUE(std::fabs(widen(u.prob(0, j)) - exact) <= 0.00392 * exact + (exact < 0x1p-126 ? 0x1p-126 : 0.0))
+          << t.s[j];
     }
     if (sweep == 0) {
       ASSERT_EQ(t.prob(0, 0), 1.0f);
@@ -246,7 +281,8 @@ TEST_P(ScoreKernels, Exp2) {
   }
 }
 
-// --- Other work on scores -----------------------------------------------------------------------------------------------------
+// --- Other work on scores
+// -----------------------------------------------------------------------------------------------------
 
 std::vector<float> random_scores(std::mt19937& rng, int m, int n, int lds, float spread) {
   std::normal_distribution<float> normal(0.0f, spread);
@@ -355,7 +391,8 @@ TEST_P(ScoreKernels, AnyNonfinite) {
   }
 }
 
-// --- Choice of a table --------------------------------------------------------------------------------------------------------
+// --- Choice of a table
+// --------------------------------------------------------------------------------------------------------
 
 TEST(KernelChoice, NamesFindTheirTables) {
   for (const std::string& name : all_isas()) {

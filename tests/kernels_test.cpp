@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every function of every kernel table that this machine runs, against double loops. What may not be read is poisoned with NaN,
-// what may not be written is guarded; buffers end where their contents do, so that ASan sees the rest.
+// Every function of every kernel table that this machine runs, against double loops. What may not be read is poisoned
+// with NaN, what may not be written is guarded; buffers end where their contents do, so that ASan sees the rest.
 #include "cpu/kernels.h"
 
 #include <gtest/gtest.h>
@@ -107,7 +107,8 @@ INSTANTIATE_TEST_SUITE_P(Isa, Kernels, testing::ValuesIn(all_isas()), test_name)
 
 const int kSizes[] = {1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 70, 96, 127, 128, 200};
 
-// --- Conversions --------------------------------------------------------------------------------------------------------------
+// --- Conversions
+// --------------------------------------------------------------------------------------------------------------
 
 double minifloat(int code, int mantissa_bits, int bias, bool has_inf) {
   const int exponent_bits = 7 - mantissa_bits;
@@ -149,7 +150,8 @@ Codes codes_of(attune_dtype dtype, int64_t count, Value value) {
 
 std::vector<Codes> all_codes() {
   return {
-      codes_of<uint32_t>(ATTUNE_FLOAT32, 70000, [](uint32_t c) { return static_cast<double>(std::bit_cast<float>(c)); }),
+      codes_of<uint32_t>(ATTUNE_FLOAT32, 70000,
+                         [](uint32_t c) { return static_cast<double>(std::bit_cast<float>(c)); }),
       codes_of<uint16_t>(ATTUNE_FLOAT16, 65536, [](uint16_t c) { return half_value(c); }),
       codes_of<uint16_t>(ATTUNE_BFLOAT16, 65536, [](uint16_t c) { return static_cast<double>(widen(c)); }),
       codes_of<uint8_t>(ATTUNE_FLOAT8_E4M3, 256, [](uint8_t c) { return minifloat(c, 3, 7, false); }),
@@ -182,7 +184,8 @@ TEST_P(Kernels, ConvertsAnyLengthAndNothingBehindIt) {
   for (const Codes& codes : all_codes()) {
     for (int n = 0; n <= 140; ++n) {
       const int start = n % 7;
-      const std::vector<uint8_t> source(codes.bytes.begin() + start * codes.size, codes.bytes.begin() + (start + n) * codes.size);
+      const std::vector<uint8_t> source(codes.bytes.begin() + start * codes.size,
+                                        codes.bytes.begin() + (start + n) * codes.size);
       std::vector<float> wide(n + 1, -7.0f);
       std::vector<bf16_t> half(n + 1, 0x1234);
       k.to_f32(codes.dtype, source.data(), n, wide.data());
@@ -199,7 +202,8 @@ TEST_P(Kernels, ConvertsAnyLengthAndNothingBehindIt) {
   }
 }
 
-// --- Packing ------------------------------------------------------------------------------------------------------------------
+// --- Packing
+// ------------------------------------------------------------------------------------------------------------------
 
 TEST_P(Kernels, PacksKeys) {
   for (int n : {1, 3, 15, 16, 17, 33, 64}) {
@@ -216,10 +220,12 @@ TEST_P(Kernels, PacksKeys) {
         const bool written = i < padded, present = i < n && wide.pointers[i] != nullptr;
         for (int c = 0; c < 2 * pairs; ++c) {
           const uint32_t expected = !written ? narrow(kNan) : present && c < d ? half.pointers[i][c] : 0;
-          ASSERT_EQ(out2.begin[(static_cast<size_t>(c / 2) * ld + i) * 2 + c % 2], expected) << n << " " << d << " " << i << " " << c;
+          ASSERT_EQ(out2.begin[(static_cast<size_t>(c / 2) * ld + i) * 2 + c % 2], expected)
+              << n << " " << d << " " << i << " " << c;
           if (c < d) {
             const float value = !written ? kNan : present ? wide.pointers[i][c] : 0.0f;
-            ASSERT_EQ(bits(out.begin[static_cast<size_t>(c) * ld + i]), bits(value)) << n << " " << d << " " << i << " " << c;
+            ASSERT_EQ(bits(out.begin[static_cast<size_t>(c) * ld + i]), bits(value))
+                << n << " " << d << " " << i << " " << c;
           }
         }
       }
@@ -239,16 +245,19 @@ TEST_P(Kernels, PacksValues) {
         for (int c = 0; c < ld; ++c) {
           const bool present = i < n && rows.pointers[i] != nullptr && c < dv;
           const bf16_t expected = c >= padded ? narrow(kNan) : present ? rows.pointers[i][c] : bf16_t{0};
-          ASSERT_EQ(out.begin[(static_cast<size_t>(i / 2) * ld + c) * 2 + i % 2], expected) << n << " " << dv << " " << i << " " << c;
+          ASSERT_EQ(out.begin[(static_cast<size_t>(i / 2) * ld + c) * 2 + i % 2], expected)
+              << n << " " << dv << " " << i << " " << c;
         }
       }
     }
   }
 }
 
-// --- Products -----------------------------------------------------------------------------------------------------------------
+// --- Products
+// -----------------------------------------------------------------------------------------------------------------
 
-// Worst-case bound of an fp32 sum of `count` products of magnitude `sum` in total, twice for the steps inside VDPBF16PS.
+// Worst-case bound of an fp32 sum of `count` products of magnitude `sum` in total, twice for the steps inside
+// VDPBF16PS.
 double bound(double sum, int count) { return 2.0 * (count + 2) * kUnit * sum + 1e-37; }
 
 template <typename T, class Run>
@@ -266,7 +275,8 @@ void check_gemm(std::mt19937& rng, int m, int n, int depth, bool accumulate, Run
     for (int j = 0; j < padded; ++j) {
       const T value = make<T>(kk < depth && j < n ? normal(rng) : 0.0f);
       if (kk < depth) b[static_cast<size_t>(kk) * padded + j] = widen(value);
-      packed.begin[kPairs ? (static_cast<size_t>(kk / 2) * ldb + j) * 2 + kk % 2 : static_cast<size_t>(kk) * ldb + j] = value;
+      packed.begin[kPairs ? (static_cast<size_t>(kk / 2) * ldb + j) * 2 + kk % 2 : static_cast<size_t>(kk) * ldb + j] =
+          value;
     }
   }
   Matrix<float> c(m, padded, ldc, rng);
@@ -280,7 +290,8 @@ void check_gemm(std::mt19937& rng, int m, int n, int depth, bool accumulate, Run
         sum += product;
         magnitude += std::fabs(product);
       }
-      ASSERT_TRUE(std::fabs(c.at(i, j) - sum) <= bound(magnitude, depth)) << m << "x" << n << "x" << depth << " at " << i << "," << j;
+      ASSERT_TRUE(std::fabs(c.at(i, j) - sum) <= bound(magnitude, depth))
+          << m << "x" << n << "x" << depth << " at " << i << "," << j;
     }
     for (int j = padded; j < ldc && i + 1 < m; ++j) ASSERT_TRUE(std::isnan(c.at(i, j)));
   }
@@ -288,7 +299,8 @@ void check_gemm(std::mt19937& rng, int m, int n, int depth, bool accumulate, Run
   for (int i = 0; i < m; ++i) {
     std::vector<float> alone(before.row(i), before.row(i) + padded);
     run(1, n, depth, a.row(i), a.ld, packed.begin, ldb, alone.data(), ldc, accumulate);
-    ASSERT_EQ(std::memcmp(alone.data(), c.row(i), sizeof(float) * n), 0) << "row " << i << " of " << m << "x" << n << "x" << depth;
+    ASSERT_EQ(std::memcmp(alone.data(), c.row(i), sizeof(float) * n), 0)
+        << "row " << i << " of " << m << "x" << n << "x" << depth;
   }
 }
 
@@ -319,7 +331,8 @@ void check_qk(std::mt19937& rng, int m, int n, int d, Run run) {
         sum += product;
         magnitude += std::fabs(product);
       }
-      ASSERT_TRUE(std::fabs(s.at(i, j) - sum) <= bound(magnitude, d)) << m << "x" << n << "x" << d << " at " << i << "," << j;
+      ASSERT_TRUE(std::fabs(s.at(i, j) - sum) <= bound(magnitude, d))
+          << m << "x" << n << "x" << d << " at " << i << "," << j;
       float alone = kNan;
       run(1, 1, d, q.row(i), q.ld, &rows.pointers[j], &alone, 1);
       ASSERT_EQ(bits(alone), bits(s.at(i, j))) << m << "x" << n << "x" << d << " at " << i << "," << j;
@@ -357,12 +370,14 @@ void check_pv(std::mt19937& rng, int m, int n, int dv, Run run) {
         sum += product;
         magnitude += std::fabs(product);
       }
-      ASSERT_TRUE(std::fabs(o.at(i, c) - sum) <= bound(magnitude, n)) << m << "x" << n << "x" << dv << " at " << i << "," << c;
+      ASSERT_TRUE(std::fabs(o.at(i, c) - sum) <= bound(magnitude, n))
+          << m << "x" << n << "x" << dv << " at " << i << "," << c;
     }
     for (int c = dv; c < o.ld && i + 1 < m; ++c) ASSERT_TRUE(std::isnan(o.at(i, c)));
     std::vector<float> alone(before.row(i), before.row(i) + dv);
     run(1, n, dv, p.row(i), p.ld, rows.pointers.data(), alone.data(), o.ld);
-    ASSERT_EQ(std::memcmp(alone.data(), o.row(i), sizeof(float) * dv), 0) << "row " << i << " of " << m << "x" << n << "x" << dv;
+    ASSERT_EQ(std::memcmp(alone.data(), o.row(i), sizeof(float) * dv), 0)
+        << "row " << i << " of " << m << "x" << n << "x" << dv;
   }
 }
 
@@ -409,8 +424,10 @@ TEST_P(Kernels, RowsOfCodes) {
           k.qk_rows_bf16(m, n, d, q.data.data(), q.ld, rows.data(), s2.data.data(), s2.ld);
           k.pv_rows_8bit(dtype, m, n, d, p.data.data(), p.ld, code_rows.data(), o.data.data(), o.ld, {});
           k.pv_rows_bf16(m, n, d, p.data.data(), p.ld, rows.data(), o2.data.data(), o2.ld);
-          ASSERT_EQ(std::memcmp(s.data.data(), s2.data.data(), s.data.size() * sizeof(float)), 0) << dtype << " " << m << "x" << n << "x" << d;
-          ASSERT_EQ(std::memcmp(o.data.data(), o2.data.data(), o.data.size() * sizeof(float)), 0) << dtype << " " << m << "x" << n << "x" << d;
+          ASSERT_EQ(std::memcmp(s.data.data(), s2.data.data(), s.data.size() * sizeof(float)), 0)
+              << dtype << " " << m << "x" << n << "x" << d;
+          ASSERT_EQ(std::memcmp(o.data.data(), o2.data.data(), o.data.size() * sizeof(float)), 0)
+              << dtype << " " << m << "x" << n << "x" << d;
         }
       }
     }

@@ -102,16 +102,18 @@ TEST(Threads, PoolsOfAllSizesMatchTheOracle) {
   }
 }
 
-// Long enough that an item walks several KV heads together (their rows follow each other in NHD) and that items are split.
+// Long enough that an item walks several KV heads together (their rows follow each other in NHD) and that items are
+// split.
 TEST(Threads, SplitAndWalkKvHeadsTogetherAsTheOracleSays) {
   for (const int32_t count : {1, 3}) {
     const ThreadCount pool(count);
     for (const char* cache : {R"({"page_size": 16})", R"({"dtype": "e4m3", "scales": "head"})",
                               R"({"dtype": "i8", "scales": "token"})", R"({"dtype": "f16", "page_size": 5})"}) {
       for (const char* window : {"", R"("window": [700, 0], )"}) {
-        const cases::Case c = make_case(std::string(R"({"name": "long", "heads": [10, 5], "head_dim": [64, 64], "dtype": "bf16",)") +
-                                        R"( "kv": "paged", "seqlens_q": [1, 2, 1], "seqlens_kv": [3300, 1500, 70], "causal": true, )" +
-                                        window + R"("cache": )" + cache + "}");
+        const cases::Case c =
+            make_case(std::string(R"({"name": "long", "heads": [10, 5], "head_dim": [64, 64], "dtype": "bf16",)") +
+                      R"( "kv": "paged", "seqlens_q": [1, 2, 1], "seqlens_kv": [3300, 1500, 70], "causal": true, )" +
+                      window + R"("cache": )" + cache + "}");
         const cases::Report report = cases::run_case(c);
         EXPECT_TRUE(report.passed()) << count << " threads, cache " << cache << ": " << report.failure;
       }
@@ -123,7 +125,8 @@ TEST(Threads, SplitAndWalkKvHeadsTogetherAsTheOracleSays) {
 TEST(Threads, DoNotChangeTheBitsOfABatchInvariantRun) {
   for (const char* heads : {"[4, 1]", "[8, 8]"}) {
     cases::Problem problem(make_case(std::string(R"({"name": "threads", "dtype": "bf16", "kv": "paged",)") +
-                                     R"("seqlens_kv": [900, 3, 64, 120, 65, 7], "batch_invariant": true, "heads": )" + heads + "}"));
+                                     R"("seqlens_kv": [900, 3, 64, 120, 65, 7], "batch_invariant": true, "heads": )" +
+                                     heads + "}"));
     const attune_attention a = problem.device();
     std::vector<std::byte> first;
     for (const int32_t count : {1, 2, 5}) {

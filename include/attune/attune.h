@@ -3,22 +3,27 @@
  * Attune: attention for LLM inference. The C ABI, and the one stable surface of the library.
  *
  * How it is used:
- *   1. attune_attention_init(&a), then fill in the tensors and fields that the layer needs. A tensor left zeroed is absent.
+ *   1. attune_attention_init(&a), then fill in the tensors and fields that the layer needs. A tensor left zeroed is
+ * absent.
  *   2. attune_plan_create(&a, device, &plan). Planning reads shapes, dtypes and flags, never data pointers' contents.
  *   3. attune_plan_workspace_size(plan, &bytes); the caller allocates the workspace on the plan's device.
- *   4. attune_run(plan, &a, workspace, bytes, stream), as often as wanted, with other data and lengths in the same descriptor.
+ *   4. attune_run(plan, &a, workspace, bytes, stream), as often as wanted, with other data and lengths in the same
+ * descriptor.
  *
  * Conventions, everywhere:
- *   - Every function returns attune_status. On failure attune_last_error() (thread-local) names the argument, its value and what
- *     is allowed. The library never prints, aborts or exits.
+ *   - Every function returns attune_status. On failure attune_last_error() (thread-local) names the argument, its value
+ * and what is allowed. The library never prints, aborts or exits.
  *   - Sizes and strides are int64, strides count elements. Shapes are written in comments as [outer, ..., inner].
- *   - lse is the natural logarithm, in fp32, without sinks. A row that sees nothing gives out = 0 and lse = max_logits = -inf.
- *   - What a row may not see never reaches it, whatever bytes are there. Table entries past a sequence's end are never read.
- *   - On CUDA, data and workspace are memory that the device reaches (device, managed or pinned), streams are of the device's
- *     primary context, and calls only enqueue: nothing is read back and nothing waits, so they may be captured into a graph.
- *   - Contents that only the device knows (lengths, page ids, indices) are masked by attune_run when they are out of range:
- *     a length is clamped to what its tensors hold, a bad page id, index or beam hides the tokens it names. attune_validate
- *     reports the same contents as errors and names the entry.
+ *   - lse is the natural logarithm, in fp32, without sinks. A row that sees nothing gives out = 0 and lse = max_logits
+ * = -inf.
+ *   - What a row may not see never reaches it, whatever bytes are there. Table entries past a sequence's end are never
+ * read.
+ *   - On CUDA, data and workspace are memory that the device reaches (device, managed or pinned), streams are of the
+ * device's primary context, and calls only enqueue: nothing is read back and nothing waits, so they may be captured
+ * into a graph.
+ *   - Contents that only the device knows (lengths, page ids, indices) are masked by attune_run when they are out of
+ * range: a length is clamped to what its tensors hold, a bad page id, index or beam hides the tokens it names.
+ * attune_validate reports the same contents as errors and names the entry.
  */
 #ifndef ATTUNE_ATTUNE_H_
 #define ATTUNE_ATTUNE_H_
@@ -44,7 +49,8 @@
 extern "C" {
 #endif
 
-/* ------------------------------------------------------------------------------------------------ status, log, version */
+/* ------------------------------------------------------------------------------------------------ status, log, version
+ */
 
 typedef enum attune_status {
   ATTUNE_OK = 0,
@@ -52,12 +58,17 @@ typedef enum attune_status {
   ATTUNE_UNSUPPORTED = 2,         /* well formed, but no kernel on this device covers it */
   ATTUNE_WORKSPACE_TOO_SMALL = 3, /* the message says by how much */
   ATTUNE_OUT_OF_MEMORY = 4,
-  ATTUNE_BAD_DATA = 5,            /* attune_validate found a bad table entry, length or index */
-  ATTUNE_DEVICE_ERROR = 6,        /* the device or its driver failed, or is absent */
-  ATTUNE_INTERNAL = 7             /* a defect of the library; please report it */
+  ATTUNE_BAD_DATA = 5,     /* attune_validate found a bad table entry, length or index */
+  ATTUNE_DEVICE_ERROR = 6, /* the device or its driver failed, or is absent */
+  ATTUNE_INTERNAL = 7      /* a defect of the library; please report it */
 } attune_status;
 
-typedef enum attune_log_level { ATTUNE_LOG_DEBUG = 0, ATTUNE_LOG_INFO = 1, ATTUNE_LOG_WARNING = 2, ATTUNE_LOG_ERROR = 3 } attune_log_level;
+typedef enum attune_log_level {
+  ATTUNE_LOG_DEBUG = 0,
+  ATTUNE_LOG_INFO = 1,
+  ATTUNE_LOG_WARNING = 2,
+  ATTUNE_LOG_ERROR = 3
+} attune_log_level;
 typedef void (*attune_log_callback)(int32_t level, const char* message, void* user);
 
 /* "0.1.0". */
@@ -69,7 +80,8 @@ ATTUNE_API const char* attune_last_error(void);
 /* Receives the library's log messages; NULL (the default) drops them. May be called from any thread. */
 ATTUNE_API attune_status attune_set_log_callback(attune_log_callback callback, void* user);
 
-/* ------------------------------------------------------------------------------------------------------------- devices */
+/* ------------------------------------------------------------------------------------------------------------- devices
+ */
 
 typedef enum attune_device_type { ATTUNE_DEVICE_CPU = 0, ATTUNE_DEVICE_CUDA = 1 } attune_device_type;
 
@@ -81,9 +93,9 @@ typedef struct attune_device {
 typedef struct attune_device_info {
   uint64_t struct_size;
   attune_device device;
-  char name[128];     /* e.g. "NVIDIA H200" */
-  char isa[64];       /* instruction set in use, e.g. "AVX3_DL+AVX512BF16" or "sm_90a" */
-  int32_t num_units;  /* threads of the pool, or streaming multiprocessors */
+  char name[128];    /* e.g. "NVIDIA H200" */
+  char isa[64];      /* instruction set in use, e.g. "AVX3_DL+AVX512BF16" or "sm_90a" */
+  int32_t num_units; /* threads of the pool, or streaming multiprocessors */
   int64_t memory_bytes;
 } attune_device_info;
 
@@ -91,14 +103,17 @@ typedef struct attune_device_info {
 ATTUNE_API attune_status attune_device_count(int32_t* count);
 /* Describes entry i of the list. Set info->struct_size before the call. */
 ATTUNE_API attune_status attune_get_device_info(int32_t i, attune_device_info* info);
-/* Text about the CUDA runtime, a line each: driver, every GPU and why one is not used, bundle, disk cache, compiler. Writes at
- * most capacity bytes with the final 0; *needed (may be NULL) gets the size of the whole text. Opens driver and compiler. */
+/* Text about the CUDA runtime, a line each: driver, every GPU and why one is not used, bundle, disk cache, compiler.
+ * Writes at most capacity bytes with the final 0; *needed (may be NULL) gets the size of the whole text. Opens driver
+ * and compiler. */
 ATTUNE_API attune_status attune_describe_cuda(char* text, size_t capacity, size_t* needed);
-/* Threads of the CPU backend's pool; 0 restores the default (OMP_NUM_THREADS, else all cores). Plans made later use it. */
+/* Threads of the CPU backend's pool; 0 restores the default (OMP_NUM_THREADS, else all cores). Plans made later use it.
+ */
 ATTUNE_API attune_status attune_set_num_threads(int32_t num_threads);
 ATTUNE_API attune_status attune_get_num_threads(int32_t* num_threads);
 
-/* ------------------------------------------------------------------------------------------------------------- tensors */
+/* ------------------------------------------------------------------------------------------------------------- tensors
+ */
 
 typedef enum attune_dtype {
   ATTUNE_DTYPE_NONE = 0,
@@ -113,8 +128,8 @@ typedef enum attune_dtype {
   ATTUNE_INT64 = 9
 } attune_dtype;
 
-/* A view. dtype NONE (all zero) means the tensor is absent. Shapes and strides are read up to rank. Data may be NULL while
- * planning, and where the tensor has no elements. Data must be aligned to its element. */
+/* A view. dtype NONE (all zero) means the tensor is absent. Shapes and strides are read up to rank. Data may be NULL
+ * while planning, and where the tensor has no elements. Data must be aligned to its element. */
 typedef struct attune_tensor {
   void* data;
   int32_t dtype; /* attune_dtype */
@@ -129,31 +144,32 @@ ATTUNE_API attune_tensor attune_dense_tensor(void* data, attune_dtype dtype, int
 ATTUNE_API int64_t attune_dtype_size(attune_dtype dtype);
 ATTUNE_API const char* attune_dtype_name(attune_dtype dtype);
 
-/* ------------------------------------------------------------------------------------------------------------ KV cache */
+/* ------------------------------------------------------------------------------------------------------------ KV cache
+ */
 
 /* Order of the axes of a cache tensor; strides are free in each. "pages" is the batch for a contiguous cache. */
 typedef enum attune_kv_layout {
   ATTUNE_KV_NHD = 0,     /* k, v [pages, page_size, num_heads_kv, head_dim]; scales [pages, page_size, num_heads_kv] */
   ATTUNE_KV_HND = 1,     /* k, v [pages, num_heads_kv, page_size, head_dim]; scales [pages, num_heads_kv, page_size] */
-  ATTUNE_KV_XPACKED = 2, /* vLLM: k [pages, num_heads_kv, head_dim / x, page_size, x], v [pages, num_heads_kv, head_dim, page_size];
-                            scales as HND */
+  ATTUNE_KV_XPACKED = 2, /* vLLM: k [pages, num_heads_kv, head_dim / x, page_size, x], v [pages, num_heads_kv, head_dim,
+                            page_size]; scales as HND */
   ATTUNE_KV_BYTES = 3    /* MLA formats: k uint8 [pages, page_size, 656], or [pages, bytes of a page] for MLA_584 */
 } attune_kv_layout;
 
 typedef enum attune_kv_format {
-  ATTUNE_KV_PLAIN = 0,   /* elements of k's dtype: float32, float16, bfloat16, e4m3, e5m2 or int8, with optional scales */
+  ATTUNE_KV_PLAIN = 0, /* elements of k's dtype: float32, float16, bfloat16, e4m3, e5m2 or int8, with optional scales */
   ATTUNE_KV_MLA_656 = 1, /* a token: 512 e4m3 | 4 fp32 scales, one per 128 | 64 bf16; d_qk 576, d_v 512, one KV head */
-  ATTUNE_KV_MLA_584 = 2  /* a page: page_size x (448 e4m3 | 64 bf16), then page_size x (7 e8m0 scales, one per 64 | 1 pad);
-                            d_qk 512, d_v 512, one KV head */
+  ATTUNE_KV_MLA_584 = 2  /* a page: page_size x (448 e4m3 | 64 bf16), then page_size x (7 e8m0 scales, one per 64 | 1
+                            pad);  d_qk 512, d_v 512, one KV head */
 } attune_kv_format;
 
 /* A paged cache (page_table present), a contiguous one (absent: sequence b owns row b, or row batch_index[b]), or, with
  * attune_attention.indices, a pool of slots. */
 typedef struct attune_kv_cache {
-  attune_tensor k;            /* see layout */
-  attune_tensor v;            /* absent: V is the first head_dim_v columns of K (MLA) */
-  attune_tensor k_scale;      /* fp32: [1] per tensor, [num_heads_kv] per head, or per token and head (see layout); absent: 1.
-                                 x = code * scale. Only for 8-bit dtypes */
+  attune_tensor k;       /* see layout */
+  attune_tensor v;       /* absent: V is the first head_dim_v columns of K (MLA) */
+  attune_tensor k_scale; /* fp32: [1] per tensor, [num_heads_kv] per head, or per token and head (see layout);
+                            absent: 1. x = code * scale. Only for 8-bit dtypes */
   attune_tensor v_scale;
   attune_tensor page_table;   /* int32 [batch, max_pages]: page of token t is entry t / page_size */
   attune_tensor v_page_table; /* int32 [batch, max_pages]; absent: page_table serves both */
@@ -164,142 +180,156 @@ typedef struct attune_kv_cache {
   int64_t ring_capacity;      /* > 0: token t lives in slot t mod ring_capacity, older ones are overwritten */
 } attune_kv_cache;
 
-/* -------------------------------------------------------------------------------------------------------------- prologue */
+/* --------------------------------------------------------------------------------------------------------------
+ * prologue */
 
 /* Applied to q, k and v of the new tokens, in this order, in fp32: dequantise, bias, IA3, RoPE, log-n, append.
  * Cached keys already carry all of it: nothing is applied to them again. */
 typedef struct attune_prologue {
-  attune_tensor qkv_scale;       /* fp32 [3]: scale of q, k, v when they are int8 (required) or fp8 (optional) */
-  attune_tensor q_bias;          /* float [num_heads_q, head_dim_qk] */
-  attune_tensor k_bias;          /* float [num_heads_kv, head_dim_qk] */
-  attune_tensor v_bias;          /* float [num_heads_kv, head_dim_v] */
-  attune_tensor ia3_k;           /* float [num_tasks, num_heads_kv, head_dim_qk] */
-  attune_tensor ia3_v;           /* float [num_tasks, num_heads_kv, head_dim_v] */
-  attune_tensor ia3_task;        /* int32 [batch]; out of 0..num_tasks-1: no IA3 for that sequence. Absent: task 0 */
-  attune_tensor rope_cos_sin;    /* fp32 [positions, R] or [num_tables, positions, R]: R/2 cosines, then R/2 sines, of each position
-                                    (attune_rope_table builds it). A position past the end uses no rotation and fails validation */
-  attune_tensor rope_table_index;/* int32 [batch]: the table of each sequence (dynamic NTK); absent: table 0 */
-  attune_tensor positions;       /* int32 [total_q] or [total_q, 3] (mRoPE): rope position of each new token. Absent: the
-                                    token's absolute position. 0 is a position like any other */
-  int64_t rope_offset;           /* first rotated channel */
-  int32_t rope_interleaved;      /* 0: pairs (o+j, o+j+R/2), NeoX; 1: pairs (o+2j, o+2j+1), GLM, GPT-J */
-  int32_t mrope_section[3];      /* pairs of each of the three position components; all 0: no mRoPE */
-  int32_t mrope_interleaved;     /* 0: sections one after the other, repeated; 1: j mod 3 chooses, see docs/semantics.md */
-  int32_t append;                /* 1: write k and v of the new tokens to the cache at positions seqused_kv.. */
-  attune_tensor logn;            /* fp32 [positions]: q of absolute position p is multiplied by logn[p]; past the end: last entry */
+  attune_tensor qkv_scale; /* fp32 [3]: scale of q, k, v when they are int8 (required) or fp8 (optional) */
+  attune_tensor q_bias;    /* float [num_heads_q, head_dim_qk] */
+  attune_tensor k_bias;    /* float [num_heads_kv, head_dim_qk] */
+  attune_tensor v_bias;    /* float [num_heads_kv, head_dim_v] */
+  attune_tensor ia3_k;     /* float [num_tasks, num_heads_kv, head_dim_qk] */
+  attune_tensor ia3_v;     /* float [num_tasks, num_heads_kv, head_dim_v] */
+  attune_tensor ia3_task;  /* int32 [batch]; out of 0..num_tasks-1: no IA3 for that sequence. Absent: task 0 */
+  attune_tensor
+      rope_cos_sin; /* fp32 [positions, R] or [num_tables, positions, R]: R/2 cosines, then R/2 sines, of each position
+                       (attune_rope_table builds it). A position past the end uses no rotation and fails validation */
+  attune_tensor rope_table_index; /* int32 [batch]: the table of each sequence (dynamic NTK); absent: table 0 */
+  attune_tensor positions;   /* int32 [total_q] or [total_q, 3] (mRoPE): rope position of each new token. Absent: the
+                                token's absolute position. 0 is a position like any other */
+  int64_t rope_offset;       /* first rotated channel */
+  int32_t rope_interleaved;  /* 0: pairs (o+j, o+j+R/2), NeoX; 1: pairs (o+2j, o+2j+1), GLM, GPT-J */
+  int32_t mrope_section[3];  /* pairs of each of the three position components; all 0: no mRoPE */
+  int32_t mrope_interleaved; /* 0: sections one after the other, repeated; 1: j mod 3 chooses, see docs/semantics.md */
+  int32_t append;            /* 1: write k and v of the new tokens to the cache at positions seqused_kv.. */
+  attune_tensor
+      logn; /* fp32 [positions]: q of absolute position p is multiplied by logn[p]; past the end: last entry */
 } attune_prologue;
 
-/* ------------------------------------------------------------------------------------------------------------- attention */
+/* -------------------------------------------------------------------------------------------------------------
+ * attention */
 
-/* The one operation. Sequence b has n_q(b) queries and s(b) keys; its query i is at absolute position s - n_q + i. KV comes from
- *   dense      k, v and no cache;
- *   cache      cache and no k, v: s = seqused_kv;
- *   both       cache and k, v: k and v are the new tokens (those of the queries), s = seqused_kv + n_q. They attend
- *              unquantised; prologue.append also writes them to the cache. The cache is never read for them;
- *   sparse     indices: the listed slots only. */
+/* The one operation. Sequence b has n_q(b) queries and s(b) keys; its query i is at absolute position s - n_q + i. KV
+ * comes from dense      k, v and no cache; cache      cache and no k, v: s = seqused_kv; both       cache and k, v: k
+ * and v are the new tokens (those of the queries), s = seqused_kv + n_q. They attend unquantised; prologue.append also
+ * writes them to the cache. The cache is never read for them; sparse     indices: the listed slots only. */
 typedef struct attune_attention {
   uint64_t struct_size; /* sizeof(attune_attention), set by attune_attention_init */
 
   attune_tensor q;            /* [total_q, num_heads_q, head_dim_qk], or [batch, seqlen_q, num_heads_q, head_dim_qk];
                                  float32, float16, bfloat16; int8, e4m3, e5m2 with prologue.qkv_scale */
-  attune_tensor cu_seqlens_q; /* int32 [batch + 1], rank 3 q only; absent with rank 3 q: one sequence, or, with a cache, one query
-                                 for each sequence */
-  attune_tensor k;            /* [total_kv, num_heads_kv, head_dim_qk] or [batch, seqlen_kv, num_heads_kv, head_dim_qk] */
-  attune_tensor v;            /* [.., num_heads_kv, head_dim_v]; absent: the first head_dim_v columns of k */
-  attune_tensor cu_seqlens_kv;/* int32 [batch + 1], dense rank 3 k without cache; absent: as cu_seqlens_q (with total_kv == total_q),
-                                 or one sequence */
+  attune_tensor cu_seqlens_q; /* int32 [batch + 1], rank 3 q only; absent with rank 3 q: one sequence, or, with a cache,
+                                 one query for each sequence */
+  attune_tensor k; /* [total_kv, num_heads_kv, head_dim_qk] or [batch, seqlen_kv, num_heads_kv, head_dim_qk] */
+  attune_tensor v; /* [.., num_heads_kv, head_dim_v]; absent: the first head_dim_v columns of k */
+  attune_tensor cu_seqlens_kv; /* int32 [batch + 1], dense rank 3 k without cache; absent: as cu_seqlens_q (with
+                                  total_kv == total_q), or one sequence */
   attune_kv_cache cache;
-  attune_tensor seqused_kv;   /* int32 [batch]: tokens in the cache, new ones not counted (with dense kv: keys in use of each
-                                 sequence, at most its extent). Required with a cache unless indices are given */
+  attune_tensor seqused_kv; /* int32 [batch]: tokens in the cache, new ones not counted (with dense kv: keys in use of
+                               each sequence, at most its extent). Required with a cache unless indices are given */
 
-  attune_tensor indices;      /* int32 [total_q, topk], [total_q, num_heads_kv, topk], or with rank 4 q [batch, seqlen_q, topk];
-                                 without num_heads_kv every KV head reads the same entries.
-                                 Cache: slot = page * page_size + offset. Dense kv: token number in the sequence. Out of range:
-                                 ignored. Causality and windows do not apply */
-  attune_tensor topk_length;  /* int32 [batch] or [total_q]: entries in use of each row of indices */
-  attune_kv_cache extra_cache;/* a second pool of slots in the same softmax */
+  attune_tensor
+      indices; /* int32 [total_q, topk], [total_q, num_heads_kv, topk], or with rank 4 q [batch, seqlen_q, topk];
+                  without num_heads_kv every KV head reads the same entries.
+                  Cache: slot = page * page_size + offset. Dense kv: token number in the sequence. Out of range:
+                  ignored. Causality and windows do not apply */
+  attune_tensor topk_length;   /* int32 [batch] or [total_q]: entries in use of each row of indices */
+  attune_kv_cache extra_cache; /* a second pool of slots in the same softmax */
   attune_tensor extra_indices;
   attune_tensor extra_topk_length;
 
-  attune_tensor cache_indirection; /* int32 [batch, max_seqlen]: beam (0..beam_width-1) whose row holds position t (the slot, in
-                                      a ring), for t >= beam_prompt_length; batch rows are request * beam_width + beam */
-  attune_tensor beam_prompt_length;/* int32 [batch]: positions below it are read from beam 0. A wrapped ring ignores it */
-  int32_t beam_width;              /* 0 or 1: no beams */
+  attune_tensor
+      cache_indirection; /* int32 [batch, max_seqlen]: beam (0..beam_width-1) whose row holds position t (the slot, in
+                            a ring), for t >= beam_prompt_length; batch rows are request * beam_width + beam */
+  attune_tensor
+      beam_prompt_length; /* int32 [batch]: positions below it are read from beam 0. A wrapped ring ignores it */
+  int32_t beam_width;     /* 0 or 1: no beams */
 
   /* mask */
-  int32_t causal;                  /* 1: query at position P sees keys <= P */
-  int64_t window_left;             /* >= 0: sees keys >= P - window_left; -1: no limit */
-  int64_t window_right;            /* >= 0: sees keys <= P + window_right; -1: no limit */
-  attune_tensor mask_bits;         /* uint8 [total_q, bytes] or [total_q, num_heads_q, bytes]: bit j%8 of byte j/8 set: key
-                                      mask_start + j is visible (and the other masks allow it). Keys not covered: visible */
-  attune_tensor mask_start;        /* int32 [batch]; absent: 0 */
-  attune_tensor bidirectional_ranges; /* int32 [batch, ranges, 2]: inclusive [first, last], first < last; a query and a key both
-                                      inside one range see each other whatever causal and window say */
-  attune_tensor finished;          /* uint8 [batch]: non-zero: no output, no append for that sequence */
-  int32_t skip_decode;             /* 1: sequences with one query are left untouched */
-  int32_t zero_finished;           /* 1: finished and skipped rows get out = 0, lse = max_logits = -inf instead */
+  int32_t causal;           /* 1: query at position P sees keys <= P */
+  int64_t window_left;      /* >= 0: sees keys >= P - window_left; -1: no limit */
+  int64_t window_right;     /* >= 0: sees keys <= P + window_right; -1: no limit */
+  attune_tensor mask_bits;  /* uint8 [total_q, bytes] or [total_q, num_heads_q, bytes]: bit j%8 of byte j/8 set: key
+                               mask_start + j is visible (and the other masks allow it). Keys not covered: visible */
+  attune_tensor mask_start; /* int32 [batch]; absent: 0 */
+  attune_tensor bidirectional_ranges; /* int32 [batch, ranges, 2]: inclusive [first, last], first < last; a query and a
+                                      key both inside one range see each other whatever causal and window say */
+  attune_tensor finished;             /* uint8 [batch]: non-zero: no output, no append for that sequence */
+  int32_t skip_decode;                /* 1: sequences with one query are left untouched */
+  int32_t zero_finished;              /* 1: finished and skipped rows get out = 0, lse = max_logits = -inf instead */
 
   /* score: z = softcap(scale * <q, k>) + ALiBi + bias + T5 */
-  float softmax_scale;             /* 0: 1 / sqrt(head_dim_qk) */
-  float softcap;                   /* > 0: cap * tanh(z / cap), before every additive term */
-  attune_tensor alibi_slopes;      /* fp32 [num_heads_q] or [batch, num_heads_q]: + slope * (j - P); any sign */
-  int32_t alibi_sqrt;              /* 1: - slope * sqrt(P - j) for j <= P, 0 for later keys, instead */
-  attune_tensor bias;              /* float [num_heads_q or 1, rows, cols]: + bias[h, P, j]; must cover every P and j */
-  attune_tensor new_token_bias;    /* float [rows, cols]: + bias[i, j - (s - n_q)] where j >= s - n_q; i = query in sequence */
-  attune_tensor t5_bias;           /* float [num_heads_q, num_buckets]: + bias[h, bucket(j - P)] */
+  float softmax_scale;        /* 0: 1 / sqrt(head_dim_qk) */
+  float softcap;              /* > 0: cap * tanh(z / cap), before every additive term */
+  attune_tensor alibi_slopes; /* fp32 [num_heads_q] or [batch, num_heads_q]: + slope * (j - P); any sign */
+  int32_t alibi_sqrt;         /* 1: - slope * sqrt(P - j) for j <= P, 0 for later keys, instead */
+  attune_tensor bias;         /* float [num_heads_q or 1, rows, cols]: + bias[h, P, j]; must cover every P and j */
+  attune_tensor
+      new_token_bias;    /* float [rows, cols]: + bias[i, j - (s - n_q)] where j >= s - n_q; i = query in sequence */
+  attune_tensor t5_bias; /* float [num_heads_q, num_buckets]: + bias[h, bucket(j - P)] */
   int64_t t5_max_distance;
-  int32_t t5_bidirectional;        /* 0: decoder self attention, 1: encoder */
-  attune_tensor sinks;             /* float [num_heads_q]: one more logit in the denominator, neither scaled nor capped */
+  int32_t t5_bidirectional; /* 0: decoder self attention, 1: encoder */
+  attune_tensor sinks;      /* float [num_heads_q]: one more logit in the denominator, neither scaled nor capped */
 
   attune_prologue prologue;
 
   /* outputs */
-  attune_tensor out;               /* as q, last axis head_dim_v; float32, float16, bfloat16, e4m3 */
-  attune_tensor out_scale;         /* fp32 [1]: e4m3 out = saturate(o * out_scale); absent: 1 */
-  attune_tensor lse;               /* fp32 [total_q, num_heads_q] or [batch, seqlen_q, num_heads_q]; any strides; optional */
-  attune_tensor max_logits;        /* as lse: the largest z of the row, sinks not counted; optional */
-  int64_t head_dim_v;              /* where V aliases K; 0: taken from v */
+  attune_tensor out;        /* as q, last axis head_dim_v; float32, float16, bfloat16, e4m3 */
+  attune_tensor out_scale;  /* fp32 [1]: e4m3 out = saturate(o * out_scale); absent: 1 */
+  attune_tensor lse;        /* fp32 [total_q, num_heads_q] or [batch, seqlen_q, num_heads_q]; any strides; optional */
+  attune_tensor max_logits; /* as lse: the largest z of the row, sinks not counted; optional */
+  int64_t head_dim_v;       /* where V aliases K; 0: taken from v */
 
   /* planning */
-  int64_t max_seqlen_q;            /* most queries of one sequence; 0: derived from shapes (total_q at worst) */
-  int64_t max_seqlen_kv;           /* most keys of one sequence; 0: derived from shapes (the capacity) */
-  int32_t batch_invariant;         /* 1: a sequence's bits do not depend on the rest of the batch */
-  int32_t allow_tf32;              /* 1: fp32 inputs may be rounded to TF32 on devices that gain from it */
+  int64_t max_seqlen_q;    /* most queries of one sequence; 0: derived from shapes (total_q at worst) */
+  int64_t max_seqlen_kv;   /* most keys of one sequence; 0: derived from shapes (the capacity) */
+  int32_t batch_invariant; /* 1: a sequence's bits do not depend on the rest of the batch */
+  int32_t allow_tf32;      /* 1: fp32 inputs may be rounded to TF32 on devices that gain from it */
 } attune_attention;
 
 /* Zeroes the struct and sets its defaults: no windows, no mask. struct_size is sizeof(attune_attention). */
 ATTUNE_API attune_status attune_attention_init(attune_attention* attention, uint64_t struct_size);
 
-/* ------------------------------------------------------------------------------------------------------------------ plan */
+/* ------------------------------------------------------------------------------------------------------------------
+ * plan */
 
 typedef struct attune_plan attune_plan;
 
-/* OK when a kernel covers the descriptor on the device. UNSUPPORTED: attune_last_error() names the nearest kernel and what differs.
- * INVALID_ARGUMENT: the descriptor is wrong on every device. Data pointers may be NULL. */
+/* OK when a kernel covers the descriptor on the device. UNSUPPORTED: attune_last_error() names the nearest kernel and
+ * what differs. INVALID_ARGUMENT: the descriptor is wrong on every device. Data pointers may be NULL. */
 ATTUNE_API attune_status attune_supported(const attune_attention* attention, attune_device device);
-/* Chooses a kernel and fixes sizes. Shapes of the tensors are the most that later runs may use: batch, total_q, max lengths. */
-ATTUNE_API attune_status attune_plan_create(const attune_attention* attention, attune_device device, attune_plan** plan);
+/* Chooses a kernel and fixes sizes. Shapes of the tensors are the most that later runs may use: batch, total_q, max
+ * lengths. */
+ATTUNE_API attune_status attune_plan_create(const attune_attention* attention, attune_device device,
+                                            attune_plan** plan);
 ATTUNE_API attune_status attune_plan_destroy(attune_plan* plan); /* NULL is allowed */
-/* Makes sure that plans of these descriptors find their kernels ready: compiles or loads them now, side by side. Blocks, for
- * seconds where nothing is in the bundle or the disk cache. The first failure is returned after all were tried. */
+/* Makes sure that plans of these descriptors find their kernels ready: compiles or loads them now, side by side.
+ * Blocks, for seconds where nothing is in the bundle or the disk cache. The first failure is returned after all were
+ * tried. */
 ATTUNE_API attune_status attune_warm(const attune_attention* const* attentions, int32_t count, attune_device device);
 /* Bytes of the workspace that every run of this plan needs; it is aligned to 256 bytes. */
 ATTUNE_API attune_status attune_plan_workspace_size(const attune_plan* plan, size_t* bytes);
-/* Human-readable text: kernel, tiles, splits, workspace. Writes at most capacity bytes with the final 0; *needed (may be NULL)
- * gets the size of the whole text. */
+/* Human-readable text: kernel, tiles, splits, workspace. Writes at most capacity bytes with the final 0; *needed (may
+ * be NULL) gets the size of the whole text. */
 ATTUNE_API attune_status attune_plan_describe(const attune_plan* plan, char* text, size_t capacity, size_t* needed);
-/* Schedules and runs. Thread-safe while each call has its own workspace and outputs. stream: CUstream, or NULL on the CPU. */
-ATTUNE_API attune_status attune_run(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t workspace_bytes,
-                                    void* stream);
-/* The two halves of attune_run. One schedule serves every layer of a step that has the same lengths, in the same workspace. */
-ATTUNE_API attune_status attune_schedule(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t workspace_bytes,
-                                         void* stream);
-ATTUNE_API attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention, void* workspace,
-                                              size_t workspace_bytes, void* stream);
-/* Reads lengths, page tables and indices and returns BAD_DATA with the first wrong entry. Blocks; for debugging and tests. */
+/* Schedules and runs. Thread-safe while each call has its own workspace and outputs. stream: CUstream, or NULL on the
+ * CPU. */
+ATTUNE_API attune_status attune_run(const attune_plan* plan, const attune_attention* attention, void* workspace,
+                                    size_t workspace_bytes, void* stream);
+/* The two halves of attune_run. One schedule serves every layer of a step that has the same lengths, in the same
+ * workspace. */
+ATTUNE_API attune_status attune_schedule(const attune_plan* plan, const attune_attention* attention, void* workspace,
+                                         size_t workspace_bytes, void* stream);
+ATTUNE_API attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention,
+                                              void* workspace, size_t workspace_bytes, void* stream);
+/* Reads lengths, page tables and indices and returns BAD_DATA with the first wrong entry. Blocks; for debugging and
+ * tests. */
 ATTUNE_API attune_status attune_validate(const attune_attention* attention, attune_device device, void* stream);
 
-/* ------------------------------------------------------------------------------------------------------ other operations */
+/* ------------------------------------------------------------------------------------------------------ other
+ * operations */
 /* They need no workspace. On CUDA they only enqueue work on the stream. */
 
 /* The prologue on its own: q, k, v of new tokens to q_out, k_out, v_out, and into the cache if prologue.append. */
@@ -311,13 +341,14 @@ typedef struct attune_qkv_prepare {
   attune_tensor finished;     /* uint8 [batch] */
   attune_kv_cache cache;
   attune_prologue prologue;
-  attune_tensor q_out, k_out, v_out; /* float32, float16 or bfloat16, same shapes; each optional; may alias the inputs */
+  attune_tensor q_out, k_out,
+      v_out; /* float32, float16 or bfloat16, same shapes; each optional; may alias the inputs */
 } attune_qkv_prepare;
 ATTUNE_API attune_status attune_qkv_prepare_init(attune_qkv_prepare* op, uint64_t struct_size);
 ATTUNE_API attune_status attune_qkv_prepare_run(const attune_qkv_prepare* op, attune_device device, void* stream);
 
-/* Merges partial results over disjoint sets of keys: lse = log sum exp lse_i, out = sum exp(lse_i - lse) out_i. Parts with
- * lse -inf count for nothing, whatever their out holds. Fixed order: the same bits every time. */
+/* Merges partial results over disjoint sets of keys: lse = log sum exp lse_i, out = sum exp(lse_i - lse) out_i. Parts
+ * with lse -inf count for nothing, whatever their out holds. Fixed order: the same bits every time. */
 typedef struct attune_merge {
   uint64_t struct_size;
   attune_tensor partial_out; /* [parts, rows, heads, head_dim_v]; float32, float16, bfloat16 */
@@ -331,14 +362,12 @@ ATTUNE_API attune_status attune_merge_init(attune_merge* op, uint64_t struct_siz
 ATTUNE_API attune_status attune_merge_run(const attune_merge* op, attune_device device, void* stream);
 
 /* Cache operations. The dense side is k, v [tokens, num_heads_kv, head_dim] (v absent where V aliases K).
- *   append      dense -> cache; token i goes to slot slots[i] (negative: skipped), or, with page_table or a contiguous cache,
- *               token i of sequence b to position seqused_kv[b] + i;
- *   quantize    dense token i -> slot i, the whole cache at once;
- *   dequantize  slot i -> dense token i;
- *   gather      tokens 0..seqused_kv[b]-1 of each sequence -> dense rows cu_seqlens[b].., or slots[i] -> dense row i (out of range:
- *               a row of zeros).
- * Writing 8-bit codes: code = saturate(round(x / scale)), NaN stays NaN (int8: 0). Scales per tensor and per head are read; scales
- * per token and head are computed from the row, amax / 127 (int8), 448 (e4m3) or 57344 (e5m2), and written. */
+ *   append      dense -> cache; token i goes to slot slots[i] (negative: skipped), or, with page_table or a contiguous
+ * cache, token i of sequence b to position seqused_kv[b] + i; quantize    dense token i -> slot i, the whole cache at
+ * once; dequantize  slot i -> dense token i; gather      tokens 0..seqused_kv[b]-1 of each sequence -> dense rows
+ * cu_seqlens[b].., or slots[i] -> dense row i (out of range: a row of zeros). Writing 8-bit codes: code =
+ * saturate(round(x / scale)), NaN stays NaN (int8: 0). Scales per tensor and per head are read; scales per token and
+ * head are computed from the row, amax / 127 (int8), 448 (e4m3) or 57344 (e5m2), and written. */
 typedef enum attune_cache_op_kind {
   ATTUNE_CACHE_APPEND = 0,
   ATTUNE_CACHE_QUANTIZE = 1,
@@ -348,49 +377,51 @@ typedef enum attune_cache_op_kind {
 
 typedef struct attune_cache_op {
   uint64_t struct_size;
-  int32_t kind;               /* attune_cache_op_kind */
-  int32_t power_of_two_scales;/* MLA_656: scales rounded up to powers of two */
+  int32_t kind;                /* attune_cache_op_kind */
+  int32_t power_of_two_scales; /* MLA_656: scales rounded up to powers of two */
   attune_kv_cache cache;
-  attune_tensor k, v;         /* dense [tokens, num_heads_kv, head_dim]; float32, float16, bfloat16 */
-  attune_tensor slots;        /* int64 [tokens] */
-  attune_tensor cu_seqlens;   /* int32 [batch + 1]: dense rows of each sequence */
-  attune_tensor seqused_kv;   /* int32 [batch] */
-  attune_tensor finished;     /* uint8 [batch], append */
+  attune_tensor k, v;       /* dense [tokens, num_heads_kv, head_dim]; float32, float16, bfloat16 */
+  attune_tensor slots;      /* int64 [tokens] */
+  attune_tensor cu_seqlens; /* int32 [batch + 1]: dense rows of each sequence */
+  attune_tensor seqused_kv; /* int32 [batch] */
+  attune_tensor finished;   /* uint8 [batch], append */
 } attune_cache_op;
 ATTUNE_API attune_status attune_cache_op_init(attune_cache_op* op, uint64_t struct_size);
 ATTUNE_API attune_status attune_cache_op_run(const attune_cache_op* op, attune_device device, void* stream);
 /* Bytes of one page of an MLA format (page_size tokens), padding included. */
 ATTUNE_API attune_status attune_kv_page_bytes(attune_kv_format format, int64_t page_size, int64_t* bytes);
 
-/* ------------------------------------------------------------------------------------------------ tables, built in double */
+/* ------------------------------------------------------------------------------------------------ tables, built in
+ * double */
 
 typedef enum attune_rope_style {
   ATTUNE_ROPE_NONE = 0,
-  ATTUNE_ROPE_LINEAR = 1,       /* f / scale */
-  ATTUNE_ROPE_GLM2 = 2,         /* f / scale over half the width: use dim = rotary width, interleaved pairs */
+  ATTUNE_ROPE_LINEAR = 1, /* f / scale */
+  ATTUNE_ROPE_GLM2 = 2,   /* f / scale over half the width: use dim = rotary width, interleaved pairs */
   ATTUNE_ROPE_DYNAMIC_NTK = 3,
   ATTUNE_ROPE_QWEN_DYNAMIC_NTK = 4,
   ATTUNE_ROPE_YARN = 5,
   ATTUNE_ROPE_LLAMA3 = 6,
-  ATTUNE_ROPE_MROPE = 7         /* as LINEAR; sections are applied by the prologue */
+  ATTUNE_ROPE_MROPE = 7 /* as LINEAR; sections are applied by the prologue */
 } attune_rope_style;
 
 typedef struct attune_rope {
   uint64_t struct_size;
-  int32_t style;               /* attune_rope_style */
-  int64_t dim;                 /* rotary width R, even */
-  double theta;                /* base, e.g. 10000 */
-  double scale;                /* 1 by default */
-  int64_t max_position;        /* original context length: NTK, YaRN, Llama3 */
-  int64_t seqlen;              /* NTK styles: the length the table is for */
-  double beta_fast, beta_slow; /* YaRN, 32 and 1 by default */
-  double extrapolation_factor; /* YaRN, 1 by default */
-  double mscale;               /* multiplies cosines and sines; 1 by default */
+  int32_t style;                            /* attune_rope_style */
+  int64_t dim;                              /* rotary width R, even */
+  double theta;                             /* base, e.g. 10000 */
+  double scale;                             /* 1 by default */
+  int64_t max_position;                     /* original context length: NTK, YaRN, Llama3 */
+  int64_t seqlen;                           /* NTK styles: the length the table is for */
+  double beta_fast, beta_slow;              /* YaRN, 32 and 1 by default */
+  double extrapolation_factor;              /* YaRN, 1 by default */
+  double mscale;                            /* multiplies cosines and sines; 1 by default */
   double low_freq_factor, high_freq_factor; /* Llama3, 1 and 4 by default */
 } attune_rope;
 ATTUNE_API attune_status attune_rope_init(attune_rope* rope, uint64_t struct_size);
 /* Writes fp32 cos_sin [num_positions, dim] for positions first_position... */
-ATTUNE_API attune_status attune_rope_table(const attune_rope* rope, int64_t first_position, int64_t num_positions, float* cos_sin);
+ATTUNE_API attune_status attune_rope_table(const attune_rope* rope, int64_t first_position, int64_t num_positions,
+                                           float* cos_sin);
 /* Writes the dim / 2 inverse frequencies (radians per position), in double. */
 ATTUNE_API attune_status attune_rope_frequencies(const attune_rope* rope, double* frequencies);
 /* logn[p] = ln(p + 1) / ln(max_position) for p > max_position, else 1. max_position >= 2. */
@@ -398,14 +429,15 @@ ATTUNE_API attune_status attune_logn_table(int64_t max_position, int64_t num_pos
 /* The slopes of the ALiBi paper, for any number of heads. */
 ATTUNE_API attune_status attune_alibi_slopes(int64_t num_heads, float* slopes);
 /* T5 bucket of relative position key - query. */
-ATTUNE_API attune_status attune_t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_distance, int32_t bidirectional,
-                                          int64_t* bucket);
+ATTUNE_API attune_status attune_t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_distance,
+                                          int32_t bidirectional, int64_t* bucket);
 
-/* ------------------------------------------------------------------------------------------------------- kernel registry */
+/* ------------------------------------------------------------------------------------------------------- kernel
+ * registry */
 
 typedef struct attune_kernel_info {
   uint64_t struct_size;
-  char name[64];       /* as accepted by the environment variable ATTUNE_KERNEL */
+  char name[64]; /* as accepted by the environment variable ATTUNE_KERNEL */
   char operation[32];
   int32_t device_type; /* attune_device_type */
   char coverage[1024]; /* "axis: value, value; axis: ..." */

@@ -82,10 +82,12 @@ void check_fits(const attune_plan& plan, const Problem& p, const attune::Traits&
 void check_workspace(const attune_plan& plan, const void* workspace, size_t bytes) {
   const size_t need = plan.impl->workspace_size();
   if (bytes < need) {
-    fail(ATTUNE_WORKSPACE_TOO_SMALL, "workspace_bytes is ", bytes, "; the plan needs ", need, ", ", need - bytes, " more");
+    fail(ATTUNE_WORKSPACE_TOO_SMALL, "workspace_bytes is ", bytes, "; the plan needs ", need, ", ", need - bytes,
+         " more");
   }
   require(workspace != nullptr, "workspace is null; the plan needs ", need, " bytes");
-  require(reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment == 0, "workspace is not aligned to ", kWorkspaceAlignment, " bytes");
+  require(reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment == 0, "workspace is not aligned to ",
+          kWorkspaceAlignment, " bytes");
 }
 
 // The checks common to every run.
@@ -96,7 +98,8 @@ Problem check_run(const attune_plan* plan, const attune_attention* attention, vo
   check_fits(*plan, p, attune::traits_of(p, *attention));
   check_workspace(*plan, workspace, bytes);
   if (plan->device.type == ATTUNE_DEVICE_CUDA) {
-    // The usual mistake is to pass the host's memory throughout, which would end the context. attune_validate checks all.
+    // The usual mistake is to pass the host's memory throughout, which would end the context. attune_validate checks
+    // all.
     attune::cuda::check_reachable("workspace", workspace, plan->device.index);
     attune::cuda::check_reachable("q.data", p.q.data, plan->device.index);
   }
@@ -111,14 +114,22 @@ const char* attune_version(void) { return ATTUNE_VERSION_STRING; }
 
 const char* attune_status_name(attune_status status) {
   switch (status) {
-    case ATTUNE_OK: return "ok";
-    case ATTUNE_INVALID_ARGUMENT: return "invalid argument";
-    case ATTUNE_UNSUPPORTED: return "unsupported";
-    case ATTUNE_WORKSPACE_TOO_SMALL: return "workspace too small";
-    case ATTUNE_OUT_OF_MEMORY: return "out of memory";
-    case ATTUNE_BAD_DATA: return "bad data";
-    case ATTUNE_DEVICE_ERROR: return "device error";
-    case ATTUNE_INTERNAL: return "internal error";
+    case ATTUNE_OK:
+      return "ok";
+    case ATTUNE_INVALID_ARGUMENT:
+      return "invalid argument";
+    case ATTUNE_UNSUPPORTED:
+      return "unsupported";
+    case ATTUNE_WORKSPACE_TOO_SMALL:
+      return "workspace too small";
+    case ATTUNE_OUT_OF_MEMORY:
+      return "out of memory";
+    case ATTUNE_BAD_DATA:
+      return "bad data";
+    case ATTUNE_DEVICE_ERROR:
+      return "device error";
+    case ATTUNE_INTERNAL:
+      return "internal error";
   }
   return "unknown status";
 }
@@ -139,8 +150,10 @@ attune_status attune_device_count(int32_t* count) {
 attune_status attune_get_device_info(int32_t i, attune_device_info* info) {
   return guarded([&] {
     require(info != nullptr, "info is null");
-    require(info->struct_size == sizeof(*info), "info.struct_size is ", info->struct_size, "; this library needs ", sizeof(*info));
-    require(i >= 0 && i < attune::device_count(), "i is ", i, "; it must be 0..", attune::device_count() - 1, " (attune_device_count)");
+    require(info->struct_size == sizeof(*info), "info.struct_size is ", info->struct_size, "; this library needs ",
+            sizeof(*info));
+    require(i >= 0 && i < attune::device_count(), "i is ", i, "; it must be 0..", attune::device_count() - 1,
+            " (attune_device_count)");
     attune::describe_device(i, info);
   });
 }
@@ -151,7 +164,8 @@ attune_status attune_describe_cuda(char* text, size_t capacity, size_t* needed) 
 
 attune_status attune_set_num_threads(int32_t num_threads) {
   return guarded([&] {
-    require(num_threads >= 0 && num_threads <= 4096, "num_threads is ", num_threads, "; it must be 0 (default) to 4096");
+    require(num_threads >= 0 && num_threads <= 4096, "num_threads is ", num_threads,
+            "; it must be 0 (default) to 4096");
     attune::cpu::set_num_threads(num_threads);
   });
 }
@@ -186,7 +200,8 @@ const char* attune_dtype_name(attune_dtype dtype) { return attune::dtype_name(dt
 attune_status attune_attention_init(attune_attention* attention, uint64_t struct_size) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
-    require(struct_size == sizeof(*attention), "struct_size is ", struct_size, "; this library needs ", sizeof(*attention));
+    require(struct_size == sizeof(*attention), "struct_size is ", struct_size, "; this library needs ",
+            sizeof(*attention));
     std::memset(attention, 0, sizeof(*attention));
     attention->struct_size = sizeof(*attention);
     attention->window_left = -1;
@@ -256,7 +271,8 @@ attune_status attune_plan_describe(const attune_plan* plan, char* text, size_t c
   });
 }
 
-attune_status attune_run(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t workspace_bytes, void* stream) {
+attune_status attune_run(const attune_plan* plan, const attune_attention* attention, void* workspace,
+                         size_t workspace_bytes, void* stream) {
   return guarded([&] {
     const Problem p = check_run(plan, attention, workspace, workspace_bytes);
     plan->impl->schedule(p, workspace, stream);
@@ -264,16 +280,16 @@ attune_status attune_run(const attune_plan* plan, const attune_attention* attent
   });
 }
 
-attune_status attune_schedule(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t workspace_bytes,
-                              void* stream) {
+attune_status attune_schedule(const attune_plan* plan, const attune_attention* attention, void* workspace,
+                              size_t workspace_bytes, void* stream) {
   return guarded([&] {
     const Problem p = check_run(plan, attention, workspace, workspace_bytes);
     plan->impl->schedule(p, workspace, stream);
   });
 }
 
-attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t workspace_bytes,
-                                   void* stream) {
+attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention, void* workspace,
+                                   size_t workspace_bytes, void* stream) {
   return guarded([&] {
     const Problem p = check_run(plan, attention, workspace, workspace_bytes);
     plan->impl->run(p, workspace, stream);
@@ -302,7 +318,8 @@ attune_status attune_kernel_count(int32_t* count) {
 attune_status attune_get_kernel_info(int32_t i, attune_kernel_info* info) {
   return guarded([&] {
     require(info != nullptr, "info is null");
-    require(info->struct_size == sizeof(*info), "info.struct_size is ", info->struct_size, "; this library needs ", sizeof(*info));
+    require(info->struct_size == sizeof(*info), "info.struct_size is ", info->struct_size, "; this library needs ",
+            sizeof(*info));
     require(i >= 0 && i < attune::kernel_count(), "i is ", i, "; there are ", attune::kernel_count(), " kernels");
     const attune::Kernel& k = attune::kernel_at(i);
     copy_text(info->name, sizeof(info->name), k.name);

@@ -91,8 +91,8 @@ attune_status attune_kv_page_bytes(attune_kv_format format, int64_t page_size, i
     int32_t id;  // copied as bytes: a C caller may pass any number, which must not be read as an enumerator
     std::memcpy(&id, &format, sizeof(id));
     const attune::KvFormat* f = attune::kv_format(id);
-    require(f != nullptr, "format is ", id, "; it must be one of attune_kv_format (0..",
-            attune::kv_format_count() - 1, ")");
+    require(f != nullptr, "format is ", id, "; it must be one of attune_kv_format (0..", attune::kv_format_count() - 1,
+            ")");
     require(!f->plain, "format is plain, which has no fixed bytes a token; only MLA formats do");
     require(page_size >= 1 && page_size <= kMaxPositions, "page_size is ", page_size, "; it must be 1..",
             kMaxPositions);

@@ -16,7 +16,8 @@ uint8_t round_to_float8(float x, uint8_t nan_code) {
   const float ax = std::bit_cast<float>(a);
   constexpr float kMinNormal = 1.0f / (1 << (kBias - 1));
   if (ax < kMinNormal) {
-    // Subnormal: a multiple of 2^(1 - bias - man). Adding 2^23 units rounds to nearest even; the carry into the exponent is right.
+    // Subnormal: a multiple of 2^(1 - bias - man). Adding 2^23 units rounds to nearest even; the carry into the
+    // exponent is right.
     const float unit = kMinNormal / (1 << kMan);
     return static_cast<uint8_t>(sign | static_cast<uint8_t>(std::nearbyint(ax / unit)));
   }
@@ -31,31 +32,47 @@ uint8_t round_to_float8(float x, uint8_t nan_code) {
 int64_t dtype_size(int32_t dtype) {
   switch (dtype) {
     case ATTUNE_FLOAT32:
-    case ATTUNE_INT32: return 4;
+    case ATTUNE_INT32:
+      return 4;
     case ATTUNE_FLOAT16:
-    case ATTUNE_BFLOAT16: return 2;
+    case ATTUNE_BFLOAT16:
+      return 2;
     case ATTUNE_FLOAT8_E4M3:
     case ATTUNE_FLOAT8_E5M2:
     case ATTUNE_INT8:
-    case ATTUNE_UINT8: return 1;
-    case ATTUNE_INT64: return 8;
-    default: return 0;
+    case ATTUNE_UINT8:
+      return 1;
+    case ATTUNE_INT64:
+      return 8;
+    default:
+      return 0;
   }
 }
 
 const char* dtype_name(int32_t dtype) {
   switch (dtype) {
-    case ATTUNE_DTYPE_NONE: return "none";
-    case ATTUNE_FLOAT32: return "float32";
-    case ATTUNE_FLOAT16: return "float16";
-    case ATTUNE_BFLOAT16: return "bfloat16";
-    case ATTUNE_FLOAT8_E4M3: return "e4m3";
-    case ATTUNE_FLOAT8_E5M2: return "e5m2";
-    case ATTUNE_INT8: return "int8";
-    case ATTUNE_UINT8: return "uint8";
-    case ATTUNE_INT32: return "int32";
-    case ATTUNE_INT64: return "int64";
-    default: return "unknown dtype";
+    case ATTUNE_DTYPE_NONE:
+      return "none";
+    case ATTUNE_FLOAT32:
+      return "float32";
+    case ATTUNE_FLOAT16:
+      return "float16";
+    case ATTUNE_BFLOAT16:
+      return "bfloat16";
+    case ATTUNE_FLOAT8_E4M3:
+      return "e4m3";
+    case ATTUNE_FLOAT8_E5M2:
+      return "e5m2";
+    case ATTUNE_INT8:
+      return "int8";
+    case ATTUNE_UINT8:
+      return "uint8";
+    case ATTUNE_INT32:
+      return "int32";
+    case ATTUNE_INT64:
+      return "int64";
+    default:
+      return "unknown dtype";
   }
 }
 
@@ -108,13 +125,26 @@ float load_as_float(int32_t dtype, const void* element) {
   uint8_t b;
   float f;
   switch (dtype) {
-    case ATTUNE_FLOAT32: std::memcpy(&f, element, 4); return f;
-    case ATTUNE_FLOAT16: std::memcpy(&h, element, 2); return half_to_float(h);
-    case ATTUNE_BFLOAT16: std::memcpy(&h, element, 2); return bf16_to_float(h);
-    case ATTUNE_FLOAT8_E4M3: std::memcpy(&b, element, 1); return e4m3_to_float(b);
-    case ATTUNE_FLOAT8_E5M2: std::memcpy(&b, element, 1); return e5m2_to_float(b);
-    case ATTUNE_INT8: std::memcpy(&b, element, 1); return static_cast<float>(static_cast<int8_t>(b));
-    default: return std::numeric_limits<float>::quiet_NaN();
+    case ATTUNE_FLOAT32:
+      std::memcpy(&f, element, 4);
+      return f;
+    case ATTUNE_FLOAT16:
+      std::memcpy(&h, element, 2);
+      return half_to_float(h);
+    case ATTUNE_BFLOAT16:
+      std::memcpy(&h, element, 2);
+      return bf16_to_float(h);
+    case ATTUNE_FLOAT8_E4M3:
+      std::memcpy(&b, element, 1);
+      return e4m3_to_float(b);
+    case ATTUNE_FLOAT8_E5M2:
+      std::memcpy(&b, element, 1);
+      return e5m2_to_float(b);
+    case ATTUNE_INT8:
+      std::memcpy(&b, element, 1);
+      return static_cast<float>(static_cast<int8_t>(b));
+    default:
+      return std::numeric_limits<float>::quiet_NaN();
   }
 }
 
@@ -122,13 +152,26 @@ void store_from_float(int32_t dtype, float x, void* element) {
   uint16_t h;
   uint8_t b;
   switch (dtype) {
-    case ATTUNE_FLOAT32: std::memcpy(element, &x, 4); break;
-    case ATTUNE_FLOAT16: h = float_to_half(x), std::memcpy(element, &h, 2); break;
-    case ATTUNE_BFLOAT16: h = float_to_bf16(x), std::memcpy(element, &h, 2); break;
-    case ATTUNE_FLOAT8_E4M3: b = float_to_e4m3(x), std::memcpy(element, &b, 1); break;
-    case ATTUNE_FLOAT8_E5M2: b = float_to_e5m2(x), std::memcpy(element, &b, 1); break;
-    case ATTUNE_INT8: b = static_cast<uint8_t>(float_to_int8(x)), std::memcpy(element, &b, 1); break;
-    default: break;
+    case ATTUNE_FLOAT32:
+      std::memcpy(element, &x, 4);
+      break;
+    case ATTUNE_FLOAT16:
+      h = float_to_half(x), std::memcpy(element, &h, 2);
+      break;
+    case ATTUNE_BFLOAT16:
+      h = float_to_bf16(x), std::memcpy(element, &h, 2);
+      break;
+    case ATTUNE_FLOAT8_E4M3:
+      b = float_to_e4m3(x), std::memcpy(element, &b, 1);
+      break;
+    case ATTUNE_FLOAT8_E5M2:
+      b = float_to_e5m2(x), std::memcpy(element, &b, 1);
+      break;
+    case ATTUNE_INT8:
+      b = static_cast<uint8_t>(float_to_int8(x)), std::memcpy(element, &b, 1);
+      break;
+    default:
+      break;
   }
 }
 

@@ -19,8 +19,8 @@ struct PlaneShape {
 PlaneShape read_plane(const std::string& name, const attune_tensor& t, int32_t layout, bool is_v, Data data) {
   const bool packed_k = layout == ATTUNE_KV_XPACKED && !is_v;
   check_tensor(name.c_str(), t,
-               {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8}, {packed_k ? 5 : 4},
-               data);
+               {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8},
+               {packed_k ? 5 : 4}, data);
   PlaneShape s{};
   s.pages = t.shape[0];
   KvPlane& p = s.plane;
@@ -30,9 +30,15 @@ PlaneShape read_plane(const std::string& name, const attune_tensor& t, int32_t l
   p.page_stride = stride_of(t, 0);
   int slot_axis = 0, head_axis = 0, dim_axis = 3;
   switch (layout) {
-    case ATTUNE_KV_NHD: slot_axis = 1, head_axis = 2; break;
-    case ATTUNE_KV_HND: slot_axis = 2, head_axis = 1; break;
-    default: head_axis = 1, slot_axis = 3, dim_axis = 2; break;
+    case ATTUNE_KV_NHD:
+      slot_axis = 1, head_axis = 2;
+      break;
+    case ATTUNE_KV_HND:
+      slot_axis = 2, head_axis = 1;
+      break;
+    default:
+      head_axis = 1, slot_axis = 3, dim_axis = 2;
+      break;
   }
   s.page_size = t.shape[slot_axis];
   s.heads = t.shape[head_axis];
@@ -56,7 +62,8 @@ PlaneShape read_plane(const std::string& name, const attune_tensor& t, int32_t l
 // Packed formats: rows of bytes, [pages, page_size, token_bytes] or [pages, bytes].
 PlaneShape read_packed(const std::string& name, const attune_kv_cache& c, const KvFormat& f, Data data) {
   const attune_tensor& t = c.k;
-  require(c.layout == ATTUNE_KV_BYTES, name, ".layout must be ATTUNE_KV_BYTES for the format ", f.name, "; it is ", c.layout);
+  require(c.layout == ATTUNE_KV_BYTES, name, ".layout must be ATTUNE_KV_BYTES for the format ", f.name, "; it is ",
+          c.layout);
   const std::string k = name + ".k";
   PlaneShape s{};
   s.heads = 1;
@@ -75,10 +82,11 @@ PlaneShape read_packed(const std::string& name, const attune_kv_cache& c, const 
     p.slot_stride = stride_of(t, 1);
   } else {
     check_tensor(k.c_str(), t, {ATTUNE_UINT8}, {2}, data);
-    require(c.page_size > 0, name, ".page_size is ", c.page_size, "; the format ", f.name, " needs it, and it must be > 0");
+    require(c.page_size > 0, name, ".page_size is ", c.page_size, "; the format ", f.name,
+            " needs it, and it must be > 0");
     require(c.page_size <= kMaxPageSize, name, ".page_size is ", c.page_size, "; it must be at most ", kMaxPageSize);
-    require(t.shape[1] >= c.page_size * (f.token_bytes + f.scale_bytes), k, ".shape[1] is ", t.shape[1], "; a page of ", c.page_size,
-            " tokens needs ", kv_page_bytes(f, c.page_size), " bytes");
+    require(t.shape[1] >= c.page_size * (f.token_bytes + f.scale_bytes), k, ".shape[1] is ", t.shape[1], "; a page of ",
+            c.page_size, " tokens needs ", kv_page_bytes(f, c.page_size), " bytes");
     require(t.stride[1] == 1, k, ".stride[1] is ", t.stride[1], "; the bytes of a page must follow each other (1)");
     s.page_size = c.page_size;
     p.slot_stride = f.token_bytes;
@@ -88,15 +96,16 @@ PlaneShape read_packed(const std::string& name, const attune_kv_cache& c, const 
   return s;
 }
 
-KvScale read_scale(const std::string& name, const attune_tensor& t, const KvCache& cache, int32_t layout, int64_t code_bytes, Data data) {
+KvScale read_scale(const std::string& name, const attune_tensor& t, const KvCache& cache, int32_t layout,
+                   int64_t code_bytes, Data data) {
   KvScale s;
   if (!present(t)) return s;
   require(code_bytes == 1 && cache.format->plain, name, " is set, but only plain 8-bit caches have scales");
   check_tensor(name.c_str(), t, {ATTUNE_FLOAT32}, {1, 3}, data);
   s.data = static_cast<float*>(t.data);
   if (t.rank == 1) {
-    require(t.shape[0] == 1 || t.shape[0] == cache.num_heads, name, ".shape[0] is ", t.shape[0], "; it must be 1 (per tensor) or ",
-            cache.num_heads, " (num_heads_kv, per head)");
+    require(t.shape[0] == 1 || t.shape[0] == cache.num_heads, name, ".shape[0] is ", t.shape[0],
+            "; it must be 1 (per tensor) or ", cache.num_heads, " (num_heads_kv, per head)");
     s.mode = t.shape[0] == 1 ? KvScale::Mode::kTensor : KvScale::Mode::kHead;
     s.head_stride = t.shape[0] > 1 ? t.stride[0] : 0;
     return s;
@@ -121,32 +130,35 @@ IntView read_table(const std::string& name, const attune_tensor& t, int64_t batc
 
 }  // namespace
 
-KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use, int64_t batch, int64_t head_dim_qk, int64_t head_dim_v,
-                      Data data) {
+KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use, int64_t batch, int64_t head_dim_qk,
+                      int64_t head_dim_v, Data data) {
   const std::string name = prefix;
   KvCache out;
   if (!present(c.k)) {
-    require(!present(c.v) && !present(c.k_scale) && !present(c.v_scale) && !present(c.page_table) && !present(c.v_page_table) &&
-                !present(c.batch_index),
+    require(!present(c.v) && !present(c.k_scale) && !present(c.v_scale) && !present(c.page_table) &&
+                !present(c.v_page_table) && !present(c.batch_index),
             name, ".k is absent, but other tensors of ", name, " are set");
     require(c.ring_capacity == 0, name, ".ring_capacity is ", c.ring_capacity, ", but ", name, ".k is absent");
     return out;
   }
   const KvFormat* format = kv_format(c.format);
-  require(format != nullptr, name, ".format is ", c.format, "; it must be one of attune_kv_format (0..", kv_format_count() - 1, ")");
+  require(format != nullptr, name, ".format is ", c.format, "; it must be one of attune_kv_format (0..",
+          kv_format_count() - 1, ")");
   out.format = format;
   PlaneShape k;
   if (format->plain) {
-    require(c.layout == ATTUNE_KV_NHD || c.layout == ATTUNE_KV_HND || c.layout == ATTUNE_KV_XPACKED, name, ".layout is ", c.layout,
+    require(c.layout == ATTUNE_KV_NHD || c.layout == ATTUNE_KV_HND || c.layout == ATTUNE_KV_XPACKED, name,
+            ".layout is ", c.layout,
             "; a plain format needs ATTUNE_KV_NHD (0), ATTUNE_KV_HND (1) or ATTUNE_KV_XPACKED (2)");
     k = read_plane(name + ".k", c.k, c.layout, false, data);
   } else {
     k = read_packed(name, c, *format, data);
     require(!present(c.v), name, ".v is set, but in the format ", format->name, " V is part of K");
   }
-  require(k.page_size >= 1 && k.page_size <= kMaxPageSize, name, ": page_size is ", k.page_size, "; it must be 1..", kMaxPageSize);
-  require(c.page_size == 0 || c.page_size == k.page_size, name, ".page_size is ", c.page_size, ", but ", name, ".k has pages of ",
-          k.page_size, " tokens");
+  require(k.page_size >= 1 && k.page_size <= kMaxPageSize, name, ": page_size is ", k.page_size, "; it must be 1..",
+          kMaxPageSize);
+  require(c.page_size == 0 || c.page_size == k.page_size, name, ".page_size is ", c.page_size, ", but ", name,
+          ".k has pages of ", k.page_size, " tokens");
   require(k.heads >= 1, name, ".k has ", k.heads, " heads; it must have at least 1");
   require(k.dim >= 1, name, ".k has head_dim ", k.dim, "; it must be at least 1");
   out.k = k.plane;
@@ -154,32 +166,38 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
   out.page_size = k.page_size;
   out.num_heads = k.heads;
   out.head_dim_qk = k.dim;
-  require(head_dim_qk == 0 || k.dim == head_dim_qk, name, ".k has head_dim ", k.dim, "; it must be ", head_dim_qk, " (head_dim_qk)");
+  require(head_dim_qk == 0 || k.dim == head_dim_qk, name, ".k has head_dim ", k.dim, "; it must be ", head_dim_qk,
+          " (head_dim_qk)");
   if (present(c.v)) {
     const PlaneShape v = read_plane(name + ".v", c.v, c.layout, true, data);
     require(v.pages == k.pages, name, ".v has ", v.pages, " pages, but ", name, ".k has ", k.pages);
-    require(v.page_size == k.page_size, name, ".v has pages of ", v.page_size, " tokens, but ", name, ".k of ", k.page_size);
+    require(v.page_size == k.page_size, name, ".v has pages of ", v.page_size, " tokens, but ", name, ".k of ",
+            k.page_size);
     require(v.heads == k.heads, name, ".v has ", v.heads, " heads, but ", name, ".k has ", k.heads);
     require(v.dim >= 1, name, ".v has head_dim ", v.dim, "; it must be at least 1");
-    require(head_dim_v == 0 || v.dim == head_dim_v, name, ".v has head_dim ", v.dim, "; it must be ", head_dim_v, " (head_dim_v)");
+    require(head_dim_v == 0 || v.dim == head_dim_v, name, ".v has head_dim ", v.dim, "; it must be ", head_dim_v,
+            " (head_dim_v)");
     out.v = v.plane;
     out.head_dim_v = v.dim;
   } else {
     out.v_aliases_k = true;
     out.v = k.plane;
     out.head_dim_v = format->plain ? head_dim_v : format->head_dim_v;
-    require(head_dim_v == 0 || head_dim_v == out.head_dim_v, name, ": head_dim_v is ", head_dim_v, "; the format ", format->name,
-            " has ", out.head_dim_v);
-    require(out.head_dim_v >= 1 && out.head_dim_v <= k.dim, name, ".v is absent, so V is the first head_dim_v columns of K, and head_dim_v is ",
-            out.head_dim_v, "; it must be 1..", k.dim);
+    require(head_dim_v == 0 || head_dim_v == out.head_dim_v, name, ": head_dim_v is ", head_dim_v, "; the format ",
+            format->name, " has ", out.head_dim_v);
+    require(out.head_dim_v >= 1 && out.head_dim_v <= k.dim, name,
+            ".v is absent, so V is the first head_dim_v columns of K, and head_dim_v is ", out.head_dim_v,
+            "; it must be 1..", k.dim);
     require(!present(c.v_scale), name, ".v_scale is set, but V is part of K: k_scale serves both");
     require(!present(c.v_page_table), name, ".v_page_table is set, but V is part of K");
   }
   out.k_scale = read_scale(name + ".k_scale", c.k_scale, out, c.layout, out.k.element_size, data);
-  out.v_scale = out.v_aliases_k ? out.k_scale : read_scale(name + ".v_scale", c.v_scale, out, c.layout, out.v.element_size, data);
+  out.v_scale =
+      out.v_aliases_k ? out.k_scale : read_scale(name + ".v_scale", c.v_scale, out, c.layout, out.v.element_size, data);
   if (format->plain) {
     require(out.k.dtype != ATTUNE_INT8 || present(c.k_scale), name, ".k is int8 and needs ", name, ".k_scale");
-    require(out.v.dtype != ATTUNE_INT8 || out.v_aliases_k || present(c.v_scale), name, ".v is int8 and needs ", name, ".v_scale");
+    require(out.v.dtype != ATTUNE_INT8 || out.v_aliases_k || present(c.v_scale), name, ".v is int8 and needs ", name,
+            ".v_scale");
   }
   require(c.ring_capacity >= 0, name, ".ring_capacity is ", c.ring_capacity, "; it must be >= 0");
   if (use == CacheUse::kSlots) {
@@ -192,7 +210,8 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
   out.v_page_table = read_table(name + ".v_page_table", c.v_page_table, batch, data);
   out.paged = present(c.page_table);
   require(out.paged || !present(c.v_page_table), name, ".v_page_table is set, but ", name, ".page_table is absent");
-  if (present(c.v_page_table)) check_extent((name + ".v_page_table").c_str(), c.v_page_table, 1, out.page_table.cols, "columns of page_table");
+  if (present(c.v_page_table))
+    check_extent((name + ".v_page_table").c_str(), c.v_page_table, 1, out.page_table.cols, "columns of page_table");
   if (present(c.batch_index)) {
     require(!out.paged, name, ".batch_index is for contiguous caches, but ", name, ".page_table is set");
     check_tensor((name + ".batch_index").c_str(), c.batch_index, {ATTUNE_INT32}, {1}, data);
@@ -205,7 +224,8 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
   }
   if (c.ring_capacity > 0) {
     const int64_t most = out.paged ? out.page_table.cols * out.page_size : out.page_size;
-    require(c.ring_capacity <= most, name, ".ring_capacity is ", c.ring_capacity, "; the cache holds ", most, " tokens of a sequence");
+    require(c.ring_capacity <= most, name, ".ring_capacity is ", c.ring_capacity, "; the cache holds ", most,
+            " tokens of a sequence");
     out.ring_capacity = c.ring_capacity;
   }
   return out;

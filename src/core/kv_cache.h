@@ -12,7 +12,8 @@
 namespace attune {
 
 // Where the rows of K, or of V, lie. Element d of (page, offset, head) is at
-// page * page_stride + offset * slot_stride + head * head_stride + (d / pack) * outer_stride + (d % pack) * inner_stride.
+// page * page_stride + offset * slot_stride + head * head_stride + (d / pack) * outer_stride + (d % pack) *
+// inner_stride.
 struct KvPlane {
   std::byte* data = nullptr;
   int32_t dtype = ATTUNE_DTYPE_NONE;
@@ -76,9 +77,10 @@ struct KvCache {
 
 enum class CacheUse { kSequences, kSlots };  // by table or row and position, or by slot number alone
 
-// Checks every field; name prefixes the messages ("cache"). head_dim_qk and head_dim_v: 0 = whatever the cache says (head_dim_v must
-// be given where V aliases K in a plain format). batch: rows of the tables; -1: not known. An absent cache (k absent) gives an empty view.
-KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, int64_t batch, int64_t head_dim_qk, int64_t head_dim_v,
-                      Data data);
+// Checks every field; name prefixes the messages ("cache"). head_dim_qk and head_dim_v: 0 = whatever the cache says
+// (head_dim_v must be given where V aliases K in a plain format). batch: rows of the tables; -1: not known. An absent
+// cache (k absent) gives an empty view.
+KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, int64_t batch, int64_t head_dim_qk,
+                      int64_t head_dim_v, Data data);
 
 }  // namespace attune

@@ -13,7 +13,9 @@ constexpr std::initializer_list<int32_t> kFloats = {ATTUNE_FLOAT32, ATTUNE_FLOAT
 constexpr std::initializer_list<int32_t> kInputs = {ATTUNE_FLOAT32,     ATTUNE_FLOAT16,     ATTUNE_BFLOAT16,
                                                     ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8};
 
-void check_flag(const char* name, int32_t value) { require(value == 0 || value == 1, name, " is ", value, "; it must be 0 or 1"); }
+void check_flag(const char* name, int32_t value) {
+  require(value == 0 || value == 1, name, " is ", value, "; it must be 0 or 1");
+}
 
 // An optional int32 vector [expected].
 IntView int_vector(const char* name, const attune_tensor& t, int64_t expected, const char* what, Data data) {
@@ -30,14 +32,16 @@ void read_queries(Problem& p, const attune_attention& a, Data data) {
   p.heads_q = a.q.shape[a.q.rank - 2];
   p.head_dim_qk = a.q.shape[a.q.rank - 1];
   require(p.heads_q >= 1, "q has ", p.heads_q, " heads; it must have at least 1");
-  require(p.head_dim_qk >= 1 && p.head_dim_qk <= kMaxHeadDim, "q has head_dim_qk ", p.head_dim_qk, "; it must be 1..", kMaxHeadDim);
+  require(p.head_dim_qk >= 1 && p.head_dim_qk <= kMaxHeadDim, "q has head_dim_qk ", p.head_dim_qk, "; it must be 1..",
+          kMaxHeadDim);
   if (a.q.rank == 4) {
     require(!present(a.cu_seqlens_q), "cu_seqlens_q is set, but q has rank 4, so each sequence has q.shape[1] queries");
     p.batch = a.q.shape[0];
     p.fixed_q = a.q.shape[1];
   } else if (present(a.cu_seqlens_q)) {
     check_tensor("cu_seqlens_q", a.cu_seqlens_q, {ATTUNE_INT32}, {1}, data);
-    require(a.cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q.shape[0] is ", a.cu_seqlens_q.shape[0], "; it must be batch + 1");
+    require(a.cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q.shape[0] is ", a.cu_seqlens_q.shape[0],
+            "; it must be batch + 1");
     p.batch = a.cu_seqlens_q.shape[0] - 1;
     p.cu_q = int_view(a.cu_seqlens_q);
   } else if (present(a.cache.k)) {
@@ -64,20 +68,24 @@ void read_dense(Problem& p, const attune_attention& a, Data data) {
     for (int i = 0; i + 1 < a.k.rank; ++i) check_extent("v", a.v, i, a.k.shape[i], "as k");
     p.head_dim_v = a.v.shape[a.v.rank - 1];
     p.v = row_view(a.v);
-    require(a.head_dim_v == 0 || a.head_dim_v == p.head_dim_v, "head_dim_v is ", a.head_dim_v, ", but v has ", p.head_dim_v);
+    require(a.head_dim_v == 0 || a.head_dim_v == p.head_dim_v, "head_dim_v is ", a.head_dim_v, ", but v has ",
+            p.head_dim_v);
   } else {
-    require(a.head_dim_v >= 1 && a.head_dim_v <= p.head_dim_qk, "v is absent, so V is the first head_dim_v columns of k, and head_dim_v is ",
-            a.head_dim_v, "; it must be 1..", p.head_dim_qk);
+    require(a.head_dim_v >= 1 && a.head_dim_v <= p.head_dim_qk,
+            "v is absent, so V is the first head_dim_v columns of k, and head_dim_v is ", a.head_dim_v,
+            "; it must be 1..", p.head_dim_qk);
     p.head_dim_v = a.head_dim_v;
     p.v = p.k;
     p.v_aliases_k = true;
   }
   if (present(a.cache.k)) {
     p.new_tokens = true;
-    require(!present(a.cu_seqlens_kv), "cu_seqlens_kv is set, but with a cache k and v are the tokens of the queries (cu_seqlens_q)");
-    require(a.k.rank == a.q.rank, "k.rank is ", a.k.rank, "; with a cache k holds the tokens of the queries, so it must be ", a.q.rank,
-            " as q");
-    for (int i = 0; i + 2 < a.q.rank; ++i) check_extent("k", a.k, i, a.q.shape[i], "as q: the new tokens are those of the queries");
+    require(!present(a.cu_seqlens_kv),
+            "cu_seqlens_kv is set, but with a cache k and v are the tokens of the queries (cu_seqlens_q)");
+    require(a.k.rank == a.q.rank, "k.rank is ", a.k.rank,
+            "; with a cache k holds the tokens of the queries, so it must be ", a.q.rank, " as q");
+    for (int i = 0; i + 2 < a.q.rank; ++i)
+      check_extent("k", a.k, i, a.q.shape[i], "as q: the new tokens are those of the queries");
     return;
   }
   p.dense_kv = true;
@@ -90,16 +98,18 @@ void read_dense(Problem& p, const attune_attention& a, Data data) {
     check_extent("cu_seqlens_kv", a.cu_seqlens_kv, 0, p.batch + 1, "batch + 1");
     p.cu_kv = int_view(a.cu_seqlens_kv);
   } else if (p.cu_q) {
-    require(p.k.rows == p.total_q, "k has ", p.k.rows, " rows and q ", p.total_q, "; where they differ cu_seqlens_kv is needed");
+    require(p.k.rows == p.total_q, "k has ", p.k.rows, " rows and q ", p.total_q,
+            "; where they differ cu_seqlens_kv is needed");
     p.cu_kv = p.cu_q;
   } else {
-    require(p.batch == 1, "k has rank 3 and cu_seqlens_kv is absent, so it is one sequence, but the batch is ", p.batch);
+    require(p.batch == 1, "k has rank 3 and cu_seqlens_kv is absent, so it is one sequence, but the batch is ",
+            p.batch);
     p.fixed_kv = p.k.rows;
   }
 }
 
-SparseList read_list(const char* name, const char* length_name, const attune_tensor& t, const attune_tensor& length, const Problem& p,
-                     const attune_attention& a, Data data) {
+SparseList read_list(const char* name, const char* length_name, const attune_tensor& t, const attune_tensor& length,
+                     const Problem& p, const attune_attention& a, Data data) {
   SparseList s;
   if (!present(t)) {
     require(!present(length), length_name, " is set, but ", name, " is absent");
@@ -112,8 +122,8 @@ SparseList read_list(const char* name, const char* length_name, const attune_ten
   if (t.rank == 3 && a.q.rank == 4) {
     check_extent(name, t, 0, p.batch, "batch");
     check_extent(name, t, 1, p.fixed_q, "seqlen_q");
-    require(p.batch <= 1 || p.fixed_q <= 1 || t.stride[0] == t.stride[1] * p.fixed_q, name, ".stride[0] is ", t.stride[0],
-            "; it must be shape[1] * stride[1], so that the rows of q follow each other");
+    require(p.batch <= 1 || p.fixed_q <= 1 || t.stride[0] == t.stride[1] * p.fixed_q, name, ".stride[0] is ",
+            t.stride[0], "; it must be shape[1] * stride[1], so that the rows of q follow each other");
     s.row_stride = p.fixed_q > 1 ? t.stride[1] : t.stride[0];
   } else {
     check_extent(name, t, 0, p.total_q, "total_q");
@@ -125,8 +135,8 @@ SparseList read_list(const char* name, const char* length_name, const attune_ten
   }
   if (present(length)) {
     check_tensor(length_name, length, {ATTUNE_INT32}, {1}, data);
-    require(length.shape[0] == p.batch || length.shape[0] == p.total_q, length_name, ".shape[0] is ", length.shape[0], "; it must be ",
-            p.batch, " (batch) or ", p.total_q, " (total_q)");
+    require(length.shape[0] == p.batch || length.shape[0] == p.total_q, length_name, ".shape[0] is ", length.shape[0],
+            "; it must be ", p.batch, " (batch) or ", p.total_q, " (total_q)");
     s.length = int_view(length);
     s.length_by_row = length.shape[0] != p.batch;
   }
@@ -149,29 +159,36 @@ void read_kv(Problem& p, const attune_attention& a, Data data) {
     p.v_aliases_k = p.cache.v_aliases_k;
   }
   require(present(a.cache.k) || present(a.k), "k and cache.k are both absent: there are no keys");
-  require(p.head_dim_v >= 1 && p.head_dim_v <= kMaxHeadDim, "head_dim_v is ", p.head_dim_v, "; it must be 1..", kMaxHeadDim);
+  require(p.head_dim_v >= 1 && p.head_dim_v <= kMaxHeadDim, "head_dim_v is ", p.head_dim_v, "; it must be 1..",
+          kMaxHeadDim);
   require(p.heads_kv >= 1, "k has ", p.heads_kv, " heads; it must have at least 1");
-  require(p.heads_q % p.heads_kv == 0, "num_heads_q is ", p.heads_q, "; it must be a multiple of num_heads_kv (", p.heads_kv, ")");
+  require(p.heads_q % p.heads_kv == 0, "num_heads_q is ", p.heads_q, "; it must be a multiple of num_heads_kv (",
+          p.heads_kv, ")");
   p.group = p.heads_q / p.heads_kv;
 
   p.seqused = int_vector("seqused_kv", a.seqused_kv, p.batch, "batch", data);
   const bool by_sequence = present(a.cache.k) && !p.sparse;
   require(!by_sequence || present(a.seqused_kv), "seqused_kv is absent, but a cache needs it");
-  require(!(p.sparse && present(a.cache.k) && present(a.seqused_kv)), "seqused_kv is set, but indices name slots of the cache, not positions");
+  require(!(p.sparse && present(a.cache.k) && present(a.seqused_kv)),
+          "seqused_kv is set, but indices name slots of the cache, not positions");
 
   p.list = read_list("indices", "topk_length", a.indices, a.topk_length, p, a, data);
   if (present(a.extra_indices)) {
     require(p.sparse && present(a.cache.k), "extra_indices is set, but the first pool is not a cache with indices");
-    p.extra_cache = make_kv_cache("extra_cache", a.extra_cache, CacheUse::kSlots, p.batch, p.head_dim_qk, p.head_dim_v, data);
+    p.extra_cache =
+        make_kv_cache("extra_cache", a.extra_cache, CacheUse::kSlots, p.batch, p.head_dim_qk, p.head_dim_v, data);
     require(static_cast<bool>(p.extra_cache), "extra_indices is set, but extra_cache.k is absent");
-    require(p.extra_cache.num_heads == p.heads_kv, "extra_cache has ", p.extra_cache.num_heads, " KV heads, but cache has ", p.heads_kv);
+    require(p.extra_cache.num_heads == p.heads_kv, "extra_cache has ", p.extra_cache.num_heads,
+            " KV heads, but cache has ", p.heads_kv);
   } else {
     require(!present(a.extra_cache.k), "extra_cache is set, but extra_indices is absent");
   }
   p.extra_list = read_list("extra_indices", "extra_topk_length", a.extra_indices, a.extra_topk_length, p, a, data);
   if (p.sparse) {
-    require(!p.new_tokens, "k is set beside cache and indices; append the new tokens first (attune_cache_op, attune_qkv_prepare)");
-    require(a.causal == 0 && a.window_left < 0 && a.window_right < 0 && !present(a.mask_bits) && !present(a.bidirectional_ranges),
+    require(!p.new_tokens,
+            "k is set beside cache and indices; append the new tokens first (attune_cache_op, attune_qkv_prepare)");
+    require(a.causal == 0 && a.window_left < 0 && a.window_right < 0 && !present(a.mask_bits) &&
+                !present(a.bidirectional_ranges),
             "indices choose the keys, so causal, windows, mask_bits and bidirectional_ranges must be off");
     require(!present(a.alibi_slopes) && !present(a.bias) && !present(a.new_token_bias) && !present(a.t5_bias),
             "indices have no positions, so alibi_slopes, bias, new_token_bias and t5_bias must be absent");
@@ -187,7 +204,8 @@ void read_beams(Problem& p, const attune_attention& a, Data data) {
   }
   require(p.cache && !p.sparse, "cache_indirection needs a paged or contiguous cache");
   require(a.beam_width >= 1, "beam_width is ", a.beam_width, "; with cache_indirection it must be >= 1");
-  require(p.batch % a.beam_width == 0, "the batch of ", p.batch, " rows is not a multiple of beam_width (", a.beam_width, ")");
+  require(p.batch % a.beam_width == 0, "the batch of ", p.batch, " rows is not a multiple of beam_width (",
+          a.beam_width, ")");
   check_tensor("cache_indirection", a.cache_indirection, {ATTUNE_INT32}, {2}, data);
   check_extent("cache_indirection", a.cache_indirection, 0, p.batch, "batch");
   p.cache_indirection = int_view(a.cache_indirection);
@@ -210,8 +228,8 @@ void read_mask(Problem& p, const attune_attention& a, Data data) {
   if (p.cache.ring_capacity > 0) {
     // With new tokens the oldest key needed is window_left back; without, the query's own token takes a slot too.
     const int64_t most = p.cache.ring_capacity - (p.new_tokens ? 0 : 1);
-    require(a.window_left <= most, "window_left is ", a.window_left, "; a ring of ", p.cache.ring_capacity, " tokens serves at most ", most,
-            " (or -1: whatever the ring retains)");
+    require(a.window_left <= most, "window_left is ", a.window_left, "; a ring of ", p.cache.ring_capacity,
+            " tokens serves at most ", most, " (or -1: whatever the ring retains)");
   }
   if (present(a.mask_bits)) {
     check_tensor("mask_bits", a.mask_bits, {ATTUNE_UINT8}, {2, 3}, data);
@@ -249,8 +267,10 @@ void read_mask(Problem& p, const attune_attention& a, Data data) {
 
 void read_score(Problem& p, const attune_attention& a, Data data) {
   require(std::isfinite(a.softmax_scale), "softmax_scale must be finite (0: 1 / sqrt(head_dim_qk))");
-  p.scale = a.softmax_scale != 0 ? a.softmax_scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.head_dim_qk)));
-  require(std::isfinite(a.softcap) && a.softcap >= 0, "softcap is ", a.softcap, "; it must be finite and >= 0 (0: off)");
+  p.scale =
+      a.softmax_scale != 0 ? a.softmax_scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.head_dim_qk)));
+  require(std::isfinite(a.softcap) && a.softcap >= 0, "softcap is ", a.softcap,
+          "; it must be finite and >= 0 (0: off)");
   p.softcap = a.softcap;
   check_flag("alibi_sqrt", a.alibi_sqrt);
   if (present(a.alibi_slopes)) {
@@ -265,8 +285,8 @@ void read_score(Problem& p, const attune_attention& a, Data data) {
   }
   if (present(a.bias)) {
     check_tensor("bias", a.bias, kFloats, {3}, data);
-    require(a.bias.shape[0] == 1 || a.bias.shape[0] == p.heads_q, "bias.shape[0] is ", a.bias.shape[0], "; it must be 1 or ", p.heads_q,
-            " (num_heads_q)");
+    require(a.bias.shape[0] == 1 || a.bias.shape[0] == p.heads_q, "bias.shape[0] is ", a.bias.shape[0],
+            "; it must be 1 or ", p.heads_q, " (num_heads_q)");
     p.bias = param_view(a.bias);
   }
   if (present(a.new_token_bias)) {
@@ -282,13 +302,14 @@ void read_score(Problem& p, const attune_attention& a, Data data) {
     p.t5_max_distance = a.t5_max_distance;
     p.t5_bidirectional = a.t5_bidirectional == 1;
     const int64_t least = p.t5_bidirectional ? 4 : 2;
-    require(p.t5_num_buckets >= least && p.t5_num_buckets <= (1 << 20), "t5_bias.shape[1] is ", p.t5_num_buckets, "; num_buckets must be ",
-            least, "..", 1 << 20);
+    require(p.t5_num_buckets >= least && p.t5_num_buckets <= (1 << 20), "t5_bias.shape[1] is ", p.t5_num_buckets,
+            "; num_buckets must be ", least, "..", 1 << 20);
     const int64_t exact = p.t5_num_buckets / (p.t5_bidirectional ? 4 : 2);
-    require(a.t5_max_distance > exact && a.t5_max_distance <= (1 << 20), "t5_max_distance is ", a.t5_max_distance, "; it must be ",
-            exact + 1, "..", 1 << 20, " (more than the exact buckets)");
+    require(a.t5_max_distance > exact && a.t5_max_distance <= (1 << 20), "t5_max_distance is ", a.t5_max_distance,
+            "; it must be ", exact + 1, "..", 1 << 20, " (more than the exact buckets)");
   } else {
-    require(a.t5_max_distance == 0 && a.t5_bidirectional == 0, "t5_max_distance or t5_bidirectional is set, but t5_bias is absent");
+    require(a.t5_max_distance == 0 && a.t5_bidirectional == 0,
+            "t5_max_distance or t5_bidirectional is set, but t5_bias is absent");
   }
   if (present(a.sinks)) {
     check_tensor("sinks", a.sinks, kFloats, {1}, data);
@@ -312,7 +333,8 @@ void read_outputs(Problem& p, const attune_attention& a, Data data) {
   check_no_overlap("out", a.out);
   p.out = row_view(a.out);
   if (present(a.out_scale)) {
-    require(a.out.dtype == ATTUNE_FLOAT8_E4M3, "out_scale is set, but out is ", dtype_name(a.out.dtype), "; only e4m3 is scaled");
+    require(a.out.dtype == ATTUNE_FLOAT8_E4M3, "out_scale is set, but out is ", dtype_name(a.out.dtype),
+            "; only e4m3 is scaled");
     check_tensor("out_scale", a.out_scale, {ATTUNE_FLOAT32}, {1}, data);
     check_extent("out_scale", a.out_scale, 0, 1, "one scale");
     p.out_scale = static_cast<const float*>(a.out_scale.data);
@@ -345,8 +367,8 @@ void derive_maxima(Problem& p, const attune_attention& a) {
 }  // namespace
 
 Problem make_problem(const attune_attention& a, Data data) {
-  require(a.struct_size == sizeof(attune_attention), "attention.struct_size is ", a.struct_size, "; this library needs ",
-          sizeof(attune_attention), " (call attune_attention_init)");
+  require(a.struct_size == sizeof(attune_attention), "attention.struct_size is ", a.struct_size,
+          "; this library needs ", sizeof(attune_attention), " (call attune_attention_init)");
   Problem p;
   read_queries(p, a, data);
   read_kv(p, a, data);
@@ -366,9 +388,11 @@ Problem make_problem(const attune_attention& a, Data data) {
   s.q_dtype = p.q.dtype;
   s.k_dtype = p.k.dtype;
   s.v_dtype = s.has_v ? p.v.dtype : static_cast<int32_t>(ATTUNE_DTYPE_NONE);
-  s.same_tokens = p.new_tokens || (p.dense_kv && p.k.rows == p.total_q && p.fixed_kv == p.fixed_q && p.cu_kv.data == p.cu_q.data);
+  s.same_tokens =
+      p.new_tokens || (p.dense_kv && p.k.rows == p.total_q && p.fixed_kv == p.fixed_q && p.cu_kv.data == p.cu_q.data);
   p.prologue = make_prologue(a.prologue, s, data);
-  require(!p.prologue.append || p.new_tokens, "prologue.append is 1, but there is no cache with new tokens (cache.k and k)");
+  require(!p.prologue.append || p.new_tokens,
+          "prologue.append is 1, but there is no cache with new tokens (cache.k and k)");
   read_outputs(p, a, data);
   derive_maxima(p, a);
   return p;

@@ -22,7 +22,9 @@ struct SparseList {
   IntView length;              // absent: topk
   bool length_by_row = false;  // [total_q] rather than [batch]
 
-  int32_t at(int64_t row, int64_t head, int64_t i) const { return indices[row * row_stride + head * head_stride + i * entry_stride]; }
+  int32_t at(int64_t row, int64_t head, int64_t i) const {
+    return indices[row * row_stride + head * head_stride + i * entry_stride];
+  }
   int64_t used(int64_t row, int64_t batch) const {
     if (!length) return topk;
     return std::clamp<int64_t>(length(length_by_row ? row : batch), 0, topk);
@@ -31,10 +33,10 @@ struct SparseList {
 
 // Where one sequence's queries and keys are, after clamping what the tables say.
 struct Sequence {
-  int64_t q_begin = 0, num_q = 0;   // rows of q
-  int64_t kv_begin = 0;             // first dense row of k (new tokens: their rows are those of q)
-  int64_t num_cached = 0;           // keys in the cache; in a ring the count, of which the last ring_capacity are retained
-  int64_t num_dense = 0;            // dense keys: all of them, or the new tokens
+  int64_t q_begin = 0, num_q = 0;  // rows of q
+  int64_t kv_begin = 0;            // first dense row of k (new tokens: their rows are those of q)
+  int64_t num_cached = 0;  // keys in the cache; in a ring the count, of which the last ring_capacity are retained
+  int64_t num_dense = 0;   // dense keys: all of them, or the new tokens
   int64_t seqlen_kv() const { return num_cached + num_dense; }
   int64_t position(int64_t i) const { return seqlen_kv() - num_q + i; }  // absolute position of query i
 };
@@ -82,9 +84,7 @@ struct Problem {
   bool batch_invariant = false, allow_tf32 = false;
 
   // Anything that adds to or bends the scores beyond the plain scale.
-  bool has_score_terms() const {
-    return softcap > 0 || alibi || bias || new_token_bias || t5_bias;
-  }
+  bool has_score_terms() const { return softcap > 0 || alibi || bias || new_token_bias || t5_bias; }
   bool is_finished(int64_t b) const { return finished != nullptr && finished[b * finished_stride] != 0; }
   // Visible interval of a query at absolute position p by causality and windows alone: [first, last].
   int64_t first_visible(int64_t p) const { return window_left >= 0 ? std::max<int64_t>(0, p - window_left) : 0; }
@@ -98,7 +98,8 @@ struct Problem {
 
 // Throws INVALID_ARGUMENT for anything wrong. kOptional: data pointers may be null (planning).
 Problem make_problem(const attune_attention& a, Data data);
-// The sequences in order; cu_seqlens are clamped to be within the tensors and not to decrease. out has problem.batch entries.
+// The sequences in order; cu_seqlens are clamped to be within the tensors and not to decrease. out has problem.batch
+// entries.
 void make_sequences(const Problem& p, Sequence* out);
 // Reads lengths, tables and indices; throws BAD_DATA naming the first wrong entry.
 void validate_contents(const Problem& p);

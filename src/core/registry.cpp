@@ -18,8 +18,8 @@ constexpr AxisInfo kAxes[kNumAxes] = {
     {"queries", {"ragged", "fixed length"}},
     {"query dtype", {"float32", "float16", "bfloat16", "e4m3", "e5m2", "int8"}},
     {"KV source",
-     {"dense", "paged cache", "contiguous cache", "cache + new tokens", "sparse slots", "sparse dense", "second cache", "ring buffer",
-      "beams"}},
+     {"dense", "paged cache", "contiguous cache", "cache + new tokens", "sparse slots", "sparse dense", "second cache",
+      "ring buffer", "beams"}},
     {"KV format", {"float32", "float16", "bfloat16", "e4m3", "e5m2", "int8", "MLA-656", "MLA-584", "V part of K"}},
     {"KV scales", {"none", "per tensor", "per head", "per token and head"}},
     {"KV layout", {"NHD", "HND", "x-packed", "bytes"}},
@@ -35,30 +35,43 @@ const Kernel* const kKernels[] = {&cpu::attention_kernel(), &cuda::decode_kernel
 uint32_t format_bit(const KvCache& c, int32_t dtype) {
   if (!c.format->plain) return c.format->id == ATTUNE_KV_MLA_656 ? use::kMla656 : use::kMla584;
   switch (dtype) {
-    case ATTUNE_FLOAT32: return use::kF32;
-    case ATTUNE_FLOAT16: return use::kF16;
-    case ATTUNE_BFLOAT16: return use::kBf16;
-    case ATTUNE_FLOAT8_E4M3: return use::kE4m3;
-    case ATTUNE_FLOAT8_E5M2: return use::kE5m2;
-    default: return use::kInt8;
+    case ATTUNE_FLOAT32:
+      return use::kF32;
+    case ATTUNE_FLOAT16:
+      return use::kF16;
+    case ATTUNE_BFLOAT16:
+      return use::kBf16;
+    case ATTUNE_FLOAT8_E4M3:
+      return use::kE4m3;
+    case ATTUNE_FLOAT8_E5M2:
+      return use::kE5m2;
+    default:
+      return use::kInt8;
   }
 }
 
 uint32_t query_dtype_bit(int32_t dtype) {
   switch (dtype) {
-    case ATTUNE_FLOAT32: return use::kQF32;
-    case ATTUNE_FLOAT16: return use::kQF16;
-    case ATTUNE_BFLOAT16: return use::kQBf16;
-    case ATTUNE_FLOAT8_E4M3: return use::kQE4m3;
-    case ATTUNE_FLOAT8_E5M2: return use::kQE5m2;
-    default: return use::kQInt8;
+    case ATTUNE_FLOAT32:
+      return use::kQF32;
+    case ATTUNE_FLOAT16:
+      return use::kQF16;
+    case ATTUNE_BFLOAT16:
+      return use::kQBf16;
+    case ATTUNE_FLOAT8_E4M3:
+      return use::kQE4m3;
+    case ATTUNE_FLOAT8_E5M2:
+      return use::kQE5m2;
+    default:
+      return use::kQInt8;
   }
 }
 
 uint32_t scale_bit(KvScale::Mode m) { return 1u << static_cast<int>(m); }
 
 void add_cache(Traits& t, const KvCache& c, int32_t layout) {
-  t.axes[static_cast<int>(Axis::kKvFormat)] |= format_bit(c, c.k.dtype) | format_bit(c, c.v.dtype) | (c.v_aliases_k ? use::kValiasesK : 0u);
+  t.axes[static_cast<int>(Axis::kKvFormat)] |=
+      format_bit(c, c.k.dtype) | format_bit(c, c.v.dtype) | (c.v_aliases_k ? use::kValiasesK : 0u);
   t.axes[static_cast<int>(Axis::kKvScales)] |= scale_bit(c.k_scale.mode) | scale_bit(c.v_scale.mode);
   t.axes[static_cast<int>(Axis::kKvLayout)] |= 1u << layout;
 }
@@ -132,10 +145,18 @@ Traits traits_of(const Problem& p, const attune_attention& a) {
 
   uint32_t& output = axis(Axis::kOutput);
   switch (p.out.dtype) {
-    case ATTUNE_FLOAT32: output = use::kOutF32; break;
-    case ATTUNE_FLOAT16: output = use::kOutF16; break;
-    case ATTUNE_BFLOAT16: output = use::kOutBf16; break;
-    default: output = use::kOutE4m3; break;
+    case ATTUNE_FLOAT32:
+      output = use::kOutF32;
+      break;
+    case ATTUNE_FLOAT16:
+      output = use::kOutF16;
+      break;
+    case ATTUNE_BFLOAT16:
+      output = use::kOutBf16;
+      break;
+    default:
+      output = use::kOutE4m3;
+      break;
   }
   if (p.lse) output |= use::kLse;
   if (p.max_logits) output |= use::kMaxLogits;
@@ -169,7 +190,8 @@ int Coverage::distance(const Traits& t) const {
 
 std::string Coverage::text() const {
   std::string s;
-  for (int i = 0; i < kNumAxes; ++i) s += std::string(kAxes[i].name) + ": " + value_list(static_cast<Axis>(i), axes[i]) + "; ";
+  for (int i = 0; i < kNumAxes; ++i)
+    s += std::string(kAxes[i].name) + ": " + value_list(static_cast<Axis>(i), axes[i]) + "; ";
   s += cat("head_dim_qk: 1..", head_dim_qk_max, "; head_dim_v: 1..", head_dim_v_max, "; query heads a KV head: ");
   s += group_max == std::numeric_limits<int64_t>::max() ? std::string("any") : cat("1..", group_max);
   return s;
@@ -196,7 +218,8 @@ const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device devic
       nearest_refusal = refusal;
     }
   }
-  if (nearest == nullptr) fail(ATTUNE_UNSUPPORTED, "ATTUNE_KERNEL names ", forced, ", which is no kernel of this device");
+  if (nearest == nullptr)
+    fail(ATTUNE_UNSUPPORTED, "ATTUNE_KERNEL names ", forced, ", which is no kernel of this device");
   const std::string missing = nearest->coverage.difference(t);
   fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", nearest->name, ", which ",
        missing.empty() ? "" : "lacks " + missing, missing.empty() || nearest_refusal.empty() ? "" : ", and ",

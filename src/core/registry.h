@@ -12,7 +12,18 @@ namespace attune {
 
 // The axes of the operation space. What a descriptor uses, and what a kernel covers, is a set of values on each axis.
 enum class Axis : int {
-  kQueries, kQueryDtype, kKvSource, kKvFormat, kKvScales, kKvLayout, kMask, kScore, kPrologue, kOutput, kDeterminism, kCount
+  kQueries,
+  kQueryDtype,
+  kKvSource,
+  kKvFormat,
+  kKvScales,
+  kKvLayout,
+  kMask,
+  kScore,
+  kPrologue,
+  kOutput,
+  kDeterminism,
+  kCount
 };
 inline constexpr int kNumAxes = static_cast<int>(Axis::kCount);
 inline constexpr int kMaxAxisValues = 12;
@@ -28,16 +39,58 @@ namespace use {
 enum Queries : uint32_t { kRagged = 1, kFixed = 2 };
 enum QueryDtype : uint32_t { kQF32 = 1, kQF16 = 2, kQBf16 = 4, kQE4m3 = 8, kQE5m2 = 16, kQInt8 = 32 };
 enum KvSource : uint32_t {
-  kDense = 1, kPaged = 2, kContiguous = 4, kNewTokens = 8, kSparseSlots = 16, kSparseDense = 32, kSecondCache = 64, kRing = 128, kBeams = 256
+  kDense = 1,
+  kPaged = 2,
+  kContiguous = 4,
+  kNewTokens = 8,
+  kSparseSlots = 16,
+  kSparseDense = 32,
+  kSecondCache = 64,
+  kRing = 128,
+  kBeams = 256
 };
 enum KvFormats : uint32_t {
-  kF32 = 1, kF16 = 2, kBf16 = 4, kE4m3 = 8, kE5m2 = 16, kInt8 = 32, kMla656 = 64, kMla584 = 128, kValiasesK = 256
+  kF32 = 1,
+  kF16 = 2,
+  kBf16 = 4,
+  kE4m3 = 8,
+  kE5m2 = 16,
+  kInt8 = 32,
+  kMla656 = 64,
+  kMla584 = 128,
+  kValiasesK = 256
 };
 enum KvScales : uint32_t { kNoScale = 1, kPerTensor = 2, kPerHead = 4, kPerTokenHead = 8 };
 enum KvLayouts : uint32_t { kNhd = 1, kHnd = 2, kXpacked = 4, kBytes = 8 };
-enum Masks : uint32_t { kNoMask = 1, kCausal = 2, kWindow = 4, kBits = 8, kRanges = 16, kFinished = 32, kSkipDecode = 64 };
-enum Scores : uint32_t { kPlain = 1, kSoftcap = 2, kAlibi = 4, kAlibiSqrt = 8, kBias = 16, kNewTokenBias = 32, kT5 = 64, kSinks = 128 };
-enum Prologues : uint32_t { kNoPrologue = 1, kDequantize = 2, kQkvBias = 4, kIa3 = 8, kRope = 16, kMrope = 32, kLogn = 64, kAppend = 128 };
+enum Masks : uint32_t {
+  kNoMask = 1,
+  kCausal = 2,
+  kWindow = 4,
+  kBits = 8,
+  kRanges = 16,
+  kFinished = 32,
+  kSkipDecode = 64
+};
+enum Scores : uint32_t {
+  kPlain = 1,
+  kSoftcap = 2,
+  kAlibi = 4,
+  kAlibiSqrt = 8,
+  kBias = 16,
+  kNewTokenBias = 32,
+  kT5 = 64,
+  kSinks = 128
+};
+enum Prologues : uint32_t {
+  kNoPrologue = 1,
+  kDequantize = 2,
+  kQkvBias = 4,
+  kIa3 = 8,
+  kRope = 16,
+  kMrope = 32,
+  kLogn = 64,
+  kAppend = 128
+};
 enum Outputs : uint32_t { kOutF32 = 1, kOutF16 = 2, kOutBf16 = 4, kOutE4m3 = 8, kLse = 16, kMaxLogits = 32 };
 enum Determinism : uint32_t { kRunToRun = 1, kBatchInvariant = 2 };
 }  // namespace use

@@ -29,10 +29,8 @@ inline void append_to(std::string& s, std::string_view x) { s += x; }
 inline void append_to(std::string& s, const char* x) { s += x; }
 inline void append_to(std::string& s, const std::string& x) { s += x; }
 template <class T>
-  requires std::is_arithmetic_v<T>
-void append_to(std::string& s, T x) {
-  s += std::to_string(x);
-}
+requires std::is_arithmetic_v<T>
+void append_to(std::string& s, T x) { s += std::to_string(x); }
 }  // namespace detail
 
 // Joins strings and numbers into one message.

@@ -24,10 +24,11 @@ std::string shape_text(const attune_tensor& t) {
 
 }  // namespace
 
-void check_tensor(const char* name, const attune_tensor& t, std::initializer_list<int32_t> dtypes, std::initializer_list<int> ranks,
-                  Data data) {
+void check_tensor(const char* name, const attune_tensor& t, std::initializer_list<int32_t> dtypes,
+                  std::initializer_list<int> ranks, Data data) {
   if (std::find(dtypes.begin(), dtypes.end(), t.dtype) == dtypes.end()) {
-    fail(ATTUNE_INVALID_ARGUMENT, name, ".dtype is ", dtype_name(t.dtype), " (", t.dtype, "); allowed: ", list_dtypes(dtypes));
+    fail(ATTUNE_INVALID_ARGUMENT, name, ".dtype is ", dtype_name(t.dtype), " (", t.dtype,
+         "); allowed: ", list_dtypes(dtypes));
   }
   if (std::find(ranks.begin(), ranks.end(), t.rank) == ranks.end()) {
     std::string allowed;
@@ -43,7 +44,8 @@ void check_tensor(const char* name, const attune_tensor& t, std::initializer_lis
     if (t.shape[i] < 0) fail(ATTUNE_INVALID_ARGUMENT, name, ".shape[", i, "] is ", t.shape[i], "; it must be >= 0");
     if (t.shape[i] == 0) empty = true;
     if (t.shape[i] > 1) {
-      if (t.stride[i] < 0) fail(ATTUNE_INVALID_ARGUMENT, name, ".stride[", i, "] is ", t.stride[i], "; it must be >= 0");
+      if (t.stride[i] < 0)
+        fail(ATTUNE_INVALID_ARGUMENT, name, ".stride[", i, "] is ", t.stride[i], "; it must be >= 0");
       last += static_cast<unsigned __int128>(t.shape[i] - 1) * static_cast<uint64_t>(t.stride[i]);
     }
     constexpr unsigned __int128 kMost = static_cast<unsigned __int128>(1) << 62;
@@ -54,7 +56,8 @@ void check_tensor(const char* name, const attune_tensor& t, std::initializer_lis
       count > (static_cast<unsigned __int128>(1) << 60)) {
     fail(ATTUNE_INVALID_ARGUMENT, name, ": shape and strides exceed 2^62 bytes");
   }
-  if (data == Data::kRequired && !empty && t.data == nullptr) fail(ATTUNE_INVALID_ARGUMENT, name, ".data is null, but ", name, " has shape ", shape_text(t));
+  if (data == Data::kRequired && !empty && t.data == nullptr)
+    fail(ATTUNE_INVALID_ARGUMENT, name, ".data is null, but ", name, " has shape ", shape_text(t));
   if (reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(size) != 0) {
     fail(ATTUNE_INVALID_ARGUMENT, name, ".data is not aligned to its element of ", size, " bytes");
   }
@@ -62,8 +65,8 @@ void check_tensor(const char* name, const attune_tensor& t, std::initializer_lis
 
 void check_extent(const char* name, const attune_tensor& t, int axis, int64_t expected, const char* what) {
   if (t.shape[axis] != expected) {
-    fail(ATTUNE_INVALID_ARGUMENT, name, ".shape[", axis, "] is ", t.shape[axis], "; it must be ", expected, " (", what, "); ", name,
-         " has shape ", shape_text(t));
+    fail(ATTUNE_INVALID_ARGUMENT, name, ".shape[", axis, "] is ", t.shape[axis], "; it must be ", expected, " (", what,
+         "); ", name, " has shape ", shape_text(t));
   }
 }
 
@@ -83,7 +86,8 @@ void check_no_overlap(const char* name, const attune_tensor& t) {
   for (int i = 0; i < n; ++i) {
     const int a = axes[static_cast<size_t>(i)];
     if (t.stride[a] < extent) {
-      fail(ATTUNE_INVALID_ARGUMENT, name, ".stride[", a, "] is ", t.stride[a], "; an output must not overlap itself, so at least ", extent);
+      fail(ATTUNE_INVALID_ARGUMENT, name, ".stride[", a, "] is ", t.stride[a],
+           "; an output must not overlap itself, so at least ", extent);
     }
     extent += (t.shape[a] - 1) * t.stride[a];
   }

@@ -17,8 +17,8 @@ inline bool present(const attune_tensor& t) { return t.dtype != ATTUNE_DTYPE_NON
 enum class Data { kOptional, kRequired };  // planning looks at shapes only; a run needs the bytes
 
 // Throws unless t has one of the dtypes, a rank of ranks, legal shape and strides, and (where required) aligned data.
-void check_tensor(const char* name, const attune_tensor& t, std::initializer_list<int32_t> dtypes, std::initializer_list<int> ranks,
-                  Data data);
+void check_tensor(const char* name, const attune_tensor& t, std::initializer_list<int32_t> dtypes,
+                  std::initializer_list<int> ranks, Data data);
 // Throws unless extent axis of t is expected; what says where the expectation comes from ("num_heads_q").
 void check_extent(const char* name, const attune_tensor& t, int axis, int64_t expected, const char* what);
 // Outputs must not write one element twice.
@@ -36,13 +36,14 @@ struct RowView {
   int32_t dtype = ATTUNE_DTYPE_NONE;
   int32_t element_size = 0;
   int64_t rows = 0;
-  int64_t rows_per_batch = 0;  // 0: one flat axis
+  int64_t rows_per_batch = 0;                                                 // 0: one flat axis
   int64_t batch_stride = 0, row_stride = 0, head_stride = 0, dim_stride = 0;  // in elements
 
   explicit operator bool() const { return dtype != ATTUNE_DTYPE_NONE; }
   std::byte* at(int64_t row, int64_t head) const {
-    const int64_t base = rows_per_batch == 0 ? row * row_stride
-                                             : (row / rows_per_batch) * batch_stride + (row % rows_per_batch) * row_stride;
+    const int64_t base = rows_per_batch == 0
+                             ? row * row_stride
+                             : (row / rows_per_batch) * batch_stride + (row % rows_per_batch) * row_stride;
     return data + (base + head * head_stride) * element_size;
   }
 };

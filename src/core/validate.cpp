@@ -30,7 +30,8 @@ void validate_lengths(const Problem& p) {
       const int64_t extent = p.cu_kv ? p.cu_kv(b + 1) - p.cu_kv(b) : p.fixed_kv;
       expect(n <= extent, "seqused_kv[", b, "] is ", n, "; sequence ", b, " has ", extent, " keys");
     } else if (p.cache.ring_capacity == 0) {
-      expect(n <= p.cache.capacity(), "seqused_kv[", b, "] is ", n, "; the cache holds ", p.cache.capacity(), " tokens of a sequence");
+      expect(n <= p.cache.capacity(), "seqused_kv[", b, "] is ", n, "; the cache holds ", p.cache.capacity(),
+             " tokens of a sequence");
     }
   }
 }
@@ -42,16 +43,19 @@ void validate_pages(const Problem& p, int64_t b, int64_t n) {
   if (!c.paged) {
     if (!c.batch_index) return;
     const int64_t row = c.batch_index(b);
-    expect(row >= 0 && row < c.num_pages, "cache.batch_index[", b, "] is ", row, "; the cache has ", c.num_pages, " rows");
+    expect(row >= 0 && row < c.num_pages, "cache.batch_index[", b, "] is ", row, "; the cache has ", c.num_pages,
+           " rows");
     return;
   }
   const int64_t pages = (n + c.page_size - 1) / c.page_size;
   for (int64_t i = 0; i < pages && i < c.page_table.cols; ++i) {
     const int64_t k = c.page_table(b, i);
-    expect(k >= 0 && k < c.num_pages, "cache.page_table[", b, "][", i, "] is ", k, "; the cache has ", c.num_pages, " pages");
+    expect(k >= 0 && k < c.num_pages, "cache.page_table[", b, "][", i, "] is ", k, "; the cache has ", c.num_pages,
+           " pages");
     if (!c.v_page_table) continue;
     const int64_t v = c.v_page_table(b, i);
-    expect(v >= 0 && v < c.num_pages, "cache.v_page_table[", b, "][", i, "] is ", v, "; the cache has ", c.num_pages, " pages");
+    expect(v >= 0 && v < c.num_pages, "cache.v_page_table[", b, "][", i, "] is ", v, "; the cache has ", c.num_pages,
+           " pages");
   }
 }
 
@@ -65,8 +69,9 @@ void validate_sequences(const Problem& p) {
     int64_t tokens = s.num_cached;
     if (p.prologue.append && !p.is_finished(b)) {
       tokens += s.num_dense;
-      expect(p.cache.ring_capacity > 0 || tokens <= p.cache.capacity(), "sequence ", b, " has ", s.num_cached, " cached and ", s.num_dense,
-             " new tokens to append; the cache holds ", p.cache.capacity(), " tokens of a sequence");
+      expect(p.cache.ring_capacity > 0 || tokens <= p.cache.capacity(), "sequence ", b, " has ", s.num_cached,
+             " cached and ", s.num_dense, " new tokens to append; the cache holds ", p.cache.capacity(),
+             " tokens of a sequence");
     }
     if (p.cache.ring_capacity > 0) tokens = std::min(tokens, p.cache.ring_capacity);
     validate_pages(p, b, tokens);
@@ -74,11 +79,12 @@ void validate_sequences(const Problem& p) {
       const int64_t retained = p.cache.ring_capacity > 0 ? std::min(s.num_cached, p.cache.ring_capacity) : s.num_cached;
       const bool wrapped = p.cache.ring_capacity > 0 && s.num_cached > p.cache.ring_capacity;
       const int64_t shared = p.beam_prompt_length && !wrapped ? std::max<int64_t>(p.beam_prompt_length(b), 0) : 0;
-      expect(retained <= p.cache_indirection.cols || shared >= retained, "cache_indirection has ", p.cache_indirection.cols,
-             " columns; sequence ", b, " has ", retained, " cached tokens");
+      expect(retained <= p.cache_indirection.cols || shared >= retained, "cache_indirection has ",
+             p.cache_indirection.cols, " columns; sequence ", b, " has ", retained, " cached tokens");
       for (int64_t t = shared; t < retained; ++t) {
         const int64_t beam = p.cache_indirection(b, t);
-        expect(beam >= 0 && beam < p.beam_width, "cache_indirection[", b, "][", t, "] is ", beam, "; beam_width is ", p.beam_width);
+        expect(beam >= 0 && beam < p.beam_width, "cache_indirection[", b, "][", t, "] is ", beam, "; beam_width is ",
+               p.beam_width);
       }
     }
   }
@@ -92,14 +98,16 @@ void validate_list(const Problem& p, const char* name, const char* length_name, 
     for (int64_t row = sequences[b].q_begin; row < sequences[b].q_begin + sequences[b].num_q; ++row) {
       if (list.length) {
         const int64_t n = list.length(list.length_by_row ? row : b);
-        expect(n >= 0 && n <= list.topk, length_name, "[", list.length_by_row ? row : b, "] is ", n, "; it must be 0..", list.topk);
+        expect(n >= 0 && n <= list.topk, length_name, "[", list.length_by_row ? row : b, "] is ", n, "; it must be 0..",
+               list.topk);
       }
       const int64_t heads = list.head_stride != 0 ? p.heads_kv : 1;
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t i = 0; i < list.used(row, b); ++i) {
           const int64_t x = list.at(row, h, i);
           // -1 is the customary way to leave an entry out.
-          expect(x == -1 || (x >= 0 && x < most), name, "[", row, "][", i, "] is ", x, "; it must be -1 or 0..", most - 1);
+          expect(x == -1 || (x >= 0 && x < most), name, "[", row, "][", i, "] is ", x, "; it must be -1 or 0..",
+                 most - 1);
         }
       }
     }
@@ -111,28 +119,30 @@ void validate_prologue(const Problem& p, const std::vector<Sequence>& sequences)
   if (g.ia3_task) {
     const int64_t tasks = g.ia3_k ? g.ia3_k.shape[0] : g.ia3_v.shape[0];
     for (int64_t b = 0; b < p.batch; ++b) {
-      expect(g.ia3_task(b) >= 0 && g.ia3_task(b) < tasks, "prologue.ia3_task[", b, "] is ", g.ia3_task(b), "; there are ", tasks, " tasks");
+      expect(g.ia3_task(b) >= 0 && g.ia3_task(b) < tasks, "prologue.ia3_task[", b, "] is ", g.ia3_task(b),
+             "; there are ", tasks, " tasks");
     }
   }
   if (g.cos_sin == nullptr) return;
   for (int64_t b = 0; b < p.batch; ++b) {
     if (g.rope_table_index) {
       const int64_t t = g.rope_table_index(b);
-      expect(t >= 0 && t < g.num_tables, "prologue.rope_table_index[", b, "] is ", t, "; there are ", g.num_tables, " tables");
+      expect(t >= 0 && t < g.num_tables, "prologue.rope_table_index[", b, "] is ", t, "; there are ", g.num_tables,
+             " tables");
     }
     const Sequence& s = sequences[static_cast<size_t>(b)];
     for (int64_t i = 0; i < s.num_q; ++i) {
       if (!g.has_positions) {
         const int64_t position = s.position(i);
-        expect(position < g.num_positions, "query ", i, " of sequence ", b, " is at position ", position, "; prologue.rope_cos_sin has ",
-               g.num_positions, " positions");
+        expect(position < g.num_positions, "query ", i, " of sequence ", b, " is at position ", position,
+               "; prologue.rope_cos_sin has ", g.num_positions, " positions");
         continue;
       }
       for (int64_t c = 0; c < g.positions.cols; ++c) {
         const int64_t row = s.q_begin + i;
         const int64_t position = g.positions(row, c);
-        expect(position >= 0 && position < g.num_positions, "prologue.positions[", row, "] is ", position, "; prologue.rope_cos_sin has ",
-               g.num_positions, " positions");
+        expect(position >= 0 && position < g.num_positions, "prologue.positions[", row, "] is ", position,
+               "; prologue.rope_cos_sin has ", g.num_positions, " positions");
       }
     }
   }

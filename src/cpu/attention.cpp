@@ -15,12 +15,14 @@
 namespace attune::cpu {
 namespace {
 
-// Arithmetic in bf16 where the machine gains from it and every operand is a bf16 number or will be rounded to one: queries in bf16,
-// keys and values in bf16 or 8 bits (exact in bf16), MLA rows (rounded once).
+// Arithmetic in bf16 where the machine gains from it and every operand is a bf16 number or will be rounded to one:
+// queries in bf16, keys and values in bf16 or 8 bits (exact in bf16), MLA rows (rounded once).
 bool is_bf16_exact(int32_t dtype) { return dtype == ATTUNE_BFLOAT16 || is_8bit(dtype); }
 
 bool kv_is_bf16_exact(const Problem& p) {
-  auto cache_ok = [](const KvCache& c) { return !c || !c.format->plain || (is_bf16_exact(c.k.dtype) && is_bf16_exact(c.v.dtype)); };
+  auto cache_ok = [](const KvCache& c) {
+    return !c || !c.format->plain || (is_bf16_exact(c.k.dtype) && is_bf16_exact(c.v.dtype));
+  };
   const bool dense_ok = !p.k || (p.k.dtype == ATTUNE_BFLOAT16 && p.v.dtype == ATTUNE_BFLOAT16) ||
                         (!p.prologue.any && is_bf16_exact(p.k.dtype) && is_bf16_exact(p.v.dtype));
   return dense_ok && cache_ok(p.cache) && cache_ok(p.extra_cache);
@@ -51,7 +53,10 @@ struct Header {
 class AttentionPlan final : public KernelPlan {
  public:
   explicit AttentionPlan(const Problem& p)
-      : threads_(num_threads()), compute_(choose_compute(p)), limits_(schedule_limits(p, threads_)), t5_(make_t5_buckets(p)) {
+      : threads_(num_threads()),
+        compute_(choose_compute(p)),
+        limits_(schedule_limits(p, threads_)),
+        t5_(make_t5_buckets(p)) {
     rows_ = std::max(prefill_rows(p.head_dim_qk, p.head_dim_v), kDecodeRows);
     partial_floats_ = limits_.partial_rows * partial_row_floats(p);
     prepared_ = p.k && p.prologue.any;
@@ -59,7 +64,8 @@ class AttentionPlan final : public KernelPlan {
     auto take = [&](int64_t count, size_t size) {
       const size_t begin = at;
       const unsigned __int128 bytes = static_cast<unsigned __int128>(static_cast<uint64_t>(count)) * size;
-      if (bytes > (static_cast<unsigned __int128>(1) << 56)) fail(ATTUNE_UNSUPPORTED, "the workspace would exceed 2^56 bytes");
+      if (bytes > (static_cast<unsigned __int128>(1) << 56))
+        fail(ATTUNE_UNSUPPORTED, "the workspace would exceed 2^56 bytes");
       at += (static_cast<size_t>(bytes) + 255) / 256 * 256;
       return begin;
     };
@@ -81,9 +87,10 @@ class AttentionPlan final : public KernelPlan {
 
   std::string describe() const override {
     return cat("kernel cpu_attention (", compute_.kernels->isa, ", ", threads_, " threads), arithmetic ",
-               compute_.tile == TileType::kBF16 ? "bf16 with fp32 sums" : "fp32", "; prefill tiles of up to ", rows_, " packed rows x ",
-               kPrefillN, " keys, decode tiles of ", kDecodeN, " keys; ",
-               limits_.max_partials > 0 ? "long sequences are split over the threads" : "no splits", "; workspace ", layout_.total, " bytes");
+               compute_.tile == TileType::kBF16 ? "bf16 with fp32 sums" : "fp32", "; prefill tiles of up to ", rows_,
+               " packed rows x ", kPrefillN, " keys, decode tiles of ", kDecodeN, " keys; ",
+               limits_.max_partials > 0 ? "long sequences are split over the threads" : "no splits", "; workspace ",
+               layout_.total, " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void*) const override {
@@ -119,8 +126,8 @@ class AttentionPlan final : public KernelPlan {
   }
 
   Scratch scratch_of(const Problem& p, std::byte* base, int thread) const {
-    return make_scratch(base + layout_.scratch + static_cast<size_t>(thread) * layout_.scratch_each, rows_, p.head_dim_qk, p.head_dim_v,
-                        compute_.tile);
+    return make_scratch(base + layout_.scratch + static_cast<size_t>(thread) * layout_.scratch_each, rows_,
+                        p.head_dim_qk, p.head_dim_v, compute_.tile);
   }
 
   // K and V of the dense tokens through the prologue, into the workspace.
@@ -136,7 +143,8 @@ class AttentionPlan final : public KernelPlan {
       v.dim_stride = 1;
       return v;
     };
-    const DenseRows out{view(layout_.k_rows, p.head_dim_qk), view(layout_.v_rows, p.v_aliases_k ? p.head_dim_qk : p.head_dim_v)};
+    const DenseRows out{view(layout_.k_rows, p.head_dim_qk),
+                        view(layout_.v_rows, p.v_aliases_k ? p.head_dim_qk : p.head_dim_v)};
     constexpr int64_t kChunk = 16;
     for (int64_t b = 0; b < p.batch; ++b) {
       const Sequence& s = sequences[b];
@@ -165,7 +173,8 @@ class AttentionPlan final : public KernelPlan {
     return out;
   }
 
-  void run_items(const Problem& p, const Schedule& s, const Header& header, const DenseRows& dense, std::byte* base) const {
+  void run_items(const Problem& p, const Schedule& s, const Header& header, const DenseRows& dense,
+                 std::byte* base) const {
     const TileSource prefill(p, dense, compute_.tile, false, *compute_.kernels);
     const TileSource decode(p, dense, compute_.decode_rows, compute_.tile == TileType::kBF16, *compute_.kernels);
     parallel_for(header.num_items, threads_, [&](int64_t i, int thread) {
@@ -184,8 +193,8 @@ class AttentionPlan final : public KernelPlan {
       }
       for (int i = 0; i < item.num_heads * item.num_rows; ++i) {
         const int r = i % item.num_rows;
-        store_row(p, sequence.q_begin + rows.query(r), rows.head(r) + i / item.num_rows * p.group, scratch.o + i * scratch.ld_o,
-                  scratch.row_max[i], scratch.row_sum[i]);
+        store_row(p, sequence.q_begin + rows.query(r), rows.head(r) + i / item.num_rows * p.group,
+                  scratch.o + i * scratch.ld_o, scratch.row_max[i], scratch.row_sum[i]);
       }
     });
   }
@@ -209,8 +218,8 @@ class AttentionPlan final : public KernelPlan {
     }
   }
 
-  // After every read of the cache, so that a ring's evicted tokens are still there for those who see them. From the source, not from
-  // the rows that attended: the cache takes one rounding.
+  // After every read of the cache, so that a ring's evicted tokens are still there for those who see them. From the
+  // source, not from the rows that attended: the cache takes one rounding.
   void append(const Problem& p, const Sequence* sequences, std::byte* base) const {
     (void)base;
     parallel_for(p.batch, threads_, [&](int64_t b, int) {

@@ -15,7 +15,8 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Rows of a tile are masked and multiplied in blocks, so that a block above the diagonal does not pay for the columns below it.
+// Rows of a tile are masked and multiplied in blocks, so that a block above the diagonal does not pay for the columns
+// below it.
 constexpr int kRowBlock = 32;
 
 void load_queries(const ScoreRows& rows, const Compute& compute, Scratch& scratch) {
@@ -33,7 +34,8 @@ void load_queries(const ScoreRows& rows, const Compute& compute, Scratch& scratc
     } else {
       float* row = compute.tile == TileType::kF32 ? reinterpret_cast<float*>(to) : scratch.row_f32;
       prepare_q_row(p.prologue, p.q, d, q_row, head, rows.item.sequence, rows.sequence.position(query), row);
-      if (compute.tile == TileType::kBF16) compute.kernels->to_bf16(ATTUNE_FLOAT32, row, d, reinterpret_cast<bf16_t*>(to));
+      if (compute.tile == TileType::kBF16)
+        compute.kernels->to_bf16(ATTUNE_FLOAT32, row, d, reinterpret_cast<bf16_t*>(to));
     }
     std::memset(to + d * size, 0, static_cast<size_t>((scratch.ld_q - d) * size));
   }
@@ -48,7 +50,8 @@ void start_rows(int num_rows, Scratch& scratch) {
 // Element i of row j of V.
 float v_element(TileType row_type, const KvTile& tile, int j, int64_t i) {
   if (tile.codes != ATTUNE_DTYPE_NONE) return load_as_float(tile.codes, static_cast<const uint8_t*>(tile.v[j]) + i);
-  return row_type == TileType::kBF16 ? bf16_to_float(static_cast<const bf16_t*>(tile.v[j])[i]) : static_cast<const float*>(tile.v[j])[i];
+  return row_type == TileType::kBF16 ? bf16_to_float(static_cast<const bf16_t*>(tile.v[j])[i])
+                                     : static_cast<const float*>(tile.v[j])[i];
 }
 
 bool v_row_nonfinite(const Problem& p, const Compute& compute, TileType row_type, const KvTile& tile, int j) {
@@ -57,12 +60,13 @@ bool v_row_nonfinite(const Problem& p, const Compute& compute, TileType row_type
     compute.kernels->to_bf16(tile.codes, tile.v[j], p.head_dim_v, row);
     return compute.kernels->any_nonfinite_bf16(row, p.head_dim_v);
   }
-  return row_type == TileType::kBF16 ? compute.kernels->any_nonfinite_bf16(static_cast<const bf16_t*>(tile.v[j]), p.head_dim_v)
-                                     : compute.kernels->any_nonfinite_f32(static_cast<const float*>(tile.v[j]), p.head_dim_v);
+  return row_type == TileType::kBF16
+             ? compute.kernels->any_nonfinite_bf16(static_cast<const bf16_t*>(tile.v[j]), p.head_dim_v)
+             : compute.kernels->any_nonfinite_f32(static_cast<const float*>(tile.v[j]), p.head_dim_v);
 }
 
-// A tile where some row may not see some column, and V or its scale is NaN or infinite: 0 * NaN must not reach that row, so
-// products are taken one by one, for visible columns only. Rare, hence plain.
+// A tile where some row may not see some column, and V or its scale is NaN or infinite: 0 * NaN must not reach that
+// row, so products are taken one by one, for visible columns only. Rare, hence plain.
 bool v_nonfinite(const Problem& p, const Compute& compute, TileType row_type, const KvTile& tile) {
   for (int j = 0; j < tile.n; ++j) {
     if (tile.scaled && !std::isfinite(tile.v_factor[j])) return true;
@@ -71,19 +75,21 @@ bool v_nonfinite(const Problem& p, const Compute& compute, TileType row_type, co
   return false;
 }
 
-void careful_pv(const Problem& p, TileType row_type, const KvTile& tile, int m, const bool* visible, const void* p_tile, TileType p_type,
-                float* o, int64_t ld_o) {
+void careful_pv(const Problem& p, TileType row_type, const KvTile& tile, int m, const bool* visible, const void* p_tile,
+                TileType p_type, float* o, int64_t ld_o) {
   for (int r = 0; r < m; ++r) {
     for (int j = 0; j < tile.n; ++j) {
       const int64_t at = static_cast<int64_t>(r) * kMaxTileN + j;
       if (!visible[at]) continue;
-      const float weight = p_type == TileType::kBF16 ? bf16_to_float(static_cast<const bf16_t*>(p_tile)[at]) : static_cast<const float*>(p_tile)[at];
+      const float weight = p_type == TileType::kBF16 ? bf16_to_float(static_cast<const bf16_t*>(p_tile)[at])
+                                                     : static_cast<const float*>(p_tile)[at];
       for (int64_t c = 0; c < p.head_dim_v; ++c) o[r * ld_o + c] += weight * v_element(row_type, tile, j, c);
     }
   }
 }
 
-SoftmaxTile softmax_tile(const Problem& p, const Compute& compute, const KvTile& tile, int row, int m, int n, float scale2, Scratch& scratch) {
+SoftmaxTile softmax_tile(const Problem& p, const Compute& compute, const KvTile& tile, int row, int m, int n,
+                         float scale2, Scratch& scratch) {
   SoftmaxTile t{};
   t.m = m;
   t.n = n;
@@ -97,8 +103,9 @@ SoftmaxTile softmax_tile(const Problem& p, const Compute& compute, const KvTile&
   t.ldo = static_cast<int>(scratch.ld_o);
   t.dv = static_cast<int>(p.head_dim_v);
   t.p_type = compute.tile;
-  t.p = compute.tile == TileType::kBF16 ? static_cast<void*>(static_cast<bf16_t*>(scratch.p) + static_cast<int64_t>(row) * kMaxTileN)
-                                        : static_cast<void*>(t.s);
+  t.p = compute.tile == TileType::kBF16
+            ? static_cast<void*>(static_cast<bf16_t*>(scratch.p) + static_cast<int64_t>(row) * kMaxTileN)
+            : static_cast<void*>(t.s);
   t.ldp = kMaxTileN;
   return t;
 }
@@ -118,8 +125,10 @@ void pack_tile(const Problem& p, const Compute& compute, const KvTile& tile, Scr
   const int ld_k = static_cast<int>(round_up(tile.n, 16)), ld_v = static_cast<int>(scratch.ld_o);
   const KernelTable& kt = *compute.kernels;
   if (compute.tile == TileType::kBF16) {
-    kt.pack_k_bf16(reinterpret_cast<const bf16_t* const*>(tile.k), tile.n, d, static_cast<bf16_t*>(scratch.k_pack), ld_k);
-    kt.pack_v_bf16(reinterpret_cast<const bf16_t* const*>(tile.v), tile.n, dv, static_cast<bf16_t*>(scratch.v_pack), ld_v);
+    kt.pack_k_bf16(reinterpret_cast<const bf16_t* const*>(tile.k), tile.n, d, static_cast<bf16_t*>(scratch.k_pack),
+                   ld_k);
+    kt.pack_v_bf16(reinterpret_cast<const bf16_t* const*>(tile.v), tile.n, dv, static_cast<bf16_t*>(scratch.v_pack),
+                   ld_v);
     return;
   }
   kt.pack_k_f32(reinterpret_cast<const float* const*>(tile.k), tile.n, d, static_cast<float*>(scratch.k_pack), ld_k);
@@ -180,11 +189,11 @@ void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Com
       if (careful) {
         careful_pv(p, compute.tile, tile, m, visible, t.p, compute.tile, t.o, ld_o);
       } else if (bf16) {
-        kt.gemm_bf16(m, dv, columns, static_cast<const bf16_t*>(t.p), kMaxTileN, static_cast<const bf16_t*>(scratch.v_pack), ld_o, t.o,
-                     ld_o, true);
+        kt.gemm_bf16(m, dv, columns, static_cast<const bf16_t*>(t.p), kMaxTileN,
+                     static_cast<const bf16_t*>(scratch.v_pack), ld_o, t.o, ld_o, true);
       } else {
-        kt.gemm_f32(m, dv, columns, static_cast<const float*>(t.p), kMaxTileN, static_cast<const float*>(scratch.v_pack), ld_o, t.o, ld_o,
-                    true);
+        kt.gemm_f32(m, dv, columns, static_cast<const float*>(t.p), kMaxTileN,
+                    static_cast<const float*>(scratch.v_pack), ld_o, t.o, ld_o, true);
       }
       scratch.tile->n = n;
     }
@@ -193,10 +202,11 @@ void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Com
 
 namespace {
 
-// Memory works on later rows while these are computed: slices of the products alternate with requests for some rows. A core drops
-// requests beyond the few that it can have under way, so every row is asked for twice: first two steps early, while the sums run,
-// then one step early, while the scores run. A step is one KV head's rows of a tile. The functions for codes load tables at each call,
-// so they ask by themselves, and once: for the next step's K during the scores, for its V during the sums.
+// Memory works on later rows while these are computed: slices of the products alternate with requests for some rows. A
+// core drops requests beyond the few that it can have under way, so every row is asked for twice: first two steps
+// early, while the sums run, then one step early, while the scores run. A step is one KV head's rows of a tile. The
+// functions for codes load tables at each call, so they ask by themselves, and once: for the next step's K during the
+// scores, for its V during the sums.
 constexpr int kScoreSlice = 4, kSumSlice = 16;
 
 // The rows of a step to come.
@@ -208,22 +218,26 @@ struct Ahead {
 // Asks for the share of rows that goes with the columns [j, j + n) of the tile being computed.
 void prefetch_share(const Problem& p, const Ahead& a, int j, int n) {
   const AheadRows& rows = a.rows;
-  prefetch_tile(rows.k, rows.k_bytes, p.v_aliases_k ? nullptr : rows.v, rows.v_bytes, std::min(j, rows.n), std::min(j + n, rows.n),
-                a.head * rows.k_step, a.head * rows.v_step);
+  prefetch_tile(rows.k, rows.k_bytes, p.v_aliases_k ? nullptr : rows.v, rows.v_bytes, std::min(j, rows.n),
+                std::min(j + n, rows.n), a.head * rows.k_step, a.head * rows.v_step);
 }
 
 // Scores of a decode tile of codes.
-void code_scores(const Problem& p, const Compute& compute, const KvTile& tile, int m, const Ahead& a, Scratch& scratch) {
+void code_scores(const Problem& p, const Compute& compute, const KvTile& tile, int m, const Ahead& a,
+                 Scratch& scratch) {
   const RowsAhead keys{a.rows.k, a.rows.n, a.rows.k_bytes, a.head * a.rows.k_step};
-  compute.kernels->qk_rows_8bit(tile.codes, m, tile.n, static_cast<int>(p.head_dim_qk), static_cast<const bf16_t*>(scratch.q),
-                                static_cast<int>(scratch.ld_q), reinterpret_cast<const uint8_t* const*>(tile.k), scratch.s, kMaxTileN, keys);
+  compute.kernels->qk_rows_8bit(tile.codes, m, tile.n, static_cast<int>(p.head_dim_qk),
+                                static_cast<const bf16_t*>(scratch.q), static_cast<int>(scratch.ld_q),
+                                reinterpret_cast<const uint8_t* const*>(tile.k), scratch.s, kMaxTileN, keys);
 }
 
 // Adds a tile of codes, weighted, to o.
-void code_sums(const Problem& p, const Compute& compute, const KvTile& tile, int m, const void* weights, const Ahead& a, Scratch& scratch) {
+void code_sums(const Problem& p, const Compute& compute, const KvTile& tile, int m, const void* weights, const Ahead& a,
+               Scratch& scratch) {
   const RowsAhead values{a.rows.v, p.v_aliases_k ? 0 : a.rows.n, a.rows.v_bytes, a.head * a.rows.v_step};
-  compute.kernels->pv_rows_8bit(tile.codes, m, tile.n, static_cast<int>(p.head_dim_v), static_cast<const bf16_t*>(weights), kMaxTileN,
-                                reinterpret_cast<const uint8_t* const*>(tile.v), scratch.o, static_cast<int>(scratch.ld_o), values);
+  compute.kernels->pv_rows_8bit(
+      tile.codes, m, tile.n, static_cast<int>(p.head_dim_v), static_cast<const bf16_t*>(weights), kMaxTileN,
+      reinterpret_cast<const uint8_t* const*>(tile.v), scratch.o, static_cast<int>(scratch.ld_o), values);
 }
 
 // Scores of the columns [j, j + n) of a decode tile, by what its rows are.
@@ -243,7 +257,8 @@ void row_scores(const Problem& p, const Compute& compute, const KvTile& tile, in
 }
 
 // Adds the columns [j, j + n) of the tile, weighted, to o.
-void row_sums(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, const void* weights, Scratch& scratch) {
+void row_sums(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, const void* weights,
+              Scratch& scratch) {
   const KernelTable& kt = *compute.kernels;
   const int dv = static_cast<int>(p.head_dim_v), ld_o = static_cast<int>(scratch.ld_o);
   const auto* p_f32 = static_cast<const float*>(weights) + j;
@@ -268,8 +283,10 @@ Scratch scratch_of_head(const Scratch& scratch, const Compute& compute, int64_t 
   return s;
 }
 
-// One KV head against the tile at key first, which is loaded. The rows of the next step and of the one after are asked for on the way.
-void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, const Ahead& near, const Ahead& far, Scratch& scratch) {
+// One KV head against the tile at key first, which is loaded. The rows of the next step and of the one after are asked
+// for on the way.
+void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, const Ahead& near, const Ahead& far,
+                 Scratch& scratch) {
   const Problem& p = rows.p;
   const KernelTable& kt = *compute.kernels;
   const KvTile& tile = *scratch.tile;

@@ -8,8 +8,8 @@
 
 namespace attune::cpu {
 
-// Reads the item's query rows through the prologue into scratch.q, then leaves scratch.o unnormalised with row_max (base 2) and
-// row_sum.
+// Reads the item's query rows through the prologue into scratch.q, then leaves scratch.o unnormalised with row_max
+// (base 2) and row_sum.
 void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Compute& compute, Scratch& scratch);
 void run_decode_item(const ScoreRows& rows, const TileSource& source, const Compute& compute, Scratch& scratch);
 

@@ -52,7 +52,8 @@ void store_row(const Problem& p, int64_t q_row, int64_t head, float* o, float ro
     const float sink = p.sinks(head) * kLog2e;
     // The larger of the two is the reference, so that neither exponential overflows; an infinite sink takes everything.
     const float top = std::max(row_max, sink);
-    factor = sink == kInf ? 0.0f : std::exp2(row_max - top) / (row_sum * std::exp2(row_max - top) + std::exp2(sink - top));
+    factor =
+        sink == kInf ? 0.0f : std::exp2(row_max - top) / (row_sum * std::exp2(row_max - top) + std::exp2(sink - top));
     if (std::isnan(sink)) factor = sink;
   }
   if (p.out_scale != nullptr) factor *= *p.out_scale;
@@ -73,7 +74,8 @@ void save_partial(const Problem& p, const Item& item, const Scratch& scratch, fl
   }
 }
 
-void merge_partials(const Problem& p, const Sequence& s, const MergeTask& task, const float* slots, int64_t slot_floats, float* o) {
+void merge_partials(const Problem& p, const Sequence& s, const MergeTask& task, const float* slots, int64_t slot_floats,
+                    float* o) {
   const int64_t stride = partial_row_floats(p);
   for (int r = 0; r < task.num_rows * task.num_heads; ++r) {
     const float* row = slots + task.first * slot_floats + r * stride;

@@ -6,7 +6,7 @@
 namespace attune::cpu {
 namespace {
 
-constexpr int64_t kPiecesPerThread = 8;   // enough for balance, few enough that merging costs nothing
+constexpr int64_t kPiecesPerThread = 8;  // enough for balance, few enough that merging costs nothing
 constexpr int64_t kMinPieceKeys = 512;
 constexpr int64_t kLeastItemsPerThread = 4;
 
@@ -21,8 +21,8 @@ int64_t item_cost(int64_t keys, int64_t rows, int64_t heads) { return keys * (ro
 
 int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
-// True if the KV heads of a token follow each other in the cache (NHD), so that an item gains by walking them together: it reads
-// memory in order and looks up each page once.
+// True if the KV heads of a token follow each other in the cache (NHD), so that an item gains by walking them together:
+// it reads memory in order and looks up each page once.
 bool heads_are_adjacent(const Problem& p) {
   const KvCache& c = p.cache;
   return c && c.format->plain && c.k.contiguous && c.v.contiguous && c.k.head_stride == p.head_dim_qk &&
@@ -39,7 +39,8 @@ int64_t most_heads(const Problem& p, const Sequence* sequences, int threads, boo
     pieces += may_split ? std::max<int64_t>(1, s.seqlen_kv() / kMinPieceKeys) : 1;
   }
   int64_t heads = p.heads_kv;
-  while (heads > 1 && pieces * divide_up(p.heads_kv, heads) < kLeastItemsPerThread * threads) heads = divide_up(heads, 2);
+  while (heads > 1 && pieces * divide_up(p.heads_kv, heads) < kLeastItemsPerThread * threads)
+    heads = divide_up(heads, 2);
   return heads;
 }
 
@@ -93,8 +94,8 @@ ScheduleLimits schedule_limits(const Problem& p, int threads) {
   ScheduleLimits l;
   l.threads = threads;
   // Every sequence may end with a partial block of rows; a block is never larger than the rows there are.
-  const int64_t least_rows = std::min<int64_t>(p.sparse ? std::min<int64_t>(p.group, kDecodeRows) : prefill_rows(p.head_dim_qk, p.head_dim_v),
-                                               kDecodeRows);
+  const int64_t least_rows = std::min<int64_t>(
+      p.sparse ? std::min<int64_t>(p.group, kDecodeRows) : prefill_rows(p.head_dim_qk, p.head_dim_v), kDecodeRows);
   const int64_t blocks = p.sparse ? p.total_q * ((p.group + least_rows - 1) / least_rows)
                                   : (p.total_q * p.group + least_rows - 1) / least_rows + std::min(p.batch, p.total_q);
   const int64_t base = blocks * p.heads_kv;
@@ -122,7 +123,8 @@ void make_schedule(const Problem& p, const ScheduleLimits& limits, Schedule& out
     const int64_t begin = whole.kv_begin, end = whole.kv_end, keys = end - begin, cost = cost_of(whole);
     int64_t pieces = 1;
     if (cost > target && whole.num_rows * whole.num_heads <= limits.partial_rows) {
-      pieces = std::clamp<int64_t>(std::min(divide_up(cost, target), keys / kMinPieceKeys), 1, 4 * kPiecesPerThread * limits.threads);
+      pieces = std::clamp<int64_t>(std::min(divide_up(cost, target), keys / kMinPieceKeys), 1,
+                                   4 * kPiecesPerThread * limits.threads);
       if (merges >= limits.max_merges || partials + pieces > limits.max_partials) pieces = 1;
     }
     const int64_t tile = kMaxTileN;
@@ -139,7 +141,8 @@ void make_schedule(const Problem& p, const ScheduleLimits& limits, Schedule& out
       out.items[items++] = item;
     }
     if (pieces > 1) {
-      out.merges[merges++] = {whole.row_begin, whole.sequence, whole.kv_head, whole.num_rows, whole.num_heads, first, partials - first};
+      out.merges[merges++] = {whole.row_begin, whole.sequence, whole.kv_head,   whole.num_rows,
+                              whole.num_heads, first,          partials - first};
     }
   });
   // Longest first; ties keep the order of the batch, so the list is the same every time.

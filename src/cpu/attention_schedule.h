@@ -29,6 +29,8 @@ void make_schedule(const Problem& p, const ScheduleLimits& limits, Schedule& out
 // True if the sequence runs by GEMM tiles.
 inline bool is_prefill(const Problem& p, const Sequence& s) { return !p.sparse && s.num_q > kDecodeQueries; }
 // True if the sequence is to be left alone (or zeroed).
-inline bool is_skipped(const Problem& p, const Sequence& s, int64_t b) { return p.is_finished(b) || (p.skip_decode && s.num_q == 1); }
+inline bool is_skipped(const Problem& p, const Sequence& s, int64_t b) {
+  return p.is_finished(b) || (p.skip_decode && s.num_q == 1);
+}
 
 }  // namespace attune::cpu

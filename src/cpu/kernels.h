@@ -17,26 +17,26 @@ enum class TileType : uint8_t { kF32, kBF16 };
 
 // One pass of the online softmax over a tile of scores, in base 2: p = exp2(s * scale2 - m).
 struct SoftmaxTile {
-  int m;                // rows
-  int n;                // columns; entries that a row may not see hold -inf
-  float* s;             // [m][lds] scores; may be overwritten
+  int m;     // rows
+  int n;     // columns; entries that a row may not see hold -inf
+  float* s;  // [m][lds] scores; may be overwritten
   int lds;
-  float scale2;         // score scale times log2(e)
-  const float* v_scale; // [n] or null: p is multiplied by it after it has entered the row sum
-  float* row_max;       // [m] in units of s * scale2, -inf before the first tile; updated
-  float* row_sum;       // [m] sum of p (as rounded to p_type, before v_scale); rescaled and updated
-  float* o;             // [m][ldo] running output; rows are rescaled by exp2(old max - new max)
+  float scale2;          // score scale times log2(e)
+  const float* v_scale;  // [n] or null: p is multiplied by it after it has entered the row sum
+  float* row_max;        // [m] in units of s * scale2, -inf before the first tile; updated
+  float* row_sum;        // [m] sum of p (as rounded to p_type, before v_scale); rescaled and updated
+  float* o;              // [m][ldo] running output; rows are rescaled by exp2(old max - new max)
   int ldo;
-  int dv;               // columns of o
-  void* p;              // [m][ldp] of p_type: the result. For kF32 may be s itself with ldp == lds
+  int dv;   // columns of o
+  void* p;  // [m][ldp] of p_type: the result. For kF32 may be s itself with ldp == lds
   int ldp;
-  TileType p_type;      // kBF16: p rounded to nearest even
+  TileType p_type;  // kBF16: p rounded to nearest even
 };
-// Rules: a row whose max stays -inf gets p = 0, sum and o unchanged. NaN scores give NaN p, sum and o. Columns n.. up to the next
-// multiple of 2 of a bf16 p are written as 0 (ldp allows it).
+// Rules: a row whose max stays -inf gets p = 0, sum and o unchanged. NaN scores give NaN p, sum and o. Columns n.. up
+// to the next multiple of 2 of a bf16 p are written as 0 (ldp allows it).
 
-// Rows that a later call will read. A function that takes this asks for row j, bytes bytes from behind bytes after its address, when it
-// comes to row j of its own: a steady stream of requests queues better than a burst.
+// Rows that a later call will read. A function that takes this asks for row j, bytes bytes from behind bytes after its
+// address, when it comes to row j of its own: a steady stream of requests queues better than a burst.
 struct RowsAhead {
   const void* const* rows = nullptr;
   int n = 0;
@@ -47,37 +47,44 @@ struct KernelTable {
   const char* isa;   // e.g. "AVX3+AVX512BF16"
   bool native_bf16;  // bf16 tiles run faster than fp32 ones here
 
-  // --- Rows of a source to rows of a tile. n contiguous elements at src to dst; src dtype float32, float16, bfloat16, e4m3, e5m2
-  // or int8 (codes, no scale). NaN codes give NaN. to_bf16 rounds to nearest even (NaN stays NaN).
+  // --- Rows of a source to rows of a tile. n contiguous elements at src to dst; src dtype float32, float16, bfloat16,
+  // e4m3, e5m2 or int8 (codes, no scale). NaN codes give NaN. to_bf16 rounds to nearest even (NaN stays NaN).
   void (*to_f32)(attune_dtype dtype, const void* src, int64_t n, float* dst);
   void (*to_bf16)(attune_dtype dtype, const void* src, int64_t n, bf16_t* dst);
 
-  // --- Packing for the GEMMs. rows[i] is row i (d contiguous elements of the tile type) or null for a row of zeros. Columns from n
-  // up to the next multiple of 16 are written as zeros; ld is a multiple of 16, out is 64-byte aligned.
-  void (*pack_k_f32)(const float* const* rows, int n, int d, float* out, int ld);      // out[dd][i] = rows[i][dd]
-  void (*pack_k_bf16)(const bf16_t* const* rows, int n, int d, bf16_t* out, int ld);   // out[dd / 2][i][dd % 2]; odd d: zero pad
-  void (*pack_v_bf16)(const bf16_t* const* rows, int n, int dv, bf16_t* out, int ld);  // out[i / 2][c][i % 2]; odd n: zero pad
+  // --- Packing for the GEMMs. rows[i] is row i (d contiguous elements of the tile type) or null for a row of zeros.
+  // Columns from n up to the next multiple of 16 are written as zeros; ld is a multiple of 16, out is 64-byte aligned.
+  void (*pack_k_f32)(const float* const* rows, int n, int d, float* out, int ld);  // out[dd][i] = rows[i][dd]
+  void (*pack_k_bf16)(const bf16_t* const* rows, int n, int d, bf16_t* out,
+                      int ld);  // out[dd / 2][i][dd % 2]; odd d: zero pad
+  void (*pack_v_bf16)(const bf16_t* const* rows, int n, int dv, bf16_t* out,
+                      int ld);  // out[i / 2][c][i % 2]; odd n: zero pad
 
-  // --- GEMM of the prefill tiles: c[m][n] (+)= sum_k a[m][k] * b[k][n]. The order of the sum over k is the same for every row,
-  // whatever m is. n need not be a multiple of 16, but b and c rows are padded to one and may be computed there.
-  void (*gemm_f32)(int m, int n, int k, const float* a, int lda, const float* b, int ldb, float* c, int ldc, bool accumulate);
+  // --- GEMM of the prefill tiles: c[m][n] (+)= sum_k a[m][k] * b[k][n]. The order of the sum over k is the same for
+  // every row, whatever m is. n need not be a multiple of 16, but b and c rows are padded to one and may be computed
+  // there.
+  void (*gemm_f32)(int m, int n, int k, const float* a, int lda, const float* b, int ldb, float* c, int ldc,
+                   bool accumulate);
   // a bf16 [m][lda], b as packed pairs [ceil(k / 2)][ldb][2]; a is zero padded to even k.
-  void (*gemm_bf16)(int m, int n, int k, const bf16_t* a, int lda, const bf16_t* b, int ldb, float* c, int ldc, bool accumulate);
+  void (*gemm_bf16)(int m, int n, int k, const bf16_t* a, int lda, const bf16_t* b, int ldb, float* c, int ldc,
+                    bool accumulate);
 
-  // --- Decode tiles, straight from rows: s[i][j] = sum_d q[i][d] * rows[j][d]. No null rows. d any number >= 1; q and the rows
-  // need not be aligned. The result of (i, j) does not depend on m, n or the other rows.
+  // --- Decode tiles, straight from rows: s[i][j] = sum_d q[i][d] * rows[j][d]. No null rows. d any number >= 1; q and
+  // the rows need not be aligned. The result of (i, j) does not depend on m, n or the other rows.
   void (*qk_rows_f32)(int m, int n, int d, const float* q, int ldq, const float* const* rows, float* s, int lds);
-  void (*qk_rows_mixed)(int m, int n, int d, const float* q, int ldq, const bf16_t* const* rows, float* s, int lds); // fp32 q, bf16 rows
+  void (*qk_rows_mixed)(int m, int n, int d, const float* q, int ldq, const bf16_t* const* rows, float* s,
+                        int lds);  // fp32 q, bf16 rows
   void (*qk_rows_bf16)(int m, int n, int d, const bf16_t* q, int ldq, const bf16_t* const* rows, float* s, int lds);
   // o[i][c] += sum_j p[i][j] * rows[j][c]. The order of the sum over j is fixed and does not depend on m.
   void (*pv_rows_f32)(int m, int n, int dv, const float* p, int ldp, const float* const* rows, float* o, int ldo);
   void (*pv_rows_mixed)(int m, int n, int dv, const float* p, int ldp, const bf16_t* const* rows, float* o, int ldo);
   void (*pv_rows_bf16)(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* const* rows, float* o, int ldo);
-  // The same on rows of codes (e4m3, e5m2, int8), with the bits that to_bf16 and the bf16 functions give. d and dv at most 1024.
-  void (*qk_rows_8bit)(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s,
-                       int lds, const RowsAhead& ahead);
-  void (*pv_rows_8bit)(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o,
-                       int ldo, const RowsAhead& ahead);
+  // The same on rows of codes (e4m3, e5m2, int8), with the bits that to_bf16 and the bf16 functions give. d and dv at
+  // most 1024.
+  void (*qk_rows_8bit)(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows,
+                       float* s, int lds, const RowsAhead& ahead);
+  void (*pv_rows_8bit)(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows,
+                       float* o, int ldo, const RowsAhead& ahead);
 
   void (*softmax)(const SoftmaxTile& t);
   // s[i][j] = cap * tanh(s[i][j] * scale / cap), for any finite s; NaN stays NaN, -inf gives -cap.
@@ -91,8 +98,8 @@ struct KernelTable {
   bool (*any_nonfinite_bf16)(const bf16_t* x, int64_t n);
 };
 
-// The best table for this machine; ATTUNE_CPU_ISA=<name> (a name from isa_names()) forces another. Never fails: an unknown
-// name is ignored and logged.
+// The best table for this machine; ATTUNE_CPU_ISA=<name> (a name from isa_names()) forces another. Never fails: an
+// unknown name is ignored and logged.
 const KernelTable& kernels();
 // Names that this machine can run, best first, and the table of one (null if unknown). For tests.
 const char* const* isa_names(int* count);

@@ -14,7 +14,8 @@ ATTUNE_BEGIN_AVX512BF16
 namespace attune::cpu::avx512bf16 {
 namespace {
 
-// --- GEMM: as in kernels_gemm-inl.h, with pairs along k for elements ----------------------------------------------------------
+// --- GEMM: as in kernels_gemm-inl.h, with pairs along k for elements
+// ----------------------------------------------------------
 
 template <int R, int V>
 ATTUNE_TILE void gemm_tile(int pairs, const bf16_t* __restrict a, int64_t lda, const bf16_t* __restrict b, int64_t ldb,
@@ -50,8 +51,8 @@ constexpr int kGemmRows = 6;  // 24 accumulators, 4 vectors of b, one of a
 constexpr int kGemmVecs = 4;
 
 template <int V>
-ATTUNE_INLINE void gemm_panel(int m, int pairs, const bf16_t* a, int64_t lda, const bf16_t* b, int64_t ldb, float* c, int64_t ldc,
-                              bool accumulate) {
+ATTUNE_INLINE void gemm_panel(int m, int pairs, const bf16_t* a, int64_t lda, const bf16_t* b, int64_t ldb, float* c,
+                              int64_t ldc, bool accumulate) {
   int i = 0;
   for (; i + kGemmRows <= m; i += kGemmRows) {
     gemm_tile<kGemmRows, V>(pairs, a + i * lda, lda, b, ldb, c + i * ldc, ldc, accumulate);
@@ -59,18 +60,25 @@ ATTUNE_INLINE void gemm_panel(int m, int pairs, const bf16_t* a, int64_t lda, co
   a += i * lda;
   c += i * ldc;
   switch (m - i) {
-    case 1: return gemm_tile<1, V>(pairs, a, lda, b, ldb, c, ldc, accumulate);
-    case 2: return gemm_tile<2, V>(pairs, a, lda, b, ldb, c, ldc, accumulate);
-    case 3: return gemm_tile<3, V>(pairs, a, lda, b, ldb, c, ldc, accumulate);
-    case 4: return gemm_tile<4, V>(pairs, a, lda, b, ldb, c, ldc, accumulate);
-    case 5: return gemm_tile<5, V>(pairs, a, lda, b, ldb, c, ldc, accumulate);
-    default: return;
+    case 1:
+      return gemm_tile<1, V>(pairs, a, lda, b, ldb, c, ldc, accumulate);
+    case 2:
+      return gemm_tile<2, V>(pairs, a, lda, b, ldb, c, ldc, accumulate);
+    case 3:
+      return gemm_tile<3, V>(pairs, a, lda, b, ldb, c, ldc, accumulate);
+    case 4:
+      return gemm_tile<4, V>(pairs, a, lda, b, ldb, c, ldc, accumulate);
+    case 5:
+      return gemm_tile<5, V>(pairs, a, lda, b, ldb, c, ldc, accumulate);
+    default:
+      return;
   }
 }
 
 }  // namespace
 
-void gemm_bf16(int m, int n, int k, const bf16_t* a, int lda, const bf16_t* b, int ldb, float* c, int ldc, bool accumulate) {
+void gemm_bf16(int m, int n, int k, const bf16_t* a, int lda, const bf16_t* b, int ldb, float* c, int ldc,
+               bool accumulate) {
   const int pairs = (k + 1) / 2;
   const int columns = (n + 15) / 16 * 16;
   int j = 0;

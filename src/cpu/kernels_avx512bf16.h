@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private to kernels_avx512bf16*.cpp: the kernels for CPUs with AVX512-BF16 and VBMI (Zen 4, Sapphire Rapids), and the helpers that
-// they share. Only code between ATTUNE_BEGIN_AVX512BF16 and ATTUNE_END_AVX512BF16 is compiled for these instructions, and it uses no
-// std template: the linker could keep that copy of it and run it elsewhere.
+// Private to kernels_avx512bf16*.cpp: the kernels for CPUs with AVX512-BF16 and VBMI (Zen 4, Sapphire Rapids), and the
+// helpers that they share. Only code between ATTUNE_BEGIN_AVX512BF16 and ATTUNE_END_AVX512BF16 is compiled for these
+// instructions, and it uses no std template: the linker could keep that copy of it and run it elsewhere.
 #pragma once
 
 #if defined(__x86_64__)
@@ -16,9 +16,9 @@
 #define ATTUNE_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define ATTUNE_UNROLL ATTUNE_PRAGMA(clang loop unroll(full))
-#define ATTUNE_BEGIN_AVX512BF16                                                                                               \
-  ATTUNE_PRAGMA(clang attribute push(                                                                                         \
-      __attribute__((target("avx2,fma,f16c,avx512f,avx512vl,avx512bw,avx512dq,avx512cd,avx512vbmi,avx512bf16"))),             \
+#define ATTUNE_BEGIN_AVX512BF16                                                                                   \
+  ATTUNE_PRAGMA(clang attribute push(                                                                             \
+      __attribute__((target("avx2,fma,f16c,avx512f,avx512vl,avx512bw,avx512dq,avx512cd,avx512vbmi,avx512bf16"))), \
       apply_to = function))
 #define ATTUNE_END_AVX512BF16 ATTUNE_PRAGMA(clang attribute pop)
 #else
@@ -38,13 +38,14 @@
 
 namespace attune::cpu::avx512bf16 {
 
-void gemm_bf16(int m, int n, int k, const bf16_t* a, int lda, const bf16_t* b, int ldb, float* c, int ldc, bool accumulate);
+void gemm_bf16(int m, int n, int k, const bf16_t* a, int lda, const bf16_t* b, int ldb, float* c, int ldc,
+               bool accumulate);
 void qk_rows_bf16(int m, int n, int d, const bf16_t* q, int ldq, const bf16_t* const* rows, float* s, int lds);
 void pv_rows_bf16(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* const* rows, float* o, int ldo);
-void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds,
-                  const RowsAhead& ahead);
-void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo,
-                  const RowsAhead& ahead);
+void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows,
+                  float* s, int lds, const RowsAhead& ahead);
+void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows,
+                  float* o, int ldo, const RowsAhead& ahead);
 
 // False: the dtype has no faster way here than that of the base table.
 bool to_bf16(attune_dtype dtype, const void* src, int64_t n, bf16_t* dst);
@@ -63,7 +64,9 @@ ATTUNE_INLINE __m512 dot(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf1
 ATTUNE_INLINE __m512i load(const void* p) { return _mm512_loadu_si512(p); }
 
 // Masks of the first n lanes; n may be anything.
-ATTUNE_INLINE __mmask16 first16(int n) { return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << (n > 0 ? n : 0)) - 1u); }
+ATTUNE_INLINE __mmask16 first16(int n) {
+  return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << (n > 0 ? n : 0)) - 1u);
+}
 ATTUNE_INLINE __mmask32 first32(int n) { return n >= 32 ? 0xffffffffu : (1u << (n > 0 ? n : 0)) - 1u; }
 
 // The first n elements, the rest zero; nothing behind them is touched.

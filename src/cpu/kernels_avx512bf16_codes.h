@@ -8,7 +8,8 @@
 
 namespace attune::cpu::avx512bf16 {
 
-// bfloat16 bits of the 128 codes without sign of an 8-bit float, as separate bytes: two lookups of VPERMI2B make a value.
+// bfloat16 bits of the 128 codes without sign of an 8-bit float, as separate bytes: two lookups of VPERMI2B make a
+// value.
 struct CodeTable {
   alignas(64) uint8_t lower[128] = {};
   alignas(64) uint8_t upper[128] = {};
@@ -74,16 +75,18 @@ struct Lookup {
   // Lower and upper bytes of 64 values.
   ATTUNE_INLINE void find(__m512i codes, __m512i* lower, __m512i* upper) const {
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-    // Look-ups read the lower seven bits of an index, so that -128 finds entry 0, and so does 0. Its lower byte is 0 for both.
+    // Look-ups read the lower seven bits of an index, so that -128 finds entry 0, and so does 0. Its lower byte is 0
+    // for both.
     const __m512i index = kIsInt8 ? _mm512_abs_epi8(codes) : codes;
     *lower = _mm512_permutex2var_epi8(lower0, index, lower1);
-    const __m512i bytes = kIsInt8 ? _mm512_maskz_permutex2var_epi8(_mm512_test_epi8_mask(codes, codes), upper0, index, upper1)
-                                  : _mm512_permutex2var_epi8(upper0, index, upper1);
+    const __m512i bytes =
+        kIsInt8 ? _mm512_maskz_permutex2var_epi8(_mm512_test_epi8_mask(codes, codes), upper0, index, upper1)
+                : _mm512_permutex2var_epi8(upper0, index, upper1);
     *upper = _mm512_ternarylogic_epi64(bytes, codes, sign, 0xf8);  // bytes | (codes & sign)
   }
 
-  // 64 codes to two vectors of bfloat16 in order. The interleave of bytes works within blocks of 128 bits, so the quarters of the
-  // codes are put in place first.
+  // 64 codes to two vectors of bfloat16 in order. The interleave of bytes works within blocks of 128 bits, so the
+  // quarters of the codes are put in place first.
   ATTUNE_INLINE void decode(__m512i codes, __m512i* first, __m512i* second) const {
     __m512i lower, upper;
     find(_mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes), &lower, &upper);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode with AVX512-BF16: scores with key rows and sums of value rows, bf16 or 8-bit codes, straight from the cache's rows. Codes
-// become bfloat16 in registers and give the same bits as rows converted before.
+// Decode with AVX512-BF16: scores with key rows and sums of value rows, bf16 or 8-bit codes, straight from the cache's
+// rows. Codes become bfloat16 in registers and give the same bits as rows converted before.
 #include "cpu/kernels_avx512bf16_codes.h"
 #include "cpu/kernels_prefetch.h"
 
@@ -13,7 +13,7 @@ namespace {
 // How the tiles read rows of bfloat16.
 struct Bf16Source {
   using Element = bf16_t;
-  static constexpr int kVectors = 1;  // of 32 values, from one load
+  static constexpr int kVectors = 1;    // of 32 values, from one load
   static constexpr bool kAsks = false;  // for rows ahead
 
   ATTUNE_INLINE void read(const bf16_t* row, __m512i* out) const { out[0] = load(row); }
@@ -57,7 +57,9 @@ struct CodeSource {
   ATTUNE_INLINE explicit CodeSource(const CodeTable& table) : lookup(table) {}
 
   ATTUNE_INLINE void read(const uint8_t* row, __m512i* out) const { lookup.decode(load(row), &out[0], &out[1]); }
-  ATTUNE_INLINE void read(const uint8_t* row, int n, __m512i* out) const { lookup.decode(load(row, n), &out[0], &out[1]); }
+  ATTUNE_INLINE void read(const uint8_t* row, int n, __m512i* out) const {
+    lookup.decode(load(row, n), &out[0], &out[1]);
+  }
 
   // The codes of both rows are interleaved before the look-up, and its bytes after it: a pair is then in one lane.
   template <int V, bool kPartial>
@@ -93,10 +95,11 @@ ATTUNE_INLINE RowsAhead rows_from(const RowsAhead& ahead, int begin, int n) {
   return {ahead.rows + begin, ahead.n - begin < n ? ahead.n - begin : n, ahead.bytes, ahead.behind};
 }
 
-// --- Scores ---------------------------------------------------------------------------------------------------------------------
+// --- Scores
+// ---------------------------------------------------------------------------------------------------------------------
 
-// The reduction adds pairs of vectors, halving the lanes each holds. A blend and a shuffle bring the addends together where two
-// shuffles would: shuffles share a port with VDPBF16PS, blends run anywhere.
+// The reduction adds pairs of vectors, halving the lanes each holds. A blend and a shuffle bring the addends together
+// where two shuffles would: shuffles share a port with VDPBF16PS, blends run anywhere.
 
 // {a0 + a2, a1 + a3, b0 + b2, b1 + b3} of each block of lanes.
 ATTUNE_INLINE __m512 add_lane_pairs(__m512 a, __m512 b) {
@@ -122,7 +125,8 @@ ATTUNE_INLINE __m512 add_blocks(__m512 row0, __m512 row1, __m512 row2, __m512 ro
 
 // acc[r][j] += q[r] . k[j] for one vector.
 template <int R>
-ATTUNE_INLINE void multiply(__m512 (&acc)[R][4], const bf16_t* q, int64_t ldq, int n, __m512i k0, __m512i k1, __m512i k2, __m512i k3) {
+ATTUNE_INLINE void multiply(__m512 (&acc)[R][4], const bf16_t* q, int64_t ldq, int n, __m512i k0, __m512i k1,
+                            __m512i k2, __m512i k3) {
   ATTUNE_UNROLL
   for (int r = 0; r < R; ++r) {
     const __m512i qv = n >= 32 ? load(q + r * ldq) : load(q + r * ldq, n);
@@ -135,8 +139,8 @@ ATTUNE_INLINE void multiply(__m512 (&acc)[R][4], const bf16_t* q, int64_t ldq, i
 
 // Scores of R query rows with four key rows; the first `count` of the four exist.
 template <int R, class Source>
-ATTUNE_INLINE void qk_tile(const Source& source, int d, const bf16_t* q, int64_t ldq, const typename Source::Element* const* rows,
-                           float* s, int64_t lds, int count) {
+ATTUNE_INLINE void qk_tile(const Source& source, int d, const bf16_t* q, int64_t ldq,
+                           const typename Source::Element* const* rows, float* s, int64_t lds, int count) {
   constexpr int kVectors = Source::kVectors;
   constexpr int kWidth = 32 * kVectors;
   // Missing rows repeat the first: the same arithmetic, and the results are dropped.
@@ -176,8 +180,8 @@ ATTUNE_INLINE void qk_tile(const Source& source, int d, const bf16_t* q, int64_t
   }
   const __m512 all = add_blocks(sums[0], sums[1], sums[2], sums[3]);
   // Masked stores are slow on Zen 4: only the last rows get one.
-  const __m128 row_sums[4] = {_mm512_castps512_ps128(all), _mm512_extractf32x4_ps(all, 1), _mm512_extractf32x4_ps(all, 2),
-                              _mm512_extractf32x4_ps(all, 3)};
+  const __m128 row_sums[4] = {_mm512_castps512_ps128(all), _mm512_extractf32x4_ps(all, 1),
+                              _mm512_extractf32x4_ps(all, 2), _mm512_extractf32x4_ps(all, 3)};
   if (count == 4) {
     ATTUNE_UNROLL
     for (int r = 0; r < R; ++r) _mm_storeu_ps(s + r * lds, row_sums[r]);
@@ -216,22 +220,31 @@ ATTUNE_INLINE void qk_rows(const Source& source, int m, int n, int d, const bf16
       float* si = s + i * lds + j;
       const RowsAhead share = i == 0 ? rows_from(ahead, j, j + count == n ? ahead.n : count) : RowsAhead();
       switch (m - i) {
-        case 1: qk_block<1>(source, count, d, qi, ldq, rows + j, si, lds, share); break;
-        case 2: qk_block<2>(source, count, d, qi, ldq, rows + j, si, lds, share); break;
-        case 3: qk_block<3>(source, count, d, qi, ldq, rows + j, si, lds, share); break;
-        default: qk_block<4>(source, count, d, qi, ldq, rows + j, si, lds, share); break;
+        case 1:
+          qk_block<1>(source, count, d, qi, ldq, rows + j, si, lds, share);
+          break;
+        case 2:
+          qk_block<2>(source, count, d, qi, ldq, rows + j, si, lds, share);
+          break;
+        case 3:
+          qk_block<3>(source, count, d, qi, ldq, rows + j, si, lds, share);
+          break;
+        default:
+          qk_block<4>(source, count, d, qi, ldq, rows + j, si, lds, share);
+          break;
       }
     }
   }
 }
 
-// --- Sums of value rows ---------------------------------------------------------------------------------------------------------
+// --- Sums of value rows
+// ---------------------------------------------------------------------------------------------------------
 
 // R output rows and 16 V columns, of which the first `columns` exist where kPartial. n may be odd.
 template <int R, int V, bool kPartial, class Source>
 ATTUNE_TILE void pv_tile(const Source& source_in, int n, const bf16_t* __restrict p, int64_t ldp,
-                         const typename Source::Element* const* __restrict rows, int64_t column, float* __restrict o, int64_t ldo,
-                         int columns, const RowsAhead& ahead_in) {
+                         const typename Source::Element* const* __restrict rows, int64_t column, float* __restrict o,
+                         int64_t ldo, int columns, const RowsAhead& ahead_in) {
   const Source source = source_in;
   const RowsAhead ahead = ahead_in;
   __m512 acc[R][V];
@@ -280,22 +293,31 @@ ATTUNE_TILE void pv_tile(const Source& source_in, int n, const bf16_t* __restric
 
 template <int V, bool kPartial, class Source>
 ATTUNE_INLINE void pv_panel(const Source& source, int m, int n, const bf16_t* p, int64_t ldp,
-                            const typename Source::Element* const* rows, int64_t column, float* o, int64_t ldo, int columns,
-                            const RowsAhead& ahead) {
+                            const typename Source::Element* const* rows, int64_t column, float* o, int64_t ldo,
+                            int columns, const RowsAhead& ahead) {
   for (int i = 0; i < m; i += 4) {
     const bf16_t* pi = p + i * ldp;
     float* oi = o + i * ldo + column;
     const RowsAhead share = i == 0 && column == 0 ? ahead : RowsAhead();
     switch (m - i) {
-      case 1: pv_tile<1, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share); break;
-      case 2: pv_tile<2, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share); break;
-      case 3: pv_tile<3, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share); break;
-      default: pv_tile<4, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share); break;
+      case 1:
+        pv_tile<1, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share);
+        break;
+      case 2:
+        pv_tile<2, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share);
+        break;
+      case 3:
+        pv_tile<3, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share);
+        break;
+      default:
+        pv_tile<4, V, kPartial>(source, n, pi, ldp, rows, column, oi, ldo, columns, share);
+        break;
     }
   }
 }
 
-constexpr int kValueBlock = 64;  // value rows of one sum in registers; 64 columns of them stay in L1 for all output rows
+constexpr int kValueBlock =
+    64;  // value rows of one sum in registers; 64 columns of them stay in L1 for all output rows
 
 template <class Source>
 ATTUNE_INLINE void pv_rows(const Source& source, int m, int n, int dv, const bf16_t* p, int64_t ldp,
@@ -320,8 +342,8 @@ void qk_rows_bf16(int m, int n, int d, const bf16_t* q, int ldq, const bf16_t* c
   qk_rows(Bf16Source(), m, n, d, q, ldq, rows, s, lds, RowsAhead());
 }
 
-void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds,
-                  const RowsAhead& ahead) {
+void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows,
+                  float* s, int lds, const RowsAhead& ahead) {
   if (dtype == ATTUNE_INT8) {
     qk_rows(CodeSource<true>(kInt8), m, n, d, q, ldq, rows, s, lds, ahead);
   } else {
@@ -333,8 +355,8 @@ void pv_rows_bf16(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* 
   pv_rows(Bf16Source(), m, n, dv, p, ldp, rows, o, ldo, RowsAhead());
 }
 
-void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo,
-                  const RowsAhead& ahead) {
+void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows,
+                  float* o, int ldo, const RowsAhead& ahead) {
   if (dtype == ATTUNE_INT8) {
     pv_rows(CodeSource<true>(kInt8), m, n, dv, p, ldp, rows, o, ldo, ahead);
   } else {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What surrounds the bf16 products with AVX512-BF16 and VBMI: conversion of cache rows, packing, the softmax that writes bf16.
+// What surrounds the bf16 products with AVX512-BF16 and VBMI: conversion of cache rows, packing, the softmax that
+// writes bf16.
 #include "cpu/kernels_avx512bf16_codes.h"
 
 #if defined(__x86_64__)
@@ -41,11 +42,20 @@ ATTUNE_INLINE void half_row(const void* src, int64_t n, bf16_t* dst) {
 
 bool to_bf16(attune_dtype dtype, const void* src, int64_t n, bf16_t* dst) {
   switch (dtype) {
-    case ATTUNE_FLOAT16: half_row(src, n, dst); return true;
-    case ATTUNE_FLOAT8_E4M3: decode_row<false>(kE4M3, src, n, dst); return true;
-    case ATTUNE_FLOAT8_E5M2: decode_row<false>(kE5M2, src, n, dst); return true;
-    case ATTUNE_INT8: decode_row<true>(kInt8, src, n, dst); return true;
-    default: return false;
+    case ATTUNE_FLOAT16:
+      half_row(src, n, dst);
+      return true;
+    case ATTUNE_FLOAT8_E4M3:
+      decode_row<false>(kE4M3, src, n, dst);
+      return true;
+    case ATTUNE_FLOAT8_E5M2:
+      decode_row<false>(kE5M2, src, n, dst);
+      return true;
+    case ATTUNE_INT8:
+      decode_row<true>(kInt8, src, n, dst);
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -69,12 +79,14 @@ void pack_v_bf16(const bf16_t* const* rows, int n, int dv, bf16_t* out, int ld) 
   }
 }
 
-// --- Softmax, as in kernels_softmax-inl.h -------------------------------------------------------------------------------------
+// --- Softmax, as in kernels_softmax-inl.h
+// -------------------------------------------------------------------------------------
 
 namespace {
 
-// 2^x for x < 128; -inf gives 0, NaN stays NaN, 2^0 is exactly 1. REDUCE leaves x - floor(x) and SCALEF multiplies by 2^floor(x).
-// Four terms on [0, 1) (minimax with constant term 1) reach 2^-18, far below the rounding to bf16 that follows.
+// 2^x for x < 128; -inf gives 0, NaN stays NaN, 2^0 is exactly 1. REDUCE leaves x - floor(x) and SCALEF multiplies by
+// 2^floor(x). Four terms on [0, 1) (minimax with constant term 1) reach 2^-18, far below the rounding to bf16 that
+// follows.
 ATTUNE_INLINE __m512 exp2(__m512 x) {
   const __m512 f = _mm512_reduce_ps(x, 0x01);
   __m512 y = _mm512_fmadd_ps(f, _mm512_set1_ps(0.013426683843135834f), _mm512_set1_ps(0.052242476493120193f));
@@ -100,7 +112,8 @@ ATTUNE_INLINE float row_max(const float* s, int n) {
 
 // 32 entries of a row of p, of which the first n exist.
 template <bool kPartial>
-ATTUNE_INLINE __m512 exp2_entries(const float* s, int n, __m512 factor, __m512 offset, const float* v_scale, bf16_t* p, __m512 sum) {
+ATTUNE_INLINE __m512 exp2_entries(const float* s, int n, __m512 factor, __m512 offset, const float* v_scale, bf16_t* p,
+                                  __m512 sum) {
   const __m512i ones = _mm512_set1_epi16(0x3f80);
   const __mmask16 mask0 = first16(n), mask1 = first16(n - 16);
   __m512 e0, e1;
@@ -133,10 +146,13 @@ ATTUNE_INLINE float exp2_row(const float* s, int n, float scale, float max, cons
   int j = 0;
   for (; j + 64 <= n; j += 64) {
     sum0 = exp2_entries<false>(s + j, 32, factor, offset, v_scale != nullptr ? v_scale + j : nullptr, p + j, sum0);
-    sum1 = exp2_entries<false>(s + j + 32, 32, factor, offset, v_scale != nullptr ? v_scale + j + 32 : nullptr, p + j + 32, sum1);
+    sum1 = exp2_entries<false>(s + j + 32, 32, factor, offset, v_scale != nullptr ? v_scale + j + 32 : nullptr,
+                               p + j + 32, sum1);
   }
-  for (; j + 32 <= n; j += 32) sum0 = exp2_entries<false>(s + j, 32, factor, offset, v_scale != nullptr ? v_scale + j : nullptr, p + j, sum0);
-  if (j < n) sum1 = exp2_entries<true>(s + j, n - j, factor, offset, v_scale != nullptr ? v_scale + j : nullptr, p + j, sum1);
+  for (; j + 32 <= n; j += 32)
+    sum0 = exp2_entries<false>(s + j, 32, factor, offset, v_scale != nullptr ? v_scale + j : nullptr, p + j, sum0);
+  if (j < n)
+    sum1 = exp2_entries<true>(s + j, n - j, factor, offset, v_scale != nullptr ? v_scale + j : nullptr, p + j, sum1);
   return _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1));
 }
 
@@ -154,7 +170,8 @@ void softmax_bf16(const SoftmaxTile& t) {
   for (int begin = 0; begin < t.m; begin += kSoftmaxRows) {
     const int end = begin + kSoftmaxRows < t.m ? begin + kSoftmaxRows : t.m;
     float tile_max[kSoftmaxRows];
-    for (int i = begin; i < end; ++i) tile_max[i - begin] = row_max(t.s + static_cast<int64_t>(i) * t.lds, t.n) * t.scale2;
+    for (int i = begin; i < end; ++i)
+      tile_max[i - begin] = row_max(t.s + static_cast<int64_t>(i) * t.lds, t.n) * t.scale2;
     for (int i = begin; i < end; ++i) {
       const float old_max = t.row_max[i];
       const float max = tile_max[i - begin] > old_max ? tile_max[i - begin] : old_max;

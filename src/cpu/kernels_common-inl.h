@@ -35,9 +35,7 @@ constexpr int kLanes = static_cast<int>(hn::MaxLanes(DF()));
 // AVX-512 and NEON have 32 vector registers, the others 16.
 constexpr bool kManyRegisters = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON;
 
-HWY_INLINE VF widen(hn::Vec<DU16> bits) {
-  return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), bits)));
-}
+HWY_INLINE VF widen(hn::Vec<DU16> bits) { return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), bits))); }
 
 HWY_INLINE VF load(const float* p) { return hn::LoadU(DF(), p); }
 HWY_INLINE VF load(const bf16_t* p) { return widen(hn::LoadU(DU16(), p)); }

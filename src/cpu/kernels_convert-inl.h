@@ -15,15 +15,16 @@
 HWY_BEFORE_NAMESPACE();
 namespace attune::cpu::HWY_NAMESPACE {
 
-// --- Decoders: kLanes source elements to fp32 lanes. ------------------------------------------------------------------------
+// --- Decoders: kLanes source elements to fp32 lanes.
+// ------------------------------------------------------------------------
 
 struct FromF32 {
   using Source = float;
   static HWY_INLINE VF decode(hn::Vec<DF> v) { return v; }
 };
 
-// An IEEE-like float of fewer bits, from the lower bits of each lane. Exponent 0 is read as exponent 1 with an implied one that is
-// then subtracted: exact, and no denormal on the way.
+// An IEEE-like float of fewer bits, from the lower bits of each lane. Exponent 0 is read as exponent 1 with an implied
+// one that is then subtracted: exact, and no denormal on the way.
 template <int kBits, int kMantissa, int kBias, bool kHasInfinity>
 HWY_INLINE VF decode_float(VU wide) {
   constexpr uint32_t kMagnitude = (1u << (kBits - 1)) - 1u;
@@ -111,25 +112,32 @@ HWY_INLINE void convert_row(const void* src, int64_t n, bf16_t* dst) {
 template <typename T>
 void convert(attune_dtype dtype, const void* src, int64_t n, T* dst) {
   switch (dtype) {
-    case ATTUNE_FLOAT32: return convert_row<FromF32>(src, n, dst);
-    case ATTUNE_FLOAT16: return convert_row<FromF16>(src, n, dst);
+    case ATTUNE_FLOAT32:
+      return convert_row<FromF32>(src, n, dst);
+    case ATTUNE_FLOAT16:
+      return convert_row<FromF16>(src, n, dst);
     case ATTUNE_BFLOAT16:
       if (sizeof(T) == sizeof(bf16_t)) {
         if (n > 0) memcpy(dst, src, static_cast<size_t>(n) * sizeof(bf16_t));
         return;
       }
       return convert_row<FromBF16>(src, n, dst);
-    case ATTUNE_FLOAT8_E4M3: return convert_row<FromE4M3>(src, n, dst);
-    case ATTUNE_FLOAT8_E5M2: return convert_row<FromE5M2>(src, n, dst);
-    case ATTUNE_INT8: return convert_row<FromInt8>(src, n, dst);
-    default: return;
+    case ATTUNE_FLOAT8_E4M3:
+      return convert_row<FromE4M3>(src, n, dst);
+    case ATTUNE_FLOAT8_E5M2:
+      return convert_row<FromE5M2>(src, n, dst);
+    case ATTUNE_INT8:
+      return convert_row<FromInt8>(src, n, dst);
+    default:
+      return;
   }
 }
 
 void to_f32(attune_dtype dtype, const void* src, int64_t n, float* dst) { convert(dtype, src, n, dst); }
 void to_bf16(attune_dtype dtype, const void* src, int64_t n, bf16_t* dst) { convert(dtype, src, n, dst); }
 
-// --- Packing ----------------------------------------------------------------------------------------------------------------
+// --- Packing
+// ----------------------------------------------------------------------------------------------------------------
 
 // Rows are packed in chunks of this many 32-bit columns, so that a short row of zeros can stand for a null row.
 constexpr int kPackChunk = 256;
@@ -138,7 +146,8 @@ HWY_ALIGN inline const uint32_t kZeroRow[kPackChunk] = {};
 #if HWY_TARGET <= HWY_AVX3
 HWY_INLINE __m128i load_block(const uint32_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
-// Columns c..c+3 of 16 rows: masked broadcast loads put rows r, r+4, r+8, r+12 in the four blocks without using a shuffle.
+// Columns c..c+3 of 16 rows: masked broadcast loads put rows r, r+4, r+8, r+12 in the four blocks without using a
+// shuffle.
 HWY_INLINE __m512i gather_blocks(const uint32_t* const* rows, int r, int c) {
   __m512i v = _mm512_castsi128_si512(load_block(rows[r] + c));
   v = _mm512_mask_broadcast_i32x4(v, 0x00f0, load_block(rows[r + 4] + c));
@@ -172,8 +181,10 @@ HWY_INLINE void transpose_16x4(const uint32_t* const* rows, int c, uint32_t* out
   for (int i = 0; i < 16; i += 4) {
     const auto v0 = hn::LoadU(d, rows[i] + c), v1 = hn::LoadU(d, rows[i + 1] + c);
     const auto v2 = hn::LoadU(d, rows[i + 2] + c), v3 = hn::LoadU(d, rows[i + 3] + c);
-    const auto a = hn::BitCast(d64, hn::InterleaveLower(d, v0, v1)), b = hn::BitCast(d64, hn::InterleaveLower(d, v2, v3));
-    const auto e = hn::BitCast(d64, hn::InterleaveUpper(d, v0, v1)), f = hn::BitCast(d64, hn::InterleaveUpper(d, v2, v3));
+    const auto a = hn::BitCast(d64, hn::InterleaveLower(d, v0, v1)),
+               b = hn::BitCast(d64, hn::InterleaveLower(d, v2, v3));
+    const auto e = hn::BitCast(d64, hn::InterleaveUpper(d, v0, v1)),
+               f = hn::BitCast(d64, hn::InterleaveUpper(d, v2, v3));
     uint32_t* to = out + static_cast<int64_t>(c) * ld + i;
     hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, a, b)), d, to);
     hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, a, b)), d, to + ld);
@@ -244,7 +255,8 @@ void pack_v_bf16(const bf16_t* const* rows, int n, int dv, bf16_t* out, int ld) 
   }
 }
 
-// --- Values that are not finite -----------------------------------------------------------------------------------------------
+// --- Values that are not finite
+// -----------------------------------------------------------------------------------------------
 
 // Keeps the largest magnitude as an integer: NaN and infinity are those with all exponent bits set.
 bool any_nonfinite_f32(const float* x, int64_t n) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// c[m][n] (+)= a[m][k] * b[k][n] on tiles that live in L1 and L2: a register tile of kRows x kVecs accumulators, a broadcast, b
-// vectors. A row's elements see the same additions in the same order in every register tile.
+// c[m][n] (+)= a[m][k] * b[k][n] on tiles that live in L1 and L2: a register tile of kRows x kVecs accumulators, a
+// broadcast, b vectors. A row's elements see the same additions in the same order in every register tile.
 
 #if defined(ATTUNE_CPU_KERNELS_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTUNE_CPU_KERNELS_GEMM_INL_H_
@@ -18,13 +18,14 @@ namespace attune::cpu::HWY_NAMESPACE {
 struct GemmF32 {
   using A = float;
   using B = float;
-  // 24 accumulators, 4 vectors of b and one of a of 32 registers; 12, 2 and one of 16. Six rows hide the latency of FMA.
+  // 24 accumulators, 4 vectors of b and one of a of 32 registers; 12, 2 and one of 16. Six rows hide the latency of
+  // FMA.
   static constexpr int kRows = 6;
   static constexpr int kVecs = kManyRegisters ? 4 : 2;
 
   template <int R, int V>
-  static HWY_INLINE void accumulate(int k, const float* HWY_RESTRICT a, int64_t lda, const float* HWY_RESTRICT b, int64_t ldb,
-                                    VF (&acc)[R][V]) {
+  static HWY_INLINE void accumulate(int k, const float* HWY_RESTRICT a, int64_t lda, const float* HWY_RESTRICT b,
+                                    int64_t ldb, VF (&acc)[R][V]) {
     const DF d;
     for (int kk = 0; kk < k; ++kk) {
       VF bv[V];
@@ -50,8 +51,8 @@ struct GemmBF16 {
   static HWY_INLINE VF set(bf16_t bits) { return hn::BitCast(DF(), hn::Set(DU(), static_cast<uint32_t>(bits) << 16)); }
 
   template <int R, int V>
-  static HWY_INLINE void accumulate(int k, const bf16_t* HWY_RESTRICT a, int64_t lda, const bf16_t* HWY_RESTRICT b, int64_t ldb,
-                                    VF (&acc)[R][V]) {
+  static HWY_INLINE void accumulate(int k, const bf16_t* HWY_RESTRICT a, int64_t lda, const bf16_t* HWY_RESTRICT b,
+                                    int64_t ldb, VF (&acc)[R][V]) {
     const DU du;
     for (int kk = 0; kk < k; kk += 2) {
       const uint32_t* pairs = reinterpret_cast<const uint32_t*>(b) + kk / 2 * ldb;
@@ -70,8 +71,9 @@ struct GemmBF16 {
 };
 
 template <class Gemm, int R, int V>
-HWY_NOINLINE void gemm_tile(int k, const typename Gemm::A* HWY_RESTRICT a, int64_t lda, const typename Gemm::B* HWY_RESTRICT b,
-                            int64_t ldb, float* HWY_RESTRICT c, int64_t ldc, bool accumulate) {
+HWY_NOINLINE void gemm_tile(int k, const typename Gemm::A* HWY_RESTRICT a, int64_t lda,
+                            const typename Gemm::B* HWY_RESTRICT b, int64_t ldb, float* HWY_RESTRICT c, int64_t ldc,
+                            bool accumulate) {
   const DF d;
   VF acc[R][V];
   ATTUNE_UNROLL
@@ -92,8 +94,8 @@ HWY_NOINLINE void gemm_tile(int k, const typename Gemm::A* HWY_RESTRICT a, int64
 
 // All rows of one column panel of V vectors; the rows left over go to a smaller tile.
 template <class Gemm, int V>
-HWY_INLINE void gemm_panel(int m, int k, const typename Gemm::A* a, int64_t lda, const typename Gemm::B* b, int64_t ldb, float* c,
-                           int64_t ldc, bool accumulate) {
+HWY_INLINE void gemm_panel(int m, int k, const typename Gemm::A* a, int64_t lda, const typename Gemm::B* b, int64_t ldb,
+                           float* c, int64_t ldc, bool accumulate) {
   int i = 0;
   for (; i + Gemm::kRows <= m; i += Gemm::kRows) {
     gemm_tile<Gemm, Gemm::kRows, V>(k, a + i * lda, lda, b, ldb, c + i * ldc, ldc, accumulate);
@@ -101,19 +103,25 @@ HWY_INLINE void gemm_panel(int m, int k, const typename Gemm::A* a, int64_t lda,
   a += i * lda;
   c += i * ldc;
   switch (m - i) {
-    case 1: return gemm_tile<Gemm, 1, V>(k, a, lda, b, ldb, c, ldc, accumulate);
-    case 2: return gemm_tile<Gemm, 2, V>(k, a, lda, b, ldb, c, ldc, accumulate);
-    case 3: return gemm_tile<Gemm, 3, V>(k, a, lda, b, ldb, c, ldc, accumulate);
-    case 4: return gemm_tile<Gemm, 4, V>(k, a, lda, b, ldb, c, ldc, accumulate);
-    case 5: return gemm_tile<Gemm, 5, V>(k, a, lda, b, ldb, c, ldc, accumulate);
-    default: return;
+    case 1:
+      return gemm_tile<Gemm, 1, V>(k, a, lda, b, ldb, c, ldc, accumulate);
+    case 2:
+      return gemm_tile<Gemm, 2, V>(k, a, lda, b, ldb, c, ldc, accumulate);
+    case 3:
+      return gemm_tile<Gemm, 3, V>(k, a, lda, b, ldb, c, ldc, accumulate);
+    case 4:
+      return gemm_tile<Gemm, 4, V>(k, a, lda, b, ldb, c, ldc, accumulate);
+    case 5:
+      return gemm_tile<Gemm, 5, V>(k, a, lda, b, ldb, c, ldc, accumulate);
+    default:
+      return;
   }
 }
 
 // kPair: elements of b that one column takes in a row of b.
 template <class Gemm, int kPair>
-HWY_INLINE void gemm(int m, int n, int k, const typename Gemm::A* a, int64_t lda, const typename Gemm::B* b, int64_t ldb, float* c,
-                     int64_t ldc, bool accumulate) {
+HWY_INLINE void gemm(int m, int n, int k, const typename Gemm::A* a, int64_t lda, const typename Gemm::B* b,
+                     int64_t ldb, float* c, int64_t ldc, bool accumulate) {
   const int columns = (n + 15) / 16 * 16;  // a multiple of kLanes
   int j = 0;
   for (; j + Gemm::kVecs * kLanes <= columns; j += Gemm::kVecs * kLanes) {
@@ -128,11 +136,13 @@ HWY_INLINE void gemm(int m, int n, int k, const typename Gemm::A* a, int64_t lda
   if (j < columns) gemm_panel<Gemm, 1>(m, k, a, lda, b + j * kPair, ldb, c + j, ldc, accumulate);
 }
 
-void gemm_f32(int m, int n, int k, const float* a, int lda, const float* b, int ldb, float* c, int ldc, bool accumulate) {
+void gemm_f32(int m, int n, int k, const float* a, int lda, const float* b, int ldb, float* c, int ldc,
+              bool accumulate) {
   gemm<GemmF32, 1>(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
 }
 
-void gemm_bf16(int m, int n, int k, const bf16_t* a, int lda, const bf16_t* b, int ldb, float* c, int ldc, bool accumulate) {
+void gemm_bf16(int m, int n, int k, const bf16_t* a, int lda, const bf16_t* b, int ldb, float* c, int ldc,
+               bool accumulate) {
   gemm<GemmBF16, 2>(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefetching of cache rows for the decode loops. Pages lie anywhere, so hardware prefetchers stop at each one's end, and the row
-// kernels cannot know what comes after their tile: the loop that has the next tile's rows asks for them.
+// Prefetching of cache rows for the decode loops. Pages lie anywhere, so hardware prefetchers stop at each one's end,
+// and the row kernels cannot know what comes after their tile: the loop that has the next tile's rows asks for them.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,14 @@ namespace attune::cpu {
   }
 }
 
-// Asks for rows [begin, end) of k and v, so many bytes behind the addresses given, into L2 (requests for L1 queue in fewer places). The
-// two alternate row by row: two streams keep more of the memory busy than one after the other. v may equal k or be null: then only k.
+// Asks for rows [begin, end) of k and v, so many bytes behind the addresses given, into L2 (requests for L1 queue in
+// fewer places). The two alternate row by row: two streams keep more of the memory busy than one after the other. v may
+// equal k or be null: then only k.
 //
 // The empty asm keeps the loop: GCC takes a function that only prefetches for one without effect, and drops the call.
-[[gnu::always_inline]] inline void prefetch_tile(const void* const* k, int64_t k_bytes, const void* const* v, int64_t v_bytes, int begin,
-                                                 int end, int64_t k_behind = 0, int64_t v_behind = 0) {
+[[gnu::always_inline]] inline void prefetch_tile(const void* const* k, int64_t k_bytes, const void* const* v,
+                                                 int64_t v_bytes, int begin, int end, int64_t k_behind = 0,
+                                                 int64_t v_behind = 0) {
   const bool both = v != nullptr && v != k;
   for (int j = begin; j < end; ++j) {
     const char* k_row = static_cast<const char*>(k[j]) + k_behind;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode: scores of query rows with key rows, and sums of value rows, straight from the cache's rows. Every byte of the cache is
-// touched once, so these are built to keep up with memory: query rows and partial sums stay in registers. Prefetching is the
-// caller's (kernels_prefetch.h): only it knows the rows to come.
+// Decode: scores of query rows with key rows, and sums of value rows, straight from the cache's rows. Every byte of the
+// cache is touched once, so these are built to keep up with memory: query rows and partial sums stay in registers.
+// Prefetching is the caller's (kernels_prefetch.h): only it knows the rows to come.
 
 #if defined(ATTUNE_CPU_KERNELS_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTUNE_CPU_KERNELS_ROWS_INL_H_
@@ -16,7 +16,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace attune::cpu::HWY_NAMESPACE {
 
-// Sums of the lanes of four vectors, to four[0..3]. Lanes are added in an order that only the width of a vector decides.
+// Sums of the lanes of four vectors, to four[0..3]. Lanes are added in an order that only the width of a vector
+// decides.
 #if HWY_TARGET == HWY_SCALAR
 HWY_INLINE void reduce_four(VF v0, VF v1, VF v2, VF v3, float* four) {
   four[0] = hn::GetLane(v0);
@@ -46,8 +47,8 @@ HWY_INLINE void reduce_four(VF v0, VF v1, VF v2, VF v3, float* four) {
 
 // Scores of R query rows with four key rows; the first `count` of the four are stored.
 template <int R, class Q, class K>
-HWY_NOINLINE void qk_tile(int d, const Q* HWY_RESTRICT q, int64_t ldq, const K* const* HWY_RESTRICT rows, float* HWY_RESTRICT s,
-                          int64_t lds, int count) {
+HWY_NOINLINE void qk_tile(int d, const Q* HWY_RESTRICT q, int64_t ldq, const K* const* HWY_RESTRICT rows,
+                          float* HWY_RESTRICT s, int64_t lds, int count) {
   VF acc[R][4];
   ATTUNE_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -113,10 +114,18 @@ HWY_INLINE void qk_rows(int m, int n, int d, const Q* q, int64_t ldq, const K* c
         const Q* qi = q + i * ldq;
         float* si = s + i * lds + j;
         switch (HWY_MIN(kQkRows, m - i)) {
-          case 1: qk_tile<1>(d, qi, ldq, four, si, lds, count); break;
-          case 2: qk_tile<2>(d, qi, ldq, four, si, lds, count); break;
-          case 3: qk_tile<3>(d, qi, ldq, four, si, lds, count); break;
-          default: qk_tile<4>(d, qi, ldq, four, si, lds, count); break;
+          case 1:
+            qk_tile<1>(d, qi, ldq, four, si, lds, count);
+            break;
+          case 2:
+            qk_tile<2>(d, qi, ldq, four, si, lds, count);
+            break;
+          case 3:
+            qk_tile<3>(d, qi, ldq, four, si, lds, count);
+            break;
+          default:
+            qk_tile<4>(d, qi, ldq, four, si, lds, count);
+            break;
         }
       }
     }
@@ -138,8 +147,8 @@ HWY_INLINE VF broadcast(bf16_t bits) { return hn::BitCast(DF(), hn::Set(DU(), st
 
 // R output rows, V vectors of columns; of the last vector only `rest` lanes where rest > 0.
 template <int R, int V, bool kPartial, class P, class W>
-HWY_NOINLINE void pv_tile(int n, const P* HWY_RESTRICT p, int64_t ldp, const W* const* HWY_RESTRICT rows, int64_t column,
-                          float* HWY_RESTRICT o, int64_t ldo, int rest) {
+HWY_NOINLINE void pv_tile(int n, const P* HWY_RESTRICT p, int64_t ldp, const W* const* HWY_RESTRICT rows,
+                          int64_t column, float* HWY_RESTRICT o, int64_t ldo, int rest) {
   static_assert(!kPartial || V == 1, "a partial tile is one vector wide");
   const DF d;
   VF acc[R][V];
@@ -179,16 +188,24 @@ constexpr int kPvRows = 4;
 constexpr int kPvVecs = kManyRegisters ? 4 : 2;
 
 template <int V, bool kPartial, class P, class W>
-HWY_INLINE void pv_panel(int m, int n, const P* p, int64_t ldp, const W* const* rows, int64_t column, float* o, int64_t ldo,
-                         int rest) {
+HWY_INLINE void pv_panel(int m, int n, const P* p, int64_t ldp, const W* const* rows, int64_t column, float* o,
+                         int64_t ldo, int rest) {
   for (int i = 0; i < m; i += kPvRows) {
     const P* pi = p + i * ldp;
     float* oi = o + i * ldo + column;
     switch (HWY_MIN(kPvRows, m - i)) {
-      case 1: pv_tile<1, V, kPartial>(n, pi, ldp, rows, column, oi, ldo, rest); break;
-      case 2: pv_tile<2, V, kPartial>(n, pi, ldp, rows, column, oi, ldo, rest); break;
-      case 3: pv_tile<3, V, kPartial>(n, pi, ldp, rows, column, oi, ldo, rest); break;
-      default: pv_tile<4, V, kPartial>(n, pi, ldp, rows, column, oi, ldo, rest); break;
+      case 1:
+        pv_tile<1, V, kPartial>(n, pi, ldp, rows, column, oi, ldo, rest);
+        break;
+      case 2:
+        pv_tile<2, V, kPartial>(n, pi, ldp, rows, column, oi, ldo, rest);
+        break;
+      case 3:
+        pv_tile<3, V, kPartial>(n, pi, ldp, rows, column, oi, ldo, rest);
+        break;
+      default:
+        pv_tile<4, V, kPartial>(n, pi, ldp, rows, column, oi, ldo, rest);
+        break;
     }
   }
 }
@@ -199,7 +216,8 @@ HWY_INLINE void pv_rows(int m, int n, int dv, const P* p, int64_t ldp, const W* 
     const int count = HWY_MIN(kValueBlock, n - j0);
     const W* const* block = rows + j0;
     int c = 0;
-    for (; c + kPvVecs * kLanes <= dv; c += kPvVecs * kLanes) pv_panel<kPvVecs, false>(m, count, p + j0, ldp, block, c, o, ldo, 0);
+    for (; c + kPvVecs * kLanes <= dv; c += kPvVecs * kLanes)
+      pv_panel<kPvVecs, false>(m, count, p + j0, ldp, block, c, o, ldo, 0);
     for (; c + kLanes <= dv; c += kLanes) pv_panel<1, false>(m, count, p + j0, ldp, block, c, o, ldo, 0);
     if (c < dv) pv_panel<1, true>(m, count, p + j0, ldp, block, c, o, ldo, dv - c);
   }
@@ -215,11 +233,12 @@ void pv_rows_bf16(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* 
   pv_rows(m, n, dv, p, ldp, rows, o, ldo);
 }
 
-// Codes: a few rows at a time to bf16 on the stack. Blocks are those of the bf16 functions, so that the bits are the same.
+// Codes: a few rows at a time to bf16 on the stack. Blocks are those of the bf16 functions, so that the bits are the
+// same.
 constexpr int kMaxCodes = 1024;
 
-void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows, float* s, int lds,
-                  const RowsAhead& ahead) {
+void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows,
+                  float* s, int lds, const RowsAhead& ahead) {
   prefetch_rows(ahead, 0, ahead.n);
   HWY_ALIGN bf16_t converted[4 * kMaxCodes];
   for (int j = 0; j < n; j += 4) {
@@ -233,8 +252,8 @@ void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int 
   }
 }
 
-void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows, float* o, int ldo,
-                  const RowsAhead& ahead) {
+void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows,
+                  float* o, int ldo, const RowsAhead& ahead) {
   prefetch_rows(ahead, 0, ahead.n);
   constexpr int kColumns = 64;
   HWY_ALIGN bf16_t converted[kValueBlock * kColumns];

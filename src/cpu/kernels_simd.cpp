@@ -52,15 +52,15 @@ namespace attune::cpu {
 const TargetTable* target_tables(int* count) {
   static const TargetTable kTables[] = {
 #if (HWY_TARGETS & HWY_AVX3) && HWY_STATIC_TARGET != HWY_AVX3
-      {HWY_AVX3, &N_AVX3::kTable},
+    {HWY_AVX3, &N_AVX3::kTable},
 #endif
 #if (HWY_TARGETS & HWY_AVX2) && HWY_STATIC_TARGET != HWY_AVX2
-      {HWY_AVX2, &N_AVX2::kTable},
+    {HWY_AVX2, &N_AVX2::kTable},
 #endif
 #if (HWY_TARGETS & HWY_SSE4) && HWY_STATIC_TARGET != HWY_SSE4
-      {HWY_SSE4, &N_SSE4::kTable},
+    {HWY_SSE4, &N_SSE4::kTable},
 #endif
-      {HWY_STATIC_TARGET, &HWY_STATIC_DISPATCH(kTable)},
+    {HWY_STATIC_TARGET, &HWY_STATIC_DISPATCH(kTable)},
   };
   *count = static_cast<int>(sizeof(kTables) / sizeof(kTables[0]));
   return kTables;

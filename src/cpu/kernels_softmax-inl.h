@@ -17,10 +17,10 @@ namespace attune::cpu::HWY_NAMESPACE {
 
 constexpr float kMinusInf = -__builtin_huge_valf();
 
-// 2^x for x < 128 to about 1 ulp; 0 or denormal below -126, NaN stays NaN, 2^0 is exactly 1. The polynomial is the minimax fit (Remez) of 2^f
-// on [0, 1) with constant term 1, relative error 2^-23.5. AVX-512 splits x and scales by instruction (denormals included); elsewhere
-// the power of two is put together from the lower bits of floor(x) + 127 + 1.5 * 2^23 and multiplied in, so that a NaN survives
-// whatever its bits are.
+// 2^x for x < 128 to about 1 ulp; 0 or denormal below -126, NaN stays NaN, 2^0 is exactly 1. The polynomial is the
+// minimax fit (Remez) of 2^f on [0, 1) with constant term 1, relative error 2^-23.5. AVX-512 splits x and scales by
+// instruction (denormals included); elsewhere the power of two is put together from the lower bits of floor(x) + 127
+// + 1.5 * 2^23 and multiplied in, so that a NaN survives whatever its bits are.
 HWY_INLINE VF exp2(VF x) {
   const DF d;
 #if HWY_TARGET <= HWY_AVX3

@@ -6,9 +6,9 @@
 
 #include "cpu/kernels.h"
 
-// The same short list with every Highway release keeps builds quick: the baseline, SSE4, AVX2 and AVX-512 on x86, NEON on Arm. Bits 4..7
-// are the x86 targets above AVX3, which differ between releases and would give the same code. The sizeless vectors of SVE and RVV
-// cannot live in arrays, which the register tiles need.
+// The same short list with every Highway release keeps builds quick: the baseline, SSE4, AVX2 and AVX-512 on x86, NEON
+// on Arm. Bits 4..7 are the x86 targets above AVX3, which differ between releases and would give the same code. The
+// sizeless vectors of SVE and RVV cannot live in arrays, which the register tiles need.
 #undef HWY_DISABLED_TARGETS
 #if (defined(__x86_64__) || defined(__i386__)) && defined(ATTUNE_FEWER_TARGETS)
 // For sanitizer builds: the baseline and the widest only.
@@ -29,8 +29,8 @@ struct TargetTable {
 // Tables of all targets in this binary, best first; the machine need not support them.
 const TargetTable* target_tables(int* count);
 
-// Replaces entries of the AVX3 table by versions that use AVX512-BF16 and VBMI; false, and nothing replaced, where this machine
-// lacks them.
+// Replaces entries of the AVX3 table by versions that use AVX512-BF16 and VBMI; false, and nothing replaced, where this
+// machine lacks them.
 bool use_avx512bf16(KernelTable* table);
 
 }  // namespace attune::cpu

@@ -77,8 +77,8 @@ T5Buckets make_t5_buckets(const Problem& p) {
   return t;
 }
 
-float apply_score_terms(const ScoreRows& rows, int row, int m, int64_t first, const KvTile& tile, float* s, Scratch& scratch,
-                        const KernelTable& kernels) {
+float apply_score_terms(const ScoreRows& rows, int row, int m, int64_t first, const KvTile& tile, float* s,
+                        Scratch& scratch, const KernelTable& kernels) {
   const Problem& p = rows.p;
   const int n = tile.n;
   const float* factor = tile.scaled ? tile.k_factor : nullptr;
@@ -112,7 +112,8 @@ bool fully_visible(const ScoreRows& rows, int row, int m, int64_t first, const K
   if (p.sparse) return true;
   if (p.num_ranges > 0) return false;
   // Positions grow with the row: the last row has the tightest left edge, the first the tightest right edge.
-  return p.first_visible(rows.position(row + m - 1)) <= first && p.last_visible(rows.position(row)) >= first + tile.n - 1;
+  return p.first_visible(rows.position(row + m - 1)) <= first &&
+         p.last_visible(rows.position(row)) >= first + tile.n - 1;
 }
 
 int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTile& tile, float* s) {
@@ -132,7 +133,8 @@ int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTil
       mark(visible, first, n, p.first_visible(position), p.last_visible(position));
       for (int64_t i = 0; i < p.num_ranges; ++i) {
         const Range range = range_at(p, b, i);
-        if (range.first < range.last && position >= range.first && position <= range.last) mark(visible, first, n, range.first, range.last);
+        if (range.first < range.last && position >= range.first && position <= range.last)
+          mark(visible, first, n, range.first, range.last);
       }
       if (tile.any_hidden) {
         for (int j = 0; j < n; ++j) visible[j] = visible[j] && !tile.hidden[j];

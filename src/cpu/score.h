@@ -30,17 +30,19 @@ struct ScoreRows {
   int64_t position(int64_t r) const { return sequence.position(query(r)); }
 };
 
-// Scores s[0..m) of rows [row, row + m) of the item against columns [first, first + n): applies everything but the mask. Returns the
-// factor that takes s to base 2 logits.
-float apply_score_terms(const ScoreRows& rows, int row, int m, int64_t first, const KvTile& tile, float* s, Scratch& scratch,
-                        const KernelTable& kernels);
+// Scores s[0..m) of rows [row, row + m) of the item against columns [first, first + n): applies everything but the
+// mask. Returns the factor that takes s to base 2 logits.
+float apply_score_terms(const ScoreRows& rows, int row, int m, int64_t first, const KvTile& tile, float* s,
+                        Scratch& scratch, const KernelTable& kernels);
 
 // True if every row of [row, row + m) sees every column: nothing to mask.
 bool fully_visible(const ScoreRows& rows, int row, int m, int64_t first, const KvTile& tile);
-// Writes -inf where a row does not see a column. Returns the number of columns, from the left, beyond which nobody sees anything.
+// Writes -inf where a row does not see a column. Returns the number of columns, from the left, beyond which nobody sees
+// anything.
 int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTile& tile, float* s);
 
-// Keys [first, last] that queries [query_begin, query_end) may see at all, by causality, windows and ranges; empty if last < first.
+// Keys [first, last] that queries [query_begin, query_end) may see at all, by causality, windows and ranges; empty if
+// last < first.
 struct KeyRange {
   int64_t first, last;
 };

@@ -14,8 +14,8 @@
 namespace attune::cpu {
 namespace {
 
-// About 25 us (Zen 4) of asking again before a thread goes to sleep: calls follow each other closely in a step. Longer would take a core from
-// whoever has work.
+// About 25 us (Zen 4) of asking again before a thread goes to sleep: calls follow each other closely in a step. Longer
+// would take a core from whoever has work.
 constexpr int kSpins = 1000;
 
 void pause() {
@@ -56,6 +56,15 @@ class Pool {
     for (std::thread& worker : workers_) worker.join();
   }
 
+  // Around a fork: a thread that is just starting may hold a lock of the C library, or of a sanitizer, which nobody
+  // would release in the child.
+  void before_fork() {
+    std::unique_lock lock(mutex_);
+    left_.wait(lock, [&] { return started_ == workers_.size(); });
+    lock.release();
+  }
+  void after_fork_in_parent() { mutex_.unlock(); }
+
   void run(int threads, void (*work)(void*, int), void* context) {
     Job job{work, context, threads};
     {
@@ -88,6 +97,8 @@ class Pool {
   void serve() {
     uint64_t seen = 0;
     std::unique_lock lock(mutex_);
+    ++started_;
+    left_.notify_all();
     while (!stopping_) {
       if (!jobs_.empty()) {
         Job* job = jobs_.front();
@@ -109,18 +120,21 @@ class Pool {
   }
 
   std::mutex mutex_;
-  std::condition_variable wake_, left_;
+  std::condition_variable wake_;     // for the workers
+  std::condition_variable left_;     // for callers: a worker has started, or left a job
   std::vector<Job*> jobs_;           // that still take threads, the oldest first
   std::atomic<uint64_t> posted_{0};  // jobs so far; changes under the mutex
   bool stopping_ = false;
   std::vector<std::thread> workers_;
+  size_t started_ = 0;  // of the workers
 };
 
 // A forked child has none of its parent's threads, and its mutex in any state: it gets a pool of its own.
 class PoolOfProcess {
  public:
   PoolOfProcess() : pool_(new Pool) {
-    pthread_atfork(nullptr, nullptr, [] { instance().pool_ = new Pool; });
+    pthread_atfork([] { instance().pool_->before_fork(); }, [] { instance().pool_->after_fork_in_parent(); },
+                   [] { instance().pool_ = new Pool; });
   }
   ~PoolOfProcess() { delete pool_; }
   static PoolOfProcess& instance() {
@@ -153,6 +167,8 @@ int num_threads() {
 
 void set_num_threads(int count) { g_num_threads.store(count, std::memory_order_relaxed); }
 
-void run_together(int threads, void (*work)(void*, int), void* context) { PoolOfProcess::instance().pool().run(threads, work, context); }
+void run_together(int threads, void (*work)(void*, int), void* context) {
+  PoolOfProcess::instance().pool().run(threads, work, context);
+}
 
 }  // namespace attune::cpu

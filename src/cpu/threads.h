@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one pool of threads of the CPU backend. The caller always works too, and waits only for threads that have begun: a thread that
-// gets no core in time costs its share of the speed, not a time slice. OpenMP's barrier waits for every thread.
+// The one pool of threads of the CPU backend. The caller always works too, and waits only for threads that have begun:
+// a thread that gets no core in time costs its share of the speed, not a time slice. OpenMP's barrier waits for every
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +13,8 @@ namespace attune::cpu {
 int num_threads();                // what new plans use
 void set_num_threads(int count);  // 0: the default
 
-// Calls work(context, thread) on this thread with thread 0 and, on such threads of the pool as come before it returns, with 1, 2 and so
-// on below threads. Returns when all that began have ended. Any number of callers at a time.
+// Calls work(context, thread) on this thread with thread 0 and, on such threads of the pool as come before it returns,
+// with 1, 2 and so on below threads. Returns when all that began have ended. Any number of callers at a time.
 void run_together(int threads, void (*work)(void* context, int thread), void* context);
 
 // Calls body(i, thread) for i in 0..n-1, dynamically shared; thread is 0..threads-1. body must not throw.

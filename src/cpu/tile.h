@@ -10,11 +10,11 @@
 
 namespace attune::cpu {
 
-inline constexpr int kPrefillN = 128;     // keys a tile, prefill
-inline constexpr int kDecodeN = 64;       // keys a tile, decode and sparse
+inline constexpr int kPrefillN = 128;  // keys a tile, prefill
+inline constexpr int kDecodeN = 64;    // keys a tile, decode and sparse
 inline constexpr int kMaxTileN = 128;
 inline constexpr int64_t kDecodeQueries = 16;  // sequences with more queries than this run as prefill
-inline constexpr int kDecodeRows = 128;   // most packed rows of a decode item
+inline constexpr int kDecodeRows = 128;        // most packed rows of a decode item
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -24,8 +24,9 @@ inline int prefill_rows(int64_t head_dim_qk, int64_t head_dim_v) {
   return width <= 256 ? 256 : (width <= 512 ? 128 : 64);
 }
 
-// Rows [row_begin, row_begin + num_rows) of KV heads [kv_head, kv_head + num_heads) of a sequence, packed as query * group + head in
-// group, against keys [kv_begin, kv_end). Where results are kept, heads follow each other: row h * num_rows + r.
+// Rows [row_begin, row_begin + num_rows) of KV heads [kv_head, kv_head + num_heads) of a sequence, packed as query *
+// group + head in group, against keys [kv_begin, kv_end). Where results are kept, heads follow each other: row h *
+// num_rows + r.
 struct Item {
   int64_t row_begin;
   int64_t kv_begin, kv_end;
@@ -45,14 +46,15 @@ struct MergeTask {
 
 // A tile of keys: row i of K and of V, staged or in place.
 struct KvTile {
-  int n = 0;                        // columns
-  attune_dtype codes = ATTUNE_DTYPE_NONE;  // rows are 8-bit codes of this dtype, in place; NONE: elements of the row type
-  const void* k[kMaxTileN];         // rows of head_dim_qk elements
-  const void* v[kMaxTileN];         // rows of head_dim_v elements
-  bool hidden[kMaxTileN];           // no such token: nobody sees the column
+  int n = 0;  // columns
+  attune_dtype codes =
+      ATTUNE_DTYPE_NONE;     // rows are 8-bit codes of this dtype, in place; NONE: elements of the row type
+  const void* k[kMaxTileN];  // rows of head_dim_qk elements
+  const void* v[kMaxTileN];  // rows of head_dim_v elements
+  bool hidden[kMaxTileN];    // no such token: nobody sees the column
   bool any_hidden = false;
-  bool in_place = false;            // all rows lie in the cache as they are
-  bool scaled = false;              // the factors below are in use
+  bool in_place = false;  // all rows lie in the cache as they are
+  bool scaled = false;    // the factors below are in use
   float k_factor[kMaxTileN], v_factor[kMaxTileN];
 };
 
@@ -67,31 +69,31 @@ struct AheadRows {
 
 // How tiles are computed, fixed by the plan.
 struct Compute {
-  TileType tile = TileType::kF32;        // of Q, P and packed keys
-  TileType decode_rows = TileType::kF32; // of the rows that the decode kernels read (kBF16 with an fp32 tile: mixed)
+  TileType tile = TileType::kF32;         // of Q, P and packed keys
+  TileType decode_rows = TileType::kF32;  // of the rows that the decode kernels read (kBF16 with an fp32 tile: mixed)
   const KernelTable* kernels = nullptr;
 };
 
 // Scratch of one thread; sizes from scratch_bytes().
 struct Scratch {
-  void* q;          // [rows][ld_q] of the tile type
-  float* row_f32;   // one row, 576 floats and some
-  float* o;         // [rows][ld_o]
-  float* s;         // [rows][kMaxTileN]
-  void* p;          // [rows][kMaxTileN] of bf16, or s
-  float* row_max;   // [rows]
-  float* row_sum;   // [rows]
-  float* position;  // [rows]
-  float* slope;     // [rows]
+  void* q;             // [rows][ld_q] of the tile type
+  float* row_f32;      // one row, 576 floats and some
+  float* o;            // [rows][ld_o]
+  float* s;            // [rows][kMaxTileN]
+  void* p;             // [rows][kMaxTileN] of bf16, or s
+  float* row_max;      // [rows]
+  float* row_sum;      // [rows]
+  float* position;     // [rows]
+  float* slope;        // [rows]
   std::byte* k_stage;  // [kMaxTileN][ld_q] of the row type
   std::byte* v_stage;  // [kMaxTileN][ld_o]
-  void* k_pack;     // packed K^T
+  void* k_pack;        // packed K^T
   void* v_pack;
-  std::byte* zeros; // a row of zeros
+  std::byte* zeros;  // a row of zeros
   KvTile* tile;
-  float* factors;   // [k, v][KV heads of the item, at most kDecodeRows][kDecodeN]: scales of a tile
+  float* factors;       // [k, v][KV heads of the item, at most kDecodeRows][kDecodeN]: scales of a tile
   AheadRows* ahead[3];  // of this tile, the next and the one after
-  int64_t ld_q, ld_o;  // in elements, multiples of 16
+  int64_t ld_q, ld_o;   // in elements, multiples of 16
 };
 
 size_t scratch_bytes(int64_t rows, int64_t head_dim_qk, int64_t head_dim_v);

@@ -42,7 +42,8 @@ const void* TileSource::stage(const std::byte* row, int32_t dtype, int64_t n, st
   return to;
 }
 
-const void* TileSource::place_row(const KvPlane& plane, KvSlot slot, int64_t head, int64_t n, std::byte* to, Scratch& scratch) const {
+const void* TileSource::place_row(const KvPlane& plane, KvSlot slot, int64_t head, int64_t n, std::byte* to,
+                                  Scratch& scratch) const {
   const std::byte* row = plane.row(slot.page, slot.offset, head);
   if (plane.contiguous) return stage(row, plane.dtype, n, to, scratch.row_f32);
   // Gather behind the place of the converted row: a row of any dtype fits 4 bytes an element.
@@ -88,7 +89,8 @@ void TileSource::put_dense(int64_t row, int64_t kv_head, int i, Scratch& scratch
     if (view.dim_stride == 1) return stage(from, view.dtype, n, to, scratch.row_f32);
     alignas(64) std::byte codes[kMaxHeadDim * 4];
     for (int64_t d = 0; d < n; ++d) {
-      std::memcpy(codes + d * view.element_size, from + d * view.dim_stride * view.element_size, static_cast<size_t>(view.element_size));
+      std::memcpy(codes + d * view.element_size, from + d * view.dim_stride * view.element_size,
+                  static_cast<size_t>(view.element_size));
     }
     if (const void* at = stage(codes, view.dtype, n, to, scratch.row_f32); at != codes) return at;
     std::memcpy(to, codes, static_cast<size_t>(n * view.element_size));
@@ -112,7 +114,8 @@ int64_t TileSource::table_row(const Sequence& s, int64_t b, int64_t t) const {
   return beam >= 0 && beam < p_.beam_width ? base + beam : -1;
 }
 
-void TileSource::load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, Scratch& scratch) const {
+void TileSource::load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n,
+                             Scratch& scratch) const {
   const int64_t used = p_.list.used(q_row, b);
   for (int i = 0; i < n; ++i) {
     const int64_t entry = first + i;
@@ -136,7 +139,8 @@ void TileSource::load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_
   }
 }
 
-// Calls emit(i, k, v, run) for every run of the cached columns [i, end) whose tokens share a page: one look-up serves them all.
+// Calls emit(i, k, v, run) for every run of the cached columns [i, end) whose tokens share a page: one look-up serves
+// them all.
 template <class Emit>
 void for_each_run(const KvCache& c, int64_t b, int64_t first, int i, int end, Emit&& emit) {
   while (i < end) {
@@ -151,7 +155,8 @@ void for_each_run(const KvCache& c, int64_t b, int64_t first, int i, int end, Em
 }
 
 // The cached columns [i, n) of a plain cache. Rows that need no conversion cost an addition.
-int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t first, int i, int n, Scratch& scratch) const {
+int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t first, int i, int n,
+                          Scratch& scratch) const {
   const KvCache& c = p_.cache;
   KvTile& t = *scratch.tile;
   const int end = static_cast<int>(std::min<int64_t>(n, s.num_cached - first));
@@ -201,7 +206,8 @@ void TileSource::load_factors(int64_t b, int64_t kv_head, int64_t first, int beg
   });
 }
 
-// Scales that each token and head has, of all the item's heads and the columns [first, first + n), read in the order of memory.
+// Scales that each token and head has, of all the item's heads and the columns [first, first + n), read in the order of
+// memory.
 void TileSource::gather_factors(const Item& item, int64_t first, int n, float* factors) const {
   const KvCache& c = p_.cache;
   for_each_run(c, item.sequence, first, 0, n, [&](int at, KvSlot k, KvSlot v, int run) {
@@ -240,7 +246,8 @@ bool TileSource::next_head(const Item& item, int h, int64_t first, Scratch& scra
   return true;
 }
 
-// Asks for the scales of count tokens from slot on, where each has its own. Those of all heads of a token are in a line or two.
+// Asks for the scales of count tokens from slot on, where each has its own. Those of all heads of a token are in a line
+// or two.
 void prefetch_scales(const KvScale& scale, KvSlot slot, int64_t kv_head, int count) {
   if (scale.mode != KvScale::Mode::kTokenHead) return;
   const float* from = scale.at(slot.page, slot.offset, kv_head);
@@ -248,7 +255,8 @@ void prefetch_scales(const KvScale& scale, KvSlot slot, int64_t kv_head, int cou
   for (int64_t j = 0; j < count * step; j += std::max<int64_t>(step, 16)) __builtin_prefetch(from + j, 0, 3);
 }
 
-void TileSource::look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, AheadRows& a) const {
+void TileSource::look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n,
+                            AheadRows& a) const {
   a.n = 0;
   if (!p_.cache || p_.cache_indirection) return;
   const KvCache& c = p_.cache;
@@ -289,16 +297,18 @@ void TileSource::load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_he
   tile.codes = ATTUNE_DTYPE_NONE;
   tile.any_hidden = false;
   tile.in_place = false;
-  tile.scaled = (p_.cache && (p_.cache.k_scale.mode != KvScale::Mode::kNone || p_.cache.v_scale.mode != KvScale::Mode::kNone)) ||
-                (p_.extra_cache && (p_.extra_cache.k_scale.mode != KvScale::Mode::kNone ||
-                                    p_.extra_cache.v_scale.mode != KvScale::Mode::kNone));
+  tile.scaled =
+      (p_.cache && (p_.cache.k_scale.mode != KvScale::Mode::kNone || p_.cache.v_scale.mode != KvScale::Mode::kNone)) ||
+      (p_.extra_cache &&
+       (p_.extra_cache.k_scale.mode != KvScale::Mode::kNone || p_.extra_cache.v_scale.mode != KvScale::Mode::kNone));
   if (p_.sparse) {
     load_sparse(s, b, q_row, kv_head, first, n, scratch);
     return;
   }
   int i = 0;
   for (; i < n && first + i < begin; ++i) hide(i, scratch);
-  if (!p_.cache_indirection && p_.cache && p_.cache.format->plain && i == 0) i = load_runs(s, b, kv_head, first, i, n, scratch);
+  if (!p_.cache_indirection && p_.cache && p_.cache.format->plain && i == 0)
+    i = load_runs(s, b, kv_head, first, i, n, scratch);
   for (; i < n && first + i < s.num_cached; ++i) {
     const int64_t t = first + i;
     const int64_t row = table_row(s, b, t);

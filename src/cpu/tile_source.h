@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings a tile of keys and values to where the kernels can read it: in place where the bytes are right, else converted into scratch.
+// Brings a tile of keys and values to where the kernels can read it: in place where the bytes are right, else converted
+// into scratch.
 #pragma once
 
 #include "core/problem.h"
@@ -15,19 +16,23 @@ struct DenseRows {
 class TileSource {
  public:
   // codes_in_place: tiles of 8-bit rows may stay codes, for the kernels that read them.
-  TileSource(const Problem& p, const DenseRows& dense, TileType row_type, bool codes_in_place, const KernelTable& kernels)
+  TileSource(const Problem& p, const DenseRows& dense, TileType row_type, bool codes_in_place,
+             const KernelTable& kernels)
       : p_(p), dense_(dense), row_type_(row_type), codes_in_place_(codes_in_place), kernels_(kernels) {}
 
-  // Columns [first, first + n) of the keys of sequence b; those below begin are hidden and never read. In sparse mode the columns
-  // are entries of the lists of query row q_row.
-  void load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n, Scratch& scratch) const;
+  // Columns [first, first + n) of the keys of sequence b; those below begin are hidden and never read. In sparse mode
+  // the columns are entries of the lists of query row q_row.
+  void load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n,
+            Scratch& scratch) const;
   // For the item's KV head h > 0: makes the tile of head h - 1 that of h. False: load it.
   bool next_head(const Item& item, int h, int64_t first, Scratch& scratch) const;
   // Addresses of the cached rows among the columns [first, first + n), as far as they are cheap to tell.
-  void look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, AheadRows& a) const;
+  void look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n,
+                  AheadRows& a) const;
 
  private:
-  void load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n, Scratch& scratch) const;
+  void load_sparse(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n,
+                   Scratch& scratch) const;
   void load_factors(int64_t b, int64_t kv_head, int64_t first, int begin, int end, Scratch& scratch) const;
   void gather_factors(const Item& item, int64_t first, int n, float* factors) const;
   int load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t first, int i, int n, Scratch& scratch) const;
@@ -35,7 +40,8 @@ class TileSource {
   void put_slot(const KvCache& c, KvSlot k, KvSlot v, int64_t kv_head, int i, Scratch& scratch) const;
   void hide(int i, Scratch& scratch) const;
   const void* stage(const std::byte* row, int32_t dtype, int64_t n, std::byte* to, float* temporary) const;
-  const void* place_row(const KvPlane& plane, KvSlot slot, int64_t head, int64_t n, std::byte* to, Scratch& scratch) const;
+  const void* place_row(const KvPlane& plane, KvSlot slot, int64_t head, int64_t n, std::byte* to,
+                        Scratch& scratch) const;
   int64_t table_row(const Sequence& s, int64_t b, int64_t t) const;
 
   const Problem& p_;

@@ -124,8 +124,7 @@ void Snapshot::allow(const void* element, int64_t bytes) {
 void Snapshot::allow_all(const attune_tensor& host) {
   const Buffer* owner = host.data != nullptr ? arena_.owner(host.data) : nullptr;
   for (Copy& copy : copies_) {
-    if (copy.buffer == owner)
-      std::fill(copy.allowed.begin(), copy.allowed.end(), 1);
+    if (copy.buffer == owner) std::fill(copy.allowed.begin(), copy.allowed.end(), 1);
   }
 }
 

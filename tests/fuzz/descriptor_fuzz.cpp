@@ -339,7 +339,8 @@ void fuzz_tables(Input& input) {
   attune_rope rope{};
   rope.struct_size = input.choose(16) == 0 ? static_cast<uint64_t>(input.number()) : sizeof(rope);
   rope.style = static_cast<int32_t>(input.choose(10)) - 1;
-  rope.dim = input.choose(2) == 0 ? static_cast<int64_t>(input.choose(200)) : static_cast<int64_t>(0 - static_cast<uint64_t>(input.number()));
+  rope.dim = input.choose(2) == 0 ? static_cast<int64_t>(input.choose(200))
+                                  : static_cast<int64_t>(0 - static_cast<uint64_t>(input.number()));
   rope.dim = std::min(rope.dim, kMostRopeDim);
   double* const numbers[] = {
       &rope.theta,  &rope.scale,           &rope.beta_fast,       &rope.beta_slow, &rope.extrapolation_factor,

@@ -235,8 +235,8 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   c.t5 = t5_buckets(p);
   c.new_tokens = p.new_tokens;
   c.prologue = p.prologue.any;
-  // With all that the prologue reads for them, rows of more than 128 channels, or three blocks a multiprocessor as 8-bit
-  // caches take, would have too few registers.
+  // With all that the prologue reads for them, rows of more than 128 channels, or three blocks a multiprocessor as
+  // 8-bit caches take, would have too few registers.
   const bool roomy = std::max(p.head_dim_qk, p.head_dim_v) <= 128 && dtype_size(c.kv_dtype) > 1;
   c.vectors = has_vectors(p) && (!c.prologue || roomy);
   const int64_t alignment = cache_alignment(p);
