@@ -1,16 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the library links: Highway and threads, as attune::highway and Threads::Threads. The installed package includes this
-# file too, for static builds.
+# file too, for static builds. ATTUNE_FETCH_HIGHWAY: where the system has no Highway, its source is fetched (the Python wheel).
 if(NOT TARGET attune::highway)
   # Distributions ship a CMake package, a pkg-config file, or both.
   find_package(hwy CONFIG QUIET)
+  if(NOT TARGET hwy::hwy)
+    if(ATTUNE_FETCH_HIGHWAY)
+      set(attune_highway_required)
+    else()
+      set(attune_highway_required REQUIRED)
+    endif()
+    find_package(PkgConfig ${attune_highway_required})
+    if(PkgConfig_FOUND)
+      pkg_check_modules(ATTUNE_HWY ${attune_highway_required} IMPORTED_TARGET libhwy>=1.0.3)
+    endif()
+  endif()
   if(TARGET hwy::hwy)
     set(attune_highway_target hwy::hwy)
-  else()
-    find_package(PkgConfig REQUIRED)
-    pkg_check_modules(ATTUNE_HWY REQUIRED IMPORTED_TARGET libhwy>=1.0.3)
+  elseif(TARGET PkgConfig::ATTUNE_HWY)
     set(attune_highway_target PkgConfig::ATTUNE_HWY)
+  else()
+    include(FetchContent)
+    set(HWY_ENABLE_CONTRIB OFF CACHE BOOL "")
+    set(HWY_ENABLE_EXAMPLES OFF CACHE BOOL "")
+    set(HWY_ENABLE_INSTALL OFF CACHE BOOL "")
+    set(HWY_ENABLE_TESTS OFF CACHE BOOL "")
+    set(HWY_FORCE_STATIC_LIBS ON CACHE BOOL "")
+    FetchContent_Declare(highway GIT_REPOSITORY https://github.com/google/highway.git
+                         GIT_TAG 457c891775a7397bdb0376bb1031e6e027af1c48)  # 1.2.0
+    FetchContent_MakeAvailable(highway)
+    set(attune_highway_target hwy)
   endif()
+  unset(attune_highway_required)
   add_library(attune::highway INTERFACE IMPORTED)
   set_target_properties(attune::highway PROPERTIES INTERFACE_LINK_LIBRARIES ${attune_highway_target})
   unset(attune_highway_target)

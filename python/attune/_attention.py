@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one operation, in one call or by a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._errors import InvalidArgument
+from ._frameworks import array_dtype, dtype_name, empty, finish
+from ._records import parse_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from typing_extensions import Unpack
+
+    from ._records import Array
+    from ._types import AttentionFields, PlanChanges
+
+
+def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: bool = False,
+              return_max_logits: bool = False, workspace: Array | None = None, stream: Any = None,
+              **fields: Unpack[AttentionFields]) -> Any:
+    """softmax(softmax_scale * q k^T + ...) v, for every way an engine keeps its keys and values.
+
+    Arrays are torch, numpy, CuPy or JAX arrays, or anything with __dlpack__; all of one call are on one device. They are
+    neither copied nor converted, and strides are free. bfloat16 and float8 arrays of numpy are those of ml_dtypes, or
+    `View(array, "bfloat16")`. On CUDA the call only enqueues work, on the framework's current stream (or `stream`).
+
+    Sequence b has n queries and s keys; its query i stands at position s - n + i. Keys come from
+        k, v                 dense: s = their extent, or seqused_kv
+        cache                contiguous or paged: s = seqused_kv
+        cache and k, v       k, v are the new tokens (those of q), after seqused_kv older ones
+        indices              the listed slots of the cache (or tokens of k, v) only
+    docs/semantics.md has the formulas.
+
+    Args:
+        q: [total_q, num_heads_q, head_dim_qk] or [batch, seqlen_q, num_heads_q, head_dim_qk]. float32, float16, bfloat16; int8
+            and float8 with prologue.qkv_scale.
+        k: [total_kv, num_heads_kv, head_dim_qk] or [batch, seqlen_kv, num_heads_kv, head_dim_qk].
+        v: the same with head_dim_v; None: the first head_dim_v columns of k.
+        cu_seqlens_q: int32 [batch + 1], the rows of each sequence in q of rank 3. None: one sequence, or with a cache one query
+            for each. cu_seqlens_kv: the same for k, v without a cache; None: as cu_seqlens_q.
+        cache: a KVCache. seqused_kv: int32 [batch], tokens in it, the new ones not counted; without a cache, keys in use.
+        indices: int32 [total_q, topk] or [total_q, num_heads_kv, topk] (rank 4 q: [batch, seqlen_q, topk]): slots
+            (page * page_size + offset) of the cache, or tokens of k, v; out of range: ignored. topk_length: int32 [batch] or
+            [total_q], entries in use. extra_cache, extra_indices, extra_topk_length: a second pool in the same softmax.
+        cache_indirection: int32 [batch, max_seqlen], the beam that holds each position from beam_prompt_length (int32
+            [batch]) on; beam_width: beams a request.
+        causal: a query sees keys at its position and before. window_left, window_right: how many keys to each side it sees
+            beside its own; -1 or None: no limit.
+        mask_bits: uint8 [total_q, bytes] or [total_q, num_heads_q, bytes]: bit j % 8 of byte j // 8 lets key mask_start + j
+            through; mask_start: int32 [batch].
+        bidirectional_ranges: int32 [batch, ranges, 2], inclusive; what lies inside one range sees each other.
+        finished: bool [batch]: no output and no append. skip_decode: sequences with one query are left out. Their rows of
+            out are not written, or are 0 with zero_finished.
+        softmax_scale: None: 1 / sqrt(head_dim_qk). softcap: cap * tanh(z / cap).
+        alibi_slopes: float32 [num_heads_q] or [batch, num_heads_q]; alibi_sqrt: - slope * sqrt(distance) instead.
+        bias: [num_heads_q or 1, positions, keys]. new_token_bias: [rows, cols], between the new tokens (a speculative tree).
+        t5_bias: [num_heads_q, num_buckets], with t5_max_distance and t5_bidirectional.
+        sinks: [num_heads_q], one more logit of the denominator.
+        prologue: a Prologue: what happens to q and to the new k, v first (bias, RoPE, append to the cache, ...).
+        out: as q, last axis head_dim_v; float32, float16, bfloat16 or float8_e4m3fn (then out = saturate(o * out_scale),
+            out_scale float32 [1]). lse, max_logits: float32, as q without its last axis. What is given is written and returned.
+        head_dim_v: where V is part of K. max_seqlen_q, max_seqlen_kv: most queries and keys of a sequence, where known.
+        batch_invariant: a sequence's bits do not depend on the rest of the batch. allow_tf32: for float32 inputs.
+        out_dtype: of an `out` that is made here; None: as q. Rows that no sequence owns are left uninitialised in it.
+        return_lse, return_max_logits: make and return these too.
+        workspace: uint8, aligned to 256 bytes; None: allocated by the framework. stream: None: the current one.
+
+    Returns:
+        out; or a tuple of out, lse and max_logits, as far as they were given or asked for. lse is the natural logarithm, without
+        sinks. A row that sees nothing has out = 0 and lse = max_logits = -inf.
+
+    Raises:
+        InvalidArgument (a ValueError): shape, stride, device or value, by the name of the argument. WrongType (a TypeError).
+        Unsupported (a NotImplementedError): no kernel of the device covers it. Error: the device failed.
+    """
+    arguments = _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits)
+    _core.attention(arguments, workspace, stream)
+    return _outputs(arguments)
+
+
+class Plan(_core.Plan):
+    """A kernel chosen and a workspace allocated for one kind of call, to run it again and again.
+
+        plan = attune.Plan(q, cache=cache, seqused_kv=lengths, out=out)
+        plan.run()                             # on the same arrays, whose contents may have changed
+        plan.run(q=q2, cache=layer2, out=out2) # on other arrays of the same kind
+
+    Takes the arguments of `attention`; their shapes are the most that later runs may use, and dtypes, heads and features stay.
+    Data may be absent (`Spec`). Outputs that are not given are allocated once, belong to the plan and are overwritten by the
+    next run. A run allocates nothing, copies nothing and reads nothing back: it may be captured into a CUDA graph, and a replay
+    with other lengths and pages in the same arrays is right. One run at a time; on CUDA, runs of one plan belong on one stream.
+    """
+
+    def __init__(self, q: Array, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None,
+                 return_lse: bool = False, return_max_logits: bool = False, workspace: Array | None = None,
+                 **fields: Unpack[AttentionFields]) -> None:
+        _core.Plan.__init__(self, _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits), workspace)
+
+    if TYPE_CHECKING:
+
+        def run(self, **changes: Unpack[PlanChanges]) -> Any:
+            """Runs with these arguments instead of the plan's; returns the outputs, as `attention` does."""
+
+        def schedule(self, **changes: Unpack[PlanChanges]) -> None:
+            """The first half of `run`: one schedule serves every layer of a step that has the same lengths."""
+
+        def run_scheduled(self, **changes: Unpack[PlanChanges]) -> Any:
+            """The second half of `run`."""
+
+    def __repr__(self) -> str:
+        return f"<attune.Plan: {self.describe().strip()}>"
+
+
+class Support:
+    """The answer of `supported`: true or false, and `reason`."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+    def __repr__(self) -> str:
+        return "Support()" if self else f"Support(reason={self.reason!r})"
+
+
+def supported(q: Array, k: Array | None = None, v: Array | None = None, *, device: str | None = None, out_dtype: Any = None,
+              **fields: Unpack[AttentionFields]) -> Support:
+    """Whether a kernel covers a call; if not, `reason` names the nearest one and what differs. Takes `Spec`s too.
+
+    device: "cpu", "cuda", "cuda:1"; None: where the arrays are. Raises InvalidArgument for what is wrong on every device.
+    """
+    arguments = _arguments(q, k, v, fields, out_dtype, False, False, specs=True)
+    covered, reason = _core.supported(arguments, None if device is None else parse_device(device))
+    return Support("" if covered else reason)
+
+
+def validate(q: Array, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, stream: Any = None,
+             **fields: Unpack[AttentionFields]) -> None:
+    """Reads lengths, page tables and indices, and raises Error naming the first wrong entry. Waits for the device."""
+    _core.validate(_arguments(q, k, v, fields, out_dtype, False, False), stream)
+
+
+def warm(calls: Iterable[dict[str, Any]], *, device: str | None = None) -> None:
+    """Compiles or loads the kernels of later calls now, side by side. Each call: the arguments of `attention` as a dict."""
+    arguments = []
+    for call in calls:
+        fields = dict(call)
+        arguments.append(_arguments(fields.pop("q"), fields.pop("k", None), fields.pop("v", None), fields,
+                                    fields.pop("out_dtype", None), False, False, specs=True))
+    _core.warm(arguments, None if device is None else parse_device(device))
+
+
+def _arguments(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: bool, return_max_logits: bool,
+               specs: bool = False) -> dict[str, Any]:
+    """The descriptor's fields, with outputs made where they are not given."""
+    fields["q"] = q
+    if k is not None:
+        fields["k"] = k
+    if v is not None:
+        fields["v"] = v
+    shape = getattr(q, "shape", None)
+    if shape is None:
+        return fields  # no array: the core says so
+    make = _spec if specs else empty
+    rows = tuple(shape[:-1])
+    if fields.get("out") is None:
+        dtype = array_dtype(q) if out_dtype is None else dtype_name(out_dtype)
+        if dtype in ("int8", "float8_e4m3fn", "float8_e5m2") and out_dtype is None:
+            raise InvalidArgument(f"out_dtype is None, and q is {dtype}: say the dtype of the output")
+        fields["out"] = make((*rows, _head_dim_v(v if k is not None else None, k, fields)), dtype, q)
+    if return_lse and fields.get("lse") is None:
+        fields["lse"] = make(rows, "float32", q)
+    if return_max_logits and fields.get("max_logits") is None:
+        fields["max_logits"] = make(rows, "float32", q)
+    return fields
+
+
+def _spec(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    from ._records import Spec
+
+    spec = Spec(shape, dtype)
+    device = getattr(like, "device", None)
+    if type(like) is Spec:
+        spec.cuda, spec.index = like.cuda, like.index
+    elif getattr(device, "type", "cpu") == "cuda":
+        spec.cuda, spec.index = True, device.index or 0
+    return spec
+
+
+def _head_dim_v(v: Any, k: Any, fields: dict[str, Any]) -> int:
+    """The width of a row of the output."""
+    if fields.get("head_dim_v"):
+        return fields["head_dim_v"]
+    if v is not None:
+        return v.shape[-1]
+    cache = fields.get("cache")
+    if cache is not None and cache.v is not None:
+        return cache.v.shape[2 if cache.layout == "xpacked" else -1]
+    if cache is not None and cache.format in ("mla_656", "mla_584"):
+        return 512
+    raise InvalidArgument("head_dim_v is not given, and there is no v to take it from")
+
+
+def _outputs(arguments: dict[str, Any]) -> Any:
+    q = arguments["q"]
+    found = [finish(arguments[name], q) for name in ("out", "lse", "max_logits") if arguments.get(name) is not None]
+    return found[0] if len(found) == 1 else tuple(found)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocation and streams of the frameworks. None of them is imported here before one of its arrays was seen."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ._errors import Unsupported, WrongType
+from ._records import View
+
+_NUMPY_VIEWS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+
+def dtype_name(dtype: Any) -> str:
+    """torch.float32, numpy.dtype("float32"), numpy.float32 or "float32" -> "float32"."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    return name.rpartition(".")[2]
+
+
+def array_dtype(array: Any) -> str:
+    return dtype_name(array.dtype)
+
+
+class _Numpy:
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        import numpy
+
+        view = _NUMPY_VIEWS.get(dtype)
+        if view is None:
+            return numpy.empty(shape, dtype)
+        try:
+            import ml_dtypes
+        except ImportError:
+            return View(numpy.empty(shape, view), dtype)
+        return numpy.empty(shape, getattr(ml_dtypes, dtype))
+
+    @staticmethod
+    def from_numpy(array: Any, like: Any) -> Any:
+        return array
+
+    @staticmethod
+    def current_stream(array: Any, index: int) -> int:
+        raise WrongType(f"{type(array).__name__} is on a CUDA device and its framework is not known: pass stream=")
+
+
+class _Torch:
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+    @staticmethod
+    def from_numpy(array: Any, like: Any) -> Any:
+        return sys.modules["torch"].from_numpy(array).to(like.device)
+
+    @staticmethod
+    def current_stream(array: Any, index: int) -> int:
+        return sys.modules["torch"].cuda.current_stream(index).cuda_stream
+
+
+class _Cupy:
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        cupy = sys.modules["cupy"]
+        with like.device:
+            view = _NUMPY_VIEWS.get(dtype)
+            return cupy.empty(shape, dtype) if view is None else View(cupy.empty(shape, view), dtype)
+
+    @staticmethod
+    def from_numpy(array: Any, like: Any) -> Any:
+        with like.device:
+            return sys.modules["cupy"].asarray(array)
+
+    @staticmethod
+    def current_stream(array: Any, index: int) -> int:
+        return sys.modules["cupy"].cuda.get_current_stream().ptr
+
+
+class _Jax:
+    """JAX arrays do not change, so results are written to memory of numpy and handed over without a copy where it can be."""
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        return _Numpy.empty(shape, dtype, like)
+
+    @staticmethod
+    def from_numpy(array: Any, like: Any) -> Any:
+        return sys.modules["jax"].numpy.asarray(array)
+
+    @staticmethod
+    def current_stream(array: Any, index: int) -> int:
+        raise Unsupported("JAX arrays on CUDA: JAX has no stream to share; pass them through torch.from_dlpack, or use the CPU")
+
+
+_known: dict[type, Any] = {}
+
+
+def framework_of(array: Any) -> Any:
+    """The functions of the framework that an array belongs to; numpy's for everything unknown."""
+    kind = type(array)
+    found = _known.get(kind)
+    if found is None:
+        found = _known[kind] = _find(kind, array)
+    return found
+
+
+def _find(kind: type, array: Any) -> Any:
+    if kind is View:
+        return framework_of(array.array)
+    for base in kind.__mro__:
+        root = base.__module__.partition(".")[0]
+        if root == "torch":
+            return _Torch
+        if root == "cupy":
+            return _Cupy
+        if root in ("jax", "jaxlib"):
+            return _Jax
+    return _Numpy
+
+
+def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    """An uninitialised array of the framework and on the device of another."""
+    return framework_of(like).empty(shape, dtype, like.array if type(like) is View else like)
+
+
+def finish(array: Any, like: Any) -> Any:
+    """What the caller gets for an array that `empty` made: JAX's is an array of numpy until here."""
+    return _Jax.from_numpy(array, like) if framework_of(like) is _Jax and not isinstance(array, View) else array
+
+
+# What the extension module calls.
+
+
+def current_stream(array: Any, index: int) -> int:
+    return framework_of(array).current_stream(array, index)
+
+
+def allocate(array: Any, index: int, size: int) -> Any:
+    array = array.array if type(array) is View else array
+    framework = framework_of(array)
+    if framework in (_Numpy, _Jax):
+        raise WrongType(f"no way is known to allocate memory on the device of a {type(array).__name__}: pass workspace=")
+    return framework.empty((max(size, 1),), "uint8", array)

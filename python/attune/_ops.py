@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations beside attention. They need no workspace; on CUDA they only enqueue work on the stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _core
+from ._errors import InvalidArgument
+from ._frameworks import array_dtype, dtype_name, empty, finish
+from ._records import Array, KVCache, Prologue
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _pair(first: Any, second: Any, like: Any) -> Any:
+    return finish(first, like) if second is None else (finish(first, like), finish(second, like))
+
+
+def qkv_prepare(q: Array | None = None, k: Array | None = None, v: Array | None = None, *, prologue: Prologue | None = None,
+                cu_seqlens_q: Array | None = None, seqused_kv: Array | None = None, finished: Array | None = None,
+                cache: KVCache | None = None, q_out: Array | None = None, k_out: Array | None = None,
+                v_out: Array | None = None, out_dtype: Any = None, stream: Any = None) -> tuple[Any, Any, Any]:
+    """The prologue on its own: q, k and v of new tokens to q_out, k_out and v_out, and to the cache if prologue.append.
+
+    Args:
+        q, k, v: as in `attention`, each optional.
+        cu_seqlens_q: rows of each sequence, for q, k and v alike. seqused_kv: int32 [batch], position of the first new token;
+            None: 0. finished: bool [batch].
+        q_out, k_out, v_out: float32, float16 or bfloat16, of the inputs' shapes; may be the inputs themselves.
+        out_dtype: of outputs that are made here; None: as the input (int8 and float8 need it).
+
+    Returns:
+        (q_out, k_out, v_out), None where there is no input.
+    """
+    outs = []
+    for name, given, out in (("q", q, q_out), ("k", k, k_out), ("v", v, v_out)):
+        if given is not None and out is None:
+            dtype = array_dtype(given) if out_dtype is None else dtype_name(out_dtype)
+            if out_dtype is None and dtype in ("int8", "float8_e4m3fn", "float8_e5m2"):
+                raise InvalidArgument(f"out_dtype is None, and {name} is {dtype}: say the dtype of the outputs")
+            out = empty(tuple(given.shape), dtype, given)  # type: ignore[attr-defined]
+        outs.append(out)
+    _core.qkv_prepare(_given(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, seqused_kv=seqused_kv, finished=finished, cache=cache,
+                             prologue=prologue, q_out=outs[0], k_out=outs[1], v_out=outs[2]), stream)
+    return tuple(None if out is None else finish(out, like) for out, like in zip(outs, (q, k, v)))  # type: ignore[return-value]
+
+
+def merge(partial_out: Array, partial_lse: Array, *, sinks: Array | None = None, out: Array | None = None,
+          out_scale: Array | None = None, lse: Array | None = None, out_dtype: Any = None, return_lse: bool = False,
+          stream: Any = None) -> Any:
+    """Merges results over disjoint sets of keys: lse = log sum exp lse_i, out = sum exp(lse_i - lse) out_i.
+
+    Args:
+        partial_out: [parts, rows, heads, head_dim_v], float32, float16 or bfloat16. partial_lse: float32 [parts, rows, heads];
+            a part with -inf counts for nothing.
+        sinks: [heads], added once. out: [rows, heads, head_dim_v]; float8_e4m3fn with out_scale. lse: float32 [rows, heads].
+
+    Returns:
+        out, or (out, lse) where lse was given or asked for.
+    """
+    shape = tuple(partial_out.shape)  # type: ignore[attr-defined]
+    if out is None:
+        out = empty(shape[1:], array_dtype(partial_out) if out_dtype is None else dtype_name(out_dtype), partial_out)
+    if lse is None and return_lse:
+        lse = empty(shape[1:-1], "float32", partial_out)
+    _core.merge(_given(partial_out=partial_out, partial_lse=partial_lse, sinks=sinks, out=out, out_scale=out_scale, lse=lse),
+                stream)
+    return _pair(out, lse, partial_out)
+
+
+def cache_append(cache: KVCache, k: Array, v: Array | None = None, *, slots: Array | None = None,
+                 cu_seqlens: Array | None = None, seqused_kv: Array | None = None, finished: Array | None = None,
+                 power_of_two_scales: bool = False, stream: Any = None) -> None:
+    """Writes rows to a cache, rounding or quantising once. Scales per token and head are computed and written too.
+
+    Args:
+        k, v: [tokens, num_heads_kv, head_dim], float32, float16 or bfloat16; v is None where V is part of K.
+        slots: int64 [tokens], page * page_size + offset; negative: skipped. Or:
+        seqused_kv: int32 [batch]: token i of sequence b goes to position seqused_kv[b] + i; cu_seqlens: int32 [batch + 1], the
+            rows of each sequence; None: one sequence, or one token for each.
+        finished: bool [batch], writes nothing. power_of_two_scales: of the format "mla_656".
+    """
+    _core.cache_append(_given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv,
+                              finished=finished, power_of_two_scales=power_of_two_scales), stream)
+
+
+def cache_quantize(cache: KVCache, k: Array, v: Array | None = None, *, power_of_two_scales: bool = False,
+                   stream: Any = None) -> None:
+    """Writes row i of k, v [tokens, num_heads_kv, head_dim] to slot i of the cache."""
+    _core.cache_quantize(_given(cache=cache, k=k, v=v, power_of_two_scales=power_of_two_scales), stream)
+
+
+def cache_dequantize(cache: KVCache, k: Array, v: Array | None = None, *, stream: Any = None) -> Any:
+    """Reads slot i of the cache to row i of k, v [tokens, num_heads_kv, head_dim], which are written and returned."""
+    _core.cache_dequantize(_given(cache=cache, k=k, v=v), stream)
+    return k if v is None else (k, v)
+
+
+def cache_gather(cache: KVCache, k: Array, v: Array | None = None, *, slots: Array | None = None,
+                 cu_seqlens: Array | None = None, seqused_kv: Array | None = None, stream: Any = None) -> Any:
+    """Reads rows of a cache to k, v [tokens, num_heads_kv, head_dim], which are written and returned.
+
+    Args:
+        slots: int64 [tokens]: slots[i] to row i; out of range: zeros. Or:
+        seqused_kv: int32 [batch], cu_seqlens: int32 [batch + 1]: the first seqused_kv[b] tokens of sequence b to rows
+            cu_seqlens[b]...
+    """
+    _core.cache_gather(_given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv), stream)
+    return k if v is None else (k, v)

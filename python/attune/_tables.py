@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables, built in double on the host and rounded once: arrays of numpy, or of the framework and device of `like`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._frameworks import framework_of
+from ._records import Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import RopeFields
+
+
+def _table(shape: tuple[int, ...], like: Array | None, fill: Any) -> Any:
+    import numpy
+
+    if min(shape) < 0:
+        raise ValueError(f"a table of shape {list(shape)} was asked for; sizes are 0 or more")
+    table = numpy.empty(shape, numpy.float32)
+    fill(table)
+    return table if like is None else framework_of(like).from_numpy(table, like)
+
+
+def rope_table(num_positions: int, dim: int, *, style: str = "linear", first_position: int = 0, like: Array | None = None,
+               **fields: Unpack[RopeFields]) -> Any:
+    """cos_sin of `Prologue`: float32 [num_positions, dim], dim / 2 cosines, then dim / 2 sines, of each position.
+
+    Args:
+        dim: rotary width, even. first_position: of the first row.
+        style: "none", "linear", "glm2", "dynamic_ntk", "qwen_dynamic_ntk", "yarn", "llama3", "mrope".
+        theta: base (10000). scale: positions are divided by it (1). max_position: original context length (NTK, YaRN, Llama 3).
+        seqlen: the length that the table is for (NTK). beta_fast, beta_slow, extrapolation_factor: YaRN. mscale: multiplies
+        cosines and sines. low_freq_factor, high_freq_factor: Llama 3.
+    """
+    arguments = {"style": style, "dim": dim, **fields}
+    return _table((num_positions, dim), like, lambda out: _core.rope_table(arguments, first_position, num_positions, out))
+
+
+def rope_frequencies(dim: int, *, style: str = "linear", **fields: Unpack[RopeFields]) -> list[float]:
+    """The dim / 2 inverse frequencies, in radians a position; arguments as of `rope_table`."""
+    return _core.rope_frequencies({"style": style, "dim": dim, **fields})
+
+
+def logn_table(max_position: int, num_positions: int, *, like: Array | None = None) -> Any:
+    """float32 [num_positions]: ln(p + 1) / ln(max_position) for p > max_position, else 1."""
+    return _table((num_positions,), like, lambda out: _core.logn_table(max_position, num_positions, out))
+
+
+def alibi_slopes(num_heads: int, *, like: Array | None = None) -> Any:
+    """float32 [num_heads]: the slopes of the ALiBi paper. They are positive and are added times key - query."""
+    return _table((num_heads,), like, lambda out: _core.alibi_slopes(num_heads, out))
+
+
+def t5_bucket(relative_position: int, num_buckets: int, max_distance: int, bidirectional: bool) -> int:
+    """The T5 bucket of key position - query position."""
+    return _core.t5_bucket(relative_position, num_buckets, max_distance, bidirectional)
+
+
+def kv_page_bytes(format: str, page_size: int) -> int:
+    """Bytes of one page of "mla_656" or "mla_584", padding included."""
+    return _core.kv_page_bytes(format, page_size)

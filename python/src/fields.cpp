@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fields.h"
+
+#include <cstring>
+
+namespace attune::python {
+namespace {
+
+// The names of a C enumeration, in order.
+constexpr const char* kFormats[] = {"plain", "mla_656", "mla_584"};
+constexpr const char* kLayouts[] = {"nhd", "hnd", "xpacked", "bytes"};
+constexpr const char* kRopeStyles[] = {"none", "linear", "glm2", "dynamic_ntk", "qwen_dynamic_ntk",
+                                       "yarn", "llama3", "mrope"};
+
+int32_t from_name(const std::string& argument, nb::handle value, std::span<const char* const> names) {
+  const std::string wanted = text(value);
+  std::string all;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (wanted == names[i]) return static_cast<int32_t>(i);
+    all += (i == 0 ? "" : ", ") + std::string(names[i]);
+  }
+  invalid_argument(argument + " is '" + wanted + "'; known are " + all);
+}
+
+int64_t to_int(const Name& name, nb::handle value, int64_t least, int64_t most) {
+  nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  if (!index.is_valid()) {
+    PyErr_Clear();
+    type_error(name.text() + " is " + text(nb::repr(value)) + "; an int is expected");
+  }
+  int overflow = 0;
+  const int64_t number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0 || number < least || number > most)
+    invalid_argument(name.text() + " is " + text(index) + "; " + std::to_string(least) + ".." + std::to_string(most) +
+                     " is allowed");
+  return number;
+}
+
+double to_double(const Name& name, nb::handle value) {
+  const double number = PyFloat_AsDouble(value.ptr());
+  if (number == -1.0 && PyErr_Occurred()) {
+    PyErr_Clear();
+    type_error(name.text() + " is " + text(nb::repr(value)) + "; a float is expected");
+  }
+  return number;
+}
+
+void fill_from_attributes(void* to, const Table& table, const char* scope, nb::handle object, Arrays* arrays);
+
+void fill_field(std::byte* base, const Field& field, const char* scope, nb::handle value, Arrays* arrays) {
+  void* to = base + field.offset;
+  const Name name{scope, field.name};
+  switch (field.kind) {
+    case Kind::kInput:
+      *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kRead);
+      return;
+    case Kind::kOutput:
+      *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kWrite);
+      return;
+    case Kind::kPool:
+      *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kCache);
+      return;
+    case Kind::kBool: {
+      const int truth = PyObject_IsTrue(value.ptr());
+      if (truth < 0) throw nb::python_error();
+      *static_cast<int32_t*>(to) = truth;
+      return;
+    }
+    case Kind::kInt32:
+      *static_cast<int32_t*>(to) = static_cast<int32_t>(to_int(name, value, INT32_MIN, INT32_MAX));
+      return;
+    case Kind::kInt64:
+      *static_cast<int64_t*>(to) = to_int(name, value, INT64_MIN, INT64_MAX);
+      return;
+    case Kind::kFloat:
+      *static_cast<float*>(to) = static_cast<float>(to_double(name, value));
+      return;
+    case Kind::kDouble:
+      *static_cast<double*>(to) = to_double(name, value);
+      return;
+    case Kind::kInt32x3:
+      if (!PySequence_Check(value.ptr()) || nb::len(value) != 3)
+        type_error(name.text() + " is " + text(nb::repr(value)) + "; three ints are expected");
+      for (size_t i = 0; i < 3; ++i)
+        static_cast<int32_t*>(to)[i] = static_cast<int32_t>(to_int(name, nb::object(value[i]), INT32_MIN, INT32_MAX));
+      return;
+    case Kind::kFormat:
+      *static_cast<int32_t*>(to) = from_name(name.text(), value, kFormats);
+      return;
+    case Kind::kLayout:
+      *static_cast<int32_t*>(to) = from_name(name.text(), value, kLayouts);
+      return;
+    case Kind::kRopeStyle:
+      *static_cast<int32_t*>(to) = from_name(name.text(), value, kRopeStyles);
+      return;
+    case Kind::kCache:
+      if (!nb::isinstance(value, classes().kv_cache))
+        type_error(name.text() + " is " + text(nb::repr(value)) + "; an attune.KVCache is expected");
+      return fill_from_attributes(to, kv_cache_table(),
+                                  std::strcmp(field.name, "cache") == 0 ? "cache." : "extra_cache.", value, arrays);
+    case Kind::kPrologue:
+      if (!nb::isinstance(value, classes().prologue))
+        type_error(name.text() + " is " + text(nb::repr(value)) + "; an attune.Prologue is expected");
+      return fill_from_attributes(to, prologue_table(), "prologue.", value, arrays);
+  }
+}
+
+void fill_from_attributes(void* to, const Table& table, const char* scope, nb::handle object, Arrays* arrays) {
+  for (size_t i = 0; i < table.fields().size(); ++i) {
+    nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), table.key(i).ptr()));
+    if (!value.is_valid()) throw nb::python_error();
+    if (!value.is_none()) fill_field(static_cast<std::byte*>(to), table.fields()[i], scope, value, arrays);
+  }
+}
+
+}  // namespace
+
+Table::Table(std::span<const Field> fields) : fields_(fields) {
+  for (size_t i = 0; i < fields.size(); ++i) {
+    keys_.emplace_back(PyUnicode_InternFromString(fields[i].name));
+    index_[keys_.back()] = i;
+  }
+}
+
+int Table::find(nb::handle name) const {
+  PyObject* found = PyDict_GetItemWithError(index_.ptr(), name.ptr());
+  return found == nullptr ? -1 : static_cast<int>(PyLong_AsLong(found));
+}
+
+void Values::take(const Table& table, nb::dict arguments) {
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(arguments.ptr(), &at, &key, &value);) {
+    const int i = table.find(key);
+    if (i < 0) type_error("'" + text(key) + "' is not an argument of this operation");
+    items[i] = value == Py_None ? nullptr : value;
+  }
+}
+
+void fill(void* to, const Table& table, const Values& values, Arrays* arrays) {
+  for (size_t i = 0; i < table.fields().size(); ++i)
+    if (values.items[i] != nullptr)
+      fill_field(static_cast<std::byte*>(to), table.fields()[i], "", values.items[i], arrays);
+}
+
+void fill(void* to, const Table& table, nb::dict arguments, Arrays* arrays) {
+  Values values;
+  values.take(table, arguments);
+  fill(to, table, values, arrays);
+}
+
+attune_kv_format format_from_name(nb::handle name) {
+  return static_cast<attune_kv_format>(from_name("format", name, kFormats));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// tables
+
+#define FIELD(type, name, kind) \
+  { #name, Kind::kind, offsetof(type, name) }
+
+const Table& attention_table() {
+#define A(name, kind) FIELD(attune_attention, name, kind)
+  static constexpr Field kFields[] = {
+      A(q, kInput),
+      A(cu_seqlens_q, kInput),
+      A(k, kInput),
+      A(v, kInput),
+      A(cu_seqlens_kv, kInput),
+      A(cache, kCache),
+      A(seqused_kv, kInput),
+      A(indices, kInput),
+      A(topk_length, kInput),
+      A(extra_cache, kCache),
+      A(extra_indices, kInput),
+      A(extra_topk_length, kInput),
+      A(cache_indirection, kInput),
+      A(beam_prompt_length, kInput),
+      A(beam_width, kInt32),
+      A(causal, kBool),
+      A(window_left, kInt64),
+      A(window_right, kInt64),
+      A(mask_bits, kInput),
+      A(mask_start, kInput),
+      A(bidirectional_ranges, kInput),
+      A(finished, kInput),
+      A(skip_decode, kBool),
+      A(zero_finished, kBool),
+      A(softmax_scale, kFloat),
+      A(softcap, kFloat),
+      A(alibi_slopes, kInput),
+      A(alibi_sqrt, kBool),
+      A(bias, kInput),
+      A(new_token_bias, kInput),
+      A(t5_bias, kInput),
+      A(t5_max_distance, kInt64),
+      A(t5_bidirectional, kBool),
+      A(sinks, kInput),
+      A(prologue, kPrologue),
+      A(out, kOutput),
+      A(out_scale, kInput),
+      A(lse, kOutput),
+      A(max_logits, kOutput),
+      A(head_dim_v, kInt64),
+      A(max_seqlen_q, kInt64),
+      A(max_seqlen_kv, kInt64),
+      A(batch_invariant, kBool),
+      A(allow_tf32, kBool),
+  };
+#undef A
+  static const Table* table = new Table(kFields);
+  return *table;
+}
+
+const Table& kv_cache_table() {
+#define C(name, kind) FIELD(attune_kv_cache, name, kind)
+  static constexpr Field kFields[] = {
+      C(k, kPool),
+      C(v, kPool),
+      C(k_scale, kPool),
+      C(v_scale, kPool),
+      C(page_table, kInput),
+      C(v_page_table, kInput),
+      C(batch_index, kInput),
+      C(format, kFormat),
+      C(layout, kLayout),
+      C(page_size, kInt64),
+      C(ring_capacity, kInt64),
+  };
+#undef C
+  static const Table* table = new Table(kFields);
+  return *table;
+}
+
+const Table& prologue_table() {
+#define P(name, kind) FIELD(attune_prologue, name, kind)
+  static constexpr Field kFields[] = {
+      P(qkv_scale, kInput),
+      P(q_bias, kInput),
+      P(k_bias, kInput),
+      P(v_bias, kInput),
+      P(ia3_k, kInput),
+      P(ia3_v, kInput),
+      P(ia3_task, kInput),
+      P(rope_cos_sin, kInput),
+      P(rope_table_index, kInput),
+      P(positions, kInput),
+      P(rope_offset, kInt64),
+      P(rope_interleaved, kBool),
+      P(mrope_section, kInt32x3),
+      P(mrope_interleaved, kBool),
+      P(append, kBool),
+      P(logn, kInput),
+  };
+#undef P
+  static const Table* table = new Table(kFields);
+  return *table;
+}
+
+const Table& qkv_prepare_table() {
+#define Q(name, kind) FIELD(attune_qkv_prepare, name, kind)
+  static constexpr Field kFields[] = {
+      Q(q, kInput),          Q(k, kInput),        Q(v, kInput),      Q(cu_seqlens_q, kInput),
+      Q(seqused_kv, kInput), Q(finished, kInput), Q(cache, kCache),  Q(prologue, kPrologue),
+      Q(q_out, kOutput),     Q(k_out, kOutput),   Q(v_out, kOutput),
+  };
+#undef Q
+  static const Table* table = new Table(kFields);
+  return *table;
+}
+
+const Table& merge_table() {
+#define M(name, kind) FIELD(attune_merge, name, kind)
+  static constexpr Field kFields[] = {
+      M(partial_out, kInput), M(partial_lse, kInput), M(sinks, kInput),
+      M(out, kOutput),        M(out_scale, kInput),   M(lse, kOutput),
+  };
+#undef M
+  static const Table* table = new Table(kFields);
+  return *table;
+}
+
+// The dense side is read where the cache is written, and written where it is read.
+#define O(name, kind) FIELD(attune_cache_op, name, kind)
+#define CACHE_OP_FIELDS(dense)                                                                   \
+  {                                                                                              \
+    O(power_of_two_scales, kBool), O(cache, kCache), O(k, dense), O(v, dense), O(slots, kInput), \
+        O(cu_seqlens, kInput), O(seqused_kv, kInput), O(finished, kInput),                       \
+  }
+const Table& cache_write_table() {
+  static constexpr Field kFields[] = CACHE_OP_FIELDS(kInput);
+  static const Table* table = new Table(kFields);
+  return *table;
+}
+const Table& cache_read_table() {
+  static constexpr Field kFields[] = CACHE_OP_FIELDS(kOutput);
+  static const Table* table = new Table(kFields);
+  return *table;
+}
+#undef CACHE_OP_FIELDS
+#undef O
+
+const Table& rope_table() {
+#define R(name, kind) FIELD(attune_rope, name, kind)
+  static constexpr Field kFields[] = {
+      R(style, kRopeStyle),
+      R(dim, kInt64),
+      R(theta, kDouble),
+      R(scale, kDouble),
+      R(max_position, kInt64),
+      R(seqlen, kInt64),
+      R(beta_fast, kDouble),
+      R(beta_slow, kDouble),
+      R(extrapolation_factor, kDouble),
+      R(mscale, kDouble),
+      R(low_freq_factor, kDouble),
+      R(high_freq_factor, kDouble),
+  };
+#undef R
+  static const Table* table = new Table(kFields);
+  return *table;
+}
+
+}  // namespace attune::python

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan.h"
+
+#include <new>
+
+namespace attune::python {
+namespace {
+
+constexpr std::align_val_t kAlignment{256};
+
+// The fields by which outputs go back to the caller.
+struct OutputFields {
+  int out, lse, max_logits;
+};
+const OutputFields& output_fields() {
+  static const OutputFields fields = {attention_table().find(nb::str("out")), attention_table().find(nb::str("lse")),
+                                      attention_table().find(nb::str("max_logits"))};
+  return fields;
+}
+
+nb::object outputs_of(const Values& values) {
+  const OutputFields& fields = output_fields();
+  nb::object outputs[3];
+  size_t count = 0;
+  for (int i : {fields.out, fields.lse, fields.max_logits})
+    if (values.items[i] != nullptr) outputs[count++] = nb::borrow(values.items[i]);
+  if (count == 1) return outputs[0];
+  if (count == 2) return nb::make_tuple(outputs[0], outputs[1]);
+  return nb::make_tuple(outputs[0], outputs[1], outputs[2]);
+}
+
+attune_status run_without_lock(RunFunction run, const attune_plan* plan, const attune_attention& attention,
+                               const Workspace& workspace, void* stream) {
+  nb::gil_scoped_release release;
+  return run(plan, &attention, workspace.data(), workspace.size(), stream);
+}
+
+}  // namespace
+
+void Workspace::Free::operator()(void* p) const noexcept { ::operator delete(p, kAlignment); }
+
+Workspace::Workspace(size_t bytes, const Arrays& arrays, nb::handle given) : size_(bytes) {
+  if (given.is_none() && arrays.device().type == ATTUNE_DEVICE_CPU) {
+    heap_.reset(::operator new(std::max<size_t>(bytes, 1), kAlignment));
+    data_ = heap_.get();
+    return;
+  }
+  array_ = given.is_none() ? arrays.allocate(bytes) : nb::borrow(given);
+  Arrays own;
+  const attune_tensor tensor = own.view({"", "workspace"}, array_, Arrays::Use::kWrite);
+  if (tensor.dtype != ATTUNE_UINT8 || tensor.rank != 1 || tensor.stride[0] != 1)
+    invalid_argument("workspace must be a dense uint8 array of one axis");
+  if (own.device().type != arrays.device().type || own.device().index != arrays.device().index)
+    invalid_argument("workspace is on another device than the other arrays");
+  data_ = tensor.data;
+  size_ = static_cast<size_t>(tensor.shape[0]);
+}
+
+attune_attention read_attention(const Values& values, Arrays* arrays) {
+  attune_attention attention;
+  check(attune_attention_init(&attention, sizeof attention));
+  fill(&attention, attention_table(), values, arrays);
+  if (attention.prologue.append != 0) arrays->require_writable_cache();
+  return attention;
+}
+
+Plan::Plan(nb::dict arguments, nb::object workspace) : arguments_(nb::steal<nb::dict>(PyDict_Copy(arguments.ptr()))) {
+  values_.take(attention_table(), arguments_);
+  Arrays arrays;
+  const attune_attention attention = read_attention(values_, &arrays);
+  device_ = arrays.device();
+  attune_plan* plan = nullptr;
+  attune_status status;
+  {
+    nb::gil_scoped_release release;  // a kernel may have to be compiled
+    status = attune_plan_create(&attention, device_, &plan);
+  }
+  check(status);
+  plan_.reset(plan);
+  size_t bytes = 0;
+  check(attune_plan_workspace_size(plan_.get(), &bytes));
+  workspace_ = Workspace(bytes, arrays, workspace);
+}
+
+nb::object Plan::call(RunFunction run, nb::kwargs changes) {
+  Values values = values_;
+  nb::object stream = nb::none();
+  if (changes.size() != 0) {
+    if (PyObject* given = PyDict_GetItemString(changes.ptr(), "stream"); given != nullptr) {
+      stream = nb::borrow(given);
+      PyDict_DelItemString(changes.ptr(), "stream");
+    }
+    values.take(attention_table(), changes);
+  }
+  Arrays arrays;
+  const attune_attention attention = read_attention(values, &arrays);
+  if (arrays.device().type != device_.type || arrays.device().index != device_.index)
+    invalid_argument("the arrays are on another device than the plan");
+  if (running_) invalid_argument("this plan is running in another thread; each thread needs a plan of its own");
+  running_ = true;
+  const attune_status status = run_without_lock(run, plan_.get(), attention, workspace_, arrays.stream(stream));
+  running_ = false;
+  check(status);
+  return outputs_of(values);
+}
+
+std::string Plan::describe() const {
+  size_t needed = 0;
+  check(attune_plan_describe(plan_.get(), nullptr, 0, &needed));
+  std::string text(needed, '\0');
+  check(attune_plan_describe(plan_.get(), text.data(), text.size(), &needed));
+  text.resize(needed - 1);
+  return text;
+}
+
+void run_attention(nb::dict arguments, nb::object workspace, nb::object stream) {
+  Values values;
+  values.take(attention_table(), arguments);
+  Arrays arrays;
+  const attune_attention attention = read_attention(values, &arrays);
+  attune_plan* plan = nullptr;
+  check(attune_plan_create(&attention, arrays.device(), &plan));
+  const PlanHandle handle(plan);
+  size_t bytes = 0;
+  check(attune_plan_workspace_size(plan, &bytes));
+  const Workspace own(bytes, arrays, workspace);
+  check(run_without_lock(attune_run, plan, attention, own, arrays.stream(stream)));
+}
+
+}  // namespace attune::python

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// attune_plan with the arguments it was made for and its workspace, so that a call only names what changed.
+#pragma once
+
+#include <memory>
+
+#include "fields.h"
+
+namespace attune::python {
+
+// Bytes on a device, aligned to 256: of the C++ heap, or an array that the framework of the first array allocated.
+class Workspace {
+ public:
+  Workspace() = default;
+  // given: the caller's array, or None.
+  Workspace(size_t bytes, const Arrays& arrays, nb::handle given);
+  void* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(void* p) const noexcept;
+  };
+  std::unique_ptr<void, Free> heap_;
+  nb::object array_;
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct PlanDeleter {
+  void operator()(attune_plan* plan) const noexcept { attune_plan_destroy(plan); }
+};
+using PlanHandle = std::unique_ptr<attune_plan, PlanDeleter>;
+
+using RunFunction = attune_status (*)(const attune_plan*, const attune_attention*, void*, size_t, void*);
+
+class Plan {
+ public:
+  Plan(nb::dict arguments, nb::object workspace);
+  // Runs with the plan's arguments and these changes; gives the outputs: out, or (out, lse, max_logits) as far as
+  // wanted.
+  nb::object call(RunFunction run, nb::kwargs changes);
+  std::string describe() const;
+  size_t workspace_size() const { return workspace_.size(); }
+  nb::tuple device() const { return nb::make_tuple(device_.type, device_.index); }
+
+ private:
+  nb::dict arguments_;  // owns what values_ borrows
+  Values values_;
+  attune_device device_{};
+  PlanHandle plan_;
+  Workspace workspace_;
+  bool running_ = false;
+};
+
+// One call without a plan to keep: plans, runs, forgets.
+void run_attention(nb::dict arguments, nb::object workspace, nb::object stream);
+
+attune_attention read_attention(const Values& values, Arrays* arrays);
+
+}  // namespace attune::python

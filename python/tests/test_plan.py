@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans, support queries and validation."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import attune
+from cases import normal
+
+
+def decode(batch=3, heads_q=4, heads_kv=2, d=16, pages=8, page_size=4):
+    rng = np.random.default_rng(0)
+    cache = attune.KVCache(normal(rng, (pages, page_size, heads_kv, d)), normal(rng, (pages, page_size, heads_kv, d)),
+                           page_table=np.array([[0, 1], [2, 3], [4, 5]], np.int32))
+    return normal(rng, (batch, heads_q, d)), cache, np.array([5, 0, 8], np.int32)
+
+
+def test_a_plan_runs_on_changed_contents_and_other_arrays():
+    q, cache, lengths = decode()
+    plan = attune.Plan(q, cache=cache, seqused_kv=lengths, return_lse=True)
+    out, lse = plan.run()
+    assert np.array_equal(out, attune.attention(q, cache=cache, seqused_kv=lengths)) and lse.shape == (3, 4)
+    lengths[:] = 7, 2, 1
+    again, _ = plan.run()
+    assert again is out  # the plan's own
+    assert np.array_equal(out, attune.attention(q, cache=cache, seqused_kv=lengths))
+
+    other, mine = q[:2] * 2, np.empty((2, 4, 16), np.float32)
+    shorter = attune.KVCache(cache.k, cache.v, page_table=cache.page_table[:2])
+    got = plan.run(q=other, cache=shorter, seqused_kv=lengths[:2], out=mine, lse=lse[:2])
+    assert got[0] is mine and np.array_equal(mine, attune.attention(other, cache=shorter, seqused_kv=lengths[:2]))
+
+
+def test_schedule_serves_several_layers():
+    q, cache, lengths = decode()
+    plan = attune.Plan(q, cache=cache, seqused_kv=lengths)
+    plan.schedule()
+    for factor in (1, 2):
+        got = plan.run_scheduled(q=q * factor)
+        assert np.array_equal(got, attune.attention(q * factor, cache=cache, seqused_kv=lengths))
+
+
+def test_what_a_plan_refuses():
+    q, cache, lengths = decode()
+    plan = attune.Plan(q, cache=cache, seqused_kv=lengths)
+    with pytest.raises(ValueError, match="out.shape"):
+        plan.run(q=q[:2], cache=attune.KVCache(cache.k, cache.v, page_table=cache.page_table[:2]), seqused_kv=lengths[:2])
+    with pytest.raises(ValueError, match="differs from its plan on the axis"):
+        plan.run(causal=True)
+    with pytest.raises(TypeError, match="'quux' is not an argument"):
+        plan.run(quux=1)
+    with pytest.raises(attune.Error, match="workspace_bytes is 1; the plan needs") as raised:
+        attune.Plan(q, cache=cache, seqused_kv=lengths, workspace=np.zeros(1, np.uint8)).run()
+    assert raised.value.status == "workspace too small"
+
+
+def test_an_array_replaced_after_planning_is_seen():
+    q, cache, lengths = decode()
+    plan = attune.Plan(q, cache=cache, seqused_kv=lengths)
+    cache.k = cache.k * 2
+    assert np.array_equal(plan.run(), attune.attention(q, cache=cache, seqused_kv=lengths))
+    q.resize((1, 4, 16), refcheck=False)  # its memory moved: shapes are read again, so this is an error and no wild read
+    with pytest.raises(ValueError):
+        plan.run()
+
+
+def test_one_plan_in_two_threads_is_refused_not_wrong():
+    rng = np.random.default_rng(1)
+    q, k, v = (normal(rng, (700, 4, 64)) for _ in range(3))
+    plan = attune.Plan(q, k, v)
+    want = attune.attention(q, k, v)
+    seen = []
+
+    def work():
+        for _ in range(20):
+            try:
+                plan.run()
+            except ValueError as e:
+                seen.append(str(e))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all("running in another thread" in message for message in seen)
+    assert np.array_equal(plan.run(), want)
+
+
+def test_support_of_shapes_without_data():
+    spec = attune.Spec((4, 8, 64), "bfloat16")
+    answer = attune.supported(spec, attune.Spec((4, 2, 64), "bfloat16"), attune.Spec((4, 2, 64), "bfloat16"), causal=True)
+    assert answer and answer.reason == ""
+    refused = attune.supported(spec, spec, spec, device="cuda:63")
+    assert not refused and refused.reason
+    with pytest.raises(ValueError, match="num_heads"):
+        attune.supported(spec, attune.Spec((4, 3, 64), "bfloat16"), attune.Spec((4, 3, 64), "bfloat16"))
+    with pytest.raises(ValueError, match="q has head_dim_qk 1024"):
+        attune.supported(*[attune.Spec((4, 8, 1024), "float32")] * 3)
+    attune.warm([{"q": spec, "k": spec, "v": spec}])
+    with pytest.raises(ValueError, match="device is 'tpu'"):
+        attune.supported(spec, spec, spec, device="tpu")
+
+
+def test_no_gpu_is_an_error_with_the_reason():
+    spec = attune.Spec((4, 8, 64), "bfloat16", device="cuda:5")
+    with pytest.raises(attune.Error) as raised:
+        attune.warm([{"q": spec, "k": spec, "v": spec}])
+    assert raised.value.status == "device error"
+
+
+def test_data_of_a_spec_is_missed_when_running():
+    spec = attune.Spec((4, 8, 64), "float32")
+    plan = attune.Plan(spec, spec, spec)
+    with pytest.raises(ValueError, match="q.data"):
+        plan.run()
+
+
+def test_validate_names_the_entry():
+    q, cache, lengths = decode()
+    attune.validate(q, cache=cache, seqused_kv=lengths)
+    cache.page_table[2, 1] = 99
+    with pytest.raises(attune.Error, match="page_table.*99") as raised:
+        attune.validate(q, cache=cache, seqused_kv=lengths)
+    assert raised.value.status == "bad data"
+
+
+def test_describe_and_threads():
+    q, cache, lengths = decode()
+    plan = attune.Plan(q, cache=cache, seqused_kv=lengths)
+    assert "cpu_attention" in plan.describe() and "cpu_attention" in repr(plan)
+    assert plan.workspace_size >= 0 and plan.device == (0, 0)
+    before = attune.get_num_threads()
+    attune.set_num_threads(3)
+    assert attune.get_num_threads() == 3
+    attune.set_num_threads(0)
+    assert attune.get_num_threads() == before
+    with pytest.raises(ValueError, match="num_threads"):
+        attune.set_num_threads(-1)
+
+
+def test_info():
+    assert attune.devices()[0].type == "cpu"
+    assert "cpu_attention" in {kernel.name for kernel in attune.kernels()}
+    text = attune.info()
+    assert attune.__version__ in text and "driver" in text
+    levels = []
+    attune.set_log_callback(lambda level, message: levels.append(level))
+    attune.set_log_callback(None)
+    assert os.getpid()  # still here
