@@ -105,6 +105,12 @@ attune_dtype dtype_of(dlpack::DataType type) {
   }
 }
 
+// What a framework said, without the stack that some add.
+std::string first_line(nb::python_error& error) {
+  const std::string message = text(error.value());
+  return message.substr(0, message.find('\n'));
+}
+
 std::string dtype_text(nb::handle array) {
   nb::object dtype = attribute(array, "dtype");
   return dtype.is_none() ? "unknown" : text(dtype);
@@ -244,7 +250,7 @@ void Arrays::read(const Name& name, nb::handle array, View* view) {
       dlpack::Tensor tensor{};
       if (entry.api->tensor_from_object(array.ptr(), &tensor) != 0) {
         nb::python_error cause;
-        type_error(name.text() + " cannot be read: " + text(cause.value()));
+        type_error(name.text() + " cannot be read: " + first_line(cause));
       }
       from_dlpack(name, array, tensor, view->as, &view->tensor);
       view->device_type = tensor.device.type;
@@ -303,12 +309,12 @@ void Arrays::read_capsule(const Name& name, nb::handle array, View* view) {
     arguments["max_version"] = nb::make_tuple(1, 0);
     capsule = exporter(**arguments);
   } catch (nb::python_error& e) {
-    if (!e.matches(PyExc_TypeError)) type_error(name.text() + " cannot be read: " + text(e.value()));
+    if (!e.matches(PyExc_TypeError)) type_error(name.text() + " cannot be read: " + first_line(e));
     nb::del(arguments["max_version"]);  // older than DLPack 1.0
     try {
       capsule = exporter(**arguments);
     } catch (nb::python_error& again) {
-      type_error(name.text() + " cannot be read: " + text(again.value()));
+      type_error(name.text() + " cannot be read: " + first_line(again));
     }
   }
   const dlpack::Tensor* tensor;
