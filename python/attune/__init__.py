@@ -6,6 +6,8 @@
 `attention` is the one operation; `Plan` runs it again and again without allocation. `help(attune.attention)` says it all.
 """
 
+import sys as _sys
+
 from . import _core, _errors, _frameworks, _records
 from ._attention import Plan, Support, attention, supported, validate, warm
 from ._errors import Error, InvalidArgument, OutOfMemory, Unsupported, WrongType
@@ -29,3 +31,6 @@ _core.configure(
     View=View, Spec=Spec, KVCache=KVCache, Prologue=Prologue, Error=Error, InvalidArgument=InvalidArgument,
     WrongType=WrongType, Unsupported=Unsupported, OutOfMemory=OutOfMemory, current_stream=_frameworks.current_stream,
     allocate=_frameworks.allocate)
+
+if "torch" in _sys.modules:  # the operators, so that torch.compile knows them at the first call
+    from .integrations import torch as _torch  # noqa: F401

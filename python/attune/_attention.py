@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ._types import AttentionFields, PlanChanges
 
 
+tracer: Any = None  # set by integrations/torch.py once torch is there
+
+
 def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_dtype: Any = None, return_lse: bool = False,
               return_max_logits: bool = False, workspace: Array | None = None, stream: Any = None,
               **fields: Unpack[AttentionFields]) -> Any:
@@ -77,6 +80,8 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
         InvalidArgument (a ValueError): shape, stride, device or value, by the name of the argument. WrongType (a TypeError).
         Unsupported (a NotImplementedError): no kernel of the device covers it. Error: the device failed.
     """
+    if tracer is not None and tracer.is_compiling():
+        return tracer.attention(q, k, v, fields, out_dtype, return_lse, return_max_logits)
     arguments = _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits)
     _core.attention(arguments, workspace, stream)
     return _outputs(arguments)

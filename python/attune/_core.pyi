@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 __version__: str
-fields: dict[str, list[str]]
+fields: dict[str, dict[str, str]]  # struct -> field -> kind
 
 class Plan:
     def __init__(self, arguments: dict[str, Any], workspace: object | None) -> None: ...

@@ -112,6 +112,8 @@ def _find(kind: type, array: Any) -> Any:
     for base in kind.__mro__:
         root = base.__module__.partition(".")[0]
         if root == "torch":
+            from .integrations import torch  # noqa: F401  registers the operators
+
             return _Torch
         if root == "cupy":
             return _Cupy

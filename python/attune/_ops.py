@@ -11,6 +11,9 @@ from ._frameworks import array_dtype, dtype_name, empty, finish
 from ._records import Array, KVCache, Prologue
 
 
+tracer: Any = None  # set by integrations/torch.py once torch is there
+
+
 def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -61,6 +64,9 @@ def merge(partial_out: Array, partial_lse: Array, *, sinks: Array | None = None,
     Returns:
         out, or (out, lse) where lse was given or asked for.
     """
+    if tracer is not None and tracer.is_compiling():
+        return tracer.merge({"partial_out": partial_out, "partial_lse": partial_lse, "sinks": sinks, "out": out,
+                             "out_scale": out_scale, "lse": lse}, out_dtype, return_lse)
     shape = tuple(partial_out.shape)  # type: ignore[attr-defined]
     if out is None:
         out = empty(shape[1:], array_dtype(partial_out) if out_dtype is None else dtype_name(out_dtype), partial_out)
@@ -83,8 +89,12 @@ def cache_append(cache: KVCache, k: Array, v: Array | None = None, *, slots: Arr
             rows of each sequence; None: one sequence, or one token for each.
         finished: bool [batch], writes nothing. power_of_two_scales: of the format "mla_656".
     """
-    _core.cache_append(_given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv,
-                              finished=finished, power_of_two_scales=power_of_two_scales), stream)
+    arguments = _given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv, finished=finished,
+                       power_of_two_scales=power_of_two_scales)
+    if tracer is not None and tracer.is_compiling():
+        tracer.cache_append(arguments)
+        return
+    _core.cache_append(arguments, stream)
 
 
 def cache_quantize(cache: KVCache, k: Array, v: Array | None = None, *, power_of_two_scales: bool = False,

@@ -22,6 +22,7 @@ struct TypeEntry {
   PyObject* type;
   Protocol protocol;
   const dlpack::ExchangeApi* api;
+  bool immutable = false;  // JAX, which exports without saying so
 };
 
 nb::object attribute(nb::handle object, const char* name) { return nb::getattr(object, name, nb::handle(Py_None)); }
@@ -48,6 +49,7 @@ const TypeEntry& entry_of(nb::handle array) {
     entry.protocol = Protocol::kStruct;
   } else if (nb::hasattr(type, "__dlpack__")) {
     entry.protocol = Protocol::kCapsule;
+    entry.immutable = text(attribute(type, "__module__")).rfind("jax", 0) == 0;
   }
   constexpr size_t kMost = 64;  // subclasses made in a loop must not fill the table
   if (known.size() >= kMost) known.erase(known.begin());
@@ -261,7 +263,9 @@ void Arrays::read(const Name& name, nb::handle array, View* view) {
     case Protocol::kStruct:
       return read_struct(name, array, view);
     case Protocol::kCapsule:
-      return read_capsule(name, array, view);
+      read_capsule(name, array, view);
+      view->read_only |= entry.immutable;
+      return;
     case Protocol::kSpec:
       return read_spec(name, array, view);
     case Protocol::kView: {

@@ -115,6 +115,33 @@ void fill_from_attributes(void* to, const Table& table, const char* scope, nb::h
 
 }  // namespace
 
+const char* kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::kInput:
+      return "array";
+    case Kind::kOutput:
+      return "output";
+    case Kind::kPool:
+      return "pool";
+    case Kind::kBool:
+      return "bool";
+    case Kind::kInt32:
+    case Kind::kInt64:
+      return "int";
+    case Kind::kFloat:
+    case Kind::kDouble:
+      return "float";
+    case Kind::kInt32x3:
+      return "ints";
+    case Kind::kCache:
+      return "cache";
+    case Kind::kPrologue:
+      return "prologue";
+    default:
+      return "str";
+  }
+}
+
 Table::Table(std::span<const Field> fields) : fields_(fields) {
   for (size_t i = 0; i < fields.size(); ++i) {
     keys_.emplace_back(PyUnicode_InternFromString(fields[i].name));

@@ -28,6 +28,9 @@ enum class Kind : uint8_t {
   kPrologue,   // attune_prologue from the attributes of a Prologue
 };
 
+// "array", "output", "pool", "bool", "int", "float", "ints", "str", "cache" or "prologue".
+const char* kind_name(Kind kind);
+
 struct Field {
   const char* name;
   Kind kind;

@@ -217,10 +217,11 @@ void set_log_callback(nb::object callback) {
   (void)current;
 }
 
-nb::list field_names(const Table& table) {
-  nb::list names;
-  for (const Field& field : table.fields()) names.append(field.name);
-  return names;
+// Name -> kind of every field.
+nb::dict describe(const Table& table) {
+  nb::dict kinds;
+  for (const Field& field : table.fields()) kinds[field.name] = kind_name(field.kind);
+  return kinds;
 }
 
 }  // namespace
@@ -295,15 +296,15 @@ NB_MODULE(_core, m) {
   });
   m.def("set_log_callback", &set_log_callback, nb::arg("callback").none());
 
-  // Names of the fields of each struct, for tests.
+  // The fields of each struct, for operators of torch and for tests.
   nb::dict tables;
-  tables["attune_attention"] = field_names(attention_table());
-  tables["attune_kv_cache"] = field_names(kv_cache_table());
-  tables["attune_prologue"] = field_names(prologue_table());
-  tables["attune_qkv_prepare"] = field_names(qkv_prepare_table());
-  tables["attune_merge"] = field_names(merge_table());
-  tables["attune_cache_op"] = field_names(cache_write_table());
-  tables["attune_rope"] = field_names(rope_table());
+  tables["attune_attention"] = describe(attention_table());
+  tables["attune_kv_cache"] = describe(kv_cache_table());
+  tables["attune_prologue"] = describe(prologue_table());
+  tables["attune_qkv_prepare"] = describe(qkv_prepare_table());
+  tables["attune_merge"] = describe(merge_table());
+  tables["attune_cache_op"] = describe(cache_write_table());
+  tables["attune_rope"] = describe(rope_table());
   m.attr("fields") = tables;
 }
 

@@ -16,7 +16,8 @@ def f64(array):
     """Any array as float64 (a View by its stated dtype)."""
     if isinstance(array, attune.View):
         array = array.array.view(getattr(ml_dtypes, array.dtype))
-    return np.asarray(array).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # NaN of ml_dtypes
+        return np.asarray(array).astype(np.float64)
 
 
 # ------------------------------------------------------------------------------------------------------------ caches

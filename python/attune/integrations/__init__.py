@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attune inside other libraries: `attune.integrations.torch`, `attune.integrations.transformers`."""

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch tensors, eager and compiled. Every test of values runs on the CPU, and on the first GPU where there is one."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import attune
+import reference
+from cases import calls
+from compare import assert_attention, dtype_name
+
+torch = pytest.importorskip("torch", reason="torch is not installed: its tests are skipped")
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+VIEWS = {"bfloat16": ("int16", torch.bfloat16), "float8_e4m3fn": ("uint8", torch.float8_e4m3fn),
+         "float8_e5m2": ("uint8", torch.float8_e5m2)}
+
+
+def to_torch(value, device):
+    """Arrays of numpy and ml_dtypes, and records of them, as tensors of the same strides."""
+    if isinstance(value, (attune.KVCache, attune.Prologue)):
+        made = attune.KVCache(None) if isinstance(value, attune.KVCache) else attune.Prologue()
+        for name in value.__slots__:
+            setattr(made, name, to_torch(getattr(value, name), device))
+        return made
+    if not isinstance(value, np.ndarray):
+        return value
+    view, dtype = VIEWS.get(dtype_name(value), (None, None))
+    strides = [stride // value.itemsize for stride in value.strides]
+    base = value if value.base is None or not isinstance(value.base, np.ndarray) else value.base
+    flat = torch.from_numpy(np.ascontiguousarray(base if view is None else base.view(view))).to(device)
+    return (flat if view is None else flat.view(dtype)).as_strided(value.shape, strides)
+
+
+def to_numpy(tensor):
+    return None if tensor is None else tensor.double().cpu().numpy()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(call=calls())
+def test_random_calls(device, call):
+    q, k, v, fields = call
+    expected = reference.attention(q, k, v, **fields)
+    tensors = [to_torch(x, device) for x in (q, k, v)]
+    moved = {name: to_torch(value, device) for name, value in fields.items()}
+    try:
+        out, lse, max_logits = attune.attention(*tensors, return_lse=True, return_max_logits=True, **moved)
+    except attune.Unsupported:
+        assert device == "cuda"
+        return
+    assert out.dtype == tensors[0].dtype and out.device == tensors[0].device
+    assert_attention(*map(to_numpy, (out, lse, max_logits)), expected, dtype_name(q))
+
+
+def qkv(device="cpu", n=5):
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(n, heads, 16, generator=generator).to(device) for heads in (4, 2, 2))
+
+
+def paged(device="cpu"):
+    k, v = torch.randn(4, 4, 2, 16, device=device), torch.randn(4, 4, 2, 16, device=device)
+    table = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32, device=device)
+    return attune.KVCache(k, v, page_table=table), torch.tensor([5, 8], dtype=torch.int32, device=device)
+
+
+def test_matches_torch():
+    q, k, v = qkv()
+    want = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v)), is_causal=True,
+                                                            enable_gqa=True).transpose(0, 1)
+    torch.testing.assert_close(attune.attention(q, k, v, causal=True), want, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_refused_by_name():
+    q, k, v = qkv()
+    k.requires_grad_()
+    with pytest.raises(ValueError, match="k requires grad, and this operation has no backward"):
+        attune.attention(q, k, v)
+    with torch.no_grad():
+        attune.attention(q, k, v)
+    with torch.inference_mode():
+        attune.attention(q, k, v, sinks=torch.nn.Parameter(torch.zeros(4)))
+
+
+def test_tensors_without_memory_are_refused_by_name():
+    q, k, v = qkv()
+    with pytest.raises(TypeError, match="v cannot be read: .*meta") as raised:
+        attune.attention(q, k, v.to("meta"))
+    assert "\n" not in str(raised.value)
+    with pytest.raises((TypeError, ValueError), match="^k "):
+        attune.attention(q, k.to_sparse(), v)
+    with pytest.raises(TypeError, match="cu_seqlens_q has dtype torch.uint16"):
+        attune.attention(q, k, v, cu_seqlens_q=torch.tensor([0, 5], dtype=torch.uint16))
+    with pytest.raises(ValueError, match="k is on cuda:3, but q is on the CPU; all arrays of a call must be on one device"):
+        attune.attention(q, attune.Spec((5, 2, 16), "float32", device="cuda:3"), v)
+
+
+def test_numpy_and_torch_may_meet():
+    q, k, v = qkv()
+    assert torch.equal(attune.attention(q, k.numpy(), v.numpy()), attune.attention(q, k, v))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operations_give_tensors(device):
+    q, k, v = qkv(device)
+    prologue = attune.Prologue(rope_cos_sin=attune.rope_table(16, 16, like=q))
+    assert prologue.rope_cos_sin.device == q.device
+    outs = attune.qkv_prepare(q, k, v, prologue=prologue)
+    assert all(isinstance(out, torch.Tensor) and out.device == q.device for out in outs)
+    out, lse = attune.merge(torch.stack([q, q]), torch.zeros(2, 5, 4, device=device), return_lse=True)
+    torch.testing.assert_close(out, q)
+    cache, lengths = paged(device)
+    attune.cache_append(attune.KVCache(cache.k, cache.v), k[:2], v[:2], slots=torch.tensor([3, 9], device=device))
+    assert torch.equal(cache.k[0, 3], k[0]) and torch.equal(cache.v[2, 1], v[1])
+
+
+# --------------------------------------------------------------------------------------------------------- torch.compile
+
+
+def compiled(function):
+    return torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=False)
+
+
+def both(function, *arguments):
+    """Eager and compiled results, with copies of the arguments so that what is written is compared too."""
+    copies = [x.clone() for x in arguments]
+    with torch.no_grad():
+        want, got = function(*arguments), compiled(function)(*copies)
+    for a, b in zip(arguments, copies):
+        assert torch.equal(a, b)
+    return want, got
+
+
+def test_compile_plain():
+    want, got = both(lambda q, k, v: attune.attention(q * 2, k, v, causal=True, return_lse=True), *qkv())
+    assert torch.equal(want[0], got[0]) and torch.equal(want[1], got[1])
+    want, got = both(lambda q, k, v: attune.attention(q, k, v, out_dtype="bfloat16") + 1, *qkv())
+    assert got.dtype == torch.bfloat16 and torch.equal(want, got)
+
+
+def test_compile_cache_prologue_and_append():
+    cache, lengths = paged()
+    rope = attune.rope_table(32, 16, like=lengths)
+
+    def step(q, k, v, k_cache, v_cache, table, lengths, rope):
+        cache = attune.KVCache(k_cache, v_cache, page_table=table)
+        return attune.attention(q, k, v, cache=cache, seqused_kv=lengths - 2, window_left=4,
+                                prologue=attune.Prologue(rope_cos_sin=rope, rope_interleaved=True, append=True))
+
+    q, k, v = (x[:2] for x in qkv())
+    before = cache.k.clone()
+    want, got = both(step, q, k, v, cache.k, cache.v, cache.page_table, lengths, rope)
+    assert torch.equal(want, got) and not torch.equal(before, cache.k)
+
+
+def test_compile_into_given_outputs():
+    def into(q, k, v, out, lse):
+        return attune.attention(q, k, v, out=out, lse=lse)[0] * 1
+
+    q, k, v = qkv()
+    want, got = both(into, q, k, v, torch.zeros_like(q), torch.zeros(5, 4))
+    assert torch.equal(want, got)
+
+
+def test_compile_merge_and_cache_append():
+    def both_ops(q, k, v, k_cache, v_cache, slots):
+        attune.cache_append(attune.KVCache(k_cache, v_cache), k, v, slots=slots)
+        return attune.merge(torch.stack([q, -q]), torch.zeros(2, 5, 4), return_lse=True)
+
+    q, k, v = qkv()
+    want, got = both(both_ops, q, k, v, torch.zeros(2, 4, 2, 16), torch.zeros(2, 4, 2, 16), torch.tensor([1, 7, 0, 2, -1]))
+    assert torch.equal(want[0], got[0]) and torch.equal(want[1], got[1])
+
+
+def test_compile_refuses_gradients():
+    q, k, v = qkv()
+    with pytest.raises(Exception, match="q requires grad"):
+        compiled(lambda q, k, v: attune.attention(q, k, v))(q.requires_grad_(), k, v)
+
+
+def test_opcheck():
+    q, k, v = qkv()
+    ops = torch.ops.attune
+    cache, lengths = paged()
+    caches = {"cache_k": cache.k, "cache_v": cache.v, "cache_page_table": cache.page_table, "seqused_kv": lengths - 3}
+    append = {"k": k[:2], "v": v[:2], "more_arrays": [torch.zeros(4, 16)], "more_names": ["prologue_q_bias", "prologue_append=1"]}
+    checks = [
+        (ops.attention, (q,), {"k": k, "v": v, "causal": True, "return_lse": True, "out_dtype": torch.float16}),
+        (ops.attention_out, (q, torch.empty_like(q)), {"k": k, "v": v, "lse": torch.empty(5, 4), "max_logits": torch.empty(5, 4)}),
+        (ops.attention_append, (q[:2],), {**caches, **append}),
+        (ops.attention_append_out, (q[:2], torch.empty_like(q[:2])), {**caches, **append}),
+        (ops.merge, (torch.stack([q, q]), torch.zeros(2, 5, 4)), {"sinks": torch.zeros(4)}),
+        (ops.cache_append, (k,), {"v": v, "cache_k": cache.k, "cache_v": cache.v, "slots": torch.arange(5)}),
+    ]
+    for operator, arguments, options in checks:
+        results = torch.library.opcheck(operator.default, arguments, options)
+        assert set(results.values()) == {"SUCCESS"}, (operator, results)
+
+
+def test_operator_refuses_unknown_names():
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="more_names holds 'prologue_x'"):
+        torch.ops.attune.attention(q, k=k, v=v, more_arrays=[q], more_names=["prologue_x"])
+
+
+# ------------------------------------------------------------------------------------------------------------- overhead
+
+
+def best_of(function, rounds=7, count=2000):
+    """Microseconds a call, of the quietest round."""
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(count):
+            function()
+        best = min(best, (time.perf_counter() - start) / count)
+    return best * 1e6
+
+
+def test_overhead_of_a_decode_step(record_property):
+    q, cache, lengths = torch.randn(2, 4, 16), paged()[0], torch.tensor([1, 1], dtype=torch.int32)
+    out = torch.empty_like(q)
+    attune.set_num_threads(1)
+    try:
+        plan = attune.Plan(q, cache=cache, seqused_kv=lengths, out=out)
+        planned = best_of(lambda: plan.run(q=q, cache=cache, seqused_kv=lengths, out=out))
+        unplanned = best_of(lambda: attune.attention(q, cache=cache, seqused_kv=lengths))
+    finally:
+        attune.set_num_threads(0)
+    record_property("planned_us", planned)
+    record_property("unplanned_us", unplanned)
+    assert planned < 10 and unplanned < 40, (planned, unplanned)  # with the attention itself, of two keys
+
+
+# ----------------------------------------------------------------------------------------------------------------- CUDA
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: CUDA graphs are not tested")
+def test_cuda_graph():
+    cache, lengths = paged("cuda")
+    q, out = torch.randn(2, 4, 16, device="cuda"), torch.empty(2, 4, 16, device="cuda")
+    plan = attune.Plan(q, cache=cache, seqused_kv=lengths, out=out)
+    plan.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan.run()
+    lengths.copy_(torch.tensor([2, 7], dtype=torch.int32))
+    q.normal_()
+    graph.replay()
+    torch.testing.assert_close(out, attune.attention(q, cache=cache, seqused_kv=lengths), rtol=0, atol=0)
