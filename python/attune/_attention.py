@@ -179,7 +179,7 @@ def _arguments(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: 
         dtype = array_dtype(q) if out_dtype is None else dtype_name(out_dtype)
         if dtype in ("int8", "float8_e4m3fn", "float8_e5m2") and out_dtype is None:
             raise InvalidArgument(f"out_dtype is None, and q is {dtype}: say the dtype of the output")
-        fields["out"] = make((*rows, _head_dim_v(v if k is not None else None, k, fields)), dtype, q)
+        fields["out"] = make((*rows, _head_dim_v(v, fields)), dtype, q)
     if return_lse and fields.get("lse") is None:
         fields["lse"] = make(rows, "float32", q)
     if return_max_logits and fields.get("max_logits") is None:
@@ -199,7 +199,7 @@ def _spec(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
     return spec
 
 
-def _head_dim_v(v: Any, k: Any, fields: dict[str, Any]) -> int:
+def _head_dim_v(v: Any, fields: dict[str, Any]) -> int:
     """The width of a row of the output."""
     if fields.get("head_dim_v"):
         return fields["head_dim_v"]

@@ -178,16 +178,15 @@ def _traced_attention(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, retur
     flat = _flatten({"q": q, "k": k, "v": v, **fields})
     _refuse_gradients(flat)
     appends = fields.get("prologue") is not None and bool(fields["prologue"].append)
-    if flat.get("out") is None:
-        for name in ("lse", "max_logits"):
-            if name in flat:
-                raise InvalidArgument(f"{name} is given and out is not: under torch.compile give both or neither")
+    dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
+    if not any(name in flat for name in _OUTPUTS):
         operator = torch.ops.attune.attention_append if appends else torch.ops.attune.attention
-        dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
         out, lse, max_logits = operator(**flat, out_dtype=dtype, return_lse=return_lse, return_max_logits=return_max_logits)
         results = [out] + ([lse] if return_lse else []) + ([max_logits] if return_max_logits else [])
     else:
         rows = q.shape[:-1]
+        if "out" not in flat:
+            flat["out"] = q.new_empty((*rows, _attention._head_dim_v(v, fields)), dtype=dtype)
         if return_lse and "lse" not in flat:
             flat["lse"] = q.new_empty(rows, dtype=torch.float32)
         if return_max_logits and "max_logits" not in flat:

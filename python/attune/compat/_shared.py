@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the modules share."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+INFINITY = float("inf")
+
+
+def refuse(function: str, argument: str, reason: str) -> NoReturn:
+    raise NotImplementedError(f"{function}: {argument} {reason}")
+
+
+def int32(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Lengths and tables that some callers hold as int64."""
+    return tensor.to(torch.int32) if tensor is not None and tensor.dtype == torch.int64 else tensor
+
+
+def lse_heads_first(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(lse as [batch, heads, seqlen_q] or [heads, total_q], its view with the axes of q)."""
+    *batch, rows, heads, _ = q.shape
+    lse = torch.empty((*batch, heads, rows), dtype=torch.float32, device=q.device)
+    return lse, lse.transpose(-1, -2)
+
+
+def empty_rows_to(value: float, lse: torch.Tensor) -> torch.Tensor:
+    """A row that sees nothing has -inf here; others want +inf."""
+    return lse.masked_fill_(lse == -INFINITY, value)
+
+
+def window(window_size: Any) -> dict[str, int]:
+    """(left, right), -1 for no limit, as fields of attention."""
+    left, right = window_size
+    return {name: int(n) for name, n in (("window_left", left), ("window_right", right)) if n is not None and n >= 0}
+
+
+def first_element(scale: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
+    """One float32 on the device: the first element of a scale that may be an expanded view. Reads nothing back."""
+    if not isinstance(scale, torch.Tensor):
+        return torch.full((1,), float(scale), dtype=torch.float32, device=like.device)
+    return scale[(0,) * scale.dim()].reshape(1).to(torch.float32)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flash_attn 2, served by Attune: forward only, any head_dim up to the kernel's, any page size.
+
+lse is the natural logarithm, [batch, num_heads, seqlen_q] or [num_heads, total_q], and +inf where a row sees nothing (out is 0).
+num_splits and deterministic are accepted: the result is the same, bit for bit, run after run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+import attune
+
+from ._shared import INFINITY, empty_rows_to, lse_heads_first, refuse, window
+
+__version__ = "2.8.4"
+
+
+def _score_fields(function: str, dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Any, softcap: float,
+                  alibi_slopes: torch.Tensor | None) -> dict[str, Any]:
+    if dropout_p:
+        refuse(function, "dropout_p", f"is {dropout_p}; dropout is not supported")
+    fields = {"softmax_scale": softmax_scale, "causal": causal, "softcap": softcap or None, **window(window_size)}
+    if alibi_slopes is not None:
+        if not causal and fields.get("window_right") != 0:
+            refuse(function, "alibi_slopes", "without causal: a distance to later keys is signed here, and absolute there")
+        fields["alibi_slopes"] = alibi_slopes
+    return fields
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, want_lse: bool,
+            fields: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if not want_lse:
+        return attune.attention(q, k, v, **fields), None
+    lse, rows = lse_heads_first(q)
+    out, _ = attune.attention(q, k, v, lse=rows, **fields)
+    return out, empty_rows_to(INFINITY, lse)
+
+
+def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0,
+                    softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+                    softcap: float = 0.0, alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
+                    return_attn_probs: bool = False) -> Any:
+    """q [batch, seqlen_q, num_heads, d], k and v [batch, seqlen_kv, num_heads_kv, d]; causal is aligned to the last key.
+
+    Returns out, or (out, lse, None) with return_attn_probs: the probabilities are not kept.
+    """
+    fields = _score_fields("flash_attn_func", dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    out, lse = _attend(q, k, v, return_attn_probs, fields)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """kv: [batch, seqlen_kv, 2, num_heads_kv, d]; other arguments as of flash_attn_func."""
+    return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *args, **kwargs)
+
+
+def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """qkv: [batch, seqlen, 3, num_heads, d]; other arguments as of flash_attn_func."""
+    return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *args, **kwargs)
+
+
+def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
+                           cu_seqlens_k: torch.Tensor, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
+                           softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+                           softcap: float = 0.0, alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
+                           return_attn_probs: bool = False, block_table: torch.Tensor | None = None) -> Any:
+    """Ragged q [total_q, num_heads, d], k and v [total_k, num_heads_kv, d], or pages with block_table int32 [batch, max_pages].
+
+    Returns out, or (out, lse [num_heads, total_q], None) with return_attn_probs.
+    """
+    fields = _score_fields("flash_attn_varlen_func", dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    fields.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=int(max_seqlen_q))
+    if block_table is None:
+        fields.update(cu_seqlens_kv=cu_seqlens_k, max_seqlen_kv=int(max_seqlen_k))
+        out, lse = _attend(q, k, v, return_attn_probs, fields)
+    else:
+        fields.update(cache=attune.KVCache(k, v, page_table=block_table), seqused_kv=cu_seqlens_k.diff())
+        out, lse = _attend(q, None, None, return_attn_probs, fields)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """kv: [total_k, 2, num_heads_kv, d]; other arguments as of flash_attn_varlen_func."""
+    return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *args, **kwargs)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *args: Any,
+                                     **kwargs: Any) -> Any:
+    """qkv: [total, 3, num_heads, d]; other arguments as of flash_attn_varlen_func."""
+    return flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
+
+
+def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = None,
+                            v: torch.Tensor | None = None, rotary_cos: torch.Tensor | None = None,
+                            rotary_sin: torch.Tensor | None = None, cache_seqlens: int | torch.Tensor | None = None,
+                            cache_batch_idx: torch.Tensor | None = None, cache_leftpad: torch.Tensor | None = None,
+                            block_table: torch.Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
+                            window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, rotary_interleaved: bool = True,
+                            alibi_slopes: torch.Tensor | None = None, num_splits: int = 0,
+                            return_softmax_lse: bool = False) -> Any:
+    """Attention over a cache, after writing k and v at positions cache_seqlens.., with rotary embedding of q and k.
+
+    Args:
+        q: [batch, seqlen_q, num_heads, d]. k_cache, v_cache: [rows, capacity, num_heads_kv, d], or with block_table
+            [pages, page_size, num_heads_kv, d]. k, v: [batch, seqlen_new, num_heads_kv, d].
+        rotary_cos, rotary_sin: [positions, rotary_dim / 2]. cache_seqlens: int or int32 [batch], without the new tokens; None: the
+            whole cache. cache_batch_idx: int32 [batch], rows of the cache.
+
+    Returns:
+        out, or (out, lse [batch, num_heads, seqlen_q]) with return_softmax_lse.
+    """
+    function = "flash_attn_with_kvcache"
+    if cache_leftpad is not None:
+        refuse(function, "cache_leftpad", "is given; caches start at slot 0 here")
+    fields = _score_fields(function, 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    batch, seqlen_q = q.shape[:2]
+    if not isinstance(cache_seqlens, torch.Tensor):
+        if cache_seqlens is None and k is not None:
+            raise ValueError("cache_seqlens is None; it must say where k and v go")
+        whole = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+        cache_seqlens = torch.full((batch,), whole if cache_seqlens is None else cache_seqlens, dtype=torch.int32, device=q.device)
+    cache = attune.KVCache(k_cache, v_cache, page_table=block_table, batch_index=cache_batch_idx)
+    fields.update(cache=cache, seqused_kv=cache_seqlens)
+
+    if k is None:
+        if rotary_cos is not None:
+            raise ValueError("rotary_cos is given without k and v")
+    else:
+        prologue = attune.Prologue(append=True)
+        if rotary_cos is not None:
+            if rotary_sin is None:
+                raise ValueError("rotary_sin is None, and rotary_cos is given")
+            prologue.rope_cos_sin = _cos_sin(rotary_cos, rotary_sin)
+            prologue.rope_interleaved = rotary_interleaved
+        # Without a mask all queries turn by the position of the first, the keys by their own.
+        one_position = prologue.rope_cos_sin is not None and not causal and tuple(window_size) == (-1, -1) and seqlen_q > 1
+        if k.shape[1] == seqlen_q and not one_position:
+            fields["prologue"] = prologue
+        else:
+            q = _append_first(q, k, v, cache, cache_seqlens, prologue, one_position)
+            fields["seqused_kv"] = cache_seqlens + k.shape[1]
+            k = v = None
+    out, lse = _attend(q, k, v, return_softmax_lse, fields)
+    return (out, lse) if return_softmax_lse else out
+
+
+def _append_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, cache: attune.KVCache, cache_seqlens: torch.Tensor,
+                  prologue: attune.Prologue, one_position: bool) -> torch.Tensor:
+    """Writes the new tokens, where they are not the queries' own; returns q turned."""
+    attune.qkv_prepare(k=k, v=v, prologue=prologue, cache=cache, seqused_kv=cache_seqlens)
+    if prologue.rope_cos_sin is None:
+        return q
+    steps = torch.arange(q.shape[1], dtype=torch.int32, device=q.device) * (not one_position)
+    turn = attune.Prologue(rope_cos_sin=prologue.rope_cos_sin, rope_interleaved=prologue.rope_interleaved,
+                           positions=(cache_seqlens[:, None] + steps).reshape(-1))
+    return attune.qkv_prepare(q, prologue=turn)[0]
+
+
+_tables: dict[int, tuple[Any, ...]] = {}
+
+
+def _cos_sin(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """float32 [positions, cosines | sines], made once for a pair of tables that stays as it is."""
+    key = id(cos)
+    state = (cos.data_ptr(), cos._version, tuple(cos.shape), id(sin), sin.data_ptr(), sin._version)
+    found = _tables.get(key)
+    if found is None or found[0] != state:
+        table = torch.cat([cos, sin], dim=-1).to(torch.float32)
+        found = _tables[key] = (state, table, weakref.ref(cos, lambda _: _tables.pop(key, None)))
+    return found[1]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vllm.v1.attention.ops.prefix_prefill, served by Attune."""
+
+from __future__ import annotations
+
+import torch
+
+import attune
+
+from .._shared import first_element, int32, refuse
+
+_FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+
+@torch.inference_mode()
+def context_attention_fwd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, kv_cache_dtype: str,
+                          k_cache: torch.Tensor, v_cache: torch.Tensor, b_loc: torch.Tensor, b_start_loc: torch.Tensor,
+                          b_seq_len: torch.Tensor, max_seq_len: int | None, max_input_len: int, k_scale: torch.Tensor,
+                          v_scale: torch.Tensor, alibi_slopes: torch.Tensor | None = None, sliding_window: int | None = None,
+                          sm_scale: float | None = None, skip_decode: bool = False,
+                          fp8_out_scale: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
+                          is_block_table_ptr: bool = False) -> None:
+    """Attention of new tokens over their context in an x-packed paged cache and over themselves; writes o.
+
+    Args:
+        q, o: [tokens, num_heads, d]; k, v: [tokens, num_heads_kv, d], the new tokens. o may be float8_e4m3fn, with fp8_out_scale.
+        kv_cache_dtype: "fp8", "fp8_e4m3", "fp8_e5m2": the cache holds such codes, times k_scale and v_scale (one element); other
+            strings: the cache is of its own dtype.
+        k_cache: [pages, num_heads_kv, d / x, page_size, x]; v_cache: [pages, num_heads_kv, d, page_size].
+        b_loc: int32 [batch, max_pages]; b_start_loc: int32 [batch + 1], rows of each sequence; b_seq_len: int32 [batch], context
+            and new tokens; max_input_len: most new tokens of a sequence.
+        sliding_window: keys that a query sees, itself included; None or 0: all. skip_decode: rows of sequences with one new token
+            are left as they are.
+    """
+    function = "context_attention_fwd"
+    if is_block_table_ptr:
+        refuse(function, "is_block_table_ptr", "is True; tables of addresses are not supported")
+    cache = attune.KVCache(k_cache, v_cache, layout="xpacked", page_table=int32(b_loc))
+    if "fp8" in kv_cache_dtype:
+        if kv_cache_dtype not in _FP8:
+            refuse(function, "kv_cache_dtype", f"is {kv_cache_dtype!r}; {', '.join(_FP8)} are known")
+        cache.k, cache.v = k_cache.view(_FP8[kv_cache_dtype]), v_cache.view(_FP8[kv_cache_dtype])
+        cache.k_scale, cache.v_scale = first_element(k_scale, q), first_element(v_scale, q)
+    elif k_cache.dtype == torch.uint8:
+        raise ValueError(f"kv_cache_dtype is {kv_cache_dtype!r}, and the cache is uint8: {', '.join(_FP8)} say what it holds")
+    starts = int32(b_start_loc)
+    attune.attention(q, k, v, cache=cache, cu_seqlens_q=starts, seqused_kv=int32(b_seq_len) - starts.diff(), causal=True,
+                     max_seqlen_q=int(max_input_len), softmax_scale=sm_scale, alibi_slopes=alibi_slopes, sinks=sinks,
+                     window_left=sliding_window - 1 if sliding_window and sliding_window > 0 else None,
+                     skip_decode=skip_decode, out=o,
+                     out_scale=None if fp8_out_scale is None else first_element(fp8_out_scale, q).reciprocal())
