@@ -14,6 +14,7 @@
 #include "attune/attune.hpp"
 #include "case_filter.h"
 #include "cases/compare.h"
+#include "cases/indexer_problem.h"
 #include "commands.h"
 #include "device.h"
 #include "interrupt.h"
@@ -64,12 +65,28 @@ void count_reasons(std::string_view message, NotCovered& not_covered) {
   }
 }
 
+bool has_indexer(attune_device device, const cases::Case& spec) {
+  const cases::IndexerProblem problem(spec);
+  const attune_indexer op = problem.host(ATTUNE_INDEXER_TOPK);
+  size_t bytes = 0;
+  return attune_indexer_workspace_size(&op, device, &bytes) != ATTUNE_UNSUPPORTED;
+}
+
 // Leaves the cases that the device takes, and has their kernels compiled side by side.
 NotCovered keep_covered(std::vector<cases::Case>& picked, attune_device device) {
   NotCovered not_covered;
   std::vector<cases::Case> covered;
   std::vector<attune_attention> descriptors;
   for (cases::Case& spec : picked) {
+    if (spec.indexer.topk > 0) {
+      if (has_indexer(device, spec)) {
+        covered.push_back(std::move(spec));
+      } else {
+        ++not_covered.num_cases;
+        ++not_covered.reasons["the indexer"];
+      }
+      continue;
+    }
     // On the host: data are aligned there as on the device, and that is all that planning sees of them.
     const cases::Problem problem(spec);
     descriptors.push_back(problem.device());
@@ -164,6 +181,7 @@ void print_text(const CheckResult& result, const std::string& device) {
 
 void check(const CheckOptions& options) {
   std::vector<cases::Case> all = cases::all_cases();
+  all.insert(all.end(), cases::indexer_cases().begin(), cases::indexer_cases().end());
   for (int seed = 0; seed < options.random; ++seed) all.push_back(cases::random_case(static_cast<uint64_t>(seed)));
   std::vector<cases::Case> picked = filter_cases(all, options.filter);
   if (options.list) {

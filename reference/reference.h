@@ -64,6 +64,20 @@ struct Merged {
 };
 Merged merge(const attune_merge& op);
 
+// What the indexer says of one row. Hidden are the tokens in the row's range whose pages are bad.
+struct IndexRow {
+  bool written = false;            // false: no sequence owns the row
+  std::vector<int64_t> positions;  // of the keys that the row sees, ascending
+  std::vector<int64_t> entries;    // what indices holds for each of them
+  std::vector<double> scores;      // of each; for SELECT as given
+  std::vector<double> scores_abs;  // of each: the sum of the magnitudes of its products; what bounds its error
+  std::vector<int64_t> hidden;
+};
+// Rows in memory order (batch axis: batch * seqlen_q + i). For SCORES scores are not read.
+std::vector<IndexRow> index_rows(const attune_indexer& op);
+// The entries of the topk best by row.scores, in the order of positions.
+std::vector<int64_t> index_select(const IndexRow& row, int64_t topk);
+
 // One stored row of a cache, dequantised. Never touches a byte outside the slot. is_v false: K [head_dim_qk].
 std::vector<double> cache_row(const attune_kv_cache& cache, int64_t head_dim_v, int64_t slot, int64_t head, bool is_v);
 // Slot of position t (in a ring: any t that it retains) of sequence b in the K table, or in the V table; -1 where there

@@ -205,6 +205,27 @@ TEST(CacheOpUnit, QuantizeAndDequantizeAWholePool) {
   }
 }
 
+// As the index caches of DeepSeek V3.2: one scale a token, 2^ceil(log2(max(amax, 1e-4) / 448)).
+TEST(CacheOpUnit, PlainRowsTakePowerOfTwoScales) {
+  std::vector<float> in = {448, 1, 449, -900, 0, 0, 1e-5f, 0, 3.5f, -7}, scales(5, kOld), out(10);
+  std::vector<uint8_t> codes(10);
+  attune_cache_op op;
+  ASSERT_EQ(attune_cache_op_init(&op, sizeof(op)), ATTUNE_OK);
+  op.kind = ATTUNE_CACHE_QUANTIZE;
+  op.power_of_two_scales = 1;
+  op.cache.k = dense(codes, ATTUNE_FLOAT8_E4M3, {1, 5, 1, 2});
+  op.cache.k_scale = dense(scales, {1, 5, 1});
+  op.k = dense(in, {5, 1, 2});
+  ASSERT_EQ(attune_cache_op_run(&op, kCpuDevice, nullptr), ATTUNE_OK) << attune_last_error();
+  EXPECT_EQ(scales, (std::vector<float>{1, 4, 0x1p-22f, 0x1p-22f, 0x1p-6f}));
+  op.kind = ATTUNE_CACHE_DEQUANTIZE;
+  op.power_of_two_scales = 0;
+  op.k = dense(out, {5, 1, 2});
+  ASSERT_EQ(attune_cache_op_run(&op, kCpuDevice, nullptr), ATTUNE_OK) << attune_last_error();
+  EXPECT_EQ(out[0], 448);
+  for (size_t i = 0; i < in.size(); ++i) EXPECT_CLOSE(out[i], in[i], std::fabs(in[i]) / 16 + 1e-9);
+}
+
 TEST(CacheOpUnit, BadFieldsAreNamed) {
   using Change = std::function<void(Op&)>;
   std::vector<int32_t> table = {0, 1};

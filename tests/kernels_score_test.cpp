@@ -350,6 +350,39 @@ TEST_P(ScoreKernels, ScaleColumns) {
   }
 }
 
+TEST_P(ScoreKernels, ReluSum) {
+  for (int n = 1; n <= 140; n += n < 20 ? 1 : 7) {
+    for (int m : {1, 3, 64}) {
+      const int lds = (n + 15) / 16 * 16;
+      std::vector<float> s = random_scores(rng, m, n, lds, 1.0f);
+      const std::vector<float> w = random_scores(rng, 1, m, m, 1.0f);
+      s[0] = kNan;
+      std::vector<float> out(lds, 2.0f), added(lds, 2.0f);
+      k.relu_sum(m, n, s.data(), lds, w.data(), out.data(), false);
+      k.relu_sum(m, n, s.data(), lds, w.data(), added.data(), true);
+      ASSERT_TRUE(std::isnan(out[0]) && std::isnan(added[0]));
+      for (int j = 1; j < n; ++j) {
+        double expected = 0, bound = 0;
+        for (int i = 0; i < m; ++i) {
+          const double x = std::max(static_cast<double>(s[i * lds + j]), 0.0);
+          expected += w[i] * x;
+          bound += std::fabs(w[i]) * x;
+        }
+        bound = (bound + 2) * 1e-6;
+        ASSERT_TRUE(std::fabs(out[j] - expected) <= bound) << m << " " << n << " " << j;
+        ASSERT_TRUE(std::fabs(added[j] - (expected + 2)) <= bound) << m << " " << n << " " << j;
+      }
+      // The sum of a column has one order, wherever the column stands.
+      std::vector<float> alone(16);
+      for (int i = 0; i < m; ++i) s[i * lds] = s[i * lds + n - 1];
+      k.relu_sum(m, 1, s.data(), lds, w.data(), alone.data(), false);
+      if (n > 1) {
+        ASSERT_EQ(alone[0], out[n - 1]);
+      }
+    }
+  }
+}
+
 TEST_P(ScoreKernels, AddAlibi) {
   const float slope[3] = {0.5f, 0.0039f, 1.0f}, position[3] = {130000.0f, 64.0f, 0.0f};
   for (int n = 1; n <= 70; ++n) {

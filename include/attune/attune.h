@@ -330,7 +330,7 @@ ATTUNE_API attune_status attune_validate(const attune_attention* attention, attu
 
 /* ------------------------------------------------------------------------------------------------------ other
  * operations */
-/* They need no workspace. On CUDA they only enqueue work on the stream. */
+/* They need no workspace, but for the indexer. On CUDA they only enqueue work on the stream. */
 
 /* The prologue on its own: q, k, v of new tokens to q_out, k_out, v_out, and into the cache if prologue.append. */
 typedef struct attune_qkv_prepare {
@@ -378,7 +378,8 @@ typedef enum attune_cache_op_kind {
 typedef struct attune_cache_op {
   uint64_t struct_size;
   int32_t kind;                /* attune_cache_op_kind */
-  int32_t power_of_two_scales; /* MLA_656: scales rounded up to powers of two */
+  int32_t power_of_two_scales; /* 1: scales rounded up to powers of two: MLA_656, and 8-bit caches with scales per token
+                                  and head, as the index caches of DeepSeek V3.2 are written */
   attune_kv_cache cache;
   attune_tensor k, v;       /* dense [tokens, num_heads_kv, head_dim]; float32, float16, bfloat16 */
   attune_tensor slots;      /* int64 [tokens] */
@@ -390,6 +391,64 @@ ATTUNE_API attune_status attune_cache_op_init(attune_cache_op* op, uint64_t stru
 ATTUNE_API attune_status attune_cache_op_run(const attune_cache_op* op, attune_device device, void* stream);
 /* Bytes of one page of an MLA format (page_size tokens), padding included. */
 ATTUNE_API attune_status attune_kv_page_bytes(attune_kv_format format, int64_t page_size, int64_t* bytes);
+
+/* The indexer of sparse attention (DeepSeek V3.2): cheap scores of every key, and the topk best of each query in the
+ * form that attune_attention.indices takes. Sequence b has n_q(b) queries and s(b) = seqused_kv[b] keys, those of its
+ * queries among them: append first (attune_cache_op, or attune_qkv_prepare with RoPE). Query i is at position P = s -
+ * n_q + i.
+ *
+ *   score(row, j) = k_scale(j) * sum over h of weights[row, h] * q_scale[row, h] * max(<q[row, h], k_j>, 0)
+ *
+ * A row sees the keys key_begin..key_end - 1 below s, of those up to P if causal, whose pages are in range. Chosen are
+ * the topk largest scores; of equal ones the lower positions; NaN counts as larger than any number. A row that sees no
+ * more than topk keys takes them all, unread. Entries are in the order of their positions, -1 behind the last.
+ * Rows that no sequence owns are not written. */
+typedef enum attune_indexer_kind {
+  ATTUNE_INDEXER_TOPK = 0,   /* q and keys to indices; scores stay in the workspace */
+  ATTUNE_INDEXER_SCORES = 1, /* q and keys to scores */
+  ATTUNE_INDEXER_SELECT = 2  /* scores to indices: the second half of TOPK */
+} attune_indexer_kind;
+
+typedef enum attune_index_form {
+  ATTUNE_INDEX_SLOTS = 0,    /* page * page_size + offset in the cache that attention reads */
+  ATTUNE_INDEX_POSITIONS = 1 /* token numbers in the sequence */
+} attune_index_form;
+
+typedef struct attune_indexer {
+  uint64_t struct_size;
+  int32_t kind;   /* attune_indexer_kind */
+  int32_t causal; /* 1: the query at position P sees keys <= P */
+
+  attune_tensor q;            /* [total_q, num_heads, head_dim] or [batch, seqlen_q, num_heads, head_dim]; float32,
+                                 float16, bfloat16, e4m3, e5m2 or int8 */
+  attune_tensor q_scale;      /* fp32 [total_q, num_heads] or [batch, seqlen_q, num_heads]; absent: 1 */
+  attune_tensor weights;      /* float, as q_scale; required with q. A softmax scale belongs in here */
+  attune_tensor cu_seqlens_q; /* int32 [batch + 1]; absent, and rows without a batch axis: one row for each sequence */
+  attune_kv_cache cache;      /* index keys: a plain format, one head, v absent, no ring; k_scale as ever. SELECT reads
+                                 its tables only, and may do without */
+  attune_tensor seqused_kv;   /* int32 [batch]: keys of each sequence */
+  attune_tensor key_begin;    /* int32 [total_q]: first key that a row may see; absent: 0 */
+  attune_tensor key_end;      /* int32 [total_q]: past the last one; absent: s */
+
+  attune_tensor scores;  /* fp32 [total_q, columns] or [batch, seqlen_q, columns], column j for key j: written by SCORES
+                            where a row sees the key, read by SELECT there and nowhere else */
+  int32_t clear_scores;  /* 1: SCORES writes -inf to the columns that a row does not see */
+  int32_t form;          /* attune_index_form */
+  attune_tensor indices; /* int32 [total_q, topk] or [batch, seqlen_q, topk], any topk >= 1: written */
+  attune_tensor topk_length; /* int32 [total_q]: entries of each row that are not -1: written; optional */
+  attune_tensor slot_table;  /* int32 [batch, max_pages]: pages of the cache that attention reads; absent: those of
+                                cache, slot for slot */
+  int64_t slot_page_size;    /* with slot_table: tokens a page */
+  int64_t slot_pages;        /* with slot_table: pages of that cache */
+
+  int64_t max_seqlen_kv; /* most keys of one sequence; 0: what the tables hold. Lengths are clamped to it */
+} attune_indexer;
+ATTUNE_API attune_status attune_indexer_init(attune_indexer* op, uint64_t struct_size);
+/* Bytes of the workspace that a run of these shapes needs on the device; it is aligned to 256 bytes. Data may be NULL.
+ * On the CPU it grows with the number of threads. */
+ATTUNE_API attune_status attune_indexer_workspace_size(const attune_indexer* op, attune_device device, size_t* bytes);
+ATTUNE_API attune_status attune_indexer_run(const attune_indexer* op, attune_device device, void* workspace,
+                                            size_t workspace_bytes, void* stream);
 
 /* ------------------------------------------------------------------------------------------------ tables, built in
  * double */

@@ -290,6 +290,24 @@ class Workspace {
   size_t size_;
 };
 
+// Scores of the index keys, the topk best of each query, or both in one (attune_indexer_kind).
+struct Indexer : attune_indexer {
+  explicit Indexer(attune_indexer_kind op_kind = ATTUNE_INDEXER_TOPK) {
+    check(attune_indexer_init(this, sizeof(attune_indexer)));
+    kind = op_kind;
+  }
+  size_t workspace_size(attune_device device = kCpu) const {
+    size_t bytes = 0;
+    check(attune_indexer_workspace_size(this, device, &bytes));
+    return bytes;
+  }
+  // workspace must be aligned to 256 bytes and live on the device.
+  void run(attune_device device, void* workspace, size_t bytes, void* stream = nullptr) const {
+    check(attune_indexer_run(this, device, workspace, bytes, stream));
+  }
+  void run(const Workspace& workspace) const { run(kCpu, workspace.data(), workspace.size()); }
+};
+
 // A kernel chosen for a descriptor. Several threads may run one plan, each with its own workspace and outputs.
 class Plan {
  public:

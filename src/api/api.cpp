@@ -34,8 +34,6 @@ struct attune_plan {
 
 namespace {
 
-constexpr size_t kWorkspaceAlignment = 256;
-
 void copy_text(char* to, size_t capacity, const std::string& from) {
   const size_t n = std::min(capacity - 1, from.size());
   std::memcpy(to, from.data(), n);
@@ -79,24 +77,13 @@ void check_fits(const attune_plan& plan, const Problem& p, const attune::Traits&
   at_most("topk", p.list.topk + p.extra_list.topk, plan.topk);
 }
 
-void check_workspace(const attune_plan& plan, const void* workspace, size_t bytes) {
-  const size_t need = plan.impl->workspace_size();
-  if (bytes < need) {
-    fail(ATTUNE_WORKSPACE_TOO_SMALL, "workspace_bytes is ", bytes, "; the plan needs ", need, ", ", need - bytes,
-         " more");
-  }
-  require(workspace != nullptr, "workspace is null; the plan needs ", need, " bytes");
-  require(reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment == 0, "workspace is not aligned to ",
-          kWorkspaceAlignment, " bytes");
-}
-
 // The checks common to every run.
 Problem check_run(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t bytes) {
   require(plan != nullptr, "plan is null");
   require(attention != nullptr, "attention is null");
   Problem p = attune::make_problem(*attention, Data::kRequired);
   check_fits(*plan, p, attune::traits_of(p, *attention));
-  check_workspace(*plan, workspace, bytes);
+  attune::check_workspace("the plan", plan->impl->workspace_size(), workspace, bytes);
   if (plan->device.type == ATTUNE_DEVICE_CUDA) {
     // The usual mistake is to pass the host's memory throughout, which would end the context. attune_validate checks
     // all.

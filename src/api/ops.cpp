@@ -7,6 +7,7 @@
 #include "attune/attune.h"
 #include "core/device.h"
 #include "core/dispatch.h"
+#include "core/indexer.h"
 #include "core/kv_format.h"
 #include "core/ops.h"
 #include "core/status.h"
@@ -82,6 +83,27 @@ attune_status attune_cache_op_run(const attune_cache_op* op, attune_device devic
     require(op != nullptr, "op is null");
     attune::check_device(device);
     attune::run_cache_op(attune::make_cache_op(*op), device, stream);
+  });
+}
+
+attune_status attune_indexer_init(attune_indexer* op, uint64_t struct_size) {
+  return guarded([&] { init_struct("op", op, struct_size); });
+}
+
+attune_status attune_indexer_workspace_size(const attune_indexer* op, attune_device device, size_t* bytes) {
+  return guarded([&] {
+    require(op != nullptr, "op is null");
+    require(bytes != nullptr, "bytes is null");
+    *bytes = attune::indexer_workspace_size(attune::make_indexer(*op, attune::Data::kOptional), device);
+  });
+}
+
+attune_status attune_indexer_run(const attune_indexer* op, attune_device device, void* workspace,
+                                 size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    require(op != nullptr, "op is null");
+    attune::check_device(device);
+    attune::run_indexer(attune::make_indexer(*op, attune::Data::kRequired), device, workspace, workspace_bytes, stream);
   });
 }
 

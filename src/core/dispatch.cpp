@@ -4,6 +4,7 @@
 #include "core/device.h"
 #include "core/status.h"
 #include "cpu/cache_op.h"
+#include "cpu/indexer.h"
 #include "cpu/merge.h"
 #include "cpu/qkv_prepare.h"
 #include "cuda/ops/ops.h"
@@ -17,18 +18,41 @@ void on_cpu(const Problem& op, int32_t, void*) {
   kRun(op);
 }
 
-constexpr Operations kCpu = {on_cpu<MergeProblem, cpu::run_merge>, on_cpu<PrepareProblem, cpu::run_qkv_prepare>,
-                             on_cpu<CacheProblem, cpu::run_cache_op>};
-constexpr Operations kCuda = {cuda::run_merge, cuda::run_qkv_prepare, cuda::run_cache_op};
+size_t cpu_indexer_workspace_size(const IndexerProblem& op, int32_t) { return cpu::indexer_workspace_size(op); }
+void cpu_indexer(const IndexerProblem& op, int32_t, void* workspace, size_t bytes, void*) {
+  cpu::run_indexer(op, workspace, bytes);
+}
+
+constexpr Operations kCpu = {.merge = on_cpu<MergeProblem, cpu::run_merge>,
+                             .qkv_prepare = on_cpu<PrepareProblem, cpu::run_qkv_prepare>,
+                             .cache_op = on_cpu<CacheProblem, cpu::run_cache_op>,
+                             .indexer_workspace_size = cpu_indexer_workspace_size,
+                             .indexer = cpu_indexer};
+constexpr Operations kCuda = {.merge = cuda::run_merge,
+                              .qkv_prepare = cuda::run_qkv_prepare,
+                              .cache_op = cuda::run_cache_op,
+                              .indexer_workspace_size = nullptr,
+                              .indexer = nullptr};
+
+// The device's function for an operation. nearest: what does it where the device has none; may be "".
+template <class Function>
+Function find(const char* name, Function Operations::*operation, attune_device device, const char* nearest = "") {
+  check_device(device);
+  const Function kernel = (device.type == ATTUNE_DEVICE_CUDA ? kCuda : kCpu).*operation;
+  if (kernel == nullptr) {
+    fail(ATTUNE_UNSUPPORTED, "device ", device_name(device), " has no kernel for ", name, " yet", nearest);
+  }
+  return kernel;
+}
 
 template <class Problem>
 void run(const char* name, void (*Operations::*operation)(const Problem&, int32_t, void*), const Problem& op,
          attune_device device, void* stream) {
-  check_device(device);
-  auto* const kernel = (device.type == ATTUNE_DEVICE_CUDA ? kCuda : kCpu).*operation;
-  if (kernel == nullptr) fail(ATTUNE_UNSUPPORTED, "device ", device_name(device), " has no kernel for ", name, " yet");
-  kernel(op, device.index, stream);
+  find(name, operation, device)(op, device.index, stream);
 }
+
+constexpr const char* kIndexer = "the indexer";
+constexpr const char* kNearestIndexer = "; the nearest is the CPU's: indices from there serve attention on any device";
 
 }  // namespace
 
@@ -40,6 +64,13 @@ void run_qkv_prepare(const PrepareProblem& op, attune_device device, void* strea
 }
 void run_cache_op(const CacheProblem& op, attune_device device, void* stream) {
   run("cache operations", &Operations::cache_op, op, device, stream);
+}
+
+size_t indexer_workspace_size(const IndexerProblem& op, attune_device device) {
+  return find(kIndexer, &Operations::indexer_workspace_size, device, kNearestIndexer)(op, device.index);
+}
+void run_indexer(const IndexerProblem& op, attune_device device, void* workspace, size_t bytes, void* stream) {
+  find(kIndexer, &Operations::indexer, device, kNearestIndexer)(op, device.index, workspace, bytes, stream);
 }
 
 }  // namespace attune

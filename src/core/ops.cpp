@@ -314,8 +314,10 @@ CacheProblem make_cache_op(const attune_cache_op& op) {
           out.cache.num_slots(), " slots");
   require(op.power_of_two_scales == 0 || op.power_of_two_scales == 1, "power_of_two_scales is ", op.power_of_two_scales,
           "; it must be 0 or 1");
-  require(op.power_of_two_scales == 0 || !out.cache.format->plain,
-          "power_of_two_scales is 1, but the cache is plain; only MLA formats have group scales");
+  const auto by_token = [](const KvScale& s) { return s.mode == KvScale::Mode::kTokenHead; };
+  require(op.power_of_two_scales == 0 || !out.cache.format->plain ||
+              (by_token(out.cache.k_scale) && by_token(out.cache.v_scale)),
+          "power_of_two_scales is 1, but the cache is plain without scales per token and head: no scale is written");
   out.power_of_two_scales = op.power_of_two_scales == 1;
   return out;
 }

@@ -15,6 +15,17 @@ void* g_log_user = nullptr;
 
 }  // namespace
 
+void check_workspace(const char* who, size_t need, const void* workspace, size_t bytes) {
+  constexpr size_t kAlignment = 256;
+  if (bytes < need) {
+    fail(ATTUNE_WORKSPACE_TOO_SMALL, "workspace_bytes is ", bytes, "; ", who, " needs ", need, ", ", need - bytes,
+         " more");
+  }
+  require(workspace != nullptr, "workspace is null; ", who, " needs ", need, " bytes");
+  require(reinterpret_cast<uintptr_t>(workspace) % kAlignment == 0, "workspace is not aligned to ", kAlignment,
+          " bytes");
+}
+
 void set_last_error(const char* message) noexcept {
   size_t i = 0;
   for (; message[i] != '\0' && i + 1 < sizeof(t_last_error); ++i) t_last_error[i] = message[i];

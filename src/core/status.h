@@ -2,6 +2,7 @@
 // Errors inside the library: thrown as attune::Failure, turned into a status and a thread-local message at the C ABI.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -52,6 +53,9 @@ void require(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]]
     fail(ATTUNE_INVALID_ARGUMENT, parts...);
 }
+
+// Throws unless the caller's workspace holds `need` bytes and is aligned; who: "the plan".
+void check_workspace(const char* who, size_t need, const void* workspace, size_t bytes);
 
 void log_message(attune_log_level level, const std::string& message);
 void set_log_callback(attune_log_callback callback, void* user);

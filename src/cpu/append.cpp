@@ -12,7 +12,7 @@ void append_row(const KvCache& cache, int64_t table_row, int64_t position, int64
   const KvSlot v_slot = v_row != nullptr ? cache.find(table_row, position, true) : k_slot;
   if (k_slot.page < 0 || v_slot.page < 0) return;
   write_k_row(cache, k_slot, head, k_row, power_of_two_scales);
-  if (v_row != nullptr) write_v_row(cache, v_slot, head, v_row);
+  if (v_row != nullptr) write_v_row(cache, v_slot, head, v_row, power_of_two_scales);
 }
 
 }  // namespace attune::cpu

@@ -38,7 +38,7 @@ void store_token(const CacheProblem& op, int64_t i, KvSlot slot) {
     write_k_row(op.cache, slot, h, x, op.power_of_two_scales);
     if (!op.v) continue;
     read_row(op.v, i, h, op.cache.head_dim_v, x);
-    write_v_row(op.cache, slot, h, x);
+    write_v_row(op.cache, slot, h, x, op.power_of_two_scales);
   }
 }
 

@@ -91,6 +91,9 @@ struct KernelTable {
   void (*softcap)(int m, int n, float* s, int lds, float scale, float cap);
   // s[i][j] = s[i][j] * scalar * factor[j]; factor null: by scalar only.
   void (*scale_columns)(int m, int n, float* s, int lds, float scalar, const float* factor);
+  // out[j] = sum over i of w[i] * max(s[i][j], 0), in the order of i, beginning with out[j] if accumulate. A NaN stays.
+  // Columns up to the next multiple of 16 may be computed: s and out have them.
+  void (*relu_sum)(int m, int n, const float* s, int lds, const float* w, float* out, bool accumulate);
   // s[i][j] += slope[i] * (first + j - position[i])
   void (*add_alibi)(int m, int n, float* s, int lds, const float* slope, const float* position, float first);
   // True if any of n fp32 / bf16 elements is NaN or infinite.

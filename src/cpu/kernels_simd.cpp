@@ -38,6 +38,7 @@ const KernelTable kTable = {
     .softmax = softmax,
     .softcap = softcap,
     .scale_columns = scale_columns,
+    .relu_sum = relu_sum,
     .add_alibi = add_alibi,
     .any_nonfinite_f32 = any_nonfinite_f32,
     .any_nonfinite_bf16 = any_nonfinite_bf16,

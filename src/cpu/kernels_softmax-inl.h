@@ -184,6 +184,34 @@ void scale_columns(int m, int n, float* s, int lds, float scalar, const float* f
   }
 }
 
+void relu_sum(int m, int n, const float* s, int lds, const float* w, float* out, bool accumulate) {
+  constexpr int kVecs = 4;
+  const DF d;
+  const VF zero = hn::Zero(d);
+  const int columns = (n + 15) / 16 * 16;
+  int j = 0;
+  for (; j + kVecs * kLanes <= columns; j += kVecs * kLanes) {
+    VF sum[kVecs];
+    ATTUNE_UNROLL
+    for (int v = 0; v < kVecs; ++v) sum[v] = accumulate ? load(out + j + v * kLanes) : zero;
+    for (int i = 0; i < m; ++i) {
+      const float* row = s + static_cast<int64_t>(i) * lds + j;
+      const VF weight = hn::Set(d, w[i]);
+      ATTUNE_UNROLL
+      for (int v = 0; v < kVecs; ++v) sum[v] = hn::MulAdd(weight, at_least(zero, load(row + v * kLanes)), sum[v]);
+    }
+    ATTUNE_UNROLL
+    for (int v = 0; v < kVecs; ++v) hn::StoreU(sum[v], d, out + j + v * kLanes);
+  }
+  for (; j < columns; j += kLanes) {
+    VF sum = accumulate ? load(out + j) : zero;
+    for (int i = 0; i < m; ++i) {
+      sum = hn::MulAdd(hn::Set(d, w[i]), at_least(zero, load(s + static_cast<int64_t>(i) * lds + j)), sum);
+    }
+    hn::StoreU(sum, d, out + j);
+  }
+}
+
 void add_alibi(int m, int n, float* s, int lds, const float* slope, const float* position, float first) {
   const DF d;
   for (int i = 0; i < m; ++i) {

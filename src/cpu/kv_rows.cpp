@@ -16,6 +16,7 @@ constexpr float kE4m3Max = 448.0f;
 constexpr float kE5m2Max = 57344.0f;
 constexpr float kInt8Max = 127.0f;
 constexpr float kSmallestGroupScale = 1e-4f;  // of power-of-two scales, before rounding up
+constexpr float kSmallestRowAmax = 1e-4f;     // of power-of-two scales of whole rows
 constexpr int64_t kChunk = 128;               // channels quantised at a time
 
 // The largest finite magnitude of a row. NaN is left out and infinity counts as the largest float: neither may spoil
@@ -40,11 +41,15 @@ float largest_code(int32_t dtype) {
   }
 }
 
-// 2^ceil(log2(max(amax / 448, 1e-4))), exactly.
-float power_of_two_scale(float amax) {
+// 2^ceil(log2(x)), exactly, for x > 0.
+float round_up_to_power_of_two(float x) {
   int exponent = 0;
-  const float mantissa = std::frexp(std::max(amax / kE4m3Max, kSmallestGroupScale), &exponent);  // in [0.5, 1)
+  const float mantissa = std::frexp(x, &exponent);  // in [0.5, 1)
   return std::ldexp(1.0f, mantissa == 0.5f ? exponent - 1 : exponent);
+}
+
+float power_of_two_group_scale(float amax) {
+  return round_up_to_power_of_two(std::max(amax / kE4m3Max, kSmallestGroupScale));
 }
 
 float e8m0_to_float(uint8_t e) {
@@ -81,7 +86,8 @@ void quantize_run(int32_t dtype, float scale, const float* x, std::byte* to, int
   }
 }
 
-void write_plain(const KvPlane& plane, const KvScale& scale, KvSlot slot, int64_t head, int64_t n, const float* x) {
+void write_plain(const KvPlane& plane, const KvScale& scale, KvSlot slot, int64_t head, int64_t n, const float* x,
+                 bool power_of_two_scales) {
   const int64_t stride = plane.contiguous ? 1 : plane.inner_stride;
   std::byte* row = plane.row(slot.page, slot.offset, head);
   if (scale.mode == KvScale::Mode::kNone) {
@@ -91,7 +97,9 @@ void write_plain(const KvPlane& plane, const KvScale& scale, KvSlot slot, int64_
   }
   float* stored = scale.at(slot.page, slot.offset, head);
   if (scale.mode == KvScale::Mode::kTokenHead) {
-    *stored = amax_of(x, n) / largest_code(plane.dtype);
+    const float amax = amax_of(x, n), largest = largest_code(plane.dtype);
+    *stored =
+        power_of_two_scales ? round_up_to_power_of_two(std::max(amax, kSmallestRowAmax) / largest) : amax / largest;
     if (*stored == 0.0f) *stored = 1.0f;  // a row of zeros: codes 0, never 0 / 0
   }
   const float divisor = *stored;
@@ -142,7 +150,7 @@ void write_packed(const KvCache& c, KvSlot slot, const float* x, bool power_of_t
     const float amax = amax_of(group, f.group);
     float scale = amax / kE4m3Max;
     // A group of zeros takes the smallest power-of-two scale: 0 / 0 must not make NaN codes.
-    if (!inline_scales || power_of_two_scales || scale == 0.0f) scale = power_of_two_scale(amax);
+    if (!inline_scales || power_of_two_scales || scale == 0.0f) scale = power_of_two_group_scale(amax);
     if (inline_scales) {
       std::memcpy(row.scales + g * static_cast<int64_t>(sizeof(float)), &scale, sizeof(float));
     } else {
@@ -173,14 +181,14 @@ void read_v_row(const KvCache& cache, KvSlot slot, int64_t head, float* out) {
 
 void write_k_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row, bool power_of_two_scales) {
   if (cache.format->plain) {
-    write_plain(cache.k, cache.k_scale, slot, head, cache.head_dim_qk, row);
+    write_plain(cache.k, cache.k_scale, slot, head, cache.head_dim_qk, row, power_of_two_scales);
   } else {
     write_packed(cache, slot, row, power_of_two_scales);
   }
 }
 
-void write_v_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row) {
-  write_plain(cache.v, cache.v_scale, slot, head, cache.head_dim_v, row);
+void write_v_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row, bool power_of_two_scales) {
+  write_plain(cache.v, cache.v_scale, slot, head, cache.head_dim_v, row, power_of_two_scales);
 }
 
 }  // namespace attune::cpu

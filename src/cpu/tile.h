@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/problem.h"
+#include "cpu/carver.h"
 #include "cpu/kernels.h"
 
 namespace attune::cpu {
@@ -15,8 +16,6 @@ inline constexpr int kDecodeN = 64;    // keys a tile, decode and sparse
 inline constexpr int kMaxTileN = 128;
 inline constexpr int64_t kDecodeQueries = 16;  // sequences with more queries than this run as prefill
 inline constexpr int kDecodeRows = 128;        // most packed rows of a decode item
-
-inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 // Packed rows of a prefill item: Q, O and S of an item should stay in a core's L2 beside the key tile.
 inline int prefill_rows(int64_t head_dim_qk, int64_t head_dim_v) {

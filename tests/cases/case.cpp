@@ -122,6 +122,21 @@ void read_sparse(Object& parent, const char* key, SparseSpec& sparse, int64_t* p
   object.finish();
 }
 
+void read_indexer(Object& parent, IndexerSpec& indexer) {
+  const json* value = parent.find("indexer");
+  if (value == nullptr) return;
+  Object object(*value, parent.where() + ".indexer");
+  object.get("topk", indexer.topk);
+  object.get("positions", indexer.positions);
+  object.get("slot_page_size", indexer.slot_page_size);
+  object.get("bad_pages", indexer.bad_pages);
+  object.get("q_scale", indexer.q_scale);
+  object.get("clear", indexer.clear);
+  object.get("lengths", indexer.lengths);
+  object.get("weights", indexer.weights);
+  object.finish();
+}
+
 void read_rope(Object& parent, RopeSpec& rope) {
   const json* value = parent.find("rope");
   if (value == nullptr) return;
@@ -241,6 +256,7 @@ Case read_case(const json& value, const std::string& area) {
   read_cache(o, c.cache);
   read_sparse(o, "sparse", c.sparse, nullptr);
   read_sparse(o, "extra", c.extra, &c.extra_page_size);
+  read_indexer(o, c.indexer);
   o.get("beam_width", c.beam_width);
   o.get("beam_prompt", c.beam_prompt);
   read_mask_and_score(o, c);
@@ -305,13 +321,13 @@ void expand(json row, std::vector<json>& rows) {
   }
 }
 
-// The areas whose file has this name; "": all but the bench's.
+// The areas whose file has this name; "": all of attention, but the bench's.
 std::vector<Case> load(std::string_view area) {
   std::vector<Case> cases;
   std::set<std::string> names;
   for (const EmbeddedFile& file : embedded_files()) {
     const std::string_view name = file.name;
-    if (area.empty() ? name.substr(0, 5) == "bench" : name != area) continue;
+    if (area.empty() ? name.substr(0, 5) == "bench" || name == "indexer" : name != area) continue;
     for (Case& c : parse_cases(file.text)) {
       if (!names.insert(c.name).second) throw std::runtime_error("two cases are named " + c.name);
       cases.push_back(std::move(c));
@@ -349,6 +365,11 @@ std::vector<Case> parse_cases(std::string_view text) {
 
 const std::vector<Case>& all_cases() {
   static const std::vector<Case> cases = load("");
+  return cases;
+}
+
+const std::vector<Case>& indexer_cases() {
+  static const std::vector<Case> cases = load("indexer");
   return cases;
 }
 

@@ -72,6 +72,15 @@ struct PrologueSpec {
   }
 };
 
+struct IndexerSpec {
+  int64_t topk = 0;            // > 0: a case of the indexer
+  bool positions = false;      // indices hold positions, not slots
+  int64_t slot_page_size = 0;  // > 0: slots of another cache, with pages of this size
+  bool bad_pages = false;      // some pages of that cache are out of range
+  bool q_scale = false, clear = false, lengths = true;
+  std::string weights = "f32";
+};
+
 struct Case {
   std::string name;
   std::string area;
@@ -91,6 +100,7 @@ struct Case {
   SparseSpec sparse;
   SparseSpec extra;  // topk > 0: a second pool
   int64_t extra_page_size = 8;
+  IndexerSpec indexer;
   int64_t beam_width = 0;
   std::vector<int64_t> beam_prompt;
 
@@ -136,8 +146,11 @@ struct Case {
 
 // Expands one area's JSON text ({"area": ..., "cases": [...]}). Throws std::runtime_error naming the case and the key.
 std::vector<Case> parse_cases(std::string_view json);
-// All embedded cases but the bench's, in a fixed order, with unique names.
+// All embedded cases of attention but the bench's, in a fixed order, with unique names.
 const std::vector<Case>& all_cases();
+// The cases of the indexer, and random ones. run_case takes them too.
+const std::vector<Case>& indexer_cases();
+Case random_indexer_case(uint64_t seed);
 // The bench sets of the CPU and of CUDA devices.
 const std::vector<Case>& bench_cases();
 const std::vector<Case>& cuda_bench_cases();

@@ -182,4 +182,48 @@ Case random_case(uint64_t seed) {
   return c;
 }
 
+Case random_indexer_case(uint64_t seed) {
+  Random r("random indexer case", seed);
+  Case c;
+  c.area = "indexer";
+  c.name = "indexer/random/" + std::to_string(seed);
+  draw_shape(r, c);
+  c.num_heads_kv = 1;
+  c.num_heads_q = r.pick<int64_t>({1, 2, 3, 8, 32, 64, 65});
+  c.head_dim_v = c.head_dim_qk;
+  c.shared_kv = true;
+  c.dtype = r.pick<attune_dtype>({ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3,
+                                  ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8});
+  // Keys that every row would take say little: longer sequences than attention's.
+  for (int64_t& n : c.seqlens_kv) n = r.chance(0.5) ? n : n + r.integer(0, 700);
+  c.kv = r.chance(0.8) ? KvSource::kPaged : KvSource::kContiguous;
+  CacheSpec& cache = c.cache;
+  cache.page_size = r.pick<int64_t>({1, 3, 16, 64, 64, 100, 256});
+  cache.page_padding = r.chance(0.3);
+  cache.dtype = r.pick<attune_dtype>(
+      {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E4M3, ATTUNE_INT8});
+  if (element_size(cache.dtype) == 1) {
+    cache.scales = r.pick<ScaleMode>({ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kToken, ScaleMode::kToken});
+  }
+  cache.layout = r.pick<attune_kv_layout>({ATTUNE_KV_NHD, ATTUNE_KV_NHD, ATTUNE_KV_HND, ATTUNE_KV_XPACKED});
+  if (c.head_dim_qk % 16 != 0 && cache.layout == ATTUNE_KV_XPACKED) cache.layout = ATTUNE_KV_HND;
+  cache.share_prefix = c.kv == KvSource::kPaged && r.chance(0.2);
+  cache.batch_index = c.kv == KvSource::kContiguous && r.chance(0.5);
+  c.causal = r.chance(0.7);
+  if (r.chance(0.3)) c.window_left = r.pick<int64_t>({0, 1, 127, 200});
+  if (r.chance(0.3)) c.window_right = r.pick<int64_t>({0, 1, 17});
+  if (r.chance(0.2)) c.data = "equal";
+  c.max_seqlens = r.chance(0.2);
+  IndexerSpec& spec = c.indexer;
+  spec.topk = r.pick<int64_t>({1, 2, 7, 64, 65, 128, 200, 1000});
+  spec.positions = r.chance(0.3);
+  spec.slot_page_size = r.pick<int64_t>({0, 0, 1, 16, 48});
+  spec.bad_pages = r.chance(0.3);
+  spec.q_scale = r.chance(0.5);
+  spec.clear = r.chance(0.3);
+  spec.lengths = r.chance(0.8);
+  spec.weights = r.pick<std::string>({"f32", "f32", "bf16", "f16"});
+  return c;
+}
+
 }  // namespace attune::cases

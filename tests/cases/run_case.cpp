@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one file here that calls the library.
+// Here and in indexer_problem.cpp the library is called.
 #include "compare.h"
+#include "indexer_problem.h"
 
 namespace attune::cases {
 
@@ -33,6 +34,7 @@ std::string run(Problem& problem, attune_status* status) {
 }
 
 Report run_case(const Case& spec, Memory& memory, int64_t sample) {
+  if (spec.indexer.topk > 0) return run_indexer_case(spec, memory);
   Problem problem(spec, memory);
   const Expected expected = sample > 0 ? evaluate_sample(problem, sample) : evaluate(problem);
   if (std::string failure = run(problem); !failure.empty()) {

@@ -119,6 +119,22 @@ std::vector<NamedTensor> tensors_of(attune_cache_op& c) {
   return all;
 }
 
+std::vector<NamedTensor> tensors_of(attune_indexer& i) {
+  std::vector<NamedTensor> all = {{"q", &i.q},
+                                  {"q_scale", &i.q_scale},
+                                  {"weights", &i.weights},
+                                  {"cu_seqlens_q", &i.cu_seqlens_q},
+                                  {"seqused_kv", &i.seqused_kv},
+                                  {"key_begin", &i.key_begin},
+                                  {"key_end", &i.key_end},
+                                  {"scores", &i.scores},
+                                  {"indices", &i.indices},
+                                  {"topk_length", &i.topk_length},
+                                  {"slot_table", &i.slot_table}};
+  append(all, cache_tensors(i.cache, false));
+  return all;
+}
+
 attune_tensor Arena::add(const std::string& name, attune_dtype dtype, const std::vector<int64_t>& shape,
                          const Layout& layout) {
   attune_tensor t{};

@@ -44,6 +44,7 @@ std::vector<NamedTensor> tensors_of(attune_kv_cache& c);
 std::vector<NamedTensor> tensors_of(attune_qkv_prepare& p);
 std::vector<NamedTensor> tensors_of(attune_merge& m);
 std::vector<NamedTensor> tensors_of(attune_cache_op& c);
+std::vector<NamedTensor> tensors_of(attune_indexer& i);
 
 // Owns buffers and makes tensors in them. Everything starts as poison (bytes 0xff).
 class Arena {

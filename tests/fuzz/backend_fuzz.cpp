@@ -11,7 +11,10 @@ int64_t fuzz_default_iterations() { return 150; }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   attune::fuzz::Input input(data, size);
-  const attune::cases::Case spec = attune::cases::random_case(input.word());
+  const uint64_t seed = input.word();
+  const bool indexer = input.choose(5) == 0;
+  const attune::cases::Case spec =
+      indexer ? attune::cases::random_indexer_case(seed) : attune::cases::random_case(seed);
   int count = 0;
   const char* const* names = attune::cpu::isa_names(&count);
   for (int i = 0; i < count; ++i) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/indexer_problem.h"
 #include "cases/problem.h"
 #include "fuzz.h"
 
@@ -124,7 +125,7 @@ bool inside(const Arena& arena, const std::vector<NamedTensor>& tensors) {
 void damage_tensor(Input& input, const std::vector<NamedTensor>& tensors) {
   attune_tensor& t = *tensors[input.choose(tensors.size())].second;
   const size_t axis = input.choose(ATTUNE_MAX_RANK);
-  switch (input.choose(10)) {
+  switch (input.choose(12)) {
     case 0:
       t.dtype = static_cast<int32_t>(input.choose(10));
       break;
@@ -210,6 +211,12 @@ void damage_numbers(Input& input, attune_attention& a) {
   }
 }
 
+void* workspace() {
+  static std::unique_ptr<std::byte, void (*)(void*)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(256, kMostWorkspace)), std::free);
+  return memory.get();
+}
+
 void fuzz_attention(Input& input) {
   Template& from = *templates()[input.choose(templates().size())];
   attune_attention a = from.descriptor;
@@ -245,10 +252,8 @@ void fuzz_attention(Input& input) {
     char text[64];
     check(attune_plan_describe(plan, text, input.choose(sizeof(text)), nullptr));
     if (bytes <= kMostWorkspace && inside(arena, tensors)) {
-      static std::unique_ptr<std::byte, void (*)(void*)> workspace(
-          static_cast<std::byte*>(std::aligned_alloc(256, kMostWorkspace)), std::free);
       check(attune_validate(&a, device, nullptr));
-      check(attune_run(plan, &a, workspace.get(), input.choose(16) == 0 ? bytes / 2 : bytes, nullptr));
+      check(attune_run(plan, &a, workspace(), input.choose(16) == 0 ? bytes / 2 : bytes, nullptr));
     }
   }
   check(attune_plan_destroy(plan));
@@ -335,6 +340,43 @@ void fuzz_cache(Input& input) {
   if (inside(pool().arena, tensors)) check(attune_cache_op_run(&op, kCpu, nullptr));
 }
 
+void fuzz_indexer(Input& input) {
+  static attune::cases::IndexerProblem problem(
+      attune::cases::parse_cases(R"({"area": "fuzz", "cases": [{"name": "indexer", "heads": [3, 1],
+          "head_dim": [16, 16], "dtype": "e4m3", "kv": "paged", "shared_kv": true, "causal": true, "window": [30, 2],
+          "seqlens_q": [3, 1], "seqlens_kv": [40, 7], "cache": {"dtype": "e4m3", "scales": "token"},
+          "indexer": {"topk": 5, "q_scale": true, "slot_page_size": 8, "positions": false, "bad_pages": true}}]})")
+          .front());
+  problem.arena().upload();
+  attune_indexer op = problem.device(static_cast<attune_indexer_kind>(input.choose(3)));
+  const std::vector<NamedTensor> tensors = tensors_of(op);
+  int32_t* const flags[] = {&op.kind, &op.causal, &op.clear_scores, &op.form, &op.cache.format, &op.cache.layout};
+  int64_t* const sizes[] = {&op.slot_page_size, &op.slot_pages, &op.max_seqlen_kv, &op.cache.page_size,
+                            &op.cache.ring_capacity};
+  for (size_t n = input.choose(4); n > 0; --n) {
+    switch (input.choose(4)) {
+      case 0:
+        damage_tensor(input, tensors);
+        break;
+      case 1:
+        *flags[input.choose(std::size(flags))] = static_cast<int32_t>(input.number());
+        break;
+      case 2:
+        *sizes[input.choose(std::size(sizes))] = input.number();
+        break;
+      default:
+        damage_contents(input, problem.arena(), tensors);
+        break;
+    }
+  }
+  if (input.choose(64) == 0) op.struct_size = static_cast<uint64_t>(input.number());
+  size_t bytes = 0;
+  const attune_status status = attune_indexer_workspace_size(&op, kCpu, &bytes);
+  check(status);
+  if (status != ATTUNE_OK || bytes > kMostWorkspace || !inside(problem.arena(), tensors)) return;
+  check(attune_indexer_run(&op, kCpu, workspace(), input.choose(16) == 0 ? bytes / 2 : bytes, nullptr));
+}
+
 void fuzz_tables(Input& input) {
   attune_rope rope{};
   rope.struct_size = input.choose(16) == 0 ? static_cast<uint64_t>(input.number()) : sizeof(rope);
@@ -389,6 +431,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 3:
       fuzz_tables(input);
+      break;
+    case 4:
+    case 5:
+      fuzz_indexer(input);
       break;
     default:
       fuzz_attention(input);
