@@ -2,7 +2,7 @@
 """Makes PyTorch's wheel of PyPI importable without the CUDA libraries that it links: 0.5 GB to install instead of 2.5 GB.
 
 usage: torch_without_cuda.py PYTHON_OF_THE_VENV
-Libraries that torch needs and nothing provides become empty ones whose functions return 100, no device. Tests on the CPU call none.
+Libraries that torch needs and nothing provides (but the driver's, which it does without) become empty ones whose functions return 100, no device. Tests on the CPU call none.
 They lie beside torch's own libraries, where its loader looks first. Needs nm, readelf and a C compiler; Linux only.
 """
 
@@ -17,12 +17,18 @@ def output(*command):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def function(name):
+    if re.search(r"Error(String|Name)$", name):
+        return f'const char* {name}(int code) {{ return "no CUDA"; }}\n'
+    return f"int {name}(void) {{ return 100; }}\n"
+
+
 def main(python):
     site = pathlib.Path(output(python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))").strip())
     directory = site / "torch/lib"
     libraries = list(directory.glob("*.so*"))
     needed = {name for library in libraries for name in re.findall(r"NEEDED.*\[(.*)\]", output("readelf", "-d", str(library)))}
-    absent = sorted(name for name in needed if re.match(r"lib(cu|nccl|nv)", name) and not (directory / name).exists())
+    absent = sorted(name for name in needed if re.match(r"lib(cu|nccl|nv)", name) and name != "libcuda.so.1" and not (directory / name).exists())
     if not absent:
         return
     versions = {}  # library -> versions that torch asks it for
@@ -43,7 +49,7 @@ def main(python):
         for name in absent:
             of_name = versions.get(name, set())
             stub, script = pathlib.Path(scratch) / "stub.c", pathlib.Path(scratch) / "stub.map"
-            stub.write_text("".join(f"int {symbol}(void) {{ return 100; }}\n" for symbol, version in sorted(symbols.items())
+            stub.write_text("".join(function(symbol) for symbol, version in sorted(symbols.items())
                                     if not version or version in of_name))
             script.write_text("".join(f"{version} {{ global: {' '.join(s + ';' for s, v in symbols.items() if v == version)} }};\n"
                                       for version in sorted(of_name)))
