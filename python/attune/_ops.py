@@ -87,7 +87,7 @@ def cache_append(cache: KVCache, k: Array, v: Array | None = None, *, slots: Arr
         slots: int64 [tokens], page * page_size + offset; negative: skipped. Or:
         seqused_kv: int32 [batch]: token i of sequence b goes to position seqused_kv[b] + i; cu_seqlens: int32 [batch + 1], the
             rows of each sequence; None: one sequence, or one token for each.
-        finished: bool [batch], writes nothing. power_of_two_scales: of the format "mla_656".
+        finished: bool [batch], writes nothing. power_of_two_scales: scales of "mla_656", and scales per token and head.
     """
     arguments = _given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv, finished=finished,
                        power_of_two_scales=power_of_two_scales)

@@ -11,6 +11,7 @@ constexpr const char* kFormats[] = {"plain", "mla_656", "mla_584"};
 constexpr const char* kLayouts[] = {"nhd", "hnd", "xpacked", "bytes"};
 constexpr const char* kRopeStyles[] = {"none", "linear", "glm2", "dynamic_ntk", "qwen_dynamic_ntk",
                                        "yarn", "llama3", "mrope"};
+constexpr const char* kIndexForms[] = {"slots", "positions"};
 
 int32_t from_name(const std::string& argument, nb::handle value, std::span<const char* const> names) {
   const std::string wanted = text(value);
@@ -92,6 +93,9 @@ void fill_field(std::byte* base, const Field& field, const char* scope, nb::hand
       return;
     case Kind::kRopeStyle:
       *static_cast<int32_t*>(to) = from_name(name.text(), value, kRopeStyles);
+      return;
+    case Kind::kIndexForm:
+      *static_cast<int32_t*>(to) = from_name(name.text(), value, kIndexForms);
       return;
     case Kind::kCache:
       if (!nb::isinstance(value, classes().kv_cache))
@@ -325,6 +329,27 @@ const Table& cache_read_table() {
 }
 #undef CACHE_OP_FIELDS
 #undef O
+
+#define X(name, kind) FIELD(attune_indexer, name, kind)
+#define INDEXER_FIELDS(scores_kind)                                                                                    \
+  {                                                                                                                    \
+    X(causal, kBool), X(q, kInput), X(q_scale, kInput), X(weights, kInput), X(cu_seqlens_q, kInput), X(cache, kCache), \
+        X(seqused_kv, kInput), X(key_begin, kInput), X(key_end, kInput), X(scores, scores_kind),                       \
+        X(clear_scores, kBool), X(form, kIndexForm), X(indices, kOutput), X(topk_length, kOutput),                     \
+        X(slot_table, kInput), X(slot_page_size, kInt64), X(slot_pages, kInt64), X(max_seqlen_kv, kInt64),             \
+  }
+const Table& indexer_table() {
+  static constexpr Field kFields[] = INDEXER_FIELDS(kOutput);
+  static const Table* table = new Table(kFields);
+  return *table;
+}
+const Table& indexer_select_table() {
+  static constexpr Field kFields[] = INDEXER_FIELDS(kInput);
+  static const Table* table = new Table(kFields);
+  return *table;
+}
+#undef INDEXER_FIELDS
+#undef X
 
 const Table& rope_table() {
 #define R(name, kind) FIELD(attune_rope, name, kind)

@@ -24,6 +24,7 @@ enum class Kind : uint8_t {
   kFormat,     // attune_kv_format by name
   kLayout,     // attune_kv_layout by name
   kRopeStyle,  // attune_rope_style by name
+  kIndexForm,  // attune_index_form by name
   kCache,      // attune_kv_cache from the attributes of a KVCache
   kPrologue,   // attune_prologue from the attributes of a Prologue
 };
@@ -68,8 +69,10 @@ void fill(void* to, const Table& table, nb::dict arguments, Arrays* arrays);
 const Table& attention_table();
 const Table& qkv_prepare_table();
 const Table& merge_table();
-const Table& cache_write_table();  // append, quantize
-const Table& cache_read_table();   // dequantize, gather
+const Table& cache_write_table();     // append, quantize
+const Table& cache_read_table();      // dequantize, gather
+const Table& indexer_table();         // topk, scores
+const Table& indexer_select_table();  // scores are read
 const Table& rope_table();
 const Table& kv_cache_table();
 const Table& prologue_table();

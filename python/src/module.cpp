@@ -133,6 +133,25 @@ void cache_op(nb::dict arguments, nb::object stream) {
   run_op(op, attune_cache_op_run, arrays, stream);
 }
 
+template <attune_indexer_kind kKind>
+void indexer(nb::dict arguments, nb::object workspace, nb::object stream_given) {
+  attune_indexer op;
+  check(attune_indexer_init(&op, sizeof op));
+  op.kind = kKind;
+  Arrays arrays;
+  fill(&op, kKind == ATTUNE_INDEXER_SELECT ? indexer_select_table() : indexer_table(), arguments, &arrays);
+  size_t bytes = 0;
+  check(attune_indexer_workspace_size(&op, arrays.device(), &bytes));
+  const Workspace own(bytes, arrays, workspace);
+  void* stream = arrays.stream(stream_given);
+  attune_status status;
+  {
+    nb::gil_scoped_release release;
+    status = attune_indexer_run(&op, arrays.device(), own.data(), own.size(), stream);
+  }
+  check(status);
+}
+
 // A dense fp32 array in host memory with at least count elements.
 float* host_floats(nb::handle array, int64_t count) {
   Arrays arrays;
@@ -264,6 +283,13 @@ NB_MODULE(_core, m) {
   m.def("cache_dequantize", &cache_op<ATTUNE_CACHE_DEQUANTIZE>, nb::arg("arguments"), nb::arg("stream").none());
   m.def("cache_gather", &cache_op<ATTUNE_CACHE_GATHER>, nb::arg("arguments"), nb::arg("stream").none());
 
+  m.def("indexer_topk", &indexer<ATTUNE_INDEXER_TOPK>, nb::arg("arguments"), nb::arg("workspace").none(),
+        nb::arg("stream").none());
+  m.def("indexer_scores", &indexer<ATTUNE_INDEXER_SCORES>, nb::arg("arguments"), nb::arg("workspace").none(),
+        nb::arg("stream").none());
+  m.def("indexer_select", &indexer<ATTUNE_INDEXER_SELECT>, nb::arg("arguments"), nb::arg("workspace").none(),
+        nb::arg("stream").none());
+
   m.def("rope_table", [](nb::dict arguments, int64_t first_position, int64_t num_positions, nb::object out) {
     const attune_rope rope = rope_from(arguments);
     check(attune_rope_table(&rope, first_position, num_positions, host_floats(out, num_positions * rope.dim)));
@@ -304,6 +330,7 @@ NB_MODULE(_core, m) {
   tables["attune_qkv_prepare"] = describe(qkv_prepare_table());
   tables["attune_merge"] = describe(merge_table());
   tables["attune_cache_op"] = describe(cache_write_table());
+  tables["attune_indexer"] = describe(indexer_table());
   tables["attune_rope"] = describe(rope_table());
   m.attr("fields") = tables;
 }

@@ -41,6 +41,12 @@ def test_signatures(function, struct, beside):
     assert set(inspect.signature(function).parameters) == set(_core.fields[struct]) | beside
 
 
+def test_signatures_of_the_indexer():
+    functions = (attune.indexer_topk, attune.indexer_scores, attune.indexer_select)
+    parameters = set().union(*(inspect.signature(function).parameters for function in functions))
+    assert parameters == set(_core.fields["attune_indexer"]) | {"topk", "workspace", "stream"}
+
+
 def test_keyword_arguments_are_typed_and_documented():
     fields = set(_core.fields["attune_attention"])
     assert set(_types.AttentionFields.__annotations__) == fields - {"q", "k", "v"}
