@@ -185,6 +185,22 @@ TEST(Hpp, CacheOpsAppend) {
   }
 }
 
+TEST(Hpp, IndexersSelect) {
+  const std::vector<float> scores = {1, 5, 3, 5};
+  const std::vector<int32_t> seqused = {4};
+  std::vector<int32_t> indices(3, -7);
+  Indexer op(ATTUNE_INDEXER_SELECT);
+  EXPECT_EQ(Indexer().kind, ATTUNE_INDEXER_TOPK);
+  op.form = ATTUNE_INDEX_POSITIONS;
+  op.scores = dense(scores.data(), {1, 4});
+  op.seqused_kv = dense(seqused.data(), {1});
+  op.indices = dense(indices.data(), {1, 3});
+  op.run(Workspace(op.workspace_size()));
+  EXPECT_EQ(indices, (std::vector<int32_t>{1, 2, 3}));
+  op.indices.shape[1] = 0;
+  EXPECT_THROW(op.workspace_size(), Error);
+}
+
 TEST(Hpp, MergesPartialResults) {
   const std::vector<float> parts = {1, 3};
   const std::vector<float> part_lse = {0, 0};

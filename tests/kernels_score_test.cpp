@@ -355,6 +355,7 @@ TEST_P(ScoreKernels, ReluSum) {
     for (int m : {1, 3, 64}) {
       const int lds = (n + 15) / 16 * 16;
       std::vector<float> s = random_scores(rng, m, n, lds, 1.0f);
+      s.resize(static_cast<size_t>(m) * lds, kNan);  // whole vectors are read
       const std::vector<float> w = random_scores(rng, 1, m, m, 1.0f);
       s[0] = kNan;
       std::vector<float> out(lds, 2.0f), added(lds, 2.0f);
