@@ -222,6 +222,22 @@ void prefetch_share(const Problem& p, const Ahead& a, int j, int n) {
                 std::min(j + n, rows.n), a.head * rows.k_step, a.head * rows.v_step);
 }
 
+// Asks for a line of each memory page in which rows [begin, end) start, so that the walks of the page tables are over
+// when the rows themselves are asked for. A tile of codes is computed too fast to wait for them.
+void touch_pages(const Problem& p, const AheadRows& rows, int begin, int end) {
+  constexpr uintptr_t kPageBytes = 4096;
+  const auto page = [](const void* row) { return reinterpret_cast<uintptr_t>(row) / kPageBytes; };
+  const auto touch = [&](const void* const* at, int j) {
+    if (j > 0 && page(at[j]) == page(at[j - 1])) return;
+    asm volatile("" : : "r"(at[j]));  // keeps the request: see kernels_prefetch.h
+    __builtin_prefetch(at[j], 0, 2);
+  };
+  for (int j = begin; j < end; ++j) {
+    touch(rows.k, j);
+    if (!p.v_aliases_k) touch(rows.v, j);
+  }
+}
+
 // Scores of a decode tile of codes.
 void code_scores(const Problem& p, const Compute& compute, const KvTile& tile, int m, const Ahead& a,
                  Scratch& scratch) {
@@ -351,6 +367,11 @@ void run_decode_item(const ScoreRows& item_rows, const TileSource& source, const
       rows.kv_head = item.kv_head + h;
       if (h == 0 || !source.next_head(item, h, first, own)) {
         source.load(sequence, item.sequence, q_row, rows.kv_head, first, item.kv_begin, columns(first), own);
+      }
+      if (scratch.tile->codes != ATTUNE_DTYPE_NONE) {
+        const AheadRows& next_but_one = *scratch.ahead[2];  // each head touches its share of the pages
+        touch_pages(rows.p, next_but_one, next_but_one.n * h / item.num_heads,
+                    next_but_one.n * (h + 1) / item.num_heads);
       }
       decode_tile(rows, compute, first, ahead(h + 1), ahead(h + 2), own);
     }

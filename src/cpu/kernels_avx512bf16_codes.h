@@ -76,8 +76,8 @@ struct Lookup {
   ATTUNE_INLINE void find(__m512i codes, __m512i* lower, __m512i* upper) const {
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
     // Look-ups read the lower seven bits of an index, so that -128 finds entry 0, and so does 0. Its lower byte is 0
-    // for both.
-    const __m512i index = kIsInt8 ? _mm512_abs_epi8(codes) : codes;
+    // for both. The absolute value is a minimum, which any port computes: VPABSB takes those of VDPBF16PS.
+    const __m512i index = kIsInt8 ? _mm512_min_epu8(codes, _mm512_sub_epi8(_mm512_setzero_si512(), codes)) : codes;
     *lower = _mm512_permutex2var_epi8(lower0, index, lower1);
     const __m512i bytes =
         kIsInt8 ? _mm512_maskz_permutex2var_epi8(_mm512_test_epi8_mask(codes, codes), upper0, index, upper1)
