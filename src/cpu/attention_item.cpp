@@ -207,7 +207,7 @@ namespace {
 // early, while the sums run, then one step early, while the scores run. A step is one KV head's rows of a tile. The
 // functions for codes load tables at each call, so they ask by themselves, and once: for the next step's K during the
 // scores, for its V during the sums.
-constexpr int kScoreSlice = 4, kSumSlice = 16;
+constexpr int kScoreSlice = 16, kSumSlice = 16;
 
 // The rows of a step to come.
 struct Ahead {
@@ -222,9 +222,9 @@ void prefetch_share(const Problem& p, const Ahead& a, int j, int n) {
                 std::min(j + n, rows.n), a.head * rows.k_step, a.head * rows.v_step);
 }
 
-// Asks for a line of each memory page in which rows [begin, end) start, so that the walks of the page tables are over
-// when the rows themselves are asked for. A tile of codes is computed too fast to wait for them.
-void touch_pages(const Problem& p, const AheadRows& rows, int begin, int end) {
+// Asks for a line of each memory page in which rows start, so that the walks of the page tables, side by side here, are
+// over when the rows themselves are asked for. A tile of codes is computed too fast to wait for them.
+void touch_pages(const Problem& p, const AheadRows& rows) {
   constexpr uintptr_t kPageBytes = 4096;
   const auto page = [](const void* row) { return reinterpret_cast<uintptr_t>(row) / kPageBytes; };
   const auto touch = [&](const void* const* at, int j) {
@@ -232,7 +232,7 @@ void touch_pages(const Problem& p, const AheadRows& rows, int begin, int end) {
     asm volatile("" : : "r"(at[j]));  // keeps the request: see kernels_prefetch.h
     __builtin_prefetch(at[j], 0, 2);
   };
-  for (int j = begin; j < end; ++j) {
+  for (int j = 0; j < rows.n; ++j) {
     touch(rows.k, j);
     if (!p.v_aliases_k) touch(rows.v, j);
   }
@@ -368,11 +368,7 @@ void run_decode_item(const ScoreRows& item_rows, const TileSource& source, const
       if (h == 0 || !source.next_head(item, h, first, own)) {
         source.load(sequence, item.sequence, q_row, rows.kv_head, first, item.kv_begin, columns(first), own);
       }
-      if (scratch.tile->codes != ATTUNE_DTYPE_NONE) {
-        const AheadRows& next_but_one = *scratch.ahead[2];  // each head touches its share of the pages
-        touch_pages(rows.p, next_but_one, next_but_one.n * h / item.num_heads,
-                    next_but_one.n * (h + 1) / item.num_heads);
-      }
+      if (h == 0 && scratch.tile->codes != ATTUNE_DTYPE_NONE) touch_pages(rows.p, *scratch.ahead[2]);
       decode_tile(rows, compute, first, ahead(h + 1), ahead(h + 2), own);
     }
     std::rotate(scratch.ahead, scratch.ahead + 1, scratch.ahead + 3);

@@ -252,7 +252,7 @@ void prefetch_scales(const KvScale& scale, KvSlot slot, int64_t kv_head, int cou
   if (scale.mode != KvScale::Mode::kTokenHead) return;
   const float* from = scale.at(slot.page, slot.offset, kv_head);
   const int64_t step = std::max<int64_t>(scale.slot_stride, 1);
-  for (int64_t j = 0; j < count * step; j += std::max<int64_t>(step, 16)) __builtin_prefetch(from + j, 0, 3);
+  for (int64_t j = 0; j < count * step; j += std::max<int64_t>(step, 16)) __builtin_prefetch(from + j, 0, 2);
 }
 
 void TileSource::look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n,
