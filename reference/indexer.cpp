@@ -156,6 +156,7 @@ std::vector<int64_t> index_select(const IndexRow& row, int64_t topk) {
   order.resize(std::min(order.size(), static_cast<size_t>(topk)));
   std::sort(order.begin(), order.end());
   std::vector<int64_t> entries;
+  entries.reserve(order.size());
   for (const size_t i : order) entries.push_back(row.entries[i]);
   return entries;
 }

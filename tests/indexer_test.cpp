@@ -361,9 +361,10 @@ TEST(IndexerMemory, OfALongPromptStaysSmall) {
 
 TEST(IndexerThreads, ShareOneOperation) {
   const ThreadCount pool(2);
-  const std::vector<cases::Case> list = cases::indexer_cases();
+  const std::vector<cases::Case>& list = cases::indexer_cases();
   std::vector<std::string> failures(list.size());
   std::vector<std::thread> threads;
+  threads.reserve(3);
   std::atomic<size_t> next{0};
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([&] {
