@@ -3,146 +3,54 @@
 // bits (ATTUNE_CASE=<part of a name>: only cases that contain it); a captured graph replayed with other lengths; one
 // schedule for several layers. Skipped, with the reason, where there is no GPU.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
-#include "cuda/device.h"
-#include "cuda/memory.h"
-#include "support.h"
+#include "cuda_cases.h"
 
 namespace attune::cuda {
 namespace {
 
-constexpr int32_t kDevice = 0;
 constexpr int kRandomCases = 300;
-constexpr unsigned kMaxThreads = 16;
-
-class Memory final : public cases::Memory {
- public:
-  explicit Memory(const Stream& stream) : stream_(stream) {}
-  attune_device device() const override { return {ATTUNE_DEVICE_CUDA, kDevice}; }
-  void* allocate(size_t bytes) override {
-    blocks_.emplace_back(kDevice, bytes);
-    return blocks_.back().data();
-  }
-  void release(void* data) noexcept override {
-    const auto at =
-        std::find_if(blocks_.begin(), blocks_.end(), [&](const DeviceMemory& m) { return m.data() == data; });
-    if (at != blocks_.end()) blocks_.erase(at);
-  }
-  void upload(void* device, const void* host, size_t bytes) override { copy_to_device(stream_, device, host, bytes); }
-  void download(void* host, const void* device, size_t bytes) override { copy_to_host(stream_, host, device, bytes); }
-
- private:
-  const Stream& stream_;
-  std::vector<DeviceMemory> blocks_;
-};
 
 bool covered(const attune_attention& a, const Problem& p) {
   return decode_kernel().coverage.difference(traits_of(p, a)).empty() && decode::refusal(p).empty();
 }
 
-class CudaDecode : public testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << why;
-    if (!devices()[kDevice].usable()) GTEST_SKIP() << devices()[kDevice].why_not;
+// With clusters, where they are chosen, and without.
+class Subject final : public CaseSubject {
+ public:
+  std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
+    std::vector<std::unique_ptr<KernelPlan>> plans;
+    if (!covered(a, p)) return plans;
+    plans.push_back(make_decode_plan(p, kDevice, false));
+    auto with_clusters = make_decode_plan(p, kDevice, true);
+    if (with_clusters->describe() != plans[0]->describe()) plans.push_back(std::move(with_clusters));
+    return plans;
   }
-
-  // Compiles what the cases need, side by side.
-  static void warm_all(const std::vector<cases::Case>& list) {
+  std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     std::vector<KernelSpec> specs;
-    for (const cases::Case& spec : list) {
-      cases::Problem problem(spec);
-      const Problem p = make_problem(problem.host(), Data::kRequired);
-      if (!covered(problem.host(), p)) continue;
-      for (const bool may_cluster : {false, true}) {
-        const decode::Config c = decode::choose_config(p, decode::device_shape(require_device(kDevice)), may_cluster);
-        if (c.cluster == 0) specs.push_back(c.schedule_kernel());
-        specs.push_back(c.main_kernel());
-      }
-    }
-    warm(specs, kDevice);
-  }
-
-  // "" if the case agrees with the oracle, or is not covered; with clusters, where they are chosen, and without.
-  static std::string check(const cases::Case& spec, const Stream& stream, std::atomic<int>& ran) {
-    Memory memory(stream);
-    cases::Problem problem(spec, memory);
-    problem.arena().upload();
-    const attune_attention a = problem.device();
-    const Problem p = make_problem(a, Data::kRequired);
-    if (!covered(a, p)) return "";
-    const cases::Expected expected = cases::evaluate(problem);
-    ++ran;
-    std::string described;
+    if (!covered(a, p)) return specs;
     for (const bool may_cluster : {false, true}) {
-      const auto plan = make_decode_plan(p, kDevice, may_cluster);
-      if (plan->describe() == described) continue;
-      described = plan->describe();
-      if (std::string failure = check_plan(*plan, p, problem, expected, memory, stream); !failure.empty())
-        return failure + (may_cluster ? "" : " (no clusters)");
+      const decode::Config c = decode::choose_config(p, decode::device_shape(require_device(kDevice)), may_cluster);
+      if (c.cluster == 0) specs.push_back(c.schedule_kernel());
+      specs.push_back(c.main_kernel());
     }
-    return "";
-  }
-
-  static std::string check_plan(const KernelPlan& plan, const Problem& p, cases::Problem& problem,
-                                const cases::Expected& expected, Memory& memory, const Stream& stream) {
-    cases::Workspace workspace(memory, plan.workspace_size());
-    std::vector<std::vector<std::byte>> first;
-    for (int i = 0; i < 2; ++i) {
-      problem.arena().upload();  // appending changes the cache
-      plan.schedule(p, workspace.buffer.device(), stream.handle());
-      plan.run(p, workspace.buffer.device(), stream.handle());
-      stream.synchronize();
-      std::vector<std::vector<std::byte>> bytes;
-      for (const auto& buffer : problem.arena().buffers()) bytes.push_back(buffer->download());
-      if (i > 0 && bytes != first) return "two runs differ";
-      first = std::move(bytes);
-    }
-    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
-    return cases::compare(problem, expected).failure;
-  }
-
-  // Checks all cases, side by side because the oracle takes its time; reports what fails. Returns how many were
-  // covered.
-  static int check_all(const std::vector<cases::Case>& list) {
-    std::atomic<int> ran{0};
-    std::atomic<size_t> next{0};
-    std::vector<std::string> failures(list.size());
-    std::vector<std::thread> threads;
-    const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
-    for (unsigned t = 0; t < count; ++t) {
-      threads.emplace_back([&] {
-        const Stream stream(kDevice);
-        for (size_t i = next++; i < list.size(); i = next++) {
-          try {
-            failures[i] = check(list[i], stream, ran);
-          } catch (const std::exception& e) {
-            failures[i] = e.what();
-          }
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    for (size_t i = 0; i < list.size(); ++i) EXPECT_EQ(failures[i], "") << list[i].name;
-    return ran;
+    return specs;
   }
 };
 
+class CudaDecode : public CudaCases {
+ protected:
+  static int check_all(const std::vector<cases::Case>& list) { return CudaCases::check_all(list, Subject()); }
+};
+
 TEST_F(CudaDecode, MatchesTheOracle) {
-  std::vector<cases::Case> list = cases::all_cases();
-  for (int seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_case(static_cast<uint64_t>(seed)));
-  const char* only = std::getenv("ATTUNE_CASE");
-  if (only != nullptr)
-    std::erase_if(list, [&](const cases::Case& spec) { return spec.name.find(only) == std::string::npos; });
-  warm_all(list);
-  EXPECT_GT(check_all(list), only != nullptr ? 0 : 650);
+  const std::vector<cases::Case> list = table_and_random_cases(kRandomCases);
+  warm_all(list, Subject());
+  EXPECT_GT(check_all(list), picks_cases() ? 0 : 650);
 }
 
 TEST_F(CudaDecode, SplitsLongSequences) {
@@ -206,7 +114,7 @@ TEST_F(CudaDecode, AppendsAfterTheLastReaderOfARing) {
 TEST_F(CudaDecode, TakesScalesThatAreFarApart) {
   const Stream stream(kDevice);
   for (const char* dtype : {"i8", "e4m3"}) {
-    Memory memory(stream);
+    CaseMemory memory(stream);
     cases::Problem problem(tests::make_case(std::string(R"({"name": "far", "heads": [8, 2], "head_dim": [128, 128],
         "dtype": "bf16", "kv": "paged", "seqlens_kv": [700, 33, 5000], "poison": false, "data": "spread",
         "cache": {"page_size": 16,
@@ -232,7 +140,7 @@ TEST_F(CudaDecode, TakesScalesThatAreFarApart) {
 // Lengths are read by the device alone: a graph that was captured with some is right with others.
 TEST_F(CudaDecode, ReplaysAGraphWithOtherLengths) {
   const Stream stream(kDevice);
-  Memory memory(stream);
+  CaseMemory memory(stream);
   cases::Problem problem(
       tests::make_case(R"({"name": "graph", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
       "seqlens_kv": [3000, 900, 17], "poison": false, "max_logits": true})"),
@@ -264,7 +172,7 @@ TEST_F(CudaDecode, ReplaysAGraphWithOtherLengths) {
 
 TEST_F(CudaDecode, OneScheduleServesSeveralRuns) {
   const Stream stream(kDevice);
-  Memory memory(stream);
+  CaseMemory memory(stream);
   cases::Problem problem(
       tests::make_case(R"({"name": "layers", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
       "seqlens_kv": [6000, 40]})"),

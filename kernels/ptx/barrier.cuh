@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barriers in shared memory that also count bytes (PTX ISA, "mbarrier"), numbered barriers of some of a block's threads
+// ("bar"), and the fences between ordinary and asynchronous accesses ("fence").
+#pragma once
+
+namespace attune::ptx {
+
+// barrier: shared address of 8 bytes. A phase ends when `count` arrivals and all expected bytes have come.
+__device__ __forceinline__ void init_barrier(unsigned barrier, unsigned count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// By the thread that initialised, before others (the copy engine too) use the barriers; a barrier of the block follows.
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// One arrival, and the bytes that copies of this phase will bring.
+__device__ __forceinline__ void arrive_expecting(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ bool phase_ended(unsigned barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// Waits for the end of the phase of that parity; phases count from 0. A new barrier counts as past phase 1.
+__device__ __forceinline__ void wait_phase(unsigned barrier, unsigned parity) {
+  while (!phase_ended(barrier, parity)) {
+  }
+}
+
+// Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, a multiple of 32: wait for all, or count without waiting.
+__device__ __forceinline__ void sync_some(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void arrive_some(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Ordinary writes to shared memory by this thread, before a barrier after which the copy engine or wgmma accesses it.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace attune::ptx

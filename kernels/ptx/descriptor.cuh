@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// How wgmma finds 16-bit operands in shared memory: rows of 128 bytes, eight of which make an atom of 1,024 aligned bytes,
+// their 16-byte pieces swizzled as the TMA writes them. PTX ISA, "Matrix Descriptor".
+//
+//   along K: row r holds element row r of the operand, 64 of its K; the next eight rows follow;
+//   along N: row r holds K = r, 64 elements of N; 64 more of N lie `stride` bytes further.
+#pragma once
+
+namespace attune::ptx {
+
+enum class Type { kBf16, kF16 };
+
+constexpr unsigned long long kSwizzle128 = 1ull << 62;
+constexpr int kBytesOfEightRows = 1024;
+// 16 elements of K further, in a row along K: to be added to a descriptor. The next 64 are in the next rows.
+constexpr int kStepK = 2;
+
+// shared: address of the first element. Its alignment to 1,024 makes the atoms.
+__device__ __forceinline__ unsigned long long descriptor_k_major(unsigned shared) {
+  return kSwizzle128 | static_cast<unsigned long long>(kBytesOfEightRows >> 4) << 32 | 1ull << 16 |
+         ((shared & 0x3ffff) >> 4);
+}
+__device__ __forceinline__ unsigned long long descriptor_mn_major(unsigned shared, int stride) {
+  return kSwizzle128 | static_cast<unsigned long long>(kBytesOfEightRows >> 4) << 32 |
+         static_cast<unsigned long long>(stride >> 4) << 16 | ((shared & 0x3ffff) >> 4);
+}
+
+}  // namespace attune::ptx

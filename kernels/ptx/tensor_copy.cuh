@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of boxes of a tensor by the tensor memory accelerator (TMA). PTX ISA, "cp.async.bulk.tensor". One thread issues
+// a copy; its bytes are counted by an mbarrier. What lies outside the tensor becomes zero, and counts too.
+#pragma once
+
+namespace attune::ptx {
+
+// As cuTensorMapEncodeTiled makes it; a __grid_constant__ parameter of the kernel.
+struct alignas(64) TensorMap {
+  unsigned long long opaque[16];
+};
+
+// Coordinates innermost first. The first must be a multiple of 16 bytes.
+__device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1, int c2,
+                                         int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// The map itself, before its first use.
+__device__ __forceinline__ void prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+}  // namespace attune::ptx

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of a warpgroup, d [64, N] (+)= a [64, 16] b [16, N] of 16-bit elements in fp32. PTX ISA, "wgmma.mma_async" and
+// "Matrix Descriptor". b, and a unless it is in registers, lie in shared memory as ptx/descriptor.cuh says.
+// Warp w of the group has rows 16 w.. of d; its lane l holds in d[4 j + 2 h + e] element (16 w + l / 4 + 8 h, 8 j + 2 (l
+// % 4) + e). a in registers is laid out as for mma.m16n8k16 (ptx/matrix.cuh). The products run on by themselves: until
+// wait() nobody may touch d, a's registers or the shared memory.
+#pragma once
+
+#include "ptx/descriptor.cuh"
+
+namespace attune::ptx {
+
+// Before the first product after registers of operands were written.
+__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most kPending of the committed groups, the youngest, are unfinished.
+template <int kPending>
+__device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Keeps the compiler from moving accesses to d across a fence or a wait.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void pin(unsigned (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+
+// Specialisations: static void shared(d, a, b, accumulate), K-major both; registers(d, a, b, accumulate), b N-major.
+// accumulate 0: d is overwritten.
+template <int kN, Type kType>
+struct Product;
+
+#define ATTUNE_D8(i)                                                                                          \
+  "+f"(d[8 * (i)]), "+f"(d[8 * (i) + 1]), "+f"(d[8 * (i) + 2]), "+f"(d[8 * (i) + 3]), "+f"(d[8 * (i) + 4]), \
+      "+f"(d[8 * (i) + 5]), "+f"(d[8 * (i) + 6]), "+f"(d[8 * (i) + 7])
+#define ATTUNE_D16(i) ATTUNE_D8(2 * (i)), ATTUNE_D8(2 * (i) + 1)
+#define ATTUNE_N0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define ATTUNE_N1 ATTUNE_N0 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTUNE_N2 ATTUNE_N1 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define ATTUNE_N3 ATTUNE_N2 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define ATTUNE_N4 ATTUNE_N3 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define ATTUNE_N5 ATTUNE_N4 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define ATTUNE_N6 ATTUNE_N5 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define ATTUNE_N7 ATTUNE_N6 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define ATTUNE_O0 ATTUNE_D16(0)
+#define ATTUNE_O1 ATTUNE_O0, ATTUNE_D16(1)
+#define ATTUNE_O2 ATTUNE_O1, ATTUNE_D16(2)
+#define ATTUNE_O3 ATTUNE_O2, ATTUNE_D16(3)
+#define ATTUNE_O4 ATTUNE_O3, ATTUNE_D16(4)
+#define ATTUNE_O5 ATTUNE_O4, ATTUNE_D16(5)
+#define ATTUNE_O6 ATTUNE_O5, ATTUNE_D16(6)
+#define ATTUNE_O7 ATTUNE_O6, ATTUNE_D16(7)
+
+// n = 32 (k + 1) columns in n / 2 registers; i0..i5: the numbers of the operands after them.
+#define ATTUNE_PRODUCT(n, k, kind, name, i0, i1, i2, i3, i4, i5)                                                  \
+  template <>                                                                                                     \
+  struct Product<n, Type::kind> {                                                                                 \
+    __device__ __forceinline__ static void shared(float (&d)[n / 2], unsigned long long a, unsigned long long b,  \
+                                                  int accumulate) {                                               \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
+                   "k16.f32." name "." name " {" ATTUNE_N##k "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 0;\n}"           \
+                   : ATTUNE_O##k                                                                                  \
+                   : "l"(a), "l"(b), "r"(accumulate)                                                              \
+                   : "memory");                                                                                   \
+    }                                                                                                             \
+    __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, unsigned long long b,  \
+                                                     int accumulate) {                                            \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
+                   "k16.f32." name "." name " {" ATTUNE_N##k "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
+                   ", p, 1, 1, 1;\n}"                                                                             \
+                   : ATTUNE_O##k                                                                                  \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)                          \
+                   : "memory");                                                                                   \
+    }                                                                                                             \
+  };
+#define ATTUNE_PRODUCTS(n, k, ...)                   \
+  ATTUNE_PRODUCT(n, k, kBf16, "bf16", __VA_ARGS__) \
+  ATTUNE_PRODUCT(n, k, kF16, "f16", __VA_ARGS__)
+ATTUNE_PRODUCTS(32, 0, 16, 17, 18, 19, 20, 21)
+ATTUNE_PRODUCTS(64, 1, 32, 33, 34, 35, 36, 37)
+ATTUNE_PRODUCTS(96, 2, 48, 49, 50, 51, 52, 53)
+ATTUNE_PRODUCTS(128, 3, 64, 65, 66, 67, 68, 69)
+ATTUNE_PRODUCTS(160, 4, 80, 81, 82, 83, 84, 85)
+ATTUNE_PRODUCTS(192, 5, 96, 97, 98, 99, 100, 101)
+ATTUNE_PRODUCTS(224, 6, 112, 113, 114, 115, 116, 117)
+ATTUNE_PRODUCTS(256, 7, 128, 129, 130, 131, 132, 133)
+#undef ATTUNE_PRODUCTS
+#undef ATTUNE_PRODUCT
+
+}  // namespace attune::ptx

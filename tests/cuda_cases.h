@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Running the case table on a GPU for a kernel by itself: every case that it covers, against the oracle, twice with the
+// same bits. Tests derive from CudaCases, which skips them, with the reason, where there is no GPU. ATTUNE_CASE=<part
+// of a name> leaves only cases that contain it.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/registry.h"
+#include "cuda/device.h"
+#include "cuda/memory.h"
+#include "support.h"
+
+namespace attune::cuda {
+
+inline constexpr int32_t kDevice = 0;
+
+class CaseMemory final : public cases::Memory {
+ public:
+  explicit CaseMemory(const Stream& stream) : stream_(stream) {}
+  attune_device device() const override { return {ATTUNE_DEVICE_CUDA, kDevice}; }
+  void* allocate(size_t bytes) override {
+    blocks_.emplace_back(kDevice, bytes);
+    return blocks_.back().data();
+  }
+  void release(void* data) noexcept override {
+    const auto at =
+        std::find_if(blocks_.begin(), blocks_.end(), [&](const DeviceMemory& m) { return m.data() == data; });
+    if (at != blocks_.end()) blocks_.erase(at);
+  }
+  void upload(void* device, const void* host, size_t bytes) override { copy_to_device(stream_, device, host, bytes); }
+  void download(void* host, const void* device, size_t bytes) override { copy_to_host(stream_, host, device, bytes); }
+
+ private:
+  const Stream& stream_;
+  std::vector<DeviceMemory> blocks_;
+};
+
+// What is tested.
+class CaseSubject {
+ public:
+  virtual ~CaseSubject() = default;
+  // Every way to run the problem; none where it is not covered.
+  virtual std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const = 0;
+  // What those will compile.
+  virtual std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const = 0;
+};
+
+class CudaCases : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << why;
+    if (!devices()[kDevice].usable()) GTEST_SKIP() << devices()[kDevice].why_not;
+  }
+
+  static bool picks_cases() { return std::getenv("ATTUNE_CASE") != nullptr; }
+
+  static std::vector<cases::Case> table_and_random_cases(int random) {
+    std::vector<cases::Case> list = cases::all_cases();
+    for (int seed = 0; seed < random; ++seed) list.push_back(cases::random_case(static_cast<uint64_t>(seed)));
+    if (const char* only = std::getenv("ATTUNE_CASE"); only != nullptr)
+      std::erase_if(list, [&](const cases::Case& spec) { return spec.name.find(only) == std::string::npos; });
+    return list;
+  }
+
+  // Compiles what the cases need, side by side.
+  static void warm_all(const std::vector<cases::Case>& list, const CaseSubject& subject) {
+    std::vector<KernelSpec> specs;
+    for (const cases::Case& spec : list) {
+      cases::Problem problem(spec);
+      const Problem p = make_problem(problem.host(), Data::kRequired);
+      for (KernelSpec& kernel : subject.kernels(problem.host(), p)) specs.push_back(std::move(kernel));
+    }
+    warm(specs, kDevice);
+  }
+
+  // "" if the case agrees with the oracle, or is not covered.
+  static std::string check(const cases::Case& spec, const CaseSubject& subject, const Stream& stream,
+                           std::atomic<int>& ran) {
+    CaseMemory memory(stream);
+    cases::Problem problem(spec, memory);
+    problem.arena().upload();
+    const attune_attention a = problem.device();
+    const Problem p = make_problem(a, Data::kRequired);
+    const auto plans = subject.plans(a, p);
+    if (plans.empty()) return "";
+    const cases::Expected expected = cases::evaluate(problem);
+    ++ran;
+    for (const auto& plan : plans) {
+      if (std::string failure = check_plan(*plan, p, problem, expected, memory, stream); !failure.empty())
+        return failure + " (" + plan->describe() + ")";
+    }
+    return "";
+  }
+
+  static std::string check_plan(const KernelPlan& plan, const Problem& p, cases::Problem& problem,
+                                const cases::Expected& expected, CaseMemory& memory, const Stream& stream) {
+    cases::Workspace workspace(memory, plan.workspace_size());
+    std::vector<std::vector<std::byte>> first;
+    for (int i = 0; i < 2; ++i) {
+      problem.arena().upload();  // appending changes the cache
+      plan.schedule(p, workspace.buffer.device(), stream.handle());
+      plan.run(p, workspace.buffer.device(), stream.handle());
+      stream.synchronize();
+      std::vector<std::vector<std::byte>> bytes;
+      for (const auto& buffer : problem.arena().buffers()) bytes.push_back(buffer->download());
+      if (i > 0 && bytes != first) return "two runs differ";
+      first = std::move(bytes);
+    }
+    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+    return cases::compare(problem, expected).failure;
+  }
+
+  // Checks all cases, side by side because the oracle takes its time; reports what fails. Returns how many were
+  // covered.
+  static int check_all(const std::vector<cases::Case>& list, const CaseSubject& subject) {
+    constexpr unsigned kMaxThreads = 16;
+    std::atomic<int> ran{0};
+    std::atomic<size_t> next{0};
+    std::vector<std::string> failures(list.size());
+    std::vector<std::thread> threads;
+    const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
+    for (unsigned t = 0; t < count; ++t) {
+      threads.emplace_back([&] {
+        const Stream stream(kDevice);
+        for (size_t i = next++; i < list.size(); i = next++) {
+          try {
+            failures[i] = check(list[i], subject, stream, ran);
+          } catch (const std::exception& e) {
+            failures[i] = e.what();
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (size_t i = 0; i < list.size(); ++i) EXPECT_EQ(failures[i], "") << list[i].name;
+    return ran;
+  }
+};
+
+}  // namespace attune::cuda

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a kernel's source finds without an #include: the CUDA language on the emulator. Given to the compiler with
+// -include.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "emulator/emulator.h"
+
+#define __CUDACC__ 1
+#define __device__
+#define __host__
+#define __global__
+#define __shared__ ATTUNE_EMULATED_SHARED
+#define __forceinline__ inline
+#define __noinline__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n)
+#define threadIdx ::attune::emulator::thread_index()
+#define blockIdx ::attune::emulator::block_index()
+#define gridDim ::attune::emulator::grid_size()
+#define blockDim ::attune::emulator::block_size()
+
+struct float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+  return b < a ? b : a;
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+  return a < b ? b : a;
+}
+
+namespace attune::emulator {
+template <class To, class From>
+To bit_cast(From from) {
+  To to{};
+  std::memcpy(&to, &from, sizeof(from) < sizeof(to) ? sizeof(from) : sizeof(to));
+  return to;
+}
+template <class T>
+T shuffle(T x, unsigned lane) {
+  return bit_cast<T>(exchange(bit_cast<uint64_t>(x))[lane % 32]);
+}
+}  // namespace attune::emulator
+
+inline float __uint_as_float(unsigned x) { return attune::emulator::bit_cast<float>(x); }
+inline unsigned __float_as_uint(float x) { return attune::emulator::bit_cast<unsigned>(x); }
+inline void __syncthreads() { attune::emulator::sync_threads(0, static_cast<int>(attune::emulator::block_size().x)); }
+inline void __syncwarp() { attune::emulator::exchange(0); }
+template <class T>
+T __shfl_sync(unsigned, T x, unsigned lane) {
+  return attune::emulator::shuffle(x, lane);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T x, unsigned mask) {
+  return attune::emulator::shuffle(x, (threadIdx.x % 32) ^ mask);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T x, unsigned step) {
+  const unsigned lane = threadIdx.x % 32;
+  return attune::emulator::shuffle(x, lane >= step ? lane - step : lane);
+}
+inline int __any_sync(unsigned, bool x) {
+  const uint64_t* all = attune::emulator::exchange(x ? 1 : 0);
+  for (int i = 0; i < 32; ++i) {
+    if (all[i] != 0) return 1;
+  }
+  return 0;
+}
+inline int atomicAdd(int* at, int x) {
+  const int before = *at;
+  *at += x;
+  return before;
+}
+inline int atomicMax(int* at, int x) {
+  const int before = *at;
+  *at = max(before, x);
+  return before;
+}
+inline int atomicMin(int* at, int x) {
+  const int before = *at;
+  *at = min(before, x);
+  return before;
+}

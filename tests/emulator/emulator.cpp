@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/emulator.h"
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace attune::emulator {
+namespace {
+
+constexpr size_t kStackBytes = 256 << 10, kSharedBytes = 232448, kSharedAlignment = 1024;
+constexpr int kNumberedBarriers = 16;
+constexpr int64_t kMostIdleRounds = 10000;
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  bool done = false;
+};
+
+struct Warp {
+  uint64_t values[2][32] = {};
+  int arrived = 0;
+  uint64_t generation = 0;
+};
+
+struct NumberedBarrier {
+  int arrived = 0;
+  uint64_t generation = 0;
+};
+
+struct Barrier {
+  int64_t count = 0, pending = 0, bytes = 0;
+  uint64_t phase = 0;
+};
+
+struct Block {
+  ucontext_t scheduler;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::array<NumberedBarrier, kNumberedBarriers> numbered;
+  std::map<unsigned, Barrier> barriers;
+  unsigned char* shared = nullptr;
+  unsigned current = 0, index = 0, blocks = 0;
+  uint64_t progress = 0;  // changes with everything that somebody may wait for
+  const std::function<void()>* kernel = nullptr;
+  std::string failure;
+};
+
+Block* g_block = nullptr;
+
+void start_fiber() {
+  Block& b = *g_block;
+  try {
+    (*b.kernel)();
+  } catch (const std::exception& e) {
+    b.failure = e.what();
+  }
+  b.fibers[b.current].done = true;
+  ++b.progress;
+}
+
+Barrier& barrier_at(unsigned barrier) {
+  const auto at = g_block->barriers.find(barrier);
+  if (at == g_block->barriers.end()) throw std::runtime_error("a barrier is used before it is initialised");
+  return at->second;
+}
+
+void end_phase_if_complete(Barrier& b) {
+  if (b.pending > 0 || b.bytes != 0) return;
+  b.pending = b.count;
+  ++b.phase;
+  ++g_block->progress;
+}
+
+void run_block(Block& b) {
+  for (Fiber& f : b.fibers) {
+    getcontext(&f.context);
+    f.stack = std::make_unique<char[]>(kStackBytes);
+    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_size = kStackBytes;
+    f.context.uc_link = &b.scheduler;
+    makecontext(&f.context, start_fiber, 0);
+  }
+  int64_t idle = 0;
+  for (bool running = true; running;) {
+    running = false;
+    const uint64_t before = b.progress;
+    for (b.current = 0; b.current < b.fibers.size(); ++b.current) {
+      Fiber& f = b.fibers[b.current];
+      if (f.done) continue;
+      running = true;
+      swapcontext(&b.scheduler, &f.context);
+      if (!b.failure.empty()) throw std::runtime_error(b.failure);
+    }
+    idle = b.progress == before ? idle + 1 : 0;
+    if (running && idle > kMostIdleRounds) {
+      std::string who;
+      for (size_t i = 0; i < b.fibers.size(); i += 32) who += b.fibers[i].done ? "" : " " + std::to_string(i / 32);
+      throw std::runtime_error("threads wait for what nobody will do; warps that have not ended:" + who);
+    }
+  }
+}
+
+}  // namespace
+
+Index thread_index() { return {g_block->current, 0, 0}; }
+Index block_index() { return {g_block->index, 0, 0}; }
+Index grid_size() { return {g_block->blocks, 1, 1}; }
+Index block_size() { return {static_cast<unsigned>(g_block->fibers.size()), 1, 1}; }
+unsigned char* shared_memory() { return g_block->shared; }
+
+void yield() { swapcontext(&g_block->fibers[g_block->current].context, &g_block->scheduler); }
+
+const uint64_t* exchange(uint64_t value) {
+  Warp& w = g_block->warps[g_block->current / 32];
+  const uint64_t generation = w.generation;
+  w.values[generation % 2][g_block->current % 32] = value;
+  ++g_block->progress;
+  if (++w.arrived == 32) {
+    w.arrived = 0;
+    ++w.generation;
+  } else {
+    while (w.generation == generation) yield();
+  }
+  return w.values[generation % 2];
+}
+
+void arrive_threads(int id, int threads) {
+  NumberedBarrier& n = g_block->numbered[static_cast<size_t>(id)];
+  ++g_block->progress;
+  if (++n.arrived == threads) {
+    n.arrived = 0;
+    ++n.generation;
+  }
+}
+
+void sync_threads(int id, int threads) {
+  NumberedBarrier& n = g_block->numbered[static_cast<size_t>(id)];
+  const uint64_t generation = n.generation;
+  arrive_threads(id, threads);
+  while (n.generation == generation) yield();
+}
+
+void init_barrier(unsigned barrier, unsigned count) {
+  Barrier b;
+  b.count = b.pending = count;
+  g_block->barriers[barrier] = b;
+}
+
+void arrive(unsigned barrier, unsigned expected_bytes) {
+  Barrier& b = barrier_at(barrier);
+  b.bytes += expected_bytes;
+  if (--b.pending < 0) throw std::runtime_error("more arrivals at a barrier than it counts");
+  end_phase_if_complete(b);
+}
+
+void complete_bytes(unsigned barrier, unsigned bytes) {
+  Barrier& b = barrier_at(barrier);
+  b.bytes -= bytes;
+  end_phase_if_complete(b);
+}
+
+bool phase_ended(unsigned barrier, unsigned parity) {
+  const bool ended = barrier_at(barrier).phase % 2 != parity;
+  if (!ended) yield();
+  return ended;
+}
+
+uint16_t to_half(float x) { return float_to_half(x); }
+float from_half(uint16_t x) { return half_to_float(x); }
+uint16_t to_bf16(float x) { return float_to_bf16(x); }
+uint8_t to_e4m3(float x) { return float_to_e4m3(x); }
+float from_e4m3(uint8_t x) { return e4m3_to_float(x); }
+float from_e5m2(uint8_t x) { return e5m2_to_float(x); }
+
+void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
+  if (threads % 32 != 0) throw std::runtime_error("blocks are of whole warps");
+  std::unique_ptr<void, decltype(&std::free)> shared(std::aligned_alloc(kSharedAlignment, kSharedBytes), &std::free);
+  for (unsigned i = 0; i < blocks; ++i) {
+    Block block;
+    // As on a GPU, whatever was there before: here what is no number.
+    std::fill_n(static_cast<unsigned char*>(shared.get()), kSharedBytes, static_cast<unsigned char>(0xff));
+    block.fibers.resize(threads);
+    block.warps.resize(threads / 32);
+    block.shared = static_cast<unsigned char*>(shared.get());
+    block.index = i, block.blocks = blocks, block.kernel = &kernel;
+    g_block = &block;
+    run_block(block);
+    for (const auto& [at, b] : block.barriers) {
+      if (b.bytes != 0) throw std::runtime_error("a barrier still expects bytes at the end");
+    }
+  }
+  g_block = nullptr;
+}
+
+}  // namespace attune::emulator

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernels/ptx/atomic.cuh on the CPU: one thread runs at a time.
+#pragma once
+
+namespace attune::ptx {
+
+inline unsigned count_arrival(unsigned* counter, unsigned last) {
+  const unsigned before = *counter;
+  *counter = before >= last ? 0 : before + 1;
+  return before;
+}
+inline float4 load_from_l2(const float4* at) { return *at; }
+inline float2 load_from_l2(const float2* at) { return *at; }
+
+}  // namespace attune::ptx

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernels/ptx/barrier.cuh on the CPU.
+#pragma once
+
+namespace attune::ptx {
+
+inline void init_barrier(unsigned barrier, unsigned count) { emulator::init_barrier(barrier, count); }
+inline void publish_barriers() {}
+inline void arrive(unsigned barrier) { emulator::arrive(barrier, 0); }
+inline void arrive_expecting(unsigned barrier, unsigned bytes) { emulator::arrive(barrier, bytes); }
+inline void wait_phase(unsigned barrier, unsigned parity) {
+  while (!emulator::phase_ended(barrier, parity)) {
+  }
+}
+inline void sync_some(int id, int threads) { emulator::sync_threads(id, threads); }
+inline void arrive_some(int id, int threads) { emulator::arrive_threads(id, threads); }
+inline void fence_async_proxy() {}
+
+}  // namespace attune::ptx

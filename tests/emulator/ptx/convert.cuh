@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernels/ptx/convert.cuh on the CPU.
+#pragma once
+
+namespace attune::ptx {
+
+inline unsigned pack_bf16(float lo, float hi) {
+  return emulator::to_bf16(lo) | static_cast<unsigned>(emulator::to_bf16(hi)) << 16;
+}
+inline unsigned pack_f16(float lo, float hi) {
+  return emulator::to_half(lo) | static_cast<unsigned>(emulator::to_half(hi)) << 16;
+}
+inline float bf16_to_float(unsigned short x) { return __uint_as_float(static_cast<unsigned>(x) << 16); }
+inline float f16_to_float(unsigned short x) { return emulator::from_half(x); }
+inline unsigned e4m3_to_f16(unsigned short x) {
+  return pack_f16(emulator::from_e4m3(static_cast<uint8_t>(x)), emulator::from_e4m3(static_cast<uint8_t>(x >> 8)));
+}
+inline unsigned e5m2_to_f16(unsigned short x) {
+  return pack_f16(emulator::from_e5m2(static_cast<uint8_t>(x)), emulator::from_e5m2(static_cast<uint8_t>(x >> 8)));
+}
+inline unsigned short pack_e4m3(float lo, float hi) {
+  return static_cast<unsigned short>(emulator::to_e4m3(lo) | emulator::to_e4m3(hi) << 8);
+}
+
+}  // namespace attune::ptx

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernels/ptx/shared.cuh on the CPU.
+#pragma once
+
+#include "ptx/async_copy.cuh"
+
+namespace attune::ptx {
+
+inline unsigned load_shared_u32(unsigned at) {
+  unsigned x;
+  std::memcpy(&x, shared_pointer(at), 4);
+  return x;
+}
+inline void store_shared_u32(unsigned at, unsigned x) { std::memcpy(shared_pointer(at), &x, 4); }
+inline void store_shared_zero(unsigned at) { std::memset(shared_pointer(at), 0, 16); }
+
+inline void load_shared_four(unsigned at, unsigned (&x)[4]) { std::memcpy(x, shared_pointer(at), 16); }
+inline void store_shared_four(unsigned at, const unsigned* x) { std::memcpy(shared_pointer(at), x, 16); }
+// The dynamic shared memory of the block.
+inline unsigned char* dynamic_shared() { return emulator::shared_memory(); }
+
+}  // namespace attune::ptx
