@@ -4,6 +4,7 @@
 
 #include "decode/decode_params.h"
 #include "tile/operand.cuh"
+#include "tile/score_terms.cuh"
 
 namespace attune::decode {
 
@@ -14,10 +15,7 @@ constexpr int kLoadTiles = 0;     // 16 keys that begin at a multiple of 16 lie 
 constexpr int kLoadRows = 1;      // every row by itself: small pages, rings, beams
 constexpr int kLoadElements = 2;  // and every element by itself: x-packed layouts, rows that are not aligned to 4 bytes
 
-// ATTUNE_SCORE: bits.
-constexpr int kSoftcap = 1, kAlibi = 2, kAlibiSqrt = 4, kBias = 8, kT5 = 16;
-// ATTUNE_MASK: bits, beside causality and windows.
-constexpr int kMaskBits = 1, kMaskRanges = 2;
+using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
 
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;

@@ -95,11 +95,8 @@ struct Rows {
   __device__ __forceinline__ bool bit_of(const DecodeParams& p, const Piece& piece, int n, int e, int key) const {
     const int row = packed(piece, n, e), query = row / p.group;
     const long long column = static_cast<long long>(key) - mask_start;
-    if (row >= piece.row_begin + piece.num_rows || column < 0 || column >= p.mask_columns) return true;
-    const unsigned char byte = p.mask_bits[(first_row + query) * p.mask_row_stride +
-                                           (piece.head * p.group + row - query * p.group) * p.mask_head_stride +
-                                           (column >> 3) * p.mask_byte_stride];
-    return (byte >> (column & 7) & 1) != 0;
+    if (row >= piece.row_begin + piece.num_rows) return true;
+    return tile::mask_bit(p, first_row + query, piece.head * p.group + row - query * p.group, column);
   }
 
   // z of row (n, e) and a key, scaled as unit() says, to a score in base 2.
@@ -126,32 +123,8 @@ struct Rows {
   __device__ __forceinline__ float table_terms(const DecodeParams& p, const Piece& piece, int n, int e, int key,
                                                int distance) const {
     const int row = packed(piece, n, e), query = row / p.group, head = piece.head * p.group + row - query * p.group;
-    float x = 0;
-    if (row >= piece.row_begin + piece.num_rows) return x;
-    if constexpr ((Config::kScore & kBias) != 0) {
-      x += element(p.bias, head, first_position + query, key);
-      x += element(p.new_token_bias, 0, query, key - (num_keys - num_q));
-    }
-    if constexpr ((Config::kScore & kT5) != 0) {
-      x += tile::load_element(p.t5.dtype,
-                              p.t5.data + head * p.t5.head_stride + t5_bucket(p.t5, -distance) * p.t5.bucket_stride, 0);
-    }
-    return x;
-  }
-  __device__ __forceinline__ static float element(const kernels::BiasTable& t, int head, int row, int column) {
-    if (t.data == nullptr || row < 0 || row >= t.rows || column < 0 || column >= t.columns) return 0.0f;
-    return tile::load_element(t.dtype, t.data + head * t.head_stride + row * t.row_stride + column * t.column_stride,
-                              0);
-  }
-  // relative: key minus position.
-  __device__ __forceinline__ static int t5_bucket(const kernels::T5Table& t, int relative) {
-    const int offset = t.bidirectional && relative > 0 ? t.buckets : 0;
-    const int distance = relative < 0 ? -relative : t.bidirectional ? relative : 0;
-    if (distance < t.exact) return offset + distance;
-    if (distance >= t.max_distance) return offset + t.buckets - 1;
-    int bucket = t.exact;
-    for (int i = 0; i < t.steps && distance >= t.first[i]; ++i) ++bucket;
-    return offset + bucket;
+    if (row >= piece.row_begin + piece.num_rows) return 0.0f;
+    return tile::table_terms<Config::kScore>(p, head, query, first_position, key, distance);
   }
 };
 

@@ -4,12 +4,15 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <vector>
 
 #include "core/device.h"
 #include "core/dtype.h"
 #include "cpu/attention.h"
 #include "cuda/decode/decode.h"
+#include "cuda/prefill/prefill.h"
 
 namespace attune {
 namespace {
@@ -31,6 +34,8 @@ constexpr AxisInfo kAxes[kNumAxes] = {
 };
 
 const Kernel* const kKernels[] = {&cpu::attention_kernel(), &cuda::decode_kernel()};
+// Taken only where ATTUNE_KERNEL names them: not yet measured.
+const Kernel* const kOnRequest[] = {&cuda::prefill_kernel()};
 
 uint32_t format_bit(const KvCache& c, int32_t dtype) {
   if (!c.format->plain) return c.format->id == ATTUNE_KV_MLA_656 ? use::kMla656 : use::kMla584;
@@ -207,7 +212,9 @@ const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device devic
   const Kernel* nearest = nullptr;
   int nearest_distance = 0;
   std::string nearest_refusal;
-  for (const Kernel* k : kKernels) {
+  std::vector<const Kernel*> candidates(std::begin(kKernels), std::end(kKernels));
+  if (!any) candidates.insert(candidates.end(), std::begin(kOnRequest), std::end(kOnRequest));
+  for (const Kernel* k : candidates) {
     if (k->device_type != device.type || !(any || std::strcmp(forced, k->name) == 0)) continue;
     const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
     const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1);

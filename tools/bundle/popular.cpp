@@ -14,6 +14,8 @@
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "cuda/ops/ops.h"
+#include "cuda/prefill/config.h"
+#include "cuda/prefill/prefill.h"
 
 namespace attune::bundle {
 namespace {
@@ -85,10 +87,7 @@ attune_attention self_call(const PopularModel& m, const Serving& s, bool ragged)
   return a;
 }
 
-// With RoPE and append inside.
-attune_attention fused_call(const PopularModel& m, const Serving& s, bool ragged) {
-  attune_attention a = self_call(m, s, ragged);
-  a.k = a.v = a.q;
+void set_rows(attune_attention& a, const PopularModel& m, const Serving& s) {
   const int heads = a.q.rank - 2, dim = a.q.rank - 1;
   int64_t shape[ATTUNE_MAX_RANK];
   std::copy(a.q.shape, a.q.shape + a.q.rank, shape);
@@ -96,6 +95,28 @@ attune_attention fused_call(const PopularModel& m, const Serving& s, bool ragged
   a.k = attune_dense_tensor(nullptr, s.activations, a.q.rank, shape);
   shape[dim] = m.head_dim_v;
   a.v = attune_dense_tensor(nullptr, s.activations, a.q.rank, shape);
+}
+
+// A chunk of a prompt: the tokens before it in the cache, its own beside it.
+attune_attention chunk_call(const PopularModel& m, const Serving& s) {
+  attune_attention a = self_call(m, s, true);
+  set_rows(a, m, s);
+  return a;
+}
+
+// A whole prompt, without a cache.
+attune_attention prompt_call(const PopularModel& m, const Serving& s) {
+  attune_attention a = chunk_call(m, s);
+  a.cache = attune_kv_cache{};
+  a.seqused_kv = attune_tensor{};
+  a.cu_seqlens_kv = a.cu_seqlens_q;
+  return a;
+}
+
+// With RoPE and append inside.
+attune_attention fused_call(const PopularModel& m, const Serving& s, bool ragged) {
+  attune_attention a = self_call(m, s, ragged);
+  set_rows(a, m, s);
   a.prologue.append = 1;
   if (m.rope_dim > 0) {
     a.prologue.rope_cos_sin = tensor(ATTUNE_FLOAT32, {s.keys + s.queries, m.rope_dim});
@@ -164,6 +185,15 @@ void add(const attune_attention& a, Kernels& kernels) {
   if (c.cluster == 0) add(c.schedule_kernel(), kernels);
 }
 
+void add_prompt(const attune_attention& a, Kernels& kernels) {
+  const Problem p = make_problem(a, Data::kOptional);
+  const Kernel& row = cuda::prefill_kernel();
+  if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
+  const cuda::prefill::Config c = cuda::prefill::choose_config(p, cuda::decode::DeviceShape().num_sms);
+  add(c.main_kernel(), kernels);
+  add(c.schedule_kernel(), kernels);
+}
+
 template <class T>
 T field(const json& object, const char* key, T otherwise) {
   return object.contains(key) ? object.at(key).get<T>() : otherwise;
@@ -221,6 +251,8 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
       const Serving prompt{d.activations, d.cache, 2, 512, 512};
       add(cuda::kernel_of(make_qkv_prepare(prepare_call(m, prompt))), kernels);
       add(cuda::kernel_of(make_cache_op(append_call(m, prompt))), kernels);
+      add_prompt(chunk_call(m, prompt), kernels);
+      if (d.cache == d.activations) add_prompt(prompt_call(m, prompt), kernels);
       for (const int64_t batch : kBatches) {
         for (const int64_t keys : kKeys) {
           for (const bool ragged : {false, true}) {

@@ -37,44 +37,7 @@ int parts_of(int32_t q_dtype, int32_t kv_dtype) {
   return bf16 && q_dtype == ATTUNE_FLOAT16 ? 2 : 1;
 }
 
-int score_bits(const Problem& p) {
-  int bits = 0;
-  if (p.softcap > 0) bits |= 1;
-  if (p.alibi) bits |= p.alibi_sqrt ? 4 : 2;
-  if (p.bias || p.new_token_bias) bits |= 8;
-  if (p.t5_bias) bits |= 16;
-  return bits;
-}
-
-int mask_bits(const Problem& p) { return (p.has_mask_bits ? 1 : 0) | (p.num_ranges > 0 ? 2 : 0); }
-
 int64_t t5_direction_buckets(const Problem& p) { return p.t5_bidirectional ? p.t5_num_buckets / 2 : p.t5_num_buckets; }
-
-// Where each bucket of the logarithmic part begins, so that the device compares integers.
-kernels::T5Table t5_buckets(const Problem& p) {
-  kernels::T5Table t{};
-  if (!p.t5_bias) return t;
-  const int64_t buckets = t5_direction_buckets(p), exact = buckets / 2;
-  const auto bucket_of = [&](int64_t distance) {
-    return t5_bucket(-distance, p.t5_num_buckets, p.t5_max_distance, p.t5_bidirectional);
-  };
-  t.bidirectional = p.t5_bidirectional ? 1 : 0;
-  t.buckets = static_cast<int>(buckets), t.exact = static_cast<int>(exact);
-  t.max_distance = static_cast<int>(std::min<int64_t>(p.t5_max_distance, std::numeric_limits<int>::max()));
-  for (int64_t bucket = exact + 1; bucket < buckets; ++bucket) {
-    int64_t low = exact, high = t.max_distance;  // the first distance that reaches it
-    while (low < high) {
-      const int64_t middle = low + (high - low) / 2;
-      if (bucket_of(middle) >= bucket) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    t.first[t.steps++] = static_cast<int>(low);
-  }
-  return t;
-}
 
 Load choose_load(const Problem& p, int64_t alignment) {
   if (p.cache.k.inner_stride != 1 || p.cache.v.inner_stride != 1 || !p.cache.k.contiguous || !p.cache.v.contiguous ||
@@ -210,14 +173,55 @@ KernelSpec Config::schedule_kernel() const {
           0};
 }
 
+int score_bits(const Problem& p) {
+  int bits = 0;
+  if (p.softcap > 0) bits |= 1;
+  if (p.alibi) bits |= p.alibi_sqrt ? 4 : 2;
+  if (p.bias || p.new_token_bias) bits |= 8;
+  if (p.t5_bias) bits |= 16;
+  return bits;
+}
+
+int mask_bits(const Problem& p) { return (p.has_mask_bits ? 1 : 0) | (p.num_ranges > 0 ? 2 : 0); }
+
+// Where each bucket of the logarithmic part begins, so that the device compares integers.
+kernels::T5Table t5_buckets(const Problem& p) {
+  kernels::T5Table t{};
+  if (!p.t5_bias) return t;
+  const int64_t buckets = t5_direction_buckets(p), exact = buckets / 2;
+  const auto bucket_of = [&](int64_t distance) {
+    return t5_bucket(-distance, p.t5_num_buckets, p.t5_max_distance, p.t5_bidirectional);
+  };
+  t.bidirectional = p.t5_bidirectional ? 1 : 0;
+  t.buckets = static_cast<int>(buckets), t.exact = static_cast<int>(exact);
+  t.max_distance = static_cast<int>(std::min<int64_t>(p.t5_max_distance, std::numeric_limits<int>::max()));
+  for (int64_t bucket = exact + 1; bucket < buckets; ++bucket) {
+    int64_t low = exact, high = t.max_distance;  // the first distance that reaches it
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (bucket_of(middle) >= bucket) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    t.first[t.steps++] = static_cast<int>(low);
+  }
+  return t;
+}
+
+std::string table_refusal(const Problem& p) {
+  if (p.t5_bias && t5_direction_buckets(p) - t5_direction_buckets(p) / 2 > kernels::kMaxT5Steps)
+    return "more than 128 T5 buckets in one direction";
+  return "";
+}
+
 std::string refusal(const Problem& p) {
   const KvCache& c = p.cache;
   if (c.k.dtype != c.v.dtype) return "K and V of different dtypes";
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
   if (p.new_tokens && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype)) return "q, k and v of different dtypes";
-  if (p.t5_bias && t5_direction_buckets(p) - t5_direction_buckets(p) / 2 > kernels::kMaxT5Steps)
-    return "more than 128 T5 buckets in one direction";
-  return "";
+  return table_refusal(p);
 }
 
 Config choose_config(const Problem& p, const DeviceShape& device, bool may_cluster) {

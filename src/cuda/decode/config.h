@@ -67,6 +67,16 @@ struct WorkspaceLayout {
 };
 WorkspaceLayout workspace_layout(const Config& c);
 
+// What the kernels know of the problem's score terms and masks: bits of ATTUNE_SCORE and ATTUNE_MASK, and T5's buckets
+// without their table.
+int score_bits(const Problem& p);
+int mask_bits(const Problem& p);
+kernels::T5Table t5_buckets(const Problem& p);
+// "" if the tables fit the kernels, else why they do not.
+std::string table_refusal(const Problem& p);
+
+// What every attention kernel needs of a problem: sizes, rows, cache, scores and masks.
+void fill_problem(const Problem& p, const kernels::T5Table& t5, kernels::DecodeParams& k);
 kernels::DecodeParams to_params(const Problem& p, const Config& c, void* workspace);
 
 }  // namespace attune::cuda::decode

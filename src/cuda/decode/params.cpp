@@ -92,7 +92,6 @@ void fill_cache(const Problem& p, DecodeParams& k) {
   k.page_table = int_table(c.page_table);
   k.v_page_table = int_table(c.v_page_table);
   k.batch_index = int_table(c.batch_index);
-  k.seqused_kv = int_table(p.seqused);
   k.num_pages = c.num_pages;
   k.page_size = to_int(c.page_size);
   k.page_shift = std::has_single_bit(static_cast<uint64_t>(c.page_size))
@@ -118,10 +117,10 @@ kernels::BiasTable bias_table(const ParamView& v) {
           v.dtype};
 }
 
-void fill_tables(const Problem& p, const Config& c, DecodeParams& k) {
+void fill_tables(const Problem& p, const kernels::T5Table& t5, DecodeParams& k) {
   k.bias = bias_table(p.bias);
   k.new_token_bias = bias_table(p.new_token_bias);
-  k.t5 = c.t5;
+  k.t5 = t5;
   if (p.t5_bias) {
     k.t5.data = reinterpret_cast<const char*>(p.t5_bias.data);
     k.t5.head_stride = p.t5_bias.stride[1];
@@ -165,26 +164,35 @@ void fill_scores(const Problem& p, DecodeParams& k) {
   k.zero_finished = p.zero_finished ? 1 : 0;
 }
 
-void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
+void fill_sizes(const Problem& p, DecodeParams& k) {
   k.batch = to_int(p.batch);
   k.num_heads_q = to_int(p.heads_q);
   k.num_heads_kv = to_int(p.heads_kv);
   k.group = to_int(p.group);
+  k.whole_pairs = p.batch_invariant ? 1 : 0;
+}
+
+void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
   k.blocks = c.blocks / c.head_lanes;
   k.head_lanes = c.head_lanes;
   k.row_blocks = to_int((std::max<int64_t>(1, p.max_seqlen_q) * p.group + c.rows() - 1) / c.rows());
-  k.whole_pairs = p.batch_invariant ? 1 : 0;
 }
 
 }  // namespace
 
+void fill_problem(const Problem& p, const kernels::T5Table& t5, DecodeParams& k) {
+  fill_sizes(p, k);
+  fill_rows(p, k);
+  if (p.cache) fill_cache(p, k);
+  fill_scores(p, k);
+  fill_tables(p, t5, k);
+  k.seqused_kv = int_table(p.seqused);
+}
+
 DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
   DecodeParams k{};
-  fill_rows(p, k);
+  fill_problem(p, c.t5, k);
   fill_new_tokens(p, k);
-  fill_cache(p, k);
-  fill_scores(p, k);
-  fill_tables(p, c, k);
   fill_schedule(p, c, k);
   const WorkspaceLayout w = workspace_layout(c);
   char* base = static_cast<char*>(workspace);

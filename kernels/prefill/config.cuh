@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a prefill kernel is compiled for, and where things lie in its shared memory.
+#pragma once
+
+#include "prefill/prefill_params.h"
+#include "ptx/async_copy.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/score_terms.cuh"
+
+namespace attune::prefill {
+
+using kernels::PrefillParams;
+using kernels::Task;
+
+using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
+constexpr int kScaleFirst = 32;  // of ATTUNE_SCORE too: the scale is not positive
+
+struct Config {
+  static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
+  static constexpr int kType = ATTUNE_TYPE, kCacheType = ATTUNE_CACHE_TYPE, kOutType = ATTUNE_OUT_TYPE;
+  static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
+  static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
+  static constexpr int kMathGroups = 2, kMathWarps = 4 * kMathGroups, kMathThreads = 128 * kMathGroups;
+  static constexpr int kThreads = 128 + kMathThreads;
+  // The cache has 8 bits: three warps beside the producer make them elements of kType.
+  static constexpr bool kConverts = kCached && kCacheType != kType;
+  static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
+  static constexpr int kTaskReaders = kMathWarps + kConvertWarps;  // warps
+  static constexpr int kProducerRegisters = kConverts ? 72 : 40, kMathRegisters = kConverts ? 216 : 232;
+  static constexpr int kRows = 64 * kMathGroups, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
+
+  static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsKeys = kKeys / 16;
+  static constexpr int kBlocksQk = (kHeadDimQk + 63) / 64, kBlocksV = (kHeadDimV + 63) / 64;  // of 64 channels
+  static constexpr int kChannels = (kHeadDimV + 31) / 32 * 32;                                // of the accumulators
+  static constexpr int kBytesK = kBlocksQk * kKeys * 128, kBytesV = kBlocksV * kKeys * 128;
+  static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
+  static constexpr kernels::PrefillShared kShared =
+      kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV);
+
+  static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16, "wgmma takes 16-bit elements here");
+  static_assert(kConverts == (kRawStages > 0), "a ring of codes for caches of 8 bits, and for no others");
+  static_assert(!kConverts || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0), "TMA copies multiples of 16 bytes");
+  static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "TMA copies multiples of 16 bytes");
+  static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
+  static_assert(kKeys % 32 == 0 && kKeys <= 256, "wgmma's columns, as ptx/wgmma.cuh has them");
+  static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
+  static_assert(kShared.total <= 232448, "more shared memory than a block can have");
+};
+
+// Where things lie: shared addresses, and tasks.
+struct Places {
+  unsigned char* memory;
+  unsigned base;
+  __device__ __forceinline__ explicit Places(unsigned char* shared)
+      : memory(shared), base(ptx::shared_address(shared)) {}
+  __device__ __forceinline__ unsigned char* task_memory(int slot) const {
+    return memory + Config::kShared.tasks + slot * (sizeof(Task) + 16);
+  }
+  __device__ __forceinline__ Task& task(int slot) const { return *reinterpret_cast<Task*>(task_memory(slot)); }
+  __device__ __forceinline__ int& head_tile(int slot) const {
+    return *reinterpret_cast<int*>(task_memory(slot) + sizeof(Task));
+  }
+  __device__ __forceinline__ int* flag() const { return reinterpret_cast<int*>(memory + Config::kShared.total - 4); }
+  __device__ __forceinline__ unsigned q() const { return base + Config::kShared.q; }
+  __device__ __forceinline__ unsigned k(int stage) const { return base + Config::kShared.k + stage * Config::kBytesK; }
+  __device__ __forceinline__ unsigned v(int stage) const { return base + Config::kShared.v + stage * Config::kBytesV; }
+  __device__ __forceinline__ unsigned barrier(int i) const { return base + Config::kShared.barriers + 8 * i; }
+  // "full" says that data have come, "empty" that all math warps have read them.
+  __device__ __forceinline__ unsigned k_full(int stage) const { return barrier(stage); }
+  __device__ __forceinline__ unsigned k_empty(int stage) const { return barrier(Config::kStages + stage); }
+  __device__ __forceinline__ unsigned v_full(int stage) const { return barrier(2 * Config::kStages + stage); }
+  __device__ __forceinline__ unsigned v_empty(int stage) const { return barrier(3 * Config::kStages + stage); }
+  __device__ __forceinline__ unsigned task_full(int slot) const { return barrier(4 * Config::kStages + slot); }
+  __device__ __forceinline__ unsigned task_empty(int slot) const {
+    return barrier(4 * Config::kStages + kernels::kTaskSlots + slot);
+  }
+  __device__ __forceinline__ unsigned q_full() const { return barrier(4 * Config::kStages + 2 * kernels::kTaskSlots); }
+  __device__ __forceinline__ unsigned q_empty() const { return q_full() + 8; }
+  __device__ __forceinline__ unsigned edge() const { return q_full() + 16; }  // the producer's own
+  // The ring of codes.
+  __device__ __forceinline__ unsigned raw(int stage) const {
+    return base + Config::kShared.raw +
+           stage * kernels::raw_bytes(Config::kKeys, Config::kHeadDimQk, Config::kHeadDimV);
+  }
+  __device__ __forceinline__ unsigned raw_full(int stage) const { return q_full() + 24 + 8 * stage; }
+  __device__ __forceinline__ unsigned raw_empty(int stage) const { return raw_full(Config::kRawStages + stage); }
+  // A flag, and from byte 4 on a bit for each key of the tile, where the flag says so.
+  __device__ __forceinline__ unsigned hidden(int stage) const {
+    return base + Config::kShared.hidden + kernels::kHiddenBytes * stage;
+  }
+  __device__ __forceinline__ unsigned raw_hidden(int stage) const { return hidden(Config::kStages + stage); }
+  // Of the keys, or values, of a tile; tiles take turns.
+  __device__ __forceinline__ float* scales(int turn, bool values) const {
+    return reinterpret_cast<float*>(memory + Config::kShared.scales) + (2 * turn + (values ? 1 : 0)) * Config::kKeys;
+  }
+};
+
+// Stage and parity of the n-th use of a ring.
+struct Turn {
+  int stage = 0;
+  unsigned parity = 0;
+  template <int kCount>
+  __device__ __forceinline__ void next() {
+    if (++stage == kCount) stage = 0, parity ^= 1;
+  }
+};
+
+// Of the math threads, from 0.
+__device__ __forceinline__ int math_thread() { return static_cast<int>(threadIdx.x) - 128; }
+// The first of this thread's two packed rows of the block; the other is 8 further.
+__device__ __forceinline__ int row_of_thread() { return math_thread() / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4; }
+
+// Numbered barriers.
+constexpr int kTurnOfGroup = 1;  // and 2
+constexpr int kAllMath = 3, kAllConverters = 4;
+
+}  // namespace attune::prefill

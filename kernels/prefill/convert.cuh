@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Three warps that make tiles of 8-bit codes, which the producer's copies bring, K and V of 16 bits: element = code *
+// scale, rounded once, in rows swizzled as the TMA would have written them. Values that nobody may see become zero.
+#pragma once
+
+#include "prefill/config.cuh"
+#include "prefill/tiles.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::prefill {
+
+// Four codes of a word, from the low byte on.
+template <int kType>
+__device__ __forceinline__ void decode_four(unsigned word, float (&x)[4]) {
+  if constexpr (kType == tile::kInt8) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = static_cast<float>(static_cast<signed char>(word >> (8 * i)));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto pair = static_cast<unsigned short>(word >> (16 * i));
+      const unsigned halves = kType == tile::kE4m3 ? ptx::e4m3_to_f16(pair) : ptx::e5m2_to_f16(pair);
+      x[2 * i] = ptx::f16_to_float(static_cast<unsigned short>(halves));
+      x[2 * i + 1] = ptx::f16_to_float(static_cast<unsigned short>(halves >> 16));
+    }
+  }
+}
+
+class Converter {
+ public:
+  static constexpr int kThreads = 32 * Config::kConvertWarps;
+
+  __device__ __forceinline__ Converter(const PrefillParams& p, const Places& places)
+      : p_(p), places_(places), thread_(static_cast<int>(threadIdx.x) - 32) {}
+
+  __device__ __forceinline__ void run() {
+    for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
+      ptx::wait_phase(places_.task_full(slot.stage), slot.parity);
+      const Task& task = places_.task(slot.stage);
+      if (task.batch < 0) return;
+      const int kv_head = places_.head_tile(slot.stage) * p_.heads_of_tile / p_.group;
+      if (task.tile_end > task.tile_begin) convert(task, kv_head);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::arrive(places_.task_empty(slot.stage));
+    }
+  }
+
+ private:
+  // The order of the producer.
+  __device__ __forceinline__ void convert(const Task& task, int kv_head) {
+    const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
+    Tile last = tile_at(task, line, task.tile_end - 1);
+    keys(task, kv_head, last);
+    for (int i = task.tile_end - 2; i >= task.tile_begin; --i) {
+      const Tile tile = tile_at(task, line, i);
+      keys(task, kv_head, tile);
+      values(last);
+      last = tile;
+    }
+    values(last);
+  }
+
+  __device__ __forceinline__ void keys(const Task& task, int kv_head, const Tile& tile) {
+    const Turn turn = k_turn_;
+    k_turn_.next<Config::kStages>();
+    if (!tile.cached) return;
+    const Turn raw = raw_turn_;
+    raw_turn_.next<Config::kRawStages>();
+    load_scales(task, kv_head, tile);
+    ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
+    ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
+    if (thread_ < kernels::kHiddenBytes / 4) {
+      ptx::store_shared_u32(places_.hidden(turn.stage) + 4 * thread_,
+                            ptx::load_shared_u32(places_.raw_hidden(raw.stage) + 4 * thread_));
+    }
+    tile_of<Config::kHeadDimQk>(places_.raw(raw.stage), places_.k(turn.stage), places_.scales(scale_turn_, false), 0,
+                                Config::kKeys);
+    hand_over(places_.raw_empty(raw.stage), places_.k_full(turn.stage));
+  }
+
+  __device__ __forceinline__ void values(const Tile& tile) {
+    const Turn turn = v_turn_;
+    v_turn_.next<Config::kStages>();
+    if (!tile.cached) return;
+    const Turn raw = raw_turn_;
+    raw_turn_.next<Config::kRawStages>();
+    ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
+    ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
+    value_turn_ ^= 1;
+    tile_of<Config::kHeadDimV>(places_.raw(raw.stage), places_.v(turn.stage), places_.scales(value_turn_, true),
+                               tile.low - tile.start, tile.high - tile.start);
+    hand_over(places_.raw_empty(raw.stage), places_.v_full(turn.stage));
+  }
+
+  __device__ __forceinline__ void hand_over(unsigned raw_empty, unsigned full) {
+    ptx::fence_async_proxy();
+    ptx::sync_some(kAllConverters, kThreads);
+    if (thread_ == 0) {
+      ptx::arrive(raw_empty);
+      ptx::arrive(full);
+    }
+  }
+
+  // Of both K and V of the tile; before the codes are waited for, because it takes two dependent loads.
+  __device__ __forceinline__ void load_scales(const Task& task, int kv_head, const Tile& tile) {
+    scale_turn_ ^= 1;
+#pragma unroll 1
+    for (int key = thread_; key < Config::kKeys; key += kThreads) {
+      const bool there = tile.start + key >= tile.low && tile.start + key < tile.high;
+      places_.scales(scale_turn_, false)[key] =
+          there ? scale_of(p_, task, kv_head, tile.start + key, false) : 0.0f;
+      places_.scales(scale_turn_, true)[key] =
+          there ? scale_of(p_, task, kv_head, tile.start + key, true) : 0.0f;
+    }
+    ptx::sync_some(kAllConverters, kThreads);
+  }
+  // Rows outside of [low, high) become zero.
+  template <int kHeadDim>
+  __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, const float* scales, int low, int high) const {
+    constexpr int kPitch = kernels::raw_pitch(kHeadDim), kPieces = kPitch / 16;  // of 16 codes, in a row of a block
+#pragma unroll
+    for (int block = 0; block < kernels::raw_blocks(kHeadDim); ++block) {
+#pragma unroll 1
+      for (int i = thread_; i < Config::kKeys * kPieces; i += kThreads) {
+        const int row = i / kPieces, piece = i % kPieces, channel = 128 * block + 16 * piece;
+        if (channel >= (kHeadDim + 63) / 64 * 64) continue;
+        unsigned words[4];
+        ptx::load_shared_four(raw + (block * Config::kKeys + row) * kPitch + 16 * piece, words);
+        const float scale = scales[row];
+        const bool there = row >= low && row < high;
+        unsigned out[8];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          float x[4];
+          decode_four<Config::kCacheType>(words[w], x);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float first = x[2 * e] * scale, second = x[2 * e + 1] * scale;
+            const unsigned pair =
+                Config::kType == tile::kBFloat16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
+            out[2 * w + e] = there ? pair : 0;
+          }
+        }
+        const unsigned line = to + (channel / 64 * Config::kKeys + row) * 128;
+        const int chunk = channel % 64 / 8;
+        ptx::store_shared_four(line + ((chunk ^ (row & 7)) * 16), out);
+        ptx::store_shared_four(line + (((chunk + 1) ^ (row & 7)) * 16), out + 4);
+      }
+    }
+    if constexpr (kPitch < 64 || (kHeadDim % 64 != 0 && kHeadDim < 128)) clear_rest<kHeadDim>(to);
+  }
+  // Channels beyond the head dim, up to the products' steps.
+  template <int kHeadDim>
+  __device__ __forceinline__ void clear_rest(unsigned to) const {
+    constexpr int kFirst = kernels::raw_pitch(kHeadDim) / 8, kChunks = (kHeadDim + 63) / 64 * 8;
+#pragma unroll 1
+    for (int i = thread_; i < Config::kKeys * (kChunks - kFirst); i += kThreads) {
+      const int row = i / (kChunks - kFirst), chunk = kFirst + i % (kChunks - kFirst);
+      ptx::store_shared_zero(to + (chunk / 8 * Config::kKeys + row) * 128 + ((chunk % 8) ^ (row & 7)) * 16);
+    }
+  }
+
+  const PrefillParams& p_;
+  const Places& places_;
+  const int thread_;
+  Turn k_turn_, v_turn_, raw_turn_;
+  int scale_turn_ = 1, value_turn_ = 1;
+};
+
+}  // namespace attune::prefill

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefill attention: many query rows a sequence over dense keys, over a cache, or over both, at the speed of the tensor
+// cores.
+//
+// Rows are packed: the tokens of a sequence times the query heads that share a KV head, so that K and V come once for
+// all of them. A task is a block of 128 packed rows and the tiles of keys that they may see; prefill/schedule.cu lists
+// tasks, longest first, and the blocks of a persistent grid take them one after the other. Masks touch only tiles at the
+// edges; tiles that nobody sees are not in the list.
+//
+// Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp (load.cuh); groups 1 and
+// 2 have 64 rows each (attend.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
+//
+//   producer: Q K0   K1 V0   K2 V1   K3 V2 ..
+//   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..
+//   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 ..
+//
+// Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty" (a
+// lane of each of the eight math warps). Where the cache has 8 bits, its tiles come to a ring of their own, and three
+// warps beside the producer make them K and V (convert.cuh). Tasks go through three slots the same way.
+#include "prefill/convert.cuh"
+#include "prefill/load.cuh"
+#include "prefill/repair.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::prefill {
+
+__device__ __forceinline__ void init_barriers(const Places& places) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Config::kStages; ++i) {
+      ptx::init_barrier(places.k_full(i), 1);
+      ptx::init_barrier(places.v_full(i), 1);
+      ptx::init_barrier(places.k_empty(i), Config::kMathWarps);
+      ptx::init_barrier(places.v_empty(i), Config::kMathWarps);
+    }
+    for (int i = 0; i < kernels::kTaskSlots; ++i) {
+      ptx::init_barrier(places.task_full(i), 1);
+      ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
+    }
+    for (int i = 0; i < 2 * Config::kRawStages; ++i) ptx::init_barrier(places.raw_full(i), 1);  // and raw_empty
+    ptx::init_barrier(places.q_full(), 1);
+    ptx::init_barrier(places.q_empty(), Config::kMathWarps);
+    ptx::init_barrier(places.edge(), 1);
+    ptx::publish_barriers();
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
+  const int group = threadIdx.x / 128 - 1;
+  // The first group's first turn.
+  if (group == 1) ptx::arrive_some(kTurnOfGroup, Config::kMathThreads);
+  Attend attend(p, places, group);
+  for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
+    ptx::wait_phase(places.task_full(slot.stage), slot.parity);
+    const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
+    const int head_tile = places.head_tile(slot.stage);
+    if (task.batch < 0) return;
+    Rows rows;
+    rows.start(p, task, head_tile);
+    if (task.tile_end <= task.tile_begin) {
+      store_nothing(p, task, rows);
+    } else {
+      Accumulators a;
+      attend(task, rows, a);
+      const Repair repair(rows, a);
+      if (task.num_parts == 1) {
+        store_whole(p, task, rows, a);
+      } else {
+        store_part(p, task, head_tile, a);
+      }
+      __syncwarp();
+      repair(p, task, head_tile, rows);
+      if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot.stage));
+  }
+}
+
+}  // namespace attune::prefill
+
+extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1)
+    attune_prefill(const __grid_constant__ attune::kernels::PrefillParams p,
+                   const __grid_constant__ attune::ptx::TensorMap q, const __grid_constant__ attune::ptx::TensorMap k,
+                   const __grid_constant__ attune::ptx::TensorMap v,
+                   const __grid_constant__ attune::ptx::TensorMap dense_k,
+                   const __grid_constant__ attune::ptx::TensorMap dense_v) {
+  using namespace attune;
+  using namespace attune::prefill;
+  const Places places(ptx::dynamic_shared());
+  init_barriers(places);
+  ptx::wait_for_previous_kernels();
+  ptx::allow_next_kernel();
+  if (threadIdx.x < 128) {
+    ptx::give_up_registers<Config::kProducerRegisters>();
+    if (threadIdx.x < 32) {
+      const Maps maps{q, k, v, dense_k, dense_v};
+      Loader loader(p, maps, places);
+      loader.run();
+    } else if constexpr (Config::kConverts) {
+      Converter converter(p, places);
+      converter.run();
+    }
+  } else {
+    ptx::take_registers<Config::kMathRegisters>();
+    run_math(p, places);
+  }
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host and the kernels of prefill share: parameters, tasks in the workspace, and the size of shared memory.
+// Compiled by NVRTC and by the host's compiler; no standard headers.
+#pragma once
+
+#include "decode/decode_params.h"
+
+namespace attune::kernels {
+
+// A run of key tiles for one block of packed rows (tokens of a sequence, the heads of a head tile inside), for every
+// head tile. Tiles of keys in the cache begin at multiples of the tile, those of dense keys at multiples beyond
+// num_cached; both are counted in one line.
+struct alignas(16) Task {
+  long long q_begin;   // first row of q in a ragged batch
+  long long q_row;     // the sequence's first row of q among those that the TMA knows by one number
+  long long kv_row;    // likewise of dense k and v
+  int batch;           // -1: there are no more tasks
+  int token_begin, num_tokens;
+  int num_q;
+  int num_cached, num_keys;
+  int first_key, end_key;    // that some row of the block may see
+  int tile_begin, tile_end;  // of this part
+  int part, num_parts;       // of the block's tiles
+  int first_part;            // of all parts of blocks that are split: where partial results go
+  int split;                 // of all blocks that are split: its counter
+};
+
+// At the beginning of the schedule's part of the workspace.
+struct alignas(16) TaskList {
+  int num_tasks;
+  int heads_at_a_time;  // head tiles whose keys fit the L2 together: all tasks of some, then of the next
+  unsigned next_item;   // (task, head tile) pairs that have been taken, beside each block's first; 0 before and after a run
+  int piece;            // most tiles of a part
+};
+
+struct PrefillParams : DecodeParams {
+  long long total_kv;          // dense rows
+  IntTable cu_seqlens_kv;      // of dense keys that are not q's tokens
+  int q_flat, kv_flat;         // rows of q, and dense rows, have one number; else a batch and a row of it
+  int fixed_kv;                // dense keys of each sequence where there is no cu_seqlens_kv
+  int dense;                   // there are dense keys: all of them, or new tokens after the cache
+  int cached;                  // there is a cache
+  int box_keys;                // of the cache: keys of one copy
+  int heads_of_tile;           // query heads that share a block of rows; divides group
+  int tokens_of_tile;          // most tokens of a block of rows
+  int num_head_tiles;
+  int num_blocks;              // of the grid
+  int max_tasks;
+  int bytes_of_key;            // of K and V of one KV head
+  int store_vectors;           // rows of out take 16-byte stores
+  TaskList* list;
+  Task* tasks;                 // [max_tasks]
+  int* block_begin;            // [batch + 1]: blocks of rows before each sequence
+  unsigned* parts_done;        // [splits][num_head_tiles]; 0 before and after each run
+};
+
+// Rows of a cache of 8 bits as the TMA brings them: in blocks of up to 128 channels.
+ATTUNE_SHARED_FUNCTION int raw_pitch(int head_dim) { return head_dim < 128 ? align_up(head_dim, 16) : 128; }
+ATTUNE_SHARED_FUNCTION int raw_blocks(int head_dim) { return (head_dim + 127) / 128; }
+ATTUNE_SHARED_FUNCTION int raw_bytes(int keys, int head_dim_qk, int head_dim_v) {
+  const int k = raw_blocks(head_dim_qk) * raw_pitch(head_dim_qk), v = raw_blocks(head_dim_v) * raw_pitch(head_dim_v);
+  return align_up(keys * (k > v ? k : v), 128);
+}
+
+// Dynamic shared memory of a block; bytes, multiples of 1,024 for what is swizzled.
+struct PrefillShared {
+  int q, k, v, raw, barriers, hidden, scales, tasks, total;
+};
+constexpr int kTaskSlots = 3;
+constexpr int kHiddenBytes = 32;  // a flag and the bits of a tile's keys
+// raw_stages: of the ring of codes; 0 where nothing is converted.
+ATTUNE_SHARED_FUNCTION PrefillShared prefill_shared(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
+                                                    int head_dim_v) {
+  const int blocks_qk = (head_dim_qk + 63) / 64, blocks_v = (head_dim_v + 63) / 64;
+  PrefillShared s{};
+  s.k = s.q + blocks_qk * rows * 128;
+  s.v = s.k + stages * blocks_qk * keys * 128;
+  s.raw = s.v + stages * blocks_v * keys * 128;
+  s.barriers = s.raw + raw_stages * raw_bytes(keys, head_dim_qk, head_dim_v);
+  s.hidden = s.barriers + align_up((4 * stages + 2 * raw_stages + 2 * kTaskSlots + 3) * 8, 16);
+  s.scales = s.hidden + (stages + raw_stages) * kHiddenBytes;
+  s.tasks = s.scales + (raw_stages > 0 ? 4 * keys * 4 : 0);  // of K and V of two tiles
+  s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
+  return s;
+}
+
+}  // namespace attune::kernels

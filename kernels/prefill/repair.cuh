@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// A value that one row of a block may not see but another does is multiplied by a weight of 0, which leaves NaN if it is
+// NaN or infinite. That shows in the row's output. Such rows are computed again, key by key, from what they may see:
+// slow, and never needed unless there are such values.
+#pragma once
+
+#include "prefill/store.cuh"
+
+namespace attune::prefill {
+
+class Repair {
+ public:
+  // Which of the thread's rows have something that is no finite number.
+  __device__ __forceinline__ explicit Repair(const Rows& rows, const Accumulators& a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float probe = 0;
+#pragma unroll
+      for (int i = 0; i < Config::kChannels / 4; ++i)
+        probe = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe);  // NaN as soon as one is not finite
+      bad_[h] = rows.token[h] >= 0 && probe != 0.0f;
+    }
+  }
+
+  // All lanes of the warp, after the task's rows, or its part of them, have been stored: stores the bad ones again.
+  __device__ __forceinline__ void operator()(const PrefillParams& p, const Task& t, int head_tile,
+                                             const Rows& rows) const {
+    if (!__any_sync(0xffffffffu, bad_[0] || bad_[1])) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      for (int row = 0; row < 8; ++row) {
+        bool any = false;
+        for (int lane = 0; lane < 4; ++lane) any |= __shfl_sync(0xffffffffu, bad_[h] ? 1 : 0, 4 * row + lane) != 0;
+        if (any) again(p, t, head_tile, rows, h, row);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kVectors = (Config::kChannels + 31) / 32;
+
+  // A row of K or of V; data null: on a page that is not there.
+  struct KeyRow {
+    const char* data;
+    int dtype;
+    float scale;
+    // As the products see it.
+    __device__ __forceinline__ float at(int channel) const {
+      const float x = tile::load_element(dtype, data, channel);
+      if (dtype == Config::kType) return x;
+      return Config::kType == tile::kBFloat16
+                 ? ptx::bf16_to_float(static_cast<unsigned short>(ptx::pack_bf16(x * scale, 0.0f)))
+                 : ptx::f16_to_float(static_cast<unsigned short>(ptx::pack_f16(x * scale, 0.0f)));
+    }
+  };
+  __device__ __forceinline__ static KeyRow row_at(const PrefillParams& p, const Task& t, int key, int head,
+                                                  bool values) {
+    if (!Config::kCached || key >= t.num_cached) {
+      const kernels::NewRows& rows = values ? p.new_v : p.new_k;
+      return {rows.data + (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride +
+                           head * rows.head_stride) *
+                              2,
+              Config::kType, 1.0f};
+    }
+    const kernels::KvPlane& plane = values ? p.v : p.k;
+    const Slot s = slot_of(p, t.batch, key, values);
+    if (s.page < 0) return {nullptr, Config::kCacheType, 0.0f};
+    return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + head * plane.head_stride,
+            Config::kCacheType, Config::kConverts ? scale_of(p, t, head, key, values) : 1.0f};
+  }
+
+  __device__ __forceinline__ static bool sees(const PrefillParams& p, const Rows& rows, const Rows::Terms& terms,
+                                              int position, int first, int end, int key) {
+    bool seen = first <= key && key < end;
+    if constexpr (Rows::kRanges) {
+      for (int i = 0; i < p.num_ranges; ++i) {
+        int range_first, range_last;
+        seen |= Rows::in_range(p, rows.batch, i, position, range_first, range_last) && range_first <= key &&
+                key <= range_last;
+      }
+    }
+    if constexpr (Rows::kBits) seen = seen && Rows::bit_of(p, rows.first_row, rows.mask_start, terms, key);
+    return seen;
+  }
+
+  __device__ __forceinline__ static void again(const PrefillParams& p, const Task& t, int head_tile, const Rows& rows,
+                                               int h, int row) {
+    const int lane = threadIdx.x % 32, kv_head = head_tile * p.heads_of_tile / p.group;
+    const auto of_row = [&](auto x) { return __shfl_sync(0xffffffffu, x, 4 * row); };
+    Rows::Terms terms = rows.terms(h);
+    terms = {of_row(terms.head), of_row(terms.query), rows.before, of_row(terms.slope)};
+    const int token = terms.query, head = terms.head, position = terms.before + token, first = of_row(rows.first[h]),
+              end = of_row(rows.end[h]);
+    const char* q =
+        p.q + tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride, p.q_head_stride) * 2;
+    const TileLine<Config::kKeys> line(t.num_cached, t.first_key, t.end_key);
+    float o[kVectors] = {}, highest = -ptx::infinity(), sum = 0;
+    for (int i = t.tile_begin; i < t.tile_end; ++i) {
+      const Tile tile = tile_at(t, line, i);
+      for (int begin = tile.low; begin < tile.high; begin += 32) {
+        const int key = begin + lane;
+        const bool seen = key < tile.high && sees(p, rows, terms, position, first, end, key);
+        KeyRow k{nullptr, Config::kType, 0.0f};
+        if (seen) k = row_at(p, t, key, kv_head, false);
+        float s = -ptx::infinity();
+        if (k.data != nullptr) {
+          s = 0;
+          for (int d = 0; d < Config::kHeadDimQk; ++d)
+            s = fmaf(tile::load_element(Config::kType, q, d), k.at(d), s);
+          s = Rows::score_of(p, s, terms, key);
+        }
+        float top = fmaxf(highest, s);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+        const float reference = reference_of(top), lowered = ptx::exp2_approx(highest - reference);
+        const float weight = ptx::exp2_approx(s - reference);
+        highest = top;
+        sum *= lowered;
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) o[v] *= lowered;
+        for (int j = 0; j < min(32, tile.high - begin); ++j) {
+          const float w = __shfl_sync(0xffffffffu, weight, j);
+          if (__shfl_sync(0xffffffffu, k.data != nullptr ? 1 : 0, j) == 0) continue;
+          const KeyRow value = row_at(p, t, begin + j, kv_head, true);
+          sum += w;
+          if (value.data == nullptr) continue;
+#pragma unroll
+          for (int v = 0; v < kVectors; ++v) {
+            const int channel = 32 * v + lane;
+            if (channel < Config::kHeadDimV) o[v] = fmaf(w, value.at(channel), o[v]);
+          }
+        }
+      }
+    }
+    if (t.num_parts > 1) {
+      const long long at = part_row(p, t, head_tile, t.part) + row_of_thread() - lane / 4 + row + 8 * h;
+      if (lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(highest, sum);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) p.partial_out[at * Config::kChannels + 32 * v + lane] = o[v];
+      return;
+    }
+    float factor = 0;
+    if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, highest, sum);
+    factor = __shfl_sync(0xffffffffu, factor, 0);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (32 * v + lane < Config::kHeadDimV)
+        tile::store_element(Config::kOutType, p.out, out_at(p, t, token, head) + (32 * v + lane) * p.out_dim_stride,
+                            o[v] * factor);
+    }
+  }
+
+  bool bad_[2];
+};
+
+}  // namespace attune::prefill

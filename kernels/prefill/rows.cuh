@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two rows of a thread (l / 4 and l / 4 + 8 of its warp's sixteen): who they are, what they may see, and what is
+// done to their scores.
+#pragma once
+
+#include "prefill/config.cuh"
+#include "prefill/tiles.cuh"
+#include "ptx/math.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::prefill {
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+template <bool kFirst, class A, class B>
+struct Choice {
+  using Type = A;
+};
+template <class A, class B>
+struct Choice<false, A, B> {
+  using Type = B;
+};
+
+// Exponents are taken against this: a row that has seen nothing has no maximum yet.
+__device__ __forceinline__ float reference_of(float max) { return max == -ptx::infinity() ? 0.0f : max; }
+
+struct Rows {
+  static constexpr bool kAlibiOn = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
+  // Scores are products until their exponential is taken; with anything but a scale they are computed first.
+  static constexpr bool kPlain = Config::kScore == 0;
+  static constexpr bool kTables = (Config::kScore & (kBias | kT5)) != 0;
+  static constexpr bool kBits = (Config::kMask & kMaskBits) != 0, kRanges = (Config::kMask & kMaskRanges) != 0;
+
+  int token[2], head[2];         // in the sequence, of all query heads; token -1: no such row
+  int position[2];               // absolute
+  int first[2], end[2];          // keys that it may see
+  int first_of_all, end_of_all;  // that all rows of the block see
+  float slope[kAlibiOn ? 2 : 1];
+  int batch, num_keys, before;  // before: keys before the sequence's first query
+  long long first_row;          // of mask_bits: the row of the first query
+  int mask_start;
+
+  __device__ __forceinline__ void start(const PrefillParams& p, const Task& t, int head_tile) {
+    const int row = row_of_thread();
+    before = t.num_keys - t.num_q;
+    if constexpr (kBits || kRanges) {
+      batch = t.batch, num_keys = t.num_keys;
+      first_row = p.cu_seqlens_q.data != nullptr ? t.q_begin : static_cast<long long>(t.batch) * p.fixed_q;
+      mask_start = p.mask_start.data != nullptr ? schedule::int_at(p.mask_start, t.batch) : 0;
+    }
+    first_of_all = first_visible(p, before + t.token_begin + t.num_tokens - 1);
+    end_of_all = end_visible(p, t.num_keys, before + t.token_begin);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int local = (row + 8 * h) / p.heads_of_tile;
+      const bool there = local < t.num_tokens;
+      token[h] = there ? t.token_begin + local : -1;
+      head[h] = head_tile * p.heads_of_tile + row + 8 * h - local * p.heads_of_tile;
+      position[h] = before + t.token_begin + local;
+      first[h] = max(first_visible(p, position[h]), t.first_key);
+      end[h] = there ? min(end_visible(p, t.num_keys, position[h]), t.end_key) : 0;
+      if constexpr (kAlibiOn)
+        slope[h] = there ? p.alibi[t.batch * p.alibi_batch_stride + head[h] * p.alibi_head_stride] * kLog2e : 0.0f;
+    }
+  }
+
+  // What is done to the score of a row and a key.
+  struct Terms {
+    int head, query, before;
+    float slope;
+  };
+  __device__ __forceinline__ Terms terms(int h) const {
+    return {head[h], token[h], before, slope[kAlibiOn ? h : 0]};
+  }
+  // A product to a score in base 2.
+  __device__ __forceinline__ static float score_of(const PrefillParams& p, float s, const Terms& t, int key) {
+    const int distance = t.before + t.query - key;
+    if constexpr ((Config::kScore & kSoftcap) != 0) {
+      // tanh(y) = 1 - 2 / (1 + e^2y), exact at both ends.
+      const float e = ptx::exp2_approx(s * (p.scale / p.softcap * (2 * kLog2e)));
+      s = p.softcap * kLog2e * (1.0f - 2.0f * ptx::reciprocal_approx(1.0f + e));
+    } else {
+      s *= p.scale * kLog2e;
+    }
+    if constexpr ((Config::kScore & kAlibi) != 0) s -= t.slope * static_cast<float>(distance);
+    if constexpr ((Config::kScore & kAlibiSqrt) != 0) s -= t.slope * sqrtf(fmaxf(static_cast<float>(distance), 0.0f));
+    if constexpr (kTables) {
+      if (t.query >= 0)
+        s += kLog2e * tile::table_terms<Config::kScore>(p, t.head, t.query, t.before, key, distance);
+    }
+    return s;
+  }
+  __device__ __forceinline__ void score(const PrefillParams& p, const Tile& tile,
+                                        float (&s)[Config::kKeys / 2]) const {
+    if constexpr (!kPlain) {
+#pragma unroll
+      for (int i = 0; i < Config::kKeys / 2; ++i)
+        s[i] = score_of(p, s[i], terms(i / 2 % 2), tile.start + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2);
+    }
+  }
+
+  // hidden: shared address of the flag and bits of keys on pages that are not there, or 0.
+  __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, unsigned hidden,
+                                       float (&s)[Config::kKeys / 2]) const {
+    const bool flagged = hidden != 0 && ptx::load_shared_u32(hidden) != 0;
+    if (!kBits && tile.low == tile.start && tile.high == tile.start + Config::kKeys && first_of_all <= tile.low &&
+        end_of_all >= tile.high && !flagged)
+      return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      Seen seen = seen_by_position(p, tile, h);
+      if (flagged) seen &= ~hidden_keys(hidden);
+      if constexpr (kBits) seen = seen_by_bits(p, tile, h, seen);
+#pragma unroll
+      for (int i = 0; i < Config::kKeys / 4; ++i) {
+        if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
+      }
+    }
+  }
+
+  // Whether row h sees a key that no interval hides; of terms that a row has once.
+  __device__ __forceinline__ static bool bit_of(const PrefillParams& p, long long first_row, int mask_start,
+                                                const Terms& t, int key) {
+    return tile::mask_bit(p, first_row + t.query, t.head, static_cast<long long>(key) - mask_start);
+  }
+  __device__ __forceinline__ static bool in_range(const PrefillParams& p, int batch, int i, int position, int& first,
+                                                  int& last) {
+    const int* range = p.ranges + batch * p.range_batch_stride + i * p.range_stride;
+    first = range[0], last = range[p.range_end_stride];
+    return first < last && first <= position && position <= last;
+  }
+
+ private:
+  // Bit 2 j + e: this thread's key 8 j + 2 (lane % 4) + e of the tile.
+  using Seen = typename Choice<(Config::kKeys > 128), unsigned long long, unsigned>::Type;
+
+  // The thread's keys before key x of the tile.
+  __device__ __forceinline__ static Seen keys_before(int x) {
+    x = min(max(x, 0), Config::kKeys);
+    const int count = x / 8 * 2 + min(max(x % 8 - static_cast<int>(threadIdx.x % 4) * 2, 0), 2);
+    return count >= static_cast<int>(8 * sizeof(Seen)) ? ~Seen{0} : (Seen{1} << count) - 1;
+  }
+  __device__ __forceinline__ static Seen keys_between(int first, int end) {
+    return first < end ? keys_before(end) & ~keys_before(first) : Seen{0};
+  }
+  __device__ __forceinline__ Seen seen_by_position(const PrefillParams& p, const Tile& tile, int h) const {
+    Seen seen = keys_between(first[h] - tile.start, end[h] - tile.start);
+    if constexpr (kRanges) {
+      for (int i = 0; i < p.num_ranges && token[h] >= 0; ++i) {
+        int range_first, range_last;
+        if (in_range(p, batch, i, position[h], range_first, range_last))
+          seen |= keys_between(range_first - tile.start, min(range_last, num_keys - 1) + 1 - tile.start);
+      }
+    }
+    return seen & keys_between(tile.low - tile.start, tile.high - tile.start);
+  }
+  __device__ __forceinline__ static Seen hidden_keys(unsigned hidden) {
+    Seen keys = 0;
+#pragma unroll
+    for (int word = 0; word < Config::kKeys / 32; ++word) {
+      const unsigned bits = ptx::load_shared_u32(hidden + 4 + 4 * word) >> (threadIdx.x % 4 * 2);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) keys |= static_cast<Seen>(bits >> (8 * j) & 3) << (8 * word + 2 * j);
+    }
+    return keys;
+  }
+  __device__ __forceinline__ Seen seen_by_bits(const PrefillParams& p, const Tile& tile, int h, Seen seen) const {
+    if (token[h] < 0) return 0;
+    const Terms t = terms(h);
+#pragma unroll 4
+    for (int i = 0; i < Config::kKeys / 4; ++i) {
+      const int key = tile.start + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+      if ((seen >> i & 1) != 0 && !bit_of(p, first_row, mask_start, t, key)) seen &= ~(Seen{1} << i);
+    }
+    return seen;
+  }
+};
+
+}  // namespace attune::prefill

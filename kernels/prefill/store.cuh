@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a task: normalised rows to `out`, or a part of a block's tiles to the workspace, where the block that comes
+// last merges all parts in the order of their keys.
+#pragma once
+
+#include "prefill/attend.cuh"
+#include "ptx/atomic.cuh"
+#include "tile/finish.cuh"
+
+namespace attune::prefill {
+
+// Lane t of four gets what all of them hold in r[t]: r[i] = lane i's.
+__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
+  const bool odd = threadIdx.x % 2 != 0, upper = threadIdx.x % 4 >= 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const unsigned got = __shfl_xor_sync(0xffffffffu, odd ? r[i] : r[i + 1], 1);
+    if (odd) {
+      r[i] = got;
+    } else {
+      r[i + 1] = got;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? r[i] : r[i + 2], 2);
+    if (upper) {
+      r[i] = got;
+    } else {
+      r[i + 2] = got;
+    }
+  }
+}
+
+// Channels channel, channel + 1 of the row whose first element is `at`, both or none there.
+__device__ __forceinline__ void store_pair(const PrefillParams& p, long long at, int channel, float x, float y) {
+  if (channel >= Config::kHeadDimV) return;
+  tile::store_element(Config::kOutType, p.out, at + channel * p.out_dim_stride, x);
+  tile::store_element(Config::kOutType, p.out, at + (channel + 1) * p.out_dim_stride, y);
+}
+
+// Row h of the thread; all lanes of the warp come here together, with rows that are not there too.
+__device__ __forceinline__ void store_row(const PrefillParams& p, bool there, long long at, int h, float factor,
+                                          const float (&o)[Config::kChannels / 2]) {
+  constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+  const int t = threadIdx.x % 4;
+  if (kHalves && p.store_vectors) {
+#pragma unroll
+    for (int i = 0; i < Config::kChannels / 32; ++i) {
+      unsigned r[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float x = o[16 * i + 4 * j + 2 * h] * factor, y = o[16 * i + 4 * j + 2 * h + 1] * factor;
+        r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+      }
+      transpose_quad(r);
+      const int channel = 32 * i + 8 * t;
+      if (there && channel < Config::kHeadDimV)
+        *reinterpret_cast<uint4*>(p.out + (at + channel) * 2) = make_uint4(r[0], r[1], r[2], r[3]);
+    }
+    return;
+  }
+  if (!there) return;
+#pragma unroll
+  for (int j = 0; j < Config::kChannels / 8; ++j)
+    store_pair(p, at, 8 * j + 2 * t, o[4 * j + 2 * h] * factor, o[4 * j + 2 * h + 1] * factor);
+}
+
+__device__ __forceinline__ long long out_at(const PrefillParams& p, const Task& t, int token, int head) {
+  return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
+}
+
+__device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& t, const Rows& rows,
+                                            const Accumulators& a) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const bool there = rows.token[h] >= 0;
+    float factor = 0;
+    if (there && threadIdx.x % 4 == 0)
+      factor = tile::finish_row(p, t.batch, t.q_begin, rows.token[h], rows.head[h], a.max[h], a.sum[h]);
+    factor = __shfl_sync(0xffffffffu, factor, threadIdx.x % 32 & ~3);
+    store_row(p, there, there ? out_at(p, t, rows.token[h], rows.head[h]) : 0, h, factor, a.o);
+  }
+}
+
+// Rows that see no key.
+__device__ __forceinline__ void store_nothing(const PrefillParams& p, const Task& t, const Rows& rows) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (rows.token[h] < 0) continue;
+    if (threadIdx.x % 4 == 0)
+      tile::finish_row(p, t.batch, t.q_begin, rows.token[h], rows.head[h], -ptx::infinity(), 0.0f);
+    const long long at = out_at(p, t, rows.token[h], rows.head[h]);
+    for (int channel = threadIdx.x % 4 * 2; channel < Config::kHeadDimV; channel += 8) store_pair(p, at, channel, 0, 0);
+  }
+}
+
+// Where part i of the task's block and head tile lies.
+__device__ __forceinline__ long long part_row(const PrefillParams& p, const Task& t, int head_tile, int i) {
+  return (static_cast<long long>(t.first_part + i) * p.num_head_tiles + head_tile) * Config::kRows;
+}
+
+__device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile,
+                                           const Accumulators& a) {
+  const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const long long at = part_row(p, t, head_tile, t.part) + row + 8 * h;
+    if (pair == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
+#pragma unroll
+    for (int j = 0; j < Config::kChannels / 8; ++j) {
+      *reinterpret_cast<float2*>(p.partial_out + at * Config::kChannels + 8 * j + pair) =
+          make_float2(a.o[4 * j + 2 * h], a.o[4 * j + 2 * h + 1]);
+    }
+  }
+}
+
+// One warp, one packed row. M = max_i m_i; L = sum_i l_i 2^(m_i - M); O = sum_i o_i 2^(m_i - M).
+__device__ __forceinline__ void combine_row(const PrefillParams& p, const Task& t, int head_tile, int row) {
+  constexpr int kPairs = (Config::kChannels + 63) / 64;  // of channels, a lane
+  const int lane = threadIdx.x % 32;
+  auto stats = [&](int i) {
+    return ptx::load_from_l2(
+        reinterpret_cast<const float2*>(p.partial_stats + 2 * (part_row(p, t, head_tile, i) + row)));
+  };
+  float max = -ptx::infinity();
+  for (int i = lane; i < t.num_parts; i += 32) max = fmaxf(max, stats(i).x);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+  const float reference = reference_of(max);
+  float sum = 0;
+  float2 o[kPairs] = {};
+  for (int i = 0; i < t.num_parts; ++i) {
+    const float2 part = stats(i);
+    const float weight = ptx::exp2_approx(part.x - reference);
+    sum += weight * part.y;
+#pragma unroll
+    for (int k = 0; k < kPairs; ++k) {
+      const int channel = 64 * k + 2 * lane;
+      if (channel >= Config::kChannels) continue;
+      const float2 x = ptx::load_from_l2(reinterpret_cast<const float2*>(
+          p.partial_out + (part_row(p, t, head_tile, i) + row) * Config::kChannels + channel));
+      o[k].x += weight * x.x, o[k].y += weight * x.y;
+    }
+  }
+  const int local = row / p.heads_of_tile, token = t.token_begin + local,
+            head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
+  float factor = 0;
+  if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, max, sum);
+  factor = __shfl_sync(0xffffffffu, factor, 0);
+#pragma unroll
+  for (int k = 0; k < kPairs; ++k)
+    store_pair(p, out_at(p, t, token, head), 64 * k + 2 * lane, o[k].x * factor, o[k].y * factor);
+}
+
+// All math threads. Whoever comes last merges; that differs from run to run, the bits do not.
+__device__ __forceinline__ void combine_last(const PrefillParams& p, const Task& t, int head_tile, int* flag) {
+  ptx::sync_some(kAllMath, Config::kMathThreads);
+  if (math_thread() == 0) {
+    const unsigned last = static_cast<unsigned>(t.num_parts - 1);
+    *flag = ptx::count_arrival(p.parts_done + t.split * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
+  }
+  ptx::sync_some(kAllMath, Config::kMathThreads);
+  if (*flag == 0) return;
+  for (int row = math_thread() / 32; row < t.num_tokens * p.heads_of_tile; row += Config::kMathWarps)
+    combine_row(p, t, head_tile, row);
+}
+
+}  // namespace attune::prefill

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the lengths on the device say about a sequence and a block of its rows: which keys they may see, and in which
+// tiles those lie.
+#pragma once
+
+#include "prefill/prefill_params.h"
+#include "schedule/sequence.cuh"
+
+namespace attune::prefill {
+
+using kernels::PrefillParams;
+using kernels::Task;
+using schedule::clamp_int;
+using schedule::int_at;
+
+struct SequenceInfo {
+  long long q_begin, q_row, kv_row;  // as in Task
+  int num_q, num_cached, num_keys;
+  int skipped;     // nobody attends: rows become zero, or stay as they are
+  int row_blocks;  // 0: nothing is to be done
+};
+
+__device__ __forceinline__ SequenceInfo read_sequence(const PrefillParams& p, int b) {
+  SequenceInfo s{};
+  if (p.cu_seqlens_q.data != nullptr) {
+    s.q_begin = s.q_row = clamp_int(int_at(p.cu_seqlens_q, b), 0, p.total_q);
+    s.num_q = clamp_int(int_at(p.cu_seqlens_q, b + 1) - s.q_begin, 0, p.total_q - s.q_begin);
+  } else {
+    s.num_q = p.fixed_q;
+    s.q_row = p.q_flat ? static_cast<long long>(b) * p.fixed_q : 0;
+  }
+  if (p.cached) {
+    s.num_cached = clamp_int(int_at(p.seqused_kv, b), 0, p.capacity);
+    s.kv_row = p.cu_seqlens_q.data != nullptr ? s.q_begin : p.kv_flat ? static_cast<long long>(b) * p.fixed_q : 0;
+    s.num_keys = s.num_cached + (p.dense ? s.num_q : 0);
+  } else {
+    if (p.cu_seqlens_kv.data != nullptr) {
+      s.kv_row = clamp_int(int_at(p.cu_seqlens_kv, b), 0, p.total_kv);
+      s.num_keys = clamp_int(int_at(p.cu_seqlens_kv, b + 1) - s.kv_row, 0, p.total_kv - s.kv_row);
+    } else {
+      s.num_keys = p.fixed_kv;
+      s.kv_row = p.kv_flat ? static_cast<long long>(b) * p.fixed_kv : 0;
+    }
+    if (p.seqused_kv.data != nullptr) s.num_keys = clamp_int(int_at(p.seqused_kv, b), 0, s.num_keys);
+  }
+  s.skipped =
+      (p.finished != nullptr && p.finished[b * p.finished_stride] != 0) || (p.skip_decode && s.num_q == 1) ? 1 : 0;
+  s.row_blocks = s.skipped && !p.zero_finished ? 0 : (s.num_q + p.tokens_of_tile - 1) / p.tokens_of_tile;
+  return s;
+}
+
+// Keys [first, end) that a position may see by causality and windows.
+__device__ __forceinline__ int first_visible(const PrefillParams& p, int position) {
+  return p.window_left >= 0 ? clamp_int(position - p.window_left, 0, 0x7fffffff) : 0;
+}
+__device__ __forceinline__ int end_visible(const PrefillParams& p, int num_keys, int position) {
+  long long last = num_keys - 1;
+  if (p.causal && position < last) last = position;
+  if (p.window_right >= 0 && position + p.window_right < last) last = position + p.window_right;
+  return clamp_int(last + 1, 0, 0x7fffffff);
+}
+
+// Where a cached key lies. page -1: on a page that is not there.
+struct Slot {
+  long long page;
+  int slot;
+};
+__device__ __forceinline__ Slot slot_of(const PrefillParams& p, int batch, int key, bool values) {
+  Slot s{batch, key};
+  if (p.paged) {
+    const kernels::IntTable& table = values && p.v_page_table.data != nullptr ? p.v_page_table : p.page_table;
+    const int index = p.page_shift >= 0 ? key >> p.page_shift : key / p.page_size;
+    s = {int_at(table, batch, index), key - index * p.page_size};
+  } else if (p.batch_index.data != nullptr) {
+    s.page = int_at(p.batch_index, batch);
+  }
+  if (s.page < 0 || s.page >= p.num_pages) s.page = -1;
+  return s;
+}
+
+// What the codes of a cached key are multiplied with.
+__device__ __forceinline__ float scale_of(const PrefillParams& p, const Task& t, int kv_head, int key, bool values) {
+  const kernels::KvScale& scale = values ? p.v_scale : p.k_scale;
+  if (scale.mode == 0) return 1.0f;
+  if (scale.mode == 1) return scale.data[0];
+  if (scale.mode == 2) return scale.data[kv_head * scale.head_stride];
+  const Slot s = slot_of(p, t.batch, key, values);
+  return s.page < 0 ? 0.0f
+                    : scale.data[s.page * scale.page_stride + s.slot * scale.slot_stride + kv_head * scale.head_stride];
+}
+
+// Tiles of a key range. Those of cached keys come first.
+template <int kKeys>
+struct TileLine {
+  int cached_begin, num_cached_tiles, dense_begin, num_tiles;
+  __device__ __forceinline__ TileLine(int num_cached, int first_key, int end_key) {
+    cached_begin = first_key / kKeys;
+    num_cached_tiles = 0;
+    if (first_key < min(end_key, num_cached))
+      num_cached_tiles = (min(end_key, num_cached) + kKeys - 1) / kKeys - cached_begin;
+    dense_begin = (max(first_key, num_cached) - num_cached) / kKeys;
+    num_tiles = num_cached_tiles;
+    if (end_key > max(first_key, num_cached))
+      num_tiles += (end_key - num_cached + kKeys - 1) / kKeys - dense_begin;
+  }
+};
+
+// One tile: keys [low, high) of those from `start` on are to be read.
+struct Tile {
+  int start, low, high;
+  bool cached;
+};
+template <int kKeys>
+__device__ __forceinline__ Tile tile_at(const Task& t, const TileLine<kKeys>& line, int i) {
+  Tile x;
+  x.cached = i < line.num_cached_tiles;
+  x.start = x.cached ? (line.cached_begin + i) * kKeys
+                     : t.num_cached + (line.dense_begin + i - line.num_cached_tiles) * kKeys;
+  x.low = max(x.start, t.first_key);
+  x.high = min(min(x.start + kKeys, t.end_key), x.cached ? t.num_cached : t.end_key);
+  return x;
+}
+
+// The whole block of rows as a task of one part.
+template <int kKeys>
+__device__ __forceinline__ Task block_task(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
+  Task t{};
+  t.q_begin = s.q_begin, t.q_row = s.q_row, t.kv_row = s.kv_row, t.batch = b;
+  t.token_begin = block * p.tokens_of_tile;
+  t.num_tokens = min(p.tokens_of_tile, s.num_q - t.token_begin);
+  t.num_q = s.num_q, t.num_cached = s.num_cached, t.num_keys = s.num_keys;
+  const int position = s.num_keys - s.num_q + t.token_begin;
+  t.first_key = first_visible(p, position);
+  t.end_key = end_visible(p, s.num_keys, position + t.num_tokens - 1);
+  if (t.end_key <= t.first_key) t.first_key = t.end_key = 0;
+  for (int i = 0; i < p.num_ranges; ++i) {
+    const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
+    const int first = max(range[0], 0), last = range[p.range_end_stride];
+    if (range[0] >= last || last < position || range[0] > position + t.num_tokens - 1) continue;
+    const int end = clamp_int(static_cast<long long>(last) + 1, 0, s.num_keys);
+    if (first >= end) continue;
+    t.first_key = t.end_key == 0 ? first : min(t.first_key, first);
+    t.end_key = max(t.end_key, end);
+  }
+  if (s.skipped) t.first_key = t.end_key = 0;
+  t.num_parts = 1;
+  t.tile_end = t.end_key > 0 ? TileLine<kKeys>(t.num_cached, t.first_key, t.end_key).num_tiles : 0;
+  return t;
+}
+
+}  // namespace attune::prefill

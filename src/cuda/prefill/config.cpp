@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/prefill/config.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "core/dtype.h"
+#include "cuda/decode/config.h"
+
+namespace attune::cuda::prefill {
+namespace {
+
+constexpr int64_t kAlignment = 16;  // bytes, of everything that the TMA copies
+constexpr int kMaxShared = 232448;
+constexpr int kMaxBoxRows = 256;
+
+int score_bits(const Problem& p) {
+  // The largest product is the largest score only under a positive scale.
+  return decode::score_bits(p) | (p.scale > 0 ? 0 : 32);
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// As many query heads of a KV head as fill the rows of a block best; the more the better.
+int choose_heads_of_tile(int64_t group) {
+  int64_t best = 1, best_rows = kRows;
+  for (int64_t heads = 2; heads <= std::min<int64_t>(group, kRows); ++heads) {
+    if (group % heads != 0) continue;
+    const int64_t rows = kRows / heads * heads;
+    if (rows * 16 >= best_rows * 15) best = heads, best_rows = std::max(rows, best_rows);
+  }
+  return static_cast<int>(best);
+}
+
+bool strides_fit(const RowView& v) {
+  const int64_t size = v.element_size;
+  return v.dim_stride == 1 && v.row_stride * size % kAlignment == 0 && v.head_stride * size % kAlignment == 0 &&
+         v.batch_stride * size % kAlignment == 0;
+}
+bool strides_fit(const KvPlane& v) {
+  const int64_t size = v.element_size;
+  return v.contiguous && v.inner_stride == 1 && v.page_stride * size % kAlignment == 0 &&
+         v.slot_stride * size % kAlignment == 0 && v.head_stride * size % kAlignment == 0;
+}
+
+std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
+
+TensorMapDesc start_map(const Problem& p, const void* data, int32_t rows_of_box, int32_t heads_of_box) {
+  TensorMapDesc m;
+  m.data = const_cast<void*>(data != nullptr ? data : static_cast<const void*>(p.q.data));
+  m.type = p.q.dtype == ATTUNE_BFLOAT16 ? TensorMapType::kBfloat16 : TensorMapType::kFloat16;
+  m.rank = 4;
+  m.box[0] = 64, m.box[1] = static_cast<uint32_t>(heads_of_box), m.box[2] = static_cast<uint32_t>(rows_of_box),
+  m.box[3] = 1;
+  m.swizzle = TensorMapSwizzle::k128B;
+  return m;
+}
+// An axis of one element may have any stride, which the driver would refuse.
+void set_axis(TensorMapDesc& m, int axis, int64_t extent, int64_t stride_bytes) {
+  m.shape[axis] = static_cast<uint64_t>(std::max<int64_t>(1, extent));
+  m.stride_bytes[axis] = static_cast<uint64_t>(extent > 1 ? stride_bytes : kAlignment);
+}
+
+// [batch or 1, rows, heads, channels].
+TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t head_dim, int rows_of_box,
+                      int heads_of_box) {
+  TensorMapDesc m = start_map(p, v.data, rows_of_box, heads_of_box);
+  const int64_t size = v.element_size;
+  m.shape[0] = static_cast<uint64_t>(head_dim);
+  set_axis(m, 1, heads, v.head_stride * size);
+  set_axis(m, 2, v.rows_per_batch > 0 ? v.rows_per_batch : v.rows, v.row_stride * size);
+  set_axis(m, 3, v.rows_per_batch > 0 ? v.rows / v.rows_per_batch : 1, v.batch_stride * size);
+  return m;
+}
+
+// [pages or sequences, slots, heads, channels]; codes of 8 bits come as they are.
+TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box) {
+  TensorMapDesc m = start_map(p, v.data, rows_of_box, 1);
+  const int64_t size = v.element_size;
+  if (size == 1) {
+    m.type = TensorMapType::kUint8;
+    m.swizzle = TensorMapSwizzle::kNone;
+    m.box[0] = static_cast<uint32_t>(kernels::raw_pitch(static_cast<int>(head_dim)));
+  }
+  m.shape[0] = static_cast<uint64_t>(head_dim);
+  set_axis(m, 1, p.heads_kv, v.head_stride * size);
+  set_axis(m, 2, p.cache.page_size, v.slot_stride * size);
+  set_axis(m, 3, p.cache.num_pages, v.page_stride * size);
+  return m;
+}
+
+int box_keys(const Problem& p, const Config& c) {
+  return p.cache.paged ? static_cast<int>(std::gcd<int64_t>(p.cache.page_size, c.keys)) : c.keys;
+}
+
+kernels::NewRows dense_rows(const RowView& v) {
+  return {reinterpret_cast<const char*>(v.data), v.rows_per_batch > 0 ? v.batch_stride : 0, v.row_stride, v.head_stride,
+          v.dim_stride};
+}
+
+int to_int(int64_t x) {
+  return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
+}
+
+}  // namespace
+
+size_t Config::shared_bytes() const {
+  return static_cast<size_t>(kernels::prefill_shared(kRows, keys, stages, raw_stages, head_dim_qk, head_dim_v).total);
+}
+
+KernelSpec Config::main_kernel() const {
+  return {"prefill/prefill.cu",
+          "attune_prefill",
+          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+           define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score),
+           define("ATTUNE_MASK", mask), define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
+           define("ATTUNE_KEYS", keys), define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype),
+           define("ATTUNE_RAW_STAGES", raw_stages)},
+          shared_bytes()};
+}
+
+KernelSpec Config::schedule_kernel() const {
+  return {"prefill/schedule.cu", "attune_schedule_prefill", {define("ATTUNE_KEYS", keys)}, 0};
+}
+
+std::string refusal(const Problem& p) {
+  if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
+  if (!strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
+  const bool rows = p.dense_kv || p.new_tokens;
+  if (rows && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype)) return "q, k and v of different dtypes";
+  if (rows && !(strides_fit(p.k) && strides_fit(p.v)))
+    return "rows of k and v that do not lie at multiples of 16 bytes";
+  if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
+  if (p.cache && p.cache.k.element_size > 1 && p.cache.k.dtype != p.q.dtype)
+    return "q and a cache of 16 or 32 bits of different dtypes";
+  if (p.cache && p.cache.k.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
+    return "head dims that are no multiples of 16 with a cache of 8 bits";
+  if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
+    return "rows of the cache that do not lie at multiples of 16 bytes";
+  if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
+  return decode::table_refusal(p);
+}
+
+Config choose_config(const Problem& p, int num_sms) {
+  Config c;
+  c.head_dim_qk = static_cast<int>(p.head_dim_qk);
+  c.head_dim_v = static_cast<int>(p.head_dim_v);
+  c.dtype = c.cache_dtype = p.q.dtype;
+  if (p.cache) c.cache_dtype = p.cache.k.dtype;
+  c.out_dtype = p.out.dtype;
+  c.score = score_bits(p);
+  c.mask = decode::mask_bits(p);
+  c.t5 = decode::t5_buckets(p);
+  c.cached = static_cast<bool>(p.cache);
+  c.dense = p.dense_kv || p.new_tokens;
+  c.batch = p.batch;
+  c.splits = !p.batch_invariant;
+  c.heads_of_tile = choose_heads_of_tile(p.group);
+  // O takes head_dim_v / 2 registers of a thread, S keys / 2 and P keys / 4; masks and tables take some too.
+  const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
+  c.keys = widest > 192 || p.head_dim_v > 128 ? 64 : 128;
+  if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
+  const bool converts = c.cache_dtype != c.dtype;
+  if (converts && widest > 192) c.keys = 32;
+  c.stages = 4, c.raw_stages = converts ? 4 : 0;
+  while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
+  while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
+  while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
+
+  // Blocks of rows of all sequences, at most; a sequence's last one may be of a single token.
+  const int64_t tokens = c.tokens_of_tile();
+  const int64_t row_blocks = p.cu_q ? p.total_q / tokens + p.batch : p.batch * ceil_div(p.fixed_q, tokens);
+  const int64_t head_tiles = p.heads_q / c.heads_of_tile;
+  c.max_tasks = row_blocks + num_sms;
+  const int64_t most = c.splits ? num_sms : row_blocks * head_tiles;
+  c.blocks = static_cast<int>(std::clamp<int64_t>(most, 1, num_sms));
+  return c;
+}
+
+void check_alignment(const Problem& p) {
+  const auto check = [](const char* name, const void* data) {
+    const auto over = reinterpret_cast<uintptr_t>(data) % kAlignment;
+    require(over == 0, name, " is ", over,
+            " bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16");
+  };
+  check("q.data", p.q.data);
+  if (p.dense_kv || p.new_tokens) check("k.data", p.k.data), check("v.data", p.v.data);
+  if (p.cache) check("cache.k.data", p.cache.k.data), check("cache.v.data", p.cache.v.data);
+}
+
+WorkspaceLayout workspace_layout(const Config& c) {
+  WorkspaceLayout w;
+  auto take = [&](size_t bytes) {
+    const size_t begin = w.total;
+    w.total += (bytes + 255) / 256 * 256;
+    return begin;
+  };
+  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * kRows : 0;
+  w.list = take(sizeof(kernels::TaskList));
+  w.tasks = take(static_cast<size_t>(c.max_tasks) * sizeof(kernels::Task));
+  w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));
+  w.parts_done = take(blocks * sizeof(unsigned));
+  w.stats = take(rows * 2 * sizeof(float));
+  w.out = take(rows * static_cast<size_t>((c.head_dim_v + 31) / 32 * 32) * sizeof(float));
+  return w;
+}
+
+kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace) {
+  kernels::PrefillParams k{};
+  decode::fill_problem(p, c.t5, k);
+  const IntView& cu_kv = p.cu_kv;
+  if (cu_kv) k.cu_seqlens_kv = {cu_kv.data, cu_kv.row_stride, cu_kv.col_stride};
+  if (c.dense) k.new_k = dense_rows(p.k), k.new_v = dense_rows(p.v);
+  k.total_kv = p.dense_kv || p.new_tokens ? p.k.rows : 0;
+  k.fixed_kv = to_int(p.fixed_kv);
+  k.q_flat = p.q.rows_per_batch == 0 ? 1 : 0;
+  k.kv_flat = p.k.rows_per_batch == 0 ? 1 : 0;
+  k.dense = c.dense ? 1 : 0;
+  k.cached = c.cached ? 1 : 0;
+  k.box_keys = c.cached ? box_keys(p, c) : c.keys;
+  k.heads_of_tile = c.heads_of_tile;
+  k.tokens_of_tile = c.tokens_of_tile();
+  k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);
+  k.num_blocks = c.blocks;
+  k.max_tasks = to_int(c.max_tasks);
+  k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
+  const int64_t size = p.out.element_size;
+  k.store_vectors =
+      strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 && size == 2 ? 1 : 0;
+
+  const WorkspaceLayout w = workspace_layout(c);
+  char* base = static_cast<char*>(workspace);
+  k.list = reinterpret_cast<kernels::TaskList*>(base + w.list);
+  k.tasks = reinterpret_cast<kernels::Task*>(base + w.tasks);
+  k.block_begin = reinterpret_cast<int*>(base + w.block_begin);
+  k.parts_done = reinterpret_cast<unsigned*>(base + w.parts_done);
+  k.partial_stats = reinterpret_cast<float*>(base + w.stats);
+  k.partial_out = reinterpret_cast<float*>(base + w.out);
+  return k;
+}
+
+Maps describe_maps(const Problem& p, const Config& c) {
+  Maps m;
+  m.q = row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile(), c.heads_of_tile);
+  m.k = m.v = m.dense_k = m.dense_v = m.q;
+  const int keys = std::min(c.keys, kMaxBoxRows);
+  if (c.dense) {
+    m.dense_k = row_map(p, p.k, p.heads_kv, p.head_dim_qk, keys, 1);
+    m.dense_v = row_map(p, p.v, p.heads_kv, p.head_dim_v, keys, 1);
+  }
+  if (c.cached) {
+    m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
+    m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));
+  }
+  return m;
+}
+
+}  // namespace attune::cuda::prefill

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which specialisation of the prefill kernel a problem gets, and what a run hands to it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/problem.h"
+#include "cuda/device.h"
+#include "cuda/kernel.h"
+#include "cuda/tensor_map.h"
+#include "prefill/prefill_params.h"
+
+namespace attune::cuda::prefill {
+
+inline constexpr int kRows = 128;  // packed, of a block
+
+struct Config {
+  // What the kernel is compiled for.
+  int head_dim_qk = 0, head_dim_v = 0;
+  int32_t dtype = 0, cache_dtype = 0, out_dtype = 0;
+  int keys = 128, stages = 2;  // of a tile; of the rings of K and of V
+  int raw_stages = 0;          // of the ring of codes, where the cache has 8 bits
+  int score = 0, mask = 0;
+  bool cached = false, dense = false;
+
+  kernels::T5Table t5 = {};  // buckets; the table itself comes with a run
+  int heads_of_tile = 1;     // query heads that share a block of rows
+  int blocks = 1;            // of the grid; all of them run at a time
+  int64_t batch = 0, max_tasks = 0;
+  bool splits = true;  // blocks of rows may be cut along the keys
+
+  int tokens_of_tile() const { return kRows / heads_of_tile; }
+  size_t shared_bytes() const;
+  KernelSpec main_kernel() const;
+  KernelSpec schedule_kernel() const;
+};
+
+// "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
+std::string refusal(const Problem& p);
+Config choose_config(const Problem& p, int num_sms);
+
+// Throws INVALID_ARGUMENT where the pointers of a run are not aligned as TMA needs them.
+void check_alignment(const Problem& p);
+
+// Where the pieces of the workspace begin.
+struct WorkspaceLayout {
+  size_t list = 0, tasks = 0, block_begin = 0, parts_done = 0, stats = 0, out = 0, total = 0;
+};
+WorkspaceLayout workspace_layout(const Config& c);
+
+kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace);
+
+// What the TMA must know of the problem's arrays, in the order of the kernel's parameters; absent ones repeat q's.
+struct Maps {
+  TensorMapDesc q, k, v, dense_k, dense_v;
+};
+Maps describe_maps(const Problem& p, const Config& c);
+
+}  // namespace attune::cuda::prefill

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/prefill/prefill.h"
+
+#include <limits>
+
+#include "cuda/device.h"
+#include "cuda/launch.h"
+#include "cuda/prefill/config.h"
+
+namespace attune::cuda {
+namespace {
+
+using prefill::Config;
+
+class PrefillPlan final : public KernelPlan {
+ public:
+  PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info)
+      : device_(device), config_(prefill::choose_config(p, info.num_sms)) {
+    const std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
+    warm(specs, device);
+    main_ = &get_kernel(specs[0], device);
+    schedule_ = &get_kernel(specs[1], device);
+    workspace_size_ = prefill::workspace_layout(config_).total;
+  }
+
+  size_t workspace_size() const override { return workspace_size_; }
+
+  std::string describe() const override {
+    return cat("kernel cuda_prefill: ", prefill::kRows, " packed rows of ", config_.heads_of_tile, " heads x ",
+               config_.keys, " keys, ", config_.stages, " stages, ", main_->num_regs, " registers, ",
+               config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks; workspace ",
+               workspace_size_, " bytes");
+  }
+
+  void schedule(const Problem& p, void* workspace, void* stream) const override {
+    if (is_empty(p)) return;
+    LaunchConfig launch;
+    launch.block[0] = 1024;
+    launch.programmatic = true;
+    launch.stream = stream;
+    launch_kernel(*schedule_, launch, prefill::to_params(p, config_, workspace));
+  }
+
+  void run(const Problem& p, void* workspace, void* stream) const override {
+    if (is_empty(p)) return;
+    prefill::check_alignment(p);
+    const prefill::Maps maps = prefill::describe_maps(p, config_);
+    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
+    LaunchConfig launch;
+    launch.grid[0] = static_cast<uint32_t>(config_.blocks);
+    launch.block[0] = 384;
+    launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
+    launch.programmatic = true;
+    launch.stream = stream;
+    launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), encode(maps.q), encode(maps.k),
+                  encode(maps.v), encode(maps.dense_k), encode(maps.dense_v));
+  }
+
+ private:
+  static bool is_empty(const Problem& p) { return p.batch == 0 || p.total_q == 0 || p.heads_q == 0; }
+
+  int32_t device_;
+  Config config_;
+  size_t workspace_size_ = 0;
+  const CompiledKernel* schedule_ = nullptr;
+  const CompiledKernel* main_ = nullptr;
+};
+
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
+  if (const std::string why = prefill::refusal(p); !why.empty())
+    fail(ATTUNE_UNSUPPORTED, "kernel cuda_prefill does not take ", why);
+  return std::make_unique<PrefillPlan>(p, device, require_device(device));
+}
+
+Coverage coverage() {
+  Coverage c;
+  auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
+  axis(Axis::kQueries) = use::kRagged | use::kFixed;
+  axis(Axis::kQueryDtype) = use::kQF16 | use::kQBf16;
+  axis(Axis::kKvSource) = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens;
+  axis(Axis::kKvFormat) = use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kValiasesK;
+  axis(Axis::kKvScales) = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
+  axis(Axis::kKvLayout) = use::kNhd | use::kHnd;
+  axis(Axis::kMask) =
+      use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
+  axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
+                       use::kT5 | use::kSinks;
+  axis(Axis::kPrologue) = use::kNoPrologue;
+  axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
+  axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
+  c.head_dim_qk_max = 256;
+  c.head_dim_v_max = 256;
+  c.group_max = std::numeric_limits<int64_t>::max();
+  return c;
+}
+
+}  // namespace
+
+const Kernel& prefill_kernel() {
+  static const Kernel kernel{"cuda_prefill", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan, prefill::refusal};
+  return kernel;
+}
+
+}  // namespace attune::cuda

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prefill kernel's own source on the CPU (tests/emulator): what it computes, against the oracle, with poisoned
+// memory, without a GPU.
+#include <algorithm>
+#include <cstdlib>
+
+#include "cuda/prefill/config.h"
+#include "cuda/prefill/prefill.h"
+#include "emulator/emulator.h"
+#include "emulator/module.h"
+#include "support.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr const char* kNotCovered = "not covered";
+constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
+
+class EmulatedPrefill : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (emulator::why_not() != nullptr) GTEST_SKIP() << emulator::why_not();
+  }
+
+  static std::string run(const cases::Case& spec, int layers = 1) {
+    cases::Problem problem(spec);
+    problem.arena().upload();
+    const attune_attention a = problem.device();
+    const Problem p = make_problem(a, Data::kRequired);
+    const std::string lacks = prefill_kernel().coverage.difference(traits_of(p, a));
+    if (!lacks.empty() || !prefill::refusal(p).empty()) return kNotCovered;
+    prefill::check_alignment(p);
+    const cases::Expected expected = cases::evaluate(problem);
+    const prefill::Config c = prefill::choose_config(p, kBlocks);
+    cases::Workspace workspace(cases::host_memory(), prefill::workspace_layout(c).total);
+    const kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+    const prefill::Maps m = prefill::describe_maps(p, c);
+    using Schedule = void (*)(kernels::PrefillParams);
+    using Attend = void (*)(kernels::PrefillParams, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap,
+                            ptx::TensorMap);
+    const auto schedule = reinterpret_cast<Schedule>(emulator::find_kernel(c.schedule_kernel()));
+    const auto attend = reinterpret_cast<Attend>(emulator::find_kernel(c.main_kernel()));
+    try {
+      emulator::run(1, 1024, [&] { schedule(params); });
+      for (int i = 0; i < layers; ++i) {
+        emulator::run(static_cast<unsigned>(c.blocks), 384, [&] {
+          attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.v),
+                 emulator::tensor_map(m.dense_k), emulator::tensor_map(m.dense_v));
+        });
+      }
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+    return cases::compare(problem, expected).failure;
+  }
+};
+
+TEST_F(EmulatedPrefill, DenseCausal) {
+  EXPECT_EQ(run(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128], "dtype": "bf16",
+      "kv": "dense", "causal": true, "seqlens_q": [150, 0, 3], "seqlens_kv": [150, 5, 300], "max_logits": true})")),
+            "");
+}
+
+TEST_F(EmulatedPrefill, CacheAndNewTokens) {
+  for (const char* cache : {R"({"page_size": 16})", R"({"page_size": 3})", R"({"page_size": 256, "layout": "hnd"})"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [40, 1, 70],
+        "seqlens_kv": [0, 260, 131], "cache": )") +
+                                   cache + "}")),
+              "")
+        << cache;
+  }
+}
+
+TEST_F(EmulatedPrefill, Windows) {
+  for (const char* window : {"[20, 0]", "[150, 7]", "[0, 0]"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "paged", "seqlens_q": [200, 9], "seqlens_kv": [320, 260], "cache": {"page_size": 16},
+        "window": )") + window + "}")),
+              "")
+        << window;
+  }
+}
+
+TEST_F(EmulatedPrefill, HeadDims) {
+  for (const char* dims : {"[64, 64]", "[96, 80]", "[192, 128]", "[256, 256]", "[40, 24]"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [3, 1], "dtype": "f16", "kv": "contiguous",
+        "causal": true, "seqlens_q": [50, 7], "seqlens_kv": [90, 260], "head_dim": )") +
+                                   dims + "}")),
+              "")
+        << dims;
+  }
+}
+
+TEST_F(EmulatedPrefill, SplitsAlongTheKeysAndRunsAgain) {
+  for (const char* heads : {"[8, 1]", "[48, 1]", "[2, 2]"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "head_dim": [64, 64], "dtype": "bf16", "kv": "paged",
+        "causal": true, "seqlens_q": [1, 2], "seqlens_kv": [2900, 300], "max_logits": true,
+        "cache": {"page_size": 64}, "heads": )") +
+                                   heads + "}"),
+                  2),
+              "")
+        << heads;
+  }
+}
+
+TEST_F(EmulatedPrefill, ScoresAndOutputs) {
+  for (const char* rest :
+       {R"("softcap": 5)", R"("alibi": 1, "out_dtype": "f32")", R"("sinks": "normal", "out_dtype": "e4m3")",
+        R"("alibi": 1, "alibi_sqrt": true, "causal": true)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 1], "head_dim": [64, 64], "dtype": "bf16",
+        "kv": "dense", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+TEST_F(EmulatedPrefill, MasksAndTables) {
+  for (const char* rest :
+       {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
+        R"("t5_buckets": 32, "t5_max_distance": 128, "t5_bidirectional": true)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "dense", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+TEST_F(EmulatedPrefill, CachesOfEightBits) {
+  for (const char* rest : {R"("cache": {"dtype": "e4m3", "scales": "head", "page_size": 16}, "new_tokens": true)",
+                           R"("cache": {"dtype": "i8", "scales": "token", "page_size": 64, "layout": "hnd"})",
+                           R"("cache": {"dtype": "e5m2", "scales": "tensor", "page_size": 48})"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 80],
+        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [70, 9], "seqlens_kv": [200, 330], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+// ATTUNE_EMULATE=<n>: every n-th case of the table that the kernel covers; minutes. ATTUNE_CASE=<part of a name>: only
+// cases that contain it.
+TEST_F(EmulatedPrefill, MatchesTheOracleOnTheTable) {
+  const char* every = std::getenv("ATTUNE_EMULATE");
+  if (every == nullptr) GTEST_SKIP() << "set ATTUNE_EMULATE to 1 for all cases of the table, to n for every n-th";
+  const char* only = std::getenv("ATTUNE_CASE");
+  const int step = std::max(1, std::atoi(every));
+  int covered = 0, index = 0;
+  for (const cases::Case& spec : cases::all_cases()) {
+    if (index++ % step != 0 || (only != nullptr && spec.name.find(only) == std::string::npos)) continue;
+    const std::string failure = run(spec);
+    if (failure == kNotCovered) continue;
+    EXPECT_EQ(failure, "") << spec.name;
+    ++covered;
+  }
+  EXPECT_GT(covered, only != nullptr ? 0 : 100 / step);
+}
+
+}  // namespace
+}  // namespace attune::cuda
