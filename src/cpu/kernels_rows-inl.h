@@ -28,12 +28,15 @@ HWY_INLINE void reduce_four(VF v0, VF v1, VF v2, VF v3, float* four) {
 #else
 using D4 = hn::FixedTag<float, 4>;
 
-HWY_INLINE hn::Vec<D4> add_blocks(D4 /*d*/, hn::Vec<D4> v) { return v; }
-
+// By lanes, not by tag: since Highway 1.1 the halves of a wider tag are other types than D4.
 template <class D>
-HWY_INLINE hn::Vec<D4> add_blocks(D /*d*/, hn::Vec<D> v) {
-  const hn::Half<D> half;
-  return add_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+HWY_INLINE hn::Vec<D4> add_blocks(D d, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(d) == 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return add_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
 }
 
 HWY_INLINE void reduce_four(VF v0, VF v1, VF v2, VF v3, float* four) {
