@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._records import Array
-    from ._types import AttentionFields, PlanChanges
+    from ._types import AttentionFields
 
 
 tracer: Any = None  # set by integrations/torch.py once torch is there
@@ -96,7 +96,8 @@ class Plan(_core.Plan):
 
     Takes the arguments of `attention`; their shapes are the most that later runs may use, and dtypes, heads and features stay.
     Data may be absent (`Spec`). Outputs that are not given are allocated once, belong to the plan and are overwritten by the
-    next run. A run allocates nothing, copies nothing and reads nothing back: it may be captured into a CUDA graph, and a replay
+    next run. `run(**changes)` takes other arguments for one run and returns the outputs, as `attention` does; `schedule` and
+    `run_scheduled` are its halves: one schedule serves every layer of a step that has the same lengths. A run allocates nothing, copies nothing and reads nothing back: it may be captured into a CUDA graph, and a replay
     with other lengths and pages in the same arrays is right. One run at a time; on CUDA, runs of one plan belong on one stream.
     """
 
@@ -104,17 +105,6 @@ class Plan(_core.Plan):
                  return_lse: bool = False, return_max_logits: bool = False, workspace: Array | None = None,
                  **fields: Unpack[AttentionFields]) -> None:
         _core.Plan.__init__(self, _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits), workspace)
-
-    if TYPE_CHECKING:
-
-        def run(self, **changes: Unpack[PlanChanges]) -> Any:
-            """Runs with these arguments instead of the plan's; returns the outputs, as `attention` does."""
-
-        def schedule(self, **changes: Unpack[PlanChanges]) -> None:
-            """The first half of `run`: one schedule serves every layer of a step that has the same lengths."""
-
-        def run_scheduled(self, **changes: Unpack[PlanChanges]) -> Any:
-            """The second half of `run`."""
 
     def __repr__(self) -> str:
         return f"<attune.Plan: {self.describe().strip()}>"
@@ -191,7 +181,7 @@ def _spec(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
     from ._records import Spec
 
     spec = Spec(shape, dtype)
-    device = getattr(like, "device", None)
+    device: Any = getattr(like, "device", None)
     if type(like) is Spec:
         spec.cuda, spec.index = like.cuda, like.index
     elif getattr(device, "type", "cpu") == "cuda":

@@ -14,7 +14,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 class Device(NamedTuple):
     type: str  # "cpu" or "cuda"
-    index: int
+    index: int  # type: ignore[assignment]  # the name in attune.h; tuple.index is not missed
     name: str
     isa: str  # instruction set in use
     num_units: int  # threads of the pool, or streaming multiprocessors

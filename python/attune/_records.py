@@ -7,7 +7,7 @@ Array = object  # torch.Tensor, numpy.ndarray, cupy.ndarray, jax.Array, View, Sp
 
 
 class _Record:
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         shown = []

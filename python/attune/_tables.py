@@ -20,7 +20,7 @@ def _table(shape: tuple[int, ...], like: Array | None, fill: Any) -> Any:
 
     if min(shape) < 0:
         raise ValueError(f"a table of shape {list(shape)} was asked for; sizes are 0 or more")
-    table = numpy.empty(shape, numpy.float32)
+    table: Any = numpy.empty(shape, numpy.float32)
     fill(table)
     return table if like is None else framework_of(like).from_numpy(table, like)
 

@@ -52,7 +52,10 @@ const TypeEntry& entry_of(nb::handle array) {
     entry.immutable = text(attribute(type, "__module__")).rfind("jax", 0) == 0;
   }
   constexpr size_t kMost = 64;  // subclasses made in a loop must not fill the table
-  if (known.size() >= kMost) known.erase(known.begin());
+  if (known.size() >= kMost) {
+    Py_DECREF(known.front().type);
+    known.erase(known.begin());
+  }
   Py_INCREF(type);
   return known.emplace_back(entry);
 }

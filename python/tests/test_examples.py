@@ -62,7 +62,7 @@ def samples():
             yield pytest.param(found[1], found[2], id=f"{document.name}:{text[: found.start()].count(chr(10)) + 1}")
 
 
-@pytest.mark.parametrize("program, printed", samples())
+@pytest.mark.parametrize("program, printed", list(samples()))
 def test_sample(program, printed, tmp_path):
     needs(program, "this sample")
     (tmp_path / "sample.py").write_text(program)

@@ -65,6 +65,14 @@ def test_stub_names_what_the_module_has():
     assert named == {name for name in dir(_core) if not name.startswith("__") or name == "__version__"}
 
 
+def test_types():
+    pytest.importorskip("mypy", reason="mypy is not installed: types are not checked")
+    root = HEADER.parents[2]
+    done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", root / "pyproject.toml", "--cache-dir", os.devnull],
+                          capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_c_function_is_reached():
     source = "".join(path.read_text() for path in (HEADER.parents[2] / "python/src").glob("*.*"))
     functions = set(re.findall(r"ATTUNE_API \w+[ *]+\w*?(attune_\w+)\(", HEADER.read_text()))

@@ -14,7 +14,7 @@ def refuse(function: str, argument: str, reason: str) -> NoReturn:
     raise NotImplementedError(f"{function}: {argument} {reason}")
 
 
-def int32(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def int32(tensor: Any) -> Any:
     """Lengths and tables that some callers hold as int64."""
     return tensor.to(torch.int32) if tensor is not None and tensor.dtype == torch.int64 else tensor
 

@@ -23,7 +23,7 @@ def _score_fields(function: str, dropout_p: float, softmax_scale: float | None, 
                   alibi_slopes: torch.Tensor | None) -> dict[str, Any]:
     if dropout_p:
         refuse(function, "dropout_p", f"is {dropout_p}; dropout is not supported")
-    fields = {"softmax_scale": softmax_scale, "causal": causal, "softcap": softcap or None, **window(window_size)}
+    fields: dict[str, Any] = {"softmax_scale": softmax_scale, "causal": causal, "softcap": softcap or None, **window(window_size)}
     if alibi_slopes is not None:
         if not causal and fields.get("window_right") != 0:
             refuse(function, "alibi_slopes", "without causal: a distance to later keys is signed here, and absolute there")

@@ -23,7 +23,7 @@ from .._records import KVCache, Prologue
 
 _SCHEMA_TYPES = {"array": "Tensor?", "output": "Tensor?", "pool": "Tensor?", "bool": "bool?", "int": "int?", "float": "float?",
                  "ints": "int[]?", "str": "str?"}
-_RECORDS = {"cache": ("attune_kv_cache", KVCache), "prologue": ("attune_prologue", Prologue)}
+_RECORDS: dict[str, tuple[str, Any]] = {"cache": ("attune_kv_cache", KVCache), "prologue": ("attune_prologue", Prologue)}
 _CARRIED = ("extra_cache_", "prologue_")
 _OUTPUTS = ("out", "lse", "max_logits")
 _library = torch.library.Library("attune", "DEF")
@@ -66,7 +66,7 @@ def _flatten(arguments: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-_PARSERS = {"bool": lambda text: text in ("True", "1"), "int": int, "str": str,
+_PARSERS: dict[str, Any] = {"bool": lambda text: text in ("True", "1"), "int": int, "str": str,
             "ints": lambda text: tuple(map(int, text.split(",")))}
 
 

@@ -86,7 +86,7 @@ def _bits(mask: torch.Tensor, batch: int) -> torch.Tensor:
     bits = packed.transpose(1, 2).flatten(0, 1)  # [batch * rows, heads or 1, bytes]
     bits = bits.squeeze(1) if bits.shape[1] == 1 else bits
     if not torch.compiler.is_compiling():
-        mask._attune_bits = bits  # type: ignore[attr-defined]
+        mask._attune_bits = bits
     return bits
 
 

@@ -43,8 +43,8 @@ def context_attention_fwd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: 
         cache.k_scale, cache.v_scale = first_element(k_scale, q), first_element(v_scale, q)
     elif k_cache.dtype == torch.uint8:
         raise ValueError(f"kv_cache_dtype is {kv_cache_dtype!r}, and the cache is uint8: {', '.join(_FP8)} say what it holds")
-    starts = int32(b_start_loc)
-    attune.attention(q, k, v, cache=cache, cu_seqlens_q=starts, seqused_kv=int32(b_seq_len) - starts.diff(), causal=True,
+    starts, lengths = int32(b_start_loc), int32(b_seq_len)
+    attune.attention(q, k, v, cache=cache, cu_seqlens_q=starts, seqused_kv=lengths - starts.diff(), causal=True,
                      max_seqlen_q=int(max_input_len), softmax_scale=sm_scale, alibi_slopes=alibi_slopes, sinks=sinks,
                      window_left=sliding_window - 1 if sliding_window and sliding_window > 0 else None,
                      skip_decode=skip_decode, out=o,
