@@ -113,6 +113,8 @@ class Attend {
   // Products to weights in place, and how much what came before counts less.
   __device__ __forceinline__ void weigh(const Rows& rows, const Tile& tile, float (&s)[Config::kKeys / 2],
                                         float (&lowered)[2], Accumulators& a) const {
+    const bool scaled = Config::kConverts && tile.cached;
+    if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
     rows.score(p_, tile, s);
     rows.hide(p_, tile, Config::kCached ? places_.hidden(k_turn_.stage) : 0, s);
 #pragma unroll
@@ -136,6 +138,16 @@ class Attend {
         }
       }
       a.sum[h] = a.sum[h] * lowered[h] + sum;
+    }
+    if (Config::kScalesWeights && scaled) multiply_columns(places_.scales(k_turn_.stage, true), s);
+  }
+
+  // scales: of the tile's keys, in shared memory.
+  __device__ __forceinline__ static void multiply_columns(const float* scales, float (&s)[Config::kKeys / 2]) {
+#pragma unroll
+    for (int j = 0; j < Config::kKeys / 8; ++j) {
+      const float2 x = *reinterpret_cast<const float2*>(scales + 8 * j + threadIdx.x % 4 * 2);
+      s[4 * j] *= x.x, s[4 * j + 1] *= x.y, s[4 * j + 2] *= x.x, s[4 * j + 3] *= x.y;
     }
   }
 

@@ -25,6 +25,9 @@ struct Config {
   static constexpr int kThreads = 128 + kMathThreads;
   // The cache has 8 bits: three warps beside the producer make them elements of kType.
   static constexpr bool kConverts = kCached && kCacheType != kType;
+  // Codes are exact in bf16: scales multiply scores, and weights before they are rounded. Weights with scales would leave
+  // fp16's range, so there values take theirs when they are converted.
+  static constexpr bool kScalesWeights = kConverts && kType == tile::kBFloat16;
   static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kTaskReaders = kMathWarps + kConvertWarps;  // warps
   static constexpr int kProducerRegisters = kConverts ? 72 : 40, kMathRegisters = kConverts ? 216 : 232;
@@ -90,9 +93,9 @@ struct Places {
     return base + Config::kShared.hidden + kernels::kHiddenBytes * stage;
   }
   __device__ __forceinline__ unsigned raw_hidden(int stage) const { return hidden(Config::kStages + stage); }
-  // Of the keys, or values, of a tile; tiles take turns.
-  __device__ __forceinline__ float* scales(int turn, bool values) const {
-    return reinterpret_cast<float*>(memory + Config::kShared.scales) + (2 * turn + (values ? 1 : 0)) * Config::kKeys;
+  // Of the keys, or values, of the tile whose keys are in a stage of K.
+  __device__ __forceinline__ float* scales(int stage, bool values) const {
+    return reinterpret_cast<float*>(memory + Config::kShared.scales) + (2 * stage + (values ? 1 : 0)) * Config::kKeys;
   }
 };
 

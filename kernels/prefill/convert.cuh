@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Three warps that make tiles of 8-bit codes, which the producer's copies bring, K and V of 16 bits: element = code *
-// scale, rounded once, in rows swizzled as the TMA would have written them. Values that nobody may see become zero.
+// Three warps that make tiles of 8-bit codes, which the producer's copies bring, K and V of 16 bits, in rows swizzled as
+// the TMA would have written them, and lay the scales beside them for the math groups. Values that nobody may see become
+// zero.
 #pragma once
 
 #include "prefill/config.cuh"
@@ -51,14 +52,16 @@ class Converter {
   __device__ __forceinline__ void convert(const Task& task, int kv_head) {
     const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
     Tile last = tile_at(task, line, task.tile_end - 1);
+    int last_stage = k_turn_.stage;
     keys(task, kv_head, last);
     for (int i = task.tile_end - 2; i >= task.tile_begin; --i) {
       const Tile tile = tile_at(task, line, i);
+      const int stage = k_turn_.stage;
       keys(task, kv_head, tile);
-      values(last);
-      last = tile;
+      values(last, last_stage);
+      last = tile, last_stage = stage;
     }
-    values(last);
+    values(last, last_stage);
   }
 
   __device__ __forceinline__ void keys(const Task& task, int kv_head, const Tile& tile) {
@@ -67,19 +70,19 @@ class Converter {
     if (!tile.cached) return;
     const Turn raw = raw_turn_;
     raw_turn_.next<Config::kRawStages>();
-    load_scales(task, kv_head, tile);
-    ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
+    load_scales(task, kv_head, tile, turn.stage);
+    ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     if (thread_ < kernels::kHiddenBytes / 4) {
       ptx::store_shared_u32(places_.hidden(turn.stage) + 4 * thread_,
                             ptx::load_shared_u32(places_.raw_hidden(raw.stage) + 4 * thread_));
     }
-    tile_of<Config::kHeadDimQk>(places_.raw(raw.stage), places_.k(turn.stage), places_.scales(scale_turn_, false), 0,
-                                Config::kKeys);
+    tile_of<Config::kHeadDimQk, false>(places_.raw(raw.stage), places_.k(turn.stage), nullptr, 0, Config::kKeys);
     hand_over(places_.raw_empty(raw.stage), places_.k_full(turn.stage));
   }
 
-  __device__ __forceinline__ void values(const Tile& tile) {
+  // k_stage: where the tile's keys went, and its scales.
+  __device__ __forceinline__ void values(const Tile& tile, int k_stage) {
     const Turn turn = v_turn_;
     v_turn_.next<Config::kStages>();
     if (!tile.cached) return;
@@ -87,9 +90,9 @@ class Converter {
     raw_turn_.next<Config::kRawStages>();
     ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
-    value_turn_ ^= 1;
-    tile_of<Config::kHeadDimV>(places_.raw(raw.stage), places_.v(turn.stage), places_.scales(value_turn_, true),
-                               tile.low - tile.start, tile.high - tile.start);
+    tile_of<Config::kHeadDimV, !Config::kScalesWeights>(places_.raw(raw.stage), places_.v(turn.stage),
+                                                        places_.scales(k_stage, true), tile.low - tile.start,
+                                                        tile.high - tile.start);
     hand_over(places_.raw_empty(raw.stage), places_.v_full(turn.stage));
   }
 
@@ -103,20 +106,18 @@ class Converter {
   }
 
   // Of both K and V of the tile; before the codes are waited for, because it takes two dependent loads.
-  __device__ __forceinline__ void load_scales(const Task& task, int kv_head, const Tile& tile) {
-    scale_turn_ ^= 1;
+  __device__ __forceinline__ void load_scales(const Task& task, int kv_head, const Tile& tile, int stage) const {
 #pragma unroll 1
     for (int key = thread_; key < Config::kKeys; key += kThreads) {
       const bool there = tile.start + key >= tile.low && tile.start + key < tile.high;
-      places_.scales(scale_turn_, false)[key] =
-          there ? scale_of(p_, task, kv_head, tile.start + key, false) : 0.0f;
-      places_.scales(scale_turn_, true)[key] =
-          there ? scale_of(p_, task, kv_head, tile.start + key, true) : 0.0f;
+      places_.scales(stage, false)[key] = there ? scale_of(p_, task, kv_head, tile.start + key, false) : 0.0f;
+      places_.scales(stage, true)[key] = there ? scale_of(p_, task, kv_head, tile.start + key, true) : 0.0f;
     }
     ptx::sync_some(kAllConverters, kThreads);
   }
-  // Rows outside of [low, high) become zero.
-  template <int kHeadDim>
+
+  // Rows outside of [low, high) become zero; others are multiplied with their scales, or not.
+  template <int kHeadDim, bool kScaled>
   __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, const float* scales, int low, int high) const {
     constexpr int kPitch = kernels::raw_pitch(kHeadDim), kPieces = kPitch / 16;  // of 16 codes, in a row of a block
 #pragma unroll
@@ -127,7 +128,7 @@ class Converter {
         if (channel >= (kHeadDim + 63) / 64 * 64) continue;
         unsigned words[4];
         ptx::load_shared_four(raw + (block * Config::kKeys + row) * kPitch + 16 * piece, words);
-        const float scale = scales[row];
+        const float scale = kScaled ? scales[row] : 1.0f;
         const bool there = row >= low && row < high;
         unsigned out[8];
 #pragma unroll
@@ -136,9 +137,9 @@ class Converter {
           decode_four<Config::kCacheType>(words[w], x);
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const float first = x[2 * e] * scale, second = x[2 * e + 1] * scale;
-            const unsigned pair =
-                Config::kType == tile::kBFloat16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
+            if (kScaled) x[2 * e] *= scale, x[2 * e + 1] *= scale;
+            const unsigned pair = Config::kType == tile::kBFloat16 ? ptx::pack_bf16(x[2 * e], x[2 * e + 1])
+                                                                   : ptx::pack_f16(x[2 * e], x[2 * e + 1]);
             out[2 * w + e] = there ? pair : 0;
           }
         }
@@ -165,7 +166,6 @@ class Converter {
   const Places& places_;
   const int thread_;
   Turn k_turn_, v_turn_, raw_turn_;
-  int scale_turn_ = 1, value_turn_ = 1;
 };
 
 }  // namespace attune::prefill

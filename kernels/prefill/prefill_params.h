@@ -79,7 +79,7 @@ ATTUNE_SHARED_FUNCTION PrefillShared prefill_shared(int rows, int keys, int stag
   s.barriers = s.raw + raw_stages * raw_bytes(keys, head_dim_qk, head_dim_v);
   s.hidden = s.barriers + align_up((4 * stages + 2 * raw_stages + 2 * kTaskSlots + 3) * 8, 16);
   s.scales = s.hidden + (stages + raw_stages) * kHiddenBytes;
-  s.tasks = s.scales + (raw_stages > 0 ? 4 * keys * 4 : 0);  // of K and V of two tiles
+  s.tasks = s.scales + (raw_stages > 0 ? stages * 2 * keys * 4 : 0);  // of K and V of the tiles in the ring of K
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
 }

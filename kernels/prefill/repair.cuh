@@ -44,14 +44,7 @@ class Repair {
     const char* data;
     int dtype;
     float scale;
-    // As the products see it.
-    __device__ __forceinline__ float at(int channel) const {
-      const float x = tile::load_element(dtype, data, channel);
-      if (dtype == Config::kType) return x;
-      return Config::kType == tile::kBFloat16
-                 ? ptx::bf16_to_float(static_cast<unsigned short>(ptx::pack_bf16(x * scale, 0.0f)))
-                 : ptx::f16_to_float(static_cast<unsigned short>(ptx::pack_f16(x * scale, 0.0f)));
-    }
+    __device__ __forceinline__ float at(int channel) const { return tile::load_element(dtype, data, channel) * scale; }
   };
   __device__ __forceinline__ static KeyRow row_at(const PrefillParams& p, const Task& t, int key, int head,
                                                   bool values) {

@@ -251,8 +251,9 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
       const Serving prompt{d.activations, d.cache, 2, 512, 512};
       add(cuda::kernel_of(make_qkv_prepare(prepare_call(m, prompt))), kernels);
       add(cuda::kernel_of(make_cache_op(append_call(m, prompt))), kernels);
-      add_prompt(chunk_call(m, prompt), kernels);
-      if (d.cache == d.activations) add_prompt(prompt_call(m, prompt), kernels);
+      // On request only, so far: enough that a build sees what they take.
+      if (d.activations == ATTUNE_BFLOAT16 && !m.cross_attention) add_prompt(chunk_call(m, prompt), kernels);
+      if (d.cache == ATTUNE_BFLOAT16) add_prompt(prompt_call(m, prompt), kernels);
       for (const int64_t batch : kBatches) {
         for (const int64_t keys : kKeys) {
           for (const bool ragged : {false, true}) {
