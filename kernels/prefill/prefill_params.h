@@ -30,7 +30,6 @@ struct alignas(16) TaskList {
   int num_tasks;
   int heads_at_a_time;  // head tiles whose keys fit the L2 together: all tasks of some, then of the next
   unsigned next_item;   // (task, head tile) pairs that have been taken, beside each block's first; 0 before and after a run
-  int piece;            // most tiles of a part
 };
 
 struct PrefillParams : DecodeParams {

@@ -10,10 +10,11 @@
 // result depends on. One schedule serves every layer with the same lengths.
 #include "prefill/tiles.cuh"
 #include "ptx/grid.cuh"
+#include "schedule/scan.cuh"
 
 namespace attune::prefill {
 
-using kernels::TaskList;
+using schedule::inclusive_sum_of_warp;
 
 constexpr int kKeys = ATTUNE_KEYS, kThreads = 1024, kWarps = kThreads / 32;
 constexpr int kFewestTiles = 4;  // of a part: less would not pay for the merge
@@ -27,14 +28,6 @@ struct SharedStorage {
   int max_cost, num_split, num_parts;
 };
 
-__device__ __forceinline__ long long inclusive_sum_of_warp(long long x) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const long long other = __shfl_up_sync(0xffffffffu, x, step);
-    if (static_cast<int>(threadIdx.x % 32) >= step) x += other;
-  }
-  return x;
-}
 // Over all threads; also where this one begins.
 __device__ __forceinline__ long long sum_of_block(long long x, SharedStorage& shared, long long& before) {
   const long long inclusive = inclusive_sum_of_warp(x);
@@ -194,6 +187,5 @@ extern "C" __global__ void __launch_bounds__(1024)
     p.list->num_tasks = min(num_tasks, p.max_tasks);
     p.list->heads_at_a_time = clamp_int(kL2Bytes / bytes, 1, p.num_head_tiles);
     p.list->next_item = 0;
-    p.list->piece = piece;
   }
 }

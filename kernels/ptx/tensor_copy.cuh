@@ -20,9 +20,4 @@ __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, 
       : "memory");
 }
 
-// The map itself, before its first use.
-__device__ __forceinline__ void prefetch(const TensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 }  // namespace attune::ptx

@@ -10,6 +10,7 @@
 // the runs, then along one run. One schedule serves every layer that has the same lengths.
 #include "ptx/grid.cuh"
 #include "schedule/cursor.cuh"
+#include "schedule/scan.cuh"
 
 namespace attune::schedule {
 
@@ -27,15 +28,6 @@ struct SharedStorage {
 
 __device__ __forceinline__ long long tiles_of(const DecodeParams& p, int b) {
   return line_tiles(p, read_sequence<Config::kTileKeys, Config::kBlockRows>(p, b));
-}
-
-__device__ __forceinline__ long long inclusive_sum_of_warp(long long x) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const long long other = __shfl_up_sync(0xffffffffu, x, step);
-    if (static_cast<int>(threadIdx.x % 32) >= step) x += other;
-  }
-  return x;
 }
 
 // Where each thread's run ends.

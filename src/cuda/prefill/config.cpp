@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kAlignment = 16;  // bytes, of everything that the TMA copies
 constexpr int kMaxShared = 232448;
-constexpr int kMaxBoxRows = 256;
 
 int score_bits(const Problem& p) {
   // The largest product is the largest score only under a positive scale.
@@ -244,10 +243,9 @@ Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
   m.q = row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile(), c.heads_of_tile);
   m.k = m.v = m.dense_k = m.dense_v = m.q;
-  const int keys = std::min(c.keys, kMaxBoxRows);
   if (c.dense) {
-    m.dense_k = row_map(p, p.k, p.heads_kv, p.head_dim_qk, keys, 1);
-    m.dense_v = row_map(p, p.v, p.heads_kv, p.head_dim_v, keys, 1);
+    m.dense_k = row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
+    m.dense_v = row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);
   }
   if (c.cached) {
     m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));

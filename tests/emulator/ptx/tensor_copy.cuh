@@ -37,6 +37,4 @@ inline void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, in
   emulator::complete_bytes(barrier, offset);
 }
 
-inline void prefetch(const TensorMap&) {}
-
 }  // namespace attune::ptx
