@@ -5,7 +5,7 @@
 //   O = (O 2^(c (m - m'))) + P_i V_i;   c = scale log2 e
 //
 // The products of S_i+1 and of P_i V_i run while the softmax of S_i+1 waits for the former only, so O is rescaled one
-// tile late. The two groups take turns at issuing products: while one computes exponentials the tensor cores have the
+// tile late. The first S of a task runs while the task before is stored. The two groups take turns at issuing products: while one computes exponentials the tensor cores have the
 // other's.
 #pragma once
 
@@ -26,54 +26,67 @@ class Attend {
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places, int group)
       : p_(p), places_(places), group_(group), c_(Rows::kPlain ? p.scale * kLog2e : 1.0f) {
-    q_ = ptx::descriptor_k_major(places.q() + group * 64 * 128);
+    q_ = ptx::uniform(ptx::descriptor_k_major(places.q() + group * 64 * 128));
   }
 
-  // All tiles of the task. Turns count tiles over all tasks.
-  __device__ __forceinline__ void operator()(const Task& task, const Rows& rows, Accumulators& a) {
-    const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
-    float s[Config::kKeys / 2];
-    unsigned weights[Config::kKeys / 4];
-    float lowered[2];
-
+  // For what the first product of a task needs.
+  __device__ __forceinline__ void wait_for_start() {
     ptx::wait_phase(places_.q_full(), q_parity_);
     q_parity_ ^= 1;
+    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
+  }
+  // Issues that product.
+  __device__ __forceinline__ void start(float (&s)[Config::kKeys / 2]) const { multiply_keys(keys(), s); }
+
+  // All tiles of the task that has been started, except that the last product of values runs on. Turns count tiles over
+  // all tasks.
+  __device__ __forceinline__ void run(const Task& task, const Rows& rows, float (&s)[Config::kKeys / 2],
+                                      Accumulators& a) {
+    const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
+    const Run whole = rows.whole_tiles(task, line);
+    unsigned weights[Config::kKeys / 4];
+    float lowered[2];
     a.max[0] = a.max[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
 
-    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-    multiply_keys(s);
     ptx::wait_products<0>();
     ptx::pin(s);
-    Tile tile = tile_at(task, line, task.tile_end - 1);
-    weigh(rows, tile, s, lowered, a);
-    release_keys();
+    const int begin = task.tile_begin, end = task.tile_end;
+    if (end - begin == 1) release_queries();
+    weigh(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
+    release_keys(a.sum[0] + a.sum[1]);
     pack(s, weights);
 
     int accumulate = 0;
-    for (int i = task.tile_end - 2; i >= task.tile_begin; --i) {
+    for (int i = end - 2; i >= begin; --i) {
+      const ptx::Descriptor k = keys(), v = values();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
-      multiply_keys(s);
+      multiply_keys(k, s);
       ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
-      multiply_values(weights, accumulate, a.o);
+      multiply_values(weights, v, accumulate, a.o);
       accumulate = 1;
       ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
       ptx::wait_products<1>();
       ptx::pin(s);
-      tile = tile_at(task, line, i);
-      weigh(rows, tile, s, lowered, a);
-      release_keys();
+      if (i == begin) release_queries();
+      weigh(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
+      release_keys(a.sum[0] + a.sum[1]);
       ptx::wait_products<0>();
       ptx::pin(a.o);
       release_values();
       rescale(lowered, a.o);
       pack(s, weights);
     }
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());
+    const ptx::Descriptor v = values();
     ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
-    multiply_values(weights, accumulate, a.o);
-    ptx::wait_products<0>();
+    multiply_values(weights, v, accumulate, a.o);
+  }
+
+  // After the last product, for which kPending says how many younger ones there are.
+  template <int kPending>
+  __device__ __forceinline__ void finish(Accumulators& a) {
+    ptx::wait_products<kPending>();
     ptx::pin(a.o);
     release_values();
 #pragma unroll
@@ -85,8 +98,15 @@ class Attend {
   }
 
  private:
-  __device__ __forceinline__ void multiply_keys(float (&s)[Config::kKeys / 2]) const {
-    const unsigned long long k = ptx::descriptor_k_major(places_.k(k_turn_.stage));
+  // Of the next tile's. Well before they are needed: a shuffle takes its time.
+  __device__ __forceinline__ ptx::Descriptor keys() const {
+    return ptx::uniform(ptx::descriptor_k_major(places_.k(k_turn_.stage)));
+  }
+  __device__ __forceinline__ ptx::Descriptor values() const {
+    return ptx::uniform(ptx::descriptor_mn_major(places_.v(v_turn_.stage), Config::kKeys * 128));
+  }
+
+  __device__ __forceinline__ void multiply_keys(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
     ptx::pin(s);
     ptx::fence_products();
 #pragma unroll
@@ -98,9 +118,8 @@ class Attend {
     ptx::commit_products();
   }
 
-  __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kKeys / 4], int accumulate,
-                                                  float (&o)[Config::kChannels / 2]) const {
-    const unsigned long long v = ptx::descriptor_mn_major(places_.v(v_turn_.stage), Config::kKeys * 128);
+  __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kKeys / 4], ptx::Descriptor v,
+                                                  int accumulate, float (&o)[Config::kChannels / 2]) const {
     ptx::pin(o);
     ptx::pin(weights);
     ptx::fence_products();
@@ -110,34 +129,48 @@ class Attend {
     ptx::commit_products();
   }
 
+  static constexpr bool kManyRegisters = Config::kChannels <= 128;
+  static constexpr int kChains = kManyRegisters ? 4 : 1;
+
   // Products to weights in place, and how much what came before counts less.
-  __device__ __forceinline__ void weigh(const Rows& rows, const Tile& tile, float (&s)[Config::kKeys / 2],
-                                        float (&lowered)[2], Accumulators& a) const {
-    const bool scaled = Config::kConverts && tile.cached;
+  __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, const TileLine<Config::kKeys>& line, int i,
+                                        const Run& whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                        Accumulators& a) const {
+    const bool scaled = Config::kConverts && line.is_cached(i);
     if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
-    rows.score(p_, tile, s);
-    rows.hide(p_, tile, Config::kCached ? places_.hidden(k_turn_.stage) : 0, s);
+    if constexpr (!Rows::kPlain) rows.score(p_, line.start(task, i), s);
+    const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
+    const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
+    if (Rows::kBits || flagged || !whole.has(i)) rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);
+    // Chains of their own for neighbours: there are too few warps to hide what a long chain waits for.
+    float reference[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float max = a.max[h];
-#pragma unroll
-      for (int j = 0; j < Config::kKeys / 8; ++j) max = fmaxf(max, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
-      max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
-      max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
-      const float reference = reference_of(max) * c_;
-      lowered[h] = ptx::exp2_approx(a.max[h] * c_ - reference);
-      a.max[h] = max;
-      float sum = 0;
+      float max[kChains];
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[4 * j + 2 * h + e];
-          x = ptx::exp2_approx(fmaf(x, c_, -reference));
-          sum += x;
-        }
+        const float pair = fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]);
+        max[j % kChains] = fmaxf(j < kChains ? a.max[h] : max[j % kChains], pair);
       }
-      a.sum[h] = a.sum[h] * lowered[h] + sum;
+      float top = max[0];
+#pragma unroll
+      for (int j = 1; j < kChains; ++j) top = fmaxf(top, max[j]);
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      reference[h] = reference_of(top) * c_;
+      lowered[h] = ptx::exp2_approx(a.max[h] * c_ - reference[h]);
+      a.max[h] = top;
+    }
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 2; ++i) s[i] = ptx::exp2_approx(fmaf(s[i], c_, -reference[i / 2 % 2]));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum[kChains] = {a.sum[h] * lowered[h]};
+#pragma unroll
+      for (int i = 0; i < Config::kKeys / 4; ++i) sum[i % kChains] += s[i / 2 * 4 + 2 * h + i % 2];
+      a.sum[h] = sum[0];
+#pragma unroll
+      for (int j = 1; j < kChains; ++j) a.sum[h] += sum[j];
     }
     if (Config::kScalesWeights && scaled) multiply_columns(places_.scales(k_turn_.stage, true), s);
   }
@@ -167,9 +200,13 @@ class Attend {
     for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= lowered[i / 2 % 2];
   }
 
-  __device__ __forceinline__ void release_keys() {
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(k_turn_.stage));
+  // Once the exponentials, which have gone into `sum`, are computed: they belong beside the products of the values.
+  __device__ __forceinline__ void release_keys(float sum) {
+    if (threadIdx.x % 32 == 0) ptx::arrive_after(places_.k_empty(k_turn_.stage), sum);
     k_turn_.next<Config::kStages>();
+  }
+  __device__ __forceinline__ void release_queries() const {
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());
   }
   __device__ __forceinline__ void release_values() {
     if (threadIdx.x % 32 == 0) ptx::arrive(places_.v_empty(v_turn_.stage));
@@ -180,7 +217,7 @@ class Attend {
   const Places& places_;
   const int group_;
   const float c_;
-  unsigned long long q_;
+  ptx::Descriptor q_;
   Turn k_turn_, v_turn_;
   unsigned q_parity_ = 0;
 };

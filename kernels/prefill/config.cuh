@@ -30,13 +30,16 @@ struct Config {
   static constexpr bool kScalesWeights = kConverts && kType == tile::kBFloat16;
   static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kTaskReaders = kMathWarps + kConvertWarps;  // warps
-  static constexpr int kProducerRegisters = kConverts ? 72 : 40, kMathRegisters = kConverts ? 216 : 232;
+  static constexpr int kTaskVectors = sizeof(Task) / 16;           // each written by a lane of the producer
+  static constexpr int kProducerRegisters = kConverts ? 72 : 40, kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kRows = 64 * kMathGroups, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
 
   static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsKeys = kKeys / 16;
   static constexpr int kBlocksQk = (kHeadDimQk + 63) / 64, kBlocksV = (kHeadDimV + 63) / 64;  // of 64 channels
   static constexpr int kChannels = (kHeadDimV + 31) / 32 * 32;                                // of the accumulators
   static constexpr int kBytesK = kBlocksQk * kKeys * 128, kBytesV = kBlocksV * kKeys * 128;
+  // A task is stored while the first S of the next is computed, where the registers suffice for both.
+  static constexpr bool kStoresLate = kChannels <= 128 && !kConverts;
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::PrefillShared kShared =
       kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV);
@@ -50,6 +53,8 @@ struct Config {
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
   static_assert(kShared.total <= 232448, "more shared memory than a block can have");
 };
+
+constexpr int kNoMoreTasks = -1;  // in place of a head tile
 
 // Where things lie: shared addresses, and tasks.
 struct Places {

@@ -38,10 +38,9 @@ class Converter {
   __device__ __forceinline__ void run() {
     for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
       ptx::wait_phase(places_.task_full(slot.stage), slot.parity);
-      const Task& task = places_.task(slot.stage);
-      if (task.batch < 0) return;
-      const int kv_head = places_.head_tile(slot.stage) * p_.heads_of_tile / p_.group;
-      if (task.tile_end > task.tile_begin) convert(task, kv_head);
+      const int head_tile = places_.head_tile(slot.stage);
+      if (head_tile == kNoMoreTasks) return;
+      convert(places_.task(slot.stage), head_tile * p_.heads_of_tile / p_.group);
       __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::arrive(places_.task_empty(slot.stage));
     }
@@ -119,7 +118,7 @@ class Converter {
   // Rows outside of [low, high) become zero; others are multiplied with their scales, or not.
   template <int kHeadDim, bool kScaled>
   __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, const float* scales, int low, int high) const {
-    constexpr int kPitch = kernels::raw_pitch(kHeadDim), kPieces = kPitch / 16;  // of 16 codes, in a row of a block
+    constexpr int kPitch = kernels::kRawPitch, kPieces = kPitch / 16;  // of 16 codes, in a row of a block
 #pragma unroll
     for (int block = 0; block < kernels::raw_blocks(kHeadDim); ++block) {
 #pragma unroll 1
@@ -148,17 +147,6 @@ class Converter {
         ptx::store_shared_four(line + ((chunk ^ (row & 7)) * 16), out);
         ptx::store_shared_four(line + (((chunk + 1) ^ (row & 7)) * 16), out + 4);
       }
-    }
-    if constexpr (kPitch < 64 || (kHeadDim % 64 != 0 && kHeadDim < 128)) clear_rest<kHeadDim>(to);
-  }
-  // Channels beyond the head dim, up to the products' steps.
-  template <int kHeadDim>
-  __device__ __forceinline__ void clear_rest(unsigned to) const {
-    constexpr int kFirst = kernels::raw_pitch(kHeadDim) / 8, kChunks = (kHeadDim + 63) / 64 * 8;
-#pragma unroll 1
-    for (int i = thread_; i < Config::kKeys * (kChunks - kFirst); i += kThreads) {
-      const int row = i / (kChunks - kFirst), chunk = kFirst + i % (kChunks - kFirst);
-      ptx::store_shared_zero(to + (chunk / 8 * Config::kKeys + row) * 128 + ((chunk % 8) ^ (row & 7)) * 16);
     }
   }
 

@@ -42,22 +42,19 @@ class Loader {
       load(publish(p_.tasks + within / heads, head_tile, slot), head_tile, q_parity);
       item = __shfl_sync(0xffffffffu, next, 0);
     }
-    publish(nullptr, 0, slot);
+    publish(nullptr, kNoMoreTasks, slot);
   }
 
  private:
-  // Hands a task to the math warps; null: there are no more. It stays readable until the slot is needed again.
+  // Hands a task to the math warps. It stays readable until the slot is needed again.
   __device__ __forceinline__ const Task& publish(const Task* from, int head_tile, Turn& slot) {
-    constexpr int kVectors = sizeof(Task) / 16;
     Task& task = places_.task(slot.stage);
     uint4 part{};
-    if (from != nullptr && lane_ < kVectors) part = reinterpret_cast<const uint4*>(from)[lane_];
+    if (from != nullptr && lane_ < Config::kTaskVectors) part = reinterpret_cast<const uint4*>(from)[lane_];
     ptx::wait_phase(places_.task_empty(slot.stage), slot.parity ^ 1);
-    if (lane_ < kVectors) reinterpret_cast<uint4*>(&task)[lane_] = part;
-    __syncwarp();
-    if (lane_ == 0) {
-      if (from == nullptr) task.batch = -1;
-      places_.head_tile(slot.stage) = head_tile;
+    if (lane_ < Config::kTaskVectors) {
+      reinterpret_cast<uint4*>(&task)[lane_] = part;
+      if (lane_ == 0) places_.head_tile(slot.stage) = head_tile;
       ptx::arrive(places_.task_full(slot.stage));
     }
     __syncwarp();
@@ -67,22 +64,25 @@ class Loader {
 
   __device__ __forceinline__ void load(const Task& task, int head_tile, unsigned& q_parity) {
     const int num_tiles = task.tile_end - task.tile_begin;
-    if (num_tiles <= 0) return;
     const int kv_head = head_tile * p_.heads_of_tile / p_.group;
     const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
 
     ptx::wait_phase(places_.q_empty(), q_parity);
     q_parity ^= 1;
     load_queries(task, head_tile);
-    Tile last = tile_at(task, line, task.tile_end - 1);
-    load_keys(task, kv_head, last);
-    for (int i = task.tile_end - 2; i >= task.tile_begin; --i) {
-      const Tile tile = tile_at(task, line, i);
-      load_keys(task, kv_head, tile);
-      load_values(task, kv_head, last);
-      last = tile;
+    // Tables are asked a tile ahead.
+    const int end = task.tile_end - 1;
+    int last_page = ask_table(task, tile_at(task, line, end)), page = 0;
+    if (num_tiles > 1) page = ask_table(task, tile_at(task, line, end - 1));
+    load_keys(task, kv_head, tile_at(task, line, end), last_page);
+    for (int i = end - 1; i >= task.tile_begin; --i) {
+      int next_page = 0;
+      if (i > task.tile_begin) next_page = ask_table(task, tile_at(task, line, i - 1));
+      load_keys(task, kv_head, tile_at(task, line, i), page);
+      load_values(task, kv_head, tile_at(task, line, i + 1), last_page);
+      last_page = page, page = next_page;
     }
-    load_values(task, kv_head, last);
+    load_values(task, kv_head, tile_at(task, line, task.tile_begin), last_page);
   }
 
   __device__ __forceinline__ void load_queries(const Task& task, int head_tile) {
@@ -99,49 +99,90 @@ class Loader {
     __syncwarp();
   }
 
+  // The copies that a tile needs: boxes first..first + count - 1 of `keys` keys each. Lanes box, box + kBoxLanes, .. share
+  // a box, one for each block of channels.
+  struct Boxes {
+    int first, count, keys;
+  };
+  static constexpr int kMostBlocks = Config::kBlocksQk > Config::kBlocksV ? Config::kBlocksQk : Config::kBlocksV;
+  static constexpr int kBoxLanes = kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
+
+  __device__ __forceinline__ Boxes boxes_of(const Tile& tile) const {
+    if (!(Config::kCached && tile.cached)) return {0, tile.low < tile.high ? 1 : 0, Config::kKeys};
+    const int first = (tile.low - tile.start) >> p_.box_shift, keys = 1 << p_.box_shift;
+    return {first, ((tile.high - tile.start + keys - 1) >> p_.box_shift) - first, keys};
+  }
+  __device__ __forceinline__ Slot find_box(const Task& task, const Tile& tile, int box, bool values) const {
+    return find_slot(p_, task.batch, tile.start + (box << p_.box_shift), values);
+  }
+  // The page of this lane's first box of a tile; nothing waits for it before it is looked at.
+  __device__ __forceinline__ int ask_table(const Task& task, const Tile& tile) const {
+    if (!(Config::kCached && tile.cached)) return 0;
+    const Boxes b = boxes_of(tile);
+    return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), false).page;
+  }
+
+  // kBlocks of kChannels, in rows of kPitch bytes. page: what ask_table() said.
+  template <int kBlocks, int kPitch, int kChannels>
+  __device__ __forceinline__ void copy(const Task& task, const Tile& tile, int page, bool values,
+                                       const ptx::TensorMap& map, unsigned to, unsigned barrier, int kv_head) const {
+    const Boxes b = boxes_of(tile);
+    const int block = lane_ / kBoxLanes;
+    if (lane_ == 0) ptx::arrive_expecting(barrier, b.count * kBlocks * b.keys * kPitch);
+    __syncwarp();
+    if (block < kBlocks) {
+#pragma unroll 1
+      for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
+        const int box = b.first + i;
+        int row, outer;
+        if (Config::kCached && tile.cached) {
+          if (i >= kBoxLanes || (values && p_.v_page_table.data != nullptr))
+            page = find_box(task, tile, box, values).page;
+          // Beyond the pages there is nothing: the copy brings zeros.
+          outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
+          row = slot_in_page(p_, tile.start + box * b.keys);
+        } else {
+          outer = p_.kv_flat ? 0 : task.batch;
+          row = static_cast<int>(task.kv_row) + tile.start - task.num_cached;
+        }
+        ptx::copy_box(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block,
+                      kv_head, row, outer);
+      }
+    }
+    __syncwarp();
+  }
+
   // Codes go to the converters, who hand them on as K and V.
   template <int kHeadDim, bool kValues>
-  __device__ __forceinline__ void load_codes(const Task& task, int kv_head, const Tile& tile) {
-    constexpr int kPitch = kernels::raw_pitch(kHeadDim);
+  __device__ __forceinline__ void load_codes(const Task& task, int kv_head, const Tile& tile, int page) {
     const Turn turn = raw_turn_;
     raw_turn_.next<Config::kRawStages>();
-    const unsigned full = places_.raw_full(turn.stage);
-    Boxes boxes(*this, task, tile, kValues);
     ptx::wait_phase(places_.raw_empty(turn.stage), turn.parity ^ 1);
-    if constexpr (!kValues) note_hidden(places_.raw_hidden(turn.stage), boxes, tile);
-    if (lane_ == 0)
-      ptx::arrive_expecting(full, boxes.count * kernels::raw_blocks(kHeadDim) * boxes.keys * kPitch);
-    __syncwarp();
-    copy<kernels::raw_blocks(kHeadDim), kPitch, 128>(boxes, kValues ? maps_.v : maps_.k, places_.raw(turn.stage), full,
-                                                     kv_head);
+    if constexpr (!kValues) note_hidden(places_.raw_hidden(turn.stage), task, tile, page);
+    copy<kernels::raw_blocks(kHeadDim), kernels::kRawPitch, 128>(task, tile, page, kValues,
+                                                                 kValues ? maps_.v : maps_.k, places_.raw(turn.stage),
+                                                                 places_.raw_full(turn.stage), kv_head);
   }
 
-  __device__ __forceinline__ void load_keys(const Task& task, int kv_head, const Tile& tile) {
+  __device__ __forceinline__ void load_keys(const Task& task, int kv_head, const Tile& tile, int page) {
     const Turn turn = k_turn_;
     k_turn_.next<Config::kStages>();
-    if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimQk, false>(task, kv_head, tile);
-    const unsigned full = places_.k_full(turn.stage);
-    // Asks for page ids while the stage is still in use.
-    Boxes boxes(*this, task, tile, false);
+    if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimQk, false>(task, kv_head, tile, page);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
-    note_hidden(places_.hidden(turn.stage), boxes, tile);
-    if (lane_ == 0) ptx::arrive_expecting(full, boxes.count * Config::kBlocksQk * boxes.keys * 128);
-    __syncwarp();
-    copy<Config::kBlocksQk, 128, 64>(boxes, tile.cached ? maps_.k : maps_.dense_k, places_.k(turn.stage), full, kv_head);
+    note_hidden(places_.hidden(turn.stage), task, tile, page);
+    copy<Config::kBlocksQk, 128, 64>(task, tile, page, false, tile.cached ? maps_.k : maps_.dense_k,
+                                     places_.k(turn.stage), places_.k_full(turn.stage), kv_head);
   }
 
-  __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile) {
+  __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile, int page) {
     const Turn turn = v_turn_;
     v_turn_.next<Config::kStages>();
+    if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimV, true>(task, kv_head, tile, page);
     const unsigned full = places_.v_full(turn.stage), at = places_.v(turn.stage);
-    if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimV, true>(task, kv_head, tile);
-    Boxes boxes(*this, task, tile, true);
     const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys;
-    const unsigned barrier = whole ? full : places_.edge();
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
-    if (lane_ == 0) ptx::arrive_expecting(barrier, boxes.count * Config::kBlocksV * boxes.keys * 128);
-    __syncwarp();
-    copy<Config::kBlocksV, 128, 64>(boxes, tile.cached ? maps_.v : maps_.dense_v, at, barrier, kv_head);
+    copy<Config::kBlocksV, 128, 64>(task, tile, page, true, tile.cached ? maps_.v : maps_.dense_v, at,
+                                    whole ? full : places_.edge(), kv_head);
     if (whole) return;
     ptx::wait_phase(places_.edge(), edge_parity_);
     edge_parity_ ^= 1;
@@ -153,94 +194,32 @@ class Loader {
     __syncwarp();
   }
 
-  // The copies that a tile needs: boxes first..first + count - 1 of `keys` keys each. This lane has page ids of boxes
-  // first + lane_, first + lane_ + 32 ..; others are looked up when their turn comes.
-  struct Boxes {
-    int first, count, keys;
-    int row, outer;  // of this lane's first box
-
-    __device__ __forceinline__ Boxes(const Loader& loader, const Task& task, const Tile& tile,
-                                     bool values) {
-      const PrefillParams& p = loader.p_;
-      keys = Config::kKeys, first = 0, count = 1;
-      if (Config::kCached && tile.cached) {
-        keys = p.box_keys;
-        first = (tile.low - tile.start) / keys;
-        count = (tile.high - tile.start + keys - 1) / keys - first;
-      }
-      task_ = &task, tile_ = &tile, values_ = values, loader_ = &loader;
-      place(loader.lane_ % count, row, outer);
-    }
-    __device__ __forceinline__ void place(int i, int& its_row, int& its_outer) const {
-      const Task& task = *task_;
-      const Tile& tile = *tile_;
-      const PrefillParams& p = loader_->p_;
-      if (!(Config::kCached && tile.cached)) {
-        its_row = static_cast<int>(task.kv_row) + tile.start - task.num_cached;
-        its_outer = p.kv_flat ? 0 : task.batch;
-        return;
-      }
-      const Slot s = slot_of(p, task.batch, tile.start + (first + i) * keys, values_);
-      its_row = s.slot;
-      // Beyond the pages there is nothing: the copy brings zeros.
-      its_outer = s.page < 0 ? static_cast<int>(p.num_pages) : static_cast<int>(s.page);
-    }
-
-   private:
-    const Task* task_;
-    const Tile* tile_;
-    bool values_;
-    const Loader* loader_;
-  };
-
-  // kBlocks of kChannels, in rows of kPitch bytes.
-  template <int kBlocks, int kPitch, int kChannels>
-  __device__ __forceinline__ void copy(const Boxes& boxes, const ptx::TensorMap& map, unsigned at, unsigned barrier,
-                                       int kv_head) {
-    // Lane i has box i % count, and of it the blocks of channels i / count + k * (lanes / count).
-    const int lanes = boxes.count <= 32 ? 32 / boxes.count : 1, mine = lane_ / boxes.count;
-#pragma unroll 1
-    for (int i = lane_ < boxes.count ? lane_ : lane_ % boxes.count; i < boxes.count; i += 32) {
-      int row = boxes.row, outer = boxes.outer;
-      if (i >= 32) boxes.place(i, row, outer);
-      const unsigned to = at + (boxes.first + i) * boxes.keys * kPitch;
-      if (mine < lanes) {
-#pragma unroll 1
-        for (int block = mine; block < kBlocks; block += lanes)
-          ptx::copy_box(to + block * Config::kKeys * kPitch, map, barrier, kChannels * block, kv_head, row, outer);
-      }
-    }
-    __syncwarp();
-  }
-
   // Tells the math warps which keys lie on pages that are not there.
-  __device__ __forceinline__ void note_hidden(unsigned at, const Boxes& boxes, const Tile& tile) {
+  __device__ __forceinline__ void note_hidden(unsigned at, const Task& task, const Tile& tile, int page) const {
     if constexpr (!Config::kCached) return;
     bool bad = false;
     if (tile.cached) {
+      const Boxes b = boxes_of(tile);
+      bad = !is_there(p_, page);
 #pragma unroll 1
-      for (int i = lane_; i < boxes.count; i += 32) {
-        int row = boxes.row, outer = boxes.outer;
-        if (i >= 32) boxes.place(i, row, outer);
-        bad |= outer >= p_.num_pages;
-      }
+      for (int i = lane_ + kBoxLanes; i < b.count; i += 32)
+        bad |= !is_there(p_, find_box(task, tile, b.first + i, false).page);
     }
     const bool any = __any_sync(0xffffffffu, bad) != 0;
     if (lane_ == 0) ptx::store_shared_u32(at, any ? 1u : 0u);
-    if (any) hide_boxes(at, boxes);
+    if (any) hide_boxes(at, task, tile);
     __syncwarp();
   }
-  __device__ __forceinline__ void hide_boxes(unsigned at, const Boxes& boxes) {
+  __device__ __forceinline__ void hide_boxes(unsigned at, const Task& task, const Tile& tile) const {
     // Word i / 32 of the tile's keys, one lane each: rare, so plain.
     if (lane_ < Config::kKeys / 32) {
+      const Boxes b = boxes_of(tile);
       unsigned bits = 0;
 #pragma unroll 1
       for (int key = 0; key < 32; ++key) {
-        const int box = (32 * lane_ + key) / boxes.keys - boxes.first;
-        if (box < 0 || box >= boxes.count) continue;
-        int row, outer;
-        boxes.place(box, row, outer);
-        if (outer >= p_.num_pages) bits |= 1u << key;
+        const int box = (32 * lane_ + key) >> p_.box_shift;
+        if (box >= b.first && box < b.first + b.count && !is_there(p_, find_box(task, tile, box, false).page))
+          bits |= 1u << key;
       }
       ptx::store_shared_u32(at + 4 + 4 * lane_, bits);
     }

@@ -11,8 +11,8 @@
 // 2 have 64 rows each (attend.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
 //
 //   producer: Q K0   K1 V0   K2 V1   K3 V2 ..
-//   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..
-//   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 ..
+//   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..     | PVn, next S0 |store|softmax ..
+//   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..     | PVn, next S0 |store ..
 //
 // Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty" (a
 // lane of each of the eight math warps). Where the cache has 8 bits, its tiles come to a ring of their own, and three
@@ -35,7 +35,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
       ptx::init_barrier(places.v_empty(i), Config::kMathWarps);
     }
     for (int i = 0; i < kernels::kTaskSlots; ++i) {
-      ptx::init_barrier(places.task_full(i), 1);
+      ptx::init_barrier(places.task_full(i), Config::kTaskVectors);
       ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
     }
     for (int i = 0; i < 2 * Config::kRawStages; ++i) ptx::init_barrier(places.raw_full(i), 1);  // and raw_empty
@@ -47,36 +47,73 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
   __syncthreads();
 }
 
+__device__ __forceinline__ void release_task(const Places& places, int slot) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
+}
+
+// The end of the task in a slot: its rows, or its part of them.
+__device__ __forceinline__ void store(const PrefillParams& p, const Places& places, int slot, const Rows& rows,
+                                      const Accumulators& a) {
+  const Task& task = places.task(slot);
+  const int head_tile = places.head_tile(slot);
+  const Repair repair(rows, a);
+  if (task.num_parts == 1) {
+    store_whole(p, task, rows, a);
+  } else {
+    store_part(p, task, head_tile, a);
+  }
+  __syncwarp();
+  repair(p, task, head_tile, rows);
+  if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
+  release_task(places, slot);
+}
+
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
   const int group = threadIdx.x / 128 - 1;
   // The first group's first turn.
   if (group == 1) ptx::arrive_some(kTurnOfGroup, Config::kMathThreads);
   Attend attend(p, places, group);
-  for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
+  float s[Config::kKeys / 2];
+  Accumulators a;
+  Turn slot;
+  const auto next_is_there = [&] {
     ptx::wait_phase(places.task_full(slot.stage), slot.parity);
-    const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
-    const int head_tile = places.head_tile(slot.stage);
-    if (task.batch < 0) return;
-    Rows rows;
-    rows.start(p, task, head_tile);
-    if (task.tile_end <= task.tile_begin) {
-      store_nothing(p, task, rows);
-    } else {
-      Accumulators a;
-      attend(task, rows, a);
-      const Repair repair(rows, a);
-      if (task.num_parts == 1) {
-        store_whole(p, task, rows, a);
-      } else {
-        store_part(p, task, head_tile, a);
-      }
-      __syncwarp();
-      repair(p, task, head_tile, rows);
-      if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
+    return places.head_tile(slot.stage) != kNoMoreTasks;
+  };
+  const auto begin = [&](Rows& rows) {
+    rows.start(p, places.task(slot.stage), places.head_tile(slot.stage));
+    attend.run(places.task(slot.stage), rows, s, a);
+    slot.next<kernels::kTaskSlots>();
+  };
+  if constexpr (!Config::kStoresLate) {
+    while (next_is_there()) {
+      const int stage = slot.stage;
+      attend.wait_for_start();
+      attend.start(s);
+      Rows rows;
+      begin(rows);
+      attend.finish<0>(a);
+      store(p, places, stage, rows, a);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot.stage));
+    return;
   }
+  if (!next_is_there()) return;
+  attend.wait_for_start();
+  attend.start(s);
+  for (bool more = true; more;) {
+    const int stage = slot.stage;
+    Rows rows;
+    begin(rows);
+    // Without a next task this is a product of what lies there, which nobody uses: products on only some of the ways
+    // through a loop would make the compiler wait after each.
+    more = next_is_there();
+    if (more) attend.wait_for_start();
+    attend.start(s);
+    attend.finish<1>(a);
+    store(p, places, stage, rows, a);
+  }
+  ptx::wait_products<0>();
 }
 
 }  // namespace attune::prefill

@@ -14,7 +14,7 @@ struct alignas(16) Task {
   long long q_begin;   // first row of q in a ragged batch
   long long q_row;     // the sequence's first row of q among those that the TMA knows by one number
   long long kv_row;    // likewise of dense k and v
-  int batch;           // -1: there are no more tasks
+  int batch;
   int token_begin, num_tokens;
   int num_q;
   int num_cached, num_keys;
@@ -39,7 +39,7 @@ struct PrefillParams : DecodeParams {
   int fixed_kv;                // dense keys of each sequence where there is no cu_seqlens_kv
   int dense;                   // there are dense keys: all of them, or new tokens after the cache
   int cached;                  // there is a cache
-  int box_keys;                // of the cache: keys of one copy
+  int box_shift;               // of the cache: log2 of the keys of one copy
   int heads_of_tile;           // query heads that share a block of rows; divides group
   int tokens_of_tile;          // most tokens of a block of rows
   int num_head_tiles;
@@ -53,12 +53,12 @@ struct PrefillParams : DecodeParams {
   unsigned* parts_done;        // [splits][num_head_tiles]; 0 before and after each run
 };
 
-// Rows of a cache of 8 bits as the TMA brings them: in blocks of up to 128 channels.
-ATTUNE_SHARED_FUNCTION int raw_pitch(int head_dim) { return head_dim < 128 ? align_up(head_dim, 16) : 128; }
+// Rows of a cache of 8 bits as the TMA brings them: in blocks of 128 channels, zeros beyond the head dim. A box of a
+// single row must go to a multiple of 128 bytes.
+constexpr int kRawPitch = 128;
 ATTUNE_SHARED_FUNCTION int raw_blocks(int head_dim) { return (head_dim + 127) / 128; }
 ATTUNE_SHARED_FUNCTION int raw_bytes(int keys, int head_dim_qk, int head_dim_v) {
-  const int k = raw_blocks(head_dim_qk) * raw_pitch(head_dim_qk), v = raw_blocks(head_dim_v) * raw_pitch(head_dim_v);
-  return align_up(keys * (k > v ? k : v), 128);
+  return keys * kRawPitch * raw_blocks(head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v);
 }
 
 // Dynamic shared memory of a block; bytes, multiples of 1,024 for what is swizzled.

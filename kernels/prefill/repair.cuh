@@ -56,8 +56,8 @@ class Repair {
               Config::kType, 1.0f};
     }
     const kernels::KvPlane& plane = values ? p.v : p.k;
-    const Slot s = slot_of(p, t.batch, key, values);
-    if (s.page < 0) return {nullptr, Config::kCacheType, 0.0f};
+    const Slot s = find_slot(p, t.batch, key, values);
+    if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, 0.0f};
     return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + head * plane.head_stride,
             Config::kCacheType, Config::kConverts ? scale_of(p, t, head, key, values) : 1.0f};
   }
@@ -100,7 +100,7 @@ class Repair {
           s = 0;
           for (int d = 0; d < Config::kHeadDimQk; ++d)
             s = fmaf(tile::load_element(Config::kType, q, d), k.at(d), s);
-          s = Rows::score_of(p, s, terms, key);
+          s = Rows::score_of(p, s, terms, key, static_cast<float>(position - key));
         }
         float top = fmaxf(highest, s);
 #pragma unroll

@@ -72,40 +72,60 @@ struct Rows {
   __device__ __forceinline__ Terms terms(int h) const {
     return {head[h], token[h], before, slope[kAlibiOn ? h : 0]};
   }
-  // A product to a score in base 2.
-  __device__ __forceinline__ static float score_of(const PrefillParams& p, float s, const Terms& t, int key) {
-    const int distance = t.before + t.query - key;
+  // A product to a score in base 2. distance: of key and query, as a number: conversions take the unit that
+  // exponentials need.
+  __device__ __forceinline__ static float score_of(const PrefillParams& p, float s, const Terms& t, int key,
+                                                   float distance) {
     if constexpr ((Config::kScore & kSoftcap) != 0) {
-      // tanh(y) = 1 - 2 / (1 + e^2y), exact at both ends.
-      const float e = ptx::exp2_approx(s * (p.scale / p.softcap * (2 * kLog2e)));
-      s = p.softcap * kLog2e * (1.0f - 2.0f * ptx::reciprocal_approx(1.0f + e));
+      // tanh(y) = 1 - 2 / (1 + e^2y), exact at both ends; NaN stays.
+      const float e = ptx::exp2_approx(ptx::min_or_nan(s * (p.scale / p.softcap * (2 * kLog2e)), 30.0f));
+      s = p.softcap * kLog2e * fmaf(-2.0f, reciprocal(1.0f + e), 1.0f);
     } else {
       s *= p.scale * kLog2e;
     }
-    if constexpr ((Config::kScore & kAlibi) != 0) s -= t.slope * static_cast<float>(distance);
-    if constexpr ((Config::kScore & kAlibiSqrt) != 0) s -= t.slope * sqrtf(fmaxf(static_cast<float>(distance), 0.0f));
+    if constexpr ((Config::kScore & kAlibi) != 0) s = fmaf(-t.slope, distance, s);
+    if constexpr ((Config::kScore & kAlibiSqrt) != 0) s -= t.slope * sqrtf(fmaxf(distance, 0.0f));
     if constexpr (kTables) {
-      if (t.query >= 0)
-        s += kLog2e * tile::table_terms<Config::kScore>(p, t.head, t.query, t.before, key, distance);
+      if (t.query >= 0) {
+        s += kLog2e * tile::table_terms<Config::kScore>(p, t.head, t.query, t.before, key, t.before + t.query - key);
+      }
     }
     return s;
   }
-  __device__ __forceinline__ void score(const PrefillParams& p, const Tile& tile,
-                                        float (&s)[Config::kKeys / 2]) const {
-    if constexpr (!kPlain) {
+  // 1 / x for 1 <= x < 2^31, without the unit that exponentials need: a guess from the bits, within 13 %, and two steps
+  // that cube the error.
+  __device__ __forceinline__ static float reciprocal(float x) {
+    float r = __uint_as_float(0x7ef311c3u - __float_as_uint(x));
 #pragma unroll
-      for (int i = 0; i < Config::kKeys / 2; ++i)
-        s[i] = score_of(p, s[i], terms(i / 2 % 2), tile.start + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2);
+    for (int i = 0; i < 2; ++i) {
+      const float d = fmaf(-x, r, 1.0f);
+      r = fmaf(r, fmaf(d, d, d), r);
+    }
+    return r;
+  }
+  // start: the tile's first key.
+  __device__ __forceinline__ void score(const PrefillParams& p, int start, float (&s)[Config::kKeys / 2]) const {
+    const int key = start + threadIdx.x % 4 * 2;  // the thread's first
+    const float distance[2] = {static_cast<float>(position[0] - key), static_cast<float>(position[1] - key)};
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 2; ++i) {
+      const int beyond = i / 4 * 8 + i % 2, h = i / 2 % 2;
+      s[i] = score_of(p, s[i], terms(h), key + beyond, distance[h] - static_cast<float>(beyond));
     }
   }
 
-  // hidden: shared address of the flag and bits of keys on pages that are not there, or 0.
-  __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, unsigned hidden,
+  // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.
+  __device__ __forceinline__ Run whole_tiles(const Task& t, const TileLine<Config::kKeys>& line) const {
+    const bool cached = Config::kCached && line.num_cached_tiles > 0;
+    const int base = cached ? 0 : t.num_cached, origin = cached ? line.cached_begin : line.dense_begin;
+    int low = max(t.first_key, first_of_all), high = min(t.end_key, end_of_all);
+    if (cached) high = min(high, t.num_cached);
+    return {(max(low - base, 0) + Config::kKeys - 1) / Config::kKeys - origin, max(high - base, 0) / Config::kKeys - origin};
+  }
+
+  // flagged: keys of the tile may lie on pages that are not there; `hidden` is the shared address of which.
+  __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, bool flagged, unsigned hidden,
                                        float (&s)[Config::kKeys / 2]) const {
-    const bool flagged = hidden != 0 && ptx::load_shared_u32(hidden) != 0;
-    if (!kBits && tile.low == tile.start && tile.high == tile.start + Config::kKeys && first_of_all <= tile.low &&
-        end_of_all >= tile.high && !flagged)
-      return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       Seen seen = seen_by_position(p, tile, h);

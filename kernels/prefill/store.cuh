@@ -83,18 +83,6 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
   }
 }
 
-// Rows that see no key.
-__device__ __forceinline__ void store_nothing(const PrefillParams& p, const Task& t, const Rows& rows) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (rows.token[h] < 0) continue;
-    if (threadIdx.x % 4 == 0)
-      tile::finish_row(p, t.batch, t.q_begin, rows.token[h], rows.head[h], -ptx::infinity(), 0.0f);
-    const long long at = out_at(p, t, rows.token[h], rows.head[h]);
-    for (int channel = threadIdx.x % 4 * 2; channel < Config::kHeadDimV; channel += 8) store_pair(p, at, channel, 0, 0);
-  }
-}
-
 // Where part i of the task's block and head tile lies.
 __device__ __forceinline__ long long part_row(const PrefillParams& p, const Task& t, int head_tile, int i) {
   return (static_cast<long long>(t.first_part + i) * p.num_head_tiles + head_tile) * Config::kRows;

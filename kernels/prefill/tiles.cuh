@@ -60,23 +60,27 @@ __device__ __forceinline__ int end_visible(const PrefillParams& p, int num_keys,
   return clamp_int(last + 1, 0, 0x7fffffff);
 }
 
-// Where a cached key lies. page -1: on a page that is not there.
+// Where a cached key lies, as the tables say it: nothing waits for a table until the page is looked at.
 struct Slot {
-  long long page;
-  int slot;
+  int page, slot;
 };
-__device__ __forceinline__ Slot slot_of(const PrefillParams& p, int batch, int key, bool values) {
-  Slot s{batch, key};
+__device__ __forceinline__ int page_index(const PrefillParams& p, int key) {
+  return p.page_shift >= 0 ? key >> p.page_shift : key / p.page_size;
+}
+__device__ __forceinline__ int slot_in_page(const PrefillParams& p, int key) {
+  return p.paged ? key - page_index(p, key) * p.page_size : key;
+}
+__device__ __forceinline__ Slot find_slot(const PrefillParams& p, int batch, int key, bool values) {
+  Slot s{batch, slot_in_page(p, key)};
   if (p.paged) {
     const kernels::IntTable& table = values && p.v_page_table.data != nullptr ? p.v_page_table : p.page_table;
-    const int index = p.page_shift >= 0 ? key >> p.page_shift : key / p.page_size;
-    s = {int_at(table, batch, index), key - index * p.page_size};
+    s.page = int_at(table, batch, page_index(p, key));
   } else if (p.batch_index.data != nullptr) {
     s.page = int_at(p.batch_index, batch);
   }
-  if (s.page < 0 || s.page >= p.num_pages) s.page = -1;
   return s;
 }
+__device__ __forceinline__ bool is_there(const PrefillParams& p, int page) { return page >= 0 && page < p.num_pages; }
 
 // What the codes of a cached key are multiplied with.
 __device__ __forceinline__ float scale_of(const PrefillParams& p, const Task& t, int kv_head, int key, bool values) {
@@ -84,9 +88,9 @@ __device__ __forceinline__ float scale_of(const PrefillParams& p, const Task& t,
   if (scale.mode == 0) return 1.0f;
   if (scale.mode == 1) return scale.data[0];
   if (scale.mode == 2) return scale.data[kv_head * scale.head_stride];
-  const Slot s = slot_of(p, t.batch, key, values);
-  return s.page < 0 ? 0.0f
-                    : scale.data[s.page * scale.page_stride + s.slot * scale.slot_stride + kv_head * scale.head_stride];
+  const Slot s = find_slot(p, t.batch, key, values);
+  if (!is_there(p, s.page)) return 0.0f;
+  return scale.data[s.page * scale.page_stride + s.slot * scale.slot_stride + kv_head * scale.head_stride];
 }
 
 // Tiles of a key range. Those of cached keys come first.
@@ -103,6 +107,17 @@ struct TileLine {
     if (end_key > max(first_key, num_cached))
       num_tiles += (end_key - num_cached + kKeys - 1) / kKeys - dense_begin;
   }
+  __device__ __forceinline__ bool is_cached(int i) const { return i < num_cached_tiles; }
+  // The first key of tile i.
+  __device__ __forceinline__ int start(const Task& t, int i) const {
+    return is_cached(i) ? (cached_begin + i) * kKeys : t.num_cached + (dense_begin + i - num_cached_tiles) * kKeys;
+  }
+};
+
+// Tiles begin .. end - 1.
+struct Run {
+  int begin, end;
+  __device__ __forceinline__ bool has(int i) const { return begin <= i && i < end; }
 };
 
 // One tile: keys [low, high) of those from `start` on are to be read.
@@ -113,11 +128,10 @@ struct Tile {
 template <int kKeys>
 __device__ __forceinline__ Tile tile_at(const Task& t, const TileLine<kKeys>& line, int i) {
   Tile x;
-  x.cached = i < line.num_cached_tiles;
-  x.start = x.cached ? (line.cached_begin + i) * kKeys
-                     : t.num_cached + (line.dense_begin + i - line.num_cached_tiles) * kKeys;
+  x.cached = line.is_cached(i);
+  x.start = line.start(t, i);
   x.low = max(x.start, t.first_key);
-  x.high = min(min(x.start + kKeys, t.end_key), x.cached ? t.num_cached : t.end_key);
+  x.high = max(x.low, min(min(x.start + kKeys, t.end_key), x.cached ? t.num_cached : t.end_key));
   return x;
 }
 
@@ -144,7 +158,8 @@ __device__ __forceinline__ Task block_task(const PrefillParams& p, const Sequenc
   }
   if (s.skipped) t.first_key = t.end_key = 0;
   t.num_parts = 1;
-  t.tile_end = t.end_key > 0 ? TileLine<kKeys>(t.num_cached, t.first_key, t.end_key).num_tiles : 0;
+  // Where there is nothing to see, a tile of no keys: such rows need no way of their own.
+  t.tile_end = max(TileLine<kKeys>(t.num_cached, t.first_key, t.end_key).num_tiles, 1);
   return t;
 }
 

@@ -10,19 +10,29 @@ namespace attune::ptx {
 
 enum class Type { kBf16, kF16 };
 
-constexpr unsigned long long kSwizzle128 = 1ull << 62;
 constexpr int kBytesOfEightRows = 1024;
 // 16 elements of K further, in a row along K: to be added to a descriptor. The next 64 are in the next rows.
 constexpr int kStepK = 2;
 
+// The lower half is where the operand begins and the stride; the upper half, swizzle and distance of atoms, is the same for
+// all.
+struct Descriptor {
+  unsigned low;
+  __device__ __forceinline__ Descriptor operator+(int units_of_16_bytes) const { return {low + units_of_16_bytes}; }
+  __device__ __forceinline__ unsigned long long bits() const {
+    return (1ull << 62) | static_cast<unsigned long long>(kBytesOfEightRows >> 4) << 32 | low;
+  }
+};
+
 // shared: address of the first element. Its alignment to 1,024 makes the atoms.
-__device__ __forceinline__ unsigned long long descriptor_k_major(unsigned shared) {
-  return kSwizzle128 | static_cast<unsigned long long>(kBytesOfEightRows >> 4) << 32 | 1ull << 16 |
-         ((shared & 0x3ffff) >> 4);
+__device__ __forceinline__ Descriptor descriptor_k_major(unsigned shared) {
+  return {1u << 16 | ((shared & 0x3ffff) >> 4)};
 }
-__device__ __forceinline__ unsigned long long descriptor_mn_major(unsigned shared, int stride) {
-  return kSwizzle128 | static_cast<unsigned long long>(kBytesOfEightRows >> 4) << 32 |
-         static_cast<unsigned long long>(stride >> 4) << 16 | ((shared & 0x3ffff) >> 4);
+__device__ __forceinline__ Descriptor descriptor_mn_major(unsigned shared, int stride) {
+  return {static_cast<unsigned>(stride >> 4) << 16 | ((shared & 0x3ffff) >> 4)};
 }
+// The first lane's. The instructions take descriptors from registers that a warp shares: of what comes from a shuffle the
+// compiler knows that it fits there, and computes all others from it without going through each lane's own.
+__device__ __forceinline__ Descriptor uniform(Descriptor d) { return {__shfl_sync(0xffffffffu, d.low, 0)}; }
 
 }  // namespace attune::ptx

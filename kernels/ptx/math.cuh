@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Approximate functions of one argument. PTX ISA, "ex2", "lg2" and "rcp". Errors of about 2^-22.
+// Approximate functions of one argument, with errors of about 2^-22: PTX ISA, "ex2", "lg2" and "rcp". And "min".
 #pragma once
 
 namespace attune::ptx {
@@ -20,6 +20,13 @@ __device__ __forceinline__ float log2_approx(float x) {
 __device__ __forceinline__ float reciprocal_approx(float x) {
   float d;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+  return d;
+}
+
+// NaN where either is.
+__device__ __forceinline__ float min_or_nan(float x, float y) {
+  float d;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(x), "f"(y));
   return d;
 }
 

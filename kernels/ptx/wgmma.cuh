@@ -60,21 +60,20 @@ struct Product;
 #define ATTUNE_PRODUCT(n, k, kind, name, i0, i1, i2, i3, i4, i5)                                                  \
   template <>                                                                                                     \
   struct Product<n, Type::kind> {                                                                                 \
-    __device__ __forceinline__ static void shared(float (&d)[n / 2], unsigned long long a, unsigned long long b,  \
-                                                  int accumulate) {                                               \
+    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, Descriptor b, int accumulate) {        \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
                    "k16.f32." name "." name " {" ATTUNE_N##k "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 0;\n}"           \
                    : ATTUNE_O##k                                                                                  \
-                   : "l"(a), "l"(b), "r"(accumulate)                                                              \
+                   : "l"(a.bits()), "l"(b.bits()), "r"(accumulate)                                                \
                    : "memory");                                                                                   \
     }                                                                                                             \
-    __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, unsigned long long b,  \
+    __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, Descriptor b,          \
                                                      int accumulate) {                                            \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
                    "k16.f32." name "." name " {" ATTUNE_N##k "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
                    ", p, 1, 1, 1;\n}"                                                                             \
                    : ATTUNE_O##k                                                                                  \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)                          \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate)                   \
                    : "memory");                                                                                   \
     }                                                                                                             \
   };

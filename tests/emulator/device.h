@@ -24,7 +24,7 @@
 #define gridDim ::attune::emulator::grid_size()
 #define blockDim ::attune::emulator::block_size()
 
-struct float2 {
+struct alignas(8) float2 {
   float x, y;
 };
 struct alignas(16) float4 {

@@ -2,6 +2,7 @@
 #include "cuda/prefill/config.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <numeric>
 
@@ -80,7 +81,7 @@ TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, in
   if (size == 1) {
     m.type = TensorMapType::kUint8;
     m.swizzle = TensorMapSwizzle::kNone;
-    m.box[0] = static_cast<uint32_t>(kernels::raw_pitch(static_cast<int>(head_dim)));
+    m.box[0] = kernels::kRawPitch;
   }
   m.shape[0] = static_cast<uint64_t>(head_dim);
   set_axis(m, 1, p.heads_kv, v.head_stride * size);
@@ -89,6 +90,7 @@ TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, in
   return m;
 }
 
+// A power of two, as tiles are.
 int box_keys(const Problem& p, const Config& c) {
   return p.cache.paged ? static_cast<int>(std::gcd<int64_t>(p.cache.page_size, c.keys)) : c.keys;
 }
@@ -100,6 +102,23 @@ kernels::NewRows dense_rows(const RowView& v) {
 
 int to_int(int64_t x) {
   return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
+}
+
+// The first array that the TMA cannot copy from where it lies.
+struct Misaligned {
+  const char* name = nullptr;
+  size_t over = 0;
+};
+Misaligned find_misaligned(const Problem& p) {
+  Misaligned found;
+  const auto check = [&](const char* name, const void* data) {
+    const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
+    if (over != 0 && found.name == nullptr) found = {name, over};
+  };
+  check("q.data", p.q.data);
+  if (p.dense_kv || p.new_tokens) check("k.data", p.k.data), check("v.data", p.v.data);
+  if (p.cache) check("cache.k.data", p.cache.k.data), check("cache.v.data", p.cache.v.data);
+  return found;
 }
 
 }  // namespace
@@ -138,6 +157,8 @@ std::string refusal(const Problem& p) {
   if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
     return "rows of the cache that do not lie at multiples of 16 bytes";
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
+  if (const Misaligned m = find_misaligned(p); m.name != nullptr)
+    return "data that do not lie at multiples of 16 bytes, as " + std::string(m.name) + " here";
   return decode::table_refusal(p);
 }
 
@@ -178,14 +199,9 @@ Config choose_config(const Problem& p, int num_sms) {
 }
 
 void check_alignment(const Problem& p) {
-  const auto check = [](const char* name, const void* data) {
-    const auto over = reinterpret_cast<uintptr_t>(data) % kAlignment;
-    require(over == 0, name, " is ", over,
-            " bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16");
-  };
-  check("q.data", p.q.data);
-  if (p.dense_kv || p.new_tokens) check("k.data", p.k.data), check("v.data", p.v.data);
-  if (p.cache) check("cache.k.data", p.cache.k.data), check("cache.v.data", p.cache.v.data);
+  const Misaligned m = find_misaligned(p);
+  require(m.name == nullptr, m.name, " is ", m.over,
+          " bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16, or a plan made for such data");
 }
 
 WorkspaceLayout workspace_layout(const Config& c) {
@@ -217,7 +233,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.kv_flat = p.k.rows_per_batch == 0 ? 1 : 0;
   k.dense = c.dense ? 1 : 0;
   k.cached = c.cached ? 1 : 0;
-  k.box_keys = c.cached ? box_keys(p, c) : c.keys;
+  k.box_shift = std::countr_zero(static_cast<unsigned>(box_keys(p, c)));
   k.heads_of_tile = c.heads_of_tile;
   k.tokens_of_tile = c.tokens_of_tile();
   k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);

@@ -22,13 +22,13 @@ struct Product {
     std::memcpy(&x, shared_pointer(swizzled(address)), 2);
     return kType == Type::kBf16 ? bf16_to_float(x) : f16_to_float(x);
   }
-  static unsigned start(unsigned long long d) { return static_cast<unsigned>(d & 0x3fff) << 4; }
-  static unsigned leading(unsigned long long d) { return static_cast<unsigned>(d >> 16 & 0x3fff) << 4; }
-  static unsigned strided(unsigned long long d) { return static_cast<unsigned>(d >> 32 & 0x3fff) << 4; }
-  static float along_k(unsigned long long d, int row, int k) {
+  static unsigned start(Descriptor d) { return static_cast<unsigned>(d.bits() & 0x3fff) << 4; }
+  static unsigned leading(Descriptor d) { return static_cast<unsigned>(d.bits() >> 16 & 0x3fff) << 4; }
+  static unsigned strided(Descriptor d) { return static_cast<unsigned>(d.bits() >> 32 & 0x3fff) << 4; }
+  static float along_k(Descriptor d, int row, int k) {
     return element(start(d) + row / 8 * strided(d) + row % 8 * 128 + k * 2);
   }
-  static float along_n(unsigned long long d, int k, int n) {
+  static float along_n(Descriptor d, int k, int n) {
     return element(start(d) + n / 64 * leading(d) + n % 64 * 2 + k / 8 * strided(d) + k % 8 * 128);
   }
 
@@ -52,7 +52,7 @@ struct Product {
     }
   }
 
-  static void shared(float (&d)[kN / 2], unsigned long long a, unsigned long long b, int accumulate) {
+  static void shared(float (&d)[kN / 2], Descriptor a, Descriptor b, int accumulate) {
     const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
     float rows[2][16];
     for (int h = 0; h < 2; ++h) {
@@ -61,7 +61,7 @@ struct Product {
     multiply(d, rows, accumulate, [&](int k, int n) { return along_k(b, n, k); });
   }
 
-  static void registers(float (&d)[kN / 2], const unsigned* a, unsigned long long b, int accumulate) {
+  static void registers(float (&d)[kN / 2], const unsigned* a, Descriptor b, int accumulate) {
     const unsigned quad = threadIdx.x % 32 & ~3u;
     float rows[2][16];
     for (int i = 0; i < 4; ++i) {  // register i: row i % 2, K from 8 (i / 2) on

@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times attention of prompts by attune and by PyTorch's scaled_dot_product_attention on one GPU, in turns.
+
+Needs the attune package, PyTorch and a GPU. PyTorch runs what it can of a shape, with cuDNN and with flash attention; where
+it can, results are compared too. TFLOP/s count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a query head and
+a key.
+
+usage: bench/compare_torch_cuda.py [--rounds N] [--filter REGEX] [--no-torch] [--json FILE]
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+
+import attune
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+SECONDS = 0.02  # of one measurement, about
+
+
+def normal(*shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
+
+
+def visible_pairs(n_q, n_kv, causal, window):
+    """(query, key) pairs of one head of one sequence."""
+    if not causal:
+        return n_q * n_kv
+    first = n_kv - n_q + 1  # keys that the first query sees
+    if window is None:
+        return n_q * first + n_q * (n_q - 1) // 2
+    return sum(min(first + i, window + 1) for i in range(n_q))
+
+
+class Case:
+    """One call of attune.attention, and of PyTorch's where it can do the same."""
+
+    def __init__(self, name, lengths, heads, head_dim=(128, 128), causal=True, window=None, torch_runs=False, **fields):
+        self.name, self.causal, self.torch_runs = name, causal, torch_runs
+        self.lengths, self.heads, self.head_dim, self.window, self.fields = lengths, heads, head_dim, window, fields
+        pairs = sum(visible_pairs(n_q, n_kv, causal, window) for n_q, n_kv in lengths)
+        self.flops = 2.0 * pairs * heads[0] * sum(head_dim)
+
+    def build(self):
+        """The plan."""
+        n_q = [n for n, _ in self.lengths]
+        total, (heads_q, heads_kv), (dim_qk, dim_v) = sum(n_q), self.heads, self.head_dim
+        self.q = normal(total, heads_q, dim_qk)
+        arguments = {"causal": self.causal, "cu_seqlens_q": offsets(n_q)}
+        if self.window is not None:
+            arguments["window_left"] = self.window
+        fields = dict(self.fields)
+        cache = fields.pop("cache", None)
+        if cache is None or fields.pop("new_tokens", False):
+            arguments["k"], arguments["v"] = normal(total, heads_kv, dim_qk), normal(total, heads_kv, dim_v)
+            cached = [n_kv - n for n, n_kv in self.lengths]
+        else:
+            cached = [n_kv for _, n_kv in self.lengths]
+        if cache is not None:
+            arguments.update(paged(cached, heads_kv, dim_qk, dim_v, **cache))
+        for name, make in fields.items():
+            arguments[name] = make(heads_q) if callable(make) else make
+        self.arguments = arguments
+        self.out = torch.empty(total, heads_q, dim_v, device="cuda", dtype=torch.bfloat16)
+        return attune.Plan(self.q, out=self.out, **arguments)
+
+    def torch_call(self):
+        n_q, batch = self.lengths[0][0], len(self.lengths)
+        q, k, v = (x.view(batch, n_q, x.shape[1], x.shape[2]).transpose(1, 2)
+                   for x in (self.q, self.arguments["k"], self.arguments["v"]))
+        grouped = self.heads[0] != self.heads[1]
+        return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=grouped)
+
+
+def offsets(lengths):
+    return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+
+
+def paged(cached, heads_kv, dim_qk, dim_v, page_size=16, layout="nhd", dtype=torch.bfloat16):
+    """A cache in pages of a random order."""
+    pages = [-(-n // page_size) for n in cached]
+    table = torch.full((len(cached), max(pages)), 2**31 - 1, dtype=torch.int32)
+    order, at = torch.randperm(sum(pages), dtype=torch.int32), 0
+    for b, n in enumerate(pages):
+        table[b, :n] = order[at:at + n]
+        at += n
+    shape = (sum(pages), page_size, heads_kv) if layout == "nhd" else (sum(pages), heads_kv, page_size)
+    k, v = normal(*shape, dim_qk, dtype=dtype), normal(*shape, dim_v, dtype=dtype)
+    scales = {}
+    if dtype != torch.bfloat16:
+        scales = {name: torch.tensor([1.0], device="cuda") for name in ("k_scale", "v_scale")}
+    return {"cache": attune.KVCache(k, v, page_table=table.cuda(), layout=layout, **scales),
+            "seqused_kv": torch.tensor(cached, dtype=torch.int32, device="cuda")}
+
+
+def dense(batch, seqlen, heads, head_dim=(128, 128), causal=True, **fields):
+    name = f"dense/{batch}x{seqlen}_{heads[0]}_{heads[1]}_d{head_dim[0]}_{head_dim[1]}{'' if causal else '_full'}"
+    return Case(name, [(seqlen, seqlen)] * batch, heads, head_dim, causal, torch_runs=True, **fields)
+
+
+def chunk(name, batch, context, new, new_tokens=True, window=None, **cache):
+    return Case(f"chunk/{batch}x{context}+{new}_{name}", [(new, context + new)] * batch, (32, 8), window=window,
+                cache=cache, new_tokens=new_tokens)
+
+
+def long_prompt(name, seqlen=16384, **fields):
+    return Case(f"long/{name}", [(seqlen, seqlen)], (32, 8), **fields)
+
+
+def ragged(batch):
+    torch.manual_seed(1)
+    lengths = torch.logspace(torch.tensor(17.0).log2(), 13, batch, base=2).round().int().tolist()
+    return [(lengths[i], lengths[i]) for i in torch.randperm(batch).tolist()]
+
+
+CASES = [
+    dense(2, 8192, (16, 16)),
+    dense(2, 8192, (16, 16), causal=False),
+    dense(1, 16384, (32, 8)),
+    dense(4, 4096, (32, 8)),
+    dense(16, 1024, (32, 8)),
+    dense(2, 8192, (16, 16), (192, 128)),
+    dense(2, 8192, (16, 16), (192, 128), causal=False),
+    dense(2, 8192, (128, 128), (192, 128)),
+    dense(2, 8192, (32, 32), (64, 64)),
+    dense(2, 8192, (16, 16), (96, 96)),
+    dense(2, 8192, (16, 8), (256, 256)),
+    chunk("p16", 8, 4096, 1024, page_size=16),
+    chunk("p16", 1, 32768, 4096, page_size=16),
+    chunk("p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16),
+    chunk("p64_all_cached", 8, 4096, 1024, new_tokens=False, page_size=64),
+    chunk("hnd_p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="hnd"),
+    chunk("p16_e4m3", 8, 4096, 1024, page_size=16, dtype=torch.float8_e4m3fn),
+    chunk("p16_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.float8_e4m3fn),
+    Case("ragged/64_17_to_8192", ragged(64), (32, 8)),
+    long_prompt("plain"),
+    long_prompt("sinks", sinks=lambda heads: torch.randn(heads, device="cuda")),
+    long_prompt("alibi", alibi_slopes=lambda heads: torch.tensor(attune.alibi_slopes(heads)).cuda()),
+    long_prompt("softcap", softcap=30.0),
+    long_prompt("window_1024_at_32k", seqlen=32768, window=1023),
+]
+
+
+def seconds_of(call):
+    """Of one call: events around as many as take SECONDS, median of five."""
+    def once(count):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(count):
+            call()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) * 1e-3 / count
+    count = max(1, round(SECONDS / max(once(1), 1e-6)))
+    return statistics.median(once(count) for _ in range(5))
+
+
+def measure(case, options):
+    plan = case.build()
+    plan.run()
+    torch.cuda.synchronize()
+    calls, error = {"attune": plan.run}, None
+    if case.torch_runs and not options.no_torch:
+        in_torch = case.torch_call()
+        for name, backend in BACKENDS.items():
+            def with_backend(backend=backend):
+                with sdpa_kernel(backend):
+                    return in_torch()
+            try:
+                want = with_backend()
+            except RuntimeError:
+                continue
+            calls[name] = with_backend
+            want = want.transpose(1, 2).reshape(case.out.shape).float()
+            error = ((case.out.float() - want).norm() / want.norm()).item()
+    samples = {name: [] for name in calls}
+    for _ in range(options.rounds):
+        for name, call in calls.items():
+            samples[name].append(seconds_of(call))
+    return {"name": case.name, "flops": case.flops, "error": error, "plan": plan.describe().strip(),
+            "seconds": {name: statistics.median(all_of_it) for name, all_of_it in samples.items()}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, help="turns for each case; the median counts (%(default)s)")
+    parser.add_argument("--filter", default="", help="cases, a regular expression")
+    parser.add_argument("--no-torch", action="store_true", help="attune alone")
+    parser.add_argument("--json", help="also write the results to this file")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if not torch.cuda.is_available():
+        sys.exit("PyTorch sees no GPU")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; TFLOP/s")
+    print(f"{'case':40}  {'ms':>8} {'attune':>7} {'cudnn':>7} {'flash':>7}  {'error':>8}")
+    results = []
+    for case in CASES:
+        if not re.search(options.filter, case.name):
+            continue
+        try:
+            result = measure(case, options)
+        except attune.Error as error:
+            print(f"{case.name:40}  {error}")
+            continue
+        results.append(result)
+        rates = [f"{case.flops / result['seconds'][name] * 1e-12:7.0f}" if name in result["seconds"] else f"{'-':>7}"
+                 for name in ("attune", *BACKENDS)]
+        error = f"{result['error']:8.1e}" if result["error"] is not None else f"{'-':>8}"
+        print(f"{case.name:40}  {result['seconds']['attune'] * 1e3:8.3f} {' '.join(rates)}  {error}", flush=True)
+        del case.q, case.arguments, case.out
+        torch.cuda.empty_cache()
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
