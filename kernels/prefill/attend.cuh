@@ -5,7 +5,7 @@
 //   O = (O 2^(c (m - m'))) + P_i V_i;   c = scale log2 e
 //
 // The products of S_i+1 and of P_i V_i run while the softmax of S_i+1 waits for the former only, so O is rescaled one
-// tile late. The first S of a task runs while the task before is stored. The two groups take turns at issuing products: while one computes exponentials the tensor cores have the
+// tile late. The two groups take turns at issuing products: while one computes exponentials the tensor cores have the
 // other's.
 #pragma once
 
@@ -16,7 +16,9 @@ namespace attune::prefill {
 
 struct Accumulators {
   float o[Config::kChannels / 2];
-  float max[2], sum[2];  // of raw products where Rows::kPlain, else of scores in base 2; sum: of this thread's keys
+  // Of raw products where Rows::kPlain, else of scores in base 2; sum: of this thread's keys. o and sum are taken against
+  // `reference` while a task runs, against `max` afterwards.
+  float max[2], reference[2], sum[2];
 };
 
 class Attend {
@@ -29,33 +31,33 @@ class Attend {
     q_ = ptx::uniform(ptx::descriptor_k_major(places.q() + group * 64 * 128));
   }
 
-  // For what the first product of a task needs.
-  __device__ __forceinline__ void wait_for_start() {
+  // Issues the first product of a task.
+  __device__ __forceinline__ void start(float (&s)[Config::kKeys / 2]) {
+    const ptx::Descriptor k = keys();
+    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
     ptx::wait_phase(places_.q_full(), q_parity_);
     q_parity_ ^= 1;
-    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
+    multiply_keys(k, s);
   }
-  // Issues that product.
-  __device__ __forceinline__ void start(float (&s)[Config::kKeys / 2]) const { multiply_keys(keys(), s); }
 
-  // All tiles of the task that has been started, except that the last product of values runs on. Turns count tiles over
-  // all tasks.
+  // All tiles of the task that has been started. Turns count tiles over all tasks.
   __device__ __forceinline__ void run(const Task& task, const Rows& rows, float (&s)[Config::kKeys / 2],
                                       Accumulators& a) {
     const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
     const Run whole = rows.whole_tiles(task, line);
     unsigned weights[Config::kKeys / 4];
     float lowered[2];
-    a.max[0] = a.max[1] = -ptx::infinity();
+    a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
 
     ptx::wait_products<0>();
     ptx::pin(s);
-    const int begin = task.tile_begin, end = task.tile_end;
+    const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0), end = __shfl_sync(0xffffffffu, task.tile_end, 0);
     if (end - begin == 1) release_queries();
+    if (!Config::kCached) release_keys();
     weigh(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
-    release_keys(a.sum[0] + a.sum[1]);
-    pack(s, weights);
+    pack(line.is_cached(end - 1), lowered, s, a, weights);
+    if (Config::kCached) release_keys();
 
     int accumulate = 0;
     for (int i = end - 2; i >= begin; --i) {
@@ -70,27 +72,32 @@ class Attend {
       ptx::wait_products<1>();
       ptx::pin(s);
       if (i == begin) release_queries();
+      if (!Config::kCached) release_keys();
       weigh(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
-      release_keys(a.sum[0] + a.sum[1]);
+      if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) {
+        ptx::wait_products<0>();
+        ptx::pin(a.o);
+        rescale(lowered, a.o);
+      }
       ptx::wait_products<0>();
       ptx::pin(a.o);
       release_values();
-      rescale(lowered, a.o);
-      pack(s, weights);
+      pack(line.is_cached(i), lowered, s, a, weights);
+      if (Config::kCached) release_keys();
     }
     const ptx::Descriptor v = values();
     ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
     multiply_values(weights, v, accumulate, a.o);
-  }
-
-  // After the last product, for which kPending says how many younger ones there are.
-  template <int kPending>
-  __device__ __forceinline__ void finish(Accumulators& a) {
-    ptx::wait_products<kPending>();
+    ptx::wait_products<0>();
     ptx::pin(a.o);
     release_values();
 #pragma unroll
+    for (int h = 0; h < 2; ++h)
+      lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - a.max[h]) * c_);
+    rescale(lowered, a.o);
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
+      a.sum[h] *= lowered[h];
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
       if (Rows::kPlain && a.max[h] != -ptx::infinity()) a.max[h] *= c_;
@@ -129,6 +136,8 @@ class Attend {
     ptx::commit_products();
   }
 
+  // Weights may exceed 1 by so many powers of 2 before o is rescaled: seldom after the first tile.
+  static constexpr float kSlack = 8;
   static constexpr bool kManyRegisters = Config::kChannels <= 128;
   static constexpr int kChains = kManyRegisters ? 4 : 1;
 
@@ -157,12 +166,21 @@ class Attend {
       for (int j = 1; j < kChains; ++j) top = fmaxf(top, max[j]);
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      reference[h] = reference_of(top) * c_;
-      lowered[h] = ptx::exp2_approx(a.max[h] * c_ - reference[h]);
       a.max[h] = top;
+      lowered[h] = 1.0f;
+      if ((top - a.reference[h]) * c_ > kSlack) {
+        lowered[h] = ptx::exp2_approx((a.reference[h] - top) * c_);
+        a.reference[h] = top;
+      }
+      reference[h] = reference_of(a.reference[h]) * c_;
     }
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 2; ++i) s[i] = ptx::exp2_approx(fmaf(s[i], c_, -reference[i / 2 % 2]));
+  }
+
+  // The weights' sums; not right after the exponentials, each of which would be waited for.
+  __device__ __forceinline__ static void add_up(const float (&s)[Config::kKeys / 2], const float (&lowered)[2],
+                                                Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum[kChains] = {a.sum[h] * lowered[h]};
@@ -172,7 +190,6 @@ class Attend {
 #pragma unroll
       for (int j = 1; j < kChains; ++j) a.sum[h] += sum[j];
     }
-    if (Config::kScalesWeights && scaled) multiply_columns(places_.scales(k_turn_.stage, true), s);
   }
 
   // scales: of the tile's keys, in shared memory.
@@ -184,8 +201,11 @@ class Attend {
     }
   }
 
-  __device__ __forceinline__ static void pack(const float (&s)[Config::kKeys / 2],
-                                              unsigned (&weights)[Config::kKeys / 4]) {
+  // The weights, summed, as an operand.
+  __device__ __forceinline__ void pack(bool cached, const float (&lowered)[2], float (&s)[Config::kKeys / 2],
+                                       Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) const {
+    add_up(s, lowered, a);
+    if (Config::kScalesWeights && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 4; ++i) {
       weights[i] = Config::kType == tile::kBFloat16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
@@ -194,15 +214,12 @@ class Attend {
   }
 
   __device__ __forceinline__ static void rescale(const float (&lowered)[2], float (&o)[Config::kChannels / 2]) {
-    // The maximum seldom moves after the first tiles.
-    if (!__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= lowered[i / 2 % 2];
   }
 
-  // Once the exponentials, which have gone into `sum`, are computed: they belong beside the products of the values.
-  __device__ __forceinline__ void release_keys(float sum) {
-    if (threadIdx.x % 32 == 0) ptx::arrive_after(places_.k_empty(k_turn_.stage), sum);
+  __device__ __forceinline__ void release_keys() {
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(k_turn_.stage));
     k_turn_.next<Config::kStages>();
   }
   __device__ __forceinline__ void release_queries() const {

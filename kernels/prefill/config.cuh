@@ -38,8 +38,6 @@ struct Config {
   static constexpr int kBlocksQk = (kHeadDimQk + 63) / 64, kBlocksV = (kHeadDimV + 63) / 64;  // of 64 channels
   static constexpr int kChannels = (kHeadDimV + 31) / 32 * 32;                                // of the accumulators
   static constexpr int kBytesK = kBlocksQk * kKeys * 128, kBytesV = kBlocksV * kKeys * 128;
-  // A task is stored while the first S of the next is computed, where the registers suffice for both.
-  static constexpr bool kStoresLate = kChannels <= 128 && !kConverts;
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::PrefillShared kShared =
       kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV);

@@ -67,14 +67,14 @@ class Loader {
     const int kv_head = head_tile * p_.heads_of_tile / p_.group;
     const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
 
-    ptx::wait_phase(places_.q_empty(), q_parity);
-    q_parity ^= 1;
-    load_queries(task, head_tile);
     // Tables are asked a tile ahead.
     const int end = task.tile_end - 1;
     int last_page = ask_table(task, tile_at(task, line, end)), page = 0;
     if (num_tiles > 1) page = ask_table(task, tile_at(task, line, end - 1));
     load_keys(task, kv_head, tile_at(task, line, end), last_page);
+    ptx::wait_phase(places_.q_empty(), q_parity);
+    q_parity ^= 1;
+    load_queries(task, head_tile);
     for (int i = end - 1; i >= task.tile_begin; --i) {
       int next_page = 0;
       if (i > task.tile_begin) next_page = ask_table(task, tile_at(task, line, i - 1));

@@ -10,9 +10,9 @@
 // Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp (load.cuh); groups 1 and
 // 2 have 64 rows each (attend.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
 //
-//   producer: Q K0   K1 V0   K2 V1   K3 V2 ..
-//   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..     | PVn, next S0 |store|softmax ..
-//   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..     | PVn, next S0 |store ..
+//   producer: K0 Q   K1 V0   K2 V1   K3 V2 ..
+//   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..
+//   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..
 //
 // Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty" (a
 // lane of each of the eight math warps). Where the cache has 8 bits, its tiles come to a ring of their own, and three
@@ -47,28 +47,6 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
   __syncthreads();
 }
 
-__device__ __forceinline__ void release_task(const Places& places, int slot) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
-}
-
-// The end of the task in a slot: its rows, or its part of them.
-__device__ __forceinline__ void store(const PrefillParams& p, const Places& places, int slot, const Rows& rows,
-                                      const Accumulators& a) {
-  const Task& task = places.task(slot);
-  const int head_tile = places.head_tile(slot);
-  const Repair repair(rows, a);
-  if (task.num_parts == 1) {
-    store_whole(p, task, rows, a);
-  } else {
-    store_part(p, task, head_tile, a);
-  }
-  __syncwarp();
-  repair(p, task, head_tile, rows);
-  if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
-  release_task(places, slot);
-}
-
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
   const int group = threadIdx.x / 128 - 1;
   // The first group's first turn.
@@ -79,41 +57,28 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   Turn slot;
   const auto next_is_there = [&] {
     ptx::wait_phase(places.task_full(slot.stage), slot.parity);
-    return places.head_tile(slot.stage) != kNoMoreTasks;
+    return __shfl_sync(0xffffffffu, places.head_tile(slot.stage), 0) != kNoMoreTasks;
   };
-  const auto begin = [&](Rows& rows) {
-    rows.start(p, places.task(slot.stage), places.head_tile(slot.stage));
-    attend.run(places.task(slot.stage), rows, s, a);
-    slot.next<kernels::kTaskSlots>();
-  };
-  if constexpr (!Config::kStoresLate) {
-    while (next_is_there()) {
-      const int stage = slot.stage;
-      attend.wait_for_start();
-      attend.start(s);
-      Rows rows;
-      begin(rows);
-      attend.finish<0>(a);
-      store(p, places, stage, rows, a);
-    }
-    return;
-  }
-  if (!next_is_there()) return;
-  attend.wait_for_start();
-  attend.start(s);
-  for (bool more = true; more;) {
-    const int stage = slot.stage;
-    Rows rows;
-    begin(rows);
-    // Without a next task this is a product of what lies there, which nobody uses: products on only some of the ways
-    // through a loop would make the compiler wait after each.
-    more = next_is_there();
-    if (more) attend.wait_for_start();
+  while (next_is_there()) {
+    const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
+    const int head_tile = places.head_tile(slot.stage);
     attend.start(s);
-    attend.finish<1>(a);
-    store(p, places, stage, rows, a);
+    Rows rows;
+    rows.start(p, task, head_tile);
+    attend.run(task, rows, s, a);
+    const Repair repair(rows, a);
+    if (task.num_parts == 1) {
+      store_whole(p, task, rows, a);
+    } else {
+      store_part(p, task, head_tile, a);
+    }
+    __syncwarp();
+    repair(p, task, head_tile, rows);
+    if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot.stage));
+    slot.next<kernels::kTaskSlots>();
   }
-  ptx::wait_products<0>();
 }
 
 }  // namespace attune::prefill

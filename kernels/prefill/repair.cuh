@@ -14,11 +14,11 @@ class Repair {
   __device__ __forceinline__ explicit Repair(const Rows& rows, const Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float probe = 0;
+      float probe[4] = {};
 #pragma unroll
-      for (int i = 0; i < Config::kChannels / 4; ++i)
-        probe = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe);  // NaN as soon as one is not finite
-      bad_[h] = rows.token[h] >= 0 && probe != 0.0f;
+      for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN as soon as one is not finite
+        probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
+      bad_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }
 
