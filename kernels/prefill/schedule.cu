@@ -6,10 +6,14 @@
 //   C = all tiles times head tiles;  ideal = C / blocks of the grid, which no schedule beats
 //
 // One thread block. Threads sum runs of sequences and a scan places them; then each thread finds the sequences of its
-// blocks of rows by bisection. Tasks are sorted by counting: their order within a cost differs from run to run, which no
-// result depends on. One schedule serves every layer with the same lengths.
+// blocks of rows by bisection. Tasks are sorted by counting: their order within a cost differs from run to run, which
+// no result depends on. One schedule serves every layer with the same lengths.
+//
+// Its code runs about once, so what it takes is the fetching of its instructions: all passes are one loop, in which
+// whatever several of them do stands once, and nothing is unrolled.
 #include "prefill/tiles.cuh"
 #include "ptx/grid.cuh"
+#include "ptx/reduce.cuh"
 #include "schedule/scan.cuh"
 
 namespace attune::prefill {
@@ -17,116 +21,87 @@ namespace attune::prefill {
 using schedule::inclusive_sum_of_warp;
 
 constexpr int kKeys = ATTUNE_KEYS, kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kFewestTiles = 4;  // of a part: less would not pay for the merge
-constexpr long long kL2Bytes = 32ll << 20;  // that keys may take of it
+constexpr int kFewestTiles = 4;           // of a part: less would not pay for the merge
+constexpr int kL2Bytes = 32 << 20;        // that keys may take of it
+constexpr int kMostKeys = kL2Bytes / 32;  // that a thread counts: a key takes two rows of 16 bytes or more
+static_assert(kWarps == 32, "a warp sums what the warps have summed");
+static_assert(1ll * kMostKeys * kThreads < 1ll << 31, "keys of all threads are summed in 31 bits");
+
+enum Pass { kSequences, kCosts, kCounts, kPlaces };
 
 struct SharedStorage {
-  int end[kThreads];      // of each thread's run of sequences, in blocks of rows
-  int bucket[kThreads];   // tasks of a cost, then where the next one goes
+  int end[kThreads];     // of each thread's run of sequences, in blocks of rows
+  int bucket[kThreads];  // tasks of a cost, then where the next one goes
+  int cost[kThreads];    // of the first blocks of rows
   long long warp[kWarps];
-  long long total_cost, total_keys;
-  int max_cost, num_split, num_parts;
+  int max_cost, first_fit, num_split, num_parts;
 };
 
-// Over all threads; also where this one begins.
+// Over all threads; also where this one begins. Threads meet before the next call.
 __device__ __forceinline__ long long sum_of_block(long long x, SharedStorage& shared, long long& before) {
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const long long inclusive = inclusive_sum_of_warp(x);
-  if (threadIdx.x % 32 == 31) shared.warp[threadIdx.x / 32] = inclusive;
+  if (lane == 31) shared.warp[warp] = inclusive;
   __syncthreads();
-  if (threadIdx.x < 32) {
-    const long long all = inclusive_sum_of_warp(shared.warp[threadIdx.x]);
-    shared.warp[threadIdx.x] = all;
-  }
-  __syncthreads();
-  before = inclusive - x + (threadIdx.x < 32 ? 0 : shared.warp[threadIdx.x / 32 - 1]);
-  const long long total = shared.warp[kWarps - 1];
-  __syncthreads();
-  return total;
+  const long long of_warp = shared.warp[lane], all = inclusive_sum_of_warp(of_warp);
+  before = inclusive - x + __shfl_sync(0xffffffffu, all - of_warp, warp);
+  return __shfl_sync(0xffffffffu, all, 31);
 }
 
-// Sequence b's first block of rows, for all sequences. Returns how many blocks there are.
-__device__ __forceinline__ int place_sequences(const PrefillParams& p, int run, SharedStorage& shared) {
-  const int begin = min(p.batch, static_cast<int>(threadIdx.x) * run), end = min(p.batch, begin + run);
-  int blocks = 0;
-  long long keys = 0;
-  for (int b = begin; b < end; ++b) {
-    const SequenceInfo s = read_sequence(p, b);
-    blocks += s.row_blocks;
-    keys += s.num_keys;
+// The sequence of a block of rows, and its first block.
+struct Place {
+  int batch, begin;
+};
+__device__ __forceinline__ Place find_sequence(const PrefillParams& p, int run, const SharedStorage& shared, int i) {
+  int thread = 0;  // the first whose run ends beyond i
+#pragma unroll 1
+  for (int step = kThreads / 2; step > 0; step /= 2) {
+    if (shared.end[thread + step - 1] <= i) thread += step;
   }
-  long long before, unused;
-  const int total = static_cast<int>(sum_of_block(blocks, shared, before));
-  shared.end[threadIdx.x] = static_cast<int>(before) + blocks;
-  const long long total_keys = sum_of_block(keys, shared, unused);
-  if (threadIdx.x == 0) shared.total_keys = total_keys;
-  int at = static_cast<int>(before);
-  for (int b = begin; b < end; ++b) {
-    p.block_begin[b] = at;
-    at += read_sequence(p, b).row_blocks;
+  const int run_begin = thread == 0 ? 0 : shared.end[thread - 1];
+  const int last = min(p.batch, (thread + 1) * run) - 1;
+  Place x{thread * run, run_begin};
+#pragma unroll 1
+  while (x.batch < last) {
+    const int next = run_begin + p.block_begin[x.batch + 1];
+    if (next > i) break;
+    ++x.batch, x.begin = next;
   }
-  __syncthreads();
-  return total;
+  return x;
 }
 
-// Block of rows i as a task.
-__device__ __forceinline__ Task find_block(const PrefillParams& p, int run, const SharedStorage& shared, int i) {
-  int low = 0, high = kThreads - 1;  // the first run that ends beyond it
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (shared.end[middle] > i) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  int b = low * run;
-  const int last = min(p.batch, b + run) - 1;
-  while (b < last && p.block_begin[b + 1] <= i) ++b;
-  return block_task<kKeys>(p, read_sequence(p, b), b, i - p.block_begin[b]);
+__device__ __forceinline__ int parts_of(int cost, int piece) {
+  return static_cast<int>(static_cast<unsigned>(cost + piece - 1) / static_cast<unsigned>(piece));
 }
-
-__device__ __forceinline__ int parts_of(int cost, int piece) { return cost > piece ? (cost + piece - 1) / piece : 1; }
 
 // Most tiles of a part.
-__device__ __forceinline__ int choose_piece(const PrefillParams& p, int run, int num_blocks, SharedStorage& shared) {
-  constexpr int kUnlimited = 0x7fffffff;
-  const long long cost = shared.total_cost * p.num_head_tiles;
-  const int ideal = static_cast<int>(max((cost + p.num_blocks - 1) / p.num_blocks, static_cast<long long>(kFewestTiles)));
-  if (p.whole_pairs || shared.max_cost <= ideal) return kUnlimited;
-  if (static_cast<long long>(num_blocks) * p.num_head_tiles >= p.num_blocks) return ideal;
-  // So few that a thread can look at all: the smallest part for which the grid takes all parts at a time.
-  const int step = (shared.max_cost - ideal + kThreads - 2) / (kThreads - 1);
-  const int piece = ideal + static_cast<int>(threadIdx.x) * step;
-  if (threadIdx.x == 0) shared.num_parts = shared.max_cost;
-  __syncthreads();
-  int parts = 0;
-  for (int i = 0; i < num_blocks; ++i) {
-    const Task t = find_block(p, run, shared, i);
-    parts += parts_of(t.tile_end, piece);
+__device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_blocks, long long total, int max_cost,
+                                            SharedStorage& shared) {
+  const long long cost = total * p.num_head_tiles;
+  const bool ideal_is_less = cost <= static_cast<long long>(max_cost - 1) * p.num_blocks;
+  if (p.whole_pairs || max_cost <= kFewestTiles || !ideal_is_less) return max_cost;
+  if (cost >> 32 != 0) return max_cost;  // a sequence of more than 2^30 keys: no division of 64 bits for it
+  const unsigned share = (static_cast<unsigned>(cost) - 1) / static_cast<unsigned>(p.num_blocks) + 1;
+  const int ideal = max(static_cast<int>(share), kFewestTiles);
+  if (num_blocks > kThreads || static_cast<long long>(num_blocks) * p.num_head_tiles >= p.num_blocks) return ideal;
+  // So few that all can be looked at: the smallest part for which the grid takes all parts at a time. A larger size
+  // never makes more parts: the warps try every 32nd of 1,024 sizes, then those up to the first of them that fits.
+  const int step = (max_cost - ideal + kThreads - 2) / (kThreads - 1);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int fit = kThreads - 1;
+#pragma unroll 1
+  for (int stride = kWarps; stride > 0; stride /= kWarps) {
+    const int size = fit - stride * (kWarps - 1 - warp), piece = ideal + size * step;
+    int parts = 0;
+#pragma unroll 1
+    for (int i = lane; i < num_blocks; i += 32) parts += parts_of(shared.cost[i], piece);
+    parts = ptx::sum_of_warp(parts);
+    if (lane == 0 && parts * p.num_head_tiles <= p.num_blocks) atomicMin(&shared.first_fit, size);
+    __syncthreads();
+    fit = shared.first_fit;
+    __syncthreads();
   }
-  if (static_cast<long long>(parts) * p.num_head_tiles <= p.num_blocks) atomicMin(&shared.num_parts, piece);
-  __syncthreads();
-  const int best = shared.num_parts;
-  __syncthreads();
-  return best;
-}
-
-__device__ __forceinline__ int bucket_of(int cost, int most) {
-  // Long ones first; costs beyond the buckets share them.
-  const long long scaled = most < kThreads ? cost : static_cast<long long>(cost) * (kThreads - 1) / most;
-  return kThreads - 1 - static_cast<int>(scaled);
-}
-
-// Calls body(task) for each part of each block of rows.
-template <class Body>
-__device__ __forceinline__ void for_each_part(const PrefillParams& p, int run, int num_blocks, int piece,
-                                              SharedStorage& shared, Body&& body) {
-  for (int i = threadIdx.x; i < num_blocks; i += kThreads) {
-    Task t = find_block(p, run, shared, i);
-    const int cost = t.tile_end, parts = parts_of(cost, piece);
-    body(t, cost, parts);
-  }
-  __syncthreads();
+  return min(ideal + fit * step, max_cost);
 }
 
 }  // namespace attune::prefill
@@ -139,53 +114,93 @@ extern "C" __global__ void __launch_bounds__(1024)
   ptx::allow_next_kernel();
   ptx::wait_for_previous_kernels();
   const int run = (p.batch + kThreads - 1) / kThreads, thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) shared.total_cost = 0, shared.max_cost = 0, shared.num_split = 0, shared.num_parts = 0;
-  const int num_blocks = place_sequences(p, run, shared);
-
-  long long cost = 0, unused;
-  int max_cost = 0;
-  for (int i = thread; i < num_blocks; i += kThreads) {
-    const int tiles = find_block(p, run, shared, i).tile_end;
-    cost += tiles;
-    max_cost = max(max_cost, tiles);
-  }
-  const long long total_cost = sum_of_block(cost, shared, unused);
-  if (thread == 0) shared.total_cost = total_cost;
-  atomicMax(&shared.max_cost, max_cost);
+  if (thread == 0) shared.max_cost = 0, shared.first_fit = kThreads - 1, shared.num_split = 0, shared.num_parts = 0;
   shared.bucket[thread] = 0;
-  __syncthreads();
-  const int piece = choose_piece(p, run, num_blocks, shared);
-  const int most = min(shared.max_cost, piece);
-  if (thread == 0) shared.num_parts = 0;
-  __syncthreads();
 
-  // Parts of a block are of equal size, as far as possible.
-  const auto part_begin = [](int tiles, int parts, int i) { return static_cast<int>(static_cast<long long>(tiles) * i / parts); };
-  for_each_part(p, run, num_blocks, piece, shared, [&](const Task&, int tiles, int parts) {
-    for (int i = 0; i < parts; ++i)
-      atomicAdd(&shared.bucket[bucket_of(part_begin(tiles, parts, i + 1) - part_begin(tiles, parts, i), most)], 1);
-  });
-  long long before;
-  const int num_tasks = static_cast<int>(sum_of_block(shared.bucket[thread], shared, before));
-  shared.bucket[thread] = static_cast<int>(before);
-  __syncthreads();
-  for_each_part(p, run, num_blocks, piece, shared, [&](Task& t, int tiles, int parts) {
-    t.num_parts = parts;
-    if (parts > 1) {
-      t.split = atomicAdd(&shared.num_split, 1);
-      t.first_part = atomicAdd(&shared.num_parts, parts);
+  // Of the pass: sequences of this thread's run, then every 1,024th block of rows.
+  int begin = min(p.batch, thread * run), end = min(p.batch, begin + run), step = 1;
+  int total_keys = 0, num_blocks = 0, num_tasks = 0, piece = 1, shift = 0;
+  const auto bucket_of = [&](int cost) { return &shared.bucket[kThreads - 1 - (cost >> shift)]; };  // long ones first
+#pragma unroll 1
+  for (int pass = kSequences;; ++pass) {
+    long long sum = 0, before;
+    int keys = 0, longest = 0;
+#pragma unroll 1
+    for (int i = begin; i < end; i += step) {
+      Task t{};
+      if (pass == kCounts && i < kThreads) {  // which asks for the cost only
+        t.tile_end = shared.cost[i];
+      } else {
+        Place at{i, 0};
+        if (pass != kSequences) at = find_sequence(p, run, shared, i);
+        const SequenceInfo s = read_sequence(p, at.batch);
+        if (pass == kSequences) {
+          p.block_begin[i] = static_cast<int>(sum);  // counted from the run's first
+          sum += s.row_blocks;
+          keys = min(keys + min(s.num_keys, kMostKeys), kMostKeys);
+          continue;
+        }
+        t = block_task<kKeys>(p, s, at.batch, i - at.begin);
+      }
+      const int cost = t.tile_end;
+      if (pass == kCosts) {
+        if (i < kThreads) shared.cost[i] = cost;
+        sum += cost;
+        longest = max(longest, cost);
+        continue;
+      }
+      // Parts of a block are of equal size, as far as possible: `longer` of them have one tile more.
+      const int parts = parts_of(cost, piece), size = cost / parts, longer = cost - size * parts;
+      if (pass == kCounts) {
+        atomicAdd(bucket_of(size), parts - longer);
+        if (longer > 0) atomicAdd(bucket_of(size + 1), longer);
+        continue;
+      }
+      t.num_parts = parts;
+      if (parts > 1) {
+        t.split = atomicAdd(&shared.num_split, 1);
+        t.first_part = atomicAdd(&shared.num_parts, parts);
+      }
+      t.tile_end = 0;
+#pragma unroll 1
+      for (t.part = 0; t.part < parts; ++t.part) {
+        t.tile_begin = t.tile_end, t.tile_end += size + (t.part < longer ? 1 : 0);
+        const int task = atomicAdd(bucket_of(t.tile_end - t.tile_begin), 1);
+        if (task < p.max_tasks) p.tasks[task] = t;
+      }
     }
-    for (int i = 0; i < parts; ++i) {
-      t.part = i, t.tile_begin = part_begin(tiles, parts, i), t.tile_end = part_begin(tiles, parts, i + 1);
-      const int at = atomicAdd(&shared.bucket[bucket_of(t.tile_end - t.tile_begin, most)], 1);
-      if (at < p.max_tasks) p.tasks[at] = t;
+    if (pass == kSequences) sum |= static_cast<long long>(keys) << 32;
+    if (pass == kCosts) {
+      longest = static_cast<int>(ptx::max_of_warp(static_cast<unsigned>(longest)));
+      if (thread % 32 == 0) atomicMax(&shared.max_cost, longest);
     }
-  });
+    if (pass >= kCounts) {
+      __syncthreads();
+      if (pass == kPlaces) break;
+      sum = shared.bucket[thread];
+    }
+    const long long total = sum_of_block(sum, shared, before);
+    if (pass == kSequences) {
+      total_keys = static_cast<int>(total >> 32), num_blocks = static_cast<int>(total);
+      shared.end[thread] = static_cast<int>(before) + static_cast<int>(sum);
+      begin = thread, end = num_blocks, step = kThreads;
+    } else if (pass == kCosts) {
+      piece = choose_piece(p, num_blocks, total, shared.max_cost, shared);
+#pragma unroll 1
+      while (piece >> shift >= kThreads) ++shift;
+    } else {
+      num_tasks = static_cast<int>(total);
+      shared.bucket[thread] = static_cast<int>(before);
+    }
+    __syncthreads();
+  }
+#pragma unroll 1
   for (int i = thread; i < shared.num_split * p.num_head_tiles; i += kThreads) p.parts_done[i] = 0;
   if (thread == 0) {
-    const long long bytes = max(shared.total_keys * p.bytes_of_key, 1ll);
+    const long long bytes = static_cast<long long>(max(total_keys, 1)) * p.bytes_of_key;
+    const unsigned fit = static_cast<unsigned>(kL2Bytes) / static_cast<unsigned>(min(bytes, 1ll * kL2Bytes));
     p.list->num_tasks = min(num_tasks, p.max_tasks);
-    p.list->heads_at_a_time = clamp_int(kL2Bytes / bytes, 1, p.num_head_tiles);
+    p.list->heads_at_a_time = min(static_cast<int>(fit), p.num_head_tiles);
     p.list->next_item = 0;
   }
 }

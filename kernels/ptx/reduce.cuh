@@ -14,5 +14,10 @@ __device__ __forceinline__ unsigned min_of_warp(unsigned x) {
   asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(x));
   return d;
 }
+__device__ __forceinline__ int sum_of_warp(int x) {
+  int d;
+  asm volatile("redux.sync.add.s32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(x));
+  return d;
+}
 
 }  // namespace attune::ptx
