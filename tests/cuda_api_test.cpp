@@ -126,12 +126,12 @@ TEST_F(CudaApiOnDevice, RunsAndMatchesTheOracle) {
 }
 
 TEST_F(CudaApiOnDevice, SaysWhatNoKernelCovers) {
-  cases::Problem dense(make_case(R"({"name": "prefill", "heads": [4, 2], "seqlens_q": [20], "dtype": "bf16"})"),
+  cases::Problem dense(make_case(R"({"name": "prefill", "heads": [4, 2], "seqlens_q": [20], "dtype": "f32"})"),
                        *memory_);
   const attune_attention a = dense.device();
   const Answer refused = answer(attune_supported(&a, kGpu));
   EXPECT_EQ(refused.status, ATTUNE_UNSUPPORTED);
-  EXPECT_THAT(refused.message, HasSubstr("the nearest is cuda_decode, which lacks KV source: dense"));
+  EXPECT_THAT(refused.message, HasSubstr("the nearest is cuda_prefill, which lacks query dtype: float32"));
 
   cases::Problem odd(make_case(R"({"name": "odd", "heads": [4, 2], "head_dim": [20, 20], "dtype": "bf16", "kv": "paged",
       "seqlens_kv": [5]})"),
@@ -139,7 +139,7 @@ TEST_F(CudaApiOnDevice, SaysWhatNoKernelCovers) {
   const attune_attention b = odd.device();
   const Answer too = answer(attune_supported(&b, kGpu));
   EXPECT_EQ(too.status, ATTUNE_UNSUPPORTED);
-  EXPECT_THAT(too.message, HasSubstr("cuda_decode, which does not take head dims"));
+  EXPECT_THAT(too.message, HasSubstr("which does not take head dims that are no multiples of 8"));
 }
 
 TEST_F(CudaApiOnDevice, ForcesAKernelByName) {

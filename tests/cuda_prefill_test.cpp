@@ -3,6 +3,7 @@
 // than a tile, against the oracle. Skipped, with the reason, where there is no GPU.
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
+#include "cuda/prefill/prologue.h"
 #include "cuda_cases.h"
 
 namespace attune::cuda {
@@ -122,11 +123,41 @@ TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
   }
 }
 
-// Not before it has been measured.
-TEST(CudaPrefillConfig, IsTakenOnRequestOnly) {
-  int count = 0;
-  ASSERT_ATTUNE_OK(attune_kernel_count(&count));
-  for (int i = 0; i < count; ++i) EXPECT_NE(std::string(kernel_at(i).name), "cuda_prefill");
+TEST(CudaPrefillConfig, LeavesFewRowsOverACache) {
+  for (const auto& [rest, leaves] : {std::pair{R"("kv": "paged", "seqlens_q": [1, 1], "heads": [32, 8])", true},
+                                     {R"("kv": "paged", "seqlens_q": [7, 7], "heads": [32, 8])", true},
+                                     {R"("kv": "paged", "seqlens_q": [8, 8], "heads": [32, 8])", false},
+                                     {R"("kv": "paged", "seqlens_q": [1, 1], "heads": [32, 1])", false},
+                                     {R"("kv": "dense", "seqlens_q": [1, 1], "heads": [32, 8])", false}}) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "dtype": "bf16", "head_dim": [64, 64], "seqlens_kv": [90, 80], )") + rest + "}"));
+    EXPECT_EQ(prefill_kernel().leaves(make_problem(problem.host(), Data::kRequired)), leaves) << rest;
+  }
+}
+
+// What a prologue leaves in the workspace is what attention reads.
+TEST(CudaPrefillConfig, PlacesWhatThePrologueWrites) {
+  cases::Problem problem(tests::make_case(
+      R"({"name": "x", "heads": [4, 2], "head_dim": [64, 48], "dtype": "bf16", "kv": "paged", "new_tokens": true,
+          "causal": true, "seqlens_q": [5, 9], "seqlens_kv": [30, 0],
+          "prologue": {"append": true, "rope": {"style": "linear", "dim": 64}}})"));
+  const Problem p = make_problem(problem.host(), Data::kRequired);
+  ASSERT_EQ(prefill::refusal(p), "");
+  std::vector<std::byte> memory(prefill::prologue_bytes(p) + 256);
+  auto* const begin = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+  const Problem after = prefill::after_prologue(p, begin);
+  const PrepareProblem op = prefill::to_prepare(p, begin);
+  EXPECT_FALSE(prefill::has_prologue(after));
+  EXPECT_NO_THROW(prefill::check_alignment(after));
+  EXPECT_EQ(op.q.data, p.q.data);
+  EXPECT_EQ(op.q_out.data, after.q.data);
+  EXPECT_EQ(op.v_out.data, after.v.data);
+  const auto end_of = [](const RowView& v, int64_t heads, int64_t head_dim) {
+    return v.at(v.rows - 1, heads - 1) + head_dim * v.element_size;
+  };
+  EXPECT_LE(end_of(after.q, 4, 64), after.k.data);
+  EXPECT_LE(end_of(after.k, 2, 64), after.v.data);
+  EXPECT_LE(end_of(after.v, 2, 48), begin + prefill::prologue_bytes(p));
 }
 
 }  // namespace

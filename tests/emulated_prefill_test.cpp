@@ -6,6 +6,7 @@
 
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
+#include "cuda/prefill/prologue.h"
 #include "emulator/emulator.h"
 #include "emulator/module.h"
 #include "support.h"
@@ -29,7 +30,7 @@ class EmulatedPrefill : public testing::Test {
     const attune_attention a = problem.device();
     const Problem p = make_problem(a, Data::kRequired);
     const std::string lacks = prefill_kernel().coverage.difference(traits_of(p, a));
-    if (!lacks.empty() || !prefill::refusal(p).empty()) return kNotCovered;
+    if (!lacks.empty() || !prefill::refusal(p).empty() || prefill::has_prologue(p)) return kNotCovered;
     prefill::check_alignment(p);
     const cases::Expected expected = cases::evaluate(problem);
     const prefill::Config c = prefill::choose_config(p, kBlocks);

@@ -28,10 +28,12 @@ struct Config {
   // Codes are exact in bf16: scales multiply scores, and weights before they are rounded. Weights with scales would leave
   // fp16's range, so there values take theirs when they are converted.
   static constexpr bool kScalesWeights = kConverts && kType == tile::kBFloat16;
+  // K and V come by warps of their own, where their registers and those of the math leave room.
+  static constexpr bool kTwoLoaders = !kConverts && kHeadDimV <= 128 && !(kCached && kScore != 0);
   static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
-  static constexpr int kTaskReaders = kMathWarps + kConvertWarps;  // warps
+  static constexpr int kTaskReaders = kMathWarps + kConvertWarps + (kTwoLoaders ? 1 : 0);  // warps
   static constexpr int kTaskVectors = sizeof(Task) / 16;           // each written by a lane of the producer
-  static constexpr int kProducerRegisters = kConverts ? 72 : 40, kMathRegisters = (504 - kProducerRegisters) / 2;
+  static constexpr int kProducerRegisters = kConverts ? 72 : !kTwoLoaders ? 40 : kCached ? 72 : 56, kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kRows = 64 * kMathGroups, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
 
   static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsKeys = kKeys / 16;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: one warp that takes tasks from the list and has the TMA copy q, then K and V tile by tile, from the last
-// tile to the first. It runs ahead of the math warps as far as the rings allow, into the next tasks too.
+// The producer: a warp that takes tasks from the list and has the TMA copy K tile by tile, from the last tile to the first,
+// and q, and often a second one that does so with V. They run ahead of the math warps as far as the rings allow, into
+// the next tasks too.
 //
 // Where a tile reaches beyond the keys that the block may see, the rows of V there may be anything, NaN included, and
 // would be multiplied by weights of 0. They become zero before the tile is handed over; rows of K need not, because
@@ -45,8 +46,28 @@ class Loader {
     publish(nullptr, kNoMoreTasks, slot);
   }
 
+  // The second warp.
+  __device__ __forceinline__ void run_values() {
+    for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
+      ptx::wait_phase(places_.task_full(slot.stage), slot.parity);
+      const int head_tile = places_.head_tile(slot.stage);
+      if (head_tile == kNoMoreTasks) return;
+      const Task& task = places_.task(slot.stage);
+      const Line line(task.num_cached, task.first_key, task.end_key);
+      int page = ask_table(task, tile_at(task, line, task.tile_end - 1), true);
+      for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
+        int next = 0;
+        if (i > task.tile_begin) next = ask_table(task, tile_at(task, line, i - 1), true);
+        load_values(task, kv_head_of(head_tile), tile_at(task, line, i), page);
+        page = next;
+      }
+      __syncwarp();
+      if (lane_ == 0) ptx::arrive(places_.task_empty(slot.stage));
+    }
+  }
+
  private:
-  // Hands a task to the math warps. It stays readable until the slot is needed again.
+  // Hands a task to the other warps. It stays readable until the slot is needed again.
   __device__ __forceinline__ const Task& publish(const Task* from, int head_tile, Turn& slot) {
     Task& task = places_.task(slot.stage);
     uint4 part{};
@@ -62,28 +83,33 @@ class Loader {
     return task;
   }
 
-  __device__ __forceinline__ void load(const Task& task, int head_tile, unsigned& q_parity) {
-    const int num_tiles = task.tile_end - task.tile_begin;
-    const int kv_head = head_tile * p_.heads_of_tile / p_.group;
-    const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
+  using Line = TileLine<Config::kKeys>;
 
-    // Tables are asked a tile ahead.
-    const int end = task.tile_end - 1;
-    int last_page = ask_table(task, tile_at(task, line, end)), page = 0;
-    if (num_tiles > 1) page = ask_table(task, tile_at(task, line, end - 1));
-    load_keys(task, kv_head, tile_at(task, line, end), last_page);
-    ptx::wait_phase(places_.q_empty(), q_parity);
-    q_parity ^= 1;
-    load_queries(task, head_tile);
-    for (int i = end - 1; i >= task.tile_begin; --i) {
-      int next_page = 0;
-      if (i > task.tile_begin) next_page = ask_table(task, tile_at(task, line, i - 1));
+  __device__ __forceinline__ void load(const Task& task, int head_tile, unsigned& q_parity) {
+    const int kv_head = kv_head_of(head_tile), last = task.tile_end - 1;
+    const Line line(task.num_cached, task.first_key, task.end_key);
+    int page = ask_table(task, tile_at(task, line, last), false), page_before = page;
+    for (int i = last; i >= task.tile_begin; --i) {
+      int next = 0;
+      if (i > task.tile_begin) next = ask_table(task, tile_at(task, line, i - 1), false);
       load_keys(task, kv_head, tile_at(task, line, i), page);
-      load_values(task, kv_head, tile_at(task, line, i + 1), last_page);
-      last_page = page, page = next_page;
+      if (i == last) {
+        ptx::wait_phase(places_.q_empty(), q_parity);
+        q_parity ^= 1;
+        load_queries(task, head_tile);
+      } else if (!Config::kTwoLoaders) {
+        load_values_of(task, kv_head, tile_at(task, line, i + 1), page_before);
+      }
+      page_before = page, page = next;
     }
-    load_values(task, kv_head, tile_at(task, line, task.tile_begin), last_page);
+    if (!Config::kTwoLoaders) load_values_of(task, kv_head, tile_at(task, line, task.tile_begin), page_before);
   }
+  // page: of the keys.
+  __device__ __forceinline__ void load_values_of(const Task& task, int kv_head, const Tile& tile, int page) {
+    load_values(task, kv_head, tile, p_.v_page_table.data != nullptr ? ask_table(task, tile, true) : page);
+  }
+
+  __device__ __forceinline__ int kv_head_of(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
   __device__ __forceinline__ void load_queries(const Task& task, int head_tile) {
     if (lane_ == 0) {
@@ -115,11 +141,11 @@ class Loader {
   __device__ __forceinline__ Slot find_box(const Task& task, const Tile& tile, int box, bool values) const {
     return find_slot(p_, task.batch, tile.start + (box << p_.box_shift), values);
   }
-  // The page of this lane's first box of a tile; nothing waits for it before it is looked at.
-  __device__ __forceinline__ int ask_table(const Task& task, const Tile& tile) const {
+  // The page of this lane's first box of a tile, asked for a tile ahead; nothing waits for it before it is looked at.
+  __device__ __forceinline__ int ask_table(const Task& task, const Tile& tile, bool values) const {
     if (!(Config::kCached && tile.cached)) return 0;
     const Boxes b = boxes_of(tile);
-    return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), false).page;
+    return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
   // kBlocks of kChannels, in rows of kPitch bytes. page: what ask_table() said.
@@ -136,8 +162,7 @@ class Loader {
         const int box = b.first + i;
         int row, outer;
         if (Config::kCached && tile.cached) {
-          if (i >= kBoxLanes || (values && p_.v_page_table.data != nullptr))
-            page = find_box(task, tile, box, values).page;
+          if (i >= kBoxLanes) page = find_box(task, tile, box, values).page;
           // Beyond the pages there is nothing: the copy brings zeros.
           outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
           row = slot_in_page(p_, tile.start + box * b.keys);

@@ -7,10 +7,10 @@
 // tasks, longest first, and the blocks of a persistent grid take them one after the other. Masks touch only tiles at the
 // edges; tiles that nobody sees are not in the list.
 //
-// Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp (load.cuh); groups 1 and
+// Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp or two (load.cuh); groups 1 and
 // 2 have 64 rows each (attend.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
 //
-//   producer: K0 Q   K1 V0   K2 V1   K3 V2 ..
+//   producer: K0 Q   K1 V0   K2 V1   K3 V2 ..    (K and V by warps of their own)
 //   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..
 //   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..
 //
@@ -104,6 +104,10 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     } else if constexpr (Config::kConverts) {
       Converter converter(p, places);
       converter.run();
+    } else if (Config::kTwoLoaders && threadIdx.x < 64) {
+      const Maps maps{q, k, v, dense_k, dense_v};
+      Loader loader(p, maps, places);
+      loader.run_values();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();

@@ -49,7 +49,7 @@ struct PrefillParams : DecodeParams {
   int store_vectors;           // rows of out take 16-byte stores
   TaskList* list;
   Task* tasks;                 // [max_tasks]
-  int* block_begin;            // [batch + 1]: blocks of rows before each sequence
+  int* block_begin;            // [batch]: blocks of rows before each sequence, from the first that its thread has
   unsigned* parts_done;        // [splits][num_head_tiles]; 0 before and after each run
 };
 

@@ -39,47 +39,57 @@ __device__ __forceinline__ void store_pair(const PrefillParams& p, long long at,
   tile::store_element(Config::kOutType, p.out, at + (channel + 1) * p.out_dim_stride, y);
 }
 
-// Row h of the thread; all lanes of the warp come here together, with rows that are not there too.
-__device__ __forceinline__ void store_row(const PrefillParams& p, bool there, long long at, int h, float factor,
-                                          const float (&o)[Config::kChannels / 2]) {
-  constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
-  const int t = threadIdx.x % 4;
-  if (kHalves && p.store_vectors) {
-#pragma unroll
-    for (int i = 0; i < Config::kChannels / 32; ++i) {
-      unsigned r[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float x = o[16 * i + 4 * j + 2 * h] * factor, y = o[16 * i + 4 * j + 2 * h + 1] * factor;
-        r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
-      }
-      transpose_quad(r);
-      const int channel = 32 * i + 8 * t;
-      if (there && channel < Config::kHeadDimV)
-        *reinterpret_cast<uint4*>(p.out + (at + channel) * 2) = make_uint4(r[0], r[1], r[2], r[3]);
-    }
-    return;
-  }
-  if (!there) return;
-#pragma unroll
-  for (int j = 0; j < Config::kChannels / 8; ++j)
-    store_pair(p, at, 8 * j + 2 * t, o[4 * j + 2 * h] * factor, o[4 * j + 2 * h + 1] * factor);
-}
-
 __device__ __forceinline__ long long out_at(const PrefillParams& p, const Task& t, int token, int head) {
   return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
 }
 
+// Normalised rows. All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each.
 __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& t, const Rows& rows,
                                             const Accumulators& a) {
+  constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+  const int lane = threadIdx.x % 32, mine = lane % 2;
+  const int token = mine != 0 ? rows.token[1] : rows.token[0], head = mine != 0 ? rows.head[1] : rows.head[0];
+  float own_factor = 0;
+  long long own_at = -1;
+  if (token >= 0) {
+    own_at = out_at(p, t, token, head);
+    if (lane % 4 < 2)
+      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, mine != 0 ? a.max[1] : a.max[0],
+                                    mine != 0 ? a.sum[1] : a.sum[0]);
+  }
+  __syncwarp();
+  float factor[2];
+  long long at[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const bool there = rows.token[h] >= 0;
-    float factor = 0;
-    if (there && threadIdx.x % 4 == 0)
-      factor = tile::finish_row(p, t.batch, t.q_begin, rows.token[h], rows.head[h], a.max[h], a.sum[h]);
-    factor = __shfl_sync(0xffffffffu, factor, threadIdx.x % 32 & ~3);
-    store_row(p, there, there ? out_at(p, t, rows.token[h], rows.head[h]) : 0, h, factor, a.o);
+    factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h);
+    at[h] = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
+  }
+  if (kHalves && p.store_vectors) {
+#pragma unroll
+    for (int i = 0; i < Config::kChannels / 32; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        unsigned r[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float x = a.o[16 * i + 4 * j + 2 * h] * factor[h], y = a.o[16 * i + 4 * j + 2 * h + 1] * factor[h];
+          r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+        }
+        transpose_quad(r);
+        const int channel = 32 * i + 8 * (lane % 4);
+        if (at[h] >= 0 && channel < Config::kHeadDimV)
+          *reinterpret_cast<uint4*>(p.out + (at[h] + channel) * 2) = make_uint4(r[0], r[1], r[2], r[3]);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (at[h] < 0) continue;
+#pragma unroll
+    for (int j = 0; j < Config::kChannels / 8; ++j)
+      store_pair(p, at[h], 8 * j + lane % 4 * 2, a.o[4 * j + 2 * h] * factor[h], a.o[4 * j + 2 * h + 1] * factor[h]);
   }
 }
 

@@ -33,9 +33,7 @@ constexpr AxisInfo kAxes[kNumAxes] = {
     {"determinism", {"run to run", "batch invariant"}},
 };
 
-const Kernel* const kKernels[] = {&cpu::attention_kernel(), &cuda::decode_kernel()};
-// Taken only where ATTUNE_KERNEL names them: not yet measured.
-const Kernel* const kOnRequest[] = {&cuda::prefill_kernel()};
+const Kernel* const kKernels[] = {&cpu::attention_kernel(), &cuda::prefill_kernel(), &cuda::decode_kernel()};
 
 uint32_t format_bit(const KvCache& c, int32_t dtype) {
   if (!c.format->plain) return c.format->id == ATTUNE_KV_MLA_656 ? use::kMla656 : use::kMla584;
@@ -209,22 +207,25 @@ const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device devic
   check_device(device);
   const char* forced = std::getenv("ATTUNE_KERNEL");
   const bool any = forced == nullptr || forced[0] == '\0';
-  const Kernel* nearest = nullptr;
+  const Kernel *nearest = nullptr, *left = nullptr;
   int nearest_distance = 0;
   std::string nearest_refusal;
-  std::vector<const Kernel*> candidates(std::begin(kKernels), std::end(kKernels));
-  if (!any) candidates.insert(candidates.end(), std::begin(kOnRequest), std::end(kOnRequest));
-  for (const Kernel* k : candidates) {
+  for (const Kernel* k : kKernels) {
     if (k->device_type != device.type || !(any || std::strcmp(forced, k->name) == 0)) continue;
     const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
     const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1);
-    if (distance == 0) return *k;
+    if (distance == 0) {
+      if (!any || k->leaves == nullptr || !k->leaves(p)) return *k;
+      if (left == nullptr) left = k;
+      continue;
+    }
     if (nearest == nullptr || distance < nearest_distance) {
       nearest = k;
       nearest_distance = distance;
       nearest_refusal = refusal;
     }
   }
+  if (left != nullptr) return *left;
   if (nearest == nullptr)
     fail(ATTUNE_UNSUPPORTED, "ATTUNE_KERNEL names ", forced, ", which is no kernel of this device");
   const std::string missing = nearest->coverage.difference(t);

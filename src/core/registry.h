@@ -133,11 +133,13 @@ struct Kernel {
   // What of a covered problem the kernel does not take, because the axes cannot say it ("float32 caches"); "" if it
   // takes it. Null: it takes all.
   std::string (*refusal)(const Problem& p) = nullptr;
+  // Whether a later row that takes the problem too is the better choice. Null: never.
+  bool (*leaves)(const Problem& p) = nullptr;
 };
 
 int kernel_count();
 const Kernel& kernel_at(int i);
-// The first row of the device's type that takes the problem; ATTUNE_KERNEL=<name> leaves only that row. Throws
+// The first row of the device's type that takes the problem and does not leave it to another; ATTUNE_KERNEL=<name> leaves only that row. Throws
 // UNSUPPORTED with the nearest row and what differs, and as check_device does.
 const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device);
 

@@ -8,6 +8,7 @@
 
 #include "core/dtype.h"
 #include "cuda/decode/config.h"
+#include "cuda/prefill/prologue.h"
 
 namespace attune::cuda::prefill {
 namespace {
@@ -115,8 +116,8 @@ Misaligned find_misaligned(const Problem& p) {
     const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
     if (over != 0 && found.name == nullptr) found = {name, over};
   };
-  check("q.data", p.q.data);
-  if (p.dense_kv || p.new_tokens) check("k.data", p.k.data), check("v.data", p.v.data);
+  if (!has_prologue(p)) check("q.data", p.q.data);
+  if ((p.dense_kv || p.new_tokens) && !has_prologue(p)) check("k.data", p.k.data), check("v.data", p.v.data);
   if (p.cache) check("cache.k.data", p.cache.k.data), check("cache.v.data", p.cache.v.data);
   return found;
 }
@@ -144,10 +145,11 @@ KernelSpec Config::schedule_kernel() const {
 
 std::string refusal(const Problem& p) {
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
-  if (!strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
+  const bool copied = has_prologue(p);  // q, k and v
+  if (!copied && !strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
   if (rows && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype)) return "q, k and v of different dtypes";
-  if (rows && !(strides_fit(p.k) && strides_fit(p.v)))
+  if (rows && !copied && !(strides_fit(p.k) && strides_fit(p.v)))
     return "rows of k and v that do not lie at multiples of 16 bytes";
   if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
   if (p.cache && p.cache.k.element_size > 1 && p.cache.k.dtype != p.q.dtype)
@@ -157,6 +159,7 @@ std::string refusal(const Problem& p) {
   if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
     return "rows of the cache that do not lie at multiples of 16 bytes";
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
+  if (std::string why = prologue_refusal(p); !why.empty()) return why;
   if (const Misaligned m = find_misaligned(p); m.name != nullptr)
     return "data that do not lie at multiples of 16 bytes, as " + std::string(m.name) + " here";
   return decode::table_refusal(p);

@@ -5,7 +5,9 @@
 
 #include "cuda/device.h"
 #include "cuda/launch.h"
+#include "cuda/ops/ops.h"
 #include "cuda/prefill/config.h"
+#include "cuda/prefill/prologue.h"
 
 namespace attune::cuda {
 namespace {
@@ -16,11 +18,13 @@ class PrefillPlan final : public KernelPlan {
  public:
   PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info)
       : device_(device), config_(prefill::choose_config(p, info.num_sms)) {
-    const std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
+    std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
+    if (prefill::has_prologue(p)) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
     warm(specs, device);
     main_ = &get_kernel(specs[0], device);
     schedule_ = &get_kernel(specs[1], device);
-    workspace_size_ = prefill::workspace_layout(config_).total;
+    prologue_begin_ = prefill::workspace_layout(config_).total;
+    workspace_size_ = prologue_begin_ + prefill::prologue_bytes(p);
   }
 
   size_t workspace_size() const override { return workspace_size_; }
@@ -28,8 +32,9 @@ class PrefillPlan final : public KernelPlan {
   std::string describe() const override {
     return cat("kernel cuda_prefill: ", prefill::kRows, " packed rows of ", config_.heads_of_tile, " heads x ",
                config_.keys, " keys, ", config_.stages, " stages, ", main_->num_regs, " registers, ",
-               config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks; workspace ",
-               workspace_size_, " bytes");
+               config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks; ",
+               workspace_size_ > prologue_begin_ ? "prologue in a launch before; " : "", "workspace ", workspace_size_,
+               " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
@@ -43,6 +48,14 @@ class PrefillPlan final : public KernelPlan {
 
   void run(const Problem& p, void* workspace, void* stream) const override {
     if (is_empty(p)) return;
+    if (!prefill::has_prologue(p)) return attend(p, workspace, stream);
+    std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
+    run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
+    attend(prefill::after_prologue(p, rows), workspace, stream);
+  }
+
+ private:
+  void attend(const Problem& p, void* workspace, void* stream) const {
     prefill::check_alignment(p);
     const prefill::Maps maps = prefill::describe_maps(p, config_);
     const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
@@ -56,12 +69,11 @@ class PrefillPlan final : public KernelPlan {
                   encode(maps.v), encode(maps.dense_k), encode(maps.dense_v));
   }
 
- private:
   static bool is_empty(const Problem& p) { return p.batch == 0 || p.total_q == 0 || p.heads_q == 0; }
 
   int32_t device_;
   Config config_;
-  size_t workspace_size_ = 0;
+  size_t prologue_begin_ = 0, workspace_size_ = 0;
   const CompiledKernel* schedule_ = nullptr;
   const CompiledKernel* main_ = nullptr;
 };
@@ -85,7 +97,7 @@ Coverage coverage() {
       use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
   axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
                        use::kT5 | use::kSinks;
-  axis(Axis::kPrologue) = use::kNoPrologue;
+  axis(Axis::kPrologue) = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn | use::kAppend;
   axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
   axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = 256;
@@ -94,10 +106,19 @@ Coverage coverage() {
   return c;
 }
 
+// Blocks of 128 rows are no match for those of 16 where a sequence has few. Where nobody has said how long sequences are at
+// most, the average counts.
+bool has_few_rows(const Problem& p) {
+  const bool told = p.batch <= 1 || p.max_seqlen_q < p.total_q;
+  const int64_t tokens = told ? p.max_seqlen_q : (p.total_q + p.batch - 1) / p.batch;
+  return p.cache && tokens * p.group < 32;
+}
+
 }  // namespace
 
 const Kernel& prefill_kernel() {
-  static const Kernel kernel{"cuda_prefill", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan, prefill::refusal};
+  static const Kernel kernel{"cuda_prefill", "attention",      ATTUNE_DEVICE_CUDA, coverage(),
+                             make_plan,      prefill::refusal, has_few_rows};
   return kernel;
 }
 

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/prefill/prologue.h"
+
+namespace attune::cuda::prefill {
+namespace {
+
+constexpr size_t kAlignment = 256;  // of q, k and v in the workspace
+
+// Rows as in `like`, densely at *memory, which moves on.
+RowView dense_rows(const RowView& like, int64_t heads, int64_t head_dim, std::byte*& memory) {
+  RowView v = like;
+  v.data = memory;
+  v.dim_stride = 1;
+  v.head_stride = head_dim;
+  v.row_stride = heads * head_dim;
+  v.batch_stride = v.rows_per_batch * v.row_stride;
+  const size_t bytes = static_cast<size_t>(v.rows * v.row_stride * v.element_size);
+  memory += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return v;
+}
+
+struct PreparedRows {
+  RowView q, k, v;
+  size_t bytes;
+};
+PreparedRows place_rows(const Problem& p, void* memory) {
+  auto* const begin = static_cast<std::byte*>(memory);
+  std::byte* at = begin;
+  PreparedRows r{};
+  r.q = dense_rows(p.q, p.heads_q, p.head_dim_qk, at);
+  if (p.k) r.k = dense_rows(p.k, p.heads_kv, p.head_dim_qk, at);
+  if (p.v) r.v = dense_rows(p.v, p.heads_kv, p.head_dim_v, at);
+  r.bytes = static_cast<size_t>(at - begin);
+  return r;
+}
+
+}  // namespace
+
+bool has_prologue(const Problem& p) { return p.prologue.any || p.prologue.append; }
+
+std::string prologue_refusal(const Problem& p) {
+  if (!has_prologue(p)) return "";
+  if (p.v_aliases_k) return "a prologue where V is K";
+  if (p.cache && !p.new_tokens) return "a prologue of queries alone";
+  if (p.skip_decode) return "a prologue with skip_decode";
+  if (p.dense_kv && (p.cu_kv || p.fixed_kv != p.fixed_q || p.k.rows != p.q.rows))
+    return "a prologue for dense keys that are not q's tokens";
+  return "";
+}
+
+size_t prologue_bytes(const Problem& p) { return has_prologue(p) ? place_rows(p, nullptr).bytes : 0; }
+
+PrepareProblem to_prepare(const Problem& p, void* memory) {
+  const PreparedRows rows = place_rows(p, memory);
+  PrepareProblem op;
+  op.batch = p.batch, op.total = p.total_q, op.fixed = p.fixed_q;
+  op.heads_q = p.heads_q, op.heads_kv = p.heads_kv, op.head_dim_qk = p.head_dim_qk, op.head_dim_v = p.head_dim_v;
+  op.q = p.q, op.k = p.k, op.v = p.v;
+  op.q_out = rows.q, op.k_out = rows.k, op.v_out = rows.v;
+  op.cu = p.cu_q;
+  op.seqused = p.cache ? p.seqused : IntView{};
+  op.finished = {p.finished, p.finished_stride};
+  op.cache = p.cache;
+  op.prologue = p.prologue;
+  return op;
+}
+
+Problem after_prologue(const Problem& p, void* memory) {
+  const PreparedRows rows = place_rows(p, memory);
+  Problem after = p;
+  after.prologue = {};
+  after.q = rows.q, after.k = rows.k, after.v = rows.v;
+  return after;
+}
+
+}  // namespace attune::cuda::prefill

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// A prologue before the attention of prompts: a launch of its own (kernels/rows/store.cu, as for attune_qkv_prepare) that
+// writes q, k and v as they enter the products to the workspace and new keys to the cache. Prompts have few bytes for
+// their products: what decode saves by fusing it is less than a percent here.
+#pragma once
+
+#include <cstddef>
+
+#include "core/ops.h"
+#include "core/problem.h"
+
+namespace attune::cuda::prefill {
+
+bool has_prologue(const Problem& p);
+
+// "" if the prologue can go ahead, else what cannot.
+std::string prologue_refusal(const Problem& p);
+
+// Bytes of the workspace for q, k and v; 0 without a prologue.
+size_t prologue_bytes(const Problem& p);
+
+// What is launched, and what attention sees then: no prologue, and q, k and v at `memory`.
+PrepareProblem to_prepare(const Problem& p, void* memory);
+Problem after_prologue(const Problem& p, void* memory);
+
+}  // namespace attune::cuda::prefill
