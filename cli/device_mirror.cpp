@@ -42,10 +42,12 @@ struct DeviceMirror::Gpu {
 
   static bool changes(const std::string& name) {
     return name == "q" || name == "k" || name == "v" || name == "out" || name == "cu_seqlens_q" ||
-           name == "seqused_kv" || name == "cache.page_table";
+           name == "cu_seqlens" || name == "seqused_kv" || name == "cache.page_table";
   }
 
-  attune_attention upload(attune_attention a) {
+  // What a call reads, in place of the host's.
+  template <class Call>
+  Call upload(Call a) {
     for (const auto& [name, tensor] : cases::tensors_of(a)) {
       if (tensor->dtype == ATTUNE_DTYPE_NONE) continue;
       const size_t bytes = bytes_of(*tensor);
@@ -62,22 +64,24 @@ struct DeviceMirror::Gpu {
     return a;
   }
 
-  // Pages that the new tokens of a went to, from the device to the host.
-  void fetch_appended(const attune_attention& a) {
-    const auto* lengths = static_cast<const int32_t*>(a.seqused_kv.data);
-    const auto* offsets = static_cast<const int32_t*>(a.cu_seqlens_q.data);
-    const auto* table = static_cast<const int32_t*>(a.cache.page_table.data);
-    const int64_t page_size = a.cache.page_size, columns = a.cache.page_table.shape[1];
-    for (int64_t b = 0; b < a.seqused_kv.shape[0]; ++b) {
+  // Pages that new tokens went to, from the device to the host. seqused, cu_seqlens: on the host.
+  void fetch_appended(const attune_kv_cache& cache, const attune_tensor& seqused, const attune_tensor& cu_seqlens) {
+    const cuda::ScopedContext context(memory.device().index);
+    const auto* lengths = static_cast<const int32_t*>(seqused.data);
+    const auto* offsets = static_cast<const int32_t*>(cu_seqlens.data);
+    const auto* table = static_cast<const int32_t*>(cache.page_table.data);
+    const int64_t page_size = cache.page_size, columns = cache.page_table.shape[1];
+    for (int64_t b = 0; b < seqused.shape[0]; ++b) {
       const int64_t first = lengths[b], count = offsets[b + 1] - offsets[b];
       if (count == 0) continue;
       for (int64_t i = first / page_size; i <= (first + count - 1) / page_size; ++i) {
-        for (const attune_tensor* t : {&a.cache.k, &a.cache.v, &a.cache.k_scale, &a.cache.v_scale}) {
+        for (const attune_tensor* t : {&cache.k, &cache.v, &cache.k_scale, &cache.v_scale}) {
           // Scales of a tensor or of heads do not change.
           if (t->dtype != ATTUNE_DTYPE_NONE && t->rank > 1) fetch_page(*t, table[b * columns + i]);
         }
       }
     }
+    memory.stream().synchronize();
   }
 
   void fetch_page(const attune_tensor& t, int64_t page) {
@@ -99,11 +103,18 @@ struct DeviceMirror::Gpu {
     timer.stop(stream);
     const double seconds = timer.milliseconds() * 1e-3;
     memory.download(host.out.data, a.out.data, bytes_of(host.out));
-    if (host.prologue.append != 0) {
-      const cuda::ScopedContext context(memory.device().index);
-      fetch_appended(host);
-      stream.synchronize();
-    }
+    if (host.prologue.append != 0) fetch_appended(host.cache, host.seqused_kv, host.cu_seqlens_q);
+    return seconds;
+  }
+
+  double append(const attune_cache_op& host) {
+    const attune_cache_op op = upload(host);
+    const cuda::Stream& stream = memory.stream();
+    timer.start(stream);
+    check_call(attune_cache_op_run(&op, memory.device(), stream.handle()));
+    timer.stop(stream);
+    const double seconds = timer.milliseconds() * 1e-3;
+    fetch_appended(host.cache, host.seqused_kv, host.cu_seqlens);
     return seconds;
   }
 
@@ -124,6 +135,13 @@ double DeviceMirror::run(const attune_plan* plan, const attune_attention& a, voi
   if (gpu_ != nullptr) return gpu_->run(plan, a, bytes);
   const Stopwatch watch;
   check_call(attune_run(plan, &a, workspace, bytes, nullptr));
+  return watch.seconds();
+}
+
+double DeviceMirror::append(const attune_cache_op& op) {
+  if (gpu_ != nullptr) return gpu_->append(op);
+  const Stopwatch watch;
+  check_call(attune_cache_op_run(&op, {ATTUNE_DEVICE_CPU, 0}, nullptr));
   return watch.seconds();
 }
 

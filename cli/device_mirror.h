@@ -25,6 +25,8 @@ class DeviceMirror {
   // model) once, when it is first seen, so the host may not change it. After the call out is fetched, and with append
   // the pages that it wrote.
   double run(const attune_plan* plan, const attune_attention& a, void* workspace, size_t bytes);
+  // The same for an append of tokens by cu_seqlens to a paged cache.
+  double append(const attune_cache_op& op);
 
  private:
   struct Gpu;

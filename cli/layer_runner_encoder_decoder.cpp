@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layer_runner_encoder_decoder.h"
 
-#include "stopwatch.h"
-
 namespace attune::cli {
 
 EncoderDecoderRunner::EncoderDecoderRunner(const RunnerConfig& config)
@@ -80,9 +78,7 @@ void EncoderDecoderRunner::encode(const Step& step, int64_t index, Verifier& ver
   append.seqused_kv = encoder_tables_.seqused();
   append.k = state_.k.take(encoder_tables_.rows(), state_.random);
   append.v = state_.v->take(encoder_tables_.rows(), state_.random);
-  const Stopwatch watch;
-  append.run(state_.config.device);
-  result.seconds += watch.seconds();
+  result.seconds += state_.mirror.append(append);
 }
 
 void EncoderDecoderRunner::attend_self(const Step& step, int64_t index, Verifier& verifier, StepResult& result) {

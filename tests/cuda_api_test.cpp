@@ -131,7 +131,7 @@ TEST_F(CudaApiOnDevice, SaysWhatNoKernelCovers) {
   const attune_attention a = dense.device();
   const Answer refused = answer(attune_supported(&a, kGpu));
   EXPECT_EQ(refused.status, ATTUNE_UNSUPPORTED);
-  EXPECT_THAT(refused.message, HasSubstr("the nearest is cuda_prefill, which lacks query dtype: float32"));
+  EXPECT_THAT(refused.message, HasSubstr("lacks KV source: dense"));
 
   cases::Problem odd(make_case(R"({"name": "odd", "heads": [4, 2], "head_dim": [20, 20], "dtype": "bf16", "kv": "paged",
       "seqlens_kv": [5]})"),

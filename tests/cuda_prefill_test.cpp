@@ -124,11 +124,13 @@ TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
 }
 
 TEST(CudaPrefillConfig, LeavesFewRowsOverACache) {
-  for (const auto& [rest, leaves] : {std::pair{R"("kv": "paged", "seqlens_q": [1, 1], "heads": [32, 8])", true},
-                                     {R"("kv": "paged", "seqlens_q": [7, 7], "heads": [32, 8])", true},
-                                     {R"("kv": "paged", "seqlens_q": [8, 8], "heads": [32, 8])", false},
-                                     {R"("kv": "paged", "seqlens_q": [1, 1], "heads": [32, 1])", false},
-                                     {R"("kv": "dense", "seqlens_q": [1, 1], "heads": [32, 8])", false}}) {
+  for (const auto& [rest, leaves] :
+       {std::pair{R"("kv": "paged", "seqlens_q": [1, 1], "heads": [32, 8])", true},
+        {R"("kv": "paged", "queries": "fixed", "seqlens_q": [7, 7], "heads": [32, 8])", true},
+        {R"("kv": "paged", "queries": "fixed", "seqlens_q": [8, 8], "heads": [32, 8])", false},
+        {R"("kv": "paged", "seqlens_q": [7, 1], "heads": [32, 8])", false},
+        {R"("kv": "paged", "seqlens_q": [1, 1], "heads": [32, 1])", false},
+        {R"("kv": "dense", "seqlens_q": [1, 1], "heads": [32, 8])", false}}) {
     cases::Problem problem(tests::make_case(
         std::string(R"({"name": "x", "dtype": "bf16", "head_dim": [64, 64], "seqlens_kv": [90, 80], )") + rest + "}"));
     EXPECT_EQ(prefill_kernel().leaves(make_problem(problem.host(), Data::kRequired)), leaves) << rest;

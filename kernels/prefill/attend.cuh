@@ -219,6 +219,7 @@ class Attend {
   }
 
   __device__ __forceinline__ void release_keys() {
+    if (Config::kCached) __syncwarp();  // all lanes have read what lies beside the keys
     if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(k_turn_.stage));
     k_turn_.next<Config::kStages>();
   }

@@ -104,11 +104,16 @@ class Converter {
     }
   }
 
-  // Of both K and V of the tile; before the codes are waited for, because it takes two dependent loads.
-  __device__ __forceinline__ void load_scales(const Task& task, int kv_head, const Tile& tile, int stage) const {
+  // Of both K and V of the tile; before the codes are waited for, because it takes two dependent loads. Those of a head
+  // or tensor stay with the stage; hidden keys have them too, as nothing comes of it.
+  __device__ __forceinline__ void load_scales(const Task& task, int kv_head, const Tile& tile, int stage) {
+    const bool by_token = p_.k_scale.mode == kScaleByToken || p_.v_scale.mode == kScaleByToken;
+    if (kv_head != head_) head_ = kv_head, filled_ = 0;
+    if (!by_token && (filled_ >> stage & 1) != 0) return;
+    filled_ |= by_token ? 0 : 1u << stage;
 #pragma unroll 1
     for (int key = thread_; key < Config::kKeys; key += kThreads) {
-      const bool there = tile.start + key >= tile.low && tile.start + key < tile.high;
+      const bool there = !by_token || (tile.start + key >= tile.low && tile.start + key < tile.high);
       places_.scales(stage, false)[key] = there ? scale_of(p_, task, kv_head, tile.start + key, false) : 0.0f;
       places_.scales(stage, true)[key] = there ? scale_of(p_, task, kv_head, tile.start + key, true) : 0.0f;
     }
@@ -118,41 +123,52 @@ class Converter {
   // Rows outside of [low, high) become zero; others are multiplied with their scales, or not.
   template <int kHeadDim, bool kScaled>
   __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, const float* scales, int low, int high) const {
-    constexpr int kPitch = kernels::kRawPitch, kPieces = kPitch / 16;  // of 16 codes, in a row of a block
-#pragma unroll
-    for (int block = 0; block < kernels::raw_blocks(kHeadDim); ++block) {
-#pragma unroll 1
-      for (int i = thread_; i < Config::kKeys * kPieces; i += kThreads) {
-        const int row = i / kPieces, piece = i % kPieces, channel = 128 * block + 16 * piece;
-        if (channel >= (kHeadDim + 63) / 64 * 64) continue;
-        unsigned words[4];
-        ptx::load_shared_four(raw + (block * Config::kKeys + row) * kPitch + 16 * piece, words);
-        const float scale = kScaled ? scales[row] : 1.0f;
-        const bool there = row >= low && row < high;
-        unsigned out[8];
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          float x[4];
-          decode_four<Config::kCacheType>(words[w], x);
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            if (kScaled) x[2 * e] *= scale, x[2 * e + 1] *= scale;
-            const unsigned pair = Config::kType == tile::kBFloat16 ? ptx::pack_bf16(x[2 * e], x[2 * e + 1])
-                                                                   : ptx::pack_f16(x[2 * e], x[2 * e + 1]);
-            out[2 * w + e] = there ? pair : 0;
-          }
-        }
-        const unsigned line = to + (channel / 64 * Config::kKeys + row) * 128;
-        const int chunk = channel % 64 / 8;
-        ptx::store_shared_four(line + ((chunk ^ (row & 7)) * 16), out);
-        ptx::store_shared_four(line + (((chunk + 1) ^ (row & 7)) * 16), out + 4);
-      }
+    if (low == 0 && high == Config::kKeys) {
+      rows_of<kHeadDim, kScaled, false>(raw, to, scales, low, high);
+    } else {
+      rows_of<kHeadDim, kScaled, true>(raw, to, scales, low, high);
     }
+  }
+  // A thread has one piece of 16 channels of every so many rows.
+  template <int kHeadDim, bool kScaled, bool kEdge, int kBlock = 0>
+  __device__ __forceinline__ void rows_of(unsigned raw, unsigned to, const float* scales, int low, int high) const {
+    constexpr int kRest = (kHeadDim + 63) / 64 * 4 - 8 * kBlock, kPieces = kRest < 8 ? kRest : 8;
+    constexpr int kRowsAtATime = kThreads / kPieces;
+    const int piece = thread_ % kPieces, chunk = piece % 4 * 2;
+    const unsigned from = raw + kBlock * Config::kKeys * kernels::kRawPitch + 16 * piece;
+    const unsigned block_at = to + (2 * kBlock + piece / 4) * Config::kKeys * 128;
+#pragma unroll 1
+    for (int row = thread_ / kPieces; row < Config::kKeys; row += kRowsAtATime) {
+      unsigned words[4], out[8];
+      ptx::load_shared_four(from + row * kernels::kRawPitch, words);
+      const float scale = kScaled ? scales[row] : 1.0f;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        float x[4];
+        decode_four<Config::kCacheType>(words[w], x);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (kScaled) x[2 * e] *= scale, x[2 * e + 1] *= scale;
+          out[2 * w + e] = Config::kType == tile::kBFloat16 ? ptx::pack_bf16(x[2 * e], x[2 * e + 1])
+                                                            : ptx::pack_f16(x[2 * e], x[2 * e + 1]);
+        }
+      }
+      if (kEdge && (row < low || row >= high)) {
+#pragma unroll
+        for (unsigned& pair : out) pair = 0;
+      }
+      const unsigned line = block_at + row * 128;
+      ptx::store_shared_four(line + ((chunk ^ (row & 7)) * 16), out);
+      ptx::store_shared_four(line + (((chunk + 1) ^ (row & 7)) * 16), out + 4);
+    }
+    if constexpr (kRest > 8) rows_of<kHeadDim, kScaled, kEdge, kBlock + 1>(raw, to, scales, low, high);
   }
 
   const PrefillParams& p_;
   const Places& places_;
   const int thread_;
+  int head_ = -1;        // whose scales are in the stages of K
+  unsigned filled_ = 0;  // that a bit for each says
   Turn k_turn_, v_turn_, raw_turn_;
 };
 

@@ -82,6 +82,8 @@ __device__ __forceinline__ Slot find_slot(const PrefillParams& p, int batch, int
 }
 __device__ __forceinline__ bool is_there(const PrefillParams& p, int page) { return page >= 0 && page < p.num_pages; }
 
+constexpr int kScaleByToken = 3;  // of KvScale::mode
+
 // What the codes of a cached key are multiplied with.
 __device__ __forceinline__ float scale_of(const PrefillParams& p, const Task& t, int kv_head, int key, bool values) {
   const kernels::KvScale& scale = values ? p.v_scale : p.k_scale;

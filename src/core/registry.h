@@ -139,8 +139,8 @@ struct Kernel {
 
 int kernel_count();
 const Kernel& kernel_at(int i);
-// The first row of the device's type that takes the problem and does not leave it to another; ATTUNE_KERNEL=<name> leaves only that row. Throws
-// UNSUPPORTED with the nearest row and what differs, and as check_device does.
+// The first row of the device's type that takes the problem and does not leave it to another; ATTUNE_KERNEL=<name>
+// leaves only that row. Throws UNSUPPORTED with the nearest row and what differs, and as check_device does.
 const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device);
 
 }  // namespace attune

@@ -37,8 +37,10 @@ void* compile(const cuda::KernelSpec& spec) {
       std::filesystem::temp_directory_path() /
       ("attune_emulated_" + std::to_string(getpid()) + "_" + std::to_string(count++) + ".so");
   const std::string log = module.string() + ".log";
-  std::string command = std::string(ATTUNE_CXX_COMPILER) + " -std=c++20 -O1 -fsanitize=alignment -fno-sanitize-recover=alignment -fPIC -shared -w -x c++ -include '" +
-                        (root / "tests/emulator/device.h").string() + "' -DATTUNE_EMULATED_SHARED=static";
+  std::string command =
+      std::string(ATTUNE_CXX_COMPILER) +
+      " -std=c++20 -O1 -fsanitize=alignment -fno-sanitize-recover=alignment -fPIC -shared -w -x c++ -include '" +
+      (root / "tests/emulator/device.h").string() + "' -DATTUNE_EMULATED_SHARED=static";
   for (const char* folder : {"tests/emulator", "tests", "kernels"}) command += " -I'" + (root / folder).string() + "'";
   for (const auto& [name, value] : spec.defines) command += " -D" + name + "=" + value;
   command += " '" + (root / "kernels" / spec.source).string() + "' -o '" + module.string() + "' 2>'" + log + "'";

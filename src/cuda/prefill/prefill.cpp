@@ -97,7 +97,8 @@ Coverage coverage() {
       use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
   axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
                        use::kT5 | use::kSinks;
-  axis(Axis::kPrologue) = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn | use::kAppend;
+  axis(Axis::kPrologue) =
+      use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn | use::kAppend;
   axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
   axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = 256;
@@ -106,11 +107,10 @@ Coverage coverage() {
   return c;
 }
 
-// Blocks of 128 rows are no match for those of 16 where a sequence has few. Where nobody has said how long sequences are at
-// most, the average counts.
+// Blocks of 128 rows are no match for those of 16 where sequences have few. As many rows as sequences are a step of
+// decoding, even if nobody has said how long a sequence is at most.
 bool has_few_rows(const Problem& p) {
-  const bool told = p.batch <= 1 || p.max_seqlen_q < p.total_q;
-  const int64_t tokens = told ? p.max_seqlen_q : (p.total_q + p.batch - 1) / p.batch;
+  const int64_t tokens = p.total_q == p.batch ? 1 : p.max_seqlen_q;
   return p.cache && tokens * p.group < 32;
 }
 
