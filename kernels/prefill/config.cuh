@@ -33,7 +33,8 @@ struct Config {
   static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kTaskReaders = kMathWarps + kConvertWarps + (kTwoLoaders ? 1 : 0);  // warps
   static constexpr int kTaskVectors = sizeof(Task) / 16;           // each written by a lane of the producer
-  static constexpr int kProducerRegisters = kConverts ? 72 : !kTwoLoaders ? 40 : kCached ? 72 : 56, kMathRegisters = (504 - kProducerRegisters) / 2;
+  static constexpr int kProducerRegisters = kConverts ? 72 : !kTwoLoaders ? 40 : kCached ? 72 : 56;
+  static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kRows = 64 * kMathGroups, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
 
   static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsKeys = kKeys / 16;

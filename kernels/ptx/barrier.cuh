@@ -16,13 +16,6 @@ __device__ __forceinline__ void publish_barriers() {
 __device__ __forceinline__ void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same, not before `result` is known: the compiler moves arithmetic beyond asynchronous waits that follow, which would
-// then wait for nothing else. result: of floating-point arithmetic, whose NaN is 0x7fffffff.
-__device__ __forceinline__ void arrive_after(unsigned barrier, float result) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, -1;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(barrier),
-               "r"(__float_as_uint(result))
-               : "memory");
-}
 // One arrival, and the bytes that copies of this phase will bring.
 __device__ __forceinline__ void arrive_expecting(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

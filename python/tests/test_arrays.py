@@ -195,9 +195,10 @@ def test_jax():
     jax = pytest.importorskip("jax", reason="jax is not installed: its arrays are not tested")
     q, k, v = qkv()
     want = attune.attention(q, k, v, causal=True)
-    out, lse = attune.attention(*(jax.numpy.asarray(x) for x in (q, k, v)), causal=True, return_lse=True)
-    assert isinstance(out, jax.Array) and isinstance(lse, jax.Array) and np.array_equal(np.asarray(out), want)
-    small = [jax.numpy.asarray(x, dtype=jax.numpy.bfloat16) for x in (q, k, v)]
-    assert attune.attention(*small, causal=True).dtype == jax.numpy.bfloat16
-    with pytest.raises(ValueError, match="out is read-only"):
-        attune.attention(q, k, v, out=jax.numpy.zeros((5, 4, 16)))
+    with jax.default_device(jax.devices("cpu")[0]):
+        out, lse = attune.attention(*(jax.numpy.asarray(x) for x in (q, k, v)), causal=True, return_lse=True)
+        assert isinstance(out, jax.Array) and isinstance(lse, jax.Array) and np.array_equal(np.asarray(out), want)
+        small = [jax.numpy.asarray(x, dtype=jax.numpy.bfloat16) for x in (q, k, v)]
+        assert attune.attention(*small, causal=True).dtype == jax.numpy.bfloat16
+        with pytest.raises(ValueError, match="out is read-only"):
+            attune.attention(q, k, v, out=jax.numpy.zeros((5, 4, 16)))

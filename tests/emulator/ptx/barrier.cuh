@@ -7,7 +7,6 @@ namespace attune::ptx {
 inline void init_barrier(unsigned barrier, unsigned count) { emulator::init_barrier(barrier, count); }
 inline void publish_barriers() {}
 inline void arrive(unsigned barrier) { emulator::arrive(barrier, 0); }
-inline void arrive_after(unsigned barrier, float) { emulator::arrive(barrier, 0); }
 inline void arrive_expecting(unsigned barrier, unsigned bytes) { emulator::arrive(barrier, bytes); }
 inline void wait_phase(unsigned barrier, unsigned parity) {
   while (!emulator::phase_ended(barrier, parity)) {
