@@ -6,7 +6,6 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
-#include <vector>
 
 #include "core/device.h"
 #include "core/dtype.h"

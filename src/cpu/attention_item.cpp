@@ -229,7 +229,7 @@ void touch_pages(const Problem& p, const AheadRows& rows) {
   const auto page = [](const void* row) { return reinterpret_cast<uintptr_t>(row) / kPageBytes; };
   const auto touch = [&](const void* const* at, int j) {
     if (j > 0 && page(at[j]) == page(at[j - 1])) return;
-    asm volatile("" : : "r"(at[j]));  // keeps the request: see kernels_prefetch.h
+    keep_requests(at[j]);
     __builtin_prefetch(at[j], 0, 2);
   };
   for (int j = 0; j < rows.n; ++j) {

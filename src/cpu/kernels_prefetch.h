@@ -9,12 +9,15 @@
 
 namespace attune::cpu {
 
+// Keeps the requests for a row: GCC takes a function that only prefetches for one without effect, and drops the call.
+[[gnu::always_inline]] inline void keep_requests(const void* row) { asm volatile("" : : "r"(row)); }
+
 // Asks for the rows [begin, begin + n) of ahead, as far as there are so many.
 [[gnu::always_inline]] inline void prefetch_rows(const RowsAhead& ahead, int begin, int n) {
   const int end = begin + n < ahead.n ? begin + n : ahead.n;
   for (int j = begin; j < end; ++j) {
     const char* row = static_cast<const char*>(ahead.rows[j]) + ahead.behind;
-    asm volatile("" : : "r"(row));
+    keep_requests(row);
     for (int64_t i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
   }
 }
@@ -22,15 +25,13 @@ namespace attune::cpu {
 // Asks for rows [begin, end) of k and v, so many bytes behind the addresses given, into L2 (requests for L1 queue in
 // fewer places). The two alternate row by row: two streams keep more of the memory busy than one after the other. v may
 // equal k or be null: then only k.
-//
-// The empty asm keeps the loop: GCC takes a function that only prefetches for one without effect, and drops the call.
 [[gnu::always_inline]] inline void prefetch_tile(const void* const* k, int64_t k_bytes, const void* const* v,
                                                  int64_t v_bytes, int begin, int end, int64_t k_behind = 0,
                                                  int64_t v_behind = 0) {
   const bool both = v != nullptr && v != k;
   for (int j = begin; j < end; ++j) {
     const char* k_row = static_cast<const char*>(k[j]) + k_behind;
-    asm volatile("" : : "r"(k_row));
+    keep_requests(k_row);
     for (int64_t i = 0; i < k_bytes; i += 64) __builtin_prefetch(k_row + i, 0, 2);
     if (!both) continue;
     const char* v_row = static_cast<const char*>(v[j]) + v_behind;

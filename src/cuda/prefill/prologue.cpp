@@ -6,31 +6,28 @@ namespace {
 
 constexpr size_t kAlignment = 256;  // of q, k and v in the workspace
 
-// Rows as in `like`, densely at *memory, which moves on.
-RowView dense_rows(const RowView& like, int64_t heads, int64_t head_dim, std::byte*& memory) {
+// Rows as in `like`, densely `at` bytes into memory, which moves on. Memory may be null (planning): data is, too.
+RowView dense_rows(const RowView& like, int64_t heads, int64_t head_dim, void* memory, size_t& at) {
   RowView v = like;
-  v.data = memory;
+  v.data = memory == nullptr ? nullptr : static_cast<std::byte*>(memory) + at;
   v.dim_stride = 1;
   v.head_stride = head_dim;
   v.row_stride = heads * head_dim;
   v.batch_stride = v.rows_per_batch * v.row_stride;
   const size_t bytes = static_cast<size_t>(v.rows * v.row_stride * v.element_size);
-  memory += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  at += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   return v;
 }
 
 struct PreparedRows {
   RowView q, k, v;
-  size_t bytes;
+  size_t bytes = 0;
 };
 PreparedRows place_rows(const Problem& p, void* memory) {
-  auto* const begin = static_cast<std::byte*>(memory);
-  std::byte* at = begin;
-  PreparedRows r{};
-  r.q = dense_rows(p.q, p.heads_q, p.head_dim_qk, at);
-  if (p.k) r.k = dense_rows(p.k, p.heads_kv, p.head_dim_qk, at);
-  if (p.v) r.v = dense_rows(p.v, p.heads_kv, p.head_dim_v, at);
-  r.bytes = static_cast<size_t>(at - begin);
+  PreparedRows r;
+  r.q = dense_rows(p.q, p.heads_q, p.head_dim_qk, memory, r.bytes);
+  if (p.k) r.k = dense_rows(p.k, p.heads_kv, p.head_dim_qk, memory, r.bytes);
+  if (p.v) r.v = dense_rows(p.v, p.heads_kv, p.head_dim_v, memory, r.bytes);
   return r;
 }
 
