@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A prologue before the attention of prompts: a launch of its own (kernels/rows/store.cu, as for attune_qkv_prepare)
-// that writes q, k and v as they enter the products to the workspace and new keys to the cache. Prompts have few bytes
-// for their products: what decode saves by fusing it is less than a percent here.
+// that writes q, k and v as they enter the products to the workspace and new keys to the cache. There are many
+// products to a byte in prompts: fusing it, as decode does, would save little.
 #pragma once
 
 #include <cstddef>
