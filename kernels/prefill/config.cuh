@@ -7,11 +7,13 @@
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/score_terms.cuh"
+#include "tile/turn.cuh"
 
 namespace attune::prefill {
 
 using kernels::PrefillParams;
 using kernels::Task;
+using tile::Turn;
 
 using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
 constexpr int kScaleFirst = 32;  // of ATTUNE_SCORE too: the scale is not positive
@@ -32,7 +34,6 @@ struct Config {
   static constexpr bool kTwoLoaders = !kConverts && kHeadDimV <= 128 && !(kCached && kScore != 0);
   static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kTaskReaders = kMathWarps + kConvertWarps + (kTwoLoaders ? 1 : 0);  // warps
-  static constexpr int kTaskVectors = sizeof(Task) / 16;           // each written by a lane of the producer
   static constexpr int kProducerRegisters = kConverts ? 72 : !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kRows = 64 * kMathGroups, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
@@ -54,8 +55,6 @@ struct Config {
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
   static_assert(kShared.total <= 232448, "more shared memory than a block can have");
 };
-
-constexpr int kNoMoreTasks = -1;  // in place of a head tile
 
 // Where things lie: shared addresses, and tasks.
 struct Places {
@@ -102,16 +101,6 @@ struct Places {
   // Of the keys, or values, of the tile whose keys are in a stage of K.
   __device__ __forceinline__ float* scales(int stage, bool values) const {
     return reinterpret_cast<float*>(memory + Config::kShared.scales) + (2 * stage + (values ? 1 : 0)) * Config::kKeys;
-  }
-};
-
-// Stage and parity of the n-th use of a ring.
-struct Turn {
-  int stage = 0;
-  unsigned parity = 0;
-  template <int kCount>
-  __device__ __forceinline__ void next() {
-    if (++stage == kCount) stage = 0, parity ^= 1;
   }
 };
 

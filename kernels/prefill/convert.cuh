@@ -5,6 +5,7 @@
 #pragma once
 
 #include "prefill/config.cuh"
+#include "prefill/feed.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"

@@ -9,8 +9,8 @@
 #pragma once
 
 #include "prefill/config.cuh"
+#include "prefill/feed.cuh"
 #include "prefill/tiles.cuh"
-#include "ptx/atomic.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tensor_copy.cuh"
 
@@ -27,23 +27,10 @@ class Loader {
       : p_(p), maps_(maps), places_(places), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
-    const int heads_at_a_time = p_.list->heads_at_a_time, num_tasks = p_.list->num_tasks;
-    const int num_items = num_tasks * p_.num_head_tiles;  // the host refuses more than 2^31
-    int item = static_cast<int>(blockIdx.x);
-    Turn slot;
+    TaskFeed feed(p_, places_);
     unsigned q_parity = 1;
-    while (item < num_items) {
-      // All tasks for the first few head tiles, then for the next.
-      const int section = item / (num_tasks * heads_at_a_time), first_head = section * heads_at_a_time;
-      const int within = item - section * num_tasks * heads_at_a_time;
-      const int heads = min(heads_at_a_time, p_.num_head_tiles - first_head);
-      const int head_tile = first_head + within % heads;
-      int next = 0;
-      if (lane_ == 0) next = static_cast<int>(gridDim.x + ptx::count_arrival(&p_.list->next_item, num_items - 1));
-      load(publish(p_.tasks + within / heads, head_tile, slot), head_tile, q_parity);
-      item = __shfl_sync(0xffffffffu, next, 0);
-    }
-    publish(nullptr, kNoMoreTasks, slot);
+    for (int slot = feed.next(); slot >= 0; slot = feed.next())
+      load(places_.task(slot), places_.head_tile(slot), q_parity);
   }
 
   // The second warp.
@@ -67,22 +54,6 @@ class Loader {
   }
 
  private:
-  // Hands a task to the other warps. It stays readable until the slot is needed again.
-  __device__ __forceinline__ const Task& publish(const Task* from, int head_tile, Turn& slot) {
-    Task& task = places_.task(slot.stage);
-    uint4 part{};
-    if (from != nullptr && lane_ < Config::kTaskVectors) part = reinterpret_cast<const uint4*>(from)[lane_];
-    ptx::wait_phase(places_.task_empty(slot.stage), slot.parity ^ 1);
-    if (lane_ < Config::kTaskVectors) {
-      reinterpret_cast<uint4*>(&task)[lane_] = part;
-      if (lane_ == 0) places_.head_tile(slot.stage) = head_tile;
-      ptx::arrive(places_.task_full(slot.stage));
-    }
-    __syncwarp();
-    slot.next<kernels::kTaskSlots>();
-    return task;
-  }
-
   using Line = TileLine<Config::kKeys>;
 
   __device__ __forceinline__ void load(const Task& task, int head_tile, unsigned& q_parity) {

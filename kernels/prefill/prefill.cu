@@ -35,7 +35,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
       ptx::init_barrier(places.v_empty(i), Config::kMathWarps);
     }
     for (int i = 0; i < kernels::kTaskSlots; ++i) {
-      ptx::init_barrier(places.task_full(i), Config::kTaskVectors);
+      ptx::init_barrier(places.task_full(i), TaskFeed<Places>::kTaskVectors);
       ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
     }
     for (int i = 0; i < 2 * Config::kRawStages; ++i) ptx::init_barrier(places.raw_full(i), 1);  // and raw_empty

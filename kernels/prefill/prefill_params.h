@@ -30,9 +30,25 @@ struct alignas(16) TaskList {
   int num_tasks;
   int heads_at_a_time;  // head tiles whose keys fit the L2 together: all tasks of some, then of the next
   unsigned next_item;   // (task, head tile) pairs that have been taken, beside each block's first; 0 before and after a run
+  int num_splits;       // blocks of rows that are cut into parts
+};
+
+// Sparse attention: each row's entries, slots of a cache or numbers of dense keys; those out of range are passed over.
+// indices null: absent.
+struct SlotList {
+  const int* indices;
+  long long row_stride, head_stride, entry_stride;  // in elements
+  IntTable length;    // entries in use, of a sequence or a row of q; absent: topk
+  int length_by_row;
+  int topk;
 };
 
 struct PrefillParams : DecodeParams {
+  // Sparse attention. Entries of extra_list, slots of a second cache, follow those of list, from a tile of their own on.
+  SlotList list_of_slots, list_of_extra;
+  KvPlane extra_k;
+  long long num_extra_pages;
+  int extra_page_size, extra_page_shift;
   long long total_kv;          // dense rows
   IntTable cu_seqlens_kv;      // of dense keys that are not q's tokens
   int q_flat, kv_flat;         // rows of q, and dense rows, have one number; else a batch and a row of it
@@ -45,12 +61,13 @@ struct PrefillParams : DecodeParams {
   int num_head_tiles;
   int num_blocks;              // of the grid
   int max_tasks;
-  int bytes_of_key;            // of K and V of one KV head
+  int bytes_of_key;            // of K and V of one KV head; 0: tasks go through all head tiles before the next begins
   int store_vectors;           // rows of out take 16-byte stores
   TaskList* list;
   Task* tasks;                 // [max_tasks]
   int* block_begin;            // [batch]: blocks of rows before each sequence, from the first that its thread has
   unsigned* parts_done;        // [splits][num_head_tiles]; 0 before and after each run
+  Task* split_tasks;           // [splits]: the blocks of rows that are cut, for a kernel that merges them; or null
 };
 
 // Rows of a cache of 8 bits as the TMA brings them: in blocks of 128 channels, zeros beyond the head dim. A box of a

@@ -21,7 +21,8 @@ namespace attune::prefill {
 using schedule::inclusive_sum_of_warp;
 
 constexpr int kKeys = ATTUNE_KEYS, kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kFewestTiles = 4;           // of a part: less would not pay for the merge
+constexpr int kFewestTiles = ATTUNE_FEWEST_TILES;  // of a part: less would not pay for the merge
+constexpr bool kSparse = ATTUNE_SPARSE != 0;
 constexpr int kL2Bytes = 32 << 20;        // that keys may take of it
 constexpr int kMostKeys = kL2Bytes / 32;  // that a thread counts: a key takes two rows of 16 bytes or more
 static_assert(kWarps == 32, "a warp sums what the warps have summed");
@@ -133,14 +134,14 @@ extern "C" __global__ void __launch_bounds__(1024)
       } else {
         Place at{i, 0};
         if (pass != kSequences) at = find_sequence(p, run, shared, i);
-        const SequenceInfo s = read_sequence(p, at.batch);
+        const SequenceInfo s = read_sequence<kSparse>(p, at.batch);
         if (pass == kSequences) {
           p.block_begin[i] = static_cast<int>(sum);  // counted from the run's first
           sum += s.row_blocks;
           keys = min(keys + min(s.num_keys, kMostKeys), kMostKeys);
           continue;
         }
-        t = block_task<kKeys>(p, s, at.batch, i - at.begin);
+        t = block_task<kKeys, kSparse>(p, s, at.batch, i - at.begin);
       }
       const int cost = t.tile_end;
       if (pass == kCosts) {
@@ -160,6 +161,7 @@ extern "C" __global__ void __launch_bounds__(1024)
       if (parts > 1) {
         t.split = atomicAdd(&shared.num_split, 1);
         t.first_part = atomicAdd(&shared.num_parts, parts);
+        if (p.split_tasks != nullptr) p.split_tasks[t.split] = t;
       }
       t.tile_end = 0;
 #pragma unroll 1
@@ -197,10 +199,11 @@ extern "C" __global__ void __launch_bounds__(1024)
 #pragma unroll 1
   for (int i = thread; i < shared.num_split * p.num_head_tiles; i += kThreads) p.parts_done[i] = 0;
   if (thread == 0) {
-    const long long bytes = static_cast<long long>(max(total_keys, 1)) * p.bytes_of_key;
+    const long long bytes = max(static_cast<long long>(max(total_keys, 1)) * p.bytes_of_key, 1ll);
     const unsigned fit = static_cast<unsigned>(kL2Bytes) / static_cast<unsigned>(min(bytes, 1ll * kL2Bytes));
     p.list->num_tasks = min(num_tasks, p.max_tasks);
     p.list->heads_at_a_time = min(static_cast<int>(fit), p.num_head_tiles);
     p.list->next_item = 0;
+    p.list->num_splits = shared.num_split;
   }
 }

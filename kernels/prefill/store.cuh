@@ -6,31 +6,9 @@
 #include "prefill/attend.cuh"
 #include "ptx/atomic.cuh"
 #include "tile/finish.cuh"
+#include "tile/quad.cuh"
 
 namespace attune::prefill {
-
-// Lane t of four gets what all of them hold in r[t]: r[i] = lane i's.
-__device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
-  const bool odd = threadIdx.x % 2 != 0, upper = threadIdx.x % 4 >= 2;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const unsigned got = __shfl_xor_sync(0xffffffffu, odd ? r[i] : r[i + 1], 1);
-    if (odd) {
-      r[i] = got;
-    } else {
-      r[i + 1] = got;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? r[i] : r[i + 2], 2);
-    if (upper) {
-      r[i] = got;
-    } else {
-      r[i + 2] = got;
-    }
-  }
-}
 
 // Channels channel, channel + 1 of the row whose first element is `at`, both or none there.
 __device__ __forceinline__ void store_pair(const PrefillParams& p, long long at, int channel, float x, float y) {
@@ -76,7 +54,7 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
           const float x = a.o[16 * i + 4 * j + 2 * h] * factor[h], y = a.o[16 * i + 4 * j + 2 * h + 1] * factor[h];
           r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
         }
-        transpose_quad(r);
+        tile::transpose_quad(r);
         const int channel = 32 * i + 8 * (lane % 4);
         if (at[h] >= 0 && channel < Config::kHeadDimV)
           *reinterpret_cast<uint4*>(p.out + (at[h] + channel) * 2) = make_uint4(r[0], r[1], r[2], r[3]);

@@ -20,6 +20,8 @@ struct SequenceInfo {
   int row_blocks;  // 0: nothing is to be done
 };
 
+// kSparse: rows attend to entries of lists, which are no keys of a cached sequence.
+template <bool kSparse = false>
 __device__ __forceinline__ SequenceInfo read_sequence(const PrefillParams& p, int b) {
   SequenceInfo s{};
   if (p.cu_seqlens_q.data != nullptr) {
@@ -29,7 +31,9 @@ __device__ __forceinline__ SequenceInfo read_sequence(const PrefillParams& p, in
     s.num_q = p.fixed_q;
     s.q_row = p.q_flat ? static_cast<long long>(b) * p.fixed_q : 0;
   }
-  if (p.cached) {
+  if (kSparse && p.cached) {
+    s.num_keys = 0;
+  } else if (p.cached) {
     s.num_cached = clamp_int(int_at(p.seqused_kv, b), 0, p.capacity);
     s.kv_row = p.cu_seqlens_q.data != nullptr ? s.q_begin : p.kv_flat ? static_cast<long long>(b) * p.fixed_q : 0;
     s.num_keys = s.num_cached + (p.dense ? s.num_q : 0);
@@ -137,8 +141,19 @@ __device__ __forceinline__ Tile tile_at(const Task& t, const TileLine<kKeys>& li
   return x;
 }
 
-// The whole block of rows as a task of one part.
-template <int kKeys>
+// Entries of a list that are in use. row: of q.
+__device__ __forceinline__ int entries_in_use(const kernels::SlotList& list, int b, long long row) {
+  if (list.indices == nullptr || list.length.data == nullptr) return list.indices == nullptr ? 0 : list.topk;
+  return clamp_int(int_at(list.length, list.length_by_row ? row : b), 0, list.topk);
+}
+// The row of q, counted over all sequences.
+__device__ __forceinline__ long long row_of_token(const PrefillParams& p, const Task& t, int token) {
+  return (p.cu_seqlens_q.data != nullptr ? t.q_begin : static_cast<long long>(t.batch) * p.fixed_q) + token;
+}
+
+// The whole block of rows as a task of one part. Where attention is sparse its keys are the entries of the one token's
+// lists, those of the first counted as cached.
+template <int kKeys, bool kSparse = false>
 __device__ __forceinline__ Task block_task(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
   Task t{};
   t.q_begin = s.q_begin, t.q_row = s.q_row, t.kv_row = s.kv_row, t.batch = b;
@@ -149,6 +164,12 @@ __device__ __forceinline__ Task block_task(const PrefillParams& p, const Sequenc
   t.first_key = first_visible(p, position);
   t.end_key = end_visible(p, s.num_keys, position + t.num_tokens - 1);
   if (t.end_key <= t.first_key) t.first_key = t.end_key = 0;
+  if constexpr (kSparse) {
+    const long long row = row_of_token(p, t, t.token_begin);
+    t.first_key = 0;
+    t.num_cached = entries_in_use(p.list_of_slots, b, row);
+    t.end_key = t.num_cached + entries_in_use(p.list_of_extra, b, row);
+  }
   for (int i = 0; i < p.num_ranges; ++i) {
     const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
     const int first = max(range[0], 0), last = range[p.range_end_stride];

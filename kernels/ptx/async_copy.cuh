@@ -29,6 +29,12 @@ __device__ __forceinline__ void copy_async(unsigned shared, const void* global, 
 // Closes a group of the copies that this thread has issued since the last one; it may be empty.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// An arrival at a barrier in shared memory (ptx/barrier.cuh) once this thread's copies so far are there; it is one of those
+// that the barrier counts. PTX ISA, "cp.async.mbarrier.arrive".
+__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Waits until at most kPending of this thread's groups, the youngest, are unfinished.
 template <int kPending>
 __device__ __forceinline__ void wait_copies() {

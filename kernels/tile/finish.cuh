@@ -27,18 +27,18 @@ __device__ __forceinline__ long long row_offset(const DecodeParams& p, int batch
          head * head_stride;
 }
 
-// Stores lse and max_logits of a row with maximum `max` (base 2) and sum `sum`; returns what its output is to be
-// multiplied with.
+// Stores lse and max_logits of a row with maximum `max` (base 2) and sum `sum`, unless somebody else does; returns what
+// its output is to be multiplied with.
 __device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, long long q_begin, int query, int head,
-                                            float max, float sum) {
+                                            float max, float sum, bool stores = true) {
   const float infinity = ptx::infinity();
   const bool empty = max == -infinity && sum == 0;
   if (sum != sum && max != infinity) max = sum;  // maxima pass over NaN
-  if (p.lse != nullptr) {
+  if (stores && p.lse != nullptr) {
     p.lse[row_offset(p, batch, q_begin, query, head, p.lse_batch_stride, p.lse_row_stride, p.lse_head_stride)] =
         empty ? -infinity : (max + log2f(sum)) * kLn2;
   }
-  if (p.max_logits != nullptr) {
+  if (stores && p.max_logits != nullptr) {
     p.max_logits[row_offset(p, batch, q_begin, query, head, p.max_batch_stride, p.max_row_stride, p.max_head_stride)] =
         max * kLn2;
   }

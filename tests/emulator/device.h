@@ -30,6 +30,9 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
   float x, y, z, w;
 };
+struct int2 {
+  int x, y;
+};
 struct uint2 {
   unsigned x, y;
 };
@@ -38,6 +41,7 @@ struct alignas(16) uint4 {
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -79,6 +83,12 @@ template <class T>
 T __shfl_up_sync(unsigned, T x, unsigned step) {
   const unsigned lane = threadIdx.x % 32;
   return attune::emulator::shuffle(x, lane >= step ? lane - step : lane);
+}
+inline unsigned __ballot_sync(unsigned, bool x) {
+  const uint64_t* all = attune::emulator::exchange(x ? 1 : 0);
+  unsigned lanes = 0;
+  for (int i = 0; i < 32; ++i) lanes |= all[i] != 0 ? 1u << i : 0;
+  return lanes;
 }
 inline int __any_sync(unsigned, bool x) {
   const uint64_t* all = attune::emulator::exchange(x ? 1 : 0);

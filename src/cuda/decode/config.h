@@ -75,6 +75,8 @@ kernels::T5Table t5_buckets(const Problem& p);
 // "" if the tables fit the kernels, else why they do not.
 std::string table_refusal(const Problem& p);
 
+kernels::IntTable int_table(const IntView& v);
+kernels::KvPlane to_plane(const KvPlane& v, bool own_table);
 // What every attention kernel needs of a problem: sizes, rows, cache, scores and masks.
 void fill_problem(const Problem& p, const kernels::T5Table& t5, kernels::DecodeParams& k);
 kernels::DecodeParams to_params(const Problem& p, const Config& c, void* workspace);

@@ -8,22 +8,10 @@
 #include "cuda/ops/params.h"
 
 namespace attune::cuda::decode {
-namespace {
 
-using kernels::DecodeParams;
-using kernels::IntTable;
-
-IntTable int_table(const IntView& v) {
-  return v ? IntTable{v.data, static_cast<long long>(v.row_stride), static_cast<long long>(v.col_stride)}
-           : IntTable{nullptr, 0, 0};
-}
-
-struct RowStrides {
-  long long batch, row, head;
-};
-RowStrides row_strides(const Problem& p, const RowView& v) {
-  const int64_t batch = v.rows_per_batch == 0 ? p.fixed_q * v.row_stride : v.batch_stride;
-  return {static_cast<long long>(batch), static_cast<long long>(v.row_stride), static_cast<long long>(v.head_stride)};
+kernels::IntTable int_table(const IntView& v) {
+  return v ? kernels::IntTable{v.data, static_cast<long long>(v.row_stride), static_cast<long long>(v.col_stride)}
+           : kernels::IntTable{nullptr, 0, 0};
 }
 
 kernels::KvPlane to_plane(const KvPlane& v, bool own_table) {
@@ -39,6 +27,18 @@ kernels::KvPlane to_plane(const KvPlane& v, bool own_table) {
   k.contiguous = v.contiguous ? 1 : 0;
   k.table_is_own = own_table ? 1 : 0;
   return k;
+}
+
+namespace {
+
+using kernels::DecodeParams;
+
+struct RowStrides {
+  long long batch, row, head;
+};
+RowStrides row_strides(const Problem& p, const RowView& v) {
+  const int64_t batch = v.rows_per_batch == 0 ? p.fixed_q * v.row_stride : v.batch_stride;
+  return {static_cast<long long>(batch), static_cast<long long>(v.row_stride), static_cast<long long>(v.head_stride)};
 }
 
 kernels::KvScale to_scale(const KvScale& s) {

@@ -8,12 +8,12 @@
 
 #include "core/dtype.h"
 #include "cuda/decode/config.h"
+#include "cuda/prefill/maps.h"
 #include "cuda/prefill/prologue.h"
 
 namespace attune::cuda::prefill {
 namespace {
 
-constexpr int64_t kAlignment = 16;  // bytes, of everything that the TMA copies
 constexpr int kMaxShared = 232448;
 
 int score_bits(const Problem& p) {
@@ -23,82 +23,11 @@ int score_bits(const Problem& p) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// As many query heads of a KV head as fill the rows of a block best; the more the better.
-int choose_heads_of_tile(int64_t group) {
-  int64_t best = 1, best_rows = kRows;
-  for (int64_t heads = 2; heads <= std::min<int64_t>(group, kRows); ++heads) {
-    if (group % heads != 0) continue;
-    const int64_t rows = kRows / heads * heads;
-    if (rows * 16 >= best_rows * 15) best = heads, best_rows = std::max(rows, best_rows);
-  }
-  return static_cast<int>(best);
-}
-
-bool strides_fit(const RowView& v) {
-  const int64_t size = v.element_size;
-  return v.dim_stride == 1 && v.row_stride * size % kAlignment == 0 && v.head_stride * size % kAlignment == 0 &&
-         v.batch_stride * size % kAlignment == 0;
-}
-bool strides_fit(const KvPlane& v) {
-  const int64_t size = v.element_size;
-  return v.contiguous && v.inner_stride == 1 && v.page_stride * size % kAlignment == 0 &&
-         v.slot_stride * size % kAlignment == 0 && v.head_stride * size % kAlignment == 0;
-}
-
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
-
-TensorMapDesc start_map(const Problem& p, const void* data, int32_t rows_of_box, int32_t heads_of_box) {
-  TensorMapDesc m;
-  m.data = const_cast<void*>(data != nullptr ? data : static_cast<const void*>(p.q.data));
-  m.type = p.q.dtype == ATTUNE_BFLOAT16 ? TensorMapType::kBfloat16 : TensorMapType::kFloat16;
-  m.rank = 4;
-  m.box[0] = 64, m.box[1] = static_cast<uint32_t>(heads_of_box), m.box[2] = static_cast<uint32_t>(rows_of_box),
-  m.box[3] = 1;
-  m.swizzle = TensorMapSwizzle::k128B;
-  return m;
-}
-// An axis of one element may have any stride, which the driver would refuse.
-void set_axis(TensorMapDesc& m, int axis, int64_t extent, int64_t stride_bytes) {
-  m.shape[axis] = static_cast<uint64_t>(std::max<int64_t>(1, extent));
-  m.stride_bytes[axis] = static_cast<uint64_t>(extent > 1 ? stride_bytes : kAlignment);
-}
-
-// [batch or 1, rows, heads, channels].
-TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t head_dim, int rows_of_box,
-                      int heads_of_box) {
-  TensorMapDesc m = start_map(p, v.data, rows_of_box, heads_of_box);
-  const int64_t size = v.element_size;
-  m.shape[0] = static_cast<uint64_t>(head_dim);
-  set_axis(m, 1, heads, v.head_stride * size);
-  set_axis(m, 2, v.rows_per_batch > 0 ? v.rows_per_batch : v.rows, v.row_stride * size);
-  set_axis(m, 3, v.rows_per_batch > 0 ? v.rows / v.rows_per_batch : 1, v.batch_stride * size);
-  return m;
-}
-
-// [pages or sequences, slots, heads, channels]; codes of 8 bits come as they are.
-TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box) {
-  TensorMapDesc m = start_map(p, v.data, rows_of_box, 1);
-  const int64_t size = v.element_size;
-  if (size == 1) {
-    m.type = TensorMapType::kUint8;
-    m.swizzle = TensorMapSwizzle::kNone;
-    m.box[0] = kernels::kRawPitch;
-  }
-  m.shape[0] = static_cast<uint64_t>(head_dim);
-  set_axis(m, 1, p.heads_kv, v.head_stride * size);
-  set_axis(m, 2, p.cache.page_size, v.slot_stride * size);
-  set_axis(m, 3, p.cache.num_pages, v.page_stride * size);
-  return m;
-}
 
 // A power of two, as tiles are.
 int box_keys(const Problem& p, const Config& c) {
   return p.cache.paged ? static_cast<int>(std::gcd<int64_t>(p.cache.page_size, c.keys)) : c.keys;
-}
-
-kernels::NewRows dense_rows(const RowView& v) {
-  return {reinterpret_cast<const char*>(v.data), v.rows_per_batch > 0 ? v.batch_stride : 0, v.row_stride, v.head_stride,
-          v.dim_stride};
 }
 
 int to_int(int64_t x) {
@@ -124,6 +53,16 @@ Misaligned find_misaligned(const Problem& p) {
 
 }  // namespace
 
+int choose_heads_of_tile(int64_t group, int rows_of_tile) {
+  int64_t best = 1, best_rows = rows_of_tile;
+  for (int64_t heads = 2; heads <= std::min<int64_t>(group, rows_of_tile); ++heads) {
+    if (group % heads != 0) continue;
+    const int64_t rows = rows_of_tile / heads * heads;
+    if (rows * 16 >= best_rows * 15) best = heads, best_rows = std::max(rows, best_rows);
+  }
+  return static_cast<int>(best);
+}
+
 size_t Config::shared_bytes() const {
   return static_cast<size_t>(kernels::prefill_shared(kRows, keys, stages, raw_stages, head_dim_qk, head_dim_v).total);
 }
@@ -140,7 +79,10 @@ KernelSpec Config::main_kernel() const {
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {"prefill/schedule.cu", "attune_schedule_prefill", {define("ATTUNE_KEYS", keys)}, 0};
+  return {"prefill/schedule.cu",
+          "attune_schedule_prefill",
+          {define("ATTUNE_KEYS", keys), define("ATTUNE_FEWEST_TILES", 4), define("ATTUNE_SPARSE", 0)},
+          0};
 }
 
 std::string refusal(const Problem& p) {
@@ -179,7 +121,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.dense = p.dense_kv || p.new_tokens;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  c.heads_of_tile = choose_heads_of_tile(p.group);
+  c.heads_of_tile = choose_heads_of_tile(p.group, kRows);
   // O takes head_dim_v / 2 registers of a thread, S keys / 2 and P keys / 4; masks and tables take some too.
   const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
   c.keys = widest > 192 || p.head_dim_v > 128 ? 64 : 128;

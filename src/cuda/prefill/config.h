@@ -36,6 +36,9 @@ struct Config {
   KernelSpec schedule_kernel() const;
 };
 
+// As many query heads of a KV head as fill the rows of a block best; the more the better.
+int choose_heads_of_tile(int64_t group, int rows_of_tile);
+
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
 std::string refusal(const Problem& p);
 Config choose_config(const Problem& p, int num_sms);

@@ -11,4 +11,12 @@ inline unsigned shared_address(const void* pointer) {
 }
 inline unsigned char* shared_pointer(unsigned address) { return emulator::shared_memory() + (address - kSharedBase); }
 
+// Copies are done at once.
+template <int kBytes>
+void copy_async(unsigned shared, const void* global, unsigned valid) {
+  std::memset(shared_pointer(shared), 0, kBytes);
+  if (valid > 0) std::memcpy(shared_pointer(shared), global, valid);
+}
+inline void arrive_after_copies(unsigned barrier) { emulator::arrive(barrier, 0); }
+
 }  // namespace attune::ptx

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times MLA attention on one GPU: dense decode, sparse decode and sparse prefill.
+
+Needs the attune package, PyTorch and a GPU. TFLOP/s count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a
+query head and a key; GB/s the queries, every row of the cache that is read, once for each token of its own, and the output. One
+row of each output is compared with float64 first.
+
+usage: bench/mla_cuda.py [--rounds N] [--filter REGEX] [--json FILE]
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+
+import attune
+import torch
+
+DIM_QK, DIM_V = 576, 512
+SECONDS = 0.02  # of one measurement, about
+
+
+def normal(*shape):
+    return torch.randn(*shape, device="cuda", dtype=torch.float32).div_(10).to(torch.bfloat16)
+
+
+def rows_of(count, packed):
+    """Rows of a cache as attune takes them, and as numbers."""
+    if not packed:
+        rows = normal(count, DIM_QK)
+        return rows, lambda index: rows[index].double()
+    codes = normal(count, DIM_V).to(torch.float8_e4m3fn)
+    scales = torch.rand(count, 4, device="cuda") + 0.5
+    rows = torch.cat([codes.view(torch.uint8), scales.view(torch.uint8), normal(count, 64).view(torch.uint8)], dim=1)
+
+    def read(index):
+        row = rows[index]
+        values = row[:, :512].contiguous().view(torch.float8_e4m3fn).double().view(-1, 4, 128)
+        values *= row[:, 512:528].contiguous().view(torch.float32).double()[:, :, None]
+        return torch.cat([values.view(-1, 512), row[:, 528:].contiguous().view(torch.bfloat16).double()], dim=1)
+
+    return rows, read
+
+
+class Case:
+    def __init__(self, name, tokens, heads, keys_a_token, rows_read):
+        self.name, self.heads = name, heads
+        self.flops = 2.0 * tokens * heads * keys_a_token * (DIM_QK + DIM_V)
+        self.other_bytes, self.rows_read = 2.0 * tokens * heads * (DIM_QK + DIM_V), rows_read
+
+    def finish(self, q, rows, **arguments):
+        self.q, self.arguments = q, arguments
+        self.out = torch.empty(*q.shape[:-1], DIM_V, device="cuda", dtype=torch.bfloat16)
+        self.bytes = self.other_bytes + self.rows_read * rows.shape[-1] * rows.element_size()
+        self.plan = attune.Plan(q, out=self.out, head_dim_v=DIM_V, **arguments)
+
+    def error_of(self, q, keys, out):
+        """q, out: the heads of one token; keys: what it sees."""
+        p = torch.softmax(q.double() @ keys.T * DIM_QK**-0.5, dim=-1)
+        want = p @ keys[:, :DIM_V]
+        return ((out.double() - want).norm() / want.norm()).item()
+
+
+class Decode(Case):
+    """Over pages of 64 tokens."""
+
+    def __init__(self, batch, seqlen_q, keys, heads, packed=False):
+        name = f"decode/{batch}x{seqlen_q}x{keys}_h{heads}{'_656' if packed else ''}"
+        visible = keys - (seqlen_q - 1) / 2  # on average, causal
+        super().__init__(name, batch * seqlen_q, heads, visible, batch * keys)
+        # As the peers count: all keys for all tokens.
+        self.flops = 2.0 * batch * seqlen_q * heads * keys * (DIM_QK + DIM_V)
+        self.batch, self.seqlen_q, self.keys, self.packed = batch, seqlen_q, keys, packed
+
+    def build(self):
+        pages = -(-self.keys // 64)
+        rows, read = rows_of(self.batch * pages * 64, self.packed)
+        table = torch.randperm(self.batch * pages, device="cuda", dtype=torch.int32).view(self.batch, pages)
+        q = normal(self.batch, self.seqlen_q, self.heads, DIM_QK)
+        if self.packed:
+            cache = attune.KVCache(rows.view(-1, 64, 656), page_table=table, format="mla_656", layout="bytes")
+        else:
+            cache = attune.KVCache(rows.view(-1, 64, 1, DIM_QK), page_table=table)
+        used = torch.full((self.batch,), self.keys, dtype=torch.int32, device="cuda")
+        self.finish(q, rows, cache=cache, seqused_kv=used, causal=True)
+
+        def check():
+            last = (table[-1].long()[:, None] * 64 + torch.arange(64, device="cuda")).view(-1)[:self.keys]
+            return self.error_of(q[-1, -1], read(last), self.out[-1, -1])
+        return check
+
+
+class Sparse(Case):
+    """Decode from a pool of slots, or prefill over dense rows."""
+
+    def __init__(self, kind, tokens, heads, topk, pool, packed=True, seqlen_q=1, invalid=0.0):
+        name = f"{kind}/{tokens // seqlen_q}x{seqlen_q}_h{heads}_topk{topk}_of_{pool}"
+        name += ("" if packed or kind == "prefill" else "_bf16") + (f"_{invalid:.0%}_invalid" if invalid else "")
+        super().__init__(name, tokens, heads, topk * (1 - invalid), tokens * topk * (1 - invalid))
+        self.kind, self.tokens, self.topk, self.pool, self.packed, self.invalid = kind, tokens, topk, pool, packed, invalid
+
+    def build(self):
+        rows, read = rows_of(self.pool, self.packed)
+        q = normal(self.tokens, self.heads, DIM_QK)
+        indices = torch.randint(self.pool, (self.tokens, self.topk), device="cuda", dtype=torch.int32)
+        if self.invalid:
+            indices[torch.rand(indices.shape, device="cuda") < self.invalid] = -1
+        if self.kind == "prefill":
+            self.finish(q, rows, k=rows.view(-1, 1, DIM_QK), indices=indices, cu_seqlens_q=ends(self.tokens),
+                        cu_seqlens_kv=ends(self.pool))
+        else:
+            shape = (-1, 64, 656) if self.packed else (-1, 64, 1, DIM_QK)
+            form = {"format": "mla_656", "layout": "bytes"} if self.packed else {}
+            self.finish(q, rows, cache=attune.KVCache(rows.view(*shape), **form), indices=indices)
+
+        def check():
+            index = indices[-1].long()
+            return self.error_of(q[-1], read(index[index >= 0]), self.out[-1])
+        return check
+
+
+def ends(count):
+    return torch.tensor([0, count], dtype=torch.int32, device="cuda")
+
+
+CASES = [
+    Decode(128, 1, 4096, 128), Decode(128, 2, 4096, 128), Decode(128, 1, 8192, 128), Decode(128, 2, 8192, 128),
+    Decode(128, 1, 32768, 128), Decode(132, 2, 16384, 128), Decode(128, 1, 8192, 64), Decode(128, 1, 8192, 32),
+    Decode(128, 1, 8192, 16), Decode(128, 1, 32768, 16), Decode(64, 1, 4096, 16), Decode(1, 1, 131072, 128),
+    Decode(128, 1, 8192, 128, packed=True), Decode(128, 1, 8192, 64, packed=True), Decode(128, 1, 8192, 16, packed=True),
+    Decode(128, 1, 32768, 16, packed=True),
+    Sparse("sparse", 128, 128, 2048, 1 << 20), Sparse("sparse", 256, 128, 2048, 1 << 20, seqlen_q=2),
+    Sparse("sparse", 256, 128, 16384, 1 << 20, seqlen_q=2), Sparse("sparse", 64, 128, 2048, 1 << 20),
+    Sparse("sparse", 16, 128, 2048, 1 << 20), Sparse("sparse", 256, 64, 2048, 1 << 20, seqlen_q=2),
+    Sparse("sparse", 256, 16, 2048, 1 << 20, seqlen_q=2),
+    Sparse("sparse", 2, 128, 2048, 1 << 20), Sparse("sparse", 1, 128, 2048, 1 << 20), Sparse("sparse", 4, 128, 2048, 1 << 20),
+    Sparse("sparse", 128, 128, 2048, 1 << 20, invalid=0.1), Sparse("sparse", 128, 128, 2048, 1 << 20, packed=False),
+    Sparse("prefill", 4096, 128, 2048, 8192, packed=False), Sparse("prefill", 4096, 128, 2048, 32768, packed=False),
+    Sparse("prefill", 4096, 128, 2048, 131072, packed=False), Sparse("prefill", 4096, 128, 512, 32768, packed=False),
+    Sparse("prefill", 4096, 64, 2048, 32768, packed=False),
+]
+
+
+def seconds_of(call):
+    """Of one call: events around as many as take SECONDS, median of five."""
+    def once(count):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(count):
+            call()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) * 1e-3 / count
+    count = max(1, round(SECONDS / max(once(1), 1e-6)))
+    return statistics.median(once(count) for _ in range(5))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each case; the median counts (%(default)s)")
+    parser.add_argument("--filter", default="", help="cases, a regular expression")
+    parser.add_argument("--json", help="also write the results to this file")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if not torch.cuda.is_available():
+        sys.exit("PyTorch sees no GPU")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"{'case':44} {'us':>9} {'TFLOP/s':>8} {'GB/s':>6} {'error':>8}")
+    results = []
+    for case in CASES:
+        if not re.search(options.filter, case.name):
+            continue
+        torch.manual_seed(1)
+        check = case.build()
+        case.plan.run()
+        error = check()
+        seconds = statistics.median(seconds_of(case.plan.run) for _ in range(options.rounds))
+        print(f"{case.name:44} {seconds * 1e6:9.1f} {case.flops / seconds * 1e-12:8.0f} {case.bytes / seconds * 1e-9:6.0f} "
+              f"{error:8.1e}", flush=True)
+        results.append({"name": case.name, "seconds": seconds, "flops": case.flops, "bytes": case.bytes, "error": error})
+        del check, case.q, case.arguments, case.out, case.plan
+        torch.cuda.empty_cache()
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

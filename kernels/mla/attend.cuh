@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// The math of the two groups: 64 rows against the tiles that the loaders bring, which are K and, without what only K has,
+// V. Tiles go by in pairs A, B.
+//
+//   S_A = Q A^T by group 0, S_B = Q B^T by group 1;  P = 2^(c (S - r)), c = scale log2 e, r a reference for each row
+//   group g has half g of O's channels:  O = O 2^(c (r - r_A)) + P_A A, then O = O 2^(c (r_A - r_B)) + P_B B
+//
+//   group 0:  S_A   softmax  P_A A |         (P_B) P_B B | S_A' ..
+//   group 1:        S_B (P_A) P_A A  softmax       P_B B |      S_B' ..
+//
+// A group hands its weights to the other through shared memory, each thread to its twin, who holds the same rows and keys:
+// the layout of S is that of the left operand of the next product. The reference follows the maximum only when that is
+// far ahead, so O is hardly ever multiplied after the first tile.
+#pragma once
+
+#include "mla/rows.cuh"
+#include "ptx/convert.cuh"
+
+namespace attune::mla {
+
+struct Accumulators {
+  float o[Config::kChannels / 2];
+  // In the scale of raw products. max, sum: of this group's tiles and, of sum, this thread's keys. o and sum are taken
+  // against reference.
+  float max[2], reference[2], sum[2];
+};
+
+template <int kGroup>
+class Attend {
+ public:
+  using QkProduct = ptx::Product<Config::kKeys, Config::kProduct>;
+  using PvProduct = ptx::Product<Config::kChannels, Config::kProduct>;
+  static constexpr int kWeights = Config::kKeys / 4;  // registers
+
+  __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
+      : places_(places), c_(p.scale * kLog2e), q_(ptx::uniform(ptx::descriptor_k_major(places.q()))) {}
+
+  // All tiles of a task, from the last to the first.
+  __device__ __forceinline__ void run(const Task& task, const Rows& rows, Accumulators& a) {
+    if (kGroup == 0) rows.note_limits(places_), __syncwarp();  // the other group waits for this one's weights first
+    const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0), end = __shfl_sync(0xffffffffu, task.tile_end, 0);
+    a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
+    a.sum[0] = a.sum[1] = 0;
+    ptx::wait_phase(places_.q_full(), q_parity_);
+    q_parity_ ^= 1;
+    accumulate_ = 0;
+    int i = end - 1;
+    for (; i > begin; i -= 2) {
+      const Turn first = turn(tiles_), second = turn(tiles_ + 1);
+      tiles_ += 2;
+      if constexpr (kGroup == 0) {
+        lead(first, i - 2 < begin, a);
+        take_second(first, second, a);
+      } else {
+        follow(first, second, i - 2 <= begin, a);
+      }
+    }
+    if (i == begin) {
+      const Turn first = turn(tiles_++);
+      if constexpr (kGroup == 0) {
+        lead(first, true, a);
+        ptx::wait_products<0>();
+        ptx::pin(a.o);
+        release(first, 1);
+      } else {
+        if (end - begin == 1) release_queries();
+        take_first(first, a);
+        ptx::wait_products<0>();
+        ptx::pin(a.o);
+        release(first, 2);
+      }
+    }
+    finish(a);
+  }
+
+ private:
+  // Group 0: its tile, up to the product with V, which runs on.
+  __device__ __forceinline__ void lead(Turn turn, bool last, Accumulators& a) {
+    float s[Config::kKeys / 2], lowered[2];
+    multiply_keys(turn, s);
+    ptx::wait_products<0>();
+    ptx::pin(s);
+    if (last) release_queries();
+    weigh(turn, s, lowered, a);
+    release(turn, kKeysOnly);
+    rescale_if_lowered<false>(lowered, a);
+    pack(lowered, s, a, weights_);
+    hand_over(weights_, a);
+    ptx::arrive_some(first_is_ready(), 64);
+    multiply_values(weights_, turn, a);
+  }
+  // Group 0, the tile of group 1.
+  __device__ __forceinline__ void take_second(Turn first, Turn second, Accumulators& a) {
+    unsigned weights[kWeights];
+    ptx::sync_some(second_is_ready(), 64);
+    receive(second, weights, a);
+    multiply_values(weights, second, a);
+    ptx::wait_products<1>();
+    release(first, 1);
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(second, 1);
+  }
+
+  // Group 1: both tiles.
+  __device__ __forceinline__ void follow(Turn first, Turn second, bool last, Accumulators& a) {
+    float s[Config::kKeys / 2], lowered[2];
+    unsigned weights[kWeights];
+    multiply_keys(second, s);
+    take_first(first, a);
+    ptx::wait_products<1>();
+    ptx::pin(s);
+    if (last) release_queries();
+    weigh(second, s, lowered, a);
+    release(second, kKeysOnly);
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(first, 2);
+    rescale_if_lowered<false>(lowered, a);
+    pack(lowered, s, a, weights);
+    hand_over(weights, a);
+    ptx::arrive_some(second_is_ready(), 64);
+    multiply_values(weights, second, a);
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(second, 2);
+  }
+  // Group 1: the product of group 0's weights, which runs on.
+  __device__ __forceinline__ void take_first(Turn turn, Accumulators& a) {
+    ptx::sync_some(first_is_ready(), 64);
+    receive(turn, weights_, a);
+    multiply_values(weights_, turn, a);
+  }
+
+  static_assert(Config::kStages == 2, "stages and parities are bits of the count");
+  __device__ __forceinline__ static Turn turn(unsigned tiles) { return {static_cast<int>(tiles % 2), tiles / 2 % 2}; }
+
+  __device__ __forceinline__ void multiply_keys(Turn turn, float (&s)[Config::kKeys / 2]) const {
+    const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(places_.k(turn.stage)));
+    ptx::pin(s);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (part_at(part).count == 0) continue;
+      ptx::wait_phase(places_.k_full(turn.stage, part), turn.parity);
+      if (!Config::kCopiesBoxes) ptx::fence_async_proxy();
+      ptx::fence_products();
+#pragma unroll
+      for (int i = 0; i < 4 * part_at(part).count; ++i) {
+        const int chunk = part_at(part).chunk + i / 4, at = chunk * (Config::kChunkBytes >> 4) + i % 4 * ptx::kStepK;
+        QkProduct::shared(s, q_ + at, k + at, i == 0 && part == (part_at(0).count == 0 ? 1 : 0) ? 0 : 1);
+      }
+    }
+    ptx::commit_products();
+  }
+
+  __device__ __forceinline__ void multiply_values(unsigned (&weights)[kWeights], Turn turn, Accumulators& a) {
+    const ptx::Descriptor v = ptx::uniform(ptx::descriptor_mn_major(
+        places_.k(turn.stage) + kGroup * (Config::kChunksV / 2) * Config::kChunkBytes, Config::kChunkBytes));
+    ptx::pin(a.o);
+    ptx::pin(weights);
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 16; ++i)
+      PvProduct::registers(a.o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate_ : 1);
+    ptx::commit_products();
+    accumulate_ = 1;
+  }
+  __device__ __forceinline__ void wait_for_values(Turn turn) const {
+    ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
+    ptx::wait_phase(places_.k_full(turn.stage, 2 + 2 * kGroup), turn.parity);
+    if (!Config::kCopiesBoxes) ptx::fence_async_proxy();
+  }
+
+  // Weights may exceed 1 by so many powers of 2 before o is multiplied: seldom after the first tile.
+  static constexpr float kSlack = 8;
+
+  // Products to weights in place, and how much what came before counts less.
+  __device__ __forceinline__ void weigh(Turn turn, float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                        Accumulators& a) const {
+    hide(places_, turn.stage, s);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float max[4];
+#pragma unroll
+      for (int j = 0; j < Config::kKeys / 8; ++j) {
+        const float pair = fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]);
+        max[j % 4] = fmaxf(j < 4 ? a.max[h] : max[j % 4], pair);
+      }
+      float top = fmaxf(fmaxf(max[0], max[1]), fmaxf(max[2], max[3]));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      a.max[h] = top;
+      lowered[h] = 1.0f;
+      if ((top - a.reference[h]) * c_ > kSlack) {
+        lowered[h] = ptx::exp2_approx((a.reference[h] - top) * c_);
+        a.reference[h] = top;
+      }
+      const float reference = reference_of(a.reference[h]) * c_;
+#pragma unroll
+      for (int i = 0; i < Config::kKeys / 4; ++i) {
+        float& x = s[i / 2 * 4 + 2 * h + i % 2];
+        x = ptx::exp2_approx(fmaf(x, c_, -reference));
+      }
+    }
+  }
+
+  // The weights, summed, as an operand.
+  __device__ __forceinline__ static void pack(const float (&lowered)[2], const float (&s)[Config::kKeys / 2],
+                                              Accumulators& a, unsigned (&weights)[kWeights]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum[2] = {a.sum[h] * lowered[h], 0};
+#pragma unroll
+      for (int i = 0; i < Config::kKeys / 4; ++i) sum[i % 2] += s[i / 2 * 4 + 2 * h + i % 2];
+      a.sum[h] = sum[0] + sum[1];
+    }
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i) {
+      weights[i] = Config::kType == tile::kBFloat16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
+                                                    : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
+    }
+  }
+
+  __device__ __forceinline__ void hand_over(const unsigned (&weights)[kWeights], const Accumulators& a) const {
+    const int thread = threadIdx.x % 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::store_shared_four(places_.weights(thread, i), weights + 4 * i);
+    if (threadIdx.x % 4 == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        ptx::store_shared_u32(places_.reference(kGroup, row_of_thread() + 8 * h), __float_as_uint(a.reference[h]));
+    }
+  }
+  // The twin's weights for a tile, and its reference; o and sum are then against that.
+  __device__ __forceinline__ void receive(Turn turn, unsigned (&weights)[kWeights], Accumulators& a) const {
+    const int thread = threadIdx.x % 128;
+    wait_for_values(turn);  // the other group has; not this one
+    float lowered[2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      unsigned four[4];
+      ptx::load_shared_four(places_.weights(thread, i), four);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) weights[4 * i + j] = four[j];
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float reference = ptx::load_shared(places_.reference(1 - kGroup, row_of_thread() + 8 * h));
+      lowered[h] = reference == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - reference) * c_);
+      a.reference[h] = reference;
+      a.sum[h] *= lowered[h];
+    }
+    rescale_if_lowered<true>(lowered, a);
+  }
+
+  // kRunning: products may run on.
+  template <bool kRunning>
+  __device__ __forceinline__ static void rescale_if_lowered(const float (&lowered)[2], Accumulators& a) {
+    if (!__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) return;
+    if constexpr (kRunning) {
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+    }
+#pragma unroll
+    for (int i = 0; i < Config::kChannels / 2; ++i) a.o[i] *= lowered[i / 2 % 2];
+  }
+
+  // Of both groups: the maximum as a score in base 2, and the sum against it; what o is to be multiplied with for that.
+  __device__ __forceinline__ void finish(Accumulators& a) const {
+    const int row = row_of_thread();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
+      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
+      if (threadIdx.x % 4 == 0) *places_.stats(kGroup, row + 8 * h) = make_float2(a.max[h], a.sum[h]);
+    }
+    ptx::sync_some(twins(), 64);
+    float lowered[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 other = *places_.stats(1 - kGroup, row + 8 * h);
+      // In one order, so that both groups have the same bits.
+      const float sum = kGroup == 0 ? a.sum[h] + other.y : other.y + a.sum[h];
+      a.max[h] = fmaxf(a.max[h], other.x);
+      lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - a.max[h]) * c_);
+      a.sum[h] = sum * lowered[h];
+      if (a.max[h] != -ptx::infinity()) a.max[h] *= c_;
+    }
+    ptx::sync_some(twins(), 64);  // before the next task's are written
+    rescale_if_lowered<false>(lowered, a);
+  }
+
+  __device__ __forceinline__ void release(Turn turn, int half) const {
+    if (half == kKeysOnly) __syncwarp();  // all lanes have read what lies beside the keys
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(turn.stage, half));
+  }
+  __device__ __forceinline__ void release_queries() const {
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());
+  }
+
+  const Places& places_;
+  const float c_;
+  const ptx::Descriptor q_;
+  unsigned weights_[kWeights];  // of the first tile of a pair
+  unsigned tiles_ = 0;  // of all tasks
+  unsigned q_parity_ = 0;
+  int accumulate_ = 0;
+};
+
+}  // namespace attune::mla

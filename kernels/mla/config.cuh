@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an MLA kernel is compiled for, and where things lie in its shared memory.
+#pragma once
+
+#include "mla/mla_params.h"
+#include "prefill/feed.cuh"
+#include "prefill/tiles.cuh"
+#include "ptx/async_copy.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/element.cuh"
+#include "tile/turn.cuh"
+
+namespace attune::mla {
+
+using kernels::PrefillParams;
+using kernels::Task;
+using prefill::Tile;
+using prefill::tile_at;
+using tile::Turn;
+
+struct Config {
+  static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = kernels::kMlaHeadDimV;
+  static constexpr int kType = ATTUNE_TYPE, kOutType = ATTUNE_OUT_TYPE;
+  static constexpr int kLoader = ATTUNE_LOADER;
+  static constexpr bool kSparse = ATTUNE_SPARSE != 0;
+  static constexpr bool kCopiesBoxes = kLoader == kernels::kMlaBoxes, kDecodes = kLoader >= kernels::kMlaCodes656;
+  static constexpr int kRows = kernels::kMlaRowsOfBlock, kKeys = kernels::kMlaKeys, kStages = kernels::kMlaStages;
+  static constexpr int kChunks = kHeadDimQk / 64, kChunksV = kHeadDimV / 64;  // of 64 channels
+  static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
+  // Of the two math groups each has half of the channels of V.
+  static constexpr int kMathWarps = 8, kThreads = 384, kChannels = kHeadDimV / 2;
+  static constexpr int kLoaders = kCopiesBoxes ? 1 : 128;  // threads that bring keys
+  static constexpr int kTaskReaders = kMathWarps + (kCopiesBoxes ? 0 : 3);
+  static constexpr int kLoaderRegisters = kCopiesBoxes ? 56 : kDecodes ? 88 : 72;
+  static constexpr int kMathRegisters = (504 - kLoaderRegisters) / 16 * 8;
+  static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
+  static constexpr kernels::MlaShared kShared = kernels::mla_shared(kHeadDimQk);
+
+  static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16, "wgmma takes 16-bit elements here");
+  static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's have a part of their own");
+  static_assert(!kDecodes || kType == tile::kBFloat16, "codes become bf16");
+  static_assert(!(kSparse && kCopiesBoxes), "boxes hold neighbours");
+  static_assert(kShared.total <= 232448, "more shared memory than a block can have");
+};
+
+// A tile's channels come, and are multiplied, in parts: first those that are in K only, then quarters of V.
+struct Part {
+  int chunk, count;  // of 64 channels
+};
+constexpr int kParts = kernels::kMlaParts;
+__device__ __forceinline__ constexpr Part part_at(int i) {
+  return i == 0 ? Part{Config::kChunksV, Config::kChunks - Config::kChunksV} : Part{2 * i - 2, 2};
+}
+// Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
+constexpr int kKeysOnly = 0;
+__device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
+
+// Where things lie: shared addresses, and tasks.
+struct Places {
+  unsigned char* memory;
+  unsigned base;
+  __device__ __forceinline__ explicit Places(unsigned char* shared)
+      : memory(shared), base(ptx::shared_address(shared)) {}
+  __device__ __forceinline__ unsigned char* task_memory(int slot) const {
+    return memory + Config::kShared.tasks + slot * (sizeof(Task) + 16);
+  }
+  __device__ __forceinline__ Task& task(int slot) const { return *reinterpret_cast<Task*>(task_memory(slot)); }
+  __device__ __forceinline__ int& head_tile(int slot) const {
+    return *reinterpret_cast<int*>(task_memory(slot) + sizeof(Task));
+  }
+  __device__ __forceinline__ unsigned q() const { return base + Config::kShared.q; }
+  __device__ __forceinline__ unsigned k(int stage) const { return base + Config::kShared.k + stage * Config::kTileBytes; }
+  // What a math thread hands to its twin of the other group: weights, in four pieces of 16 bytes.
+  __device__ __forceinline__ unsigned weights(int thread, int piece) const {
+    return base + Config::kShared.weights + (piece * 128 + thread) * 16;
+  }
+  __device__ __forceinline__ unsigned reference(int group, int row) const {
+    return base + Config::kShared.references + (group * Config::kRows + row) * 4;
+  }
+  __device__ __forceinline__ float2* stats(int group, int row) const {
+    return reinterpret_cast<float2*>(memory + Config::kShared.stats) + group * Config::kRows + row;
+  }
+  // Keys [first, end) that a row may see.
+  __device__ __forceinline__ int2* limits(int row) const {
+    return reinterpret_cast<int2*>(memory + Config::kShared.limits) + row;
+  }
+  // Beside a tile: 16 bytes, of which byte i has a bit for each of the keys 4 i .. 4 i + 3, whether nobody sees it; then the
+  // tile's first key, and whether some row may see less than others.
+  __device__ __forceinline__ unsigned note(int stage) const {
+    return base + Config::kShared.notes + kernels::kMlaNoteBytes * stage;
+  }
+  __device__ __forceinline__ unsigned barrier(int i) const { return base + Config::kShared.barriers + 8 * i; }
+  // "full" says that data have come, "empty" that all who read them have.
+  __device__ __forceinline__ unsigned k_full(int stage, int part) const { return barrier(stage * kParts + part); }
+  __device__ __forceinline__ unsigned k_empty(int stage, int half) const {
+    return barrier(Config::kStages * kParts + stage * 3 + half);
+  }
+  static constexpr int kFirst = Config::kStages * (kParts + 3);
+  __device__ __forceinline__ unsigned task_full(int slot) const { return barrier(kFirst + slot); }
+  __device__ __forceinline__ unsigned task_empty(int slot) const { return barrier(kFirst + kernels::kTaskSlots + slot); }
+  __device__ __forceinline__ unsigned q_full() const { return barrier(kFirst + 2 * kernels::kTaskSlots); }
+  __device__ __forceinline__ unsigned q_empty() const { return q_full() + 8; }
+  __device__ __forceinline__ unsigned edge() const { return q_full() + 16; }  // the loader's own
+};
+
+// Numbered barriers: of a warp of group 0 and its twin of group 1.
+__device__ __forceinline__ int first_is_ready() { return 1 + static_cast<int>(threadIdx.x) / 32 % 4; }
+__device__ __forceinline__ int second_is_ready() { return 5 + static_cast<int>(threadIdx.x) / 32 % 4; }
+__device__ __forceinline__ int twins() { return 9 + static_cast<int>(threadIdx.x) / 32 % 4; }
+constexpr int kAllLoaders = 13;
+
+using Line = prefill::TileLine<Config::kKeys>;
+
+}  // namespace attune::mla

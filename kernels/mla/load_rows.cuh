@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// A warpgroup that brings keys row by row, from where a list or a table says: 16-bit rows by asynchronous copies, those of
+// the packed formats through registers, where codes are multiplied by their scales and rounded to bf16 once. Rows lie
+// swizzled, as the TMA would have written them. Rows that are not there, or that nobody may see, become zero.
+//
+// A few neighbouring threads have a row's bytes side by side: eight those of a chunk of 16-bit channels, or four those of 64
+// codes, as there are not registers for more rows.
+#pragma once
+
+#include "mla/load_boxes.cuh"
+#include "ptx/convert.cuh"
+
+namespace attune::mla {
+
+class RowLoader {
+ public:
+  static constexpr int kLanes = Config::kDecodes ? 4 : 8;  // of a row
+  static constexpr int kRowsAtATime = 128 / kLanes, kRowsOfThread = Config::kKeys / kRowsAtATime;
+
+  __device__ __forceinline__ RowLoader(const PrefillParams& p, const ptx::TensorMap& q, const Places& places)
+      : p_(p), q_(q), places_(places), thread_(static_cast<int>(threadIdx.x)) {}
+
+  // The first warp, which also takes tasks and has the queries copied.
+  __device__ __forceinline__ void lead() {
+    prefill::TaskFeed feed(p_, places_);
+    unsigned q_parity = 1;
+    for (int slot = feed.next(); slot >= 0; slot = feed.next()) {
+      load(places_.task(slot), places_.head_tile(slot), [&] {
+        ptx::wait_phase(places_.q_empty(), q_parity);
+        q_parity ^= 1;
+        load_queries(p_, places_, q_, places_.task(slot), places_.head_tile(slot));
+      });
+    }
+  }
+  __device__ __forceinline__ void follow() {
+    for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
+      ptx::wait_phase(places_.task_full(slot.stage), slot.parity);
+      if (places_.head_tile(slot.stage) == prefill::kNoMoreTasks) return;
+      load(places_.task(slot.stage), places_.head_tile(slot.stage), [] {});
+      __syncwarp();
+      if (thread_ % 32 == 0) ptx::arrive(places_.task_empty(slot.stage));
+    }
+  }
+
+ private:
+  // What a thread knows of its rows of a tile.
+  struct Answers {
+    int of[kRowsOfThread];
+  };
+  struct Addresses {
+    const char* of[kRowsOfThread];  // null: zeros
+    int scales[kRowsOfThread];      // MLA-584: how far from there
+  };
+  __device__ __forceinline__ int row(int i) const { return thread_ / kLanes + kRowsAtATime * i; }
+
+  __device__ __forceinline__ Answers ask(const Source& source, const Tile& tile) const {
+    Answers answers;
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) answers.of[i] = source.ask(tile, tile.start + row(i));
+    return answers;
+  }
+
+  template <class AfterFirst>
+  __device__ __forceinline__ void load(const Task& task, int head_tile, AfterFirst&& after_first) {
+    const Source source(p_, task, head_tile * p_.heads_of_tile / p_.group);
+    const Line line(task.num_cached, task.first_key, task.end_key);
+    Tile tile = tile_at(task, line, task.tile_end - 1);
+    Addresses a = find(source, tile, ask(source, tile));
+    if (is_coded(tile)) fetch(a, 1, codes_[0]), fetch(a, 2, codes_[1]);
+#pragma unroll 1
+    for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
+      const bool more = i > task.tile_begin;
+      const Tile next = tile_at(task, line, more ? i - 1 : i);
+      const Answers answers = ask(source, next);
+      const auto go_on = [&] { a = find(source, next, answers); };
+      if (is_coded(tile)) {
+        load_codes(task, tile, a, more && is_coded(next), go_on);
+      } else {
+        load_tile(task, tile, a);
+        go_on();
+        if (more && is_coded(next)) fetch(a, 1, codes_[0]), fetch(a, 2, codes_[1]);
+      }
+      if (i == task.tile_end - 1) after_first();
+      tile = next;
+    }
+  }
+  __device__ __forceinline__ static bool is_coded(const Tile& tile) {
+    return Config::kDecodes && (Config::kSparse || tile.cached);
+  }
+
+  __device__ __forceinline__ Addresses find(const Source& source, const Tile& tile, const Answers& answers) const {
+    Addresses a;
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      a.of[i] = source.find(tile, tile.start + row(i), answers.of[i]);
+      if constexpr (Config::kLoader == kernels::kMlaCodes584)
+        a.scales[i] = source.scales_of(tile, tile.start + row(i), answers.of[i]);
+    }
+    return a;
+  }
+
+  // Which of the tile's rows are not there: a warp has 32 / kLanes rows side by side, four a byte.
+  __device__ __forceinline__ void note_hidden(int stage, const Task& task, const Tile& tile, const Addresses& a) const {
+    constexpr int kRowsOfWarp = 32 / kLanes;
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      const unsigned lanes = __ballot_sync(0xffffffffu, a.of[i] == nullptr);
+      unsigned bits = 0;
+#pragma unroll
+      for (int r = 0; r < kRowsOfWarp; ++r) bits |= (lanes >> (r * kLanes) & 1) << r;
+      const int at = (thread_ / 32 * kRowsOfWarp + kRowsAtATime * i) / 4, lane = thread_ % 32;
+      if (lane < kRowsOfWarp / 4) ptx::store_shared_u8(places_.note(stage) + at + lane, bits >> (4 * lane) & 15);
+    }
+    if (!Config::kSparse && thread_ == 0) note_edge(p_, places_, stage, task, tile);
+  }
+
+  // Where the thread's 16 bytes of a row go, `unit` of the eight of a chunk.
+  __device__ __forceinline__ unsigned place(int stage, int chunk, int r, int unit) const {
+    return places_.k(stage) + chunk * Config::kChunkBytes + r * 128 + ((unit ^ (r & 7)) * 16);
+  }
+
+  // 16-bit channels: `count` chunks from `chunk` on, which begin at byte `from` of a row.
+  __device__ __forceinline__ void copy(int stage, const Addresses& a, int chunk, int count, int from) const {
+#pragma unroll 1
+    for (int j = 0; j < count; ++j) {
+#pragma unroll
+      for (int i = 0; i < kRowsOfThread; ++i) {
+#pragma unroll
+        for (int unit = thread_ % kLanes; unit < 8; unit += kLanes) {
+          const bool there = a.of[i] != nullptr;
+          const char* const at = there ? a.of[i] + from + 128 * j + 16 * unit : p_.q;
+          ptx::copy_async<16>(place(stage, chunk + j, row(i), unit), at, there ? 16 : 0);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void wait_empty(const Turn& turn, int half) const {
+    ptx::wait_phase(places_.k_empty(turn.stage, half), turn.parity ^ 1);
+  }
+
+  __device__ __forceinline__ void load_tile(const Task& task, const Tile& tile, const Addresses& a) {
+    const Turn turn = turn_;
+    turn_.next<Config::kStages>();
+    wait_empty(turn, kKeysOnly);
+    note_hidden(turn.stage, task, tile, a);
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part) {
+      if (part == 1 || part == 3) wait_empty(turn, half_of(part));
+      const Part channels = part_at(part);
+      if (channels.count == 0) continue;
+      copy(turn.stage, a, channels.chunk, channels.count, 128 * channels.chunk);
+      hand_over(turn.stage, part);
+    }
+  }
+  // The copies count when they are there; what has been stored, now.
+  __device__ __forceinline__ void hand_over(int stage, int part) const {
+    ptx::arrive_after_copies(places_.k_full(stage, part));
+    ptx::arrive(places_.k_full(stage, part));
+  }
+
+  // ---- packed formats
+
+  static constexpr bool k656 = Config::kLoader == kernels::kMlaCodes656;
+  static constexpr int kRope = k656 ? 528 : 448;  // where the 64 bf16 begin
+  static constexpr int kCodes = k656 ? 512 : 448;
+  // A thread's codes of a part of 128 channels: 16 of either chunk, and their scales.
+  struct Codes {
+    uint4 words[kRowsOfThread][2];
+    float scale[kRowsOfThread][k656 ? 1 : 2];
+  };
+  // Whether a chunk is of codes.
+  __device__ __forceinline__ static constexpr bool coded(int chunk) { return 64 * chunk < kCodes; }
+
+  __device__ __forceinline__ void fetch(const Addresses& a, int part, Codes& c) const {
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      if constexpr (k656) c.scale[i][0] = a.of[i] == nullptr ? 0 : *reinterpret_cast<const float*>(a.of[i] + 512 + 4 * (part - 1));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int chunk = 2 * (part - 1) + half;
+        c.words[i][half] = make_uint4(0, 0, 0, 0);
+        if (!coded(chunk)) continue;
+        if constexpr (!k656) c.scale[i][half] = 0;
+        if (a.of[i] == nullptr) continue;
+        c.words[i][half] = *reinterpret_cast<const uint4*>(a.of[i] + 64 * chunk + 16 * (thread_ % kLanes));
+        if constexpr (!k656)
+          c.scale[i][half] = scale_of_exponent(*reinterpret_cast<const unsigned char*>(a.of[i] + a.scales[i] + chunk));
+      }
+    }
+  }
+  // 2^(e - 127); 255 is NaN.
+  __device__ __forceinline__ static float scale_of_exponent(unsigned e) {
+    return __uint_as_float(e == 0 ? 0x400000u : e == 255 ? 0x7fc00000u : e << 23);
+  }
+
+  __device__ __forceinline__ void decode(int stage, int part, const Codes& c) const {
+    const int unit = thread_ % kLanes * 2;
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int chunk = 2 * (part - 1) + half;
+        if (!coded(chunk)) continue;
+        const unsigned words[4] = {c.words[i][half].x, c.words[i][half].y, c.words[i][half].z, c.words[i][half].w};
+        const float scale = c.scale[i][k656 ? 0 : half];
+        unsigned out[8];
+#pragma unroll
+        for (int w = 0; w < 8; ++w) {
+          const unsigned halves = ptx::e4m3_to_f16(static_cast<unsigned short>(words[w / 2] >> (w % 2 * 16)));
+          out[w] = ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(halves)) * scale,
+                                  ptx::f16_to_float(static_cast<unsigned short>(halves >> 16)) * scale);
+        }
+        ptx::store_shared_four(place(stage, chunk, row(i), unit), out);
+        ptx::store_shared_four(place(stage, chunk, row(i), unit + 1), out + 4);
+      }
+    }
+  }
+
+  // The codes of parts 1 and 2 have been fetched. Leaves `a` to what go_on() makes of it, and where more is to come those
+  // of the next tile.
+  template <class GoOn>
+  __device__ __forceinline__ void load_codes(const Task& task, const Tile& tile, Addresses& a, bool more, GoOn&& go_on) {
+    const Turn turn = turn_;
+    turn_.next<Config::kStages>();
+    wait_empty(turn, kKeysOnly);
+    note_hidden(turn.stage, task, tile, a);
+    if constexpr (k656) {
+      copy(turn.stage, a, Config::kChunksV, 1, kRope);
+      hand_over(turn.stage, 0);
+    }
+#pragma unroll
+    for (int part = 1; part < kParts; ++part) {
+      if (part == 1 || part == 3) wait_empty(turn, half_of(part));
+      decode(turn.stage, part, codes_[(part - 1) % 2]);
+      if (part <= 2) fetch(a, part + 2, codes_[(part - 1) % 2]);
+      if (part == 2) {
+        if constexpr (!k656) {
+          wait_empty(turn, half_of(4));
+          copy(turn.stage, a, Config::kChunksV - 1, 1, kRope);
+        }
+        go_on();
+      }
+      if (part > 2 && more) fetch(a, part - 2, codes_[(part - 1) % 2]);
+      ptx::fence_async_proxy();
+      hand_over(turn.stage, part);
+    }
+  }
+
+  const PrefillParams& p_;
+  const ptx::TensorMap& q_;
+  const Places& places_;
+  const int thread_;
+  Turn turn_;
+  Codes codes_[2];  // on their way
+};
+
+}  // namespace attune::mla

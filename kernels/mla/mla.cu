@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// MLA attention: all query heads share a KV head whose rows of 576 or 512 channels are keys and, by their first 512,
+// values; dense over pages or rows, or sparse over lists of slots; rows of 16 bits or of the packed 8-bit formats.
+//
+// Rows are packed: the tokens of a sequence times the query heads. A task is a block of 64 packed rows and the tiles of
+// keys that they may see; where attention is sparse, the entries of one token's lists. prefill/schedule.cu lists tasks,
+// longest first, and the blocks of a persistent grid take them one after the other; blocks of rows that it cuts along the
+// keys are merged by mla/combine.cu.
+//
+// Tiles: 64 rows x 64 keys x all channels, two tiles at a time. Warpgroup 0 brings keys: a warp that has the TMA copy them
+// (load_boxes.cuh), or all four that gather rows (load_rows.cuh). Groups 1 and 2 do the math (attend.cuh): S of every other
+// tile in 32 registers a thread, and half of O's channels in 128.
+//
+// Barriers: each tile has one "full" a part of its channels, and an "empty" for what is in K only and for each half of V;
+// q has both. Tasks go through three slots the same way.
+#include "mla/load_boxes.cuh"
+#include "mla/load_rows.cuh"
+#include "mla/store.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
+
+namespace attune::mla {
+
+__device__ __forceinline__ void init_barriers(const Places& places) {
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      // Threads arrive once for their copies and once for what they store.
+      for (int part = 0; part < kParts; ++part)
+        ptx::init_barrier(places.k_full(stage, part), Config::kCopiesBoxes ? 1 : 2 * Config::kLoaders);
+      for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4);
+    }
+    for (int i = 0; i < kernels::kTaskSlots; ++i) {
+      ptx::init_barrier(places.task_full(i), prefill::TaskFeed<Places>::kTaskVectors);
+      ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
+    }
+    ptx::init_barrier(places.q_full(), 1);
+    ptx::init_barrier(places.q_empty(), Config::kMathWarps);
+    ptx::init_barrier(places.edge(), 1);
+    ptx::publish_barriers();
+  }
+  __syncthreads();
+}
+
+template <int kGroup>
+__device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
+  Attend<kGroup> attend(p, places);
+  Accumulators a;
+  for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
+    ptx::wait_phase(places.task_full(slot.stage), slot.parity);
+    const int head_tile = __shfl_sync(0xffffffffu, places.head_tile(slot.stage), 0);
+    if (head_tile == prefill::kNoMoreTasks) return;
+    const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
+    const Rows rows{p, task, head_tile};
+    attend.run(task, rows, a);
+    if (task.num_parts == 1) {
+      store_whole<kGroup>(p, task, rows, a);
+    } else {
+      store_part<kGroup>(p, task, head_tile, a);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot.stage));
+  }
+}
+
+}  // namespace attune::mla
+
+extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
+    attune_mla(const __grid_constant__ attune::kernels::PrefillParams p, const __grid_constant__ attune::ptx::TensorMap q,
+               const __grid_constant__ attune::ptx::TensorMap k,
+               const __grid_constant__ attune::ptx::TensorMap dense_k) {
+  using namespace attune;
+  using namespace attune::mla;
+  const Places places(ptx::dynamic_shared());
+  init_barriers(places);
+  ptx::wait_for_previous_kernels();
+  ptx::allow_next_kernel();
+  if (threadIdx.x < 128) {
+    ptx::give_up_registers<Config::kLoaderRegisters>();
+    if constexpr (Config::kCopiesBoxes) {
+      if (threadIdx.x < 32) {
+        BoxLoader loader(p, q, k, dense_k, places);
+        loader.run();
+      }
+    } else {
+      RowLoader loader(p, q, places);
+      if (threadIdx.x < 32) {
+        loader.lead();
+      } else {
+        loader.follow();
+      }
+    }
+  } else {
+    ptx::take_registers<Config::kMathRegisters>();
+    if (threadIdx.x < 256) {
+      run_math<0>(p, places);
+    } else {
+      run_math<1>(p, places);
+    }
+  }
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host and the kernels of MLA share beside the parameters of prefill: how keys come, and the size of shared
+// memory. Compiled by NVRTC and by the host's compiler; no standard headers.
+#pragma once
+
+#include "prefill/prefill_params.h"
+
+namespace attune::kernels {
+
+// How keys come to shared memory.
+enum MlaLoader {
+  kMlaBoxes = 0,   // the TMA copies boxes of rows
+  kMlaRows = 1,    // threads copy rows of 16-bit elements, each from where a list or a table says
+  kMlaCodes656 = 2,  // threads make 16-bit rows of those of the format
+  kMlaCodes584 = 3
+};
+
+constexpr int kMlaRowsOfBlock = 64, kMlaKeys = 64, kMlaStages = 2;  // packed rows; keys of a tile; tiles at a time
+constexpr int kMlaHeadDimV = 512;
+constexpr int kMlaChunkBytes = kMlaKeys * 128;  // of 64 channels of a tile, and of the queries
+constexpr int kMlaParts = 5;                    // of a tile that have a barrier each
+constexpr int kMlaNoteBytes = 32;               // what lies beside a tile of keys
+
+// Dynamic shared memory of a block; bytes.
+struct MlaShared {
+  int q, k, weights, references, stats, limits, notes, barriers, tasks, total;
+};
+ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
+  const int tile = head_dim_qk / 64 * kMlaChunkBytes;
+  MlaShared s{};
+  s.k = s.q + tile;
+  s.weights = s.k + kMlaStages * tile;
+  s.references = s.weights + kMlaKeys * kMlaRowsOfBlock * 2;  // [2 groups][rows]
+  s.stats = s.references + 2 * kMlaRowsOfBlock * 4;           // [2 groups][rows][2]
+  s.limits = s.stats + 2 * kMlaRowsOfBlock * 8;               // [rows][2]
+  s.notes = s.limits + kMlaRowsOfBlock * 8;                   // [stages]
+  s.barriers = s.notes + kMlaStages * kMlaNoteBytes;
+  s.tasks = s.barriers + align_up((kMlaStages * (kMlaParts + 3) + 2 * kTaskSlots + 3) * 8, 16);
+  s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
+  return s;
+}
+
+}  // namespace attune::kernels

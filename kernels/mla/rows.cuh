@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two rows of a math thread (l / 4 and l / 4 + 8 of its warp's sixteen): who they are and what they may see.
+#pragma once
+
+#include "mla/config.cuh"
+#include "ptx/math.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::mla {
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+// Exponents are taken against this: a row that has seen nothing has no maximum yet.
+__device__ __forceinline__ float reference_of(float max) { return max == -ptx::infinity() ? 0.0f : max; }
+
+// The first of the thread's two rows of the block.
+__device__ __forceinline__ int row_of_thread() {
+  return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+}
+
+// Computed where needed: registers are scarce.
+struct Rows {
+  const PrefillParams& p;
+  const Task& t;
+  const int head_tile;
+
+  __device__ __forceinline__ int local_token(int h) const { return (row_of_thread() + 8 * h) / p.heads_of_tile; }
+  // In the sequence; -1: there is no such row.
+  __device__ __forceinline__ int token(int h) const {
+    return local_token(h) < t.num_tokens ? t.token_begin + local_token(h) : -1;
+  }
+  // Of all query heads.
+  __device__ __forceinline__ int head(int h) const {
+    return head_tile * p.heads_of_tile + row_of_thread() + 8 * h - local_token(h) * p.heads_of_tile;
+  }
+
+  // Lays down what the block's rows may see. One group's threads, before hide().
+  __device__ __forceinline__ void note_limits(const Places& places) const {
+    if (Config::kSparse || threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int position = t.num_keys - t.num_q + t.token_begin + local_token(h);
+      *places.limits(row_of_thread() + 8 * h) =
+          make_int2(prefill::first_visible(p, position),
+                    token(h) >= 0 ? prefill::end_visible(p, t.num_keys, position) : 0);
+    }
+  }
+};
+
+// The thread's keys before key x of a tile: bit 2 j + e is key 8 j + 2 (lane % 4) + e.
+__device__ __forceinline__ unsigned keys_before(int x) {
+  x = min(max(x, 0), Config::kKeys);
+  return (1u << (x / 8 * 2 + min(max(x % 8 - static_cast<int>(threadIdx.x % 4) * 2, 0), 2))) - 1;
+}
+
+// Scores of keys that a row may not see become -inf.
+__device__ __forceinline__ void hide(const Places& places, int stage, float (&s)[Config::kKeys / 2]) {
+  unsigned bytes[4];
+  ptx::load_shared_four(places.note(stage), bytes);
+  const bool edge = !Config::kSparse && ptx::load_shared_u32(places.note(stage) + 20) != 0;
+  if (!edge && (bytes[0] | bytes[1] | bytes[2] | bytes[3]) == 0) return;
+  const int quad = threadIdx.x % 4;
+  unsigned seen_by_all = 0;
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    const unsigned bits = ~bytes[word] >> (quad / 2 * 8 + quad % 2 * 2);
+    seen_by_all |= (bits & 3) << (4 * word) | (bits >> 16 & 3) << (4 * word + 2);
+  }
+  const int start = edge ? static_cast<int>(ptx::load_shared_u32(places.note(stage) + 16)) : 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    unsigned seen = seen_by_all;
+    if (edge) {
+      const int2 limits = *places.limits(row_of_thread() + 8 * h);
+      seen &= keys_before(limits.y - start) & ~keys_before(limits.x - start);
+    }
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 4; ++i) {
+      if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
+    }
+  }
+}
+
+}  // namespace attune::mla

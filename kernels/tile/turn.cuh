@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counting through a ring of stages, each with barriers whose phases alternate.
+#pragma once
+
+namespace attune::tile {
+
+// Stage and parity of the n-th use of a ring.
+struct Turn {
+  int stage = 0;
+  unsigned parity = 0;
+  template <int kCount>
+  __device__ __forceinline__ void next() {
+    if (++stage == kCount) stage = 0, parity ^= 1;
+  }
+};
+
+}  // namespace attune::tile

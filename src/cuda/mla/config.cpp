@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/mla/config.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <numeric>
+
+#include "core/dtype.h"
+#include "cuda/decode/config.h"
+#include "cuda/prefill/config.h"
+#include "cuda/prefill/maps.h"
+
+namespace attune::cuda::mla {
+namespace {
+
+using kernels::kMlaKeys;
+using kernels::kMlaRowsOfBlock;
+using prefill::kAlignment;
+
+constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many copies by the TMA
+constexpr int64_t kMostTokensOfPage = 1 << 21;  // of the format whose scales lie behind a page's rows
+
+std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
+
+int to_int(int64_t x) {
+  return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
+}
+
+bool is_packed(const KvCache& c) { return c && !c.format->plain; }
+
+int64_t keys_of_box(const KvCache& c) { return c.paged ? std::gcd<int64_t>(c.page_size, kMlaKeys) : kMlaKeys; }
+
+kernels::MlaLoader choose_loader(const Problem& p) {
+  if (is_packed(p.cache))
+    return p.cache.format->id == ATTUNE_KV_MLA_656 ? kernels::kMlaCodes656 : kernels::kMlaCodes584;
+  if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaRows;
+  return kernels::kMlaBoxes;
+}
+
+bool strides_fit(const KvCache& c) {
+  if (c.format->plain) return prefill::strides_fit(c.k);
+  return c.k.page_stride % kAlignment == 0 && c.k.slot_stride % kAlignment == 0;
+}
+
+std::string cache_refusal(const char* name, const KvCache& c, const Problem& p) {
+  if (!c) return "";
+  if (is_packed(c)) {
+    if (p.q.dtype != ATTUNE_BFLOAT16) return "packed caches with queries that are not bfloat16";
+    if (c.page_size > kMostTokensOfPage) return cat("pages of more than ", kMostTokensOfPage, " tokens in ", name);
+  } else if (c.k.dtype != p.q.dtype) {
+    return cat("q and ", name, " of different dtypes");
+  }
+  if (!strides_fit(c)) return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
+  return "";
+}
+
+// The first array that copies of 16 bytes cannot take from where it lies.
+struct Misaligned {
+  const char* name = nullptr;
+  size_t over = 0;
+};
+Misaligned find_misaligned(const Problem& p) {
+  Misaligned found;
+  const auto check = [&](const char* name, const void* data) {
+    const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
+    if (over != 0 && found.name == nullptr) found = {name, over};
+  };
+  check("q.data", p.q.data);
+  if (p.dense_kv || p.new_tokens) check("k.data", p.k.data);
+  if (p.cache) check("cache.k.data", p.cache.k.data);
+  if (p.extra_cache) check("extra_cache.k.data", p.extra_cache.k.data);
+  return found;
+}
+
+kernels::SlotList slot_list(const SparseList& l) {
+  kernels::SlotList k{};
+  k.indices = l.indices;
+  k.row_stride = l.row_stride, k.head_stride = l.head_stride, k.entry_stride = l.entry_stride;
+  k.length = decode::int_table(l.length);
+  k.length_by_row = l.length_by_row ? 1 : 0;
+  k.topk = to_int(l.topk);
+  return k;
+}
+
+int shift_of(int64_t x) {
+  return std::has_single_bit(static_cast<uint64_t>(x)) ? std::countr_zero(static_cast<uint64_t>(x)) : -1;
+}
+
+}  // namespace
+
+KernelSpec Config::main_kernel() const {
+  return {
+      "mla/mla.cu",
+      "attune_mla",
+      {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype),
+       define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0)},
+      shared_bytes()};
+}
+
+KernelSpec Config::schedule_kernel() const {
+  return {"prefill/schedule.cu",
+          "attune_schedule_prefill",
+          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_FEWEST_TILES", 2), define("ATTUNE_SPARSE", sparse ? 1 : 0)},
+          0};
+}
+
+KernelSpec Config::combine_kernel() const {
+  return {"mla/combine.cu", "attune_combine_mla", {define("ATTUNE_OUT_TYPE", out_dtype)}, 0};
+}
+
+std::string refusal(const Problem& p) {
+  if (!p.v_aliases_k) return "values that are not part of the keys";
+  if (p.head_dim_v != kernels::kMlaHeadDimV || (p.head_dim_qk != 512 && p.head_dim_qk != 576))
+    return cat("head_dim_qk ", p.head_dim_qk, " with head_dim_v ", p.head_dim_v, "; it takes 576 or 512 with 512");
+  if (!(p.scale > 0)) return "a scale that is not positive";
+  if (!prefill::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
+  const bool rows = p.dense_kv || p.new_tokens;
+  if (rows && p.k.dtype != p.q.dtype) return "q and k of different dtypes";
+  if (rows && !prefill::strides_fit(p.k)) return "rows of k that do not lie at multiples of 16 bytes";
+  if (std::string why = cache_refusal("cache", p.cache, p); !why.empty()) return why;
+  if (std::string why = cache_refusal("extra_cache", p.extra_cache, p); !why.empty()) return why;
+  if (p.extra_cache && p.extra_cache.format != p.cache.format) return "a second cache of another format";
+  if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
+  if (const Misaligned m = find_misaligned(p); m.name != nullptr)
+    return cat("data that do not lie at multiples of 16 bytes, as ", m.name, " here");
+  return "";
+}
+
+Config choose_config(const Problem& p, int num_sms) {
+  Config c;
+  c.head_dim_qk = static_cast<int>(p.head_dim_qk);
+  c.dtype = p.q.dtype;
+  c.out_dtype = p.out.dtype;
+  c.loader = choose_loader(p);
+  c.sparse = p.sparse;
+  c.batch = p.batch;
+  c.splits = !p.batch_invariant;
+  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock);
+  if (p.sparse) {  // each token has lists of its own
+    c.heads_of_tile = 1;
+    for (int heads = 2; heads <= std::min<int64_t>(p.group, kMlaRowsOfBlock); ++heads)
+      if (p.group % heads == 0) c.heads_of_tile = heads;
+  }
+  c.tokens_of_tile = p.sparse ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
+
+  // Blocks of rows of all sequences, at most; a sequence's last one may be of a single token.
+  const int64_t tokens = c.tokens_of_tile;
+  const int64_t row_blocks = p.cu_q ? p.total_q / tokens + p.batch : p.batch * ((p.fixed_q + tokens - 1) / tokens);
+  c.max_tasks = row_blocks + num_sms;
+  const int64_t most = c.splits ? num_sms : row_blocks * (p.heads_q / c.heads_of_tile);
+  c.blocks = static_cast<int>(std::clamp<int64_t>(most, 1, num_sms));
+  return c;
+}
+
+void check_alignment(const Problem& p) {
+  const Misaligned m = find_misaligned(p);
+  require(m.name == nullptr, m.name, " is ", m.over,
+          " bytes beyond a multiple of 16; kernel cuda_mla needs a multiple of 16, or a plan made for such data");
+}
+
+WorkspaceLayout workspace_layout(const Config& c) {
+  WorkspaceLayout w;
+  auto take = [&](size_t bytes) {
+    const size_t begin = w.total;
+    w.total += (bytes + 255) / 256 * 256;
+    return begin;
+  };
+  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * kMlaRowsOfBlock : 0;
+  w.list = take(sizeof(kernels::TaskList));
+  w.tasks = take(static_cast<size_t>(c.max_tasks) * sizeof(kernels::Task));
+  w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));
+  w.parts_done = take(blocks * sizeof(unsigned));
+  w.split_tasks = take(c.splits ? blocks * sizeof(kernels::Task) : 0);
+  w.stats = take(rows * 2 * sizeof(float));
+  w.out = take(rows * kernels::kMlaHeadDimV * sizeof(float));
+  return w;
+}
+
+kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace) {
+  kernels::PrefillParams k{};
+  decode::fill_problem(p, {}, k);
+  if (p.cu_kv) k.cu_seqlens_kv = decode::int_table(p.cu_kv);
+  const bool rows = p.dense_kv || p.new_tokens;
+  if (rows) k.new_k = prefill::dense_rows(p.k);
+  k.total_kv = rows ? p.k.rows : 0;
+  k.fixed_kv = to_int(p.fixed_kv);
+  k.q_flat = p.q.rows_per_batch == 0 ? 1 : 0;
+  k.kv_flat = p.k.rows_per_batch == 0 ? 1 : 0;
+  k.dense = rows ? 1 : 0;
+  k.cached = p.cache ? 1 : 0;
+  if (p.cache) k.box_shift = std::countr_zero(static_cast<uint64_t>(keys_of_box(p.cache)));
+  if (p.sparse) {
+    k.list_of_slots = slot_list(p.list);
+    if (p.extra_cache) {
+      k.list_of_extra = slot_list(p.extra_list);
+      k.extra_k = decode::to_plane(p.extra_cache.k, false);
+      k.num_extra_pages = p.extra_cache.num_pages;
+      k.extra_page_size = to_int(p.extra_cache.page_size);
+      k.extra_page_shift = shift_of(p.extra_cache.page_size);
+    }
+  }
+  k.heads_of_tile = c.heads_of_tile;
+  k.tokens_of_tile = c.tokens_of_tile;
+  k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);
+  k.num_blocks = c.blocks;
+  k.max_tasks = to_int(c.max_tasks);
+  k.store_vectors = prefill::strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
+                            p.out.element_size == 2
+                        ? 1
+                        : 0;
+
+  const WorkspaceLayout w = workspace_layout(c);
+  char* base = static_cast<char*>(workspace);
+  k.list = reinterpret_cast<kernels::TaskList*>(base + w.list);
+  k.tasks = reinterpret_cast<kernels::Task*>(base + w.tasks);
+  k.block_begin = reinterpret_cast<int*>(base + w.block_begin);
+  k.parts_done = reinterpret_cast<unsigned*>(base + w.parts_done);
+  if (c.splits) k.split_tasks = reinterpret_cast<kernels::Task*>(base + w.split_tasks);
+  k.partial_stats = reinterpret_cast<float*>(base + w.stats);
+  k.partial_out = reinterpret_cast<float*>(base + w.out);
+  return k;
+}
+
+Maps describe_maps(const Problem& p, const Config& c) {
+  Maps m;
+  m.q = prefill::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
+  m.k = m.dense_k = m.q;
+  if (c.loader != kernels::kMlaBoxes) return m;
+  if (p.dense_kv || p.new_tokens) m.dense_k = prefill::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaKeys, 1);
+  if (p.cache) m.k = prefill::cache_map(p, p.cache.k, p.head_dim_qk, static_cast<int>(keys_of_box(p.cache)));
+  return m;
+}
+
+}  // namespace attune::cuda::mla

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/mla/mla.h"
+
+#include <limits>
+
+#include "cuda/device.h"
+#include "cuda/launch.h"
+#include "cuda/mla/config.h"
+
+namespace attune::cuda {
+namespace {
+
+using mla::Config;
+
+class MlaPlan final : public KernelPlan {
+ public:
+  MlaPlan(const Problem& p, int32_t device, const DeviceInfo& info)
+      : device_(device), config_(mla::choose_config(p, info.num_sms)), num_sms_(info.num_sms) {
+    std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
+    if (config_.splits) specs.push_back(config_.combine_kernel());
+    warm(specs, device);
+    main_ = &get_kernel(specs[0], device);
+    schedule_ = &get_kernel(specs[1], device);
+    if (config_.splits) combine_ = &get_kernel(specs[2], device);
+    workspace_size_ = mla::workspace_layout(config_).total;
+  }
+
+  size_t workspace_size() const override { return workspace_size_; }
+
+  std::string describe() const override {
+    static constexpr const char* kHow[] = {"boxes copied by the TMA", "rows copied by threads", "rows of 656 bytes",
+                                           "rows of 584 bytes"};
+    return cat("kernel cuda_mla: ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
+               kernels::kMlaKeys, " keys, ", kHow[config_.loader], config_.sparse ? " by lists, " : ", ",
+               main_->num_regs, " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks,
+               " blocks; workspace ", workspace_size_, " bytes");
+  }
+
+  void schedule(const Problem& p, void* workspace, void* stream) const override {
+    if (is_empty(p)) return;
+    LaunchConfig launch;
+    launch.block[0] = 1024;
+    launch.programmatic = true;
+    launch.stream = stream;
+    launch_kernel(*schedule_, launch, mla::to_params(p, config_, workspace));
+  }
+
+  void run(const Problem& p, void* workspace, void* stream) const override {
+    if (is_empty(p)) return;
+    mla::check_alignment(p);
+    const kernels::PrefillParams params = mla::to_params(p, config_, workspace);
+    const mla::Maps maps = mla::describe_maps(p, config_);
+    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
+    LaunchConfig launch;
+    launch.grid[0] = static_cast<uint32_t>(config_.blocks);
+    launch.block[0] = 384;
+    launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
+    launch.programmatic = true;
+    launch.stream = stream;
+    launch_kernel(*main_, launch, params, encode(maps.q), encode(maps.k), encode(maps.dense_k));
+    if (combine_ == nullptr) return;
+    LaunchConfig merge;
+    merge.grid[0] = static_cast<uint32_t>(8 * num_sms_);
+    merge.block[0] = 128;
+    merge.programmatic = true;
+    merge.stream = stream;
+    launch_kernel(*combine_, merge, params);
+  }
+
+ private:
+  static bool is_empty(const Problem& p) { return p.batch == 0 || p.total_q == 0 || p.heads_q == 0; }
+
+  int32_t device_;
+  Config config_;
+  int num_sms_;
+  size_t workspace_size_ = 0;
+  const CompiledKernel* schedule_ = nullptr;
+  const CompiledKernel* main_ = nullptr;
+  const CompiledKernel* combine_ = nullptr;
+};
+
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
+  if (const std::string why = mla::refusal(p); !why.empty())
+    fail(ATTUNE_UNSUPPORTED, "kernel cuda_mla does not take ", why);
+  return std::make_unique<MlaPlan>(p, device, require_device(device));
+}
+
+Coverage coverage() {
+  Coverage c;
+  auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
+  axis(Axis::kQueries) = use::kRagged | use::kFixed;
+  axis(Axis::kQueryDtype) = use::kQF16 | use::kQBf16;
+  axis(Axis::kKvSource) = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens | use::kSparseSlots |
+                          use::kSparseDense | use::kSecondCache;
+  axis(Axis::kKvFormat) = use::kF16 | use::kBf16 | use::kMla656 | use::kMla584 | use::kValiasesK;
+  axis(Axis::kKvScales) = use::kNoScale;
+  axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kBytes;
+  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
+  axis(Axis::kScore) = use::kPlain | use::kSinks;
+  axis(Axis::kPrologue) = use::kNoPrologue;
+  axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
+  axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
+  c.head_dim_qk_max = 576;
+  c.head_dim_v_max = kernels::kMlaHeadDimV;
+  c.group_max = std::numeric_limits<int64_t>::max();
+  return c;
+}
+
+}  // namespace
+
+const Kernel& mla_kernel() {
+  static const Kernel kernel{"cuda_mla", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan, mla::refusal};
+  return kernel;
+}
+
+}  // namespace attune::cuda

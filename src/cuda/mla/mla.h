@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// MLA attention on CUDA: dense and sparse, from 16-bit and packed caches, decode and prefill (kernels/mla/).
+#pragma once
+
+#include "core/registry.h"
+
+namespace attune::cuda {
+
+const Kernel& mla_kernel();
+
+}  // namespace attune::cuda

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/prefill/maps.h"
+
+#include <algorithm>
+
+namespace attune::cuda::prefill {
+namespace {
+
+TensorMapDesc start_map(const Problem& p, const void* data, int32_t rows_of_box, int32_t heads_of_box) {
+  TensorMapDesc m;
+  m.data = const_cast<void*>(data != nullptr ? data : static_cast<const void*>(p.q.data));
+  m.type = p.q.dtype == ATTUNE_BFLOAT16 ? TensorMapType::kBfloat16 : TensorMapType::kFloat16;
+  m.rank = 4;
+  m.box[0] = 64, m.box[1] = static_cast<uint32_t>(heads_of_box), m.box[2] = static_cast<uint32_t>(rows_of_box),
+  m.box[3] = 1;
+  m.swizzle = TensorMapSwizzle::k128B;
+  return m;
+}
+// An axis of one element may have any stride, which the driver would refuse.
+void set_axis(TensorMapDesc& m, int axis, int64_t extent, int64_t stride_bytes) {
+  m.shape[axis] = static_cast<uint64_t>(std::max<int64_t>(1, extent));
+  m.stride_bytes[axis] = static_cast<uint64_t>(extent > 1 ? stride_bytes : kAlignment);
+}
+
+}  // namespace
+
+bool strides_fit(const RowView& v) {
+  const int64_t size = v.element_size;
+  return v.dim_stride == 1 && v.row_stride * size % kAlignment == 0 && v.head_stride * size % kAlignment == 0 &&
+         v.batch_stride * size % kAlignment == 0;
+}
+bool strides_fit(const KvPlane& v) {
+  const int64_t size = v.element_size;
+  return v.contiguous && v.inner_stride == 1 && v.page_stride * size % kAlignment == 0 &&
+         v.slot_stride * size % kAlignment == 0 && v.head_stride * size % kAlignment == 0;
+}
+
+kernels::NewRows dense_rows(const RowView& v) {
+  return {reinterpret_cast<const char*>(v.data), v.rows_per_batch > 0 ? v.batch_stride : 0, v.row_stride, v.head_stride,
+          v.dim_stride};
+}
+
+// [batch or 1, rows, heads, channels].
+TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t head_dim, int rows_of_box,
+                      int heads_of_box) {
+  TensorMapDesc m = start_map(p, v.data, rows_of_box, heads_of_box);
+  const int64_t size = v.element_size;
+  m.shape[0] = static_cast<uint64_t>(head_dim);
+  set_axis(m, 1, heads, v.head_stride * size);
+  set_axis(m, 2, v.rows_per_batch > 0 ? v.rows_per_batch : v.rows, v.row_stride * size);
+  set_axis(m, 3, v.rows_per_batch > 0 ? v.rows / v.rows_per_batch : 1, v.batch_stride * size);
+  return m;
+}
+
+// [pages or sequences, slots, heads, channels]; codes of 8 bits come as they are.
+TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box) {
+  TensorMapDesc m = start_map(p, v.data, rows_of_box, 1);
+  const int64_t size = v.element_size;
+  if (size == 1) {
+    m.type = TensorMapType::kUint8;
+    m.swizzle = TensorMapSwizzle::kNone;
+    m.box[0] = kernels::kRawPitch;
+  }
+  m.shape[0] = static_cast<uint64_t>(head_dim);
+  set_axis(m, 1, p.heads_kv, v.head_stride * size);
+  set_axis(m, 2, p.cache.page_size, v.slot_stride * size);
+  set_axis(m, 3, p.cache.num_pages, v.page_stride * size);
+  return m;
+}
+
+}  // namespace attune::cuda::prefill

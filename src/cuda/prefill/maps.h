@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the kernels of prefill and of MLA see a problem's arrays: what the TMA must know, and rows that threads read.
+#pragma once
+
+#include "core/problem.h"
+#include "cuda/tensor_map.h"
+#include "prefill/prefill_params.h"
+
+namespace attune::cuda::prefill {
+
+inline constexpr int64_t kAlignment = 16;  // bytes, of everything that the TMA copies
+
+// Whether all rows lie at multiples of 16 bytes from the first, their elements side by side.
+bool strides_fit(const RowView& v);
+bool strides_fit(const KvPlane& v);
+
+kernels::NewRows dense_rows(const RowView& v);
+
+// [batch or 1, rows, heads, channels] in boxes of 64 channels, swizzled by 128 bytes.
+TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t head_dim, int rows_of_box,
+                      int heads_of_box);
+// [pages or sequences, slots, heads, channels]; codes of 8 bits come as they are.
+TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box);
+
+}  // namespace attune::cuda::prefill

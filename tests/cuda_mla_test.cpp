@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The MLA kernels on a GPU: every case of the table that their coverage takes, and shapes of their own that take
+// several tiles, tasks and parts, against the oracle. Skipped, with the reason, where there is no GPU.
+#include "cuda/mla/config.h"
+#include "cuda/mla/mla.h"
+#include "cuda_cases.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr int kRandomCases = 300;
+
+bool covered(const attune_attention& a, const Problem& p) {
+  return mla_kernel().coverage.difference(traits_of(p, a)).empty() && mla::refusal(p).empty();
+}
+
+class Subject final : public CaseSubject {
+ public:
+  std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
+    std::vector<std::unique_ptr<KernelPlan>> plans;
+    if (covered(a, p)) plans.push_back(mla_kernel().make_plan(p, kDevice));
+    return plans;
+  }
+  std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
+    if (!covered(a, p)) return {};
+    const mla::Config c = mla::choose_config(p, require_device(kDevice).num_sms);
+    return {c.main_kernel(), c.schedule_kernel(), c.combine_kernel()};
+  }
+};
+
+class CudaMla : public CudaCases {
+ protected:
+  // What of the list is picked; all of it must be covered.
+  static void check_all_of(std::vector<cases::Case> list) {
+    if (const char* only = std::getenv("ATTUNE_CASE"); only != nullptr)
+      std::erase_if(list, [&](const cases::Case& spec) { return spec.name.find(only) == std::string::npos; });
+    warm_all(list, Subject());
+    EXPECT_EQ(check_all(list, Subject()), static_cast<int>(list.size()));
+  }
+  static cases::Case make(const std::string& name, const std::string& fields) {
+    return tests::make_case(R"({"name": ")" + name + R"(", "dtype": "bf16", "max_logits": true, )" + fields + "}");
+  }
+};
+
+TEST_F(CudaMla, MatchesTheOracle) {
+  const std::vector<cases::Case> list = table_and_random_cases(kRandomCases);
+  warm_all(list, Subject());
+  EXPECT_GT(check_all(list, Subject()), picks_cases() ? 0 : 20);
+}
+
+TEST_F(CudaMla, Dense) {
+  std::vector<cases::Case> list;
+  for (const char* kv :
+       {R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64})",
+        R"("kv": "paged", "shared_kv": true, "head_dim": [512, 512], "cache": {"page_size": 16})",
+        R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 3})",
+        R"("kv": "contiguous", "shared_kv": true, "head_dim": [576, 512])",
+        R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 256}, "new_tokens": true)",
+        R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
+        R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 64})"}) {
+    for (const char* heads : {"[16, 1]", "[128, 1]", "[7, 1]"}) {
+      for (const char* lengths :
+           {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [2000, 0, 1, 130], "causal": true)",
+            R"("seqlens_q": [2, 3, 17, 0], "seqlens_kv": [1500, 70, 64, 9], "causal": true)",
+            R"("seqlens_q": [4, 1], "seqlens_kv": [700, 129], "window": [200, 0], "causal": true)"}) {
+        list.push_back(make("mla dense " + std::to_string(list.size()),
+                            std::string(kv) + R"(, "heads": )" + heads + ", " + lengths));
+      }
+    }
+  }
+  check_all_of(std::move(list));
+}
+
+TEST_F(CudaMla, Sparse) {
+  std::vector<cases::Case> list;
+  for (const char* kv : {R"("kv": "slots", "shared_kv": true, "head_dim": [576, 512])",
+                         R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"})",
+                         R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"})"}) {
+    for (const char* heads : {"[16, 1]", "[128, 1]", "[64, 1]"}) {
+      for (const char* rest :
+           {R"("seqlens_q": [2, 1, 2], "sparse": {"topk": 512, "invalid": 0.1})",
+            R"("seqlens_q": [1, 1, 0, 4], "sparse": {"topk": 130, "topk_length": "token", "slots": 300},
+                                  "extra": {"topk": 70, "topk_length": "batch", "page_size": 16}, "sinks": "mixed")",
+            R"("seqlens_q": [3], "sparse": {"topk": 65, "invalid": 1})"}) {
+        list.push_back(make("mla sparse " + std::to_string(list.size()),
+                            std::string(kv) + R"(, "heads": )" + heads + ", " + rest));
+      }
+    }
+  }
+  for (const char* heads : {"[8, 1]", "[128, 1]"}) {
+    list.push_back(make("mla prefill " + std::to_string(list.size()),
+                        std::string(R"("shared_kv": true, "head_dim": [576, 512], "queries": "flat", "kv": "dense",
+            "cu_seqlens_kv": false, "seqlens_q": [40], "seqlens_kv": [600], "sinks": "normal",
+            "sparse": {"topk": 200, "topk_length": "token"}, "heads": )") +
+                            heads));
+  }
+  check_all_of(std::move(list));
+}
+
+// What the host decides, without a GPU.
+TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
+  for (const auto& [wrong, why] :
+       {std::pair{R"("head_dim": [96, 64], "shared_kv": true, "kv": "paged")", "head_dim_qk 96 with head_dim_v 64"},
+        {R"("head_dim": [512, 512], "kv": "paged")", "not part of the keys"},
+        {R"("head_dim": [576, 512], "kv": "paged", "dtype": "f16", "cache": {"format": "mla_656"})", "not bfloat16"},
+        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "strides": "odd")", "multiples of 16 bytes"}}) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5], )") +
+        wrong + "}"));
+    const std::string refusal = mla::refusal(make_problem(problem.host(), Data::kRequired));
+    EXPECT_NE(refusal.find(why), std::string::npos) << wrong << ": " << refusal;
+  }
+}
+
+TEST(CudaMlaConfig, ChoosesHowKeysCome) {
+  for (const auto& [kv, loader] : {std::pair{R"("kv": "paged", "cache": {"page_size": 64})", kernels::kMlaBoxes},
+                                   {R"("kv": "paged", "cache": {"page_size": 8})", kernels::kMlaBoxes},
+                                   {R"("kv": "paged", "cache": {"page_size": 12})", kernels::kMlaRows},
+                                   {R"("kv": "contiguous")", kernels::kMlaBoxes},
+                                   {R"("kv": "slots", "sparse": {"topk": 9})", kernels::kMlaRows}}) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
+            "seqlens_q": [1], "seqlens_kv": [5], )") +
+        kv + "}"));
+    EXPECT_EQ(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).loader, loader) << kv;
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda

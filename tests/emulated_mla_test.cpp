@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The MLA kernels' own source on the CPU (tests/emulator): what they compute, against the oracle, with poisoned memory,
+// without a GPU.
+#include <algorithm>
+#include <cstdlib>
+
+#include "cuda/mla/config.h"
+#include "cuda/mla/mla.h"
+#include "emulator/emulator.h"
+#include "emulator/module.h"
+#include "support.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr const char* kNotCovered = "not covered";
+constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
+
+class EmulatedMla : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (emulator::why_not() != nullptr) GTEST_SKIP() << emulator::why_not();
+  }
+
+  static std::string run(const cases::Case& spec, int layers = 1) {
+    cases::Problem problem(spec);
+    problem.arena().upload();
+    const attune_attention a = problem.device();
+    const Problem p = make_problem(a, Data::kRequired);
+    if (!mla_kernel().coverage.difference(traits_of(p, a)).empty() || !mla::refusal(p).empty()) return kNotCovered;
+    mla::check_alignment(p);
+    const cases::Expected expected = cases::evaluate(problem);
+    const mla::Config c = mla::choose_config(p, kBlocks);
+    cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total);
+    const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
+    const mla::Maps m = mla::describe_maps(p, c);
+    using Simple = void (*)(kernels::PrefillParams);
+    using Attend = void (*)(kernels::PrefillParams, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap);
+    const auto schedule = reinterpret_cast<Simple>(emulator::find_kernel(c.schedule_kernel()));
+    const auto attend = reinterpret_cast<Attend>(emulator::find_kernel(c.main_kernel()));
+    const auto combine = reinterpret_cast<Simple>(emulator::find_kernel(c.combine_kernel()));
+    try {
+      emulator::run(1, 1024, [&] { schedule(params); });
+      for (int i = 0; i < layers; ++i) {
+        emulator::run(static_cast<unsigned>(c.blocks), 384, [&] {
+          attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
+        });
+        if (c.splits) emulator::run(2, 128, [&] { combine(params); });
+      }
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+    return cases::compare(problem, expected).failure;
+  }
+  // Cases that have `common` and, one after the other, what is in `rest`.
+  static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {
+    for (const char* more : rest)
+      EXPECT_EQ(run(tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}"), layers), "") << more;
+  }
+};
+
+TEST_F(EmulatedMla, PagedDecode) {
+  check(
+      R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "seqlens_kv": [65, 0, 1, 200], "max_logits": true, )",
+      {R"("heads": [16, 1], "cache": {"page_size": 64})", R"("heads": [128, 1], "cache": {"page_size": 16})",
+       R"("heads": [5, 1], "cache": {"page_size": 3})",
+       R"("heads": [8, 2], "cache": {"page_size": 128, "layout": "hnd"})",
+       R"("heads": [64, 1], "cache": {"page_size": 64}, "sinks": "mixed", "out_dtype": "f32")"});
+}
+
+TEST_F(EmulatedMla, SeveralTokens) {
+  check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [16, 1], "cache": {"page_size": 64}, )",
+        {R"("seqlens_q": [2, 7, 0], "seqlens_kv": [65, 130, 9], "causal": true)",
+         R"("seqlens_q": [9, 1], "seqlens_kv": [200, 70], "causal": true, "window": [70, 0])",
+         R"("seqlens_q": [2, 3], "seqlens_kv": [70, 0], "causal": true, "new_tokens": true)"});
+}
+
+TEST_F(EmulatedMla, OtherSources) {
+  check(R"("shared_kv": true, "heads": [12, 1], )",
+        {R"("kv": "dense", "head_dim": [576, 512], "seqlens_q": [9, 70], "seqlens_kv": [100, 70], "causal": true)",
+         R"("kv": "contiguous", "head_dim": [512, 512], "seqlens_kv": [100, 70, 0])"});
+}
+
+TEST_F(EmulatedMla, SplitsAlongTheKeysAndRunsAgain) {
+  check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "seqlens_kv": [900, 70], "max_logits": true,
+        "cache": {"page_size": 64}, )",
+        {R"("heads": [16, 1])", R"("heads": [128, 1])"}, 2);
+}
+
+TEST_F(EmulatedMla, PackedCaches) {
+  check(R"("kv": "paged", "heads": [8, 1], "seqlens_kv": [65, 0, 1, 300], )",
+        {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16, "page_padding": true})",
+         R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 64})",
+         R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 48}, "seqlens_q": 2, "causal": true)"});
+}
+
+TEST_F(EmulatedMla, SparseSlots) {
+  check(R"("kv": "slots", "heads": [8, 1], "seqlens_q": [2, 1], )",
+        {R"("head_dim": [576, 512], "shared_kv": true, "sparse": {"topk": 70, "topk_length": "batch", "invalid": 0.5})",
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_padding": true}, "sinks": "mixed",
+            "sparse": {"topk": 300, "topk_length": "token"}, "extra": {"topk": 9, "page_size": 16})",
+         R"("head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 65},
+            "extra": {"topk": 70, "topk_length": "batch"})",
+         R"("head_dim": [576, 512], "shared_kv": true, "sparse": {"topk": 3, "invalid": 1})"});
+}
+
+TEST_F(EmulatedMla, SparsePrefill) {
+  check(R"("heads": [128, 1], "head_dim": [576, 512], "shared_kv": true, "kv": "dense", "queries": "flat",
+        "cu_seqlens_kv": false, "seqlens_q": [5], "seqlens_kv": [200], "max_logits": true, )",
+        {R"("sparse": {"topk": 130, "topk_length": "token"}, "sinks": "mixed")", R"("sparse": {"topk": 7})"});
+}
+
+// ATTUNE_EMULATE=<n>: every n-th case of the table that the kernel covers; minutes. ATTUNE_CASE=<part of a name>: only
+// cases that contain it.
+TEST_F(EmulatedMla, MatchesTheOracleOnTheTable) {
+  const char* every = std::getenv("ATTUNE_EMULATE");
+  if (every == nullptr) GTEST_SKIP() << "set ATTUNE_EMULATE to 1 for all cases of the table, to n for every n-th";
+  const char* only = std::getenv("ATTUNE_CASE");
+  const int step = std::max(1, std::atoi(every));
+  int covered = 0, index = 0;
+  for (const cases::Case& spec : cases::all_cases()) {
+    if (index++ % step != 0 || (only != nullptr && spec.name.find(only) == std::string::npos)) continue;
+    const std::string failure = run(spec);
+    if (failure == kNotCovered) continue;
+    if (only != nullptr) printf("%s\n", spec.name.c_str());
+    EXPECT_EQ(failure, "") << spec.name;
+    ++covered;
+  }
+  EXPECT_GT(covered, only != nullptr ? 0 : 20 / step);
+}
+
+}  // namespace
+}  // namespace attune::cuda
