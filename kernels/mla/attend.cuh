@@ -50,7 +50,7 @@ class Attend {
       tiles_ += 2;
       if constexpr (kGroup == 0) {
         lead(first, i - 2 < begin, a);
-        take_second(first, second, a);
+        take_second(second, a);
       } else {
         follow(first, second, i - 2 <= begin, a);
       }
@@ -59,9 +59,6 @@ class Attend {
       const Turn first = turn(tiles_++);
       if constexpr (kGroup == 0) {
         lead(first, true, a);
-        ptx::wait_products<0>();
-        ptx::pin(a.o);
-        release(first, 1);
       } else {
         if (end - begin == 1) release_queries();
         take_first(first, a);
@@ -74,7 +71,7 @@ class Attend {
   }
 
  private:
-  // Group 0: its tile, up to the product with V, which runs on.
+  // Group 0: its tile.
   __device__ __forceinline__ void lead(Turn turn, bool last, Accumulators& a) {
     float s[Config::kKeys / 2], lowered[2];
     multiply_keys(turn, s);
@@ -88,18 +85,18 @@ class Attend {
     hand_over(weights_, a);
     ptx::arrive_some(first_is_ready(), 64);
     multiply_values(weights_, turn, a);
-  }
-  // Group 0, the tile of group 1.
-  __device__ __forceinline__ void take_second(Turn first, Turn second, Accumulators& a) {
-    unsigned weights[kWeights];
-    ptx::sync_some(second_is_ready(), 64);
-    receive(second, weights, a);
-    multiply_values(weights, second, a);
-    ptx::wait_products<1>();
-    release(first, 1);
     ptx::wait_products<0>();
     ptx::pin(a.o);
-    release(second, 1);
+    release(turn, 1);
+  }
+  // Group 0, the tile of group 1.
+  __device__ __forceinline__ void take_second(Turn turn, Accumulators& a) {
+    ptx::sync_some(second_is_ready(), 64);
+    receive(turn, weights_, a);
+    multiply_values(weights_, turn, a);
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(turn, 1);
   }
 
   // Group 1: both tiles.

@@ -85,8 +85,8 @@ struct Places {
   __device__ __forceinline__ int2* limits(int row) const {
     return reinterpret_cast<int2*>(memory + Config::kShared.limits) + row;
   }
-  // Beside a tile: 16 bytes, of which byte i has a bit for each of the keys 4 i .. 4 i + 3, whether nobody sees it; then the
-  // tile's first key, and whether some row may see less than others.
+  // Beside a tile, four words: a bit for each key that nobody sees; the tile's first key; whether some rows see less than
+  // others.
   __device__ __forceinline__ unsigned note(int stage) const {
     return base + Config::kShared.notes + kernels::kMlaNoteBytes * stage;
   }

@@ -33,8 +33,8 @@ __device__ __forceinline__ void note_edge(const PrefillParams& p, const Places& 
   const int position = t.num_keys - t.num_q + t.token_begin;
   const bool edge = tile.start < prefill::first_visible(p, position + t.num_tokens - 1) ||
                     tile.high > prefill::end_visible(p, t.num_keys, position);
-  ptx::store_shared_u32(places.note(stage) + 16, static_cast<unsigned>(tile.start));
-  ptx::store_shared_u32(places.note(stage) + 20, edge ? 1 : 0);
+  ptx::store_shared_u32(places.note(stage) + 8, static_cast<unsigned>(tile.start));
+  ptx::store_shared_u32(places.note(stage) + 12, edge ? 1 : 0);
 }
 
 class BoxLoader {
@@ -50,12 +50,12 @@ class BoxLoader {
       const Task& task = places_.task(slot);
       const int head_tile = places_.head_tile(slot), kv_head = head_tile * p_.heads_of_tile / p_.group;
       const Line line(task.num_cached, task.first_key, task.end_key);
-      Pages pages = ask(task, tile_at(task, line, task.tile_end - 1));
+      int page = ask(task, tile_at(task, line, task.tile_end - 1));
       for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
-        Pages next{};
+        int next = -1;
         if (i > task.tile_begin) next = ask(task, tile_at(task, line, i - 1));
-        load(task, tile_at(task, line, i), kv_head, pages);
-        pages = next;
+        load(task, tile_at(task, line, i), kv_head, page);
+        page = next;
         if (i == task.tile_end - 1) {
           ptx::wait_phase(places_.q_empty(), q_parity);
           q_parity ^= 1;
@@ -66,92 +66,96 @@ class BoxLoader {
   }
 
  private:
-  // Of the keys lane and lane + 32 of a tile.
-  struct Pages {
-    int of[2];
-  };
-  __device__ __forceinline__ Pages ask(const Task& task, const Tile& tile) const {
-    Pages pages{};
-    if (!tile.cached) return pages;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = tile.start + lane_ + 32 * i;
-      pages.of[i] = key >= tile.low && key < tile.high ? prefill::find_slot(p_, task.batch, key, false).page : -1;
-    }
-    return pages;
+  // Lanes 2 b and 2 b + 1 copy box b of a tile. Its page, or -1 where no key of it is to be read.
+  static constexpr int kMostBoxes = 16;
+  __device__ __forceinline__ int box() const { return lane_ / 2; }
+  __device__ __forceinline__ int shift_of(const Tile& tile) const { return tile.cached ? p_.box_shift : 6; }
+  __device__ __forceinline__ bool has_box(const Tile& tile) const {
+    const int begin = tile.start + (box() << shift_of(tile));
+    return box() < Config::kKeys >> shift_of(tile) && begin < tile.high && begin + (1 << shift_of(tile)) > tile.low;
+  }
+  __device__ __forceinline__ int ask(const Task& task, const Tile& tile) const {
+    if (!tile.cached || !has_box(tile)) return -1;
+    return prefill::find_slot(p_, task.batch, max(tile.start + (box() << p_.box_shift), tile.low), false).page;
   }
 
-  __device__ __forceinline__ void load(const Task& task, const Tile& tile, int kv_head, const Pages& pages) {
+  __device__ __forceinline__ void load(const Task& task, const Tile& tile, int kv_head, int page) {
     const Turn turn = turn_;
     turn_.next<Config::kStages>();
-    const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys;
-    // Boxes that hold a key which some row may see.
-    const int shift = tile.cached ? p_.box_shift : 6, keys = 1 << shift;
-    const int first = (tile.low - tile.start) >> shift,
-              count = tile.low < tile.high ? ((tile.high - tile.start + keys - 1) >> shift) - first : 0;
+    const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys, mine = has_box(tile);
+    const int keys = 1 << shift_of(tile);
+    const unsigned bytes = __popc(__ballot_sync(0xffffffffu, mine)) / 2 * keys * 128;
+    const ptx::TensorMap& map = tile.cached ? k_ : dense_k_;
+    const Origin from = origin_of(task, tile, page);
+    const unsigned to = places_.k(turn.stage) + lane_ % 2 * Config::kChunkBytes + box() * keys * 128;
     ptx::wait_phase(places_.k_empty(turn.stage, kKeysOnly), turn.parity ^ 1);
-    note_hidden(turn.stage, task, tile, pages);
-#pragma unroll 1
+    note(turn.stage, task, tile, page);
+#pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if (part == 1 || part == 3) ptx::wait_phase(places_.k_empty(turn.stage, half_of(part)), turn.parity ^ 1);
       const Part channels = part_at(part);
+      if (part == 1 || part == 3) ptx::wait_phase(places_.k_empty(turn.stage, half_of(part)), turn.parity ^ 1);
       if (channels.count == 0) continue;
       const unsigned barrier = whole ? places_.k_full(turn.stage, part) : places_.edge();
-      if (lane_ == 0) ptx::arrive_expecting(barrier, channels.count * count * keys * 128);
+      if (lane_ == 0) ptx::arrive_expecting(barrier, channels.count * bytes);
       __syncwarp();
-      const int copies = channels.count * count;
-#pragma unroll 1
-      for (int i = 0; i < (copies + 31) / 32; ++i) {
-        const int copy = 32 * i + lane_, chunk = channels.chunk + copy % channels.count,
-                  box = first + copy / channels.count, page = page_of(pages, min(box * keys, Config::kKeys - 1), tile);
-        if (copy >= copies) continue;
-        const unsigned to = places_.k(turn.stage) + chunk * Config::kChunkBytes + box * keys * 128;
-        if (tile.cached) {
-          // Beyond the pages there is nothing: the copy brings zeros.
-          const int outer = prefill::is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
-          ptx::copy_box(to, k_, barrier, 64 * chunk, kv_head, prefill::slot_in_page(p_, tile.start + box * keys), outer);
-        } else {
-          const int row = static_cast<int>(task.kv_row) + tile.start - task.num_cached;
-          ptx::copy_box(to, dense_k_, barrier, 64 * chunk, kv_head, row, p_.kv_flat ? 0 : task.batch);
-        }
+      if (mine && lane_ % 2 < channels.count) {
+        ptx::copy_box(to + channels.chunk * Config::kChunkBytes, map, barrier, 64 * (channels.chunk + lane_ % 2), kv_head,
+                      from.row, from.outer);
       }
       __syncwarp();
-      if (!whole) {
-        ptx::wait_phase(places_.edge(), edge_parity_);
-        edge_parity_ ^= 1;
-        for (int i = 0; i < channels.count; ++i) {
-          const unsigned at = places_.k(turn.stage) + (channels.chunk + i) * Config::kChunkBytes;
-          clear_rows(at, 0, tile.low - tile.start);
-          clear_rows(at, tile.high - tile.start, Config::kKeys);
-        }
-        ptx::fence_async_proxy();
-        __syncwarp();
-        if (lane_ == 0) ptx::arrive(places_.k_full(turn.stage, part));
-        __syncwarp();
-      }
+      if (!whole) clear_edge(turn.stage, part, tile);
     }
   }
 
-  // The page of key x of the tile, some lane's.
-  __device__ __forceinline__ static int page_of(const Pages& pages, int x, const Tile& tile) {
-    // A box may begin before the first key that is visible, and its page has been asked for that.
-    x = max(x, tile.low - tile.start);
-    const int low = __shfl_sync(0xffffffffu, pages.of[0], x % 32), high = __shfl_sync(0xffffffffu, pages.of[1], x % 32);
-    return x < 32 ? low : high;
+  __device__ __forceinline__ void clear_edge(int stage, int part, const Tile& tile) {
+    ptx::wait_phase(places_.edge(), edge_parity_);
+    edge_parity_ ^= 1;
+#pragma unroll 1
+    for (int i = 0; i < part_at(part).count; ++i) {
+      const unsigned at = places_.k(stage) + (part_at(part).chunk + i) * Config::kChunkBytes;
+      clear_rows(at, 0, tile.low - tile.start);
+      clear_rows(at, tile.high - tile.start, Config::kKeys);
+    }
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) ptx::arrive(places_.k_full(stage, part));
+    __syncwarp();
+  }
+
+  // The two outer coordinates of the lane's box.
+  struct Origin {
+    int row, outer;
+  };
+  __device__ __forceinline__ Origin origin_of(const Task& task, const Tile& tile, int page) const {
+    if (!tile.cached)
+      return {static_cast<int>(task.kv_row) + tile.start - task.num_cached, p_.kv_flat ? 0 : task.batch};
+    // Beyond the pages there is nothing: a copy brings zeros.
+    return {prefill::slot_in_page(p_, tile.start + (box() << p_.box_shift)),
+            prefill::is_there(p_, page) ? page : static_cast<int>(p_.num_pages)};
   }
 
   // Tells the math groups which keys nobody sees, or lie on pages that are not there.
-  __device__ __forceinline__ void note_hidden(int stage, const Task& task, const Tile& tile, const Pages& pages) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = tile.start + lane_ + 32 * i;
-      const bool seen =
-          key >= tile.low && key < tile.high && (!tile.cached || prefill::is_there(p_, pages.of[i]));
-      const unsigned bits = __ballot_sync(0xffffffffu, !seen);
-      if (lane_ < 8) ptx::store_shared_u8(places_.note(stage) + 8 * i + lane_, bits >> (4 * lane_) & 15);
+  __device__ __forceinline__ void note(int stage, const Task& task, const Tile& tile, int page) const {
+    const bool absent = tile.cached && has_box(tile) && !prefill::is_there(p_, page);
+    unsigned long long hidden = ~keys_between(tile.low - tile.start, tile.high - tile.start);
+    if (__any_sync(0xffffffffu, absent)) {
+#pragma unroll 1
+      for (int b = 0; b < kMostBoxes; ++b) {
+        if (__shfl_sync(0xffffffffu, absent ? 1 : 0, 2 * b) != 0)
+          hidden |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
+      }
     }
-    if (lane_ == 0) note_edge(p_, places_, stage, task, tile);
+    if (lane_ == 0) {
+      ptx::store_shared_u32(places_.note(stage), static_cast<unsigned>(hidden));
+      ptx::store_shared_u32(places_.note(stage) + 4, static_cast<unsigned>(hidden >> 32));
+      note_edge(p_, places_, stage, task, tile);
+    }
     __syncwarp();
+  }
+  // Bits of the keys [begin, end) of a tile.
+  __device__ __forceinline__ static unsigned long long keys_between(int begin, int end) {
+    const auto before = [](int x) { return x >= Config::kKeys ? ~0ull : (1ull << x) - 1; };
+    return before(end) & ~before(begin);
   }
 
   // Swizzling stays within a row.

@@ -15,7 +15,7 @@ namespace attune::mla {
 class RowLoader {
  public:
   static constexpr int kLanes = Config::kDecodes ? 4 : 8;  // of a row
-  static constexpr int kRowsAtATime = 128 / kLanes, kRowsOfThread = Config::kKeys / kRowsAtATime;
+  static constexpr int kRowsAtATime = 32 / kLanes, kRowsOfWarp = Config::kKeys / 4, kRowsOfThread = kRowsOfWarp / kRowsAtATime;
 
   __device__ __forceinline__ RowLoader(const PrefillParams& p, const ptx::TensorMap& q, const Places& places)
       : p_(p), q_(q), places_(places), thread_(static_cast<int>(threadIdx.x)) {}
@@ -51,7 +51,9 @@ class RowLoader {
     const char* of[kRowsOfThread];  // null: zeros
     int scales[kRowsOfThread];      // MLA-584: how far from there
   };
-  __device__ __forceinline__ int row(int i) const { return thread_ / kLanes + kRowsAtATime * i; }
+  __device__ __forceinline__ int row(int i) const {
+    return thread_ / 32 * kRowsOfWarp + kRowsAtATime * i + thread_ % 32 / kLanes;
+  }
 
   __device__ __forceinline__ Answers ask(const Source& source, const Tile& tile) const {
     Answers answers;
@@ -99,18 +101,17 @@ class RowLoader {
     return a;
   }
 
-  // Which of the tile's rows are not there: a warp has 32 / kLanes rows side by side, four a byte.
+  // Which of the tile's rows are not there; a warp has sixteen.
   __device__ __forceinline__ void note_hidden(int stage, const Task& task, const Tile& tile, const Addresses& a) const {
-    constexpr int kRowsOfWarp = 32 / kLanes;
+    unsigned bits = 0;
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
       const unsigned lanes = __ballot_sync(0xffffffffu, a.of[i] == nullptr);
-      unsigned bits = 0;
 #pragma unroll
-      for (int r = 0; r < kRowsOfWarp; ++r) bits |= (lanes >> (r * kLanes) & 1) << r;
-      const int at = (thread_ / 32 * kRowsOfWarp + kRowsAtATime * i) / 4, lane = thread_ % 32;
-      if (lane < kRowsOfWarp / 4) ptx::store_shared_u8(places_.note(stage) + at + lane, bits >> (4 * lane) & 15);
+      for (int r = 0; r < kRowsAtATime; ++r) bits |= (lanes >> (r * kLanes) & 1) << (kRowsAtATime * i + r);
     }
+    if (thread_ % 32 == 0)
+      ptx::store_shared_u16(places_.note(stage) + thread_ / 32 * 2, static_cast<unsigned short>(bits));
     if (!Config::kSparse && thread_ == 0) note_edge(p_, places_, stage, task, tile);
   }
 
@@ -119,18 +120,20 @@ class RowLoader {
     return places_.k(stage) + chunk * Config::kChunkBytes + r * 128 + ((unit ^ (r & 7)) * 16);
   }
 
-  // 16-bit channels: `count` chunks from `chunk` on, which begin at byte `from` of a row.
-  __device__ __forceinline__ void copy(int stage, const Addresses& a, int chunk, int count, int from) const {
-#pragma unroll 1
-    for (int j = 0; j < count; ++j) {
+  // 16-bit channels: kCount chunks from kChunk on, which begin at byte kFrom of a row.
+  template <int kChunk, int kCount, int kFrom>
+  __device__ __forceinline__ void copy(int stage, const Addresses& a) const {
 #pragma unroll
-      for (int i = 0; i < kRowsOfThread; ++i) {
+    for (int i = 0; i < kRowsOfThread; ++i) {
 #pragma unroll
-        for (int unit = thread_ % kLanes; unit < 8; unit += kLanes) {
-          const bool there = a.of[i] != nullptr;
-          const char* const at = there ? a.of[i] + from + 128 * j + 16 * unit : p_.q;
-          ptx::copy_async<16>(place(stage, chunk + j, row(i), unit), at, there ? 16 : 0);
-        }
+      for (int unit = 0; unit < 8; unit += kLanes) {
+        const int own = unit + thread_ % kLanes;
+        const char* const from = a.of[i] != nullptr ? a.of[i] + 16 * own : p_.q;
+        const unsigned to = place(stage, 0, row(i), own), there = a.of[i] != nullptr ? 16 : 0;
+        const int step = a.of[i] != nullptr ? 1 : 0;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+          ptx::copy_async<16>(to + (kChunk + j) * Config::kChunkBytes, from + (kFrom + 128 * j) * step, there);
       }
     }
   }
@@ -144,13 +147,15 @@ class RowLoader {
     turn_.next<Config::kStages>();
     wait_empty(turn, kKeysOnly);
     note_hidden(turn.stage, task, tile, a);
-#pragma unroll 1
-    for (int part = 0; part < kParts; ++part) {
-      if (part == 1 || part == 3) wait_empty(turn, half_of(part));
-      const Part channels = part_at(part);
-      if (channels.count == 0) continue;
-      copy(turn.stage, a, channels.chunk, channels.count, 128 * channels.chunk);
-      hand_over(turn.stage, part);
+    load_part<0>(turn, a), load_part<1>(turn, a), load_part<2>(turn, a), load_part<3>(turn, a), load_part<4>(turn, a);
+  }
+  template <int kPart>
+  __device__ __forceinline__ void load_part(const Turn& turn, const Addresses& a) const {
+    constexpr Part kChannels = part_at(kPart);
+    if (kPart == 1 || kPart == 3) wait_empty(turn, half_of(kPart));
+    if constexpr (kChannels.count > 0) {
+      copy<kChannels.chunk, kChannels.count, 128 * kChannels.chunk>(turn.stage, a);
+      hand_over(turn.stage, kPart);
     }
   }
   // The copies count when they are there; what has been stored, now.
@@ -226,7 +231,7 @@ class RowLoader {
     wait_empty(turn, kKeysOnly);
     note_hidden(turn.stage, task, tile, a);
     if constexpr (k656) {
-      copy(turn.stage, a, Config::kChunksV, 1, kRope);
+      copy<Config::kChunksV, 1, kRope>(turn.stage, a);
       hand_over(turn.stage, 0);
     }
 #pragma unroll
@@ -237,7 +242,7 @@ class RowLoader {
       if (part == 2) {
         if constexpr (!k656) {
           wait_empty(turn, half_of(4));
-          copy(turn.stage, a, Config::kChunksV - 1, 1, kRope);
+          copy<Config::kChunksV - 1, 1, kRope>(turn.stage, a);
         }
         go_on();
       }

@@ -19,7 +19,7 @@ constexpr int kMlaRowsOfBlock = 64, kMlaKeys = 64, kMlaStages = 2;  // packed ro
 constexpr int kMlaHeadDimV = 512;
 constexpr int kMlaChunkBytes = kMlaKeys * 128;  // of 64 channels of a tile, and of the queries
 constexpr int kMlaParts = 5;                    // of a tile that have a barrier each
-constexpr int kMlaNoteBytes = 32;               // what lies beside a tile of keys
+constexpr int kMlaNoteBytes = 16;               // what lies beside a tile of keys
 
 // Dynamic shared memory of a block; bytes.
 struct MlaShared {

@@ -55,18 +55,18 @@ __device__ __forceinline__ unsigned keys_before(int x) {
 
 // Scores of keys that a row may not see become -inf.
 __device__ __forceinline__ void hide(const Places& places, int stage, float (&s)[Config::kKeys / 2]) {
-  unsigned bytes[4];
-  ptx::load_shared_four(places.note(stage), bytes);
-  const bool edge = !Config::kSparse && ptx::load_shared_u32(places.note(stage) + 20) != 0;
-  if (!edge && (bytes[0] | bytes[1] | bytes[2] | bytes[3]) == 0) return;
-  const int quad = threadIdx.x % 4;
+  unsigned note[4];
+  ptx::load_shared_four(places.note(stage), note);
+  const bool edge = !Config::kSparse && note[3] != 0;
+  if (!edge && (note[0] | note[1]) == 0) return;
   unsigned seen_by_all = 0;
 #pragma unroll
-  for (int word = 0; word < 4; ++word) {
-    const unsigned bits = ~bytes[word] >> (quad / 2 * 8 + quad % 2 * 2);
-    seen_by_all |= (bits & 3) << (4 * word) | (bits >> 16 & 3) << (4 * word + 2);
+  for (int word = 0; word < 2; ++word) {
+    const unsigned bits = ~note[word] >> (threadIdx.x % 4 * 2);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) seen_by_all |= (bits >> (8 * j) & 3) << (8 * word + 2 * j);
   }
-  const int start = edge ? static_cast<int>(ptx::load_shared_u32(places.note(stage) + 16)) : 0;
+  const int start = static_cast<int>(note[2]);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     unsigned seen = seen_by_all;

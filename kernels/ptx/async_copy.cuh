@@ -26,6 +26,11 @@ __device__ __forceinline__ void copy_async(unsigned shared, const void* global, 
   }
 }
 
+// Has the L2 fetch the 128 bytes around an address. PTX ISA, "prefetch".
+__device__ __forceinline__ void prefetch_line(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
+}
+
 // Closes a group of the copies that this thread has issued since the last one; it may be empty.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -84,6 +84,7 @@ T __shfl_up_sync(unsigned, T x, unsigned step) {
   const unsigned lane = threadIdx.x % 32;
   return attune::emulator::shuffle(x, lane >= step ? lane - step : lane);
 }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __ballot_sync(unsigned, bool x) {
   const uint64_t* all = attune::emulator::exchange(x ? 1 : 0);
   unsigned lanes = 0;

@@ -17,6 +17,7 @@ void copy_async(unsigned shared, const void* global, unsigned valid) {
   std::memset(shared_pointer(shared), 0, kBytes);
   if (valid > 0) std::memcpy(shared_pointer(shared), global, valid);
 }
+inline void prefetch_line(const void*) {}
 inline void arrive_after_copies(unsigned barrier) { emulator::arrive(barrier, 0); }
 
 }  // namespace attune::ptx

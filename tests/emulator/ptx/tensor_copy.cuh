@@ -37,4 +37,6 @@ inline void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, in
   emulator::complete_bytes(barrier, offset);
 }
 
+inline void prefetch_box(const TensorMap&, int, int, int, int) {}
+
 }  // namespace attune::ptx
