@@ -27,14 +27,19 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Place
   __syncwarp();
 }
 
-// What the math groups need where rows of the block see different keys of a tile. One thread.
-__device__ __forceinline__ void note_edge(const PrefillParams& p, const Places& places, int stage, const Task& t,
-                                          const Tile& tile) {
+// Whether rows of the block see different keys of a tile.
+__device__ __forceinline__ bool is_edge(const PrefillParams& p, const Task& t, const Tile& tile) {
   const int position = t.num_keys - t.num_q + t.token_begin;
-  const bool edge = tile.start < prefill::first_visible(p, position + t.num_tokens - 1) ||
-                    tile.high > prefill::end_visible(p, t.num_keys, position);
-  ptx::store_shared_u32(places.note(stage) + 8, static_cast<unsigned>(tile.start));
-  ptx::store_shared_u32(places.note(stage) + 12, edge ? 1 : 0);
+  return tile.start < prefill::first_visible(p, position + t.num_tokens - 1) ||
+         tile.high > prefill::end_visible(p, t.num_keys, position);
+}
+
+// hidden: a bit for each key of the tile that nobody sees; start: its first key; edge: rows of the block see different keys.
+__device__ __forceinline__ void store_note(const Places& places, int stage, unsigned long long hidden, int start,
+                                           bool edge) {
+  const unsigned words[4] = {static_cast<unsigned>(hidden), static_cast<unsigned>(hidden >> 32),
+                             static_cast<unsigned>(start), edge ? 1u : 0u};
+  ptx::store_shared_four(places.note(stage), words);
 }
 
 class BoxLoader {
@@ -50,24 +55,100 @@ class BoxLoader {
       const Task& task = places_.task(slot);
       const int head_tile = places_.head_tile(slot), kv_head = head_tile * p_.heads_of_tile / p_.group;
       const Line line(task.num_cached, task.first_key, task.end_key);
-      int page = ask(task, tile_at(task, line, task.tile_end - 1));
-      for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
-        int next = -1;
-        if (i > task.tile_begin) next = ask(task, tile_at(task, line, i - 1));
-        load(task, tile_at(task, line, i), kv_head, page);
-        page = next;
-        if (i == task.tile_end - 1) {
-          ptx::wait_phase(places_.q_empty(), q_parity);
-          q_parity ^= 1;
-          load_queries(p_, places_, q_, task, head_tile);
+      const Plain plain = plain_tiles(task, line);
+      const int begin = task.tile_begin, end = task.tile_end, batch = task.batch;
+      for (int i = end - 1; i >= begin; --i) {
+        if (plain.begin <= i && i < plain.end) {
+          const int first = max(begin, plain.begin);
+          for (; i >= first; --i) {
+            const bool leads = i == end - 1;
+            load_plain(batch, (line.cached_begin + i) * Config::kKeys, kv_head, leads || i == plain.end - 1, i > first);
+            if (leads) queries(task, head_tile, q_parity);
+          }
+          ++i;
+        } else {
+          const Tile tile = tile_at(task, line, i);
+          load(task, tile, kv_head, ask(task, tile));
+          if (i == end - 1) queries(task, head_tile, q_parity);
         }
       }
     }
   }
 
  private:
+  __device__ __forceinline__ void queries(const Task& task, int head_tile, unsigned& q_parity) const {
+    ptx::wait_phase(places_.q_empty(), q_parity);
+    q_parity ^= 1;
+    load_queries(p_, places_, q_, task, head_tile);
+  }
+
+  // ---- tiles whose keys are all in the cache, and seen by all rows of the block
+
+  struct Plain {
+    int begin, end;
+  };
+  __device__ __forceinline__ Plain plain_tiles(const Task& t, const Line& line) const {
+    const int position = t.num_keys - t.num_q + t.token_begin;
+    const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
+    const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
+    return {(low + Config::kKeys - 1) / Config::kKeys - line.cached_begin, high / Config::kKeys - line.cached_begin};
+  }
+
+  // start: the first key. fresh: it is the first of a run; more: the tile before it is to be loaded next.
+  __device__ __forceinline__ void load_plain(int batch, int start, int kv_head, bool fresh, bool more) {
+    const int shift = p_.box_shift, boxes = Config::kKeys >> shift;
+    if (fresh) next_page_ = page_of_box(batch, start);
+    const int page = next_page_;
+    if (more) next_page_ = page_of_box(batch, start - Config::kKeys);
+    const Turn turn = turn_;
+    turn_.next<Config::kStages>();
+    const bool absent = lane_ < boxes && !prefill::is_there(p_, page);
+    // Beyond the pages there is nothing: a copy brings zeros.
+    const int outer = absent ? static_cast<int>(p_.num_pages) : page,
+              row = prefill::slot_in_page(p_, start + (lane_ % boxes << shift));
+    ptx::wait_phase(places_.k_empty(turn.stage, kKeysOnly), turn.parity ^ 1);
+    if (__any_sync(0xffffffffu, absent) || (noted_ >> turn.stage & 1) != 0) note_plain(turn.stage, absent);
+    const unsigned to = places_.k(turn.stage);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const Part channels = part_at(part);
+      if (part == 1 || part == 3) ptx::wait_phase(places_.k_empty(turn.stage, half_of(part)), turn.parity ^ 1);
+      if (channels.count == 0) continue;
+      const unsigned barrier = places_.k_full(turn.stage, part);
+      if (lane_ == 0) ptx::arrive_expecting(barrier, channels.count * Config::kChunkBytes);
+      __syncwarp();
+#pragma unroll 1
+      for (int b = 0; b < boxes; ++b) {
+        const int row_of_box = __shfl_sync(0xffffffffu, row, b), outer_of_box = __shfl_sync(0xffffffffu, outer, b);
+        if (lane_ == 0) {
+#pragma unroll
+          for (int j = 0; j < channels.count; ++j) {
+            ptx::copy_box(to + (channels.chunk + j) * Config::kChunkBytes + (b << shift) * 128, k_, barrier,
+                          64 * (channels.chunk + j), kv_head, row_of_box, outer_of_box);
+          }
+        }
+      }
+      __syncwarp();
+    }
+  }
+  __device__ __forceinline__ int page_of_box(int batch, int start) const {
+    return prefill::find_slot(p_, batch, start + (lane_ % (Config::kKeys >> p_.box_shift) << p_.box_shift), false).page;
+  }
+  __device__ __forceinline__ void note_plain(int stage, bool absent) {
+    const unsigned boxes = __ballot_sync(0xffffffffu, absent);
+    if (lane_ == 0) {
+      unsigned long long hidden = 0;
+      for (int b = 0; b < kMostBoxes; ++b)
+        if ((boxes >> b & 1) != 0) hidden |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
+      store_note(places_, stage, hidden, 0, false);
+    }
+    noted_ = boxes != 0 ? noted_ | 1u << stage : noted_ & ~(1u << stage);
+    __syncwarp();
+  }
+  // ---- all others
+
   // Lanes 2 b and 2 b + 1 copy box b of a tile. Its page, or -1 where no key of it is to be read.
-  static constexpr int kMostBoxes = 16;
+  static constexpr int kMostBoxes = 8;
   __device__ __forceinline__ int box() const { return lane_ / 2; }
   __device__ __forceinline__ int shift_of(const Tile& tile) const { return tile.cached ? p_.box_shift : 6; }
   __device__ __forceinline__ bool has_box(const Tile& tile) const {
@@ -90,7 +171,7 @@ class BoxLoader {
     const unsigned to = places_.k(turn.stage) + lane_ % 2 * Config::kChunkBytes + box() * keys * 128;
     ptx::wait_phase(places_.k_empty(turn.stage, kKeysOnly), turn.parity ^ 1);
     note(turn.stage, task, tile, page);
-#pragma unroll
+#pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
       const Part channels = part_at(part);
       if (part == 1 || part == 3) ptx::wait_phase(places_.k_empty(turn.stage, half_of(part)), turn.parity ^ 1);
@@ -135,7 +216,7 @@ class BoxLoader {
   }
 
   // Tells the math groups which keys nobody sees, or lie on pages that are not there.
-  __device__ __forceinline__ void note(int stage, const Task& task, const Tile& tile, int page) const {
+  __device__ __forceinline__ void note(int stage, const Task& task, const Tile& tile, int page) {
     const bool absent = tile.cached && has_box(tile) && !prefill::is_there(p_, page);
     unsigned long long hidden = ~keys_between(tile.low - tile.start, tile.high - tile.start);
     if (__any_sync(0xffffffffu, absent)) {
@@ -145,11 +226,8 @@ class BoxLoader {
           hidden |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
       }
     }
-    if (lane_ == 0) {
-      ptx::store_shared_u32(places_.note(stage), static_cast<unsigned>(hidden));
-      ptx::store_shared_u32(places_.note(stage) + 4, static_cast<unsigned>(hidden >> 32));
-      note_edge(p_, places_, stage, task, tile);
-    }
+    if (lane_ == 0) store_note(places_, stage, hidden, tile.start, is_edge(p_, task, tile));
+    noted_ |= 1u << stage;
     __syncwarp();
   }
   // Bits of the keys [begin, end) of a tile.
@@ -170,6 +248,8 @@ class BoxLoader {
   const int lane_;
   Turn turn_;
   unsigned edge_parity_ = 0;
+  unsigned noted_ = (1 << Config::kStages) - 1;  // stages whose note says something, a bit each
+  int next_page_ = -1;                           // of the lane's box of the next plain tile
 };
 
 }  // namespace attune::mla

@@ -18,27 +18,20 @@ class RowLoader {
   static constexpr int kRowsAtATime = 32 / kLanes, kRowsOfWarp = Config::kKeys / 4, kRowsOfThread = kRowsOfWarp / kRowsAtATime;
 
   __device__ __forceinline__ RowLoader(const PrefillParams& p, const ptx::TensorMap& q, const Places& places)
-      : p_(p), q_(q), places_(places), thread_(static_cast<int>(threadIdx.x)) {}
+      : p_(p), q_(q), places_(places), thread_(static_cast<int>(threadIdx.x)),
+        row_(thread_ / 32 * kRowsOfWarp + thread_ % 32 / kLanes) {}
 
-  // The first warp, which also takes tasks and has the queries copied.
-  __device__ __forceinline__ void lead() {
+  // The first warp also takes tasks and has the queries copied.
+  __device__ __forceinline__ void run() {
     prefill::TaskFeed feed(p_, places_);
-    unsigned q_parity = 1;
-    for (int slot = feed.next(); slot >= 0; slot = feed.next()) {
-      load(places_.task(slot), places_.head_tile(slot), [&] {
-        ptx::wait_phase(places_.q_empty(), q_parity);
-        q_parity ^= 1;
-        load_queries(p_, places_, q_, places_.task(slot), places_.head_tile(slot));
-      });
-    }
-  }
-  __device__ __forceinline__ void follow() {
-    for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
-      ptx::wait_phase(places_.task_full(slot.stage), slot.parity);
-      if (places_.head_tile(slot.stage) == prefill::kNoMoreTasks) return;
-      load(places_.task(slot.stage), places_.head_tile(slot.stage), [] {});
+    const bool leads = thread_ < 32;
+    for (Turn turn;; turn.next<kernels::kTaskSlots>()) {
+      if (leads) feed.next();
+      ptx::wait_phase(places_.task_full(turn.stage), turn.parity);
+      if (places_.head_tile(turn.stage) == prefill::kNoMoreTasks) return;
+      load(places_.task(turn.stage), places_.head_tile(turn.stage), leads);
       __syncwarp();
-      if (thread_ % 32 == 0) ptx::arrive(places_.task_empty(slot.stage));
+      if (!leads && thread_ % 32 == 0) ptx::arrive(places_.task_empty(turn.stage));
     }
   }
 
@@ -51,28 +44,39 @@ class RowLoader {
     const char* of[kRowsOfThread];  // null: zeros
     int scales[kRowsOfThread];      // MLA-584: how far from there
   };
-  __device__ __forceinline__ int row(int i) const {
-    return thread_ / 32 * kRowsOfWarp + kRowsAtATime * i + thread_ % 32 / kLanes;
-  }
+  __device__ __forceinline__ int row(int i) const { return row_ + kRowsAtATime * i; }
 
   __device__ __forceinline__ Answers ask(const Source& source, const Tile& tile) const {
     Answers answers;
 #pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) answers.of[i] = source.ask(tile, tile.start + row(i));
+    for (int i = 0; i < kRowsOfThread; ++i) answers.of[i] = source.ask(tile.start + row(i));
     return answers;
   }
+  __device__ __forceinline__ Addresses find(const Source& source, const Tile& tile, const Answers& answers) const {
+    Addresses a;
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      a.of[i] = source.find(tile.start + row(i), answers.of[i]);
+      if constexpr (Config::kLoader == kernels::kMlaCodes584) a.scales[i] = source.scales_of(tile.start + row(i), answers.of[i]);
+    }
+    return a;
+  }
 
-  template <class AfterFirst>
-  __device__ __forceinline__ void load(const Task& task, int head_tile, AfterFirst&& after_first) {
-    const Source source(p_, task, head_tile * p_.heads_of_tile / p_.group);
+  __device__ __forceinline__ void load(const Task& task, int head_tile, bool leads) {
+    const int kv_head = head_tile * p_.heads_of_tile / p_.group, begin = task.tile_begin, last = task.tile_end - 1;
     const Line line(task.num_cached, task.first_key, task.end_key);
-    Tile tile = tile_at(task, line, task.tile_end - 1);
-    Addresses a = find(source, tile, ask(source, tile));
+    Tile tile = tile_at(task, line, last);
+    Addresses a;
+    {
+      const Source source(p_, task, kv_head, tile);
+      a = find(source, tile, ask(source, tile));
+    }
     if (is_coded(tile)) fetch(a, 1, codes_[0]), fetch(a, 2, codes_[1]);
 #pragma unroll 1
-    for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
-      const bool more = i > task.tile_begin;
+    for (int i = last; i >= begin; --i) {
+      const bool more = i > begin;
       const Tile next = tile_at(task, line, more ? i - 1 : i);
+      const Source source(p_, task, kv_head, next);
       const Answers answers = ask(source, next);
       const auto go_on = [&] { a = find(source, next, answers); };
       if (is_coded(tile)) {
@@ -82,7 +86,11 @@ class RowLoader {
         go_on();
         if (more && is_coded(next)) fetch(a, 1, codes_[0]), fetch(a, 2, codes_[1]);
       }
-      if (i == task.tile_end - 1) after_first();
+      if (leads && i == last) {
+        ptx::wait_phase(places_.q_empty(), q_parity_);
+        q_parity_ ^= 1;
+        load_queries(p_, places_, q_, task, head_tile);
+      }
       tile = next;
     }
   }
@@ -90,34 +98,32 @@ class RowLoader {
     return Config::kDecodes && (Config::kSparse || tile.cached);
   }
 
-  __device__ __forceinline__ Addresses find(const Source& source, const Tile& tile, const Answers& answers) const {
-    Addresses a;
-#pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) {
-      a.of[i] = source.find(tile, tile.start + row(i), answers.of[i]);
-      if constexpr (Config::kLoader == kernels::kMlaCodes584)
-        a.scales[i] = source.scales_of(tile, tile.start + row(i), answers.of[i]);
-    }
-    return a;
-  }
-
   // Which of the tile's rows are not there; a warp has sixteen.
-  __device__ __forceinline__ void note_hidden(int stage, const Task& task, const Tile& tile, const Addresses& a) const {
-    unsigned bits = 0;
+  __device__ __forceinline__ void note_hidden(int stage, const Task& task, const Tile& tile, const Addresses& a) {
+    bool absent = false;
 #pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) {
-      const unsigned lanes = __ballot_sync(0xffffffffu, a.of[i] == nullptr);
+    for (int i = 0; i < kRowsOfThread; ++i) absent |= a.of[i] == nullptr;
+    if (__any_sync(0xffffffffu, absent) || (noted_ >> stage & 1) != 0) {
+      unsigned bits = 0;
 #pragma unroll
-      for (int r = 0; r < kRowsAtATime; ++r) bits |= (lanes >> (r * kLanes) & 1) << (kRowsAtATime * i + r);
+      for (int i = 0; i < kRowsOfThread; ++i) {
+        const unsigned lanes = __ballot_sync(0xffffffffu, a.of[i] == nullptr);
+#pragma unroll
+        for (int r = 0; r < kRowsAtATime; ++r) bits |= (lanes >> (r * kLanes) & 1) << (kRowsAtATime * i + r);
+      }
+      if (thread_ % 32 == 0)
+        ptx::store_shared_u16(places_.note(stage) + thread_ / 32 * 2, static_cast<unsigned short>(bits));
+      noted_ = bits != 0 ? noted_ | 1u << stage : noted_ & ~(1u << stage);
     }
-    if (thread_ % 32 == 0)
-      ptx::store_shared_u16(places_.note(stage) + thread_ / 32 * 2, static_cast<unsigned short>(bits));
-    if (!Config::kSparse && thread_ == 0) note_edge(p_, places_, stage, task, tile);
+    if (!Config::kSparse && thread_ == 0) {
+      ptx::store_shared_u32(places_.note(stage) + 8, static_cast<unsigned>(tile.start));
+      ptx::store_shared_u32(places_.note(stage) + 12, is_edge(p_, task, tile) ? 1 : 0);
+    }
   }
 
-  // Where the thread's 16 bytes of a row go, `unit` of the eight of a chunk.
-  __device__ __forceinline__ unsigned place(int stage, int chunk, int r, int unit) const {
-    return places_.k(stage) + chunk * Config::kChunkBytes + r * 128 + ((unit ^ (r & 7)) * 16);
+  // Where 16 bytes of the thread's i-th row go, `unit` of the eight of a chunk.
+  __device__ __forceinline__ unsigned place(int stage, int chunk, int i, int unit) const {
+    return places_.k(stage) + chunk * Config::kChunkBytes + row(i) * 128 + ((unit ^ (row(i) & 7)) * 16);
   }
 
   // 16-bit channels: kCount chunks from kChunk on, which begin at byte kFrom of a row.
@@ -129,7 +135,7 @@ class RowLoader {
       for (int unit = 0; unit < 8; unit += kLanes) {
         const int own = unit + thread_ % kLanes;
         const char* const from = a.of[i] != nullptr ? a.of[i] + 16 * own : p_.q;
-        const unsigned to = place(stage, 0, row(i), own), there = a.of[i] != nullptr ? 16 : 0;
+        const unsigned to = place(stage, 0, i, own), there = a.of[i] != nullptr ? 16 : 0;
         const int step = a.of[i] != nullptr ? 1 : 0;
 #pragma unroll
         for (int j = 0; j < kCount; ++j)
@@ -216,8 +222,8 @@ class RowLoader {
           out[w] = ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(halves)) * scale,
                                   ptx::f16_to_float(static_cast<unsigned short>(halves >> 16)) * scale);
         }
-        ptx::store_shared_four(place(stage, chunk, row(i), unit), out);
-        ptx::store_shared_four(place(stage, chunk, row(i), unit + 1), out + 4);
+        ptx::store_shared_four(place(stage, chunk, i, unit), out);
+        ptx::store_shared_four(place(stage, chunk, i, unit + 1), out + 4);
       }
     }
   }
@@ -256,8 +262,11 @@ class RowLoader {
   const ptx::TensorMap& q_;
   const Places& places_;
   const int thread_;
+  const int row_;  // the first of the thread's in a tile
   Turn turn_;
-  Codes codes_[2];  // on their way
+  unsigned q_parity_ = 1;
+  unsigned noted_ = (1 << Config::kStages) - 1;  // stages whose note says something, a bit each
+  Codes codes_[2];                               // on their way
 };
 
 }  // namespace attune::mla

@@ -83,11 +83,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
       }
     } else {
       RowLoader loader(p, q, places);
-      if (threadIdx.x < 32) {
-        loader.lead();
-      } else {
-        loader.follow();
-      }
+      loader.run();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();

@@ -1,68 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of keys lie: in pages by a table, in slots by a list, or dense.
+// Where the rows of keys lie, for threads that copy them one by one: in slots by a list, in pages by a table, or dense.
 #pragma once
 
 #include "mla/config.cuh"
 
 namespace attune::mla {
 
-// The row of a key of a tile, or null where there is none: an entry or a page out of range. kv_head: of all.
+// Of one tile.
 class Source {
  public:
-  __device__ __forceinline__ Source(const PrefillParams& p, const Task& t, int kv_head)
-      : p_(p), t_(t), kv_head_(kv_head) {}
-
-  // The number that the list or the table has for a key within the tile; a load, so that it can be asked for ahead.
-  __device__ __forceinline__ int ask(const Tile& tile, int key) const {
-    if (key < tile.low || key >= tile.high) return -1;
-    if constexpr (Config::kSparse) {
-      const kernels::SlotList& list = tile.cached ? p_.list_of_slots : p_.list_of_extra;
-      const int entry = tile.cached ? key : key - t_.num_cached;
-      const long long row = prefill::row_of_token(p_, t_, t_.token_begin);
-      return list.indices[row * list.row_stride + kv_head_ * list.head_stride + entry * list.entry_stride];
+  __device__ __forceinline__ Source(const PrefillParams& p, const Task& t, int kv_head, const Tile& tile)
+      : p_(p), tile_(tile), pool_(p.pools[is_dense(p, tile) ? 1 : Config::kSparse && !tile.cached ? 1 : 0]) {
+    data_ = pool_.data + kv_head * pool_.head_stride;
+    limit_ = pool_.num_slots;
+    if (is_dense(p, tile)) {
+      data_ += t.batch * pool_.batch_stride + t.kv_row * pool_.slot_stride;
+      limit_ = t.num_keys;
     }
-    return tile.cached ? prefill::find_slot(p_, t_.batch, key, false).page : key - t_.num_cached;
+    if constexpr (Config::kSparse) {
+      const kernels::SlotList& list = tile.cached ? p.list_of_slots : p.list_of_extra;
+      table_ = list.indices + prefill::row_of_token(p, t, t.token_begin) * list.row_stride + kv_head * list.head_stride;
+      step_ = list.entry_stride;
+      offset_ = tile.cached ? 0 : t.num_cached;
+    } else {
+      offset_ = t.num_cached;  // of dense rows
+      if (p.paged) {
+        table_ = p.page_table.data + t.batch * p.page_table.row_stride;
+        step_ = p.page_table.col_stride;
+      } else {
+        only_page_ = p.batch_index.data != nullptr ? prefill::int_at(p.batch_index, t.batch) : t.batch;
+      }
+    }
   }
 
-  // answer: what ask() said.
-  __device__ __forceinline__ const char* find(const Tile& tile, int key, int answer) const {
-    if (answer < 0) return nullptr;
-    if (Config::kSparse ? p_.cached == 0 : !tile.cached) {
-      if (answer >= t_.num_keys) return nullptr;
-      return p_.new_k.data + (t_.batch * p_.new_k.batch_stride + (t_.kv_row + answer) * p_.new_k.row_stride +
-                              kv_head_ * p_.new_k.head_stride) *
-                                 2;
-    }
-    if constexpr (Config::kSparse) {
-      if (tile.cached) return slot(p_.k, p_.num_pages, p_.page_size, p_.page_shift, answer);
-      return slot(p_.extra_k, p_.num_extra_pages, p_.extra_page_size, p_.extra_page_shift, answer);
+  // What the list or the table says of a key; a load, so that it can be asked for ahead. -1: the key is not to be read.
+  __device__ __forceinline__ int ask(int key) const {
+    if (key < tile_.low || key >= tile_.high) return -1;
+    if constexpr (Config::kSparse) return table_[(key - offset_) * step_];
+    if (is_dense(p_, tile_)) return key - offset_;
+    return p_.paged ? table_[page_of(key) * step_] : only_page_;
+  }
+
+  // The row of a key, or null where there is none: an entry or a page out of range. answer: what ask() said.
+  __device__ __forceinline__ const char* find(int key, int answer) const {
+    if (Config::kSparse || is_dense(p_, tile_)) {
+      if (static_cast<unsigned>(answer) >= static_cast<unsigned>(limit_)) return nullptr;
+      const int page = page_of(answer);
+      return data_ + page * pool_.page_stride + (answer - page * pool_.page_size) * pool_.slot_stride;
     }
     if (!prefill::is_there(p_, answer)) return nullptr;
-    return p_.k.data + answer * p_.k.page_stride + prefill::slot_in_page(p_, key) * p_.k.slot_stride +
-           kv_head_ * p_.k.head_stride;
+    return data_ + answer * pool_.page_stride + slot_of(key) * pool_.slot_stride;
   }
 
   // Of a row of the MLA-584 format, how far from it its scales are: in a plane behind the page's rows.
-  __device__ __forceinline__ int scales_of(const Tile& tile, int key, int answer) const {
-    const bool extra = Config::kSparse && !tile.cached;
-    const int page_size = extra ? p_.extra_page_size : p_.page_size, shift = extra ? p_.extra_page_shift : p_.page_shift;
-    const int offset = Config::kSparse ? answer - divide(answer, page_size, shift) * page_size : prefill::slot_in_page(p_, key);
-    return page_size * 576 + offset * (8 - 576);
+  __device__ __forceinline__ int scales_of(int key, int answer) const {
+    const int slot = Config::kSparse ? answer - page_of(answer) * pool_.page_size : slot_of(key);
+    return pool_.page_size * 576 + slot * (8 - 576);
   }
 
  private:
-  __device__ __forceinline__ static int divide(int x, int by, int shift) { return shift >= 0 ? x >> shift : x / by; }
-  __device__ __forceinline__ const char* slot(const kernels::KvPlane& plane, long long num_pages, int page_size,
-                                              int shift, int number) const {
-    const int page = divide(number, page_size, shift);
-    if (page >= num_pages) return nullptr;
-    return plane.data + page * plane.page_stride + (number - page * page_size) * plane.slot_stride +
-           kv_head_ * plane.head_stride;
+  __device__ __forceinline__ static bool is_dense(const PrefillParams& p, const Tile& tile) {
+    return p.dense && (Config::kSparse || !tile.cached);
   }
+  __device__ __forceinline__ int page_of(int x) const {
+    return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(x)) * pool_.page_magic >>
+                            pool_.page_shift);
+  }
+  __device__ __forceinline__ int slot_of(int key) const { return key - page_of(key) * pool_.page_size; }
 
   const PrefillParams& p_;
-  const Task& t_;
-  const int kv_head_;
+  const Tile& tile_;
+  const kernels::RowPool& pool_;
+  const char* data_;
+  const int* table_ = nullptr;
+  long long step_ = 0;
+  int limit_, offset_ = 0, only_page_ = -1;
 };
 
 }  // namespace attune::mla

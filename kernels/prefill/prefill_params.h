@@ -43,12 +43,22 @@ struct SlotList {
   int topk;
 };
 
+// Rows of `page_size` slots a page. Dense rows, from the first of all, have one page.
+struct RowPool {
+  const char* data;
+  long long page_stride, slot_stride, head_stride;  // in bytes
+  long long batch_stride;                           // of dense rows
+  int num_slots, page_size;
+  // x / page_size of an x below 2^31 is x * page_magic >> page_shift.
+  unsigned page_magic;
+  int page_shift;
+};
+
 struct PrefillParams : DecodeParams {
   // Sparse attention. Entries of extra_list, slots of a second cache, follow those of list, from a tile of their own on.
   SlotList list_of_slots, list_of_extra;
-  KvPlane extra_k;
-  long long num_extra_pages;
-  int extra_page_size, extra_page_shift;
+  // Where rows of keys lie for threads that copy them one by one: the cache; a second cache, or dense rows.
+  RowPool pools[2];
   long long total_kv;          // dense rows
   IntTable cu_seqlens_kv;      // of dense keys that are not q's tokens
   int q_flat, kv_flat;         // rows of q, and dense rows, have one number; else a batch and a row of it

@@ -83,8 +83,33 @@ kernels::SlotList slot_list(const SparseList& l) {
   return k;
 }
 
-int shift_of(int64_t x) {
-  return std::has_single_bit(static_cast<uint64_t>(x)) ? std::countr_zero(static_cast<uint64_t>(x)) : -1;
+// A page size such that quotients of 31-bit numbers are exact: 2^(shift - 31) is the next power of two.
+void set_page_size(kernels::RowPool& pool, int64_t size) {
+  const int bits = size > 1 ? static_cast<int>(std::bit_width(static_cast<uint64_t>(size - 1))) : 0;
+  pool.page_size = to_int(size);
+  pool.page_shift = 31 + bits;
+  pool.page_magic = static_cast<unsigned>(((uint64_t{1} << pool.page_shift) + static_cast<uint64_t>(size) - 1) /
+                                          static_cast<uint64_t>(size));
+}
+
+kernels::RowPool cache_pool(const KvCache& c) {
+  const int64_t size = c.k.element_size;
+  kernels::RowPool pool{};
+  pool.data = reinterpret_cast<const char*>(c.k.data);
+  pool.page_stride = c.k.page_stride * size, pool.slot_stride = c.k.slot_stride * size,
+  pool.head_stride = c.k.head_stride * size;
+  pool.num_slots = to_int(c.num_slots());
+  set_page_size(pool, std::max<int64_t>(1, c.page_size));
+  return pool;
+}
+
+kernels::RowPool dense_pool(const RowView& v) {
+  const kernels::NewRows rows = prefill::dense_rows(v);
+  kernels::RowPool pool{};
+  pool.data = rows.data;
+  pool.slot_stride = rows.row_stride * v.element_size, pool.head_stride = rows.head_stride * v.element_size;
+  pool.batch_stride = rows.batch_stride * v.element_size;
+  return pool;  // page_magic 0: all in one page
 }
 
 }  // namespace
@@ -192,14 +217,11 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   if (p.cache) k.box_shift = std::countr_zero(static_cast<uint64_t>(keys_of_box(p.cache)));
   if (p.sparse) {
     k.list_of_slots = slot_list(p.list);
-    if (p.extra_cache) {
-      k.list_of_extra = slot_list(p.extra_list);
-      k.extra_k = decode::to_plane(p.extra_cache.k, false);
-      k.num_extra_pages = p.extra_cache.num_pages;
-      k.extra_page_size = to_int(p.extra_cache.page_size);
-      k.extra_page_shift = shift_of(p.extra_cache.page_size);
-    }
+    if (p.extra_cache) k.list_of_extra = slot_list(p.extra_list);
   }
+  if (p.cache) k.pools[0] = cache_pool(p.cache);
+  if (rows) k.pools[1] = dense_pool(p.k);
+  if (p.extra_cache) k.pools[1] = cache_pool(p.extra_cache);
   k.heads_of_tile = c.heads_of_tile;
   k.tokens_of_tile = c.tokens_of_tile;
   k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);
