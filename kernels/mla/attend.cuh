@@ -29,20 +29,21 @@ template <int kGroup>
 class Attend {
  public:
   using QkProduct = ptx::Product<Config::kKeys, Config::kProduct>;
-  using PvProduct = ptx::Product<Config::kChannels, Config::kProduct>;
+  // Where 512 threads leave 128 registers each at the start, an instruction cannot have 128 accumulators.
+  static constexpr int kPieces = Config::kThreads > 384 ? 2 : 1, kPieceFloats = Config::kChannels / 2 / kPieces;
+  using PvProduct = ptx::Product<Config::kChannels / kPieces, Config::kProduct>;
   static constexpr int kWeights = Config::kKeys / 4;  // registers
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
       : places_(places), c_(p.scale * kLog2e), q_(ptx::uniform(ptx::descriptor_k_major(places.q()))) {}
 
-  // All tiles of a task, from the last to the first.
-  __device__ __forceinline__ void run(const Task& task, const Rows& rows, Accumulators& a) {
+  // All tiles of a task, from the last to the first. q_parity: of the queries' barrier.
+  __device__ __forceinline__ void run(const Task& task, const Rows& rows, unsigned q_parity, Accumulators& a) {
     if (kGroup == 0) rows.note_limits(places_), __syncwarp();  // the other group waits for this one's weights first
     const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0), end = __shfl_sync(0xffffffffu, task.tile_end, 0);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
-    ptx::wait_phase(places_.q_full(), q_parity_);
-    q_parity_ ^= 1;
+    ptx::wait_phase(places_.q_full(), q_parity);
     accumulate_ = 0;
     int i = end - 1;
     for (; i > begin; i -= 2) {
@@ -157,8 +158,14 @@ class Attend {
     ptx::pin(weights);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 16; ++i)
-      PvProduct::registers(a.o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate_ : 1);
+    for (int i = 0; i < Config::kKeys / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        PvProduct::registers(reinterpret_cast<float(&)[kPieceFloats]>(a.o[j * kPieceFloats]), weights + 4 * i,
+                             v + i * (2048 >> 4) + j * (Config::kChunksV / 2 / kPieces * Config::kChunkBytes >> 4),
+                             i == 0 ? accumulate_ : 1);
+      }
+    }
     ptx::commit_products();
     accumulate_ = 1;
   }
@@ -300,7 +307,6 @@ class Attend {
   const ptx::Descriptor q_;
   unsigned weights_[kWeights];  // of the first tile of a pair
   unsigned tiles_ = 0;  // of all tasks
-  unsigned q_parity_ = 0;
   int accumulate_ = 0;
 };
 

@@ -29,11 +29,12 @@ struct Config {
   static constexpr int kChunks = kHeadDimQk / 64, kChunksV = kHeadDimV / 64;  // of 64 channels
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
   // Of the two math groups each has half of the channels of V.
-  static constexpr int kMathWarps = 8, kThreads = 384, kChannels = kHeadDimV / 2;
-  static constexpr int kLoaders = kCopiesBoxes ? 1 : 128;  // threads that bring keys
-  static constexpr int kTaskReaders = kMathWarps + (kCopiesBoxes ? 0 : 3);
-  static constexpr int kLoaderRegisters = kCopiesBoxes ? 56 : kDecodes ? 88 : 72;
-  static constexpr int kMathRegisters = (504 - kLoaderRegisters) / 16 * 8;
+  static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
+  // Threads that bring keys: with codes there is more to do for them, and more to wait for.
+  static constexpr int kLoaders = kDecodes ? 256 : 128, kThreads = kLoaders + 32 * kMathWarps;
+  static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
+  static constexpr int kLoaderRegisters = kDecodes ? 48 : 72, kMathRegisters = kDecodes ? 208 : 216;
+  static_assert(kLoaders * kLoaderRegisters + 32 * kMathWarps * kMathRegisters <= 65536, "more registers than there are");
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::MlaShared kShared = kernels::mla_shared(kHeadDimQk);
 
@@ -101,7 +102,7 @@ struct Places {
   __device__ __forceinline__ unsigned task_empty(int slot) const { return barrier(kFirst + kernels::kTaskSlots + slot); }
   __device__ __forceinline__ unsigned q_full() const { return barrier(kFirst + 2 * kernels::kTaskSlots); }
   __device__ __forceinline__ unsigned q_empty() const { return q_full() + 8; }
-  __device__ __forceinline__ unsigned edge() const { return q_full() + 16; }  // the loader's own
+  __device__ __forceinline__ unsigned edge(int warp) const { return q_full() + 16 + 8 * warp; }  // a loader's own
 };
 
 // Numbered barriers: of a warp of group 0 and its twin of group 1.

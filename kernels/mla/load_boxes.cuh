@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp that takes tasks from the list and has the TMA copy tiles of keys, from the last to the first, and the queries.
-// It runs ahead of the math groups as far as the two buffers allow, each part of which it fills as soon as it is empty.
+// Four warps that have the TMA copy tiles of keys, from the last to the first: one for each half of each of the two buffers,
+// so that none waits for another's to be empty. They run ahead of the math groups as far as the buffers allow, into the next
+// task too. The first one also takes tasks from the list and has the queries copied.
 //
 // Rows of a tile beyond the keys that the block may see may be anything, NaN included, and as values would be multiplied by
 // weights of 0: they become zero before the tile is handed over.
@@ -46,41 +47,57 @@ class BoxLoader {
  public:
   __device__ __forceinline__ BoxLoader(const PrefillParams& p, const ptx::TensorMap& q, const ptx::TensorMap& k,
                                        const ptx::TensorMap& dense_k, const Places& places)
-      : p_(p), q_(q), k_(k), dense_k_(dense_k), places_(places), lane_(threadIdx.x % 32) {}
+      : p_(p), q_(q), k_(k), dense_k_(dense_k), places_(places), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
   __device__ __forceinline__ void run() {
     prefill::TaskFeed feed(p_, places_);
+    const bool leads = warp_ == 0;
     unsigned q_parity = 1;
-    for (int slot = feed.next(); slot >= 0; slot = feed.next()) {
-      const Task& task = places_.task(slot);
-      const int head_tile = places_.head_tile(slot), kv_head = head_tile * p_.heads_of_tile / p_.group;
-      const Line line(task.num_cached, task.first_key, task.end_key);
-      const Plain plain = plain_tiles(task, line);
-      const int begin = task.tile_begin, end = task.tile_end, batch = task.batch;
-      for (int i = end - 1; i >= begin; --i) {
-        if (plain.begin <= i && i < plain.end) {
-          const int first = max(begin, plain.begin);
-          for (; i >= first; --i) {
-            const bool leads = i == end - 1;
-            load_plain(batch, (line.cached_begin + i) * Config::kKeys, kv_head, leads || i == plain.end - 1, i > first);
-            if (leads) queries(task, head_tile, q_parity);
-          }
-          ++i;
-        } else {
-          const Tile tile = tile_at(task, line, i);
-          load(task, tile, kv_head, ask(task, tile));
-          if (i == end - 1) queries(task, head_tile, q_parity);
-        }
-      }
+    for (Turn turn;; turn.next<kernels::kTaskSlots>()) {
+      if (leads) feed.next();
+      ptx::wait_phase(places_.task_full(turn.stage), turn.parity);
+      const int head_tile = places_.head_tile(turn.stage);
+      if (head_tile == prefill::kNoMoreTasks) return;
+      const Task& task = places_.task(turn.stage);
+      const auto queries = [&] {
+        ptx::wait_phase(places_.q_empty(), q_parity);
+        q_parity ^= 1;
+        load_queries(p_, places_, q_, task, head_tile);
+      };
+      load_all(task, head_tile * p_.heads_of_tile / p_.group, [&] { if (leads) queries(); });
+      __syncwarp();
+      if (!leads && lane_ == 0) ptx::arrive(places_.task_empty(turn.stage));
     }
   }
 
  private:
-  __device__ __forceinline__ void queries(const Task& task, int head_tile, unsigned& q_parity) const {
-    ptx::wait_phase(places_.q_empty(), q_parity);
-    q_parity ^= 1;
-    load_queries(p_, places_, q_, task, head_tile);
+  // Of the two buffers and the two halves of a tile the warp has one each; the first half comes with what is in K only.
+  __device__ __forceinline__ int stage() const { return warp_ % 2; }
+  __device__ __forceinline__ bool second_half() const { return warp_ >= 2; }
+
+  // after_first: to be called once, when the first of the warp's tiles is under way.
+  template <class AfterFirst>
+  __device__ __forceinline__ void load_all(const Task& task, int kv_head, AfterFirst&& after_first) {
+    const Line line(task.num_cached, task.first_key, task.end_key);
+    const Plain plain = plain_tiles(task, line);
+    const int begin = task.tile_begin, end = task.tile_end, batch = task.batch;
+    const int first = end - 1 - (((tiles_ & 1) != 0) != (stage() != 0) ? 1 : 0);
+    tiles_ += end - begin;
+    bool fresh = true;
+    for (int i = first; i >= begin; i -= 2) {
+      if (plain.begin <= i && i < plain.end) {
+        load_plain(batch, (line.cached_begin + i) * Config::kKeys, kv_head, fresh, i - 2 >= max(begin, plain.begin));
+        fresh = false;
+      } else {
+        const Tile tile = tile_at(task, line, i);
+        load(task, tile, kv_head, ask(task, tile));
+      }
+      if (i == first) after_first();
+    }
+    if (first < begin) after_first();
   }
+
+  __device__ __forceinline__ void wait_empty(int half) const { ptx::wait_phase(places_.k_empty(stage(), half), parity_); }
 
   // ---- tiles whose keys are all in the cache, and seen by all rows of the block
 
@@ -94,55 +111,77 @@ class BoxLoader {
     return {(low + Config::kKeys - 1) / Config::kKeys - line.cached_begin, high / Config::kKeys - line.cached_begin};
   }
 
-  // start: the first key. fresh: it is the first of a run; more: the tile before it is to be loaded next.
+  // start: the first key. fresh: it is the first of a run; more: the warp's next tile is one too.
   __device__ __forceinline__ void load_plain(int batch, int start, int kv_head, bool fresh, bool more) {
     const int shift = p_.box_shift, boxes = Config::kKeys >> shift;
     if (fresh) next_page_ = page_of_box(batch, start);
     const int page = next_page_;
-    if (more) next_page_ = page_of_box(batch, start - Config::kKeys);
-    const Turn turn = turn_;
-    turn_.next<Config::kStages>();
-    const bool absent = lane_ < boxes && !prefill::is_there(p_, page);
+    if (more) next_page_ = page_of_box(batch, start - 2 * Config::kKeys);
+    const bool absent = !prefill::is_there(p_, page);
     // Beyond the pages there is nothing: a copy brings zeros.
     const int outer = absent ? static_cast<int>(p_.num_pages) : page,
-              row = prefill::slot_in_page(p_, start + (lane_ % boxes << shift));
-    ptx::wait_phase(places_.k_empty(turn.stage, kKeysOnly), turn.parity ^ 1);
-    if (__any_sync(0xffffffffu, absent) || (noted_ >> turn.stage & 1) != 0) note_plain(turn.stage, absent);
-    const unsigned to = places_.k(turn.stage);
+              row = prefill::slot_in_page(p_, start + ((lane_ & (boxes - 1)) << shift));
+    if (!second_half()) {
+      wait_empty(kKeysOnly);
+      if (__any_sync(0xffffffffu, absent) || noted_) note_plain(absent);
+    }
+    const unsigned to = places_.k(stage());
+    if (shift == 6) {
+      const int row_of_all = __shfl_sync(0xffffffffu, row, 0), outer_of_all = __shfl_sync(0xffffffffu, outer, 0);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const Part channels = part_at(part);
-      if (part == 1 || part == 3) ptx::wait_phase(places_.k_empty(turn.stage, half_of(part)), turn.parity ^ 1);
-      if (channels.count == 0) continue;
-      const unsigned barrier = places_.k_full(turn.stage, part);
-      if (lane_ == 0) ptx::arrive_expecting(barrier, channels.count * Config::kChunkBytes);
-      __syncwarp();
-#pragma unroll 1
-      for (int b = 0; b < boxes; ++b) {
-        const int row_of_box = __shfl_sync(0xffffffffu, row, b), outer_of_box = __shfl_sync(0xffffffffu, outer, b);
-        if (lane_ == 0) {
-#pragma unroll
-          for (int j = 0; j < channels.count; ++j) {
-            ptx::copy_box(to + (channels.chunk + j) * Config::kChunkBytes + (b << shift) * 128, k_, barrier,
-                          64 * (channels.chunk + j), kv_head, row_of_box, outer_of_box);
-          }
-        }
+      for (int part = 0; part < kParts; ++part) {
+        if (!expect(part, Config::kChunkBytes)) continue;
+        if (lane_ == 0) copy_part(part, to, places_.k_full(stage(), part), kv_head, row_of_all, outer_of_all);
+        __syncwarp();
       }
-      __syncwarp();
+    } else {
+#pragma unroll 1
+      for (int part = 0; part < kParts; ++part) {
+        if (!expect(part, Config::kChunkBytes)) continue;
+#pragma unroll 1
+        for (int b = 0; b < boxes; ++b) {
+          const int row_of_box = __shfl_sync(0xffffffffu, row, b), outer_of_box = __shfl_sync(0xffffffffu, outer, b);
+          if (lane_ == 0)
+            copy_part(part, to + (b << shift) * 128, places_.k_full(stage(), part), kv_head, row_of_box, outer_of_box);
+        }
+        __syncwarp();
+      }
+    }
+    parity_ ^= 1;
+  }
+  // Whether the part is the warp's; then its place is empty, and its barrier expects the bytes of its chunks.
+  __device__ __forceinline__ bool expect(int part, unsigned bytes_of_chunk) const {
+    if ((part >= 3) != second_half() || part_at(part).count == 0) return false;
+    if (part == 1 || part == 3) wait_empty(half_of(part));
+    if (lane_ == 0) ptx::arrive_expecting(places_.k_full(stage(), part), part_at(part).count * bytes_of_chunk);
+    __syncwarp();
+    return true;
+  }
+  // One box of cached keys.
+  __device__ __forceinline__ void copy_part(int part, unsigned to, unsigned barrier, int kv_head, int row,
+                                            int outer) const {
+    const Part channels = part_at(part);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (j < channels.count) {
+        ptx::copy_box(to + (channels.chunk + j) * Config::kChunkBytes, k_, barrier, 64 * (channels.chunk + j), kv_head, row,
+                      outer);
+      }
     }
   }
   __device__ __forceinline__ int page_of_box(int batch, int start) const {
-    return prefill::find_slot(p_, batch, start + (lane_ % (Config::kKeys >> p_.box_shift) << p_.box_shift), false).page;
+    const int box = lane_ & ((Config::kKeys >> p_.box_shift) - 1);
+    return prefill::find_slot(p_, batch, start + (box << p_.box_shift), false).page;
   }
-  __device__ __forceinline__ void note_plain(int stage, bool absent) {
-    const unsigned boxes = __ballot_sync(0xffffffffu, absent);
+  __device__ __forceinline__ void note_plain(bool absent) {
+    const unsigned boxes = __ballot_sync(0xffffffffu, absent && lane_ < Config::kKeys >> p_.box_shift);
     if (lane_ == 0) {
       unsigned long long hidden = 0;
       for (int b = 0; b < kMostBoxes; ++b)
         if ((boxes >> b & 1) != 0) hidden |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
-      store_note(places_, stage, hidden, 0, false);
+      store_note(places_, stage(), hidden, 0, false);
     }
-    noted_ = boxes != 0 ? noted_ | 1u << stage : noted_ & ~(1u << stage);
+    noted_ = boxes != 0;
     __syncwarp();
   }
   // ---- all others
@@ -161,22 +200,22 @@ class BoxLoader {
   }
 
   __device__ __forceinline__ void load(const Task& task, const Tile& tile, int kv_head, int page) {
-    const Turn turn = turn_;
-    turn_.next<Config::kStages>();
     const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys, mine = has_box(tile);
     const int keys = 1 << shift_of(tile);
     const unsigned bytes = __popc(__ballot_sync(0xffffffffu, mine)) / 2 * keys * 128;
     const ptx::TensorMap& map = tile.cached ? k_ : dense_k_;
     const Origin from = origin_of(task, tile, page);
-    const unsigned to = places_.k(turn.stage) + lane_ % 2 * Config::kChunkBytes + box() * keys * 128;
-    ptx::wait_phase(places_.k_empty(turn.stage, kKeysOnly), turn.parity ^ 1);
-    note(turn.stage, task, tile, page);
+    const unsigned to = places_.k(stage()) + lane_ % 2 * Config::kChunkBytes + box() * keys * 128;
+    if (!second_half()) {
+      wait_empty(kKeysOnly);
+      note(task, tile, page);
+    }
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
       const Part channels = part_at(part);
-      if (part == 1 || part == 3) ptx::wait_phase(places_.k_empty(turn.stage, half_of(part)), turn.parity ^ 1);
-      if (channels.count == 0) continue;
-      const unsigned barrier = whole ? places_.k_full(turn.stage, part) : places_.edge();
+      if ((part >= 3) != second_half() || channels.count == 0) continue;
+      if (part == 1 || part == 3) wait_empty(half_of(part));
+      const unsigned full = places_.k_full(stage(), part), barrier = whole ? full : places_.edge(warp_);
       if (lane_ == 0) ptx::arrive_expecting(barrier, channels.count * bytes);
       __syncwarp();
       if (mine && lane_ % 2 < channels.count) {
@@ -184,23 +223,21 @@ class BoxLoader {
                       from.row, from.outer);
       }
       __syncwarp();
-      if (!whole) clear_edge(turn.stage, part, tile);
-    }
-  }
-
-  __device__ __forceinline__ void clear_edge(int stage, int part, const Tile& tile) {
-    ptx::wait_phase(places_.edge(), edge_parity_);
-    edge_parity_ ^= 1;
+      if (whole) continue;
+      ptx::wait_phase(barrier, edge_parity_);
+      edge_parity_ ^= 1;
 #pragma unroll 1
-    for (int i = 0; i < part_at(part).count; ++i) {
-      const unsigned at = places_.k(stage) + (part_at(part).chunk + i) * Config::kChunkBytes;
-      clear_rows(at, 0, tile.low - tile.start);
-      clear_rows(at, tile.high - tile.start, Config::kKeys);
+      for (int j = 0; j < channels.count; ++j) {
+        const unsigned at = places_.k(stage()) + (channels.chunk + j) * Config::kChunkBytes;
+        clear_rows(at, 0, tile.low - tile.start);
+        clear_rows(at, tile.high - tile.start, Config::kKeys);
+      }
+      ptx::fence_async_proxy();
+      __syncwarp();
+      if (lane_ == 0) ptx::arrive(full);
+      __syncwarp();
     }
-    ptx::fence_async_proxy();
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(places_.k_full(stage, part));
-    __syncwarp();
+    parity_ ^= 1;
   }
 
   // The two outer coordinates of the lane's box.
@@ -216,7 +253,7 @@ class BoxLoader {
   }
 
   // Tells the math groups which keys nobody sees, or lie on pages that are not there.
-  __device__ __forceinline__ void note(int stage, const Task& task, const Tile& tile, int page) {
+  __device__ __forceinline__ void note(const Task& task, const Tile& tile, int page) {
     const bool absent = tile.cached && has_box(tile) && !prefill::is_there(p_, page);
     unsigned long long hidden = ~keys_between(tile.low - tile.start, tile.high - tile.start);
     if (__any_sync(0xffffffffu, absent)) {
@@ -226,8 +263,8 @@ class BoxLoader {
           hidden |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
       }
     }
-    if (lane_ == 0) store_note(places_, stage, hidden, tile.start, is_edge(p_, task, tile));
-    noted_ |= 1u << stage;
+    if (lane_ == 0) store_note(places_, stage(), hidden, tile.start, is_edge(p_, task, tile));
+    noted_ = true;
     __syncwarp();
   }
   // Bits of the keys [begin, end) of a tile.
@@ -245,11 +282,12 @@ class BoxLoader {
   const PrefillParams& p_;
   const ptx::TensorMap &q_, &k_, &dense_k_;
   const Places& places_;
-  const int lane_;
-  Turn turn_;
+  const int lane_, warp_;
+  int tiles_ = 0;        // of all tasks
+  unsigned parity_ = 1;  // of the buffer's next use
   unsigned edge_parity_ = 0;
-  unsigned noted_ = (1 << Config::kStages) - 1;  // stages whose note says something, a bit each
-  int next_page_ = -1;                           // of the lane's box of the next plain tile
+  bool noted_ = true;   // the note in the buffer says something
+  int next_page_ = -1;  // of the lane's box of the next plain tile
 };
 
 }  // namespace attune::mla

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warpgroup that brings keys row by row, from where a list or a table says: 16-bit rows by asynchronous copies, those of
+// Threads that bring keys row by row, from where a list or a table says: 16-bit rows by asynchronous copies, those of
 // the packed formats through registers, where codes are multiplied by their scales and rounded to bf16 once. Rows lie
 // swizzled, as the TMA would have written them. Rows that are not there, or that nobody may see, become zero.
 //
 // A few neighbouring threads have a row's bytes side by side: eight those of a chunk of 16-bit channels, or four those of 64
-// codes, as there are not registers for more rows.
+// codes.
 #pragma once
 
 #include "mla/load_boxes.cuh"
@@ -15,7 +15,7 @@ namespace attune::mla {
 class RowLoader {
  public:
   static constexpr int kLanes = Config::kDecodes ? 4 : 8;  // of a row
-  static constexpr int kRowsAtATime = 32 / kLanes, kRowsOfWarp = Config::kKeys / 4, kRowsOfThread = kRowsOfWarp / kRowsAtATime;
+  static constexpr int kRowsAtATime = 32 / kLanes, kRowsOfWarp = Config::kKeys * 32 / Config::kLoaders, kRowsOfThread = kRowsOfWarp / kRowsAtATime;
 
   __device__ __forceinline__ RowLoader(const PrefillParams& p, const ptx::TensorMap& q, const Places& places)
       : p_(p), q_(q), places_(places), thread_(static_cast<int>(threadIdx.x)),
@@ -98,7 +98,7 @@ class RowLoader {
     return Config::kDecodes && (Config::kSparse || tile.cached);
   }
 
-  // Which of the tile's rows are not there; a warp has sixteen.
+  // Which of the tile's rows are not there; a warp has sixteen or eight of them.
   __device__ __forceinline__ void note_hidden(int stage, const Task& task, const Tile& tile, const Addresses& a) {
     bool absent = false;
 #pragma unroll
@@ -111,8 +111,14 @@ class RowLoader {
 #pragma unroll
         for (int r = 0; r < kRowsAtATime; ++r) bits |= (lanes >> (r * kLanes) & 1) << (kRowsAtATime * i + r);
       }
-      if (thread_ % 32 == 0)
-        ptx::store_shared_u16(places_.note(stage) + thread_ / 32 * 2, static_cast<unsigned short>(bits));
+      const unsigned at = places_.note(stage) + thread_ / 32 * (kRowsOfWarp / 8);
+      if (thread_ % 32 == 0) {
+        if constexpr (kRowsOfWarp == 16) {
+          ptx::store_shared_u16(at, static_cast<unsigned short>(bits));
+        } else {
+          ptx::store_shared_u8(at, bits);
+        }
+      }
       noted_ = bits != 0 ? noted_ | 1u << stage : noted_ & ~(1u << stage);
     }
     if (!Config::kSparse && thread_ == 0) {

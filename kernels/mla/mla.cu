@@ -7,8 +7,8 @@
 // longest first, and the blocks of a persistent grid take them one after the other; blocks of rows that it cuts along the
 // keys are merged by mla/combine.cu.
 //
-// Tiles: 64 rows x 64 keys x all channels, two tiles at a time. Warpgroup 0 brings keys: a warp that has the TMA copy them
-// (load_boxes.cuh), or all four that gather rows (load_rows.cuh). Groups 1 and 2 do the math (attend.cuh): S of every other
+// Tiles: 64 rows x 64 keys x all channels, two tiles at a time. The first warpgroup, or two, bring keys: their warps
+// have the TMA copy them (load_boxes.cuh), or gather rows (load_rows.cuh). The last two groups do the math (attend.cuh): S of every other
 // tile in 32 registers a thread, and half of O's channels in 128.
 //
 // Barriers: each tile has one "full" a part of its channels, and an "empty" for what is in K only and for each half of V;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
     }
     ptx::init_barrier(places.q_full(), 1);
     ptx::init_barrier(places.q_empty(), Config::kMathWarps);
-    ptx::init_barrier(places.edge(), 1);
+    for (int warp = 0; warp < 4; ++warp) ptx::init_barrier(places.edge(warp), 1);
     ptx::publish_barriers();
   }
   __syncthreads();
@@ -45,20 +45,21 @@ template <int kGroup>
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
   Attend<kGroup> attend(p, places);
   Accumulators a;
-  for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
-    ptx::wait_phase(places.task_full(slot.stage), slot.parity);
-    const int head_tile = __shfl_sync(0xffffffffu, places.head_tile(slot.stage), 0);
+  for (unsigned count = 0;; ++count) {
+    const int slot = static_cast<int>(count % kernels::kTaskSlots);
+    ptx::wait_phase(places.task_full(slot), count / kernels::kTaskSlots % 2);
+    const int head_tile = __shfl_sync(0xffffffffu, places.head_tile(slot), 0);
     if (head_tile == prefill::kNoMoreTasks) return;
-    const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
+    const Task& task = places.task(slot);  // read where needed: registers are scarce
     const Rows rows{p, task, head_tile};
-    attend.run(task, rows, a);
+    attend.run(task, rows, count % 2, a);
     if (task.num_parts == 1) {
       store_whole<kGroup>(p, task, rows, a);
     } else {
       store_part<kGroup>(p, task, head_tile, a);
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot.stage));
+    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
   }
 }
 
@@ -74,20 +75,18 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   init_barriers(places);
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
-  if (threadIdx.x < 128) {
+  if (threadIdx.x < Config::kLoaders) {
     ptx::give_up_registers<Config::kLoaderRegisters>();
     if constexpr (Config::kCopiesBoxes) {
-      if (threadIdx.x < 32) {
-        BoxLoader loader(p, q, k, dense_k, places);
-        loader.run();
-      }
+      BoxLoader loader(p, q, k, dense_k, places);
+      loader.run();
     } else {
       RowLoader loader(p, q, places);
       loader.run();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();
-    if (threadIdx.x < 256) {
+    if (threadIdx.x < Config::kLoaders + 128) {
       run_math<0>(p, places);
     } else {
       run_math<1>(p, places);

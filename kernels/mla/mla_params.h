@@ -35,7 +35,7 @@ ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
   s.limits = s.stats + 2 * kMlaRowsOfBlock * 8;               // [rows][2]
   s.notes = s.limits + kMlaRowsOfBlock * 8;                   // [stages]
   s.barriers = s.notes + kMlaStages * kMlaNoteBytes;
-  s.tasks = s.barriers + align_up((kMlaStages * (kMlaParts + 3) + 2 * kTaskSlots + 3) * 8, 16);
+  s.tasks = s.barriers + align_up((kMlaStages * (kMlaParts + 3) + 2 * kTaskSlots + 2 + 4) * 8, 16);
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
 }

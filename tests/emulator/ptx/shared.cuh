@@ -12,6 +12,7 @@ inline unsigned load_shared_u32(unsigned at) {
   return x;
 }
 inline void store_shared_u32(unsigned at, unsigned x) { std::memcpy(shared_pointer(at), &x, 4); }
+inline void store_shared_u8(unsigned at, unsigned x) { *shared_pointer(at) = static_cast<unsigned char>(x); }
 inline void store_shared_u16(unsigned at, unsigned short x) { std::memcpy(shared_pointer(at), &x, 2); }
 inline float load_shared(unsigned at) { return __uint_as_float(load_shared_u32(at)); }
 inline void store_shared_zero(unsigned at) { std::memset(shared_pointer(at), 0, 16); }
