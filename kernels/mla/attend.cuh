@@ -29,9 +29,7 @@ template <int kGroup>
 class Attend {
  public:
   using QkProduct = ptx::Product<Config::kKeys, Config::kProduct>;
-  // Where 512 threads leave 128 registers each at the start, an instruction cannot have 128 accumulators.
-  static constexpr int kPieces = Config::kThreads > 384 ? 2 : 1, kPieceFloats = Config::kChannels / 2 / kPieces;
-  using PvProduct = ptx::Product<Config::kChannels / kPieces, Config::kProduct>;
+  using PvProduct = ptx::Product<Config::kChannels, Config::kProduct>;
   static constexpr int kWeights = Config::kKeys / 4;  // registers
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
@@ -158,14 +156,8 @@ class Attend {
     ptx::pin(weights);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 16; ++i) {
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        PvProduct::registers(reinterpret_cast<float(&)[kPieceFloats]>(a.o[j * kPieceFloats]), weights + 4 * i,
-                             v + i * (2048 >> 4) + j * (Config::kChunksV / 2 / kPieces * Config::kChunkBytes >> 4),
-                             i == 0 ? accumulate_ : 1);
-      }
-    }
+    for (int i = 0; i < Config::kKeys / 16; ++i)
+      PvProduct::registers(a.o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate_ : 1);
     ptx::commit_products();
     accumulate_ = 1;
   }
@@ -272,6 +264,7 @@ class Attend {
   // Of both groups: the maximum as a score in base 2, and the sum against it; what o is to be multiplied with for that.
   __device__ __forceinline__ void finish(Accumulators& a) const {
     const int row = row_of_thread();
+    ptx::sync_some(twins(), 64);  // nobody reads weights any more
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);

@@ -23,17 +23,16 @@ struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = kernels::kMlaHeadDimV;
   static constexpr int kType = ATTUNE_TYPE, kOutType = ATTUNE_OUT_TYPE;
   static constexpr int kLoader = ATTUNE_LOADER;
-  static constexpr bool kSparse = ATTUNE_SPARSE != 0;
+  static constexpr bool kSparse = ATTUNE_SPARSE != 0, kDense = ATTUNE_DENSE != 0;  // kDense: there are rows beside a cache
   static constexpr bool kCopiesBoxes = kLoader == kernels::kMlaBoxes, kDecodes = kLoader >= kernels::kMlaCodes656;
   static constexpr int kRows = kernels::kMlaRowsOfBlock, kKeys = kernels::kMlaKeys, kStages = kernels::kMlaStages;
   static constexpr int kChunks = kHeadDimQk / 64, kChunksV = kHeadDimV / 64;  // of 64 channels
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
   // Of the two math groups each has half of the channels of V.
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
-  // Threads that bring keys: with codes there is more to do for them, and more to wait for.
-  static constexpr int kLoaders = kDecodes ? 256 : 128, kThreads = kLoaders + 32 * kMathWarps;
-  static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  static constexpr int kLoaderRegisters = kDecodes ? 48 : 72, kMathRegisters = kDecodes ? 208 : 216;
+  static constexpr int kLoaders = 128, kThreads = kLoaders + 32 * kMathWarps;  // threads that bring keys, and all
+  static constexpr int kTaskReaders = kThreads / 32 - 1;                       // warps, without the one that writes
+  static constexpr int kLoaderRegisters = kDecodes ? 88 : 72, kMathRegisters = kDecodes ? 208 : 216;
   static_assert(kLoaders * kLoaderRegisters + 32 * kMathWarps * kMathRegisters <= 65536, "more registers than there are");
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::MlaShared kShared = kernels::mla_shared(kHeadDimQk);
@@ -57,6 +56,12 @@ __device__ __forceinline__ constexpr Part part_at(int i) {
 constexpr int kKeysOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
 
+// Of a row of keys: where it begins, null where there is none; and MLA-584's scales, how far from there.
+struct alignas(16) RowPlace {
+  const char* row;
+  int scales;
+};
+
 // Where things lie: shared addresses, and tasks.
 struct Places {
   unsigned char* memory;
@@ -79,8 +84,13 @@ struct Places {
   __device__ __forceinline__ unsigned reference(int group, int row) const {
     return base + Config::kShared.references + (group * Config::kRows + row) * 4;
   }
+  // In place of weights.
   __device__ __forceinline__ float2* stats(int group, int row) const {
-    return reinterpret_cast<float2*>(memory + Config::kShared.stats) + group * Config::kRows + row;
+    return reinterpret_cast<float2*>(memory + Config::kShared.weights) + group * Config::kRows + row;
+  }
+  // Of the tile that is being loaded.
+  __device__ __forceinline__ RowPlace* row(int i) const {
+    return reinterpret_cast<RowPlace*>(memory + Config::kShared.rows) + i;
   }
   // Keys [first, end) that a row may see.
   __device__ __forceinline__ int2* limits(int row) const {

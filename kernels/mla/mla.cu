@@ -7,9 +7,8 @@
 // longest first, and the blocks of a persistent grid take them one after the other; blocks of rows that it cuts along the
 // keys are merged by mla/combine.cu.
 //
-// Tiles: 64 rows x 64 keys x all channels, two tiles at a time. The first warpgroup, or two, bring keys: their warps
-// have the TMA copy them (load_boxes.cuh), or gather rows (load_rows.cuh). The last two groups do the math (attend.cuh): S of every other
-// tile in 32 registers a thread, and half of O's channels in 128.
+// Tiles: 64 rows x 64 keys x all channels, two tiles at a time. Warpgroup 0 brings keys: its warps have the TMA copy
+// them (load_boxes.cuh), or gather rows (load_rows.cuh). Groups 1 and 2 do the math (attend.cuh): S of every other tile in 32 registers a thread, and half of O's channels in 128.
 //
 // Barriers: each tile has one "full" a part of its channels, and an "empty" for what is in K only and for each half of V;
 // q has both. Tasks go through three slots the same way.

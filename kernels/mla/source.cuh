@@ -60,7 +60,7 @@ class Source {
 
  private:
   __device__ __forceinline__ static bool is_dense(const PrefillParams& p, const Tile& tile) {
-    return p.dense && (Config::kSparse || !tile.cached);
+    return Config::kDense && (Config::kSparse || !tile.cached);
   }
   __device__ __forceinline__ int page_of(int x) const {
     return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(x)) * pool_.page_magic >>

@@ -119,7 +119,8 @@ KernelSpec Config::main_kernel() const {
       "mla/mla.cu",
       "attune_mla",
       {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype),
-       define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0)},
+       define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0),
+       define("ATTUNE_DENSE", dense ? 1 : 0)},
       shared_bytes()};
 }
 
@@ -159,6 +160,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.out_dtype = p.out.dtype;
   c.loader = choose_loader(p);
   c.sparse = p.sparse;
+  c.dense = p.dense_kv || p.new_tokens;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
   c.heads_of_tile = prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock);

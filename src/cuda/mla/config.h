@@ -17,7 +17,7 @@ struct Config {
   int head_dim_qk = 0;
   int32_t dtype = 0, out_dtype = 0;
   kernels::MlaLoader loader = kernels::kMlaBoxes;
-  bool sparse = false;
+  bool sparse = false, dense = false;  // dense: rows that are not in a cache
 
   int heads_of_tile = 1;   // query heads that share a block of rows
   int tokens_of_tile = 1;  // most tokens that do
@@ -25,7 +25,6 @@ struct Config {
   int64_t batch = 0, max_tasks = 0;
   bool splits = true;  // blocks of rows may be cut along the keys
 
-  unsigned threads() const { return loader >= kernels::kMlaCodes656 ? 512 : 384; }
   size_t shared_bytes() const { return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total); }
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
