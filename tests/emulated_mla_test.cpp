@@ -42,7 +42,7 @@ class EmulatedMla : public testing::Test {
     try {
       emulator::run(1, 1024, [&] { schedule(params); });
       for (int i = 0; i < layers; ++i) {
-        emulator::run(static_cast<unsigned>(c.blocks), 384, [&] {
+        emulator::run(static_cast<unsigned>(c.blocks), c.threads(), [&] {
           attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
         });
         if (c.splits) emulator::run(2, 128, [&] { combine(params); });

@@ -29,7 +29,9 @@ template <int kGroup>
 class Attend {
  public:
   using QkProduct = ptx::Product<Config::kKeys, Config::kProduct>;
-  using PvProduct = ptx::Product<Config::kChannels, Config::kProduct>;
+  // Where 512 threads leave 128 registers each at the start, an instruction cannot have 128 accumulators.
+  static constexpr int kPieces = Config::kThreads > 384 ? 2 : 1, kPieceFloats = Config::kChannels / 2 / kPieces;
+  using PvProduct = ptx::Product<Config::kChannels / kPieces, Config::kProduct>;
   static constexpr int kWeights = Config::kKeys / 4;  // registers
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
@@ -80,10 +82,11 @@ class Attend {
     weigh(turn, s, lowered, a);
     release(turn, kKeysOnly);
     rescale_if_lowered<false>(lowered, a);
-    pack(lowered, s, a, weights_);
+    pack(s, weights_);
     hand_over(weights_, a);
     ptx::arrive_some(first_is_ready(), 64);
     multiply_values(weights_, turn, a);
+    add_up(lowered, s, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release(turn, 1);
@@ -113,10 +116,11 @@ class Attend {
     ptx::pin(a.o);
     release(first, 2);
     rescale_if_lowered<false>(lowered, a);
-    pack(lowered, s, a, weights);
+    pack(s, weights);
     hand_over(weights, a);
     ptx::arrive_some(second_is_ready(), 64);
     multiply_values(weights, second, a);
+    add_up(lowered, s, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release(second, 2);
@@ -134,8 +138,11 @@ class Attend {
   __device__ __forceinline__ void multiply_keys(Turn turn, float (&s)[Config::kKeys / 2]) const {
     const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(places_.k(turn.stage)));
     ptx::pin(s);
+    int accumulate = 0;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    for (int n = 0; n < kParts; ++n) {
+      // The half that this group itself has freed is there first.
+      const int part = kGroup == 0 || n == 0 ? n : (n + 1) % 4 + 1;
       if (part_at(part).count == 0) continue;
       ptx::wait_phase(places_.k_full(turn.stage, part), turn.parity);
       if (!Config::kCopiesBoxes) ptx::fence_async_proxy();
@@ -143,7 +150,8 @@ class Attend {
 #pragma unroll
       for (int i = 0; i < 4 * part_at(part).count; ++i) {
         const int chunk = part_at(part).chunk + i / 4, at = chunk * (Config::kChunkBytes >> 4) + i % 4 * ptx::kStepK;
-        QkProduct::shared(s, q_ + at, k + at, i == 0 && part == (part_at(0).count == 0 ? 1 : 0) ? 0 : 1);
+        QkProduct::shared(s, q_ + at, k + at, accumulate);
+        accumulate = 1;
       }
     }
     ptx::commit_products();
@@ -156,8 +164,14 @@ class Attend {
     ptx::pin(weights);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 16; ++i)
-      PvProduct::registers(a.o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate_ : 1);
+    for (int i = 0; i < Config::kKeys / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        PvProduct::registers(reinterpret_cast<float(&)[kPieceFloats]>(a.o[j * kPieceFloats]), weights + 4 * i,
+                             v + i * (2048 >> 4) + j * (Config::kChunksV / 2 / kPieces * Config::kChunkBytes >> 4),
+                             i == 0 ? accumulate_ : 1);
+      }
+    }
     ptx::commit_products();
     accumulate_ = 1;
   }
@@ -200,20 +214,23 @@ class Attend {
     }
   }
 
-  // The weights, summed, as an operand.
-  __device__ __forceinline__ static void pack(const float (&lowered)[2], const float (&s)[Config::kKeys / 2],
-                                              Accumulators& a, unsigned (&weights)[kWeights]) {
+  // The weights as an operand.
+  __device__ __forceinline__ static void pack(const float (&s)[Config::kKeys / 2], unsigned (&weights)[kWeights]) {
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i) {
+      weights[i] = Config::kType == tile::kBFloat16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
+                                                    : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
+    }
+  }
+  // Their sums. The other group need not wait for them.
+  __device__ __forceinline__ static void add_up(const float (&lowered)[2], const float (&s)[Config::kKeys / 2],
+                                                Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum[2] = {a.sum[h] * lowered[h], 0};
 #pragma unroll
       for (int i = 0; i < Config::kKeys / 4; ++i) sum[i % 2] += s[i / 2 * 4 + 2 * h + i % 2];
       a.sum[h] = sum[0] + sum[1];
-    }
-#pragma unroll
-    for (int i = 0; i < kWeights; ++i) {
-      weights[i] = Config::kType == tile::kBFloat16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
-                                                    : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
     }
   }
 
@@ -231,7 +248,9 @@ class Attend {
   __device__ __forceinline__ void receive(Turn turn, unsigned (&weights)[kWeights], Accumulators& a) const {
     const int thread = threadIdx.x % 128;
     wait_for_values(turn);  // the other group has; not this one
-    float lowered[2];
+    float reference[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) reference[h] = ptx::load_shared(places_.reference(1 - kGroup, row_of_thread() + 8 * h));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       unsigned four[4];
@@ -239,11 +258,12 @@ class Attend {
 #pragma unroll
       for (int j = 0; j < 4; ++j) weights[4 * i + j] = four[j];
     }
+    if (!__any_sync(0xffffffffu, reference[0] != a.reference[0] || reference[1] != a.reference[1])) return;
+    float lowered[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float reference = ptx::load_shared(places_.reference(1 - kGroup, row_of_thread() + 8 * h));
-      lowered[h] = reference == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - reference) * c_);
-      a.reference[h] = reference;
+      lowered[h] = reference[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - reference[h]) * c_);
+      a.reference[h] = reference[h];
       a.sum[h] *= lowered[h];
     }
     rescale_if_lowered<true>(lowered, a);

@@ -30,9 +30,10 @@ struct Config {
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
   // Of the two math groups each has half of the channels of V.
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
-  static constexpr int kLoaders = 128, kThreads = kLoaders + 32 * kMathWarps;  // threads that bring keys, and all
-  static constexpr int kTaskReaders = kThreads / 32 - 1;                       // warps, without the one that writes
-  static constexpr int kLoaderRegisters = kDecodes ? 88 : 72, kMathRegisters = kDecodes ? 208 : 216;
+  // Threads that bring keys: with codes there is more to do for them, and more to wait for.
+  static constexpr int kLoaders = kDecodes ? 256 : 128, kThreads = kLoaders + 32 * kMathWarps;
+  static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
+  static constexpr int kLoaderRegisters = kDecodes ? 48 : 72, kMathRegisters = kDecodes ? 208 : 216;
   static_assert(kLoaders * kLoaderRegisters + 32 * kMathWarps * kMathRegisters <= 65536, "more registers than there are");
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::MlaShared kShared = kernels::mla_shared(kHeadDimQk);

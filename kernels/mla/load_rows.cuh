@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warpgroup that brings keys row by row, from where a list or a table says: 16-bit rows by asynchronous copies, those of
+// Threads that bring keys row by row, from where a list or a table says: 16-bit rows by asynchronous copies, those of
 // the packed formats through registers, where codes are multiplied by their scales and rounded to bf16 once. Rows lie
 // swizzled, as the TMA would have written them. Rows that are not there, or that nobody may see, become zero.
 //
-// A warp has sixteen rows of every tile. Half of its lanes find out where those lie, a lane a row, and lay the addresses
-// down for all; then a few neighbouring lanes have a row's bytes side by side: eight those of a chunk of 16-bit channels,
+// A warp has sixteen or eight rows of every tile. As many of its lanes find out where those lie, a lane a row, and lay the
+// addresses down for all; then a few neighbouring lanes have a row's bytes side by side: eight those of a chunk of 16-bit channels,
 // or four those of 64 codes.
 #pragma once
 
@@ -16,73 +16,82 @@ namespace attune::mla {
 class RowLoader {
  public:
   static constexpr int kLanes = Config::kDecodes ? 4 : 8;  // of a row
-  static constexpr int kRowsOfWarp = 16, kRowsAtATime = 32 / kLanes, kRowsOfThread = kRowsOfWarp / kRowsAtATime;
+  static constexpr int kRowsOfWarp = Config::kKeys * 32 / Config::kLoaders, kRowsAtATime = 32 / kLanes;
+  static constexpr int kRowsOfThread = kRowsOfWarp / kRowsAtATime;
 
   __device__ __forceinline__ RowLoader(const PrefillParams& p, const ptx::TensorMap& q, const Places& places)
-      : p_(p), q_(q), places_(places), lane_(threadIdx.x % 32), first_row_(threadIdx.x / 32 * kRowsOfWarp) {}
+      : p_(p), q_(q), places_(places) {}
 
   // The first warp also takes tasks and has the queries copied.
   __device__ __forceinline__ void run() {
     prefill::TaskFeed feed(p_, places_);
-    const bool leads = first_row_ == 0;
+    const bool leads = threadIdx.x < 32;
     for (Turn turn;; turn.next<kernels::kTaskSlots>()) {
       if (leads) feed.next();
       ptx::wait_phase(places_.task_full(turn.stage), turn.parity);
       if (places_.head_tile(turn.stage) == prefill::kNoMoreTasks) return;
       load(places_.task(turn.stage), places_.head_tile(turn.stage), leads);
       __syncwarp();
-      if (!leads && lane_ == 0) ptx::arrive(places_.task_empty(turn.stage));
+      if (!leads && lane() == 0) ptx::arrive(places_.task_empty(turn.stage));
     }
   }
 
  private:
-  __device__ __forceinline__ static bool is_coded(const Tile& tile) {
-    return Config::kDecodes && (Config::kSparse || !Config::kDense || tile.cached);
+  __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
+  __device__ __forceinline__ static int first_row() { return threadIdx.x / 32 * kRowsOfWarp; }  // of the warp's
+  // Tile i of a task: computed anew wherever it is needed, as what is needed of it is little and registers are few.
+  __device__ __forceinline__ static Tile tile_of(const Task& task, int i) {
+    return tile_at(task, Line(task.num_cached, task.first_key, task.end_key), i);
+  }
+  __device__ __forceinline__ static bool is_coded(const Task& task, int i) {
+    return Config::kDecodes && (Config::kSparse || !Config::kDense || tile_of(task, i).cached);
   }
 
   __device__ __forceinline__ void load(const Task& task, int head_tile, bool leads) {
-    const int kv_head = head_tile * p_.heads_of_tile / p_.group, begin = task.tile_begin, last = task.tile_end - 1;
-    const Line line(task.num_cached, task.first_key, task.end_key);
-    Tile tile = tile_at(task, line, last);
-    find(task, kv_head, tile, ask(task, kv_head, tile));
-    if (is_coded(tile)) fetch_ahead();
+    int i = task.tile_end - 1;
+    find(task, head_tile, i, ask(task, head_tile, i));
+    if (is_coded(task, i)) fetch_ahead();
+    bool first = leads;
 #pragma unroll 1
-    for (int i = last; i >= begin; --i) {
-      const bool more = i > begin;
-      const Tile next = tile_at(task, line, more ? i - 1 : i);
-      const int answer = ask(task, kv_head, next);
-      const auto go_on = [&] { find(task, kv_head, next, answer); };
-      if (is_coded(tile)) {
-        load_codes(task, tile, more && is_coded(next), go_on);
+    for (; i >= task.tile_begin; --i) {
+      // Before the first tile there is none: then it is found once more, for nothing.
+      const int next = max(i - 1, task.tile_begin), answer = ask(task, head_tile, next);
+      const bool more = next < i && is_coded(task, next);
+      const auto go_on = [&] { find(task, head_tile, next, answer); };
+      if (is_coded(task, i)) {
+        load_codes(task, i, more, go_on);
       } else {
-        load_tile(task, tile);
+        load_tile(task, i);
         go_on();
-        if (more && is_coded(next)) fetch_ahead();
+        if (more) fetch_ahead();
       }
-      if (leads && i == last) {
+      if (first) {
         ptx::wait_phase(places_.q_empty(), q_parity_);
         q_parity_ ^= 1;
         load_queries(p_, places_, q_, task, head_tile);
+        first = false;
       }
-      tile = next;
     }
   }
 
   // ---- where rows lie
 
-  __device__ __forceinline__ int own_row() const { return first_row_ + lane_ % kRowsOfWarp; }
-  // What the list or the table says of the lane's row.
-  __device__ __forceinline__ int ask(const Task& task, int kv_head, const Tile& tile) const {
-    return Source(p_, task, kv_head, tile).ask(tile.start + own_row());
+  __device__ __forceinline__ int own_row() const { return first_row() + lane() % kRowsOfWarp; }
+  __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
+  // What the list or the table says of the lane's row of tile i.
+  __device__ __forceinline__ int ask(const Task& task, int head_tile, int i) const {
+    const Tile tile = tile_of(task, i);
+    return Source(p_, task, kv_head(head_tile), tile).ask(tile.start + own_row());
   }
   // Lays down where the warp's rows are. answer: what ask() said.
-  __device__ __forceinline__ void find(const Task& task, int kv_head, const Tile& tile, int answer) {
-    const Source source(p_, task, kv_head, tile);
+  __device__ __forceinline__ void find(const Task& task, int head_tile, int i, int answer) {
+    const Tile tile = tile_of(task, i);
+    const Source source(p_, task, kv_head(head_tile), tile);
     const int key = tile.start + own_row();
     const char* const row = source.find(key, answer);
-    absent_ = __ballot_sync(0xffffffffu, row == nullptr) & 0xffff;
+    absent_ = __ballot_sync(0xffffffffu, row == nullptr) & ((1u << kRowsOfWarp) - 1);
     __syncwarp();  // all lanes have read what was there
-    if (lane_ < kRowsOfWarp) {
+    if (lane() < kRowsOfWarp) {
       RowPlace& place = *places_.row(own_row());
       place.row = row;
       if (Config::kLoader == kernels::kMlaCodes584) place.scales = source.scales_of(key, answer);
@@ -90,13 +99,21 @@ class RowLoader {
     __syncwarp();
   }
   // The thread's i-th row of a tile, and where that lies.
-  __device__ __forceinline__ int row(int i) const { return first_row_ + kRowsAtATime * i + lane_ / kLanes; }
+  __device__ __forceinline__ int row(int i) const { return first_row() + kRowsAtATime * i + lane() / kLanes; }
   __device__ __forceinline__ const RowPlace& found(int i) const { return *places_.row(row(i)); }
 
   // Tells the math groups which rows are not there. After the stage is empty, before it is handed over.
-  __device__ __forceinline__ void note(int stage, const Task& task, const Tile& tile) {
-    if (lane_ == 0) ptx::store_shared_u16(places_.note(stage) + first_row_ / 8, static_cast<unsigned short>(absent_));
+  __device__ __forceinline__ void note(int stage, const Task& task, int i) {
+    const unsigned at = places_.note(stage) + first_row() / 8;
+    if (lane() == 0) {
+      if constexpr (kRowsOfWarp == 16) {
+        ptx::store_shared_u16(at, static_cast<unsigned short>(absent_));
+      } else {
+        ptx::store_shared_u8(at, absent_);
+      }
+    }
     if (!Config::kSparse && threadIdx.x == 0) {
+      const Tile tile = tile_of(task, i);
       ptx::store_shared_u32(places_.note(stage) + 8, static_cast<unsigned>(tile.start));
       ptx::store_shared_u32(places_.note(stage) + 12, is_edge(p_, task, tile) ? 1 : 0);
     }
@@ -116,7 +133,7 @@ class RowLoader {
     for (int i = 0; i < kRowsOfThread; ++i) {
       const char* const at = found(i).row;
 #pragma unroll
-      for (int unit = lane_ % kLanes; unit < 8; unit += kLanes) {
+      for (int unit = lane() % kLanes; unit < 8; unit += kLanes) {
         const char* const from = at != nullptr ? at + kFrom + 16 * unit : p_.q;
         const int step = at != nullptr ? 128 : 0;
 #pragma unroll
@@ -130,11 +147,11 @@ class RowLoader {
     ptx::wait_phase(places_.k_empty(turn.stage, half), turn.parity ^ 1);
   }
 
-  __device__ __forceinline__ void load_tile(const Task& task, const Tile& tile) {
-    const Turn turn = turn_;
-    turn_.next<Config::kStages>();
+  __device__ __forceinline__ void load_tile(const Task& task, int i) {
+    const Turn turn{static_cast<int>(tiles_ % 2), tiles_ / 2 % 2};
+    ++tiles_;
     wait_empty(turn, kKeysOnly);
-    note(turn.stage, task, tile);
+    note(turn.stage, task, i);
     load_part<0>(turn), load_part<1>(turn), load_part<2>(turn), load_part<3>(turn), load_part<4>(turn);
   }
   template <int kPart>
@@ -177,7 +194,7 @@ class RowLoader {
         const int chunk = 2 * (part - 1) + half;
         if (!coded(chunk)) continue;
         c.words[i][half] = make_uint4(0, 0, 0, 0);
-        if (there) c.words[i][half] = *reinterpret_cast<const uint4*>(at + 64 * chunk + 16 * (lane_ % kLanes));
+        if (there) c.words[i][half] = *reinterpret_cast<const uint4*>(at + 64 * chunk + 16 * (lane() % kLanes));
         if constexpr (!k656) {
           c.scale[i][half] =
               there ? scale_of_exponent(*reinterpret_cast<const unsigned char*>(at + place.scales + chunk)) : 0.0f;
@@ -185,14 +202,14 @@ class RowLoader {
       }
     }
   }
-  __device__ __forceinline__ void fetch_ahead() { fetch(1, codes_[0]), fetch(2, codes_[1]); }
+  __device__ __forceinline__ void fetch_ahead() { fetch(1, codes_); }
   // 2^(e - 127); 255 is NaN.
   __device__ __forceinline__ static float scale_of_exponent(unsigned e) {
     return __uint_as_float(e == 0 ? 0x400000u : e == 255 ? 0x7fc00000u : e << 23);
   }
 
   __device__ __forceinline__ void decode(int stage, int part, const Codes& c) const {
-    const int unit = lane_ % kLanes * 2;
+    const int unit = lane() % kLanes * 2;
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
 #pragma unroll
@@ -214,14 +231,14 @@ class RowLoader {
     }
   }
 
-  // The codes of parts 1 and 2 have been fetched. go_on() finds the rows of the next tile; where more is to come, the
+  // The codes of part 1 have been fetched. go_on() finds the rows of the next tile; where more is to come, the
   // first codes of those have been fetched afterwards.
   template <class GoOn>
-  __device__ __forceinline__ void load_codes(const Task& task, const Tile& tile, bool more, GoOn&& go_on) {
-    const Turn turn = turn_;
-    turn_.next<Config::kStages>();
+  __device__ __forceinline__ void load_codes(const Task& task, int i, bool more, GoOn&& go_on) {
+    const Turn turn{static_cast<int>(tiles_ % 2), tiles_ / 2 % 2};
+    ++tiles_;
     wait_empty(turn, kKeysOnly);
-    note(turn.stage, task, tile);
+    note(turn.stage, task, i);
     if constexpr (k656) {
       copy<Config::kChunksV, 1, kRope>(turn.stage);
       hand_over(turn.stage, 0);
@@ -229,16 +246,16 @@ class RowLoader {
 #pragma unroll
     for (int part = 1; part < kParts; ++part) {
       if (part == 1 || part == 3) wait_empty(turn, half_of(part));
-      decode(turn.stage, part, codes_[(part - 1) % 2]);
-      if (part <= 2) fetch(part + 2, codes_[(part - 1) % 2]);
-      if (part == 2) {
+      decode(turn.stage, part, codes_);
+      if (part + 1 < kParts) fetch(part + 1, codes_);
+      if (part == kParts - 2) {
         if constexpr (!k656) {
           wait_empty(turn, half_of(4));
           copy<Config::kChunksV - 1, 1, kRope>(turn.stage);
         }
         go_on();
       }
-      if (part > 2 && more) fetch(part - 2, codes_[(part - 1) % 2]);
+      if (part == kParts - 1 && more) fetch_ahead();
       ptx::fence_async_proxy();
       hand_over(turn.stage, part);
     }
@@ -247,12 +264,10 @@ class RowLoader {
   const PrefillParams& p_;
   const ptx::TensorMap& q_;
   const Places& places_;
-  const int lane_;
-  const int first_row_;  // of the warp's
-  Turn turn_;
+  unsigned tiles_ = 0;  // of all tasks
   unsigned q_parity_ = 1;
   unsigned absent_ = 0;  // of the warp's rows, a bit each
-  Codes codes_[2];       // on their way
+  Codes codes_;          // on their way
 };
 
 }  // namespace attune::mla

@@ -25,6 +25,7 @@ struct Config {
   int64_t batch = 0, max_tasks = 0;
   bool splits = true;  // blocks of rows may be cut along the keys
 
+  unsigned threads() const { return loader >= kernels::kMlaCodes656 ? 512 : 384; }
   size_t shared_bytes() const { return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total); }
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
