@@ -59,7 +59,6 @@ class BoxLoader {
       const int head_tile = places_.head_tile(turn.stage);
       if (head_tile == prefill::kNoMoreTasks) return;
       const Task& task = places_.task(turn.stage);
-      fetches_ = head_tile * p_.heads_of_tile % p_.group == 0;  // the others of its KV head read the same keys
       const auto queries = [&] {
         ptx::wait_phase(places_.q_empty(), q_parity);
         q_parity ^= 1;
@@ -149,20 +148,6 @@ class BoxLoader {
       }
     }
     parity_ ^= 1;
-    if (more && fetches_) fetch(start - 2 * Config::kKeys, kv_head);
-  }
-  // Has the L2 fetch the warp's half of its next tile, so that its copies will not wait for memory.
-  __device__ __forceinline__ void fetch(int start, int kv_head) const {
-    const int shift = p_.box_shift, boxes = Config::kKeys >> shift;
-    if (lane_ >= boxes || !prefill::is_there(p_, next_page_)) return;
-    const int row = prefill::slot_in_page(p_, start + (lane_ << shift));
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      if ((part >= 3) != second_half()) continue;
-#pragma unroll
-      for (int j = 0; j < part_at(part).count; ++j)
-        ptx::prefetch_box(k_, 64 * (part_at(part).chunk + j), kv_head, row, next_page_);
-    }
   }
   // Whether the part is the warp's; then its place is empty, and its barrier expects the bytes of its chunks.
   __device__ __forceinline__ bool expect(int part, unsigned bytes_of_chunk) const {
@@ -301,7 +286,6 @@ class BoxLoader {
   int tiles_ = 0;        // of all tasks
   unsigned parity_ = 1;  // of the buffer's next use
   unsigned edge_parity_ = 0;
-  bool fetches_ = false;
   bool noted_ = true;   // the note in the buffer says something
   int next_page_ = -1;  // of the lane's box of the next plain tile
 };

@@ -119,8 +119,7 @@ KernelSpec Config::main_kernel() const {
       "mla/mla.cu",
       "attune_mla",
       {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype),
-       define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0),
-       define("ATTUNE_DENSE", dense ? 1 : 0)},
+       define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0)},
       shared_bytes()};
 }
 
