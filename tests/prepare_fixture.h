@@ -49,14 +49,13 @@ class Prepare {
 
   attune_qkv_prepare device() { return problem_.arena().on_device(op_); }
 
-  // "" or what is wrong.
-  std::string run_and_check() {
+  // "" or what is wrong. run: takes the operation on device memory and returns "" or why it did not run.
+  template <class Run>
+  std::string run_and_check(Run&& run) {
     const reference::Prepared exact = reference::qkv_prepare(op_);
     const std::vector<reference::CacheWrite> writes = reference::appended(op_);
     problem_.arena().upload();
-    const attune_qkv_prepare on_device = device();
-    if (attune_qkv_prepare_run(&on_device, problem_.arena().memory().device(), nullptr) != ATTUNE_OK)
-      return attune_last_error();
+    if (const std::string why = run(device()); !why.empty()) return why;
     cases::Checker checker;
     cases::Snapshot snapshot(problem_.arena());
     check_rows("q_out", op_.q_out, exact.q, exact.written, snapshot, checker);
@@ -65,6 +64,12 @@ class Prepare {
     cases::check_writes(op_.cache, writes, snapshot, checker);
     snapshot.check(checker);
     return checker.report().failure;
+  }
+  std::string run_and_check() {
+    return run_and_check([this](const attune_qkv_prepare& op) {
+      const attune_status status = attune_qkv_prepare_run(&op, problem_.arena().memory().device(), nullptr);
+      return std::string(status == ATTUNE_OK ? "" : attune_last_error());
+    });
   }
 
  private:

@@ -30,10 +30,10 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
   float x, y, z, w;
 };
-struct int2 {
+struct alignas(8) int2 {
   int x, y;
 };
-struct uint2 {
+struct alignas(8) uint2 {
   unsigned x, y;
 };
 struct alignas(16) uint4 {
@@ -69,6 +69,16 @@ T shuffle(T x, unsigned lane) {
 
 inline float __uint_as_float(unsigned x) { return attune::emulator::bit_cast<float>(x); }
 inline unsigned __float_as_uint(float x) { return attune::emulator::bit_cast<unsigned>(x); }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+// NaN becomes 0, what does not fit the nearest that does.
+inline int __float2int_rn(float x) {
+  return std::isnan(x) ? 0 : static_cast<int>(std::lrint(std::fmin(std::fmax(x, -0x1p31f), 0x7fffff80p0f)));
+}
+inline bool __isGlobal(const void*) { return true; }
+#ifndef __clang__
+inline void __builtin_assume(bool) {}
+#endif
 inline void __syncthreads() { attune::emulator::sync_threads(0, static_cast<int>(attune::emulator::block_size().x)); }
 inline void __syncwarp() { attune::emulator::exchange(0); }
 template <class T>
@@ -90,6 +100,11 @@ inline unsigned __ballot_sync(unsigned, bool x) {
   unsigned lanes = 0;
   for (int i = 0; i < 32; ++i) lanes |= all[i] != 0 ? 1u << i : 0;
   return lanes;
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned x) {
+  const uint64_t* all = attune::emulator::exchange(x);
+  for (int i = 0; i < 32; ++i) x = max(x, static_cast<unsigned>(all[i]));
+  return x;
 }
 inline int __any_sync(unsigned, bool x) {
   const uint64_t* all = attune::emulator::exchange(x ? 1 : 0);

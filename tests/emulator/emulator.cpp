@@ -84,7 +84,7 @@ void end_phase_if_complete(Barrier& b) {
 void run_block(Block& b) {
   for (Fiber& f : b.fibers) {
     getcontext(&f.context);
-    f.stack = std::make_unique<char[]>(kStackBytes);
+    f.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);  // zeros would cost most of the time
     f.context.uc_stack.ss_sp = f.stack.get();
     f.context.uc_stack.ss_size = kStackBytes;
     f.context.uc_link = &b.scheduler;
@@ -179,6 +179,7 @@ uint16_t to_half(float x) { return float_to_half(x); }
 float from_half(uint16_t x) { return half_to_float(x); }
 uint16_t to_bf16(float x) { return float_to_bf16(x); }
 uint8_t to_e4m3(float x) { return float_to_e4m3(x); }
+uint8_t to_e5m2(float x) { return float_to_e5m2(x); }
 float from_e4m3(uint8_t x) { return e4m3_to_float(x); }
 float from_e5m2(uint8_t x) { return e5m2_to_float(x); }
 

@@ -45,6 +45,7 @@ ATTUNE_EMULATOR uint16_t to_half(float x);
 ATTUNE_EMULATOR float from_half(uint16_t x);
 ATTUNE_EMULATOR uint16_t to_bf16(float x);
 ATTUNE_EMULATOR uint8_t to_e4m3(float x);
+ATTUNE_EMULATOR uint8_t to_e5m2(float x);
 ATTUNE_EMULATOR float from_e4m3(uint8_t x);
 ATTUNE_EMULATOR float from_e5m2(uint8_t x);
 

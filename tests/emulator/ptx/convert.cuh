@@ -21,5 +21,8 @@ inline unsigned e5m2_to_f16(unsigned short x) {
 inline unsigned short pack_e4m3(float lo, float hi) {
   return static_cast<unsigned short>(emulator::to_e4m3(lo) | emulator::to_e4m3(hi) << 8);
 }
+inline unsigned short pack_e5m2(float lo, float hi) {
+  return static_cast<unsigned short>(emulator::to_e5m2(lo) | emulator::to_e5m2(hi) << 8);
+}
 
 }  // namespace attune::ptx

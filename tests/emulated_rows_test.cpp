@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels that move rows, from their own sources on the CPU (tests/emulator): the bytes of the CPU backend for
+// cache operations whatever the tables say, the oracle for qkv_prepare. Without a GPU.
+#include <algorithm>
+
+#include "cuda/ops/config.h"
+#include "cuda/ops/params.h"
+#include "emulator/emulator.h"
+#include "emulator/module.h"
+#include "prepare_fixture.h"
+#include "random_cache_op.h"
+
+namespace attune::cuda {
+namespace {
+
+using namespace attune::tests;  // NOLINT: the fixtures of the tests of the CPU
+constexpr uint64_t kPackedOps = 120, kAllOps = 40;
+
+// As src/cuda/ops/ops.cpp launches them, on a device of so many multiprocessors.
+template <class Params>
+void launch(const ops::Config& c, Params params, int num_sms) {
+  params.tokens.tile = c.tile_tokens(params.tokens.total, num_sms);
+  params.tokens.groups_shift = c.groups_shift(params.tokens.tile);
+  const auto blocks = static_cast<unsigned>((params.tokens.total + params.tokens.tile - 1) / params.tokens.tile);
+  const auto kernel = reinterpret_cast<void (*)(Params)>(emulator::find_kernel(c.spec()));
+  emulator::run(blocks, kernels::kRowsThreads, [&] { kernel(params); });
+}
+
+void run(const CacheProblem& op, int num_sms) {
+  if (op.tokens == 0) return;
+  if (op.kind == ATTUNE_CACHE_APPEND || op.kind == ATTUNE_CACHE_QUANTIZE) {
+    launch(ops::choose_store(op), ops::store_params(op), num_sms);
+  } else {
+    launch(ops::choose_fetch(op), ops::fetch_params(op), num_sms);
+  }
+}
+
+std::string run(const PrepareProblem& op, int num_sms) {
+  if (op.total > 0) launch(ops::choose_store(op), ops::store_params(op), num_sms);
+  return "";
+}
+
+class EmulatedRows : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (emulator::why_not() != nullptr) GTEST_SKIP() << emulator::why_not();
+  }
+
+  static int check_cache_ops(Formats formats, uint64_t seeds) {
+    int ran = 0;
+    for (uint64_t seed = 0; seed < seeds; ++seed) {
+      RandomCacheOp cpu(cases::host_memory(), seed, formats), gpu(cases::host_memory(), seed, formats);
+      const attune_cache_op on_cpu = cpu.device();
+      if (attune_cache_op_run(&on_cpu, kCpu, nullptr) != ATTUNE_OK) continue;
+      const CacheProblem op = make_cache_op(gpu.device());
+      run(op, seed % 2 == 0 ? 1 : 132);
+      ++ran;
+      for (size_t i = 0; i < cpu.arena().buffers().size(); ++i) {
+        const auto want = cpu.arena().buffers()[i]->download(), have = gpu.arena().buffers()[i]->download();
+        const auto at = std::mismatch(want.begin(), want.end(), have.begin());
+        EXPECT_TRUE(at.first == want.end()) << "seed " << seed << ", " << gpu.describe() << ": byte "
+                                            << at.first - want.begin() << " of " << cpu.arena().buffers()[i]->name();
+      }
+      EXPECT_EQ(gpu.arena().check_guards(), "") << seed;
+    }
+    return ran;
+  }
+};
+
+TEST_F(EmulatedRows, PackedCachesGiveTheBytesOfTheCpu) {
+  EXPECT_GT(check_cache_ops(Formats::kPacked, kPackedOps), static_cast<int>(kPackedOps) / 2);
+}
+
+TEST_F(EmulatedRows, CachesOfAllFormatsGiveTheBytesOfTheCpu) {
+  EXPECT_GT(check_cache_ops(Formats::kAll, kAllOps), static_cast<int>(kAllOps) / 2);
+}
+
+// RoPE of the last columns, and append: on the way to a packed cache, with q beside it.
+TEST_F(EmulatedRows, PreparedRowsOfPackedCachesMatchTheOracle) {
+  int ran = 0;
+  for_each_prepare(cases::host_memory(), [&](Prepare& prepare, const std::string& name) {
+    const PrepareProblem op = make_qkv_prepare(prepare.device());
+    if (!op.prologue.append || op.cache.format->plain) return;
+    ++ran;
+    EXPECT_EQ(prepare.run_and_check([](const attune_qkv_prepare& p) { return run(make_qkv_prepare(p), 1); }), "")
+        << name;
+  });
+  EXPECT_GE(ran, 6);
+}
+
+}  // namespace
+}  // namespace attune::cuda
