@@ -195,6 +195,42 @@ void prepare(benchmark::State& state, int64_t batch, int64_t tokens, bool in_pla
           [&] { fail_on(state, attune_qkv_prepare_run(&op, kGpu, stream.handle())); });
 }
 
+// RoPE of the last 64 columns of q, in place, and of k on its way to a packed cache.
+void prepare_mla(benchmark::State& state, int64_t batch, int64_t tokens) {
+  if (no_gpu(state)) return;
+  const Stream stream(0);
+  constexpr int64_t kHeadsQ = 128, kLatent = 576, kRope = 64, kPage = 64;
+  const int64_t total = batch * tokens, pages_each = (tokens + 1024) / kPage + 1, pages = batch * pages_each;
+  const Data q(stream, static_cast<size_t>(total * kHeadsQ * kLatent * 2)),
+      k(stream, static_cast<size_t>(total * kLatent * 2)),
+      cache(stream, static_cast<size_t>(pages * kPage * 656), true);
+  attune_qkv_prepare op;
+  attune_qkv_prepare_init(&op, sizeof(op));
+  op.q = op.q_out = q.tensor(ATTUNE_BFLOAT16, {total, kHeadsQ, kLatent});
+  op.k = k.tensor(ATTUNE_BFLOAT16, {total, 1, kLatent});
+  op.cache.format = ATTUNE_KV_MLA_656;
+  op.cache.layout = ATTUNE_KV_BYTES;
+  op.cache.k = cache.tensor(ATTUNE_UINT8, {pages, kPage, 656});
+  std::vector<int32_t> table(static_cast<size_t>(pages)), cu(static_cast<size_t>(batch + 1)),
+      used(static_cast<size_t>(batch), 900);
+  for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i);
+  std::shuffle(table.begin(), table.end(), std::mt19937(3));
+  for (size_t b = 0; b < cu.size(); ++b) cu[b] = static_cast<int32_t>(static_cast<int64_t>(b) * tokens);
+  std::vector<float> rope(static_cast<size_t>((tokens + 1024) * kRope), 0.7f);
+  const DeviceMemory device_table = to_device(stream, table), device_cu = to_device(stream, cu),
+                     device_used = to_device(stream, used), device_rope = to_device(stream, rope);
+  op.cache.page_table = vector_of(device_table, ATTUNE_INT32, {batch, pages_each});
+  op.cu_seqlens_q = vector_of(device_cu, ATTUNE_INT32, {batch + 1});
+  op.seqused_kv = vector_of(device_used, ATTUNE_INT32, {batch});
+  op.prologue.rope_cos_sin = vector_of(device_rope, ATTUNE_FLOAT32, {tokens + 1024, kRope});
+  op.prologue.rope_offset = kLatent - kRope;
+  op.prologue.rope_interleaved = 1;
+  op.prologue.append = 1;
+  const double bytes = static_cast<double>(total) * static_cast<double>(kHeadsQ * kRope * 2 * 2 + kLatent * 2 + 656);
+  measure(state, stream, bytes, total > 10000 ? 5 : 20,
+          [&] { fail_on(state, attune_qkv_prepare_run(&op, kGpu, stream.handle())); });
+}
+
 void merge(benchmark::State& state, int64_t parts, int64_t rows) {
   if (no_gpu(state)) return;
   const Stream stream(0);
@@ -233,6 +269,8 @@ ATTUNE_OPS_BENCH(prepare, prefill_in_place, 16, 2048, true, ATTUNE_BFLOAT16);
 ATTUNE_OPS_BENCH(prepare, prefill_e4m3, 16, 2048, false, ATTUNE_FLOAT8_E4M3);
 ATTUNE_OPS_BENCH(prepare, decode_64, 64, 1, false, ATTUNE_BFLOAT16);
 ATTUNE_OPS_BENCH(prepare, decode_1, 1, 1, false, ATTUNE_BFLOAT16);
+ATTUNE_OPS_BENCH(prepare_mla, mla_prefill, 16, 2048);
+ATTUNE_OPS_BENCH(prepare_mla, mla_decode_64, 64, 1);
 ATTUNE_OPS_BENCH(merge, four_parts, 4, 8192);
 ATTUNE_OPS_BENCH(merge, small, 8, 64);
 

@@ -11,9 +11,11 @@
 
 namespace attune::tests {
 
+enum class Outputs { kElsewhere, kInPlace, kOnlyQInPlace };
+
 class Prepare {
  public:
-  Prepare(const cases::Case& spec, cases::Memory& memory, attune_dtype out, bool in_place) : problem_(spec, memory) {
+  Prepare(const cases::Case& spec, cases::Memory& memory, attune_dtype out, Outputs where) : problem_(spec, memory) {
     const attune_attention& a = problem_.host();
     op_.struct_size = sizeof(op_);
     op_.q = a.q, op_.k = a.k, op_.v = a.v;
@@ -28,8 +30,8 @@ class Prepare {
       attune_tensor in, *out;
     } outputs[] = {{"q_out", op_.q, &op_.q_out}, {"k_out", op_.k, &op_.k_out}, {"v_out", op_.v, &op_.v_out}};
     for (const auto& o : outputs) {
-      if (o.in.dtype == ATTUNE_DTYPE_NONE) continue;
-      if (in_place) {
+      if (o.in.dtype == ATTUNE_DTYPE_NONE || (where == Outputs::kOnlyQInPlace && o.out != &op_.q_out)) continue;
+      if (where != Outputs::kElsewhere) {
         *o.out = o.in;
       } else {
         *o.out = problem_.arena().add(o.name, out, {o.in.shape, o.in.shape + o.in.rank});
@@ -110,8 +112,11 @@ void for_each_prepare(cases::Memory& memory, F&& f) {
     if (spec.name.find("prologue") != 0 && !spec.new_tokens) continue;
     const attune_dtype outs[] = {ATTUNE_FLOAT32, ATTUNE_BFLOAT16, ATTUNE_FLOAT16};
     const bool in_place = ++turn % 4 == 0;
-    Prepare prepare(spec, memory, outs[turn % 3], in_place);
+    Prepare prepare(spec, memory, outs[turn % 3], in_place ? Outputs::kInPlace : Outputs::kElsewhere);
     if (prepare.valid()) f(prepare, spec.name + (in_place ? " in place" : ""));
+    if (spec.name.find("mla") == std::string::npos) continue;
+    Prepare as_served(spec, memory, ATTUNE_BFLOAT16, Outputs::kOnlyQInPlace);
+    if (as_served.valid()) f(as_served, spec.name + " q in place");
   }
 }
 

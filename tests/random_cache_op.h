@@ -37,8 +37,9 @@ class RandomCacheOp {
                          : (random_.chance(0.5) ? ATTUNE_CACHE_APPEND : ATTUNE_CACHE_GATHER);
     const bool whole = op_.kind == ATTUNE_CACHE_QUANTIZE || op_.kind == ATTUNE_CACHE_DEQUANTIZE;
     if (whole) tokens_ = random_.integer(1, pages_ * page_size_);
-    op_.power_of_two_scales = packed_ && random_.chance(0.5) ? 1 : 0;
+    const bool power_of_two = random_.chance(0.5);
     add_cache();
+    op_.power_of_two_scales = power_of_two && (packed_ || op_.cache.k_scale.rank == 3) ? 1 : 0;
     op_.k = add_rows("k", dense);
     if (!packed_) op_.v = add_rows("v", dense);
     if (!by_slots_) {
@@ -51,12 +52,13 @@ class RandomCacheOp {
 
   const attune_cache_op& host() const { return op_; }
   attune_cache_op device() { return arena_.on_device(op_); }
-  cases::Arena& arena() { return arena_; }
+  const cases::Arena& arena() const { return arena_; }
   std::string describe() const {
     return std::string("kind ") + std::to_string(op_.kind) + (packed_ ? (is_656_ ? ", 656" : ", 584") : "") +
            ", cache " + cases::short_name(dtype_) + ", dense " +
            cases::short_name(static_cast<attune_dtype>(op_.k.dtype)) + ", dim " + std::to_string(dim_) + ", layout " +
-           std::to_string(op_.cache.layout) + (aligned_ ? ", aligned" : "") + (by_slots_ ? ", by slots" : "");
+           std::to_string(op_.cache.layout) + (aligned_ ? ", aligned" : "") + (by_slots_ ? ", by slots" : "") +
+           (op_.power_of_two_scales != 0 ? ", powers of two" : "");
   }
 
  private:
@@ -65,7 +67,8 @@ class RandomCacheOp {
   }
   void fill(const attune_tensor& t, double scale) {
     cases::for_each_element(t, [&](const int64_t*, void* element) {
-      double x = random_.chance(0.02) ? 0.0 : random_.normal() * scale * (random_.chance(0.02) ? 1e4 : 1.0);
+      double x = random_.chance(0.02) ? std::copysign(0.0, random_.normal())
+                                      : random_.normal() * scale * (random_.chance(0.02) ? 1e4 : 1.0);
       if (packed_ && random_.chance(0.0005)) x = std::copysign(std::numeric_limits<double>::infinity(), x);
       cases::encode(static_cast<attune_dtype>(t.dtype), x, element);
     });
@@ -195,5 +198,17 @@ class RandomCacheOp {
   bool packed_, is_656_, by_slots_, aligned_;
   int64_t pages_, page_size_, heads_, dim_, tokens_;
 };
+
+// All that one operation left is what the other did.
+inline void expect_same_bytes(const RandomCacheOp& want, const RandomCacheOp& have, uint64_t seed) {
+  for (size_t i = 0; i < want.arena().buffers().size(); ++i) {
+    const auto expected = want.arena().buffers()[i]->download(), got = have.arena().buffers()[i]->download();
+    const auto at = std::mismatch(expected.begin(), expected.end(), got.begin());
+    EXPECT_TRUE(at.first == expected.end())
+        << "seed " << seed << ", " << have.describe() << ": byte " << at.first - expected.begin() << " of "
+        << want.arena().buffers()[i]->name();
+  }
+  EXPECT_EQ(have.arena().check_guards(), "") << seed;
+}
 
 }  // namespace attune::tests

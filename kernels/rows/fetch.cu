@@ -24,22 +24,11 @@ struct TokenPlace {
 
 __device__ __forceinline__ TokenPlace place_of(const FetchParams& p, long long row, const Owner& owner) {
   TokenPlace place{};
-  const long long used = p.tokens.by_slots || owner.sequence < 0 ? 0 : at(p.tokens.seqused, owner.sequence);
-  const long long ring = p.cache.ring_capacity;
-  if (!p.tokens.by_slots &&
-      (owner.sequence < 0 || owner.index >= used || (ring == 0 && owner.index >= p.cache.capacity))) {
-    return place;
-  }
+  const Source source = source_of(p.tokens, p.cache, p.v.data != nullptr, row, owner);
+  if (!source.written) return place;
   place.out[0] = row_at(p.k, 0, row);
   if (p.v.data != nullptr) place.out[1] = row_at(p.v, 0, row);
-  if (p.tokens.by_slots) {
-    const Slot slot =
-        slot_of_number(p.cache, p.tokens.slots != nullptr ? p.tokens.slots[row * p.tokens.slot_stride] : row);
-    place_slots(p, slot, slot, place);
-  } else if (ring == 0 || owner.index >= used - ring) {
-    const SlotPair slots = slots_of_position(p.cache, owner.sequence, owner.index, p.v.data != nullptr);
-    place_slots(p, slots.k, slots.v, place);
-  }
+  place_slots(p, source.slots.k, source.slots.v, place);
   return place;
 }
 
@@ -139,16 +128,8 @@ __device__ __forceinline__ void finish_row(const FetchParams& p, const Row& r, i
 
 __device__ __forceinline__ void fetch_rows(const FetchParams& p) {
   __shared__ TokenPlace places[kMaxTileTokens];
-  __shared__ Owner owners[kMaxTileTokens];
-  const long long first = static_cast<long long>(blockIdx.x) * p.tokens.tile;
-  const int count = static_cast<int>(p.tokens.total - first < p.tokens.tile ? p.tokens.total - first : p.tokens.tile);
-  const bool by_table = p.tokens.cu_seqlens.data != nullptr;
-  if (by_table) find_owners(p.tokens, first, count, owners);
-  for (int i = threadIdx.x; i < count; i += kRowsThreads) {
-    const Owner owner = p.tokens.by_slots ? Owner{-1, 0, 0} : by_table ? owners[i] : fixed_owner(p.tokens, first + i);
-    places[i] = place_of(p, first + i, owner);
-  }
-  __syncthreads();
+  const int count =
+      for_each_token(p.tokens, [&](int i, long long row, const Owner& owner) { places[i] = place_of(p, row, owner); });
   const Turn turn(p.tokens);
   const int rows = p.heads * (p.v.data != nullptr ? 2 : 1);
   for (int t = turn.token, j = turn.row; t < count;) {

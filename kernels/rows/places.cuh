@@ -4,13 +4,14 @@
 
 #include "rows/plane.cuh"
 #include "rows/tokens.cuh"
-#include "tile/kv_codec.cuh"
+#include "tile/mla_codec.cuh"
 
 namespace attune::rows {
 
 using Mla = tile::MlaRow<kFormat == 584 ? 584 : 656>;  // where kFormat is not 0
 
-// Fills place.cache and place.scales with the addresses of head 0 at slots k and v; leaves them where there is no token.
+// Fills place.cache and place.scales with the addresses of head 0 at slots k and v; leaves them where there is no
+// token.
 template <class Params, class Place>
 __device__ __forceinline__ void place_slots(const Params& p, const Slot& k, const Slot& v, Place& place) {
   if (k.page < 0) return;

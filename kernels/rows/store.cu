@@ -24,8 +24,8 @@ using tile::kRowOfV;
 using tile::PrologueToken;
 using tile::RawRun;
 
-constexpr bool kPrepare = ATTUNE_PREPARE != 0;         // qkv_prepare: rows of q, outputs
-constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;       // with something to do
+constexpr bool kPrepare = ATTUNE_PREPARE != 0;    // qkv_prepare: rows of q, outputs
+constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // with something to do
 // Bytes go to the cache as they are.
 constexpr bool kCopies = !kPrologue && kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
 
@@ -51,24 +51,11 @@ __device__ __forceinline__ TokenPlace place_of(const StoreParams& p, long long r
     if (p.in[part].data != nullptr) place.in[part] = row_at(p.in[part], outer, inner);
     if (kPrepare && p.out[part].data != nullptr) place.out[part] = row_at(p.out[part], outer, inner);
   }
-  if (p.tokens.by_slots) {
-    place.written = 1;
-    const Slot slot =
-        slot_of_number(p.cache, p.tokens.slots != nullptr ? p.tokens.slots[row * p.tokens.slot_stride] : row);
-    place_slots(p, slot, slot, place);
-    return place;
-  }
-  if (owner.sequence < 0 || is_finished(p.tokens, owner.sequence)) return place;
-  place.written = 1;
-  long long used = p.tokens.seqused.data != nullptr ? at(p.tokens.seqused, owner.sequence) : 0;
-  used = used < 0 ? 0 : p.tokens.clamp_used && used > p.cache.capacity ? p.cache.capacity : used;
-  const long long position = used + owner.index, ring = p.cache.ring_capacity;
-  if (kPrologue) place.prologue = tile::prologue_token(p.prologue, row, owner.sequence, position);
-  // In a ring a later token of this call takes the slot of all but the last ones.
-  if (p.append && (ring > 0 ? owner.index >= owner.count - ring : position < p.cache.capacity)) {
-    const SlotPair slots = slots_of_position(p.cache, owner.sequence, position, p.has_v != 0);
-    place_slots(p, slots.k, slots.v, place);
-  }
+  const Target target = target_of(p.tokens, p.cache, p.append != 0, p.has_v != 0, row, owner);
+  place.written = target.written ? 1 : 0;
+  if (!target.written) return place;
+  if (kPrologue) place.prologue = tile::prologue_token(p.prologue, row, owner.sequence, target.position);
+  place_slots(p, target.slots.k, target.slots.v, place);
   return place;
 }
 
@@ -178,7 +165,9 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
   const int dtype = type_of(kCacheType, plane.dtype);
   const int mode = scale_mode(r.part == kRowOfV ? p.cache.v_scale : p.cache.k_scale);
   float value = 1.0f;
-  if (kScales == 3 || kScales == kernels::kScalesAtRunTime) value = tile::token_scale(dtype, amax_of_row(units, r, x));
+  if (kScales == 3 || kScales == kernels::kScalesAtRunTime) {
+    value = tile::token_scale(dtype, amax_of_row(units, r, x), !kPrepare && p.cache.power_of_two_scales != 0);
+  }
   if (r.cache == nullptr) return;
   auto* stored = reinterpret_cast<float*>(global(r.scale));
   if (mode == 3) {
@@ -314,16 +303,8 @@ __device__ __forceinline__ void finish_row(const StoreParams& p, const TokenPlac
 
 __device__ __forceinline__ void store_rows(const StoreParams& p) {
   __shared__ TokenPlace places[kMaxTileTokens];
-  __shared__ Owner owners[kMaxTileTokens];
-  const long long first = static_cast<long long>(blockIdx.x) * p.tokens.tile;
-  const int count = static_cast<int>(p.tokens.total - first < p.tokens.tile ? p.tokens.total - first : p.tokens.tile);
-  const bool by_table = p.tokens.cu_seqlens.data != nullptr;
-  if (by_table) find_owners(p.tokens, first, count, owners);
-  for (int i = threadIdx.x; i < count; i += kRowsThreads) {
-    const Owner owner = p.tokens.by_slots ? Owner{-1, 0, 0} : by_table ? owners[i] : fixed_owner(p.tokens, first + i);
-    places[i] = place_of(p, first + i, owner);
-  }
-  __syncthreads();
+  const int count =
+      for_each_token(p.tokens, [&](int i, long long row, const Owner& owner) { places[i] = place_of(p, row, owner); });
   const Turn turn(p.tokens);
   const Units units(p, turn.lane);
   const int rows = p.heads_q + p.heads_kv * (1 + p.has_v);

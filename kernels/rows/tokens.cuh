@@ -122,4 +122,68 @@ __device__ __forceinline__ bool is_finished(const RowTokens& t, int sequence) {
   return t.finished != nullptr && t.finished[sequence * t.finished_stride] != 0;
 }
 
+// Calls f(i, row, owner) for the rows of this block, a thread each; all threads see what f left in shared memory.
+// Returns how many rows the block has.
+template <class F>
+__device__ __forceinline__ int for_each_token(const RowTokens& t, F f) {
+  __shared__ Owner owners[kMaxTileTokens];
+  const long long first = static_cast<long long>(blockIdx.x) * t.tile;
+  const int count = static_cast<int>(t.total - first < t.tile ? t.total - first : t.tile);
+  const bool by_table = t.cu_seqlens.data != nullptr;
+  if (by_table) find_owners(t, first, count, owners);
+  for (int i = threadIdx.x; i < count; i += kRowsThreads) {
+    const Owner owner = t.by_slots ? Owner{-1, 0, 0} : by_table ? owners[i] : fixed_owner(t, first + i);
+    f(i, first + i, owner);
+  }
+  __syncthreads();
+  return count;
+}
+
+__device__ __forceinline__ Slot slot_of_row(const RowTokens& t, const RowCache& c, long long row) {
+  return slot_of_number(c, t.slots != nullptr ? t.slots[row * t.slot_stride] : row);
+}
+
+// Where a row goes to; pages of -1: nowhere.
+struct Target {
+  bool written;        // else nothing becomes of the row
+  long long position;  // by sequence
+  SlotPair slots;
+};
+__device__ __forceinline__ Target target_of(const RowTokens& t, const RowCache& c, bool append, bool with_v,
+                                            long long row, const Owner& owner) {
+  Target target = {true, 0, {{-1, 0}, {-1, 0}}};
+  if (t.by_slots) {
+    target.slots.k = target.slots.v = slot_of_row(t, c, row);
+    return target;
+  }
+  target.written = owner.sequence >= 0 && !is_finished(t, owner.sequence);
+  if (!target.written) return target;
+  long long used = t.seqused.data != nullptr ? at(t.seqused, owner.sequence) : 0;
+  used = used < 0 ? 0 : t.clamp_used && used > c.capacity ? c.capacity : used;
+  target.position = used + owner.index;
+  // In a ring a later token of this call takes the slot of all but the last ones.
+  if (append && (c.ring_capacity > 0 ? owner.index >= owner.count - c.ring_capacity : target.position < c.capacity))
+    target.slots = slots_of_position(c, owner.sequence, target.position, with_v);
+  return target;
+}
+
+// Where a row comes from; pages of -1: it is zeros.
+struct Source {
+  bool written;  // else the row is left as it is
+  SlotPair slots;
+};
+__device__ __forceinline__ Source source_of(const RowTokens& t, const RowCache& c, bool with_v, long long row,
+                                            const Owner& owner) {
+  Source source = {true, {{-1, 0}, {-1, 0}}};
+  if (t.by_slots) {
+    source.slots.k = source.slots.v = slot_of_row(t, c, row);
+    return source;
+  }
+  const long long used = owner.sequence < 0 ? 0 : at(t.seqused, owner.sequence);
+  source.written = owner.sequence >= 0 && owner.index < used && (c.ring_capacity > 0 || owner.index < c.capacity);
+  if (source.written && (c.ring_capacity == 0 || owner.index >= used - c.ring_capacity))
+    source.slots = slots_of_position(c, owner.sequence, owner.index, with_v);
+  return source;
+}
+
 }  // namespace attune::rows

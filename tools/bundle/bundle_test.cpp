@@ -74,6 +74,18 @@ TEST(Popular, ListsWhatADecodeModelAsksFor) {
   EXPECT_TRUE(popular_kernels({model}).empty());
 }
 
+TEST(Popular, ListsTheRowsOfALatentCache) {
+  PopularModel model;
+  model.name = "test";
+  model.num_heads_q = 128, model.num_heads_kv = 1, model.head_dim_qk = 576, model.head_dim_v = 512;
+  model.rope_dim = 64, model.rope_offset = 512, model.rope_interleaved = true;
+  model.latent = model.packed_cache = true;
+  std::vector<std::string> names;
+  for (const cuda::KernelSpec& k : popular_kernels({model})) names.push_back(cuda::spec_name(k));
+  ASSERT_EQ(names.size(), 3u);  // gather; append; qkv_prepare
+  for (const std::string& name : names) EXPECT_NE(name.find("rows/mla_"), std::string::npos) << name;
+}
+
 TEST(Popular, NamesAModelFileThatIsWrong) {
   const std::string directory = testing::TempDir() + "attune_popular_test";
   std::filesystem::create_directories(directory);

@@ -169,6 +169,47 @@ attune_cache_op append_call(const PopularModel& m, const Serving& s) {
   return op;
 }
 
+// MLA: one head, V is part of K.
+attune_kv_cache latent_cache(const PopularModel& m, const Serving& s) {
+  const int64_t pages = s.batch * ((s.keys + kPageSize - 1) / kPageSize);
+  attune_kv_cache c{};
+  if (m.packed_cache) {
+    c.format = ATTUNE_KV_MLA_656;
+    c.layout = ATTUNE_KV_BYTES;
+    c.k = placed(tensor(ATTUNE_UINT8, {pages, kPageSize, 656}), 1);
+  } else {
+    c.k = placed(tensor(s.cache, {pages, kPageSize, 1, m.head_dim_qk}), 1);
+  }
+  c.page_table = placed(tensor(ATTUNE_INT32, {s.batch, pages / s.batch}), 5);
+  return c;
+}
+
+attune_qkv_prepare latent_prepare(const PopularModel& m, const Serving& s) {
+  attune_qkv_prepare op;
+  attune_qkv_prepare_init(&op, sizeof(op));
+  op.q = op.q_out = placed(tensor(s.activations, {s.batch * s.queries, m.num_heads_q, m.head_dim_qk}), 6);
+  op.k = placed(tensor(s.activations, {s.batch * s.queries, 1, m.head_dim_qk}), 7);
+  op.cu_seqlens_q = placed(tensor(ATTUNE_INT32, {s.batch + 1}), 9);
+  op.seqused_kv = placed(tensor(ATTUNE_INT32, {s.batch}), 10);
+  op.cache = latent_cache(m, s);
+  op.prologue.append = 1;
+  op.prologue.rope_cos_sin = placed(tensor(ATTUNE_FLOAT32, {s.keys + s.queries, m.rope_dim}), 11);
+  op.prologue.rope_offset = m.rope_offset;
+  op.prologue.rope_interleaved = m.rope_interleaved ? 1 : 0;
+  return op;
+}
+
+attune_cache_op latent_cache_op(const PopularModel& m, const Serving& s, attune_cache_op_kind kind) {
+  attune_cache_op op;
+  attune_cache_op_init(&op, sizeof(op));
+  op.kind = kind;
+  op.k = placed(tensor(s.activations, {s.batch * s.queries, 1, m.head_dim_qk}), 7);
+  op.cu_seqlens = placed(tensor(ATTUNE_INT32, {s.batch + 1}), 9);
+  op.seqused_kv = placed(tensor(ATTUNE_INT32, {s.batch}), 10);
+  op.cache = latent_cache(m, s);
+  return op;
+}
+
 using Kernels = std::map<std::string, cuda::KernelSpec>;
 
 void add(const cuda::KernelSpec& spec, Kernels& kernels) {
@@ -194,6 +235,13 @@ void add_prompt(const attune_attention& a, Kernels& kernels) {
   add(c.schedule_kernel(), kernels);
 }
 
+void add_latent_rows(const PopularModel& m, Kernels& kernels) {
+  const Serving s{ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, 512, 512};
+  add(cuda::kernel_of(make_qkv_prepare(latent_prepare(m, s))), kernels);
+  add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_APPEND))), kernels);
+  add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_GATHER))), kernels);
+}
+
 template <class T>
 T field(const json& object, const char* key, T otherwise) {
   return object.contains(key) ? object.at(key).get<T>() : otherwise;
@@ -209,6 +257,8 @@ PopularModel parse_model(const json& j) {
   m.alibi = field(j, "alibi", false);
   m.sinks = field(j, "sinks", false);
   m.softcap = field(j, "softcap", 0.0);
+  m.latent = j.at("kind") == "mla" || j.at("kind") == "sparse-mla";
+  m.packed_cache = field(j, "kv_dtype", std::string()) == "mla656";
   m.cross_attention = j.at("kind") == "encoder-decoder";
   if (j.contains("t5_bias")) {
     m.t5_buckets = j["t5_bias"].at("num_buckets").get<int64_t>();
@@ -244,7 +294,8 @@ std::vector<PopularModel> read_models(const std::string& directory) {
 std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models) {
   Kernels kernels;
   for (const PopularModel& m : models) {
-    if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;  // MLA: no kernels yet
+    if (m.latent) add_latent_rows(m, kernels);
+    if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;  // MLA: no attention yet
     for (const Dtypes& d : kDtypes) {
       // Older models are served with the cache that they were trained with; each 8-bit one would double their share.
       if ((m.alibi || m.t5_buckets > 0) && d.cache != d.activations) continue;

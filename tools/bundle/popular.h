@@ -19,13 +19,15 @@ struct PopularModel {
   int64_t t5_buckets = 0, t5_max_distance = 0;
   int64_t rope_dim = 0, rope_offset = 0;
   bool rope_interleaved = false;
+  bool latent = false, packed_cache = false;  // MLA; its cache in 656 bytes a token
 };
 
 // Every *.json of a directory, by name. Throws std::runtime_error that names the file.
 std::vector<PopularModel> read_models(const std::string& directory);
 
 // What decode asks for on an H200, over the dtypes, batches and lengths that such models are served with, and what
-// qkv_prepare and append ask for; each once, in the order of their names. What no kernel covers is left out.
+// qkv_prepare and append (MLA: and gather) ask for; each once, in the order of their names. What no kernel covers is
+// left out.
 std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models);
 
 // The manifest that lists them.

@@ -35,6 +35,10 @@ int format_of(const KvCache& c) {
 
 // Threads of a row, their units, and how many rows and blocks their registers allow (docs/kernels/ops.md).
 void choose_threads(int64_t units, Config& c) {
+  if (c.packed_vectors()) {
+    c.lanes = 32, c.units = 1, c.rows = 1, c.blocks_per_sm = c.prepare && c.row_type == ATTUNE_FLOAT32 ? 2 : 4;
+    return;
+  }
   const bool spread = c.width == 1 || c.format != 0;
   c.lanes = spread ? 32 : static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(units)), 4, 32));
   c.units = static_cast<int>(std::max<int64_t>(1, (units + c.lanes - 1) / c.lanes));
@@ -85,6 +89,20 @@ void check_head_dims(int64_t qk, int64_t v) {
   require(v <= kMaxHeadDim, "cache.v has head_dim ", v, "; it must be at most ", kMaxHeadDim);
 }
 
+// Whether all that a prologue does is to turn the part of k, and of q in place, that a packed row keeps in bf16.
+bool turns_tail_only(const PrepareProblem& op) {
+  const Prologue& p = op.prologue;
+  const kernels::PrologueParams k = prologue_params(p);
+  if (!p.append || !op.k || op.cache.format->plain || k.cos_sin_vector == 0 || k.components == 3) return false;
+  const bool others = p.qkv_scale != nullptr || p.q_bias || p.k_bias || p.v_bias || p.ia3_k || p.ia3_v || p.logn;
+  if (others || p.rope_offset != op.cache.format->nope || p.rope_offset + p.rotary_dim != op.head_dim_qk) return false;
+  const RowView &q = op.q, &out = op.q_out;
+  const bool in_place = q.data == out.data && q.dtype == out.dtype && q.rows_per_batch == out.rows_per_batch &&
+                        q.batch_stride == out.batch_stride && q.row_stride == out.row_stride &&
+                        q.head_stride == out.head_stride;
+  return !op.k_out && (!out || in_place) && dtype_size(op.k.dtype) >= 2;
+}
+
 Config choose_cache_op(const CacheProblem& op, Entry entry) {
   const KvCache& cache = op.cache;
   const bool with_v = static_cast<bool>(op.v);
@@ -113,6 +131,8 @@ std::pair<std::string, std::string> define(const char* name, int64_t value) { re
 
 }  // namespace
 
+bool Config::packed_vectors() const { return format != 0 && width == kRun && (!prepare || tail_only); }
+
 KernelSpec Config::spec() const {
   if (entry == Entry::kMerge) {
     return {"rows/merge.cu",
@@ -120,6 +140,16 @@ KernelSpec Config::spec() const {
             {define("ATTUNE_WIDTH", width), define("ATTUNE_LANES", lanes), define("ATTUNE_ROW_TYPE", row_type),
              define("ATTUNE_OUT_TYPE", out_type)},
             0};
+  }
+  if (packed_vectors()) {
+    const bool stores = entry == Entry::kStore;
+    KernelSpec spec{stores ? "rows/mla_store.cu" : "rows/mla_fetch.cu",
+                    stores ? "attune_store_mla" : "attune_fetch_mla",
+                    {define("ATTUNE_FORMAT", format), define("ATTUNE_ROW_TYPE", row_type),
+                     define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm)},
+                    0};
+    if (stores) spec.defines.push_back(define("ATTUNE_PREPARE", prepare ? 1 : 0));
+    return spec;
   }
   KernelSpec spec{
       entry == Entry::kStore ? "rows/store.cu" : "rows/fetch.cu",
@@ -146,7 +176,7 @@ uint64_t Config::key() const {
     add(static_cast<uint64_t>(field), 10);
   add(static_cast<uint64_t>(format), 1024);
   add(static_cast<uint64_t>(head_dim), 1024);
-  add((prepare ? 2 : 0) + (prologue ? 1 : 0), 4);
+  add((tail_only ? 4 : 0) + (prepare ? 2 : 0) + (prologue ? 1 : 0), 8);
   return key;
 }
 
@@ -185,6 +215,7 @@ Config choose_store(const PrepareProblem& op) {
     c.cache_type = cache_type(op.cache, static_cast<bool>(op.v));
     c.scales = scales_of(op.cache, static_cast<bool>(op.v));
   }
+  c.tail_only = turns_tail_only(op) && c.row_type != 0;
   generalise(c);
   if (vectors && (!op.v || dim_k == 0 || dim_v == dim_k)) c.head_dim = static_cast<int>(std::max(dim_k, dim_v));
   choose_threads(std::max(units_of(rotary, dim_k, c.width), units_of(0, dim_v, c.width)), c);

@@ -21,10 +21,13 @@ struct Config {
   int scales = 0;    // a mode, or kernels::kScalesAtRunTime
   int head_dim = 0;  // of K and V; 0: at run time
   bool prepare = false, prologue = false;
+  bool tail_only = false;  // of packed rows and q only the last 64 channels turn
 
   int64_t rows_of_token = 1;
   int64_t groups = 1;  // rows of a token that are best taken at a time: a power of two that divides the heads
 
+  // Packed rows that are vectors have kernels of their own, kernels/rows/mla_*.cu; not for any prologue.
+  bool packed_vectors() const;
   KernelSpec spec() const;
   uint64_t key() const;  // of the specialisation
   // Tokens of a block, for this many in all.

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tokens of a packed MLA cache to dense rows: dequantise, gather. Rows are vectors (fetch.cu takes all others).
+//
+// Maths. x = code * scale of its group in fp32, rounded once to the dense type; the last 64 channels are bf16; a token
+// that the cache does not hold is zeros.
+//
+// Tiles. A block takes tile tokens, a warp takes one in kRows at a time; no lane needs another's numbers.
+#include "ptx/grid.cuh"
+#include "rows/mla_row.cuh"
+
+namespace attune::rows {
+
+using kernels::FetchParams;
+
+constexpr int kRows = tile::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has on their way
+
+// A token in flight.
+struct Row {
+  PackedPlace place;
+  RawRun<kRun> raw[kRuns];
+  float scale[kCodeRuns];
+};
+
+__device__ __forceinline__ void start_row(const PackedPlace& place, int lane, Row& r) {
+  r.place = place;
+  if (place.dense == nullptr || place.row == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const int d = channel_of(lane, i);
+    if (i < kCodeRuns && d < Mla::kNope) {
+      r.raw[i] = tile::load_run<kRun>(tile::kE4m3, global(place.row + d), 1, true);
+      r.scale[i] = Mla::load_scale(global(place.scales), d / Mla::kGroup, true);
+    } else if (d < Mla::kHeadDim) {
+      r.raw[i] = tile::load_run<kRun>(tile::kBFloat16, global(place.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
+    }
+  }
+}
+
+__device__ __forceinline__ void finish_row(const Row& r, int lane) {
+  if (r.place.dense == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const int d = channel_of(lane, i);
+    if (d >= Mla::kHeadDim) continue;
+    float x[kRun] = {};
+    if (r.place.row == nullptr) {
+    } else if (i < kCodeRuns && d < Mla::kNope) {
+      tile::decode_run<kRun>(tile::kE4m3, r.raw[i], x);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) x[k] *= r.scale[i];
+    } else {
+      tile::decode_run<kRun>(tile::kBFloat16, r.raw[i], x);
+    }
+    tile::store_run<kRun>(kRowType, tile::encode_run<kRun>(kRowType, x),
+                          global(r.place.dense + d * tile::element_size(kRowType)), 0, true);
+  }
+}
+
+__device__ __forceinline__ void fetch_rows(const FetchParams& p) {
+  __shared__ PackedPlace places[kernels::kMaxTileTokens];
+  const int count = for_each_token(p.tokens, [&](int i, long long row, const Owner& owner) {
+    PackedPlace place{};
+    const Source source = source_of(p.tokens, p.cache, false, row, owner);
+    if (source.written) {
+      place.dense = dense_row(p.k, 0, row);
+      place_row(p.cache, source.slots.k, place);
+    }
+    places[i] = place;
+  });
+  const int lane = threadIdx.x % 32;
+  for (int t = threadIdx.x / 32; t < count; t += kWarps * kRows) {
+    Row r[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int at = t + i * kWarps;
+      start_row(at < count ? places[at] : PackedPlace{}, lane, r[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) finish_row(r[i], lane);
+  }
+}
+
+}  // namespace attune::rows
+
+extern "C" __global__ void __launch_bounds__(attune::kernels::kRowsThreads, ATTUNE_BLOCKS_PER_SM)
+    attune_fetch_mla(const __grid_constant__ attune::kernels::FetchParams p) {
+  attune::ptx::wait_for_previous_kernels();
+  attune::ptx::allow_next_kernel();
+  attune::rows::fetch_rows(p);
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// RoPE of the last 64 channels of a row, the bf16 part of packed rows, in runs of 8 channels of 8 neighbouring lanes.
+#pragma once
+
+#include "tile/prologue_row.cuh"
+
+namespace attune::rows {
+
+constexpr int kTail = 64, kTailLanes = kTail / 8;
+
+// What turns run `run` (0..7) of the tail: by pairs of the run (4 of them) where they are interleaved, else by its
+// channels, whose partners are 4 lanes away.
+struct TailRope {
+  float c[8], s[8];
+  bool turns;
+};
+
+// table: the position's row, whose cosines and sines are aligned vectors; null: nothing turns.
+__device__ __forceinline__ void load_tail_rope(bool interleaved, const float* table, int run, TailRope& r) {
+  r.turns = table != nullptr;
+  if (r.turns) {
+    const float4* c = reinterpret_cast<const float4*>(table + (interleaved ? run * 4 : run % 4 * 8));
+    const float4* s = c + kTail / 2 / 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i == 1 && interleaved) continue;
+      const float4 of_c = c[i], of_s = s[i];
+      r.c[4 * i] = of_c.x, r.c[4 * i + 1] = of_c.y, r.c[4 * i + 2] = of_c.z, r.c[4 * i + 3] = of_c.w;
+      r.s[4 * i] = of_s.x, r.s[4 * i + 1] = of_s.y, r.s[4 * i + 2] = of_s.z, r.s[4 * i + 3] = of_s.w;
+    }
+  }
+}
+
+// All lanes of the warp come here together.
+__device__ __forceinline__ void turn_tail(bool interleaved, const TailRope& r, int run, float (&x)[8]) {
+  if (interleaved) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (r.turns) tile::rotate_pair(x[2 * k], x[2 * k + 1], r.c[k], r.s[k]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    float first = x[k], second = __shfl_xor_sync(0xffffffffu, x[k], 4);
+    if (run >= 4) {
+      const float own = first;
+      first = second, second = own;
+    }
+    if (!r.turns) continue;
+    tile::rotate_pair(first, second, r.c[k], r.s[k]);
+    x[k] = run < 4 ? first : second;
+  }
+}
+
+}  // namespace attune::rows

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// A token of a packed MLA cache in the registers of a warp: runs of 8 channels, neighbouring lanes on neighbouring
+// runs, so that what a warp reads or writes at a time is whole sectors.
+#pragma once
+
+#include "rows/tokens.cuh"
+#include "tile/mla_codec.cuh"
+
+namespace attune::rows {
+
+constexpr int kFormat = ATTUNE_FORMAT;     // 656 or 584
+constexpr int kRowType = ATTUNE_ROW_TYPE;  // of dense rows: float32, float16, bfloat16
+
+using Mla = tile::MlaRow<kFormat>;
+using tile::RawRun;
+
+constexpr int kRun = 8, kStep = 32 * kRun;  // channels of a lane and of a warp at a time
+constexpr int kRuns = (Mla::kHeadDim + kStep - 1) / kStep;
+constexpr int kCodeRuns = (Mla::kNope + kStep - 1) / kStep;  // of them, those with codes
+constexpr int kGroupLanes = Mla::kGroup / kRun;              // that share a scale
+constexpr int kStepGroups = kStep / Mla::kGroup;
+constexpr int kWarps = kernels::kRowsThreads / 32;
+
+static_assert(Mla::kNope % Mla::kGroup == 0 && kStep % Mla::kGroup == 0, "a group lies in one run of its lanes");
+
+__device__ __forceinline__ constexpr int channel_of(int lane, int run) { return run * kStep + lane * kRun; }
+
+// Where a token lies.
+struct PackedPlace {
+  char* dense;   // null: there is nothing to do
+  char* row;     // of the cache; null: nowhere
+  char* scales;  // of the token
+};
+
+__device__ __forceinline__ void place_row(const RowCache& c, const Slot& slot, PackedPlace& place) {
+  if (slot.page < 0) return;
+  char* page = c.k.data + slot.page * c.k.page_stride;
+  place.row = page + slot.offset * c.k.slot_stride;
+  place.scales = Mla::scales(place.row, page, c.page_size, slot.offset);
+}
+
+__device__ __forceinline__ char* dense_row(const kernels::RowTensor& t, long long outer, long long inner) {
+  return t.data + outer * t.outer_stride + inner * t.row_stride;
+}
+
+// Addresses come out of shared memory, so that the compiler does not know what they point at.
+__device__ __forceinline__ char* global(char* at) {
+  __builtin_assume(__isGlobal(at));
+  return at;
+}
+
+}  // namespace attune::rows
