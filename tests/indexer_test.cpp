@@ -9,6 +9,7 @@
 
 #include "cases/indexer_problem.h"
 #include "cpu/kernels.h"
+#include "indexer_fixture.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -54,67 +55,12 @@ TEST(Indexer, MatchesTheOracleOnEveryInstructionSet) {
   EXPECT_TRUE(cpu::force_isa(nullptr));
 }
 
-// A problem whose tables can be overwritten: rows of three sequences over 16-token pages.
-cases::Case small_case(const std::string& more = "") {
-  return make_case(R"({"name": "small", "kv": "paged", "shared_kv": true, "heads": [6, 1], "head_dim": [32, 32],
-      "dtype": "e4m3", "cache": {"dtype": "e4m3", "scales": "token"}, "seqlens_q": [2, 1, 5],
-      "seqlens_kv": [100, 1, 180], "causal": true, "indexer": {"topk": 30})" +
-                   more + "}");
-}
-
-void set_integer(const attune_tensor& t, std::initializer_list<int64_t> index, int64_t value) {
-  cases::encode(static_cast<attune_dtype>(t.dtype), static_cast<double>(value), cases::element_at(t, index));
-}
-
-// The host's bytes are changed, so the oracle reads the same nonsense.
-void check_spoilt(void (*spoil)(cases::IndexerProblem& problem), const std::string& more = "") {
-  cases::IndexerProblem problem(small_case(more));
-  spoil(problem);
-  problem.arena().upload();
-  EXPECT_EQ(cases::run_and_check(problem).failure, "");
-}
-
-TEST(IndexerContents, BadPagesHideTheirTokens) {
-  check_spoilt([](cases::IndexerProblem& p) {
-    set_integer(p.base().cache.page_table, {0, 1}, -1);
-    set_integer(p.base().cache.page_table, {0, 6}, 2147480000);
-    set_integer(p.base().cache.page_table, {1, 0}, INT32_MIN);
-    set_integer(p.base().cache.page_table, {2, 0}, p.base().cache.k.shape[0]);
-  });
-}
-
-TEST(IndexerContents, LengthsAreClamped) {
-  // Past the end of the longest sequence its table names no page, but the last page has NaN behind the last token.
-  check_spoilt([](cases::IndexerProblem& p) {
-    set_integer(p.base().seqused_kv, {0}, -5);
-    set_integer(p.base().seqused_kv, {1}, INT32_MIN);
-    set_integer(p.base().seqused_kv, {2}, INT32_MAX);
-    p.base().max_seqlen_kv = 182;  // the columns of scores, which clamp lengths too
-  });
-  check_spoilt([](cases::IndexerProblem& p) { p.base().max_seqlen_kv = 64; });
-}
-
-TEST(IndexerContents, RangesAreClamped) {
-  check_spoilt(
-      [](cases::IndexerProblem& p) {
-        const int64_t values[] = {INT32_MIN, -1, 0, 1, 70, 99, 100, INT32_MAX};
-        for (int64_t row = 0; row < 8; ++row) {
-          set_integer(p.base().key_begin, {row}, values[row]);
-          set_integer(p.base().key_end, {row}, values[7 - row]);
-        }
-      },
-      R"(, "window": [40, 3], "poison": false)");
-}
-
-TEST(IndexerContents, OffsetsStayInTheTensor) {
-  check_spoilt(
-      [](cases::IndexerProblem& p) {
-        set_integer(p.base().cu_seqlens_q, {0}, -3);
-        set_integer(p.base().cu_seqlens_q, {1}, 7);
-        set_integer(p.base().cu_seqlens_q, {2}, 2);
-        set_integer(p.base().cu_seqlens_q, {3}, INT32_MAX);
-      },
-      R"(, "poison": false)");
+TEST(IndexerContents, TablesThatMakeNoSense) {
+  for (const Spoilt& spoilt : kSpoilt) {
+    cases::IndexerProblem problem(small_case(spoilt.more));
+    spoil(problem, spoilt);
+    EXPECT_EQ(cases::run_and_check(problem).failure, "") << spoilt.name;
+  }
 }
 
 // One key is NaN: the rows that see it take it, before any other, and the others do not notice.

@@ -36,13 +36,15 @@ struct Rows {
 
   // Lays down what the block's rows may see. One group's threads, before hide().
   __device__ __forceinline__ void note_limits(const Places& places) const {
-    if (Config::kSparse || threadIdx.x % 4 != 0) return;
+    if constexpr (!Config::kSparse) {
+      if (threadIdx.x % 4 != 0) return;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int position = t.num_keys - t.num_q + t.token_begin + local_token(h);
-      *places.limits(row_of_thread() + 8 * h) =
-          make_int2(prefill::first_visible(p, position),
-                    token(h) >= 0 ? prefill::end_visible(p, t.num_keys, position) : 0);
+      for (int h = 0; h < 2; ++h) {
+        const int position = t.num_keys - t.num_q + t.token_begin + local_token(h);
+        *places.limits(row_of_thread() + 8 * h) =
+            make_int2(prefill::first_visible(p, position),
+                      token(h) >= 0 ? prefill::end_visible(p, t.num_keys, position) : 0);
+      }
     }
   }
 };

@@ -7,6 +7,7 @@
 #include "cpu/indexer.h"
 #include "cpu/merge.h"
 #include "cpu/qkv_prepare.h"
+#include "cuda/indexer/indexer.h"
 #include "cuda/ops/ops.h"
 
 namespace attune {
@@ -31,16 +32,16 @@ constexpr Operations kCpu = {.merge = on_cpu<MergeProblem, cpu::run_merge>,
 constexpr Operations kCuda = {.merge = cuda::run_merge,
                               .qkv_prepare = cuda::run_qkv_prepare,
                               .cache_op = cuda::run_cache_op,
-                              .indexer_workspace_size = nullptr,
-                              .indexer = nullptr};
+                              .indexer_workspace_size = cuda::indexer_workspace_size,
+                              .indexer = cuda::run_indexer};
 
-// The device's function for an operation. nearest: what does it where the device has none; may be "".
+// The device's function for an operation.
 template <class Function>
-Function find(const char* name, Function Operations::*operation, attune_device device, const char* nearest = "") {
+Function find(const char* name, Function Operations::*operation, attune_device device) {
   check_device(device);
   const Function kernel = (device.type == ATTUNE_DEVICE_CUDA ? kCuda : kCpu).*operation;
   if (kernel == nullptr) {
-    fail(ATTUNE_UNSUPPORTED, "device ", device_name(device), " has no kernel for ", name, " yet", nearest);
+    fail(ATTUNE_UNSUPPORTED, "device ", device_name(device), " has no kernel for ", name, " yet");
   }
   return kernel;
 }
@@ -52,7 +53,6 @@ void run(const char* name, void (*Operations::*operation)(const Problem&, int32_
 }
 
 constexpr const char* kIndexer = "the indexer";
-constexpr const char* kNearestIndexer = "; the nearest is the CPU's: indices from there serve attention on any device";
 
 }  // namespace
 
@@ -67,10 +67,10 @@ void run_cache_op(const CacheProblem& op, attune_device device, void* stream) {
 }
 
 size_t indexer_workspace_size(const IndexerProblem& op, attune_device device) {
-  return find(kIndexer, &Operations::indexer_workspace_size, device, kNearestIndexer)(op, device.index);
+  return find(kIndexer, &Operations::indexer_workspace_size, device)(op, device.index);
 }
 void run_indexer(const IndexerProblem& op, attune_device device, void* workspace, size_t bytes, void* stream) {
-  find(kIndexer, &Operations::indexer, device, kNearestIndexer)(op, device.index, workspace, bytes, stream);
+  find(kIndexer, &Operations::indexer, device)(op, device.index, workspace, bytes, stream);
 }
 
 }  // namespace attune

@@ -239,10 +239,14 @@ Report run_indexer_case(const Case& spec, Memory& memory) {
 
 Report run_and_check(IndexerProblem& problem) {
   Memory& memory = problem.arena().memory();
+  return run_and_check(problem, [&](const attune_indexer& device) { return run(device, memory); });
+}
+
+Report run_and_check(IndexerProblem& problem, const IndexerRunner& runner) {
   const std::vector<reference::IndexRow> exact = reference::index_rows(problem.host(ATTUNE_INDEXER_SCORES));
   Checker checker;
   for (const attune_indexer_kind kind : {ATTUNE_INDEXER_SCORES, ATTUNE_INDEXER_SELECT, ATTUNE_INDEXER_TOPK}) {
-    if (std::string failure = run(problem.device(kind), memory); !failure.empty()) checker.fail(failure);
+    if (std::string failure = runner(problem.device(kind)); !failure.empty()) checker.fail(failure);
   }
   Snapshot snapshot(problem.arena());
   check_scores(after(snapshot, problem.host(ATTUNE_INDEXER_SCORES)), exact, snapshot, checker);

@@ -3,6 +3,9 @@
 // poison, and beside them what only the indexer has.
 #pragma once
 
+#include <functional>
+#include <string>
+
 #include "compare.h"
 #include "problem.h"
 
@@ -35,9 +38,12 @@ class IndexerProblem {
 // Runs one kind in a guarded workspace of the size that it asks for. "" or what failed.
 std::string run(const attune_indexer& device, Memory& memory);
 
+using IndexerRunner = std::function<std::string(const attune_indexer& device)>;
+
 // Scores against the oracle, SELECT against an exact selection from those very scores, and TOPK against SELECT, bit for
 // bit.
 Report run_and_check(IndexerProblem& problem);
+Report run_and_check(IndexerProblem& problem, const IndexerRunner& runner);  // instead of run
 Report run_indexer_case(const Case& spec, Memory& memory = host_memory());
 
 }  // namespace attune::cases

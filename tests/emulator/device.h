@@ -113,8 +113,10 @@ inline int __any_sync(unsigned, bool x) {
   }
   return 0;
 }
-inline int atomicAdd(int* at, int x) {
-  const int before = *at;
+inline int __ffs(int x) { return __builtin_ffs(x); }
+template <class T>
+T atomicAdd(T* at, T x) {
+  const T before = *at;
   *at += x;
   return before;
 }

@@ -42,7 +42,10 @@ struct Barrier {
   uint64_t phase = 0;
 };
 
+struct Cluster;
+
 struct Block {
+  Cluster* cluster = nullptr;
   ucontext_t scheduler;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
@@ -53,6 +56,12 @@ struct Block {
   uint64_t progress = 0;  // changes with everything that somebody may wait for
   const std::function<void()>* kernel = nullptr;
   std::string failure;
+};
+
+struct Cluster {
+  std::vector<Block> blocks;
+  size_t arrived = 0;
+  uint64_t generation = 0;
 };
 
 Block* g_block = nullptr;
@@ -81,7 +90,7 @@ void end_phase_if_complete(Barrier& b) {
   ++g_block->progress;
 }
 
-void run_block(Block& b) {
+void start_block(Block& b) {
   for (Fiber& f : b.fibers) {
     getcontext(&f.context);
     f.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);  // zeros would cost most of the time
@@ -90,21 +99,39 @@ void run_block(Block& b) {
     f.context.uc_link = &b.scheduler;
     makecontext(&f.context, start_fiber, 0);
   }
+}
+
+// One turn for each thread. True if one of them has not ended.
+bool run_turn(Block& b) {
+  bool running = false;
+  g_block = &b;
+  for (b.current = 0; b.current < b.fibers.size(); ++b.current) {
+    Fiber& f = b.fibers[b.current];
+    if (f.done) continue;
+    running = true;
+    swapcontext(&b.scheduler, &f.context);
+    if (!b.failure.empty()) throw std::runtime_error(b.failure);
+  }
+  return running;
+}
+
+void run_cluster(Cluster& cluster) {
+  for (Block& b : cluster.blocks) start_block(b);
   int64_t idle = 0;
   for (bool running = true; running;) {
     running = false;
-    const uint64_t before = b.progress;
-    for (b.current = 0; b.current < b.fibers.size(); ++b.current) {
-      Fiber& f = b.fibers[b.current];
-      if (f.done) continue;
-      running = true;
-      swapcontext(&b.scheduler, &f.context);
-      if (!b.failure.empty()) throw std::runtime_error(b.failure);
+    uint64_t before = 0, after = 0;
+    for (Block& b : cluster.blocks) {
+      before += b.progress;
+      running |= run_turn(b);
+      after += b.progress;
     }
-    idle = b.progress == before ? idle + 1 : 0;
+    idle = before == after ? idle + 1 : 0;
     if (running && idle > kMostIdleRounds) {
       std::string who;
-      for (size_t i = 0; i < b.fibers.size(); i += 32) who += b.fibers[i].done ? "" : " " + std::to_string(i / 32);
+      for (const Block& b : cluster.blocks) {
+        for (size_t i = 0; i < b.fibers.size(); i += 32) who += b.fibers[i].done ? "" : " " + std::to_string(i / 32);
+      }
       throw std::runtime_error("threads wait for what nobody will do; warps that have not ended:" + who);
     }
   }
@@ -117,6 +144,21 @@ Index block_index() { return {g_block->index, 0, 0}; }
 Index grid_size() { return {g_block->blocks, 1, 1}; }
 Index block_size() { return {static_cast<unsigned>(g_block->fibers.size()), 1, 1}; }
 unsigned char* shared_memory() { return g_block->shared; }
+unsigned cluster_rank() { return static_cast<unsigned>(g_block - g_block->cluster->blocks.data()); }
+unsigned cluster_size() { return static_cast<unsigned>(g_block->cluster->blocks.size()); }
+unsigned char* shared_memory_of(unsigned rank) { return g_block->cluster->blocks.at(rank).shared; }
+
+void sync_cluster() {
+  Cluster& c = *g_block->cluster;
+  const uint64_t generation = c.generation;
+  ++g_block->progress;
+  if (++c.arrived == c.blocks.size() * g_block->fibers.size()) {
+    c.arrived = 0;
+    ++c.generation;
+  } else {
+    while (c.generation == generation) yield();
+  }
+}
 
 void yield() { swapcontext(&g_block->fibers[g_block->current].context, &g_block->scheduler); }
 
@@ -183,21 +225,30 @@ uint8_t to_e5m2(float x) { return float_to_e5m2(x); }
 float from_e4m3(uint8_t x) { return e4m3_to_float(x); }
 float from_e5m2(uint8_t x) { return e5m2_to_float(x); }
 
-void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
+void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel, unsigned cluster) {
   if (threads % 32 != 0) throw std::runtime_error("blocks are of whole warps");
-  std::unique_ptr<void, decltype(&std::free)> shared(std::aligned_alloc(kSharedAlignment, kSharedBytes), &std::free);
-  for (unsigned i = 0; i < blocks; ++i) {
-    Block block;
-    // As on a GPU, whatever was there before: here what is no number.
-    std::fill_n(static_cast<unsigned char*>(shared.get()), kSharedBytes, static_cast<unsigned char>(0xff));
-    block.fibers.resize(threads);
-    block.warps.resize(threads / 32);
-    block.shared = static_cast<unsigned char*>(shared.get());
-    block.index = i, block.blocks = blocks, block.kernel = &kernel;
-    g_block = &block;
-    run_block(block);
-    for (const auto& [at, b] : block.barriers) {
-      if (b.bytes != 0) throw std::runtime_error("a barrier still expects bytes at the end");
+  if (blocks % cluster != 0) throw std::runtime_error("grids are of whole clusters");
+  std::vector<std::unique_ptr<void, decltype(&std::free)>> shared;
+  for (unsigned i = 0; i < cluster; ++i)
+    shared.emplace_back(std::aligned_alloc(kSharedAlignment, kSharedBytes), &std::free);
+  for (unsigned first = 0; first < blocks; first += cluster) {
+    Cluster c;
+    c.blocks.resize(cluster);
+    for (unsigned i = 0; i < cluster; ++i) {
+      Block& block = c.blocks[i];
+      // As on a GPU, whatever was there before: here what is no number.
+      std::fill_n(static_cast<unsigned char*>(shared[i].get()), kSharedBytes, static_cast<unsigned char>(0xff));
+      block.cluster = &c;
+      block.fibers.resize(threads);
+      block.warps.resize(threads / 32);
+      block.shared = static_cast<unsigned char*>(shared[i].get());
+      block.index = first + i, block.blocks = blocks, block.kernel = &kernel;
+    }
+    run_cluster(c);
+    for (const Block& block : c.blocks) {
+      for (const auto& [at, b] : block.barriers) {
+        if (b.bytes != 0) throw std::runtime_error("a barrier still expects bytes at the end");
+      }
     }
   }
   g_block = nullptr;

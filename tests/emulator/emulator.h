@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a kernel of kernels/ on the CPU: each thread of a block is a fiber, blocks run one after the other. The
+// Runs a kernel of kernels/ on the CPU: each thread of a block is a fiber, blocks, or clusters of them, run
+// one after the other. The
 // functions of kernels/ptx, one instruction each, are replaced by those of tests/emulator/ptx; everything above them is
 // the kernel's own source, compiled by the host's compiler. It shows what a kernel computes, not how fast, and takes
 // the instructions to do what the PTX ISA says; races between threads are not seen.
@@ -26,6 +27,12 @@ ATTUNE_EMULATOR Index grid_size();
 ATTUNE_EMULATOR Index block_size();
 ATTUNE_EMULATOR unsigned char* shared_memory();  // of the block, 232,448 bytes, aligned to 1,024
 
+// Blocks of one cluster run side by side.
+ATTUNE_EMULATOR unsigned cluster_rank();
+ATTUNE_EMULATOR unsigned cluster_size();
+ATTUNE_EMULATOR void sync_cluster();
+ATTUNE_EMULATOR unsigned char* shared_memory_of(unsigned rank);
+
 // Lets the other threads run.
 ATTUNE_EMULATOR void yield();
 // Every lane of the warp gives a value and gets all 32; waits for those that have not come.
@@ -49,7 +56,9 @@ ATTUNE_EMULATOR uint8_t to_e5m2(float x);
 ATTUNE_EMULATOR float from_e4m3(uint8_t x);
 ATTUNE_EMULATOR float from_e5m2(uint8_t x);
 
-// Runs all blocks. Throws where threads wait for what nobody will do, or leave a barrier in the middle of a phase.
-void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
+// Runs all blocks, in clusters of so many. A kernel's static shared variables are those of all blocks, so it needs
+// dynamic shared memory in clusters. Throws where threads wait for what nobody will do, or leave a barrier in the
+// middle of a phase.
+void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1);
 
 }  // namespace attune::emulator

@@ -9,10 +9,14 @@
 #include <stdexcept>
 
 #include "attune/attune.h"
+#include "core/indexer.h"
 #include "core/ops.h"
 #include "core/registry.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
+#include "cuda/indexer/indexer.h"
+#include "cuda/mla/config.h"
+#include "cuda/mla/mla.h"
 #include "cuda/ops/ops.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
@@ -210,6 +214,26 @@ attune_cache_op latent_cache_op(const PopularModel& m, const Serving& s, attune_
   return op;
 }
 
+constexpr int64_t kTopk = 2048;
+
+// The index heads of DeepSeek V3.2, whose layers share their shapes; ragged: by cu_seqlens.
+attune_indexer indexer_call(int64_t batch, int64_t queries, int64_t keys, bool ragged) {
+  constexpr int64_t kHeads = 64, kHeadDim = 128;
+  const int64_t pages = (keys + kPageSize - 1) / kPageSize, rows = batch * queries;
+  attune_indexer op;
+  attune_indexer_init(&op, sizeof(op));
+  op.causal = 1;
+  op.q = tensor(ATTUNE_FLOAT8_E4M3, {rows, kHeads, kHeadDim});
+  op.q_scale = op.weights = tensor(ATTUNE_FLOAT32, {rows, kHeads});
+  if (ragged) op.cu_seqlens_q = tensor(ATTUNE_INT32, {batch + 1});
+  op.seqused_kv = tensor(ATTUNE_INT32, {batch});
+  op.cache.k = tensor(ATTUNE_FLOAT8_E4M3, {batch * pages, kPageSize, 1, kHeadDim});
+  op.cache.k_scale = tensor(ATTUNE_FLOAT32, {batch * pages, kPageSize, 1});
+  op.cache.page_table = tensor(ATTUNE_INT32, {batch, pages});
+  op.indices = tensor(ATTUNE_INT32, {rows, kTopk});
+  return op;
+}
+
 using Kernels = std::map<std::string, cuda::KernelSpec>;
 
 void add(const cuda::KernelSpec& spec, Kernels& kernels) {
@@ -235,11 +259,56 @@ void add_prompt(const attune_attention& a, Kernels& kernels) {
   add(c.schedule_kernel(), kernels);
 }
 
+// Decoding over pages of a 16-bit cache, or prompts whose queries have lists of rows. Those over packed caches are
+// compiled when they are asked for.
+attune_attention latent_call(const PopularModel& m, const Serving& s) {
+  attune_attention a;
+  attune_attention_init(&a, sizeof(a));
+  const int64_t rows = s.batch * s.queries;
+  a.q = placed(tensor(s.activations, {rows, m.num_heads_q, m.head_dim_qk}), 1);
+  a.out = placed(tensor(s.activations, {rows, m.num_heads_q, m.head_dim_v}), 2);
+  a.head_dim_v = m.head_dim_v;
+  a.cu_seqlens_q = placed(tensor(ATTUNE_INT32, {s.batch + 1}), 3);
+  if (m.packed_cache) {
+    a.k = placed(tensor(s.activations, {s.keys, 1, m.head_dim_qk}), 4);
+    a.cu_seqlens_kv = a.cu_seqlens_q;
+    a.indices = placed(tensor(ATTUNE_INT32, {rows, kTopk}), 5);
+  } else {
+    a.cache = latent_cache(m, s);
+    a.seqused_kv = placed(tensor(ATTUNE_INT32, {s.batch}), 6);
+    a.causal = 1;
+  }
+  return a;
+}
+
+void add_latent(const attune_attention& a, Kernels& kernels) {
+  const Problem p = make_problem(a, Data::kOptional);
+  const Kernel& row = cuda::mla_kernel();
+  if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
+  const cuda::mla::Config c = cuda::mla::choose_config(p, cuda::decode::DeviceShape().num_sms);
+  add(c.main_kernel(), kernels);
+  add(c.schedule_kernel(), kernels);
+  add(c.combine_kernel(), kernels);
+}
+
 void add_latent_rows(const PopularModel& m, Kernels& kernels) {
   const Serving s{ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, 512, 512};
   add(cuda::kernel_of(make_qkv_prepare(latent_prepare(m, s))), kernels);
   add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_APPEND))), kernels);
   add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_GATHER))), kernels);
+  add_latent(latent_call(m, s), kernels);
+}
+
+void add_indexers(Kernels& kernels) {
+  for (const int64_t keys : kKeys) {
+    const auto add_all = [&](const attune_indexer& op) {
+      const IndexerProblem p = make_indexer(op, Data::kOptional);
+      for (const cuda::KernelSpec& spec : cuda::kernels_of(p, cuda::decode::DeviceShape().num_sms)) add(spec, kernels);
+    };
+    for (const int64_t batch : kBatches) add_all(indexer_call(batch, 1, keys, false));
+    for (const int64_t batch : {1, 4, 32}) add_all(indexer_call(batch, 1, keys, true));
+    add_all(indexer_call(4, 512, keys, true));
+  }
 }
 
 template <class T>
@@ -295,7 +364,7 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
   Kernels kernels;
   for (const PopularModel& m : models) {
     if (m.latent) add_latent_rows(m, kernels);
-    if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;  // MLA: no attention yet
+    if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;
     for (const Dtypes& d : kDtypes) {
       // Older models are served with the cache that they were trained with; each 8-bit one would double their share.
       if ((m.alibi || m.t5_buckets > 0) && d.cache != d.activations) continue;
@@ -317,6 +386,7 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
       }
     }
   }
+  add_indexers(kernels);
   std::vector<cuda::KernelSpec> list;
   for (auto& [name, spec] : kernels) list.push_back(std::move(spec));
   return list;

@@ -19,5 +19,8 @@ void copy_async(unsigned shared, const void* global, unsigned valid) {
 }
 inline void prefetch_line(const void*) {}
 inline void arrive_after_copies(unsigned barrier) { emulator::arrive(barrier, 0); }
+inline void commit_copies() {}
+template <int kPending>
+void wait_copies() {}
 
 }  // namespace attune::ptx

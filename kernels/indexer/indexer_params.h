@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What host and device share of the indexer's kernels. Compiled by NVRTC and by the host's compiler; no standard headers.
+// Strides of rows are in bytes.
+#pragma once
+
+#include "rows/rows_params.h"
+
+namespace attune::kernels {
+
+constexpr int kIndexTileRows = 32;  // rows of a tile at most: a bit each
+
+// Division of numbers below 2^31 by one from 1 on, known to the host; by an instruction it would be twenty, or a call.
+struct Divisor {
+  unsigned multiplier;  // floor(2^(31 + l) / divisor) + 1, l the least with divisor <= 2^l
+  int shift;            // 31 + l
+};
+constexpr Divisor divisor_of(long long divisor) {
+  int l = 0;
+  while ((1ll << l) < divisor) ++l;
+  return {static_cast<unsigned>((1ull << (31 + l)) / static_cast<unsigned long long>(divisor) + 1), 31 + l};
+}
+constexpr int divide(long long a, Divisor by) {
+  return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(a)) * by.multiplier >> by.shift);
+}
+
+// What every kernel needs to know of rows: whose they are, and what they see.
+struct IndexRows {
+  long long total;           // rows of the tensors
+  int rows_per_outer;        // 0: no outer axis
+  long long first, count;    // rows of this launch
+  int fixed;                 // rows of each sequence where there is no cu_seqlens
+  Divisor by_outer, by_fixed;
+  int batch, causal;
+  int* offsets;  // [batch + 1], by owners.cu: cu_seqlens clamped to the rows, never decreasing; null: fixed
+  int* owners;   // [total], by owners.cu: the sequence of each row, -1: none
+  IntList cu_seqlens, seqused, key_begin, key_end;
+  int max_seqlen_kv;
+  int has_cache;
+  RowCache cache;
+  Divisor by_page;  // tokens of a page of it
+};
+
+// fp32 scores, [row, column].
+struct IndexScoreRows {
+  char* data;
+  long long outer_stride, row_stride, column_stride;
+  // Data is of the launch's first row, rows have no outer axis, and keys whose page in the cache is bad have -inf.
+  int in_workspace;
+};
+
+struct IndexScoresParams {
+  IndexRows rows;
+  RowTensor q, q_scale, weights;  // q_scale.data null: 1
+  int heads, head_dim;
+  IndexScoreRows scores;
+  int num_columns;
+  int clear;      // columns that a row does not see become -inf
+  int most_kept;  // rows that see no more keys than this need no scores; -1: all do
+  int tile_rows;  // of a tile, up to kIndexTileRows
+  int key_blocks;
+  Divisor by_key_blocks, pack;  // pack: of the cache's channels
+  long long items;  // tiles times key_blocks, below 2^31
+};
+
+struct IndexSelectParams {
+  IndexRows rows;
+  IndexScoreRows scores;
+  RowTensor indices;  // [row, entry]
+  int topk;
+  int* topk_length;              // null: not wanted
+  long long topk_length_stride;  // in elements
+  int slots;                     // entries are slots, not positions
+  IntList slot_table;            // absent: slots of the cache
+  int slot_page_size, slot_pages;
+  Divisor by_slot_page;
+};
+
+}  // namespace attune::kernels

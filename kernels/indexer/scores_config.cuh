@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the scores kernel is compiled for, and its shared memory.
+#pragma once
+
+#include "indexer/rows.cuh"
+#include "ptx/async_copy.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/wgmma_along_k.cuh"
+#include "tile/run.cuh"
+
+namespace attune::indexer {
+
+using kernels::IndexScoresParams;
+
+struct Config {
+  static constexpr int kQueryType = ATTUNE_Q_TYPE, kKeyType = ATTUNE_K_TYPE;
+  static constexpr bool kBf16 = ATTUNE_BF16 != 0;        // of the products; else fp16
+  static constexpr int kHeads = ATTUNE_HEADS;            // in all
+  static constexpr int kN = ATTUNE_PASS_HEADS;           // of one product
+  static constexpr int kChannels = ATTUNE_CHANNELS;      // head_dim rounded up to whole panels
+  static constexpr int kTiles = ATTUNE_KEY_TILES;        // of 64 keys, of one warpgroup
+  static constexpr int kKeyStages = ATTUNE_KEY_STAGES;   // 0: keys are read when they are needed, element by element
+  static constexpr int kKeySlots = kKeyStages > 0 ? kKeyStages : 1;
+  static constexpr int kQueryStages = ATTUNE_Q_STAGES;
+  static constexpr bool kQueryVectors = ATTUNE_Q_VECTORS != 0;  // rows of q can be read 16 bytes at a time
+
+  static constexpr int kPasses = (kHeads + kN - 1) / kN;
+  static constexpr int kPanels = kChannels / 64, kSteps = kChannels / 16;
+  static constexpr int kPanelBytes = kN * 128;
+  static constexpr int kMathThreads = 256, kThreads = 128 + kMathThreads, kMathWarps = kMathThreads / 32;
+  static constexpr int kKeys = 2 * 64 * kTiles;  // of a block
+  static constexpr int kUnits = 8;               // slots of the ring of units
+  static constexpr int kAhead = 5;               // units that are there before the queries of one are loaded
+  // Wide keys take the registers of the math; else the producers have a row of q on its way in theirs.
+  static constexpr bool kWide = kChannels > 384;
+  static constexpr int kProducerRegisters = kWide ? 88 : 120, kMathRegisters = kWide ? 208 : 192;
+
+  static_assert(kN == 8 || kN == 16 || kN == 32 || kN == 64, "columns of a product");
+  static_assert(kChannels % 64 == 0 && kChannels <= 576, "panels of 64 channels");
+  static_assert(kTiles == 1 || kTiles == 2, "a quad of lanes writes four scores, or two");
+  static_assert(kKeyStages + 1 < kAhead && kAhead < kUnits, "units are announced before their keys are asked for");
+};
+
+// One block of keys of a sequence against up to 32 of its rows.
+struct Unit {
+  long long row;       // row bit 0 of mask is of
+  int i, n;            // that is row i of the n of the sequence
+  int sequence, keys;  // and how many keys it has
+  int key;             // first of the block
+  unsigned mask;       // rows that need it; 0: there are no more units
+};
+
+struct SharedStorage {
+  struct Query {
+    unsigned char panels[Config::kPanels * Config::kPanelBytes];
+  };
+  Query queries[Config::kQueryStages];
+  // 16-byte pieces, each written and read by one thread.
+  static constexpr int kChunks = Config::kPanels * tile::element_size(Config::kKeyType);
+  static constexpr int kPieces = Config::kKeyStages > 0 ? 2 * Config::kTiles * kChunks * Config::kMathThreads : 1;
+  uint4 keys[Config::kKeySlots][kPieces];
+  float key_scale[Config::kKeySlots][Config::kMathThreads];
+  int key_hidden[Config::kKeySlots][Config::kMathThreads];
+  float weights[Config::kQueryStages][Config::kN];
+  KeyRange ranges[Config::kQueryStages];
+  Unit units[Config::kUnits];
+  unsigned long long query_full[Config::kQueryStages], query_empty[Config::kQueryStages];
+  unsigned long long unit_full[Config::kUnits], unit_empty[Config::kUnits];
+};
+
+static_assert(sizeof(SharedStorage) <= ATTUNE_SHARED_BYTES, "the host asks for less shared memory than this");
+
+__device__ __forceinline__ unsigned address(const unsigned long long& barrier) {
+  return ptx::shared_address(&barrier);
+}
+
+// Place in a ring, and the parity of the phase that ends when it is full.
+template <int kStages>
+struct Turn {
+  int stage = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// 16 elements as they lie in memory.
+template <int kType>
+struct Raw {
+  static constexpr int kSize = tile::element_size(kType), kWords = 4 * kSize;
+  static_assert(kSize <= 2, "fp32 has a kernel of its own");
+  unsigned word[kWords];
+
+  __device__ __forceinline__ static Raw zero() {
+    Raw r;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) r.word[i] = 0;
+    return r;
+  }
+  __device__ __forceinline__ static Raw vectors(const char* at) {
+    Raw r;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      const uint4 x = *reinterpret_cast<const uint4*>(at + 16 * i);
+      r.word[4 * i] = x.x, r.word[4 * i + 1] = x.y, r.word[4 * i + 2] = x.z, r.word[4 * i + 3] = x.w;
+    }
+    return r;
+  }
+  // The first count elements; where(i): the address of element i. The others are zero.
+  template <class Where>
+  __device__ __forceinline__ static Raw elements(int count, Where&& where) {
+    Raw r = zero();
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const unsigned bits = i < count ? tile::load_bits(kSize, where(i)) : 0;
+      r.word[i * kSize / 4] |= bits << (i * kSize % 4 * 8);
+    }
+    return r;
+  }
+  // Elements 2 i and 2 i + 1 in the type of the products, exactly.
+  __device__ __forceinline__ unsigned pair(int i) const {
+    const unsigned bits = kSize == 2 ? word[i] : word[i / 2] >> (i % 2 * 16) & 0xffff;
+    if constexpr (kType == (Config::kBf16 ? tile::kBFloat16 : tile::kFloat16)) return bits;
+    if constexpr (!Config::kBf16 && kType == tile::kE4m3) return ptx::e4m3_to_f16(static_cast<unsigned short>(bits));
+    if constexpr (!Config::kBf16 && kType == tile::kE5m2) return ptx::e5m2_to_f16(static_cast<unsigned short>(bits));
+    const float2 x = tile::decode_pair(kType, bits);
+    return Config::kBf16 ? ptx::pack_bf16(x.x, x.y) : ptx::pack_f16(x.x, x.y);
+  }
+};
+
+}  // namespace attune::indexer

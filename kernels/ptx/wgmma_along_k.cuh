@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of a warpgroup as in ptx/wgmma.cuh, d [64, N] (+)= a [64, 16] b [16, N], with a in registers and b K-major.
+#pragma once
+
+#include "ptx/wgmma.cuh"
+
+namespace attune::ptx {
+
+// Specialisations: static void multiply(d, a, b, accumulate); accumulate 0: d is overwritten.
+template <int kN, Type kType>
+struct ProductAlongK;
+
+#define ATTUNE_K4(i) "+f"(d[4 * (i)]), "+f"(d[4 * (i) + 1]), "+f"(d[4 * (i) + 2]), "+f"(d[4 * (i) + 3])
+#define ATTUNE_K8(i) ATTUNE_K4(2 * (i)), ATTUNE_K4(2 * (i) + 1)
+#define ATTUNE_K16(i) ATTUNE_K8(2 * (i)), ATTUNE_K8(2 * (i) + 1)
+#define ATTUNE_KN8 "%0, %1, %2, %3"
+#define ATTUNE_KN16 ATTUNE_KN8 ", %4, %5, %6, %7"
+#define ATTUNE_KN32 ATTUNE_KN16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define ATTUNE_KN64 \
+  ATTUNE_KN32 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTUNE_KO8 ATTUNE_K4(0)
+#define ATTUNE_KO16 ATTUNE_K8(0)
+#define ATTUNE_KO32 ATTUNE_K16(0)
+#define ATTUNE_KO64 ATTUNE_K16(0), ATTUNE_K16(1)
+
+// i0..i5: the numbers of the operands after the n / 2 of d.
+#define ATTUNE_PRODUCT_ALONG_K(n, kind, name, i0, i1, i2, i3, i4, i5)                                             \
+  template <>                                                                                                     \
+  struct ProductAlongK<n, Type::kind> {                                                                           \
+    __device__ __forceinline__ static void multiply(float (&d)[n / 2], const unsigned* a, Descriptor b,           \
+                                                    int accumulate) {                                             \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
+                   "k16.f32." name "." name " {" ATTUNE_KN##n "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
+                   ", p, 1, 1, 0;\n}"                                                                             \
+                   : ATTUNE_KO##n                                                                                 \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate)                   \
+                   : "memory");                                                                                   \
+    }                                                                                                             \
+  };
+#define ATTUNE_PRODUCTS_ALONG_K(n, ...)                   \
+  ATTUNE_PRODUCT_ALONG_K(n, kBf16, "bf16", __VA_ARGS__) \
+  ATTUNE_PRODUCT_ALONG_K(n, kF16, "f16", __VA_ARGS__)
+ATTUNE_PRODUCTS_ALONG_K(8, 4, 5, 6, 7, 8, 9)
+ATTUNE_PRODUCTS_ALONG_K(16, 8, 9, 10, 11, 12, 13)
+ATTUNE_PRODUCTS_ALONG_K(32, 16, 17, 18, 19, 20, 21)
+ATTUNE_PRODUCTS_ALONG_K(64, 32, 33, 34, 35, 36, 37)
+#undef ATTUNE_PRODUCTS_ALONG_K
+#undef ATTUNE_PRODUCT_ALONG_K
+
+}  // namespace attune::ptx

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/indexer/config.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "core/dtype.h"
+
+namespace attune::cuda::indexer {
+namespace {
+
+constexpr size_t kSharedBytes = 232448;              // of a block, on Hopper
+constexpr int64_t kScoreBytes = int64_t{128} << 20;  // of the scores of a launch, unless one row has more
+constexpr int64_t kPanel = 64;                       // channels
+constexpr int kMathThreads = 256;
+constexpr int64_t kShortRow = 8192;  // keys
+
+std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
+
+bool is_8bit_or(int32_t dtype, int32_t other) { return is_8bit(dtype) || dtype == other; }
+
+template <class... Strides>
+bool aligned(const void* data, int64_t element_size, Strides... strides) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ((strides * element_size % 16 == 0) && ...);
+}
+
+// Whole pieces of 16 channels, each at a multiple of 16 bytes.
+bool has_vectors(const RowView& q, int64_t head_dim) {
+  return head_dim % 16 == 0 && q.dim_stride == 1 &&
+         aligned(q.data, q.element_size, q.batch_stride, q.row_stride, q.head_stride);
+}
+bool has_vectors(const KvPlane& k, int64_t head_dim) {
+  return head_dim % 16 == 0 && k.contiguous && aligned(k.data, k.element_size, k.page_stride, k.slot_stride);
+}
+
+// Takes as many stages as there is room for; false: not even the fewest.
+bool fit_stages(bool staged_keys, ScoresConfig& c) {
+  constexpr int kMostKeyStages = 3, kMostQueryStages = 4, kLeastQueryStages = 2;
+  for (c.key_stages = staged_keys ? kMostKeyStages : 0; c.key_stages >= (staged_keys ? 1 : 0); --c.key_stages) {
+    for (c.q_stages = kMostQueryStages; c.q_stages >= kLeastQueryStages; --c.q_stages) {
+      if (c.shared_bytes() <= kSharedBytes) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+size_t ScoresConfig::shared_bytes() const {
+  if (exact) return 0;
+  constexpr size_t kUnits = 8, kUnitBytes = 32, kAlignment = 16;
+  const auto n = [](int x) { return static_cast<size_t>(x); };
+  const size_t key_slots = n(std::max(key_stages, 1)), q_slots = n(q_stages);
+  const size_t pieces = n(2 * key_tiles) * n(channels / 64) * n(static_cast<int>(dtype_size(k_type)));
+  size_t bytes = q_slots * n(pass_heads) * n(channels) * 2;
+  bytes += key_stages > 0 ? key_slots * pieces * kMathThreads * 16 : kAlignment;
+  bytes += key_slots * kMathThreads * 8;
+  bytes += q_slots * (n(pass_heads) * 4 + 8) + kUnits * kUnitBytes;
+  bytes += (2 * q_slots + 2 * kUnits) * 8;
+  return bytes + kAlignment;
+}
+
+KernelSpec ScoresConfig::kernel() const {
+  if (exact) return {"indexer/scores_exact.cu", "attune_index_scores_exact", {}, 0};
+  return {"indexer/scores.cu",
+          "attune_index_scores",
+          {define("ATTUNE_BF16", bf16 ? 1 : 0), define("ATTUNE_Q_TYPE", q_type), define("ATTUNE_K_TYPE", k_type),
+           define("ATTUNE_HEADS", heads), define("ATTUNE_PASS_HEADS", pass_heads), define("ATTUNE_CHANNELS", channels),
+           define("ATTUNE_KEY_TILES", key_tiles), define("ATTUNE_KEY_STAGES", key_stages),
+           define("ATTUNE_Q_STAGES", q_stages), define("ATTUNE_Q_VECTORS", q_vectors ? 1 : 0),
+           define("ATTUNE_SHARED_BYTES", static_cast<int64_t>(shared_bytes()))},
+          shared_bytes()};
+}
+
+std::array<int, 12> ScoresConfig::key() const {
+  return {exact ? 1 : 0, bf16 ? 1 : 0,      q_type, k_type, heads, pass_heads, channels, key_tiles, key_stages,
+          q_stages,      q_vectors ? 1 : 0, 0};
+}
+
+size_t SelectConfig::shared_bytes() const {
+  const size_t words = (size_t{1} << bits) + 2 * static_cast<size_t>(list) + static_cast<size_t>(threads) / 16 + 4;
+  return words * 4;
+}
+
+KernelSpec SelectConfig::kernel() const {
+  return {"indexer/select.cu",
+          "attune_index_select",
+          {define("ATTUNE_THREADS", threads), define("ATTUNE_BITS", bits), define("ATTUNE_LIST", list),
+           define("ATTUNE_CLUSTER", cluster), define("ATTUNE_SHARED_BYTES", static_cast<int64_t>(shared_bytes()))},
+          shared_bytes()};
+}
+
+KernelSpec owners_kernel() {
+  return {"indexer/owners.cu", "attune_index_owners", {define("ATTUNE_THREADS", kOwnersThreads)}, 0};
+}
+
+ScoresConfig choose_scores(const IndexerProblem& op) {
+  ScoresConfig c;
+  const int32_t q = op.q.dtype, k = op.cache.k.dtype;
+  c.bf16 = q == ATTUNE_BFLOAT16 || k == ATTUNE_BFLOAT16;
+  const int32_t product = c.bf16 ? ATTUNE_BFLOAT16 : ATTUNE_FLOAT16;
+  c.exact = !is_8bit_or(q, product) || !is_8bit_or(k, product);
+  if (c.exact) return {.exact = true};
+  c.q_type = q, c.k_type = k;
+  c.heads = static_cast<int>(op.num_heads);
+  c.channels = static_cast<int>((op.head_dim + kPanel - 1) / kPanel * kPanel);
+  c.key_tiles = c.channels <= 128 ? 2 : 1;  // what the registers of a thread hold
+  c.q_vectors = has_vectors(op.q, op.head_dim);
+  const bool staged_keys = has_vectors(op.cache.k, op.head_dim);
+  c.pass_heads = static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(c.heads)), 8, 64));
+  while (!fit_stages(staged_keys, c)) c.pass_heads /= 2;
+  return c;
+}
+
+SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms) {
+  constexpr int kMostBlocks = 8;
+  if (op.max_seqlen_kv <= kShortRow) return {.threads = 256, .bits = 11, .list = 4096};
+  SelectConfig c;
+  while (c.cluster < kMostBlocks && 2 * c.cluster * rows <= num_sms) c.cluster *= 2;
+  if (c.cluster > 1) c.threads = 512;  // which need more registers
+  return c;
+}
+
+Layout make_layout(const IndexerProblem& op) {
+  constexpr int64_t kAlignment = 256;
+  const auto aligned_bytes = [](int64_t n) {
+    return static_cast<size_t>((n + kAlignment - 1) / kAlignment * kAlignment);
+  };
+  constexpr int64_t kMostItems = int64_t{1} << 30, kLeastBlock = 128;  // of a launch; keys
+  Layout l;
+  const int64_t most_columns = std::max(op.max_seqlen_kv, op.num_columns);
+  l.rows = std::min(std::max<int64_t>(op.total_q, 1), kMostItems / (most_columns / kLeastBlock + 1));
+  if (op.cu) {
+    l.owners = aligned_bytes((op.batch + 1) * 4);
+    l.scores = l.total = l.owners + aligned_bytes(op.total_q * 4);
+  }
+  if (op.kind != ATTUNE_INDEXER_TOPK) return l;
+  l.columns = std::max<int64_t>((op.max_seqlen_kv + 63) / 64 * 64, 64);
+  l.rows = std::clamp<int64_t>(kScoreBytes / (l.columns * 4), 1, l.rows);
+  if (l.rows > 32 && l.rows < op.total_q) l.rows = l.rows / 32 * 32;  // whole tiles
+  l.total = l.scores + static_cast<size_t>(l.rows * l.columns * 4);
+  return l;
+}
+
+}  // namespace attune::cuda::indexer

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which specialisations of the kernels in kernels/indexer/ an operation gets, how it is cut into launches, and what
+// lies where in the workspace.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/indexer.h"
+#include "cuda/kernel.h"
+
+namespace attune::cuda::indexer {
+
+// Of the scores. exact: products in fp32, element by element (kernels/indexer/scores_exact.cu); the rest is for the
+// other.
+struct ScoresConfig {
+  bool exact = false;
+  bool bf16 = false;  // of products; else fp16
+  int q_type = 0, k_type = 0;
+  int heads = 1, pass_heads = 64;  // in all; of one product
+  int channels = 64;
+  int key_tiles = 2, key_stages = 0, q_stages = 2;
+  bool q_vectors = false;
+
+  int block_keys() const { return exact ? 128 : 128 * key_tiles; }
+  int threads() const { return exact ? 128 : 384; }
+  size_t shared_bytes() const;
+  KernelSpec kernel() const;
+  std::array<int, 12> key() const;  // of the specialisation
+};
+
+struct SelectConfig {
+  int threads = 1024, bits = 13, list = 8192;
+  int cluster = 1;  // blocks of a row
+
+  size_t shared_bytes() const;
+  KernelSpec kernel() const;
+};
+
+inline constexpr int kOwnersThreads = 1024;
+KernelSpec owners_kernel();
+
+ScoresConfig choose_scores(const IndexerProblem& op);
+// rows: of a launch.
+SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms);
+
+// Rows of a launch, and bytes of the workspace.
+struct Layout {
+  int64_t rows = 0;                          // of one launch of scores and of selection
+  int64_t columns = 0;                       // of a row of scores in the workspace
+  size_t owners = 0, scores = 0, total = 0;  // offsets lie at 0
+};
+Layout make_layout(const IndexerProblem& op);
+
+}  // namespace attune::cuda::indexer

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+// The indexer's kernels, their own sources, on the CPU (tests/emulator): what they compute, against the oracle, with
+// poisoned memory, without a GPU.
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
+#include "cuda/indexer/config.h"
+#include "cuda/indexer/params.h"
+#include "emulator/emulator.h"
+#include "emulator/module.h"
+#include "indexer_fixture.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr uint64_t kRandomCases = 100;
+
+struct Device {
+  int blocks = 3;    // of the scores' grid, so that each takes several units
+  int64_t rows = 0;  // of a launch; 0: as many as the workspace has room for
+  indexer::SelectConfig select = {.threads = 128, .bits = 11, .list = 512};
+};
+
+template <class Params>
+void launch(const KernelSpec& spec, unsigned blocks, int threads, const Params& params, int cluster = 1) {
+  const auto entry = reinterpret_cast<void (*)(Params)>(emulator::find_kernel(spec));
+  emulator::run(
+      blocks, static_cast<unsigned>(threads), [&] { entry(params); }, static_cast<unsigned>(cluster));
+}
+
+// As src/cuda/indexer/indexer.cpp does.
+void run_kernels(const IndexerProblem& op, indexer::Layout layout, void* workspace, const Device& d) {
+  if (d.rows > 0) layout.rows = std::min(layout.rows, d.rows);
+  if (op.cu) {
+    launch(indexer::owners_kernel(), 1, indexer::kOwnersThreads,
+           indexer::index_rows(op, layout, workspace, 0, op.total_q));
+  }
+  for (int64_t first = 0; first < op.total_q; first += layout.rows) {
+    const int64_t count = std::min(layout.rows, op.total_q - first);
+    if (op.reads_keys()) {
+      const indexer::ScoresConfig c = indexer::choose_scores(op);
+      const auto params = indexer::scores_params(op, c, layout, workspace, first, count, 1);
+      if (params.items > 0) launch(c.kernel(), static_cast<unsigned>(d.blocks), c.threads(), params);
+    }
+    if (op.selects()) {
+      launch(d.select.kernel(), static_cast<unsigned>(count * d.select.cluster), d.select.threads,
+             indexer::select_params(op, layout, workspace, first, count), d.select.cluster);
+    }
+  }
+}
+
+std::string run_emulated(const attune_indexer& a, const Device& d = {}) {
+  const IndexerProblem op = make_indexer(a, Data::kRequired);
+  const indexer::Layout layout = indexer::make_layout(op);
+  cases::Workspace workspace(cases::host_memory(), layout.total);
+  try {
+    if (op.total_q > 0 && op.batch > 0) run_kernels(op, layout, workspace.buffer.device(), d);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return workspace.buffer.check_guards();
+}
+
+std::string check(cases::IndexerProblem& problem, const Device& d = {}) {
+  return cases::run_and_check(problem, [&](const attune_indexer& a) { return run_emulated(a, d); }).failure;
+}
+
+std::string check(const cases::Case& spec, const Device& d = {}) {
+  cases::IndexerProblem problem(spec);
+  return check(problem, d);
+}
+
+std::string check(const std::string& fields, const Device& d = {}) {
+  return check(tests::make_case(R"({"name": "x", "kv": "paged", "shared_kv": true, )" + fields + "}"), d);
+}
+
+TEST(IndexerDivisor, IsExactBelowTwoToThe31) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  std::vector<int64_t> divisors = {1, 2, 3, 5, 7, 48, 100, 641, 65535, 65537, kMost - 1, kMost, kMost + 1};
+  for (int bit = 2; bit < 31; ++bit) {
+    for (const int64_t near : {-1, 0, 1}) divisors.push_back((int64_t{1} << bit) + near);
+  }
+  for (const int64_t d : divisors) {
+    const kernels::Divisor by = kernels::divisor_of(d);
+    for (int64_t q = 0; q <= kMost / d; q = q < 3 ? q + 1 : q * 3 / 2 + 1) {
+      for (const int64_t a : {q * d - 1, q * d, q * d + 1}) {
+        if (a < 0 || a > kMost) continue;
+        ASSERT_EQ(kernels::divide(a, by), a / d) << a << " / " << d;
+      }
+    }
+    for (int64_t a = kMost; a > kMost - 1000; --a) ASSERT_EQ(kernels::divide(a, by), a / d) << a << " / " << d;
+  }
+}
+
+class EmulatedIndexer : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (emulator::why_not() != nullptr) GTEST_SKIP() << emulator::why_not();
+  }
+};
+
+constexpr const char* kDeepSeek =
+    R"("heads": [64, 1], "head_dim": [128, 128], "dtype": "e4m3",
+       "cache": {"dtype": "e4m3", "scales": "token", "page_size": 64})";
+
+TEST_F(EmulatedIndexer, Decode) {
+  EXPECT_EQ(check(std::string(kDeepSeek) + R"(, "seqlens_kv": [700, 0, 1, 64, 65, 300],
+      "indexer": {"topk": 64, "q_scale": true})"),
+            "");
+  EXPECT_EQ(check(std::string(kDeepSeek) + R"(, "queries": "fixed", "causal": true, "seqlens_q": 3,
+      "seqlens_kv": [600, 4], "indexer": {"topk": 128}, "max_seqlens": true)"),
+            "");
+}
+
+TEST_F(EmulatedIndexer, PrefillInChunksOfRows) {
+  for (const int64_t rows : {0, 20}) {
+    EXPECT_EQ(check(R"("heads": [16, 1], "head_dim": [64, 64], "dtype": "e4m3", "cache": {"dtype": "e4m3",
+        "scales": "token", "page_size": 64}, "causal": true, "seqlens_q": [40, 0, 1, 13],
+        "seqlens_kv": [300, 50, 200, 13], "window": [90, 3], "indexer": {"topk": 60})",
+                    {.rows = rows}),
+              "")
+        << rows;
+  }
+}
+
+TEST_F(EmulatedIndexer, Types) {
+  const char* caches[] = {R"({"dtype": "f32"})",
+                          R"({"dtype": "f16"})",
+                          R"({"dtype": "bf16"})",
+                          R"({"dtype": "e4m3", "scales": "token"})",
+                          R"({"dtype": "e5m2", "scales": "tensor"})",
+                          R"({"dtype": "i8", "scales": "head"})"};
+  const struct {
+    const char* q;
+    int cache;
+  } pairs[] = {{"f32", 3}, {"f16", 1}, {"bf16", 2}, {"bf16", 4}, {"e5m2", 1}, {"i8", 5}, {"f16", 2}};
+  for (const auto& [q, cache] : pairs) {
+    EXPECT_EQ(check(std::string(R"("heads": [5, 1], "head_dim": [80, 80], "causal": true, "seqlens_q": [3, 9],
+        "seqlens_kv": [200, 70], "indexer": {"topk": 33, "q_scale": true}, "dtype": ")") +
+                    q + R"(", "cache": )" + caches[cache]),
+              "")
+        << q << " " << caches[cache];
+  }
+}
+
+TEST_F(EmulatedIndexer, HeadsAndDims) {
+  for (const char* shape : {R"("heads": [7, 1], "head_dim": [40, 40])", R"("heads": [65, 1], "head_dim": [128, 128])",
+                            R"("heads": [130, 1], "head_dim": [1, 1])", R"("heads": [33, 1], "head_dim": [576, 576])",
+                            R"("heads": [20, 1], "head_dim": [192, 192])"}) {
+    EXPECT_EQ(check(std::string(shape) + R"(, "dtype": "bf16", "seqlens_kv": [260, 40], "seqlens_q": [2, 1],
+        "cache": {"dtype": "e4m3", "scales": "token"}, "indexer": {"topk": 50, "weights": "bf16"})"),
+              "")
+        << shape;
+  }
+}
+
+TEST_F(EmulatedIndexer, Layouts) {
+  for (const char* rest :
+       {R"("cache": {"dtype": "e4m3", "page_size": 3})", R"("cache": {"dtype": "e4m3", "layout": "xpacked"})",
+        R"("cache": {"dtype": "bf16", "page_size": 100, "page_padding": true})",
+        R"("cache": {"dtype": "e4m3", "share_prefix": true}, "strides": "odd")"}) {
+    EXPECT_EQ(check(std::string(R"("heads": [8, 1], "head_dim": [64, 64], "dtype": "e4m3", "seqlens_kv": [333, 90, 1],
+        "seqlens_q": [1, 4, 1], "causal": true, "indexer": {"topk": 77}, )") +
+                    rest),
+              "")
+        << rest;
+  }
+}
+
+TEST_F(EmulatedIndexer, SlotsOfAnotherCache) {
+  for (const char* rest :
+       {R"({"topk": 40, "slot_page_size": 48})", R"({"topk": 40, "slot_page_size": 16, "bad_pages": true})",
+        R"({"topk": 500, "slot_page_size": 16, "bad_pages": true})", R"({"topk": 40, "lengths": false, "clear": true})",
+        R"({"topk": 40, "slot_page_size": 16, "bad_pages": true, "positions": true})"}) {
+    EXPECT_EQ(check(std::string(R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "e4m3", "cache": {"dtype": "e4m3",
+        "scales": "token"}, "seqlens_q": [1, 6], "seqlens_kv": [200, 150], "causal": true, "indexer": )") +
+                    rest),
+              "")
+        << rest;
+  }
+}
+
+// With a list for 512 keys: equal scores must fill it, and overfill it.
+TEST_F(EmulatedIndexer, Ties) {
+  for (const int topk : {1, 129, 999}) {
+    EXPECT_EQ(check(R"("heads": [3, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [1, 20],
+        "seqlens_kv": [1000, 300], "causal": true, "data": "equal", "indexer": {"topk": )" +
+                        std::to_string(topk) + "}",
+                    {.select = {.threads = 128, .bits = 11, .list = 512, .cluster = topk == 129 ? 2 : 1}}),
+              "")
+        << topk;
+  }
+}
+
+TEST_F(EmulatedIndexer, LongRowsByOneBlockAndByClusters) {
+  for (const int cluster : {1, 4}) {
+    const int topk = cluster == 1 ? 300 : 2048;  // with a list for 512, and for all
+    const indexer::SelectConfig select = {
+        .threads = 128, .bits = 11, .list = cluster == 1 ? 512 : 4096, .cluster = cluster};
+    EXPECT_EQ(check(R"("heads": [2, 1], "head_dim": [64, 64], "dtype": "e4m3", "cache": {"dtype": "e4m3",
+        "scales": "token", "page_size": 64}, "queries": "fixed", "seqlens_q": 2, "causal": true,
+        "seqlens_kv": [9000, 5], "indexer": {"topk": )" +
+                        std::to_string(topk) + "}",
+                    {.select = select}),
+              "")
+        << cluster;
+  }
+}
+
+TEST_F(EmulatedIndexer, TablesThatMakeNoSense) {
+  for (const tests::Spoilt& spoilt : tests::kSpoilt) {
+    cases::IndexerProblem problem(tests::small_case(spoilt.more));
+    tests::spoil(problem, spoilt);
+    EXPECT_EQ(check(problem), "") << spoilt.name;
+  }
+}
+
+// More sequences than the block has threads, with offsets that go back and forth.
+TEST_F(EmulatedIndexer, OwnersOfRows) {
+  constexpr int64_t kBatch = 2500, kRows = 400;
+  cases::Random random("owners", 1);
+  std::vector<int32_t> cu(kBatch + 1);
+  for (size_t b = 0; b < cu.size(); ++b) cu[b] = static_cast<int32_t>(b) / 10 - (random.chance(0.1) ? 70 : 0);
+  cu[1023] = 150;
+  std::vector<int32_t> expected(kRows, -1), offsets(kBatch + 1), owners(kRows);
+  int64_t end = 0;
+  for (int64_t b = 0; b <= kBatch; ++b) {
+    const int64_t begin = end;
+    end = std::clamp<int64_t>(cu[static_cast<size_t>(b)], end, kRows);
+    if (b > 0) std::fill(expected.begin() + begin, expected.begin() + end, static_cast<int32_t>(b - 1));
+  }
+  kernels::IndexRows rows{};
+  rows.total = kRows, rows.batch = kBatch;
+  rows.cu_seqlens = {cu.data(), 0, 1};
+  rows.offsets = offsets.data(), rows.owners = owners.data();
+  launch(indexer::owners_kernel(), 1, indexer::kOwnersThreads, rows);
+  EXPECT_EQ(owners, expected);
+}
+
+TEST_F(EmulatedIndexer, AVisibleNanIsTaken) {
+  for (const char* dtype : {"e4m3", "bf16", "f32"}) {
+    EXPECT_EQ(check(std::string(R"("heads": [1, 1], "head_dim": [32, 32], "seqlens_q": [4, 20], "seqlens_kv": [50, 90],
+        "causal": true, "plant": "nan_k", "indexer": {"topk": 1}, "dtype": ")") +
+                    dtype + "\""),
+              "")
+        << dtype;
+  }
+}
+
+// SELECT of one row of scores; positions of a sequence with as many keys.
+std::vector<int32_t> select(std::vector<float> scores, int64_t topk, const Device& d = {}) {
+  const auto n = static_cast<int64_t>(scores.size());
+  std::vector<int32_t> indices(static_cast<size_t>(topk), -7);
+  tests::Int32Vector seqused({static_cast<int32_t>(n)});
+  attune_indexer op;
+  EXPECT_EQ(attune_indexer_init(&op, sizeof(op)), ATTUNE_OK);
+  op.kind = ATTUNE_INDEXER_SELECT;
+  op.form = ATTUNE_INDEX_POSITIONS;
+  const int64_t shape[] = {1, n}, out[] = {1, topk};
+  op.scores = attune_dense_tensor(scores.data(), ATTUNE_FLOAT32, 2, shape);
+  op.indices = attune_dense_tensor(indices.data(), ATTUNE_INT32, 2, out);
+  op.seqused_kv = seqused.tensor();
+  EXPECT_EQ(run_emulated(op, d), "");
+  return indices;
+}
+
+TEST_F(EmulatedIndexer, OrdersScoresAndBreaksTies) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  using List = std::vector<int32_t>;
+  EXPECT_EQ(select({1, 3, 2}, 2), (List{1, 2}));
+  EXPECT_EQ(select({5, 5, 5, 5}, 2), (List{0, 1}));
+  EXPECT_EQ(select({-0.0f, 0.0f, -0.0f}, 1), (List{0}));
+  EXPECT_EQ(select({-1, -2, -kInf, -3}, 3), (List{0, 1, 3}));
+  EXPECT_EQ(select({-kInf, -kInf, 1}, 2), (List{0, 2}));
+  EXPECT_EQ(select({1, -kNan, kNan, kInf}, 2), (List{1, 2}));
+  EXPECT_EQ(select({kNan, 1, kInf, kNan, kNan}, 4), (List{0, 2, 3, 4}));
+  EXPECT_EQ(select({1e-45f, 0, -1e-45f}, 1), (List{0}));
+  EXPECT_EQ(select({2, 1}, 4), (List{0, 1, -1, -1}));
+}
+
+// Ranks that differ in the last digit only, with each of the specialisations that the host chooses.
+TEST_F(EmulatedIndexer, NeighbouringScores) {
+  std::vector<float> scores(3000);
+  for (size_t i = 0; i < scores.size(); ++i) {
+    const auto bits = 0x3f800000u + static_cast<uint32_t>(i * 7919 % 3000);
+    scores[i] = std::bit_cast<float>(bits);
+  }
+  std::vector<int32_t> expected;
+  for (size_t i = 0; i < scores.size(); ++i) {
+    if (i * 7919 % 3000 >= 3000 - 700) expected.push_back(static_cast<int32_t>(i));
+  }
+  for (const int64_t keys : {int64_t{1000}, int64_t{100000}}) {
+    IndexerProblem op;
+    op.max_seqlen_kv = keys;
+    for (const int64_t rows : {1, 1000})
+      EXPECT_EQ(select(scores, 700, {.select = indexer::choose_select(op, rows, 132)}), expected)
+          << keys << " " << rows;
+  }
+}
+
+// ATTUNE_EMULATE=<n>: every n-th case of the table; minutes. ATTUNE_CASE=<part of a name>: only cases that contain it.
+TEST_F(EmulatedIndexer, MatchesTheOracleOnTheTable) {
+  const char* every = std::getenv("ATTUNE_EMULATE");
+  if (every == nullptr) GTEST_SKIP() << "set ATTUNE_EMULATE to 1 for all cases of the table, to n for every n-th";
+  const char* only = std::getenv("ATTUNE_CASE");
+  const int step = std::max(1, std::atoi(every));
+  std::vector<cases::Case> list = cases::indexer_cases();
+  for (uint64_t seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_indexer_case(seed));
+  for (size_t i = 0; i < list.size(); i += static_cast<size_t>(step)) {
+    if (only != nullptr && list[i].name.find(only) == std::string::npos) continue;
+    EXPECT_EQ(check(list[i]), "") << list[i].name;
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda
