@@ -5,8 +5,8 @@
 //   S_A = Q A^T by group 0, S_B = Q B^T by group 1;  P = 2^(c (S - r)), c = scale log2 e, r a reference for each row
 //   group g has half g of O's channels:  O = O 2^(c (r - r_A)) + P_A A, then O = O 2^(c (r_A - r_B)) + P_B B
 //
-//   group 0:  S_A   softmax   P_A A       (P_B) P_B B | S_A' ..
-//   group 1:        S_B   softmax   (P_A) P_A A  P_B B |      S_B' ..
+//   group 0:  S_A   softmax  P_A A |         (P_B) P_B B | S_A' ..
+//   group 1:        S_B (P_A) P_A A  softmax       P_B B |      S_B' ..
 //
 // A group hands its weights to the other through shared memory, each thread to its twin, who holds the same rows and keys:
 // the layout of S is that of the left operand of the next product. The reference follows the maximum only when that is
@@ -82,18 +82,11 @@ class Attend {
     weigh(turn, s, lowered, a);
     release(turn, kKeysOnly);
     rescale_if_lowered<false>(lowered, a);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      pack(i, s, weights_);
-      ptx::store_shared_four(places_.weights(threadIdx.x % 128, i), weights_ + 4 * i);
-    }
-    hand_over_references(a);
+    pack(s, weights_);
+    hand_over(weights_, a);
     ptx::arrive_some(first_is_ready(), 64);
     multiply_values(weights_, turn, a);
-    float sum[2];
-    add_up(s, sum);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) a.sum[h] = a.sum[h] * lowered[h] + sum[h];
+    add_up(lowered, s, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release(turn, 1);
@@ -108,55 +101,26 @@ class Attend {
     release(turn, 1);
   }
 
-  // Group 1: both tiles. It weighs its own against a reference of its own while group 0 is at its, and mends that, which is
-  // rare, when it knows of group 0's.
+  // Group 1: both tiles.
   __device__ __forceinline__ void follow(Turn first, Turn second, bool last, Accumulators& a) {
     float s[Config::kKeys / 2], lowered[2];
     unsigned weights[kWeights];
-    const float before[2] = {a.reference[0], a.reference[1]};
     multiply_keys(second, s);
-    ptx::wait_products<0>();
+    take_first(first, a);
+    ptx::wait_products<1>();
     ptx::pin(s);
     if (last) release_queries();
     weigh(second, s, lowered, a);
     release(second, kKeysOnly);
-    float sum[2];
-    add_up(s, sum);
-    ptx::sync_some(first_is_ready(), 64);
-    float of_first[2] = {before[0], before[1]};
-    const bool moved = read_references(of_first) || lowered[0] != 1.0f || lowered[1] != 1.0f;
-    float lowered_to_first[2] = {1, 1}, lowered_to_second[2] = {1, 1};
-    if (__any_sync(0xffffffffu, moved)) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float own = a.reference[h];
-        a.reference[h] = fmaxf(own, of_first[h]);
-        const float mend = lowered_by(own, a.reference[h]);
-#pragma unroll
-        for (int i = 0; i < Config::kKeys / 4; ++i) s[i / 2 * 4 + 2 * h + i % 2] *= mend;
-        sum[h] *= mend;
-        a.sum[h] *= lowered_by(before[h], a.reference[h]);
-        lowered_to_first[h] = lowered_by(before[h], of_first[h]);
-        lowered_to_second[h] = lowered_by(of_first[h], a.reference[h]);
-      }
-    }
-    a.sum[0] += sum[0], a.sum[1] += sum[1];
-    // Piece by piece: there are not registers for all of s and both weights.
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      read_weights(i, weights_);
-      pack(i, s, weights);
-      ptx::store_shared_four(places_.weights(threadIdx.x % 128, i), weights + 4 * i);
-    }
-    hand_over_references(a);
-    ptx::arrive_some(second_is_ready(), 64);
-    rescale_if_lowered<false>(lowered_to_first, a);
-    wait_for_values(first);  // group 0 has; not this one
-    multiply_values(weights_, first, a);
-    rescale_if_lowered<true>(lowered_to_second, a);
-    multiply_values(weights, second, a);
-    ptx::wait_products<1>();
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
     release(first, 2);
+    rescale_if_lowered<false>(lowered, a);
+    pack(s, weights);
+    hand_over(weights, a);
+    ptx::arrive_some(second_is_ready(), 64);
+    multiply_values(weights, second, a);
+    add_up(lowered, s, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release(second, 2);
@@ -176,9 +140,7 @@ class Attend {
     ptx::pin(s);
     int accumulate = 0;
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) {
-      // The half that this group itself has freed is there first.
-      const int part = kGroup == 0 || n == 0 ? n : (n + 1) % 4 + 1;
+    for (int part = 0; part < kParts; ++part) {
       if (part_at(part).count == 0) continue;
       ptx::wait_phase(places_.k_full(turn.stage, part), turn.parity);
       if (!Config::kCopiesBoxes) ptx::fence_async_proxy();
@@ -250,69 +212,59 @@ class Attend {
     }
   }
 
-  // A quarter of the weights as an operand.
-  __device__ __forceinline__ static void pack(int quarter, const float (&s)[Config::kKeys / 2],
-                                              unsigned (&weights)[kWeights]) {
+  // The weights as an operand.
+  __device__ __forceinline__ static void pack(const float (&s)[Config::kKeys / 2], unsigned (&weights)[kWeights]) {
 #pragma unroll
-    for (int i = 4 * quarter; i < 4 * quarter + 4; ++i) {
+    for (int i = 0; i < kWeights; ++i) {
       weights[i] = Config::kType == tile::kBFloat16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
                                                     : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
     }
   }
-  // The sums of the thread's.
-  __device__ __forceinline__ static void add_up(const float (&s)[Config::kKeys / 2], float (&sum)[2]) {
+  // Their sums. The other group need not wait for them.
+  __device__ __forceinline__ static void add_up(const float (&lowered)[2], const float (&s)[Config::kKeys / 2],
+                                                Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float x[2] = {0, 0};
+      float sum[2] = {a.sum[h] * lowered[h], 0};
 #pragma unroll
-      for (int i = 0; i < Config::kKeys / 4; ++i) x[i % 2] += s[i / 2 * 4 + 2 * h + i % 2];
-      sum[h] = x[0] + x[1];
+      for (int i = 0; i < Config::kKeys / 4; ++i) sum[i % 2] += s[i / 2 * 4 + 2 * h + i % 2];
+      a.sum[h] = sum[0] + sum[1];
     }
   }
 
-  __device__ __forceinline__ void hand_over_references(const Accumulators& a) const {
-    if (threadIdx.x % 4 != 0) return;
+  __device__ __forceinline__ void hand_over(const unsigned (&weights)[kWeights], const Accumulators& a) const {
+    const int thread = threadIdx.x % 128;
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      ptx::store_shared_u32(places_.reference(kGroup, row_of_thread() + 8 * h), __float_as_uint(a.reference[h]));
+    for (int i = 0; i < 4; ++i) ptx::store_shared_four(places_.weights(thread, i), weights + 4 * i);
+    if (threadIdx.x % 4 == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        ptx::store_shared_u32(places_.reference(kGroup, row_of_thread() + 8 * h), __float_as_uint(a.reference[h]));
+    }
   }
   // The twin's weights for a tile, and its reference; o and sum are then against that.
   __device__ __forceinline__ void receive(Turn turn, unsigned (&weights)[kWeights], Accumulators& a) const {
+    const int thread = threadIdx.x % 128;
     wait_for_values(turn);  // the other group has; not this one
-    float reference[2] = {a.reference[0], a.reference[1]};
-    const bool moved = read_references(reference);
+    float reference[2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) read_weights(i, weights);
-    if (!__any_sync(0xffffffffu, moved)) return;
+    for (int h = 0; h < 2; ++h) reference[h] = ptx::load_shared(places_.reference(1 - kGroup, row_of_thread() + 8 * h));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      unsigned four[4];
+      ptx::load_shared_four(places_.weights(thread, i), four);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) weights[4 * i + j] = four[j];
+    }
+    if (!__any_sync(0xffffffffu, reference[0] != a.reference[0] || reference[1] != a.reference[1])) return;
     float lowered[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      lowered[h] = lowered_by(a.reference[h], reference[h]);
+      lowered[h] = reference[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - reference[h]) * c_);
       a.reference[h] = reference[h];
       a.sum[h] *= lowered[h];
     }
     rescale_if_lowered<true>(lowered, a);
-  }
-  __device__ __forceinline__ void read_weights(int quarter, unsigned (&weights)[kWeights]) const {
-    unsigned four[4];
-    ptx::load_shared_four(places_.weights(threadIdx.x % 128, quarter), four);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) weights[4 * quarter + i] = four[i];
-  }
-  // The twin's references in place of those; whether they differ.
-  __device__ __forceinline__ bool read_references(float (&reference)[2]) const {
-    bool moved = false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float other = ptx::load_shared(places_.reference(1 - kGroup, row_of_thread() + 8 * h));
-      moved |= other != reference[h];
-      reference[h] = other;
-    }
-    return moved;
-  }
-  // What is against a reference counts so much against another.
-  __device__ __forceinline__ float lowered_by(float from, float to) const {
-    return from == to ? 1.0f : ptx::exp2_approx((from - to) * c_);
   }
 
   // kRunning: products may run on.

@@ -57,6 +57,12 @@ __device__ __forceinline__ constexpr Part part_at(int i) {
 constexpr int kKeysOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
 
+// Of a row of keys: where it begins, null where there is none; and MLA-584's scales, how far from there.
+struct alignas(16) RowPlace {
+  const char* row;
+  int scales;
+};
+
 // Where things lie: shared addresses, and tasks.
 struct Places {
   unsigned char* memory;
@@ -83,12 +89,9 @@ struct Places {
   __device__ __forceinline__ float2* stats(int group, int row) const {
     return reinterpret_cast<float2*>(memory + Config::kShared.weights) + group * Config::kRows + row;
   }
-  // Where the rows of a tile begin, null where there is none; and MLA-584's scales, how far from there. Two lists.
-  __device__ __forceinline__ const char** row(int list, int i) const {
-    return reinterpret_cast<const char**>(memory + Config::kShared.rows) + list * Config::kKeys + i;
-  }
-  __device__ __forceinline__ int* scales(int list, int i) const {
-    return reinterpret_cast<int*>(memory + Config::kShared.scales) + list * Config::kKeys + i;
+  // Of the tile that is being loaded.
+  __device__ __forceinline__ RowPlace* row(int i) const {
+    return reinterpret_cast<RowPlace*>(memory + Config::kShared.rows) + i;
   }
   // Keys [first, end) that a row may see.
   __device__ __forceinline__ int2* limits(int row) const {

@@ -26,24 +26,19 @@ class RowLoader {
   __device__ __forceinline__ void run() {
     prefill::TaskFeed feed(p_, places_);
     const bool leads = threadIdx.x < 32;
-    for (unsigned count = 0;; ++count) {
+    for (Turn turn;; turn.next<kernels::kTaskSlots>()) {
       if (leads) feed.next();
-      const int slot = static_cast<int>(count % kernels::kTaskSlots);
-      ptx::wait_phase(places_.task_full(slot), count / kernels::kTaskSlots % 2);
-      if (places_.head_tile(slot) == prefill::kNoMoreTasks) return;
-      load(places_.task(slot), places_.head_tile(slot), leads, count % 2 ^ 1);
+      ptx::wait_phase(places_.task_full(turn.stage), turn.parity);
+      if (places_.head_tile(turn.stage) == prefill::kNoMoreTasks) return;
+      load(places_.task(turn.stage), places_.head_tile(turn.stage), leads);
       __syncwarp();
-      if (!leads && lane() == 0) ptx::arrive(places_.task_empty(slot));
+      if (!leads && lane() == 0) ptx::arrive(places_.task_empty(turn.stage));
     }
   }
 
  private:
-  static constexpr bool k656 = Config::kLoader == kernels::kMlaCodes656, k584 = Config::kLoader == kernels::kMlaCodes584;
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ static int first_row() { return threadIdx.x / 32 * kRowsOfWarp; }  // of the warp's
-  // Which list has the rows of the tile that is being loaded.
-  __device__ __forceinline__ int now() const { return static_cast<int>(tiles_ % 2); }
-
   // Tile i of a task: computed anew wherever it is needed, as what is needed of it is little and registers are few.
   __device__ __forceinline__ static Tile tile_of(const Task& task, int i) {
     return tile_at(task, Line(task.num_cached, task.first_key, task.end_key), i);
@@ -52,31 +47,27 @@ class RowLoader {
     return Config::kDecodes && (Config::kSparse || !Config::kDense || tile_of(task, i).cached);
   }
 
-  __device__ __forceinline__ void load(const Task& task, int head_tile, bool leads, unsigned q_parity) {
+  __device__ __forceinline__ void load(const Task& task, int head_tile, bool leads) {
     int i = task.tile_end - 1;
-    find(task, head_tile, i, ask(task, head_tile, i), now());
-    if (i > task.tile_begin) find(task, head_tile, i - 1, ask(task, head_tile, i - 1), now() ^ 1);
+    find(task, head_tile, i, ask(task, head_tile, i));
+    if (is_coded(task, i)) fetch_ahead();
     bool first = leads;
-    if (is_coded(task, i)) fetch(1, now(), codes_);
 #pragma unroll 1
     for (; i >= task.tile_begin; --i) {
-      // Rows are found two tiles ahead, so that they come to the L2 in time.
-      const int later = i - 2, answer = later >= task.tile_begin ? ask(task, head_tile, later) : -1;
-      const bool more = i > task.tile_begin && is_coded(task, i - 1);
-      const auto look_ahead = [&] {
-        if (later >= task.tile_begin) find(task, head_tile, later, answer, now());
-      };
+      // Before the first tile there is none: then it is found once more, for nothing.
+      const int next = max(i - 1, task.tile_begin), answer = ask(task, head_tile, next);
+      const bool more = next < i && is_coded(task, next);
+      const auto go_on = [&] { find(task, head_tile, next, answer); };
       if (is_coded(task, i)) {
-        load_codes(task, i, more, look_ahead);
+        load_codes(task, i, more, go_on);
       } else {
         load_tile(task, i);
-        __syncwarp();
-        look_ahead();
-        if (more) fetch(1, now() ^ 1, codes_);
+        go_on();
+        if (more) fetch_ahead();
       }
-      ++tiles_;
       if (first) {
-        ptx::wait_phase(places_.q_empty(), q_parity);
+        ptx::wait_phase(places_.q_empty(), q_parity_);
+        q_parity_ ^= 1;
         load_queries(p_, places_, q_, task, head_tile);
         first = false;
       }
@@ -92,18 +83,18 @@ class RowLoader {
     const Tile tile = tile_of(task, i);
     return Source(p_, task, kv_head(head_tile), tile).ask(tile.start + own_row());
   }
-  // Lays down where the warp's rows of tile i are, in one of two lists. answer: what ask() said.
-  __device__ __forceinline__ void find(const Task& task, int head_tile, int i, int answer, int list) {
+  // Lays down where the warp's rows are. answer: what ask() said.
+  __device__ __forceinline__ void find(const Task& task, int head_tile, int i, int answer) {
     const Tile tile = tile_of(task, i);
     const Source source(p_, task, kv_head(head_tile), tile);
     const int key = tile.start + own_row();
     const char* const row = source.find(key, answer);
-    const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr) & ((1u << kRowsOfWarp) - 1);
-    absent_ = list == 0 ? (absent_ & 0xffff0000u) | absent : (absent_ & 0xffffu) | absent << 16;
+    absent_ = __ballot_sync(0xffffffffu, row == nullptr) & ((1u << kRowsOfWarp) - 1);
     __syncwarp();  // all lanes have read what was there
     if (lane() < kRowsOfWarp) {
-      *places_.row(list, own_row()) = row;
-      if (k584) *places_.scales(list, own_row()) = source.scales_of(key, answer);
+      RowPlace& place = *places_.row(own_row());
+      place.row = row;
+      if (Config::kLoader == kernels::kMlaCodes584) place.scales = source.scales_of(key, answer);
     }
     __syncwarp();
     if (Config::kDecodes && row != nullptr) prefetch(row);
@@ -117,17 +108,18 @@ class RowLoader {
       if (line < 656) ptx::prefetch_line(row + line);
     }
   }
-  // The thread's i-th row of a tile.
-  __device__ __forceinline__ static int row(int i) { return first_row() + kRowsAtATime * i + lane() / kLanes; }
+  // The thread's i-th row of a tile, and where that lies.
+  __device__ __forceinline__ int row(int i) const { return first_row() + kRowsAtATime * i + lane() / kLanes; }
+  __device__ __forceinline__ const RowPlace& found(int i) const { return *places_.row(row(i)); }
 
   // Tells the math groups which rows are not there. After the stage is empty, before it is handed over.
   __device__ __forceinline__ void note(int stage, const Task& task, int i) {
-    const unsigned at = places_.note(stage) + first_row() / 8, absent = absent_ >> (16 * now()) & 0xffff;
+    const unsigned at = places_.note(stage) + first_row() / 8;
     if (lane() == 0) {
       if constexpr (kRowsOfWarp == 16) {
-        ptx::store_shared_u16(at, static_cast<unsigned short>(absent));
+        ptx::store_shared_u16(at, static_cast<unsigned short>(absent_));
       } else {
-        ptx::store_shared_u8(at, absent);
+        ptx::store_shared_u8(at, absent_);
       }
     }
     if (!Config::kSparse && threadIdx.x == 0) {
@@ -149,7 +141,7 @@ class RowLoader {
   __device__ __forceinline__ void copy(int stage) const {
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
-      const char* const at = *places_.row(now(), row(i));
+      const char* const at = found(i).row;
 #pragma unroll
       for (int unit = lane() % kLanes; unit < 8; unit += kLanes) {
         const char* const from = at != nullptr ? at + kFrom + 16 * unit : p_.q;
@@ -167,6 +159,7 @@ class RowLoader {
 
   __device__ __forceinline__ void load_tile(const Task& task, int i) {
     const Turn turn{static_cast<int>(tiles_ % 2), tiles_ / 2 % 2};
+    ++tiles_;
     wait_empty(turn, kKeysOnly);
     note(turn.stage, task, i);
     load_part<0>(turn), load_part<1>(turn), load_part<2>(turn), load_part<3>(turn), load_part<4>(turn);
@@ -188,6 +181,7 @@ class RowLoader {
 
   // ---- packed formats
 
+  static constexpr bool k656 = Config::kLoader == kernels::kMlaCodes656;
   static constexpr int kRope = k656 ? 528 : 448;  // where the 64 bf16 begin
   static constexpr int kCodes = k656 ? 512 : 448;
   // A thread's codes of a part of 128 channels: 16 of either chunk of each row, and their scales.
@@ -198,11 +192,12 @@ class RowLoader {
   // Whether a chunk is of codes.
   __device__ __forceinline__ static constexpr bool coded(int chunk) { return 64 * chunk < kCodes; }
 
-  __device__ __forceinline__ void fetch(int part, int list, Codes& c) const {
+  __device__ __forceinline__ void fetch(int part, Codes& c) const {
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
-      const char* const at = *places_.row(list, row(i));
-      const bool there = at != nullptr;
+      const RowPlace place = found(i);
+      const char* const at = place.row != nullptr ? place.row : p_.q;  // any; the product is with 0
+      const bool there = place.row != nullptr;
       if constexpr (k656) c.scale[i][0] = there ? *reinterpret_cast<const float*>(at + 512 + 4 * (part - 1)) : 0.0f;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -212,11 +207,12 @@ class RowLoader {
         if (there) c.words[i][half] = *reinterpret_cast<const uint4*>(at + 64 * chunk + 16 * (lane() % kLanes));
         if constexpr (!k656) {
           c.scale[i][half] =
-              there ? scale_of_exponent(*reinterpret_cast<const unsigned char*>(at + *places_.scales(list, row(i)) + chunk)) : 0.0f;
+              there ? scale_of_exponent(*reinterpret_cast<const unsigned char*>(at + place.scales + chunk)) : 0.0f;
         }
       }
     }
   }
+  __device__ __forceinline__ void fetch_ahead() { fetch(1, codes_); }
   // 2^(e - 127); 255 is NaN.
   __device__ __forceinline__ static float scale_of_exponent(unsigned e) {
     return __uint_as_float(e == 0 ? 0x400000u : e == 255 ? 0x7fc00000u : e << 23);
@@ -245,11 +241,12 @@ class RowLoader {
     }
   }
 
-  // The codes of part 1 have been fetched. look_ahead() may put others in place of the tile's rows. Where more is
-  // to come, part 1 of the next tile has been fetched afterwards.
-  template <class LookAhead>
-  __device__ __forceinline__ void load_codes(const Task& task, int i, bool more, LookAhead&& look_ahead) {
+  // The codes of part 1 have been fetched. go_on() finds the rows of the next tile; where more is to come, the
+  // first codes of those have been fetched afterwards.
+  template <class GoOn>
+  __device__ __forceinline__ void load_codes(const Task& task, int i, bool more, GoOn&& go_on) {
     const Turn turn{static_cast<int>(tiles_ % 2), tiles_ / 2 % 2};
+    ++tiles_;
     wait_empty(turn, kKeysOnly);
     note(turn.stage, task, i);
     if constexpr (k656) {
@@ -260,15 +257,15 @@ class RowLoader {
     for (int part = 1; part < kParts; ++part) {
       if (part == 1 || part == 3) wait_empty(turn, half_of(part));
       decode(turn.stage, part, codes_);
-      if (part + 1 < kParts) fetch(part + 1, now(), codes_);
+      if (part + 1 < kParts) fetch(part + 1, codes_);
       if (part == kParts - 2) {
         if constexpr (!k656) {
           wait_empty(turn, half_of(4));
           copy<Config::kChunksV - 1, 1, kRope>(turn.stage);
         }
-        look_ahead();
+        go_on();
       }
-      if (part == kParts - 1 && more) fetch(1, now() ^ 1, codes_);
+      if (part == kParts - 1 && more) fetch_ahead();
       ptx::fence_async_proxy();
       hand_over(turn.stage, part);
     }
@@ -278,7 +275,8 @@ class RowLoader {
   const ptx::TensorMap& q_;
   const Places& places_;
   unsigned tiles_ = 0;  // of all tasks
-  unsigned absent_ = 0;  // of the warp's rows, a bit each, 16 for each list
+  unsigned q_parity_ = 1;
+  unsigned absent_ = 0;  // of the warp's rows, a bit each
   Codes codes_;          // on their way
 };
 

@@ -23,7 +23,7 @@ constexpr int kMlaNoteBytes = 16;               // what lies beside a tile of ke
 
 // Dynamic shared memory of a block; bytes.
 struct MlaShared {
-  int q, k, weights, references, rows, scales, limits, notes, barriers, tasks, total;
+  int q, k, weights, references, rows, limits, notes, barriers, tasks, total;
 };
 ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
   const int tile = head_dim_qk / 64 * kMlaChunkBytes;
@@ -31,9 +31,8 @@ ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
   s.k = s.q + tile;
   s.weights = s.k + kMlaStages * tile;
   s.references = s.weights + kMlaKeys * kMlaRowsOfBlock * 2;  // [2 groups][rows]
-  s.rows = s.references + 2 * kMlaRowsOfBlock * 4;            // [2][keys]
-  s.scales = s.rows + 2 * kMlaKeys * 8;                       // [2][keys], of MLA-584
-  s.limits = s.scales + (head_dim_qk == 512 ? 2 * kMlaKeys * 4 : 0);  // [rows][2]
+  s.rows = s.references + 2 * kMlaRowsOfBlock * 4;            // [keys]
+  s.limits = s.rows + kMlaKeys * 16;                          // [rows][2]
   s.notes = s.limits + kMlaRowsOfBlock * 8;                   // [stages]
   s.barriers = s.notes + kMlaStages * kMlaNoteBytes;
   s.tasks = s.barriers + align_up((kMlaStages * (kMlaParts + 3) + 2 * kTaskSlots + 2 + 4) * 8, 16);
