@@ -76,6 +76,14 @@ TEST_F(EmulatedMla, SeveralTokens) {
          R"("seqlens_q": [2, 3], "seqlens_kv": [70, 0], "causal": true, "new_tokens": true)"});
 }
 
+// What only some rows of a block see, and is no number, stays theirs.
+TEST_F(EmulatedMla, BadValuesStayWithThoseWhoSeeThem) {
+  check(R"("head_dim": [576, 512], "heads": [16, 1], "causal": true, "plant": "nan_v", "shared_kv": true, )",
+        {R"("kv": "paged", "cache": {"page_size": 64}, "seqlens_q": [4, 3], "seqlens_kv": [70, 4])",
+         R"("kv": "paged", "cache": {"page_size": 3}, "seqlens_q": [4], "seqlens_kv": [5], "out_dtype": "f32")",
+         R"("kv": "contiguous", "seqlens_q": [20], "seqlens_kv": [30])"});
+}
+
 TEST_F(EmulatedMla, OtherSources) {
   check(R"("shared_kv": true, "heads": [12, 1], )",
         {R"("kv": "dense", "head_dim": [576, 512], "seqlens_q": [9, 70], "seqlens_kv": [100, 70], "causal": true)",

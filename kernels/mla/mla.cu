@@ -14,6 +14,7 @@
 // q has both. Tasks go through three slots the same way.
 #include "mla/load_boxes.cuh"
 #include "mla/load_rows.cuh"
+#include "mla/repair.cuh"
 #include "mla/store.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
@@ -52,11 +53,14 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     const Task& task = places.task(slot);  // read where needed: registers are scarce
     const Rows rows{p, task, head_tile};
     attend.run(task, rows, count % 2, a);
+    const Repair<kGroup> repair(rows, a);
     if (task.num_parts == 1) {
       store_whole<kGroup>(p, task, rows, a);
     } else {
       store_part<kGroup>(p, task, head_tile, a);
     }
+    __syncwarp();
+    repair(p, task, head_tile, rows);
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
   }

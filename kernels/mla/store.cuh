@@ -64,14 +64,18 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
   }
 }
 
+// The first row of the task's part.
+__device__ __forceinline__ long long part_row(const PrefillParams& p, const Task& t, int head_tile) {
+  return (static_cast<long long>(t.first_part + t.part) * p.num_head_tiles + head_tile) * Config::kRows;
+}
+
 template <int kGroup>
 __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile,
                                            const Accumulators& a) {
   const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const long long at =
-        (static_cast<long long>(t.first_part + t.part) * p.num_head_tiles + head_tile) * Config::kRows + row + 8 * h;
+    const long long at = part_row(p, t, head_tile) + row + 8 * h;
     if (kGroup == 0 && pair == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
 #pragma unroll
     for (int j = 0; j < Config::kChannels / 8; ++j) {

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// A value that one row of a block may not see but another does is multiplied by a weight of 0, which leaves NaN if it is
+// NaN or infinite. That shows in the row's output. Such rows are computed again, key by key, from what they may see:
+// slow, and never needed unless there are such values. Where attention is sparse all rows of a block see the same.
+#pragma once
+
+#include "mla/source.cuh"
+#include "mla/store.cuh"
+
+namespace attune::mla {
+
+template <int kGroup>
+class Repair {
+ public:
+  // Which of the thread's rows have something that is no finite number.
+  __device__ __forceinline__ Repair(const Rows& rows, const Accumulators& a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float probe[4] = {};
+#pragma unroll
+      for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN as soon as one is not finite
+        probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
+      bad_[h] = !Config::kSparse && rows.token(h) >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
+    }
+  }
+
+  // All lanes of the warp, after the task's rows, or its part of them, have been stored: stores the bad ones again.
+  __device__ __forceinline__ void operator()(const PrefillParams& p, const Task& t, int head_tile,
+                                             const Rows& rows) const {
+    if (!__any_sync(0xffffffffu, bad_[0] || bad_[1])) return;
+#pragma unroll 1
+    for (int row = 0; row < 16; ++row) {
+      bool any = false;
+#pragma unroll 1
+      for (int lane = 0; lane < 4; ++lane)
+        any |= __shfl_sync(0xffffffffu, (row < 8 ? bad_[0] : bad_[1]) ? 1 : 0, row % 8 * 4 + lane) != 0;
+      if (any) again(p, t, head_tile, static_cast<int>(threadIdx.x) / 32 % 4 * 16 + row);
+    }
+  }
+
+ private:
+  // The channels of the group that a lane has: every 32nd.
+  static constexpr int kOwn = Config::kChannels / 32;
+
+  // A channel of a row of keys.
+  __device__ __forceinline__ static float element(const Source& source, int key, int answer, const char* row,
+                                                  bool coded, int channel) {
+    if (!coded) return tile::load_element(Config::kType, row, channel);
+    constexpr bool k656 = Config::kLoader == kernels::kMlaCodes656;
+    constexpr int kCodes = k656 ? 512 : 448;
+    if (channel >= kCodes) return tile::load_element(tile::kBFloat16, row + (k656 ? 528 : 448), channel - kCodes);
+    float scale;
+    if constexpr (k656) {
+      scale = *reinterpret_cast<const float*>(row + 512 + channel / 128 * 4);
+    } else {
+      const unsigned e = reinterpret_cast<const unsigned char*>(row + source.scales_of(key, answer))[channel / 64];
+      scale = __uint_as_float(e == 0 ? 0x400000u : e == 255 ? 0x7fc00000u : e << 23);
+    }
+    return ptx::bf16_to_float(
+        static_cast<unsigned short>(ptx::pack_bf16(tile::load_element(tile::kE4m3, row, channel) * scale, 0.0f)));
+  }
+
+  // row: of the block.
+  __device__ __forceinline__ static void again(const PrefillParams& p, const Task& t, int head_tile, int row) {
+    const int lane = threadIdx.x % 32, kv_head = head_tile * p.heads_of_tile / p.group, local = row / p.heads_of_tile;
+    const int token = t.token_begin + local, head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
+    const int position = t.num_keys - t.num_q + token, first = prefill::first_visible(p, position),
+              end = prefill::end_visible(p, t.num_keys, position);
+    const char* q =
+        p.q + tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride, p.q_head_stride) * 2;
+    const Line line(t.num_cached, t.first_key, t.end_key);
+    float o[kOwn] = {}, highest = -ptx::infinity(), sum = 0;
+#pragma unroll 1
+    for (int i = t.tile_begin; i < t.tile_end; ++i) {
+      const Tile tile = tile_at(t, line, i);
+      const Source source(p, t, kv_head, tile);
+      const bool coded = Config::kDecodes && tile.cached;
+#pragma unroll 1
+      for (int key = max(tile.low, first); key < min(tile.high, end); ++key) {
+        const int answer = source.ask(key);
+        const char* const at = source.find(key, answer);
+        if (at == nullptr) continue;
+        float s = 0;
+#pragma unroll 1
+        for (int d = lane; d < Config::kHeadDimQk; d += 32)
+          s = fmaf(tile::load_element(Config::kType, q, d), element(source, key, answer, at, coded, d), s);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
+        s *= p.scale * kLog2e;
+        const float top = fmaxf(highest, s), reference = reference_of(top);
+        const float lowered = ptx::exp2_approx(highest - reference), weight = ptx::exp2_approx(s - reference);
+        highest = top;
+        sum = sum * lowered + weight;
+#pragma unroll 1
+        for (int j = 0; j < kOwn; ++j) {
+          const float v = element(source, key, answer, at, coded, kGroup * Config::kChannels + 32 * j + lane);
+#pragma unroll
+          for (int k = 0; k < kOwn; ++k) o[k] = k == j ? o[k] * lowered + weight * v : o[k];
+        }
+      }
+    }
+    if (t.num_parts > 1) {
+      const long long at = part_row(p, t, head_tile) + row;
+      if (kGroup == 0 && lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(highest, sum);
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j)
+        p.partial_out[at * Config::kHeadDimV + kGroup * Config::kChannels + 32 * j + lane] = o[j];
+      return;
+    }
+    float factor = 0;
+    if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, highest, sum, kGroup == 0);
+    factor = __shfl_sync(0xffffffffu, factor, 0);
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      tile::store_element(Config::kOutType, p.out,
+                          out_at(p, t, token, head) + (kGroup * Config::kChannels + 32 * j + lane) * p.out_dim_stride,
+                          o[j] * factor);
+    }
+  }
+
+  bool bad_[2];
+};
+
+}  // namespace attune::mla
