@@ -33,7 +33,7 @@ constexpr AxisInfo kAxes[kNumAxes] = {
     {"determinism", {"run to run", "batch invariant"}},
 };
 
-const Kernel* const kKernels[] = {&cpu::attention_kernel(), &cuda::mla_kernel(), &cuda::prefill_kernel(),
+const Kernel* const kKernels[] = {&cpu::attention_kernel(), &cuda::prefill_kernel(), &cuda::mla_kernel(),
                                   &cuda::decode_kernel()};
 
 uint32_t format_bit(const KvCache& c, int32_t dtype) {
