@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math of the two groups: 64 rows against the tiles that the loaders bring, which are K and, without what only K has,
-// V. Tiles go by in pairs A, B.
+// The math of the two groups: 64 rows against the tiles that the loaders bring, which are K and, without what only K
+// has, V. Tiles go by in pairs A, B.
 //
 //   S_A = Q A^T by group 0, S_B = Q B^T by group 1;  P = 2^(c (S - r)), c = scale log2 e, r a reference for each row
 //   group g has half g of O's channels:  O = O 2^(c (r - r_A)) + P_A A, then O = O 2^(c (r_A - r_B)) + P_B B
@@ -8,9 +8,9 @@
 //   group 0:  S_A   softmax  P_A A |         (P_B) P_B B | S_A' ..
 //   group 1:        S_B (P_A) P_A A  softmax       P_B B |      S_B' ..
 //
-// A group hands its weights to the other through shared memory, each thread to its twin, who holds the same rows and keys:
-// the layout of S is that of the left operand of the next product. The reference follows the maximum only when that is
-// far ahead, so O is hardly ever multiplied after the first tile.
+// A group hands its weights to the other through shared memory, each thread to its twin, who holds the same rows and
+// keys: the layout of S is that of the left operand of the next product. The reference follows the maximum only when
+// that is far ahead, so O is hardly ever multiplied after the first tile.
 #pragma once
 
 #include "mla/rows.cuh"
@@ -281,19 +281,18 @@ class Attend {
 
   // Of both groups: the maximum as a score in base 2, and the sum against it; what o is to be multiplied with for that.
   __device__ __forceinline__ void finish(Accumulators& a) const {
-    const int row = row_of_thread();
     ptx::sync_some(twins(), 64);  // nobody reads weights any more
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
-      if (threadIdx.x % 4 == 0) *places_.stats(kGroup, row + 8 * h) = make_float2(a.max[h], a.sum[h]);
+      if (threadIdx.x % 4 == 0) places_.stats(kGroup)[h] = make_float2(a.max[h], a.sum[h]);
     }
     ptx::sync_some(twins(), 64);
     float lowered[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float2 other = *places_.stats(1 - kGroup, row + 8 * h);
+      const float2 other = places_.stats(1 - kGroup)[h];
       // In one order, so that both groups have the same bits.
       const float sum = kGroup == 0 ? a.sum[h] + other.y : other.y + a.sum[h];
       a.max[h] = fmaxf(a.max[h], other.x);

@@ -23,7 +23,8 @@ struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = kernels::kMlaHeadDimV;
   static constexpr int kType = ATTUNE_TYPE, kOutType = ATTUNE_OUT_TYPE;
   static constexpr int kLoader = ATTUNE_LOADER;
-  static constexpr bool kSparse = ATTUNE_SPARSE != 0, kDense = ATTUNE_DENSE != 0;  // kDense: there are rows beside a cache
+  static constexpr bool kSparse = ATTUNE_SPARSE != 0;
+  static constexpr bool kDense = ATTUNE_DENSE != 0;  // there are rows that are not in a cache
   static constexpr bool kCopiesBoxes = kLoader == kernels::kMlaBoxes, kDecodes = kLoader >= kernels::kMlaCodes656;
   static constexpr int kRows = kernels::kMlaRowsOfBlock, kKeys = kernels::kMlaKeys, kStages = kernels::kMlaStages;
   static constexpr int kChunks = kHeadDimQk / 64, kChunksV = kHeadDimV / 64;  // of 64 channels
@@ -34,12 +35,12 @@ struct Config {
   static constexpr int kLoaders = kDecodes ? 256 : 128, kThreads = kLoaders + 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
   static constexpr int kLoaderRegisters = kDecodes ? 48 : 72, kMathRegisters = kDecodes ? 208 : 216;
-  static_assert(kLoaders * kLoaderRegisters + 32 * kMathWarps * kMathRegisters <= 65536, "more registers than there are");
+  static_assert(kLoaders * kLoaderRegisters + 32 * kMathWarps * kMathRegisters <= 65536, "too many registers");
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::MlaShared kShared = kernels::mla_shared(kHeadDimQk);
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16, "wgmma takes 16-bit elements here");
-  static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's have a part of their own");
+  static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's are one part");
   static_assert(!kDecodes || kType == tile::kBFloat16, "codes become bf16");
   static_assert(!(kSparse && kCopiesBoxes), "boxes hold neighbours");
   static_assert(kShared.total <= 232448, "more shared memory than a block can have");
@@ -77,7 +78,9 @@ struct Places {
     return *reinterpret_cast<int*>(task_memory(slot) + sizeof(Task));
   }
   __device__ __forceinline__ unsigned q() const { return base + Config::kShared.q; }
-  __device__ __forceinline__ unsigned k(int stage) const { return base + Config::kShared.k + stage * Config::kTileBytes; }
+  __device__ __forceinline__ unsigned k(int stage) const {
+    return base + Config::kShared.k + stage * Config::kTileBytes;
+  }
   // What a math thread hands to its twin of the other group: weights, in four pieces of 16 bytes.
   __device__ __forceinline__ unsigned weights(int thread, int piece) const {
     return base + Config::kShared.weights + (piece * 128 + thread) * 16;
@@ -85,9 +88,10 @@ struct Places {
   __device__ __forceinline__ unsigned reference(int group, int row) const {
     return base + Config::kShared.references + (group * Config::kRows + row) * 4;
   }
-  // In place of weights.
-  __device__ __forceinline__ float2* stats(int group, int row) const {
-    return reinterpret_cast<float2*>(memory + Config::kShared.weights) + group * Config::kRows + row;
+  // Of the thread's two rows, in place of weights: those of the first of the four threads that share the rows, as other
+  // warps may still read theirs.
+  __device__ __forceinline__ float2* stats(int group) const {
+    return reinterpret_cast<float2*>(memory + Config::kShared.weights + group * 2048 + threadIdx.x / 4 % 32 * 64);
   }
   // Of the tile that is being loaded.
   __device__ __forceinline__ RowPlace* row(int i) const {
@@ -97,8 +101,8 @@ struct Places {
   __device__ __forceinline__ int2* limits(int row) const {
     return reinterpret_cast<int2*>(memory + Config::kShared.limits) + row;
   }
-  // Beside a tile, four words: a bit for each key that nobody sees; the tile's first key; whether some rows see less than
-  // others.
+  // Beside a tile, four words: a bit for each key that nobody sees; the tile's first key; whether some rows see less
+  // than others.
   __device__ __forceinline__ unsigned note(int stage) const {
     return base + Config::kShared.notes + kernels::kMlaNoteBytes * stage;
   }
@@ -110,7 +114,9 @@ struct Places {
   }
   static constexpr int kFirst = Config::kStages * (kParts + 3);
   __device__ __forceinline__ unsigned task_full(int slot) const { return barrier(kFirst + slot); }
-  __device__ __forceinline__ unsigned task_empty(int slot) const { return barrier(kFirst + kernels::kTaskSlots + slot); }
+  __device__ __forceinline__ unsigned task_empty(int slot) const {
+    return barrier(kFirst + kernels::kTaskSlots + slot);
+  }
   __device__ __forceinline__ unsigned q_full() const { return barrier(kFirst + 2 * kernels::kTaskSlots); }
   __device__ __forceinline__ unsigned q_empty() const { return q_full() + 8; }
   __device__ __forceinline__ unsigned edge(int warp) const { return q_full() + 16 + 8 * warp; }  // a loader's own

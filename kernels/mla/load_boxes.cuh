@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four warps that have the TMA copy tiles of keys, from the last to the first: one for each half of each of the two buffers,
-// so that none waits for another's to be empty. They run ahead of the math groups as far as the buffers allow, into the next
-// task too. The first one also takes tasks from the list and has the queries copied.
+// Four warps that have the TMA copy tiles of keys, from the last to the first: one for each half of each of the two
+// buffers, so that none waits for another's to be empty. They run ahead of the math groups as far as the buffers allow,
+// into the next task too. The first one also takes tasks from the list and has the queries copied.
 //
-// Rows of a tile beyond the keys that the block may see may be anything, NaN included, and as values would be multiplied by
-// weights of 0: they become zero before the tile is handed over.
+// Rows of a tile beyond the keys that the block may see may be anything, NaN included, and as values would be
+// multiplied by weights of 0: they become zero before the tile is handed over.
 #pragma once
 
 #include "mla/source.cuh"
@@ -21,8 +21,8 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Place
     const int row = static_cast<int>(task.q_row) + task.token_begin, batch = p.q_flat ? 0 : task.batch;
 #pragma unroll 1
     for (int i = 0; i < Config::kChunks; ++i) {
-      ptx::copy_box(places.q() + i * Config::kChunkBytes, map, places.q_full(), 64 * i, head_tile * p.heads_of_tile, row,
-                    batch);
+      ptx::copy_box(places.q() + i * Config::kChunkBytes, map, places.q_full(), 64 * i, head_tile * p.heads_of_tile,
+                    row, batch);
     }
   }
   __syncwarp();
@@ -35,7 +35,8 @@ __device__ __forceinline__ bool is_edge(const PrefillParams& p, const Task& t, c
          tile.high > prefill::end_visible(p, t.num_keys, position);
 }
 
-// hidden: a bit for each key of the tile that nobody sees; start: its first key; edge: rows of the block see different keys.
+// hidden: a bit for each key of the tile that nobody sees; start: its first key; edge: rows of the block see different
+// keys.
 __device__ __forceinline__ void store_note(const Places& places, int stage, unsigned long long hidden, int start,
                                            bool edge) {
   const unsigned words[4] = {static_cast<unsigned>(hidden), static_cast<unsigned>(hidden >> 32),
@@ -97,7 +98,9 @@ class BoxLoader {
     if (first < begin) after_first();
   }
 
-  __device__ __forceinline__ void wait_empty(int half) const { ptx::wait_phase(places_.k_empty(stage(), half), parity_); }
+  __device__ __forceinline__ void wait_empty(int half) const {
+    ptx::wait_phase(places_.k_empty(stage(), half), parity_);
+  }
 
   // ---- tiles whose keys are all in the cache, and seen by all rows of the block
 
@@ -164,8 +167,8 @@ class BoxLoader {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       if (j < channels.count) {
-        ptx::copy_box(to + (channels.chunk + j) * Config::kChunkBytes, k_, barrier, 64 * (channels.chunk + j), kv_head, row,
-                      outer);
+        ptx::copy_box(to + (channels.chunk + j) * Config::kChunkBytes, k_, barrier, 64 * (channels.chunk + j), kv_head,
+                      row, outer);
       }
     }
   }
@@ -219,8 +222,8 @@ class BoxLoader {
       if (lane_ == 0) ptx::arrive_expecting(barrier, channels.count * bytes);
       __syncwarp();
       if (mine && lane_ % 2 < channels.count) {
-        ptx::copy_box(to + channels.chunk * Config::kChunkBytes, map, barrier, 64 * (channels.chunk + lane_ % 2), kv_head,
-                      from.row, from.outer);
+        ptx::copy_box(to + channels.chunk * Config::kChunkBytes, map, barrier, 64 * (channels.chunk + lane_ % 2),
+                      kv_head, from.row, from.outer);
       }
       __syncwarp();
       if (whole) continue;

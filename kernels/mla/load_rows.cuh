@@ -3,9 +3,9 @@
 // the packed formats through registers, where codes are multiplied by their scales and rounded to bf16 once. Rows lie
 // swizzled, as the TMA would have written them. Rows that are not there, or that nobody may see, become zero.
 //
-// A warp has sixteen or eight rows of every tile. As many of its lanes find out where those lie, a lane a row, and lay the
-// addresses down for all; then a few neighbouring lanes have a row's bytes side by side: eight those of a chunk of 16-bit channels,
-// or four those of 64 codes.
+// A warp has sixteen or eight rows of every tile. As many of its lanes find out where those lie, a lane a row, and lay
+// the addresses down for all; then a few neighbouring lanes have a row's bytes side by side: eight those of a chunk of
+// 16-bit channels, or four those of 64 codes.
 #pragma once
 
 #include "mla/load_boxes.cuh"

@@ -4,14 +4,15 @@
 //
 // Rows are packed: the tokens of a sequence times the query heads. A task is a block of 64 packed rows and the tiles of
 // keys that they may see; where attention is sparse, the entries of one token's lists. prefill/schedule.cu lists tasks,
-// longest first, and the blocks of a persistent grid take them one after the other; blocks of rows that it cuts along the
-// keys are merged by mla/combine.cu.
+// longest first, and the blocks of a persistent grid take them one after the other; blocks of rows that it cuts along
+// the keys are merged by mla/combine.cu.
 //
 // Tiles: 64 rows x 64 keys x all channels, two tiles at a time. Warpgroup 0 brings keys: its warps have the TMA copy
-// them (load_boxes.cuh), or gather rows (load_rows.cuh). Groups 1 and 2 do the math (attend.cuh): S of every other tile in 32 registers a thread, and half of O's channels in 128.
+// them (load_boxes.cuh); or gather rows (load_rows.cuh), for codes together with another warpgroup. The last two do the
+// math (attend.cuh): S of every other tile in 32 registers a thread, and half of O's channels in 128.
 //
-// Barriers: each tile has one "full" a part of its channels, and an "empty" for what is in K only and for each half of V;
-// q has both. Tasks go through three slots the same way.
+// Barriers: each tile has one "full" a part of its channels, and an "empty" for what is in K only and for each half of
+// V; q has both. Tasks go through three slots the same way.
 #include "mla/load_boxes.cuh"
 #include "mla/load_rows.cuh"
 #include "mla/repair.cuh"
@@ -69,8 +70,8 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
-    attune_mla(const __grid_constant__ attune::kernels::PrefillParams p, const __grid_constant__ attune::ptx::TensorMap q,
-               const __grid_constant__ attune::ptx::TensorMap k,
+    attune_mla(const __grid_constant__ attune::kernels::PrefillParams p,
+               const __grid_constant__ attune::ptx::TensorMap q, const __grid_constant__ attune::ptx::TensorMap k,
                const __grid_constant__ attune::ptx::TensorMap dense_k) {
   using namespace attune;
   using namespace attune::mla;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A value that one row of a block may not see but another does is multiplied by a weight of 0, which leaves NaN if it is
-// NaN or infinite. That shows in the row's output. Such rows are computed again, key by key, from what they may see:
+// A value that one row of a block may not see but another does is multiplied by a weight of 0, which leaves NaN if it
+// is NaN or infinite. That shows in the row's output. Such rows are computed again, key by key, from what they may see:
 // slow, and never needed unless there are such values. Where attention is sparse all rows of a block see the same.
 #pragma once
 
@@ -66,8 +66,8 @@ class Repair {
     const int token = t.token_begin + local, head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
     const int position = t.num_keys - t.num_q + token, first = prefill::first_visible(p, position),
               end = prefill::end_visible(p, t.num_keys, position);
-    const char* q =
-        p.q + tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride, p.q_head_stride) * 2;
+    const char* q = p.q + 2 * tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride,
+                                               p.q_head_stride);
     const Line line(t.num_cached, t.first_key, t.end_key);
     float o[kOwn] = {}, highest = -ptx::infinity(), sum = 0;
 #pragma unroll 1

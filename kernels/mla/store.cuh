@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a task: each group stores its half of the channels, normalised to `out`, or as a part of the block's tiles to
-// the workspace, from where mla/combine.cu merges all parts.
+// The end of a task: each group stores its half of the channels, normalised to `out`, or as a part of the block's tiles
+// to the workspace, from where mla/combine.cu merges all parts.
 #pragma once
 
 #include "mla/attend.cuh"
@@ -51,7 +51,8 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
         }
         tile::transpose_quad(r);
         if (at[h] >= 0)
-          *reinterpret_cast<uint4*>(p.out + (at[h] + channel + 8 * (lane % 4)) * 2) = make_uint4(r[0], r[1], r[2], r[3]);
+          *reinterpret_cast<uint4*>(p.out + (at[h] + channel + 8 * (lane % 4)) * 2) =
+              make_uint4(r[0], r[1], r[2], r[3]);
       } else if (at[h] >= 0) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -76,7 +77,8 @@ __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const long long at = part_row(p, t, head_tile) + row + 8 * h;
-    if (kGroup == 0 && pair == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
+    if (kGroup == 0 && pair == 0)
+      *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
 #pragma unroll
     for (int j = 0; j < Config::kChannels / 8; ++j) {
       *reinterpret_cast<float2*>(p.partial_out + at * Config::kHeadDimV + kGroup * Config::kChannels + 8 * j + pair) =
