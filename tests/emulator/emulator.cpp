@@ -90,15 +90,17 @@ void end_phase_if_complete(Barrier& b) {
   ++g_block->progress;
 }
 
+// By itself, as getcontext() may return twice for all that the compiler knows.
+void ready_fiber(Fiber& f, ucontext_t* scheduler) {
+  getcontext(&f.context);
+  f.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);  // zeros would cost most of the time
+  f.context.uc_stack.ss_sp = f.stack.get();
+  f.context.uc_stack.ss_size = kStackBytes;
+  f.context.uc_link = scheduler;
+  makecontext(&f.context, start_fiber, 0);
+}
 void start_block(Block& b) {
-  for (Fiber& f : b.fibers) {
-    getcontext(&f.context);
-    f.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);  // zeros would cost most of the time
-    f.context.uc_stack.ss_sp = f.stack.get();
-    f.context.uc_stack.ss_size = kStackBytes;
-    f.context.uc_link = &b.scheduler;
-    makecontext(&f.context, start_fiber, 0);
-  }
+  for (Fiber& f : b.fibers) ready_fiber(f, &b.scheduler);
 }
 
 // One turn for each thread. True if one of them has not ended.

@@ -74,16 +74,26 @@ TEST(Popular, ListsWhatADecodeModelAsksFor) {
   EXPECT_TRUE(popular_kernels({model}).empty());
 }
 
-TEST(Popular, ListsTheRowsOfALatentCache) {
+TEST(Popular, ListsWhatALatentCacheAsksFor) {
   PopularModel model;
   model.name = "test";
   model.num_heads_q = 128, model.num_heads_kv = 1, model.head_dim_qk = 576, model.head_dim_v = 512;
   model.rope_dim = 64, model.rope_offset = 512, model.rope_interleaved = true;
-  model.latent = model.packed_cache = true;
-  std::vector<std::string> names;
-  for (const cuda::KernelSpec& k : popular_kernels({model})) names.push_back(cuda::spec_name(k));
-  ASSERT_EQ(names.size(), 3u);  // gather; append; qkv_prepare
-  for (const std::string& name : names) EXPECT_NE(name.find("rows/mla_"), std::string::npos) << name;
+  model.latent = true;
+  const auto count = [&](const std::string& part) {
+    const auto kernels = popular_kernels({model});
+    return std::count_if(kernels.begin(), kernels.end(),
+                         [&](const cuda::KernelSpec& k) { return cuda::spec_name(k).find(part) != std::string::npos; });
+  };
+  EXPECT_EQ(count("mla/mla.cu"), 1);
+  EXPECT_EQ(count("ATTUNE_LOADER=0"), 1);
+  EXPECT_EQ(count("indexer/"), 0);
+  model.packed_cache = true;
+  EXPECT_EQ(count("rows/mla_"), 3);  // gather; append; qkv_prepare
+  EXPECT_EQ(count("mla/mla.cu"), 1);
+  EXPECT_EQ(count("ATTUNE_LOADER=1"), 1);  // lists of 16-bit rows
+  EXPECT_EQ(count("mla/combine.cu"), 1);
+  EXPECT_GT(count("indexer/select.cu"), 0);
 }
 
 TEST(Popular, NamesAModelFileThatIsWrong) {

@@ -386,7 +386,8 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
       }
     }
   }
-  add_indexers(kernels);
+  if (std::any_of(models.begin(), models.end(), [](const PopularModel& m) { return m.packed_cache; }))
+    add_indexers(kernels);
   std::vector<cuda::KernelSpec> list;
   for (auto& [name, spec] : kernels) list.push_back(std::move(spec));
   return list;
