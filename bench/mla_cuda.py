@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times MLA attention on one GPU: dense decode, sparse decode and sparse prefill.
 
-Needs the attune package, PyTorch and a GPU. TFLOP/s count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a
-query head and a key; GB/s the queries, every row of the cache that is read, once for each token of its own, and the output. One
+Needs the attune package, PyTorch and a GPU. TFLOP/s count 2 (head_dim_qk + head_dim_v) operations for every pair of a query
+head and a key that its sequence has, or its list; GB/s the queries, every row of the cache that is read, once for each token of its own, and the output. One
 row of each output is compared with float64 first.
 
 usage: bench/mla_cuda.py [--rounds N] [--filter REGEX] [--json FILE]
@@ -17,9 +17,9 @@ import sys
 
 import attune
 import torch
+from compare_torch_cuda import seconds_of
 
 DIM_QK, DIM_V = 576, 512
-SECONDS = 0.02  # of one measurement, about
 
 
 def normal(*shape):
@@ -68,10 +68,7 @@ class Decode(Case):
 
     def __init__(self, batch, seqlen_q, keys, heads, packed=False):
         name = f"decode/{batch}x{seqlen_q}x{keys}_h{heads}{'_656' if packed else ''}"
-        visible = keys - (seqlen_q - 1) / 2  # on average, causal
-        super().__init__(name, batch * seqlen_q, heads, visible, batch * keys)
-        # As the peers count: all keys for all tokens.
-        self.flops = 2.0 * batch * seqlen_q * heads * keys * (DIM_QK + DIM_V)
+        super().__init__(name, batch * seqlen_q, heads, keys, batch * keys)  # as peers count: all keys for all tokens
         self.batch, self.seqlen_q, self.keys, self.packed = batch, seqlen_q, keys, packed
 
     def build(self):
@@ -141,20 +138,6 @@ CASES = [
     Sparse("prefill", 4096, 128, 2048, 131072, packed=False), Sparse("prefill", 4096, 128, 512, 32768, packed=False),
     Sparse("prefill", 4096, 64, 2048, 32768, packed=False),
 ]
-
-
-def seconds_of(call):
-    """Of one call: events around as many as take SECONDS, median of five."""
-    def once(count):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(count):
-            call()
-        stop.record()
-        stop.synchronize()
-        return start.elapsed_time(stop) * 1e-3 / count
-    count = max(1, round(SECONDS / max(once(1), 1e-6)))
-    return statistics.median(once(count) for _ in range(5))
 
 
 def main():

@@ -84,6 +84,12 @@ TEST_F(EmulatedMla, BadValuesStayWithThoseWhoSeeThem) {
          R"("kv": "contiguous", "seqlens_q": [20], "seqlens_kv": [30])"});
 }
 
+TEST_F(EmulatedMla, FinishedSequences) {
+  check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [70, 90, 9],
+        "cache": {"page_size": 64}, "finished": [0, 1, 0], )",
+        {R"("zero_finished": true)", R"("zero_finished": false)"});
+}
+
 TEST_F(EmulatedMla, OtherSources) {
   check(R"("shared_kv": true, "heads": [12, 1], )",
         {R"("kv": "dense", "head_dim": [576, 512], "seqlens_q": [9, 70], "seqlens_kv": [100, 70], "causal": true)",

@@ -9,6 +9,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/element.cuh"
+#include "tile/mla_codec.cuh"
 #include "tile/turn.cuh"
 
 namespace attune::mla {
@@ -45,6 +46,9 @@ struct Config {
   static_assert(!(kSparse && kCopiesBoxes), "boxes hold neighbours");
   static_assert(kShared.total <= 232448, "more shared memory than a block can have");
 };
+
+// Of the packed format, where the cache has one.
+using Packed = tile::MlaRow<Config::kLoader == kernels::kMlaCodes584 ? 584 : 656>;
 
 // A tile's channels come, and are multiplied, in parts: first those that are in K only, then quarters of V.
 struct Part {
@@ -126,7 +130,6 @@ struct Places {
 __device__ __forceinline__ int first_is_ready() { return 1 + static_cast<int>(threadIdx.x) / 32 % 4; }
 __device__ __forceinline__ int second_is_ready() { return 5 + static_cast<int>(threadIdx.x) / 32 % 4; }
 __device__ __forceinline__ int twins() { return 9 + static_cast<int>(threadIdx.x) / 32 % 4; }
-constexpr int kAllLoaders = 13;
 
 using Line = prefill::TileLine<Config::kKeys>;
 

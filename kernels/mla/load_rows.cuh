@@ -103,9 +103,9 @@ class RowLoader {
   __device__ __forceinline__ static void prefetch(const char* row) {
     constexpr int kStep = 32 / kRowsOfWarp * 128;
 #pragma unroll
-    for (int byte = 0; byte < 656; byte += kStep) {
+    for (int byte = 0; byte < Packed::kRowBytes; byte += kStep) {
       const int line = byte + lane() / kRowsOfWarp * 128;
-      if (line < 656) ptx::prefetch_line(row + line);
+      if (line < Packed::kRowBytes) ptx::prefetch_line(row + line);
     }
   }
   // The thread's i-th row of a tile, and where that lies.
@@ -182,41 +182,32 @@ class RowLoader {
   // ---- packed formats
 
   static constexpr bool k656 = Config::kLoader == kernels::kMlaCodes656;
-  static constexpr int kRope = k656 ? 528 : 448;  // where the 64 bf16 begin
-  static constexpr int kCodes = k656 ? 512 : 448;
   // A thread's codes of a part of 128 channels: 16 of either chunk of each row, and their scales.
   struct Codes {
     uint4 words[kRowsOfThread][2];
     float scale[kRowsOfThread][k656 ? 1 : 2];
   };
   // Whether a chunk is of codes.
-  __device__ __forceinline__ static constexpr bool coded(int chunk) { return 64 * chunk < kCodes; }
+  __device__ __forceinline__ static constexpr bool coded(int chunk) { return 64 * chunk < Packed::kNope; }
 
   __device__ __forceinline__ void fetch(int part, Codes& c) const {
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
       const RowPlace place = found(i);
-      const char* const at = place.row != nullptr ? place.row : p_.q;  // any; the product is with 0
-      const bool there = place.row != nullptr;
-      if constexpr (k656) c.scale[i][0] = there ? *reinterpret_cast<const float*>(at + 512 + 4 * (part - 1)) : 0.0f;
+      const char* const at = place.row;
+      const bool there = at != nullptr;
+      if constexpr (k656) c.scale[i][0] = there ? Packed::load_scale(at + Packed::kNope, part - 1, true) : 0.0f;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int chunk = 2 * (part - 1) + half;
         if (!coded(chunk)) continue;
         c.words[i][half] = make_uint4(0, 0, 0, 0);
         if (there) c.words[i][half] = *reinterpret_cast<const uint4*>(at + 64 * chunk + 16 * (lane() % kLanes));
-        if constexpr (!k656) {
-          c.scale[i][half] =
-              there ? scale_of_exponent(*reinterpret_cast<const unsigned char*>(at + place.scales + chunk)) : 0.0f;
-        }
+        if constexpr (!k656) c.scale[i][half] = there ? Packed::load_scale(at + place.scales, chunk) : 0.0f;
       }
     }
   }
   __device__ __forceinline__ void fetch_ahead() { fetch(1, codes_); }
-  // 2^(e - 127); 255 is NaN.
-  __device__ __forceinline__ static float scale_of_exponent(unsigned e) {
-    return __uint_as_float(e == 0 ? 0x400000u : e == 255 ? 0x7fc00000u : e << 23);
-  }
 
   __device__ __forceinline__ void decode(int stage, int part, const Codes& c) const {
     const int unit = lane() % kLanes * 2;
@@ -250,7 +241,7 @@ class RowLoader {
     wait_empty(turn, kKeysOnly);
     note(turn.stage, task, i);
     if constexpr (k656) {
-      copy<Config::kChunksV, 1, kRope>(turn.stage);
+      copy<Config::kChunksV, 1, Packed::kRope>(turn.stage);
       hand_over(turn.stage, 0);
     }
 #pragma unroll
@@ -259,10 +250,7 @@ class RowLoader {
       decode(turn.stage, part, codes_);
       if (part + 1 < kParts) fetch(part + 1, codes_);
       if (part == kParts - 2) {
-        if constexpr (!k656) {
-          wait_empty(turn, half_of(4));
-          copy<Config::kChunksV - 1, 1, kRope>(turn.stage);
-        }
+        if constexpr (!k656) copy<Config::kChunksV - 1, 1, Packed::kRope>(turn.stage);
         go_on();
       }
       if (part == kParts - 1 && more) fetch_ahead();

@@ -46,16 +46,10 @@ class Repair {
   __device__ __forceinline__ static float element(const Source& source, int key, int answer, const char* row,
                                                   bool coded, int channel) {
     if (!coded) return tile::load_element(Config::kType, row, channel);
-    constexpr bool k656 = Config::kLoader == kernels::kMlaCodes656;
-    constexpr int kCodes = k656 ? 512 : 448;
-    if (channel >= kCodes) return tile::load_element(tile::kBFloat16, row + (k656 ? 528 : 448), channel - kCodes);
-    float scale;
-    if constexpr (k656) {
-      scale = *reinterpret_cast<const float*>(row + 512 + channel / 128 * 4);
-    } else {
-      const unsigned e = reinterpret_cast<const unsigned char*>(row + source.scales_of(key, answer))[channel / 64];
-      scale = __uint_as_float(e == 0 ? 0x400000u : e == 255 ? 0x7fc00000u : e << 23);
-    }
+    if (channel >= Packed::kNope)
+      return tile::load_element(tile::kBFloat16, row + Packed::kRope, channel - Packed::kNope);
+    const char* const scales = row + source.scales_of(key, answer);
+    const float scale = Packed::load_scale(scales, channel / Packed::kGroup, true);
     return ptx::bf16_to_float(
         static_cast<unsigned short>(ptx::pack_bf16(tile::load_element(tile::kE4m3, row, channel) * scale, 0.0f)));
   }

@@ -52,10 +52,11 @@ class Source {
     return data_ + answer * pool_.page_stride + slot_of(key) * pool_.slot_stride;
   }
 
-  // Of a row of the MLA-584 format, how far from it its scales are: in a plane behind the page's rows.
+  // Of a row of a packed format, how far from it its scales are: within it, or in a plane behind the page's rows.
   __device__ __forceinline__ int scales_of(int key, int answer) const {
+    if constexpr (Config::kLoader != kernels::kMlaCodes584) return Packed::kNope;
     const int slot = Config::kSparse ? answer - page_of(answer) * pool_.page_size : slot_of(key);
-    return pool_.page_size * 576 + slot * (8 - 576);
+    return pool_.page_size * Packed::kRowBytes + slot * (8 - Packed::kRowBytes);
   }
 
  private:

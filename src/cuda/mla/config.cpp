@@ -170,12 +170,8 @@ Config choose_config(const Problem& p, int num_sms) {
   }
   c.tokens_of_tile = p.sparse ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
 
-  // Blocks of rows of all sequences, at most; a sequence's last one may be of a single token.
-  const int64_t tokens = c.tokens_of_tile;
-  const int64_t row_blocks = p.cu_q ? p.total_q / tokens + p.batch : p.batch * ((p.fixed_q + tokens - 1) / tokens);
-  c.max_tasks = row_blocks + num_sms;
-  const int64_t most = c.splits ? num_sms : row_blocks * (p.heads_q / c.heads_of_tile);
-  c.blocks = static_cast<int>(std::clamp<int64_t>(most, 1, num_sms));
+  const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
+  c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
   return c;
 }
 
@@ -208,7 +204,6 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   decode::fill_problem(p, {}, k);
   if (p.cu_kv) k.cu_seqlens_kv = decode::int_table(p.cu_kv);
   const bool rows = p.dense_kv || p.new_tokens;
-  if (rows) k.new_k = prefill::dense_rows(p.k);
   k.total_kv = rows ? p.k.rows : 0;
   k.fixed_kv = to_int(p.fixed_kv);
   k.q_flat = p.q.rows_per_batch == 0 ? 1 : 0;

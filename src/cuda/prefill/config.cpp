@@ -133,14 +133,16 @@ Config choose_config(const Problem& p, int num_sms) {
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
   while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
 
-  // Blocks of rows of all sequences, at most; a sequence's last one may be of a single token.
-  const int64_t tokens = c.tokens_of_tile();
-  const int64_t row_blocks = p.cu_q ? p.total_q / tokens + p.batch : p.batch * ceil_div(p.fixed_q, tokens);
-  const int64_t head_tiles = p.heads_q / c.heads_of_tile;
-  c.max_tasks = row_blocks + num_sms;
-  const int64_t most = c.splits ? num_sms : row_blocks * head_tiles;
-  c.blocks = static_cast<int>(std::clamp<int64_t>(most, 1, num_sms));
+  const TaskLimits limits = task_limits(p, c.tokens_of_tile(), c.heads_of_tile, c.splits, num_sms);
+  c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
   return c;
+}
+
+TaskLimits task_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms) {
+  // Blocks of rows of all sequences, at most; a sequence's last one may be of a single token.
+  const int64_t row_blocks = p.cu_q ? p.total_q / tokens + p.batch : p.batch * ceil_div(p.fixed_q, tokens);
+  const int64_t most = splits ? num_sms : row_blocks * (p.heads_q / heads);
+  return {row_blocks + num_sms, static_cast<int>(std::clamp<int64_t>(most, 1, num_sms))};
 }
 
 void check_alignment(const Problem& p) {

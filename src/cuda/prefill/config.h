@@ -36,6 +36,14 @@ struct Config {
   KernelSpec schedule_kernel() const;
 };
 
+// Most tasks that the schedule lists, and the blocks of the grid that takes them. tokens, heads: of a block of rows;
+// splits: blocks of rows may be cut along the keys.
+struct TaskLimits {
+  int64_t max_tasks = 0;
+  int blocks = 1;
+};
+TaskLimits task_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms);
+
 // As many query heads of a KV head as fill the rows of a block best; the more the better.
 int choose_heads_of_tile(int64_t group, int rows_of_tile);
 
