@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -41,8 +42,10 @@ struct DeviceMirror::Gpu {
   }
 
   static bool changes(const std::string& name) {
-    return name == "q" || name == "k" || name == "v" || name == "out" || name == "cu_seqlens_q" ||
-           name == "cu_seqlens" || name == "seqused_kv" || name == "cache.page_table";
+    static const std::set<std::string> names = {
+        "q",       "k",          "v", "out", "q_out", "cu_seqlens_q", "cu_seqlens", "seqused_kv", "cache.page_table",
+        "indices", "topk_length"};
+    return names.contains(name);
   }
 
   // What a call reads, in place of the host's.
@@ -118,6 +121,19 @@ struct DeviceMirror::Gpu {
     return seconds;
   }
 
+  double prepare(const attune_qkv_prepare& host) {
+    attune_qkv_prepare op = upload(host);
+    if (host.q_out.data == host.q.data) op.q_out.data = op.q.data;
+    const cuda::Stream& stream = memory.stream();
+    timer.start(stream);
+    check_call(attune_qkv_prepare_run(&op, memory.device(), stream.handle()));
+    timer.stop(stream);
+    const double seconds = timer.milliseconds() * 1e-3;
+    memory.download(host.q_out.data, op.q_out.data, bytes_of(host.q_out));
+    if (host.prologue.append != 0) fetch_appended(host.cache, host.seqused_kv, host.cu_seqlens_q);
+    return seconds;
+  }
+
   cases::CudaMemory memory;
   cuda::Timer timer;
   std::map<std::string, Block> staged;  // by the tensor's name
@@ -142,6 +158,13 @@ double DeviceMirror::append(const attune_cache_op& op) {
   if (gpu_ != nullptr) return gpu_->append(op);
   const Stopwatch watch;
   check_call(attune_cache_op_run(&op, {ATTUNE_DEVICE_CPU, 0}, nullptr));
+  return watch.seconds();
+}
+
+double DeviceMirror::prepare(const attune_qkv_prepare& op) {
+  if (gpu_ != nullptr) return gpu_->prepare(op);
+  const Stopwatch watch;
+  check_call(attune_qkv_prepare_run(&op, {ATTUNE_DEVICE_CPU, 0}, nullptr));
   return watch.seconds();
 }
 

@@ -21,12 +21,14 @@ class DeviceMirror {
   // Runs the plan with these host data and returns its seconds: wall time on the CPU, device time between two events on
   // a GPU. workspace: host memory, which a GPU replaces by its own. Throws attune::Error-like std::runtime_error.
   //
-  // Queries, new tokens, lengths, page tables and out are copied on every call; everything else (cache, tables of the
-  // model) once, when it is first seen, so the host may not change it. After the call out is fetched, and with append
+  // Queries, new tokens, lengths, page tables, lists of slots and out are copied on every call; everything else (cache,
+  // tables of the model) once, when it is first seen, so the host may not change it. After the call out is fetched, and with append
   // the pages that it wrote.
   double run(const attune_plan* plan, const attune_attention& a, void* workspace, size_t bytes);
   // The same for an append of tokens by cu_seqlens to a paged cache.
   double append(const attune_cache_op& op);
+  // The same for q_out, which may be q, and an append to a paged cache. k_out and v_out must be absent.
+  double prepare(const attune_qkv_prepare& op);
 
  private:
   struct Gpu;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layer_runner_sparse.h"
 
-#include "stopwatch.h"
+#include <cstring>
+
+#include "cases/tensors.h"
 
 namespace attune::cli {
 
@@ -55,8 +57,11 @@ StepResult SparseRunner::run(const Step& step, int64_t index, Verifier& verifier
   }
   const CallShape call_shape = shape(tables_.batch(), tables_.rows());
   QkvPrepare prepare = prepare_call(model, kv, state_.parameters, state_.pool.view(), call_shape);
-  prepare.q = state_.q.take(call_shape.rows, state_.random);
-  prepare.q_out.data = prepared_q_.data();
+  const attune_tensor fresh_q = state_.q.take(call_shape.rows, state_.random);
+  std::memcpy(prepared_q_.data(), fresh_q.data,
+              static_cast<size_t>(cases::num_elements(fresh_q) *
+                                  cases::element_size(static_cast<attune_dtype>(fresh_q.dtype))));
+  prepare.q.data = prepare.q_out.data = prepared_q_.data();  // in place, as an engine does
   state_.set_new_tokens(prepare);
   LayerState::set_tables(prepare, tables_);
   Attention a = sparse_call(model, kv, state_.parameters, state_.pool.view(), call_shape);
@@ -65,9 +70,7 @@ StepResult SparseRunner::run(const Step& step, int64_t index, Verifier& verifier
   a.indices.data = indices_.data();
   a.topk_length.data = lengths_.data();
 
-  const Stopwatch prepare_watch;
-  prepare.run(state_.config.device);
-  result.seconds = prepare_watch.seconds();
+  result.seconds = state_.mirror.prepare(prepare);
   verifier.expect(a, keys_);
   result.seconds += state_.run(0, a);
   verifier.compare(a, index, "sparse attention");

@@ -184,6 +184,29 @@ class Replay(CliTest):
                     self.assertEqual(report["verify"]["failed"], 0)
                     self.assertGreater(report["verify"]["rows"], 10)
 
+    def test_whole_requests_on_a_gpu(self):
+        devices = json.loads(attune("info", "--json", "--no-ceilings").stdout)["devices"]
+        if all(device["device"] != "cuda:0" for device in devices):
+            self.skipTest("no CUDA device")
+        sparse = json.loads((REPOSITORY / "cli/models/deepseek-v3.2.json").read_text()) | {"topk": 64, "name": "few"}
+        few = self.write("few.json", json.dumps(sparse))  # most rows have more keys than the list holds
+        for model, dtypes in (
+            ("llama-3-8b", ["bf16", "e4m3"]),
+            ("deepseek-v3", ["bf16", "fp16", "mla656"]),
+            ("deepseek-v3.2", ["bf16", "mla656"]),
+            (few, ["mla656"]),
+            ("t5-large", ["bf16"]),
+        ):
+            for dtype in dtypes:
+                for shards in (1, 8):
+                    with self.subTest(f"{model} {dtype}, 1 of {shards}"):
+                        _, report = self.replay(
+                            *("--device", "cuda:0", "--model", model, "--kv-dtype", dtype, "--verify", "3%"),
+                            *("--tensor-parallel", shards, "--chunk", 50),
+                        )
+                        self.assertEqual(report["verify"]["failed"], 0)
+                        self.assertGreater(report["verify"]["rows"], 10)
+
     def test_prefill_is_chunked_and_mixed_with_decode(self):
         _, report = self.replay("--no-arrival", "--chunk", 16)
         steps = report["steps"]
