@@ -311,6 +311,20 @@ TEST_F(CudaDevice, WarmsSideBySideAndReportsFailure) {
               HasSubstr("there is no kernel source selftest/none.cu"));
 }
 
+// A call without a plan warms what it needs every time: no thread may be started for that.
+TEST_F(CudaDevice, WarmingWhatIsThereCostsMicroseconds) {
+  using Clock = std::chrono::steady_clock;
+  const std::vector<KernelSpec> specs = {saxpy_spec(200), saxpy_spec(201), saxpy_spec(202), saxpy_spec(203)};
+  warm(specs, kDevice);
+  double best = 1e9;
+  for (int round = 0; round < 20; ++round) {
+    const auto start = Clock::now();
+    for (int i = 0; i < 100; ++i) warm(specs, kDevice);
+    best = std::min(best, std::chrono::duration<double, std::micro>(Clock::now() - start).count() / 100);
+  }
+  EXPECT_LT(best, 20);
+}
+
 TEST_F(CudaDevice, LaunchesCostMicroseconds) {
   using Clock = std::chrono::steady_clock;
   const Stream stream(kDevice);

@@ -52,6 +52,15 @@ class _Torch:
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
     @staticmethod
+    def allocate(index: int, size: int, stream: int | None) -> Any:
+        torch = sys.modules["torch"]
+        device = torch.device("cuda", index)
+        if stream is None:
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
+            return torch.empty(size, dtype=torch.uint8, device=device)
+
+    @staticmethod
     def from_numpy(array: Any, like: Any) -> Any:
         return sys.modules["torch"].from_numpy(array).to(like.device)
 
@@ -67,6 +76,15 @@ class _Cupy:
         with like.device:
             view = _NUMPY_VIEWS.get(dtype)
             return cupy.empty(shape, dtype) if view is None else View(cupy.empty(shape, view), dtype)
+
+    @staticmethod
+    def allocate(index: int, size: int, stream: int | None) -> Any:
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(index):
+            if stream is None:
+                return cupy.empty(size, "uint8")
+            with cupy.cuda.ExternalStream(stream, index):
+                return cupy.empty(size, "uint8")
 
     @staticmethod
     def from_numpy(array: Any, like: Any) -> Any:
@@ -139,9 +157,10 @@ def current_stream(array: Any, index: int) -> int:
     return framework_of(array).current_stream(array, index)
 
 
-def allocate(array: Any, index: int, size: int) -> Any:
+def allocate(array: Any, index: int, size: int, stream: int | None) -> Any:
+    """Bytes on a CUDA device, for work on a stream (None: the current one): the framework gives them to nobody else before that."""
     array = array.array if type(array) is View else array
     framework = framework_of(array)
     if framework in (_Numpy, _Jax):
         raise WrongType(f"no way is known to allocate memory on the device of a {type(array).__name__}: pass workspace=")
-    return framework.empty((max(size, 1),), "uint8", array)
+    return framework.allocate(index, max(size, 1), stream)

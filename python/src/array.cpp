@@ -383,7 +383,11 @@ void Arrays::require_writable_cache() const {
     invalid_argument(read_only_cache_ + " is read-only, and this call writes to the cache");
 }
 
-nb::object Arrays::allocate(size_t bytes) const { return classes().allocate(first_, device_.index, bytes); }
+nb::object Arrays::allocate(size_t bytes, nb::handle given_stream) const {
+  nb::object address = nb::none();
+  if (!given_stream.is_none()) address = nb::int_(reinterpret_cast<uintptr_t>(stream(given_stream)));
+  return classes().allocate(first_, device_.index, bytes, address);
+}
 
 void* Arrays::stream(nb::handle given) const {
   if (device_.type != ATTUNE_DEVICE_CUDA) return nullptr;

@@ -48,8 +48,9 @@ class Arrays {
   attune_device device() const { return device_; }
   // Throws where a tensor of the cache is read-only.
   void require_writable_cache() const;
-  // An array of uint8 on the device, of the framework of the first array.
-  nb::object allocate(size_t bytes) const;
+  // An array of uint8 on the device, of the framework of the first array, for work on a stream: given by the caller, or
+  // None for the current one.
+  nb::object allocate(size_t bytes, nb::handle given_stream) const;
   // The stream to run on: given by the caller, or the current one of the framework of the first array. CPU: null.
   void* stream(nb::handle given) const;
 
@@ -71,7 +72,7 @@ class Arrays {
 };
 
 // Python's side of the package, set when it is imported. current_stream(array, device index) -> address;
-// allocate(array, device index, bytes) -> a uint8 array of the same framework.
+// allocate(array, device index, bytes, stream or None) -> a uint8 array of the same framework.
 struct Classes {
   nb::handle view, spec, kv_cache, prologue, current_stream, allocate;
   nb::handle error, invalid_argument, wrong_type, unsupported, out_of_memory;

@@ -142,7 +142,7 @@ void indexer(nb::dict arguments, nb::object workspace, nb::object stream_given) 
   fill(&op, kKind == ATTUNE_INDEXER_SELECT ? indexer_select_table() : indexer_table(), arguments, &arrays);
   size_t bytes = 0;
   check(attune_indexer_workspace_size(&op, arrays.device(), &bytes));
-  const Workspace own(bytes, arrays, workspace);
+  const Workspace own(bytes, arrays, workspace, stream_given);
   void* stream = arrays.stream(stream_given);
   attune_status status;
   {

@@ -39,13 +39,13 @@ attune_status run_without_lock(RunFunction run, const attune_plan* plan, const a
 
 void Workspace::Free::operator()(void* p) const noexcept { ::operator delete(p, kAlignment); }
 
-Workspace::Workspace(size_t bytes, const Arrays& arrays, nb::handle given) : size_(bytes) {
+Workspace::Workspace(size_t bytes, const Arrays& arrays, nb::handle given, nb::handle stream) : size_(bytes) {
   if (given.is_none() && arrays.device().type == ATTUNE_DEVICE_CPU) {
     heap_.reset(::operator new(std::max<size_t>(bytes, 1), kAlignment));
     data_ = heap_.get();
     return;
   }
-  array_ = given.is_none() ? arrays.allocate(bytes) : nb::borrow(given);
+  array_ = given.is_none() ? arrays.allocate(bytes, stream) : nb::borrow(given);
   Arrays own;
   const attune_tensor tensor = own.view({"", "workspace"}, array_, Arrays::Use::kWrite);
   if (tensor.dtype != ATTUNE_UINT8 || tensor.rank != 1 || tensor.stride[0] != 1)
@@ -79,7 +79,7 @@ Plan::Plan(nb::dict arguments, nb::object workspace) : arguments_(nb::steal<nb::
   plan_.reset(plan);
   size_t bytes = 0;
   check(attune_plan_workspace_size(plan_.get(), &bytes));
-  workspace_ = Workspace(bytes, arrays, workspace);
+  workspace_ = Workspace(bytes, arrays, workspace, nb::none());
 }
 
 nb::object Plan::call(RunFunction run, nb::kwargs changes) {
@@ -123,7 +123,7 @@ void run_attention(nb::dict arguments, nb::object workspace, nb::object stream) 
   const PlanHandle handle(plan);
   size_t bytes = 0;
   check(attune_plan_workspace_size(plan, &bytes));
-  const Workspace own(bytes, arrays, workspace);
+  const Workspace own(bytes, arrays, workspace, stream);
   check(run_without_lock(attune_run, plan, attention, own, arrays.stream(stream)));
 }
 

@@ -12,8 +12,8 @@ namespace attune::python {
 class Workspace {
  public:
   Workspace() = default;
-  // given: the caller's array, or None.
-  Workspace(size_t bytes, const Arrays& arrays, nb::handle given);
+  // given: the caller's array, or None. stream: what the caller said of where it is used, or None.
+  Workspace(size_t bytes, const Arrays& arrays, nb::handle given, nb::handle stream);
   void* data() const { return data_; }
   size_t size() const { return size_; }
 

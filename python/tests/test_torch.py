@@ -238,6 +238,28 @@ def test_overhead_of_a_decode_step(record_property):
 # ----------------------------------------------------------------------------------------------------------------- CUDA
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: streams are not tested")
+def test_a_stream_that_is_given_has_its_own_workspace(monkeypatch):
+    torch_functions, streams = attune._frameworks._Torch, []
+    allocate = torch_functions.allocate
+
+    def watched(index, size, stream):
+        streams.append(stream)
+        return allocate(index, size, stream)
+
+    monkeypatch.setattr(torch_functions, "allocate", staticmethod(watched))
+    cache, lengths = paged("cuda")
+    q = torch.randn(2, 4, 16, device="cuda")
+    want = attune.attention(q, cache=cache, seqused_kv=lengths)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for stream in (side, side.cuda_stream):
+        got = attune.attention(q, cache=cache, seqused_kv=lengths, stream=stream)
+        side.synchronize()
+        assert torch.equal(got, want)
+    assert streams == [None, side.cuda_stream, side.cuda_stream]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: CUDA graphs are not tested")
 def test_cuda_graph():
     cache, lengths = paged("cuda")

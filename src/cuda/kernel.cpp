@@ -34,6 +34,8 @@ class KernelCache {
  public:
   KernelCache() : finder_(ImageFinder::default_options(require_driver().version / 1000)) {}
 
+  bool has(const KernelSpec& spec, int32_t device) const { return find(key_of(spec, device)) != nullptr; }
+
   const CompiledKernel& get(const KernelSpec& spec, int32_t device) {
     const std::string key = key_of(spec, device);
     if (const CompiledKernel* kernel = find(key)) return checked(*kernel, spec);
@@ -137,6 +139,12 @@ class KernelCache {
   std::map<std::string, std::unique_ptr<Module>> modules_;
 };
 
+KernelCache& the_cache() {
+  // Never destroyed: plans hold references, and may outlive static destruction.
+  static KernelCache& cache = *new KernelCache;
+  return cache;
+}
+
 }  // namespace
 
 std::string spec_name(const KernelSpec& spec) {
@@ -157,13 +165,16 @@ const char* origin_name(KernelOrigin origin) {
 }
 
 const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device) {
-  // Never destroyed: plans hold references, and may outlive static destruction.
-  static KernelCache& cache = *new KernelCache;
-  return cache.get(spec, device);
+  return the_cache().get(spec, device);
 }
 
-void warm(const std::vector<KernelSpec>& specs, int32_t device) {
+void warm(const std::vector<KernelSpec>& all, int32_t device) {
   require_device(device);
+  // A call without a plan to keep plans every time: threads that find nothing to do would cost it more than its launches.
+  std::vector<KernelSpec> specs;
+  for (const KernelSpec& spec : all)
+    if (!the_cache().has(spec, device)) specs.push_back(spec);
+  if (specs.empty()) return;
   std::atomic<size_t> next{0};
   std::mutex mutex;
   std::exception_ptr first_failure;

@@ -50,7 +50,8 @@ struct CompiledKernel {
 // compiling, ATTUNE_INTERNAL where the source does not compile.
 const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device);
 
-// get_kernel for each spec, compiling side by side. The first failure is thrown after all have finished.
-void warm(const std::vector<KernelSpec>& specs, int32_t device);
+// get_kernel for each spec, compiling side by side; microseconds where all are known. The first failure is thrown after
+// all have finished.
+void warm(const std::vector<KernelSpec>& all, int32_t device);
 
 }  // namespace attune::cuda
