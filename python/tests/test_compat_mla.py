@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attune.compat.flash_mla against the float64 reference, and on a GPU: in graphs, on other streams, without waiting."""
+
+import math
+
+import numpy as np
+import pytest
+
+import attune
+from compare import assert_attention, assert_close, dtype_name
+from places import TABLE, Here, check, everywhere, exact, expect, ints, needs_gpu, rand, randn, start, torch  # noqa: F401
+
+from attune.compat import flash_mla, flash_mla_2025_09  # noqa: E402
+
+
+@everywhere
+@pytest.mark.parametrize("style", ["2025", "2026"])
+def test_mla_dense_decode(style):
+    q, k_cache = randn(2, 3, 8, 576), randn(6, 16, 1, 576) / 4
+    table, lengths = ints(*TABLE), ints(40, 0)
+    module = flash_mla_2025_09 if style == "2025" else flash_mla
+    if style == "2025":
+        meta, splits = module.get_mla_metadata(lengths, 3 * 8, 1)
+        assert meta.dtype == splits.dtype == torch.int32 and splits.shape == (3,) and meta.device == splits.device == q.device
+    else:
+        meta, splits = module.get_mla_metadata()
+        assert splits is None
+    for _ in range(2):
+        out, lse = module.flash_mla_with_kvcache(q, k_cache, table, lengths, 512, meta, splits, causal=True)
+        expected = expect(q, cache=attune.KVCache(k_cache, page_table=table), seqused_kv=lengths, head_dim_v=512, causal=True)
+        assert out.shape == (2, 3, 8, 512) and lse.shape == (2, 8, 3)
+        assert out.dtype == q.dtype
+        check(out, expected, lse, lambda lse: lse.transpose(1, 2))
+        lengths.copy_(ints(7, 30))  # the object must not hold what the first call saw
+        table[1, 1] = 4
+
+
+def quantised(width, pages=4, page_size=16):
+    """A cache as FlashMLA's writers make it: float8 dtype, pages padded."""
+    d = 576 if width == 656 else 512
+    rows = randn(pages * page_size, 1, d)
+    if width == 656:
+        data = torch.zeros(pages, page_size + 1, 656, dtype=torch.uint8, device=Here.device)[:, :page_size]
+        cache = attune.KVCache(data, format="mla_656", layout="bytes")
+        view = data.view(torch.float8_e4m3fn).unsqueeze(2)
+    else:
+        size = attune.kv_page_bytes("mla_584", page_size)
+        data = torch.zeros(pages, size, dtype=torch.uint8, device=Here.device)
+        cache = attune.KVCache(data, format="mla_584", layout="bytes", page_size=page_size)
+        view = data.view(torch.float8_e4m3fn)[:, : page_size * 584].view(pages, page_size, 1, 584)
+    attune.cache_quantize(cache, rows)
+    return cache, view, d
+
+
+@pytest.mark.parametrize("width", [656, 584])
+@everywhere
+def test_mla_sparse_decode_with_sink_lengths_and_extra_cache(width):
+    cache, view, d = quantised(width)
+    extra, extra_view, _ = quantised(width)
+    q = randn(2, 2, 5, d)
+    indices, more = (torch.randint(-1, 64, (2, 2, n), dtype=torch.int32).to(q.device) for n in (9, 4))
+    sink, length, more_length = rand(5) * 4 - 2, ints(6, 0), ints(4, 0)
+    meta, _ = flash_mla.get_mla_metadata()
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q, view, None, None, 512, meta, None, 0.04, False, True, indices, sink, extra_view, more, length, more_length)
+    expected = expect(q, cache=cache, indices=indices, topk_length=length.repeat_interleave(2), sinks=sink, extra_cache=extra,
+                      extra_indices=more, extra_topk_length=more_length.repeat_interleave(2), softmax_scale=0.04, head_dim_v=512)
+    assert np.isinf(expected.lse[2:]).all()
+    check(out, expected, lse, lambda lse: lse.transpose(1, 2))
+
+
+@pytest.mark.parametrize("module", [flash_mla, flash_mla_2025_09])
+@everywhere
+def test_mla_sparse_prefill(module):
+    q, kv = randn(5, 4, 576), randn(30, 1, 576)
+    indices = torch.randint(0, 30, (5, 1, 12), dtype=torch.int32).to(q.device)
+    indices[1, 0, 3:], indices[2], indices[3, 0, 0] = -1, 30, 2**31 - 1
+    out, max_logits, lse = module.flash_mla_sparse_fwd(q, kv, indices, 0.05)
+    expected = expect(q, kv, indices=indices, softmax_scale=0.05, head_dim_v=512)
+    check(out, expected)
+    factor = 1 if module is flash_mla else math.log2(math.e)
+    nothing = np.inf if module is flash_mla else -np.inf
+    assert (exact(lse)[2] == nothing).all() and np.isneginf(exact(max_logits)[2]).all()
+    seen = [0, 1, 3, 4]
+    bound = 1e-4 if Here.dtype == torch.float32 else 2**-7
+    assert_close(exact(lse)[seen], expected.lse[seen] * factor, bound, "lse")
+    assert_close(exact(max_logits)[seen], expected.max_logits[seen] * factor, bound, "max_logits")
+
+
+@everywhere
+def test_mla_varlen_forward():
+    q, k, v = randn(9, 4, 48), randn(13, 2, 48), randn(13, 2, 32)
+    starts_q, starts_kv = ints(0, 4, 9), ints(0, 3, 13)
+    out, lse = flash_mla.flash_attn_varlen_func(q, k, v, starts_q, starts_kv, 5, 10, causal=True)
+    expected = expect(q, k, v, cu_seqlens_q=starts_q, cu_seqlens_kv=starts_kv, causal=True)
+    # -inf in the row before the first key
+    assert_attention(exact(out), exact(lse), None, expected, dtype_name(q))
+    assert np.isneginf(exact(lse)[0]).all() and lse.stride(0) == 1
+    packed = torch.cat([k, v], dim=-1)
+    again, _ = flash_mla.flash_attn_varlen_kvpacked_func(q, packed, starts_q, starts_kv, 5, 10, 48, causal=True)
+    assert torch.equal(out, again)
+    qkv = randn(9, 2, 128)
+    one, _ = flash_mla.flash_attn_varlen_qkvpacked_func(qkv, starts_q, 5, 48)
+    two, _ = flash_mla.flash_attn_varlen_func(qkv[..., :48], qkv[..., 48:96], qkv[..., 96:], starts_q, starts_q, 5, 5)
+    assert torch.equal(one, two)
+
+
+@everywhere
+def test_mla_refusals():
+    q, kv = randn(1, 1, 4, 576), randn(2, 16, 1, 576)
+    meta, _ = flash_mla.get_mla_metadata()
+    call = flash_mla.flash_mla_with_kvcache
+    with pytest.raises(ValueError, match="causal is True"):
+        call(q, kv, None, None, 512, meta, causal=True, indices=ints(0).view(1, 1, 1))
+    with pytest.raises(ValueError, match="topk_length is given without indices"):
+        call(q, kv, ints(0, 1).view(1, 2), ints(3), 512, meta, topk_length=ints(1))
+    with pytest.raises(ValueError, match=r"k_cache.shape\[3\] is 576; an fp8 cache has 656 or 584"):
+        call(q, kv, None, None, 512, meta, is_fp8_kvcache=True, indices=ints(0).view(1, 1, 1))
+    with pytest.raises(ValueError, match="seqused_kv"):
+        call(q, kv, ints(0, 1).view(1, 2), None, 512, meta)
+    call(q, kv, ints(0, 1).view(1, 2), ints(3), 512, meta)
+    with pytest.raises(ValueError, match="num_heads_q is 2; the plan was made for 4"):
+        call(q[:, :, :2], kv, ints(0, 1).view(1, 2), ints(3), 512, meta)
+    with pytest.raises(NotImplementedError, match="flash_mla_sparse_fwd: indexer_topk is 512"):
+        flash_mla.flash_mla_sparse_fwd(q[0], kv[0], ints(0).view(1, 1, 1), 1.0, indexer_topk=512)
+    with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: dropout_p is 0.1"):
+        flash_mla.flash_attn_varlen_func(q[0], kv[0], kv[0], ints(0, 1), ints(0, 16), 1, 16, 0.1)
+
+
+
+def mla_call(style, quantised_width=None):
+    """A call of flash_mla_with_kvcache on tensors that may change in place: (run, change)."""
+    Here.device, Here.dtype = "cuda", torch.bfloat16
+    module = flash_mla_2025_09 if style == "2025" else flash_mla
+    if quantised_width is None:
+        q, cache = randn(3, 2, 16, 576), randn(40, 64, 1, 576)
+        table, lengths = torch.randint(0, 40, (3, 12), dtype=torch.int32).cuda(), ints(700, 0, 65)
+        arguments, metadata = (q, cache, table, lengths, 512), (lengths, 2 * 16, 1)
+        options, tables = {"causal": True}, [(lengths, ints(1, 300, 129)), (table, table.flip(0).clone())]
+    else:
+        _, cache, d = quantised(quantised_width, pages=8)
+        q, indices = randn(3, 2, 16, d), torch.randint(-1, 128, (3, 2, 200), dtype=torch.int32).cuda()
+        arguments, metadata = (q, cache, None, None, 512), (ints(1, 1, 1), 2 * 16, 1, 16, True, 200)
+        options, tables = {"is_fp8_kvcache": True, "indices": indices}, [(indices, indices.flip(0).clone())]
+    meta, splits = module.get_mla_metadata(*metadata) if style == "2025" else module.get_mla_metadata()
+
+    def run():
+        return module.flash_mla_with_kvcache(*arguments, meta, splits, **options)
+
+    def change():
+        q.mul_(-0.5)
+        for tensor, value in tables:
+            tensor.copy_(value)
+
+    return run, change
+
+
+CALLS = [(style, width) for style in ("2025", "2026") for width in (None, 656, 584)]
+
+
+@needs_gpu
+@pytest.mark.parametrize("style, width", CALLS)
+def test_mla_in_a_cuda_graph(style, width):
+    run, change = mla_call(style, width)
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    graph.replay()
+    before = [x.clone() for x in captured]
+    change()
+    graph.replay()
+    got = [x.clone() for x in captured]
+    want = run()
+    assert all(torch.equal(a, b) for a, b in zip(got, want)) and not torch.equal(before[0], got[0])
+
+
+@needs_gpu
+@pytest.mark.parametrize("style, width", CALLS)
+def test_mla_does_not_wait_for_the_device(style, width):
+    run, _ = mla_call(style, width)
+    want = run()
+    run()  # leaves its memory to the allocator
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    torch.cuda._sleep(2_000_000_000)  # cycles: about a second
+    done.record()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = run()
+        assert not done.query()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+@needs_gpu
+@pytest.mark.parametrize("style, width", CALLS)
+def test_mla_on_another_stream(style, width):
+    run, _ = mla_call(style, width)
+    want = run()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        got = run()
+    side.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
