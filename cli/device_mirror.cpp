@@ -42,9 +42,10 @@ struct DeviceMirror::Gpu {
   }
 
   static bool changes(const std::string& name) {
-    static const std::set<std::string> names = {
-        "q",       "k",          "v", "out", "q_out", "cu_seqlens_q", "cu_seqlens", "seqused_kv", "cache.page_table",
-        "indices", "topk_length"};
+    static const std::set<std::string> names = {"q",          "k",           "v",
+                                                "out",        "q_out",       "cu_seqlens_q",
+                                                "cu_seqlens", "seqused_kv",  "cache.page_table",
+                                                "indices",    "topk_length", "weights"};
     return names.contains(name);
   }
 
@@ -121,6 +122,19 @@ struct DeviceMirror::Gpu {
     return seconds;
   }
 
+  double choose(const attune_indexer& host, size_t bytes) {
+    const attune_indexer op = upload(host);
+    void* workspace = room(workspace_block, bytes);
+    const cuda::Stream& stream = memory.stream();
+    timer.start(stream);
+    check_call(attune_indexer_run(&op, memory.device(), workspace, bytes, stream.handle()));
+    timer.stop(stream);
+    const double seconds = timer.milliseconds() * 1e-3;
+    memory.download(host.indices.data, op.indices.data, bytes_of(host.indices));
+    memory.download(host.topk_length.data, op.topk_length.data, bytes_of(host.topk_length));
+    return seconds;
+  }
+
   double prepare(const attune_qkv_prepare& host) {
     attune_qkv_prepare op = upload(host);
     if (host.q_out.data == host.q.data) op.q_out.data = op.q.data;
@@ -158,6 +172,13 @@ double DeviceMirror::append(const attune_cache_op& op) {
   if (gpu_ != nullptr) return gpu_->append(op);
   const Stopwatch watch;
   check_call(attune_cache_op_run(&op, {ATTUNE_DEVICE_CPU, 0}, nullptr));
+  return watch.seconds();
+}
+
+double DeviceMirror::choose(const attune_indexer& op, void* workspace, size_t bytes) {
+  if (gpu_ != nullptr) return gpu_->choose(op, bytes);
+  const Stopwatch watch;
+  check_call(attune_indexer_run(&op, {ATTUNE_DEVICE_CPU, 0}, workspace, bytes, nullptr));
   return watch.seconds();
 }
 

@@ -153,6 +153,8 @@ void check_kind(const Model& m, const std::string& source) {
   }
   if ((m.kind == ModelKind::kSparseMla) != (m.topk > 0))
     throw UserError(source + ": \"topk\" belongs to the kind sparse-mla, and only there");
+  if (m.index_heads > 0 && m.topk == 0)
+    throw UserError(source + ": \"indexer\" belongs to the kind sparse-mla, and only there");
   if ((m.kind == ModelKind::kEncoderDecoder) != (m.t5_num_buckets > 0)) {
     throw UserError(source + ": \"t5_bias\" belongs to the kind encoder-decoder, and only there");
   }
@@ -259,6 +261,12 @@ Model parse_model(std::string_view text, const std::string& source) {
     bias.read_in("num_buckets", m.t5_num_buckets, 4, 1 << 16, true);
     bias.read_in("max_distance", m.t5_max_distance, 4, 1 << 20, true);
     bias.done();
+  }
+  if (const json* indexer = fields.object("indexer")) {
+    Fields of_indexer(*indexer, source + ": \"indexer\"");
+    of_indexer.read_in("num_heads", m.index_heads, 1, 1024, true);
+    of_indexer.read_in("head_dim", m.index_head_dim, 1, 576, true);
+    of_indexer.done();
   }
   if (const json* rope = fields.object("rope")) m.rope = parse_rope(*rope, m, source + ": \"rope\"");
   fields.done();

@@ -46,15 +46,18 @@ struct Model {
   std::vector<int64_t> windows = {0};  // of the layer kinds, in turn: keys that a query sees, itself included; 0: all
   bool alibi = false, sinks = false;
   std::optional<RopeSpec> rope;
-  int64_t topk = 0;  // kSparseMla
+  int64_t topk = 0;                             // kSparseMla
+  int64_t index_heads = 0, index_head_dim = 0;  // of the indexer that chooses them; 0: the replay chooses by itself
   int64_t t5_num_buckets = 0, t5_max_distance = 0;
   KvDtype kv_dtype = KvDtype::kBf16;  // what the model is usually served with
 
   bool is_mla() const { return kind == ModelKind::kMla || kind == ModelKind::kSparseMla; }
   // softmax_scale with its default resolved.
   double scale() const;
-  // Bytes that the cache of this layer holds for a token, scales included.
+  // Bytes that the cache of this layer holds for a token, scales included; what the indexer keeps beside it is not.
   int64_t kv_bytes_per_token(KvDtype dtype) const;
+  // The indexer's: codes of a byte and a scale.
+  int64_t index_bytes_per_token() const { return index_heads > 0 ? index_head_dim + 4 : 0; }
 };
 
 // Reads a model description; source is named in errors. Throws UserError.

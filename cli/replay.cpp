@@ -36,7 +36,7 @@ std::vector<TraceRequest> prepare_requests(const Trace& trace, const ReplayOptio
 }
 
 int64_t page_bytes(const Model& model, KvDtype kv, int64_t page_size) {
-  return model.kv_bytes_per_token(kv) * page_size;
+  return (model.kv_bytes_per_token(kv) + model.index_bytes_per_token()) * page_size;
 }
 
 // Enough for the largest requests at once, within the default size of the pool; never less than the largest request

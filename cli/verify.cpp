@@ -9,12 +9,15 @@
 #include <cstring>
 #include <set>
 
+#include "attune/attune.hpp"
 #include "cases/tensors.h"
 #include "commands.h"
 #include "stopwatch.h"
 
 namespace attune::cli {
 namespace {
+
+constexpr double kIndexRoundoff = 0x1p-20;  // of a score, by the sum of the magnitudes of its products
 
 bool present(const attune_tensor& t) { return t.dtype != ATTUNE_DTYPE_NONE; }
 
@@ -116,6 +119,52 @@ void Verifier::expect(const attune_attention& a, std::span<const int64_t> keys_o
         static_cast<size_t>(a.out.shape[2] * cases::element_size(static_cast<attune_dtype>(a.out.dtype)));
     std::memset(cases::element_at(a.out, {row, head, 0}), 0xff, bytes);
   }
+  seconds_ += watch.seconds();
+}
+
+void Verifier::compare_index(const attune_indexer& op, int64_t step) {
+  const Stopwatch watch;
+  const auto* offsets = static_cast<const int32_t*>(op.cu_seqlens_q.data);
+  const int64_t total = op.q.shape[0], batch = op.seqused_kv.shape[0], topk = op.indices.shape[1];
+  if (options_.amount == 0 || total == 0) return;
+  const int64_t row = random_.integer(0, total - 1);
+  const int64_t b = std::upper_bound(offsets, offsets + batch, row) - offsets - 1;
+  // That row as a batch of its own, of the keys that it sees.
+  const int32_t visible =
+      static_cast<const int32_t*>(op.seqused_kv.data)[b] - (offsets[b + 1] - 1 - static_cast<int32_t>(row));
+  if (visible > options_.max_keys) return;
+  attune_indexer one = op;
+  const auto cut = [](attune_tensor& t, int64_t at) {
+    t.data =
+        static_cast<std::byte*>(t.data) + at * t.stride[0] * cases::element_size(static_cast<attune_dtype>(t.dtype));
+    t.shape[0] = 1;
+  };
+  cut(one.q, row), cut(one.weights, row), cut(one.cache.page_table, b);
+  one.cu_seqlens_q = {};
+  one.seqused_kv = dense(&visible, {1});
+  const reference::IndexRow expected = reference::index_rows(one)[0];
+
+  const int32_t* chosen = static_cast<const int32_t*>(op.indices.data) + row * topk;
+  const int64_t count = std::min<int64_t>(topk, visible);
+  bool failed = static_cast<const int32_t*>(op.topk_length.data)[row] != count;
+  double worst_chosen = INFINITY, best_left = -INFINITY;
+  int64_t next = 0, left = -1;
+  for (size_t i = 0; i < expected.entries.size(); ++i) {
+    const double error = expected.scores_abs[i] * kIndexRoundoff;
+    if (next < count && chosen[next] == expected.entries[i]) {
+      ++next;
+      worst_chosen = std::min(worst_chosen, expected.scores[i] + error);
+    } else if (!(expected.scores[i] - error <= best_left)) {
+      best_left = expected.scores[i] - error;
+      left = expected.positions[i];
+    }
+  }
+  failed = failed || next != count || !(best_left <= worst_chosen);
+  for (int64_t i = count; i < topk; ++i) failed = failed || chosen[i] != -1;
+  if (failed && !first_mismatch_)
+    first_mismatch_ = Mismatch{step, row, 0, std::max<int64_t>(left, 0), "indexer", worst_chosen, best_left, 0};
+  ++num_rows_;
+  num_failed_ += failed ? 1 : 0;
   seconds_ += watch.seconds();
 }
 

@@ -52,6 +52,10 @@ class Verifier {
   // After it.
   void compare(const attune_attention& a, int64_t step, std::string_view call);
 
+  // Checks what the indexer chose for one row: as many keys as it may, each once and in order, and none worse than one
+  // that it left. Queries of rank 3, with cu_seqlens_q, without ranges or a table of slots.
+  void compare_index(const attune_indexer& op, int64_t step);
+
   int64_t num_rows() const { return num_rows_; }
   int64_t num_failed() const { return num_failed_; }
   double worst_ratio() const { return worst_ratio_; }  // largest |error| / bound

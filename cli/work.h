@@ -52,6 +52,17 @@ inline Work sparse_work(const Model& m, KvDtype kv, int64_t keys) {
           static_cast<double>((keys + 1) * m.kv_bytes_per_token(kv)) + row_bytes(m, kv, 1, true)};
 }
 
+// The indexer over `tokens` new tokens after `cached` ones: every visible key against all index heads; the cache is
+// read once, the new keys are appended.
+inline Work index_work(const Model& m, int64_t cached, int64_t tokens) {
+  double pairs = 0;
+  for (int64_t i = 0; i < tokens; ++i) pairs += static_cast<double>(visible_keys(cached + i, 0));
+  const int64_t size = m.index_heads * m.index_head_dim;
+  return {2.0 * pairs * static_cast<double>(size),
+          static_cast<double>((cached + tokens) * m.index_bytes_per_token() +
+                              tokens * (size + 4 * m.index_heads + 2 * m.index_head_dim + 4 * m.topk))};
+}
+
 // A prompt of the encoder, and its keys and values on their way into the cache for cross attention.
 inline Work encoder_work(const Model& m, KvDtype kv, int64_t tokens) {
   const double append = static_cast<double>(tokens * (m.kv_bytes_per_token(kv))) + row_bytes(m, kv, tokens, true) -

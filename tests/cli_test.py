@@ -242,15 +242,21 @@ class Replay(CliTest):
             "topk": 64,
             "num_heads_q": 4,
             "name": "few",
+            "indexer": {"num_heads": 16, "head_dim": 128},
         }
-        for model in (window, sparse):
+        chosen = {name: value for name, value in sparse.items() if name != "indexer"}
+        index_flops = sum(i + 1 for i in range(319)) * 2 * 16 * 128
+        flops = {}
+        for case, model in {"window": window, "indexer": sparse, "chosen": chosen}.items():
             path = self.write("model.json", json.dumps(model))
             _, report = self.replay("--model", path, "--chunk", 100, "--verify", 8, trace=trace)
             self.assertEqual(report["model"]["name"], model["name"])
             self.assertEqual(report["verify"]["failed"], 0)
-        # 276 of the 300 prompt rows and all 19 decode rows have more keys than the list holds.
+            flops[case] = sum(report["steps"]["flops"])
+        # 236 of the 300 prompt rows and all 19 decode rows have more keys than the list holds.
         rows = sum(min(i + 1, 64) for i in range(319))
-        self.assertEqual(sum(report["steps"]["flops"]), rows * 4 * 2 * (576 + 512))
+        self.assertEqual(flops["chosen"], rows * 4 * 2 * (576 + 512))
+        self.assertEqual(flops["indexer"], flops["chosen"] + index_flops)
 
     def test_arrival_and_clock(self):
         trace = TRACE.splitlines()[0] + "\n100,5,2\n0,5,2\n"
@@ -436,6 +442,9 @@ class BadInput(CliTest):
         self.refuse(load(json.dumps(good | {"rope": {"style": "spiral"}})), "rope", "spiral", "yarn")
         self.refuse(load(json.dumps(good | {"windows": []})), "windows")
         self.refuse(load(json.dumps(good | {"topk": 5})), "topk")
+        indexer = {"num_heads": 64, "head_dim": 128}
+        self.refuse(load(json.dumps(good | {"indexer": indexer})), "indexer", "sparse-mla")
+        self.refuse(load(json.dumps(good | {"indexer": indexer | {"head_dim": 0}})), "head_dim", "1 to 576")
         self.refuse(attune("replay", trace, "--model", "./none.json"), "none.json")
 
 
