@@ -68,7 +68,7 @@ Indexer IndexLayer::choose(const BatchTables& tables, int32_t* indices, int32_t*
 
 double IndexLayer::run(const Indexer& op, DeviceMirror& mirror) {
   const size_t bytes = op.workspace_size(device_);
-  if (bytes > workspace_.size()) workspace_ = Buffer(bytes);
+  if (device_.type == ATTUNE_DEVICE_CPU && bytes > workspace_.size()) workspace_ = Buffer(bytes);
   return mirror.choose(op, workspace_.data(), bytes);
 }
 
