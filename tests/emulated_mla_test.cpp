@@ -14,7 +14,7 @@ namespace attune::cuda {
 namespace {
 
 constexpr const char* kNotCovered = "not covered";
-constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
+constexpr int kBlocks = 4;  // of the grid, so that each takes several tasks
 
 class EmulatedMla : public testing::Test {
  protected:
@@ -42,9 +42,12 @@ class EmulatedMla : public testing::Test {
     try {
       emulator::run(1, 1024, [&] { schedule(params); });
       for (int i = 0; i < layers; ++i) {
-        emulator::run(static_cast<unsigned>(c.blocks), c.threads(), [&] {
-          attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
-        });
+        emulator::run(
+            static_cast<unsigned>(c.blocks), mla::Config::kThreads,
+            [&] {
+              attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
+            },
+            static_cast<unsigned>(c.cluster));
         if (c.splits) emulator::run(2, 128, [&] { combine(params); });
       }
     } catch (const std::exception& e) {
@@ -118,6 +121,23 @@ TEST_F(EmulatedMla, SparseSlots) {
          R"("head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 65},
             "extra": {"topk": 70, "topk_length": "batch"})",
          R"("head_dim": [576, 512], "shared_kv": true, "sparse": {"topk": 3, "invalid": 1})"});
+}
+
+// Two blocks decode the rows of a tile together.
+TEST_F(EmulatedMla, PairsSharePackedRows) {
+  check(R"("kv": "slots", "seqlens_q": [2, 1, 4], "max_logits": true, )",
+        {R"("heads": [128, 1], "head_dim": [576, 512], "cache": {"format": "mla_656"}, "sinks": "mixed",
+            "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2}, "extra": {"topk": 9, "page_size": 16})",
+         R"("heads": [128, 1], "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 70})",
+         R"("heads": [256, 1], "head_dim": [576, 512], "cache": {"format": "mla_656"}, "sparse": {"topk": 1})",
+         R"("heads": [192, 2], "head_dim": [576, 512], "cache": {"format": "mla_656"}, "sparse": {"topk": 130})"},
+        2);
+  check(R"("kv": "paged", "heads": [128, 1], "seqlens_kv": [65, 0, 1, 300], )",
+        {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16}, "seqlens_q": [3, 1, 2, 9],
+            "causal": true, "new_tokens": true)",
+         R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 48}, "seqlens_q": 2, "causal": true)"},
+        2);
 }
 
 TEST_F(EmulatedMla, SparsePrefill) {

@@ -306,7 +306,12 @@ class Attend {
 
   __device__ __forceinline__ void release(Turn turn, int half) const {
     if (half == kKeysOnly) __syncwarp();  // all lanes have read what lies beside the keys
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(turn.stage, half));
+    const unsigned barrier = places_.k_empty(turn.stage, half);
+    if constexpr (Config::kCluster == 1) {
+      if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
+    } else {  // both blocks write to the buffers of both
+      if (threadIdx.x % 32 < Config::kCluster) ptx::arrive_in_cluster(ptx::shared_in_block(barrier, threadIdx.x % 32));
+    }
   }
   __device__ __forceinline__ void release_queries() const {
     if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());
@@ -316,7 +321,7 @@ class Attend {
   const float c_;
   const ptx::Descriptor q_;
   unsigned weights_[kWeights];  // of the first tile of a pair
-  unsigned tiles_ = 0;  // of all tasks
+  unsigned tiles_ = 0;          // of all tasks
   int accumulate_ = 0;
 };
 

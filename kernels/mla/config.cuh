@@ -7,6 +7,8 @@
 #include "prefill/tiles.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/shared.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/element.cuh"
 #include "tile/mla_codec.cuh"
@@ -32,14 +34,23 @@ struct Config {
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
   // Of the two math groups each has half of the channels of V.
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
-  // Threads that bring keys: with codes there is more to do for them, and more to wait for.
-  static constexpr int kLoaders = kDecodes ? 256 : 128, kThreads = kLoaders + 32 * kMathWarps;
+  // Blocks that take neighbouring head tiles of a task side by side and share what they decode.
+  static constexpr int kCluster = ATTUNE_CLUSTER;
+  // Threads that bring keys; all of them.
+  static constexpr int kLoaders = 128, kThreads = kLoaders + 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  static constexpr int kLoaderRegisters = kDecodes ? 48 : 72, kMathRegisters = kDecodes ? 208 : 216;
-  static_assert(kLoaders * kLoaderRegisters + 32 * kMathWarps * kMathRegisters <= 65536, "too many registers");
+  static constexpr int kLoaderRegisters = kLoaders == 256 ? 48
+                                          : kDecodes      ? 88
+                                                          : 72,
+                       kMathRegisters = kDecodes ? 208 : 216;
+  static_assert(kLoaders * kLoaderRegisters + 256 * kMathRegisters <= kThreads * (65536 / kThreads / 8 * 8),
+                "more registers than the block begins with");
+  // Words that say which keys nobody sees: those that bring keys row by row have one for eight keys each.
+  static constexpr int kHiddenWords = kCopiesBoxes ? 2 : 8;
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::MlaShared kShared = kernels::mla_shared(kHeadDimQk);
 
+  static_assert(kCluster == 1 || (kCluster == 2 && kDecodes), "pairs of blocks share codes");
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16, "wgmma takes 16-bit elements here");
   static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's are one part");
   static_assert(!kDecodes || kType == tile::kBFloat16, "codes become bf16");
@@ -63,7 +74,7 @@ constexpr int kKeysOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
 
 // Of a row of keys: where it begins, null where there is none; and MLA-584's scales, how far from there.
-struct alignas(16) RowPlace {
+struct RowPlace {
   const char* row;
   int scales;
 };
@@ -97,16 +108,16 @@ struct Places {
   __device__ __forceinline__ float2* stats(int group) const {
     return reinterpret_cast<float2*>(memory + Config::kShared.weights + group * 2048 + threadIdx.x / 4 % 32 * 64);
   }
-  // Of the tile that is being loaded.
-  __device__ __forceinline__ RowPlace* row(int i) const {
-    return reinterpret_cast<RowPlace*>(memory + Config::kShared.rows) + i;
+  // Where a row of the tile that is being loaded begins, or null.
+  __device__ __forceinline__ const char** row(int i) const {
+    return reinterpret_cast<const char**>(memory + Config::kShared.rows) + i;
   }
   // Keys [first, end) that a row may see.
   __device__ __forceinline__ int2* limits(int row) const {
     return reinterpret_cast<int2*>(memory + Config::kShared.limits) + row;
   }
-  // Beside a tile, four words: a bit for each key that nobody sees; the tile's first key; whether some rows see less
-  // than others.
+  // Beside a tile: a bit for each key that nobody sees, of keys 0 to 31 in the first half of kHiddenWords words, which
+  // are to be combined, and of the others in the second; the tile's first key; whether some rows see less than others.
   __device__ __forceinline__ unsigned note(int stage) const {
     return base + Config::kShared.notes + kernels::kMlaNoteBytes * stage;
   }
@@ -124,6 +135,24 @@ struct Places {
   __device__ __forceinline__ unsigned q_full() const { return barrier(kFirst + 2 * kernels::kTaskSlots); }
   __device__ __forceinline__ unsigned q_empty() const { return q_full() + 8; }
   __device__ __forceinline__ unsigned edge(int warp) const { return q_full() + 16 + 8 * warp; }  // a loader's own
+
+  // In a cluster: what to add to a shared address for the same place in the other block.
+  __device__ __forceinline__ unsigned to_other() const {
+    return ptx::shared_in_block(base, 1 - ptx::cluster_rank()) - base;
+  }
+  // An item number from the cluster's first block to the other (prefill/feed.cuh).
+  __device__ __forceinline__ unsigned item(int slot) const { return base + Config::kShared.items + 4 * slot; }
+  __device__ __forceinline__ unsigned item_full(int slot) const { return edge(4) + 8 * slot; }
+  __device__ __forceinline__ void tell_others(int slot, int x) const {
+    const unsigned there = to_other();
+    ptx::store_async(item(slot) + there, static_cast<unsigned>(x), item_full(slot) + there);
+  }
+  __device__ __forceinline__ int hear(int slot, unsigned parity) const {
+    if (threadIdx.x % 32 == 0) ptx::arrive_expecting(item_full(slot), 4);
+    __syncwarp();
+    ptx::wait_phase(item_full(slot), parity);
+    return static_cast<int>(ptx::load_shared_u32(item(slot)));
+  }
 };
 
 // Numbered barriers: of a warp of group 0 and its twin of group 1.

@@ -8,32 +8,10 @@
 #pragma once
 
 #include "mla/source.cuh"
+#include "mla/tasks.cuh"
 #include "ptx/shared.cuh"
-#include "ptx/tensor_copy.cuh"
 
 namespace attune::mla {
-
-// Of a block's queries: one box a chunk. All lanes of a warp.
-__device__ __forceinline__ void load_queries(const PrefillParams& p, const Places& places, const ptx::TensorMap& map,
-                                             const Task& task, int head_tile) {
-  if (threadIdx.x % 32 == 0) {
-    ptx::arrive_expecting(places.q_full(), Config::kChunks * 128 * p.heads_of_tile * p.tokens_of_tile);
-    const int row = static_cast<int>(task.q_row) + task.token_begin, batch = p.q_flat ? 0 : task.batch;
-#pragma unroll 1
-    for (int i = 0; i < Config::kChunks; ++i) {
-      ptx::copy_box(places.q() + i * Config::kChunkBytes, map, places.q_full(), 64 * i, head_tile * p.heads_of_tile,
-                    row, batch);
-    }
-  }
-  __syncwarp();
-}
-
-// Whether rows of the block see different keys of a tile.
-__device__ __forceinline__ bool is_edge(const PrefillParams& p, const Task& t, const Tile& tile) {
-  const int position = t.num_keys - t.num_q + t.token_begin;
-  return tile.start < prefill::first_visible(p, position + t.num_tokens - 1) ||
-         tile.high > prefill::end_visible(p, t.num_keys, position);
-}
 
 // hidden: a bit for each key of the tile that nobody sees; start: its first key; edge: rows of the block see different
 // keys.
@@ -51,24 +29,9 @@ class BoxLoader {
       : p_(p), q_(q), k_(k), dense_k_(dense_k), places_(places), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
   __device__ __forceinline__ void run() {
-    prefill::TaskFeed feed(p_, places_);
-    const bool leads = warp_ == 0;
-    unsigned q_parity = 1;
-    for (Turn turn;; turn.next<kernels::kTaskSlots>()) {
-      if (leads) feed.next();
-      ptx::wait_phase(places_.task_full(turn.stage), turn.parity);
-      const int head_tile = places_.head_tile(turn.stage);
-      if (head_tile == prefill::kNoMoreTasks) return;
-      const Task& task = places_.task(turn.stage);
-      const auto queries = [&] {
-        ptx::wait_phase(places_.q_empty(), q_parity);
-        q_parity ^= 1;
-        load_queries(p_, places_, q_, task, head_tile);
-      };
-      load_all(task, head_tile * p_.heads_of_tile / p_.group, [&] { if (leads) queries(); });
-      __syncwarp();
-      if (!leads && lane_ == 0) ptx::arrive(places_.task_empty(turn.stage));
-    }
+    for_all_tasks(p_, places_, q_, [&](const Task& task, int head_tile, auto&& after_first) {
+      load_all(task, head_tile * p_.heads_of_tile / p_.group, after_first);
+    });
   }
 
  private:

@@ -8,12 +8,16 @@
 // the keys are merged by mla/combine.cu.
 //
 // Tiles: 64 rows x 64 keys x all channels, two tiles at a time. Warpgroup 0 brings keys: its warps have the TMA copy
-// them (load_boxes.cuh); or gather rows (load_rows.cuh), for codes together with another warpgroup. The last two do the
-// math (attend.cuh): S of every other tile in 32 registers a thread, and half of O's channels in 128.
+// them (load_boxes.cuh), gather rows (load_rows.cuh), or decode them (load_codes.cuh). The last two do the math
+// (attend.cuh): S of every other tile in 32 registers a thread, and half of O's channels in 128.
+//
+// Decoding takes longer than the math, so two blocks that have neighbouring head tiles, and so the same keys, are a
+// cluster: each decodes half of the rows and stores them in both.
 //
 // Barriers: each tile has one "full" a part of its channels, and an "empty" for what is in K only and for each half of
 // V; q has both. Tasks go through three slots the same way.
 #include "mla/load_boxes.cuh"
+#include "mla/load_codes.cuh"
 #include "mla/load_rows.cuh"
 #include "mla/repair.cuh"
 #include "mla/store.cuh"
@@ -22,24 +26,35 @@
 
 namespace attune::mla {
 
+// At a part of a tile: the copy engine; warps that decode; or threads for their copies and warps for what they store.
+constexpr int kArrivals = Config::kCopiesBoxes ? 1 : Config::kDecodes ? Config::kLoaders / 32 : Config::kLoaders + 4;
+
+// All threads that use each other's shared memory.
+__device__ __forceinline__ void meet() {
+  if constexpr (Config::kCluster == 1) {
+    __syncthreads();
+  } else {
+    ptx::cluster_barrier();
+  }
+}
+
 __device__ __forceinline__ void init_barriers(const Places& places) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      // Threads arrive once for their copies and once for what they store.
-      for (int part = 0; part < kParts; ++part)
-        ptx::init_barrier(places.k_full(stage, part), Config::kCopiesBoxes ? 1 : 2 * Config::kLoaders);
-      for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4);
+      for (int part = 0; part < kParts; ++part) ptx::init_barrier(places.k_full(stage, part), kArrivals);
+      for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4 * Config::kCluster);
     }
     for (int i = 0; i < kernels::kTaskSlots; ++i) {
       ptx::init_barrier(places.task_full(i), prefill::TaskFeed<Places>::kTaskVectors);
       ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
+      ptx::init_barrier(places.item_full(i), 1);
     }
     ptx::init_barrier(places.q_full(), 1);
     ptx::init_barrier(places.q_empty(), Config::kMathWarps);
     for (int warp = 0; warp < 4; ++warp) ptx::init_barrier(places.edge(warp), 1);
     ptx::publish_barriers();
   }
-  __syncthreads();
+  meet();
 }
 
 template <int kGroup>
@@ -82,11 +97,11 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   if (threadIdx.x < Config::kLoaders) {
     ptx::give_up_registers<Config::kLoaderRegisters>();
     if constexpr (Config::kCopiesBoxes) {
-      BoxLoader loader(p, q, k, dense_k, places);
-      loader.run();
+      BoxLoader(p, q, k, dense_k, places).run();
+    } else if constexpr (Config::kDecodes) {
+      CodeLoader(p, q, places).run();
     } else {
-      RowLoader loader(p, q, places);
-      loader.run();
+      RowLoader(p, q, places).run();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();
@@ -96,4 +111,5 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
       run_math<1>(p, places);
     }
   }
+  if constexpr (Config::kCluster > 1) meet();  // nobody leaves whose memory another may still write to
 }

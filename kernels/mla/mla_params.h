@@ -9,8 +9,8 @@ namespace attune::kernels {
 
 // How keys come to shared memory.
 enum MlaLoader {
-  kMlaBoxes = 0,   // the TMA copies boxes of rows
-  kMlaRows = 1,    // threads copy rows of 16-bit elements, each from where a list or a table says
+  kMlaBoxes = 0,     // the TMA copies boxes of rows
+  kMlaRows = 1,      // threads copy rows of 16-bit elements, each from where a list or a table says
   kMlaCodes656 = 2,  // threads make 16-bit rows of those of the format
   kMlaCodes584 = 3
 };
@@ -19,11 +19,11 @@ constexpr int kMlaRowsOfBlock = 64, kMlaKeys = 64, kMlaStages = 2;  // packed ro
 constexpr int kMlaHeadDimV = 512;
 constexpr int kMlaChunkBytes = kMlaKeys * 128;  // of 64 channels of a tile, and of the queries
 constexpr int kMlaParts = 5;                    // of a tile that have a barrier each
-constexpr int kMlaNoteBytes = 16;               // what lies beside a tile of keys
+constexpr int kMlaNoteBytes = 48;               // what lies beside a tile of keys
 
 // Dynamic shared memory of a block; bytes.
 struct MlaShared {
-  int q, k, weights, references, rows, limits, notes, barriers, tasks, total;
+  int q, k, weights, references, rows, limits, notes, items, barriers, tasks, total;
 };
 ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
   const int tile = head_dim_qk / 64 * kMlaChunkBytes;
@@ -32,10 +32,11 @@ ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
   s.weights = s.k + kMlaStages * tile;
   s.references = s.weights + kMlaKeys * kMlaRowsOfBlock * 2;  // [2 groups][rows]
   s.rows = s.references + 2 * kMlaRowsOfBlock * 4;            // [keys]
-  s.limits = s.rows + kMlaKeys * 16;                          // [rows][2]
+  s.limits = s.rows + kMlaKeys * 8;                           // [rows][2]
   s.notes = s.limits + kMlaRowsOfBlock * 8;                   // [stages]
-  s.barriers = s.notes + kMlaStages * kMlaNoteBytes;
-  s.tasks = s.barriers + align_up((kMlaStages * (kMlaParts + 3) + 2 * kTaskSlots + 2 + 4) * 8, 16);
+  s.items = s.notes + kMlaStages * kMlaNoteBytes;             // [slots]
+  s.barriers = s.items + align_up(kTaskSlots * 4, 16);
+  s.tasks = s.barriers + align_up((kMlaStages * (kMlaParts + 3) + 3 * kTaskSlots + 2 + 4) * 8, 16);
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
 }

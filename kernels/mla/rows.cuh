@@ -41,9 +41,8 @@ struct Rows {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int position = t.num_keys - t.num_q + t.token_begin + local_token(h);
-        *places.limits(row_of_thread() + 8 * h) =
-            make_int2(prefill::first_visible(p, position),
-                      token(h) >= 0 ? prefill::end_visible(p, t.num_keys, position) : 0);
+        *places.limits(row_of_thread() + 8 * h) = make_int2(
+            prefill::first_visible(p, position), token(h) >= 0 ? prefill::end_visible(p, t.num_keys, position) : 0);
       }
     }
   }
@@ -55,26 +54,46 @@ __device__ __forceinline__ unsigned keys_before(int x) {
   return (1u << (x / 8 * 2 + min(max(x % 8 - static_cast<int>(threadIdx.x % 4) * 2, 0), 2))) - 1;
 }
 
+// What lies beside a tile.
+struct Note {
+  unsigned hidden[2];  // a bit for each key that nobody sees
+  int start;
+  bool edge;
+  __device__ __forceinline__ Note(const Places& places, int stage) {
+    unsigned last[4];
+    ptx::load_shared_four(places.note(stage) + 4 * Config::kHiddenWords - (Config::kCopiesBoxes ? 8 : 0), last);
+    if constexpr (Config::kCopiesBoxes) {
+      hidden[0] = last[0], hidden[1] = last[1];
+    } else {
+      unsigned words[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        ptx::load_shared_four(places.note(stage) + 16 * i, words[i]);
+        hidden[i] = words[i][0] | words[i][1] | words[i][2] | words[i][3];
+      }
+    }
+    start = static_cast<int>(last[Config::kCopiesBoxes ? 2 : 0]);
+    edge = !Config::kSparse && last[Config::kCopiesBoxes ? 3 : 1] != 0;
+  }
+};
+
 // Scores of keys that a row may not see become -inf.
 __device__ __forceinline__ void hide(const Places& places, int stage, float (&s)[Config::kKeys / 2]) {
-  unsigned note[4];
-  ptx::load_shared_four(places.note(stage), note);
-  const bool edge = !Config::kSparse && note[3] != 0;
-  if (!edge && (note[0] | note[1]) == 0) return;
+  const Note note(places, stage);
+  if (!note.edge && (note.hidden[0] | note.hidden[1]) == 0) return;
   unsigned seen_by_all = 0;
 #pragma unroll
   for (int word = 0; word < 2; ++word) {
-    const unsigned bits = ~note[word] >> (threadIdx.x % 4 * 2);
+    const unsigned bits = ~note.hidden[word] >> (threadIdx.x % 4 * 2);
 #pragma unroll
     for (int j = 0; j < 4; ++j) seen_by_all |= (bits >> (8 * j) & 3) << (8 * word + 2 * j);
   }
-  const int start = static_cast<int>(note[2]);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     unsigned seen = seen_by_all;
-    if (edge) {
+    if (note.edge) {
       const int2 limits = *places.limits(row_of_thread() + 8 * h);
-      seen &= keys_before(limits.y - start) & ~keys_before(limits.x - start);
+      seen &= keys_before(limits.y - note.start) & ~keys_before(limits.x - note.start);
     }
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 4; ++i) {

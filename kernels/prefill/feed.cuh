@@ -13,21 +13,26 @@ namespace attune::prefill {
 constexpr int kNoMoreTasks = -1;  // in place of a head tile
 
 // Places: task(slot), head_tile(slot) and their barriers, task_full(slot) of kTaskVectors arrivals and task_empty(slot).
-template <class Places>
+//
+// kCluster: blocks of a cluster that take the same task, each its own one of as many neighbouring head tiles. Its first
+// block takes tasks and tells the others: Places also has tell_others(slot, item) and hear(slot, parity). The first must
+// not take a task before the others have taken that of kTaskSlots before.
+template <class Places, int kCluster = 1>
 class TaskFeed {
  public:
   // A task's pieces, each written by a lane.
   static constexpr int kTaskVectors = sizeof(kernels::Task) / 16;
 
   __device__ __forceinline__ TaskFeed(const kernels::PrefillParams& p, const Places& places)
-      : p_(p), places_(places), lane_(threadIdx.x % 32), next_(blockIdx.x) {}
+      : p_(p), places_(places), lane_(threadIdx.x % 32), next_(blockIdx.x / kCluster) {}
 
   // All lanes of the warp, in a loop: the slot of the next task, or -1. The task stays readable until the slot is needed
   // again; the others find kNoMoreTasks when there is no more.
   __device__ __forceinline__ int next() {
-    const int heads_at_a_time = p_.list->heads_at_a_time, num_tasks = p_.list->num_tasks;
-    const int num_items = num_tasks * p_.num_head_tiles;  // the host refuses more than 2^31
-    const int item = __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
+    const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_tasks = p_.list->num_tasks;
+    const int head_tiles = p_.num_head_tiles / kCluster;
+    const int num_items = num_tasks * head_tiles;  // the host refuses more than 2^31
+    const int item = agree(__shfl_sync(0xffffffffu, static_cast<int>(next_), 0));
     if (item >= num_items) {
       publish(nullptr, kNoMoreTasks);
       return -1;
@@ -35,12 +40,30 @@ class TaskFeed {
     // All tasks for the first few head tiles, then for the next.
     const int section = item / (num_tasks * heads_at_a_time), first_head = section * heads_at_a_time;
     const int within = item - section * num_tasks * heads_at_a_time;
-    const int heads = min(heads_at_a_time, p_.num_head_tiles - first_head);
-    if (lane_ == 0) next_ = gridDim.x + ptx::count_arrival(&p_.list->next_item, num_items - 1);
-    return publish(p_.tasks + within / heads, first_head + within % heads);
+    const int heads = min(heads_at_a_time, head_tiles - first_head);
+    if (rank() == 0 && lane_ == 0) next_ = gridDim.x / kCluster + ptx::count_arrival(&p_.list->next_item, num_items - 1);
+    return publish(p_.tasks + within / heads, (first_head + within % heads) * kCluster + rank());
   }
 
  private:
+  __device__ __forceinline__ static int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
+
+  // The item that the cluster's first block has. Each one's first is known.
+  __device__ __forceinline__ int agree(int item) {
+    if constexpr (kCluster > 1) {
+      if (first_) {
+        first_ = false;
+      } else if (rank() == 0) {
+        if (lane_ == 0) places_.tell_others(turn_.stage, item);
+        __syncwarp();
+      } else {
+        item = places_.hear(turn_.stage, heard_ / kernels::kTaskSlots % 2);
+        ++heard_;
+      }
+    }
+    return item;
+  }
+
   __device__ __forceinline__ int publish(const kernels::Task* from, int head_tile) {
     const int slot = turn_.stage;
     uint4 part{};
@@ -60,6 +83,8 @@ class TaskFeed {
   const Places& places_;
   const int lane_;
   unsigned next_;  // the first lane's counts
+  unsigned heard_ = 0;
+  bool first_ = true;
   tile::Turn turn_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks of one cluster: ranks, their barrier, and each other's shared memory. PTX ISA, "%cluster_ctarank",
-// "barrier.cluster", "mapa".
+// "barrier.cluster", "mapa", "mbarrier.arrive", "st.async".
 #pragma once
 
 namespace attune::ptx {
@@ -28,6 +28,33 @@ __device__ __forceinline__ const T* in_block(const T* shared, int rank) {
   unsigned long long at;
   asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(reinterpret_cast<unsigned long long>(shared)), "r"(rank));
   return reinterpret_cast<const T*>(at);
+}
+
+// The same for a 32-bit shared address; places in a block's shared memory keep their distances.
+__device__ __forceinline__ unsigned shared_in_block(unsigned shared, int rank) {
+  unsigned at;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared), "r"(rank));
+  return at;
+}
+
+// barrier: of any block of the cluster, by shared_in_block(). Orders nothing beyond the block: at cluster scope it
+// would wait for all of the thread's writes everywhere.
+__device__ __forceinline__ void arrive_in_cluster(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Stores 4 bytes in another block's shared memory, and counts them at that block's barrier once they are there.
+__device__ __forceinline__ void store_async(unsigned at, unsigned x, unsigned barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(at), "r"(x),
+               "r"(barrier)
+               : "memory");
+}
+// Copies bytes, a multiple of 16, of this block's shared memory to another block's, and counts them there. What this
+// thread or others wrote needs a fence_async_proxy() by who wrote it. PTX ISA, "cp.async.bulk".
+__device__ __forceinline__ void copy_to_block(unsigned to, unsigned from, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "r"(from), "r"(bytes), "r"(barrier)
+               : "memory");
 }
 
 }  // namespace attune::ptx

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moving registers between warpgroups. PTX ISA, "setmaxnreg": executed by all warps of a warpgroup; the kernel needs
+// Moving registers between warpgroups, and keeping them. PTX ISA, "setmaxnreg": executed by all warps of a warpgroup; the kernel needs
 // __launch_bounds__(threads, 1).
 #pragma once
 
@@ -13,6 +13,12 @@ __device__ __forceinline__ void take_registers() {
 template <int kCount>
 __device__ __forceinline__ void give_up_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// x, which the compiler keeps from then on, as it does not know how to compute it again.
+__device__ __forceinline__ unsigned kept(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 }  // namespace attune::ptx

@@ -77,17 +77,30 @@ void start_fiber() {
   ++b.progress;
 }
 
-Barrier& barrier_at(unsigned barrier) {
-  const auto at = g_block->barriers.find(barrier);
-  if (at == g_block->barriers.end()) throw std::runtime_error("a barrier is used before it is initialised");
+Barrier& barrier_of(Block& block, unsigned barrier) {
+  const auto at = block.barriers.find(barrier);
+  if (at == block.barriers.end()) throw std::runtime_error("a barrier is used before it is initialised");
   return at->second;
 }
+
+Barrier& barrier_at(unsigned barrier) { return barrier_of(*g_block, barrier); }
 
 void end_phase_if_complete(Barrier& b) {
   if (b.pending > 0 || b.bytes != 0) return;
   b.pending = b.count;
   ++b.phase;
   ++g_block->progress;
+}
+
+void arrive(Barrier& b, unsigned expected_bytes) {
+  b.bytes += expected_bytes;
+  if (--b.pending < 0) throw std::runtime_error("more arrivals at a barrier than it counts");
+  end_phase_if_complete(b);
+}
+
+void complete_bytes(Barrier& b, unsigned bytes) {
+  b.bytes -= bytes;
+  end_phase_if_complete(b);
 }
 
 // By itself, as getcontext() may return twice for all that the compiler knows.
@@ -200,17 +213,11 @@ void init_barrier(unsigned barrier, unsigned count) {
   g_block->barriers[barrier] = b;
 }
 
-void arrive(unsigned barrier, unsigned expected_bytes) {
-  Barrier& b = barrier_at(barrier);
-  b.bytes += expected_bytes;
-  if (--b.pending < 0) throw std::runtime_error("more arrivals at a barrier than it counts");
-  end_phase_if_complete(b);
-}
-
-void complete_bytes(unsigned barrier, unsigned bytes) {
-  Barrier& b = barrier_at(barrier);
-  b.bytes -= bytes;
-  end_phase_if_complete(b);
+void arrive(unsigned barrier, unsigned expected_bytes) { arrive(barrier_at(barrier), expected_bytes); }
+void complete_bytes(unsigned barrier, unsigned bytes) { complete_bytes(barrier_at(barrier), bytes); }
+void arrive_at(unsigned rank, unsigned barrier) { arrive(barrier_of(g_block->cluster->blocks.at(rank), barrier), 0); }
+void complete_bytes_at(unsigned rank, unsigned barrier, unsigned bytes) {
+  complete_bytes(barrier_of(g_block->cluster->blocks.at(rank), barrier), bytes);
 }
 
 bool phase_ended(unsigned barrier, unsigned parity) {

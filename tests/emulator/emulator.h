@@ -46,6 +46,9 @@ ATTUNE_EMULATOR void init_barrier(unsigned barrier, unsigned count);
 ATTUNE_EMULATOR void arrive(unsigned barrier, unsigned expected_bytes);
 ATTUNE_EMULATOR void complete_bytes(unsigned barrier, unsigned bytes);
 ATTUNE_EMULATOR bool phase_ended(unsigned barrier, unsigned parity);
+// Those of another block of the cluster.
+ATTUNE_EMULATOR void arrive_at(unsigned rank, unsigned barrier);
+ATTUNE_EMULATOR void complete_bytes_at(unsigned rank, unsigned barrier, unsigned bytes);
 
 // Conversions, as the library's.
 ATTUNE_EMULATOR uint16_t to_half(float x);

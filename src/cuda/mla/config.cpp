@@ -119,7 +119,8 @@ KernelSpec Config::main_kernel() const {
       "mla/mla.cu",
       "attune_mla",
       {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype),
-       define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0)},
+       define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
+       define("ATTUNE_CLUSTER", cluster)},
       shared_bytes()};
 }
 
@@ -172,6 +173,8 @@ Config choose_config(const Problem& p, int num_sms) {
 
   const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
+  // Head tiles of one KV head read the same keys: pairs of blocks decode them together.
+  if (is_packed(p.cache) && p.group / c.heads_of_tile % 2 == 0 && c.blocks % 2 == 0) c.cluster = 2;
   return c;
 }
 

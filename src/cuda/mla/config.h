@@ -22,10 +22,11 @@ struct Config {
   int heads_of_tile = 1;   // query heads that share a block of rows
   int tokens_of_tile = 1;  // most tokens that do
   int blocks = 1;          // of the grid; all of them run at a time
+  int cluster = 1;         // blocks that share what they decode
   int64_t batch = 0, max_tasks = 0;
   bool splits = true;  // blocks of rows may be cut along the keys
 
-  unsigned threads() const { return loader >= kernels::kMlaCodes656 ? 512 : 384; }
+  static constexpr unsigned kThreads = 384;
   size_t shared_bytes() const { return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total); }
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;

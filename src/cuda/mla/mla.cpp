@@ -33,7 +33,7 @@ class MlaPlan final : public KernelPlan {
     return cat("kernel cuda_mla: ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
                kernels::kMlaKeys, " keys, ", kHow[config_.loader], config_.sparse ? " by lists, " : ", ",
                main_->num_regs, " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks,
-               " blocks; workspace ", workspace_size_, " bytes");
+               config_.cluster > 1 ? " blocks in pairs; workspace " : " blocks; workspace ", workspace_size_, " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
@@ -53,7 +53,8 @@ class MlaPlan final : public KernelPlan {
     const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
     LaunchConfig launch;
     launch.grid[0] = static_cast<uint32_t>(config_.blocks);
-    launch.block[0] = config_.threads();
+    launch.block[0] = Config::kThreads;
+    launch.cluster[0] = static_cast<uint32_t>(config_.cluster);
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     launch.programmatic = true;
     launch.stream = stream;

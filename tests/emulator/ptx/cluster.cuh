@@ -2,6 +2,8 @@
 // kernels/ptx/cluster.cuh on the CPU.
 #pragma once
 
+#include "ptx/async_copy.cuh"
+
 namespace attune::ptx {
 
 inline int cluster_rank() { return static_cast<int>(emulator::cluster_rank()); }
@@ -11,6 +13,20 @@ template <class T>
 const T* in_block(const T* shared, int rank) {
   const auto offset = reinterpret_cast<const unsigned char*>(shared) - emulator::shared_memory();
   return reinterpret_cast<const T*>(emulator::shared_memory_of(static_cast<unsigned>(rank)) + offset);
+}
+
+
+// Addresses in other blocks: the block's number, counted from 1, above those in the own one.
+inline constexpr unsigned kOfBlock = 1 << 20;
+inline unsigned shared_in_block(unsigned shared, int rank) { return shared + kOfBlock * static_cast<unsigned>(rank + 1); }
+inline void arrive_in_cluster(unsigned barrier) { emulator::arrive_at(barrier / kOfBlock - 1, barrier % kOfBlock); }
+inline void store_async_bytes(unsigned at, const void* from, unsigned bytes, unsigned barrier) {
+  std::memcpy(emulator::shared_memory_of(at / kOfBlock - 1) + (at % kOfBlock - kSharedBase), from, bytes);
+  emulator::complete_bytes_at(barrier / kOfBlock - 1, barrier % kOfBlock, bytes);
+}
+inline void store_async(unsigned at, unsigned x, unsigned barrier) { store_async_bytes(at, &x, 4, barrier); }
+inline void copy_to_block(unsigned to, unsigned from, unsigned bytes, unsigned barrier) {
+  store_async_bytes(to, shared_pointer(from), bytes, barrier);
 }
 
 }  // namespace attune::ptx

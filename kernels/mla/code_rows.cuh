@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the packed rows of a task's tiles lie. As source.cuh, with less to compute: finding rows would otherwise cost a
+// third of what decoding them does. Nothing is kept from tile to tile, as registers are scarce.
+#pragma once
+
+#include "mla/config.cuh"
+
+namespace attune::mla {
+
+class CodeRows {
+ public:
+  __device__ __forceinline__ CodeRows(const PrefillParams& p, const Task& task, int head_tile)
+      : p_(p), t_(task), kv_head_(head_tile * p.heads_of_tile / p.group) {}
+
+  // What the list or the table says of row `row` of tile i: to be asked for ahead. -1: it is not to be read.
+  __device__ __forceinline__ int ask(int i, int row) const {
+    if constexpr (Config::kSparse) {
+      const long long row_of_q = prefill::row_of_token(p_, t_, t_.token_begin);
+      if (is_extra(i))
+        return entry(p_.list_of_extra, row_of_q, (i - first_extra()) * Config::kKeys + row, t_.end_key - t_.num_cached);
+      return entry(p_.list_of_slots, row_of_q, i * Config::kKeys + row, t_.num_cached);
+    }
+    const int key = key_of(i, row), b = t_.batch;
+    if (key < t_.first_key || key >= min(t_.end_key, t_.num_cached)) return -1;
+    if (!p_.paged) return p_.batch_index.data != nullptr ? prefill::int_at(p_.batch_index, b) : b;
+    return p_.page_table.data[b * p_.page_table.row_stride + page_of(p_.pools[0], key) * p_.page_table.col_stride];
+  }
+
+  // Where it is, null where there is none; of MLA-584, how far from there its scales are. answer: what ask() said.
+  __device__ __forceinline__ RowPlace find(int i, int row, int answer) const {
+    if constexpr (Config::kSparse) {
+      if (is_extra(i)) return of_slot(p_.pools[1], answer);
+      return of_slot(p_.pools[0], answer);
+    }
+    if (!prefill::is_there(p_, answer)) return {nullptr, 0};
+    const int key = key_of(i, row);
+    return at(p_.pools[0], answer, key - page_of(p_.pools[0], key) * p_.pools[0].page_size);
+  }
+
+ private:
+  __device__ __forceinline__ int first_extra() const { return (t_.num_cached + Config::kKeys - 1) / Config::kKeys; }
+  __device__ __forceinline__ bool is_extra(int i) const {
+    return p_.list_of_extra.indices != nullptr && i >= first_extra();
+  }
+  __device__ __forceinline__ int key_of(int i, int row) const {
+    return (t_.first_key / Config::kKeys + i) * Config::kKeys + row;
+  }
+  __device__ __forceinline__ static int page_of(const kernels::RowPool& pool, int x) {
+    return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(x)) * pool.page_magic >>
+                            pool.page_shift);
+  }
+  __device__ __forceinline__ int entry(const kernels::SlotList& list, long long row_of_q, int i, int count) const {
+    if (i >= count) return -1;
+    return list.indices[row_of_q * list.row_stride + kv_head_ * list.head_stride + i * list.entry_stride];
+  }
+  __device__ __forceinline__ RowPlace of_slot(const kernels::RowPool& pool, int slot) const {
+    if (static_cast<unsigned>(slot) >= static_cast<unsigned>(pool.num_slots)) return {nullptr, 0};
+    const int page = page_of(pool, slot);
+    return at(pool, page, slot - page * pool.page_size);
+  }
+  __device__ __forceinline__ RowPlace at(const kernels::RowPool& pool, int page, int slot) const {
+    return {pool.data + kv_head_ * pool.head_stride + page * pool.page_stride + slot * pool.slot_stride,
+            pool.page_size * Packed::kRowBytes + slot * (8 - Packed::kRowBytes)};
+  }
+
+  const PrefillParams& p_;
+  const Task& t_;
+  const int kv_head_;
+};
+
+}  // namespace attune::mla
