@@ -3,6 +3,7 @@
 // several tiles, tasks and parts, against the oracle. Skipped, with the reason, where there is no GPU.
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
+#include "cuda/prefill/prologue.h"
 #include "cuda_cases.h"
 
 namespace attune::cuda {
@@ -71,6 +72,32 @@ TEST_F(CudaMla, Dense) {
   check_all_of(std::move(list));
 }
 
+TEST_F(CudaMla, Prologues) {
+  std::vector<cases::Case> list;
+  for (const char* kv :
+       {R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64})",
+        R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 3}, "strides": "packed")",
+        R"("kv": "contiguous", "shared_kv": true, "head_dim": [512, 512])",
+        R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
+        R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 64})"}) {
+    for (const char* prologue :
+         {R"("append": true)",
+          R"("append": true, "rope": {"style": "yarn", "dim": 64, "offset": 448, "interleaved": true})",
+          R"("q_bias": true, "k_bias": true, "ia3_tasks": 2, "logn": 100, "append": true,
+             "rope": {"style": "linear", "dim": 64, "positions": 1})"}) {
+      for (
+          const char* rest :
+          {R"("heads": [128, 1], "seqlens_q": [1, 1, 1, 1], "seqlens_kv": [2000, 0, 1, 130])",
+           R"("heads": [16, 1], "seqlens_q": [2, 3, 300, 0], "seqlens_kv": [1500, 70, 64, 9], "finished": [0, 1, 0, 0])"}) {
+        list.push_back(
+            make("mla prologue " + std::to_string(list.size()),
+                 std::string(kv) + R"(, "new_tokens": true, "causal": true, "prologue": {)" + prologue + "}, " + rest));
+      }
+    }
+  }
+  check_all_of(std::move(list));
+}
+
 TEST_F(CudaMla, Sparse) {
   std::vector<cases::Case> list;
   for (const char* kv : {R"("kv": "slots", "shared_kv": true, "head_dim": [576, 512])",
@@ -99,17 +126,47 @@ TEST_F(CudaMla, Sparse) {
 
 // What the host decides, without a GPU.
 TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
-  for (const auto& [wrong, why] :
-       {std::pair{R"("head_dim": [96, 64], "shared_kv": true, "kv": "paged")", "head_dim_qk 96 with head_dim_v 64"},
-        {R"("head_dim": [512, 512], "kv": "paged")", "not part of the keys"},
-        {R"("head_dim": [576, 512], "kv": "paged", "dtype": "f16", "cache": {"format": "mla_656"})", "not bfloat16"},
-        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "strides": "odd")", "multiples of 16 bytes"}}) {
+  for (
+      const auto& [wrong, why] :
+      {std::pair{R"("head_dim": [96, 64], "shared_kv": true, "kv": "paged")", "head_dim_qk 96 with head_dim_v 64"},
+       {R"("head_dim": [512, 512], "kv": "paged")", "not part of the keys"},
+       {R"("head_dim": [576, 512], "kv": "paged", "dtype": "f16", "cache": {"format": "mla_656"})", "not bfloat16"},
+       {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "strides": "odd")", "multiples of 16 bytes"},
+       {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "prologue": {"rope": {"style": "linear", "dim": 64}})",
+        "queries alone that asks where they stand"},
+       {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "new_tokens": true, "skip_decode": true,
+            "prologue": {"append": true})",
+        "skip_decode"}}) {
     cases::Problem problem(tests::make_case(
         std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5], )") +
         wrong + "}"));
     const std::string refusal = mla::refusal(make_problem(problem.host(), Data::kRequired));
     EXPECT_NE(refusal.find(why), std::string::npos) << wrong << ": " << refusal;
   }
+}
+
+// Rows that no copy could take from where they lie are read by the launch before.
+TEST(CudaMlaConfig, PrologueLeavesItsRowsInTheWorkspace) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "head_dim": [576, 512],
+      "shared_kv": true, "kv": "paged", "new_tokens": true, "seqlens_q": [5, 2], "seqlens_kv": [5, 0],
+      "cache": {"page_size": 64}, "prologue": {"append": true, "k_bias": true}})"));
+  problem.arena().upload();
+  attune_attention a = problem.device();
+  a.q.stride[0] += 3;
+  const Problem p = make_problem(a, Data::kOptional);
+  EXPECT_EQ(mla_kernel().coverage.difference(traits_of(p, a)), "");
+  EXPECT_EQ(mla::refusal(p), "");
+  EXPECT_EQ(prefill::prologue_bytes(p),
+            static_cast<size_t>((7 * 4 * 576 * 2 + 255) / 256 * 256 + (7 * 576 * 2 + 255) / 256 * 256));
+  alignas(256) static std::byte memory[1 << 16];
+  const PrepareProblem op = prefill::to_prepare(p, memory);
+  const Problem after = prefill::after_prologue(p, memory);
+  EXPECT_FALSE(op.v || op.v_out);
+  EXPECT_EQ(op.k_out.data, after.k.data);
+  EXPECT_EQ(after.v.data, after.k.data);
+  EXPECT_EQ(after.q.data, memory);
+  EXPECT_FALSE(prefill::has_prologue(after));
+  EXPECT_EQ(mla::refusal(after), "");
 }
 
 TEST(CudaMlaConfig, ChoosesHowKeysCome) {

@@ -114,8 +114,11 @@ TEST(CudaPrefillConfig, ChecksAlignmentAtRun) {
 }
 
 TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
-  for (const char* wrong : {R"("head_dim": [20, 20], "kv": "dense")",
-                            R"("head_dim": [64, 64], "kv": "paged", "cache": {"dtype": "f16"})"}) {
+  for (const char* wrong :
+       {R"("head_dim": [20, 20], "kv": "dense")", R"("head_dim": [64, 64], "kv": "paged", "cache": {"dtype": "f16"})",
+        // A query stands at seqused_kv - n + i.
+        R"("head_dim": [64, 64], "kv": "dense", "queries": "fixed", "seqlens_q": [5, 5],
+                               "seqlens_kv": [5, 3], "prologue": {"rope": {"style": "linear", "dim": 64}})"}) {
     cases::Problem problem(tests::make_case(
         std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5], )") +
         wrong + "}"));

@@ -6,8 +6,8 @@
 
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
-#include "emulator/emulator.h"
-#include "emulator/module.h"
+#include "cuda/prefill/prologue.h"
+#include "emulated_rows.h"
 #include "support.h"
 
 namespace attune::cuda {
@@ -26,12 +26,16 @@ class EmulatedMla : public testing::Test {
     cases::Problem problem(spec);
     problem.arena().upload();
     const attune_attention a = problem.device();
-    const Problem p = make_problem(a, Data::kRequired);
-    if (!mla_kernel().coverage.difference(traits_of(p, a)).empty() || !mla::refusal(p).empty()) return kNotCovered;
-    mla::check_alignment(p);
+    const Problem given = make_problem(a, Data::kRequired);
+    if (!mla_kernel().coverage.difference(traits_of(given, a)).empty() || !mla::refusal(given).empty())
+      return kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
-    const mla::Config c = mla::choose_config(p, kBlocks);
-    cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total);
+    const mla::Config c = mla::choose_config(given, kBlocks);
+    cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total + prefill::prologue_bytes(given));
+    std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + mla::workspace_layout(c).total;
+    const bool prepares = prefill::has_prologue(given);
+    const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
+    mla::check_alignment(p);
     const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
     const mla::Maps m = mla::describe_maps(p, c);
     using Simple = void (*)(kernels::PrefillParams);
@@ -42,6 +46,7 @@ class EmulatedMla : public testing::Test {
     try {
       emulator::run(1, 1024, [&] { schedule(params); });
       for (int i = 0; i < layers; ++i) {
+        if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
         emulator::run(
             static_cast<unsigned>(c.blocks), mla::Config::kThreads,
             [&] {
@@ -91,6 +96,28 @@ TEST_F(EmulatedMla, FinishedSequences) {
   check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [70, 90, 9],
         "cache": {"page_size": 64}, "finished": [0, 1, 0], )",
         {R"("zero_finished": true)", R"("zero_finished": false)"});
+}
+
+TEST_F(EmulatedMla, Prologues) {
+  const char* const more = R"("max_logits": true, "heads": [16, 1], "causal": true, )";
+  check(std::string(more) +
+            R"("kv": "paged", "new_tokens": true, "seqlens_q": [1, 3, 0, 20], "seqlens_kv": [130, 0, 5, 70],
+        "prologue": {"append": true, "rope": {"style": "yarn", "dim": 64, "offset": 512, "interleaved": true}}, )",
+        {R"("head_dim": [576, 512], "shared_kv": true, "cache": {"page_size": 64})",
+         R"("head_dim": [576, 512], "shared_kv": true, "cache": {"page_size": 3}, "dtype": "f16")",
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
+         R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 16}, "finished": [0, 1, 0, 0],
+            "prologue": {"append": true, "rope": {"style": "linear", "dim": 64, "offset": 448}})"});
+  check(std::string(more) + R"("kv": "contiguous", "new_tokens": true, "seqlens_q": [2, 1], "seqlens_kv": [70, 9],
+        "head_dim": [576, 512], "shared_kv": true, )",
+        {R"("prologue": {"append": true})", R"("prologue": {"q_bias": true, "k_bias": true, "logn": 16})",
+         R"("prologue": {"ia3_tasks": 2, "append": true, "rope": {"style": "linear", "dim": 64, "positions": 1}})"});
+  check(R"("head_dim": [576, 512], "shared_kv": true, "heads": [16, 1], )",
+        {R"("kv": "dense", "queries": "fixed", "seqlens_q": [70, 70], "seqlens_kv": [70, 70], "causal": true,
+            "prologue": {"rope": {"style": "linear", "dim": 64, "offset": 512}})",
+         R"("kv": "slots", "seqlens_q": [2, 1], "sparse": {"topk": 70}, "prologue": {"q_bias": true})",
+         R"("kv": "slots", "seqlens_q": [2, 1], "sparse": {"topk": 70},
+            "prologue": {"rope": {"style": "linear", "dim": 64, "offset": 512, "positions": 1}})"});
 }
 
 TEST_F(EmulatedMla, OtherSources) {

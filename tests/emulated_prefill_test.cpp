@@ -7,8 +7,7 @@
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
 #include "cuda/prefill/prologue.h"
-#include "emulator/emulator.h"
-#include "emulator/module.h"
+#include "emulated_rows.h"
 #include "support.h"
 
 namespace attune::cuda {
@@ -28,13 +27,17 @@ class EmulatedPrefill : public testing::Test {
     cases::Problem problem(spec);
     problem.arena().upload();
     const attune_attention a = problem.device();
-    const Problem p = make_problem(a, Data::kRequired);
-    const std::string lacks = prefill_kernel().coverage.difference(traits_of(p, a));
-    if (!lacks.empty() || !prefill::refusal(p).empty() || prefill::has_prologue(p)) return kNotCovered;
-    prefill::check_alignment(p);
+    const Problem given = make_problem(a, Data::kRequired);
+    const std::string lacks = prefill_kernel().coverage.difference(traits_of(given, a));
+    if (!lacks.empty() || !prefill::refusal(given).empty()) return kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
-    const prefill::Config c = prefill::choose_config(p, kBlocks);
-    cases::Workspace workspace(cases::host_memory(), prefill::workspace_layout(c).total);
+    const prefill::Config c = prefill::choose_config(given, kBlocks);
+    const size_t own_bytes = prefill::workspace_layout(c).total;
+    cases::Workspace workspace(cases::host_memory(), own_bytes + prefill::prologue_bytes(given));
+    std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + own_bytes;
+    const bool prepares = prefill::has_prologue(given);
+    const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
+    prefill::check_alignment(p);
     const kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
     const prefill::Maps m = prefill::describe_maps(p, c);
     using Schedule = void (*)(kernels::PrefillParams);
@@ -45,6 +48,7 @@ class EmulatedPrefill : public testing::Test {
     try {
       emulator::run(1, 1024, [&] { schedule(params); });
       for (int i = 0; i < layers; ++i) {
+        if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
         emulator::run(static_cast<unsigned>(c.blocks), 384, [&] {
           attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.v),
                  emulator::tensor_map(m.dense_k), emulator::tensor_map(m.dense_v));
@@ -72,6 +76,22 @@ TEST_F(EmulatedPrefill, CacheAndNewTokens) {
                                    cache + "}")),
               "")
         << cache;
+  }
+}
+
+// Also where V is part of K.
+TEST_F(EmulatedPrefill, Prologues) {
+  for (
+      const char* rest :
+      {R"("head_dim": [128, 128], "prologue": {"append": true, "v_bias": true, "rope": {"style": "linear", "dim": 64}})",
+       R"("head_dim": [128, 64], "shared_kv": true, "prologue": {"append": true, "k_bias": true, "rope":
+           {"style": "linear", "dim": 32, "offset": 64}})"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "kv": "paged",
+        "new_tokens": true, "causal": true, "seqlens_q": [40, 1, 9], "seqlens_kv": [0, 70, 33],
+        "cache": {"page_size": 16}, )") +
+                                   rest + "}")),
+              "")
+        << rest;
   }
 }
 

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels that move rows, from their own sources on the CPU (tests/emulator): the bytes of the CPU backend for
 // cache operations whatever the tables say, the oracle for qkv_prepare. Without a GPU.
-#include "cuda/ops/config.h"
-#include "cuda/ops/params.h"
-#include "emulator/emulator.h"
-#include "emulator/module.h"
+#include "emulated_rows.h"
 #include "prepare_fixture.h"
 #include "random_cache_op.h"
 
@@ -14,27 +11,17 @@ namespace {
 using namespace attune::tests;  // NOLINT: the fixtures of the tests of the CPU
 constexpr uint64_t kPackedOps = 120, kAllOps = 40;
 
-// As src/cuda/ops/ops.cpp launches them, on a device of so many multiprocessors.
-template <class Params>
-void launch(const ops::Config& c, Params params, int num_sms) {
-  params.tokens.tile = c.tile_tokens(params.tokens.total, num_sms);
-  params.tokens.groups_shift = c.groups_shift(params.tokens.tile);
-  const auto blocks = static_cast<unsigned>((params.tokens.total + params.tokens.tile - 1) / params.tokens.tile);
-  const auto kernel = reinterpret_cast<void (*)(Params)>(emulator::find_kernel(c.spec()));
-  emulator::run(blocks, kernels::kRowsThreads, [&] { kernel(params); });
-}
-
 void run(const CacheProblem& op, int num_sms) {
   if (op.tokens == 0) return;
   if (op.kind == ATTUNE_CACHE_APPEND || op.kind == ATTUNE_CACHE_QUANTIZE) {
-    launch(ops::choose_store(op), ops::store_params(op), num_sms);
+    launch_rows(ops::choose_store(op), ops::store_params(op), num_sms);
   } else {
-    launch(ops::choose_fetch(op), ops::fetch_params(op), num_sms);
+    launch_rows(ops::choose_fetch(op), ops::fetch_params(op), num_sms);
   }
 }
 
 std::string run(const PrepareProblem& op, int num_sms) {
-  if (op.total > 0) launch(ops::choose_store(op), ops::store_params(op), num_sms);
+  launch_prepare(op, num_sms);
   return "";
 }
 

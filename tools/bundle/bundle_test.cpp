@@ -85,8 +85,9 @@ TEST(Popular, ListsWhatALatentCacheAsksFor) {
     return std::count_if(kernels.begin(), kernels.end(),
                          [&](const cuda::KernelSpec& k) { return cuda::spec_name(k).find(part) != std::string::npos; });
   };
-  EXPECT_EQ(count("mla/mla.cu"), 1);
-  EXPECT_EQ(count("ATTUNE_LOADER=0"), 1);
+  EXPECT_EQ(count("mla/mla.cu"), 2);  // over the cache alone; with the step's tokens beside it
+  EXPECT_EQ(count("ATTUNE_LOADER=0"), 2);
+  EXPECT_EQ(count("ATTUNE_DENSE=1"), 1);
   EXPECT_EQ(count("indexer/"), 0);
   model.packed_cache = true;
   EXPECT_EQ(count("rows/mla_"), 3);  // gather; append; qkv_prepare

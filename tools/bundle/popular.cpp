@@ -20,6 +20,7 @@
 #include "cuda/ops/ops.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
+#include "cuda/prefill/prologue.h"
 
 namespace attune::bundle {
 namespace {
@@ -281,6 +282,15 @@ attune_attention latent_call(const PopularModel& m, const Serving& s) {
   return a;
 }
 
+// The same with the step's own tokens beside the cache, RoPE and append.
+attune_attention fused_latent_call(const PopularModel& m, const Serving& s) {
+  attune_attention a = latent_call(m, s);
+  const attune_qkv_prepare op = latent_prepare(m, s);
+  a.k = op.k;
+  a.prologue = op.prologue;
+  return a;
+}
+
 void add_latent(const attune_attention& a, Kernels& kernels) {
   const Problem p = make_problem(a, Data::kOptional);
   const Kernel& row = cuda::mla_kernel();
@@ -289,6 +299,7 @@ void add_latent(const attune_attention& a, Kernels& kernels) {
   add(c.main_kernel(), kernels);
   add(c.schedule_kernel(), kernels);
   add(c.combine_kernel(), kernels);
+  if (cuda::prefill::has_prologue(p)) add(cuda::kernel_of(cuda::prefill::to_prepare(p, nullptr)), kernels);
 }
 
 void add_latent_rows(const PopularModel& m, Kernels& kernels) {
@@ -297,6 +308,7 @@ void add_latent_rows(const PopularModel& m, Kernels& kernels) {
   add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_APPEND))), kernels);
   add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_GATHER))), kernels);
   add_latent(latent_call(m, s), kernels);
+  if (!m.packed_cache) add_latent(fused_latent_call(m, s), kernels);
 }
 
 void add_indexers(Kernels& kernels) {

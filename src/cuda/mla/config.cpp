@@ -10,6 +10,7 @@
 #include "cuda/decode/config.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/maps.h"
+#include "cuda/prefill/prologue.h"
 
 namespace attune::cuda::mla {
 namespace {
@@ -66,8 +67,9 @@ Misaligned find_misaligned(const Problem& p) {
     const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
     if (over != 0 && found.name == nullptr) found = {name, over};
   };
-  check("q.data", p.q.data);
-  if (p.dense_kv || p.new_tokens) check("k.data", p.k.data);
+  const bool copied = prefill::has_prologue(p);  // q and k
+  if (!copied) check("q.data", p.q.data);
+  if ((p.dense_kv || p.new_tokens) && !copied) check("k.data", p.k.data);
   if (p.cache) check("cache.k.data", p.cache.k.data);
   if (p.extra_cache) check("extra_cache.k.data", p.extra_cache.k.data);
   return found;
@@ -140,14 +142,16 @@ std::string refusal(const Problem& p) {
   if (p.head_dim_v != kernels::kMlaHeadDimV || (p.head_dim_qk != 512 && p.head_dim_qk != 576))
     return cat("head_dim_qk ", p.head_dim_qk, " with head_dim_v ", p.head_dim_v, "; it takes 576 or 512 with 512");
   if (!(p.scale > 0)) return "a scale that is not positive";
-  if (!prefill::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
+  const bool copied = prefill::has_prologue(p);  // q and k
+  if (!copied && !prefill::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
   if (rows && p.k.dtype != p.q.dtype) return "q and k of different dtypes";
-  if (rows && !prefill::strides_fit(p.k)) return "rows of k that do not lie at multiples of 16 bytes";
+  if (rows && !copied && !prefill::strides_fit(p.k)) return "rows of k that do not lie at multiples of 16 bytes";
   if (std::string why = cache_refusal("cache", p.cache, p); !why.empty()) return why;
   if (std::string why = cache_refusal("extra_cache", p.extra_cache, p); !why.empty()) return why;
   if (p.extra_cache && p.extra_cache.format != p.cache.format) return "a second cache of another format";
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
+  if (std::string why = prefill::prologue_refusal(p); !why.empty()) return why;
   if (const Misaligned m = find_misaligned(p); m.name != nullptr)
     return cat("data that do not lie at multiples of 16 bytes, as ", m.name, " here");
   return "";

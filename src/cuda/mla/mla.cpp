@@ -6,6 +6,8 @@
 #include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/mla/config.h"
+#include "cuda/ops/ops.h"
+#include "cuda/prefill/prologue.h"
 
 namespace attune::cuda {
 namespace {
@@ -18,11 +20,13 @@ class MlaPlan final : public KernelPlan {
       : device_(device), config_(mla::choose_config(p, info.num_sms)), num_sms_(info.num_sms) {
     std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
     if (config_.splits) specs.push_back(config_.combine_kernel());
+    if (prefill::has_prologue(p)) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
     warm(specs, device);
     main_ = &get_kernel(specs[0], device);
     schedule_ = &get_kernel(specs[1], device);
     if (config_.splits) combine_ = &get_kernel(specs[2], device);
-    workspace_size_ = mla::workspace_layout(config_).total;
+    prologue_begin_ = mla::workspace_layout(config_).total;
+    workspace_size_ = prologue_begin_ + prefill::prologue_bytes(p);
   }
 
   size_t workspace_size() const override { return workspace_size_; }
@@ -33,7 +37,9 @@ class MlaPlan final : public KernelPlan {
     return cat("kernel cuda_mla: ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
                kernels::kMlaKeys, " keys, ", kHow[config_.loader], config_.sparse ? " by lists, " : ", ",
                main_->num_regs, " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks,
-               config_.cluster > 1 ? " blocks in pairs; workspace " : " blocks; workspace ", workspace_size_, " bytes");
+               config_.cluster > 1 ? " blocks in pairs; " : " blocks; ",
+               workspace_size_ > prologue_begin_ ? "prologue in a launch before; " : "", "workspace ", workspace_size_,
+               " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
@@ -47,6 +53,14 @@ class MlaPlan final : public KernelPlan {
 
   void run(const Problem& p, void* workspace, void* stream) const override {
     if (is_empty(p)) return;
+    if (!prefill::has_prologue(p)) return attend(p, workspace, stream);
+    std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
+    run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
+    attend(prefill::after_prologue(p, rows), workspace, stream);
+  }
+
+ private:
+  void attend(const Problem& p, void* workspace, void* stream) const {
     mla::check_alignment(p);
     const kernels::PrefillParams params = mla::to_params(p, config_, workspace);
     const mla::Maps maps = mla::describe_maps(p, config_);
@@ -68,13 +82,12 @@ class MlaPlan final : public KernelPlan {
     launch_kernel(*combine_, merge, params);
   }
 
- private:
   static bool is_empty(const Problem& p) { return p.batch == 0 || p.total_q == 0 || p.heads_q == 0; }
 
   int32_t device_;
   Config config_;
   int num_sms_;
-  size_t workspace_size_ = 0;
+  size_t prologue_begin_ = 0, workspace_size_ = 0;
   const CompiledKernel* schedule_ = nullptr;
   const CompiledKernel* main_ = nullptr;
   const CompiledKernel* combine_ = nullptr;
@@ -98,7 +111,8 @@ Coverage coverage() {
   axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kBytes;
   axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
   axis(Axis::kScore) = use::kPlain | use::kSinks;
-  axis(Axis::kPrologue) = use::kNoPrologue;
+  axis(Axis::kPrologue) =
+      use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn | use::kAppend;
   axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
   axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = 576;

@@ -27,9 +27,16 @@ PreparedRows place_rows(const Problem& p, void* memory) {
   PreparedRows r;
   r.q = dense_rows(p.q, p.heads_q, p.head_dim_qk, memory, r.bytes);
   if (p.k) r.k = dense_rows(p.k, p.heads_kv, p.head_dim_qk, memory, r.bytes);
-  if (p.v) r.v = dense_rows(p.v, p.heads_kv, p.head_dim_v, memory, r.bytes);
+  if (p.v_aliases_k) {
+    r.v = r.k;
+  } else if (p.v) {
+    r.v = dense_rows(p.v, p.heads_kv, p.head_dim_v, memory, r.bytes);
+  }
   return r;
 }
+
+// Whether it depends on where a query stands, which the launch before counts from the first new token.
+bool uses_place(const Prologue& p) { return (p.cos_sin != nullptr && !p.has_positions) || p.logn; }
 
 }  // namespace
 
@@ -37,11 +44,13 @@ bool has_prologue(const Problem& p) { return p.prologue.any || p.prologue.append
 
 std::string prologue_refusal(const Problem& p) {
   if (!has_prologue(p)) return "";
-  if (p.v_aliases_k) return "a prologue where V is K";
-  if (p.cache && !p.new_tokens) return "a prologue of queries alone";
+  if (p.cache && !p.new_tokens && uses_place(p.prologue))
+    return "a prologue of queries alone that asks where they stand";
   if (p.skip_decode) return "a prologue with skip_decode";
   if (p.dense_kv && (p.cu_kv || p.fixed_kv != p.fixed_q || p.k.rows != p.q.rows))
     return "a prologue for dense keys that are not q's tokens";
+  if (p.dense_kv && p.seqused && uses_place(p.prologue))
+    return "a prologue that asks where tokens stand, with seqused_kv";
   return "";
 }
 
@@ -51,9 +60,10 @@ PrepareProblem to_prepare(const Problem& p, void* memory) {
   const PreparedRows rows = place_rows(p, memory);
   PrepareProblem op;
   op.batch = p.batch, op.total = p.total_q, op.fixed = p.fixed_q;
-  op.heads_q = p.heads_q, op.heads_kv = p.heads_kv, op.head_dim_qk = p.head_dim_qk, op.head_dim_v = p.head_dim_v;
-  op.q = p.q, op.k = p.k, op.v = p.v;
-  op.q_out = rows.q, op.k_out = rows.k, op.v_out = rows.v;
+  op.heads_q = p.heads_q, op.heads_kv = p.heads_kv, op.head_dim_qk = p.head_dim_qk;
+  op.q = p.q, op.k = p.k;
+  op.q_out = rows.q, op.k_out = rows.k;
+  if (!p.v_aliases_k) op.head_dim_v = p.head_dim_v, op.v = p.v, op.v_out = rows.v;
   op.cu = p.cu_q;
   op.seqused = p.cache ? p.seqused : IntView{};
   op.finished = {p.finished, p.finished_stride};

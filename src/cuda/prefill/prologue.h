@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A prologue before the attention of prompts: a launch of its own (kernels/rows/store.cu, as for attune_qkv_prepare)
-// that writes q, k and v as they enter the products to the workspace and new keys to the cache. There are many
-// products to a byte in prompts: fusing it, as decode does, would save little.
+// A prologue before the attention of prompts and of MLA: a launch of its own (kernels/rows/store.cu, as for
+// attune_qkv_prepare) that writes q, k and v as they enter the products to the workspace and new keys to the cache.
+// There are many products to a byte in prompts, and with the many heads of MLA: fusing it, as decode does, would save
+// little.
 #pragma once
 
 #include <cstddef>
