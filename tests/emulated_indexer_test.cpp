@@ -2,6 +2,8 @@
 // The indexer's kernels, their own sources, on the CPU (tests/emulator): what they compute, against the oracle, with
 // poisoned memory, without a GPU.
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 
@@ -19,7 +21,7 @@ constexpr uint64_t kRandomCases = 100;
 struct Device {
   int blocks = 3;    // of the scores' grid, so that each takes several units
   int64_t rows = 0;  // of a launch; 0: as many as the workspace has room for
-  indexer::SelectConfig select = {.threads = 128, .bits = 11, .list = 512};
+  indexer::SelectConfig select = {.threads = 128, .bits = 11, .candidates = 128, .mark_words = 32};
 };
 
 template <class Params>
@@ -181,13 +183,13 @@ TEST_F(EmulatedIndexer, SlotsOfAnotherCache) {
   }
 }
 
-// With a list for 512 keys: equal scores must fill it, and overfill it.
+// More equal scores than there is room for candidates, and than can be marked at a time.
 TEST_F(EmulatedIndexer, Ties) {
   for (const int topk : {1, 129, 999}) {
     EXPECT_EQ(check(R"("heads": [3, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [1, 20],
         "seqlens_kv": [1000, 300], "causal": true, "data": "equal", "indexer": {"topk": )" +
                         std::to_string(topk) + "}",
-                    {.select = {.threads = 128, .bits = 11, .list = 512, .cluster = topk == 129 ? 2 : 1}}),
+                    {.select = {.threads = 128, .cluster = topk == 129 ? 2 : 1, .candidates = 128, .mark_words = 16}}),
               "")
         << topk;
   }
@@ -195,9 +197,8 @@ TEST_F(EmulatedIndexer, Ties) {
 
 TEST_F(EmulatedIndexer, LongRowsByOneBlockAndByClusters) {
   for (const int cluster : {1, 4}) {
-    const int topk = cluster == 1 ? 300 : 2048;  // with a list for 512, and for all
-    const indexer::SelectConfig select = {
-        .threads = 128, .bits = 11, .list = cluster == 1 ? 512 : 4096, .cluster = cluster};
+    const int topk = cluster == 1 ? 300 : 2048;
+    const indexer::SelectConfig select = {.threads = 128, .cluster = cluster, .candidates = 512, .mark_words = 512};
     EXPECT_EQ(check(R"("heads": [2, 1], "head_dim": [64, 64], "dtype": "e4m3", "cache": {"dtype": "e4m3",
         "scales": "token", "page_size": 64}, "queries": "fixed", "seqlens_q": 2, "causal": true,
         "seqlens_kv": [9000, 5], "indexer": {"topk": )" +
@@ -248,9 +249,13 @@ TEST_F(EmulatedIndexer, AVisibleNanIsTaken) {
   }
 }
 
-// SELECT of one row of scores; positions of a sequence with as many keys.
-std::vector<int32_t> select(std::vector<float> scores, int64_t topk, const Device& d = {}) {
+// SELECT of one row of scores, `step` apart, from key `begin` on; positions of a sequence with as many keys.
+std::vector<int32_t> select(const std::vector<float>& scores, int64_t topk, const Device& d = {}, int64_t begin = 0,
+                            int64_t step = 1) {
   const auto n = static_cast<int64_t>(scores.size());
+  // Of its own allocation, with nothing behind the last score, and what must not be chosen between and before.
+  std::vector<float> spread(static_cast<size_t>(n * step - step + 1), std::numeric_limits<float>::quiet_NaN());
+  for (int64_t i = begin; i < n; ++i) spread[static_cast<size_t>(i * step)] = scores[static_cast<size_t>(i)];
   std::vector<int32_t> indices(static_cast<size_t>(topk), -7);
   tests::Int32Vector seqused({static_cast<int32_t>(n)});
   attune_indexer op;
@@ -258,9 +263,12 @@ std::vector<int32_t> select(std::vector<float> scores, int64_t topk, const Devic
   op.kind = ATTUNE_INDEXER_SELECT;
   op.form = ATTUNE_INDEX_POSITIONS;
   const int64_t shape[] = {1, n}, out[] = {1, topk};
-  op.scores = attune_dense_tensor(scores.data(), ATTUNE_FLOAT32, 2, shape);
+  op.scores = attune_dense_tensor(spread.data(), ATTUNE_FLOAT32, 2, shape);
+  op.scores.stride[0] = n * step, op.scores.stride[1] = step;
   op.indices = attune_dense_tensor(indices.data(), ATTUNE_INT32, 2, out);
   op.seqused_kv = seqused.tensor();
+  tests::Int32Vector first({static_cast<int32_t>(begin)});
+  if (begin > 0) op.key_begin = first.tensor();
   EXPECT_EQ(run_emulated(op, d), "");
   return indices;
 }
@@ -277,6 +285,94 @@ TEST_F(EmulatedIndexer, OrdersScoresAndBreaksTies) {
   EXPECT_EQ(select({kNan, 1, kInf, kNan, kNan}, 4), (List{0, 2, 3, 4}));
   EXPECT_EQ(select({1e-45f, 0, -1e-45f}, 1), (List{0}));
   EXPECT_EQ(select({2, 1}, 4), (List{0, 1, -1, -1}));
+}
+
+// The rules of docs/semantics.md, slowly.
+std::vector<int32_t> expect(const std::vector<float>& scores, size_t begin, size_t topk) {
+  std::vector<int32_t> best;
+  for (size_t i = begin; i < scores.size(); ++i) best.push_back(static_cast<int32_t>(i));
+  const auto at = [&](int32_t i) { return scores[static_cast<size_t>(i)]; };
+  std::stable_sort(best.begin(), best.end(),
+                   [&](int32_t a, int32_t b) { return std::isnan(at(a)) ? !std::isnan(at(b)) : at(a) > at(b); });
+  best.resize(std::min(best.size(), topk));
+  std::sort(best.begin(), best.end());
+  best.resize(topk, -1);
+  return best;
+}
+
+struct Distribution {
+  const char* name;
+  float (*score)(size_t i, cases::Random& random);
+};
+constexpr Distribution kDistributions[] = {
+    {"normal", [](size_t, cases::Random& r) { return static_cast<float>(r.normal()); }},
+    {"far from zero", [](size_t, cases::Random& r) { return 1000 + static_cast<float>(r.normal()); }},
+    {"equal", [](size_t, cases::Random&) { return 2.5f; }},
+    {"zeros of both signs", [](size_t i, cases::Random&) { return i % 3 == 0 ? -0.0f : 0.0f; }},
+    {"few values", [](size_t i, cases::Random&) { return static_cast<float>(i * 7919 % 5) - 2; }},
+    {"one bin", [](size_t i, cases::Random&) { return std::bit_cast<float>(0x3f800000u + unsigned(i * 7919 % 4099)); }},
+    {"one bin below zero",
+     [](size_t i, cases::Random&) { return std::bit_cast<float>(0xbf800000u + unsigned(i * 7919 % 4099)); }},
+    {"second digit",
+     [](size_t i, cases::Random&) { return std::bit_cast<float>(0x40000000u + unsigned(i % 3000 << 7)); }},
+    {"rising", [](size_t i, cases::Random&) { return static_cast<float>(i); }},
+    {"falling", [](size_t i, cases::Random&) { return -static_cast<float>(i); }},
+    {"many NaN",
+     [](size_t i, cases::Random& r) {
+       const float nan = std::numeric_limits<float>::quiet_NaN();
+       return r.chance(0.4) ? (i % 2 == 0 ? nan : -nan) : static_cast<float>(r.normal());
+     }},
+    {"infinite",
+     [](size_t i, cases::Random& r) {
+       const float inf = std::numeric_limits<float>::infinity();
+       return r.chance(0.7) ? -inf : i % 4 == 0 ? inf : static_cast<float>(r.normal());
+     }},
+};
+
+// Rows that a block marks at once and that it does not, parts of a cluster that are empty, candidates that find room
+// and that do not: with 128 threads, 2048 keys are read at a time, and spans are of 1024 and 4096.
+TEST_F(EmulatedIndexer, SelectsFromAnyDistribution) {
+  cases::Random random("select", 1);
+  for (const indexer::SelectConfig& config :
+       {indexer::SelectConfig{.threads = 128, .candidates = 64, .mark_words = 32},
+        indexer::SelectConfig{.threads = 128, .cluster = 2, .bits = 11, .candidates = 2048, .mark_words = 128},
+        indexer::SelectConfig{.threads = 128, .cluster = 4, .candidates = 256, .mark_words = 32}}) {
+    const int64_t span = 32 * config.mark_words * config.cluster;
+    for (const Distribution& d : kDistributions) {
+      for (const int64_t keys : {int64_t{130}, int64_t{2049}, span, span + 1}) {
+        std::vector<float> scores(static_cast<size_t>(keys));
+        for (size_t i = 0; i < scores.size(); ++i) scores[i] = d.score(i, random);
+        const std::vector<int64_t> topks = {1, random.integer(2, keys / 2), keys - 1};
+        for (const int64_t topk : topks) {
+          EXPECT_EQ(select(scores, topk, {.select = config}), expect(scores, 0, static_cast<size_t>(topk)))
+              << d.name << " " << keys << " " << topk << " " << config.cluster;
+        }
+      }
+    }
+  }
+}
+
+// Rows of a tensor begin anywhere in 16 bytes, their keys anywhere in the row, and columns may lie apart.
+TEST_F(EmulatedIndexer, SelectsFromAnyPlace) {
+  cases::Random random("place", 1);
+  for (const int cluster : {1, 4}) {
+    const indexer::SelectConfig config = {.threads = 128, .cluster = cluster, .candidates = 64, .mark_words = 32};
+    for (const int64_t keys : {1, 5, 127, 128, 129, 640, 1500}) {
+      for (const int64_t begin : {0, 1, 2, 3, 4, 97}) {
+        if (begin >= keys) continue;
+        std::vector<float> scores(static_cast<size_t>(keys));
+        for (float& x : scores) x = static_cast<float>(random.integer(0, 50));
+        for (const int64_t topk : {int64_t{1}, keys - begin - 1, keys - begin, keys + 3}) {
+          if (topk < 1) continue;
+          for (const int64_t step : {1, 3}) {
+            EXPECT_EQ(select(scores, topk, {.select = config}, begin, step),
+                      expect(scores, static_cast<size_t>(begin), static_cast<size_t>(topk)))
+                << keys << " " << begin << " " << topk << " " << step << " " << cluster;
+          }
+        }
+      }
+    }
+  }
 }
 
 // Ranks that differ in the last digit only, with each of the specialisations that the host chooses.

@@ -1,303 +1,273 @@
 // SPDX-License-Identifier: Apache-2.0
-// The topk best keys of a row, in the order of their positions: a radix selection by one block a row, or by a
-// cluster of them where there are few rows.
+// The topk best keys of a row: a radix selection by one block a row, or by a cluster of them where there are few rows,
+// each with a part of the row.
 //
-//   rank(score): its bits as an unsigned number that orders as scores do, NaN highest, -0 as 0; 0: nobody sees the key
 //   T: the rank of the topk-th best key; chosen are ranks > T and, of those equal to T, the first ones
 //
-// 1. A histogram of the first kBits of the ranks finds the bin of T. The blocks of a cluster each count a part of the
-//    row, and read each other's histograms.
-// 2. What lies in that bin or above goes to a list in shared memory, in order; then two more histograms, over the list,
-//    find T. The first block of a cluster gathers the lists of the others and goes on alone. Where the list has no room,
-//    as with many equal scores, it goes over the row.
-// 3. The chosen are written in order: each warp counts its run of a chunk by ballots, a sum over the warps places it.
+// 1. A histogram of the first kBits of the ranks finds the bin of T. Where more keys than kCandidates lie in that bin,
+//    so do the next digits, each by another look at the row.
+// 2. One more look marks keys above the bin, and those in it, by bits; the latter are candidates, of which two more
+//    histograms find T. Their marks are then put right.
+// 3. Sums over the marks say where each thread's keys go, in the order of their positions: to shared memory, and from
+//    there, with their entries looked up side by side, to `indices`.
 //
-// A row that sees no more than topk keys takes all, and their scores are not read.
-#include "indexer/rows.cuh"
-#include "ptx/cluster.cuh"
+// A row that sees no more than topk keys takes all, and their scores are not read. A bad page hides its keys: where all
+// pages of a row are good, which is seen first, nothing more is asked. Scores in the workspace are -inf behind bad
+// pages, so there pages are asked only where T is -inf.
+#include "indexer/select_keys.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::indexer {
 
-using kernels::IndexSelectParams;
+// The ranks among which T is, and which of them it is: the wanted-th from above.
+struct Threshold {
+  unsigned lower, upper, wanted;
+  int digits;  // known ones
 
-struct Config {
-  static constexpr int kThreads = ATTUNE_THREADS, kWarps = kThreads / 32;
-  static constexpr int kBits = ATTUNE_BITS, kBins = 1 << kBits;  // of the first digit
-  static constexpr int kList = ATTUNE_LIST;
-  static constexpr int kCluster = ATTUNE_CLUSTER;  // blocks of a row
-  static constexpr int kBlocksPerSm = kThreads <= 256 ? 4 : 1;
-  static constexpr int kEach = 8;  // keys of a thread at a time
-  static constexpr int kDigits = 3, kShift[kDigits] = {32 - kBits, 32 - 2 * kBits, 0};
-
-  static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp adds up the sums of all");
-  static_assert(kBins % kThreads == 0 && 3 * kBits >= 32 && 2 * kBits < 32, "three digits, bins dealt evenly");
-  static_assert(32 * kEach * kWarps < 1 << 16, "two counts of a chunk in one word");
-};
-
-struct SharedStorage {
-  unsigned histogram[Config::kBins];
-  unsigned list_rank[Config::kList];
-  int list_position[Config::kList];
-  unsigned warp_sum[2][Config::kWarps];
-  int bin, above, inside;  // of the histogram: the bin of the wanted rank, ranks above it, ranks in it
-  int listed;
-};
-
-static_assert(sizeof(SharedStorage) <= ATTUNE_SHARED_BYTES, "the host asks for less shared memory than this");
-
-__device__ __forceinline__ unsigned rank_of(float score) {
-  const unsigned bits = __float_as_uint(score + 0.0f);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0xffffffffu;
-  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-}
-constexpr unsigned kRankOfMinusInf = 0x007fffffu;
-
-// Tables of a row's sequence.
-struct Tables {
-  const IndexSelectParams& p;
-  int sequence;
-
-  // What indices holds for position t; -1: nobody sees the token.
-  __device__ __forceinline__ int entry(int t) const {
-    long long slot = t;
-    if (p.rows.has_cache) {
-      const Slot at = find_slot(p.rows, sequence, t);
-      if (at.page < 0) return -1;
-      slot = at.page * p.rows.cache.page_size + at.offset;
-    }
-    if (p.slot_table.data != nullptr) {
-      const Slot s = split(t, p.slot_page_size, p.by_slot_page);
-      const int page = at(p.slot_table, sequence, s.page);
-      if (page < 0 || page >= p.slot_pages) return -1;
-      slot = static_cast<long long>(page) * p.slot_page_size + s.offset;
-    }
-    return p.slots ? static_cast<int>(slot) : t;
+  __device__ __forceinline__ bool exact() const { return lower == upper; }
+  __device__ __forceinline__ bool holds(unsigned rank) const { return rank - lower <= upper - lower; }
+  // To the bin that was found for the next digit.
+  __device__ __forceinline__ void narrow(const SharedStorage& shared) {
+    const int shift = Config::shift(digits++);
+    lower += static_cast<unsigned>(shared.bin) << shift;
+    upper = lower + ((1u << shift) - 1);
+    wanted -= static_cast<unsigned>(shared.bin_above);
   }
 };
 
-// Keys of the row itself; without scores all ranks are alike.
-template <bool kScores>
-struct RowKeys {
-  const IndexSelectParams& p;
-  const Tables& tables;
-  const char* scores;  // of position 0
-  int begin, size;
-  bool always_looks_up;
-
-  __device__ __forceinline__ int position(int i) const { return begin + i; }
-  __device__ __forceinline__ unsigned rank(int i) const {
-    const int t = begin + i;
-    if constexpr (!kScores) return tables.entry(t) >= 0 ? 1 : 0;
-    const unsigned r = rank_of(*reinterpret_cast<const float*>(scores + t * p.scores.column_stride));
-    return (always_looks_up || r == kRankOfMinusInf) && tables.entry(t) < 0 ? 0 : r;
-  }
-};
-
-struct ListKeys {
-  const SharedStorage& shared;
-  int size;
-
-  __device__ __forceinline__ int position(int i) const { return shared.list_position[i]; }
-  __device__ __forceinline__ unsigned rank(int i) const { return shared.list_rank[i]; }
-};
-
-__device__ __forceinline__ unsigned inclusive_sum_of_warp(unsigned x) {
+// The first digit of all keys, but for those of which it is known meanwhile that they lie below T.
+__device__ __forceinline__ void count_first_digit(const Keys& keys, unsigned wanted, SharedStorage& shared) {
+  constexpr int kShift = Config::shift(0);
+  const unsigned spare =
+      Config::kBins + threadIdx.x % 32;  // a branch would cost more than to count what nobody asks for
+  unsigned least = 1;
+  for (int base = 0, chunks = 1; base < keys.end; base += Config::kChunk, ++chunks) {
+    unsigned rank[Config::kVectors][4];
+    keys.load(base + 4 * static_cast<int>(threadIdx.x), rank);
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const unsigned other = __shfl_up_sync(0xffffffffu, x, step);
-    if (static_cast<int>(threadIdx.x % 32) >= step) x += other;
-  }
-  return x;
-}
-
-// Sum over the threads before this one; all: over all threads. `turn` alternates from call to call: then one barrier is
-// enough.
-__device__ __forceinline__ unsigned exclusive_sum(unsigned x, int turn, SharedStorage& shared, unsigned& all) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const unsigned upto = inclusive_sum_of_warp(x);
-  if (lane == 31) shared.warp_sum[turn][warp] = upto;
-  __syncthreads();
-  const unsigned warps = inclusive_sum_of_warp(lane < Config::kWarps ? shared.warp_sum[turn][lane] : 0);
-  all = __shfl_sync(0xffffffffu, warps, Config::kWarps - 1);
-  const unsigned before = __shfl_sync(0xffffffffu, warps, warp > 0 ? warp - 1 : 0);
-  return upto - x + (warp > 0 ? before : 0);
-}
-
-// Counts digit kDigit of the ranks that begin with the digits in `prefix`.
-template <int kDigit, class Source>
-__device__ __forceinline__ void count(const Source& source, unsigned prefix, SharedStorage& shared) {
-  constexpr int kShift = Config::kShift[kDigit], kUpper = kDigit == 0 ? 32 : Config::kShift[kDigit - (kDigit > 0)];
-  for (int i = threadIdx.x; i < Config::kBins; i += Config::kThreads) shared.histogram[i] = 0;
-  __syncthreads();
-  for (int base = threadIdx.x; base < source.size; base += Config::kThreads * Config::kEach) {
-    unsigned rank[Config::kEach];
+    for (int v = 0; v < Config::kVectors; ++v) {
+      if (base + v * Config::kLine >= keys.end) break;
 #pragma unroll
-    for (int e = 0; e < Config::kEach; ++e) {
-      const int i = base + e * Config::kThreads;
-      rank[e] = i < source.size ? source.rank(i) : 0;
+      for (int e = 0; e < 4; ++e) {
+        const unsigned bin = rank[v][e] >= least ? rank[v][e] >> kShift : spare;
+        atomicAdd(&shared.search.histogram[bin], 1u);
+      }
     }
+    if ((chunks & (chunks - 1)) == 0 && base + Config::kChunk < keys.end) {
+      __syncthreads();
+      find_bin(shared.search.histogram, wanted, shared);
+      least = max(static_cast<unsigned>(shared.bin) << kShift, 1u);
+    }
+  }
+}
+
+// The next digit of keys that T may be.
+__device__ __forceinline__ void count_next_digit(const Keys& keys, const Threshold& t, SharedStorage& shared) {
+  const int shift = Config::shift(t.digits);
+  for (int base = 0; base < keys.end; base += Config::kChunk) {
+    unsigned rank[Config::kVectors][4];
+    keys.load(base + 4 * static_cast<int>(threadIdx.x), rank);
 #pragma unroll
-    for (int e = 0; e < Config::kEach; ++e) {
-      if (rank[e] == 0 || (kDigit > 0 && rank[e] >> (kUpper % 32) != prefix)) continue;
-      atomicAdd(&shared.histogram[rank[e] >> kShift & ((1u << (kUpper - kShift)) - 1)], 1u);
+    for (int v = 0; v < Config::kVectors; ++v) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (t.holds(rank[v][e])) atomicAdd(&shared.search.histogram[(rank[v][e] - t.lower) >> shift], 1u);
+      }
+    }
+  }
+}
+
+// Marks at most kSpan keys. collect: those that T may be become candidates.
+__device__ __forceinline__ void mark(const Keys& keys, const Threshold& t, bool collect, SharedStorage& shared) {
+  const bool odd = threadIdx.x % 2 != 0;
+  auto* const marks = reinterpret_cast<unsigned char*>(odd ? shared.inside : shared.above);
+  for (int base = 0; base < keys.end; base += Config::kChunk) {
+    unsigned rank[Config::kVectors][4];
+    const int mine = base + 4 * static_cast<int>(threadIdx.x);
+    keys.load(mine, rank);
+#pragma unroll
+    for (int v = 0; v < Config::kVectors; ++v) {
+      if (base + v * Config::kLine >= keys.end) break;
+      const int first = mine + v * Config::kLine;
+      unsigned above = 0, inside = 0;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        above |= rank[v][e] > t.upper ? 1u << e : 0;
+        inside |= t.holds(rank[v][e]) ? 1u << e : 0;
+      }
+      if (collect && inside != 0) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if ((inside >> e & 1) == 0) continue;
+          const int n = atomicAdd(&shared.candidates, 1);
+          shared.search.rank[n] = rank[v][e];
+          shared.search.key[n] = first + e;
+        }
+      }
+      // Two lanes have the eight keys of a byte: each writes one of the two.
+      const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? above : inside, 1);
+      marks[first / 8] = static_cast<unsigned char>(odd ? other | inside << 4 : above | other << 4);
     }
   }
   __syncthreads();
 }
 
-// The bin in which the wanted-th largest of the counted lies, to shared.bin, above and inside. False: fewer were counted.
-// kBlocks: whose histograms are added.
-template <int kBlocks>
-__device__ __forceinline__ bool find_bin(int wanted, SharedStorage& shared) {
-  constexpr int kOfThread = Config::kBins / Config::kThreads;
-  const int first = Config::kBins - (static_cast<int>(threadIdx.x) + 1) * kOfThread;  // the first thread has the top
-  unsigned bins[kOfThread] = {}, mine = 0;
-#pragma unroll 2
-  for (int block = 0; block < kBlocks; ++block) {
-    const unsigned* const histogram = kBlocks > 1 ? ptx::in_block(shared.histogram, block) : shared.histogram;
-#pragma unroll
-    for (int i = 0; i < kOfThread; ++i) bins[i] += histogram[first + i];
-  }
-#pragma unroll
-  for (int i = 0; i < kOfThread; ++i) mine += bins[i];
-  unsigned all;
-  unsigned before = exclusive_sum(mine, 0, shared, all);
-  const unsigned want = static_cast<unsigned>(wanted);
-#pragma unroll
-  for (int i = kOfThread - 1; i >= 0; --i) {
-    if (before < want && want <= before + bins[i]) {
-      shared.bin = first + i;
-      shared.above = static_cast<int>(before);
-      shared.inside = static_cast<int>(bins[i]);
-    }
-    before += bins[i];
-  }
-  __syncthreads();
-  return all >= want;
+// The ranks of all blocks' candidates, in one list.
+__device__ __forceinline__ const unsigned* gather_candidates(SharedStorage& shared) {
+  if constexpr (Config::kCluster == 1) return shared.search.rank;
+  constexpr int kWarps = Config::kWarps / Config::kCluster;  // for a block
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = warp % Config::kCluster;
+  ptx::cluster_barrier();
+  Counts listed{};
+  if (lane < Config::kCluster) listed.above = static_cast<unsigned>(*ptx::in_block(&shared.candidates, lane));
+  const Counts upto = inclusive_sum_of_warp(listed);
+  const int count = static_cast<int>(of_lane(listed, block).above);
+  const int before = static_cast<int>(of_lane(upto, block).above) - count;
+  const unsigned* const rank = ptx::in_block(shared.search.rank, block);
+  for (int i = warp / Config::kCluster * 32 + lane; i < count; i += 32 * kWarps)
+    shared.search.gathered[before + i] = rank[i];
+  return shared.search.gathered;
 }
 
-// Calls sink(n, i, rank) for the chosen of a source, n counting them in order: ranks above `threshold` and the first
-// `ties` of those equal to it. Returns how many there are.
-template <class Source, class Sink>
-__device__ __forceinline__ int choose(const Source& source, unsigned threshold, int ties, SharedStorage& shared,
-                                      Sink&& sink) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const unsigned lower = (1u << lane) - 1;
-  int above = 0, equal = 0;  // before this chunk
-  int turn = 0;
-  for (int base = 0; base < source.size; base += Config::kThreads * Config::kEach, turn ^= 1) {
-    const int first = base + warp * 32 * Config::kEach + lane;
-    unsigned rank[Config::kEach], is_above[Config::kEach], is_equal[Config::kEach], counts = 0;
-#pragma unroll
-    for (int e = 0; e < Config::kEach; ++e) rank[e] = first + 32 * e < source.size ? source.rank(first + 32 * e) : 0;
-#pragma unroll
-    for (int e = 0; e < Config::kEach; ++e) {
-      is_above[e] = __ballot_sync(0xffffffffu, rank[e] > threshold);
-      is_equal[e] = __ballot_sync(0xffffffffu, rank[e] == threshold && rank[e] != 0);
-      counts += __popc(is_above[e]) | __popc(is_equal[e]) << 16;
+// T, by the candidates, of which there are `count` in all blocks.
+__device__ __forceinline__ void find_threshold(int count, Threshold& t, SharedStorage& shared) {
+  const unsigned* const rank = gather_candidates(shared);
+  while (t.digits < Config::kDigits) {
+    const int shift = Config::shift(t.digits);
+    clear_histogram(shared);
+    for (int i = threadIdx.x; i < count; i += Config::kThreads) {
+      if (t.holds(rank[i])) atomicAdd(&shared.search.histogram[(rank[i] - t.lower) >> shift], 1u);
     }
-    unsigned all;
-    unsigned before = exclusive_sum(lane == 31 ? counts : 0, turn, shared, all);  // of the warp's; lane 31 comes last
-    before = __shfl_sync(0xffffffffu, before, 31);
-    int n_above = above + static_cast<int>(before & 0xffff), n_equal = equal + static_cast<int>(before >> 16);
-#pragma unroll
-    for (int e = 0; e < Config::kEach; ++e) {
-      const int a = n_above + __popc(is_above[e] & lower), q = n_equal + __popc(is_equal[e] & lower);
-      const bool chosen = (is_above[e] >> lane & 1) != 0 || ((is_equal[e] >> lane & 1) != 0 && q < ties);
-      if (chosen) sink(a + min(q, ties), first + 32 * e, rank[e]);
-      n_above += __popc(is_above[e]), n_equal += __popc(is_equal[e]);
-    }
-    above += static_cast<int>(all & 0xffff), equal += static_cast<int>(all >> 16);
+    __syncthreads();
+    find_bin(shared.search.histogram, t.wanted, shared);
+    t.narrow(shared);
+  }
+  for (int i = threadIdx.x; i < shared.candidates; i += Config::kThreads) {
+    const int key = shared.search.key[i];
+    const unsigned bit = 1u << key % 32;
+    if (shared.search.rank[i] > t.upper) atomicOr(&shared.above[key / 32], bit);
+    if (!t.holds(shared.search.rank[i])) atomicAnd(&shared.inside[key / 32], ~bit);
   }
   __syncthreads();
-  return above + min(equal, ties);
 }
+
+// By all blocks of the cluster, each for its part of the row. Marks the part where it can all be marked; returns
+// whether.
+__device__ __forceinline__ bool search(Keys& keys, int most_keys, const IndexSelectParams& p, Threshold& t,
+                                       SharedStorage& shared) {
+  const bool fits = most_keys <= Config::kSpan;
+  if (threadIdx.x == 0) shared.candidates = 0;
+  for (;;) {
+    clear_histogram(shared);
+    if (t.digits == 0) {
+      count_first_digit(keys, t.wanted, shared);
+    } else {
+      count_next_digit(keys, t, shared);
+    }
+    find_bin(whole_histogram(shared), t.wanted, shared);
+    if (shared.bin == 0 && t.digits == 0) {  // the row sees fewer than topk
+      t = {0, 0, 0, Config::kDigits};
+      return false;
+    }
+    t.narrow(shared);
+    if (t.digits == 1 && t.holds(kRankOfMinusInf) && p.scores.in_workspace) {  // nothing else is in that bin
+      t.lower = t.upper = kRankOfMinusInf;
+      if (keys.ask == Ask::kNone) keys.ask = Ask::kMinusInf;
+    }
+    if (t.exact()) return false;
+    if (fits && shared.bin_inside <= Config::kCandidates) break;
+  }
+  const int count = shared.bin_inside;
+  mark(keys, t, true, shared);
+  find_threshold(count, t, shared);
+  return true;
+}
+
+// Words of the marks that this thread adds up and writes out.
+struct MarkWords {
+  int begin, end;
+
+  __device__ __forceinline__ explicit MarkWords(int keys) {
+    const int words = (keys + 31) / 32, each = (words + Config::kThreads - 1) / Config::kThreads;
+    begin = min(static_cast<int>(threadIdx.x) * each, words);
+    end = min(begin + each, words);
+  }
+
+  // What the threads before this one have; all: the block.
+  __device__ __forceinline__ Counts sum(SharedStorage& shared, Counts& all) const {
+    Counts mine{};
+    for (int i = begin; i < end; ++i)
+      mine = mine +
+             Counts{static_cast<unsigned>(__popc(shared.above[i])), static_cast<unsigned>(__popc(shared.inside[i]))};
+    return exclusive_sum(mine, shared, all);
+  }
+};
 
 struct Row {
-  const IndexSelectParams& p;
   const Tables& tables;
-  int* to;  // indices
-  long long stride;
+  int* to;           // indices
+  long long stride;  // in entries
 
-  template <class Source>
-  __device__ __forceinline__ int write(const Source& source, unsigned threshold, int ties,
-                                       SharedStorage& shared) const {
-    return choose(source, threshold, ties, shared,
-                  [&](int n, int i, unsigned) { to[n * stride] = tables.entry(source.position(i)); });
-  }
-
-  // Digits 1 and 2 of the threshold; `wanted` of the keys that begin with `prefix` are chosen.
-  template <class Source>
-  __device__ __forceinline__ int finish(const Source& source, unsigned prefix, int wanted,
-                                        SharedStorage& shared) const {
-    count<1>(source, prefix, shared);
-    find_bin<1>(wanted, shared);
-    prefix = prefix << (Config::kShift[0] - Config::kShift[1]) | static_cast<unsigned>(shared.bin);
-    wanted -= shared.above;
-    __syncthreads();
-    count<2>(source, prefix, shared);
-    find_bin<1>(wanted, shared);
-    prefix = prefix << Config::kShift[1] | static_cast<unsigned>(shared.bin);
-    wanted -= shared.above;
-    __syncthreads();
-    return write(source, prefix, wanted, shared);
-  }
-
-  // By all blocks of the cluster; the first one gets the count, the others -1.
-  __device__ __forceinline__ int select(const RowKeys<true>& keys, SharedStorage& shared) const {
-    const RowKeys<true> part = part_of(keys);
-    count<0>(part, 0, shared);
-    if constexpr (Config::kCluster > 1) ptx::cluster_barrier();
-    const bool enough = find_bin<Config::kCluster>(p.topk, shared);
-    const auto bin = static_cast<unsigned>(shared.bin);
-    const int above = shared.above, kept = above + shared.inside;
-    const bool fits = enough && kept <= Config::kList;
-    __syncthreads();
-    if (fits) {
-      const unsigned below = bin == 0 ? 0 : (bin << Config::kShift[0]) - 1;
-      const int listed = choose(part, below, 0, shared, [&](int n, int i, unsigned rank) {
-        shared.list_rank[n] = rank;
-        shared.list_position[n] = part.position(i);
-      });
-      if (threadIdx.x == 0) shared.listed = listed;
-    }
-    if constexpr (Config::kCluster > 1) {
-      ptx::cluster_barrier();  // histograms have been read, lists are there
-      if (fits && ptx::cluster_rank() == 0) gather(shared);
-      ptx::cluster_barrier();  // and have been gathered
-      if (ptx::cluster_rank() != 0) return -1;
-    }
-    if (!enough) return write(keys, 0, 0, shared);
-    if (!fits) return finish(keys, bin, p.topk - above, shared);
-    return finish(ListKeys{shared, kept}, bin, p.topk - above, shared);
-  }
-
-  // What this block of the cluster counts and lists.
-  __device__ __forceinline__ static RowKeys<true> part_of(const RowKeys<true>& keys) {
-    if constexpr (Config::kCluster == 1) return keys;
-    const int each = (keys.size + Config::kCluster - 1) / Config::kCluster;
-    const int first = min(ptx::cluster_rank() * each, keys.size);
-    RowKeys<true> part = keys;
-    part.begin += first;
-    part.size = min(each, keys.size - first);
-    return part;
-  }
-
-  // The lists of the other blocks behind that of the first.
-  __device__ __forceinline__ static void gather(SharedStorage& shared) {
-    int at = shared.listed;
-    for (int block = 1; block < Config::kCluster; ++block) {
-      const SharedStorage& other = *ptx::in_block(&shared, block);
-      const int listed = other.listed;
-      for (int i = threadIdx.x; i < listed; i += Config::kThreads) {
-        shared.list_rank[at + i] = other.list_rank[i];
-        shared.list_position[at + i] = other.list_position[i];
+  // Writes the chosen of the marked keys: all above, and those inside up to `ties`. before: of the row, what precedes
+  // them.
+  __device__ __forceinline__ void write(const Keys& keys, Counts before, unsigned ties, SharedStorage& shared,
+                                        Counts& all) const {
+    const MarkWords words(keys.end);
+    const Counts start = before + words.sum(shared, all);
+    const auto place = [&](Counts c) { return static_cast<int>(c.above + min(c.inside, ties)); };
+    const int first = place(before), count = place(before + all) - first;
+    for (int window = 0; window < count; window += SharedStorage::kStaged) {
+      Counts at = start;
+      for (int i = words.begin; i < words.end; ++i) {
+        const unsigned inside = at.inside < ties ? shared.inside[i] : 0;  // past the ties all are alike
+        for (unsigned rest = shared.above[i] | inside; rest != 0; rest &= rest - 1) {
+          const int bit = __ffs(static_cast<int>(rest)) - 1;
+          const bool tie = (inside >> bit & 1) != 0;
+          const int n = place(at) - first - window;
+          if (!(tie && at.inside >= ties) && n >= 0 && n < SharedStorage::kStaged)
+            shared.staged[n] = keys.position + 32 * i + bit;
+          at = at + (tie ? Counts{0, 1} : Counts{1, 0});
+        }
       }
-      at += listed;
+      __syncthreads();
+      const int staged = min(count - window, SharedStorage::kStaged);
+#pragma unroll 2
+      for (int i = threadIdx.x; i < staged; i += Config::kThreads)
+        to[(first + window + i) * stride] = tables.entry(shared.staged[i]);
+      __syncthreads();
     }
-    __syncthreads();
+  }
+
+  // By all blocks of the cluster. Returns how many were chosen.
+  __device__ __forceinline__ int write_all(const Keys& keys, const Threshold& t, bool marked,
+                                           SharedStorage& shared) const {
+    const auto mark_span = [&](int first) {
+      const Keys span = keys.part(first, Config::kSpan);
+      if (!marked) mark(span, t, false, shared);
+      return span;
+    };
+    Counts before{}, all{};
+    if (Config::kCluster > 1) {
+      for (int first = 0; first < keys.end; first += Config::kSpan) {
+        const Keys span = mark_span(first);
+        Counts of_span;
+        MarkWords(span.end).sum(shared, of_span);
+        all = all + of_span;
+        __syncthreads();
+      }
+      marked |= keys.end <= Config::kSpan;
+      before = exclusive_sum_of_blocks(all, shared, all);
+    }
+    Counts upto = before;
+    for (int first = 0; first < keys.end; first += Config::kSpan) {
+      const Keys span = mark_span(first);
+      Counts of_span;
+      write(span, upto, t.wanted, shared, of_span);
+      upto = upto + of_span;
+    }
+    if (Config::kCluster == 1) all = upto;
+    return static_cast<int>(all.above + min(all.inside, t.wanted));
   }
 };
 
@@ -306,20 +276,39 @@ __device__ __forceinline__ void run_row(const IndexSelectParams& p, long long ro
   if (owner.sequence < 0) return;
   const KeyRange range = visible(p.rows, row, owner.i, owner.n, num_keys(p.rows, owner.sequence));
   const Tables tables{p, owner.sequence};
-  int* const to = reinterpret_cast<int*>(const_cast<char*>(row_of(p.rows, p.indices, row)));
-  const Row out{p, tables, to, p.indices.head_stride / 4};
-  const int size = range.end - range.begin;
-  int count;
-  if (size <= p.topk) {
-    if (Config::kCluster > 1 && ptx::cluster_rank() != 0) return;
-    count = out.write(RowKeys<false>{p, tables, nullptr, range.begin, size, true}, 0, 0, shared);
-  } else {
-    const bool always = !p.scores.in_workspace || p.slot_table.data != nullptr;
-    count = out.select(RowKeys<true>{p, tables, score_row(p.rows, p.scores, row), range.begin, size, always}, shared);
-    if (count < 0) return;
+  const int size = range.end - range.begin, rank = Config::kCluster > 1 ? ptx::cluster_rank() : 0;
+  const bool takes_all = size <= p.topk;
+
+  const char* const scores =
+      takes_all ? nullptr : score_row(p.rows, p.scores, row) + range.begin * p.scores.column_stride;
+  const bool vectors = !takes_all && p.scores.column_stride == 4;
+  const int head = vectors ? static_cast<int>(reinterpret_cast<unsigned long long>(scores) / 4 % 4) : 0;
+  const int each = ((head + size + Config::kCluster - 1) / Config::kCluster + 127) / 128 * 128;
+  const Keys whole{tables,
+                   takes_all ? nullptr : scores - head * p.scores.column_stride,
+                   p.scores.column_stride,
+                   range.begin - head,
+                   head,
+                   head + size,
+                   vectors,
+                   Ask::kNone};
+  Keys keys = whole.part(rank * each, each);
+  const bool asks = takes_all || !p.scores.in_workspace || p.slot_table.data != nullptr;
+  if (asks && !tables.have(keys.position + keys.begin, keys.position + keys.end)) keys.ask = Ask::kAll;
+
+  Threshold t{0, 0, 0, Config::kDigits};
+  bool marked = false;
+  if (!takes_all) {
+    t = {0, 0xffffffffu, static_cast<unsigned>(p.topk), 0};
+    marked = search(keys, each, p, t, shared);
   }
-  for (int i = count + static_cast<int>(threadIdx.x); i < p.topk; i += Config::kThreads) to[i * out.stride] = -1;
-  if (threadIdx.x == 0 && p.topk_length != nullptr) p.topk_length[row * p.topk_length_stride] = count;
+  int* const to = reinterpret_cast<int*>(const_cast<char*>(row_of(p.rows, p.indices, row)));
+  const Row out{tables, to, p.indices.head_stride / 4};
+  const int count = out.write_all(keys, t, marked, shared);
+  for (int i = count + rank * Config::kThreads + static_cast<int>(threadIdx.x); i < p.topk;
+       i += Config::kCluster * Config::kThreads)
+    to[i * out.stride] = -1;
+  if (rank == 0 && threadIdx.x == 0 && p.topk_length != nullptr) p.topk_length[row * p.topk_length_stride] = count;
 }
 
 }  // namespace attune::indexer
@@ -331,8 +320,9 @@ extern "C" __global__ void __launch_bounds__(attune::indexer::Config::kThreads, 
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ptx::dynamic_shared());
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
+  // The last rows of a causal prompt see most: they come first.
   for (long long i = blockIdx.x / Config::kCluster; i < p.rows.count; i += gridDim.x / Config::kCluster) {
-    run_row(p, p.rows.first + i, shared);
+    run_row(p, p.rows.first + p.rows.count - 1 - i, shared);
     __syncthreads();
   }
 }

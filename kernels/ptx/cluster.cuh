@@ -22,12 +22,12 @@ __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// The same place in the shared memory of another block, as an address that ordinary loads take.
+// The same place in the shared memory of another block, as an address that ordinary loads and stores take.
 template <class T>
-__device__ __forceinline__ const T* in_block(const T* shared, int rank) {
+__device__ __forceinline__ T* in_block(T* shared, int rank) {
   unsigned long long at;
   asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(reinterpret_cast<unsigned long long>(shared)), "r"(rank));
-  return reinterpret_cast<const T*>(at);
+  return reinterpret_cast<T*>(at);
 }
 
 // The same for a 32-bit shared address; places in a block's shared memory keep their distances.

@@ -81,6 +81,7 @@ inline void __builtin_assume(bool) {}
 #endif
 inline void __syncthreads() { attune::emulator::sync_threads(0, static_cast<int>(attune::emulator::block_size().x)); }
 inline void __syncwarp() { attune::emulator::exchange(0); }
+inline int __syncthreads_or(int x) { return attune::emulator::sync_any(x != 0) ? 1 : 0; }
 template <class T>
 T __shfl_sync(unsigned, T x, unsigned lane) {
   return attune::emulator::shuffle(x, lane);
@@ -118,6 +119,16 @@ template <class T>
 T atomicAdd(T* at, T x) {
   const T before = *at;
   *at += x;
+  return before;
+}
+inline unsigned atomicOr(unsigned* at, unsigned x) {
+  const unsigned before = *at;
+  *at |= x;
+  return before;
+}
+inline unsigned atomicAnd(unsigned* at, unsigned x) {
+  const unsigned before = *at;
+  *at &= x;
   return before;
 }
 inline int atomicMax(int* at, int x) {

@@ -35,6 +35,7 @@ struct Warp {
 struct NumberedBarrier {
   int arrived = 0;
   uint64_t generation = 0;
+  bool any[2] = {};  // of sync_any, by generation
 };
 
 struct Barrier {
@@ -205,6 +206,14 @@ void sync_threads(int id, int threads) {
   const uint64_t generation = n.generation;
   arrive_threads(id, threads);
   while (n.generation == generation) yield();
+}
+
+bool sync_any(bool x) {
+  NumberedBarrier& n = g_block->numbered[0];
+  const size_t slot = n.generation % 2;
+  n.any[slot] = (n.arrived > 0 && n.any[slot]) || x;
+  sync_threads(0, static_cast<int>(g_block->fibers.size()));
+  return n.any[slot];
 }
 
 void init_barrier(unsigned barrier, unsigned count) {

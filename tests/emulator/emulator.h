@@ -40,6 +40,8 @@ ATTUNE_EMULATOR const uint64_t* exchange(uint64_t value);
 // Barrier `id` of `threads` threads; waiting or only counted.
 ATTUNE_EMULATOR void sync_threads(int id, int threads);
 ATTUNE_EMULATOR void arrive_threads(int id, int threads);
+// Barrier 0 of all threads of the block; whether one of them gave true.
+ATTUNE_EMULATOR bool sync_any(bool x);
 
 // Barriers in shared memory.
 ATTUNE_EMULATOR void init_barrier(unsigned barrier, unsigned count);

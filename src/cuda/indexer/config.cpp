@@ -14,7 +14,6 @@ constexpr size_t kSharedBytes = 232448;              // of a block, on Hopper
 constexpr int64_t kScoreBytes = int64_t{128} << 20;  // of the scores of a launch, unless one row has more
 constexpr int64_t kPanel = 64;                       // channels
 constexpr int kMathThreads = 256;
-constexpr int64_t kShortRow = 8192;  // keys
 
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
 
@@ -79,16 +78,24 @@ std::array<int, 12> ScoresConfig::key() const {
 }
 
 size_t SelectConfig::shared_bytes() const {
-  const size_t words = (size_t{1} << bits) + 2 * static_cast<size_t>(list) + static_cast<size_t>(threads) / 16 + 4;
-  return words * 4;
+  constexpr int kFewWords = 64;
+  const int shared = cluster > 1 ? (1 << bits) + candidates : 0;  // with the other blocks
+  const int words = (1 << bits) + 2 * candidates + shared + 2 * mark_words + threads / 16 + kFewWords;
+  return static_cast<size_t>(words) * 4;
 }
 
 KernelSpec SelectConfig::kernel() const {
-  return {"indexer/select.cu",
-          "attune_index_select",
-          {define("ATTUNE_THREADS", threads), define("ATTUNE_BITS", bits), define("ATTUNE_LIST", list),
-           define("ATTUNE_CLUSTER", cluster), define("ATTUNE_SHARED_BYTES", static_cast<int64_t>(shared_bytes()))},
-          shared_bytes()};
+  return {
+      "indexer/select.cu",
+      "attune_index_select",
+      {define("ATTUNE_THREADS", threads), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm),
+       define("ATTUNE_CLUSTER", cluster), define("ATTUNE_BITS", bits), define("ATTUNE_CANDIDATES", candidates),
+       define("ATTUNE_MARK_WORDS", mark_words), define("ATTUNE_SHARED_BYTES", static_cast<int64_t>(shared_bytes()))},
+      shared_bytes()};
+}
+
+std::array<int, 12> SelectConfig::key() const {
+  return {threads, blocks_per_sm, cluster, bits, candidates, mark_words};
 }
 
 KernelSpec owners_kernel() {
@@ -114,11 +121,12 @@ ScoresConfig choose_scores(const IndexerProblem& op) {
 }
 
 SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms) {
-  constexpr int kMostBlocks = 8;
-  if (op.max_seqlen_kv <= kShortRow) return {.threads = 256, .bits = 11, .list = 4096};
+  constexpr int kMostBlocks = 8;        // of a cluster
+  constexpr int64_t kLeastKeys = 8192;  // of a block: below, a cluster's barriers cost more than they save
+  if (rows > num_sms) return {.threads = 512, .blocks_per_sm = 2};
   SelectConfig c;
-  while (c.cluster < kMostBlocks && 2 * c.cluster * rows <= num_sms) c.cluster *= 2;
-  if (c.cluster > 1) c.threads = 512;  // which need more registers
+  while (c.cluster < kMostBlocks && 2 * c.cluster * rows <= num_sms && op.max_seqlen_kv >= 2 * c.cluster * kLeastKeys)
+    c.cluster *= 2;
   return c;
 }
 

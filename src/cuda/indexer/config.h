@@ -30,12 +30,15 @@ struct ScoresConfig {
   std::array<int, 12> key() const;  // of the specialisation
 };
 
+// Of the selection: kernels/indexer/select_config.cuh.
 struct SelectConfig {
-  int threads = 1024, bits = 13, list = 8192;
+  int threads = 1024, blocks_per_sm = 1;
   int cluster = 1;  // blocks of a row
+  int bits = 12, candidates = 2048, mark_words = 4096;
 
   size_t shared_bytes() const;
   KernelSpec kernel() const;
+  std::array<int, 12> key() const;  // of the specialisation
 };
 
 inline constexpr int kOwnersThreads = 1024;

@@ -73,8 +73,8 @@ class Run {
   }
 
  private:
-  // First numbers of keys into find's table, behind those of ScoresConfig::key.
-  enum : int { kOwners = 2, kSelect = 3 };
+  // First number of a key into find's table, behind those of ScoresConfig::key; of SelectConfig::key it is the threads.
+  static constexpr int kOwners = 2;
 
   void find_owners() const {
     const CompiledKernel& kernel = find({kOwners}, device_, indexer::owners_kernel);
@@ -91,8 +91,7 @@ class Run {
   }
 
   void select(int64_t first, int64_t count) const {
-    const CompiledKernel& kernel = find({kSelect, select_.threads, select_.bits, select_.list, select_.cluster},
-                                        device_, [&] { return select_.kernel(); });
+    const CompiledKernel& kernel = find(select_.key(), device_, [&] { return select_.kernel(); });
     LaunchConfig launch = launch_of(count * select_.cluster, select_.threads, select_.shared_bytes(), stream_);
     launch.cluster[0] = static_cast<uint32_t>(select_.cluster);
     launch_kernel(kernel, launch, indexer::select_params(op_, layout_, workspace_, first, count));

@@ -10,9 +10,9 @@ inline int cluster_rank() { return static_cast<int>(emulator::cluster_rank()); }
 inline int cluster_size() { return static_cast<int>(emulator::cluster_size()); }
 inline void cluster_barrier() { emulator::sync_cluster(); }
 template <class T>
-const T* in_block(const T* shared, int rank) {
+T* in_block(T* shared, int rank) {
   const auto offset = reinterpret_cast<const unsigned char*>(shared) - emulator::shared_memory();
-  return reinterpret_cast<const T*>(emulator::shared_memory_of(static_cast<unsigned>(rank)) + offset);
+  return reinterpret_cast<T*>(emulator::shared_memory_of(static_cast<unsigned>(rank)) + offset);
 }
 
 

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// The keys of a row as the selection reads them: their ranks, and what `indices` holds for them.
+//
+//   rank(score): its bits as an unsigned number that orders as scores do, NaN highest, -0 as 0; 0: nobody sees the key
+#pragma once
+
+#include "indexer/select_config.cuh"
+
+namespace attune::indexer {
+
+using kernels::IndexSelectParams;
+
+__device__ __forceinline__ unsigned rank_of(float score) {
+  const unsigned bits = __float_as_uint(score + 0.0f);
+  const unsigned rank = bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
+  return score != score ? 0xffffffffu : rank;
+}
+constexpr unsigned kRankOfMinusInf = 0x007fffffu;
+
+// Tables of a row's sequence.
+struct Tables {
+  const IndexSelectParams& p;
+  int sequence;
+
+  // What indices holds for position t; -1: nobody sees the token.
+  __device__ __forceinline__ int entry(int t) const {
+    long long slot = t;
+    if (p.rows.has_cache) {
+      const Slot at = find_slot(p.rows, sequence, t);
+      if (at.page < 0) return -1;
+      slot = at.page * p.rows.cache.page_size + at.offset;
+    }
+    if (p.slot_table.data != nullptr) {
+      const Slot s = split(t, p.slot_page_size, p.by_slot_page);
+      const int page = at(p.slot_table, sequence, s.page);
+      if (page < 0 || page >= p.slot_pages) return -1;
+      slot = static_cast<long long>(page) * p.slot_page_size + s.offset;
+    }
+    return p.slots ? static_cast<int>(slot) : t;
+  }
+
+  // Whether all positions of [begin, end) have entries. By all threads.
+  __device__ __forceinline__ bool have(int begin, int end) const {
+    bool bad = false;
+    if (begin < end) {
+      // A token of each page.
+      const auto look = [&](int page_size, kernels::Divisor by_page) {
+        const int last = divide(end - 1, by_page);
+        for (int page = divide(begin, by_page) + static_cast<int>(threadIdx.x); page <= last; page += Config::kThreads)
+          bad |= entry(max(begin, page * page_size)) < 0;
+      };
+      if (p.rows.has_cache && p.rows.cache.paged) {
+        look(static_cast<int>(p.rows.cache.page_size), p.rows.by_page);
+      } else {
+        bad = entry(begin) < 0;
+      }
+      if (p.slot_table.data != nullptr) look(p.slot_page_size, p.by_slot_page);
+    }
+    return __syncthreads_or(bad) == 0;
+  }
+};
+
+// Which keys the tables are asked about: the others are seen.
+enum class Ask { kNone, kMinusInf, kAll };
+
+// A run of keys, numbered so that keys 4 n .. 4 n + 3 lie in 16 aligned bytes where columns lie together.
+struct Keys {
+  const Tables& tables;
+  const char* scores;  // of key 0; null: all have rank 1
+  long long stride;    // in bytes
+  int position;        // of key 0
+  int begin, end;      // the keys that there are
+  bool vectors;
+  Ask ask;
+
+  // Keys from `first` on, at most `count`, numbered from 0 again; first is a multiple of 4.
+  __device__ __forceinline__ Keys part(int first, int count) const {
+    Keys k = *this;
+    if (scores != nullptr) k.scores += first * stride;
+    k.position += first;
+    k.begin = max(begin - first, 0);
+    k.end = clamp_int(end - first, 0, count);
+    return k;
+  }
+
+  // rank[v]: of keys from `first` + v kLine on.
+  __device__ __forceinline__ void load(int first, unsigned (&rank)[Config::kVectors][4]) const {
+    float4 x[Config::kVectors];
+#pragma unroll
+    for (int v = 0; v < Config::kVectors; ++v) {
+      const int k = first + v * Config::kLine;
+      x[v] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (vectors && k >= begin && k + 4 <= end) x[v] = *reinterpret_cast<const float4*>(scores + 4ll * k);
+    }
+#pragma unroll
+    for (int v = 0; v < Config::kVectors; ++v) {
+      const int k = first + v * Config::kLine;
+      rank[v][0] = rank_of(x[v].x), rank[v][1] = rank_of(x[v].y);
+      rank[v][2] = rank_of(x[v].z), rank[v][3] = rank_of(x[v].w);
+      if (!(vectors && k >= begin && k + 4 <= end)) load_some(k, rank[v]);
+      if (ask != Ask::kNone) drop_unseen(k, rank[v]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load_some(int first, unsigned (&rank)[4]) const {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int k = first + e;
+      rank[e] = 0;
+      if (k >= begin && k < end)
+        rank[e] = scores == nullptr ? 1 : rank_of(*reinterpret_cast<const float*>(scores + k * stride));
+    }
+  }
+
+  __device__ __forceinline__ void drop_unseen(int first, unsigned (&rank)[4]) const {
+    unsigned asked = 0, unseen = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asked |= (ask == Ask::kAll ? rank[e] != 0 : rank[e] == kRankOfMinusInf) ? 1u << e : 0;
+    for (; asked != 0; asked &= asked - 1) {
+      const int e = __ffs(static_cast<int>(asked)) - 1;
+      if (tables.entry(position + first + e) < 0) unseen |= 1u << e;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) rank[e] = (unseen >> e & 1) != 0 ? 0 : rank[e];
+  }
+};
+
+}  // namespace attune::indexer
