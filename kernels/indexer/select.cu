@@ -152,10 +152,10 @@ __device__ __forceinline__ void find_threshold(int count, Threshold& t, SharedSt
   __syncthreads();
 }
 
-// By all blocks of the cluster, each for its part of the row. Marks the part where it can all be marked; returns
-// whether.
-__device__ __forceinline__ bool search(Keys& keys, int most_keys, const IndexSelectParams& p, Threshold& t,
-                                       SharedStorage& shared) {
+// By all blocks of the cluster, each for its part of the row: narrows the threshold until it is known, or the keys that
+// it may be have room as candidates. Returns how many those are; 0: it is known.
+__device__ __forceinline__ int search(Keys& keys, int most_keys, const IndexSelectParams& p, Threshold& t,
+                                      SharedStorage& shared) {
   const bool fits = most_keys <= Config::kSpan;
   if (threadIdx.x == 0) shared.candidates = 0;
   for (;;) {
@@ -168,20 +168,16 @@ __device__ __forceinline__ bool search(Keys& keys, int most_keys, const IndexSel
     find_bin(whole_histogram(shared), t.wanted, shared);
     if (shared.bin == 0 && t.digits == 0) {  // the row sees fewer than topk
       t = {0, 0, 0, Config::kDigits};
-      return false;
+      return 0;
     }
     t.narrow(shared);
     if (t.digits == 1 && t.holds(kRankOfMinusInf) && p.scores.in_workspace) {  // nothing else is in that bin
       t.lower = t.upper = kRankOfMinusInf;
       if (keys.ask == Ask::kNone) keys.ask = Ask::kMinusInf;
     }
-    if (t.exact()) return false;
-    if (fits && shared.bin_inside <= Config::kCandidates) break;
+    if (t.exact()) return 0;
+    if (fits && shared.bin_inside <= Config::kCandidates) return shared.bin_inside;
   }
-  const int count = shared.bin_inside;
-  mark(keys, t, true, shared);
-  find_threshold(count, t, shared);
-  return true;
 }
 
 // Words of the marks that this thread adds up and writes out.
@@ -210,13 +206,11 @@ struct Row {
   long long stride;  // in entries
 
   // Writes the chosen of the marked keys: all above, and those inside up to `ties`. before: of the row, what precedes
-  // them.
-  __device__ __forceinline__ void write(const Keys& keys, Counts before, unsigned ties, SharedStorage& shared,
-                                        Counts& all) const {
-    const MarkWords words(keys.end);
-    const Counts start = before + words.sum(shared, all);
+  // them; start: what precedes this thread's words; after: what precedes the keys behind.
+  __device__ __forceinline__ void write(const Keys& keys, const MarkWords& words, Counts before, Counts start,
+                                        Counts after, unsigned ties, SharedStorage& shared) const {
     const auto place = [&](Counts c) { return static_cast<int>(c.above + min(c.inside, ties)); };
-    const int first = place(before), count = place(before + all) - first;
+    const int first = place(before), count = place(after) - first;
     for (int window = 0; window < count; window += SharedStorage::kStaged) {
       Counts at = start;
       for (int i = words.begin; i < words.end; ++i) {
@@ -239,34 +233,38 @@ struct Row {
     }
   }
 
-  // By all blocks of the cluster. Returns how many were chosen.
-  __device__ __forceinline__ int write_all(const Keys& keys, const Threshold& t, bool marked,
+  // By all blocks of the cluster. candidates: how many there are in all, if T is not known. Returns how many were
+  // chosen.
+  __device__ __forceinline__ int write_all(const Keys& keys, int candidates, Threshold& t,
                                            SharedStorage& shared) const {
-    const auto mark_span = [&](int first) {
-      const Keys span = keys.part(first, Config::kSpan);
-      if (!marked) mark(span, t, false, shared);
-      return span;
-    };
-    Counts before{}, all{};
-    if (Config::kCluster > 1) {
-      for (int first = 0; first < keys.end; first += Config::kSpan) {
-        const Keys span = mark_span(first);
-        Counts of_span;
-        MarkWords(span.end).sum(shared, of_span);
-        all = all + of_span;
-        __syncthreads();
+    const bool one_span = keys.end <= Config::kSpan;
+    bool marked = false;
+    Counts before{}, all{}, mine{}, of_span{};
+    // A cluster's blocks first add up what each has, to know where it begins.
+    for (int turn = Config::kCluster > 1 ? 0 : 1; turn < 2; ++turn) {
+      Counts upto = before;
+      int first = 0;
+      do {
+        const Keys span = keys.part(first, Config::kSpan);
+        const MarkWords words(span.end);
+        if (!marked) {
+          mark(span, t, candidates > 0, shared);
+          if (candidates > 0) find_threshold(candidates, t, shared);
+          mine = words.sum(shared, of_span);
+          marked = one_span;
+          __syncthreads();
+        }
+        const Counts after = upto + of_span;
+        if (turn == 1) write(span, words, upto, upto + mine, after, t.wanted, shared);
+        upto = after;
+        first += Config::kSpan;
+      } while (first < keys.end);
+      if (turn == 0) {
+        before = exclusive_sum_of_blocks(upto, shared, all);
+      } else if (Config::kCluster == 1) {
+        all = upto;
       }
-      marked |= keys.end <= Config::kSpan;
-      before = exclusive_sum_of_blocks(all, shared, all);
     }
-    Counts upto = before;
-    for (int first = 0; first < keys.end; first += Config::kSpan) {
-      const Keys span = mark_span(first);
-      Counts of_span;
-      write(span, upto, t.wanted, shared, of_span);
-      upto = upto + of_span;
-    }
-    if (Config::kCluster == 1) all = upto;
     return static_cast<int>(all.above + min(all.inside, t.wanted));
   }
 };
@@ -281,30 +279,25 @@ __device__ __forceinline__ void run_row(const IndexSelectParams& p, long long ro
 
   const char* const scores =
       takes_all ? nullptr : score_row(p.rows, p.scores, row) + range.begin * p.scores.column_stride;
-  const bool vectors = !takes_all && p.scores.column_stride == 4;
-  const int head = vectors ? static_cast<int>(reinterpret_cast<unsigned long long>(scores) / 4 % 4) : 0;
+  const bool dense = !takes_all && p.scores.column_stride == 4;
+  const int head = dense ? static_cast<int>(reinterpret_cast<unsigned long long>(scores) / 4 % 4) : 0;
   const int each = ((head + size + Config::kCluster - 1) / Config::kCluster + 127) / 128 * 128;
-  const Keys whole{tables,
-                   takes_all ? nullptr : scores - head * p.scores.column_stride,
-                   p.scores.column_stride,
-                   range.begin - head,
-                   head,
-                   head + size,
-                   vectors,
-                   Ask::kNone};
+  const Keys whole{
+      tables,    takes_all ? nullptr : scores - head * p.scores.column_stride, range.begin - head, head, head + size,
+      Ask::kNone};
   Keys keys = whole.part(rank * each, each);
   const bool asks = takes_all || !p.scores.in_workspace || p.slot_table.data != nullptr;
   if (asks && !tables.have(keys.position + keys.begin, keys.position + keys.end)) keys.ask = Ask::kAll;
 
   Threshold t{0, 0, 0, Config::kDigits};
-  bool marked = false;
+  int candidates = 0;
   if (!takes_all) {
     t = {0, 0xffffffffu, static_cast<unsigned>(p.topk), 0};
-    marked = search(keys, each, p, t, shared);
+    candidates = search(keys, each, p, t, shared);
   }
   int* const to = reinterpret_cast<int*>(const_cast<char*>(row_of(p.rows, p.indices, row)));
   const Row out{tables, to, p.indices.head_stride / 4};
-  const int count = out.write_all(keys, t, marked, shared);
+  const int count = out.write_all(keys, candidates, t, shared);
   for (int i = count + rank * Config::kThreads + static_cast<int>(threadIdx.x); i < p.topk;
        i += Config::kCluster * Config::kThreads)
     to[i * out.stride] = -1;

@@ -67,16 +67,14 @@ enum class Ask { kNone, kMinusInf, kAll };
 struct Keys {
   const Tables& tables;
   const char* scores;  // of key 0; null: all have rank 1
-  long long stride;    // in bytes
   int position;        // of key 0
   int begin, end;      // the keys that there are
-  bool vectors;
   Ask ask;
 
   // Keys from `first` on, at most `count`, numbered from 0 again; first is a multiple of 4.
   __device__ __forceinline__ Keys part(int first, int count) const {
     Keys k = *this;
-    if (scores != nullptr) k.scores += first * stride;
+    if (scores != nullptr) k.scores += first * stride();
     k.position += first;
     k.begin = max(begin - first, 0);
     k.end = clamp_int(end - first, 0, count);
@@ -90,39 +88,49 @@ struct Keys {
     for (int v = 0; v < Config::kVectors; ++v) {
       const int k = first + v * Config::kLine;
       x[v] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (vectors && k >= begin && k + 4 <= end) x[v] = *reinterpret_cast<const float4*>(scores + 4ll * k);
+      if (whole(k)) x[v] = *reinterpret_cast<const float4*>(scores + 4ll * k);
     }
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
       const int k = first + v * Config::kLine;
       rank[v][0] = rank_of(x[v].x), rank[v][1] = rank_of(x[v].y);
       rank[v][2] = rank_of(x[v].z), rank[v][3] = rank_of(x[v].w);
-      if (!(vectors && k >= begin && k + 4 <= end)) load_some(k, rank[v]);
-      if (ask != Ask::kNone) drop_unseen(k, rank[v]);
+      if (!whole(k)) load_some(k, rank[v]);
     }
+    if (ask != Ask::kNone) drop_unseen(first, rank);
   }
 
  private:
+  __device__ __forceinline__ long long stride() const { return tables.p.scores.column_stride; }
+  __device__ __forceinline__ bool whole(int k) const {
+    return scores != nullptr && stride() == 4 && k >= begin && k + 4 <= end;
+  }
+
   __device__ __forceinline__ void load_some(int first, unsigned (&rank)[4]) const {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int k = first + e;
       rank[e] = 0;
       if (k >= begin && k < end)
-        rank[e] = scores == nullptr ? 1 : rank_of(*reinterpret_cast<const float*>(scores + k * stride));
+        rank[e] = scores == nullptr ? 1 : rank_of(*reinterpret_cast<const float*>(scores + k * stride()));
     }
   }
 
-  __device__ __forceinline__ void drop_unseen(int first, unsigned (&rank)[4]) const {
+  __device__ __forceinline__ void drop_unseen(int first, unsigned (&rank)[Config::kVectors][4]) const {
+    constexpr int kKeys = 4 * Config::kVectors;
     unsigned asked = 0, unseen = 0;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) asked |= (ask == Ask::kAll ? rank[e] != 0 : rank[e] == kRankOfMinusInf) ? 1u << e : 0;
+    for (int i = 0; i < kKeys; ++i) {
+      const unsigned r = rank[i / 4][i % 4];
+      asked |= (ask == Ask::kAll ? r != 0 : r == kRankOfMinusInf) ? 1u << i : 0;
+    }
+#pragma unroll 1
     for (; asked != 0; asked &= asked - 1) {
-      const int e = __ffs(static_cast<int>(asked)) - 1;
-      if (tables.entry(position + first + e) < 0) unseen |= 1u << e;
+      const int i = __ffs(static_cast<int>(asked)) - 1;
+      if (tables.entry(position + first + i / 4 * Config::kLine + i % 4) < 0) unseen |= 1u << i;
     }
 #pragma unroll
-    for (int e = 0; e < 4; ++e) rank[e] = (unseen >> e & 1) != 0 ? 0 : rank[e];
+    for (int i = 0; i < kKeys; ++i) rank[i / 4][i % 4] = (unseen >> i & 1) != 0 ? 0 : rank[i / 4][i % 4];
   }
 };
 

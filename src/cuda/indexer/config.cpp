@@ -85,17 +85,17 @@ size_t SelectConfig::shared_bytes() const {
 }
 
 KernelSpec SelectConfig::kernel() const {
-  return {
-      "indexer/select.cu",
-      "attune_index_select",
-      {define("ATTUNE_THREADS", threads), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm),
-       define("ATTUNE_CLUSTER", cluster), define("ATTUNE_BITS", bits), define("ATTUNE_CANDIDATES", candidates),
-       define("ATTUNE_MARK_WORDS", mark_words), define("ATTUNE_SHARED_BYTES", static_cast<int64_t>(shared_bytes()))},
-      shared_bytes()};
+  return {"indexer/select.cu",
+          "attune_index_select",
+          {define("ATTUNE_THREADS", threads), define("ATTUNE_BLOCKS_PER_SM", blocks_per_sm),
+           define("ATTUNE_CLUSTER", cluster), define("ATTUNE_VECTORS", vectors), define("ATTUNE_BITS", bits),
+           define("ATTUNE_CANDIDATES", candidates), define("ATTUNE_MARK_WORDS", mark_words),
+           define("ATTUNE_SHARED_BYTES", static_cast<int64_t>(shared_bytes()))},
+          shared_bytes()};
 }
 
 std::array<int, 12> SelectConfig::key() const {
-  return {threads, blocks_per_sm, cluster, bits, candidates, mark_words};
+  return {threads, blocks_per_sm, cluster, vectors, bits, candidates, mark_words};
 }
 
 KernelSpec owners_kernel() {
@@ -127,6 +127,7 @@ SelectConfig choose_select(const IndexerProblem& op, int64_t rows, int num_sms) 
   SelectConfig c;
   while (c.cluster < kMostBlocks && 2 * c.cluster * rows <= num_sms && op.max_seqlen_kv >= 2 * c.cluster * kLeastKeys)
     c.cluster *= 2;
+  if (c.cluster > 1) c.threads = 512, c.vectors = 8;  // which need more registers
   return c;
 }
 

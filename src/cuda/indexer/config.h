@@ -34,6 +34,7 @@ struct ScoresConfig {
 struct SelectConfig {
   int threads = 1024, blocks_per_sm = 1;
   int cluster = 1;  // blocks of a row
+  int vectors = 4;  // of keys that a thread reads at a time
   int bits = 12, candidates = 2048, mark_words = 4096;
 
   size_t shared_bytes() const;
