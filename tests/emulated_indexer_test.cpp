@@ -329,49 +329,63 @@ constexpr Distribution kDistributions[] = {
      }},
 };
 
-// Rows that a block marks at once and that it does not, parts of a cluster that are empty, candidates that find room
-// and that do not: with 128 threads, 2048 keys are read at a time, and spans are of 1024 and 4096.
+std::string select_and_check(const std::vector<float>& scores, int64_t topk, const Device& d, int64_t begin = 0,
+                             int64_t step = 1) {
+  const std::vector<int32_t> expected = expect(scores, static_cast<size_t>(begin), static_cast<size_t>(topk));
+  if (select(scores, topk, d, begin, step) == expected) return "";
+  return "keys " + std::to_string(scores.size()) + " topk " + std::to_string(topk) + " begin " + std::to_string(begin) +
+         " step " + std::to_string(step) + " cluster " + std::to_string(d.select.cluster);
+}
+
+// 128 threads read 1024 keys at a time, and a block marks 1024 or 4096.
+constexpr indexer::SelectConfig kSmallSelects[] = {
+    {.threads = 128, .vectors = 2, .bits = 11, .candidates = 64, .mark_words = 32},
+    {.threads = 128, .cluster = 2, .vectors = 2, .bits = 11, .candidates = 2048, .mark_words = 128},
+    {.threads = 128, .cluster = 4, .vectors = 2, .candidates = 256, .mark_words = 32}};
+
+// Rows that can be marked at once and that cannot, with more and fewer candidates than there is room for.
 TEST_F(EmulatedIndexer, SelectsFromAnyDistribution) {
   cases::Random random("select", 1);
-  for (const indexer::SelectConfig& config :
-       {indexer::SelectConfig{.threads = 128, .candidates = 64, .mark_words = 32},
-        indexer::SelectConfig{.threads = 128, .cluster = 2, .bits = 11, .candidates = 2048, .mark_words = 128},
-        indexer::SelectConfig{.threads = 128, .cluster = 4, .candidates = 256, .mark_words = 32}}) {
+  for (const indexer::SelectConfig& config : kSmallSelects) {
     const int64_t span = 32 * config.mark_words * config.cluster;
     for (const Distribution& d : kDistributions) {
-      for (const int64_t keys : {int64_t{130}, int64_t{2049}, span, span + 1}) {
+      for (const int64_t keys : {int64_t{1025}, span, span + 1}) {
         std::vector<float> scores(static_cast<size_t>(keys));
         for (size_t i = 0; i < scores.size(); ++i) scores[i] = d.score(i, random);
-        const std::vector<int64_t> topks = {1, random.integer(2, keys / 2), keys - 1};
-        for (const int64_t topk : topks) {
-          EXPECT_EQ(select(scores, topk, {.select = config}), expect(scores, 0, static_cast<size_t>(topk)))
-              << d.name << " " << keys << " " << topk << " " << config.cluster;
+        for (const int64_t topk : {int64_t{1}, random.integer(2, keys / 2)})
+          EXPECT_EQ(select_and_check(scores, topk, {.select = config}), "") << d.name;
+      }
+    }
+  }
+}
+
+// Rows of a tensor begin anywhere in 16 bytes, their keys anywhere in the row, and columns may lie apart; parts of a
+// cluster may be empty.
+TEST_F(EmulatedIndexer, SelectsFromAnyPlace) {
+  cases::Random random("place", 1);
+  for (const indexer::SelectConfig& config : {kSmallSelects[0], kSmallSelects[2]}) {
+    for (const int64_t keys : {1, 5, 127, 129, 640, 1500}) {
+      for (const int64_t begin : {0, 1, 2, 3, 97}) {
+        if (begin >= keys) continue;
+        std::vector<float> scores(static_cast<size_t>(keys));
+        for (float& x : scores) x = static_cast<float>(random.integer(0, 50));
+        for (const int64_t topk : {int64_t{1}, keys - begin - 1, keys + 3}) {
+          if (topk < 1) continue;
+          const int64_t step = random.chance(0.3) ? 3 : 1;
+          EXPECT_EQ(select_and_check(scores, topk, {.select = config}, begin, step), "");
         }
       }
     }
   }
 }
 
-// Rows of a tensor begin anywhere in 16 bytes, their keys anywhere in the row, and columns may lie apart.
-TEST_F(EmulatedIndexer, SelectsFromAnyPlace) {
-  cases::Random random("place", 1);
-  for (const int cluster : {1, 4}) {
-    const indexer::SelectConfig config = {.threads = 128, .cluster = cluster, .candidates = 64, .mark_words = 32};
-    for (const int64_t keys : {1, 5, 127, 128, 129, 640, 1500}) {
-      for (const int64_t begin : {0, 1, 2, 3, 4, 97}) {
-        if (begin >= keys) continue;
-        std::vector<float> scores(static_cast<size_t>(keys));
-        for (float& x : scores) x = static_cast<float>(random.integer(0, 50));
-        for (const int64_t topk : {int64_t{1}, keys - begin - 1, keys - begin, keys + 3}) {
-          if (topk < 1) continue;
-          for (const int64_t step : {1, 3}) {
-            EXPECT_EQ(select(scores, topk, {.select = config}, begin, step),
-                      expect(scores, static_cast<size_t>(begin), static_cast<size_t>(topk)))
-                << keys << " " << begin << " " << topk << " " << step << " " << cluster;
-          }
-        }
-      }
-    }
+// More are chosen than can be on their way out at a time.
+TEST_F(EmulatedIndexer, ChoosesNearlyAll) {
+  cases::Random random("all", 1);
+  std::vector<float> scores(7000);
+  for (float& x : scores) x = static_cast<float>(random.normal());
+  for (const indexer::SelectConfig& config : kSmallSelects) {
+    for (const int64_t topk : {6999, 7000, 7001}) EXPECT_EQ(select_and_check(scores, topk, {.select = config}), "");
   }
 }
 
