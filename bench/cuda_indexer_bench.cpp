@@ -4,9 +4,9 @@
 // its two halves by themselves (SCORES, and SELECT, which also looks for bad pages), bytes of keys and scores over the
 // time of the scores, and their multiplications and additions.
 #include <benchmark/benchmark.h>
-#include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -137,8 +137,10 @@ void indexer(benchmark::State& state) {
   const double hidden = static_cast<double>(data.queries - 1) / 2;  // keys of a row, by causality
   const double seconds = total[0] / runs, pairs = rows * (keys - hidden);
   const double bytes = static_cast<double>(data.batch) * keys * (kDim + 4) + pairs * 4;
-  state.SetLabel(fmt::format("scores {:.1f} us, select {:.1f} us; {:.0f} GB/s, {:.0f} TFLOP/s", total[0] / runs * 1e6,
-                             total[1] / runs * 1e6, bytes / seconds / 1e9, pairs * kHeads * kDim * 2 / seconds / 1e12));
+  char label[128];
+  std::snprintf(label, sizeof(label), "scores %.1f us, select %.1f us; %.0f GB/s, %.0f TFLOP/s", total[0] / runs * 1e6,
+                total[1] / runs * 1e6, bytes / seconds / 1e9, pairs * kHeads * kDim * 2 / seconds / 1e12);
+  state.SetLabel(label);
 }
 BENCHMARK(indexer)
     ->ArgNames({"batch", "queries", "keys"})

@@ -11,6 +11,7 @@
 #include "core/indexer.h"
 #include "cuda/indexer/indexer.h"
 #include "indexer_fixture.h"
+#include "selection_fixture.h"
 
 namespace attune::cuda {
 namespace {
@@ -179,6 +180,49 @@ TEST_F(CudaIndexer, LongRowsInSeveralLaunches) {
     best.resize(LongProblem::kTopk);
     std::sort(best.begin(), best.end());
     EXPECT_TRUE(std::equal(best.begin(), best.end(), indices.begin() + row * LongProblem::kTopk)) << row;
+  }
+}
+
+// Rows of every distribution, for one block, for clusters, and longer than a block can mark at once.
+TEST_F(CudaIndexer, SelectsFromAnyDistribution) {
+  const Stream stream(kDevice);
+  constexpr size_t kDistributions = std::size(tests::kDistributions);
+  const struct {
+    int64_t rows, keys, topk;
+  } shapes[] = {{12, 2049, 2048},    {12, 4097, 4096},  {12, 8192, 2048},    {12, 16385, 1},
+                {3, 131072, 2048},   {12, 131071, 500}, {12, 131073, 20000}, {12, 300001, 150000},
+                {12, 1100000, 2048}, {140, 9001, 2048}, {140, 140001, 2048}};
+  for (const auto& [rows, keys, topk] : shapes) {
+    cases::Random random("select", static_cast<uint64_t>(keys));
+    std::vector<float> scores(static_cast<size_t>(rows * keys));
+    for (size_t i = 0; i < scores.size(); ++i) {
+      const size_t row = i / static_cast<size_t>(keys);
+      scores[i] = tests::kDistributions[row % kDistributions].score(i % static_cast<size_t>(keys), random);
+    }
+    const DeviceMemory in = to_device(stream, scores),
+                       seqused = to_device(stream, std::vector<int32_t>(1, int32_t(keys)));
+    const DeviceMemory out(kDevice, static_cast<size_t>(rows * topk * 4));
+    attune_indexer op;
+    EXPECT_ATTUNE_OK(attune_indexer_init(&op, sizeof(op)));
+    op.kind = ATTUNE_INDEXER_SELECT;
+    op.form = ATTUNE_INDEX_POSITIONS;
+    op.scores = tensor(in, ATTUNE_FLOAT32, {1, rows, keys});
+    op.indices = tensor(out, ATTUNE_INT32, {1, rows, topk});
+    op.seqused_kv = tensor(seqused, ATTUNE_INT32, {1});
+    for (int run = 0; run < 2; ++run) {
+      fill_bytes(stream, out.data(), 0x77, out.bytes());
+      Operation(op, stream).run();
+      stream.synchronize();
+      const std::vector<int32_t> indices = to_host<int32_t>(stream, out);
+      for (int64_t row = 0; row < std::min<int64_t>(rows, 24); ++row) {
+        const auto first = scores.begin() + row * keys;
+        const std::vector<int32_t> expected =
+            tests::expected_choice(std::vector<float>(first, first + keys), 0, static_cast<size_t>(topk));
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), indices.begin() + row * topk))
+            << tests::kDistributions[static_cast<size_t>(row) % kDistributions].name << " " << rows << " " << keys
+            << " " << topk;
+      }
+    }
   }
 }
 

@@ -12,6 +12,7 @@
 #include "emulator/emulator.h"
 #include "emulator/module.h"
 #include "indexer_fixture.h"
+#include "selection_fixture.h"
 
 namespace attune::cuda {
 namespace {
@@ -173,6 +174,7 @@ TEST_F(EmulatedIndexer, Layouts) {
 TEST_F(EmulatedIndexer, SlotsOfAnotherCache) {
   for (const char* rest :
        {R"({"topk": 40, "slot_page_size": 48})", R"({"topk": 40, "slot_page_size": 16, "bad_pages": true})",
+        R"({"topk": 40, "slot_page_size": 4, "bad_pages": true})",
         R"({"topk": 500, "slot_page_size": 16, "bad_pages": true})", R"({"topk": 40, "lengths": false, "clear": true})",
         R"({"topk": 40, "slot_page_size": 16, "bad_pages": true, "positions": true})"}) {
     EXPECT_EQ(check(std::string(R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "e4m3", "cache": {"dtype": "e4m3",
@@ -251,7 +253,7 @@ TEST_F(EmulatedIndexer, AVisibleNanIsTaken) {
 
 // SELECT of one row of scores, `step` apart, from key `begin` on; positions of a sequence with as many keys.
 std::vector<int32_t> select(const std::vector<float>& scores, int64_t topk, const Device& d = {}, int64_t begin = 0,
-                            int64_t step = 1) {
+                            int64_t step = 1, std::vector<int32_t> slot_pages = {}) {
   const auto n = static_cast<int64_t>(scores.size());
   // Of its own allocation, with nothing behind the last score, and what must not be chosen between and before.
   std::vector<float> spread(static_cast<size_t>(n * step - step + 1), std::numeric_limits<float>::quiet_NaN());
@@ -269,6 +271,13 @@ std::vector<int32_t> select(const std::vector<float>& scores, int64_t topk, cons
   op.seqused_kv = seqused.tensor();
   tests::Int32Vector first({static_cast<int32_t>(begin)});
   if (begin > 0) op.key_begin = first.tensor();
+  if (!slot_pages.empty()) {
+    const int64_t pages[] = {1, static_cast<int64_t>(slot_pages.size())};
+    op.form = ATTUNE_INDEX_SLOTS;
+    op.slot_table = attune_dense_tensor(slot_pages.data(), ATTUNE_INT32, 2, pages);
+    op.slot_page_size = n / pages[1];
+    op.slot_pages = 100;
+  }
   EXPECT_EQ(run_emulated(op, d), "");
   return indices;
 }
@@ -287,51 +296,10 @@ TEST_F(EmulatedIndexer, OrdersScoresAndBreaksTies) {
   EXPECT_EQ(select({2, 1}, 4), (List{0, 1, -1, -1}));
 }
 
-// The rules of docs/semantics.md, slowly.
-std::vector<int32_t> expect(const std::vector<float>& scores, size_t begin, size_t topk) {
-  std::vector<int32_t> best;
-  for (size_t i = begin; i < scores.size(); ++i) best.push_back(static_cast<int32_t>(i));
-  const auto at = [&](int32_t i) { return scores[static_cast<size_t>(i)]; };
-  std::stable_sort(best.begin(), best.end(),
-                   [&](int32_t a, int32_t b) { return std::isnan(at(a)) ? !std::isnan(at(b)) : at(a) > at(b); });
-  best.resize(std::min(best.size(), topk));
-  std::sort(best.begin(), best.end());
-  best.resize(topk, -1);
-  return best;
-}
-
-struct Distribution {
-  const char* name;
-  float (*score)(size_t i, cases::Random& random);
-};
-constexpr Distribution kDistributions[] = {
-    {"normal", [](size_t, cases::Random& r) { return static_cast<float>(r.normal()); }},
-    {"far from zero", [](size_t, cases::Random& r) { return 1000 + static_cast<float>(r.normal()); }},
-    {"equal", [](size_t, cases::Random&) { return 2.5f; }},
-    {"zeros of both signs", [](size_t i, cases::Random&) { return i % 3 == 0 ? -0.0f : 0.0f; }},
-    {"few values", [](size_t i, cases::Random&) { return static_cast<float>(i * 7919 % 5) - 2; }},
-    {"one bin", [](size_t i, cases::Random&) { return std::bit_cast<float>(0x3f800000u + unsigned(i * 7919 % 4099)); }},
-    {"one bin below zero",
-     [](size_t i, cases::Random&) { return std::bit_cast<float>(0xbf800000u + unsigned(i * 7919 % 4099)); }},
-    {"second digit",
-     [](size_t i, cases::Random&) { return std::bit_cast<float>(0x40000000u + unsigned(i % 3000 << 7)); }},
-    {"rising", [](size_t i, cases::Random&) { return static_cast<float>(i); }},
-    {"falling", [](size_t i, cases::Random&) { return -static_cast<float>(i); }},
-    {"many NaN",
-     [](size_t i, cases::Random& r) {
-       const float nan = std::numeric_limits<float>::quiet_NaN();
-       return r.chance(0.4) ? (i % 2 == 0 ? nan : -nan) : static_cast<float>(r.normal());
-     }},
-    {"infinite",
-     [](size_t i, cases::Random& r) {
-       const float inf = std::numeric_limits<float>::infinity();
-       return r.chance(0.7) ? -inf : i % 4 == 0 ? inf : static_cast<float>(r.normal());
-     }},
-};
-
 std::string select_and_check(const std::vector<float>& scores, int64_t topk, const Device& d, int64_t begin = 0,
                              int64_t step = 1) {
-  const std::vector<int32_t> expected = expect(scores, static_cast<size_t>(begin), static_cast<size_t>(topk));
+  const std::vector<int32_t> expected =
+      tests::expected_choice(scores, static_cast<size_t>(begin), static_cast<size_t>(topk));
   if (select(scores, topk, d, begin, step) == expected) return "";
   return "keys " + std::to_string(scores.size()) + " topk " + std::to_string(topk) + " begin " + std::to_string(begin) +
          " step " + std::to_string(step) + " cluster " + std::to_string(d.select.cluster);
@@ -348,7 +316,7 @@ TEST_F(EmulatedIndexer, SelectsFromAnyDistribution) {
   cases::Random random("select", 1);
   for (const indexer::SelectConfig& config : kSmallSelects) {
     const int64_t span = 32 * config.mark_words * config.cluster;
-    for (const Distribution& d : kDistributions) {
+    for (const tests::Distribution& d : tests::kDistributions) {
       for (const int64_t keys : {int64_t{1025}, span, span + 1}) {
         std::vector<float> scores(static_cast<size_t>(keys));
         for (size_t i = 0; i < scores.size(); ++i) scores[i] = d.score(i, random);
@@ -379,12 +347,21 @@ TEST_F(EmulatedIndexer, SelectsFromAnyPlace) {
   }
 }
 
+// A page of the slots is bad while all others are good.
+TEST_F(EmulatedIndexer, ABadSlotPageHidesItsKeys) {
+  const std::vector<float> scores = {1, 2, 9, 9, 5, 6, 7, 8};
+  EXPECT_EQ(select(scores, 3, {}, 0, 1, {3, -1, 0, 1}), (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(select(scores, 7, {}, 0, 1, {3, 100, 0, 1}), (std::vector<int32_t>{6, 7, 0, 1, 2, 3, -1}));
+  EXPECT_EQ(select(scores, 8, {}, 0, 1, {3, 99, 0, -1}), (std::vector<int32_t>{6, 7, 198, 199, 0, 1, -1, -1}));
+}
+
 // More are chosen than can be on their way out at a time.
 TEST_F(EmulatedIndexer, ChoosesNearlyAll) {
   cases::Random random("all", 1);
   std::vector<float> scores(7000);
   for (float& x : scores) x = static_cast<float>(random.normal());
-  for (const indexer::SelectConfig& config : kSmallSelects) {
+  for (indexer::SelectConfig config : kSmallSelects) {
+    if (config.cluster == 1) config.mark_words = 256;  // all in one span
     for (const int64_t topk : {6999, 7000, 7001}) EXPECT_EQ(select_and_check(scores, topk, {.select = config}), "");
   }
 }

@@ -23,6 +23,13 @@ inline void set_integer(const attune_tensor& t, std::initializer_list<int64_t> i
   cases::encode(static_cast<attune_dtype>(t.dtype), static_cast<double>(value), cases::element_at(t, index));
 }
 
+inline void spoil_pages(cases::IndexerProblem& p) {
+  set_integer(p.base().cache.page_table, {0, 1}, -1);
+  set_integer(p.base().cache.page_table, {0, 6}, 2147480000);
+  set_integer(p.base().cache.page_table, {1, 0}, INT32_MIN);
+  set_integer(p.base().cache.page_table, {2, 0}, p.base().cache.k.shape[0]);
+}
+
 // A way to spoil small_case(more).
 struct Spoilt {
   const char* name;
@@ -31,13 +38,8 @@ struct Spoilt {
 };
 
 inline constexpr Spoilt kSpoilt[] = {
-    {"bad pages hide their tokens", "",
-     [](cases::IndexerProblem& p) {
-       set_integer(p.base().cache.page_table, {0, 1}, -1);
-       set_integer(p.base().cache.page_table, {0, 6}, 2147480000);
-       set_integer(p.base().cache.page_table, {1, 0}, INT32_MIN);
-       set_integer(p.base().cache.page_table, {2, 0}, p.base().cache.k.shape[0]);
-     }},
+    {"bad pages hide their tokens", "", spoil_pages},
+    {"bad pages leave fewer than topk", R"(, "indexer": {"topk": 90})", spoil_pages},
     // Past the end of the longest sequence its table names no page, but the last page has NaN behind the last token.
     {"lengths are clamped", "",
      [](cases::IndexerProblem& p) {
