@@ -3,9 +3,9 @@
 // poisoned memory, without a GPU.
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <sstream>
 
 #include "cuda/indexer/config.h"
 #include "cuda/indexer/params.h"
@@ -301,8 +301,10 @@ std::string select_and_check(const std::vector<float>& scores, int64_t topk, con
   const std::vector<int32_t> expected =
       tests::expected_choice(scores, static_cast<size_t>(begin), static_cast<size_t>(topk));
   if (select(scores, topk, d, begin, step) == expected) return "";
-  return "keys " + std::to_string(scores.size()) + " topk " + std::to_string(topk) + " begin " + std::to_string(begin) +
-         " step " + std::to_string(step) + " cluster " + std::to_string(d.select.cluster);
+  std::ostringstream where;
+  where << "keys " << scores.size() << " topk " << topk << " begin " << begin << " step " << step << " cluster "
+        << d.select.cluster;
+  return where.str();
 }
 
 // 128 threads read 1024 keys at a time, and a block marks 1024 or 4096.
