@@ -183,5 +183,21 @@ TEST(CudaMlaConfig, ChoosesHowKeysCome) {
   }
 }
 
+// Where two blocks of rows have the same keys, and these must be decoded.
+TEST(CudaMlaConfig, PairsBlocksThatDecodeTheSameKeys) {
+  const auto cluster = [](const std::string& heads, const std::string& cache, int num_sms) {
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "kv": "slots",
+        "seqlens_q": [3], "sparse": {"topk": 9}, "heads": )" +
+                                            heads + cache + "}"));
+    return mla::choose_config(make_problem(problem.host(), Data::kRequired), num_sms).cluster;
+  };
+  const char* packed = R"(, "cache": {"format": "mla_656"})";
+  EXPECT_EQ(cluster("[128, 1]", packed, 132), 2);
+  EXPECT_EQ(cluster("[192, 1]", packed, 132), 1);  // three
+  EXPECT_EQ(cluster("[16, 1]", packed, 132), 1);
+  EXPECT_EQ(cluster("[128, 1]", packed, 131), 1);
+  EXPECT_EQ(cluster("[128, 1]", R"(, "shared_kv": true)", 132), 1);
+}
+
 }  // namespace
 }  // namespace attune::cuda

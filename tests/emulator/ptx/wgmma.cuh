@@ -10,8 +10,11 @@ namespace attune::ptx {
 
 inline void fence_products() {}
 inline void commit_products() {}
+// A warp's lanes multiply each at its own time: after the wait all have.
 template <int kPending>
-void wait_products() {}
+void wait_products() {
+  emulator::exchange(0);
+}
 template <class T, int kCount>
 void pin(T (&)[kCount]) {}
 
