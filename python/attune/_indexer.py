@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _core
-from ._frameworks import empty, finish
-from ._ops import _given
+from ._ops import _given, call, hand_out, make
 from ._records import Array, KVCache
 
 
@@ -35,11 +33,11 @@ def indexer_topk(q: Array, weights: Array, cache: KVCache, *, topk: int | None =
     """
     rows = tuple(q.shape[:-2])  # type: ignore[attr-defined]
     indices, topk_length = _outputs(rows, topk, indices, topk_length, q)
-    _core.indexer_topk(_given(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q, seqused_kv=seqused_kv,
-                              causal=causal, key_begin=key_begin, key_end=key_end, form=form, slot_table=slot_table,
-                              slot_page_size=slot_page_size, slot_pages=slot_pages, max_seqlen_kv=max_seqlen_kv,
-                              indices=indices, topk_length=topk_length), workspace, stream)
-    return finish(indices, q), finish(topk_length, q)
+    call("indexer_topk", _given(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q,
+                                seqused_kv=seqused_kv, causal=causal, key_begin=key_begin, key_end=key_end, form=form,
+                                slot_table=slot_table, slot_page_size=slot_page_size, slot_pages=slot_pages,
+                                max_seqlen_kv=max_seqlen_kv, indices=indices, topk_length=topk_length), workspace, stream)
+    return hand_out(indices, q), hand_out(topk_length, q)
 
 
 def indexer_scores(q: Array, weights: Array, cache: KVCache, *, q_scale: Array | None = None, cu_seqlens_q: Array | None = None,
@@ -55,12 +53,12 @@ def indexer_scores(q: Array, weights: Array, cache: KVCache, *, q_scale: Array |
     if scores is None:
         if max_seqlen_kv is None:
             raise ValueError("max_seqlen_kv and scores are None; one of them must say how many columns the scores have")
-        scores = empty((*q.shape[:-2], max_seqlen_kv), "float32", q)  # type: ignore[attr-defined]
+        scores = make((*q.shape[:-2], max_seqlen_kv), "float32", q)  # type: ignore[attr-defined]
         clear_scores = True if clear_scores is None else clear_scores
-    _core.indexer_scores(_given(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q,
-                                seqused_kv=seqused_kv, causal=causal, key_begin=key_begin, key_end=key_end,
-                                max_seqlen_kv=max_seqlen_kv, scores=scores, clear_scores=clear_scores), workspace, stream)
-    return finish(scores, q)
+    call("indexer_scores", _given(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q,
+                                  seqused_kv=seqused_kv, causal=causal, key_begin=key_begin, key_end=key_end,
+                                  max_seqlen_kv=max_seqlen_kv, scores=scores, clear_scores=clear_scores), workspace, stream)
+    return hand_out(scores, q)
 
 
 def indexer_select(scores: Array, *, topk: int | None = None, cache: KVCache | None = None, cu_seqlens_q: Array | None = None,
@@ -75,23 +73,23 @@ def indexer_select(scores: Array, *, topk: int | None = None, cache: KVCache | N
     """
     rows = tuple(scores.shape[:-1])  # type: ignore[attr-defined]
     indices, topk_length = _outputs(rows, topk, indices, topk_length, scores)
-    _core.indexer_select(_given(scores=scores, cache=cache, cu_seqlens_q=cu_seqlens_q, seqused_kv=seqused_kv, causal=causal,
-                                key_begin=key_begin, key_end=key_end, form=form, slot_table=slot_table,
-                                slot_page_size=slot_page_size, slot_pages=slot_pages, max_seqlen_kv=max_seqlen_kv,
-                                indices=indices, topk_length=topk_length), workspace, stream)
-    return finish(indices, scores), finish(topk_length, scores)
+    call("indexer_select", _given(scores=scores, cache=cache, cu_seqlens_q=cu_seqlens_q, seqused_kv=seqused_kv, causal=causal,
+                                  key_begin=key_begin, key_end=key_end, form=form, slot_table=slot_table,
+                                  slot_page_size=slot_page_size, slot_pages=slot_pages, max_seqlen_kv=max_seqlen_kv,
+                                  indices=indices, topk_length=topk_length), workspace, stream)
+    return hand_out(indices, scores), hand_out(topk_length, scores)
 
 
 def _outputs(rows: tuple[int, ...], topk: int | None, indices: Any, topk_length: Any, like: Any) -> tuple[Any, Any]:
     if indices is None:
         if topk is None:
             raise ValueError("topk and indices are None; one of them must say how many keys are chosen")
-        indices = empty((*rows, topk), "int32", like)
+        indices = make((*rows, topk), "int32", like)
     elif topk is not None and topk != indices.shape[-1]:
         raise ValueError(f"topk is {topk}, and indices has {indices.shape[-1]} columns")
     if topk_length is None:
         count = 1
         for extent in rows:
             count *= extent
-        topk_length = empty((count,), "int32", like)
+        topk_length = make((count,), "int32", like)
     return indices, topk_length

@@ -18,6 +18,27 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _tracing() -> bool:
+    return tracer is not None and tracer.is_compiling()
+
+
+def make(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    """`empty`, also where torch.compile looks; what it makes goes to the caller by `hand_out`."""
+    return tracer.empty(shape, dtype, like) if _tracing() else empty(shape, dtype, like)
+
+
+def hand_out(array: Any, like: Any) -> Any:
+    return array if _tracing() else finish(array, like)
+
+
+def call(name: str, arguments: dict[str, Any], *more: Any) -> None:
+    """An operation of the extension module, or its operator while torch.compile looks. more: workspace and stream."""
+    if _tracing():
+        tracer.call(name, arguments)
+    else:
+        getattr(_core, name)(arguments, *more)
+
+
 def _pair(first: Any, second: Any, like: Any) -> Any:
     return finish(first, like) if second is None else (finish(first, like), finish(second, like))
 
@@ -38,6 +59,10 @@ def qkv_prepare(q: Array | None = None, k: Array | None = None, v: Array | None 
     Returns:
         (q_out, k_out, v_out), None where there is no input.
     """
+    arguments = _given(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, seqused_kv=seqused_kv, finished=finished, cache=cache,
+                       prologue=prologue)
+    if _tracing():
+        return tracer.qkv_prepare(arguments, _given(q_out=q_out, k_out=k_out, v_out=v_out), out_dtype)
     outs = []
     for name, given, out in (("q", q, q_out), ("k", k, k_out), ("v", v, v_out)):
         if given is not None and out is None:
@@ -46,8 +71,7 @@ def qkv_prepare(q: Array | None = None, k: Array | None = None, v: Array | None 
                 raise InvalidArgument(f"out_dtype is None, and {name} is {dtype}: say the dtype of the outputs")
             out = empty(tuple(given.shape), dtype, given)  # type: ignore[attr-defined]
         outs.append(out)
-    _core.qkv_prepare(_given(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, seqused_kv=seqused_kv, finished=finished, cache=cache,
-                             prologue=prologue, q_out=outs[0], k_out=outs[1], v_out=outs[2]), stream)
+    _core.qkv_prepare({**arguments, **_given(q_out=outs[0], k_out=outs[1], v_out=outs[2])}, stream)
     return tuple(None if out is None else finish(out, like) for out, like in zip(outs, (q, k, v)))  # type: ignore[return-value]
 
 
@@ -64,7 +88,7 @@ def merge(partial_out: Array, partial_lse: Array, *, sinks: Array | None = None,
     Returns:
         out, or (out, lse) where lse was given or asked for.
     """
-    if tracer is not None and tracer.is_compiling():
+    if _tracing():
         return tracer.merge({"partial_out": partial_out, "partial_lse": partial_lse, "sinks": sinks, "out": out,
                              "out_scale": out_scale, "lse": lse}, out_dtype, return_lse)
     shape = tuple(partial_out.shape)  # type: ignore[attr-defined]
@@ -89,23 +113,19 @@ def cache_append(cache: KVCache, k: Array, v: Array | None = None, *, slots: Arr
             rows of each sequence; None: one sequence, or one token for each.
         finished: bool [batch], writes nothing. power_of_two_scales: scales of "mla_656", and scales per token and head.
     """
-    arguments = _given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv, finished=finished,
-                       power_of_two_scales=power_of_two_scales)
-    if tracer is not None and tracer.is_compiling():
-        tracer.cache_append(arguments)
-        return
-    _core.cache_append(arguments, stream)
+    call("cache_append", _given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv,
+                                finished=finished, power_of_two_scales=power_of_two_scales), stream)
 
 
 def cache_quantize(cache: KVCache, k: Array, v: Array | None = None, *, power_of_two_scales: bool = False,
                    stream: Any = None) -> None:
     """Writes row i of k, v [tokens, num_heads_kv, head_dim] to slot i of the cache."""
-    _core.cache_quantize(_given(cache=cache, k=k, v=v, power_of_two_scales=power_of_two_scales), stream)
+    call("cache_quantize", _given(cache=cache, k=k, v=v, power_of_two_scales=power_of_two_scales), stream)
 
 
 def cache_dequantize(cache: KVCache, k: Array, v: Array | None = None, *, stream: Any = None) -> Any:
     """Reads slot i of the cache to row i of k, v [tokens, num_heads_kv, head_dim], which are written and returned."""
-    _core.cache_dequantize(_given(cache=cache, k=k, v=v), stream)
+    call("cache_dequantize", _given(cache=cache, k=k, v=v), stream)
     return k if v is None else (k, v)
 
 
@@ -118,5 +138,5 @@ def cache_gather(cache: KVCache, k: Array, v: Array | None = None, *, slots: Arr
         seqused_kv: int32 [batch], cu_seqlens: int32 [batch + 1]: the first seqused_kv[b] tokens of sequence b to rows
             cu_seqlens[b]...
     """
-    _core.cache_gather(_given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv), stream)
+    call("cache_gather", _given(cache=cache, k=k, v=v, slots=slots, cu_seqlens=cu_seqlens, seqused_kv=seqused_kv), stream)
     return k if v is None else (k, v)

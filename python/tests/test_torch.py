@@ -175,6 +175,53 @@ def test_compile_merge_and_cache_append():
     assert torch.equal(want[0], got[0]) and torch.equal(want[1], got[1])
 
 
+def test_compile_qkv_prepare():
+    cache, lengths = paged()
+    rope = attune.rope_table(32, 16, like=lengths)
+
+    def step(q, k, v, k_cache, v_cache, table, lengths, rope):
+        cache = attune.KVCache(k_cache, v_cache, page_table=table)
+        prologue = attune.Prologue(rope_cos_sin=rope, append=True)
+        q_out, k_out, v_out = attune.qkv_prepare(q * 1, k, v, cache=cache, seqused_kv=lengths - 2, prologue=prologue)
+        return q_out * 2, k_out, v_out, attune.qkv_prepare(q, prologue=attune.Prologue(rope_cos_sin=rope), out_dtype="bfloat16")[0]
+
+    q, k, v = (x[:2] for x in qkv())
+    before = cache.k.clone()
+    want, got = both(step, q, k, v, cache.k, cache.v, cache.page_table, lengths, rope)
+    assert all(torch.equal(a, b) for a, b in zip(want, got)) and not torch.equal(before, cache.k)
+    with pytest.raises(Exception, match="out_dtype is None, and q is torch.int8"):
+        compiled(lambda q: attune.qkv_prepare(q)[0])(q.to(torch.int8))
+
+
+def test_compile_cache_reads():
+    def reads(k_cache, v_cache, slots):
+        cache = attune.KVCache(k_cache, v_cache)
+        k, v = torch.zeros(5, 2, 16), torch.zeros(5, 2, 16)
+        attune.cache_gather(cache, k, v, slots=slots)
+        whole = torch.zeros(8, 2, 16)
+        attune.cache_dequantize(cache, whole, torch.zeros_like(whole))
+        attune.cache_quantize(attune.KVCache(k_cache, v_cache), whole + 1, whole)
+        return k, v, whole
+
+    pools = torch.randn(2, 2, 4, 2, 16)
+    want, got = both(reads, pools[0].clone(), pools[1].clone(), torch.tensor([1, 7, 0, 2, -1]))
+    assert all(torch.equal(a, b) for a, b in zip(want, got)) and want[0].any()
+
+
+def test_compile_indexer():
+    def choose(q, weights, keys, table, lengths):
+        cache = attune.KVCache(keys, page_table=table)
+        indices, count = attune.indexer_topk(q, weights, cache, topk=3, seqused_kv=lengths, max_seqlen_kv=12)
+        scores = attune.indexer_scores(q, weights, cache, seqused_kv=lengths, max_seqlen_kv=12)
+        again = attune.indexer_select(scores * 1, topk=3, cache=cache, seqused_kv=lengths, max_seqlen_kv=12)
+        return indices, count, scores, *again
+
+    table, lengths = torch.tensor([[3, 0, 5], [1, 2, 4]], dtype=torch.int32), torch.tensor([12, 7], dtype=torch.int32)
+    want, got = both(choose, torch.randn(2, 4, 16), torch.rand(2, 4), torch.randn(6, 4, 1, 16), table, lengths)
+    assert all(torch.equal(a, b) for a, b in zip(want, got))
+    assert torch.equal(want[0], want[3]) and want[0].min() >= 0
+
+
 def test_compile_refuses_gradients():
     q, k, v = qkv()
     with pytest.raises(Exception, match="q requires grad"):
@@ -183,9 +230,11 @@ def test_compile_refuses_gradients():
 
 def test_opcheck():
     q, k, v = qkv()
+    attune.attention(q, k, v)  # operators are there once attune has met a tensor
     ops = torch.ops.attune
     cache, lengths = paged()
     caches = {"cache_k": cache.k, "cache_v": cache.v, "cache_page_table": cache.page_table, "seqused_kv": lengths - 3}
+    indexed = {"cache_k": cache.k[:, :, :1].contiguous(), "cache_page_table": cache.page_table, "seqused_kv": lengths - 3}
     append = {"k": k[:2], "v": v[:2], "more_arrays": [torch.zeros(4, 16)], "more_names": ["prologue_q_bias", "prologue_append=1"]}
     checks = [
         (ops.attention, (q,), {"k": k, "v": v, "causal": True, "return_lse": True, "out_dtype": torch.float16}),
@@ -194,6 +243,17 @@ def test_opcheck():
         (ops.attention_append_out, (q[:2], torch.empty_like(q[:2])), {**caches, **append}),
         (ops.merge, (torch.stack([q, q]), torch.zeros(2, 5, 4)), {"sinks": torch.zeros(4)}),
         (ops.cache_append, (k,), {"v": v, "cache_k": cache.k, "cache_v": cache.v, "slots": torch.arange(5)}),
+        (ops.cache_quantize, (k,), {"v": v, "cache_k": cache.k, "cache_v": cache.v}),
+        (ops.cache_dequantize, (k,), {"v": v, "cache_k": cache.k, "cache_v": cache.v}),
+        (ops.cache_gather, (k,), {"v": v, "cache_k": cache.k, "cache_v": cache.v, "slots": torch.arange(5)}),
+        (ops.qkv_prepare, (), {"q": q, "q_out": torch.empty_like(q), "more_arrays": [torch.zeros(4, 16)],
+                               "more_names": ["prologue_q_bias"]}),
+        (ops.qkv_prepare, (), {"k": k[:2], "v": v[:2], "k_out": torch.empty(2, 2, 16), **caches, "more_arrays": [],
+                               "more_names": ["prologue_append=1"]}),
+        (ops.indexer_topk, (q[:2], torch.ones(2, 4), torch.empty(2, 3, dtype=torch.int32), torch.empty(2, dtype=torch.int32)),
+         {**indexed, "max_seqlen_kv": 8}),
+        (ops.indexer_scores, (q[:2], torch.ones(2, 4), torch.empty(2, 8)), {**indexed, "clear_scores": True}),
+        (ops.indexer_select, (torch.randn(2, 8), torch.empty(2, 3, dtype=torch.int32), torch.empty(2, dtype=torch.int32)), indexed),
     ]
     for operator, arguments, options in checks:
         results = torch.library.opcheck(operator.default, arguments, options)
@@ -202,6 +262,7 @@ def test_opcheck():
 
 def test_operator_refuses_unknown_names():
     q, k, v = qkv()
+    attune.attention(q, k, v)
     with pytest.raises(ValueError, match="more_names holds 'prologue_x'"):
         torch.ops.attune.attention(q, k=k, v=v, more_arrays=[q], more_names=["prologue_x"])
 

@@ -2,10 +2,12 @@
 """Operators of torch: `torch.ops.attune.*`, so that torch.compile sees one node where `attune.attention` is called.
 
 Loaded by itself as soon as attune meets torch. The schemas are made from the fields of the C structs: `cache.k` of a KVCache is
-the operator's argument `cache_k`. Each operation has up to four operators, by what they write:
+the operator's argument `cache_k`. Attention has four operators, by what they write:
 
     attention            makes its outputs                attention_append       ... and appends to the cache
     attention_out        writes those that are given      attention_append_out
+
+The operations beside attention have one each, which writes what it is given; merge makes its outputs.
 
 torch allows 64 arguments. So the fields of extra_cache and of the prologue are carried in two: `more_arrays`, and `more_names` with
 the arrays' names ("prologue_q_bias"), then the other fields ("prologue_append=1").
@@ -96,14 +98,15 @@ def _nest(struct: str, flat: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-_LAYOUTS = {struct: _flat(struct) for struct in ("attune_attention", "attune_merge", "attune_cache_op")}
+_LAYOUTS = {struct: _flat(struct) for struct in
+            ("attune_attention", "attune_qkv_prepare", "attune_merge", "attune_cache_op", "attune_indexer")}
 
 
 def _define(name: str, struct: str, required: tuple[str, ...], written: tuple[str, ...], options: str, returns: str, run: Any,
             fake: Any) -> None:
     """One operator. written: arguments that it writes; other outputs are its results."""
     layout = {argument: kind for argument, (kind, _, _) in _LAYOUTS[struct].items()
-              if not argument.startswith(_CARRIED) and (kind != "output" or argument in written)}
+              if not argument.startswith(_CARRIED) and (kind != "output" or argument in written or argument in required)}
     letters = iter("abcdefgh")
 
     def parameter(argument: str) -> str:
@@ -115,7 +118,7 @@ def _define(name: str, struct: str, required: tuple[str, ...], written: tuple[st
         return f"{kind} {argument}" if argument in required else f"{kind} {argument}=None"
 
     parameters = [*map(parameter, required), "*", *(parameter(argument) for argument in layout if argument not in required)]
-    if struct == "attune_attention":
+    if "prologue" in _core.fields[struct]:
         parameters.append("Tensor[]? more_arrays=None, str[]? more_names=None")
     if options:
         parameters.append(options)
@@ -223,14 +226,29 @@ def _fake_merge(flat: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
             partial.new_empty(partial.shape[1:-1], dtype=torch.float32))
 
 
-def _run_cache_append(flat: dict[str, Any]) -> None:
-    with torch.no_grad():
-        _core.cache_append(_nest("attune_cache_op", flat), None)
-
-
 _define("merge", "attune_merge", ("partial_out", "partial_lse"), (), "ScalarType? out_dtype=None", "(Tensor, Tensor)", _run_merge,
         _fake_merge)
-_define("cache_append", "attune_cache_op", ("k",), _POOLS, "", "()", _run_cache_append, lambda flat: None)
+
+
+def _define_writer(name: str, struct: str, required: tuple[str, ...], written: tuple[str, ...]) -> None:
+    """An operator for an operation of the extension module that writes only what it is given."""
+    workspace = (None,) if struct == "attune_indexer" else ()
+
+    def run(flat: dict[str, Any]) -> None:
+        with torch.no_grad():
+            getattr(_core, name)(_nest(struct, flat), *workspace, None)
+
+    _define(name, struct, required, written, "", "()", run, lambda flat: None)
+
+
+_define_writer("qkv_prepare", "attune_qkv_prepare", (), ("q_out", "k_out", "v_out", *_POOLS))
+_define_writer("cache_append", "attune_cache_op", ("k",), _POOLS)
+_define_writer("cache_quantize", "attune_cache_op", ("k",), _POOLS)
+_define_writer("cache_dequantize", "attune_cache_op", ("k",), ("k", "v"))
+_define_writer("cache_gather", "attune_cache_op", ("k",), ("k", "v"))
+_define_writer("indexer_topk", "attune_indexer", ("q", "weights", "indices", "topk_length"), ("indices", "topk_length"))
+_define_writer("indexer_scores", "attune_indexer", ("q", "weights", "scores"), ("scores",))
+_define_writer("indexer_select", "attune_indexer", ("scores", "indices", "topk_length"), ("indices", "topk_length"))
 
 
 def _traced_merge(arguments: dict[str, Any], out_dtype: Any, return_lse: bool) -> Any:
@@ -243,10 +261,30 @@ def _traced_merge(arguments: dict[str, Any], out_dtype: Any, return_lse: bool) -
     return (out, lse) if return_lse else out
 
 
-def _traced_cache_append(arguments: dict[str, Any]) -> None:
+def _traced_call(name: str, arguments: dict[str, Any]) -> None:
     flat = _flatten(arguments)
     _refuse_gradients(flat)
-    torch.ops.attune.cache_append(**flat)
+    getattr(torch.ops.attune, name)(**flat)
+
+
+def _traced_empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    return like.new_empty(shape, dtype=getattr(torch, dtype))
+
+
+_CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _traced_qkv_prepare(arguments: dict[str, Any], outs: dict[str, Any], out_dtype: Any) -> Any:
+    dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
+    for name in "qkv":
+        given = arguments.get(name)
+        if given is None or f"{name}_out" in outs:
+            continue
+        if dtype is None and given.dtype in _CODES:
+            raise InvalidArgument(f"out_dtype is None, and {name} is {given.dtype}: say the dtype of the outputs")
+        outs[f"{name}_out"] = given.new_empty(given.shape, dtype=dtype)
+    _traced_call("qkv_prepare", {**arguments, **outs})
+    return tuple(outs.get(f"{name}_out") for name in "qkv")
 
 
 class _Tracer:
@@ -255,7 +293,9 @@ class _Tracer:
     is_compiling = staticmethod(torch.compiler.is_compiling)
     attention = staticmethod(_traced_attention)
     merge = staticmethod(_traced_merge)
-    cache_append = staticmethod(_traced_cache_append)
+    qkv_prepare = staticmethod(_traced_qkv_prepare)
+    empty = staticmethod(_traced_empty)
+    call = staticmethod(_traced_call)
 
 
 _attention.tracer = _ops.tracer = _Tracer
