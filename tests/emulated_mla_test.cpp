@@ -154,13 +154,13 @@ TEST_F(EmulatedMla, SparseSlots) {
 TEST_F(EmulatedMla, PairsSharePackedRows) {
   check(R"("kv": "slots", "seqlens_q": [2, 1, 4], "max_logits": true, )",
         {R"("heads": [128, 1], "head_dim": [576, 512], "cache": {"format": "mla_656"}, "sinks": "mixed",
-            "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2}, "extra": {"topk": 9, "page_size": 16})",
+            "sparse": {"topk": 140, "topk_length": "token", "invalid": 0.2}, "extra": {"topk": 9, "page_size": 16})",
          R"("heads": [128, 1], "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 70})",
          R"("heads": [256, 1], "head_dim": [576, 512], "cache": {"format": "mla_656"}, "sparse": {"topk": 1})"},
         2);
-  check(R"("kv": "paged", "heads": [128, 1], "seqlens_kv": [65, 0, 1, 300], )",
+  check(R"("kv": "paged", "heads": [128, 1], "seqlens_kv": [65, 0, 1, 130], )",
         {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
-         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16}, "seqlens_q": [3, 1, 2, 9],
+         R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16}, "seqlens_q": [3, 1, 1, 2],
             "causal": true, "new_tokens": true)",
          R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 48}, "seqlens_q": 2, "causal": true)"},
         2);
