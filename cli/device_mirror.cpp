@@ -74,7 +74,8 @@ struct DeviceMirror::Gpu {
     const auto* lengths = static_cast<const int32_t*>(seqused.data);
     const auto* offsets = static_cast<const int32_t*>(cu_seqlens.data);
     const auto* table = static_cast<const int32_t*>(cache.page_table.data);
-    const int64_t page_size = cache.page_size, columns = cache.page_table.shape[1];
+    const int64_t page_size = cache.page_size > 0 ? cache.page_size : cache.k.shape[1];  // NHD where it is not said
+    const int64_t columns = cache.page_table.shape[1];
     for (int64_t b = 0; b < seqused.shape[0]; ++b) {
       const int64_t first = lengths[b], count = offsets[b + 1] - offsets[b];
       if (count == 0) continue;

@@ -31,7 +31,6 @@ IndexLayer::IndexLayer(const RunnerConfig& config, cases::Random& random)
 
 attune_kv_cache IndexLayer::cache(const BatchTables& tables) const {
   attune_kv_cache c{};
-  c.page_size = limits_.page_size;
   c.k = dense(codes_.data(), ATTUNE_FLOAT8_E4M3, {limits_.num_pages, limits_.page_size, 1, model_.index_head_dim});
   c.k_scale = dense(scales_.as<float>(), {limits_.num_pages, limits_.page_size, 1});
   c.page_table = tables.page_table();

@@ -29,9 +29,7 @@ template <int kGroup>
 class Attend {
  public:
   using QkProduct = ptx::Product<Config::kKeys, Config::kProduct>;
-  // Where 512 threads leave 128 registers each at the start, an instruction cannot have 128 accumulators.
-  static constexpr int kPieces = Config::kThreads > 384 ? 2 : 1, kPieceFloats = Config::kChannels / 2 / kPieces;
-  using PvProduct = ptx::Product<Config::kChannels / kPieces, Config::kProduct>;
+  using PvProduct = ptx::Product<Config::kChannels, Config::kProduct>;
   static constexpr int kWeights = Config::kKeys / 4;  // registers
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
@@ -47,7 +45,7 @@ class Attend {
     accumulate_ = 0;
     int i = end - 1;
     for (; i > begin; i -= 2) {
-      const Turn first = turn(tiles_), second = turn(tiles_ + 1);
+      const Turn first = turn_of(tiles_), second = turn_of(tiles_ + 1);
       tiles_ += 2;
       if constexpr (kGroup == 0) {
         lead(first, i - 2 < begin, a);
@@ -57,7 +55,7 @@ class Attend {
       }
     }
     if (i == begin) {
-      const Turn first = turn(tiles_++);
+      const Turn first = turn_of(tiles_++);
       if constexpr (kGroup == 0) {
         lead(first, true, a);
       } else {
@@ -132,9 +130,6 @@ class Attend {
     multiply_values(weights_, turn, a);
   }
 
-  static_assert(Config::kStages == 2, "stages and parities are bits of the count");
-  __device__ __forceinline__ static Turn turn(unsigned tiles) { return {static_cast<int>(tiles % 2), tiles / 2 % 2}; }
-
   __device__ __forceinline__ void multiply_keys(Turn turn, float (&s)[Config::kKeys / 2]) const {
     const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(places_.k(turn.stage)));
     ptx::pin(s);
@@ -162,14 +157,8 @@ class Attend {
     ptx::pin(weights);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 16; ++i) {
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        PvProduct::registers(reinterpret_cast<float(&)[kPieceFloats]>(a.o[j * kPieceFloats]), weights + 4 * i,
-                             v + i * (2048 >> 4) + j * (Config::kChunksV / 2 / kPieces * Config::kChunkBytes >> 4),
-                             i == 0 ? accumulate_ : 1);
-      }
-    }
+    for (int i = 0; i < Config::kKeys / 16; ++i)
+      PvProduct::registers(a.o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate_ : 1);
     ptx::commit_products();
     accumulate_ = 1;
   }

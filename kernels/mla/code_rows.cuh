@@ -45,10 +45,6 @@ class CodeRows {
   __device__ __forceinline__ int key_of(int i, int row) const {
     return (t_.first_key / Config::kKeys + i) * Config::kKeys + row;
   }
-  __device__ __forceinline__ static int page_of(const kernels::RowPool& pool, int x) {
-    return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(x)) * pool.page_magic >>
-                            pool.page_shift);
-  }
   __device__ __forceinline__ int entry(const kernels::SlotList& list, long long row_of_q, int i, int count) const {
     if (i >= count) return -1;
     return list.indices[row_of_q * list.row_stride + kv_head_ * list.head_stride + i * list.entry_stride];

@@ -36,15 +36,11 @@ struct Config {
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
   // Blocks that take neighbouring head tiles of a task side by side and share what they decode.
   static constexpr int kCluster = ATTUNE_CLUSTER;
-  // Threads that bring keys; all of them.
+  // Threads that bring keys; threads of a block.
   static constexpr int kLoaders = 128, kThreads = kLoaders + 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  static constexpr int kLoaderRegisters = kLoaders == 256 ? 48
-                                          : kDecodes      ? 88
-                                                          : 72,
-                       kMathRegisters = kDecodes ? 208 : 216;
-  static_assert(kLoaders * kLoaderRegisters + 256 * kMathRegisters <= kThreads * (65536 / kThreads / 8 * 8),
-                "more registers than the block begins with");
+  static constexpr int kLoaderRegisters = kDecodes ? 88 : 72, kMathRegisters = kDecodes ? 208 : 216;
+  static_assert(kLoaderRegisters + 2 * kMathRegisters <= 3 * 168, "more registers than the block begins with");
   // Words that say which keys nobody sees: those that bring keys row by row have one for eight keys each.
   static constexpr int kHiddenWords = kCopiesBoxes ? 2 : 8;
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
@@ -72,6 +68,16 @@ __device__ __forceinline__ constexpr Part part_at(int i) {
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
 constexpr int kKeysOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
+
+// Stage and parity of a tile's buffer, by the tiles before it, of all tasks.
+static_assert(Config::kStages == 2, "stages and parities are bits of the count");
+__device__ __forceinline__ Turn turn_of(unsigned tiles) { return {static_cast<int>(tiles % 2), tiles / 2 % 2}; }
+
+// The page of a slot or a key of a pool.
+__device__ __forceinline__ int page_of(const kernels::RowPool& pool, int x) {
+  return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(x)) * pool.page_magic >>
+                          pool.page_shift);
+}
 
 // Of a row of keys: where it begins, null where there is none; and MLA-584's scales, how far from there.
 struct RowPlace {

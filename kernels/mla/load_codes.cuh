@@ -5,7 +5,7 @@
 // Four lanes have a row. What a thread has of its rows is cut into pieces of 32 bytes; two or three of them are always
 // on their way, for where one has been decoded, another one is fetched, over the ends of tiles too. More would be
 // better but for the registers: what spills must come from the L2, as shared memory leaves little of the L1. In a
-// cluster each block has half of the rows and stores them in both.
+// cluster each block has half of the rows, and the copy engine brings them to the other.
 #pragma once
 
 #include "mla/code_rows.cuh"
@@ -194,15 +194,10 @@ class CodeLoader {
       }
     }
   }
-  __device__ __forceinline__ Turn next_turn() {
-    const Turn turn{static_cast<int>(tiles_ % 2), tiles_ / 2 % 2};
-    ++tiles_;
-    return turn;
-  }
 
   // Its first pieces have been fetched.
   __device__ __forceinline__ void load_codes(const CodeRows& rows, const Task& task, int i) {
-    const Turn turn = next_turn();
+    const Turn turn = turn_of(tiles_++);
     wait_empty(places_, turn, kKeysOnly);
     note(turn.stage);
     note_tile(p_, places_, turn.stage, task, i);
@@ -254,7 +249,7 @@ class CodeLoader {
 
   __device__ __forceinline__ void load_dense(const Task& task, int head_tile, int i) {
     RowCopies copies(p_, places_);
-    const Turn turn = next_turn();
+    const Turn turn = turn_of(tiles_++);
     copies.find(task, head_tile, i, copies.ask(task, head_tile, i));
     copies.copy_tile(turn, task, i, [](int) {});
     ptx::commit_copies();

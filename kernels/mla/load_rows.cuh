@@ -122,8 +122,7 @@ class RowLoader {
     for (; i >= task.tile_begin; --i) {
       // Before the first tile there is none: then it is found once more, for nothing.
       const int next = max(i - 1, task.tile_begin), answer = copies_.ask(task, head_tile, next);
-      const Turn turn{static_cast<int>(tiles_ % 2), tiles_ / 2 % 2};
-      ++tiles_;
+      const Turn turn = turn_of(tiles_++);
       copies_.copy_tile(turn, task, i, [&](int part) {
         // The copies count when they are there; what the warp has stored, now.
         const unsigned full = places_.k_full(turn.stage, part);

@@ -10,7 +10,7 @@ namespace attune::mla {
 class Source {
  public:
   __device__ __forceinline__ Source(const PrefillParams& p, const Task& t, int kv_head, const Tile& tile)
-      : p_(p), tile_(tile), pool_(p.pools[is_dense(p, tile) ? 1 : Config::kSparse && !tile.cached ? 1 : 0]) {
+      : p_(p), tile_(tile), pool_(p.pools[is_dense(p, tile) || (Config::kSparse && !tile.cached) ? 1 : 0]) {
     data_ = pool_.data + kv_head * pool_.head_stride;
     limit_ = pool_.num_slots;
     if (is_dense(p, tile)) {
@@ -38,14 +38,14 @@ class Source {
     if (key < tile_.low || key >= tile_.high) return -1;
     if constexpr (Config::kSparse) return table_[(key - offset_) * step_];
     if (is_dense(p_, tile_)) return key - offset_;
-    return p_.paged ? table_[page_of(key) * step_] : only_page_;
+    return p_.paged ? table_[page_of(pool_, key) * step_] : only_page_;
   }
 
   // The row of a key, or null where there is none: an entry or a page out of range. answer: what ask() said.
   __device__ __forceinline__ const char* find(int key, int answer) const {
     if (Config::kSparse || is_dense(p_, tile_)) {
       if (static_cast<unsigned>(answer) >= static_cast<unsigned>(limit_)) return nullptr;
-      const int page = page_of(answer);
+      const int page = page_of(pool_, answer);
       return data_ + page * pool_.page_stride + (answer - page * pool_.page_size) * pool_.slot_stride;
     }
     if (!prefill::is_there(p_, answer)) return nullptr;
@@ -55,7 +55,7 @@ class Source {
   // Of a row of a packed format, how far from it its scales are: within it, or in a plane behind the page's rows.
   __device__ __forceinline__ int scales_of(int key, int answer) const {
     if constexpr (Config::kLoader != kernels::kMlaCodes584) return Packed::kNope;
-    const int slot = Config::kSparse ? answer - page_of(answer) * pool_.page_size : slot_of(key);
+    const int slot = Config::kSparse ? answer - page_of(pool_, answer) * pool_.page_size : slot_of(key);
     return pool_.page_size * Packed::kRowBytes + slot * (8 - Packed::kRowBytes);
   }
 
@@ -63,11 +63,7 @@ class Source {
   __device__ __forceinline__ static bool is_dense(const PrefillParams& p, const Tile& tile) {
     return Config::kDense && (Config::kSparse || !tile.cached);
   }
-  __device__ __forceinline__ int page_of(int x) const {
-    return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(x)) * pool_.page_magic >>
-                            pool_.page_shift);
-  }
-  __device__ __forceinline__ int slot_of(int key) const { return key - page_of(key) * pool_.page_size; }
+  __device__ __forceinline__ int slot_of(int key) const { return key - page_of(pool_, key) * pool_.page_size; }
 
   const PrefillParams& p_;
   const Tile& tile_;
