@@ -35,18 +35,18 @@ class Attend {
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
       : places_(places), c_(p.scale * kLog2e), q_(ptx::uniform(ptx::descriptor_k_major(places.q()))) {}
 
-  // All tiles of a task, from the last to the first. q_parity: of the queries' barrier.
-  __device__ __forceinline__ void run(const Task& task, const Rows& rows, unsigned q_parity, Accumulators& a) {
+  // All tiles of a task, from the last to the first.
+  __device__ __forceinline__ void run(const Task& task, const Rows& rows, Counts& counts, Accumulators& a) {
     if (kGroup == 0) rows.note_limits(places_), __syncwarp();  // the other group waits for this one's weights first
-    const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0), end = __shfl_sync(0xffffffffu, task.tile_end, 0);
+    const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
-    ptx::wait_phase(places_.q_full(), q_parity);
+    ptx::wait_phase(places_.q_full(), counts.tasks() % 2);
     accumulate_ = 0;
-    int i = end - 1;
+    int i = __shfl_sync(0xffffffffu, task.tile_end, 0) - 1;
     for (; i > begin; i -= 2) {
-      const Turn first = turn_of(tiles_), second = turn_of(tiles_ + 1);
-      tiles_ += 2;
+      const Turn first = counts.turn(0), second = counts.turn(1);
+      counts.go_on(2);
       if constexpr (kGroup == 0) {
         lead(first, i - 2 < begin, a);
         take_second(second, a);
@@ -55,11 +55,12 @@ class Attend {
       }
     }
     if (i == begin) {
-      const Turn first = turn_of(tiles_++);
+      const Turn first = counts.turn(0);
+      counts.go_on(1);
       if constexpr (kGroup == 0) {
         lead(first, true, a);
       } else {
-        if (end - begin == 1) release_queries();
+        if (task.tile_end - task.tile_begin == 1) release_queries();
         take_first(first, a);
         ptx::wait_products<0>();
         ptx::pin(a.o);
@@ -310,7 +311,6 @@ class Attend {
   const float c_;
   const ptx::Descriptor q_;
   unsigned weights_[kWeights];  // of the first tile of a pair
-  unsigned tiles_ = 0;          // of all tasks
   int accumulate_ = 0;
 };
 

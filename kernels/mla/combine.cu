@@ -3,8 +3,8 @@
 //
 //   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L, with sinks as everywhere
 //
-// A thread block has a row at a time, each thread four of its 512 channels. What waits for memory is read four parts
-// at a time.
+// A thread block has a row at a time, each thread four of its 512 channels. What waits for memory is read eight
+// parts at a time.
 #include "mla/mla_params.h"
 #include "prefill/tiles.cuh"
 #include "ptx/atomic.cuh"

@@ -8,6 +8,7 @@
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/element.cuh"
@@ -34,7 +35,7 @@ struct Config {
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
   // Of the two math groups each has half of the channels of V.
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
-  // Blocks that take neighbouring head tiles of a task side by side and share what they decode.
+  // Blocks that take neighbouring head tiles of a task side by side and share the keys that they have copied or decode.
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // Threads that bring keys; threads of a block.
   static constexpr int kLoaders = 128, kThreads = kLoaders + 32 * kMathWarps;
@@ -46,7 +47,7 @@ struct Config {
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::MlaShared kShared = kernels::mla_shared(kHeadDimQk);
 
-  static_assert(kCluster == 1 || (kCluster == 2 && kDecodes), "pairs of blocks share codes");
+  static_assert(kCluster == 1 || (kCluster == 2 && (kDecodes || kCopiesBoxes)), "pairs of blocks share boxes or codes");
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16, "wgmma takes 16-bit elements here");
   static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's are one part");
   static_assert(!kDecodes || kType == tile::kBFloat16, "codes become bf16");
@@ -72,6 +73,25 @@ __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) /
 // Stage and parity of a tile's buffer, by the tiles before it, of all tasks.
 static_assert(Config::kStages == 2, "stages and parities are bits of the count");
 __device__ __forceinline__ Turn turn_of(unsigned tiles) { return {static_cast<int>(tiles % 2), tiles / 2 % 2}; }
+
+__device__ __forceinline__ int slot_of_task(unsigned count) {
+  return static_cast<int>(count % kernels::kTaskSlots);
+}
+
+// What a math thread counts, in one register, as registers are scarce: tasks, and modulo 4 the tiles of all tasks.
+class Counts {
+ public:
+  __device__ __forceinline__ unsigned tasks() const { return word_ >> 2; }
+  __device__ __forceinline__ int slot() const { return slot_of_task(tasks()); }
+  __device__ __forceinline__ void next_task() { word_ += 4; }
+  // What has been derived from the count is derived anew, rather than kept in registers.
+  __device__ __forceinline__ void forget() { word_ = ptx::kept(word_); }
+  __device__ __forceinline__ Turn turn(unsigned ahead) const { return turn_of(word_ + ahead & 3); }
+  __device__ __forceinline__ void go_on(unsigned tiles) { word_ = (word_ & ~3u) | (word_ + tiles & 3); }
+
+ private:
+  unsigned word_ = 0;
+};
 
 // The page of a slot or a key of a pool.
 __device__ __forceinline__ int page_of(const kernels::RowPool& pool, int x) {

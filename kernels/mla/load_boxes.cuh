@@ -3,6 +3,8 @@
 // buffers, so that none waits for another's to be empty. They run ahead of the math groups as far as the buffers allow,
 // into the next task too. The first one also takes tasks from the list and has the queries copied.
 //
+// In a cluster each of the two blocks has every other chunk of a tile copied, to both.
+//
 // Rows of a tile beyond the keys that the block may see may be anything, NaN included, and as values would be
 // multiplied by weights of 0: they become zero before the tile is handed over.
 #pragma once
@@ -45,24 +47,26 @@ class BoxLoader {
     const Line line(task.num_cached, task.first_key, task.end_key);
     const Plain plain = plain_tiles(task, line);
     const int begin = task.tile_begin, end = task.tile_end, batch = task.batch;
-    const int first = end - 1 - (((tiles_ & 1) != 0) != (stage() != 0) ? 1 : 0);
-    tiles_ += end - begin;
-    bool fresh = true;
-    for (int i = first; i >= begin; i -= 2) {
-      if (plain.begin <= i && i < plain.end) {
+    int i = end - 1 - (has(kOddTiles) != (stage() != 0) ? 1 : 0);
+    if ((end - begin) % 2 != 0) state_ ^= kOddTiles;
+    bool fresh = true, first = true;
+    do {  // once, even where the warp has no tile
+      if (i < begin) {
+      } else if (plain.begin <= i && i < plain.end) {
         load_plain(batch, (line.cached_begin + i) * Config::kKeys, kv_head, fresh, i - 2 >= max(begin, plain.begin));
         fresh = false;
       } else {
         const Tile tile = tile_at(task, line, i);
         load(task, tile, kv_head, ask(task, tile));
       }
-      if (i == first) after_first();
-    }
-    if (first < begin) after_first();
+      if (first) after_first();
+      first = false;
+      i -= 2;
+    } while (i >= begin);
   }
 
   __device__ __forceinline__ void wait_empty(int half) const {
-    ptx::wait_phase(places_.k_empty(stage(), half), parity_);
+    ptx::wait_phase(places_.k_empty(stage(), half), state_ & kParity);
   }
 
   // ---- tiles whose keys are all in the cache, and seen by all rows of the block
@@ -86,13 +90,13 @@ class BoxLoader {
     const bool absent = !prefill::is_there(p_, page);
     // Beyond the pages there is nothing: a copy brings zeros.
     const int outer = absent ? static_cast<int>(p_.num_pages) : page,
-              row = prefill::slot_in_page(p_, start + ((lane_ & (boxes - 1)) << shift));
+              row = prefill::slot_in_page(p_, start + box_of_lane(boxes));
     if (!second_half()) {
       wait_empty(kKeysOnly);
-      if (__any_sync(0xffffffffu, absent) || noted_) note_plain(absent);
+      if (__any_sync(0xffffffffu, absent) || has(kNoted)) note_plain(absent);
     }
     const unsigned to = places_.k(stage());
-    if (shift == 6) {
+    if (Config::kCluster == 1 && shift == 6) {
       const int row_of_all = __shfl_sync(0xffffffffu, row, 0), outer_of_all = __shfl_sync(0xffffffffu, outer, 0);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -113,8 +117,29 @@ class BoxLoader {
         __syncwarp();
       }
     }
-    parity_ ^= 1;
+    state_ ^= kParity;
+    if (more) fetch_ahead(start - 2 * Config::kKeys, kv_head);
   }
+  // Has the L2 fetch the warp's share of the tile that it copies next, while the buffer is not yet empty.
+  __device__ __forceinline__ void fetch_ahead(int start, int kv_head) const {
+    constexpr int kShares = 2 * Config::kCluster, kLines = Config::kKeys * Config::kChunks / kShares;
+    const kernels::RowPool& pool = p_.pools[0];
+    const int boxes = Config::kKeys >> p_.box_shift, slot = prefill::slot_in_page(p_, start + box_of_lane(boxes));
+    const char* own_box = nullptr;  // where the lane's box begins
+    if (prefill::is_there(p_, next_page_))
+      own_box = pool.data + kv_head * pool.head_stride + next_page_ * pool.page_stride + slot * pool.slot_stride;
+    const int first = (second_half() ? kLines : 0) + (Config::kCluster > 1 ? ptx::cluster_rank() * 2 * kLines : 0);
+#pragma unroll 1
+    for (int i = lane_; i < (kLines + 31) / 32 * 32; i += 32) {
+      const int line = first + i, row = line / Config::kChunks, within = line - row * Config::kChunks;
+      const auto begin = reinterpret_cast<const char*>(__shfl_sync(
+          0xffffffffu, reinterpret_cast<unsigned long long>(own_box), row >> p_.box_shift));
+      const int row_of_box = row & ((1 << p_.box_shift) - 1);
+      if (i < kLines && begin != nullptr) ptx::prefetch_line(begin + row_of_box * pool.slot_stride + 128 * within);
+    }
+  }
+  // A lane has a box of a tile, one after the other, again and again: its first key.
+  __device__ __forceinline__ int box_of_lane(int boxes) const { return (lane_ & (boxes - 1)) << p_.box_shift; }
   // Whether the part is the warp's; then its place is empty, and its barrier expects the bytes of its chunks.
   __device__ __forceinline__ bool expect(int part, unsigned bytes_of_chunk) const {
     if ((part >= 3) != second_half() || part_at(part).count == 0) return false;
@@ -129,9 +154,14 @@ class BoxLoader {
     const Part channels = part_at(part);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      if (j < channels.count) {
-        ptx::copy_box(to + (channels.chunk + j) * Config::kChunkBytes, k_, barrier, 64 * (channels.chunk + j), kv_head,
-                      row, outer);
+      const int chunk = channels.chunk + j;
+      if (j >= channels.count) continue;
+      if constexpr (Config::kCluster > 1) {
+        if ((chunk + stage()) % Config::kCluster != ptx::cluster_rank()) continue;
+        constexpr unsigned kAll = (1 << Config::kCluster) - 1;
+        ptx::copy_box_to_blocks(kAll, to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row, outer);
+      } else {
+        ptx::copy_box(to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row, outer);
       }
     }
   }
@@ -143,11 +173,12 @@ class BoxLoader {
     const unsigned boxes = __ballot_sync(0xffffffffu, absent && lane_ < Config::kKeys >> p_.box_shift);
     if (lane_ == 0) {
       unsigned long long hidden = 0;
+#pragma unroll 1
       for (int b = 0; b < kMostBoxes; ++b)
         if ((boxes >> b & 1) != 0) hidden |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
       store_note(places_, stage(), hidden, 0, false);
     }
-    noted_ = boxes != 0;
+    state_ = (state_ & ~kNoted) | (boxes != 0 ? kNoted : 0);
     __syncwarp();
   }
   // ---- all others
@@ -190,8 +221,8 @@ class BoxLoader {
       }
       __syncwarp();
       if (whole) continue;
-      ptx::wait_phase(barrier, edge_parity_);
-      edge_parity_ ^= 1;
+      ptx::wait_phase(barrier, has(kEdgeParity) ? 1 : 0);
+      state_ ^= kEdgeParity;
 #pragma unroll 1
       for (int j = 0; j < channels.count; ++j) {
         const unsigned at = places_.k(stage()) + (channels.chunk + j) * Config::kChunkBytes;
@@ -203,7 +234,7 @@ class BoxLoader {
       if (lane_ == 0) ptx::arrive(full);
       __syncwarp();
     }
-    parity_ ^= 1;
+    state_ ^= kParity;
   }
 
   // The two outer coordinates of the lane's box.
@@ -230,7 +261,7 @@ class BoxLoader {
       }
     }
     if (lane_ == 0) store_note(places_, stage(), hidden, tile.start, is_edge(p_, task, tile));
-    noted_ = true;
+    state_ |= kNoted;
     __syncwarp();
   }
   // Bits of the keys [begin, end) of a tile.
@@ -249,10 +280,11 @@ class BoxLoader {
   const ptx::TensorMap &q_, &k_, &dense_k_;
   const Places& places_;
   const int lane_, warp_;
-  int tiles_ = 0;        // of all tasks
-  unsigned parity_ = 1;  // of the buffer's next use
-  unsigned edge_parity_ = 0;
-  bool noted_ = true;   // the note in the buffer says something
+  // Bits, as registers are scarce: the parity of the buffer's next use, and of the next copy that has an edge; whether the
+  // note in the buffer says something; and whether the tiles of all tasks so far are odd in number.
+  static constexpr unsigned kParity = 1, kEdgeParity = 2, kNoted = 4, kOddTiles = 8;
+  __device__ __forceinline__ bool has(unsigned bit) const { return (state_ & bit) != 0; }
+  unsigned state_ = kParity | kNoted;
   int next_page_ = -1;  // of the lane's box of the next plain tile
 };
 

@@ -94,11 +94,9 @@ class CodeLoader {
     go_on();
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) fetch(k);
+    done();
 #pragma unroll 1
-    for (; i >= task.tile_begin; --i) {
-      load_codes(rows, task, i);
-      done();
-    }
+    for (; i >= task.tile_begin; --i) load_codes(rows, task, i);
   }
 
   // Of the thread's rows, the one that it finds for the four lanes that share them.

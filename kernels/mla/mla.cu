@@ -61,14 +61,14 @@ template <int kGroup>
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
   Attend<kGroup> attend(p, places);
   Accumulators a;
-  for (unsigned count = 0;; ++count) {
-    const int slot = static_cast<int>(count % kernels::kTaskSlots);
-    ptx::wait_phase(places.task_full(slot), count / kernels::kTaskSlots % 2);
+  for (Counts counts;; counts.next_task()) {
+    const int slot = counts.slot();
+    ptx::wait_phase(places.task_full(slot), counts.tasks() / kernels::kTaskSlots % 2);
     const int head_tile = __shfl_sync(0xffffffffu, places.head_tile(slot), 0);
     if (head_tile == prefill::kNoMoreTasks) return;
     const Task& task = places.task(slot);  // read where needed: registers are scarce
     const Rows rows{p, task, head_tile};
-    attend.run(task, rows, count % 2, a);
+    attend.run(task, rows, counts, a);
     const Repair<kGroup> repair(rows, a);
     if (task.num_parts == 1) {
       store_whole<kGroup>(p, task, rows, a);
@@ -78,7 +78,8 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     __syncwarp();
     repair(p, task, head_tile, rows);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
+    counts.forget();
+    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(counts.slot()));
   }
 }
 

@@ -23,27 +23,29 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Place
   __syncwarp();
 }
 
-// load(task, head_tile, after_first) for each task; it calls after_first() once, when keys are under way.
+// load(task, head_tile, after_first) for each task; it calls after_first() once, when keys are under way. Then the next
+// task is taken, so that nobody waits for it.
 template <class Load>
 __device__ __forceinline__ void for_all_tasks(const PrefillParams& p, const Places& places, const ptx::TensorMap& q,
                                               Load&& load) {
   prefill::TaskFeed<Places, Config::kCluster> feed(p, places);
   const bool leads = threadIdx.x < 32;
-  unsigned q_parity = 1;
-  for (Turn turn;; turn.next<kernels::kTaskSlots>()) {
-    if (leads) feed.next();
-    ptx::wait_phase(places.task_full(turn.stage), turn.parity);
-    const int head_tile = places.head_tile(turn.stage);
+  if (leads) feed.next();
+  for (unsigned count = 0;; ++count) {
+    const int slot = slot_of_task(count);
+    ptx::wait_phase(places.task_full(slot), count / kernels::kTaskSlots % 2);
+    const int head_tile = places.head_tile(slot);
     if (head_tile == prefill::kNoMoreTasks) return;
-    const Task& task = places.task(turn.stage);
+    const Task& task = places.task(slot);
     load(task, head_tile, [&] {
       if (!leads) return;
-      ptx::wait_phase(places.q_empty(), q_parity);
-      q_parity ^= 1;
+      ptx::wait_phase(places.q_empty(), (count + 1) % 2);
       load_queries(p, places, q, task, head_tile);
+      feed.next();
     });
     __syncwarp();
-    if (!leads && threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(turn.stage));
+    count = ptx::kept(count);  // the slot is computed anew, rather than kept in a register
+    if (!leads && threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot_of_task(count)));
   }
 }
 

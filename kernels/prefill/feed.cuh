@@ -6,7 +6,6 @@
 #include "prefill/prefill_params.h"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"
-#include "tile/turn.cuh"
 
 namespace attune::prefill {
 
@@ -32,7 +31,12 @@ class TaskFeed {
     const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_tasks = p_.list->num_tasks;
     const int head_tiles = p_.num_head_tiles / kCluster;
     const int num_items = num_tasks * head_tiles;  // the host refuses more than 2^31
-    const int item = agree(__shfl_sync(0xffffffffu, static_cast<int>(next_), 0));
+    int item;
+    if constexpr (kCluster == 1) {
+      item = __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
+    } else {
+      item = agree(num_items);
+    }
     if (item >= num_items) {
       publish(nullptr, kNoMoreTasks);
       return -1;
@@ -41,51 +45,52 @@ class TaskFeed {
     const int section = item / (num_tasks * heads_at_a_time), first_head = section * heads_at_a_time;
     const int within = item - section * num_tasks * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
-    if (rank() == 0 && lane_ == 0) next_ = gridDim.x / kCluster + ptx::count_arrival(&p_.list->next_item, num_items - 1);
+    if (kCluster == 1 && lane_ == 0) next_ = take(num_items);  // ahead
     return publish(p_.tasks + within / heads, (first_head + within % heads) * kCluster + rank());
   }
 
  private:
   __device__ __forceinline__ static int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
 
-  // The item that the cluster's first block has. Each one's first is known.
-  __device__ __forceinline__ int agree(int item) {
-    if constexpr (kCluster > 1) {
-      if (first_) {
-        first_ = false;
-      } else if (rank() == 0) {
-        if (lane_ == 0) places_.tell_others(turn_.stage, item);
-        __syncwarp();
-      } else {
-        item = places_.hear(turn_.stage, heard_ / kernels::kTaskSlots % 2);
-        ++heard_;
-      }
+  __device__ __forceinline__ unsigned take(int num_items) {
+    return gridDim.x / kCluster + ptx::count_arrival(&p_.list->next_item, num_items - 1);
+  }
+  // The next item as the cluster's first block takes it. Each one's first is known.
+  __device__ __forceinline__ int agree(int num_items) {
+    int item = static_cast<int>(blockIdx.x) / kCluster;
+    if (count_ == 0) return item;
+    if (rank() != 0) return places_.hear(slot(), parity() ^ (slot() == 0 ? 1 : 0));  // slot 0 was not told the first
+    if (lane_ == 0) {
+      item = static_cast<int>(take(num_items));
+      places_.tell_others(slot(), item);
     }
-    return item;
+    return __shfl_sync(0xffffffffu, item, 0);
   }
 
   __device__ __forceinline__ int publish(const kernels::Task* from, int head_tile) {
-    const int slot = turn_.stage;
+    const int to = slot();
     uint4 part{};
     if (from != nullptr && lane_ < kTaskVectors) part = reinterpret_cast<const uint4*>(from)[lane_];
-    ptx::wait_phase(places_.task_empty(slot), turn_.parity ^ 1);
+    ptx::wait_phase(places_.task_empty(to), parity() ^ 1);
     if (lane_ < kTaskVectors) {
-      reinterpret_cast<uint4*>(&places_.task(slot))[lane_] = part;
-      if (lane_ == 0) places_.head_tile(slot) = head_tile;
-      ptx::arrive(places_.task_full(slot));
+      reinterpret_cast<uint4*>(&places_.task(to))[lane_] = part;
+      if (lane_ == 0) places_.head_tile(to) = head_tile;
+      ptx::arrive(places_.task_full(to));
     }
     __syncwarp();
-    turn_.template next<kernels::kTaskSlots>();
-    return slot;
+    ++count_;
+    return to;
   }
+
+  // Of the next task: its slot, and the parity of the slot's use.
+  __device__ __forceinline__ int slot() const { return static_cast<int>(count_ % kernels::kTaskSlots); }
+  __device__ __forceinline__ unsigned parity() const { return count_ / kernels::kTaskSlots % 2; }
 
   const kernels::PrefillParams& p_;
   const Places& places_;
   const int lane_;
   unsigned next_;  // the first lane's counts
-  unsigned heard_ = 0;
-  bool first_ = true;
-  tile::Turn turn_;
+  unsigned count_ = 0;  // of tasks
 };
 
 }  // namespace attune::prefill

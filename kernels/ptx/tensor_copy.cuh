@@ -20,6 +20,17 @@ __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, 
       : "memory");
 }
 
+// The same to several blocks of the cluster at once, those whose bits are set: to the same place in each, whose own
+// barrier counts it. PTX ISA, ".multicast::cluster".
+__device__ __forceinline__ void copy_box_to_blocks(unsigned blocks, unsigned shared, const TensorMap& map,
+                                                   unsigned barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(static_cast<unsigned short>(blocks))
+      : "memory");
+}
+
 // Has the L2 fetch a box that is to be copied later.
 __device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0), "r"(c1),

@@ -22,7 +22,7 @@ struct Config {
   int heads_of_tile = 1;   // query heads that share a block of rows
   int tokens_of_tile = 1;  // most tokens that do
   int blocks = 1;          // of the grid; all of them run at a time
-  int cluster = 1;         // blocks that share what they decode
+  int cluster = 1;         // blocks that share the keys they have copied or decode
   int64_t batch = 0, max_tasks = 0;
   bool splits = true;  // blocks of rows may be cut along the keys
 

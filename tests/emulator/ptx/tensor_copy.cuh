@@ -12,7 +12,9 @@ namespace attune::ptx {
 // Where a byte lies whose address would be this without swizzling.
 inline unsigned swizzled(unsigned address) { return address ^ (address >> 3 & 0x70); }
 
-inline void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1, int c2, int c3) {
+// Into the shared memory of one block; how many bytes.
+inline unsigned copy_box_into(unsigned char* memory, unsigned shared, const TensorMap& map, int c0, int c1, int c2,
+                              int c3) {
   if (c0 * map.element_size % 16 != 0) throw std::runtime_error("a TMA copy begins at no multiple of 16 bytes");
   if (shared % 128 != 0) throw std::runtime_error("a TMA copy goes to no multiple of 128 bytes");
   const int64_t begin[4] = {c0, c1, c2, c3};
@@ -28,13 +30,26 @@ inline void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, in
                                       at[2] * map.stride_bytes[2] + at[3] * map.stride_bytes[3];
           for (int byte = 0; byte < map.element_size; ++byte, ++offset) {
             const unsigned to = shared + offset;
-            *shared_pointer(map.swizzled ? swizzled(to) : to) = inside ? from[byte] : 0;
+            memory[(map.swizzled ? swizzled(to) : to) - kSharedBase] = inside ? from[byte] : 0;
           }
         }
       }
     }
   }
-  emulator::complete_bytes(barrier, offset);
+  return offset;
+}
+
+inline void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1, int c2, int c3) {
+  emulator::complete_bytes(barrier, copy_box_into(emulator::shared_memory(), shared, map, c0, c1, c2, c3));
+}
+
+inline void copy_box_to_blocks(unsigned blocks, unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
+                               int c2, int c3) {
+  for (unsigned rank = 0; rank < emulator::cluster_size(); ++rank) {
+    if ((blocks >> rank & 1) == 0) continue;
+    const unsigned bytes = copy_box_into(emulator::shared_memory_of(rank), shared, map, c0, c1, c2, c3);
+    emulator::complete_bytes_at(rank, barrier, bytes);
+  }
 }
 
 inline void prefetch_box(const TensorMap&, int, int, int, int) {}
