@@ -142,6 +142,8 @@ CASES = [
     long_prompt("sinks", sinks=lambda heads: torch.randn(heads, device="cuda")),
     long_prompt("alibi", alibi_slopes=lambda heads: torch.tensor(attune.alibi_slopes(heads)).cuda()),
     long_prompt("softcap", softcap=30.0),
+    long_prompt("softcap_50", softcap=50.0),
+    long_prompt("softcap_5", softcap=5.0),
     long_prompt("window_1024_at_32k", seqlen=32768, window=1023),
 ]
 

@@ -139,6 +139,34 @@ TEST_F(EmulatedPrefill, ScoresAndOutputs) {
   }
 }
 
+// Scores that one way or the other of capping takes, and a mix: of rows, of tiles at edges and inside.
+TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
+  for (const char* rest :
+       {R"("softcap": 30)", R"("softcap": 50, "data": "spread")", R"("softcap": 20, "data": "spread", "dtype": "f16")",
+        R"("softcap": 2)", R"("softcap": 100000)", R"("softcap": 30, "softmax_scale": 0.3, "window": [150, 0])",
+        R"("softcap": 30, "softmax_scale": -0.1)", R"("softcap": 50, "softmax_scale": 1e-6)",
+        R"("softcap": 25, "data": "far")"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [70, 130], "seqlens_kv": [400, 130],
+        "max_logits": true, )") + rest +
+                                   "}")),
+              "")
+        << rest;
+  }
+}
+
+TEST_F(EmulatedPrefill, Alibi) {
+  for (const char* rest : {R"("causal": true, "max_logits": true)", R"("causal": true, "window": [150, 0])",
+                           R"("causal": true, "softcap": 20)", R"("softmax_scale": -0.1)", R"("softmax_scale": 1e-20)",
+                           R"("max_logits": true)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "dense", "alibi": 1, "seqlens_q": [70, 130], "seqlens_kv": [900, 130], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
 TEST_F(EmulatedPrefill, MasksAndTables) {
   for (const char* rest :
        {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",

@@ -16,9 +16,10 @@ namespace attune::prefill {
 
 struct Accumulators {
   float o[Config::kChannels / 2];
-  // Of raw products where Rows::kPlain, else of scores in base 2; sum: of this thread's keys. o and sum are taken against
-  // `reference` while a task runs, against `max` afterwards.
+  // max: of products where Rows::kProducts, else of scores in base 2, as it is afterwards everywhere; sum: of this
+  // thread's keys. o and sum are taken against `reference`, in base 2, while a task runs, against `max` afterwards.
   float max[2], reference[2], sum[2];
+  float limit[Rows::kCapped ? 2 : 1];  // a maximum up to which the reference need not follow
 };
 
 class Attend {
@@ -27,7 +28,7 @@ class Attend {
   using PvProduct = ptx::Product<Config::kChannels, Config::kProduct>;
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places, int group)
-      : p_(p), places_(places), group_(group), c_(Rows::kPlain ? p.scale * kLog2e : 1.0f) {
+      : p_(p), places_(places), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {
     q_ = ptx::uniform(ptx::descriptor_k_major(places.q() + group * 64 * 128));
   }
 
@@ -49,6 +50,7 @@ class Attend {
     float lowered[2];
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
+    if constexpr (Rows::kCapped) a.limit[0] = a.limit[1] = -ptx::infinity();
 
     ptx::wait_products<0>();
     ptx::pin(s);
@@ -92,15 +94,16 @@ class Attend {
     ptx::pin(a.o);
     release_values();
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - a.max[h]) * c_);
+    for (int h = 0; h < 2; ++h) {
+      if (a.max[h] != -ptx::infinity()) a.max[h] = level_of(a.max[h]);
+      lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx(a.reference[h] - a.max[h]);
+    }
     rescale(lowered, a.o);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.sum[h] *= lowered[h];
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
-      if (Rows::kPlain && a.max[h] != -ptx::infinity()) a.max[h] *= c_;
     }
   }
 
@@ -141,41 +144,82 @@ class Attend {
   static constexpr bool kManyRegisters = Config::kChannels <= 128;
   static constexpr int kChains = kManyRegisters ? 4 : 1;
 
+  // Of a maximum of products: the score in base 2.
+  __device__ __forceinline__ float level_of(float max) const {
+    return Rows::kCapped ? Rows::score_of(p_, max, {}, 0, 0.0f) : max * c_;
+  }
+
   // Products to weights in place, and how much what came before counts less.
   __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, const TileLine<Config::kKeys>& line, int i,
                                         const Run& whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                         Accumulators& a) const {
     const bool scaled = Config::kConverts && line.is_cached(i);
     if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
-    if constexpr (!Rows::kPlain) rows.score(p_, line.start(task, i), s);
+    const int start = line.start(task, i);
+    if constexpr (Rows::kSloped) rows.add_slope(s);
+    if constexpr (!Rows::kProducts) rows.score(p_, start, s);
     const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
-    if (Rows::kBits || flagged || !whole.has(i)) rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);
-    // Chains of their own for neighbours: there are too few warps to hide what a long chain waits for.
-    float reference[2];
+    const bool edge = Rows::kBits || flagged || !whole.has(i);
+    if (edge) rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);
+    raise(rows, start, s, a);
+    follow(lowered, a);
+    float reference[2], c = c_;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] = reference_of(a.reference[h]);
+      if constexpr (Rows::kSloped) reference[h] = fmaf(rows.slope[h], rows.distance_of(h, start), reference[h]);
+    }
+    if constexpr (Rows::kCapped) {
+      if (!__any_sync(0xffffffffu, !(Rows::takes_polynomial(p_, a.max[0]) && Rows::takes_polynomial(p_, a.max[1])))) {
+#pragma unroll
+        for (int j = 0; j < Config::kKeys / 2; ++j)
+          s[j] = ptx::exp2_approx(Rows::capped_exponent(p_, s[j], reference[j / 2 % 2]));
+        return;
+      }
+      rows.score(p_, start, s);
+      if (edge) rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);  // the least product has a finite score
+      c = 1;
+    }
+#pragma unroll
+    for (int j = 0; j < Config::kKeys / 2; ++j) s[j] = ptx::exp2_approx(fmaf(s[j], c, -reference[j / 2 % 2]));
+  }
+
+  // a.max, with this tile. Chains of their own for neighbours: too few warps hide what a long chain waits for.
+  __device__ __forceinline__ static void raise(const Rows& rows, int start, const float (&s)[Config::kKeys / 2],
+                                               Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float max[kChains];
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 8; ++j) {
         const float pair = fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]);
-        max[j % kChains] = fmaxf(j < kChains ? a.max[h] : max[j % kChains], pair);
+        max[j % kChains] =
+            j >= kChains ? fmaxf(max[j % kChains], pair) : Rows::kSloped ? pair : fmaxf(a.max[h], pair);
       }
       float top = max[0];
 #pragma unroll
       for (int j = 1; j < kChains; ++j) top = fmaxf(top, max[j]);
+      if constexpr (Rows::kSloped)
+        top = fmaxf(a.max[h], fmaf(-rows.product_slope[h], rows.distance_of(h, start), top));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      a.max[h] = top;
-      lowered[h] = 1.0f;
-      if ((top - a.reference[h]) * c_ > kSlack) {
-        lowered[h] = ptx::exp2_approx((a.reference[h] - top) * c_);
-        a.reference[h] = top;
-      }
-      reference[h] = reference_of(a.reference[h]) * c_;
+      a.max[h] = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
     }
+  }
+
+  // Has references follow maxima that are too far ahead.
+  __device__ __forceinline__ void follow(float (&lowered)[2], Accumulators& a) const {
+    lowered[0] = lowered[1] = 1.0f;
+    if (Rows::kCapped && a.max[0] <= a.limit[0] && a.max[1] <= a.limit[Rows::kCapped ? 1 : 0]) return;
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 2; ++i) s[i] = ptx::exp2_approx(fmaf(s[i], c_, -reference[i / 2 % 2]));
+    for (int h = 0; h < 2; ++h) {
+      if (Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0] : a.max[h] * c_ - a.reference[h] > kSlack) {
+        const float level = level_of(a.max[h]);
+        lowered[h] = ptx::exp2_approx(a.reference[h] - level);
+        a.reference[h] = level;
+        if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kSlack / c_;  // scores grow more slowly than products
+      }
+    }
   }
 
   // The weights' sums; not right after the exponentials, each of which would be waited for.

@@ -25,6 +25,8 @@ struct alignas(16) Task {
   int split;                 // of all blocks that are split: its counter
 };
 
+constexpr int kCapTerms = 5;
+
 // At the beginning of the schedule's part of the workspace.
 struct alignas(16) TaskList {
   int num_tasks;
@@ -78,6 +80,10 @@ struct PrefillParams : DecodeParams {
   int* block_begin;            // [batch]: blocks of rows before each sequence, from the first that its thread has
   unsigned* parts_done;        // [splits][num_head_tiles]; 0 before and after each run
   Task* split_tasks;           // [splits]: the blocks of rows that are cut, for a kernel that merges them; or null
+  // Softcap: the score in base 2 of a product s is cap_level (1 - 2 / (1 + 2^(cap_rate s))). In a row whose products'
+  // maximum is in [cap_low, cap_high] it is s (cap_terms[0] + cap_terms[1] s^2 + cap_terms[2] s^4 + ..) as far as that
+  // matters.
+  float cap_rate, cap_level, cap_terms[kCapTerms], cap_low, cap_high;
 };
 
 // Rows of a cache of 8 bits as the TMA brings them: in blocks of 128 channels, zeros beyond the head dim. A box of a

@@ -26,18 +26,24 @@ __device__ __forceinline__ float reference_of(float max) { return max == -ptx::i
 
 struct Rows {
   static constexpr bool kAlibiOn = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
-  // Scores are products until their exponential is taken; with anything but a scale they are computed first.
-  static constexpr bool kPlain = Config::kScore == 0;
+  // Scores stay products until their exponential is taken: they grow with them, so the products' maximum is theirs. With
+  // ALiBi the slope's share within a tile is added to products. With anything else, and where that would spill, scores
+  // are computed first.
+  static constexpr bool kWide = Config::kCached && Config::kChannels > 128;
+  static constexpr bool kPlain = Config::kScore == 0, kSloped = Config::kScore == kAlibi && !kWide,
+                        kCapped = Config::kScore == kSoftcap && !kWide && !Config::kConverts,
+                        kProducts = kPlain || kCapped || kSloped;
   static constexpr bool kTables = (Config::kScore & (kBias | kT5)) != 0;
   static constexpr bool kBits = (Config::kMask & kMaskBits) != 0, kRanges = (Config::kMask & kMaskRanges) != 0;
 
-  int token[2], head[2];         // in the sequence, of all query heads; token -1: no such row
-  int position[2];               // absolute
-  int first[2], end[2];          // keys that it may see
-  int first_of_all, end_of_all;  // that all rows of the block see
-  float slope[kAlibiOn ? 2 : 1];
-  int batch, num_keys, before;  // before: keys before the sequence's first query
-  long long first_row;          // of mask_bits: the row of the first query
+  int token[2], head[2];                 // in the sequence, of all query heads; token -1: no such row
+  int position[2];                       // absolute
+  int first[2], end[2];                  // keys that it may see
+  int first_of_all, end_of_all;          // that all rows of the block see
+  float slope[kAlibiOn ? 2 : 1];         // of scores in base 2
+  float product_slope[kSloped ? 2 : 1];  // of products
+  int batch, num_keys, before;           // before: keys before the sequence's first query
+  long long first_row;                   // of mask_bits: the row of the first query
   int mask_start;
 
   __device__ __forceinline__ void start(const PrefillParams& p, const Task& t, int head_tile) {
@@ -61,6 +67,7 @@ struct Rows {
       end[h] = there ? min(end_visible(p, t.num_keys, position[h]), t.end_key) : 0;
       if constexpr (kAlibiOn)
         slope[h] = there ? p.alibi[t.batch * p.alibi_batch_stride + head[h] * p.alibi_head_stride] * kLog2e : 0.0f;
+      if constexpr (kSloped) product_slope[h] = slope[h] * ptx::reciprocal_approx(p.scale * kLog2e);
     }
   }
 
@@ -78,8 +85,8 @@ struct Rows {
                                                    float distance) {
     if constexpr ((Config::kScore & kSoftcap) != 0) {
       // tanh(y) = 1 - 2 / (1 + e^2y), exact at both ends; NaN stays.
-      const float e = ptx::exp2_approx(ptx::min_or_nan(s * (p.scale / p.softcap * (2 * kLog2e)), 30.0f));
-      s = p.softcap * kLog2e * fmaf(-2.0f, reciprocal(1.0f + e), 1.0f);
+      const float e = ptx::exp2_approx(s * p.cap_rate);
+      s = fmaf(-2.0f * p.cap_level, ptx::reciprocal_approx(1.0f + e), p.cap_level);
     } else {
       s *= p.scale * kLog2e;
     }
@@ -92,26 +99,38 @@ struct Rows {
     }
     return s;
   }
-  // 1 / x for 1 <= x < 2^31, without the unit that exponentials need: a guess from the bits, within 13 %, and two steps
-  // that cube the error.
-  __device__ __forceinline__ static float reciprocal(float x) {
-    float r = __uint_as_float(0x7ef311c3u - __float_as_uint(x));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float d = fmaf(-x, r, 1.0f);
-      r = fmaf(r, fmaf(d, d, d), r);
-    }
-    return r;
-  }
   // start: the tile's first key.
   __device__ __forceinline__ void score(const PrefillParams& p, int start, float (&s)[Config::kKeys / 2]) const {
     const int key = start + threadIdx.x % 4 * 2;  // the thread's first
-    const float distance[2] = {static_cast<float>(position[0] - key), static_cast<float>(position[1] - key)};
+    const float distance[2] = {distance_of(0, start), distance_of(1, start)};
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 2; ++i) {
       const int beyond = i / 4 * 8 + i % 2, h = i / 2 % 2;
       s[i] = score_of(p, s[i], terms(h), key + beyond, distance[h] - static_cast<float>(beyond));
     }
+  }
+
+  // Of row h and the thread's first key of the tile.
+  __device__ __forceinline__ float distance_of(int h, int start) const {
+    return static_cast<float>(position[h] - start - static_cast<int>(threadIdx.x % 4) * 2);
+  }
+  // What ALiBi adds from the thread's first key to its others.
+  __device__ __forceinline__ void add_slope(float (&s)[Config::kKeys / 2]) const {
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 2; ++i)
+      s[i] = fmaf(product_slope[kSloped ? i / 2 % 2 : 0], static_cast<float>(i / 4 * 8 + i % 2), s[i]);
+  }
+  // The exponent of a product's weight where takes_polynomial(). A hidden product, -inf, stays that.
+  __device__ __forceinline__ static float capped_exponent(const PrefillParams& p, float s, float reference) {
+    const float square = s * s;
+    float factor = p.cap_terms[kernels::kCapTerms - 1];
+#pragma unroll
+    for (int i = kernels::kCapTerms - 2; i >= 0; --i) factor = fmaf(factor, square, p.cap_terms[i]);
+    return fmaf(s, factor, -reference);
+  }
+  // Of a row with this maximum of products.
+  __device__ __forceinline__ static bool takes_polynomial(const PrefillParams& p, float max) {
+    return p.cap_low <= max && max <= p.cap_high;
   }
 
   // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.

@@ -44,20 +44,25 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
     at[h] = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
   }
   if (kHalves && p.store_vectors) {
+    // All of a row before the first store: transposing waits for shuffles, which then overlap.
 #pragma unroll
-    for (int i = 0; i < Config::kChannels / 32; ++i) {
+    for (int h = 0; h < 2; ++h) {
+      unsigned r[Config::kChannels / 32][4];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        unsigned r[4];
+      for (int i = 0; i < Config::kChannels / 32; ++i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float x = a.o[16 * i + 4 * j + 2 * h] * factor[h], y = a.o[16 * i + 4 * j + 2 * h + 1] * factor[h];
-          r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+          r[i][j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
         }
-        tile::transpose_quad(r);
+        tile::transpose_quad(r[i]);
+      }
+      if (at[h] < 0) continue;
+#pragma unroll
+      for (int i = 0; i < Config::kChannels / 32; ++i) {
         const int channel = 32 * i + 8 * (lane % 4);
-        if (at[h] >= 0 && channel < Config::kHeadDimV)
-          *reinterpret_cast<uint4*>(p.out + (at[h] + channel) * 2) = make_uint4(r[0], r[1], r[2], r[3]);
+        if (channel < Config::kHeadDimV)
+          *reinterpret_cast<uint4*>(p.out + (at[h] + channel) * 2) = make_uint4(r[i][0], r[i][1], r[i][2], r[i][3]);
       }
     }
     return;
