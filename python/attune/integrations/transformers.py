@@ -97,7 +97,7 @@ def _bits(mask: torch.Tensor, keys: int, batch: int) -> torch.Tensor:
     bits = packed.transpose(1, 2).flatten(0, 1)  # [batch * rows, heads or 1, bytes]
     bits = bits.squeeze(1) if bits.shape[1] == 1 else bits
     if keep:
-        mask._attune_bits = ((mask._version, keys, batch), bits)  # type: ignore[attr-defined]
+        mask._attune_bits = ((mask._version, keys, batch), bits)
     return bits
 
 
