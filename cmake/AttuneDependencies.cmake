@@ -26,8 +26,9 @@ if(NOT TARGET attune::highway)
     set(HWY_ENABLE_INSTALL OFF CACHE BOOL "")
     set(HWY_ENABLE_TESTS OFF CACHE BOOL "")
     set(HWY_FORCE_STATIC_LIBS ON CACHE BOOL "")
-    FetchContent_Declare(highway GIT_REPOSITORY https://github.com/google/highway.git
-                         GIT_TAG 457c891775a7397bdb0376bb1031e6e027af1c48)  # 1.2.0
+    FetchContent_Declare(  # an archive: a repository would need git
+      highway URL https://github.com/google/highway/archive/refs/tags/1.2.0.tar.gz
+      URL_HASH SHA256=7e0be78b8318e8bdbf6fa545d2ecb4c90f947df03f7aadc42c1967f019e63343)
     FetchContent_MakeAvailable(highway)
     set(attune_highway_target hwy)
   endif()

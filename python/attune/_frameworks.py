@@ -101,6 +101,8 @@ class _Jax:
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        if any(device.platform != "cpu" for device in like.devices()):
+            _Jax.current_stream(like, 0)
         return _Numpy.empty(shape, dtype, like)
 
     @staticmethod
@@ -109,7 +111,8 @@ class _Jax:
 
     @staticmethod
     def current_stream(array: Any, index: int) -> int:
-        raise Unsupported("JAX arrays on CUDA: JAX has no stream to share; pass them through torch.from_dlpack, or use the CPU")
+        raise Unsupported("q is a JAX array on CUDA, and JAX has no stream to share: pass arrays through torch.from_dlpack, or "
+                          "use the CPU")
 
 
 _known: dict[type, Any] = {}

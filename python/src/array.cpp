@@ -273,7 +273,9 @@ void Arrays::read(const Name& name, nb::handle array, View* view) {
       return read_spec(name, array, view);
     case Protocol::kView: {
       view->as = dtype_from_name("dtype", array.attr("dtype"));
-      return read(name, array.attr("array"), view);
+      nb::object inner = array.attr("array");
+      read(name, inner, view);
+      return hold(std::move(inner));
     }
     case Protocol::kNone:
       break;
@@ -307,11 +309,15 @@ void Arrays::read_struct(const Name& name, nb::handle array, View* view) {
 
 void Arrays::read_capsule(const Name& name, nb::handle array, View* view) {
   // The call runs on the framework's own current stream, so nobody needs to wait: stream -1 where there are streams.
-  nb::object device = array.attr("__dlpack_device__")();
   nb::dict arguments;
-  if (nb::cast<int>(device[0]) == dlpack::kCuda) arguments["stream"] = -1;
-  nb::object exporter = array.attr("__dlpack__");
-  nb::object capsule;
+  nb::object exporter, capsule;
+  try {
+    nb::object device = array.attr("__dlpack_device__")();
+    if (nb::cast<int>(device[0]) == dlpack::kCuda) arguments["stream"] = -1;
+    exporter = array.attr("__dlpack__");
+  } catch (nb::python_error& e) {  // an array that was deleted, say
+    type_error(name.text() + " cannot be read: " + first_line(e));
+  }
   try {
     arguments["max_version"] = nb::make_tuple(1, 0);
     capsule = exporter(**arguments);
@@ -338,7 +344,7 @@ void Arrays::read_capsule(const Name& name, nb::handle array, View* view) {
     tensor = &managed->tensor;
   }
   // The capsule is not consumed: its own destructor releases the export, when this call has returned.
-  exports_.push_back(capsule);
+  hold(capsule);
   from_dlpack(name, array, *tensor, view->as, &view->tensor);
   view->device_type = tensor->device.type;
   view->device_id = tensor->device.id;
@@ -401,7 +407,10 @@ void* Arrays::stream(nb::handle given) const {
     if (!PyLong_Check(address.ptr()))
       type_error("stream is " + text(nb::repr(given)) +
                  "; an address, a torch.cuda.Stream or a cupy.cuda.Stream is expected");
-    return PyLong_AsVoidPtr(address.ptr());
+    void* found = PyLong_AsVoidPtr(address.ptr());
+    if (PyErr_Occurred() == nullptr) return found;
+    PyErr_Clear();
+    invalid_argument("stream is " + text(address) + ", which is no address");
   }
   if (api_ != nullptr) {
     void* current = nullptr;

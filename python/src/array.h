@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attune/attune.h"
@@ -44,6 +45,11 @@ class Arrays {
 
   enum class Use { kRead, kWrite, kCache };  // kCache: written only by operations that append
   attune_tensor view(const Name& name, nb::handle array, Use use);
+  // Keeps what another thread could replace while a call runs without the lock.
+  void hold(nb::object object) {
+    if (held_.empty()) held_.reserve(16);
+    held_.push_back(std::move(object));
+  }
 
   attune_device device() const { return device_; }
   // Throws where a tensor of the cache is read-only.
@@ -68,7 +74,7 @@ class Arrays {
   const dlpack::ExchangeApi* api_ = nullptr;  // of the first array that has one
   nb::object first_;                          // the array that decided the device
   std::string read_only_cache_;
-  std::vector<nb::object> exports_;
+  std::vector<nb::object> held_;
 };
 
 // Python's side of the package, set when it is imported. current_stream(array, device index) -> address;

@@ -113,7 +113,9 @@ void fill_from_attributes(void* to, const Table& table, const char* scope, nb::h
   for (size_t i = 0; i < table.fields().size(); ++i) {
     nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), table.key(i).ptr()));
     if (!value.is_valid()) throw nb::python_error();
-    if (!value.is_none()) fill_field(static_cast<std::byte*>(to), table.fields()[i], scope, value, arrays);
+    if (value.is_none()) continue;
+    fill_field(static_cast<std::byte*>(to), table.fields()[i], scope, value, arrays);
+    arrays->hold(std::move(value));
   }
 }
 

@@ -96,9 +96,10 @@ nb::object Plan::call(RunFunction run, nb::kwargs changes) {
   const attune_attention attention = read_attention(values, &arrays);
   if (arrays.device().type != device_.type || arrays.device().index != device_.index)
     invalid_argument("the arrays are on another device than the plan");
+  void* const on = arrays.stream(stream);  // may throw
   if (running_) invalid_argument("this plan is running in another thread; each thread needs a plan of its own");
   running_ = true;
-  const attune_status status = run_without_lock(run, plan_.get(), attention, workspace_, arrays.stream(stream));
+  const attune_status status = run_without_lock(run, plan_.get(), attention, workspace_, on);
   running_ = false;
   check(status);
   return outputs_of(values);

@@ -251,12 +251,12 @@ def attention(q, k=None, v=None, **given):
                 value = key[:, :d_v] if v is None else (
                     prepare(p, "v", v[token], b, token, past + t) if f.cache is not None or has(p) else v[token])
                 new.append((key, value))
-        done = f.finished is not None and bool(f.finished[b])
+        done = f.finished is not None and bool(f.finished[b]) or f.skip_decode and n == 1  # left untouched
         if new is not None and f.cache is not None and p.append and not done:
             result.appended += [(b, past + t, key, value) for t, (key, value) in enumerate(new)]
         for i in range(n):
             row = int(starts[b]) + i
-            if done or (f.skip_decode and n == 1):
+            if done:
                 if f.zero_finished:
                     result.out[row], result.lse[row], result.max_logits[row] = 0, -np.inf, -np.inf
                 continue

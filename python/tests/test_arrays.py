@@ -173,6 +173,35 @@ def test_no_array_is_held_after_a_call():
     assert gone() is None and released() is None
 
 
+def test_an_array_replaced_while_others_are_read_stays_until_the_end():
+    import weakref
+
+    q, k, v = qkv()
+    cache = attune.KVCache(np.array(k[None]), None)
+    gone, seen = weakref.ref(cache.k), []
+
+    class Replacing(Exporter):
+        def __dlpack__(self, **arguments):
+            cache.k = None
+            gc.collect()
+            seen.append(gone() is not None)
+            return super().__dlpack__(**arguments)
+
+    cache.v = Replacing(v[None])
+    attune.attention(q, cache=cache, seqused_kv=np.array([5], np.int32), cu_seqlens_q=np.array([0, 5], np.int32))
+    assert seen == [True] and gone() is None
+
+
+def test_errors_of_an_array_name_it():
+    class Deleted(Exporter):
+        def __dlpack_device__(self):
+            raise RuntimeError("array has been deleted\nand more")
+
+    q, k, v = qkv()
+    with pytest.raises(TypeError, match="^k cannot be read: .*array has been deleted$"):
+        attune.attention(q, Deleted(k), v)
+
+
 def test_many_threads():
     q, k, v = qkv(n=40)
     want = attune.attention(q, k, v, causal=True)
@@ -202,3 +231,16 @@ def test_jax():
         assert attune.attention(*small, causal=True).dtype == jax.numpy.bfloat16
         with pytest.raises(ValueError, match="out is read-only"):
             attune.attention(q, k, v, out=jax.numpy.zeros((5, 4, 16)))
+        deleted = jax.numpy.asarray(k)
+        deleted.delete()
+        with pytest.raises(TypeError, match="^k cannot be read: "):
+            attune.attention(q, deleted, v)
+
+
+def test_jax_on_a_gpu_is_refused_with_a_way_out():
+    jax = pytest.importorskip("jax", reason="jax is not installed: its arrays are not tested")
+    if jax.default_backend() != "gpu":
+        pytest.skip("jax has no GPU")
+    q, k, v = (jax.numpy.asarray(x, dtype=jax.numpy.bfloat16) for x in qkv())
+    with pytest.raises(attune.Unsupported, match="q is a JAX array on CUDA.*torch.from_dlpack"):
+        attune.attention(q, k, v)

@@ -51,14 +51,14 @@ def scores_of(arguments, keys):
 
 
 @pytest.mark.parametrize("quantised", [False, True])
-def test_topk_scores_and_select_agree_with_numpy(quantised):
+def test_topk_scores_and_select_agree_with_numpy(api, quantised):
     arguments, keys = problem(quantised)
     want = scores_of(arguments, keys)
-    scores = attune.indexer_scores(**arguments, max_seqlen_kv=70)
+    scores = api.indexer_scores(**arguments, max_seqlen_kv=70)
     assert_close(np.where(np.isinf(scores), -np.inf, scores), want, 1e-4, "scores")
 
-    indices, lengths = attune.indexer_topk(**arguments, topk=12)
-    positions, _ = attune.indexer_topk(**arguments, topk=12, form="positions")
+    indices, lengths = api.indexer_topk(**arguments, topk=12)
+    positions, _ = api.indexer_topk(**arguments, topk=12, form="positions")
     row = 0
     for b, (n, s) in enumerate(zip(ROWS, PAST)):
         for i in range(n):
@@ -71,29 +71,29 @@ def test_topk_scores_and_select_agree_with_numpy(quantised):
             assert [page * 8 + offset for page, offset in places] == indices[row, :count].tolist()
             row += 1
     tables = {name: arguments[name] for name in ("cache", "causal", "cu_seqlens_q", "seqused_kv")}
-    again, again_lengths = attune.indexer_select(scores, topk=12, **tables)
+    again, again_lengths = api.indexer_select(scores, topk=12, **tables)
     assert np.array_equal(again, indices) and np.array_equal(again_lengths, lengths)
 
 
-def test_sparse_attention_takes_the_choice():
+def test_sparse_attention_takes_the_choice(api):
     arguments, _ = problem(False)
-    indices, lengths = attune.indexer_topk(**arguments, topk=9)
+    indices, lengths = api.indexer_topk(**arguments, topk=9)
     rng = np.random.default_rng(1)
     cache = attune.KVCache(normal(rng, (24, 8, 1, 32)))
     q = normal(rng, (sum(ROWS), 4, 32))
     fields = {"cache": cache, "indices": indices, "topk_length": lengths, "head_dim_v": 16}
-    out = attune.attention(q, **fields)
+    out = api.attention(q, **fields)
     assert_attention(out, None, None, reference.attention(q, **fields), "float32")
 
 
-def test_ranges_given_outputs_and_other_pages():
+def test_ranges_given_outputs_and_other_pages(api):
     arguments, _ = problem(False)
     begin, end = np.array([3] * 7, np.int32), np.array([30] * 7, np.int32)
     mine, count = np.zeros((7, 5), np.int32), np.zeros(7, np.int32)
     tables = {"slot_table": np.arange(3 * 5, dtype=np.int32).reshape(3, 5), "slot_page_size": 16, "slot_pages": 15}
-    got = attune.indexer_topk(**arguments, **tables, key_begin=begin, key_end=end, indices=mine, topk_length=count)
+    got = api.indexer_topk(**arguments, **tables, key_begin=begin, key_end=end, indices=mine, topk_length=count)
     assert got[0] is mine and got[1] is count
-    positions, _ = attune.indexer_topk(**arguments, topk=5, key_begin=begin, key_end=end, form="positions")
+    positions, _ = api.indexer_topk(**arguments, topk=5, key_begin=begin, key_end=end, form="positions")
     sequence = np.repeat(np.arange(3), ROWS)[:, None]
     assert np.array_equal(mine, np.where(positions < 0, -1, (sequence * 5 + positions // 16) * 16 + positions % 16))
     assert positions.max() < 30 and positions[positions >= 0].min() >= 3

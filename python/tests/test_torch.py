@@ -98,6 +98,17 @@ def test_tensors_without_memory_are_refused_by_name():
         attune.attention(q, attune.Spec((5, 2, 16), "float32", device="cuda:3"), v)
 
 
+def test_a_tensor_whose_memory_was_given_back_is_refused_by_name():
+    q, k, v = qkv()
+    k.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="k.data"):
+        attune.attention(q, k, v)
+    plan = attune.Plan(q, v, v)
+    q.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="q.data"):
+        plan.run()
+
+
 def test_numpy_and_torch_may_meet():
     q, k, v = qkv()
     assert torch.equal(attune.attention(q, k.numpy(), v.numpy()), attune.attention(q, k, v))

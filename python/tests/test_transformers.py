@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attn_implementation="attune" against "eager" on tiny random models: prefill, padding, generation with its cache."""
+"""attn_implementation="attune" on tiny random models: prefill, padding, generation with its cache. The reference is "eager" in
+float64; "eager" in the model's own dtype says how much of that rounding allows. On the CPU, and on the first GPU where there is one.
+"""
 
 import copy
 import os
+import unittest.mock
 
+import numpy as np
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -23,48 +27,84 @@ DECODERS = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=6),
     "gemma2": lambda: transformers.Gemma2Config(**SMALL, sliding_window=6, attn_logit_softcapping=5.0, query_pre_attn_scalar=16),
-    "gpt_oss": lambda: transformers.GptOssConfig(**SMALL, sliding_window=6, num_local_experts=4, num_experts_per_tok=2,
+    "gpt_oss": lambda: transformers.GptOssConfig(**SMALL, sliding_window=6, num_local_experts=4, num_experts_per_tok=4,
                                                  layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL),
 }
 
 
-def pair(config, factory):
-    """The same random model twice: eager and attune."""
-    torch.manual_seed(0)
-    eager = factory(copy.deepcopy(config), attn_implementation="eager").eval()  # the model keeps the configuration
-    with torch.no_grad():
-        for parameter in eager.parameters():  # weights that matter: initial ones of 0.02 make attention uniform
-            if parameter.dim() > 1:
-                parameter.mul_(6)
-            elif parameter.dim() == 1 and parameter.shape[0] == config.num_attention_heads:
-                parameter.normal_()  # sinks
-    ours = factory(copy.deepcopy(config), attn_implementation="attune").eval()
-    ours.load_state_dict(eager.state_dict())
-    assert ours.config._attn_implementation == "attune" and eager.config._attn_implementation == "eager"
-    return eager, ours
+PLACES = [("cpu", torch.float32), ("cpu", torch.bfloat16)]
+if torch.cuda.is_available():  # there attention over dense keys takes 16 bits
+    PLACES += [("cuda", torch.bfloat16), ("cuda", torch.float16)]
+NAMES = [f"{device}-{str(dtype)[6:]}" for device, dtype in PLACES]
+everywhere = pytest.mark.parametrize("place", PLACES, ids=NAMES)
+EPSILON = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
-def causal_pair(name):
-    return pair(DECODERS[name](), lambda config, **kw: transformers.AutoModelForCausalLM.from_config(config, **kw))
+class Models:
+    """The same random weights three times: ours, eager, and exact, which is eager in float64.
+
+    sharpen multiplies weights whose initial values of 0.02 would make attention uniform. Not so much that logits amplify what
+    float32 rounds: T5's, which nothing scales, need no more than they have.
+    """
+
+    def __init__(self, config, factory, place, sharpen=6.0):
+        self.device, self.dtype = place
+        torch.manual_seed(0)
+
+        def make(implementation):
+            return factory(copy.deepcopy(config), attn_implementation=implementation).eval()  # the model keeps the configuration
+
+        self.eager = make("eager")
+        with torch.no_grad():
+            for parameter in self.eager.parameters():
+                if parameter.dim() > 1:
+                    parameter.mul_(sharpen)
+                elif parameter.dim() == 1 and parameter.shape[0] == config.num_attention_heads:
+                    parameter.normal_()  # sinks
+        self.ours, self.exact = make("attune"), make("eager")
+        self.eager.to(self.device, self.dtype)
+        for model in (self.ours, self.exact):
+            model.to(self.device, self.dtype).load_state_dict(self.eager.state_dict())
+        self.exact.double()
+        if hasattr(config, "num_local_experts"):
+            self.exact.set_experts_implementation("eager")  # others have no float64
+        assert self.ours.config._attn_implementation == "attune" and self.eager.config._attn_implementation == "eager"
+
+    def ids(self, *shape):
+        return torch.randint(1, 98, shape).to(self.device)
+
+    def ones(self, *shape):
+        return torch.ones(shape, dtype=torch.long, device=self.device)
+
+    def check(self, got, run, keep=None):
+        """got: what ours gave for what run(model) gives."""
+        softmax = torch.nn.functional.softmax
+        with unittest.mock.patch.object(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim)):
+            exact = run(self.exact)  # whose softmax is told to take float32, and to whose masks that is too narrow
+        eager, got = run(self.eager).double(), got.double()
+        if keep is not None:
+            got, eager, exact = got[keep.bool()], eager[keep.bool()], exact[keep.bool()]
+        assert exact.std() > 1e-3 and got.isfinite().all()  # not a model of nothing
+        ours, theirs, tiny = (got - exact).abs(), (eager - exact).abs(), EPSILON[self.dtype] * exact.abs().max()
+        assert ours.max() <= 3 * theirs.max() + tiny, (ours.max(), theirs.max(), tiny)
+        assert ours.square().mean().sqrt() <= 1.5 * theirs.square().mean().sqrt() + tiny / 4
 
 
-def close(got, want, keep=None):
-    if keep is not None:
-        got, want = got[keep], want[keep]
-    assert got.std() > 1e-3  # not a model of nothing
-    torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4 * want.abs().max().item())
+def causal_models(name, place):
+    return Models(DECODERS[name](), lambda config, **kw: transformers.AutoModelForCausalLM.from_config(config, **kw), place)
 
 
 @pytest.mark.parametrize("name", DECODERS)
+@everywhere
 @torch.no_grad()
-def test_decoder_logits(name):
-    eager, ours = causal_pair(name)
-    ids = torch.randint(1, 98, (2, 21))
-    close(ours(ids).logits, eager(ids).logits)
-    keep = torch.ones(2, 21, dtype=torch.bool)
-    keep[0, :9] = False  # left padding
-    close(ours(ids, attention_mask=keep).logits, eager(ids, attention_mask=keep).logits, keep)
+def test_decoder_logits(name, place):
+    models = causal_models(name, place)
+    ids = models.ids(2, 21)
+    models.check(models.ours(ids).logits, lambda model: model(ids).logits)
+    keep = models.ones(2, 21)
+    keep[0, :9] = 0  # left padding
+    models.check(models.ours(ids, attention_mask=keep).logits, lambda model: model(ids, attention_mask=keep).logits, keep)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -73,8 +113,8 @@ def test_attention_really_runs_here(name, monkeypatch):
     calls = []
     run = integration.attune.attention
     monkeypatch.setattr(integration.attune, "attention", lambda *args, **kw: calls.append(kw) or run(*args, **kw))
-    _, ours = causal_pair(name)
-    ours(torch.randint(1, 98, (1, 21)))
+    models = causal_models(name, PLACES[0])
+    models.ours(models.ids(1, 21))
     assert len(calls) == 3
     assert all("mask_bits" not in call and call["causal"] for call in calls)  # a window is no mask
     assert {call.get("window_left") for call in calls} == {"llama": {None}, "qwen3": {None}, "mistral": {5}}.get(name, {5, None})
@@ -82,68 +122,103 @@ def test_attention_really_runs_here(name, monkeypatch):
 
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
+@everywhere
 @torch.no_grad()
-def test_generation(name, cache):
-    eager, ours = causal_pair(name)
-    ids, keep = torch.randint(1, 98, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+def test_generation(name, cache, place):
+    models = causal_models(name, place)
+    ids, keep = models.ids(2, 9), models.ones(2, 9)
     keep[1, :4] = 0
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "output_logits": True,
                "return_dict_in_generate": True, "attention_mask": keep}
     if cache == "static":
         options.update(cache_implementation="static", disable_compile=True)
-    want, got = eager.generate(ids, **options), ours.generate(ids, **options)
-    assert torch.equal(got.sequences, want.sequences)
-    for a, b in zip(got.logits, want.logits):
-        close(a, b)
+    got = models.ours.generate(ids, **options)
+    if models.dtype == torch.float32:
+        assert torch.equal(got.sequences, models.eager.generate(ids, **options).sequences)
+    # Each step's logits are those of a model that sees all tokens before it at once.
+    before, mask = got.sequences[:, :-1], torch.cat([keep, models.ones(2, 11)], dim=1)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    models.check(torch.stack(got.logits, dim=1),
+                 lambda model: model(before, attention_mask=mask, position_ids=positions).logits[:, 8:])
 
 
+@everywhere
 @torch.no_grad()
-def test_chunked_prefill_into_a_cache():
-    eager, ours = causal_pair("mistral")
-    ids = torch.randint(1, 98, (2, 20))
-    want = eager(ids).logits
-    cache, parts = transformers.DynamicCache(config=ours.config), []
+def test_chunked_prefill_into_a_cache(place):
+    models = causal_models("mistral", place)
+    ids = models.ids(2, 20)
+    cache, parts = transformers.DynamicCache(config=models.ours.config), []
     for chunk in ids.split([8, 5, 1, 6], dim=1):
-        parts.append(ours(chunk, past_key_values=cache, use_cache=True).logits)
-    close(torch.cat(parts, dim=1), want)
+        parts.append(models.ours(chunk, past_key_values=cache, use_cache=True).logits)
+    models.check(torch.cat(parts, dim=1), lambda model: model(ids).logits)
 
 
+@everywhere
 @torch.no_grad()
-def test_bert():
+def test_bert(place):
     config = transformers.BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96)
-    eager, ours = pair(config, lambda config, **kw: transformers.AutoModel.from_config(config, **kw))
-    ids, keep = torch.randint(1, 98, (2, 13)), torch.ones(2, 13, dtype=torch.bool)
-    close(ours(ids).last_hidden_state, eager(ids).last_hidden_state)
-    keep[0, 8:] = False
-    close(ours(ids, attention_mask=keep).last_hidden_state, eager(ids, attention_mask=keep).last_hidden_state, keep)
+    models = Models(config, lambda config, **kw: transformers.AutoModel.from_config(config, **kw), place)
+    ids, keep = models.ids(2, 13), models.ones(2, 13)
+    models.check(models.ours(ids).last_hidden_state, lambda model: model(ids).last_hidden_state)
+    keep[0, 8:] = 0
+    models.check(models.ours(ids, attention_mask=keep).last_hidden_state,
+                 lambda model: model(ids, attention_mask=keep).last_hidden_state, keep)
 
 
+@everywhere
 @torch.no_grad()
-def test_t5():
+def test_t5(place):
     config = transformers.T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4,
                                    relative_attention_num_buckets=8, relative_attention_max_distance=20, decoder_start_token_id=0)
-    eager, ours = pair(config, lambda config, **kw: transformers.AutoModelForSeq2SeqLM.from_config(config, **kw))
-    ids, keep = torch.randint(1, 98, (2, 7)), torch.ones(2, 7, dtype=torch.bool)
-    decoder = torch.randint(1, 98, (2, 11))  # longer than the encoder's input
+    models = Models(config, lambda config, **kw: transformers.AutoModelForSeq2SeqLM.from_config(config, **kw), place, sharpen=1.0)
+    ids, keep = models.ids(2, 7), models.ones(2, 7)
+    decoder = models.ids(2, 11)  # longer than the encoder's input
     for mask in (None, keep):
-        close(ours(ids, attention_mask=mask, decoder_input_ids=decoder).logits,
-              eager(ids, attention_mask=mask, decoder_input_ids=decoder).logits)
-        keep[1, 5:] = False
-    options = {"max_new_tokens": 10, "do_sample": False, "attention_mask": keep}
-    assert torch.equal(ours.generate(ids, **options), eager.generate(ids, **options))
+        models.check(models.ours(ids, attention_mask=mask, decoder_input_ids=decoder).logits,
+                     lambda model: model(ids, attention_mask=mask, decoder_input_ids=decoder).logits)
+        keep[1, 5:] = 0
+    options = {"max_new_tokens": 10, "do_sample": False, "attention_mask": keep, "eos_token_id": None, "output_logits": True,
+               "return_dict_in_generate": True}
+    got = models.ours.generate(ids, **options)
+    if models.dtype == torch.float32:
+        assert torch.equal(got.sequences, models.eager.generate(ids, **options).sequences)
+    models.check(torch.stack(got.logits, dim=1),
+                 lambda model: model(ids, attention_mask=keep, decoder_input_ids=got.sequences[:, :-1]).logits)
 
 
+@everywhere
 @torch.no_grad()
-def test_masks_of_a_user():
+def test_masks_of_a_user(place):
     """A float mask with a batch, and a bool one with heads."""
-    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    device, dtype = place
+    q, k, v = (torch.randn(shape).to(device, dtype) for shape in ((2, 4, 5, 8), (2, 2, 9, 8), (2, 2, 9, 8)))
     module = torch.nn.Module()
-    full_k, full_v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    wide = [q.double(), *(x.double().repeat_interleave(2, dim=1) for x in (k, v))]
     for mask in (torch.randn(2, 1, 5, 9), torch.randn(1, 4, 5, 9), torch.rand(2, 4, 5, 9) < 0.6, torch.rand(1, 1, 5, 9) < 0.6):
-        want = torch.nn.functional.scaled_dot_product_attention(q, full_k, full_v, mask).transpose(1, 2)
+        mask = mask.to(device, dtype if mask.is_floating_point() else None)
+        exact = mask.double() if mask.is_floating_point() else mask
+        want = torch.nn.functional.scaled_dot_product_attention(*wide, exact).transpose(1, 2).nan_to_num()
         got, weights = integration.attention_forward(module, q, k, v, mask)
         assert weights is None
-        torch.testing.assert_close(got, want.nan_to_num(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got.double(), want, rtol=4 * EPSILON[dtype], atol=4 * EPSILON[dtype])
+
+
+def test_bits_of_a_mask_are_made_once_and_again_when_it_changes():
+    mask = torch.rand(1, 1, 3, 20) < 0.5
+    bits = integration._bits(mask, 17, 2)
+    assert bits.shape == (6, 3) and integration._bits(mask, 17, 2) is bits
+    want = np.packbits(mask[0, 0, :, :17].numpy(), axis=-1, bitorder="little")
+    assert np.array_equal(bits.numpy(), np.concatenate([want, want]))
+    whole = np.packbits(mask[0, 0].numpy(), axis=-1, bitorder="little")
+    assert np.array_equal(integration._bits(mask, 20, 1).numpy(), whole)  # and with another number of keys
+    mask.logical_not_()
+    assert np.array_equal(integration._bits(mask, 17, 1).numpy(),
+                          np.packbits(mask[0, 0, :, :17].numpy(), axis=-1, bitorder="little"))
+    with torch.inference_mode():
+        mask = torch.ones(1, 1, 1, 8, dtype=torch.bool)
+        integration._bits(mask, 8, 1)
+        mask.zero_()
+        assert not integration._bits(mask, 8, 1).any()
 
 
 def test_refusals():
@@ -154,10 +229,12 @@ def test_refusals():
         integration.attention_forward(torch.nn.Module(), x.requires_grad_(), x, x, None)
 
 
+@pytest.mark.parametrize("padded", [False, True])
 @torch.no_grad()
-def test_compiled_model():
-    _, ours = causal_pair("qwen3")
-    ids = torch.randint(1, 98, (2, 16))
-    want = ours(ids, use_cache=False).logits
-    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-    close(compiled(ids, use_cache=False).logits, want)
+def test_compiled_model(padded):
+    models = causal_models("qwen3", PLACES[0])
+    ids, keep = models.ids(2, 16), models.ones(2, 16)
+    keep[0, :5] = 0
+    options = {"use_cache": False, **({"attention_mask": keep} if padded else {})}
+    compiled = torch.compile(models.ours, backend="aot_eager", fullgraph=True)
+    models.check(compiled(ids, **options).logits, lambda model: model(ids, **options).logits, keep if padded else None)

@@ -38,10 +38,16 @@ def attention_mask_function(batch_size: int, q_length: int, kv_length: int, q_of
     chunked = local_size is not None and local_size == getattr(kwargs.get("config"), "attention_chunk_size", None)
     plain = allow_is_causal_skip and not chunked and isinstance(q_offset, int) and (
         q_offset + q_length == kv_offset + kv_length)
-    if plain and (attention_mask is None or bool(attention_mask[:, kv_offset : kv_offset + kv_length].all())):
+    if plain and (attention_mask is None or (
+            not _recorded(attention_mask) and bool(attention_mask[:, kv_offset : kv_offset + kv_length].all()))):
         return None
     return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
                      allow_is_causal_skip=False, **kwargs)
+
+
+def _recorded(mask: torch.Tensor) -> bool:
+    """Whether what is done with the mask is recorded, for other masks too: its values say nothing now."""
+    return torch.compiler.is_compiling() or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -67,7 +73,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
             if not fields["causal"]:
                 fields["window_right"] = sliding_window - 1
     elif attention_mask.dtype == torch.bool:
-        fields["mask_bits"] = _bits(attention_mask[..., : k.shape[1]], q.shape[0])
+        fields["mask_bits"] = _bits(attention_mask, k.shape[1], q.shape[0])
     else:
         position_bias = attention_mask if position_bias is None else position_bias + attention_mask
     if position_bias is None:
@@ -75,18 +81,23 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     return _with_bias(q, k, v, position_bias[..., : k.shape[1]], fields), None
 
 
-def _bits(mask: torch.Tensor, batch: int) -> torch.Tensor:
-    """bool [batch or 1, heads or 1, rows, keys] -> uint8 [batch * rows, bytes] or [batch * rows, heads, bytes]."""
-    kept = None if torch.compiler.is_compiling() else getattr(mask, "_attune_bits", None)
-    if kept is not None:  # the layers of a step share a mask
-        return kept
+def _bits(mask: torch.Tensor, keys: int, batch: int) -> torch.Tensor:
+    """bool [batch or 1, heads or 1, rows, keys or more] -> uint8 [batch * rows, bytes] or [batch * rows, heads, bytes].
+
+    The layers of a step share a mask, so its bits are kept with it as long as it does not change.
+    """
+    keep = not (_recorded(mask) or mask.is_inference())  # tensors of inference mode do not tell of changes
+    if keep:
+        state, bits = getattr(mask, "_attune_bits", (None, None))
+        if state == (mask._version, keys, batch):
+            return bits
     weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
-    padded = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    padded = torch.nn.functional.pad(mask[..., :keys], (0, -keys % 8)).unflatten(-1, (-1, 8))
     packed = (padded * weights).sum(-1, dtype=torch.uint8).expand(batch, -1, -1, -1)
     bits = packed.transpose(1, 2).flatten(0, 1)  # [batch * rows, heads or 1, bytes]
     bits = bits.squeeze(1) if bits.shape[1] == 1 else bits
-    if not torch.compiler.is_compiling():
-        mask._attune_bits = bits
+    if keep:
+        mask._attune_bits = ((mask._version, keys, batch), bits)
     return bits
 
 

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only a machine with a GPU shows: memory, streams and devices of torch and CuPy. The values of every operation are compared there
+by the other files, see apis.py and places.py."""
+
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import attune
+import reference
+from cases import normal
+from compare import assert_attention
+
+torch = pytest.importorskip("torch", reason="torch is not installed: CUDA is not tested")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def qkv(dtype="float16", n=5):
+    rng = np.random.default_rng(0)
+    return tuple(normal(rng, (n, heads, 64), dtype) for heads in (4, 2, 2))
+
+
+def on_gpu(*arrays):
+    return tuple(torch.from_numpy(array).cuda() for array in arrays)
+
+
+def decode(batch=3, page_size=16, dtype=torch.bfloat16):
+    """(q, cache, lengths) of a step over pages."""
+    cache = attune.KVCache(*(torch.randn(4 * batch, page_size, 2, 64, device="cuda").to(dtype) for _ in range(2)),
+                           page_table=torch.randperm(4 * batch).to(torch.int32).view(batch, 4).cuda())
+    return torch.randn(batch, 4, 64, device="cuda").to(dtype), cache, torch.tensor([40, 7, 64][:batch], dtype=torch.int32).cuda()
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("name", ["k", "v", "cu_seqlens_q", "sinks", "out"])
+def test_an_array_of_the_cpu_beside_those_of_the_gpu(name):
+    q, k, v = on_gpu(*qkv())
+    arguments = {"q": q, "k": k, "v": v, "cu_seqlens_q": torch.tensor([0, 5], dtype=torch.int32).cuda(),
+                 "cu_seqlens_kv": torch.tensor([0, 5], dtype=torch.int32).cuda(), "sinks": torch.zeros(4).cuda(),
+                 "out": torch.empty_like(q)}
+    attune.attention(**arguments)
+    with pytest.raises(ValueError, match=f"^{name} is on the CPU, but .* is on cuda:0; all arrays of a call must be on one device"):
+        attune.attention(**{**arguments, name: arguments[name].cpu()})
+    with pytest.raises(ValueError, match=f"^{name} is on the CPU"):
+        attune.attention(**{**arguments, name: arguments[name].cpu().numpy()})
+
+
+def test_what_is_refused():
+    q, k, v = on_gpu(*qkv())
+    for change, kind, message in (
+            ({"q": q.double()}, TypeError, "q has dtype torch.float64"),
+            ({"k": k[:, :1].expand(-1, 3, -1)}, ValueError, r"v.shape\[1\] is 2; it must be 3"),
+            ({"v": v.transpose(1, 2)}, ValueError, r"v.shape\[1\] is 64; it must be 2"),
+            ({"sinks": torch.zeros(4, device="cuda", requires_grad=True)}, ValueError, "sinks requires grad"),
+            ({"stream": "side"}, TypeError, "stream is 'side'"),
+            ({"stream": -(2**70)}, ValueError, "stream is -1180591620717411303424"),
+            ({"workspace": torch.empty(64, dtype=torch.uint8)}, ValueError, "workspace")):
+        with pytest.raises(kind, match=message):
+            attune.attention(**{"q": q, "k": k, "v": v, **change})
+    k.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="k.data"):
+        attune.attention(q, k, v)
+
+
+def test_a_plan_survives_wrong_arguments():
+    q, cache, lengths = decode()
+    plan = attune.Plan(q, cache=cache, seqused_kv=lengths)
+    with pytest.raises(TypeError, match="stream is 'side'"):
+        plan.run(stream="side")
+    with pytest.raises(ValueError, match="q is on the CPU|is on cuda:0, but q is on the CPU"):
+        plan.run(q=q.cpu())
+    assert torch.equal(plan.run(), attune.attention(q, cache=cache, seqused_kv=lengths))
+
+
+# ------------------------------------------------------------------------------------------------------ plans and time
+
+
+def test_a_run_of_a_plan_allocates_nothing_and_does_not_wait():
+    q, cache, lengths = decode()
+    out = torch.empty_like(q)
+    plan = attune.Plan(q, cache=cache, seqused_kv=lengths, out=out)
+    want = plan.run().clone()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda._sleep(2_000_000_000)  # cycles: about a second
+    done = torch.cuda.Event()
+    done.record()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(10):
+            plan.run(q=q, cache=cache, seqused_kv=lengths, out=out)
+        assert not done.query()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    assert torch.equal(out, want)
+
+
+def issue_us(function, rounds=9, count=200):
+    """Microseconds that a call keeps the CPU, of the quietest round; what it starts runs beside."""
+    best = float("inf")
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            function()
+        best = min(best, (time.perf_counter() - start) / count)
+    torch.cuda.synchronize()
+    return best * 1e6
+
+
+def test_overhead_of_a_decode_step(record_property, capsys):
+    q, cache, lengths = decode()
+    out, small = torch.empty_like(q), torch.zeros(1, device="cuda")
+    plan = attune.Plan(q, cache=cache, seqused_kv=lengths, out=out)
+    times = {"planned": issue_us(lambda: plan.run(q=q, cache=cache, seqused_kv=lengths, out=out)),
+             "unplanned": issue_us(lambda: attune.attention(q, cache=cache, seqused_kv=lengths)),
+             "launch": issue_us(lambda: small.add_(1))}  # what an operation of torch takes, its launch included
+    for name, us in times.items():
+        record_property(f"cuda_{name}_us", us)
+    with capsys.disabled():
+        print("\nus a call: " + ", ".join(f"{name} {us:.1f}" for name, us in times.items()))
+    launches = 2 * times["launch"]  # a schedule and an attention
+    assert times["planned"] < 10 + launches and times["unplanned"] < 40 + launches, times
+
+
+# ----------------------------------------------------------------------------------------------------------------- CuPy
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy", reason="cupy is not installed: its arrays are not tested")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_cupy(cupy, dtype):
+    arrays = qkv(dtype)
+    expected = reference.attention(*arrays, causal=True)
+    if dtype == "bfloat16":
+        given = [attune.View(cupy.asarray(x.view(np.uint16)), "bfloat16") for x in arrays]
+    else:
+        given = [cupy.asarray(x) for x in arrays]
+    out, lse = attune.attention(*given, causal=True, return_lse=True)
+    assert isinstance(lse, cupy.ndarray)
+    if dtype == "bfloat16":
+        assert isinstance(out.array, cupy.ndarray) and out.dtype == "bfloat16"
+        got = cupy.asnumpy(out.array).view(ml_dtypes.bfloat16)
+    else:
+        assert isinstance(out, cupy.ndarray) and out.dtype == dtype
+        got = cupy.asnumpy(out)
+    assert_attention(got, cupy.asnumpy(lse), None, expected, dtype)
+    table = attune.rope_table(8, 64, like=given[0])
+    assert isinstance(table, cupy.ndarray) and np.array_equal(cupy.asnumpy(table), attune.rope_table(8, 64))
+
+
+def test_cupy_plan_stream_and_given_output(cupy):
+    arrays = qkv()
+    q, k, v = (cupy.asarray(x) for x in arrays)
+    out = cupy.full((5, 4, 64), 7, cupy.float16)
+    plan = attune.Plan(q, k, v, causal=True, out=out)
+    cupy.cuda.get_current_stream().synchronize()
+    side = cupy.cuda.Stream(non_blocking=True)
+    with side:
+        assert attune._frameworks.current_stream(q, 0) == side.ptr
+        assert plan.run() is out
+    side.synchronize()
+    assert_attention(cupy.asnumpy(out), None, None, reference.attention(*arrays, causal=True), "float16")
+    want = cupy.asnumpy(out)
+    out.fill(0)
+    cupy.cuda.get_current_stream().synchronize()
+    plan.run(stream=side)
+    side.synchronize()
+    assert np.array_equal(cupy.asnumpy(out), want)
+    with pytest.raises(ValueError, match="k is on the CPU"):
+        attune.attention(q, arrays[1], v)
+
+
+def test_cupy_and_torch_may_meet(cupy):
+    arrays = qkv()
+    q, k, v = on_gpu(*arrays)
+    torch.cuda.synchronize()
+    assert torch.equal(attune.attention(q, cupy.asarray(arrays[1]), cupy.asarray(arrays[2])), attune.attention(q, k, v))
