@@ -83,91 +83,68 @@ class BoxLoader {
 
   // start: the first key. fresh: it is the first of a run; more: the warp's next tile is one too.
   __device__ __forceinline__ void load_plain(int batch, int start, int kv_head, bool fresh, bool more) {
-    const int shift = p_.box_shift, boxes = Config::kKeys >> shift;
     if (fresh) next_page_ = page_of_box(batch, start);
     const int page = next_page_;
     if (more) next_page_ = page_of_box(batch, start - 2 * Config::kKeys);
     const bool absent = !prefill::is_there(p_, page);
     // Beyond the pages there is nothing: a copy brings zeros.
     const int outer = absent ? static_cast<int>(p_.num_pages) : page,
-              row = prefill::slot_in_page(p_, start + box_of_lane(boxes));
+              row = prefill::slot_in_page(p_, start + box_of_lane());
     if (!second_half()) {
       wait_empty(kKeysOnly);
       if (__any_sync(0xffffffffu, absent) || has(kNoted)) note_plain(absent);
-    }
-    const unsigned to = places_.k(stage());
-    if (Config::kCluster == 1 && shift == 6) {
-      const int row_of_all = __shfl_sync(0xffffffffu, row, 0), outer_of_all = __shfl_sync(0xffffffffu, outer, 0);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        if (!expect(part, Config::kChunkBytes)) continue;
-        if (lane_ == 0) copy_part(part, to, places_.k_full(stage(), part), kv_head, row_of_all, outer_of_all);
-        __syncwarp();
-      }
+      copy_parts<0, 1>(kv_head, row, outer);
+      wait_empty(1);
+      copy_parts<1, 3>(kv_head, row, outer);
     } else {
-#pragma unroll 1
-      for (int part = 0; part < kParts; ++part) {
-        if (!expect(part, Config::kChunkBytes)) continue;
-#pragma unroll 1
-        for (int b = 0; b < boxes; ++b) {
-          const int row_of_box = __shfl_sync(0xffffffffu, row, b), outer_of_box = __shfl_sync(0xffffffffu, outer, b);
-          if (lane_ == 0)
-            copy_part(part, to + (b << shift) * 128, places_.k_full(stage(), part), kv_head, row_of_box, outer_of_box);
-        }
-        __syncwarp();
-      }
+      wait_empty(2);
+      copy_parts<3, kParts>(kv_head, row, outer);
     }
     state_ ^= kParity;
-    if (more) fetch_ahead(start - 2 * Config::kKeys, kv_head);
-  }
-  // Has the L2 fetch the warp's share of the tile that it copies next, while the buffer is not yet empty.
-  __device__ __forceinline__ void fetch_ahead(int start, int kv_head) const {
-    constexpr int kShares = 2 * Config::kCluster, kLines = Config::kKeys * Config::kChunks / kShares;
-    const kernels::RowPool& pool = p_.pools[0];
-    const int boxes = Config::kKeys >> p_.box_shift, slot = prefill::slot_in_page(p_, start + box_of_lane(boxes));
-    const char* own_box = nullptr;  // where the lane's box begins
-    if (prefill::is_there(p_, next_page_))
-      own_box = pool.data + kv_head * pool.head_stride + next_page_ * pool.page_stride + slot * pool.slot_stride;
-    const int first = (second_half() ? kLines : 0) + (Config::kCluster > 1 ? ptx::cluster_rank() * 2 * kLines : 0);
-#pragma unroll 1
-    for (int i = lane_; i < (kLines + 31) / 32 * 32; i += 32) {
-      const int line = first + i, row = line / Config::kChunks, within = line - row * Config::kChunks;
-      const auto begin = reinterpret_cast<const char*>(__shfl_sync(
-          0xffffffffu, reinterpret_cast<unsigned long long>(own_box), row >> p_.box_shift));
-      const int row_of_box = row & ((1 << p_.box_shift) - 1);
-      if (i < kLines && begin != nullptr) ptx::prefetch_line(begin + row_of_box * pool.slot_stride + 128 * within);
-    }
   }
   // A lane has a box of a tile, one after the other, again and again: its first key.
-  __device__ __forceinline__ int box_of_lane(int boxes) const { return (lane_ & (boxes - 1)) << p_.box_shift; }
-  // Whether the part is the warp's; then its place is empty, and its barrier expects the bytes of its chunks.
-  __device__ __forceinline__ bool expect(int part, unsigned bytes_of_chunk) const {
-    if ((part >= 3) != second_half() || part_at(part).count == 0) return false;
-    if (part == 1 || part == 3) wait_empty(half_of(part));
-    if (lane_ == 0) ptx::arrive_expecting(places_.k_full(stage(), part), part_at(part).count * bytes_of_chunk);
-    __syncwarp();
-    return true;
+  __device__ __forceinline__ int box_of_lane() const {
+    return (lane_ & ((Config::kKeys >> p_.box_shift) - 1)) << p_.box_shift;
   }
-  // One box of cached keys.
-  __device__ __forceinline__ void copy_part(int part, unsigned to, unsigned barrier, int kv_head, int row,
-                                            int outer) const {
-    const Part channels = part_at(part);
+  // Parts whose place is empty. row, outer: of the lane's box. Math groups wait for this: few instructions.
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void copy_parts(int kv_head, int row, int outer) const {
+    const int shift = p_.box_shift;
+    if (ptx::elect()) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int chunk = channels.chunk + j;
-      if (j >= channels.count) continue;
-      if constexpr (Config::kCluster > 1) {
-        if ((chunk + stage()) % Config::kCluster != ptx::cluster_rank()) continue;
-        constexpr unsigned kAll = (1 << Config::kCluster) - 1;
-        ptx::copy_box_to_blocks(kAll, to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row, outer);
-      } else {
-        ptx::copy_box(to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row, outer);
+      for (int part = kBegin; part < kEnd; ++part) {
+        if (part_at(part).count != 0)
+          ptx::arrive_expecting(places_.k_full(stage(), part), part_at(part).count * Config::kChunkBytes);
       }
+    }
+#pragma unroll 1
+    for (int b = 0; b < Config::kKeys >> shift; ++b) {
+      const int row_of_box = __shfl_sync(0xffffffffu, row, b), outer_of_box = __shfl_sync(0xffffffffu, outer, b);
+      if (ptx::elect()) {
+#pragma unroll
+        for (int part = kBegin; part < kEnd; ++part) {
+          const unsigned to = places_.k(stage()) + (b << shift) * 128, barrier = places_.k_full(stage(), part);
+          if constexpr (Config::kCluster > 1) {
+            // Every other chunk of a part, to both blocks.
+            const int odd = (stage() + ptx::cluster_rank()) % 2, chunk = part_at(part).chunk + odd;
+            if (odd < part_at(part).count) {
+              ptx::copy_box_to_blocks(3, to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box,
+                                      outer_of_box);
+            }
+          } else {
+#pragma unroll
+            for (int j = 0; j < part_at(part).count; ++j) {
+              const int chunk = part_at(part).chunk + j;
+              ptx::copy_box(to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box, outer_of_box);
+            }
+          }
+        }
+      }
+      __syncwarp();
     }
   }
   __device__ __forceinline__ int page_of_box(int batch, int start) const {
-    const int box = lane_ & ((Config::kKeys >> p_.box_shift) - 1);
-    return prefill::find_slot(p_, batch, start + (box << p_.box_shift), false).page;
+    return prefill::find_slot(p_, batch, start + box_of_lane(), false).page;
   }
   __device__ __forceinline__ void note_plain(bool absent) {
     const unsigned boxes = __ballot_sync(0xffffffffu, absent && lane_ < Config::kKeys >> p_.box_shift);

@@ -43,17 +43,13 @@ class RowCopies {
     const Tile tile = tile_of(task, i);
     return Source(p_, task, kv_head(head_tile), tile).ask(tile.start + own());
   }
-  // Lays down where the rows are, and has the L2 fetch them. answer: what ask() said.
+  // Lays down where the rows are. answer: what ask() said.
   __device__ __forceinline__ void find(const Task& task, int head_tile, int i, int answer) {
     const Tile tile = tile_of(task, i);
     const char* const row = Source(p_, task, kv_head(head_tile), tile).find(tile.start + own(), answer);
     absent_ = __ballot_sync(0xffffffffu, row == nullptr);
     __syncwarp();  // all lanes have read what was there
     if (lane() < kRows) *places_.row(own()) = row;
-    if (row != nullptr) {
-#pragma unroll
-      for (int line = lane() / kRows; line < Config::kChunks; line += 32 / kRows) ptx::prefetch_line(row + 128 * line);
-    }
     __syncwarp();
   }
   // Has the rows of a tile that has been found copied. hand_over(part) when the copies of a part are under way.

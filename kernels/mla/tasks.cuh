@@ -11,7 +11,7 @@ namespace attune::mla {
 // Of a block's queries: one box a chunk. All lanes of a warp.
 __device__ __forceinline__ void load_queries(const PrefillParams& p, const Places& places, const ptx::TensorMap& map,
                                              const Task& task, int head_tile) {
-  if (threadIdx.x % 32 == 0) {
+  if (ptx::elect()) {
     ptx::arrive_expecting(places.q_full(), Config::kChunks * 128 * p.heads_of_tile * p.tokens_of_tile);
     const int row = static_cast<int>(task.q_row) + task.token_begin, batch = p.q_flat ? 0 : task.batch;
 #pragma unroll 1

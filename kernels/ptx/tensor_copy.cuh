@@ -10,6 +10,14 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
+// One lane of a warp whose lanes are together; the same each time. PTX ISA, "elect.sync". Of what it issues the compiler
+// knows that one thread does; of what lane 0 issues it does not, and puts a loop around every copy.
+__device__ __forceinline__ bool elect() {
+  unsigned x;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(x));
+  return x != 0;
+}
+
 // Coordinates innermost first. The first must be a multiple of 16 bytes.
 __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1, int c2,
                                          int c3) {

@@ -9,6 +9,8 @@
 
 namespace attune::ptx {
 
+inline bool elect() { return threadIdx.x % 32 == 0; }
+
 // Where a byte lies whose address would be this without swizzling.
 inline unsigned swizzled(unsigned address) { return address ^ (address >> 3 & 0x70); }
 
