@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     attune_decode(const __grid_constant__ attune::kernels::DecodeParams p) {
   using namespace attune;
   using namespace attune::decode;
-  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* const shared = ptx::dynamic_shared();
 
   if constexpr (Config::kPadded) clear_stages(shared);
   ptx::wait_for_previous_kernels();

@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     attune_decode_cluster(const __grid_constant__ attune::kernels::DecodeParams p) {
   using namespace attune;
   using namespace attune::decode;
-  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* const shared = ptx::dynamic_shared();
   constexpr int kPartFloats = Config::kRows * Config::kHeadDimV;
   static_assert(4 * (kPartFloats + 2 * Config::kRows) <= Config::kShared.queries, "a part fits over the stages");
 

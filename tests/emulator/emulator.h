@@ -61,9 +61,12 @@ ATTUNE_EMULATOR uint8_t to_e5m2(float x);
 ATTUNE_EMULATOR float from_e4m3(uint8_t x);
 ATTUNE_EMULATOR float from_e5m2(uint8_t x);
 
-// Runs all blocks, in clusters of so many. A kernel's static shared variables are those of all blocks, so it needs
-// dynamic shared memory in clusters. Throws where threads wait for what nobody will do, or leave a barrier in the
+// Runs all blocks, in clusters of so many along x. A kernel's static shared variables are those of all blocks, so it
+// needs dynamic shared memory in clusters. Throws where threads wait for what nobody will do, or leave a barrier in the
 // middle of a phase.
-void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1);
+void run(Index grid, unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1);
+inline void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1) {
+  run(Index{blocks, 1, 1}, threads, kernel, cluster);
+}
 
 }  // namespace attune::emulator
