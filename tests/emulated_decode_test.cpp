@@ -41,11 +41,13 @@ class EmulatedDecode : public testing::Test {
     const kernels::DecodeParams params = decode::to_params(p, c, workspace.buffer.device());
     using Kernel = void (*)(kernels::DecodeParams);
     const auto attend = reinterpret_cast<Kernel>(emulator::find_kernel(c.main_kernel()));
+    const decode::Grid grid = c.grid(params);
     const auto threads = static_cast<unsigned>(32 * c.warps);
     try {
       if (clusters) {
         emulator::run(
-            static_cast<unsigned>(c.blocks), threads, [&] { attend(params); }, static_cast<unsigned>(c.cluster));
+            emulator::Index{grid[0], grid[1], grid[2]}, threads, [&] { attend(params); },
+            static_cast<unsigned>(c.cluster));
       } else {
         const auto schedule = reinterpret_cast<Kernel>(emulator::find_kernel(c.schedule_kernel()));
         emulator::run(1, static_cast<unsigned>(c.schedule_threads), [&] { schedule(params); });

@@ -106,7 +106,7 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
     }
   }
 
-  const int packed = piece.row_begin + row, query = packed / p.group,
+  const int packed = piece.row_begin + row, query = kernels::divide(packed, p.by_group),
             head = piece.head * p.group + packed - query * p.group;
   float factor = 0;
   if (lane == 0) factor = tile::finish_row(p, piece.batch, q_begin, query, head, max, sum);

@@ -17,7 +17,8 @@ using kernels::Share;
 struct Loader {
   Share& share;        // this warp's, in shared memory
   const char *k, *v;   // the head's rows
-  int batch;           // of the piece
+  int batch, head;     // of the piece
+  int num_cached;      // of the sequence
   int tile, end_tile;  // of the block, absolute; this warp's keys are 16 of it
   int first_key, end_key;
   int stage;
@@ -27,25 +28,27 @@ struct Loader {
   const unsigned ring;    // shared address of this warp's stages
   unsigned* const notes;  // [kStages]: which of the 16 keys are there
 
-  __device__ __forceinline__ Loader(const DecodeParams& p, Share* shares, unsigned char* shared)
+  // first: where the walk begins.
+  __device__ __forceinline__ Loader(const DecodeParams& p, const Share& first, Share* shares, unsigned char* shared)
       : share(shares[1 + threadIdx.x / 32]),
         stage(0),
         warp(threadIdx.x / 32),
         lane(threadIdx.x % 32),
         ring(ptx::shared_address(shared) + warp * Config::kStages * Config::kStageBytes),
         notes(reinterpret_cast<unsigned*>(shared + Config::kShared.notes) + warp * Config::kStages) {
-    enter(p);
+    enter(p, first);
     __syncwarp();  // one lane may step on soon
   }
 
   // Takes over the piece that the walk has stepped to.
-  __device__ __forceinline__ void enter(const DecodeParams& p) {
-    live = share.live != 0 && share.piece.first_tile < share.piece.end_tile;
+  __device__ __forceinline__ void enter(const DecodeParams& p, const Share& s) {
+    live = s.live != 0 && s.piece.first_tile < s.piece.end_tile;
     if (!live) return;
-    batch = share.piece.batch, tile = share.piece.first_tile, end_tile = share.piece.end_tile;
-    first_key = share.sequence.first_key, end_key = share.sequence.end_key;
-    k = p.k.data + share.piece.head * p.k.head_stride;
-    v = p.v.data + share.piece.head * p.v.head_stride;
+    batch = s.piece.batch, tile = s.piece.first_tile, end_tile = s.piece.end_tile;
+    if constexpr (Config::kCluster) head = s.piece.head, num_cached = s.sequence.num_keys - s.sequence.num_new;
+    first_key = s.sequence.first_key, end_key = s.sequence.end_key;
+    k = p.k.data + s.piece.head * p.k.head_stride;
+    v = p.v.data + s.piece.head * p.v.head_stride;
     locate(p);
   }
 
@@ -63,7 +66,7 @@ struct Loader {
     } else {
       const int token = first + lane % kernels::kKeysOfWarp;
       if (token < first_key || token >= end_key) return;
-      slot = find_token(p, batch, share.sequence.num_keys - share.sequence.num_new, token);
+      slot = find_token(p, batch, cached(), token);
     }
   }
 
@@ -80,10 +83,12 @@ struct Loader {
       }
       if (++tile != end_tile) {
         locate(p);
+      } else if constexpr (Config::kCluster) {
+        live = false;
       } else {
         if (lane == 0) schedule::step_in_place<Config::kTileKeys, Config::kRows>(p, share);
         __syncwarp();
-        enter(p);
+        enter(p, share);
         __syncwarp();
       }
     }
@@ -92,6 +97,12 @@ struct Loader {
   }
 
  private:
+  // In registers only where there is one piece, and `share` is not kept.
+  __device__ __forceinline__ int head_of_piece() const { return Config::kCluster ? head : share.piece.head; }
+  __device__ __forceinline__ int cached() const {
+    return Config::kCluster ? num_cached : share.sequence.num_keys - share.sequence.num_new;
+  }
+
   __device__ __forceinline__ unsigned mask_of_keys(const DecodeParams& p) const {
     const bool found = slot.exists(p);
     if constexpr (Config::kLoad == kLoadTiles) {
@@ -188,7 +199,7 @@ struct Loader {
     const int offset = slot.offset + (Config::kLoad == kLoadTiles ? key : 0);
     const bool is_there = (there >> key & 1) != 0 && scale.mode == 3;
     const float* from =
-        scale.data + page * scale.page_stride + offset * scale.slot_stride + share.piece.head * scale.head_stride;
+        scale.data + page * scale.page_stride + offset * scale.slot_stride + head_of_piece() * scale.head_stride;
     ptx::copy_async<4>(to + lane * 4, from, is_there ? 4 : 0);
   }
 };

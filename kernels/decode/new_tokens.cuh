@@ -40,6 +40,19 @@ struct NewTokens {
       k.load(p, at, p.new_k.data, wanted);
       v.load(p, value_row(p, s, batch, head, i), p.new_v.data, wanted && !p.v_is_k);
     }
+    // The same in two steps; the first does without the sequence's lengths.
+    __device__ __forceinline__ void load_rows(const DecodeParams& p, int batch, int head, int i, bool wanted) {
+      k.load_row(p, key_row(p, {}, batch, head, i), p.new_k.data, wanted);
+      v.load_row(p, value_row(p, {}, batch, head, i), p.new_v.data, wanted && !p.v_is_k);
+    }
+    __device__ __forceinline__ void load_terms(const DecodeParams& p, const Sequence& s, int batch, int head, int i,
+                                               bool wanted, bool append) {
+      const TokenRow at = key_row(p, s, batch, head, i);
+      slot = {-1, -1, 0};
+      if (append && wanted) slot = slot_of_new(p, batch, at.position);
+      k.load_terms(p, at, wanted);
+      v.load_terms(p, value_row(p, s, batch, head, i), wanted && !p.v_is_k);
+    }
   };
 
   // To the scratch, and to the cache if it has a slot.
@@ -69,8 +82,8 @@ struct NewTokens {
   }
 
   // Both, for tokens that nobody is in a hurry for.
-  __device__ __noinline__ void fetch(const DecodeParams& p, const Sequence& s, int batch, int head, int i,
-                                     bool append) const {
+  __device__ __noinline__ static void fetch(const DecodeParams& p, const Sequence& s, int batch, int head, int i,
+                                            bool append, float* scratch) {
     const TokenRow at = key_row(p, s, batch, head, i);
     prepare_in_memory<Config::kHeadDimQk, tile::kRowOfK, kPlacesOfK>(p, at, p.new_k.data, p.new_k.dim_stride, scratch);
     if (p.v_is_k) {
@@ -194,7 +207,7 @@ __device__ __forceinline__ void append_sequence(const DecodeParams& p, int batch
   const int stay = p.ring_capacity > 0 ? min(s.num_new, p.ring_capacity) : s.num_new;
   for (int i = s.num_new - stay + tokens.warp; i < s.num_new; i += Config::kWarps) {
     __syncwarp();
-    tokens.fetch(p, s, batch, head, i, true);
+    NewTokens::fetch(p, s, batch, head, i, true, tokens.scratch);
   }
 }
 

@@ -141,6 +141,13 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 size_t Config::shared_bytes() const { return shared_bytes_with(*this, stages); }
 
+// Clusters have axes for what they would have to divide for: kernels/decode/decode_cluster.cu.
+Grid Config::grid(const kernels::DecodeParams& params) const {
+  if (cluster == 0) return {static_cast<uint32_t>(blocks), 1, 1};
+  return {static_cast<uint32_t>(cluster * params.row_blocks), static_cast<uint32_t>(params.num_heads_kv),
+          static_cast<uint32_t>(params.batch)};
+}
+
 KernelSpec Config::main_kernel() const {
   KernelSpec spec{"decode/decode.cu", "attune_decode", {}, shared_bytes()};
   if (cluster > 0) spec.source = "decode/decode_cluster.cu", spec.entry = "attune_decode_cluster";

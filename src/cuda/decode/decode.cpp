@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/decode/decode.h"
 
+#include <algorithm>
+
 #include "cuda/decode/config.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
@@ -8,7 +10,7 @@
 namespace attune::cuda {
 namespace {
 
-using decode::Config;
+using decode::Config, decode::Grid;
 
 class DecodePlan final : public KernelPlan {
  public:
@@ -48,7 +50,8 @@ class DecodePlan final : public KernelPlan {
     decode::check_alignment(p, config_);
     const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
     LaunchConfig launch;
-    launch.grid[0] = static_cast<uint32_t>(config_.blocks);
+    const Grid grid = config_.grid(params);
+    std::copy(grid.begin(), grid.end(), launch.grid);
     launch.block[0] = static_cast<uint32_t>(32 * config_.warps);
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     if (config_.cluster > 0) launch.cluster[0] = static_cast<uint32_t>(config_.cluster);

@@ -169,6 +169,7 @@ void fill_sizes(const Problem& p, DecodeParams& k) {
   k.num_heads_q = to_int(p.heads_q);
   k.num_heads_kv = to_int(p.heads_kv);
   k.group = to_int(p.group);
+  k.by_group = kernels::make_divisor(static_cast<unsigned>(std::max(1, k.group)));
   k.whole_pairs = p.batch_invariant ? 1 : 0;
 }
 
