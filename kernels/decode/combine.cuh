@@ -9,7 +9,6 @@
 
 #include "decode/merge.cuh"
 #include "ptx/atomic.cuh"
-#include "ptx/cluster.cuh"
 #include "schedule/share.cuh"
 
 namespace attune::decode {
@@ -39,19 +38,6 @@ struct GlobalParts {
   __device__ __forceinline__ float4 out(int i, int row, int channel) const {
     return ptx::load_from_l2(
         reinterpret_cast<const float4*>(place(p, i == 0, first_share + i).out + row * Config::kHeadDimV + channel));
-  }
-};
-
-// Parts in the shared memory of the blocks of a cluster.
-struct ClusterParts {
-  PartPlace mine;
-  int count;
-
-  __device__ __forceinline__ float2 stats(int i, int row) const {
-    return *reinterpret_cast<const float2*>(ptx::in_block(mine.stats + 2 * row, i));
-  }
-  __device__ __forceinline__ float4 out(int i, int row, int channel) const {
-    return *reinterpret_cast<const float4*>(ptx::in_block(mine.out + row * Config::kHeadDimV + channel, i));
   }
 };
 

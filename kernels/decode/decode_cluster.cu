@@ -3,15 +3,15 @@
 // inputs and outputs.
 //
 // A cluster takes one pair (sequence, KV head, block of rows); each of its blocks an equal run of the key tiles, by the
-// arithmetic of decode.cu. The parts (M, L, O) stay in the blocks' shared memory, over the stages that are no longer
+// arithmetic of decode.cu. The parts (M, L, O) go to the blocks' shared memory, over the stages that are no longer
 // needed:
 //
 //   every block:  length, table, rows of q, k and v requested -> page ids -> keys and values requested -> prologue ->
-//   part   | barrier of the cluster |   rows, rank by rank: merge   | barrier
-//
-// The second barrier keeps a block's shared memory alive while others read it.
+//   part   | all have read their keys |   rows sent to the block that combines them (cluster_merge.cuh)
 #define ATTUNE_CLUSTER 1
 #include "decode/block.cuh"
+#include "decode/cluster_merge.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/grid.cuh"
 
 namespace attune::decode {
@@ -58,8 +58,6 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   using namespace attune;
   using namespace attune::decode;
   unsigned char* const shared = ptx::dynamic_shared();
-  constexpr int kPartFloats = Config::kRows * Config::kHeadDimV;
-  static_assert(4 * (kPartFloats + 2 * Config::kRows) <= Config::kShared.queries, "a part fits over the stages");
 
   if constexpr (Config::kPadded) clear_stages(shared);
   const int rank = ptx::cluster_rank(), size = ptx::cluster_size();
@@ -79,6 +77,8 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   schedule::complete_sequence<Config::kTileKeys, Config::kRows>(p, place.batch, used, finished, sequence);
   const kernels::Share share = share_of_cluster(place, sequence, rank, size);
   if (!share.live) return;
+  const ClusterMerge merge(shared, shared + Config::kShared.total - 16, rank, size);
+  if (threadIdx.x == 0) merge.start(place.num_rows);
   // For functions that are not inlined.
   if (threadIdx.x % 32 == 0) shares[1 + threadIdx.x / 32].sequence = sequence;
   __syncwarp();
@@ -86,16 +86,12 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   Block block(p, share, shared);
   block.attend_to_piece(p, share, inputs, shared);
   const Piece& piece = share.piece;
-  const PartPlace part{reinterpret_cast<float*>(shared), reinterpret_cast<float*>(shared) + kPartFloats};
-  merge_warps(p, piece, 0, part, block.state, shared);
-  ptx::cluster_barrier();
-  const ClusterParts parts{part, size};
-  for (int row = rank + size * (threadIdx.x / 32); row < piece.num_rows; row += size * Config::kWarps) {
-    combine_row(p, piece, 0, parts, row);
-  }
+  merge.arrive();
+  merge.send(p, piece, block.state, shared);
+  merge.combine(p, piece);
   if constexpr (Config::kNewTokens) {
+    // All blocks have arrived: the slots have been read.
     if (p.tiles_done != nullptr && rank == 0)
       append_sequence(p, piece.batch, piece.head, block.far_sequence(share), shared);
   }
-  ptx::cluster_barrier();
 }

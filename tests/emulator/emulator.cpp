@@ -24,6 +24,7 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
+  uint64_t cluster_generation = 0;  // of the cluster's barrier when this thread arrived
 };
 
 struct Warp {
@@ -165,16 +166,21 @@ unsigned cluster_rank() { return static_cast<unsigned>(g_block - g_block->cluste
 unsigned cluster_size() { return static_cast<unsigned>(g_block->cluster->blocks.size()); }
 unsigned char* shared_memory_of(unsigned rank) { return g_block->cluster->blocks.at(rank).shared; }
 
-void sync_cluster() {
+void arrive_at_cluster() {
   Cluster& c = *g_block->cluster;
-  const uint64_t generation = c.generation;
+  g_block->fibers[g_block->current].cluster_generation = c.generation;
   ++g_block->progress;
   if (++c.arrived == c.blocks.size() * g_block->fibers.size()) {
     c.arrived = 0;
     ++c.generation;
-  } else {
-    while (c.generation == generation) yield();
   }
+}
+void wait_for_cluster() {
+  while (g_block->cluster->generation == g_block->fibers[g_block->current].cluster_generation) yield();
+}
+void sync_cluster() {
+  arrive_at_cluster();
+  wait_for_cluster();
 }
 
 void yield() { swapcontext(&g_block->fibers[g_block->current].context, &g_block->scheduler); }

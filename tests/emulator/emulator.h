@@ -31,6 +31,8 @@ ATTUNE_EMULATOR unsigned char* shared_memory();  // of the block, 232,448 bytes,
 ATTUNE_EMULATOR unsigned cluster_rank();
 ATTUNE_EMULATOR unsigned cluster_size();
 ATTUNE_EMULATOR void sync_cluster();
+ATTUNE_EMULATOR void arrive_at_cluster();
+ATTUNE_EMULATOR void wait_for_cluster();  // after this thread's last arrival
 ATTUNE_EMULATOR unsigned char* shared_memory_of(unsigned rank);
 
 // Lets the other threads run.
