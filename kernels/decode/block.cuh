@@ -102,10 +102,19 @@ struct Block {
       for (int i = 0; i < Config::kStages - 1; ++i) loader.issue(p);
       begun = true;
     }
-    if constexpr (Config::kCluster) {
-      if constexpr (kQueryAhead) query.load_terms(p, query_row(p, piece, share.sequence, r), r < piece.num_rows);
-      if constexpr (kTokenAhead)
-        token.load_terms(p, share.sequence, piece.batch, piece.head, tokens.warp, has_token, append);
+    if constexpr (Config::kCluster && kQueryAhead) {
+      tile::PrologueToken terms{};
+      const bool has_query = r < piece.num_rows;
+      const TokenRow row = query_row(p, piece, share.sequence, r);
+      if (has_query) terms = row.prologue_token(p);
+      query.load_terms(p, row.head, terms, has_query);
+      if constexpr (kTokenAhead) {
+        const TokenRow at = NewTokens::key_row(p, share.sequence, piece.batch, piece.head, tokens.warp);
+        if (has_token && !(has_query && at.row == row.row)) terms = at.prologue_token(p);
+        token.load_terms(p, piece.head, terms, has_token);
+        token.slot = {-1, -1, 0};
+        if (!NewTokens::kAppendsLate && append && has_token) token.slot = slot_of_new(p, piece.batch, at.position);
+      }
     }
     if constexpr (Config::kVectors && !kQueryAhead)
       query.load(p, query_row(p, piece, share.sequence, r), p.q, r < piece.num_rows);
@@ -117,6 +126,23 @@ struct Block {
         NewTokens::fetch(p, far_sequence(share), piece.batch, piece.head, tokens.warp, append, tokens.scratch);
       }
     }
+  }
+
+  // In a cluster, when the block's part is sent: the token of fetch_rows() to the cache, where that was not done.
+  __device__ __forceinline__ void append_late(const DecodeParams& p, const kernels::Share& share, Inputs& inputs,
+                                              unsigned char* shared) const {
+    if constexpr (kTokenAhead && NewTokens::kAppendsLate) {
+      const NewTokens tokens(shared);
+      const Piece& piece = share.piece;
+      if (!appends(p, piece) || !piece.starts || tokens.warp >= share.sequence.num_new) return;
+      const TokenRow at = NewTokens::key_row(p, share.sequence, piece.batch, piece.head, tokens.warp);
+      inputs.token.slot = slot_of_new(p, piece.batch, at.position);
+      tokens.append(p, inputs.token, piece.head);
+    }
+  }
+  // Rings and beams are appended to when all readers are done.
+  __device__ __forceinline__ static bool appends(const DecodeParams& p, const Piece& piece) {
+    return p.append && p.tiles_done == nullptr && piece.row_begin == 0;
   }
 
   // For functions that are not inlined: in shared memory, as what has an address leaves its registers.
@@ -146,8 +172,7 @@ struct Block {
     const Piece& piece = share.piece;
     const NewTokens tokens(shared);
     const int num_new = Config::kNewTokens && piece.starts ? share.sequence.num_new : 0;
-    // Rings and beams are appended to when all readers are done.
-    const bool append = p.append && p.tiles_done == nullptr && piece.row_begin == 0;
+    const bool append = appends(p, piece);
     fetch_rows(p, share, tokens, num_new, append, inputs, shared);
     __syncthreads();
     queries.load();

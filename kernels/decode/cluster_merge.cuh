@@ -76,6 +76,7 @@ class ClusterMerge {
 
   // [slot of this block's rows][rank] of kPartRow.
   struct Parts {
+    static constexpr bool kMany = false;
     const float* parts;
     int count, slot;
     __device__ __forceinline__ const float* row(int i) const { return parts + (slot * count + i) * kPartRow; }

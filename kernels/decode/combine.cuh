@@ -25,6 +25,7 @@ __device__ __forceinline__ int block_of_share(const DecodeParams& p, int share) 
 // in slots 2(c + 1), 2(c + 2).. (counted in shares), so a block has one slot for the pair that came in from the block
 // before and one for that which goes on.
 struct GlobalParts {
+  static constexpr bool kMany = true;  // more than 32
   const DecodeParams& p;
   int first_share, count;
 
@@ -64,7 +65,7 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
   float2 first_stats{-ptx::infinity(), 0};
   if (lane < parts.count) first_stats = parts.stats(lane, row);
   float max = first_stats.x;
-  for (int i = 32 + lane; i < parts.count; i += 32) max = fmaxf(max, parts.stats(i, row).x);
+  for (int i = 32 + lane; Parts::kMany && i < parts.count; i += 32) max = fmaxf(max, parts.stats(i, row).x);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
   const float reference = reference_of(max);
@@ -73,7 +74,7 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
   float4 o[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) o[v] = {0, 0, 0, 0};
-  for (int first = 0; first < parts.count; first += 32) {
+  for (int first = 0; first < (Parts::kMany ? parts.count : 1); first += 32) {
     float2 stats = first_stats;
     if (first > 0) stats = first + lane < parts.count ? parts.stats(first + lane, row) : float2{-ptx::infinity(), 0};
     const float weight = ptx::exp2_approx(stats.x - reference), weighted = weight * stats.y;

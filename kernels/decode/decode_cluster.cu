@@ -88,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   const Piece& piece = share.piece;
   merge.arrive();
   merge.send(p, piece, block.state, shared);
+  block.append_late(p, share, inputs, shared);
   merge.combine(p, piece);
   if constexpr (Config::kNewTokens) {
     // All blocks have arrived: the slots have been read.

@@ -30,6 +30,11 @@ struct TokenRow {
     offset = (ragged ? s.q_begin * row_stride : b * batch_stride) + i * row_stride + h * head_stride;
     row = ragged ? s.q_begin + i : static_cast<long long>(b) * p.fixed_q + i;
   }
+
+  __device__ __forceinline__ tile::PrologueToken prologue_token(const DecodeParams& p) const {
+    if constexpr (!Config::kPrologue) return {};
+    return tile::prologue_token(p.prologue, row, batch, position);
+  }
 };
 
 template <int kRow>
@@ -85,7 +90,7 @@ struct RowInput {
   // wanted false: reads nothing, and finish() gives what means nothing.
   __device__ __forceinline__ void load(const DecodeParams& p, const TokenRow& at, const char* data, bool wanted) {
     load_row(p, at, data, wanted);
-    load_terms(p, at, wanted);
+    if (wanted && first_channel() < kHeadDim) load_terms(p, at.head, at.prologue_token(p), wanted);
   }
   // What does not depend on the token's position.
   __device__ __forceinline__ void load_row(const DecodeParams& p, const TokenRow& at, const char* data, bool wanted) {
@@ -102,17 +107,17 @@ struct RowInput {
     }
   }
   // And what does.
-  __device__ __forceinline__ void load_terms(const DecodeParams& p, const TokenRow& at, bool wanted) {
+  __device__ __forceinline__ void load_terms(const DecodeParams& p, int head, const tile::PrologueToken& token,
+                                             bool wanted) {
     const int d = first_channel();
     if (!wanted || d >= kHeadDim) return;
     if constexpr (Config::kPrologue) {
       const PrologueParams& g = p.prologue;
-      const tile::PrologueToken token = tile::prologue_token(g, at.row, at.batch, at.position);
       logn = token.logn;
       if constexpr (kHasIa3) {
         const FloatTable& w = ia3_of<kRow>(g);
         scaled_by_ia3 = w.data != nullptr && token.task >= 0;
-        if (scaled_by_ia3) load_table(w, w.data + token.task * w.outer_stride + at.head * w.head_stride, d, ia3);
+        if (scaled_by_ia3) load_table(w, w.data + token.task * w.outer_stride + head * w.head_stride, d, ia3);
       }
       if constexpr (kRotates) load_turns(g, token.rope[0], d - g.rope_offset);
     }

@@ -16,8 +16,8 @@ __device__ __forceinline__ int cluster_size() {
   return static_cast<int>(x);
 }
 
-// All threads of all blocks. What they wrote before it is visible after it: arriving waits for all of the thread's writes
-// everywhere.
+// All threads of all blocks. What they wrote before it is visible after it: arriving waits for all of the thread's
+// writes everywhere.
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
