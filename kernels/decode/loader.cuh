@@ -17,10 +17,16 @@ using kernels::Share;
 struct Loader {
   Share& share;        // this warp's, in shared memory
   const char *k, *v;   // the head's rows
-  int batch, head;     // of the piece
+  int batch;           // of the piece
   int num_cached;      // of the sequence
+  // Token scales, of the piece's head; lanes 0..15 for keys, the others for values. scales: of the lane's key in a tile
+  // that begins with a page's slot 0, or of slot 0.
+  const float* scales;
+  long long scale_page_stride, scale_slot_stride;
+  bool has_scales;
   int tile, end_tile;  // of the block, absolute; this warp's keys are 16 of it
   int first_key, end_key;
+  const int *table, *v_table;  // the sequence's rows (kLoadTiles)
   int stage;
   bool live;  // tiles are left
   Slot slot;  // of the next tile: of its first key (kLoadTiles), or of this lane's key
@@ -45,10 +51,15 @@ struct Loader {
     live = s.live != 0 && s.piece.first_tile < s.piece.end_tile;
     if (!live) return;
     batch = s.piece.batch, tile = s.piece.first_tile, end_tile = s.piece.end_tile;
-    if constexpr (Config::kCluster) head = s.piece.head, num_cached = s.sequence.num_keys - s.sequence.num_new;
+    if constexpr (Config::kCluster) num_cached = s.sequence.num_keys - s.sequence.num_new;
     first_key = s.sequence.first_key, end_key = s.sequence.end_key;
     k = p.k.data + s.piece.head * p.k.head_stride;
     v = p.v.data + s.piece.head * p.v.head_stride;
+    if constexpr (Config::kLoad == kLoadTiles) {
+      table = p.page_table.data + batch * p.page_table.row_stride;
+      v_table = p.v_page_table.data + batch * p.v_page_table.row_stride;
+    }
+    if constexpr (Config::kTokenScales) enter_scales(p, s.piece.head);
     locate(p);
   }
 
@@ -61,7 +72,7 @@ struct Loader {
     if constexpr (Config::kLoad == kLoadTiles) {
       const int token = max(first, first_key);
       if (token >= min(end_key, first + kernels::kKeysOfWarp)) return;
-      slot = find_slot(p, batch, token);
+      slot = p.paged ? find_in_rows(p, table, v_table, token) : find_slot(p, batch, token);
       slot.offset += first - token;
     } else {
       const int token = first + lane % kernels::kKeysOfWarp;
@@ -78,7 +89,7 @@ struct Loader {
       const unsigned to = ring + stage * Config::kStageBytes;
       if (there != 0) {
         copy_plane<Config::kHeadDimQk, Config::LayoutK>(p.k, k, slot.k_page, to, there);
-        copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, v, slot.v_page, to + Config::kBytesK, there);
+        copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, v, slot.v_page(p), to + Config::kBytesK, there);
         if constexpr (Config::kTokenScales) copy_scales(p, to + Config::kBytesK + Config::kBytesV, there);
       }
       if (++tile != end_tile) {
@@ -98,7 +109,6 @@ struct Loader {
 
  private:
   // In registers only where there is one piece, and `share` is not kept.
-  __device__ __forceinline__ int head_of_piece() const { return Config::kCluster ? head : share.piece.head; }
   __device__ __forceinline__ int cached() const {
     return Config::kCluster ? num_cached : share.sequence.num_keys - share.sequence.num_new;
   }
@@ -194,13 +204,17 @@ struct Loader {
   // Scales of the 16 keys, then of the 16 values.
   __device__ __forceinline__ void copy_scales(const DecodeParams& p, unsigned to, unsigned there) const {
     const int key = lane % kernels::kKeysOfWarp;
+    const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page(p);
+    const bool is_there = (there >> key & 1) != 0 && has_scales;
+    ptx::copy_async<4>(to + lane * 4, scales + page * scale_page_stride + slot.offset * scale_slot_stride,
+                       is_there ? 4 : 0);
+  }
+  __device__ __forceinline__ void enter_scales(const DecodeParams& p, int head) {
     const kernels::KvScale& scale = lane < kernels::kKeysOfWarp ? p.k_scale : p.v_scale;
-    const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page;
-    const int offset = slot.offset + (Config::kLoad == kLoadTiles ? key : 0);
-    const bool is_there = (there >> key & 1) != 0 && scale.mode == 3;
-    const float* from =
-        scale.data + page * scale.page_stride + offset * scale.slot_stride + head_of_piece() * scale.head_stride;
-    ptx::copy_async<4>(to + lane * 4, from, is_there ? 4 : 0);
+    has_scales = scale.mode == 3;
+    scale_page_stride = scale.page_stride, scale_slot_stride = scale.slot_stride;
+    scales = scale.data + head * scale.head_stride;
+    if (Config::kLoad == kLoadTiles) scales += lane % kernels::kKeysOfWarp * scale.slot_stride;
   }
 };
 

@@ -84,7 +84,7 @@ struct NewTokens {
       write_vector<Config::kHeadDimQk>(p.k, p.k_scale, input.slot.k_page, input.slot.offset, head, input.key,
                                        input.k.first_channel());
       if (!p.v_is_k)
-        write_vector<Config::kHeadDimV>(p.v, p.v_scale, input.slot.v_page, input.slot.offset, head, input.value,
+        write_vector<Config::kHeadDimV>(p.v, p.v_scale, input.slot.v_page(p), input.slot.offset, head, input.value,
                                         input.v.first_channel());
     } else {
       append_rows(p, input.slot, head, scratch, scratch + kPlacesOfK);

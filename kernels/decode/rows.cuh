@@ -60,13 +60,13 @@ struct Rows {
 
   // Visible keys [low, high] of a position.
   __device__ __forceinline__ static int low(const DecodeParams& p, int position) {
-    return p.window_left >= 0 ? schedule::clamp_int(position - p.window_left, 0, 0x7fffffff) : 0;
+    return p.window_left >= 0 ? static_cast<int>(max(position - p.window_left, 0ll)) : 0;
   }
   __device__ __forceinline__ int high(const DecodeParams& p, int position) const {
-    long long last = num_keys - 1;
-    if (p.causal && position < last) last = position;
-    if (p.window_right >= 0 && position + p.window_right < last) last = position + p.window_right;
-    return schedule::clamp_int(last, -1, 0x7fffffff);
+    int last = num_keys - 1;  // 64 bits would be carried into the loop over the tiles
+    if (p.causal) last = min(last, position);
+    if (p.window_right >= 0 && position + p.window_right < last) last = static_cast<int>(position + p.window_right);
+    return max(last, -1);
   }
   // The 16 keys from first_token that every row sees.
   __device__ __forceinline__ unsigned seen_by_all(int first_token) const {

@@ -86,7 +86,7 @@ void fill_new_tokens(const Problem& p, DecodeParams& k) {
 void fill_cache(const Problem& p, DecodeParams& k) {
   const KvCache& c = p.cache;
   k.k = to_plane(c.k, false);
-  k.v = to_plane(c.v, static_cast<bool>(c.v_page_table));
+  k.v = to_plane(c.v, c.paged && static_cast<bool>(c.v_page_table));
   k.k_scale = to_scale(c.k_scale);
   k.v_scale = to_scale(c.v_scale);
   k.page_table = int_table(c.page_table);
