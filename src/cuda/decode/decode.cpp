@@ -16,11 +16,9 @@ class DecodePlan final : public KernelPlan {
  public:
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, bool may_cluster) {
     find_kernels(decode::choose_config(p, decode::device_shape(info), may_cluster), device);
-    // Clusters that do not run all at a time would run one after the other.
-    if (config_.cluster > 0 &&
-        main_->max_active_clusters(static_cast<uint32_t>(config_.cluster), 32 * config_.warps, config_.shared_bytes()) *
-                config_.cluster <
-            config_.blocks) {
+    // Clusters that do not run all at a time would run one after the other; smaller ones of the same kernel find room.
+    for (; config_.cluster > 2 && !clusters_fit(); config_.cluster /= 2) config_.blocks /= 2;
+    if (config_.cluster > 0 && !clusters_fit()) {
       find_kernels(decode::choose_config(p, decode::device_shape(info), false), device);
     }
     layout_ = decode::workspace_layout(config_);
@@ -61,6 +59,13 @@ class DecodePlan final : public KernelPlan {
   }
 
  private:
+  bool clusters_fit() const {
+    return main_->max_active_clusters(static_cast<uint32_t>(config_.cluster), 32 * config_.warps,
+                                      config_.shared_bytes()) *
+               config_.cluster >=
+           config_.blocks;
+  }
+
   void find_kernels(const Config& config, int32_t device) {
     config_ = config;
     std::vector<KernelSpec> specs = {config_.main_kernel()};
