@@ -29,14 +29,17 @@ class ClusterMerge {
     static_assert(4 * (kExchangeFloats + kPartFloats) <= Config::kShared.queries, "all of it fits over the stages");
   }
 
-  // By one thread, before any block of the cluster arrives.
-  __device__ __forceinline__ void start(int num_rows) const {
+  // By thread 0, at the beginning.
+  __device__ __forceinline__ void start() const {
     ptx::init_barrier(received_, 1);
     ptx::publish_barriers();
-    ptx::arrive_expecting(received_, my_rows(num_rows) * size_ * kRowBytes);
   }
   // This thread is done with its keys, and with what else lies in the stages.
-  __device__ __forceinline__ static void arrive() { ptx::arrive_at_cluster(); }
+  __device__ __forceinline__ void arrive(int num_rows) const {
+    if (threadIdx.x == 0) ptx::arrive_expecting(received_, my_rows(num_rows) * size_ * kRowBytes);
+    __syncwarp();
+    ptx::arrive_at_cluster();
+  }
 
   // Merges the block's warps and sends the rows.
   __device__ __forceinline__ void send(const DecodeParams& p, const Piece& piece, const State& state,

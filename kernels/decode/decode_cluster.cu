@@ -62,6 +62,9 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   if constexpr (Config::kPadded) clear_stages(shared);
   const int rank = ptx::cluster_rank(), size = ptx::cluster_size();
   const Piece place = piece_of_block(p, rank, size);
+  const ClusterMerge merge(shared, shared + Config::kShared.total - 16, rank, size);
+  if (threadIdx.x == 0) merge.start();
+  __syncwarp();
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
   // All that does not need the length is requested before it is looked at.
@@ -77,8 +80,6 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   schedule::complete_sequence<Config::kTileKeys, Config::kRows>(p, place.batch, used, finished, sequence);
   const kernels::Share share = share_of_cluster(place, sequence, rank, size);
   if (!share.live) return;
-  const ClusterMerge merge(shared, shared + Config::kShared.total - 16, rank, size);
-  if (threadIdx.x == 0) merge.start(place.num_rows);
   // For functions that are not inlined.
   if (threadIdx.x % 32 == 0) shares[1 + threadIdx.x / 32].sequence = sequence;
   __syncwarp();
@@ -86,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   Block block(p, share, shared);
   block.attend_to_piece(p, share, inputs, shared);
   const Piece& piece = share.piece;
-  merge.arrive();
+  merge.arrive(piece.num_rows);
   merge.send(p, piece, block.state, shared);
   block.append_late(p, share, inputs, shared);
   merge.combine(p, piece);
