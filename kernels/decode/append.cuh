@@ -100,7 +100,7 @@ __device__ __forceinline__ void append_rows(const DecodeParams& p, const Slot& s
   if (!slot.exists(p)) return;
   __syncwarp();
   write_row(p.k, p.k_scale, slot.k_page, slot.offset, head, k, Config::kHeadDimQk);
-  if (!p.v_is_k) write_row(p.v, p.v_scale, slot.v_page, slot.offset, head, v, Config::kHeadDimV);
+  if (!p.v_is_k) write_row(p.v, p.v_scale, slot.v_page(p), slot.offset, head, v, Config::kHeadDimV);
 }
 
 }  // namespace attune::decode

@@ -41,7 +41,7 @@ struct Block {
   static constexpr bool kTokenAhead = Config::kNewTokens && kQueryAhead && Config::kHeadDimQk <= 128 &&
                                       kAccumulators <= (Config::kTokenScales ? 8 : 16);
 
-  kernels::Share* shares;  // one of the block, one of each warp's loader
+  kernels::Share* shares;  // one of the block, one of each warp's loader; in a cluster one of each warp
   Loader loader;
   Attend attend;
   QueryOperand queries;
@@ -54,32 +54,67 @@ struct Block {
   __device__ __forceinline__ static kernels::Share* shares_in(unsigned char* shared) {
     return reinterpret_cast<kernels::Share*>(shared + Config::kShared.walks);
   }
-  // The shares are there.
-  __device__ __forceinline__ Block(const DecodeParams& p, unsigned char* shared)
+  // The shares are there; first: what this warp's loader begins with.
+  __device__ __forceinline__ Block(const DecodeParams& p, const kernels::Share& first, unsigned char* shared)
       : shares(shares_in(shared)),
-        loader(p, shares, shared),
+        loader(p, first, shares, shared),
         attend(threadIdx.x % 32),
         queries(shared + Config::kShared.queries),
         query_scales(reinterpret_cast<float*>(shared + Config::kShared.stats) + 3 * Config::kWarps * Config::kRows),
         stage(0),
         begun(false) {}
 
+  // What a warp waits for at the start of a piece beside keys.
+  struct Inputs {
+    QueryInput query;
+    NewTokens::Input token;
+  };
+
+  // In a cluster: asks for what does not depend on lengths, before they are there. A token that turns out to be none is
+  // not looked at.
+  __device__ __forceinline__ static void request_rows(const DecodeParams& p, const Piece& piece, unsigned char* shared,
+                                                      Inputs& inputs) {
+    const int r = threadIdx.x / 32;
+    if constexpr (kQueryAhead) inputs.query.load_row(p, query_row(p, piece, {}, r), p.q, r < piece.num_rows);
+    if constexpr (kTokenAhead) {
+      const int token = NewTokens(shared).warp;
+      inputs.token.load_rows(p, piece.batch, piece.head, token,
+                             piece.starts != 0 && p.new_k.data != nullptr && token < p.fixed_q);
+    }
+  }
+
   // What warps wait for at the start of a piece, all of it requested before anything is waited for: a query, a new
   // token, and in the first piece its keys.
   __device__ __forceinline__ void fetch_rows(const DecodeParams& p, const kernels::Share& share,
-                                             const NewTokens& tokens, int num_new, bool append, unsigned char* shared) {
+                                             const NewTokens& tokens, int num_new, bool append, Inputs& inputs,
+                                             unsigned char* shared) {
     const Piece& piece = share.piece;
-    QueryInput query;
-    NewTokens::Input token;
+    QueryInput& query = inputs.query;
+    NewTokens::Input& token = inputs.token;
     const int r = threadIdx.x / 32;
-    if constexpr (kQueryAhead) query.load(p, query_row(p, piece, share.sequence, r), p.q, r < piece.num_rows);
     const bool has_token = Config::kNewTokens && tokens.warp < num_new;
-    if constexpr (kTokenAhead) {
-      token.load(p, share.sequence, piece.batch, piece.head, tokens.warp, has_token, append);
+    if constexpr (!Config::kCluster) {
+      if constexpr (kQueryAhead) query.load(p, query_row(p, piece, share.sequence, r), p.q, r < piece.num_rows);
+      if constexpr (kTokenAhead)
+        token.load(p, share.sequence, piece.batch, piece.head, tokens.warp, has_token, append);
     }
     if (!begun) {
       for (int i = 0; i < Config::kStages - 1; ++i) loader.issue(p);
       begun = true;
+    }
+    if constexpr (Config::kCluster && kQueryAhead) {
+      tile::PrologueToken terms{};
+      const bool has_query = r < piece.num_rows;
+      const TokenRow row = query_row(p, piece, share.sequence, r);
+      if (has_query) terms = row.prologue_token(p);
+      query.load_terms(p, row.head, terms, has_query);
+      if constexpr (kTokenAhead) {
+        const TokenRow at = NewTokens::key_row(p, share.sequence, piece.batch, piece.head, tokens.warp);
+        if (has_token && !(has_query && at.row == row.row)) terms = at.prologue_token(p);
+        token.load_terms(p, piece.head, terms, has_token);
+        token.slot = {-1, -1, 0};
+        if (!NewTokens::kAppendsLate && append && has_token) token.slot = slot_of_new(p, piece.batch, at.position);
+      }
     }
     if constexpr (Config::kVectors && !kQueryAhead)
       query.load(p, query_row(p, piece, share.sequence, r), p.q, r < piece.num_rows);
@@ -87,18 +122,43 @@ struct Block {
     if constexpr (kTokenAhead) {
       if (has_token) tokens.put(p, token, piece.head);
     } else if constexpr (Config::kNewTokens) {
-      if (has_token) tokens.fetch(p, share.sequence, piece.batch, piece.head, tokens.warp, append);
+      if (has_token) {
+        NewTokens::fetch(p, far_sequence(share), piece.batch, piece.head, tokens.warp, append, tokens.scratch);
+      }
     }
   }
 
-  __device__ __forceinline__ void attend_to_tokens(const DecodeParams& p, const NewTokens& tokens, int num_new,
-                                                   bool append, unsigned char* shared) {
+  // In a cluster, when the block's part is sent: the token of fetch_rows() to the cache, where that was not done.
+  __device__ __forceinline__ void append_late(const DecodeParams& p, const kernels::Share& share, Inputs& inputs,
+                                              unsigned char* shared) const {
+    if constexpr (kTokenAhead && NewTokens::kAppendsLate) {
+      const NewTokens tokens(shared);
+      const Piece& piece = share.piece;
+      if (!appends(p, piece) || !piece.starts || tokens.warp >= share.sequence.num_new) return;
+      const TokenRow at = NewTokens::key_row(p, share.sequence, piece.batch, piece.head, tokens.warp);
+      inputs.token.slot = slot_of_new(p, piece.batch, at.position);
+      tokens.append(p, inputs.token, piece.head);
+    }
+  }
+  // Rings and beams are appended to when all readers are done.
+  __device__ __forceinline__ static bool appends(const DecodeParams& p, const Piece& piece) {
+    return p.append && p.tiles_done == nullptr && piece.row_begin == 0;
+  }
+
+  // For functions that are not inlined: in shared memory, as what has an address leaves its registers.
+  __device__ __forceinline__ const Sequence& far_sequence(const kernels::Share& share) const {
+    return Config::kCluster ? loader.share.sequence : share.sequence;
+  }
+
+  __device__ __forceinline__ void attend_to_tokens(const DecodeParams& p, const kernels::Share& share,
+                                                   const NewTokens& tokens, int num_new, bool append,
+                                                   unsigned char* shared) {
     if constexpr (Config::kNewTokens) {
-      const kernels::Share& share = shares[0];
 #pragma unroll 1
       for (int i = tokens.warp; i < num_new; i += Config::kWarps) {
         __syncwarp();
-        if (i != tokens.warp) tokens.fetch(p, share.sequence, share.piece.batch, share.piece.head, i, append);
+        if (i != tokens.warp)
+          NewTokens::fetch(p, far_sequence(share), share.piece.batch, share.piece.head, i, append, tokens.scratch);
         __syncwarp();
         tokens.attend(p, share.piece, rows, shared + Config::kShared.queries, query_scales,
                       share.sequence.num_keys - num_new + i, state);
@@ -106,24 +166,24 @@ struct Block {
     }
   }
 
-  __device__ __forceinline__ void attend_to_piece(const DecodeParams& p, unsigned char* shared) {
-    const kernels::Share& share = shares[0];
+  // inputs: in a cluster, what request_rows() has begun.
+  __device__ __forceinline__ void attend_to_piece(const DecodeParams& p, const kernels::Share& share, Inputs& inputs,
+                                                  unsigned char* shared) {
     const Piece& piece = share.piece;
     const NewTokens tokens(shared);
     const int num_new = Config::kNewTokens && piece.starts ? share.sequence.num_new : 0;
-    // Rings and beams are appended to when all readers are done.
-    const bool append = p.append && p.tiles_done == nullptr && piece.row_begin == 0;
-    fetch_rows(p, share, tokens, num_new, append, shared);
+    const bool append = appends(p, piece);
+    fetch_rows(p, share, tokens, num_new, append, inputs, shared);
     __syncthreads();
     queries.load();
     rows.start(p, piece, share.sequence, query_scales);
     state.clear();
     // While the first keys are on their way, unless o must be scaled before it takes new values.
-    if constexpr (!kScalesValues) attend_to_tokens(p, tokens, num_new, append, shared);
+    if constexpr (!kScalesValues) attend_to_tokens(p, share, tokens, num_new, append, shared);
     attend_piece(p, piece, rows, queries, attend, loader, stage, state);
     if constexpr (kScalesValues) {
       scale_cached_values(p, piece.head, state);
-      attend_to_tokens(p, tokens, num_new, append, shared);
+      attend_to_tokens(p, share, tokens, num_new, append, shared);
     }
   }
 };

@@ -9,7 +9,6 @@
 
 #include "decode/merge.cuh"
 #include "ptx/atomic.cuh"
-#include "ptx/cluster.cuh"
 #include "schedule/share.cuh"
 
 namespace attune::decode {
@@ -26,6 +25,7 @@ __device__ __forceinline__ int block_of_share(const DecodeParams& p, int share) 
 // in slots 2(c + 1), 2(c + 2).. (counted in shares), so a block has one slot for the pair that came in from the block
 // before and one for that which goes on.
 struct GlobalParts {
+  static constexpr bool kMany = true;  // more than 32
   const DecodeParams& p;
   int first_share, count;
 
@@ -39,19 +39,6 @@ struct GlobalParts {
   __device__ __forceinline__ float4 out(int i, int row, int channel) const {
     return ptx::load_from_l2(
         reinterpret_cast<const float4*>(place(p, i == 0, first_share + i).out + row * Config::kHeadDimV + channel));
-  }
-};
-
-// Parts in the shared memory of the blocks of a cluster.
-struct ClusterParts {
-  PartPlace mine;
-  int count;
-
-  __device__ __forceinline__ float2 stats(int i, int row) const {
-    return *reinterpret_cast<const float2*>(ptx::in_block(mine.stats + 2 * row, i));
-  }
-  __device__ __forceinline__ float4 out(int i, int row, int channel) const {
-    return *reinterpret_cast<const float4*>(ptx::in_block(mine.out + row * Config::kHeadDimV + channel, i));
   }
 };
 
@@ -78,7 +65,7 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
   float2 first_stats{-ptx::infinity(), 0};
   if (lane < parts.count) first_stats = parts.stats(lane, row);
   float max = first_stats.x;
-  for (int i = 32 + lane; i < parts.count; i += 32) max = fmaxf(max, parts.stats(i, row).x);
+  for (int i = 32 + lane; Parts::kMany && i < parts.count; i += 32) max = fmaxf(max, parts.stats(i, row).x);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
   const float reference = reference_of(max);
@@ -87,7 +74,7 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
   float4 o[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) o[v] = {0, 0, 0, 0};
-  for (int first = 0; first < parts.count; first += 32) {
+  for (int first = 0; first < (Parts::kMany ? parts.count : 1); first += 32) {
     float2 stats = first_stats;
     if (first > 0) stats = first + lane < parts.count ? parts.stats(first + lane, row) : float2{-ptx::infinity(), 0};
     const float weight = ptx::exp2_approx(stats.x - reference), weighted = weight * stats.y;
@@ -106,7 +93,7 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
     }
   }
 
-  const int packed = piece.row_begin + row, query = packed / p.group,
+  const int packed = piece.row_begin + row, query = kernels::divide(packed, p.by_group),
             head = piece.head * p.group + packed - query * p.group;
   float factor = 0;
   if (lane == 0) factor = tile::finish_row(p, piece.batch, q_begin, query, head, max, sum);

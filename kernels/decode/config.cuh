@@ -15,6 +15,11 @@ constexpr int kLoadTiles = 0;     // 16 keys that begin at a multiple of 16 lie 
 constexpr int kLoadRows = 1;      // every row by itself: small pages, rings, beams
 constexpr int kLoadElements = 2;  // and every element by itself: x-packed layouts, rows that are not aligned to 4 bytes
 
+// decode_cluster.cu: a block has one piece, and all sequences as many queries.
+#ifndef ATTUNE_CLUSTER
+#define ATTUNE_CLUSTER 0
+#endif
+
 using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
 
 struct Config {
@@ -31,6 +36,8 @@ struct Config {
   static constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // something but append
   // Rows of q, k, v and of the prologue's tables are contiguous and aligned to the vectors of prologue.cuh.
   static constexpr bool kVectors = ATTUNE_VECTORS != 0;
+
+  static constexpr bool kCluster = ATTUNE_CLUSTER != 0;
 
   static constexpr int kThreads = 32 * kWarps, kRows = 8 * kRowTiles;
   static constexpr int kTileKeys = kWarps * kernels::kKeysOfWarp;

@@ -48,18 +48,19 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     attune_decode(const __grid_constant__ attune::kernels::DecodeParams p) {
   using namespace attune;
   using namespace attune::decode;
-  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* const shared = ptx::dynamic_shared();
 
   if constexpr (Config::kPadded) clear_stages(shared);
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
 
   if (!fetch_share(p, Block::shares_in(shared))) return;
-  Block block(p, shared);
+  Block block(p, Block::shares_in(shared)[1 + threadIdx.x / 32], shared);
   kernels::Share& share = block.shares[0];
   while (share.live) {
     const Piece& piece = share.piece;
-    block.attend_to_piece(p, shared);
+    Block::Inputs inputs;
+    block.attend_to_piece(p, share, inputs, shared);
     const bool whole = piece.starts && piece.ends;
     const PartPlace part = whole ? PartPlace{} : GlobalParts::place(p, piece.starts, share_of_block(p));
     merge_warps(p, piece, share.sequence.q_begin, part, block.state, shared);

@@ -65,6 +65,21 @@ struct T5Table {
   int first[kMaxT5Steps];  // first distance of bucket exact + 1 + i
 };
 
+// n / divisor for 0 <= n < 2^31: n * multiplier >> shift. A division by a number that the compiler does not know is 30
+// instructions, one after the other.
+struct Divisor {
+  unsigned multiplier;
+  int shift;
+};
+ATTUNE_SHARED_FUNCTION Divisor make_divisor(unsigned divisor) {
+  int shift = 31;
+  while (shift < 62 && (1ull << (shift - 31)) < divisor) ++shift;
+  return {static_cast<unsigned>(((1ull << shift) + divisor - 1) / divisor), shift};
+}
+ATTUNE_SHARED_FUNCTION int divide(int n, const Divisor& by) {
+  return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(n)) * by.multiplier >> by.shift);
+}
+
 struct DecodeParams {
   // Queries [batch or 1, rows, num_heads_q, head_dim_qk]: sequence b begins at b * batch_stride, or at cu_seqlens_q[b]
   // * row_stride.
@@ -108,6 +123,7 @@ struct DecodeParams {
   float scale, softcap;
 
   int batch, num_heads_q, num_heads_kv, group;
+  Divisor by_group;
   int fixed_q;  // queries of each sequence where there is no cu_seqlens_q
   int causal, skip_decode, zero_finished;
   long long window_left, window_right;  // -1: no limit

@@ -18,8 +18,15 @@ struct Loader {
   Share& share;        // this warp's, in shared memory
   const char *k, *v;   // the head's rows
   int batch;           // of the piece
+  int num_cached;      // of the sequence
+  // Token scales, of the piece's head; lanes 0..15 for keys, the others for values. scales: of the lane's key in a tile
+  // that begins with a page's slot 0, or of slot 0.
+  const float* scales;
+  long long scale_page_stride, scale_slot_stride;
+  bool has_scales;
   int tile, end_tile;  // of the block, absolute; this warp's keys are 16 of it
   int first_key, end_key;
+  const int *table, *v_table;  // the sequence's rows (kLoadTiles)
   int stage;
   bool live;  // tiles are left
   Slot slot;  // of the next tile: of its first key (kLoadTiles), or of this lane's key
@@ -27,25 +34,32 @@ struct Loader {
   const unsigned ring;    // shared address of this warp's stages
   unsigned* const notes;  // [kStages]: which of the 16 keys are there
 
-  __device__ __forceinline__ Loader(const DecodeParams& p, Share* shares, unsigned char* shared)
+  // first: where the walk begins.
+  __device__ __forceinline__ Loader(const DecodeParams& p, const Share& first, Share* shares, unsigned char* shared)
       : share(shares[1 + threadIdx.x / 32]),
         stage(0),
         warp(threadIdx.x / 32),
         lane(threadIdx.x % 32),
         ring(ptx::shared_address(shared) + warp * Config::kStages * Config::kStageBytes),
         notes(reinterpret_cast<unsigned*>(shared + Config::kShared.notes) + warp * Config::kStages) {
-    enter(p);
+    enter(p, first);
     __syncwarp();  // one lane may step on soon
   }
 
   // Takes over the piece that the walk has stepped to.
-  __device__ __forceinline__ void enter(const DecodeParams& p) {
-    live = share.live != 0 && share.piece.first_tile < share.piece.end_tile;
+  __device__ __forceinline__ void enter(const DecodeParams& p, const Share& s) {
+    live = s.live != 0 && s.piece.first_tile < s.piece.end_tile;
     if (!live) return;
-    batch = share.piece.batch, tile = share.piece.first_tile, end_tile = share.piece.end_tile;
-    first_key = share.sequence.first_key, end_key = share.sequence.end_key;
-    k = p.k.data + share.piece.head * p.k.head_stride;
-    v = p.v.data + share.piece.head * p.v.head_stride;
+    batch = s.piece.batch, tile = s.piece.first_tile, end_tile = s.piece.end_tile;
+    if constexpr (Config::kCluster) num_cached = s.sequence.num_keys - s.sequence.num_new;
+    first_key = s.sequence.first_key, end_key = s.sequence.end_key;
+    k = p.k.data + s.piece.head * p.k.head_stride;
+    v = p.v.data + s.piece.head * p.v.head_stride;
+    if constexpr (Config::kLoad == kLoadTiles) {
+      table = p.page_table.data + batch * p.page_table.row_stride;
+      v_table = p.v_page_table.data + batch * p.v_page_table.row_stride;
+    }
+    if constexpr (Config::kTokenScales) enter_scales(p, s.piece.head);
     locate(p);
   }
 
@@ -58,12 +72,12 @@ struct Loader {
     if constexpr (Config::kLoad == kLoadTiles) {
       const int token = max(first, first_key);
       if (token >= min(end_key, first + kernels::kKeysOfWarp)) return;
-      slot = find_slot(p, batch, token);
+      slot = p.paged ? find_in_rows(p, table, v_table, token) : find_slot(p, batch, token);
       slot.offset += first - token;
     } else {
       const int token = first + lane % kernels::kKeysOfWarp;
       if (token < first_key || token >= end_key) return;
-      slot = find_token(p, batch, share.sequence.num_keys - share.sequence.num_new, token);
+      slot = find_token(p, batch, cached(), token);
     }
   }
 
@@ -75,15 +89,17 @@ struct Loader {
       const unsigned to = ring + stage * Config::kStageBytes;
       if (there != 0) {
         copy_plane<Config::kHeadDimQk, Config::LayoutK>(p.k, k, slot.k_page, to, there);
-        copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, v, slot.v_page, to + Config::kBytesK, there);
+        copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, v, slot.v_page(p), to + Config::kBytesK, there);
         if constexpr (Config::kTokenScales) copy_scales(p, to + Config::kBytesK + Config::kBytesV, there);
       }
       if (++tile != end_tile) {
         locate(p);
+      } else if constexpr (Config::kCluster) {
+        live = false;
       } else {
         if (lane == 0) schedule::step_in_place<Config::kTileKeys, Config::kRows>(p, share);
         __syncwarp();
-        enter(p);
+        enter(p, share);
         __syncwarp();
       }
     }
@@ -92,6 +108,11 @@ struct Loader {
   }
 
  private:
+  // In registers only where there is one piece, and `share` is not kept.
+  __device__ __forceinline__ int cached() const {
+    return Config::kCluster ? num_cached : share.sequence.num_keys - share.sequence.num_new;
+  }
+
   __device__ __forceinline__ unsigned mask_of_keys(const DecodeParams& p) const {
     const bool found = slot.exists(p);
     if constexpr (Config::kLoad == kLoadTiles) {
@@ -183,13 +204,17 @@ struct Loader {
   // Scales of the 16 keys, then of the 16 values.
   __device__ __forceinline__ void copy_scales(const DecodeParams& p, unsigned to, unsigned there) const {
     const int key = lane % kernels::kKeysOfWarp;
+    const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page(p);
+    const bool is_there = (there >> key & 1) != 0 && has_scales;
+    ptx::copy_async<4>(to + lane * 4, scales + page * scale_page_stride + slot.offset * scale_slot_stride,
+                       is_there ? 4 : 0);
+  }
+  __device__ __forceinline__ void enter_scales(const DecodeParams& p, int head) {
     const kernels::KvScale& scale = lane < kernels::kKeysOfWarp ? p.k_scale : p.v_scale;
-    const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page;
-    const int offset = slot.offset + (Config::kLoad == kLoadTiles ? key : 0);
-    const bool is_there = (there >> key & 1) != 0 && scale.mode == 3;
-    const float* from =
-        scale.data + page * scale.page_stride + offset * scale.slot_stride + share.piece.head * scale.head_stride;
-    ptx::copy_async<4>(to + lane * 4, from, is_there ? 4 : 0);
+    has_scales = scale.mode == 3;
+    scale_page_stride = scale.page_stride, scale_slot_stride = scale.slot_stride;
+    scales = scale.data + head * scale.head_stride;
+    if (Config::kLoad == kLoadTiles) scales += lane % kernels::kKeysOfWarp * scale.slot_stride;
   }
 };
 

@@ -61,7 +61,7 @@ __device__ __forceinline__ void weigh_row(const DecodeParams& p, const Piece& pi
   if (!Config::kNewTokens && p.v_scale.mode == 2) factor = p.v_scale.data[piece.head * p.v_scale.head_stride];
   if (row < piece.num_rows) {
     if (part.out == nullptr) {
-      const int packed = piece.row_begin + row, query = packed / p.group;
+      const int packed = piece.row_begin + row, query = kernels::divide(packed, p.by_group);
       const float last =
           tile::finish_row(p, piece.batch, q_begin, query, piece.head * p.group + packed - query * p.group, max, sum);
       factor = max == -ptx::infinity() && sum == 0 ? 0.0f : factor * last;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void store_channels(const DecodeParams& p, const Piec
       *reinterpret_cast<float4*>(part.out + row * Config::kHeadDimV + channel) = sum;
       continue;
     }
-    const int packed = piece.row_begin + row, query = packed / p.group;
+    const int packed = piece.row_begin + row, query = kernels::divide(packed, p.by_group);
     const long long at =
         tile::row_offset(p, piece.batch, q_begin, query, piece.head * p.group + packed - query * p.group,
                          p.out_batch_stride, p.out_row_stride, p.out_head_stride) +

@@ -31,6 +31,9 @@ struct NewTokens {
     RowInput<Config::kHeadDimQk, tile::kRowOfK> k;
     RowInput<Config::kHeadDimV, tile::kRowOfV> v;
     Slot slot;  // where it is appended; page -1: nowhere
+    // kAppendsLate: the token as the prologue left it, for append().
+    float key[RowInput<Config::kHeadDimQk, tile::kRowOfK>::kVec];
+    float value[RowInput<Config::kHeadDimV, tile::kRowOfV>::kVec];
 
     __device__ __forceinline__ void load(const DecodeParams& p, const Sequence& s, int batch, int head, int i,
                                          bool wanted, bool append) {
@@ -40,16 +43,30 @@ struct NewTokens {
       k.load(p, at, p.new_k.data, wanted);
       v.load(p, value_row(p, s, batch, head, i), p.new_v.data, wanted && !p.v_is_k);
     }
+    // The same in two steps; the first does without the sequence's lengths.
+    __device__ __forceinline__ void load_rows(const DecodeParams& p, int batch, int head, int i, bool wanted) {
+      k.load_row(p, key_row(p, {}, batch, head, i), p.new_k.data, wanted);
+      v.load_row(p, value_row(p, {}, batch, head, i), p.new_v.data, wanted && !p.v_is_k);
+    }
+    __device__ __forceinline__ void load_terms(const DecodeParams& p, int head, const tile::PrologueToken& token,
+                                               bool wanted) {
+      k.load_terms(p, head, token, wanted);
+      v.load_terms(p, head, token, wanted && !p.v_is_k);
+    }
   };
 
+  static constexpr int kVecK = RowInput<Config::kHeadDimQk, tile::kRowOfK>::kVec,
+                       kVecV = RowInput<Config::kHeadDimV, tile::kRowOfV>::kVec;
+  // The cache takes a lane's channels at a time.
+  static constexpr bool kVectors = Config::kLoad != kLoadElements && Config::kCopyBytes >= kVecK * Config::kElement &&
+                                   Config::kCopyBytes >= kVecV * Config::kElement;
+  // In a cluster the warp with the token is the last of all; it appends when its part is sent.
+  static constexpr bool kAppendsLate = Config::kCluster && kVectors;
+
   // To the scratch, and to the cache if it has a slot.
-  __device__ __forceinline__ void put(const DecodeParams& p, const Input& input, int head) const {
-    constexpr int kVecK = decltype(input.k)::kVec, kVecV = decltype(input.v)::kVec;
-    constexpr bool kVectors = Config::kLoad != kLoadElements && Config::kCopyBytes >= kVecK * Config::kElement &&
-                              Config::kCopyBytes >= kVecV * Config::kElement;
-    const bool append = input.slot.exists(p);
+  __device__ __forceinline__ void put(const DecodeParams& p, Input& input, int head) const {
     const int d_k = input.k.first_channel(), d_v = input.v.first_channel();
-    float k[kVecK], v[kVecV];
+    float (&k)[kVecK] = input.key, (&v)[kVecV] = input.value;
     input.k.finish(p, k);
     store<kPlacesOfK>(k, d_k, scratch);
     if (p.v_is_k) {
@@ -58,19 +75,25 @@ struct NewTokens {
       input.v.finish(p, v);
       store<kPlacesOfV>(v, d_v, scratch + kPlacesOfK);
     }
-    if (!append) return;
+    if constexpr (kAppendsLate) return;
+    append(p, input, head);
+  }
+  __device__ __forceinline__ void append(const DecodeParams& p, const Input& input, int head) const {
+    if (!input.slot.exists(p)) return;
     if constexpr (kVectors) {
-      write_vector<Config::kHeadDimQk>(p.k, p.k_scale, input.slot.k_page, input.slot.offset, head, k, d_k);
+      write_vector<Config::kHeadDimQk>(p.k, p.k_scale, input.slot.k_page, input.slot.offset, head, input.key,
+                                       input.k.first_channel());
       if (!p.v_is_k)
-        write_vector<Config::kHeadDimV>(p.v, p.v_scale, input.slot.v_page, input.slot.offset, head, v, d_v);
+        write_vector<Config::kHeadDimV>(p.v, p.v_scale, input.slot.v_page(p), input.slot.offset, head, input.value,
+                                        input.v.first_channel());
     } else {
       append_rows(p, input.slot, head, scratch, scratch + kPlacesOfK);
     }
   }
 
   // Both, for tokens that nobody is in a hurry for.
-  __device__ __noinline__ void fetch(const DecodeParams& p, const Sequence& s, int batch, int head, int i,
-                                     bool append) const {
+  __device__ __noinline__ static void fetch(const DecodeParams& p, const Sequence& s, int batch, int head, int i,
+                                            bool append, float* scratch) {
     const TokenRow at = key_row(p, s, batch, head, i);
     prepare_in_memory<Config::kHeadDimQk, tile::kRowOfK, kPlacesOfK>(p, at, p.new_k.data, p.new_k.dim_stride, scratch);
     if (p.v_is_k) {
@@ -128,7 +151,6 @@ struct NewTokens {
     }
   }
 
- private:
   __device__ __forceinline__ static TokenRow key_row(const DecodeParams& p, const Sequence& s, int batch, int head,
                                                      int i) {
     return TokenRow(p, s, batch, head, i, p.new_k.batch_stride, p.new_k.row_stride, p.new_k.head_stride);
@@ -138,6 +160,7 @@ struct NewTokens {
     return TokenRow(p, s, batch, head, i, p.new_v.batch_stride, p.new_v.row_stride, p.new_v.head_stride);
   }
 
+ private:
   template <int kPlaces, int kVec>
   __device__ __forceinline__ static void store(const float (&x)[kVec], int d, float* to) {
     if (d >= kPlaces) return;
@@ -194,7 +217,7 @@ __device__ __forceinline__ void append_sequence(const DecodeParams& p, int batch
   const int stay = p.ring_capacity > 0 ? min(s.num_new, p.ring_capacity) : s.num_new;
   for (int i = s.num_new - stay + tokens.warp; i < s.num_new; i += Config::kWarps) {
     __syncwarp();
-    tokens.fetch(p, s, batch, head, i, true);
+    NewTokens::fetch(p, s, batch, head, i, true, tokens.scratch);
   }
 }
 

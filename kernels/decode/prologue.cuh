@@ -26,9 +26,14 @@ struct TokenRow {
   __device__ __forceinline__ TokenRow(const DecodeParams& p, const Sequence& s, int b, int h, int i,
                                       long long batch_stride, long long row_stride, long long head_stride)
       : batch(b), head(h), position(s.num_keys - s.num_q + i) {
-    const bool ragged = p.cu_seqlens_q.data != nullptr;
+    const bool ragged = !Config::kCluster && p.cu_seqlens_q.data != nullptr;
     offset = (ragged ? s.q_begin * row_stride : b * batch_stride) + i * row_stride + h * head_stride;
     row = ragged ? s.q_begin + i : static_cast<long long>(b) * p.fixed_q + i;
+  }
+
+  __device__ __forceinline__ tile::PrologueToken prologue_token(const DecodeParams& p) const {
+    if constexpr (!Config::kPrologue) return {};
+    return tile::prologue_token(p.prologue, row, batch, position);
   }
 };
 
@@ -84,6 +89,11 @@ struct RowInput {
 
   // wanted false: reads nothing, and finish() gives what means nothing.
   __device__ __forceinline__ void load(const DecodeParams& p, const TokenRow& at, const char* data, bool wanted) {
+    load_row(p, at, data, wanted);
+    if (wanted && first_channel() < kHeadDim) load_terms(p, at.head, at.prologue_token(p), wanted);
+  }
+  // What does not depend on the token's position.
+  __device__ __forceinline__ void load_row(const DecodeParams& p, const TokenRow& at, const char* data, bool wanted) {
     const int d = first_channel();
     turned = scaled_by_ia3 = false;
     logn = 1.0f;
@@ -92,15 +102,22 @@ struct RowInput {
     if (!wanted || d >= kHeadDim) return;
     load_words<kVec * kSize>(data + (at.offset + d) * kSize, raw);
     if constexpr (Config::kPrologue) {
-      const PrologueParams& g = p.prologue;
-      const FloatTable& b = bias_of<kRow>(g);
+      const FloatTable& b = bias_of<kRow>(p.prologue);
       if (b.data != nullptr) load_table(b, b.data + at.head * b.head_stride, d, bias);
-      const tile::PrologueToken token = tile::prologue_token(g, at.row, at.batch, at.position);
+    }
+  }
+  // And what does.
+  __device__ __forceinline__ void load_terms(const DecodeParams& p, int head, const tile::PrologueToken& token,
+                                             bool wanted) {
+    const int d = first_channel();
+    if (!wanted || d >= kHeadDim) return;
+    if constexpr (Config::kPrologue) {
+      const PrologueParams& g = p.prologue;
       logn = token.logn;
       if constexpr (kHasIa3) {
         const FloatTable& w = ia3_of<kRow>(g);
         scaled_by_ia3 = w.data != nullptr && token.task >= 0;
-        if (scaled_by_ia3) load_table(w, w.data + token.task * w.outer_stride + at.head * w.head_stride, d, ia3);
+        if (scaled_by_ia3) load_table(w, w.data + token.task * w.outer_stride + head * w.head_stride, d, ia3);
       }
       if constexpr (kRotates) load_turns(g, token.rope[0], d - g.rope_offset);
     }

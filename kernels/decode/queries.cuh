@@ -25,7 +25,7 @@ using QueryInput = RowInput<Config::kHeadDimQk, tile::kRowOfQ>;
 
 // Packed row r of the piece.
 __device__ __forceinline__ TokenRow query_row(const DecodeParams& p, const Piece& piece, const Sequence& s, int r) {
-  const int packed = piece.row_begin + r, query = packed / p.group;
+  const int packed = piece.row_begin + r, query = kernels::divide(packed, p.by_group);
   return TokenRow(p, s, piece.batch, piece.head * p.group + packed - query * p.group, query, p.q_batch_stride,
                   p.q_row_stride, p.q_head_stride);
 }

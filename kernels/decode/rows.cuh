@@ -32,8 +32,8 @@ struct Rows {
       mask_start = p.mask_start.data != nullptr ? schedule::int_at(p.mask_start, piece.batch) : 0;
     }
     first_position = s.num_keys - s.num_q;
-    low_of_all = low(p, first_position + (piece.row_begin + piece.num_rows - 1) / p.group);
-    high_of_all = high(p, first_position + piece.row_begin / p.group);
+    low_of_all = low(p, first_position + kernels::divide(piece.row_begin + piece.num_rows - 1, p.by_group));
+    high_of_all = high(p, first_position + kernels::divide(piece.row_begin, p.by_group));
     float k_scale = 1.0f;
     if (p.k_scale.mode == 1) k_scale = p.k_scale.data[0];
     if (p.k_scale.mode == 2) k_scale = p.k_scale.data[piece.head * p.k_scale.head_stride];
@@ -55,18 +55,18 @@ struct Rows {
     return (Config::kScore & kSoftcap) != 0 ? p.scale : p.scale * kLog2e;
   }
   __device__ __forceinline__ int position(const DecodeParams& p, const Piece& piece, int n, int e) const {
-    return first_position + packed(piece, n, e) / p.group;
+    return first_position + kernels::divide(packed(piece, n, e), p.by_group);
   }
 
   // Visible keys [low, high] of a position.
   __device__ __forceinline__ static int low(const DecodeParams& p, int position) {
-    return p.window_left >= 0 ? schedule::clamp_int(position - p.window_left, 0, 0x7fffffff) : 0;
+    return p.window_left >= 0 ? static_cast<int>(max(position - p.window_left, 0ll)) : 0;
   }
   __device__ __forceinline__ int high(const DecodeParams& p, int position) const {
-    long long last = num_keys - 1;
-    if (p.causal && position < last) last = position;
-    if (p.window_right >= 0 && position + p.window_right < last) last = position + p.window_right;
-    return schedule::clamp_int(last, -1, 0x7fffffff);
+    int last = num_keys - 1;  // 64 bits would be carried into the loop over the tiles
+    if (p.causal) last = min(last, position);
+    if (p.window_right >= 0 && position + p.window_right < last) last = static_cast<int>(position + p.window_right);
+    return max(last, -1);
   }
   // The 16 keys from first_token that every row sees.
   __device__ __forceinline__ unsigned seen_by_all(int first_token) const {
@@ -93,7 +93,7 @@ struct Rows {
   }
   // Whether the bit masks let a row of the piece see a key.
   __device__ __forceinline__ bool bit_of(const DecodeParams& p, const Piece& piece, int n, int e, int key) const {
-    const int row = packed(piece, n, e), query = row / p.group;
+    const int row = packed(piece, n, e), query = kernels::divide(row, p.by_group);
     const long long column = static_cast<long long>(key) - mask_start;
     if (row >= piece.row_begin + piece.num_rows) return true;
     return tile::mask_bit(p, first_row + query, piece.head * p.group + row - query * p.group, column);
@@ -122,7 +122,8 @@ struct Rows {
   // Terms that are looked up key by key.
   __device__ __forceinline__ float table_terms(const DecodeParams& p, const Piece& piece, int n, int e, int key,
                                                int distance) const {
-    const int row = packed(piece, n, e), query = row / p.group, head = piece.head * p.group + row - query * p.group;
+    const int row = packed(piece, n, e), query = kernels::divide(row, p.by_group);
+    const int head = piece.head * p.group + row - query * p.group;
     if (row >= piece.row_begin + piece.num_rows) return 0.0f;
     return tile::table_terms<Config::kScore>(p, head, query, first_position, key, distance);
   }

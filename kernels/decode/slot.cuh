@@ -11,29 +11,39 @@ using kernels::DecodeParams;
 // Where a token of the cache lies, as the tables say it: nothing is checked or computed until it is used, so that a
 // warp does not wait for a table it has just asked for. Page -1: nowhere.
 struct Slot {
-  int k_page, v_page;
+  int k_page;
+  int own_v_page;  // where V has a table of its own: even a copy of k_page would wait for it
   int offset;
 
+  __device__ __forceinline__ int v_page(const DecodeParams& p) const { return p.v.table_is_own ? own_v_page : k_page; }
   __device__ __forceinline__ bool exists(const DecodeParams& p) const {
-    return k_page >= 0 && k_page < p.num_pages && v_page >= 0 && v_page < p.num_pages;
+    return k_page >= 0 && k_page < p.num_pages &&
+           (!p.v.table_is_own || (own_v_page >= 0 && own_v_page < p.num_pages));
   }
 };
 
-// Page and offset of slot `at` of a row of the tables.
-__device__ __forceinline__ Slot find_slot(const DecodeParams& p, int row, int at) {
-  Slot s;
-  if (!p.paged) {
-    s.k_page = s.v_page = p.batch_index.data != nullptr ? schedule::int_at(p.batch_index, row) : row;
-    s.offset = at;
-    return s;
-  }
+// Page and offset of slot `at`, from rows of the tables.
+__device__ __forceinline__ Slot find_in_rows(const DecodeParams& p, const int* table, const int* v_table, int at) {
   const int entry = p.page_shift >= 0
                         ? at >> p.page_shift
                         : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
-  s.k_page = s.v_page = schedule::int_at(p.page_table, row, entry);
-  if (p.v.table_is_own) s.v_page = schedule::int_at(p.v_page_table, row, entry);
+  Slot s{};
+  s.k_page = table[entry * p.page_table.col_stride];
+  if (p.v.table_is_own) s.own_v_page = v_table[entry * p.v_page_table.col_stride];
   s.offset = at - entry * p.page_size;
   return s;
+}
+
+// Page and offset of slot `at` of a row of the tables.
+__device__ __forceinline__ Slot find_slot(const DecodeParams& p, int row, int at) {
+  Slot s{};
+  if (!p.paged) {
+    s.k_page = p.batch_index.data != nullptr ? schedule::int_at(p.batch_index, row) : row;
+    s.offset = at;
+    return s;
+  }
+  return find_in_rows(p, p.page_table.data + row * p.page_table.row_stride,
+                      p.v_page_table.data + row * p.v_page_table.row_stride, at);
 }
 
 // The general way from a token to its slot: rings and beams. num_cached: tokens of the sequence that went to the cache.

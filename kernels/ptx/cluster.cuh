@@ -16,11 +16,18 @@ __device__ __forceinline__ int cluster_size() {
   return static_cast<int>(x);
 }
 
-// All threads of all blocks. What they wrote before it is visible after it.
+// All threads of all blocks. What they wrote before it is visible after it: arriving waits for all of the thread's
+// writes everywhere.
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+
+// The same in two steps and without that: nothing but that all have come.
+__device__ __forceinline__ void arrive_at_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 // The same place in the shared memory of another block, as an address that ordinary loads and stores take.
 template <class T>
@@ -48,6 +55,13 @@ __device__ __forceinline__ void store_async(unsigned at, unsigned x, unsigned ba
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(at), "r"(x),
                "r"(barrier)
                : "memory");
+}
+__device__ __forceinline__ void store_async_four(unsigned at, const float4& x, unsigned barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at),
+      "r"(__float_as_uint(x.x)), "r"(__float_as_uint(x.y)), "r"(__float_as_uint(x.z)), "r"(__float_as_uint(x.w)),
+      "r"(barrier)
+      : "memory");
 }
 // Copies bytes, a multiple of 16, of this block's shared memory to another block's, and counts them there. What this
 // thread or others wrote needs a fence_async_proxy() by who wrote it. PTX ISA, "cp.async.bulk".

@@ -20,6 +20,37 @@ __device__ __forceinline__ int clamp_int(long long x, long long low, long long h
   return static_cast<int>(x < low ? low : x > high ? high : x);
 }
 
+// The rest of sequence b, of which q_begin and num_q are there. used: its entry of seqused_kv.
+template <int kTileKeys, int kBlockRows>
+__device__ __forceinline__ void complete_sequence(const DecodeParams& p, int b, int used, bool finished, Sequence& s) {
+  const int num_cached = used < 0 ? 0 : p.ring_capacity > 0 ? used : min(used, p.capacity);
+  const bool skipped = finished || (p.skip_decode && s.num_q == 1);
+  const int rows = s.num_q * p.group;
+  s.num_new = p.new_k.data != nullptr && !skipped ? s.num_q : 0;
+  s.num_keys = num_cached + s.num_new;
+  s.row_blocks = skipped && !p.zero_finished ? 0 : (rows + kBlockRows - 1) / kBlockRows;
+
+  const int first_position = s.num_keys - s.num_q, last_position = s.num_keys - 1;
+  int first = 0, end = num_cached;
+  if (p.window_left >= 0) first = static_cast<int>(max(first_position - p.window_left, 0ll));
+  if (p.window_right >= 0) end = static_cast<int>(min(last_position + p.window_right + 1, static_cast<long long>(end)));
+#if !defined(ATTUNE_MASK) || (ATTUNE_MASK & 2) != 0  // registers of kernels that have no ranges
+  for (int i = 0; i < p.num_ranges; ++i) {
+    const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
+    const int range_first = range[0], range_last = range[p.range_end_stride];
+    if (range_first >= range_last || range_last < first_position || range_first > last_position) continue;
+    first = min(first, max(range_first, 0));
+    end = max(end, range_last < num_cached ? range_last + 1 : num_cached);
+  }
+#endif
+  if (p.ring_capacity > 0) first = max(first, num_cached - p.ring_capacity);
+  if (skipped || end < first) end = first;
+  s.first_key = first;
+  s.end_key = end;
+  s.first_tile = s.first_key / kTileKeys;
+  s.num_tiles = end > first ? (s.end_key - 1) / kTileKeys - s.first_tile + 1 : 1;
+}
+
 template <int kTileKeys, int kBlockRows>
 __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) {
   Sequence s{};
@@ -30,35 +61,8 @@ __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) 
     s.q_begin = 0;
     s.num_q = p.fixed_q;
   }
-  const int used = int_at(p.seqused_kv, b);
-  const int num_cached = used < 0 ? 0 : p.ring_capacity > 0 ? used : min(used, p.capacity);
-
-  const bool skipped =
-      (p.finished != nullptr && p.finished[b * p.finished_stride] != 0) || (p.skip_decode && s.num_q == 1);
-  const int rows = s.num_q * p.group;
-  s.num_new = p.new_k.data != nullptr && !skipped ? s.num_q : 0;
-  s.num_keys = num_cached + s.num_new;
-  s.row_blocks = skipped && !p.zero_finished ? 0 : (rows + kBlockRows - 1) / kBlockRows;
-
-  const long long first_position = static_cast<long long>(s.num_keys) - s.num_q, last_position = s.num_keys - 1;
-  long long first = 0, end = num_cached;
-  if (p.window_left >= 0) first = max(first, first_position - p.window_left);
-  if (p.window_right >= 0) end = min(end, last_position + p.window_right + 1);
-#if !defined(ATTUNE_MASK) || (ATTUNE_MASK & 2) != 0  // registers of kernels that have no ranges
-  for (int i = 0; i < p.num_ranges; ++i) {
-    const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
-    const int range_first = range[0], range_last = range[p.range_end_stride];
-    if (range_first >= range_last || range_last < first_position || range_first > last_position) continue;
-    first = min(first, static_cast<long long>(max(range_first, 0)));
-    end = max(end, min(static_cast<long long>(range_last) + 1, static_cast<long long>(num_cached)));
-  }
-#endif
-  if (p.ring_capacity > 0) first = max(first, static_cast<long long>(num_cached) - p.ring_capacity);
-  if (skipped || end < first) end = first;
-  s.first_key = static_cast<int>(first);
-  s.end_key = static_cast<int>(end);
-  s.first_tile = s.first_key / kTileKeys;
-  s.num_tiles = end > first ? (s.end_key - 1) / kTileKeys - s.first_tile + 1 : 1;
+  const bool finished = p.finished != nullptr && p.finished[b * p.finished_stride] != 0;
+  complete_sequence<kTileKeys, kBlockRows>(p, b, int_at(p.seqused_kv, b), finished, s);
   return s;
 }
 

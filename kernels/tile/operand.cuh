@@ -63,6 +63,18 @@ __device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& 
   }
 }
 
+// Bytes 0, 2 of x to lo and bytes 1, 3 to hi.
+template <int kKvType>
+__device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, unsigned& hi) {
+  if constexpr (kKvType == kInt8) {
+    const unsigned u = x ^ 0x80808080u;  // as above; the permutation costs nothing
+    lo = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4240), 0x64806480u);
+    hi = ptx::subtract_f16x2(ptx::permute_bytes(u, 0x64646464u, 0x4341), 0x64806480u);
+  } else {
+    quad_to_f16<kKvType>(ptx::permute_bytes(x, 0, 0x3120), lo, hi);
+  }
+}
+
 // fp32 numbers as sums of three bf16, the largest first: what is left out is below 2^-24 of them.
 constexpr int kSplitParts = 3;
 __device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[kSplitParts]) {
@@ -165,8 +177,8 @@ struct ValueOperand {
  private:
   // A register holds channels 2g, 2g + 1 of key 2t, then of key 2t + 1.
   __device__ __forceinline__ static void unpack(unsigned keys_lo, unsigned keys_hi, unsigned (&a)[4]) {
-    quad_to_f16<kKvType>(ptx::permute_bytes(keys_lo, 0, 0x3120), a[0], a[1]);
-    quad_to_f16<kKvType>(ptx::permute_bytes(keys_hi, 0, 0x3120), a[2], a[3]);
+    crossed_quad_to_f16<kKvType>(keys_lo, a[0], a[1]);
+    crossed_quad_to_f16<kKvType>(keys_hi, a[2], a[3]);
   }
   int lane_at_, first_chunk_;
 };

@@ -24,6 +24,7 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
+  uint64_t cluster_generation = 0;  // of the cluster's barrier when this thread arrived
 };
 
 struct Warp {
@@ -53,7 +54,8 @@ struct Block {
   std::array<NumberedBarrier, kNumberedBarriers> numbered;
   std::map<unsigned, Barrier> barriers;
   unsigned char* shared = nullptr;
-  unsigned current = 0, index = 0, blocks = 0;
+  unsigned current = 0;
+  Index index = {}, grid = {};
   uint64_t progress = 0;  // changes with everything that somebody may wait for
   const std::function<void()>* kernel = nullptr;
   std::string failure;
@@ -156,24 +158,29 @@ void run_cluster(Cluster& cluster) {
 }  // namespace
 
 Index thread_index() { return {g_block->current, 0, 0}; }
-Index block_index() { return {g_block->index, 0, 0}; }
-Index grid_size() { return {g_block->blocks, 1, 1}; }
+Index block_index() { return g_block->index; }
+Index grid_size() { return g_block->grid; }
 Index block_size() { return {static_cast<unsigned>(g_block->fibers.size()), 1, 1}; }
 unsigned char* shared_memory() { return g_block->shared; }
 unsigned cluster_rank() { return static_cast<unsigned>(g_block - g_block->cluster->blocks.data()); }
 unsigned cluster_size() { return static_cast<unsigned>(g_block->cluster->blocks.size()); }
 unsigned char* shared_memory_of(unsigned rank) { return g_block->cluster->blocks.at(rank).shared; }
 
-void sync_cluster() {
+void arrive_at_cluster() {
   Cluster& c = *g_block->cluster;
-  const uint64_t generation = c.generation;
+  g_block->fibers[g_block->current].cluster_generation = c.generation;
   ++g_block->progress;
   if (++c.arrived == c.blocks.size() * g_block->fibers.size()) {
     c.arrived = 0;
     ++c.generation;
-  } else {
-    while (c.generation == generation) yield();
   }
+}
+void wait_for_cluster() {
+  while (g_block->cluster->generation == g_block->fibers[g_block->current].cluster_generation) yield();
+}
+void sync_cluster() {
+  arrive_at_cluster();
+  wait_for_cluster();
 }
 
 void yield() { swapcontext(&g_block->fibers[g_block->current].context, &g_block->scheduler); }
@@ -243,12 +250,13 @@ uint8_t to_e5m2(float x) { return float_to_e5m2(x); }
 float from_e4m3(uint8_t x) { return e4m3_to_float(x); }
 float from_e5m2(uint8_t x) { return e5m2_to_float(x); }
 
-void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel, unsigned cluster) {
+void run(Index grid, unsigned threads, const std::function<void()>& kernel, unsigned cluster) {
   if (threads % 32 != 0) throw std::runtime_error("blocks are of whole warps");
-  if (blocks % cluster != 0) throw std::runtime_error("grids are of whole clusters");
+  if (grid.x % cluster != 0) throw std::runtime_error("grids are of whole clusters");
   std::vector<std::unique_ptr<void, decltype(&std::free)>> shared;
   for (unsigned i = 0; i < cluster; ++i)
     shared.emplace_back(std::aligned_alloc(kSharedAlignment, kSharedBytes), &std::free);
+  const unsigned blocks = grid.x * grid.y * grid.z;
   for (unsigned first = 0; first < blocks; first += cluster) {
     Cluster c;
     c.blocks.resize(cluster);
@@ -260,7 +268,9 @@ void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel,
       block.fibers.resize(threads);
       block.warps.resize(threads / 32);
       block.shared = static_cast<unsigned char*>(shared[i].get());
-      block.index = first + i, block.blocks = blocks, block.kernel = &kernel;
+      const unsigned at = first + i;
+      block.index = {at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y};
+      block.grid = grid, block.kernel = &kernel;
     }
     run_cluster(c);
     for (const Block& block : c.blocks) {

@@ -31,6 +31,8 @@ ATTUNE_EMULATOR unsigned char* shared_memory();  // of the block, 232,448 bytes,
 ATTUNE_EMULATOR unsigned cluster_rank();
 ATTUNE_EMULATOR unsigned cluster_size();
 ATTUNE_EMULATOR void sync_cluster();
+ATTUNE_EMULATOR void arrive_at_cluster();
+ATTUNE_EMULATOR void wait_for_cluster();  // after this thread's last arrival
 ATTUNE_EMULATOR unsigned char* shared_memory_of(unsigned rank);
 
 // Lets the other threads run.
@@ -61,9 +63,12 @@ ATTUNE_EMULATOR uint8_t to_e5m2(float x);
 ATTUNE_EMULATOR float from_e4m3(uint8_t x);
 ATTUNE_EMULATOR float from_e5m2(uint8_t x);
 
-// Runs all blocks, in clusters of so many. A kernel's static shared variables are those of all blocks, so it needs
-// dynamic shared memory in clusters. Throws where threads wait for what nobody will do, or leave a barrier in the
+// Runs all blocks, in clusters of so many along x. A kernel's static shared variables are those of all blocks, so it
+// needs dynamic shared memory in clusters. Throws where threads wait for what nobody will do, or leave a barrier in the
 // middle of a phase.
-void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1);
+void run(Index grid, unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1);
+inline void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1) {
+  run(Index{blocks, 1, 1}, threads, kernel, cluster);
+}
 
 }  // namespace attune::emulator

@@ -91,14 +91,17 @@ bool has_vectors(const Problem& p) {
 void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_of_rows, bool may_cluster, Config& c) {
   constexpr int64_t kClusterKeys =
       16384;  // beyond, the multiprocessors that clusters leave idle cost more than a launch less saves
-  constexpr int64_t kShort = 512;  // keys
+  constexpr int64_t kLongBlock = 512;  // keys of each block of a cluster
+  constexpr int64_t kShort = 512;      // keys
   const int64_t pairs = p.batch * p.heads_kv * blocks_of_rows, sms = device.num_sms;
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128, light = dtype_size(c.kv_dtype) == 1;
   // As many blocks a pair as there are multiprocessors, up to the 8 that every device takes. Two of these blocks fit
-  // one of them, so that clusters find room in any part of the device and none waits for another.
+  // one of them, so that clusters find room in any part of the device and none waits for another. Where a block would
+  // have many tiles, both places are taken: four warps alone cannot hide the latency of their own arithmetic.
   if (may_cluster && !p.cu_q && !p.batch_invariant && p.max_seqlen_kv <= kClusterKeys) {
     for (const int size : {2, 4, 8}) {
-      if (pairs * size <= sms) c.cluster = size;
+      if (pairs * size <= sms || (pairs * size <= 2 * sms && pairs * 2 <= sms && p.max_seqlen_kv >= kLongBlock * size))
+        c.cluster = size;
     }
   }
   c.warps = wide && dtype_size(c.kv_dtype) == 4 ? 2 : 4;  // of 256 channels in fp32 no more fit shared memory
@@ -140,6 +143,13 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 size_t Config::shared_bytes() const { return shared_bytes_with(*this, stages); }
+
+// Clusters have axes for what they would have to divide for: kernels/decode/decode_cluster.cu.
+Grid Config::grid(const kernels::DecodeParams& params) const {
+  if (cluster == 0) return {static_cast<uint32_t>(blocks), 1, 1};
+  return {static_cast<uint32_t>(cluster * params.row_blocks), static_cast<uint32_t>(params.num_heads_kv),
+          static_cast<uint32_t>(params.batch)};
+}
 
 KernelSpec Config::main_kernel() const {
   KernelSpec spec{"decode/decode.cu", "attune_decode", {}, shared_bytes()};

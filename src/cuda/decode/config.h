@@ -2,6 +2,7 @@
 // Which specialisation of the decode kernel a problem gets, and how its work is dealt to the device.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -14,6 +15,8 @@ namespace attune::cuda::decode {
 
 // How rows of the cache are addressed; numbers as in kernels/decode/config.cuh.
 enum class Load : int { kTiles = 0, kRows = 1, kElements = 2 };
+
+using Grid = std::array<uint32_t, 3>;
 
 struct Config {
   // What the kernel is compiled for.
@@ -39,6 +42,7 @@ struct Config {
 
   int rows() const { return 8 * row_tiles; }
   size_t shared_bytes() const;
+  Grid grid(const kernels::DecodeParams& params) const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
 };

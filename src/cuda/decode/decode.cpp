@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/decode/decode.h"
 
+#include <algorithm>
+
 #include "cuda/decode/config.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
@@ -8,17 +10,15 @@
 namespace attune::cuda {
 namespace {
 
-using decode::Config;
+using decode::Config, decode::Grid;
 
 class DecodePlan final : public KernelPlan {
  public:
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, bool may_cluster) {
     find_kernels(decode::choose_config(p, decode::device_shape(info), may_cluster), device);
-    // Clusters that do not run all at a time would run one after the other.
-    if (config_.cluster > 0 &&
-        main_->max_active_clusters(static_cast<uint32_t>(config_.cluster), 32 * config_.warps, config_.shared_bytes()) *
-                config_.cluster <
-            config_.blocks) {
+    // Clusters that do not run all at a time would run one after the other; smaller ones of the same kernel find room.
+    for (; config_.cluster > 2 && !clusters_fit(); config_.cluster /= 2) config_.blocks /= 2;
+    if (config_.cluster > 0 && !clusters_fit()) {
       find_kernels(decode::choose_config(p, decode::device_shape(info), false), device);
     }
     layout_ = decode::workspace_layout(config_);
@@ -48,7 +48,8 @@ class DecodePlan final : public KernelPlan {
     decode::check_alignment(p, config_);
     const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
     LaunchConfig launch;
-    launch.grid[0] = static_cast<uint32_t>(config_.blocks);
+    const Grid grid = config_.grid(params);
+    std::copy(grid.begin(), grid.end(), launch.grid);
     launch.block[0] = static_cast<uint32_t>(32 * config_.warps);
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     if (config_.cluster > 0) launch.cluster[0] = static_cast<uint32_t>(config_.cluster);
@@ -58,6 +59,13 @@ class DecodePlan final : public KernelPlan {
   }
 
  private:
+  bool clusters_fit() const {
+    return main_->max_active_clusters(static_cast<uint32_t>(config_.cluster), 32 * config_.warps,
+                                      config_.shared_bytes()) *
+               config_.cluster >=
+           config_.blocks;
+  }
+
   void find_kernels(const Config& config, int32_t device) {
     config_ = config;
     std::vector<KernelSpec> specs = {config_.main_kernel()};

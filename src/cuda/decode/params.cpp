@@ -86,7 +86,7 @@ void fill_new_tokens(const Problem& p, DecodeParams& k) {
 void fill_cache(const Problem& p, DecodeParams& k) {
   const KvCache& c = p.cache;
   k.k = to_plane(c.k, false);
-  k.v = to_plane(c.v, static_cast<bool>(c.v_page_table));
+  k.v = to_plane(c.v, c.paged && static_cast<bool>(c.v_page_table));
   k.k_scale = to_scale(c.k_scale);
   k.v_scale = to_scale(c.v_scale);
   k.page_table = int_table(c.page_table);
@@ -169,6 +169,7 @@ void fill_sizes(const Problem& p, DecodeParams& k) {
   k.num_heads_q = to_int(p.heads_q);
   k.num_heads_kv = to_int(p.heads_kv);
   k.group = to_int(p.group);
+  k.by_group = kernels::make_divisor(static_cast<unsigned>(std::max(1, k.group)));
   k.whole_pairs = p.batch_invariant ? 1 : 0;
 }
 

@@ -9,6 +9,11 @@ inline unsigned count_arrival(unsigned* counter, unsigned last) {
   *counter = before >= last ? 0 : before + 1;
   return before;
 }
+inline unsigned add_arrivals(unsigned* counter, unsigned count) {
+  const unsigned before = *counter;
+  *counter += count;
+  return before;
+}
 inline float4 load_from_l2(const float4* at) { return *at; }
 inline float2 load_from_l2(const float2* at) { return *at; }
 

@@ -2,6 +2,8 @@
 // kernels/ptx/cluster.cuh on the CPU.
 #pragma once
 
+#include <stdexcept>
+
 #include "ptx/async_copy.cuh"
 
 namespace attune::ptx {
@@ -9,6 +11,8 @@ namespace attune::ptx {
 inline int cluster_rank() { return static_cast<int>(emulator::cluster_rank()); }
 inline int cluster_size() { return static_cast<int>(emulator::cluster_size()); }
 inline void cluster_barrier() { emulator::sync_cluster(); }
+inline void arrive_at_cluster() { emulator::arrive_at_cluster(); }
+inline void wait_for_cluster() { emulator::wait_for_cluster(); }
 template <class T>
 T* in_block(T* shared, int rank) {
   const auto offset = reinterpret_cast<const unsigned char*>(shared) - emulator::shared_memory();
@@ -25,6 +29,10 @@ inline void store_async_bytes(unsigned at, const void* from, unsigned bytes, uns
   emulator::complete_bytes_at(barrier / kOfBlock - 1, barrier % kOfBlock, bytes);
 }
 inline void store_async(unsigned at, unsigned x, unsigned barrier) { store_async_bytes(at, &x, 4, barrier); }
+inline void store_async_four(unsigned at, const float4& x, unsigned barrier) {
+  if (at % 16 != 0) throw std::runtime_error("four numbers are not aligned to 16 bytes");
+  store_async_bytes(at, &x, 16, barrier);
+}
 inline void copy_to_block(unsigned to, unsigned from, unsigned bytes, unsigned barrier) {
   store_async_bytes(to, shared_pointer(from), bytes, barrier);
 }

@@ -24,5 +24,15 @@ inline unsigned short pack_e4m3(float lo, float hi) {
 inline unsigned short pack_e5m2(float lo, float hi) {
   return static_cast<unsigned short>(emulator::to_e5m2(lo) | emulator::to_e5m2(hi) << 8);
 }
+inline unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t bytes = a | static_cast<uint64_t>(b) << 32;
+  unsigned d = 0;
+  for (unsigned i = 0; i < 4; ++i) d |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return d;
+}
+inline unsigned subtract_f16x2(unsigned a, unsigned b) {
+  const auto half = [](unsigned x) { return emulator::from_half(static_cast<uint16_t>(x)); };
+  return pack_f16(half(a) - half(b), half(a >> 16) - half(b >> 16));
+}
 
 }  // namespace attune::ptx

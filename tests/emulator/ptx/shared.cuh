@@ -11,10 +11,17 @@ inline unsigned load_shared_u32(unsigned at) {
   std::memcpy(&x, shared_pointer(at), 4);
   return x;
 }
+inline unsigned short load_shared_u16(unsigned at) {
+  unsigned short x;
+  std::memcpy(&x, shared_pointer(at), 2);
+  return x;
+}
+inline unsigned load_shared_u8(unsigned at) { return *shared_pointer(at); }
 inline void store_shared_u32(unsigned at, unsigned x) { std::memcpy(shared_pointer(at), &x, 4); }
 inline void store_shared_u8(unsigned at, unsigned x) { *shared_pointer(at) = static_cast<unsigned char>(x); }
 inline void store_shared_u16(unsigned at, unsigned short x) { std::memcpy(shared_pointer(at), &x, 2); }
 inline float load_shared(unsigned at) { return __uint_as_float(load_shared_u32(at)); }
+inline float2 load_shared_pair(unsigned at) { return {load_shared(at), load_shared(at + 4)}; }
 inline void store_shared_zero(unsigned at) { std::memset(shared_pointer(at), 0, 16); }
 
 inline void load_shared_four(unsigned at, unsigned (&x)[4]) { std::memcpy(x, shared_pointer(at), 16); }

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decode kernels' own source on the CPU (tests/emulator): what they compute, against the oracle, with poisoned
+// memory, without a GPU.
+#include <algorithm>
+#include <cstdlib>
+
+#include "cuda/decode/config.h"
+#include "cuda/decode/decode.h"
+#include "emulator/emulator.h"
+#include "emulator/module.h"
+#include "support.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr const char* kNotCovered = "not covered";
+constexpr uint64_t kRandomCases = 300;
+constexpr int kFew = 3;  // multiprocessors, so that each block takes several pieces
+
+class EmulatedDecode : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (emulator::why_not() != nullptr) GTEST_SKIP() << emulator::why_not();
+  }
+
+  // In clusters if the kernel has any for the case, else kNotCovered; or without, `layers` times with one schedule.
+  static std::string run(const cases::Case& spec, bool clusters, int layers = 1) {
+    cases::Problem problem(spec);
+    problem.arena().upload();
+    const attune_attention a = problem.device();
+    const Problem p = make_problem(a, Data::kRequired);
+    if (!decode_kernel().coverage.difference(traits_of(p, a)).empty() || !decode::refusal(p).empty())
+      return kNotCovered;
+    decode::DeviceShape device;
+    if (!clusters) device.num_sms = kFew;
+    const decode::Config c = decode::choose_config(p, device, clusters);
+    if (clusters && c.cluster == 0) return kNotCovered;
+    const cases::Expected expected = cases::evaluate(problem);
+    cases::Workspace workspace(cases::host_memory(), decode::workspace_layout(c).total);
+    decode::check_alignment(p, c);
+    const kernels::DecodeParams params = decode::to_params(p, c, workspace.buffer.device());
+    using Kernel = void (*)(kernels::DecodeParams);
+    const auto attend = reinterpret_cast<Kernel>(emulator::find_kernel(c.main_kernel()));
+    const decode::Grid grid = c.grid(params);
+    const auto threads = static_cast<unsigned>(32 * c.warps);
+    try {
+      if (clusters) {
+        emulator::run(
+            emulator::Index{grid[0], grid[1], grid[2]}, threads, [&] { attend(params); },
+            static_cast<unsigned>(c.cluster));
+      } else {
+        const auto schedule = reinterpret_cast<Kernel>(emulator::find_kernel(c.schedule_kernel()));
+        emulator::run(1, static_cast<unsigned>(c.schedule_threads), [&] { schedule(params); });
+        for (int i = 0; i < layers; ++i)
+          emulator::run(static_cast<unsigned>(c.blocks), threads, [&] { attend(params); });
+      }
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+    return cases::compare(problem, expected).failure;
+  }
+  // Cases that have `common` and, one after the other, what is in `rest`.
+  static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {
+    for (const char* more : rest) {
+      const cases::Case spec = tests::make_case(R"({"name": "x", "queries": "fixed", )" + common + more + "}");
+      EXPECT_EQ(run(spec, true), "") << more << ", in clusters";
+      EXPECT_EQ(run(spec, false, layers), "") << more;
+    }
+  }
+};
+
+TEST_F(EmulatedDecode, Caches) {
+  check(R"("heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "seqlens_kv": [300, 0, 1], "max_logits": true, )",
+        {R"("kv": "paged", "cache": {"page_size": 64})",
+         R"("kv": "paged", "cache": {"page_size": 16, "layout": "hnd"})", R"("kv": "paged", "cache": {"page_size": 3})",
+         R"("kv": "contiguous")", R"("kv": "paged", "cache": {"page_size": 64, "dtype": "i8", "scales": "token"})",
+         R"("kv": "paged", "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})",
+         R"("kv": "paged", "cache": {"page_size": 64, "dtype": "e5m2", "scales": "tensor"})"},
+        2);
+}
+
+TEST_F(EmulatedDecode, HeadDimsAndGroups) {
+  check(R"("kv": "paged", "seqlens_kv": [200, 33], )", {R"("heads": [3, 3], "head_dim": [64, 64], "dtype": "f16")",
+                                                        R"("heads": [16, 1], "head_dim": [128, 128], "dtype": "bf16")",
+                                                        R"("heads": [14, 2], "head_dim": [96, 80], "dtype": "bf16")",
+                                                        R"("heads": [4, 2], "head_dim": [256, 256], "dtype": "f16")",
+                                                        R"("heads": [24, 1], "head_dim": [128, 64], "dtype": "bf16")",
+                                                        R"("heads": [24, 1], "head_dim": [256, 256], "dtype": "bf16")",
+                                                        R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "f32")"});
+}
+
+TEST_F(EmulatedDecode, RowsThatSeeDifferentKeys) {
+  check(R"("kv": "paged", "heads": [6, 2], "head_dim": [128, 128], "dtype": "bf16", "seqlens_kv": [200, 70], )",
+        {R"("seqlens_q": [4, 4], "causal": true)",
+         R"("seqlens_q": [4, 4], "causal": true, "window": [40, 0], "plant": "nan_v")", R"("window": [33, 0])",
+         R"("window": [0, 0])", R"("alibi": 1, "softcap": 20)", R"("sinks": "mixed", "out_dtype": "e4m3")",
+         R"("finished": [0, 1], "zero_finished": true)", R"("finished": [1, 0], "zero_finished": false)"});
+}
+
+TEST_F(EmulatedDecode, RaggedQueries) {
+  EXPECT_EQ(run(tests::make_case(R"({"name": "x", "kv": "paged", "heads": [6, 2], "head_dim": [128, 128],
+      "dtype": "bf16", "seqlens_kv": [200, 70, 9], "seqlens_q": [9, 0, 1], "causal": true, "new_tokens": true,
+      "prologue": {"append": true, "rope": {"style": "linear", "dim": 64}}})"),
+                false),
+            "");
+}
+
+TEST_F(EmulatedDecode, NewTokens) {
+  const char* const more = R"("new_tokens": true, "causal": true, "max_logits": true, )";
+  for (const char* queries :
+       {R"("heads": [8, 2], )", R"("heads": [8, 2], "seqlens_q": [3, 3, 3], )", R"("heads": [16, 1], )"}) {
+    check(std::string(more) + queries +
+              R"("head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "seqlens_kv": [300, 0, 64], )",
+          {R"("prologue": {"append": true})",
+           R"("prologue": {"append": true, "q_bias": true, "k_bias": true, "v_bias": true,
+               "rope": {"style": "linear", "dim": 128}}, "cache": {"page_size": 64})",
+           R"("prologue": {"append": true, "k_bias": true, "rope": {"style": "linear", "dim": 64, "interleaved": true},
+               "logn": 16}, "cache": {"page_size": 16, "ring_capacity": 128})",
+           R"("prologue": {"append": true, "ia3_tasks": 2, "rope": {"style": "linear", "dim": 128, "positions": 1}},
+               "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})",
+           R"("prologue": {"append": true, "v_bias": true},
+               "cache": {"page_size": 8, "dtype": "i8", "scales": "token", "ring_capacity": 24})"});
+  }
+}
+
+// Blocks of a cluster, for 32 pairs on 132 multiprocessors: both places of each where there are tiles enough.
+TEST(DecodeConfig, LongSequencesTakeTwoBlocksAMultiprocessor) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [8, 8], "head_dim": [32, 32], "dtype": "bf16",
+      "kv": "contiguous", "queries": "fixed", "seqlens_kv": [1, 1, 1, 1]})"));
+  Problem p = make_problem(problem.host(), Data::kRequired);
+  for (const auto& [keys, cluster] : {std::pair{1024, 4}, {4095, 4}, {4096, 8}, {16384, 8}}) {
+    p.max_seqlen_kv = keys;
+    const decode::Config c = decode::choose_config(p, {});
+    EXPECT_EQ(c.cluster, cluster) << keys;
+    EXPECT_EQ(c.blocks, 32 * cluster) << keys;
+  }
+}
+
+// ATTUNE_EMULATE=<n>: every n-th case of the table that the kernel covers; minutes. ATTUNE_CASE=<part of a name>: only
+// cases that contain it.
+TEST_F(EmulatedDecode, MatchesTheOracleOnTheTable) {
+  const char* every = std::getenv("ATTUNE_EMULATE");
+  if (every == nullptr) GTEST_SKIP() << "set ATTUNE_EMULATE to 1 for all cases of the table, to n for every n-th";
+  const char* only = std::getenv("ATTUNE_CASE");
+  const int step = std::max(1, std::atoi(every));
+  int covered = 0, index = 0;
+  std::vector<cases::Case> list = cases::all_cases();
+  for (uint64_t seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_case(seed));
+  for (const cases::Case& spec : list) {
+    if (index++ % step != 0 || (only != nullptr && spec.name.find(only) == std::string::npos)) continue;
+    if (only != nullptr) printf("%s\n", spec.name.c_str());
+    for (const bool clusters : {false, true}) {
+      const std::string failure = run(spec, clusters);
+      if (failure == kNotCovered) continue;
+      EXPECT_EQ(failure, "") << spec.name << (clusters ? ", in clusters" : "");
+      ++covered;
+    }
+  }
+  EXPECT_GT(covered, only != nullptr ? 0 : 100 / step);
+}
+
+}  // namespace
+}  // namespace attune::cuda
