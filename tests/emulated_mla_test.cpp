@@ -53,7 +53,7 @@ class EmulatedMla : public testing::Test {
               attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
             },
             static_cast<unsigned>(c.cluster));
-        if (c.splits) emulator::run(2, 128, [&] { combine(params); });
+        if (c.splits) emulator::run(2, kernels::kMlaMergeThreads, [&] { combine(params); });
       }
     } catch (const std::exception& e) {
       return e.what();

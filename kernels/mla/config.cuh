@@ -166,18 +166,22 @@ struct Places {
   __device__ __forceinline__ unsigned to_other() const {
     return ptx::shared_in_block(base, 1 - ptx::cluster_rank()) - base;
   }
-  // An item number from the cluster's first block to the other (prefill/feed.cuh).
-  __device__ __forceinline__ unsigned item(int slot) const { return base + Config::kShared.items + 4 * slot; }
-  __device__ __forceinline__ unsigned item_full(int slot) const { return edge(4) + 8 * slot; }
-  __device__ __forceinline__ void tell_others(int slot, int x) const {
-    const unsigned there = to_other();
-    ptx::store_async(item(slot) + there, static_cast<unsigned>(x), item_full(slot) + there);
+  // Item numbers from the cluster's first block to the other (prefill/feed.cuh), the n-th in a ring. The first block
+  // may tell one when the other has heard that of kMlaItems before: it takes a task while it loads the one before that,
+  // and has loaded that of two before, so both have read the tiles of three before.
+  __device__ __forceinline__ unsigned item(unsigned n) const {
+    return base + Config::kShared.items + 4 * (n % kernels::kMlaItems);
   }
-  __device__ __forceinline__ int hear(int slot, unsigned parity) const {
-    if (threadIdx.x % 32 == 0) ptx::arrive_expecting(item_full(slot), 4);
+  __device__ __forceinline__ unsigned item_full(unsigned n) const { return edge(4) + 8 * (n % kernels::kMlaItems); }
+  __device__ __forceinline__ void tell_others(unsigned n, int x) const {
+    const unsigned there = to_other();
+    ptx::store_async(item(n) + there, static_cast<unsigned>(x), item_full(n) + there);
+  }
+  __device__ __forceinline__ int hear(unsigned n) const {
+    if (threadIdx.x % 32 == 0) ptx::arrive_expecting(item_full(n), 4);
     __syncwarp();
-    ptx::wait_phase(item_full(slot), parity);
-    return static_cast<int>(ptx::load_shared_u32(item(slot)));
+    ptx::wait_phase(item_full(n), n / kernels::kMlaItems % 2);
+    return static_cast<int>(ptx::load_shared_u32(item(n)));
   }
 };
 

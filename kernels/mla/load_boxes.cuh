@@ -31,9 +31,13 @@ class BoxLoader {
       : p_(p), q_(q), k_(k), dense_k_(dense_k), places_(places), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
   __device__ __forceinline__ void run() {
-    for_all_tasks(p_, places_, q_, [&](const Task& task, int head_tile, auto&& after_first) {
-      load_all(task, head_tile * p_.heads_of_tile / p_.group, after_first);
-    });
+    TaskWalk walk(p_, places_, q_);
+    for (walk.take(); walk.has(0); walk.go_on()) {
+      load_all(walk.task(0), walk.head_tile(0) * p_.heads_of_tile / p_.group, [&] {
+        walk.copy_queries();
+        walk.take();
+      });
+    }
   }
 
  private:
@@ -135,7 +139,8 @@ class BoxLoader {
 #pragma unroll
             for (int j = 0; j < part_at(part).count; ++j) {
               const int chunk = part_at(part).chunk + j;
-              ptx::copy_box(to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box, outer_of_box);
+              ptx::copy_box(to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box,
+                            outer_of_box);
             }
           }
         }
@@ -257,8 +262,8 @@ class BoxLoader {
   const ptx::TensorMap &q_, &k_, &dense_k_;
   const Places& places_;
   const int lane_, warp_;
-  // Bits, as registers are scarce: the parity of the buffer's next use, and of the next copy that has an edge; whether the
-  // note in the buffer says something; and whether the tiles of all tasks so far are odd in number.
+  // Bits, as registers are scarce: the parity of the buffer's next use, and of the next copy that has an edge; whether
+  // the note in the buffer says something; and whether the tiles of all tasks so far are odd in number.
   static constexpr unsigned kParity = 1, kEdgeParity = 2, kNoted = 4, kOddTiles = 8;
   __device__ __forceinline__ bool has(unsigned bit) const { return (state_ & bit) != 0; }
   unsigned state_ = kParity | kNoted;

@@ -47,8 +47,8 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
     for (int i = 0; i < kernels::kTaskSlots; ++i) {
       ptx::init_barrier(places.task_full(i), prefill::TaskFeed<Places>::kTaskVectors);
       ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
-      ptx::init_barrier(places.item_full(i), 1);
     }
+    for (int i = 0; i < kernels::kMlaItems; ++i) ptx::init_barrier(places.item_full(i), 1);
     ptx::init_barrier(places.q_full(), 1);
     ptx::init_barrier(places.q_empty(), Config::kMathWarps);
     for (int warp = 0; warp < 4; ++warp) ptx::init_barrier(places.edge(warp), 1);

@@ -17,8 +17,10 @@ enum MlaLoader {
 
 constexpr int kMlaRowsOfBlock = 64, kMlaKeys = 64, kMlaStages = 2;  // packed rows; keys of a tile; tiles at a time
 constexpr int kMlaHeadDimV = 512;
+constexpr int kMlaMergeThreads = 512;  // of a block that merges parts
 constexpr int kMlaChunkBytes = kMlaKeys * 128;  // of 64 channels of a tile, and of the queries
 constexpr int kMlaParts = 5;                    // of a tile that have a barrier each
+constexpr int kMlaItems = 4;                    // numbers of tasks that one block of a cluster tells the other
 constexpr int kMlaNoteBytes = 48;               // what lies beside a tile of keys
 
 // Dynamic shared memory of a block; bytes.
@@ -35,8 +37,8 @@ ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
   s.limits = s.rows + kMlaKeys * 8;                           // [rows][2]
   s.notes = s.limits + kMlaRowsOfBlock * 8;                   // [stages]
   s.items = s.notes + kMlaStages * kMlaNoteBytes;             // [slots]
-  s.barriers = s.items + align_up(kTaskSlots * 4, 16);
-  s.tasks = s.barriers + align_up((kMlaStages * (kMlaParts + 3) + 3 * kTaskSlots + 2 + 4) * 8, 16);
+  s.barriers = s.items + align_up(kMlaItems * 4, 16);
+  s.tasks = s.barriers + align_up((kMlaStages * (kMlaParts + 3) + 2 * kTaskSlots + 2 + 4 + kMlaItems) * 8, 16);
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
 }

@@ -23,31 +23,47 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Place
   __syncwarp();
 }
 
-// load(task, head_tile, after_first) for each task; it calls after_first() once, when keys are under way. Then the next
-// task is taken, so that nobody waits for it.
-template <class Load>
-__device__ __forceinline__ void for_all_tasks(const PrefillParams& p, const Places& places, const ptx::TensorMap& q,
-                                              Load&& load) {
-  prefill::TaskFeed<Places, Config::kCluster> feed(p, places);
-  const bool leads = threadIdx.x < 32;
-  if (leads) feed.next();
-  for (unsigned count = 0;; ++count) {
-    const int slot = slot_of_task(count);
-    ptx::wait_phase(places.task_full(slot), count / kernels::kTaskSlots % 2);
-    const int head_tile = places.head_tile(slot);
-    if (head_tile == prefill::kNoMoreTasks) return;
-    const Task& task = places.task(slot);
-    load(task, head_tile, [&] {
-      if (!leads) return;
-      ptx::wait_phase(places.q_empty(), (count + 1) % 2);
-      load_queries(p, places, q, task, head_tile);
-      feed.next();
-    });
-    __syncwarp();
-    count = ptx::kept(count);  // the slot is computed anew, rather than kept in a register
-    if (!leads && threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot_of_task(count)));
+// A loader warp's way through the tasks: all lanes. The first warp takes them from the list for all others, by take(),
+// before any of them asks whether there is a next one.
+class TaskWalk {
+ public:
+  __device__ __forceinline__ TaskWalk(const PrefillParams& p, const Places& places, const ptx::TensorMap& q)
+      : p_(p), places_(places), q_(q), feed_(p, places) {}
+
+  __device__ __forceinline__ void take() {
+    if (leads()) feed_.next();
   }
-}
+  // Of the present task, ahead = 0, or the next one: whether there is one; waits until it has been taken.
+  __device__ __forceinline__ bool has(int ahead) const {
+    const unsigned count = count_ + static_cast<unsigned>(ahead);
+    ptx::wait_phase(places_.task_full(slot_of_task(count)), count / kernels::kTaskSlots % 2);
+    return head_tile(ahead) != prefill::kNoMoreTasks;
+  }
+  __device__ __forceinline__ const Task& task(int ahead) const { return places_.task(slot_of_task(count_ + ahead)); }
+  __device__ __forceinline__ int head_tile(int ahead) const { return places_.head_tile(slot_of_task(count_ + ahead)); }
+  // Has the present task's queries copied, once those before are no longer needed.
+  __device__ __forceinline__ void copy_queries() const {
+    if (!leads()) return;
+    ptx::wait_phase(places_.q_empty(), (count_ + 1) % 2);
+    load_queries(p_, places_, q_, task(0), head_tile(0));
+  }
+  // The present task has been loaded.
+  __device__ __forceinline__ void go_on() {
+    __syncwarp();
+    count_ = ptx::kept(count_);  // the slot is computed anew, rather than kept in a register
+    if (!leads() && threadIdx.x % 32 == 0) ptx::arrive(places_.task_empty(slot_of_task(count_)));
+    ++count_;
+  }
+
+ private:
+  __device__ __forceinline__ static bool leads() { return threadIdx.x < 32; }
+
+  const PrefillParams& p_;
+  const Places& places_;
+  const ptx::TensorMap& q_;
+  prefill::TaskFeed<Places, Config::kCluster> feed_;
+  unsigned count_ = 0;  // tasks before the present one
+};
 
 // Whether rows of the block see different keys of a tile.
 __device__ __forceinline__ bool is_edge(const PrefillParams& p, const Task& t, const Tile& tile) {

@@ -14,8 +14,7 @@ constexpr int kNoMoreTasks = -1;  // in place of a head tile
 // Places: task(slot), head_tile(slot) and their barriers, task_full(slot) of kTaskVectors arrivals and task_empty(slot).
 //
 // kCluster: blocks of a cluster that take the same task, each its own one of as many neighbouring head tiles. Its first
-// block takes tasks and tells the others: Places also has tell_others(slot, item) and hear(slot, parity). The first must
-// not take a task before the others have taken that of kTaskSlots before.
+// block takes tasks and tells the others: Places also has tell_others(n, item) and hear(n) for the n-th that is told.
 template <class Places, int kCluster = 1>
 class TaskFeed {
  public:
@@ -59,10 +58,10 @@ class TaskFeed {
   __device__ __forceinline__ int agree(int num_items) {
     int item = static_cast<int>(blockIdx.x) / kCluster;
     if (count_ == 0) return item;
-    if (rank() != 0) return places_.hear(slot(), parity() ^ (slot() == 0 ? 1 : 0));  // slot 0 was not told the first
+    if (rank() != 0) return places_.hear(count_ - 1);
     if (lane_ == 0) {
       item = static_cast<int>(take(num_items));
-      places_.tell_others(slot(), item);
+      places_.tell_others(count_ - 1, item);
     }
     return __shfl_sync(0xffffffffu, item, 0);
   }
