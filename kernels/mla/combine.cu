@@ -80,9 +80,10 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 
     attune_combine_mla(const __grid_constant__ attune::kernels::PrefillParams p) {
   using namespace attune;
   // The list is that of the schedule, which has ended: the attention began after it, and this kernel after that.
-  const int rows = p.list->num_splits * p.num_head_tiles * mla::kRows;
+  const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
+  const int rows_of_tile = tokens * p.heads_of_tile, rows = p.list->num_splits * p.num_head_tiles * rows_of_tile;
   for (int i = static_cast<int>(blockIdx.x); i < rows; i += static_cast<int>(gridDim.x)) {
-    const int row = i % mla::kRows, pair = i / mla::kRows, head_tile = pair % p.num_head_tiles;
+    const int row = i % rows_of_tile, pair = i / rows_of_tile, head_tile = pair % p.num_head_tiles;
     const kernels::Task task = p.split_tasks[pair / p.num_head_tiles];
     if (i == static_cast<int>(blockIdx.x)) ptx::wait_for_previous_kernels();
     mla::combine_row(p, task, head_tile, row);

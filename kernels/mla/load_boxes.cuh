@@ -32,8 +32,8 @@ class BoxLoader {
 
   __device__ __forceinline__ void run() {
     TaskWalk walk(p_, places_, q_);
-    for (walk.take(); walk.has(0); walk.go_on()) {
-      load_all(walk.task(0), walk.head_tile(0) * p_.heads_of_tile / p_.group, [&] {
+    for (walk.take(); walk.has_task(); walk.go_on()) {
+      load_all(walk.task(), walk.head_tile() * p_.heads_of_tile / p_.group, [&] {
         walk.copy_queries();
         walk.take();
       });

@@ -31,36 +31,9 @@ class CodeLoader {
 
   __device__ __forceinline__ void run() {
     TaskWalk walk(p_, places_, q_);
-    walk.take();
-    bool fetched = false;  // the first pieces of the task's first tile are on their way
-    for (; walk.has(0); walk.go_on()) {
-      const Task& task = walk.task(0);
-      int i = task.tile_end - 1;
-      bool first = true;
-      if constexpr (!kSeamless) {  // what is not in a cache comes last in the line
-#pragma unroll 1
-        for (; i >= task.tile_begin && !tile_of(task, i).cached; --i) {
-          load_dense(task, walk.head_tile(0), i);
-          if (first) walk.copy_queries();
-          first = false;
-        }
-      }
-      if (!fetched && i >= task.tile_begin) {
-        const CodeRows rows(p_, task, walk.head_tile(0));
-        answer_ = rows.ask(i, own_row());
-        find(rows, i, true);
-        if (i > task.tile_begin) answer_ = rows.ask(i - 1, own_row());
-        go_on();
-#pragma unroll
-        for (int k = 0; k < kAhead; ++k) fetch(k);
-      }
-#pragma unroll 1
-      for (; i >= task.tile_begin; --i) {
-        load_codes(walk, i, first);
-        first = false;
-      }
-      fetched = kSeamless;
-      if (!kSeamless) walk.take();
+    for (walk.take(); walk.has_task(); walk.go_on()) {
+      load(walk.task(), walk.head_tile(), [&] { walk.copy_queries(); });
+      walk.take();
     }
   }
 
@@ -74,8 +47,6 @@ class CodeLoader {
   // the next tile can be fetched before.
   static constexpr int kAhead = kRowsOfThread + 1, kLast = kPieces - 1;
   static constexpr int kFind = 1;  // the piece before which the rows of the next tile are found
-  // A task begins with packed rows, so what comes next is known, and fetched, over the ends of tasks too.
-  static constexpr bool kSeamless = !Config::kDense || Config::kSparse;
   static_assert(kLast % kAhead == 0, "pieces keep their registers from tile to tile");
   __device__ __forceinline__ static constexpr int slot_of(int k) { return k == kLast ? kAhead : k % kAhead; }
 
@@ -104,13 +75,43 @@ class CodeLoader {
            static_cast<int>(threadIdx.x) / 32 * kRowsOfWarp;
   }
 
+  template <class AfterFirst>
+  __device__ __forceinline__ void load(const Task& task, int head_tile, AfterFirst&& after_first) {
+    int i = task.tile_end - 1;
+    bool first = true;
+    const auto done = [&] {
+      if (first) after_first();
+      first = false;
+    };
+    if constexpr (Config::kDense && !Config::kSparse) {  // what is not in a cache comes last in the line
+#pragma unroll 1
+      for (; i >= task.tile_begin && !tile_of(task, i).cached; --i) {
+        load_dense(task, head_tile, i);
+        done();
+      }
+    }
+    if (i < task.tile_begin) return;
+    const CodeRows rows(p_, task, head_tile);
+    answer_ = rows.ask(i, own_row());
+    find(rows, i, task.tile_begin);
+    go_on();
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) fetch(k);
+#pragma unroll 1
+    for (; i >= task.tile_begin; --i) {
+      load_codes(rows, task, i);
+      done();
+    }
+  }
+
   // Of the thread's rows, the one that it finds for the four lanes that share them.
   __device__ __forceinline__ int own() const { return thread_ % kRowsOfThread; }
   __device__ __forceinline__ int own_row() const { return first_row() + 8 * own() + lane() / kLanes; }
-  // Finds the rows of tile i and has the L2 fetch them. None if there is no such tile.
-  __device__ __forceinline__ void find(const CodeRows& rows, int i, bool exists) {
-    next_ = rows.find(i, own_row(), answer_);
-    const bool there = next_.row != nullptr && exists;
+  // Finds the rows of tile i, has the L2 fetch them, and asks for those of the one before. None where there is no such
+  // tile.
+  __device__ __forceinline__ void find(const CodeRows& rows, int i, int tile_begin) {
+    next_ = rows.find(max(i, tile_begin), own_row(), answer_);
+    const bool there = next_.row != nullptr && i >= tile_begin;
     if (!there) next_ = {reinterpret_cast<const char*>(kNoRow), 0};
     const unsigned absent = __ballot_sync(0xffffffffu, !there);
     absent_ = 0;
@@ -122,22 +123,7 @@ class CodeLoader {
       const int line = byte + lane() % kLanes / kRowsOfThread * 128;
       if (line < Packed::kRowBytes) ptx::prefetch_line(next_.row + line);
     }
-  }
-  // The same for the tile after i, in the next task if i is the last; then asks for the rows of the one after that.
-  __device__ __forceinline__ void find_next(const TaskWalk& walk, int i) {
-    const int begin = walk.task(0).tile_begin;
-    const bool last = i == begin, more = !last || (kSeamless && walk.has(1));
-    int ahead = last && more ? 1 : 0, next = last ? walk.task(ahead).tile_end - 1 : i - 1;
-    const CodeRows rows(p_, walk.task(ahead), walk.head_tile(ahead));
-    if (last && i == walk.task(0).tile_end - 1) answer_ = rows.ask(next, own_row());  // nobody has asked yet
-    find(rows, next, more);
-    if (next > walk.task(ahead).tile_begin) {
-      --next;
-    } else {
-      if (!kSeamless || last || !walk.has(1)) return;
-      ahead = 1, next = walk.task(1).tile_end - 1;
-    }
-    answer_ = CodeRows(p_, walk.task(ahead), walk.head_tile(ahead)).ask(next, own_row());
+    if (i > tile_begin) answer_ = rows.ask(i - 1, own_row());
   }
   // From now on those rows are fetched.
   __device__ __forceinline__ void go_on() {
@@ -212,11 +198,9 @@ class CodeLoader {
     }
   }
 
-  // Its first pieces have been fetched. first: of the task.
-  __device__ __forceinline__ void load_codes(TaskWalk& walk, int i, bool first) {
-    const Task& task = walk.task(0);
+  // Its first pieces have been fetched.
+  __device__ __forceinline__ void load_codes(const CodeRows& rows, const Task& task, int i) {
     const Turn turn = turn_of(tiles_++);
-    if (kSeamless && i == max(min(task.tile_begin + 1, task.tile_end - 1), task.tile_begin)) walk.take();
     wait_empty(places_, turn, kKeysOnly);
     note(turn.stage);
     note_tile(p_, places_, turn.stage, task, i);
@@ -226,8 +210,7 @@ class CodeLoader {
       const bool begins = k % kRowsOfThread == 0 && (step == 0 || part_of(step - 1) != part);
       const bool ends = (k + 1) % kRowsOfThread == 0 && (step + 1 == kStepsOfRow || part_of(step + 1) != part);
       if (begins && (part == 1 || part == 3)) wait_empty(places_, turn, half_of(part));
-      if (k == kFind) find_next(walk, i);
-      if (k == kPieces / 2 && first) walk.copy_queries();
+      if (k == kFind) find(rows, i - 1, task.tile_begin);
       store(k, turn.stage);
       if (k + kAhead <= kLast) fetch(k + kAhead);
       if (k == kLast - kAhead) go_on();

@@ -107,41 +107,42 @@ class RowLoader {
   __device__ __forceinline__ RowLoader(const PrefillParams& p, const ptx::TensorMap& q, const Places& places)
       : p_(p), q_(q), places_(places), copies_(p, places) {}
 
-  // Rows are found a tile before they are copied, over the ends of tasks too.
   __device__ __forceinline__ void run() {
     TaskWalk walk(p_, places_, q_);
-    walk.take();
-    if (!walk.has(0)) return;
-    int i = walk.task(0).tile_end - 1;
-    copies_.find(walk.task(0), walk.head_tile(0), i, copies_.ask(walk.task(0), walk.head_tile(0), i));
+    for (walk.take(); walk.has_task(); walk.go_on()) {
+      load(walk.task(), walk.head_tile(), [&] { walk.copy_queries(); });
+      walk.take();
+    }
+  }
+
+ private:
+  template <class AfterFirst>
+  __device__ __forceinline__ void load(const Task& task, int head_tile, AfterFirst&& after_first) {
+    int i = task.tile_end - 1;
+    copies_.find(task, head_tile, i, copies_.ask(task, head_tile, i));
     bool first = true;
-    for (unsigned tiles = 0;; ++tiles) {
-      const bool last = i == walk.task(0).tile_begin;
-      if (last) walk.take();
-      const bool more = !last || walk.has(1);
-      const int ahead = last && more ? 1 : 0, next = last ? walk.task(ahead).tile_end - 1 : i - 1;
-      const int answer = copies_.ask(walk.task(ahead), walk.head_tile(ahead), next);
-      const Turn turn = turn_of(tiles);
-      copies_.copy_tile(turn, walk.task(0), i, [&](int part) {
+#pragma unroll 1
+    for (; i >= task.tile_begin; --i) {
+      // Before the first tile there is none: then it is found once more, for nothing.
+      const int next = max(i - 1, task.tile_begin), answer = copies_.ask(task, head_tile, next);
+      const Turn turn = turn_of(tiles_++);
+      copies_.copy_tile(turn, task, i, [&](int part) {
         // The copies count when they are there; what the warp has stored, now.
         const unsigned full = places_.k_full(turn.stage, part);
         ptx::arrive_after_copies(full);
         if (threadIdx.x % 32 == 0) ptx::arrive(full);
       });
-      copies_.find(walk.task(ahead), walk.head_tile(ahead), next, answer);
-      if (first) walk.copy_queries();
-      first = last;
-      if (last) walk.go_on();
-      if (!more) return;
-      i = next;
+      copies_.find(task, head_tile, next, answer);
+      if (first) after_first();
+      first = false;
     }
   }
 
- private:
   const PrefillParams& p_;
   const ptx::TensorMap& q_;
   const Places& places_;
   RowCopies copies_;
+  unsigned tiles_ = 0;  // of all tasks
 };
 
 }  // namespace attune::mla

@@ -23,8 +23,8 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Place
   __syncwarp();
 }
 
-// A loader warp's way through the tasks: all lanes. The first warp takes them from the list for all others, by take(),
-// before any of them asks whether there is a next one.
+// A loader warp's way through the tasks: all lanes. The first warp takes them from the list for all others, by take(), one
+// more than has been gone on to.
 class TaskWalk {
  public:
   __device__ __forceinline__ TaskWalk(const PrefillParams& p, const Places& places, const ptx::TensorMap& q)
@@ -33,19 +33,18 @@ class TaskWalk {
   __device__ __forceinline__ void take() {
     if (leads()) feed_.next();
   }
-  // Of the present task, ahead = 0, or the next one: whether there is one; waits until it has been taken.
-  __device__ __forceinline__ bool has(int ahead) const {
-    const unsigned count = count_ + static_cast<unsigned>(ahead);
-    ptx::wait_phase(places_.task_full(slot_of_task(count)), count / kernels::kTaskSlots % 2);
-    return head_tile(ahead) != prefill::kNoMoreTasks;
+  // Whether there is a task to be loaded; waits until it has been taken.
+  __device__ __forceinline__ bool has_task() const {
+    ptx::wait_phase(places_.task_full(slot_of_task(count_)), count_ / kernels::kTaskSlots % 2);
+    return head_tile() != prefill::kNoMoreTasks;
   }
-  __device__ __forceinline__ const Task& task(int ahead) const { return places_.task(slot_of_task(count_ + ahead)); }
-  __device__ __forceinline__ int head_tile(int ahead) const { return places_.head_tile(slot_of_task(count_ + ahead)); }
+  __device__ __forceinline__ const Task& task() const { return places_.task(slot_of_task(count_)); }
+  __device__ __forceinline__ int head_tile() const { return places_.head_tile(slot_of_task(count_)); }
   // Has the present task's queries copied, once those before are no longer needed.
   __device__ __forceinline__ void copy_queries() const {
     if (!leads()) return;
     ptx::wait_phase(places_.q_empty(), (count_ + 1) % 2);
-    load_queries(p_, places_, q_, task(0), head_tile(0));
+    load_queries(p_, places_, q_, task(), head_tile());
   }
   // The present task has been loaded.
   __device__ __forceinline__ void go_on() {

@@ -123,13 +123,13 @@ def framework_of(array: Any) -> Any:
     kind = type(array)
     found = _known.get(kind)
     if found is None:
+        if kind is View:  # of any framework's
+            return framework_of(array.array)
         found = _known[kind] = _find(kind, array)
     return found
 
 
 def _find(kind: type, array: Any) -> Any:
-    if kind is View:
-        return framework_of(array.array)
     for base in kind.__mro__:
         root = base.__module__.partition(".")[0]
         if root == "torch":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._frameworks import framework_of
-from ._records import Array
+from ._records import Array, View
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,7 +22,7 @@ def _table(shape: tuple[int, ...], like: Array | None, fill: Any) -> Any:
         raise ValueError(f"a table of shape {list(shape)} was asked for; sizes are 0 or more")
     table: Any = numpy.empty(shape, numpy.float32)
     fill(table)
-    return table if like is None else framework_of(like).from_numpy(table, like)
+    return table if like is None else framework_of(like).from_numpy(table, like.array if isinstance(like, View) else like)
 
 
 def rope_table(num_positions: int, dim: int, *, style: str = "linear", first_position: int = 0, like: Array | None = None,

@@ -115,6 +115,14 @@ def test_numpy_and_torch_may_meet():
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_views_of_several_frameworks():
+    """A table like a View is of the framework of the View's array, whichever came first."""
+    of_numpy = attune.View(np.zeros((2, 2), np.uint16), "bfloat16")
+    of_torch = attune.View(torch.zeros((2, 2), dtype=torch.int16), "bfloat16")
+    for like, kind in ((of_numpy, np.ndarray), (of_torch, torch.Tensor), (of_numpy, np.ndarray)):
+        assert type(attune.rope_table(3, 8, like=like)) is kind
+
+
 def test_operations_give_tensors(device):
     q, k, v = qkv(device)
     prologue = attune.Prologue(rope_cos_sin=attune.rope_table(16, 16, like=q))
