@@ -109,12 +109,6 @@ def test_a_tensor_whose_memory_was_given_back_is_refused_by_name():
         plan.run()
 
 
-def test_numpy_and_torch_may_meet():
-    q, k, v = qkv()
-    assert torch.equal(attune.attention(q, k.numpy(), v.numpy()), attune.attention(q, k, v))
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_views_of_several_frameworks():
     """A table like a View is of the framework of the View's array, whichever came first."""
     of_numpy = attune.View(np.zeros((2, 2), np.uint16), "bfloat16")
@@ -123,6 +117,12 @@ def test_views_of_several_frameworks():
         assert type(attune.rope_table(3, 8, like=like)) is kind
 
 
+def test_numpy_and_torch_may_meet():
+    q, k, v = qkv()
+    assert torch.equal(attune.attention(q, k.numpy(), v.numpy()), attune.attention(q, k, v))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_operations_give_tensors(device):
     q, k, v = qkv(device)
     prologue = attune.Prologue(rope_cos_sin=attune.rope_table(16, 16, like=q))
