@@ -165,6 +165,16 @@ struct Loader {
     return lane / kCopies * plane.slot_stride + lane % kCopies * Config::kCopyBytes;
   }
 
+  // Scales by token: those of all heads lie in one sector, of which each head's blocks take 4 bytes. It stays in the L2
+  // until the slowest of them has come by, if keys and values, which nobody wants again, make room first.
+  __device__ __forceinline__ static void copy_bytes(unsigned to, const char* from, unsigned valid) {
+    if constexpr (Config::kTokenScales) {
+      ptx::copy_async<Config::kCopyBytes>(to, from, valid, ptx::evict_first_policy());
+    } else {
+      ptx::copy_async<Config::kCopyBytes>(to, from, valid);
+    }
+  }
+
   // Rows that are not there become zeros: what a row may not see must not even be multiplied by zero.
   template <int kHeadDim, class Layout>
   __device__ __forceinline__ void copy_plane(const kernels::KvPlane& plane, const char* base, int page, unsigned to,
@@ -188,7 +198,7 @@ struct Loader {
     const unsigned here = there >> key, lane_at = to + Layout::offset(key, byte / 16) + byte % 16;
 #pragma unroll
     for (int i = 0; i < kernels::kKeysOfWarp / kRows; ++i) {
-      ptx::copy_async<Config::kCopyBytes>(Layout::rows_down(lane_at, i * kRows), from,
+      copy_bytes(Layout::rows_down(lane_at, i * kRows), from,
                                           there == kAllKeys || (here & (1u << i * kRows)) != 0 ? Config::kCopyBytes : 0);
       from += kRows * stride;
     }
@@ -210,7 +220,7 @@ struct Loader {
                byte;
       }
       if (kTotal % 32 != 0 && copy >= kTotal) break;
-      ptx::copy_async<Config::kCopyBytes>(to + Layout::offset(key, byte / 16) + byte % 16, from,
+      copy_bytes(to + Layout::offset(key, byte / 16) + byte % 16, from,
                                           (there >> key & 1) != 0 ? Config::kCopyBytes : 0);
     }
   }
