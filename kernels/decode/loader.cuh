@@ -198,8 +198,8 @@ struct Loader {
     const unsigned here = there >> key, lane_at = to + Layout::offset(key, byte / 16) + byte % 16;
 #pragma unroll
     for (int i = 0; i < kernels::kKeysOfWarp / kRows; ++i) {
-      copy_bytes(Layout::rows_down(lane_at, i * kRows), from,
-                                          there == kAllKeys || (here & (1u << i * kRows)) != 0 ? Config::kCopyBytes : 0);
+      const bool is_there = there == kAllKeys || (here & (1u << i * kRows)) != 0;
+      copy_bytes(Layout::rows_down(lane_at, i * kRows), from, is_there ? Config::kCopyBytes : 0);
       from += kRows * stride;
     }
   }
@@ -221,7 +221,7 @@ struct Loader {
       }
       if (kTotal % 32 != 0 && copy >= kTotal) break;
       copy_bytes(to + Layout::offset(key, byte / 16) + byte % 16, from,
-                                          (there >> key & 1) != 0 ? Config::kCopyBytes : 0);
+                 (there >> key & 1) != 0 ? Config::kCopyBytes : 0);
     }
   }
 
