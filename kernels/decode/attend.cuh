@@ -68,10 +68,12 @@ class Attend {
                                              unsigned there, State& state) const {
     float s[kN][4] = {};
     multiply_queries(queries, stage, s);
-    const unsigned by_all = there & rows.seen_by_all(first_token);
     scale(p, piece, rows, stage, first_token, s);
-    bool careful = there != by_all;
-    if (Rows::kBits || by_all != 0xffffu) careful |= hide(p, piece, rows, first_token, there, s);
+    bool careful = false;
+    if (Rows::kBits || there != 0xffffu || !rows.all_see(first_token)) {
+      careful = (there & ~rows.seen_by_all(first_token)) != 0;
+      careful |= hide(p, piece, rows, first_token, there, s);
+    }
 
     float value_scale[2] = {1.0f, 1.0f};
     if constexpr (Config::kTokenScales) {
@@ -217,13 +219,20 @@ class Attend {
   __device__ __forceinline__ static bool find_unit(const float (&value_scale)[2], float (&unit)[3], State& state) {
     constexpr unsigned kSmallest = 12;  // binary places below the unit that fp16 weights can afford
     const unsigned a = __float_as_uint(fabsf(value_scale[0])), b = __float_as_uint(fabsf(value_scale[1]));
-    const unsigned largest = ptx::max_of_warp(max(a, b));
-    const unsigned smallest = ptx::min_of_warp(min(a == 0 ? ~0u : a, b == 0 ? ~0u : b));
-    if (largest < 253u << 23) state.unit = max(state.unit, (largest >> 23) + 1);
+    // In most tiles no scale is above the unit, nor far below it.
+    const unsigned above = state.unit << 23;
+    const unsigned below = state.unit > kSmallest ? (state.unit - kSmallest) << 23 : 1;
+    bool common = true;
+    if (__any_sync(0xffffffffu, max(a, b) >= above || min(a - 1, b - 1) < below - 1)) {
+      const unsigned largest = ptx::max_of_warp(max(a, b));
+      const unsigned smallest = ptx::min_of_warp(min(a - 1, b - 1)) + 1;  // 0: all are
+      if (largest < 253u << 23) state.unit = max(state.unit, (largest >> 23) + 1);
+      common = largest < 253u << 23 && (smallest == 0 || (smallest >> 23) + kSmallest >= state.unit);
+    }
     const float inverse = __uint_as_float((254 - state.unit) << 23);
     unit[0] = value_scale[0] * inverse, unit[1] = value_scale[1] * inverse;
     unit[2] = static_cast<float>(static_cast<int>(state.unit) - 127);
-    return largest < 253u << 23 && (smallest >> 23) + kSmallest >= state.unit;
+    return common;
   }
   // Weights of two keys from their scores, with the values' scales; returns what o is to be multiplied with.
   __device__ __forceinline__ static float weigh_common(float& s0, float& s1, const float (&unit)[3], float lowered,

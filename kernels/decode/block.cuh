@@ -18,15 +18,14 @@ __device__ __forceinline__ void clear_stages(unsigned char* shared) {
 __device__ __forceinline__ void attend_piece(const DecodeParams& p, const Piece& piece, const Rows& rows,
                                              const QueryOperand& queries, const Attend& attend, Loader& loader,
                                              int& stage, State& state) {
-  const int end_tile = piece.end_tile;
-  for (int tile = piece.first_tile; tile < end_tile; ++tile) {
+  const int end = loader.first_key_of(piece.end_tile);
+  for (int first = loader.first_key_of(piece.first_tile); first < end; first += Config::kTileKeys) {
     ptx::wait_copies<Config::kStages - 2>();
     __syncwarp();
-    const unsigned there = loader.notes[stage];
+    const unsigned there = loader.keys_of_oldest(stage);
     loader.issue(p);
     if (there != 0) {
-      const int first_token = tile * Config::kTileKeys + loader.warp * kernels::kKeysOfWarp;
-      attend(p, piece, rows, queries, loader.ring + stage * Config::kStageBytes, first_token, there, state);
+      attend(p, piece, rows, queries, loader.ring + stage * Config::kStageBytes, first, there, state);
     }
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }

@@ -16,28 +16,30 @@ using kernels::Share;
 
 struct Loader {
   Share& share;        // this warp's, in shared memory
-  const char *k, *v;   // the head's rows
+  const char *k, *v;   // the head's rows; kLoadTiles: of this lane's key and bytes in a page's first 16 (lane_begin())
   int batch;           // of the piece
   int num_cached;      // of the sequence
   // Token scales, of the piece's head; lanes 0..15 for keys, the others for values. scales: of the lane's key in a tile
-  // that begins with a page's slot 0, or of slot 0.
-  const float* scales;
+  // that begins with a page's slot 0, or of slot 0. Strides in bytes.
+  const char* scales;
   long long scale_page_stride, scale_slot_stride;
   bool has_scales;
-  int tile, end_tile;  // of the block, absolute; this warp's keys are 16 of it
+  int next, end;  // first key of this warp's next tile, and of that behind the piece's last
   int first_key, end_key;
   const int *table, *v_table;  // the sequence's rows (kLoadTiles)
   int stage;
-  bool live;  // tiles are left
+  int live;  // tiles are left
   Slot slot;  // of the next tile: of its first key (kLoadTiles), or of this lane's key
+  unsigned full;  // bit i: all 16 keys of the tile that was requested i before the last one are there
   const int warp, lane;
   const unsigned ring;    // shared address of this warp's stages
-  unsigned* const notes;  // [kStages]: which of the 16 keys are there
+  unsigned* const notes;  // [kStages]: which of the 16 keys are there, where some are not
 
   // first: where the walk begins.
   __device__ __forceinline__ Loader(const DecodeParams& p, const Share& first, Share* shares, unsigned char* shared)
       : share(shares[1 + threadIdx.x / 32]),
         stage(0),
+        full(0),
         warp(threadIdx.x / 32),
         lane(threadIdx.x % 32),
         ring(ptx::shared_address(shared) + warp * Config::kStages * Config::kStageBytes),
@@ -48,13 +50,13 @@ struct Loader {
 
   // Takes over the piece that the walk has stepped to.
   __device__ __forceinline__ void enter(const DecodeParams& p, const Share& s) {
-    live = s.live != 0 && s.piece.first_tile < s.piece.end_tile;
-    if (!live) return;
-    batch = s.piece.batch, tile = s.piece.first_tile, end_tile = s.piece.end_tile;
+    live = s.live != 0 && s.piece.first_tile < s.piece.end_tile ? 1 : 0;
+    if (live == 0) return;
+    batch = s.piece.batch, next = first_key_of(s.piece.first_tile), end = first_key_of(s.piece.end_tile);
     if constexpr (Config::kCluster) num_cached = s.sequence.num_keys - s.sequence.num_new;
     first_key = s.sequence.first_key, end_key = s.sequence.end_key;
-    k = p.k.data + s.piece.head * p.k.head_stride;
-    v = p.v.data + s.piece.head * p.v.head_stride;
+    k = p.k.data + s.piece.head * p.k.head_stride + lane_begin<Config::kHeadDimQk>(p.k);
+    v = p.v.data + s.piece.head * p.v.head_stride + lane_begin<Config::kHeadDimV>(p.v);
     if constexpr (Config::kLoad == kLoadTiles) {
       table = p.page_table.data + batch * p.page_table.row_stride;
       v_table = p.v_page_table.data + batch * p.v_page_table.row_stride;
@@ -63,11 +65,14 @@ struct Loader {
     locate(p);
   }
 
-  __device__ __forceinline__ int first_token() const { return tile * Config::kTileKeys + warp * kernels::kKeysOfWarp; }
+  // Of this warp in a tile of the block.
+  __device__ __forceinline__ int first_key_of(int tile) const {
+    return tile * Config::kTileKeys + warp * kernels::kKeysOfWarp;
+  }
 
   // Reads the tables for the next tile, a tile ahead of the copies that need them.
   __device__ __forceinline__ void locate(const DecodeParams& p) {
-    const int first = first_token();
+    const int first = next;
     slot = {-1, -1, 0};
     if constexpr (Config::kLoad == kLoadTiles) {
       const int token = max(first, first_key);
@@ -83,19 +88,21 @@ struct Loader {
 
   // Starts the copies of one tile, or of nothing at the end of the share; closes their group either way.
   __device__ __forceinline__ void issue(const DecodeParams& p) {
-    if (live) {
+    full <<= 1;
+    if (live != 0) {
       const unsigned there = mask_of_keys(p);
-      if (lane == 0) notes[stage] = there;
-      const unsigned to = ring + stage * Config::kStageBytes;
-      if (there != 0) {
-        copy_plane<Config::kHeadDimQk, Config::LayoutK>(p.k, k, slot.k_page, to, there);
-        copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, v, slot.v_page(p), to + Config::kBytesK, there);
-        if constexpr (Config::kTokenScales) copy_scales(p, to + Config::kBytesK + Config::kBytesV, there);
+      if (there == kAllKeys) {  // the rule: nothing of it is looked at key by key
+        full |= 1;
+        copy(p, kAllKeys);
+      } else {
+        if (lane == 0) notes[stage] = there;
+        if (there != 0) copy(p, there);
       }
-      if (++tile != end_tile) {
+      next += Config::kTileKeys;
+      if (next != end) {
         locate(p);
       } else if constexpr (Config::kCluster) {
-        live = false;
+        live = 0;
       } else {
         if (lane == 0) schedule::step_in_place<Config::kTileKeys, Config::kRows>(p, share);
         __syncwarp();
@@ -107,7 +114,14 @@ struct Loader {
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
 
+  // Which keys are there of the tile in stage `at`, the oldest that is requested.
+  __device__ __forceinline__ unsigned keys_of_oldest(int at) const {
+    return (full >> (Config::kStages - 2) & 1) != 0 ? kAllKeys : notes[at];
+  }
+
  private:
+  static constexpr unsigned kAllKeys = 0xffffu;
+
   // In registers only where there is one piece, and `share` is not kept.
   __device__ __forceinline__ int cached() const {
     return Config::kCluster ? num_cached : share.sequence.num_keys - share.sequence.num_new;
@@ -117,12 +131,47 @@ struct Loader {
     const bool found = slot.exists(p);
     if constexpr (Config::kLoad == kLoadTiles) {
       if (!found) return 0;
-      const int first = first_token();
-      if (first >= first_key && first + kernels::kKeysOfWarp <= end_key) return 0xffffu;
-      const int begin = max(first_key - first, 0), end = min(end_key - first, kernels::kKeysOfWarp);
-      return (0xffffu >> (kernels::kKeysOfWarp - end)) & (0xffffu << begin);
+      if (next >= first_key && next + kernels::kKeysOfWarp <= end_key) return kAllKeys;
+      const int begin = max(first_key - next, 0), behind = min(end_key - next, kernels::kKeysOfWarp);
+      return (kAllKeys >> (kernels::kKeysOfWarp - behind)) & (kAllKeys << begin);
     } else {
-      return __ballot_sync(0xffffffffu, found) & 0xffffu;
+      return __ballot_sync(0xffffffffu, found) & kAllKeys;
+    }
+  }
+
+  __device__ __forceinline__ void copy(const DecodeParams& p, unsigned there) const {
+    const unsigned to = ring + stage * Config::kStageBytes;
+    copy_plane<Config::kHeadDimQk, Config::LayoutK>(p.k, k, slot.k_page, to, there);
+    copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, v, slot.v_page(p), to + Config::kBytesK, there);
+    if constexpr (Config::kTokenScales) copy_scales(p, to + Config::kBytesK + Config::kBytesV, there);
+  }
+
+  // Numbers that are not below zero multiply a stride in two instructions, others in four.
+  __device__ __forceinline__ static long long steps(int count, long long stride) {
+    return static_cast<long long>(static_cast<unsigned>(count)) * stride;
+  }
+
+  // cp.async's of a row; whether the warp copies a whole number of rows at a time.
+  template <int kHeadDim>
+  static constexpr int kCopiesOfRow = kHeadDim* Config::kElement / Config::kCopyBytes;
+  template <int kHeadDim>
+  static constexpr bool kByRows = Config::kLoad == kLoadTiles && 32 % kCopiesOfRow<kHeadDim> == 0 &&
+                                  kCopiesOfRow<kHeadDim> > 1;
+
+  template <int kHeadDim>
+  __device__ __forceinline__ long long lane_begin(const kernels::KvPlane& plane) const {
+    constexpr int kCopies = kCopiesOfRow<kHeadDim>;
+    if constexpr (!kByRows<kHeadDim>) return 0;
+    return lane / kCopies * plane.slot_stride + lane % kCopies * Config::kCopyBytes;
+  }
+
+  // Scales by token: those of all heads lie in one sector, of which each head's blocks take 4 bytes. It stays in the L2
+  // until the slowest of them has come by, if keys and values, which nobody wants again, make room first.
+  __device__ __forceinline__ static void copy_bytes(unsigned to, const char* from, unsigned valid) {
+    if constexpr (Config::kTokenScales) {
+      ptx::copy_async<Config::kCopyBytes>(to, from, valid, ptx::evict_first_policy());
+    } else {
+      ptx::copy_async<Config::kCopyBytes>(to, from, valid);
     }
   }
 
@@ -130,28 +179,27 @@ struct Loader {
   template <int kHeadDim, class Layout>
   __device__ __forceinline__ void copy_plane(const kernels::KvPlane& plane, const char* base, int page, unsigned to,
                                              unsigned there) const {
-    constexpr int kCopies = kHeadDim * Config::kElement / Config::kCopyBytes;  // a row
-    const char* row = base + page * plane.page_stride + slot.offset * plane.slot_stride;
+    constexpr int kCopies = kCopiesOfRow<kHeadDim>;
+    const char* row = base + steps(page, plane.page_stride) + steps(slot.offset, plane.slot_stride);
     if constexpr (Config::kLoad == kLoadElements) {
       copy_elements<kHeadDim, Layout>(plane, row, to, there);
-    } else if constexpr (Config::kLoad == kLoadTiles && 32 % kCopies == 0 && kCopies > 1) {
+    } else if constexpr (kByRows<kHeadDim>) {
       copy_tile<kCopies, Layout>(row, plane.slot_stride, to, there);
     } else {
       copy_rows<kCopies, Layout>(plane, row, to, there);
     }
   }
 
-  // Rows a fixed distance apart, a whole number of them in one copy of the warp.
+  // Rows a fixed distance apart, a whole number of them in one copy of the warp. from: of this lane.
   template <int kCopies, class Layout>
-  __device__ __forceinline__ void copy_tile(const char* row, long long stride, unsigned to, unsigned there) const {
+  __device__ __forceinline__ void copy_tile(const char* from, long long stride, unsigned to, unsigned there) const {
     constexpr int kRows = 32 / kCopies;
     const int key = lane / kCopies, byte = lane % kCopies * Config::kCopyBytes;
-    const char* from = row + key * stride + byte;
     const unsigned here = there >> key, lane_at = to + Layout::offset(key, byte / 16) + byte % 16;
 #pragma unroll
     for (int i = 0; i < kernels::kKeysOfWarp / kRows; ++i) {
-      ptx::copy_async<Config::kCopyBytes>(Layout::rows_down(lane_at, i * kRows), from,
-                                          (here & (1u << i * kRows)) != 0 ? Config::kCopyBytes : 0);
+      const bool is_there = there == kAllKeys || (here & (1u << i * kRows)) != 0;
+      copy_bytes(Layout::rows_down(lane_at, i * kRows), from, is_there ? Config::kCopyBytes : 0);
       from += kRows * stride;
     }
   }
@@ -172,8 +220,8 @@ struct Loader {
                byte;
       }
       if (kTotal % 32 != 0 && copy >= kTotal) break;
-      ptx::copy_async<Config::kCopyBytes>(to + Layout::offset(key, byte / 16) + byte % 16, from,
-                                          (there >> key & 1) != 0 ? Config::kCopyBytes : 0);
+      copy_bytes(to + Layout::offset(key, byte / 16) + byte % 16, from,
+                 (there >> key & 1) != 0 ? Config::kCopyBytes : 0);
     }
   }
 
@@ -205,16 +253,16 @@ struct Loader {
   __device__ __forceinline__ void copy_scales(const DecodeParams& p, unsigned to, unsigned there) const {
     const int key = lane % kernels::kKeysOfWarp;
     const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page(p);
-    const bool is_there = (there >> key & 1) != 0 && has_scales;
-    ptx::copy_async<4>(to + lane * 4, scales + page * scale_page_stride + slot.offset * scale_slot_stride,
+    const bool is_there = (there == kAllKeys || (there >> key & 1) != 0) && has_scales;
+    ptx::copy_async<4>(to + lane * 4, scales + steps(page, scale_page_stride) + steps(slot.offset, scale_slot_stride),
                        is_there ? 4 : 0);
   }
   __device__ __forceinline__ void enter_scales(const DecodeParams& p, int head) {
     const kernels::KvScale& scale = lane < kernels::kKeysOfWarp ? p.k_scale : p.v_scale;
     has_scales = scale.mode == 3;
-    scale_page_stride = scale.page_stride, scale_slot_stride = scale.slot_stride;
-    scales = scale.data + head * scale.head_stride;
-    if (Config::kLoad == kLoadTiles) scales += lane % kernels::kKeysOfWarp * scale.slot_stride;
+    scale_page_stride = scale.page_stride * 4, scale_slot_stride = scale.slot_stride * 4;
+    scales = reinterpret_cast<const char*>(scale.data + head * scale.head_stride);
+    if (Config::kLoad == kLoadTiles) scales += lane % kernels::kKeysOfWarp * scale_slot_stride;
   }
 };
 

@@ -99,6 +99,9 @@ struct RowInput {
     logn = 1.0f;
 #pragma unroll
     for (int i = 0; i < kVec * kSize / 4; ++i) raw[i] = 0;
+    // Registers that only some branches write would be live around the loop over the pieces.
+#pragma unroll
+    for (int i = 0; i < kVec && !Config::kCluster; ++i) bias[i] = ia3[i] = 0, cosine[i] = sine[i] = 0;
     if (!wanted || d >= kHeadDim) return;
     load_words<kVec * kSize>(data + (at.offset + d) * kSize, raw);
     if constexpr (Config::kPrologue) {

@@ -72,6 +72,9 @@ struct Rows {
   __device__ __forceinline__ unsigned seen_by_all(int first_token) const {
     return range_mask(low_of_all - first_token, high_of_all - first_token);
   }
+  __device__ __forceinline__ bool all_see(int first_token) const {
+    return low_of_all <= first_token && first_token + 15 <= high_of_all;
+  }
   // Bits [low, high] of 16.
   __device__ __forceinline__ static unsigned range_mask(int low, int high) {
     if (low > 15 || high < 0 || low > high) return 0;

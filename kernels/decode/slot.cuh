@@ -16,9 +16,11 @@ struct Slot {
   int offset;
 
   __device__ __forceinline__ int v_page(const DecodeParams& p) const { return p.v.table_is_own ? own_v_page : k_page; }
+  __device__ __forceinline__ static bool is_page(const DecodeParams& p, int page) {
+    return static_cast<unsigned>(page) < static_cast<unsigned>(p.num_pages);  // at most 2^31
+  }
   __device__ __forceinline__ bool exists(const DecodeParams& p) const {
-    return k_page >= 0 && k_page < p.num_pages &&
-           (!p.v.table_is_own || (own_v_page >= 0 && own_v_page < p.num_pages));
+    return is_page(p, k_page) & (!p.v.table_is_own | is_page(p, own_v_page));  // no branches
   }
 };
 
@@ -28,8 +30,10 @@ __device__ __forceinline__ Slot find_in_rows(const DecodeParams& p, const int* t
                         ? at >> p.page_shift
                         : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
   Slot s{};
-  s.k_page = table[entry * p.page_table.col_stride];
-  if (p.v.table_is_own) s.own_v_page = v_table[entry * p.v_page_table.col_stride];
+  // Not below zero: a multiplication of half the width.
+  s.k_page = table[static_cast<long long>(static_cast<unsigned>(entry)) * p.page_table.col_stride];
+  if (p.v.table_is_own)
+    s.own_v_page = v_table[static_cast<long long>(static_cast<unsigned>(entry)) * p.v_page_table.col_stride];
   s.offset = at - entry * p.page_size;
   return s;
 }

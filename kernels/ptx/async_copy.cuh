@@ -26,6 +26,33 @@ __device__ __forceinline__ void copy_async(unsigned shared, const void* global, 
   }
 }
 
+// What the L2 evicts before anything else: lines that are read once. A constant in SASS. PTX ISA, "createpolicy".
+__device__ __forceinline__ unsigned long long evict_first_policy() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// As above, with a policy for the L2.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(unsigned shared, const void* global, unsigned valid,
+                                           unsigned long long policy) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async copies 4, 8 or 16 bytes");
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
+                 "r"(valid), "l"(policy)
+                 : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], 8, %2, %3;" ::"r"(shared), "l"(global),
+                 "r"(valid), "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], 4, %2, %3;" ::"r"(shared), "l"(global),
+                 "r"(valid), "l"(policy)
+                 : "memory");
+  }
+}
+
 // Has the L2 fetch the 128 bytes around an address. PTX ISA, "prefetch".
 __device__ __forceinline__ void prefetch_line(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");

@@ -249,9 +249,8 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   c.t5 = t5_buckets(p);
   c.new_tokens = p.new_tokens;
   c.prologue = p.prologue.any;
-  // With all that the prologue reads for them, rows of more than 128 channels, or three blocks a multiprocessor as
-  // 8-bit caches take, would have too few registers.
-  const bool roomy = std::max(p.head_dim_qk, p.head_dim_v) <= 128 && dtype_size(c.kv_dtype) > 1;
+  // With all that the prologue reads for them, rows of more than 128 channels would have too few registers.
+  const bool roomy = std::max(p.head_dim_qk, p.head_dim_v) <= 128;
   c.vectors = has_vectors(p) && (!c.prologue || roomy);
   const int64_t alignment = cache_alignment(p);
   c.load = choose_load(p, alignment);
@@ -269,8 +268,10 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
     // A cluster knows of its own readers only.
     may_cluster = may_cluster && blocks_of_rows == 1 && p.beam_width <= 1;
   }
-  // And so does a row in vectors beside many others.
-  if (c.prologue && (c.row_tiles == 4 || (c.row_tiles == 2 && (c.mask != 0 || c.score != 0)))) c.vectors = false;
+  // And so does a row in vectors beside many others, or beside ranges where three blocks share a multiprocessor.
+  const bool ranges = (c.mask & 2) != 0 && dtype_size(c.kv_dtype) == 1;
+  if (c.prologue && (c.row_tiles == 4 || ranges || (c.row_tiles == 2 && (c.mask != 0 || c.score != 0))))
+    c.vectors = false;
   choose_blocks(p, device, blocks_of_rows, may_cluster, c);
   if (c.cluster > 0) return c;
   c.schedule_threads = p.batch <= 256 ? 256 : 1024;

@@ -92,7 +92,7 @@ void fill_cache(const Problem& p, DecodeParams& k) {
   k.page_table = int_table(c.page_table);
   k.v_page_table = int_table(c.v_page_table);
   k.batch_index = int_table(c.batch_index);
-  k.num_pages = c.num_pages;
+  k.num_pages = std::min<int64_t>(c.num_pages, std::numeric_limits<int32_t>::max());  // ids are int32
   k.page_size = to_int(c.page_size);
   k.page_shift = std::has_single_bit(static_cast<uint64_t>(c.page_size))
                      ? std::countr_zero(static_cast<uint64_t>(c.page_size))

@@ -17,6 +17,11 @@ void copy_async(unsigned shared, const void* global, unsigned valid) {
   std::memset(shared_pointer(shared), 0, kBytes);
   if (valid > 0) std::memcpy(shared_pointer(shared), global, valid);
 }
+inline unsigned long long evict_first_policy() { return 0; }
+template <int kBytes>
+void copy_async(unsigned shared, const void* global, unsigned valid, unsigned long long) {
+  copy_async<kBytes>(shared, global, valid);
+}
 inline void prefetch_line(const void*) {}
 inline uint4 load_early_four(const void* global) {
   uint4 x;
