@@ -11,6 +11,7 @@
 
 #include "prefill/rows.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
 
 namespace attune::prefill {
 
@@ -172,17 +173,36 @@ class Attend {
     }
     if constexpr (Rows::kCapped) {
       if (!__any_sync(0xffffffffu, !(Rows::takes_polynomial(p_, a.max[0]) && Rows::takes_polynomial(p_, a.max[1])))) {
-#pragma unroll
-        for (int j = 0; j < Config::kKeys / 2; ++j)
-          s[j] = ptx::exp2_approx(Rows::capped_exponent(p_, s[j], reference[j / 2 % 2]));
+        exponentiate(i, s, [&](int j) { return Rows::capped_exponent(p_, s[j], reference[j / 2 % 2]); });
         return;
       }
       rows.score(p_, start, s);
       if (edge) rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);  // the least product has a finite score
       c = 1;
     }
+    exponentiate(i, s, [&](int j) { return fmaf(s[j], c, -reference[j / 2 % 2]); });
+  }
+
+  // 2^exponent(j) to s[j], in groups: exponents of the next one are computed beside the exponentials of one, of which the
+  // special-function unit takes one every 8 clocks. A group is a loop that is left at once, as tile numbers are not
+  // negative: the compiler moves nothing across its borders, and would else have all exponents computed first.
+  template <class Exponent>
+  __device__ __forceinline__ static void exponentiate(int tile, float (&s)[Config::kKeys / 2],
+                                                      const Exponent& exponent) {
+    constexpr int kGroup = Rows::kCapped ? 8 : 16, kCount = Config::kKeys / 2;
+    static_assert(kCount % kGroup == 0);
 #pragma unroll
-    for (int j = 0; j < Config::kKeys / 2; ++j) s[j] = ptx::exp2_approx(fmaf(s[j], c, -reference[j / 2 % 2]));
+    for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
+#pragma unroll
+    for (int first = 0; first < kCount; first += kGroup) {
+      do {
+#pragma unroll
+        for (int j = first; j < first + kGroup; ++j) {
+          s[j] = ptx::exp2_approx(s[j]);
+          if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
+        }
+      } while (static_cast<int>(ptx::kept(tile)) < 0);
+    }
   }
 
   // a.max, with this tile. Chains of their own for neighbours: too few warps hide what a long chain waits for.
