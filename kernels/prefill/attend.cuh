@@ -11,6 +11,7 @@
 
 #include "prefill/rows.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
 
 namespace attune::prefill {
 
@@ -172,39 +173,78 @@ class Attend {
     }
     if constexpr (Rows::kCapped) {
       if (!__any_sync(0xffffffffu, !(Rows::takes_polynomial(p_, a.max[0]) && Rows::takes_polynomial(p_, a.max[1])))) {
-#pragma unroll
-        for (int j = 0; j < Config::kKeys / 2; ++j)
-          s[j] = ptx::exp2_approx(Rows::capped_exponent(p_, s[j], reference[j / 2 % 2]));
+        exponentiate(i, s, [&](int j) { return Rows::capped_exponent(p_, s[j], reference[j / 2 % 2]); });
         return;
       }
       rows.score(p_, start, s);
       if (edge) rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);  // the least product has a finite score
       c = 1;
     }
-#pragma unroll
-    for (int j = 0; j < Config::kKeys / 2; ++j) s[j] = ptx::exp2_approx(fmaf(s[j], c, -reference[j / 2 % 2]));
+    exponentiate(i, s, [&](int j) { return fmaf(s[j], c, -reference[j / 2 % 2]); });
   }
 
-  // a.max, with this tile. Chains of their own for neighbours: too few warps hide what a long chain waits for.
+  // 2^exponent(j) to s[j], in groups: exponents of the next one are computed beside the exponentials of one, of which
+  // the special-function unit takes one every 8 clocks. A group is a loop that is left at once, as tile numbers are not
+  // negative: the compiler moves nothing across its borders, and would else have all exponents computed first.
+  template <class Exponent>
+  __device__ __forceinline__ static void exponentiate(int tile, float (&s)[Config::kKeys / 2],
+                                                      const Exponent& exponent) {
+    constexpr int kGroup = Rows::kCapped ? 8 : 16, kCount = Config::kKeys / 2;
+    static_assert(kCount % kGroup == 0);
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
+#pragma unroll
+    for (int first = 0; first < kCount; first += kGroup) {
+      do {
+#pragma unroll
+        for (int j = first; j < first + kGroup; ++j) {
+          s[j] = ptx::exp2_approx(s[j]);
+          if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
+        }
+      } while (static_cast<int>(ptx::kept(tile)) < 0);
+    }
+  }
+
+  // a.max, with this tile.
   __device__ __forceinline__ static void raise(const Rows& rows, int start, const float (&s)[Config::kKeys / 2],
                                                Accumulators& a) {
+    float top[2];
+    // Where the largest is not negative, it is that of the numbers' bits as integers: three at a time.
+    if (kManyRegisters && !Rows::kSloped &&
+        !__any_sync(0xffffffffu, (bits_of(a.max[0]) | bits_of(a.max[1])) < 0)) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        top[h] = __uint_as_float(top_of_row(s, h, bits_of(a.max[h]), bits_of,
+                                           [](int x, int y, int z) { return max(max(x, y), z); }));
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        top[h] = top_of_row(s, h, a.max[h], [](float x) { return x; },
+                            [](float x, float y, float z) { return fmaxf(x, fmaxf(y, z)); });
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float max[kChains];
-#pragma unroll
-      for (int j = 0; j < Config::kKeys / 8; ++j) {
-        const float pair = fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]);
-        max[j % kChains] =
-            j >= kChains ? fmaxf(max[j % kChains], pair) : Rows::kSloped ? pair : fmaxf(a.max[h], pair);
-      }
-      float top = max[0];
-#pragma unroll
-      for (int j = 1; j < kChains; ++j) top = fmaxf(top, max[j]);
       if constexpr (Rows::kSloped)
-        top = fmaxf(a.max[h], fmaf(-rows.product_slope[h], rows.distance_of(h, start), top));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      a.max[h] = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        top[h] = fmaxf(a.max[h], fmaf(-rows.product_slope[h], rows.distance_of(h, start), top[h]));
+      top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 1));
+      a.max[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 2));
     }
+  }
+  __device__ __forceinline__ static int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
+  // The maximum of this thread's products of row h and, without slopes, of x. Chains of their own for neighbours: too few
+  // warps hide what a long chain waits for.
+  template <class T, class Bits, class Max>
+  __device__ __forceinline__ static T top_of_row(const float (&s)[Config::kKeys / 2], int h, T x, const Bits& bits,
+                                                 const Max& largest) {
+    T top[kChains];
+#pragma unroll
+    for (int j = 0; j < Config::kKeys / 8; ++j) {
+      const T first = bits(s[4 * j + 2 * h]), second = bits(s[4 * j + 2 * h + 1]);
+      top[j % kChains] = largest(j >= kChains ? top[j % kChains] : Rows::kSloped ? first : x, first, second);
+    }
+#pragma unroll
+    for (int j = 1; j < kChains; j += 2) top[0] = largest(top[0], top[j], top[j + 1 < kChains ? j + 1 : j]);
+    return top[0];
   }
 
   // Has references follow maxima that are too far ahead.

@@ -83,20 +83,19 @@ class Loader {
   __device__ __forceinline__ int kv_head_of(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
   __device__ __forceinline__ void load_queries(const Task& task, int head_tile) {
-    if (lane_ == 0) {
+    const int row = static_cast<int>(task.q_row) + task.token_begin, batch = p_.q_flat ? 0 : task.batch;
+    const int head = head_tile * p_.heads_of_tile;
+    if (ptx::elect()) {
       ptx::arrive_expecting(places_.q_full(),
                             Config::kBlocksQk * 128 * p_.heads_of_tile * p_.tokens_of_tile);
-      const int row = static_cast<int>(task.q_row) + task.token_begin, batch = p_.q_flat ? 0 : task.batch;
 #pragma unroll
-      for (int i = 0; i < Config::kBlocksQk; ++i) {
-        ptx::copy_box(places_.q() + i * Config::kRows * 128, maps_.q, places_.q_full(), 64 * i,
-                      head_tile * p_.heads_of_tile, row, batch);
-      }
+      for (int i = 0; i < Config::kBlocksQk; ++i)
+        ptx::copy_box(places_.q() + i * Config::kRows * 128, maps_.q, places_.q_full(), 64 * i, head, row, batch);
     }
     __syncwarp();
   }
 
-  // The copies that a tile needs: boxes first..first + count - 1 of `keys` keys each. Lanes box, box + kBoxLanes, .. share
+  // The copies that a cached tile needs: boxes first..first + count - 1 of `keys` keys each. Lanes box, box + kBoxLanes, .. share
   // a box, one for each block of channels.
   struct Boxes {
     int first, count, keys;
@@ -105,7 +104,6 @@ class Loader {
   static constexpr int kBoxLanes = kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
 
   __device__ __forceinline__ Boxes boxes_of(const Tile& tile) const {
-    if (!(Config::kCached && tile.cached)) return {0, tile.low < tile.high ? 1 : 0, Config::kKeys};
     const int first = (tile.low - tile.start) >> p_.box_shift, keys = 1 << p_.box_shift;
     return {first, ((tile.high - tile.start + keys - 1) >> p_.box_shift) - first, keys};
   }
@@ -119,10 +117,28 @@ class Loader {
     return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
-  // kBlocks of kChannels, in rows of kPitch bytes. page: what ask_table() said.
+  // The one box of a tile of dense keys.
+  template <int kBlocks>
+  __device__ __forceinline__ void copy_dense(const Task& task, const Tile& tile, const ptx::TensorMap& map, unsigned to,
+                                             unsigned barrier, int kv_head) const {
+    const int outer = p_.kv_flat ? 0 : task.batch, row = static_cast<int>(task.kv_row) + tile.start - task.num_cached;
+    const bool any = tile.low < tile.high;
+    if (ptx::elect()) {
+      ptx::arrive_expecting(barrier, any ? kBlocks * Config::kKeys * 128 : 0);
+      if (any) {
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i)
+          ptx::copy_box(to + i * Config::kKeys * 128, map, barrier, 64 * i, kv_head, row, outer);
+      }
+    }
+    __syncwarp();
+  }
+
+  // The boxes of a cached tile: kBlocks of kChannels, in rows of kPitch bytes. page: what ask_table() said.
   template <int kBlocks, int kPitch, int kChannels>
-  __device__ __forceinline__ void copy(const Task& task, const Tile& tile, int page, bool values,
-                                       const ptx::TensorMap& map, unsigned to, unsigned barrier, int kv_head) const {
+  __device__ __forceinline__ void copy_cached(const Task& task, const Tile& tile, int page, bool values,
+                                              const ptx::TensorMap& map, unsigned to, unsigned barrier,
+                                              int kv_head) const {
     const Boxes b = boxes_of(tile);
     const int block = lane_ / kBoxLanes;
     if (lane_ == 0) ptx::arrive_expecting(barrier, b.count * kBlocks * b.keys * kPitch);
@@ -131,21 +147,23 @@ class Loader {
 #pragma unroll 1
       for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
         const int box = b.first + i;
-        int row, outer;
-        if (Config::kCached && tile.cached) {
-          if (i >= kBoxLanes) page = find_box(task, tile, box, values).page;
-          // Beyond the pages there is nothing: the copy brings zeros.
-          outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
-          row = slot_in_page(p_, tile.start + box * b.keys);
-        } else {
-          outer = p_.kv_flat ? 0 : task.batch;
-          row = static_cast<int>(task.kv_row) + tile.start - task.num_cached;
-        }
+        if (i >= kBoxLanes) page = find_box(task, tile, box, values).page;
+        // Beyond the pages there is nothing: the copy brings zeros.
+        const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
         ptx::copy_box(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block,
-                      kv_head, row, outer);
+                      kv_head, slot_in_page(p_, tile.start + box * b.keys), outer);
       }
     }
     __syncwarp();
+  }
+  template <int kBlocks>
+  __device__ __forceinline__ void copy(const Task& task, const Tile& tile, int page, bool values, unsigned to,
+                                       unsigned barrier, int kv_head) const {
+    if (Config::kCached && tile.cached) {
+      copy_cached<kBlocks, 128, 64>(task, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
+    } else {
+      copy_dense<kBlocks>(task, tile, values ? maps_.dense_v : maps_.dense_k, to, barrier, kv_head);
+    }
   }
 
   // Codes go to the converters, who hand them on as K and V.
@@ -155,9 +173,9 @@ class Loader {
     raw_turn_.next<Config::kRawStages>();
     ptx::wait_phase(places_.raw_empty(turn.stage), turn.parity ^ 1);
     if constexpr (!kValues) note_hidden(places_.raw_hidden(turn.stage), task, tile, page);
-    copy<kernels::raw_blocks(kHeadDim), kernels::kRawPitch, 128>(task, tile, page, kValues,
-                                                                 kValues ? maps_.v : maps_.k, places_.raw(turn.stage),
-                                                                 places_.raw_full(turn.stage), kv_head);
+    copy_cached<kernels::raw_blocks(kHeadDim), kernels::kRawPitch, 128>(
+        task, tile, page, kValues, kValues ? maps_.v : maps_.k, places_.raw(turn.stage), places_.raw_full(turn.stage),
+        kv_head);
   }
 
   __device__ __forceinline__ void load_keys(const Task& task, int kv_head, const Tile& tile, int page) {
@@ -166,8 +184,7 @@ class Loader {
     if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimQk, false>(task, kv_head, tile, page);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
     note_hidden(places_.hidden(turn.stage), task, tile, page);
-    copy<Config::kBlocksQk, 128, 64>(task, tile, page, false, tile.cached ? maps_.k : maps_.dense_k,
-                                     places_.k(turn.stage), places_.k_full(turn.stage), kv_head);
+    copy<Config::kBlocksQk>(task, tile, page, false, places_.k(turn.stage), places_.k_full(turn.stage), kv_head);
   }
 
   __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile, int page) {
@@ -177,8 +194,7 @@ class Loader {
     const unsigned full = places_.v_full(turn.stage), at = places_.v(turn.stage);
     const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys;
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
-    copy<Config::kBlocksV, 128, 64>(task, tile, page, true, tile.cached ? maps_.v : maps_.dense_v, at,
-                                    whole ? full : places_.edge(), kv_head);
+    copy<Config::kBlocksV>(task, tile, page, true, at, whole ? full : places_.edge(), kv_head);
     if (whole) return;
     ptx::wait_phase(places_.edge(), edge_parity_);
     edge_parity_ ^= 1;

@@ -183,13 +183,14 @@ struct Rows {
     return first < end ? keys_before(end) & ~keys_before(first) : Seen{0};
   }
   __device__ __forceinline__ Seen seen_by_position(const PrefillParams& p, const Tile& tile, int h) const {
+    // first and end lie within the task's keys; ranges and cached tiles may not.
+    if constexpr (!kRanges)
+      return keys_between(first[h] - tile.start, (Config::kCached ? min(end[h], tile.high) : end[h]) - tile.start);
     Seen seen = keys_between(first[h] - tile.start, end[h] - tile.start);
-    if constexpr (kRanges) {
-      for (int i = 0; i < p.num_ranges && token[h] >= 0; ++i) {
-        int range_first, range_last;
-        if (in_range(p, batch, i, position[h], range_first, range_last))
-          seen |= keys_between(range_first - tile.start, min(range_last, num_keys - 1) + 1 - tile.start);
-      }
+    for (int i = 0; i < p.num_ranges && token[h] >= 0; ++i) {
+      int range_first, range_last;
+      if (in_range(p, batch, i, position[h], range_first, range_last))
+        seen |= keys_between(range_first - tile.start, min(range_last, num_keys - 1) + 1 - tile.start);
     }
     return seen & keys_between(tile.low - tile.start, tile.high - tile.start);
   }
