@@ -125,15 +125,17 @@ TEST_F(EmulatedDecode, NewTokens) {
 }
 
 // Blocks of a cluster, for 32 pairs on 132 multiprocessors: both places of each where there are tiles enough.
-TEST(DecodeConfig, LongSequencesTakeTwoBlocksAMultiprocessor) {
+TEST(DecodeConfig, BlocksOfManyKeysHaveAMultiprocessorToThemselves) {
   cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [8, 8], "head_dim": [32, 32], "dtype": "bf16",
       "kv": "contiguous", "queries": "fixed", "seqlens_kv": [1, 1, 1, 1]})"));
   Problem p = make_problem(problem.host(), Data::kRequired);
-  for (const auto& [keys, cluster] : {std::pair{1024, 4}, {4095, 4}, {4096, 8}, {16384, 8}}) {
+  for (const auto& [keys, warps, blocks_per_sm] : {std::tuple{1024, 4, 2}, {4095, 4, 2}, {4096, 8, 1}, {16384, 8, 1}}) {
     p.max_seqlen_kv = keys;
     const decode::Config c = decode::choose_config(p, {});
-    EXPECT_EQ(c.cluster, cluster) << keys;
-    EXPECT_EQ(c.blocks, 32 * cluster) << keys;
+    EXPECT_EQ(c.cluster, 4) << keys;
+    EXPECT_EQ(c.blocks, 32 * 4) << keys;
+    EXPECT_EQ(c.warps, warps) << keys;
+    EXPECT_EQ(c.blocks_per_sm, blocks_per_sm) << keys;
   }
 }
 

@@ -3,8 +3,9 @@
 //
 //   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L, with sinks as everywhere
 //
-// A thread block has a row at a time: four groups of threads every fourth part each, a thread four of the 512 channels;
-// the first group merges the four. All that a thread waits for is requested together, up to six parts at a time.
+// A group of threads has a row at a time, a thread four of its 512 channels. Where there are hardly more rows than thread
+// blocks, the four groups of a block share a row: each has every fourth part, and the first merges the four. All that a
+// thread waits for is requested together, up to six parts at a time.
 #include "mla/mla_params.h"
 #include "prefill/tiles.cuh"
 #include "ptx/atomic.cuh"
@@ -30,6 +31,8 @@ struct Merged {
   }
 };
 
+// kSharing: groups that share the row.
+template <int kSharing>
 __device__ __forceinline__ void combine_row(const kernels::PrefillParams& p, const kernels::Task& t, int head_tile,
                                             int row) {
   __shared__ float2 group_stats[kGroups];
@@ -37,17 +40,18 @@ __device__ __forceinline__ void combine_row(const kernels::PrefillParams& p, con
   const int local = row / p.heads_of_tile;
   if (local >= t.num_tokens) return;
   const int token = t.token_begin + local, head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
-  const int group = static_cast<int>(threadIdx.x) / 128, four = static_cast<int>(threadIdx.x) % 128, channel = 4 * four;
+  const int group = static_cast<int>(threadIdx.x) / 128 % kSharing, four = static_cast<int>(threadIdx.x) % 128,
+            channel = 4 * four;
   const auto at = [&](int part) {
     return (static_cast<long long>(t.first_part + part) * p.num_head_tiles + head_tile) * kRows + row;
   };
   Merged merged;
-  for (int first = group; first < t.num_parts; first += kGroups * kAtATime) {
+  for (int first = group; first < t.num_parts; first += kSharing * kAtATime) {
     float2 stats[kAtATime];
     float4 x[kAtATime];
 #pragma unroll
     for (int i = 0; i < kAtATime; ++i) {
-      const int part = first + i * kGroups;
+      const int part = first + i * kSharing;
       stats[i] = make_float2(-ptx::infinity(), 0), x[i] = make_float4(0, 0, 0, 0);
       if (part >= t.num_parts) continue;
       stats[i] = ptx::load_from_l2(reinterpret_cast<const float2*>(p.partial_stats + 2 * at(part)));
@@ -55,15 +59,17 @@ __device__ __forceinline__ void combine_row(const kernels::PrefillParams& p, con
     }
 #pragma unroll
     for (int i = 0; i < kAtATime; ++i) {
-      if (first + i * kGroups < t.num_parts) merged.add(stats[i], x[i]);
+      if (first + i * kSharing < t.num_parts) merged.add(stats[i], x[i]);
     }
   }
-  if (four == 0) group_stats[group] = make_float2(merged.max, merged.sum);
-  group_out[group][four] = merged.o;
-  __syncthreads();
-  if (group != 0) return;
+  if constexpr (kSharing > 1) {
+    if (four == 0) group_stats[group] = make_float2(merged.max, merged.sum);
+    group_out[group][four] = merged.o;
+    __syncthreads();
+    if (group != 0) return;
 #pragma unroll
-  for (int i = 1; i < kGroups; ++i) merged.add(group_stats[i], group_out[i][four]);
+    for (int i = 1; i < kSharing; ++i) merged.add(group_stats[i], group_out[i][four]);
+  }
   const float factor = tile::finish_row(p, t.batch, t.q_begin, token, head, merged.max, merged.sum, four == 0);
   const long long to = tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride,
                                         p.out_head_stride) +
@@ -74,6 +80,19 @@ __device__ __forceinline__ void combine_row(const kernels::PrefillParams& p, con
   tile::store_element(ATTUNE_OUT_TYPE, p.out, to + 3 * p.out_dim_stride, merged.o.w * factor);
 }
 
+// All rows, from `first` on every step-th.
+template <int kSharing>
+__device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, int rows_of_tile, int rows, int first,
+                                             int step) {
+  for (int i = first; i < rows; i += step) {
+    const int row = i % rows_of_tile, pair = i / rows_of_tile, head_tile = pair % p.num_head_tiles;
+    const kernels::Task task = p.split_tasks[pair / p.num_head_tiles];
+    if (i == first) ptx::wait_for_previous_kernels();
+    combine_row<kSharing>(p, task, head_tile, row);
+    if (kSharing > 1) __syncthreads();
+  }
+}
+
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 2)
@@ -82,12 +101,12 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 
   // The list is that of the schedule, which has ended: the attention began after it, and this kernel after that.
   const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
   const int rows_of_tile = tokens * p.heads_of_tile, rows = p.list->num_splits * p.num_head_tiles * rows_of_tile;
-  for (int i = static_cast<int>(blockIdx.x); i < rows; i += static_cast<int>(gridDim.x)) {
-    const int row = i % rows_of_tile, pair = i / rows_of_tile, head_tile = pair % p.num_head_tiles;
-    const kernels::Task task = p.split_tasks[pair / p.num_head_tiles];
-    if (i == static_cast<int>(blockIdx.x)) ptx::wait_for_previous_kernels();
-    mla::combine_row(p, task, head_tile, row);
-    __syncthreads();
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  if (rows <= 2 * blocks) {
+    mla::combine_rows<mla::kGroups>(p, rows_of_tile, rows, block, blocks);
+  } else {
+    mla::combine_rows<1>(p, rows_of_tile, rows, block * mla::kGroups + static_cast<int>(threadIdx.x) / 128,
+                         blocks * mla::kGroups);
   }
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();

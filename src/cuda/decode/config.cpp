@@ -91,25 +91,28 @@ bool has_vectors(const Problem& p) {
 void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_of_rows, bool may_cluster, Config& c) {
   constexpr int64_t kClusterKeys =
       16384;  // beyond, the multiprocessors that clusters leave idle cost more than a launch less saves
-  constexpr int64_t kLongBlock = 512;  // keys of each block of a cluster
-  constexpr int64_t kShort = 512;      // keys
+  constexpr int64_t kLongBlock = 1024;  // keys of each block of a cluster
+  constexpr int64_t kShort = 512;       // keys
   const int64_t pairs = p.batch * p.heads_kv * blocks_of_rows, sms = device.num_sms;
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128, light = dtype_size(c.kv_dtype) == 1;
   // As many blocks a pair as there are multiprocessors, up to the 8 that every device takes. Two of these blocks fit
-  // one of them, so that clusters find room in any part of the device and none waits for another. Where a block would
-  // have many tiles, both places are taken: four warps alone cannot hide the latency of their own arithmetic.
+  // one of them, so that clusters find room in any part of the device and none waits for another. Where a block has
+  // many tiles, that would leave part of the device with two blocks and part with none: it has eight warps and a
+  // multiprocessor to itself, in smaller clusters where not all would find room.
   if (may_cluster && !p.cu_q && !p.batch_invariant && p.max_seqlen_kv <= kClusterKeys) {
     for (const int size : {2, 4, 8}) {
-      if (pairs * size <= sms || (pairs * size <= 2 * sms && pairs * 2 <= sms && p.max_seqlen_kv >= kLongBlock * size))
-        c.cluster = size;
+      if (pairs * size <= sms) c.cluster = size;
     }
   }
   c.warps = wide && dtype_size(c.kv_dtype) == 4 ? 2 : 4;  // of 256 channels in fp32 no more fit shared memory
   c.blocks_per_sm = 2;
+  const bool long_blocks = c.cluster > 0 && p.max_seqlen_kv >= kLongBlock * c.cluster;
   if (wide) {
     // registers allow no more
   } else if (light && c.row_tiles == 1) {
     c.blocks_per_sm = 3;  // half the bytes but all the arithmetic: more warps hide its latency
+  } else if (long_blocks && dtype_size(c.kv_dtype) == 2) {
+    c.warps = 8, c.blocks_per_sm = 1;
   } else if (c.cluster > 0 || light) {
     // as above
   } else if (dtype_size(c.kv_dtype) == 4) {
