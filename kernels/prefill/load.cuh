@@ -16,7 +16,7 @@
 
 namespace attune::prefill {
 
-// [.., rows, heads, channels] each, as copies of boxes of 64 channels.
+// [.., rows, heads, channels] each, as copies of boxes of a line's channels.
 struct Maps {
   const ptx::TensorMap &q, &k, &v, &dense_k, &dense_v;
 };
@@ -89,7 +89,7 @@ class Loader {
       const int row = static_cast<int>(task.q_row) + task.token_begin, batch = p_.q_flat ? 0 : task.batch;
 #pragma unroll
       for (int i = 0; i < Config::kBlocksQk; ++i) {
-        ptx::copy_box(places_.q() + i * Config::kRows * 128, maps_.q, places_.q_full(), 64 * i,
+        ptx::copy_box(places_.q() + i * Config::kRows * 128, maps_.q, places_.q_full(), Config::kOfLine * i,
                       head_tile * p_.heads_of_tile, row, batch);
       }
     }
@@ -148,15 +148,15 @@ class Loader {
     __syncwarp();
   }
 
-  // Codes go to the converters, who hand them on as K and V.
+  // Codes go to the converters, who hand them on as K and V, or those of V to the warps that transpose them.
   template <int kHeadDim, bool kValues>
   __device__ __forceinline__ void load_codes(const Task& task, int kv_head, const Tile& tile, int page) {
     const Turn turn = raw_turn_;
     raw_turn_.next<Config::kRawStages>();
     ptx::wait_phase(places_.raw_empty(turn.stage), turn.parity ^ 1);
     if constexpr (!kValues) note_hidden(places_.raw_hidden(turn.stage), task, tile, page);
-    copy<kernels::raw_blocks(kHeadDim), kernels::kRawPitch, 128>(task, tile, page, kValues,
-                                                                 kValues ? maps_.v : maps_.k, places_.raw(turn.stage),
+    const ptx::TensorMap& map = Config::kCodes ? maps_.dense_v : kValues ? maps_.v : maps_.k;
+    copy<kernels::raw_blocks(kHeadDim), kernels::kRawPitch, 128>(task, tile, page, kValues, map, places_.raw(turn.stage),
                                                                  places_.raw_full(turn.stage), kv_head);
   }
 
@@ -166,14 +166,15 @@ class Loader {
     if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimQk, false>(task, kv_head, tile, page);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
     note_hidden(places_.hidden(turn.stage), task, tile, page);
-    copy<Config::kBlocksQk, 128, 64>(task, tile, page, false, tile.cached ? maps_.k : maps_.dense_k,
-                                     places_.k(turn.stage), places_.k_full(turn.stage), kv_head);
+    copy<Config::kBlocksQk, 128, Config::kOfLine>(task, tile, page, false, tile.cached ? maps_.k : maps_.dense_k,
+                                                  places_.k(turn.stage), places_.k_full(turn.stage), kv_head);
   }
 
   __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile, int page) {
     const Turn turn = v_turn_;
     v_turn_.next<Config::kStages>();
-    if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimV, true>(task, kv_head, tile, page);
+    if (Config::kCodes || (Config::kConverts && tile.cached))
+      return load_codes<Config::kHeadDimV, true>(task, kv_head, tile, page);
     const unsigned full = places_.v_full(turn.stage), at = places_.v(turn.stage);
     const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys;
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);

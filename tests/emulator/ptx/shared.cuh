@@ -11,6 +11,11 @@ inline unsigned load_shared_u32(unsigned at) {
   std::memcpy(&x, shared_pointer(at), 4);
   return x;
 }
+inline unsigned short load_shared_u16(unsigned at) {
+  unsigned short x;
+  std::memcpy(&x, shared_pointer(at), 2);
+  return x;
+}
 inline void store_shared_u32(unsigned at, unsigned x) { std::memcpy(shared_pointer(at), &x, 4); }
 inline void store_shared_u8(unsigned at, unsigned x) { *shared_pointer(at) = static_cast<unsigned char>(x); }
 inline void store_shared_u16(unsigned at, unsigned short x) { std::memcpy(shared_pointer(at), &x, 2); }
