@@ -6,9 +6,9 @@
 //
 // Each tile's P V is summed by the tensor cores from zero and then added to O in fp32, as their sums of codes keep about
 // 14 bits. The reference r is the maximum of the first tile that a row sees anything of, less kHeadroom. Later it rises
-// where weights would leave e4m3's range, which their sums show: no maximum is taken then. The largest weight of the
-// first tile is 2^kHeadroom: small ones have as many bits more before they become subnormal, and later ones may be up to
-// 448.
+// where weights would leave e4m3's range: whether they do is seen after the exponentials, which wait for no maximum. The
+// largest weight of the first tile is 2^kHeadroom: small ones have as many bits more before they become subnormal, and
+// later ones may be up to 448.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -70,6 +70,7 @@ class AttendCodes {
     if (end - begin == 1) release_queries();
     release_keys();
     weigh(end - 1, whole.has(end - 1), s, lowered, a);
+    add_up(s, a);
     pack(s, weights);
     for (int i = end - 2; i >= begin; --i) {
       // The keys of this tile, and the values of the one before.
@@ -93,6 +94,7 @@ class AttendCodes {
       release_values(count_ - 1);
       add_product(product, a.o);
       if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);
+      add_up(s, a);
       pack(s, weights);
     }
     const ptx::Descriptor v = values();
@@ -171,7 +173,7 @@ class AttendCodes {
     for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= lowered[i / 2 % 2];
   }
 
-  // Products of tile i to weights in place and into the sums, and how much O counts less.
+  // Products of tile i to weights in place, and how much O counts less.
   __device__ __forceinline__ void weigh(int i, bool whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                         Accumulators& a) {
     float c = c_;
@@ -198,19 +200,27 @@ class AttendCodes {
 #pragma unroll
     for (int j = 0; j < Config::kKeys / 2; ++j)
       s[j] = ptx::exp2_approx(fmaf(s[j], c, -a.reference[j / 2 % 2]));
-    float top = 0;
+    // Numbers that are not negative are in the order of their bits, and integers have maxima of three.
+    int top[2] = {0, 0};
 #pragma unroll
-    for (int j = 0; j < Config::kKeys / 8; j += 2) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float* const x = s + 4 * j + 2 * h;
-        const float four = (x[0] + x[1]) + (x[4] + x[5]);
-        a.sum[h] += four;
-        top = fmaxf(top, four);
-      }
+    for (int j = 0; j < Config::kKeys / 2; j += 2) {
+      int& most = top[j / 2 % 2];
+      most = max(max(most, static_cast<int>(__float_as_uint(s[j]))), static_cast<int>(__float_as_uint(s[j + 1])));
     }
-    // Four weights that are not too large together are not by themselves.
-    if (__any_sync(0xffffffffu, top > kLargestWeight)) lower(s, lowered, a);
+    // NaN is above all of them: it must not hide another row's.
+    if (__any_sync(0xffffffffu, max(top[0], top[1]) > static_cast<int>(__float_as_uint(kLargestWeight))))
+      lower(s, lowered, a);
+  }
+
+  // Not before the weights are all there: each of the exponentials would be waited for.
+  __device__ __forceinline__ static void add_up(const float (&s)[Config::kKeys / 2], Accumulators& a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum[4] = {};
+#pragma unroll
+      for (int i = 0; i < Config::kKeys / 4; ++i) sum[i % 4] += s[i / 2 * 4 + 2 * h + i % 2];
+      a.sum[h] += (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    }
   }
 
   __device__ __forceinline__ static float top_of_row(const float (&s)[Config::kKeys / 2], int h) {
