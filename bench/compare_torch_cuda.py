@@ -40,8 +40,9 @@ def visible_pairs(n_q, n_kv, causal, window):
 class Case:
     """One call of attune.attention, and of PyTorch's where it can do the same."""
 
-    def __init__(self, name, lengths, heads, head_dim=(128, 128), causal=True, window=None, torch_runs=False, **fields):
-        self.name, self.causal, self.torch_runs = name, causal, torch_runs
+    def __init__(self, name, lengths, heads, head_dim=(128, 128), causal=True, window=None, torch_runs=False,
+                 dtype=torch.bfloat16, **fields):
+        self.name, self.causal, self.torch_runs, self.dtype = name, causal, torch_runs, dtype
         self.lengths, self.heads, self.head_dim, self.window, self.fields = lengths, heads, head_dim, window, fields
         pairs = sum(visible_pairs(n_q, n_kv, causal, window) for n_q, n_kv in lengths)
         self.flops = 2.0 * pairs * heads[0] * sum(head_dim)
@@ -50,14 +51,15 @@ class Case:
         """The plan."""
         n_q = [n for n, _ in self.lengths]
         total, (heads_q, heads_kv), (dim_qk, dim_v) = sum(n_q), self.heads, self.head_dim
-        self.q = normal(total, heads_q, dim_qk)
+        self.q = normal(total, heads_q, dim_qk, dtype=self.dtype)
         arguments = {"causal": self.causal, "cu_seqlens_q": offsets(n_q)}
         if self.window is not None:
             arguments["window_left"] = self.window
         fields = dict(self.fields)
         cache = fields.pop("cache", None)
         if cache is None or fields.pop("new_tokens", False):
-            arguments["k"], arguments["v"] = normal(total, heads_kv, dim_qk), normal(total, heads_kv, dim_v)
+            arguments["k"] = normal(total, heads_kv, dim_qk, dtype=self.dtype)
+            arguments["v"] = normal(total, heads_kv, dim_v, dtype=self.dtype)
             cached = [n_kv - n for n, n_kv in self.lengths]
         else:
             cached = [n_kv for _, n_kv in self.lengths]
@@ -103,6 +105,13 @@ def dense(batch, seqlen, heads, head_dim=(128, 128), causal=True, **fields):
     return Case(name, [(seqlen, seqlen)] * batch, heads, head_dim, causal, torch_runs=True, **fields)
 
 
+def codes(batch, seqlen, heads, head_dim=(128, 128), causal=True):
+    """Queries, keys and values of e4m3."""
+    case = dense(batch, seqlen, heads, head_dim, causal, dtype=torch.float8_e4m3fn)
+    case.name, case.torch_runs = case.name.replace("dense/", "e4m3/"), False
+    return case
+
+
 def chunk(name, batch, context, new, new_tokens=True, window=None, **cache):
     return Case(f"chunk/{batch}x{context}+{new}_{name}", [(new, context + new)] * batch, (32, 8), window=window,
                 cache=cache, new_tokens=new_tokens)
@@ -130,6 +139,13 @@ CASES = [
     dense(2, 8192, (32, 32), (64, 64)),
     dense(2, 8192, (16, 16), (96, 96)),
     dense(2, 8192, (16, 8), (256, 256)),
+    codes(1, 16384, (32, 8)),
+    codes(1, 16384, (32, 8), causal=False),
+    codes(2, 8192, (16, 16)),
+    codes(2, 8192, (16, 16), causal=False),
+    codes(4, 4096, (32, 8)),
+    codes(2, 8192, (32, 32), (64, 64)),
+    codes(2, 8192, (16, 16), (192, 128)),
     chunk("p16", 8, 4096, 1024, page_size=16),
     chunk("p16", 1, 32768, 4096, page_size=16),
     chunk("p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16),

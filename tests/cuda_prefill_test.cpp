@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill kernel on a GPU: every case of the table that its coverage takes, and shapes of its own that are longer
 // than a tile, against the oracle. Skipped, with the reason, where there is no GPU.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <numbers>
+
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
 #include "cuda/prefill/prologue.h"
@@ -11,15 +16,18 @@ namespace {
 
 constexpr int kRandomCases = 300;
 
+const Kernel& kernel_for(const Problem& p) {
+  return prefill::attends_codes(p) ? prefill_fp8_kernel() : prefill_kernel();
+}
 bool covered(const attune_attention& a, const Problem& p) {
-  return prefill_kernel().coverage.difference(traits_of(p, a)).empty() && prefill::refusal(p).empty();
+  return kernel_for(p).coverage.difference(traits_of(p, a)).empty() && prefill::refusal(p).empty();
 }
 
 class Subject final : public CaseSubject {
  public:
   std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
     std::vector<std::unique_ptr<KernelPlan>> plans;
-    if (covered(a, p)) plans.push_back(prefill_kernel().make_plan(p, kDevice));
+    if (covered(a, p)) plans.push_back(kernel_for(p).make_plan(p, kDevice));
     return plans;
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
@@ -76,6 +84,77 @@ TEST_F(CudaPrefill, SplitsAlongTheKeys) {
   EXPECT_EQ(check_all(list), 8);
 }
 
+// Queries, keys and values of e4m3: several tiles, blocks of rows, tasks and parts.
+TEST_F(CudaPrefill, CodesLongerThanATile) {
+  std::vector<cases::Case> list;
+  int number = 0;
+  for (const char* dims : {"[128, 128]", "[64, 64]", "[192, 128]", "[96, 80]", "[16, 48]", "[256, 128]"}) {
+    for (const char* rest :
+         {R"("causal": true)", R"("causal": false, "max_logits": true)", R"("causal": true, "window": [200, 0])",
+          R"("causal": true, "softmax_scale": 0.5, "prologue": {"qkv_scale": true})",
+          R"("seqlens_q": [1, 2], "seqlens_kv": [9000, 700], "heads": [8, 1])", R"("out_dtype": "f32")"}) {
+      list.push_back(tests::make_case(std::string(R"({"name": "codes )") + std::to_string(number++) +
+                                      R"(", "heads": [6, 2], "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense",
+          "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "head_dim": )" +
+                                      dims + ", " + rest + "}"));
+    }
+  }
+  warm_all(list, Subject());
+  EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
+}
+
+// What the same codes give with weights of e4m3 and exact sums. Scores in base 2, taken against `top` less 5.
+std::vector<double> exact_sums(const cases::Problem& problem, int64_t row, int64_t head, int64_t kv_head) {
+  const attune_attention& a = problem.host();
+  const auto at = [&](const attune_tensor& t, int64_t r, int64_t h, int64_t d) {
+    return cases::decode(ATTUNE_FLOAT8_E4M3, cases::element_at(t, {r, h, d}));
+  };
+  const int64_t dim = a.q.shape[2];
+  std::vector<double> z(static_cast<size_t>(row + 1)), out(static_cast<size_t>(dim));
+  double top = -INFINITY, sum = 0;
+  for (int64_t j = 0; j <= row; ++j) {
+    double dot = 0;
+    for (int64_t d = 0; d < dim; ++d) dot += at(a.q, row, head, d) * at(a.k, j, kv_head, d);
+    z[static_cast<size_t>(j)] = dot / std::sqrt(static_cast<double>(dim)) * std::numbers::log2e;
+    top = std::max(top, z[static_cast<size_t>(j)]);
+  }
+  for (int64_t j = 0; j <= row; ++j) {
+    const double p = std::exp2(z[static_cast<size_t>(j)] - top + 5);
+    const double rounded = cases::round_to(ATTUNE_FLOAT8_E4M3, p, true);
+    sum += p;
+    for (int64_t d = 0; d < dim; ++d) out[static_cast<size_t>(d)] += rounded * at(a.v, j, kv_head, d);
+  }
+  for (double& x : out) x /= sum;
+  return out;
+}
+
+// The sums of the tensor cores keep 14 bits; two levels of them keep what matters.
+TEST_F(CudaPrefill, CodesKeepTheirAccuracyOverLongContexts) {
+  const Stream stream(kDevice);
+  CaseMemory memory(stream);
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [2, 1], "head_dim": [128, 128], "dtype": "e4m3",
+      "out_dtype": "f32", "kv": "dense", "causal": true, "seqlens_q": [16384], "seqlens_kv": [16384]})"),
+                         memory);
+  problem.arena().upload();
+  const cases::Expected expected = cases::evaluate_sample(problem, 40);
+  ASSERT_EQ(cases::run(problem), "");
+  const cases::Snapshot snapshot(problem.arena());
+  const attune_tensor out = snapshot.after(problem.host().out);
+  double squares = 0, exact_squares = 0;
+  for (size_t i = 0; i < expected.rows.size(); ++i) {
+    const auto [row, head] = expected.rows[i];
+    const std::vector<double> exact = exact_sums(problem, row, head, 0);
+    for (size_t d = 0; d < exact.size(); ++d) {
+      const double want = expected.results[i].out[d];
+      const double got = cases::decode(ATTUNE_FLOAT32, cases::element_at(out, {row, head, static_cast<int64_t>(d)}));
+      squares += (got - want) * (got - want);
+      exact_squares += (exact[d] - want) * (exact[d] - want);
+    }
+  }
+  RecordProperty("error", std::to_string(std::sqrt(squares / exact_squares)));
+  EXPECT_LE(std::sqrt(squares), 1.2 * std::sqrt(exact_squares)) << std::sqrt(squares / exact_squares);
+}
+
 // What the host decides, without a GPU.
 TEST(CudaPrefillConfig, FillsBlocksOfRows) {
   for (const auto& [group, heads] :
@@ -99,6 +178,42 @@ TEST(CudaPrefillConfig, FitsSharedMemory) {
                          head_dim + "}"));
     const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 132);
     EXPECT_GE(c.stages, 2) << head_dim;
+    EXPECT_LE(c.shared_bytes(), 232448u) << head_dim;
+  }
+}
+
+// Codes with other things than the kernel of codes takes: the nearest is named, with what it lacks.
+TEST(CudaPrefillConfig, RefusesCodesThatItDoesNotTake) {
+  struct Refused {
+    const char *rest, *lacks;
+  };
+  for (const Refused& r : {Refused{R"("softcap": 5)", "score: softcap"},
+                           {R"("alibi": 1)", "score: ALiBi"},
+                           {R"("mask_bits": 1)", "mask: bits"},
+                           {R"("head_dim": [128, 256])", "head_dim_v: 256"},
+                           {R"("prologue": {"q_bias": true})", "prologue: bias"}}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], )") +
+                                            r.rest + "}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_THAT(prefill_fp8_kernel().coverage.difference(traits_of(p, problem.host())), testing::HasSubstr(r.lacks));
+  }
+  for (const char* dims : {"[72, 128]", "[128, 24]"}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "e4m3",
+        "out_dtype": "bf16", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], "head_dim": )") +
+                                            dims + "}"));
+    EXPECT_THAT(prefill::refusal(make_problem(problem.host(), Data::kRequired)), testing::HasSubstr("multiples of 16"));
+  }
+}
+
+TEST(CudaPrefillConfig, FitsSharedMemoryWithCodes) {
+  for (const char* head_dim : {"[16, 16]", "[64, 64]", "[128, 128]", "[192, 128]", "[256, 128]"}) {
+    cases::Problem problem(
+        tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "e4m3", "out_dtype": "bf16",
+        "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], "head_dim": )") +
+                         head_dim + "}"));
+    const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 132);
+    EXPECT_TRUE(c.stages == 2 || c.stages == 4) << head_dim;
     EXPECT_LE(c.shared_bytes(), 232448u) << head_dim;
   }
 }

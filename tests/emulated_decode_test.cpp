@@ -3,6 +3,7 @@
 // memory, without a GPU.
 #include <algorithm>
 #include <cstdlib>
+#include <tuple>
 
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"

@@ -28,7 +28,8 @@ class EmulatedPrefill : public testing::Test {
     problem.arena().upload();
     const attune_attention a = problem.device();
     const Problem given = make_problem(a, Data::kRequired);
-    const std::string lacks = prefill_kernel().coverage.difference(traits_of(given, a));
+    const Kernel& kernel = prefill::attends_codes(given) ? prefill_fp8_kernel() : prefill_kernel();
+    const std::string lacks = kernel.coverage.difference(traits_of(given, a));
     if (!lacks.empty() || !prefill::refusal(given).empty()) return kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
     const prefill::Config c = prefill::choose_config(given, kBlocks);
@@ -58,7 +59,7 @@ class EmulatedPrefill : public testing::Test {
       return e.what();
     }
     if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
-    return cases::compare(problem, expected).failure;
+    return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
   }
 };
 
@@ -186,6 +187,53 @@ TEST_F(EmulatedPrefill, CachesOfEightBits) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 80],
         "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [70, 9], "seqlens_kv": [200, 330], )") +
                                    rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+// Queries, keys and values of e4m3: lengths around a tile, rows that see nothing of their first tile or at all.
+TEST_F(EmulatedPrefill, Codes) {
+  for (const char* rest :
+       {R"("causal": true, "heads": [4, 2], "max_logits": true)", R"("causal": true, "prologue": {"qkv_scale": true})",
+        R"("out_dtype": "f32", "seqlens_kv": [129, 3, 257])", R"("causal": true, "window": [40, 0])",
+        R"("window": [20, 7], "sinks": "normal", "out_dtype": "f16")",
+        R"("causal": true, "softmax_scale": -0.1, "out_dtype": "e4m3", "out_scale": true)",
+        R"("strides": "transposed", "causal": true)", R"("strides": "packed", "seqlens_kv": [150, 0, 70])",
+        R"("finished": [0, 1, 0], "zero_finished": true)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [3, 1], "head_dim": [128, 128],
+        "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "seqlens_q": [150, 0, 70],
+        "seqlens_kv": [150, 5, 300], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+TEST_F(EmulatedPrefill, CodesOfOtherHeadDims) {
+  for (const char* dims : {"[64, 64]", "[192, 128]", "[80, 48]", "[256, 128]", "[16, 16]", "[96, 96]"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "e4m3",
+        "out_dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [50, 7], "seqlens_kv": [90, 260],
+        "prologue": {"qkv_scale": true}, "head_dim": )") +
+                                   dims + "}")),
+              "")
+        << dims;
+  }
+}
+
+// Scores that grow by so much from tile to tile that references must rise, or rows are computed again; bad values;
+// parts.
+TEST_F(EmulatedPrefill, CodesOfAllSizes) {
+  for (const char* rest :
+       {R"("data": "spread")", R"("data": "far")", R"("data": "far", "window": [2, 0])", R"("data": "equal")",
+        R"("data": "ones_v")", R"("plant": "nan_v")", R"("plant": "nan_k")", R"("softmax_scale": 0.6)",
+        R"("softmax_scale": 0.6, "max_logits": true)",
+        R"("seqlens_q": [2, 1], "seqlens_kv": [2900, 300], "heads": [8, 1], "softmax_scale": 0.6)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [70, 130],
+        "seqlens_kv": [900, 130], )") +
+                                   rest + "}"),
+                  2),
               "")
         << rest;
   }

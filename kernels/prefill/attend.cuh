@@ -9,19 +9,11 @@
 // other's.
 #pragma once
 
-#include "prefill/rows.cuh"
+#include "prefill/accumulators.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
 
 namespace attune::prefill {
-
-struct Accumulators {
-  float o[Config::kChannels / 2];
-  // max: of products where Rows::kProducts, else of scores in base 2, as it is afterwards everywhere; sum: of this
-  // thread's keys. o and sum are taken against `reference`, in base 2, while a task runs, against `max` afterwards.
-  float max[2], reference[2], sum[2];
-  float limit[Rows::kCapped ? 2 : 1];  // a maximum up to which the reference need not follow
-};
 
 class Attend {
  public:

@@ -25,6 +25,11 @@ struct Config {
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
   static constexpr int kMathGroups = 2, kMathWarps = 4 * kMathGroups, kMathThreads = 128 * kMathGroups;
   static constexpr int kThreads = 128 + kMathThreads;
+  // q, k and v are codes of 8 bits that enter the products as they are (prefill_fp8.cu). Two warps beside the producer
+  // transpose V, which comes to the ring of codes.
+  static constexpr int kElementSize = tile::element_size(kType);
+  static constexpr bool kCodes = kElementSize == 1;
+  static constexpr int kTransposeWarps = kCodes ? 2 : 0;
   // The cache has 8 bits: three warps beside the producer make them elements of kType.
   static constexpr bool kConverts = kCached && kCacheType != kType;
   // Codes are exact in bf16: scales multiply scores, and weights before they are rounded. Weights with scales would leave
@@ -33,22 +38,30 @@ struct Config {
   // K and V come by warps of their own, where their registers and those of the math leave room.
   static constexpr bool kTwoLoaders = !kConverts && kHeadDimV <= 128 && !(kCached && kScore != 0);
   static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
-  static constexpr int kTaskReaders = kMathWarps + kConvertWarps + (kTwoLoaders ? 1 : 0);  // warps
-  static constexpr int kProducerRegisters = kConverts ? 72 : !kTwoLoaders ? 40 : kCached ? 72 : 56;
+  static constexpr int kTaskReaders =  // warps
+      kMathWarps + kConvertWarps + kTransposeWarps + (kTwoLoaders ? 1 : 0);
+  static constexpr int kProducerRegisters = kConverts ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kRows = 64 * kMathGroups, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
 
-  static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsKeys = kKeys / 16;
-  static constexpr int kBlocksQk = (kHeadDimQk + 63) / 64, kBlocksV = (kHeadDimV + 63) / 64;  // of 64 channels
+  // A product takes 32 bytes along its sum, a line of shared memory has 128.
+  static constexpr int kOfStep = 32 / kElementSize, kOfLine = 128 / kElementSize;
+  static constexpr int kStepsQk = (kHeadDimQk + kOfStep - 1) / kOfStep, kStepsKeys = kKeys / kOfStep;
+  static constexpr int kBlocksQk = (kHeadDimQk + kOfLine - 1) / kOfLine,
+                       kBlocksV = (kHeadDimV + kOfLine - 1) / kOfLine;                        // of a line's channels
   static constexpr int kChannels = (kHeadDimV + 31) / 32 * 32;                                // of the accumulators
-  static constexpr int kBytesK = kBlocksQk * kKeys * 128, kBytesV = kBlocksV * kKeys * 128;
+  static constexpr int kBytesK = kBlocksQk * kKeys * 128,
+                       kBytesV = kCodes ? kChannels * 128 : kBlocksV * kKeys * 128,  // codes: a line a channel
+                       kBytesRaw = kernels::raw_bytes(kKeys, kCodes ? kHeadDimV : kHeadDimQk, kHeadDimV);
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::PrefillShared kShared =
-      kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV);
+      kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV, kElementSize);
 
-  static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16, "wgmma takes 16-bit elements here");
-  static_assert(kConverts == (kRawStages > 0), "a ring of codes for caches of 8 bits, and for no others");
-  static_assert(!kConverts || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0), "TMA copies multiples of 16 bytes");
+  static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3, "what wgmma takes");
+  static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
+  static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
+                "what codes are not made for");
+  static_assert(!(kConverts || kCodes) || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0), "TMA copies multiples of 16 bytes");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "TMA copies multiples of 16 bytes");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kKeys % 32 == 0 && kKeys <= 256, "wgmma's columns, as ptx/wgmma.cuh has them");
@@ -89,7 +102,7 @@ struct Places {
   // The ring of codes.
   __device__ __forceinline__ unsigned raw(int stage) const {
     return base + Config::kShared.raw +
-           stage * kernels::raw_bytes(Config::kKeys, Config::kHeadDimQk, Config::kHeadDimV);
+           stage * Config::kBytesRaw;
   }
   __device__ __forceinline__ unsigned raw_full(int stage) const { return q_full() + 24 + 8 * stage; }
   __device__ __forceinline__ unsigned raw_empty(int stage) const { return raw_full(Config::kRawStages + stage); }
@@ -98,6 +111,10 @@ struct Places {
     return base + Config::kShared.hidden + kernels::kHiddenBytes * stage;
   }
   __device__ __forceinline__ unsigned raw_hidden(int stage) const { return hidden(Config::kStages + stage); }
+  // Of this math thread alone, 16 bytes: what it has no registers for.
+  __device__ __forceinline__ unsigned own() const {
+    return base + Config::kShared.scales + 16 * (static_cast<int>(threadIdx.x) - 128);
+  }
   // Of the keys, or values, of the tile whose keys are in a stage of K.
   __device__ __forceinline__ float* scales(int stage, bool values) const {
     return reinterpret_cast<float*>(memory + Config::kShared.scales) + (2 * stage + (values ? 1 : 0)) * Config::kKeys;

@@ -16,7 +16,7 @@
 
 namespace attune::prefill {
 
-// [.., rows, heads, channels] each, as copies of boxes of 64 channels.
+// [.., rows, heads, channels] each, as copies of boxes of a line's channels.
 struct Maps {
   const ptx::TensorMap &q, &k, &v, &dense_k, &dense_v;
 };
@@ -89,8 +89,10 @@ class Loader {
       ptx::arrive_expecting(places_.q_full(),
                             Config::kBlocksQk * 128 * p_.heads_of_tile * p_.tokens_of_tile);
 #pragma unroll
-      for (int i = 0; i < Config::kBlocksQk; ++i)
-        ptx::copy_box(places_.q() + i * Config::kRows * 128, maps_.q, places_.q_full(), 64 * i, head, row, batch);
+      for (int i = 0; i < Config::kBlocksQk; ++i) {
+        ptx::copy_box(places_.q() + i * Config::kRows * 128, maps_.q, places_.q_full(), Config::kOfLine * i, head, row,
+                      batch);
+      }
     }
     __syncwarp();
   }
@@ -128,7 +130,7 @@ class Loader {
       if (any) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i)
-          ptx::copy_box(to + i * Config::kKeys * 128, map, barrier, 64 * i, kv_head, row, outer);
+          ptx::copy_box(to + i * Config::kKeys * 128, map, barrier, Config::kOfLine * i, kv_head, row, outer);
       }
     }
     __syncwarp();
@@ -166,16 +168,21 @@ class Loader {
     }
   }
 
-  // Codes go to the converters, who hand them on as K and V.
+  // Codes go to the converters, who hand them on as K and V, or those of V to the warps that transpose them.
   template <int kHeadDim, bool kValues>
   __device__ __forceinline__ void load_codes(const Task& task, int kv_head, const Tile& tile, int page) {
     const Turn turn = raw_turn_;
     raw_turn_.next<Config::kRawStages>();
     ptx::wait_phase(places_.raw_empty(turn.stage), turn.parity ^ 1);
     if constexpr (!kValues) note_hidden(places_.raw_hidden(turn.stage), task, tile, page);
-    copy_cached<kernels::raw_blocks(kHeadDim), kernels::kRawPitch, 128>(
-        task, tile, page, kValues, kValues ? maps_.v : maps_.k, places_.raw(turn.stage), places_.raw_full(turn.stage),
-        kv_head);
+    constexpr int kBlocks = kernels::raw_blocks(kHeadDim);
+    const unsigned to = places_.raw(turn.stage), full = places_.raw_full(turn.stage);
+    if constexpr (Config::kCodes) {
+      copy_dense<kBlocks>(task, tile, maps_.dense_v, to, full, kv_head);
+    } else {
+      copy_cached<kBlocks, kernels::kRawPitch, 128>(task, tile, page, kValues, kValues ? maps_.v : maps_.k, to, full,
+                                                    kv_head);
+    }
   }
 
   __device__ __forceinline__ void load_keys(const Task& task, int kv_head, const Tile& tile, int page) {
@@ -190,7 +197,8 @@ class Loader {
   __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile, int page) {
     const Turn turn = v_turn_;
     v_turn_.next<Config::kStages>();
-    if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimV, true>(task, kv_head, tile, page);
+    if (Config::kCodes || (Config::kConverts && tile.cached))
+      return load_codes<Config::kHeadDimV, true>(task, kv_head, tile, page);
     const unsigned full = places_.v_full(turn.stage), at = places_.v(turn.stage);
     const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys;
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);

@@ -17,6 +17,8 @@
 // Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty" (a
 // lane of each of the eight math warps). Where the cache has 8 bits, its tiles come to a ring of their own, and three
 // warps beside the producer make them K and V (convert.cuh). Tasks go through three slots the same way.
+#include "prefill/attend.cuh"
+#include "prefill/block.cuh"
 #include "prefill/convert.cuh"
 #include "prefill/load.cuh"
 #include "prefill/repair.cuh"
@@ -26,27 +28,6 @@
 
 namespace attune::prefill {
 
-__device__ __forceinline__ void init_barriers(const Places& places) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Config::kStages; ++i) {
-      ptx::init_barrier(places.k_full(i), 1);
-      ptx::init_barrier(places.v_full(i), 1);
-      ptx::init_barrier(places.k_empty(i), Config::kMathWarps);
-      ptx::init_barrier(places.v_empty(i), Config::kMathWarps);
-    }
-    for (int i = 0; i < kernels::kTaskSlots; ++i) {
-      ptx::init_barrier(places.task_full(i), TaskFeed<Places>::kTaskVectors);
-      ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
-    }
-    for (int i = 0; i < 2 * Config::kRawStages; ++i) ptx::init_barrier(places.raw_full(i), 1);  // and raw_empty
-    ptx::init_barrier(places.q_full(), 1);
-    ptx::init_barrier(places.q_empty(), Config::kMathWarps);
-    ptx::init_barrier(places.edge(), 1);
-    ptx::publish_barriers();
-  }
-  __syncthreads();
-}
-
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
   const int group = threadIdx.x / 128 - 1;
   // The first group's first turn.
@@ -55,11 +36,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   float s[Config::kKeys / 2];
   Accumulators a;
   Turn slot;
-  const auto next_is_there = [&] {
-    ptx::wait_phase(places.task_full(slot.stage), slot.parity);
-    return __shfl_sync(0xffffffffu, places.head_tile(slot.stage), 0) != kNoMoreTasks;
-  };
-  while (next_is_there()) {
+  while (has_task(places, slot)) {
     const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
     const int head_tile = places.head_tile(slot.stage);
     attend.start(s);

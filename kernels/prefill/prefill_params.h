@@ -100,18 +100,21 @@ struct PrefillShared {
 };
 constexpr int kTaskSlots = 3;
 constexpr int kHiddenBytes = 32;  // a flag and the bits of a tile's keys
-// raw_stages: of the ring of codes; 0 where nothing is converted.
+// raw_stages: of the ring of codes; 0 where nothing is converted. element_size: of what enters the products; of codes
+// V has a line of 128 keys for each channel, and alone passes through the ring.
 ATTUNE_SHARED_FUNCTION PrefillShared prefill_shared(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
-                                                    int head_dim_v) {
-  const int blocks_qk = (head_dim_qk + 63) / 64, blocks_v = (head_dim_v + 63) / 64;
+                                                    int head_dim_v, int element_size) {
+  const int line = 128 / element_size, blocks_qk = (head_dim_qk + line - 1) / line;
+  const bool codes = element_size == 1;
   PrefillShared s{};
   s.k = s.q + blocks_qk * rows * 128;
   s.v = s.k + stages * blocks_qk * keys * 128;
-  s.raw = s.v + stages * blocks_v * keys * 128;
-  s.barriers = s.raw + raw_stages * raw_bytes(keys, head_dim_qk, head_dim_v);
+  s.raw = s.v + stages * (codes ? align_up(head_dim_v, 32) : (head_dim_v + line - 1) / line * keys) * 128;
+  s.barriers = s.raw + raw_stages * raw_bytes(keys, codes ? head_dim_v : head_dim_qk, head_dim_v);
   s.hidden = s.barriers + align_up((4 * stages + 2 * raw_stages + 2 * kTaskSlots + 3) * 8, 16);
   s.scales = s.hidden + (stages + raw_stages) * kHiddenBytes;
-  s.tasks = s.scales + (raw_stages > 0 ? stages * 2 * keys * 4 : 0);  // of K and V of the tiles in the ring of K
+  // Of K and V of the tiles in the ring of K; with codes 16 bytes of each of two threads a row instead.
+  s.tasks = s.scales + (codes ? rows * 2 * 16 : raw_stages > 0 ? stages * 2 * keys * 4 : 0);
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
 }

@@ -18,6 +18,7 @@ class Repair {
 #pragma unroll
       for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN as soon as one is not finite
         probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
+      if constexpr (Config::kCodes) probe[0] = fmaf(a.sum[h], 0.0f, probe[0]);  // codes of weights are finite
       bad_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }
@@ -52,8 +53,8 @@ class Repair {
       const kernels::NewRows& rows = values ? p.new_v : p.new_k;
       return {rows.data + (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride +
                            head * rows.head_stride) *
-                              2,
-              Config::kType, 1.0f};
+                              tile::element_size(Config::kType),
+              Config::kType, code_scale(p, values)};
     }
     const kernels::KvPlane& plane = values ? p.v : p.k;
     const Slot s = find_slot(p, t.batch, key, values);
@@ -85,7 +86,8 @@ class Repair {
     const int token = terms.query, head = terms.head, position = terms.before + token, first = of_row(rows.first[h]),
               end = of_row(rows.end[h]);
     const char* q =
-        p.q + tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride, p.q_head_stride) * 2;
+        p.q + tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride, p.q_head_stride) *
+                  tile::element_size(Config::kType);
     const TileLine<Config::kKeys> line(t.num_cached, t.first_key, t.end_key);
     float o[kVectors] = {}, highest = -ptx::infinity(), sum = 0;
     for (int i = t.tile_begin; i < t.tile_end; ++i) {

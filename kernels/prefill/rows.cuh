@@ -24,6 +24,14 @@ struct Choice<false, A, B> {
 // Exponents are taken against this: a row that has seen nothing has no maximum yet.
 __device__ __forceinline__ float reference_of(float max) { return max == -ptx::infinity() ? 0.0f : max; }
 
+// What products of codes are multiplied with: the scales of q and k, or that of v.
+__device__ __forceinline__ float code_scale(const PrefillParams& p, bool values) {
+  if (!Config::kCodes || p.prologue.qkv_scale == nullptr) return 1.0f;
+  const float* const scale = p.prologue.qkv_scale;
+  const long long step = p.prologue.qkv_scale_stride;
+  return values ? scale[2 * step] : scale[0] * scale[step];
+}
+
 struct Rows {
   static constexpr bool kAlibiOn = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
   // Scores stay products until their exponential is taken: they grow with them, so the products' maximum is theirs. With
@@ -142,6 +150,25 @@ struct Rows {
     return {(max(low - base, 0) + Config::kKeys - 1) / Config::kKeys - origin, max(high - base, 0) / Config::kKeys - origin};
   }
 
+  // Bit 2 j + e: this thread's key 8 j + 2 (lane % 4) + e of the tile.
+  using Seen = typename Choice<(Config::kKeys > 128), unsigned long long, unsigned>::Type;
+
+  // The thread's keys before key x of the tile.
+  __device__ __forceinline__ static Seen keys_before(int x) {
+    x = min(max(x, 0), Config::kKeys);
+    const int count = x / 8 * 2 + min(max(x % 8 - static_cast<int>(threadIdx.x % 4) * 2, 0), 2);
+    return count >= static_cast<int>(8 * sizeof(Seen)) ? ~Seen{0} : (Seen{1} << count) - 1;
+  }
+  __device__ __forceinline__ static Seen keys_between(int first, int end) {
+    return first < end ? keys_before(end) & ~keys_before(first) : Seen{0};
+  }
+  // Row h of those that `seen` has no bit of.
+  __device__ __forceinline__ static void hide_row(int h, Seen seen, float (&s)[Config::kKeys / 2]) {
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 4; ++i) {
+      if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
+    }
+  }
   // flagged: keys of the tile may lie on pages that are not there; `hidden` is the shared address of which.
   __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, bool flagged, unsigned hidden,
                                        float (&s)[Config::kKeys / 2]) const {
@@ -150,10 +177,7 @@ struct Rows {
       Seen seen = seen_by_position(p, tile, h);
       if (flagged) seen &= ~hidden_keys(hidden);
       if constexpr (kBits) seen = seen_by_bits(p, tile, h, seen);
-#pragma unroll
-      for (int i = 0; i < Config::kKeys / 4; ++i) {
-        if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
-      }
+      hide_row(h, seen, s);
     }
   }
 
@@ -170,18 +194,6 @@ struct Rows {
   }
 
  private:
-  // Bit 2 j + e: this thread's key 8 j + 2 (lane % 4) + e of the tile.
-  using Seen = typename Choice<(Config::kKeys > 128), unsigned long long, unsigned>::Type;
-
-  // The thread's keys before key x of the tile.
-  __device__ __forceinline__ static Seen keys_before(int x) {
-    x = min(max(x, 0), Config::kKeys);
-    const int count = x / 8 * 2 + min(max(x % 8 - static_cast<int>(threadIdx.x % 4) * 2, 0), 2);
-    return count >= static_cast<int>(8 * sizeof(Seen)) ? ~Seen{0} : (Seen{1} << count) - 1;
-  }
-  __device__ __forceinline__ static Seen keys_between(int first, int end) {
-    return first < end ? keys_before(end) & ~keys_before(first) : Seen{0};
-  }
   __device__ __forceinline__ Seen seen_by_position(const PrefillParams& p, const Tile& tile, int h) const {
     // first and end lie within the task's keys; ranges and cached tiles may not.
     if constexpr (!kRanges)

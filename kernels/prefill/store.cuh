@@ -3,7 +3,7 @@
 // last merges all parts in the order of their keys.
 #pragma once
 
-#include "prefill/attend.cuh"
+#include "prefill/accumulators.cuh"
 #include "ptx/atomic.cuh"
 #include "tile/finish.cuh"
 #include "tile/quad.cuh"
@@ -19,6 +19,28 @@ __device__ __forceinline__ void store_pair(const PrefillParams& p, long long at,
 
 __device__ __forceinline__ long long out_at(const PrefillParams& p, const Task& t, int token, int head) {
   return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
+}
+
+// Rows of attention to codes, of 16-bit elements: a thread has four channels side by side, four threads all of a sector.
+__device__ __forceinline__ void store_sectors(const PrefillParams& p, const Accumulators& a, const float (&factor)[2],
+                                              const long long (&at)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (at[h] < 0) continue;
+#pragma unroll
+    for (int i = 0; i < Accumulators::kPairs; i += 2) {
+      const int channel = Accumulators::first_of_pair(i, threadIdx.x % 4 * 2);
+      unsigned r[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int from = Accumulators::pair_at(h, i + j);
+        const float x = a.o[from] * factor[h], y = a.o[from + Accumulators::kPairStep] * factor[h];
+        r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+      }
+      if (channel < Config::kHeadDimV)
+        *reinterpret_cast<uint2*>(p.out + (at[h] + channel) * 2) = make_uint2(r[0], r[1]);
+    }
+  }
 }
 
 // Normalised rows. All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each.
@@ -43,7 +65,9 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
     factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h);
     at[h] = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
   }
-  if (kHalves && p.store_vectors) {
+  if constexpr (Config::kCodes && kHalves) {
+    if (p.store_vectors) return store_sectors(p, a, factor, at);
+  } else if (kHalves && p.store_vectors) {
     // All of a row before the first store: transposing waits for shuffles, which then overlap.
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -71,8 +95,11 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
   for (int h = 0; h < 2; ++h) {
     if (at[h] < 0) continue;
 #pragma unroll
-    for (int j = 0; j < Config::kChannels / 8; ++j)
-      store_pair(p, at[h], 8 * j + lane % 4 * 2, a.o[4 * j + 2 * h] * factor[h], a.o[4 * j + 2 * h + 1] * factor[h]);
+    for (int j = 0; j < Accumulators::kPairs; ++j) {
+      const int from = Accumulators::pair_at(h, j);
+      store_pair(p, at[h], Accumulators::first_of_pair(j, lane % 4 * 2), a.o[from] * factor[h],
+                 a.o[from + Accumulators::kPairStep] * factor[h]);
+    }
   }
 }
 
@@ -89,9 +116,10 @@ __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t
     const long long at = part_row(p, t, head_tile, t.part) + row + 8 * h;
     if (pair == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
 #pragma unroll
-    for (int j = 0; j < Config::kChannels / 8; ++j) {
-      *reinterpret_cast<float2*>(p.partial_out + at * Config::kChannels + 8 * j + pair) =
-          make_float2(a.o[4 * j + 2 * h], a.o[4 * j + 2 * h + 1]);
+    for (int j = 0; j < Accumulators::kPairs; ++j) {
+      const int from = Accumulators::pair_at(h, j);
+      *reinterpret_cast<float2*>(p.partial_out + at * Config::kChannels + Accumulators::first_of_pair(j, pair)) =
+          make_float2(a.o[from], a.o[from + Accumulators::kPairStep]);
     }
   }
 }

@@ -42,6 +42,15 @@ __device__ __forceinline__ unsigned short pack_e4m3(float lo, float hi) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(hi), "f"(lo));
   return d;
 }
+// Four, the first in the lowest byte.
+__device__ __forceinline__ unsigned pack_four_e4m3(float a, float b, float c, float d) {
+  unsigned x;
+  asm("{\n.reg .b16 lo, hi;\ncvt.rn.satfinite.e4m3x2.f32 lo, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 hi, %4, %3;\n"
+      "mov.b32 %0, {lo, hi};\n}"
+      : "=r"(x)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return x;
+}
 __device__ __forceinline__ unsigned short pack_e5m2(float lo, float hi) {
   unsigned short d;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(d) : "f"(hi), "f"(lo));

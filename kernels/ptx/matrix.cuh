@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrices of 8x8 16-bit elements spread over a warp: PTX ISA, "ldmatrix", "movmatrix" and "mma.m16n8k16".
+// Matrices of 8x8 16-bit elements spread over a warp: PTX ISA, "ldmatrix", "stmatrix", "movmatrix" and "mma.m16n8k16".
 // Lane l holds elements (l / 4, 2 (l % 4)) and the next one of a matrix in one register.
 #pragma once
 
@@ -32,6 +32,13 @@ __device__ __forceinline__ void load_matrix_x2_transposed(unsigned (&d)[2], unsi
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                : "=r"(d[0]), "=r"(d[1])
                : "r"(shared)
+               : "memory");
+}
+
+// Lanes 8i..8i+7 give the addresses of the eight 16-byte rows of matrix i.
+__device__ __forceinline__ void store_matrix_x4(unsigned shared, const unsigned (&d)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(d[0]), "r"(d[1]),
+               "r"(d[2]), "r"(d[3])
                : "memory");
 }
 

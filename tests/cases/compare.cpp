@@ -142,7 +142,7 @@ void Snapshot::check(Checker& checker) const {
   if (std::string guards = arena_.check_guards(); !guards.empty()) checker.fail(guards);
 }
 
-Bounds::Bounds(const Problem& problem, const reference::RowResult& row) {
+Bounds::Bounds(const Problem& problem, const reference::RowResult& row, attune_dtype weights) {
   const Case& c = problem.spec();
   const double compute = unit_roundoff(compute_dtype(c));
   const bool rounds = compute_dtype(c) != ATTUNE_FLOAT32;
@@ -163,7 +163,8 @@ Bounds::Bounds(const Problem& problem, const reference::RowResult& row) {
   score = row.z_abs * (std::ldexp(1.0, -21) + (rounded_qk ? 1.5 * compute * spread : 0.0)) +
           (problem.additive_bound() + largest + capped) * std::ldexp(1.0, -21);
   const double sums = std::ldexp(16 + 2 * std::sqrt(static_cast<double>(row.num_visible)), -24);
-  value = sums + (rounds ? compute : 0.0) + (rounded_v ? compute : 0.0);
+  const double of_weights = weights != ATTUNE_DTYPE_NONE ? unit_roundoff(weights) : compute;
+  value = sums + (rounds ? of_weights : 0.0) + (rounded_v ? compute : 0.0);
   // The row sum may add up the rounded probabilities.
   sum = sums + (rounds ? compute : 0.0);
   const double log_sum = std::isfinite(row.lse) ? std::fabs(row.lse) : 0.0;
@@ -177,7 +178,19 @@ double Bounds::out(const reference::RowResult& row, size_t dim) const {
   return row.pv_abs[dim] * (value + from_scores) + std::fabs(row.out[dim]) * (sum + from_scores) + 1e-36;
 }
 
+attune_dtype rounded_weights(const Problem& problem, int32_t device_type) {
+  const attune_attention& a = problem.host();
+  const bool codes =
+      a.q.dtype == ATTUNE_FLOAT8_E4M3 && a.k.dtype == ATTUNE_FLOAT8_E4M3 && a.cache.k.dtype == ATTUNE_DTYPE_NONE;
+  return codes && device_type == ATTUNE_DEVICE_CUDA ? ATTUNE_FLOAT8_E4M3 : ATTUNE_DTYPE_NONE;
+}
+
 Report compare(const Problem& problem, const Expected& expected) {
+  return compare(problem, expected, problem.arena().memory().device().type);
+}
+
+Report compare(const Problem& problem, const Expected& expected, int32_t device_type) {
+  const attune_dtype weights = rounded_weights(problem, device_type);
   Checker checker;
   Snapshot snapshot(problem.arena());
   const attune_attention& host = problem.host();
@@ -193,7 +206,7 @@ Report compare(const Problem& problem, const Expected& expected) {
     const reference::RowResult& result = expected.results[i];
     const auto [row, head] = expected.rows[i];
     if (!result.written) continue;  // its bytes must be as they were
-    const Bounds bounds(problem, result);
+    const Bounds bounds(problem, result, weights);
     for (size_t d = 0; d < result.out.size(); ++d) {
       const void* at = row_element(out, rank4, row, head, static_cast<int64_t>(d));
       snapshot.allow(at, element_size(dtype_of(out)));

@@ -80,11 +80,16 @@ struct Bounds {
   double value;  // of the sum of p v, relative to sum p |v|, beside what the scores cause
   double sum;    // of the sum of p, relative, beside what the scores cause
   double lse;
-  Bounds(const Problem& problem, const reference::RowResult& row);
+  // weights: what the kernel rounds probabilities to; NONE: the type that products of such inputs are taken in.
+  Bounds(const Problem& problem, const reference::RowResult& row, attune_dtype weights = ATTUNE_DTYPE_NONE);
   double out(const reference::RowResult& row, size_t dim) const;
 };
 
+// What the device's kernel rounds probabilities to, as Bounds takes it.
+attune_dtype rounded_weights(const Problem& problem, int32_t device_type);
 Report compare(const Problem& problem, const Expected& expected);
+// As on a device of that type.
+Report compare(const Problem& problem, const Expected& expected, int32_t device_type);
 // Checks the slots that appends wrote and allows their bytes.
 void check_writes(const attune_kv_cache& host, const std::vector<reference::CacheWrite>& writes, Snapshot& snapshot,
                   Checker& checker);

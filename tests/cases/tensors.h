@@ -50,7 +50,7 @@ std::vector<NamedTensor> tensors_of(attune_indexer& i);
 class Arena {
  public:
   explicit Arena(Memory& memory) : memory_(memory) {}
-  Memory& memory() { return memory_; }
+  Memory& memory() const { return memory_; }
 
   attune_tensor add(const std::string& name, attune_dtype dtype, const std::vector<int64_t>& shape,
                     const Layout& layout = {});

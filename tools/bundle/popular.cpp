@@ -118,6 +118,14 @@ attune_attention prompt_call(const PopularModel& m, const Serving& s) {
   return a;
 }
 
+// A whole prompt whose queries, keys and values are e4m3 with scales.
+attune_attention codes_call(const PopularModel& m, const Serving& s) {
+  attune_attention a = prompt_call(m, {ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E4M3, s.batch, s.keys, s.queries});
+  a.out.dtype = ATTUNE_BFLOAT16;
+  a.prologue.qkv_scale = tensor(ATTUNE_FLOAT32, {3});
+  return a;
+}
+
 // With RoPE and append inside.
 attune_attention fused_call(const PopularModel& m, const Serving& s, bool ragged) {
   attune_attention a = self_call(m, s, ragged);
@@ -253,7 +261,7 @@ void add(const attune_attention& a, Kernels& kernels) {
 
 void add_prompt(const attune_attention& a, Kernels& kernels) {
   const Problem p = make_problem(a, Data::kOptional);
-  const Kernel& row = cuda::prefill_kernel();
+  const Kernel& row = cuda::prefill::attends_codes(p) ? cuda::prefill_fp8_kernel() : cuda::prefill_kernel();
   if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
   const cuda::prefill::Config c = cuda::prefill::choose_config(p, cuda::decode::DeviceShape().num_sms);
   add(c.main_kernel(), kernels);
@@ -377,6 +385,7 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
   for (const PopularModel& m : models) {
     if (m.latent) add_latent_rows(m, kernels);
     if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;
+    add_prompt(codes_call(m, {ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, 512, 512}), kernels);
     for (const Dtypes& d : kDtypes) {
       // Older models are served with the cache that they were trained with; each 8-bit one would double their share.
       if ((m.alibi || m.t5_buckets > 0) && d.cache != d.activations) continue;

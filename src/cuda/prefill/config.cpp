@@ -87,12 +87,14 @@ int choose_heads_of_tile(int64_t group, int rows_of_tile) {
 }
 
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(kernels::prefill_shared(kRows, keys, stages, raw_stages, head_dim_qk, head_dim_v).total);
+  return static_cast<size_t>(kernels::prefill_shared(kRows, keys, stages, raw_stages, head_dim_qk, head_dim_v,
+                                                     static_cast<int>(dtype_size(dtype)))
+                                 .total);
 }
 
 KernelSpec Config::main_kernel() const {
-  return {"prefill/prefill.cu",
-          "attune_prefill",
+  return {codes() ? "prefill/prefill_fp8.cu" : "prefill/prefill.cu",
+          codes() ? "attune_prefill_fp8" : "attune_prefill",
           {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
            define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score),
            define("ATTUNE_MASK", mask), define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
@@ -110,6 +112,8 @@ KernelSpec Config::schedule_kernel() const {
 
 std::string refusal(const Problem& p) {
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
+  if (p.q.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
+    return "head dims that are no multiples of 16 with queries of 8 bits";
   const bool copied = has_prologue(p);  // q, k and v
   if (!copied && !strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
@@ -130,6 +134,30 @@ std::string refusal(const Problem& p) {
   return decode::table_refusal(p);
 }
 
+namespace {
+
+void choose_tiles(const Problem& p, Config& c) {
+  // O takes head_dim_v / 2 registers of a thread, S keys / 2 and P keys / 4; masks and tables take some too.
+  const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
+  c.keys = widest > 192 || p.head_dim_v > 128 ? 64 : 128;
+  if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
+  const bool converts = c.cache_dtype != c.dtype;
+  if (converts && widest > 192) c.keys = 32;
+  c.stages = 4, c.raw_stages = converts ? 4 : 0;
+  while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
+  while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
+  while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
+}
+
+// Tiles of codes: transposed by whole lines of 128 keys; its rings are counted in powers of two.
+void choose_tiles_of_codes(Config& c) {
+  c.score = 0;  // the sign of the scale shows on the device, with the scales of q and k
+  c.keys = 128, c.stages = 4, c.raw_stages = 2;
+  if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.stages = 2;
+}
+
+}  // namespace
+
 Config choose_config(const Problem& p, int num_sms) {
   Config c;
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
@@ -145,16 +173,11 @@ Config choose_config(const Problem& p, int num_sms) {
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
   c.heads_of_tile = choose_heads_of_tile(p.group, kRows);
-  // O takes head_dim_v / 2 registers of a thread, S keys / 2 and P keys / 4; masks and tables take some too.
-  const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
-  c.keys = widest > 192 || p.head_dim_v > 128 ? 64 : 128;
-  if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
-  const bool converts = c.cache_dtype != c.dtype;
-  if (converts && widest > 192) c.keys = 32;
-  c.stages = 4, c.raw_stages = converts ? 4 : 0;
-  while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
-  while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
-  while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
+  if (c.codes()) {
+    choose_tiles_of_codes(c);
+  } else {
+    choose_tiles(p, c);
+  }
 
   const TaskLimits limits = task_limits(p, c.tokens_of_tile(), c.heads_of_tile, c.splits, num_sms);
   c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
@@ -197,6 +220,8 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   const IntView& cu_kv = p.cu_kv;
   if (cu_kv) k.cu_seqlens_kv = {cu_kv.data, cu_kv.row_stride, cu_kv.col_stride};
   if (c.dense) k.new_k = dense_rows(p.k), k.new_v = dense_rows(p.v);
+  k.prologue.qkv_scale = p.prologue.qkv_scale;
+  k.prologue.qkv_scale_stride = p.prologue.qkv_scale_stride;
   k.total_kv = p.dense_kv || p.new_tokens ? p.k.rows : 0;
   k.fixed_kv = to_int(p.fixed_kv);
   k.q_flat = p.q.rows_per_batch == 0 ? 1 : 0;

@@ -20,7 +20,7 @@ struct Config {
   int head_dim_qk = 0, head_dim_v = 0;
   int32_t dtype = 0, cache_dtype = 0, out_dtype = 0;
   int keys = 128, stages = 2;  // of a tile; of the rings of K and of V
-  int raw_stages = 0;          // of the ring of codes, where the cache has 8 bits
+  int raw_stages = 0;          // of the ring of codes, where the cache, or everything, has 8 bits
   int score = 0, mask = 0;
   bool cached = false, dense = false;
 
@@ -30,6 +30,7 @@ struct Config {
   int64_t batch = 0, max_tasks = 0;
   bool splits = true;  // blocks of rows may be cut along the keys
 
+  bool codes() const { return dtype == ATTUNE_FLOAT8_E4M3; }  // kernels/prefill/prefill_fp8.cu
   int tokens_of_tile() const { return kRows / heads_of_tile; }
   size_t shared_bytes() const;
   KernelSpec main_kernel() const;

@@ -16,6 +16,11 @@ TensorMapDesc start_map(const Problem& p, const void* data, int32_t rows_of_box,
   m.swizzle = TensorMapSwizzle::k128B;
   return m;
 }
+// Rows of 128 bytes; zeros beyond the head dim.
+void take_codes(TensorMapDesc& m) {
+  m.type = TensorMapType::kUint8;
+  m.box[0] = kernels::kRawPitch;
+}
 // An axis of one element may have any stride, which the driver would refuse.
 void set_axis(TensorMapDesc& m, int axis, int64_t extent, int64_t stride_bytes) {
   m.shape[axis] = static_cast<uint64_t>(std::max<int64_t>(1, extent));
@@ -45,6 +50,7 @@ TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t
                       int heads_of_box) {
   TensorMapDesc m = start_map(p, v.data, rows_of_box, heads_of_box);
   const int64_t size = v.element_size;
+  if (size == 1) take_codes(m);
   m.shape[0] = static_cast<uint64_t>(head_dim);
   set_axis(m, 1, heads, v.head_stride * size);
   set_axis(m, 2, v.rows_per_batch > 0 ? v.rows_per_batch : v.rows, v.row_stride * size);
@@ -57,9 +63,8 @@ TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, in
   TensorMapDesc m = start_map(p, v.data, rows_of_box, 1);
   const int64_t size = v.element_size;
   if (size == 1) {
-    m.type = TensorMapType::kUint8;
+    take_codes(m);
     m.swizzle = TensorMapSwizzle::kNone;
-    m.box[0] = kernels::kRawPitch;
   }
   m.shape[0] = static_cast<uint64_t>(head_dim);
   set_axis(m, 1, p.heads_kv, v.head_stride * size);

@@ -30,11 +30,11 @@ class PrefillPlan final : public KernelPlan {
   size_t workspace_size() const override { return workspace_size_; }
 
   std::string describe() const override {
-    return cat("kernel cuda_prefill: ", prefill::kRows, " packed rows of ", config_.heads_of_tile, " heads x ",
-               config_.keys, " keys, ", config_.stages, " stages, ", main_->num_regs, " registers, ",
-               config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks; ",
-               workspace_size_ > prologue_begin_ ? "prologue in a launch before; " : "", "workspace ", workspace_size_,
-               " bytes");
+    return cat("kernel ", config_.codes() ? "cuda_prefill_fp8: " : "cuda_prefill: ", prefill::kRows, " packed rows of ",
+               config_.heads_of_tile, " heads x ", config_.keys, " keys, ", config_.stages, " stages, ",
+               main_->num_regs, " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks,
+               " blocks; ", workspace_size_ > prologue_begin_ ? "prologue in a launch before; " : "", "workspace ",
+               workspace_size_, " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
@@ -84,6 +84,12 @@ std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
   return std::make_unique<PrefillPlan>(p, device, require_device(device));
 }
 
+std::unique_ptr<KernelPlan> make_fp8_plan(const Problem& p, int32_t device) {
+  if (const std::string why = prefill::refusal(p); !why.empty())
+    fail(ATTUNE_UNSUPPORTED, "kernel cuda_prefill_fp8 does not take ", why);
+  return std::make_unique<PrefillPlan>(p, device, require_device(device));
+}
+
 Coverage coverage() {
   Coverage c;
   auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
@@ -107,6 +113,21 @@ Coverage coverage() {
   return c;
 }
 
+Coverage fp8_coverage() {
+  Coverage c = coverage();
+  auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
+  axis(Axis::kQueryDtype) = use::kQE4m3;
+  axis(Axis::kKvSource) = use::kDense;
+  axis(Axis::kKvFormat) = use::kE4m3 | use::kValiasesK;
+  axis(Axis::kKvScales) = use::kNoScale;
+  axis(Axis::kKvLayout) = use::kNhd;
+  axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
+  axis(Axis::kScore) = use::kPlain | use::kSinks;
+  axis(Axis::kPrologue) = use::kNoPrologue | use::kDequantize;
+  c.head_dim_v_max = 128;
+  return c;
+}
+
 // Blocks of 128 rows are no match for those of 16 where sequences have few. As many rows as sequences are a step of
 // decoding, even if nobody has said how long a sequence is at most.
 bool has_few_rows(const Problem& p) {
@@ -119,6 +140,12 @@ bool has_few_rows(const Problem& p) {
 const Kernel& prefill_kernel() {
   static const Kernel kernel{"cuda_prefill", "attention",      ATTUNE_DEVICE_CUDA, coverage(),
                              make_plan,      prefill::refusal, has_few_rows};
+  return kernel;
+}
+
+const Kernel& prefill_fp8_kernel() {
+  static const Kernel kernel{"cuda_prefill_fp8", "attention",   ATTUNE_DEVICE_CUDA,
+                             fp8_coverage(),     make_fp8_plan, prefill::refusal};
   return kernel;
 }
 

@@ -7,5 +7,7 @@
 namespace attune::cuda {
 
 const Kernel& prefill_kernel();
+// Dense e4m3 queries, keys and values, weights rounded to e4m3.
+const Kernel& prefill_fp8_kernel();
 
 }  // namespace attune::cuda

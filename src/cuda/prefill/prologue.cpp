@@ -40,7 +40,15 @@ bool uses_place(const Prologue& p) { return (p.cos_sin != nullptr && !p.has_posi
 
 }  // namespace
 
-bool has_prologue(const Problem& p) { return p.prologue.any || p.prologue.append; }
+bool attends_codes(const Problem& p) {
+  const Prologue& g = p.prologue;
+  const bool others =
+      g.q_bias || g.k_bias || g.v_bias || g.ia3_k || g.ia3_v || g.cos_sin != nullptr || g.logn || g.append;
+  return p.dense_kv && !p.sparse && !others && p.q.dtype == ATTUNE_FLOAT8_E4M3 && p.k.dtype == ATTUNE_FLOAT8_E4M3 &&
+         p.v.dtype == ATTUNE_FLOAT8_E4M3;
+}
+
+bool has_prologue(const Problem& p) { return (p.prologue.any && !attends_codes(p)) || p.prologue.append; }
 
 std::string prologue_refusal(const Problem& p) {
   if (!has_prologue(p)) return "";

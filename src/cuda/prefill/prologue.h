@@ -12,6 +12,9 @@
 
 namespace attune::cuda::prefill {
 
+// Whether q, k and v are e4m3 codes that enter the products as they are, their scales with them.
+bool attends_codes(const Problem& p);
+
 bool has_prologue(const Problem& p);
 
 // "" if the prologue can go ahead, else what cannot.

@@ -30,6 +30,12 @@ inline void load_matrix_x2(unsigned (&d)[2], unsigned shared) { load_matrices<2,
 inline void load_matrix_x4_transposed(unsigned (&d)[4], unsigned shared) { load_matrices<4, true>(d, shared); }
 inline void load_matrix_x2_transposed(unsigned (&d)[2], unsigned shared) { load_matrices<2, true>(d, shared); }
 
+inline void store_matrix_x4(unsigned shared, const unsigned (&d)[4]) {
+  const unsigned lane = threadIdx.x % 32;
+  const uint64_t* rows = emulator::exchange(shared);
+  for (unsigned i = 0; i < 4; ++i) store_shared_u32(static_cast<unsigned>(rows[8 * i + lane / 4]) + lane % 4 * 4, d[i]);
+}
+
 inline unsigned transpose_matrix(unsigned a) {
   const uint64_t* all = emulator::exchange(a);
   const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// The math of a warpgroup on e4m3 codes: 64 rows of the block against the tiles that the producer brings.
+//
+//   S_i = Q K_i^T;  P_i = 2^(c S_i - r), rounded to e4m3;  l = l + rowsum P_i;  O = O + (P_i V_i);
+//   where r rises by d: P_i, l and O times 2^-d;   c = scale log2 e, with the scales of q and k
+//
+// Each tile's P V is summed by the tensor cores from zero and then added to O in fp32, as their sums of codes keep about
+// 14 bits. The reference r is the maximum of the first tile that a row sees anything of, less kHeadroom. Later it rises
+// where weights would leave e4m3's range: whether they do is seen after the exponentials, which wait for no maximum. The
+// largest weight of the first tile is 2^kHeadroom: small ones have as many bits more before they become subnormal, and
+// later ones may be up to 448.
+#pragma once
+
+#include "prefill/accumulators.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/wgmma_codes.cuh"
+
+namespace attune::prefill {
+
+class AttendCodes {
+ public:
+  __device__ __forceinline__ AttendCodes(const PrefillParams& p, const Places& places, int group)
+      : p_(p), places_(places), group_(group), c_(p.scale * kLog2e * code_scale(p, false)) {
+    q_ = ptx::uniform(ptx::descriptor_k_major(places.q() + group * 64 * 128));
+  }
+
+  // Of the current task.
+  __device__ __forceinline__ Turn slot() const {
+    return {static_cast<int>(tasks() % kernels::kTaskSlots), tasks() / kernels::kTaskSlots};
+  }
+  __device__ __forceinline__ void next_task() {
+    count_ = (count_ & 0xffff) | (tasks() + 1) % (2 * kernels::kTaskSlots) << 16;
+  }
+
+  // All tiles of the task in its slot.
+  __device__ __forceinline__ void run(Accumulators& a) {
+    const int slot = this->slot().stage;
+    const Task& task = places_.task(slot);  // read where needed
+    const int end = __shfl_sync(0xffffffffu, task.tile_end, 0), begin = __shfl_sync(0xffffffffu, task.tile_begin, 0);
+    float s[Config::kKeys / 2], product[Config::kChannels / 2], lowered[2];
+    unsigned weights[Config::kKeys / 8];
+    const ptx::Descriptor first = keys();
+    ptx::wait_phase(places_.k_full(stage()), parity());
+    ptx::wait_phase(places_.q_full(), tasks() % 2);
+    multiply_keys(first, s);
+    Run whole;
+    {
+      Rows rows;
+      rows.start(p_, task, places_.head_tile(slot));
+      whole = rows.whole_tiles(task, Line(task.num_cached, task.first_key, task.end_key));
+      whole = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
+      const int key = task.first_key / Config::kKeys * Config::kKeys;  // the line's first
+      unsigned limits[4];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        limits[2 * h] = static_cast<unsigned>(rows.first[h] - key);
+        limits[2 * h + 1] = static_cast<unsigned>(rows.end[h] - key);
+        a.reference[h] = rows.token[h] >= 0 ? kNothingSeen : 0.0f;
+        a.sum[h] = 0;
+      }
+      ptx::store_shared_four(places_.own(), limits);
+    }
+#pragma unroll
+    for (float& x : a.o) x = 0;
+    takes_maxima_ = true;
+
+    ptx::wait_products<0>();
+    ptx::pin(s);
+    if (end - begin == 1) release_queries();
+    release_keys();
+    weigh(end - 1, whole.has(end - 1), s, lowered, a);
+    add_up(s, a);
+    pack(s, weights);
+    for (int i = end - 2; i >= begin; --i) {
+      // The keys of this tile, and the values of the one before.
+      const ptx::Descriptor v = values();
+      const unsigned v_full = places_.v_full(stage()), v_parity = parity();
+      next_tile();
+      const ptx::Descriptor k = keys();
+      ptx::wait_phase(places_.k_full(stage()), parity());
+      ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
+      multiply_keys(k, s);
+      ptx::wait_phase(v_full, v_parity);
+      multiply_values(weights, v, product);
+      ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
+      ptx::wait_products<1>();
+      ptx::pin(s);
+      if (i == begin) release_queries();
+      release_keys();
+      weigh(i, whole.has(i), s, lowered, a);
+      ptx::wait_products<0>();
+      ptx::pin(product);
+      release_values(count_ - 1);
+      add_product(product, a.o);
+      if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);
+      add_up(s, a);
+      pack(s, weights);
+    }
+    const ptx::Descriptor v = values();
+    ptx::wait_phase(places_.v_full(stage()), parity());
+    multiply_values(weights, v, product);
+    ptx::wait_products<0>();
+    ptx::pin(product);
+    release_values(count_);
+    next_tile();
+    add_product(product, a.o);
+    constexpr float kUnit = 1.0f / (1 << kHeadroom);
+    const float of_values = kUnit * code_scale(p_, true);
+#pragma unroll
+    for (float& x : a.o) x *= of_values;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      a.max[h] = a.reference[h] == kNothingSeen ? -ptx::infinity() : a.reference[h] + kHeadroom;
+      a.sum[h] *= kUnit;
+      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
+      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
+    }
+  }
+
+ private:
+  using Line = TileLine<Config::kKeys>;
+  static constexpr int kHeadroom = 5;
+  static constexpr float kLargestWeight = 448;
+  // In place of a reference. Weights against it are 0, as all scores are -inf.
+  static constexpr float kNothingSeen = -3e38f;
+
+  static_assert(0x10000 % (2 * Config::kStages) == 0 && kernels::kTaskSlots % 2 == 1, "turns go on where counts wrap");
+  __device__ __forceinline__ unsigned tasks() const { return count_ >> 16; }
+  __device__ __forceinline__ void next_tile() { count_ = (count_ & 0xffff0000) | (count_ + 1 & 0xffff); }
+  // Of the current tile in both rings.
+  __device__ __forceinline__ int stage(unsigned tile) const { return tile % Config::kStages; }
+  __device__ __forceinline__ int stage() const { return stage(count_); }
+  __device__ __forceinline__ unsigned parity() const { return count_ / Config::kStages % 2; }
+  // Well before they are needed: a shuffle takes its time.
+  __device__ __forceinline__ ptx::Descriptor keys() const {
+    return ptx::uniform(ptx::descriptor_k_major(places_.k(stage())));
+  }
+  __device__ __forceinline__ ptx::Descriptor values() const {
+    return ptx::uniform(ptx::descriptor_k_major(places_.v(stage())));
+  }
+
+  __device__ __forceinline__ void multiply_keys(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
+    ptx::pin(s);
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < Config::kStepsQk; ++i) {
+      const int block = i / 4, within = i % 4 * ptx::kStepK;
+      ptx::ProductOfCodes<Config::kKeys>::shared(s, q_ + block * (Config::kRows * 8) + within,
+                                                 k + block * (Config::kKeys * 8) + within, i == 0 ? 0 : 1);
+    }
+    ptx::commit_products();
+  }
+
+  __device__ __forceinline__ static void multiply_values(unsigned (&weights)[Config::kKeys / 8], ptx::Descriptor v,
+                                                         float (&product)[Config::kChannels / 2]) {
+    ptx::pin(product);
+    ptx::pin(weights);
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < Config::kStepsKeys; ++i)
+      ptx::ProductOfCodes<Config::kChannels>::registers(product, weights + 4 * i, v + i * ptx::kStepK, i == 0 ? 0 : 1);
+    ptx::commit_products();
+  }
+
+  __device__ __forceinline__ static void add_product(const float (&product)[Config::kChannels / 2],
+                                                     float (&o)[Config::kChannels / 2]) {
+#pragma unroll
+    for (int i = 0; i < Config::kChannels / 2; ++i) o[i] += product[i];
+  }
+  __device__ __forceinline__ static void rescale(const float (&lowered)[2], float (&o)[Config::kChannels / 2]) {
+#pragma unroll
+    for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= lowered[i / 2 % 2];
+  }
+
+  // Products of tile i to weights in place, and how much O counts less.
+  __device__ __forceinline__ void weigh(int i, bool whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                        Accumulators& a) {
+    float c = c_;
+    if (!(c_ > 0 && c_ < ptx::infinity())) {  // the order of products is not that of scores
+      c = 1;
+#pragma unroll
+      for (float& x : s) x *= c_;
+    }
+    if (!whole) {
+      unsigned limits[4];
+      ptx::load_shared_four(places_.own(), limits);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int first = static_cast<int>(limits[2 * h]), end = static_cast<int>(limits[2 * h + 1]);
+        Rows::hide_row(h, Rows::keys_between(first - i * Config::kKeys, end - i * Config::kKeys), s);
+      }
+    }
+    lowered[0] = lowered[1] = 1;
+    if (takes_maxima_) {
+      follow_maximum(s, c, lowered, a);
+      takes_maxima_ = p_.max_logits != nullptr ||
+                      __any_sync(0xffffffffu, a.reference[0] == kNothingSeen || a.reference[1] == kNothingSeen);
+    }
+#pragma unroll
+    for (int j = 0; j < Config::kKeys / 2; ++j)
+      s[j] = ptx::exp2_approx(fmaf(s[j], c, -a.reference[j / 2 % 2]));
+    // Numbers that are not negative are in the order of their bits, and integers have maxima of three.
+    int top[2] = {0, 0};
+#pragma unroll
+    for (int j = 0; j < Config::kKeys / 2; j += 2) {
+      int& most = top[j / 2 % 2];
+      most = max(max(most, static_cast<int>(__float_as_uint(s[j]))), static_cast<int>(__float_as_uint(s[j + 1])));
+    }
+    // NaN is above all of them: it must not hide another row's.
+    if (__any_sync(0xffffffffu, max(top[0], top[1]) > static_cast<int>(__float_as_uint(kLargestWeight))))
+      lower(s, lowered, a);
+  }
+
+  // Not before the weights are all there: each of the exponentials would be waited for.
+  __device__ __forceinline__ static void add_up(const float (&s)[Config::kKeys / 2], Accumulators& a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum[4] = {};
+#pragma unroll
+      for (int i = 0; i < Config::kKeys / 4; ++i) sum[i % 4] += s[i / 2 * 4 + 2 * h + i % 2];
+      a.sum[h] += (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    }
+  }
+
+  __device__ __forceinline__ static float top_of_row(const float (&s)[Config::kKeys / 2], int h) {
+    float top = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int j = 1; j < Config::kKeys / 8; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    return fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+  }
+
+  __device__ __forceinline__ static void follow_maximum(const float (&s)[Config::kKeys / 2], float c,
+                                                        float (&lowered)[2], Accumulators& a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float top = top_of_row(s, h) * c - kHeadroom;
+      if (top > a.reference[h]) {
+        lowered[h] = ptx::exp2_approx(a.reference[h] - top);
+        a.sum[h] *= lowered[h];
+        a.reference[h] = top;
+      }
+    }
+  }
+
+  // Has references rise where weights are too large, by whole powers of two: nothing is rounded. A weight that is
+  // infinite by now stays that, and the row is computed again (repair.cuh).
+  __device__ __forceinline__ static void lower(float (&s)[Config::kKeys / 2], float (&lowered)[2], Accumulators& a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int powers = static_cast<int>(__float_as_uint(top_of_row(s, h)) >> 23) - 127 - kHeadroom;
+      if (powers <= 0) continue;
+      const float factor = __uint_as_float(static_cast<unsigned>(127 - powers) << 23);
+#pragma unroll
+      for (int j = 0; j < Config::kKeys / 8; ++j) s[4 * j + 2 * h] *= factor, s[4 * j + 2 * h + 1] *= factor;
+      a.sum[h] *= factor;
+      lowered[h] *= factor;
+      a.reference[h] += static_cast<float>(powers);
+    }
+  }
+
+  // The weights as an operand: ptx/wgmma_codes.cuh, its keys in the order of transpose.cuh.
+  __device__ __forceinline__ static void pack(const float (&s)[Config::kKeys / 2],
+                                              unsigned (&weights)[Config::kKeys / 8]) {
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 8; ++i) {
+      const float* const x = s + 8 * (i / 2) + 2 * (i % 2);
+      weights[i] = ptx::pack_four_e4m3(x[0], x[1], x[4], x[5]);
+    }
+  }
+
+  __device__ __forceinline__ void release_keys() const {
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(stage()));
+  }
+  __device__ __forceinline__ void release_queries() const {
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());
+  }
+  __device__ __forceinline__ void release_values(unsigned tile) const {
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.v_empty(stage(tile)));
+  }
+
+  const PrefillParams& p_;
+  const Places& places_;
+  const int group_;
+  const float c_;
+  bool takes_maxima_ = true;  // some row has no reference yet, or maxima are asked for
+  ptx::Descriptor q_;
+  // Tiles before the current one in the lower half, tasks in the upper, as far as stages, slots and parities come of
+  // them: registers are scarce.
+  unsigned count_ = 0;
+};
+
+}  // namespace attune::prefill

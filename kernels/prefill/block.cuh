@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the blocks of both prefill kernels do: barriers, and waiting for tasks.
+#pragma once
+
+#include "prefill/config.cuh"
+#include "prefill/feed.cuh"
+
+namespace attune::prefill {
+
+__device__ __forceinline__ void init_barriers(const Places& places) {
+  constexpr int kValueWriters = Config::kCodes ? Config::kTransposeWarps : 1;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Config::kStages; ++i) {
+      ptx::init_barrier(places.k_full(i), 1);
+      ptx::init_barrier(places.v_full(i), kValueWriters);
+      ptx::init_barrier(places.k_empty(i), Config::kMathWarps);
+      ptx::init_barrier(places.v_empty(i), Config::kMathWarps);
+    }
+    for (int i = 0; i < kernels::kTaskSlots; ++i) {
+      ptx::init_barrier(places.task_full(i), TaskFeed<Places>::kTaskVectors);
+      ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
+    }
+    for (int i = 0; i < 2 * Config::kRawStages; ++i)  // and raw_empty
+      ptx::init_barrier(places.raw_full(i), i < Config::kRawStages ? 1 : kValueWriters);
+    ptx::init_barrier(places.q_full(), 1);
+    ptx::init_barrier(places.q_empty(), Config::kMathWarps);
+    ptx::init_barrier(places.edge(), 1);
+    ptx::publish_barriers();
+  }
+  __syncthreads();
+}
+
+// Whether the slot has a task; waits for it. The same for a warp.
+__device__ __forceinline__ bool has_task(const Places& places, const Turn& slot) {
+  ptx::wait_phase(places.task_full(slot.stage), slot.parity);
+  return __shfl_sync(0xffffffffu, places.head_tile(slot.stage), 0) != kNoMoreTasks;
+}
+
+}  // namespace attune::prefill

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefill attention on e4m3 codes: q, k and v enter the tensor cores as they are, and so do the weights, rounded.
+//
+// Tasks, rows, the producer and the end of a task are those of prefill.cu; the math is that of attend_codes.cuh. Two
+// warps beside the producers of K and V transpose V (transpose.cuh).
+//
+//   producer:  K0 Q   K1 V0   K2 V1   K3 V2 ..
+//   transpose:              V0      V1      V2 ..
+//   group 1:       S0 |softmax| S1 PV0 |softmax  O+=PV0| S2 PV1 |softmax  O+=PV1| ..
+//   group 2:          S0 |softmax|     S1 PV0 |softmax  O+=PV0| S2 PV1 |softmax ..
+//
+// A math thread has O, P V of a tile and S in 64 registers each (128 channels, 128 keys), and P in 16.
+#include "prefill/attend_codes.cuh"
+#include "prefill/block.cuh"
+#include "prefill/load.cuh"
+#include "prefill/repair.cuh"
+#include "prefill/transpose.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::prefill {
+
+// What rows a thread has is computed where it is needed: there are no registers for it beside those of the math.
+__device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
+  const int group = threadIdx.x / 128 - 1;
+  // The first group's first turn.
+  if (group == 1) ptx::arrive_some(kTurnOfGroup, Config::kMathThreads);
+  AttendCodes attend(p, places, group);
+  for (; has_task(places, attend.slot()); attend.next_task()) {
+    Accumulators a;
+    attend.run(a);
+    const int slot = attend.slot().stage, head_tile = places.head_tile(slot);
+    const Task& task = places.task(slot);
+    Rows rows;
+    rows.start(p, task, head_tile);
+    const Repair repair(rows, a);
+    if (task.num_parts == 1) {
+      store_whole(p, task, rows, a);
+    } else {
+      store_part(p, task, head_tile, a);
+    }
+    __syncwarp();
+    repair(p, task, head_tile, rows);
+    if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
+  }
+}
+
+}  // namespace attune::prefill
+
+extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1)
+    attune_prefill_fp8(const __grid_constant__ attune::kernels::PrefillParams p,
+                       const __grid_constant__ attune::ptx::TensorMap q,
+                       const __grid_constant__ attune::ptx::TensorMap k,
+                       const __grid_constant__ attune::ptx::TensorMap v,
+                       const __grid_constant__ attune::ptx::TensorMap dense_k,
+                       const __grid_constant__ attune::ptx::TensorMap dense_v) {
+  using namespace attune;
+  using namespace attune::prefill;
+  const Places places(ptx::dynamic_shared());
+  init_barriers(places);
+  ptx::wait_for_previous_kernels();
+  ptx::allow_next_kernel();
+  if (threadIdx.x < 128) {
+    ptx::give_up_registers<Config::kProducerRegisters>();
+    if (threadIdx.x < 32) {
+      const Maps maps{q, k, v, dense_k, dense_v};
+      Loader loader(p, maps, places);
+      loader.run();
+    } else if (threadIdx.x < 32 + 32 * Config::kTransposeWarps) {
+      Transposer transposer(places, static_cast<int>(threadIdx.x) / 32 - 1);
+      transposer.run();
+    } else {
+      const Maps maps{q, k, v, dense_k, dense_v};
+      Loader loader(p, maps, places);
+      loader.run_values();
+    }
+  } else {
+    ptx::take_registers<Config::kMathRegisters>();
+    run_math(p, places);
+  }
+}

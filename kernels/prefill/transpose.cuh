@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two warps that transpose tiles of V of 8-bit codes: products of codes take both operands along the sum, so V must lie
+// as [channels][keys]. The producer's copies bring [keys][channels] to a ring of its own.
+//
+// ldmatrix moves pairs of bytes: of 16 channels it gives lane (g, t) = (l / 4, l % 4) channels 2g, 2g + 1 of keys 2t,
+// 2t + 1 and, from the next matrix, of keys 2t + 8, 2t + 9. Their bytes are sorted by channel and stored as rows of 16
+// keys: place 4t + i of them has key {2t, 2t + 1, 2t + 8, 2t + 9}[i], which is the order in which a thread has its
+// weights of these keys in the accumulators of the first product. Even channels go to rows 0..7, odd ones to rows 8..15
+// of the block, so that eight neighbouring lines are stored at a time; a thread of the second product has channels 4t ..
+// 4t + 3 then.
+#pragma once
+
+#include "prefill/config.cuh"
+#include "prefill/feed.cuh"
+#include "prefill/tiles.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/matrix.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::prefill {
+
+class Transposer {
+ public:
+  // warp: of those that transpose.
+  __device__ __forceinline__ Transposer(const Places& places, int warp)
+      : places_(places), warp_(warp), lane_(threadIdx.x % 32) {}
+
+  __device__ __forceinline__ void run() {
+    for (unsigned tasks = 0;; ++tasks) {
+      const int slot = tasks % kernels::kTaskSlots;
+      ptx::wait_phase(places_.task_full(slot), tasks / kernels::kTaskSlots % 2);
+      if (places_.head_tile(slot) == kNoMoreTasks) return;
+      const Task& task = places_.task(slot);
+      for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
+        const int start = (task.first_key / Config::kKeys + i) * Config::kKeys, low = max(task.first_key - start, 0);
+        transpose(low, max(low, min(task.end_key - start, Config::kKeys)));
+      }
+      __syncwarp();
+      if (lane_ == 0) ptx::arrive(places_.task_empty(slot));
+    }
+  }
+
+ private:
+  static constexpr int kBlocks = Config::kChannels / 16;  // of 16 channels: a warp has every second one
+
+  // The next tile, of which keys [low, high) are to be read.
+  __device__ __forceinline__ void transpose(int low, int high) {
+    const int from = tiles_ % Config::kRawStages, to = tiles_ % Config::kStages;
+    ptx::wait_phase(places_.raw_full(from), tiles_ / Config::kRawStages % 2);
+    const unsigned raw = places_.raw(from);
+    if (low != 0 || high != Config::kKeys) {
+      clear_rows(raw, 0, low);
+      clear_rows(raw, high, Config::kKeys);
+      __syncwarp();
+    }
+    ptx::wait_phase(places_.v_empty(to), tiles_ / Config::kStages % 2 ^ 1);
+    const int line = lane_ & 7, half = lane_ >> 4;  // this lane's of the stored matrices
+    const unsigned v = places_.v(to) + (lane_ & 15) * 128;
+#pragma unroll 1
+    for (int block = warp_; block < kBlocks; block += Config::kTransposeWarps) {
+      const unsigned load = raw + lane_ * 128 + ((block ^ line) << 4);
+      const unsigned store = v + block * 2048;
+      unsigned codes[Config::kKeys / 32][4];
+#pragma unroll
+      for (int i = 0; i < Config::kKeys / 32; ++i) ptx::load_matrix_x4_transposed(codes[i], load + i * 4096);
+#pragma unroll
+      for (int i = 0; i < Config::kKeys / 32; ++i) {
+        const unsigned(&c)[4] = codes[i];
+        const unsigned rows[4] = {ptx::permute_bytes(c[0], c[1], 0x6420), ptx::permute_bytes(c[0], c[1], 0x7531),
+                                  ptx::permute_bytes(c[2], c[3], 0x6420), ptx::permute_bytes(c[2], c[3], 0x7531)};
+        ptx::store_matrix_x4(store + (((2 * i + half) ^ line) << 4), rows);
+      }
+    }
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) {
+      ptx::arrive(places_.raw_empty(from));
+      ptx::arrive(places_.v_full(to));
+    }
+    ++tiles_;
+  }
+
+  // Keys [begin, end) of this warp's channels, which nobody may see, become zero.
+  __device__ __forceinline__ void clear_rows(unsigned raw, int begin, int end) const {
+#pragma unroll 1
+    for (int key = begin + lane_; key < end; key += 32) {
+#pragma unroll 1
+      for (int block = warp_; block < kBlocks; block += Config::kTransposeWarps)
+        ptx::store_shared_zero(raw + key * 128 + ((block ^ (key & 7)) << 4));
+    }
+  }
+
+  const Places& places_;
+  const int warp_, lane_;
+  unsigned tiles_ = 0;  // before the current one
+};
+
+}  // namespace attune::prefill
