@@ -24,12 +24,6 @@ inline unsigned short pack_e4m3(float lo, float hi) {
 inline unsigned pack_four_e4m3(float a, float b, float c, float d) {
   return pack_e4m3(a, b) | static_cast<unsigned>(pack_e4m3(c, d)) << 16;
 }
-inline unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
-  const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
-  unsigned d = 0;
-  for (int i = 0; i < 4; ++i) d |= static_cast<unsigned>(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
-  return d;
-}
 inline unsigned short pack_e5m2(float lo, float hi) {
   return static_cast<unsigned short>(emulator::to_e5m2(lo) | emulator::to_e5m2(hi) << 8);
 }
