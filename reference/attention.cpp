@@ -21,7 +21,7 @@ RowResult empty_result(const Operation& op) {
   RowResult result;
   result.written = true;
   result.out.assign(static_cast<size_t>(op.head_dim_v), 0.0);
-  result.pv_abs = result.out;
+  result.pv_abs = result.v_abs = result.out;
   result.lse = result.max_logit = -kInfinity;
   return result;
 }
@@ -77,9 +77,11 @@ void evaluate(const Operation& op, int64_t b, int64_t kv_head, const std::vector
       if (!rows[r].visible[j] || softmaxes[r].ignores(rows[r].z[j])) continue;
       if (v.empty()) v = op.value(b, keys[j], kv_head);
       const double p = softmaxes[r].probability(rows[r].z[j]);
+      rows[r].result->largest_p = std::max(rows[r].result->largest_p, p);
       for (size_t d = 0; d < v.size(); ++d) {
         rows[r].result->out[d] += p * v[d];
         rows[r].result->pv_abs[d] += p * std::fabs(v[d]);
+        rows[r].result->v_abs[d] += std::fabs(v[d]);
       }
     }
   }

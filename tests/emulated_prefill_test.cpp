@@ -228,6 +228,7 @@ TEST_F(EmulatedPrefill, CodesOfAllSizes) {
        {R"("data": "spread")", R"("data": "far")", R"("data": "far", "window": [2, 0])", R"("data": "equal")",
         R"("data": "ones_v")", R"("plant": "nan_v")", R"("plant": "nan_k")", R"("softmax_scale": 0.6)",
         R"("softmax_scale": 0.6, "max_logits": true)",
+        R"("softmax_scale": 0.5, "prologue": {"qkv_scale": true}, "head_dim": [256, 128], "heads": [6, 2])",
         R"("seqlens_q": [2, 1], "seqlens_kv": [2900, 300], "heads": [8, 1], "softmax_scale": 0.6)"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
         "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [70, 130],

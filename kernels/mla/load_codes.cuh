@@ -32,8 +32,10 @@ class CodeLoader {
   __device__ __forceinline__ void run() {
     TaskWalk walk(p_, places_, q_);
     for (walk.take(); walk.has_task(); walk.go_on()) {
-      load(walk.task(), walk.head_tile(), [&] { walk.copy_queries(); });
-      walk.take();
+      load(walk.task(), walk.head_tile(), [&] {
+        walk.copy_queries();
+        walk.take();
+      });
     }
   }
 
@@ -97,11 +99,9 @@ class CodeLoader {
     go_on();
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) fetch(k);
+    done();
 #pragma unroll 1
-    for (; i >= task.tile_begin; --i) {
-      load_codes(rows, task, i);
-      done();
-    }
+    for (; i >= task.tile_begin; --i) load_codes(rows, task, i);
   }
 
   // Of the thread's rows, the one that it finds for the four lanes that share them.
@@ -234,7 +234,7 @@ class CodeLoader {
     const bool shared = Config::kCluster > 1 && decoded;
     if (shared) ptx::fence_async_proxy();
     __syncwarp();
-    if (lane() != 0) return;
+    if (!ptx::elect()) return;
     const unsigned full = places_.k_full(stage, part);
     if (shared) {
 #pragma unroll
@@ -243,7 +243,7 @@ class CodeLoader {
         ptx::copy_to_block(rows + to_other_, rows, kBytes, full + to_other_);
       }
     }
-    if (shared && thread_ == 0) {
+    if (shared && thread_ < 32) {
       ptx::arrive_expecting(full, kRowsOfBlock * 128 * part_at(part).count + (part == kFirstPart ? kNotes : 0));
     } else {
       ptx::arrive(full);

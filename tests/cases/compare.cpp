@@ -165,6 +165,9 @@ Bounds::Bounds(const Problem& problem, const reference::RowResult& row, attune_d
   const double sums = std::ldexp(16 + 2 * std::sqrt(static_cast<double>(row.num_visible)), -24);
   const double of_weights = weights != ATTUNE_DTYPE_NONE ? unit_roundoff(weights) : compute;
   value = sums + (rounds ? of_weights : 0.0) + (rounded_v ? compute : 0.0);
+  // Half a step of e4m3's subnormal numbers, where the largest weight is 2^5 at least
+  // (kernels/prefill/attend_codes.cuh).
+  least = weights == ATTUNE_FLOAT8_E4M3 ? std::ldexp(1.0, -10 - 5) : 0.0;
   // The row sum may add up the rounded probabilities.
   sum = sums + (rounds ? compute : 0.0);
   const double log_sum = std::isfinite(row.lse) ? std::fabs(row.lse) : 0.0;
@@ -175,7 +178,8 @@ double Bounds::out(const reference::RowResult& row, size_t dim) const {
   // out = numerator / sum. A score that is off by e moves its probability by a factor of exp(e), and both by no more
   // than this.
   const double from_scores = 0.5 * std::expm1(2 * score);
-  return row.pv_abs[dim] * (value + from_scores) + std::fabs(row.out[dim]) * (sum + from_scores) + 1e-36;
+  return row.pv_abs[dim] * (value + from_scores) + row.v_abs[dim] * least * row.largest_p +
+         std::fabs(row.out[dim]) * (sum + from_scores) + 1e-36;
 }
 
 attune_dtype rounded_weights(const Problem& problem, int32_t device_type) {

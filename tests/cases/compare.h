@@ -79,6 +79,7 @@ struct Bounds {
   double score;  // of a score z, absolute
   double value;  // of the sum of p v, relative to sum p |v|, beside what the scores cause
   double sum;    // of the sum of p, relative, beside what the scores cause
+  double least;  // of a p that becomes subnormal or nothing, relative to the largest p
   double lse;
   // weights: what the kernel rounds probabilities to; NONE: the type that products of such inputs are taken in.
   Bounds(const Problem& problem, const reference::RowResult& row, attune_dtype weights = ATTUNE_DTYPE_NONE);
