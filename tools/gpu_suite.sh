@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What CI cannot see: on a machine with a GPU, the CUDA tests in shards side by side, the Python suite if the package can be
+# imported, memcheck over a few cases, then, alone, the benchmarks. Needs only what ./dev build has left in build/release.
+# usage: tools/gpu_suite.sh [OUT]    logs and timings go to OUT (build/gpu)
+# FILTER: gtest's filter (Cuda*). SHARDS: processes (8). BENCH: a regular expression of cases to time; - for none.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+readonly out=${1:-build/gpu} shards=${SHARDS:-8} bench=${BENCH:-.}
+readonly tests=build/release/tests/attune_tests attune=build/release/cli/attune
+[[ -x $tests && -x $attune ]] || {
+  echo "gpu_suite: build first: ./dev build release" >&2
+  exit 2
+}
+mkdir -p "$out"
+failed=0
+pids=()
+start() { # NAME COMMAND...: in the background, its output to OUT/NAME.log
+  local name=$1
+  shift
+  ("$@" >"$out/$name.log" 2>&1 || {
+    echo "FAILED: $name (rc $?), $out/$name.log"
+    exit 1
+  }) &
+  pids+=($!)
+}
+
+for ((i = 0; i < shards; ++i)); do
+  start "tests_$i" env GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$i" "$tests" --gtest_filter="${FILTER:-Cuda*}"
+done
+if command -v compute-sanitizer >/dev/null; then
+  start memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$attune" check --device cuda:0 --random 0 \
+    --filter '^(decode/format|prefill/codes|mla/)'
+fi
+if python3 -c 'import attune, torch, pytest' 2>/dev/null; then
+  start python python3 -m pytest -q --tb=short --deselect python/tests/test_cuda.py::test_overhead_of_a_decode_step python/tests
+fi
+for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+grep -h -E '^\[  (PASSED|FAILED|SKIPPED) +\]' "$out"/tests_*.log | sort | uniq -c | sort -rn | head -20
+
+if [[ $bench != - ]]; then
+  "$attune" bench --device cuda:0 --no-check --filter "$bench" 2>&1 | tee "$out/decode.txt"
+  if python3 -c 'import attune, torch' 2>/dev/null; then
+    python3 bench/mla_cuda.py --rounds 1 --filter "$bench" 2>&1 | tee "$out/mla.txt"
+    python3 bench/compare_torch_cuda.py --rounds 1 --filter "$bench" 2>&1 | tee "$out/prefill.txt"
+  fi
+fi
+exit "$failed"
