@@ -31,7 +31,7 @@ def main():
     column = {name: i for i, name in enumerate(head)}
     samples = next(i for name, i in column.items() if name.startswith("Warp Stall Sampling (All"))
     executed = next(i for name, i in column.items() if name.startswith("Instructions Executed"))
-    stalls = {name[6:]: i for name, i in column.items() if name.startswith("stall_") and "not_issued" not in name}
+    stalls = {name[6:]: i for name, i in column.items() if name.startswith("stall_") and "Not Issued" not in name}
     total = sum(number(row[samples]) for row in rows) or 1.0
     hottest = sorted(range(len(rows)), key=lambda i: -number(rows[i][samples]))[:count]
     for i in sorted(hottest):
