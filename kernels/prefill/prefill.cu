@@ -39,10 +39,11 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   while (has_task(places, slot)) {
     const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
     const int head_tile = places.head_tile(slot.stage);
-    attend.start(s);
+    const int kv_head = Config::kHalves ? head_tile * p.heads_of_tile / p.group : 0;
+    attend.start(task, kv_head, s);
     Rows rows;
     rows.start(p, task, head_tile);
-    attend.run(task, rows, s, a);
+    attend.run(task, kv_head, rows, s, a);
     const Repair repair(rows, a);
     if (task.num_parts == 1) {
       store_whole(p, task, rows, a);

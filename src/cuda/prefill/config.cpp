@@ -99,7 +99,7 @@ KernelSpec Config::main_kernel() const {
            define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score),
            define("ATTUNE_MASK", mask), define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
            define("ATTUNE_KEYS", keys), define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype),
-           define("ATTUNE_RAW_STAGES", raw_stages)},
+           define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
           shared_bytes()};
 }
 
@@ -164,6 +164,8 @@ Config choose_config(const Problem& p, int num_sms) {
   c.head_dim_v = static_cast<int>(p.head_dim_v);
   c.dtype = c.cache_dtype = p.q.dtype;
   if (p.cache) c.cache_dtype = p.cache.k.dtype;
+  c.token_scales = p.cache && (p.cache.k_scale.mode == KvScale::Mode::kTokenHead ||
+                               p.cache.v_scale.mode == KvScale::Mode::kTokenHead);
   c.out_dtype = p.out.dtype;
   c.score = score_bits(p);
   c.mask = decode::mask_bits(p);
