@@ -47,7 +47,7 @@ class Attend {
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
     if constexpr (Rows::kCapped) a.limit[0] = a.limit[1] = -ptx::infinity();
-    float v_scale = 1.0f;
+    float v_scale = 1.0f, highest[2] = {-ptx::infinity(), -ptx::infinity()};  // of the first kind of tiles
     if constexpr (!kTwoKinds) {
       const int begin = task.tile_begin, end = task.tile_end;
       if (Config::kHalfWeights) v_scale = scale_of(p_, task, kv_head, 0, true);
@@ -61,9 +61,14 @@ class Attend {
       }
       if (begin < middle) {
         if (Config::kHalfWeights) v_scale = scale_of(p_, task, kv_head, 0, true);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (middle < end && a.max[h] != -ptx::infinity()) highest[h] = level_of(a.max[h], h);
+          a.max[h] = -ptx::infinity();
+        }
         ptx::sync_some(kQueriesOfGroup + group_, 128);  // all warps are done with q as it was
         halve_queries(task, kv_head);
-        if (middle < end) change_units(v_scale, a);
+        if (Config::kHalfWeights && middle < end) divide_values(v_scale, a);
         start_keys<true>(s);
         run_tiles<true, false>(task, rows, line, begin, middle, middle < end ? 1 : 0, s, a);
       }
@@ -72,6 +77,7 @@ class Attend {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (a.max[h] != -ptx::infinity()) a.max[h] = level_of(a.max[h], h);
+      if constexpr (kTwoKinds) a.max[h] = fmaxf(a.max[h], highest[h]);
       lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx(a.reference[h] - a.max[h]);
     }
     if constexpr (Config::kHalfWeights) {
@@ -162,7 +168,7 @@ class Attend {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         factor_[h] *= c_;
-        if (factor_[h] < 0x1p-120f) factor_[h] = 0x1p-120f;  // -inf stays that; products are below 2^41
+        if (factor_[h] == 0.0f) factor_[h] = __uint_as_float(1);  // times -inf it stays that; products are below 2^41
       }
     }
   }
@@ -170,18 +176,15 @@ class Attend {
   __device__ __forceinline__ void reset_levels() {
     if constexpr (Rows::kPlain) factor_[0] = factor_[1] = c_;
   }
-  // To those of the cached tiles, whose values are multiplied afterwards. Scales that have no inverse leave NaN, and the
-  // row is computed again (repair.cuh).
-  __device__ __forceinline__ void change_units(float v_scale, Accumulators& a) const {
+  // Before what comes from codes is added, which is multiplied with v_scale afterwards, and takes part with fp16 weights.
+  // A scale that has no inverse leaves NaN, and the row is computed again (repair.cuh).
+  __device__ __forceinline__ static void divide_values(float v_scale, Accumulators& a) {
+    constexpr float kUp = static_cast<float>(1 << static_cast<int>(kLift<true>));
     const float size = fabsf(v_scale);
-    float over[2];
-    over[0] = over[1] = size >= 0x1p-64f && size <= 0x1p64f ? ptx::reciprocal_approx(v_scale) : __uint_as_float(0x7fffffffu);
-    if (Config::kHalfWeights) rescale(over, a.o);
-    if constexpr (Rows::kPlain) {
+    const float over = size >= 0x1p-64f && size <= 0x1p64f ? kUp * ptx::reciprocal_approx(v_scale) : __uint_as_float(0x7fffffffu);
+    rescale({over, over}, a.o);
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        a.max[h] = fminf(a.max[h] * (c_ * ptx::reciprocal_approx(factor_[h])), __uint_as_float(0x7f7fffffu));
-    }
+    for (int h = 0; h < 2; ++h) a.sum[h] *= kUp, a.reference[h] -= kLift<true>;
   }
 
   // Of the next tile's. Well before they are needed: a shuffle takes its time.
