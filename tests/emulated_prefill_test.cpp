@@ -225,7 +225,7 @@ TEST_F(EmulatedPrefill, CachesOfEightBitsWithScalesOfAllSizes) {
     double k_scale, v_scale;
   };
   for (const Sizes& x : {Sizes{-90, 0, 0x1p90, 1}, Sizes{-110, 1, 0x1p100, -2}, Sizes{60, 0, 0x1p-60, 0x1p-70},
-                         Sizes{15, -2, 0x1p-15, 0x1p40}, Sizes{0, 0, -1, 0}, Sizes{0, 0, 0, 1}, Sizes{0, -2, 1, 1}}) {
+                         Sizes{15, -2, 0x1p-15, 16}, Sizes{0, 0, -1, 0}, Sizes{0, 0, 0, 1}, Sizes{0, -2, 1, 1}}) {
     for (const char* rest : {R"("new_tokens": false)", R"("new_tokens": true)"}) {
       const auto edit = [&](const attune_attention& a) {
         auto* const q = static_cast<uint16_t*>(a.q.data);
