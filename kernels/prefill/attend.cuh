@@ -26,6 +26,7 @@ class Attend {
   // Issues the first product of a task, unless tiles of codes may come after others: those begin by themselves.
   __device__ __forceinline__ void start(const Task& task, int kv_head, float (&s)[Config::kKeys / 2]) {
     if constexpr (kTwoKinds) {
+      factor_[0] = factor_[1] = c_;
       ptx::wait_phase(places_.q_full(), q_parity_);
     } else {
       if constexpr (Config::kHalves) {
@@ -55,7 +56,6 @@ class Attend {
     } else {
       const int begin = task.tile_begin, end = task.tile_end, middle = max(begin, min(line.num_cached_tiles, end));
       if (middle < end) {
-        reset_levels();
         start_keys<false>(s);
         run_tiles<false, true>(task, rows, line, middle, end, 0, s, a);
       }
@@ -172,16 +172,13 @@ class Attend {
       }
     }
   }
-  // Of a task's first kind of tiles.
-  __device__ __forceinline__ void reset_levels() {
-    if constexpr (Rows::kPlain) factor_[0] = factor_[1] = c_;
-  }
   // Before what comes from codes is added, which is multiplied with v_scale afterwards, and takes part with fp16 weights.
   // A scale that has no inverse leaves NaN, and the row is computed again (repair.cuh).
   __device__ __forceinline__ static void divide_values(float v_scale, Accumulators& a) {
     constexpr float kUp = static_cast<float>(1 << static_cast<int>(kLift<true>));
     const float size = fabsf(v_scale);
-    const float over = size >= 0x1p-64f && size <= 0x1p64f ? kUp * ptx::reciprocal_approx(v_scale) : __uint_as_float(0x7fffffffu);
+    const float over =
+        size >= 0x1p-64f && size <= 0x1p64f ? kUp * ptx::reciprocal_approx(v_scale) : __uint_as_float(0x7fffffffu);
     rescale({over, over}, a.o);
 #pragma unroll
     for (int h = 0; h < 2; ++h) a.sum[h] *= kUp, a.reference[h] -= kLift<true>;
@@ -418,7 +415,7 @@ class Attend {
   const Places& places_;
   const int group_;
   const float c_;
-  float factor_[2] = {};  // of products with fp16 queries, c_ included where all are only multiplied
+  float factor_[2];  // of products with fp16 queries, c_ included where all are only multiplied
   ptx::Descriptor q_;
   Turn k_turn_, v_turn_;
   unsigned q_parity_ = 0;

@@ -8,6 +8,7 @@
 #include "prefill/feed.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::prefill {
@@ -86,7 +87,7 @@ class Converter {
       ptx::store_shared_u32(places_.hidden(turn.stage) + 4 * thread_,
                             ptx::load_shared_u32(places_.raw_hidden(raw.stage) + 4 * thread_));
     }
-    tile_of<Config::kHeadDimQk, tile::kFloat16, false>(places_.raw(raw.stage), places_.k(turn.stage), nullptr, 0,
+    tile_of<Config::kHeadDimQk, tile::kFloat16, false>(places_.raw(raw.stage), places_.k(turn.stage), 0, 0,
                                                        Config::kKeys);
     hand_over(places_.raw_empty(raw.stage), places_.k_full(turn.stage));
   }
@@ -101,7 +102,7 @@ class Converter {
     ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
     tile_of<Config::kHeadDimV, Config::kScalesWeights ? tile::kBFloat16 : tile::kFloat16, !Config::kHalves>(
-        places_.raw(raw.stage), places_.v(turn.stage), places_.scales(k_stage, true), tile.low - tile.start,
+        places_.raw(raw.stage), places_.v(turn.stage), ptx::shared_address(places_.scales(k_stage, true)), tile.low - tile.start,
         tile.high - tile.start);
     hand_over(places_.raw_empty(raw.stage), places_.v_full(turn.stage));
   }
@@ -133,7 +134,7 @@ class Converter {
 
   // Every code of a tile: its raw rows to rows of kTo, swizzled; times scales, or not. Rows outside of [low, high) become zero.
   template <int kHeadDim, int kTo, bool kScaled>
-  __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, const float* scales, int low, int high) const {
+  __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, unsigned scales, int low, int high) const {
     blocks_of<kHeadDim, kTo, kScaled>(raw, to, scales);
     if (low == 0 && high == Config::kKeys) return;
     clear_blocks<kHeadDim>(to, low, high);
@@ -146,8 +147,8 @@ class Converter {
     static constexpr int kPieces = kRest <= 64 ? 4 : 8, kRowsAtATime = kThreads / kPieces,
                          kSteps = (Config::kKeys + kRowsAtATime - 1) / kRowsAtATime;
     static_assert(kRowsAtATime % 4 == 0, "rows that are so far apart are swizzled alike, or by the other half of a line");
-    int row, piece;
-    __device__ __forceinline__ explicit Share(int thread) {
+    unsigned row, piece;
+    __device__ __forceinline__ explicit Share(unsigned thread) {
       piece = thread % kPieces;
       row = kPieces == 4 ? thread / 4 : thread / 16 * 2 + (thread / 4 + thread / 8) % 2;
     }
@@ -167,31 +168,44 @@ class Converter {
   };
 
   template <int kHeadDim, int kTo, bool kScaled, int kBlock = 0>
-  __device__ __forceinline__ void blocks_of(unsigned raw, unsigned to, const float* scales) const {
+  __device__ __forceinline__ void blocks_of(unsigned raw, unsigned to, unsigned scales) const {
     using Mine = Share<kHeadDim - 128 * kBlock>;
-    constexpr int kBatches = (Mine::kSteps + kAhead - 1) / kAhead;
-    const Mine mine(thread_);
+    const Mine mine(ptx::kept(thread_));  // computed where it is needed: registers are scarce
     const unsigned from = mine.from(raw + kBlock * Config::kKeys * kernels::kRawPitch);
     const unsigned at = mine.to(to + 2 * kBlock * Config::kKeys * 128);
-    // Loads of a batch are under way while the one before is decoded.
-    unsigned words[2][kAhead][4];
-#pragma unroll
-    for (int batch = 0; batch <= kBatches; ++batch) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int step = batch * kAhead + i;
-        if (step < Mine::kSteps && mine.has(step))
-          ptx::load_shared_four(from + step * Mine::kRowsAtATime * kernels::kRawPitch, words[batch % 2][i]);
+    const auto load = [&](int step, unsigned(&words)[4]) {
+      ptx::load_shared_four(from + step * Mine::kRowsAtATime * kernels::kRawPitch, words);
+    };
+    const auto decode = [&](int step, const unsigned(&words)[4]) {
+      unsigned out[8];
+      const float scale = kScaled ? ptx::load_shared(scales + 4 * (mine.row + step * Mine::kRowsAtATime)) : 1.0f;
+      decode_sixteen<Config::kCacheType, kTo, kScaled>(words, scale, out);
+      ptx::store_shared_four(Mine::further(at, step), out);
+      ptx::store_shared_four(Mine::further(at ^ 16, step), out + 4);
+    };
+    if constexpr (kScaled) {
+#pragma unroll 1
+      for (int step = 0; step < Mine::kSteps && mine.row + step * Mine::kRowsAtATime < Config::kKeys; ++step) {
+        unsigned words[4];
+        load(step, words);
+        decode(step, words);
       }
+    } else {
+      // Loads of a batch are under way while the one before is decoded.
+      constexpr int kAhead = Config::kHalfWeights ? 2 : 1, kBatches = (Mine::kSteps + kAhead - 1) / kAhead;
+      unsigned words[2][kAhead][4];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int step = (batch - 1) * kAhead + i;
-        if (step < 0 || step >= Mine::kSteps || !mine.has(step)) continue;
-        unsigned out[8];
-        decode_sixteen<Config::kCacheType, kTo, kScaled>(
-            words[(batch + 1) % 2][i], kScaled ? scales[mine.row + step * Mine::kRowsAtATime] : 1.0f, out);
-        ptx::store_shared_four(Mine::further(at, step), out);
-        ptx::store_shared_four(Mine::further(at ^ 16, step), out + 4);
+      for (int batch = 0; batch <= kBatches; ++batch) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int step = batch * kAhead + i;
+          if (step < Mine::kSteps && mine.has(step)) load(step, words[batch % 2][i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int step = (batch - 1) * kAhead + i;
+          if (step >= 0 && step < Mine::kSteps && mine.has(step)) decode(step, words[(batch + 1) % 2][i]);
+        }
       }
     }
     if constexpr (kHeadDim > 128 * (kBlock + 1)) blocks_of<kHeadDim, kTo, kScaled, kBlock + 1>(raw, to, scales);
@@ -201,7 +215,7 @@ class Converter {
   template <int kHeadDim, int kBlock = 0>
   __device__ __forceinline__ void clear_blocks(unsigned to, int low, int high) const {
     using Mine = Share<kHeadDim - 128 * kBlock>;
-    const Mine mine(thread_);
+    const Mine mine(ptx::kept(thread_));
     const unsigned at = mine.to(to + 2 * kBlock * Config::kKeys * 128);
 #pragma unroll 1
     for (int step = 0; step < Mine::kSteps; ++step) {
@@ -212,8 +226,6 @@ class Converter {
     }
     if constexpr (kHeadDim > 128 * (kBlock + 1)) clear_blocks<kHeadDim, kBlock + 1>(to, low, high);
   }
-
-  static constexpr int kAhead = 2;  // rows of a batch
 
   const PrefillParams& p_;
   const Places& places_;

@@ -17,16 +17,16 @@ class HalfQueries {
   __device__ __forceinline__ static void convert(const Places& places, int group, float k_scale, float (&factor)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      unsigned words[kChunks][4];
       const unsigned row = row_of_thread() + 8 * h;
       // A quad's chunks, of the line's first half and of its second, so that neighbours' do not meet in banks.
       const unsigned at = places.q() + row * 128 + ((threadIdx.x % 4 * 16) ^ (row % 2 * 64));
       unsigned top = 0;
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        ptx::load_shared_four(chunk_at(at, i), words[i]);
+        unsigned words[4];
+        ptx::load_shared_four(chunk_at(at, i), words);
 #pragma unroll
-        for (unsigned word : words[i]) top = max(max(top, word & 0x7fff0000u), word << 16 & 0x7fff0000u);
+        for (unsigned word : words) top = max(max(top, word & 0x7fff0000u), word << 16 & 0x7fff0000u);
       }
       top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
@@ -36,12 +36,14 @@ class HalfQueries {
       factor[h] = fabsf(k_scale) * __uint_as_float(exponent - (15u << 23));
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
+        unsigned words[4];  // read again: registers are scarce
+        ptx::load_shared_four(chunk_at(at, i), words);
 #pragma unroll
-        for (unsigned& word : words[i]) {
+        for (unsigned& word : words) {
           const float times = k_scale < 0.0f ? -scale : scale;
           word = ptx::pack_f16(__uint_as_float(word << 16) * times, __uint_as_float(word & 0xffff0000u) * times);
         }
-        ptx::store_shared_four(chunk_at(at, i), words[i]);
+        ptx::store_shared_four(chunk_at(at, i), words);
       }
     }
     ptx::fence_async_proxy();
