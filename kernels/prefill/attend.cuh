@@ -244,7 +244,7 @@ class Attend {
     const bool scaled = Config::kScalesColumns && (kCodes || !kTwoKinds) && line.is_cached(i);
     if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
     if constexpr (kCodes && Config::kHalves && !Rows::kPlain) multiply_rows(factor_, s);
-    const int start = line.start(task, i);
+    const int start = line.start(i);
     if constexpr (Rows::kSloped) rows.add_slope(s);
     if constexpr (!Rows::kProducts) rows.score(p_, start, s);
     const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;

@@ -8,8 +8,8 @@
 namespace attune::kernels {
 
 // A run of key tiles for one block of packed rows (tokens of a sequence, the heads of a head tile inside), for every
-// head tile. Tiles of keys in the cache begin at multiples of the tile, those of dense keys at multiples beyond
-// num_cached; both are counted in one line.
+// head tile. Tiles of keys in the cache begin at multiples of the tile, those of dense keys at the first one
+// that is seen; both are counted in one line.
 struct alignas(16) Task {
   long long q_begin;   // first row of q in a ragged batch
   long long q_row;     // the sequence's first row of q among those that the TMA knows by one number

@@ -144,7 +144,7 @@ struct Rows {
   // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.
   __device__ __forceinline__ Run whole_tiles(const Task& t, const TileLine<Config::kKeys>& line) const {
     const bool cached = Config::kCached && line.num_cached_tiles > 0;
-    const int base = cached ? 0 : t.num_cached, origin = cached ? line.cached_begin : line.dense_begin;
+    const int base = cached ? 0 : line.dense_start, origin = cached ? line.cached_begin : 0;
     int low = max(t.first_key, first_of_all), high = min(t.end_key, end_of_all);
     if (cached) high = min(high, t.num_cached);
     return {(max(low - base, 0) + Config::kKeys - 1) / Config::kKeys - origin, max(high - base, 0) / Config::kKeys - origin};
