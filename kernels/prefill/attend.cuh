@@ -261,8 +261,12 @@ class Attend {
       if constexpr (Rows::kSloped) reference[h] = fmaf(rows.slope[h], rows.distance_of(h, start), reference[h]);
     }
     if constexpr (Rows::kCapped) {
-      if (!__any_sync(0xffffffffu, !(Rows::takes_polynomial(p_, a.max[0]) && Rows::takes_polynomial(p_, a.max[1])))) {
-        exponentiate(i, s, [&](int j) { return Rows::capped_exponent(p_, s[j], reference[j / 2 % 2]); });
+      if (Rows::all_take(p_.cap_short, a.max)) {
+        exponentiate(i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); });
+        return;
+      }
+      if (Rows::all_take(p_.cap_long, a.max)) {
+        exponentiate(i, s, [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); });
         return;
       }
       rows.score(p_, start, s);

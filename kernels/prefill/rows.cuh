@@ -128,17 +128,21 @@ struct Rows {
     for (int i = 0; i < Config::kKeys / 2; ++i)
       s[i] = fmaf(product_slope[kSloped ? i / 2 % 2 : 0], static_cast<float>(i / 4 * 8 + i % 2), s[i]);
   }
-  // The exponent of a product's weight where takes_polynomial(). A hidden product, -inf, stays that.
-  __device__ __forceinline__ static float capped_exponent(const PrefillParams& p, float s, float reference) {
+  // The exponent of a product's weight where it takes the polynomial. A hidden product, -inf, stays that.
+  template <int kTerms>
+  __device__ __forceinline__ static float capped_exponent(const kernels::CapPolynomial<kTerms>& cap, float s,
+                                                          float reference) {
     const float square = s * s;
-    float factor = p.cap_terms[kernels::kCapTerms - 1];
+    float factor = cap.terms[kTerms - 1];
 #pragma unroll
-    for (int i = kernels::kCapTerms - 2; i >= 0; --i) factor = fmaf(factor, square, p.cap_terms[i]);
+    for (int i = kTerms - 2; i >= 0; --i) factor = fmaf(factor, square, cap.terms[i]);
     return fmaf(s, factor, -reference);
   }
-  // Of a row with this maximum of products.
-  __device__ __forceinline__ static bool takes_polynomial(const PrefillParams& p, float max) {
-    return p.cap_low <= max && max <= p.cap_high;
+  // Whether all rows of the warp take a polynomial, by this thread's maxima of products.
+  template <int kTerms>
+  __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2]) {
+    const bool both = cap.low <= max[0] && max[0] <= cap.high && cap.low <= max[1] && max[1] <= cap.high;
+    return !__any_sync(0xffffffffu, !both);
   }
 
   // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.
