@@ -41,9 +41,10 @@ class Attend {
     q_parity_ ^= 1;
   }
 
-  // All tiles of the task that has been started. Turns count tiles over all tasks.
+  // All tiles of the task that has been started. Turns count tiles over all tasks. beside() runs beside the last product.
+  template <class Beside>
   __device__ __forceinline__ void run(const Task& task, int kv_head, const Rows& rows, float (&s)[Config::kKeys / 2],
-                                      Accumulators& a) {
+                                      Accumulators& a, const Beside& beside) {
     const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
@@ -52,12 +53,12 @@ class Attend {
     if constexpr (!kTwoKinds) {
       const int begin = task.tile_begin, end = task.tile_end;
       if (Config::kHalfWeights) v_scale = scale_of(p_, task, kv_head, 0, true);
-      run_tiles<Config::kConverts, true>(task, rows, line, begin, end, 0, s, a);
+      run_tiles<Config::kConverts, true>(task, rows, line, begin, end, 0, s, a, beside);
     } else {
       const int begin = task.tile_begin, end = task.tile_end, middle = max(begin, min(line.num_cached_tiles, end));
       if (middle < end) {
         start_keys<false>(s);
-        run_tiles<false, true>(task, rows, line, middle, end, 0, s, a);
+        run_tiles<false, true>(task, rows, line, middle, end, 0, s, a, beside);
       }
       if (begin < middle) {
         if (Config::kHalfWeights) v_scale = scale_of(p_, task, kv_head, 0, true);
@@ -70,7 +71,7 @@ class Attend {
         halve_queries(task, kv_head);
         if (Config::kHalfWeights && middle < end) divide_values(v_scale, a);
         start_keys<true>(s);
-        run_tiles<true, false>(task, rows, line, begin, middle, middle < end ? 1 : 0, s, a);
+        run_tiles<true, false>(task, rows, line, begin, middle, middle < end ? 1 : 0, s, a, beside);
       }
     }
     float lowered[2];
@@ -99,21 +100,24 @@ class Attend {
   static constexpr bool kTwoKinds = Config::kHalves && Config::kDense;
 
   // Tiles [begin, end), the last first. kCodes: they were codes. kFirst: nothing came before; else `accumulate` says so.
-  template <bool kCodes, bool kFirst>
+  template <bool kCodes, bool kFirst, class Beside>
   __device__ __forceinline__ void run_tiles(const Task& task, const Rows& rows, const TileLine<Config::kKeys>& line,
                                             int first, int behind, int accumulate, float (&s)[Config::kKeys / 2],
-                                            Accumulators& a) {
+                                            Accumulators& a, const Beside& beside) {
     const Run whole = rows.whole_tiles(task, line);
     unsigned weights[Config::kKeys / 4];
     float lowered[2];
 
+    // Most first tiles are edges; what is computed here the product hides.
+    const Rows::View early = Config::kFarsighted ? rows.view(p_, tile_at(task, line, behind - 1)) : Rows::View{};
     ptx::wait_products<0>();
     ptx::pin(s);
     const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
     if (end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
-    weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
+    weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a,
+                  Config::kFarsighted ? &early : nullptr);
     if constexpr (!kFirst) {
       if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);
     }
@@ -148,6 +152,7 @@ class Attend {
     const ptx::Descriptor v = values();
     ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
     multiply_values<kCodes>(weights, v, accumulate, a.o);
+    if (last_use) beside();
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release_values();
@@ -240,7 +245,7 @@ class Attend {
   template <bool kCodes>
   __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, const TileLine<Config::kKeys>& line, int i,
                                         const Run& whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
-                                        Accumulators& a) {
+                                        Accumulators& a, const Rows::View* view = nullptr) {
     const bool scaled = Config::kScalesColumns && (kCodes || !kTwoKinds) && line.is_cached(i);
     if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
     if constexpr (kCodes && Config::kHalves && !Rows::kPlain) multiply_rows(factor_, s);
@@ -250,7 +255,11 @@ class Attend {
     const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
     const bool edge = Rows::kBits || flagged || !whole.has(i);
-    if (edge) rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);
+    const auto hide = [&] {
+      const Tile tile = tile_at(task, line, i);
+      rows.hide(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
+    };
+    if (edge) hide();
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
     raise(rows, start, s, a);
     follow<kCodes>(lowered, a);
@@ -270,7 +279,7 @@ class Attend {
         return;
       }
       rows.score(p_, start, s);
-      if (edge) rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);  // the least product has a finite score
+      if (edge) hide();  // the least product has a finite score
       c[0] = c[1] = 1;
     }
     exponentiate(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); });

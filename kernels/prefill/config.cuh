@@ -45,6 +45,8 @@ struct Config {
   static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kTaskReaders =  // warps
       kMathWarps + kConvertWarps + kTransposeWarps + (kTwoLoaders ? 1 : 0);
+  // Where math groups have registers for what is found out ahead of its use.
+  static constexpr bool kFarsighted = !kCached && kHeadDimV <= 128 && kScore == 0 && kMask == 0;
   static constexpr int kProducerRegisters = kConverts ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kRows = 64 * kMathGroups, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;

@@ -61,17 +61,13 @@ class Converter {
   // The order of the producer.
   __device__ __forceinline__ void convert(const Task& task, int kv_head) {
     const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
-    Tile last = tile_at(task, line, task.tile_end - 1);
-    int last_stage = k_turn_.stage;
-    keys(task, kv_head, last);
-    for (int i = task.tile_end - 2; i >= task.tile_begin; --i) {
+#pragma unroll 1
+    for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
       const Tile tile = tile_at(task, line, i);
       const int stage = k_turn_.stage;
       keys(task, kv_head, tile);
-      values(last, last_stage);
-      last = tile, last_stage = stage;
+      values(tile, stage);
     }
-    values(last, last_stage);
   }
 
   __device__ __forceinline__ void keys(const Task& task, int kv_head, const Tile& tile) {

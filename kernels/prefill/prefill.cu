@@ -36,14 +36,20 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   float s[Config::kKeys / 2];
   Accumulators a;
   Turn slot;
-  while (has_task(places, slot)) {
-    const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
-    const int head_tile = places.head_tile(slot.stage);
+  // The next task may be looked up beside the last product of one.
+  constexpr bool kAhead = Config::kFarsighted;
+  int next = kAhead ? head_tile_of(places, slot) : 0;
+  while (kAhead ? next != kNoMoreTasks : has_task(places, slot)) {
+    const int at = slot.stage;
+    const Task& task = places.task(at);  // read where needed: registers are scarce
+    const int head_tile = places.head_tile(at);
     const int kv_head = Config::kHalves ? head_tile * p.heads_of_tile / p.group : 0;
     attend.start(task, kv_head, s);
     Rows rows;
     rows.start(p, task, head_tile);
-    attend.run(task, kv_head, rows, s, a);
+    attend.run(task, kv_head, rows, s, a, [&] {
+      if (kAhead) slot.next<kernels::kTaskSlots>(), next = head_tile_of(places, slot);
+    });
     const Repair repair(rows, a);
     if (task.num_parts == 1) {
       store_whole(p, task, rows, a);
@@ -54,8 +60,8 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     repair(p, task, head_tile, rows);
     if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot.stage));
-    slot.next<kernels::kTaskSlots>();
+    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(at));
+    if (!kAhead) slot.next<kernels::kTaskSlots>();
   }
 }
 

@@ -173,12 +173,19 @@ struct Rows {
       if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
     }
   }
+  // What the rows see of a tile by their positions.
+  struct View {
+    Seen row[2];
+  };
+  __device__ __forceinline__ View view(const PrefillParams& p, const Tile& tile) const {
+    return {{seen_by_position(p, tile, 0), seen_by_position(p, tile, 1)}};
+  }
   // flagged: keys of the tile may lie on pages that are not there; `hidden` is the shared address of which.
-  __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, bool flagged, unsigned hidden,
-                                       float (&s)[Config::kKeys / 2]) const {
+  __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, const View& view, bool flagged,
+                                       unsigned hidden, float (&s)[Config::kKeys / 2]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      Seen seen = seen_by_position(p, tile, h);
+      Seen seen = view.row[h];
       if (flagged) seen &= ~hidden_keys(hidden);
       if constexpr (kBits) seen = seen_by_bits(p, tile, h, seen);
       hide_row(h, seen, s);
