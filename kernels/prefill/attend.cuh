@@ -11,6 +11,7 @@
 
 #include "prefill/accumulators.cuh"
 #include "prefill/queries.cuh"
+#include "prefill/scores.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
 
@@ -18,6 +19,12 @@ namespace attune::prefill {
 
 class Attend {
  public:
+  // kCodes: of tiles that were codes.
+  template <bool kCodes>
+  using KeysProduct = ptx::Product<Config::kKeys, Config::kKeysProduct<kCodes>>;
+  template <bool kCodes>
+  using ValuesProduct = ptx::Product<Config::kChannels, Config::kValuesProduct<kCodes>>;
+
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places, int group)
       : p_(p), places_(places), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {
     q_ = ptx::uniform(ptx::descriptor_k_major(places.q() + group * 64 * 128));
@@ -36,7 +43,7 @@ class Attend {
       const ptx::Descriptor k = keys();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
       if constexpr (!Config::kHalves) ptx::wait_phase(places_.q_full(), q_parity_);
-      multiply_keys<Config::kConverts>(k, s);
+      multiply_keys<KeysProduct<Config::kConverts>>(q_, k, s);
     }
     q_parity_ ^= 1;
   }
@@ -128,7 +135,7 @@ class Attend {
       const ptx::Descriptor k = keys(), v = values();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
-      multiply_keys<kCodes>(k, s);
+      multiply_keys<KeysProduct<kCodes>>(q_, k, s);
       ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
       multiply_values<kCodes>(weights, v, accumulate, a.o);
       accumulate = 1;
@@ -162,7 +169,7 @@ class Attend {
   __device__ __forceinline__ void start_keys(float (&s)[Config::kKeys / 2]) {
     const ptx::Descriptor k = keys();
     ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-    multiply_keys<kCodes>(k, s);
+    multiply_keys<KeysProduct<kCodes>>(q_, k, s);
   }
 
   // q of fp16; with it the units of products change.
@@ -198,20 +205,6 @@ class Attend {
   }
 
   template <bool kCodes>
-  __device__ __forceinline__ void multiply_keys(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
-    ptx::pin(s);
-    ptx::fence_products();
-#pragma unroll
-    for (int i = 0; i < Config::kStepsQk; ++i) {
-      const int block = i / 4, within = i % 4 * ptx::kStepK;
-      ptx::Product<Config::kKeys, Config::kKeysProduct<kCodes>>::shared(
-          s, q_ + block * (Config::kRows * 8) + within, k + block * (Config::kKeys * 8) + within,
-                        i == 0 ? 0 : 1);
-    }
-    ptx::commit_products();
-  }
-
-  template <bool kCodes>
   __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kKeys / 4], ptx::Descriptor v,
                                                   int accumulate, float (&o)[Config::kChannels / 2]) const {
     ptx::pin(o);
@@ -219,7 +212,7 @@ class Attend {
     ptx::fence_products();
 #pragma unroll
     for (int i = 0; i < Config::kStepsKeys; ++i)
-      ptx::Product<Config::kChannels, Config::kValuesProduct<kCodes>>::registers(o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate : 1);
+      ValuesProduct<kCodes>::registers(o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate : 1);
     ptx::commit_products();
   }
 

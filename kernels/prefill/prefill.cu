@@ -20,8 +20,8 @@
 #include "prefill/attend.cuh"
 #include "prefill/block.cuh"
 #include "prefill/convert.cuh"
+#include "prefill/finish_task.cuh"
 #include "prefill/load.cuh"
-#include "prefill/repair.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
@@ -42,25 +42,14 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   while (kAhead ? next != kNoMoreTasks : has_task(places, slot)) {
     const int at = slot.stage;
     const Task& task = places.task(at);  // read where needed: registers are scarce
-    const int head_tile = places.head_tile(at);
-    const int kv_head = Config::kHalves ? head_tile * p.heads_of_tile / p.group : 0;
+    const int kv_head = Config::kHalves ? places.head_tile(at) * p.heads_of_tile / p.group : 0;
     attend.start(task, kv_head, s);
     Rows rows;
-    rows.start(p, task, head_tile);
+    rows.start(p, task, places.head_tile(at));
     attend.run(task, kv_head, rows, s, a, [&] {
       if (kAhead) slot.next<kernels::kTaskSlots>(), next = head_tile_of(places, slot);
     });
-    const Repair repair(rows, a);
-    if (task.num_parts == 1) {
-      store_whole(p, task, rows, a);
-    } else {
-      store_part(p, task, head_tile, a);
-    }
-    __syncwarp();
-    repair(p, task, head_tile, rows);
-    if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(at));
+    finish_task(p, places, at, rows, a);
     if (!kAhead) slot.next<kernels::kTaskSlots>();
   }
 }
