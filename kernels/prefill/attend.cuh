@@ -103,6 +103,15 @@ class Attend {
   }
 
  private:
+  // The first tile may have so few keys that the first half of the registers has all products that count.
+  static constexpr bool kHalves = Config::kFarsighted;
+  static constexpr int kHalf = Config::kKeys / 4;
+  // Whether the tile before tile `end` has no key in its second half.
+  __device__ __forceinline__ static bool ends_in_half(const Task& task, int end) {
+    const int keys = task.end_key - task.first_key - (end - 1) * Config::kKeys;
+    return __shfl_sync(0xffffffffu, keys, 0) <= Config::kKeys / 2;
+  }
+
   // A task may have tiles of codes and others, which come first: they meet q as it is.
   static constexpr bool kTwoKinds = Config::kHalves && Config::kDense;
 
@@ -123,12 +132,18 @@ class Attend {
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
     if (end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
-    weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a,
-                  Config::kFarsighted ? &early : nullptr);
+    if (kHalves && ends_in_half(task, end)) {
+      weigh<kCodes, kHalf>(rows, task, line, end - 1, whole, s, lowered, a, &early);
+      pack<kCodes, kHalf>(false, lowered, s, a, weights);
+    } else {
+      weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a,
+                    Config::kFarsighted ? &early : nullptr);
+      if constexpr (kHalves) pack<kCodes>(false, lowered, s, a, weights);
+    }
     if constexpr (!kFirst) {
       if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);
     }
-    pack<kCodes>(line.is_cached(end - 1), lowered, s, a, weights);
+    if constexpr (!kHalves) pack<kCodes>(line.is_cached(end - 1), lowered, s, a, weights);
     if (kReleasesLate<kCodes>) release_keys();
 
     for (int i = end - 2; i >= begin; --i) {
@@ -234,8 +249,8 @@ class Attend {
   template <bool kCodes>
   static constexpr bool kReleasesLate = Config::kCached && !(kCodes && Config::kHalfWeights);
 
-  // Products to weights in place, and how much what came before counts less.
-  template <bool kCodes>
+  // Products to weights in place, and how much what came before counts less. kCount: registers that have products.
+  template <bool kCodes, int kCount = Config::kKeys / 2>
   __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, const TileLine<Config::kKeys>& line, int i,
                                         const Run& whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                         Accumulators& a, const Rows::View* view = nullptr) {
@@ -250,11 +265,11 @@ class Attend {
     const bool edge = Rows::kBits || flagged || !whole.has(i);
     const auto hide = [&] {
       const Tile tile = tile_at(task, line, i);
-      rows.hide(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
+      rows.template hide<kCount>(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
     };
     if (edge) hide();
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
-    raise(rows, start, s, a);
+    raise<kCount>(rows, start, s, a);
     follow<kCodes>(lowered, a);
     float reference[2], c[2] = {unit(0), unit(1)};
 #pragma unroll
@@ -264,27 +279,27 @@ class Attend {
     }
     if constexpr (Rows::kCapped) {
       if (Rows::all_take(p_.cap_short, a.max)) {
-        exponentiate(i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); });
+        exponentiate<kCount>(i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); });
         return;
       }
       if (Rows::all_take(p_.cap_long, a.max)) {
-        exponentiate(i, s, [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); });
+        exponentiate<kCount>(i, s, [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); });
         return;
       }
       rows.score(p_, start, s);
       if (edge) hide();  // the least product has a finite score
       c[0] = c[1] = 1;
     }
-    exponentiate(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); });
+    exponentiate<kCount>(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); });
   }
 
   // 2^exponent(j) to s[j], in groups: exponents of the next one are computed beside the exponentials of one, of which
   // the special-function unit takes one every 8 clocks. A group is a loop that is left at once, as tile numbers are not
   // negative: the compiler moves nothing across its borders, and would else have all exponents computed first.
-  template <class Exponent>
+  template <int kCount, class Exponent>
   __device__ __forceinline__ static void exponentiate(int tile, float (&s)[Config::kKeys / 2],
                                                       const Exponent& exponent) {
-    constexpr int kGroup = Rows::kCapped ? 8 : 16, kCount = Config::kKeys / 2;
+    constexpr int kGroup = Rows::kCapped ? 8 : 16;
     static_assert(kCount % kGroup == 0);
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
@@ -301,6 +316,7 @@ class Attend {
   }
 
   // a.max, with this tile.
+  template <int kCount>
   __device__ __forceinline__ static void raise(const Rows& rows, int start, const float (&s)[Config::kKeys / 2],
                                                Accumulators& a) {
     float top[2];
@@ -309,12 +325,12 @@ class Attend {
         !__any_sync(0xffffffffu, (bits_of(a.max[0]) | bits_of(a.max[1])) < 0)) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        top[h] = __uint_as_float(top_of_row(s, h, bits_of(a.max[h]), bits_of,
+        top[h] = __uint_as_float(top_of_row<kCount>(s, h, bits_of(a.max[h]), bits_of,
                                            [](int x, int y, int z) { return max(max(x, y), z); }));
     } else {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        top[h] = top_of_row(s, h, a.max[h], [](float x) { return x; },
+        top[h] = top_of_row<kCount>(s, h, a.max[h], [](float x) { return x; },
                             [](float x, float y, float z) { return fmaxf(x, fmaxf(y, z)); });
     }
 #pragma unroll
@@ -328,12 +344,12 @@ class Attend {
   __device__ __forceinline__ static int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
   // The maximum of this thread's products of row h and, without slopes, of x. Chains of their own for neighbours: too few
   // warps hide what a long chain waits for.
-  template <class T, class Bits, class Max>
+  template <int kCount, class T, class Bits, class Max>
   __device__ __forceinline__ static T top_of_row(const float (&s)[Config::kKeys / 2], int h, T x, const Bits& bits,
                                                  const Max& largest) {
     T top[kChains];
 #pragma unroll
-    for (int j = 0; j < Config::kKeys / 8; ++j) {
+    for (int j = 0; j < kCount / 4; ++j) {
       const T first = bits(s[4 * j + 2 * h]), second = bits(s[4 * j + 2 * h + 1]);
       top[j % kChains] = largest(j >= kChains ? top[j % kChains] : Rows::kSloped ? first : x, first, second);
     }
@@ -359,13 +375,14 @@ class Attend {
   }
 
   // The weights' sums; not right after the exponentials, each of which would be waited for.
+  template <int kCount>
   __device__ __forceinline__ static void add_up(const float (&s)[Config::kKeys / 2], const float (&lowered)[2],
                                                 Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum[kChains] = {a.sum[h] * lowered[h]};
 #pragma unroll
-      for (int i = 0; i < Config::kKeys / 4; ++i) sum[i % kChains] += s[i / 2 * 4 + 2 * h + i % 2];
+      for (int i = 0; i < kCount / 2; ++i) sum[i % kChains] += s[i / 2 * 4 + 2 * h + i % 2];
       a.sum[h] = sum[0];
 #pragma unroll
       for (int j = 1; j < kChains; ++j) a.sum[h] += sum[j];
@@ -387,15 +404,19 @@ class Attend {
   }
 
   // The weights, summed, as an operand.
-  template <bool kCodes>
+  template <bool kCodes, int kCount = Config::kKeys / 2>
   __device__ __forceinline__ void pack(bool cached, const float (&lowered)[2], float (&s)[Config::kKeys / 2],
                                        Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) const {
-    add_up(s, lowered, a);
+    add_up<kCount>(s, lowered, a);
     if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 4; ++i) {
+      if (2 * i >= kCount) {
+        weights[i] = 0;
+        continue;
+      }
       weights[i] = Config::kValuesProduct<kCodes> == ptx::Type::kBf16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
-                                                    : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
+                                                                      : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
     }
   }
 
