@@ -111,8 +111,8 @@ class Loader {
     int first, count, keys;
   };
   static constexpr int kMostBlocks = Config::kBlocksQk > Config::kBlocksV ? Config::kBlocksQk : Config::kBlocksV;
-  // Codes of K and of V: half of the lanes each, as one lane's copy is issued after the other's, and the rest of the work
-  // is the same for both.
+  // Codes of K and of V: half of the lanes each, as one lane's copy is issued after the other's, and the rest of the
+  // work is the same for both.
   static constexpr bool kPairs = Config::kConverts && Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128;
   static constexpr int kBoxLanes = kPairs ? 16 : kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
 
@@ -127,7 +127,8 @@ class Loader {
   __device__ __forceinline__ int ask_table(const Task& task, const Tile& tile, bool values) const {
     if (!(Config::kCached && tile.cached)) return 0;
     const Boxes b = boxes_of(tile);
-    return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values || (kPairs && is_of_values())).page;
+    if (kPairs && is_of_values()) values = true;
+    return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
   // The one box of a tile of dense keys.
