@@ -134,7 +134,9 @@ class Attend {
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
     if (end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
-    if (kHalves && ends_in_half(task, end)) {
+    bool half = false;
+    if constexpr (kHalves) half = ends_in_half(task, end);
+    if (half) {
       weigh<kCodes, kHalf>(rows, task, line, end - 1, whole, s, lowered, a, &early);
       pack<kCodes, kHalf>(false, lowered, s, a, weights);
     } else {
