@@ -261,7 +261,7 @@ void add(const attune_attention& a, Kernels& kernels) {
 
 void add_prompt(const attune_attention& a, Kernels& kernels) {
   const Problem p = make_problem(a, Data::kOptional);
-  const Kernel& row = cuda::prefill::attends_codes(p) ? cuda::prefill_fp8_kernel() : cuda::prefill_kernel();
+  const Kernel& row = cuda::prefill::kernel_for(p);
   if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
   const cuda::prefill::Config c = cuda::prefill::choose_config(p, cuda::decode::DeviceShape().num_sms);
   add(c.main_kernel(), kernels);
