@@ -16,8 +16,10 @@ constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
 
 class EmulatedPrefill : public tests::Emulated {
  protected:
-  static std::string run(const cases::Case& spec, int layers = 1) {
+  // bad_page: the second page of the first sequence is not there.
+  static std::string run(const cases::Case& spec, int layers = 1, bool bad_page = false) {
     cases::Problem problem(spec);
+    if (bad_page) static_cast<int32_t*>(problem.host().cache.page_table.data)[1] = 1 << 20;
     problem.arena().upload();
     const attune_attention a = problem.device();
     const Problem given = make_problem(a, Data::kRequired);
@@ -255,7 +257,20 @@ TEST_F(EmulatedPrefill, Floats) {
   }
 }
 
-// Caches of any type, layout and page size; rows on pages that are not there; a prologue.
+TEST_F(EmulatedPrefill, KeysOnPagesThatAreNotThere) {
+  for (const char* dtype : {"bf16", "f32"}) {
+    for (const char* page_size : {"16", "48", "3"}) {
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "kv": "paged",
+          "causal": true, "seqlens_q": [40, 9], "seqlens_kv": [150, 70], "new_tokens": true, "dtype": ")") +
+                                     dtype + R"(", "cache": {"page_size": )" + page_size + "}}"),
+                    1, true),
+                "")
+          << dtype << " " << page_size;
+    }
+  }
+}
+
+// Caches of any type, layout and page size; a prologue.
 TEST_F(EmulatedPrefill, FloatsOverCaches) {
   for (const char* rest :
        {R"("cache": {"page_size": 16}, "new_tokens": true)",
