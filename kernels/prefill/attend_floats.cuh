@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math of a warpgroup on fp32 numbers, each the sum of three of bf16: 64 rows of the block against the tiles that are
-// brought.
+// The math of a warpgroup on fp32 numbers, each the sum of three of bf16: 64 rows of the block against the tiles that
+// are brought.
 //
 //   S_i = Q K_i^T;  m' = max(m, rowmax c S_i);  P_i = 2^(c S_i - m');  l = l 2^(m - m') + rowsum P_i;
 //   O = O 2^(m - m') + (P_i V_i);   c = scale log2 e
@@ -9,8 +9,8 @@
 // added up from the smallest, so that the largest parts meet sums that are rounded (towards zero) few times. For the
 // same reason P V of a tile is summed from zero and then added to O in fp32, which rescales O at no cost.
 //
-// Nothing is overlapped within a group: products take several times as long as what is between them, and while one group
-// does that the other has the tensor cores.
+// Nothing is overlapped within a group: products take several times as long as what is between them, and while one
+// group does that the other has the tensor cores.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -140,7 +140,8 @@ class AttendFloats {
     if constexpr (!Rows::kProducts) rows.score(p_, line.start(task, i), s);
     const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
-    if (Rows::kBits || flagged || !rows.whole_tiles(task, line).has(i)) rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);
+    if (Rows::kBits || flagged || !rows.whole_tiles(task, line).has(i))
+      rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float top = s[2 * h];

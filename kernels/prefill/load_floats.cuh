@@ -126,8 +126,8 @@ class FloatLoader {
         unsigned low[tile::kSplitParts], high[tile::kSplitParts];
         tile::split_pair(x[0], x[1], low);
         tile::split_pair(x[2], x[3], high);
-        const unsigned at = to + piece / 16 * (kRows * 128) + row * 128 + ((piece % 16 / 2 ^ (row & 7)) << 4) +
-                            piece % 2 * 8;
+        const unsigned at =
+            to + piece / 16 * (kRows * 128) + row * 128 + ((piece % 16 / 2 ^ (row & 7)) << 4) + piece % 2 * 8;
 #pragma unroll
         for (int part = 0; part < tile::kSplitParts; ++part)
           ptx::store_shared_two(at + part * (kBlocks * kRows * 128), low[part], high[part]);
@@ -147,7 +147,8 @@ class FloatLoader {
     const bool in_fours = in_fours_.q != 0;
     split_rows<tile::kFloat32, Config::kHeadDimQk, Config::kStepsQk * 4, Config::kRows>(
         [&](int row, int channel, Piece& piece) {
-          const int local = row / p_.heads_of_tile, head = head_tile * p_.heads_of_tile + row - local * p_.heads_of_tile;
+          const int local = row / p_.heads_of_tile,
+                    head = head_tile * p_.heads_of_tile + row - local * p_.heads_of_tile;
           if (local >= task.num_tokens) return;
           const long long at = tile::row_offset(p_, task.batch, task.q_begin, task.token_begin + local, head,
                                                 p_.q_batch_stride, p_.q_row_stride, p_.q_head_stride);
@@ -198,13 +199,13 @@ class FloatLoader {
       const kernels::NewRows& rows = kValues ? p_.new_v : p_.new_k;
       const bool in_fours = (kValues ? in_fours_.dense_v : in_fours_.dense_k) != 0;
       const char* const first =
-          rows.data + 4 * (task.batch * rows.batch_stride + (task.kv_row + tile.start - task.num_cached) * rows.row_stride +
-                           kv_head * rows.head_stride);
+          rows.data + 4 * (task.batch * rows.batch_stride +
+                           (task.kv_row + tile.start - task.num_cached) * rows.row_stride + kv_head * rows.head_stride);
       split_rows<tile::kFloat32, kHeadDim, kPieces, Config::kKeys>(
           [&](int row, int channel, Piece& piece) {
             if (tile.start + row < tile.low || tile.start + row >= tile.high) return;
-            load_piece<tile::kFloat32, kHeadDim>(first + 4 * row * rows.row_stride, Strided::of(rows), in_fours, channel,
-                                                 piece);
+            load_piece<tile::kFloat32, kHeadDim>(first + 4 * row * rows.row_stride, Strided::of(rows), in_fours,
+                                                 channel, piece);
           },
           to, empty, parity);
     }

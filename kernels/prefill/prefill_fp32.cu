@@ -11,8 +11,8 @@
 //   group 1:       S0 softmax PV0 | S1 softmax PV1 ..
 //   group 2:        S0 softmax PV0 | S1 softmax PV1 ..
 //
-// Shared memory: q, K and V three times as bf16. With 128 channels there is room for one stage of K and V: K of the next
-// tile comes while both groups have V, V while they have K.
+// Shared memory: q, K and V three times as bf16. With 128 channels there is room for one stage of K and V: K of the
+// next tile comes while both groups have V, V while they have K.
 #include "prefill/attend_floats.cuh"
 #include "prefill/block.cuh"
 #include "prefill/finish_task.cuh"

@@ -94,8 +94,8 @@ ATTUNE_SHARED_FUNCTION int raw_bytes(int keys, int head_dim_qk, int head_dim_v) 
   return keys * kRawPitch * raw_blocks(head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v);
 }
 
-// Packed rows of a block. Of fp32 numbers q, K and V take three times the shared memory: blocks of wide rows have half as
-// many.
+// Packed rows of a block. Of fp32 numbers q, K and V take three times the shared memory: blocks of wide rows have half
+// as many.
 ATTUNE_SHARED_FUNCTION int prefill_rows(int head_dim_qk, int head_dim_v, int element_size) {
   return element_size == 4 && (head_dim_qk > 128 || head_dim_v > 128) ? 64 : 128;
 }
@@ -106,8 +106,8 @@ struct PrefillShared {
 };
 constexpr int kTaskSlots = 3;
 constexpr int kHiddenBytes = 32;  // a flag and the bits of a tile's keys
-// raw_stages: of the ring of codes; 0 where nothing is converted. element_size: of q; of codes V has a line of 128 keys for
-// each channel, and alone passes through the ring; fp32 numbers enter the products as three of 16 bits.
+// raw_stages: of the ring of codes; 0 where nothing is converted. element_size: of q; of codes V has a line of 128 keys
+// for each channel, and alone passes through the ring; fp32 numbers enter the products as three of 16 bits.
 ATTUNE_SHARED_FUNCTION PrefillShared prefill_shared(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
                                                     int head_dim_v, int element_size) {
   const bool codes = element_size == 1;
@@ -126,8 +126,8 @@ ATTUNE_SHARED_FUNCTION PrefillShared prefill_shared(int rows, int keys, int stag
   return s;
 }
 
-// What threads that copy rows themselves need to know of each: whether four channels from a multiple of four on lie side
-// by side at an address that is aligned to them.
+// What threads that load rows themselves need to know of each: whether four channels from a multiple of four on lie
+// side by side at an address that is aligned to them.
 struct FloatRows {
   int q, dense_k, dense_v, cached_k, cached_v;
 };
