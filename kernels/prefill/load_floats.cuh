@@ -41,8 +41,6 @@ class FloatLoader {
 
  private:
   using Line = TileLine<Config::kKeys>;
-  static constexpr int kThreads = 32 * Config::kSplitWarps;
-  static constexpr int kAtATime = 8;  // pieces of four channels that a thread has on their way
 
   __device__ __forceinline__ void load(const Task& task, int head_tile) {
     const int kv_head = head_tile * p_.heads_of_tile / p_.group;
@@ -55,20 +53,32 @@ class FloatLoader {
     }
   }
 
-  // --- What is loaded: the four channels of a row from `channel` on.
+  // --- Rows
 
+  // data null: not there, or not to be seen.
+  struct Row {
+    const char* data;
+    float scale;
+  };
   struct Piece {
     unsigned words[4];  // the elements, from the low bits on
     float scale;
   };
-  // Channels beyond kHeadDim are zeros.
-  template <int kType, int kHeadDim>
-  __device__ __forceinline__ static void load_piece(const char* row, const Strided& channels, bool in_fours,
-                                                    int channel, Piece& piece) {
+
+  // The four channels of a row from `channel` on; those beyond kHeadDim are zeros.
+  template <int kType, int kHeadDim, bool kInFours>
+  __device__ __forceinline__ static Piece load_piece(const Row& row, const Strided& place, int channel) {
     constexpr int kSize = tile::element_size(kType);
-    if (in_fours) {
-      if (channel >= kHeadDim) return;
-      const char* const at = row + channels.offset(channel) * kSize;
+    Piece piece{{0, 0, 0, 0}, row.scale};
+    if constexpr (!kInFours) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (row.data != nullptr && channel + k < kHeadDim)
+          piece.words[k * kSize / 4] |= tile::load_bits(kSize, row.data + place.offset(channel + k) * kSize)
+                                        << (k * kSize % 4 * 8);
+      }
+    } else if (row.data != nullptr && (kHeadDim % 64 == 0 || channel < kHeadDim)) {
+      const char* const at = row.data + place.offset(channel) * kSize;
       if constexpr (kSize == 4) {
         const uint4 x = *reinterpret_cast<const uint4*>(at);
         piece.words[0] = x.x, piece.words[1] = x.y, piece.words[2] = x.z, piece.words[3] = x.w;
@@ -78,14 +88,8 @@ class FloatLoader {
       } else {
         piece.words[0] = *reinterpret_cast<const unsigned*>(at);
       }
-      return;
     }
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (channel + k < kHeadDim)
-        piece.words[k * kSize / 4] |= tile::load_bits(kSize, row + channels.offset(channel + k) * kSize)
-                                      << (k * kSize % 4 * 8);
-    }
+    return piece;
   }
   template <int kType>
   __device__ __forceinline__ static void decode(const Piece& piece, float (&x)[4]) {
@@ -102,36 +106,48 @@ class FloatLoader {
     }
   }
 
-  // Pieces of kRows rows of kHeadDim channels, of which kPieces pieces are needed, to three tiles from `to` on. load:
-  // of (row, channel). empty, parity: when there is room.
-  template <int kType, int kHeadDim, int kPieces, int kRows, class Load>
-  __device__ __forceinline__ void split_rows(const Load& load, unsigned to, unsigned empty, unsigned parity) const {
-    constexpr int kTotal = kPieces * kRows, kBlocks = (kHeadDim + 63) / 64;
+  // kRows rows of kHeadDim channels to three tiles from `to` on. find: the Row of a number. empty, parity: when there
+  // is room. The threads have eight rows of 64 channels at a time, which all have the same place in the eight rows that
+  // swizzling knows.
+  template <int kType, int kHeadDim, int kRows, bool kInFours, class Find>
+  __device__ __forceinline__ void split_rows(const Find& find, const Strided& place, unsigned to, unsigned empty,
+                                             unsigned parity) const {
+    // Pieces of four channels that a thread has on their way; blocks of 256 threads have registers for more.
+    constexpr int kAtATime = !kInFours ? 4 : Config::kMathGroups == 1 ? 16 : 8;
+    constexpr int kBlocks = (kHeadDim + 63) / 64, kEights = kRows / 8, kTotal = kBlocks * kEights;
+    const int piece = thread_ % 16, first = thread_ / 16;
+    to += first * 128 + ((piece / 2 ^ first) << 4) + piece % 2 * 8;
 #pragma unroll 1
-    for (int begin = thread_; begin < kTotal; begin += kAtATime * kThreads) {
+    for (int begin = 0; begin < kTotal; begin += kAtATime) {
       Piece pieces[kAtATime];
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
-        const int index = begin + j * kThreads;
-        pieces[j] = {{0, 0, 0, 0}, 1.0f};
-        if (index < kTotal) load(index / kPieces, index % kPieces * 4, pieces[j]);
+        const int block = (begin + j) / kEights, row = (begin + j) % kEights * 8 + first;
+        if (kTotal % kAtATime == 0 || begin + j < kTotal)
+          pieces[j] = load_piece<kType, kHeadDim, kInFours>(find(row), place, 64 * block + 4 * piece);
       }
       ptx::wait_phase(empty, parity);
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
-        const int index = begin + j * kThreads, row = index / kPieces, piece = index % kPieces;
-        if (index >= kTotal) break;
+        if (kTotal % kAtATime != 0 && begin + j >= kTotal) break;
         float x[4];
         decode<kType>(pieces[j], x);
         unsigned low[tile::kSplitParts], high[tile::kSplitParts];
         tile::split_pair(x[0], x[1], low);
         tile::split_pair(x[2], x[3], high);
-        const unsigned at =
-            to + piece / 16 * (kRows * 128) + row * 128 + ((piece % 16 / 2 ^ (row & 7)) << 4) + piece % 2 * 8;
 #pragma unroll
         for (int part = 0; part < tile::kSplitParts; ++part)
-          ptx::store_shared_two(at + part * (kBlocks * kRows * 128), low[part], high[part]);
+          ptx::store_shared_two(to + (begin + j + part * kTotal) * 1024, low[part], high[part]);
       }
+    }
+  }
+  template <int kType, int kHeadDim, int kRows, class Find>
+  __device__ __forceinline__ void split_rows(const Find& find, const Strided& place, int in_fours, unsigned to,
+                                             unsigned empty, unsigned parity) const {
+    if (in_fours != 0) {
+      split_rows<kType, kHeadDim, kRows, true>(find, place, to, empty, parity);
+    } else {
+      split_rows<kType, kHeadDim, kRows, false>(find, place, to, empty, parity);
     }
   }
   __device__ __forceinline__ void hand_over(unsigned full) const {
@@ -143,18 +159,15 @@ class FloatLoader {
   // --- Tiles
 
   __device__ __forceinline__ void load_queries(const Task& task, int head_tile) {
-    const Strided channels{0, 0, p_.q_dim_stride};
-    const bool in_fours = in_fours_.q != 0;
-    split_rows<tile::kFloat32, Config::kHeadDimQk, Config::kStepsQk * 4, Config::kRows>(
-        [&](int row, int channel, Piece& piece) {
-          const int local = row / p_.heads_of_tile,
-                    head = head_tile * p_.heads_of_tile + row - local * p_.heads_of_tile;
-          if (local >= task.num_tokens) return;
-          const long long at = tile::row_offset(p_, task.batch, task.q_begin, task.token_begin + local, head,
-                                                p_.q_batch_stride, p_.q_row_stride, p_.q_head_stride);
-          load_piece<tile::kFloat32, Config::kHeadDimQk>(p_.q + 4 * at, channels, in_fours, channel, piece);
-        },
-        places_.q(), places_.q_empty(), q_parity_ ^ 1);
+    const auto find = [&](int row) -> Row {
+      const int local = row / p_.heads_of_tile, head = head_tile * p_.heads_of_tile + row - local * p_.heads_of_tile;
+      if (local >= task.num_tokens) return {nullptr, 1.0f};
+      return {p_.q + 4 * tile::row_offset(p_, task.batch, task.q_begin, task.token_begin + local, head,
+                                          p_.q_batch_stride, p_.q_row_stride, p_.q_head_stride),
+              1.0f};
+    };
+    split_rows<tile::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p_.q_dim_stride}, in_fours_.q,
+                                                                  places_.q(), places_.q_empty(), q_parity_ ^ 1);
     q_parity_ ^= 1;
     hand_over(places_.q_full());
   }
@@ -162,9 +175,8 @@ class FloatLoader {
   __device__ __forceinline__ void load_keys(const Task& task, int kv_head, const Tile& tile) {
     const Turn turn = k_turn_;
     k_turn_.next<Config::kStages>();
-    const unsigned empty = places_.k_empty(turn.stage), parity = turn.parity ^ 1;
-    load_tile<false, Config::kHeadDimQk, Config::kStepsQk * 4>(task, kv_head, tile, places_.k(turn.stage), empty,
-                                                               parity);
+    load_tile<false, Config::kHeadDimQk>(task, kv_head, tile, places_.k(turn.stage), places_.k_empty(turn.stage),
+                                         turn.parity ^ 1);
     if (Config::kCached && thread_ < 32) note_hidden(places_.hidden(turn.stage), task, tile);
     hand_over(places_.k_full(turn.stage));
   }
@@ -172,42 +184,37 @@ class FloatLoader {
   __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile) {
     const Turn turn = v_turn_;
     v_turn_.next<Config::kStages>();
-    load_tile<true, Config::kHeadDimV, Config::kChannels / 4>(task, kv_head, tile, places_.v(turn.stage),
-                                                              places_.v_empty(turn.stage), turn.parity ^ 1);
+    load_tile<true, Config::kHeadDimV>(task, kv_head, tile, places_.v(turn.stage), places_.v_empty(turn.stage),
+                                       turn.parity ^ 1);
     hand_over(places_.v_full(turn.stage));
   }
 
-  template <bool kValues, int kHeadDim, int kPieces>
+  template <bool kValues, int kHeadDim>
   __device__ __forceinline__ void load_tile(const Task& task, int kv_head, const Tile& tile, unsigned to,
                                             unsigned empty, unsigned parity) const {
     if (Config::kCached && (tile.cached || !Config::kDense)) {  // of no keys, if it is not
       const kernels::KvPlane& plane = kValues ? p_.v : p_.k;
-      const bool in_fours = (kValues ? in_fours_.cached_v : in_fours_.cached_k) != 0;
-      split_rows<Config::kCacheType, kHeadDim, kPieces, Config::kKeys>(
-          [&](int row, int channel, Piece& piece) {
-            const int key = tile.start + row;
-            if (key < tile.low || key >= tile.high) return;
-            const Slot s = find_slot(p_, task.batch, key, kValues);
-            if (!is_there(p_, s.page)) return;
-            if constexpr (Config::kOtherCache) piece.scale = scale_of(p_, task, kv_head, key, kValues);
-            load_piece<Config::kCacheType, kHeadDim>(
-                plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride,
-                Strided::of(plane), in_fours, channel, piece);
-          },
-          to, empty, parity);
+      const auto find = [&](int row) -> Row {
+        const int key = tile.start + row;
+        if (key < tile.low || key >= tile.high) return {nullptr, 1.0f};
+        const Slot s = find_slot(p_, task.batch, key, kValues);
+        if (!is_there(p_, s.page)) return {nullptr, 1.0f};
+        return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride,
+                Config::kOtherCache ? scale_of(p_, task, kv_head, key, kValues) : 1.0f};
+      };
+      split_rows<Config::kCacheType, kHeadDim, Config::kKeys>(
+          find, Strided::of(plane), kValues ? in_fours_.cached_v : in_fours_.cached_k, to, empty, parity);
     } else if constexpr (Config::kDense) {
       const kernels::NewRows& rows = kValues ? p_.new_v : p_.new_k;
-      const bool in_fours = (kValues ? in_fours_.dense_v : in_fours_.dense_k) != 0;
+      const long long before = task.kv_row + tile.start - task.num_cached;
       const char* const first =
-          rows.data + 4 * (task.batch * rows.batch_stride +
-                           (task.kv_row + tile.start - task.num_cached) * rows.row_stride + kv_head * rows.head_stride);
-      split_rows<tile::kFloat32, kHeadDim, kPieces, Config::kKeys>(
-          [&](int row, int channel, Piece& piece) {
-            if (tile.start + row < tile.low || tile.start + row >= tile.high) return;
-            load_piece<tile::kFloat32, kHeadDim>(first + 4 * row * rows.row_stride, Strided::of(rows), in_fours,
-                                                 channel, piece);
-          },
-          to, empty, parity);
+          rows.data + 4 * (task.batch * rows.batch_stride + before * rows.row_stride + kv_head * rows.head_stride);
+      const int low = tile.low - tile.start, high = tile.high - tile.start;
+      const auto find = [&](int row) -> Row {
+        return {low <= row && row < high ? first + 4 * row * rows.row_stride : nullptr, 1.0f};
+      };
+      split_rows<tile::kFloat32, kHeadDim, Config::kKeys>(
+          find, Strided::of(rows), kValues ? in_fours_.dense_v : in_fours_.dense_k, to, empty, parity);
     }
   }
 
