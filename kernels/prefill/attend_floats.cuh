@@ -137,11 +137,13 @@ class AttendFloats {
   __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, int i, float (&s)[Config::kKeys / 2],
                                         float (&lowered)[2], Accumulators& a) const {
     const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
-    if constexpr (!Rows::kProducts) rows.score(p_, line.start(task, i), s);
+    if constexpr (!Rows::kProducts) rows.score(p_, line.start(i), s);
     const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
-    if (Rows::kBits || flagged || !rows.whole_tiles(task, line).has(i))
-      rows.hide(p_, tile_at(task, line, i), flagged, hidden, s);
+    if (Rows::kBits || flagged || !rows.whole_tiles(task, line).has(i)) {
+      const Tile tile = tile_at(task, line, i);
+      rows.hide<Config::kKeys / 2>(p_, tile, rows.view(p_, tile), flagged, hidden, s);
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float top = s[2 * h];
