@@ -106,7 +106,7 @@ class Attend {
  private:
   // The first tile may have so few keys that the first half of the registers has all products that count.
   static constexpr bool kHalves = Config::kFarsighted;
-  static constexpr int kHalf = Config::kKeys / 4;
+  static constexpr int kHalf = Config::kKeys / 4;  // registers
   // Whether the tile before tile `end` has no key in its second half.
   __device__ __forceinline__ static bool ends_in_half(const Task& task, int end) {
     const int keys = task.end_key - task.first_key - (end - 1) * Config::kKeys;
@@ -134,13 +134,16 @@ class Attend {
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
     if (end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
-    if (kHalves && ends_in_half(task, end)) {
-      weigh<kCodes, kHalf>(rows, task, line, end - 1, whole, s, lowered, a, &early);
-      pack<kCodes, kHalf>(false, lowered, s, a, weights);
+    if constexpr (kHalves) {
+      if (ends_in_half(task, end)) {
+        weigh<kCodes, kHalf>(rows, task, line, end - 1, whole, s, lowered, a, &early);
+        pack<kCodes, kHalf>(false, lowered, s, a, weights);
+      } else {
+        weigh<kCodes>(rows, task, line, end - 1, whole, s, lowered, a, &early);
+        pack<kCodes>(false, lowered, s, a, weights);
+      }
     } else {
-      weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a,
-                    Config::kFarsighted ? &early : nullptr);
-      if constexpr (kHalves) pack<kCodes>(false, lowered, s, a, weights);
+      weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
     }
     if constexpr (!kFirst) {
       if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);

@@ -77,9 +77,10 @@ class Converter {
     if (!tile.cached) return;
     const Turn raw = raw_turn_;
     raw_turn_.next<Config::kRawStages>();
+    // Codes are copied when earlier tiles of others have their stages: then k_empty is not two uses behind.
+    ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
     if (Config::kScalesColumns) load_scales(task, kv_head, tile, turn.stage);
-    ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     if (thread_ < kernels::kHiddenBytes / 4) {
       ptx::store_shared_u32(places_.hidden(turn.stage) + 4 * thread_,
                             ptx::load_shared_u32(places_.raw_hidden(raw.stage) + 4 * thread_));

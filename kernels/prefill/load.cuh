@@ -186,6 +186,7 @@ class Loader {
     const Turn k = raw_turn_;
     raw_turn_.next<Config::kRawStages>();
     const Turn v = raw_turn_;
+    last_raw_ = v;
     raw_turn_.next<Config::kRawStages>();
     k_turn_.next<Config::kStages>(), v_turn_.next<Config::kStages>();
     ptx::wait_phase(places_.raw_empty(k.stage), k.parity ^ 1);
@@ -212,6 +213,7 @@ class Loader {
   template <int kHeadDim, bool kValues>
   __device__ __forceinline__ void load_codes(const Task& task, int kv_head, const Tile& tile, int page) {
     const Turn turn = raw_turn_;
+    if (Config::kConverts) last_raw_ = turn;
     raw_turn_.next<Config::kRawStages>();
     ptx::wait_phase(places_.raw_empty(turn.stage), turn.parity ^ 1);
     if constexpr (!kValues) note_hidden(places_.raw_hidden(turn.stage), task, tile, page);
@@ -229,6 +231,8 @@ class Loader {
     const Turn turn = k_turn_;
     k_turn_.next<Config::kStages>();
     if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimQk, false>(task, kv_head, tile, page);
+    // The converters have filled what comes before, so that K's and V's stages are not two uses behind.
+    if (Config::kConverts) ptx::wait_phase(places_.raw_empty(last_raw_.stage), last_raw_.parity);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
     note_hidden(places_.hidden(turn.stage), task, tile, page);
     copy<Config::kBlocksQk>(task, tile, page, false, places_.k(turn.stage), places_.k_full(turn.stage), kv_head);
@@ -300,6 +304,7 @@ class Loader {
   const Places& places_;
   const int lane_;
   Turn k_turn_, v_turn_, raw_turn_;
+  Turn last_raw_{0, 1};  // the last use of the ring of codes; none yet counts as read
   unsigned edge_parity_ = 0;
 };
 
