@@ -233,6 +233,25 @@ TEST_F(EmulatedPrefill, CodesOfAllSizes) {
   }
 }
 
+// Pages of 16 tokens, whose V comes in lines of four channels, and of others.
+TEST_F(EmulatedPrefill, PackedCaches) {
+  for (const char* rest :
+       {R"("cache": {"layout": "xpacked", "page_size": 16})", R"("cache": {"layout": "xpacked", "page_size": 32})",
+        R"("cache": {"layout": "xpacked", "page_size": 48}, "dtype": "f16")",
+        R"("cache": {"layout": "xpacked", "page_size": 16}, "window": [20, 0])",
+        R"("cache": {"layout": "xpacked", "page_size": 16}, "head_dim": [64, 40], "dtype": "f16")",
+        R"("cache": {"layout": "xpacked", "page_size": 32}, "head_dim": [40, 96])"}) {
+    for (const char* new_tokens : {"false", "true"}) {
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [128, 128],
+          "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40, 1, 70], "seqlens_kv": [40, 261, 201],
+          "max_logits": true, "new_tokens": )") +
+                                     new_tokens + ", " + rest + "}")),
+                "")
+          << rest << ", new tokens " << new_tokens;
+    }
+  }
+}
+
 TEST_F(EmulatedPrefill, MatchesTheOracleOnTheTable) {
   check_table(all_cases(kRandomCases), 100, [](const cases::Case& spec) { return run(spec); });
 }

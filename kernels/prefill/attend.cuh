@@ -13,6 +13,7 @@
 #include "prefill/scores.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
+#include "ptx/wgmma_along_k.cuh"
 
 namespace attune::prefill {
 
@@ -20,6 +21,12 @@ class Attend {
  public:
   using QkProduct = ptx::Product<Config::kKeys, Config::kProduct>;
   using PvProduct = ptx::Product<Config::kChannels, Config::kProduct>;
+  using PackedPvProduct = ptx::ProductAlongK<Config::kChannels, Config::kProduct>;
+  using PackedKeys = ptx::PieceDescriptor<8 * Config::kPackedKeyBytes>;
+  using Keys = typename Choice<Config::kMixed, ptx::AnyDescriptor,
+                               typename Choice<Config::kPacked, PackedKeys, ptx::Descriptor>::Type>::Type;
+  template <bool kPackedValues>
+  using Values = typename Choice<kPackedValues, ptx::NarrowDescriptor, ptx::Descriptor>::Type;
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places, int group)
       : p_(p), places_(places), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {
@@ -27,8 +34,9 @@ class Attend {
   }
 
   // Issues the first product of a task.
-  __device__ __forceinline__ void start(float (&s)[Config::kKeys / 2]) {
-    const ptx::Descriptor k = keys();
+  __device__ __forceinline__ void start(const Task& task, float (&s)[Config::kKeys / 2]) {
+    const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
+    const Keys k = keys(line.is_cached(task.tile_end - 1));
     ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
     ptx::wait_phase(places_.q_full(), q_parity_);
     q_parity_ ^= 1;
@@ -56,37 +64,20 @@ class Attend {
     if (Config::kCached) release_keys();
 
     int accumulate = 0;
-    for (int i = end - 2; i >= begin; --i) {
-      const ptx::Descriptor k = keys(), v = values();
-      ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
-      multiply_keys<QkProduct>(q_, k, s);
-      ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
-      multiply_values(weights, v, accumulate, a.o);
-      accumulate = 1;
-      ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
-      ptx::wait_products<1>();
-      ptx::pin(s);
-      if (i == begin) release_queries();
-      if (!Config::kCached) release_keys();
-      weigh(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
-      if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) {
-        ptx::wait_products<0>();
-        ptx::pin(a.o);
-        rescale(lowered, a.o);
+    int i = end - 2;
+    if constexpr (Config::kMixed) {  // tiles of new tokens come first; their values are rows
+      const int packed = __shfl_sync(0xffffffffu, line.num_cached_tiles, 0);
+      for (; i >= begin && i + 1 >= packed; --i)
+        advance<false>(rows, task, line, i, begin, whole, accumulate, s, lowered, weights, a);
+      if (begin >= packed) {
+        finish_values<false>(weights, accumulate, a.o);
+      } else {
+        advance_to<true>(rows, task, line, i, begin, whole, accumulate, s, lowered, weights, a);
       }
-      ptx::wait_products<0>();
-      ptx::pin(a.o);
-      release_values();
-      pack(line.is_cached(i), lowered, s, a, weights);
-      if (Config::kCached) release_keys();
+    } else {
+      advance_to<Config::kPacked>(rows, task, line, i, begin, whole, accumulate, s, lowered, weights, a);
     }
-    const ptx::Descriptor v = values();
-    ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
-    multiply_values(weights, v, accumulate, a.o);
-    ptx::wait_products<0>();
-    ptx::pin(a.o);
-    release_values();
+    if (Config::kLines) sort_channels(a.o);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (a.max[h] != -ptx::infinity()) a.max[h] = level_of(a.max[h]);
@@ -102,23 +93,104 @@ class Attend {
   }
 
  private:
-  // Of the next tile's. Well before they are needed: a shuffle takes its time.
-  __device__ __forceinline__ ptx::Descriptor keys() const {
-    return ptx::uniform(ptx::descriptor_k_major(places_.k(k_turn_.stage)));
+  // The products of the keys of tile i and of the values of the tile before, and its softmax. kPackedValues: of those
+  // values.
+  template <bool kPackedValues>
+  __device__ __forceinline__ void advance(const Rows& rows, const Task& task, const TileLine<Config::kKeys>& line, int i,
+                                          int begin, const Run& whole, int& accumulate, float (&s)[Config::kKeys / 2],
+                                          float (&lowered)[2], unsigned (&weights)[Config::kKeys / 4],
+                                          Accumulators& a) {
+    const Keys k = keys(line.is_cached(i));
+    const Values<kPackedValues> v = values<kPackedValues>();
+    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
+    ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
+    multiply_keys<QkProduct>(q_, k, s);
+    ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
+    multiply_values(weights, v, accumulate, a.o);
+    accumulate = 1;
+    ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
+    ptx::wait_products<1>();
+    ptx::pin(s);
+    if (i == begin) release_queries();
+    if (!Config::kCached) release_keys();
+    weigh(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
+    if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) {
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+      rescale(lowered, a.o);
+    }
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release_values();
+    pack(line.is_cached(i), lowered, s, a, weights);
+    if (Config::kCached) release_keys();
   }
-  __device__ __forceinline__ ptx::Descriptor values() const {
-    return ptx::uniform(ptx::descriptor_mn_major(places_.v(v_turn_.stage), Config::kKeys * 128));
+  // All tiles from i down to `begin`, the task's last, and the last values.
+  template <bool kPackedValues>
+  __device__ __forceinline__ void advance_to(const Rows& rows, const Task& task, const TileLine<Config::kKeys>& line,
+                                             int i, int begin, const Run& whole, int& accumulate,
+                                             float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                             unsigned (&weights)[Config::kKeys / 4], Accumulators& a) {
+    for (; i >= begin; --i)
+      advance<kPackedValues>(rows, task, line, i, begin, whole, accumulate, s, lowered, weights, a);
+    finish_values<kPackedValues>(weights, accumulate, a.o);
+  }
+  // The product of the task's last values.
+  template <bool kPackedValues>
+  __device__ __forceinline__ void finish_values(unsigned (&weights)[Config::kKeys / 4], int accumulate,
+                                                float (&o)[Config::kChannels / 2]) {
+    const Values<kPackedValues> v = values<kPackedValues>();
+    ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
+    multiply_values(weights, v, accumulate, o);
+    ptx::wait_products<0>();
+    ptx::pin(o);
+    release_values();
   }
 
-  __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kKeys / 4], ptx::Descriptor v,
-                                                  int accumulate, float (&o)[Config::kChannels / 2]) const {
+  // Of the next tile's. Well before they are needed: a shuffle takes its time. cached: the tile is.
+  __device__ __forceinline__ Keys keys(bool cached) const {
+    const unsigned at = places_.k(k_turn_.stage);
+    return ptx::uniform(Keys::from((Config::kMixed ? cached : Config::kPacked)
+                                       ? ptx::descriptor_of_pieces<8 * Config::kPackedKeyBytes>(at).any()
+                                       : ptx::descriptor_k_major(at).any()));
+  }
+  template <bool kPackedValues>
+  __device__ __forceinline__ Values<kPackedValues> values() const {
+    if constexpr (kPackedValues) {
+      return ptx::uniform(ptx::descriptor_of_narrow_rows(places_.v(v_turn_.stage)));
+    } else {
+      return ptx::uniform(ptx::descriptor_mn_major(places_.v(v_turn_.stage), Config::kKeys * 128));
+    }
+  }
+
+  template <class Values>
+  __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kKeys / 4], Values v, int accumulate,
+                                                  float (&o)[Config::kChannels / 2]) const {
     ptx::pin(o);
     ptx::pin(weights);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < Config::kStepsKeys; ++i)
-      PvProduct::registers(o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate : 1);
+    for (int i = 0; i < Config::kStepsKeys; ++i) multiply_step(o, weights + 4 * i, v, i, i == 0 ? accumulate : 1);
     ptx::commit_products();
+  }
+  __device__ __forceinline__ static void multiply_step(float (&o)[Config::kChannels / 2], const unsigned* weights,
+                                                       ptx::Descriptor v, int i, int accumulate) {
+    PvProduct::registers(o, weights, v + i * (2048 >> 4), accumulate);
+  }
+  __device__ __forceinline__ static void multiply_step(float (&o)[Config::kChannels / 2], const unsigned* weights,
+                                                       ptx::NarrowDescriptor v, int i, int accumulate) {
+    PackedPvProduct::multiply(o, weights, v + i * (16 * Config::kPackedValueBytes >> 4), accumulate);
+  }
+
+  // Column c of o is channel c ^ c / 8 % 4 where V came in lines: makes it channel c.
+  __device__ __forceinline__ static void sort_channels(float (&o)[Config::kChannels / 2]) {
+#pragma unroll
+    for (int i = 0; i < Config::kChannels / 4; ++i) {  // pairs: of row i % 2, columns 8 (i / 2) + 2 (lane % 4) + 0, 1
+      float x = o[2 * i], y = o[2 * i + 1];
+      if (i / 2 & 2) x = __shfl_xor_sync(0xffffffffu, x, 1), y = __shfl_xor_sync(0xffffffffu, y, 1);
+      o[2 * i] = i / 2 & 1 ? y : x;
+      o[2 * i + 1] = i / 2 & 1 ? x : y;
+    }
   }
 
   // Weights may exceed 1 by so many powers of 2 before o is rescaled: seldom after the first tile.

@@ -16,6 +16,10 @@ using kernels::Task;
 using tile::Turn;
 
 using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
+#ifndef ATTUNE_CACHE_LAYOUT
+#define ATTUNE_CACHE_LAYOUT 0
+#endif
+
 constexpr int kScaleFirst = 32;  // of ATTUNE_SCORE too: the scale is not positive
 
 struct Config {
@@ -23,6 +27,9 @@ struct Config {
   static constexpr int kType = ATTUNE_TYPE, kCacheType = ATTUNE_CACHE_TYPE, kOutType = ATTUNE_OUT_TYPE;
   static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
+  // An x-packed cache enters the products as it lies; new tokens beside it as rows.
+  static constexpr bool kPacked = ATTUNE_CACHE_LAYOUT != kernels::kCacheOfRows,
+                        kLines = ATTUNE_CACHE_LAYOUT == kernels::kCacheOfLines, kMixed = kPacked && kDense;
   static constexpr int kMathGroups = 2, kMathWarps = 4 * kMathGroups, kMathThreads = 128 * kMathGroups;
   static constexpr int kThreads = 128 + kMathThreads;
   // q, k and v are codes of 8 bits that enter the products as they are (prefill_fp8.cu). Two warps beside the producer
@@ -53,11 +60,14 @@ struct Config {
   static constexpr int kBytesK = kBlocksQk * kKeys * 128,
                        kBytesV = kCodes ? kChannels * 128 : kBlocksV * kKeys * 128,  // codes: a line a channel
                        kBytesRaw = kernels::raw_bytes(kKeys, kCodes ? kHeadDimV : kHeadDimQk, kHeadDimV);
+  static constexpr int kPackedKeyBytes = 32 * kStepsQk, kPackedValueBytes = 2 * kChannels;  // of a key
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::PrefillShared kShared =
       kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV, kElementSize);
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3, "what wgmma takes");
+  static_assert(!kPacked || (kCached && !kConverts && !kCodes), "x-packed caches are of q's 16 bits");
+  static_assert(!(kLines && kMixed), "rows of new values have their channels in order, lines do not");
   static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");

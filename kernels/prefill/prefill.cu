@@ -38,7 +38,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   Turn slot;
   while (has_task(places, slot)) {
     const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
-    attend.start(s);
+    attend.start(task, s);
     Rows rows;
     rows.start(p, task, places.head_tile(slot.stage));
     attend.run(task, rows, s, a);

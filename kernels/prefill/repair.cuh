@@ -45,7 +45,13 @@ class Repair {
     const char* data;
     int dtype;
     float scale;
-    __device__ __forceinline__ float at(int channel) const { return tile::load_element(dtype, data, channel) * scale; }
+    const kernels::KvPlane* packed;  // where channels do not follow each other
+    __device__ __forceinline__ float at(int channel) const {
+      long long element = channel;
+      if (Config::kPacked && packed != nullptr)
+        element = channel / packed->pack * packed->outer_stride + channel % packed->pack * packed->inner_stride;
+      return tile::load_element(dtype, data, element) * scale;
+    }
   };
   __device__ __forceinline__ static KeyRow row_at(const PrefillParams& p, const Task& t, int key, int head,
                                                   bool values) {
@@ -54,13 +60,13 @@ class Repair {
       return {rows.data + (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride +
                            head * rows.head_stride) *
                               tile::element_size(Config::kType),
-              Config::kType, code_scale(p, values)};
+              Config::kType, code_scale(p, values), nullptr};
     }
     const kernels::KvPlane& plane = values ? p.v : p.k;
     const Slot s = find_slot(p, t.batch, key, values);
-    if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, 0.0f};
+    if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, 0.0f, nullptr};
     return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + head * plane.head_stride,
-            Config::kCacheType, Config::kConverts ? scale_of(p, t, head, key, values) : 1.0f};
+            Config::kCacheType, Config::kConverts ? scale_of(p, t, head, key, values) : 1.0f, &plane};
   }
 
   __device__ __forceinline__ static bool sees(const PrefillParams& p, const Rows& rows, const Rows::Terms& terms,
@@ -95,7 +101,7 @@ class Repair {
       for (int begin = tile.low; begin < tile.high; begin += 32) {
         const int key = begin + lane;
         const bool seen = key < tile.high && sees(p, rows, terms, position, first, end, key);
-        KeyRow k{nullptr, Config::kType, 0.0f};
+        KeyRow k{nullptr, Config::kType, 0.0f, nullptr};
         if (seen) k = row_at(p, t, key, kv_head, false);
         float s = -ptx::infinity();
         if (k.data != nullptr) {

@@ -18,21 +18,9 @@ constexpr int kBytesOfEightRows = 1024;
 constexpr int kStepK = 2;
 
 // The lower half is where the operand begins and the stride; the upper half, swizzle and distance of atoms, is the same for
-// all.
-template <unsigned kHigh>
-struct DescriptorOf {
-  unsigned low;
-  __device__ __forceinline__ DescriptorOf operator+(int units_of_16_bytes) const { return {low + units_of_16_bytes}; }
-  __device__ __forceinline__ unsigned long long bits() const {
-    return static_cast<unsigned long long>(kHigh) << 32 | low;
-  }
-};
-// swizzle: 1 by 128 bytes, 3 by 32, 0 none.
-constexpr unsigned high_of_descriptor(unsigned swizzle, int bytes_of_eight_rows) {
-  return swizzle << 30 | static_cast<unsigned>(bytes_of_eight_rows >> 4);
-}
-using Descriptor = DescriptorOf<high_of_descriptor(1, kBytesOfEightRows)>;
-// Where both halves are known at run time alone.
+// all of a kind.
+//
+// AnyDescriptor: where the kind is known at run time alone.
 struct AnyDescriptor {
   unsigned low, high;
   __device__ __forceinline__ AnyDescriptor operator+(int units_of_16_bytes) const {
@@ -41,7 +29,23 @@ struct AnyDescriptor {
   __device__ __forceinline__ unsigned long long bits() const {
     return static_cast<unsigned long long>(high) << 32 | low;
   }
+  __device__ __forceinline__ static AnyDescriptor from(AnyDescriptor d) { return d; }
 };
+template <unsigned kHigh>
+struct DescriptorOf {
+  unsigned low;
+  __device__ __forceinline__ DescriptorOf operator+(int units_of_16_bytes) const { return {low + units_of_16_bytes}; }
+  __device__ __forceinline__ unsigned long long bits() const {
+    return static_cast<unsigned long long>(kHigh) << 32 | low;
+  }
+  __device__ __forceinline__ AnyDescriptor any() const { return {low, kHigh}; }
+  __device__ __forceinline__ static DescriptorOf from(AnyDescriptor d) { return {d.low}; }  // if it is of this kind
+};
+// swizzle: 1 by 128 bytes, 3 by 32, 0 none.
+constexpr unsigned high_of_descriptor(unsigned swizzle, int bytes_of_eight_rows) {
+  return swizzle << 30 | static_cast<unsigned>(bytes_of_eight_rows >> 4);
+}
+using Descriptor = DescriptorOf<high_of_descriptor(1, kBytesOfEightRows)>;
 
 // shared: address of the first element. Its alignment to 1,024 makes the atoms.
 __device__ __forceinline__ Descriptor descriptor_k_major(unsigned shared) {

@@ -53,6 +53,12 @@ int box_keys(const Problem& p, const Config& c) {
   return p.cache.paged ? static_cast<int>(std::gcd<int64_t>(p.cache.page_size, c.keys)) : c.keys;
 }
 
+int cache_layout(const Problem& p) {
+  if (!p.cache.x_packed) return kernels::kCacheOfRows;
+  const bool lines = p.cache.paged && p.cache.page_size == 16 && p.cache.v.inner_stride == 16 && !p.new_tokens;
+  return lines ? kernels::kCacheOfLines : kernels::kCachePacked;
+}
+
 int to_int(int64_t x) {
   return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
 }
@@ -93,14 +99,16 @@ size_t Config::shared_bytes() const {
 }
 
 KernelSpec Config::main_kernel() const {
-  return {codes() ? "prefill/prefill_fp8.cu" : "prefill/prefill.cu",
-          codes() ? "attune_prefill_fp8" : "attune_prefill",
-          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-           define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score),
-           define("ATTUNE_MASK", mask), define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
-           define("ATTUNE_KEYS", keys), define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype),
-           define("ATTUNE_RAW_STAGES", raw_stages)},
-          shared_bytes()};
+  KernelSpec spec{codes() ? "prefill/prefill_fp8.cu" : "prefill/prefill.cu",
+                  codes() ? "attune_prefill_fp8" : "attune_prefill",
+                  {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
+                   define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score),
+                   define("ATTUNE_MASK", mask), define("ATTUNE_CACHED", cached ? 1 : 0),
+                   define("ATTUNE_DENSE", dense ? 1 : 0), define("ATTUNE_KEYS", keys), define("ATTUNE_STAGES", stages),
+                   define("ATTUNE_CACHE_TYPE", cache_dtype), define("ATTUNE_RAW_STAGES", raw_stages)},
+                  shared_bytes()};
+  if (cache_layout != kernels::kCacheOfRows) spec.defines.push_back(define("ATTUNE_CACHE_LAYOUT", cache_layout));
+  return spec;
 }
 
 KernelSpec Config::schedule_kernel() const {
@@ -125,7 +133,9 @@ std::string refusal(const Problem& p) {
     return "q and a cache of 16 or 32 bits of different dtypes";
   if (p.cache && p.cache.k.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with a cache of 8 bits";
-  if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
+  if (p.cache.x_packed) {
+    if (std::string why = packed_refusal(p.cache); !why.empty()) return why;
+  } else if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
     return "rows of the cache that do not lie at multiples of 16 bytes";
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
   if (std::string why = prologue_refusal(p); !why.empty()) return why;
@@ -170,6 +180,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.t5 = decode::t5_buckets(p);
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
+  c.cache_layout = cache_layout(p);
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
   c.heads_of_tile = choose_heads_of_tile(p.group, kRows);
@@ -259,7 +270,10 @@ Maps describe_maps(const Problem& p, const Config& c) {
     m.dense_k = row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
     m.dense_v = row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);
   }
-  if (c.cached) {
+  if (c.cache_layout != kernels::kCacheOfRows) {
+    m.k = packed_key_map(p, box_keys(p, c));
+    m.v = c.cache_layout == kernels::kCacheOfLines ? packed_line_map(p) : packed_value_map(p, box_keys(p, c));
+  } else if (c.cached) {
     m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
     m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));
   }

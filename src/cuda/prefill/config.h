@@ -22,6 +22,7 @@ struct Config {
   int keys = 128, stages = 2;  // of a tile; of the rings of K and of V
   int raw_stages = 0;          // of the ring of codes, where the cache, or everything, has 8 bits
   int score = 0, mask = 0;
+  int cache_layout = kernels::kCacheOfRows;
   bool cached = false, dense = false;
 
   kernels::T5Table t5 = {};  // buckets; the table itself comes with a run
