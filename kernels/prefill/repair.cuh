@@ -41,18 +41,28 @@ class Repair {
   static constexpr int kVectors = (Config::kChannels + 31) / 32;
 
   // A row of K or of V; data null: on a page that is not there.
-  struct KeyRow {
+  struct PlainRow {
     const char* data;
     int dtype;
     float scale;
-    const kernels::KvPlane* packed;  // where channels do not follow each other
+    __device__ __forceinline__ float at(int channel) const { return tile::load_element(dtype, data, channel) * scale; }
+    __device__ __forceinline__ void lie_in(const kernels::KvPlane&) {}
+  };
+  // Where the cache is x-packed; plane null: of new tokens.
+  struct PackedRow {
+    const char* data;
+    int dtype;
+    float scale;
+    const kernels::KvPlane* plane = nullptr;
     __device__ __forceinline__ float at(int channel) const {
-      long long element = channel;
-      if (Config::kPacked && packed != nullptr)
-        element = channel / packed->pack * packed->outer_stride + channel % packed->pack * packed->inner_stride;
+      const long long element = plane == nullptr ? channel
+                                                 : channel / plane->pack * plane->outer_stride +
+                                                       channel % plane->pack * plane->inner_stride;
       return tile::load_element(dtype, data, element) * scale;
     }
+    __device__ __forceinline__ void lie_in(const kernels::KvPlane& x) { plane = &x; }
   };
+  using KeyRow = typename Choice<Config::kPacked, PackedRow, PlainRow>::Type;
   __device__ __forceinline__ static KeyRow row_at(const PrefillParams& p, const Task& t, int key, int head,
                                                   bool values) {
     if (!Config::kCached || key >= t.num_cached) {
@@ -60,13 +70,15 @@ class Repair {
       return {rows.data + (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride +
                            head * rows.head_stride) *
                               tile::element_size(Config::kType),
-              Config::kType, code_scale(p, values), nullptr};
+              Config::kType, code_scale(p, values)};
     }
     const kernels::KvPlane& plane = values ? p.v : p.k;
     const Slot s = find_slot(p, t.batch, key, values);
-    if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, 0.0f, nullptr};
-    return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + head * plane.head_stride,
-            Config::kCacheType, Config::kConverts ? scale_of(p, t, head, key, values) : 1.0f, &plane};
+    if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, 0.0f};
+    KeyRow row{plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + head * plane.head_stride,
+               Config::kCacheType, Config::kConverts ? scale_of(p, t, head, key, values) : 1.0f};
+    row.lie_in(plane);
+    return row;
   }
 
   __device__ __forceinline__ static bool sees(const PrefillParams& p, const Rows& rows, const Rows::Terms& terms,
@@ -101,7 +113,7 @@ class Repair {
       for (int begin = tile.low; begin < tile.high; begin += 32) {
         const int key = begin + lane;
         const bool seen = key < tile.high && sees(p, rows, terms, position, first, end, key);
-        KeyRow k{nullptr, Config::kType, 0.0f, nullptr};
+        KeyRow k{nullptr, Config::kType, 0.0f};
         if (seen) k = row_at(p, t, key, kv_head, false);
         float s = -ptx::infinity();
         if (k.data != nullptr) {
