@@ -67,7 +67,6 @@ struct Config {
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3, "what wgmma takes");
   static_assert(!kPacked || (kCached && !kConverts && !kCodes), "x-packed caches are of q's 16 bits");
-  static_assert(!(kLines && kMixed), "rows of new values have their channels in order, lines do not");
   static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");

@@ -28,7 +28,7 @@ struct alignas(16) Task {
 constexpr int kCapTerms = 5;
 
 // How a cache lies: as rows of channels; x-packed, K [channels / 8][page_size][8] and V [channels][page_size]; or so with
-// pages of 16 tokens, of whose V four channels are a line of 128 bytes, and without new tokens.
+// pages of 16 tokens, of whose V four channels are a line of 128 bytes.
 constexpr int kCacheOfRows = 0, kCachePacked = 1, kCacheOfLines = 2;
 
 // At the beginning of the schedule's part of the workspace.

@@ -55,7 +55,7 @@ int box_keys(const Problem& p, const Config& c) {
 
 int cache_layout(const Problem& p) {
   if (!p.cache.x_packed) return kernels::kCacheOfRows;
-  const bool lines = p.cache.paged && p.cache.page_size == 16 && p.cache.v.inner_stride == 16 && !p.new_tokens;
+  const bool lines = p.cache.paged && p.cache.page_size == 16 && p.cache.v.inner_stride == 16;
   return lines ? kernels::kCacheOfLines : kernels::kCachePacked;
 }
 
