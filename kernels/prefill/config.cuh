@@ -67,6 +67,7 @@ struct Config {
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3, "what wgmma takes");
   static_assert(!kPacked || (kCached && !kConverts && !kCodes), "x-packed caches are of q's 16 bits");
+  static_assert(!kLines || kHeadDimV <= 128, "sorting more accumulators would spill");
   static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");

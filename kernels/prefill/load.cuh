@@ -285,7 +285,7 @@ class Loader {
   // Values of new tokens, as rows, get the order of channels that lines of the cache have: channel c goes to c ^ c / 8 % 4.
   __device__ __forceinline__ void shuffle_channels(unsigned at) const {
     const int order = (lane_ ^ lane_ / 8) % 4;  // of the piece of 8 channels, swizzled, that the lane has of each row
-#pragma unroll 8
+#pragma unroll (Config::kTwoLoaders ? 8 : 2)
     for (int i = 0; i < Config::kBlocksV * Config::kKeys / 4; ++i) {
       const unsigned piece = at + i * 512 + lane_ * 16;
       unsigned x[4];

@@ -55,7 +55,7 @@ int box_keys(const Problem& p, const Config& c) {
 
 int cache_layout(const Problem& p) {
   if (!p.cache.x_packed) return kernels::kCacheOfRows;
-  const bool lines = p.cache.paged && p.cache.page_size == 16 && p.cache.v.inner_stride == 16;
+  const bool lines = p.cache.paged && p.cache.page_size == 16 && p.cache.v.inner_stride == 16 && p.head_dim_v <= 128;
   return lines ? kernels::kCacheOfLines : kernels::kCachePacked;
 }
 
@@ -153,6 +153,8 @@ void choose_tiles(const Problem& p, Config& c) {
   if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
   const bool converts = c.cache_dtype != c.dtype;
   if (converts && widest > 192) c.keys = 32;
+  // Two loops over tiles, of cached and of new values.
+  if (c.cache_layout != kernels::kCacheOfRows && c.dense && p.head_dim_v > 224) c.keys = 32;
   c.stages = 4, c.raw_stages = converts ? 4 : 0;
   while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
