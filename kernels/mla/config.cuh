@@ -15,6 +15,19 @@
 #include "tile/mla_codec.cuh"
 #include "tile/turn.cuh"
 
+#ifndef ATTUNE_MLA_FETCH
+#define ATTUNE_MLA_FETCH 0
+#endif
+#ifndef ATTUNE_MLA_ORDER
+#define ATTUNE_MLA_ORDER 0
+#endif
+#ifndef ATTUNE_MLA_ALONE
+#define ATTUNE_MLA_ALONE 0
+#endif
+#ifndef ATTUNE_MLA_WIDE
+#define ATTUNE_MLA_WIDE 0
+#endif
+
 namespace attune::mla {
 
 using kernels::PrefillParams;
@@ -37,6 +50,8 @@ struct Config {
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
   // Blocks that take neighbouring head tiles of a task side by side and share the keys that they have copied or decode.
   static constexpr int kCluster = ATTUNE_CLUSTER;
+  // Blocks that write to each other's buffers.
+  static constexpr int kWriters = kCopiesBoxes && ATTUNE_MLA_ALONE ? 1 : kCluster;
   // Threads that bring keys; threads of a block.
   static constexpr int kLoaders = 128, kThreads = kLoaders + 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
@@ -184,6 +199,9 @@ struct Places {
     return static_cast<int>(ptx::load_shared_u32(item(n)));
   }
 };
+
+// 0 or 1, of a math thread.
+__device__ __forceinline__ int math_group() { return static_cast<int>(threadIdx.x) / 128 - Config::kLoaders / 128; }
 
 // Numbered barriers: of a warp of group 0 and its twin of group 1.
 __device__ __forceinline__ int first_is_ready() { return 1 + static_cast<int>(threadIdx.x) / 32 % 4; }

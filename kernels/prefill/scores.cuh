@@ -17,9 +17,6 @@ template <unsigned kHigh>
 __device__ __forceinline__ int step_of_keys(ptx::DescriptorOf<kHigh>, int i) {
   return i * ptx::kStepOfPieces;
 }
-__device__ __forceinline__ int step_of_keys(ptx::AnyDescriptor k, int i) {
-  return k.high >> 30 == 0 ? i * ptx::kStepOfPieces : step_of_rows(i, Config::kKeys);
-}
 
 // Issues S = Q K^T of a group's 64 rows and a tile.
 template <class Product, class Keys>

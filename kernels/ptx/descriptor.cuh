@@ -19,18 +19,6 @@ constexpr int kStepK = 2;
 
 // The lower half is where the operand begins and the stride; the upper half, swizzle and distance of atoms, is the same for
 // all of a kind.
-//
-// AnyDescriptor: where the kind is known at run time alone.
-struct AnyDescriptor {
-  unsigned low, high;
-  __device__ __forceinline__ AnyDescriptor operator+(int units_of_16_bytes) const {
-    return {low + units_of_16_bytes, high};
-  }
-  __device__ __forceinline__ unsigned long long bits() const {
-    return static_cast<unsigned long long>(high) << 32 | low;
-  }
-  __device__ __forceinline__ static AnyDescriptor from(AnyDescriptor d) { return d; }
-};
 template <unsigned kHigh>
 struct DescriptorOf {
   unsigned low;
@@ -38,8 +26,6 @@ struct DescriptorOf {
   __device__ __forceinline__ unsigned long long bits() const {
     return static_cast<unsigned long long>(kHigh) << 32 | low;
   }
-  __device__ __forceinline__ AnyDescriptor any() const { return {low, kHigh}; }
-  __device__ __forceinline__ static DescriptorOf from(AnyDescriptor d) { return {d.low}; }  // if it is of this kind
 };
 // swizzle: 1 by 128 bytes, 3 by 32, 0 none.
 constexpr unsigned high_of_descriptor(unsigned swizzle, int bytes_of_eight_rows) {
@@ -72,9 +58,6 @@ __device__ __forceinline__ PieceDescriptor<kEightRows> descriptor_of_pieces(unsi
 template <unsigned kHigh>
 __device__ __forceinline__ DescriptorOf<kHigh> uniform(DescriptorOf<kHigh> d) {
   return {__shfl_sync(0xffffffffu, d.low, 0)};
-}
-__device__ __forceinline__ AnyDescriptor uniform(AnyDescriptor d) {
-  return {__shfl_sync(0xffffffffu, d.low, 0), __shfl_sync(0xffffffffu, d.high, 0)};
 }
 
 }  // namespace attune::ptx

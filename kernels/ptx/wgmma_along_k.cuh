@@ -6,7 +6,7 @@
 
 namespace attune::ptx {
 
-// Specialisations: static void multiply(d, a, b, accumulate); accumulate 0: d is overwritten.
+// Specialisations: static void registers(d, a, b, accumulate); accumulate 0: d is overwritten.
 template <int kN, Type kType>
 struct ProductAlongK;
 
@@ -37,7 +37,7 @@ struct ProductAlongK;
   template <>                                                                                                     \
   struct ProductAlongK<n, Type::kind> {                                                                           \
     template <class B>                                                                                            \
-    __device__ __forceinline__ static void multiply(float (&d)[n / 2], const unsigned* a, B b, int accumulate) {  \
+    __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, B b, int accumulate) {  \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
                    "k16.f32." name "." name " {" ATTUNE_KN##n "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
                    ", p, 1, 1, 0;\n}"                                                                             \

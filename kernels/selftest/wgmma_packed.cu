@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   ptx::fence_products();
 #pragma unroll
   for (int i = 0; i < KEYS / 16; ++i) {
-    ptx::ProductAlongK<CHANNELS, ptx::Type::kBf16>::multiply(
+    ptx::ProductAlongK<CHANNELS, ptx::Type::kBf16>::registers(
         e, p + 4 * i, ptx::descriptor_of_narrow_rows(at_v) + i * (CHANNELS * 32 >> 4), i == 0 ? 0 : 1);
   }
   ptx::commit_products();

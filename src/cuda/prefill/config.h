@@ -24,6 +24,7 @@ struct Config {
   int score = 0, mask = 0;
   int cache_layout = kernels::kCacheOfRows;
   bool cached = false, dense = false;
+  bool token_scales = false;  // K or V of the cache has a scale for each token
 
   kernels::T5Table t5 = {};  // buckets; the table itself comes with a run
   int heads_of_tile = 1;     // query heads that share a block of rows

@@ -9,7 +9,7 @@ namespace attune::ptx {
 template <int kN, Type kType>
 struct ProductAlongK {
   template <class B>
-  static void multiply(float (&d)[kN / 2], const unsigned* a, B b, int accumulate) {
+  static void registers(float (&d)[kN / 2], const unsigned* a, B b, int accumulate) {
     using Whole = Product<kN, kType>;
     const unsigned quad = threadIdx.x % 32 & ~3u;
     float rows[2][16];
