@@ -292,7 +292,6 @@ TEST_F(EmulatedPrefill, CodesOfAllSizes) {
   }
 }
 
-// Pages of 16 tokens, whose V comes in lines of four channels, and of others.
 TEST_F(EmulatedPrefill, PackedCaches) {
   for (const char* rest :
        {R"("cache": {"layout": "xpacked", "page_size": 16})", R"("cache": {"layout": "xpacked", "page_size": 32})",

@@ -12,8 +12,8 @@
 #include "prefill/accumulators.cuh"
 #include "prefill/queries.cuh"
 #include "prefill/scores.cuh"
+#include "prefill/weights.cuh"
 #include "ptx/convert.cuh"
-#include "ptx/registers.cuh"
 #include "ptx/wgmma_along_k.cuh"
 
 namespace attune::prefill {
@@ -57,7 +57,8 @@ class Attend {
     q_parity_ ^= 1;
   }
 
-  // All tiles of the task that has been started. Turns count tiles over all tasks. beside() runs beside the last product.
+  // All tiles of the task that has been started. Turns count tiles over all tasks. beside() runs beside the last
+  // product.
   template <class Beside>
   __device__ __forceinline__ void run(const Task& task, int kv_head, const Rows& rows, float (&s)[Config::kKeys / 2],
                                       Accumulators& a, const Beside& beside) {
@@ -92,7 +93,6 @@ class Attend {
         run_tiles<true, false>(task, rows, line, begin, middle, middle < end ? 1 : 0, s, a, beside);
       }
     }
-    if constexpr (Config::kLines) sort_channels(a.o);
     float lowered[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -115,11 +115,21 @@ class Attend {
   }
 
  private:
+  // The first tile may have so few keys that the first half of the registers has all products that count.
+  static constexpr bool kHalves = Config::kFarsighted;
+  static constexpr int kHalf = Config::kKeys / 4;
+  // Whether the tile before tile `end` has no key in its second half.
+  __device__ __forceinline__ static bool ends_in_half(const Task& task, int end) {
+    const int keys = task.end_key - task.first_key - (end - 1) * Config::kKeys;
+    return __shfl_sync(0xffffffffu, keys, 0) <= Config::kKeys / 2;
+  }
+
   // A task may have tiles of codes, or x-packed ones, and others, which come first: those meet q as it is.
   static constexpr bool kTwoKinds = (Config::kHalves || Config::kPacked) && Config::kDense;
   static constexpr bool kOwnForm = Config::kConverts || Config::kPacked;  // of the tiles, where there is one kind
 
-  // Tiles [begin, end), the last first. kCodes: they were codes, or are x-packed. kFirst: nothing came before; else `accumulate` says so.
+  // Tiles [first, behind), the last first. kCodes: they were codes, or are x-packed. kFirst: nothing came before; else
+  // `accumulate` says so.
   template <bool kCodes, bool kFirst, class Beside>
   __device__ __forceinline__ void run_tiles(const Task& task, const Rows& rows, const TileLine<Config::kKeys>& line,
                                             int first, int behind, int accumulate, float (&s)[Config::kKeys / 2],
@@ -136,12 +146,18 @@ class Attend {
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
     if (end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
-    weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a,
-                  Config::kFarsighted ? &early : nullptr);
+    if (kHalves && ends_in_half(task, end)) {
+      weigh<kCodes, kHalf>(rows, task, line, end - 1, whole, s, lowered, a, &early);
+      pack<kCodes, kHalf>(false, lowered, s, a, weights);
+    } else {
+      weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a,
+                    Config::kFarsighted ? &early : nullptr);
+      if constexpr (kHalves) pack<kCodes>(false, lowered, s, a, weights);
+    }
     if constexpr (!kFirst) {
       if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);
     }
-    pack<kCodes>(line.is_cached(end - 1), lowered, s, a, weights);
+    if constexpr (!kHalves) pack<kCodes>(line.is_cached(end - 1), lowered, s, a, weights);
     if (kReleasesLate<kCodes>) release_keys();
 
     for (int i = end - 2; i >= begin; --i) {
@@ -198,7 +214,7 @@ class Attend {
       }
     }
   }
-  // Before what comes from codes is added, which is multiplied with v_scale afterwards, and takes part with fp16 weights.
+  // Before what comes from codes is added, which is multiplied with v_scale afterwards, and has fp16 weights.
   // A scale that has no inverse leaves NaN, and the row is computed again (repair.cuh).
   __device__ __forceinline__ static void divide_values(float v_scale, Accumulators& a) {
     constexpr float kUp = static_cast<float>(1 << static_cast<int>(kLift<true>));
@@ -241,25 +257,12 @@ class Attend {
     ptx::commit_products();
   }
 
-  // Column c of o is channel c ^ c / 8 % 4 where V came in lines: makes it channel c.
-  __device__ __forceinline__ static void sort_channels(float (&o)[Config::kChannels / 2]) {
-#pragma unroll
-    for (int i = 0; i < Config::kChannels / 4; ++i) {  // pairs: of row i % 2, columns 8 (i / 2) + 2 (lane % 4) + 0, 1
-      float x = o[2 * i], y = o[2 * i + 1];
-      if (i / 2 & 2) x = __shfl_xor_sync(0xffffffffu, x, 1), y = __shfl_xor_sync(0xffffffffu, y, 1);
-      o[2 * i] = i / 2 & 1 ? y : x;
-      o[2 * i + 1] = i / 2 & 1 ? x : y;
-    }
-  }
-
-  // Weights may reach 2^kMost before o is rescaled, which is seldom after the first tile; then the largest is 2^kLift. What is
-  // below 2^-25 of fp16 is lost, so those begin as high as their range allows.
+  // Weights may reach 2^kMost before o is rescaled, which is seldom after the first tile; then the largest is 2^kLift.
+  // fp16 loses what is below 2^-25, so those weights begin as high as their range allows.
   template <bool kCodes>
   static constexpr float kLift = kCodes && Config::kHalfWeights ? 7 : 0;
   template <bool kCodes>
   static constexpr float kMost = 8 + kLift<kCodes>;
-  static constexpr bool kManyRegisters = Config::kChannels <= 128;
-  static constexpr int kChains = kManyRegisters ? 4 : 1;
 
   // Of a maximum of row h's products: the score in base 2.
   __device__ __forceinline__ float level_of(float max, int h) const {
@@ -270,8 +273,8 @@ class Attend {
   template <bool kCodes>
   static constexpr bool kReleasesLate = Config::kCached && !(kCodes && Config::kHalfWeights);
 
-  // Products to weights in place, and how much what came before counts less.
-  template <bool kCodes>
+  // Products to weights in place, and how much what came before counts less. kCount: registers that have products.
+  template <bool kCodes, int kCount = Config::kKeys / 2>
   __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, const TileLine<Config::kKeys>& line, int i,
                                         const Run& whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                         Accumulators& a, const Rows::View* view = nullptr) {
@@ -286,11 +289,11 @@ class Attend {
     const bool edge = Rows::kBits || flagged || !whole.has(i);
     const auto hide = [&] {
       const Tile tile = tile_at(task, line, i);
-      rows.hide(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
+      rows.template hide<kCount>(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
     };
     if (edge) hide();
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
-    raise(rows, start, s, a);
+    raise<kCount>(rows, start, s, a);
     follow<kCodes>(lowered, a);
     float reference[2], c[2] = {unit(0), unit(1)};
 #pragma unroll
@@ -300,82 +303,20 @@ class Attend {
     }
     if constexpr (Rows::kCapped) {
       if (Rows::all_take(p_.cap_short, a.max)) {
-        exponentiate(i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); });
+        exponentiate<kCount>(i, s,
+                             [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); });
         return;
       }
       if (Rows::all_take(p_.cap_long, a.max)) {
-        exponentiate(i, s, [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); });
+        exponentiate<kCount>(i, s,
+                             [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); });
         return;
       }
       rows.score(p_, start, s);
       if (edge) hide();  // the least product has a finite score
       c[0] = c[1] = 1;
     }
-    exponentiate(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); });
-  }
-
-  // 2^exponent(j) to s[j], in groups: exponents of the next one are computed beside the exponentials of one, of which
-  // the special-function unit takes one every 8 clocks. A group is a loop that is left at once, as tile numbers are not
-  // negative: the compiler moves nothing across its borders, and would else have all exponents computed first.
-  template <class Exponent>
-  __device__ __forceinline__ static void exponentiate(int tile, float (&s)[Config::kKeys / 2],
-                                                      const Exponent& exponent) {
-    constexpr int kGroup = Rows::kCapped ? 8 : 16, kCount = Config::kKeys / 2;
-    static_assert(kCount % kGroup == 0);
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
-#pragma unroll
-    for (int first = 0; first < kCount; first += kGroup) {
-      do {
-#pragma unroll
-        for (int j = first; j < first + kGroup; ++j) {
-          s[j] = ptx::exp2_approx(s[j]);
-          if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
-        }
-      } while (static_cast<int>(ptx::kept(tile)) < 0);
-    }
-  }
-
-  // a.max, with this tile.
-  __device__ __forceinline__ static void raise(const Rows& rows, int start, const float (&s)[Config::kKeys / 2],
-                                               Accumulators& a) {
-    float top[2];
-    // Where the largest is not negative, it is that of the numbers' bits as integers: three at a time.
-    if (kManyRegisters && !Rows::kSloped &&
-        !__any_sync(0xffffffffu, (bits_of(a.max[0]) | bits_of(a.max[1])) < 0)) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        top[h] = __uint_as_float(top_of_row(s, h, bits_of(a.max[h]), bits_of,
-                                           [](int x, int y, int z) { return max(max(x, y), z); }));
-    } else {
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        top[h] = top_of_row(s, h, a.max[h], [](float x) { return x; },
-                            [](float x, float y, float z) { return fmaxf(x, fmaxf(y, z)); });
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if constexpr (Rows::kSloped)
-        top[h] = fmaxf(a.max[h], fmaf(-rows.product_slope[h], rows.distance_of(h, start), top[h]));
-      top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 1));
-      a.max[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 2));
-    }
-  }
-  __device__ __forceinline__ static int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
-  // The maximum of this thread's products of row h and, without slopes, of x. Chains of their own for neighbours: too few
-  // warps hide what a long chain waits for.
-  template <class T, class Bits, class Max>
-  __device__ __forceinline__ static T top_of_row(const float (&s)[Config::kKeys / 2], int h, T x, const Bits& bits,
-                                                 const Max& largest) {
-    T top[kChains];
-#pragma unroll
-    for (int j = 0; j < Config::kKeys / 8; ++j) {
-      const T first = bits(s[4 * j + 2 * h]), second = bits(s[4 * j + 2 * h + 1]);
-      top[j % kChains] = largest(j >= kChains ? top[j % kChains] : Rows::kSloped ? first : x, first, second);
-    }
-#pragma unroll
-    for (int j = 1; j < kChains; j += 2) top[0] = largest(top[0], top[j], top[j + 1 < kChains ? j + 1 : j]);
-    return top[0];
+    exponentiate<kCount>(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); });
   }
 
   // Has references follow maxima that are too far ahead.
@@ -385,7 +326,8 @@ class Attend {
     if (Rows::kCapped && a.max[0] <= a.limit[0] && a.max[1] <= a.limit[Rows::kCapped ? 1 : 0]) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0] : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>) {
+      if (Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0]
+                        : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>) {
         const float level = level_of(a.max[h], h) - kLift<kCodes>;
         lowered[h] = ptx::exp2_approx(a.reference[h] - level);
         a.reference[h] = level;
@@ -394,50 +336,21 @@ class Attend {
     }
   }
 
-  // The weights' sums; not right after the exponentials, each of which would be waited for.
-  __device__ __forceinline__ static void add_up(const float (&s)[Config::kKeys / 2], const float (&lowered)[2],
-                                                Accumulators& a) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float sum[kChains] = {a.sum[h] * lowered[h]};
-#pragma unroll
-      for (int i = 0; i < Config::kKeys / 4; ++i) sum[i % kChains] += s[i / 2 * 4 + 2 * h + i % 2];
-      a.sum[h] = sum[0];
-#pragma unroll
-      for (int j = 1; j < kChains; ++j) a.sum[h] += sum[j];
-    }
-  }
-
-  // scales: of the tile's keys, in shared memory.
-  __device__ __forceinline__ static void multiply_columns(const float* scales, float (&s)[Config::kKeys / 2]) {
-#pragma unroll
-    for (int j = 0; j < Config::kKeys / 8; ++j) {
-      const float2 x = *reinterpret_cast<const float2*>(scales + 8 * j + threadIdx.x % 4 * 2);
-      s[4 * j] *= x.x, s[4 * j + 1] *= x.y, s[4 * j + 2] *= x.x, s[4 * j + 3] *= x.y;
-    }
-  }
-
-  __device__ __forceinline__ static void multiply_rows(const float (&factor)[2], float (&s)[Config::kKeys / 2]) {
-#pragma unroll
-    for (int i = 0; i < Config::kKeys / 2; ++i) s[i] *= factor[i / 2 % 2];
-  }
-
   // The weights, summed, as an operand.
-  template <bool kCodes>
+  template <bool kCodes, int kCount = Config::kKeys / 2>
   __device__ __forceinline__ void pack(bool cached, const float (&lowered)[2], float (&s)[Config::kKeys / 2],
                                        Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) const {
-    add_up(s, lowered, a);
+    add_up<kCount>(s, lowered, a);
     if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 4; ++i) {
+      if (2 * i >= kCount) {
+        weights[i] = 0;
+        continue;
+      }
       weights[i] = Config::kValuesProduct<kCodes> == ptx::Type::kBf16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
-                                                    : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
+                                                                      : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
     }
-  }
-
-  __device__ __forceinline__ static void rescale(const float (&lowered)[2], float (&o)[Config::kChannels / 2]) {
-#pragma unroll
-    for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= lowered[i / 2 % 2];
   }
 
   __device__ __forceinline__ void release_keys() {

@@ -16,8 +16,8 @@ using kernels::Task;
 using tile::Turn;
 
 using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
-#ifndef ATTUNE_CACHE_LAYOUT
-#define ATTUNE_CACHE_LAYOUT 0
+#ifndef ATTUNE_XPACKED
+#define ATTUNE_XPACKED 0
 #endif
 
 constexpr int kScaleFirst = 32;  // of ATTUNE_SCORE too: the scale is not positive
@@ -28,8 +28,7 @@ struct Config {
   static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
   // An x-packed cache enters the products as it lies; new tokens beside it as rows.
-  static constexpr bool kPacked = ATTUNE_CACHE_LAYOUT != kernels::kCacheOfRows,
-                        kLines = ATTUNE_CACHE_LAYOUT == kernels::kCacheOfLines, kMixed = kPacked && kDense;
+  static constexpr bool kPacked = ATTUNE_XPACKED != 0;
   static constexpr int kMathGroups = 2, kMathWarps = 4 * kMathGroups, kMathThreads = 128 * kMathGroups;
   static constexpr int kThreads = 128 + kMathThreads;
   // q, k and v are codes of 8 bits that enter the products as they are (prefill_fp8.cu). Two warps beside the producer
@@ -80,7 +79,6 @@ struct Config {
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3, "what wgmma takes");
   static_assert(!kPacked || (kCached && !kConverts && !kCodes), "x-packed caches are of q's 16 bits");
-  static_assert(!kLines || kHeadDimV <= 128, "sorting more accumulators would spill");
   static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");

@@ -20,7 +20,8 @@ __device__ __forceinline__ unsigned decode_pair(unsigned word) {
   if constexpr (kType == tile::kE4m3) return ptx::e4m3_to_f16(pair);
   if constexpr (kType == tile::kE5m2) return ptx::permute_bytes(word, 0, kUpper ? 0x3424 : 0x1404);
   // Below 1,024 a number of fp16 plus 1,024 has it in its last bits.
-  return ptx::subtract_f16x2(ptx::permute_bytes(word ^ 0x80808080u, 0x64646464u, kUpper ? 0x4342 : 0x4140), 0x64806480u);
+  const unsigned raised = ptx::permute_bytes(word ^ 0x80808080u, 0x64646464u, kUpper ? 0x4342 : 0x4140);
+  return ptx::subtract_f16x2(raised, 0x64806480u);
 }
 
 // Sixteen codes to as many numbers of kTo, times scale.
@@ -98,8 +99,8 @@ class Converter {
     ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
     tile_of<Config::kHeadDimV, Config::kScalesWeights ? tile::kBFloat16 : tile::kFloat16, !Config::kHalves>(
-        places_.raw(raw.stage), places_.v(turn.stage), ptx::shared_address(places_.scales(k_stage, true)), tile.low - tile.start,
-        tile.high - tile.start);
+        places_.raw(raw.stage), places_.v(turn.stage), ptx::shared_address(places_.scales(k_stage, true)),
+        tile.low - tile.start, tile.high - tile.start);
     hand_over(places_.raw_empty(raw.stage), places_.v_full(turn.stage));
   }
 
@@ -128,7 +129,8 @@ class Converter {
     ptx::sync_some(kAllConverters, kThreads);
   }
 
-  // Every code of a tile: its raw rows to rows of kTo, swizzled; times scales, or not. Rows outside of [low, high) become zero.
+  // Every code of a tile: its raw rows to rows of kTo, swizzled; times scales, or not. Rows outside of [low, high)
+  // become zero.
   template <int kHeadDim, int kTo, bool kScaled>
   __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, unsigned scales, int low, int high) const {
     blocks_of<kHeadDim, kTo, kScaled>(raw, to, scales);
@@ -142,7 +144,7 @@ class Converter {
   struct Share {
     static constexpr int kPieces = kRest <= 64 ? 4 : 8, kRowsAtATime = kThreads / kPieces,
                          kSteps = (Config::kKeys + kRowsAtATime - 1) / kRowsAtATime;
-    static_assert(kRowsAtATime % 4 == 0, "rows that are so far apart are swizzled alike, or by the other half of a line");
+    static_assert(kRowsAtATime % 4 == 0, "rows so far apart are swizzled alike, or by the other half of a line");
     unsigned row, piece;
     __device__ __forceinline__ explicit Share(unsigned thread) {
       piece = thread % kPieces;

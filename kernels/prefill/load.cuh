@@ -113,8 +113,8 @@ class Loader {
   static constexpr int kMostBlocks = Config::kPacked                          ? 1
                                      : Config::kBlocksQk > Config::kBlocksV ? Config::kBlocksQk
                                                                             : Config::kBlocksV;
-  // Codes of K and of V: half of the lanes each, as one lane's copy is issued after the other's, and the rest of the work
-  // is the same for both.
+  // Codes of K and of V: half of the lanes each, as one lane's copy is issued after the other's, and the rest of the
+  // work is the same for both.
   static constexpr bool kPairs = Config::kConverts && Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128;
   static constexpr int kBoxLanes = kPairs ? 16 : kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
 
@@ -129,7 +129,8 @@ class Loader {
   __device__ __forceinline__ int ask_table(const Task& task, const Tile& tile, bool values) const {
     if (!(Config::kCached && tile.cached)) return 0;
     const Boxes b = boxes_of(tile);
-    return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values || (kPairs && is_of_values())).page;
+    if (kPairs && is_of_values()) values = true;
+    return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
   // The one box of a tile of dense keys.
@@ -260,14 +261,12 @@ class Loader {
     if (Config::kCodes || (Config::kConverts && tile.cached))
       return load_codes<Config::kHeadDimV, true>(task, kv_head, tile, page);
     const unsigned full = places_.v_full(turn.stage), at = places_.v(turn.stage);
-    const bool shuffled = Config::kLines && Config::kMixed && !tile.cached;
-    const bool whole = !shuffled && tile.low == tile.start && tile.high == tile.start + Config::kKeys;
+    const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys;
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
     copy<Config::kBlocksV>(task, tile, page, true, at, whole ? full : places_.edge(), kv_head);
     if (whole) return;
     ptx::wait_phase(places_.edge(), edge_parity_);
     edge_parity_ ^= 1;
-    if (shuffled) shuffle_channels(at);
     if (Config::kPacked && tile.cached) {
       clear_columns(at, tile.low - tile.start, tile.high - tile.start);
     } else {
@@ -321,22 +320,6 @@ class Loader {
     }
   }
 
-  // Values of new tokens, as rows, get the order of channels that lines of the cache have: channel c goes to c ^ c / 8 % 4.
-  __device__ __forceinline__ void shuffle_channels(unsigned at) const {
-    const int order = (lane_ ^ lane_ / 8) % 4;  // of the piece of 8 channels, swizzled, that the lane has of each row
-#pragma unroll (Config::kTwoLoaders ? 8 : 2)
-    for (int i = 0; i < Config::kBlocksV * Config::kKeys / 4; ++i) {
-      const unsigned piece = at + i * 512 + lane_ * 16;
-      unsigned x[4];
-      ptx::load_shared_four(piece, x);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) x[j] = order % 2 != 0 ? x[j] >> 16 | x[j] << 16 : x[j];
-      const bool swap = order / 2 != 0;
-      const unsigned y[4] = {swap ? x[1] : x[0], swap ? x[0] : x[1], swap ? x[3] : x[2], swap ? x[2] : x[3]};
-      ptx::store_shared_four(piece, y);
-    }
-    __syncwarp();  // whoever clears rows has other pieces
-  }
   // The same of x-packed V for all keys but [low, high): 8 of them are a piece of 16 bytes of each channel.
   __device__ __forceinline__ void clear_columns(unsigned at, int low, int high) const {
 #pragma unroll 1

@@ -31,10 +31,6 @@ struct CapPolynomial {
   float terms[kTerms], low, high;
 };
 
-// How a cache lies: as rows of channels; x-packed, K [channels / 8][page_size][8] and V [channels][page_size]; or so with
-// pages of 16 tokens, of whose V four channels are a line of 128 bytes.
-constexpr int kCacheOfRows = 0, kCachePacked = 1, kCacheOfLines = 2;
-
 // At the beginning of the schedule's part of the workspace.
 struct alignas(16) TaskList {
   int num_tasks;

@@ -12,8 +12,8 @@ namespace attune::prefill {
 
 class HalfQueries {
  public:
-  // The thread's two rows; a quad has a row. k_scale: of all keys; its sign moves to q. Row h's products are to be multiplied
-  // with factor[h].
+  // The thread's two rows; a quad has a row. k_scale: of all keys; its sign moves to q. Row h's products are to be
+  // multiplied with factor[h].
   __device__ __forceinline__ static void convert(const Places& places, int group, float k_scale, float (&factor)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -167,9 +167,10 @@ struct Rows {
     return first < end ? keys_before(end) & ~keys_before(first) : Seen{0};
   }
   // Row h of those that `seen` has no bit of.
+  template <int kCount = Config::kKeys / 2>
   __device__ __forceinline__ static void hide_row(int h, Seen seen, float (&s)[Config::kKeys / 2]) {
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 4; ++i) {
+    for (int i = 0; i < kCount / 2; ++i) {
       if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
     }
   }
@@ -181,6 +182,7 @@ struct Rows {
     return {{seen_by_position(p, tile, 0), seen_by_position(p, tile, 1)}};
   }
   // flagged: keys of the tile may lie on pages that are not there; `hidden` is the shared address of which.
+  template <int kCount>
   __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, const View& view, bool flagged,
                                        unsigned hidden, float (&s)[Config::kKeys / 2]) const {
 #pragma unroll
@@ -188,7 +190,7 @@ struct Rows {
       Seen seen = view.row[h];
       if (flagged) seen &= ~hidden_keys(hidden);
       if constexpr (kBits) seen = seen_by_bits(p, tile, h, seen);
-      hide_row(h, seen, s);
+      hide_row<kCount>(h, seen, s);
     }
   }
 

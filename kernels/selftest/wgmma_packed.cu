@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two products of selftest/wgmma.cu with K and V as x-packed pages have them: q [64, 64], k [8][KEYS][8] (channels in
-// eights), v [KEYS / 16][CHANNELS][16] in bf16, by TMA. LINES 0: V comes in rows of 16 tokens; 1: in lines of four channels,
-// swizzled by 128 bytes, which are the same rows in another order.
+// eights), v [KEYS / 16][CHANNELS][16] in bf16, by TMA.
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
@@ -60,8 +59,5 @@ extern "C" __global__ void __launch_bounds__(128, 1)
 #pragma unroll
   for (int i = 0; i < KEYS / 2; ++i) s[(row + i / 2 % 2 * 8) * KEYS + i / 4 * 8 + column + i % 2] = d[i];
 #pragma unroll
-  for (int i = 0; i < CHANNELS / 2; ++i) {
-    const int at = i / 4 * 8 + column + i % 2, channel = LINES != 0 ? at ^ (at / 8 % 4) : at;
-    o[(row + i / 2 % 2 * 8) * CHANNELS + channel] = e[i];
-  }
+  for (int i = 0; i < CHANNELS / 2; ++i) o[(row + i / 2 % 2 * 8) * CHANNELS + i / 4 * 8 + column + i % 2] = e[i];
 }

@@ -66,12 +66,6 @@ int box_keys(const Problem& p, const Config& c) {
   return p.cache.paged ? static_cast<int>(std::gcd<int64_t>(p.cache.page_size, c.keys)) : c.keys;
 }
 
-int cache_layout(const Problem& p) {
-  if (!p.cache.x_packed) return kernels::kCacheOfRows;
-  const bool lines = p.cache.paged && p.cache.page_size == 16 && p.cache.v.inner_stride == 16 && p.head_dim_v <= 128;
-  return lines ? kernels::kCacheOfLines : kernels::kCachePacked;
-}
-
 int to_int(int64_t x) {
   return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
 }
@@ -121,7 +115,7 @@ KernelSpec Config::main_kernel() const {
        define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype),
        define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
       shared_bytes()};
-  if (cache_layout != kernels::kCacheOfRows) spec.defines.push_back(define("ATTUNE_CACHE_LAYOUT", cache_layout));
+  if (x_packed) spec.defines.push_back(define("ATTUNE_XPACKED", 1));
   return spec;
 }
 
@@ -168,7 +162,7 @@ void choose_tiles(const Problem& p, Config& c) {
   const bool converts = c.cache_dtype != c.dtype;
   if (converts && widest > 192) c.keys = 32;
   // Two loops over tiles, of cached and of new values.
-  if (c.cache_layout != kernels::kCacheOfRows && c.dense && p.head_dim_v > 224) c.keys = 32;
+  if (c.x_packed && c.dense && p.head_dim_v > 224) c.keys = 32;
   c.stages = 4, c.raw_stages = converts ? 4 : 0;
   while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
@@ -198,7 +192,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.t5 = decode::t5_buckets(p);
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
-  c.cache_layout = cache_layout(p);
+  c.x_packed = p.cache.x_packed;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
   c.heads_of_tile = choose_heads_of_tile(p.group, kRows);
@@ -288,9 +282,9 @@ Maps describe_maps(const Problem& p, const Config& c) {
     m.dense_k = row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
     m.dense_v = row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);
   }
-  if (c.cache_layout != kernels::kCacheOfRows) {
+  if (c.x_packed) {
     m.k = packed_key_map(p, box_keys(p, c));
-    m.v = c.cache_layout == kernels::kCacheOfLines ? packed_line_map(p) : packed_value_map(p, box_keys(p, c));
+    m.v = packed_value_map(p, box_keys(p, c));
   } else if (c.cached) {
     m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
     m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));

@@ -123,13 +123,4 @@ TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box) {
   m.box[2] = static_cast<uint32_t>(tokens_of_box / 16);
   return m;
 }
-TensorMapDesc packed_line_map(const Problem& p) {
-  TensorMapDesc m = start_packed_map(p, p.cache.v);
-  m.shape[0] = m.box[0] = 64;
-  set_axis(m, 1, p.head_dim_v / 4, 128);
-  set_axis(m, 2, 1, kAlignment);
-  m.box[1] = padded_channels(p.head_dim_v, 32) / 4;
-  return m;
-}
-
 }  // namespace attune::cuda::prefill

@@ -28,10 +28,8 @@ TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t
 TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box);
 
 // Of an x-packed cache, for boxes of so many tokens: K [pages, heads, eights of tokens, eights of channels, 8 tokens x
-// 8 channels]; V [pages, heads, sixteens of tokens, channels, 16 tokens], swizzled by 32 bytes; or, of pages of 16
-// tokens, V [pages, heads, 1, fours of channels, 4 channels x 16 tokens], swizzled by 128 bytes.
+// 8 channels]; V [pages, heads, sixteens of tokens, channels, 16 tokens], swizzled by 32 bytes.
 TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box);
 TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box);
-TensorMapDesc packed_line_map(const Problem& p);
 
 }  // namespace attune::cuda::prefill
