@@ -117,7 +117,7 @@ class Attend {
  private:
   // The first tile may have so few keys that the first half of the registers has all products that count.
   static constexpr bool kHalves = Config::kFarsighted;
-  static constexpr int kHalf = Config::kKeys / 4;
+  static constexpr int kHalf = Config::kKeys / (kHalves ? 4 : 2);
   // Whether the tile before tile `end` has no key in its second half.
   __device__ __forceinline__ static bool ends_in_half(const Task& task, int end) {
     const int keys = task.end_key - task.first_key - (end - 1) * Config::kKeys;
