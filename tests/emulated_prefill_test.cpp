@@ -320,7 +320,9 @@ TEST_F(EmulatedPrefill, PackedCachesWithAllElse) {
         R"("causal": true, "alibi": 1, "alibi_sqrt": true, "softcap": 30)", R"("softmax_scale": -0.1)",
         R"("causal": true, "plant": "nan_v")", R"("causal": true, "plant": "nan_k")",
         R"("causal": true, "plant": "inf_v")", R"("out_dtype": "f32", "finished": [0, 1], "zero_finished": true)",
-        R"("head_dim": [256, 256], "causal": true)", R"("head_dim": [192, 128], "dtype": "f16")",
+        R"("head_dim": [256, 256], "causal": true)", R"("head_dim": [256, 256], "causal": true, "new_tokens": true)",
+        R"("causal": true, "alibi": 1, "new_tokens": true)", R"("mask_bits": 1, "new_tokens": true)",
+        R"("head_dim": [192, 128], "dtype": "f16")",
 
         R"("seqlens_q": [1, 2], "seqlens_kv": [2900, 300], "heads": [48, 1], "head_dim": [64, 64], "causal": true)"}) {
     for (const char* cache : {R"({"layout": "xpacked", "page_size": 16, "separate_v_table": true})",
