@@ -7,8 +7,8 @@
 
 namespace attune::prefill {
 
-// Where the channels of step i of the product lie, in units of 16 bytes: blocks of 64 16-bit channels, or of 128 codes, are
-// 128 bytes wide; x-packed keys lie in pieces.
+// Where the channels of step i of the product lie, in units of 16 bytes: blocks of 64 16-bit channels, or of 128 codes,
+// are 128 bytes wide; x-packed keys lie in pieces.
 __device__ __forceinline__ constexpr int step_of_rows(int i, int rows) {
   return i / 4 * (rows * 8) + i % 4 * ptx::kStepK;
 }

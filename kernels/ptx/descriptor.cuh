@@ -5,8 +5,8 @@
 //   along K: row r holds element row r of the operand, 64 of its K; the next eight rows follow;
 //   along N: row r holds K = r, 64 elements of N; 64 more of N lie `stride` bytes further.
 //
-// Along K there are two more: rows of 32 bytes, 16 of its K, eight of which make an atom of 256 aligned bytes; and no rows
-// at all, but pieces of 16 bytes, eight element rows one after the other, their next 8 of K 128 bytes further.
+// Along K there are two more: rows of 32 bytes, 16 of its K, eight of which make an atom of 256 aligned bytes; and no
+// rows at all, but pieces of 16 bytes, eight element rows one after the other, their next 8 of K 128 bytes further.
 #pragma once
 
 namespace attune::ptx {
@@ -17,8 +17,8 @@ constexpr int kBytesOfEightRows = 1024;
 // 16 elements of K further, in a row along K: to be added to a descriptor. The next 64 are in the next rows.
 constexpr int kStepK = 2;
 
-// The lower half is where the operand begins and the stride; the upper half, swizzle and distance of atoms, is the same for
-// all of a kind.
+// The lower half is where the operand begins and the stride; the upper half, swizzle and distance of atoms, is the same
+// for all of a kind.
 template <unsigned kHigh>
 struct DescriptorOf {
   unsigned low;

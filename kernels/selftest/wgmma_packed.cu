@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two products of selftest/wgmma.cu with K and V as x-packed pages have them: q [64, 64], k [8][KEYS][8] (channels in
-// eights), v [KEYS / 16][CHANNELS][16] in bf16, by TMA.
+// The two products of selftest/wgmma.cu with K and V as x-packed pages have them: q [64, 64], k [8][KEYS][8] (channels
+// in eights), v [KEYS / 16][CHANNELS][16] in bf16, by TMA.
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
