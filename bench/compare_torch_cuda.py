@@ -100,8 +100,13 @@ def paged(cached, heads_kv, dim_qk, dim_v, page_size=16, layout="nhd", dtype=tor
     for b, n in enumerate(pages):
         table[b, :n] = order[at:at + n]
         at += n
-    shape = (sum(pages), page_size, heads_kv) if layout == "nhd" else (sum(pages), heads_kv, page_size)
-    k, v = normal(*shape, dim_qk, dtype=dtype), normal(*shape, dim_v, dtype=dtype)
+    if layout == "xpacked":
+        x = 16 // dtype.itemsize
+        k = normal(sum(pages), heads_kv, dim_qk // x, page_size, x, dtype=dtype)
+        v = normal(sum(pages), heads_kv, dim_v, page_size, dtype=dtype)
+    else:
+        shape = (sum(pages), page_size, heads_kv) if layout == "nhd" else (sum(pages), heads_kv, page_size)
+        k, v = normal(*shape, dim_qk, dtype=dtype), normal(*shape, dim_v, dtype=dtype)
     scales = {}
     if dtype.itemsize == 1:
         scale = INT8_UNIT if dtype == torch.int8 else 1.0
@@ -174,6 +179,9 @@ CASES = [
     chunk("p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16),
     chunk("p64_all_cached", 8, 4096, 1024, new_tokens=False, page_size=64),
     chunk("hnd_p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="hnd"),
+    chunk("xpacked_p16", 8, 4096, 1024, page_size=16, layout="xpacked"),
+    chunk("xpacked_p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="xpacked"),
+    chunk("xpacked_p32_all_cached", 8, 4096, 1024, new_tokens=False, page_size=32, layout="xpacked"),
     chunk("p16_e4m3", 8, 4096, 1024, page_size=16, dtype=torch.float8_e4m3fn),
     chunk("p16_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.float8_e4m3fn),
     chunk("p16_int8_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.int8),

@@ -374,6 +374,50 @@ TEST_F(EmulatedPrefill, FloatsOfOtherHeadDims) {
   }
 }
 
+TEST_F(EmulatedPrefill, PackedCaches) {
+  for (const char* rest :
+       {R"("cache": {"layout": "xpacked", "page_size": 16})", R"("cache": {"layout": "xpacked", "page_size": 32})",
+        R"("cache": {"layout": "xpacked", "page_size": 48}, "dtype": "f16")",
+        R"("cache": {"layout": "xpacked", "page_size": 16}, "window": [20, 0])",
+        R"("cache": {"layout": "xpacked", "page_size": 16}, "head_dim": [64, 40], "dtype": "f16")",
+        R"("cache": {"layout": "xpacked", "page_size": 32}, "head_dim": [40, 96])"}) {
+    for (const char* new_tokens : {"false", "true"}) {
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [128, 128],
+          "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40, 1, 70], "seqlens_kv": [40, 261, 201],
+          "max_logits": true, "new_tokens": )") +
+                                     new_tokens + ", " + rest + "}")),
+                "")
+          << rest << ", new tokens " << new_tokens;
+    }
+  }
+}
+
+// Whatever else a call over x-packed pages may ask for.
+TEST_F(EmulatedPrefill, PackedCachesWithAllElse) {
+  for (const char* rest :
+       {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
+        R"("t5_buckets": 32, "t5_max_distance": 128, "t5_bidirectional": true)",
+        R"("window": [50, 7], "sinks": "normal")", R"("causal": true, "softcap": 20, "data": "spread")",
+        R"("causal": true, "alibi": 1, "max_logits": true)",
+        R"("causal": true, "alibi": 1, "alibi_sqrt": true, "softcap": 30)", R"("softmax_scale": -0.1)",
+        R"("causal": true, "plant": "nan_v")", R"("causal": true, "plant": "nan_k")",
+        R"("causal": true, "plant": "inf_v")", R"("out_dtype": "f32", "finished": [0, 1], "zero_finished": true)",
+        R"("head_dim": [256, 256], "causal": true)", R"("head_dim": [256, 256], "causal": true, "new_tokens": true)",
+        R"("causal": true, "alibi": 1, "new_tokens": true)", R"("mask_bits": 1, "new_tokens": true)",
+        R"("head_dim": [192, 128], "dtype": "f16")",
+
+        R"("seqlens_q": [1, 2], "seqlens_kv": [2900, 300], "heads": [48, 1], "head_dim": [64, 64], "causal": true)"}) {
+    for (const char* cache : {R"({"layout": "xpacked", "page_size": 16, "separate_v_table": true})",
+                              R"({"layout": "xpacked", "page_size": 32})"}) {
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+          "dtype": "bf16", "kv": "paged", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], "cache": )") +
+                                     cache + ", " + rest + "}")),
+                "")
+          << rest << ", " << cache;
+    }
+  }
+}
+
 TEST_F(EmulatedPrefill, MatchesTheOracleOnTheTable) {
   check_table(all_cases(kRandomCases), 100, [](const cases::Case& spec) { return run(spec); });
 }

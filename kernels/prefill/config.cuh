@@ -16,6 +16,10 @@ using kernels::Task;
 using tile::Turn;
 
 using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
+#ifndef ATTUNE_XPACKED
+#define ATTUNE_XPACKED 0
+#endif
+
 constexpr int kScaleFirst = 32;  // of ATTUNE_SCORE too: the scale is not positive
 
 struct Config {
@@ -23,6 +27,8 @@ struct Config {
   static constexpr int kType = ATTUNE_TYPE, kCacheType = ATTUNE_CACHE_TYPE, kOutType = ATTUNE_OUT_TYPE;
   static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
+  // An x-packed cache enters the products as it lies; new tokens beside it as rows.
+  static constexpr bool kPacked = ATTUNE_XPACKED != 0;
   // q, k and v are codes of 8 bits that enter the products as they are (prefill_fp8.cu). Two warps beside the producer
   // transpose V, which comes to the ring of codes.
   static constexpr int kElementSize = tile::element_size(kType);
@@ -68,6 +74,7 @@ struct Config {
   static constexpr int kBytesK = kParts * kBlocksQk * kKeys * 128,
                        kBytesV = kCodes ? kChannels * 128 : kParts * kBlocksV * kKeys * 128,  // codes: a line a channel
                        kBytesRaw = kernels::raw_bytes(kKeys, kCodes ? kHeadDimV : kHeadDimQk, kHeadDimV);
+  static constexpr int kPackedKeyBytes = 32 * kStepsQk, kPackedValueBytes = 2 * kChannels;  // of a key
   // kCodesOfCache: of tiles that were codes.
   template <bool kCodesOfCache>
   static constexpr ptx::Type kKeysProduct =
@@ -80,6 +87,7 @@ struct Config {
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3 || kType == tile::kFloat32,
                 "what wgmma takes, and fp32");
+  static_assert(!kPacked || (kCached && !kConverts && !kCodes && !kFloats), "x-packed caches are of q's 16 bits");
   static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");

@@ -66,7 +66,7 @@ class Repair {
 
   __device__ __forceinline__ static float element(const PrefillParams& p, const Task& t, int key, bool values,
                                                   const KeyRow& row, int channel) {
-    if constexpr (Config::kFloats) {
+    if constexpr (Config::kFloats || Config::kPacked) {
       const bool cached = Config::kCached && key < t.num_cached;
       const Strided place = cached ? Strided::of(values ? p.v : p.k) : Strided::of(values ? p.new_v : p.new_k);
       return tile::load_element(row.dtype, row.data, place.offset(channel)) * row.scale;

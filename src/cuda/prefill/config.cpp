@@ -107,14 +107,17 @@ size_t Config::shared_bytes() const {
 
 KernelSpec Config::main_kernel() const {
   const char* const variant = floats() ? "_fp32" : codes() ? "_fp8" : "";
-  return {cat("prefill/prefill", variant, ".cu"),
-          cat("attune_prefill", variant),
-          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-           define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score),
-           define("ATTUNE_MASK", mask), define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
-           define("ATTUNE_KEYS", keys), define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype),
-           define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
-          shared_bytes()};
+  KernelSpec spec{
+      cat("prefill/prefill", variant, ".cu"),
+      cat("attune_prefill", variant),
+      {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_TYPE", dtype),
+       define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
+       define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0), define("ATTUNE_KEYS", keys),
+       define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype),
+       define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
+      shared_bytes()};
+  if (x_packed) spec.defines.push_back(define("ATTUNE_XPACKED", 1));
+  return spec;
 }
 
 KernelSpec Config::schedule_kernel() const {
@@ -149,7 +152,9 @@ std::string refusal_of_copies(const Problem& p) {
     return "q and a cache of 16 or 32 bits of different dtypes";
   if (p.cache && p.cache.k.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with a cache of 8 bits";
-  if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
+  if (p.cache.x_packed) {
+    if (std::string why = packed_refusal(p.cache); !why.empty()) return why;
+  } else if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
     return "rows of the cache that do not lie at multiples of 16 bytes";
   if (const Misaligned m = find_misaligned(p); m.name != nullptr)
     return "data that do not lie at multiples of 16 bytes, as " + std::string(m.name) + " here";
@@ -175,6 +180,8 @@ void choose_tiles(const Problem& p, Config& c) {
   if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
   const bool converts = c.cache_dtype != c.dtype;
   if (converts && widest > 192) c.keys = 32;
+  // Two loops over tiles, of cached and of new values.
+  if (c.x_packed && c.dense && p.head_dim_v > 224) c.keys = 32;
   c.stages = 4, c.raw_stages = converts ? 4 : 0;
   while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
@@ -214,6 +221,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.t5 = decode::t5_buckets(p);
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
+  c.x_packed = p.cache.x_packed && !c.floats();
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
   if (c.floats()) {
@@ -335,7 +343,10 @@ Maps describe_maps(const Problem& p, const Config& c) {
     m.dense_k = row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
     m.dense_v = row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);
   }
-  if (c.cached) {
+  if (c.x_packed) {
+    m.k = packed_key_map(p, box_keys(p, c));
+    m.v = packed_value_map(p, box_keys(p, c));
+  } else if (c.cached) {
     m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
     m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));
   }

@@ -21,6 +21,7 @@ struct Config {
   int keys = 128, stages = 2;  // of a tile; of the rings of K and of V
   int raw_stages = 0;          // of the ring of codes, where the cache, or everything, has 8 bits
   int score = 0, mask = 0;
+  bool x_packed = false;  // the cache
   bool cached = false, dense = false;
   bool token_scales = false;  // K or V of the cache has a scale for each token
 

@@ -95,7 +95,7 @@ Coverage coverage() {
   axis(Axis::kKvSource) = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens;
   axis(Axis::kKvFormat) = use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kValiasesK;
   axis(Axis::kKvScales) = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
-  axis(Axis::kKvLayout) = use::kNhd | use::kHnd;
+  axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kXpacked;
   axis(Axis::kMask) =
       use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
   axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
