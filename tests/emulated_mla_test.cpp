@@ -48,7 +48,7 @@ class EmulatedMla : public testing::Test {
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
         emulator::run(
-            static_cast<unsigned>(c.blocks), mla::Config::kThreads,
+            static_cast<unsigned>(c.blocks), c.threads(),
             [&] {
               attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
             },

@@ -29,7 +29,9 @@ template <int kGroup>
 class Attend {
  public:
   using QkProduct = ptx::Product<Config::kKeys, Config::kProduct>;
-  using PvProduct = ptx::Product<Config::kChannels, Config::kProduct>;
+  // An instruction may take no more registers than threads begin with.
+  static constexpr int kColumns = Config::kThreads > 384 ? Config::kChannels / 2 : Config::kChannels;
+  using PvProduct = ptx::Product<kColumns, Config::kProduct>;
   static constexpr int kWeights = Config::kKeys / 4;  // registers
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
@@ -136,7 +138,8 @@ class Attend {
     ptx::pin(s);
     int accumulate = 0;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    for (int n = 0; n < kParts; ++n) {
+      const int part = part_in_turn(n);
       if (part_at(part).count == 0) continue;
       ptx::wait_phase(places_.k_full(turn.stage, part), turn.parity);
       if (!Config::kCopiesBoxes) ptx::fence_async_proxy();
@@ -158,8 +161,13 @@ class Attend {
     ptx::pin(weights);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 16; ++i)
-      PvProduct::registers(a.o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate_ : 1);
+    for (int i = 0; i < Config::kKeys / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < Config::kChannels / kColumns; ++j) {
+        PvProduct::registers(reinterpret_cast<float(&)[kColumns / 2]>(a.o[j * kColumns / 2]), weights + 4 * i,
+                             v + (i * 2048 + j * kColumns / 64 * Config::kChunkBytes >> 4), i == 0 ? accumulate_ : 1);
+      }
+    }
     ptx::commit_products();
     accumulate_ = 1;
   }

@@ -38,10 +38,12 @@ struct Config {
   // Blocks that take neighbouring head tiles of a task side by side and share the keys that they have copied or decode.
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // Threads that bring keys; threads of a block.
-  static constexpr int kLoaders = 128, kThreads = kLoaders + 32 * kMathWarps;
+  static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  static constexpr int kLoaderRegisters = kDecodes ? 88 : 72, kMathRegisters = kDecodes ? 208 : 216;
-  static_assert(kLoaderRegisters + 2 * kMathRegisters <= 3 * 168, "more registers than the block begins with");
+  static constexpr int kLoaderRegisters = !kDecodes ? 72 : kLoaders == 128 ? 88 : 48;
+  static constexpr int kMathRegisters = kDecodes ? 208 : 216;
+  static_assert(kLoaders / 128 * kLoaderRegisters + 2 * kMathRegisters <= kThreads / 128 * (65536 / kThreads / 8 * 8),
+                "more registers than the block begins with");
   // Words that say which keys nobody sees: those that bring keys row by row have one for eight keys each.
   static constexpr int kHiddenWords = kCopiesBoxes ? 2 : 8;
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
@@ -65,6 +67,10 @@ struct Part {
 constexpr int kParts = kernels::kMlaParts;
 __device__ __forceinline__ constexpr Part part_at(int i) {
   return i == 0 ? Part{Config::kChunksV, Config::kChunks - Config::kChunksV} : Part{2 * i - 2, 2};
+}
+// The order in which they come.
+__device__ __forceinline__ constexpr int part_in_turn(int i) {
+  return Config::kDecodes && i >= 2 ? (i == 4 ? 2 : i + 1) : i;
 }
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
 constexpr int kKeysOnly = 0;

@@ -72,6 +72,11 @@ __device__ __forceinline__ unsigned load_early(const unsigned* global) {
   asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(global));
   return x;
 }
+__device__ __forceinline__ unsigned load_early(const unsigned short* global) {
+  unsigned short x;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(global));
+  return x;
+}
 __device__ __forceinline__ unsigned load_early(const unsigned char* global) {
   unsigned short x;
   asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(x) : "l"(global));

@@ -29,6 +29,7 @@ inline uint4 load_early_four(const void* global) {
   return x;
 }
 inline unsigned load_early(const unsigned* global) { return *global; }
+inline unsigned load_early(const unsigned short* global) { return *global; }
 inline unsigned load_early(const unsigned char* global) { return *global; }
 inline void arrive_after_copies(unsigned barrier) { emulator::arrive(barrier, 0); }
 inline void commit_copies() {}
