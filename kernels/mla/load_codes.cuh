@@ -35,8 +35,8 @@ class CodeLoader {
         places_(places),
         to_other_(Config::kCluster > 1 ? places.to_other() : 0),
         thread_(ptx::kept(threadIdx.x)),
-        codes_(ptx::kept(own_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(own_row())) * 16)),
-        units_(ptx::kept(own_row() * 128 + ((lane() % kLanes * 2) ^ (own_row() & 7)) * 16)) {}
+        codes_(ptx::kept(decoded_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(decoded_row())) * 16)),
+        units_(ptx::kept(decoded_row() * 128 + ((lane() % kLanes * 2) ^ (decoded_row() & 7)) * 16)) {}
 
   __device__ __forceinline__ void run() {
     TaskWalk walk(p_, places_, q_);
@@ -51,8 +51,8 @@ class CodeLoader {
  private:
   static constexpr bool k656 = Config::kLoader != kernels::kMlaCodes584;
   static constexpr int kRowsOfBlock = Config::kKeys / Config::kCluster;  // that it decodes
-  static constexpr int kLanes = 4, kRowsOfWarp = 32 / kLanes;
-  static_assert(!Config::kDecodes || kRowsOfBlock == kRowsOfWarp * Config::kLoaders / 32, "a lane has one row");
+  static constexpr int kLanes = 4, kRowsOfWarp = kRowsOfBlock / (Config::kLoaders / 32),
+                       kRowsOfThread = kRowsOfWarp * kLanes / 32;  // one in eight of the warp's
 
   // Parts 1 to 4 are 128 codes each; of 584 the last is 64 codes and the rope part, which is a part of its own in 656.
   static constexpr int kRopeChunk = Packed::kNope / 64, kRopePart = k656 ? 0 : 4;
@@ -64,8 +64,9 @@ class CodeLoader {
   __device__ __forceinline__ int first_row() const {
     return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + static_cast<int>(ptx::kept(thread_)) / 32 * kRowsOfWarp;
   }
-  // The row that the lane finds and decodes, with its three neighbours.
-  __device__ __forceinline__ int own_row() const { return first_row() + lane() / kLanes; }
+  // The first of the rows that the lane decodes with its three neighbours; and which of them it finds.
+  __device__ __forceinline__ int decoded_row() const { return first_row() + lane() / kLanes; }
+  __device__ __forceinline__ int found_row() const { return decoded_row() + lane() % kRowsOfThread * 8; }
   // Units of 16 bytes of a row as it landed: eight lanes that read four units of two rows have them from all banks.
   __device__ __forceinline__ static constexpr int raw_swizzle(int row) { return row % 2 * 4; }
 
@@ -86,7 +87,7 @@ class CodeLoader {
     }
     if (i < task.tile_begin) return;
     const CodeRows rows(p_, task, head_tile);
-    answer_ = rows.ask(i, own_row());
+    answer_ = rows.ask(i, found_row());
     find(rows, i, task.tile_begin);
     wait_for_buffer();
     copy(task, i);
@@ -98,16 +99,17 @@ class CodeLoader {
   // Finds the rows of tile i, has the L2 fetch them, and asks for those of the one before. None where there is no such
   // tile.
   __device__ __forceinline__ void find(const CodeRows& rows, int i, int tile_begin) {
-    next_ = rows.find(max(i, tile_begin), own_row(), answer_);
+    next_ = rows.find(max(i, tile_begin), found_row(), answer_);
     const bool there = next_.row != nullptr && i >= tile_begin;
     if (!there) next_ = {reinterpret_cast<const char*>(kNoRow), 0};
     absent_ = __ballot_sync(0xffffffffu, !there);
+    constexpr int kFinders = kLanes / kRowsOfThread;  // lanes that have found the same row
 #pragma unroll
-    for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kLanes) {
-      const int line = byte + lane() % kLanes * 128;
+    for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kFinders) {
+      const int line = byte + lane() % kLanes / kRowsOfThread * 128;
       if (line < Packed::kRowBytes) ptx::prefetch_line(next_.row + line);
     }
-    if (i > tile_begin) answer_ = rows.ask(i - 1, own_row());
+    if (i > tile_begin) answer_ = rows.ask(i - 1, found_row());
   }
 
   // The buffer of the tile that is copied next: what of it is written before it is decoded.
@@ -137,11 +139,9 @@ class CodeLoader {
     // A lane has 16 bytes of each 128 of every fourth row.
     const int mine = lane(), unit = mine % 8;
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int local = 4 * j + mine / 8, row = first_row() + local;
-      const char* const from =
-          16 * unit + reinterpret_cast<const char*>(__shfl_sync(
-                          0xffffffffu, reinterpret_cast<unsigned long long>(next_.row), kLanes * local));
+    for (int j = 0; j < kRowsOfWarp / 4; ++j) {
+      const int row = first_row() + 4 * j + mine / 8;
+      const char* const from = 16 * unit + row_of(next_.row, kLanes * (4 * j % 8 + mine / 8) + j / 2, 32);
       const unsigned line = places_.k(stage) + row * 128;
 #pragma unroll
       for (int part = 1; part < kParts; ++part) {
@@ -153,23 +153,32 @@ class CodeLoader {
       ptx::copy_async<16>(line + kRopeChunk * Config::kChunkBytes + (unit ^ (row & 7)) * 16, from + Packed::kRope, 16);
     }
     ptx::commit_copies();
-    // A lane has one of the scales of its row; of 584 two.
+    // A lane has one of the scales of its rows; of 584 two.
     const char* const scales = next_.row + (k656 ? Packed::kNope : next_.scales);
-    if constexpr (k656) {
-      scale_ = ptx::load_early(reinterpret_cast<const unsigned*>(scales) + lane() % kLanes);
-    } else {
-      scale_ = ptx::load_early(reinterpret_cast<const unsigned short*>(scales) + lane() % kLanes);
+#pragma unroll
+    for (int j = 0; j < kRowsOfThread; ++j) {
+      const char* const from = kRowsOfThread == 1 ? scales : row_of(scales, j, kLanes);
+      if constexpr (k656) {
+        scales_[j] = ptx::load_early(reinterpret_cast<const unsigned*>(from) + lane() % kLanes);
+      } else {
+        scales_[j] = ptx::load_early(reinterpret_cast<const unsigned short*>(from) + lane() % kLanes);
+      }
     }
+  }
+  // What a lane of each `width` has found.
+  __device__ __forceinline__ static const char* row_of(const char* found, int lane, int width) {
+    return reinterpret_cast<const char*>(
+        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(found), lane, width));
   }
   // Tells the math groups which rows are not there.
   __device__ __forceinline__ void note(int stage) const {
-    if (lane() != 0) return;
+    if (lane() >= kRowsOfThread) return;
     // A bit of each four lanes.
-    unsigned absent = absent_ & 0x11111111;
+    unsigned absent = absent_ >> lane() & 0x11111111;
     absent = (absent | absent >> 3) & 0x03030303;
     absent = (absent | absent >> 6) & 0x000f000f;
     absent = (absent | absent >> 12) & 0xff;
-    const int word = first_row() / 8;
+    const int word = first_row() / 8 + lane();
     const unsigned at = places_.note(stage) + 4 * word, x = absent << (word % 4 * 8);
     ptx::store_shared_u32(at, x);
     if constexpr (Config::kCluster > 1)
@@ -179,7 +188,9 @@ class CodeLoader {
   // Tile i, which is being copied.
   __device__ __forceinline__ void decode(const CodeRows& rows, const Task& task, int i) {
     const Turn turn = turn_of(copied_ - 1);
-    const unsigned scale = scale_;
+    unsigned scales[kRowsOfThread];
+#pragma unroll
+    for (int j = 0; j < kRowsOfThread; ++j) scales[j] = scales_[j];
     bool copies = i > task.tile_begin;  // the next tile is still to be copied
     find(rows, i - 1, task.tile_begin);
     ptx::wait_copies<0>();
@@ -188,20 +199,20 @@ class CodeLoader {
     read(turn.stage, 1, first);
     read(turn.stage, 2, other);
     __syncwarp();
-    write(turn.stage, 1, first, scale);
+    write(turn.stage, 1, first, scales);
     hand_over(turn.stage, kFirstPart, 1, true);
     read(turn.stage, 3, first);
     wait_empty(places_, turn, 2);
-    write(turn.stage, 3, first, scale);
+    write(turn.stage, 3, first, scales);
     hand_over(turn.stage, 3, 3, true);
     read(turn.stage, 4, first);
-    write(turn.stage, 4, first, scale);
+    write(turn.stage, 4, first, scales);
     hand_over(turn.stage, 4, 4, true);
     if (copies && buffer_is_empty()) {
       copy(task, i - 1);
       copies = false;
     }
-    write(turn.stage, 2, other, scale);
+    write(turn.stage, 2, other, scales);
     hand_over(turn.stage, 2, 2, true);
     if (copies) {
       wait_for_buffer();
@@ -210,30 +221,41 @@ class CodeLoader {
   }
 
   struct Codes {
-    unsigned words[2][4];  // of each chunk of a part 16
+    unsigned words[kRowsOfThread][2][4];  // of each row and chunk 16
   };
   __device__ __forceinline__ void read(int stage, int part, Codes& codes) const {
     const unsigned line = places_.k(stage) + codes_;
 #pragma unroll
-    for (int j = 0; j < chunks_of(part); ++j)
-      ptx::load_shared_four((line ^ (64 * j)) + (part - 1) * Config::kChunkBytes, codes.words[j]);
+    for (int row = 0; row < kRowsOfThread; ++row) {
+#pragma unroll
+      for (int j = 0; j < chunks_of(part); ++j) {
+        ptx::load_shared_four((line ^ (64 * j)) + row * (8 * 128) + (part - 1) * Config::kChunkBytes,
+                              codes.words[row][j]);
+      }
+    }
   }
-  // scale: the lane's of the row. Decodes to two neighbouring units of a row of each chunk.
-  __device__ __forceinline__ void write(int stage, int part, const Codes& codes, unsigned scale) const {
-    const unsigned given = __shfl_sync(0xffffffffu, scale, part - 1, kLanes), line = places_.k(stage) + units_;
+  // scales: the lane's. Decodes to two neighbouring units of a row of each chunk.
+  __device__ __forceinline__ void write(int stage, int part, const Codes& codes,
+                                        const unsigned (&scales)[kRowsOfThread]) const {
+    const unsigned line = places_.k(stage) + units_;
 #pragma unroll
-    for (int j = 0; j < chunks_of(part); ++j) {
-      const float factor = k656 ? __uint_as_float(given) : tile::e8m0_to_float(given >> (8 * j) & 0xff);
+    for (int row = 0; row < kRowsOfThread; ++row) {
+      const unsigned scale = __shfl_sync(0xffffffffu, scales[row], part - 1, kLanes);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        unsigned out[4];
+      for (int j = 0; j < chunks_of(part); ++j) {
+        const float factor = k656 ? __uint_as_float(scale) : tile::e8m0_to_float(scale >> (8 * j) & 0xff);
 #pragma unroll
-        for (int w = 0; w < 2; ++w) {
-          const uint2 halves = ptx::four_e4m3_to_f16(codes.words[j][2 * half + w]);
-          out[2 * w] = times(halves.x, factor);
-          out[2 * w + 1] = times(halves.y, factor);
+        for (int half = 0; half < 2; ++half) {
+          unsigned out[4];
+#pragma unroll
+          for (int w = 0; w < 2; ++w) {
+            const uint2 halves = ptx::four_e4m3_to_f16(codes.words[row][j][2 * half + w]);
+            out[2 * w] = times(halves.x, factor);
+            out[2 * w + 1] = times(halves.y, factor);
+          }
+          ptx::store_shared_four(
+              (line ^ (16 * half)) + row * (8 * 128) + (part_at(part).chunk + j) * Config::kChunkBytes, out);
         }
-        ptx::store_shared_four((line ^ (16 * half)) + (part_at(part).chunk + j) * Config::kChunkBytes, out);
       }
     }
   }
@@ -291,7 +313,7 @@ class CodeLoader {
   int answer_ = -1;       // for the row of the tile that is found next
   unsigned absent_ = 0;   // of the warp's rows of the tile that is copied next, a bit each lane
   RowPlace next_;         // of the tile that is copied next
-  unsigned scale_;        // of the tile that is decoded next
+  unsigned scales_[kRowsOfThread];  // of the tile that is decoded next
 };
 
 }  // namespace attune::mla
