@@ -64,9 +64,12 @@ class CodeLoader {
   __device__ __forceinline__ int first_row() const {
     return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + static_cast<int>(ptx::kept(thread_)) / 32 * kRowsOfWarp;
   }
-  // The first of the rows that the lane decodes with its three neighbours; and which of them it finds.
+  // The first of the rows that the lane decodes with its three neighbours; and which of them it finds, in every so manieth
+  // tile.
   __device__ __forceinline__ int decoded_row() const { return first_row() + lane() / kLanes; }
   __device__ __forceinline__ int found_row() const { return decoded_row() + lane() % kRowsOfThread * 8; }
+  __device__ __forceinline__ int found_tile() const { return lane() % kLanes / kRowsOfThread; }
+  static constexpr int kFound = kLanes / kRowsOfThread;  // tiles at a time
   // Units of 16 bytes of a row as it landed: eight lanes that read four units of two rows have them from all banks.
   __device__ __forceinline__ static constexpr int raw_swizzle(int row) { return row % 2 * 4; }
 
@@ -87,8 +90,9 @@ class CodeLoader {
     }
     if (i < task.tile_begin) return;
     const CodeRows rows(p_, task, head_tile);
-    answer_ = rows.ask(i, found_row());
-    find(rows, i, task.tile_begin);
+    ask(rows, i, task.tile_begin);
+    position_ = kFound - 1;
+    go_on(rows, i, task.tile_begin);
     wait_for_buffer();
     copy(task, i);
     done();
@@ -96,20 +100,37 @@ class CodeLoader {
     for (; i >= task.tile_begin; --i) decode(rows, task, i);
   }
 
-  // Finds the rows of tile i, has the L2 fetch them, and asks for those of the one before. None where there is no such
-  // tile.
-  __device__ __forceinline__ void find(const CodeRows& rows, int i, int tile_begin) {
-    next_ = rows.find(max(i, tile_begin), found_row(), answer_);
-    const bool there = next_.row != nullptr && i >= tile_begin;
-    if (!there) next_ = {reinterpret_cast<const char*>(kNoRow), 0};
-    absent_ = __ballot_sync(0xffffffffu, !there);
-    constexpr int kFinders = kLanes / kRowsOfThread;  // lanes that have found the same row
-#pragma unroll
-    for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kFinders) {
-      const int line = byte + lane() % kLanes / kRowsOfThread * 128;
-      if (line < Packed::kRowBytes) ptx::prefetch_line(next_.row + line);
+  // Asks for the rows of tile i and those before it that are found with it.
+  __device__ __forceinline__ void ask(const CodeRows& rows, int i, int tile_begin) {
+    i -= found_tile();
+    if (i >= tile_begin) answer_ = rows.ask(i, found_row());
+  }
+  // Tile i is copied next: finds its rows, with those of the tiles before it, unless they have been, and has the L2
+  // fetch them. None where there is no such tile.
+  __device__ __forceinline__ void go_on(const CodeRows& rows, int i, int tile_begin) {
+    position_ = (position_ + 1) % kFound;
+    if (position_ == 0) {
+      const int own = i - found_tile();
+      found_ = rows.find(max(own, tile_begin), found_row(), answer_);
+      const bool there = found_.row != nullptr && own >= tile_begin;
+      if (!there) found_ = {reinterpret_cast<const char*>(kNoRow), 0};
+      absent_ = __ballot_sync(0xffffffffu, !there);
+      ask(rows, i - kFound, tile_begin);
     }
-    if (i > tile_begin) answer_ = rows.ask(i - 1, found_row());
+    // Lanes that have found rows fetch every so manieth line of one.
+    const char* const row = row_of(found_.row, who_found(lane() % kRowsOfThread), kLanes);
+#pragma unroll
+    for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kFound) {
+      const int line = byte + found_tile() * 128;
+      if (line < Packed::kRowBytes) ptx::prefetch_line(row + line);
+    }
+  }
+  // Of each four lanes, which has found the j-th of their rows of the tile that is copied next.
+  __device__ __forceinline__ int who_found(int j) const { return static_cast<int>(position_) * kRowsOfThread + j; }
+  // What a lane of each `width` has found.
+  __device__ __forceinline__ static const char* row_of(const char* found, int lane, int width) {
+    return reinterpret_cast<const char*>(
+        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(found), lane, width));
   }
 
   // The buffer of the tile that is copied next: what of it is written before it is decoded.
@@ -141,7 +162,7 @@ class CodeLoader {
 #pragma unroll
     for (int j = 0; j < kRowsOfWarp / 4; ++j) {
       const int row = first_row() + 4 * j + mine / 8;
-      const char* const from = 16 * unit + row_of(next_.row, kLanes * (4 * j % 8 + mine / 8) + j / 2, 32);
+      const char* const from = 16 * unit + row_of(found_.row, kLanes * (4 * j % 8 + mine / 8) + who_found(j / 2), 32);
       const unsigned line = places_.k(stage) + row * 128;
 #pragma unroll
       for (int part = 1; part < kParts; ++part) {
@@ -154,27 +175,22 @@ class CodeLoader {
     }
     ptx::commit_copies();
     // A lane has one of the scales of its rows; of 584 two.
-    const char* const scales = next_.row + (k656 ? Packed::kNope : next_.scales);
 #pragma unroll
     for (int j = 0; j < kRowsOfThread; ++j) {
-      const char* const from = kRowsOfThread == 1 ? scales : row_of(scales, j, kLanes);
+      const char* const row = row_of(found_.row, who_found(j), kLanes);
       if constexpr (k656) {
-        scales_[j] = ptx::load_early(reinterpret_cast<const unsigned*>(from) + lane() % kLanes);
+        scales_[j] = ptx::load_early(reinterpret_cast<const unsigned*>(row + Packed::kNope) + mine % kLanes);
       } else {
-        scales_[j] = ptx::load_early(reinterpret_cast<const unsigned short*>(from) + lane() % kLanes);
+        const char* const scales = row + __shfl_sync(0xffffffffu, found_.scales, who_found(j), kLanes);
+        scales_[j] = ptx::load_early(reinterpret_cast<const unsigned short*>(scales) + mine % kLanes);
       }
     }
-  }
-  // What a lane of each `width` has found.
-  __device__ __forceinline__ static const char* row_of(const char* found, int lane, int width) {
-    return reinterpret_cast<const char*>(
-        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(found), lane, width));
   }
   // Tells the math groups which rows are not there.
   __device__ __forceinline__ void note(int stage) const {
     if (lane() >= kRowsOfThread) return;
     // A bit of each four lanes.
-    unsigned absent = absent_ >> lane() & 0x11111111;
+    unsigned absent = absent_ >> who_found(lane()) & 0x11111111;
     absent = (absent | absent >> 3) & 0x03030303;
     absent = (absent | absent >> 6) & 0x000f000f;
     absent = (absent | absent >> 12) & 0xff;
@@ -192,7 +208,7 @@ class CodeLoader {
 #pragma unroll
     for (int j = 0; j < kRowsOfThread; ++j) scales[j] = scales_[j];
     bool copies = i > task.tile_begin;  // the next tile is still to be copied
-    find(rows, i - 1, task.tile_begin);
+    go_on(rows, i - 1, task.tile_begin);
     ptx::wait_copies<0>();
     __syncwarp();
     Codes first, other;
@@ -310,9 +326,10 @@ class CodeLoader {
   const unsigned codes_;  // where the lane reads codes of its row, in a chunk
   const unsigned units_;  // where it writes the first unit
   unsigned copied_ = 0;   // tiles, of all tasks, one of which may not have been decoded
-  int answer_ = -1;       // for the row of the tile that is found next
-  unsigned absent_ = 0;   // of the warp's rows of the tile that is copied next, a bit each lane
-  RowPlace next_;         // of the tile that is copied next
+  int answer_ = -1;       // for the row that is found next
+  unsigned position_;     // of the tile that is copied next, in those that have been found with it
+  RowPlace found_;        // the lane's row of these
+  unsigned absent_ = 0;   // where it is not there, a bit each lane
   unsigned scales_[kRowsOfThread];  // of the tile that is decoded next
 };
 
