@@ -57,21 +57,21 @@ class CodeLoader {
   // Parts 1 to 4 are 128 codes each; of 584 the last is 64 codes and the rope part, which is a part of its own in 656.
   static constexpr int kRopeChunk = Packed::kNope / 64, kRopePart = k656 ? 0 : 4;
   static constexpr int kFirstPart = k656 ? 0 : 1;
-  __device__ __forceinline__ static constexpr int chunks_of(int part) { return part < 4 || k656 ? 2 : 1; }
+  __device__ __forceinline__ static constexpr unsigned chunks_of(int part) { return part < 4 || k656 ? 2 : 1; }
 
   // Computed anew wherever it is asked for, with what follows from it, as registers are scarce.
-  __device__ __forceinline__ int lane() const { return static_cast<int>(ptx::kept(thread_) % 32); }
-  __device__ __forceinline__ int first_row() const {
-    return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + static_cast<int>(ptx::kept(thread_)) / 32 * kRowsOfWarp;
+  __device__ __forceinline__ unsigned lane() const { return ptx::kept(thread_) % 32; }
+  __device__ __forceinline__ unsigned first_row() const {
+    return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + ptx::kept(thread_) / 32 * kRowsOfWarp;
   }
   // The first of the rows that the lane decodes with its three neighbours; and which of them it finds, in every so manieth
   // tile.
-  __device__ __forceinline__ int decoded_row() const { return first_row() + lane() / kLanes; }
-  __device__ __forceinline__ int found_row() const { return decoded_row() + lane() % kRowsOfThread * 8; }
-  __device__ __forceinline__ int found_tile() const { return lane() % kLanes / kRowsOfThread; }
+  __device__ __forceinline__ unsigned decoded_row() const { return first_row() + lane() / kLanes; }
+  __device__ __forceinline__ int found_row() const { return static_cast<int>(decoded_row() + lane() % kRowsOfThread * 8); }
+  __device__ __forceinline__ int found_tile() const { return static_cast<int>(lane() % kLanes / kRowsOfThread); }
   static constexpr int kFound = kLanes / kRowsOfThread;  // tiles at a time
   // Units of 16 bytes of a row as it landed: eight lanes that read four units of two rows have them from all banks.
-  __device__ __forceinline__ static constexpr int raw_swizzle(int row) { return row % 2 * 4; }
+  __device__ __forceinline__ static constexpr unsigned raw_swizzle(unsigned row) { return row % 2 * 4; }
 
   template <class AfterFirst>
   __device__ __forceinline__ void load(const Task& task, int head_tile, AfterFirst&& after_first) {
@@ -118,17 +118,16 @@ class CodeLoader {
       ask(rows, i - kFound, tile_begin);
     }
     // Lanes that have found rows fetch every so manieth line of one.
-    const char* const row = row_of(found_.row, who_found(lane() % kRowsOfThread), kLanes);
+    const char* const row = row_of(found_.row, who_found(lane() % kRowsOfThread), kLanes) + found_tile() * 128;
 #pragma unroll
     for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kFound) {
-      const int line = byte + found_tile() * 128;
-      if (line < Packed::kRowBytes) ptx::prefetch_line(row + line);
+      if (byte + found_tile() * 128 < Packed::kRowBytes) ptx::prefetch_line(row + byte);
     }
   }
   // Of each four lanes, which has found the j-th of their rows of the tile that is copied next.
-  __device__ __forceinline__ int who_found(int j) const { return static_cast<int>(position_) * kRowsOfThread + j; }
+  __device__ __forceinline__ unsigned who_found(unsigned j) const { return position_ * kRowsOfThread + j; }
   // What a lane of each `width` has found.
-  __device__ __forceinline__ static const char* row_of(const char* found, int lane, int width) {
+  __device__ __forceinline__ static const char* row_of(const char* found, unsigned lane, int width) {
     return reinterpret_cast<const char*>(
         __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(found), lane, width));
   }
@@ -158,20 +157,18 @@ class CodeLoader {
     note(stage);
     note_tile(p_, places_, stage, task, i);
     // A lane has 16 bytes of each 128 of every fourth row.
-    const int mine = lane(), unit = mine % 8;
+    const unsigned mine = lane(), unit = mine % 8, row = mine / 8, line = places_.k(stage) + (first_row() + row) * 128;
+    const unsigned codes = line + (unit ^ raw_swizzle(row)) * 16;
+    const unsigned rope = line + kRopeChunk * Config::kChunkBytes + (unit ^ row) * 16;
 #pragma unroll
     for (int j = 0; j < kRowsOfWarp / 4; ++j) {
-      const int row = first_row() + 4 * j + mine / 8;
-      const char* const from = 16 * unit + row_of(found_.row, kLanes * (4 * j % 8 + mine / 8) + who_found(j / 2), 32);
-      const unsigned line = places_.k(stage) + row * 128;
+      const char* const from = row_of(found_.row, kLanes * (4 * j % 8 + row) + who_found(j / 2), 32) + 16 * unit;
 #pragma unroll
       for (int part = 1; part < kParts; ++part) {
-        if (unit < 4 * chunks_of(part)) {
-          ptx::copy_async<16>(line + (part - 1) * Config::kChunkBytes + (unit ^ raw_swizzle(row)) * 16,
-                              from + 128 * (part - 1), 16);
-        }
+        if (unit < 4 * chunks_of(part))
+          ptx::copy_async<16>(codes + j * (4 * 128) + (part - 1) * Config::kChunkBytes, from + 128 * (part - 1), 16);
       }
-      ptx::copy_async<16>(line + kRopeChunk * Config::kChunkBytes + (unit ^ (row & 7)) * 16, from + Packed::kRope, 16);
+      ptx::copy_async<16>((rope ^ (j % 2 * 64)) + j * (4 * 128), from + Packed::kRope, 16);
     }
     ptx::commit_copies();
     // A lane has one of the scales of its rows; of 584 two.
@@ -194,7 +191,7 @@ class CodeLoader {
     absent = (absent | absent >> 3) & 0x03030303;
     absent = (absent | absent >> 6) & 0x000f000f;
     absent = (absent | absent >> 12) & 0xff;
-    const int word = first_row() / 8 + lane();
+    const unsigned word = first_row() / 8 + lane();
     const unsigned at = places_.note(stage) + 4 * word, x = absent << (word % 4 * 8);
     ptx::store_shared_u32(at, x);
     if constexpr (Config::kCluster > 1)
@@ -244,7 +241,7 @@ class CodeLoader {
 #pragma unroll
     for (int row = 0; row < kRowsOfThread; ++row) {
 #pragma unroll
-      for (int j = 0; j < chunks_of(part); ++j) {
+      for (unsigned j = 0; j < chunks_of(part); ++j) {
         ptx::load_shared_four((line ^ (64 * j)) + row * (8 * 128) + (part - 1) * Config::kChunkBytes,
                               codes.words[row][j]);
       }
@@ -258,7 +255,7 @@ class CodeLoader {
     for (int row = 0; row < kRowsOfThread; ++row) {
       const unsigned scale = __shfl_sync(0xffffffffu, scales[row], part - 1, kLanes);
 #pragma unroll
-      for (int j = 0; j < chunks_of(part); ++j) {
+      for (unsigned j = 0; j < chunks_of(part); ++j) {
         const float factor = k656 ? __uint_as_float(scale) : tile::e8m0_to_float(scale >> (8 * j) & 0xff);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
