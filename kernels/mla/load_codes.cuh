@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that bring rows of the packed formats: a row lands in shared memory as it is, and its codes are decoded there:
-// multiplied by their scales and rounded to bf16 once. Rows that are not in a cache come as in load_rows.cuh.
+// Threads that bring rows of the packed formats: a row lands in shared memory as it is, and its codes are decoded
+// there: multiplied by their scales and rounded to bf16 once. Rows that are not in a cache come as in load_rows.cuh.
 //
 // There is no room beside the tiles, so codes land in the first half of V of their own tile's buffer, which is empty
 // before the second: 128 codes of a row in each of its four chunks, in the place of that row. They are decoded in an
@@ -64,12 +64,14 @@ class CodeLoader {
   __device__ __forceinline__ unsigned first_row() const {
     return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + ptx::kept(thread_) / 32 * kRowsOfWarp;
   }
-  // The first of the rows that the lane decodes with its three neighbours; and which of them it finds, in every so manieth
-  // tile.
+  // The first of the rows that the lane decodes with its three neighbours.
   __device__ __forceinline__ unsigned decoded_row() const { return first_row() + lane() / kLanes; }
-  __device__ __forceinline__ int found_row() const { return static_cast<int>(decoded_row() + lane() % kRowsOfThread * 8); }
+  // Those are found by the four for several tiles at a time: which of them, and in which tile, by this lane.
+  static constexpr int kFound = kLanes / kRowsOfThread;
+  __device__ __forceinline__ int found_row() const {
+    return static_cast<int>(decoded_row() + lane() % kRowsOfThread * 8);
+  }
   __device__ __forceinline__ int found_tile() const { return static_cast<int>(lane() % kLanes / kRowsOfThread); }
-  static constexpr int kFound = kLanes / kRowsOfThread;  // tiles at a time
   // Units of 16 bytes of a row as it landed: eight lanes that read four units of two rows have them from all banks.
   __device__ __forceinline__ static constexpr unsigned raw_swizzle(unsigned row) { return row % 2 * 4; }
 
@@ -117,7 +119,7 @@ class CodeLoader {
       absent_ = __ballot_sync(0xffffffffu, !there);
       ask(rows, i - kFound, tile_begin);
     }
-    // Lanes that have found rows fetch every so manieth line of one.
+    // A row's lines are spread over those of the four lanes that know it.
     const char* const row = row_of(found_.row, who_found(lane() % kRowsOfThread), kLanes) + found_tile() * 128;
 #pragma unroll
     for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kFound) {
@@ -137,8 +139,10 @@ class CodeLoader {
     const Turn turn = turn_of(copied_);
     bool empty = true;
 #pragma unroll
-    for (int half = 0; half < 3; ++half)
-      if (is_written_early(half)) empty = empty && ptx::phase_has_ended(places_.k_empty(turn.stage, half), turn.parity ^ 1);
+    for (int half = 0; half < 3; ++half) {
+      if (is_written_early(half))
+        empty = empty && ptx::phase_has_ended(places_.k_empty(turn.stage, half), turn.parity ^ 1);
+    }
     return !__any_sync(0xffffffffu, !empty);
   }
   __device__ __forceinline__ void wait_for_buffer() const {
