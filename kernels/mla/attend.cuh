@@ -25,6 +25,19 @@ struct Accumulators {
   float max[2], reference[2], sum[2];
 };
 
+// kRunning: products may run on.
+template <bool kRunning>
+__device__ __forceinline__ void rescale_if_lowered(const float (&lowered)[2], Accumulators& a) {
+  if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) [[unlikely]] {
+    if constexpr (kRunning) {
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+    }
+#pragma unroll
+    for (int i = 0; i < Config::kChannels / 2; ++i) a.o[i] *= lowered[i / 2 % 2];
+  }
+}
+
 template <int kGroup>
 class Attend {
  public:
@@ -35,7 +48,7 @@ class Attend {
   static constexpr int kWeights = Config::kKeys / 4;  // registers
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
-      : places_(places), c_(p.scale * kLog2e), q_(ptx::uniform(ptx::descriptor_k_major(places.q()))) {}
+      : places_(places), c_(p.scale * kLog2e) {}
 
   // All tiles of a task, from the last to the first.
   __device__ __forceinline__ void run(const Task& task, const Rows& rows, Counts& counts, Accumulators& a) {
@@ -63,13 +76,13 @@ class Attend {
         lead(first, true, a);
       } else {
         if (task.tile_end - task.tile_begin == 1) release_queries();
-        take_first(first, a);
+        wait_for_values(first);
+        take_first(values_of(first), a);
         ptx::wait_products<0>();
         ptx::pin(a.o);
         release(first, 2);
       }
     }
-    finish(a);
   }
 
  private:
@@ -77,69 +90,90 @@ class Attend {
   __device__ __forceinline__ void lead(Turn turn, bool last, Accumulators& a) {
     float s[Config::kKeys / 2], lowered[2];
     multiply_keys(turn, s);
+    const ptx::Descriptor v = values_of(turn);
     ptx::wait_products<0>();
     ptx::pin(s);
     if (last) release_queries();
-    weigh(turn, s, lowered, a);
+    weigh(Note(places_, turn.stage), s, lowered, a);
     release(turn, kKeysOnly);
-    rescale_if_lowered<false>(lowered, a);
+    add_up(lowered, s, a);
     pack(s, weights_);
     hand_over(weights_, a);
     ptx::arrive_some(first_is_ready(), 64);
-    multiply_values(weights_, turn, a);
-    add_up(lowered, s, a);
+    rescale_if_lowered<false>(lowered, a);
+    multiply_values(weights_, v, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release(turn, 1);
   }
   // Group 0, the tile of group 1.
   __device__ __forceinline__ void take_second(Turn turn, Accumulators& a) {
+    wait_for_values(turn);
+    const ptx::Descriptor v = values_of(turn);
     ptx::sync_some(second_is_ready(), 64);
-    receive(turn, weights_, a);
-    multiply_values(weights_, turn, a);
+    receive(weights_, a);
+    multiply_values(weights_, v, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release(turn, 1);
   }
 
-  // Group 1: both tiles.
+  // Group 1: both tiles. What group 0 waits for comes first.
   __device__ __forceinline__ void follow(Turn first, Turn second, bool last, Accumulators& a) {
     float s[Config::kKeys / 2], lowered[2];
     unsigned weights[kWeights];
-    multiply_keys(second, s);
-    take_first(first, a);
-    ptx::wait_products<1>();
+    wait_for_values(first);
+    const ptx::Descriptor v_first = values_of(first);
+    // Keys that are decoded come late: the product of group 0's weights is done by then, and its values are released.
+    if constexpr (Config::kDecodes && ATTUNE_EARLY) {
+      take_first(v_first, a);
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+      release(first, 2);
+      multiply_keys(second, s);
+    } else {
+      multiply_keys(second, s);
+      take_first(v_first, a);
+    }
+    const Note note(places_, second.stage);
+    ptx::wait_products<Config::kDecodes && ATTUNE_EARLY ? 0 : 1>();
     ptx::pin(s);
     if (last) release_queries();
-    weigh(second, s, lowered, a);
+    weigh(note, s, lowered, a);
     release(second, kKeysOnly);
-    ptx::wait_products<0>();
-    ptx::pin(a.o);
-    release(first, 2);
-    rescale_if_lowered<false>(lowered, a);
+    add_up(lowered, s, a);  // before they are packed: registers are scarce while a product runs
+    ptx::pin(s);
+    if constexpr (!(Config::kDecodes && ATTUNE_EARLY)) {
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+      release(first, 2);
+    }
     pack(s, weights);
     hand_over(weights, a);
     ptx::arrive_some(second_is_ready(), 64);
-    multiply_values(weights, second, a);
-    add_up(lowered, s, a);
+    const ptx::Descriptor v_second = values_of(second);
+    rescale_if_lowered<false>(lowered, a);
+    multiply_values(weights, v_second, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release(second, 2);
   }
   // Group 1: the product of group 0's weights, which runs on.
-  __device__ __forceinline__ void take_first(Turn turn, Accumulators& a) {
+  __device__ __forceinline__ void take_first(ptx::Descriptor v, Accumulators& a) {
     ptx::sync_some(first_is_ready(), 64);
-    receive(turn, weights_, a);
-    multiply_values(weights_, turn, a);
+    receive(weights_, a);
+    multiply_values(weights_, v, a);
   }
 
   __device__ __forceinline__ void multiply_keys(Turn turn, float (&s)[Config::kKeys / 2]) const {
-    const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(places_.k(turn.stage)));
+    const ptx::Descriptor q = ptx::uniform(ptx::descriptor_k_major(places_.q())),
+                          k = ptx::uniform(ptx::descriptor_k_major(places_.k(turn.stage)));
     ptx::pin(s);
     int accumulate = 0;
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) {
-      const int part = part_in_turn(n);
+    for (int j = 0; j < kParts; ++j) {
+      const bool turned = kGroup == 1 && ATTUNE_MLA_ORDER && Config::kCopiesBoxes && j > 0;
+      const int part = turned ? (j + 1) % 4 + 1 : part_in_turn(j);
       if (part_at(part).count == 0) continue;
       ptx::wait_phase(places_.k_full(turn.stage, part), turn.parity);
       if (!Config::kCopiesBoxes) ptx::fence_async_proxy();
@@ -147,16 +181,19 @@ class Attend {
 #pragma unroll
       for (int i = 0; i < 4 * part_at(part).count; ++i) {
         const int chunk = part_at(part).chunk + i / 4, at = chunk * (Config::kChunkBytes >> 4) + i % 4 * ptx::kStepK;
-        QkProduct::shared(s, q_ + at, k + at, accumulate);
+        QkProduct::shared(s, q + at, k + at, accumulate);
         accumulate = 1;
       }
     }
     ptx::commit_products();
   }
 
-  __device__ __forceinline__ void multiply_values(unsigned (&weights)[kWeights], Turn turn, Accumulators& a) {
-    const ptx::Descriptor v = ptx::uniform(ptx::descriptor_mn_major(
+  // The group's half of a tile's values.
+  __device__ __forceinline__ ptx::Descriptor values_of(Turn turn) const {
+    return ptx::uniform(ptx::descriptor_mn_major(
         places_.k(turn.stage) + kGroup * (Config::kChunksV / 2) * Config::kChunkBytes, Config::kChunkBytes));
+  }
+  __device__ __forceinline__ void multiply_values(unsigned (&weights)[kWeights], ptx::Descriptor v, Accumulators& a) {
     ptx::pin(a.o);
     ptx::pin(weights);
     ptx::fence_products();
@@ -171,6 +208,7 @@ class Attend {
     ptx::commit_products();
     accumulate_ = 1;
   }
+  // Of the other group's tile: that group has waited, not this one.
   __device__ __forceinline__ void wait_for_values(Turn turn) const {
     ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
     ptx::wait_phase(places_.k_full(turn.stage, 2 + 2 * kGroup), turn.parity);
@@ -181,9 +219,9 @@ class Attend {
   static constexpr float kSlack = 8;
 
   // Products to weights in place, and how much what came before counts less.
-  __device__ __forceinline__ void weigh(Turn turn, float (&s)[Config::kKeys / 2], float (&lowered)[2],
+  __device__ __forceinline__ void weigh(const Note& note, float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                         Accumulators& a) const {
-    hide(places_, turn.stage, s);
+    hide(places_, note, s);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float max[4];
@@ -232,18 +270,17 @@ class Attend {
 
   __device__ __forceinline__ void hand_over(const unsigned (&weights)[kWeights], const Accumulators& a) const {
     const int thread = threadIdx.x % 128;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) ptx::store_shared_four(places_.weights(thread, i), weights + 4 * i);
     if (threadIdx.x % 4 == 0) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         ptx::store_shared_u32(places_.reference(kGroup, row_of_thread() + 8 * h), __float_as_uint(a.reference[h]));
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::store_shared_four(places_.weights(thread, i), weights + 4 * i);
   }
   // The twin's weights for a tile, and its reference; o and sum are then against that.
-  __device__ __forceinline__ void receive(Turn turn, unsigned (&weights)[kWeights], Accumulators& a) const {
+  __device__ __forceinline__ void receive(unsigned (&weights)[kWeights], Accumulators& a) const {
     const int thread = threadIdx.x % 128;
-    wait_for_values(turn);  // the other group has; not this one
     float reference[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) reference[h] = ptx::load_shared(places_.reference(1 - kGroup, row_of_thread() + 8 * h));
@@ -254,58 +291,22 @@ class Attend {
 #pragma unroll
       for (int j = 0; j < 4; ++j) weights[4 * i + j] = four[j];
     }
-    if (!__any_sync(0xffffffffu, reference[0] != a.reference[0] || reference[1] != a.reference[1])) return;
-    float lowered[2];
+    if (__any_sync(0xffffffffu, reference[0] != a.reference[0] || reference[1] != a.reference[1])) [[unlikely]] {
+      float lowered[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      lowered[h] = reference[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - reference[h]) * c_);
-      a.reference[h] = reference[h];
-      a.sum[h] *= lowered[h];
+      for (int h = 0; h < 2; ++h) {
+        lowered[h] = reference[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - reference[h]) * c_);
+        a.reference[h] = reference[h];
+        a.sum[h] *= lowered[h];
+      }
+      rescale_if_lowered<true>(lowered, a);
     }
-    rescale_if_lowered<true>(lowered, a);
-  }
-
-  // kRunning: products may run on.
-  template <bool kRunning>
-  __device__ __forceinline__ static void rescale_if_lowered(const float (&lowered)[2], Accumulators& a) {
-    if (!__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) return;
-    if constexpr (kRunning) {
-      ptx::wait_products<0>();
-      ptx::pin(a.o);
-    }
-#pragma unroll
-    for (int i = 0; i < Config::kChannels / 2; ++i) a.o[i] *= lowered[i / 2 % 2];
-  }
-
-  // Of both groups: the maximum as a score in base 2, and the sum against it; what o is to be multiplied with for that.
-  __device__ __forceinline__ void finish(Accumulators& a) const {
-    ptx::sync_some(twins(), 64);  // nobody reads weights any more
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
-      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
-      if (threadIdx.x % 4 == 0) places_.stats(kGroup)[h] = make_float2(a.max[h], a.sum[h]);
-    }
-    ptx::sync_some(twins(), 64);
-    float lowered[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float2 other = places_.stats(1 - kGroup)[h];
-      // In one order, so that both groups have the same bits.
-      const float sum = kGroup == 0 ? a.sum[h] + other.y : other.y + a.sum[h];
-      a.max[h] = fmaxf(a.max[h], other.x);
-      lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - a.max[h]) * c_);
-      a.sum[h] = sum * lowered[h];
-      if (a.max[h] != -ptx::infinity()) a.max[h] *= c_;
-    }
-    ptx::sync_some(twins(), 64);  // before the next task's are written
-    rescale_if_lowered<false>(lowered, a);
   }
 
   __device__ __forceinline__ void release(Turn turn, int half) const {
     if (half == kKeysOnly) __syncwarp();  // all lanes have read what lies beside the keys
     const unsigned barrier = places_.k_empty(turn.stage, half);
-    if constexpr (Config::kCluster == 1) {
+    if constexpr (Config::kWriters == 1) {
       if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
     } else {  // both blocks write to the buffers of both
       if (threadIdx.x % 32 < Config::kCluster) ptx::arrive_in_cluster(ptx::shared_in_block(barrier, threadIdx.x % 32));
@@ -317,9 +318,32 @@ class Attend {
 
   const Places& places_;
   const float c_;
-  const ptx::Descriptor q_;
   unsigned weights_[kWeights];  // of the first tile of a pair
   int accumulate_ = 0;
 };
+
+// The end of a task's tiles, of both groups: the maximum as a score in base 2, and the sum against it. lowered: what o,
+// which stays against the reference, is to be multiplied with for that. scale: of products to scores in base 2.
+__device__ __forceinline__ void finish(const Places& places, float scale, Accumulators& a, float (&lowered)[2]) {
+  const int group = math_group();
+  ptx::sync_some(twins(), 64);  // nobody reads weights any more
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
+    a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
+    if (threadIdx.x % 4 == 0) places.stats(group)[h] = make_float2(a.max[h], a.sum[h]);
+  }
+  ptx::sync_some(twins(), 64);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float2 other = places.stats(1 - group)[h];
+    const float sum = a.sum[h] + other.y;
+    a.max[h] = fmaxf(a.max[h], other.x);
+    lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - a.max[h]) * scale);
+    a.sum[h] = sum * lowered[h];
+    if (a.max[h] != -ptx::infinity()) a.max[h] *= scale;
+  }
+  ptx::sync_some(twins(), 64);  // before the next task's are written
+}
 
 }  // namespace attune::mla

@@ -15,6 +15,25 @@
 #include "tile/mla_codec.cuh"
 #include "tile/turn.cuh"
 
+#ifndef ATTUNE_M
+#define ATTUNE_M 200
+#endif
+#ifndef ATTUNE_EARLY
+#define ATTUNE_EARLY 1
+#endif
+#ifndef ATTUNE_MLA_FETCH
+#define ATTUNE_MLA_FETCH 0
+#endif
+#ifndef ATTUNE_MLA_ORDER
+#define ATTUNE_MLA_ORDER 0
+#endif
+#ifndef ATTUNE_MLA_ALONE
+#define ATTUNE_MLA_ALONE 0
+#endif
+#ifndef ATTUNE_MLA_WIDE
+#define ATTUNE_MLA_WIDE 0
+#endif
+
 namespace attune::mla {
 
 using kernels::PrefillParams;
@@ -37,11 +56,13 @@ struct Config {
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
   // Blocks that take neighbouring head tiles of a task side by side and share the keys that they have copied or decode.
   static constexpr int kCluster = ATTUNE_CLUSTER;
+  // Blocks that write to each other's buffers.
+  static constexpr int kWriters = kCopiesBoxes && ATTUNE_MLA_ALONE ? 1 : kCluster;
   // Threads that bring keys; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  static constexpr int kLoaderRegisters = !kDecodes ? 72 : kLoaders == 128 ? 88 : 48;
-  static constexpr int kMathRegisters = kDecodes ? 208 : 216;
+  static constexpr int kLoaderRegisters = !kDecodes ? 72 : kLoaders == 128 ? 88 : 256 - ATTUNE_M;
+  static constexpr int kMathRegisters = !kDecodes ? 216 : kLoaders == 128 ? 208 : ATTUNE_M;
   static_assert(kLoaders / 128 * kLoaderRegisters + 2 * kMathRegisters <= kThreads / 128 * (65536 / kThreads / 8 * 8),
                 "more registers than the block begins with");
   // Words that say which keys nobody sees: those that bring keys row by row have one for eight keys each.
@@ -190,6 +211,9 @@ struct Places {
     return static_cast<int>(ptx::load_shared_u32(item(n)));
   }
 };
+
+// 0 or 1, of a math thread.
+__device__ __forceinline__ int math_group() { return static_cast<int>(threadIdx.x) / 128 - Config::kLoaders / 128; }
 
 // Numbered barriers: of a warp of group 0 and its twin of group 1.
 __device__ __forceinline__ int first_is_ready() { return 1 + static_cast<int>(threadIdx.x) / 32 % 4; }

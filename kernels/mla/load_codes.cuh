@@ -158,8 +158,6 @@ class CodeLoader {
   // Has the rows that have been found, tile i, copied as they are.
   __device__ __forceinline__ void copy(const Task& task, int i) {
     const int stage = turn_of(copied_++).stage;
-    note(stage);
-    note_tile(p_, places_, stage, task, i);
     // A lane has 16 bytes of each 128 of every fourth row.
     const unsigned mine = lane(), unit = mine % 8, row = mine / 8, line = places_.k(stage) + (first_row() + row) * 128;
     const unsigned codes = line + (unit ^ raw_swizzle(row)) * 16;
@@ -186,6 +184,8 @@ class CodeLoader {
         scales_[j] = ptx::load_early(reinterpret_cast<const unsigned short*>(scales) + mine % kLanes);
       }
     }
+    note(stage);
+    note_tile(p_, places_, stage, task, i);
   }
   // Tells the math groups which rows are not there.
   __device__ __forceinline__ void note(int stage) const {
@@ -205,31 +205,29 @@ class CodeLoader {
   // Tile i, which is being copied.
   __device__ __forceinline__ void decode(const CodeRows& rows, const Task& task, int i) {
     const Turn turn = turn_of(copied_ - 1);
-    unsigned scales[kRowsOfThread];
-#pragma unroll
-    for (int j = 0; j < kRowsOfThread; ++j) scales[j] = scales_[j];
     bool copies = i > task.tile_begin;  // the next tile is still to be copied
     go_on(rows, i - 1, task.tile_begin);
     ptx::wait_copies<0>();
     __syncwarp();
-    Codes first, other;
+    Codes first, second, third;
     read(turn.stage, 1, first);
-    read(turn.stage, 2, other);
+    read(turn.stage, 2, second);
     __syncwarp();
-    write(turn.stage, 1, first, scales);
+    read(turn.stage, 3, third);
+    write(turn.stage, 1, first, scales_of(1));
     hand_over(turn.stage, kFirstPart, 1, true);
-    read(turn.stage, 3, first);
-    wait_empty(places_, turn, 2);
-    write(turn.stage, 3, first, scales);
-    hand_over(turn.stage, 3, 3, true);
     read(turn.stage, 4, first);
-    write(turn.stage, 4, first, scales);
+    wait_empty(places_, turn, 2);
+    write(turn.stage, 3, third, scales_of(3));
+    hand_over(turn.stage, 3, 3, true);
+    write(turn.stage, 4, first, scales_of(4));
     hand_over(turn.stage, 4, 4, true);
+    const Scales scales = scales_of(2);  // before those of the next tile come
     if (copies && buffer_is_empty()) {
       copy(task, i - 1);
       copies = false;
     }
-    write(turn.stage, 2, other, scales);
+    write(turn.stage, 2, second, scales);
     hand_over(turn.stage, 2, 2, true);
     if (copies) {
       wait_for_buffer();
@@ -237,6 +235,17 @@ class CodeLoader {
     }
   }
 
+  // Of a part.
+  struct Scales {
+    unsigned of_row[kRowsOfThread];
+  };
+  __device__ __forceinline__ Scales scales_of(int part) const {
+    Scales scales;
+#pragma unroll
+    for (int row = 0; row < kRowsOfThread; ++row)
+      scales.of_row[row] = __shfl_sync(0xffffffffu, scales_[row], part - 1, kLanes);
+    return scales;
+  }
   struct Codes {
     unsigned words[kRowsOfThread][2][4];  // of each row and chunk 16
   };
@@ -251,13 +260,12 @@ class CodeLoader {
       }
     }
   }
-  // scales: the lane's. Decodes to two neighbouring units of a row of each chunk.
-  __device__ __forceinline__ void write(int stage, int part, const Codes& codes,
-                                        const unsigned (&scales)[kRowsOfThread]) const {
+  // Decodes to two neighbouring units of a row of each chunk.
+  __device__ __forceinline__ void write(int stage, int part, const Codes& codes, const Scales& scales) const {
     const unsigned line = places_.k(stage) + units_;
 #pragma unroll
     for (int row = 0; row < kRowsOfThread; ++row) {
-      const unsigned scale = __shfl_sync(0xffffffffu, scales[row], part - 1, kLanes);
+      const unsigned scale = scales.of_row[row];
 #pragma unroll
       for (unsigned j = 0; j < chunks_of(part); ++j) {
         const float factor = k656 ? __uint_as_float(scale) : tile::e8m0_to_float(scale >> (8 * j) & 0xff);

@@ -34,7 +34,8 @@ __device__ __forceinline__ void wait_empty(const Places& places, const Turn& tur
 // A warp's rows of a tile.
 class RowCopies {
  public:
-  static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes, kRows = Config::kKeys / (Config::kLoaders / 32);
+  static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes, kRows = Config::kKeys / (Config::kLoaders / 32),
+                       kRowsOfLane = kRows / kRowsAtATime;
 
   __device__ __forceinline__ RowCopies(const PrefillParams& p, const Places& places) : p_(p), places_(places) {}
 
@@ -55,6 +56,7 @@ class RowCopies {
   // Has the rows of a tile that has been found copied. hand_over(part) when the copies of a part are under way.
   template <class HandOver>
   __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i, HandOver&& hand_over) const {
+    const Pieces pieces(p_, places_);
     wait_empty(places_, turn, kKeysOnly);
     // Tells the math groups which rows are not there.
     if (lane() < kRows / 8) {
@@ -67,7 +69,7 @@ class RowCopies {
     for (int part = 0; part < kParts; ++part) {
       if (part == 1 || part == 3) wait_empty(places_, turn, half_of(part));
       if (part_at(part).count == 0) continue;
-      copy(turn.stage, part_at(part));
+      copy(turn.stage, part_at(part), pieces);
       hand_over(part);
     }
   }
@@ -78,20 +80,35 @@ class RowCopies {
   __device__ __forceinline__ static int own() { return first() + lane() % kRows; }
   __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
-  __device__ __forceinline__ void copy(int stage, Part channels) const {
-    const int unit = lane() % kLanes;
+  // The rows of which the lane copies pieces: read once a tile, as math groups wait for the copies. What is not there is
+  // not read: it begins where q does, whose rows are as long.
+  struct Pieces {
+    const char* from[kRowsOfLane];
+    unsigned valid[kRowsOfLane];
+    __device__ __forceinline__ Pieces(const PrefillParams& p, const Places& places) {
 #pragma unroll
-    for (int i = 0; i < kRows / kRowsAtATime; ++i) {
-      const int row = first() + kRowsAtATime * i + lane() / kLanes;
-      const char* const at = *places_.row(row);
-      const char* const from = at != nullptr ? at + 128 * channels.chunk + 16 * unit : p_.q;
-      const int step = at != nullptr ? 128 : 0;
+      for (int i = 0; i < kRowsOfLane; ++i) {
+        const char* const row = *places.row(row_of_lane(i));
+        from[i] = (row != nullptr ? row : p.q) + 16 * (lane() % kLanes);
+        valid[i] = row != nullptr ? 16 : 0;
+      }
+    }
+  };
+  __device__ __forceinline__ static int row_of_lane(int i) { return first() + kRowsAtATime * i + lane() / kLanes; }
+
+  __device__ __forceinline__ void copy(int stage, Part channels, const Pieces& pieces) const {
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const int row = row_of_lane(i);
+      const unsigned to = places_.k(stage) + row * 128 + (lane() % kLanes ^ (row & 7)) * 16;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        if (j < channels.count) {
-          ptx::copy_async<16>(
-              places_.k(stage) + (channels.chunk + j) * Config::kChunkBytes + row * 128 + ((unit ^ (row & 7)) * 16),
-              from + j * step, at != nullptr ? 16 : 0);
+        const int chunk = channels.chunk + j;
+        if (j >= channels.count) continue;
+        if constexpr (ATTUNE_MLA_WIDE) {
+          ptx::copy_async_of_256(to + chunk * Config::kChunkBytes, pieces.from[i] + 128 * chunk, pieces.valid[i]);
+        } else {
+          ptx::copy_async<16>(to + chunk * Config::kChunkBytes, pieces.from[i] + 128 * chunk, pieces.valid[i]);
         }
       }
     }
@@ -110,14 +127,14 @@ class RowLoader {
   __device__ __forceinline__ void run() {
     TaskWalk walk(p_, places_, q_);
     for (walk.take(); walk.has_task(); walk.go_on()) {
-      load(walk.task(), walk.head_tile(), [&] { walk.copy_queries(); });
-      walk.take();
+      load(walk);
     }
   }
 
  private:
-  template <class AfterFirst>
-  __device__ __forceinline__ void load(const Task& task, int head_tile, AfterFirst&& after_first) {
+  __device__ __forceinline__ void load(TaskWalk& walk) {
+    const Task& task = walk.task();
+    const int head_tile = walk.head_tile();
     int i = task.tile_end - 1;
     copies_.find(task, head_tile, i, copies_.ask(task, head_tile, i));
     bool first = true;
@@ -126,6 +143,7 @@ class RowLoader {
       // Before the first tile there is none: then it is found once more, for nothing.
       const int next = max(i - 1, task.tile_begin), answer = copies_.ask(task, head_tile, next);
       const Turn turn = turn_of(tiles_++);
+      if (i == task.tile_begin) walk.take();  // while the tile's buffer is not yet empty
       copies_.copy_tile(turn, task, i, [&](int part) {
         // The copies count when they are there; what the warp has stored, now.
         const unsigned full = places_.k_full(turn.stage, part);
@@ -133,7 +151,7 @@ class RowLoader {
         if (threadIdx.x % 32 == 0) ptx::arrive(full);
       });
       copies_.find(task, head_tile, next, answer);
-      if (first) after_first();
+      if (first) walk.copy_queries();
       first = false;
     }
   }

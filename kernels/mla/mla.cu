@@ -43,7 +43,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       for (int part = 0; part < kParts; ++part) ptx::init_barrier(places.k_full(stage, part), kArrivals);
-      for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4 * Config::kCluster);
+      for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4 * Config::kWriters);
     }
     for (int i = 0; i < kernels::kTaskSlots; ++i) {
       ptx::init_barrier(places.task_full(i), prefill::TaskFeed<Places>::kTaskVectors);
@@ -58,9 +58,8 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
   meet();
 }
 
-template <int kGroup>
+// Both groups: what is not the tiles is the same code, as what it takes is the fetching of its instructions.
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
-  Attend<kGroup> attend(p, places);
   Accumulators a;
   for (Counts counts;; counts.next_task()) {
     const int slot = counts.slot();
@@ -69,12 +68,19 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     if (head_tile == prefill::kNoMoreTasks) return;
     const Task& task = places.task(slot);  // read where needed: registers are scarce
     const Rows rows{p, task, head_tile};
-    attend.run(task, rows, counts, a);
-    const Repair<kGroup> repair(rows, a);
-    if (task.num_parts == 1) {
-      store_whole<kGroup>(p, task, rows, a);
+    if (math_group() == 0) {
+      Attend<0>(p, places).run(task, rows, counts, a);
     } else {
-      store_part<kGroup>(p, task, head_tile, a);
+      Attend<1>(p, places).run(task, rows, counts, a);
+    }
+    float lowered[2];
+    finish(places, p.scale * kLog2e, a, lowered);
+    const Repair repair(rows, a);
+    if (task.num_parts == 1) {
+      store_whole(p, task, rows, a, lowered);
+    } else {
+      rescale_if_lowered<false>(lowered, a);
+      store_part(p, task, head_tile, a);
     }
     __syncwarp();
     repair(p, task, head_tile, rows);
@@ -107,11 +113,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();
-    if (threadIdx.x < Config::kLoaders + 128) {
-      run_math<0>(p, places);
-    } else {
-      run_math<1>(p, places);
-    }
+    run_math(p, places);
   }
   if constexpr (Config::kCluster > 1) meet();  // nobody leaves whose memory another may still write to
 }

@@ -9,7 +9,6 @@
 
 namespace attune::mla {
 
-template <int kGroup>
 class Repair {
  public:
   // Which of the thread's rows have something that is no finite number.
@@ -87,7 +86,7 @@ class Repair {
         sum = sum * lowered + weight;
 #pragma unroll 1
         for (int j = 0; j < kOwn; ++j) {
-          const float v = element(source, key, answer, at, coded, kGroup * Config::kChannels + 32 * j + lane);
+          const float v = element(source, key, answer, at, coded, math_group() * Config::kChannels + 32 * j + lane);
 #pragma unroll
           for (int k = 0; k < kOwn; ++k) o[k] = k == j ? o[k] * lowered + weight * v : o[k];
         }
@@ -95,19 +94,19 @@ class Repair {
     }
     if (t.num_parts > 1) {
       const long long at = part_row(p, t, head_tile) + row;
-      if (kGroup == 0 && lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(highest, sum);
+      if (math_group() == 0 && lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(highest, sum);
 #pragma unroll
       for (int j = 0; j < kOwn; ++j)
-        p.partial_out[at * Config::kHeadDimV + kGroup * Config::kChannels + 32 * j + lane] = o[j];
+        p.partial_out[at * Config::kHeadDimV + math_group() * Config::kChannels + 32 * j + lane] = o[j];
       return;
     }
     float factor = 0;
-    if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, highest, sum, kGroup == 0);
+    if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, highest, sum, math_group() == 0);
     factor = __shfl_sync(0xffffffffu, factor, 0);
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       tile::store_element(Config::kOutType, p.out,
-                          out_at(p, t, token, head) + (kGroup * Config::kChannels + 32 * j + lane) * p.out_dim_stride,
+                          out_at(p, t, token, head) + (math_group() * Config::kChannels + 32 * j + lane) * p.out_dim_stride,
                           o[j] * factor);
     }
   }

@@ -78,26 +78,26 @@ struct Note {
 };
 
 // Scores of keys that a row may not see become -inf.
-__device__ __forceinline__ void hide(const Places& places, int stage, float (&s)[Config::kKeys / 2]) {
-  const Note note(places, stage);
-  if (!note.edge && (note.hidden[0] | note.hidden[1]) == 0) return;
-  unsigned seen_by_all = 0;
+__device__ __forceinline__ void hide(const Places& places, const Note& note, float (&s)[Config::kKeys / 2]) {
+  if (note.edge || (note.hidden[0] | note.hidden[1]) != 0) [[unlikely]] {
+    unsigned seen_by_all = 0;
 #pragma unroll
-  for (int word = 0; word < 2; ++word) {
-    const unsigned bits = ~note.hidden[word] >> (threadIdx.x % 4 * 2);
+    for (int word = 0; word < 2; ++word) {
+      const unsigned bits = ~note.hidden[word] >> (threadIdx.x % 4 * 2);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) seen_by_all |= (bits >> (8 * j) & 3) << (8 * word + 2 * j);
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    unsigned seen = seen_by_all;
-    if (note.edge) {
-      const int2 limits = *places.limits(row_of_thread() + 8 * h);
-      seen &= keys_before(limits.y - note.start) & ~keys_before(limits.x - note.start);
+      for (int j = 0; j < 4; ++j) seen_by_all |= (bits >> (8 * j) & 3) << (8 * word + 2 * j);
     }
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 4; ++i) {
-      if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
+    for (int h = 0; h < 2; ++h) {
+      unsigned seen = seen_by_all;
+      if (note.edge) {
+        const int2 limits = *places.limits(row_of_thread() + 8 * h);
+        seen &= keys_before(limits.y - note.start) & ~keys_before(limits.x - note.start);
+      }
+#pragma unroll
+      for (int i = 0; i < Config::kKeys / 4; ++i) {
+        if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
+      }
     }
   }
 }

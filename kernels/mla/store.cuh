@@ -13,10 +13,10 @@ __device__ __forceinline__ long long out_at(const PrefillParams& p, const Task& 
   return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
 }
 
-// All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each.
-template <int kGroup>
+// All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each. lowered: what o is to
+// be multiplied with, for sum.
 __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& t, const Rows& rows,
-                                            const Accumulators& a) {
+                                            const Accumulators& a, const float (&lowered)[2]) {
   constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = rows.token(mine), head = rows.head(mine);
@@ -26,41 +26,41 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
     own_at = out_at(p, t, token, head);
     if (lane % 4 < 2)
       own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, mine != 0 ? a.max[1] : a.max[0],
-                                    mine != 0 ? a.sum[1] : a.sum[0], kGroup == 0);
+                                    mine != 0 ? a.sum[1] : a.sum[0], math_group() == 0);
   }
   __syncwarp();
-  float factor[2];
-  long long at[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h);
-    at[h] = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
-  }
-  const bool vectors = kHalves && p.store_vectors;
-#pragma unroll
-  for (int i = 0; i < Config::kChannels / 32; ++i) {
+  // Few instructions on the way that is taken: they are fetched for each task anew.
+  const int channel = math_group() * Config::kChannels;
+  if (kHalves && p.store_vectors) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int channel = kGroup * Config::kChannels + 32 * i;
-      if (vectors) {
+      const float factor = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * lowered[h];
+      const long long at = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
+      char* const to = p.out + (at + channel + 8 * (lane % 4)) * 2;
+#pragma unroll
+      for (int i = 0; i < Config::kChannels / 32; ++i) {
         unsigned r[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float x = a.o[16 * i + 4 * j + 2 * h] * factor[h], y = a.o[16 * i + 4 * j + 2 * h + 1] * factor[h];
+          const float x = a.o[16 * i + 4 * j + 2 * h] * factor, y = a.o[16 * i + 4 * j + 2 * h + 1] * factor;
           r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
         }
         tile::transpose_quad(r);
-        if (at[h] >= 0)
-          *reinterpret_cast<uint4*>(p.out + (at[h] + channel + 8 * (lane % 4)) * 2) =
-              make_uint4(r[0], r[1], r[2], r[3]);
-      } else if (at[h] >= 0) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          tile::store_element(Config::kOutType, p.out,
-                              at[h] + (channel + j / 2 * 8 + lane % 4 * 2 + j % 2) * p.out_dim_stride,
-                              a.o[16 * i + j / 2 * 4 + 2 * h + j % 2] * factor[h]);
-        }
+        if (at >= 0) *reinterpret_cast<uint4*>(to + 64 * i) = make_uint4(r[0], r[1], r[2], r[3]);
       }
+    }
+    return;
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float factor = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * lowered[h];
+    const long long at = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
+#pragma unroll
+    for (int i = 0; i < Config::kChannels / 4; ++i) {
+      if (at >= 0)
+        tile::store_element(Config::kOutType, p.out,
+                            at + (channel + i / 2 * 8 + lane % 4 * 2 + i % 2) * p.out_dim_stride,
+                            a.o[i / 2 * 4 + 2 * h + i % 2] * factor);
     }
   }
 }
@@ -70,18 +70,17 @@ __device__ __forceinline__ long long part_row(const PrefillParams& p, const Task
   return (static_cast<long long>(t.first_part + t.part) * p.num_head_tiles + head_tile) * Config::kRows;
 }
 
-template <int kGroup>
 __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile,
                                            const Accumulators& a) {
   const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const long long at = part_row(p, t, head_tile) + row + 8 * h;
-    if (kGroup == 0 && pair == 0)
+    if (math_group() == 0 && pair == 0)
       *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
 #pragma unroll
     for (int j = 0; j < Config::kChannels / 8; ++j) {
-      *reinterpret_cast<float2*>(p.partial_out + at * Config::kHeadDimV + kGroup * Config::kChannels + 8 * j + pair) =
+      *reinterpret_cast<float2*>(p.partial_out + at * Config::kHeadDimV + math_group() * Config::kChannels + 8 * j + pair) =
           make_float2(a.o[4 * j + 2 * h], a.o[4 * j + 2 * h + 1]);
     }
   }
