@@ -93,6 +93,7 @@ class CodeLoader {
     if (i < task.tile_begin) return;
     const CodeRows rows(p_, task, head_tile);
     ask(rows, i, task.tile_begin);
+    if (!Config::kSparse && thread_ < 32) find_plain(task);
     position_ = kFound - 1;
     go_on(rows, i, task.tile_begin);
     wait_for_buffer();
@@ -185,7 +186,27 @@ class CodeLoader {
       }
     }
     note(stage);
-    note_tile(p_, places_, stage, task, i);
+    note_edge(task, i, stage);
+  }
+  // The task's tiles of which all of the block's rows see all keys: found once, as the first warp would be the last to
+  // have its rows decoded if it asked at every tile.
+  __device__ __forceinline__ void find_plain(const Task& t) {
+    const int position = t.num_keys - t.num_q + t.token_begin;
+    const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
+    const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
+    plain_begin_ = (low + Config::kKeys - 1) / Config::kKeys - t.first_key / Config::kKeys;
+    plain_end_ = high / Config::kKeys - t.first_key / Config::kKeys;
+  }
+  // As note_tile().
+  __device__ __forceinline__ void note_edge(const Task& task, int i, int stage) const {
+    if (Config::kSparse || thread_ != 0) return;
+    const unsigned at = places_.note(stage) + 4 * Config::kHiddenWords;
+    const bool edge = i < plain_begin_ || i >= plain_end_;
+    if (edge) {
+      const int start = (task.first_key / Config::kKeys + i) * Config::kKeys;
+      ptx::store_shared_u32(at, static_cast<unsigned>(start));
+    }
+    ptx::store_shared_u32(at + 4, edge ? 1 : 0);
   }
   // Tells the math groups which rows are not there.
   __device__ __forceinline__ void note(int stage) const {
@@ -339,6 +360,7 @@ class CodeLoader {
   unsigned position_;     // of the tile that is copied next, in those that have been found with it
   RowPlace found_;        // the lane's row of these
   unsigned absent_ = 0;   // where it is not there, a bit each lane
+  int plain_begin_, plain_end_;  // of the first warp
   unsigned scales_[kRowsOfThread];  // of the tile that is decoded next
 };
 
