@@ -58,6 +58,9 @@ struct Config {
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // Blocks that write to each other's buffers.
   static constexpr int kWriters = kCopiesBoxes && ATTUNE_MLA_ALONE ? 1 : kCluster;
+  // What threads have stored must be made visible to products: by those who read it, unless the copy engine reads it too,
+  // so that those who store it have done so.
+  static constexpr bool kReadersFence = !kCopiesBoxes && kCluster == 1;
   // Threads that bring keys; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes

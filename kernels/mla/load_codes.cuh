@@ -316,7 +316,7 @@ class CodeLoader {
   __device__ __forceinline__ void hand_over(int stage, int first, int last, bool decoded) const {
     constexpr unsigned kNotes = 4 * (kRowsOfBlock / 8), kBytes = kRowsOfWarp * 128;
     const bool shared = Config::kCluster > 1 && decoded;
-    if (shared) ptx::fence_async_proxy();
+    if (!Config::kReadersFence) ptx::fence_async_proxy();
     __syncwarp();
     if (!ptx::elect()) return;
 #pragma unroll
