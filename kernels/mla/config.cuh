@@ -16,10 +16,10 @@
 #include "tile/turn.cuh"
 
 #ifndef ATTUNE_M
-#define ATTUNE_M 200
+#define ATTUNE_M 208
 #endif
 #ifndef ATTUNE_EARLY
-#define ATTUNE_EARLY 1
+#define ATTUNE_EARLY (ATTUNE_CLUSTER > 1)
 #endif
 #ifndef ATTUNE_MLA_FETCH
 #define ATTUNE_MLA_FETCH 0

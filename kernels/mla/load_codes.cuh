@@ -57,6 +57,7 @@ class CodeLoader {
   // Parts 1 to 4 are 128 codes each; of 584 the last is 64 codes and the rope part, which is a part of its own in 656.
   static constexpr int kRopeChunk = Packed::kNope / 64, kRopePart = k656 ? 0 : 4;
   static constexpr int kFirstPart = k656 ? 0 : 1;
+  static constexpr bool kReadsAhead = Config::kLoaderRegisters > 48;  // codes of the next part before this one's are decoded
   __device__ __forceinline__ static constexpr unsigned chunks_of(int part) { return part < 4 || k656 ? 2 : 1; }
 
   // Computed anew wherever it is asked for, with what follows from it, as registers are scarce.
@@ -194,14 +195,19 @@ class CodeLoader {
     const int position = t.num_keys - t.num_q + t.token_begin;
     const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
     const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
-    plain_begin_ = (low + Config::kKeys - 1) / Config::kKeys - t.first_key / Config::kKeys;
-    plain_end_ = high / Config::kKeys - t.first_key / Config::kKeys;
+    if (thread_ != 0) return;
+    ptx::store_shared_u32(plain(), (low + Config::kKeys - 1) / Config::kKeys - t.first_key / Config::kKeys);
+    ptx::store_shared_u32(plain() + 4, high / Config::kKeys - t.first_key / Config::kKeys);
   }
+  // Where [begin, end) of them lie, of no use but to the first thread: in place of rows' addresses, as registers are
+  // scarce.
+  __device__ __forceinline__ unsigned plain() const { return places_.base + Config::kShared.rows; }
   // As note_tile().
   __device__ __forceinline__ void note_edge(const Task& task, int i, int stage) const {
     if (Config::kSparse || thread_ != 0) return;
     const unsigned at = places_.note(stage) + 4 * Config::kHiddenWords;
-    const bool edge = i < plain_begin_ || i >= plain_end_;
+    const bool edge = i < static_cast<int>(ptx::load_shared_u32(plain())) ||
+                      i >= static_cast<int>(ptx::load_shared_u32(plain() + 4));
     if (edge) {
       const int start = (task.first_key / Config::kKeys + i) * Config::kKeys;
       ptx::store_shared_u32(at, static_cast<unsigned>(start));
@@ -234,13 +240,15 @@ class CodeLoader {
     read(turn.stage, 1, first);
     read(turn.stage, 2, second);
     __syncwarp();
-    read(turn.stage, 3, third);
+    if (kReadsAhead) read(turn.stage, 3, third);
     write(turn.stage, 1, first, scales_of(1));
     hand_over(turn.stage, kFirstPart, 1, true);
-    read(turn.stage, 4, first);
+    if (!kReadsAhead) read(turn.stage, 3, third);
+    if (kReadsAhead) read(turn.stage, 4, first);
     wait_empty(places_, turn, 2);
     write(turn.stage, 3, third, scales_of(3));
     hand_over(turn.stage, 3, 3, true);
+    if (!kReadsAhead) read(turn.stage, 4, first);
     write(turn.stage, 4, first, scales_of(4));
     hand_over(turn.stage, 4, 4, true);
     const Scales scales = scales_of(2);  // before those of the next tile come
@@ -360,7 +368,6 @@ class CodeLoader {
   unsigned position_;     // of the tile that is copied next, in those that have been found with it
   RowPlace found_;        // the lane's row of these
   unsigned absent_ = 0;   // where it is not there, a bit each lane
-  int plain_begin_, plain_end_;  // of the first warp
   unsigned scales_[kRowsOfThread];  // of the tile that is decoded next
 };
 
