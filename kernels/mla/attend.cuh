@@ -8,6 +8,8 @@
 //   group 0:  S_A   softmax  P_A A |         (P_B) P_B B | S_A' ..
 //   group 1:        S_B (P_A) P_A A  softmax       P_B B |      S_B' ..
 //
+// Keys that are decoded come later than the other group's weights: then group 1 has P_A A before S_B.
+//
 // A group hands its weights to the other through shared memory, each thread to its twin, who holds the same rows and
 // keys: the layout of S is that of the left operand of the next product. The reference follows the maximum only when
 // that is far ahead, so O is hardly ever multiplied after the first tile.
@@ -125,7 +127,7 @@ class Attend {
     wait_for_values(first);
     const ptx::Descriptor v_first = values_of(first);
     // Keys that are decoded come late: the product of group 0's weights is done by then, and its values are released.
-    if constexpr (Config::kDecodes && ATTUNE_EARLY) {
+    if constexpr (Config::kDecodes) {
       take_first(v_first, a);
       ptx::wait_products<0>();
       ptx::pin(a.o);
@@ -136,14 +138,14 @@ class Attend {
       take_first(v_first, a);
     }
     const Note note(places_, second.stage);
-    ptx::wait_products<Config::kDecodes && ATTUNE_EARLY ? 0 : 1>();
+    ptx::wait_products<Config::kDecodes ? 0 : 1>();
     ptx::pin(s);
     if (last) release_queries();
     weigh(note, s, lowered, a);
     release(second, kKeysOnly);
     add_up(lowered, s, a);  // before they are packed: registers are scarce while a product runs
     ptx::pin(s);
-    if constexpr (!(Config::kDecodes && ATTUNE_EARLY)) {
+    if constexpr (!Config::kDecodes) {
       ptx::wait_products<0>();
       ptx::pin(a.o);
       release(first, 2);

@@ -15,12 +15,6 @@
 #include "tile/mla_codec.cuh"
 #include "tile/turn.cuh"
 
-#ifndef ATTUNE_M
-#define ATTUNE_M 208
-#endif
-#ifndef ATTUNE_EARLY
-#define ATTUNE_EARLY (ATTUNE_CLUSTER > 1)
-#endif
 #ifndef ATTUNE_MLA_FETCH
 #define ATTUNE_MLA_FETCH 0
 #endif
@@ -58,14 +52,14 @@ struct Config {
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // Blocks that write to each other's buffers.
   static constexpr int kWriters = kCopiesBoxes && ATTUNE_MLA_ALONE ? 1 : kCluster;
-  // What threads have stored must be made visible to products: by those who read it, unless the copy engine reads it too,
-  // so that those who store it have done so.
+  // What threads have stored must be made visible to products: by those who read it, unless the copy engine reads it
+  // too, so that those who store it have done so.
   static constexpr bool kReadersFence = !kCopiesBoxes && kCluster == 1;
   // Threads that bring keys; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  static constexpr int kLoaderRegisters = !kDecodes ? 72 : kLoaders == 128 ? 88 : 256 - ATTUNE_M;
-  static constexpr int kMathRegisters = !kDecodes ? 216 : kLoaders == 128 ? 208 : ATTUNE_M;
+  static constexpr int kLoaderRegisters = !kDecodes ? 72 : kLoaders == 128 ? 88 : 48;
+  static constexpr int kMathRegisters = kDecodes ? 208 : 216;
   static_assert(kLoaders / 128 * kLoaderRegisters + 2 * kMathRegisters <= kThreads / 128 * (65536 / kThreads / 8 * 8),
                 "more registers than the block begins with");
   // Words that say which keys nobody sees: those that bring keys row by row have one for eight keys each.

@@ -57,7 +57,8 @@ class CodeLoader {
   // Parts 1 to 4 are 128 codes each; of 584 the last is 64 codes and the rope part, which is a part of its own in 656.
   static constexpr int kRopeChunk = Packed::kNope / 64, kRopePart = k656 ? 0 : 4;
   static constexpr int kFirstPart = k656 ? 0 : 1;
-  static constexpr bool kReadsAhead = Config::kLoaderRegisters > 48;  // codes of the next part before this one's are decoded
+  // Codes of the next part before those of this one are decoded.
+  static constexpr bool kReadsAhead = Config::kLoaderRegisters > 48;
   __device__ __forceinline__ static constexpr unsigned chunks_of(int part) { return part < 4 || k656 ? 2 : 1; }
 
   // Computed anew wherever it is asked for, with what follows from it, as registers are scarce.
