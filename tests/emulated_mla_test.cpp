@@ -42,7 +42,7 @@ class EmulatedMla : public tests::Emulated {
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
         emulator::run(
-            static_cast<unsigned>(c.blocks), mla::Config::kThreads,
+            static_cast<unsigned>(c.blocks), c.threads(),
             [&] {
               attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
             },
@@ -84,6 +84,10 @@ TEST_F(EmulatedMla, BadValuesStayWithThoseWhoSeeThem) {
         {R"("kv": "paged", "cache": {"page_size": 64}, "seqlens_q": [4, 3], "seqlens_kv": [70, 4])",
          R"("kv": "paged", "cache": {"page_size": 3}, "seqlens_q": [4], "seqlens_kv": [5], "out_dtype": "f32")",
          R"("kv": "contiguous", "seqlens_q": [20], "seqlens_kv": [30])"});
+  check(
+      R"("kv": "paged", "heads": [16, 1], "causal": true, "plant": "nan_v", "seqlens_q": [4, 3], "seqlens_kv": [70, 4], )",
+      {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
+       R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 16})"});
 }
 
 TEST_F(EmulatedMla, FinishedSequences) {

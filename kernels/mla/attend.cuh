@@ -8,6 +8,8 @@
 //   group 0:  S_A   softmax  P_A A |         (P_B) P_B B | S_A' ..
 //   group 1:        S_B (P_A) P_A A  softmax       P_B B |      S_B' ..
 //
+// Keys that are decoded come later than the other group's weights: then group 1 has P_A A before S_B.
+//
 // A group hands its weights to the other through shared memory, each thread to its twin, who holds the same rows and
 // keys: the layout of S is that of the left operand of the next product. The reference follows the maximum only when
 // that is far ahead, so O is hardly ever multiplied after the first tile.
@@ -42,7 +44,9 @@ template <int kGroup>
 class Attend {
  public:
   using QkProduct = ptx::Product<Config::kKeys, Config::kProduct>;
-  using PvProduct = ptx::Product<Config::kChannels, Config::kProduct>;
+  // An instruction may take no more registers than threads begin with.
+  static constexpr int kColumns = Config::kThreads > 384 ? Config::kChannels / 2 : Config::kChannels;
+  using PvProduct = ptx::Product<kColumns, Config::kProduct>;
   static constexpr int kWeights = Config::kKeys / 4;  // registers
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
@@ -122,19 +126,30 @@ class Attend {
     unsigned weights[kWeights];
     wait_for_values(first);
     const ptx::Descriptor v_first = values_of(first);
-    multiply_keys(second, s);
-    take_first(v_first, a);
+    // Keys that are decoded come late: the product of group 0's weights is done by then, and its values are released.
+    if constexpr (Config::kDecodes) {
+      take_first(v_first, a);
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+      release(first, 2);
+      multiply_keys(second, s);
+    } else {
+      multiply_keys(second, s);
+      take_first(v_first, a);
+    }
     const Note note(places_, second.stage);
-    ptx::wait_products<1>();
+    ptx::wait_products<Config::kDecodes ? 0 : 1>();
     ptx::pin(s);
     if (last) release_queries();
     weigh(note, s, lowered, a);
     release(second, kKeysOnly);
     add_up(lowered, s, a);  // before they are packed: registers are scarce while a product runs
     ptx::pin(s);
-    ptx::wait_products<0>();
-    ptx::pin(a.o);
-    release(first, 2);
+    if constexpr (!Config::kDecodes) {
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+      release(first, 2);
+    }
     pack(s, weights);
     hand_over(weights, a);
     ptx::arrive_some(second_is_ready(), 64);
@@ -159,10 +174,11 @@ class Attend {
     int accumulate = 0;
 #pragma unroll
     for (int j = 0; j < kParts; ++j) {
-      const int part = kGroup == 1 && ATTUNE_MLA_ORDER && Config::kCopiesBoxes && j > 0 ? (j + 1) % 4 + 1 : j;
+      const bool turned = kGroup == 1 && ATTUNE_MLA_ORDER && Config::kCopiesBoxes && j > 0;
+      const int part = turned ? (j + 1) % 4 + 1 : part_in_turn(j);
       if (part_at(part).count == 0) continue;
       ptx::wait_phase(places_.k_full(turn.stage, part), turn.parity);
-      if (!Config::kCopiesBoxes) ptx::fence_async_proxy();
+      if (Config::kReadersFence) ptx::fence_async_proxy();
       ptx::fence_products();
 #pragma unroll
       for (int i = 0; i < 4 * part_at(part).count; ++i) {
@@ -184,8 +200,13 @@ class Attend {
     ptx::pin(weights);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 16; ++i)
-      PvProduct::registers(a.o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate_ : 1);
+    for (int i = 0; i < Config::kKeys / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < Config::kChannels / kColumns; ++j) {
+        PvProduct::registers(reinterpret_cast<float(&)[kColumns / 2]>(a.o[j * kColumns / 2]), weights + 4 * i,
+                             v + (i * 2048 + j * kColumns / 64 * Config::kChunkBytes >> 4), i == 0 ? accumulate_ : 1);
+      }
+    }
     ptx::commit_products();
     accumulate_ = 1;
   }
@@ -193,7 +214,7 @@ class Attend {
   __device__ __forceinline__ void wait_for_values(Turn turn) const {
     ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
     ptx::wait_phase(places_.k_full(turn.stage, 2 + 2 * kGroup), turn.parity);
-    if (!Config::kCopiesBoxes) ptx::fence_async_proxy();
+    if (Config::kReadersFence) ptx::fence_async_proxy();
   }
 
   // Weights may exceed 1 by so many powers of 2 before o is multiplied: seldom after the first tile.

@@ -52,11 +52,16 @@ struct Config {
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // Blocks that write to each other's buffers.
   static constexpr int kWriters = kCopiesBoxes && ATTUNE_MLA_ALONE ? 1 : kCluster;
+  // What threads have stored must be made visible to products: by those who read it, unless the copy engine reads it
+  // too, so that those who store it have done so.
+  static constexpr bool kReadersFence = !kCopiesBoxes && kCluster == 1;
   // Threads that bring keys; threads of a block.
-  static constexpr int kLoaders = 128, kThreads = kLoaders + 32 * kMathWarps;
+  static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  static constexpr int kLoaderRegisters = kDecodes ? 88 : 72, kMathRegisters = kDecodes ? 208 : 216;
-  static_assert(kLoaderRegisters + 2 * kMathRegisters <= 3 * 168, "more registers than the block begins with");
+  static constexpr int kLoaderRegisters = !kDecodes ? 72 : kLoaders == 128 ? 88 : 48;
+  static constexpr int kMathRegisters = kDecodes ? 208 : 216;
+  static_assert(kLoaders / 128 * kLoaderRegisters + 2 * kMathRegisters <= kThreads / 128 * (65536 / kThreads / 8 * 8),
+                "more registers than the block begins with");
   // Words that say which keys nobody sees: those that bring keys row by row have one for eight keys each.
   static constexpr int kHiddenWords = kCopiesBoxes ? 2 : 8;
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
@@ -80,6 +85,10 @@ struct Part {
 constexpr int kParts = kernels::kMlaParts;
 __device__ __forceinline__ constexpr Part part_at(int i) {
   return i == 0 ? Part{Config::kChunksV, Config::kChunks - Config::kChunksV} : Part{2 * i - 2, 2};
+}
+// The order in which they come.
+__device__ __forceinline__ constexpr int part_in_turn(int i) {
+  return Config::kDecodes && i >= 2 ? (i == 4 ? 2 : i + 1) : i;
 }
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
 constexpr int kKeysOnly = 0;

@@ -7,9 +7,10 @@
 // longest first, and the blocks of a persistent grid take them one after the other; blocks of rows that it cuts along
 // the keys are merged by mla/combine.cu.
 //
-// Tiles: 64 rows x 64 keys x all channels, two tiles at a time. Warpgroup 0 brings keys: its warps have the TMA copy
-// them (load_boxes.cuh), gather rows (load_rows.cuh), or decode them (load_codes.cuh). The last two do the math
-// (attend.cuh): S of every other tile in 32 registers a thread, and half of O's channels in 128.
+// Tiles: 64 rows x 64 keys x all channels, two tiles at a time. The first warps bring keys: they have the TMA copy them
+// (load_boxes.cuh), gather rows (load_rows.cuh), or decode them (load_codes.cuh): four, but eight that decode in blocks
+// by themselves. The last two warpgroups do the math (attend.cuh): S of every other tile in 32 registers a thread, and
+// half of O's channels in 128.
 //
 // Decoding takes longer than the math, so two blocks that have neighbouring head tiles, and so the same keys, are a
 // cluster: each decodes half of the rows and stores them in both.

@@ -15,6 +15,12 @@ enum MlaLoader {
   kMlaCodes584 = 3
 };
 
+// Threads of a block: two groups of 128 do the math, the others bring keys. Packed rows of a tile are decoded by one
+// warp for eight of them; a cluster's blocks have half of them each.
+ATTUNE_SHARED_FUNCTION int mla_threads(int loader, int cluster) {
+  return loader >= kMlaCodes656 && cluster == 1 ? 512 : 384;
+}
+
 constexpr int kMlaRowsOfBlock = 64, kMlaKeys = 64, kMlaStages = 2;  // packed rows; keys of a tile; tiles at a time
 constexpr int kMlaHeadDimV = 512;
 constexpr int kMlaMergeThreads = 512;  // of a block that merges parts

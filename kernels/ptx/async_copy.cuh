@@ -65,22 +65,15 @@ __device__ __forceinline__ void prefetch_line(const void* global) {
 }
 
 // Loads of what nobody writes while the kernel runs, issued where they stand: the compiler does not move them to where
-// their result is needed. Past L1; the L2 fetches 128 bytes. PTX ISA, "ld.global.nc".
-__device__ __forceinline__ uint4 load_early_four(const void* global) {
-  uint4 x;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(global));
-  return x;
-}
+// their result is needed. PTX ISA, "ld.global.nc".
 __device__ __forceinline__ unsigned load_early(const unsigned* global) {
   unsigned x;
   asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(global));
   return x;
 }
-__device__ __forceinline__ unsigned load_early(const unsigned char* global) {
+__device__ __forceinline__ unsigned load_early(const unsigned short* global) {
   unsigned short x;
-  asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(x) : "l"(global));
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(global));
   return x;
 }
 

@@ -29,6 +29,16 @@ __device__ __forceinline__ bool phase_ended(unsigned barrier, unsigned parity) {
       : "memory");
   return done != 0;
 }
+// The same without waiting at all, where that one may for a while.
+__device__ __forceinline__ bool phase_has_ended(unsigned barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 // Waits for the end of the phase of that parity; phases count from 0. A new barrier counts as past phase 1.
 __device__ __forceinline__ void wait_phase(unsigned barrier, unsigned parity) {
   while (!phase_ended(barrier, parity)) {

@@ -31,6 +31,14 @@ __device__ __forceinline__ unsigned e4m3_to_f16(unsigned short x) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(x));
   return d;
 }
+// Four: x of the result has the two in the low bytes.
+__device__ __forceinline__ uint2 four_e4m3_to_f16(unsigned x) {
+  uint2 d;
+  asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %2;\ncvt.rn.f16x2.e4m3x2 %0, lo;\ncvt.rn.f16x2.e4m3x2 %1, hi;\n}"
+      : "=r"(d.x), "=r"(d.y)
+      : "r"(x));
+  return d;
+}
 __device__ __forceinline__ unsigned e5m2_to_f16(unsigned short x) {
   unsigned d;
   asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(d) : "h"(x));

@@ -228,6 +228,26 @@ void Problem::make_pool(attune_kv_cache& cache, const CacheSpec& spec, int64_t p
   if (!c.shared_kv) fill(cache.v_scale, 1.3);
 }
 
+// Where a row of a packed format begins.
+static std::byte* packed_row(const attune_kv_cache& cache, bool is_656, int64_t page, int64_t offset) {
+  return static_cast<std::byte*>(cache.k.data) + page * cache.k.stride[0] + offset * (is_656 ? cache.k.stride[1] : 576);
+}
+
+// Of a row of 656 bytes: any number may be one, so some are powers of two, huge (codes become 0) or tiny (they become
+// the largest).
+static double scale_656(size_t slot, int64_t group, double usual) {
+  switch ((slot * 3 + static_cast<size_t>(group)) % 16) {
+    case 2:
+      return 0x1p-7;
+    case 7:
+      return 0x1p60;
+    case 12:
+      return 0x1p-100;
+    default:
+      return usual;
+  }
+}
+
 void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std::vector<uint8_t>& k_needed,
                         const std::vector<uint8_t>& v_needed) {
   const Case& c = case_;
@@ -238,13 +258,14 @@ void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std
       if (k_needed[slot] == 0) continue;
       const int64_t page = static_cast<int64_t>(slot) / page_size, offset = static_cast<int64_t>(slot) % page_size;
       std::byte* page_bytes = static_cast<std::byte*>(cache.k.data) + page * cache.k.stride[0];
-      std::byte* row = page_bytes + offset * (is_656 ? cache.k.stride[1] : 576);
+      std::byte* row = packed_row(cache, is_656, page, offset);
       const int64_t nope = is_656 ? 512 : 448, group = is_656 ? 128 : 64;
       std::byte* scales = is_656 ? row + 512 : page_bytes + page_size * 576 + offset * 8;
       std::byte* rope = is_656 ? row + 528 : row + 448;
       for (int64_t first = 0; first < nope; first += group) {
         double scale = 0.0125 * (0.5 + random_.uniform());
         if (is_656) {
+          scale = scale_656(slot, first / group, scale);
           encode(ATTUNE_FLOAT32, scale, scales + first / group * 4);
           scale = decode(ATTUNE_FLOAT32, scales + first / group * 4);
         } else {
@@ -252,7 +273,9 @@ void Problem::fill_pool(attune_kv_cache& cache, const CacheSpec& spec, const std
           scale = std::ldexp(1.0, exponent);
           scales[first / group] = static_cast<std::byte>(exponent + 127);
         }
-        for (int64_t d = first; d < first + group; ++d) encode(ATTUNE_FLOAT8_E4M3, key_value(d) / scale, row + d);
+        for (int64_t d = first; d < first + group; ++d) {
+          encode(ATTUNE_FLOAT8_E4M3, key_value(d) / scale, row + d, true);
+        }
       }
       for (int64_t d = 0; d < 64; ++d) encode(ATTUNE_BFLOAT16, key_value(nope + d), rope + 2 * d);
     }
@@ -300,7 +323,11 @@ void Problem::build_cache() {
   host_.cache.ring_capacity = c.cache.ring_capacity;
   fill_pool(host_.cache, c.cache, p.k_needed, p.v_needed);
   host_.seqused_kv = add_vector("seqused_kv", ATTUNE_INT32, c.seqlens_kv);
-  if (p.bad_k_slot >= 0 && c.cache.format == ATTUNE_KV_PLAIN) {
+  if (p.bad_k_slot >= 0 && c.cache.format != ATTUNE_KV_PLAIN) {
+    spoil(ATTUNE_FLOAT8_E4M3, packed_row(host_.cache, c.cache.format == ATTUNE_KV_MLA_656, p.bad_k_slot / p.page_size,
+                                         p.bad_k_slot % p.page_size) +
+                                  1);
+  } else if (p.bad_k_slot >= 0) {
     const bool is_v = c.plant != "nan_k" && !c.shared_kv;
     const int64_t slot = is_v ? p.bad_v_slot : p.bad_k_slot;
     spoil(static_cast<attune_dtype>(host_.cache.k.dtype),

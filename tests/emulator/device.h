@@ -83,8 +83,8 @@ inline void __syncthreads() { attune::emulator::sync_threads(0, static_cast<int>
 inline void __syncwarp() { attune::emulator::exchange(0); }
 inline int __syncthreads_or(int x) { return attune::emulator::sync_any(x != 0) ? 1 : 0; }
 template <class T>
-T __shfl_sync(unsigned, T x, unsigned lane) {
-  return attune::emulator::shuffle(x, lane);
+T __shfl_sync(unsigned, T x, unsigned lane, unsigned width = 32) {
+  return attune::emulator::shuffle(x, threadIdx.x % 32 / width * width + lane % width);
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T x, unsigned mask) {

@@ -26,7 +26,7 @@ struct Config {
   int64_t batch = 0, max_tasks = 0;
   bool splits = true;  // blocks of rows may be cut along the keys
 
-  static constexpr unsigned kThreads = 384;
+  unsigned threads() const { return static_cast<unsigned>(kernels::mla_threads(loader, cluster)); }
   size_t shared_bytes() const { return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total); }
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;

@@ -67,7 +67,7 @@ class MlaPlan final : public KernelPlan {
     const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
     LaunchConfig launch;
     launch.grid[0] = static_cast<uint32_t>(config_.blocks);
-    launch.block[0] = Config::kThreads;
+    launch.block[0] = config_.threads();
     launch.cluster[0] = static_cast<uint32_t>(config_.cluster);
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     launch.programmatic = true;

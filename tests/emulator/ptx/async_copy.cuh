@@ -26,13 +26,8 @@ void copy_async(unsigned shared, const void* global, unsigned valid, unsigned lo
   copy_async<kBytes>(shared, global, valid);
 }
 inline void prefetch_line(const void*) {}
-inline uint4 load_early_four(const void* global) {
-  uint4 x;
-  std::memcpy(&x, global, 16);
-  return x;
-}
 inline unsigned load_early(const unsigned* global) { return *global; }
-inline unsigned load_early(const unsigned char* global) { return *global; }
+inline unsigned load_early(const unsigned short* global) { return *global; }
 inline void arrive_after_copies(unsigned barrier) { emulator::arrive(barrier, 0); }
 inline void commit_copies() {}
 template <int kPending>

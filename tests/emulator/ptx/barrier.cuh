@@ -8,6 +8,7 @@ inline void init_barrier(unsigned barrier, unsigned count) { emulator::init_barr
 inline void publish_barriers() {}
 inline void arrive(unsigned barrier) { emulator::arrive(barrier, 0); }
 inline void arrive_expecting(unsigned barrier, unsigned bytes) { emulator::arrive(barrier, bytes); }
+inline bool phase_has_ended(unsigned barrier, unsigned parity) { return emulator::phase_ended(barrier, parity); }
 inline void wait_phase(unsigned barrier, unsigned parity) {
   while (!emulator::phase_ended(barrier, parity)) {
   }

@@ -15,6 +15,9 @@ inline float f16_to_float(unsigned short x) { return emulator::from_half(x); }
 inline unsigned e4m3_to_f16(unsigned short x) {
   return pack_f16(emulator::from_e4m3(static_cast<uint8_t>(x)), emulator::from_e4m3(static_cast<uint8_t>(x >> 8)));
 }
+inline uint2 four_e4m3_to_f16(unsigned x) {
+  return {e4m3_to_f16(static_cast<unsigned short>(x)), e4m3_to_f16(static_cast<unsigned short>(x >> 16))};
+}
 inline unsigned e5m2_to_f16(unsigned short x) {
   return pack_f16(emulator::from_e5m2(static_cast<uint8_t>(x)), emulator::from_e5m2(static_cast<uint8_t>(x >> 8)));
 }
