@@ -159,7 +159,7 @@ class Attend {
     int accumulate = 0;
 #pragma unroll
     for (int j = 0; j < kParts; ++j) {
-      const int part = kGroup == 1 && ATTUNE_MLA_ORDER && Config::kCopiesBoxes && j > 0 ? (j + 1) % 4 + 1 : j;
+      const int part = kGroup == 1 && kSecondHalfFirst && j > 0 ? (j + 1) % 4 + 1 : j;
       if (part_at(part).count == 0) continue;
       ptx::wait_phase(places_.k_full(turn.stage, part), turn.parity);
       if (!Config::kCopiesBoxes) ptx::fence_async_proxy();

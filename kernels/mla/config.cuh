@@ -19,7 +19,7 @@
 #define ATTUNE_MLA_FETCH 0
 #endif
 #ifndef ATTUNE_MLA_ORDER
-#define ATTUNE_MLA_ORDER 0
+#define ATTUNE_MLA_ORDER 1
 #endif
 #ifndef ATTUNE_MLA_ALONE
 #define ATTUNE_MLA_ALONE 0
@@ -83,6 +83,8 @@ __device__ __forceinline__ constexpr Part part_at(int i) {
 }
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
 constexpr int kKeysOnly = 0;
+// Group 1 multiplies keys by the half of V first that it frees itself, which is free sooner.
+constexpr bool kSecondHalfFirst = ATTUNE_MLA_ORDER && !Config::kDecodes;
 __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
 
 // Stage and parity of a tile's buffer, by the tiles before it, of all tasks.

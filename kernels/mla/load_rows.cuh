@@ -65,12 +65,21 @@ class RowCopies {
     }
     note_tile(p_, places_, turn.stage, task, i);
     __syncwarp();
+    if (part_at(0).count != 0) {
+      copy(turn.stage, part_at(0), pieces);
+      hand_over(0);
+    }
+    // The half that is free first, and multiplied first.
+    const int first_half = kSecondHalfFirst && (task.tile_end - i) % 2 == 0 ? 1 : 0;
+#pragma unroll 1
+    for (int j = 0; j < 2; ++j) {
+      const int half = first_half ^ j;
+      wait_empty(places_, turn, 1 + half);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      if (part == 1 || part == 3) wait_empty(places_, turn, half_of(part));
-      if (part_at(part).count == 0) continue;
-      copy(turn.stage, part_at(part), pieces);
-      hand_over(part);
+      for (int k = 0; k < 2; ++k) {
+        copy(turn.stage, {4 * half + 2 * k, 2}, pieces);
+        hand_over(1 + 2 * half + k);
+      }
     }
   }
 
