@@ -24,6 +24,9 @@
 #ifndef ATTUNE_MLA_ALONE
 #define ATTUNE_MLA_ALONE 0
 #endif
+#ifndef ATTUNE_MLA_FETCH_ROWS
+#define ATTUNE_MLA_FETCH_ROWS 0
+#endif
 #ifndef ATTUNE_MLA_WIDE
 #define ATTUNE_MLA_WIDE 0
 #endif
