@@ -51,7 +51,9 @@ class RowCopies {
     absent_ = __ballot_sync(0xffffffffu, row == nullptr);
     __syncwarp();  // all lanes have read what was there
     if (lane() < kRows) *places_.row(own()) = row;
-    if (ATTUNE_MLA_FETCH_ROWS && row != nullptr) {
+    if (ATTUNE_MLA_FETCH_ROWS == 2 && lane() < kRows && row != nullptr)
+      ptx::prefetch_bytes(row, Config::kChunks * 128);
+    if (ATTUNE_MLA_FETCH_ROWS == 1 && row != nullptr) {
 #pragma unroll
       for (int line = lane() / kRows; line < Config::kChunks; line += 32 / kRows) ptx::prefetch_line(row + 128 * line);
     }

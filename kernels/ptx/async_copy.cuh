@@ -64,6 +64,11 @@ __device__ __forceinline__ void prefetch_line(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
 }
 
+// Has the L2 fetch bytes, a multiple of 16, from a multiple of 16 on. PTX ISA, "cp.async.bulk.prefetch".
+__device__ __forceinline__ void prefetch_bytes(const void* global, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // Loads of what nobody writes while the kernel runs, issued where they stand: the compiler does not move them to where
 // their result is needed. Past L1; the L2 fetches 128 bytes. PTX ISA, "ld.global.nc".
 __device__ __forceinline__ uint4 load_early_four(const void* global) {

@@ -26,6 +26,7 @@ void copy_async(unsigned shared, const void* global, unsigned valid, unsigned lo
   copy_async<kBytes>(shared, global, valid);
 }
 inline void prefetch_line(const void*) {}
+inline void prefetch_bytes(const void*, unsigned) {}
 inline uint4 load_early_four(const void* global) {
   uint4 x;
   std::memcpy(&x, global, 16);
