@@ -1,29 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The decode kernels' own source on the CPU (tests/emulator): what they compute, against the oracle, with poisoned
 // memory, without a GPU.
-#include <algorithm>
-#include <cstdlib>
 #include <tuple>
 
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
-#include "emulator/emulator.h"
-#include "emulator/module.h"
+#include "emulated.h"
 #include "support.h"
 
 namespace attune::cuda {
 namespace {
 
-constexpr const char* kNotCovered = "not covered";
 constexpr uint64_t kRandomCases = 300;
 constexpr int kFew = 3;  // multiprocessors, so that each block takes several pieces
 
-class EmulatedDecode : public testing::Test {
+class EmulatedDecode : public tests::Emulated {
  protected:
-  void SetUp() override {
-    if (emulator::why_not() != nullptr) GTEST_SKIP() << emulator::why_not();
-  }
-
   // In clusters if the kernel has any for the case, else kNotCovered; or without, `layers` times with one schedule.
   static std::string run(const cases::Case& spec, bool clusters, int layers = 1) {
     cases::Problem problem(spec);
@@ -31,11 +23,11 @@ class EmulatedDecode : public testing::Test {
     const attune_attention a = problem.device();
     const Problem p = make_problem(a, Data::kRequired);
     if (!decode_kernel().coverage.difference(traits_of(p, a)).empty() || !decode::refusal(p).empty())
-      return kNotCovered;
+      return tests::kNotCovered;
     decode::DeviceShape device;
     if (!clusters) device.num_sms = kFew;
     const decode::Config c = decode::choose_config(p, device, clusters);
-    if (clusters && c.cluster == 0) return kNotCovered;
+    if (clusters && c.cluster == 0) return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
     cases::Workspace workspace(cases::host_memory(), decode::workspace_layout(c).total);
     decode::check_alignment(p, c);
@@ -140,27 +132,11 @@ TEST(DecodeConfig, BlocksOfManyKeysHaveAMultiprocessorToThemselves) {
   }
 }
 
-// ATTUNE_EMULATE=<n>: every n-th case of the table that the kernel covers; minutes. ATTUNE_CASE=<part of a name>: only
-// cases that contain it.
 TEST_F(EmulatedDecode, MatchesTheOracleOnTheTable) {
-  const char* every = std::getenv("ATTUNE_EMULATE");
-  if (every == nullptr) GTEST_SKIP() << "set ATTUNE_EMULATE to 1 for all cases of the table, to n for every n-th";
-  const char* only = std::getenv("ATTUNE_CASE");
-  const int step = std::max(1, std::atoi(every));
-  int covered = 0, index = 0;
-  std::vector<cases::Case> list = cases::all_cases();
-  for (uint64_t seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_case(seed));
-  for (const cases::Case& spec : list) {
-    if (index++ % step != 0 || (only != nullptr && spec.name.find(only) == std::string::npos)) continue;
-    if (only != nullptr) printf("%s\n", spec.name.c_str());
-    for (const bool clusters : {false, true}) {
-      const std::string failure = run(spec, clusters);
-      if (failure == kNotCovered) continue;
-      EXPECT_EQ(failure, "") << spec.name << (clusters ? ", in clusters" : "");
-      ++covered;
-    }
-  }
-  EXPECT_GT(covered, only != nullptr ? 0 : 100 / step);
+  check_table(all_cases(kRandomCases), 100, [](const cases::Case& spec) {
+    const std::string alone = run(spec, false), clusters = run(spec, true);
+    return clusters == tests::kNotCovered || clusters == alone ? alone : alone + " in clusters: " + clusters;
+  });
 }
 
 }  // namespace

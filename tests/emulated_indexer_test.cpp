@@ -3,14 +3,12 @@
 // poisoned memory, without a GPU.
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <limits>
 #include <sstream>
 
 #include "cuda/indexer/config.h"
 #include "cuda/indexer/params.h"
-#include "emulator/emulator.h"
-#include "emulator/module.h"
+#include "emulated.h"
 #include "indexer_fixture.h"
 #include "selection_fixture.h"
 
@@ -96,12 +94,7 @@ TEST(IndexerDivisor, IsExactBelowTwoToThe31) {
   }
 }
 
-class EmulatedIndexer : public testing::Test {
- protected:
-  void SetUp() override {
-    if (emulator::why_not() != nullptr) GTEST_SKIP() << emulator::why_not();
-  }
-};
+class EmulatedIndexer : public tests::Emulated {};
 
 constexpr const char* kDeepSeek =
     R"("heads": [64, 1], "head_dim": [128, 128], "dtype": "e4m3",
@@ -388,18 +381,10 @@ TEST_F(EmulatedIndexer, NeighbouringScores) {
   }
 }
 
-// ATTUNE_EMULATE=<n>: every n-th case of the table; minutes. ATTUNE_CASE=<part of a name>: only cases that contain it.
 TEST_F(EmulatedIndexer, MatchesTheOracleOnTheTable) {
-  const char* every = std::getenv("ATTUNE_EMULATE");
-  if (every == nullptr) GTEST_SKIP() << "set ATTUNE_EMULATE to 1 for all cases of the table, to n for every n-th";
-  const char* only = std::getenv("ATTUNE_CASE");
-  const int step = std::max(1, std::atoi(every));
   std::vector<cases::Case> list = cases::indexer_cases();
   for (uint64_t seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_indexer_case(seed));
-  for (size_t i = 0; i < list.size(); i += static_cast<size_t>(step)) {
-    if (only != nullptr && list[i].name.find(only) == std::string::npos) continue;
-    EXPECT_EQ(check(list[i]), "") << list[i].name;
-  }
+  check_table(list, 0, [](const cases::Case& spec) { return check(spec); });
 }
 
 }  // namespace

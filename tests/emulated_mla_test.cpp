@@ -1,34 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // The MLA kernels' own source on the CPU (tests/emulator): what they compute, against the oracle, with poisoned memory,
 // without a GPU.
-#include <algorithm>
-#include <cstdlib>
 
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
 #include "cuda/prefill/prologue.h"
+#include "emulated.h"
 #include "emulated_rows.h"
 #include "support.h"
 
 namespace attune::cuda {
 namespace {
 
-constexpr const char* kNotCovered = "not covered";
 constexpr int kBlocks = 4;  // of the grid, so that each takes several tasks
 
-class EmulatedMla : public testing::Test {
+class EmulatedMla : public tests::Emulated {
  protected:
-  void SetUp() override {
-    if (emulator::why_not() != nullptr) GTEST_SKIP() << emulator::why_not();
-  }
-
   static std::string run(const cases::Case& spec, int layers = 1) {
     cases::Problem problem(spec);
     problem.arena().upload();
     const attune_attention a = problem.device();
     const Problem given = make_problem(a, Data::kRequired);
     if (!mla_kernel().coverage.difference(traits_of(given, a)).empty() || !mla::refusal(given).empty())
-      return kNotCovered;
+      return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
     const mla::Config c = mla::choose_config(given, kBlocks);
     cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total + prefill::prologue_bytes(given));
@@ -172,23 +166,8 @@ TEST_F(EmulatedMla, SparsePrefill) {
         {R"("sparse": {"topk": 130, "topk_length": "token"}, "sinks": "mixed")", R"("sparse": {"topk": 7})"});
 }
 
-// ATTUNE_EMULATE=<n>: every n-th case of the table that the kernel covers; minutes. ATTUNE_CASE=<part of a name>: only
-// cases that contain it.
 TEST_F(EmulatedMla, MatchesTheOracleOnTheTable) {
-  const char* every = std::getenv("ATTUNE_EMULATE");
-  if (every == nullptr) GTEST_SKIP() << "set ATTUNE_EMULATE to 1 for all cases of the table, to n for every n-th";
-  const char* only = std::getenv("ATTUNE_CASE");
-  const int step = std::max(1, std::atoi(every));
-  int covered = 0, index = 0;
-  for (const cases::Case& spec : cases::all_cases()) {
-    if (index++ % step != 0 || (only != nullptr && spec.name.find(only) == std::string::npos)) continue;
-    const std::string failure = run(spec);
-    if (failure == kNotCovered) continue;
-    if (only != nullptr) printf("%s\n", spec.name.c_str());
-    EXPECT_EQ(failure, "") << spec.name;
-    ++covered;
-  }
-  EXPECT_GT(covered, only != nullptr ? 0 : 20 / step);
+  check_table(cases::all_cases(), 20, [](const cases::Case& spec) { return run(spec); });
 }
 
 }  // namespace

@@ -1,28 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill kernel's own source on the CPU (tests/emulator): what it computes, against the oracle, with poisoned
 // memory, without a GPU.
-#include <algorithm>
-#include <cstdlib>
-
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
 #include "cuda/prefill/prologue.h"
+#include "emulated.h"
 #include "emulated_rows.h"
 #include "support.h"
 
 namespace attune::cuda {
 namespace {
 
-constexpr const char* kNotCovered = "not covered";
 constexpr uint64_t kRandomCases = 300;
 constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
 
-class EmulatedPrefill : public testing::Test {
+class EmulatedPrefill : public tests::Emulated {
  protected:
-  void SetUp() override {
-    if (emulator::why_not() != nullptr) GTEST_SKIP() << emulator::why_not();
-  }
-
   static std::string run(const cases::Case& spec, int layers = 1) {
     cases::Problem problem(spec);
     problem.arena().upload();
@@ -30,7 +23,7 @@ class EmulatedPrefill : public testing::Test {
     const Problem given = make_problem(a, Data::kRequired);
     const Kernel& kernel = prefill::attends_codes(given) ? prefill_fp8_kernel() : prefill_kernel();
     const std::string lacks = kernel.coverage.difference(traits_of(given, a));
-    if (!lacks.empty() || !prefill::refusal(given).empty()) return kNotCovered;
+    if (!lacks.empty() || !prefill::refusal(given).empty()) return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
     const prefill::Config c = prefill::choose_config(given, kBlocks);
     const size_t own_bytes = prefill::workspace_layout(c).total;
@@ -240,25 +233,8 @@ TEST_F(EmulatedPrefill, CodesOfAllSizes) {
   }
 }
 
-// ATTUNE_EMULATE=<n>: every n-th case of the table that the kernel covers; minutes. ATTUNE_CASE=<part of a name>: only
-// cases that contain it.
 TEST_F(EmulatedPrefill, MatchesTheOracleOnTheTable) {
-  const char* every = std::getenv("ATTUNE_EMULATE");
-  if (every == nullptr) GTEST_SKIP() << "set ATTUNE_EMULATE to 1 for all cases of the table, to n for every n-th";
-  const char* only = std::getenv("ATTUNE_CASE");
-  const int step = std::max(1, std::atoi(every));
-  int covered = 0, index = 0;
-  std::vector<cases::Case> list = cases::all_cases();
-  for (uint64_t seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_case(seed));
-  for (const cases::Case& spec : list) {
-    if (index++ % step != 0 || (only != nullptr && spec.name.find(only) == std::string::npos)) continue;
-    const std::string failure = run(spec);
-    if (failure == kNotCovered) continue;
-    if (only != nullptr) printf("%s\n", spec.name.c_str());
-    EXPECT_EQ(failure, "") << spec.name;
-    ++covered;
-  }
-  EXPECT_GT(covered, only != nullptr ? 0 : 100 / step);
+  check_table(all_cases(kRandomCases), 100, [](const cases::Case& spec) { return run(spec); });
 }
 
 }  // namespace

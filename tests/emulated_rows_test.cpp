@@ -2,6 +2,7 @@
 // The kernels that move rows, from their own sources on the CPU (tests/emulator): the bytes of the CPU backend for
 // cache operations whatever the tables say, the oracle for qkv_prepare. Without a GPU.
 #include "emulated_rows.h"
+#include "emulated.h"
 #include "prepare_fixture.h"
 #include "random_cache_op.h"
 
@@ -25,12 +26,8 @@ std::string run(const PrepareProblem& op, int num_sms) {
   return "";
 }
 
-class EmulatedRows : public testing::Test {
+class EmulatedRows : public tests::Emulated {
  protected:
-  void SetUp() override {
-    if (emulator::why_not() != nullptr) GTEST_SKIP() << emulator::why_not();
-  }
-
   static int check_cache_ops(Formats formats, uint64_t seeds) {
     int ran = 0;
     for (uint64_t seed = 0; seed < seeds; ++seed) {

@@ -96,25 +96,15 @@ class ClusterMerge {
   // What this warp's o is multiplied with, by row.
   __device__ __forceinline__ static void weigh(const DecodeParams& p, const Piece& piece, const MergeStats& stats,
                                                float (&weight)[Config::kRowTiles][2]) {
-    float factor = 1.0f;
-    if (!Config::kNewTokens && p.v_scale.mode == 1) factor = p.v_scale.data[0];
-    if (!Config::kNewTokens && p.v_scale.mode == 2) factor = p.v_scale.data[piece.head * p.v_scale.head_stride];
+    const float factor = value_scale(p, piece.head);
 #pragma unroll
     for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int row = 8 * n + threadIdx.x % 4 * 2 + e, mine = threadIdx.x / 32 * Config::kRows + row;
-        const float reference = reference_of(max_of_row(stats, row));
-        weight[n][e] =
-            factor * ptx::exp2_approx((Config::kTokenScales ? stats.value_max[mine] : stats.max[mine]) - reference);
+        weight[n][e] = factor * stats.weight_of(mine, reference_of(stats.max_of_row(row)));
       }
     }
-  }
-  __device__ __forceinline__ static float max_of_row(const MergeStats& stats, int row) {
-    float max = -ptx::infinity();
-#pragma unroll
-    for (int w = 0; w < Config::kWarps; ++w) max = fmaxf(max, stats.max[w * Config::kRows + row]);
-    return max;
   }
 
   __device__ __forceinline__ void share_channels(const State& state, const float (&weight)[Config::kRowTiles][2],
@@ -141,12 +131,7 @@ class ClusterMerge {
     for (int i = threadIdx.x; i < Config::kRows * kGroups; i += Config::kThreads) {
       const int row = i / kGroups, local = i % kGroups * 4, channel = first_channel + local;
       if (row >= piece.num_rows || channel >= Config::kHeadDimV) continue;
-      float4 sum{0, 0, 0, 0};
-#pragma unroll
-      for (int w = 0; w < Config::kWarps; ++w) {
-        const float4 x = *reinterpret_cast<const float4*>(exchange_ + (w * Config::kRows + row) * kPitch + local);
-        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-      }
+      const float4 sum = sum_over_warps(exchange_, kPitch, row, local);
       const int owner = row & (size_ - 1), slot = row >> shift_;
       const unsigned barrier = ptx::shared_in_block(received_, owner);
       const unsigned to =
@@ -156,13 +141,7 @@ class ClusterMerge {
     }
   }
   __device__ __forceinline__ static void send_stats(const MergeStats& stats, int row, unsigned to, unsigned barrier) {
-    const float max = max_of_row(stats, row), reference = reference_of(max);
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < Config::kWarps; ++w) {
-      const int at = w * Config::kRows + row;
-      sum += stats.sum[at] * ptx::exp2_approx(stats.max[at] - reference);
-    }
+    const float max = stats.max_of_row(row), sum = stats.sum_of_row(row, reference_of(max));
     ptx::store_async(to, __float_as_uint(max), barrier);
     ptx::store_async(to + 4, __float_as_uint(sum), barrier);
   }

@@ -19,7 +19,46 @@ struct MergeStats {
     value_max = sum + Config::kWarps * Config::kRows;
     weight = sum;
   }
+
+  __device__ __forceinline__ float max_of_row(int row) const {
+    float result = -ptx::infinity();
+#pragma unroll
+    for (int w = 0; w < Config::kWarps; ++w) result = fmaxf(result, max[w * Config::kRows + row]);
+    return result;
+  }
+  __device__ __forceinline__ float sum_of_row(int row, float reference) const {
+    float result = 0;
+#pragma unroll
+    for (int w = 0; w < Config::kWarps; ++w) {
+      const int at = w * Config::kRows + row;
+      result += sum[at] * ptx::exp2_approx(max[at] - reference);
+    }
+    return result;
+  }
+  // What a warp's o of the row is multiplied with, but for the scale of values. at: warp * kRows + row.
+  __device__ __forceinline__ float weight_of(int at, float reference) const {
+    return ptx::exp2_approx((Config::kTokenScales ? value_max[at] : max[at]) - reference);
+  }
 };
+
+// The scale of cached values, where it is not a token's.
+__device__ __forceinline__ float value_scale(const DecodeParams& p, int head) {
+  float factor = 1.0f;
+  if (!Config::kNewTokens && p.v_scale.mode == 1) factor = p.v_scale.data[0];
+  if (!Config::kNewTokens && p.v_scale.mode == 2) factor = p.v_scale.data[head * p.v_scale.head_stride];
+  return factor;
+}
+
+// Four channels of a row, over the warps; exchange: [kWarps][kRows] of `pitch`.
+__device__ __forceinline__ float4 sum_over_warps(const float* exchange, int pitch, int row, int channel) {
+  float4 sum{0, 0, 0, 0};
+#pragma unroll
+  for (int w = 0; w < Config::kWarps; ++w) {
+    const float4 x = *reinterpret_cast<const float4*>(exchange + (w * Config::kRows + row) * pitch + channel);
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
+  return sum;
+}
 
 // Where a block leaves its part of a pair that it shares with others: rows of head_dim_v floats, and of (max, sum). out
 // null: nowhere, the block has the whole pair.
@@ -47,18 +86,8 @@ __device__ __forceinline__ void share_stats(const State& state, const MergeStats
 // One thread a row: merges the stats, stores them, and leaves each warp's weight.
 __device__ __forceinline__ void weigh_row(const DecodeParams& p, const Piece& piece, long long q_begin,
                                           const PartPlace& part, const MergeStats& stats, int row) {
-  float max = -ptx::infinity(), sum = 0;
-#pragma unroll
-  for (int w = 0; w < Config::kWarps; ++w) max = fmaxf(max, stats.max[w * Config::kRows + row]);
-  const float reference = reference_of(max);
-#pragma unroll
-  for (int w = 0; w < Config::kWarps; ++w) {
-    const int at = w * Config::kRows + row;
-    sum += stats.sum[at] * ptx::exp2_approx(stats.max[at] - reference);
-  }
-  float factor = 1.0f;
-  if (!Config::kNewTokens && p.v_scale.mode == 1) factor = p.v_scale.data[0];
-  if (!Config::kNewTokens && p.v_scale.mode == 2) factor = p.v_scale.data[piece.head * p.v_scale.head_stride];
+  const float max = stats.max_of_row(row), reference = reference_of(max), sum = stats.sum_of_row(row, reference);
+  float factor = value_scale(p, piece.head);
   if (row < piece.num_rows) {
     if (part.out == nullptr) {
       const int packed = piece.row_begin + row, query = kernels::divide(packed, p.by_group);
@@ -73,8 +102,7 @@ __device__ __forceinline__ void weigh_row(const DecodeParams& p, const Piece& pi
 #pragma unroll
   for (int w = 0; w < Config::kWarps; ++w) {
     const int at = w * Config::kRows + row;
-    stats.weight[at] =
-        factor * ptx::exp2_approx((Config::kTokenScales ? stats.value_max[at] : stats.max[at]) - reference);
+    stats.weight[at] = factor * stats.weight_of(at, reference);
   }
 }
 
@@ -115,13 +143,7 @@ __device__ __forceinline__ void store_channels(const DecodeParams& p, const Piec
   for (int i = threadIdx.x; i < Config::kRows * kGroups; i += Config::kThreads) {
     const int row = i / kGroups, local = i % kGroups * 4, channel = first_channel + local;
     if (row >= piece.num_rows || channel >= Config::kHeadDimV) continue;
-    float4 sum{0, 0, 0, 0};
-#pragma unroll
-    for (int w = 0; w < Config::kWarps; ++w) {
-      const float4 x =
-          *reinterpret_cast<const float4*>(exchange + (w * Config::kRows + row) * Config::kMergePitch + local);
-      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-    }
+    const float4 sum = sum_over_warps(exchange, Config::kMergePitch, row, local);
     if (part.out != nullptr) {
       *reinterpret_cast<float4*>(part.out + row * Config::kHeadDimV + channel) = sum;
       continue;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "prefill/accumulators.cuh"
+#include "prefill/scores.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
 
@@ -31,7 +32,7 @@ class Attend {
     ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
     ptx::wait_phase(places_.q_full(), q_parity_);
     q_parity_ ^= 1;
-    multiply_keys(k, s);
+    multiply_keys<QkProduct>(q_, k, s);
   }
 
   // All tiles of the task that has been started. Turns count tiles over all tasks.
@@ -59,7 +60,7 @@ class Attend {
       const ptx::Descriptor k = keys(), v = values();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
-      multiply_keys(k, s);
+      multiply_keys<QkProduct>(q_, k, s);
       ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
       multiply_values(weights, v, accumulate, a.o);
       accumulate = 1;
@@ -107,18 +108,6 @@ class Attend {
   }
   __device__ __forceinline__ ptx::Descriptor values() const {
     return ptx::uniform(ptx::descriptor_mn_major(places_.v(v_turn_.stage), Config::kKeys * 128));
-  }
-
-  __device__ __forceinline__ void multiply_keys(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
-    ptx::pin(s);
-    ptx::fence_products();
-#pragma unroll
-    for (int i = 0; i < Config::kStepsQk; ++i) {
-      const int block = i / 4, within = i % 4 * ptx::kStepK;
-      QkProduct::shared(s, q_ + block * (Config::kRows * 8) + within, k + block * (Config::kKeys * 8) + within,
-                        i == 0 ? 0 : 1);
-    }
-    ptx::commit_products();
   }
 
   __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kKeys / 4], ptx::Descriptor v,

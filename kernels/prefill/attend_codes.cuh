@@ -12,9 +12,9 @@
 #pragma once
 
 #include "prefill/accumulators.cuh"
+#include "prefill/scores.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
-#include "ptx/wgmma_codes.cuh"
 
 namespace attune::prefill {
 
@@ -43,7 +43,7 @@ class AttendCodes {
     const ptx::Descriptor first = keys();
     ptx::wait_phase(places_.k_full(stage()), parity());
     ptx::wait_phase(places_.q_full(), tasks() % 2);
-    multiply_keys(first, s);
+    multiply_keys<QkProduct>(q_, first, s);
     Run whole;
     {
       Rows rows;
@@ -80,7 +80,7 @@ class AttendCodes {
       const ptx::Descriptor k = keys();
       ptx::wait_phase(places_.k_full(stage()), parity());
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
-      multiply_keys(k, s);
+      multiply_keys<QkProduct>(q_, k, s);
       ptx::wait_phase(v_full, v_parity);
       multiply_values(weights, v, product);
       ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
@@ -120,6 +120,8 @@ class AttendCodes {
 
  private:
   using Line = TileLine<Config::kKeys>;
+  using QkProduct = ptx::Product<Config::kKeys, ptx::Type::kE4m3>;
+  using PvProduct = ptx::Product<Config::kChannels, ptx::Type::kE4m3>;
   static constexpr int kHeadroom = 5;
   static constexpr float kLargestWeight = 448;
   // In place of a reference. Weights against it are 0, as all scores are -inf.
@@ -140,18 +142,6 @@ class AttendCodes {
     return ptx::uniform(ptx::descriptor_k_major(places_.v(stage())));
   }
 
-  __device__ __forceinline__ void multiply_keys(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
-    ptx::pin(s);
-    ptx::fence_products();
-#pragma unroll
-    for (int i = 0; i < Config::kStepsQk; ++i) {
-      const int block = i / 4, within = i % 4 * ptx::kStepK;
-      ptx::ProductOfCodes<Config::kKeys>::shared(s, q_ + block * (Config::kRows * 8) + within,
-                                                 k + block * (Config::kKeys * 8) + within, i == 0 ? 0 : 1);
-    }
-    ptx::commit_products();
-  }
-
   __device__ __forceinline__ static void multiply_values(unsigned (&weights)[Config::kKeys / 8], ptx::Descriptor v,
                                                          float (&product)[Config::kChannels / 2]) {
     ptx::pin(product);
@@ -159,7 +149,7 @@ class AttendCodes {
     ptx::fence_products();
 #pragma unroll
     for (int i = 0; i < Config::kStepsKeys; ++i)
-      ptx::ProductOfCodes<Config::kChannels>::registers(product, weights + 4 * i, v + i * ptx::kStepK, i == 0 ? 0 : 1);
+      PvProduct::registers(product, weights + 4 * i, v + i * ptx::kStepK, i == 0 ? 0 : 1);
     ptx::commit_products();
   }
 
@@ -260,7 +250,7 @@ class AttendCodes {
     }
   }
 
-  // The weights as an operand: ptx/wgmma_codes.cuh, its keys in the order of transpose.cuh.
+  // The weights as an operand: ptx/wgmma.cuh, its keys in the order of transpose.cuh.
   __device__ __forceinline__ static void pack(const float (&s)[Config::kKeys / 2],
                                               unsigned (&weights)[Config::kKeys / 8]) {
 #pragma unroll

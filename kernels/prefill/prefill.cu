@@ -20,8 +20,8 @@
 #include "prefill/attend.cuh"
 #include "prefill/block.cuh"
 #include "prefill/convert.cuh"
+#include "prefill/finish_task.cuh"
 #include "prefill/load.cuh"
-#include "prefill/repair.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
@@ -38,22 +38,11 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   Turn slot;
   while (has_task(places, slot)) {
     const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
-    const int head_tile = places.head_tile(slot.stage);
     attend.start(s);
     Rows rows;
-    rows.start(p, task, head_tile);
+    rows.start(p, task, places.head_tile(slot.stage));
     attend.run(task, rows, s, a);
-    const Repair repair(rows, a);
-    if (task.num_parts == 1) {
-      store_whole(p, task, rows, a);
-    } else {
-      store_part(p, task, head_tile, a);
-    }
-    __syncwarp();
-    repair(p, task, head_tile, rows);
-    if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot.stage));
+    finish_task(p, places, slot.stage, rows, a);
     slot.next<kernels::kTaskSlots>();
   }
 }

@@ -12,8 +12,8 @@
 // A math thread has O, P V of a tile and S in 64 registers each (128 channels, 128 keys), and P in 16.
 #include "prefill/attend_codes.cuh"
 #include "prefill/block.cuh"
+#include "prefill/finish_task.cuh"
 #include "prefill/load.cuh"
-#include "prefill/repair.cuh"
 #include "prefill/transpose.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
@@ -30,21 +30,10 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   for (; has_task(places, attend.slot()); attend.next_task()) {
     Accumulators a;
     attend.run(a);
-    const int slot = attend.slot().stage, head_tile = places.head_tile(slot);
-    const Task& task = places.task(slot);
+    const int slot = attend.slot().stage;
     Rows rows;
-    rows.start(p, task, head_tile);
-    const Repair repair(rows, a);
-    if (task.num_parts == 1) {
-      store_whole(p, task, rows, a);
-    } else {
-      store_part(p, task, head_tile, a);
-    }
-    __syncwarp();
-    repair(p, task, head_tile, rows);
-    if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
+    rows.start(p, places.task(slot), places.head_tile(slot));
+    finish_task(p, places, slot, rows, a);
   }
 }
 

@@ -8,7 +8,7 @@
 
 namespace attune::ptx {
 
-enum class Type { kBf16, kF16 };
+enum class Type { kBf16, kF16, kE4m3 };
 
 constexpr int kBytesOfEightRows = 1024;
 // 16 elements of K further, in a row along K: to be added to a descriptor. The next 64 are in the next rows.

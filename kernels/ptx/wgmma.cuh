@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warpgroup, d [64, N] (+)= a [64, 16] b [16, N] of 16-bit elements in fp32. PTX ISA, "wgmma.mma_async" and
-// "Matrix Descriptor". b, and a unless it is in registers, lie in shared memory as ptx/descriptor.cuh says.
+// Products of a warpgroup, d [64, N] (+)= a [64, K] b [K, N] in fp32: K is 16 for 16-bit elements, 32 for e4m3. PTX ISA,
+// "wgmma.mma_async" and "Matrix Descriptor". b, and a unless it is in registers, lie in shared memory as
+// ptx/descriptor.cuh says, and the next K is kStepK further where they are K-major.
 // Warp w of the group has rows 16 w.. of d; its lane l holds in d[4 j + 2 h + e] element (16 w + l / 4 + 8 h, 8 j + 2 (l
-// % 4) + e). a in registers is laid out as for mma.m16n8k16 (ptx/matrix.cuh). The products run on by themselves: until
-// wait() nobody may touch d, a's registers or the shared memory.
+// % 4) + e). a in registers is laid out as for mma.m16n8k16 (ptx/matrix.cuh); of codes, lane l has in a[i] those of K = 4
+// (l % 4) + 16 (i / 2) .. + 3 and row l / 4 + 8 (i % 2), the first in the lowest byte. Sums of codes lose what is below
+// 2^-13 of their largest term or so: long ones are better continued in other registers. The products run on by
+// themselves: until wait() nobody may touch d, a's registers or the shared memory.
 #pragma once
 
 #include "ptx/descriptor.cuh"
@@ -30,8 +33,8 @@ __device__ __forceinline__ void pin(unsigned (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-// Specialisations: static void shared(d, a, b, accumulate), K-major both; registers(d, a, b, accumulate), b N-major.
-// accumulate 0: d is overwritten.
+// Specialisations: static void shared(d, a, b, accumulate), K-major both; registers(d, a, b, accumulate), b N-major, or
+// K-major where it is of codes. accumulate 0: d is overwritten.
 template <int kN, Type kType>
 struct Product;
 
@@ -56,30 +59,31 @@ struct Product;
 #define ATTUNE_O6 ATTUNE_O5, ATTUNE_D16(6)
 #define ATTUNE_O7 ATTUNE_O6, ATTUNE_D16(7)
 
-// n = 32 (k + 1) columns in n / 2 registers; i0..i5: the numbers of the operands after them.
-#define ATTUNE_PRODUCT(n, k, kind, name, i0, i1, i2, i3, i4, i5)                                                  \
+// n = 32 (k + 1) columns in n / 2 registers; i0..i5: the numbers of the operands after them. majors: how a and b lie, b.
+#define ATTUNE_PRODUCT(n, k, kind, shape, majors_shared, majors_registers, i0, i1, i2, i3, i4, i5)                \
   template <>                                                                                                     \
   struct Product<n, Type::kind> {                                                                                 \
-    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, Descriptor b, int accumulate) {        \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
-                   "k16.f32." name "." name " {" ATTUNE_N##k "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 0;\n}"           \
+    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, Descriptor b, int accumulate) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape    \
+                   " {" ATTUNE_N##k "}, %" #i0 ", %" #i1 ", p, 1, 1" majors_shared ";\n}"                         \
                    : ATTUNE_O##k                                                                                  \
                    : "l"(a.bits()), "l"(b.bits()), "r"(accumulate)                                                \
                    : "memory");                                                                                   \
     }                                                                                                             \
     __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, Descriptor b,          \
                                                      int accumulate) {                                            \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
-                   "k16.f32." name "." name " {" ATTUNE_N##k "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
-                   ", p, 1, 1, 1;\n}"                                                                             \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape    \
+                   " {" ATTUNE_N##k "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4                          \
+                   ", p, 1, 1" majors_registers ";\n}"                                                            \
                    : ATTUNE_O##k                                                                                  \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate)                   \
                    : "memory");                                                                                   \
     }                                                                                                             \
   };
-#define ATTUNE_PRODUCTS(n, k, ...)                   \
-  ATTUNE_PRODUCT(n, k, kBf16, "bf16", __VA_ARGS__) \
-  ATTUNE_PRODUCT(n, k, kF16, "f16", __VA_ARGS__)
+#define ATTUNE_PRODUCTS(n, k, ...)                                                      \
+  ATTUNE_PRODUCT(n, k, kBf16, "k16.f32.bf16.bf16", ", 0, 0", ", 1", __VA_ARGS__) \
+  ATTUNE_PRODUCT(n, k, kF16, "k16.f32.f16.f16", ", 0, 0", ", 1", __VA_ARGS__)    \
+  ATTUNE_PRODUCT(n, k, kE4m3, "k32.f32.e4m3.e4m3", "", "", __VA_ARGS__)
 ATTUNE_PRODUCTS(32, 0, 16, 17, 18, 19, 20, 21)
 ATTUNE_PRODUCTS(64, 1, 32, 33, 34, 35, 36, 37)
 ATTUNE_PRODUCTS(96, 2, 48, 49, 50, 51, 52, 53)

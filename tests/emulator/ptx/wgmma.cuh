@@ -18,31 +18,40 @@ void wait_products() {
 template <class T, int kCount>
 void pin(T (&)[kCount]) {}
 
+// Sums are fp32, which the tensor cores' of codes are not quite.
 template <int kN, Type kType>
 struct Product {
-  static float element(unsigned address) {
-    uint16_t x;
-    std::memcpy(&x, shared_pointer(swizzled(address)), 2);
+  static constexpr bool kCodes = kType == Type::kE4m3;
+  static constexpr int kBytes = kCodes ? 1 : 2, kSteps = 32 / kBytes;  // of an element; elements along K
+
+  static float number(unsigned bits) {
+    if (kCodes) return emulator::from_e4m3(static_cast<uint8_t>(bits));
+    const auto x = static_cast<unsigned short>(bits);
     return kType == Type::kBf16 ? bf16_to_float(x) : f16_to_float(x);
+  }
+  static float element(unsigned address) {
+    uint16_t x = 0;
+    std::memcpy(&x, shared_pointer(swizzled(address)), kBytes);
+    return number(x);
   }
   static unsigned start(Descriptor d) { return static_cast<unsigned>(d.bits() & 0x3fff) << 4; }
   static unsigned leading(Descriptor d) { return static_cast<unsigned>(d.bits() >> 16 & 0x3fff) << 4; }
   static unsigned strided(Descriptor d) { return static_cast<unsigned>(d.bits() >> 32 & 0x3fff) << 4; }
   static float along_k(Descriptor d, int row, int k) {
-    return element(start(d) + row / 8 * strided(d) + row % 8 * 128 + k * 2);
+    return element(start(d) + row / 8 * strided(d) + row % 8 * 128 + k * kBytes);
   }
   static float along_n(Descriptor d, int k, int n) {
     return element(start(d) + n / 64 * leading(d) + n % 64 * 2 + k / 8 * strided(d) + k % 8 * 128);
   }
 
-  // a: [2][16], the two rows of the thread; b(k, n).
+  // a: the two rows of the thread; b(k, n).
   template <class B>
-  static void multiply(float (&d)[kN / 2], const float (&a)[2][16], int accumulate, B&& b) {
+  static void multiply(float (&d)[kN / 2], const float (&a)[2][kSteps], int accumulate, B&& b) {
     const int t = threadIdx.x % 4;
     for (int j = 0; j < kN / 8; ++j) {
       for (int e = 0; e < 2; ++e) {
         float sum[2] = {0, 0};
-        for (int k = 0; k < 16; ++k) {
+        for (int k = 0; k < kSteps; ++k) {
           const float x = b(k, 8 * j + 2 * t + e);
           sum[0] += a[0][k] * x;
           sum[1] += a[1][k] * x;
@@ -57,27 +66,24 @@ struct Product {
 
   static void shared(float (&d)[kN / 2], Descriptor a, Descriptor b, int accumulate) {
     const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
-    float rows[2][16];
+    float rows[2][kSteps];
     for (int h = 0; h < 2; ++h) {
-      for (int k = 0; k < 16; ++k) rows[h][k] = along_k(a, row + 8 * h, k);
+      for (int k = 0; k < kSteps; ++k) rows[h][k] = along_k(a, row + 8 * h, k);
     }
     multiply(d, rows, accumulate, [&](int k, int n) { return along_k(b, n, k); });
   }
 
   static void registers(float (&d)[kN / 2], const unsigned* a, Descriptor b, int accumulate) {
+    constexpr unsigned kOfWord = 4 / kBytes;  // elements
     const unsigned quad = threadIdx.x % 32 & ~3u;
-    float rows[2][16];
-    for (int i = 0; i < 4; ++i) {  // register i: row i % 2, K from 8 (i / 2) on
+    float rows[2][kSteps];
+    for (unsigned i = 0; i < 4; ++i) {  // register i: row i % 2, the first or second half of K
       const uint64_t* all = emulator::exchange(a[i]);
-      for (unsigned t = 0; t < 4; ++t) {
-        for (unsigned e = 0; e < 2; ++e) {
-          const auto x = static_cast<unsigned short>(all[quad + t] >> (16 * e));
-          rows[i % 2][8 * (i / 2) + 2 * static_cast<int>(t + 0) + static_cast<int>(e)] =
-              kType == Type::kBf16 ? bf16_to_float(x) : f16_to_float(x);
-        }
-      }
+      for (unsigned k = 0; k < kSteps / 2; ++k)
+        rows[i % 2][kSteps / 2 * (i / 2) + k] =
+            number(static_cast<unsigned>(all[quad + k / kOfWord] >> (8 * kBytes * (k % kOfWord))));
     }
-    multiply(d, rows, accumulate, [&](int k, int n) { return along_n(b, k, n); });
+    multiply(d, rows, accumulate, [&](int k, int n) { return kCodes ? along_k(b, n, k) : along_n(b, k, n); });
   }
 };
 

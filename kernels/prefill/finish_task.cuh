@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a task in a math warp of both prefill kernels.
+#pragma once
+
+#include "prefill/repair.cuh"
+
+namespace attune::prefill {
+
+// Stores what `a` has of the task in `slot`, merges its parts where this block has the last of them, and frees the slot.
+__device__ __forceinline__ void finish_task(const PrefillParams& p, const Places& places, int slot, const Rows& rows,
+                                            Accumulators& a) {
+  const Task& task = places.task(slot);
+  const int head_tile = places.head_tile(slot);
+  const Repair repair(rows, a);
+  if (task.num_parts == 1) {
+    store_whole(p, task, rows, a);
+  } else {
+    store_part(p, task, head_tile, a);
+  }
+  __syncwarp();
+  repair(p, task, head_tile, rows);
+  if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
+}
+
+}  // namespace attune::prefill
