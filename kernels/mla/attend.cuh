@@ -38,30 +38,6 @@ __device__ __forceinline__ void rescale_if_lowered(const float (&lowered)[2], Ac
   }
 }
 
-// The end of a task's tiles, of both groups: the maximum as a score in base 2, and the sum against it. lowered: what o,
-// which stays against the reference, is to be multiplied with for that. scale: of products to scores in base 2.
-__device__ __forceinline__ void finish(const Places& places, float scale, Accumulators& a, float (&lowered)[2]) {
-  const int group = math_group();
-  ptx::sync_some(twins(), 64);  // nobody reads weights any more
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
-    a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
-    if (threadIdx.x % 4 == 0) places.stats(group)[h] = make_float2(a.max[h], a.sum[h]);
-  }
-  ptx::sync_some(twins(), 64);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float2 other = places.stats(1 - group)[h];
-    const float sum = a.sum[h] + other.y;
-    a.max[h] = fmaxf(a.max[h], other.x);
-    lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - a.max[h]) * scale);
-    a.sum[h] = sum * lowered[h];
-    if (a.max[h] != -ptx::infinity()) a.max[h] *= scale;
-  }
-  ptx::sync_some(twins(), 64);  // before the next task's are written
-}
-
 template <int kGroup>
 class Attend {
  public:
@@ -72,9 +48,8 @@ class Attend {
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
       : places_(places), c_(p.scale * kLog2e) {}
 
-  // All tiles of a task, from the last to the first. lowered: as finish() says.
-  __device__ __forceinline__ void run(const Task& task, const Rows& rows, Counts& counts, Accumulators& a,
-                                      float (&lowered)[2]) {
+  // All tiles of a task, from the last to the first.
+  __device__ __forceinline__ void run(const Task& task, const Rows& rows, Counts& counts, Accumulators& a) {
     if (kGroup == 0) rows.note_limits(places_), __syncwarp();  // the other group waits for this one's weights first
     const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
@@ -87,29 +62,25 @@ class Attend {
       counts.go_on(2);
       if constexpr (kGroup == 0) {
         lead(first, i - 2 < begin, a);
-        settle(first, a);
         take_second(second, a);
       } else {
         follow(first, second, i - 2 <= begin, a);
       }
-      if (i == begin + 1) {
-        finish(places_, c_, a, lowered);  // while the last product runs
-        settle(second, a);
-        return;
+    }
+    if (i == begin) {
+      const Turn first = counts.turn(0);
+      counts.go_on(1);
+      if constexpr (kGroup == 0) {
+        lead(first, true, a);
+      } else {
+        if (task.tile_end - task.tile_begin == 1) release_queries();
+        wait_for_values(first);
+        take_first(values_of(first), a);
+        ptx::wait_products<0>();
+        ptx::pin(a.o);
+        release(first, 2);
       }
-      settle(second, a);
     }
-    const Turn first = counts.turn(0);
-    counts.go_on(1);
-    if constexpr (kGroup == 0) {
-      lead(first, true, a);
-    } else {
-      if (task.tile_end - task.tile_begin == 1) release_queries();
-      wait_for_values(first);
-      take_first(values_of(first), a);
-    }
-    finish(places_, c_, a, lowered);
-    settle(first, a);
   }
 
  private:
@@ -129,6 +100,9 @@ class Attend {
     ptx::arrive_some(first_is_ready(), 64);
     rescale_if_lowered<false>(lowered, a);
     multiply_values(weights_, v, a);
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(turn, 1);
   }
   // Group 0, the tile of group 1.
   __device__ __forceinline__ void take_second(Turn turn, Accumulators& a) {
@@ -137,6 +111,9 @@ class Attend {
     ptx::sync_some(second_is_ready(), 64);
     receive(weights_, a);
     multiply_values(weights_, v, a);
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(turn, 1);
   }
 
   // Group 1: both tiles. What group 0 waits for comes first.
@@ -164,6 +141,9 @@ class Attend {
     const ptx::Descriptor v_second = values_of(second);
     rescale_if_lowered<false>(lowered, a);
     multiply_values(weights, v_second, a);
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(second, 2);
   }
   // Group 1: the product of group 0's weights, which runs on.
   __device__ __forceinline__ void take_first(ptx::Descriptor v, Accumulators& a) {
@@ -304,12 +284,6 @@ class Attend {
     }
   }
 
-  // The end of a product with the group's half of a tile's values.
-  __device__ __forceinline__ void settle(Turn turn, Accumulators& a) const {
-    ptx::wait_products<0>();
-    ptx::pin(a.o);
-    release(turn, 1 + kGroup);
-  }
   __device__ __forceinline__ void release(Turn turn, int half) const {
     if (half == kKeysOnly) __syncwarp();  // all lanes have read what lies beside the keys
     const unsigned barrier = places_.k_empty(turn.stage, half);
@@ -328,5 +302,29 @@ class Attend {
   unsigned weights_[kWeights];  // of the first tile of a pair
   int accumulate_ = 0;
 };
+
+// The end of a task's tiles, of both groups: the maximum as a score in base 2, and the sum against it. lowered: what o,
+// which stays against the reference, is to be multiplied with for that. scale: of products to scores in base 2.
+__device__ __forceinline__ void finish(const Places& places, float scale, Accumulators& a, float (&lowered)[2]) {
+  const int group = math_group();
+  ptx::sync_some(twins(), 64);  // nobody reads weights any more
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
+    a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
+    if (threadIdx.x % 4 == 0) places.stats(group)[h] = make_float2(a.max[h], a.sum[h]);
+  }
+  ptx::sync_some(twins(), 64);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float2 other = places.stats(1 - group)[h];
+    const float sum = a.sum[h] + other.y;
+    a.max[h] = fmaxf(a.max[h], other.x);
+    lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - a.max[h]) * scale);
+    a.sum[h] = sum * lowered[h];
+    if (a.max[h] != -ptx::infinity()) a.max[h] *= scale;
+  }
+  ptx::sync_some(twins(), 64);  // before the next task's are written
+}
 
 }  // namespace attune::mla

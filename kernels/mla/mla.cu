@@ -67,12 +67,13 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     if (head_tile == prefill::kNoMoreTasks) return;
     const Task& task = places.task(slot);  // read where needed: registers are scarce
     const Rows rows{p, task, head_tile};
-    float lowered[2];
     if (math_group() == 0) {
-      Attend<0>(p, places).run(task, rows, counts, a, lowered);
+      Attend<0>(p, places).run(task, rows, counts, a);
     } else {
-      Attend<1>(p, places).run(task, rows, counts, a, lowered);
+      Attend<1>(p, places).run(task, rows, counts, a);
     }
+    float lowered[2];
+    finish(places, p.scale * kLog2e, a, lowered);
     const Repair repair(rows, a);
     if (task.num_parts == 1) {
       store_whole(p, task, rows, a, lowered);
