@@ -287,7 +287,7 @@ class Attend {
   __device__ __forceinline__ void release(Turn turn, int half) const {
     if (half == kKeysOnly) __syncwarp();  // all lanes have read what lies beside the keys
     const unsigned barrier = places_.k_empty(turn.stage, half);
-    if constexpr (Config::kWriters == 1) {
+    if constexpr (Config::kCluster == 1) {
       if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
     } else {  // both blocks write to the buffers of both
       if (threadIdx.x % 32 < Config::kCluster) ptx::arrive_in_cluster(ptx::shared_in_block(barrier, threadIdx.x % 32));

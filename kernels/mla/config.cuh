@@ -15,20 +15,8 @@
 #include "tile/mla_codec.cuh"
 #include "tile/turn.cuh"
 
-#ifndef ATTUNE_MLA_FETCH
-#define ATTUNE_MLA_FETCH 0
-#endif
-#ifndef ATTUNE_MLA_ORDER
-#define ATTUNE_MLA_ORDER 1
-#endif
-#ifndef ATTUNE_MLA_ALONE
-#define ATTUNE_MLA_ALONE 0
-#endif
 #ifndef ATTUNE_MLA_FETCH_ROWS
 #define ATTUNE_MLA_FETCH_ROWS 0
-#endif
-#ifndef ATTUNE_MLA_WIDE
-#define ATTUNE_MLA_WIDE 0
 #endif
 
 namespace attune::mla {
@@ -53,8 +41,6 @@ struct Config {
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
   // Blocks that take neighbouring head tiles of a task side by side and share the keys that they have copied or decode.
   static constexpr int kCluster = ATTUNE_CLUSTER;
-  // Blocks that write to each other's buffers.
-  static constexpr int kWriters = kCopiesBoxes && ATTUNE_MLA_ALONE ? 1 : kCluster;
   // Threads that bring keys; threads of a block.
   static constexpr int kLoaders = 128, kThreads = kLoaders + 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
@@ -87,7 +73,7 @@ __device__ __forceinline__ constexpr Part part_at(int i) {
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
 constexpr int kKeysOnly = 0;
 // Group 1 multiplies keys by the half of V first that it frees itself, which is free sooner.
-constexpr bool kSecondHalfFirst = ATTUNE_MLA_ORDER && !Config::kDecodes;
+constexpr bool kSecondHalfFirst = !Config::kDecodes;
 __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
 
 // Stage and parity of a tile's buffer, by the tiles before it, of all tasks.

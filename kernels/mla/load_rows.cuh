@@ -51,12 +51,7 @@ class RowCopies {
     absent_ = __ballot_sync(0xffffffffu, row == nullptr);
     __syncwarp();  // all lanes have read what was there
     if (lane() < kRows) *places_.row(own()) = row;
-    if (ATTUNE_MLA_FETCH_ROWS == 2 && lane() < kRows && row != nullptr)
-      ptx::prefetch_bytes(row, Config::kChunks * 128);
-    if (ATTUNE_MLA_FETCH_ROWS == 1 && row != nullptr) {
-#pragma unroll
-      for (int line = lane() / kRows; line < Config::kChunks; line += 32 / kRows) ptx::prefetch_line(row + 128 * line);
-    }
+    if (ATTUNE_MLA_FETCH_ROWS && lane() < kRows && row != nullptr) ptx::prefetch_bytes(row, Config::kChunks * 128);
     __syncwarp();
   }
   // The half of a tile's values that is free first, and multiplied first.
@@ -123,11 +118,7 @@ class RowCopies {
       for (int j = 0; j < 2; ++j) {
         const int chunk = channels.chunk + j;
         if (j >= channels.count) continue;
-        if constexpr (ATTUNE_MLA_WIDE) {
-          ptx::copy_async_of_256(to + chunk * Config::kChunkBytes, pieces.from[i] + 128 * chunk, pieces.valid[i]);
-        } else {
-          ptx::copy_async<16>(to + chunk * Config::kChunkBytes, pieces.from[i] + 128 * chunk, pieces.valid[i]);
-        }
+        ptx::copy_async<16>(to + chunk * Config::kChunkBytes, pieces.from[i] + 128 * chunk, pieces.valid[i]);
       }
     }
   }

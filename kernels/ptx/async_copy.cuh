@@ -26,12 +26,6 @@ __device__ __forceinline__ void copy_async(unsigned shared, const void* global, 
   }
 }
 
-// 16 bytes, of which the first `valid` are read; the L2 fetches 256 bytes at a time.
-__device__ __forceinline__ void copy_async_of_256(unsigned shared, const void* global, unsigned valid) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid)
-               : "memory");
-}
-
 // What the L2 evicts before anything else: lines that are read once. A constant in SASS. PTX ISA, "createpolicy".
 __device__ __forceinline__ unsigned long long evict_first_policy() {
   unsigned long long policy;
@@ -91,12 +85,6 @@ __device__ __forceinline__ unsigned load_early(const unsigned char* global) {
 
 // Closes a group of the copies that this thread has issued since the last one; it may be empty.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// An arrival at a barrier in shared memory (ptx/barrier.cuh) once this thread's copies so far are there; it is one of those
-// that the barrier counts. PTX ISA, "cp.async.mbarrier.arrive".
-__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
 
 // Waits until at most kPending of this thread's groups, the youngest, are unfinished.
 template <int kPending>

@@ -17,9 +17,6 @@ void copy_async(unsigned shared, const void* global, unsigned valid) {
   std::memset(shared_pointer(shared), 0, kBytes);
   if (valid > 0) std::memcpy(shared_pointer(shared), global, valid);
 }
-inline void copy_async_of_256(unsigned shared, const void* global, unsigned valid) {
-  copy_async<16>(shared, global, valid);
-}
 inline unsigned long long evict_first_policy() { return 0; }
 template <int kBytes>
 void copy_async(unsigned shared, const void* global, unsigned valid, unsigned long long) {
@@ -34,7 +31,6 @@ inline uint4 load_early_four(const void* global) {
 }
 inline unsigned load_early(const unsigned* global) { return *global; }
 inline unsigned load_early(const unsigned char* global) { return *global; }
-inline void arrive_after_copies(unsigned barrier) { emulator::arrive(barrier, 0); }
 inline void commit_copies() {}
 template <int kPending>
 void wait_copies() {}
