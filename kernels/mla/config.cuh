@@ -72,9 +72,9 @@ __device__ __forceinline__ constexpr Part part_at(int i) {
 }
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
 constexpr int kKeysOnly = 0;
+__device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
 // Group 1 multiplies keys by the half of V first that it frees itself, which is free sooner.
 constexpr bool kSecondHalfFirst = !Config::kDecodes;
-__device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
 
 // Stage and parity of a tile's buffer, by the tiles before it, of all tasks.
 static_assert(Config::kStages == 2, "stages and parities are bits of the count");
