@@ -23,8 +23,12 @@ BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTEN
 SECONDS = 0.02  # of one measurement, about
 
 
+INT8_UNIT = 1 / 32  # what one step of normal's codes of int8 stands for
+
+
 def normal(*shape, dtype=torch.bfloat16):
-    return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
+    x = torch.randn(*shape, device="cuda", dtype=torch.float32)
+    return (x / INT8_UNIT).round().clamp(-127, 127).to(dtype) if dtype == torch.int8 else x.to(dtype)
 
 
 def visible_pairs(n_q, n_kv, causal, window):
@@ -95,7 +99,8 @@ def paged(cached, heads_kv, dim_qk, dim_v, page_size=16, layout="nhd", dtype=tor
     k, v = normal(*shape, dim_qk, dtype=dtype), normal(*shape, dim_v, dtype=dtype)
     scales = {}
     if dtype != torch.bfloat16:
-        scales = {name: torch.tensor([1.0], device="cuda") for name in ("k_scale", "v_scale")}
+        scale = INT8_UNIT if dtype == torch.int8 else 1.0
+        scales = {name: torch.tensor([scale], device="cuda") for name in ("k_scale", "v_scale")}
     return {"cache": attune.KVCache(k, v, page_table=table.cuda(), layout=layout, **scales),
             "seqused_kv": torch.tensor(cached, dtype=torch.int32, device="cuda")}
 
@@ -153,6 +158,7 @@ CASES = [
     chunk("hnd_p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="hnd"),
     chunk("p16_e4m3", 8, 4096, 1024, page_size=16, dtype=torch.float8_e4m3fn),
     chunk("p16_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.float8_e4m3fn),
+    chunk("p16_int8_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.int8),
     Case("ragged/64_17_to_8192", ragged(64), (32, 8)),
     long_prompt("plain"),
     long_prompt("sinks", sinks=lambda heads: torch.randn(heads, device="cuda")),

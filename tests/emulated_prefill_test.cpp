@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill kernel's own source on the CPU (tests/emulator): what it computes, against the oracle, with poisoned
 // memory, without a GPU.
+#include <bit>
+#include <cmath>
+
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
 #include "cuda/prefill/prologue.h"
@@ -16,8 +19,11 @@ constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
 
 class EmulatedPrefill : public tests::Emulated {
  protected:
-  static std::string run(const cases::Case& spec, int layers = 1) {
+  // edit: of the problem's memory on the host.
+  static std::string run(const cases::Case& spec, int layers = 1,
+                         const std::function<void(const attune_attention&)>& edit = {}) {
     cases::Problem problem(spec);
+    if (edit) edit(problem.host());
     problem.arena().upload();
     const attune_attention a = problem.device();
     const Problem given = make_problem(a, Data::kRequired);
@@ -182,6 +188,59 @@ TEST_F(EmulatedPrefill, CachesOfEightBits) {
                                    rest + "}")),
               "")
         << rest;
+  }
+}
+
+TEST_F(EmulatedPrefill, CachesOfEightBitsWithScoresOfAllKinds) {
+  for (const char* rest :
+       {R"("data": "spread", "max_logits": true)", R"("data": "far", "new_tokens": true)",
+        R"("softmax_scale": -0.1, "new_tokens": true)", R"("softcap": 20, "new_tokens": true, "max_logits": true)",
+        R"("alibi": 1, "new_tokens": true)", R"("window": [70, 0], "new_tokens": true, "head_dim": [64, 64])",
+        R"("head_dim": [256, 192], "max_logits": true)", R"("head_dim": [192, 128], "new_tokens": true)",
+        R"("seqlens_q": [2, 1], "seqlens_kv": [2900, 300], "heads": [32, 1])",
+        R"("plant": "nan_v", "new_tokens": true)",
+        R"("cache": {"dtype": "e4m3", "scales": "token", "page_size": 16}, "alibi": 1, "new_tokens": true)",
+        R"("cache": {"dtype": "i8", "scales": "tensor", "page_size": 16}, "new_tokens": true)",
+        R"("cache": {"dtype": "e5m2", "scales": "head", "page_size": 16}, "dtype": "f16", "new_tokens": true)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [70, 30], "seqlens_kv": [330, 64],
+        "cache": {"dtype": "e4m3", "scales": "head", "page_size": 16}, )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+// Rows of queries of very different sizes, and scales that bring them back, turn scores around, or have no inverse.
+TEST_F(EmulatedPrefill, CachesOfEightBitsWithScalesOfAllSizes) {
+  struct Sizes {
+    int q, row;  // powers of two: of all queries, and from a row to the next
+    double k_scale, v_scale;
+  };
+  for (const Sizes& x : {Sizes{-90, 0, 0x1p90, 1}, Sizes{-110, 1, 0x1p100, -2}, Sizes{60, 0, 0x1p-60, 0x1p-70},
+                         Sizes{15, -2, 0x1p-15, 16}, Sizes{0, 0, -1, 0}, Sizes{0, 0, 0, 1}, Sizes{0, -2, 1, 1}}) {
+    for (const char* rest : {R"("new_tokens": false)", R"("new_tokens": true)"}) {
+      const auto edit = [&](const attune_attention& a) {
+        auto* const q = static_cast<uint16_t*>(a.q.data);
+        for (int64_t row = 0; row < a.q.shape[0]; ++row) {
+          for (int64_t i = 0; i < a.q.shape[1] * a.q.shape[2]; ++i) {
+            uint16_t& at = q[row * a.q.stride[0] + i];
+            const float times = std::ldexp(std::bit_cast<float>(static_cast<uint32_t>(at) << 16),
+                                           x.q + x.row * static_cast<int>(row % 40));
+            at = emulator::to_bf16(times);
+          }
+        }
+        *static_cast<float*>(a.cache.k_scale.data) *= static_cast<float>(x.k_scale);
+        *static_cast<float*>(a.cache.v_scale.data) *= static_cast<float>(x.v_scale);
+      };
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+          "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [70, 9], "seqlens_kv": [200, 70],
+          "cache": {"dtype": "e4m3", "scales": "tensor", "page_size": 16}, "max_logits": true, )") +
+                                     rest + "}"),
+                    1, edit),
+                "")
+          << x.q << " " << x.row << " " << x.k_scale << " " << x.v_scale << " " << rest;
+    }
   }
 }
 

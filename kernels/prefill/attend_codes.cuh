@@ -48,9 +48,10 @@ class AttendCodes {
     {
       Rows rows;
       rows.start(p_, task, places_.head_tile(slot));
-      whole = rows.whole_tiles(task, Line(task.num_cached, task.first_key, task.end_key));
+      const Line line(task.num_cached, task.first_key, task.end_key);
+      whole = rows.whole_tiles(task, line);
       whole = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
-      const int key = task.first_key / Config::kKeys * Config::kKeys;  // the line's first
+      const int key = line.dense_start;
       unsigned limits[4];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {

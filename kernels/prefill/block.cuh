@@ -30,10 +30,13 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
   __syncthreads();
 }
 
-// Whether the slot has a task; waits for it. The same for a warp.
-__device__ __forceinline__ bool has_task(const Places& places, const Turn& slot) {
+// The head tile of the slot's task, or kNoMoreTasks; waits for it. The same for a warp.
+__device__ __forceinline__ int head_tile_of(const Places& places, const Turn& slot) {
   ptx::wait_phase(places.task_full(slot.stage), slot.parity);
-  return __shfl_sync(0xffffffffu, places.head_tile(slot.stage), 0) != kNoMoreTasks;
+  return __shfl_sync(0xffffffffu, places.head_tile(slot.stage), 0);
+}
+__device__ __forceinline__ bool has_task(const Places& places, const Turn& slot) {
+  return head_tile_of(places, slot) != kNoMoreTasks;
 }
 
 }  // namespace attune::prefill

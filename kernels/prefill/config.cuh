@@ -32,14 +32,21 @@ struct Config {
   static constexpr int kTransposeWarps = kCodes ? 2 : 0;
   // The cache has 8 bits: three warps beside the producer make them elements of kType.
   static constexpr bool kConverts = kCached && kCacheType != kType;
-  // Codes are exact in bf16: scales multiply scores, and weights before they are rounded. Weights with scales would leave
-  // fp16's range, so there values take theirs when they are converted.
-  static constexpr bool kScalesWeights = kConverts && kType == tile::kBFloat16;
+  // Codes are exact in fp16, too, which takes one instruction for two of them, so bf16 queries become fp16 before they
+  // meet those (queries.cuh). With one scale for all keys of a head it is part of what scores are multiplied with, that of
+  // V multiplies O, and weights are fp16, too. With scales of tokens, which multiply scores and weights, V and weights are
+  // bf16: weights with scales would leave fp16's range. Where q is fp16 values take scales when they are converted.
+  static constexpr bool kTokenScales = ATTUNE_TOKEN_SCALES != 0;
+  static constexpr bool kHalves = kConverts && kType == tile::kBFloat16;
+  static constexpr bool kHalfWeights = kHalves && !kTokenScales, kScalesWeights = kHalves && kTokenScales;
+  static constexpr bool kScalesColumns = kConverts && !kHalfWeights;
   // K and V come by warps of their own, where their registers and those of the math leave room.
   static constexpr bool kTwoLoaders = !kConverts && kHeadDimV <= 128 && !(kCached && kScore != 0);
   static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kTaskReaders =  // warps
       kMathWarps + kConvertWarps + kTransposeWarps + (kTwoLoaders ? 1 : 0);
+  // Where math groups have registers for what is found out ahead of its use.
+  static constexpr bool kFarsighted = !kCached && kHeadDimV <= 128 && kScore == 0 && kMask == 0;
   static constexpr int kProducerRegisters = kConverts ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kRows = 64 * kMathGroups, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
@@ -53,7 +60,13 @@ struct Config {
   static constexpr int kBytesK = kBlocksQk * kKeys * 128,
                        kBytesV = kCodes ? kChannels * 128 : kBlocksV * kKeys * 128,  // codes: a line a channel
                        kBytesRaw = kernels::raw_bytes(kKeys, kCodes ? kHeadDimV : kHeadDimQk, kHeadDimV);
-  static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
+  // kCodesOfCache: of tiles that were codes.
+  template <bool kCodesOfCache>
+  static constexpr ptx::Type kKeysProduct =
+      kType == tile::kBFloat16 && !(kHalves && kCodesOfCache) ? ptx::Type::kBf16 : ptx::Type::kF16;
+  template <bool kCodesOfCache>
+  static constexpr ptx::Type kValuesProduct =
+      kType == tile::kBFloat16 && !(kHalfWeights && kCodesOfCache) ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::PrefillShared kShared =
       kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV, kElementSize);
 
@@ -129,5 +142,6 @@ __device__ __forceinline__ int row_of_thread() { return math_thread() / 32 * 16 
 // Numbered barriers.
 constexpr int kTurnOfGroup = 1;  // and 2
 constexpr int kAllMath = 3, kAllConverters = 4;
+constexpr int kQueriesOfGroup = 5;  // and 6
 
 }  // namespace attune::prefill

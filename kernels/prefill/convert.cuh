@@ -8,30 +8,41 @@
 #include "prefill/feed.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::prefill {
 
-// Four codes of a word, from the low byte on.
-template <int kType>
-__device__ __forceinline__ void decode_four(unsigned word, float (&x)[4]) {
-  if constexpr (kType == tile::kInt8) {
+// Two codes of a word, the lower or the upper ones, as fp16 numbers: exactly.
+template <int kType, bool kUpper>
+__device__ __forceinline__ unsigned decode_pair(unsigned word) {
+  const auto pair = static_cast<unsigned short>(kUpper ? word >> 16 : word);
+  if constexpr (kType == tile::kE4m3) return ptx::e4m3_to_f16(pair);
+  if constexpr (kType == tile::kE5m2) return ptx::permute_bytes(word, 0, kUpper ? 0x3424 : 0x1404);
+  // Below 1,024 a number of fp16 plus 1,024 has it in its last bits.
+  const unsigned raised = ptx::permute_bytes(word ^ 0x80808080u, 0x64646464u, kUpper ? 0x4342 : 0x4140);
+  return ptx::subtract_f16x2(raised, 0x64806480u);
+}
+
+// Sixteen codes to as many numbers of kTo, times scale.
+template <int kFrom, int kTo, bool kScaled>
+__device__ __forceinline__ void decode_sixteen(const unsigned (&words)[4], float scale, unsigned (&out)[8]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = static_cast<float>(static_cast<signed char>(word >> (8 * i)));
-  } else {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const auto pair = static_cast<unsigned short>(word >> (16 * i));
-      const unsigned halves = kType == tile::kE4m3 ? ptx::e4m3_to_f16(pair) : ptx::e5m2_to_f16(pair);
-      x[2 * i] = ptx::f16_to_float(static_cast<unsigned short>(halves));
-      x[2 * i + 1] = ptx::f16_to_float(static_cast<unsigned short>(halves >> 16));
+  for (int i = 0; i < 8; ++i) {
+    out[i] = i % 2 == 0 ? decode_pair<kFrom, false>(words[i / 2]) : decode_pair<kFrom, true>(words[i / 2]);
+    if constexpr (kScaled || kTo == tile::kBFloat16) {
+      float lo = ptx::f16_to_float(static_cast<unsigned short>(out[i])),
+            hi = ptx::f16_to_float(static_cast<unsigned short>(out[i] >> 16));
+      if (kScaled) lo *= scale, hi *= scale;
+      out[i] = kTo == tile::kBFloat16 ? ptx::pack_bf16(lo, hi) : ptx::pack_f16(lo, hi);
     }
   }
 }
 
 class Converter {
  public:
-  static constexpr int kThreads = 32 * Config::kConvertWarps;
+  static constexpr int kThreads = 96;
+  static_assert(!Config::kConverts || kThreads == 32 * Config::kConvertWarps);
 
   __device__ __forceinline__ Converter(const PrefillParams& p, const Places& places)
       : p_(p), places_(places), thread_(static_cast<int>(threadIdx.x) - 32) {}
@@ -51,17 +62,13 @@ class Converter {
   // The order of the producer.
   __device__ __forceinline__ void convert(const Task& task, int kv_head) {
     const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
-    Tile last = tile_at(task, line, task.tile_end - 1);
-    int last_stage = k_turn_.stage;
-    keys(task, kv_head, last);
-    for (int i = task.tile_end - 2; i >= task.tile_begin; --i) {
+#pragma unroll 1
+    for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
       const Tile tile = tile_at(task, line, i);
       const int stage = k_turn_.stage;
       keys(task, kv_head, tile);
-      values(last, last_stage);
-      last = tile, last_stage = stage;
+      values(tile, stage);
     }
-    values(last, last_stage);
   }
 
   __device__ __forceinline__ void keys(const Task& task, int kv_head, const Tile& tile) {
@@ -70,14 +77,16 @@ class Converter {
     if (!tile.cached) return;
     const Turn raw = raw_turn_;
     raw_turn_.next<Config::kRawStages>();
-    ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
-    load_scales(task, kv_head, tile, turn.stage);
+    // Codes are copied when earlier tiles of others have their stages: then k_empty is not two uses behind.
     ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
+    ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
+    if (Config::kScalesColumns) load_scales(task, kv_head, tile, turn.stage);
     if (thread_ < kernels::kHiddenBytes / 4) {
       ptx::store_shared_u32(places_.hidden(turn.stage) + 4 * thread_,
                             ptx::load_shared_u32(places_.raw_hidden(raw.stage) + 4 * thread_));
     }
-    tile_of<Config::kHeadDimQk, false>(places_.raw(raw.stage), places_.k(turn.stage), nullptr, 0, Config::kKeys);
+    tile_of<Config::kHeadDimQk, tile::kFloat16, false>(places_.raw(raw.stage), places_.k(turn.stage), 0, 0,
+                                                       Config::kKeys);
     hand_over(places_.raw_empty(raw.stage), places_.k_full(turn.stage));
   }
 
@@ -90,9 +99,9 @@ class Converter {
     raw_turn_.next<Config::kRawStages>();
     ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
-    tile_of<Config::kHeadDimV, !Config::kScalesWeights>(places_.raw(raw.stage), places_.v(turn.stage),
-                                                        places_.scales(k_stage, true), tile.low - tile.start,
-                                                        tile.high - tile.start);
+    tile_of<Config::kHeadDimV, Config::kScalesWeights ? tile::kBFloat16 : tile::kFloat16, !Config::kHalves>(
+        places_.raw(raw.stage), places_.v(turn.stage), ptx::shared_address(places_.scales(k_stage, true)),
+        tile.low - tile.start, tile.high - tile.start);
     hand_over(places_.raw_empty(raw.stage), places_.v_full(turn.stage));
   }
 
@@ -121,48 +130,100 @@ class Converter {
     ptx::sync_some(kAllConverters, kThreads);
   }
 
-  // Rows outside of [low, high) become zero; others are multiplied with their scales, or not.
-  template <int kHeadDim, bool kScaled>
-  __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, const float* scales, int low, int high) const {
-    if (low == 0 && high == Config::kKeys) {
-      rows_of<kHeadDim, kScaled, false>(raw, to, scales, low, high);
-    } else {
-      rows_of<kHeadDim, kScaled, true>(raw, to, scales, low, high);
-    }
+  // Every code of a tile: its raw rows to rows of kTo, swizzled; times scales, or not. Rows outside of [low, high)
+  // become zero.
+  template <int kHeadDim, int kTo, bool kScaled>
+  __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, unsigned scales, int low, int high) const {
+    blocks_of<kHeadDim, kTo, kScaled>(raw, to, scales);
+    if (low == 0 && high == Config::kKeys) return;
+    clear_blocks<kHeadDim>(to, low, high);
   }
-  // A thread has one piece of 16 channels of every so many rows.
-  template <int kHeadDim, bool kScaled, bool kEdge, int kBlock = 0>
-  __device__ __forceinline__ void rows_of(unsigned raw, unsigned to, const float* scales, int low, int high) const {
-    constexpr int kRest = (kHeadDim + 63) / 64 * 4 - 8 * kBlock, kPieces = kRest < 8 ? kRest : 8;
-    constexpr int kRowsAtATime = kThreads / kPieces;
-    const int piece = thread_ % kPieces, chunk = piece % 4 * 2;
-    const unsigned from = raw + kBlock * Config::kKeys * kernels::kRawPitch + 16 * piece;
-    const unsigned block_at = to + (2 * kBlock + piece / 4) * Config::kKeys * 128;
+
+  // A block of up to 128 channels: each thread has a piece of 16 of them, of every so many rows. Eight lanes load pieces
+  // of all banks, and store to all banks: of a row's eight pieces those of the second half are the next row's.
+  template <int kRest>
+  struct Share {
+    static constexpr int kPieces = kRest <= 64 ? 4 : 8, kRowsAtATime = kThreads / kPieces,
+                         kSteps = (Config::kKeys + kRowsAtATime - 1) / kRowsAtATime;
+    static_assert(kRowsAtATime % 4 == 0, "rows so far apart are swizzled alike, or by the other half of a line");
+    unsigned row, piece;
+    __device__ __forceinline__ explicit Share(unsigned thread) {
+      piece = thread % kPieces;
+      row = kPieces == 4 ? thread / 4 : thread / 16 * 2 + (thread / 4 + thread / 8) % 2;
+    }
+    __device__ __forceinline__ unsigned from(unsigned raw) const {
+      return raw + row * kernels::kRawPitch + 16 * piece;
+    }
+    // The first half of the piece's line; the second lies at ^ 16.
+    __device__ __forceinline__ unsigned to(unsigned block) const {
+      return block + piece / 4 * (Config::kKeys * 128) + row * 128 + ((piece % 4 * 2) ^ (row & 7)) * 16;
+    }
+    __device__ __forceinline__ static unsigned further(unsigned to, int step) {
+      return (to ^ (step * kRowsAtATime % 8 * 16)) + step * kRowsAtATime * 128;
+    }
+    __device__ __forceinline__ bool has(int step) const {
+      return (step + 1) * kRowsAtATime <= Config::kKeys || row + step * kRowsAtATime < Config::kKeys;
+    }
+  };
+
+  template <int kHeadDim, int kTo, bool kScaled, int kBlock = 0>
+  __device__ __forceinline__ void blocks_of(unsigned raw, unsigned to, unsigned scales) const {
+    using Mine = Share<kHeadDim - 128 * kBlock>;
+    const Mine mine(ptx::kept(thread_));  // computed where it is needed: registers are scarce
+    const unsigned from = mine.from(raw + kBlock * Config::kKeys * kernels::kRawPitch);
+    const unsigned at = mine.to(to + 2 * kBlock * Config::kKeys * 128);
+    const auto load = [&](int step, unsigned(&words)[4]) {
+      ptx::load_shared_four(from + step * Mine::kRowsAtATime * kernels::kRawPitch, words);
+    };
+    const auto decode = [&](int step, const unsigned(&words)[4]) {
+      unsigned out[8];
+      const float scale = kScaled ? ptx::load_shared(scales + 4 * (mine.row + step * Mine::kRowsAtATime)) : 1.0f;
+      decode_sixteen<Config::kCacheType, kTo, kScaled>(words, scale, out);
+      ptx::store_shared_four(Mine::further(at, step), out);
+      ptx::store_shared_four(Mine::further(at ^ 16, step), out + 4);
+    };
+    if constexpr (kScaled) {
 #pragma unroll 1
-    for (int row = thread_ / kPieces; row < Config::kKeys; row += kRowsAtATime) {
-      unsigned words[4], out[8];
-      ptx::load_shared_four(from + row * kernels::kRawPitch, words);
-      const float scale = kScaled ? scales[row] : 1.0f;
+      for (int step = 0; step < Mine::kSteps && mine.row + step * Mine::kRowsAtATime < Config::kKeys; ++step) {
+        unsigned words[4];
+        load(step, words);
+        decode(step, words);
+      }
+    } else {
+      // Loads of a batch are under way while the one before is decoded.
+      constexpr int kAhead = Config::kHalfWeights ? 2 : 1, kBatches = (Mine::kSteps + kAhead - 1) / kAhead;
+      unsigned words[2][kAhead][4];
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        float x[4];
-        decode_four<Config::kCacheType>(words[w], x);
+      for (int batch = 0; batch <= kBatches; ++batch) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (kScaled) x[2 * e] *= scale, x[2 * e + 1] *= scale;
-          out[2 * w + e] = Config::kType == tile::kBFloat16 ? ptx::pack_bf16(x[2 * e], x[2 * e + 1])
-                                                            : ptx::pack_f16(x[2 * e], x[2 * e + 1]);
+        for (int i = 0; i < kAhead; ++i) {
+          const int step = batch * kAhead + i;
+          if (step < Mine::kSteps && mine.has(step)) load(step, words[batch % 2][i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int step = (batch - 1) * kAhead + i;
+          if (step >= 0 && step < Mine::kSteps && mine.has(step)) decode(step, words[(batch + 1) % 2][i]);
         }
       }
-      if (kEdge && (row < low || row >= high)) {
-#pragma unroll
-        for (unsigned& pair : out) pair = 0;
-      }
-      const unsigned line = block_at + row * 128;
-      ptx::store_shared_four(line + ((chunk ^ (row & 7)) * 16), out);
-      ptx::store_shared_four(line + (((chunk + 1) ^ (row & 7)) * 16), out + 4);
     }
-    if constexpr (kRest > 8) rows_of<kHeadDim, kScaled, kEdge, kBlock + 1>(raw, to, scales, low, high);
+    if constexpr (kHeadDim > 128 * (kBlock + 1)) blocks_of<kHeadDim, kTo, kScaled, kBlock + 1>(raw, to, scales);
+  }
+
+  // Each thread its own rows.
+  template <int kHeadDim, int kBlock = 0>
+  __device__ __forceinline__ void clear_blocks(unsigned to, int low, int high) const {
+    using Mine = Share<kHeadDim - 128 * kBlock>;
+    const Mine mine(ptx::kept(thread_));
+    const unsigned at = mine.to(to + 2 * kBlock * Config::kKeys * 128);
+#pragma unroll 1
+    for (int step = 0; step < Mine::kSteps; ++step) {
+      const int row = mine.row + step * Mine::kRowsAtATime;
+      if (row >= Config::kKeys || (row >= low && row < high)) continue;
+      ptx::store_shared_zero(Mine::further(at, step));
+      ptx::store_shared_zero(Mine::further(at ^ 16, step));
+    }
+    if constexpr (kHeadDim > 128 * (kBlock + 1)) clear_blocks<kHeadDim, kBlock + 1>(to, low, high);
   }
 
   const PrefillParams& p_;

@@ -63,17 +63,25 @@ class Loader {
     for (int i = last; i >= task.tile_begin; --i) {
       int next = 0;
       if (i > task.tile_begin) next = ask_table(task, tile_at(task, line, i - 1), false);
-      load_keys(task, kv_head, tile_at(task, line, i), page);
+      const Tile tile = tile_at(task, line, i);
+      const bool pair = kPairs && tile.cached;
+      if (pair) {
+        load_pair(task, kv_head, tile, page);
+      } else {
+        load_keys(task, kv_head, tile, page);
+      }
       if (i == last) {
         ptx::wait_phase(places_.q_empty(), q_parity);
         q_parity ^= 1;
         load_queries(task, head_tile);
-      } else if (!Config::kTwoLoaders) {
+      } else if (!Config::kTwoLoaders && !Config::kConverts) {
         load_values_of(task, kv_head, tile_at(task, line, i + 1), page_before);
       }
+      if (Config::kConverts && !pair) load_values_of(task, kv_head, tile, page);
       page_before = page, page = next;
     }
-    if (!Config::kTwoLoaders) load_values_of(task, kv_head, tile_at(task, line, task.tile_begin), page_before);
+    if (!Config::kTwoLoaders && !Config::kConverts)
+      load_values_of(task, kv_head, tile_at(task, line, task.tile_begin), page_before);
   }
   // page: of the keys.
   __device__ __forceinline__ void load_values_of(const Task& task, int kv_head, const Tile& tile, int page) {
@@ -103,7 +111,10 @@ class Loader {
     int first, count, keys;
   };
   static constexpr int kMostBlocks = Config::kBlocksQk > Config::kBlocksV ? Config::kBlocksQk : Config::kBlocksV;
-  static constexpr int kBoxLanes = kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
+  // Codes of K and of V: half of the lanes each, as one lane's copy is issued after the other's, and the rest of the
+  // work is the same for both.
+  static constexpr bool kPairs = Config::kConverts && Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128;
+  static constexpr int kBoxLanes = kPairs ? 16 : kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
 
   __device__ __forceinline__ Boxes boxes_of(const Tile& tile) const {
     const int first = (tile.low - tile.start) >> p_.box_shift, keys = 1 << p_.box_shift;
@@ -116,6 +127,7 @@ class Loader {
   __device__ __forceinline__ int ask_table(const Task& task, const Tile& tile, bool values) const {
     if (!(Config::kCached && tile.cached)) return 0;
     const Boxes b = boxes_of(tile);
+    if (kPairs && is_of_values()) values = true;
     return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
@@ -168,10 +180,40 @@ class Loader {
     }
   }
 
+  __device__ __forceinline__ bool is_of_values() const { return lane_ >= 16; }
+
+  __device__ __forceinline__ void load_pair(const Task& task, int kv_head, const Tile& tile, int page) {
+    const Turn k = raw_turn_;
+    raw_turn_.next<Config::kRawStages>();
+    const Turn v = raw_turn_;
+    last_raw_ = v;
+    raw_turn_.next<Config::kRawStages>();
+    k_turn_.next<Config::kStages>(), v_turn_.next<Config::kStages>();
+    ptx::wait_phase(places_.raw_empty(k.stage), k.parity ^ 1);
+    note_hidden(places_.raw_hidden(k.stage), task, tile, page);
+    ptx::wait_phase(places_.raw_empty(v.stage), v.parity ^ 1);
+    const Boxes b = boxes_of(tile);
+    const int stage = is_of_values() ? v.stage : k.stage;
+    const ptx::TensorMap& map = is_of_values() ? maps_.v : maps_.k;
+    const unsigned to = places_.raw(stage), full = places_.raw_full(stage);
+    if (lane_ % kBoxLanes == 0) ptx::arrive_expecting(full, b.count * b.keys * kernels::kRawPitch);
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
+      const int box = b.first + i;
+      if (i >= kBoxLanes) page = find_box(task, tile, box, is_of_values()).page;
+      const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
+      ptx::copy_box(to + box * b.keys * kernels::kRawPitch, map, full, 0, kv_head,
+                    slot_in_page(p_, tile.start + box * b.keys), outer);
+    }
+    __syncwarp();
+  }
+
   // Codes go to the converters, who hand them on as K and V, or those of V to the warps that transpose them.
   template <int kHeadDim, bool kValues>
   __device__ __forceinline__ void load_codes(const Task& task, int kv_head, const Tile& tile, int page) {
     const Turn turn = raw_turn_;
+    if (Config::kConverts) last_raw_ = turn;
     raw_turn_.next<Config::kRawStages>();
     ptx::wait_phase(places_.raw_empty(turn.stage), turn.parity ^ 1);
     if constexpr (!kValues) note_hidden(places_.raw_hidden(turn.stage), task, tile, page);
@@ -189,6 +231,8 @@ class Loader {
     const Turn turn = k_turn_;
     k_turn_.next<Config::kStages>();
     if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimQk, false>(task, kv_head, tile, page);
+    // The converters have filled what comes before, so that K's and V's stages are not two uses behind.
+    if (Config::kConverts) ptx::wait_phase(places_.raw_empty(last_raw_.stage), last_raw_.parity);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
     note_hidden(places_.hidden(turn.stage), task, tile, page);
     copy<Config::kBlocksQk>(task, tile, page, false, places_.k(turn.stage), places_.k_full(turn.stage), kv_head);
@@ -220,7 +264,7 @@ class Loader {
     bool bad = false;
     if (tile.cached) {
       const Boxes b = boxes_of(tile);
-      bad = !is_there(p_, page);
+      bad = lane_ < kBoxLanes && !is_there(p_, page);
 #pragma unroll 1
       for (int i = lane_ + kBoxLanes; i < b.count; i += 32)
         bad |= !is_there(p_, find_box(task, tile, b.first + i, false).page);
@@ -260,6 +304,7 @@ class Loader {
   const Places& places_;
   const int lane_;
   Turn k_turn_, v_turn_, raw_turn_;
+  Turn last_raw_{0, 1};  // the last use of the ring of codes; none yet counts as read
   unsigned edge_parity_ = 0;
 };
 

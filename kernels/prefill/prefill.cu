@@ -36,14 +36,21 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   float s[Config::kKeys / 2];
   Accumulators a;
   Turn slot;
-  while (has_task(places, slot)) {
-    const Task& task = places.task(slot.stage);  // read where needed: registers are scarce
-    attend.start(s);
+  // The next task may be looked up beside the last product of one.
+  constexpr bool kAhead = Config::kFarsighted;
+  int next = kAhead ? head_tile_of(places, slot) : 0;
+  while (kAhead ? next != kNoMoreTasks : has_task(places, slot)) {
+    const int at = slot.stage;
+    const Task& task = places.task(at);  // read where needed: registers are scarce
+    const int kv_head = Config::kHalves ? places.head_tile(at) * p.heads_of_tile / p.group : 0;
+    attend.start(task, kv_head, s);
     Rows rows;
-    rows.start(p, task, places.head_tile(slot.stage));
-    attend.run(task, rows, s, a);
-    finish_task(p, places, slot.stage, rows, a);
-    slot.next<kernels::kTaskSlots>();
+    rows.start(p, task, places.head_tile(at));
+    attend.run(task, kv_head, rows, s, a, [&] {
+      if (kAhead) slot.next<kernels::kTaskSlots>(), next = head_tile_of(places, slot);
+    });
+    finish_task(p, places, at, rows, a);
+    if (!kAhead) slot.next<kernels::kTaskSlots>();
   }
 }
 

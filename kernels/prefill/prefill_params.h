@@ -8,8 +8,8 @@
 namespace attune::kernels {
 
 // A run of key tiles for one block of packed rows (tokens of a sequence, the heads of a head tile inside), for every
-// head tile. Tiles of keys in the cache begin at multiples of the tile, those of dense keys at multiples beyond
-// num_cached; both are counted in one line.
+// head tile. Tiles of keys in the cache begin at multiples of the tile, those of dense keys at the first one
+// that is seen; both are counted in one line.
 struct alignas(16) Task {
   long long q_begin;   // first row of q in a ragged batch
   long long q_row;     // the sequence's first row of q among those that the TMA knows by one number
@@ -25,7 +25,11 @@ struct alignas(16) Task {
   int split;                 // of all blocks that are split: its counter
 };
 
-constexpr int kCapTerms = 5;
+// z (terms[0] + terms[1] z^2 + ..) for products z of a row whose largest is in [low, high].
+template <int kTerms>
+struct CapPolynomial {
+  float terms[kTerms], low, high;
+};
 
 // At the beginning of the schedule's part of the workspace.
 struct alignas(16) TaskList {
@@ -81,9 +85,10 @@ struct PrefillParams : DecodeParams {
   unsigned* parts_done;        // [splits][num_head_tiles]; 0 before and after each run
   Task* split_tasks;           // [splits]: the blocks of rows that are cut, for a kernel that merges them; or null
   // Softcap: the score in base 2 of a product s is cap_level (1 - 2 / (1 + 2^(cap_rate s))). In a row whose products'
-  // maximum is in [cap_low, cap_high] it is s (cap_terms[0] + cap_terms[1] s^2 + cap_terms[2] s^4 + ..) as far as that
-  // matters.
-  float cap_rate, cap_level, cap_terms[kCapTerms], cap_low, cap_high;
+  // maximum is small enough it is a polynomial, as far as that matters: the smaller, the shorter.
+  float cap_rate, cap_level;
+  CapPolynomial<3> cap_short;
+  CapPolynomial<5> cap_long;
 };
 
 // Rows of a cache of 8 bits as the TMA brings them: in blocks of 128 channels, zeros beyond the head dim. A box of a

@@ -128,23 +128,27 @@ struct Rows {
     for (int i = 0; i < Config::kKeys / 2; ++i)
       s[i] = fmaf(product_slope[kSloped ? i / 2 % 2 : 0], static_cast<float>(i / 4 * 8 + i % 2), s[i]);
   }
-  // The exponent of a product's weight where takes_polynomial(). A hidden product, -inf, stays that.
-  __device__ __forceinline__ static float capped_exponent(const PrefillParams& p, float s, float reference) {
+  // The exponent of a product's weight where it takes the polynomial. A hidden product, -inf, stays that.
+  template <int kTerms>
+  __device__ __forceinline__ static float capped_exponent(const kernels::CapPolynomial<kTerms>& cap, float s,
+                                                          float reference) {
     const float square = s * s;
-    float factor = p.cap_terms[kernels::kCapTerms - 1];
+    float factor = cap.terms[kTerms - 1];
 #pragma unroll
-    for (int i = kernels::kCapTerms - 2; i >= 0; --i) factor = fmaf(factor, square, p.cap_terms[i]);
+    for (int i = kTerms - 2; i >= 0; --i) factor = fmaf(factor, square, cap.terms[i]);
     return fmaf(s, factor, -reference);
   }
-  // Of a row with this maximum of products.
-  __device__ __forceinline__ static bool takes_polynomial(const PrefillParams& p, float max) {
-    return p.cap_low <= max && max <= p.cap_high;
+  // Whether all rows of the warp take a polynomial, by this thread's maxima of products.
+  template <int kTerms>
+  __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2]) {
+    const bool both = cap.low <= max[0] && max[0] <= cap.high && cap.low <= max[1] && max[1] <= cap.high;
+    return !__any_sync(0xffffffffu, !both);
   }
 
   // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.
   __device__ __forceinline__ Run whole_tiles(const Task& t, const TileLine<Config::kKeys>& line) const {
     const bool cached = Config::kCached && line.num_cached_tiles > 0;
-    const int base = cached ? 0 : t.num_cached, origin = cached ? line.cached_begin : line.dense_begin;
+    const int base = cached ? 0 : line.dense_start, origin = cached ? line.cached_begin : 0;
     int low = max(t.first_key, first_of_all), high = min(t.end_key, end_of_all);
     if (cached) high = min(high, t.num_cached);
     return {(max(low - base, 0) + Config::kKeys - 1) / Config::kKeys - origin, max(high - base, 0) / Config::kKeys - origin};
@@ -163,21 +167,30 @@ struct Rows {
     return first < end ? keys_before(end) & ~keys_before(first) : Seen{0};
   }
   // Row h of those that `seen` has no bit of.
+  template <int kCount = Config::kKeys / 2>
   __device__ __forceinline__ static void hide_row(int h, Seen seen, float (&s)[Config::kKeys / 2]) {
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 4; ++i) {
+    for (int i = 0; i < kCount / 2; ++i) {
       if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
     }
   }
+  // What the rows see of a tile by their positions.
+  struct View {
+    Seen row[2];
+  };
+  __device__ __forceinline__ View view(const PrefillParams& p, const Tile& tile) const {
+    return {{seen_by_position(p, tile, 0), seen_by_position(p, tile, 1)}};
+  }
   // flagged: keys of the tile may lie on pages that are not there; `hidden` is the shared address of which.
-  __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, bool flagged, unsigned hidden,
-                                       float (&s)[Config::kKeys / 2]) const {
+  template <int kCount>
+  __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, const View& view, bool flagged,
+                                       unsigned hidden, float (&s)[Config::kKeys / 2]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      Seen seen = seen_by_position(p, tile, h);
+      Seen seen = view.row[h];
       if (flagged) seen &= ~hidden_keys(hidden);
       if constexpr (kBits) seen = seen_by_bits(p, tile, h, seen);
-      hide_row(h, seen, s);
+      hide_row<kCount>(h, seen, s);
     }
   }
 

@@ -99,24 +99,25 @@ __device__ __forceinline__ float scale_of(const PrefillParams& p, const Task& t,
   return scale.data[s.page * scale.page_stride + s.slot * scale.slot_stride + kv_head * scale.head_stride];
 }
 
-// Tiles of a key range. Those of cached keys come first.
+// Tiles of a key range. Those of cached keys come first, and begin at multiples, as pages do; those of dense keys begin at
+// the first that is seen, so that none is touched for a few.
 template <int kKeys>
 struct TileLine {
-  int cached_begin, num_cached_tiles, dense_begin, num_tiles;
+  int cached_begin, num_cached_tiles, num_tiles;
+  int dense_start;  // a key
   __device__ __forceinline__ TileLine(int num_cached, int first_key, int end_key) {
     cached_begin = first_key / kKeys;
     num_cached_tiles = 0;
     if (first_key < min(end_key, num_cached))
       num_cached_tiles = (min(end_key, num_cached) + kKeys - 1) / kKeys - cached_begin;
-    dense_begin = (max(first_key, num_cached) - num_cached) / kKeys;
+    dense_start = max(first_key, num_cached);
     num_tiles = num_cached_tiles;
-    if (end_key > max(first_key, num_cached))
-      num_tiles += (end_key - num_cached + kKeys - 1) / kKeys - dense_begin;
+    if (end_key > dense_start) num_tiles += (end_key - dense_start + kKeys - 1) / kKeys;
   }
   __device__ __forceinline__ bool is_cached(int i) const { return i < num_cached_tiles; }
   // The first key of tile i.
-  __device__ __forceinline__ int start(const Task& t, int i) const {
-    return is_cached(i) ? (cached_begin + i) * kKeys : t.num_cached + (dense_begin + i - num_cached_tiles) * kKeys;
+  __device__ __forceinline__ int start(int i) const {
+    return is_cached(i) ? (cached_begin + i) * kKeys : dense_start + (i - num_cached_tiles) * kKeys;
   }
 };
 
@@ -135,7 +136,7 @@ template <int kKeys>
 __device__ __forceinline__ Tile tile_at(const Task& t, const TileLine<kKeys>& line, int i) {
   Tile x;
   x.cached = line.is_cached(i);
-  x.start = line.start(t, i);
+  x.start = line.start(i);
   x.low = max(x.start, t.first_key);
   x.high = max(x.low, min(min(x.start + kKeys, t.end_key), x.cached ? t.num_cached : t.end_key));
   return x;

@@ -32,8 +32,8 @@ class Transposer {
       if (places_.head_tile(slot) == kNoMoreTasks) return;
       const Task& task = places_.task(slot);
       for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
-        const int start = (task.first_key / Config::kKeys + i) * Config::kKeys, low = max(task.first_key - start, 0);
-        transpose(low, max(low, min(task.end_key - start, Config::kKeys)));
+        const int start = task.first_key + i * Config::kKeys;
+        transpose(0, max(0, min(task.end_key - start, Config::kKeys)));
       }
       __syncwarp();
       if (lane_ == 0) ptx::arrive(places_.task_empty(slot));

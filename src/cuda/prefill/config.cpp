@@ -24,24 +24,37 @@ int score_bits(const Problem& p) {
   return decode::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : 32);
 }
 
-// tanh(y) = y (1 + t1 y^2 + ..) for |y| <= kCapRange, with an error of 8.9e-7: by least squares with weights that even
-// out the error. Beyond, it grows faster than tanh.
-constexpr double kCapRange = 0.85;
-constexpr std::array<double, kernels::kCapTerms> kTanh = {1, -0.333209604, 0.131858423, -0.047966212, 0.0111100888};
-// Where the polynomial fails for small scores, the row's largest is so many powers of two above them.
-constexpr double kCapGap = 24;
+// tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, by least squares with weights that even out the error: below 8e-7.
+// Beyond, it sinks faster than tanh: the row's largest score must be `gap` powers of two above those. That leaves
+// errors of weights of 2^-26 of the largest at most.
+struct Tanh3 {
+  static constexpr double kRange = 0.375, kGap = 16.5;
+  static constexpr std::array<double, 3> kTerms = {0.9999854, -0.33248844, 0.12098797};
+};
+struct Tanh5 {
+  static constexpr double kRange = 0.85, kGap = 24;
+  static constexpr std::array<double, 5> kTerms = {0.99999181, -0.333095, 0.13136762, -0.0471443, 0.01063774};
+};
+
+// Of a softcap of level / log2 e, for y = product * of_product.
+template <class Tanh, int kTerms>
+void fill_polynomial(double level, double of_product, kernels::CapPolynomial<kTerms>& k) {
+  const double edge = std::tanh(Tanh::kRange);
+  bool fits = Tanh::kGap / level < 2 * edge;
+  double power = level * of_product;
+  for (size_t i = 0; i < Tanh::kTerms.size(); ++i, power *= of_product * of_product) {
+    k.terms[i] = static_cast<float>(Tanh::kTerms[i] * power);
+    fits = fits && std::isnormal(k.terms[i]);
+  }
+  k.low = fits ? static_cast<float>(std::atanh(Tanh::kGap / level - edge) / of_product) : 0.0f;
+  k.high = fits ? static_cast<float>(Tanh::kRange / of_product) : -1.0f;
+}
 
 void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
-  const double of_product = scale / softcap, level = softcap * std::numbers::log2e, edge = std::tanh(kCapRange);
-  bool fits = kCapGap / level < 2 * edge;
-  double power = level * of_product;
-  for (size_t i = 0; i < kTanh.size(); ++i, power *= of_product * of_product) {
-    k.cap_terms[i] = static_cast<float>(kTanh[i] * power);
-    fits = fits && std::isnormal(k.cap_terms[i]);
-  }
+  const double of_product = scale / softcap, level = softcap * std::numbers::log2e;
   k.cap_rate = static_cast<float>(2 * std::numbers::log2e * of_product), k.cap_level = static_cast<float>(level);
-  k.cap_low = fits ? static_cast<float>(std::atanh(kCapGap / level - edge) / of_product) : 0.0f;
-  k.cap_high = fits ? static_cast<float>(kCapRange / of_product) : -1.0f;
+  fill_polynomial<Tanh3>(level, of_product, k.cap_short);
+  fill_polynomial<Tanh5>(level, of_product, k.cap_long);
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -99,7 +112,7 @@ KernelSpec Config::main_kernel() const {
            define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score),
            define("ATTUNE_MASK", mask), define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
            define("ATTUNE_KEYS", keys), define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype),
-           define("ATTUNE_RAW_STAGES", raw_stages)},
+           define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
           shared_bytes()};
 }
 
@@ -164,6 +177,8 @@ Config choose_config(const Problem& p, int num_sms) {
   c.head_dim_v = static_cast<int>(p.head_dim_v);
   c.dtype = c.cache_dtype = p.q.dtype;
   if (p.cache) c.cache_dtype = p.cache.k.dtype;
+  c.token_scales = p.cache && (p.cache.k_scale.mode == KvScale::Mode::kTokenHead ||
+                               p.cache.v_scale.mode == KvScale::Mode::kTokenHead);
   c.out_dtype = p.out.dtype;
   c.score = score_bits(p);
   c.mask = decode::mask_bits(p);

@@ -23,6 +23,7 @@ struct Config {
   int raw_stages = 0;          // of the ring of codes, where the cache, or everything, has 8 bits
   int score = 0, mask = 0;
   bool cached = false, dense = false;
+  bool token_scales = false;  // K or V of the cache has a scale for each token
 
   kernels::T5Table t5 = {};  // buckets; the table itself comes with a run
   int heads_of_tile = 1;     // query heads that share a block of rows

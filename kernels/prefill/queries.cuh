@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queries of bf16 become fp16, in place, where they meet codes that have: each row times a power of two, after which its
+// largest number is between 2^15 and 2^16. That is exact but for numbers that are 2^-32 or less of the row's largest,
+// which are rounded to multiples of 2^-39 of it.
+#pragma once
+
+#include "prefill/config.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::prefill {
+
+class HalfQueries {
+ public:
+  // The thread's two rows; a quad has a row. k_scale: of all keys; its sign moves to q. Row h's products are to be
+  // multiplied with factor[h].
+  __device__ __forceinline__ static void convert(const Places& places, int group, float k_scale, float (&factor)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const unsigned row = row_of_thread() + 8 * h;
+      // A quad's chunks, of the line's first half and of its second, so that neighbours' do not meet in banks.
+      const unsigned at = places.q() + row * 128 + ((threadIdx.x % 4 * 16) ^ (row % 2 * 64));
+      unsigned top = 0;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        unsigned words[4];
+        ptx::load_shared_four(chunk_at(at, i), words);
+#pragma unroll
+        for (unsigned word : words) top = max(max(top, word & 0x7fff0000u), word << 16 & 0x7fff0000u);
+      }
+      top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      // As bits of fp32. Rows of nothing beyond 2^-100 stay that small.
+      const unsigned exponent = max(top & 0x7f800000u, 27u << 23);
+      const float scale = k_scale == 0.0f ? 0.0f : __uint_as_float((269u << 23) - exponent);
+      factor[h] = fabsf(k_scale) * __uint_as_float(exponent - (15u << 23));
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        unsigned words[4];  // read again: registers are scarce
+        ptx::load_shared_four(chunk_at(at, i), words);
+#pragma unroll
+        for (unsigned& word : words) {
+          const float times = k_scale < 0.0f ? -scale : scale;
+          word = ptx::pack_f16(__uint_as_float(word << 16) * times, __uint_as_float(word & 0xffff0000u) * times);
+        }
+        ptx::store_shared_four(chunk_at(at, i), words);
+      }
+    }
+    ptx::fence_async_proxy();
+    ptx::sync_some(kQueriesOfGroup + group, 128);
+  }
+
+ private:
+  static constexpr int kChunks = 2 * Config::kBlocksQk;
+  __device__ __forceinline__ static unsigned chunk_at(unsigned at, int i) {
+    return (at ^ (i % 2 * 64)) + i / 2 * Config::kRows * 128;
+  }
+};
+
+}  // namespace attune::prefill

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of a thread's products of a tile: maxima, exponentials, sums, and factors. kCount: registers that have
+// products.
+#pragma once
+
+#include "prefill/accumulators.cuh"
+#include "ptx/registers.cuh"
+
+namespace attune::prefill {
+
+constexpr bool kManyRegisters = Config::kChannels <= 128;
+constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
+
+// 2^exponent(j) to s[j], in groups: exponents of the next one are computed beside the exponentials of one, of which
+// the special-function unit takes one every 8 clocks. A group is a loop that is left at once, as tile numbers are not
+// negative: the compiler moves nothing across its borders, and would else have all exponents computed first.
+template <int kCount, class Exponent>
+__device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent) {
+  constexpr int kGroup = Rows::kCapped ? 8 : 16;
+  static_assert(kCount % kGroup == 0);
+#pragma unroll
+  for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
+#pragma unroll
+  for (int first = 0; first < kCount; first += kGroup) {
+    do {
+#pragma unroll
+      for (int j = first; j < first + kGroup; ++j) {
+        s[j] = ptx::exp2_approx(s[j]);
+        if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
+      }
+    } while (static_cast<int>(ptx::kept(tile)) < 0);
+  }
+}
+
+__device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
+// The maximum of this thread's products of row h and, without slopes, of x. Chains of their own for neighbours: too few
+// warps hide what a long chain waits for.
+template <int kCount, class T, class Bits, class Max>
+__device__ __forceinline__ T top_of_row(const float (&s)[Config::kKeys / 2], int h, T x, const Bits& bits,
+                                        const Max& largest) {
+  T top[kChains];
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+    const T first = bits(s[4 * j + 2 * h]), second = bits(s[4 * j + 2 * h + 1]);
+    top[j % kChains] = largest(j >= kChains ? top[j % kChains] : Rows::kSloped ? first : x, first, second);
+  }
+#pragma unroll
+  for (int j = 1; j < kChains; j += 2) top[0] = largest(top[0], top[j], top[j + 1 < kChains ? j + 1 : j]);
+  return top[0];
+}
+
+// a.max, with this tile.
+template <int kCount>
+__device__ __forceinline__ void raise(const Rows& rows, int start, const float (&s)[Config::kKeys / 2],
+                                      Accumulators& a) {
+  float top[2];
+  // Where the largest is not negative, it is that of the numbers' bits as integers: three at a time.
+  if (kManyRegisters && !Rows::kSloped &&
+      !__any_sync(0xffffffffu, (bits_of(a.max[0]) | bits_of(a.max[1])) < 0)) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      top[h] = __uint_as_float(top_of_row<kCount>(s, h, bits_of(a.max[h]), bits_of,
+                                         [](int x, int y, int z) { return max(max(x, y), z); }));
+  } else {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      top[h] = top_of_row<kCount>(s, h, a.max[h], [](float x) { return x; },
+                          [](float x, float y, float z) { return fmaxf(x, fmaxf(y, z)); });
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if constexpr (Rows::kSloped)
+      top[h] = fmaxf(a.max[h], fmaf(-rows.product_slope[h], rows.distance_of(h, start), top[h]));
+    top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 1));
+    a.max[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 2));
+  }
+}
+
+// The weights' sums; not right after the exponentials, each of which would be waited for.
+template <int kCount>
+__device__ __forceinline__ void add_up(const float (&s)[Config::kKeys / 2], const float (&lowered)[2],
+                                       Accumulators& a) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float sum[kChains] = {a.sum[h] * lowered[h]};
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) sum[i % kChains] += s[i / 2 * 4 + 2 * h + i % 2];
+    a.sum[h] = sum[0];
+#pragma unroll
+    for (int j = 1; j < kChains; ++j) a.sum[h] += sum[j];
+  }
+}
+
+// scales: of the tile's keys, in shared memory.
+__device__ __forceinline__ void multiply_columns(const float* scales, float (&s)[Config::kKeys / 2]) {
+#pragma unroll
+  for (int j = 0; j < Config::kKeys / 8; ++j) {
+    const float2 x = *reinterpret_cast<const float2*>(scales + 8 * j + threadIdx.x % 4 * 2);
+    s[4 * j] *= x.x, s[4 * j + 1] *= x.y, s[4 * j + 2] *= x.x, s[4 * j + 3] *= x.y;
+  }
+}
+
+__device__ __forceinline__ void multiply_rows(const float (&factor)[2], float (&s)[Config::kKeys / 2]) {
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 2; ++i) s[i] *= factor[i / 2 % 2];
+}
+
+__device__ __forceinline__ void rescale(const float (&lowered)[2], float (&o)[Config::kChannels / 2]) {
+#pragma unroll
+  for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= lowered[i / 2 % 2];
+}
+
+}  // namespace attune::prefill
