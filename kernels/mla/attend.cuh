@@ -116,7 +116,7 @@ class Attend {
     release(turn, 1);
   }
 
-  // Group 1: both tiles. What group 0 waits for comes first.
+  // Group 1: both tiles.
   __device__ __forceinline__ void follow(Turn first, Turn second, bool last, Accumulators& a) {
     float s[Config::kKeys / 2], lowered[2];
     unsigned weights[kWeights];
@@ -158,11 +158,10 @@ class Attend {
     ptx::pin(s);
     int accumulate = 0;
 #pragma unroll
-    for (int j = 0; j < kParts; ++j) {
-      const int part = kGroup == 1 && kSecondHalfFirst && j > 0 ? (j + 1) % 4 + 1 : j;
+    for (int part = 0; part < kParts; ++part) {
       if (part_at(part).count == 0) continue;
       ptx::wait_phase(places_.k_full(turn.stage, part), turn.parity);
-      if (Config::kDecodes) ptx::fence_async_proxy();
+      if (!Config::kCopiesBoxes) ptx::fence_async_proxy();
       ptx::fence_products();
 #pragma unroll
       for (int i = 0; i < 4 * part_at(part).count; ++i) {
@@ -193,7 +192,7 @@ class Attend {
   __device__ __forceinline__ void wait_for_values(Turn turn) const {
     ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
     ptx::wait_phase(places_.k_full(turn.stage, 2 + 2 * kGroup), turn.parity);
-    if (Config::kDecodes) ptx::fence_async_proxy();
+    if (!Config::kCopiesBoxes) ptx::fence_async_proxy();
   }
 
   // Weights may exceed 1 by so many powers of 2 before o is multiplied: seldom after the first tile.

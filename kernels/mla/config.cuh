@@ -15,10 +15,6 @@
 #include "tile/mla_codec.cuh"
 #include "tile/turn.cuh"
 
-#ifndef ATTUNE_MLA_FETCH_ROWS
-#define ATTUNE_MLA_FETCH_ROWS 0
-#endif
-
 namespace attune::mla {
 
 using kernels::PrefillParams;
@@ -73,8 +69,6 @@ __device__ __forceinline__ constexpr Part part_at(int i) {
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
 constexpr int kKeysOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
-// Group 1 multiplies keys by the half of V first that it frees itself, which is free sooner.
-constexpr bool kSecondHalfFirst = !Config::kDecodes;
 
 // Stage and parity of a tile's buffer, by the tiles before it, of all tasks.
 static_assert(Config::kStages == 2, "stages and parities are bits of the count");

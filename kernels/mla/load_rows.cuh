@@ -51,12 +51,7 @@ class RowCopies {
     absent_ = __ballot_sync(0xffffffffu, row == nullptr);
     __syncwarp();  // all lanes have read what was there
     if (lane() < kRows) *places_.row(own()) = row;
-    if (ATTUNE_MLA_FETCH_ROWS && lane() < kRows && row != nullptr) ptx::prefetch_bytes(row, Config::kChunks * 128);
     __syncwarp();
-  }
-  // The half of a tile's values that is free first, and multiplied first.
-  __device__ __forceinline__ static int first_half(const Task& task, int i) {
-    return kSecondHalfFirst && (task.tile_end - i) % 2 == 0 ? 1 : 0;
   }
   // Has the rows of a tile that has been found copied. hand_over(part) when the copies of a part are under way.
   template <class HandOver>
@@ -70,20 +65,12 @@ class RowCopies {
     }
     note_tile(p_, places_, turn.stage, task, i);
     __syncwarp();
-    if (part_at(0).count != 0) {
-      copy(turn.stage, part_at(0), pieces);
-      hand_over(0);
-    }
-    const int begin = first_half(task, i);
-#pragma unroll 1
-    for (int j = 0; j < 2; ++j) {
-      const int half = begin ^ j;
-      wait_empty(places_, turn, 1 + half);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        copy(turn.stage, {4 * half + 2 * k, 2}, pieces);
-        hand_over(1 + 2 * half + k);
-      }
+    for (int part = 0; part < kParts; ++part) {
+      if (part == 1 || part == 3) wait_empty(places_, turn, half_of(part));
+      if (part_at(part).count == 0) continue;
+      copy(turn.stage, part_at(part), pieces);
+      hand_over(part);
     }
   }
 
@@ -153,34 +140,16 @@ class RowLoader {
       const int next = max(i - 1, task.tile_begin), answer = copies_.ask(task, head_tile, next);
       const Turn turn = turn_of(tiles_++);
       if (i == task.tile_begin) walk.take();  // while the tile's buffer is not yet empty
-      copies_.copy_tile(turn, task, i, [](int) { ptx::commit_copies(); });
-      hand_over(turn.stage, RowCopies::first_half(task, i));
+      copies_.copy_tile(turn, task, i, [&](int part) {
+        // The copies count when they are there; what the warp has stored, now.
+        const unsigned full = places_.k_full(turn.stage, part);
+        ptx::arrive_after_copies(full);
+        if (threadIdx.x % 32 == 0) ptx::arrive(full);
+      });
       copies_.find(task, head_tile, next, answer);
       if (first) walk.copy_queries();
       first = false;
     }
-  }
-
-  // Tells the math groups of the parts of a tile, one after the other, each a group of copies. They could be told by the
-  // copies themselves, but then each math warp would need a fence a part, for which it waits longer than for the part.
-  __device__ __forceinline__ void hand_over(int stage, int first_half) const {
-    if (part_at(0).count != 0) {
-      ptx::wait_copies<4>();
-      arrive(stage, 0);
-    }
-    ptx::wait_copies<3>();
-    arrive(stage, 1 + 2 * first_half);
-    ptx::wait_copies<2>();
-    arrive(stage, 2 + 2 * first_half);
-    ptx::wait_copies<1>();
-    arrive(stage, 3 - 2 * first_half);
-    ptx::wait_copies<0>();
-    arrive(stage, 4 - 2 * first_half);
-  }
-  __device__ __forceinline__ void arrive(int stage, int part) const {
-    ptx::fence_async_proxy();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_full(stage, part));
   }
 
   const PrefillParams& p_;

@@ -26,8 +26,8 @@
 
 namespace attune::mla {
 
-// At a part of a tile: the copy engine, or the warps that bring its rows.
-constexpr int kArrivals = Config::kCopiesBoxes ? 1 : Config::kLoaders / 32;
+// At a part of a tile: the copy engine; warps that decode; or threads for their copies and warps for what they store.
+constexpr int kArrivals = Config::kCopiesBoxes ? 1 : Config::kDecodes ? Config::kLoaders / 32 : Config::kLoaders + 4;
 
 // All threads that use each other's shared memory.
 __device__ __forceinline__ void meet() {

@@ -58,11 +58,6 @@ __device__ __forceinline__ void prefetch_line(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
 }
 
-// Has the L2 fetch bytes, a multiple of 16, from a multiple of 16 on. PTX ISA, "cp.async.bulk.prefetch".
-__device__ __forceinline__ void prefetch_bytes(const void* global, unsigned bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
-
 // Loads of what nobody writes while the kernel runs, issued where they stand: the compiler does not move them to where
 // their result is needed. Past L1; the L2 fetches 128 bytes. PTX ISA, "ld.global.nc".
 __device__ __forceinline__ uint4 load_early_four(const void* global) {
@@ -85,6 +80,12 @@ __device__ __forceinline__ unsigned load_early(const unsigned char* global) {
 
 // Closes a group of the copies that this thread has issued since the last one; it may be empty.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// An arrival at a barrier in shared memory (ptx/barrier.cuh) once this thread's copies so far are there; it is one of those
+// that the barrier counts. PTX ISA, "cp.async.mbarrier.arrive".
+__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 
 // Waits until at most kPending of this thread's groups, the youngest, are unfinished.
 template <int kPending>

@@ -23,7 +23,6 @@ void copy_async(unsigned shared, const void* global, unsigned valid, unsigned lo
   copy_async<kBytes>(shared, global, valid);
 }
 inline void prefetch_line(const void*) {}
-inline void prefetch_bytes(const void*, unsigned) {}
 inline uint4 load_early_four(const void* global) {
   uint4 x;
   std::memcpy(&x, global, 16);
@@ -31,6 +30,7 @@ inline uint4 load_early_four(const void* global) {
 }
 inline unsigned load_early(const unsigned* global) { return *global; }
 inline unsigned load_early(const unsigned char* global) { return *global; }
+inline void arrive_after_copies(unsigned barrier) { emulator::arrive(barrier, 0); }
 inline void commit_copies() {}
 template <int kPending>
 void wait_copies() {}
