@@ -120,7 +120,7 @@ class Attend {
     release(turn, 1);
   }
 
-  // Group 1: both tiles. What group 0 waits for comes first.
+  // Group 1: both tiles.
   __device__ __forceinline__ void follow(Turn first, Turn second, bool last, Accumulators& a) {
     float s[Config::kKeys / 2], lowered[2];
     unsigned weights[kWeights];
@@ -174,8 +174,7 @@ class Attend {
     int accumulate = 0;
 #pragma unroll
     for (int j = 0; j < kParts; ++j) {
-      const bool turned = kGroup == 1 && ATTUNE_MLA_ORDER && Config::kCopiesBoxes && j > 0;
-      const int part = turned ? (j + 1) % 4 + 1 : part_in_turn(j);
+      const int part = part_in_turn(j);
       if (part_at(part).count == 0) continue;
       ptx::wait_phase(places_.k_full(turn.stage, part), turn.parity);
       if (Config::kReadersFence) ptx::fence_async_proxy();
@@ -308,7 +307,7 @@ class Attend {
   __device__ __forceinline__ void release(Turn turn, int half) const {
     if (half == kKeysOnly) __syncwarp();  // all lanes have read what lies beside the keys
     const unsigned barrier = places_.k_empty(turn.stage, half);
-    if constexpr (Config::kWriters == 1) {
+    if constexpr (Config::kCluster == 1) {
       if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
     } else {  // both blocks write to the buffers of both
       if (threadIdx.x % 32 < Config::kCluster) ptx::arrive_in_cluster(ptx::shared_in_block(barrier, threadIdx.x % 32));

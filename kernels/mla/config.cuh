@@ -15,19 +15,6 @@
 #include "tile/mla_codec.cuh"
 #include "tile/turn.cuh"
 
-#ifndef ATTUNE_MLA_FETCH
-#define ATTUNE_MLA_FETCH 0
-#endif
-#ifndef ATTUNE_MLA_ORDER
-#define ATTUNE_MLA_ORDER 0
-#endif
-#ifndef ATTUNE_MLA_ALONE
-#define ATTUNE_MLA_ALONE 0
-#endif
-#ifndef ATTUNE_MLA_WIDE
-#define ATTUNE_MLA_WIDE 0
-#endif
-
 namespace attune::mla {
 
 using kernels::PrefillParams;
@@ -50,8 +37,6 @@ struct Config {
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
   // Blocks that take neighbouring head tiles of a task side by side and share the keys that they have copied or decode.
   static constexpr int kCluster = ATTUNE_CLUSTER;
-  // Blocks that write to each other's buffers.
-  static constexpr int kWriters = kCopiesBoxes && ATTUNE_MLA_ALONE ? 1 : kCluster;
   // What threads have stored must be made visible to products: by those who read it, unless the copy engine reads it
   // too, so that those who store it have done so.
   static constexpr bool kReadersFence = !kCopiesBoxes && kCluster == 1;

@@ -41,8 +41,6 @@ class BoxLoader {
   }
 
  private:
-  static constexpr bool kFetchesAhead = Config::kCluster > 1 && ATTUNE_MLA_FETCH;
-
   // Of the two buffers and the two halves of a tile the warp has one each; the first half comes with what is in K only.
   __device__ __forceinline__ int stage() const { return warp_ % 2; }
   __device__ __forceinline__ bool second_half() const { return warp_ >= 2; }
@@ -93,7 +91,9 @@ class BoxLoader {
     const int page = next_page_;
     if (more) next_page_ = page_of_box(batch, start - 2 * Config::kKeys);
     const bool absent = !prefill::is_there(p_, page);
-    const int outer = outer_of(page), row = prefill::slot_in_page(p_, start + box_of_lane());
+    // Beyond the pages there is nothing: a copy brings zeros.
+    const int outer = absent ? static_cast<int>(p_.num_pages) : page,
+              row = prefill::slot_in_page(p_, start + box_of_lane());
     if (!second_half()) {
       wait_empty(kKeysOnly);
       if (__any_sync(0xffffffffu, absent) || has(kNoted)) note_plain(absent);
@@ -105,18 +105,6 @@ class BoxLoader {
       copy_parts<3, kParts>(kv_head, row, outer);
     }
     state_ ^= kParity;
-    if (kFetchesAhead && more) {
-      const int next_row = prefill::slot_in_page(p_, start - 2 * Config::kKeys + box_of_lane());
-      if (second_half()) {
-        fetch_parts<3, kParts>(kv_head, next_row, outer_of(next_page_));
-      } else {
-        fetch_parts<0, 3>(kv_head, next_row, outer_of(next_page_));
-      }
-    }
-  }
-  // Beyond the pages there is nothing: a copy brings zeros.
-  __device__ __forceinline__ int outer_of(int page) const {
-    return prefill::is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
   }
   // A lane has a box of a tile, one after the other, again and again: its first key.
   __device__ __forceinline__ int box_of_lane() const {
@@ -140,9 +128,9 @@ class BoxLoader {
 #pragma unroll
         for (int part = kBegin; part < kEnd; ++part) {
           const unsigned to = places_.k(stage()) + (b << shift) * 128, barrier = places_.k_full(stage(), part);
-          if constexpr (Config::kWriters > 1) {
+          if constexpr (Config::kCluster > 1) {
             // Every other chunk of a part, to both blocks.
-            const int odd = share(), chunk = part_at(part).chunk + odd;
+            const int odd = (stage() + ptx::cluster_rank()) % 2, chunk = part_at(part).chunk + odd;
             if (odd < part_at(part).count) {
               ptx::copy_box_to_blocks(3, to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box,
                                       outer_of_box);
@@ -160,25 +148,6 @@ class BoxLoader {
       __syncwarp();
     }
   }
-  // Has the L2 fetch the same parts of the tile that the warp copies next.
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ void fetch_parts(int kv_head, int row, int outer) const {
-#pragma unroll 1
-    for (int b = 0; b < Config::kKeys >> p_.box_shift; ++b) {
-      const int row_of_box = __shfl_sync(0xffffffffu, row, b), outer_of_box = __shfl_sync(0xffffffffu, outer, b);
-      if (ptx::elect()) {
-#pragma unroll
-        for (int part = kBegin; part < kEnd; ++part) {
-          const int odd = share();
-          if (odd < part_at(part).count)
-            ptx::prefetch_box(k_, 64 * (part_at(part).chunk + odd), kv_head, row_of_box, outer_of_box);
-        }
-      }
-      __syncwarp();
-    }
-  }
-  // In a cluster: which chunk of two the block has copied.
-  __device__ __forceinline__ int share() const { return (stage() + ptx::cluster_rank()) % 2; }
   __device__ __forceinline__ int page_of_box(int batch, int start) const {
     return prefill::find_slot(p_, batch, start + box_of_lane(), false).page;
   }

@@ -105,11 +105,7 @@ class RowCopies {
       for (int j = 0; j < 2; ++j) {
         const int chunk = channels.chunk + j;
         if (j >= channels.count) continue;
-        if constexpr (ATTUNE_MLA_WIDE) {
-          ptx::copy_async_of_256(to + chunk * Config::kChunkBytes, pieces.from[i] + 128 * chunk, pieces.valid[i]);
-        } else {
-          ptx::copy_async<16>(to + chunk * Config::kChunkBytes, pieces.from[i] + 128 * chunk, pieces.valid[i]);
-        }
+        ptx::copy_async<16>(to + chunk * Config::kChunkBytes, pieces.from[i] + 128 * chunk, pieces.valid[i]);
       }
     }
   }

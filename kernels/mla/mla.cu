@@ -43,7 +43,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       for (int part = 0; part < kParts; ++part) ptx::init_barrier(places.k_full(stage, part), kArrivals);
-      for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4 * Config::kWriters);
+      for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4 * Config::kCluster);
     }
     for (int i = 0; i < kernels::kTaskSlots; ++i) {
       ptx::init_barrier(places.task_full(i), prefill::TaskFeed<Places>::kTaskVectors);

@@ -26,12 +26,6 @@ __device__ __forceinline__ void copy_async(unsigned shared, const void* global, 
   }
 }
 
-// 16 bytes, of which the first `valid` are read; the L2 fetches 256 bytes at a time.
-__device__ __forceinline__ void copy_async_of_256(unsigned shared, const void* global, unsigned valid) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid)
-               : "memory");
-}
-
 // What the L2 evicts before anything else: lines that are read once. A constant in SASS. PTX ISA, "createpolicy".
 __device__ __forceinline__ unsigned long long evict_first_policy() {
   unsigned long long policy;

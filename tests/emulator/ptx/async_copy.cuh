@@ -17,9 +17,6 @@ void copy_async(unsigned shared, const void* global, unsigned valid) {
   std::memset(shared_pointer(shared), 0, kBytes);
   if (valid > 0) std::memcpy(shared_pointer(shared), global, valid);
 }
-inline void copy_async_of_256(unsigned shared, const void* global, unsigned valid) {
-  copy_async<16>(shared, global, valid);
-}
 inline unsigned long long evict_first_policy() { return 0; }
 template <int kBytes>
 void copy_async(unsigned shared, const void* global, unsigned valid, unsigned long long) {
