@@ -335,7 +335,7 @@ class Loader {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         keep[i] = (kept >> (2 * i) & 1) * 0xffffu | (kept >> (2 * i + 1) & 1) * 0xffff0000u;
-#pragma unroll
+#pragma unroll 2
       for (int i = 0; i < Config::kChannels / 32; ++i) {
         const int row = 32 * i + lane_;  // swizzled by 32 bytes
         const unsigned piece = at + (key / 16 * Config::kChannels + row) * 32 + ((key / 8 ^ row / 4) % 2) * 16;
