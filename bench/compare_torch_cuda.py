@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times attention of prompts by attune and by PyTorch's scaled_dot_product_attention on one GPU, in turns.
 
-Needs the attune package, PyTorch and a GPU. PyTorch runs what it can of a shape, with cuDNN and with flash attention; where
-it can, results are compared too. TFLOP/s count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a query head and
+Needs the attune package, PyTorch and a GPU. PyTorch runs what it can of a shape, with cuDNN and with flash attention, and fp32
+with its memory-efficient attention (on keys repeated for each head beforehand); where it can, results are compared too. TFLOP/s count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a query head and
 a key.
 
 usage: bench/compare_torch_cuda.py [--rounds N] [--filter REGEX] [--no-torch] [--json FILE]
@@ -19,7 +19,8 @@ import attune
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
+            "effic.": SDPBackend.EFFICIENT_ATTENTION}
 SECONDS = 0.02  # of one measurement, about
 
 
@@ -72,7 +73,8 @@ class Case:
         for name, make in fields.items():
             arguments[name] = make(heads_q) if callable(make) else make
         self.arguments = arguments
-        self.out = torch.empty(total, heads_q, dim_v, device="cuda", dtype=torch.bfloat16)
+        self.out = torch.empty(total, heads_q, dim_v, device="cuda",
+                               dtype=torch.float32 if self.dtype == torch.float32 else torch.bfloat16)
         return attune.Plan(self.q, out=self.out, **arguments)
 
     def torch_call(self):
@@ -80,6 +82,9 @@ class Case:
         q, k, v = (x.view(batch, n_q, x.shape[1], x.shape[2]).transpose(1, 2)
                    for x in (self.q, self.arguments["k"], self.arguments["v"]))
         grouped = self.heads[0] != self.heads[1]
+        if self.dtype == torch.float32 and grouped:
+            k, v = (x.repeat_interleave(self.heads[0] // self.heads[1], dim=1) for x in (k, v))
+            grouped = False
         return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=grouped)
 
 
@@ -95,10 +100,15 @@ def paged(cached, heads_kv, dim_qk, dim_v, page_size=16, layout="nhd", dtype=tor
     for b, n in enumerate(pages):
         table[b, :n] = order[at:at + n]
         at += n
-    shape = (sum(pages), page_size, heads_kv) if layout == "nhd" else (sum(pages), heads_kv, page_size)
-    k, v = normal(*shape, dim_qk, dtype=dtype), normal(*shape, dim_v, dtype=dtype)
+    if layout == "xpacked":
+        x = 16 // dtype.itemsize
+        k = normal(sum(pages), heads_kv, dim_qk // x, page_size, x, dtype=dtype)
+        v = normal(sum(pages), heads_kv, dim_v, page_size, dtype=dtype)
+    else:
+        shape = (sum(pages), page_size, heads_kv) if layout == "nhd" else (sum(pages), heads_kv, page_size)
+        k, v = normal(*shape, dim_qk, dtype=dtype), normal(*shape, dim_v, dtype=dtype)
     scales = {}
-    if dtype != torch.bfloat16:
+    if dtype.itemsize == 1:
         scale = INT8_UNIT if dtype == torch.int8 else 1.0
         scales = {name: torch.tensor([scale], device="cuda") for name in ("k_scale", "v_scale")}
     return {"cache": attune.KVCache(k, v, page_table=table.cuda(), layout=layout, **scales),
@@ -114,6 +124,13 @@ def codes(batch, seqlen, heads, head_dim=(128, 128), causal=True):
     """Queries, keys and values of e4m3."""
     case = dense(batch, seqlen, heads, head_dim, causal, dtype=torch.float8_e4m3fn)
     case.name, case.torch_runs = case.name.replace("dense/", "e4m3/"), False
+    return case
+
+
+def floats(batch, seqlen, heads, head_dim=(128, 128), causal=True):
+    """Queries, keys and values of fp32."""
+    case = dense(batch, seqlen, heads, head_dim, causal, dtype=torch.float32)
+    case.name = case.name.replace("dense/", "fp32/")
     return case
 
 
@@ -151,11 +168,20 @@ CASES = [
     codes(4, 4096, (32, 8)),
     codes(2, 8192, (32, 32), (64, 64)),
     codes(2, 8192, (16, 16), (192, 128)),
+    floats(4, 4096, (32, 8)),
+    floats(4, 4096, (32, 8), causal=False),
+    floats(16, 1024, (32, 8)),
+    floats(2, 8192, (32, 32), (64, 64)),
+    floats(2, 8192, (16, 16), (192, 128)),
+    floats(2, 8192, (16, 8), (256, 256)),
     chunk("p16", 8, 4096, 1024, page_size=16),
     chunk("p16", 1, 32768, 4096, page_size=16),
     chunk("p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16),
     chunk("p64_all_cached", 8, 4096, 1024, new_tokens=False, page_size=64),
     chunk("hnd_p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="hnd"),
+    chunk("xpacked_p16", 8, 4096, 1024, page_size=16, layout="xpacked"),
+    chunk("xpacked_p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="xpacked"),
+    chunk("xpacked_p32_all_cached", 8, 4096, 1024, new_tokens=False, page_size=32, layout="xpacked"),
     chunk("p16_e4m3", 8, 4096, 1024, page_size=16, dtype=torch.float8_e4m3fn),
     chunk("p16_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.float8_e4m3fn),
     chunk("p16_int8_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.int8),
@@ -192,6 +218,8 @@ def measure(case, options):
     if case.torch_runs and not options.no_torch:
         in_torch = case.torch_call()
         for name, backend in BACKENDS.items():
+            if (name == "effic.") != (case.dtype == torch.float32):
+                continue
             def with_backend(backend=backend):
                 with sdpa_kernel(backend):
                     return in_torch()
@@ -222,7 +250,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("PyTorch sees no GPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; TFLOP/s")
-    print(f"{'case':40}  {'ms':>8} {'attune':>7} {'cudnn':>7} {'flash':>7}  {'error':>8}")
+    print(f"{'case':40}  {'ms':>8} {'attune':>7} {' '.join(f'{name:>7}' for name in BACKENDS)}  {'error':>8}")
     results = []
     for case in CASES:
         if not re.search(options.filter, case.name):

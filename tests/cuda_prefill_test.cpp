@@ -3,8 +3,11 @@
 // than a tile, against the oracle. Skipped, with the reason, where there is no GPU.
 #include <gmock/gmock.h>
 
+#include <array>
 #include <cmath>
 #include <numbers>
+#include <string>
+#include <tuple>
 
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
@@ -16,18 +19,15 @@ namespace {
 
 constexpr int kRandomCases = 300;
 
-const Kernel& kernel_for(const Problem& p) {
-  return prefill::attends_codes(p) ? prefill_fp8_kernel() : prefill_kernel();
-}
 bool covered(const attune_attention& a, const Problem& p) {
-  return kernel_for(p).coverage.difference(traits_of(p, a)).empty() && prefill::refusal(p).empty();
+  return prefill::kernel_for(p).coverage.difference(traits_of(p, a)).empty() && prefill::refusal(p).empty();
 }
 
 class Subject final : public CaseSubject {
  public:
   std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
     std::vector<std::unique_ptr<KernelPlan>> plans;
-    if (covered(a, p)) plans.push_back(kernel_for(p).make_plan(p, kDevice));
+    if (covered(a, p)) plans.push_back(prefill::kernel_for(p).make_plan(p, kDevice));
     return plans;
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
@@ -101,6 +101,44 @@ TEST_F(CudaPrefill, CodesLongerThanATile) {
   }
   warm_all(list, Subject());
   EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
+}
+
+// Queries, keys and values of fp32: several tiles, blocks of rows, tasks and parts.
+TEST_F(CudaPrefill, FloatsLongerThanATile) {
+  std::vector<cases::Case> list;
+  int number = 0;
+  for (const char* dims : {"[128, 128]", "[64, 64]", "[192, 128]", "[256, 256]", "[96, 80]", "[36, 4]"}) {
+    for (const char* rest :
+         {R"("kv": "dense")", R"("kv": "dense", "causal": false, "max_logits": true)",
+          R"("kv": "dense", "window": [200, 0], "sinks": "normal")", R"("kv": "dense", "strides": "odd")",
+          R"("kv": "dense", "alibi": 1, "mask_bits": 2)", R"("kv": "dense", "softcap": 20, "plant": "nan_v")",
+          R"("kv": "paged", "cache": {"page_size": 16}, "new_tokens": true)",
+          R"("kv": "paged", "cache": {"page_size": 3, "layout": "xpacked"})",
+          R"("kv": "paged", "cache": {"page_size": 64, "dtype": "i8", "scales": "token"})",
+          R"("kv": "dense", "seqlens_q": [1, 2], "seqlens_kv": [9000, 700], "heads": [8, 1])"}) {
+      list.push_back(tests::make_case(std::string(R"({"name": "floats )") + std::to_string(number++) +
+                                      R"(", "heads": [6, 2], "dtype": "f32", "causal": true,
+          "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "head_dim": )" +
+                                      dims + ", " + rest + "}"));
+    }
+  }
+  warm_all(list, Subject());
+  EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
+}
+
+// The tensor cores round sums towards zero: those of a tile are few.
+TEST_F(CudaPrefill, FloatsKeepTheirAccuracyOverLongContexts) {
+  const Stream stream(kDevice);
+  CaseMemory memory(stream);
+  for (const char* data : {"normal", "ones_v", "spread"}) {
+    const cases::Report report =
+        cases::run_case(tests::make_case(std::string(R"({"name": "x", "heads": [2, 1], "head_dim": [128, 128],
+            "dtype": "f32", "kv": "dense", "causal": true, "seqlens_q": [16384], "seqlens_kv": [16384], "data": ")") +
+                                         data + "\"}"),
+                        memory, 40);
+    EXPECT_EQ(report.failure, "") << data;
+    RecordProperty(data, std::to_string(report.worst.ratio));
+  }
 }
 
 // What the same codes give with weights of e4m3 and exact sums. Scores in base 2, taken against `top` less 5.
@@ -215,6 +253,78 @@ TEST(CudaPrefillConfig, FitsSharedMemoryWithCodes) {
     const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 132);
     EXPECT_TRUE(c.stages == 2 || c.stages == 4) << head_dim;
     EXPECT_LE(c.shared_bytes(), 232448u) << head_dim;
+  }
+}
+
+TEST(CudaPrefillConfig, FitsSharedMemoryWithFloats) {
+  for (const auto& [head_dim, rows, keys] : {std::tuple{"[1, 3]", 128, 64},
+                                             {"[64, 64]", 128, 64},
+                                             {"[128, 128]", 128, 64},
+                                             {"[192, 128]", 64, 64},
+                                             {"[128, 256]", 64, 64},
+                                             {"[256, 64]", 64, 64},
+                                             {"[256, 256]", 64, 32}}) {
+    cases::Problem problem(
+        tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "f32", "kv": "dense", "seqlens_q": [5],
+        "seqlens_kv": [5], "head_dim": )") +
+                         head_dim + "}"));
+    const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 132);
+    EXPECT_EQ(c.rows, rows) << head_dim;
+    EXPECT_EQ(c.keys, keys) << head_dim;
+    EXPECT_GE(c.stages, 1) << head_dim;
+    EXPECT_LE(c.shared_bytes(), 232448u) << head_dim;
+  }
+}
+
+// Rows that lie as they like are loaded channel by channel, and only those.
+TEST(CudaPrefillConfig, LoadsFloatsInFoursWhereTheyLieSo) {
+  const auto rows_of = [](const std::string& rest, auto change) {
+    cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "dtype": "f32", "seqlens_q": [40],
+        "seqlens_kv": [5], "causal": true, )" +
+                                            rest + "}"));
+    Problem p = make_problem(problem.host(), Data::kRequired);
+    change(p);
+    EXPECT_EQ(prefill::refusal(p), "");
+    const kernels::FloatRows r = prefill::float_rows(p);
+    return std::array{r.q, r.dense_k, r.dense_v, r.cached_k, r.cached_v};
+  };
+  const auto as_is = [](Problem&) {};
+  using Five = std::array<int, 5>;
+  EXPECT_EQ(rows_of(R"("kv": "dense", "head_dim": [64, 36])", as_is), (Five{1, 1, 1, 0, 0}));
+  EXPECT_EQ(rows_of(R"("kv": "dense", "head_dim": [64, 35])", as_is), (Five{1, 1, 0, 0, 0}));
+  EXPECT_EQ(rows_of(R"("kv": "dense", "head_dim": [64, 64])", [](Problem& p) { p.k.data += 4; }),
+            (Five{1, 0, 1, 0, 0}));
+  EXPECT_EQ(rows_of(R"("kv": "dense", "head_dim": [64, 64])", [](Problem& p) { p.q.row_stride += 2; }),
+            (Five{0, 1, 1, 0, 0}));
+  EXPECT_EQ(rows_of(R"("kv": "paged", "head_dim": [64, 64], "cache": {"dtype": "bf16"})", as_is),
+            (Five{1, 0, 0, 1, 1}));
+  EXPECT_EQ(rows_of(R"("kv": "paged", "head_dim": [64, 64], "cache": {"dtype": "e4m3", "scales": "head"})",
+                    [](Problem& p) { p.cache.v.data += 2; }),
+            (Five{1, 0, 0, 1, 0}));
+  EXPECT_EQ(
+      rows_of(R"("kv": "paged", "head_dim": [64, 64], "new_tokens": true, "cache": {"layout": "xpacked", "x": 8})",
+              as_is),
+      (Five{1, 1, 1, 1, 0}));  // V has the slots of a page innermost
+  EXPECT_EQ(rows_of(R"("kv": "paged", "head_dim": [64, 64], "cache": {"layout": "xpacked", "x": 2})", as_is)[3], 0);
+}
+
+// fp32 goes to its own row where there are many rows, to decode where there are few over a cache.
+TEST(CudaPrefillConfig, GivesFloatsToTheirKernel) {
+  for (const auto& [rest, kernel, leaves] :
+       {std::tuple{R"("kv": "dense", "seqlens_q": [1, 1])", "cuda_prefill_fp32", false},
+        {R"("kv": "paged", "seqlens_q": [40, 1])", "cuda_prefill_fp32", false},
+        {R"("kv": "paged", "seqlens_q": [1, 1])", "cuda_prefill_fp32", true},
+        {R"("kv": "dense", "dtype": "bf16", "seqlens_q": [1, 1])", "cuda_prefill", false},
+        {R"("kv": "dense", "dtype": "e4m3", "seqlens_q": [1, 1])", "cuda_prefill_fp8", false}}) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "dtype": "f32", "heads": [8, 2], "head_dim": [64, 64], "out_dtype": "f32",
+            "seqlens_kv": [90, 80], )") +
+        rest + "}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    const Kernel& row = prefill::kernel_for(p);
+    EXPECT_STREQ(row.name, kernel) << rest;
+    EXPECT_EQ(row.coverage.difference(traits_of(p, problem.host())), "") << rest;
+    EXPECT_EQ(row.leaves != nullptr && row.leaves(p), leaves) << rest;
   }
 }
 

@@ -27,8 +27,7 @@ class EmulatedPrefill : public tests::Emulated {
     problem.arena().upload();
     const attune_attention a = problem.device();
     const Problem given = make_problem(a, Data::kRequired);
-    const Kernel& kernel = prefill::attends_codes(given) ? prefill_fp8_kernel() : prefill_kernel();
-    const std::string lacks = kernel.coverage.difference(traits_of(given, a));
+    const std::string lacks = prefill::kernel_for(given).coverage.difference(traits_of(given, a));
     if (!lacks.empty() || !prefill::refusal(given).empty()) return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
     const prefill::Config c = prefill::choose_config(given, kBlocks);
@@ -39,20 +38,25 @@ class EmulatedPrefill : public tests::Emulated {
     const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
     prefill::check_alignment(p);
     const kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
-    const prefill::Maps m = prefill::describe_maps(p, c);
     using Schedule = void (*)(kernels::PrefillParams);
     using Attend = void (*)(kernels::PrefillParams, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap,
                             ptx::TensorMap);
+    using AttendFloats = void (*)(kernels::PrefillParams, kernels::FloatRows);
     const auto schedule = reinterpret_cast<Schedule>(emulator::find_kernel(c.schedule_kernel()));
-    const auto attend = reinterpret_cast<Attend>(emulator::find_kernel(c.main_kernel()));
+    void* const kernel = emulator::find_kernel(c.main_kernel());
+    const kernels::FloatRows in_fours = prefill::float_rows(p);
+    const prefill::Maps m = prefill::describe_maps(p, c);
+    const auto attend = [&] {
+      if (c.floats()) return reinterpret_cast<AttendFloats>(kernel)(params, in_fours);
+      reinterpret_cast<Attend>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
+                                       emulator::tensor_map(m.v), emulator::tensor_map(m.dense_k),
+                                       emulator::tensor_map(m.dense_v));
+    };
     try {
       emulator::run(1, 1024, [&] { schedule(params); });
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
-        emulator::run(static_cast<unsigned>(c.blocks), 384, [&] {
-          attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.v),
-                 emulator::tensor_map(m.dense_k), emulator::tensor_map(m.dense_v));
-        });
+        emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), attend);
       }
     } catch (const std::exception& e) {
       return e.what();
@@ -289,6 +293,128 @@ TEST_F(EmulatedPrefill, CodesOfAllSizes) {
                   2),
               "")
         << rest;
+  }
+}
+
+// fp32 queries, keys and values: lengths around a tile, rows that see nothing of their first tile or at all, any
+// strides.
+TEST_F(EmulatedPrefill, Floats) {
+  for (const char* rest :
+       {R"("causal": true, "heads": [4, 2], "max_logits": true)", R"("seqlens_kv": [65, 3, 257])",
+        R"("causal": true, "window": [40, 0])", R"("window": [20, 7], "sinks": "normal", "out_dtype": "f16")",
+        R"("causal": true, "softmax_scale": -0.1, "out_dtype": "e4m3", "out_scale": true)",
+        R"("strides": "transposed", "causal": true)", R"("strides": "odd", "causal": true)",
+        R"("strides": "packed", "seqlens_kv": [150, 0, 70])", R"("softcap": 20, "causal": true)",
+        R"("finished": [0, 1, 0], "zero_finished": true)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [3, 1], "head_dim": [128, 128],
+        "dtype": "f32", "kv": "dense", "seqlens_q": [150, 0, 70], "seqlens_kv": [150, 5, 300], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+TEST_F(EmulatedPrefill, KeysOnPagesThatAreNotThere) {
+  const auto lacks_a_page = [](const attune_attention& a) {
+    static_cast<int32_t*>(a.cache.page_table.data)[1] = 1 << 20;
+  };
+  for (const char* dtype : {"bf16", "f32"}) {
+    for (const char* page_size : {"16", "48", "3"}) {
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "kv": "paged",
+          "causal": true, "seqlens_q": [40, 9], "seqlens_kv": [150, 70], "new_tokens": true, "dtype": ")") +
+                                     dtype + R"(", "cache": {"page_size": )" + page_size + "}}"),
+                    1, lacks_a_page),
+                "")
+          << dtype << " " << page_size;
+    }
+  }
+}
+
+// Caches of any type, layout and page size; a prologue.
+TEST_F(EmulatedPrefill, FloatsOverCaches) {
+  for (const char* rest :
+       {R"("cache": {"page_size": 16}, "new_tokens": true)",
+        R"("cache": {"page_size": 3, "layout": "hnd"}, "max_logits": true)",
+        R"("cache": {"page_size": 32, "layout": "xpacked"})", R"("kv": "contiguous", "window": [60, 0])",
+        R"("cache": {"dtype": "e4m3", "scales": "head", "page_size": 16}, "new_tokens": true)",
+        R"("cache": {"dtype": "i8", "scales": "token", "page_size": 64, "layout": "hnd"})",
+        R"("cache": {"dtype": "bf16", "page_size": 48, "layout": "xpacked"})",
+        R"("cache": {"page_size": 16}, "new_tokens": true, "prologue": {"append": true, "v_bias": true,
+            "rope": {"style": "linear", "dim": 64}})"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 80],
+        "dtype": "f32", "kv": "paged", "causal": true, "seqlens_q": [70, 9, 1], "seqlens_kv": [200, 330, 0], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+// Scores that leave the range of one tile's for the next one's, values that are no numbers, masks and tables, parts.
+TEST_F(EmulatedPrefill, FloatsOfAllSizes) {
+  for (const char* rest :
+       {R"("data": "spread")", R"("data": "far", "window": [2, 0])", R"("data": "equal")", R"("plant": "nan_v")",
+        R"("plant": "nan_k", "head_dim": [160, 192])", R"("plant": "inf_v", "strides": "odd")",
+        R"("alibi": 1, "mask_bits": 2)", R"("bias": 2, "ranges": [[5, 150], [0, 9, 20, 40]])",
+        R"("seqlens_q": [2, 1], "seqlens_kv": [1400, 300], "heads": [8, 1])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "f32", "kv": "dense", "causal": true, "seqlens_q": [20, 70], "seqlens_kv": [300, 70], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+TEST_F(EmulatedPrefill, FloatsOfOtherHeadDims) {
+  for (const char* dims : {"[64, 64]", "[192, 128]", "[80, 48]", "[256, 256]", "[3, 5]", "[96, 96]", "[128, 200]"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "f32", "kv": "dense",
+        "causal": true, "seqlens_q": [50, 7], "seqlens_kv": [90, 260], "head_dim": )") +
+                                   dims + "}")),
+              "")
+        << dims;
+  }
+}
+
+TEST_F(EmulatedPrefill, PackedCaches) {
+  for (const char* rest :
+       {R"("cache": {"layout": "xpacked", "page_size": 16})", R"("cache": {"layout": "xpacked", "page_size": 32})",
+        R"("cache": {"layout": "xpacked", "page_size": 48}, "dtype": "f16")",
+        R"("cache": {"layout": "xpacked", "page_size": 16}, "window": [20, 0])",
+        R"("cache": {"layout": "xpacked", "page_size": 16}, "head_dim": [64, 40], "dtype": "f16")",
+        R"("cache": {"layout": "xpacked", "page_size": 32}, "head_dim": [40, 96])"}) {
+    for (const char* new_tokens : {"false", "true"}) {
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [128, 128],
+          "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40, 1, 70], "seqlens_kv": [40, 261, 201],
+          "max_logits": true, "new_tokens": )") +
+                                     new_tokens + ", " + rest + "}")),
+                "")
+          << rest << ", new tokens " << new_tokens;
+    }
+  }
+}
+
+// Whatever else a call over x-packed pages may ask for.
+TEST_F(EmulatedPrefill, PackedCachesWithAllElse) {
+  for (const char* rest :
+       {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
+        R"("t5_buckets": 32, "t5_max_distance": 128, "t5_bidirectional": true)",
+        R"("window": [50, 7], "sinks": "normal")", R"("causal": true, "softcap": 20, "data": "spread")",
+        R"("causal": true, "alibi": 1, "max_logits": true)",
+        R"("causal": true, "alibi": 1, "alibi_sqrt": true, "softcap": 30)", R"("softmax_scale": -0.1)",
+        R"("causal": true, "plant": "nan_v")", R"("causal": true, "plant": "nan_k")",
+        R"("causal": true, "plant": "inf_v")", R"("out_dtype": "f32", "finished": [0, 1], "zero_finished": true)",
+        R"("head_dim": [256, 256], "causal": true)", R"("head_dim": [256, 256], "causal": true, "new_tokens": true)",
+        R"("causal": true, "alibi": 1, "new_tokens": true)", R"("mask_bits": 1, "new_tokens": true)",
+        R"("head_dim": [192, 128], "dtype": "f16")",
+
+        R"("seqlens_q": [1, 2], "seqlens_kv": [2900, 300], "heads": [48, 1], "head_dim": [64, 64], "causal": true)"}) {
+    for (const char* cache : {R"({"layout": "xpacked", "page_size": 16, "separate_v_table": true})",
+                              R"({"layout": "xpacked", "page_size": 32})"}) {
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+          "dtype": "bf16", "kv": "paged", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], "cache": )") +
+                                     cache + ", " + rest + "}")),
+                "")
+          << rest << ", " << cache;
+    }
   }
 }
 

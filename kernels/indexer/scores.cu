@@ -90,7 +90,7 @@ class Math {
     for (int tile = 0; tile < Config::kTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < Config::kSteps; ++i) {
-        Product::multiply(s[tile], a[tile] + 4 * i, q + (i / 4 * (Config::kPanelBytes >> 4) + i % 4 * ptx::kStepK),
+        Product::registers(s[tile], a[tile] + 4 * i, q + (i / 4 * (Config::kPanelBytes >> 4) + i % 4 * ptx::kStepK),
                           i == 0 ? 0 : 1);
       }
       ptx::commit_products();

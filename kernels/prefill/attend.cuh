@@ -14,16 +14,25 @@
 #include "prefill/scores.cuh"
 #include "prefill/weights.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/wgmma_along_k.cuh"
 
 namespace attune::prefill {
 
 class Attend {
  public:
-  // kCodes: of tiles that were codes.
+  // kCodes: of tiles that were codes, or are x-packed.
   template <bool kCodes>
   using KeysProduct = ptx::Product<Config::kKeys, Config::kKeysProduct<kCodes>>;
   template <bool kCodes>
-  using ValuesProduct = ptx::Product<Config::kChannels, Config::kValuesProduct<kCodes>>;
+  using ValuesProduct =
+      typename Choice<(Config::kPacked && kCodes),
+                      ptx::ProductAlongK<Config::kChannels, Config::kValuesProduct<kCodes>>,
+                      ptx::Product<Config::kChannels, Config::kValuesProduct<kCodes>>>::Type;
+  template <bool kCodes>
+  using Keys = typename Choice<(Config::kPacked && kCodes), ptx::PieceDescriptor<8 * Config::kPackedKeyBytes>,
+                               ptx::Descriptor>::Type;
+  template <bool kCodes>
+  using Values = typename Choice<(Config::kPacked && kCodes), ptx::NarrowDescriptor, ptx::Descriptor>::Type;
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places, int group)
       : p_(p), places_(places), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {
@@ -40,10 +49,10 @@ class Attend {
         ptx::wait_phase(places_.q_full(), q_parity_);
         halve_queries(task, kv_head);
       }
-      const ptx::Descriptor k = keys();
+      const Keys<kOwnForm> k = keys<kOwnForm>();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
       if constexpr (!Config::kHalves) ptx::wait_phase(places_.q_full(), q_parity_);
-      multiply_keys<KeysProduct<Config::kConverts>>(q_, k, s);
+      multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
     }
     q_parity_ ^= 1;
   }
@@ -61,7 +70,7 @@ class Attend {
     if constexpr (!kTwoKinds) {
       const int begin = task.tile_begin, end = task.tile_end;
       if (Config::kHalfWeights) v_scale = scale_of(p_, task, kv_head, 0, true);
-      run_tiles<Config::kConverts, true>(task, rows, line, begin, end, 0, s, a, beside);
+      run_tiles<kOwnForm, true>(task, rows, line, begin, end, 0, s, a, beside);
     } else {
       const int begin = task.tile_begin, end = task.tile_end, middle = max(begin, min(line.num_cached_tiles, end));
       if (middle < end) {
@@ -70,13 +79,15 @@ class Attend {
       }
       if (begin < middle) {
         if (Config::kHalfWeights) v_scale = scale_of(p_, task, kv_head, 0, true);
+        if constexpr (Config::kHalves) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          if (middle < end && a.max[h] != -ptx::infinity()) highest[h] = level_of(a.max[h], h);
-          a.max[h] = -ptx::infinity();
+          for (int h = 0; h < 2; ++h) {
+            if (middle < end && a.max[h] != -ptx::infinity()) highest[h] = level_of(a.max[h], h);
+            a.max[h] = -ptx::infinity();
+          }
+          ptx::sync_some(kQueriesOfGroup + group_, 128);  // all warps are done with q as it was
+          halve_queries(task, kv_head);
         }
-        ptx::sync_some(kQueriesOfGroup + group_, 128);  // all warps are done with q as it was
-        halve_queries(task, kv_head);
         if (Config::kHalfWeights && middle < end) divide_values(v_scale, a);
         start_keys<true>(s);
         run_tiles<true, false>(task, rows, line, begin, middle, middle < end ? 1 : 0, s, a, beside);
@@ -86,7 +97,7 @@ class Attend {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (a.max[h] != -ptx::infinity()) a.max[h] = level_of(a.max[h], h);
-      if constexpr (kTwoKinds) a.max[h] = fmaxf(a.max[h], highest[h]);
+      if constexpr (kTwoKinds && Config::kHalves) a.max[h] = fmaxf(a.max[h], highest[h]);
       lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx(a.reference[h] - a.max[h]);
     }
     if constexpr (Config::kHalfWeights) {
@@ -106,18 +117,19 @@ class Attend {
  private:
   // The first tile may have so few keys that the first half of the registers has all products that count.
   static constexpr bool kHalves = Config::kFarsighted;
-  static constexpr int kHalf = Config::kKeys / 4;  // registers
+  static constexpr int kHalf = Config::kKeys / (kHalves ? 4 : 2);  // registers
   // Whether the tile before tile `end` has no key in its second half.
   __device__ __forceinline__ static bool ends_in_half(const Task& task, int end) {
     const int keys = task.end_key - task.first_key - (end - 1) * Config::kKeys;
     return __shfl_sync(0xffffffffu, keys, 0) <= Config::kKeys / 2;
   }
 
-  // A task may have tiles of codes and others, which come first: they meet q as it is.
-  static constexpr bool kTwoKinds = Config::kHalves && Config::kDense;
+  // A task may have tiles of codes, or x-packed ones, and others, which come first: those meet q as it is.
+  static constexpr bool kTwoKinds = (Config::kHalves || Config::kPacked) && Config::kDense;
+  static constexpr bool kOwnForm = Config::kConverts || Config::kPacked;  // of the tiles, where there is one kind
 
-  // Tiles [first, behind), the last first. kCodes: they were codes. kFirst: nothing came before; else `accumulate` says
-  // so.
+  // Tiles [first, behind), the last first. kCodes: they were codes, or are x-packed. kFirst: nothing came before; else
+  // `accumulate` says so.
   template <bool kCodes, bool kFirst, class Beside>
   __device__ __forceinline__ void run_tiles(const Task& task, const Rows& rows, const TileLine<Config::kKeys>& line,
                                             int first, int behind, int accumulate, float (&s)[Config::kKeys / 2],
@@ -152,7 +164,8 @@ class Attend {
     if (kReleasesLate<kCodes>) release_keys();
 
     for (int i = end - 2; i >= begin; --i) {
-      const ptx::Descriptor k = keys(), v = values();
+      const Keys<kCodes> k = keys<kCodes>();
+      const Values<kCodes> v = values<kCodes>();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
       multiply_keys<KeysProduct<kCodes>>(q_, k, s);
@@ -176,7 +189,7 @@ class Attend {
       pack<kCodes>(line.is_cached(i), lowered, s, a, weights);
       if (kReleasesLate<kCodes>) release_keys();
     }
-    const ptx::Descriptor v = values();
+    const Values<kCodes> v = values<kCodes>();
     ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
     multiply_values<kCodes>(weights, v, accumulate, a.o);
     if (last_use) beside();
@@ -187,7 +200,7 @@ class Attend {
 
   template <bool kCodes>
   __device__ __forceinline__ void start_keys(float (&s)[Config::kKeys / 2]) {
-    const ptx::Descriptor k = keys();
+    const Keys<kCodes> k = keys<kCodes>();
     ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
     multiply_keys<KeysProduct<kCodes>>(q_, k, s);
   }
@@ -217,22 +230,33 @@ class Attend {
   }
 
   // Of the next tile's. Well before they are needed: a shuffle takes its time.
-  __device__ __forceinline__ ptx::Descriptor keys() const {
-    return ptx::uniform(ptx::descriptor_k_major(places_.k(k_turn_.stage)));
+  template <bool kCodes>
+  __device__ __forceinline__ Keys<kCodes> keys() const {
+    if constexpr (Config::kPacked && kCodes) {
+      return ptx::uniform(ptx::descriptor_of_pieces<8 * Config::kPackedKeyBytes>(places_.k(k_turn_.stage)));
+    } else {
+      return ptx::uniform(ptx::descriptor_k_major(places_.k(k_turn_.stage)));
+    }
   }
-  __device__ __forceinline__ ptx::Descriptor values() const {
-    return ptx::uniform(ptx::descriptor_mn_major(places_.v(v_turn_.stage), Config::kKeys * 128));
+  template <bool kCodes>
+  __device__ __forceinline__ Values<kCodes> values() const {
+    if constexpr (Config::kPacked && kCodes) {
+      return ptx::uniform(ptx::descriptor_of_narrow_rows(places_.v(v_turn_.stage)));
+    } else {
+      return ptx::uniform(ptx::descriptor_mn_major(places_.v(v_turn_.stage), Config::kKeys * 128));
+    }
   }
 
   template <bool kCodes>
-  __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kKeys / 4], ptx::Descriptor v,
+  __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kKeys / 4], Values<kCodes> v,
                                                   int accumulate, float (&o)[Config::kChannels / 2]) const {
+    constexpr int kStep = Config::kPacked && kCodes ? 16 * Config::kPackedValueBytes : 16 * 128;
     ptx::pin(o);
     ptx::pin(weights);
     ptx::fence_products();
 #pragma unroll
     for (int i = 0; i < Config::kStepsKeys; ++i)
-      ValuesProduct<kCodes>::registers(o, weights + 4 * i, v + i * (2048 >> 4), i == 0 ? accumulate : 1);
+      ValuesProduct<kCodes>::registers(o, weights + 4 * i, v + i * (kStep >> 4), i == 0 ? accumulate : 1);
     ptx::commit_products();
   }
 

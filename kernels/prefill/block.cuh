@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the blocks of both prefill kernels do: barriers, and waiting for tasks.
+// What the blocks of all prefill kernels do: barriers, and waiting for tasks.
 #pragma once
 
 #include "prefill/config.cuh"
@@ -8,10 +8,11 @@
 namespace attune::prefill {
 
 __device__ __forceinline__ void init_barriers(const Places& places) {
-  constexpr int kValueWriters = Config::kCodes ? Config::kTransposeWarps : 1;
+  constexpr int kKeyWriters = Config::kFloats ? Config::kSplitWarps : 1;  // and of q
+  constexpr int kValueWriters = Config::kCodes ? Config::kTransposeWarps : kKeyWriters;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Config::kStages; ++i) {
-      ptx::init_barrier(places.k_full(i), 1);
+      ptx::init_barrier(places.k_full(i), kKeyWriters);
       ptx::init_barrier(places.v_full(i), kValueWriters);
       ptx::init_barrier(places.k_empty(i), Config::kMathWarps);
       ptx::init_barrier(places.v_empty(i), Config::kMathWarps);
@@ -22,7 +23,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
     }
     for (int i = 0; i < 2 * Config::kRawStages; ++i)  // and raw_empty
       ptx::init_barrier(places.raw_full(i), i < Config::kRawStages ? 1 : kValueWriters);
-    ptx::init_barrier(places.q_full(), 1);
+    ptx::init_barrier(places.q_full(), kKeyWriters);
     ptx::init_barrier(places.q_empty(), Config::kMathWarps);
     ptx::init_barrier(places.edge(), 1);
     ptx::publish_barriers();

@@ -16,6 +16,10 @@ using kernels::Task;
 using tile::Turn;
 
 using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
+#ifndef ATTUNE_XPACKED
+#define ATTUNE_XPACKED 0
+#endif
+
 constexpr int kScaleFirst = 32;  // of ATTUNE_SCORE too: the scale is not positive
 
 struct Config {
@@ -23,15 +27,23 @@ struct Config {
   static constexpr int kType = ATTUNE_TYPE, kCacheType = ATTUNE_CACHE_TYPE, kOutType = ATTUNE_OUT_TYPE;
   static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
-  static constexpr int kMathGroups = 2, kMathWarps = 4 * kMathGroups, kMathThreads = 128 * kMathGroups;
-  static constexpr int kThreads = 128 + kMathThreads;
+  // An x-packed cache enters the products as it lies; new tokens beside it as rows.
+  static constexpr bool kPacked = ATTUNE_XPACKED != 0;
   // q, k and v are codes of 8 bits that enter the products as they are (prefill_fp8.cu). Two warps beside the producer
   // transpose V, which comes to the ring of codes.
   static constexpr int kElementSize = tile::element_size(kType);
   static constexpr bool kCodes = kElementSize == 1;
   static constexpr int kTransposeWarps = kCodes ? 2 : 0;
+  // q is fp32, and so are dense k and v (prefill_fp32.cu): four warps load all rows and make each number three of bf16.
+  static constexpr bool kFloats = kElementSize == 4;
+  static constexpr int kParts = kFloats ? 3 : 1, kSplitWarps = kFloats ? 4 : 0;
+  static constexpr int kRows = kernels::prefill_rows(kHeadDimQk, kHeadDimV, kElementSize);
+  static constexpr int kMathGroups = kRows / 64, kMathWarps = 4 * kMathGroups, kMathThreads = 128 * kMathGroups;
+  static constexpr int kThreads = 128 + kMathThreads;
+  // Elements of the cache are not of q's type, and may have scales.
+  static constexpr bool kOtherCache = kCached && kCacheType != kType;
   // The cache has 8 bits: three warps beside the producer make them elements of kType.
-  static constexpr bool kConverts = kCached && kCacheType != kType;
+  static constexpr bool kConverts = kOtherCache && !kFloats;
   // Codes are exact in fp16, too, which takes one instruction for two of them, so bf16 queries become fp16 before they
   // meet those (queries.cuh). With one scale for all keys of a head it is part of what scores are multiplied with, that of
   // V multiplies O, and weights are fp16, too. With scales of tokens, which multiply scores and weights, V and weights are
@@ -41,25 +53,28 @@ struct Config {
   static constexpr bool kHalfWeights = kHalves && !kTokenScales, kScalesWeights = kHalves && kTokenScales;
   static constexpr bool kScalesColumns = kConverts && !kHalfWeights;
   // K and V come by warps of their own, where their registers and those of the math leave room.
-  static constexpr bool kTwoLoaders = !kConverts && kHeadDimV <= 128 && !(kCached && kScore != 0);
+  static constexpr bool kTwoLoaders = !kConverts && !kFloats && kHeadDimV <= 128 && !(kCached && kScore != 0);
   static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kTaskReaders =  // warps
-      kMathWarps + kConvertWarps + kTransposeWarps + (kTwoLoaders ? 1 : 0);
+      kMathWarps + kConvertWarps + kTransposeWarps + kSplitWarps + (kTwoLoaders ? 1 : 0);
   // Where math groups have registers for what is found out ahead of its use.
   static constexpr bool kFarsighted = !kCached && kHeadDimV <= 128 && kScore == 0 && kMask == 0;
-  static constexpr int kProducerRegisters = kConverts ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
+  static constexpr int kProducerRegisters =
+      kFloats ? 104 : kConverts ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
-  static constexpr int kRows = 64 * kMathGroups, kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
+  static constexpr int kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
 
   // A product takes 32 bytes along its sum, a line of shared memory has 128.
-  static constexpr int kOfStep = 32 / kElementSize, kOfLine = 128 / kElementSize;
+  static constexpr int kProductBytes = kFloats ? 2 : kElementSize;
+  static constexpr int kOfStep = 32 / kProductBytes, kOfLine = 128 / kProductBytes;
   static constexpr int kStepsQk = (kHeadDimQk + kOfStep - 1) / kOfStep, kStepsKeys = kKeys / kOfStep;
   static constexpr int kBlocksQk = (kHeadDimQk + kOfLine - 1) / kOfLine,
                        kBlocksV = (kHeadDimV + kOfLine - 1) / kOfLine;                        // of a line's channels
   static constexpr int kChannels = (kHeadDimV + 31) / 32 * 32;                                // of the accumulators
-  static constexpr int kBytesK = kBlocksQk * kKeys * 128,
-                       kBytesV = kCodes ? kChannels * 128 : kBlocksV * kKeys * 128,  // codes: a line a channel
+  static constexpr int kBytesK = kParts * kBlocksQk * kKeys * 128,
+                       kBytesV = kCodes ? kChannels * 128 : kParts * kBlocksV * kKeys * 128,  // codes: a line a channel
                        kBytesRaw = kernels::raw_bytes(kKeys, kCodes ? kHeadDimV : kHeadDimQk, kHeadDimV);
+  static constexpr int kPackedKeyBytes = 32 * kStepsQk, kPackedValueBytes = 2 * kChannels;  // of a key
   // kCodesOfCache: of tiles that were codes.
   template <bool kCodesOfCache>
   static constexpr ptx::Type kKeysProduct =
@@ -70,12 +85,14 @@ struct Config {
   static constexpr kernels::PrefillShared kShared =
       kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV, kElementSize);
 
-  static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3, "what wgmma takes");
+  static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3 || kType == tile::kFloat32,
+                "what wgmma takes, and fp32");
+  static_assert(!kPacked || (kCached && !kConverts && !kCodes && !kFloats), "x-packed caches are of q's 16 bits");
   static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");
   static_assert(!(kConverts || kCodes) || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0), "TMA copies multiples of 16 bytes");
-  static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "TMA copies multiples of 16 bytes");
+  static_assert(kFloats || (kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0), "TMA copies multiples of 16 bytes");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kKeys % 32 == 0 && kKeys <= 256, "wgmma's columns, as ptx/wgmma.cuh has them");
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");

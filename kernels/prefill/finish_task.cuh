@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a task in a math warp of both prefill kernels.
+// The end of a task in a math warp of all prefill kernels.
 #pragma once
 
 #include "prefill/repair.cuh"

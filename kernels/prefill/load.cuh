@@ -110,7 +110,9 @@ class Loader {
   struct Boxes {
     int first, count, keys;
   };
-  static constexpr int kMostBlocks = Config::kBlocksQk > Config::kBlocksV ? Config::kBlocksQk : Config::kBlocksV;
+  static constexpr int kMostBlocks = Config::kPacked                          ? 1
+                                     : Config::kBlocksQk > Config::kBlocksV ? Config::kBlocksQk
+                                                                            : Config::kBlocksV;
   // Codes of K and of V: half of the lanes each, as one lane's copy is issued after the other's, and the rest of the
   // work is the same for both.
   static constexpr bool kPairs = Config::kConverts && Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128;
@@ -170,10 +172,29 @@ class Loader {
     }
     __syncwarp();
   }
+  // Those of an x-packed cache, a lane each: K in groups of 8 keys, V in groups of 16, each with all its channels.
+  __device__ __forceinline__ void copy_packed(const Task& task, const Tile& tile, int page, bool values,
+                                              const ptx::TensorMap& map, unsigned to, unsigned barrier,
+                                              int kv_head) const {
+    static_assert(Config::kKeys / 16 <= 32);
+    const int key_bytes = values ? Config::kPackedValueBytes : Config::kPackedKeyBytes;
+    const Boxes b = boxes_of(tile);
+    if (lane_ == 0) ptx::arrive_expecting(barrier, b.count * b.keys * key_bytes);
+    __syncwarp();
+    if (lane_ < b.count) {
+      const int key = (b.first + lane_) * b.keys;
+      const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
+      ptx::copy_box(to + key * key_bytes, map, barrier, 0, 0, slot_in_page(p_, tile.start + key) / (values ? 16 : 8),
+                    kv_head, outer);
+    }
+    __syncwarp();
+  }
   template <int kBlocks>
   __device__ __forceinline__ void copy(const Task& task, const Tile& tile, int page, bool values, unsigned to,
                                        unsigned barrier, int kv_head) const {
-    if (Config::kCached && tile.cached) {
+    if (Config::kPacked && tile.cached) {
+      copy_packed(task, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
+    } else if (Config::kCached && tile.cached) {
       copy_cached<kBlocks, 128, 64>(task, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
     } else {
       copy_dense<kBlocks>(task, tile, values ? maps_.dense_v : maps_.dense_k, to, barrier, kv_head);
@@ -250,8 +271,12 @@ class Loader {
     if (whole) return;
     ptx::wait_phase(places_.edge(), edge_parity_);
     edge_parity_ ^= 1;
-    clear_rows(at, 0, tile.low - tile.start);
-    clear_rows(at, tile.high - tile.start, Config::kKeys);
+    if (Config::kPacked && tile.cached) {
+      clear_columns(at, tile.low - tile.start, tile.high - tile.start);
+    } else {
+      clear_rows(at, 0, tile.low - tile.start);
+      clear_rows(at, tile.high - tile.start, Config::kKeys);
+    }
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) ptx::arrive(full);
@@ -296,6 +321,32 @@ class Loader {
 #pragma unroll
       for (int block = 0; block < Config::kBlocksV; ++block)
         ptx::store_shared_zero(at + block * Config::kKeys * 128 + begin * 128 + i * 16);
+    }
+  }
+
+  // The same of x-packed V for all keys but [low, high): 8 of them are a piece of 16 bytes of each channel.
+  __device__ __forceinline__ void clear_columns(unsigned at, int low, int high) const {
+#pragma unroll 1
+    for (int key = 0; key < Config::kKeys; key += 8) {
+      const int first = min(max(low - key, 0), 8), end = min(max(high - key, first), 8);
+      if (first == 0 && end == 8) continue;
+      const unsigned kept = (1u << end) - (1u << first);  // bits
+      unsigned keep[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        keep[i] = (kept >> (2 * i) & 1) * 0xffffu | (kept >> (2 * i + 1) & 1) * 0xffff0000u;
+#pragma unroll
+      for (int i = 0; i < Config::kChannels / 32; ++i) {
+        const int row = 32 * i + lane_;  // swizzled by 32 bytes
+        const unsigned piece = at + (key / 16 * Config::kChannels + row) * 32 + ((key / 8 ^ row / 4) % 2) * 16;
+        unsigned x[4] = {};
+        if (kept != 0) {
+          ptx::load_shared_four(piece, x);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) x[j] &= keep[j];
+        }
+        ptx::store_shared_four(piece, x);
+      }
     }
   }
 

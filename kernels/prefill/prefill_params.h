@@ -99,22 +99,29 @@ ATTUNE_SHARED_FUNCTION int raw_bytes(int keys, int head_dim_qk, int head_dim_v) 
   return keys * kRawPitch * raw_blocks(head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v);
 }
 
+// Packed rows of a block. Of fp32 numbers q, K and V take three times the shared memory: blocks of wide rows have half
+// as many.
+ATTUNE_SHARED_FUNCTION int prefill_rows(int head_dim_qk, int head_dim_v, int element_size) {
+  return element_size == 4 && (head_dim_qk > 128 || head_dim_v > 128) ? 64 : 128;
+}
+
 // Dynamic shared memory of a block; bytes, multiples of 1,024 for what is swizzled.
 struct PrefillShared {
   int q, k, v, raw, barriers, hidden, scales, tasks, total;
 };
 constexpr int kTaskSlots = 3;
 constexpr int kHiddenBytes = 32;  // a flag and the bits of a tile's keys
-// raw_stages: of the ring of codes; 0 where nothing is converted. element_size: of what enters the products; of codes
-// V has a line of 128 keys for each channel, and alone passes through the ring.
+// raw_stages: of the ring of codes; 0 where nothing is converted. element_size: of q; of codes V has a line of 128 keys
+// for each channel, and alone passes through the ring; fp32 numbers enter the products as three of 16 bits.
 ATTUNE_SHARED_FUNCTION PrefillShared prefill_shared(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
                                                     int head_dim_v, int element_size) {
-  const int line = 128 / element_size, blocks_qk = (head_dim_qk + line - 1) / line;
   const bool codes = element_size == 1;
+  const int parts = element_size == 4 ? 3 : 1, line = codes ? 128 : 64;
+  const int blocks_qk = (head_dim_qk + line - 1) / line * parts, blocks_v = (head_dim_v + line - 1) / line * parts;
   PrefillShared s{};
   s.k = s.q + blocks_qk * rows * 128;
   s.v = s.k + stages * blocks_qk * keys * 128;
-  s.raw = s.v + stages * (codes ? align_up(head_dim_v, 32) : (head_dim_v + line - 1) / line * keys) * 128;
+  s.raw = s.v + stages * (codes ? align_up(head_dim_v, 32) : blocks_v * keys) * 128;
   s.barriers = s.raw + raw_stages * raw_bytes(keys, codes ? head_dim_v : head_dim_qk, head_dim_v);
   s.hidden = s.barriers + align_up((4 * stages + 2 * raw_stages + 2 * kTaskSlots + 3) * 8, 16);
   s.scales = s.hidden + (stages + raw_stages) * kHiddenBytes;
@@ -123,5 +130,11 @@ ATTUNE_SHARED_FUNCTION PrefillShared prefill_shared(int rows, int keys, int stag
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
 }
+
+// What threads that load rows themselves need to know of each: whether four channels from a multiple of four on lie
+// side by side at an address that is aligned to them.
+struct FloatRows {
+  int q, dense_k, dense_v, cached_k, cached_v;
+};
 
 }  // namespace attune::kernels

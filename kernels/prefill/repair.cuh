@@ -5,6 +5,7 @@
 #pragma once
 
 #include "prefill/store.cuh"
+#include "prefill/strided.cuh"
 
 namespace attune::prefill {
 
@@ -60,7 +61,18 @@ class Repair {
     const Slot s = find_slot(p, t.batch, key, values);
     if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, 0.0f};
     return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + head * plane.head_stride,
-            Config::kCacheType, Config::kConverts ? scale_of(p, t, head, key, values) : 1.0f};
+            Config::kCacheType, Config::kOtherCache ? scale_of(p, t, head, key, values) : 1.0f};
+  }
+
+  __device__ __forceinline__ static float element(const PrefillParams& p, const Task& t, int key, bool values,
+                                                  const KeyRow& row, int channel) {
+    if constexpr (Config::kFloats || Config::kPacked) {
+      const bool cached = Config::kCached && key < t.num_cached;
+      const Strided place = cached ? Strided::of(values ? p.v : p.k) : Strided::of(values ? p.new_v : p.new_k);
+      return tile::load_element(row.dtype, row.data, place.offset(channel)) * row.scale;
+    } else {
+      return row.at(channel);
+    }
   }
 
   __device__ __forceinline__ static bool sees(const PrefillParams& p, const Rows& rows, const Rows::Terms& terms,
@@ -101,7 +113,8 @@ class Repair {
         if (k.data != nullptr) {
           s = 0;
           for (int d = 0; d < Config::kHeadDimQk; ++d)
-            s = fmaf(tile::load_element(Config::kType, q, d), k.at(d), s);
+            s = fmaf(tile::load_element(Config::kType, q, Config::kFloats ? d * p.q_dim_stride : d),
+                     element(p, t, key, false, k, d), s);
           s = Rows::score_of(p, s, terms, key, static_cast<float>(position - key));
         }
         float top = fmaxf(highest, s);
@@ -122,7 +135,7 @@ class Repair {
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
             const int channel = 32 * v + lane;
-            if (channel < Config::kHeadDimV) o[v] = fmaf(w, value.at(channel), o[v]);
+            if (channel < Config::kHeadDimV) o[v] = fmaf(w, element(p, t, begin + j, true, value, channel), o[v]);
           }
         }
       }

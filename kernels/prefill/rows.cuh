@@ -35,11 +35,11 @@ __device__ __forceinline__ float code_scale(const PrefillParams& p, bool values)
 struct Rows {
   static constexpr bool kAlibiOn = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
   // Scores stay products until their exponential is taken: they grow with them, so the products' maximum is theirs. With
-  // ALiBi the slope's share within a tile is added to products. With anything else, and where that would spill, scores
-  // are computed first.
+  // ALiBi the slope's share within a tile is added to products. With anything else, where that would spill, and where it
+  // is not exact enough, scores are computed first.
   static constexpr bool kWide = Config::kCached && Config::kChannels > 128;
-  static constexpr bool kPlain = Config::kScore == 0, kSloped = Config::kScore == kAlibi && !kWide,
-                        kCapped = Config::kScore == kSoftcap && !kWide && !Config::kConverts,
+  static constexpr bool kPlain = Config::kScore == 0, kSloped = Config::kScore == kAlibi && !kWide && !Config::kFloats,
+                        kCapped = Config::kScore == kSoftcap && !kWide && !Config::kConverts && !Config::kFloats,
                         kProducts = kPlain || kCapped || kSloped;
   static constexpr bool kTables = (Config::kScore & (kBias | kT5)) != 0;
   static constexpr bool kBits = (Config::kMask & kMaskBits) != 0, kRanges = (Config::kMask & kMaskRanges) != 0;

@@ -7,16 +7,25 @@
 
 namespace attune::prefill {
 
-// Issues S = Q K^T of a group's 64 rows and a tile: blocks of 64 16-bit channels, or of 128 codes, are 128 bytes wide.
-template <class Product>
-__device__ __forceinline__ void multiply_keys(ptx::Descriptor q, ptx::Descriptor k, float (&s)[Config::kKeys / 2]) {
+// Where the channels of step i of the product lie, in units of 16 bytes: blocks of 64 16-bit channels, or of 128 codes,
+// are 128 bytes wide; x-packed keys lie in pieces.
+__device__ __forceinline__ constexpr int step_of_rows(int i, int rows) {
+  return i / 4 * (rows * 8) + i % 4 * ptx::kStepK;
+}
+__device__ __forceinline__ int step_of_keys(ptx::Descriptor, int i) { return step_of_rows(i, Config::kKeys); }
+template <unsigned kHigh>
+__device__ __forceinline__ int step_of_keys(ptx::DescriptorOf<kHigh>, int i) {
+  return i * ptx::kStepOfPieces;
+}
+
+// Issues S = Q K^T of a group's 64 rows and a tile.
+template <class Product, class Keys>
+__device__ __forceinline__ void multiply_keys(ptx::Descriptor q, Keys k, float (&s)[Config::kKeys / 2]) {
   ptx::pin(s);
   ptx::fence_products();
 #pragma unroll
   for (int i = 0; i < Config::kStepsQk; ++i) {
-    const int block = i / 4, within = i % 4 * ptx::kStepK;
-    Product::shared(s, q + block * (Config::kRows * 8) + within, k + block * (Config::kKeys * 8) + within,
-                    i == 0 ? 0 : 1);
+    Product::shared(s, q + step_of_rows(i, Config::kRows), k + step_of_keys(k, i), i == 0 ? 0 : 1);
   }
   ptx::commit_products();
 }

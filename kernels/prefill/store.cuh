@@ -10,10 +10,11 @@
 
 namespace attune::prefill {
 
-// Channels channel, channel + 1 of the row whose first element is `at`, both or none there.
+// Channels channel, channel + 1 of the row whose first element is `at`.
 __device__ __forceinline__ void store_pair(const PrefillParams& p, long long at, int channel, float x, float y) {
   if (channel >= Config::kHeadDimV) return;
   tile::store_element(Config::kOutType, p.out, at + channel * p.out_dim_stride, x);
+  if (Config::kHeadDimV % 2 != 0 && channel + 1 >= Config::kHeadDimV) return;
   tile::store_element(Config::kOutType, p.out, at + (channel + 1) * p.out_dim_stride, y);
 }
 

@@ -45,6 +45,9 @@ __device__ __forceinline__ void store_shared_u16(unsigned at, unsigned short x) 
 __device__ __forceinline__ void store_shared_u8(unsigned at, unsigned x) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
+__device__ __forceinline__ void store_shared_two(unsigned at, unsigned x, unsigned y) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory");
+}
 // 16 bytes.
 __device__ __forceinline__ void load_shared_four(unsigned at, unsigned (&x)[4]) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -28,6 +28,15 @@ __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, 
       : "memory");
 }
 
+__device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1, int c2,
+                                         int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, "
+      "%7}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
 // The same to several blocks of the cluster at once, those whose bits are set: to the same place in each, whose own
 // barrier counts it. PTX ISA, ".multicast::cluster".
 __device__ __forceinline__ void copy_box_to_blocks(unsigned blocks, unsigned shared, const TensorMap& map,

@@ -63,7 +63,8 @@ struct Product;
 #define ATTUNE_PRODUCT(n, k, kind, shape, majors_shared, majors_registers, i0, i1, i2, i3, i4, i5)                \
   template <>                                                                                                     \
   struct Product<n, Type::kind> {                                                                                 \
-    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, Descriptor b, int accumulate) { \
+    template <class B>                                                                                            \
+    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, B b, int accumulate) {          \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape    \
                    " {" ATTUNE_N##k "}, %" #i0 ", %" #i1 ", p, 1, 1" majors_shared ";\n}"                         \
                    : ATTUNE_O##k                                                                                  \

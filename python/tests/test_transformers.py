@@ -34,8 +34,8 @@ DECODERS = {
 
 
 PLACES = [("cpu", torch.float32), ("cpu", torch.bfloat16)]
-if torch.cuda.is_available():  # there attention over dense keys takes 16 bits
-    PLACES += [("cuda", torch.bfloat16), ("cuda", torch.float16)]
+if torch.cuda.is_available():
+    PLACES += [("cuda", torch.float32), ("cuda", torch.bfloat16), ("cuda", torch.float16)]
 NAMES = [f"{device}-{str(dtype)[6:]}" for device, dtype in PLACES]
 everywhere = pytest.mark.parametrize("place", PLACES, ids=NAMES)
 EPSILON = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-11}

@@ -151,6 +151,7 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
             ".layout is ", c.layout,
             "; a plain format needs ATTUNE_KV_NHD (0), ATTUNE_KV_HND (1) or ATTUNE_KV_XPACKED (2)");
     k = read_plane(name + ".k", c.k, c.layout, false, data);
+    out.x_packed = c.layout == ATTUNE_KV_XPACKED;
   } else {
     k = read_packed(name, c, *format, data);
     require(!present(c.v), name, ".v is set, but in the format ", format->name, " V is part of K");

@@ -51,6 +51,7 @@ struct KvCache {
   bool v_aliases_k = false;
   int64_t num_pages = 0, page_size = 0, num_heads = 0, head_dim_qk = 0, head_dim_v = 0;
   bool paged = false;
+  bool x_packed = false;  // ATTUNE_KV_XPACKED: k.pack is x
   IntView page_table, v_page_table, batch_index;
   int64_t ring_capacity = 0;
 

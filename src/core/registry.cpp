@@ -33,8 +33,8 @@ constexpr AxisInfo kAxes[kNumAxes] = {
     {"determinism", {"run to run", "batch invariant"}},
 };
 
-const Kernel* const kKernels[] = {&cpu::attention_kernel(), &cuda::prefill_kernel(), &cuda::prefill_fp8_kernel(),
-                                  &cuda::mla_kernel(), &cuda::decode_kernel()};
+const Kernel* const kKernels[] = {&cpu::attention_kernel(),     &cuda::prefill_kernel(), &cuda::prefill_fp8_kernel(),
+                                  &cuda::prefill_fp32_kernel(), &cuda::mla_kernel(),     &cuda::decode_kernel()};
 
 uint32_t format_bit(const KvCache& c, int32_t dtype) {
   if (!c.format->plain) return c.format->id == ATTUNE_KV_MLA_656 ? use::kMla656 : use::kMla584;

@@ -68,14 +68,16 @@ const char* why_not() {
 
 ptx::TensorMap tensor_map(const cuda::TensorMapDesc& desc) {
   cuda::check_tensor_map(desc);
-  const bool swizzled = desc.swizzle == cuda::TensorMapSwizzle::k128B;
-  if (desc.rank != 4 || !(swizzled || desc.swizzle == cuda::TensorMapSwizzle::kNone))
-    throw std::runtime_error("the emulator's tensor maps have four axes and swizzle 128 bytes or none");
+  if (desc.rank < 4 || desc.swizzle == cuda::TensorMapSwizzle::k64B)
+    throw std::runtime_error("the emulator's tensor maps have four or five axes and swizzle 128 bytes, 32 or none");
   ptx::TensorMap t{};
   t.element_size = static_cast<int>(cuda::element_size(desc.type));
-  t.swizzled = swizzled;
+  t.swizzle = desc.swizzle == cuda::TensorMapSwizzle::k128B  ? 0x70
+              : desc.swizzle == cuda::TensorMapSwizzle::k32B ? 0x10
+                                                             : 0;
   t.data = static_cast<const unsigned char*>(desc.data);
-  for (int axis = 0; axis < 4; ++axis) {
+  t.shape[4] = t.box[4] = 1;
+  for (int axis = 0; axis < desc.rank; ++axis) {
     t.shape[axis] = static_cast<int64_t>(desc.shape[axis]);
     t.stride_bytes[axis] = static_cast<int64_t>(desc.stride_bytes[axis]);
     t.box[axis] = static_cast<int>(desc.box[axis]);

@@ -17,7 +17,7 @@ const char* why_not();
 // spec. The source's __shared__ variables are static ones. Throws with the compiler's words.
 void* find_kernel(const cuda::KernelSpec& spec);
 
-// Checked as for a GPU; of four axes, swizzled by 128 bytes or not at all.
+// Checked as for a GPU; of four or five axes, swizzled by 128 or 32 bytes or not at all.
 ptx::TensorMap tensor_map(const cuda::TensorMapDesc& desc);
 
 }  // namespace attune::emulator

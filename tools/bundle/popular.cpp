@@ -261,7 +261,7 @@ void add(const attune_attention& a, Kernels& kernels) {
 
 void add_prompt(const attune_attention& a, Kernels& kernels) {
   const Problem p = make_problem(a, Data::kOptional);
-  const Kernel& row = cuda::prefill::attends_codes(p) ? cuda::prefill_fp8_kernel() : cuda::prefill_kernel();
+  const Kernel& row = cuda::prefill::kernel_for(p);
   if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
   const cuda::prefill::Config c = cuda::prefill::choose_config(p, cuda::decode::DeviceShape().num_sms);
   add(c.main_kernel(), kernels);
@@ -386,6 +386,9 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
     if (m.latent) add_latent_rows(m, kernels);
     if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;
     add_prompt(codes_call(m, {ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, 512, 512}), kernels);
+    // fp32 is for trying things out, with the commonest shapes.
+    if (!m.alibi && m.t5_buckets == 0 && m.softcap == 0 && m.head_dim_qk == m.head_dim_v && m.head_dim_qk <= 128)
+      add_prompt(prompt_call(m, {ATTUNE_FLOAT32, ATTUNE_FLOAT32, 2, 512, 512}), kernels);
     for (const Dtypes& d : kDtypes) {
       // Older models are served with the cache that they were trained with; each 8-bit one would double their share.
       if ((m.alibi || m.t5_buckets > 0) && d.cache != d.activations) continue;

@@ -100,20 +100,24 @@ int choose_heads_of_tile(int64_t group, int rows_of_tile) {
 }
 
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(kernels::prefill_shared(kRows, keys, stages, raw_stages, head_dim_qk, head_dim_v,
+  return static_cast<size_t>(kernels::prefill_shared(rows, keys, stages, raw_stages, head_dim_qk, head_dim_v,
                                                      static_cast<int>(dtype_size(dtype)))
                                  .total);
 }
 
 KernelSpec Config::main_kernel() const {
-  return {codes() ? "prefill/prefill_fp8.cu" : "prefill/prefill.cu",
-          codes() ? "attune_prefill_fp8" : "attune_prefill",
-          {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-           define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score),
-           define("ATTUNE_MASK", mask), define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
-           define("ATTUNE_KEYS", keys), define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype),
-           define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
-          shared_bytes()};
+  const char* const variant = floats() ? "_fp32" : codes() ? "_fp8" : "";
+  KernelSpec spec{
+      cat("prefill/prefill", variant, ".cu"),
+      cat("attune_prefill", variant),
+      {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_TYPE", dtype),
+       define("ATTUNE_OUT_TYPE", out_dtype), define("ATTUNE_SCORE", score), define("ATTUNE_MASK", mask),
+       define("ATTUNE_CACHED", cached ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0), define("ATTUNE_KEYS", keys),
+       define("ATTUNE_STAGES", stages), define("ATTUNE_CACHE_TYPE", cache_dtype),
+       define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
+      shared_bytes()};
+  if (x_packed) spec.defines.push_back(define("ATTUNE_XPACKED", 1));
+  return spec;
 }
 
 KernelSpec Config::schedule_kernel() const {
@@ -123,7 +127,17 @@ KernelSpec Config::schedule_kernel() const {
           0};
 }
 
-std::string refusal(const Problem& p) {
+namespace {
+
+// Threads load the rows that products are made of: they may lie anywhere.
+std::string refusal_of_floats(const Problem& p) {
+  if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
+    return "q, k and v of different dtypes";
+  if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
+  return "";
+}
+
+std::string refusal_of_copies(const Problem& p) {
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
   if (p.q.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with queries of 8 bits";
@@ -138,12 +152,22 @@ std::string refusal(const Problem& p) {
     return "q and a cache of 16 or 32 bits of different dtypes";
   if (p.cache && p.cache.k.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with a cache of 8 bits";
-  if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
+  if (p.cache.x_packed) {
+    if (std::string why = packed_refusal(p.cache); !why.empty()) return why;
+  } else if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
     return "rows of the cache that do not lie at multiples of 16 bytes";
-  if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
-  if (std::string why = prologue_refusal(p); !why.empty()) return why;
   if (const Misaligned m = find_misaligned(p); m.name != nullptr)
     return "data that do not lie at multiples of 16 bytes, as " + std::string(m.name) + " here";
+  return "";
+}
+
+}  // namespace
+
+std::string refusal(const Problem& p) {
+  if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
+  if (std::string why = prologue_refusal(p); !why.empty()) return why;
+  if (std::string why = p.q.dtype == ATTUNE_FLOAT32 ? refusal_of_floats(p) : refusal_of_copies(p); !why.empty())
+    return why;
   return decode::table_refusal(p);
 }
 
@@ -156,10 +180,22 @@ void choose_tiles(const Problem& p, Config& c) {
   if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
   const bool converts = c.cache_dtype != c.dtype;
   if (converts && widest > 192) c.keys = 32;
+  // Two loops over tiles, of cached and of new values.
+  if (c.x_packed && c.dense && p.head_dim_v > 224) c.keys = 32;
   c.stages = 4, c.raw_stages = converts ? 4 : 0;
   while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
   while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
+}
+
+// S takes keys / 2 registers of a thread and P in three parts 3 keys / 4. Products of fewer than 64 keys would wait for
+// shared memory.
+void choose_tiles_of_floats(Config& c) {
+  c.token_scales = false;  // all are applied before numbers are split
+  c.rows = kernels::prefill_rows(c.head_dim_qk, c.head_dim_v, static_cast<int>(sizeof(float)));
+  c.keys = 64, c.stages = 4;
+  while (c.stages > 1 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
+  if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys = 32;
 }
 
 // Tiles of codes: transposed by whole lines of 128 keys; its rings are counted in powers of two.
@@ -185,14 +221,17 @@ Config choose_config(const Problem& p, int num_sms) {
   c.t5 = decode::t5_buckets(p);
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
+  c.x_packed = p.cache.x_packed && !c.floats();
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  c.heads_of_tile = choose_heads_of_tile(p.group, kRows);
-  if (c.codes()) {
+  if (c.floats()) {
+    choose_tiles_of_floats(c);
+  } else if (c.codes()) {
     choose_tiles_of_codes(c);
   } else {
     choose_tiles(p, c);
   }
+  c.heads_of_tile = choose_heads_of_tile(p.group, c.rows);
 
   const TaskLimits limits = task_limits(p, c.tokens_of_tile(), c.heads_of_tile, c.splits, num_sms);
   c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
@@ -207,6 +246,7 @@ TaskLimits task_limits(const Problem& p, int64_t tokens, int64_t heads, bool spl
 }
 
 void check_alignment(const Problem& p) {
+  if (p.q.dtype == ATTUNE_FLOAT32) return;
   const Misaligned m = find_misaligned(p);
   require(m.name == nullptr, m.name, " is ", m.over,
           " bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16, or a plan made for such data");
@@ -219,7 +259,7 @@ WorkspaceLayout workspace_layout(const Config& c) {
     w.total += (bytes + 255) / 256 * 256;
     return begin;
   };
-  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * kRows : 0;
+  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * static_cast<size_t>(c.rows) : 0;
   w.list = take(sizeof(kernels::TaskList));
   w.tasks = take(static_cast<size_t>(c.max_tasks) * sizeof(kernels::Task));
   w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));
@@ -251,9 +291,10 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.max_tasks = to_int(c.max_tasks);
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);
-  const int64_t size = p.out.element_size;
-  k.store_vectors =
-      strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 && size == 2 ? 1 : 0;
+  k.store_vectors = strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
+                            p.out.element_size == 2 && p.head_dim_v % 8 == 0
+                        ? 1
+                        : 0;
 
   const WorkspaceLayout w = workspace_layout(c);
   char* base = static_cast<char*>(workspace);
@@ -266,6 +307,34 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   return k;
 }
 
+kernels::FloatRows float_rows(const Problem& p) {
+  const auto lies_in_fours = [](const void* data, int64_t size, std::initializer_list<int64_t> counts) {
+    return std::ranges::all_of(counts, [](int64_t x) { return x % 4 == 0; }) &&
+                   reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(4 * size) == 0
+               ? 1
+               : 0;
+  };
+  const auto rows = [&](const RowView& v, int64_t head_dim) {
+    return v.dim_stride == 1
+               ? lies_in_fours(v.data, v.element_size, {head_dim, v.row_stride, v.head_stride, v.batch_stride})
+               : 0;
+  };
+  const auto plane = [&](const KvPlane& v, int64_t head_dim) {
+    const std::initializer_list<int64_t> counts = {head_dim,
+                                                   v.page_stride,
+                                                   v.slot_stride,
+                                                   v.head_stride,
+                                                   v.contiguous ? 0 : v.pack,
+                                                   v.contiguous ? 0 : v.outer_stride};
+    return v.inner_stride == 1 ? lies_in_fours(v.data, v.element_size, counts) : 0;
+  };
+  kernels::FloatRows r{};
+  r.q = rows(p.q, p.head_dim_qk);
+  if (p.dense_kv || p.new_tokens) r.dense_k = rows(p.k, p.head_dim_qk), r.dense_v = rows(p.v, p.head_dim_v);
+  if (p.cache) r.cached_k = plane(p.cache.k, p.head_dim_qk), r.cached_v = plane(p.cache.v, p.head_dim_v);
+  return r;
+}
+
 Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
   m.q = row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile(), c.heads_of_tile);
@@ -274,7 +343,10 @@ Maps describe_maps(const Problem& p, const Config& c) {
     m.dense_k = row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
     m.dense_v = row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);
   }
-  if (c.cached) {
+  if (c.x_packed) {
+    m.k = packed_key_map(p, box_keys(p, c));
+    m.v = packed_value_map(p, box_keys(p, c));
+  } else if (c.cached) {
     m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
     m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));
   }

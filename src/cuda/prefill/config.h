@@ -13,15 +13,15 @@
 
 namespace attune::cuda::prefill {
 
-inline constexpr int kRows = 128;  // packed, of a block
-
 struct Config {
   // What the kernel is compiled for.
   int head_dim_qk = 0, head_dim_v = 0;
   int32_t dtype = 0, cache_dtype = 0, out_dtype = 0;
+  int rows = 128;              // packed, of a block
   int keys = 128, stages = 2;  // of a tile; of the rings of K and of V
   int raw_stages = 0;          // of the ring of codes, where the cache, or everything, has 8 bits
   int score = 0, mask = 0;
+  bool x_packed = false;  // the cache
   bool cached = false, dense = false;
   bool token_scales = false;  // K or V of the cache has a scale for each token
 
@@ -32,7 +32,10 @@ struct Config {
   bool splits = true;  // blocks of rows may be cut along the keys
 
   bool codes() const { return dtype == ATTUNE_FLOAT8_E4M3; }  // kernels/prefill/prefill_fp8.cu
-  int tokens_of_tile() const { return kRows / heads_of_tile; }
+  bool floats() const { return dtype == ATTUNE_FLOAT32; }     // kernels/prefill/prefill_fp32.cu
+  const char* name() const { return floats() ? "cuda_prefill_fp32" : codes() ? "cuda_prefill_fp8" : "cuda_prefill"; }
+  int threads() const { return 128 + 2 * rows; }
+  int tokens_of_tile() const { return rows / heads_of_tile; }
   size_t shared_bytes() const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
@@ -53,7 +56,8 @@ int choose_heads_of_tile(int64_t group, int rows_of_tile);
 std::string refusal(const Problem& p);
 Config choose_config(const Problem& p, int num_sms);
 
-// Throws INVALID_ARGUMENT where the pointers of a run are not aligned as TMA needs them.
+// Throws INVALID_ARGUMENT where the pointers of a run are not aligned as TMA needs them. fp32 queries are for kernels
+// without it.
 void check_alignment(const Problem& p);
 
 // Where the pieces of the workspace begin.
@@ -63,6 +67,8 @@ struct WorkspaceLayout {
 WorkspaceLayout workspace_layout(const Config& c);
 
 kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace);
+// Of fp32 queries: which of a run's rows can be loaded four channels at a time.
+kernels::FloatRows float_rows(const Problem& p);
 
 // What the TMA must know of the problem's arrays, in the order of the kernel's parameters; absent ones repeat q's.
 struct Maps {

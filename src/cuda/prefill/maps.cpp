@@ -27,6 +27,19 @@ void set_axis(TensorMapDesc& m, int axis, int64_t extent, int64_t stride_bytes) 
   m.stride_bytes[axis] = static_cast<uint64_t>(extent > 1 ? stride_bytes : kAlignment);
 }
 
+// Of a plane of an x-packed cache; the two inner axes and those of groups of tokens are the caller's.
+TensorMapDesc start_packed_map(const Problem& p, const KvPlane& v) {
+  TensorMapDesc m = start_map(p, v.data, 1, 1);
+  m.rank = 5;
+  m.box[4] = 1;
+  set_axis(m, 3, p.heads_kv, v.head_stride * v.element_size);
+  set_axis(m, 4, p.cache.num_pages, v.page_stride * v.element_size);
+  return m;
+}
+uint32_t padded_channels(int64_t head_dim, int64_t unit) {
+  return static_cast<uint32_t>((head_dim + unit - 1) / unit * unit);
+}
+
 }  // namespace
 
 bool strides_fit(const RowView& v) {
@@ -38,6 +51,21 @@ bool strides_fit(const KvPlane& v) {
   const int64_t size = v.element_size;
   return v.contiguous && v.inner_stride == 1 && v.page_stride * size % kAlignment == 0 &&
          v.slot_stride * size % kAlignment == 0 && v.head_stride * size % kAlignment == 0;
+}
+
+std::string packed_refusal(const KvCache& cache) {
+  if (cache.v_aliases_k) return "an x-packed cache whose V is part of K";
+  if (cache.k.element_size != 2) return "an x-packed cache of other than 16 bits";
+  if (cache.k.pack != 8) return "an x-packed cache with another x than 8";
+  if (cache.page_size % 16 != 0) return "x-packed pages whose size is no multiple of 16";
+  const KvPlane &k = cache.k, &v = cache.v;
+  const auto fits = [](int64_t elements) { return elements * 2 % kAlignment == 0; };
+  if (k.inner_stride != 1 || k.slot_stride != k.pack || v.slot_stride != 1)
+    return "x-packed pages whose tokens do not follow each other";
+  if (!fits(k.head_stride) || !fits(k.page_stride) || !fits(k.outer_stride) || !fits(v.head_stride) ||
+      !fits(v.page_stride) || !fits(v.inner_stride))
+    return "an x-packed cache whose rows of tokens do not lie at multiples of 16 bytes";
+  return "";
 }
 
 kernels::NewRows dense_rows(const RowView& v) {
@@ -73,4 +101,26 @@ TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, in
   return m;
 }
 
+TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box) {
+  const KvPlane& k = p.cache.k;
+  TensorMapDesc m = start_packed_map(p, k);
+  m.swizzle = TensorMapSwizzle::kNone;
+  m.shape[0] = m.box[0] = 64;
+  set_axis(m, 1, p.head_dim_qk / 8, k.outer_stride * 2);
+  set_axis(m, 2, p.cache.page_size / 8, 128);
+  m.box[1] = padded_channels(p.head_dim_qk, 16) / 8;
+  m.box[2] = static_cast<uint32_t>(tokens_of_box / 8);
+  return m;
+}
+TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box) {
+  const KvPlane& v = p.cache.v;
+  TensorMapDesc m = start_packed_map(p, v);
+  m.swizzle = TensorMapSwizzle::k32B;
+  m.shape[0] = m.box[0] = 16;
+  set_axis(m, 1, p.head_dim_v, v.inner_stride * 2);
+  set_axis(m, 2, p.cache.page_size / 16, 32);
+  m.box[1] = padded_channels(p.head_dim_v, 32);
+  m.box[2] = static_cast<uint32_t>(tokens_of_box / 16);
+  return m;
+}
 }  // namespace attune::cuda::prefill

@@ -2,6 +2,8 @@
 // How the kernels of prefill and of MLA see a problem's arrays: what the TMA must know, and rows that threads read.
 #pragma once
 
+#include <string>
+
 #include "core/problem.h"
 #include "cuda/tensor_map.h"
 #include "prefill/prefill_params.h"
@@ -14,6 +16,9 @@ inline constexpr int64_t kAlignment = 16;  // bytes, of everything that the TMA 
 bool strides_fit(const RowView& v);
 bool strides_fit(const KvPlane& v);
 
+// "" if an x-packed cache lies as the TMA and the products need it, else what they do not take.
+std::string packed_refusal(const KvCache& cache);
+
 kernels::NewRows dense_rows(const RowView& v);
 
 // [batch or 1, rows, heads, channels] in boxes of 64 channels, swizzled by 128 bytes.
@@ -21,5 +26,10 @@ TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t
                       int heads_of_box);
 // [pages or sequences, slots, heads, channels]; codes of 8 bits come as they are.
 TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box);
+
+// Of an x-packed cache, for boxes of so many tokens: K [pages, heads, eights of tokens, eights of channels, 8 tokens x
+// 8 channels]; V [pages, heads, sixteens of tokens, channels, 16 tokens], swizzled by 32 bytes.
+TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box);
+TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box);
 
 }  // namespace attune::cuda::prefill

@@ -30,11 +30,11 @@ class PrefillPlan final : public KernelPlan {
   size_t workspace_size() const override { return workspace_size_; }
 
   std::string describe() const override {
-    return cat("kernel ", config_.codes() ? "cuda_prefill_fp8: " : "cuda_prefill: ", prefill::kRows, " packed rows of ",
-               config_.heads_of_tile, " heads x ", config_.keys, " keys, ", config_.stages, " stages, ",
-               main_->num_regs, " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks,
-               " blocks; ", workspace_size_ > prologue_begin_ ? "prologue in a launch before; " : "", "workspace ",
-               workspace_size_, " bytes");
+    return cat("kernel ", config_.name(), ": ", config_.rows, " packed rows of ", config_.heads_of_tile, " heads x ",
+               config_.keys, " keys, ", config_.stages, " stages, ", main_->num_regs, " registers, ",
+               config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks; ",
+               workspace_size_ > prologue_begin_ ? "prologue in a launch before; " : "", "workspace ", workspace_size_,
+               " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
@@ -56,15 +56,17 @@ class PrefillPlan final : public KernelPlan {
 
  private:
   void attend(const Problem& p, void* workspace, void* stream) const {
-    prefill::check_alignment(p);
-    const prefill::Maps maps = prefill::describe_maps(p, config_);
-    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
     LaunchConfig launch;
     launch.grid[0] = static_cast<uint32_t>(config_.blocks);
-    launch.block[0] = 384;
+    launch.block[0] = static_cast<uint32_t>(config_.threads());
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     launch.programmatic = true;
     launch.stream = stream;
+    if (config_.floats())
+      return launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), prefill::float_rows(p));
+    prefill::check_alignment(p);
+    const prefill::Maps maps = prefill::describe_maps(p, config_);
+    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
     launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), encode(maps.q), encode(maps.k),
                   encode(maps.v), encode(maps.dense_k), encode(maps.dense_v));
   }
@@ -78,15 +80,10 @@ class PrefillPlan final : public KernelPlan {
   const CompiledKernel* main_ = nullptr;
 };
 
+// The kernel's variant goes by q's dtype.
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
   if (const std::string why = prefill::refusal(p); !why.empty())
-    fail(ATTUNE_UNSUPPORTED, "kernel cuda_prefill does not take ", why);
-  return std::make_unique<PrefillPlan>(p, device, require_device(device));
-}
-
-std::unique_ptr<KernelPlan> make_fp8_plan(const Problem& p, int32_t device) {
-  if (const std::string why = prefill::refusal(p); !why.empty())
-    fail(ATTUNE_UNSUPPORTED, "kernel cuda_prefill_fp8 does not take ", why);
+    fail(ATTUNE_UNSUPPORTED, "kernel ", prefill::kernel_for(p).name, " does not take ", why);
   return std::make_unique<PrefillPlan>(p, device, require_device(device));
 }
 
@@ -98,7 +95,7 @@ Coverage coverage() {
   axis(Axis::kKvSource) = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens;
   axis(Axis::kKvFormat) = use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kValiasesK;
   axis(Axis::kKvScales) = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
-  axis(Axis::kKvLayout) = use::kNhd | use::kHnd;
+  axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kXpacked;
   axis(Axis::kMask) =
       use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
   axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
@@ -110,6 +107,15 @@ Coverage coverage() {
   c.head_dim_qk_max = 256;
   c.head_dim_v_max = 256;
   c.group_max = std::numeric_limits<int64_t>::max();
+  return c;
+}
+
+Coverage fp32_coverage() {
+  Coverage c = coverage();
+  auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
+  axis(Axis::kQueryDtype) = use::kQF32;
+  axis(Axis::kKvFormat) |= use::kF32;
+  axis(Axis::kKvLayout) |= use::kXpacked;
   return c;
 }
 
@@ -144,9 +150,24 @@ const Kernel& prefill_kernel() {
 }
 
 const Kernel& prefill_fp8_kernel() {
-  static const Kernel kernel{"cuda_prefill_fp8", "attention",   ATTUNE_DEVICE_CUDA,
-                             fp8_coverage(),     make_fp8_plan, prefill::refusal};
+  static const Kernel kernel{"cuda_prefill_fp8", "attention", ATTUNE_DEVICE_CUDA,
+                             fp8_coverage(),     make_plan,   prefill::refusal};
   return kernel;
 }
+
+const Kernel& prefill_fp32_kernel() {
+  static const Kernel kernel{"cuda_prefill_fp32", "attention",      ATTUNE_DEVICE_CUDA, fp32_coverage(),
+                             make_plan,           prefill::refusal, has_few_rows};
+  return kernel;
+}
+
+namespace prefill {
+
+const Kernel& kernel_for(const Problem& p) {
+  if (p.q.dtype == ATTUNE_FLOAT32) return prefill_fp32_kernel();
+  return attends_codes(p) ? prefill_fp8_kernel() : prefill_kernel();
+}
+
+}  // namespace prefill
 
 }  // namespace attune::cuda

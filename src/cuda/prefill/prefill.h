@@ -9,5 +9,12 @@ namespace attune::cuda {
 const Kernel& prefill_kernel();
 // Dense e4m3 queries, keys and values, weights rounded to e4m3.
 const Kernel& prefill_fp8_kernel();
+// fp32 queries, and dense keys and values; a cache may be of any plain format.
+const Kernel& prefill_fp32_kernel();
+
+namespace prefill {
+// The one of these that would take the problem.
+const Kernel& kernel_for(const Problem& p);
+}  // namespace prefill
 
 }  // namespace attune::cuda

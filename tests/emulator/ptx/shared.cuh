@@ -18,6 +18,10 @@ inline unsigned short load_shared_u16(unsigned at) {
 }
 inline unsigned load_shared_u8(unsigned at) { return *shared_pointer(at); }
 inline void store_shared_u32(unsigned at, unsigned x) { std::memcpy(shared_pointer(at), &x, 4); }
+inline void store_shared_two(unsigned at, unsigned x, unsigned y) {
+  store_shared_u32(at, x);
+  store_shared_u32(at + 4, y);
+}
 inline void store_shared_u8(unsigned at, unsigned x) { *shared_pointer(at) = static_cast<unsigned char>(x); }
 inline void store_shared_u16(unsigned at, unsigned short x) { std::memcpy(shared_pointer(at), &x, 2); }
 inline float load_shared(unsigned at) { return __uint_as_float(load_shared_u32(at)); }

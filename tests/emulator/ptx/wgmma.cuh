@@ -29,19 +29,31 @@ struct Product {
     const auto x = static_cast<unsigned short>(bits);
     return kType == Type::kBf16 ? bf16_to_float(x) : f16_to_float(x);
   }
-  static float element(unsigned address) {
+  static float element(unsigned address, unsigned swizzle) {
     uint16_t x = 0;
-    std::memcpy(&x, shared_pointer(swizzled(address)), kBytes);
+    std::memcpy(&x, shared_pointer(swizzled(address, swizzle)), kBytes);
     return number(x);
   }
-  static unsigned start(Descriptor d) { return static_cast<unsigned>(d.bits() & 0x3fff) << 4; }
-  static unsigned leading(Descriptor d) { return static_cast<unsigned>(d.bits() >> 16 & 0x3fff) << 4; }
-  static unsigned strided(Descriptor d) { return static_cast<unsigned>(d.bits() >> 32 & 0x3fff) << 4; }
-  static float along_k(Descriptor d, int row, int k) {
-    return element(start(d) + row / 8 * strided(d) + row % 8 * 128 + k * kBytes);
+  // A descriptor's bits, and the fields in them.
+  static unsigned start(uint64_t d) { return static_cast<unsigned>(d & 0x3fff) << 4; }
+  static unsigned leading(uint64_t d) { return static_cast<unsigned>(d >> 16 & 0x3fff) << 4; }
+  static unsigned strided(uint64_t d) { return static_cast<unsigned>(d >> 32 & 0x3fff) << 4; }
+  static float along_k(uint64_t d, int row, int k) {
+    const unsigned rows = start(d) + row / 8 * strided(d);
+    switch (d >> 62) {
+      case 0:  // 8 x 16 bytes, `leading` apart along K
+        return element(rows + k * kBytes / 16 * leading(d) + row % 8 * 16 + k * kBytes % 16, 0);
+      case 1:
+        return element(rows + row % 8 * 128 + k * kBytes, 0x70);
+      case 3:
+        return element(rows + row % 8 * 32 + k * kBytes, 0x10);
+      default:
+        throw std::runtime_error("the emulator has no descriptors swizzled by 64 bytes");
+    }
   }
-  static float along_n(Descriptor d, int k, int n) {
-    return element(start(d) + n / 64 * leading(d) + n % 64 * 2 + k / 8 * strided(d) + k % 8 * 128);
+  static float along_n(uint64_t d, int k, int n) {
+    if (d >> 62 != 1) throw std::runtime_error("the emulator's operands along N are swizzled by 128 bytes");
+    return element(start(d) + n / 64 * leading(d) + n % 64 * 2 + k / 8 * strided(d) + k % 8 * 128, 0x70);
   }
 
   // a: the two rows of the thread; b(k, n).
@@ -64,13 +76,14 @@ struct Product {
     }
   }
 
-  static void shared(float (&d)[kN / 2], Descriptor a, Descriptor b, int accumulate) {
+  template <class B>
+  static void shared(float (&d)[kN / 2], Descriptor a, B b, int accumulate) {
     const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
     float rows[2][kSteps];
     for (int h = 0; h < 2; ++h) {
-      for (int k = 0; k < kSteps; ++k) rows[h][k] = along_k(a, row + 8 * h, k);
+      for (int k = 0; k < kSteps; ++k) rows[h][k] = along_k(a.bits(), row + 8 * h, k);
     }
-    multiply(d, rows, accumulate, [&](int k, int n) { return along_k(b, n, k); });
+    multiply(d, rows, accumulate, [&](int k, int n) { return along_k(b.bits(), n, k); });
   }
 
   static void registers(float (&d)[kN / 2], const unsigned* a, Descriptor b, int accumulate) {
@@ -83,7 +96,7 @@ struct Product {
         rows[i % 2][kSteps / 2 * (i / 2) + k] =
             number(static_cast<unsigned>(all[quad + k / kOfWord] >> (8 * kBytes * (k % kOfWord))));
     }
-    multiply(d, rows, accumulate, [&](int k, int n) { return kCodes ? along_k(b, n, k) : along_n(b, k, n); });
+    multiply(d, rows, accumulate, [&](int k, int n) { return kCodes ? along_k(b.bits(), n, k) : along_n(b.bits(), k, n); });
   }
 };
 

@@ -8,7 +8,8 @@ namespace attune::ptx {
 
 template <int kN, Type kType>
 struct ProductAlongK {
-  static void multiply(float (&d)[kN / 2], const unsigned* a, Descriptor b, int accumulate) {
+  template <class B>
+  static void registers(float (&d)[kN / 2], const unsigned* a, B b, int accumulate) {
     using Whole = Product<kN, kType>;
     const unsigned quad = threadIdx.x % 32 & ~3u;
     float rows[2][16];
@@ -19,7 +20,7 @@ struct ProductAlongK {
         rows[i % 2][8 * (static_cast<unsigned>(i) / 2) + k] = kType == Type::kBf16 ? bf16_to_float(x) : f16_to_float(x);
       }
     }
-    Whole::multiply(d, rows, accumulate, [&](int k, int n) { return Whole::along_k(b, n, k); });
+    Whole::multiply(d, rows, accumulate, [&](int k, int n) { return Whole::along_k(b.bits(), n, k); });
   }
 };
 

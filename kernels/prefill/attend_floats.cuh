@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// The math of a warpgroup on fp32 numbers, each the sum of three of bf16: 64 rows of the block against the tiles that
+// are brought.
+//
+//   S_i = Q K_i^T;  m' = max(m, rowmax c S_i);  P_i = 2^(c S_i - m');  l = l 2^(m - m') + rowsum P_i;
+//   O = O 2^(m - m') + (P_i V_i);   c = scale log2 e
+//
+// Of the nine products of three parts by three those are left out that are below 2^-24 of the whole; the other six are
+// added up from the smallest, so that the largest parts meet sums that are rounded (towards zero) few times. For the
+// same reason P V of a tile is summed from zero and then added to O in fp32, which rescales O at no cost.
+//
+// Nothing is overlapped within a group: products take several times as long as what is between them, and while one
+// group does that the other has the tensor cores.
+#pragma once
+
+#include "prefill/accumulators.cuh"
+#include "ptx/registers.cuh"
+#include "tile/operand.cuh"
+
+namespace attune::prefill {
+
+class AttendFloats {
+ public:
+  __device__ __forceinline__ AttendFloats(const PrefillParams& p, const Places& places, int group)
+      : p_(p), places_(places), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {
+    q_ = ptx::uniform(ptx::descriptor_k_major(places.q() + group * 64 * 128));
+  }
+
+  // All tiles of a task.
+  __device__ __forceinline__ void run(const Task& task, int head_tile, Accumulators& a) {
+    Rows rows;
+    if (kKeepsRows) rows.start(p_, task, head_tile);
+    const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0), end = __shfl_sync(0xffffffffu, task.tile_end, 0);
+    a.max[0] = a.max[1] = -ptx::infinity();
+    a.sum[0] = a.sum[1] = 0;
+#pragma unroll
+    for (float& x : a.o) x = 0;
+    for (int i = end - 1; i >= begin; --i) {
+      float s[Config::kKeys / 2], lowered[2];
+      const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(places_.k(k_turn_.stage)));
+      const ptx::Descriptor v = ptx::uniform(ptx::descriptor_mn_major(places_.v(v_turn_.stage), Config::kKeys * 128));
+      ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
+      if (i == end - 1) ptx::wait_phase(places_.q_full(), q_parity_);
+      multiply_keys(k, s);
+      if (i == begin) release(places_.q_empty());
+      if (!kKeepsRows) rows.start(p_, task, head_tile);
+      weigh(rows, task, i, s, lowered, a);
+      release(places_.k_empty(k_turn_.stage));
+      k_turn_.next<Config::kStages>();
+      unsigned weights[Config::kParts][Config::kKeys / 4];
+#pragma unroll
+      for (int j = 0; j < Config::kKeys / 4; ++j) {
+        unsigned parts[tile::kSplitParts];
+        tile::split_pair(s[2 * j], s[2 * j + 1], parts);
+#pragma unroll
+        for (int part = 0; part < Config::kParts; ++part) weights[part][j] = parts[part];
+      }
+      ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
+      add_products<0>(i, weights, v, lowered, a.o);
+      release(places_.v_empty(v_turn_.stage));
+      v_turn_.next<Config::kStages>();
+    }
+    q_parity_ ^= 1;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
+      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
+    }
+  }
+
+ private:
+  // The products of parts that count, from the smallest on.
+  static constexpr int kPairs = 6;
+  __device__ __forceinline__ static constexpr int left_part(int pair) {
+    return pair == 0 ? 2 : pair == 2 || pair == 3 ? 1 : 0;
+  }
+  __device__ __forceinline__ static constexpr int right_part(int pair) {
+    return pair == 1 ? 2 : pair == 2 || pair == 4 ? 1 : 0;
+  }
+  // Beside O of wide rows there are no registers for what is known of rows: it is found again for each tile.
+  static constexpr bool kKeepsRows = Config::kChannels <= 128;
+  // Channels of O that a product has: as many registers as are left for it.
+  static constexpr int kMostChannels = Config::kChannels < 128 ? Config::kChannels : 64;
+
+  __device__ __forceinline__ void multiply_keys(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
+    constexpr int kPartQ = Config::kBlocksQk * Config::kRows * 8, kPartK = Config::kBlocksQk * Config::kKeys * 8;
+    ptx::pin(s);
+    ptx::fence_products();
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+#pragma unroll
+      for (int i = 0; i < Config::kStepsQk; ++i) {
+        const int block = i / 4, within = i % 4 * ptx::kStepK;
+        ptx::Product<Config::kKeys, ptx::Type::kBf16>::shared(
+            s, q_ + left_part(pair) * kPartQ + block * (Config::kRows * 8) + within,
+            k + right_part(pair) * kPartK + block * (Config::kKeys * 8) + within, pair == 0 && i == 0 ? 0 : 1);
+      }
+    }
+    ptx::commit_products();
+    ptx::wait_products<0>();
+    ptx::pin(s);
+  }
+
+  // O of channels kFirst.. = O lowered + P V. What adds them up is a loop that is left at once, as tile numbers are not
+  // negative: the compiler moves nothing across its borders, and would else keep all products until the last has come.
+  template <int kFirst>
+  __device__ __forceinline__ static void add_products(int tile, unsigned (&weights)[Config::kParts][Config::kKeys / 4],
+                                                      ptx::Descriptor v, const float (&lowered)[2],
+                                                      float (&o)[Config::kChannels / 2]) {
+    constexpr int kRest = Config::kChannels - kFirst, kCount = kRest < kMostChannels ? kRest : kMostChannels;
+    constexpr int kPartV = Config::kBlocksV * Config::kKeys * 8, kBlock = kFirst / 64 * Config::kKeys * 8;
+    float product[kCount / 2];
+    ptx::pin(product);
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) ptx::pin(weights[part]);
+    ptx::fence_products();
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+#pragma unroll
+      for (int i = 0; i < Config::kStepsKeys; ++i) {
+        ptx::Product<kCount, ptx::Type::kBf16>::registers(product, weights[left_part(pair)] + 4 * i,
+                                                          v + right_part(pair) * kPartV + kBlock + i * (2048 >> 4),
+                                                          pair == 0 && i == 0 ? 0 : 1);
+      }
+    }
+    ptx::commit_products();
+    ptx::wait_products<0>();
+    ptx::pin(product);
+    do {
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) o[kFirst / 2 + i] = fmaf(o[kFirst / 2 + i], lowered[i / 2 % 2], product[i]);
+    } while (kRest > kCount && static_cast<int>(ptx::kept(tile)) < 0);
+    if constexpr (kRest > kCount) add_products<kFirst + kCount>(tile, weights, v, lowered, o);
+  }
+
+  // Products of tile i to weights in place, and how much what came before counts less.
+  __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, int i, float (&s)[Config::kKeys / 2],
+                                        float (&lowered)[2], Accumulators& a) const {
+    const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
+    if constexpr (!Rows::kProducts) rows.score(p_, line.start(i), s);
+    const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
+    const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
+    if (Rows::kBits || flagged || !rows.whole_tiles(task, line).has(i)) {
+      const Tile tile = tile_at(task, line, i);
+      rows.hide<Config::kKeys / 2>(p_, tile, rows.view(p_, tile), flagged, hidden, s);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = s[2 * h];
+#pragma unroll
+      for (int j = 1; j < Config::kKeys / 4; ++j) top = fmaxf(top, s[j / 2 * 4 + 2 * h + j % 2]);
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      const float before = a.max[h];
+      a.max[h] = fmaxf(before, top * c_);
+      const float reference = reference_of(a.max[h]);
+      lowered[h] = ptx::exp2_approx(before - reference);
+      float sum[2] = {};
+#pragma unroll
+      for (int j = 0; j < Config::kKeys / 4; ++j) {
+        float& x = s[j / 2 * 4 + 2 * h + j % 2];
+        x = ptx::exp2_approx(fmaf(x, c_, -reference));
+        sum[j % 2] += x;
+      }
+      a.sum[h] = fmaf(a.sum[h], lowered[h], sum[0] + sum[1]);
+    }
+  }
+
+  // By all lanes, which have read what the barrier is about.
+  __device__ __forceinline__ static void release(unsigned barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
+  }
+
+  const PrefillParams& p_;
+  const Places& places_;
+  const float c_;
+  ptx::Descriptor q_;
+  Turn k_turn_, v_turn_;
+  unsigned q_parity_ = 0;
+};
+
+}  // namespace attune::prefill

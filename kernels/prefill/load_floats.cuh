@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Four warps that load rows of q, K and V as fp32 numbers, four channels a thread at a time, and store each number as
+// the sum of three of bf16, in tiles of their own for each of the three, swizzled as the TMA would have written them.
+// Tiles are loaded from the last to the first, as far ahead of the math warps as the rings allow.
+//
+// As threads load, a row may lie anywhere: any strides, any layout and element type of a cache. What a block may not
+// see, what is on pages that are not there, and channels beyond the row are not read: there are zeros.
+#pragma once
+
+#include "prefill/config.cuh"
+#include "prefill/feed.cuh"
+#include "prefill/strided.cuh"
+#include "prefill/tiles.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+#include "tile/finish.cuh"
+#include "tile/operand.cuh"
+#include "tile/run.cuh"
+
+namespace attune::prefill {
+
+class FloatLoader {
+ public:
+  __device__ __forceinline__ FloatLoader(const PrefillParams& p, const kernels::FloatRows& in_fours,
+                                         const Places& places)
+      : p_(p), in_fours_(in_fours), places_(places), thread_(static_cast<int>(threadIdx.x)) {}
+
+  // The first warp also takes tasks from the list.
+  __device__ __forceinline__ void run() {
+    TaskFeed feed(p_, places_);
+    for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
+      if (thread_ < 32) feed.next();
+      ptx::wait_phase(places_.task_full(slot.stage), slot.parity);
+      const int head_tile = places_.head_tile(slot.stage);
+      if (head_tile == kNoMoreTasks) return;
+      load(places_.task(slot.stage), head_tile);
+      __syncwarp();
+      if (thread_ % 32 == 0) ptx::arrive(places_.task_empty(slot.stage));
+    }
+  }
+
+ private:
+  using Line = TileLine<Config::kKeys>;
+
+  __device__ __forceinline__ void load(const Task& task, int head_tile) {
+    const int kv_head = head_tile * p_.heads_of_tile / p_.group;
+    const Line line(task.num_cached, task.first_key, task.end_key);
+    for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
+      const Tile tile = tile_at(task, line, i);
+      load_keys(task, kv_head, tile);
+      if (i == task.tile_end - 1) load_queries(task, head_tile);
+      load_values(task, kv_head, tile);
+    }
+  }
+
+  // --- Rows
+
+  // data null: not there, or not to be seen.
+  struct Row {
+    const char* data;
+    float scale;
+  };
+  struct Piece {
+    unsigned words[4];  // the elements, from the low bits on
+    float scale;
+  };
+
+  // The four channels of a row from `channel` on; those beyond kHeadDim are zeros.
+  template <int kType, int kHeadDim, bool kInFours>
+  __device__ __forceinline__ static Piece load_piece(const Row& row, const Strided& place, int channel) {
+    constexpr int kSize = tile::element_size(kType);
+    Piece piece{{0, 0, 0, 0}, row.scale};
+    if constexpr (!kInFours) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (row.data != nullptr && channel + k < kHeadDim)
+          piece.words[k * kSize / 4] |= tile::load_bits(kSize, row.data + place.offset(channel + k) * kSize)
+                                        << (k * kSize % 4 * 8);
+      }
+    } else if (row.data != nullptr && (kHeadDim % 64 == 0 || channel < kHeadDim)) {
+      const char* const at = row.data + place.offset(channel) * kSize;
+      if constexpr (kSize == 4) {
+        const uint4 x = *reinterpret_cast<const uint4*>(at);
+        piece.words[0] = x.x, piece.words[1] = x.y, piece.words[2] = x.z, piece.words[3] = x.w;
+      } else if constexpr (kSize == 2) {
+        const uint2 x = *reinterpret_cast<const uint2*>(at);
+        piece.words[0] = x.x, piece.words[1] = x.y;
+      } else {
+        piece.words[0] = *reinterpret_cast<const unsigned*>(at);
+      }
+    }
+    return piece;
+  }
+  template <int kType>
+  __device__ __forceinline__ static void decode(const Piece& piece, float (&x)[4]) {
+    if constexpr (tile::element_size(kType) == 4) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[k] = __uint_as_float(piece.words[k]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; k += 2) {
+        const unsigned bits = tile::element_size(kType) == 2 ? piece.words[k / 2] : piece.words[0] >> (8 * k) & 0xffff;
+        const float2 pair = tile::decode_pair(kType, bits);
+        x[k] = pair.x * piece.scale, x[k + 1] = pair.y * piece.scale;
+      }
+    }
+  }
+
+  // kRows rows of kHeadDim channels to three tiles from `to` on. find: the Row of a number. empty, parity: when there
+  // is room. The threads have eight rows of 64 channels at a time, which all have the same place in the eight rows that
+  // swizzling knows.
+  template <int kType, int kHeadDim, int kRows, bool kInFours, class Find>
+  __device__ __forceinline__ void split_rows(const Find& find, const Strided& place, unsigned to, unsigned empty,
+                                             unsigned parity) const {
+    // Pieces of four channels that a thread has on their way; blocks of 256 threads have registers for more.
+    constexpr int kAtATime = !kInFours ? 4 : Config::kMathGroups == 1 ? 16 : 8;
+    constexpr int kBlocks = (kHeadDim + 63) / 64, kEights = kRows / 8, kTotal = kBlocks * kEights;
+    const int piece = thread_ % 16, first = thread_ / 16;
+    to += first * 128 + ((piece / 2 ^ first) << 4) + piece % 2 * 8;
+#pragma unroll 1
+    for (int begin = 0; begin < kTotal; begin += kAtATime) {
+      Piece pieces[kAtATime];
+#pragma unroll
+      for (int j = 0; j < kAtATime; ++j) {
+        const int block = (begin + j) / kEights, row = (begin + j) % kEights * 8 + first;
+        if (kTotal % kAtATime == 0 || begin + j < kTotal)
+          pieces[j] = load_piece<kType, kHeadDim, kInFours>(find(row), place, 64 * block + 4 * piece);
+      }
+      ptx::wait_phase(empty, parity);
+#pragma unroll
+      for (int j = 0; j < kAtATime; ++j) {
+        if (kTotal % kAtATime != 0 && begin + j >= kTotal) break;
+        float x[4];
+        decode<kType>(pieces[j], x);
+        unsigned low[tile::kSplitParts], high[tile::kSplitParts];
+        tile::split_pair(x[0], x[1], low);
+        tile::split_pair(x[2], x[3], high);
+#pragma unroll
+        for (int part = 0; part < tile::kSplitParts; ++part)
+          ptx::store_shared_two(to + (begin + j + part * kTotal) * 1024, low[part], high[part]);
+      }
+    }
+  }
+  template <int kType, int kHeadDim, int kRows, class Find>
+  __device__ __forceinline__ void split_rows(const Find& find, const Strided& place, int in_fours, unsigned to,
+                                             unsigned empty, unsigned parity) const {
+    if (in_fours != 0) {
+      split_rows<kType, kHeadDim, kRows, true>(find, place, to, empty, parity);
+    } else {
+      split_rows<kType, kHeadDim, kRows, false>(find, place, to, empty, parity);
+    }
+  }
+  __device__ __forceinline__ void hand_over(unsigned full) const {
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (thread_ % 32 == 0) ptx::arrive(full);
+  }
+
+  // --- Tiles
+
+  __device__ __forceinline__ void load_queries(const Task& task, int head_tile) {
+    const auto find = [&](int row) -> Row {
+      const int local = row / p_.heads_of_tile, head = head_tile * p_.heads_of_tile + row - local * p_.heads_of_tile;
+      if (local >= task.num_tokens) return {nullptr, 1.0f};
+      return {p_.q + 4 * tile::row_offset(p_, task.batch, task.q_begin, task.token_begin + local, head,
+                                          p_.q_batch_stride, p_.q_row_stride, p_.q_head_stride),
+              1.0f};
+    };
+    split_rows<tile::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p_.q_dim_stride}, in_fours_.q,
+                                                                  places_.q(), places_.q_empty(), q_parity_ ^ 1);
+    q_parity_ ^= 1;
+    hand_over(places_.q_full());
+  }
+
+  __device__ __forceinline__ void load_keys(const Task& task, int kv_head, const Tile& tile) {
+    const Turn turn = k_turn_;
+    k_turn_.next<Config::kStages>();
+    load_tile<false, Config::kHeadDimQk>(task, kv_head, tile, places_.k(turn.stage), places_.k_empty(turn.stage),
+                                         turn.parity ^ 1);
+    if (Config::kCached && thread_ < 32) note_hidden(places_.hidden(turn.stage), task, tile);
+    hand_over(places_.k_full(turn.stage));
+  }
+
+  __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile) {
+    const Turn turn = v_turn_;
+    v_turn_.next<Config::kStages>();
+    load_tile<true, Config::kHeadDimV>(task, kv_head, tile, places_.v(turn.stage), places_.v_empty(turn.stage),
+                                       turn.parity ^ 1);
+    hand_over(places_.v_full(turn.stage));
+  }
+
+  template <bool kValues, int kHeadDim>
+  __device__ __forceinline__ void load_tile(const Task& task, int kv_head, const Tile& tile, unsigned to,
+                                            unsigned empty, unsigned parity) const {
+    if (Config::kCached && (tile.cached || !Config::kDense)) {  // of no keys, if it is not
+      const kernels::KvPlane& plane = kValues ? p_.v : p_.k;
+      const auto find = [&](int row) -> Row {
+        const int key = tile.start + row;
+        if (key < tile.low || key >= tile.high) return {nullptr, 1.0f};
+        const Slot s = find_slot(p_, task.batch, key, kValues);
+        if (!is_there(p_, s.page)) return {nullptr, 1.0f};
+        return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride,
+                Config::kOtherCache ? scale_of(p_, task, kv_head, key, kValues) : 1.0f};
+      };
+      split_rows<Config::kCacheType, kHeadDim, Config::kKeys>(
+          find, Strided::of(plane), kValues ? in_fours_.cached_v : in_fours_.cached_k, to, empty, parity);
+    } else if constexpr (Config::kDense) {
+      const kernels::NewRows& rows = kValues ? p_.new_v : p_.new_k;
+      const long long before = task.kv_row + tile.start - task.num_cached;
+      const char* const first =
+          rows.data + 4 * (task.batch * rows.batch_stride + before * rows.row_stride + kv_head * rows.head_stride);
+      const int low = tile.low - tile.start, high = tile.high - tile.start;
+      const auto find = [&](int row) -> Row {
+        return {low <= row && row < high ? first + 4 * row * rows.row_stride : nullptr, 1.0f};
+      };
+      split_rows<tile::kFloat32, kHeadDim, Config::kKeys>(
+          find, Strided::of(rows), kValues ? in_fours_.dense_v : in_fours_.dense_k, to, empty, parity);
+    }
+  }
+
+  // Tells the math warps which keys lie on pages that are not there. The stage is free.
+  __device__ __forceinline__ void note_hidden(unsigned at, const Task& task, const Tile& tile) const {
+    unsigned any = 0;
+#pragma unroll
+    for (int word = 0; word < Config::kKeys / 32; ++word) {
+      const int key = tile.start + 32 * word + thread_;
+      const bool bad = tile.cached && key >= tile.low && key < tile.high &&
+                       !is_there(p_, find_slot(p_, task.batch, key, false).page);
+      const unsigned bits = __ballot_sync(0xffffffffu, bad);
+      if (thread_ == 0) ptx::store_shared_u32(at + 4 + 4 * word, bits);
+      any |= bits;
+    }
+    if (thread_ == 0) ptx::store_shared_u32(at, any != 0 ? 1 : 0);
+  }
+
+  const PrefillParams& p_;
+  const kernels::FloatRows& in_fours_;
+  const Places& places_;
+  const int thread_;
+  Turn k_turn_, v_turn_;
+  unsigned q_parity_ = 0;
+};
+
+}  // namespace attune::prefill

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefill attention on fp32 numbers, which enter the tensor cores as sums of three of bf16: what is left out is below
+// 2^-24 of a product. There is no TF32.
+//
+// Tasks, rows, masks and the end of a task are those of prefill.cu; the math is that of attend_floats.cuh. In place of
+// the TMA four warps load rows and split them (load_floats.cuh).
+//
+// Tiles: 128 rows x 64 keys x the head dims, or 64 rows where a row has more than 128 channels: then one math group.
+//
+//   loaders:  K0 Q V0 | K1   V1       | K2    V2
+//   group 1:       S0 softmax PV0 | S1 softmax PV1 ..
+//   group 2:        S0 softmax PV0 | S1 softmax PV1 ..
+//
+// Shared memory: q, K and V three times as bf16. With 128 channels there is room for one stage of K and V: K of the
+// next tile comes while both groups have V, V while they have K.
+#include "prefill/attend_floats.cuh"
+#include "prefill/block.cuh"
+#include "prefill/finish_task.cuh"
+#include "prefill/load_floats.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::prefill {
+
+__device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
+  AttendFloats attend(p, places, math_thread() / 128);
+  Turn slot;
+  while (has_task(places, slot)) {
+    Accumulators a;
+    attend.run(places.task(slot.stage), places.head_tile(slot.stage), a);
+    Rows rows;
+    rows.start(p, places.task(slot.stage), places.head_tile(slot.stage));
+    finish_task(p, places, slot.stage, rows, a);
+    slot.next<kernels::kTaskSlots>();
+  }
+}
+
+}  // namespace attune::prefill
+
+extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1)
+    attune_prefill_fp32(const __grid_constant__ attune::kernels::PrefillParams p,
+                        const __grid_constant__ attune::kernels::FloatRows in_fours) {
+  using namespace attune;
+  using namespace attune::prefill;
+  const Places places(ptx::dynamic_shared());
+  init_barriers(places);
+  ptx::wait_for_previous_kernels();
+  ptx::allow_next_kernel();
+  // Blocks of 256 threads have enough for all.
+  constexpr bool kShares = Config::kMathGroups > 1;
+  if (threadIdx.x < 128) {
+    if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
+    FloatLoader loader(p, in_fours, places);
+    loader.run();
+  } else {
+    if constexpr (kShares) ptx::take_registers<Config::kMathRegisters>();
+    run_math(p, places);
+  }
+}
