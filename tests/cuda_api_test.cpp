@@ -126,12 +126,13 @@ TEST_F(CudaApiOnDevice, RunsAndMatchesTheOracle) {
 }
 
 TEST_F(CudaApiOnDevice, SaysWhatNoKernelCovers) {
-  cases::Problem dense(make_case(R"({"name": "prefill", "heads": [4, 2], "seqlens_q": [20], "dtype": "f32"})"),
+  cases::Problem dense(make_case(R"({"name": "prefill", "heads": [4, 2], "seqlens_q": [20], "dtype": "e5m2",
+      "out_dtype": "bf16"})"),
                        *memory_);
   const attune_attention a = dense.device();
   const Answer refused = answer(attune_supported(&a, kGpu));
   EXPECT_EQ(refused.status, ATTUNE_UNSUPPORTED);
-  EXPECT_THAT(refused.message, HasSubstr("lacks KV source: dense"));
+  EXPECT_THAT(refused.message, HasSubstr("lacks query dtype: e5m2"));
 
   cases::Problem odd(make_case(R"({"name": "odd", "heads": [4, 2], "head_dim": [20, 20], "dtype": "bf16", "kv": "paged",
       "seqlens_kv": [5]})"),

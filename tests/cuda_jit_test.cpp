@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <iterator>
 #include <fstream>
 #include <thread>
 
@@ -108,7 +109,9 @@ TEST_F(CudaJit, EmbeddedSourcesAreTheFiles) {
         << file.path;
     ++compared;
   }
-  EXPECT_EQ(compared, 6u);
+  const std::filesystem::directory_iterator files(cat(ATTUNE_SOURCE_DIR, "/kernels/selftest"));
+  EXPECT_EQ(compared, static_cast<size_t>(std::distance(begin(files), end(files))));
+  EXPECT_GT(compared, 0u);
 }
 
 TEST_F(CudaJit, KeysHoldAllThatChangesTheCode) {
