@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <iterator>
 #include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "core/status.h"
