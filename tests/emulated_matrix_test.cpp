@@ -40,7 +40,8 @@ void expect_codes(const uint32_t* got, float (*to_float)(uint8_t)) {
     } else {
       EXPECT_EQ(half, want) << code;
       EXPECT_EQ(std::signbit(half), std::signbit(want)) << code;
-      if (std::isfinite(want)) EXPECT_EQ(again, code);  // infinity saturates
+      if (std::isinf(want)) continue;  // those saturate
+      EXPECT_EQ(again, code);
     }
   }
 }
