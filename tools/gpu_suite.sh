@@ -30,7 +30,7 @@ for ((i = 0; i < shards; ++i)); do
 done
 if command -v compute-sanitizer >/dev/null; then
   start memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$attune" check --device cuda:0 --random 0 \
-    --filter '^(decode/format|prefill/codes|mla/)'
+    --filter '^(decode/format|prefill/(codes|floats|xpacked)|mla/)'
 fi
 if python3 -c 'import attune, torch, pytest' 2>/dev/null; then
   start python python3 -m pytest -q --tb=short --deselect python/tests/test_cuda.py::test_overhead_of_a_decode_step python/tests

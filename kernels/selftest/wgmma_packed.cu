@@ -3,10 +3,10 @@
 // in eights), v [KEYS / 16][CHANNELS][16] in bf16, by TMA.
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/wgmma_along_k.cuh"
+#include "selftest/products.cuh"
 
 // s [64, KEYS], o [64, CHANNELS]
 extern "C" __global__ void __launch_bounds__(128, 1)
@@ -29,35 +29,15 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   __syncthreads();
   ptx::wait_phase(barrier, 0);
 
-  float d[KEYS / 2];
-  ptx::fence_products();
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    ptx::Product<KEYS, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
-                                                 ptx::descriptor_of_pieces<8 * 128>(at_k) + i * ptx::kStepOfPieces,
-                                                 i == 0 ? 0 : 1);
-  }
-  ptx::commit_products();
-  ptx::wait_products<0>();
-  ptx::pin(d);
-  unsigned p[KEYS / 4];
-#pragma unroll
-  for (int i = 0; i < KEYS / 4; ++i) p[i] = ptx::pack_bf16(d[2 * i], d[2 * i + 1]);
-  float e[CHANNELS / 2];
-  ptx::pin(p);
-  ptx::fence_products();
-#pragma unroll
-  for (int i = 0; i < KEYS / 16; ++i) {
-    ptx::ProductAlongK<CHANNELS, ptx::Type::kBf16>::registers(
-        e, p + 4 * i, ptx::descriptor_of_narrow_rows(at_v) + i * (CHANNELS * 32 >> 4), i == 0 ? 0 : 1);
-  }
-  ptx::commit_products();
-  ptx::wait_products<0>();
-  ptx::pin(e);
-
-  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < KEYS / 2; ++i) s[(row + i / 2 % 2 * 8) * KEYS + i / 4 * 8 + column + i % 2] = d[i];
-#pragma unroll
-  for (int i = 0; i < CHANNELS / 2; ++i) o[(row + i / 2 % 2 * 8) * CHANNELS + i / 4 * 8 + column + i % 2] = e[i];
+  multiply_and_store(
+      s, o,
+      [&](float (&d)[KEYS / 2], int i) {
+        ptx::Product<KEYS, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
+                                                     ptx::descriptor_of_pieces<8 * 128>(at_k) + i * ptx::kStepOfPieces,
+                                                     i == 0 ? 0 : 1);
+      },
+      [&](float (&e)[CHANNELS / 2], const unsigned* p, int i) {
+        ptx::ProductAlongK<CHANNELS, ptx::Type::kBf16>::registers(
+            e, p, ptx::descriptor_of_narrow_rows(at_v) + i * (CHANNELS * 32 >> 4), i == 0 ? 0 : 1);
+      });
 }

@@ -123,4 +123,5 @@ TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box) {
   m.box[2] = static_cast<uint32_t>(tokens_of_box / 16);
   return m;
 }
+
 }  // namespace attune::cuda::prefill

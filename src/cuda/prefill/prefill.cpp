@@ -115,7 +115,6 @@ Coverage fp32_coverage() {
   auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
   axis(Axis::kQueryDtype) = use::kQF32;
   axis(Axis::kKvFormat) |= use::kF32;
-  axis(Axis::kKvLayout) |= use::kXpacked;
   return c;
 }
 

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two products of one warpgroup with K and V as a kernel of selftest/ has them: S = Q K^T, and O = P V with P, which
+// is S rounded, in registers.
+#pragma once
+
+#include "ptx/convert.cuh"
+#include "ptx/wgmma.cuh"
+
+// keys(d, i): issues the product of 16 channels from 16 i on; values(e, p, i): that of 16 keys, p their weights.
+// s [64, KEYS], o [64, CHANNELS].
+template <class Keys, class Values>
+__device__ __forceinline__ void multiply_and_store(float* s, float* o, const Keys& keys, const Values& values) {
+  using namespace attune;
+  float d[KEYS / 2];
+  ptx::fence_products();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) keys(d, i);
+  ptx::commit_products();
+  ptx::wait_products<0>();
+  ptx::pin(d);
+  unsigned p[KEYS / 4];
+#pragma unroll
+  for (int i = 0; i < KEYS / 4; ++i) p[i] = ptx::pack_bf16(d[2 * i], d[2 * i + 1]);
+  float e[CHANNELS / 2];
+  ptx::pin(p);
+  ptx::fence_products();
+#pragma unroll
+  for (int i = 0; i < KEYS / 16; ++i) values(e, p + 4 * i, i);
+  ptx::commit_products();
+  ptx::wait_products<0>();
+  ptx::pin(e);
+
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < KEYS / 2; ++i) s[(row + i / 2 % 2 * 8) * KEYS + i / 4 * 8 + column + i % 2] = d[i];
+#pragma unroll
+  for (int i = 0; i < CHANNELS / 2; ++i) o[(row + i / 2 % 2 * 8) * CHANNELS + i / 4 * 8 + column + i % 2] = e[i];
+}
