@@ -3,8 +3,9 @@
 // copies. They lie swizzled, as the TMA would have written them. Rows that are not there, or that nobody may see,
 // become zero.
 //
-// A warp has sixteen rows of every tile. As many of its lanes find out where those lie, a lane a row, and lay the
-// addresses down for all; then eight neighbouring lanes have the bytes of a row's chunk side by side.
+// A warp has sixteen rows of every tile. Its lanes find out where those of two tiles lie, a lane a row, while it waits for
+// a buffer to be empty: so that nothing is between that and the copies. Eight neighbouring lanes have the bytes of a row's
+// chunk side by side.
 #pragma once
 
 #include "mla/source.cuh"
@@ -36,61 +37,79 @@ class RowCopies {
  public:
   static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes, kRows = Config::kKeys / (Config::kLoaders / 32),
                        kRowsOfLane = kRows / kRowsAtATime;
+  static constexpr int kFound = 32 / kRows;  // tiles whose rows are found together, from one on downwards
 
   __device__ __forceinline__ RowCopies(const PrefillParams& p, const Places& places) : p_(p), places_(places) {}
 
-  // What the list or the table says of the lane's row of tile i.
+  // What the lists or the tables say of the lane's row of tile i or of one of those before it.
   __device__ __forceinline__ int ask(const Task& task, int head_tile, int i) const {
+    i -= found_tile();
+    if (i < task.tile_begin) return -1;
     const Tile tile = tile_of(task, i);
     return Source(p_, task, kv_head(head_tile), tile).ask(tile.start + own());
   }
-  // Lays down where the rows are. answer: what ask() said.
+  // Where the rows are. answer: what ask() said.
   __device__ __forceinline__ void find(const Task& task, int head_tile, int i, int answer) {
-    const Tile tile = tile_of(task, i);
+    const Tile tile = tile_of(task, i - found_tile());
     const char* const row = Source(p_, task, kv_head(head_tile), tile).find(tile.start + own(), answer);
     absent_ = __ballot_sync(0xffffffffu, row == nullptr);
-    __syncwarp();  // all lanes have read what was there
-    if (lane() < kRows) *places_.row(own()) = row;
-    __syncwarp();
+    found_ = row != nullptr ? row : p_.q;  // not read
+    position_ = 0;
   }
-  // Has the rows of a tile that has been found copied. hand_over(part) when the copies of a part are under way.
-  template <class HandOver>
-  __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i, HandOver&& hand_over) const {
-    const Pieces pieces(p_, places_);
+  // The first of the tiles that have been found needs no copies.
+  __device__ __forceinline__ void pass() { ++position_; }
+  __device__ __forceinline__ bool has_more() const { return position_ < kFound; }
+
+  // Has the rows of the next of these tiles, tile i, copied. meanwhile() before the last half is waited for;
+  // hand_over(part) when the copies of a part are under way.
+  template <class Meanwhile, class HandOver>
+  __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i, Meanwhile&& meanwhile,
+                                            HandOver&& hand_over) {
+    const Pieces pieces(*this);
+    const unsigned absent = absent_ >> position_ * kRows;
+    ++position_;
     wait_empty(places_, turn, kKeysOnly);
     // Tells the math groups which rows are not there.
     if (lane() < kRows / 8) {
       const int word = first() / 8 + lane();
-      ptx::store_shared_u32(places_.note(turn.stage) + 4 * word, (absent_ >> (8 * lane()) & 0xff) << (word % 4 * 8));
+      ptx::store_shared_u32(places_.note(turn.stage) + 4 * word, (absent >> (8 * lane()) & 0xff) << (word % 4 * 8));
     }
     note_tile(p_, places_, turn.stage, task, i);
     __syncwarp();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
+      if (part == 3) meanwhile();
       if (part == 1 || part == 3) wait_empty(places_, turn, half_of(part));
       if (part_at(part).count == 0) continue;
       copy(turn.stage, part_at(part), pieces);
       hand_over(part);
     }
   }
+  template <class HandOver>
+  __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i, HandOver&& hand_over) {
+    copy_tile(turn, task, i, [] {}, hand_over);
+  }
 
  private:
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ static int first() { return static_cast<int>(threadIdx.x) / 32 * kRows; }
   __device__ __forceinline__ static int own() { return first() + lane() % kRows; }
+  __device__ __forceinline__ static int found_tile() { return lane() / kRows; }
   __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
-  // The rows of which the lane copies pieces: read once a tile, as math groups wait for the copies. What is not there is
-  // not read: it begins where q does, whose rows are as long.
+  // The rows of which the lane copies pieces. What is not there is not read: it begins where q does, whose rows are as
+  // long.
   struct Pieces {
     const char* from[kRowsOfLane];
     unsigned valid[kRowsOfLane];
-    __device__ __forceinline__ Pieces(const PrefillParams& p, const Places& places) {
+    __device__ __forceinline__ explicit Pieces(const RowCopies& copies) {
 #pragma unroll
       for (int i = 0; i < kRowsOfLane; ++i) {
-        const char* const row = *places.row(row_of_lane(i));
-        from[i] = (row != nullptr ? row : p.q) + 16 * (lane() % kLanes);
-        valid[i] = row != nullptr ? 16 : 0;
+        const unsigned who = copies.position_ * kRows + kRowsAtATime * i + lane() / kLanes;
+        from[i] = reinterpret_cast<const char*>(__shfl_sync(
+                      0xffffffffu, reinterpret_cast<unsigned long long>(copies.found_), static_cast<int>(who))) +
+                  16 * (lane() % kLanes);
+        valid[i] = (copies.absent_ >> who & 1) != 0 ? 0 : 16;
       }
     }
   };
@@ -112,7 +131,9 @@ class RowCopies {
 
   const PrefillParams& p_;
   const Places& places_;
-  unsigned absent_ = 0;  // of the rows, a bit each, again and again
+  const char* found_ = nullptr;  // the lane's row
+  unsigned absent_ = 0;          // of these rows, a bit each
+  unsigned position_ = 0;        // of the next tile, in those that have been found together
 };
 
 class RowLoader {
@@ -128,25 +149,38 @@ class RowLoader {
   }
 
  private:
+  static_assert(RowCopies::kFound == 2 || Config::kLoader != kernels::kMlaRows, "rows are found for pairs of tiles");
+
+  // Rows are found for the second tile of a pair of the math groups and the first of the next, while the first's last
+  // half is not yet empty: that one comes late, and both halves of the second at a time.
   __device__ __forceinline__ void load(TaskWalk& walk) {
     const Task& task = walk.task();
     const int head_tile = walk.head_tile();
     int i = task.tile_end - 1;
-    copies_.find(task, head_tile, i, copies_.ask(task, head_tile, i));
+    copies_.find(task, head_tile, i + 1, copies_.ask(task, head_tile, i + 1));
+    copies_.pass();
+    int answer = copies_.ask(task, head_tile, i - 1);
     bool first = true;
 #pragma unroll 1
     for (; i >= task.tile_begin; --i) {
-      // Before the first tile there is none: then it is found once more, for nothing.
-      const int next = max(i - 1, task.tile_begin), answer = copies_.ask(task, head_tile, next);
-      const Turn turn = turn_of(tiles_++);
-      if (i == task.tile_begin) walk.take();  // while the tile's buffer is not yet empty
-      copies_.copy_tile(turn, task, i, [&](int part) {
-        // The copies count when they are there; what the warp has stored, now.
-        const unsigned full = places_.k_full(turn.stage, part);
-        ptx::arrive_after_copies(full);
-        if (threadIdx.x % 32 == 0) ptx::arrive(full);
-      });
-      copies_.find(task, head_tile, next, answer);
+      // The same for all lanes, as the compiler learns from a shuffle: barriers' addresses are.
+      const Turn turn = turn_of(__shfl_sync(0xffffffffu, tiles_++, 0));
+      copies_.copy_tile(
+          turn, task, i,
+          [&] {
+            if (i == task.tile_begin) {
+              walk.take();
+            } else if (!copies_.has_more()) {
+              copies_.find(task, head_tile, i - 1, answer);
+              answer = copies_.ask(task, head_tile, i - 3);
+            }
+          },
+          [&](int part) {
+            // The copies count when they are there; what the warp has stored, now.
+            const unsigned full = places_.k_full(turn.stage, part);
+            ptx::arrive_after_copies(full);
+            if (threadIdx.x % 32 == 0) ptx::arrive(full);
+          });
       if (first) walk.copy_queries();
       first = false;
     }
