@@ -60,11 +60,11 @@ class RowCopies {
   __device__ __forceinline__ void pass() { ++position_; }
   __device__ __forceinline__ bool has_more() const { return position_ < kFound; }
 
-  // Has the rows of the next of these tiles, tile i, copied. meanwhile() before the last half is waited for;
-  // hand_over(part) when the copies of a part are under way.
+  // Has the rows of the next of these tiles, tile i, copied; second: it is one of math group 1. meanwhile() before the
+  // last half is waited for; hand_over(part) when the copies of a part are under way.
   template <class Meanwhile, class HandOver>
-  __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i, Meanwhile&& meanwhile,
-                                            HandOver&& hand_over) {
+  __device__ __forceinline__ void copy_tile(const Turn& turn, bool second, const Task& task, int i,
+                                            Meanwhile&& meanwhile, HandOver&& hand_over) {
     const Pieces pieces(*this);
     const unsigned absent = absent_ >> position_ * kRows;
     ++position_;
@@ -76,18 +76,25 @@ class RowCopies {
     }
     note_tile(p_, places_, turn.stage, task, i);
     __syncwarp();
+    if (part_at(0).count != 0) {
+      copy(turn.stage, part_at(0), pieces);
+      hand_over(0);
+    }
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      if (part == 3) meanwhile();
-      if (part == 1 || part == 3) wait_empty(places_, turn, half_of(part));
-      if (part_at(part).count == 0) continue;
-      copy(turn.stage, part_at(part), pieces);
-      hand_over(part);
+    for (int k = 0; k < 2; ++k) {
+      if (k == 1) meanwhile();
+      const int half = kOwnHalfFirst && second ? 2 - k : 1 + k;
+      wait_empty(places_, turn, half);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        copy(turn.stage, {4 * (half - 1) + 2 * j, 2}, pieces);
+        if (!kHalves || j == 1) hand_over(2 * half - 1 + j);
+      }
     }
   }
   template <class HandOver>
   __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i, HandOver&& hand_over) {
-    copy_tile(turn, task, i, [] {}, hand_over);
+    copy_tile(turn, false, task, i, [] {}, hand_over);
   }
 
  private:
@@ -119,12 +126,12 @@ class RowCopies {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
       const int row = row_of_lane(i);
-      const unsigned to = places_.k(stage) + row * 128 + (lane() % kLanes ^ (row & 7)) * 16;
+      const unsigned to = places_.k(stage) + channels.chunk * Config::kChunkBytes + row * 128 +
+                          (lane() % kLanes ^ (row & 7)) * 16;
+      const char* const from = pieces.from[i] + static_cast<unsigned>(128 * channels.chunk);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int chunk = channels.chunk + j;
-        if (j >= channels.count) continue;
-        ptx::copy_async<16>(to + chunk * Config::kChunkBytes, pieces.from[i] + 128 * chunk, pieces.valid[i]);
+        if (j < channels.count) ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i]);
       }
     }
   }
@@ -160,13 +167,14 @@ class RowLoader {
     copies_.find(task, head_tile, i + 1, copies_.ask(task, head_tile, i + 1));
     copies_.pass();
     int answer = copies_.ask(task, head_tile, i - 1);
-    bool first = true;
+    unsigned tile = 0;
 #pragma unroll 1
-    for (; i >= task.tile_begin; --i) {
+    for (; i >= task.tile_begin; --i, ++tile) {
       // The same for all lanes, as the compiler learns from a shuffle: barriers' addresses are.
-      const Turn turn = turn_of(__shfl_sync(0xffffffffu, tiles_++, 0));
+      const unsigned same = __shfl_sync(0xffffffffu, tiles_++ << 1 | tile & 1, 0);
+      const Turn turn = turn_of(same >> 1);
       copies_.copy_tile(
-          turn, task, i,
+          turn, (same & 1) != 0, task, i,
           [&] {
             if (i == task.tile_begin) {
               walk.take();
@@ -179,10 +187,9 @@ class RowLoader {
             // The copies count when they are there; what the warp has stored, now.
             const unsigned full = places_.k_full(turn.stage, part);
             ptx::arrive_after_copies(full);
-            if (threadIdx.x % 32 == 0) ptx::arrive(full);
+            if (part == kNotedPart && threadIdx.x % 32 == 0) ptx::arrive(full);
           });
-      if (first) walk.copy_queries();
-      first = false;
+      if (tile == 0) walk.copy_queries();
     }
   }
 
