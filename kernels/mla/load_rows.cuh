@@ -58,7 +58,6 @@ class RowCopies {
   }
   // The first of the tiles that have been found needs no copies.
   __device__ __forceinline__ void pass() { ++position_; }
-  __device__ __forceinline__ bool has_more() const { return position_ < kFound; }
 
   // Has the rows of the next of these tiles, tile i, copied; second: it is one of math group 1. meanwhile() before the
   // last half is waited for; hand_over(part) when the copies of a part are under way.
@@ -131,7 +130,12 @@ class RowCopies {
       const char* const from = pieces.from[i] + static_cast<unsigned>(128 * channels.chunk);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        if (j < channels.count) ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i]);
+        if (j >= channels.count) continue;
+#if ROWS_KEEP
+        ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i], ptx::evict_last_policy());
+#else
+        ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i]);
+#endif
       }
     }
   }
@@ -176,12 +180,12 @@ class RowLoader {
       copies_.copy_tile(
           turn, (same & 1) != 0, task, i,
           [&] {
-            if (i == task.tile_begin) {
-              walk.take();
-            } else if (!copies_.has_more()) {
+            if ((same & 1) != 0) return;
+            if (i > task.tile_begin) {
               copies_.find(task, head_tile, i - 1, answer);
               answer = copies_.ask(task, head_tile, i - 3);
             }
+            if (i < task.tile_begin + 2) walk.take();
           },
           [&](int part) {
             // The copies count when they are there; what the warp has stored, now.
