@@ -55,6 +55,12 @@ class RowCopies {
     absent_ = __ballot_sync(0xffffffffu, row == nullptr);
     found_ = row != nullptr ? row : p_.q;  // not read
     position_ = 0;
+#if ROWS_PREFETCH
+    if (row != nullptr) {
+#pragma unroll
+      for (int byte = 0; byte < 2 * Config::kHeadDimQk; byte += 128) ptx::prefetch_line(row + byte);
+    }
+#endif
   }
   // The first of the tiles that have been found needs no copies.
   __device__ __forceinline__ void pass() { ++position_; }
