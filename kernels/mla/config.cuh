@@ -39,7 +39,13 @@ struct Config {
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // What threads have stored must be made visible to products: by those who read it, unless the copy engine reads it
   // too, so that those who store it have done so.
-  static constexpr bool kReadersFence = !kCopiesBoxes && kCluster == 1;
+#ifndef ROWS_FENCE
+#define ROWS_FENCE 0
+#endif
+  static constexpr bool kReadersFence = !kCopiesBoxes && kCluster == 1 && !(kLoader == kernels::kMlaRows && ROWS_FENCE);
+  // Rows of a tile that a block has copied one by one; in a cluster the copy engine brings them to the other block.
+  static constexpr bool kSharesRows = kCluster > 1 && kLoader == kernels::kMlaRows;
+  static constexpr int kRowsBrought = kSharesRows ? kKeys / kCluster : kKeys;
   // Threads that bring keys; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
@@ -52,7 +58,7 @@ struct Config {
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::MlaShared kShared = kernels::mla_shared(kHeadDimQk);
 
-  static_assert(kCluster == 1 || (kCluster == 2 && (kDecodes || kCopiesBoxes)), "pairs of blocks share boxes or codes");
+  static_assert(kCluster == 1 || kCluster == 2, "pairs of blocks share keys");
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16, "wgmma takes 16-bit elements here");
   static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's are one part");
   static_assert(!kDecodes || kType == tile::kBFloat16, "codes become bf16");
@@ -71,15 +77,12 @@ constexpr int kParts = kernels::kMlaParts;
 __device__ __forceinline__ constexpr Part part_at(int i) {
   return i == 0 ? Part{Config::kChunksV, Config::kChunks - Config::kChunksV} : Part{2 * i - 2, 2};
 }
-#ifndef ROWS_HALVES
-#define ROWS_HALVES 1
-#endif
 #ifndef ROWS_SWAP
 #define ROWS_SWAP 1
 #endif
 // Rows that are copied one by one have one barrier for what is in K only and one for each half of V: a part and the next
 // are handed over together.
-constexpr bool kHalves = Config::kLoader == kernels::kMlaRows && ROWS_HALVES;
+constexpr bool kHalves = Config::kLoader == kernels::kMlaRows;
 __device__ __forceinline__ constexpr bool is_first_of_half(int part) { return !kHalves || part % 2 == 1 || part == 0; }
 __device__ __forceinline__ constexpr bool is_last_of_half(int part) { return !kHalves || part % 2 == 0; }
 __device__ __forceinline__ constexpr int barrier_of(int part) { return is_last_of_half(part) ? part : part + 1; }

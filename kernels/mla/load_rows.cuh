@@ -35,7 +35,7 @@ __device__ __forceinline__ void wait_empty(const Places& places, const Turn& tur
 // A warp's rows of a tile.
 class RowCopies {
  public:
-  static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes, kRows = Config::kKeys / (Config::kLoaders / 32),
+  static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes, kRows = Config::kRowsBrought / (Config::kLoaders / 32),
                        kRowsOfLane = kRows / kRowsAtATime;
   static constexpr int kFound = 32 / kRows;  // tiles whose rows are found together, from one on downwards
 
@@ -64,69 +64,41 @@ class RowCopies {
   }
   // The first of the tiles that have been found needs no copies.
   __device__ __forceinline__ void pass() { ++position_; }
+  __device__ __forceinline__ bool has_more() const { return position_ < kFound; }
 
-  // Has the rows of the next of these tiles, tile i, copied; second: it is one of math group 1. meanwhile() before the
-  // last half is waited for; hand_over(part) when the copies of a part are under way.
-  template <class Meanwhile, class HandOver>
-  __device__ __forceinline__ void copy_tile(const Turn& turn, bool second, const Task& task, int i,
-                                            Meanwhile&& meanwhile, HandOver&& hand_over) {
-    const Pieces pieces(*this);
-    const unsigned absent = absent_ >> position_ * kRows;
-    ++position_;
-    wait_empty(places_, turn, kKeysOnly);
-    // Tells the math groups which rows are not there.
-    if (lane() < kRows / 8) {
-      const int word = first() / 8 + lane();
-      ptx::store_shared_u32(places_.note(turn.stage) + 4 * word, (absent >> (8 * lane()) & 0xff) << (word % 4 * 8));
-    }
-    note_tile(p_, places_, turn.stage, task, i);
-    __syncwarp();
-    if (part_at(0).count != 0) {
-      copy(turn.stage, part_at(0), pieces);
-      hand_over(0);
-    }
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      if (k == 1) meanwhile();
-      const int half = kOwnHalfFirst && second ? 2 - k : 1 + k;
-      wait_empty(places_, turn, half);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        copy(turn.stage, {4 * (half - 1) + 2 * j, 2}, pieces);
-        if (!kHalves || j == 1) hand_over(2 * half - 1 + j);
-      }
-    }
-  }
-  template <class HandOver>
-  __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i, HandOver&& hand_over) {
-    copy_tile(turn, false, task, i, [] {}, hand_over);
-  }
-
- private:
-  __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
-  __device__ __forceinline__ static int first() { return static_cast<int>(threadIdx.x) / 32 * kRows; }
-  __device__ __forceinline__ static int own() { return first() + lane() % kRows; }
-  __device__ __forceinline__ static int found_tile() { return lane() / kRows; }
-  __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
-
-  // The rows of which the lane copies pieces. What is not there is not read: it begins where q does, whose rows are as
-  // long.
+  // The rows of the next of these tiles, of which the lane copies pieces. What is not there is not read: it begins where
+  // q does, whose rows are as long.
   struct Pieces {
     const char* from[kRowsOfLane];
-    unsigned valid[kRowsOfLane];
-    __device__ __forceinline__ explicit Pieces(const RowCopies& copies) {
+    unsigned valid[kRowsOfLane], absent;  // absent: a bit for each row
+  };
+  __device__ __forceinline__ Pieces next() {
+    Pieces pieces;
 #pragma unroll
-      for (int i = 0; i < kRowsOfLane; ++i) {
-        const unsigned who = copies.position_ * kRows + kRowsAtATime * i + lane() / kLanes;
-        from[i] = reinterpret_cast<const char*>(__shfl_sync(
-                      0xffffffffu, reinterpret_cast<unsigned long long>(copies.found_), static_cast<int>(who))) +
-                  16 * (lane() % kLanes);
-        valid[i] = (copies.absent_ >> who & 1) != 0 ? 0 : 16;
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const unsigned who = position_ * kRows + kRowsAtATime * i + lane() / kLanes;
+      pieces.from[i] = reinterpret_cast<const char*>(__shfl_sync(
+                           0xffffffffu, reinterpret_cast<unsigned long long>(found_), static_cast<int>(who))) +
+                       16 * (lane() % kLanes);
+      pieces.valid[i] = (absent_ >> who & 1) != 0 ? 0 : 16;
+    }
+    pieces.absent = absent_ >> position_ * kRows;
+    ++position_;
+    return pieces;
+  }
+  // Tells the math groups which rows are not there. Before the tile is handed over.
+  __device__ __forceinline__ void note(int stage, const Task& task, int i, const Pieces& pieces) const {
+    if (lane() < kRows / 8) {
+      const int word = first() / 8 + lane();
+      const unsigned at = places_.note(stage) + 4 * word, x = (pieces.absent >> (8 * lane()) & 0xff) << (word % 4 * 8);
+      ptx::store_shared_u32(at, x);
+      if constexpr (Config::kSharesRows) {
+        const unsigned there = places_.to_other();
+        ptx::store_async(at + there, x, places_.k_full(stage, kNotedPart) + there);
       }
     }
-  };
-  __device__ __forceinline__ static int row_of_lane(int i) { return first() + kRowsAtATime * i + lane() / kLanes; }
-
+    note_tile(p_, places_, stage, task, i);
+  }
   __device__ __forceinline__ void copy(int stage, Part channels, const Pieces& pieces) const {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
@@ -135,7 +107,7 @@ class RowCopies {
                           (lane() % kLanes ^ (row & 7)) * 16;
       const char* const from = pieces.from[i] + static_cast<unsigned>(128 * channels.chunk);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
+      for (int j = 0; j < 4; ++j) {
         if (j >= channels.count) continue;
 #if ROWS_KEEP
         ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i], ptx::evict_last_policy());
@@ -145,6 +117,33 @@ class RowCopies {
       }
     }
   }
+  // Has the rows of the next tile copied when its buffer is empty. hand_over(part) when the copies of a part are under way.
+  template <class HandOver>
+  __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i, HandOver&& hand_over) {
+    const Pieces pieces = next();
+    wait_empty(places_, turn, kKeysOnly);
+    note(turn.stage, task, i, pieces);
+    __syncwarp();
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (part == 1 || part == 3) wait_empty(places_, turn, half_of(part));
+      copy(turn.stage, part_at(part), pieces);
+      hand_over(part);
+    }
+  }
+  // The first of the warp's rows.
+  __device__ __forceinline__ static int first() {
+    return (Config::kSharesRows ? ptx::cluster_rank() * Config::kRowsBrought : 0) +
+           static_cast<int>(threadIdx.x) / 32 * kRows;
+  }
+
+ private:
+  __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
+  __device__ __forceinline__ static int own() { return first() + lane() % kRows; }
+  __device__ __forceinline__ static int found_tile() { return lane() / kRows; }
+  __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
+
+  __device__ __forceinline__ static int row_of_lane(int i) { return first() + kRowsAtATime * i + lane() / kLanes; }
 
   const PrefillParams& p_;
   const Places& places_;
@@ -166,41 +165,99 @@ class RowLoader {
   }
 
  private:
-  static_assert(RowCopies::kFound == 2 || Config::kLoader != kernels::kMlaRows, "rows are found for pairs of tiles");
+  static_assert(RowCopies::kFound % 2 == 0 || Config::kLoader != kernels::kMlaRows, "rows are found for pairs of tiles");
+  // Math warps do not fence what threads have copied: those do, when it is there, and in a cluster it goes to the other
+  // block.
+  static constexpr bool kDelivers = !Config::kReadersFence;
 
-  // Rows are found for the second tile of a pair of the math groups and the first of the next, while the first's last
-  // half is not yet empty: that one comes late, and both halves of the second at a time.
+  // Rows are found for the second tile of a pair of the math groups and for those after it, while the first's last half is
+  // not yet empty: that one comes late, and both halves of the second at a time.
   __device__ __forceinline__ void load(TaskWalk& walk) {
     const Task& task = walk.task();
     const int head_tile = walk.head_tile();
     int i = task.tile_end - 1;
     copies_.find(task, head_tile, i + 1, copies_.ask(task, head_tile, i + 1));
     copies_.pass();
-    int answer = copies_.ask(task, head_tile, i - 1);
+    int answer = copies_.ask(task, head_tile, i + 1 - RowCopies::kFound);
     unsigned tile = 0;
 #pragma unroll 1
     for (; i >= task.tile_begin; --i, ++tile) {
       // The same for all lanes, as the compiler learns from a shuffle: barriers' addresses are.
       const unsigned same = __shfl_sync(0xffffffffu, tiles_++ << 1 | tile & 1, 0);
       const Turn turn = turn_of(same >> 1);
-      copies_.copy_tile(
-          turn, (same & 1) != 0, task, i,
-          [&] {
-            if ((same & 1) != 0) return;
-            if (i > task.tile_begin) {
-              copies_.find(task, head_tile, i - 1, answer);
-              answer = copies_.ask(task, head_tile, i - 3);
-            }
-            if (i < task.tile_begin + 2) walk.take();
-          },
-          [&](int part) {
-            // The copies count when they are there; what the warp has stored, now.
-            const unsigned full = places_.k_full(turn.stage, part);
-            ptx::arrive_after_copies(full);
-            if (part == kNotedPart && threadIdx.x % 32 == 0) ptx::arrive(full);
-          });
+      const RowCopies::Pieces pieces = copies_.next();
+      wait_empty(places_, turn, kKeysOnly);
+      copies_.note(turn.stage, task, i, pieces);
+      __syncwarp();
+      copy(turn.stage, kKeysOnly, pieces);
+      if ((same & 1) == 0) {
+        wait_empty(places_, turn, 1);
+        copy(turn.stage, 1, pieces);
+        if (i > task.tile_begin && !copies_.has_more()) {
+          copies_.find(task, head_tile, i - 1, answer);
+          answer = copies_.ask(task, head_tile, i - 1 - RowCopies::kFound);
+        }
+        if (i < task.tile_begin + 2) walk.take();
+        deliver<1>(turn.stage, kKeysOnly);
+        deliver<0>(turn.stage, 1);
+        wait_empty(places_, turn, 2);
+        copy(turn.stage, 2, pieces);
+        if (i == task.tile_begin) deliver<0>(turn.stage, 2);
+      } else {
+        constexpr int kFirst = kOwnHalfFirst ? 2 : 1;
+        wait_empty(places_, turn, kFirst);
+        copy(turn.stage, kFirst, pieces);
+        deliver<2>(1 - turn.stage, 2);  // of the first tile, which is needed later
+        wait_empty(places_, turn, 3 - kFirst);
+        copy(turn.stage, 3 - kFirst, pieces);
+        deliver<2>(turn.stage, kKeysOnly);
+        deliver<1>(turn.stage, kFirst);
+        deliver<0>(turn.stage, 3 - kFirst);
+      }
       if (tile == 0) walk.copy_queries();
     }
+  }
+
+  // What is in K only, or a half of V.
+  __device__ __forceinline__ static constexpr Part channels_of(int half) {
+    return half == kKeysOnly ? part_at(0) : Part{4 * (half - 1), 4};
+  }
+  // The part at whose barrier it is handed over.
+  __device__ __forceinline__ static constexpr int part_of(int half) { return 2 * half; }
+
+  __device__ __forceinline__ void copy(int stage, int half, const RowCopies::Pieces& pieces) const {
+    copies_.copy(stage, channels_of(half), pieces);
+    if (kDelivers) return ptx::commit_copies();
+    if (channels_of(half).count == 0) return;
+    // The copies count when they are there; what the warp has stored, now.
+    const unsigned full = places_.k_full(stage, part_of(half));
+    ptx::arrive_after_copies(full);
+    if (part_of(half) == kNotedPart && threadIdx.x % 32 == 0) ptx::arrive(full);
+  }
+  // kYounger: halves that have been copied since.
+  template <int kYounger>
+  __device__ __forceinline__ void deliver(int stage, int half) const {
+    if (!kDelivers || channels_of(half).count == 0) return;
+    ptx::wait_copies<kYounger>();
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (!ptx::elect()) return;
+    const unsigned full = places_.k_full(stage, part_of(half));
+    if constexpr (Config::kSharesRows) {
+      constexpr unsigned kBytes = RowCopies::kRows * 128, kNotes = Config::kRowsBrought / 8 * 4;
+      const unsigned there = places_.to_other();
+#pragma unroll
+      for (int j = 0; j < channels_of(half).count; ++j) {
+        const unsigned rows =
+            places_.k(stage) + (channels_of(half).chunk + j) * Config::kChunkBytes + RowCopies::first() * 128;
+        ptx::copy_to_block(rows + there, rows, kBytes, full + there);
+      }
+      if (threadIdx.x < 32) {
+        return ptx::arrive_expecting(full, Config::kRowsBrought * 128 * channels_of(half).count +
+                                               (part_of(half) == kNotedPart ? kNotes : 0));
+      }
+    }
+    ptx::arrive(full);
   }
 
   const PrefillParams& p_;

@@ -31,7 +31,8 @@ namespace attune::mla {
 // store beside the tile.
 __device__ __forceinline__ constexpr int arrivals_at(int part) {
   if (Config::kCopiesBoxes) return 1;
-  return (Config::kDecodes ? 0 : Config::kLoaders) + (Config::kDecodes || part == kNotedPart ? Config::kLoaders / 32 : 0);
+  if (!Config::kReadersFence || Config::kDecodes) return Config::kLoaders / 32;
+  return Config::kLoaders + (part == kNotedPart ? Config::kLoaders / 32 : 0);
 }
 
 // All threads that use each other's shared memory.
