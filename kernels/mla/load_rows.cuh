@@ -64,7 +64,7 @@ class RowCopies {
   }
   // The first of the tiles that have been found needs no copies.
   __device__ __forceinline__ void pass() { ++position_; }
-  __device__ __forceinline__ bool has_more() const { return position_ < kFound; }
+  __device__ __forceinline__ unsigned left() const { return kFound - position_; }
 
   // The rows of the next of these tiles, of which the lane copies pieces. What is not there is not read: it begins where
   // q does, whose rows are as long.
@@ -170,15 +170,16 @@ class RowLoader {
   // block.
   static constexpr bool kDelivers = !Config::kReadersFence;
 
-  // Rows are found for the second tile of a pair of the math groups and for those after it, while the first's last half is
-  // not yet empty: that one comes late, and both halves of the second at a time.
+  // Of a pair of tiles of the math groups the second's buffer is empty a while after the first's: in between rows are
+  // found, for the second and those after it. What the list says of the next ones is asked for when both are under way, as
+  // there is nothing to do until the first's buffer is empty again.
   __device__ __forceinline__ void load(TaskWalk& walk) {
     const Task& task = walk.task();
     const int head_tile = walk.head_tile();
     int i = task.tile_end - 1;
     copies_.find(task, head_tile, i + 1, copies_.ask(task, head_tile, i + 1));
     copies_.pass();
-    int answer = copies_.ask(task, head_tile, i + 1 - RowCopies::kFound);
+    int answer = copies_.left() == 1 ? copies_.ask(task, head_tile, i - 1) : -1;
     unsigned tile = 0;
 #pragma unroll 1
     for (; i >= task.tile_begin; --i, ++tile) {
@@ -193,15 +194,11 @@ class RowLoader {
       if ((same & 1) == 0) {
         wait_empty(places_, turn, 1);
         copy(turn.stage, 1, pieces);
-        if (i > task.tile_begin && !copies_.has_more()) {
-          copies_.find(task, head_tile, i - 1, answer);
-          answer = copies_.ask(task, head_tile, i - 1 - RowCopies::kFound);
-        }
-        if (i < task.tile_begin + 2) walk.take();
-        deliver<1>(turn.stage, kKeysOnly);
-        deliver<0>(turn.stage, 1);
         wait_empty(places_, turn, 2);
         copy(turn.stage, 2, pieces);
+        if (i > task.tile_begin && copies_.left() == 0) copies_.find(task, head_tile, i - 1, answer);
+        deliver<2>(turn.stage, kKeysOnly);
+        deliver<1>(turn.stage, 1);
         if (i == task.tile_begin) deliver<0>(turn.stage, 2);
       } else {
         constexpr int kFirst = kOwnHalfFirst ? 2 : 1;
@@ -213,9 +210,11 @@ class RowLoader {
         deliver<2>(turn.stage, kKeysOnly);
         deliver<1>(turn.stage, kFirst);
         deliver<0>(turn.stage, 3 - kFirst);
+        if (copies_.left() == 1) answer = copies_.ask(task, head_tile, i - 2);
       }
       if (tile == 0) walk.copy_queries();
     }
+    walk.take();
   }
 
   // What is in K only, or a half of V.
