@@ -6,6 +6,9 @@
 // A warp has 16 rows and eight channels at a time, a thread four channels of a row. Where there are few rows, several
 // warps of a block share them: each has every n-th part, and the first merges what they have. All that a warp waits for
 // is requested together, up to eight parts at a time; a part's weight is computed once for a row, and shuffled.
+//
+// Its code runs once or twice, so what it takes is the fetching of its instructions. The first time around, while the
+// attention is still waited for, it has no parts, loads and stores nothing, and has been fetched.
 #include "mla/parts.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/atomic.cuh"
@@ -77,8 +80,9 @@ __device__ __forceinline__ Merged merge(const kernels::PrefillParams& p, const U
   const int rows = p.num_head_tiles * kernels::kMlaRowsOfBlock;  // of a part
   Stats row;  // lane % 16
   Merged merged;
+  int done = begin;
 #pragma unroll 1
-  for (int done = begin; done < num_parts; done += step * kAtATime) {
+  do {
     float2 given[kAtATime / 2];  // of every other part, from lane / 16 on
     float4 x[kAtATime];
 #pragma unroll
@@ -109,26 +113,37 @@ __device__ __forceinline__ Merged merge(const kernels::PrefillParams& p, const U
     merged.lower(__shfl_sync(kAll, lowered, lane / 2));
 #pragma unroll
     for (int i = 0; i < kAtATime; ++i) merged.add(__shfl_sync(kAll, given[i / 2].x, i % 2 * 16 + lane / 2), x[i]);
-  }
+    done += step * kAtATime;
+  } while (done < num_parts);
   merged.row = {__shfl_sync(kAll, row.max, lane / 2), __shfl_sync(kAll, row.sum, lane / 2)};
   return merged;
 }
 
+// dry: everything but the stores.
 __device__ __forceinline__ void store(const kernels::PrefillParams& p, const kernels::Task& t, const Unit& unit,
-                                      const Merged& merged) {
+                                      const Merged& merged, bool dry) {
   const int lane = static_cast<int>(ptx::kept(threadIdx.x) % 32);
   const int row = unit.band * kRowsOfBand + lane / 2, local = row / p.heads_of_tile;
   if (local >= t.num_tokens) return;
   const int token = t.token_begin + local, head = unit.head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
   const float factor = tile::finish_row(p, t.batch, t.q_begin, token, head, merged.row.max, merged.row.sum,
-                                        unit.eight == 0 && lane % 2 == 0);
+                                        !dry && unit.eight == 0 && lane % 2 == 0);
   const long long to = tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride,
                                         p.out_head_stride) +
                        (8 * unit.eight + lane % 2 * 4) * p.out_dim_stride;
-  tile::store_element(ATTUNE_OUT_TYPE, p.out, to, merged.o.x * factor);
-  tile::store_element(ATTUNE_OUT_TYPE, p.out, to + p.out_dim_stride, merged.o.y * factor);
-  tile::store_element(ATTUNE_OUT_TYPE, p.out, to + 2 * p.out_dim_stride, merged.o.z * factor);
-  tile::store_element(ATTUNE_OUT_TYPE, p.out, to + 3 * p.out_dim_stride, merged.o.w * factor);
+  const float x[4] = {merged.o.x * factor, merged.o.y * factor, merged.o.z * factor, merged.o.w * factor};
+  if (ATTUNE_OUT_TYPE == tile::kBFloat16 || ATTUNE_OUT_TYPE == tile::kFloat16) {
+    if (p.store_vectors) {
+      constexpr auto pack = ATTUNE_OUT_TYPE == tile::kBFloat16 ? ptx::pack_bf16 : ptx::pack_f16;
+      const uint2 four = make_uint2(pack(x[0], x[1]), pack(x[2], x[3]));
+      if (!dry) *reinterpret_cast<uint2*>(p.out + 2 * to) = four;
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (!dry) tile::store_element(ATTUNE_OUT_TYPE, p.out, to + i * p.out_dim_stride, x[i]);
+  }
 }
 
 }  // namespace attune::mla
@@ -138,36 +153,43 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 
   using namespace attune;
   using namespace attune::mla;
   __shared__ Merged shared[kWarps][32];
-  const int warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(gridDim.x) * kWarps;
-  const int all = static_cast<int>(blockIdx.x) * kWarps + warp;
+  __shared__ int units[kernels::kMlaMergeThreads];
+  const auto warps = [] { return static_cast<int>(ptx::kept(gridDim.x)) * kWarps; };
+  const auto warp = [] { return static_cast<int>(ptx::kept(threadIdx.x)) / 32; };  // of the block
   int shift = 0;  // log2 of the warps that share a unit; where they are more than one, each has one unit at most
-  while (1 << shift < kWarps && num_units(p) << (shift + 1) <= warps) ++shift;
+  while (1 << shift < kWarps && num_units(p) << (shift + 1) <= warps()) ++shift;
+  volatile int& now = units[threadIdx.x];
+  bool dry = true;
 #pragma unroll 1
-  for (int i = all >> shift; i < num_units(p); i += warps) {
-    const int sharing = 1 << shift, share = all & (sharing - 1);
+  for (int i = static_cast<int>(blockIdx.x) * kWarps + warp() >> shift; i < num_units(p);) {
+    const int sharing = 1 << shift, share = warp() & (sharing - 1);
     Merged merged;
+    now = i;  // registers are scarce while parts come
     {
       const Unit unit(p, i);
       const kernels::Task& task = p.split_tasks[unit.block];
-      const int first = task.first_part, num_parts = has_rows(p, task, unit.band) ? task.num_parts : 0;
-      ptx::wait_for_previous_kernels();
+      const int first = task.first_part, num_parts = !dry && has_rows(p, task, unit.band) ? task.num_parts : 0;
+      if (!dry) ptx::wait_for_previous_kernels();
       merged = merge(p, unit, first, num_parts, share, sharing);
     }
     if (shift > 0) {
-      shared[warp][threadIdx.x % 32] = merged;
-      ptx::sync_some(1 + (warp >> shift), 32 << shift);
-      if (share != 0) break;
+      shared[warp()][threadIdx.x % 32] = merged;
+      ptx::sync_some(1 + (warp() >> shift), 32 << shift);
 #pragma unroll 1
-      for (int other = warp + 1; other < warp + sharing; ++other) {
+      for (int other = warp() + 1; other < (warp() | sharing - 1) + 1; ++other) {
         const Merged more = shared[other][threadIdx.x % 32];
         merged.lower(raise(merged.row, fmaxf(merged.row.max, more.row.max)));
         const float weight = weight_of(more.row.max, merged.row.max);
         merged.row.sum += weight * more.row.sum;
         merged.add(weight, more.o);
       }
+      ptx::sync_some(1 + (warp() >> shift), 32 << shift);
     }
-    const Unit unit(p, static_cast<int>(ptx::kept(static_cast<unsigned>(i))));  // anew: registers are scarce
-    store(p, p.split_tasks[unit.block], unit, merged);
+    i = now;
+    const Unit unit(p, i);
+    if ((warp() & (sharing - 1)) == 0) store(p, p.split_tasks[unit.block], unit, merged, dry);
+    if (!dry) i += warps();
+    dry = false;
   }
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
