@@ -86,9 +86,10 @@ nb::object Plan::call(RunFunction run, nb::kwargs changes) {
   Values values = values_;
   nb::object stream = nb::none();
   if (changes.size() != 0) {
-    if (PyObject* given = PyDict_GetItemString(changes.ptr(), "stream"); given != nullptr) {
+    static PyObject* const name = PyUnicode_InternFromString("stream");
+    if (PyObject* given = PyDict_GetItemWithError(changes.ptr(), name); given != nullptr) {
       stream = nb::borrow(given);
-      PyDict_DelItemString(changes.ptr(), "stream");
+      PyDict_DelItem(changes.ptr(), name);
     }
     values.take(attention_table(), changes);
   }
@@ -114,7 +115,7 @@ std::string Plan::describe() const {
   return text;
 }
 
-void run_attention(nb::dict arguments, nb::object workspace, nb::object stream) {
+nb::object run_attention(nb::dict arguments, nb::object workspace, nb::object stream) {
   Values values;
   values.take(attention_table(), arguments);
   Arrays arrays;
@@ -126,6 +127,7 @@ void run_attention(nb::dict arguments, nb::object workspace, nb::object stream) 
   check(attune_plan_workspace_size(plan, &bytes));
   const Workspace own(bytes, arrays, workspace, stream);
   check(run_without_lock(attune_run, plan, attention, own, arrays.stream(stream)));
+  return outputs_of(values);
 }
 
 }  // namespace attune::python

@@ -53,8 +53,8 @@ class Plan {
   bool running_ = false;
 };
 
-// One call without a plan to keep: plans, runs, forgets.
-void run_attention(nb::dict arguments, nb::object workspace, nb::object stream);
+// One call without a plan to keep: plans, runs, forgets, and gives the outputs as Plan::call does.
+nb::object run_attention(nb::dict arguments, nb::object workspace, nb::object stream);
 
 attune_attention read_attention(const Values& values, Arrays* arrays);
 
