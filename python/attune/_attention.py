@@ -163,7 +163,7 @@ def _arguments(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: 
     if shape is None:
         return fields  # no array: the core says so
     make = _spec if specs else empty
-    rows = shape[:-1]
+    rows = (*shape,)[:-1]
     if fields.get("out") is None:
         dtype = array_dtype("q", q) if out_dtype is None else dtype_name("out_dtype", out_dtype)
         if dtype in ("int8", "float8_e4m3fn", "float8_e5m2") and out_dtype is None:

@@ -45,6 +45,13 @@ Workspace::Workspace(size_t bytes, const Arrays& arrays, nb::handle given, nb::h
     data_ = heap_.get();
     return;
   }
+  if (given.is_none() && stream.is_none()) {
+    direct_.reset(arrays.allocate_directly(bytes));
+    if (direct_ != nullptr) {
+      data_ = direct_->tensor.data;
+      return;
+    }
+  }
   array_ = given.is_none() ? arrays.allocate(bytes, stream) : nb::borrow(given);
   Arrays own;
   const attune_tensor tensor = own.view({"", "workspace"}, array_, Arrays::Use::kWrite);
