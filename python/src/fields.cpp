@@ -115,7 +115,8 @@ void fill_from_record(void* to, const Table& table, nb::handle type, const char*
                       Arrays* arrays) {
   const bool slots = reinterpret_cast<PyObject*>(Py_TYPE(record.ptr())) == type.ptr();
   for (size_t i = 0; i < table.fields().size(); ++i) {
-    nb::object value = slots ? table.slot(i, type, record) : nb::steal(PyObject_GetAttr(record.ptr(), table.key(i).ptr()));
+    nb::object value =
+        slots ? table.slot(i, type, record) : nb::steal(PyObject_GetAttr(record.ptr(), table.key(i).ptr()));
     if (!value.is_valid()) throw nb::python_error();
     if (value.is_none()) continue;
     fill_field(static_cast<std::byte*>(to), table.fields()[i], scope, value, arrays);
@@ -170,7 +171,8 @@ nb::object Table::slot(size_t i, nb::handle type, nb::handle record) const {
     for (const nb::handle key : keys_) {
       PyObject* descriptor = PyObject_GetAttr(type.ptr(), key.ptr());
       if (descriptor == nullptr) throw nb::python_error();
-      found.push_back({descriptor, reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_get))});
+      found.push_back(
+          {descriptor, reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_get))});
     }
     slots_ = std::move(found);
   }

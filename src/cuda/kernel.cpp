@@ -204,13 +204,12 @@ const char* origin_name(KernelOrigin origin) {
   return "?";
 }
 
-const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device) {
-  return the_cache().get(spec, device);
-}
+const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device) { return the_cache().get(spec, device); }
 
 void warm(const std::vector<KernelSpec>& all, int32_t device) {
   require_device(device);
-  // A call without a plan to keep plans every time: threads that find nothing to do would cost it more than its launches.
+  // A call without a plan to keep plans every time: threads that find nothing to do would cost it more than its
+  // launches.
   std::vector<KernelSpec> specs;
   for (const KernelSpec& spec : all)
     if (!the_cache().has(spec, device)) specs.push_back(spec);
