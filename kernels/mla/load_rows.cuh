@@ -180,11 +180,13 @@ class RowLoader {
     copies_.find(task, head_tile, i + 1, copies_.ask(task, head_tile, i + 1));
     copies_.pass();
     int answer = copies_.left() == 1 ? copies_.ask(task, head_tile, i - 1) : -1;
-    unsigned tile = 0;
+    // The next task is taken after the last tile but two, or one, that is a second one.
+    const int tiles = task.tile_end - task.tile_begin, take_at = tiles < 2 ? 0 : max(tiles % 2 == 0 ? tiles - 3 : tiles - 2, 1);
+    int tile = 0;
 #pragma unroll 1
     for (; i >= task.tile_begin; --i, ++tile) {
       // The same for all lanes, as the compiler learns from a shuffle: barriers' addresses are.
-      const unsigned same = __shfl_sync(0xffffffffu, tiles_++ << 1 | tile & 1, 0);
+      const unsigned same = __shfl_sync(0xffffffffu, tiles_++ << 1 | (tile & 1), 0);
       const Turn turn = turn_of(same >> 1);
       const RowCopies::Pieces pieces = copies_.next();
       wait_empty(places_, turn, kKeysOnly);
@@ -213,8 +215,8 @@ class RowLoader {
         if (copies_.left() == 1) answer = copies_.ask(task, head_tile, i - 2);
       }
       if (tile == 0) walk.copy_queries();
+      if (tile == take_at) walk.take();
     }
-    walk.take();
   }
 
   // What is in K only, or a half of V.
