@@ -199,19 +199,17 @@ class RowLoader {
         wait_empty(places_, turn, 2);
         copy(turn.stage, 2, pieces);
         if (i > task.tile_begin && copies_.left() == 0) copies_.find(task, head_tile, i - 1, answer);
-        deliver<2>(turn.stage, kKeysOnly);
-        deliver<1>(turn.stage, 1);
-        if (i == task.tile_begin) deliver<0>(turn.stage, 2);
+        deliver<1>(turn.stage, 1, true);
+        if (i == task.tile_begin) deliver<0>(turn.stage, 2, false);
       } else {
         constexpr int kFirst = kOwnHalfFirst ? 2 : 1;
         wait_empty(places_, turn, kFirst);
         copy(turn.stage, kFirst, pieces);
-        deliver<2>(1 - turn.stage, 2);  // of the first tile, which is needed later
+        deliver<2>(1 - turn.stage, 2, false);  // of the first tile, which is needed later
         wait_empty(places_, turn, 3 - kFirst);
         copy(turn.stage, 3 - kFirst, pieces);
-        deliver<2>(turn.stage, kKeysOnly);
-        deliver<1>(turn.stage, kFirst);
-        deliver<0>(turn.stage, 3 - kFirst);
+        deliver<1>(turn.stage, kFirst, true);
+        deliver<0>(turn.stage, 3 - kFirst, false);
         if (copies_.left() == 1) answer = copies_.ask(task, head_tile, i - 2);
       }
       if (tile == 0) walk.copy_queries();
@@ -235,14 +233,18 @@ class RowLoader {
     ptx::arrive_after_copies(full);
     if (part_of(half) == kNotedPart && threadIdx.x % 32 == 0) ptx::arrive(full);
   }
-  // kYounger: halves that have been copied since.
+  // A half of V, or with what is in K only. kYounger: what has been copied since, and may still be under way.
   template <int kYounger>
-  __device__ __forceinline__ void deliver(int stage, int half) const {
-    if (!kDelivers || channels_of(half).count == 0) return;
+  __device__ __forceinline__ void deliver(int stage, int half, bool with_keys_only) const {
+    if (!kDelivers) return;
     ptx::wait_copies<kYounger>();
     ptx::fence_async_proxy();
     __syncwarp();
     if (!ptx::elect()) return;
+    if (with_keys_only && channels_of(kKeysOnly).count != 0) send(stage, kKeysOnly);
+    send(stage, half);
+  }
+  __device__ __forceinline__ void send(int stage, int half) const {
     const unsigned full = places_.k_full(stage, part_of(half));
     if constexpr (Config::kSharesRows) {
       constexpr unsigned kBytes = RowCopies::kRows * 128, kNotes = Config::kRowsBrought / 8 * 4;
