@@ -11,7 +11,7 @@
 
 namespace attune::mla {
 
-constexpr int kRowsOfBand = 16, kBands = kernels::kMlaRowsOfBlock / kRowsOfBand;  // of a warp; of a block
+constexpr int kRowsOfBand = kernels::kMlaRowsOfBand, kBands = kernels::kMlaRowsOfBlock / kRowsOfBand;  // of a warp; of a block
 constexpr int kEights = kernels::kMlaHeadDimV / 8;                                // of channels
 
 struct Parts {
