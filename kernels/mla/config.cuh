@@ -77,9 +77,6 @@ constexpr int kParts = kernels::kMlaParts;
 __device__ __forceinline__ constexpr Part part_at(int i) {
   return i == 0 ? Part{Config::kChunksV, Config::kChunks - Config::kChunksV} : Part{2 * i - 2, 2};
 }
-#ifndef ROWS_SWAP
-#define ROWS_SWAP 1
-#endif
 // Rows that are copied one by one have one barrier for what is in K only and one for each half of V: a part and the next
 // are handed over together.
 constexpr bool kHalves = Config::kLoader == kernels::kMlaRows;
@@ -91,7 +88,7 @@ constexpr int kNotedPart = part_at(0).count != 0 ? 0 : 2;
 
 // The order in which they come. second: in a tile of math group 1, which waits for it; of such rows the half that it frees
 // itself comes first, as it is free before the other.
-constexpr bool kOwnHalfFirst = Config::kLoader == kernels::kMlaRows && ROWS_SWAP;
+constexpr bool kOwnHalfFirst = Config::kLoader == kernels::kMlaRows;
 __device__ __forceinline__ constexpr int part_in_turn(int i, bool second) {
   if (Config::kDecodes && i >= 2) return i == 4 ? 2 : i + 1;
   return kOwnHalfFirst && second && i > 0 ? (i + 1) % 4 + 1 : i;

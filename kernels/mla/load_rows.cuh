@@ -55,12 +55,6 @@ class RowCopies {
     absent_ = __ballot_sync(0xffffffffu, row == nullptr);
     found_ = row != nullptr ? row : p_.q;  // not read
     position_ = 0;
-#if ROWS_PREFETCH
-    if (row != nullptr) {
-#pragma unroll
-      for (int byte = 0; byte < 2 * Config::kHeadDimQk; byte += 128) ptx::prefetch_line(row + byte);
-    }
-#endif
   }
   // The first of the tiles that have been found needs no copies.
   __device__ __forceinline__ void pass() { ++position_; }
@@ -108,12 +102,7 @@ class RowCopies {
       const char* const from = pieces.from[i] + static_cast<unsigned>(128 * channels.chunk);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (j >= channels.count) continue;
-#if ROWS_KEEP
-        ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i], ptx::evict_last_policy());
-#else
-        ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i]);
-#endif
+        if (j < channels.count) ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i]);
       }
     }
   }

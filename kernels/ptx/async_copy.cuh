@@ -33,12 +33,6 @@ __device__ __forceinline__ unsigned long long evict_first_policy() {
   return policy;
 }
 
-// What it keeps while there is anything else to evict: lines that are read again.
-__device__ __forceinline__ unsigned long long evict_last_policy() {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
 
 // As above, with a policy for the L2.
 template <int kBytes>

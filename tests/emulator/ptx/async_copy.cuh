@@ -18,7 +18,6 @@ void copy_async(unsigned shared, const void* global, unsigned valid) {
   if (valid > 0) std::memcpy(shared_pointer(shared), global, valid);
 }
 inline unsigned long long evict_first_policy() { return 0; }
-inline unsigned long long evict_last_policy() { return 0; }
 template <int kBytes>
 void copy_async(unsigned shared, const void* global, unsigned valid, unsigned long long) {
   copy_async<kBytes>(shared, global, valid);
