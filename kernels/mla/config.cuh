@@ -39,12 +39,10 @@ struct Config {
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // What threads have stored must be made visible to products: by those who read it, unless the copy engine reads it
   // too, so that those who store it have done so.
-#ifndef ROWS_FENCE
-#define ROWS_FENCE 0
-#endif
-  static constexpr bool kReadersFence = !kCopiesBoxes && kCluster == 1 && !(kLoader == kernels::kMlaRows && ROWS_FENCE);
-  // Rows of a tile that a block has copied one by one; in a cluster the copy engine brings them to the other block.
-  static constexpr bool kSharesRows = kCluster > 1 && kLoader == kernels::kMlaRows;
+  static constexpr bool kReadersFence = !kCopiesBoxes && kCluster == 1;
+  // Rows of a tile are copied one by one; in a cluster half of them by each block, and the copy engine brings them to the
+  // other.
+  static constexpr bool kGathers = kLoader == kernels::kMlaRows, kSharesRows = kGathers && kCluster > 1;
   static constexpr int kRowsBrought = kSharesRows ? kKeys / kCluster : kKeys;
   // Threads that bring keys; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
@@ -79,7 +77,7 @@ __device__ __forceinline__ constexpr Part part_at(int i) {
 }
 // Rows that are copied one by one have one barrier for what is in K only and one for each half of V: a part and the next
 // are handed over together.
-constexpr bool kHalves = Config::kLoader == kernels::kMlaRows;
+constexpr bool kHalves = Config::kGathers;
 __device__ __forceinline__ constexpr bool is_first_of_half(int part) { return !kHalves || part % 2 == 1 || part == 0; }
 __device__ __forceinline__ constexpr bool is_last_of_half(int part) { return !kHalves || part % 2 == 0; }
 __device__ __forceinline__ constexpr int barrier_of(int part) { return is_last_of_half(part) ? part : part + 1; }
@@ -88,10 +86,9 @@ constexpr int kNotedPart = part_at(0).count != 0 ? 0 : 2;
 
 // The order in which they come. second: in a tile of math group 1, which waits for it; of such rows the half that it frees
 // itself comes first, as it is free before the other.
-constexpr bool kOwnHalfFirst = Config::kLoader == kernels::kMlaRows;
 __device__ __forceinline__ constexpr int part_in_turn(int i, bool second) {
   if (Config::kDecodes && i >= 2) return i == 4 ? 2 : i + 1;
-  return kOwnHalfFirst && second && i > 0 ? (i + 1) % 4 + 1 : i;
+  return Config::kGathers && second && i > 0 ? (i + 1) % 4 + 1 : i;
 }
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
 constexpr int kKeysOnly = 0;

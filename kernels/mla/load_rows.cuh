@@ -3,9 +3,9 @@
 // copies. They lie swizzled, as the TMA would have written them. Rows that are not there, or that nobody may see,
 // become zero.
 //
-// A warp has sixteen rows of every tile. Its lanes find out where those of two tiles lie, a lane a row, while it waits for
-// a buffer to be empty: so that nothing is between that and the copies. Eight neighbouring lanes have the bytes of a row's
-// chunk side by side.
+// Of four warps two have each of the two buffers, half of its rows each: none waits for another's to be empty, or for
+// what it has copied. Their lanes find out where rows lie, a lane a row, while they wait anyway; eight neighbouring lanes
+// have the bytes of a row's chunk side by side.
 #pragma once
 
 #include "mla/source.cuh"
@@ -21,7 +21,7 @@ __device__ __forceinline__ Tile tile_of(const Task& task, int i) {
 // What lies beside tile i and is the same for all of its rows. After the stage is empty, before it is handed over.
 __device__ __forceinline__ void note_tile(const PrefillParams& p, const Places& places, int stage, const Task& task,
                                           int i) {
-  if (Config::kSparse || threadIdx.x != 0) return;
+  if (Config::kSparse || threadIdx.x % (Config::kSharesRows ? Config::kLoaders / 2 : Config::kLoaders) != 0) return;
   const Tile tile = tile_of(task, i);
   const unsigned at = places.note(stage) + 4 * Config::kHiddenWords;
   ptx::store_shared_u32(at, static_cast<unsigned>(tile.start));
@@ -35,22 +35,24 @@ __device__ __forceinline__ void wait_empty(const Places& places, const Turn& tur
 // A warp's rows of a tile.
 class RowCopies {
  public:
-  static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes, kRows = Config::kRowsBrought / (Config::kLoaders / 32),
-                       kRowsOfLane = kRows / kRowsAtATime;
-  static constexpr int kFound = 32 / kRows;  // tiles whose rows are found together, from one on downwards
+  // In pairs of blocks half of the warps have every other tile.
+  static constexpr int kStep = Config::kSharesRows ? 2 : 1;
+  static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes, kWarps = Config::kLoaders / 32 / kStep,
+                       kRows = Config::kRowsBrought / kWarps, kRowsOfLane = kRows / kRowsAtATime;
+  static constexpr int kFound = 32 / kRows;  // tiles of the warp whose rows are found together
 
   __device__ __forceinline__ RowCopies(const PrefillParams& p, const Places& places) : p_(p), places_(places) {}
 
-  // What the lists or the tables say of the lane's row of tile i or of one of those before it.
+  // What the lists or the tables say of the lane's row of tile i or of one of those found with it.
   __device__ __forceinline__ int ask(const Task& task, int head_tile, int i) const {
-    i -= found_tile();
+    i -= kStep * found_tile();
     if (i < task.tile_begin) return -1;
     const Tile tile = tile_of(task, i);
     return Source(p_, task, kv_head(head_tile), tile).ask(tile.start + own());
   }
   // Where the rows are. answer: what ask() said.
   __device__ __forceinline__ void find(const Task& task, int head_tile, int i, int answer) {
-    const Tile tile = tile_of(task, i - found_tile());
+    const Tile tile = tile_of(task, i - kStep * found_tile());
     const char* const row = Source(p_, task, kv_head(head_tile), tile).find(tile.start + own(), answer);
     absent_ = __ballot_sync(0xffffffffu, row == nullptr);
     found_ = row != nullptr ? row : p_.q;  // not read
@@ -58,13 +60,13 @@ class RowCopies {
   }
   // The first of the tiles that have been found needs no copies.
   __device__ __forceinline__ void pass() { ++position_; }
-  __device__ __forceinline__ unsigned left() const { return kFound - position_; }
+  __device__ __forceinline__ bool has_more() const { return position_ < kFound; }
 
   // The rows of the next of these tiles, of which the lane copies pieces. What is not there is not read: it begins where
   // q does, whose rows are as long.
   struct Pieces {
     const char* from[kRowsOfLane];
-    unsigned valid[kRowsOfLane], absent;  // absent: a bit for each row
+    unsigned absent;  // a bit for each row
   };
   __device__ __forceinline__ Pieces next() {
     Pieces pieces;
@@ -74,7 +76,6 @@ class RowCopies {
       pieces.from[i] = reinterpret_cast<const char*>(__shfl_sync(
                            0xffffffffu, reinterpret_cast<unsigned long long>(found_), static_cast<int>(who))) +
                        16 * (lane() % kLanes);
-      pieces.valid[i] = (absent_ >> who & 1) != 0 ? 0 : 16;
     }
     pieces.absent = absent_ >> position_ * kRows;
     ++position_;
@@ -100,9 +101,10 @@ class RowCopies {
       const unsigned to = places_.k(stage) + channels.chunk * Config::kChunkBytes + row * 128 +
                           (lane() % kLanes ^ (row & 7)) * 16;
       const char* const from = pieces.from[i] + static_cast<unsigned>(128 * channels.chunk);
+      const unsigned valid = (pieces.absent >> (kRowsAtATime * i + lane() / kLanes) & 1) != 0 ? 0 : 16;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (j < channels.count) ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i]);
+        if (j < channels.count) ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, valid);
       }
     }
   }
@@ -123,11 +125,14 @@ class RowCopies {
   // The first of the warp's rows.
   __device__ __forceinline__ static int first() {
     return (Config::kSharesRows ? ptx::cluster_rank() * Config::kRowsBrought : 0) +
-           static_cast<int>(threadIdx.x) / 32 * kRows;
+           static_cast<int>(threadIdx.x) / 32 % kWarps * kRows;
   }
 
  private:
-  __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
+  // Computed anew wherever it is asked for, with what follows from it, as registers are scarce.
+  __device__ __forceinline__ static int lane() {
+    return static_cast<int>((Config::kSharesRows ? ptx::kept(threadIdx.x) : threadIdx.x) % 32);
+  }
   __device__ __forceinline__ static int own() { return first() + lane() % kRows; }
   __device__ __forceinline__ static int found_tile() { return lane() / kRows; }
   __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
@@ -154,56 +159,70 @@ class RowLoader {
   }
 
  private:
-  static_assert(RowCopies::kFound % 2 == 0 || Config::kLoader != kernels::kMlaRows, "rows are found for pairs of tiles");
-  // Math warps do not fence what threads have copied: those do, when it is there, and in a cluster it goes to the other
-  // block.
+  // Math warps do not fence what threads have copied in a cluster: those do, when it is there, and have it sent to the
+  // other block.
   static constexpr bool kDelivers = !Config::kReadersFence;
 
-  // Of a pair of tiles of the math groups the second's buffer is empty a while after the first's: in between rows are
-  // found, for the second and those after it. What the list says of the next ones is asked for when both are under way, as
-  // there is nothing to do until the first's buffer is empty again.
+  static constexpr int kStep = RowCopies::kStep;
+
+  // Where warps have all tiles, rows are found for the second of a pair of the math groups and for the next first, when
+  // the first has been copied: the second's buffer is not yet empty then. What the list says of the next ones is asked
+  // for when both are under way, as there is nothing to do for a while.
   __device__ __forceinline__ void load(TaskWalk& walk) {
     const Task& task = walk.task();
     const int head_tile = walk.head_tile();
-    int i = task.tile_end - 1;
-    copies_.find(task, head_tile, i + 1, copies_.ask(task, head_tile, i + 1));
-    copies_.pass();
-    int answer = copies_.left() == 1 ? copies_.ask(task, head_tile, i - 1) : -1;
-    // The next task is taken after the last tile but two, or one, that is a second one.
-    const int tiles = task.tile_end - task.tile_begin, take_at = tiles < 2 ? 0 : max(tiles % 2 == 0 ? tiles - 3 : tiles - 2, 1);
-    int tile = 0;
-#pragma unroll 1
-    for (; i >= task.tile_begin; --i, ++tile) {
-      // The same for all lanes, as the compiler learns from a shuffle: barriers' addresses are.
-      const unsigned same = __shfl_sync(0xffffffffu, tiles_++ << 1 | (tile & 1), 0);
-      const Turn turn = turn_of(same >> 1);
-      const RowCopies::Pieces pieces = copies_.next();
-      wait_empty(places_, turn, kKeysOnly);
-      copies_.note(turn.stage, task, i, pieces);
-      __syncwarp();
-      copy(turn.stage, kKeysOnly, pieces);
-      if ((same & 1) == 0) {
-        wait_empty(places_, turn, 1);
-        copy(turn.stage, 1, pieces);
-        wait_empty(places_, turn, 2);
-        copy(turn.stage, 2, pieces);
-        if (i > task.tile_begin && copies_.left() == 0) copies_.find(task, head_tile, i - 1, answer);
-        deliver<1>(turn.stage, 1, true);
-        if (i == task.tile_begin) deliver<0>(turn.stage, 2, false);
-      } else {
-        constexpr int kFirst = kOwnHalfFirst ? 2 : 1;
-        wait_empty(places_, turn, kFirst);
-        copy(turn.stage, kFirst, pieces);
-        deliver<2>(1 - turn.stage, 2, false);  // of the first tile, which is needed later
-        wait_empty(places_, turn, 3 - kFirst);
-        copy(turn.stage, 3 - kFirst, pieces);
-        deliver<1>(turn.stage, kFirst, true);
-        deliver<0>(turn.stage, 3 - kFirst, false);
-        if (copies_.left() == 1) answer = copies_.ask(task, head_tile, i - 2);
-      }
-      if (tile == 0) walk.copy_queries();
-      if (tile == take_at) walk.take();
+    // The warp's first tile, from the task's last one.
+    const unsigned skipped = kStep > 1 ? (tiles_ ^ threadIdx.x / (32 * RowCopies::kWarps)) & 1 : 0;
+    int i = task.tile_end - 1 - static_cast<int>(skipped), answer = -1;
+    unsigned tile = skipped;
+    if (i >= task.tile_begin) {
+      constexpr int kBefore = kStep > 1 ? 0 : 1;
+      copies_.find(task, head_tile, i + kBefore, copies_.ask(task, head_tile, i + kBefore));
+      if (kBefore > 0) copies_.pass();
+      answer = copies_.ask(task, head_tile, i + kBefore - kAhead);
     }
+    bool first = true;
+    do {  // once, even where the warp has no tile
+      if (i >= task.tile_begin) {
+        // The same for all lanes, as the compiler learns from a shuffle: barriers' addresses are.
+        const unsigned same = __shfl_sync(0xffffffffu, tiles_ + tile << 1 | (tile & 1), 0);
+        const bool second = (same & 1) != 0;
+        copy_tile(turn_of(same >> 1), second, task, i);
+        const bool finds = !copies_.has_more() && i - kStep >= task.tile_begin;
+        if (finds) copies_.find(task, head_tile, i - kStep, answer);
+        if (kStep > 1 ? finds : second) answer = copies_.ask(task, head_tile, i - kAhead - (kStep > 1 ? kStep : 0));
+      }
+      if (first) walk.copy_queries();
+      if (is_time_to_take(tile, skipped, task.tile_end - task.tile_begin)) walk.take();
+      first = false;
+      i -= kStep, tile += kStep;
+    } while (i >= task.tile_begin);
+    tiles_ += task.tile_end - task.tile_begin;
+  }
+  static constexpr int kAhead = kStep * RowCopies::kFound;
+  // The next task is taken after the warp's last tile but one; or, where it has all, after the last second one of a pair
+  // that is not the last.
+  __device__ __forceinline__ static bool is_time_to_take(unsigned tile, unsigned skipped, int tiles) {
+    const int last = kStep > 1 ? skipped + 2 * max((tiles - static_cast<int>(skipped) + 1) / 2 - 2, 0)
+                               : tiles < 2 ? 0 : max(tiles - 2 - (tiles & 1 ^ 1), 1);
+    return static_cast<int>(tile) == last;
+  }
+
+  __device__ __forceinline__ void copy_tile(const Turn& turn, bool second, const Task& task, int i) {
+    const RowCopies::Pieces pieces = copies_.next();
+    wait_empty(places_, turn, kKeysOnly);
+    copies_.note(turn.stage, task, i, pieces);
+    __syncwarp();
+    copy(turn.stage, kKeysOnly, pieces);
+    // The first tile's halves become empty long after one another, the second's do not.
+    const int half = second ? 2 : 1;
+    wait_empty(places_, turn, half);
+    copy(turn.stage, half, pieces);
+    if (!second) deliver<0>(turn.stage, half, true);
+    wait_empty(places_, turn, 3 - half);
+    copy(turn.stage, 3 - half, pieces);
+    if (second) deliver<1>(turn.stage, half, true);
+    deliver<0>(turn.stage, 3 - half, false);
   }
 
   // What is in K only, or a half of V.
@@ -244,7 +263,7 @@ class RowLoader {
             places_.k(stage) + (channels_of(half).chunk + j) * Config::kChunkBytes + RowCopies::first() * 128;
         ptx::copy_to_block(rows + there, rows, kBytes, full + there);
       }
-      if (threadIdx.x < 32) {
+      if (threadIdx.x / 32 % RowCopies::kWarps == 0) {
         return ptx::arrive_expecting(full, Config::kRowsBrought * 128 * channels_of(half).count +
                                                (part_of(half) == kNotedPart ? kNotes : 0));
       }

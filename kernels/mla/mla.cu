@@ -31,8 +31,9 @@ namespace attune::mla {
 // store beside the tile.
 __device__ __forceinline__ constexpr int arrivals_at(int part) {
   if (Config::kCopiesBoxes) return 1;
-  if (!Config::kReadersFence || Config::kDecodes) return Config::kLoaders / 32;
-  return Config::kLoaders + (part == kNotedPart ? Config::kLoaders / 32 : 0);
+  if (Config::kDecodes) return Config::kLoaders / 32;
+  constexpr int kWarps = RowCopies::kWarps;
+  return Config::kReadersFence ? 32 * kWarps + (part == kNotedPart ? kWarps : 0) : kWarps;
 }
 
 // All threads that use each other's shared memory.
