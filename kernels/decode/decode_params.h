@@ -144,6 +144,9 @@ struct DecodeParams {
   int head_lanes;  // a power of two that divides num_heads_kv
   int row_blocks;        // of a sequence, in the cluster kernel
   int whole_pairs;       // shares only between (sequence, head, row block)s: nothing is split
+  // Where two kernels serve a call: sequences of at most so many queries are decode's, those of more prefill's. Alone
+  // decode has the largest number there is, prefill 0.
+  int few_q;
   struct Share* shares;  // [blocks], from the schedule kernel, for lane 0
   // [blocks][head_lanes]: parts of the pair that begins in the block that are done; 0 before and after each run.
   unsigned* arrivals;

@@ -290,6 +290,14 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   return c;
 }
 
+Config choose_config_of_few(const Problem& p, const DeviceShape& device, int few_q) {
+  Problem few = p;
+  few.max_seqlen_q = std::min<int64_t>(p.max_seqlen_q, few_q);
+  Config c = choose_config(few, device, false);  // clusters are dealt without a look at lengths
+  c.few_q = few_q;
+  return c;
+}
+
 void check_alignment(const Problem& p, const Config& c) {
   require(!c.vectors || has_vectors(p),
           "q, k, v or a table of the prologue is not aligned to 16 bytes, as it was when the plan was made; plan with "

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "core/problem.h"
@@ -38,7 +39,8 @@ struct Config {
   int schedule_threads = 256;  // of the schedule kernel's one block
   // Appending waits for readers of the slots: counters, of a KV head and the sequences that read each other's slots.
   int64_t append_counters = 0;
-  kernels::T5Table t5 = {};  // buckets; the table itself comes with a run
+  kernels::T5Table t5 = {};                     // buckets; the table itself comes with a run
+  int few_q = std::numeric_limits<int>::max();  // sequences of more queries are left to another kernel
 
   int rows() const { return 8 * row_tiles; }
   size_t shared_bytes() const;
@@ -61,6 +63,8 @@ inline DeviceShape device_shape(const DeviceInfo& info) {
 std::string refusal(const Problem& p);
 // may_cluster false: not even where it would be best.
 Config choose_config(const Problem& p, const DeviceShape& device, bool may_cluster = true);
+// For the sequences of at most so many queries: another kernel serves the longer ones.
+Config choose_config_of_few(const Problem& p, const DeviceShape& device, int few_q);
 
 // What to_params must find as it was when the configuration was chosen. Throws INVALID_ARGUMENT.
 void check_alignment(const Problem& p, const Config& c);

@@ -176,6 +176,7 @@ void fill_sizes(const Problem& p, DecodeParams& k) {
 void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
   k.blocks = c.blocks / c.head_lanes;
   k.head_lanes = c.head_lanes;
+  k.few_q = c.few_q;
   k.row_blocks = to_int((std::max<int64_t>(1, p.max_seqlen_q) * p.group + c.rows() - 1) / c.rows());
 }
 

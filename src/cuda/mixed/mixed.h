@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls that hold prompts and sequences of a few queries: each sequence goes to the kernel that suits it, cuda_prefill
+// or cuda_decode, by its length on the device.
+#pragma once
+
+#include "core/registry.h"
+
+namespace attune::cuda {
+
+const Kernel& mixed_kernel();
+
+namespace mixed {
+
+// Sequences of at most so many queries are decode's.
+int few_queries(const Problem& p);
+
+// Whether the problem may hold both kinds, as far as the host knows.
+bool may_be_mixed(const Problem& p);
+
+}  // namespace mixed
+
+}  // namespace attune::cuda
