@@ -86,8 +86,8 @@ class EmulatedMixed : public tests::Emulated {
     const Problem p = prepares ? prefill::after_prologue(given, memory + rows_begin) : given;
     try {
       if (prepares) launch_prepare(prefill::to_prepare(given, memory + rows_begin), kFew);
-      if ((parts & kPrompts) != 0) launch_prompts(p, prompts, memory, layers);
       if ((parts & kFewQueries) != 0) launch_few(p, few, memory + few_begin, layers);
+      if ((parts & kPrompts) != 0) launch_prompts(p, prompts, memory, layers);
     } catch (const std::exception& e) {
       return e.what();
     }
@@ -162,7 +162,7 @@ TEST_F(EmulatedMixed, Shapes) {
          R"("heads": [4, 2], "head_dim": [192, 128], "dtype": "bf16")",
          R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "f32")",
          R"("heads": [4, 1], "head_dim": [128, 64], "shared_kv": true, "dtype": "bf16")",
-         R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "contiguous", "strides": "odd")"});
+         R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "contiguous", "strides": "transposed")"});
 }
 
 // Parts of both kernels' sequences; more than one run with one schedule.

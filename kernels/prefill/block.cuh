@@ -4,8 +4,19 @@
 
 #include "prefill/config.cuh"
 #include "prefill/feed.cuh"
+#include "ptx/grid.cuh"
 
 namespace attune::prefill {
+
+// Where the launch before this one serves the call's short sequences (PrefillParams::few_q), it lets this one begin when
+// all before it have finished, and runs on beside it. Who waits for this one, then waits for both.
+__device__ __forceinline__ void start_after_previous_kernels(const PrefillParams& p) {
+  if (!Config::kCached || p.few_q == 0) ptx::wait_for_previous_kernels();
+  ptx::allow_next_kernel();
+}
+__device__ __forceinline__ void end_after_previous_kernels() {
+  if constexpr (Config::kCached) ptx::wait_for_previous_kernels();
+}
 
 __device__ __forceinline__ void init_barriers(const Places& places) {
   constexpr int kKeyWriters = Config::kFloats ? Config::kSplitWarps : 1;  // and of q

@@ -66,8 +66,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   using namespace attune::prefill;
   const Places places(ptx::dynamic_shared());
   init_barriers(places);
-  ptx::wait_for_previous_kernels();
-  ptx::allow_next_kernel();
+  start_after_previous_kernels(p);
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
@@ -86,4 +85,5 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     ptx::take_registers<Config::kMathRegisters>();
     run_math(p, places);
   }
+  end_after_previous_kernels();
 }

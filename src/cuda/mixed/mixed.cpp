@@ -51,8 +51,8 @@ class MixedPlan final : public KernelPlan {
 
  private:
   void attend(const Problem& p, void* workspace, void* stream) const {
-    prompts_->run(p, workspace, stream);
     few_->run(p, of_few(workspace), stream);
+    prompts_->run(p, workspace, stream);
   }
   void* of_few(void* workspace) const { return static_cast<std::byte*>(workspace) + few_begin_; }
 
