@@ -4,10 +4,7 @@
 // layers. Skipped, with the reason, where there is no GPU.
 #include <cstring>
 
-#include "cuda/decode/config.h"
 #include "cuda/mixed/mixed.h"
-#include "cuda/prefill/config.h"
-#include "cuda/prefill/prologue.h"
 #include "cuda_cases.h"
 
 namespace attune::cuda {
@@ -27,12 +24,8 @@ class Subject final : public CaseSubject {
     return plans;
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
-    if (!covered(a, p)) return {};
-    const DeviceInfo& device = require_device(kDevice);
-    const Problem after = prefill::has_prologue(p) ? prefill::after_prologue(p, nullptr) : p;
-    const prefill::Config prompts = prefill::choose_config(after, device.num_sms, mixed::few_queries(p));
-    const decode::Config few = decode::choose_config_of_few(after, decode::device_shape(device), mixed::few_queries(p));
-    return {prompts.schedule_kernel(), prompts.main_kernel(), few.schedule_kernel(), few.main_kernel()};
+    return covered(a, p) ? mixed::kernels_of(p, decode::device_shape(require_device(kDevice)))
+                         : std::vector<KernelSpec>();
   }
 };
 

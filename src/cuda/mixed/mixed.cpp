@@ -13,16 +13,20 @@
 namespace attune::cuda {
 namespace {
 
+// As the kernels are planned.
+Problem without_prologue(const Problem& p) {
+  return prefill::has_prologue(p) ? prefill::after_prologue(p, nullptr) : p;
+}
+
 // Both schedules, then both kernels, one after the other on the stream; what no sequence asks for ends at once. The
 // prologue runs once, before them, as for prompts.
 class MixedPlan final : public KernelPlan {
  public:
   MixedPlan(const Problem& p, int32_t device) : device_(device), few_q_(mixed::few_queries(p)) {
-    const Problem after = prefill::after_prologue(p, nullptr);
-    const bool prepares = prefill::has_prologue(p);
-    if (prepares) get_kernel(kernel_of(prefill::to_prepare(p, nullptr)), device);
-    prompts_ = prefill::make_plan(prepares ? after : p, device, few_q_);
-    few_ = make_decode_plan_of_few(prepares ? after : p, device, few_q_);
+    warm(mixed::kernels_of(p, decode::device_shape(require_device(device))), device);
+    const Problem attended = without_prologue(p);
+    prompts_ = prefill::make_plan(attended, device, few_q_);
+    few_ = make_decode_plan_of_few(attended, device, few_q_);
     few_begin_ = prompts_->workspace_size();
     rows_begin_ = few_begin_ + few_->workspace_size();
     workspace_size_ = rows_begin_ + prefill::prologue_bytes(p);
@@ -99,6 +103,17 @@ bool may_be_mixed(const Problem& p) {
   if (p.batch <= 1 || !p.cu_q || p.group >= kFewHeads || p.total_q <= p.batch) return false;
   return p.max_seqlen_q > few_queries(p) && p.total_q <= kMostMean * p.batch &&
          p.total_q * kSpread <= p.max_seqlen_q * p.batch;
+}
+
+std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device) {
+  const Problem attended = without_prologue(p);
+  const int few_q = few_queries(p);
+  const prefill::Config prompts = prefill::choose_config(attended, device.num_sms, few_q);
+  const decode::Config few = decode::choose_config_of_few(attended, device, few_q);
+  std::vector<KernelSpec> specs = {prompts.schedule_kernel(), few.schedule_kernel(), few.main_kernel(),
+                                   prompts.main_kernel()};
+  if (prefill::has_prologue(p)) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
+  return specs;
 }
 
 }  // namespace mixed

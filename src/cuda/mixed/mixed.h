@@ -3,7 +3,11 @@
 // or cuda_decode, by its length on the device.
 #pragma once
 
+#include <vector>
+
 #include "core/registry.h"
+#include "cuda/decode/config.h"
+#include "cuda/kernel.h"
 
 namespace attune::cuda {
 
@@ -16,6 +20,9 @@ int few_queries(const Problem& p);
 
 // Whether the problem may hold both kinds, as far as the host knows.
 bool may_be_mixed(const Problem& p);
+
+// All that a plan needs.
+std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device);
 
 }  // namespace mixed
 
