@@ -19,36 +19,39 @@ enum Parts { kPrompts = 1, kFewQueries = 2, kBoth = 3 };
 
 class EmulatedMixed : public tests::Emulated {
  protected:
-  static void launch_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace, int layers) {
-    prefill::check_alignment(p);
+  static void schedule_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace) {
     const kernels::PrefillParams params = prefill::to_params(p, c, workspace);
     const auto schedule =
         reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.schedule_kernel()));
+    emulator::run(1, 1024, [&] { schedule(params); });
+  }
+  static void attend_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace) {
+    prefill::check_alignment(p);
+    const kernels::PrefillParams params = prefill::to_params(p, c, workspace);
     void* const kernel = emulator::find_kernel(c.main_kernel());
     const kernels::FloatRows in_fours = prefill::float_rows(p);
     const prefill::Maps m = prefill::describe_maps(p, c);
-    emulator::run(1, 1024, [&] { schedule(params); });
-    for (int i = 0; i < layers; ++i) {
-      emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), [&] {
-        using ptx::TensorMap;
-        if (c.floats())
-          return reinterpret_cast<void (*)(kernels::PrefillParams, kernels::FloatRows)>(kernel)(params, in_fours);
-        reinterpret_cast<void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap, TensorMap, TensorMap)>(
-            kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.v),
-                    emulator::tensor_map(m.dense_k), emulator::tensor_map(m.dense_v));
-      });
-    }
+    emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), [&] {
+      using ptx::TensorMap;
+      if (c.floats())
+        return reinterpret_cast<void (*)(kernels::PrefillParams, kernels::FloatRows)>(kernel)(params, in_fours);
+      reinterpret_cast<void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap, TensorMap, TensorMap)>(kernel)(
+          params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.v),
+          emulator::tensor_map(m.dense_k), emulator::tensor_map(m.dense_v));
+    });
   }
 
-  static void launch_few(const Problem& p, const decode::Config& c, std::byte* workspace, int layers) {
+  using DecodeKernel = void (*)(kernels::DecodeParams);
+  static void schedule_few(const Problem& p, const decode::Config& c, std::byte* workspace) {
+    const kernels::DecodeParams params = decode::to_params(p, c, workspace);
+    const auto schedule = reinterpret_cast<DecodeKernel>(emulator::find_kernel(c.schedule_kernel()));
+    emulator::run(1, static_cast<unsigned>(c.schedule_threads), [&] { schedule(params); });
+  }
+  static void attend_few(const Problem& p, const decode::Config& c, std::byte* workspace) {
     decode::check_alignment(p, c);
     const kernels::DecodeParams params = decode::to_params(p, c, workspace);
-    using Kernel = void (*)(kernels::DecodeParams);
-    const auto schedule = reinterpret_cast<Kernel>(emulator::find_kernel(c.schedule_kernel()));
-    const auto attend = reinterpret_cast<Kernel>(emulator::find_kernel(c.main_kernel()));
-    emulator::run(1, static_cast<unsigned>(c.schedule_threads), [&] { schedule(params); });
-    for (int i = 0; i < layers; ++i)
-      emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(32 * c.warps), [&] { attend(params); });
+    const auto attend = reinterpret_cast<DecodeKernel>(emulator::find_kernel(c.main_kernel()));
+    emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(32 * c.warps), [&] { attend(params); });
   }
 
   // Rows of the part that does not run must stay as they are.
@@ -62,7 +65,6 @@ class EmulatedMixed : public tests::Emulated {
     }
   }
 
-  // few_q 0: as the plan chooses it.
   static std::string run(const cases::Case& spec, Parts parts = kBoth, int layers = 1) {
     cases::Problem problem(spec);
     problem.arena().upload();
@@ -74,11 +76,9 @@ class EmulatedMixed : public tests::Emulated {
     const int few_q = mixed::few_queries(given);
     expect_only(spec, few_q, parts, expected);
     const bool prepares = prefill::has_prologue(given);
-    const Problem planned = prepares ? prefill::after_prologue(given, nullptr) : given;
-    const prefill::Config prompts = prefill::choose_config(planned, kFew, few_q);
     decode::DeviceShape device;
     device.num_sms = kFew;
-    const decode::Config few = decode::choose_config_of_few(planned, device, few_q);
+    const auto [prompts, few] = mixed::choose_configs(given, device);
     const size_t few_begin = prefill::workspace_layout(prompts).total,
                  rows_begin = few_begin + decode::workspace_layout(few).total;
     cases::Workspace workspace(cases::host_memory(), rows_begin + prefill::prologue_bytes(given));
@@ -86,8 +86,12 @@ class EmulatedMixed : public tests::Emulated {
     const Problem p = prepares ? prefill::after_prologue(given, memory + rows_begin) : given;
     try {
       if (prepares) launch_prepare(prefill::to_prepare(given, memory + rows_begin), kFew);
-      if ((parts & kFewQueries) != 0) launch_few(p, few, memory + few_begin, layers);
-      if ((parts & kPrompts) != 0) launch_prompts(p, prompts, memory, layers);
+      schedule_prompts(p, prompts, memory);
+      schedule_few(p, few, memory + few_begin);
+      for (int i = 0; i < layers; ++i) {
+        if ((parts & kFewQueries) != 0) attend_few(p, few, memory + few_begin);
+        if ((parts & kPrompts) != 0) attend_prompts(p, prompts, memory);
+      }
     } catch (const std::exception& e) {
       return e.what();
     }
@@ -170,6 +174,39 @@ TEST_F(EmulatedMixed, SplitsAlongTheKeysAndRunsAgain) {
   check(R"("heads": [8, 1], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "cache": {"page_size": 64},
            "causal": true, )",
         {R"("seqlens_q": [1, 3, 1], "seqlens_kv": [2900, 2000, 300])"}, 2);
+}
+
+// Decode's blocks beside the prompts': its part of the work, as the device finds it, and all where there is no other.
+TEST_F(EmulatedMixed, LeavesBlocksToThePrompts) {
+  struct Split {
+    const char* lengths;
+    int least, most;
+  };
+  for (const Split& x : {Split{R"("seqlens_q": [1, 1, 2, 1], "seqlens_kv": [900, 800, 900, 700])", 12, 12},
+                         {R"("seqlens_q": [1, 5, 2, 1], "seqlens_kv": [900, 5, 900, 700])", 12, 12},
+                         {R"("seqlens_q": [1, 320, 1, 1], "seqlens_kv": [300, 900, 300, 300])", 2, 6},
+                         {R"("seqlens_q": [1, 900, 0, 900], "seqlens_kv": [30, 900, 900, 900])", 1, 1}}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 1], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "paged", "causal": true, )") +
+                                            x.lengths + "}"));
+    const Problem p = make_problem(problem.device(), Data::kRequired);
+    decode::DeviceShape device;
+    device.num_sms = 12;
+    const auto [prompts, few] = mixed::choose_configs(p, device);
+    const size_t few_begin = prefill::workspace_layout(prompts).total;
+    cases::Workspace workspace(cases::host_memory(), few_begin + decode::workspace_layout(few).total);
+    auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
+    problem.arena().upload();
+    schedule_prompts(p, prompts, memory);
+    schedule_few(p, few, memory + few_begin);
+    const auto* shares =
+        reinterpret_cast<const kernels::Share*>(memory + few_begin + decode::workspace_layout(few).shares);
+    int live = 0;
+    for (int i = 0; i < few.blocks; ++i) live += shares[i].live;
+    EXPECT_GE(live, x.least) << x.lengths;
+    EXPECT_LE(live, x.most) << x.lengths;
+    EXPECT_LE(live, shares[0].blocks) << x.lengths;
+  }
 }
 
 TEST_F(EmulatedMixed, MatchesTheOracleOnTheTable) {

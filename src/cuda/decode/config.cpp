@@ -2,7 +2,6 @@
 #include "cuda/decode/config.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 #include <numeric>
 
@@ -296,18 +295,16 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   return c;
 }
 
-Config choose_config_of_few(const Problem& p, const DeviceShape& device, int few_q) {
+Config choose_config_of_few(const Problem& p, const DeviceShape& device, const Beside& beside) {
   constexpr int kMostWarps = 8;
   Problem few = p;
-  few.max_seqlen_q = std::min<int64_t>(p.max_seqlen_q, few_q);
+  few.max_seqlen_q = std::min<int64_t>(p.max_seqlen_q, beside.few_q);
   Config c = choose_config(few, device, false);  // clusters are dealt without a look at lengths
-  c.few_q = few_q;
-  // Half of the multiprocessors ask for nearly all that memory gives; the other kernel has the rest meanwhile.
+  c.beside = beside;
+  // A block a multiprocessor, so that what the schedule leaves to the other kernel are whole ones.
   c.warps = std::min(kMostWarps, c.warps * c.blocks_per_sm), c.blocks_per_sm = 1;
   c.stages = stages_that_fit(c, device);
-  int sms = device.num_sms / 2;
-  if (const char* forced = std::getenv("ATTUNE_MIXED_SMS"); forced != nullptr) sms = std::atoi(forced);
-  choose_grid(few, std::max(1, sms), c);
+  choose_grid(few, device.num_sms, c);
   return c;
 }
 

@@ -14,9 +14,8 @@ using decode::Config, decode::Grid;
 
 class DecodePlan final : public KernelPlan {
  public:
-  // few_q: for sequences of no more queries.
-  DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, int few_q) {
-    find_kernels(decode::choose_config_of_few(p, decode::device_shape(info), few_q), device);
+  DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, const decode::Beside& beside) {
+    find_kernels(decode::choose_config_of_few(p, decode::device_shape(info), beside), device);
     layout_ = decode::workspace_layout(config_);
   }
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, bool may_cluster) {
@@ -127,9 +126,9 @@ std::unique_ptr<KernelPlan> make_decode_plan(const Problem& p, int32_t device, b
   return std::make_unique<DecodePlan>(p, device, require_device(device), may_cluster);
 }
 
-std::unique_ptr<KernelPlan> make_decode_plan_of_few(const Problem& p, int32_t device, int few_q) {
+std::unique_ptr<KernelPlan> make_decode_plan_of_few(const Problem& p, int32_t device, const decode::Beside& beside) {
   require_covered(p);
-  return std::make_unique<DecodePlan>(p, device, require_device(device), few_q);
+  return std::make_unique<DecodePlan>(p, device, require_device(device), beside);
 }
 
 const Kernel& decode_kernel() {

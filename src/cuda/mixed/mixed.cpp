@@ -2,6 +2,7 @@
 #include "cuda/mixed/mixed.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
@@ -23,10 +24,11 @@ Problem without_prologue(const Problem& p) {
 class MixedPlan final : public KernelPlan {
  public:
   MixedPlan(const Problem& p, int32_t device) : device_(device), few_q_(mixed::few_queries(p)) {
-    warm(mixed::kernels_of(p, decode::device_shape(require_device(device))), device);
+    const decode::DeviceShape shape = decode::device_shape(require_device(device));
+    warm(mixed::kernels_of(p, shape), device);
     const Problem attended = without_prologue(p);
     prompts_ = prefill::make_plan(attended, device, few_q_);
-    few_ = make_decode_plan_of_few(attended, device, few_q_);
+    few_ = make_decode_plan_of_few(attended, device, mixed::choose_configs(p, shape).few.beside);
     few_begin_ = prompts_->workspace_size();
     rows_begin_ = few_begin_ + few_->workspace_size();
     workspace_size_ = rows_begin_ + prefill::prologue_bytes(p);
@@ -105,11 +107,21 @@ bool may_be_mixed(const Problem& p) {
          p.total_q * kSpread <= p.max_seqlen_q * p.batch;
 }
 
-std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device) {
+Configs choose_configs(const Problem& p, const decode::DeviceShape& device) {
   const Problem attended = without_prologue(p);
   const int few_q = few_queries(p);
-  const prefill::Config prompts = prefill::choose_config(attended, device.num_sms, few_q);
-  const decode::Config few = decode::choose_config_of_few(attended, device, few_q);
+  Configs c;
+  c.prompts = prefill::choose_config(attended, device.num_sms, few_q);
+  const prefill::WorkspaceLayout w = prefill::workspace_layout(c.prompts);
+  const size_t count = w.list + offsetof(kernels::TaskList, num_tiles);
+  c.few = decode::choose_config_of_few(attended, device,
+                                       {few_q, static_cast<int64_t>(count) - static_cast<int64_t>(w.total),
+                                        static_cast<float>(c.prompts.rows * c.prompts.keys) / (128 * 128)});
+  return c;
+}
+
+std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device) {
+  const auto [prompts, few] = choose_configs(p, device);
   std::vector<KernelSpec> specs = {prompts.schedule_kernel(), few.schedule_kernel(), few.main_kernel(),
                                    prompts.main_kernel()};
   if (prefill::has_prologue(p)) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));

@@ -8,6 +8,7 @@
 #include "core/registry.h"
 #include "cuda/decode/config.h"
 #include "cuda/kernel.h"
+#include "cuda/prefill/config.h"
 
 namespace attune::cuda {
 
@@ -20,6 +21,13 @@ int few_queries(const Problem& p);
 
 // Whether the problem may hold both kinds, as far as the host knows.
 bool may_be_mixed(const Problem& p);
+
+// Of the two kernels. The second one's workspace follows the first one's.
+struct Configs {
+  prefill::Config prompts;
+  decode::Config few;
+};
+Configs choose_configs(const Problem& p, const decode::DeviceShape& device);
 
 // All that a plan needs.
 std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device);
