@@ -2,6 +2,7 @@
 // Calls with prompts and sequences of a few queries on a GPU, each sequence by its kernel: every case of the table that
 // both kernels cover, against the oracle; a captured graph replayed with other lengths; one schedule for several
 // layers. Skipped, with the reason, where there is no GPU.
+#include <algorithm>
 #include <cstring>
 
 #include "cuda/mixed/mixed.h"
@@ -95,6 +96,31 @@ TEST_F(CudaMixed, ReplaysAGraphWithOtherLengths) {
     graph.replay(stream);
     stream.synchronize();
     EXPECT_EQ(cases::compare(problem, expected).failure, "") << begins[1] << ", " << begins[2];
+  }
+}
+
+// Before either kernel, and the prologue, has written anything.
+TEST_F(CudaMixed, RefusesWhatIsNotAlignedBeforeItLaunches) {
+  const Stream stream(kDevice);
+  CaseMemory memory(stream);
+  for (const char* dtype : {"bf16", "f32"}) {
+    cases::Problem problem(
+        tests::make_case(std::string(R"({"name": "aligned", "heads": [8, 2], "head_dim": [64, 64], "kv": "paged",
+        "causal": true, "new_tokens": true, "seqlens_q": [40, 1, 1], "seqlens_kv": [90, 60, 40],
+        "prologue": {"append": true}, "dtype": ")") +
+                         dtype + "\"}"),
+        memory);
+    problem.arena().upload();
+    Problem p = make_problem(problem.device(), Data::kRequired);
+    const auto plan = mixed_kernel().make_plan(p, kDevice);
+    cases::Workspace workspace(memory, plan->workspace_size());
+    p.cache.k.data += 4;
+    plan->schedule(p, workspace.buffer.device(), stream.handle());
+    EXPECT_THROW(plan->run(p, workspace.buffer.device(), stream.handle()), Failure) << dtype;
+    stream.synchronize();
+    for (const auto& buffer : problem.arena().buffers())
+      EXPECT_TRUE(std::equal(buffer->host(), buffer->host() + buffer->size(), buffer->download().begin()))
+          << buffer->name();
   }
 }
 

@@ -23,12 +23,13 @@ Problem without_prologue(const Problem& p) {
 // prologue runs once, before them, as for prompts.
 class MixedPlan final : public KernelPlan {
  public:
-  MixedPlan(const Problem& p, int32_t device) : device_(device), few_q_(mixed::few_queries(p)) {
+  MixedPlan(const Problem& p, int32_t device) : device_(device) {
     const decode::DeviceShape shape = decode::device_shape(require_device(device));
     warm(mixed::kernels_of(p, shape), device);
+    few_config_ = mixed::choose_configs(p, shape).few;
     const Problem attended = without_prologue(p);
-    prompts_ = prefill::make_plan(attended, device, few_q_);
-    few_ = make_decode_plan_of_few(attended, device, mixed::choose_configs(p, shape).few.beside);
+    prompts_ = prefill::make_plan(attended, device, few_config_.beside.few_q);
+    few_ = make_decode_plan_of_few(attended, device, few_config_.beside);
     few_begin_ = prompts_->workspace_size();
     rows_begin_ = few_begin_ + few_->workspace_size();
     workspace_size_ = rows_begin_ + prefill::prologue_bytes(p);
@@ -38,8 +39,8 @@ class MixedPlan final : public KernelPlan {
 
   std::string describe() const override {
     return cat("kernel cuda_mixed: ", workspace_size_ > rows_begin_ ? "prologue in a launch before; " : "",
-               "workspace ", workspace_size_, " bytes\nsequences of 1 to ", few_q_, " queries: ", few_->describe(),
-               "\nall others: ", prompts_->describe());
+               "workspace ", workspace_size_, " bytes\nsequences of 1 to ", few_config_.beside.few_q,
+               " queries: ", few_->describe(), "\nall others: ", prompts_->describe());
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
@@ -48,22 +49,22 @@ class MixedPlan final : public KernelPlan {
   }
 
   void run(const Problem& p, void* workspace, void* stream) const override {
-    if (!prefill::has_prologue(p) || p.batch == 0 || p.total_q == 0 || p.heads_q == 0)
-      return attend(p, workspace, stream);
+    if (p.batch == 0 || p.total_q == 0 || p.heads_q == 0) return;
     std::byte* const rows = static_cast<std::byte*>(workspace) + rows_begin_;
-    run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
-    attend(prefill::after_prologue(p, rows), workspace, stream);
+    const Problem attended = prefill::has_prologue(p) ? prefill::after_prologue(p, rows) : p;
+    // What either would refuse, before anything is launched.
+    prefill::check_alignment(attended);
+    decode::check_alignment(attended, few_config_);
+    if (prefill::has_prologue(p)) run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
+    few_->run(attended, of_few(workspace), stream);
+    prompts_->run(attended, workspace, stream);
   }
 
  private:
-  void attend(const Problem& p, void* workspace, void* stream) const {
-    few_->run(p, of_few(workspace), stream);
-    prompts_->run(p, workspace, stream);
-  }
   void* of_few(void* workspace) const { return static_cast<std::byte*>(workspace) + few_begin_; }
 
   int32_t device_;
-  int few_q_;
+  decode::Config few_config_;
   size_t few_begin_ = 0, rows_begin_ = 0, workspace_size_ = 0;
   std::unique_ptr<KernelPlan> prompts_, few_;
 };
