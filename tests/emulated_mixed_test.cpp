@@ -234,6 +234,9 @@ TEST(MixedChoice, GoesByWhatTheHostKnows) {
         // Nobody has more than decode takes.
         {mix + R"(, "heads": [8, 2])", 4, "cuda_decode"},
         {R"("kv": "paged", "heads": [8, 2], "seqlens_q": [1, )" + many_ones + "], " + keys, 0, "cuda_decode"},
+        // So few rows that decode has all of them anyway, and a few more.
+        {R"("kv": "paged", "heads": [8, 2], "seqlens_q": [5, )" + many_ones + "], " + keys, 5, "cuda_decode"},
+        {R"("kv": "paged", "heads": [8, 2], "seqlens_q": [9, )" + many_ones + "], " + keys, 9, "cuda_mixed"},
         // A query alone fills a quarter of a prompt's block.
         {mix + R"(, "heads": [32, 1])", 0, "cuda_prefill"},
         // What only one of them covers.

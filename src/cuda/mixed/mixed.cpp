@@ -99,12 +99,12 @@ namespace mixed {
 // As many as fill a block of 16 rows of decode: more would read their keys again for each further block.
 int few_queries(const Problem& p) { return static_cast<int>(std::max<int64_t>(1, 16 / std::max<int64_t>(1, p.group))); }
 
-// The longest sequence is far above the mean. Prompts of some length alone would lose by the launches what a few tiles
-// take; from 32 heads on a single query fills enough rows of a prompt's block.
+// The longest sequence has many rows and is far above the mean. Calls of longer sequences alone would lose by the
+// launches what a few blocks of rows take. From 32 heads on a single query fills enough of a prompt's block.
 bool may_be_mixed(const Problem& p) {
-  constexpr int64_t kFewHeads = 32, kMostMean = 256, kSpread = 4;
-  if (p.batch <= 1 || !p.cu_q || p.group >= kFewHeads || p.total_q <= p.batch) return false;
-  return p.max_seqlen_q > few_queries(p) && p.total_q <= kMostMean * p.batch &&
+  constexpr int64_t kFewRows = 32, kMostMean = 256, kSpread = 4;
+  if (p.batch <= 1 || !p.cu_q || p.group >= kFewRows || p.total_q <= p.batch) return false;
+  return p.max_seqlen_q * p.group >= kFewRows && p.total_q <= kMostMean * p.batch &&
          p.total_q * kSpread <= p.max_seqlen_q * p.batch;
 }
 
