@@ -83,8 +83,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
     if tracer is not None and tracer.is_compiling():
         return tracer.attention(q, k, v, fields, out_dtype, return_lse, return_max_logits)
     arguments = _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits)
-    _core.attention(arguments, workspace, stream)
-    return _outputs(arguments)
+    return finish(_core.attention(arguments, workspace, stream), q)
 
 
 class Plan(_core.Plan):
@@ -164,9 +163,9 @@ def _arguments(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: 
     if shape is None:
         return fields  # no array: the core says so
     make = _spec if specs else empty
-    rows = tuple(shape[:-1])
+    rows = (*shape,)[:-1]
     if fields.get("out") is None:
-        dtype = array_dtype(q) if out_dtype is None else dtype_name(out_dtype)
+        dtype = array_dtype("q", q) if out_dtype is None else dtype_name("out_dtype", out_dtype)
         if dtype in ("int8", "float8_e4m3fn", "float8_e5m2") and out_dtype is None:
             raise InvalidArgument(f"out_dtype is None, and q is {dtype}: say the dtype of the output")
         fields["out"] = make((*rows, _head_dim_v(v, fields)), dtype, q)
@@ -201,9 +200,3 @@ def _head_dim_v(v: Any, fields: dict[str, Any]) -> int:
     if cache is not None and cache.format in ("mla_656", "mla_584"):
         return 512
     raise InvalidArgument("head_dim_v is not given, and there is no v to take it from")
-
-
-def _outputs(arguments: dict[str, Any]) -> Any:
-    q = arguments["q"]
-    found = [finish(arguments[name], q) for name in ("out", "lse", "max_logits") if arguments.get(name) is not None]
-    return found[0] if len(found) == 1 else tuple(found)

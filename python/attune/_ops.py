@@ -66,7 +66,7 @@ def qkv_prepare(q: Array | None = None, k: Array | None = None, v: Array | None 
     outs = []
     for name, given, out in (("q", q, q_out), ("k", k, k_out), ("v", v, v_out)):
         if given is not None and out is None:
-            dtype = array_dtype(given) if out_dtype is None else dtype_name(out_dtype)
+            dtype = array_dtype(name, given) if out_dtype is None else dtype_name("out_dtype", out_dtype)
             if out_dtype is None and dtype in ("int8", "float8_e4m3fn", "float8_e5m2"):
                 raise InvalidArgument(f"out_dtype is None, and {name} is {dtype}: say the dtype of the outputs")
             out = empty(tuple(given.shape), dtype, given)  # type: ignore[attr-defined]
@@ -93,7 +93,8 @@ def merge(partial_out: Array, partial_lse: Array, *, sinks: Array | None = None,
                              "out_scale": out_scale, "lse": lse}, out_dtype, return_lse)
     shape = tuple(partial_out.shape)  # type: ignore[attr-defined]
     if out is None:
-        out = empty(shape[1:], array_dtype(partial_out) if out_dtype is None else dtype_name(out_dtype), partial_out)
+        dtype = array_dtype("partial_out", partial_out) if out_dtype is None else dtype_name("out_dtype", out_dtype)
+        out = empty(shape[1:], dtype, partial_out)
     if lse is None and return_lse:
         lse = empty(shape[1:-1], "float32", partial_out)
     _core.merge(_given(partial_out=partial_out, partial_lse=partial_lse, sinks=sinks, out=out, out_scale=out_scale, lse=lse),

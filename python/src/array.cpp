@@ -389,6 +389,19 @@ void Arrays::require_writable_cache() const {
     invalid_argument(read_only_cache_ + " is read-only, and this call writes to the cache");
 }
 
+dlpack::ManagedTensorVersioned* Arrays::allocate_directly(size_t bytes) const {
+  if (api_ == nullptr || api_->allocate == nullptr) return nullptr;
+  auto extent = static_cast<int64_t>(std::max<size_t>(bytes, 1));
+  dlpack::Tensor prototype{};
+  prototype.device = {dlpack::kCuda, device_.index};
+  prototype.ndim = 1;
+  prototype.dtype = {dlpack::kUInt, 8, 1};
+  prototype.shape = &extent;
+  dlpack::ManagedTensorVersioned* made = nullptr;
+  const auto be_silent = [](void*, const char*, const char*) {};
+  return api_->allocate(&prototype, &made, nullptr, be_silent) == 0 ? made : nullptr;
+}
+
 nb::object Arrays::allocate(size_t bytes, nb::handle given_stream) const {
   nb::object address = nb::none();
   if (!given_stream.is_none()) address = nb::int_(reinterpret_cast<uintptr_t>(stream(given_stream)));

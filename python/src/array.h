@@ -54,8 +54,11 @@ class Arrays {
   attune_device device() const { return device_; }
   // Throws where a tensor of the cache is read-only.
   void require_writable_cache() const;
+  // Bytes on the device, of the framework of the first array that has an exchange API, for work on the current stream.
+  // Null: ask allocate.
+  dlpack::ManagedTensorVersioned* allocate_directly(size_t bytes) const;
   // An array of uint8 on the device, of the framework of the first array, for work on a stream: given by the caller, or
-  // None for the current one.
+  // None for the current one. Throws the framework's own error.
   nb::object allocate(size_t bytes, nb::handle given_stream) const;
   // The stream to run on: given by the caller, or the current one of the framework of the first array. CPU: null.
   void* stream(nb::handle given) const;
