@@ -59,8 +59,8 @@ class TaskFeed {
 
   // The counter ends at 0, whoever counts last.
   __device__ __forceinline__ unsigned take(int num_items) {
-    if (is_beside()) return ptx::count_arrival(&p_.list->next_item, num_items + gridDim.x - 1);
-    return gridDim.x / kCluster + ptx::count_arrival(&p_.list->next_item, num_items - 1);
+    const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;  // items that blocks have without asking
+    return known + ptx::count_arrival(&p_.list->next_item, num_items - 1 + (is_beside() ? gridDim.x : 0));
   }
   // The next item as the cluster's first block takes it. Each one's first is known.
   __device__ __forceinline__ int agree(int num_items) {

@@ -73,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
       const Maps maps{q, k, v, dense_k, dense_v};
       Loader loader(p, maps, places);
       loader.run();
+      end_after_previous_kernels();
     } else if constexpr (Config::kConverts) {
       Converter converter(p, places);
       converter.run();
@@ -85,5 +86,4 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     ptx::take_registers<Config::kMathRegisters>();
     run_math(p, places);
   }
-  end_after_previous_kernels();
 }

@@ -52,9 +52,9 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
     FloatLoader loader(p, in_fours, places);
     loader.run();
+    end_after_previous_kernels();
   } else {
     if constexpr (kShares) ptx::take_registers<Config::kMathRegisters>();
     run_math(p, places);
   }
-  end_after_previous_kernels();
 }
