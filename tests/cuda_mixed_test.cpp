@@ -44,23 +44,23 @@ TEST_F(CudaMixed, MatchesTheOracle) {
 // Several tiles, blocks of rows, tasks, pieces and parts of both kinds.
 TEST_F(CudaMixed, LongerThanATile) {
   std::vector<cases::Case> list;
-  int number = 0;
+  const auto add = [&](const std::string& kv, const std::string& rest) {
+    list.push_back(tests::make_case(R"({"name": "long )" + std::to_string(list.size()) +
+                                    R"(", "dtype": "bf16", "causal": true, "max_logits": true,
+        "seqlens_q": [1, 300, 4, 129, 0, 17, 1, 5, 2], "seqlens_kv": [9000, 500, 260, 700, 20, 600, 15000, 5, 0], )" +
+                                    rest + ", " + kv + "}"));
+  };
   for (const char* kv :
        {R"("kv": "paged", "cache": {"page_size": 16})", R"("kv": "contiguous")",
         R"("kv": "paged", "cache": {"page_size": 64, "layout": "hnd", "dtype": "e4m3", "scales": "head"})",
         R"("kv": "paged", "cache": {"page_size": 32}, "new_tokens": true)",
         R"("kv": "paged", "cache": {"page_size": 16}, "new_tokens": true, "prologue": {"append": true,
-            "rope": {"style": "linear", "dim": 64, "max_position": 16384}})"}) {
-    for (const char* rest :
-         {R"("heads": [8, 2], "head_dim": [128, 128])", R"("heads": [8, 1], "head_dim": [64, 64])",
-          R"("heads": [3, 3], "head_dim": [128, 128], "window": [200, 0])",
-          R"("heads": [8, 2], "head_dim": [256, 256])", R"("heads": [16, 1], "head_dim": [96, 80])"}) {
-      list.push_back(tests::make_case(std::string(R"({"name": "long )") + std::to_string(number++) +
-                                      R"(", "dtype": "bf16", "causal": true, "max_logits": true,
-          "seqlens_q": [1, 300, 4, 129, 0, 17, 1, 5, 2], "seqlens_kv": [9000, 500, 260, 700, 20, 600, 15000, 5, 0], )" +
-                                      rest + ", " + kv + "}"));
-    }
-  }
+            "rope": {"style": "linear", "dim": 64, "max_position": 16384}})"})
+    add(kv, R"("heads": [8, 2], "head_dim": [128, 128])");
+  for (const char* rest :
+       {R"("heads": [8, 1], "head_dim": [64, 64])", R"("heads": [3, 3], "head_dim": [128, 128], "window": [200, 0])",
+        R"("heads": [8, 2], "head_dim": [256, 256])", R"("heads": [16, 1], "head_dim": [96, 80])"})
+    add(R"("kv": "paged", "cache": {"page_size": 32}, "new_tokens": true)", rest);
   warm_all(list, Subject());
   EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
 }
