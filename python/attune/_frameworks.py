@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ._errors import Unsupported, WrongType
+from ._errors import Unsupported, WrongType, no_array
 from ._records import View
 
 _NUMPY_VIEWS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
@@ -30,6 +30,8 @@ def dtype_name(argument: str, dtype: Any) -> str:
 
 def array_dtype(argument: str, array: Any) -> str:
     dtype = getattr(array, "dtype", None)
+    if dtype is None:
+        raise no_array(argument, array)
     try:
         return dtype_name(argument, dtype)
     except WrongType:
@@ -117,7 +119,7 @@ class _Jax:
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        if any(device.platform != "cpu" for device in like.devices()):
+        if not like.is_deleted() and any(device.platform != "cpu" for device in like.devices()):
             _Jax.current_stream(like, 0)
         return _Numpy.empty(shape, dtype, like)
 

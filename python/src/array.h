@@ -43,7 +43,7 @@ class Arrays {
   Arrays(const Arrays&) = delete;
   Arrays& operator=(const Arrays&) = delete;
 
-  enum class Use { kRead, kWrite, kCache };  // kCache: written only by operations that append
+  enum class Use { kRead, kBits, kWrite, kCache };  // kBits: no bool; kCache: written only by operations that append
   attune_tensor view(const Name& name, nb::handle array, Use use);
   // Keeps what another thread could replace while a call runs without the lock.
   void hold(nb::object object) {

@@ -37,6 +37,17 @@ int64_t to_int(const Name& name, nb::handle value, int64_t least, int64_t most) 
   return number;
 }
 
+// A bool, or what has the truth value of one element: ints, those of numpy, torch and so on. No text, which would
+// always be true.
+int32_t to_bool(const Name& name, nb::handle value) {
+  const int truth = PyUnicode_Check(value.ptr()) ? -1 : PyObject_IsTrue(value.ptr());
+  if (truth < 0) {
+    PyErr_Clear();
+    type_error(name.text() + " is " + text(nb::repr(value)) + "; a bool is expected");
+  }
+  return truth;
+}
+
 double to_double(const Name& name, nb::handle value) {
   const double number = PyFloat_AsDouble(value.ptr());
   if (number == -1.0 && PyErr_Occurred()) {
@@ -56,6 +67,9 @@ void fill_field(std::byte* base, const Field& field, const char* scope, nb::hand
     case Kind::kInput:
       *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kRead);
       return;
+    case Kind::kBits:
+      *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kBits);
+      return;
     case Kind::kOutput:
       *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kWrite);
       return;
@@ -63,9 +77,7 @@ void fill_field(std::byte* base, const Field& field, const char* scope, nb::hand
       *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kCache);
       return;
     case Kind::kBool: {
-      const int truth = PyObject_IsTrue(value.ptr());
-      if (truth < 0) throw nb::python_error();
-      *static_cast<int32_t*>(to) = truth;
+      *static_cast<int32_t*>(to) = to_bool(name, value);
       return;
     }
     case Kind::kInt32:
@@ -129,6 +141,7 @@ void fill_from_record(void* to, const Table& table, nb::handle type, const char*
 const char* kind_name(Kind kind) {
   switch (kind) {
     case Kind::kInput:
+    case Kind::kBits:
       return "array";
     case Kind::kOutput:
       return "output";
@@ -231,7 +244,7 @@ const Table& attention_table() {
       A(causal, kBool),
       A(window_left, kInt64),
       A(window_right, kInt64),
-      A(mask_bits, kInput),
+      A(mask_bits, kBits),
       A(mask_start, kInput),
       A(bidirectional_ranges, kInput),
       A(finished, kInput),

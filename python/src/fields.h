@@ -13,6 +13,7 @@ namespace attune::python {
 
 enum class Kind : uint8_t {
   kInput,   // attune_tensor, read
+  kBits,    // attune_tensor, read: bytes of eight flags
   kOutput,  // attune_tensor, written
   kPool,    // attune_tensor of a cache, written where the operation appends
   kBool,    // int32_t, 0 or 1

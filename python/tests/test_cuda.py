@@ -142,8 +142,7 @@ def test_overhead_of_a_decode_step(record_property, capsys):
         record_property(f"cuda_{name}_us", us)
     with capsys.disabled():
         print("\nus a call: " + ", ".join(f"{name} {us:.1f}" for name, us in times.items()))
-    launches = 2 * times["launch"]  # a schedule and an attention
-    assert times["planned"] < 10 + launches and times["unplanned"] < 40 + launches, times
+    assert times["planned"] < 10 and times["unplanned"] < 40, times  # launches included
 
 
 # ----------------------------------------------------------------------------------------------------------------- CuPy
