@@ -95,7 +95,7 @@ class EmulatedMixed : public tests::Emulated {
     } catch (const std::exception& e) {
       return e.what();
     }
-    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+    if (std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
     return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
   }
 
@@ -215,9 +215,13 @@ TEST_F(EmulatedMixed, MatchesTheOracleOnTheTable) {
 
 // Only where both kinds may be there, as far as the host knows.
 TEST(MixedChoice, GoesByWhatTheHostKnows) {
-  const std::string many_ones = "1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1";
-  const std::string keys = R"("seqlens_kv": [90, 90, 90, 90, 90, 90, 90, 90, 90, 90, 90, 90, 90, 90, 90, 90])";
-  const std::string mix = R"("kv": "paged", "seqlens_q": [90, )" + many_ones + "], " + keys;
+  // One sequence of so many queries and 15 of one.
+  const auto beside_ones = [](int longest) {
+    return cat(R"("kv": "paged", "seqlens_q": [)", longest,
+               R"(, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], "seqlens_kv": [90, 90, 90, 90, 90, 90, 90, 90, 90, 90,
+                  90, 90, 90, 90, 90, 90])");
+  };
+  const std::string mix = beside_ones(90);
   struct Choice {
     std::string what;
     int64_t longest;  // as the caller says; 0: nothing
@@ -233,10 +237,10 @@ TEST(MixedChoice, GoesByWhatTheHostKnows) {
         {mix + R"(, "heads": [8, 2])", 20, "cuda_prefill"},
         // Nobody has more than decode takes.
         {mix + R"(, "heads": [8, 2])", 4, "cuda_decode"},
-        {R"("kv": "paged", "heads": [8, 2], "seqlens_q": [1, )" + many_ones + "], " + keys, 0, "cuda_decode"},
+        {beside_ones(1) + R"(, "heads": [8, 2])", 0, "cuda_decode"},
         // So few rows that decode has all of them anyway, and a few more.
-        {R"("kv": "paged", "heads": [8, 2], "seqlens_q": [5, )" + many_ones + "], " + keys, 5, "cuda_decode"},
-        {R"("kv": "paged", "heads": [8, 2], "seqlens_q": [9, )" + many_ones + "], " + keys, 9, "cuda_mixed"},
+        {beside_ones(5) + R"(, "heads": [8, 2])", 5, "cuda_decode"},
+        {beside_ones(9) + R"(, "heads": [8, 2])", 9, "cuda_mixed"},
         // A query alone fills a quarter of a prompt's block.
         {mix + R"(, "heads": [32, 1])", 0, "cuda_prefill"},
         // What only one of them covers.
@@ -244,7 +248,7 @@ TEST(MixedChoice, GoesByWhatTheHostKnows) {
         {mix + R"(, "heads": [8, 2], "new_tokens": true, "skip_decode": true,
                               "prologue": {"append": true})",
          0, "cuda_decode"},
-        {R"("kv": "dense", "causal": true, "heads": [8, 2], "seqlens_q": [90, )" + many_ones + "]", 0, "cuda_prefill"},
+        {mix + R"(, "heads": [8, 2], "causal": true, "kv": "dense")", 0, "cuda_prefill"},
         {R"("kv": "paged", "heads": [8, 2], "seqlens_q": [90], "seqlens_kv": [90])", 0, "cuda_prefill"},
         {R"("kv": "paged", "queries": "fixed", "heads": [8, 2], "seqlens_q": [90, 90],
                               "seqlens_kv": [90, 90])",
