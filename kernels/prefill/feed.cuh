@@ -11,8 +11,8 @@ namespace attune::prefill {
 
 constexpr int kNoMoreTasks = -1;  // in place of a head tile
 
-// kBeside: where another kernel serves the call's short sequences, it may have part of the device when this one starts. All
-// tasks come from the counter then, the first too: blocks that start late find none that waits for them.
+// kBeside: where another kernel serves the call's short sequences, it may have part of the device when this one starts.
+// All tasks come from the counter then, the first too: blocks that start late find none that waits for them.
 //
 // Places: task(slot), head_tile(slot) and their barriers, task_full(slot) of kTaskVectors arrivals and task_empty(slot).
 //

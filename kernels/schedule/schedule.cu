@@ -47,8 +47,8 @@ __device__ __forceinline__ void place_runs(const DecodeParams& p, int run, Share
   __syncthreads();
 }
 
-// Where prompts are served by another kernel meanwhile: as many as the work's part of both asks for, and a margin, as the
-// other one takes what is left, and what becomes free.
+// Where prompts are served by another kernel meanwhile: as many as the work's part of both asks for, and a margin, as
+// the other one takes what is left, and what becomes free.
 __device__ __forceinline__ int blocks_to_use(const DecodeParams& p, long long total) {
   if (p.prompt_tiles == nullptr) return p.blocks;
   constexpr float kMargin = 1.35f;
