@@ -183,7 +183,7 @@ TEST(CudaMlaConfig, ChoosesHowKeysCome) {
   }
 }
 
-// Where two blocks of rows have the same keys, which are not all dense.
+// Where two blocks of rows have the same keys, and these are decoded or copied by the TMA.
 TEST(CudaMlaConfig, PairsBlocksThatShareKeys) {
   const auto cluster = [](const std::string& heads, const std::string& more, int num_sms) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [3],
@@ -195,12 +195,11 @@ TEST(CudaMlaConfig, PairsBlocksThatShareKeys) {
   EXPECT_EQ(cluster("[192, 1]", packed, 132), 1);  // three
   EXPECT_EQ(cluster("[16, 1]", packed, 132), 1);
   EXPECT_EQ(cluster("[128, 1]", packed, 131), 1);
-  EXPECT_EQ(cluster("[128, 1]", R"(, "kv": "slots", "sparse": {"topk": 9}, "shared_kv": true)", 132), 2);
-  EXPECT_EQ(cluster("[64, 1]", R"(, "kv": "slots", "sparse": {"topk": 9}, "shared_kv": true)", 132), 1);
+  EXPECT_EQ(cluster("[128, 1]", R"(, "kv": "slots", "sparse": {"topk": 9}, "shared_kv": true)", 132), 1);
   const std::string paged = R"(, "kv": "paged", "seqlens_kv": [9], "shared_kv": true, "cache": {"page_size": )";
   EXPECT_EQ(cluster("[128, 1]", paged + "64}", 132), 2);
   EXPECT_EQ(cluster("[64, 1]", paged + "64}", 132), 1);
-  EXPECT_EQ(cluster("[128, 1]", paged + "3}", 132), 2);
+  EXPECT_EQ(cluster("[128, 1]", paged + "3}", 132), 1);
   EXPECT_EQ(cluster("[128, 1]", R"(, "kv": "dense", "seqlens_kv": [9], "shared_kv": true)", 132), 1);
 }
 

@@ -164,8 +164,8 @@ TEST_F(EmulatedMla, PairsSharePackedRows) {
         2);
 }
 
-// Two blocks copy half of the rows of a tile each.
-TEST_F(EmulatedMla, PairsShareGatheredRows) {
+// Rows are found for two tiles at a time: odd and even numbers of tiles, one, and lists of which rows are not there.
+TEST_F(EmulatedMla, GatheredRowsOfSeveralTiles) {
   check(R"("kv": "slots", "seqlens_q": [2, 1, 4], "max_logits": true, "shared_kv": true, )",
         {R"("heads": [128, 1], "head_dim": [576, 512], "sinks": "mixed",
             "sparse": {"topk": 200, "topk_length": "token", "invalid": 0.2}, "extra": {"topk": 9, "page_size": 16})",

@@ -22,16 +22,10 @@ namespace attune::mla {
 
 struct Accumulators {
   float o[Config::kChannels / 2];
-  // In the scale of raw products. max, sum: of this group's tiles and this thread's keys. o and sum are taken against
-  // reference.
+  // In the scale of raw products. max, sum: of this group's tiles and, of sum, this thread's keys. o and sum are taken
+  // against reference.
   float max[2], reference[2], sum[2];
 };
-
-// Of the four threads that share a row.
-__device__ __forceinline__ float max_of_row(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
 
 // kRunning: products may run on.
 template <bool kRunning>
@@ -99,11 +93,10 @@ class Attend {
     float s[Config::kKeys / 2], lowered[2];
     multiply_keys(turn, s);
     const ptx::Descriptor v = values_of(turn);
-    const Note note(places_, turn.stage);
     ptx::wait_products<0>();
     ptx::pin(s);
     if (last) release_queries();
-    weigh(note, s, lowered, a);
+    weigh(Note(places_, turn.stage), s, lowered, a);
     release(turn, kKeysOnly);
     add_up(lowered, s, a);
     pack(s, weights_);
@@ -183,7 +176,7 @@ class Attend {
     for (int j = 0; j < kParts; ++j) {
       const int part = part_in_turn(j, kGroup == 1);
       if (part_at(part).count == 0) continue;
-      if (is_first_of_half(part)) {
+      if (is_first_handed_over(part)) {
         ptx::wait_phase(places_.k_full(turn.stage, barrier_of(part)), turn.parity);
         if (Config::kReadersFence) ptx::fence_async_proxy();
         ptx::fence_products();
@@ -220,7 +213,7 @@ class Attend {
   }
   // Of the other group's tile: that group has waited, not this one.
   __device__ __forceinline__ void wait_for_values(Turn turn) const {
-    if (!kHalves) ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
+    if (!Config::kGathers) ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
     ptx::wait_phase(places_.k_full(turn.stage, 2 + 2 * kGroup), turn.parity);
     if (Config::kReadersFence) ptx::fence_async_proxy();
   }
@@ -232,8 +225,6 @@ class Attend {
   __device__ __forceinline__ void weigh(const Note& note, float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                         Accumulators& a) const {
     hide(places_, note, s);
-    // Each of the four threads of a row has a maximum of its own: only where one is ahead do they compare them.
-    bool ahead = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float max[4];
@@ -242,22 +233,15 @@ class Attend {
         const float pair = fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]);
         max[j % 4] = fmaxf(j < 4 ? a.max[h] : max[j % 4], pair);
       }
-      a.max[h] = fmaxf(fmaxf(max[0], max[1]), fmaxf(max[2], max[3]));
+      float top = fmaxf(fmaxf(max[0], max[1]), fmaxf(max[2], max[3]));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      a.max[h] = top;
       lowered[h] = 1.0f;
-      ahead |= (a.max[h] - a.reference[h]) * c_ > kSlack;
-    }
-    if (__any_sync(0xffffffffu, ahead)) [[unlikely]] {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float top = max_of_row(a.max[h]);
-        if ((top - a.reference[h]) * c_ > kSlack) {
-          lowered[h] = ptx::exp2_approx((a.reference[h] - top) * c_);
-          a.reference[h] = top;
-        }
+      if ((top - a.reference[h]) * c_ > kSlack) {
+        lowered[h] = ptx::exp2_approx((a.reference[h] - top) * c_);
+        a.reference[h] = top;
       }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
       const float reference = reference_of(a.reference[h]) * c_;
 #pragma unroll
       for (int i = 0; i < Config::kKeys / 4; ++i) {
@@ -348,7 +332,6 @@ __device__ __forceinline__ void finish(const Places& places, float scale, Accumu
   ptx::sync_some(twins(), 64);  // nobody reads weights any more
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    a.max[h] = max_of_row(a.max[h]);
     a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
     a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
     if (threadIdx.x % 4 == 0) places.stats(group)[h] = make_float2(a.max[h], a.sum[h]);

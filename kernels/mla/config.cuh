@@ -29,7 +29,8 @@ struct Config {
   static constexpr int kLoader = ATTUNE_LOADER;
   static constexpr bool kSparse = ATTUNE_SPARSE != 0;
   static constexpr bool kDense = ATTUNE_DENSE != 0;  // there are rows that are not in a cache
-  static constexpr bool kCopiesBoxes = kLoader == kernels::kMlaBoxes, kDecodes = kLoader >= kernels::kMlaCodes656;
+  static constexpr bool kCopiesBoxes = kLoader == kernels::kMlaBoxes, kGathers = kLoader == kernels::kMlaRows,
+                        kDecodes = kLoader >= kernels::kMlaCodes656;
   static constexpr int kRows = kernels::kMlaRowsOfBlock, kKeys = kernels::kMlaKeys, kStages = kernels::kMlaStages;
   static constexpr int kChunks = kHeadDimQk / 64, kChunksV = kHeadDimV / 64;  // of 64 channels
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
@@ -40,10 +41,6 @@ struct Config {
   // What threads have stored must be made visible to products: by those who read it, unless the copy engine reads it
   // too, so that those who store it have done so.
   static constexpr bool kReadersFence = !kCopiesBoxes && kCluster == 1;
-  // Rows of a tile are copied one by one; in a cluster half of them by each block, and the copy engine brings them to the
-  // other.
-  static constexpr bool kGathers = kLoader == kernels::kMlaRows, kSharesRows = kGathers && kCluster > 1;
-  static constexpr int kRowsBrought = kSharesRows ? kKeys / kCluster : kKeys;
   // Threads that bring keys; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
@@ -56,7 +53,7 @@ struct Config {
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::MlaShared kShared = kernels::mla_shared(kHeadDimQk);
 
-  static_assert(kCluster == 1 || kCluster == 2, "pairs of blocks share keys");
+  static_assert(kCluster == 1 || (kCluster == 2 && (kDecodes || kCopiesBoxes)), "pairs of blocks share boxes or codes");
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16, "wgmma takes 16-bit elements here");
   static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's are one part");
   static_assert(!kDecodes || kType == tile::kBFloat16, "codes become bf16");
@@ -75,21 +72,19 @@ constexpr int kParts = kernels::kMlaParts;
 __device__ __forceinline__ constexpr Part part_at(int i) {
   return i == 0 ? Part{Config::kChunksV, Config::kChunks - Config::kChunksV} : Part{2 * i - 2, 2};
 }
-// Rows that are copied one by one have one barrier for what is in K only and one for each half of V: a part and the next
-// are handed over together.
-constexpr bool kHalves = Config::kGathers;
-__device__ __forceinline__ constexpr bool is_first_of_half(int part) { return !kHalves || part % 2 == 1 || part == 0; }
-__device__ __forceinline__ constexpr bool is_last_of_half(int part) { return !kHalves || part % 2 == 0; }
-__device__ __forceinline__ constexpr int barrier_of(int part) { return is_last_of_half(part) ? part : part + 1; }
-// What lies beside a tile comes with this one.
-constexpr int kNotedPart = part_at(0).count != 0 ? 0 : 2;
-
-// The order in which they come. second: in a tile of math group 1, which waits for it; of such rows the half that it frees
-// itself comes first, as it is free before the other.
+// The order in which they come. second: in a tile of math group 1. Of gathered rows the half that it frees itself comes
+// first there, as it is free before the other.
 __device__ __forceinline__ constexpr int part_in_turn(int i, bool second) {
   if (Config::kDecodes && i >= 2) return i == 4 ? 2 : i + 1;
   return Config::kGathers && second && i > 0 ? (i + 1) % 4 + 1 : i;
 }
+// Gathered rows are handed over with fewer barriers: what is in K only, and each half of V at the second of its parts.
+__device__ __forceinline__ constexpr bool is_first_handed_over(int part) {
+  return !Config::kGathers || part % 2 == 1 || part == 0;
+}
+__device__ __forceinline__ constexpr int barrier_of(int part) { return Config::kGathers ? (part + 1) / 2 * 2 : part; }
+// What lies beside a tile comes with this one.
+constexpr int kNotedPart = part_at(0).count != 0 ? 0 : 2;
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
 constexpr int kKeysOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }

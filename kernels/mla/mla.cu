@@ -32,8 +32,7 @@ namespace attune::mla {
 __device__ __forceinline__ constexpr int arrivals_at(int part) {
   if (Config::kCopiesBoxes) return 1;
   if (Config::kDecodes) return Config::kLoaders / 32;
-  constexpr int kWarps = RowCopies::kWarps;
-  return Config::kReadersFence ? 32 * kWarps + (part == kNotedPart ? kWarps : 0) : kWarps;
+  return Config::kLoaders + (part == kNotedPart ? Config::kLoaders / 32 : 0);
 }
 
 // All threads that use each other's shared memory.

@@ -33,7 +33,6 @@ __device__ __forceinline__ unsigned long long evict_first_policy() {
   return policy;
 }
 
-
 // As above, with a policy for the L2.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(unsigned shared, const void* global, unsigned valid,

@@ -177,8 +177,8 @@ Config choose_config(const Problem& p, int num_sms) {
 
   const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
-  // Head tiles of one KV head read the same keys: pairs of blocks have them copied to both, or bring half of them each.
-  const bool shares = c.loader != kernels::kMlaBoxes || p.cache;
+  // Head tiles of one KV head read the same keys: pairs of blocks have them copied to both, or decode them together.
+  const bool shares = is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache);
   if (shares && p.group / c.heads_of_tile % 2 == 0 && c.blocks % 2 == 0) c.cluster = 2;
   return c;
 }
