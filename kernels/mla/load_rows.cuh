@@ -3,9 +3,9 @@
 // copies. They lie swizzled, as the TMA would have written them. Rows that are not there, or that nobody may see,
 // become zero.
 //
-// A warp has sixteen rows of every tile. Its lanes find out where those of two tiles lie, a lane a row, while it waits for
-// a buffer to be empty: so that nothing is between that and the copies. Eight neighbouring lanes have the bytes of a row's
-// chunk side by side.
+// A warp has sixteen rows of every tile. Its lanes find out where those of two tiles lie, a lane a row, while no buffer
+// is empty, so that nothing is between that and the copies. Eight neighbouring lanes have the bytes of a row's chunk
+// side by side.
 #pragma once
 
 #include "mla/source.cuh"
@@ -65,8 +65,8 @@ class RowCopies {
   // The first of the tiles whose rows have been found needs no copies.
   __device__ __forceinline__ void pass() { ++position_; }
 
-  // The rows of the next of these tiles, of which the lane copies pieces. What is not there is not read: it begins where
-  // q does, whose rows are as long.
+  // The rows of the next of these tiles, of which the lane copies pieces. What is not there is not read: it begins
+  // where q does, whose rows are as long.
   struct Pieces {
     const char* from[kRowsOfLane];
     unsigned valid[kRowsOfLane], absent;  // absent: a bit for each row
@@ -151,8 +151,8 @@ class RowLoader {
 
   // Of a pair of tiles of the math groups the second's buffer is empty a while after the first's: in between rows are
   // found, for the second and the next first. What the list says of those after them is asked for when both are under
-  // way, as there is nothing to do until the first's buffer is empty again; the next task is taken then too, a pair before
-  // the last.
+  // way, as there is nothing to do until the first's buffer is empty again; the next task is taken then too, a pair
+  // before the last.
   __device__ __forceinline__ void load(TaskWalk& walk) {
     const Task& task = walk.task();
     const int head_tile = walk.head_tile();
