@@ -15,8 +15,8 @@
 // Decoding takes longer than the math, so two blocks that have neighbouring head tiles, and so the same keys, are a
 // cluster: each decodes half of the rows and stores them in both.
 //
-// Barriers: each tile has one "full" a part of its channels, of gathered rows one for two parts, and an "empty" for what
-// is in K only and for each half of V; q has both. Tasks go through three slots the same way.
+// Barriers: each tile has one "full" a part of its channels, or two parts of gathered rows, and an "empty" for what is
+// in K only and for each half of V; q has both. Tasks go through three slots the same way.
 #include "mla/load_boxes.cuh"
 #include "mla/load_codes.cuh"
 #include "mla/load_rows.cuh"
