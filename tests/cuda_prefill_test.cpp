@@ -69,6 +69,30 @@ TEST_F(CudaPrefill, LongerThanATile) {
   EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
 }
 
+// Codes in x-packed pages, which the TMA brings in rows of 256 bytes, or of 16 where pages are larger.
+TEST_F(CudaPrefill, PackedCodesLongerThanATile) {
+  std::vector<cases::Case> list;
+  int number = 0;
+  for (const char* cache :
+       {R"("dtype": "e4m3", "scales": "tensor", "page_size": 16)",
+        R"("dtype": "e5m2", "scales": "head", "page_size": 32)", R"("dtype": "i8", "scales": "token", "page_size": 16)",
+        R"("dtype": "e4m3", "scales": "head", "page_size": 240)"}) {
+    for (const char* rest :
+         {R"("dtype": "bf16")", R"("new_tokens": true)", R"("dtype": "f16", "new_tokens": true)",
+          R"("head_dim": [64, 64], "window": [200, 0])", R"("head_dim": [192, 128], "new_tokens": true)",
+          R"("head_dim": [96, 80], "softcap": 20)", R"("head_dim": [256, 256], "new_tokens": true)",
+          R"("seqlens_q": [1, 2], "seqlens_kv": [9000, 700], "heads": [8, 1])"}) {
+      list.push_back(tests::make_case(std::string(R"({"name": "packed codes )") + std::to_string(number++) +
+                                      R"(", "heads": [6, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+          "causal": true, "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600],
+          "max_logits": true, "cache": {"layout": "xpacked", )" +
+                                      cache + "}, " + rest + "}"));
+    }
+  }
+  warm_all(list, Subject());
+  EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
+}
+
 // Few rows and many keys: parts of blocks of rows, merged by the block that comes last.
 TEST_F(CudaPrefill, SplitsAlongTheKeys) {
   std::vector<cases::Case> list;
@@ -348,6 +372,44 @@ TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
         std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5], )") +
         wrong + "}"));
     EXPECT_NE(prefill::refusal(make_problem(problem.host(), Data::kRequired)), "") << wrong;
+  }
+}
+
+// An x-packed cache is taken with 16 or 8 bits, and what is not taken is named.
+TEST(CudaPrefillConfig, TakesPackedCaches) {
+  for (const auto& [cache, lacks] :
+       {std::pair{R"("dtype": "e4m3", "scales": "tensor", "page_size": 16)", ""},
+        {R"("dtype": "i8", "scales": "token", "page_size": 48)", ""},
+        {R"("page_size": 32)", ""},
+        {R"("dtype": "e4m3", "scales": "head", "x": 8)", "an x-packed cache whose x elements are not 16 bytes"},
+        {R"("dtype": "bf16", "x": 16)", "an x-packed cache whose x elements are not 16 bytes"},
+        {R"("dtype": "e5m2", "scales": "head", "page_size": 24)", "x-packed pages whose size is no multiple of 16"}}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60],
+        "cache": {"layout": "xpacked", )") + cache +
+                                            "}}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(prefill_kernel().coverage.difference(traits_of(p, problem.host())), "") << cache;
+    EXPECT_EQ(prefill::refusal(p), lacks) << cache;
+  }
+}
+
+// Codes of V come in rows as wide as their page allows, and at their places either way.
+TEST(CudaPrefillConfig, DescribesPackedCodes) {
+  for (const auto& [page_size, row, rows] : {std::tuple{16, 256u, 6u}, {32, 16u, 96u}, {48, 16u, 96u}}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [48, 80],
+        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60],
+        "cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": )") +
+                                            std::to_string(page_size) + "}}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    const prefill::Maps m = prefill::describe_maps(p, prefill::choose_config(p, 132));
+    EXPECT_NO_THROW(check_tensor_map(m.k));
+    EXPECT_NO_THROW(check_tensor_map(m.v));
+    EXPECT_EQ(m.k.box[0], 128u);  // 8 tokens of 16 channels
+    EXPECT_EQ(m.k.box[1], 3u);
+    EXPECT_EQ(m.v.box[0], row) << page_size;
+    EXPECT_EQ(m.v.box[1], rows) << page_size;  // zeros beyond 80 channels
+    EXPECT_EQ(m.v.type, TensorMapType::kUint8);
   }
 }
 

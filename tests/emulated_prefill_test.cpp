@@ -418,6 +418,57 @@ TEST_F(EmulatedPrefill, PackedCachesWithAllElse) {
   }
 }
 
+// Codes in x-packed pages, with every kind of scale, and keys at all places of a page that a mask may end at.
+TEST_F(EmulatedPrefill, PackedCachesOfEightBits) {
+  for (const char* rest :
+       {R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "tensor", "page_size": 16})",
+        R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": 32}, "dtype": "f16")",
+        R"("cache": {"layout": "xpacked", "dtype": "e5m2", "scales": "none", "page_size": 48})",
+        R"("cache": {"layout": "xpacked", "dtype": "i8", "scales": "token", "page_size": 16})",
+        R"("cache": {"layout": "xpacked", "dtype": "i8", "scales": "token", "page_size": 256}, "dtype": "f16")",
+        R"("cache": {"layout": "xpacked", "dtype": "e5m2", "scales": "tensor", "page_size": 16}, "dtype": "f16",
+           "head_dim": [80, 48])",
+        R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": 16}, "head_dim": [16, 112])",
+        R"("cache": {"layout": "xpacked", "dtype": "i8", "scales": "head", "page_size": 112}, "head_dim": [64, 64])",
+        R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": 16},
+           "head_dim": [192, 128])",
+        R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": 16},
+           "window": [37, 0])"}) {
+    for (const char* new_tokens : {"false", "true"}) {
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [128, 128],
+          "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40, 1, 70], "seqlens_kv": [40, 261, 203],
+          "max_logits": true, "new_tokens": )") +
+                                     new_tokens + ", " + rest + "}")),
+                "")
+          << rest << ", new tokens " << new_tokens;
+    }
+  }
+}
+
+TEST_F(EmulatedPrefill, PackedCachesOfEightBitsWithAllElse) {
+  int number = 0;
+  for (const char* rest :
+       {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
+        R"("window": [50, 7], "sinks": "normal")", R"("causal": true, "softcap": 20, "data": "spread")",
+        R"("causal": true, "alibi": 1, "new_tokens": true)", R"("softmax_scale": -0.1, "new_tokens": true)",
+        R"("causal": true, "plant": "nan_v")", R"("causal": true, "plant": "nan_k", "new_tokens": true)",
+        R"("causal": true, "data": "far", "new_tokens": true)", R"("head_dim": [256, 256], "causal": true)",
+        R"("head_dim": [256, 192], "causal": true, "new_tokens": true)",
+        R"("seqlens_q": [1, 2], "seqlens_kv": [2900, 300], "heads": [48, 1], "head_dim": [64, 64], "causal": true)",
+        R"("new_tokens": true, "causal": true, "prologue": {"append": true, "v_bias": true,
+            "rope": {"style": "linear", "dim": 64}})"}) {
+    static constexpr const char* kCaches[] = {
+        R"({"layout": "xpacked", "dtype": "e4m3", "scales": "tensor", "page_size": 16, "separate_v_table": true})",
+        R"({"layout": "xpacked", "dtype": "i8", "scales": "token", "page_size": 48})"};
+    const char* const cache = kCaches[number++ % 2];
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "paged", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], "cache": )") +
+                                   cache + ", " + rest + "}")),
+              "")
+        << rest << ", " << cache;
+  }
+}
+
 TEST_F(EmulatedPrefill, MatchesTheOracleOnTheTable) {
   check_table(all_cases(kRandomCases), 100, [](const cases::Case& spec) { return run(spec); });
 }

@@ -29,7 +29,7 @@ class Attend {
                       ptx::ProductAlongK<Config::kChannels, Config::kValuesProduct<kCodes>>,
                       ptx::Product<Config::kChannels, Config::kValuesProduct<kCodes>>>::Type;
   template <bool kCodes>
-  using Keys = typename Choice<(Config::kPacked && kCodes), ptx::PieceDescriptor<8 * Config::kPackedKeyBytes>,
+  using Keys = typename Choice<(Config::kPackedKeys && kCodes), ptx::PieceDescriptor<8 * Config::kPackedKeyBytes>,
                                ptx::Descriptor>::Type;
   template <bool kCodes>
   using Values = typename Choice<(Config::kPacked && kCodes), ptx::NarrowDescriptor, ptx::Descriptor>::Type;
@@ -232,7 +232,7 @@ class Attend {
   // Of the next tile's. Well before they are needed: a shuffle takes its time.
   template <bool kCodes>
   __device__ __forceinline__ Keys<kCodes> keys() const {
-    if constexpr (Config::kPacked && kCodes) {
+    if constexpr (Config::kPackedKeys && kCodes) {
       return ptx::uniform(ptx::descriptor_of_pieces<8 * Config::kPackedKeyBytes>(places_.k(k_turn_.stage)));
     } else {
       return ptx::uniform(ptx::descriptor_k_major(places_.k(k_turn_.stage)));

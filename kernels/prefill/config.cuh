@@ -27,7 +27,8 @@ struct Config {
   static constexpr int kType = ATTUNE_TYPE, kCacheType = ATTUNE_CACHE_TYPE, kOutType = ATTUNE_OUT_TYPE;
   static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
-  // An x-packed cache enters the products as it lies; new tokens beside it as rows.
+  // An x-packed cache enters the products as it lies; new tokens beside it as rows. Of one of codes K becomes rows, V
+  // what it is in one of 16 bits (convert_packed.cuh).
   static constexpr bool kPacked = ATTUNE_XPACKED != 0;
   // q, k and v are codes of 8 bits that enter the products as they are (prefill_fp8.cu). Two warps beside the producer
   // transpose V, which comes to the ring of codes.
@@ -44,6 +45,7 @@ struct Config {
   static constexpr bool kOtherCache = kCached && kCacheType != kType;
   // The cache has 8 bits: three warps beside the producer make them elements of kType.
   static constexpr bool kConverts = kOtherCache && !kFloats;
+  static constexpr bool kPackedKeys = kPacked && !kConverts;  // K enters the products in pieces
   // Codes are exact in fp16, too, which takes one instruction for two of them, so bf16 queries become fp16 before they
   // meet those (queries.cuh). With one scale for all keys of a head it is part of what scores are multiplied with, that of
   // V multiplies O, and weights are fp16, too. With scales of tokens, which multiply scores and weights, V and weights are
@@ -87,7 +89,7 @@ struct Config {
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3 || kType == tile::kFloat32,
                 "what wgmma takes, and fp32");
-  static_assert(!kPacked || (kCached && !kConverts && !kCodes && !kFloats), "x-packed caches are of q's 16 bits");
+  static_assert(!kPacked || (kCached && !kCodes && !kFloats), "x-packed caches are of q's 16 bits, or of codes");
   static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");

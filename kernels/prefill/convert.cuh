@@ -4,44 +4,19 @@
 // zero.
 #pragma once
 
+#include "prefill/codes.cuh"
 #include "prefill/config.cuh"
+#include "prefill/convert_packed.cuh"
 #include "prefill/feed.cuh"
 #include "prefill/tiles.cuh"
-#include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::prefill {
 
-// Two codes of a word, the lower or the upper ones, as fp16 numbers: exactly.
-template <int kType, bool kUpper>
-__device__ __forceinline__ unsigned decode_pair(unsigned word) {
-  const auto pair = static_cast<unsigned short>(kUpper ? word >> 16 : word);
-  if constexpr (kType == tile::kE4m3) return ptx::e4m3_to_f16(pair);
-  if constexpr (kType == tile::kE5m2) return ptx::permute_bytes(word, 0, kUpper ? 0x3424 : 0x1404);
-  // Below 1,024 a number of fp16 plus 1,024 has it in its last bits.
-  const unsigned raised = ptx::permute_bytes(word ^ 0x80808080u, 0x64646464u, kUpper ? 0x4342 : 0x4140);
-  return ptx::subtract_f16x2(raised, 0x64806480u);
-}
-
-// Sixteen codes to as many numbers of kTo, times scale.
-template <int kFrom, int kTo, bool kScaled>
-__device__ __forceinline__ void decode_sixteen(const unsigned (&words)[4], float scale, unsigned (&out)[8]) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    out[i] = i % 2 == 0 ? decode_pair<kFrom, false>(words[i / 2]) : decode_pair<kFrom, true>(words[i / 2]);
-    if constexpr (kScaled || kTo == tile::kBFloat16) {
-      float lo = ptx::f16_to_float(static_cast<unsigned short>(out[i])),
-            hi = ptx::f16_to_float(static_cast<unsigned short>(out[i] >> 16));
-      if (kScaled) lo *= scale, hi *= scale;
-      out[i] = kTo == tile::kBFloat16 ? ptx::pack_bf16(lo, hi) : ptx::pack_f16(lo, hi);
-    }
-  }
-}
-
 class Converter {
  public:
-  static constexpr int kThreads = 96;
+  static constexpr int kThreads = kConverters;
   static_assert(!Config::kConverts || kThreads == 32 * Config::kConvertWarps);
 
   __device__ __forceinline__ Converter(const PrefillParams& p, const Places& places)
@@ -85,8 +60,12 @@ class Converter {
       ptx::store_shared_u32(places_.hidden(turn.stage) + 4 * thread_,
                             ptx::load_shared_u32(places_.raw_hidden(raw.stage) + 4 * thread_));
     }
-    tile_of<Config::kHeadDimQk, tile::kFloat16, false>(places_.raw(raw.stage), places_.k(turn.stage), 0, 0,
-                                                       Config::kKeys);
+    if constexpr (Config::kPacked) {
+      packed_keys(places_.raw(raw.stage), places_.k(turn.stage), thread_);
+    } else {
+      tile_of<Config::kHeadDimQk, tile::kFloat16, false>(places_.raw(raw.stage), places_.k(turn.stage), 0, 0,
+                                                         Config::kKeys);
+    }
     hand_over(places_.raw_empty(raw.stage), places_.k_full(turn.stage));
   }
 
@@ -99,9 +78,15 @@ class Converter {
     raw_turn_.next<Config::kRawStages>();
     ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
-    tile_of<Config::kHeadDimV, Config::kScalesWeights ? tile::kBFloat16 : tile::kFloat16, !Config::kHalves>(
-        places_.raw(raw.stage), places_.v(turn.stage), ptx::shared_address(places_.scales(k_stage, true)),
-        tile.low - tile.start, tile.high - tile.start);
+    constexpr int kTo = Config::kScalesWeights ? tile::kBFloat16 : tile::kFloat16;
+    const unsigned from = places_.raw(raw.stage), to = places_.v(turn.stage),
+                   scales = ptx::shared_address(places_.scales(k_stage, true));
+    const int low = tile.low - tile.start, high = tile.high - tile.start;
+    if constexpr (Config::kPacked) {
+      packed_values<kTo, !Config::kHalves>(from, to, scales, low, high, thread_);
+    } else {
+      tile_of<Config::kHeadDimV, kTo, !Config::kHalves>(from, to, scales, low, high);
+    }
     hand_over(places_.raw_empty(raw.stage), places_.v_full(turn.stage));
   }
 
@@ -178,7 +163,7 @@ class Converter {
     const auto decode = [&](int step, const unsigned(&words)[4]) {
       unsigned out[8];
       const float scale = kScaled ? ptx::load_shared(scales + 4 * (mine.row + step * Mine::kRowsAtATime)) : 1.0f;
-      decode_sixteen<Config::kCacheType, kTo, kScaled>(words, scale, out);
+      decode_sixteen<Config::kCacheType, kTo, kScaled>(words, [&](int) { return scale; }, out);
       ptx::store_shared_four(Mine::further(at, step), out);
       ptx::store_shared_four(Mine::further(at ^ 16, step), out + 4);
     };
@@ -190,22 +175,7 @@ class Converter {
         decode(step, words);
       }
     } else {
-      // Loads of a batch are under way while the one before is decoded.
-      constexpr int kAhead = Config::kHalfWeights ? 2 : 1, kBatches = (Mine::kSteps + kAhead - 1) / kAhead;
-      unsigned words[2][kAhead][4];
-#pragma unroll
-      for (int batch = 0; batch <= kBatches; ++batch) {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          const int step = batch * kAhead + i;
-          if (step < Mine::kSteps && mine.has(step)) load(step, words[batch % 2][i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          const int step = (batch - 1) * kAhead + i;
-          if (step >= 0 && step < Mine::kSteps && mine.has(step)) decode(step, words[(batch + 1) % 2][i]);
-        }
-      }
+      convert_steps<Mine::kSteps, kCodesAhead>([&](int step) { return mine.has(step); }, load, decode);
     }
     if constexpr (kHeadDim > 128 * (kBlock + 1)) blocks_of<kHeadDim, kTo, kScaled, kBlock + 1>(raw, to, scales);
   }

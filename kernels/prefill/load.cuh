@@ -10,6 +10,7 @@
 
 #include "prefill/config.cuh"
 #include "prefill/feed.cuh"
+#include "prefill/packed.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tensor_copy.cuh"
@@ -115,7 +116,8 @@ class Loader {
                                                                             : Config::kBlocksV;
   // Codes of K and of V: half of the lanes each, as one lane's copy is issued after the other's, and the rest of the
   // work is the same for both.
-  static constexpr bool kPairs = Config::kConverts && Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128;
+  static constexpr bool kPairs =
+      Config::kConverts && (Config::kPacked || (Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128));
   static constexpr int kBoxLanes = kPairs ? 16 : kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
 
   __device__ __forceinline__ Boxes boxes_of(const Tile& tile) const {
@@ -192,7 +194,7 @@ class Loader {
   template <int kBlocks>
   __device__ __forceinline__ void copy(const Task& task, const Tile& tile, int page, bool values, unsigned to,
                                        unsigned barrier, int kv_head) const {
-    if (Config::kPacked && tile.cached) {
+    if (Config::kPackedKeys && tile.cached) {
       copy_packed(task, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
     } else if (Config::kCached && tile.cached) {
       copy_cached<kBlocks, 128, 64>(task, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
@@ -217,15 +219,21 @@ class Loader {
     const int stage = is_of_values() ? v.stage : k.stage;
     const ptx::TensorMap& map = is_of_values() ? maps_.v : maps_.k;
     const unsigned to = places_.raw(stage), full = places_.raw_full(stage);
-    if (lane_ % kBoxLanes == 0) ptx::arrive_expecting(full, b.count * b.keys * kernels::kRawPitch);
+    const int key_bytes =
+        !Config::kPacked ? kernels::kRawPitch : is_of_values() ? Config::kChannels : Config::kHeadDimQk;
+    if (lane_ % kBoxLanes == 0) ptx::arrive_expecting(full, b.count * b.keys * key_bytes);
     __syncwarp();
 #pragma unroll 1
     for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
       const int box = b.first + i;
       if (i >= kBoxLanes) page = find_box(task, tile, box, is_of_values()).page;
       const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
-      ptx::copy_box(to + box * b.keys * kernels::kRawPitch, map, full, 0, kv_head,
-                    slot_in_page(p_, tile.start + box * b.keys), outer);
+      const int slot = slot_in_page(p_, tile.start + box * b.keys);
+      if constexpr (Config::kPacked) {
+        ptx::copy_box(to + box * b.keys * key_bytes, map, full, 0, 0, slot / (is_of_values() ? 16 : 8), kv_head, outer);
+      } else {
+        ptx::copy_box(to + box * b.keys * key_bytes, map, full, 0, kv_head, slot, outer);
+      }
     }
     __syncwarp();
   }
@@ -271,8 +279,8 @@ class Loader {
     if (whole) return;
     ptx::wait_phase(places_.edge(), edge_parity_);
     edge_parity_ ^= 1;
-    if (Config::kPacked && tile.cached) {
-      clear_columns(at, tile.low - tile.start, tile.high - tile.start);
+    if (Config::kPackedKeys && tile.cached) {
+      clear_columns<32>(at, tile.low - tile.start, tile.high - tile.start, lane_);
     } else {
       clear_rows(at, 0, tile.low - tile.start);
       clear_rows(at, tile.high - tile.start, Config::kKeys);
@@ -321,32 +329,6 @@ class Loader {
 #pragma unroll
       for (int block = 0; block < Config::kBlocksV; ++block)
         ptx::store_shared_zero(at + block * Config::kKeys * 128 + begin * 128 + i * 16);
-    }
-  }
-
-  // The same of x-packed V for all keys but [low, high): 8 of them are a piece of 16 bytes of each channel.
-  __device__ __forceinline__ void clear_columns(unsigned at, int low, int high) const {
-#pragma unroll 1
-    for (int key = 0; key < Config::kKeys; key += 8) {
-      const int first = min(max(low - key, 0), 8), end = min(max(high - key, first), 8);
-      if (first == 0 && end == 8) continue;
-      const unsigned kept = (1u << end) - (1u << first);  // bits
-      unsigned keep[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        keep[i] = (kept >> (2 * i) & 1) * 0xffffu | (kept >> (2 * i + 1) & 1) * 0xffff0000u;
-#pragma unroll 2
-      for (int i = 0; i < Config::kChannels / 32; ++i) {
-        const int row = 32 * i + lane_;  // swizzled by 32 bytes
-        const unsigned piece = at + (key / 16 * Config::kChannels + row) * 32 + ((key / 8 ^ row / 4) % 2) * 16;
-        unsigned x[4] = {};
-        if (kept != 0) {
-          ptx::load_shared_four(piece, x);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) x[j] &= keep[j];
-        }
-        ptx::store_shared_four(piece, x);
-      }
     }
   }
 

@@ -109,6 +109,19 @@ attune_attention chunk_call(const PopularModel& m, const Serving& s) {
   return a;
 }
 
+// The same over vLLM's x-packed pages.
+attune_attention packed_chunk_call(const PopularModel& m, const Serving& s) {
+  attune_attention a = chunk_call(m, s);
+  const int64_t x = a.cache.k.dtype == s.activations ? 8 : 16;
+  const int64_t pages = a.cache.k.shape[0];
+  a.cache.layout = ATTUNE_KV_XPACKED;
+  a.cache.k = tensor(s.cache, {pages, m.num_heads_kv, m.head_dim_qk / x, kPageSize, x});
+  a.cache.v = tensor(s.cache, {pages, m.num_heads_kv, m.head_dim_v, kPageSize});
+  if (s.cache == ATTUNE_INT8)
+    a.cache.k_scale = a.cache.v_scale = tensor(ATTUNE_FLOAT32, {pages, m.num_heads_kv, kPageSize});
+  return a;
+}
+
 // A whole prompt, without a cache.
 attune_attention prompt_call(const PopularModel& m, const Serving& s) {
   attune_attention a = chunk_call(m, s);
@@ -396,7 +409,12 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
       add(cuda::kernel_of(make_qkv_prepare(prepare_call(m, prompt))), kernels);
       add(cuda::kernel_of(make_cache_op(append_call(m, prompt))), kernels);
       // On request only, so far: enough that a build sees what they take.
-      if (d.activations == ATTUNE_BFLOAT16 && !m.cross_attention) add_prompt(chunk_call(m, prompt), kernels);
+      if (d.activations == ATTUNE_BFLOAT16 && !m.cross_attention) {
+        add_prompt(chunk_call(m, prompt), kernels);
+        // Engines with such pages serve the commonest shape with them.
+        if (m.head_dim_qk == 128 && m.head_dim_v == 128 && m.softcap == 0 && !m.alibi && m.t5_buckets == 0)
+          add_prompt(packed_chunk_call(m, prompt), kernels);
+      }
       if (d.cache == ATTUNE_BFLOAT16) add_prompt(prompt_call(m, prompt), kernels);
       for (const int64_t batch : kBatches) {
         for (const int64_t keys : kKeys) {

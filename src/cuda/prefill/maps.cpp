@@ -30,6 +30,7 @@ void set_axis(TensorMapDesc& m, int axis, int64_t extent, int64_t stride_bytes) 
 // Of a plane of an x-packed cache; the two inner axes and those of groups of tokens are the caller's.
 TensorMapDesc start_packed_map(const Problem& p, const KvPlane& v) {
   TensorMapDesc m = start_map(p, v.data, 1, 1);
+  if (v.element_size == 1) m.type = TensorMapType::kUint8;
   m.rank = 5;
   m.box[4] = 1;
   set_axis(m, 3, p.heads_kv, v.head_stride * v.element_size);
@@ -54,12 +55,12 @@ bool strides_fit(const KvPlane& v) {
 }
 
 std::string packed_refusal(const KvCache& cache) {
-  if (cache.v_aliases_k) return "an x-packed cache whose V is part of K";
-  if (cache.k.element_size != 2) return "an x-packed cache of other than 16 bits";
-  if (cache.k.pack != 8) return "an x-packed cache with another x than 8";
-  if (cache.page_size % 16 != 0) return "x-packed pages whose size is no multiple of 16";
   const KvPlane &k = cache.k, &v = cache.v;
-  const auto fits = [](int64_t elements) { return elements * 2 % kAlignment == 0; };
+  if (cache.v_aliases_k) return "an x-packed cache whose V is part of K";
+  if (k.element_size > 2) return "an x-packed cache of more than 16 bits";
+  if (k.pack * k.element_size != kAlignment) return "an x-packed cache whose x elements are not 16 bytes";
+  if (cache.page_size % 16 != 0) return "x-packed pages whose size is no multiple of 16";
+  const auto fits = [&](int64_t elements) { return elements * k.element_size % kAlignment == 0; };
   if (k.inner_stride != 1 || k.slot_stride != k.pack || v.slot_stride != 1)
     return "x-packed pages whose tokens do not follow each other";
   if (!fits(k.head_stride) || !fits(k.page_stride) || !fits(k.outer_stride) || !fits(v.head_stride) ||
@@ -105,22 +106,31 @@ TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box) {
   const KvPlane& k = p.cache.k;
   TensorMapDesc m = start_packed_map(p, k);
   m.swizzle = TensorMapSwizzle::kNone;
-  m.shape[0] = m.box[0] = 64;
-  set_axis(m, 1, p.head_dim_qk / 8, k.outer_stride * 2);
+  m.shape[0] = m.box[0] = static_cast<uint32_t>(8 * k.pack);
+  set_axis(m, 1, p.head_dim_qk / k.pack, k.outer_stride * k.element_size);
   set_axis(m, 2, p.cache.page_size / 8, 128);
-  m.box[1] = padded_channels(p.head_dim_qk, 16) / 8;
+  m.box[1] = padded_channels(p.head_dim_qk, 16) / static_cast<uint32_t>(k.pack);
   m.box[2] = static_cast<uint32_t>(tokens_of_box / 8);
   return m;
 }
 TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box) {
   const KvPlane& v = p.cache.v;
   TensorMapDesc m = start_packed_map(p, v);
-  m.swizzle = TensorMapSwizzle::k32B;
-  m.shape[0] = m.box[0] = 16;
-  set_axis(m, 1, p.head_dim_v, v.inner_stride * 2);
-  set_axis(m, 2, p.cache.page_size / 16, 32);
-  m.box[1] = padded_channels(p.head_dim_v, 32);
+  const uint32_t channels = padded_channels(p.head_dim_v, 32);
   m.box[2] = static_cast<uint32_t>(tokens_of_box / 16);
+  m.swizzle = v.element_size == 1 ? TensorMapSwizzle::kNone : TensorMapSwizzle::k32B;
+  if (v.element_size == 1 && p.cache.page_size == 16 && v.inner_stride == 16) {
+    // The same bytes in rows of 256: a page has its channels side by side.
+    m.shape[0] = m.box[0] = 256;
+    set_axis(m, 1, p.head_dim_v / 16, 256);
+    set_axis(m, 2, 1, 0);
+    m.box[1] = channels / 16;
+    return m;
+  }
+  m.shape[0] = m.box[0] = 16;
+  set_axis(m, 1, p.head_dim_v, v.inner_stride * v.element_size);
+  set_axis(m, 2, p.cache.page_size / 16, 16 * v.element_size);
+  m.box[1] = channels;
   return m;
 }
 

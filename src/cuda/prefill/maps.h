@@ -27,8 +27,8 @@ TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t
 // [pages or sequences, slots, heads, channels]; codes of 8 bits come as they are.
 TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box);
 
-// Of an x-packed cache, for boxes of so many tokens: K [pages, heads, eights of tokens, eights of channels, 8 tokens x
-// 8 channels]; V [pages, heads, sixteens of tokens, channels, 16 tokens], swizzled by 32 bytes.
+// Of an x-packed cache, for boxes of so many tokens: K [pages, heads, eights of tokens, xs of channels, 8 tokens x x
+// channels]; V [pages, heads, sixteens of tokens, channels, 16 tokens], swizzled by 32 bytes if it has 16 bits.
 TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box);
 TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box);
 

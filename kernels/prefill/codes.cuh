@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes of 8 bits to numbers of 16, sixteen at a time, and the order in which a thread of the converters does so.
+#pragma once
+
+#include "prefill/config.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
+
+namespace attune::prefill {
+
+constexpr int kConverters = 96;  // threads
+
+// Two codes of a word, the lower or the upper ones, as fp16 numbers: exactly.
+template <int kType, bool kUpper>
+__device__ __forceinline__ unsigned decode_pair(unsigned word) {
+  const auto pair = static_cast<unsigned short>(kUpper ? word >> 16 : word);
+  if constexpr (kType == tile::kE4m3) return ptx::e4m3_to_f16(pair);
+  if constexpr (kType == tile::kE5m2) return ptx::permute_bytes(word, 0, kUpper ? 0x3424 : 0x1404);
+  // Below 1,024 a number of fp16 plus 1,024 has it in its last bits.
+  const unsigned raised = ptx::permute_bytes(word ^ 0x80808080u, 0x64646464u, kUpper ? 0x4342 : 0x4140);
+  return ptx::subtract_f16x2(raised, 0x64806480u);
+}
+
+// Sixteen codes to as many numbers of kTo; number i times scale_of(i).
+template <int kFrom, int kTo, bool kScaled, class ScaleOf>
+__device__ __forceinline__ void decode_sixteen(const unsigned (&words)[4], const ScaleOf& scale_of,
+                                               unsigned (&out)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    out[i] = i % 2 == 0 ? decode_pair<kFrom, false>(words[i / 2]) : decode_pair<kFrom, true>(words[i / 2]);
+    if constexpr (kScaled || kTo == tile::kBFloat16) {
+      float lo = ptx::f16_to_float(static_cast<unsigned short>(out[i])),
+            hi = ptx::f16_to_float(static_cast<unsigned short>(out[i] >> 16));
+      if (kScaled) lo *= scale_of(2 * i), hi *= scale_of(2 * i + 1);
+      out[i] = kTo == tile::kBFloat16 ? ptx::pack_bf16(lo, hi) : ptx::pack_f16(lo, hi);
+    }
+  }
+}
+
+// Steps of 16 bytes: load(step, words) of kAhead of them are under way while decode(step, words) goes through those
+// before.
+template <int kSteps, int kAhead, class Has, class Load, class Decode>
+__device__ __forceinline__ void convert_steps(const Has& has, const Load& load, const Decode& decode) {
+  constexpr int kBatches = (kSteps + kAhead - 1) / kAhead;
+  unsigned words[2][kAhead][4];
+#pragma unroll
+  for (int batch = 0; batch <= kBatches; ++batch) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int step = batch * kAhead + i;
+      if (step < kSteps && has(step)) load(step, words[batch % 2][i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int step = (batch - 1) * kAhead + i;
+      if (step >= 0 && step < kSteps && has(step)) decode(step, words[(batch + 1) % 2][i]);
+    }
+  }
+}
+// Steps ahead.
+constexpr int kCodesAhead = Config::kHalfWeights ? 2 : 1;
+
+}  // namespace attune::prefill

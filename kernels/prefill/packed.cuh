@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// V of an x-packed tile, as the products take it: sixteens of keys, each with all channels, a channel's 16 keys in a
+// row of 32 bytes, swizzled by as much.
+#pragma once
+
+#include "prefill/config.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::prefill {
+
+// All keys but [low, high) become zero; 8 of them are a piece of 16 bytes of each channel. thread: of kThreads.
+template <int kThreads>
+__device__ __forceinline__ void clear_columns(unsigned at, int low, int high, int thread) {
+#pragma unroll 1
+  for (int key = 0; key < Config::kKeys; key += 8) {
+    const int first = min(max(low - key, 0), 8), end = min(max(high - key, first), 8);
+    if (first == 0 && end == 8) continue;
+    const unsigned kept = (1u << end) - (1u << first);  // bits
+    unsigned keep[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) keep[i] = (kept >> (2 * i) & 1) * 0xffffu | (kept >> (2 * i + 1) & 1) * 0xffff0000u;
+#pragma unroll 2
+    for (int i = 0; i < (Config::kChannels + kThreads - 1) / kThreads; ++i) {
+      const int row = kThreads * i + thread;
+      if (Config::kChannels % kThreads != 0 && row >= Config::kChannels) break;
+      const unsigned piece = at + (key / 16 * Config::kChannels + row) * 32 + ((key / 8 ^ row / 4) % 2) * 16;
+      unsigned x[4] = {};
+      if (kept != 0) {
+        ptx::load_shared_four(piece, x);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[j] &= keep[j];
+      }
+      ptx::store_shared_four(piece, x);
+    }
+  }
+}
+
+}  // namespace attune::prefill
