@@ -13,8 +13,6 @@ namespace attune::cuda {
 namespace {
 
 constexpr int kBlocks = 4;  // of the grid, so that each takes several tasks
-constexpr unsigned kMergeBlocks =
-    20;  // so that warps share rows where there are few, and take several where there are many
 
 class EmulatedMla : public tests::Emulated {
  protected:
@@ -49,7 +47,7 @@ class EmulatedMla : public tests::Emulated {
               attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
             },
             static_cast<unsigned>(c.cluster));
-        if (c.splits) emulator::run(kMergeBlocks, kernels::kMlaMergeThreads, [&] { combine(params); });
+        if (c.splits) emulator::run(2, kernels::kMlaMergeThreads, [&] { combine(params); });
       }
     } catch (const std::exception& e) {
       return e.what();

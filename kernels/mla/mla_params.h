@@ -21,7 +21,6 @@ ATTUNE_SHARED_FUNCTION int mla_threads(int loader, int cluster) {
   return loader >= kMlaCodes656 && cluster == 1 ? 512 : 384;
 }
 
-constexpr int kMlaRowsOfBand = 16;  // that a warp of the attention has
 constexpr int kMlaRowsOfBlock = 64, kMlaKeys = 64, kMlaStages = 2;  // packed rows; keys of a tile; tiles at a time
 constexpr int kMlaHeadDimV = 512;
 constexpr int kMlaMergeThreads = 512;  // of a block that merges parts

@@ -93,11 +93,11 @@ class Repair {
       }
     }
     if (t.num_parts > 1) {
-      const Parts part = part_of(p, t, head_tile, ptx::kept(threadIdx.x));
-      if (math_group() == 0 && lane == 0) part.stats[row % kRowsOfBand] = make_float2(highest, sum);
-      float* const to = part.out_of(row % kRowsOfBand, math_group() * Config::kChannels + lane);
+      const long long at = part_row(p, t, head_tile) + row;
+      if (math_group() == 0 && lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(highest, sum);
 #pragma unroll
-      for (int j = 0; j < kOwn; ++j) to[32 * kRowsOfBand * j] = o[j];
+      for (int j = 0; j < kOwn; ++j)
+        p.partial_out[at * Config::kHeadDimV + math_group() * Config::kChannels + 32 * j + lane] = o[j];
       return;
     }
     float factor = 0;

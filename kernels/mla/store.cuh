@@ -4,7 +4,6 @@
 #pragma once
 
 #include "mla/attend.cuh"
-#include "mla/parts.cuh"
 #include "tile/finish.cuh"
 #include "tile/quad.cuh"
 
@@ -66,27 +65,23 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
   }
 }
 
-// Of the task's part, what its warp of 16 rows stores. thread: the number of the calling one.
-__device__ __forceinline__ Parts part_of(const PrefillParams& p, const Task& t, int head_tile, unsigned thread) {
-  return Parts(p, t.first_part + t.part, head_tile, static_cast<int>(thread / 32 % kBands));
+// The first row of the task's part.
+__device__ __forceinline__ long long part_row(const PrefillParams& p, const Task& t, int head_tile) {
+  return (static_cast<long long>(t.first_part + t.part) * p.num_head_tiles + head_tile) * Config::kRows;
 }
 
 __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile,
                                            const Accumulators& a) {
-  const unsigned thread = ptx::kept(threadIdx.x);  // what follows from it is computed here, not kept in registers
-  const bool exists = has_rows(p, t, static_cast<int>(thread / 32 % kBands));
-  const Parts part = part_of(p, t, head_tile, thread);
-  const int row = static_cast<int>(thread % 32 / 4), pair = static_cast<int>(thread % 4 * 2);
-  const int group = static_cast<int>(thread) / 128 - Config::kLoaders / 128;
-  float* const to = part.out_of(row, group * Config::kChannels + pair);
+  const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    if (exists && group == 0 && pair == 0) part.stats[row + 8 * h] = make_float2(a.max[h], a.sum[h]);
+    const long long at = part_row(p, t, head_tile) + row + 8 * h;
+    if (math_group() == 0 && pair == 0)
+      *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
 #pragma unroll
     for (int j = 0; j < Config::kChannels / 8; ++j) {
-      if (exists)
-        *reinterpret_cast<float2*>(to + j * (kRowsOfBand * 8) + 64 * h) =
-            make_float2(a.o[4 * j + 2 * h], a.o[4 * j + 2 * h + 1]);
+      *reinterpret_cast<float2*>(p.partial_out + at * Config::kHeadDimV + math_group() * Config::kChannels + 8 * j + pair) =
+          make_float2(a.o[4 * j + 2 * h], a.o[4 * j + 2 * h + 1]);
     }
   }
 }

@@ -189,8 +189,6 @@ void check_alignment(const Problem& p) {
           " bytes beyond a multiple of 16; kernel cuda_mla needs a multiple of 16, or a plan made for such data");
 }
 
-size_t most_parts(const Config& c) { return c.splits ? 2 * static_cast<size_t>(c.blocks) : 0; }
-
 WorkspaceLayout workspace_layout(const Config& c) {
   WorkspaceLayout w;
   auto take = [&](size_t bytes) {
@@ -198,7 +196,7 @@ WorkspaceLayout workspace_layout(const Config& c) {
     w.total += (bytes + 255) / 256 * 256;
     return begin;
   };
-  const auto blocks = static_cast<size_t>(c.blocks), rows = most_parts(c) * kMlaRowsOfBlock;
+  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * kMlaRowsOfBlock : 0;
   w.list = take(sizeof(kernels::TaskList));
   w.tasks = take(static_cast<size_t>(c.max_tasks) * sizeof(kernels::Task));
   w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));

@@ -44,8 +44,6 @@ void check_alignment(const Problem& p);
 struct WorkspaceLayout {
   size_t list = 0, tasks = 0, block_begin = 0, parts_done = 0, split_tasks = 0, stats = 0, out = 0, total = 0;
 };
-// Parts of blocks of rows, of one head tile each, that the workspace has room for.
-size_t most_parts(const Config& c);
 WorkspaceLayout workspace_layout(const Config& c);
 
 kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace);

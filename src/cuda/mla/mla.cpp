@@ -75,9 +75,8 @@ class MlaPlan final : public KernelPlan {
     launch_kernel(*main_, launch, params, encode(maps.q), encode(maps.k), encode(maps.dense_k));
     if (combine_ == nullptr) return;
     LaunchConfig merge;
-    merge.grid[0] = static_cast<uint32_t>(num_sms_);
+    merge.grid[0] = static_cast<uint32_t>(2 * num_sms_);
     merge.block[0] = kernels::kMlaMergeThreads;
-    merge.shared_bytes = static_cast<uint32_t>(mla::most_parts(config_) * kernels::kMlaRowsOfBand * sizeof(float));
     merge.programmatic = true;
     merge.stream = stream;
     launch_kernel(*combine_, merge, params);
