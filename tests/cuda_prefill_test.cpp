@@ -69,7 +69,7 @@ TEST_F(CudaPrefill, LongerThanATile) {
   EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
 }
 
-// Codes in x-packed pages, which the TMA brings in rows of 256 bytes, or of 16 where pages are larger.
+// Codes in x-packed pages, whose V comes in rows of 256 bytes, or of the tokens of a page that a box has.
 TEST_F(CudaPrefill, PackedCodesLongerThanATile) {
   std::vector<cases::Case> list;
   int number = 0;
@@ -396,7 +396,8 @@ TEST(CudaPrefillConfig, TakesPackedCaches) {
 
 // Codes of V come in rows as wide as their page allows, and at their places either way.
 TEST(CudaPrefillConfig, DescribesPackedCodes) {
-  for (const auto& [page_size, row, rows] : {std::tuple{16, 256u, 6u}, {32, 16u, 96u}, {48, 16u, 96u}}) {
+  for (const auto& [page_size, row, rows] :
+       {std::tuple{16, 256u, 6u}, {64, 256u, 24u}, {256, 128u, 96u}, {544, 32u, 96u}, {48, 16u, 96u}}) {
     cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [48, 80],
         "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60],
         "cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": )") +

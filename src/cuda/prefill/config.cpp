@@ -345,7 +345,7 @@ Maps describe_maps(const Problem& p, const Config& c) {
   }
   if (c.x_packed) {
     m.k = packed_key_map(p, box_keys(p, c));
-    m.v = packed_value_map(p, box_keys(p, c));
+    m.v = p.cache.v.element_size == 1 ? packed_code_map(p, box_keys(p, c)) : packed_value_map(p, box_keys(p, c));
   } else if (c.cached) {
     m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
     m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));
