@@ -190,6 +190,8 @@ CASES = [
           dtype=torch.float8_e4m3fn),
     chunk("xpacked_p32_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=32, layout="xpacked",
           dtype=torch.float8_e4m3fn),
+    chunk("xpacked_p64_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=64, layout="xpacked",
+          dtype=torch.float8_e4m3fn),
     chunk("xpacked_p48_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=48, layout="xpacked",
           dtype=torch.float8_e4m3fn),
     chunk("xpacked_p16_int8_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="xpacked",
