@@ -182,6 +182,7 @@ CASES = [
     chunk("xpacked_p16", 8, 4096, 1024, page_size=16, layout="xpacked"),
     chunk("xpacked_p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="xpacked"),
     chunk("xpacked_p32_all_cached", 8, 4096, 1024, new_tokens=False, page_size=32, layout="xpacked"),
+    chunk("xpacked_p48_all_cached", 8, 4096, 1024, new_tokens=False, page_size=48, layout="xpacked"),
     chunk("p16_e4m3", 8, 4096, 1024, page_size=16, dtype=torch.float8_e4m3fn),
     chunk("p16_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.float8_e4m3fn),
     chunk("p16_int8_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.int8),
