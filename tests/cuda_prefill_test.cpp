@@ -3,6 +3,7 @@
 // than a tile, against the oracle. Skipped, with the reason, where there is no GPU.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
@@ -330,6 +331,53 @@ TEST(CudaPrefillConfig, LoadsFloatsInFoursWhereTheyLieSo) {
               as_is),
       (Five{1, 1, 1, 1, 0}));  // V has the slots of a page innermost
   EXPECT_EQ(rows_of(R"("kv": "paged", "head_dim": [64, 64], "cache": {"layout": "xpacked", "x": 2})", as_is)[3], 0);
+}
+
+// Scores in base 2 by a polynomial, as the kernel sums it.
+template <int kTerms>
+double capped(const kernels::CapPolynomial<kTerms>& k, float product) {
+  const float square = product * product;
+  float factor = k.terms[kTerms - 1];
+  for (int i = kTerms - 2; i >= 0; --i) factor = std::fma(factor, square, k.terms[i]);
+  return static_cast<double>(product) * static_cast<double>(factor);
+}
+
+// As exact as the page says where they are taken; and what lies below their range is as small as it says.
+TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
+  for (const double softcap : {1e-3, 2.0, 5.0, 20.0, 30.0, 50.0, 1e5}) {
+    for (const double scale : {1e-6, 0.088, 7.0}) {
+      cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+          "dtype": "bf16", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], "softcap": )") +
+                                              std::to_string(softcap) +
+                                              ", \"softmax_scale\": " + std::to_string(scale) + "}"));
+      const Problem p = make_problem(problem.host(), Data::kRequired);
+      const kernels::PrefillParams params = prefill::to_params(p, prefill::choose_config(p, 132), nullptr);
+      const double level = softcap * std::numbers::log2e;
+      const auto exact = [&](double product) { return level * std::tanh(product * scale / softcap); };
+      const auto check = [&](const auto& k, double range, double gap) {
+        if (!std::ranges::all_of(k.terms, [](float x) { return std::isnormal(x); })) {
+          EXPECT_LT(k.high, 0);
+          return;
+        }
+        EXPECT_NEAR(k.high * scale / softcap, range, 1e-5) << softcap << " " << scale;
+        for (int i = -1000; i <= 1000; ++i) {
+          const float product = k.high * static_cast<float>(i) / 1000;
+          EXPECT_LE(std::abs(capped(k, product) - exact(product)), 8.1e-7 * level) << product;
+        }
+        for (double x = 1; x < 100; x *= 1.01) {
+          const auto product = static_cast<float>(-k.high * x);
+          EXPECT_LE(capped(k, product), exact(product) + 8.1e-7 * level) << product;
+        }
+        EXPECT_EQ(std::isfinite(k.low), gap < 2 * level * std::tanh(range));
+        if (std::isfinite(k.low)) {
+          EXPECT_GE(exact(k.low) - exact(-k.high), gap - 1e-6 * level);
+        }
+      };
+      check(params.cap_short, 0.375, 16.5);
+      check(params.cap_long, 0.85, 24);
+      check(params.cap_wide, 1.33, 26);
+    }
+  }
 }
 
 // fp32 goes to its own row where there are many rows, to decode where there are few over a cache.
