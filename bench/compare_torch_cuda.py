@@ -185,6 +185,7 @@ CASES = [
     chunk("xpacked_p48_all_cached", 8, 4096, 1024, new_tokens=False, page_size=48, layout="xpacked"),
     chunk("p16_e4m3", 8, 4096, 1024, page_size=16, dtype=torch.float8_e4m3fn),
     chunk("p16_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.float8_e4m3fn),
+    chunk("p64_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=64, dtype=torch.float8_e4m3fn),
     chunk("p16_int8_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.int8),
     chunk("xpacked_p16_e4m3", 8, 4096, 1024, page_size=16, layout="xpacked", dtype=torch.float8_e4m3fn),
     chunk("xpacked_p16_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="xpacked",
