@@ -24,8 +24,8 @@ int score_bits(const Problem& p) {
   return decode::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : 32);
 }
 
-// tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, by least squares with weights that even out the error, 8.1e-7 at most.
-// Beyond, it sinks faster than tanh: the row's largest score must be `gap` powers of two above those. That leaves
+// tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, by least squares with weights that even out the error, 8.1e-7 at
+// most. Beyond, it sinks faster than tanh: the row's largest score must be `gap` powers of two above those. That leaves
 // errors of weights of 2^-26 of the largest at most.
 struct Tanh3 {
   static constexpr double kRange = 0.375, kGap = 16.5;
@@ -78,19 +78,19 @@ int to_int(int64_t x) {
   return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
 }
 
-// The first array that the TMA cannot copy from where it lies.
+// The first array that the TMA cannot copy from where it lies. copied: q, k and v, before.
 struct Misaligned {
   const char* name = nullptr;
   size_t over = 0;
 };
-Misaligned find_misaligned(const Problem& p) {
+Misaligned find_misaligned(const Problem& p, bool copied) {
   Misaligned found;
   const auto check = [&](const char* name, const void* data) {
     const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
     if (over != 0 && found.name == nullptr) found = {name, over};
   };
-  if (!has_prologue(p)) check("q.data", p.q.data);
-  if ((p.dense_kv || p.new_tokens) && !has_prologue(p)) check("k.data", p.k.data), check("v.data", p.v.data);
+  if (!copied) check("q.data", p.q.data);
+  if ((p.dense_kv || p.new_tokens) && !copied) check("k.data", p.k.data), check("v.data", p.v.data);
   if (p.cache) check("cache.k.data", p.cache.k.data), check("cache.v.data", p.cache.v.data);
   return found;
 }
@@ -149,7 +149,7 @@ std::string refusal_of_copies(const Problem& p) {
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
   if (p.q.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with queries of 8 bits";
-  const bool copied = has_prologue(p);  // q, k and v
+  const bool copied = has_prologue(p) || copies_rows(p);  // q, k and v
   if (!copied && !strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
   if (rows && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype)) return "q, k and v of different dtypes";
@@ -164,7 +164,7 @@ std::string refusal_of_copies(const Problem& p) {
     if (std::string why = packed_refusal(p.cache); !why.empty()) return why;
   } else if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
     return "rows of the cache that do not lie at multiples of 16 bytes";
-  if (const Misaligned m = find_misaligned(p); m.name != nullptr)
+  if (const Misaligned m = find_misaligned(p, copied); m.name != nullptr)
     return "data that do not lie at multiples of 16 bytes, as " + std::string(m.name) + " here";
   return "";
 }
@@ -255,7 +255,7 @@ TaskLimits task_limits(const Problem& p, int64_t tokens, int64_t heads, bool spl
 
 void check_alignment(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return;
-  const Misaligned m = find_misaligned(p);
+  const Misaligned m = find_misaligned(p, false);
   require(m.name == nullptr, m.name, " is ", m.over,
           " bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16, or a plan made for such data");
 }
