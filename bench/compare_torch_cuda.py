@@ -4,13 +4,18 @@
 
 Needs the attune package, PyTorch and a GPU. PyTorch runs what it can of a shape, with cuDNN and with flash attention, and fp32
 with its memory-efficient attention (on keys repeated for each head beforehand); where it can, results are compared too. TFLOP/s count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a query head and
-a key.
+a key, GB/s keys and values of every sequence once.
 
-usage: bench/compare_torch_cuda.py [--rounds N] [--filter REGEX] [--no-torch] [--json FILE]
+--kernel NAME takes that kernel of attune alone (ATTUNE_KERNEL); several are timed in turns, and their results compared with
+the first one's:
+    bench/compare_torch_cuda.py --filter ^mixed --kernel cuda_mixed --kernel cuda_prefill --kernel cuda_decode
+
+usage: bench/compare_torch_cuda.py [--rounds N] [--filter REGEX] [--kernel NAME]... [--no-torch] [--json FILE]
 """
 
 import argparse
 import json
+import os
 import re
 import statistics
 import sys
@@ -51,9 +56,10 @@ class Case:
         self.lengths, self.heads, self.head_dim, self.window, self.fields = lengths, heads, head_dim, window, fields
         pairs = sum(visible_pairs(n_q, n_kv, causal, window) for n_q, n_kv in lengths)
         self.flops = 2.0 * pairs * heads[0] * sum(head_dim)
+        self.bytes = sum(n_kv for _, n_kv in lengths) * heads[1] * sum(head_dim) * dtype.itemsize
 
     def build(self):
-        """The plan."""
+        """The arrays."""
         n_q = [n for n, _ in self.lengths]
         total, (heads_q, heads_kv), (dim_qk, dim_v) = sum(n_q), self.heads, self.head_dim
         self.q = normal(total, heads_q, dim_qk, dtype=self.dtype)
@@ -75,7 +81,18 @@ class Case:
         self.arguments = arguments
         self.out = torch.empty(total, heads_q, dim_v, device="cuda",
                                dtype=torch.float32 if self.dtype == torch.float32 else torch.bfloat16)
-        return attune.Plan(self.q, out=self.out, **arguments)
+
+    def plan(self, kernel):
+        """By that kernel, or by the one that attune chooses."""
+        kept = os.environ.pop("ATTUNE_KERNEL", None)
+        if kernel or kept:
+            os.environ["ATTUNE_KERNEL"] = kernel or kept
+        try:
+            return attune.Plan(self.q, out=self.out, **self.arguments)
+        finally:
+            os.environ.pop("ATTUNE_KERNEL", None)
+            if kept:
+                os.environ["ATTUNE_KERNEL"] = kept
 
     def torch_call(self):
         n_q, batch = self.lengths[0][0], len(self.lengths)
@@ -139,6 +156,18 @@ def chunk(name, batch, context, new, new_tokens=True, window=None, **cache):
                 cache=cache, new_tokens=new_tokens)
 
 
+def mixed(name, prompts, steps, new_tokens=True, **cache):
+    """A step of continuous batching: (sequences, new tokens, keys) of prompts' chunks, and of sequences that decode."""
+    lengths = [(new, keys) for count, new, keys in (prompts, steps) for _ in range(count)]
+    label = "+".join(f"{count}x{new}_of_{keys}" for count, new, keys in (prompts, steps))
+    # In turn, as they come.
+    lengths = [lengths[i] for i in sorted(range(len(lengths)), key=lambda i: i * 37 % len(lengths))]
+    case = Case(f"mixed/{label}_{name}", lengths, (32, 8), cache=cache, new_tokens=new_tokens, max_seqlen_q=prompts[1])
+    if "dtype" in cache:
+        case.bytes = case.bytes // case.dtype.itemsize * cache["dtype"].itemsize
+    return case
+
+
 def long_prompt(name, seqlen=16384, **fields):
     return Case(f"long/{name}", [(seqlen, seqlen)], (32, 8), **fields)
 
@@ -199,6 +228,14 @@ CASES = [
     chunk("xpacked_p16_int8_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="xpacked",
           dtype=torch.int8),
     Case("ragged/64_17_to_8192", ragged(64), (32, 8)),
+    mixed("p16", (2, 2048, 8192), (62, 1, 8192), page_size=16),
+    mixed("p16_all_cached", (2, 2048, 8192), (62, 1, 8192), new_tokens=False, page_size=16),
+    mixed("p16_all_cached", (1, 512, 2048), (127, 1, 2048), new_tokens=False, page_size=16),
+    mixed("p16_all_cached", (2, 2048, 8192), (62, 4, 8192), new_tokens=False, page_size=16),
+    mixed("p16_all_cached", (2, 2048, 2048), (62, 1, 32768), new_tokens=False, page_size=16),
+    mixed("p16_all_cached", (1, 8192, 8192), (63, 1, 1024), new_tokens=False, page_size=16),
+    mixed("p16_all_cached", (8, 1024, 5120), (8, 1, 5120), new_tokens=False, page_size=16),
+    mixed("p16_e4m3_all_cached", (2, 2048, 8192), (62, 1, 8192), new_tokens=False, page_size=16, dtype=torch.float8_e4m3fn),
     long_prompt("plain"),
     long_prompt("sinks", sinks=lambda heads: torch.randn(heads, device="cuda")),
     long_prompt("alibi", alibi_slopes=lambda heads: torch.tensor(attune.alibi_slopes(heads)).cuda()),
@@ -224,10 +261,19 @@ def seconds_of(call):
 
 
 def measure(case, options):
-    plan = case.build()
-    plan.run()
-    torch.cuda.synchronize()
-    calls, error = {"attune": plan.run}, None
+    case.build()
+    calls, plans, error, first = {}, {}, None, None
+    for kernel in options.kernel or [None]:
+        plan = plans[kernel or "attune"] = case.plan(kernel)
+        case.out.zero_()
+        plan.run()
+        torch.cuda.synchronize()
+        calls[kernel or "attune"] = plan.run
+        if first is None:
+            first = case.out.float()
+        else:
+            error = max(error or 0.0, ((case.out.float() - first).norm() / first.norm()).item())
+    del first
     if case.torch_runs and not options.no_torch:
         in_torch = case.torch_call()
         for name, backend in BACKENDS.items():
@@ -247,7 +293,8 @@ def measure(case, options):
     for _ in range(options.rounds):
         for name, call in calls.items():
             samples[name].append(seconds_of(call))
-    return {"name": case.name, "flops": case.flops, "error": error, "plan": plan.describe().strip(),
+    return {"name": case.name, "flops": case.flops, "bytes": case.bytes, "error": error,
+            "plan": "\n".join(plan.describe().strip() for plan in plans.values()),
             "seconds": {name: statistics.median(all_of_it) for name, all_of_it in samples.items()}}
 
 
@@ -255,6 +302,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="turns for each case; the median counts (%(default)s)")
     parser.add_argument("--filter", default="", help="cases, a regular expression")
+    parser.add_argument("--kernel", action="append", default=[], help="a kernel of attune by name; may be repeated")
     parser.add_argument("--no-torch", action="store_true", help="attune alone")
     parser.add_argument("--json", help="also write the results to this file")
     options = parser.parse_args()
@@ -263,7 +311,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("PyTorch sees no GPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; TFLOP/s")
-    print(f"{'case':40}  {'ms':>8} {'attune':>7} {' '.join(f'{name:>7}' for name in BACKENDS)}  {'error':>8}")
+    print(f"{'case':40}  {'ms':>8} {'GB/s':>6} {'attune':>7} {' '.join(f'{name:>7}' for name in BACKENDS)}  {'error':>8}")
     results = []
     for case in CASES:
         if not re.search(options.filter, case.name):
@@ -274,10 +322,13 @@ def main():
             print(f"{case.name:40}  {error}")
             continue
         results.append(result)
-        rates = [f"{case.flops / result['seconds'][name] * 1e-12:7.0f}" if name in result["seconds"] else f"{'-':>7}"
-                 for name in ("attune", *BACKENDS)]
         error = f"{result['error']:8.1e}" if result["error"] is not None else f"{'-':>8}"
-        print(f"{case.name:40}  {result['seconds']['attune'] * 1e3:8.3f} {' '.join(rates)}  {error}", flush=True)
+        for kernel in options.kernel or ["attune"]:
+            seconds = result["seconds"][kernel]
+            rates = [f"{case.flops / result['seconds'][name] * 1e-12:7.0f}" if name in result["seconds"] else f"{'-':>7}"
+                     for name in (kernel, *BACKENDS)]
+            print(f"{case.name:40}  {seconds * 1e3:8.3f} {case.bytes / seconds * 1e-9:6.0f} {' '.join(rates)}  {error}"
+                  f"{'  ' + kernel if options.kernel else ''}", flush=True)
         del case.q, case.arguments, case.out
         torch.cuda.empty_cache()
     if options.json:

@@ -233,7 +233,7 @@ TEST(CacheOpUnit, BadFieldsAreNamed) {
   const std::pair<const char*, Change> cases[] = {
       {"cache_op.struct_size", [](Op& o) { o.op.struct_size = 1; }},
       {"kind is 4", [](Op& o) { o.op.kind = 4; }},
-      {"k.dtype is none", [](Op& o) { o.op.k.dtype = 0; }},
+      {"k is absent", [](Op& o) { o.op.k.dtype = 0; }},
       {"k.dtype is int8", [](Op& o) { o.op.k.dtype = ATTUNE_INT8; }},
       {"k has head_dim 577", [](Op& o) { o.op.k.shape[2] = 577; }},
       {"v is absent, but the cache has", [](Op& o) { o.op.v.dtype = 0; }},

@@ -103,6 +103,15 @@ TEST_F(CudaDevice, RunsASpecialisedKernel) {
   EXPECT_EQ(&kernel, &get_kernel(saxpy_spec(2), kDevice));
 }
 
+TEST_F(CudaDevice, KernelsAreKnownWhateverTheOrderOfTheirDefines) {
+  const CompiledKernel& kernel = get_kernel({"selftest/saxpy.cu", "saxpy", {{"A", "2"}, {"UNUSED", "1"}}, 0}, kDevice);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_EQ(&kernel, &get_kernel({"selftest/saxpy.cu", "saxpy", {{"UNUSED", "1"}, {"A", "2"}}, 0}, kDevice));
+  // Values that join to the same text, and names that change places, are other kernels.
+  EXPECT_NE(&kernel, &get_kernel({"selftest/saxpy.cu", "saxpy", {{"A", "1"}, {"UNUSED", "2"}}, 0}, kDevice));
+  EXPECT_NE(&kernel, &get_kernel({"selftest/saxpy.cu", "saxpy", {{"A", "21"}, {"UNUSED", ""}}, 0}, kDevice));
+}
+
 TEST_F(CudaDevice, EveryDeviceRunsTheSameModule) {
   for (const DeviceInfo& info : devices()) {
     if (info.usable()) check_saxpy(-3, info.ordinal);

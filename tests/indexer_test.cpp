@@ -191,7 +191,7 @@ TEST(IndexerErrors, NameWhatIsWrong) {
   expect(
       0, [](Op& o) { o.form = 2; }, "form is 2; it must be one of attune_index_form (0..1)");
   expect(
-      0, [](Op& o) { o.q = {}; }, "q.dtype is none");
+      0, [](Op& o) { o.q = {}; }, "q is absent");
   expect(
       0, [](Op& o) { o.q.rank = 2; }, "q.rank is 2; it must be 3 or 4");
   expect(

@@ -111,8 +111,8 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
 
 // The block that arrives last merges all parts of the pair. Which block that is differs from run to run.
 __device__ __forceinline__ void combine_last(const DecodeParams& p, const Piece& piece, long long q_begin,
-                                             long long total, int* flag) {
-  const schedule::Deal deal(p, total);
+                                             const kernels::Share& share, int* flag) {
+  const schedule::Deal deal(share.blocks, share.total);
   const int first = piece.starts ? share_of_block(p) : deal.block_of(piece.pair_begin);
   const int last = piece.ends ? share_of_block(p) : deal.block_of(piece.pair_end - 1);
   const GlobalParts parts{p, first, last - first + 1};

@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
 
   if constexpr (Config::kPadded) clear_stages(shared);
   ptx::wait_for_previous_kernels();
-  ptx::allow_next_kernel();
+  ptx::allow_next_kernel();  // not before: a kernel that runs beside this one relies on it (prefill/block.cuh)
 
   if (!fetch_share(p, Block::shares_in(shared))) return;
   Block block(p, Block::shares_in(shared)[1 + threadIdx.x / 32], shared);
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     const PartPlace part = whole ? PartPlace{} : GlobalParts::place(p, piece.starts, share_of_block(p));
     merge_warps(p, piece, share.sequence.q_begin, part, block.state, shared);
     if (!whole)
-      combine_last(p, piece, share.sequence.q_begin, share.total,
+      combine_last(p, piece, share.sequence.q_begin, share,
                    reinterpret_cast<int*>(shared + Config::kShared.total - 16));
     __syncthreads();
     if constexpr (Config::kNewTokens) {

@@ -144,6 +144,11 @@ struct DecodeParams {
   int head_lanes;  // a power of two that divides num_heads_kv
   int row_blocks;        // of a sequence, in the cluster kernel
   int whole_pairs;       // shares only between (sequence, head, row block)s: nothing is split
+  // Where two kernels serve a call, beside each other: sequences of at most so many queries are decode's, those of more
+  // prefill's. Alone decode has the largest number there is, prefill 0.
+  int few_q;
+  const long long* prompt_tiles;  // decode's: what the other kernel's schedule has counted, or null
+  float prompt_tile;              // what one of those tiles costs in tiles of decode
   struct Share* shares;  // [blocks], from the schedule kernel, for lane 0
   // [blocks][head_lanes]: parts of the pair that begins in the block that are done; 0 before and after each run.
   unsigned* arrivals;
@@ -180,7 +185,8 @@ struct alignas(16) Share {
   long long total;             // tiles of the whole line
   long long at, left, within;  // next tile of the line, tiles left, next tile of the sequence
   int batch;
-  int live;  // there is a piece
+  int live;    // there is a piece
+  int blocks;  // that the line is dealt to, at most
   Sequence sequence;
   Piece piece;
 };

@@ -4,8 +4,22 @@
 
 #include "prefill/config.cuh"
 #include "prefill/feed.cuh"
+#include "ptx/grid.cuh"
 
 namespace attune::prefill {
+
+// Where the launch before this one serves the call's short sequences (few_q), this one runs beside it. It may begin
+// once each block of that launch has allowed it, which they do when they have waited for all before them
+// (decode/decode.cu): so whatever wrote q, k, v, the cache or the schedule has ended and is visible, and whatever had
+// the workspace before. That launch writes nothing that this one reads, and does not wait for it. A loader of each
+// block waits for it at the end: who waits for this one waits for both.
+__device__ __forceinline__ void start_after_previous_kernels(const PrefillParams& p) {
+  if (!Config::kCached || p.few_q == 0) ptx::wait_for_previous_kernels();
+  ptx::allow_next_kernel();
+}
+__device__ __forceinline__ void end_after_previous_kernels() {
+  if constexpr (Config::kCached) ptx::wait_for_previous_kernels();
+}
 
 __device__ __forceinline__ void init_barriers(const Places& places) {
   constexpr int kKeyWriters = Config::kFloats ? Config::kSplitWarps : 1;  // and of q

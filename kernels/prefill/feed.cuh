@@ -11,11 +11,14 @@ namespace attune::prefill {
 
 constexpr int kNoMoreTasks = -1;  // in place of a head tile
 
+// kBeside: where another kernel serves the call's short sequences, it may have part of the device when this one starts.
+// All tasks come from the counter then, the first too: blocks that start late find none that waits for them.
+//
 // Places: task(slot), head_tile(slot) and their barriers, task_full(slot) of kTaskVectors arrivals and task_empty(slot).
 //
 // kCluster: blocks of a cluster that take the same task, each its own one of as many neighbouring head tiles. Its first
 // block takes tasks and tells the others: Places also has tell_others(n, item) and hear(n) for the n-th that is told.
-template <class Places, int kCluster = 1>
+template <class Places, int kCluster = 1, bool kBeside = false>
 class TaskFeed {
  public:
   // A task's pieces, each written by a lane.
@@ -31,6 +34,7 @@ class TaskFeed {
     const int head_tiles = p_.num_head_tiles / kCluster;
     const int num_items = num_tasks * head_tiles;  // the host refuses more than 2^31
     int item;
+    if (count_ == 0 && is_beside() && lane_ == 0) next_ = take(num_items);
     if constexpr (kCluster == 1) {
       item = __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
     } else {
@@ -51,8 +55,12 @@ class TaskFeed {
  private:
   __device__ __forceinline__ static int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
 
+  __device__ __forceinline__ bool is_beside() const { return kBeside && p_.few_q > 0; }
+
+  // The counter ends at 0, whoever counts last.
   __device__ __forceinline__ unsigned take(int num_items) {
-    return gridDim.x / kCluster + ptx::count_arrival(&p_.list->next_item, num_items - 1);
+    const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;  // items that blocks have without asking
+    return known + ptx::count_arrival(&p_.list->next_item, num_items - 1 + (is_beside() ? gridDim.x : 0));
   }
   // The next item as the cluster's first block takes it. Each one's first is known.
   __device__ __forceinline__ int agree(int num_items) {

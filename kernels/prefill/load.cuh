@@ -28,7 +28,7 @@ class Loader {
       : p_(p), maps_(maps), places_(places), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
-    TaskFeed feed(p_, places_);
+    TaskFeed<Places, 1, Config::kCached> feed(p_, places_);
     unsigned q_parity = 1;
     for (int slot = feed.next(); slot >= 0; slot = feed.next())
       load(places_.task(slot), places_.head_tile(slot), q_parity);

@@ -27,7 +27,7 @@ class FloatLoader {
 
   // The first warp also takes tasks from the list.
   __device__ __forceinline__ void run() {
-    TaskFeed feed(p_, places_);
+    TaskFeed<Places, 1, Config::kCached> feed(p_, places_);
     for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
       if (thread_ < 32) feed.next();
       ptx::wait_phase(places_.task_full(slot.stage), slot.parity);

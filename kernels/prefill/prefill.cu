@@ -66,14 +66,14 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   using namespace attune::prefill;
   const Places places(ptx::dynamic_shared());
   init_barriers(places);
-  ptx::wait_for_previous_kernels();
-  ptx::allow_next_kernel();
+  start_after_previous_kernels(p);
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
       const Maps maps{q, k, v, dense_k, dense_v};
       Loader loader(p, maps, places);
       loader.run();
+      end_after_previous_kernels();
     } else if constexpr (Config::kConverts) {
       Converter converter(p, places);
       converter.run();

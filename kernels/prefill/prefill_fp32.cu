@@ -45,14 +45,14 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   using namespace attune::prefill;
   const Places places(ptx::dynamic_shared());
   init_barriers(places);
-  ptx::wait_for_previous_kernels();
-  ptx::allow_next_kernel();
+  start_after_previous_kernels(p);
   // Blocks of 256 threads have enough for all.
   constexpr bool kShares = Config::kMathGroups > 1;
   if (threadIdx.x < 128) {
     if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
     FloatLoader loader(p, in_fours, places);
     loader.run();
+    end_after_previous_kernels();
   } else {
     if constexpr (kShares) ptx::take_registers<Config::kMathRegisters>();
     run_math(p, places);

@@ -36,8 +36,9 @@ struct CapPolynomial {
 struct alignas(16) TaskList {
   int num_tasks;
   int heads_at_a_time;  // head tiles whose keys fit the L2 together: all tasks of some, then of the next
-  unsigned next_item;   // (task, head tile) pairs that have been taken, beside each block's first; 0 before and after a run
+  unsigned next_item;   // (task, head tile) pairs that have been taken, as feed.cuh counts; 0 before and after a run
   int num_splits;       // blocks of rows that are cut into parts
+  long long num_tiles;  // of all tasks, times head tiles
 };
 
 // Sparse attention: each row's entries, slots of a cache or numbers of dense keys; those out of range are passed over.

@@ -187,6 +187,7 @@ extern "C" __global__ void __launch_bounds__(1024)
       shared.end[thread] = static_cast<int>(before) + static_cast<int>(sum);
       begin = thread, end = num_blocks, step = kThreads;
     } else if (pass == kCosts) {
+      if (thread == 0) p.list->num_tiles = total * p.num_head_tiles;
       piece = choose_piece(p, num_blocks, total, shared.max_cost, shared);
 #pragma unroll 1
       while (piece >> shift >= kThreads) ++shift;

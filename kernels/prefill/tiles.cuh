@@ -49,7 +49,8 @@ __device__ __forceinline__ SequenceInfo read_sequence(const PrefillParams& p, in
   }
   s.skipped =
       (p.finished != nullptr && p.finished[b * p.finished_stride] != 0) || (p.skip_decode && s.num_q == 1) ? 1 : 0;
-  s.row_blocks = s.skipped && !p.zero_finished ? 0 : (s.num_q + p.tokens_of_tile - 1) / p.tokens_of_tile;
+  const bool left = s.num_q <= p.few_q || (s.skipped && !p.zero_finished);
+  s.row_blocks = left ? 0 : (s.num_q + p.tokens_of_tile - 1) / p.tokens_of_tile;
   return s;
 }
 

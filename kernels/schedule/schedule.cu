@@ -47,6 +47,16 @@ __device__ __forceinline__ void place_runs(const DecodeParams& p, int run, Share
   __syncthreads();
 }
 
+// Where prompts are served by another kernel meanwhile: as many as the work's part of both asks for, and a margin, as
+// the other one takes what is left, and what becomes free.
+__device__ __forceinline__ int blocks_to_use(const DecodeParams& p, long long total) {
+  if (p.prompt_tiles == nullptr) return p.blocks;
+  constexpr float kMargin = 1.35f;
+  const float tiles = static_cast<float>(total) * static_cast<float>(p.head_lanes);
+  const float part = tiles / fmaxf(tiles + p.prompt_tile * static_cast<float>(*p.prompt_tiles), 1.0f);
+  return max(min(static_cast<int>(kMargin * part * static_cast<float>(p.blocks)) + 1, p.blocks), 1);
+}
+
 __device__ __forceinline__ Share find_share(const DecodeParams& p, int run, const SharedStorage& shared,
                                             const Deal& deal, int block) {
   const long long total = shared.end[Config::kThreads - 1];
@@ -80,9 +90,13 @@ extern "C" __global__ void __launch_bounds__(attune::schedule::Config::kThreads)
   ptx::wait_for_previous_kernels();
   const int run = (p.batch + Config::kThreads - 1) / Config::kThreads;
   schedule::place_runs(p, run, shared);
-  const schedule::Deal deal(p, shared.end[Config::kThreads - 1]);
+  const long long total = shared.end[Config::kThreads - 1];
+  const int most = schedule::blocks_to_use(p, total);
+  const schedule::Deal deal(most, total);
   for (int block = threadIdx.x; block < p.blocks; block += Config::kThreads) {
-    p.shares[block] = schedule::find_share(p, run, shared, deal, block);
+    schedule::Share share = schedule::find_share(p, run, shared, deal, block);
+    share.blocks = most;
+    p.shares[block] = share;
   }
   for (int block = threadIdx.x; block < p.blocks * p.head_lanes; block += Config::kThreads) p.arrivals[block] = 0;
   if (p.tiles_done != nullptr) {

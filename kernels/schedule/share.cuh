@@ -19,8 +19,8 @@ struct Deal {
   long long each, more;
   int blocks;  // that have tiles
 
-  __device__ __forceinline__ Deal(const DecodeParams& p, long long total)
-      : blocks(static_cast<int>(min(total, static_cast<long long>(p.blocks)))) {
+  __device__ __forceinline__ Deal(int most, long long total)
+      : blocks(static_cast<int>(min(total, static_cast<long long>(most)))) {
     each = blocks > 0 ? divide(total, blocks) : 0;
     more = total - each * blocks;
   }

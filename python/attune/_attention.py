@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, WrongType
 from ._frameworks import array_dtype, dtype_name, empty, finish
 from ._records import parse_device
 
@@ -83,8 +84,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
     if tracer is not None and tracer.is_compiling():
         return tracer.attention(q, k, v, fields, out_dtype, return_lse, return_max_logits)
     arguments = _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits)
-    _core.attention(arguments, workspace, stream)
-    return _outputs(arguments)
+    return finish(_core.attention(arguments, workspace, stream), q)
 
 
 class Plan(_core.Plan):
@@ -145,9 +145,11 @@ def validate(q: Array, k: Array | None = None, v: Array | None = None, *, out_dt
 def warm(calls: Iterable[dict[str, Any]], *, device: str | None = None) -> None:
     """Compiles or loads the kernels of later calls now, side by side. Each call: the arguments of `attention` as a dict."""
     arguments = []
-    for call in calls:
+    for i, call in enumerate(calls):
+        if not isinstance(call, dict):
+            raise WrongType(f"calls[{i}] is {call!r}; a dict of the arguments of attention is expected")
         fields = dict(call)
-        arguments.append(_arguments(fields.pop("q"), fields.pop("k", None), fields.pop("v", None), fields,
+        arguments.append(_arguments(fields.pop("q", None), fields.pop("k", None), fields.pop("v", None), fields,
                                     fields.pop("out_dtype", None), False, False, specs=True))
     _core.warm(arguments, None if device is None else parse_device(device))
 
@@ -160,16 +162,19 @@ def _arguments(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: 
         fields["k"] = k
     if v is not None:
         fields["v"] = v
-    shape = getattr(q, "shape", None)
-    if shape is None:
+    try:
+        rows = (*q.shape,)[:-1]
+    except Exception:
         return fields  # no array: the core says so
     make = _spec if specs else empty
-    rows = tuple(shape[:-1])
     if fields.get("out") is None:
-        dtype = array_dtype(q) if out_dtype is None else dtype_name(out_dtype)
+        dtype = array_dtype("q", q) if out_dtype is None else dtype_name("out_dtype", out_dtype)
         if dtype in ("int8", "float8_e4m3fn", "float8_e5m2") and out_dtype is None:
             raise InvalidArgument(f"out_dtype is None, and q is {dtype}: say the dtype of the output")
-        fields["out"] = make((*rows, _head_dim_v(v, fields)), dtype, q)
+        width = _head_dim_v(v, fields)
+        if width is None:
+            return fields  # the core says why
+        fields["out"] = make((*rows, width), dtype, q)
     if return_lse and fields.get("lse") is None:
         fields["lse"] = make(rows, "float32", q)
     if return_max_logits and fields.get("max_logits") is None:
@@ -189,21 +194,19 @@ def _spec(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
     return spec
 
 
-def _head_dim_v(v: Any, fields: dict[str, Any]) -> int:
-    """The width of a row of the output."""
-    if fields.get("head_dim_v"):
-        return fields["head_dim_v"]
-    if v is not None:
-        return v.shape[-1]
-    cache = fields.get("cache")
-    if cache is not None and cache.v is not None:
-        return cache.v.shape[2 if cache.layout == "xpacked" else -1]
-    if cache is not None and cache.format in ("mla_656", "mla_584"):
-        return 512
+def _head_dim_v(v: Any, fields: dict[str, Any]) -> int | None:
+    """The width of a row of the output; None where what it follows from is wrong."""
+    try:
+        if fields.get("head_dim_v"):
+            width = index(fields["head_dim_v"])
+            return width if 0 < width < 2**16 else None
+        if v is not None:
+            return v.shape[-1]
+        cache = fields.get("cache")
+        if cache is not None and cache.v is not None:
+            return cache.v.shape[2 if cache.layout == "xpacked" else -1]
+        if cache is not None and (cache.k is None or cache.format in ("mla_656", "mla_584")):
+            return 512
+    except (AttributeError, IndexError, TypeError):
+        return None
     raise InvalidArgument("head_dim_v is not given, and there is no v to take it from")
-
-
-def _outputs(arguments: dict[str, Any]) -> Any:
-    q = arguments["q"]
-    found = [finish(arguments[name], q) for name in ("out", "lse", "max_logits") if arguments.get(name) is not None]
-    return found[0] if len(found) == 1 else tuple(found)

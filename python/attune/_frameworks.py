@@ -6,20 +6,36 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ._errors import Unsupported, WrongType
+from ._errors import Unsupported, WrongType, no_array
 from ._records import View
 
 _NUMPY_VIEWS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 
-def dtype_name(dtype: Any) -> str:
+_DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool", "int32", "int64")
+_names: dict[Any, str] = {}  # of the dtypes seen so far
+
+
+def dtype_name(argument: str, dtype: Any) -> str:
     """torch.float32, numpy.dtype("float32"), numpy.float32 or "float32" -> "float32"."""
-    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    return name.rpartition(".")[2]
+    try:
+        return _names[dtype]
+    except (KeyError, TypeError):
+        name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype).rpartition(".")[2]
+    if name not in _DTYPES:
+        raise WrongType(f"{argument} is {dtype!r}; known are {', '.join(_DTYPES)}")
+    _names[dtype] = name
+    return name
 
 
-def array_dtype(array: Any) -> str:
-    return dtype_name(array.dtype)
+def array_dtype(argument: str, array: Any) -> str:
+    dtype = getattr(array, "dtype", None)
+    if dtype is None:
+        raise no_array(argument, array)
+    try:
+        return dtype_name(argument, dtype)
+    except WrongType:
+        raise WrongType(f"{argument} has dtype {dtype}; known are {', '.join(_DTYPES)}") from None
 
 
 class _Numpy:
@@ -45,16 +61,18 @@ class _Numpy:
         raise WrongType(f"{type(array).__name__} is on a CUDA device and its framework is not known: pass stream=")
 
 
+_torch_devices: dict[int, Any] = {}
+
+
 class _Torch:
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+        return like.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
 
     @staticmethod
     def allocate(index: int, size: int, stream: int | None) -> Any:
         torch = sys.modules["torch"]
-        device = torch.device("cuda", index)
+        device = _torch_devices.get(index) or _torch_devices.setdefault(index, torch.device("cuda", index))
         if stream is None:
             return torch.empty(size, dtype=torch.uint8, device=device)
         with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
@@ -101,7 +119,7 @@ class _Jax:
 
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        if any(device.platform != "cpu" for device in like.devices()):
+        if not like.is_deleted() and any(device.platform != "cpu" for device in like.devices()):
             _Jax.current_stream(like, 0)
         return _Numpy.empty(shape, dtype, like)
 
@@ -148,9 +166,11 @@ def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
     return framework_of(like).empty(shape, dtype, like.array if type(like) is View else like)
 
 
-def finish(array: Any, like: Any) -> Any:
-    """What the caller gets for an array that `empty` made: JAX's is an array of numpy until here."""
-    return _Jax.from_numpy(array, like) if framework_of(like) is _Jax and not isinstance(array, View) else array
+def finish(made: Any, like: Any) -> Any:
+    """What the caller gets for arrays (one, or a tuple) that `empty` made: JAX's are arrays of numpy until here."""
+    if framework_of(like) is not _Jax or isinstance(made, View):
+        return made
+    return tuple(finish(array, like) for array in made) if type(made) is tuple else _Jax.from_numpy(made, like)
 
 
 # What the extension module calls.

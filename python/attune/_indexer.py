@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._errors import InvalidArgument, shape_of, whole
 from ._ops import _given, call, hand_out, make
 from ._records import Array, KVCache
 
@@ -31,7 +32,7 @@ def indexer_topk(q: Array, weights: Array, cache: KVCache, *, topk: int | None =
         indices int32 [total_q, topk] (or [batch, seqlen_q, topk]) in the order of positions, then -1; topk_length int32 [total_q].
         Rows that no sequence owns are not written.
     """
-    rows = tuple(q.shape[:-2])  # type: ignore[attr-defined]
+    rows = shape_of("q", q)[:-2]
     indices, topk_length = _outputs(rows, topk, indices, topk_length, q)
     call("indexer_topk", _given(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q,
                                 seqused_kv=seqused_kv, causal=causal, key_begin=key_begin, key_end=key_end, form=form,
@@ -52,8 +53,8 @@ def indexer_scores(q: Array, weights: Array, cache: KVCache, *, q_scale: Array |
     """
     if scores is None:
         if max_seqlen_kv is None:
-            raise ValueError("max_seqlen_kv and scores are None; one of them must say how many columns the scores have")
-        scores = make((*q.shape[:-2], max_seqlen_kv), "float32", q)  # type: ignore[attr-defined]
+            raise InvalidArgument("max_seqlen_kv and scores are None; one of them must say how many columns the scores have")
+        scores = make((*shape_of("q", q)[:-2], whole("max_seqlen_kv", max_seqlen_kv)), "float32", q)
         clear_scores = True if clear_scores is None else clear_scores
     call("indexer_scores", _given(q=q, weights=weights, cache=cache, q_scale=q_scale, cu_seqlens_q=cu_seqlens_q,
                                   seqused_kv=seqused_kv, causal=causal, key_begin=key_begin, key_end=key_end,
@@ -71,7 +72,7 @@ def indexer_select(scores: Array, *, topk: int | None = None, cache: KVCache | N
 
     The cache gives its tables only; it may be None with form "positions" or a slot_table. Returns (indices, topk_length).
     """
-    rows = tuple(scores.shape[:-1])  # type: ignore[attr-defined]
+    rows = shape_of("scores", scores)[:-1]
     indices, topk_length = _outputs(rows, topk, indices, topk_length, scores)
     call("indexer_select", _given(scores=scores, cache=cache, cu_seqlens_q=cu_seqlens_q, seqused_kv=seqused_kv, causal=causal,
                                   key_begin=key_begin, key_end=key_end, form=form, slot_table=slot_table,
@@ -83,10 +84,10 @@ def indexer_select(scores: Array, *, topk: int | None = None, cache: KVCache | N
 def _outputs(rows: tuple[int, ...], topk: int | None, indices: Any, topk_length: Any, like: Any) -> tuple[Any, Any]:
     if indices is None:
         if topk is None:
-            raise ValueError("topk and indices are None; one of them must say how many keys are chosen")
-        indices = make((*rows, topk), "int32", like)
-    elif topk is not None and topk != indices.shape[-1]:
-        raise ValueError(f"topk is {topk}, and indices has {indices.shape[-1]} columns")
+            raise InvalidArgument("topk and indices are None; one of them must say how many keys are chosen")
+        indices = make((*rows, whole("topk", topk)), "int32", like)
+    elif topk is not None and topk != shape_of("indices", indices)[-1]:
+        raise InvalidArgument(f"topk is {topk}, and indices has {indices.shape[-1]} columns")
     if topk_length is None:
         count = 1
         for extent in rows:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from . import _core
+from ._errors import WrongType, whole
 
 _DEVICE_TYPES = ("cpu", "cuda")
 _LEVELS = ("debug", "info", "warning", "error")
@@ -55,7 +56,7 @@ def info() -> str:
 
 def set_num_threads(count: int) -> None:
     """Threads of the CPU backend, for plans made later; 0 restores the default (OMP_NUM_THREADS, else all cores)."""
-    _core.set_num_threads(count)
+    _core.set_num_threads(whole("count", count, most=4096))
 
 
 def get_num_threads() -> int:
@@ -65,4 +66,6 @@ def get_num_threads() -> int:
 
 def set_log_callback(callback: Callable[[str, str], object] | None) -> None:
     """callback(level, message) gets the library's log; level is "debug", "info", "warning" or "error". None drops it (default)."""
+    if callback is not None and not callable(callback):
+        raise WrongType(f"callback is {callback!r}; a function of a level and a message is expected")
     _core.set_log_callback(None if callback is None else lambda level, message: callback(_LEVELS[level], message))

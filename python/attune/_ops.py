@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _core
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, shape_of
 from ._frameworks import array_dtype, dtype_name, empty, finish
 from ._records import Array, KVCache, Prologue
 
@@ -66,10 +66,10 @@ def qkv_prepare(q: Array | None = None, k: Array | None = None, v: Array | None 
     outs = []
     for name, given, out in (("q", q, q_out), ("k", k, k_out), ("v", v, v_out)):
         if given is not None and out is None:
-            dtype = array_dtype(given) if out_dtype is None else dtype_name(out_dtype)
+            dtype = array_dtype(name, given) if out_dtype is None else dtype_name("out_dtype", out_dtype)
             if out_dtype is None and dtype in ("int8", "float8_e4m3fn", "float8_e5m2"):
                 raise InvalidArgument(f"out_dtype is None, and {name} is {dtype}: say the dtype of the outputs")
-            out = empty(tuple(given.shape), dtype, given)  # type: ignore[attr-defined]
+            out = empty(shape_of(name, given), dtype, given)
         outs.append(out)
     _core.qkv_prepare({**arguments, **_given(q_out=outs[0], k_out=outs[1], v_out=outs[2])}, stream)
     return tuple(None if out is None else finish(out, like) for out, like in zip(outs, (q, k, v)))  # type: ignore[return-value]
@@ -91,9 +91,10 @@ def merge(partial_out: Array, partial_lse: Array, *, sinks: Array | None = None,
     if _tracing():
         return tracer.merge({"partial_out": partial_out, "partial_lse": partial_lse, "sinks": sinks, "out": out,
                              "out_scale": out_scale, "lse": lse}, out_dtype, return_lse)
-    shape = tuple(partial_out.shape)  # type: ignore[attr-defined]
+    shape = shape_of("partial_out", partial_out)
     if out is None:
-        out = empty(shape[1:], array_dtype(partial_out) if out_dtype is None else dtype_name(out_dtype), partial_out)
+        dtype = array_dtype("partial_out", partial_out) if out_dtype is None else dtype_name("out_dtype", out_dtype)
+        out = empty(shape[1:], dtype, partial_out)
     if lse is None and return_lse:
         lse = empty(shape[1:-1], "float32", partial_out)
     _core.merge(_given(partial_out=partial_out, partial_lse=partial_lse, sinks=sinks, out=out, out_scale=out_scale, lse=lse),

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import operator
+
+from ._errors import InvalidArgument, WrongType
+
 Array = object  # torch.Tensor, numpy.ndarray, cupy.ndarray, jax.Array, View, Spec, or any object with __dlpack__
 
 
@@ -129,7 +133,10 @@ class Spec(_Record):
     __slots__ = ("shape", "dtype", "cuda", "index")
 
     def __init__(self, shape: tuple[int, ...], dtype: str, device: str = "cpu") -> None:
-        self.shape = tuple(shape)
+        try:
+            self.shape = tuple(map(operator.index, shape))
+        except TypeError:
+            raise WrongType(f"shape is {shape!r}; ints are expected") from None
         self.dtype = dtype
         self.cuda, self.index = parse_device(device)
 
@@ -138,5 +145,5 @@ def parse_device(device: str) -> tuple[bool, int]:
     """("cuda:1") -> (True, 1)."""
     kind, _, index = str(device).partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise ValueError(f"device is {device!r}; 'cpu', 'cuda' and 'cuda:N' are known")
+        raise InvalidArgument(f"device is {device!r}; 'cpu', 'cuda' and 'cuda:N' are known")
     return kind == "cuda", int(index or 0)

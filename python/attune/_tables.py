@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _core
+from ._errors import whole
 from ._frameworks import framework_of
 from ._records import Array, View
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 def _table(shape: tuple[int, ...], like: Array | None, fill: Any) -> Any:
     import numpy
 
-    if min(shape) < 0:
-        raise ValueError(f"a table of shape {list(shape)} was asked for; sizes are 0 or more")
     table: Any = numpy.empty(shape, numpy.float32)
     fill(table)
     return table if like is None else framework_of(like).from_numpy(table, like.array if isinstance(like, View) else like)
@@ -37,7 +36,9 @@ def rope_table(num_positions: int, dim: int, *, style: str = "linear", first_pos
         cosines and sines. low_freq_factor, high_freq_factor: Llama 3.
     """
     arguments = {"style": style, "dim": dim, **fields}
-    return _table((num_positions, dim), like, lambda out: _core.rope_table(arguments, first_position, num_positions, out))
+    shape = whole("num_positions", num_positions, most=2**31), whole("dim", dim, most=2**16)
+    first = whole("first_position", first_position)
+    return _table(shape, like, lambda out: _core.rope_table(arguments, first, shape[0], out))
 
 
 def rope_frequencies(dim: int, *, style: str = "linear", **fields: Unpack[RopeFields]) -> list[float]:
@@ -47,19 +48,22 @@ def rope_frequencies(dim: int, *, style: str = "linear", **fields: Unpack[RopeFi
 
 def logn_table(max_position: int, num_positions: int, *, like: Array | None = None) -> Any:
     """float32 [num_positions]: ln(p + 1) / ln(max_position) for p > max_position, else 1."""
-    return _table((num_positions,), like, lambda out: _core.logn_table(max_position, num_positions, out))
+    most, count = whole("max_position", max_position), whole("num_positions", num_positions, most=2**31)
+    return _table((count,), like, lambda out: _core.logn_table(most, count, out))
 
 
 def alibi_slopes(num_heads: int, *, like: Array | None = None) -> Any:
     """float32 [num_heads]: the slopes of the ALiBi paper. They are positive and are added times key - query."""
-    return _table((num_heads,), like, lambda out: _core.alibi_slopes(num_heads, out))
+    count = whole("num_heads", num_heads, least=1, most=2**16)
+    return _table((count,), like, lambda out: _core.alibi_slopes(count, out))
 
 
 def t5_bucket(relative_position: int, num_buckets: int, max_distance: int, bidirectional: bool) -> int:
     """The T5 bucket of key position - query position."""
-    return _core.t5_bucket(relative_position, num_buckets, max_distance, bidirectional)
+    return _core.t5_bucket(whole("relative_position", relative_position, least=-(2**63)), whole("num_buckets", num_buckets),
+                           whole("max_distance", max_distance), bool(bidirectional))
 
 
 def kv_page_bytes(format: str, page_size: int) -> int:
     """Bytes of one page of "mla_656" or "mla_584", padding included."""
-    return _core.kv_page_bytes(format, page_size)
+    return _core.kv_page_bytes(format, whole("page_size", page_size))

@@ -12,6 +12,7 @@ struct Arrays::View {
   int32_t device_type = dlpack::kCpu;
   int32_t device_id = 0;
   bool read_only = false;
+  bool is_bool = false;  // uint8 to the library
 };
 
 namespace {
@@ -231,6 +232,9 @@ const char* dtype_name(int32_t dtype) {
 attune_tensor Arrays::view(const Name& name, nb::handle array, Use use) {
   View view;
   read(name, array, &view);
+  if (use == Use::kBits && view.is_bool && view.as == ATTUNE_DTYPE_NONE)
+    type_error(name.text() + " is bool; uint8 with a bit for each key is expected, as of " +
+               "numpy.packbits(mask, axis=-1, bitorder=\"little\")");
   if (use == Use::kWrite && view.read_only) invalid_argument(name.text() + " is read-only; an output must be writable");
   if (use == Use::kCache && view.read_only && read_only_cache_.empty()) read_only_cache_ = name.text();
   agree(name, view);
@@ -260,6 +264,7 @@ void Arrays::read(const Name& name, nb::handle array, View* view) {
       from_dlpack(name, array, tensor, view->as, &view->tensor);
       view->device_type = tensor.device.type;
       view->device_id = tensor.device.id;
+      view->is_bool = tensor.dtype.code == dlpack::kBool;
       if (api_ == nullptr) api_ = entry.api;
       return;
     }
@@ -287,7 +292,10 @@ void Arrays::read(const Name& name, nb::handle array, View* view) {
 void Arrays::read_struct(const Name& name, nb::handle array, View* view) {
   nb::object capsule = array.attr("__array_struct__");
   auto* from = static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
-  if (from == nullptr) throw nb::python_error();
+  if (from == nullptr) {
+    nb::python_error cause;
+    type_error(name.text() + " cannot be read: " + first_line(cause));
+  }
   require_rank(name, from->nd);
   attune_tensor& to = view->tensor;
   to.dtype = view->as == ATTUNE_DTYPE_NONE ? dtype_of(*from, array) : viewed(name, array, from->itemsize, view->as);
@@ -305,6 +313,7 @@ void Arrays::read_struct(const Name& name, nb::handle array, View* view) {
   }
   make_one_element(&to);
   view->read_only = !(from->flags & kFlagWriteable);
+  view->is_bool = from->kind == 'b';
 }
 
 void Arrays::read_capsule(const Name& name, nb::handle array, View* view) {
@@ -340,7 +349,10 @@ void Arrays::read_capsule(const Name& name, nb::handle array, View* view) {
     tensor = &managed->tensor;
   } else {
     auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
-    if (managed == nullptr) throw nb::python_error();
+    if (managed == nullptr) {
+      nb::python_error cause;
+      type_error(name.text() + " cannot be read: " + first_line(cause));
+    }
     tensor = &managed->tensor;
   }
   // The capsule is not consumed: its own destructor releases the export, when this call has returned.
@@ -348,6 +360,7 @@ void Arrays::read_capsule(const Name& name, nb::handle array, View* view) {
   from_dlpack(name, array, *tensor, view->as, &view->tensor);
   view->device_type = tensor->device.type;
   view->device_id = tensor->device.id;
+  view->is_bool = tensor->dtype.code == dlpack::kBool;
 }
 
 void Arrays::read_spec(const Name& name, nb::handle array, View* view) {
@@ -387,6 +400,19 @@ void Arrays::agree(const Name& name, const View& view) {
 void Arrays::require_writable_cache() const {
   if (!read_only_cache_.empty())
     invalid_argument(read_only_cache_ + " is read-only, and this call writes to the cache");
+}
+
+dlpack::ManagedTensorVersioned* Arrays::allocate_directly(size_t bytes) const {
+  if (api_ == nullptr || api_->allocate == nullptr) return nullptr;
+  auto extent = static_cast<int64_t>(std::max<size_t>(bytes, 1));
+  dlpack::Tensor prototype{};
+  prototype.device = {dlpack::kCuda, device_.index};
+  prototype.ndim = 1;
+  prototype.dtype = {dlpack::kUInt, 8, 1};
+  prototype.shape = &extent;
+  dlpack::ManagedTensorVersioned* made = nullptr;
+  const auto be_silent = [](void*, const char*, const char*) {};
+  return api_->allocate(&prototype, &made, nullptr, be_silent) == 0 ? made : nullptr;
 }
 
 nb::object Arrays::allocate(size_t bytes, nb::handle given_stream) const {

@@ -43,7 +43,7 @@ class Arrays {
   Arrays(const Arrays&) = delete;
   Arrays& operator=(const Arrays&) = delete;
 
-  enum class Use { kRead, kWrite, kCache };  // kCache: written only by operations that append
+  enum class Use { kRead, kBits, kWrite, kCache };  // kBits: no bool; kCache: written only by operations that append
   attune_tensor view(const Name& name, nb::handle array, Use use);
   // Keeps what another thread could replace while a call runs without the lock.
   void hold(nb::object object) {
@@ -54,8 +54,11 @@ class Arrays {
   attune_device device() const { return device_; }
   // Throws where a tensor of the cache is read-only.
   void require_writable_cache() const;
+  // Bytes on the device, of the framework of the first array that has an exchange API, for work on the current stream.
+  // Null: ask allocate.
+  dlpack::ManagedTensorVersioned* allocate_directly(size_t bytes) const;
   // An array of uint8 on the device, of the framework of the first array, for work on a stream: given by the caller, or
-  // None for the current one.
+  // None for the current one. Throws the framework's own error.
   nb::object allocate(size_t bytes, nb::handle given_stream) const;
   // The stream to run on: given by the caller, or the current one of the framework of the first array. CPU: null.
   void* stream(nb::handle given) const;

@@ -63,7 +63,9 @@ inline constexpr uint64_t kFlagReadOnly = 1;
 struct ExchangeApi {
   Version version;
   ExchangeApi* previous;
-  void* allocate;
+  // A new array of the prototype's dtype, shape and device, for work on the current stream. Not 0: it has told why.
+  int (*allocate)(Tensor* prototype, ManagedTensorVersioned** made, void* context,
+                  void (*tell)(void* context, const char* kind, const char* message));
   void* managed_from_object;
   void* managed_to_object;
   int (*tensor_from_object)(void* object, Tensor* view);  // may be null; the view lives as long as the object

@@ -37,6 +37,17 @@ int64_t to_int(const Name& name, nb::handle value, int64_t least, int64_t most) 
   return number;
 }
 
+// A bool, or what has the truth value of one element: ints, those of numpy, torch and so on. No text, which would
+// always be true.
+int32_t to_bool(const Name& name, nb::handle value) {
+  const int truth = PyUnicode_Check(value.ptr()) ? -1 : PyObject_IsTrue(value.ptr());
+  if (truth < 0) {
+    PyErr_Clear();
+    type_error(name.text() + " is " + text(nb::repr(value)) + "; a bool is expected");
+  }
+  return truth;
+}
+
 double to_double(const Name& name, nb::handle value) {
   const double number = PyFloat_AsDouble(value.ptr());
   if (number == -1.0 && PyErr_Occurred()) {
@@ -46,7 +57,8 @@ double to_double(const Name& name, nb::handle value) {
   return number;
 }
 
-void fill_from_attributes(void* to, const Table& table, const char* scope, nb::handle object, Arrays* arrays);
+void fill_from_record(void* to, const Table& table, nb::handle type, const char* scope, nb::handle record,
+                      Arrays* arrays);
 
 void fill_field(std::byte* base, const Field& field, const char* scope, nb::handle value, Arrays* arrays) {
   void* to = base + field.offset;
@@ -55,6 +67,9 @@ void fill_field(std::byte* base, const Field& field, const char* scope, nb::hand
     case Kind::kInput:
       *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kRead);
       return;
+    case Kind::kBits:
+      *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kBits);
+      return;
     case Kind::kOutput:
       *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kWrite);
       return;
@@ -62,9 +77,7 @@ void fill_field(std::byte* base, const Field& field, const char* scope, nb::hand
       *static_cast<attune_tensor*>(to) = arrays->view(name, value, Arrays::Use::kCache);
       return;
     case Kind::kBool: {
-      const int truth = PyObject_IsTrue(value.ptr());
-      if (truth < 0) throw nb::python_error();
-      *static_cast<int32_t*>(to) = truth;
+      *static_cast<int32_t*>(to) = to_bool(name, value);
       return;
     }
     case Kind::kInt32:
@@ -100,18 +113,22 @@ void fill_field(std::byte* base, const Field& field, const char* scope, nb::hand
     case Kind::kCache:
       if (!nb::isinstance(value, classes().kv_cache))
         type_error(name.text() + " is " + text(nb::repr(value)) + "; an attune.KVCache is expected");
-      return fill_from_attributes(to, kv_cache_table(),
-                                  std::strcmp(field.name, "cache") == 0 ? "cache." : "extra_cache.", value, arrays);
+      return fill_from_record(to, kv_cache_table(), classes().kv_cache,
+                              std::strcmp(field.name, "cache") == 0 ? "cache." : "extra_cache.", value, arrays);
     case Kind::kPrologue:
       if (!nb::isinstance(value, classes().prologue))
         type_error(name.text() + " is " + text(nb::repr(value)) + "; an attune.Prologue is expected");
-      return fill_from_attributes(to, prologue_table(), "prologue.", value, arrays);
+      return fill_from_record(to, prologue_table(), classes().prologue, "prologue.", value, arrays);
   }
 }
 
-void fill_from_attributes(void* to, const Table& table, const char* scope, nb::handle object, Arrays* arrays) {
+// type: the class whose slots the table names; the record may be of a class derived from it.
+void fill_from_record(void* to, const Table& table, nb::handle type, const char* scope, nb::handle record,
+                      Arrays* arrays) {
+  const bool slots = reinterpret_cast<PyObject*>(Py_TYPE(record.ptr())) == type.ptr();
   for (size_t i = 0; i < table.fields().size(); ++i) {
-    nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), table.key(i).ptr()));
+    nb::object value =
+        slots ? table.slot(i, type, record) : nb::steal(PyObject_GetAttr(record.ptr(), table.key(i).ptr()));
     if (!value.is_valid()) throw nb::python_error();
     if (value.is_none()) continue;
     fill_field(static_cast<std::byte*>(to), table.fields()[i], scope, value, arrays);
@@ -124,6 +141,7 @@ void fill_from_attributes(void* to, const Table& table, const char* scope, nb::h
 const char* kind_name(Kind kind) {
   switch (kind) {
     case Kind::kInput:
+    case Kind::kBits:
       return "array";
     case Kind::kOutput:
       return "output";
@@ -158,6 +176,20 @@ Table::Table(std::span<const Field> fields) : fields_(fields) {
 int Table::find(nb::handle name) const {
   PyObject* found = PyDict_GetItemWithError(index_.ptr(), name.ptr());
   return found == nullptr ? -1 : static_cast<int>(PyLong_AsLong(found));
+}
+
+nb::object Table::slot(size_t i, nb::handle type, nb::handle record) const {
+  if (slots_.empty()) {
+    std::vector<Slot> found;
+    for (const nb::handle key : keys_) {
+      PyObject* descriptor = PyObject_GetAttr(type.ptr(), key.ptr());
+      if (descriptor == nullptr) throw nb::python_error();
+      found.push_back(
+          {descriptor, reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_get))});
+    }
+    slots_ = std::move(found);
+  }
+  return nb::steal(slots_[i].get(slots_[i].descriptor, record.ptr(), type.ptr()));
 }
 
 void Values::take(const Table& table, nb::dict arguments) {
@@ -212,7 +244,7 @@ const Table& attention_table() {
       A(causal, kBool),
       A(window_left, kInt64),
       A(window_right, kInt64),
-      A(mask_bits, kInput),
+      A(mask_bits, kBits),
       A(mask_start, kInput),
       A(bidirectional_ranges, kInput),
       A(finished, kInput),

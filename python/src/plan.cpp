@@ -45,6 +45,13 @@ Workspace::Workspace(size_t bytes, const Arrays& arrays, nb::handle given, nb::h
     data_ = heap_.get();
     return;
   }
+  if (given.is_none() && stream.is_none()) {
+    direct_.reset(arrays.allocate_directly(bytes));
+    if (direct_ != nullptr) {
+      data_ = direct_->tensor.data;
+      return;
+    }
+  }
   array_ = given.is_none() ? arrays.allocate(bytes, stream) : nb::borrow(given);
   Arrays own;
   const attune_tensor tensor = own.view({"", "workspace"}, array_, Arrays::Use::kWrite);
@@ -86,9 +93,10 @@ nb::object Plan::call(RunFunction run, nb::kwargs changes) {
   Values values = values_;
   nb::object stream = nb::none();
   if (changes.size() != 0) {
-    if (PyObject* given = PyDict_GetItemString(changes.ptr(), "stream"); given != nullptr) {
+    static PyObject* const name = PyUnicode_InternFromString("stream");
+    if (PyObject* given = PyDict_GetItemWithError(changes.ptr(), name); given != nullptr) {
       stream = nb::borrow(given);
-      PyDict_DelItemString(changes.ptr(), "stream");
+      PyDict_DelItem(changes.ptr(), name);
     }
     values.take(attention_table(), changes);
   }
@@ -114,7 +122,7 @@ std::string Plan::describe() const {
   return text;
 }
 
-void run_attention(nb::dict arguments, nb::object workspace, nb::object stream) {
+nb::object run_attention(nb::dict arguments, nb::object workspace, nb::object stream) {
   Values values;
   values.take(attention_table(), arguments);
   Arrays arrays;
@@ -126,6 +134,7 @@ void run_attention(nb::dict arguments, nb::object workspace, nb::object stream) 
   check(attune_plan_workspace_size(plan, &bytes));
   const Workspace own(bytes, arrays, workspace, stream);
   check(run_without_lock(attune_run, plan, attention, own, arrays.stream(stream)));
+  return outputs_of(values);
 }
 
 }  // namespace attune::python

@@ -8,7 +8,7 @@
 
 namespace attune::python {
 
-// Bytes on a device, aligned to 256: of the C++ heap, or an array that the framework of the first array allocated.
+// Bytes on a device, aligned to 256: of the C++ heap, the caller's, or of the framework of the arrays.
 class Workspace {
  public:
   Workspace() = default;
@@ -20,8 +20,10 @@ class Workspace {
  private:
   struct Free {
     void operator()(void* p) const noexcept;
+    void operator()(dlpack::ManagedTensorVersioned* p) const noexcept { p->deleter(p); }
   };
   std::unique_ptr<void, Free> heap_;
+  std::unique_ptr<dlpack::ManagedTensorVersioned, Free> direct_;
   nb::object array_;
   void* data_ = nullptr;
   size_t size_ = 0;
@@ -53,8 +55,8 @@ class Plan {
   bool running_ = false;
 };
 
-// One call without a plan to keep: plans, runs, forgets.
-void run_attention(nb::dict arguments, nb::object workspace, nb::object stream);
+// One call without a plan to keep: plans, runs, forgets, and gives the outputs as Plan::call does.
+nb::object run_attention(nb::dict arguments, nb::object workspace, nb::object stream);
 
 attune_attention read_attention(const Values& values, Arrays* arrays);
 

@@ -3,6 +3,8 @@
 are in test_compat_mla.py."""
 
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -281,7 +283,8 @@ def test_unified_attention_over_eight_bits(mode):
 def test_unified_attention_refusals():
     q, k = randn(8, 4, 16), randn(6, 16, 2, 16)
     for options, message in (({"causal": False}, "causal is False"), ({"q_descale": torch.ones(1)}, "q_descale is given"),
-                             ({"kv_quant_mode": 4}, "kv_quant_mode is 4")):
+                             ({"kv_quant_mode": 4}, "kv_quant_mode is 4"), ({"chunk_lookback": 1}, "chunk_lookback is 1"),
+                             ({"rswa_window": 4}, "rswa_window is given")):
         with pytest.raises(NotImplementedError, match="unified_attention: " + message):
             unified(q, k, k, q.clone(), ints(0, 1, 8), ints(40, 24), ints(*TABLE), **options)
     with pytest.raises(ValueError, match="kv_quant_mode is 3; it needs k_scale_cache"):
@@ -313,17 +316,32 @@ def test_unified_attention_refusals():
     (unified_attention,
      "q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal window_size block_table softcap q_descale "
      "k_descale v_descale seq_threshold_3D num_par_softmax_segments softmax_segm_output softmax_segm_max softmax_segm_expsum "
-     "alibi_slopes output_scale qq_bias sinks mm_prefix_range use_alibi_sqrt kv_quant_mode k_scale_cache v_scale_cache"),
+     "alibi_slopes output_scale qq_bias sinks mm_prefix_range use_alibi_sqrt kv_quant_mode k_scale_cache v_scale_cache "
+     "chunk_lookback use_td others"),
 ])
 def test_argument_order(function, names):
     assert list(inspect.signature(function).parameters) == names.split()
 
 
-def test_alias_of_a_module():
-    import subprocess
-    import sys
-
+@pytest.mark.parametrize("module", ["flash_attn", "flash_attn.flash_attn_interface"])
+def test_alias_of_a_module(module):
     code = ("import sys, attune.compat.flash_attn as shim; sys.modules['flash_attn'] = shim\n"
-            "import torch; from flash_attn import flash_attn_func; x = torch.ones(1, 2, 1, 8)\n"
+            f"import torch; from {module} import flash_attn_func; x = torch.ones(1, 2, 1, 8)\n"
             "assert torch.equal(flash_attn_func(x, x, x), x)")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("shim", ["flash_mla", "flash_mla_2025_09"])
+def test_alias_of_flash_mla(shim):
+    code = (f"import sys, attune.compat.{shim} as shim; sys.modules['flash_mla'] = shim\n"
+            "import flash_mla.flash_mla_interface as interface\n"
+            "assert all(getattr(interface, name) is getattr(shim, name) for name in shim.__all__)")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_positions_of_older_revisions_are_not_taken_for_something_else():
+    q, k = randn(8, 4, 16), randn(6, 16, 2, 16)
+    arguments = q, k, k, q.clone(), ints(0, 1, 8), 7, ints(40, 24), 64, 0.25, True, (-1, -1), ints(*TABLE), 0.0, None, None, None
+    unified_attention(*arguments, use_td=False, rswa_window=None)
+    with pytest.raises(TypeError, match="seq_threshold_3D is a tensor"):
+        unified_attention(*arguments, torch.ones(4))

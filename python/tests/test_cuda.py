@@ -100,6 +100,24 @@ def test_a_run_of_a_plan_allocates_nothing_and_does_not_wait():
     assert torch.equal(out, want)
 
 
+def test_no_memory_for_the_workspace():
+    q, cache, lengths = decode()
+    out = torch.empty_like(q)
+    attune.attention(q, cache=cache, seqused_kv=lengths, out=out)  # loads its kernel
+    torch.cuda.set_per_process_memory_fraction(1e-9)
+    taken = []
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            while True:
+                taken.append(torch.empty(4096, dtype=torch.uint8, device="cuda"))
+        with pytest.raises(torch.OutOfMemoryError):
+            attune.attention(q, cache=cache, seqused_kv=lengths, out=out)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    taken.clear()
+    attune.attention(q, cache=cache, seqused_kv=lengths, out=out)
+
+
 def issue_us(function, rounds=9, count=200):
     """Microseconds that a call keeps the CPU, of the quietest round; what it starts runs beside."""
     best = float("inf")
@@ -124,8 +142,7 @@ def test_overhead_of_a_decode_step(record_property, capsys):
         record_property(f"cuda_{name}_us", us)
     with capsys.disabled():
         print("\nus a call: " + ", ".join(f"{name} {us:.1f}" for name, us in times.items()))
-    launches = 2 * times["launch"]  # a schedule and an attention
-    assert times["planned"] < 10 + launches and times["unplanned"] < 40 + launches, times
+    assert times["planned"] < 10 and times["unplanned"] < 40, times  # launches included
 
 
 # ----------------------------------------------------------------------------------------------------------------- CuPy

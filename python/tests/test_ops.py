@@ -99,7 +99,7 @@ def test_rope_tables():
         attune.rope_table(4, 8, style="lama")
     with pytest.raises(ValueError, match="dim is 7"):
         attune.rope_table(4, 7)
-    with pytest.raises(ValueError, match="sizes are 0 or more"):
+    with pytest.raises(ValueError, match="num_positions is -1"):
         attune.rope_table(-1, 8)
 
 

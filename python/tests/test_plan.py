@@ -138,7 +138,7 @@ def test_describe_and_threads():
     assert attune.get_num_threads() == 3
     attune.set_num_threads(0)
     assert attune.get_num_threads() == before
-    with pytest.raises(ValueError, match="num_threads"):
+    with pytest.raises(ValueError, match="count is -1"):
         attune.set_num_threads(-1)
 
 

@@ -11,6 +11,7 @@
 #include "core/dtype.h"
 #include "cpu/attention.h"
 #include "cuda/decode/decode.h"
+#include "cuda/mixed/mixed.h"
 #include "cuda/mla/mla.h"
 #include "cuda/prefill/prefill.h"
 
@@ -33,8 +34,9 @@ constexpr AxisInfo kAxes[kNumAxes] = {
     {"determinism", {"run to run", "batch invariant"}},
 };
 
-const Kernel* const kKernels[] = {&cpu::attention_kernel(),     &cuda::prefill_kernel(), &cuda::prefill_fp8_kernel(),
-                                  &cuda::prefill_fp32_kernel(), &cuda::mla_kernel(),     &cuda::decode_kernel()};
+const Kernel* const kKernels[] = {&cpu::attention_kernel(),    &cuda::mixed_kernel(),        &cuda::prefill_kernel(),
+                                  &cuda::prefill_fp8_kernel(), &cuda::prefill_fp32_kernel(), &cuda::mla_kernel(),
+                                  &cuda::decode_kernel()};
 
 uint32_t format_bit(const KvCache& c, int32_t dtype) {
   if (!c.format->plain) return c.format->id == ATTUNE_KV_MLA_656 ? use::kMla656 : use::kMla584;

@@ -26,6 +26,7 @@ std::string shape_text(const attune_tensor& t) {
 
 void check_tensor(const char* name, const attune_tensor& t, std::initializer_list<int32_t> dtypes,
                   std::initializer_list<int> ranks, Data data) {
+  if (!present(t)) fail(ATTUNE_INVALID_ARGUMENT, name, " is absent, but it is needed");
   if (std::find(dtypes.begin(), dtypes.end(), t.dtype) == dtypes.end()) {
     fail(ATTUNE_INVALID_ARGUMENT, name, ".dtype is ", dtype_name(t.dtype), " (", t.dtype,
          "); allowed: ", list_dtypes(dtypes));

@@ -10,6 +10,8 @@
 #include <shared_mutex>
 #include <system_error>
 #include <thread>
+#include <tuple>
+#include <unordered_map>
 
 #include "core/status.h"
 #include "cuda/device.h"
@@ -30,28 +32,65 @@ std::string key_of(const KernelSpec& spec, int32_t device) {
   return cat(module_name({spec.source, spec.defines}), "\n", spec.entry, "\n", device);
 }
 
+// Kernels by their specs as callers write them, defines in the caller's order. Every plan comes here, so that a lookup
+// neither sorts nor allocates.
+class KnownKernels {
+ public:
+  const CompiledKernel* find(const KernelSpec& spec, int32_t device) const {
+    const auto [begin, end] = kernels_.equal_range(hash(spec));
+    for (auto it = begin; it != end; ++it) {
+      const Known& k = it->second;
+      if (k.device == device && k.spec.entry == spec.entry && k.spec.source == spec.source &&
+          k.spec.defines == spec.defines) {
+        return k.kernel;
+      }
+    }
+    return nullptr;
+  }
+  void add(const KernelSpec& spec, int32_t device, const CompiledKernel* kernel) {
+    if (find(spec, device) == nullptr) kernels_.emplace(hash(spec), Known{spec, device, kernel});
+  }
+
+ private:
+  struct Known {
+    KernelSpec spec;
+    int32_t device;
+    const CompiledKernel* kernel;
+  };
+
+  // Of what tells kernels apart, which their names are not.
+  static size_t hash(const KernelSpec& spec) {
+    size_t h = std::hash<std::string>()(spec.entry);
+    for (const auto& [macro, value] : spec.defines)
+      for (const char c : value) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3;  // FNV-1a
+    return h;
+  }
+
+  std::unordered_multimap<size_t, Known> kernels_;
+};
+
 class KernelCache {
  public:
   KernelCache() : finder_(ImageFinder::default_options(require_driver().version / 1000)) {}
 
-  bool has(const KernelSpec& spec, int32_t device) const { return find(key_of(spec, device)) != nullptr; }
+  bool has(const KernelSpec& spec, int32_t device) const { return find(spec, device) != nullptr; }
 
   const CompiledKernel& get(const KernelSpec& spec, int32_t device) {
-    const std::string key = key_of(spec, device);
-    if (const CompiledKernel* kernel = find(key)) return checked(*kernel, spec);
+    if (const CompiledKernel* kernel = find(spec, device)) return checked(*kernel, spec);
     require_device(device);
     const Module& module = load({spec.source, spec.defines});
     auto kernel = std::make_unique<CompiledKernel>(make_kernel(spec, device, module));
     std::unique_lock lock(kernels_mutex_);
     // Another thread may have come first; its entry stays, since references to it may be out.
-    return checked(*kernels_.try_emplace(key, std::move(kernel)).first->second, spec);
+    const auto& entry = kernels_.try_emplace(key_of(spec, device), std::move(kernel)).first->second;
+    known_.add(spec, device, entry.get());
+    return checked(*entry, spec);
   }
 
  private:
-  const CompiledKernel* find(const std::string& key) const {
+  const CompiledKernel* find(const KernelSpec& spec, int32_t device) const {
     std::shared_lock lock(kernels_mutex_);
-    const auto it = kernels_.find(key);
-    return it != kernels_.end() ? it->second.get() : nullptr;
+    return known_.find(spec, device);
   }
 
   static const CompiledKernel& checked(const CompiledKernel& kernel, const KernelSpec& spec) {
@@ -135,6 +174,7 @@ class KernelCache {
   ImageFinder finder_;
   mutable std::shared_mutex kernels_mutex_;
   std::map<std::string, std::unique_ptr<CompiledKernel>> kernels_;
+  KnownKernels known_;
   std::mutex modules_mutex_;
   std::map<std::string, std::unique_ptr<Module>> modules_;
 };
@@ -164,13 +204,12 @@ const char* origin_name(KernelOrigin origin) {
   return "?";
 }
 
-const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device) {
-  return the_cache().get(spec, device);
-}
+const CompiledKernel& get_kernel(const KernelSpec& spec, int32_t device) { return the_cache().get(spec, device); }
 
 void warm(const std::vector<KernelSpec>& all, int32_t device) {
   require_device(device);
-  // A call without a plan to keep plans every time: threads that find nothing to do would cost it more than its launches.
+  // A call without a plan to keep plans every time: threads that find nothing to do would cost it more than its
+  // launches.
   std::vector<KernelSpec> specs;
   for (const KernelSpec& spec : all)
     if (!the_cache().has(spec, device)) specs.push_back(spec);
@@ -209,6 +248,14 @@ int32_t CompiledKernel::blocks_per_sm(int32_t threads, size_t dynamic_shared_byt
 }
 
 int32_t CompiledKernel::max_active_clusters(uint32_t cluster_x, int32_t threads, size_t dynamic_shared_bytes) const {
+  // The driver takes longer to answer than to launch, and every plan asks.
+  static std::shared_mutex mutex;
+  static auto& known = *new std::map<std::tuple<const CompiledKernel*, uint32_t, int32_t, size_t>, int32_t>;
+  const auto question = std::make_tuple(this, cluster_x, threads, dynamic_shared_bytes);
+  {
+    std::shared_lock lock(mutex);
+    if (const auto it = known.find(question); it != known.end()) return it->second;
+  }
   const ScopedContext context(device);
   LaunchAttribute attribute = {};
   attribute.id = LaunchAttributeId::kClusterDimension;
@@ -222,6 +269,8 @@ int32_t CompiledKernel::max_active_clusters(uint32_t cluster_x, int32_t threads,
                                      1};
   int32_t clusters = 0;
   check(require_driver().cuOccupancyMaxActiveClusters(&clusters, function, &config), cat("the occupancy of ", name));
+  std::unique_lock lock(mutex);
+  known[question] = clusters;
   return clusters;
 }
 

@@ -15,6 +15,7 @@
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "cuda/indexer/indexer.h"
+#include "cuda/mixed/mixed.h"
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
 #include "cuda/ops/ops.h"
@@ -281,6 +282,14 @@ void add_prompt(const attune_attention& a, Kernels& kernels) {
   add(c.schedule_kernel(), kernels);
 }
 
+// Prompts beside decoding.
+void add_mixed(const attune_attention& a, Kernels& kernels) {
+  const Problem p = make_problem(a, Data::kOptional);
+  const Kernel& row = cuda::mixed_kernel();
+  if (!row.coverage.difference(traits_of(p, a)).empty() || !row.refusal(p).empty()) return;
+  for (const cuda::KernelSpec& spec : cuda::mixed::kernels_of(p, cuda::decode::DeviceShape())) add(spec, kernels);
+}
+
 // Decoding over pages of a 16-bit cache, or prompts whose queries have lists of rows. Those over packed caches are
 // compiled when they are asked for.
 attune_attention latent_call(const PopularModel& m, const Serving& s) {
@@ -411,6 +420,7 @@ std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& m
       // On request only, so far: enough that a build sees what they take.
       if (d.activations == ATTUNE_BFLOAT16 && !m.cross_attention) {
         add_prompt(chunk_call(m, prompt), kernels);
+        add_mixed(chunk_call(m, prompt), kernels);
         // Engines with such pages serve the commonest shape with them.
         if (m.head_dim_qk == 128 && m.head_dim_v == 128 && m.softcap == 0 && !m.alibi && m.t5_buckets == 0)
           add_prompt(packed_chunk_call(m, prompt), kernels);

@@ -143,6 +143,18 @@ std::pair<std::string, std::string> define(const char* name, int64_t value) { re
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+int64_t rows_of_sequence(const Problem& p) { return std::max<int64_t>(1, p.max_seqlen_q) * p.group; }
+
+// Never more blocks than tiles.
+void choose_grid(const Problem& p, int most, Config& c) {
+  const int64_t tiles_of_pair = std::max<int64_t>(1, ceil_div(p.max_seqlen_kv, c.warps * kKeysOfWarp));
+  const double tiles = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) *
+                       static_cast<double>(ceil_div(rows_of_sequence(p), c.rows()) * tiles_of_pair);
+  c.blocks = static_cast<int>(std::clamp(tiles, 1.0, static_cast<double>(most)));
+  c.head_lanes = choose_head_lanes(p, c.blocks);
+  c.blocks -= c.blocks % c.head_lanes;
+}
+
 }  // namespace
 
 size_t Config::shared_bytes() const { return shared_bytes_with(*this, stages); }
@@ -260,7 +272,7 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   c.copy_bytes = c.load == Load::kElements ? 16 : static_cast<int>(alignment);
 
   // As few rows a block as hold a sequence's: registers that are not there cannot wait for memory.
-  const int64_t rows = std::max<int64_t>(1, p.max_seqlen_q) * p.group;
+  const int64_t rows = rows_of_sequence(p);
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
   // Scales by token, masks by bits, tables of scores and parts of fp32 numbers take registers too.
   const bool busy = c.mask != 0 || c.score >= 8 || dtype_size(c.kv_dtype) == 4;
@@ -279,14 +291,20 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   if (c.cluster > 0) return c;
   c.schedule_threads = p.batch <= 256 ? 256 : 1024;
 
-  // Never more blocks than tiles.
-  const int64_t tiles_of_pair = std::max<int64_t>(1, ceil_div(p.max_seqlen_kv, c.warps * kKeysOfWarp));
-  const double tiles = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) *
-                       static_cast<double>(blocks_of_rows * tiles_of_pair);
-  const int most = device.num_sms * c.blocks_per_sm;
-  c.blocks = static_cast<int>(std::clamp(tiles, 1.0, static_cast<double>(most)));
-  c.head_lanes = choose_head_lanes(p, c.blocks);
-  c.blocks -= c.blocks % c.head_lanes;
+  choose_grid(p, device.num_sms * c.blocks_per_sm, c);
+  return c;
+}
+
+Config choose_config_of_few(const Problem& p, const DeviceShape& device, const Beside& beside) {
+  constexpr int kMostWarps = 8;
+  Problem few = p;
+  few.max_seqlen_q = std::min<int64_t>(p.max_seqlen_q, beside.few_q);
+  Config c = choose_config(few, device, false);  // clusters are dealt without a look at lengths
+  c.beside = beside;
+  // A block a multiprocessor, so that what the schedule leaves to the other kernel are whole ones.
+  c.warps = std::min(kMostWarps, c.warps * c.blocks_per_sm), c.blocks_per_sm = 1;
+  c.stages = stages_that_fit(c, device);
+  choose_grid(few, device.num_sms, c);
   return c;
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "core/problem.h"
@@ -17,6 +18,13 @@ namespace attune::cuda::decode {
 enum class Load : int { kTiles = 0, kRows = 1, kElements = 2 };
 
 using Grid = std::array<uint32_t, 3>;
+
+// A kernel that serves a call's longer sequences beside this one.
+struct Beside {
+  int few_q = std::numeric_limits<int>::max();  // sequences of more queries are its
+  int64_t tiles_at = 0;                         // where its schedule's count of tiles lies, from the workspace on
+  float tile = 0;                               // what one of them costs, in operations on 128 keys of 128 rows
+};
 
 struct Config {
   // What the kernel is compiled for.
@@ -39,6 +47,7 @@ struct Config {
   // Appending waits for readers of the slots: counters, of a KV head and the sequences that read each other's slots.
   int64_t append_counters = 0;
   kernels::T5Table t5 = {};  // buckets; the table itself comes with a run
+  Beside beside;
 
   int rows() const { return 8 * row_tiles; }
   size_t shared_bytes() const;
@@ -61,6 +70,8 @@ inline DeviceShape device_shape(const DeviceInfo& info) {
 std::string refusal(const Problem& p);
 // may_cluster false: not even where it would be best.
 Config choose_config(const Problem& p, const DeviceShape& device, bool may_cluster = true);
+// For the short sequences where there is such a kernel.
+Config choose_config_of_few(const Problem& p, const DeviceShape& device, const Beside& beside);
 
 // What to_params must find as it was when the configuration was chosen. Throws INVALID_ARGUMENT.
 void check_alignment(const Problem& p, const Config& c);

@@ -14,6 +14,10 @@ using decode::Config, decode::Grid;
 
 class DecodePlan final : public KernelPlan {
  public:
+  DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, const decode::Beside& beside) {
+    find_kernels(decode::choose_config_of_few(p, decode::device_shape(info), beside), device);
+    layout_ = decode::workspace_layout(config_);
+  }
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, bool may_cluster) {
     find_kernels(decode::choose_config(p, decode::device_shape(info), may_cluster), device);
     // Clusters that do not run all at a time would run one after the other; smaller ones of the same kernel find room.
@@ -110,10 +114,21 @@ Coverage coverage() {
 
 }  // namespace
 
-std::unique_ptr<KernelPlan> make_decode_plan(const Problem& p, int32_t device, bool may_cluster) {
+namespace {
+void require_covered(const Problem& p) {
   if (const std::string why = decode::refusal(p); !why.empty())
     fail(ATTUNE_UNSUPPORTED, "kernel cuda_decode does not take ", why);
+}
+}  // namespace
+
+std::unique_ptr<KernelPlan> make_decode_plan(const Problem& p, int32_t device, bool may_cluster) {
+  require_covered(p);
   return std::make_unique<DecodePlan>(p, device, require_device(device), may_cluster);
+}
+
+std::unique_ptr<KernelPlan> make_decode_plan_of_few(const Problem& p, int32_t device, const decode::Beside& beside) {
+  require_covered(p);
+  return std::make_unique<DecodePlan>(p, device, require_device(device), beside);
 }
 
 const Kernel& decode_kernel() {

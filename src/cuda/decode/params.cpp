@@ -173,9 +173,14 @@ void fill_sizes(const Problem& p, DecodeParams& k) {
   k.whole_pairs = p.batch_invariant ? 1 : 0;
 }
 
+// A tile of 128 keys takes a multiprocessor so much longer with 128 rows of a prompt than with those of a block here.
+constexpr float kPromptTile = 1.22f;
+
 void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
   k.blocks = c.blocks / c.head_lanes;
   k.head_lanes = c.head_lanes;
+  k.few_q = c.beside.few_q;
+  k.prompt_tile = kPromptTile * c.beside.tile * 128 / static_cast<float>(c.warps * kernels::kKeysOfWarp);
   k.row_blocks = to_int((std::max<int64_t>(1, p.max_seqlen_q) * p.group + c.rows() - 1) / c.rows());
 }
 
@@ -199,6 +204,7 @@ DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
   char* base = static_cast<char*>(workspace);
   k.shares = reinterpret_cast<kernels::Share*>(base + w.shares);
   k.arrivals = reinterpret_cast<unsigned*>(base + w.arrivals);
+  if (c.beside.tiles_at != 0) k.prompt_tiles = reinterpret_cast<const long long*>(base + c.beside.tiles_at);
   if (c.append_counters > 0) k.tiles_done = reinterpret_cast<unsigned*>(base + w.tiles_done);
   k.partial_stats = reinterpret_cast<float*>(base + w.stats);
   k.partial_out = reinterpret_cast<float*>(base + w.out);

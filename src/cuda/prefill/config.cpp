@@ -215,8 +215,9 @@ void choose_tiles_of_codes(Config& c) {
 
 }  // namespace
 
-Config choose_config(const Problem& p, int num_sms) {
+Config choose_config(const Problem& p, int num_sms, int few_q) {
   Config c;
+  c.few_q = few_q;
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.head_dim_v = static_cast<int>(p.head_dim_v);
   c.dtype = c.cache_dtype = p.q.dtype;
@@ -296,6 +297,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.tokens_of_tile = c.tokens_of_tile();
   k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);
   k.num_blocks = c.blocks;
+  k.few_q = c.few_q;
   k.max_tasks = to_int(c.max_tasks);
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);

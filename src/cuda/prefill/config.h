@@ -30,6 +30,7 @@ struct Config {
   int blocks = 1;            // of the grid; all of them run at a time
   int64_t batch = 0, max_tasks = 0;
   bool splits = true;  // blocks of rows may be cut along the keys
+  int few_q = 0;       // sequences of no more queries are left to another kernel
 
   bool codes() const { return dtype == ATTUNE_FLOAT8_E4M3; }  // kernels/prefill/prefill_fp8.cu
   bool floats() const { return dtype == ATTUNE_FLOAT32; }     // kernels/prefill/prefill_fp32.cu
@@ -54,7 +55,8 @@ int choose_heads_of_tile(int64_t group, int rows_of_tile);
 
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
 std::string refusal(const Problem& p);
-Config choose_config(const Problem& p, int num_sms);
+// few_q: sequences of at most so many queries are left to another kernel.
+Config choose_config(const Problem& p, int num_sms, int few_q = 0);
 
 // Throws INVALID_ARGUMENT where the pointers of a run are not aligned as TMA needs them. fp32 queries are for kernels
 // without it.

@@ -16,9 +16,9 @@ using prefill::Config;
 
 class PrefillPlan final : public KernelPlan {
  public:
-  PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info)
+  PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info, int few_q)
       : device_(device),
-        config_(prefill::choose_config(p, info.num_sms)),
+        config_(prefill::choose_config(p, info.num_sms, few_q)),
         prepares_(prefill::has_prologue(p) || prefill::copies_rows(p)) {
     std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
     if (prepares_) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
@@ -82,12 +82,7 @@ class PrefillPlan final : public KernelPlan {
   const CompiledKernel* main_ = nullptr;
 };
 
-// The kernel's variant goes by q's dtype.
-std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
-  if (const std::string why = prefill::refusal(p); !why.empty())
-    fail(ATTUNE_UNSUPPORTED, "kernel ", prefill::kernel_for(p).name, " does not take ", why);
-  return std::make_unique<PrefillPlan>(p, device, require_device(device));
-}
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) { return prefill::make_plan(p, device, 0); }
 
 Coverage coverage() {
   Coverage c;
@@ -167,6 +162,13 @@ namespace prefill {
 const Kernel& kernel_for(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill_fp32_kernel();
   return attends_codes(p) ? prefill_fp8_kernel() : prefill_kernel();
+}
+
+// The kernel's variant goes by q's dtype.
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int few_q) {
+  if (const std::string why = refusal(p); !why.empty())
+    fail(ATTUNE_UNSUPPORTED, "kernel ", kernel_for(p).name, " does not take ", why);
+  return std::make_unique<PrefillPlan>(p, device, require_device(device), few_q);
 }
 
 }  // namespace prefill

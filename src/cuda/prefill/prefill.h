@@ -2,6 +2,9 @@
 // Prefill attention on CUDA: many query rows a sequence over dense keys, a cache, or both (kernels/prefill/).
 #pragma once
 
+#include <cstdint>
+#include <memory>
+
 #include "core/registry.h"
 
 namespace attune::cuda {
@@ -15,6 +18,8 @@ const Kernel& prefill_fp32_kernel();
 namespace prefill {
 // The one of these that would take the problem.
 const Kernel& kernel_for(const Problem& p);
+// Its plan. Sequences of at most few_q queries are left to another kernel.
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int few_q);
 }  // namespace prefill
 
 }  // namespace attune::cuda

@@ -24,7 +24,8 @@ def unified_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: to
                       output_scale: torch.Tensor | None = None, qq_bias: torch.Tensor | None = None,
                       sinks: torch.Tensor | None = None, mm_prefix_range: torch.Tensor | None = None,
                       use_alibi_sqrt: bool = False, kv_quant_mode: Any = 0, k_scale_cache: torch.Tensor | None = None,
-                      v_scale_cache: torch.Tensor | None = None) -> None:
+                      v_scale_cache: torch.Tensor | None = None, chunk_lookback: int = -1, use_td: bool = False,
+                      **others: Any) -> None:
     """Causal attention of ragged queries over a paged cache that holds the new tokens already; writes out.
 
     Args:
@@ -34,16 +35,25 @@ def unified_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: to
         k_descale, v_descale: one scale (its first element is read) of an 8-bit cache; kv_quant_mode 2 and 3: k_scale_cache and
             v_scale_cache, float32 [pages, page_size, num_heads_kv], instead.
         qq_bias: [n, n], added between the new tokens. mm_prefix_range: int32 [batch, ranges, 2], inclusive: such tokens see each
-            other. seq_threshold_3D, num_par_softmax_segments, softmax_segm_*: no effect.
+            other. seq_threshold_3D, num_par_softmax_segments, softmax_segm_*, use_td: no effect.
+        others: what other revisions of vLLM take; must be None.
     """
     function = "unified_attention"
+    for name, value in others.items():
+        if value is not None:
+            refuse(function, name, "is given; it is not known here")
+    if chunk_lookback >= 0:
+        refuse(function, "chunk_lookback", f"is {chunk_lookback}; chunks are not supported")
+    for name, number in (("seq_threshold_3D", seq_threshold_3D), ("num_par_softmax_segments", num_par_softmax_segments)):
+        if isinstance(number, torch.Tensor):  # before 2026 alibi_slopes and output_scale stood in these places
+            raise TypeError(f"{name} is a tensor; an int is expected: pass what follows v_descale by name")
     if not causal:
         refuse(function, "causal", "is False; only causal attention is what this function does")
     if q_descale is not None:
         refuse(function, "q_descale", "is given; queries are not scaled")
     if q.dtype in _EIGHT_BIT:
         refuse(function, "q", f"is {q.dtype}; 16-bit and 32-bit queries are supported")
-    mode = int(getattr(kv_quant_mode, "value", kv_quant_mode))
+    mode = int(getattr(kv_quant_mode, "value", kv_quant_mode) or 0)
     if mode not in (0, 1, 2, 3):
         refuse(function, "kv_quant_mode", f"is {kv_quant_mode}; none, fp8 per tensor, and int8 and fp8 per token and head are supported")
     cache = attune.KVCache(k, v, page_table=int32(block_table))

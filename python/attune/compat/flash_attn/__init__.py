@@ -14,7 +14,7 @@ import torch
 
 import attune
 
-from ._shared import INFINITY, empty_rows_to, lse_heads_first, refuse, window
+from .._shared import INFINITY, empty_rows_to, lse_heads_first, refuse, window
 
 __version__ = "2.8.4"
 

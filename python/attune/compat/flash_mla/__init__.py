@@ -14,7 +14,7 @@ import torch
 
 import attune
 
-from ._shared import INFINITY, empty_rows_to, lse_heads_first, refuse
+from .._shared import INFINITY, empty_rows_to, lse_heads_first, refuse
 
 __version__ = "1.0.0"
 __all__ = ["get_mla_metadata", "flash_mla_with_kvcache", "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .flash_mla import (__all__, __version__, _explicit_metadata, _sparse_fwd, flash_attn_varlen_func,  # noqa: F401
+from ..flash_mla import (__all__, __version__, _explicit_metadata, _sparse_fwd, flash_attn_varlen_func,  # noqa: F401
                         flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func, flash_mla_with_kvcache)
 
 

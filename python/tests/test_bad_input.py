@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes: each is an exception of the package, and also the built-in one that Python programmers expect, whose message names the
+argument."""
+
+import array
+
+import numpy as np
+import pytest
+
+import attune
+
+Q, K, V = (np.ones((5, heads, 16), np.float32) for heads in (4, 2, 2))
+TABLES = (np.ones((3, 4, 2, 16), np.float32),) * 2
+LENGTHS = np.zeros(5, np.int32)
+INDEX_CACHE = attune.KVCache(np.ones((5, 4, 1, 16), np.float32))
+SCALAR = np.array(1, np.float32)
+
+
+def scalar_lengths(**options):
+    return {"seqused_kv": LENGTHS, **options}
+
+
+class NoCapsule:
+    """Says that it exports, and does not."""
+
+    shape, dtype = Q.shape, Q.dtype
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+    def __dlpack__(self, **options):
+        return 3
+
+
+class NoStruct:
+    shape, dtype, __array_struct__ = Q.shape, Q.dtype, 3
+
+
+class NoShape:
+    """As a tensor of a layout that has no shape."""
+
+    @property
+    def shape(self):
+        raise RuntimeError("no shape")
+
+
+ATTENTION = [
+    ((None,), {}, ValueError, "q is absent"),
+    (([1, 2],), {}, TypeError, "q is <class 'list'>; an array is expected"),
+    ((np.ndarray, K, V), {}, TypeError, "q is <class 'type'>; an array is expected"),
+    ((memoryview(Q), K, V), {}, TypeError, "q is <class 'memoryview'>; an array is expected"),
+    ((array.array("f", [1]), K, V), {}, TypeError, "q is <class 'array.array'>; an array is expected"),
+    ((NoShape(), K, V), {}, TypeError, "q is <class 'test_bad_input.NoShape'>; an array is expected"),
+    ((NoCapsule(), K, V), {}, TypeError, "q cannot be read"),
+    ((NoStruct(), K, V), {}, TypeError, "q cannot be read"),
+    ((Q.astype(np.float64), K, V), {}, TypeError, "q has dtype float64"),
+    ((Q.astype(">f4"), K, V), {}, TypeError, "q has dtype >f4"),
+    ((np.array(["a"]), K, V), {}, TypeError, "q has dtype <U1"),
+    ((Q.astype(object), K, V), {}, TypeError, "q has dtype object"),
+    ((SCALAR, K, V), {}, ValueError, "q.rank is 1; it must be 3 or 4"),
+    ((Q.astype(np.int32), K, V), {}, ValueError, "q.dtype is int32"),
+    ((Q.astype(np.int8), K, V), {}, ValueError, "out_dtype is None, and q is int8"),
+    ((Q, K, SCALAR), {}, ValueError, "v.rank is 1; it must be 3"),
+    ((Q, SCALAR, V), {}, ValueError, "k.rank is 1; it must be 3 or 4"),
+    ((Q, K, [1]), {}, TypeError, "v is <class 'list'>; an array is expected"),
+    ((Q, K, V[:, :1]), {}, ValueError, r"v.shape\[1\] is 1; it must be 2"),
+    ((Q[::-1], K, V), {}, ValueError, r"q.stride\[0\] is -64; it must be >= 0"),
+    ((Q[:, :0], K, V), {}, ValueError, "q has 0 heads"),
+    ((Q,), {"cache": (K, V)}, TypeError, "(?s)cache is .*; an attune.KVCache is expected"),
+    ((Q,), scalar_lengths(cache=attune.KVCache(TABLES[0], SCALAR)), ValueError, "cache.v.rank is 1"),
+    ((Q,), scalar_lengths(cache=attune.KVCache(TABLES[0], V[0], layout="xpacked")), ValueError, "cache.k.rank is 4; it must be 5"),
+    ((Q,), scalar_lengths(cache=attune.KVCache(None), head_dim_v=16), ValueError, "k and cache.k are both absent"),
+    ((Q,), scalar_lengths(cache=attune.KVCache(*TABLES, layout="foo")), ValueError, "cache.layout is 'foo'; known are nhd"),
+    ((Q, K), {"head_dim_v": "x"}, TypeError, "head_dim_v is 'x'; an int is expected"),
+    ((Q, K), {"head_dim_v": 1.5}, TypeError, "head_dim_v is 1.5; an int is expected"),
+    ((Q, K), {"head_dim_v": -3}, ValueError, "v is absent, .* head_dim_v is -3; it must be 1..16"),
+    ((Q, K), {"head_dim_v": 2**40}, ValueError, "v is absent, .* head_dim_v is 1099511627776; it must be 1..16"),
+    ((Q, K), {"head_dim_v": 2**70}, ValueError, "head_dim_v is 1180591620717411303424"),
+    ((Q, K, V), {"out_dtype": "foo"}, TypeError, "out_dtype is 'foo'; known are float32"),
+    ((Q, K, V), {"out_dtype": [1]}, TypeError, r"out_dtype is \[1\]; known are float32"),
+    ((Q, K, V), {"out": Q[..., :8]}, ValueError, r"out.shape\[2\] is 8; it must be 16"),
+    ((Q, K, V), {"out": np.broadcast_to(Q[:1], Q.shape)}, ValueError, "out is read-only"),
+    ((Q, K, V), {"causal": np.array([1, 0])}, TypeError, "causal is .*; a bool is expected"),
+    ((Q, K, V), {"causal": "no"}, TypeError, "causal is 'no'; a bool is expected"),
+    ((Q, K, V), {"window_left": 1.5}, TypeError, "window_left is 1.5; an int is expected"),
+    ((Q, K, V), {"softmax_scale": "1"}, TypeError, "softmax_scale is '1'; a float is expected"),
+    ((Q, K, V), {"sinks": 1.0}, TypeError, "sinks is <class 'float'>; an array is expected"),
+    ((Q, K, V), {"mask_bits": np.ones((5, 5), bool)}, TypeError, "mask_bits is bool; .* numpy.packbits"),
+    ((Q, K, V), {"cu_seqlens_q": [0, 5]}, TypeError, "cu_seqlens_q is <class 'list'>; an array is expected"),
+    ((Q, K, V), {"prologue": {}}, TypeError, "prologue is {}; an attune.Prologue is expected"),
+    ((Q, K, V), {"workspace": [1]}, TypeError, "workspace is <class 'list'>; an array is expected"),
+    ((Q, K, V), {"scale": 1}, TypeError, "'scale' is not an argument"),
+]
+
+
+@pytest.mark.parametrize("positional, named, kind, message", ATTENTION, ids=lambda x: x if isinstance(x, str) else "")
+def test_attention(positional, named, kind, message):
+    with pytest.raises(kind, match=message) as raised:
+        attune.attention(*positional, **named)
+    assert isinstance(raised.value, attune.Error)
+
+
+OTHERS = {
+    "warm": (lambda: attune.warm([{"k": K}]), ValueError, r"attentions\[0\]: q is absent"),
+    "warm a string": (lambda: attune.warm(["x"]), TypeError, r"calls\[0\] is 'x'; a dict"),
+    "supported on": (lambda: attune.supported(Q, K, V, device="tpu"), ValueError, "device is 'tpu'"),
+    "Spec": (lambda: attune.Spec(5, "float32"), TypeError, "shape is 5; "),
+    "run": (lambda: attune.Plan(Q, K, V).run(q=None), ValueError, "q is absent"),
+    "merge": (lambda: attune.merge(None, None), TypeError, "partial_out is <class 'NoneType'>; an array is expected"),
+    "merge lists": (lambda: attune.merge([1], [1]), TypeError, "partial_out is <class 'list'>; an array is expected"),
+    "merge a vector": (lambda: attune.merge(Q[0, 0], Q[0, 0]), ValueError, "partial_out.rank is 1; it must be 4"),
+    "qkv_prepare": (lambda: attune.qkv_prepare([1]), TypeError, "q is <class 'list'>; an array is expected"),
+    "cache_append": (lambda: attune.cache_append(attune.KVCache(*TABLES), None, slots=np.zeros(5, np.int64)), ValueError, "k is absent"),
+    "indexer_topk": (lambda: attune.indexer_topk([1], [1], INDEX_CACHE, topk=1), TypeError, "q is <class 'list'>; an array is"),
+    "topk": (lambda: attune.indexer_topk(Q, Q[..., 0], INDEX_CACHE, topk="x"), TypeError, "topk is 'x'; an int is expected"),
+    "topk -1": (lambda: attune.indexer_topk(Q, Q[..., 0], INDEX_CACHE, topk=-1), ValueError, "topk is -1"),
+    "no topk": (lambda: attune.indexer_topk(Q, Q[..., 0], INDEX_CACHE), ValueError, "topk and indices are None"),
+    "indexer_scores": (lambda: attune.indexer_scores(Q, Q[..., 0], INDEX_CACHE, max_seqlen_kv="a"), TypeError,
+                       "max_seqlen_kv is 'a'; an int is expected"),
+    "indexer_select": (lambda: attune.indexer_select(None, topk=1), TypeError, "scores is <class 'NoneType'>; an array is"),
+    "rope_table": (lambda: attune.rope_table("3", 8), TypeError, "num_positions is '3'; an int is expected"),
+    "rope_table -3": (lambda: attune.rope_table(-3, 8), ValueError, "num_positions is -3"),
+    "rope_table dim": (lambda: attune.rope_table(3, 8.0), TypeError, "dim is 8.0; an int is expected"),
+    "logn_table": (lambda: attune.logn_table("0", 3), TypeError, "max_position is '0'; an int is expected"),
+    "alibi_slopes": (lambda: attune.alibi_slopes(0), ValueError, "num_heads is 0"),
+    "t5_bucket": (lambda: attune.t5_bucket("1", 8, 8, True), TypeError, "relative_position is '1'; an int is expected"),
+    "kv_page_bytes": (lambda: attune.kv_page_bytes("mla_656", "x"), TypeError, "page_size is 'x'; an int is expected"),
+    "set_num_threads": (lambda: attune.set_num_threads(2**40), ValueError, "count is 1099511627776"),
+    "set_log_callback": (lambda: attune.set_log_callback(3), TypeError, "callback is 3; a function"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others(name):
+    call, kind, message = OTHERS[name]
+    with pytest.raises(kind, match=message) as raised:
+        call()
+    assert isinstance(raised.value, attune.Error)
+
+
+def test_empty_batches():
+    assert attune.attention(Q[:0], K[:0], V[:0]).shape == (0, 4, 16)
+    assert attune.attention(Q[None][:0], K[None][:0], V[None][:0]).shape == (0, 5, 4, 16)
+    out, lse = attune.attention(Q, K[:0], V[:0], return_lse=True)
+    assert (out == 0).all() and (lse == -np.inf).all()
+
+
+def test_a_deleted_query():
+    jax = pytest.importorskip("jax", reason="jax is not installed: its arrays are not tested")
+    q = jax.numpy.asarray(Q)
+    q.delete()
+    with pytest.raises(TypeError, match="^q cannot be read"):
+        attune.attention(q, K, V)

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/mixed/mixed.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "cuda/decode/config.h"
+#include "cuda/decode/decode.h"
+#include "cuda/ops/ops.h"
+#include "cuda/prefill/config.h"
+#include "cuda/prefill/prefill.h"
+#include "cuda/prefill/prologue.h"
+
+namespace attune::cuda {
+namespace {
+
+// As the kernels are planned.
+Problem without_prologue(const Problem& p) {
+  return prefill::has_prologue(p) ? prefill::after_prologue(p, nullptr) : p;
+}
+
+// Both schedules, then both kernels, one after the other on the stream; what no sequence asks for ends at once. The
+// prologue runs once, before them, as for prompts.
+class MixedPlan final : public KernelPlan {
+ public:
+  MixedPlan(const Problem& p, int32_t device) : device_(device) {
+    const decode::DeviceShape shape = decode::device_shape(require_device(device));
+    warm(mixed::kernels_of(p, shape), device);
+    few_config_ = mixed::choose_configs(p, shape).few;
+    const Problem attended = without_prologue(p);
+    prompts_ = prefill::make_plan(attended, device, few_config_.beside.few_q);
+    few_ = make_decode_plan_of_few(attended, device, few_config_.beside);
+    few_begin_ = prompts_->workspace_size();
+    rows_begin_ = few_begin_ + few_->workspace_size();
+    workspace_size_ = rows_begin_ + prefill::prologue_bytes(p);
+  }
+
+  size_t workspace_size() const override { return workspace_size_; }
+
+  std::string describe() const override {
+    return cat("kernel cuda_mixed: ", workspace_size_ > rows_begin_ ? "prologue in a launch before; " : "",
+               "workspace ", workspace_size_, " bytes\nsequences of 1 to ", few_config_.beside.few_q,
+               " queries: ", few_->describe(), "\nall others: ", prompts_->describe());
+  }
+
+  void schedule(const Problem& p, void* workspace, void* stream) const override {
+    prompts_->schedule(p, workspace, stream);
+    few_->schedule(p, of_few(workspace), stream);
+  }
+
+  void run(const Problem& p, void* workspace, void* stream) const override {
+    if (p.batch == 0 || p.total_q == 0 || p.heads_q == 0) return;
+    std::byte* const rows = static_cast<std::byte*>(workspace) + rows_begin_;
+    const Problem attended = prefill::has_prologue(p) ? prefill::after_prologue(p, rows) : p;
+    // What either would refuse, before anything is launched.
+    prefill::check_alignment(attended);
+    decode::check_alignment(attended, few_config_);
+    if (prefill::has_prologue(p)) run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
+    few_->run(attended, of_few(workspace), stream);
+    prompts_->run(attended, workspace, stream);
+  }
+
+ private:
+  void* of_few(void* workspace) const { return static_cast<std::byte*>(workspace) + few_begin_; }
+
+  int32_t device_;
+  decode::Config few_config_;
+  size_t few_begin_ = 0, rows_begin_ = 0, workspace_size_ = 0;
+  std::unique_ptr<KernelPlan> prompts_, few_;
+};
+
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
+  return std::make_unique<MixedPlan>(p, device);
+}
+
+// What both cover; fp32 queries have a prefill kernel of their own.
+Coverage coverage() {
+  const Coverage &half = prefill_kernel().coverage, &fp32 = prefill_fp32_kernel().coverage,
+                 &decode = decode_kernel().coverage;
+  Coverage c;
+  for (int i = 0; i < kNumAxes; ++i) c.axes[i] = (half.axes[i] | fp32.axes[i]) & decode.axes[i];
+  c.head_dim_qk_max = std::min(half.head_dim_qk_max, decode.head_dim_qk_max);
+  c.head_dim_v_max = std::min(half.head_dim_v_max, decode.head_dim_v_max);
+  c.group_max = std::min(half.group_max, decode.group_max);
+  return c;
+}
+
+std::string refusal(const Problem& p) {
+  // Between the two launches nothing may come.
+  if (prefill::copies_rows(p)) return "rows of q, k and v that do not lie at multiples of 16 bytes";
+  std::string why = prefill::refusal(p);
+  return why.empty() ? decode::refusal(p) : why;
+}
+
+bool leaves(const Problem& p) { return !mixed::may_be_mixed(p); }
+
+}  // namespace
+
+namespace mixed {
+
+// As many as fill a block of 16 rows of decode: more would read their keys again for each further block.
+int few_queries(const Problem& p) { return static_cast<int>(std::max<int64_t>(1, 16 / std::max<int64_t>(1, p.group))); }
+
+// The longest sequence has many rows and is far above the mean. Calls of longer sequences alone would lose by the
+// launches what a few blocks of rows take. From 32 heads on a single query fills enough of a prompt's block.
+bool may_be_mixed(const Problem& p) {
+  constexpr int64_t kFewRows = 32, kMostMean = 256, kSpread = 4;
+  if (p.batch <= 1 || !p.cu_q || p.group >= kFewRows || p.total_q <= p.batch) return false;
+  return p.max_seqlen_q * p.group >= kFewRows && p.total_q <= kMostMean * p.batch &&
+         p.total_q * kSpread <= p.max_seqlen_q * p.batch;
+}
+
+Configs choose_configs(const Problem& p, const decode::DeviceShape& device) {
+  const Problem attended = without_prologue(p);
+  const int few_q = few_queries(p);
+  Configs c;
+  c.prompts = prefill::choose_config(attended, device.num_sms, few_q);
+  const prefill::WorkspaceLayout w = prefill::workspace_layout(c.prompts);
+  const size_t count = w.list + offsetof(kernels::TaskList, num_tiles);
+  c.few = decode::choose_config_of_few(attended, device,
+                                       {few_q, static_cast<int64_t>(count) - static_cast<int64_t>(w.total),
+                                        static_cast<float>(c.prompts.rows * c.prompts.keys) / (128 * 128)});
+  return c;
+}
+
+std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device) {
+  const auto [prompts, few] = choose_configs(p, device);
+  std::vector<KernelSpec> specs = {prompts.schedule_kernel(), few.schedule_kernel(), few.main_kernel(),
+                                   prompts.main_kernel()};
+  if (prefill::has_prologue(p)) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
+  return specs;
+}
+
+}  // namespace mixed
+
+const Kernel& mixed_kernel() {
+  static const Kernel kernel{"cuda_mixed", "attention", ATTUNE_DEVICE_CUDA, coverage(), make_plan, refusal, leaves};
+  return kernel;
+}
+
+}  // namespace attune::cuda

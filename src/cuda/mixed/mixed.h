@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls that hold prompts and sequences of a few queries: each sequence goes to the kernel that suits it, cuda_prefill
+// or cuda_decode, by its length on the device.
+#pragma once
+
+#include <vector>
+
+#include "core/registry.h"
+#include "cuda/decode/config.h"
+#include "cuda/kernel.h"
+#include "cuda/prefill/config.h"
+
+namespace attune::cuda {
+
+const Kernel& mixed_kernel();
+
+namespace mixed {
+
+// Sequences of at most so many queries are decode's.
+int few_queries(const Problem& p);
+
+// Whether the problem may hold both kinds, as far as the host knows.
+bool may_be_mixed(const Problem& p);
+
+// Of the two kernels. The second one's workspace follows the first one's.
+struct Configs {
+  prefill::Config prompts;
+  decode::Config few;
+};
+Configs choose_configs(const Problem& p, const decode::DeviceShape& device);
+
+// All that a plan needs.
+std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device);
+
+}  // namespace mixed
+
+}  // namespace attune::cuda

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls with prompts and sequences of a few queries: both kernels' own source on the CPU (tests/emulator), together
+// against the oracle, and each alone: it must leave the other's rows as they were. Poisoned memory, no GPU.
+#include "cuda/decode/config.h"
+#include "cuda/mixed/mixed.h"
+#include "cuda/prefill/config.h"
+#include "cuda/prefill/prologue.h"
+#include "emulated.h"
+#include "emulated_rows.h"
+#include "support.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr uint64_t kRandomCases = 300;
+constexpr int kFew = 3;  // multiprocessors, so that each block takes several tasks and pieces
+
+enum Parts { kPrompts = 1, kFewQueries = 2, kBoth = 3 };
+
+class EmulatedMixed : public tests::Emulated {
+ protected:
+  static void schedule_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace) {
+    const kernels::PrefillParams params = prefill::to_params(p, c, workspace);
+    const auto schedule =
+        reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.schedule_kernel()));
+    emulator::run(1, 1024, [&] { schedule(params); });
+  }
+  static void attend_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace) {
+    prefill::check_alignment(p);
+    const kernels::PrefillParams params = prefill::to_params(p, c, workspace);
+    void* const kernel = emulator::find_kernel(c.main_kernel());
+    const kernels::FloatRows in_fours = prefill::float_rows(p);
+    const prefill::Maps m = prefill::describe_maps(p, c);
+    emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), [&] {
+      using ptx::TensorMap;
+      if (c.floats())
+        return reinterpret_cast<void (*)(kernels::PrefillParams, kernels::FloatRows)>(kernel)(params, in_fours);
+      reinterpret_cast<void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap, TensorMap, TensorMap)>(kernel)(
+          params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.v),
+          emulator::tensor_map(m.dense_k), emulator::tensor_map(m.dense_v));
+    });
+  }
+
+  using DecodeKernel = void (*)(kernels::DecodeParams);
+  static void schedule_few(const Problem& p, const decode::Config& c, std::byte* workspace) {
+    const kernels::DecodeParams params = decode::to_params(p, c, workspace);
+    const auto schedule = reinterpret_cast<DecodeKernel>(emulator::find_kernel(c.schedule_kernel()));
+    emulator::run(1, static_cast<unsigned>(c.schedule_threads), [&] { schedule(params); });
+  }
+  static void attend_few(const Problem& p, const decode::Config& c, std::byte* workspace) {
+    decode::check_alignment(p, c);
+    const kernels::DecodeParams params = decode::to_params(p, c, workspace);
+    const auto attend = reinterpret_cast<DecodeKernel>(emulator::find_kernel(c.main_kernel()));
+    emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(32 * c.warps), [&] { attend(params); });
+  }
+
+  // Rows of the part that does not run must stay as they are.
+  static void expect_only(const cases::Case& spec, int few_q, Parts parts, cases::Expected& expected) {
+    if (parts == kBoth) return;
+    std::vector<bool> is_few;  // of each row
+    for (const int64_t n : spec.seqlens_q) is_few.insert(is_few.end(), static_cast<size_t>(n), n <= few_q);
+    for (size_t i = 0; i < expected.rows.size(); ++i) {
+      if (is_few.at(static_cast<size_t>(expected.rows[i].row)) != (parts == kFewQueries))
+        expected.results[i].written = false;
+    }
+  }
+
+  static std::string run(const cases::Case& spec, Parts parts = kBoth, int layers = 1) {
+    cases::Problem problem(spec);
+    problem.arena().upload();
+    const attune_attention a = problem.device();
+    const Problem given = make_problem(a, Data::kRequired);
+    if (!mixed_kernel().coverage.difference(traits_of(given, a)).empty() || !mixed_kernel().refusal(given).empty())
+      return tests::kNotCovered;
+    cases::Expected expected = cases::evaluate(problem);
+    const int few_q = mixed::few_queries(given);
+    expect_only(spec, few_q, parts, expected);
+    const bool prepares = prefill::has_prologue(given);
+    decode::DeviceShape device;
+    device.num_sms = kFew;
+    const auto [prompts, few] = mixed::choose_configs(given, device);
+    const size_t few_begin = prefill::workspace_layout(prompts).total,
+                 rows_begin = few_begin + decode::workspace_layout(few).total;
+    cases::Workspace workspace(cases::host_memory(), rows_begin + prefill::prologue_bytes(given));
+    auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
+    const Problem p = prepares ? prefill::after_prologue(given, memory + rows_begin) : given;
+    try {
+      if (prepares) launch_prepare(prefill::to_prepare(given, memory + rows_begin), kFew);
+      schedule_prompts(p, prompts, memory);
+      schedule_few(p, few, memory + few_begin);
+      for (int i = 0; i < layers; ++i) {
+        if ((parts & kFewQueries) != 0) attend_few(p, few, memory + few_begin);
+        if ((parts & kPrompts) != 0) attend_prompts(p, prompts, memory);
+      }
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    if (std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+    return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
+  }
+
+  // Together, and each part alone.
+  static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {
+    for (const char* more : rest) {
+      const cases::Case spec = tests::make_case(R"({"name": "x", )" + common + more + "}");
+      EXPECT_EQ(run(spec, kBoth, layers), "") << more;
+      EXPECT_EQ(run(spec, kPrompts), "") << more << ", prompts alone";
+      EXPECT_EQ(run(spec, kFewQueries), "") << more << ", few queries alone";
+    }
+  }
+};
+
+// Four heads of a KV head: decode takes up to four queries. Both kinds, each alone, none, lengths at the limit and one
+// above, sequences without queries or keys.
+TEST_F(EmulatedMixed, Lengths) {
+  check(R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "cache": {"page_size": 16},
+           "causal": true, "max_logits": true, )",
+        {R"("seqlens_q": [1, 70, 4, 5, 0, 1, 33], "seqlens_kv": [300, 170, 4, 140, 9, 1, 33])",
+         R"("seqlens_q": [1, 2, 4, 3], "seqlens_kv": [300, 0, 77, 3])",
+         R"("seqlens_q": [40, 5, 6], "seqlens_kv": [300, 0, 77])", R"("seqlens_q": [0, 0], "seqlens_kv": [30, 0])",
+         R"("seqlens_q": [4, 5], "seqlens_kv": [0, 0])", R"("seqlens_q": [5, 0, 4, 0], "seqlens_kv": [80, 5, 80, 0])"},
+        2);
+}
+
+// Context in the cache and new tokens beside it.
+TEST_F(EmulatedMixed, NewTokens) {
+  check(R"("heads": [6, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true,
+           "seqlens_q": [1, 40, 5, 6, 0, 1], "seqlens_kv": [260, 131, 70, 9, 4, 0], )",
+        {R"("cache": {"page_size": 16})", R"("cache": {"page_size": 3}, "window": [40, 0])",
+         R"("cache": {"page_size": 64, "layout": "hnd", "dtype": "e4m3", "scales": "head"})",
+         R"("cache": {"page_size": 32, "layout": "xpacked"}, "sinks": "normal")"});
+}
+
+// Once for all sequences.
+TEST_F(EmulatedMixed, Prologues) {
+  for (const char* rest :
+       {R"("prologue": {"append": true, "v_bias": true, "rope": {"style": "linear", "dim": 64}})",
+        R"("prologue": {"append": true, "k_bias": true, "q_bias": true}, "finished": [1, 0, 0, 0],
+            "cache": {"page_size": 16, "dtype": "e4m3", "scales": "token"})",
+        R"("prologue": {"append": true, "rope": {"style": "linear", "dim": 128}}, "dtype": "f32")"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [1, 40, 4, 9],
+        "seqlens_kv": [70, 33, 0, 90], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+TEST_F(EmulatedMixed, Masks) {
+  check(R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "cache": {"page_size": 16},
+           "seqlens_q": [1, 70, 4, 5, 0, 1, 33], "seqlens_kv": [300, 170, 4, 140, 9, 1, 33], )",
+        {R"("causal": true, "skip_decode": true)", R"("causal": true, "skip_decode": true, "zero_finished": true)",
+         R"("finished": [1, 1, 0, 0, 0, 0, 0])", R"("finished": [0, 1, 1, 0, 1, 0, 0], "zero_finished": true)",
+         R"("causal": true, "window": [20, 0])", R"("causal": true, "mask_bits": 2)",
+         R"("ranges": [[5, 150], [0, 9, 20, 40], [], [], [], [], []])", R"("causal": true, "plant": "nan_v")",
+         R"("causal": true, "alibi": 1, "out_dtype": "e4m3", "out_scale": true)",
+         R"("causal": true, "batch_invariant": true, "out_dtype": "f32")"});
+}
+
+TEST_F(EmulatedMixed, Shapes) {
+  check(R"("kv": "paged", "causal": true, "seqlens_q": [1, 50, 2, 9, 17], "seqlens_kv": [200, 90, 70, 33, 17], )",
+        {R"("heads": [3, 3], "head_dim": [128, 64], "dtype": "f16")",
+         R"("heads": [16, 1], "head_dim": [64, 64], "dtype": "bf16")",
+         R"("heads": [24, 1], "head_dim": [64, 64], "dtype": "bf16")",
+         R"("heads": [4, 2], "head_dim": [192, 128], "dtype": "bf16")",
+         R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "f32")",
+         R"("heads": [4, 1], "head_dim": [128, 64], "shared_kv": true, "dtype": "bf16")",
+         R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "contiguous", "strides": "transposed")"});
+}
+
+// Parts of both kernels' sequences; more than one run with one schedule.
+TEST_F(EmulatedMixed, SplitsAlongTheKeysAndRunsAgain) {
+  check(R"("heads": [8, 1], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "cache": {"page_size": 64},
+           "causal": true, )",
+        {R"("seqlens_q": [1, 3, 1], "seqlens_kv": [2900, 2000, 300])"}, 2);
+}
+
+// Decode's blocks beside the prompts': its part of the work, as the device finds it, and all where there is no other.
+TEST_F(EmulatedMixed, LeavesBlocksToThePrompts) {
+  struct Split {
+    const char* lengths;
+    int least, most;
+  };
+  for (const Split& x : {Split{R"("seqlens_q": [1, 1, 2, 1], "seqlens_kv": [900, 800, 900, 700])", 12, 12},
+                         {R"("seqlens_q": [1, 5, 2, 1], "seqlens_kv": [900, 5, 900, 700])", 12, 12},
+                         {R"("seqlens_q": [1, 320, 1, 1], "seqlens_kv": [300, 900, 300, 300])", 2, 6},
+                         {R"("seqlens_q": [1, 900, 0, 900], "seqlens_kv": [30, 900, 900, 900])", 1, 1}}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 1], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "paged", "causal": true, )") +
+                                            x.lengths + "}"));
+    const Problem p = make_problem(problem.device(), Data::kRequired);
+    decode::DeviceShape device;
+    device.num_sms = 12;
+    const auto [prompts, few] = mixed::choose_configs(p, device);
+    const size_t few_begin = prefill::workspace_layout(prompts).total;
+    cases::Workspace workspace(cases::host_memory(), few_begin + decode::workspace_layout(few).total);
+    auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
+    problem.arena().upload();
+    schedule_prompts(p, prompts, memory);
+    schedule_few(p, few, memory + few_begin);
+    const auto* shares =
+        reinterpret_cast<const kernels::Share*>(memory + few_begin + decode::workspace_layout(few).shares);
+    int live = 0;
+    for (int i = 0; i < few.blocks; ++i) live += shares[i].live;
+    EXPECT_GE(live, x.least) << x.lengths;
+    EXPECT_LE(live, x.most) << x.lengths;
+    EXPECT_LE(live, shares[0].blocks) << x.lengths;
+  }
+}
+
+TEST_F(EmulatedMixed, MatchesTheOracleOnTheTable) {
+  check_table(all_cases(kRandomCases), 100, [](const cases::Case& spec) { return run(spec); });
+}
+
+// Only where both kinds may be there, as far as the host knows.
+TEST(MixedChoice, GoesByWhatTheHostKnows) {
+  // One sequence of so many queries and 15 of one.
+  const auto beside_ones = [](int longest) {
+    return cat(R"("kv": "paged", "seqlens_q": [)", longest,
+               R"(, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], "seqlens_kv": [90, 90, 90, 90, 90, 90, 90, 90, 90, 90,
+                  90, 90, 90, 90, 90, 90])");
+  };
+  const std::string mix = beside_ones(90);
+  struct Choice {
+    std::string what;
+    int64_t longest;  // as the caller says; 0: nothing
+    const char* kernel;
+  };
+  for (const Choice& x :
+       {Choice{mix + R"(, "heads": [8, 2])", 0, "cuda_mixed"},
+        {mix + R"(, "heads": [8, 2])", 90, "cuda_mixed"},
+        {mix + R"(, "heads": [8, 2], "new_tokens": true)", 90, "cuda_mixed"},
+        {mix + R"(, "heads": [8, 2], "new_tokens": true, "prologue": {"append": true})", 0, "cuda_mixed"},
+        {mix + R"(, "heads": [8, 2], "dtype": "f32")", 90, "cuda_mixed"},
+        // The longest is not far above the mean.
+        {mix + R"(, "heads": [8, 2])", 20, "cuda_prefill"},
+        // Nobody has more than decode takes.
+        {mix + R"(, "heads": [8, 2])", 4, "cuda_decode"},
+        {beside_ones(1) + R"(, "heads": [8, 2])", 0, "cuda_decode"},
+        // So few rows that decode has all of them anyway, and a few more.
+        {beside_ones(5) + R"(, "heads": [8, 2])", 5, "cuda_decode"},
+        {beside_ones(9) + R"(, "heads": [8, 2])", 9, "cuda_mixed"},
+        // A query alone fills a quarter of a prompt's block.
+        {mix + R"(, "heads": [32, 1])", 0, "cuda_prefill"},
+        // What only one of them covers.
+        {mix + R"(, "heads": [8, 2], "cache": {"dtype": "bf16"}, "dtype": "f16")", 0, "cuda_decode"},
+        {mix + R"(, "heads": [8, 2], "new_tokens": true, "skip_decode": true,
+                              "prologue": {"append": true})",
+         0, "cuda_decode"},
+        {mix + R"(, "heads": [8, 2], "causal": true, "kv": "dense")", 0, "cuda_prefill"},
+        {R"("kv": "paged", "heads": [8, 2], "seqlens_q": [90], "seqlens_kv": [90])", 0, "cuda_prefill"},
+        {R"("kv": "paged", "queries": "fixed", "heads": [8, 2], "seqlens_q": [90, 90],
+                              "seqlens_kv": [90, 90])",
+         0, "cuda_prefill"}}) {
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [64, 64], )" + x.what + "}"));
+    problem.host().max_seqlen_q = x.longest;
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    const Traits traits = traits_of(p, problem.host());
+    // As find_kernel() does, which asks for a device.
+    std::string found;
+    for (int i = 0; i < kernel_count() && found.empty(); ++i) {
+      const Kernel& k = kernel_at(i);
+      if (k.device_type == ATTUNE_DEVICE_CUDA && k.coverage.difference(traits).empty() &&
+          (k.refusal == nullptr || k.refusal(p).empty()) && (k.leaves == nullptr || !k.leaves(p)))
+        found = k.name;
+    }
+    EXPECT_EQ(found, x.kernel) << x.what << ", longest " << x.longest;
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda
