@@ -138,6 +138,26 @@ TEST_F(EmulatedMla, PackedCaches) {
          R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 48}, "seqlens_q": 2, "causal": true)"});
 }
 
+// One token's heads at a time, as many as the kernel of few rows takes.
+TEST_F(EmulatedMla, FewRows) {
+  check(
+      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
+      {R"("heads": [16, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
+       R"("heads": [16, 1], "seqlens_kv": [900, 70], "cache": {"format": "mla_656", "page_size": 16})",
+       R"("heads": [1, 1], "seqlens_kv": [700], "cache": {"format": "mla_656", "page_size": 3}, "sinks": "mixed")",
+       R"("heads": [22, 2], "seqlens_kv": [70, 129], "cache": {"format": "mla_656", "page_size": 64}, "out_dtype": "f32")",
+       R"("heads": [16, 1], "seqlens_kv": [200, 70, 9], "cache": {"format": "mla_656"}, "finished": [0, 1, 0],
+            "zero_finished": true, "window": [90, 0], "causal": true)",
+       R"("heads": [9, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"},
+      2);
+  check(
+      R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"}, )",
+      {R"("heads": [16, 1], "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2},
+            "extra": {"topk": 9, "page_size": 16})",
+       R"("heads": [13, 1], "sparse": {"topk": 70, "invalid": 1})"},
+      2);
+}
+
 TEST_F(EmulatedMla, SparseSlots) {
   check(R"("kv": "slots", "heads": [8, 1], "seqlens_q": [2, 1], )",
         {R"("head_dim": [576, 512], "shared_kv": true, "sparse": {"topk": 70, "topk_length": "batch", "invalid": 0.5})",

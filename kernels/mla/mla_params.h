@@ -49,4 +49,26 @@ ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
   return s;
 }
 
+// The kernel of few rows (mla/few.cu): packed rows of queries of a block, tiles of cached rows at a time, threads.
+constexpr int kMlaFewRows = 16, kMlaFewStages = 5, kMlaFewMathWarps = 8, kMlaFewThreads = 384;
+constexpr int kMlaFewNoteBytes = 16;  // what lies beside a tile
+
+// Dynamic shared memory of one of its blocks; bytes. row_bytes: of a cached row; groups: of its channels, with a scale
+// each.
+struct MlaFewShared {
+  int tiles, weights, maxima, sums, factors, notes, barriers, tasks, total;
+};
+ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(int row_bytes, int groups) {
+  MlaFewShared s{};
+  s.weights = s.tiles + kMlaFewStages * kMlaKeys * row_bytes;              // [2][groups][rows][keys], or the queries
+  s.maxima = s.weights + 2 * groups * kMlaFewRows * kMlaKeys * 2;          // [2][rows][warps]
+  s.sums = s.maxima + 2 * kMlaFewRows * kMlaFewMathWarps * 4;              // [rows][warps]
+  s.factors = s.sums + kMlaFewRows * kMlaFewMathWarps * 4;                 // [rows][groups]
+  s.notes = s.factors + kMlaFewRows * groups * 4;                          // [stages]
+  s.barriers = s.notes + kMlaFewStages * kMlaFewNoteBytes;
+  s.tasks = s.barriers + align_up((2 * kMlaFewStages + 4 + 2 * kTaskSlots) * 8, 16);
+  s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
+  return s;
+}
+
 }  // namespace attune::kernels

@@ -19,8 +19,9 @@ using kernels::kMlaKeys;
 using kernels::kMlaRowsOfBlock;
 using prefill::kAlignment;
 
-constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many copies by the TMA
-constexpr int64_t kMostTokensOfPage = 1 << 21;  // of the format whose scales lie behind a page's rows
+constexpr int kFewestKeysOfBox = 8;                    // smaller pages take too many copies by the TMA
+constexpr int kRowBytesOf656 = 656, kGroupsOf656 = 4;  // tile/mla_codec.cuh
+constexpr int64_t kMostTokensOfPage = 1 << 21;         // of the format whose scales lie behind a page's rows
 
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
 
@@ -37,6 +38,13 @@ kernels::MlaLoader choose_loader(const Problem& p) {
     return p.cache.format->id == ATTUNE_KV_MLA_656 ? kernels::kMlaCodes656 : kernels::kMlaCodes584;
   if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaRows;
   return kernels::kMlaBoxes;
+}
+
+// One token's heads are the rows of a block. Where several tokens of a sequence see the same keys, and in all fit a
+// block of the other kernel, that reads the keys once.
+bool takes_few_rows(const Problem& p, kernels::MlaLoader loader, bool dense) {
+  return loader == kernels::kMlaCodes656 && !dense && p.group <= kernels::kMlaFewRows &&
+         (p.sparse || p.total_q == p.batch || p.max_seqlen_q <= 1);
 }
 
 bool strides_fit(const KvCache& c) {
@@ -116,10 +124,18 @@ kernels::RowPool dense_pool(const RowView& v) {
 
 }  // namespace
 
+unsigned Config::threads() const {
+  return static_cast<unsigned>(few ? kernels::kMlaFewThreads : kernels::mla_threads(loader, cluster));
+}
+size_t Config::shared_bytes() const {
+  if (few) return static_cast<size_t>(kernels::mla_few_shared(kRowBytesOf656, kGroupsOf656).total);
+  return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total);
+}
+
 KernelSpec Config::main_kernel() const {
   return {
-      "mla/mla.cu",
-      "attune_mla",
+      few ? "mla/few.cu" : "mla/mla.cu",
+      few ? "attune_mla_few" : "attune_mla",
       {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype),
        define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
        define("ATTUNE_CLUSTER", cluster)},
@@ -167,13 +183,14 @@ Config choose_config(const Problem& p, int num_sms) {
   c.dense = p.dense_kv || p.new_tokens;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock);
+  c.few = takes_few_rows(p, c.loader, c.dense);
+  c.heads_of_tile = c.few ? static_cast<int>(p.group) : prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock);
   if (p.sparse) {  // each token has lists of its own
     c.heads_of_tile = 1;
     for (int heads = 2; heads <= std::min<int64_t>(p.group, kMlaRowsOfBlock); ++heads)
       if (p.group % heads == 0) c.heads_of_tile = heads;
   }
-  c.tokens_of_tile = p.sparse ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
+  c.tokens_of_tile = p.sparse || c.few ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
 
   const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;

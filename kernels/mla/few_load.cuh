@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two warps that have cached rows copied to shared memory as they are, from a task's last tile to its first: each half of
+// every tile, a lane a row. Sixteen rows that lie one after the other are one copy. In place of rows that are not there,
+// or that nobody may see, come zeros. They run ahead of the math warps as far as there is room, into the next tasks too.
+#pragma once
+
+#include "mla/code_rows.cuh"
+#include "mla/few_config.cuh"
+#include "ptx/tensor_copy.cuh"
+
+namespace attune::mla {
+
+static __device__ const uint4 kZeroRow[(Packed::kRowBytes + 15) / 16] = {};
+
+class FewLoader {
+ public:
+  __device__ __forceinline__ FewLoader(const PrefillParams& p, const FewPlaces& places)
+      : p_(p), places_(places), feed_(p, places), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
+
+  __device__ __forceinline__ void run() {
+    if (warp_ >= Few::kLoaderWarps) return;
+    take();
+    for (unsigned count = 0;; ++count) {
+      const int slot = slot_of_task(count);
+      ptx::wait_phase(places_.task_full(slot), count / kernels::kTaskSlots % 2);
+      const int head_tile = places_.head_tile(slot);
+      if (head_tile == prefill::kNoMoreTasks) return;
+      load(places_.task(slot), head_tile);
+      __syncwarp();
+      if (warp_ != 0 && lane_ == 0) ptx::arrive(places_.task_empty(slot));
+    }
+  }
+
+ private:
+  static constexpr int kRun = 16;  // rows of one copy
+
+  __device__ __forceinline__ void take() {
+    if (warp_ == 0) feed_.next();
+  }
+  __device__ __forceinline__ int key() const { return warp_ * Few::kKeysOfLoader + lane_; }
+
+  __device__ __forceinline__ void load(const Task& task, int head_tile) {
+    const CodeRows rows(p_, task, head_tile);
+    const int begin = task.tile_begin;
+    int i = task.tile_end - 1, answer = rows.ask(i, key());
+    bool first = true;
+#pragma unroll 1
+    for (; i >= begin; --i) {
+      const char* const row = rows.find(i, key(), answer).row;
+      if (i > begin) answer = rows.ask(i - 1, key());
+      copy(row);
+      if (first) take();
+      first = false;
+    }
+  }
+
+  // The lane's row of the next tile, or null.
+  __device__ __forceinline__ void copy(const char* row) {
+    const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr);
+    const auto at = reinterpret_cast<unsigned long long>(row);
+    const unsigned long long begin = __shfl_sync(0xffffffffu, at, 0, kRun);
+    const unsigned strays = __ballot_sync(0xffffffffu, row == nullptr || at != begin + lane_ % kRun * Packed::kRowBytes);
+    const bool together = (strays >> (lane_ / kRun * kRun) & (1u << kRun) - 1) == 0;
+    const unsigned full = places_.full(ring_.stage);
+    ptx::wait_phase(places_.empty(ring_.stage), ring_.parity ^ 1);
+    if (lane_ == 0) {
+      ptx::store_shared_u32(places_.note(ring_.stage) + 4 * warp_, absent);
+      ptx::arrive_expecting(full, Few::kKeysOfLoader * Packed::kRowBytes);
+    }
+    __syncwarp();
+    const unsigned to = places_.row(ring_.stage, key());
+    if (!together) {
+      ptx::copy_bytes(to, row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow), Packed::kRowBytes, full);
+    } else if (lane_ % kRun == 0) {
+      ptx::copy_bytes(to, row, kRun * Packed::kRowBytes, full);
+    }
+    __syncwarp();
+    ring_.go_on();
+  }
+
+  const PrefillParams& p_;
+  const FewPlaces& places_;
+  prefill::TaskFeed<FewPlaces> feed_;
+  const int warp_, lane_;
+  Ring ring_;
+};
+
+}  // namespace attune::mla
