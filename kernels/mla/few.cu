@@ -82,12 +82,11 @@ __device__ __forceinline__ void run_few(const PrefillParams& p, const FewPlaces&
   for (unsigned count = 0;; ++count) {
     const int slot = slot_of_task(count);
     ptx::wait_phase(places.task_full(slot), count / kernels::kTaskSlots % 2);
-    const int head_tile = __shfl_sync(0xffffffffu, places.head_tile(slot), 0);
-    if (head_tile == prefill::kNoMoreTasks) return;
+    if (places.head_tile(slot) == prefill::kNoMoreTasks) return;
     const Task& task = places.task(slot);
-    a.run(task, head_tile);
+    a.run(task, places.head_tile(slot));
     a.add_up();
-    store_few(p, task, head_tile, a);
+    store_few(p, task, places.head_tile(slot), a);
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
   }

@@ -151,13 +151,6 @@ class FewAttend {
     meet_few();
 #pragma unroll
     for (int i = 0; i < Few::kBlocks; ++i) ptx::load_shared_four(places_.queries(i, lane_), q_[i]);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      unsigned factors[kGroups];
-      ptx::load_shared_four(places_.factors(g() + 8 * h), factors);
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) factors_[h][i] = __uint_as_float(factors[i]);
-    }
   }
   // Two bf16 numbers times a power of two, as fp16.
   __device__ __forceinline__ static unsigned scaled(unsigned two, float factor) {
@@ -166,14 +159,16 @@ class FewAttend {
 
   // ---- scores of the warp's keys
 
+  __device__ __forceinline__ static void load_groups(unsigned at, float (&x)[kGroups]) {
+    unsigned four[4];
+    ptx::load_shared_four(at, four);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) x[i] = __uint_as_float(four[i]);
+  }
   __device__ __forceinline__ void load_scales(int stage, float (&scales)[2][kGroups]) const {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      unsigned four[4];
-      ptx::load_shared_four(places_.row(stage, warp_ * Few::kKeysOfWarp + 2 * t() + e) + Packed::kNope, four);
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) scales[e][i] = __uint_as_float(four[i]);
-    }
+    for (int e = 0; e < 2; ++e)
+      load_groups(places_.row(stage, warp_ * Few::kKeysOfWarp + 2 * t() + e) + Packed::kNope, scales[e]);
   }
 
   __device__ __forceinline__ void score(const Ring& tile, unsigned count) {
@@ -200,14 +195,16 @@ class FewAttend {
       for (int j = 0; j < 2; ++j)
         ptx::mma_bf16(products[kGroups], q_[Few::kBlocks + i + j], {keys[2 * j], keys[2 * j + 1]});
     }
-    float scales[2][kGroups];
+    float scales[2][kGroups], factors[2][kGroups];
     load_scales(tile.stage, scales);
-    const unsigned absent = ptx::load_shared_u32(places_.note(tile.stage) + warp_ / 4 * 4) >> (warp_ % 4 * 8 + 2 * t());
+#pragma unroll
+    for (int h = 0; h < 2; ++h) load_groups(places_.factors(g() + 8 * h), factors[h]);
+    const unsigned absent = ptx::load_shared_u8(places_.note(tile.stage) + warp_) >> (2 * t());
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       s_[i] = products[kGroups][i];
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) s_[i] = fmaf(products[j][i] * factors_[i / 2][j], scales[i % 2][j], s_[i]);
+      for (int j = 0; j < kGroups; ++j) s_[i] = fmaf(products[j][i] * factors[i / 2][j], scales[i % 2][j], s_[i]);
       if ((absent >> (i % 2) & 1) != 0) s_[i] = -ptx::infinity();
     }
 #pragma unroll
@@ -305,7 +302,6 @@ class FewAttend {
   const FewPlaces& places_;
   const int warp_, lane_;
   unsigned q_[Few::kBlocks + Few::kRopeBlocks][4];
-  float factors_[2][kGroups];  // of groups of the two rows: what products are multiplied with
   float s_[4];                 // scores, then weights, of (row g, keys 2 t, 2 t + 1), then row g + 8
   Ring ring_;                  // of the next tile
   int last_ = 0;               // stage of the one before

@@ -6,6 +6,7 @@
 
 #include "mla/code_rows.cuh"
 #include "mla/few_config.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/tensor_copy.cuh"
 
 namespace attune::mla {
@@ -15,10 +16,10 @@ static __device__ const uint4 kZeroRow[(Packed::kRowBytes + 15) / 16] = {};
 class FewLoader {
  public:
   __device__ __forceinline__ FewLoader(const PrefillParams& p, const FewPlaces& places)
-      : p_(p), places_(places), feed_(p, places), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
+      : p_(p), places_(places), feed_(p, places) {}
 
   __device__ __forceinline__ void run() {
-    if (warp_ >= Few::kLoaderWarps) return;
+    if (warp() >= Few::kLoaderWarps) return;
     take();
     for (unsigned count = 0;; ++count) {
       const int slot = slot_of_task(count);
@@ -27,7 +28,8 @@ class FewLoader {
       if (head_tile == prefill::kNoMoreTasks) return;
       load(places_.task(slot), head_tile);
       __syncwarp();
-      if (warp_ != 0 && lane_ == 0) ptx::arrive(places_.task_empty(slot));
+      count = ptx::kept(count);  // the slot is computed anew, rather than kept in a register
+      if (warp() != 0 && lane() == 0) ptx::arrive(places_.task_empty(slot_of_task(count)));
     }
   }
 
@@ -35,22 +37,21 @@ class FewLoader {
   static constexpr int kRun = 16;  // rows of one copy
 
   __device__ __forceinline__ void take() {
-    if (warp_ == 0) feed_.next();
+    if (warp() == 0) feed_.next();
   }
-  __device__ __forceinline__ int key() const { return warp_ * Few::kKeysOfLoader + lane_; }
+  __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ __forceinline__ static int key() { return static_cast<int>(threadIdx.x); }
 
   __device__ __forceinline__ void load(const Task& task, int head_tile) {
     const CodeRows rows(p_, task, head_tile);
-    const int begin = task.tile_begin;
     int i = task.tile_end - 1, answer = rows.ask(i, key());
-    bool first = true;
 #pragma unroll 1
-    for (; i >= begin; --i) {
+    for (; i >= task.tile_begin; --i) {
       const char* const row = rows.find(i, key(), answer).row;
-      if (i > begin) answer = rows.ask(i - 1, key());
+      if (i > task.tile_begin) answer = rows.ask(i - 1, key());
       copy(row);
-      if (first) take();
-      first = false;
+      if (i == task.tile_end - 1) take();
     }
   }
 
@@ -59,19 +60,19 @@ class FewLoader {
     const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr);
     const auto at = reinterpret_cast<unsigned long long>(row);
     const unsigned long long begin = __shfl_sync(0xffffffffu, at, 0, kRun);
-    const unsigned strays = __ballot_sync(0xffffffffu, row == nullptr || at != begin + lane_ % kRun * Packed::kRowBytes);
-    const bool together = (strays >> (lane_ / kRun * kRun) & (1u << kRun) - 1) == 0;
+    const unsigned strays = __ballot_sync(0xffffffffu, row == nullptr || at != begin + lane() % kRun * Packed::kRowBytes);
+    const bool together = (strays >> (lane() / kRun * kRun) & (1u << kRun) - 1) == 0;
     const unsigned full = places_.full(ring_.stage);
     ptx::wait_phase(places_.empty(ring_.stage), ring_.parity ^ 1);
-    if (lane_ == 0) {
-      ptx::store_shared_u32(places_.note(ring_.stage) + 4 * warp_, absent);
+    if (lane() == 0) {
+      ptx::store_shared_u32(places_.note(ring_.stage) + 4 * warp(), absent);
       ptx::arrive_expecting(full, Few::kKeysOfLoader * Packed::kRowBytes);
     }
     __syncwarp();
     const unsigned to = places_.row(ring_.stage, key());
     if (!together) {
       ptx::copy_bytes(to, row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow), Packed::kRowBytes, full);
-    } else if (lane_ % kRun == 0) {
+    } else if (lane() % kRun == 0) {
       ptx::copy_bytes(to, row, kRun * Packed::kRowBytes, full);
     }
     __syncwarp();
@@ -81,7 +82,6 @@ class FewLoader {
   const PrefillParams& p_;
   const FewPlaces& places_;
   prefill::TaskFeed<FewPlaces> feed_;
-  const int warp_, lane_;
   Ring ring_;
 };
 
