@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA attention of at most 16 query heads, one token at a time, over rows of the packed format of 656 bytes; dense or
-// sparse. As mla/mla.cu, but rows are neither decoded ahead nor padded to 64.
+// MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements or of the packed
+// format of 656 bytes; dense or sparse. As mla/mla.cu, but rows of queries are not padded to 64, nor rows of keys decoded
+// ahead: as they lie in the cache three tiles or, of codes, five fill the shared memory, so that memory is not waited for.
 //
-// A task is a token and the tiles of keys that it may see. Tiles: 16 rows x 64 keys; five tiles as they lie in the cache
-// are 205 KiB of shared memory, so that memory is never waited for. Two warps have them copied (few_load.cuh), eight do
+// A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), eight do
 // the math (few_attend.cuh): each tile's scores are computed by all of them, eight keys each, and its values multiplied by
-// all, 64 channels each. Codes are decoded to registers, once for each of the two products.
+// all, 64 channels each. Codes are decoded to registers, once for each of the two products (few_codes.cuh).
 //
 // Barriers: "full" and "empty" of each tile's place; "full" of the maxima and the weights of a tile, that all warps
 // need of each, in two buffers each: who writes to one has heard from all since they read it.
@@ -39,19 +39,19 @@ __device__ __forceinline__ void init_barriers(const FewPlaces& places) {
 // The lane's two rows.
 __device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a) {
   constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
-  const int lane = threadIdx.x % 32, channel = few_warp() * Few::kChannelsOfWarp + lane % 4 * 4;
+  const int lane = threadIdx.x % 32, channel = few_warp() * Few::kChannelsOfWarp + FewOperands<Config::kDecodes>::channel();
   const bool stores_stats = few_warp() == 0 && lane % 4 == 0;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = lane / 4 + 8 * h, head = head_tile * p.heads_of_tile + row;
     float factor = a.finish(h);
     if (row >= p.heads_of_tile) continue;
-    const auto out = [&](int b, int e) { return a.o[b][e % 2][2 * h + e / 2] * factor; };
+    const auto out = [&](int b, int e) { return a.o.blocks[b][e / 2][2 * h + e % 2] * factor; };
     if (t.num_parts > 1) {
       const Parts part(p, t.first_part + t.part, head_tile, 0);
       if (stores_stats) part.stats[row] = make_float2(a.highest[h], a.sum[h]);
 #pragma unroll
-      for (int b = 0; b < FewAttend::kOutBlocks; ++b) {
+      for (int b = 0; b < FewOut::kBlocks; ++b) {
         *reinterpret_cast<float4*>(part.out_of(row, channel + 16 * b)) =
             make_float4(out(b, 0), out(b, 1), out(b, 2), out(b, 3));
       }
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t,
     factor *= tile::finish_row(p, t.batch, t.q_begin, t.token_begin, head, a.highest[h], a.sum[h], stores_stats);
     const long long at = out_at(p, t, t.token_begin, head);
 #pragma unroll
-    for (int b = 0; b < FewAttend::kOutBlocks; ++b) {
+    for (int b = 0; b < FewOut::kBlocks; ++b) {
       if (kHalves && p.store_vectors) {
         const auto two = [&](int e) {
           return Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(out(b, e), out(b, e + 1))

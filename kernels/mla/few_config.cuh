@@ -7,35 +7,25 @@
 namespace attune::mla {
 
 struct Few {
-  static constexpr int kRows = kernels::kMlaFewRows, kKeys = Config::kKeys, kStages = kernels::kMlaFewStages;
+  static constexpr kernels::MlaFewFormat kFormat = kernels::mla_few_format(Config::kLoader, Config::kHeadDimQk);
+  static constexpr kernels::MlaFewShared kShared = kernels::mla_few_shared(kFormat);
+  static constexpr int kRows = kernels::kMlaFewRows, kKeys = Config::kKeys, kStages = kFormat.stages;
+  static constexpr int kRowBytes = kFormat.row_bytes, kPitch = kFormat.pitch;  // of cached rows
+  static constexpr int kGroups = kFormat.groups;                               // of channels, with a scale each
   static constexpr int kMathWarps = kernels::kMlaFewMathWarps, kThreads = kernels::kMlaFewThreads;
   static constexpr int kLoaderThreads = kThreads - 32 * kMathWarps;  // a warpgroup, of which two warps load
   static constexpr int kLoaderWarps = 2, kKeysOfLoader = kKeys / kLoaderWarps;
   static constexpr int kTaskReaders = kMathWarps + kLoaderWarps - 1;  // warps, without the one that takes tasks
   static constexpr int kLoaderRegisters = 40, kMathRegisters = 232;
-  static constexpr int kGroups = Packed::kGroups;                 // of channels, with a scale each
-  static constexpr int kKeysOfWarp = kKeys / kMathWarps;          // of which it computes scores
+  static constexpr int kKeysOfWarp = kKeys / kMathWarps;                  // of which it computes scores
   static constexpr int kChannelsOfWarp = Config::kHeadDimV / kMathWarps;  // of its output
-  static constexpr int kBlocks = Packed::kNope / 16;              // of 16 channels, a step of products each
-  static constexpr int kRopeBlocks = Config::kHeadDimQk / 16 - kBlocks;
-  static constexpr kernels::MlaFewShared kShared = kernels::mla_few_shared(Packed::kRowBytes, kGroups);
 
-  static_assert(Config::kLoader == kernels::kMlaCodes656 && Config::kCluster == 1 && !Config::kDense,
-                "rows of 656 bytes in a cache");
-  static_assert(Packed::kRowBytes % 128 == 16, "the same 16 bytes of eight rows lie in different banks");
-  static_assert(Packed::kGroup % kChannelsOfWarp == 0, "a warp's channels have one scale");
+  static_assert(!Config::kCopiesBoxes && Config::kLoader != kernels::kMlaCodes584 && Config::kCluster == 1 &&
+                    !Config::kDense,
+                "rows of 656 bytes or of 16-bit elements, in a cache");
+  static_assert(kPitch % 128 == 16, "the same 16 bytes of eight rows lie in different banks");
   static_assert(kKeysOfWarp == 8, "keys of a warp are the columns of a product");
-  static_assert(kBlocks * 512 <= 2 * kGroups * kRows * kKeys * 2, "queries pass through where weights are");
   static_assert(kShared.total <= 232448, "more shared memory than a block can have");
-};
-
-// Where a tile is, and whether for the even or odd time.
-struct Ring {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void go_on() {
-    if (++stage == Few::kStages) stage = 0, parity ^= 1;
-  }
 };
 
 struct FewPlaces {
@@ -52,15 +42,16 @@ struct FewPlaces {
   }
   // A cached row as it is.
   __device__ __forceinline__ unsigned row(int stage, int key) const {
-    return base + Few::kShared.tiles + (stage * Few::kKeys + key) * Packed::kRowBytes;
+    return base + Few::kShared.tiles + (stage * Few::kKeys + key) * Few::kPitch;
   }
   // A bit for each key that is not there.
   __device__ __forceinline__ unsigned note(int stage) const {
     return base + Few::kShared.notes + stage * kernels::kMlaFewNoteBytes;
   }
+  static constexpr int kWeightsBytes = Few::kRows * Few::kKeys * 2;
   // Of one group of channels: weights of all keys for each row, 128 bytes, whose pieces of 16 are swizzled.
   __device__ __forceinline__ unsigned weights(unsigned buffer, int group) const {
-    return base + Few::kShared.weights + (buffer * Few::kGroups + group) * (Few::kRows * Few::kKeys * 2);
+    return base + Few::kShared.weights + (buffer * Few::kGroups + group) * kWeightsBytes;
   }
   // Queries of 16 channels as each lane has them in a product.
   __device__ __forceinline__ unsigned queries(int block, int lane) const {
@@ -89,8 +80,9 @@ struct FewPlaces {
   }
 };
 
-// Of the math warps.
+// Of the math warps. _anew: computed, with what follows from it, wherever it is asked for, as registers are scarce.
 __device__ __forceinline__ int few_warp() { return static_cast<int>(threadIdx.x) / 32 - Few::kLoaderThreads / 32; }
+__device__ __forceinline__ int few_lane_anew() { return static_cast<int>(ptx::kept(threadIdx.x) % 32); }
 __device__ __forceinline__ void meet_few() { ptx::sync_some(1, 32 * Few::kMathWarps); }
 
 }  // namespace attune::mla

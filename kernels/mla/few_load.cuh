@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two warps that have cached rows copied to shared memory as they are, from a task's last tile to its first: each half of
-// every tile, a lane a row. Sixteen rows that lie one after the other are one copy. In place of rows that are not there,
+// every tile, a lane a row. Sixteen rows that lie one after the other, there as here, are one copy. In place of rows that are not there,
 // or that nobody may see, come zeros. They run ahead of the math warps as far as there is room, into the next tasks too.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace attune::mla {
 
-static __device__ const uint4 kZeroRow[(Packed::kRowBytes + 15) / 16] = {};
+static __device__ const uint4 kZeroRow[Few::kRowBytes / 16] = {};
 
 class FewLoader {
  public:
@@ -58,31 +58,34 @@ class FewLoader {
   // The lane's row of the next tile, or null.
   __device__ __forceinline__ void copy(const char* row) {
     const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr);
-    const auto at = reinterpret_cast<unsigned long long>(row);
-    const unsigned long long begin = __shfl_sync(0xffffffffu, at, 0, kRun);
-    const unsigned strays = __ballot_sync(0xffffffffu, row == nullptr || at != begin + lane() % kRun * Packed::kRowBytes);
-    const bool together = (strays >> (lane() / kRun * kRun) & (1u << kRun) - 1) == 0;
-    const unsigned full = places_.full(ring_.stage);
-    ptx::wait_phase(places_.empty(ring_.stage), ring_.parity ^ 1);
+    bool together = false;
+    if constexpr (Few::kPitch == Few::kRowBytes) {
+      const auto at = reinterpret_cast<unsigned long long>(row);
+      const unsigned long long begin = __shfl_sync(0xffffffffu, at, 0, kRun);
+      const bool strays = row == nullptr || at != begin + lane() % kRun * Few::kRowBytes;
+      together = (__ballot_sync(0xffffffffu, strays) >> (lane() / kRun * kRun) & (1u << kRun) - 1) == 0;
+    }
+    const unsigned full = places_.full(turn_.stage);
+    ptx::wait_phase(places_.empty(turn_.stage), turn_.parity ^ 1);
     if (lane() == 0) {
-      ptx::store_shared_u32(places_.note(ring_.stage) + 4 * warp(), absent);
-      ptx::arrive_expecting(full, Few::kKeysOfLoader * Packed::kRowBytes);
+      ptx::store_shared_u32(places_.note(turn_.stage) + 4 * warp(), absent);
+      ptx::arrive_expecting(full, Few::kKeysOfLoader * Few::kRowBytes);
     }
     __syncwarp();
-    const unsigned to = places_.row(ring_.stage, key());
+    const unsigned to = places_.row(turn_.stage, key());
     if (!together) {
-      ptx::copy_bytes(to, row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow), Packed::kRowBytes, full);
+      ptx::copy_bytes(to, row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow), Few::kRowBytes, full);
     } else if (lane() % kRun == 0) {
-      ptx::copy_bytes(to, row, kRun * Packed::kRowBytes, full);
+      ptx::copy_bytes(to, row, kRun * Few::kRowBytes, full);
     }
     __syncwarp();
-    ring_.go_on();
+    turn_.next<Few::kStages>();
   }
 
   const PrefillParams& p_;
   const FewPlaces& places_;
   prefill::TaskFeed<FewPlaces> feed_;
-  Ring ring_;
+  Turn turn_;
 };
 
 }  // namespace attune::mla

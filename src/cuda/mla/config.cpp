@@ -19,9 +19,8 @@ using kernels::kMlaKeys;
 using kernels::kMlaRowsOfBlock;
 using prefill::kAlignment;
 
-constexpr int kFewestKeysOfBox = 8;                    // smaller pages take too many copies by the TMA
-constexpr int kRowBytesOf656 = 656, kGroupsOf656 = 4;  // tile/mla_codec.cuh
-constexpr int64_t kMostTokensOfPage = 1 << 21;         // of the format whose scales lie behind a page's rows
+constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many copies by the TMA
+constexpr int64_t kMostTokensOfPage = 1 << 21;  // of the format whose scales lie behind a page's rows
 
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
 
@@ -40,11 +39,12 @@ kernels::MlaLoader choose_loader(const Problem& p) {
   return kernels::kMlaBoxes;
 }
 
-// One token's heads are the rows of a block. Where several tokens of a sequence see the same keys, and in all fit a
-// block of the other kernel, that reads the keys once.
-bool takes_few_rows(const Problem& p, kernels::MlaLoader loader, bool dense) {
-  return loader == kernels::kMlaCodes656 && !dense && p.group <= kernels::kMlaFewRows &&
-         (p.sparse || p.total_q == p.batch || p.max_seqlen_q <= 1);
+// One token's heads are the rows of a block. Several tokens of a sequence see the same keys: in a block of the other
+// kernel, which reads them once.
+bool takes_few_rows(const Problem& p) {
+  const bool one_token = p.sparse || p.total_q == p.batch || p.max_seqlen_q <= 1;
+  return p.cache && !p.dense_kv && !p.new_tokens && p.group <= kernels::kMlaFewRows && one_token &&
+         choose_loader(p) != kernels::kMlaCodes584;
 }
 
 bool strides_fit(const KvCache& c) {
@@ -128,7 +128,7 @@ unsigned Config::threads() const {
   return static_cast<unsigned>(few ? kernels::kMlaFewThreads : kernels::mla_threads(loader, cluster));
 }
 size_t Config::shared_bytes() const {
-  if (few) return static_cast<size_t>(kernels::mla_few_shared(kRowBytesOf656, kGroupsOf656).total);
+  if (few) return static_cast<size_t>(kernels::mla_few_shared(kernels::mla_few_format(loader, head_dim_qk)).total);
   return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total);
 }
 
@@ -183,7 +183,8 @@ Config choose_config(const Problem& p, int num_sms) {
   c.dense = p.dense_kv || p.new_tokens;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  c.few = takes_few_rows(p, c.loader, c.dense);
+  c.few = takes_few_rows(p);
+  if (c.few && c.loader == kernels::kMlaBoxes) c.loader = kernels::kMlaRows;
   c.heads_of_tile = c.few ? static_cast<int>(p.group) : prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock);
   if (p.sparse) {  // each token has lists of its own
     c.heads_of_tile = 1;

@@ -33,7 +33,7 @@ class MlaPlan final : public KernelPlan {
 
   std::string describe() const override {
     static constexpr const char* kHow[] = {"boxes copied by the TMA", "rows copied by threads", "rows of 656 bytes",
-                                           "rows of 584 bytes"};
+                                           "rows of 584 bytes", "rows as they lie in the cache"};
     return cat("kernel cuda_mla: ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
                kernels::kMlaKeys, " keys, ", kHow[config_.loader],
                config_.few ? " copied and decoded in registers" : "", config_.sparse ? " by lists, " : ", ",
