@@ -169,6 +169,17 @@ TEST_F(EmulatedMla, FewRows) {
       2);
 }
 
+TEST_F(EmulatedMla, FewRowsWithNewTokens) {
+  check(
+      R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "causal": true, "new_tokens": true, "max_logits": true, )",
+      {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900], "cache": {"format": "mla_656", "page_size": 64})",
+       R"("seqlens_q": [1, 1, 1], "seqlens_kv": [130, 0, 64], "shared_kv": true, "cache": {"page_size": 16})",
+       R"("seqlens_q": [2, 0, 1], "seqlens_kv": [70, 3, 200], "cache": {"format": "mla_656", "page_size": 64})",
+       R"("seqlens_q": [1, 1], "seqlens_kv": [130, 5], "cache": {"format": "mla_656", "page_size": 64},
+            "prologue": {"append": true, "rope": {"style": "yarn", "dim": 64, "offset": 512, "interleaved": true}})"},
+      2);
+}
+
 TEST_F(EmulatedMla, SparseSlots) {
   check(R"("kv": "slots", "heads": [18, 1], "seqlens_q": [2, 1], )",
         {R"("head_dim": [576, 512], "shared_kv": true, "sparse": {"topk": 70, "topk_length": "batch", "invalid": 0.5})",

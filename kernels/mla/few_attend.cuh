@@ -13,6 +13,7 @@
 #include "mla/few_codes.cuh"
 #include "mla/few_elements.cuh"
 #include "mla/rows.cuh"
+#include "mla/source.cuh"
 
 namespace attune::mla {
 
@@ -33,7 +34,7 @@ class FewAttend {
     for (int h = 0; h < 2; ++h) highest[h] = reference[h] = -ptx::infinity(), sum[h] = 0;
 #pragma unroll
     for (int i = 0; i < FewOut::kCount; ++i) o.at(i) = 0;
-    const int tiles = task.tile_end - task.tile_begin;
+    const int tiles = few_tile_end(task) - task.tile_begin;
 #pragma unroll 1
     for (int i = 0; i <= tiles; ++i) {
       const Turn tile = turn_;
@@ -47,6 +48,7 @@ class FewAttend {
       }
     }
     operands_.arrange(o);
+    if constexpr (Config::kDense) take_tokens(task, head_tile);
   }
 
   // The sum of all keys, of all warps. Nobody needs what the task has used of shared memory any more.
@@ -121,15 +123,10 @@ class FewAttend {
     for (int h = 0; h < 2; ++h) {
       float x[8];
       load_eight(places_.maxima(count_ % 2, g() + 8 * h), x);
-      float top = highest[h];
+      float top = x[0];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) top = fmaxf(top, x[i]);
-      highest[h] = top;
-      lowered[h] = 1.0f;
-      if ((top - reference[h]) * scale > kSlack) {
-        lowered[h] = ptx::exp2_approx((reference[h] - top) * scale);
-        reference[h] = top;
-      }
+      for (int i = 1; i < 8; ++i) top = fmaxf(top, x[i]);
+      lowered[h] = follow(h, top);
       const float from = reference_of(reference[h]) * scale;
 #pragma unroll
       for (int e = 0; e < 2; ++e) s_[2 * h + e] = ptx::exp2_approx(fmaf(s_[2 * h + e], scale, -from));
@@ -150,6 +147,58 @@ class FewAttend {
     operands_.multiply_values(places_, stage, count % 2, o);
     __syncwarp();
     if (lane_ == 0) ptx::arrive(places_.empty(stage));
+  }
+
+  // ---- new tokens, one by one: there is hardly more than one
+
+  __device__ __forceinline__ void take_tokens(const Task& task, int head_tile) {
+    const Line line(task.num_cached, task.first_key, task.end_key);
+#pragma unroll 1
+    for (int i = max(task.tile_begin, line.num_cached_tiles); i < task.tile_end; ++i) {
+      const Tile tile = tile_at(task, line, i);
+      const Source source(p_, task, head_tile * p_.heads_of_tile / p_.group, tile);
+#pragma unroll 1
+      for (int key = tile.low; key < tile.high; ++key) take_token(task, head_tile, source.find(key, source.ask(key)));
+    }
+  }
+  // row: of its key and value.
+  __device__ __forceinline__ void take_token(const Task& task, int head_tile, const char* row) {
+    // A warp has the products of two rows of queries.
+#pragma unroll 1
+    for (int own = 2 * warp_; own < 2 * warp_ + 2; ++own) {
+      const char* const query = few_query(p_, task, head_tile, own);
+      float s = 0;
+#pragma unroll 1
+      for (int d = lane_; query != nullptr && d < Config::kHeadDimQk; d += 32)
+        s = fmaf(tile::load_element(Config::kType, query, d), tile::load_element(Config::kType, row, d), s);
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
+      if (lane_ == 0) ptx::store_shared_u32(places_.sums(own), __float_as_uint(s));
+    }
+    meet_few();
+    const char* const values = row + 2 * (warp_ * Few::kChannelsOfWarp + operands_.channel());
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float s = ptx::load_shared(places_.sums(g() + 8 * h));
+      const float lowered = follow(h, s);
+      const float weight = ptx::exp2_approx(fmaf(s, c(), -reference_of(reference[h]) * c()));
+      sum[h] = fmaf(sum[h], lowered, warp_ == 0 && t() == 0 ? weight : 0.0f);
+#pragma unroll
+      for (int i = 0; i < FewOut::kBlocks * 4; ++i) {
+        float& x = o.blocks[i / 4][i / 2 % 2][2 * h + i % 2];
+        x = fmaf(x, lowered, weight * tile::load_element(Config::kType, values, i / 4 * 16 + i % 4));
+      }
+    }
+    meet_few();
+  }
+
+  // The maximum, and when it is far ahead the reference, with what came before: what that is to be multiplied with.
+  __device__ __forceinline__ float follow(int h, float top) {
+    highest[h] = fmaxf(highest[h], top);
+    if (!((highest[h] - reference[h]) * c() > kSlack)) return 1.0f;
+    const float lowered = ptx::exp2_approx((reference[h] - highest[h]) * c());
+    reference[h] = highest[h];
+    return lowered;
   }
 
   const PrefillParams& p_;

@@ -21,7 +21,7 @@ struct Few {
   static constexpr int kChannelsOfWarp = Config::kHeadDimV / kMathWarps;  // of its output
 
   static_assert(!Config::kCopiesBoxes && Config::kLoader != kernels::kMlaCodes584 && Config::kCluster == 1 &&
-                    !Config::kDense,
+                    !(Config::kDense && Config::kSparse),
                 "rows of 656 bytes or of 16-bit elements, in a cache");
   static_assert(kPitch % 128 == 16, "the same 16 bytes of eight rows lie in different banks");
   static_assert(kKeysOfWarp == 8, "keys of a warp are the columns of a product");
@@ -79,6 +79,13 @@ struct FewPlaces {
     return barrier(2 * Few::kStages + 4 + kernels::kTaskSlots + slot);
   }
 };
+
+// The end of a task's tiles of cached keys; new tokens come after them.
+__device__ __forceinline__ int few_tile_end(const Task& task) {
+  if constexpr (Config::kDense)
+    return min(task.tile_end, Line(task.num_cached, task.first_key, task.end_key).num_cached_tiles);
+  return task.tile_end;
+}
 
 // Of the math warps. _anew: computed, with what follows from it, wherever it is asked for, as registers are scarce.
 __device__ __forceinline__ int few_warp() { return static_cast<int>(threadIdx.x) / 32 - Few::kLoaderThreads / 32; }

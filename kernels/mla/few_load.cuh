@@ -45,14 +45,19 @@ class FewLoader {
 
   __device__ __forceinline__ void load(const Task& task, int head_tile) {
     const CodeRows rows(p_, task, head_tile);
-    int i = task.tile_end - 1, answer = rows.ask(i, key());
+    int i = few_tile_end(task) - 1, answer = -1;
+    if (i >= task.tile_begin) answer = rows.ask(i, key());
+    bool first = true;
 #pragma unroll 1
-    for (; i >= task.tile_begin; --i) {
-      const char* const row = rows.find(i, key(), answer).row;
-      if (i > task.tile_begin) answer = rows.ask(i - 1, key());
-      copy(row);
-      if (i == task.tile_end - 1) take();
-    }
+    do {  // once, even where there is no tile
+      if (i >= task.tile_begin) {
+        const char* const row = rows.find(i, key(), answer).row;
+        if (i > task.tile_begin) answer = rows.ask(i - 1, key());
+        copy(row);
+      }
+      if (first) take();
+      first = false;
+    } while (--i >= task.tile_begin);
   }
 
   // The lane's row of the next tile, or null.

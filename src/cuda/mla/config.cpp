@@ -43,7 +43,7 @@ kernels::MlaLoader choose_loader(const Problem& p) {
 // kernel, which reads them once.
 bool takes_few_rows(const Problem& p) {
   const bool one_token = p.sparse || p.total_q == p.batch || p.max_seqlen_q <= 1;
-  return p.cache && !p.dense_kv && !p.new_tokens && p.group <= kernels::kMlaFewRows && one_token &&
+  return p.cache && !p.dense_kv && !(p.sparse && p.new_tokens) && p.group <= kernels::kMlaFewRows && one_token &&
          choose_loader(p) != kernels::kMlaCodes584;
 }
 
