@@ -153,6 +153,7 @@ class FewAttend {
 
   __device__ __forceinline__ void take_tokens(const Task& task, int head_tile) {
     const Line line(task.num_cached, task.first_key, task.end_key);
+    meet_few();  // nobody reads the sums of the task before, which may have been followed by no tile
 #pragma unroll 1
     for (int i = max(task.tile_begin, line.num_cached_tiles); i < task.tile_end; ++i) {
       const Tile tile = tile_at(task, line, i);
