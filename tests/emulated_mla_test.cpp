@@ -145,7 +145,7 @@ TEST_F(EmulatedMla, FewRows) {
       {R"("heads": [16, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
        R"("heads": [16, 1], "seqlens_kv": [900, 70], "cache": {"format": "mla_656", "page_size": 16})",
        R"("heads": [1, 1], "seqlens_kv": [700], "cache": {"format": "mla_656", "page_size": 3}, "sinks": "mixed")",
-       R"("heads": [22, 2], "seqlens_kv": [70, 129], "cache": {"format": "mla_656", "page_size": 64}, "out_dtype": "f32")",
+       R"("heads": [11, 1], "seqlens_kv": [70, 129], "cache": {"format": "mla_656", "page_size": 64}, "out_dtype": "f32")",
        R"("heads": [16, 1], "seqlens_kv": [200, 70, 9], "cache": {"format": "mla_656"}, "finished": [0, 1, 0],
             "zero_finished": true, "window": [90, 0], "causal": true)",
        R"("heads": [9, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"},
