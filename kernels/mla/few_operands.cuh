@@ -49,19 +49,18 @@ __device__ __forceinline__ unsigned few_values(const FewPlaces& places, int stag
   return places.row(stage, lane % 16) + few_warp() * Few::kChannelsOfWarp * bytes + lane / 16 * 16;
 }
 
-// Weights of all keys, of a group of channels: a row has 128 bytes, its pieces of 16 bytes swizzled.
-//
-// Where those of row g and the lane's two keys lie, from where a group's begin; row g + 8 is 8 * 128 further.
+// Weights of all keys: a row has 128 bytes, its pieces of 16 bytes swizzled. Where those of row g and the lane's two keys
+// lie, from where a group's begin; row g + 8 is 8 * 128 further.
 __device__ __forceinline__ unsigned few_weights_of_lane() {
   const int lane = few_lane_anew();
   return lane / 4 * 128 + (few_warp() ^ lane / 4) * 16 + lane % 4 * 4;
 }
-// Those of 16 keys as an operand. row: few_weights_row().
-__device__ __forceinline__ void load_few_weights(unsigned row, int lane, int step, unsigned (&weights)[4]) {
-  ptx::load_matrix_x4(weights, row + ((2 * step + lane / 16) ^ lane % 8) * 16);
-}
+// Of those of a group: the row that the lane gives to ldmatrix; and 16 keys as an operand, from there.
 __device__ __forceinline__ unsigned few_weights_row(const FewPlaces& places, unsigned buffer, int group, int lane) {
   return places.weights(buffer, group) + lane % 16 * 128;
+}
+__device__ __forceinline__ void load_few_weights(unsigned row, int lane, int step, unsigned (&weights)[4]) {
+  ptx::load_matrix_x4(weights, row + ((2 * step + lane / 16) ^ lane % 8) * 16);
 }
 
 }  // namespace attune::mla
