@@ -21,10 +21,11 @@ class FewOperands<true> {
     float of[2][Packed::kGroups];
   };
 
-  // A warp brings a group of channels of half of the rows to shared memory, from where all take all.
+  // A warp brings a group of channels, and a block of the rope part, of half of the rows to shared memory, from where all
+  // take all.
   __device__ __forceinline__ void load_queries(const PrefillParams& p, const FewPlaces& places, const Task& task,
                                                int head_tile) {
-    static_assert(2 * kGroups == Few::kMathWarps, "a warp has a group of half of the rows");
+    static_assert(2 * kGroups == Few::kMathWarps && kRopeBlocks == kGroups, "a warp has a group of half of the rows");
     static_assert(kBlocks * 512 <= 2 * kGroups * Few::kRows * Few::kKeys * 2, "they pass through where weights are");
     const int group = few_warp() / 2, half = few_warp() % 2;
     const char* const row = few_query(p, task, head_tile, g() + 8 * half);
@@ -53,14 +54,11 @@ class FewOperands<true> {
       ptx::store_shared_u32(at + 8, scaled(x[i].y, factor));
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const char* const from = few_query(p, task, head_tile, g() + 8 * h);
-#pragma unroll
-      for (int i = 0; i < 2 * kRopeBlocks; ++i) {
-        unsigned two = 0;
-        if (from != nullptr) two = *reinterpret_cast<const unsigned*>(from + 2 * (Packed::kNope + 8 * i + 2 * t()));
-        q_[kBlocks + i / 2][i % 2 * 2 + h] = two;
-      }
+    for (int i = 0; i < 2; ++i) {
+      unsigned two = 0;
+      if (row != nullptr)
+        two = *reinterpret_cast<const unsigned*>(row + 2 * (Packed::kNope + group * 16 + 8 * i + 2 * t()));
+      ptx::store_shared_u32(places.rope_queries(group, lane()) + 8 * i + 4 * half, two);
     }
     meet_few();
 #pragma unroll
@@ -68,7 +66,7 @@ class FewOperands<true> {
   }
 
   __device__ __forceinline__ void multiply_keys(const FewPlaces& places, int stage, float (&s)[4]) const {
-    const unsigned from = few_keys(places, stage);
+    const unsigned from = few_keys(places, stage), rope = places.rope_queries(0, few_lane_anew());
     float products[kGroups + 1][4] = {};
 #pragma unroll
     for (int i = 0; i < kBlocks; i += 4) {
@@ -85,8 +83,11 @@ class FewOperands<true> {
       unsigned keys[4];
       ptx::load_matrix_x4(keys, from + Packed::kRope + 32 * i);
 #pragma unroll
-      for (int j = 0; j < 2; ++j)
-        ptx::mma_bf16(products[kGroups], q_[kBlocks + i + j], {keys[2 * j], keys[2 * j + 1]});
+      for (int j = 0; j < 2; ++j) {
+        unsigned q[4];
+        ptx::load_shared_four(rope + (i + j) * 512, q);
+        ptx::mma_bf16(products[kGroups], q, {keys[2 * j], keys[2 * j + 1]});
+      }
     }
     const Scales scales = load_scales(places, stage);
     float factors[2][kGroups];
@@ -160,7 +161,7 @@ class FewOperands<true> {
 
  private:
   static constexpr int kGroups = Packed::kGroups, kBlocks = Packed::kNope / 16, kBlocksOfGroup = Packed::kGroup / 16,
-                       kRopeBlocks = Config::kHeadDimQk / 16 - kBlocks;
+                       kRopeBlocks = (Packed::kHeadDim - Packed::kNope) / 16;
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ __forceinline__ static int g() { return lane() / 4; }
@@ -186,7 +187,7 @@ class FewOperands<true> {
                           ptx::f16_to_float(static_cast<unsigned short>(x.y >> 16)));
   }
 
-  unsigned q_[kBlocks + kRopeBlocks][4];
+  unsigned q_[kBlocks][4];  // of codes; those of the rope part lie in shared memory
 };
 
 }  // namespace attune::mla

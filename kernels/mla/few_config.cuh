@@ -23,6 +23,7 @@ struct Few {
   static_assert(!Config::kCopiesBoxes && Config::kLoader != kernels::kMlaCodes584 && Config::kCluster == 1 &&
                     !(Config::kDense && Config::kSparse),
                 "rows of 656 bytes or of 16-bit elements, in a cache");
+  static_assert(!Config::kDecodes || kFormat.rope_blocks == (Packed::kHeadDim - Packed::kNope) / 16, "of queries");
   static_assert(kPitch % 128 == 16, "the same 16 bytes of eight rows lie in different banks");
   static_assert(kKeysOfWarp == 8, "keys of a warp are the columns of a product");
   static_assert(kShared.total <= 232448, "more shared memory than a block can have");
@@ -56,6 +57,9 @@ struct FewPlaces {
   // Queries of 16 channels as each lane has them in a product.
   __device__ __forceinline__ unsigned queries(int block, int lane) const {
     return base + Few::kShared.weights + (block * 32 + lane) * 16;
+  }
+  __device__ __forceinline__ unsigned rope_queries(int block, int lane) const {
+    return base + Few::kShared.rope + (block * 32 + lane) * 16;
   }
   // Eight numbers of a row, one from each warp.
   __device__ __forceinline__ unsigned maxima(unsigned buffer, int row) const {

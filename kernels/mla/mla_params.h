@@ -57,20 +57,22 @@ constexpr int kMlaFewNoteBytes = 16;  // what lies beside a tile
 // in different banks; groups of channels, with a scale each; and tiles at a time.
 struct MlaFewFormat {
   int row_bytes, pitch, groups, stages;
+  int rope_blocks;  // of 16 channels that are not codes, beside codes
 };
 ATTUNE_SHARED_FUNCTION MlaFewFormat mla_few_format(int loader, int head_dim_qk) {
-  if (loader == kMlaCodes656) return {656, 656, 4, 5};
-  return {head_dim_qk * 2, head_dim_qk * 2 + 16, 1, 3};
+  if (loader == kMlaCodes656) return {656, 656, 4, 5, 4};
+  return {head_dim_qk * 2, head_dim_qk * 2 + 16, 1, 3, 0};
 }
 
 // Dynamic shared memory of one of its blocks; bytes.
 struct MlaFewShared {
-  int tiles, weights, maxima, sums, factors, notes, barriers, tasks, total;
+  int tiles, weights, rope, maxima, sums, factors, notes, barriers, tasks, total;
 };
 ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
   MlaFewShared s{};
   s.weights = s.tiles + f.stages * kMlaKeys * f.pitch;                // [2][groups][rows][keys], or queries on their way
-  s.maxima = s.weights + 2 * f.groups * kMlaFewRows * kMlaKeys * 2;   // [2][rows][warps]
+  s.rope = s.weights + 2 * f.groups * kMlaFewRows * kMlaKeys * 2;     // of queries: [blocks][lanes][4]
+  s.maxima = s.rope + f.rope_blocks * 512;                            // [2][rows][warps]
   s.sums = s.maxima + 2 * kMlaFewRows * kMlaFewMathWarps * 4;         // [rows][warps]
   s.factors = s.sums + kMlaFewRows * kMlaFewMathWarps * 4;            // [rows][groups]
   s.notes = s.factors + kMlaFewRows * f.groups * 4;                   // [stages]
