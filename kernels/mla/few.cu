@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements or of the packed
-// format of 656 bytes; dense or sparse. As mla/mla.cu, but rows of queries are not padded to 64, nor rows of keys decoded
-// ahead: as they lie in the cache three tiles or, of codes, five fill the shared memory, so that memory is not waited for.
+// format of 656 bytes; dense or sparse. As mla/mla.cu, but rows of queries are not padded to 64, nor rows of keys
+// decoded ahead: as they lie in the cache three tiles or, of codes, five fill the shared memory, so that memory is not
+// waited for.
 //
 // A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), eight do
-// the math (few_attend.cuh): each tile's scores are computed by all of them, eight keys each, and its values multiplied by
-// all, 64 channels each. Codes are decoded to registers, once for each of the two products (few_codes.cuh).
+// the math (few_attend.cuh): each tile's scores are computed by all of them, eight keys each, and its values multiplied
+// by all, 64 channels each. Codes are decoded to registers, once for each of the two products (few_codes.cuh).
 //
 // Barriers: "full" and "empty" of each tile's place; "full" of the maxima and the weights of a tile, that all warps
 // need of each, in two buffers each: who writes to one has heard from all since they read it.
@@ -39,7 +40,8 @@ __device__ __forceinline__ void init_barriers(const FewPlaces& places) {
 // The lane's two rows.
 __device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a) {
   constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
-  const int lane = threadIdx.x % 32, channel = few_warp() * Few::kChannelsOfWarp + FewOperands<Config::kDecodes>::channel();
+  const int lane = threadIdx.x % 32,
+            channel = few_warp() * Few::kChannelsOfWarp + FewOperands<Config::kDecodes>::channel();
   const bool stores_stats = few_warp() == 0 && lane % 4 == 0;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

@@ -6,8 +6,8 @@
 //
 // Codes are exact as fp16, by which the queries are multiplied after each group of each row has been brought near 2^13
 // by a power of two; and as bf16, by which weights are, which have the scales in them and so need the range of bf16.
-// They are moved by ldmatrix, a lane two at a time where it would hold one element of 16 bits; what place then has which
-// channel says tile/operand.cuh.
+// They are moved by ldmatrix, a lane two at a time where it would hold one element of 16 bits; what place then has
+// which channel says tile/operand.cuh.
 #pragma once
 
 #include "mla/few_operands.cuh"
@@ -21,8 +21,8 @@ class FewOperands<true> {
     float of[2][Packed::kGroups];
   };
 
-  // A warp brings a group of channels, and a block of the rope part, of half of the rows to shared memory, from where all
-  // take all.
+  // A warp brings a group of channels, and a block of the rope part, of half of the rows to shared memory, from where
+  // all take all.
   __device__ __forceinline__ void load_queries(const PrefillParams& p, const FewPlaces& places, const Task& task,
                                                int head_tile) {
     static_assert(2 * kGroups == Few::kMathWarps && kRopeBlocks == kGroups, "a warp has a group of half of the rows");
@@ -122,7 +122,8 @@ class FewOperands<true> {
     }
   }
 
-  __device__ __forceinline__ void multiply_values(const FewPlaces& places, int stage, unsigned buffer, FewOut& o) const {
+  __device__ __forceinline__ void multiply_values(const FewPlaces& places, int stage, unsigned buffer,
+                                                  FewOut& o) const {
     static_assert(Packed::kGroup % Few::kChannelsOfWarp == 0, "a warp's channels have one scale");
     const int lane = few_lane_anew();
     const unsigned row = few_weights_row(places, buffer, few_warp() * Few::kChannelsOfWarp / Packed::kGroup, lane);

@@ -57,12 +57,14 @@ class FewOperands<false> {
     const unsigned to = places.weights(buffer, 0) + few_weights_of_lane();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      ptx::store_shared_u32(to + h * (8 * 128), Config::kType == tile::kBFloat16 ? ptx::pack_bf16(weights[2 * h], weights[2 * h + 1])
-                                                     : ptx::pack_f16(weights[2 * h], weights[2 * h + 1]));
+      ptx::store_shared_u32(to + h * (8 * 128), Config::kType == tile::kBFloat16
+                                                    ? ptx::pack_bf16(weights[2 * h], weights[2 * h + 1])
+                                                    : ptx::pack_f16(weights[2 * h], weights[2 * h + 1]));
     }
   }
 
-  __device__ __forceinline__ void multiply_values(const FewPlaces& places, int stage, unsigned buffer, FewOut& o) const {
+  __device__ __forceinline__ void multiply_values(const FewPlaces& places, int stage, unsigned buffer,
+                                                  FewOut& o) const {
     const int lane = few_lane_anew();
     const unsigned row = few_weights_row(places, buffer, 0, lane);
     const unsigned from = few_values(places, stage, 2);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two warps that have cached rows copied to shared memory as they are, from a task's last tile to its first: each half of
-// every tile, a lane a row. Sixteen rows that lie one after the other, there as here, are one copy. In place of rows that are not there,
-// or that nobody may see, come zeros. They run ahead of the math warps as far as there is room, into the next tasks too.
+// Two warps that have cached rows copied to shared memory as they are, from a task's last tile to its first: each half
+// of every tile, a lane a row. Sixteen rows that lie one after the other, there as here, are one copy. In place of rows
+// that are not there, or that nobody may see, come zeros. They run ahead of the math warps as far as there is room,
+// into the next tasks too.
 #pragma once
 
 #include "mla/code_rows.cuh"

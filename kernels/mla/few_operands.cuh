@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cached rows become in the kernel of few rows: operands, by specialisations of FewOperands. Each is a warp's, with
-// the queries in registers; lane: g = lane / 4, t = lane % 4.
+// What cached rows become in the kernel of few rows: operands, by specialisations of FewOperands. Each is a warp's,
+// with the queries in registers; lane: g = lane / 4, t = lane % 4.
 //
 //   load_queries(p, places, task, head_tile)       all math warps together
 //   multiply_keys(places, stage, s)                s = (row g, keys 2 t, 2 t + 1 of the warp's), then row g + 8
@@ -49,8 +49,8 @@ __device__ __forceinline__ unsigned few_values(const FewPlaces& places, int stag
   return places.row(stage, lane % 16) + few_warp() * Few::kChannelsOfWarp * bytes + lane / 16 * 16;
 }
 
-// Weights of all keys: a row has 128 bytes, its pieces of 16 bytes swizzled. Where those of row g and the lane's two keys
-// lie, from where a group's begin; row g + 8 is 8 * 128 further.
+// Weights of all keys: a row has 128 bytes, its pieces of 16 bytes swizzled. Where those of row g and the lane's two
+// keys lie, from where a group's begin; row g + 8 is 8 * 128 further.
 __device__ __forceinline__ unsigned few_weights_of_lane() {
   const int lane = few_lane_anew();
   return lane / 4 * 128 + (few_warp() ^ lane / 4) * 16 + lane % 4 * 4;

@@ -53,8 +53,8 @@ ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
 constexpr int kMlaFewRows = 16, kMlaFewMathWarps = 8, kMlaFewThreads = 384;
 constexpr int kMlaFewNoteBytes = 16;  // what lies beside a tile
 
-// What it makes of cached rows: their bytes, the distance in shared memory, such that the same 16 bytes of eight rows lie
-// in different banks; groups of channels, with a scale each; and tiles at a time.
+// What it makes of cached rows: their bytes; their distance in shared memory, such that the same 16 bytes of eight rows
+// lie in different banks; groups of channels, with a scale each; and tiles at a time.
 struct MlaFewFormat {
   int row_bytes, pitch, groups, stages;
   int rope_blocks;  // of 16 channels that are not codes, beside codes
@@ -70,7 +70,7 @@ struct MlaFewShared {
 };
 ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
   MlaFewShared s{};
-  s.weights = s.tiles + f.stages * kMlaKeys * f.pitch;                // [2][groups][rows][keys], or queries on their way
+  s.weights = s.tiles + f.stages * kMlaKeys * f.pitch;                // [2][groups][rows][keys]; queries on their way
   s.rope = s.weights + 2 * f.groups * kMlaFewRows * kMlaKeys * 2;     // of queries: [blocks][lanes][4]
   s.maxima = s.rope + f.rope_blocks * 512;                            // [2][rows][warps]
   s.sums = s.maxima + 2 * kMlaFewRows * kMlaFewMathWarps * 4;         // [rows][warps]
