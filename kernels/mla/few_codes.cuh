@@ -27,7 +27,7 @@ class FewOperands<true> {
                                                int head_tile) {
     static_assert(2 * kGroups == Few::kMathWarps && kRopeBlocks == kGroups, "a warp has a group of half of the rows");
     static_assert(kBlocks * 512 <= 2 * kGroups * Few::kRows * Few::kKeys * 2, "they pass through where weights are");
-    const int group = few_warp() / 2, half = few_warp() % 2;
+    const int warp = few_warp_anew(), group = warp / 2, half = warp % 2;
     const char* const row = few_query(p, task, head_tile, g() + 8 * half);
     uint2 x[kBlocksOfGroup];
     unsigned largest = 0;

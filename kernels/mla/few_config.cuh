@@ -16,7 +16,7 @@ struct Few {
   static constexpr int kLoaderThreads = kThreads - 32 * kMathWarps;  // a warpgroup, of which two warps load
   static constexpr int kLoaderWarps = 2, kKeysOfLoader = kKeys / kLoaderWarps;
   static constexpr int kTaskReaders = kMathWarps + kLoaderWarps - 1;  // warps, without the one that takes tasks
-  static constexpr int kLoaderRegisters = 40, kMathRegisters = 232;
+  static constexpr int kLoaderRegisters = 56, kMathRegisters = 224;
   static constexpr int kKeysOfWarp = kKeys / kMathWarps;                  // of which it computes scores
   static constexpr int kChannelsOfWarp = Config::kHeadDimV / kMathWarps;  // of its output
 
@@ -93,6 +93,9 @@ __device__ __forceinline__ int few_tile_end(const Task& task) {
 
 // Of the math warps. _anew: computed, with what follows from it, wherever it is asked for, as registers are scarce.
 __device__ __forceinline__ int few_warp() { return static_cast<int>(threadIdx.x) / 32 - Few::kLoaderThreads / 32; }
+__device__ __forceinline__ int few_warp_anew() {
+  return static_cast<int>(ptx::kept(threadIdx.x) / 32) - Few::kLoaderThreads / 32;
+}
 __device__ __forceinline__ int few_lane_anew() { return static_cast<int>(ptx::kept(threadIdx.x) % 32); }
 __device__ __forceinline__ void meet_few() { ptx::sync_some(1, 32 * Few::kMathWarps); }
 
