@@ -206,6 +206,21 @@ TEST_F(EmulatedMla, PairsSharePackedRows) {
         2);
 }
 
+// Rows are found for two tiles at a time: odd and even numbers of tiles, one, and lists of which rows are not there.
+TEST_F(EmulatedMla, GatheredRowsOfSeveralTiles) {
+  check(R"("kv": "slots", "seqlens_q": [2, 1, 4], "max_logits": true, "shared_kv": true, )",
+        {R"("heads": [128, 1], "head_dim": [576, 512], "sinks": "mixed",
+            "sparse": {"topk": 200, "topk_length": "token", "invalid": 0.2}, "extra": {"topk": 9, "page_size": 16})",
+         R"("heads": [128, 1], "head_dim": [512, 512], "sparse": {"topk": 70})",
+         R"("heads": [256, 1], "head_dim": [576, 512], "sparse": {"topk": 1})"},
+        2);
+  check(R"("kv": "paged", "heads": [128, 1], "seqlens_kv": [65, 0, 1, 330], "shared_kv": true, )",
+        {R"("head_dim": [576, 512], "cache": {"page_size": 4})",
+         R"("head_dim": [576, 512], "cache": {"page_size": 3}, "seqlens_q": [3, 1, 1, 2], "causal": true,
+            "new_tokens": true)"},
+        2);
+}
+
 TEST_F(EmulatedMla, SparsePrefill) {
   check(R"("heads": [128, 1], "head_dim": [576, 512], "shared_kv": true, "kv": "dense", "queries": "flat",
         "cu_seqlens_kv": false, "seqlens_q": [5], "seqlens_kv": [200], "max_logits": true, )",

@@ -174,11 +174,13 @@ class Attend {
     int accumulate = 0;
 #pragma unroll
     for (int j = 0; j < kParts; ++j) {
-      const int part = part_in_turn(j);
+      const int part = part_in_turn(j, kGroup == 1);
       if (part_at(part).count == 0) continue;
-      ptx::wait_phase(places_.k_full(turn.stage, part), turn.parity);
-      if (Config::kReadersFence) ptx::fence_async_proxy();
-      ptx::fence_products();
+      if (is_first_handed_over(part)) {
+        ptx::wait_phase(places_.k_full(turn.stage, barrier_of(part)), turn.parity);
+        if (Config::kReadersFence) ptx::fence_async_proxy();
+        ptx::fence_products();
+      }
 #pragma unroll
       for (int i = 0; i < 4 * part_at(part).count; ++i) {
         const int chunk = part_at(part).chunk + i / 4, at = chunk * (Config::kChunkBytes >> 4) + i % 4 * ptx::kStepK;
@@ -211,7 +213,7 @@ class Attend {
   }
   // Of the other group's tile: that group has waited, not this one.
   __device__ __forceinline__ void wait_for_values(Turn turn) const {
-    ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
+    if (!Config::kGathers) ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
     ptx::wait_phase(places_.k_full(turn.stage, 2 + 2 * kGroup), turn.parity);
     if (Config::kReadersFence) ptx::fence_async_proxy();
   }

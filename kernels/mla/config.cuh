@@ -29,7 +29,8 @@ struct Config {
   static constexpr int kLoader = ATTUNE_LOADER;
   static constexpr bool kSparse = ATTUNE_SPARSE != 0;
   static constexpr bool kDense = ATTUNE_DENSE != 0;  // there are rows that are not in a cache
-  static constexpr bool kCopiesBoxes = kLoader == kernels::kMlaBoxes, kDecodes = kLoader >= kernels::kMlaCodes656;
+  static constexpr bool kCopiesBoxes = kLoader == kernels::kMlaBoxes, kGathers = kLoader == kernels::kMlaRows,
+                        kDecodes = kLoader >= kernels::kMlaCodes656;
   static constexpr int kRows = kernels::kMlaRowsOfBlock, kKeys = kernels::kMlaKeys, kStages = kernels::kMlaStages;
   static constexpr int kChunks = kHeadDimQk / 64, kChunksV = kHeadDimV / 64;  // of 64 channels
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
@@ -71,10 +72,19 @@ constexpr int kParts = kernels::kMlaParts;
 __device__ __forceinline__ constexpr Part part_at(int i) {
   return i == 0 ? Part{Config::kChunksV, Config::kChunks - Config::kChunksV} : Part{2 * i - 2, 2};
 }
-// The order in which they come.
-__device__ __forceinline__ constexpr int part_in_turn(int i) {
-  return Config::kDecodes && i >= 2 ? (i == 4 ? 2 : i + 1) : i;
+// The order in which they come. second: in a tile of math group 1. Of gathered rows the half that it frees itself comes
+// first there, as it is free before the other.
+__device__ __forceinline__ constexpr int part_in_turn(int i, bool second) {
+  if (Config::kDecodes && i >= 2) return i == 4 ? 2 : i + 1;
+  return Config::kGathers && second && i > 0 ? (i + 1) % 4 + 1 : i;
 }
+// Gathered rows are handed over with fewer barriers: what is in K only, and each half of V at the second of its parts.
+__device__ __forceinline__ constexpr bool is_first_handed_over(int part) {
+  return !Config::kGathers || part % 2 == 1 || part == 0;
+}
+__device__ __forceinline__ constexpr int barrier_of(int part) { return Config::kGathers ? (part + 1) / 2 * 2 : part; }
+// What lies beside a tile comes with this one.
+constexpr int kNotedPart = part_at(0).count != 0 ? 0 : 2;
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).
 constexpr int kKeysOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }

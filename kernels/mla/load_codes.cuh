@@ -350,7 +350,7 @@ class CodeLoader {
     RowCopies copies(p_, places_);
     const Turn turn = turn_of(copied_++);
     copies.find(task, head_tile, i, copies.ask(task, head_tile, i));
-    copies.copy_tile(turn, task, i, [](int) {});
+    copies.copy_tile(turn, task, i);
     ptx::commit_copies();
     ptx::wait_copies<0>();
     hand_over(turn.stage, kFirstPart, kParts - 1, false);

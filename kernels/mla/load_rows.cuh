@@ -3,8 +3,9 @@
 // copies. They lie swizzled, as the TMA would have written them. Rows that are not there, or that nobody may see,
 // become zero.
 //
-// A warp has sixteen rows of every tile. As many of its lanes find out where those lie, a lane a row, and lay the
-// addresses down for all; then eight neighbouring lanes have the bytes of a row's chunk side by side.
+// A warp has sixteen rows of every tile. Its lanes find out where those of two tiles lie, a lane a row, while it waits for
+// a buffer to be empty: so that nothing is between that and the copies. Eight neighbouring lanes have the bytes of a row's
+// chunk side by side.
 #pragma once
 
 #include "mla/source.cuh"
@@ -31,46 +32,90 @@ __device__ __forceinline__ void wait_empty(const Places& places, const Turn& tur
   ptx::wait_phase(places.k_empty(turn.stage, half), turn.parity ^ 1);
 }
 
+// What is in K only, or a half of V; and the part at whose barrier it is handed over.
+__device__ __forceinline__ constexpr Part channels_of(int half) {
+  return half == kKeysOnly ? part_at(0) : Part{4 * (half - 1), 4};
+}
+__device__ __forceinline__ constexpr int part_of(int half) { return 2 * half; }
+
 // A warp's rows of a tile.
 class RowCopies {
  public:
   static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes, kRows = Config::kKeys / (Config::kLoaders / 32),
                        kRowsOfLane = kRows / kRowsAtATime;
+  static constexpr int kFound = Config::kGathers ? 32 / kRows : 1;  // tiles whose rows are found together
 
   __device__ __forceinline__ RowCopies(const PrefillParams& p, const Places& places) : p_(p), places_(places) {}
 
-  // What the list or the table says of the lane's row of tile i.
+  // What the lists or the tables say of the lane's row, of tile i or of one of those before it.
   __device__ __forceinline__ int ask(const Task& task, int head_tile, int i) const {
+    i -= found_tile();
+    if (kFound > 1 && i < task.tile_begin) return -1;
     const Tile tile = tile_of(task, i);
     return Source(p_, task, kv_head(head_tile), tile).ask(tile.start + own());
   }
-  // Lays down where the rows are. answer: what ask() said.
+  // Where these rows are. answer: what ask() said.
   __device__ __forceinline__ void find(const Task& task, int head_tile, int i, int answer) {
-    const Tile tile = tile_of(task, i);
+    const Tile tile = tile_of(task, i - found_tile());
     const char* const row = Source(p_, task, kv_head(head_tile), tile).find(tile.start + own(), answer);
     absent_ = __ballot_sync(0xffffffffu, row == nullptr);
-    __syncwarp();  // all lanes have read what was there
-    if (lane() < kRows) *places_.row(own()) = row;
-    __syncwarp();
+    found_ = row != nullptr ? row : p_.q;  // not read
+    position_ = 0;
   }
-  // Has the rows of a tile that has been found copied. hand_over(part) when the copies of a part are under way.
-  template <class HandOver>
-  __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i, HandOver&& hand_over) const {
-    const Pieces pieces(p_, places_);
-    wait_empty(places_, turn, kKeysOnly);
-    // Tells the math groups which rows are not there.
+  // The first of the tiles whose rows have been found needs no copies.
+  __device__ __forceinline__ void pass() { ++position_; }
+
+  // The rows of the next of these tiles, of which the lane copies pieces. What is not there is not read: it begins where
+  // q does, whose rows are as long.
+  struct Pieces {
+    const char* from[kRowsOfLane];
+    unsigned valid[kRowsOfLane], absent;  // absent: a bit for each row
+  };
+  __device__ __forceinline__ Pieces next() {
+    Pieces pieces;
+    const unsigned first = kFound > 1 ? position_++ * kRows : 0;
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const unsigned who = first + kRowsAtATime * i + lane() / kLanes;
+      pieces.from[i] = reinterpret_cast<const char*>(__shfl_sync(
+                           0xffffffffu, reinterpret_cast<unsigned long long>(found_), static_cast<int>(who))) +
+                       16 * (lane() % kLanes);
+      pieces.valid[i] = (absent_ >> who & 1) != 0 ? 0 : 16;
+    }
+    pieces.absent = absent_ >> first;
+    return pieces;
+  }
+  // Tells the math groups which rows are not there. After the stage is empty, before it is handed over.
+  __device__ __forceinline__ void note(int stage, const Task& task, int i, const Pieces& pieces) const {
     if (lane() < kRows / 8) {
       const int word = first() / 8 + lane();
-      ptx::store_shared_u32(places_.note(turn.stage) + 4 * word, (absent_ >> (8 * lane()) & 0xff) << (word % 4 * 8));
+      ptx::store_shared_u32(places_.note(stage) + 4 * word, (pieces.absent >> (8 * lane()) & 0xff) << (word % 4 * 8));
     }
-    note_tile(p_, places_, turn.stage, task, i);
+    note_tile(p_, places_, stage, task, i);
     __syncwarp();
+  }
+  __device__ __forceinline__ void copy(int stage, Part channels, const Pieces& pieces) const {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      if (part == 1 || part == 3) wait_empty(places_, turn, half_of(part));
-      if (part_at(part).count == 0) continue;
-      copy(turn.stage, part_at(part), pieces);
-      hand_over(part);
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const int row = row_of_lane(i);
+      const unsigned to = places_.k(stage) + channels.chunk * Config::kChunkBytes + row * 128 +
+                          (lane() % kLanes ^ (row & 7)) * 16;
+      const char* const from = pieces.from[i] + static_cast<unsigned>(128 * channels.chunk);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (j < channels.count) ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i]);
+    }
+  }
+  // All of the next tile, when its buffer is empty.
+  __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i) {
+    const Pieces pieces = next();
+    wait_empty(places_, turn, kKeysOnly);
+    note(turn.stage, task, i, pieces);
+    copy(turn.stage, channels_of(kKeysOnly), pieces);
+#pragma unroll
+    for (int half = 1; half <= 2; ++half) {
+      wait_empty(places_, turn, half);
+      copy(turn.stage, channels_of(half), pieces);
     }
   }
 
@@ -78,41 +123,15 @@ class RowCopies {
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ static int first() { return static_cast<int>(threadIdx.x) / 32 * kRows; }
   __device__ __forceinline__ static int own() { return first() + lane() % kRows; }
-  __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
-
-  // The rows of which the lane copies pieces: read once a tile, as math groups wait for the copies. What is not there is
-  // not read: it begins where q does, whose rows are as long.
-  struct Pieces {
-    const char* from[kRowsOfLane];
-    unsigned valid[kRowsOfLane];
-    __device__ __forceinline__ Pieces(const PrefillParams& p, const Places& places) {
-#pragma unroll
-      for (int i = 0; i < kRowsOfLane; ++i) {
-        const char* const row = *places.row(row_of_lane(i));
-        from[i] = (row != nullptr ? row : p.q) + 16 * (lane() % kLanes);
-        valid[i] = row != nullptr ? 16 : 0;
-      }
-    }
-  };
+  __device__ __forceinline__ static int found_tile() { return kFound > 1 ? lane() / kRows : 0; }
   __device__ __forceinline__ static int row_of_lane(int i) { return first() + kRowsAtATime * i + lane() / kLanes; }
-
-  __device__ __forceinline__ void copy(int stage, Part channels, const Pieces& pieces) const {
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      const int row = row_of_lane(i);
-      const unsigned to = places_.k(stage) + row * 128 + (lane() % kLanes ^ (row & 7)) * 16;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int chunk = channels.chunk + j;
-        if (j >= channels.count) continue;
-        ptx::copy_async<16>(to + chunk * Config::kChunkBytes, pieces.from[i] + 128 * chunk, pieces.valid[i]);
-      }
-    }
-  }
+  __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
   const PrefillParams& p_;
   const Places& places_;
-  unsigned absent_ = 0;  // of the rows, a bit each, again and again
+  const char* found_ = nullptr;  // the lane's row
+  unsigned absent_ = 0;          // of these rows, a bit each
+  unsigned position_ = 0;        // of the next tile, in those whose rows have been found together
 };
 
 class RowLoader {
@@ -128,28 +147,56 @@ class RowLoader {
   }
 
  private:
+  static_assert(RowCopies::kFound == 2 || !Config::kGathers, "rows are found for two tiles at a time");
+
+  // Of a pair of tiles of the math groups the second's buffer is empty a while after the first's: in between rows are
+  // found, for the second and the next first. What the list says of those after them is asked for when both are under
+  // way, as there is nothing to do until the first's buffer is empty again; the next task is taken then too, a pair before
+  // the last.
   __device__ __forceinline__ void load(TaskWalk& walk) {
     const Task& task = walk.task();
     const int head_tile = walk.head_tile();
     int i = task.tile_end - 1;
-    copies_.find(task, head_tile, i, copies_.ask(task, head_tile, i));
-    bool first = true;
+    copies_.find(task, head_tile, i + 1, copies_.ask(task, head_tile, i + 1));
+    copies_.pass();
+    int answer = copies_.ask(task, head_tile, i - 1);
+    const int tiles = i + 1 - task.tile_begin, take_at = tiles < 2 ? 0 : max(tiles - 2 - (tiles & 1 ^ 1), 1);
+    int tile = 0;
 #pragma unroll 1
-    for (; i >= task.tile_begin; --i) {
-      // Before the first tile there is none: then it is found once more, for nothing.
-      const int next = max(i - 1, task.tile_begin), answer = copies_.ask(task, head_tile, next);
-      const Turn turn = turn_of(tiles_++);
-      if (i == task.tile_begin) walk.take();  // while the tile's buffer is not yet empty
-      copies_.copy_tile(turn, task, i, [&](int part) {
-        // The copies count when they are there; what the warp has stored, now.
-        const unsigned full = places_.k_full(turn.stage, part);
-        ptx::arrive_after_copies(full);
-        if (threadIdx.x % 32 == 0) ptx::arrive(full);
-      });
-      copies_.find(task, head_tile, next, answer);
-      if (first) walk.copy_queries();
-      first = false;
+    for (; i >= task.tile_begin; --i, ++tile) {
+      // The same for all lanes, as the compiler learns from a shuffle: barriers' addresses are.
+      const unsigned same = __shfl_sync(0xffffffffu, tiles_++ << 1 | (tile & 1), 0);
+      const Turn turn = turn_of(same >> 1);
+      const RowCopies::Pieces pieces = copies_.next();
+      wait_empty(places_, turn, kKeysOnly);
+      copies_.note(turn.stage, task, i, pieces);
+      copy(turn.stage, kKeysOnly, pieces);
+      if ((same & 1) == 0) {
+        copy_halves<1>(turn, pieces);
+        if (i > task.tile_begin) copies_.find(task, head_tile, i - 1, answer);
+      } else {
+        copy_halves<2>(turn, pieces);
+        answer = copies_.ask(task, head_tile, i - 2);
+      }
+      if (tile == 0) walk.copy_queries();
+      if (tile == take_at) walk.take();
     }
+  }
+  template <int kFirst>
+  __device__ __forceinline__ void copy_halves(const Turn& turn, const RowCopies::Pieces& pieces) const {
+#pragma unroll
+    for (int half = kFirst; half >= 1 && half <= 2; half += 3 - 2 * kFirst) {
+      wait_empty(places_, turn, half);
+      copy(turn.stage, half, pieces);
+    }
+  }
+  __device__ __forceinline__ void copy(int stage, int half, const RowCopies::Pieces& pieces) const {
+    if (channels_of(half).count == 0) return;
+    copies_.copy(stage, channels_of(half), pieces);
+    // The copies count when they are there; what the warp has stored, now.
+    const unsigned full = places_.k_full(stage, part_of(half));
+    ptx::arrive_after_copies(full);
+    if (part_of(half) == kNotedPart && threadIdx.x % 32 == 0) ptx::arrive(full);
   }
 
   const PrefillParams& p_;

@@ -27,8 +27,13 @@
 
 namespace attune::mla {
 
-// At a part of a tile: the copy engine; warps that decode; or threads for their copies and warps for what they store.
-constexpr int kArrivals = Config::kCopiesBoxes ? 1 : Config::kDecodes ? Config::kLoaders / 32 : Config::kLoaders + 4;
+// At a part of a tile: the copy engine; warps that decode; or threads for their copies and, once, warps for what they
+// store beside the tile.
+__device__ __forceinline__ constexpr int arrivals_at(int part) {
+  if (Config::kCopiesBoxes) return 1;
+  if (Config::kDecodes) return Config::kLoaders / 32;
+  return Config::kLoaders + (part == kNotedPart ? Config::kLoaders / 32 : 0);
+}
 
 // All threads that use each other's shared memory.
 __device__ __forceinline__ void meet() {
@@ -42,7 +47,7 @@ __device__ __forceinline__ void meet() {
 __device__ __forceinline__ void init_barriers(const Places& places) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      for (int part = 0; part < kParts; ++part) ptx::init_barrier(places.k_full(stage, part), kArrivals);
+      for (int part = 0; part < kParts; ++part) ptx::init_barrier(places.k_full(stage, part), arrivals_at(part));
       for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4 * Config::kCluster);
     }
     for (int i = 0; i < kernels::kTaskSlots; ++i) {
