@@ -176,11 +176,32 @@ TEST(CudaMlaConfig, ChoosesHowKeysCome) {
                                    {R"("kv": "contiguous")", kernels::kMlaBoxes},
                                    {R"("kv": "slots", "sparse": {"topk": 9})", kernels::kMlaRows}}) {
     cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
+        std::string(R"({"name": "x", "heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
             "seqlens_q": [1], "seqlens_kv": [5], )") +
         kv + "}"));
     EXPECT_EQ(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).loader, loader) << kv;
   }
+}
+
+// One token's heads, 16 at most, over cached rows that the kernel of few rows takes.
+TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
+  const auto entry = [](const std::string& more) {
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "seqlens_kv": [5, 9], )" + more + "}"));
+    return mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).main_kernel().entry;
+  };
+  const std::string few = "attune_mla_few", many = "attune_mla";
+  const std::string packed = R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"}, )";
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1])"), few);
+  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1])"), many);
+  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [2, 1])"), many);
+  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [1, 1], "new_tokens": true)"), few);
+  EXPECT_EQ(entry(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [16, 1],
+      "seqlens_q": [2, 1], "sparse": {"topk": 9})"),
+            few);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 2])"), few);
+  EXPECT_EQ(entry(R"("kv": "dense", "head_dim": [576, 512], "shared_kv": true, "heads": [16, 1], "seqlens_q": [1, 1])"),
+            many);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [16, 1])"), many);
 }
 
 // Where two blocks of rows have the same keys, and these are decoded or copied by the TMA.

@@ -69,7 +69,7 @@ TEST_F(CudaPrefill, LongerThanATile) {
   EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
 }
 
-// Codes in x-packed pages, which the TMA brings in rows of 256 bytes, or of 16 where pages are larger.
+// Codes in x-packed pages, whose V comes in rows of 256 bytes, or of the tokens of a page that a box has.
 TEST_F(CudaPrefill, PackedCodesLongerThanATile) {
   std::vector<cases::Case> list;
   int number = 0;
@@ -372,44 +372,6 @@ TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
         std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5], )") +
         wrong + "}"));
     EXPECT_NE(prefill::refusal(make_problem(problem.host(), Data::kRequired)), "") << wrong;
-  }
-}
-
-// An x-packed cache is taken with 16 or 8 bits, and what is not taken is named.
-TEST(CudaPrefillConfig, TakesPackedCaches) {
-  for (const auto& [cache, lacks] :
-       {std::pair{R"("dtype": "e4m3", "scales": "tensor", "page_size": 16)", ""},
-        {R"("dtype": "i8", "scales": "token", "page_size": 48)", ""},
-        {R"("page_size": 32)", ""},
-        {R"("dtype": "e4m3", "scales": "head", "x": 8)", "an x-packed cache whose x elements are not 16 bytes"},
-        {R"("dtype": "bf16", "x": 16)", "an x-packed cache whose x elements are not 16 bytes"},
-        {R"("dtype": "e5m2", "scales": "head", "page_size": 24)", "x-packed pages whose size is no multiple of 16"}}) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60],
-        "cache": {"layout": "xpacked", )") + cache +
-                                            "}}"));
-    const Problem p = make_problem(problem.host(), Data::kRequired);
-    EXPECT_EQ(prefill_kernel().coverage.difference(traits_of(p, problem.host())), "") << cache;
-    EXPECT_EQ(prefill::refusal(p), lacks) << cache;
-  }
-}
-
-// Codes of V come in rows as wide as their page allows, and at their places either way.
-TEST(CudaPrefillConfig, DescribesPackedCodes) {
-  for (const auto& [page_size, row, rows] : {std::tuple{16, 256u, 6u}, {32, 16u, 96u}, {48, 16u, 96u}}) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [48, 80],
-        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60],
-        "cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": )") +
-                                            std::to_string(page_size) + "}}"));
-    const Problem p = make_problem(problem.host(), Data::kRequired);
-    const prefill::Maps m = prefill::describe_maps(p, prefill::choose_config(p, 132));
-    EXPECT_NO_THROW(check_tensor_map(m.k));
-    EXPECT_NO_THROW(check_tensor_map(m.v));
-    EXPECT_EQ(m.k.box[0], 128u);  // 8 tokens of 16 channels
-    EXPECT_EQ(m.k.box[1], 3u);
-    EXPECT_EQ(m.v.box[0], row) << page_size;
-    EXPECT_EQ(m.v.box[1], rows) << page_size;  // zeros beyond 80 channels
-    EXPECT_EQ(m.v.type, TensorMapType::kUint8);
   }
 }
 

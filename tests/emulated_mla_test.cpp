@@ -65,9 +65,9 @@ class EmulatedMla : public tests::Emulated {
 TEST_F(EmulatedMla, PagedDecode) {
   check(
       R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "seqlens_kv": [65, 0, 1, 200], "max_logits": true, )",
-      {R"("heads": [16, 1], "cache": {"page_size": 64})", R"("heads": [128, 1], "cache": {"page_size": 16})",
-       R"("heads": [5, 1], "cache": {"page_size": 3})",
-       R"("heads": [8, 2], "cache": {"page_size": 128, "layout": "hnd"})",
+      {R"("heads": [17, 1], "cache": {"page_size": 64})", R"("heads": [128, 1], "cache": {"page_size": 16})",
+       R"("heads": [20, 1], "cache": {"page_size": 3})",
+       R"("heads": [36, 2], "cache": {"page_size": 128, "layout": "hnd"})",
        R"("heads": [64, 1], "cache": {"page_size": 64}, "sinks": "mixed", "out_dtype": "f32")"});
 }
 
@@ -131,15 +131,57 @@ TEST_F(EmulatedMla, SplitsAlongTheKeysAndRunsAgain) {
 }
 
 TEST_F(EmulatedMla, PackedCaches) {
-  check(R"("kv": "paged", "heads": [8, 1], "seqlens_kv": [65, 0, 1, 300], )",
+  check(R"("kv": "paged", "heads": [18, 1], "seqlens_kv": [65, 0, 1, 300], )",
         {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
          R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16, "page_padding": true})",
          R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 64})",
          R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 48}, "seqlens_q": 2, "causal": true)"});
 }
 
+// One token's heads at a time, as many as the kernel of few rows takes.
+TEST_F(EmulatedMla, FewRows) {
+  check(
+      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
+      {R"("heads": [16, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
+       R"("heads": [16, 1], "seqlens_kv": [900, 70], "cache": {"format": "mla_656", "page_size": 16})",
+       R"("heads": [1, 1], "seqlens_kv": [700], "cache": {"format": "mla_656", "page_size": 3}, "sinks": "mixed")",
+       R"("heads": [11, 1], "seqlens_kv": [70, 129], "cache": {"format": "mla_656", "page_size": 64}, "out_dtype": "f32")",
+       R"("heads": [16, 1], "seqlens_kv": [200, 70, 9], "cache": {"format": "mla_656"}, "finished": [0, 1, 0],
+            "zero_finished": true, "window": [90, 0], "causal": true)",
+       R"("heads": [9, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"},
+      2);
+  check(
+      R"("shared_kv": true, "max_logits": true, )",
+      {R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [900, 0, 65], "cache": {"page_size": 64})",
+       R"("kv": "paged", "head_dim": [512, 512], "heads": [22, 2], "seqlens_kv": [70, 129],
+            "cache": {"page_size": 128, "layout": "hnd"}, "dtype": "f16")",
+       R"("kv": "paged", "head_dim": [576, 512], "heads": [5, 1], "seqlens_kv": [200, 9], "cache": {"page_size": 3},
+            "out_dtype": "f32", "sinks": "mixed", "plant": "nan_v")",
+       R"("kv": "contiguous", "head_dim": [576, 512], "heads": [12, 1], "seqlens_kv": [100, 70, 0])",
+       R"("kv": "slots", "head_dim": [576, 512], "heads": [8, 1], "seqlens_q": [2, 1],
+            "sparse": {"topk": 70, "topk_length": "batch", "invalid": 0.5}, "extra": {"topk": 9, "page_size": 16})"},
+      2);
+  check(
+      R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"}, )",
+      {R"("heads": [16, 1], "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2},
+            "extra": {"topk": 9, "page_size": 16})",
+       R"("heads": [13, 1], "sparse": {"topk": 70, "invalid": 1})"},
+      2);
+}
+
+TEST_F(EmulatedMla, FewRowsWithNewTokens) {
+  check(
+      R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "causal": true, "new_tokens": true, "max_logits": true, )",
+      {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900], "cache": {"format": "mla_656", "page_size": 64})",
+       R"("seqlens_q": [1, 1, 1], "seqlens_kv": [130, 0, 64], "shared_kv": true, "cache": {"page_size": 16})",
+       R"("seqlens_q": [2, 0, 1], "seqlens_kv": [70, 3, 200], "cache": {"format": "mla_656", "page_size": 64})",
+       R"("seqlens_q": [1, 1], "seqlens_kv": [130, 5], "cache": {"format": "mla_656", "page_size": 64},
+            "prologue": {"append": true, "rope": {"style": "yarn", "dim": 64, "offset": 512, "interleaved": true}})"},
+      2);
+}
+
 TEST_F(EmulatedMla, SparseSlots) {
-  check(R"("kv": "slots", "heads": [8, 1], "seqlens_q": [2, 1], )",
+  check(R"("kv": "slots", "heads": [18, 1], "seqlens_q": [2, 1], )",
         {R"("head_dim": [576, 512], "shared_kv": true, "sparse": {"topk": 70, "topk_length": "batch", "invalid": 0.5})",
          R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_padding": true}, "sinks": "mixed",
             "sparse": {"topk": 300, "topk_length": "token"}, "extra": {"topk": 9, "page_size": 16})",

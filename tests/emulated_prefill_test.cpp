@@ -1,70 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill kernel's own source on the CPU (tests/emulator): what it computes, against the oracle, with poisoned
 // memory, without a GPU.
+#include "emulated_prefill.h"
+
 #include <bit>
 #include <cmath>
-
-#include "cuda/prefill/config.h"
-#include "cuda/prefill/prefill.h"
-#include "cuda/prefill/prologue.h"
-#include "emulated.h"
-#include "emulated_rows.h"
-#include "support.h"
 
 namespace attune::cuda {
 namespace {
 
 constexpr uint64_t kRandomCases = 300;
-constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
-
-class EmulatedPrefill : public tests::Emulated {
- protected:
-  // edit: of the problem's memory on the host.
-  static std::string run(const cases::Case& spec, int layers = 1,
-                         const std::function<void(const attune_attention&)>& edit = {}) {
-    cases::Problem problem(spec);
-    if (edit) edit(problem.host());
-    problem.arena().upload();
-    const attune_attention a = problem.device();
-    const Problem given = make_problem(a, Data::kRequired);
-    const std::string lacks = prefill::kernel_for(given).coverage.difference(traits_of(given, a));
-    if (!lacks.empty() || !prefill::refusal(given).empty()) return tests::kNotCovered;
-    const cases::Expected expected = cases::evaluate(problem);
-    const prefill::Config c = prefill::choose_config(given, kBlocks);
-    const size_t own_bytes = prefill::workspace_layout(c).total;
-    cases::Workspace workspace(cases::host_memory(), own_bytes + prefill::prologue_bytes(given));
-    std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + own_bytes;
-    const bool prepares = prefill::has_prologue(given);
-    const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
-    prefill::check_alignment(p);
-    const kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
-    using Schedule = void (*)(kernels::PrefillParams);
-    using Attend = void (*)(kernels::PrefillParams, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap,
-                            ptx::TensorMap);
-    using AttendFloats = void (*)(kernels::PrefillParams, kernels::FloatRows);
-    const auto schedule = reinterpret_cast<Schedule>(emulator::find_kernel(c.schedule_kernel()));
-    void* const kernel = emulator::find_kernel(c.main_kernel());
-    const kernels::FloatRows in_fours = prefill::float_rows(p);
-    const prefill::Maps m = prefill::describe_maps(p, c);
-    const auto attend = [&] {
-      if (c.floats()) return reinterpret_cast<AttendFloats>(kernel)(params, in_fours);
-      reinterpret_cast<Attend>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
-                                       emulator::tensor_map(m.v), emulator::tensor_map(m.dense_k),
-                                       emulator::tensor_map(m.dense_v));
-    };
-    try {
-      emulator::run(1, 1024, [&] { schedule(params); });
-      for (int i = 0; i < layers; ++i) {
-        if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
-        emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), attend);
-      }
-    } catch (const std::exception& e) {
-      return e.what();
-    }
-    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
-    return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
-  }
-};
 
 TEST_F(EmulatedPrefill, DenseCausal) {
   EXPECT_EQ(run(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128], "dtype": "bf16",
@@ -94,6 +39,21 @@ TEST_F(EmulatedPrefill, Prologues) {
         "new_tokens": true, "causal": true, "seqlens_q": [40, 1, 9], "seqlens_kv": [0, 70, 33],
         "cache": {"page_size": 16}, )") +
                                    rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+// q, k and v that the TMA does not take as they lie are copied first.
+TEST_F(EmulatedPrefill, RowsAtAnyAddress) {
+  for (const char* rest : {R"("kv": "dense", "cu_seqlens_kv": false, "seqlens_kv": [40, 1, 9])",
+                           R"("kv": "dense", "queries": "fixed", "seqlens_q": 20, "seqlens_kv": [20, 20, 20])",
+                           R"("kv": "paged", "new_tokens": true, "cache": {"page_size": 16})",
+                           R"("kv": "paged", "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 48],
+        "dtype": "bf16", "causal": true, "seqlens_q": [40, 1, 9], "seqlens_kv": [50, 70, 33], )") +
+                                   rest + "}"),
+                  1, {}, Twist::kMovedRows),
               "")
         << rest;
   }
@@ -147,15 +107,40 @@ TEST_F(EmulatedPrefill, ScoresAndOutputs) {
 TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
   for (const char* rest :
        {R"("softcap": 30)", R"("softcap": 50, "data": "spread")", R"("softcap": 20, "data": "spread", "dtype": "f16")",
-        R"("softcap": 2)", R"("softcap": 100000)", R"("softcap": 30, "softmax_scale": 0.3, "window": [150, 0])",
-        R"("softcap": 30, "softmax_scale": -0.1)", R"("softcap": 50, "softmax_scale": 1e-6)",
-        R"("softcap": 25, "data": "far")"}) {
+        R"("softcap": 2)", R"("softcap": 5)", R"("softcap": 100000)",
+        R"("softcap": 30, "softmax_scale": 0.3, "window": [150, 0])", R"("softcap": 30, "softmax_scale": -0.1)",
+        R"("softcap": 50, "softmax_scale": 1e-6)", R"("softcap": 25, "data": "far")"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
         "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [70, 130], "seqlens_kv": [400, 130],
         "max_logits": true, )") + rest +
                                    "}")),
               "")
         << rest;
+  }
+}
+
+// Scores of one to three caps below zero, where the polynomials sink and the cap does not: row i's are all beyond, or
+// reach up to -0.8 caps, or to 1.2.
+TEST_F(EmulatedPrefill, SoftcapOfLowScores) {
+  const auto edit = [](const attune_attention& a) {
+    const auto set = [](const attune_tensor& t, int64_t row, int64_t head, float x) {
+      for (int64_t d = 0; d < t.shape[2]; ++d)
+        static_cast<uint16_t*>(t.data)[row * t.stride[0] + head * t.stride[1] + d] = emulator::to_bf16(d == 0 ? x : 0);
+    };
+    for (int64_t row = 0; row < a.q.shape[0]; ++row)
+      for (int64_t head = 0; head < a.q.shape[1]; ++head) set(a.q, row, head, row / 64 % 2 == 0 ? 1.0f : -0.25f);
+    for (int64_t row = 0; row < a.k.shape[0]; ++row)
+      for (int64_t head = 0; head < a.k.shape[1]; ++head)
+        set(a.k, row, head, -4 - 11 * std::fmod(0.618f * static_cast<float>(row), 1.0f));
+  };
+  for (const char* softcap : {"5", "9", "2"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "dense", "causal": true, "softmax_scale": 1, "seqlens_q": [130, 9],
+        "seqlens_kv": [400, 140], "max_logits": true, "softcap": )") +
+                                   softcap + "}"),
+                  1, edit),
+              "")
+        << softcap;
   }
 }
 
@@ -371,101 +356,6 @@ TEST_F(EmulatedPrefill, FloatsOfOtherHeadDims) {
                                    dims + "}")),
               "")
         << dims;
-  }
-}
-
-TEST_F(EmulatedPrefill, PackedCaches) {
-  for (const char* rest :
-       {R"("cache": {"layout": "xpacked", "page_size": 16})", R"("cache": {"layout": "xpacked", "page_size": 32})",
-        R"("cache": {"layout": "xpacked", "page_size": 48}, "dtype": "f16")",
-        R"("cache": {"layout": "xpacked", "page_size": 16}, "window": [20, 0])",
-        R"("cache": {"layout": "xpacked", "page_size": 16}, "head_dim": [64, 40], "dtype": "f16")",
-        R"("cache": {"layout": "xpacked", "page_size": 32}, "head_dim": [40, 96])"}) {
-    for (const char* new_tokens : {"false", "true"}) {
-      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [128, 128],
-          "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40, 1, 70], "seqlens_kv": [40, 261, 201],
-          "max_logits": true, "new_tokens": )") +
-                                     new_tokens + ", " + rest + "}")),
-                "")
-          << rest << ", new tokens " << new_tokens;
-    }
-  }
-}
-
-// Whatever else a call over x-packed pages may ask for.
-TEST_F(EmulatedPrefill, PackedCachesWithAllElse) {
-  for (const char* rest :
-       {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
-        R"("t5_buckets": 32, "t5_max_distance": 128, "t5_bidirectional": true)",
-        R"("window": [50, 7], "sinks": "normal")", R"("causal": true, "softcap": 20, "data": "spread")",
-        R"("causal": true, "alibi": 1, "max_logits": true)",
-        R"("causal": true, "alibi": 1, "alibi_sqrt": true, "softcap": 30)", R"("softmax_scale": -0.1)",
-        R"("causal": true, "plant": "nan_v")", R"("causal": true, "plant": "nan_k")",
-        R"("causal": true, "plant": "inf_v")", R"("out_dtype": "f32", "finished": [0, 1], "zero_finished": true)",
-        R"("head_dim": [256, 256], "causal": true)", R"("head_dim": [256, 256], "causal": true, "new_tokens": true)",
-        R"("causal": true, "alibi": 1, "new_tokens": true)", R"("mask_bits": 1, "new_tokens": true)",
-        R"("head_dim": [192, 128], "dtype": "f16")",
-
-        R"("seqlens_q": [1, 2], "seqlens_kv": [2900, 300], "heads": [48, 1], "head_dim": [64, 64], "causal": true)"}) {
-    for (const char* cache : {R"({"layout": "xpacked", "page_size": 16, "separate_v_table": true})",
-                              R"({"layout": "xpacked", "page_size": 32})"}) {
-      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
-          "dtype": "bf16", "kv": "paged", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], "cache": )") +
-                                     cache + ", " + rest + "}")),
-                "")
-          << rest << ", " << cache;
-    }
-  }
-}
-
-// Codes in x-packed pages, with every kind of scale, and keys at all places of a page that a mask may end at.
-TEST_F(EmulatedPrefill, PackedCachesOfEightBits) {
-  for (const char* rest :
-       {R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "tensor", "page_size": 16})",
-        R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": 32}, "dtype": "f16")",
-        R"("cache": {"layout": "xpacked", "dtype": "e5m2", "scales": "none", "page_size": 48})",
-        R"("cache": {"layout": "xpacked", "dtype": "i8", "scales": "token", "page_size": 16})",
-        R"("cache": {"layout": "xpacked", "dtype": "i8", "scales": "token", "page_size": 256}, "dtype": "f16")",
-        R"("cache": {"layout": "xpacked", "dtype": "e5m2", "scales": "tensor", "page_size": 16}, "dtype": "f16",
-           "head_dim": [80, 48])",
-        R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": 16}, "head_dim": [16, 112])",
-        R"("cache": {"layout": "xpacked", "dtype": "i8", "scales": "head", "page_size": 112}, "head_dim": [64, 64])",
-        R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": 16},
-           "head_dim": [192, 128])",
-        R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": 16},
-           "window": [37, 0])"}) {
-    for (const char* new_tokens : {"false", "true"}) {
-      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [128, 128],
-          "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40, 1, 70], "seqlens_kv": [40, 261, 203],
-          "max_logits": true, "new_tokens": )") +
-                                     new_tokens + ", " + rest + "}")),
-                "")
-          << rest << ", new tokens " << new_tokens;
-    }
-  }
-}
-
-TEST_F(EmulatedPrefill, PackedCachesOfEightBitsWithAllElse) {
-  int number = 0;
-  for (const char* rest :
-       {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
-        R"("window": [50, 7], "sinks": "normal")", R"("causal": true, "softcap": 20, "data": "spread")",
-        R"("causal": true, "alibi": 1, "new_tokens": true)", R"("softmax_scale": -0.1, "new_tokens": true)",
-        R"("causal": true, "plant": "nan_v")", R"("causal": true, "plant": "nan_k", "new_tokens": true)",
-        R"("causal": true, "data": "far", "new_tokens": true)", R"("head_dim": [256, 256], "causal": true)",
-        R"("head_dim": [256, 192], "causal": true, "new_tokens": true)",
-        R"("seqlens_q": [1, 2], "seqlens_kv": [2900, 300], "heads": [48, 1], "head_dim": [64, 64], "causal": true)",
-        R"("new_tokens": true, "causal": true, "prologue": {"append": true, "v_bias": true,
-            "rope": {"style": "linear", "dim": 64}})"}) {
-    static constexpr const char* kCaches[] = {
-        R"({"layout": "xpacked", "dtype": "e4m3", "scales": "tensor", "page_size": 16, "separate_v_table": true})",
-        R"({"layout": "xpacked", "dtype": "i8", "scales": "token", "page_size": 48})"};
-    const char* const cache = kCaches[number++ % 2];
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "paged", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], "cache": )") +
-                                   cache + ", " + rest + "}")),
-              "")
-        << rest << ", " << cache;
   }
 }
 

@@ -49,4 +49,37 @@ ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
   return s;
 }
 
+// The kernel of few rows (mla/few.cu): packed rows of queries of a block, warps that do the math, threads.
+constexpr int kMlaFewRows = 16, kMlaFewMathWarps = 8, kMlaFewThreads = 384;
+constexpr int kMlaFewNoteBytes = 16;  // what lies beside a tile
+
+// What it makes of cached rows: their bytes; their distance in shared memory, such that the same 16 bytes of eight rows
+// lie in different banks; groups of channels, with a scale each; and tiles at a time.
+struct MlaFewFormat {
+  int row_bytes, pitch, groups, stages;
+  int rope_blocks;  // of 16 channels that are not codes, beside codes
+};
+ATTUNE_SHARED_FUNCTION MlaFewFormat mla_few_format(int loader, int head_dim_qk) {
+  if (loader == kMlaCodes656) return {656, 656, 4, 5, 4};
+  return {head_dim_qk * 2, head_dim_qk * 2 + 16, 1, 3, 0};
+}
+
+// Dynamic shared memory of one of its blocks; bytes.
+struct MlaFewShared {
+  int tiles, weights, rope, maxima, sums, factors, notes, barriers, tasks, total;
+};
+ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
+  MlaFewShared s{};
+  s.weights = s.tiles + f.stages * kMlaKeys * f.pitch;                // [2][groups][rows][keys]; queries on their way
+  s.rope = s.weights + 2 * f.groups * kMlaFewRows * kMlaKeys * 2;     // of queries: [blocks][lanes][4]
+  s.maxima = s.rope + f.rope_blocks * 512;                            // [2][rows][warps]
+  s.sums = s.maxima + 2 * kMlaFewRows * kMlaFewMathWarps * 4;         // [rows][warps]
+  s.factors = s.sums + kMlaFewRows * kMlaFewMathWarps * 4;            // [rows][groups]
+  s.notes = s.factors + kMlaFewRows * f.groups * 4;                   // [stages]
+  s.barriers = s.notes + f.stages * kMlaFewNoteBytes;
+  s.tasks = s.barriers + align_up((2 * f.stages + 4 + 2 * kTaskSlots) * 8, 16);
+  s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
+  return s;
+}
+
 }  // namespace attune::kernels

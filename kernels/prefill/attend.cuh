@@ -315,6 +315,11 @@ class Attend {
                              [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); });
         return;
       }
+      if (Rows::all_take(p_.cap_wide, a.max, [&] { return least_bits<kCount>(s); })) {
+        exponentiate<kCount>(i, s,
+                             [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); });
+        return;
+      }
       rows.score(p_, start, s);
       if (edge) hide();  // the least product has a finite score
       c[0] = c[1] = 1;

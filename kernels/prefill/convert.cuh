@@ -83,7 +83,7 @@ class Converter {
                    scales = ptx::shared_address(places_.scales(k_stage, true));
     const int low = tile.low - tile.start, high = tile.high - tile.start;
     if constexpr (Config::kPacked) {
-      packed_values<kTo, !Config::kHalves>(from, to, scales, low, high, thread_);
+      packed_values<kTo, !Config::kHalves>(from, to, scales, low, high, p_.box_shift, thread_);
     } else {
       tile_of<Config::kHeadDimV, kTo, !Config::kHalves>(from, to, scales, low, high);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of codes from an x-packed cache: K becomes rows, swizzled as the TMA would have written them, V what it is in a
-// tile of 16 bits (packed.cuh). The TMA brings of each 8 keys pieces of 16 channels, those keys one after the other, 128
-// bytes; and of V of each 16 keys all channels, 16 bytes each.
+// tile of 16 bits (packed.cuh). The TMA brings of each 8 keys pieces of 16 channels, of those keys one after the other;
+// and of V all channels of a box, each with the box's keys.
 #pragma once
 
 #include "prefill/codes.cuh"
@@ -22,15 +22,14 @@ class PackedKeys {
 
   // As many steps later as there are blocks, a warp is 24 keys further in the same one.
   __device__ __forceinline__ bool has(int step) const {
-    const int unit = warp_ + 3 * step;
-    return (3 * step + 2 < kUnits || unit < kUnits) && (kPieces % 4 == 0 || 4 * block_of(step) + piece_ < kPieces);
+    return (3 * step + 2 < kUnits || warp_ + 3 * step < kUnits) &&
+           (kPieces % 4 == 0 || 4 * block_of(step) + piece_ < kPieces);
   }
   __device__ __forceinline__ unsigned from(int step) const {
     return from_ + eight_of(step) * (kPieces * 128) + block_of(step) * 512 + later(step) * (kPieces * 128);
   }
-  // The first half; the second lies at ^ 16.
-  __device__ __forceinline__ unsigned to(int step) const {
-    return to_ + block_of(step) * (Config::kKeys * 128) + eight_of(step) * 1024 + later(step) * 1024;
+  __device__ __forceinline__ unsigned to(int step, int half) const {
+    return (to_ + block_of(step) * (Config::kKeys * 128) + (eight_of(step) + later(step)) * 1024) ^ (16 * half);
   }
 
  private:
@@ -50,55 +49,84 @@ __device__ __forceinline__ void packed_keys(unsigned raw, unsigned to, int threa
       [&](int step, const unsigned(&words)[4]) {
         unsigned out[8];
         decode_sixteen<Config::kCacheType, tile::kFloat16, false>(words, [](int) { return 1.0f; }, out);
-        ptx::store_shared_four(mine.to(step), out);
-        ptx::store_shared_four(mine.to(step) ^ 16, out + 4);
+        ptx::store_shared_four(mine.to(step, 0), out);
+        ptx::store_shared_four(mine.to(step, 1), out + 4);
       });
 }
 
-// V, as it lies: 16 bytes become 32, which the swizzle puts into different banks for eight neighbours. scales: of the
-// tile's keys. Keys outside of [low, high) become zero.
+// V. A thread takes 16 keys of a channel at a time: 16 bytes become 32. Eight threads have eight neighbouring channels,
+// so that what they store lies in different banks. Where a box has several sixteens they have different ones at a time,
+// so that what they load does, too.
+class PackedValues {
+ public:
+  static constexpr int kSixteens = Config::kKeys / 16, kEights = kConverters / 8;  // of threads
+  static constexpr int kUnits = kSixteens * Config::kChannels / 8, kSteps = (kUnits + kEights - 1) / kEights;
+  // As many steps later a thread has the same sixteen of other channels.
+  static constexpr int kPeriod = kSixteens == 8 ? 2 : 1, kFurther = kEights * kPeriod / kSixteens * 8;
+  static_assert(kEights * kPeriod % kSixteens == 0);
+
+  // 16 keys of a channel.
+  struct Place {
+    int sixteen;
+    unsigned from, to;
+  };
+
+  // box_shift: log2 of the keys of a box.
+  __device__ __forceinline__ PackedValues(unsigned raw, unsigned to, int box_shift, int thread)
+      : raw_(raw), to_(to), shift_(box_shift - 4), lane_(thread % 8), eight_(thread / 8) {}
+
+  __device__ __forceinline__ bool has(int step) const { return eight_ + step * kEights < kUnits; }
+  __device__ __forceinline__ Place place(int step) const {
+    const int unit = eight_ + step * kEights, mask = (1 << shift_) - 1, box = unit % kSixteens & ~mask;
+    const int within = (unit % kSixteens + (lane_ << shift_ >> 3)) & mask, channel = unit / kSixteens * 8 + lane_;
+    return {box + within, raw_ + (box * Config::kChannels + (channel << shift_) + within) * 16,
+            to_ + ((box + within) * Config::kChannels + channel) * 32 + lane_ / 4 * 16};
+  }
+  // Channels `further` than `from`.
+  __device__ __forceinline__ unsigned from(unsigned from, int further) const { return from + (further * 16 << shift_); }
+
+ private:
+  unsigned raw_, to_;
+  int shift_, lane_, eight_;
+};
+
+// scales: of the tile's keys. Keys outside of [low, high) become zero.
 template <int kTo, bool kScaled>
 __device__ __forceinline__ void packed_values(unsigned raw, unsigned to, unsigned scales, int low, int high,
-                                              int thread) {
-  constexpr int kPieces = Config::kKeys / 16 * Config::kChannels, kSteps = (kPieces + kConverters - 1) / kConverters;
-  static_assert(kConverters % 8 == 0, "a thread's rows are swizzled alike");
-  const int mine = static_cast<int>(ptx::kept(thread));
-  const unsigned from = raw + mine * 16, at = to + mine * 32 + mine / 4 % 2 * 16;
-  const auto has = [&](int step) {
-    return (step + 1) * kConverters <= kPieces || mine + step * kConverters < kPieces;
-  };
-  const auto load = [&](int step, unsigned(&words)[4]) {
-    ptx::load_shared_four(from + step * (kConverters * 16), words);
-  };
-  const auto decode = [&](int step, const unsigned(&words)[4]) {
-    unsigned out[8], of_keys[16] = {};
-    if constexpr (kScaled) {
-      const unsigned first = scales + (mine + step * kConverters) / Config::kChannels * 64;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        unsigned four[4];
-        ptx::load_shared_four(first + 16 * i, four);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) of_keys[4 * i + j] = four[j];
-      }
-    }
-    decode_sixteen<Config::kCacheType, kTo, kScaled>(words, [&](int i) { return __uint_as_float(of_keys[i]); }, out);
-    ptx::store_shared_four(at + step * (kConverters * 32), out);
-    ptx::store_shared_four((at ^ 16) + step * (kConverters * 32), out + 4);
+                                              int box_shift, int thread) {
+  constexpr int kPeriod = PackedValues::kPeriod, kSteps = PackedValues::kSteps;
+  const PackedValues mine(raw, to, box_shift, static_cast<int>(ptx::kept(thread)));
+  const auto decode = [&](unsigned at, const unsigned(&words)[4], const auto& scale_of) {
+    unsigned out[8];
+    decode_sixteen<Config::kCacheType, kTo, kScaled>(words, scale_of, out);
+    ptx::store_shared_four(at, out);
+    ptx::store_shared_four(at ^ 16, out + 4);
   };
   if constexpr (kScaled) {
 #pragma unroll 1
-    for (int step = 0; step < kSteps && mine + step * kConverters < kPieces; ++step) {
+    for (int step = 0; step < kSteps && mine.has(step); ++step) {
+      const PackedValues::Place place = mine.place(step);
       unsigned words[4];
-      load(step, words);
-      decode(step, words);
+      ptx::load_shared_four(place.from, words);
+      decode(place.to, words, [&](int i) { return ptx::load_shared(scales + place.sixteen * 64 + 4 * i); });
     }
   } else {
-    convert_steps<kSteps, kCodesAhead>(has, load, decode);
+    PackedValues::Place first[kPeriod];
+#pragma unroll
+    for (int i = 0; i < kPeriod; ++i) first[i] = mine.place(i);
+    const auto further = [](int step) { return step / kPeriod * PackedValues::kFurther; };
+    convert_steps<kSteps, kCodesAhead>(
+        [&](int step) { return (step + 1) * PackedValues::kEights <= PackedValues::kUnits || mine.has(step); },
+        [&](int step, unsigned(&words)[4]) {
+          ptx::load_shared_four(mine.from(first[step % kPeriod].from, further(step)), words);
+        },
+        [&](int step, const unsigned(&words)[4]) {
+          decode(first[step % kPeriod].to + further(step) * 32, words, [](int) { return 1.0f; });
+        });
   }
   if (low == 0 && high == Config::kKeys) return;
   ptx::sync_some(kAllConverters, kConverters);
-  clear_columns<kConverters>(to, low, high, mine);
+  clear_columns<kConverters>(to, low, high, thread);
 }
 
 }  // namespace attune::prefill

@@ -230,7 +230,8 @@ class Loader {
       const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
       const int slot = slot_in_page(p_, tile.start + box * b.keys);
       if constexpr (Config::kPacked) {
-        ptx::copy_box(to + box * b.keys * key_bytes, map, full, 0, 0, slot / (is_of_values() ? 16 : 8), kv_head, outer);
+        ptx::copy_box(to + box * b.keys * key_bytes, map, full, is_of_values() ? slot : 0, 0,
+                      is_of_values() ? 0 : slot / 8, kv_head, outer);
       } else {
         ptx::copy_box(to + box * b.keys * key_bytes, map, full, 0, kv_head, slot, outer);
       }

@@ -25,7 +25,8 @@ struct alignas(16) Task {
   int split;                 // of all blocks that are split: its counter
 };
 
-// z (terms[0] + terms[1] z^2 + ..) for products z of a row whose largest is in [low, high].
+// z (terms[0] + terms[1] z^2 + ..) for products z of a row whose largest is in [low, high], or all of which are in
+// [-high, high].
 template <int kTerms>
 struct CapPolynomial {
   float terms[kTerms], low, high;
@@ -90,6 +91,7 @@ struct PrefillParams : DecodeParams {
   float cap_rate, cap_level;
   CapPolynomial<3> cap_short;
   CapPolynomial<5> cap_long;
+  CapPolynomial<7> cap_wide;
 };
 
 // Rows of a cache of 8 bits as the TMA brings them: in blocks of 128 channels, zeros beyond the head dim. A box of a

@@ -144,6 +144,17 @@ struct Rows {
     const bool both = cap.low <= max[0] && max[0] <= cap.high && cap.low <= max[1] && max[1] <= cap.high;
     return !__any_sync(0xffffffffu, !both);
   }
+  // The same where the maxima are not far enough above what lies below the polynomial's range, but nothing does.
+  // least_bits(): of this thread's least product.
+  template <int kTerms, class LeastBits>
+  __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2],
+                                                  const LeastBits& least_bits) {
+    const bool high = fmaxf(max[0], max[1]) > cap.high;
+    bool low = fminf(max[0], max[1]) < cap.low;
+    if (__any_sync(0xffffffffu, high)) return false;
+    if (__any_sync(0xffffffffu, low)) low = low && least_bits() > __float_as_uint(-cap.high);
+    return !__any_sync(0xffffffffu, low);
+  }
 
   // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.
   __device__ __forceinline__ Run whole_tiles(const Task& t, const TileLine<Config::kKeys>& line) const {

@@ -76,6 +76,18 @@ __device__ __forceinline__ void raise(const Rows& rows, int start, const float (
   }
 }
 
+// Of this thread's least product, if one is negative: as numbers without sign, the bits of such are the largest.
+template <int kCount>
+__device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 2]) {
+  unsigned top[kChains] = {};
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i)
+    top[i % kChains] = max(max(top[i % kChains], __float_as_uint(s[2 * i])), __float_as_uint(s[2 * i + 1]));
+#pragma unroll
+  for (int j = 1; j < kChains; ++j) top[0] = max(top[0], top[j]);
+  return top[0];
+}
+
 // The weights' sums; not right after the exponentials, each of which would be waited for.
 template <int kCount>
 __device__ __forceinline__ void add_up(const float (&s)[Config::kKeys / 2], const float (&lowered)[2],

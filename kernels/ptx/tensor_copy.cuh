@@ -48,6 +48,13 @@ __device__ __forceinline__ void copy_box_to_blocks(unsigned blocks, unsigned sha
       : "memory");
 }
 
+// Copies bytes, a multiple of 16, that lie one after the other at a multiple of 16. PTX ISA, "cp.async.bulk".
+__device__ __forceinline__ void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 // Has the L2 fetch a box that is to be copied later.
 __device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0), "r"(c1),

@@ -4,6 +4,9 @@
     out = attune.attention(q, k, v, causal=True)
 
 `attention` is the one operation; `Plan` runs it again and again without allocation. `help(attune.attention)` says it all.
+
+Every function raises InvalidArgument (a ValueError), WrongType (a TypeError) or Unsupported (a NotImplementedError) with a message that
+names the argument; all are `Error`s. On CUDA functions enqueue work on the current stream, or on `stream`, and do not wait.
 """
 
 import sys as _sys

@@ -12,7 +12,7 @@ import pytest
 import attune
 import reference
 from compare import STORE, assert_close, dtype_name
-from places import TABLE, check, everywhere, exact, expect, floats, here, ints, paged, rand, randn, start, torch  # noqa: F401
+from places import TABLE, Here, check, everywhere, exact, expect, floats, here, ints, paged, rand, randn, start, torch  # noqa: F401
 
 from attune.compat import flash_attn, flash_mla, flash_mla_2025_09  # noqa: E402
 from attune.compat.vllm.prefix_prefill import context_attention_fwd  # noqa: E402
@@ -189,6 +189,28 @@ def test_context_attention_fwd(kv_cache_dtype, options):
     check(out, expected)
     if options.get("skip_decode"):
         assert (out[0] == 9).all() and np.isnan(expected.out[0]).all()
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "fp8_e4m3", "fp8_e5m2"])
+@everywhere
+def test_context_attention_fwd_of_a_prompt(kv_cache_dtype, monkeypatch):
+    """Caches as vLLM makes them, 16 bytes innermost: on CUDA the kernel of prompts takes them."""
+    if Here.device == "cuda" and Here.dtype != torch.float32:
+        monkeypatch.setenv("ATTUNE_KERNEL", "cuda_prefill")
+    q, k, v = randn(41, 4, 64), randn(41, 2, 64), randn(41, 2, 64)
+    k_pages, v_pages = paged(6, 16, 2, 64)
+    k_scale, v_scale, fields = torch.tensor(0.5, device=q.device), floats(2.0), {}
+    if kv_cache_dtype != "auto":
+        dtype = torch.float8_e5m2 if "e5m2" in kv_cache_dtype else torch.float8_e4m3fn
+        k_pages, v_pages = k_pages.to(dtype), v_pages.to(dtype)
+        fields = {"k_scale": k_scale[None], "v_scale": v_scale}
+    caches = x_packed(k_pages, v_pages, 16 // k_pages.element_size())
+    if kv_cache_dtype != "auto":
+        caches = [x.view(torch.uint8) for x in caches]
+    starts, out = ints(0, 1, 41), torch.full_like(q, 9.0)
+    context_attention_fwd(q, k, v, out, kv_cache_dtype, *caches, ints(*TABLE), starts, ints(41, 57), None, 40, k_scale, v_scale)
+    check(out, expect(q, k, v, cache=attune.KVCache(k_pages, v_pages, page_table=ints(*TABLE), **fields), cu_seqlens_q=starts,
+                      seqused_kv=ints(40, 17), causal=True))
 
 
 @everywhere

@@ -142,7 +142,8 @@ def test_overhead_of_a_decode_step(record_property, capsys):
         record_property(f"cuda_{name}_us", us)
     with capsys.disabled():
         print("\nus a call: " + ", ".join(f"{name} {us:.1f}" for name, us in times.items()))
-    assert times["planned"] < 10 and times["unplanned"] < 40, times  # launches included
+    # With their launches. Where others use the machine all three take longer.
+    assert times["planned"] < max(10, 1.5 * times["launch"]) and times["unplanned"] < max(40, 4 * times["launch"]), times
 
 
 # ----------------------------------------------------------------------------------------------------------------- CuPy

@@ -221,6 +221,13 @@ def test_bits_of_a_mask_are_made_once_and_again_when_it_changes():
         assert not integration._bits(mask, 8, 1).any()
 
 
+def test_a_model_that_calls_no_attention_but_its_own():
+    config = transformers.BloomConfig(vocab_size=99, hidden_size=64, n_layer=1, n_head=4)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="attune").eval()
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="attune: BloomModel .* attn_implementation"):
+        model(torch.tensor([[1, 2, 3]]))  # it would take the absent mask for none
+
+
 def test_refusals():
     x = torch.randn(1, 2, 3, 8)
     with pytest.raises(NotImplementedError, match="dropout is 0.1; the model must be in eval mode"):

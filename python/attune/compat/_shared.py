@@ -28,7 +28,7 @@ def lse_heads_first(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def empty_rows_to(value: float, lse: torch.Tensor) -> torch.Tensor:
     """A row that sees nothing has -inf here; others want +inf."""
-    return lse.masked_fill_(lse == -INFINITY, value)
+    return lse.nan_to_num_(nan=float("nan"), posinf=INFINITY, neginf=value)  # one launch
 
 
 def window(window_size: Any) -> dict[str, int]:

@@ -11,10 +11,11 @@ Attention weights are not returned.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
+from transformers import MODEL_MAPPING, AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
 import attune
@@ -35,6 +36,7 @@ def attention_mask_function(batch_size: int, q_length: int, kv_length: int, q_of
     Causality here is aligned to the last key, so a cache with room after it needs a mask. A window is known to the module, a
     chunk is not.
     """
+    _require_interface(kwargs.get("config"))
     chunked = local_size is not None and local_size == getattr(kwargs.get("config"), "attention_chunk_size", None)
     plain = allow_is_causal_skip and not chunked and isinstance(q_offset, int) and (
         q_offset + q_length == kv_offset + kv_length)
@@ -43,6 +45,21 @@ def attention_mask_function(batch_size: int, q_length: int, kv_length: int, q_of
         return None
     return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
                      allow_is_causal_skip=False, **kwargs)
+
+
+_known_to_call: set[type] = set()  # configurations of models that call the attention that is registered
+
+
+def _require_interface(config: Any) -> None:
+    """Some models compute attention by themselves whatever the configuration says; without a mask they would see the future."""
+    kind = type(config)
+    if kind in _known_to_call or torch.compiler.is_compiling():
+        return
+    model = MODEL_MAPPING.get(kind, None)
+    model = model[0] if isinstance(model, tuple) else model
+    if model is not None and not hasattr(sys.modules[model.__module__], "ALL_ATTENTION_FUNCTIONS"):
+        raise NotImplementedError(f"attune: {model.__name__} calls no attention but its own; it needs another attn_implementation")
+    _known_to_call.add(kind)
 
 
 def _recorded(mask: torch.Tensor) -> bool:

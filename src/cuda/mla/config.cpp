@@ -39,6 +39,14 @@ kernels::MlaLoader choose_loader(const Problem& p) {
   return kernels::kMlaBoxes;
 }
 
+// One token's heads are the rows of a block. Several tokens of a sequence see the same keys: in a block of the other
+// kernel, which reads them once.
+bool takes_few_rows(const Problem& p) {
+  const bool one_token = p.sparse || p.total_q == p.batch || p.max_seqlen_q <= 1;
+  return p.cache && !p.dense_kv && !(p.sparse && p.new_tokens) && p.group <= kernels::kMlaFewRows && one_token &&
+         choose_loader(p) != kernels::kMlaCodes584;
+}
+
 bool strides_fit(const KvCache& c) {
   if (c.format->plain) return prefill::strides_fit(c.k);
   return c.k.page_stride % kAlignment == 0 && c.k.slot_stride % kAlignment == 0;
@@ -116,10 +124,18 @@ kernels::RowPool dense_pool(const RowView& v) {
 
 }  // namespace
 
+unsigned Config::threads() const {
+  return static_cast<unsigned>(few ? kernels::kMlaFewThreads : kernels::mla_threads(loader, cluster));
+}
+size_t Config::shared_bytes() const {
+  if (few) return static_cast<size_t>(kernels::mla_few_shared(kernels::mla_few_format(loader, head_dim_qk)).total);
+  return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total);
+}
+
 KernelSpec Config::main_kernel() const {
   return {
-      "mla/mla.cu",
-      "attune_mla",
+      few ? "mla/few.cu" : "mla/mla.cu",
+      few ? "attune_mla_few" : "attune_mla",
       {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype),
        define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
        define("ATTUNE_CLUSTER", cluster)},
@@ -167,13 +183,15 @@ Config choose_config(const Problem& p, int num_sms) {
   c.dense = p.dense_kv || p.new_tokens;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock);
+  c.few = takes_few_rows(p);
+  if (c.few && c.loader == kernels::kMlaBoxes) c.loader = kernels::kMlaRows;
+  c.heads_of_tile = c.few ? static_cast<int>(p.group) : prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock);
   if (p.sparse) {  // each token has lists of its own
     c.heads_of_tile = 1;
     for (int heads = 2; heads <= std::min<int64_t>(p.group, kMlaRowsOfBlock); ++heads)
       if (p.group % heads == 0) c.heads_of_tile = heads;
   }
-  c.tokens_of_tile = p.sparse ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
+  c.tokens_of_tile = p.sparse || c.few ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
 
   const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;

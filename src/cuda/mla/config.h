@@ -18,6 +18,7 @@ struct Config {
   int32_t dtype = 0, out_dtype = 0;
   kernels::MlaLoader loader = kernels::kMlaBoxes;
   bool sparse = false, dense = false;  // dense: rows that are not in a cache
+  bool few = false;                    // the kernel of few rows
 
   int heads_of_tile = 1;   // query heads that share a block of rows
   int tokens_of_tile = 1;  // most tokens that do
@@ -26,8 +27,8 @@ struct Config {
   int64_t batch = 0, max_tasks = 0;
   bool splits = true;  // blocks of rows may be cut along the keys
 
-  unsigned threads() const { return static_cast<unsigned>(kernels::mla_threads(loader, cluster)); }
-  size_t shared_bytes() const { return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total); }
+  unsigned threads() const;
+  size_t shared_bytes() const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
   KernelSpec combine_kernel() const;

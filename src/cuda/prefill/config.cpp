@@ -24,8 +24,8 @@ int score_bits(const Problem& p) {
   return decode::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : 32);
 }
 
-// tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, by least squares with weights that even out the error: below 8e-7.
-// Beyond, it sinks faster than tanh: the row's largest score must be `gap` powers of two above those. That leaves
+// tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, by least squares with weights that even out the error, 8.1e-7 at
+// most. Beyond, it sinks faster than tanh: the row's largest score must be `gap` powers of two above those. That leaves
 // errors of weights of 2^-26 of the largest at most.
 struct Tanh3 {
   static constexpr double kRange = 0.375, kGap = 16.5;
@@ -35,19 +35,26 @@ struct Tanh5 {
   static constexpr double kRange = 0.85, kGap = 24;
   static constexpr std::array<double, 5> kTerms = {0.99999181, -0.333095, 0.13136762, -0.0471443, 0.01063774};
 };
+struct Tanh7 {
+  static constexpr double kRange = 1.33, kGap = 26;
+  static constexpr std::array<double, 7> kTerms = {0.99999328,  -0.33317936,   0.13230107,   -0.050836564,
+                                                   0.016732740, -0.0038453779, 0.00042812011};
+};
 
 // Of a softcap of level / log2 e, for y = product * of_product.
 template <class Tanh, int kTerms>
 void fill_polynomial(double level, double of_product, kernels::CapPolynomial<kTerms>& k) {
   const double edge = std::tanh(Tanh::kRange);
-  bool fits = Tanh::kGap / level < 2 * edge;
+  bool exact = true;
   double power = level * of_product;
   for (size_t i = 0; i < Tanh::kTerms.size(); ++i, power *= of_product * of_product) {
     k.terms[i] = static_cast<float>(Tanh::kTerms[i] * power);
-    fits = fits && std::isnormal(k.terms[i]);
+    exact = exact && std::isnormal(k.terms[i]);
   }
-  k.low = fits ? static_cast<float>(std::atanh(Tanh::kGap / level - edge) / of_product) : 0.0f;
-  k.high = fits ? static_cast<float>(Tanh::kRange / of_product) : -1.0f;
+  const bool sinks = Tanh::kGap / level < 2 * edge;
+  k.low = sinks ? static_cast<float>(std::atanh(Tanh::kGap / level - edge) / of_product)
+                : std::numeric_limits<float>::infinity();
+  k.high = exact ? static_cast<float>(Tanh::kRange / of_product) : -1.0f;
 }
 
 void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
@@ -55,6 +62,7 @@ void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
   k.cap_rate = static_cast<float>(2 * std::numbers::log2e * of_product), k.cap_level = static_cast<float>(level);
   fill_polynomial<Tanh3>(level, of_product, k.cap_short);
   fill_polynomial<Tanh5>(level, of_product, k.cap_long);
+  fill_polynomial<Tanh7>(level, of_product, k.cap_wide);
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -70,19 +78,19 @@ int to_int(int64_t x) {
   return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
 }
 
-// The first array that the TMA cannot copy from where it lies.
+// The first array that the TMA cannot copy from where it lies. copied: q, k and v, before.
 struct Misaligned {
   const char* name = nullptr;
   size_t over = 0;
 };
-Misaligned find_misaligned(const Problem& p) {
+Misaligned find_misaligned(const Problem& p, bool copied) {
   Misaligned found;
   const auto check = [&](const char* name, const void* data) {
     const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
     if (over != 0 && found.name == nullptr) found = {name, over};
   };
-  if (!has_prologue(p)) check("q.data", p.q.data);
-  if ((p.dense_kv || p.new_tokens) && !has_prologue(p)) check("k.data", p.k.data), check("v.data", p.v.data);
+  if (!copied) check("q.data", p.q.data);
+  if ((p.dense_kv || p.new_tokens) && !copied) check("k.data", p.k.data), check("v.data", p.v.data);
   if (p.cache) check("cache.k.data", p.cache.k.data), check("cache.v.data", p.cache.v.data);
   return found;
 }
@@ -141,7 +149,7 @@ std::string refusal_of_copies(const Problem& p) {
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
   if (p.q.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with queries of 8 bits";
-  const bool copied = has_prologue(p);  // q, k and v
+  const bool copied = has_prologue(p) || copies_rows(p);  // q, k and v
   if (!copied && !strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
   if (rows && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype)) return "q, k and v of different dtypes";
@@ -156,7 +164,7 @@ std::string refusal_of_copies(const Problem& p) {
     if (std::string why = packed_refusal(p.cache); !why.empty()) return why;
   } else if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
     return "rows of the cache that do not lie at multiples of 16 bytes";
-  if (const Misaligned m = find_misaligned(p); m.name != nullptr)
+  if (const Misaligned m = find_misaligned(p, copied); m.name != nullptr)
     return "data that do not lie at multiples of 16 bytes, as " + std::string(m.name) + " here";
   return "";
 }
@@ -248,7 +256,7 @@ TaskLimits task_limits(const Problem& p, int64_t tokens, int64_t heads, bool spl
 
 void check_alignment(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return;
-  const Misaligned m = find_misaligned(p);
+  const Misaligned m = find_misaligned(p, false);
   require(m.name == nullptr, m.name, " is ", m.over,
           " bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16, or a plan made for such data");
 }
@@ -347,7 +355,7 @@ Maps describe_maps(const Problem& p, const Config& c) {
   }
   if (c.x_packed) {
     m.k = packed_key_map(p, box_keys(p, c));
-    m.v = packed_value_map(p, box_keys(p, c));
+    m.v = p.cache.v.element_size == 1 ? packed_code_map(p, box_keys(p, c)) : packed_value_map(p, box_keys(p, c));
   } else if (c.cached) {
     m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
     m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));

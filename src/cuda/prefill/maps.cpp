@@ -116,21 +116,27 @@ TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box) {
 TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box) {
   const KvPlane& v = p.cache.v;
   TensorMapDesc m = start_packed_map(p, v);
-  const uint32_t channels = padded_channels(p.head_dim_v, 32);
-  m.box[2] = static_cast<uint32_t>(tokens_of_box / 16);
-  m.swizzle = v.element_size == 1 ? TensorMapSwizzle::kNone : TensorMapSwizzle::k32B;
-  if (v.element_size == 1 && p.cache.page_size == 16 && v.inner_stride == 16) {
-    // The same bytes in rows of 256: a page has its channels side by side.
-    m.shape[0] = m.box[0] = 256;
-    set_axis(m, 1, p.head_dim_v / 16, 256);
-    set_axis(m, 2, 1, 0);
-    m.box[1] = channels / 16;
-    return m;
-  }
+  m.swizzle = TensorMapSwizzle::k32B;
   m.shape[0] = m.box[0] = 16;
-  set_axis(m, 1, p.head_dim_v, v.inner_stride * v.element_size);
-  set_axis(m, 2, p.cache.page_size / 16, 16 * v.element_size);
-  m.box[1] = channels;
+  set_axis(m, 1, p.head_dim_v, v.inner_stride * 2);
+  set_axis(m, 2, p.cache.page_size / 16, 32);
+  m.box[1] = padded_channels(p.head_dim_v, 32);
+  m.box[2] = static_cast<uint32_t>(tokens_of_box / 16);
+  return m;
+}
+TensorMapDesc packed_code_map(const Problem& p, int tokens_of_box) {
+  const KvPlane& v = p.cache.v;
+  TensorMapDesc m = start_packed_map(p, v);
+  m.swizzle = TensorMapSwizzle::kNone;
+  // Where a box is a page whose channels lie side by side, the same bytes in rows of 256.
+  const bool whole = tokens_of_box == p.cache.page_size && tokens_of_box == v.inner_stride;
+  const int64_t row = whole ? 256 : tokens_of_box, channels_of_row = row / tokens_of_box;
+  m.shape[0] = static_cast<uint64_t>(whole ? row : p.cache.page_size);
+  m.box[0] = static_cast<uint32_t>(row);
+  set_axis(m, 1, p.head_dim_v / channels_of_row, channels_of_row * v.inner_stride);
+  set_axis(m, 2, 1, 0);
+  m.box[1] = padded_channels(p.head_dim_v, 32) / static_cast<uint32_t>(channels_of_row);
+  m.box[2] = 1;
   return m;
 }
 

@@ -28,8 +28,10 @@ TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t
 TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box);
 
 // Of an x-packed cache, for boxes of so many tokens: K [pages, heads, eights of tokens, xs of channels, 8 tokens x x
-// channels]; V [pages, heads, sixteens of tokens, channels, 16 tokens], swizzled by 32 bytes if it has 16 bits.
+// channels]; V of 16 bits [pages, heads, sixteens of tokens, channels, 16 tokens], swizzled by 32 bytes, and of codes
+// [pages, heads, 1, channels, tokens].
 TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box);
 TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box);
+TensorMapDesc packed_code_map(const Problem& p, int tokens_of_box);
 
 }  // namespace attune::cuda::prefill

@@ -17,9 +17,11 @@ using prefill::Config;
 class PrefillPlan final : public KernelPlan {
  public:
   PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info, int few_q)
-      : device_(device), config_(prefill::choose_config(p, info.num_sms, few_q)) {
+      : device_(device),
+        config_(prefill::choose_config(p, info.num_sms, few_q)),
+        prepares_(prefill::has_prologue(p) || prefill::copies_rows(p)) {
     std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
-    if (prefill::has_prologue(p)) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
+    if (prepares_) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
     warm(specs, device);
     main_ = &get_kernel(specs[0], device);
     schedule_ = &get_kernel(specs[1], device);
@@ -33,8 +35,7 @@ class PrefillPlan final : public KernelPlan {
     return cat("kernel ", config_.name(), ": ", config_.rows, " packed rows of ", config_.heads_of_tile, " heads x ",
                config_.keys, " keys, ", config_.stages, " stages, ", main_->num_regs, " registers, ",
                config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks; ",
-               workspace_size_ > prologue_begin_ ? "prologue in a launch before; " : "", "workspace ", workspace_size_,
-               " bytes");
+               prepares_ ? "q, k and v by a launch before; " : "", "workspace ", workspace_size_, " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
@@ -48,7 +49,7 @@ class PrefillPlan final : public KernelPlan {
 
   void run(const Problem& p, void* workspace, void* stream) const override {
     if (is_empty(p)) return;
-    if (!prefill::has_prologue(p)) return attend(p, workspace, stream);
+    if (!prepares_) return attend(p, workspace, stream);
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
     run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
     attend(prefill::after_prologue(p, rows), workspace, stream);
@@ -75,6 +76,7 @@ class PrefillPlan final : public KernelPlan {
 
   int32_t device_;
   Config config_;
+  bool prepares_;  // q, k and v in the workspace
   size_t prologue_begin_ = 0, workspace_size_ = 0;
   const CompiledKernel* schedule_ = nullptr;
   const CompiledKernel* main_ = nullptr;

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/prefill/prologue.h"
 
+#include <algorithm>
+
+#include "cuda/prefill/maps.h"
+
 namespace attune::cuda::prefill {
 namespace {
 
-constexpr size_t kAlignment = 256;  // of q, k and v in the workspace
+constexpr size_t kRowsAlignment = 256;  // of q, k and v in the workspace
 
 // Rows as in `like`, densely `at` bytes into memory, which moves on. Memory may be null (planning): data is, too.
 RowView dense_rows(const RowView& like, int64_t heads, int64_t head_dim, void* memory, size_t& at) {
@@ -15,7 +19,7 @@ RowView dense_rows(const RowView& like, int64_t heads, int64_t head_dim, void* m
   v.row_stride = heads * head_dim;
   v.batch_stride = v.rows_per_batch * v.row_stride;
   const size_t bytes = static_cast<size_t>(v.rows * v.row_stride * v.element_size);
-  at += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  at += (bytes + kRowsAlignment - 1) / kRowsAlignment * kRowsAlignment;
   return v;
 }
 
@@ -37,6 +41,10 @@ PreparedRows place_rows(const Problem& p, void* memory) {
 
 // Whether it depends on where a query stands, which the launch before counts from the first new token.
 bool uses_place(const Prologue& p) { return (p.cos_sin != nullptr && !p.has_positions) || p.logn; }
+
+bool lies_aligned(const RowView& v) {
+  return strides_fit(v) && reinterpret_cast<uintptr_t>(v.data) % static_cast<uintptr_t>(kAlignment) == 0;
+}
 
 }  // namespace
 
@@ -62,7 +70,14 @@ std::string prologue_refusal(const Problem& p) {
   return "";
 }
 
-size_t prologue_bytes(const Problem& p) { return has_prologue(p) ? place_rows(p, nullptr).bytes : 0; }
+bool copies_rows(const Problem& p) {
+  if (has_prologue(p) || p.q.element_size != 2) return false;
+  const bool rows = p.dense_kv || p.new_tokens;
+  if (rows && (p.k.rows != p.q.rows || p.k.rows_per_batch != p.q.rows_per_batch)) return false;  // one launch
+  return !lies_aligned(p.q) || (rows && !(lies_aligned(p.k) && lies_aligned(p.v)));
+}
+
+size_t prologue_bytes(const Problem& p) { return has_prologue(p) || copies_rows(p) ? place_rows(p, nullptr).bytes : 0; }
 
 PrepareProblem to_prepare(const Problem& p, void* memory) {
   const PreparedRows rows = place_rows(p, memory);
@@ -72,6 +87,13 @@ PrepareProblem to_prepare(const Problem& p, void* memory) {
   op.q = p.q, op.k = p.k;
   op.q_out = rows.q, op.k_out = rows.k;
   if (!p.v_aliases_k) op.head_dim_v = p.head_dim_v, op.v = p.v, op.v_out = rows.v;
+  if (!has_prologue(p)) {
+    // Copies of all rows, whose they may be.
+    op.total = p.q.rows;
+    op.fixed = p.q.rows_per_batch > 0 ? p.q.rows_per_batch : p.q.rows;
+    op.batch = p.q.rows / std::max<int64_t>(1, op.fixed);
+    return op;
+  }
   op.cu = p.cu_q;
   op.seqused = p.cache ? p.seqused : IntView{};
   op.finished = {p.finished, p.finished_stride};

@@ -20,7 +20,10 @@ bool has_prologue(const Problem& p);
 // "" if the prologue can go ahead, else what cannot.
 std::string prologue_refusal(const Problem& p);
 
-// Bytes of the workspace for q, k and v; 0 without a prologue.
+// Whether q, or the k and v of its tokens, do not lie as the TMA takes them: 16-bit rows that a launch before can copy.
+bool copies_rows(const Problem& p);
+
+// Bytes of the workspace for q, k and v; 0 without a prologue or copies.
 size_t prologue_bytes(const Problem& p);
 
 // What is launched, and what attention sees then: no prologue, and q, k and v at `memory`.

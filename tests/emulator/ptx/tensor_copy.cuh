@@ -24,7 +24,8 @@ inline unsigned copy_box_into(unsigned char* memory, unsigned shared, const Tens
   const int rows = map.box[1] * map.box[2] * map.box[3] * map.box[4];
   for (int row = 0; row < rows; ++row) {
     int64_t at[5] = {};
-    for (int axis = 1, rest = row; axis < 5; rest /= map.box[axis], ++axis) at[axis] = begin[axis] + rest % map.box[axis];
+    for (int axis = 1, rest = row; axis < 5; rest /= map.box[axis], ++axis)
+      at[axis] = begin[axis] + rest % map.box[axis];
     for (int i0 = 0; i0 < map.box[0]; ++i0) {
       at[0] = begin[0] + i0;
       bool inside = true;
@@ -53,6 +54,13 @@ inline void copy_box_to_blocks(unsigned blocks, unsigned shared, const TensorMap
     const unsigned bytes = copy_box_into(emulator::shared_memory_of(rank), shared, map, c0, c1, c2, c3);
     emulator::complete_bytes_at(rank, barrier, bytes);
   }
+}
+
+inline void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned barrier) {
+  if ((shared | bytes | reinterpret_cast<uintptr_t>(global)) % 16 != 0)
+    throw std::runtime_error("a bulk copy of, from or to no multiple of 16 bytes");
+  std::memcpy(shared_pointer(shared), global, bytes);
+  emulator::complete_bytes(barrier, bytes);
 }
 
 inline void prefetch_box(const TensorMap&, int, int, int, int) {}

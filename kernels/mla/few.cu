@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements or of the packed
+// format of 656 bytes; dense or sparse. As mla/mla.cu, but rows of queries are not padded to 64, nor rows of keys
+// decoded ahead: as they lie in the cache three tiles or, of codes, five fill the shared memory, so that memory is not
+// waited for.
+//
+// A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), eight do
+// the math (few_attend.cuh): each tile's scores are computed by all of them, eight keys each, and its values multiplied
+// by all, 64 channels each. Codes are decoded to registers, once for each of the two products (few_codes.cuh).
+//
+// Barriers: "full" and "empty" of each tile's place; "full" of the maxima and the weights of a tile, that all warps
+// need of each, in two buffers each: who writes to one has heard from all since they read it.
+#include "mla/few_attend.cuh"
+#include "mla/few_load.cuh"
+#include "mla/store.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
+
+namespace attune::mla {
+
+__device__ __forceinline__ void init_barriers(const FewPlaces& places) {
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Few::kStages; ++stage) {
+      ptx::init_barrier(places.full(stage), Few::kLoaderWarps);
+      ptx::init_barrier(places.empty(stage), Few::kMathWarps);
+    }
+    for (int i = 0; i < 2; ++i) {
+      ptx::init_barrier(places.maxima_full(i), Few::kMathWarps);
+      ptx::init_barrier(places.weights_full(i), Few::kMathWarps);
+    }
+    for (int i = 0; i < kernels::kTaskSlots; ++i) {
+      ptx::init_barrier(places.task_full(i), prefill::TaskFeed<FewPlaces>::kTaskVectors);
+      ptx::init_barrier(places.task_empty(i), Few::kTaskReaders);
+    }
+    ptx::publish_barriers();
+  }
+  __syncthreads();
+}
+
+// The lane's two rows.
+__device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a) {
+  constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+  const int lane = threadIdx.x % 32,
+            channel = few_warp() * Few::kChannelsOfWarp + FewOperands<Config::kDecodes>::channel();
+  const bool stores_stats = few_warp() == 0 && lane % 4 == 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane / 4 + 8 * h, head = head_tile * p.heads_of_tile + row;
+    float factor = a.finish(h);
+    if (row >= p.heads_of_tile) continue;
+    const auto out = [&](int b, int e) { return a.o.blocks[b][e / 2][2 * h + e % 2] * factor; };
+    if (t.num_parts > 1) {
+      const long long at = part_row(p, t, head_tile) + row;
+      if (stores_stats) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.highest[h], a.sum[h]);
+#pragma unroll
+      for (int b = 0; b < FewOut::kBlocks; ++b) {
+        *reinterpret_cast<float4*>(p.partial_out + at * Config::kHeadDimV + channel + 16 * b) =
+            make_float4(out(b, 0), out(b, 1), out(b, 2), out(b, 3));
+      }
+      continue;
+    }
+    factor *= tile::finish_row(p, t.batch, t.q_begin, t.token_begin, head, a.highest[h], a.sum[h], stores_stats);
+    const long long at = out_at(p, t, t.token_begin, head);
+#pragma unroll
+    for (int b = 0; b < FewOut::kBlocks; ++b) {
+      if (kHalves && p.store_vectors) {
+        const auto two = [&](int e) {
+          return Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(out(b, e), out(b, e + 1))
+                                                     : ptx::pack_f16(out(b, e), out(b, e + 1));
+        };
+        *reinterpret_cast<uint2*>(p.out + (at + channel + 16 * b) * 2) = make_uint2(two(0), two(2));
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          tile::store_element(Config::kOutType, p.out, at + (channel + 16 * b + e) * p.out_dim_stride, out(b, e));
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void run_few(const PrefillParams& p, const FewPlaces& places) {
+  FewAttend a(p, places);
+  for (unsigned count = 0;; ++count) {
+    const int slot = slot_of_task(count);
+    ptx::wait_phase(places.task_full(slot), count / kernels::kTaskSlots % 2);
+    if (places.head_tile(slot) == prefill::kNoMoreTasks) return;
+    const Task& task = places.task(slot);
+    a.run(task, places.head_tile(slot));
+    a.add_up();
+    store_few(p, task, places.head_tile(slot), a);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
+  }
+}
+
+}  // namespace attune::mla
+
+extern "C" __global__ void __launch_bounds__(attune::mla::Few::kThreads, 1)
+    attune_mla_few(const __grid_constant__ attune::kernels::PrefillParams p,
+                   const __grid_constant__ attune::ptx::TensorMap, const __grid_constant__ attune::ptx::TensorMap,
+                   const __grid_constant__ attune::ptx::TensorMap) {
+  using namespace attune;
+  using namespace attune::mla;
+  const FewPlaces places(ptx::dynamic_shared());
+  init_barriers(places);
+  ptx::wait_for_previous_kernels();
+  ptx::allow_next_kernel();
+  if (threadIdx.x < Few::kLoaderThreads) {
+    ptx::give_up_registers<Few::kLoaderRegisters>();
+    FewLoader(p, places).run();
+  } else {
+    ptx::take_registers<Few::kMathRegisters>();
+    run_few(p, places);
+  }
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// The math of few rows: 16 rows of queries against tiles of 64 cached rows, which become operands in registers.
+//
+//   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r a reference for each row;  O = O 2^(c (r - r')) + P V
+//
+// Warp w computes scores of keys 8 w .. + 7, with all queries in registers, and has channels 64 w .. + 63 of O.
+//
+//   warp:   S_1  max_1 >  O += P_0 V_0  > max_1 of all, P_1 >  S_2  max_2 >  O += P_1 V_1 ..
+//
+// What other warps need of it, maxima and weights, they need a product later, so that they hardly wait.
+#pragma once
+
+#include "mla/few_codes.cuh"
+#include "mla/few_elements.cuh"
+#include "mla/rows.cuh"
+#include "mla/source.cuh"
+
+namespace attune::mla {
+
+class FewAttend {
+ public:
+  // Lane: rows g and g + 8 of the queries, with g = lane / 4; keys 2 t and 2 t + 1 of the warp's, with t = lane % 4.
+  // highest and reference are the same in all warps; sum is of the lane's keys, against reference.
+  float highest[2], reference[2], sum[2];
+  FewOut o;
+
+  __device__ __forceinline__ FewAttend(const PrefillParams& p, const FewPlaces& places)
+      : p_(p), places_(places), warp_(few_warp()), lane_(threadIdx.x % 32) {}
+
+  // All tiles of a task. All math warps, when they have met after the task before.
+  __device__ __forceinline__ void run(const Task& task, int head_tile) {
+    operands_.load_queries(p_, places_, task, head_tile);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) highest[h] = reference[h] = -ptx::infinity(), sum[h] = 0;
+#pragma unroll
+    for (int i = 0; i < FewOut::kCount; ++i) o.at(i) = 0;
+    const int tiles = few_tile_end(task) - task.tile_begin;
+#pragma unroll 1
+    for (int i = 0; i <= tiles; ++i) {
+      const Turn tile = turn_;
+      if (i < tiles) score(tile);
+      if (i > 0) take_values(last_, count_ - 1);
+      if (i < tiles) {
+        weigh(tile.stage);
+        last_ = tile.stage;
+        turn_.next<Few::kStages>();
+        ++count_;
+      }
+    }
+    operands_.arrange(o);
+    if constexpr (Config::kDense) take_tokens(task, head_tile);
+  }
+
+  // The sum of all keys, of all warps. Nobody needs what the task has used of shared memory any more.
+  __device__ __forceinline__ void add_up() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
+      sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
+      if (t() == 0) ptx::store_shared_u32(places_.sums(g() + 8 * h) + 4 * warp_, __float_as_uint(sum[h]));
+    }
+    meet_few();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float x[8];
+      load_eight(places_.sums(g() + 8 * h), x);
+      sum[h] = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+    }
+  }
+
+  // What o is to be multiplied with to be against the maximum, as sum then is. The maximum becomes a score in base 2.
+  __device__ __forceinline__ float finish(int h) {
+    const float lowered = highest[h] == reference[h] ? 1.0f : ptx::exp2_approx((reference[h] - highest[h]) * c());
+    sum[h] *= lowered;
+    if (highest[h] != -ptx::infinity()) highest[h] *= c();
+    return lowered;
+  }
+
+ private:
+  static constexpr float kSlack = 8;  // weights may exceed 1 by so many powers of 2 before o is multiplied
+
+  // From products to scores in base 2.
+  __device__ __forceinline__ float c() const { return p_.scale * kLog2e; }
+  __device__ __forceinline__ int g() const { return lane_ / 4; }
+  __device__ __forceinline__ int t() const { return lane_ % 4; }
+  __device__ __forceinline__ static void load_eight(unsigned at, float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unsigned four[4];
+      ptx::load_shared_four(at + 16 * i, four);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[4 * i + j] = __uint_as_float(four[j]);
+    }
+  }
+
+  // Products with the warp's keys of the next tile, and their maxima, for all warps.
+  __device__ __forceinline__ void score(const Turn& tile) {
+    ptx::wait_phase(places_.full(tile.stage), tile.parity);
+    operands_.multiply_keys(places_, tile.stage, s_);
+    const unsigned absent = ptx::load_shared_u8(places_.note(tile.stage) + warp_) >> (2 * t());
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((absent >> (i % 2) & 1) != 0) s_[i] = -ptx::infinity();
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = fmaxf(s_[2 * h], s_[2 * h + 1]);
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      if (t() == 0) ptx::store_shared_u32(places_.maxima(count_ % 2, g() + 8 * h) + 4 * warp_, __float_as_uint(top));
+    }
+    __syncwarp();
+    if (lane_ == 0) ptx::arrive(places_.maxima_full(count_ % 2));
+  }
+
+  // Weights of the warp's keys, for all warps.
+  __device__ __forceinline__ void weigh(int stage) {
+    const auto scales = operands_.load_scales(places_, stage);
+    ptx::wait_phase(places_.maxima_full(count_ % 2), count_ / 2 % 2);
+    const float scale = c();
+    float lowered[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float x[8];
+      load_eight(places_.maxima(count_ % 2, g() + 8 * h), x);
+      float top = x[0];
+#pragma unroll
+      for (int i = 1; i < 8; ++i) top = fmaxf(top, x[i]);
+      lowered[h] = follow(h, top);
+      const float from = reference_of(reference[h]) * scale;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) s_[2 * h + e] = ptx::exp2_approx(fmaf(s_[2 * h + e], scale, -from));
+      sum[h] = fmaf(sum[h], lowered[h], s_[2 * h] + s_[2 * h + 1]);
+    }
+    operands_.store_weights(places_, count_ % 2, scales, s_);
+    __syncwarp();
+    if (lane_ == 0) ptx::arrive(places_.weights_full(count_ % 2));
+    if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) [[unlikely]] {
+#pragma unroll
+      for (int i = 0; i < FewOut::kCount; ++i) o.at(i) *= lowered[i / 2 % 2];
+    }
+  }
+
+  // The product of all keys' weights and the warp's channels.
+  __device__ __forceinline__ void take_values(int stage, unsigned count) {
+    ptx::wait_phase(places_.weights_full(count % 2), count / 2 % 2);
+    operands_.multiply_values(places_, stage, count % 2, o);
+    __syncwarp();
+    if (lane_ == 0) ptx::arrive(places_.empty(stage));
+  }
+
+  // ---- new tokens, one by one: there is hardly more than one
+
+  __device__ __forceinline__ void take_tokens(const Task& task, int head_tile) {
+    const Line line(task.num_cached, task.first_key, task.end_key);
+    meet_few();  // nobody reads the sums of the task before, which may have been followed by no tile
+#pragma unroll 1
+    for (int i = max(task.tile_begin, line.num_cached_tiles); i < task.tile_end; ++i) {
+      const Tile tile = tile_at(task, line, i);
+      const Source source(p_, task, head_tile * p_.heads_of_tile / p_.group, tile);
+#pragma unroll 1
+      for (int key = tile.low; key < tile.high; ++key) take_token(task, head_tile, source.find(key, source.ask(key)));
+    }
+  }
+  // row: of its key and value.
+  __device__ __forceinline__ void take_token(const Task& task, int head_tile, const char* row) {
+    // A warp has the products of two rows of queries.
+#pragma unroll 1
+    for (int own = 2 * warp_; own < 2 * warp_ + 2; ++own) {
+      const char* const query = few_query(p_, task, head_tile, own);
+      float s = 0;
+#pragma unroll 1
+      for (int d = lane_; query != nullptr && d < Config::kHeadDimQk; d += 32)
+        s = fmaf(tile::load_element(Config::kType, query, d), tile::load_element(Config::kType, row, d), s);
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
+      if (lane_ == 0) ptx::store_shared_u32(places_.sums(own), __float_as_uint(s));
+    }
+    meet_few();
+    const char* const values = row + 2 * (warp_ * Few::kChannelsOfWarp + operands_.channel());
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float s = ptx::load_shared(places_.sums(g() + 8 * h));
+      const float lowered = follow(h, s);
+      const float weight = ptx::exp2_approx(fmaf(s, c(), -reference_of(reference[h]) * c()));
+      sum[h] = fmaf(sum[h], lowered, warp_ == 0 && t() == 0 ? weight : 0.0f);
+#pragma unroll
+      for (int i = 0; i < FewOut::kBlocks * 4; ++i) {
+        float& x = o.blocks[i / 4][i / 2 % 2][2 * h + i % 2];
+        x = fmaf(x, lowered, weight * tile::load_element(Config::kType, values, i / 4 * 16 + i % 4));
+      }
+    }
+    meet_few();
+  }
+
+  // The maximum, and when it is far ahead the reference, with what came before: what that is to be multiplied with.
+  __device__ __forceinline__ float follow(int h, float top) {
+    highest[h] = fmaxf(highest[h], top);
+    if (!((highest[h] - reference[h]) * c() > kSlack)) return 1.0f;
+    const float lowered = ptx::exp2_approx((reference[h] - highest[h]) * c());
+    reference[h] = highest[h];
+    return lowered;
+  }
+
+  const PrefillParams& p_;
+  const FewPlaces& places_;
+  const int warp_, lane_;
+  FewOperands<Config::kDecodes> operands_;
+  float s_[4];          // products, then weights, of (row g, keys 2 t, 2 t + 1), then row g + 8
+  Turn turn_;           // of the next tile
+  int last_ = 0;        // stage of the one before
+  unsigned count_ = 0;  // tiles, of all tasks
+};
+
+}  // namespace attune::mla

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operands of few rows from rows of 16-bit elements, which ldmatrix brings as they are needed.
+#pragma once
+
+#include "mla/few_operands.cuh"
+#include "tile/quad.cuh"
+
+namespace attune::mla {
+
+template <>
+class FewOperands<false> {
+ public:
+  struct Scales {};
+
+  // A lane loads eight neighbouring channels, and exchanges them with its three neighbours.
+  __device__ __forceinline__ void load_queries(const PrefillParams& p, const FewPlaces&, const Task& task,
+                                               int head_tile) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const char* const row = few_query(p, task, head_tile, lane / 4 + 8 * h);
+#pragma unroll
+      for (int i = 0; i < kBlocks; i += 2) {
+        uint4 eight = make_uint4(0, 0, 0, 0);
+        if (row != nullptr) eight = *reinterpret_cast<const uint4*>(row + 2 * (16 * i + 8 * (lane % 4)));
+        q_[i][h] = eight.x, q_[i][2 + h] = eight.y, q_[i + 1][h] = eight.z, q_[i + 1][2 + h] = eight.w;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; i += 2) {
+        unsigned four[4] = {q_[i][h], q_[i][2 + h], q_[i + 1][h], q_[i + 1][2 + h]};
+        tile::transpose_quad(four);
+        q_[i][h] = four[0], q_[i][2 + h] = four[1], q_[i + 1][h] = four[2], q_[i + 1][2 + h] = four[3];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_keys(const FewPlaces& places, int stage, float (&s)[4]) const {
+    const unsigned from = few_keys(places, stage);
+    float products[4][4] = {};  // sums of every fourth block, as each waits for the one before
+#pragma unroll
+    for (int i = 0; i < kBlocks; i += 2) {
+      unsigned keys[4];
+      ptx::load_matrix_x4(keys, from + 32 * i);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) multiply(products[(i + j) % 4], q_[i + j], {keys[2 * j], keys[2 * j + 1]});
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = (products[0][i] + products[1][i]) + (products[2][i] + products[3][i]);
+  }
+
+  __device__ __forceinline__ Scales load_scales(const FewPlaces&, int) const { return {}; }
+  __device__ __forceinline__ void store_weights(const FewPlaces& places, unsigned buffer, const Scales&,
+                                                const float (&weights)[4]) const {
+    const unsigned to = places.weights(buffer, 0) + few_weights_of_lane();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      ptx::store_shared_u32(to + h * (8 * 128), Config::kType == tile::kBFloat16
+                                                    ? ptx::pack_bf16(weights[2 * h], weights[2 * h + 1])
+                                                    : ptx::pack_f16(weights[2 * h], weights[2 * h + 1]));
+    }
+  }
+
+  __device__ __forceinline__ void multiply_values(const FewPlaces& places, int stage, unsigned buffer,
+                                                  FewOut& o) const {
+    const int lane = few_lane_anew();
+    const unsigned row = few_weights_row(places, buffer, 0, lane);
+    const unsigned from = few_values(places, stage, 2);
+#pragma unroll
+    for (int step = 0; step < Few::kKeys / 16; ++step) {
+      unsigned weights[4];
+      load_few_weights(row, lane, step, weights);
+#pragma unroll
+      for (int b = 0; b < FewOut::kBlocks; ++b) {
+        unsigned values[4];
+        ptx::load_matrix_x4_transposed(values, from + step * (16 * Few::kPitch) + 32 * b);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) multiply(o.blocks[b][i], weights, {values[2 * i], values[2 * i + 1]});
+      }
+    }
+  }
+
+  // Columns 2 t and 2 t + 1 of the two accumulators are those of eight channels each. Of two neighbouring lanes one has
+  // the first accumulator's four, and the other the second's.
+  __device__ __forceinline__ static void arrange(FewOut& o) {
+    const bool odd = threadIdx.x % 2 != 0;
+#pragma unroll
+    for (int i = 0; i < 4 * FewOut::kBlocks; ++i) {
+      float& x = o.blocks[i / 4][0][i % 4];
+      float& y = o.blocks[i / 4][1][i % 4];
+      const float got = __shfl_xor_sync(0xffffffffu, odd ? x : y, 1);
+      x = odd ? got : x;
+      y = odd ? y : got;
+    }
+  }
+  __device__ __forceinline__ static int channel() {
+    const int t = static_cast<int>(threadIdx.x) % 4;
+    return t % 2 * 8 + t / 2 * 4;
+  }
+
+ private:
+  static constexpr int kBlocks = Config::kHeadDimQk / 16;
+
+  __device__ __forceinline__ static void multiply(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    if constexpr (Config::kType == tile::kBFloat16) {
+      ptx::mma_bf16(c, a, b);
+    } else {
+      ptx::mma_f16(c, a, b);
+    }
+  }
+
+  unsigned q_[kBlocks][4];
+};
+
+}  // namespace attune::mla

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two warps that have cached rows copied to shared memory as they are, from a task's last tile to its first: each half
+// of every tile, a lane a row. Sixteen rows that lie one after the other, there as here, are one copy. In place of rows
+// that are not there, or that nobody may see, come zeros. They run ahead of the math warps as far as there is room,
+// into the next tasks too.
+#pragma once
+
+#include "mla/code_rows.cuh"
+#include "mla/few_config.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tensor_copy.cuh"
+
+namespace attune::mla {
+
+static __device__ const uint4 kZeroRow[Few::kRowBytes / 16] = {};
+
+class FewLoader {
+ public:
+  __device__ __forceinline__ FewLoader(const PrefillParams& p, const FewPlaces& places)
+      : p_(p), places_(places), feed_(p, places) {}
+
+  __device__ __forceinline__ void run() {
+    if (warp() >= Few::kLoaderWarps) return;
+    take();
+    for (unsigned count = 0;; ++count) {
+      const int slot = slot_of_task(count);
+      ptx::wait_phase(places_.task_full(slot), count / kernels::kTaskSlots % 2);
+      const int head_tile = places_.head_tile(slot);
+      if (head_tile == prefill::kNoMoreTasks) return;
+      load(places_.task(slot), head_tile);
+      __syncwarp();
+      count = ptx::kept(count);  // the slot is computed anew, rather than kept in a register
+      if (warp() != 0 && lane() == 0) ptx::arrive(places_.task_empty(slot_of_task(count)));
+    }
+  }
+
+ private:
+  static constexpr int kRun = 16;  // rows of one copy
+
+  __device__ __forceinline__ void take() {
+    if (warp() == 0) feed_.next();
+  }
+  __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ __forceinline__ static int key() { return static_cast<int>(threadIdx.x); }
+
+  __device__ __forceinline__ void load(const Task& task, int head_tile) {
+    const CodeRows rows(p_, task, head_tile);
+    int i = few_tile_end(task) - 1, answer = -1;
+    if (i >= task.tile_begin) answer = rows.ask(i, key());
+    bool first = true;
+#pragma unroll 1
+    do {  // once, even where there is no tile
+      if (i >= task.tile_begin) {
+        const char* const row = rows.find(i, key(), answer).row;
+        if (i > task.tile_begin) answer = rows.ask(i - 1, key());
+        copy(row);
+      }
+      if (first) take();
+      first = false;
+    } while (--i >= task.tile_begin);
+  }
+
+  // The lane's row of the next tile, or null.
+  __device__ __forceinline__ void copy(const char* row) {
+    const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr);
+    bool together = false;
+    if constexpr (Few::kPitch == Few::kRowBytes) {
+      const auto at = reinterpret_cast<unsigned long long>(row);
+      const unsigned long long begin = __shfl_sync(0xffffffffu, at, 0, kRun);
+      const bool strays = row == nullptr || at != begin + lane() % kRun * Few::kRowBytes;
+      together = (__ballot_sync(0xffffffffu, strays) >> (lane() / kRun * kRun) & (1u << kRun) - 1) == 0;
+    }
+    const unsigned full = places_.full(turn_.stage);
+    ptx::wait_phase(places_.empty(turn_.stage), turn_.parity ^ 1);
+    if (lane() == 0) {
+      ptx::store_shared_u32(places_.note(turn_.stage) + 4 * warp(), absent);
+      ptx::arrive_expecting(full, Few::kKeysOfLoader * Few::kRowBytes);
+    }
+    __syncwarp();
+    const unsigned to = places_.row(turn_.stage, key());
+    if (!together) {
+      ptx::copy_bytes(to, row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow), Few::kRowBytes, full);
+    } else if (lane() % kRun == 0) {
+      ptx::copy_bytes(to, row, kRun * Few::kRowBytes, full);
+    }
+    __syncwarp();
+    turn_.next<Few::kStages>();
+  }
+
+  const PrefillParams& p_;
+  const FewPlaces& places_;
+  prefill::TaskFeed<FewPlaces> feed_;
+  Turn turn_;
+};
+
+}  // namespace attune::mla

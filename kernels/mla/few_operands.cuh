@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What cached rows become in the kernel of few rows: operands, by specialisations of FewOperands. Each is a warp's,
+// with the queries in registers; lane: g = lane / 4, t = lane % 4.
+//
+//   load_queries(p, places, task, head_tile)       all math warps together
+//   multiply_keys(places, stage, s)                s = (row g, keys 2 t, 2 t + 1 of the warp's), then row g + 8
+//   scales = load_scales(places, stage)            of those two keys
+//   store_weights(places, buffer, scales, s)       weights where s had scores, to all warps
+//   multiply_values(places, stage, buffer, o)      o += weights of all keys * the warp's channels
+//   arrange(o)                                     and then FewOut::channel() is what a lane has
+#pragma once
+
+#include "mla/few_config.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/math.cuh"
+#include "ptx/matrix.cuh"
+#include "ptx/registers.cuh"
+#include "tile/finish.cuh"
+
+namespace attune::mla {
+
+// 64 channels of O, in blocks of 16: of each and of rows g and g + 8 four channels.
+struct FewOut {
+  static constexpr int kBlocks = Few::kChannelsOfWarp / 16, kCount = kBlocks * 8;
+  // Two accumulators a block, each [row g, two columns], [row g + 8, two columns].
+  float blocks[kBlocks][2][4];
+  __device__ __forceinline__ float& at(int i) { return blocks[i / 8][i / 4 % 2][i % 4]; }
+};
+
+template <bool kCodes>
+class FewOperands;
+
+// Where one of the block's rows of queries begins, null where there is none.
+__device__ __forceinline__ const char* few_query(const PrefillParams& p, const Task& t, int head_tile, int row) {
+  if (row >= p.heads_of_tile) return nullptr;
+  return p.q + 2 * tile::row_offset(p, t.batch, t.q_begin, t.token_begin, head_tile * p.heads_of_tile + row,
+                                    p.q_batch_stride, p.q_row_stride, p.q_head_stride);
+}
+
+// Where lane l begins to read pieces of 16 bytes of cached rows by ldmatrix. Keys: of eight rows four neighbouring
+// pieces. Values: of sixteen rows two, so that lanes hold two keys side by side.
+__device__ __forceinline__ unsigned few_keys(const FewPlaces& places, int stage) {
+  const int lane = few_lane_anew();
+  return places.row(stage, few_warp() * Few::kKeysOfWarp + lane % 8) + lane / 8 * 16;
+}
+// bytes: of a channel.
+__device__ __forceinline__ unsigned few_values(const FewPlaces& places, int stage, int bytes) {
+  const int lane = few_lane_anew();
+  return places.row(stage, lane % 16) + few_warp() * Few::kChannelsOfWarp * bytes + lane / 16 * 16;
+}
+
+// Weights of all keys: a row has 128 bytes, its pieces of 16 bytes swizzled. Where those of row g and the lane's two
+// keys lie, from where a group's begin; row g + 8 is 8 * 128 further.
+__device__ __forceinline__ unsigned few_weights_of_lane() {
+  const int lane = few_lane_anew();
+  return lane / 4 * 128 + (few_warp() ^ lane / 4) * 16 + lane % 4 * 4;
+}
+// Of those of a group: the row that the lane gives to ldmatrix; and 16 keys as an operand, from there.
+__device__ __forceinline__ unsigned few_weights_row(const FewPlaces& places, unsigned buffer, int group, int lane) {
+  return places.weights(buffer, group) + lane % 16 * 128;
+}
+__device__ __forceinline__ void load_few_weights(unsigned row, int lane, int step, unsigned (&weights)[4]) {
+  ptx::load_matrix_x4(weights, row + ((2 * step + lane / 16) ^ lane % 8) * 16);
+}
+
+}  // namespace attune::mla

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the prefill kernel's host half decides and describes, without a GPU; more of it in cuda_prefill_test.cpp.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <string>
+#include <tuple>
+
+#include "core/registry.h"
+#include "cuda/prefill/config.h"
+#include "cuda/prefill/prefill.h"
+#include "support.h"
+
+namespace attune::cuda {
+namespace {
+
+// An x-packed cache is taken with 16 or 8 bits, and what is not taken is named.
+TEST(CudaPrefillConfig, TakesPackedCaches) {
+  for (const auto& [cache, lacks] :
+       {std::pair{R"("dtype": "e4m3", "scales": "tensor", "page_size": 16)", ""},
+        {R"("dtype": "i8", "scales": "token", "page_size": 48)", ""},
+        {R"("page_size": 32)", ""},
+        {R"("dtype": "e4m3", "scales": "head", "x": 8)", "an x-packed cache whose x elements are not 16 bytes"},
+        {R"("dtype": "bf16", "x": 16)", "an x-packed cache whose x elements are not 16 bytes"},
+        {R"("dtype": "e5m2", "scales": "head", "page_size": 24)", "x-packed pages whose size is no multiple of 16"}}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60],
+        "cache": {"layout": "xpacked", )") + cache +
+                                            "}}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(prefill_kernel().coverage.difference(traits_of(p, problem.host())), "") << cache;
+    EXPECT_EQ(prefill::refusal(p), lacks) << cache;
+  }
+}
+
+// Codes of V come in rows as wide as their page allows, and at their places either way.
+TEST(CudaPrefillConfig, DescribesPackedCodes) {
+  for (const auto& [page_size, row, rows] :
+       {std::tuple{16, 256u, 6u}, {64, 256u, 24u}, {256, 128u, 96u}, {544, 32u, 96u}, {48, 16u, 96u}}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [48, 80],
+        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60],
+        "cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": )") +
+                                            std::to_string(page_size) + "}}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    const prefill::Maps m = prefill::describe_maps(p, prefill::choose_config(p, 132));
+    EXPECT_NO_THROW(check_tensor_map(m.k));
+    EXPECT_NO_THROW(check_tensor_map(m.v));
+    EXPECT_EQ(m.k.box[0], 128u);  // 8 tokens of 16 channels
+    EXPECT_EQ(m.k.box[1], 3u);
+    EXPECT_EQ(m.v.box[0], row) << page_size;
+    EXPECT_EQ(m.v.box[1], rows) << page_size;  // zeros beyond 80 channels
+    EXPECT_EQ(m.v.type, TensorMapType::kUint8);
+  }
+}
+
+// Scores in base 2 by a polynomial, as the kernel sums it.
+template <int kTerms>
+double capped(const kernels::CapPolynomial<kTerms>& k, float product) {
+  const float square = product * product;
+  float factor = k.terms[kTerms - 1];
+  for (int i = kTerms - 2; i >= 0; --i) factor = std::fma(factor, square, k.terms[i]);
+  return static_cast<double>(product) * static_cast<double>(factor);
+}
+
+// As exact as the page says where they are taken; and what lies below their range is as small as it says.
+TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
+  for (const double softcap : {1e-3, 2.0, 5.0, 20.0, 30.0, 50.0, 1e5}) {
+    for (const double scale : {1e-6, 0.088, 7.0}) {
+      cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+          "dtype": "bf16", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], "softcap": )") +
+                                              std::to_string(softcap) +
+                                              ", \"softmax_scale\": " + std::to_string(scale) + "}"));
+      const Problem p = make_problem(problem.host(), Data::kRequired);
+      const kernels::PrefillParams params = prefill::to_params(p, prefill::choose_config(p, 132), nullptr);
+      const double level = softcap * std::numbers::log2e;
+      const auto exact = [&](double product) { return level * std::tanh(product * scale / softcap); };
+      const auto check = [&](const auto& k, double range, double gap) {
+        if (!std::ranges::all_of(k.terms, [](float x) { return std::isnormal(x); })) {
+          EXPECT_LT(k.high, 0);
+          return;
+        }
+        EXPECT_NEAR(k.high * scale / softcap, range, 1e-5) << softcap << " " << scale;
+        for (int i = -1000; i <= 1000; ++i) {
+          const float product = k.high * static_cast<float>(i) / 1000;
+          EXPECT_LE(std::abs(capped(k, product) - exact(product)), 8.1e-7 * level) << product;
+        }
+        for (double x = 1; x < 100; x *= 1.01) {
+          const auto product = static_cast<float>(-k.high * x);
+          EXPECT_LE(capped(k, product), exact(product) + 8.1e-7 * level) << product;
+        }
+        EXPECT_EQ(std::isfinite(k.low), gap < 2 * level * std::tanh(range));
+        if (std::isfinite(k.low)) {
+          EXPECT_GE(exact(k.low) - exact(-k.high), gap - 1e-6 * level);
+        }
+      };
+      check(params.cap_short, 0.375, 16.5);
+      check(params.cap_long, 0.85, 24);
+      check(params.cap_wide, 1.33, 26);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda

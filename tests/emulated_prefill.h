@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prefill kernel's own source on the CPU (tests/emulator): what it computes, against the oracle, with poisoned
+// memory, without a GPU.
+#pragma once
+
+#include <cstring>
+
+#include "cuda/prefill/config.h"
+#include "cuda/prefill/prefill.h"
+#include "cuda/prefill/prologue.h"
+#include "emulated.h"
+#include "emulated_rows.h"
+#include "support.h"
+
+namespace attune::cuda {
+
+class EmulatedPrefill : public tests::Emulated {
+ protected:
+  static constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
+
+  // kRepairsFail: rows that are computed again (repair.cuh) read the cache themselves, and find another. kMovedRows: q,
+  // k and v of the new tokens lie at odd addresses.
+  enum class Twist { kNone, kRepairsFail, kMovedRows };
+
+  static RowView moved(const RowView& v, int64_t heads, int64_t dim, std::vector<uint16_t>& memory) {
+    RowView to = v;
+    to.head_stride = dim + 1, to.row_stride = heads * (dim + 1) + 3, to.batch_stride = v.rows_per_batch * to.row_stride;
+    memory.assign(static_cast<size_t>(v.rows * to.row_stride + 1), 0x7fff);  // NaN
+    to.data = reinterpret_cast<std::byte*>(memory.data() + 1);
+    for (int64_t row = 0; row < v.rows; ++row) {
+      for (int64_t head = 0; head < heads; ++head)
+        memcpy(to.at(row, head), v.at(row, head), static_cast<size_t>(2 * dim));
+    }
+    return to;
+  }
+
+  // edit: of the problem's memory on the host.
+  static std::string run(const cases::Case& spec, int layers = 1,
+                         const std::function<void(const attune_attention&)>& edit = {}, Twist twist = Twist::kNone) {
+    cases::Problem problem(spec);
+    if (edit) edit(problem.host());
+    problem.arena().upload();
+    const attune_attention a = problem.device();
+    Problem given = make_problem(a, Data::kRequired);
+    const std::string lacks = prefill::kernel_for(given).coverage.difference(traits_of(given, a));
+    if (!lacks.empty() || !prefill::refusal(given).empty()) return tests::kNotCovered;
+    const cases::Expected expected = cases::evaluate(problem);
+    std::vector<uint16_t> rows_moved[3];
+    if (twist == Twist::kMovedRows) {
+      given.q = moved(given.q, given.heads_q, given.head_dim_qk, rows_moved[0]);
+      if (given.k) given.k = moved(given.k, given.heads_kv, given.head_dim_qk, rows_moved[1]);
+      if (given.v) given.v = moved(given.v, given.heads_kv, given.head_dim_v, rows_moved[2]);
+      if (!prefill::copies_rows(given) || !prefill::refusal(given).empty()) return tests::kNotCovered;
+    }
+    const prefill::Config c = prefill::choose_config(given, kBlocks);
+    const size_t own_bytes = prefill::workspace_layout(c).total;
+    cases::Workspace workspace(cases::host_memory(), own_bytes + prefill::prologue_bytes(given));
+    std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + own_bytes;
+    const bool prepares = prefill::has_prologue(given) || prefill::copies_rows(given);
+    const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
+    prefill::check_alignment(p);
+    kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+    std::vector<char> other;
+    if (twist == Twist::kRepairsFail) {
+      const auto bytes_of = [&](const KvPlane& v) { return p.cache.num_pages * v.page_stride * v.element_size; };
+      other.assign(static_cast<size_t>(std::max(bytes_of(p.cache.k), bytes_of(p.cache.v))), 0x7f);
+      params.k.data = params.v.data = other.data();
+    }
+    using Schedule = void (*)(kernels::PrefillParams);
+    using Attend = void (*)(kernels::PrefillParams, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap,
+                            ptx::TensorMap);
+    using AttendFloats = void (*)(kernels::PrefillParams, kernels::FloatRows);
+    const auto schedule = reinterpret_cast<Schedule>(emulator::find_kernel(c.schedule_kernel()));
+    void* const kernel = emulator::find_kernel(c.main_kernel());
+    const kernels::FloatRows in_fours = prefill::float_rows(p);
+    const prefill::Maps m = prefill::describe_maps(p, c);
+    const auto attend = [&] {
+      if (c.floats()) return reinterpret_cast<AttendFloats>(kernel)(params, in_fours);
+      reinterpret_cast<Attend>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
+                                       emulator::tensor_map(m.v), emulator::tensor_map(m.dense_k),
+                                       emulator::tensor_map(m.dense_v));
+    };
+    try {
+      emulator::run(1, 1024, [&] { schedule(params); });
+      for (int i = 0; i < layers; ++i) {
+        if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
+        emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), attend);
+      }
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+    return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
+  }
+};
+
+}  // namespace attune::cuda
