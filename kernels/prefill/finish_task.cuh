@@ -21,7 +21,9 @@ __device__ __forceinline__ void finish_task(const PrefillParams& p, const Places
   repair(p, task, head_tile, rows);
   if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
   __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
+  // Over x-packed pages no register is left for the address of the slot's barriers: it is computed anew.
+  const int again = Config::kPacked ? __shfl_sync(0xffffffffu, slot, 0) : slot;
+  if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(again));
 }
 
 }  // namespace attune::prefill
