@@ -35,8 +35,8 @@ constexpr AxisInfo kAxes[kNumAxes] = {
 };
 
 const Kernel* const kKernels[] = {&cpu::attention_kernel(),    &cuda::mixed_kernel(),        &cuda::prefill_kernel(),
-                                  &cuda::prefill_fp8_kernel(), &cuda::prefill_fp32_kernel(), &cuda::mla_kernel(),
-                                  &cuda::decode_kernel()};
+                                  &cuda::prefill_fp8_kernel(), &cuda::prefill_fp32_kernel(), &cuda::decode_kernel(),
+                                  &cuda::mla_kernel()};
 
 uint32_t format_bit(const KvCache& c, int32_t dtype) {
   if (!c.format->plain) return c.format->id == ATTUNE_KV_MLA_656 ? use::kMla656 : use::kMla584;
@@ -211,20 +211,23 @@ const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device devic
   const char* forced = std::getenv("ATTUNE_KERNEL");
   const bool any = forced == nullptr || forced[0] == '\0';
   const Kernel *nearest = nullptr, *left = nullptr;
-  int nearest_distance = 0;
+  int nearest_from = 0;
   std::string nearest_refusal;
   for (const Kernel* k : kKernels) {
     if (k->device_type != device.type || !(any || std::strcmp(forced, k->name) == 0)) continue;
     const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
     const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1);
+    const bool leaves = any && k->leaves != nullptr && k->leaves(p);
     if (distance == 0) {
-      if (!any || k->leaves == nullptr || !k->leaves(p)) return *k;
+      if (!leaves) return *k;
       if (left == nullptr) left = k;
       continue;
     }
-    if (nearest == nullptr || distance < nearest_distance) {
+    // Of two that are equally near, one that would not leave this to a later row.
+    const int from = 2 * distance + (leaves ? 1 : 0);
+    if (nearest == nullptr || from < nearest_from) {
       nearest = k;
-      nearest_distance = distance;
+      nearest_from = from;
       nearest_refusal = refusal;
     }
   }
