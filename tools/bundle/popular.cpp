@@ -290,8 +290,8 @@ void add_mixed(const attune_attention& a, Kernels& kernels) {
   for (const cuda::KernelSpec& spec : cuda::mixed::kernels_of(p, cuda::decode::DeviceShape())) add(spec, kernels);
 }
 
-// Decoding over pages of a 16-bit cache, or prompts whose queries have lists of rows. Those over packed caches are
-// compiled when they are asked for.
+// Decoding over pages of a 16-bit cache, or prompts whose queries have lists of rows. Decoding of all heads over packed
+// caches is compiled when it is asked for.
 attune_attention latent_call(const PopularModel& m, const Serving& s) {
   attune_attention a;
   attune_attention_init(&a, sizeof(a));
@@ -321,6 +321,26 @@ attune_attention fused_latent_call(const PopularModel& m, const Serving& s) {
   return a;
 }
 
+// One token a sequence, on one of eight GPUs that share the query heads.
+attune_attention shard_call(const PopularModel& m, const Serving& s) {
+  constexpr int64_t kShards = 8;
+  const int64_t heads = m.num_heads_q / kShards;
+  attune_attention a;
+  attune_attention_init(&a, sizeof(a));
+  a.q = placed(tensor(s.activations, {s.batch, 1, heads, m.head_dim_qk}), 1);
+  a.out = placed(tensor(s.activations, {s.batch, 1, heads, m.head_dim_v}), 2);
+  a.head_dim_v = m.head_dim_v;
+  a.cache = latent_cache(m, s);
+  if (m.packed_cache) {
+    a.cache.page_table = {};  // slots are named by the lists
+    a.indices = placed(tensor(ATTUNE_INT32, {s.batch, 1, kTopk}), 5);
+  } else {
+    a.seqused_kv = placed(tensor(ATTUNE_INT32, {s.batch}), 6);
+    a.causal = 1;
+  }
+  return a;
+}
+
 void add_latent(const attune_attention& a, Kernels& kernels) {
   const Problem p = make_problem(a, Data::kOptional);
   const Kernel& row = cuda::mla_kernel();
@@ -339,6 +359,7 @@ void add_latent_rows(const PopularModel& m, Kernels& kernels) {
   add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_GATHER))), kernels);
   add_latent(latent_call(m, s), kernels);
   if (!m.packed_cache) add_latent(fused_latent_call(m, s), kernels);
+  add_latent(shard_call(m, s), kernels);
 }
 
 void add_indexers(Kernels& kernels) {
