@@ -242,6 +242,23 @@ TEST(CudaDecodeConfig, FitsSharedMemory) {
   }
 }
 
+// What a sequence's sums are made of, where that must not follow from the rest of the batch: the kernel is the same.
+TEST(CudaDecodeConfig, LeavesTheBatchOutWhereItIsAskedTo) {
+  const auto kernel = [](int sequences, bool invariant) {
+    std::string lengths = "100";
+    for (int i = 1; i < sequences; ++i) lengths.append(", 100");
+    cases::Problem problem(tests::make_case(cat(
+        R"({"name": "x", "heads": [8, 8], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "queries": "fixed",
+        "batch_invariant": )",
+        invariant ? "true" : "false", R"(, "seqlens_kv": [)", lengths, "]}")));
+    const decode::Config c =
+        decode::choose_config(make_problem(problem.host(), Data::kRequired), decode::DeviceShape());
+    return c.main_kernel().defines;
+  };
+  EXPECT_NE(kernel(1, false), kernel(200, false));
+  EXPECT_EQ(kernel(1, true), kernel(200, true));
+}
+
 TEST(CudaDecodeConfig, ChecksAlignmentAtRun) {
   cases::Problem problem(tests::make_case(
       R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5]})"));

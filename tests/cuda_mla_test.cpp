@@ -192,6 +192,8 @@ TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
   const std::string few = "attune_mla_few", many = "attune_mla";
   const std::string packed = R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"}, )";
   EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1])"), few);
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), many);
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "queries": "fixed", "batch_invariant": true)"), few);
   EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1])"), many);
   EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [2, 1])"), many);
   EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [1, 1], "new_tokens": true)"), few);

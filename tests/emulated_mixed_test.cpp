@@ -241,6 +241,10 @@ TEST(MixedChoice, GoesByWhatTheHostKnows) {
         // So few rows that decode has all of them anyway, and a few more.
         {beside_ones(5) + R"(, "heads": [8, 2])", 5, "cuda_decode"},
         {beside_ones(9) + R"(, "heads": [8, 2])", 9, "cuda_mixed"},
+        // What serves a sequence may be asked not to follow from the others, beside what the caller says of all.
+        {mix + R"(, "heads": [8, 2], "batch_invariant": true)", 90, "cuda_prefill"},
+        {beside_ones(1) + R"(, "heads": [8, 2], "batch_invariant": true)", 0, "cuda_prefill"},
+        {beside_ones(1) + R"(, "heads": [8, 2], "batch_invariant": true)", 1, "cuda_decode"},
         // A query alone fills a quarter of a prompt's block.
         {mix + R"(, "heads": [32, 1])", 0, "cuda_prefill"},
         // What only one of them covers.

@@ -285,7 +285,7 @@ typedef struct attune_attention {
   /* planning */
   int64_t max_seqlen_q;    /* most queries of one sequence; 0: derived from shapes (total_q at worst) */
   int64_t max_seqlen_kv;   /* most keys of one sequence; 0: derived from shapes (the capacity) */
-  int32_t batch_invariant; /* 1: a sequence's bits do not depend on the rest of the batch */
+  int32_t batch_invariant; /* 1: a sequence's bits do not depend on the rest of the batch, for the same max_seqlen_* */
   int32_t allow_tf32;      /* 1: fp32 inputs may be rounded to TF32 on devices that gain from it */
 } attune_attention;
 

@@ -153,10 +153,6 @@ struct Places {
   __device__ __forceinline__ float2* stats(int group) const {
     return reinterpret_cast<float2*>(memory + Config::kShared.weights + group * 2048 + threadIdx.x / 4 % 32 * 64);
   }
-  // Where a row of the tile that is being loaded begins, or null.
-  __device__ __forceinline__ const char** row(int i) const {
-    return reinterpret_cast<const char**>(memory + Config::kShared.rows) + i;
-  }
   // Keys [first, end) that a row may see.
   __device__ __forceinline__ int2* limits(int row) const {
     return reinterpret_cast<int2*>(memory + Config::kShared.limits) + row;

@@ -39,7 +39,7 @@ ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
   s.k = s.q + tile;
   s.weights = s.k + kMlaStages * tile;
   s.references = s.weights + kMlaKeys * kMlaRowsOfBlock * 2;  // [2 groups][rows]
-  s.rows = s.references + 2 * kMlaRowsOfBlock * 4;            // [keys]
+  s.rows = s.references + 2 * kMlaRowsOfBlock * 4;            // of packed rows: which tiles all rows of a block see
   s.limits = s.rows + kMlaKeys * 8;                           // [rows][2]
   s.notes = s.limits + kMlaRowsOfBlock * 8;                   // [stages]
   s.items = s.notes + kMlaStages * kMlaNoteBytes;             // [slots]

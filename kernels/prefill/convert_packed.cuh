@@ -17,7 +17,9 @@ class PackedKeys {
   static constexpr int kUnits = Config::kKeys / 8 * kBlocks, kSteps = (kUnits + 2) / 3;
 
   __device__ __forceinline__ PackedKeys(unsigned raw, unsigned to, int thread)
-      : warp_(thread / 32), piece_(thread / 8 % 4), from_(raw + thread % 32 * 16),
+      : warp_(thread / 32),
+        piece_(thread / 8 % 4),
+        from_(raw + thread % 32 * 16),
         to_(to + thread % 8 * 128 + ((2 * piece_) ^ (thread % 8)) * 16) {}
 
   // As many steps later as there are blocks, a warp is 24 keys further in the same one.
@@ -48,7 +50,8 @@ __device__ __forceinline__ void packed_keys(unsigned raw, unsigned to, int threa
       [&](int step, unsigned(&words)[4]) { ptx::load_shared_four(mine.from(step), words); },
       [&](int step, const unsigned(&words)[4]) {
         unsigned out[8];
-        decode_sixteen<Config::kCacheType, tile::kFloat16, false>(words, [](int) { return 1.0f; }, out);
+        decode_sixteen<Config::kCacheType, tile::kFloat16, false>(
+            words, [](int) { return 1.0f; }, out);
         ptx::store_shared_four(mine.to(step, 0), out);
         ptx::store_shared_four(mine.to(step, 1), out + 4);
       });

@@ -6,7 +6,7 @@
 `attention` is the one operation; `Plan` runs it again and again without allocation. `help(attune.attention)` says it all.
 
 Every function raises InvalidArgument (a ValueError), WrongType (a TypeError) or Unsupported (a NotImplementedError) with a message that
-names the argument; all are `Error`s. On CUDA functions enqueue work on the current stream, or on `stream`, and do not wait.
+names the argument; all are `Error`s, but for what a framework raises that has no memory. On CUDA functions enqueue work on the current stream, or on `stream`, and do not wait.
 """
 
 import sys as _sys

@@ -412,7 +412,9 @@ dlpack::ManagedTensorVersioned* Arrays::allocate_directly(size_t bytes) const {
   prototype.shape = &extent;
   dlpack::ManagedTensorVersioned* made = nullptr;
   const auto be_silent = [](void*, const char*, const char*) {};
-  return api_->allocate(&prototype, &made, nullptr, be_silent) == 0 ? made : nullptr;
+  if (api_->allocate(&prototype, &made, nullptr, be_silent) == 0) return made;
+  PyErr_Clear();  // allocate() tells
+  return nullptr;
 }
 
 nb::object Arrays::allocate(size_t bytes, nb::handle given_stream) const {

@@ -40,8 +40,10 @@ int64_t to_int(const Name& name, nb::handle value, int64_t least, int64_t most) 
 // A bool, or what has the truth value of one element: ints, those of numpy, torch and so on. No text, which would
 // always be true.
 int32_t to_bool(const Name& name, nb::handle value) {
-  const int truth = PyUnicode_Check(value.ptr()) ? -1 : PyObject_IsTrue(value.ptr());
+  const bool is_text = PyUnicode_Check(value.ptr()) || PyBytes_Check(value.ptr());
+  const int truth = is_text ? -1 : PyObject_IsTrue(value.ptr());
   if (truth < 0) {
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) throw nb::python_error();  // an interrupt
     PyErr_Clear();
     type_error(name.text() + " is " + text(nb::repr(value)) + "; a bool is expected");
   }
@@ -189,6 +191,7 @@ nb::object Table::slot(size_t i, nb::handle type, nb::handle record) const {
     }
     slots_ = std::move(found);
   }
+  if (slots_[i].get == nullptr) return nb::steal(PyObject_GetAttr(record.ptr(), keys_[i].ptr()));
   return nb::steal(slots_[i].get(slots_[i].descriptor, record.ptr(), type.ptr()));
 }
 

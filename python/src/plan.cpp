@@ -48,8 +48,9 @@ Workspace::Workspace(size_t bytes, const Arrays& arrays, nb::handle given, nb::h
   if (given.is_none() && stream.is_none()) {
     direct_.reset(arrays.allocate_directly(bytes));
     if (direct_ != nullptr) {
-      data_ = direct_->tensor.data;
-      return;
+      data_ = static_cast<std::byte*>(direct_->tensor.data) + direct_->tensor.byte_offset;
+      if (reinterpret_cast<uintptr_t>(data_) % static_cast<uintptr_t>(kAlignment) == 0) return;
+      direct_.reset();
     }
   }
   array_ = given.is_none() ? arrays.allocate(bytes, stream) : nb::borrow(given);

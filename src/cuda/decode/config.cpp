@@ -93,7 +93,8 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
       16384;  // beyond, the multiprocessors that clusters leave idle cost more than a launch less saves
   constexpr int64_t kLongBlock = 1024;  // keys of each block of a cluster
   constexpr int64_t kShort = 512;       // keys
-  const int64_t pairs = p.batch * p.heads_kv * blocks_of_rows, sms = device.num_sms;
+  // What a sequence's sums are made of must not follow from the rest of the batch where that is asked for.
+  const int64_t pairs = (p.batch_invariant ? 1 : p.batch) * p.heads_kv * blocks_of_rows, sms = device.num_sms;
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128, light = dtype_size(c.kv_dtype) == 1;
   // As many blocks a pair as there are multiprocessors, up to the 8 that every device takes. Two of these blocks fit
   // one of them, so that clusters find room in any part of the device and none waits for another. Where a block has

@@ -112,13 +112,11 @@ Coverage coverage() {
   return c;
 }
 
-}  // namespace
-
-namespace {
 void require_covered(const Problem& p) {
   if (const std::string why = decode::refusal(p); !why.empty())
     fail(ATTUNE_UNSUPPORTED, "kernel cuda_decode does not take ", why);
 }
+
 }  // namespace
 
 std::unique_ptr<KernelPlan> make_decode_plan(const Problem& p, int32_t device, bool may_cluster) {

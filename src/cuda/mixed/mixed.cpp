@@ -105,6 +105,7 @@ int few_queries(const Problem& p) { return static_cast<int>(std::max<int64_t>(1,
 // launches what a few blocks of rows take. From 32 heads on a single query fills enough of a prompt's block.
 bool may_be_mixed(const Problem& p) {
   constexpr int64_t kFewRows = 32, kMostMean = 256, kSpread = 4;
+  if (p.batch_invariant) return false;  // what serves a sequence would follow from the others
   if (p.batch <= 1 || !p.cu_q || p.group >= kFewRows || p.total_q <= p.batch) return false;
   return p.max_seqlen_q * p.group >= kFewRows && p.total_q <= kMostMean * p.batch &&
          p.total_q * kSpread <= p.max_seqlen_q * p.batch;

@@ -40,9 +40,9 @@ kernels::MlaLoader choose_loader(const Problem& p) {
 }
 
 // One token's heads are the rows of a block. Several tokens of a sequence see the same keys: in a block of the other
-// kernel, which reads them once.
+// kernel, which reads them once. That other sequences have one token counts only where bits may depend on them.
 bool takes_few_rows(const Problem& p) {
-  const bool one_token = p.sparse || p.total_q == p.batch || p.max_seqlen_q <= 1;
+  const bool one_token = p.sparse || p.max_seqlen_q <= 1 || (p.total_q == p.batch && !p.batch_invariant);
   return p.cache && !p.dense_kv && !(p.sparse && p.new_tokens) && p.group <= kernels::kMlaFewRows && one_token &&
          choose_loader(p) != kernels::kMlaCodes584;
 }

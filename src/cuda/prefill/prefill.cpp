@@ -131,9 +131,10 @@ Coverage fp8_coverage() {
 }
 
 // Blocks of 128 rows are no match for those of 16 where sequences have few. As many rows as sequences are a step of
-// decoding, even if nobody has said how long a sequence is at most.
+// decoding, even if nobody has said how long a sequence is at most; but what kernel a sequence has may be asked not to
+// follow from the others.
 bool has_few_rows(const Problem& p) {
-  const int64_t tokens = p.total_q == p.batch ? 1 : p.max_seqlen_q;
+  const int64_t tokens = p.total_q == p.batch && !p.batch_invariant ? 1 : p.max_seqlen_q;
   return p.cache && tokens * p.group < 32;
 }
 
