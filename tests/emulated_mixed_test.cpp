@@ -6,6 +6,7 @@
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prologue.h"
 #include "emulated.h"
+#include "emulated_prefill_launch.h"
 #include "emulated_rows.h"
 #include "support.h"
 
@@ -20,25 +21,11 @@ enum Parts { kPrompts = 1, kFewQueries = 2, kBoth = 3 };
 class EmulatedMixed : public tests::Emulated {
  protected:
   static void schedule_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace) {
-    const kernels::PrefillParams params = prefill::to_params(p, c, workspace);
-    const auto schedule =
-        reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.schedule_kernel()));
-    emulator::run(1, 1024, [&] { schedule(params); });
+    emulate_schedule(c, prefill::to_params(p, c, workspace));
   }
   static void attend_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace) {
     prefill::check_alignment(p);
-    const kernels::PrefillParams params = prefill::to_params(p, c, workspace);
-    void* const kernel = emulator::find_kernel(c.main_kernel());
-    const kernels::FloatRows in_fours = prefill::float_rows(p);
-    const prefill::Maps m = prefill::describe_maps(p, c);
-    emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), [&] {
-      using ptx::TensorMap;
-      if (c.floats())
-        return reinterpret_cast<void (*)(kernels::PrefillParams, kernels::FloatRows)>(kernel)(params, in_fours);
-      reinterpret_cast<void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap, TensorMap, TensorMap)>(kernel)(
-          params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.v),
-          emulator::tensor_map(m.dense_k), emulator::tensor_map(m.dense_v));
-    });
+    emulate_attention(p, c, prefill::to_params(p, c, workspace));
   }
 
   using DecodeKernel = void (*)(kernels::DecodeParams);

@@ -9,6 +9,7 @@
 #include "cuda/prefill/prefill.h"
 #include "cuda/prefill/prologue.h"
 #include "emulated.h"
+#include "emulated_prefill_launch.h"
 #include "emulated_rows.h"
 #include "support.h"
 
@@ -66,25 +67,11 @@ class EmulatedPrefill : public tests::Emulated {
       other.assign(static_cast<size_t>(std::max(bytes_of(p.cache.k), bytes_of(p.cache.v))), 0x7f);
       params.k.data = params.v.data = other.data();
     }
-    using Schedule = void (*)(kernels::PrefillParams);
-    using Attend = void (*)(kernels::PrefillParams, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap,
-                            ptx::TensorMap);
-    using AttendFloats = void (*)(kernels::PrefillParams, kernels::FloatRows);
-    const auto schedule = reinterpret_cast<Schedule>(emulator::find_kernel(c.schedule_kernel()));
-    void* const kernel = emulator::find_kernel(c.main_kernel());
-    const kernels::FloatRows in_fours = prefill::float_rows(p);
-    const prefill::Maps m = prefill::describe_maps(p, c);
-    const auto attend = [&] {
-      if (c.floats()) return reinterpret_cast<AttendFloats>(kernel)(params, in_fours);
-      reinterpret_cast<Attend>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
-                                       emulator::tensor_map(m.v), emulator::tensor_map(m.dense_k),
-                                       emulator::tensor_map(m.dense_v));
-    };
     try {
-      emulator::run(1, 1024, [&] { schedule(params); });
+      emulate_schedule(c, params);
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
-        emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), attend);
+        emulate_attention(p, c, params);
       }
     } catch (const std::exception& e) {
       return e.what();

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of prefill on the CPU (tests/emulator), launched as their plan launches them.
+#pragma once
+
+#include "cuda/prefill/config.h"
+#include "emulated.h"
+
+namespace attune::cuda {
+
+inline void emulate_schedule(const prefill::Config& c, const kernels::PrefillParams& params) {
+  const auto schedule = reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.schedule_kernel()));
+  emulator::run(1, 1024, [&] { schedule(params); });
+}
+
+// p: what the parameters are of.
+inline void emulate_attention(const Problem& p, const prefill::Config& c, const kernels::PrefillParams& params) {
+  using ptx::TensorMap;
+  using Attend = void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap, TensorMap, TensorMap);
+  using AttendFloats = void (*)(kernels::PrefillParams, kernels::FloatRows);
+  void* const kernel = emulator::find_kernel(c.main_kernel());
+  const kernels::FloatRows in_fours = prefill::float_rows(p);
+  const prefill::Maps m = prefill::describe_maps(p, c);
+  emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), [&] {
+    if (c.floats()) return reinterpret_cast<AttendFloats>(kernel)(params, in_fours);
+    reinterpret_cast<Attend>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
+                                     emulator::tensor_map(m.v), emulator::tensor_map(m.dense_k),
+                                     emulator::tensor_map(m.dense_v));
+  });
+}
+
+}  // namespace attune::cuda
