@@ -4,6 +4,7 @@
 
 #include "mla/mla_params.h"
 #include "prefill/feed.cuh"
+#include "prefill/task_places.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
@@ -125,18 +126,8 @@ struct RowPlace {
 };
 
 // Where things lie: shared addresses, and tasks.
-struct Places {
-  unsigned char* memory;
-  unsigned base;
-  __device__ __forceinline__ explicit Places(unsigned char* shared)
-      : memory(shared), base(ptx::shared_address(shared)) {}
-  __device__ __forceinline__ unsigned char* task_memory(int slot) const {
-    return memory + Config::kShared.tasks + slot * (sizeof(Task) + 16);
-  }
-  __device__ __forceinline__ Task& task(int slot) const { return *reinterpret_cast<Task*>(task_memory(slot)); }
-  __device__ __forceinline__ int& head_tile(int slot) const {
-    return *reinterpret_cast<int*>(task_memory(slot) + sizeof(Task));
-  }
+struct Places : prefill::TaskPlaces<Config::kShared.tasks> {
+  using TaskPlaces::TaskPlaces;
   __device__ __forceinline__ unsigned q() const { return base + Config::kShared.q; }
   __device__ __forceinline__ unsigned k(int stage) const {
     return base + Config::kShared.k + stage * Config::kTileBytes;

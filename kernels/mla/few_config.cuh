@@ -29,18 +29,8 @@ struct Few {
   static_assert(kShared.total <= 232448, "more shared memory than a block can have");
 };
 
-struct FewPlaces {
-  unsigned char* memory;
-  unsigned base;
-  __device__ __forceinline__ explicit FewPlaces(unsigned char* shared)
-      : memory(shared), base(ptx::shared_address(shared)) {}
-  __device__ __forceinline__ unsigned char* task_memory(int slot) const {
-    return memory + Few::kShared.tasks + slot * (sizeof(Task) + 16);
-  }
-  __device__ __forceinline__ Task& task(int slot) const { return *reinterpret_cast<Task*>(task_memory(slot)); }
-  __device__ __forceinline__ int& head_tile(int slot) const {
-    return *reinterpret_cast<int*>(task_memory(slot) + sizeof(Task));
-  }
+struct FewPlaces : prefill::TaskPlaces<Few::kShared.tasks> {
+  using TaskPlaces::TaskPlaces;
   // A cached row as it is.
   __device__ __forceinline__ unsigned row(int stage, int key) const {
     return base + Few::kShared.tiles + (stage * Few::kKeys + key) * Few::kPitch;

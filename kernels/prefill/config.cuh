@@ -2,7 +2,7 @@
 // What a prefill kernel is compiled for, and where things lie in its shared memory.
 #pragma once
 
-#include "prefill/prefill_params.h"
+#include "prefill/task_places.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
@@ -102,18 +102,8 @@ struct Config {
 };
 
 // Where things lie: shared addresses, and tasks.
-struct Places {
-  unsigned char* memory;
-  unsigned base;
-  __device__ __forceinline__ explicit Places(unsigned char* shared)
-      : memory(shared), base(ptx::shared_address(shared)) {}
-  __device__ __forceinline__ unsigned char* task_memory(int slot) const {
-    return memory + Config::kShared.tasks + slot * (sizeof(Task) + 16);
-  }
-  __device__ __forceinline__ Task& task(int slot) const { return *reinterpret_cast<Task*>(task_memory(slot)); }
-  __device__ __forceinline__ int& head_tile(int slot) const {
-    return *reinterpret_cast<int*>(task_memory(slot) + sizeof(Task));
-  }
+struct Places : TaskPlaces<Config::kShared.tasks> {
+  using TaskPlaces::TaskPlaces;
   __device__ __forceinline__ int* flag() const { return reinterpret_cast<int*>(memory + Config::kShared.total - 4); }
   __device__ __forceinline__ unsigned q() const { return base + Config::kShared.q; }
   __device__ __forceinline__ unsigned k(int stage) const { return base + Config::kShared.k + stage * Config::kBytesK; }

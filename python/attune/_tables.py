@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._errors import whole
+from ._errors import WrongType, whole
 from ._frameworks import framework_of
 from ._records import Array, View
 
@@ -60,6 +60,8 @@ def alibi_slopes(num_heads: int, *, like: Array | None = None) -> Any:
 
 def t5_bucket(relative_position: int, num_buckets: int, max_distance: int, bidirectional: bool) -> int:
     """The T5 bucket of key position - query position."""
+    if isinstance(bidirectional, (str, bytes)):  # which would always be true
+        raise WrongType(f"bidirectional is {bidirectional!r}; a bool is expected")
     return _core.t5_bucket(whole("relative_position", relative_position, least=-(2**63)), whole("num_buckets", num_buckets),
                            whole("max_distance", max_distance), bool(bidirectional))
 

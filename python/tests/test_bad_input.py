@@ -124,6 +124,7 @@ OTHERS = {
     "logn_table": (lambda: attune.logn_table("0", 3), TypeError, "max_position is '0'; an int is expected"),
     "alibi_slopes": (lambda: attune.alibi_slopes(0), ValueError, "num_heads is 0"),
     "t5_bucket": (lambda: attune.t5_bucket("1", 8, 8, True), TypeError, "relative_position is '1'; an int is expected"),
+    "t5_bucket of a text": (lambda: attune.t5_bucket(1, 8, 8, "no"), TypeError, "bidirectional is 'no'; a bool is expected"),
     "kv_page_bytes": (lambda: attune.kv_page_bytes("mla_656", "x"), TypeError, "page_size is 'x'; an int is expected"),
     "set_num_threads": (lambda: attune.set_num_threads(2**40), ValueError, "count is 1099511627776"),
     "set_log_callback": (lambda: attune.set_log_callback(3), TypeError, "callback is 3; a function"),

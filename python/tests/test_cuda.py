@@ -143,7 +143,7 @@ def test_overhead_of_a_decode_step(record_property, capsys):
     with capsys.disabled():
         print("\nus a call: " + ", ".join(f"{name} {us:.1f}" for name, us in times.items()))
     # With their launches. Where others use the machine all three take longer.
-    assert times["planned"] < max(10, 1.5 * times["launch"]) and times["unplanned"] < max(40, 7 * times["launch"]), times
+    assert times["planned"] < max(10, 1.5 * times["launch"]) and times["unplanned"] < max(40, 30 + 2 * times["launch"]), times
 
 
 # ----------------------------------------------------------------------------------------------------------------- CuPy
