@@ -13,6 +13,7 @@ struct Accumulators {
   // max: of products where Rows::kProducts, else of scores in base 2, as it is afterwards everywhere; sum: of this
   // thread's keys. o and sum are taken against `reference`, in base 2, while a task runs, against `max` afterwards.
   float max[2], reference[2], sum[2];
+  float factor[2];  // of o, at the task's end
   float limit[Rows::kCapped ? 2 : 1];  // a maximum up to which the reference need not follow
 
   // Transposed codes have their channels in an order of their own (transpose.cuh).

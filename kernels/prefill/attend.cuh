@@ -36,25 +36,45 @@ class Attend {
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places, int group)
       : p_(p), places_(places), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {
-    q_ = ptx::uniform(ptx::descriptor_k_major(places.q() + group * 64 * 128));
+    q_ = queries(0);
   }
 
   // Issues the first product of a task, unless tiles of codes may come after others: those begin by themselves.
   __device__ __forceinline__ void start(const Task& task, int kv_head, float (&s)[Config::kKeys / 2]) {
     if constexpr (kTwoKinds) {
       factor_[0] = factor_[1] = c_;
-      ptx::wait_phase(places_.q_full(), q_parity_);
+      ptx::wait_phase(places_.q_full(), q_turn_.parity);
     } else {
       if constexpr (Config::kHalves) {
-        ptx::wait_phase(places_.q_full(), q_parity_);
+        ptx::wait_phase(places_.q_full(), q_turn_.parity);
         halve_queries(task, kv_head);
       }
       const Keys<kOwnForm> k = keys<kOwnForm>();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if constexpr (!Config::kHalves) ptx::wait_phase(places_.q_full(), q_parity_);
+      if constexpr (!Config::kHalves) ptx::wait_phase(places_.q_full(), q_turn_.parity);
       multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
     }
-    q_parity_ ^= 1;
+    q_turn_.next<1>();
+  }
+
+  // The same beside the last product of the task before. Where there is no other task what lies in shared memory is
+  // multiplied, and nobody looks at it: the compiler waits for every product that only some ways through a loop issue.
+  __device__ __forceinline__ void start_early(bool any, float (&s)[Config::kKeys / 2]) {
+    const Keys<kOwnForm> k = keys<kOwnForm>();
+    q_ = queries(q_turn_.stage);
+    const unsigned past = any ? 0 : 1;  // a phase that has ended
+    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity ^ past);
+    ptx::wait_phase(places_.q_full(q_turn_.stage), q_turn_.parity ^ past);
+    multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
+    q_turn_.next<Config::kQueryStages>();
+  }
+
+  // Of the task before the one that was started last: this warp's rows of q, in whose place outputs may be.
+  __device__ __forceinline__ unsigned old_queries() const {
+    return places_.q(q_turn_.stage) + math_thread() / 32 * 16 * 128;
+  }
+  __device__ __forceinline__ void release_old_queries() const {
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty(q_turn_.stage));
   }
 
   // All tiles of the task that has been started. Turns count tiles over all tasks. beside() runs beside the last
@@ -103,11 +123,10 @@ class Attend {
     if constexpr (Config::kHalfWeights) {
       const float with_scale[2] = {lowered[0] * v_scale, lowered[1] * v_scale};
       rescale(with_scale, a.o);
-    } else {
-      rescale(lowered, a.o);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      a.factor[h] = Config::kHalfWeights ? 1.0f : lowered[h];
       a.sum[h] *= lowered[h];
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
@@ -115,6 +134,10 @@ class Attend {
   }
 
  private:
+  __device__ __forceinline__ ptx::Descriptor queries(int stage) const {
+    return ptx::uniform(ptx::descriptor_k_major(places_.q(stage) + group_ * 64 * 128));
+  }
+
   // The first tile may have so few keys that the first half of the registers has all products that count.
   static constexpr bool kHalves = Config::kFarsighted;
   static constexpr int kHalf = Config::kKeys / (kHalves ? 4 : 2);  // registers
@@ -164,11 +187,12 @@ class Attend {
     if (kReleasesLate<kCodes>) release_keys();
 
     for (int i = end - 2; i >= begin; --i) {
+      const ptx::Descriptor q = Config::kEarly ? ptx::uniform(q_) : q_;
       const Keys<kCodes> k = keys<kCodes>();
       const Values<kCodes> v = values<kCodes>();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
-      multiply_keys<KeysProduct<kCodes>>(q_, k, s);
+      multiply_keys<KeysProduct<kCodes>>(q, k, s);
       ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
       multiply_values<kCodes>(weights, v, accumulate, a.o);
       accumulate = 1;
@@ -193,7 +217,7 @@ class Attend {
     ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
     multiply_values<kCodes>(weights, v, accumulate, a.o);
     if (last_use) beside();
-    ptx::wait_products<0>();
+    ptx::wait_products<Config::kEarly ? 1 : 0>();  // what beside() has issued runs on
     ptx::pin(a.o);
     release_values();
   }
@@ -235,7 +259,8 @@ class Attend {
     if constexpr (Config::kPackedKeys && kCodes) {
       return ptx::uniform(ptx::descriptor_of_pieces<8 * Config::kPackedKeyBytes>(places_.k(k_turn_.stage)));
     } else {
-      return ptx::uniform(ptx::descriptor_k_major(places_.k(k_turn_.stage)));
+      const ptx::Descriptor k = ptx::descriptor_k_major(places_.k(k_turn_.stage));
+      return Config::kEarly ? ptx::uniform_by_reduction(k) : ptx::uniform(k);
     }
   }
   template <bool kCodes>
@@ -367,11 +392,12 @@ class Attend {
     k_turn_.next<Config::kStages>();
   }
   __device__ __forceinline__ void release_queries() const {
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());
+    if (Config::kOutThroughQueries) return;  // but when the task has been stored
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty(Config::kEarly ? q_turn_.stage ^ 1 : 0));
   }
   __device__ __forceinline__ void release_values() {
     if (threadIdx.x % 32 == 0) ptx::arrive(places_.v_empty(v_turn_.stage));
-    v_turn_.next<Config::kStages>();
+    v_turn_.next<Config::kValueStages>();
   }
 
   const PrefillParams& p_;
@@ -380,8 +406,7 @@ class Attend {
   const float c_;
   float factor_[2];  // of products with fp16 queries, c_ included where all are only multiplied
   ptx::Descriptor q_;
-  Turn k_turn_, v_turn_;
-  unsigned q_parity_ = 0;
+  Turn q_turn_, k_turn_, v_turn_;
 };
 
 }  // namespace attune::prefill

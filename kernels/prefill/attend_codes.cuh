@@ -112,6 +112,7 @@ class AttendCodes {
     for (float& x : a.o) x *= of_values;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      a.factor[h] = 1.0f;
       a.max[h] = a.reference[h] == kNothingSeen ? -ptx::infinity() : a.reference[h] + kHeadroom;
       a.sum[h] *= kUnit;
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);

@@ -63,6 +63,7 @@ class AttendFloats {
     q_parity_ ^= 1;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      a.factor[h] = 1.0f;
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
     }

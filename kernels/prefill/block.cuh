@@ -38,8 +38,10 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
     }
     for (int i = 0; i < 2 * Config::kRawStages; ++i)  // and raw_empty
       ptx::init_barrier(places.raw_full(i), i < Config::kRawStages ? 1 : kValueWriters);
-    ptx::init_barrier(places.q_full(), kKeyWriters);
-    ptx::init_barrier(places.q_empty(), Config::kMathWarps);
+    for (int i = 0; i < Config::kQueryStages; ++i) {
+      ptx::init_barrier(places.q_full(i), kKeyWriters);
+      ptx::init_barrier(places.q_empty(i), Config::kMathWarps);
+    }
     ptx::init_barrier(places.edge(), 1);
     ptx::publish_barriers();
   }

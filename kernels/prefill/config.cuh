@@ -19,6 +19,9 @@ using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskR
 #ifndef ATTUNE_XPACKED
 #define ATTUNE_XPACKED 0
 #endif
+#ifndef ATTUNE_QUERY_STAGES
+#define ATTUNE_QUERY_STAGES 1
+#endif
 
 constexpr int kScaleFirst = 32;  // of ATTUNE_SCORE too: the scale is not positive
 
@@ -65,6 +68,10 @@ struct Config {
       kFloats ? 104 : kConverts ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
+  // Two of q: that of the next task is there while one runs, and its first product begins beside the last one. V, which
+  // is needed a tile after K, has a stage less.
+  static constexpr int kQueryStages = ATTUNE_QUERY_STAGES, kValueStages = kStages - (kQueryStages - 1);
+  static constexpr bool kEarly = kQueryStages > 1;
 
   // A product takes 32 bytes along its sum, a line of shared memory has 128.
   static constexpr int kProductBytes = kFloats ? 2 : kElementSize;
@@ -73,7 +80,7 @@ struct Config {
   static constexpr int kBlocksQk = (kHeadDimQk + kOfLine - 1) / kOfLine,
                        kBlocksV = (kHeadDimV + kOfLine - 1) / kOfLine;                        // of a line's channels
   static constexpr int kChannels = (kHeadDimV + 31) / 32 * 32;                                // of the accumulators
-  static constexpr int kBytesK = kParts * kBlocksQk * kKeys * 128,
+  static constexpr int kBytesQ = kParts * kBlocksQk * kRows * 128, kBytesK = kParts * kBlocksQk * kKeys * 128,
                        kBytesV = kCodes ? kChannels * 128 : kParts * kBlocksV * kKeys * 128,  // codes: a line a channel
                        kBytesRaw = kernels::raw_bytes(kKeys, kCodes ? kHeadDimV : kHeadDimQk, kHeadDimV);
   static constexpr int kPackedKeyBytes = 32 * kStepsQk, kPackedValueBytes = 2 * kChannels;  // of a key
@@ -85,7 +92,10 @@ struct Config {
   static constexpr ptx::Type kValuesProduct =
       kType == tile::kBFloat16 && !(kHalfWeights && kCodesOfCache) ? ptx::Type::kBf16 : ptx::Type::kF16;
   static constexpr kernels::PrefillShared kShared =
-      kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV, kElementSize);
+      kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV, kElementSize, kQueryStages);
+  // Rows of outputs pass through those of q, which is needed no more, to be stored by pieces of 16 bytes.
+  static constexpr bool kOutThroughQueries =
+      kEarly && kBlocksV <= kBlocksQk && (kOutType == tile::kBFloat16 || kOutType == tile::kFloat16);
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3 || kType == tile::kFloat32,
                 "what wgmma takes, and fp32");
@@ -98,6 +108,8 @@ struct Config {
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kKeys % 32 == 0 && kKeys <= 256, "wgmma's columns, as ptx/wgmma.cuh has them");
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
+  static_assert(!kEarly || kFarsighted, "S of the next task takes registers while a task is stored");
+  static_assert(kQueryStages <= 2 && kValueStages > 0, "two of q at most, which take a stage of V");
   static_assert(kShared.total <= 232448, "more shared memory than a block can have");
 };
 
@@ -105,7 +117,9 @@ struct Config {
 struct Places : TaskPlaces<Config::kShared.tasks> {
   using TaskPlaces::TaskPlaces;
   __device__ __forceinline__ int* flag() const { return reinterpret_cast<int*>(memory + Config::kShared.total - 4); }
-  __device__ __forceinline__ unsigned q() const { return base + Config::kShared.q; }
+  __device__ __forceinline__ unsigned q(int stage = 0) const {
+    return base + Config::kShared.q + stage * Config::kBytesQ;
+  }
   __device__ __forceinline__ unsigned k(int stage) const { return base + Config::kShared.k + stage * Config::kBytesK; }
   __device__ __forceinline__ unsigned v(int stage) const { return base + Config::kShared.v + stage * Config::kBytesV; }
   __device__ __forceinline__ unsigned barrier(int i) const { return base + Config::kShared.barriers + 8 * i; }
@@ -118,8 +132,11 @@ struct Places : TaskPlaces<Config::kShared.tasks> {
   __device__ __forceinline__ unsigned task_empty(int slot) const {
     return barrier(4 * Config::kStages + kernels::kTaskSlots + slot);
   }
-  __device__ __forceinline__ unsigned q_full() const { return barrier(4 * Config::kStages + 2 * kernels::kTaskSlots); }
-  __device__ __forceinline__ unsigned q_empty() const { return q_full() + 8; }
+  // Those of the second q come after all others.
+  __device__ __forceinline__ unsigned q_full(int stage = 0) const {
+    return barrier(4 * Config::kStages + 2 * kernels::kTaskSlots + stage * (3 + 2 * Config::kRawStages));
+  }
+  __device__ __forceinline__ unsigned q_empty(int stage = 0) const { return q_full(stage) + 8; }
   __device__ __forceinline__ unsigned edge() const { return q_full() + 16; }  // the producer's own
   // The ring of codes.
   __device__ __forceinline__ unsigned raw(int stage) const {

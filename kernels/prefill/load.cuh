@@ -29,9 +29,7 @@ class Loader {
 
   __device__ __forceinline__ void run() {
     TaskFeed<Places, 1, Config::kCached> feed(p_, places_);
-    unsigned q_parity = 1;
-    for (int slot = feed.next(); slot >= 0; slot = feed.next())
-      load(places_.task(slot), places_.head_tile(slot), q_parity);
+    for (int slot = feed.next(); slot >= 0; slot = feed.next()) load(places_.task(slot), places_.head_tile(slot));
   }
 
   // The second warp.
@@ -57,7 +55,7 @@ class Loader {
  private:
   using Line = TileLine<Config::kKeys>;
 
-  __device__ __forceinline__ void load(const Task& task, int head_tile, unsigned& q_parity) {
+  __device__ __forceinline__ void load(const Task& task, int head_tile) {
     const int kv_head = kv_head_of(head_tile), last = task.tile_end - 1;
     const Line line(task.num_cached, task.first_key, task.end_key);
     int page = ask_table(task, tile_at(task, line, last), false), page_before = page;
@@ -72,9 +70,9 @@ class Loader {
         load_keys(task, kv_head, tile, page);
       }
       if (i == last) {
-        ptx::wait_phase(places_.q_empty(), q_parity);
-        q_parity ^= 1;
+        ptx::wait_phase(places_.q_empty(q_turn_.stage), q_turn_.parity ^ 1);
         load_queries(task, head_tile);
+        q_turn_.next<Config::kQueryStages>();
       } else if (!Config::kTwoLoaders && !Config::kConverts) {
         load_values_of(task, kv_head, tile_at(task, line, i + 1), page_before);
       }
@@ -94,13 +92,12 @@ class Loader {
   __device__ __forceinline__ void load_queries(const Task& task, int head_tile) {
     const int row = static_cast<int>(task.q_row) + task.token_begin, batch = p_.q_flat ? 0 : task.batch;
     const int head = head_tile * p_.heads_of_tile;
+    const unsigned to = places_.q(q_turn_.stage), full = places_.q_full(q_turn_.stage);
     if (ptx::elect()) {
-      ptx::arrive_expecting(places_.q_full(),
-                            Config::kBlocksQk * 128 * p_.heads_of_tile * p_.tokens_of_tile);
+      ptx::arrive_expecting(full, Config::kBlocksQk * 128 * p_.heads_of_tile * p_.tokens_of_tile);
 #pragma unroll
       for (int i = 0; i < Config::kBlocksQk; ++i) {
-        ptx::copy_box(places_.q() + i * Config::kRows * 128, maps_.q, places_.q_full(), Config::kOfLine * i, head, row,
-                      batch);
+        ptx::copy_box(to + i * Config::kRows * 128, maps_.q, full, Config::kOfLine * i, head, row, batch);
       }
     }
     __syncwarp();
@@ -211,7 +208,7 @@ class Loader {
     const Turn v = raw_turn_;
     last_raw_ = v;
     raw_turn_.next<Config::kRawStages>();
-    k_turn_.next<Config::kStages>(), v_turn_.next<Config::kStages>();
+    k_turn_.next<Config::kStages>(), v_turn_.next<Config::kValueStages>();
     ptx::wait_phase(places_.raw_empty(k.stage), k.parity ^ 1);
     note_hidden(places_.raw_hidden(k.stage), task, tile, page);
     ptx::wait_phase(places_.raw_empty(v.stage), v.parity ^ 1);
@@ -270,7 +267,7 @@ class Loader {
 
   __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile, int page) {
     const Turn turn = v_turn_;
-    v_turn_.next<Config::kStages>();
+    v_turn_.next<Config::kValueStages>();
     if (Config::kCodes || (Config::kConverts && tile.cached))
       return load_codes<Config::kHeadDimV, true>(task, kv_head, tile, page);
     const unsigned full = places_.v_full(turn.stage), at = places_.v(turn.stage);
@@ -337,7 +334,7 @@ class Loader {
   const Maps& maps_;
   const Places& places_;
   const int lane_;
-  Turn k_turn_, v_turn_, raw_turn_;
+  Turn q_turn_, k_turn_, v_turn_, raw_turn_;
   Turn last_raw_{0, 1};  // the last use of the ring of codes; none yet counts as read
   unsigned edge_parity_ = 0;
 };

@@ -39,18 +39,31 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   // The next task may be looked up beside the last product of one.
   constexpr bool kAhead = Config::kFarsighted;
   int next = kAhead ? head_tile_of(places, slot) : 0;
+  if (Config::kEarly) attend.start_early(next != kNoMoreTasks, s);
   while (kAhead ? next != kNoMoreTasks : has_task(places, slot)) {
     const int at = slot.stage;
     const Task& task = places.task(at);  // read where needed: registers are scarce
     const int kv_head = Config::kHalves ? places.head_tile(at) * p.heads_of_tile / p.group : 0;
-    attend.start(task, kv_head, s);
+    if (!Config::kEarly) attend.start(task, kv_head, s);
     Rows rows;
     rows.start(p, task, places.head_tile(at));
     attend.run(task, kv_head, rows, s, a, [&] {
       if (kAhead) slot.next<kernels::kTaskSlots>(), next = head_tile_of(places, slot);
+      if (Config::kEarly) attend.start_early(next != kNoMoreTasks, s);
+      // All warps of the group have done with q as such.
+      if (Config::kOutThroughQueries) ptx::sync_some(kQueriesOfGroup + group, 128);
     });
-    finish_task(p, places, at, rows, a);
+    if constexpr (Config::kOutThroughQueries) {
+      finish_task(p, places, at, rows, a, attend.old_queries());
+      attend.release_old_queries();
+    } else {
+      finish_task(p, places, at, rows, a);
+    }
     if (!kAhead) slot.next<kernels::kTaskSlots>();
+  }
+  if (Config::kEarly) {
+    ptx::wait_products<0>();
+    ptx::pin(s);
   }
 }
 

@@ -117,16 +117,16 @@ constexpr int kHiddenBytes = 32;  // a flag and the bits of a tile's keys
 // raw_stages: of the ring of codes; 0 where nothing is converted. element_size: of q; of codes V has a line of 128 keys
 // for each channel, and alone passes through the ring; fp32 numbers enter the products as three of 16 bits.
 ATTUNE_SHARED_FUNCTION PrefillShared prefill_shared(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
-                                                    int head_dim_v, int element_size) {
+                                                    int head_dim_v, int element_size, int query_stages = 1) {
   const bool codes = element_size == 1;
   const int parts = element_size == 4 ? 3 : 1, line = codes ? 128 : 64;
   const int blocks_qk = (head_dim_qk + line - 1) / line * parts, blocks_v = (head_dim_v + line - 1) / line * parts;
   PrefillShared s{};
-  s.k = s.q + blocks_qk * rows * 128;
+  s.k = s.q + query_stages * blocks_qk * rows * 128;
   s.v = s.k + stages * blocks_qk * keys * 128;
-  s.raw = s.v + stages * (codes ? align_up(head_dim_v, 32) : blocks_v * keys) * 128;
+  s.raw = s.v + (stages - (query_stages - 1)) * (codes ? align_up(head_dim_v, 32) : blocks_v * keys) * 128;
   s.barriers = s.raw + raw_stages * raw_bytes(keys, codes ? head_dim_v : head_dim_qk, head_dim_v);
-  s.hidden = s.barriers + align_up((4 * stages + 2 * raw_stages + 2 * kTaskSlots + 3) * 8, 16);
+  s.hidden = s.barriers + align_up((4 * stages + 2 * raw_stages + 2 * kTaskSlots + 1 + 2 * query_stages) * 8, 16);
   s.scales = s.hidden + (stages + raw_stages) * kHiddenBytes;
   // Of K and V of the tiles in the ring of K; with codes 16 bytes of each of two threads a row instead.
   s.tasks = s.scales + (codes ? rows * 2 * 16 : raw_stages > 0 ? stages * 2 * keys * 4 : 0);

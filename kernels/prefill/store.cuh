@@ -5,6 +5,9 @@
 
 #include "prefill/accumulators.cuh"
 #include "ptx/atomic.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/matrix.cuh"
+#include "ptx/shared.cuh"
 #include "tile/finish.cuh"
 #include "tile/quad.cuh"
 
@@ -44,9 +47,53 @@ __device__ __forceinline__ void store_sectors(const PrefillParams& p, const Accu
   }
 }
 
+// Rows of 16-bit elements by way of shared memory, 16 rows of 128 bytes each 64 channels, the blocks of channels kRows of
+// them apart: a product's registers to matrices, pieces of 16 bytes to `out`. Pieces are swizzled so that neither eight
+// rows of a matrix nor those of a load meet in banks.
+__device__ __forceinline__ void store_through(const PrefillParams& p, unsigned shared, const Accumulators& a,
+                                              const float (&factor)[2], const long long (&at)[2]) {
+  constexpr int kBlock = Config::kRows * 128, kEightRows = 8 * 128;
+  const int lane = threadIdx.x % 32;
+  const auto swizzle = [](int row) { return (row & 1) << 2 | (row >> 1 & 3); };
+  // Matrices: rows 0..7 and 8..15 of eight channels, then of the next eight.
+  const unsigned to = shared + lane / 8 % 2 * kEightRows + lane % 8 * 128 + (lane / 16 ^ swizzle(lane % 8)) * 16;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < Config::kChannels / 16; ++i) {
+    unsigned r[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float x = a.o[8 * i + 2 * j] * factor[j % 2], y = a.o[8 * i + 2 * j + 1] * factor[j % 2];
+      r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+    }
+    ptx::store_matrix_x4((to ^ i % 4 * 32) + i / 4 * kBlock, r);
+  }
+  __syncwarp();
+  const unsigned from = shared + lane / 4 * 128 + (lane % 4 ^ swizzle(lane / 4)) * 16;
+  unsigned r[2][Config::kChannels / 32][4];  // all before the first store, so that none waits for another
+#pragma unroll
+  for (int i = 0; i < 2 * (Config::kChannels / 32); ++i) {
+    const int h = i % 2, j = i / 2;
+    ptx::load_shared_four((from ^ j % 2 * 64) + j / 2 * kBlock + h * kEightRows, r[h][j]);
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (at[h] < 0) continue;
+#pragma unroll
+    for (int j = 0; j < Config::kChannels / 32; ++j) {
+      const int channel = 32 * j + 8 * (lane % 4);
+      if (channel < Config::kHeadDimV)
+        *reinterpret_cast<uint4*>(p.out + (at[h] + channel) * 2) =
+            make_uint4(r[h][j][0], r[h][j][1], r[h][j][2], r[h][j][3]);
+    }
+  }
+  ptx::fence_async_proxy();  // before q comes there
+}
+
 // Normalised rows. All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each.
+// shared: where they may pass through, or 0.
 __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& t, const Rows& rows,
-                                            const Accumulators& a) {
+                                            const Accumulators& a, unsigned shared) {
   constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = mine != 0 ? rows.token[1] : rows.token[0], head = mine != 0 ? rows.head[1] : rows.head[0];
@@ -63,11 +110,13 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
   long long at[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h);
+    factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * a.factor[h];
     at[h] = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
   }
   if constexpr (Config::kCodes && kHalves) {
     if (p.store_vectors) return store_sectors(p, a, factor, at);
+  } else if constexpr (Config::kOutThroughQueries) {
+    if (p.store_vectors) return store_through(p, shared, a, factor, at);
   } else if (kHalves && p.store_vectors) {
     // All of a row before the first store: transposing waits for shuffles, which then overlap.
 #pragma unroll
@@ -120,7 +169,7 @@ __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t
     for (int j = 0; j < Accumulators::kPairs; ++j) {
       const int from = Accumulators::pair_at(h, j);
       *reinterpret_cast<float2*>(p.partial_out + at * Config::kChannels + Accumulators::first_of_pair(j, pair)) =
-          make_float2(a.o[from], a.o[from + Accumulators::kPairStep]);
+          make_float2(a.o[from] * a.factor[h], a.o[from + Accumulators::kPairStep] * a.factor[h]);
     }
   }
 }

@@ -110,7 +110,7 @@ int choose_heads_of_tile(int64_t group, int rows_of_tile) {
 
 size_t Config::shared_bytes() const {
   return static_cast<size_t>(kernels::prefill_shared(rows, keys, stages, raw_stages, head_dim_qk, head_dim_v,
-                                                     static_cast<int>(dtype_size(dtype)))
+                                                     static_cast<int>(dtype_size(dtype)), query_stages)
                                  .total);
 }
 
@@ -126,6 +126,7 @@ KernelSpec Config::main_kernel() const {
        define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
       shared_bytes()};
   if (x_packed) spec.defines.push_back(define("ATTUNE_XPACKED", 1));
+  if (query_stages > 1) spec.defines.push_back(define("ATTUNE_QUERY_STAGES", query_stages));
   return spec;
 }
 
@@ -195,6 +196,11 @@ void choose_tiles(const Problem& p, Config& c) {
   while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
   while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
+  // The next task's first product needs its q, and registers beside those of what is stored.
+  const bool has_registers = !c.cached && p.head_dim_v <= 128 && c.score == 0 && c.mask == 0;
+  if (!has_registers || c.stages < 3) return;
+  c.query_stages = 2;
+  if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.query_stages = 1;
 }
 
 // S takes keys / 2 registers of a thread and P in three parts 3 keys / 4. Products of fewer than 64 keys would wait for

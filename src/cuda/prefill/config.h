@@ -19,6 +19,7 @@ struct Config {
   int32_t dtype = 0, cache_dtype = 0, out_dtype = 0;
   int rows = 128;              // packed, of a block
   int keys = 128, stages = 2;  // of a tile; of the rings of K and of V
+  int query_stages = 1;        // of q; with two V has a stage less
   int raw_stages = 0;          // of the ring of codes, where the cache, or everything, has 8 bits
   int score = 0, mask = 0;
   bool x_packed = false;  // the cache
