@@ -17,6 +17,22 @@ TEST_F(EmulatedPrefill, DenseCausal) {
             "");
 }
 
+// Lengths that the host knows: blocks of rows are listed by their number, where nothing is to be cut.
+TEST_F(EmulatedPrefill, SequencesThatAreAlike) {
+  for (const char* rest : {R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150], "causal": true)",
+                           R"("seqlens_q": 70, "seqlens_kv": [400, 400], "causal": true, "max_logits": true)",
+                           R"("seqlens_q": 70, "seqlens_kv": [200, 200], "out_dtype": "f32")",
+                           R"("seqlens_q": 5, "seqlens_kv": [3, 3], "causal": true)",
+                           R"("seqlens_q": 70, "seqlens_kv": [1400], "heads": [4, 1])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "dense", "queries": "fixed", "cu_seqlens_kv": false, )") +
+                                   rest + "}"),
+                  2),
+              "")
+        << rest;
+  }
+}
+
 TEST_F(EmulatedPrefill, CacheAndNewTokens) {
   for (const char* cache : {R"({"page_size": 16})", R"({"page_size": 3})", R"({"page_size": 256, "layout": "hnd"})"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [128, 128],

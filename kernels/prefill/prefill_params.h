@@ -79,6 +79,7 @@ struct PrefillParams : DecodeParams {
   int num_head_tiles;
   int num_blocks;              // of the grid
   int max_tasks;
+  int blocks_each;             // blocks of rows of each sequence, where all are alike, known to the host, and not cut; else 0
   int bytes_of_key;            // of K and V of one KV head; 0: tasks go through all head tiles before the next begins
   int store_vectors;           // rows of out take 16-byte stores
   TaskList* list;

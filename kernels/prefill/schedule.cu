@@ -9,6 +9,9 @@
 // blocks of rows by bisection. Tasks are sorted by counting: their order within a cost differs from run to run, which
 // no result depends on. One schedule serves every layer with the same lengths.
 //
+// Where the host knows that all sequences are alike and nothing is to be cut, tasks go by the number of their block, the last,
+// which sees most, first. They are found before the kernels before this one have ended, so that they wait for little.
+//
 // Its code runs about once, so what it takes is the fetching of its instructions: all passes are one loop, in which
 // whatever several of them do stands once, and nothing is unrolled.
 #include "prefill/tiles.cuh"
@@ -105,6 +108,36 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
   return min(ideal + fit * step, max_cost);
 }
 
+__device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_tasks, int num_splits) {
+  const long long bytes = max(static_cast<long long>(max(total_keys, 1)) * p.bytes_of_key, 1ll);
+  const unsigned fit = static_cast<unsigned>(kL2Bytes) / static_cast<unsigned>(min(bytes, 1ll * kL2Bytes));
+  p.list->num_tasks = min(num_tasks, p.max_tasks);
+  p.list->heads_at_a_time = min(static_cast<int>(fit), p.num_head_tiles);
+  p.list->next_item = 0;
+  p.list->num_splits = num_splits;
+}
+
+// Nothing lies on the device.
+__device__ __forceinline__ void list_alike(const PrefillParams& p) {
+  const int num_tasks = p.blocks_each * p.batch, thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+  for (int i = thread;; i += kThreads) {
+    const int from_last = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(p.batch));
+    const int b = i - from_last * p.batch;
+    SequenceInfo s{};
+    s.q_row = p.q_flat ? static_cast<long long>(b) * p.fixed_q : 0;
+    s.kv_row = p.kv_flat ? static_cast<long long>(b) * p.fixed_kv : 0;
+    s.num_q = p.fixed_q, s.num_keys = p.fixed_kv;
+    Task t = rows_of_block(p, s, b, p.blocks_each - 1 - from_last);
+    take_all_tiles<kKeys>(t);
+    if (i == thread) ptx::wait_for_previous_kernels();
+    if (i >= num_tasks) break;
+    p.tasks[i] = t;
+  }
+  const int keys = min(p.fixed_kv, kMostKeys);
+  if (thread == 0) finish_list(p, static_cast<int>(min(1ll * keys * p.batch, 0x7fffffffll)), num_tasks, 0);
+}
+
 }  // namespace attune::prefill
 
 extern "C" __global__ void __launch_bounds__(1024)
@@ -113,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   using namespace attune::prefill;
   __shared__ SharedStorage shared;
   ptx::allow_next_kernel();
+  if (p.blocks_each > 0) return list_alike(p);
   ptx::wait_for_previous_kernels();
   const int run = (p.batch + kThreads - 1) / kThreads, thread = static_cast<int>(threadIdx.x);
   if (thread == 0) shared.max_cost = 0, shared.first_fit = kThreads - 1, shared.num_split = 0, shared.num_parts = 0;
@@ -199,12 +233,5 @@ extern "C" __global__ void __launch_bounds__(1024)
   }
 #pragma unroll 1
   for (int i = thread; i < shared.num_split * p.num_head_tiles; i += kThreads) p.parts_done[i] = 0;
-  if (thread == 0) {
-    const long long bytes = max(static_cast<long long>(max(total_keys, 1)) * p.bytes_of_key, 1ll);
-    const unsigned fit = static_cast<unsigned>(kL2Bytes) / static_cast<unsigned>(min(bytes, 1ll * kL2Bytes));
-    p.list->num_tasks = min(num_tasks, p.max_tasks);
-    p.list->heads_at_a_time = min(static_cast<int>(fit), p.num_head_tiles);
-    p.list->next_item = 0;
-    p.list->num_splits = shared.num_split;
-  }
+  if (thread == 0) finish_list(p, total_keys, num_tasks, shared.num_split);
 }

@@ -153,10 +153,8 @@ __device__ __forceinline__ long long row_of_token(const PrefillParams& p, const 
   return (p.cu_seqlens_q.data != nullptr ? t.q_begin : static_cast<long long>(t.batch) * p.fixed_q) + token;
 }
 
-// The whole block of rows as a task of one part. Where attention is sparse its keys are the entries of the one token's
-// lists, those of the first counted as cached.
-template <int kKeys, bool kSparse = false>
-__device__ __forceinline__ Task block_task(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
+// A block of rows, and the keys that causality and windows let it see.
+__device__ __forceinline__ Task rows_of_block(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
   Task t{};
   t.q_begin = s.q_begin, t.q_row = s.q_row, t.kv_row = s.kv_row, t.batch = b;
   t.token_begin = block * p.tokens_of_tile;
@@ -166,6 +164,21 @@ __device__ __forceinline__ Task block_task(const PrefillParams& p, const Sequenc
   t.first_key = first_visible(p, position);
   t.end_key = end_visible(p, s.num_keys, position + t.num_tokens - 1);
   if (t.end_key <= t.first_key) t.first_key = t.end_key = 0;
+  return t;
+}
+// All tiles of a block as one part. Where there is nothing to see, a tile of no keys: such rows need no way of their own.
+template <int kKeys>
+__device__ __forceinline__ void take_all_tiles(Task& t) {
+  t.num_parts = 1;
+  t.tile_end = max(TileLine<kKeys>(t.num_cached, t.first_key, t.end_key).num_tiles, 1);
+}
+
+// The whole block of rows as a task of one part. Where attention is sparse its keys are the entries of the one token's
+// lists, those of the first counted as cached.
+template <int kKeys, bool kSparse = false>
+__device__ __forceinline__ Task block_task(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
+  Task t = rows_of_block(p, s, b, block);
+  const int position = s.num_keys - s.num_q + t.token_begin;
   if constexpr (kSparse) {
     const long long row = row_of_token(p, t, t.token_begin);
     t.first_key = 0;
@@ -182,9 +195,7 @@ __device__ __forceinline__ Task block_task(const PrefillParams& p, const Sequenc
     t.end_key = max(t.end_key, end);
   }
   if (s.skipped) t.first_key = t.end_key = 0;
-  t.num_parts = 1;
-  // Where there is nothing to see, a tile of no keys: such rows need no way of their own.
-  t.tile_end = max(TileLine<kKeys>(t.num_cached, t.first_key, t.end_key).num_tiles, 1);
+  take_all_tiles<kKeys>(t);
   return t;
 }
 

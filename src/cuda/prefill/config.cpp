@@ -18,6 +18,7 @@ namespace attune::cuda::prefill {
 namespace {
 
 constexpr int kMaxShared = 232448;
+constexpr int kFewestTiles = 4;  // of a part of a block of rows
 
 int score_bits(const Problem& p) {
   // The largest product is the largest score only under a positive scale; ALiBi's slopes are divided by it.
@@ -133,7 +134,7 @@ KernelSpec Config::main_kernel() const {
 KernelSpec Config::schedule_kernel() const {
   return {"prefill/schedule.cu",
           "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", keys), define("ATTUNE_FEWEST_TILES", 4), define("ATTUNE_SPARSE", 0)},
+          {define("ATTUNE_KEYS", keys), define("ATTUNE_FEWEST_TILES", kFewestTiles), define("ATTUNE_SPARSE", 0)},
           0};
 }
 
@@ -285,6 +286,24 @@ WorkspaceLayout workspace_layout(const Config& c) {
   return w;
 }
 
+namespace {
+
+// Blocks of rows of each sequence, where their lengths are no tables and the schedule would cut none; else 0. What is cut
+// goes by the tiles of all, of which this counts no more than there are.
+int blocks_alike(const Problem& p, const Config& c) {
+  const bool plain = !p.cu_q && !p.cu_kv && !p.seqused && !c.cached && p.finished == nullptr && p.num_ranges == 0 &&
+                     !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.few_q == 0;
+  const int64_t ahead = p.fixed_kv - p.fixed_q, blocks = ceil_div(p.fixed_q, c.tokens_of_tile());
+  const int64_t most = ceil_div(p.fixed_kv, c.keys);  // tiles of a block
+  if (!plain || ahead < 0 || blocks * p.batch > c.max_tasks) return 0;
+  const int64_t keys = p.causal ? blocks * ahead + (blocks - 1) * blocks / 2 * c.tokens_of_tile() : blocks * p.fixed_kv;
+  const int64_t tiles = keys / c.keys * p.batch * (p.heads_q / c.heads_of_tile);
+  const bool cuts = c.splits && most > kFewestTiles && tiles <= (most - 1) * c.blocks;
+  return cuts ? 0 : static_cast<int>(blocks);
+}
+
+}  // namespace
+
 kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace) {
   kernels::PrefillParams k{};
   decode::fill_problem(p, c.t5, k);
@@ -306,6 +325,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.num_blocks = c.blocks;
   k.few_q = c.few_q;
   k.max_tasks = to_int(c.max_tasks);
+  k.blocks_each = blocks_alike(p, c);
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);
   k.store_vectors = strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
