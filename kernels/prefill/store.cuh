@@ -68,6 +68,7 @@ __device__ __forceinline__ void store_through(const PrefillParams& p, unsigned s
     }
     ptx::store_matrix_x4((to ^ i % 4 * 32) + i / 4 * kBlock, r);
   }
+  ptx::fence_async_proxy();  // q comes there next; here, where no store to `out` is waited for
   __syncwarp();
   const unsigned from = shared + lane / 4 * 128 + (lane % 4 ^ swizzle(lane / 4)) * 16;
   unsigned r[2][Config::kChannels / 32][4];  // all before the first store, so that none waits for another
@@ -87,7 +88,6 @@ __device__ __forceinline__ void store_through(const PrefillParams& p, unsigned s
             make_uint4(r[h][j][0], r[h][j][1], r[h][j][2], r[h][j][3]);
     }
   }
-  ptx::fence_async_proxy();  // before q comes there
 }
 
 // Normalised rows. All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each.
