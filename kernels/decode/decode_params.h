@@ -126,7 +126,7 @@ struct DecodeParams {
   Divisor by_group;
   int fixed_q;  // queries of each sequence where there is no cu_seqlens_q
   int causal, skip_decode, zero_finished;
-  long long window_left, window_right;  // -1: no limit
+  long long window_left, window_right;  // -1: no limit; below 2^31
 
   // Bit i % 8 of byte i / 8 of a query's row (and head) lets key mask_start + i through.
   const unsigned char* mask_bits;

@@ -82,7 +82,7 @@ class Attend {
   template <class Beside>
   __device__ __forceinline__ void run(const Task& task, int kv_head, const Rows& rows, float (&s)[Config::kKeys / 2],
                                       Accumulators& a, const Beside& beside) {
-    const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
+    const Line line(task.num_cached, task.first_key, task.end_key);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
     if constexpr (Rows::kCapped) a.limit[0] = a.limit[1] = -ptx::infinity();
@@ -154,7 +154,7 @@ class Attend {
   // Tiles [first, behind), the last first. kCodes: they were codes, or are x-packed. kFirst: nothing came before; else
   // `accumulate` says so.
   template <bool kCodes, bool kFirst, class Beside>
-  __device__ __forceinline__ void run_tiles(const Task& task, const Rows& rows, const TileLine<Config::kKeys>& line,
+  __device__ __forceinline__ void run_tiles(const Task& task, const Rows& rows, const Line& line,
                                             int first, int behind, int accumulate, float (&s)[Config::kKeys / 2],
                                             Accumulators& a, const Beside& beside) {
     const Run whole = rows.whole_tiles(task, line);
@@ -303,7 +303,7 @@ class Attend {
 
   // Products to weights in place, and how much what came before counts less. kCount: registers that have products.
   template <bool kCodes, int kCount = Config::kKeys / 2>
-  __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, const TileLine<Config::kKeys>& line, int i,
+  __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, const Line& line, int i,
                                         const Run& whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                         Accumulators& a, const Rows::View* view = nullptr) {
     const bool scaled = Config::kScalesColumns && (kCodes || !kTwoKinds) && line.is_cached(i);

@@ -121,7 +121,6 @@ class AttendCodes {
   }
 
  private:
-  using Line = TileLine<Config::kKeys>;
   using QkProduct = ptx::Product<Config::kKeys, ptx::Type::kE4m3>;
   using PvProduct = ptx::Product<Config::kChannels, ptx::Type::kE4m3>;
   static constexpr int kHeadroom = 5;

@@ -137,7 +137,7 @@ class AttendFloats {
   // Products of tile i to weights in place, and how much what came before counts less.
   __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, int i, float (&s)[Config::kKeys / 2],
                                         float (&lowered)[2], Accumulators& a) const {
-    const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
+    const Line line(task.num_cached, task.first_key, task.end_key);
     if constexpr (!Rows::kProducts) rows.score(p_, line.start(i), s);
     const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "prefill/task_places.cuh"
+#include "prefill/tiles.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
@@ -112,6 +113,8 @@ struct Config {
   static_assert(kQueryStages <= 2 && kValueStages > 0, "two of q at most, which take a stage of V");
   static_assert(kShared.total <= 232448, "more shared memory than a block can have");
 };
+
+using Line = TileLine<Config::kKeys, Config::kCached>;
 
 // Where things lie: shared addresses, and tasks.
 struct Places : TaskPlaces<Config::kShared.tasks> {

@@ -36,7 +36,7 @@ class Converter {
  private:
   // The order of the producer.
   __device__ __forceinline__ void convert(const Task& task, int kv_head) {
-    const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
+    const Line line(task.num_cached, task.first_key, task.end_key);
 #pragma unroll 1
     for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
       const Tile tile = tile_at(task, line, i);

@@ -53,7 +53,6 @@ class Loader {
   }
 
  private:
-  using Line = TileLine<Config::kKeys>;
 
   __device__ __forceinline__ void load(const Task& task, int head_tile) {
     const int kv_head = kv_head_of(head_tile), last = task.tile_end - 1;

@@ -40,7 +40,6 @@ class FloatLoader {
   }
 
  private:
-  using Line = TileLine<Config::kKeys>;
 
   __device__ __forceinline__ void load(const Task& task, int head_tile) {
     const int kv_head = head_tile * p_.heads_of_tile / p_.group;

@@ -75,6 +75,7 @@ struct PrefillParams : DecodeParams {
   int cached;                  // there is a cache
   int box_shift;               // of the cache: log2 of the keys of one copy
   int heads_of_tile;           // query heads that share a block of rows; divides group
+  unsigned inverse_heads;      // a row of a block * inverse_heads >> 16 is the token that it is of
   int tokens_of_tile;          // most tokens of a block of rows
   int num_head_tiles;
   int num_blocks;              // of the grid

@@ -100,7 +100,7 @@ class Repair {
     const char* q =
         p.q + tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride, p.q_head_stride) *
                   tile::element_size(Config::kType);
-    const TileLine<Config::kKeys> line(t.num_cached, t.first_key, t.end_key);
+    const Line line(t.num_cached, t.first_key, t.end_key);
     float o[kVectors] = {}, highest = -ptx::infinity(), sum = 0;
     for (int i = t.tile_begin; i < t.tile_end; ++i) {
       const Tile tile = tile_at(t, line, i);

@@ -66,7 +66,7 @@ struct Rows {
     end_of_all = end_visible(p, t.num_keys, before + t.token_begin);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int local = (row + 8 * h) / p.heads_of_tile;
+      const int local = static_cast<int>(static_cast<unsigned>(row + 8 * h) * p.inverse_heads >> 16);
       const bool there = local < t.num_tokens;
       token[h] = there ? t.token_begin + local : -1;
       head[h] = head_tile * p.heads_of_tile + row + 8 * h - local * p.heads_of_tile;
@@ -157,7 +157,7 @@ struct Rows {
   }
 
   // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.
-  __device__ __forceinline__ Run whole_tiles(const Task& t, const TileLine<Config::kKeys>& line) const {
+  __device__ __forceinline__ Run whole_tiles(const Task& t, const Line& line) const {
     const bool cached = Config::kCached && line.num_cached_tiles > 0;
     const int base = cached ? 0 : line.dense_start, origin = cached ? line.cached_begin : 0;
     int low = max(t.first_key, first_of_all), high = min(t.end_key, end_of_all);
@@ -170,8 +170,8 @@ struct Rows {
 
   // The thread's keys before key x of the tile.
   __device__ __forceinline__ static Seen keys_before(int x) {
-    x = min(max(x, 0), Config::kKeys);
-    const int count = x / 8 * 2 + min(max(x % 8 - static_cast<int>(threadIdx.x % 4) * 2, 0), 2);
+    x = min(max(x - static_cast<int>(threadIdx.x % 4) * 2, 0), Config::kKeys);
+    const int count = x / 8 * 2 + min(x % 8, 2);
     return count >= static_cast<int>(8 * sizeof(Seen)) ? ~Seen{0} : (Seen{1} << count) - 1;
   }
   __device__ __forceinline__ static Seen keys_between(int first, int end) {

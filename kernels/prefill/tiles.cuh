@@ -54,15 +54,17 @@ __device__ __forceinline__ SequenceInfo read_sequence(const PrefillParams& p, in
   return s;
 }
 
-// Keys [first, end) that a position may see by causality and windows.
+// Keys [first, end) that a position, of num_keys at most, may see by causality and windows.
 __device__ __forceinline__ int first_visible(const PrefillParams& p, int position) {
-  return p.window_left >= 0 ? clamp_int(position - p.window_left, 0, 0x7fffffff) : 0;
+  const int left = static_cast<int>(p.window_left);
+  return left >= 0 ? max(max(position, 0) - left, 0) : 0;
 }
 __device__ __forceinline__ int end_visible(const PrefillParams& p, int num_keys, int position) {
-  long long last = num_keys - 1;
-  if (p.causal && position < last) last = position;
-  if (p.window_right >= 0 && position + p.window_right < last) last = position + p.window_right;
-  return clamp_int(last + 1, 0, 0x7fffffff);
+  const int right = static_cast<int>(p.window_right);
+  int end = num_keys;
+  if (p.causal) end = min(end, position + 1);
+  if (right >= 0 && right < num_keys - 1 - position) end = min(end, position + right + 1);
+  return max(end, 0);
 }
 
 // Where a cached key lies, as the tables say it: nothing waits for a table until the page is looked at.
@@ -102,20 +104,21 @@ __device__ __forceinline__ float scale_of(const PrefillParams& p, const Task& t,
 
 // Tiles of a key range. Those of cached keys come first, and begin at multiples, as pages do; those of dense keys begin at
 // the first that is seen, so that none is touched for a few.
-template <int kKeys>
+template <int kKeys, bool kCached = true>
 struct TileLine {
   int cached_begin, num_cached_tiles, num_tiles;
   int dense_start;  // a key
   __device__ __forceinline__ TileLine(int num_cached, int first_key, int end_key) {
     cached_begin = first_key / kKeys;
     num_cached_tiles = 0;
+    if (!kCached) num_cached = 0;
     if (first_key < min(end_key, num_cached))
       num_cached_tiles = (min(end_key, num_cached) + kKeys - 1) / kKeys - cached_begin;
     dense_start = max(first_key, num_cached);
     num_tiles = num_cached_tiles;
     if (end_key > dense_start) num_tiles += (end_key - dense_start + kKeys - 1) / kKeys;
   }
-  __device__ __forceinline__ bool is_cached(int i) const { return i < num_cached_tiles; }
+  __device__ __forceinline__ bool is_cached(int i) const { return kCached && i < num_cached_tiles; }
   // The first key of tile i.
   __device__ __forceinline__ int start(int i) const {
     return is_cached(i) ? (cached_begin + i) * kKeys : dense_start + (i - num_cached_tiles) * kKeys;
@@ -133,8 +136,8 @@ struct Tile {
   int start, low, high;
   bool cached;
 };
-template <int kKeys>
-__device__ __forceinline__ Tile tile_at(const Task& t, const TileLine<kKeys>& line, int i) {
+template <int kKeys, bool kCached>
+__device__ __forceinline__ Tile tile_at(const Task& t, const TileLine<kKeys, kCached>& line, int i) {
   Tile x;
   x.cached = line.is_cached(i);
   x.start = line.start(i);

@@ -156,8 +156,9 @@ void fill_scores(const Problem& p, DecodeParams& k) {
   }
   k.out_scale = p.out_scale;
   k.causal = p.causal ? 1 : 0;
-  k.window_left = p.window_left;
-  k.window_right = p.window_right;
+  constexpr int64_t kWidest = std::numeric_limits<int32_t>::max();  // no position is larger
+  k.window_left = std::min(p.window_left, kWidest);
+  k.window_right = std::min(p.window_right, kWidest);
   k.finished = p.finished;
   k.finished_stride = p.finished_stride;
   k.skip_decode = p.skip_decode ? 1 : 0;

@@ -320,6 +320,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.cached = c.cached ? 1 : 0;
   k.box_shift = std::countr_zero(static_cast<unsigned>(box_keys(p, c)));
   k.heads_of_tile = c.heads_of_tile;
+  k.inverse_heads = 65535u / static_cast<unsigned>(c.heads_of_tile) + 1;
   k.tokens_of_tile = c.tokens_of_tile();
   k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);
   k.num_blocks = c.blocks;
