@@ -171,14 +171,15 @@ class Attend {
     if (!Config::kCached) release_keys();
     if constexpr (kHalves) {
       if (ends_in_half(task, end)) {
-        weigh<kCodes, kHalf>(rows, task, line, end - 1, whole, s, lowered, a, &early);
+        weigh<kCodes, kHalf, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
         pack<kCodes, kHalf>(false, lowered, s, a, weights);
       } else {
-        weigh<kCodes>(rows, task, line, end - 1, whole, s, lowered, a, &early);
+        weigh<kCodes, kKeysOfThread, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
         pack<kCodes>(false, lowered, s, a, weights);
       }
     } else {
-      weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
+      weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), all_high(a.max), s,
+                    lowered, a);
     }
     if constexpr (!kFirst) {
       if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);
@@ -197,11 +198,12 @@ class Attend {
       multiply_values<kCodes>(weights, v, accumulate, a.o);
       accumulate = 1;
       ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
+      const bool high = all_high(a.max);
       ptx::wait_products<1>();
       ptx::pin(s);
       if (i == begin && last_use) release_queries();
       if (!Config::kCached) release_keys();
-      weigh<kCodes>(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
+      weigh<kCodes>(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), high, s, lowered, a);
       if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) {
         ptx::wait_products<0>();
         ptx::pin(a.o);
@@ -301,11 +303,14 @@ class Attend {
   template <bool kCodes>
   static constexpr bool kReleasesLate = Config::kCached && !(kCodes && Config::kHalfWeights);
 
-  // Products to weights in place, and how much what came before counts less. kCount: registers that have products.
-  template <bool kCodes, int kCount = Config::kKeys / 2>
+  static constexpr int kKeysOfThread = Config::kKeys / 2;  // of two rows together
+
+  // Products to weights in place, and how much what came before counts less. kCount: registers that have products; high:
+  // all_high(a.max), but of a first tile.
+  template <bool kCodes, int kCount = kKeysOfThread, bool kFirst = false>
   __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, const Line& line, int i,
-                                        const Run& whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
-                                        Accumulators& a, const Rows::View* view = nullptr) {
+                                        const Run& whole, bool high, float (&s)[Config::kKeys / 2],
+                                        float (&lowered)[2], Accumulators& a, const Rows::View* view = nullptr) {
     const bool scaled = Config::kScalesColumns && (kCodes || !kTwoKinds) && line.is_cached(i);
     if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
     if constexpr (kCodes && Config::kHalves && !Rows::kPlain) multiply_rows(factor_, s);
@@ -321,7 +326,7 @@ class Attend {
     };
     if (edge) hide();
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
-    raise<kCount>(rows, start, s, a);
+    raise<kCount, kFirst>(rows, start, s, high, a);
     follow<kCodes>(lowered, a);
     float reference[2], c[2] = {unit(0), unit(1)};
 #pragma unroll

@@ -49,19 +49,26 @@ __device__ __forceinline__ T top_of_row(const float (&s)[Config::kKeys / 2], int
   return top[0];
 }
 
-// a.max, with this tile.
-template <int kCount>
-__device__ __forceinline__ void raise(const Rows& rows, int start, const float (&s)[Config::kKeys / 2],
+// Whether no maximum of the warp is negative.
+__device__ __forceinline__ bool all_high(const float (&max)[2]) {
+  return !__any_sync(0xffffffffu, (bits_of(max[0]) | bits_of(max[1])) < 0);
+}
+
+// a.max, with this tile. high: all_high(a.max), of a first tile anything.
+template <int kCount, bool kFirst>
+__device__ __forceinline__ void raise(const Rows& rows, int start, const float (&s)[Config::kKeys / 2], bool high,
                                       Accumulators& a) {
   float top[2];
-  // Where the largest is not negative, it is that of the numbers' bits as integers: three at a time.
-  if (kManyRegisters && !Rows::kSloped &&
-      !__any_sync(0xffffffffu, (bits_of(a.max[0]) | bits_of(a.max[1])) < 0)) {
+  // Where the largest is not negative, it is that of the numbers' bits as integers: three at a time. Of a first tile it
+  // shows afterwards.
+  constexpr bool kAsBits = kManyRegisters && !Rows::kSloped;
+  if (kAsBits && (kFirst || high)) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       top[h] = __uint_as_float(top_of_row<kCount>(s, h, bits_of(a.max[h]), bits_of,
                                          [](int x, int y, int z) { return max(max(x, y), z); }));
-  } else {
+  }
+  if (!kAsBits || !(kFirst ? all_high(top) : high)) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       top[h] = top_of_row<kCount>(s, h, a.max[h], [](float x) { return x; },
