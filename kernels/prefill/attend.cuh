@@ -113,6 +113,12 @@ class Attend {
         run_tiles<true, false>(task, rows, line, begin, middle, middle < end ? 1 : 0, s, a, beside);
       }
     }
+    if constexpr (!Config::kEarly) conclude(a, v_scale, highest);
+  }
+
+  // Maxima in base 2, what O is to be multiplied with, and sums of whole rows: nothing of O, but for its scale.
+  __device__ __forceinline__ void conclude(Accumulators& a, float v_scale = 1.0f,
+                                           const float* highest = nullptr) const {
     float lowered[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

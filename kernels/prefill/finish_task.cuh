@@ -7,14 +7,15 @@
 namespace attune::prefill {
 
 // Stores what `a` has of the task in `slot`, merges its parts where this block has the last of them, and frees the slot.
-// shared: where outputs may pass through.
+// out: what finish_rows() has said where the task is no part, or null if nobody has asked; shared: where outputs may pass
+// through.
 __device__ __forceinline__ void finish_task(const PrefillParams& p, const Places& places, int slot, const Rows& rows,
-                                            Accumulators& a, unsigned shared = 0) {
+                                            Accumulators& a, const OutRows* out = nullptr, unsigned shared = 0) {
   const Task& task = places.task(slot);
   const int head_tile = places.head_tile(slot);
   const Repair repair(rows, a);
   if (task.num_parts == 1) {
-    store_whole(p, task, rows, a, shared);
+    store_whole(p, out != nullptr ? *out : finish_rows(p, task, rows, a), a, shared);
   } else {
     store_part(p, task, head_tile, a);
   }

@@ -47,15 +47,20 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     if (!Config::kEarly) attend.start(task, kv_head, s);
     Rows rows;
     rows.start(p, task, places.head_tile(at));
+    OutRows out;
     attend.run(task, kv_head, rows, s, a, [&] {
       if (kAhead) slot.next<kernels::kTaskSlots>(), next = head_tile_of(places, slot);
-      if (Config::kEarly) attend.start_early(next != kNoMoreTasks, s);
-      // All warps of the group have done with q as such.
-      if (Config::kOutThroughQueries) ptx::sync_some(kQueriesOfGroup + group, 128);
+      if constexpr (Config::kEarly) {
+        attend.start_early(next != kNoMoreTasks, s);
+        attend.conclude(a);
+        if (task.num_parts == 1) out = finish_rows(p, task, rows, a);
+        // All warps of the group have done with q as such.
+        if (Config::kOutThroughQueries) ptx::sync_some(kQueriesOfGroup + group, 128);
+      }
     });
-    if constexpr (Config::kOutThroughQueries) {
-      finish_task(p, places, at, rows, a, attend.old_queries());
-      attend.release_old_queries();
+    if constexpr (Config::kEarly) {
+      finish_task(p, places, at, rows, a, &out, attend.old_queries());
+      if (Config::kOutThroughQueries) attend.release_old_queries();
     } else {
       finish_task(p, places, at, rows, a);
     }

@@ -90,11 +90,14 @@ __device__ __forceinline__ void store_through(const PrefillParams& p, unsigned s
   }
 }
 
-// Normalised rows. All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each.
-// shared: where they may pass through, or 0.
-__device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& t, const Rows& rows,
-                                            const Accumulators& a, unsigned shared) {
-  constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+// Of this thread's rows: what O is multiplied with, and where it goes; -1: nowhere.
+struct OutRows {
+  float factor[2];
+  long long at[2];
+};
+// Needs nothing of O. All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each.
+__device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const Task& t, const Rows& rows,
+                                               const Accumulators& a) {
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = mine != 0 ? rows.token[1] : rows.token[0], head = mine != 0 ? rows.head[1] : rows.head[0];
   float own_factor = 0;
@@ -106,13 +109,22 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
                                     mine != 0 ? a.sum[1] : a.sum[0]);
   }
   __syncwarp();
-  float factor[2];
-  long long at[2];
+  OutRows out;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * a.factor[h];
-    at[h] = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
+    out.factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * a.factor[h];
+    out.at[h] = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
   }
+  return out;
+}
+
+// Normalised rows. shared: where they may pass through, or 0.
+__device__ __forceinline__ void store_whole(const PrefillParams& p, const OutRows& out, const Accumulators& a,
+                                            unsigned shared) {
+  constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+  const int lane = threadIdx.x % 32;
+  const float (&factor)[2] = out.factor;
+  const long long (&at)[2] = out.at;
   if constexpr (Config::kCodes && kHalves) {
     if (p.store_vectors) return store_sectors(p, a, factor, at);
   } else if constexpr (Config::kOutThroughQueries) {
