@@ -22,14 +22,13 @@ namespace attune::prefill {
 class AttendFloats {
  public:
   __device__ __forceinline__ AttendFloats(const PrefillParams& p, const Places& places, int group)
-      : p_(p), places_(places), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {
-    q_ = ptx::uniform(ptx::descriptor_k_major(places.q() + group * 64 * 128));
-  }
+      : p_(p), places_(places), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
   // All tiles of a task.
   __device__ __forceinline__ void run(const Task& task, int head_tile, Accumulators& a) {
     Rows rows;
     if (kKeepsRows) rows.start(p_, task, head_tile);
+    q_ = ptx::uniform(ptx::descriptor_k_major(places_.q() + group_ * 64 * 128));  // anew: kept, it spilled
     const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0), end = __shfl_sync(0xffffffffu, task.tile_end, 0);
     a.max[0] = a.max[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
@@ -175,6 +174,7 @@ class AttendFloats {
 
   const PrefillParams& p_;
   const Places& places_;
+  const int group_;
   const float c_;
   ptx::Descriptor q_;
   Turn k_turn_, v_turn_;

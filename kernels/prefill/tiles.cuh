@@ -60,11 +60,8 @@ __device__ __forceinline__ int first_visible(const PrefillParams& p, int positio
   return left >= 0 ? max(max(position, 0) - left, 0) : 0;
 }
 __device__ __forceinline__ int end_visible(const PrefillParams& p, int num_keys, int position) {
-  const int right = static_cast<int>(p.window_right);
-  int end = num_keys;
-  if (p.causal) end = min(end, position + 1);
-  if (right >= 0 && right < num_keys - 1 - position) end = min(end, position + right + 1);
-  return max(end, 0);
+  const unsigned right = p.causal ? 0 : static_cast<unsigned>(p.window_right);  // no limit: more than there are
+  return max(position + 1 + static_cast<int>(min(right, static_cast<unsigned>(num_keys - 1 - position))), 0);
 }
 
 // Where a cached key lies, as the tables say it: nothing waits for a table until the page is looked at.
