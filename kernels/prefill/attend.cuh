@@ -166,6 +166,8 @@ class Attend {
     const Run whole = rows.whole_tiles(task, line);
     unsigned weights[Config::kKeys / 4];
     float lowered[2];
+    Sums sums;
+    bool lowers = false;
 
     // Most first tiles are edges; what is computed here the product hides.
     const Rows::View early = Config::kFarsighted ? rows.view(p_, tile_at(task, line, behind - 1)) : Rows::View{};
@@ -177,20 +179,18 @@ class Attend {
     if (!Config::kCached) release_keys();
     if constexpr (kHalves) {
       if (ends_in_half(task, end)) {
-        weigh<kCodes, kHalf, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
-        pack<kCodes, kHalf>(false, lowered, s, a, weights);
+        weigh<kCodes, kHalf, true>(rows, task, line, end - 1, whole, false, s, lowered, sums, a, &early);
+        pack<kCodes, kHalf>(false, lowered, s, sums, a, weights);
       } else {
-        weigh<kCodes, kKeysOfThread, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
-        pack<kCodes>(false, lowered, s, a, weights);
+        weigh<kCodes, kKeysOfThread, true>(rows, task, line, end - 1, whole, false, s, lowered, sums, a, &early);
+        pack<kCodes>(false, lowered, s, sums, a, weights);
       }
     } else {
-      weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), all_high(a.max), s,
-                    lowered, a);
+      lowers = weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line),
+                             all_high(a.max), s, lowered, sums, a);
     }
-    if constexpr (!kFirst) {
-      if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);
-    }
-    if constexpr (!kHalves) pack<kCodes>(line.is_cached(end - 1), lowered, s, a, weights);
+    if (!kFirst && lowers) rescale(lowered, a.o);
+    if constexpr (!kHalves) pack<kCodes>(line.is_cached(end - 1), lowered, s, sums, a, weights);
     if (kReleasesLate<kCodes>) release_keys();
 
     for (int i = end - 2; i >= begin; --i) {
@@ -209,8 +209,8 @@ class Attend {
       ptx::pin(s);
       if (i == begin && last_use) release_queries();
       if (!Config::kCached) release_keys();
-      weigh<kCodes>(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), high, s, lowered, a);
-      if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) {
+      if (weigh<kCodes>(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), high, s, lowered,
+                        sums, a)) {
         ptx::wait_products<0>();
         ptx::pin(a.o);
         rescale(lowered, a.o);
@@ -218,7 +218,7 @@ class Attend {
       ptx::wait_products<0>();
       ptx::pin(a.o);
       release_values();
-      pack<kCodes>(line.is_cached(i), lowered, s, a, weights);
+      pack<kCodes>(line.is_cached(i), lowered, s, sums, a, weights);
       if (kReleasesLate<kCodes>) release_keys();
     }
     const Values<kCodes> v = values<kCodes>();
@@ -311,12 +311,13 @@ class Attend {
 
   static constexpr int kKeysOfThread = Config::kKeys / 2;  // of two rows together
 
-  // Products to weights in place, and how much what came before counts less. kCount: registers that have products; high:
-  // all_high(a.max), but of a first tile.
+  // Products to weights in place, and how much what came before counts less: whether that is so for a row of the warp.
+  // kCount: registers that have products; high: all_high(a.max), but of a first tile.
   template <bool kCodes, int kCount = kKeysOfThread, bool kFirst = false>
-  __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, const Line& line, int i,
+  __device__ __forceinline__ bool weigh(const Rows& rows, const Task& task, const Line& line, int i,
                                         const Run& whole, bool high, float (&s)[Config::kKeys / 2],
-                                        float (&lowered)[2], Accumulators& a, const Rows::View* view = nullptr) {
+                                        float (&lowered)[2], Sums& sums, Accumulators& a,
+                                        const Rows::View* view = nullptr) {
     const bool scaled = Config::kScalesColumns && (kCodes || !kTwoKinds) && line.is_cached(i);
     if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
     if constexpr (kCodes && Config::kHalves && !Rows::kPlain) multiply_rows(factor_, s);
@@ -333,7 +334,8 @@ class Attend {
     if (edge) hide();
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
     raise<kCount, kFirst>(rows, start, s, high, a);
-    follow<kCodes>(lowered, a);
+    const bool any_lowered = __any_sync(0xffffffffu, follow<kCodes>(lowered, a));
+    const float before[2] = {a.sum[0] * lowered[0], a.sum[1] * lowered[1]};
     float reference[2], c[2] = {unit(0), unit(1)};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -342,49 +344,53 @@ class Attend {
     }
     if constexpr (Rows::kCapped) {
       if (Rows::all_take(p_.cap_short, a.max)) {
-        exponentiate<kCount>(i, s,
+        exponentiate<kCount>(i, s, before, sums,
                              [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); });
-        return;
+        return any_lowered;
       }
       if (Rows::all_take(p_.cap_long, a.max)) {
-        exponentiate<kCount>(i, s,
+        exponentiate<kCount>(i, s, before, sums,
                              [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); });
-        return;
+        return any_lowered;
       }
       if (Rows::all_take(p_.cap_wide, a.max, [&] { return least_bits<kCount>(s); })) {
-        exponentiate<kCount>(i, s,
+        exponentiate<kCount>(i, s, before, sums,
                              [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); });
-        return;
+        return any_lowered;
       }
       rows.score(p_, start, s);
       if (edge) hide();  // the least product has a finite score
       c[0] = c[1] = 1;
     }
-    exponentiate<kCount>(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); });
+    exponentiate<kCount>(i, s, before, sums, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); });
+    return any_lowered;
   }
 
-  // Has references follow maxima that are too far ahead.
+  // Has references follow maxima that are too far ahead: whether one is.
   template <bool kCodes>
-  __device__ __forceinline__ void follow(float (&lowered)[2], Accumulators& a) const {
+  __device__ __forceinline__ bool follow(float (&lowered)[2], Accumulators& a) const {
+    bool any = false;
     lowered[0] = lowered[1] = 1.0f;
-    if (Rows::kCapped && a.max[0] <= a.limit[0] && a.max[1] <= a.limit[Rows::kCapped ? 1 : 0]) return;
+    if (Rows::kCapped && a.max[0] <= a.limit[0] && a.max[1] <= a.limit[Rows::kCapped ? 1 : 0]) return any;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0]
                         : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>) {
+        any = true;
         const float level = level_of(a.max[h], h) - kLift<kCodes>;
         lowered[h] = ptx::exp2_approx(a.reference[h] - level);
         a.reference[h] = level;
         if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kMost<kCodes> / c_;  // scores grow more slowly than products
       }
     }
+    return any;
   }
 
   // The weights, summed, as an operand.
   template <bool kCodes, int kCount = Config::kKeys / 2>
   __device__ __forceinline__ void pack(bool cached, const float (&lowered)[2], float (&s)[Config::kKeys / 2],
-                                       Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) const {
-    add_up<kCount>(s, lowered, a);
+                                       Sums& sums, Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) const {
+    add_up<kCount>(s, sums, a);
     if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 4; ++i) {

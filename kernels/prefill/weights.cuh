@@ -14,10 +14,28 @@ constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 // 2^exponent(j) to s[j], in groups: exponents of the next one are computed beside the exponentials of one, of which
 // the special-function unit takes one every 8 clocks. A group is a loop that is left at once, as tile numbers are not
 // negative: the compiler moves nothing across its borders, and would else have all exponents computed first.
+//
+// Weights of one group are added up beside the exponentials of the next.
+constexpr int kGroup = Rows::kCapped ? 8 : 16;
+constexpr bool kSumsBeside = Config::kFarsighted;
+
+// Of a thread's weights, in chains.
+struct Sums {
+  float of[2][kChains];
+  __device__ __forceinline__ void add(const float (&s)[Config::kKeys / 2], int j) {
+    of[j / 2 % 2][(j / 4 * 2 + j % 2) % kChains] += s[j];
+  }
+};
+
 template <int kCount, class Exponent>
-__device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent) {
-  constexpr int kGroup = Rows::kCapped ? 8 : 16;
+__device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const float (&start)[2],
+                                             Sums& sums, const Exponent& exponent) {
   static_assert(kCount % kGroup == 0);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int j = 0; j < kChains; ++j) sums.of[h][j] = j == 0 ? start[h] : 0.0f;
+  }
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
 #pragma unroll
@@ -27,6 +45,7 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
       for (int j = first; j < first + kGroup; ++j) {
         s[j] = ptx::exp2_approx(s[j]);
         if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
+        if (kSumsBeside && first > 0) sums.add(s, j - kGroup);
       }
     } while (static_cast<int>(ptx::kept(tile)) < 0);
   }
@@ -95,18 +114,17 @@ __device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 
   return top[0];
 }
 
-// The weights' sums; not right after the exponentials, each of which would be waited for.
+// The weights' sums, of those that have not been added; not right after the exponentials, each of which would be waited
+// for.
 template <int kCount>
-__device__ __forceinline__ void add_up(const float (&s)[Config::kKeys / 2], const float (&lowered)[2],
-                                       Accumulators& a) {
+__device__ __forceinline__ void add_up(const float (&s)[Config::kKeys / 2], Sums& sums, Accumulators& a) {
+#pragma unroll
+  for (int j = kSumsBeside ? kCount - kGroup : 0; j < kCount; ++j) sums.add(s, j);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float sum[kChains] = {a.sum[h] * lowered[h]};
+    a.sum[h] = sums.of[h][0];
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) sum[i % kChains] += s[i / 2 * 4 + 2 * h + i % 2];
-    a.sum[h] = sum[0];
-#pragma unroll
-    for (int j = 1; j < kChains; ++j) a.sum[h] += sum[j];
+    for (int j = 1; j < kChains; ++j) a.sum[h] += sums.of[h][j];
   }
 }
 
