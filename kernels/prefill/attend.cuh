@@ -369,21 +369,24 @@ class Attend {
   // Has references follow maxima that are too far ahead: whether one is.
   template <bool kCodes>
   __device__ __forceinline__ bool follow(float (&lowered)[2], Accumulators& a) const {
-    bool any = false;
     lowered[0] = lowered[1] = 1.0f;
-    if (Rows::kCapped && a.max[0] <= a.limit[0] && a.max[1] <= a.limit[Rows::kCapped ? 1 : 0]) return any;
+    bool far[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0]
-                        : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>) {
-        any = true;
+      far[h] = Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0]
+                             : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>;
+    }
+    if (Rows::kCapped && !far[0] && !far[1]) return false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (far[h]) {
         const float level = level_of(a.max[h], h) - kLift<kCodes>;
         lowered[h] = ptx::exp2_approx(a.reference[h] - level);
         a.reference[h] = level;
         if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kMost<kCodes> / c_;  // scores grow more slowly than products
       }
     }
-    return any;
+    return far[0] || far[1];
   }
 
   // The weights, summed, as an operand.
