@@ -41,7 +41,7 @@ class AttendCodes {
     const int end = __shfl_sync(0xffffffffu, task.tile_end, 0), begin = __shfl_sync(0xffffffffu, task.tile_begin, 0);
     float s[Config::kKeys / 2], product[Config::kChannels / 2];
     unsigned weights[Config::kKeys / 8];
-    const ptx::Descriptor first = keys();
+    const ptx::Descriptor first = ptx::uniform(keys(count_));
     ptx::wait_phase(places_.k_full(stage()), parity());
     ptx::wait_phase(places_.q_full(), tasks() % 2);
     multiply_keys<QkProduct>(q_, first, s);
@@ -70,27 +70,27 @@ class AttendCodes {
     ptx::wait_products<0>();
     ptx::pin(s);
     if (end - begin == 1) release_queries();
-    release_keys();
-    weigh<false>(end - 1, whole.has(end - 1), s, product, weights, a);
+    release_keys(count_);
+    weigh<false>(end - 1, whole.has(end - 1), 0, s, product, weights, a);
+    // Of tile i is count - i: counted like i, which the compiler keeps in registers of the warp.
+    const unsigned count = __shfl_sync(0xffffffffu, count_, 0) + end - 1;
     for (int i = end - 2; i >= begin; --i) {
       // The keys of this tile, and the values of the one before.
-      const ptx::Descriptor v = values();
-      const unsigned v_full = places_.v_full(stage()), v_parity = parity();
-      next_tile();
-      const ptx::Descriptor k = keys();
-      ptx::wait_phase(places_.k_full(stage()), parity());
+      const unsigned now = count - i, before = now - 1;
+      ptx::wait_phase(places_.k_full(stage(now)), parity(now));
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
-      multiply_keys<QkProduct>(q_, k, s);
-      ptx::wait_phase(v_full, v_parity);
-      multiply_values(weights, v, product);
+      multiply_keys<QkProduct>(q_, keys(now), s);
+      ptx::wait_phase(places_.v_full(stage(before)), parity(before));
+      multiply_values(weights, values(before), product);
       ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
       ptx::wait_products<1>();
       ptx::pin(s);
       if (i == begin) release_queries();
-      release_keys();
-      weigh<true>(i, whole.has(i), s, product, weights, a);
+      release_keys(now);
+      weigh<true>(i, whole.has(i), before, s, product, weights, a);
     }
-    const ptx::Descriptor v = values();
+    count_ = (count_ & 0xffff0000) | (count - begin & 0xffff);
+    const ptx::Descriptor v = ptx::uniform(values(count_));
     ptx::wait_phase(places_.v_full(stage()), parity());
     multiply_values(weights, v, product);
     ptx::wait_products<0>();
@@ -129,13 +129,14 @@ class AttendCodes {
   // Of the current tile in both rings.
   __device__ __forceinline__ int stage(unsigned tile) const { return tile % Config::kStages; }
   __device__ __forceinline__ int stage() const { return stage(count_); }
-  __device__ __forceinline__ unsigned parity() const { return count_ / Config::kStages % 2; }
+  __device__ __forceinline__ unsigned parity(unsigned tile) const { return tile / Config::kStages % 2; }
+  __device__ __forceinline__ unsigned parity() const { return parity(count_); }
   // Well before they are needed: a shuffle takes its time.
-  __device__ __forceinline__ ptx::Descriptor keys() const {
-    return ptx::uniform(ptx::descriptor_k_major(places_.k(stage())));
+  __device__ __forceinline__ ptx::Descriptor keys(unsigned tile) const {
+    return ptx::descriptor_k_major(places_.k(stage(tile)));
   }
-  __device__ __forceinline__ ptx::Descriptor values() const {
-    return ptx::uniform(ptx::descriptor_k_major(places_.v(stage())));
+  __device__ __forceinline__ ptx::Descriptor values(unsigned tile) const {
+    return ptx::descriptor_k_major(places_.v(stage(tile)));
   }
 
   __device__ __forceinline__ static void multiply_values(unsigned (&weights)[Config::kKeys / 8], ptx::Descriptor v,
@@ -165,7 +166,7 @@ class AttendCodes {
   // the exponents of the next, the sums and maxima of the one before, and O's sums. A group is a loop that is left at once,
   // as tile numbers are not negative: the compiler moves nothing across its borders.
   template <bool kAdds>
-  __device__ __forceinline__ void weigh(int i, bool whole, float (&s)[Config::kKeys / 2],
+  __device__ __forceinline__ void weigh(int i, bool whole, unsigned before, float (&s)[Config::kKeys / 2],
                                         float (&product)[Config::kChannels / 2],
                                         unsigned (&weights)[Config::kKeys / 8], Accumulators& a) {
     float c = c_;
@@ -216,7 +217,7 @@ class AttendCodes {
       if (kAdds && group == kGroupsAhead) {
         ptx::wait_products<0>();
         ptx::pin(product);
-        release_values(count_ - 1);
+        release_values(before);
       }
       do {
 #pragma unroll
@@ -290,8 +291,8 @@ class AttendCodes {
     }
   }
 
-  __device__ __forceinline__ void release_keys() const {
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(stage()));
+  __device__ __forceinline__ void release_keys(unsigned tile) const {
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(stage(tile)));
   }
   __device__ __forceinline__ void release_queries() const {
     if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());
