@@ -22,7 +22,8 @@ class Attend {
  public:
   // kCodes: of tiles that were codes, or are x-packed.
   template <bool kCodes>
-  using KeysProduct = ptx::Product<Config::kKeys, Config::kKeysProduct<kCodes>>;
+  using KeysProduct = typename Choice<Config::kQueriesHeld, ptx::ProductAlongK<Config::kKeys, Config::kKeysProduct<kCodes>>,
+                                      ptx::Product<Config::kKeys, Config::kKeysProduct<kCodes>>>::Type;
   template <bool kCodes>
   using ValuesProduct =
       typename Choice<(Config::kPacked && kCodes),
@@ -36,7 +37,7 @@ class Attend {
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places, int group)
       : p_(p), places_(places), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {
-    q_ = ptx::uniform(ptx::descriptor_k_major(places.q() + group * 64 * 128));
+    find_queries(places_, group, q_);
   }
 
   // Issues the first product of a task, unless tiles of codes may come after others: those begin by themselves.
@@ -50,8 +51,13 @@ class Attend {
         halve_queries(task, kv_head);
       }
       const Keys<kOwnForm> k = keys<kOwnForm>();
+      if constexpr (Config::kQueriesHeld) {
+        ptx::wait_phase(places_.q_full(), q_parity_);
+        take_queries(places_, group_, q_);
+        release_queries();
+      }
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if constexpr (!Config::kHalves) ptx::wait_phase(places_.q_full(), q_parity_);
+      if constexpr (!Config::kHalves && !Config::kQueriesHeld) ptx::wait_phase(places_.q_full(), q_parity_);
       multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
     }
     q_parity_ ^= 1;
@@ -115,6 +121,7 @@ class Attend {
   }
 
  private:
+  using Queries = typename Choice<Config::kQueriesHeld, HeldQueries, ptx::Descriptor>::Type;
   // The first tile may have so few keys that the first half of the registers has all products that count.
   static constexpr bool kHalves = Config::kFarsighted;
   static constexpr int kHalf = Config::kKeys / (kHalves ? 4 : 2);  // registers
@@ -143,8 +150,9 @@ class Attend {
     ptx::wait_products<0>();
     ptx::pin(s);
     const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
+    k_turn_ = uniform(k_turn_), v_turn_ = uniform(v_turn_);  // what the compiler knows to be a warp's takes no registers of lanes
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
-    if (end - begin == 1 && last_use) release_queries();
+    if (!Config::kQueriesHeld && end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
     if constexpr (kHalves) {
       if (ends_in_half(task, end)) {
@@ -175,7 +183,7 @@ class Attend {
       ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
       ptx::wait_products<1>();
       ptx::pin(s);
-      if (i == begin && last_use) release_queries();
+      if (!Config::kQueriesHeld && i == begin && last_use) release_queries();
       if (!Config::kCached) release_keys();
       weigh<kCodes>(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
       if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) {
@@ -198,6 +206,9 @@ class Attend {
     release_values();
   }
 
+  __device__ __forceinline__ static Turn uniform(Turn x) {
+    return {__shfl_sync(0xffffffffu, x.stage, 0), __shfl_sync(0xffffffffu, x.parity, 0)};
+  }
   template <bool kCodes>
   __device__ __forceinline__ void start_keys(float (&s)[Config::kKeys / 2]) {
     const Keys<kCodes> k = keys<kCodes>();
@@ -367,6 +378,7 @@ class Attend {
     k_turn_.next<Config::kStages>();
   }
   __device__ __forceinline__ void release_queries() const {
+    if (Config::kQueriesHeld) __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());
   }
   __device__ __forceinline__ void release_values() {
@@ -379,7 +391,7 @@ class Attend {
   const int group_;
   const float c_;
   float factor_[2];  // of products with fp16 queries, c_ included where all are only multiplied
-  ptx::Descriptor q_;
+  Queries q_;
   Turn k_turn_, v_turn_;
   unsigned q_parity_ = 0;
 };
