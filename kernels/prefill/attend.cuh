@@ -318,24 +318,24 @@ class Attend {
     if constexpr (Rows::kCapped) {
       if (Rows::all_take(p_.cap_short, a.max)) {
         exponentiate<kCount>(i, s,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); });
+                             [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, a);
         return;
       }
       if (Rows::all_take(p_.cap_long, a.max)) {
         exponentiate<kCount>(i, s,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); });
+                             [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); }, a);
         return;
       }
       if (Rows::all_take(p_.cap_wide, a.max, [&] { return least_bits<kCount>(s); })) {
         exponentiate<kCount>(i, s,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); });
+                             [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); }, a);
         return;
       }
       rows.score(p_, start, s);
       if (edge) hide();  // the least product has a finite score
       c[0] = c[1] = 1;
     }
-    exponentiate<kCount>(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); });
+    exponentiate<kCount>(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); }, a);
   }
 
   // Has references follow maxima that are too far ahead.
@@ -349,6 +349,7 @@ class Attend {
                         : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>) {
         const float level = level_of(a.max[h], h) - kLift<kCodes>;
         lowered[h] = ptx::exp2_approx(a.reference[h] - level);
+        a.sum[h] *= lowered[h];
         a.reference[h] = level;
         if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kMost<kCodes> / c_;  // scores grow more slowly than products
       }
@@ -359,7 +360,7 @@ class Attend {
   template <bool kCodes, int kCount = Config::kKeys / 2>
   __device__ __forceinline__ void pack(bool cached, const float (&lowered)[2], float (&s)[Config::kKeys / 2],
                                        Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) const {
-    add_up<kCount>(s, lowered, a);
+    add_up(kCount - kGroup, kCount, s, a);
     if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 4; ++i) {

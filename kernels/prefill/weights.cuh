@@ -11,12 +11,20 @@ namespace attune::prefill {
 constexpr bool kManyRegisters = Config::kChannels <= 128;
 constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 
-// 2^exponent(j) to s[j], in groups: exponents of the next one are computed beside the exponentials of one, of which
-// the special-function unit takes one every 8 clocks. A group is a loop that is left at once, as tile numbers are not
-// negative: the compiler moves nothing across its borders, and would else have all exponents computed first.
+constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
+// The sums of weights first..end - 1.
+__device__ __forceinline__ void add_up(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
+#pragma unroll
+  for (int j = first; j < end; ++j) a.sum[j / 2 % 2] += s[j];
+}
+
+// 2^exponent(j) to s[j], in groups, and their sums but for the last one's, which would wait for it: beside the
+// exponentials of one, of which the special-function unit takes one every 8 clocks, the exponents of the next are computed,
+// and the sums of the one before. A group is a loop that is left at once, as tile numbers are not negative: the compiler
+// moves nothing across its borders, and would else have all exponents computed first.
 template <int kCount, class Exponent>
-__device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent) {
-  constexpr int kGroup = Rows::kCapped ? 8 : 16;
+__device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent,
+                                             Accumulators& a) {
   static_assert(kCount % kGroup == 0);
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
@@ -28,6 +36,7 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
         s[j] = ptx::exp2_approx(s[j]);
         if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
       }
+      if (first > 0) add_up(first - kGroup, first, s, a);
     } while (static_cast<int>(ptx::kept(tile)) < 0);
   }
 }
@@ -86,21 +95,6 @@ __device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 
 #pragma unroll
   for (int j = 1; j < kChains; ++j) top[0] = max(top[0], top[j]);
   return top[0];
-}
-
-// The weights' sums; not right after the exponentials, each of which would be waited for.
-template <int kCount>
-__device__ __forceinline__ void add_up(const float (&s)[Config::kKeys / 2], const float (&lowered)[2],
-                                       Accumulators& a) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float sum[kChains] = {a.sum[h] * lowered[h]};
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) sum[i % kChains] += s[i / 2 * 4 + 2 * h + i % 2];
-    a.sum[h] = sum[0];
-#pragma unroll
-    for (int j = 1; j < kChains; ++j) a.sum[h] += sum[j];
-  }
 }
 
 // scales: of the tile's keys, in shared memory.
