@@ -71,6 +71,7 @@ class Attend {
     const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
+    takes_maxima_ = true;
     if constexpr (Rows::kCapped) a.limit[0] = a.limit[1] = -ptx::infinity();
     float v_scale = 1.0f, highest[2] = {-ptx::infinity(), -ptx::infinity()};  // of the first kind of tiles
     if constexpr (!kTwoKinds) {
@@ -102,7 +103,11 @@ class Attend {
     float lowered[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (a.max[h] != -ptx::infinity()) a.max[h] = level_of(a.max[h], h);
+      if (Config::kLate && p_.max_logits == nullptr) {
+        a.max[h] = a.reference[h];
+      } else if (a.max[h] != -ptx::infinity()) {
+        a.max[h] = level_of(a.max[h], h);
+      }
       if constexpr (kTwoKinds && Config::kHalves) a.max[h] = fmaxf(a.max[h], highest[h]);
       lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx(a.reference[h] - a.max[h]);
     }
@@ -157,10 +162,12 @@ class Attend {
     if constexpr (kHalves) {
       if (ends_in_half(task, end)) {
         weigh<kCodes, kHalf>(rows, task, line, end - 1, whole, s, lowered, a, &early);
-        pack<kCodes, kHalf>(false, lowered, s, a, weights);
+        add_up(kHalf - kGroup, kHalf, s, a);
+        pack<kCodes, kHalf>(false, s, weights);
       } else {
         weigh<kCodes>(rows, task, line, end - 1, whole, s, lowered, a, &early);
-        pack<kCodes>(false, lowered, s, a, weights);
+        add_up(Config::kKeys / 2 - kGroup, Config::kKeys / 2, s, a);
+        pack<kCodes>(false, s, weights);
       }
     } else {
       weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
@@ -168,7 +175,10 @@ class Attend {
     if constexpr (!kFirst) {
       if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);
     }
-    if constexpr (!kHalves) pack<kCodes>(line.is_cached(end - 1), lowered, s, a, weights);
+    if constexpr (!kHalves) {
+      add_up(Config::kKeys / 2 - kGroup, Config::kKeys / 2, s, a);
+      pack<kCodes>(line.is_cached(end - 1), s, weights);
+    }
     if (kReleasesLate<kCodes>) release_keys();
 
     for (int i = end - 2; i >= begin; --i) {
@@ -194,7 +204,19 @@ class Attend {
       ptx::wait_products<0>();
       ptx::pin(a.o);
       release_values();
-      pack<kCodes>(line.is_cached(i), lowered, s, a, weights);
+      add_up(Config::kKeys / 2 - kGroup, Config::kKeys / 2, s, a);
+      if constexpr (Config::kLate) {
+        raise_top(Config::kKeys / 2 - kGroup, Config::kKeys / 2, s, top_);
+        if (__any_sync(0xffffffffu, top_ > bits_of(kLargest))) {
+          lower(s, lowered, a);
+          rescale(lowered, a.o);
+          pack_lowered<kCodes>(lowered, s, weights);
+        } else {
+          pack<kCodes>(line.is_cached(i), s, weights);
+        }
+      } else {
+        pack<kCodes>(line.is_cached(i), s, weights);
+      }
       if (kReleasesLate<kCodes>) release_keys();
     }
     const Values<kCodes> v = values<kCodes>();
@@ -277,6 +299,8 @@ class Attend {
   static constexpr float kLift = kCodes && Config::kHalfWeights ? 7 : 0;
   template <bool kCodes>
   static constexpr float kMost = 8 + kLift<kCodes>;
+  // With late maxima references rise where weights are larger than this.
+  static constexpr float kLargest = Config::kType == tile::kBFloat16 ? 0x1p64f : 0x1p15f;
 
   // Of a maximum of row h's products: the score in base 2.
   __device__ __forceinline__ float level_of(float max, int h) const {
@@ -307,41 +331,50 @@ class Attend {
     };
     if (edge) hide();
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
-    raise<kCount>(rows, start, s, a);
-    follow<kCodes>(lowered, a);
+    lowered[0] = lowered[1] = 1.0f;
+    if (!Config::kLate || takes_maxima_) {
+      raise<kCount>(rows, start, s, a);
+      follow<kCodes>(lowered, a);
+      takes_maxima_ = p_.max_logits != nullptr || __any_sync(0xffffffffu, a.reference[0] == -ptx::infinity() ||
+                                                                              a.reference[1] == -ptx::infinity());
+    }
     float reference[2], c[2] = {unit(0), unit(1)};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       reference[h] = reference_of(a.reference[h]);
       if constexpr (Rows::kSloped) reference[h] = fmaf(rows.slope[h], rows.distance_of(h, start), reference[h]);
     }
+    top_ = 0;
+    const auto take = [&](int first, int end) {
+      add_up(first, end, s, a);
+      if (Config::kLate) raise_top(first, end, s, top_);
+    };
     if constexpr (Rows::kCapped) {
       if (Rows::all_take(p_.cap_short, a.max)) {
         exponentiate<kCount>(i, s,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, a);
+                             [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, take);
         return;
       }
       if (Rows::all_take(p_.cap_long, a.max)) {
         exponentiate<kCount>(i, s,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); }, a);
+                             [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); }, take);
         return;
       }
       if (Rows::all_take(p_.cap_wide, a.max, [&] { return least_bits<kCount>(s); })) {
         exponentiate<kCount>(i, s,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); }, a);
+                             [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); }, take);
         return;
       }
       rows.score(p_, start, s);
       if (edge) hide();  // the least product has a finite score
       c[0] = c[1] = 1;
     }
-    exponentiate<kCount>(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); }, a);
+    exponentiate<kCount>(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); }, take);
   }
 
   // Has references follow maxima that are too far ahead.
   template <bool kCodes>
   __device__ __forceinline__ void follow(float (&lowered)[2], Accumulators& a) const {
-    lowered[0] = lowered[1] = 1.0f;
     if (Rows::kCapped && a.max[0] <= a.limit[0] && a.max[1] <= a.limit[Rows::kCapped ? 1 : 0]) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -356,11 +389,42 @@ class Attend {
     }
   }
 
-  // The weights, summed, as an operand.
+  // Has references rise where weights are too large, by whole powers of two: nothing is rounded. A weight that is
+  // infinite stays that, and the row is computed again (repair.cuh).
+  __device__ __forceinline__ static void lower(const float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                               Accumulators& a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      lowered[h] = 1.0f;
+      int top = 0;
+#pragma unroll
+      for (int j = 0; j < Config::kKeys / 8; ++j)
+        top = max(max(top, bits_of(s[4 * j + 2 * h])), bits_of(s[4 * j + 2 * h + 1]));
+      top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      if (top <= bits_of(kLargest)) continue;
+      const int powers = min((top >> 23) - 127, 126);
+      lowered[h] = __uint_as_float(static_cast<unsigned>(127 - powers) << 23);
+      a.sum[h] *= lowered[h];
+      a.reference[h] += static_cast<float>(powers);
+    }
+  }
+
+  template <bool kCodes>
+  __device__ __forceinline__ static unsigned pack_pair(float x, float y) {
+    return Config::kValuesProduct<kCodes> == ptx::Type::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+  }
+  template <bool kCodes>
+  __device__ __forceinline__ static void pack_lowered(const float (&lowered)[2], const float (&s)[Config::kKeys / 2],
+                                                      unsigned (&weights)[Config::kKeys / 4]) {
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 4; ++i)
+      weights[i] = pack_pair<kCodes>(s[2 * i] * lowered[i % 2], s[2 * i + 1] * lowered[i % 2]);
+  }
+  // The weights as an operand.
   template <bool kCodes, int kCount = Config::kKeys / 2>
-  __device__ __forceinline__ void pack(bool cached, const float (&lowered)[2], float (&s)[Config::kKeys / 2],
-                                       Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) const {
-    add_up(kCount - kGroup, kCount, s, a);
+  __device__ __forceinline__ void pack(bool cached, float (&s)[Config::kKeys / 2],
+                                       unsigned (&weights)[Config::kKeys / 4]) const {
     if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 4; ++i) {
@@ -368,8 +432,7 @@ class Attend {
         weights[i] = 0;
         continue;
       }
-      weights[i] = Config::kValuesProduct<kCodes> == ptx::Type::kBf16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
-                                                                      : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
+      weights[i] = pack_pair<kCodes>(s[2 * i], s[2 * i + 1]);
     }
   }
 
@@ -393,6 +456,8 @@ class Attend {
   const float c_;
   float factor_[2];  // of products with fp16 queries, c_ included where all are only multiplied
   Queries q_;
+  bool takes_maxima_ = true;  // some row has no reference yet, or maxima are asked for
+  int top_ = 0;               // the largest bits of a tile's weights
   Turn k_turn_, v_turn_;
   unsigned q_parity_ = 0;
 };

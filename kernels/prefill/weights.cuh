@@ -11,6 +11,8 @@ namespace attune::prefill {
 constexpr bool kManyRegisters = Config::kChannels <= 128;
 constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 
+__device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
+
 constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
 // The sums of weights first..end - 1.
 __device__ __forceinline__ void add_up(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
@@ -18,13 +20,20 @@ __device__ __forceinline__ void add_up(int first, int end, const float (&s)[Conf
   for (int j = first; j < end; ++j) a.sum[j / 2 % 2] += s[j];
 }
 
-// 2^exponent(j) to s[j], in groups, and their sums but for the last one's, which would wait for it: beside the
-// exponentials of one, of which the special-function unit takes one every 8 clocks, the exponents of the next are computed,
-// and the sums of the one before. A group is a loop that is left at once, as tile numbers are not negative: the compiler
+// The largest bits of weights first..end - 1 and of `top`: numbers that are not negative are in the order of their bits, and
+// integers have maxima of three. NaN is above all.
+__device__ __forceinline__ void raise_top(int first, int end, const float (&s)[Config::kKeys / 2], int& top) {
+#pragma unroll
+  for (int j = first; j < end; j += 2) top = max(max(top, bits_of(s[j])), bits_of(s[j + 1]));
+}
+
+// 2^exponent(j) to s[j], in groups: beside the exponentials of one, of which the special-function unit takes one every 8
+// clocks, the exponents of the next are computed, and take(first, end) has the weights of the one before. Those of the
+// last would have to be waited for: they are the caller's. A group is a loop that is left at once, as tile numbers are not negative: the compiler
 // moves nothing across its borders, and would else have all exponents computed first.
-template <int kCount, class Exponent>
+template <int kCount, class Exponent, class Take>
 __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent,
-                                             Accumulators& a) {
+                                             const Take& take) {
   static_assert(kCount % kGroup == 0);
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
@@ -36,12 +45,11 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
         s[j] = ptx::exp2_approx(s[j]);
         if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
       }
-      if (first > 0) add_up(first - kGroup, first, s, a);
+      if (first > 0) take(first - kGroup, first);
     } while (static_cast<int>(ptx::kept(tile)) < 0);
   }
 }
 
-__device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 // The maximum of this thread's products of row h and, without slopes, of x. Chains of their own for neighbours: too few
 // warps hide what a long chain waits for.
 template <int kCount, class T, class Bits, class Max>
