@@ -162,12 +162,14 @@ class Attend {
     if constexpr (kHalves) {
       if (ends_in_half(task, end)) {
         weigh<kCodes, kHalf>(rows, task, line, end - 1, whole, s, lowered, a, &early);
-        add_up(kHalf - kGroup, kHalf, s, a);
-        pack<kCodes, kHalf>(false, s, weights);
+        take(kHalf - kGroup, kHalf, s, a);
+        pack<kCodes, 0, kHalf>(s, weights);
+#pragma unroll
+        for (int j = kHalf / 2; j < Config::kKeys / 4; ++j) weights[j] = 0;
       } else {
         weigh<kCodes>(rows, task, line, end - 1, whole, s, lowered, a, &early);
-        add_up(Config::kKeys / 2 - kGroup, Config::kKeys / 2, s, a);
-        pack<kCodes>(false, s, weights);
+        take(kBeforeLast, Config::kKeys / 2, s, a);
+        pack<kCodes>(s, weights);
       }
     } else {
       weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
@@ -176,8 +178,9 @@ class Attend {
       if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);
     }
     if constexpr (!kHalves) {
-      add_up(Config::kKeys / 2 - kGroup, Config::kKeys / 2, s, a);
-      pack<kCodes>(line.is_cached(end - 1), s, weights);
+      take(kBeforeLast, Config::kKeys / 2, s, a);
+      scale_weights<kCodes>(line.is_cached(end - 1), s);
+      pack<kCodes>(s, weights);
     }
     if (kReleasesLate<kCodes>) release_keys();
 
@@ -195,27 +198,34 @@ class Attend {
       ptx::pin(s);
       if (!Config::kQueriesHeld && i == begin && last_use) release_queries();
       if (!Config::kCached) release_keys();
-      weigh<kCodes>(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), s, lowered, a);
-      if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) {
-        ptx::wait_products<0>();
-        ptx::pin(a.o);
-        rescale(lowered, a.o);
-      }
-      ptx::wait_products<0>();
-      ptx::pin(a.o);
-      release_values();
-      add_up(Config::kKeys / 2 - kGroup, Config::kKeys / 2, s, a);
+      const Run& unmasked = kManyRegisters ? whole : rows.whole_tiles(task, line);
       if constexpr (Config::kLate) {
-        raise_top(Config::kKeys / 2 - kGroup, Config::kKeys / 2, s, top_);
-        if (__any_sync(0xffffffffu, top_ > bits_of(kLargest))) {
-          lower(s, lowered, a);
+        const auto last = [&] {
+          ptx::wait_products<0>();
+          ptx::pin(a.o);
+          release_values();
+        };
+        weigh<kCodes>(rows, task, line, i, unmasked, s, lowered, a, nullptr, last,
+                      [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
+        take<true>(kBeforeLast, Config::kKeys / 2, s, a);
+        pack<kCodes, kBeforeLast>(s, weights);
+        if (__any_sync(0xffffffffu, top_ > bits_of(kLargest) || lowered[0] != 1.0f || lowered[1] != 1.0f)) {
+          lower<kCodes>(s, lowered, a, weights);
           rescale(lowered, a.o);
-          pack_lowered<kCodes>(lowered, s, weights);
-        } else {
-          pack<kCodes>(line.is_cached(i), s, weights);
         }
       } else {
-        pack<kCodes>(line.is_cached(i), s, weights);
+        weigh<kCodes>(rows, task, line, i, unmasked, s, lowered, a);
+        if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) {
+          ptx::wait_products<0>();
+          ptx::pin(a.o);
+          rescale(lowered, a.o);
+        }
+        ptx::wait_products<0>();
+        ptx::pin(a.o);
+        release_values();
+        take(kBeforeLast, Config::kKeys / 2, s, a);
+        scale_weights<kCodes>(line.is_cached(i), s);
+        pack<kCodes>(s, weights);
       }
       if (kReleasesLate<kCodes>) release_keys();
     }
@@ -299,6 +309,7 @@ class Attend {
   static constexpr float kLift = kCodes && Config::kHalfWeights ? 7 : 0;
   template <bool kCodes>
   static constexpr float kMost = 8 + kLift<kCodes>;
+  static constexpr int kBeforeLast = Config::kKeys / 2 - kGroup;  // weights
   // With late maxima references rise where weights are larger than this.
   static constexpr float kLargest = Config::kType == tile::kBFloat16 ? 0x1p64f : 0x1p15f;
 
@@ -312,10 +323,11 @@ class Attend {
   static constexpr bool kReleasesLate = Config::kCached && !(kCodes && Config::kHalfWeights);
 
   // Products to weights in place, and how much what came before counts less. kCount: registers that have products.
-  template <bool kCodes, int kCount = Config::kKeys / 2>
+  template <bool kCodes, int kCount = Config::kKeys / 2, class Last = Nothing, class BesideLast = Nothing>
   __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, const TileLine<Config::kKeys>& line, int i,
                                         const Run& whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
-                                        Accumulators& a, const Rows::View* view = nullptr) {
+                                        Accumulators& a, const Rows::View* view = nullptr, const Last& last = {},
+                                        const BesideLast& beside_last = {}) {
     const bool scaled = Config::kScalesColumns && (kCodes || !kTwoKinds) && line.is_cached(i);
     if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
     if constexpr (kCodes && Config::kHalves && !Rows::kPlain) multiply_rows(factor_, s);
@@ -345,31 +357,29 @@ class Attend {
       if constexpr (Rows::kSloped) reference[h] = fmaf(rows.slope[h], rows.distance_of(h, start), reference[h]);
     }
     top_ = 0;
-    const auto take = [&](int first, int end) {
-      add_up(first, end, s, a);
-      if (Config::kLate) raise_top(first, end, s, top_);
-    };
+    const auto taken = [&](int first, int end) { take(first, end, s, a); };
     if constexpr (Rows::kCapped) {
       if (Rows::all_take(p_.cap_short, a.max)) {
         exponentiate<kCount>(i, s,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, take);
+                             [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, taken);
         return;
       }
       if (Rows::all_take(p_.cap_long, a.max)) {
         exponentiate<kCount>(i, s,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); }, take);
+                             [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); }, taken);
         return;
       }
       if (Rows::all_take(p_.cap_wide, a.max, [&] { return least_bits<kCount>(s); })) {
         exponentiate<kCount>(i, s,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); }, take);
+                             [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); }, taken);
         return;
       }
       rows.score(p_, start, s);
       if (edge) hide();  // the least product has a finite score
       c[0] = c[1] = 1;
     }
-    exponentiate<kCount>(i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); }, take);
+    exponentiate<kCount>(
+        i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); }, taken, last, beside_last);
   }
 
   // Has references follow maxima that are too far ahead.
@@ -389,13 +399,20 @@ class Attend {
     }
   }
 
+  // Weights first..end - 1.
+  template <bool kPairs = false>
+  __device__ __forceinline__ void take(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
+    add_up<kPairs>(first, end, s, a);
+    if (Config::kLate) raise_top(first, end, s, top_);
+  }
+
   // Has references rise where weights are too large, by whole powers of two: nothing is rounded. A weight that is
   // infinite stays that, and the row is computed again (repair.cuh).
+  template <bool kCodes>
   __device__ __forceinline__ static void lower(const float (&s)[Config::kKeys / 2], float (&lowered)[2],
-                                               Accumulators& a) {
+                                               Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      lowered[h] = 1.0f;
       int top = 0;
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 8; ++j)
@@ -404,36 +421,30 @@ class Attend {
       top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
       if (top <= bits_of(kLargest)) continue;
       const int powers = min((top >> 23) - 127, 126);
-      lowered[h] = __uint_as_float(static_cast<unsigned>(127 - powers) << 23);
-      a.sum[h] *= lowered[h];
+      const float factor = __uint_as_float(static_cast<unsigned>(127 - powers) << 23);
+      lowered[h] *= factor;
+      a.sum[h] *= factor;
       a.reference[h] += static_cast<float>(powers);
+#pragma unroll
+      for (int i = h; i < Config::kKeys / 4; i += 2)
+        weights[i] = pack_pair<kCodes>(s[2 * i] * factor, s[2 * i + 1] * factor);
     }
   }
 
   template <bool kCodes>
-  __device__ __forceinline__ static unsigned pack_pair(float x, float y) {
-    return Config::kValuesProduct<kCodes> == ptx::Type::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+  __device__ __forceinline__ void scale_weights(bool cached, float (&s)[Config::kKeys / 2]) const {
+    if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
+  }
+  // Weights kFirst..kEnd - 1 as an operand.
+  template <bool kCodes, int kFirst = 0, int kEnd = Config::kKeys / 2>
+  __device__ __forceinline__ static void pack(const float (&s)[Config::kKeys / 2],
+                                              unsigned (&weights)[Config::kKeys / 4]) {
+#pragma unroll
+    for (int i = kFirst / 2; i < kEnd / 2; ++i) weights[i] = pack_pair<kCodes>(s[2 * i], s[2 * i + 1]);
   }
   template <bool kCodes>
-  __device__ __forceinline__ static void pack_lowered(const float (&lowered)[2], const float (&s)[Config::kKeys / 2],
-                                                      unsigned (&weights)[Config::kKeys / 4]) {
-#pragma unroll
-    for (int i = 0; i < Config::kKeys / 4; ++i)
-      weights[i] = pack_pair<kCodes>(s[2 * i] * lowered[i % 2], s[2 * i + 1] * lowered[i % 2]);
-  }
-  // The weights as an operand.
-  template <bool kCodes, int kCount = Config::kKeys / 2>
-  __device__ __forceinline__ void pack(bool cached, float (&s)[Config::kKeys / 2],
-                                       unsigned (&weights)[Config::kKeys / 4]) const {
-    if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
-#pragma unroll
-    for (int i = 0; i < Config::kKeys / 4; ++i) {
-      if (2 * i >= kCount) {
-        weights[i] = 0;
-        continue;
-      }
-      weights[i] = pack_pair<kCodes>(s[2 * i], s[2 * i + 1]);
-    }
+  __device__ __forceinline__ static unsigned pack_pair(float x, float y) {
+    return Config::kValuesProduct<kCodes> == ptx::Type::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
   }
 
   __device__ __forceinline__ void release_keys() {

@@ -206,8 +206,7 @@ class AttendCodes {
 #pragma unroll
       for (int j = group * kGroup; j < (group + 1) * kGroup; j += 2) {
         top = max(max(top, static_cast<int>(__float_as_uint(s[j]))), static_cast<int>(__float_as_uint(s[j + 1])));
-        a.sum[j / 2 % 2] += s[j];
-        a.sum[j / 2 % 2] += s[j + 1];
+        a.sum[j / 2 % 2] += s[j] + s[j + 1];
       }
     };
 #pragma unroll

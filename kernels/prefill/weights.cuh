@@ -14,10 +14,18 @@ constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
 constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
-// The sums of weights first..end - 1.
+// The sums of weights first..end - 1. kPairs: for a shorter chain, and more registers.
+template <bool kPairs = false>
 __device__ __forceinline__ void add_up(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
 #pragma unroll
-  for (int j = first; j < end; ++j) a.sum[j / 2 % 2] += s[j];
+  for (int j = first; j < end; j += 2) {
+    float& sum = a.sum[j / 2 % 2];
+    if constexpr (kPairs) {
+      sum += s[j] + s[j + 1];
+    } else {
+      sum += s[j], sum += s[j + 1];
+    }
+  }
 }
 
 // The largest bits of weights first..end - 1 and of `top`: numbers that are not negative are in the order of their bits, and
@@ -29,16 +37,21 @@ __device__ __forceinline__ void raise_top(int first, int end, const float (&s)[C
 
 // 2^exponent(j) to s[j], in groups: beside the exponentials of one, of which the special-function unit takes one every 8
 // clocks, the exponents of the next are computed, and take(first, end) has the weights of the one before. Those of the
-// last would have to be waited for: they are the caller's. A group is a loop that is left at once, as tile numbers are not negative: the compiler
+// last would have to be waited for: they are the caller's. Before the last group stands last(), beside it beside_last(). A group is a loop that is left at once, as tile numbers are not negative: the compiler
 // moves nothing across its borders, and would else have all exponents computed first.
-template <int kCount, class Exponent, class Take>
+struct Nothing {
+  __device__ __forceinline__ void operator()() const {}
+};
+template <int kCount, class Exponent, class Take, class Last = Nothing, class BesideLast = Nothing>
 __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent,
-                                             const Take& take) {
+                                             const Take& take, const Last& last = {},
+                                             const BesideLast& beside_last = {}) {
   static_assert(kCount % kGroup == 0);
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
 #pragma unroll
   for (int first = 0; first < kCount; first += kGroup) {
+    if (first == kCount - kGroup) last();
     do {
 #pragma unroll
       for (int j = first; j < first + kGroup; ++j) {
@@ -46,7 +59,8 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
         if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
       }
       if (first > 0) take(first - kGroup, first);
-    } while (static_cast<int>(ptx::kept(tile)) < 0);
+      if (first == kCount - kGroup) beside_last();
+    } while ((!Config::kLate || first + kGroup < kCount) && static_cast<int>(ptx::kept(tile)) < 0);
   }
 }
 
