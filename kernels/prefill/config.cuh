@@ -64,7 +64,8 @@ struct Config {
   // There are registers for q, too: the products of K read it there, and not from shared memory again and again.
   static constexpr bool kQueriesHeld = kFarsighted && kElementSize == 2 && kHeadDimQk <= 128;
   // Exponentials wait for no maximum but the first of a row.
-  static constexpr bool kLate = kFarsighted && kElementSize == 2;
+  static constexpr bool kLate =
+      kElementSize == 2 && kHeadDimV <= 128 && kScore == 0 && kMask == 0 && !kConverts && !kPacked;
   static constexpr int kProducerRegisters =
       kFloats ? 104 : kConverts ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
