@@ -33,6 +33,40 @@ TEST_F(EmulatedPrefill, SequencesThatAreAlike) {
   }
 }
 
+// Scores that grow by so much from tile to tile that references must rise, or rows are computed again; bad values;
+// parts.
+TEST_F(EmulatedPrefill, ScoresOfAllSizes) {
+  for (const char* rest :
+       {R"("data": "spread", "dtype": "bf16")", R"("data": "far", "dtype": "f16")",
+        R"("data": "far", "dtype": "bf16", "window": [2, 0])", R"("data": "ones_v", "dtype": "bf16")",
+        R"("plant": "nan_v", "dtype": "f16")", R"("plant": "nan_k", "dtype": "bf16")",
+        R"("softmax_scale": 3, "dtype": "f16", "sinks": "normal")", R"("softmax_scale": 3, "dtype": "bf16")",
+        R"("softmax_scale": 12, "dtype": "bf16", "seqlens_q": [70, 0])",
+        R"("softmax_scale": 40, "dtype": "bf16", "seqlens_q": [0, 130])",
+        R"("softmax_scale": 12, "dtype": "bf16", "seqlens_q": [70, 0], "max_logits": true)",
+        R"("seqlens_q": [2, 1], "seqlens_kv": [2900, 300], "heads": [8, 1], "softmax_scale": 5, "dtype": "bf16")"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "kv": "dense", "causal": true, "seqlens_q": [70, 130], "seqlens_kv": [900, 130], "lse": true, )") +
+                                   rest + "}"),
+                  2),
+              "")
+        << rest;
+  }
+}
+
+TEST_F(EmulatedPrefill, ScoresOfAllSizesOverCaches) {
+  for (const char* rest : {R"("dtype": "f16", "softmax_scale": 3, "sinks": "normal")",
+                           R"("dtype": "bf16", "softmax_scale": 12, "new_tokens": true)",
+                           R"("dtype": "bf16", "softmax_scale": 40, "window": [300, 0])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "kv": "paged", "cache": {"page_size": 16}, "causal": true, "seqlens_q": [70, 40], "seqlens_kv": [700, 200],
+        "lse": true, )") + rest + "}"),
+                  2),
+              "")
+        << rest;
+  }
+}
+
 TEST_F(EmulatedPrefill, CacheAndNewTokens) {
   for (const char* cache : {R"({"page_size": 16})", R"({"page_size": 3})", R"({"page_size": 256, "layout": "hnd"})"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [128, 128],

@@ -22,7 +22,8 @@ class Attend {
  public:
   // kCodes: of tiles that were codes, or are x-packed.
   template <bool kCodes>
-  using KeysProduct = ptx::Product<Config::kKeys, Config::kKeysProduct<kCodes>>;
+  using KeysProduct = typename Choice<Config::kQueriesHeld, ptx::ProductAlongK<Config::kKeys, Config::kKeysProduct<kCodes>>,
+                                      ptx::Product<Config::kKeys, Config::kKeysProduct<kCodes>>>::Type;
   template <bool kCodes>
   using ValuesProduct =
       typename Choice<(Config::kPacked && kCodes),
@@ -36,7 +37,7 @@ class Attend {
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places, int group)
       : p_(p), places_(places), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {
-    q_ = queries(0);
+    find_queries(places_, 0, group, q_);
   }
 
   // Issues the first product of a task, unless tiles of codes may come after others: those begin by themselves.
@@ -50,8 +51,13 @@ class Attend {
         halve_queries(task, kv_head);
       }
       const Keys<kOwnForm> k = keys<kOwnForm>();
+      if constexpr (Config::kQueriesHeld) {
+        ptx::wait_phase(places_.q_full(), q_turn_.parity);
+        take_queries(places_, 0, group_, q_);
+        release_queries();
+      }
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if constexpr (!Config::kHalves) ptx::wait_phase(places_.q_full(), q_turn_.parity);
+      if constexpr (!Config::kHalves && !Config::kQueriesHeld) ptx::wait_phase(places_.q_full(), q_turn_.parity);
       multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
     }
     q_turn_.next<1>();
@@ -61,12 +67,14 @@ class Attend {
   // multiplied, and nobody looks at it: the compiler waits for every product that only some ways through a loop issue.
   __device__ __forceinline__ void start_early(bool any, float (&s)[Config::kKeys / 2]) {
     const Keys<kOwnForm> k = keys<kOwnForm>();
-    q_ = queries(q_turn_.stage);
     const unsigned past = any ? 0 : 1;  // a phase that has ended
-    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity ^ past);
+    find_queries(places_, q_turn_.stage, group_, q_);
     ptx::wait_phase(places_.q_full(q_turn_.stage), q_turn_.parity ^ past);
-    multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
+    take_queries(places_, q_turn_.stage, group_, q_);
     q_turn_.next<Config::kQueryStages>();
+    if (Config::kQueriesHeld && any) release_queries();
+    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity ^ past);
+    multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
   }
 
   // Of the task before the one that was started last: this warp's rows of q, in whose place outputs may be.
@@ -85,6 +93,7 @@ class Attend {
     const Line line(task.num_cached, task.first_key, task.end_key);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
+    takes_maxima_ = true;
     if constexpr (Rows::kCapped) a.limit[0] = a.limit[1] = -ptx::infinity();
     float v_scale = 1.0f, highest[2] = {-ptx::infinity(), -ptx::infinity()};  // of the first kind of tiles
     if constexpr (!kTwoKinds) {
@@ -122,7 +131,11 @@ class Attend {
     float lowered[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (a.max[h] != -ptx::infinity()) a.max[h] = level_of(a.max[h], h);
+      if (Config::kLate && p_.max_logits == nullptr) {
+        a.max[h] = a.reference[h];
+      } else if (a.max[h] != -ptx::infinity()) {
+        a.max[h] = level_of(a.max[h], h);
+      }
       if constexpr (kTwoKinds && Config::kHalves) a.max[h] = fmaxf(a.max[h], highest[h]);
       lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx(a.reference[h] - a.max[h]);
     }
@@ -140,10 +153,7 @@ class Attend {
   }
 
  private:
-  __device__ __forceinline__ ptx::Descriptor queries(int stage) const {
-    return ptx::uniform(ptx::descriptor_k_major(places_.q(stage) + group_ * 64 * 128));
-  }
-
+  using Queries = typename Choice<Config::kQueriesHeld, HeldQueries, ptx::Descriptor>::Type;
   // The first tile may have so few keys that the first half of the registers has all products that count.
   static constexpr bool kHalves = Config::kFarsighted;
   static constexpr int kHalf = Config::kKeys / (kHalves ? 4 : 2);  // registers
@@ -166,7 +176,6 @@ class Attend {
     const Run whole = rows.whole_tiles(task, line);
     unsigned weights[Config::kKeys / 4];
     float lowered[2];
-    Sums sums;
     bool lowers = false;
 
     // Most first tiles are edges; what is computed here the product hides.
@@ -174,51 +183,77 @@ class Attend {
     ptx::wait_products<0>();
     ptx::pin(s);
     const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
+    k_turn_ = uniform(k_turn_), v_turn_ = uniform(v_turn_);  // what the compiler knows to be a warp's takes no registers of lanes
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
-    if (end - begin == 1 && last_use) release_queries();
+    if (!Config::kQueriesHeld && end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
     if constexpr (kHalves) {
       if (ends_in_half(task, end)) {
-        weigh<kCodes, kHalf, true>(rows, task, line, end - 1, whole, false, s, lowered, sums, a, &early);
-        pack<kCodes, kHalf>(false, lowered, s, sums, a, weights);
+        weigh<kCodes, kHalf, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
+        take(kHalf - kGroup, kHalf, s, a);
+        pack<kCodes, 0, kHalf>(s, weights);
+#pragma unroll
+        for (int j = kHalf / 2; j < Config::kKeys / 4; ++j) weights[j] = 0;
       } else {
-        weigh<kCodes, kKeysOfThread, true>(rows, task, line, end - 1, whole, false, s, lowered, sums, a, &early);
-        pack<kCodes>(false, lowered, s, sums, a, weights);
+        weigh<kCodes, kKeysOfThread, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
+        take(kBeforeLast, kKeysOfThread, s, a);
+        pack<kCodes>(s, weights);
       }
     } else {
       lowers = weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line),
-                             all_high(a.max), s, lowered, sums, a);
+                             all_high(a.max), s, lowered, a);
     }
     if (!kFirst && lowers) rescale(lowered, a.o);
-    if constexpr (!kHalves) pack<kCodes>(line.is_cached(end - 1), lowered, s, sums, a, weights);
+    if constexpr (!kHalves) {
+      take(kBeforeLast, kKeysOfThread, s, a);
+      scale_weights<kCodes>(line.is_cached(end - 1), s);
+      pack<kCodes>(s, weights);
+    }
     if (kReleasesLate<kCodes>) release_keys();
 
     for (int i = end - 2; i >= begin; --i) {
-      const ptx::Descriptor q = Config::kEarly ? ptx::uniform(q_) : q_;
       const Keys<kCodes> k = keys<kCodes>();
       const Values<kCodes> v = values<kCodes>();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
-      multiply_keys<KeysProduct<kCodes>>(q, k, s);
+      multiply_keys<KeysProduct<kCodes>>(q_, k, s);
       ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
       multiply_values<kCodes>(weights, v, accumulate, a.o);
       accumulate = 1;
       ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
-      const bool high = all_high(a.max);
+      const bool high = !Config::kLate && all_high(a.max);
       ptx::wait_products<1>();
       ptx::pin(s);
-      if (i == begin && last_use) release_queries();
+      if (!Config::kQueriesHeld && i == begin && last_use) release_queries();
       if (!Config::kCached) release_keys();
-      if (weigh<kCodes>(rows, task, line, i, kManyRegisters ? whole : rows.whole_tiles(task, line), high, s, lowered,
-                        sums, a)) {
+      const Run& unmasked = kManyRegisters ? whole : rows.whole_tiles(task, line);
+      if constexpr (Config::kLate) {
+        const auto last = [&] {
+          ptx::wait_products<0>();
+          ptx::pin(a.o);
+          release_values();
+        };
+        lowers = weigh<kCodes>(rows, task, line, i, unmasked, high, s, lowered, a, nullptr, last,
+                               [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
+        take<true>(kBeforeLast, kKeysOfThread, s, a);
+        pack<kCodes, kBeforeLast>(s, weights);
+        if (__any_sync(0xffffffffu, top_ > bits_of(kLargest)) || lowers) {
+          lower<kCodes>(s, lowered, a, weights);
+          rescale(lowered, a.o);
+        }
+      } else {
+        if (weigh<kCodes>(rows, task, line, i, unmasked, high, s, lowered, a)) {
+          ptx::wait_products<0>();
+          ptx::pin(a.o);
+          rescale(lowered, a.o);
+        }
         ptx::wait_products<0>();
         ptx::pin(a.o);
-        rescale(lowered, a.o);
+        release_values();
+        take(kBeforeLast, Config::kKeys / 2, s, a);
+        scale_weights<kCodes>(line.is_cached(i), s);
+        pack<kCodes>(s, weights);
       }
-      ptx::wait_products<0>();
-      ptx::pin(a.o);
-      release_values();
-      pack<kCodes>(line.is_cached(i), lowered, s, sums, a, weights);
       if (kReleasesLate<kCodes>) release_keys();
     }
     const Values<kCodes> v = values<kCodes>();
@@ -230,6 +265,9 @@ class Attend {
     release_values();
   }
 
+  __device__ __forceinline__ static Turn uniform(Turn x) {
+    return {__shfl_sync(0xffffffffu, x.stage, 0), __shfl_sync(0xffffffffu, x.parity, 0)};
+  }
   template <bool kCodes>
   __device__ __forceinline__ void start_keys(float (&s)[Config::kKeys / 2]) {
     const Keys<kCodes> k = keys<kCodes>();
@@ -267,8 +305,7 @@ class Attend {
     if constexpr (Config::kPackedKeys && kCodes) {
       return ptx::uniform(ptx::descriptor_of_pieces<8 * Config::kPackedKeyBytes>(places_.k(k_turn_.stage)));
     } else {
-      const ptx::Descriptor k = ptx::descriptor_k_major(places_.k(k_turn_.stage));
-      return Config::kEarly ? ptx::uniform_by_reduction(k) : ptx::uniform(k);
+      return ptx::uniform(ptx::descriptor_k_major(places_.k(k_turn_.stage)));
     }
   }
   template <bool kCodes>
@@ -299,6 +336,9 @@ class Attend {
   static constexpr float kLift = kCodes && Config::kHalfWeights ? 7 : 0;
   template <bool kCodes>
   static constexpr float kMost = 8 + kLift<kCodes>;
+  static constexpr int kBeforeLast = Config::kKeys / 2 - kGroup;  // weights
+  // With late maxima references rise where weights are larger than this.
+  static constexpr float kLargest = Config::kType == tile::kBFloat16 ? 0x1p64f : 0x1p15f;
 
   // Of a maximum of row h's products: the score in base 2.
   __device__ __forceinline__ float level_of(float max, int h) const {
@@ -313,11 +353,12 @@ class Attend {
 
   // Products to weights in place, and how much what came before counts less: whether that is so for a row of the warp.
   // kCount: registers that have products; high: all_high(a.max), but of a first tile.
-  template <bool kCodes, int kCount = kKeysOfThread, bool kFirst = false>
-  __device__ __forceinline__ bool weigh(const Rows& rows, const Task& task, const Line& line, int i,
-                                        const Run& whole, bool high, float (&s)[Config::kKeys / 2],
-                                        float (&lowered)[2], Sums& sums, Accumulators& a,
-                                        const Rows::View* view = nullptr) {
+  template <bool kCodes, int kCount = kKeysOfThread, bool kFirst = false, class Last = Nothing,
+            class BesideLast = Nothing>
+  __device__ __forceinline__ bool weigh(const Rows& rows, const Task& task, const Line& line, int i, const Run& whole,
+                                        bool high, float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                        Accumulators& a, const Rows::View* view = nullptr, const Last& last = {},
+                                        const BesideLast& beside_last = {}) {
     const bool scaled = Config::kScalesColumns && (kCodes || !kTwoKinds) && line.is_cached(i);
     if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
     if constexpr (kCodes && Config::kHalves && !Rows::kPlain) multiply_rows(factor_, s);
@@ -333,43 +374,50 @@ class Attend {
     };
     if (edge) hide();
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
-    raise<kCount, kFirst>(rows, start, s, high, a);
-    const bool any_lowered = __any_sync(0xffffffffu, follow<kCodes>(lowered, a));
-    const float before[2] = {a.sum[0] * lowered[0], a.sum[1] * lowered[1]};
+    lowered[0] = lowered[1] = 1.0f;
+    bool lowers = false;
+    if (!Config::kLate || takes_maxima_) {
+      raise<kCount, kFirst>(rows, start, s, Config::kLate && !kFirst ? all_high(a.max) : high, a);
+      lowers = __any_sync(0xffffffffu, follow<kCodes>(lowered, a));
+      takes_maxima_ = p_.max_logits != nullptr || __any_sync(0xffffffffu, a.reference[0] == -ptx::infinity() ||
+                                                                              a.reference[1] == -ptx::infinity());
+    }
     float reference[2], c[2] = {unit(0), unit(1)};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       reference[h] = reference_of(a.reference[h]);
       if constexpr (Rows::kSloped) reference[h] = fmaf(rows.slope[h], rows.distance_of(h, start), reference[h]);
     }
+    top_ = 0;
+    const auto taken = [&](int first, int end) { take(first, end, s, a); };
     if constexpr (Rows::kCapped) {
       if (Rows::all_take(p_.cap_short, a.max)) {
-        exponentiate<kCount>(i, s, before, sums,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); });
-        return any_lowered;
+        exponentiate<kCount>(
+            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, taken);
+        return lowers;
       }
       if (Rows::all_take(p_.cap_long, a.max)) {
-        exponentiate<kCount>(i, s, before, sums,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); });
-        return any_lowered;
+        exponentiate<kCount>(
+            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); }, taken);
+        return lowers;
       }
       if (Rows::all_take(p_.cap_wide, a.max, [&] { return least_bits<kCount>(s); })) {
-        exponentiate<kCount>(i, s, before, sums,
-                             [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); });
-        return any_lowered;
+        exponentiate<kCount>(
+            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); }, taken);
+        return lowers;
       }
       rows.score(p_, start, s);
       if (edge) hide();  // the least product has a finite score
       c[0] = c[1] = 1;
     }
-    exponentiate<kCount>(i, s, before, sums, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); });
-    return any_lowered;
+    exponentiate<kCount>(
+        i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); }, taken, last, beside_last);
+    return lowers;
   }
 
   // Has references follow maxima that are too far ahead: whether one is.
   template <bool kCodes>
   __device__ __forceinline__ bool follow(float (&lowered)[2], Accumulators& a) const {
-    lowered[0] = lowered[1] = 1.0f;
     bool far[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -382,6 +430,7 @@ class Attend {
       if (far[h]) {
         const float level = level_of(a.max[h], h) - kLift<kCodes>;
         lowered[h] = ptx::exp2_approx(a.reference[h] - level);
+        a.sum[h] *= lowered[h];
         a.reference[h] = level;
         if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kMost<kCodes> / c_;  // scores grow more slowly than products
       }
@@ -389,21 +438,52 @@ class Attend {
     return far[0] || far[1];
   }
 
-  // The weights, summed, as an operand.
-  template <bool kCodes, int kCount = Config::kKeys / 2>
-  __device__ __forceinline__ void pack(bool cached, const float (&lowered)[2], float (&s)[Config::kKeys / 2],
-                                       Sums& sums, Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) const {
-    add_up<kCount>(s, sums, a);
-    if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
+  // Weights first..end - 1.
+  template <bool kPairs = false>
+  __device__ __forceinline__ void take(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
+    add_up<kPairs>(first, end, s, a);
+    if (Config::kLate) raise_top(first, end, s, top_);
+  }
+
+  // Has references rise where weights are too large, by whole powers of two: nothing is rounded. A weight that is
+  // infinite stays that, and the row is computed again (repair.cuh).
+  template <bool kCodes>
+  __device__ __forceinline__ static void lower(const float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                               Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) {
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 4; ++i) {
-      if (2 * i >= kCount) {
-        weights[i] = 0;
-        continue;
-      }
-      weights[i] = Config::kValuesProduct<kCodes> == ptx::Type::kBf16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
-                                                                      : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
+    for (int h = 0; h < 2; ++h) {
+      int top = 0;
+#pragma unroll
+      for (int j = 0; j < Config::kKeys / 8; ++j)
+        top = max(max(top, bits_of(s[4 * j + 2 * h])), bits_of(s[4 * j + 2 * h + 1]));
+      top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      if (top <= bits_of(kLargest)) continue;
+      const int powers = min((top >> 23) - 127, 126);
+      const float factor = __uint_as_float(static_cast<unsigned>(127 - powers) << 23);
+      lowered[h] *= factor;
+      a.sum[h] *= factor;
+      a.reference[h] += static_cast<float>(powers);
+#pragma unroll
+      for (int i = h; i < Config::kKeys / 4; i += 2)
+        weights[i] = pack_pair<kCodes>(s[2 * i] * factor, s[2 * i + 1] * factor);
     }
+  }
+
+  template <bool kCodes>
+  __device__ __forceinline__ void scale_weights(bool cached, float (&s)[Config::kKeys / 2]) const {
+    if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
+  }
+  // Weights kFirst..kEnd - 1 as an operand.
+  template <bool kCodes, int kFirst = 0, int kEnd = Config::kKeys / 2>
+  __device__ __forceinline__ static void pack(const float (&s)[Config::kKeys / 2],
+                                              unsigned (&weights)[Config::kKeys / 4]) {
+#pragma unroll
+    for (int i = kFirst / 2; i < kEnd / 2; ++i) weights[i] = pack_pair<kCodes>(s[2 * i], s[2 * i + 1]);
+  }
+  template <bool kCodes>
+  __device__ __forceinline__ static unsigned pack_pair(float x, float y) {
+    return Config::kValuesProduct<kCodes> == ptx::Type::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
   }
 
   __device__ __forceinline__ void release_keys() {
@@ -413,6 +493,7 @@ class Attend {
   }
   __device__ __forceinline__ void release_queries() const {
     if (Config::kOutThroughQueries) return;  // but when the task has been stored
+    if (Config::kQueriesHeld) __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty(Config::kEarly ? q_turn_.stage ^ 1 : 0));
   }
   __device__ __forceinline__ void release_values() {
@@ -425,7 +506,9 @@ class Attend {
   const int group_;
   const float c_;
   float factor_[2];  // of products with fp16 queries, c_ included where all are only multiplied
-  ptx::Descriptor q_;
+  Queries q_;
+  bool takes_maxima_ = true;  // some row has no reference yet, or maxima are asked for
+  int top_ = 0;               // the largest bits of a tile's weights
   Turn q_turn_, k_turn_, v_turn_;
 };
 

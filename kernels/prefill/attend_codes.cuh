@@ -14,6 +14,7 @@
 #include "prefill/accumulators.cuh"
 #include "prefill/scores.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::prefill {
@@ -38,9 +39,9 @@ class AttendCodes {
     const int slot = this->slot().stage;
     const Task& task = places_.task(slot);  // read where needed
     const int end = __shfl_sync(0xffffffffu, task.tile_end, 0), begin = __shfl_sync(0xffffffffu, task.tile_begin, 0);
-    float s[Config::kKeys / 2], product[Config::kChannels / 2], lowered[2];
+    float s[Config::kKeys / 2], product[Config::kChannels / 2];
     unsigned weights[Config::kKeys / 8];
-    const ptx::Descriptor first = keys();
+    const ptx::Descriptor first = ptx::uniform(keys(count_));
     ptx::wait_phase(places_.k_full(stage()), parity());
     ptx::wait_phase(places_.q_full(), tasks() % 2);
     multiply_keys<QkProduct>(q_, first, s);
@@ -69,43 +70,34 @@ class AttendCodes {
     ptx::wait_products<0>();
     ptx::pin(s);
     if (end - begin == 1) release_queries();
-    release_keys();
-    weigh(end - 1, whole.has(end - 1), s, lowered, a);
-    add_up(s, a);
-    pack(s, weights);
+    release_keys(count_);
+    weigh<false>(end - 1, whole.has(end - 1), 0, s, product, weights, a);
+    // Of tile i is count - i: counted like i, which the compiler keeps in registers of the warp.
+    const unsigned count = __shfl_sync(0xffffffffu, count_, 0) + end - 1;
     for (int i = end - 2; i >= begin; --i) {
       // The keys of this tile, and the values of the one before.
-      const ptx::Descriptor v = values();
-      const unsigned v_full = places_.v_full(stage()), v_parity = parity();
-      next_tile();
-      const ptx::Descriptor k = keys();
-      ptx::wait_phase(places_.k_full(stage()), parity());
+      const unsigned now = count - i, before = now - 1;
+      ptx::wait_phase(places_.k_full(stage(now)), parity(now));
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
-      multiply_keys<QkProduct>(q_, k, s);
-      ptx::wait_phase(v_full, v_parity);
-      multiply_values(weights, v, product);
+      multiply_keys<QkProduct>(q_, keys(now), s);
+      ptx::wait_phase(places_.v_full(stage(before)), parity(before));
+      multiply_values(weights, values(before), product);
       ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
       ptx::wait_products<1>();
       ptx::pin(s);
       if (i == begin) release_queries();
-      release_keys();
-      weigh(i, whole.has(i), s, lowered, a);
-      ptx::wait_products<0>();
-      ptx::pin(product);
-      release_values(count_ - 1);
-      add_product(product, a.o);
-      if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) rescale(lowered, a.o);
-      add_up(s, a);
-      pack(s, weights);
+      release_keys(now);
+      weigh<true>(i, whole.has(i), before, s, product, weights, a);
     }
-    const ptx::Descriptor v = values();
+    count_ = (count_ & 0xffff0000) | (count - begin & 0xffff);
+    const ptx::Descriptor v = ptx::uniform(values(count_));
     ptx::wait_phase(places_.v_full(stage()), parity());
     multiply_values(weights, v, product);
     ptx::wait_products<0>();
     ptx::pin(product);
     release_values(count_);
     next_tile();
-    add_product(product, a.o);
+    add_product(0, Config::kChannels / 2, product, a.o);
     constexpr float kUnit = 1.0f / (1 << kHeadroom);
     const float of_values = kUnit * code_scale(p_, true);
 #pragma unroll
@@ -127,6 +119,9 @@ class AttendCodes {
   static constexpr float kLargestWeight = 448;
   // In place of a reference. Weights against it are 0, as all scores are -inf.
   static constexpr float kNothingSeen = -3e38f;
+  // Of exponentials; those before P V is waited for, and how much of it is added beside each of the others.
+  static constexpr int kGroup = 8, kGroups = Config::kKeys / 2 / kGroup, kGroupsAhead = kGroups / 2;
+  static constexpr int kAdded = Config::kChannels / 2 / (kGroups - kGroupsAhead);
 
   static_assert(0x10000 % (2 * Config::kStages) == 0 && kernels::kTaskSlots % 2 == 1, "turns go on where counts wrap");
   __device__ __forceinline__ unsigned tasks() const { return count_ >> 16; }
@@ -134,13 +129,14 @@ class AttendCodes {
   // Of the current tile in both rings.
   __device__ __forceinline__ int stage(unsigned tile) const { return tile % Config::kStages; }
   __device__ __forceinline__ int stage() const { return stage(count_); }
-  __device__ __forceinline__ unsigned parity() const { return count_ / Config::kStages % 2; }
+  __device__ __forceinline__ unsigned parity(unsigned tile) const { return tile / Config::kStages % 2; }
+  __device__ __forceinline__ unsigned parity() const { return parity(count_); }
   // Well before they are needed: a shuffle takes its time.
-  __device__ __forceinline__ ptx::Descriptor keys() const {
-    return ptx::uniform(ptx::descriptor_k_major(places_.k(stage())));
+  __device__ __forceinline__ ptx::Descriptor keys(unsigned tile) const {
+    return ptx::descriptor_k_major(places_.k(stage(tile)));
   }
-  __device__ __forceinline__ ptx::Descriptor values() const {
-    return ptx::uniform(ptx::descriptor_k_major(places_.v(stage())));
+  __device__ __forceinline__ ptx::Descriptor values(unsigned tile) const {
+    return ptx::descriptor_k_major(places_.v(stage(tile)));
   }
 
   __device__ __forceinline__ static void multiply_values(unsigned (&weights)[Config::kKeys / 8], ptx::Descriptor v,
@@ -154,19 +150,25 @@ class AttendCodes {
     ptx::commit_products();
   }
 
-  __device__ __forceinline__ static void add_product(const float (&product)[Config::kChannels / 2],
+  __device__ __forceinline__ static void add_product(int first, int count, const float (&product)[Config::kChannels / 2],
                                                      float (&o)[Config::kChannels / 2]) {
 #pragma unroll
-    for (int i = 0; i < Config::kChannels / 2; ++i) o[i] += product[i];
+    for (int i = first; i < first + count; ++i) o[i] += product[i];
   }
   __device__ __forceinline__ static void rescale(const float (&lowered)[2], float (&o)[Config::kChannels / 2]) {
 #pragma unroll
     for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= lowered[i / 2 % 2];
   }
 
-  // Products of tile i to weights in place, and how much O counts less.
-  __device__ __forceinline__ void weigh(int i, bool whole, float (&s)[Config::kKeys / 2], float (&lowered)[2],
-                                        Accumulators& a) {
+  // Products of tile i to weights. kAdds: the tile before has P V in `product`, which is added to O on the way.
+  //
+  // Exponentials come in groups. Beside those of one, of which the special-function unit takes one every 8 clocks, stand
+  // the exponents of the next, the sums and maxima of the one before, and O's sums. A group is a loop that is left at once,
+  // as tile numbers are not negative: the compiler moves nothing across its borders.
+  template <bool kAdds>
+  __device__ __forceinline__ void weigh(int i, bool whole, unsigned before, float (&s)[Config::kKeys / 2],
+                                        float (&product)[Config::kChannels / 2],
+                                        unsigned (&weights)[Config::kKeys / 8], Accumulators& a) {
     float c = c_;
     if (!(c_ > 0 && c_ < ptx::infinity())) {  // the order of products is not that of scores
       c = 1;
@@ -182,35 +184,62 @@ class AttendCodes {
         Rows::hide_row(h, Rows::keys_between(first - i * Config::kKeys, end - i * Config::kKeys), s);
       }
     }
-    lowered[0] = lowered[1] = 1;
     if (takes_maxima_) {
+      float lowered[2] = {1, 1};
       follow_maximum(s, c, lowered, a);
+      if (kAdds && __any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) {
+        ptx::wait_products<0>();
+        ptx::pin(product);
+#pragma unroll
+        for (int j = 0; j < Config::kChannels / 2; ++j) {
+          a.o[j] = (a.o[j] + product[j]) * lowered[j / 2 % 2];
+          product[j] = 0;
+        }
+      }
       takes_maxima_ = p_.max_logits != nullptr ||
                       __any_sync(0xffffffffu, a.reference[0] == kNothingSeen || a.reference[1] == kNothingSeen);
     }
-#pragma unroll
-    for (int j = 0; j < Config::kKeys / 2; ++j)
-      s[j] = ptx::exp2_approx(fmaf(s[j], c, -a.reference[j / 2 % 2]));
+    const auto exponent = [&](int j) { s[j] = fmaf(s[j], c, -a.reference[j / 2 % 2]); };
     // Numbers that are not negative are in the order of their bits, and integers have maxima of three.
-    int top[2] = {0, 0};
+    int top = 0;
+    const auto take = [&](int group) {
 #pragma unroll
-    for (int j = 0; j < Config::kKeys / 2; j += 2) {
-      int& most = top[j / 2 % 2];
-      most = max(max(most, static_cast<int>(__float_as_uint(s[j]))), static_cast<int>(__float_as_uint(s[j + 1])));
+      for (int j = group * kGroup; j < (group + 1) * kGroup; j += 2) {
+        top = max(max(top, static_cast<int>(__float_as_uint(s[j]))), static_cast<int>(__float_as_uint(s[j + 1])));
+        a.sum[j / 2 % 2] += s[j] + s[j + 1];
+      }
+    };
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) exponent(j);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      if (kAdds && group == kGroupsAhead) {
+        ptx::wait_products<0>();
+        ptx::pin(product);
+        release_values(before);
+      }
+      do {
+#pragma unroll
+        for (int j = group * kGroup; j < (group + 1) * kGroup; ++j) {
+          s[j] = ptx::exp2_approx(s[j]);
+          if (group + 1 < kGroups) exponent(j + kGroup);
+        }
+        if (group > 0) take(group - 1);
+        if (group >= kGroupsAhead) {
+          if (kAdds) add_product((group - kGroupsAhead) * kAdded, kAdded, product, a.o);
+          if (group == kGroupsAhead) pack(0, kGroupsAhead - 1, s, weights);
+          if (group > kGroupsAhead) pack(group - 2, group, s, weights);
+        }
+      } while (group == kGroupsAhead - 1 && static_cast<int>(ptx::kept(i)) < 0);
     }
+    take(kGroups - 1);
+    pack(kGroups - 1, kGroups, s, weights);
     // NaN is above all of them: it must not hide another row's.
-    if (__any_sync(0xffffffffu, max(top[0], top[1]) > static_cast<int>(__float_as_uint(kLargestWeight))))
+    if (__any_sync(0xffffffffu, top > static_cast<int>(__float_as_uint(kLargestWeight)))) {
+      float lowered[2] = {1, 1};
       lower(s, lowered, a);
-  }
-
-  // Not before the weights are all there: each of the exponentials would be waited for.
-  __device__ __forceinline__ static void add_up(const float (&s)[Config::kKeys / 2], Accumulators& a) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float sum[4] = {};
-#pragma unroll
-      for (int i = 0; i < Config::kKeys / 4; ++i) sum[i % 4] += s[i / 2 * 4 + 2 * h + i % 2];
-      a.sum[h] += (sum[0] + sum[1]) + (sum[2] + sum[3]);
+      pack(0, kGroups, s, weights);
+      if (kAdds) rescale(lowered, a.o);
     }
   }
 
@@ -251,18 +280,18 @@ class AttendCodes {
     }
   }
 
-  // The weights as an operand: ptx/wgmma.cuh, its keys in the order of transpose.cuh.
-  __device__ __forceinline__ static void pack(const float (&s)[Config::kKeys / 2],
+  // The weights of groups [first, end) as an operand: ptx/wgmma.cuh, its keys in the order of transpose.cuh.
+  __device__ __forceinline__ static void pack(int first, int end, const float (&s)[Config::kKeys / 2],
                                               unsigned (&weights)[Config::kKeys / 8]) {
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 8; ++i) {
+    for (int i = first * kGroup / 4; i < end * kGroup / 4; ++i) {
       const float* const x = s + 8 * (i / 2) + 2 * (i % 2);
       weights[i] = ptx::pack_four_e4m3(x[0], x[1], x[4], x[5]);
     }
   }
 
-  __device__ __forceinline__ void release_keys() const {
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(stage()));
+  __device__ __forceinline__ void release_keys(unsigned tile) const {
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(stage(tile)));
   }
   __device__ __forceinline__ void release_queries() const {
     if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());

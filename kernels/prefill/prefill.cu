@@ -55,7 +55,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
         attend.conclude(a);
         if (task.num_parts == 1) out = finish_rows(p, task, rows, a);
         // All warps of the group have done with q as such.
-        if (Config::kOutThroughQueries) ptx::sync_some(kQueriesOfGroup + group, 128);
+        if (Config::kOutThroughQueries && !Config::kQueriesHeld) ptx::sync_some(kQueriesOfGroup + group, 128);
       }
     });
     if constexpr (Config::kEarly) {

@@ -11,47 +11,59 @@ namespace attune::prefill {
 constexpr bool kManyRegisters = Config::kChannels <= 128;
 constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 
-// 2^exponent(j) to s[j], in groups: exponents of the next one are computed beside the exponentials of one, of which
-// the special-function unit takes one every 8 clocks. A group is a loop that is left at once, as tile numbers are not
-// negative: the compiler moves nothing across its borders, and would else have all exponents computed first.
-//
-// Weights of one group are added up beside the exponentials of the next.
-constexpr int kGroup = Rows::kCapped ? 8 : 16;
-constexpr bool kSumsBeside = Config::kFarsighted;
+__device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
-// Of a thread's weights, in chains.
-struct Sums {
-  float of[2][kChains];
-  __device__ __forceinline__ void add(const float (&s)[Config::kKeys / 2], int j) {
-    of[j / 2 % 2][(j / 4 * 2 + j % 2) % kChains] += s[j];
+constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
+// The sums of weights first..end - 1. kPairs: for a shorter chain, and more registers.
+template <bool kPairs = false>
+__device__ __forceinline__ void add_up(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
+#pragma unroll
+  for (int j = first; j < end; j += 2) {
+    float& sum = a.sum[j / 2 % 2];
+    if constexpr (kPairs) {
+      sum += s[j] + s[j + 1];
+    } else {
+      sum += s[j], sum += s[j + 1];
+    }
   }
+}
+
+// The largest bits of weights first..end - 1 and of `top`: numbers that are not negative are in the order of their bits, and
+// integers have maxima of three. NaN is above all.
+__device__ __forceinline__ void raise_top(int first, int end, const float (&s)[Config::kKeys / 2], int& top) {
+#pragma unroll
+  for (int j = first; j < end; j += 2) top = max(max(top, bits_of(s[j])), bits_of(s[j + 1]));
+}
+
+// 2^exponent(j) to s[j], in groups: beside the exponentials of one, of which the special-function unit takes one every 8
+// clocks, the exponents of the next are computed, and take(first, end) has the weights of the one before. Those of the
+// last would have to be waited for: they are the caller's. Before the last group stands last(), beside it beside_last(). A group is a loop that is left at once, as tile numbers are not negative: the compiler
+// moves nothing across its borders, and would else have all exponents computed first.
+struct Nothing {
+  __device__ __forceinline__ void operator()() const {}
 };
-
-template <int kCount, class Exponent>
-__device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const float (&start)[2],
-                                             Sums& sums, const Exponent& exponent) {
+template <int kCount, class Exponent, class Take, class Last = Nothing, class BesideLast = Nothing>
+__device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent,
+                                             const Take& take, const Last& last = {},
+                                             const BesideLast& beside_last = {}) {
   static_assert(kCount % kGroup == 0);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int j = 0; j < kChains; ++j) sums.of[h][j] = j == 0 ? start[h] : 0.0f;
-  }
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
 #pragma unroll
   for (int first = 0; first < kCount; first += kGroup) {
+    if (first == kCount - kGroup) last();
     do {
 #pragma unroll
       for (int j = first; j < first + kGroup; ++j) {
         s[j] = ptx::exp2_approx(s[j]);
         if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
-        if (kSumsBeside && first > 0) sums.add(s, j - kGroup);
       }
-    } while (static_cast<int>(ptx::kept(tile)) < 0);
+      if (first > 0) take(first - kGroup, first);
+      if (first == kCount - kGroup) beside_last();
+    } while ((!Config::kLate || first + kGroup < kCount) && static_cast<int>(ptx::kept(tile)) < 0);
   }
 }
 
-__device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 // The maximum of this thread's products of row h and, without slopes, of x. Chains of their own for neighbours: too few
 // warps hide what a long chain waits for.
 template <int kCount, class T, class Bits, class Max>
@@ -112,20 +124,6 @@ __device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 
 #pragma unroll
   for (int j = 1; j < kChains; ++j) top[0] = max(top[0], top[j]);
   return top[0];
-}
-
-// The weights' sums, of those that have not been added; not right after the exponentials, each of which would be waited
-// for.
-template <int kCount>
-__device__ __forceinline__ void add_up(const float (&s)[Config::kKeys / 2], Sums& sums, Accumulators& a) {
-#pragma unroll
-  for (int j = kSumsBeside ? kCount - kGroup : 0; j < kCount; ++j) sums.add(s, j);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    a.sum[h] = sums.of[h][0];
-#pragma unroll
-    for (int j = 1; j < kChains; ++j) a.sum[h] += sums.of[h][j];
-  }
 }
 
 // scales: of the tile's keys, in shared memory.
