@@ -91,7 +91,11 @@ class Attend {
   __device__ __forceinline__ void run(const Task& task, int kv_head, const Rows& rows, float (&s)[Config::kKeys / 2],
                                       Accumulators& a, const Beside& beside) {
     const Line line(task.num_cached, task.first_key, task.end_key);
-    a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      a.max[h] = -ptx::infinity();
+      a.reference[h] = Config::kLate && rows.token[h] < 0 ? 0.0f : -ptx::infinity();  // who is not there waits for nothing
+    }
     a.sum[0] = a.sum[1] = 0;
     takes_maxima_ = true;
     if constexpr (Rows::kCapped) a.limit[0] = a.limit[1] = -ptx::infinity();
