@@ -17,7 +17,7 @@ constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 //
 // Weights of one group are added up beside the exponentials of the next.
 constexpr int kGroup = Rows::kCapped ? 8 : 16;
-constexpr bool kSumsBeside = Config::kFarsighted;
+constexpr bool kSumsBeside = kManyRegisters && !Config::kConverts;  // else it spills
 
 // Of a thread's weights, in chains.
 struct Sums {
