@@ -187,20 +187,21 @@ class Attend {
     ptx::wait_products<0>();
     ptx::pin(s);
     const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
-    k_turn_ = uniform(k_turn_), v_turn_ = uniform(v_turn_);  // what the compiler knows to be a warp's takes no registers of lanes
+    // What the compiler knows to be a warp's takes no registers of lanes; two kinds of tiles keep it from that, and spill.
+    if constexpr (!kTwoKinds) k_turn_ = uniform(k_turn_), v_turn_ = uniform(v_turn_);
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
     if (!Config::kQueriesHeld && end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
     if constexpr (kHalves) {
       if (ends_in_half(task, end)) {
         weigh<kCodes, kHalf, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
-        take(kHalf - kGroup, kHalf, s, a);
+        take(kTakenLast<kHalf>, kHalf, s, a);
         pack<kCodes, 0, kHalf>(s, weights);
 #pragma unroll
         for (int j = kHalf / 2; j < Config::kKeys / 4; ++j) weights[j] = 0;
       } else {
         weigh<kCodes, kKeysOfThread, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
-        take(kBeforeLast, kKeysOfThread, s, a);
+        take(kTakenLast<kKeysOfThread>, kKeysOfThread, s, a);
         pack<kCodes>(s, weights);
       }
     } else {
@@ -209,7 +210,7 @@ class Attend {
     }
     if (!kFirst && lowers) rescale(lowered, a.o);
     if constexpr (!kHalves) {
-      take(kBeforeLast, kKeysOfThread, s, a);
+      take(kTakenLast<kKeysOfThread>, kKeysOfThread, s, a);
       scale_weights<kCodes>(line.is_cached(end - 1), s);
       pack<kCodes>(s, weights);
     }
@@ -254,7 +255,7 @@ class Attend {
         ptx::wait_products<0>();
         ptx::pin(a.o);
         release_values();
-        take(kBeforeLast, Config::kKeys / 2, s, a);
+        take(kTakenLast<kKeysOfThread>, kKeysOfThread, s, a);
         scale_weights<kCodes>(line.is_cached(i), s);
         pack<kCodes>(s, weights);
       }

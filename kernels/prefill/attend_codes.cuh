@@ -89,7 +89,7 @@ class AttendCodes {
       release_keys(now);
       weigh<true>(i, whole.has(i), before, s, product, weights, a);
     }
-    count_ = (count_ & 0xffff0000) | (count - begin & 0xffff);
+    count_ = ptx::kept((count_ & 0xffff0000) | (count - begin & 0xffff));  // what follows from the task is found again
     const ptx::Descriptor v = ptx::uniform(values(count_));
     ptx::wait_phase(places_.v_full(stage()), parity());
     multiply_values(weights, v, product);
@@ -104,7 +104,6 @@ class AttendCodes {
     for (float& x : a.o) x *= of_values;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      a.factor[h] = 1.0f;
       a.max[h] = a.reference[h] == kNothingSeen ? -ptx::infinity() : a.reference[h] + kHeadroom;
       a.sum[h] *= kUnit;
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);

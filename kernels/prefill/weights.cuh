@@ -14,6 +14,10 @@ constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
 constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
+constexpr bool kTakesBeside = !Config::kPacked;        // the exponentials; there it spills
+// From here on kCount weights are taken after the last exponential.
+template <int kCount>
+constexpr int kTakenLast = kTakesBeside ? kCount - kGroup : 0;
 // The sums of weights first..end - 1. kPairs: for a shorter chain, and more registers.
 template <bool kPairs = false>
 __device__ __forceinline__ void add_up(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
@@ -58,7 +62,7 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
         s[j] = ptx::exp2_approx(s[j]);
         if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
       }
-      if (first > 0) take(first - kGroup, first);
+      if (kTakesBeside && first > 0) take(first - kGroup, first);
       if (first == kCount - kGroup) beside_last();
     } while ((!Config::kLate || first + kGroup < kCount) && static_cast<int>(ptx::kept(tile)) < 0);
   }
