@@ -102,6 +102,7 @@ class Attend {
         if constexpr (Config::kHalves) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
+            if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
             if (middle < end && a.max[h] != -ptx::infinity()) highest[h] = level_of(a.max[h], h);
             a.max[h] = -ptx::infinity();
           }
@@ -122,6 +123,7 @@ class Attend {
     float lowered[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
       if (a.max[h] != -ptx::infinity()) a.max[h] = level_of(a.max[h], h);
       if constexpr (kTwoKinds && Config::kHalves) a.max[h] = fmaxf(a.max[h], highest[h]);
       lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx(a.reference[h] - a.max[h]);
@@ -334,7 +336,7 @@ class Attend {
     if (edge) hide();
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
     raise<kCount, kFirst>(rows, start, s, high, a);
-    const bool any_lowered = __any_sync(0xffffffffu, follow<kCodes>(lowered, a));
+    const bool any_lowered = follow<kCodes, kFirst>(lowered, a);
     const float before[2] = {a.sum[0] * lowered[0], a.sum[1] * lowered[1]};
     float reference[2], c[2] = {unit(0), unit(1)};
 #pragma unroll
@@ -366,27 +368,26 @@ class Attend {
     return any_lowered;
   }
 
-  // Has references follow maxima that are too far ahead: whether one is.
-  template <bool kCodes>
+  // Has references follow maxima that are too far ahead: whether one of the warp's is. Of a first tile all are.
+  template <bool kCodes, bool kFirst>
   __device__ __forceinline__ bool follow(float (&lowered)[2], Accumulators& a) const {
     lowered[0] = lowered[1] = 1.0f;
-    bool far[2];
+    const auto is_far = [&](int h) {
+      return Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0]
+                           : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>;
+    };
+    if (!kFirst && !__any_sync(0xffffffffu, is_far(0) || is_far(1))) return false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      far[h] = Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0]
-                             : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>;
-    }
-    if (Rows::kCapped && !far[0] && !far[1]) return false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (far[h]) {
+      if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
+      if (is_far(h)) {
         const float level = level_of(a.max[h], h) - kLift<kCodes>;
         lowered[h] = ptx::exp2_approx(a.reference[h] - level);
         a.reference[h] = level;
         if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kMost<kCodes> / c_;  // scores grow more slowly than products
       }
     }
-    return far[0] || far[1];
+    return true;
   }
 
   // The weights, summed, as an operand.
