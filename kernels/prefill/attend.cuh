@@ -63,8 +63,7 @@ class Attend {
     const Keys<kOwnForm> k = keys<kOwnForm>();
     q_ = queries(q_turn_.stage);
     const unsigned past = any ? 0 : 1;  // a phase that has ended
-    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity ^ past);
-    ptx::wait_phase(places_.q_full(q_turn_.stage), q_turn_.parity ^ past);
+    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity ^ past);  // q's, too
     multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
     q_turn_.next<Config::kQueryStages>();
   }
@@ -114,10 +113,21 @@ class Attend {
         run_tiles<true, false>(task, rows, line, begin, middle, middle < end ? 1 : 0, s, a, beside);
       }
     }
-    if constexpr (!Config::kEarly) conclude(a, v_scale, highest);
+    if constexpr (!Config::kEarly) {
+      add_lanes(a);
+      conclude(a, v_scale, highest);
+    }
   }
 
-  // Maxima in base 2, what O is to be multiplied with, and sums of whole rows: nothing of O, but for its scale.
+  // Sums of whole rows.
+  __device__ __forceinline__ static void add_lanes(Accumulators& a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
+      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
+    }
+  }
+  // Maxima in base 2, sums against them, and what O is to be multiplied with: nothing of O, but for its scale.
   __device__ __forceinline__ void conclude(Accumulators& a, float v_scale = 1.0f,
                                            const float* highest = nullptr) const {
     float lowered[2];
@@ -127,17 +137,12 @@ class Attend {
       if (a.max[h] != -ptx::infinity()) a.max[h] = level_of(a.max[h], h);
       if constexpr (kTwoKinds && Config::kHalves) a.max[h] = fmaxf(a.max[h], highest[h]);
       lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx(a.reference[h] - a.max[h]);
+      a.factor[h] = Config::kHalfWeights ? 1.0f : lowered[h];
+      a.sum[h] *= lowered[h];
     }
     if constexpr (Config::kHalfWeights) {
       const float with_scale[2] = {lowered[0] * v_scale, lowered[1] * v_scale};
       rescale(with_scale, a.o);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      a.factor[h] = Config::kHalfWeights ? 1.0f : lowered[h];
-      a.sum[h] *= lowered[h];
-      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
-      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
     }
   }
 
@@ -173,14 +178,15 @@ class Attend {
 
     // Most first tiles are edges; what is computed here the product hides.
     const Rows::View early = Config::kFarsighted ? rows.view(p_, tile_at(task, line, behind - 1)) : Rows::View{};
+    const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
+    const bool half = kHalves && ends_in_half(task, end);
     ptx::wait_products<0>();
     ptx::pin(s);
-    const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
     if (end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
     if constexpr (kHalves) {
-      if (ends_in_half(task, end)) {
+      if (half) {
         weigh<kCodes, kHalf, true>(rows, task, line, end - 1, whole, false, s, lowered, sums, a, &early);
         pack<kCodes, kHalf>(false, lowered, s, sums, a, weights);
       } else {
