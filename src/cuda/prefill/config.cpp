@@ -288,8 +288,8 @@ WorkspaceLayout workspace_layout(const Config& c) {
 
 namespace {
 
-// Blocks of rows of each sequence, where their lengths are no tables and the schedule would cut none; else 0. What is cut
-// goes by the tiles of all, of which this counts no more than there are.
+// Blocks of rows of each sequence, where their lengths are no tables and the schedule would cut none; else 0. What is
+// cut goes by the tiles of all, of which this counts no more than there are.
 int blocks_alike(const Problem& p, const Config& c) {
   const bool plain = !p.cu_q && !p.cu_kv && !p.seqused && !c.cached && p.finished == nullptr && p.num_ranges == 0 &&
                      !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.few_q == 0;
