@@ -3,8 +3,10 @@
 """Times attention of prompts by attune and by PyTorch's scaled_dot_product_attention on one GPU, in turns.
 
 Needs the attune package, PyTorch and a GPU. PyTorch runs what it can of a shape, with cuDNN and with flash attention, and fp32
-with its memory-efficient attention (on keys repeated for each head beforehand); where it can, results are compared too. TFLOP/s count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a query head and
-a key, GB/s keys and values of every sequence once.
+with its memory-efficient attention (on keys repeated for each head beforehand); where it can, results are compared too. TFLOP/s
+count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a query head and a key, GB/s keys and values of every
+sequence once. Dense cases are a tensor of equal lengths, as PyTorch has them; others are ragged. "attune" is plan.run(), which
+schedules each time, "sched." plan.run_scheduled(): one schedule serves all layers of a step.
 
 --kernel NAME takes that kernel of attune alone (ATTUNE_KERNEL); several are timed in turns, and their results compared with
 the first one's:
@@ -51,8 +53,8 @@ class Case:
     """One call of attune.attention, and of PyTorch's where it can do the same."""
 
     def __init__(self, name, lengths, heads, head_dim=(128, 128), causal=True, window=None, torch_runs=False,
-                 dtype=torch.bfloat16, **fields):
-        self.name, self.causal, self.torch_runs, self.dtype = name, causal, torch_runs, dtype
+                 equal=False, dtype=torch.bfloat16, **fields):
+        self.name, self.causal, self.torch_runs, self.equal, self.dtype = name, causal, torch_runs, equal, dtype
         self.lengths, self.heads, self.head_dim, self.window, self.fields = lengths, heads, head_dim, window, fields
         pairs = sum(visible_pairs(n_q, n_kv, causal, window) for n_q, n_kv in lengths)
         self.flops = 2.0 * pairs * heads[0] * sum(head_dim)
@@ -62,15 +64,18 @@ class Case:
         """The arrays."""
         n_q = [n for n, _ in self.lengths]
         total, (heads_q, heads_kv), (dim_qk, dim_v) = sum(n_q), self.heads, self.head_dim
-        self.q = normal(total, heads_q, dim_qk, dtype=self.dtype)
-        arguments = {"causal": self.causal, "cu_seqlens_q": offsets(n_q)}
+        rows = (len(n_q), n_q[0]) if self.equal else (total,)
+        self.q = normal(*rows, heads_q, dim_qk, dtype=self.dtype)
+        arguments = {"causal": self.causal}
+        if not self.equal:
+            arguments["cu_seqlens_q"] = offsets(n_q)
         if self.window is not None:
             arguments["window_left"] = self.window
         fields = dict(self.fields)
         cache = fields.pop("cache", None)
         if cache is None or fields.pop("new_tokens", False):
-            arguments["k"] = normal(total, heads_kv, dim_qk, dtype=self.dtype)
-            arguments["v"] = normal(total, heads_kv, dim_v, dtype=self.dtype)
+            arguments["k"] = normal(*rows, heads_kv, dim_qk, dtype=self.dtype)
+            arguments["v"] = normal(*rows, heads_kv, dim_v, dtype=self.dtype)
             cached = [n_kv - n for n, n_kv in self.lengths]
         else:
             cached = [n_kv for _, n_kv in self.lengths]
@@ -79,7 +84,7 @@ class Case:
         for name, make in fields.items():
             arguments[name] = make(heads_q) if callable(make) else make
         self.arguments = arguments
-        self.out = torch.empty(total, heads_q, dim_v, device="cuda",
+        self.out = torch.empty(*rows, heads_q, dim_v, device="cuda",
                                dtype=torch.float32 if self.dtype == torch.float32 else torch.bfloat16)
 
     def plan(self, kernel):
@@ -96,7 +101,7 @@ class Case:
 
     def torch_call(self):
         n_q, batch = self.lengths[0][0], len(self.lengths)
-        q, k, v = (x.view(batch, n_q, x.shape[1], x.shape[2]).transpose(1, 2)
+        q, k, v = (x.view(batch, n_q, *x.shape[-2:]).transpose(1, 2)
                    for x in (self.q, self.arguments["k"], self.arguments["v"]))
         grouped = self.heads[0] != self.heads[1]
         if self.dtype == torch.float32 and grouped:
@@ -134,7 +139,7 @@ def paged(cached, heads_kv, dim_qk, dim_v, page_size=16, layout="nhd", dtype=tor
 
 def dense(batch, seqlen, heads, head_dim=(128, 128), causal=True, **fields):
     name = f"dense/{batch}x{seqlen}_{heads[0]}_{heads[1]}_d{head_dim[0]}_{head_dim[1]}{'' if causal else '_full'}"
-    return Case(name, [(seqlen, seqlen)] * batch, heads, head_dim, causal, torch_runs=True, **fields)
+    return Case(name, [(seqlen, seqlen)] * batch, heads, head_dim, causal, torch_runs=True, equal=True, **fields)
 
 
 def codes(batch, seqlen, heads, head_dim=(128, 128), causal=True):
@@ -260,6 +265,10 @@ def seconds_of(call):
     return statistics.median(once(count) for _ in range(5))
 
 
+def scheduled(kernel):
+    return f"{kernel}, scheduled"
+
+
 def measure(case, options):
     case.build()
     calls, plans, error, first = {}, {}, None, None
@@ -269,6 +278,7 @@ def measure(case, options):
         plan.run()
         torch.cuda.synchronize()
         calls[kernel or "attune"] = plan.run
+        calls[scheduled(kernel or "attune")] = plan.run_scheduled
         if first is None:
             first = case.out.float()
         else:
@@ -311,7 +321,8 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("PyTorch sees no GPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; TFLOP/s")
-    print(f"{'case':40}  {'ms':>8} {'GB/s':>6} {'attune':>7} {' '.join(f'{name:>7}' for name in BACKENDS)}  {'error':>8}")
+    columns = " ".join(f"{name:>7}" for name in ("attune", "sched.", *BACKENDS))
+    print(f"{'case':40}  {'ms':>8} {'GB/s':>6} {columns}  {'error':>8}")
     results = []
     for case in CASES:
         if not re.search(options.filter, case.name):
@@ -326,7 +337,7 @@ def main():
         for kernel in options.kernel or ["attune"]:
             seconds = result["seconds"][kernel]
             rates = [f"{case.flops / result['seconds'][name] * 1e-12:7.0f}" if name in result["seconds"] else f"{'-':>7}"
-                     for name in (kernel, *BACKENDS)]
+                     for name in (kernel, scheduled(kernel), *BACKENDS)]
             print(f"{case.name:40}  {seconds * 1e3:8.3f} {case.bytes / seconds * 1e-9:6.0f} {' '.join(rates)}  {error}"
                   f"{'  ' + kernel if options.kernel else ''}", flush=True)
         del case.q, case.arguments, case.out

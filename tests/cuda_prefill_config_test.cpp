@@ -36,6 +36,35 @@ TEST(CudaPrefillConfig, TakesPackedCaches) {
   }
 }
 
+// Blocks of rows are listed by their number only where nothing that they depend on lies on the device, and none is cut.
+TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
+  for (const auto& [rest, blocks] : {
+           std::pair{R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150], "causal": true)", 3},
+           {R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150])", 3},
+           {R"("seqlens_q": 70, "seqlens_kv": [400, 400], "causal": true)", 2},
+           {R"("seqlens_q": 70, "seqlens_kv": [513, 513], "causal": true)",
+            0},  // of five tiles, too few for 132 multiprocessors
+           {R"("seqlens_q": 70, "seqlens_kv": [513, 513], "causal": true, "batch_invariant": true)", 2},
+           {R"("seqlens_q": 70, "seqlens_kv": [60, 60], "causal": true)", 0},
+           {R"("seqlens_q": 150, "seqlens_kv": [150, 150], "window": [70, 0])", 0},
+           {R"("seqlens_q": 150, "seqlens_kv": [150, 150], "finished": [0, 1])", 0},
+           {R"("seqlens_q": 150, "seqlens_kv": [150, 120], "seqused": true)", 0},
+           {R"("seqlens_q": [150, 150], "seqlens_kv": [150, 150], "queries": "ragged", "causal": true)", 0},
+       }) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "dense", "cu_seqlens_kv": false, "queries": "fixed", )") +
+                                            rest + "}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132), nullptr).blocks_each, blocks) << rest;
+  }
+  // As many that none need be cut.
+  cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+      "dtype": "bf16", "kv": "dense", "cu_seqlens_kv": false, "queries": "fixed", "causal": true, "seqlens_q": 640,
+      "seqlens_kv": [640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640, 640]})")));
+  const Problem p = make_problem(problem.host(), Data::kRequired);
+  EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132), nullptr).blocks_each, 10);
+}
+
 // Codes of V come in rows as wide as their page allows, and at their places either way.
 TEST(CudaPrefillConfig, DescribesPackedCodes) {
   for (const auto& [page_size, row, rows] :

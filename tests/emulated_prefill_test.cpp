@@ -33,6 +33,26 @@ TEST_F(EmulatedPrefill, SequencesThatAreAlike) {
   }
 }
 
+// Rows are finished with less where nobody asks for sums or maxima; among them blocks with fewer tokens than fit,
+// parts, rows that are computed again, heads that do not fill a block, and rows of out in any order.
+TEST_F(EmulatedPrefill, NothingButOutputs) {
+  for (
+      const char* rest :
+      {R"("seqlens_q": [150, 0, 3], "seqlens_kv": [150, 5, 300])",
+       R"("seqlens_q": [70, 9], "seqlens_kv": [60, 200], "heads": [10, 2], "dtype": "f16")",
+       R"("seqlens_q": [40, 70], "seqlens_kv": [40, 130], "strides": "transposed", "head_dim": [64, 64])",
+       R"("seqlens_q": [70, 130], "seqlens_kv": [90, 260], "head_dim": [96, 80], "plant": "nan_v")",
+       R"("seqlens_q": [2, 1], "seqlens_kv": [2900, 300], "head_dim": [64, 128])",
+       R"("queries": "fixed", "seqlens_q": 70, "seqlens_kv": [200, 200], "out_dtype": "f32", "cu_seqlens_kv": false)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "dense", "causal": true, "lse": false, )") +
+                                   rest + "}"),
+                  2),
+              "")
+        << rest;
+  }
+}
+
 // Scores that grow by so much from tile to tile that references must rise, or rows are computed again; bad values;
 // parts.
 TEST_F(EmulatedPrefill, ScoresOfAllSizes) {

@@ -10,8 +10,8 @@ struct Accumulators {
   // Of row h, pair i of channels: first_of_pair(i, ..) and the next one, at o[pair_at(h, i)] and kPairStep further.
   static constexpr int kPairs = Config::kChannels / 8, kPairStep = Config::kCodes ? 4 : 1;
   float o[Config::kChannels / 2];
-  // max: of products where Rows::kProducts, else of scores in base 2, as it is afterwards everywhere; sum: of this
-  // thread's keys. o and sum are taken against `reference`, in base 2, while a task runs, against `max` afterwards.
+  // max: of products where Rows::kProducts, else of scores in base 2, as it is afterwards everywhere; it may be that of
+  // this thread's keys. sum: of this thread's keys. o and sum are taken against `reference`, in base 2, while a task runs, against `max` afterwards.
   float max[2], reference[2], sum[2];
   float factor[2];  // of o, at the task's end
   float limit[Rows::kCapped ? 2 : 1];  // a maximum up to which the reference need not follow

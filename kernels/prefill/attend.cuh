@@ -69,12 +69,9 @@ class Attend {
     const Keys<kOwnForm> k = keys<kOwnForm>();
     const unsigned past = any ? 0 : 1;  // a phase that has ended
     find_queries(places_, q_turn_.stage, group_, q_);
-    ptx::wait_phase(places_.q_full(q_turn_.stage), q_turn_.parity ^ past);
-    take_queries(places_, q_turn_.stage, group_, q_);
-    q_turn_.next<Config::kQueryStages>();
-    if (Config::kQueriesHeld && any) release_queries();
-    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity ^ past);
+    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity ^ past);  // q's, too
     multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
+    q_turn_.next<Config::kQueryStages>();
   }
 
   // Of the task before the one that was started last: this warp's rows of q, in whose place outputs may be.
@@ -115,6 +112,7 @@ class Attend {
         if constexpr (Config::kHalves) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
+            if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
             if (middle < end && a.max[h] != -ptx::infinity()) highest[h] = level_of(a.max[h], h);
             a.max[h] = -ptx::infinity();
           }
@@ -126,10 +124,21 @@ class Attend {
         run_tiles<true, false>(task, rows, line, begin, middle, middle < end ? 1 : 0, s, a, beside);
       }
     }
-    if constexpr (!Config::kEarly) conclude(a, v_scale, highest);
+    if constexpr (!Config::kEarly) {
+      add_lanes(a);
+      conclude(a, v_scale, highest);
+    }
   }
 
-  // Maxima in base 2, what O is to be multiplied with, and sums of whole rows: nothing of O, but for its scale.
+  // Sums of whole rows.
+  __device__ __forceinline__ static void add_lanes(Accumulators& a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
+      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
+    }
+  }
+  // Maxima in base 2, sums against them, and what O is to be multiplied with: nothing of O, but for its scale.
   __device__ __forceinline__ void conclude(Accumulators& a, float v_scale = 1.0f,
                                            const float* highest = nullptr) const {
     float lowered[2];
@@ -137,22 +146,18 @@ class Attend {
     for (int h = 0; h < 2; ++h) {
       if (Config::kLate && p_.max_logits == nullptr) {
         a.max[h] = a.reference[h];
-      } else if (a.max[h] != -ptx::infinity()) {
-        a.max[h] = level_of(a.max[h], h);
+      } else {
+        if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
+        if (a.max[h] != -ptx::infinity()) a.max[h] = level_of(a.max[h], h);
       }
       if constexpr (kTwoKinds && Config::kHalves) a.max[h] = fmaxf(a.max[h], highest[h]);
       lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx(a.reference[h] - a.max[h]);
+      a.factor[h] = Config::kHalfWeights ? 1.0f : lowered[h];
+      a.sum[h] *= lowered[h];
     }
     if constexpr (Config::kHalfWeights) {
       const float with_scale[2] = {lowered[0] * v_scale, lowered[1] * v_scale};
       rescale(with_scale, a.o);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      a.factor[h] = Config::kHalfWeights ? 1.0f : lowered[h];
-      a.sum[h] *= lowered[h];
-      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
-      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
     }
   }
 
@@ -184,16 +189,17 @@ class Attend {
 
     // Most first tiles are edges; what is computed here the product hides.
     const Rows::View early = Config::kFarsighted ? rows.view(p_, tile_at(task, line, behind - 1)) : Rows::View{};
+    const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
+    const bool half = kHalves && ends_in_half(task, end);
     ptx::wait_products<0>();
     ptx::pin(s);
-    const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
     // What the compiler knows to be a warp's takes no registers of lanes; two kinds of tiles keep it from that, and spill.
     if constexpr (!kTwoKinds) k_turn_ = uniform(k_turn_), v_turn_ = uniform(v_turn_);
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
     if (!Config::kQueriesHeld && end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
     if constexpr (kHalves) {
-      if (ends_in_half(task, end)) {
+      if (half) {
         weigh<kCodes, kHalf, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
         take(kTakenLast<kHalf>, kHalf, s, a);
         pack<kCodes, 0, kHalf>(s, weights);
@@ -383,7 +389,7 @@ class Attend {
     bool lowers = false;
     if (!Config::kLate || takes_maxima_) {
       raise<kCount, kFirst>(rows, start, s, Config::kLate && !kFirst ? all_high(a.max) : high, a);
-      lowers = __any_sync(0xffffffffu, follow<kCodes>(lowered, a));
+      lowers = follow<kCodes, kFirst>(lowered, a);
       takes_maxima_ = p_.max_logits != nullptr || __any_sync(0xffffffffu, a.reference[0] == -ptx::infinity() ||
                                                                               a.reference[1] == -ptx::infinity());
     }
@@ -420,19 +426,18 @@ class Attend {
     return lowers;
   }
 
-  // Has references follow maxima that are too far ahead: whether one is.
-  template <bool kCodes>
+  // Has references follow maxima that are too far ahead: whether one of the warp's is. Of a first tile all are.
+  template <bool kCodes, bool kFirst>
   __device__ __forceinline__ bool follow(float (&lowered)[2], Accumulators& a) const {
-    bool far[2];
+    const auto is_far = [&](int h) {
+      return Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0]
+                           : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>;
+    };
+    if (!kFirst && !__any_sync(0xffffffffu, is_far(0) || is_far(1))) return false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      far[h] = Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0]
-                             : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>;
-    }
-    if (Rows::kCapped && !far[0] && !far[1]) return false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (far[h]) {
+      if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
+      if (is_far(h)) {
         const float level = level_of(a.max[h], h) - kLift<kCodes>;
         lowered[h] = ptx::exp2_approx(a.reference[h] - level);
         a.sum[h] *= lowered[h];
@@ -440,7 +445,7 @@ class Attend {
         if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kMost<kCodes> / c_;  // scores grow more slowly than products
       }
     }
-    return far[0] || far[1];
+    return true;
   }
 
   // Weights first..end - 1.

@@ -7,21 +7,22 @@
 namespace attune::prefill {
 
 // Stores what `a` has of the task in `slot`, merges its parts where this block has the last of them, and frees the slot.
-// out: what finish_rows() has said where the task is no part, or null if nobody has asked; shared: where outputs may pass
+// whole: it is no part; out: what finish_rows() has said then, or null if nobody has asked; shared: where outputs may pass
 // through.
 __device__ __forceinline__ void finish_task(const PrefillParams& p, const Places& places, int slot, const Rows& rows,
-                                            Accumulators& a, const OutRows* out = nullptr, unsigned shared = 0) {
+                                            Accumulators& a, bool whole, const OutRows* out = nullptr,
+                                            unsigned shared = 0) {
   const Task& task = places.task(slot);
   const int head_tile = places.head_tile(slot);
   const Repair repair(rows, a);
-  if (task.num_parts == 1) {
+  if (whole) {
     store_whole(p, out != nullptr ? *out : finish_rows(p, task, rows, a), a, shared);
   } else {
     store_part(p, task, head_tile, a);
   }
   __syncwarp();
   repair(p, task, head_tile, rows);
-  if (task.num_parts > 1) combine_last(p, task, head_tile, places.flag());
+  if (!whole) combine_last(p, task, head_tile, places.flag());
   __syncwarp();
   // Over x-packed pages no register is left for the address of the slot's barriers: it is computed anew.
   const int again = Config::kPacked ? __shfl_sync(0xffffffffu, slot, 0) : slot;

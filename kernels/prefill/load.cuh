@@ -29,7 +29,7 @@ class Loader {
 
   __device__ __forceinline__ void run() {
     TaskFeed<Places, 1, Config::kCached> feed(p_, places_);
-    for (int slot = feed.next(); slot >= 0; slot = feed.next()) load(places_.task(slot), places_.head_tile(slot));
+    for (int slot = feed.next(); slot >= 0; slot = feed.next()) load(slot);
   }
 
   // The second warp.
@@ -54,7 +54,13 @@ class Loader {
 
  private:
 
-  __device__ __forceinline__ void load(const Task& task, int head_tile) {
+  __device__ __forceinline__ void load(int slot) {
+    const Task& task = places_.task(slot);
+    const int head_tile = places_.head_tile(slot);
+    if (Config::kEarly && lane_ == 0)
+      places_.out_base(slot) =
+          tile::row_offset(p_, task.batch, task.q_begin, task.token_begin, head_tile * p_.heads_of_tile,
+                           p_.out_batch_stride, p_.out_row_stride, p_.out_head_stride);
     const int kv_head = kv_head_of(head_tile), last = task.tile_end - 1;
     const Line line(task.num_cached, task.first_key, task.end_key);
     int page = ask_table(task, tile_at(task, line, last), false), page_before = page;
@@ -63,14 +69,21 @@ class Loader {
       if (i > task.tile_begin) next = ask_table(task, tile_at(task, line, i - 1), false);
       const Tile tile = tile_at(task, line, i);
       const bool pair = kPairs && tile.cached;
+      // Where q has two stages it counts with the first tile of K: math groups wait once.
+      const bool with_q = Config::kEarly && i == last;
+      const unsigned q_full = Config::kEarly ? places_.k_full(k_turn_.stage) : places_.q_full();
+      if (with_q) wait_for_queries();
       if (pair) {
         load_pair(task, kv_head, tile, page);
       } else {
-        load_keys(task, kv_head, tile, page);
+        load_keys(task, kv_head, tile, page, with_q ? query_bytes() : 0);
       }
       if (i == last) {
-        ptx::wait_phase(places_.q_empty(q_turn_.stage), q_turn_.parity ^ 1);
-        load_queries(task, head_tile);
+        if (!Config::kEarly) {
+          wait_for_queries();
+          expect_queries(q_full);
+        }
+        load_queries(task, head_tile, q_full);
         q_turn_.next<Config::kQueryStages>();
       } else if (!Config::kTwoLoaders && !Config::kConverts) {
         load_values_of(task, kv_head, tile_at(task, line, i + 1), page_before);
@@ -88,12 +101,22 @@ class Loader {
 
   __device__ __forceinline__ int kv_head_of(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
-  __device__ __forceinline__ void load_queries(const Task& task, int head_tile) {
+  __device__ __forceinline__ int query_bytes() const {
+    return Config::kBlocksQk * 128 * p_.heads_of_tile * p_.tokens_of_tile;
+  }
+  __device__ __forceinline__ void wait_for_queries() const {
+    ptx::wait_phase(places_.q_empty(q_turn_.stage), q_turn_.parity ^ 1);
+    if (Config::kOutThroughQueries) ptx::fence_async_proxy();  // math warps have written there
+  }
+  __device__ __forceinline__ void expect_queries(unsigned full) const {
+    if (ptx::elect()) ptx::arrive_expecting(full, query_bytes());
+    __syncwarp();
+  }
+  __device__ __forceinline__ void load_queries(const Task& task, int head_tile, unsigned full) {
     const int row = static_cast<int>(task.q_row) + task.token_begin, batch = p_.q_flat ? 0 : task.batch;
     const int head = head_tile * p_.heads_of_tile;
-    const unsigned to = places_.q(q_turn_.stage), full = places_.q_full(q_turn_.stage);
+    const unsigned to = places_.q(q_turn_.stage);
     if (ptx::elect()) {
-      ptx::arrive_expecting(full, Config::kBlocksQk * 128 * p_.heads_of_tile * p_.tokens_of_tile);
 #pragma unroll
       for (int i = 0; i < Config::kBlocksQk; ++i) {
         ptx::copy_box(to + i * Config::kRows * 128, maps_.q, full, Config::kOfLine * i, head, row, batch);
@@ -131,14 +154,14 @@ class Loader {
     return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
-  // The one box of a tile of dense keys.
+  // The one box of a tile of dense keys. more: bytes of others that the barrier is to count.
   template <int kBlocks>
   __device__ __forceinline__ void copy_dense(const Task& task, const Tile& tile, const ptx::TensorMap& map, unsigned to,
-                                             unsigned barrier, int kv_head) const {
+                                             unsigned barrier, int kv_head, int more) const {
     const int outer = p_.kv_flat ? 0 : task.batch, row = static_cast<int>(task.kv_row) + tile.start - task.num_cached;
     const bool any = tile.low < tile.high;
     if (ptx::elect()) {
-      ptx::arrive_expecting(barrier, any ? kBlocks * Config::kKeys * 128 : 0);
+      ptx::arrive_expecting(barrier, (any ? kBlocks * Config::kKeys * 128 : 0) + more);
       if (any) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i)
@@ -189,13 +212,13 @@ class Loader {
   }
   template <int kBlocks>
   __device__ __forceinline__ void copy(const Task& task, const Tile& tile, int page, bool values, unsigned to,
-                                       unsigned barrier, int kv_head) const {
+                                       unsigned barrier, int kv_head, int more = 0) const {
     if (Config::kPackedKeys && tile.cached) {
       copy_packed(task, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
     } else if (Config::kCached && tile.cached) {
       copy_cached<kBlocks, 128, 64>(task, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
     } else {
-      copy_dense<kBlocks>(task, tile, values ? maps_.dense_v : maps_.dense_k, to, barrier, kv_head);
+      copy_dense<kBlocks>(task, tile, values ? maps_.dense_v : maps_.dense_k, to, barrier, kv_head, more);
     }
   }
 
@@ -246,14 +269,15 @@ class Loader {
     constexpr int kBlocks = kernels::raw_blocks(kHeadDim);
     const unsigned to = places_.raw(turn.stage), full = places_.raw_full(turn.stage);
     if constexpr (Config::kCodes) {
-      copy_dense<kBlocks>(task, tile, maps_.dense_v, to, full, kv_head);
+      copy_dense<kBlocks>(task, tile, maps_.dense_v, to, full, kv_head, 0);
     } else {
       copy_cached<kBlocks, kernels::kRawPitch, 128>(task, tile, page, kValues, kValues ? maps_.v : maps_.k, to, full,
                                                     kv_head);
     }
   }
 
-  __device__ __forceinline__ void load_keys(const Task& task, int kv_head, const Tile& tile, int page) {
+  // more: bytes that count with those of the tile, where it is dense.
+  __device__ __forceinline__ void load_keys(const Task& task, int kv_head, const Tile& tile, int page, int more) {
     const Turn turn = k_turn_;
     k_turn_.next<Config::kStages>();
     if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimQk, false>(task, kv_head, tile, page);
@@ -261,7 +285,8 @@ class Loader {
     if (Config::kConverts) ptx::wait_phase(places_.raw_empty(last_raw_.stage), last_raw_.parity);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
     note_hidden(places_.hidden(turn.stage), task, tile, page);
-    copy<Config::kBlocksQk>(task, tile, page, false, places_.k(turn.stage), places_.k_full(turn.stage), kv_head);
+    copy<Config::kBlocksQk>(task, tile, page, false, places_.k(turn.stage), places_.k_full(turn.stage), kv_head,
+                            more);
   }
 
   __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile, int page) {

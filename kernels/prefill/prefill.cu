@@ -48,21 +48,29 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     Rows rows;
     rows.start(p, task, places.head_tile(at));
     OutRows out;
+    bool whole = true;
     attend.run(task, kv_head, rows, s, a, [&] {
       if (kAhead) slot.next<kernels::kTaskSlots>(), next = head_tile_of(places, slot);
       if constexpr (Config::kEarly) {
         attend.start_early(next != kNoMoreTasks, s);
-        attend.conclude(a);
-        if (task.num_parts == 1) out = finish_rows(p, task, rows, a);
+        whole = task.num_parts == 1;
+        attend.add_lanes(a);
+        a.factor[0] = a.factor[1] = 1.0f;
+        if (whole && p.plain_out) {
+          out = finish_plain_rows(p, rows, a, places.out_base(at));
+        } else {
+          attend.conclude(a);
+          if (whole) out = finish_rows(p, task, rows, a);
+        }
         // All warps of the group have done with q as such.
         if (Config::kOutThroughQueries && !Config::kQueriesHeld) ptx::sync_some(kQueriesOfGroup + group, 128);
       }
     });
     if constexpr (Config::kEarly) {
-      finish_task(p, places, at, rows, a, &out, attend.old_queries());
+      finish_task(p, places, at, rows, a, whole, &out, attend.old_queries());
       if (Config::kOutThroughQueries) attend.release_old_queries();
     } else {
-      finish_task(p, places, at, rows, a);
+      finish_task(p, places, at, rows, a, task.num_parts == 1);
     }
     if (!kAhead) slot.next<kernels::kTaskSlots>();
   }

@@ -31,7 +31,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     attend.run(places.task(slot.stage), places.head_tile(slot.stage), a);
     Rows rows;
     rows.start(p, places.task(slot.stage), places.head_tile(slot.stage));
-    finish_task(p, places, slot.stage, rows, a);
+    finish_task(p, places, slot.stage, rows, a, places.task(slot.stage).num_parts == 1);
     slot.next<kernels::kTaskSlots>();
   }
 }

@@ -33,7 +33,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     const int slot = attend.slot().stage;
     Rows rows;
     rows.start(p, places.task(slot), places.head_tile(slot));
-    finish_task(p, places, slot, rows, a);
+    finish_task(p, places, slot, rows, a, places.task(slot).num_parts == 1);
   }
 }
 

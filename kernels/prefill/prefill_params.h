@@ -82,6 +82,7 @@ struct PrefillParams : DecodeParams {
   int max_tasks;
   int blocks_each;             // blocks of rows of each sequence, where all are alike, known to the host, and not cut; else 0
   int bytes_of_key;            // of K and V of one KV head; 0: tasks go through all head tiles before the next begins
+  int plain_out;               // nothing but rows of out, without sinks and scale; those of a block lie within 2^31 elements
   int store_vectors;           // rows of out take 16-byte stores
   TaskList* list;
   Task* tasks;                 // [max_tasks]

@@ -32,6 +32,11 @@ __device__ __forceinline__ float code_scale(const PrefillParams& p, bool values)
   return values ? scale[2 * step] : scale[0] * scale[step];
 }
 
+// Which of a block's tokens a row is of.
+__device__ __forceinline__ int token_of_row(const PrefillParams& p, int row) {
+  return static_cast<int>(static_cast<unsigned>(row) * p.inverse_heads >> 16);
+}
+
 struct Rows {
   static constexpr bool kAlibiOn = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
   // Scores stay products until their exponential is taken: they grow with them, so the products' maximum is theirs. With
@@ -66,7 +71,7 @@ struct Rows {
     end_of_all = end_visible(p, t.num_keys, before + t.token_begin);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int local = static_cast<int>(static_cast<unsigned>(row + 8 * h) * p.inverse_heads >> 16);
+      const int local = token_of_row(p, row + 8 * h);
       const bool there = local < t.num_tokens;
       token[h] = there ? t.token_begin + local : -1;
       head[h] = head_tile * p.heads_of_tile + row + 8 * h - local * p.heads_of_tile;

@@ -68,7 +68,6 @@ __device__ __forceinline__ void store_through(const PrefillParams& p, unsigned s
     }
     ptx::store_matrix_x4((to ^ i % 4 * 32) + i / 4 * kBlock, r);
   }
-  ptx::fence_async_proxy();  // q comes there next; here, where no store to `out` is waited for
   __syncwarp();
   const unsigned from = shared + lane / 4 * 128 + (lane % 4 ^ swizzle(lane / 4)) * 16;
   unsigned r[2][Config::kChannels / 32][4];  // all before the first store, so that none waits for another
@@ -77,15 +76,13 @@ __device__ __forceinline__ void store_through(const PrefillParams& p, unsigned s
     const int h = i % 2, j = i / 2;
     ptx::load_shared_four((from ^ j % 2 * 64) + j / 2 * kBlock + h * kEightRows, r[h][j]);
   }
+  char* const row[2] = {p.out + (at[0] + 8 * (lane % 4)) * 2, p.out + (at[1] + 8 * (lane % 4)) * 2};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    if (at[h] < 0) continue;
 #pragma unroll
     for (int j = 0; j < Config::kChannels / 32; ++j) {
-      const int channel = 32 * j + 8 * (lane % 4);
-      if (channel < Config::kHeadDimV)
-        *reinterpret_cast<uint4*>(p.out + (at[h] + channel) * 2) =
-            make_uint4(r[h][j][0], r[h][j][1], r[h][j][2], r[h][j][3]);
+      if (at[h] >= 0 && 32 * j + 8 * (lane % 4) < Config::kHeadDimV)
+        *reinterpret_cast<uint4*>(row[h] + 64 * j) = make_uint4(r[h][j][0], r[h][j][1], r[h][j][2], r[h][j][3]);
     }
   }
 }
@@ -114,6 +111,21 @@ __device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const Tas
   for (int h = 0; h < 2; ++h) {
     out.factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * a.factor[h];
     out.at[h] = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
+  }
+  return out;
+}
+
+// The same where there is nothing but out, without sinks and scale, of sums that are not lowered to the maximum. base: the
+// task's place in out.
+__device__ __forceinline__ OutRows finish_plain_rows(const PrefillParams& p, const Rows& rows, const Accumulators& a,
+                                                     long long base) {
+  const int step = static_cast<int>(p.out_row_stride), head_step = static_cast<int>(p.out_head_stride);
+  OutRows out;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = row_of_thread() + 8 * h, token = token_of_row(p, row);
+    out.factor[h] = a.sum[h] == 0 ? 0.0f : ptx::reciprocal_approx(a.sum[h]);
+    out.at[h] = rows.token[h] >= 0 ? base + (token * step + (row - token * p.heads_of_tile) * head_step) : -1;
   }
   return out;
 }

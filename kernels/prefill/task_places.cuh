@@ -21,6 +21,11 @@ struct TaskPlaces {
     return *reinterpret_cast<int*>(task_memory(slot) + sizeof(kernels::Task));
   }
 
+  // Of the task's first row: elements from the beginning of `out` on.
+  __device__ __forceinline__ long long& out_base(int slot) const {
+    return *reinterpret_cast<long long*>(task_memory(slot) + sizeof(kernels::Task) + 8);
+  }
+
  private:
   __device__ __forceinline__ unsigned char* task_memory(int slot) const {
     return memory + kTasks + slot * (sizeof(kernels::Task) + 16);

@@ -14,7 +14,7 @@ constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
 constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
-constexpr bool kTakesBeside = !Config::kPacked;        // the exponentials; there it spills
+constexpr bool kTakesBeside = true;        // the exponentials; there it spills
 // From here on kCount weights are taken after the last exponential.
 template <int kCount>
 constexpr int kTakenLast = kTakesBeside ? kCount - kGroup : 0;
@@ -89,6 +89,16 @@ __device__ __forceinline__ bool all_high(const float (&max)[2]) {
   return !__any_sync(0xffffffffu, (bits_of(max[0]) | bits_of(max[1])) < 0);
 }
 
+// Maxima are of a thread's own keys until a reference moves, or the task ends: whether one must, each lane of four can tell
+// for itself.
+constexpr bool kOwnMaxima = Rows::kPlain;
+
+// Of the four lanes of a row.
+__device__ __forceinline__ float max_of_row(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
 // a.max, with this tile. high: all_high(a.max), of a first tile anything.
 template <int kCount, bool kFirst>
 __device__ __forceinline__ void raise(const Rows& rows, int start, const float (&s)[Config::kKeys / 2], bool high,
@@ -113,8 +123,7 @@ __device__ __forceinline__ void raise(const Rows& rows, int start, const float (
   for (int h = 0; h < 2; ++h) {
     if constexpr (Rows::kSloped)
       top[h] = fmaxf(a.max[h], fmaf(-rows.product_slope[h], rows.distance_of(h, start), top[h]));
-    top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 1));
-    a.max[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 2));
+    a.max[h] = kOwnMaxima ? top[h] : max_of_row(top[h]);
   }
 }
 

@@ -288,8 +288,8 @@ WorkspaceLayout workspace_layout(const Config& c) {
 
 namespace {
 
-// Blocks of rows of each sequence, where their lengths are no tables and the schedule would cut none; else 0. What is cut
-// goes by the tiles of all, of which this counts no more than there are.
+// Blocks of rows of each sequence, where their lengths are no tables and the schedule would cut none; else 0. What is
+// cut goes by the tiles of all, of which this counts no more than there are.
 int blocks_alike(const Problem& p, const Config& c) {
   const bool plain = !p.cu_q && !p.cu_kv && !p.seqused && !c.cached && p.finished == nullptr && p.num_ranges == 0 &&
                      !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.few_q == 0;
@@ -329,6 +329,12 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.blocks_each = blocks_alike(p, c);
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);
+  const auto out_of_block = static_cast<double>(c.tokens_of_tile()) * static_cast<double>(std::abs(k.out_row_stride)) +
+                            static_cast<double>(c.heads_of_tile) * static_cast<double>(std::abs(k.out_head_stride));
+  k.plain_out = k.lse == nullptr && k.max_logits == nullptr && k.sinks == nullptr && k.out_scale == nullptr &&
+                        out_of_block < 0x1p31
+                    ? 1
+                    : 0;
   k.store_vectors = strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
                             p.out.element_size == 2 && p.head_dim_v % 8 == 0
                         ? 1
