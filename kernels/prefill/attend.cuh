@@ -22,8 +22,7 @@ class Attend {
  public:
   // kCodes: of tiles that were codes, or are x-packed.
   template <bool kCodes>
-  using KeysProduct = typename Choice<Config::kQueriesHeld, ptx::ProductAlongK<Config::kKeys, Config::kKeysProduct<kCodes>>,
-                                      ptx::Product<Config::kKeys, Config::kKeysProduct<kCodes>>>::Type;
+  using KeysProduct = ptx::Product<Config::kKeys, Config::kKeysProduct<kCodes>>;
   template <bool kCodes>
   using ValuesProduct =
       typename Choice<(Config::kPacked && kCodes),
@@ -37,7 +36,7 @@ class Attend {
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places, int group)
       : p_(p), places_(places), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {
-    find_queries(places_, 0, group, q_);
+    q_ = queries(0);
   }
 
   // Issues the first product of a task, unless tiles of codes may come after others: those begin by themselves.
@@ -51,13 +50,8 @@ class Attend {
         halve_queries(task, kv_head);
       }
       const Keys<kOwnForm> k = keys<kOwnForm>();
-      if constexpr (Config::kQueriesHeld) {
-        ptx::wait_phase(places_.q_full(), q_turn_.parity);
-        take_queries(places_, 0, group_, q_);
-        release_queries();
-      }
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if constexpr (!Config::kHalves && !Config::kQueriesHeld) ptx::wait_phase(places_.q_full(), q_turn_.parity);
+      if constexpr (!Config::kHalves) ptx::wait_phase(places_.q_full(), q_turn_.parity);
       multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
     }
     q_turn_.next<1>();
@@ -68,7 +62,7 @@ class Attend {
   __device__ __forceinline__ void start_early(bool any, float (&s)[Config::kKeys / 2]) {
     const Keys<kOwnForm> k = keys<kOwnForm>();
     const unsigned past = any ? 0 : 1;  // a phase that has ended
-    find_queries(places_, q_turn_.stage, group_, q_);
+    q_ = queries(q_turn_.stage);
     ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity ^ past);  // q's, too
     multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
     q_turn_.next<Config::kQueryStages>();
@@ -162,7 +156,10 @@ class Attend {
   }
 
  private:
-  using Queries = typename Choice<Config::kQueriesHeld, HeldQueries, ptx::Descriptor>::Type;
+  __device__ __forceinline__ ptx::Descriptor queries(int stage) const {
+    return ptx::uniform(ptx::descriptor_k_major(places_.q(stage) + group_ * 64 * 128));
+  }
+
   // The first tile may have so few keys that the first half of the registers has all products that count.
   static constexpr bool kHalves = Config::kFarsighted;
   static constexpr int kHalf = Config::kKeys / (kHalves ? 4 : 2);  // registers
@@ -196,7 +193,7 @@ class Attend {
     // What the compiler knows to be a warp's takes no registers of lanes; two kinds of tiles keep it from that, and spill.
     if constexpr (!kTwoKinds) k_turn_ = uniform(k_turn_), v_turn_ = uniform(v_turn_);
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
-    if (!Config::kQueriesHeld && end - begin == 1 && last_use) release_queries();
+    if (end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
     if constexpr (kHalves) {
       if (half) {
@@ -235,7 +232,7 @@ class Attend {
       const bool high = !Config::kLate && all_high(a.max);
       ptx::wait_products<1>();
       ptx::pin(s);
-      if (!Config::kQueriesHeld && i == begin && last_use) release_queries();
+      if (i == begin && last_use) release_queries();
       if (!Config::kCached) release_keys();
       const Run& unmasked = kManyRegisters ? whole : rows.whole_tiles(task, line);
       if constexpr (Config::kLate) {
@@ -503,7 +500,6 @@ class Attend {
   }
   __device__ __forceinline__ void release_queries() const {
     if (Config::kOutThroughQueries) return;  // but when the task has been stored
-    if (Config::kQueriesHeld) __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty(Config::kEarly ? q_turn_.stage ^ 1 : 0));
   }
   __device__ __forceinline__ void release_values() {
@@ -516,7 +512,7 @@ class Attend {
   const int group_;
   const float c_;
   float factor_[2];  // of products with fp16 queries, c_ included where all are only multiplied
-  Queries q_;
+  ptx::Descriptor q_;
   bool takes_maxima_ = true;  // some row has no reference yet, or maxima are asked for
   int top_ = 0;               // the largest bits of a tile's weights
   Turn q_turn_, k_turn_, v_turn_;

@@ -65,9 +65,6 @@ struct Config {
       kMathWarps + kConvertWarps + kTransposeWarps + kSplitWarps + (kTwoLoaders ? 1 : 0);
   // Where math groups have registers for what is found out ahead of its use.
   static constexpr bool kFarsighted = !kCached && kHeadDimV <= 128 && kScore == 0 && kMask == 0;
-  // There are registers for q, too: the products of K read it there, and not from shared memory again and again.
-  static constexpr bool kQueriesHeld =
-      kFarsighted && kElementSize == 2 && kHeadDimQk <= 128 && ATTUNE_QUERY_STAGES == 1;
   // Exponentials wait for no maximum but the first of a row.
   static constexpr bool kLate =
       kElementSize == 2 && kHeadDimV <= 128 && kScore == 0 && kMask == 0 && !kConverts && !kPacked;

@@ -63,7 +63,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
           if (whole) out = finish_rows(p, task, rows, a);
         }
         // All warps of the group have done with q as such.
-        if (Config::kOutThroughQueries && !Config::kQueriesHeld) ptx::sync_some(kQueriesOfGroup + group, 128);
+        if (Config::kOutThroughQueries) ptx::sync_some(kQueriesOfGroup + group, 128);
       }
     });
     if constexpr (Config::kEarly) {

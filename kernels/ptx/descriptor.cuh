@@ -9,8 +9,6 @@
 // rows at all, but pieces of 16 bytes, eight element rows one after the other, their next 8 of K 128 bytes further.
 #pragma once
 
-#include "ptx/reduce.cuh"
-
 namespace attune::ptx {
 
 enum class Type { kBf16, kF16, kE4m3 };
@@ -60,12 +58,6 @@ __device__ __forceinline__ PieceDescriptor<kEightRows> descriptor_of_pieces(unsi
 template <unsigned kHigh>
 __device__ __forceinline__ DescriptorOf<kHigh> uniform(DescriptorOf<kHigh> d) {
   return {__shfl_sync(0xffffffffu, d.low, 0)};
-}
-// The same where the compiler sees that all lanes have the same, drops the shuffle and, if it keeps the value in a register
-// of each lane, has no other but those to compute from: a reduction ends in a register of the warp.
-template <unsigned kHigh>
-__device__ __forceinline__ DescriptorOf<kHigh> uniform_by_reduction(DescriptorOf<kHigh> d) {
-  return {max_of_warp(d.low)};
 }
 
 }  // namespace attune::ptx
