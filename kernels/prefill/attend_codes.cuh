@@ -105,6 +105,7 @@ class AttendCodes {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.max[h] = a.reference[h] == kNothingSeen ? -ptx::infinity() : a.reference[h] + kHeadroom;
+      a.factor[h] = 1.0f;
       a.sum[h] *= kUnit;
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
       a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
