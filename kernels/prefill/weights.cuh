@@ -107,17 +107,25 @@ __device__ __forceinline__ void raise(const Rows& rows, int start, const float (
   // Where the largest is not negative, it is that of the numbers' bits as integers: three at a time. Of a first tile it
   // shows afterwards.
   constexpr bool kAsBits = kManyRegisters && !Rows::kSloped;
-  if (kAsBits && (kFirst || high)) {
+  const auto as_bits = [&] {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       top[h] = __uint_as_float(top_of_row<kCount>(s, h, bits_of(a.max[h]), bits_of,
                                          [](int x, int y, int z) { return max(max(x, y), z); }));
-  }
-  if (!kAsBits || !(kFirst ? all_high(top) : high)) {
+  };
+  const auto as_numbers = [&] {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       top[h] = top_of_row<kCount>(s, h, a.max[h], [](float x) { return x; },
                           [](float x, float y, float z) { return fmaxf(x, fmaxf(y, z)); });
+  };
+  if constexpr (kAsBits && kFirst) {
+    as_bits();
+    if (!all_high(top)) as_numbers();
+  } else if (kAsBits && high) {
+    as_bits();
+  } else {
+    as_numbers();
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
