@@ -14,7 +14,7 @@ constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
 constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
-constexpr bool kTakesBeside = true;        // the exponentials; there it spills
+constexpr bool kTakesBeside = !Config::kConverts;  // the exponentials; there it spills
 // From here on kCount weights are taken after the last exponential.
 template <int kCount>
 constexpr int kTakenLast = kTakesBeside ? kCount - kGroup : 0;
