@@ -6,6 +6,7 @@
 #include "cuda/mla/mla.h"
 #include "cuda/prefill/prologue.h"
 #include "emulated.h"
+#include "emulated_mla_launch.h"
 #include "emulated_rows.h"
 #include "support.h"
 
@@ -31,23 +32,11 @@ class EmulatedMla : public tests::Emulated {
     const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
     mla::check_alignment(p);
     const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
-    const mla::Maps m = mla::describe_maps(p, c);
-    using Simple = void (*)(kernels::PrefillParams);
-    using Attend = void (*)(kernels::PrefillParams, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap);
-    const auto schedule = reinterpret_cast<Simple>(emulator::find_kernel(c.schedule_kernel()));
-    const auto attend = reinterpret_cast<Attend>(emulator::find_kernel(c.main_kernel()));
-    const auto combine = reinterpret_cast<Simple>(emulator::find_kernel(c.combine_kernel()));
     try {
-      emulator::run(1, 1024, [&] { schedule(params); });
+      emulate_schedule(c, params);
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
-        emulator::run(
-            static_cast<unsigned>(c.blocks), c.threads(),
-            [&] {
-              attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
-            },
-            static_cast<unsigned>(c.cluster));
-        if (c.splits) emulator::run(2, kernels::kMlaMergeThreads, [&] { combine(params); });
+        emulate_mla(p, c, params);
       }
     } catch (const std::exception& e) {
       return e.what();

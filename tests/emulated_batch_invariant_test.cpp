@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// With batch_invariant: the CUDA kernels' own source on the CPU (tests/emulator) gives a sequence the same bits alone
+// and in any batch, and the host chooses the same specialisation. No GPU.
+#include "batch_of.h"
+#include "cuda/decode/config.h"
+#include "cuda/prefill/config.h"
+#include "cuda_choice.h"
+#include "emulated_decode_launch.h"
+#include "emulated_mla_launch.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr int kFew = 3;  // multiprocessors: more than a sequence alone has tasks
+
+class EmulatedBatchInvariant : public tests::Emulated {
+ protected:
+  static void attend(const attune_attention& a) {
+    const Problem p = make_problem(a, Data::kRequired);
+    const Kernel* const kernel = choose_kernel(p, a);
+    ASSERT_NE(kernel, nullptr);
+    const std::string name = kernel->name;
+    const auto run = [&](const auto& c, size_t bytes, const auto& to_params, const auto& launch) {
+      cases::Workspace workspace(cases::host_memory(), bytes);
+      launch(c, to_params(p, c, workspace.buffer.device()));
+      EXPECT_EQ(workspace.buffer.check_guards(), "");
+    };
+    if (name == "cuda_decode") {
+      decode::DeviceShape device;
+      device.num_sms = kFew;
+      const decode::Config c = decode::choose_config(p, device);
+      run(c, decode::workspace_layout(c).total, decode::to_params, [](const auto& c, const auto& params) {
+        emulate_decode_schedule(c, params);
+        emulate_decode(c, params);
+      });
+    } else if (name == "cuda_prefill") {
+      const prefill::Config c = prefill::choose_config(p, kFew);
+      run(c, prefill::workspace_layout(c).total, prefill::to_params, [&](const auto& c, const auto& params) {
+        emulate_schedule(c, params);
+        emulate_attention(p, c, params);
+      });
+    } else {
+      ASSERT_EQ(name, "cuda_mla");
+      const mla::Config c = mla::choose_config(p, kFew);
+      run(c, mla::workspace_layout(c).total, mla::to_params, [&](const auto& c, const auto& params) {
+        emulate_schedule(c, params);
+        emulate_mla(p, c, params);
+      });
+    }
+  }
+};
+
+TEST_F(EmulatedBatchInvariant, EachSequenceHasTheSameBitsInAnyBatch) {
+  for (const cases::Case& spec : cases::parse_cases(R"({"area": "batch", "cases": [
+      {"name": "kernels", "dtype": "bf16", "head_dim": [64, 64], "kv": "paged", "seqlens_kv": [300, 1, 150],
+       "causal": true, "batch_invariant": true, "max_seqlens": true, "max_logits": true,
+       "sweep": {"with": [
+         {"name": "decode", "heads": [4, 2]},
+         {"name": "prompts", "heads": [4, 2], "seqlens_q": [1, 50, 3], "seqlens_kv": [1100, 60, 3]},
+         {"name": "mla", "heads": [16, 1], "head_dim": [576, 512], "shared_kv": true, "seqlens_q": [1, 3, 1]},
+         {"name": "few", "heads": [4, 1], "head_dim": [576, 512], "cache": {"format": "mla_656"},
+          "queries": "fixed"}]}}]})"))
+    EXPECT_EQ(tests::find_other_bits(spec, cases::host_memory(), attend, 2), "") << spec.name;
+}
+
+// The kernel, and what it is compiled for.
+std::string chosen(const attune_attention& a) {
+  const Problem p = make_problem(a, Data::kRequired);
+  const Kernel* const kernel = choose_kernel(p, a);
+  if (kernel == nullptr) return "none";
+  const std::string name = kernel->name;
+  const int num_sms = decode::DeviceShape().num_sms;
+  const KernelSpec spec = name == "cuda_decode" ? decode::choose_config(p, {}).main_kernel()
+                          : name == "cuda_mla"  ? mla::choose_config(p, num_sms).main_kernel()
+                                                : prefill::choose_config(p, num_sms).main_kernel();
+  return name + " " + spec_name(spec);
+}
+
+TEST(BatchInvariantChoice, DoesNotFollowFromTheOthers) {
+  for (const cases::Case& spec : tests::batch_invariant_cases()) {
+    cases::Problem problem(spec);
+    const std::string whole = chosen(problem.device());
+    EXPECT_NE(whole, "none") << spec.name;
+    for (int64_t b = 0; b < spec.batch(); ++b)
+      EXPECT_EQ(chosen(tests::BatchOf(problem, {b}).device()), whole) << spec.name << ", sequence " << b << " alone";
+    for (const std::vector<int64_t>& some : {std::vector<int64_t>{0, 1}, {2, 1}, std::vector<int64_t>(40, 0)})
+      EXPECT_EQ(chosen(tests::BatchOf(problem, some).device()), whole) << spec.name << ", " << some.size();
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda
