@@ -399,6 +399,7 @@ Problem make_problem(const attune_attention& a, Data data) {
   p.prologue = make_prologue(a.prologue, s, data);
   require(!p.prologue.append || p.new_tokens,
           "prologue.append is 1, but there is no cache with new tokens (cache.k and k)");
+  check_scales(p.prologue, p.cache);
   read_outputs(p, a, data);
   derive_maxima(p, a);
   return p;

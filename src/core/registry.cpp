@@ -29,7 +29,7 @@ constexpr AxisInfo kAxes[kNumAxes] = {
     {"KV layout", {"NHD", "HND", "x-packed", "bytes"}},
     {"mask", {"none", "causal", "window", "bits", "bidirectional ranges", "finished rows", "skip decode"}},
     {"score", {"scale", "softcap", "ALiBi", "ALiBi sqrt", "bias table", "new-token bias", "T5 buckets", "sinks"}},
-    {"prologue", {"none", "dequantise", "bias", "IA3", "RoPE", "mRoPE", "log-n", "append"}},
+    {"prologue", {"none", "dequantise", "bias", "IA3", "RoPE", "mRoPE", "log-n", "append", "power-of-two scales"}},
     {"output", {"float32", "float16", "bfloat16", "e4m3", "lse", "max_logits"}},
     {"determinism", {"run to run", "batch invariant"}},
 };
@@ -147,6 +147,7 @@ Traits traits_of(const Problem& p, const attune_attention& a) {
   if (present(a.prologue.rope_cos_sin)) prologue |= g.mrope ? use::kMrope : use::kRope;
   if (g.logn) prologue |= use::kLogn;
   if (g.append) prologue |= use::kAppend;
+  if (g.power_of_two_scales) prologue |= use::kPowerOfTwoScales;
   if (prologue == 0) prologue = use::kNoPrologue;
 
   uint32_t& output = axis(Axis::kOutput);

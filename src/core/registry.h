@@ -89,7 +89,8 @@ enum Prologues : uint32_t {
   kRope = 16,
   kMrope = 32,
   kLogn = 64,
-  kAppend = 128
+  kAppend = 128,
+  kPowerOfTwoScales = 256
 };
 enum Outputs : uint32_t { kOutF32 = 1, kOutF16 = 2, kOutBf16 = 4, kOutE4m3 = 8, kLse = 16, kMaxLogits = 32 };
 enum Determinism : uint32_t { kRunToRun = 1, kBatchInvariant = 2 };
