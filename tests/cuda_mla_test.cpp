@@ -129,7 +129,6 @@ TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
   for (
       const auto& [wrong, why] :
       {std::pair{R"("head_dim": [96, 64], "shared_kv": true, "kv": "paged")", "head_dim_qk 96 with head_dim_v 64"},
-       {R"("head_dim": [512, 512], "kv": "paged")", "not part of the keys"},
        {R"("head_dim": [576, 512], "kv": "paged", "dtype": "f16", "cache": {"format": "mla_656"})", "not bfloat16"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "strides": "odd")", "multiples of 16 bytes"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "prologue": {"rope": {"style": "linear", "dim": 64}})",

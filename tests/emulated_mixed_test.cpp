@@ -5,7 +5,6 @@
 #include "cuda/mixed/mixed.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prologue.h"
-#include "cuda_choice.h"
 #include "emulated.h"
 #include "emulated_decode_launch.h"
 #include "emulated_prefill_launch.h"
@@ -244,9 +243,8 @@ TEST(MixedChoice, GoesByWhatTheHostKnows) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [64, 64], )" + x.what + "}"));
     problem.host().max_seqlen_q = x.longest;
     const Problem p = make_problem(problem.host(), Data::kRequired);
-    const Kernel* const found = choose_kernel(p, problem.host());
-    ASSERT_NE(found, nullptr) << x.what;
-    EXPECT_STREQ(found->name, x.kernel) << x.what << ", longest " << x.longest;
+    EXPECT_STREQ(choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name, x.kernel)
+        << x.what << ", longest " << x.longest;
   }
 }
 

@@ -43,7 +43,7 @@ class KVCache(_Record):
         v_page_table: int32 [batch, max_pages], where V has pages of its own.
         batch_index: int32 [batch], the row of each sequence in a contiguous cache.
         format: "plain", "mla_656" (DeepSeek V3.2) or "mla_584".
-        layout: "nhd", "hnd", "xpacked" or "bytes" (the MLA formats).
+        layout: "nhd", "hnd", "xpacked" or "bytes" (the MLA formats). None: "bytes" for those, else "nhd".
         page_size: tokens a page; None: from the shape ("mla_584" needs it).
         ring_capacity: token t lives in slot t mod ring_capacity.
     """
@@ -63,7 +63,7 @@ class KVCache(_Record):
         self.v_page_table = v_page_table
         self.batch_index = batch_index
         self.format = format
-        self.layout = layout
+        self.layout = "bytes" if layout is None and format in ("mla_656", "mla_584") else layout
         self.page_size = page_size
         self.ring_capacity = ring_capacity
 

@@ -154,7 +154,6 @@ KernelSpec Config::combine_kernel() const {
 }
 
 std::string refusal(const Problem& p) {
-  if (!p.v_aliases_k) return "values that are not part of the keys";
   if (p.head_dim_v != kernels::kMlaHeadDimV || (p.head_dim_qk != 512 && p.head_dim_qk != 576))
     return cat("head_dim_qk ", p.head_dim_qk, " with head_dim_v ", p.head_dim_v, "; it takes 576 or 512 with 512");
   if (!(p.scale > 0)) return "a scale that is not positive";
