@@ -2,53 +2,16 @@
 // With batch_invariant: the CUDA kernels' own source on the CPU (tests/emulator) gives a sequence the same bits alone
 // and in any batch, and the host chooses the same specialisation. No GPU.
 #include "batch_of.h"
-#include "core/registry.h"
-#include "cuda/decode/config.h"
-#include "cuda/prefill/config.h"
-#include "emulated_decode_launch.h"
-#include "emulated_mla_launch.h"
+#include "emulated_attend.h"
 
 namespace attune::cuda {
 namespace {
 
-constexpr int kFew = 3;  // multiprocessors: more than a sequence alone has tasks
-
-class EmulatedBatchInvariant : public tests::Emulated {
- protected:
-  static void attend(const attune_attention& a) {
-    const Problem p = make_problem(a, Data::kRequired);
-    const std::string name = choose_kernel(p, traits_of(p, a), ATTUNE_DEVICE_CUDA).name;
-    const auto run = [&](const auto& c, size_t bytes, const auto& to_params, const auto& launch) {
-      cases::Workspace workspace(cases::host_memory(), bytes);
-      launch(c, to_params(p, c, workspace.buffer.device()));
-      EXPECT_EQ(workspace.buffer.check_guards(), "");
-    };
-    if (name == "cuda_decode") {
-      decode::DeviceShape device;
-      device.num_sms = kFew;
-      const decode::Config c = decode::choose_config(p, device);
-      run(c, decode::workspace_layout(c).total, decode::to_params, [](const auto& c, const auto& params) {
-        emulate_decode_schedule(c, params);
-        emulate_decode(c, params);
-      });
-    } else if (name == "cuda_prefill") {
-      const prefill::Config c = prefill::choose_config(p, kFew);
-      run(c, prefill::workspace_layout(c).total, prefill::to_params, [&](const auto& c, const auto& params) {
-        emulate_schedule(c, params);
-        emulate_attention(p, c, params);
-      });
-    } else {
-      ASSERT_EQ(name, "cuda_mla");
-      const mla::Config c = mla::choose_config(p, kFew);
-      run(c, mla::workspace_layout(c).total, mla::to_params, [&](const auto& c, const auto& params) {
-        emulate_schedule(c, params);
-        emulate_mla(p, c, params);
-      });
-    }
-  }
-};
+class EmulatedBatchInvariant : public tests::Emulated {};
 
 TEST_F(EmulatedBatchInvariant, EachSequenceHasTheSameBitsInAnyBatch) {
+  // On a device of fewer multiprocessors than the largest batch has tasks, and more than a sequence alone.
+  const auto attend = [](const attune_attention& a) { emulate_attention(a, 3); };
   for (const cases::Case& spec : cases::parse_cases(R"({"area": "batch", "cases": [
       {"name": "kernels", "dtype": "bf16", "head_dim": [64, 64], "kv": "paged", "seqlens_kv": [300, 1, 150],
        "causal": true, "batch_invariant": true, "max_seqlens": true, "max_logits": true,

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Properties that hold whatever the numbers are, most of them bit for bit.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -292,30 +290,6 @@ TEST(InstructionSets, AllMatchTheOracle) {
   }
   EXPECT_TRUE(cpu::force_isa(nullptr));
   EXPECT_FALSE(cpu::force_isa("no such set"));
-}
-
-// Pages further apart than 32 bits can count, in bytes and in elements. Only what is touched takes memory.
-TEST(Offsets, ReachBeyondFourGigabytes) {
-  constexpr size_t kPageBytes = size_t{5} << 30, kPages = 3, kBytes = kPageBytes * kPages;
-  void* reserved = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) GTEST_SKIP() << "this machine does not reserve " << kBytes << " bytes";
-  {
-    Problem problem(
-        make_case(row("f32", R"("heads": [4, 2], "kv": "paged", "seqlens_kv": [40], "cache": {"slack": 0})")));
-    attune_attention a = problem.device();
-    ASSERT_EQ(a.cache.k.shape[0], static_cast<int64_t>(kPages));
-    const std::vector<std::byte> expected = run_results(a);
-    // K and V share the reservation: V starts in the middle of each page.
-    for (attune_tensor* pool : {&a.cache.k, &a.cache.v}) {
-      attune_tensor far = *pool;
-      far.data = static_cast<std::byte*>(reserved) + (pool == &a.cache.v ? kPageBytes / 2 : 0);
-      far.stride[0] = static_cast<int64_t>(kPageBytes / sizeof(float));
-      copy_elements(*pool, far);
-      *pool = far;
-    }
-    EXPECT_EQ(run_results(a), expected);
-  }
-  munmap(reserved, kBytes);
 }
 
 size_t planned_workspace(int64_t seqlen, attune_dtype dtype) {
