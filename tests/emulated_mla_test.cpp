@@ -57,7 +57,17 @@ TEST_F(EmulatedMla, PagedDecode) {
       {R"("heads": [17, 1], "cache": {"page_size": 64})", R"("heads": [128, 1], "cache": {"page_size": 16})",
        R"("heads": [20, 1], "cache": {"page_size": 3})",
        R"("heads": [36, 2], "cache": {"page_size": 128, "layout": "hnd"})",
-       R"("heads": [64, 1], "cache": {"page_size": 64}, "sinks": "mixed", "out_dtype": "f32")"});
+       R"("heads": [64, 1], "cache": {"page_size": 64}, "sinks": "mixed", "out_dtype": "f32")",
+       R"("heads": [96, 1], "cache": {"page_size": 64})"});
+}
+
+// Blocks of heads that are no power of two, beside as many tokens as there are.
+TEST_F(EmulatedMla, OddNumbersOfHeads) {
+  check(R"("kv": "paged", "head_dim": [576, 512], "seqlens_kv": [65, 0, 130], "causal": true, "max_logits": true, )",
+        {R"("heads": [24, 1], "shared_kv": true, "queries": "fixed", "seqlens_q": 2, "cache": {"page_size": 64})",
+         R"("heads": [40, 1], "shared_kv": true, "seqlens_q": [1, 3, 2], "cache": {"page_size": 3})",
+         R"("heads": [96, 1], "cache": {"format": "mla_656", "page_size": 64})"},
+        2);
 }
 
 TEST_F(EmulatedMla, SeveralTokens) {
