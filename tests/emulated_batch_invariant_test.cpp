@@ -20,7 +20,13 @@ TEST_F(EmulatedBatchInvariant, EachSequenceHasTheSameBitsInAnyBatch) {
          {"name": "prompts", "heads": [4, 2], "seqlens_q": [1, 50, 3], "seqlens_kv": [1100, 60, 3]},
          {"name": "mla", "heads": [16, 1], "head_dim": [576, 512], "shared_kv": true, "seqlens_q": [1, 3, 1]},
          {"name": "few", "heads": [4, 1], "head_dim": [576, 512], "cache": {"format": "mla_656"},
-          "queries": "fixed"}]}}]})"))
+          "queries": "fixed"}]}},
+      {"name": "votes", "kv": "dense", "seqlens_q": [65, 3, 66], "seqlens_kv": [300, 300, 140], "heads": [4, 2],
+       "causal": true, "batch_invariant": true, "max_seqlens": true, "max_logits": true,
+       "sweep": {"with": [
+         {"name": "capped", "dtype": "f16", "head_dim": [64, 64], "softcap": 20},
+         {"name": "capped far", "dtype": "f16", "head_dim": [64, 64], "softcap": 10, "data": "spread"},
+         {"name": "codes", "dtype": "e4m3", "head_dim": [128, 128], "prologue": {"qkv_scale": true}}]}}]})"))
     EXPECT_EQ(tests::find_other_bits(spec, cases::host_memory(), attend, 2), "") << spec.name;
 }
 
