@@ -65,7 +65,10 @@ class Attend {
     const TileLine<Config::kKeys> line(task.num_cached, task.first_key, task.end_key);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
-    if constexpr (Rows::kCapped) a.limit[0] = a.limit[1] = -ptx::infinity();
+    if constexpr (Rows::kCapped) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) a.limit[h] = rows.token[h] < 0 ? __uint_as_float(0x7fffffffu) : -ptx::infinity();
+    }
     float v_scale = 1.0f, highest[2] = {-ptx::infinity(), -ptx::infinity()};  // of the first kind of tiles
     if constexpr (!kTwoKinds) {
       const int begin = task.tile_begin, end = task.tile_end;
@@ -305,17 +308,17 @@ class Attend {
       if constexpr (Rows::kSloped) reference[h] = fmaf(rows.slope[h], rows.distance_of(h, start), reference[h]);
     }
     if constexpr (Rows::kCapped) {
-      if (Rows::all_take(p_.cap_short, a.max)) {
+      if (Rows::all_take(p_.cap_short, a.max, a.limit)) {
         exponentiate<kCount>(i, s,
                              [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); });
         return;
       }
-      if (Rows::all_take(p_.cap_long, a.max)) {
+      if (Rows::all_take(p_.cap_long, a.max, a.limit)) {
         exponentiate<kCount>(i, s,
                              [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); });
         return;
       }
-      if (Rows::all_take(p_.cap_wide, a.max, [&] { return least_bits<kCount>(s); })) {
+      if (Rows::all_take(p_.cap_wide, a.max, a.limit, [&](int h) { return least_bits<kCount>(s, h); })) {
         exponentiate<kCount>(i, s,
                              [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); });
         return;
@@ -331,7 +334,7 @@ class Attend {
   template <bool kCodes>
   __device__ __forceinline__ void follow(float (&lowered)[2], Accumulators& a) const {
     lowered[0] = lowered[1] = 1.0f;
-    if (Rows::kCapped && a.max[0] <= a.limit[0] && a.max[1] <= a.limit[Rows::kCapped ? 1 : 0]) return;
+    if (Rows::kCapped && !(a.max[0] > a.limit[0]) && !(a.max[1] > a.limit[Rows::kCapped ? 1 : 0])) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0]
