@@ -126,19 +126,20 @@ inline std::string find_other_bits(const cases::Case& spec, cases::Memory& memor
     for (size_t i = 0; i < chosen.size(); ++i) {
       const std::vector<std::byte>& wanted = alone[static_cast<size_t>(chosen[i])];
       if (results[i] == wanted) continue;
-      const BatchOf again(problem, {chosen[i]});
-      run(again.device());
+      // Those who run again tell what is not the same every time from what follows from the others.
+      const BatchOf alone_again(problem, {chosen[i]}), some_again(problem, chosen);
+      run(alone_again.device());
+      run(some_again.device());
       const auto differ = [&](const std::vector<std::byte>& x) {
         size_t count = 0, first = 0;
         for (size_t n = 0; n < x.size(); ++n) {
           if (x[n] != wanted[n] && count++ == 0) first = n;
         }
-        return std::to_string(count) + " bytes of " + std::to_string(x.size()) + " from " + std::to_string(first) +
-               " on";
+        return std::to_string(count) + " bytes of " + std::to_string(x.size()) + " from " + std::to_string(first);
       };
       return "sequence " + std::to_string(chosen[i]) + " as number " + std::to_string(i) + " of " +
-             std::to_string(chosen.size()) + ": " + differ(results[i]) +
-             "; alone once more: " + differ(again.results()[0]);
+             std::to_string(chosen.size()) + ": " + differ(results[i]) + "; again " + differ(some_again.results()[i]) +
+             ", alone " + differ(alone_again.results()[0]);
     }
   }
   return "";
