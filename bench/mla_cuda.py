@@ -127,6 +127,7 @@ def ends(count):
 CASES = [
     Decode(128, 1, 4096, 128), Decode(128, 2, 4096, 128), Decode(128, 1, 8192, 128), Decode(128, 2, 8192, 128),
     Decode(128, 1, 32768, 128), Decode(132, 2, 16384, 128), Decode(128, 1, 8192, 64), Decode(128, 1, 8192, 32),
+    Decode(128, 1, 8192, 96), Decode(128, 1, 8192, 24),
     Decode(128, 1, 8192, 16), Decode(128, 1, 32768, 16), Decode(64, 1, 4096, 16), Decode(1, 1, 131072, 128),
     Decode(128, 1, 8192, 128, packed=True), Decode(128, 1, 8192, 64, packed=True), Decode(128, 1, 8192, 16, packed=True),
     Decode(128, 1, 32768, 16, packed=True),

@@ -300,13 +300,13 @@ TEST(AppendRowUnit, SeparateTablesOfKAndV) {
   c.c.v_page_table = dense(v_table, {1, 2});
   const KvCache view = make_kv_cache("cache", c.c, CacheUse::kSequences, 1, 1, 1, Data::kRequired);
   const float k = 3, v = 4;
-  cpu::append_row(view, 0, 1, 0, &k, &v);
+  cpu::append_row(view, 0, 1, 0, &k, &v, false);
   EXPECT_EQ(c.k[3], 3.0f);
   EXPECT_EQ(c.v[5], 4.0f);
   // The page of V is bad: the token is hidden, so K is not written either.
-  cpu::append_row(view, 0, 2, 0, &k, &v);
-  cpu::append_row(view, 0, 4, 0, &k, &v);
-  cpu::append_row(view, 0, -1, 0, &k, &v);
+  cpu::append_row(view, 0, 2, 0, &k, &v, false);
+  cpu::append_row(view, 0, 4, 0, &k, &v, false);
+  cpu::append_row(view, 0, -1, 0, &k, &v, false);
   const float o = kOld;
   EXPECT_EQ(c.k, (std::vector<float>{o, o, o, 3, o, o}));
   EXPECT_EQ(c.v, (std::vector<float>{o, o, o, o, o, 4}));

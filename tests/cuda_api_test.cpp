@@ -97,6 +97,28 @@ TEST(CudaApi, TheDecodeKernelRefusesWhatItsRowCannotSay) {
   EXPECT_NE(kernel.refusal(p), "");
 }
 
+// What no kernel covers: the row that is nearest, and what it lacks.
+TEST(CudaApi, TheNearestKernelIsNamed) {
+  for (const auto& [fields, wanted] :
+       {std::pair{R"("head_dim": [264, 264])", "cuda_prefill, which lacks head_dim_qk: 264 (at most 256)"},
+        {R"("head_dim": [36, 36])", "cuda_prefill, which does not take head dims that are no multiples of 8"},
+        {R"("head_dim": [544, 512], "shared_kv": true, "kv": "paged")",
+         "cuda_mla, which does not take head_dim_qk 544"},
+        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "softcap": 30)", "cuda_mla, which lacks score"},
+        {R"("dtype": "e5m2", "out_dtype": "bf16")", "which lacks query dtype: e5m2"}}) {
+    cases::Problem problem(make_case(std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "seqlens_q": [40],
+        "seqlens_kv": [40], )") + fields +
+                                     "}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    try {
+      ADD_FAILURE() << fields << ": " << choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name;
+    } catch (const Failure& e) {
+      EXPECT_EQ(e.status(), ATTUNE_UNSUPPORTED);
+      EXPECT_THAT(e.what(), HasSubstr(wanted)) << fields;
+    }
+  }
+}
+
 class CudaApiOnDevice : public testing::Test {
  protected:
   void SetUp() override {

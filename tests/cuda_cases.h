@@ -14,6 +14,7 @@
 
 #include "core/registry.h"
 #include "cuda/device.h"
+#include "cuda/kernel.h"
 #include "cuda/memory.h"
 #include "support.h"
 

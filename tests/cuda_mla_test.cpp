@@ -129,7 +129,6 @@ TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
   for (
       const auto& [wrong, why] :
       {std::pair{R"("head_dim": [96, 64], "shared_kv": true, "kv": "paged")", "head_dim_qk 96 with head_dim_v 64"},
-       {R"("head_dim": [512, 512], "kv": "paged")", "not part of the keys"},
        {R"("head_dim": [576, 512], "kv": "paged", "dtype": "f16", "cache": {"format": "mla_656"})", "not bfloat16"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "strides": "odd")", "multiples of 16 bytes"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "prologue": {"rope": {"style": "linear", "dim": 64}})",
@@ -204,6 +203,32 @@ TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
   EXPECT_EQ(entry(R"("kv": "dense", "head_dim": [576, 512], "shared_kv": true, "heads": [16, 1], "seqlens_q": [1, 1])"),
             many);
   EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [16, 1])"), many);
+}
+
+// Blocks have as many heads as there are tokens to have beside them: each block reads all keys.
+TEST(CudaMlaConfig, FillsBlocksWithTheTokensThatThereAre) {
+  const auto heads = [](int of_query, const std::string& more) {
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
+        "heads": [)" + std::to_string(of_query) +
+                                            ", 1], " + more + "}"));
+    return mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).heads_of_tile;
+  };
+  const std::string one = R"("kv": "paged", "seqlens_kv": [9, 9], "seqlens_q": [1, 1])", two = R"("kv": "paged",
+      "seqlens_kv": [9], "queries": "fixed", "seqlens_q": [2])",
+                    many = R"("kv": "paged", "seqlens_kv": [70], "seqlens_q": [70])",
+                    sparse = R"("kv": "slots", "sparse": {"topk": 9}, "seqlens_q": [70])";
+  for (const int heads_q : {1, 8, 16, 32, 64}) {
+    for (const std::string& tokens : {one, two, many, sparse}) EXPECT_EQ(heads(heads_q, tokens), heads_q) << tokens;
+  }
+  EXPECT_EQ(heads(128, one), 64);
+  EXPECT_EQ(heads(96, one), 48);
+  EXPECT_EQ(heads(24, one), 24);
+  EXPECT_EQ(heads(24, two), 24);
+  EXPECT_EQ(heads(24, many), 12);
+  EXPECT_EQ(heads(20, many), 20);
+  EXPECT_EQ(heads(40, one), 40);
+  EXPECT_EQ(heads(24, sparse), 24);
+  EXPECT_EQ(heads(97, one), 1);
 }
 
 // Where two blocks of rows have the same keys, and these are decoded or copied by the TMA.

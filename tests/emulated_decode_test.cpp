@@ -6,6 +6,7 @@
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "emulated.h"
+#include "emulated_decode_launch.h"
 #include "support.h"
 
 namespace attune::cuda {
@@ -32,21 +33,9 @@ class EmulatedDecode : public tests::Emulated {
     cases::Workspace workspace(cases::host_memory(), decode::workspace_layout(c).total);
     decode::check_alignment(p, c);
     const kernels::DecodeParams params = decode::to_params(p, c, workspace.buffer.device());
-    using Kernel = void (*)(kernels::DecodeParams);
-    const auto attend = reinterpret_cast<Kernel>(emulator::find_kernel(c.main_kernel()));
-    const decode::Grid grid = c.grid(params);
-    const auto threads = static_cast<unsigned>(32 * c.warps);
     try {
-      if (clusters) {
-        emulator::run(
-            emulator::Index{grid[0], grid[1], grid[2]}, threads, [&] { attend(params); },
-            static_cast<unsigned>(c.cluster));
-      } else {
-        const auto schedule = reinterpret_cast<Kernel>(emulator::find_kernel(c.schedule_kernel()));
-        emulator::run(1, static_cast<unsigned>(c.schedule_threads), [&] { schedule(params); });
-        for (int i = 0; i < layers; ++i)
-          emulator::run(static_cast<unsigned>(c.blocks), threads, [&] { attend(params); });
-      }
+      if (c.cluster == 0) emulate_decode_schedule(c, params);
+      for (int i = 0; i < layers; ++i) emulate_decode(c, params);
     } catch (const std::exception& e) {
       return e.what();
     }

@@ -6,6 +6,7 @@
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prologue.h"
 #include "emulated.h"
+#include "emulated_decode_launch.h"
 #include "emulated_prefill_launch.h"
 #include "emulated_rows.h"
 #include "support.h"
@@ -28,17 +29,12 @@ class EmulatedMixed : public tests::Emulated {
     emulate_attention(p, c, prefill::to_params(p, c, workspace));
   }
 
-  using DecodeKernel = void (*)(kernels::DecodeParams);
   static void schedule_few(const Problem& p, const decode::Config& c, std::byte* workspace) {
-    const kernels::DecodeParams params = decode::to_params(p, c, workspace);
-    const auto schedule = reinterpret_cast<DecodeKernel>(emulator::find_kernel(c.schedule_kernel()));
-    emulator::run(1, static_cast<unsigned>(c.schedule_threads), [&] { schedule(params); });
+    emulate_decode_schedule(c, decode::to_params(p, c, workspace));
   }
   static void attend_few(const Problem& p, const decode::Config& c, std::byte* workspace) {
     decode::check_alignment(p, c);
-    const kernels::DecodeParams params = decode::to_params(p, c, workspace);
-    const auto attend = reinterpret_cast<DecodeKernel>(emulator::find_kernel(c.main_kernel()));
-    emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(32 * c.warps), [&] { attend(params); });
+    emulate_decode(c, decode::to_params(p, c, workspace));
   }
 
   // Rows of the part that does not run must stay as they are.
@@ -247,16 +243,8 @@ TEST(MixedChoice, GoesByWhatTheHostKnows) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [64, 64], )" + x.what + "}"));
     problem.host().max_seqlen_q = x.longest;
     const Problem p = make_problem(problem.host(), Data::kRequired);
-    const Traits traits = traits_of(p, problem.host());
-    // As find_kernel() does, which asks for a device.
-    std::string found;
-    for (int i = 0; i < kernel_count() && found.empty(); ++i) {
-      const Kernel& k = kernel_at(i);
-      if (k.device_type == ATTUNE_DEVICE_CUDA && k.coverage.difference(traits).empty() &&
-          (k.refusal == nullptr || k.refusal(p).empty()) && (k.leaves == nullptr || !k.leaves(p)))
-        found = k.name;
-    }
-    EXPECT_EQ(found, x.kernel) << x.what << ", longest " << x.longest;
+    EXPECT_STREQ(choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name, x.kernel)
+        << x.what << ", longest " << x.longest;
   }
 }
 

@@ -6,6 +6,7 @@
 #include "cuda/mla/mla.h"
 #include "cuda/prefill/prologue.h"
 #include "emulated.h"
+#include "emulated_mla_launch.h"
 #include "emulated_rows.h"
 #include "support.h"
 
@@ -31,23 +32,11 @@ class EmulatedMla : public tests::Emulated {
     const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
     mla::check_alignment(p);
     const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
-    const mla::Maps m = mla::describe_maps(p, c);
-    using Simple = void (*)(kernels::PrefillParams);
-    using Attend = void (*)(kernels::PrefillParams, ptx::TensorMap, ptx::TensorMap, ptx::TensorMap);
-    const auto schedule = reinterpret_cast<Simple>(emulator::find_kernel(c.schedule_kernel()));
-    const auto attend = reinterpret_cast<Attend>(emulator::find_kernel(c.main_kernel()));
-    const auto combine = reinterpret_cast<Simple>(emulator::find_kernel(c.combine_kernel()));
     try {
-      emulator::run(1, 1024, [&] { schedule(params); });
+      emulate_schedule(c, params);
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
-        emulator::run(
-            static_cast<unsigned>(c.blocks), c.threads(),
-            [&] {
-              attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k));
-            },
-            static_cast<unsigned>(c.cluster));
-        if (c.splits) emulator::run(2, kernels::kMlaMergeThreads, [&] { combine(params); });
+        emulate_mla(p, c, params);
       }
     } catch (const std::exception& e) {
       return e.what();
@@ -68,7 +57,17 @@ TEST_F(EmulatedMla, PagedDecode) {
       {R"("heads": [17, 1], "cache": {"page_size": 64})", R"("heads": [128, 1], "cache": {"page_size": 16})",
        R"("heads": [20, 1], "cache": {"page_size": 3})",
        R"("heads": [36, 2], "cache": {"page_size": 128, "layout": "hnd"})",
-       R"("heads": [64, 1], "cache": {"page_size": 64}, "sinks": "mixed", "out_dtype": "f32")"});
+       R"("heads": [64, 1], "cache": {"page_size": 64}, "sinks": "mixed", "out_dtype": "f32")",
+       R"("heads": [96, 1], "cache": {"page_size": 64})"});
+}
+
+// Blocks of heads that are no power of two, beside as many tokens as there are.
+TEST_F(EmulatedMla, OddNumbersOfHeads) {
+  check(R"("kv": "paged", "head_dim": [576, 512], "seqlens_kv": [65, 0, 130], "causal": true, "max_logits": true, )",
+        {R"("heads": [24, 1], "shared_kv": true, "queries": "fixed", "seqlens_q": 2, "cache": {"page_size": 64})",
+         R"("heads": [40, 1], "shared_kv": true, "seqlens_q": [1, 3, 2], "cache": {"page_size": 3})",
+         R"("heads": [96, 1], "cache": {"format": "mla_656", "page_size": 64})"},
+        2);
 }
 
 TEST_F(EmulatedMla, SeveralTokens) {

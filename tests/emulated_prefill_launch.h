@@ -7,7 +7,9 @@
 
 namespace attune::cuda {
 
-inline void emulate_schedule(const prefill::Config& c, const kernels::PrefillParams& params) {
+// Of prefill's or MLA's configuration.
+template <class Config>
+void emulate_schedule(const Config& c, const kernels::PrefillParams& params) {
   const auto schedule = reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.schedule_kernel()));
   emulator::run(1, 1024, [&] { schedule(params); });
 }

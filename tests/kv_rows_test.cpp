@@ -105,8 +105,8 @@ void expect_round_trip(int32_t layout, attune_dtype dtype, KvScale::Mode mode) {
   const KvSlot slot{2, 1};
   const int64_t head = 1, size = dtype_size(dtype);
   std::vector<float> k = normal(kDim, 3), v = normal(kDimV, 4);
-  cpu::write_k_row(c, slot, head, k.data());
-  cpu::write_v_row(c, slot, head, v.data());
+  cpu::write_k_row(c, slot, head, k.data(), false);
+  cpu::write_v_row(c, slot, head, v.data(), false);
   const auto check = [&](bool is_v, const std::vector<float>& x, const Bytes& bytes, const std::vector<float>& scales,
                          const std::vector<float>& read) {
     float scale = 1.0f;
@@ -157,7 +157,7 @@ TEST(KvRows, StridedRowsOfAnyWidth) {
     const KvCache view = view_of(c, dim);
     std::vector<float> x = normal(static_cast<size_t>(dim), 5);
     for (float& e : x) e = rounded(ATTUNE_BFLOAT16, e);
-    cpu::write_k_row(view, {0, 1}, 0, x.data());
+    cpu::write_k_row(view, {0, 1}, 0, x.data(), false);
     EXPECT_EQ(read_k(view, {0, 1}, 0), x);
     EXPECT_EQ(read_v(view, {0, 1}, 0), x);
     for (size_t i = 0; i < data.size(); ++i) {
@@ -179,7 +179,7 @@ TEST(KvRows, CodesAreQuotients) {
   c.k.stride[3] = 2;
   c.k_scale = dense(scale, {1});
   for (size_t d = 0; d < kWide; ++d) x[d] = d % 3 == 0 ? 45.5f : 7.0f * static_cast<float>(d % 100);
-  cpu::write_k_row(view_of(c, 1), {0, 0}, 0, x.data());
+  cpu::write_k_row(view_of(c, 1), {0, 0}, 0, x.data(), false);
   for (size_t d = 0; d < kWide; ++d) {
     EXPECT_EQ(data[2 * d], d % 3 == 0 ? 6 : static_cast<int8_t>(d % 100)) << d;
     EXPECT_EQ(data[2 * d + 1], 99);
@@ -194,7 +194,7 @@ TEST(KvRows, ValueIsTheHeadOfTheKeyWithItsScale) {
   c.k_scale = dense(scale, {1});
   const KvCache view = view_of(c, 4);
   const std::vector<float> x = {1, -2, 3, -4, 5, -6};
-  cpu::write_k_row(view, {0, 0}, 0, x.data());
+  cpu::write_k_row(view, {0, 0}, 0, x.data(), false);
   EXPECT_EQ(read_v(view, {0, 0}, 0), (std::vector<float>{1, -2, 3, -4}));
 }
 
@@ -219,7 +219,7 @@ TEST(KvRows, TiesSaturationAndNan) {
     cache.k = dense(data, c.dtype, {1, 1, 1, 10});
     cache.k_scale = dense(scale, {1});
     const KvCache view = view_of(cache, 10);
-    cpu::write_k_row(view, {0, 0}, 0, c.in.data());
+    cpu::write_k_row(view, {0, 0}, 0, c.in.data(), false);
     const std::vector<float> got = read_k(view, {0, 0}, 0);
     for (size_t i = 0; i < 10; ++i) EXPECT_CLOSE(got[i], c.out[i], 0) << c.in[i] << " as " << dtype_name(c.dtype);
   }
@@ -236,7 +236,7 @@ TEST(KvRows, ComputedScalesSurviveZerosNanAndInfinity) {
     cache.k_scale = dense(scale, {1, 1, 1});
     const KvCache view = view_of(cache, 4);
     const auto write = [&](std::vector<float> x) {
-      cpu::write_k_row(view, {0, 0}, 0, x.data());
+      cpu::write_k_row(view, {0, 0}, 0, x.data(), false);
       return read_k(view, {0, 0}, 0);
     };
     EXPECT_EQ(write({0, -0.0f, 0, 0}), (std::vector<float>{0, 0, 0, 0}));
@@ -281,7 +281,7 @@ TEST(KvRows, Mla656Bytes) {
   x[0] = 7.0f, x[130] = -448.0f;
   std::fill(x.begin() + 256, x.begin() + 384, 0.0f);
   const Bytes before = t.data;
-  cpu::write_k_row(c, {1, 2}, 0, x.data());
+  cpu::write_k_row(c, {1, 2}, 0, x.data(), false);
   for (int64_t g = 0; g < 4; ++g) {
     float amax = 0;
     for (int64_t d = 0; d < 128; ++d) amax = std::max(amax, std::fabs(x[static_cast<size_t>(g * 128 + d)]));
@@ -343,7 +343,7 @@ TEST(KvRows, Mla584BytesArePlanar) {
   std::vector<float> x = normal(512, 12, 3.0f);
   std::fill(x.begin() + 64, x.begin() + 128, 0.0f);
   x[130] = 896.0f;  // a scale of exactly 2
-  cpu::write_k_row(c, {1, 2}, 0, x.data());
+  cpu::write_k_row(c, {1, 2}, 0, x.data(), false);
   const size_t row = static_cast<size_t>(page_bytes) + 2 * 576,
                scales = static_cast<size_t>(page_bytes) + 3 * 576 + 2 * 8;
   for (size_t g = 0; g < 7; ++g) {
@@ -377,7 +377,7 @@ TEST(KvRows, MlaGroupsWithNanAndInfinityKeepTheirScale) {
   const KvCache c = view_of(t.c);
   std::vector<float> x(576, 1.0f);
   x[3] = kNan, x[128] = kInf, x[570] = kNan;
-  cpu::write_k_row(c, {0, 1}, 0, x.data());
+  cpu::write_k_row(c, {0, 1}, 0, x.data(), false);
   EXPECT_EQ(t.scale(0, 1, 0), 1.0f / 448.0f);
   const std::vector<float> k = read_k(c, {0, 1}, 0);
   EXPECT_TRUE(std::isnan(k[3]) && std::isnan(k[570]));

@@ -24,7 +24,7 @@ class Prepare {
     op_.finished = a.finished;
     op_.cache = a.cache;
     op_.prologue = a.prologue;
-    if (a.cache.k.dtype == ATTUNE_DTYPE_NONE) op_.prologue.append = 0;
+    if (a.cache.k.dtype == ATTUNE_DTYPE_NONE) op_.prologue.append = op_.prologue.power_of_two_scales = 0;
     const struct {
       const char* name;
       attune_tensor in, *out;
@@ -63,7 +63,7 @@ class Prepare {
     check_rows("q_out", op_.q_out, exact.q, exact.written, snapshot, checker);
     check_rows("k_out", op_.k_out, exact.k, exact.written, snapshot, checker);
     check_rows("v_out", op_.v_out, exact.v, exact.written, snapshot, checker);
-    cases::check_writes(op_.cache, writes, snapshot, checker);
+    cases::check_writes(op_.cache, writes, op_.prologue.power_of_two_scales != 0, snapshot, checker);
     snapshot.check(checker);
     return checker.report().failure;
   }

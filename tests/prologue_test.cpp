@@ -394,7 +394,10 @@ TEST(PrologueRows, BadFieldsAreNamed) {
       {"prologue.mrope_interleaved is set, but", [&](auto& a, auto&) { a.mrope_interleaved = 1; }},
       {"prologue.logn.shape[0] is 0", [&](auto& a, auto&) { a.logn = dense(f, {0}); }},
       {"prologue.logn is set, but q is absent", [&](auto& a, auto& s) { a.logn = dense(f, {4}), s.has_q = false; }},
-      {"prologue.append is 2", [&](auto& a, auto&) { a.append = 2; }}};
+      {"prologue.append is 2", [&](auto& a, auto&) { a.append = 2; }},
+      {"prologue.power_of_two_scales is -1", [&](auto& a, auto&) { a.append = 1, a.power_of_two_scales = -1; }},
+      {"prologue.power_of_two_scales is 1, but prologue.append is 0",
+       [&](auto& a, auto&) { a.power_of_two_scales = 1; }}};
   for (const auto& [part, change] : cases) {
     attune_prologue a = none();
     PrologueShapes s = shapes();

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Properties that hold whatever the numbers are, most of them bit for bit.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -47,15 +45,6 @@ attune_tensor token_view(const attune_kv_cache& cache, bool is_v, int64_t b, int
   view.stride[1] = pool.stride[3];
   view.data = nhd ? element_at(pool, {page, t % page_size, 0, 0}) : element_at(pool, {page, 0, t % page_size, 0});
   return view;
-}
-
-void copy_elements(const attune_tensor& from, const attune_tensor& to) {
-  const auto size = static_cast<size_t>(cases::element_size(static_cast<attune_dtype>(from.dtype)));
-  cases::for_each_element(from, [&](const int64_t* index, const void* element) {
-    int64_t offset = 0;
-    for (int axis = 0; axis < to.rank; ++axis) offset += index[axis] * to.stride[axis];
-    std::memcpy(static_cast<std::byte*>(to.data) + offset * static_cast<int64_t>(size), element, size);
-  });
 }
 
 // Bytes for tensors that a test adds to a descriptor.
@@ -170,46 +159,6 @@ TEST_P(Property, GroupedHeadsEqualRepeatedKv) {
     *t = repeated;
   }
   EXPECT_EQ(run_results(a), expected);
-}
-
-// With batch_invariant each sequence gives the same bits alone as in its batch.
-TEST_P(Property, EachSequenceAloneGivesTheSameBits) {
-  for (const char* shape :
-       {R"("seqlens_q": [40, 1, 9], "seqlens_kv": [40, 30, 100])", R"("kv": "paged", "seqlens_kv": [700, 3, 65])",
-        R"("kv": "paged", "new_tokens": true, "seqlens_q": [40, 1, 9], "seqlens_kv": [30, 200, 0])"}) {
-    Problem problem(
-        make_case(row(dtype(), std::string(R"("heads": [4, 2], "causal": true, "batch_invariant": true, )") + shape)));
-    const Case& spec = problem.spec();
-    const attune_attention whole = problem.device();
-    plan_and_run(whole);
-    Scratch scratch;
-    int64_t first_kv = 0;
-    for (int64_t b = 0; b < spec.batch(); ++b) {
-      attune_attention one = whole;
-      const int64_t first = problem.first_row(b), n = spec.seqlens_q[static_cast<size_t>(b)];
-      const int64_t n_kv = spec.seqlens_kv[static_cast<size_t>(b)];
-      one.q = rows_of(whole.q, first, n);
-      one.cu_seqlens_q = scratch.integers({0, static_cast<int32_t>(n)});
-      one.out = scratch.dense(static_cast<attune_dtype>(whole.out.dtype), {n, 4, 64});
-      one.lse = scratch.dense(ATTUNE_FLOAT32, {n, 4});
-      if (spec.has_cache()) {
-        one.cache.page_table = rows_of(whole.cache.page_table, b, 1);
-        one.seqused_kv = rows_of(whole.seqused_kv, b, 1);
-        one.k = rows_of(whole.k, first, n);
-        one.v = rows_of(whole.v, first, n);
-      } else {
-        one.k = rows_of(whole.k, first_kv, n_kv);
-        one.v = rows_of(whole.v, first_kv, n_kv);
-        one.cu_seqlens_kv = scratch.integers({0, static_cast<int32_t>(n_kv)});
-      }
-      first_kv += n_kv;
-      plan_and_run(one);
-      attune_attention slice = whole;
-      slice.out = rows_of(whole.out, first, n);
-      slice.lse = rows_of(whole.lse, first, n);
-      EXPECT_EQ(results(one), results(slice)) << shape << ", sequence " << b;
-    }
-  }
 }
 
 TEST_P(Property, WideWindowEqualsNoWindow) {
@@ -341,30 +290,6 @@ TEST(InstructionSets, AllMatchTheOracle) {
   }
   EXPECT_TRUE(cpu::force_isa(nullptr));
   EXPECT_FALSE(cpu::force_isa("no such set"));
-}
-
-// Pages further apart than 32 bits can count, in bytes and in elements. Only what is touched takes memory.
-TEST(Offsets, ReachBeyondFourGigabytes) {
-  constexpr size_t kPageBytes = size_t{5} << 30, kPages = 3, kBytes = kPageBytes * kPages;
-  void* reserved = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) GTEST_SKIP() << "this machine does not reserve " << kBytes << " bytes";
-  {
-    Problem problem(
-        make_case(row("f32", R"("heads": [4, 2], "kv": "paged", "seqlens_kv": [40], "cache": {"slack": 0})")));
-    attune_attention a = problem.device();
-    ASSERT_EQ(a.cache.k.shape[0], static_cast<int64_t>(kPages));
-    const std::vector<std::byte> expected = run_results(a);
-    // K and V share the reservation: V starts in the middle of each page.
-    for (attune_tensor* pool : {&a.cache.k, &a.cache.v}) {
-      attune_tensor far = *pool;
-      far.data = static_cast<std::byte*>(reserved) + (pool == &a.cache.v ? kPageBytes / 2 : 0);
-      far.stride[0] = static_cast<int64_t>(kPageBytes / sizeof(float));
-      copy_elements(*pool, far);
-      *pool = far;
-    }
-    EXPECT_EQ(run_results(a), expected);
-  }
-  munmap(reserved, kBytes);
 }
 
 size_t planned_workspace(int64_t seqlen, attune_dtype dtype) {

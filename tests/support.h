@@ -75,6 +75,16 @@ inline attune_tensor rows_of(attune_tensor t, int64_t first, int64_t count) {
   return t;
 }
 
+// Element by element, whatever the strides; to is as large.
+inline void copy_elements(const attune_tensor& from, const attune_tensor& to) {
+  const auto size = static_cast<size_t>(cases::element_size(static_cast<attune_dtype>(from.dtype)));
+  cases::for_each_element(from, [&](const int64_t* index, const void* element) {
+    int64_t offset = 0;
+    for (int axis = 0; axis < to.rank; ++axis) offset += index[axis] * to.stride[axis];
+    std::memcpy(static_cast<std::byte*>(to.data) + offset * static_cast<int64_t>(size), element, size);
+  });
+}
+
 // A dense int32 vector on the heap that a descriptor can point at.
 class Int32Vector {
  public:

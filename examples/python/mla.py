@@ -17,7 +17,7 @@ table = torch.tensor([[5, 0, 3, 6], [1, 0, 0, 0]], dtype=torch.int32)
 
 # Write the latent vectors of each token: append quantises.
 latent = torch.randn(int(lengths.sum()), 1, 576) / 3
-cache = attune.KVCache(torch.zeros(PAGES, PAGE_SIZE, 656, dtype=torch.uint8), format="mla_656", layout="bytes", page_table=table)
+cache = attune.KVCache(torch.zeros(PAGES, PAGE_SIZE, 656, dtype=torch.uint8), format="mla_656", page_table=table)
 attune.cache_append(cache, latent, cu_seqlens=torch.tensor([0, 200, 237], dtype=torch.int32), seqused_kv=torch.zeros_like(lengths))
 
 q = torch.randn(BATCH, SEQLEN_Q, HEADS, 576).bfloat16()  # two queries a sequence: speculative decoding

@@ -206,6 +206,7 @@ typedef struct attune_prologue {
   int32_t append;            /* 1: write k and v of the new tokens to the cache at positions seqused_kv.. */
   attune_tensor
       logn; /* fp32 [positions]: q of absolute position p is multiplied by logn[p]; past the end: last entry */
+  int32_t power_of_two_scales; /* 1: the scales that append writes are powers of two, as attune_cache_op's */
 } attune_prologue;
 
 /* -------------------------------------------------------------------------------------------------------------

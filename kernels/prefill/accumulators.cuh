@@ -11,10 +11,11 @@ struct Accumulators {
   static constexpr int kPairs = Config::kChannels / 8, kPairStep = Config::kCodes ? 4 : 1;
   float o[Config::kChannels / 2];
   // max: of products where Rows::kProducts, else of scores in base 2, as it is afterwards everywhere; it may be that of
-  // this thread's keys. sum: of this thread's keys. o and sum are taken against `reference`, in base 2, while a task runs, against `max` afterwards.
+  // this thread's keys. sum: of this thread's keys. o and sum are taken against `reference`, in base 2, while a task
+  // runs, against `max` afterwards.
   float max[2], reference[2], sum[2];
-  float factor[2];  // of o, at the task's end
-  float limit[Rows::kCapped ? 2 : 1];  // a maximum up to which the reference need not follow
+  float factor[2];                     // of o, at the task's end
+  float limit[Rows::kCapped ? 2 : 1];  // a maximum up to which the reference need not follow; NaN: there is no row
 
   // Transposed codes have their channels in an order of their own (transpose.cuh).
   __device__ __forceinline__ static constexpr int pair_at(int h, int i) {

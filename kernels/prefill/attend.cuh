@@ -89,7 +89,10 @@ class Attend {
     }
     a.sum[0] = a.sum[1] = 0;
     takes_maxima_ = true;
-    if constexpr (Rows::kCapped) a.limit[0] = a.limit[1] = -ptx::infinity();
+    if constexpr (Rows::kCapped) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) a.limit[h] = rows.token[h] < 0 ? __uint_as_float(0x7fffffffu) : -ptx::infinity();
+    }
     float v_scale = 1.0f, highest[2] = {-ptx::infinity(), -ptx::infinity()};  // of the first kind of tiles
     if constexpr (!kTwoKinds) {
       const int begin = task.tile_begin, end = task.tile_end;
@@ -399,17 +402,17 @@ class Attend {
     top_ = 0;
     const auto taken = [&](int first, int end) { take(first, end, s, a); };
     if constexpr (Rows::kCapped) {
-      if (Rows::all_take(p_.cap_short, a.max)) {
+      if (Rows::all_take(p_.cap_short, a.max, a.limit)) {
         exponentiate<kCount>(
             i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, taken);
         return lowers;
       }
-      if (Rows::all_take(p_.cap_long, a.max)) {
+      if (Rows::all_take(p_.cap_long, a.max, a.limit)) {
         exponentiate<kCount>(
             i, s, [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); }, taken);
         return lowers;
       }
-      if (Rows::all_take(p_.cap_wide, a.max, [&] { return least_bits<kCount>(s); })) {
+      if (Rows::all_take(p_.cap_wide, a.max, a.limit, [&](int h) { return least_bits<kCount>(s, h); })) {
         exponentiate<kCount>(
             i, s, [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); }, taken);
         return lowers;

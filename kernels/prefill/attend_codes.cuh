@@ -264,13 +264,15 @@ class AttendCodes {
     }
   }
 
-  // Has references rise where weights are too large, by whole powers of two: nothing is rounded. A weight that is
-  // infinite by now stays that, and the row is computed again (repair.cuh).
+  // Has references rise where weights are too large, by whole powers of two: nothing is rounded. Not where those of
+  // another row of the warp are: it may be of another sequence. A weight that is infinite by now stays that, and the row
+  // is computed again (repair.cuh).
   __device__ __forceinline__ static void lower(float (&s)[Config::kKeys / 2], float (&lowered)[2], Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int powers = static_cast<int>(__float_as_uint(top_of_row(s, h)) >> 23) - 127 - kHeadroom;
-      if (powers <= 0) continue;
+      const float top = top_of_row(s, h);
+      if (!(top > kLargestWeight)) continue;
+      const int powers = static_cast<int>(__float_as_uint(top) >> 23) - 127 - kHeadroom;
       const float factor = __uint_as_float(static_cast<unsigned>(127 - powers) << 23);
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 8; ++j) s[4 * j + 2 * h] *= factor, s[4 * j + 2 * h + 1] *= factor;

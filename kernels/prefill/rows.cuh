@@ -143,22 +143,38 @@ struct Rows {
     for (int i = kTerms - 2; i >= 0; --i) factor = fmaf(factor, square, cap.terms[i]);
     return fmaf(s, factor, -reference);
   }
-  // Whether all rows of the warp take a polynomial, by this thread's maxima of products.
+  // Whether all rows of the warp take a polynomial, by this thread's maxima of products. Rows that are not there have
+  // no say, as their queries are those of another sequence: their limit is NaN (Accumulators).
   template <int kTerms>
-  __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2]) {
-    const bool both = cap.low <= max[0] && max[0] <= cap.high && cap.low <= max[1] && max[1] <= cap.high;
+  __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2],
+                                                  const float (&limit)[kCapped ? 2 : 1]) {
+    bool both = true;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) both = both && ((cap.low <= max[h] && max[h] <= cap.high) || is_absent(limit, h));
     return !__any_sync(0xffffffffu, !both);
   }
   // The same where the maxima are not far enough above what lies below the polynomial's range, but nothing does.
-  // least_bits(): of this thread's least product.
+  // least_bits(h): of this thread's least product of row h.
   template <int kTerms, class LeastBits>
   __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2],
-                                                  const LeastBits& least_bits) {
-    const bool high = fmaxf(max[0], max[1]) > cap.high;
-    bool low = fminf(max[0], max[1]) < cap.low;
+                                                  const float (&limit)[kCapped ? 2 : 1], const LeastBits& least_bits) {
+    bool high = false, low[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      high = high || (max[h] > cap.high && !is_absent(limit, h));
+      low[h] = max[h] < cap.low && !is_absent(limit, h);
+    }
     if (__any_sync(0xffffffffu, high)) return false;
-    if (__any_sync(0xffffffffu, low)) low = low && least_bits() > __float_as_uint(-cap.high);
-    return !__any_sync(0xffffffffu, low);
+    bool below = low[0] || low[1];
+    if (__any_sync(0xffffffffu, below)) {
+      const unsigned lowest = __float_as_uint(-cap.high);
+      below = (low[0] && least_bits(0) > lowest) || (low[1] && least_bits(1) > lowest);
+    }
+    return !__any_sync(0xffffffffu, below);
+  }
+  __device__ __forceinline__ static bool is_absent(const float (&limit)[kCapped ? 2 : 1], int h) {
+    const float x = limit[kCapped ? h : 0];
+    return x != x;
   }
 
   // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.

@@ -135,13 +135,15 @@ __device__ __forceinline__ void raise(const Rows& rows, int start, const float (
   }
 }
 
-// Of this thread's least product, if one is negative: as numbers without sign, the bits of such are the largest.
+// Of this thread's least product of row h, if one is negative: as numbers without sign, the bits of such are the
+// largest.
 template <int kCount>
-__device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 2]) {
+__device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 2], int h) {
   unsigned top[kChains] = {};
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i)
-    top[i % kChains] = max(max(top[i % kChains], __float_as_uint(s[2 * i])), __float_as_uint(s[2 * i + 1]));
+  for (int i = 0; i < kCount / 4; ++i)
+    top[i % kChains] =
+        max(max(top[i % kChains], __float_as_uint(s[4 * i + 2 * h])), __float_as_uint(s[4 * i + 2 * h + 1]));
 #pragma unroll
   for (int j = 1; j < kChains; ++j) top[0] = max(top[0], top[j]);
   return top[0];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Approximate functions of one argument, with errors of about 2^-22: PTX ISA, "ex2", "lg2" and "rcp". And "min" and "max".
+// Approximate functions of one argument, with errors of about 2^-22: PTX ISA, "ex2", "lg2" and "rcp". And "max".
 #pragma once
 
 namespace attune::ptx {
@@ -24,11 +24,6 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
 }
 
 // NaN where either is.
-__device__ __forceinline__ float min_or_nan(float x, float y) {
-  float d;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(x), "f"(y));
-  return d;
-}
 __device__ __forceinline__ float max_or_nan(float x, float y) {
   float d;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(x), "f"(y));

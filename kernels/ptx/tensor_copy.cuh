@@ -55,11 +55,4 @@ __device__ __forceinline__ void copy_bytes(unsigned shared, const void* global, 
                : "memory");
 }
 
-// Has the L2 fetch a box that is to be copied later.
-__device__ __forceinline__ void prefetch_box(const TensorMap& map, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0), "r"(c1),
-               "r"(c2), "r"(c3)
-               : "memory");
-}
-
 }  // namespace attune::ptx

@@ -64,7 +64,7 @@ __device__ __forceinline__ void start_row(const StoreParams& p, const TokenPlace
 // All lanes of the warp come here with the same token.
 __device__ __forceinline__ void finish_row(const StoreParams& p, const Row& r, int lane) {
   if (r.place.row == nullptr) return;
-  const bool power_of_two = !kPrepare && p.cache.power_of_two_scales != 0;
+  const bool power_of_two = p.cache.power_of_two_scales != 0;
   float of_step[kCodeRuns];  // scales
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {

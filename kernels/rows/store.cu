@@ -166,7 +166,7 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
   const int mode = scale_mode(r.part == kRowOfV ? p.cache.v_scale : p.cache.k_scale);
   float value = 1.0f;
   if (kScales == 3 || kScales == kernels::kScalesAtRunTime) {
-    value = tile::token_scale(dtype, amax_of_row(units, r, x), !kPrepare && p.cache.power_of_two_scales != 0);
+    value = tile::token_scale(dtype, amax_of_row(units, r, x), p.cache.power_of_two_scales != 0);
   }
   if (r.cache == nullptr) return;
   auto* stored = reinterpret_cast<float*>(global(r.scale));

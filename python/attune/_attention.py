@@ -205,8 +205,8 @@ def _head_dim_v(v: Any, fields: dict[str, Any]) -> int | None:
         cache = fields.get("cache")
         if cache is not None and cache.v is not None:
             return cache.v.shape[2 if cache.layout == "xpacked" else -1]
-        if cache is not None and (cache.k is None or cache.format in ("mla_656", "mla_584")):
-            return 512
+        if cache is not None and (cache.k is None or cache.format not in (None, "plain")):
+            return 512 if cache.format in (None, "plain", "mla_656", "mla_584") else None
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None
     raise InvalidArgument("head_dim_v is not given, and there is no v to take it from")

@@ -43,7 +43,7 @@ class KVCache(_Record):
         v_page_table: int32 [batch, max_pages], where V has pages of its own.
         batch_index: int32 [batch], the row of each sequence in a contiguous cache.
         format: "plain", "mla_656" (DeepSeek V3.2) or "mla_584".
-        layout: "nhd", "hnd", "xpacked" or "bytes" (the MLA formats).
+        layout: "nhd", "hnd", "xpacked" or "bytes" (the MLA formats). None: "bytes" for those, else "nhd".
         page_size: tokens a page; None: from the shape ("mla_584" needs it).
         ring_capacity: token t lives in slot t mod ring_capacity.
     """
@@ -63,7 +63,7 @@ class KVCache(_Record):
         self.v_page_table = v_page_table
         self.batch_index = batch_index
         self.format = format
-        self.layout = layout
+        self.layout = "bytes" if layout is None and format in ("mla_656", "mla_584") else layout
         self.page_size = page_size
         self.ring_capacity = ring_capacity
 
@@ -84,17 +84,19 @@ class Prologue(_Record):
         mrope_section: pairs of each of the three components of a position. mrope_interleaved: as docs/semantics.md says.
         append: write k and v of the new tokens to the cache, at positions seqused_kv...
         logn: float32 [positions]: q at position p is multiplied by logn[p].
+        power_of_two_scales: scales that append writes: those of "mla_656", and scales per token and head.
     """
 
     __slots__ = ("qkv_scale", "q_bias", "k_bias", "v_bias", "ia3_k", "ia3_v", "ia3_task", "rope_cos_sin", "rope_table_index",
-                 "positions", "rope_offset", "rope_interleaved", "mrope_section", "mrope_interleaved", "append", "logn")
+                 "positions", "rope_offset", "rope_interleaved", "mrope_section", "mrope_interleaved", "append", "logn",
+                 "power_of_two_scales")
 
     def __init__(self, *, qkv_scale: Array | None = None, q_bias: Array | None = None, k_bias: Array | None = None,
                  v_bias: Array | None = None, ia3_k: Array | None = None, ia3_v: Array | None = None,
                  ia3_task: Array | None = None, rope_cos_sin: Array | None = None, rope_table_index: Array | None = None,
                  positions: Array | None = None, rope_offset: int | None = None, rope_interleaved: bool | None = None,
                  mrope_section: tuple[int, int, int] | None = None, mrope_interleaved: bool | None = None,
-                 append: bool | None = None, logn: Array | None = None) -> None:
+                 append: bool | None = None, logn: Array | None = None, power_of_two_scales: bool | None = None) -> None:
         self.qkv_scale = qkv_scale
         self.q_bias = q_bias
         self.k_bias = k_bias
@@ -111,6 +113,7 @@ class Prologue(_Record):
         self.mrope_interleaved = mrope_interleaved
         self.append = append
         self.logn = logn
+        self.power_of_two_scales = power_of_two_scales
 
 
 class View(_Record):

@@ -318,6 +318,7 @@ const Table& prologue_table() {
       P(mrope_interleaved, kBool),
       P(append, kBool),
       P(logn, kInput),
+      P(power_of_two_scales, kBool),
   };
 #undef P
   static const Table* table = new Table(kFields);

@@ -151,6 +151,9 @@ def test_names_of_formats_and_layouts():
                          head_dim_v=16)
     with pytest.raises(ValueError, match="format is 'x'; known are plain, mla_656, mla_584"):
         attune.kv_page_bytes("x", 64)
+    with pytest.raises(ValueError, match="cache.format is 'MLA_656'; known are"):
+        attune.attention(np.zeros((1, 2, 576), np.float32), seqused_kv=np.ones(1, np.int32),
+                         cache=attune.KVCache(np.zeros((1, 8, 656), np.uint8), format="MLA_656"))
 
 
 def test_no_array_is_held_after_a_call():

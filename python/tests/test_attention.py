@@ -100,7 +100,7 @@ def test_mla_formats(api, format, d):
     page_size, pages = 16, 4
     bytes_ = attune.kv_page_bytes(format, page_size)
     k = np.zeros((pages, page_size, 656) if format == "mla_656" else (pages, bytes_), np.uint8)
-    cache = attune.KVCache(k, format=format, layout="bytes", page_size=page_size)
+    cache = attune.KVCache(k, format=format, page_size=page_size)
     rows = normal(rng, (pages * page_size, 1, d))
     api.cache_quantize(cache, rows)
     cache.page_table = np.array([[2, 0], [3, 1]], np.int32)

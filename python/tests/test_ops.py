@@ -36,6 +36,23 @@ def test_qkv_prepare(api, interleaved):
         api.qkv_prepare(k=np.zeros((5, 2, 16), np.int8), prologue=attune.Prologue(qkv_scale=np.ones(3, np.float32)))
 
 
+@pytest.mark.parametrize("powers", [False, True])
+def test_qkv_prepare_appends_rows_of_656_bytes_with_scales_of_both_kinds(api, powers):
+    k = normal(np.random.default_rng(0), (5, 1, 576))
+    cache = attune.KVCache(np.zeros((1, 16, 656), np.uint8), format="mla_656")
+    rope = attune.rope_table(16, 64)
+    api.qkv_prepare(k=k, prologue=attune.Prologue(append=True, rope_cos_sin=rope, rope_offset=512, power_of_two_scales=powers),
+                    cu_seqlens_q=np.array([0, 5], np.int32), seqused_kv=np.array([3], np.int32), cache=cache)
+    scales = np.ascontiguousarray(cache.k[0, 3:8, 512:528]).view(np.float32)
+    free = np.abs(k[:, 0, :512]).reshape(5, 4, 128).max(-1) / 448
+    want = 2.0 ** np.ceil(np.log2(free)) if powers else free
+    assert np.allclose(scales, want, rtol=1e-6)
+    assert not cache.k[0, 8:].any()
+    with pytest.raises(ValueError, match="prologue.power_of_two_scales is 1, but the cache is plain"):
+        api.qkv_prepare(k=k, prologue=attune.Prologue(append=True, power_of_two_scales=True), seqused_kv=np.zeros(1, np.int32),
+                        cu_seqlens_q=np.array([0, 5], np.int32), cache=attune.KVCache(np.zeros((1, 16, 1, 576), np.float32)))
+
+
 def test_merge_of_two_halves_is_the_whole(api):
     rng = np.random.default_rng(1)
     q, k, v = normal(rng, (4, 4, 32)), normal(rng, (40, 2, 32)), normal(rng, (40, 2, 32))

@@ -56,6 +56,11 @@ struct KvCache {
   int64_t ring_capacity = 0;
 
   explicit operator bool() const { return format != nullptr; }
+  // Scales are written with the rows, not read.
+  bool writes_scales() const {
+    const auto by_token = [](const KvScale& s) { return s.mode == KvScale::Mode::kTokenHead; };
+    return format != nullptr && (!format->plain || (by_token(k_scale) && by_token(v_scale)));
+  }
   bool quantized() const { return format != nullptr && (!format->plain || k.element_size == 1); }
   int64_t num_slots() const { return num_pages * page_size; }
   // Most tokens that one sequence can hold (a ring's count goes on; this is what it retains).

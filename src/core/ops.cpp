@@ -213,6 +213,7 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
     require(p.cache.v_aliases_k == !p.v,
             "v and cache.v must be both present or both absent (V part of K) for prologue.append");
     require(p.cache.num_heads == p.heads_kv, "cache has ", p.cache.num_heads, " KV heads, but k has ", p.heads_kv);
+    check_scales(p.prologue, p.cache);
   }
   return p;
 }
@@ -314,9 +315,7 @@ CacheProblem make_cache_op(const attune_cache_op& op) {
           out.cache.num_slots(), " slots");
   require(op.power_of_two_scales == 0 || op.power_of_two_scales == 1, "power_of_two_scales is ", op.power_of_two_scales,
           "; it must be 0 or 1");
-  const auto by_token = [](const KvScale& s) { return s.mode == KvScale::Mode::kTokenHead; };
-  require(op.power_of_two_scales == 0 || !out.cache.format->plain ||
-              (by_token(out.cache.k_scale) && by_token(out.cache.v_scale)),
+  require(op.power_of_two_scales == 0 || out.cache.writes_scales(),
           "power_of_two_scales is 1, but the cache is plain without scales per token and head: no scale is written");
   out.power_of_two_scales = op.power_of_two_scales == 1;
   return out;

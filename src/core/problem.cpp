@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/problem.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "core/dtype.h"
@@ -349,19 +351,23 @@ void read_outputs(Problem& p, const attune_attention& a, Data data) {
   p.allow_tf32 = a.allow_tf32 == 1;
 }
 
-// What shapes allow where the caller gave no maximum.
+// What shapes allow, or the caller's maxima where these are less. What the whole batch's rows allow says nothing where
+// kernels, which are chosen by these, must not follow from the rest of the batch.
 void derive_maxima(Problem& p, const attune_attention& a) {
+  constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();
+  const auto maximum = [&](int64_t given, int64_t possible, bool of_batch) {
+    if (given == 0) return possible;
+    return std::min(given, of_batch && p.batch_invariant ? kLongest : possible);
+  };
   const int64_t q = p.cu_q ? p.total_q : p.fixed_q;
-  p.max_seqlen_q = a.max_seqlen_q > 0 ? std::min(a.max_seqlen_q, q) : q;
-  int64_t kv;
+  p.max_seqlen_q = maximum(a.max_seqlen_q, q, static_cast<bool>(p.cu_q));
   if (p.sparse) {
-    kv = p.list.topk + p.extra_list.topk;
+    p.max_seqlen_kv = maximum(a.max_seqlen_kv, p.list.topk + p.extra_list.topk, false);
   } else if (p.dense_kv) {
-    kv = p.cu_kv ? p.k.rows : p.fixed_kv;
+    p.max_seqlen_kv = maximum(a.max_seqlen_kv, p.cu_kv ? p.k.rows : p.fixed_kv, static_cast<bool>(p.cu_kv));
   } else {
-    kv = p.cache.capacity() + (p.new_tokens ? q : 0);
+    p.max_seqlen_kv = maximum(a.max_seqlen_kv, p.cache.capacity() + (p.new_tokens ? q : 0), p.new_tokens && p.cu_q);
   }
-  p.max_seqlen_kv = a.max_seqlen_kv > 0 ? std::min(a.max_seqlen_kv, kv) : kv;
 }
 
 }  // namespace
@@ -393,6 +399,7 @@ Problem make_problem(const attune_attention& a, Data data) {
   p.prologue = make_prologue(a.prologue, s, data);
   require(!p.prologue.append || p.new_tokens,
           "prologue.append is 1, but there is no cache with new tokens (cache.k and k)");
+  check_scales(p.prologue, p.cache);
   read_outputs(p, a, data);
   derive_maxima(p, a);
   return p;

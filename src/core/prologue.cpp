@@ -178,9 +178,19 @@ Prologue make_prologue(const attune_prologue& p, const PrologueShapes& s, Data d
   read_logn(out, p, s, data);
   check_flag("prologue.append", p.append);
   out.append = p.append == 1;
+  check_flag("prologue.power_of_two_scales", p.power_of_two_scales);
+  out.power_of_two_scales = p.power_of_two_scales == 1;
+  require(out.append || !out.power_of_two_scales,
+          "prologue.power_of_two_scales is 1, but prologue.append is 0: no scale is written");
   out.any = present(p.qkv_scale) || out.q_bias || out.k_bias || out.v_bias || out.ia3_k || out.ia3_v ||
             present(p.rope_cos_sin) || out.logn;
   return out;
+}
+
+void check_scales(const Prologue& p, const KvCache& cache) {
+  require(!p.power_of_two_scales || cache.writes_scales(),
+          "prologue.power_of_two_scales is 1, but the cache is plain without scales per token and head: no scale is "
+          "written");
 }
 
 }  // namespace attune

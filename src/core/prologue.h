@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attune/attune.h"
+#include "core/kv_cache.h"
 #include "core/tensor.h"
 
 namespace attune {
@@ -12,6 +13,7 @@ namespace attune {
 struct Prologue {
   bool any = false;  // something other than append is asked for
   bool append = false;
+  bool power_of_two_scales = false;  // of what is appended
   const float* qkv_scale = nullptr;  // [3] with qkv_scale_stride
   int64_t qkv_scale_stride = 0;
   ParamView q_bias, k_bias, v_bias;  // [heads, dim]
@@ -41,5 +43,7 @@ struct PrologueShapes {
 
 // Throws INVALID_ARGUMENT for anything wrong; messages name the field ("prologue.q_bias").
 Prologue make_prologue(const attune_prologue& p, const PrologueShapes& s, Data data);
+// Throws where powers of two are asked for and the cache that is appended to has scales that are only read, or none.
+void check_scales(const Prologue& p, const KvCache& cache);
 
 }  // namespace attune

@@ -24,12 +24,13 @@ constexpr AxisInfo kAxes[kNumAxes] = {
     {"KV source",
      {"dense", "paged cache", "contiguous cache", "cache + new tokens", "sparse slots", "sparse dense", "second cache",
       "ring buffer", "beams"}},
-    {"KV format", {"float32", "float16", "bfloat16", "e4m3", "e5m2", "int8", "MLA-656", "MLA-584", "V part of K"}},
+    {"KV format",
+     {"float32", "float16", "bfloat16", "e4m3", "e5m2", "int8", "MLA-656", "MLA-584", "V part of K", "V beside K"}},
     {"KV scales", {"none", "per tensor", "per head", "per token and head"}},
     {"KV layout", {"NHD", "HND", "x-packed", "bytes"}},
     {"mask", {"none", "causal", "window", "bits", "bidirectional ranges", "finished rows", "skip decode"}},
     {"score", {"scale", "softcap", "ALiBi", "ALiBi sqrt", "bias table", "new-token bias", "T5 buckets", "sinks"}},
-    {"prologue", {"none", "dequantise", "bias", "IA3", "RoPE", "mRoPE", "log-n", "append"}},
+    {"prologue", {"none", "dequantise", "bias", "IA3", "RoPE", "mRoPE", "log-n", "append", "power-of-two scales"}},
     {"output", {"float32", "float16", "bfloat16", "e4m3", "lse", "max_logits"}},
     {"determinism", {"run to run", "batch invariant"}},
 };
@@ -77,7 +78,7 @@ uint32_t scale_bit(KvScale::Mode m) { return 1u << static_cast<int>(m); }
 
 void add_cache(Traits& t, const KvCache& c, int32_t layout) {
   t.axes[static_cast<int>(Axis::kKvFormat)] |=
-      format_bit(c, c.k.dtype) | format_bit(c, c.v.dtype) | (c.v_aliases_k ? use::kValiasesK : 0u);
+      format_bit(c, c.k.dtype) | format_bit(c, c.v.dtype) | (c.v_aliases_k ? use::kValiasesK : use::kVBesideK);
   t.axes[static_cast<int>(Axis::kKvScales)] |= scale_bit(c.k_scale.mode) | scale_bit(c.v_scale.mode);
   t.axes[static_cast<int>(Axis::kKvLayout)] |= 1u << layout;
 }
@@ -147,6 +148,7 @@ Traits traits_of(const Problem& p, const attune_attention& a) {
   if (present(a.prologue.rope_cos_sin)) prologue |= g.mrope ? use::kMrope : use::kRope;
   if (g.logn) prologue |= use::kLogn;
   if (g.append) prologue |= use::kAppend;
+  if (g.power_of_two_scales) prologue |= use::kPowerOfTwoScales;
   if (prologue == 0) prologue = use::kNoPrologue;
 
   uint32_t& output = axis(Axis::kOutput);
@@ -206,15 +208,14 @@ std::string Coverage::text() const {
 int kernel_count() { return static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0])); }
 const Kernel& kernel_at(int i) { return *kKernels[i]; }
 
-const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device) {
-  check_device(device);
+const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type) {
   const char* forced = std::getenv("ATTUNE_KERNEL");
   const bool any = forced == nullptr || forced[0] == '\0';
   const Kernel *nearest = nullptr, *left = nullptr;
   int nearest_from = 0;
   std::string nearest_refusal;
   for (const Kernel* k : kKernels) {
-    if (k->device_type != device.type || !(any || std::strcmp(forced, k->name) == 0)) continue;
+    if (k->device_type != device_type || !(any || std::strcmp(forced, k->name) == 0)) continue;
     const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
     const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1);
     const bool leaves = any && k->leaves != nullptr && k->leaves(p);
@@ -238,6 +239,11 @@ const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device devic
   fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", nearest->name, ", which ",
        missing.empty() ? "" : "lacks " + missing, missing.empty() || nearest_refusal.empty() ? "" : ", and ",
        nearest_refusal.empty() ? "" : "does not take " + nearest_refusal);
+}
+
+const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device) {
+  check_device(device);
+  return choose_kernel(p, t, device.type);
 }
 
 }  // namespace attune

@@ -58,7 +58,8 @@ enum KvFormats : uint32_t {
   kInt8 = 32,
   kMla656 = 64,
   kMla584 = 128,
-  kValiasesK = 256
+  kValiasesK = 256,
+  kVBesideK = 512
 };
 enum KvScales : uint32_t { kNoScale = 1, kPerTensor = 2, kPerHead = 4, kPerTokenHead = 8 };
 enum KvLayouts : uint32_t { kNhd = 1, kHnd = 2, kXpacked = 4, kBytes = 8 };
@@ -89,7 +90,8 @@ enum Prologues : uint32_t {
   kRope = 16,
   kMrope = 32,
   kLogn = 64,
-  kAppend = 128
+  kAppend = 128,
+  kPowerOfTwoScales = 256
 };
 enum Outputs : uint32_t { kOutF32 = 1, kOutF16 = 2, kOutBf16 = 4, kOutE4m3 = 8, kLse = 16, kMaxLogits = 32 };
 enum Determinism : uint32_t { kRunToRun = 1, kBatchInvariant = 2 };
@@ -140,7 +142,9 @@ struct Kernel {
 int kernel_count();
 const Kernel& kernel_at(int i);
 // The first row of the device's type that takes the problem and does not leave it to another; ATTUNE_KERNEL=<name>
-// leaves only that row. Throws UNSUPPORTED with the nearest row and what differs, and as check_device does.
+// leaves only that row. Throws UNSUPPORTED with the nearest row and what differs.
+const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type);
+// The same for a device that is there; throws as check_device does.
 const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device);
 
 }  // namespace attune

@@ -12,6 +12,6 @@ namespace attune::cpu {
 // once. v_row is null where V aliases K. A position that the cache does not hold, or a page id of K or V out of range,
 // leaves the cache as it is.
 void append_row(const KvCache& cache, int64_t table_row, int64_t position, int64_t head, const float* k_row,
-                const float* v_row, bool power_of_two_scales = false);
+                const float* v_row, bool power_of_two_scales);
 
 }  // namespace attune::cpu

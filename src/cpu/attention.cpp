@@ -233,7 +233,7 @@ class AttentionPlan final : public KernelPlan {
         for (int64_t h = 0; h < p.heads_kv; ++h) {
           prepare_k_row(p.prologue, p.k, p.head_dim_qk, row, h, b, position, k);
           if (!p.v_aliases_k) prepare_v_row(p.prologue, p.v, p.head_dim_v, row, h, b, v);
-          append_row(p.cache, b, position, h, k, p.v_aliases_k ? nullptr : v);
+          append_row(p.cache, b, position, h, k, p.v_aliases_k ? nullptr : v, p.prologue.power_of_two_scales);
         }
       }
     });

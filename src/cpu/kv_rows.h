@@ -12,7 +12,7 @@ void read_v_row(const KvCache& cache, KvSlot slot, int64_t head, float* out);
 
 // One row, rounded or quantised once. Scales per token and head are computed and stored. Where V aliases K, only
 // write_k_row is used.
-void write_k_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row, bool power_of_two_scales = false);
-void write_v_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row, bool power_of_two_scales = false);
+void write_k_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row, bool power_of_two_scales);
+void write_v_row(const KvCache& cache, KvSlot slot, int64_t head, const float* row, bool power_of_two_scales);
 
 }  // namespace attune::cpu

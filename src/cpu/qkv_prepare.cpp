@@ -32,7 +32,7 @@ void prepare_keys(const PrepareProblem& op, const Token& t) {
     if (op.v) prepare_v_row(op.prologue, op.v, op.head_dim_v, t.row, h, t.b, v);
     if (op.k_out) write_row(op.k_out, t.row, h, op.head_dim_qk, k);
     if (op.v_out) write_row(op.v_out, t.row, h, op.head_dim_v, v);
-    if (t.appended) append_row(op.cache, t.b, t.position, h, k, op.v ? v : nullptr);
+    if (t.appended) append_row(op.cache, t.b, t.position, h, k, op.v ? v : nullptr, op.prologue.power_of_two_scales);
   }
 }
 

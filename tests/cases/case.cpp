@@ -177,6 +177,7 @@ void read_prologue(Object& parent, PrologueSpec& prologue) {
   read_rope(object, prologue.rope);
   object.get("logn", prologue.logn);
   object.get("append", prologue.append);
+  object.get("power_of_two_scales", prologue.power_of_two_scales);
   object.finish();
 }
 

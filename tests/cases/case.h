@@ -66,7 +66,7 @@ struct PrologueSpec {
   bool ia3_no_task = false;  // the last sequence names no task
   RopeSpec rope;
   int64_t logn = 0;  // > 0: max_position of the table
-  bool append = false;
+  bool append = false, power_of_two_scales = false;
   bool any() const {
     return qkv_scale || q_bias || k_bias || v_bias || ia3_tasks > 0 || rope.dim > 0 || logn > 0 || append;
   }

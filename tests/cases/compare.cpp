@@ -230,7 +230,7 @@ Report compare(const Problem& problem, const Expected& expected, int32_t device_
                       decode(ATTUNE_FLOAT32, at));
     }
   }
-  check_writes(host.cache, expected.writes, snapshot, checker);
+  check_writes(host.cache, expected.writes, host.prologue.power_of_two_scales != 0, snapshot, checker);
   snapshot.check(checker);
   return checker.report();
 }

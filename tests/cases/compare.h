@@ -92,8 +92,8 @@ Report compare(const Problem& problem, const Expected& expected);
 // As on a device of that type.
 Report compare(const Problem& problem, const Expected& expected, int32_t device_type);
 // Checks the slots that appends wrote and allows their bytes.
-void check_writes(const attune_kv_cache& host, const std::vector<reference::CacheWrite>& writes, Snapshot& snapshot,
-                  Checker& checker);
+void check_writes(const attune_kv_cache& host, const std::vector<reference::CacheWrite>& writes,
+                  bool power_of_two_scales, Snapshot& snapshot, Checker& checker);
 
 // --- Running
 

@@ -36,8 +36,8 @@ int64_t tokens_of_page(const attune_kv_cache& cache) {
 
 class WriteChecker {
  public:
-  WriteChecker(const attune_kv_cache& cache, Snapshot& snapshot, Checker& checker)
-      : cache_(cache), snapshot_(snapshot), checker_(checker) {}
+  WriteChecker(const attune_kv_cache& cache, bool power_of_two_scales, Snapshot& snapshot, Checker& checker)
+      : cache_(cache), power_of_two_scales_(power_of_two_scales), snapshot_(snapshot), checker_(checker) {}
 
   void plain(bool is_v, const Slot& slot, const std::vector<double>& row) {
     const attune_tensor data = snapshot_.after(is_v ? cache_.v : cache_.k);
@@ -52,13 +52,15 @@ class WriteChecker {
         snapshot_.allow(at, 4);
         const double amax = amax_of(row, 0, row.size());
         const double exact = amax / largest_code(dtype_of(data));
-        if (amax > 0) {
+        if (power_of_two_scales_) {
+          power_of_two(what, slot, scale, std::max(amax, 1e-4) / largest_code(dtype_of(data)));
+        } else if (amax > 0) {
           checker_.element(is_v ? "cache.v_scale" : "cache.k_scale", row_number(slot), slot.head, -1, ATTUNE_FLOAT32,
                            exact, exact * 1e-6, scale);
         } else if (!std::isfinite(scale)) {
           checker_.fail(std::string(what) + ": the scale of a row of zeros is not finite");
         }
-        if (amax == 0) scale = 1;
+        if (amax == 0 && !power_of_two_scales_) scale = 1;
       }
     }
     const double error = computed_error(row);
@@ -88,13 +90,12 @@ class WriteChecker {
       const size_t index = first / group;
       const double scale = is_656 ? decode(ATTUNE_FLOAT32, scales + 4 * index)
                                   : std::ldexp(1.0, std::to_integer<int>(scales[index]) - 127);
-      // At least amax / 448, so that nothing saturates; a power of two may be up to twice that, and has a floor.
       const double exact = amax_of(row, first, group) / 448;
-      if (!(scale >= exact * (1 - 1e-6) && scale <= std::max(2 * exact * (1 + 1e-6), 2.1e-4))) {
-        checker_.fail("cache.k: group " + std::to_string(index) + " of slot " + std::to_string(row_number(slot)) +
-                      " has scale " + std::to_string(scale) + ", its largest element asks for " +
-                      std::to_string(exact));
-        return;
+      if (!is_656 || power_of_two_scales_ || exact == 0) {
+        power_of_two("cache.k", slot, scale, std::max(exact, 1e-4));
+      } else {
+        checker_.element("cache.k, scale", row_number(slot), 0, static_cast<int64_t>(index), ATTUNE_FLOAT32, exact,
+                         exact * 1e-6, scale);
       }
       for (size_t d = first; d < first + group; ++d) {
         const double code = row[d] / scale;
@@ -133,16 +134,25 @@ class WriteChecker {
     }
   }
 
+  // The least that is not below what the row's largest element asks for.
+  void power_of_two(const char* what, const Slot& slot, double scale, double least) {
+    int exponent = 0;
+    if (std::frexp(scale, &exponent) == 0.5 && scale >= least * (1 - 1e-6) && scale <= 2 * least * (1 + 1e-6)) return;
+    checker_.fail(std::string(what) + ": slot " + std::to_string(row_number(slot)) + " has scale " +
+                  std::to_string(scale) + ", not the power of two that is at least " + std::to_string(least));
+  }
+
   const attune_kv_cache& cache_;
+  bool power_of_two_scales_;
   Snapshot& snapshot_;
   Checker& checker_;
 };
 
 }  // namespace
 
-void check_writes(const attune_kv_cache& host, const std::vector<reference::CacheWrite>& writes, Snapshot& snapshot,
-                  Checker& checker) {
-  WriteChecker write_checker(host, snapshot, checker);
+void check_writes(const attune_kv_cache& host, const std::vector<reference::CacheWrite>& writes,
+                  bool power_of_two_scales, Snapshot& snapshot, Checker& checker) {
+  WriteChecker write_checker(host, power_of_two_scales, snapshot, checker);
   const int64_t tokens = writes.empty() ? 1 : tokens_of_page(host);
   for (const reference::CacheWrite& write : writes) {
     const Slot k_slot{write.slot / tokens, write.slot % tokens, write.head};

@@ -56,6 +56,7 @@ void Problem::build_prologue() {
     });
   }
   p.append = spec.append;
+  p.power_of_two_scales = spec.power_of_two_scales;
 }
 
 void Problem::build_rope() {

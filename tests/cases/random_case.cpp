@@ -153,6 +153,8 @@ void draw_prologue(Random& r, Case& c) {
     rope.tables = r.chance(0.2) ? 2 : 1;
     rope.positions = r.chance(0.3) ? 1 : 0;
   }
+  const bool writes_scales = c.cache.format != ATTUNE_KV_PLAIN || c.cache.scales == ScaleMode::kToken;
+  p.power_of_two_scales = p.append && writes_scales && r.chance(0.3);
 }
 
 }  // namespace

@@ -188,7 +188,8 @@ void damage_numbers(Input& input, attune_attention& a) {
                             &a.prologue.mrope_section[0],
                             &a.prologue.mrope_section[2],
                             &a.prologue.mrope_interleaved,
-                            &a.prologue.append};
+                            &a.prologue.append,
+                            &a.prologue.power_of_two_scales};
   int64_t* const sizes[] = {&a.window_left,         &a.window_right,        &a.t5_max_distance,
                             &a.head_dim_v,          &a.max_seqlen_q,        &a.max_seqlen_kv,
                             &a.cache.page_size,     &a.cache.ring_capacity, &a.extra_cache.page_size,

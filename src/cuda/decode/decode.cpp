@@ -95,7 +95,8 @@ Coverage coverage() {
   axis(Axis::kQueries) = use::kRagged | use::kFixed;
   axis(Axis::kQueryDtype) = use::kQF32 | use::kQF16 | use::kQBf16 | use::kQE4m3 | use::kQE5m2 | use::kQInt8;
   axis(Axis::kKvSource) = use::kPaged | use::kContiguous | use::kNewTokens | use::kRing | use::kBeams;
-  axis(Axis::kKvFormat) = use::kF32 | use::kValiasesK | use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8;
+  axis(Axis::kKvFormat) =
+      use::kF32 | use::kValiasesK | use::kVBesideK | use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8;
   axis(Axis::kKvScales) = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
   axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kXpacked;
   axis(Axis::kMask) =

@@ -39,12 +39,17 @@ kernels::MlaLoader choose_loader(const Problem& p) {
   return kernels::kMlaBoxes;
 }
 
+// Most tokens that see the same keys: of a sequence, or where each has lists of its own one. That other sequences have
+// one token counts only where bits may depend on them.
+int64_t tokens_of_keys(const Problem& p) {
+  return p.sparse || (p.total_q == p.batch && !p.batch_invariant) ? 1 : std::max<int64_t>(1, p.max_seqlen_q);
+}
+
 // One token's heads are the rows of a block. Several tokens of a sequence see the same keys: in a block of the other
-// kernel, which reads them once. That other sequences have one token counts only where bits may depend on them.
+// kernel, which reads them once.
 bool takes_few_rows(const Problem& p) {
-  const bool one_token = p.sparse || p.max_seqlen_q <= 1 || (p.total_q == p.batch && !p.batch_invariant);
-  return p.cache && !p.dense_kv && !(p.sparse && p.new_tokens) && p.group <= kernels::kMlaFewRows && one_token &&
-         choose_loader(p) != kernels::kMlaCodes584;
+  return p.cache && !p.dense_kv && !(p.sparse && p.new_tokens) && p.group <= kernels::kMlaFewRows &&
+         tokens_of_keys(p) == 1 && choose_loader(p) != kernels::kMlaCodes584;
 }
 
 bool strides_fit(const KvCache& c) {
@@ -154,7 +159,6 @@ KernelSpec Config::combine_kernel() const {
 }
 
 std::string refusal(const Problem& p) {
-  if (!p.v_aliases_k) return "values that are not part of the keys";
   if (p.head_dim_v != kernels::kMlaHeadDimV || (p.head_dim_qk != 512 && p.head_dim_qk != 576))
     return cat("head_dim_qk ", p.head_dim_qk, " with head_dim_v ", p.head_dim_v, "; it takes 576 or 512 with 512");
   if (!(p.scale > 0)) return "a scale that is not positive";
@@ -185,12 +189,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.splits = !p.batch_invariant;
   c.few = takes_few_rows(p);
   if (c.few && c.loader == kernels::kMlaBoxes) c.loader = kernels::kMlaRows;
-  c.heads_of_tile = c.few ? static_cast<int>(p.group) : prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock);
-  if (p.sparse) {  // each token has lists of its own
-    c.heads_of_tile = 1;
-    for (int heads = 2; heads <= std::min<int64_t>(p.group, kMlaRowsOfBlock); ++heads)
-      if (p.group % heads == 0) c.heads_of_tile = heads;
-  }
+  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock, tokens_of_keys(p));
   c.tokens_of_tile = p.sparse || c.few ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
 
   const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);

@@ -111,8 +111,8 @@ Coverage coverage() {
   axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kBytes;
   axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
   axis(Axis::kScore) = use::kPlain | use::kSinks;
-  axis(Axis::kPrologue) =
-      use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn | use::kAppend;
+  axis(Axis::kPrologue) = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn |
+                          use::kAppend | use::kPowerOfTwoScales;
   axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
   axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = 576;

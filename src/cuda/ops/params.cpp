@@ -166,6 +166,7 @@ kernels::StoreParams store_params(const PrepareProblem& op) {
   k.head_dim_qk = to_int(op.head_dim_qk);
   k.head_dim_v = to_int(op.head_dim_v);
   k.cache = row_cache(op.cache);
+  k.cache.power_of_two_scales = op.prologue.power_of_two_scales ? 1 : 0;
   k.prologue = prologue_params(op.prologue);
   return k;
 }

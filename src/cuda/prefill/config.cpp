@@ -99,11 +99,11 @@ Misaligned find_misaligned(const Problem& p, bool copied) {
 
 }  // namespace
 
-int choose_heads_of_tile(int64_t group, int rows_of_tile) {
-  int64_t best = 1, best_rows = rows_of_tile;
+int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens) {
+  int64_t best = 1, best_rows = std::min<int64_t>(rows_of_tile, most_tokens);
   for (int64_t heads = 2; heads <= std::min<int64_t>(group, rows_of_tile); ++heads) {
     if (group % heads != 0) continue;
-    const int64_t rows = rows_of_tile / heads * heads;
+    const int64_t rows = std::min(rows_of_tile / heads, most_tokens) * heads;
     if (rows * 16 >= best_rows * 15) best = heads, best_rows = std::max(rows, best_rows);
   }
   return static_cast<int>(best);

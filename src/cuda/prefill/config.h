@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "core/problem.h"
@@ -51,8 +52,8 @@ struct TaskLimits {
 };
 TaskLimits task_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms);
 
-// As many query heads of a KV head as fill the rows of a block best; the more the better.
-int choose_heads_of_tile(int64_t group, int rows_of_tile);
+// As many query heads of a KV head as fill the rows of a block best, with so many tokens at most; the more the better.
+int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens = std::numeric_limits<int64_t>::max());
 
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
 std::string refusal(const Problem& p);

@@ -90,15 +90,16 @@ Coverage coverage() {
   axis(Axis::kQueries) = use::kRagged | use::kFixed;
   axis(Axis::kQueryDtype) = use::kQF16 | use::kQBf16;
   axis(Axis::kKvSource) = use::kDense | use::kPaged | use::kContiguous | use::kNewTokens;
-  axis(Axis::kKvFormat) = use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kValiasesK;
+  axis(Axis::kKvFormat) =
+      use::kF16 | use::kBf16 | use::kE4m3 | use::kE5m2 | use::kInt8 | use::kValiasesK | use::kVBesideK;
   axis(Axis::kKvScales) = use::kNoScale | use::kPerTensor | use::kPerHead | use::kPerTokenHead;
   axis(Axis::kKvLayout) = use::kNhd | use::kHnd | use::kXpacked;
   axis(Axis::kMask) =
       use::kNoMask | use::kCausal | use::kWindow | use::kBits | use::kRanges | use::kFinished | use::kSkipDecode;
   axis(Axis::kScore) = use::kPlain | use::kSoftcap | use::kAlibi | use::kAlibiSqrt | use::kBias | use::kNewTokenBias |
                        use::kT5 | use::kSinks;
-  axis(Axis::kPrologue) =
-      use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn | use::kAppend;
+  axis(Axis::kPrologue) = use::kNoPrologue | use::kQkvBias | use::kIa3 | use::kRope | use::kMrope | use::kLogn |
+                          use::kAppend | use::kPowerOfTwoScales;
   axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16 | use::kOutE4m3 | use::kLse | use::kMaxLogits;
   axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
   c.head_dim_qk_max = 256;
@@ -120,7 +121,7 @@ Coverage fp8_coverage() {
   auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
   axis(Axis::kQueryDtype) = use::kQE4m3;
   axis(Axis::kKvSource) = use::kDense;
-  axis(Axis::kKvFormat) = use::kE4m3 | use::kValiasesK;
+  axis(Axis::kKvFormat) = use::kE4m3 | use::kValiasesK | use::kVBesideK;
   axis(Axis::kKvScales) = use::kNoScale;
   axis(Axis::kKvLayout) = use::kNhd;
   axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;

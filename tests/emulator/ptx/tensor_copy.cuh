@@ -63,6 +63,4 @@ inline void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsi
   emulator::complete_bytes(barrier, bytes);
 }
 
-inline void prefetch_box(const TensorMap&, int, int, int, int) {}
-
 }  // namespace attune::ptx

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The MLA kernels on the CPU (tests/emulator), launched as their plan launches them; the schedule is that of prefill.
+#pragma once
+
+#include "cuda/mla/config.h"
+#include "emulated_prefill_launch.h"
+
+namespace attune::cuda {
+
+// p: what the parameters are of.
+inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::PrefillParams& params) {
+  using ptx::TensorMap;
+  using Attend = void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap);
+  const mla::Maps m = mla::describe_maps(p, c);
+  const auto attend = reinterpret_cast<Attend>(emulator::find_kernel(c.main_kernel()));
+  emulator::run(
+      static_cast<unsigned>(c.blocks), c.threads(),
+      [&] { attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k)); },
+      static_cast<unsigned>(c.cluster));
+  if (!c.splits) return;
+  const auto combine = reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.combine_kernel()));
+  emulator::run(2, kernels::kMlaMergeThreads, [&] { combine(params); });
+}
+
+}  // namespace attune::cuda
