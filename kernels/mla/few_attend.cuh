@@ -38,8 +38,15 @@ class FewAttend {
 #pragma unroll 1
     for (int i = 0; i <= tiles; ++i) {
       const Turn tile = turn_;
-      if (i < tiles) score(tile);
-      if (i > 0) take_values(last_, count_ - 1);
+      // Half of the warps have the products in the other order, so that a scheduler's two warps have different work.
+#pragma unroll 1
+      for (int step = 0; step < 2; ++step) {
+        if ((step == 0) == (warp_ < Few::kMathWarps / 2)) {
+          if (i < tiles) score(tile);
+        } else {
+          if (i > 0) take_values(last_, count_ - 1);
+        }
+      }
       if (i < tiles) {
         weigh(tile.stage);
         last_ = tile.stage;

@@ -8,6 +8,7 @@
 
 #include "core/dtype.h"
 #include "cuda/decode/config.h"
+#include "cuda/mla/few.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/maps.h"
 #include "cuda/prefill/prologue.h"
@@ -37,14 +38,6 @@ kernels::MlaLoader choose_loader(const Problem& p) {
     return p.cache.format->id == ATTUNE_KV_MLA_656 ? kernels::kMlaCodes656 : kernels::kMlaCodes584;
   if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaRows;
   return kernels::kMlaBoxes;
-}
-
-// One token's heads are the rows of a block. Several tokens of a sequence see the same keys: in a block of the other
-// kernel, which reads them once. That other sequences have one token counts only where bits may depend on them.
-bool takes_few_rows(const Problem& p) {
-  const bool one_token = p.sparse || p.max_seqlen_q <= 1 || (p.total_q == p.batch && !p.batch_invariant);
-  return p.cache && !p.dense_kv && !(p.sparse && p.new_tokens) && p.group <= kernels::kMlaFewRows && one_token &&
-         choose_loader(p) != kernels::kMlaCodes584;
 }
 
 bool strides_fit(const KvCache& c) {
@@ -145,7 +138,8 @@ KernelSpec Config::main_kernel() const {
 KernelSpec Config::schedule_kernel() const {
   return {"prefill/schedule.cu",
           "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_FEWEST_TILES", 2), define("ATTUNE_SPARSE", sparse ? 1 : 0)},
+          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_FEWEST_TILES", kernels::kMlaFewestTiles),
+           define("ATTUNE_SPARSE", sparse ? 1 : 0)},
           0};
 }
 
@@ -183,20 +177,17 @@ Config choose_config(const Problem& p, int num_sms) {
   c.dense = p.dense_kv || p.new_tokens;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  c.few = takes_few_rows(p);
+  c.few = takes_few_rows(p, c.loader, num_sms);
   if (c.few && c.loader == kernels::kMlaBoxes) c.loader = kernels::kMlaRows;
-  c.heads_of_tile = c.few ? static_cast<int>(p.group) : prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock);
-  if (p.sparse) {  // each token has lists of its own
-    c.heads_of_tile = 1;
-    for (int heads = 2; heads <= std::min<int64_t>(p.group, kMlaRowsOfBlock); ++heads)
-      if (p.group % heads == 0) c.heads_of_tile = heads;
-  }
-  c.tokens_of_tile = p.sparse || c.few ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
+  const bool one_token = p.sparse || c.few;  // where attention is sparse, each has lists of its own
+  c.heads_of_tile = one_token ? heads_of_one_token(p.group, c.few ? kernels::kMlaFewRows : kMlaRowsOfBlock)
+                              : prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock);
+  c.tokens_of_tile = one_token ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
 
   const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
   // Head tiles of one KV head read the same keys: pairs of blocks have them copied to both, or decode them together.
-  const bool shares = is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache);
+  const bool shares = !c.few && (is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache));
   if (shares && p.group / c.heads_of_tile % 2 == 0 && c.blocks % 2 == 0) c.cluster = 2;
   return c;
 }
