@@ -66,8 +66,8 @@ class FewLoader {
     return reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(x), lane));
   }
 
-  // The lane's row of the next tile, or null. Copies are issued by one lane (elect.sync), back to back: around what each
-  // lane issues for itself the compiler puts a loop, of 80 clocks a copy.
+  // The lane's row of the next tile, or null. Copies are issued by one lane (elect.sync), back to back: around what
+  // each lane issues for itself the compiler puts a loop, of 80 clocks a copy.
   __device__ __forceinline__ void copy(const char* row) {
     const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr);
     unsigned runs = 0;  // a bit for each lane whose row is of a run
