@@ -103,7 +103,7 @@ TEST_F(CudaMla, Sparse) {
   for (const char* kv : {R"("kv": "slots", "shared_kv": true, "head_dim": [576, 512])",
                          R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"})",
                          R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"})"}) {
-    for (const char* heads : {"[16, 1]", "[128, 1]", "[64, 1]"}) {
+    for (const char* heads : {"[16, 1]", "[128, 1]", "[64, 1]", "[24, 1]"}) {
       for (const char* rest :
            {R"("seqlens_q": [2, 1, 2], "sparse": {"topk": 512, "invalid": 0.1})",
             R"("seqlens_q": [1, 1, 0, 4], "sparse": {"topk": 130, "topk_length": "token", "slots": 300},
@@ -112,6 +112,16 @@ TEST_F(CudaMla, Sparse) {
         list.push_back(make("mla sparse " + std::to_string(list.size()),
                             std::string(kv) + R"(, "heads": )" + heads + ", " + rest));
       }
+    }
+  }
+  // Small batches go to the kernel of few rows; these do not.
+  for (const char* kv : {R"("kv": "slots", "shared_kv": true, "head_dim": [576, 512])",
+                         R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"})"}) {
+    for (const char* rest :
+         {R"("seqlens_q": [2, 1, 2], "sparse": {"topk": 512, "invalid": 0.1}, "batch_invariant": true)",
+          R"("seqlens_q": [24], "sparse": {"topk": 1024, "invalid": 0.1})"}) {
+      list.push_back(make("mla sparse many " + std::to_string(list.size()),
+                          std::string(kv) + R"(, "heads": [128, 1], "sinks": "mixed", )" + rest));
     }
   }
   for (const char* heads : {"[8, 1]", "[128, 1]"}) {
@@ -176,13 +186,13 @@ TEST(CudaMlaConfig, ChoosesHowKeysCome) {
                                    {R"("kv": "slots", "sparse": {"topk": 9})", kernels::kMlaRows}}) {
     cases::Problem problem(tests::make_case(
         std::string(R"({"name": "x", "heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
-            "seqlens_q": [1], "seqlens_kv": [5], )") +
+            "seqlens_q": [2], "seqlens_kv": [5], )") +
         kv + "}"));
     EXPECT_EQ(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).loader, loader) << kv;
   }
 }
 
-// One token's heads, 16 at most, over cached rows that the kernel of few rows takes.
+// One token's heads over cached rows that the kernel of few rows takes: 16 at most, whatever else there is.
 TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
   const auto entry = [](const std::string& more) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "seqlens_kv": [5, 9], )" + more + "}"));
@@ -193,7 +203,7 @@ TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
   EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1])"), few);
   EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), many);
   EXPECT_EQ(entry(packed + R"("heads": [16, 1], "queries": "fixed", "batch_invariant": true)"), few);
-  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1])"), many);
+  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), many);
   EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [2, 1])"), many);
   EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [1, 1], "new_tokens": true)"), few);
   EXPECT_EQ(entry(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [16, 1],
@@ -231,10 +241,38 @@ TEST(CudaMlaConfig, FillsBlocksWithTheTokensThatThereAre) {
   EXPECT_EQ(heads(97, one), 1);
 }
 
+// More heads where blocks of 64 rows would be cut into parts of a few tiles, and few rows into parts hardly longer.
+TEST(CudaMlaConfig, GivesSmallBatchesToTheKernelOfFewRows) {
+  const auto few = [](int64_t batch, const std::string& more, int num_sms = 132) {
+    std::string queries = "1", keys = "4096";
+    for (int64_t i = 1; i < batch; ++i) queries += ", 1", keys += ", 4096";
+    const std::string kv = more.find("paged") != std::string::npos ? R"("seqlens_kv": [)" + keys + "], " : "";
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [)" +
+                                            queries + "], " + kv + more + "}"));
+    const mla::Config c = mla::choose_config(make_problem(problem.host(), Data::kRequired), num_sms);
+    EXPECT_TRUE(!c.few || c.cluster == 1);
+    EXPECT_LE(c.few ? c.heads_of_tile : 0, 16);
+    return c.few;
+  };
+  const std::string sparse = R"("kv": "slots", "cache": {"format": "mla_656"}, "sparse": {"topk": 2048}, )";
+  EXPECT_TRUE(few(1, sparse + R"("heads": [128, 1])"));
+  EXPECT_FALSE(few(2, sparse + R"("heads": [128, 1])"));
+  EXPECT_TRUE(few(2, sparse + R"("heads": [64, 1])"));
+  EXPECT_FALSE(few(1, sparse + R"("heads": [128, 1])", 66));
+  EXPECT_FALSE(few(1, sparse + R"("heads": [128, 1], "batch_invariant": true)"));
+  EXPECT_FALSE(few(1, R"("kv": "slots", "cache": {"format": "mla_656"}, "sparse": {"topk": 128}, "heads": [128, 1])"));
+  const std::string paged = R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 64}, )";
+  EXPECT_TRUE(few(1, paged + R"("heads": [128, 1])"));
+  EXPECT_FALSE(few(2, paged + R"("heads": [128, 1])"));
+  EXPECT_FALSE(
+      few(1, R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 2048},
+      "heads": [128, 1])"));
+}
+
 // Where two blocks of rows have the same keys, and these are decoded or copied by the TMA.
 TEST(CudaMlaConfig, PairsBlocksThatShareKeys) {
   const auto cluster = [](const std::string& heads, const std::string& more, int num_sms) {
-    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [3],
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [60],
         "heads": )" + heads + more + "}"));
     return mla::choose_config(make_problem(problem.host(), Data::kRequired), num_sms).cluster;
   };

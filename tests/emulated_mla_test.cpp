@@ -17,7 +17,8 @@ constexpr int kBlocks = 4;  // of the grid, so that each takes several tasks
 
 class EmulatedMla : public tests::Emulated {
  protected:
-  static std::string run(const cases::Case& spec, int layers = 1) {
+  // A grid of most_blocks may be smaller than the device's, so that blocks take several tasks each.
+  static std::string run(const cases::Case& spec, int layers = 1, int num_sms = kBlocks, int most_blocks = kBlocks) {
     cases::Problem problem(spec);
     problem.arena().upload();
     const attune_attention a = problem.device();
@@ -25,7 +26,8 @@ class EmulatedMla : public tests::Emulated {
     if (!mla_kernel().coverage.difference(traits_of(given, a)).empty() || !mla::refusal(given).empty())
       return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
-    const mla::Config c = mla::choose_config(given, kBlocks);
+    mla::Config c = mla::choose_config(given, num_sms);
+    c.blocks = std::min(c.blocks, most_blocks);
     cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total + prefill::prologue_bytes(given));
     std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + mla::workspace_layout(c).total;
     const bool prepares = prefill::has_prologue(given);
@@ -48,6 +50,15 @@ class EmulatedMla : public tests::Emulated {
   static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {
     for (const char* more : rest)
       EXPECT_EQ(run(tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}"), layers), "") << more;
+  }
+  // Cases of an H200's small batches, which the kernel of few rows gets.
+  static void check_few(const std::string& common, std::initializer_list<const char*> rest) {
+    for (const char* more : rest) {
+      const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
+      cases::Problem problem(spec);
+      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).few) << more;
+      EXPECT_EQ(run(spec, 2, 132), "") << more;
+    }
   }
 };
 
@@ -166,6 +177,22 @@ TEST_F(EmulatedMla, FewRows) {
             "extra": {"topk": 9, "page_size": 16})",
        R"("heads": [13, 1], "sparse": {"topk": 70, "invalid": 1})"},
       2);
+}
+
+// More heads are several blocks of rows, where there are too few tokens to fill the device otherwise.
+TEST_F(EmulatedMla, FewRowsOfManyHeads) {
+  check_few(
+      R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
+      {R"("heads": [24, 1], "seqlens_q": [1, 1], "sparse": {"topk": 450, "topk_length": "token", "invalid": 0.2},
+            "sinks": "mixed", "extra": {"topk": 9, "page_size": 16})",
+       R"("heads": [128, 1], "seqlens_q": [1], "sparse": {"topk": 250, "invalid": 0.1})",
+       R"("heads": [96, 2], "seqlens_q": [1], "sparse": {"topk": 65, "invalid": 1}, "extra": {"topk": 100, "page_size": 16})",
+       R"("heads": [17, 1], "seqlens_q": [1], "sparse": {"topk": 200, "topk_length": "batch"})"});
+  check_few(
+      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
+      {R"("cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v", "heads": [32, 1], "seqlens_q": [2, 0, 1],
+            "seqlens_kv": [190, 3, 70], "causal": true, "new_tokens": true, "finished": [0, 0, 1])",
+       R"("shared_kv": true, "cache": {"page_size": 3}, "heads": [64, 1], "seqlens_kv": [250, 0], "sinks": "mixed")"});
 }
 
 TEST_F(EmulatedMla, FewRowsWithNewTokens) {

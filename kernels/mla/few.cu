@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements or of the packed
-// format of 656 bytes; dense or sparse. As mla/mla.cu, but rows of queries are not padded to 64, nor rows of keys
-// decoded ahead: as they lie in the cache three tiles or, of codes, five fill the shared memory, so that memory is not
-// waited for.
+// format of 656 bytes; dense or sparse. More heads are several blocks of rows. As mla/mla.cu, but rows of queries are
+// not padded to 64, nor rows of keys decoded ahead: as they lie in the cache three tiles or, of codes, five fill the
+// shared memory, so that memory is not waited for.
 //
 // A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), eight do
 // the math (few_attend.cuh): each tile's scores are computed by all of them, eight keys each, and its values multiplied

@@ -5,7 +5,8 @@
 //
 // Warp w computes scores of keys 8 w .. + 7, with all queries in registers, and has channels 64 w .. + 63 of O.
 //
-//   warp:   S_1  max_1 >  O += P_0 V_0  > max_1 of all, P_1 >  S_2  max_2 >  O += P_1 V_1 ..
+//   first half of the warps:   S_1  max_1 >  O += P_0 V_0  > max_1 of all, P_1 >  S_2  max_2 >  O += P_1 V_1 ..
+//   second:                    O += P_0 V_0  S_1  max_1 >  > max_1 of all, P_1 >  O += P_1 V_1  S_2  max_2 > ..
 //
 // What other warps need of it, maxima and weights, they need a product later, so that they hardly wait.
 #pragma once
@@ -38,8 +39,15 @@ class FewAttend {
 #pragma unroll 1
     for (int i = 0; i <= tiles; ++i) {
       const Turn tile = turn_;
-      if (i < tiles) score(tile);
-      if (i > 0) take_values(last_, count_ - 1);
+      // Half of the warps have the products in the other order, so that a scheduler's two warps have different work.
+#pragma unroll 1
+      for (int step = 0; step < 2; ++step) {
+        if ((step == 0) == (warp_ < Few::kMathWarps / 2)) {
+          if (i < tiles) score(tile);
+        } else {
+          if (i > 0) take_values(last_, count_ - 1);
+        }
+      }
       if (i < tiles) {
         weigh(tile.stage);
         last_ = tile.stage;

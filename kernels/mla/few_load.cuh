@@ -35,7 +35,8 @@ class FewLoader {
   }
 
  private:
-  static constexpr int kRun = 16;  // rows of one copy
+  static constexpr int kRun = 16;      // rows of one copy
+  static constexpr int kAtATime = 8;  // copies that are issued together
 
   __device__ __forceinline__ void take() {
     if (warp() == 0) feed_.next();
@@ -61,15 +62,22 @@ class FewLoader {
     } while (--i >= task.tile_begin);
   }
 
-  // The lane's row of the next tile, or null.
+  __device__ __forceinline__ static const char* from_lane(const char* x, int lane) {
+    return reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(x), lane));
+  }
+
+  // The lane's row of the next tile, or null. Copies are issued by one lane (elect.sync), back to back: around what
+  // each lane issues for itself the compiler puts a loop, of 80 clocks a copy.
   __device__ __forceinline__ void copy(const char* row) {
     const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr);
-    bool together = false;
+    unsigned runs = 0;  // a bit for each lane whose row is of a run
     if constexpr (Few::kPitch == Few::kRowBytes) {
       const auto at = reinterpret_cast<unsigned long long>(row);
       const unsigned long long begin = __shfl_sync(0xffffffffu, at, 0, kRun);
       const bool strays = row == nullptr || at != begin + lane() % kRun * Few::kRowBytes;
-      together = (__ballot_sync(0xffffffffu, strays) >> (lane() / kRun * kRun) & (1u << kRun) - 1) == 0;
+      const unsigned apart = __ballot_sync(0xffffffffu, strays);
+      runs = (apart & 0xffffu) == 0 ? 0xffffu : 0;
+      if (apart >> 16 == 0) runs |= 0xffff0000u;
     }
     const unsigned full = places_.full(turn_.stage);
     ptx::wait_phase(places_.empty(turn_.stage), turn_.parity ^ 1);
@@ -78,13 +86,24 @@ class FewLoader {
       ptx::arrive_expecting(full, Few::kKeysOfLoader * Few::kRowBytes);
     }
     __syncwarp();
-    const unsigned to = places_.row(turn_.stage, key());
-    if (!together) {
-      ptx::copy_bytes(to, row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow), Few::kRowBytes, full);
-    } else if (lane() % kRun == 0) {
-      ptx::copy_bytes(to, row, kRun * Few::kRowBytes, full);
+    const unsigned to = places_.row(turn_.stage, Few::kKeysOfLoader * warp());
+    const char* const from = row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow);
+#pragma unroll 1
+    for (int i = 0; i < Few::kKeysOfLoader; i += kAtATime) {
+      const bool in_run = (runs >> i & 1) != 0;
+      if (in_run && i % kRun != 0) continue;
+      const char* rows[kAtATime];
+#pragma unroll
+      for (int j = 0; j < kAtATime; ++j) rows[j] = from_lane(from, i + j);
+      if (ptx::elect()) {
+        ptx::copy_bytes(to + i * Few::kPitch, rows[0], in_run ? kRun * Few::kRowBytes : Few::kRowBytes, full);
+#pragma unroll
+        for (int j = 1; j < kAtATime; ++j) {
+          if (!in_run) ptx::copy_bytes(to + (i + j) * Few::kPitch, rows[j], Few::kRowBytes, full);
+        }
+      }
+      __syncwarp();
     }
-    __syncwarp();
     turn_.next<Few::kStages>();
   }
 

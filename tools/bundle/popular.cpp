@@ -358,7 +358,12 @@ void add_latent_rows(const PopularModel& m, Kernels& kernels) {
   add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_APPEND))), kernels);
   add(cuda::kernel_of(make_cache_op(latent_cache_op(m, s, ATTUNE_CACHE_GATHER))), kernels);
   add_latent(latent_call(m, s), kernels);
-  if (!m.packed_cache) add_latent(fused_latent_call(m, s), kernels);
+  if (!m.packed_cache) {
+    add_latent(fused_latent_call(m, s), kernels);
+    const Serving one{s.activations, s.cache, 1, 4096, 1};
+    add_latent(latent_call(m, one), kernels);
+    add_latent(fused_latent_call(m, one), kernels);
+  }
   add_latent(shard_call(m, s), kernels);
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/dtype.h"
 #include "cuda/decode/config.h"
+#include "cuda/mla/few.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/maps.h"
 #include "cuda/prefill/prologue.h"
@@ -37,19 +38,6 @@ kernels::MlaLoader choose_loader(const Problem& p) {
     return p.cache.format->id == ATTUNE_KV_MLA_656 ? kernels::kMlaCodes656 : kernels::kMlaCodes584;
   if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaRows;
   return kernels::kMlaBoxes;
-}
-
-// Most tokens that see the same keys: of a sequence, or where each has lists of its own one. That other sequences have
-// one token counts only where bits may depend on them.
-int64_t tokens_of_keys(const Problem& p) {
-  return p.sparse || (p.total_q == p.batch && !p.batch_invariant) ? 1 : std::max<int64_t>(1, p.max_seqlen_q);
-}
-
-// One token's heads are the rows of a block. Several tokens of a sequence see the same keys: in a block of the other
-// kernel, which reads them once.
-bool takes_few_rows(const Problem& p) {
-  return p.cache && !p.dense_kv && !(p.sparse && p.new_tokens) && p.group <= kernels::kMlaFewRows &&
-         tokens_of_keys(p) == 1 && choose_loader(p) != kernels::kMlaCodes584;
 }
 
 bool strides_fit(const KvCache& c) {
@@ -150,7 +138,8 @@ KernelSpec Config::main_kernel() const {
 KernelSpec Config::schedule_kernel() const {
   return {"prefill/schedule.cu",
           "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_FEWEST_TILES", 2), define("ATTUNE_SPARSE", sparse ? 1 : 0)},
+          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_FEWEST_TILES", kernels::kMlaFewestTiles),
+           define("ATTUNE_SPARSE", sparse ? 1 : 0)},
           0};
 }
 
@@ -187,15 +176,16 @@ Config choose_config(const Problem& p, int num_sms) {
   c.dense = p.dense_kv || p.new_tokens;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  c.few = takes_few_rows(p);
+  c.few = takes_few_rows(p, c.loader, num_sms);
   if (c.few && c.loader == kernels::kMlaBoxes) c.loader = kernels::kMlaRows;
-  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, kMlaRowsOfBlock, tokens_of_keys(p));
+  c.heads_of_tile =
+      prefill::choose_heads_of_tile(p.group, c.few ? kernels::kMlaFewRows : kMlaRowsOfBlock, tokens_of_keys(p));
   c.tokens_of_tile = p.sparse || c.few ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
 
   const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
   // Head tiles of one KV head read the same keys: pairs of blocks have them copied to both, or decode them together.
-  const bool shares = is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache);
+  const bool shares = !c.few && (is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache));
   if (shares && p.group / c.heads_of_tile % 2 == 0 && c.blocks % 2 == 0) c.cluster = 2;
   return c;
 }
