@@ -3,8 +3,10 @@
 """Times attention of prompts by attune and by PyTorch's scaled_dot_product_attention on one GPU, in turns.
 
 Needs the attune package, PyTorch and a GPU. PyTorch runs what it can of a shape, with cuDNN and with flash attention, and fp32
-with its memory-efficient attention (on keys repeated for each head beforehand); where it can, results are compared too. TFLOP/s count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a query head and
-a key, GB/s keys and values of every sequence once.
+with its memory-efficient attention (on keys repeated for each head beforehand); where it can, results are compared too. TFLOP/s
+count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a query head and a key, GB/s keys and values of every
+sequence once. "attune" is plan.run(), which schedules each time; "sched." plan.run_scheduled(), as all layers but the first of a
+step have it. Before each figure the card rests for a quarter of a second.
 
 --kernel NAME takes that kernel of attune alone (ATTUNE_KERNEL); several are timed in turns, and their results compared with
 the first one's:
@@ -19,6 +21,7 @@ import os
 import re
 import statistics
 import sys
+import time
 
 import attune
 import torch
@@ -27,6 +30,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
             "effic.": SDPBackend.EFFICIENT_ATTENTION}
 SECONDS = 0.02  # of one measurement, about
+SCHEDULED = ", scheduled"  # behind a kernel's name
+REST = 0.25  # seconds of rest before each figure: a card at its power limit lowers its clock after about 0.1 s
 
 
 INT8_UNIT = 1 / 32  # what one step of normal's codes of int8 stands for
@@ -247,7 +252,10 @@ CASES = [
 
 
 def seconds_of(call):
-    """Of one call: events around as many as take SECONDS, median of five."""
+    """Of one call: after a rest, events around as many as take SECONDS, median of five."""
+    torch.cuda.synchronize()
+    time.sleep(REST)
+
     def once(count):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -269,6 +277,8 @@ def measure(case, options):
         plan.run()
         torch.cuda.synchronize()
         calls[kernel or "attune"] = plan.run
+        plan.schedule()
+        calls[(kernel or "attune") + SCHEDULED] = plan.run_scheduled
         if first is None:
             first = case.out.float()
         else:
@@ -311,7 +321,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("PyTorch sees no GPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; TFLOP/s")
-    print(f"{'case':40}  {'ms':>8} {'GB/s':>6} {'attune':>7} {' '.join(f'{name:>7}' for name in BACKENDS)}  {'error':>8}")
+    print(f"{'case':40}  {'ms':>8} {'GB/s':>6} {'attune':>7} {'sched.':>7} {' '.join(f'{name:>7}' for name in BACKENDS)}  {'error':>8}")
     results = []
     for case in CASES:
         if not re.search(options.filter, case.name):
@@ -326,7 +336,7 @@ def main():
         for kernel in options.kernel or ["attune"]:
             seconds = result["seconds"][kernel]
             rates = [f"{case.flops / result['seconds'][name] * 1e-12:7.0f}" if name in result["seconds"] else f"{'-':>7}"
-                     for name in (kernel, *BACKENDS)]
+                     for name in (kernel, kernel + SCHEDULED, *BACKENDS)]
             print(f"{case.name:40}  {seconds * 1e3:8.3f} {case.bytes / seconds * 1e-9:6.0f} {' '.join(rates)}  {error}"
                   f"{'  ' + kernel if options.kernel else ''}", flush=True)
         del case.q, case.arguments, case.out
