@@ -6,7 +6,8 @@ Needs the attune package, PyTorch and a GPU. PyTorch runs what it can of a shape
 with its memory-efficient attention (on keys repeated for each head beforehand); where it can, results are compared too. TFLOP/s
 count 2 (head_dim_qk + head_dim_v) operations for every visible pair of a query head and a key, GB/s keys and values of every
 sequence once. Dense cases are a tensor of equal lengths, as PyTorch has them; others are ragged. "attune" is plan.run(), which
-schedules each time, "sched." plan.run_scheduled(): one schedule serves all layers of a step.
+schedules each time, "sched." plan.run_scheduled(): one schedule serves all layers of a step. Before each figure the card
+rests for a quarter of a second.
 
 --kernel NAME takes that kernel of attune alone (ATTUNE_KERNEL); several are timed in turns, and their results compared with
 the first one's:
@@ -21,6 +22,7 @@ import os
 import re
 import statistics
 import sys
+import time
 
 import attune
 import torch
@@ -29,6 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
             "effic.": SDPBackend.EFFICIENT_ATTENTION}
 SECONDS = 0.02  # of one measurement, about
+REST = 0.25  # seconds of rest before each figure: a card at its power limit lowers its clock after about 0.1 s
 
 
 INT8_UNIT = 1 / 32  # what one step of normal's codes of int8 stands for
@@ -252,7 +255,10 @@ CASES = [
 
 
 def seconds_of(call):
-    """Of one call: events around as many as take SECONDS, median of five."""
+    """Of one call: after a rest, events around as many as take SECONDS, median of five."""
+    torch.cuda.synchronize()
+    time.sleep(REST)
+
     def once(count):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -3,7 +3,8 @@
 """Times MLA attention on one GPU: dense decode, sparse decode and sparse prefill.
 
 Needs the attune package, PyTorch and a GPU. A time is that of plan.run_scheduled(): one schedule serves all layers of a step,
-and peers too make their metadata before; what run() takes, which schedules each time, stands in a column of its own.
+and peers too make their metadata before; what run() takes, which schedules each time, stands in a column of its own. Before each
+figure the card rests for a quarter of a second.
 TFLOP/s count 2 (head_dim_qk + head_dim_v) operations for every pair of a query head and a key that its sequence has, or its
 list; GB/s the queries, every row of the cache that is read, once for each token of its own, and the output. One row of each
 output is compared with float64 first.
