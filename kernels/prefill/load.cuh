@@ -125,8 +125,8 @@ class Loader {
     __syncwarp();
   }
 
-  // The copies that a cached tile needs: boxes first..first + count - 1 of `keys` keys each. Lanes box, box + kBoxLanes, .. share
-  // a box, one for each block of channels.
+  // The copies that a cached tile needs: boxes first..first + count - 1 of `keys` keys each. Lanes box,
+  // box + kBoxLanes, .. share a box, one for each block of channels.
   struct Boxes {
     int first, count, keys;
   };

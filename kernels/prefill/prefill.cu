@@ -7,16 +7,17 @@
 // tasks, longest first, and the blocks of a persistent grid take them one after the other. Masks touch only tiles at the
 // edges; tiles that nobody sees are not in the list.
 //
-// Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp or two (load.cuh); groups 1 and
-// 2 have 64 rows each (attend.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
+// Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp or two (load.cuh);
+// groups 1 and 2 have 64 rows each (attend.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
 //
 //   producer: K0 Q   K1 V0   K2 V1   K3 V2 ..    (K and V by warps of their own)
 //   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..
 //   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..
 //
 // Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty" (a
-// lane of each of the eight math warps). Where the cache has 8 bits, its tiles come to a ring of their own, and three
-// warps beside the producer make them K and V (convert.cuh). Tasks go through three slots the same way.
+// lane of each of the eight math warps); q that comes early is counted with the task's first K. Where the cache has 8
+// bits, its tiles come to a ring of their own, and three warps beside the producer make them K and V (convert.cuh).
+// Tasks go through three slots the same way.
 #include "prefill/attend.cuh"
 #include "prefill/block.cuh"
 #include "prefill/convert.cuh"

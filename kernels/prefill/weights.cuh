@@ -41,8 +41,9 @@ __device__ __forceinline__ void raise_top(int first, int end, const float (&s)[C
 
 // 2^exponent(j) to s[j], in groups: beside the exponentials of one, of which the special-function unit takes one every 8
 // clocks, the exponents of the next are computed, and take(first, end) has the weights of the one before. Those of the
-// last would have to be waited for: they are the caller's. Before the last group stands last(), beside it beside_last(). A group is a loop that is left at once, as tile numbers are not negative: the compiler
-// moves nothing across its borders, and would else have all exponents computed first.
+// last would have to be waited for: they are the caller's. Before the last group stands last(), beside it beside_last().
+// A group is a loop that is left at once, as tile numbers are not negative: the compiler moves nothing across its
+// borders, and would else have all exponents computed first.
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
