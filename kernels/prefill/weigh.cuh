@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// The softmax of a warpgroup's tile: products become weights, in place and as an operand, and references follow maxima.
+#pragma once
+
+#include "prefill/accumulators.cuh"
+#include "prefill/weights.cuh"
+#include "ptx/convert.cuh"
+
+namespace attune::prefill {
+
+class Weigh {
+ protected:
+  __device__ __forceinline__ Weigh(const PrefillParams& p, const Places& places)
+      : p_(p), places_(places), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
+
+  // A task may have tiles of codes, or x-packed ones, and others, which come first: those meet q as it is.
+  static constexpr bool kTwoKinds = (Config::kHalves || Config::kPacked) && Config::kDense;
+
+  // Weights may reach 2^kMost before o is rescaled, which is seldom after the first tile; then the largest is 2^kLift.
+  // fp16 loses what is below 2^-25, so those weights begin as high as their range allows.
+  template <bool kCodes>
+  static constexpr float kLift = kCodes && Config::kHalfWeights ? 7 : 0;
+  template <bool kCodes>
+  static constexpr float kMost = 8 + kLift<kCodes>;
+  static constexpr int kBeforeLast = Config::kKeys / 2 - kGroup;  // weights
+  // With late maxima references rise where weights are larger than this.
+  static constexpr float kLargest = Config::kType == tile::kBFloat16 ? 0x1p64f : 0x1p15f;
+
+  // Of a maximum of row h's products: the score in base 2.
+  __device__ __forceinline__ float level_of(float max, int h) const {
+    return Rows::kCapped ? Rows::score_of(p_, max, {}, 0, 0.0f) : max * unit(h);
+  }
+  __device__ __forceinline__ float unit(int h) const { return Config::kHalves && Rows::kPlain ? factor_[h] : c_; }
+  // Whether keys are handed back after the weights are packed, because scales lie beside them.
+  template <bool kCodes>
+  static constexpr bool kReleasesLate = Config::kCached && !(kCodes && Config::kHalfWeights);
+
+  static constexpr int kKeysOfThread = Config::kKeys / 2;  // of two rows together
+
+  // Products to weights in place, and how much what came before counts less: whether that is so for a row of the warp.
+  // kCount: registers that have products; high: all_high(a.max), but of a first tile.
+  template <bool kCodes, int kCount = kKeysOfThread, bool kFirst = false, class Last = Nothing,
+            class BesideLast = Nothing>
+  __device__ __forceinline__ bool weigh(const Rows& rows, const Task& task, const Line& line, int i, const Run& whole,
+                                        bool high, float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                        Accumulators& a, const Rows::View* view = nullptr, const Last& last = {},
+                                        const BesideLast& beside_last = {}) {
+    const bool scaled = Config::kScalesColumns && (kCodes || !kTwoKinds) && line.is_cached(i);
+    if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
+    if constexpr (kCodes && Config::kHalves && !Rows::kPlain) multiply_rows(factor_, s);
+    const int start = line.start(i);
+    if constexpr (Rows::kSloped) rows.add_slope(s);
+    if constexpr (!Rows::kProducts) rows.score(p_, start, s);
+    const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
+    const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
+    const bool edge = Rows::kBits || flagged || !whole.has(i);
+    const auto hide = [&] {
+      const Tile tile = tile_at(task, line, i);
+      rows.template hide<kCount>(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
+    };
+    if (edge) hide();
+    if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
+    lowered[0] = lowered[1] = 1.0f;
+    bool lowers = false;
+    if (!Config::kLate || takes_maxima_) {
+      raise<kCount, kFirst>(rows, start, s, Config::kLate && !kFirst ? all_high(a.max) : high, a);
+      lowers = follow<kCodes, kFirst>(lowered, a);
+      takes_maxima_ = p_.max_logits != nullptr || __any_sync(0xffffffffu, a.reference[0] == -ptx::infinity() ||
+                                                                              a.reference[1] == -ptx::infinity());
+    }
+    float reference[2], c[2] = {unit(0), unit(1)};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] = reference_of(a.reference[h]);
+      if constexpr (Rows::kSloped) reference[h] = fmaf(rows.slope[h], rows.distance_of(h, start), reference[h]);
+    }
+    top_ = 0;
+    const auto taken = [&](int first, int end) { take(first, end, s, a); };
+    if constexpr (Rows::kCapped) {
+      if (Rows::all_take(p_.cap_short, a.max, a.limit)) {
+        exponentiate<kCount>(
+            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, taken);
+        return lowers;
+      }
+      if (Rows::all_take(p_.cap_long, a.max, a.limit)) {
+        exponentiate<kCount>(
+            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); }, taken);
+        return lowers;
+      }
+      if (Rows::all_take(p_.cap_wide, a.max, a.limit, [&](int h) { return least_bits<kCount>(s, h); })) {
+        exponentiate<kCount>(
+            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); }, taken);
+        return lowers;
+      }
+      rows.score(p_, start, s);
+      if (edge) hide();  // the least product has a finite score
+      c[0] = c[1] = 1;
+    }
+    exponentiate<kCount>(
+        i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); }, taken, last, beside_last);
+    return lowers;
+  }
+
+  // Has references follow maxima that are too far ahead: whether one of the warp's is. Of a first tile all are.
+  template <bool kCodes, bool kFirst>
+  __device__ __forceinline__ bool follow(float (&lowered)[2], Accumulators& a) const {
+    const auto is_far = [&](int h) {
+      return Rows::kCapped ? a.max[h] > a.limit[Rows::kCapped ? h : 0]
+                           : a.max[h] * unit(h) - a.reference[h] > kMost<kCodes>;
+    };
+    if (!kFirst && !__any_sync(0xffffffffu, is_far(0) || is_far(1))) return false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
+      if (is_far(h)) {
+        const float level = level_of(a.max[h], h) - kLift<kCodes>;
+        lowered[h] = ptx::exp2_approx(a.reference[h] - level);
+        a.sum[h] *= lowered[h];
+        a.reference[h] = level;
+        if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kMost<kCodes> / c_;  // scores grow more slowly than products
+      }
+    }
+    return true;
+  }
+
+  // Weights first..end - 1.
+  template <bool kPairs = false>
+  __device__ __forceinline__ void take(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
+    add_up<kPairs>(first, end, s, a);
+    if (Config::kLate) raise_top(first, end, s, top_);
+  }
+
+  // Has references rise where weights are too large, by whole powers of two: nothing is rounded. A weight that is
+  // infinite stays that, and the row is computed again (repair.cuh).
+  template <bool kCodes>
+  __device__ __forceinline__ static void lower(const float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                               Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int top = 0;
+#pragma unroll
+      for (int j = 0; j < Config::kKeys / 8; ++j)
+        top = max(max(top, bits_of(s[4 * j + 2 * h])), bits_of(s[4 * j + 2 * h + 1]));
+      top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      if (top <= bits_of(kLargest)) continue;
+      const int powers = min((top >> 23) - 127, 126);
+      const float factor = __uint_as_float(static_cast<unsigned>(127 - powers) << 23);
+      lowered[h] *= factor;
+      a.sum[h] *= factor;
+      a.reference[h] += static_cast<float>(powers);
+#pragma unroll
+      for (int i = h; i < Config::kKeys / 4; i += 2)
+        weights[i] = pack_pair<kCodes>(s[2 * i] * factor, s[2 * i + 1] * factor);
+    }
+  }
+
+  template <bool kCodes>
+  __device__ __forceinline__ void scale_weights(bool cached, float (&s)[Config::kKeys / 2]) const {
+    if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
+  }
+  // Weights kFirst..kEnd - 1 as an operand.
+  template <bool kCodes, int kFirst = 0, int kEnd = Config::kKeys / 2>
+  __device__ __forceinline__ static void pack(const float (&s)[Config::kKeys / 2],
+                                              unsigned (&weights)[Config::kKeys / 4]) {
+#pragma unroll
+    for (int i = kFirst / 2; i < kEnd / 2; ++i) weights[i] = pack_pair<kCodes>(s[2 * i], s[2 * i + 1]);
+  }
+  template <bool kCodes>
+  __device__ __forceinline__ static unsigned pack_pair(float x, float y) {
+    return Config::kValuesProduct<kCodes> == ptx::Type::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+  }
+
+  __device__ __forceinline__ void release_keys() {
+    if (Config::kCached) __syncwarp();  // all lanes have read what lies beside the keys
+    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(k_turn_.stage));
+    k_turn_.next<Config::kStages>();
+  }
+
+  const PrefillParams& p_;
+  const Places& places_;
+  const float c_;
+  float factor_[2];           // of products with fp16 queries, c_ included where all are only multiplied
+  bool takes_maxima_ = true;  // some row has no reference yet, or maxima are asked for
+  int top_ = 0;               // the largest bits of a tile's weights
+  Turn k_turn_;
+};
+
+}  // namespace attune::prefill
