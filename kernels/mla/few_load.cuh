@@ -35,7 +35,7 @@ class FewLoader {
   }
 
  private:
-  static constexpr int kRun = 16;      // rows of one copy
+  static constexpr int kRun = 16;     // rows of one copy
   static constexpr int kAtATime = 8;  // copies that are issued together
 
   __device__ __forceinline__ void take() {

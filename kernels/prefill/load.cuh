@@ -53,7 +53,6 @@ class Loader {
   }
 
  private:
-
   __device__ __forceinline__ void load(int slot) {
     const Task& task = places_.task(slot);
     const int head_tile = places_.head_tile(slot);
