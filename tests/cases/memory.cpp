@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 constexpr size_t kGuard = 256;
-constexpr std::byte kGuardByte{0xff};  // NaN in every float format, an invalid index in every table
+constexpr std::byte kGuardByte = kPoison;
 
 class HostMemory final : public Memory {
  public:
@@ -62,10 +62,10 @@ Memory& host_memory() {
   return memory;
 }
 
-Buffer::Buffer(Memory& memory, std::string name, size_t bytes, size_t offset)
+Buffer::Buffer(Memory& memory, std::string name, size_t bytes, size_t offset, std::byte filler)
     : memory_(memory), name_(std::move(name)), front_(kGuard + offset) {
   host_.reserve(std::max<size_t>(bytes, 1));  // an address of its own even when it is empty
-  host_.assign(bytes, std::byte{0xff});
+  host_.assign(bytes, filler);
   const size_t total = front_ + bytes + kGuard;
   allocation_ = static_cast<std::byte*>(memory_.allocate(total));
   device_ = allocation_ + front_;

@@ -27,11 +27,15 @@ class Memory {
 // The memory of the CPU backend.
 Memory& host_memory();
 
+// NaN in every float format, an invalid index in every table.
+inline constexpr std::byte kPoison{0xff};
+
 // Bytes on the host (as they were before the run) and their copy on the device, between guards.
 class Buffer {
  public:
-  // offset: bytes after a 256-byte boundary at which the data start, for deliberately weak alignment.
-  Buffer(Memory& memory, std::string name, size_t bytes, size_t offset = 0);
+  // offset: bytes after a 256-byte boundary at which the data start, for deliberately weak alignment. filler: what the
+  // bytes are at first.
+  Buffer(Memory& memory, std::string name, size_t bytes, size_t offset = 0, std::byte filler = kPoison);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;

@@ -66,8 +66,8 @@ std::vector<std::vector<uint8_t>> Visibility::seen_keys() const {
   return seen;
 }
 
-Problem::Problem(Case spec, Memory& memory)
-    : case_(std::move(spec)), arena_(memory), random_(case_.name, static_cast<uint64_t>(case_.head_dim_qk)) {
+Problem::Problem(Case spec, Memory& memory, std::byte unseen)
+    : case_(std::move(spec)), arena_(memory, unseen), random_(case_.name, static_cast<uint64_t>(case_.head_dim_qk)) {
   const Case& c = case_;
   host_.struct_size = sizeof(host_);
   host_.window_left = c.window_left;
@@ -101,6 +101,7 @@ Problem::Problem(Case spec, Memory& memory)
   build_sparse();
   build_scores();
   build_prologue();
+  arena_.fill_with(kPoison);
   build_outputs();
   arena_.upload();
 }

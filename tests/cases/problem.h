@@ -27,7 +27,8 @@ class Visibility {
 
 class Problem {
  public:
-  explicit Problem(Case spec, Memory& memory = host_memory());
+  // unseen: the bytes of what nobody may see, where the case asks for poison.
+  explicit Problem(Case spec, Memory& memory = host_memory(), std::byte unseen = kPoison);
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 

@@ -151,12 +151,12 @@ attune_tensor Arena::add(const std::string& name, attune_dtype dtype, const std:
   }
   Buffer& buffer = add_bytes(name, static_cast<size_t>(extent * element_size(dtype)), layout.offset);
   t.data = buffer.host();
-  if (dtype == ATTUNE_INT8) poison(dtype, buffer.host(), extent);
+  if (dtype == ATTUNE_INT8 && filler_ == kPoison) poison(dtype, buffer.host(), extent);
   return t;
 }
 
 Buffer& Arena::add_bytes(const std::string& name, size_t bytes, size_t offset) {
-  buffers_.push_back(std::make_unique<Buffer>(memory_, name, bytes, offset));
+  buffers_.push_back(std::make_unique<Buffer>(memory_, name, bytes, offset, filler_));
   return *buffers_.back();
 }
 

@@ -46,11 +46,13 @@ std::vector<NamedTensor> tensors_of(attune_merge& m);
 std::vector<NamedTensor> tensors_of(attune_cache_op& c);
 std::vector<NamedTensor> tensors_of(attune_indexer& i);
 
-// Owns buffers and makes tensors in them. Everything starts as poison (bytes 0xff).
+// Owns buffers and makes tensors in them. Everything starts as poison, or as another filler.
 class Arena {
  public:
-  explicit Arena(Memory& memory) : memory_(memory) {}
+  explicit Arena(Memory& memory, std::byte filler = kPoison) : memory_(memory), filler_(filler) {}
   Memory& memory() const { return memory_; }
+  // Of what is added from here on.
+  void fill_with(std::byte filler) { filler_ = filler; }
 
   attune_tensor add(const std::string& name, attune_dtype dtype, const std::vector<int64_t>& shape,
                     const Layout& layout = {});
@@ -74,6 +76,7 @@ class Arena {
 
  private:
   Memory& memory_;
+  std::byte filler_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
 };
 
