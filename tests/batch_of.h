@@ -165,7 +165,9 @@ inline std::vector<cases::Case> batch_invariant_cases() {
        {"name": "xpacked", "kv": "paged", "new_tokens": true, "cache": {"layout": "xpacked", "dtype": "e4m3",
         "scales": "tensor"}},
        {"name": "window", "kv": "paged", "window": [200, 0], "softcap": 30, "head_dim": [64, 64], "dtype": "f16"},
-       {"name": "fp32", "dtype": "f32", "head_dim": [64, 64]}]}},
+       {"name": "fp32", "dtype": "f32", "head_dim": [64, 64]},
+       {"name": "codes", "dtype": "e4m3", "prologue": {"qkv_scale": true}},
+       {"name": "codes beside numbers", "dtype": "e4m3", "prologue": {"qkv_scale": true}, "poison": false}]}},
     {"name": "mla", "dtype": "bf16", "head_dim": [576, 512], "kv": "paged", "seqlens_kv": [900, 1, 0, 330],
      "cache": {"page_size": 64},
      "sweep": {"with": [

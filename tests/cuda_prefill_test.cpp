@@ -255,7 +255,6 @@ TEST(CudaPrefillConfig, RefusesCodesThatItDoesNotTake) {
                            {R"("alibi": 1)", "score: ALiBi"},
                            {R"("mask_bits": 1)", "mask: bits"},
                            {R"("head_dim": [128, 256])", "head_dim_v: 256"},
-                           {R"("batch_invariant": true)", "determinism: batch invariant"},
                            {R"("prologue": {"q_bias": true})", "prologue: bias"}}) {
     cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
         "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], )") +

@@ -21,11 +21,12 @@ TEST_F(EmulatedBatchInvariant, EachSequenceHasTheSameBitsInAnyBatch) {
          {"name": "mla", "heads": [16, 1], "head_dim": [576, 512], "shared_kv": true, "seqlens_q": [1, 3, 1]},
          {"name": "few", "heads": [4, 1], "head_dim": [576, 512], "cache": {"format": "mla_656"},
           "queries": "fixed"}]}},
-      {"name": "votes", "kv": "dense", "seqlens_q": [33, 3, 34], "seqlens_kv": [129, 70, 40], "heads": [8, 2],
+      {"name": "votes", "kv": "dense", "seqlens_q": [33, 3, 34, 0], "seqlens_kv": [129, 70, 40, 9], "heads": [8, 2],
        "causal": true, "batch_invariant": true, "max_seqlens": true, "max_logits": true,
        "sweep": {"with": [
          {"name": "capped", "dtype": "f16", "head_dim": [64, 64], "softcap": 30},
-         {"name": "capped low", "dtype": "f16", "head_dim": [64, 64], "softcap": 5}]}}]})"))
+         {"name": "capped low", "dtype": "f16", "head_dim": [64, 64], "softcap": 5},
+         {"name": "codes", "dtype": "e4m3", "head_dim": [128, 128], "prologue": {"qkv_scale": true}}]}}]})"))
     EXPECT_EQ(tests::find_other_bits(spec, cases::host_memory(), attend, 2), "") << spec.name;
 }
 

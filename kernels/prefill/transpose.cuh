@@ -31,10 +31,8 @@ class Transposer {
       ptx::wait_phase(places_.task_full(slot), tasks / kernels::kTaskSlots % 2);
       if (places_.head_tile(slot) == kNoMoreTasks) return;
       const Task& task = places_.task(slot);
-      for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
-        const int start = task.first_key + i * Config::kKeys;
-        transpose(0, max(0, min(task.end_key - start, Config::kKeys)));
-      }
+      for (int i = task.tile_end - 1; i >= task.tile_begin; --i)
+        transpose(task.end_key - task.first_key - i * Config::kKeys);
       __syncwarp();
       if (lane_ == 0) ptx::arrive(places_.task_empty(slot));
     }
@@ -43,14 +41,14 @@ class Transposer {
  private:
   static constexpr int kBlocks = Config::kChannels / 16;  // of 16 channels: a warp has every second one
 
-  // The next tile, of which keys [low, high) are to be read.
-  __device__ __forceinline__ void transpose(int low, int high) {
+  // The next tile, of which the first `seen` keys are to be read; all, where that is more. (A number between 0 and kKeys
+  // would be compared by VIMNMX.RELU, whose predicate CUDA 13.0's ptxas takes for something else.)
+  __device__ __forceinline__ void transpose(int seen) {
     const int from = tiles_ % Config::kRawStages, to = tiles_ % Config::kStages;
     ptx::wait_phase(places_.raw_full(from), tiles_ / Config::kRawStages % 2);
     const unsigned raw = places_.raw(from);
-    if (low != 0 || high != Config::kKeys) {
-      clear_rows(raw, 0, low);
-      clear_rows(raw, high, Config::kKeys);
+    if (seen < Config::kKeys) {
+      clear_rows_from(max(seen, 0), raw);
       __syncwarp();
     }
     ptx::wait_phase(places_.v_empty(to), tiles_ / Config::kStages % 2 ^ 1);
@@ -80,10 +78,10 @@ class Transposer {
     ++tiles_;
   }
 
-  // Keys [begin, end) of this warp's channels, which nobody may see, become zero.
-  __device__ __forceinline__ void clear_rows(unsigned raw, int begin, int end) const {
+  // Keys from `begin` on, of this warp's channels, which nobody may see, become zero.
+  __device__ __forceinline__ void clear_rows_from(int begin, unsigned raw) const {
 #pragma unroll 1
-    for (int key = begin + lane_; key < end; key += 32) {
+    for (int key = begin + lane_; key < Config::kKeys; key += 32) {
 #pragma unroll 1
       for (int block = warp_; block < kBlocks; block += Config::kTransposeWarps)
         ptx::store_shared_zero(raw + key * 128 + ((block ^ (key & 7)) << 4));

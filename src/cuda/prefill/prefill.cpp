@@ -127,7 +127,6 @@ Coverage fp8_coverage() {
   axis(Axis::kMask) = use::kNoMask | use::kCausal | use::kWindow | use::kFinished | use::kSkipDecode;
   axis(Axis::kScore) = use::kPlain | use::kSinks;
   axis(Axis::kPrologue) = use::kNoPrologue | use::kDequantize;
-  axis(Axis::kDeterminism) = use::kRunToRun;
   c.head_dim_v_max = 128;
   return c;
 }
