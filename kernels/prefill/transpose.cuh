@@ -41,8 +41,8 @@ class Transposer {
  private:
   static constexpr int kBlocks = Config::kChannels / 16;  // of 16 channels: a warp has every second one
 
-  // The next tile, of which the first `seen` keys are to be read; all, where that is more. (A number between 0 and kKeys
-  // would be compared by VIMNMX.RELU, whose predicate CUDA 13.0's ptxas takes for something else.)
+  // The next tile, of which the first `seen` keys are to be read; all, where that is more. (Clamped here it would not be
+  // compared as it stands: HACKING.md, "Style".)
   __device__ __forceinline__ void transpose(int seen) {
     const int from = tiles_ % Config::kRawStages, to = tiles_ % Config::kStages;
     ptx::wait_phase(places_.raw_full(from), tiles_ / Config::kRawStages % 2);

@@ -66,6 +66,8 @@ Module compile(const ManifestEntry& entry, const cuda::SourceUnit& unit, std::ve
   Module module;
   module.image = std::move(compiled.cubin);
   const std::map<std::string, Resources> all = parse_ptxas_log(compiled.log, &module.warnings);
+  if (compares_clamped(module.image))
+    module.warnings.push_back(entry.module.source + ": compares max(0, min(x, n)) with n, by VIMNMX.RELU's predicate");
   for (const std::string& name : entry.entries) {
     const auto it = all.find(name);
     if (it == all.end()) throw std::runtime_error(entry.module.source + " has no entry " + name);

@@ -136,6 +136,21 @@ TEST(PtxasLog, GivesResourcesAndKeepsWarnings) {
   EXPECT_EQ(warnings[1], "a.cu(3): warning #177-D: variable \"x\" was declared but never referenced");
 }
 
+TEST(Code, ComparesWhatIsClamped) {
+  const auto image = [](std::initializer_list<uint64_t> halves) {
+    std::string bytes;
+    for (const uint64_t half : halves) bytes.append(reinterpret_cast<const char*>(&half), sizeof(half));
+    return bytes;
+  };
+  // VIMNMX.RELU R5, P0, P0, R5, 0x80, PT, behind another; without predicates; VIMNMX; no instruction.
+  EXPECT_TRUE(compares_clamped(image({0x0000008005057848, 0x000fca0003fe0100, 0x0000008005057848, 0x000fda0003801100}) +
+                               "rest"));
+  EXPECT_FALSE(compares_clamped(image({0x0000000504057248, 0x001fc80007fe1100})));
+  EXPECT_FALSE(compares_clamped(image({0x0000008005057848, 0x000fca0003fe0100})));
+  EXPECT_FALSE(compares_clamped(image({0x9848, 0x9308})));
+  EXPECT_FALSE(compares_clamped(""));
+}
+
 TEST(Ledger, RoundTrips) {
   const Ledger ledger = {"13.0", {{"a.cu f D=64", {168, 1032, 0, 0, 0}}, {"a.cu g", {8, 0, 0, 0, 0}}}};
   const Ledger read = parse_ledger(ledger_text(ledger));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ledger.h"
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
@@ -31,6 +32,21 @@ std::string text_of(const Resources& r) {
 }
 
 }  // namespace
+
+bool compares_clamped(const std::string& image) {
+  constexpr uint64_t kRelu = 1 << 12, kNoPredicates = 63, kThirdOperand = 0xff;
+  for (size_t at = 0; at + 16 <= image.size(); at += 16) {
+    uint64_t half[2];
+    std::memcpy(half, image.data() + at, sizeof(half));
+    const uint64_t opcode = half[0] & 0xfff;
+    if (opcode != 0x248 && opcode != 0x848 && opcode != 0xc48)
+      continue;  // VIMNMX of registers, with a constant, uniform
+    const bool is_code =
+        half[1] >> 41 != 0 && (half[1] & kThirdOperand) == 0;  // when it is issued, and no such operand
+    if (is_code && (half[1] & kRelu) != 0 && (half[1] >> 17 & kNoPredicates) != kNoPredicates) return true;
+  }
+  return false;
+}
 
 std::map<std::string, Resources> parse_ptxas_log(const std::string& log, std::vector<std::string>* warnings) {
   static const std::regex entry("ptxas info +: Compiling entry function '([^']+)' for .*");

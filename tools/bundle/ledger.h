@@ -22,6 +22,10 @@ struct Resources {
 // each.
 std::map<std::string, Resources> parse_ptxas_log(const std::string& log, std::vector<std::string>* warnings);
 
+// Whether a module takes a comparison from the predicate of VIMNMX.RELU, as CUDA 13.0's ptxas makes of
+// `max(0, min(x, 128)) != 128`: it says whether x was clamped at all. Instructions have 16 bytes; nothing else is read.
+bool compares_clamped(const std::string& image);
+
 // Kernels by name: "decode/decode.cu decode GROUP=8 HEAD_DIM=128".
 struct Ledger {
   std::string compiler;  // NVRTC's version: others give other numbers
