@@ -4,7 +4,8 @@
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
 #include "cuda/prefill/prologue.h"
-#include "cuda_cases.h"
+#include "cuda_run.h"
+#include "spoilt_attention.h"
 
 namespace attune::cuda {
 namespace {
@@ -132,6 +133,22 @@ TEST_F(CudaMla, Sparse) {
                             heads));
   }
   check_all_of(std::move(list));
+}
+
+TEST_F(CudaMla, TablesThatMakeNoSense) {
+  cases::CudaMemory memory(kDevice);
+  const std::vector<tests::SpoiltCase> list = tests::spoilt_mla_cases();
+  std::vector<cases::Case> specs;
+  for (const tests::SpoiltCase& spoilt : list) specs.push_back(spoilt.spec);
+  warm_calls(memory, specs);
+  for (const tests::SpoiltCase& spoilt : list) {
+    cases::Problem problem(spoilt.spec, memory);
+    spoilt.spoil(problem);
+    problem.arena().upload();
+    const cases::Expected expected = cases::evaluate(problem);
+    plan_and_run(memory, problem.device());
+    EXPECT_EQ(cases::compare(problem, expected).failure, "") << spoilt.spec.name;
+  }
 }
 
 // What the host decides, without a GPU.

@@ -8,6 +8,7 @@
 #include "emulated.h"
 #include "emulated_mla_launch.h"
 #include "emulated_rows.h"
+#include "spoilt_attention.h"
 #include "support.h"
 
 namespace attune::cuda {
@@ -20,6 +21,9 @@ class EmulatedMla : public tests::Emulated {
   // A grid of most_blocks may be smaller than the device's, so that blocks take several tasks each.
   static std::string run(const cases::Case& spec, int layers = 1, int num_sms = kBlocks, int most_blocks = kBlocks) {
     cases::Problem problem(spec);
+    return run(problem, layers, num_sms, most_blocks);
+  }
+  static std::string run(cases::Problem& problem, int layers = 1, int num_sms = kBlocks, int most_blocks = kBlocks) {
     problem.arena().upload();
     const attune_attention a = problem.device();
     const Problem given = make_problem(a, Data::kRequired);
@@ -251,6 +255,16 @@ TEST_F(EmulatedMla, SparsePrefill) {
   check(R"("heads": [128, 1], "head_dim": [576, 512], "shared_kv": true, "kv": "dense", "queries": "flat",
         "cu_seqlens_kv": false, "seqlens_q": [5], "seqlens_kv": [200], "max_logits": true, )",
         {R"("sparse": {"topk": 130, "topk_length": "token"}, "sinks": "mixed")", R"("sparse": {"topk": 7})"});
+}
+
+// Every third: each way in which keys come meets some, and each table.
+TEST_F(EmulatedMla, TablesThatMakeNoSense) {
+  const std::vector<tests::SpoiltCase> list = tests::spoilt_mla_cases();
+  for (size_t i = 0; i < list.size(); i += 3) {
+    cases::Problem problem(list[i].spec);
+    list[i].spoil(problem);
+    EXPECT_EQ(run(problem), "") << list[i].spec.name;
+  }
 }
 
 TEST_F(EmulatedMla, MatchesTheOracleOnTheTable) {

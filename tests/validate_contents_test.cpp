@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bad lengths, tables and indices: attune_validate names the entry, attune_run masks it as the oracle says.
+#include "spoilt_attention.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -122,6 +123,21 @@ TEST_P(BadContents, AreMaskedByRun) {
     plan_and_run(problem.device());
     const cases::Report report = cases::compare(problem, expected);
     EXPECT_EQ(report.failure, "") << dtype;
+  }
+}
+
+// Latent caches and lists, of which everything is wrong at once.
+TEST(BadLatentContents, AreMaskedByRun) {
+  for (const SpoiltCase& spoilt : spoilt_mla_cases()) {
+    Problem problem(spoilt.spec);
+    spoilt.spoil(problem);
+    problem.arena().upload();
+    const attune_attention a = problem.device();
+    const bool is_allowed = spoilt.spec.name.find("many times") != std::string::npos;
+    EXPECT_EQ(attune_validate(&a, kCpu, nullptr), is_allowed ? ATTUNE_OK : ATTUNE_BAD_DATA) << spoilt.spec.name;
+    const cases::Expected expected = cases::evaluate(problem);
+    plan_and_run(a);
+    EXPECT_EQ(cases::compare(problem, expected).failure, "") << spoilt.spec.name;
   }
 }
 
