@@ -99,13 +99,21 @@ TEST(CudaApi, TheDecodeKernelRefusesWhatItsRowCannotSay) {
 
 // What no kernel covers: the row that is nearest, and what it lacks.
 TEST(CudaApi, TheNearestKernelIsNamed) {
-  for (const auto& [fields, wanted] :
-       {std::pair{R"("head_dim": [264, 264])", "cuda_prefill, which lacks head_dim_qk: 264 (at most 256)"},
-        {R"("head_dim": [36, 36])", "cuda_prefill, which does not take head dims that are no multiples of 8"},
-        {R"("head_dim": [544, 512], "shared_kv": true, "kv": "paged")",
-         "cuda_mla, which does not take head_dim_qk 544"},
-        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "softcap": 30)", "cuda_mla, which lacks score"},
-        {R"("dtype": "e5m2", "out_dtype": "bf16")", "which lacks query dtype: e5m2"}}) {
+  for (
+      const auto& [fields, wanted] :
+      {std::pair{R"("head_dim": [264, 264])", "cuda_prefill, which lacks head_dim_qk: 264 (at most 256)"},
+       {R"("head_dim": [36, 36])", "cuda_prefill, which does not take head dims that are no multiples of 8"},
+       {R"("head_dim": [544, 512], "shared_kv": true, "kv": "paged")", "cuda_mla, which does not take head_dim_qk 544"},
+       {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "softcap": 30)", "cuda_mla, which lacks score"},
+       {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "dtype": "f32")",
+        "cuda_mla, which lacks query dtype: float32"},
+       {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "cache": {"dtype": "e4m3"})",
+        "cuda_mla, which lacks KV format: e4m3"},
+       {R"("head_dim": [576, 512], "kv": "paged", "cache": {"format": "mla_656"}, "mask_bits": 1)",
+        "cuda_mla, which lacks mask: bits"},
+       {R"("head_dim": [512, 512], "kv": "slots", "sparse": {"topk": 9}, "cache": {"format": "mla_584"}, "dtype": "f16")",
+        "cuda_mla, which does not take packed caches with queries that are not bfloat16"},
+       {R"("dtype": "e5m2", "out_dtype": "bf16")", "which lacks query dtype: e5m2"}}) {
     cases::Problem problem(make_case(std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "seqlens_q": [40],
         "seqlens_kv": [40], )") + fields +
                                      "}"));
