@@ -35,6 +35,34 @@ def test_mla_dense_decode(style):
         table[1, 1] = 4
 
 
+@everywhere
+@pytest.mark.parametrize("inference", [False, True])
+def test_mla_layers_of_a_step_share_a_schedule(monkeypatch, inference):
+    runs = []
+    monkeypatch.setattr(attune.Plan, "run", lambda plan, **changes: runs.append(1) or attune._core.Plan.run(plan, **changes))
+    with torch.inference_mode(inference):
+        q, layers = randn(2, 3, 8, 576), [randn(6, 16, 1, 576) / 4 for _ in range(3)]
+        table, lengths = ints(*TABLE), ints(40, 0)
+        meta, _ = flash_mla.get_mla_metadata()
+
+        def step(q, lengths, scheduled):
+            runs.clear()
+            for k_cache in layers:
+                out, lse = flash_mla.flash_mla_with_kvcache(q, k_cache, table, lengths, 512, meta, causal=True)
+                expected = expect(q, cache=attune.KVCache(k_cache, page_table=table), seqused_kv=lengths, head_dim_v=512, causal=True)
+                check(out, expected, lse, lambda lse: lse.transpose(1, 2))
+            assert len(runs) == scheduled
+
+        step(q, lengths, 1)
+        step(q, lengths, 0)
+        step(q[:, 1:], lengths, 1)  # fewer queries, or other lengths: another schedule
+        step(q, ints(7, 30), 1)
+        if not inference:
+            step(q, lengths, 1)
+            lengths.copy_(ints(3, 33))
+            step(q, lengths, 1)
+
+
 def quantised(width, pages=4, page_size=16):
     """A cache as FlashMLA's writers make it: float8 dtype, pages padded."""
     d = 576 if width == 656 else 512
@@ -165,14 +193,30 @@ def test_mla_in_a_cuda_graph(style, width):
     run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = run()
+        captured = [*run(), *run()]  # two layers
     graph.replay()
     before = [x.clone() for x in captured]
     change()
     graph.replay()
     got = [x.clone() for x in captured]
     want = run()
-    assert all(torch.equal(a, b) for a, b in zip(got, want)) and not torch.equal(before[0], got[0])
+    assert all(torch.equal(a, b) for a, b in zip(got, [*want, *want])) and not torch.equal(before[0], got[0])
+
+
+@needs_gpu
+@pytest.mark.parametrize("width", [None, 656])
+def test_mla_with_metadata_made_in_a_capture(width):
+    want, _ = mla_call("2026", width)
+    want()  # has the kernels loaded
+    run, change = mla_call("2026", width)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [*run(), *run()]
+    change()
+    graph.replay()
+    got = [x.clone() for x in captured]
+    want = run()
+    assert all(torch.equal(a, b) for a, b in zip(got, [*want, *want]))
 
 
 @needs_gpu

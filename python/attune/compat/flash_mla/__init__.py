@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """flash_mla, served by Attune: dense and sparse MLA decode, sparse prefill, dense varlen prefill.
 
-Both call styles work: `get_mla_metadata()` gives an object that keeps a plan (2026-04), `get_mla_metadata(cache_seqlens, ...)`
-two tensors (2025-09), which callers may copy around and which change nothing. lse is the natural logarithm; a decode row
+Both call styles work: `get_mla_metadata()` gives an object that keeps a plan and its schedule (2026-04),
+`get_mla_metadata(cache_seqlens, ...)` two tensors (2025-09), which callers may copy around and which change nothing. lse is the natural logarithm; a decode row
 that sees nothing has out = 0 and lse = +inf. Any page size, any number of heads and any topk will do.
 """
 
@@ -22,13 +22,42 @@ __all__ = ["get_mla_metadata", "flash_mla_with_kvcache", "flash_attn_varlen_func
 
 
 class FlashMLASchedMeta:
-    """Keeps the plan of the first call; later calls must be of the same shapes."""
+    """Keeps the plan of the first call, and its schedule for all layers of a step; later calls must be of the same shapes.
+
+    A call schedules anew if its lengths are not those of the call before: another tensor, one that PyTorch has written to, or
+    the first call of a capture into a CUDA graph. What others write to the same tensor is not seen, so then a new object is
+    needed, as with flash_mla.
+    """
 
     def __init__(self) -> None:
         self.have_initialized = False
         self.plan: attune.Plan | None = None
         self.tile_scheduler_metadata: torch.Tensor | None = None
         self.num_splits: torch.Tensor | None = None
+        self._scheduled: tuple[Any, ...] | None = None
+        self._lengths: tuple[torch.Tensor | None, ...] = ()  # alive, so that no other tensor gets their memory
+
+    def _run(self, q: torch.Tensor, fields: dict[str, Any]) -> torch.Tensor:
+        if self.plan is None:
+            self.plan = attune.Plan(q, **fields)
+            self.have_initialized = True
+        lengths = tuple(fields.get(name) for name in ("seqused_kv", "topk_length", "extra_topk_length"))
+        shapes = tuple(x if x is None else x.shape for x in (q, fields.get("indices"), fields.get("extra_indices")))
+        key = (q.is_cuda and torch.cuda.is_current_stream_capturing(), fields.get("causal"), shapes, *map(_contents, lengths))
+        if key == self._scheduled:
+            out, _ = self.plan.run_scheduled(q=q, **fields)
+            return out
+        self._scheduled = None
+        out, _ = self.plan.run(q=q, **fields)
+        self._scheduled, self._lengths = key, lengths
+        return out
+
+
+def _contents(tensor: torch.Tensor | None) -> Any:
+    """Changes when the tensor does, as far as PyTorch knows."""
+    if tensor is None:
+        return None
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), 0 if tensor.is_inference() else tensor._version
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor | None]:
@@ -104,10 +133,7 @@ def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: 
     if isinstance(meta, FlashMLASchedMeta):
         if num_splits is not None:
             raise ValueError("num_splits is given; it must be None with a FlashMLASchedMeta")
-        if meta.plan is None:
-            meta.plan = attune.Plan(q, **fields)
-            meta.have_initialized = True
-        out, _ = meta.plan.run(q=q, **fields)
+        out = meta._run(q, fields)
     else:
         out, _ = attune.attention(q, **fields)
     return out, empty_rows_to(INFINITY, lse)
