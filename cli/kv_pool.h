@@ -19,13 +19,13 @@ class KvPool {
   // Every slot starts as NaN, so that whatever reads one that was never written is seen.
   KvPool(const Model& model, KvDtype dtype, int64_t page_size, int64_t num_pages);
   // Every slot becomes random, with codes that use their range and scales to match: a cache that was filled long ago.
-  // Plain formats only.
   void fill(cases::Random& random);
   // The cache without page tables.
   const attune_kv_cache& view() const { return view_; }
   size_t bytes() const { return k_.size() + v_.size() + k_scale_.size() + v_scale_.size(); }
 
  private:
+  void fill_mla_656(cases::Random& random);
   void fill_plane(const attune_tensor& plane, const attune_tensor& scale, cases::Random& random);
 
   attune_kv_cache view_;

@@ -124,8 +124,6 @@ Replay::Replay(const Trace& trace, const ReplayOptions& options)
   const Model& model = result_.model;
   result_.kv_dtype = options.kv_dtype.empty() ? model.kv_dtype : kv_dtype_from_name(options.kv_dtype);
   require_kv_dtype(model, result_.kv_dtype);
-  if (decode_only() && result_.kv_dtype == KvDtype::kMla656)
-    throw UserError("--phase decode fills the cache with random keys, which the MLA format mla656 cannot take");
   const attune_device device = parse_device(options.device);
   set_num_threads(static_cast<int32_t>(options.threads));
   result_.threads = num_threads();
