@@ -109,6 +109,8 @@ TEST(CudaApi, TheNearestKernelIsNamed) {
         "cuda_mla, which lacks query dtype: float32"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "cache": {"dtype": "e4m3"})",
         "cuda_mla, which lacks KV format: e4m3"},
+       {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "cache": {"dtype": "e4m3", "scales": "head"})",
+        "cuda_mla, which lacks KV format: e4m3; KV scales: per tensor"},
        {R"("head_dim": [576, 512], "kv": "paged", "cache": {"format": "mla_656"}, "mask_bits": 1)",
         "cuda_mla, which lacks mask: bits"},
        {R"("head_dim": [512, 512], "kv": "slots", "sparse": {"topk": 9}, "cache": {"format": "mla_584"}, "dtype": "f16")",
