@@ -30,6 +30,77 @@ class Subject final : public CaseSubject {
   }
 };
 
+cases::Case make(const std::string& name, const std::string& fields) {
+  return tests::make_case(R"({"name": ")" + name + R"(", "dtype": "bf16", "max_logits": true, )" + fields + "}");
+}
+
+// 1 to 128 query heads, and 1 to 16 tokens of a sequence, in whichever way keys come.
+std::vector<cases::Case> every_number_of_heads() {
+  const char* const kinds[] = {
+      R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512])",
+      R"("kv": "paged", "head_dim": [576, 512])",
+      R"("kv": "paged", "head_dim": [512, 512])",
+      R"("kv": "contiguous", "shared_kv": true, "head_dim": [576, 512])",
+      R"("kv": "slots", "shared_kv": true, "head_dim": [512, 512])",
+      R"("kv": "slots", "head_dim": [576, 512])",
+      R"("kv": "slots", "head_dim": [512, 512])",
+  };
+  const char* const formats[] = {"plain", "mla_656", "mla_584", "plain", "plain", "mla_656", "mla_584"};
+  std::vector<cases::Case> list;
+  for (int heads = 1; heads <= 128; ++heads) {
+    const int kind = heads % 7, page_size = 16 << (heads / 7 % 7), tokens = 1 + heads * 7 % 16;
+    const std::string cache = R"(, "cache": {"format": ")" + std::string(formats[kind]) + R"(", "page_size": )" +
+                              std::to_string(page_size) + "}";
+    const std::string lists = R"(, "sparse": {"topk": )" + std::to_string(heads + 7) +
+                              R"(, "topk_length": "batch", "slots": 200}, "sinks": "mixed")";
+    for (const int seqlen_q : {1, tokens}) {
+      const std::string rows = R"("queries": "fixed", "seqlens_q": )" + std::to_string(seqlen_q) + ", ";
+      list.push_back(make("mla heads " + std::to_string(heads) + "x" + std::to_string(seqlen_q),
+                          rows + kinds[kind] + (kind == 3 ? "" : cache) +
+                              (kind > 3 ? R"(, "batch": 2)" + lists : R"(, "seqlens_kv": [190, 3], "causal": true)") +
+                              R"(, "heads": [)" + std::to_string(heads) + ", 1]"));
+    }
+  }
+  return list;
+}
+
+std::vector<cases::Case> edges_of_lists() {
+  std::vector<cases::Case> list;
+  for (const char* kv :
+       {R"("shared_kv": true, "head_dim": [576, 512])", R"("head_dim": [576, 512], "cache": {"format": "mla_656"})",
+        R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_padding": true})"}) {
+    for (const int topk : {1, 63, 64, 65, 2047, 16385}) {
+      for (const int heads : {16, 20, 128}) {
+        if (topk == 16385 && heads == 20) continue;
+        list.push_back(make("mla list " + std::to_string(list.size()),
+                            R"("kv": "slots", "seqlens_q": )" + std::string(topk > 2000 ? "[1]" : "[2, 1, 3]") +
+                                R"(, "heads": [)" + std::to_string(heads) +
+                                R"(, 1], "sparse": {"slots": 3000, "topk": )" + std::to_string(topk) + "}, " + kv));
+      }
+    }
+    // All in the second cache, whose pages are larger.
+    list.push_back(
+        make("mla second " + std::to_string(list.size()),
+             R"("kv": "slots", "seqlens_q": [2, 1, 3], "heads": [20, 1], "sparse": {"topk": 70, "invalid": 1},
+        "extra": {"topk": 65, "page_size": 256}, "sinks": "mixed", )" +
+                 std::string(kv)));
+  }
+  // Prompts: by offsets, several of one length, several KV heads with lists of their own.
+  for (const char* dims :
+       {R"("head_dim": [576, 512], "shared_kv": true, )", R"("head_dim": [512, 512], "shared_kv": true, )"}) {
+    for (
+        const char* rest :
+        {R"("heads": [20, 1], "seqlens_q": [3, 0, 5], "seqlens_kv": [90, 40, 200], "sparse": {"topk": 75, "topk_length": "token"})",
+         R"("heads": [128, 1], "seqlens_q": [3, 2, 5], "seqlens_kv": [90, 40, 200], "sparse": {"topk": 75}, "strides": "transposed")",
+         R"("heads": [64, 1], "queries": "fixed", "seqlens_q": 3, "seqlens_kv": [90, 200], "sparse": {"topk": 75, "topk_length": "batch"})",
+         R"("heads": [6, 2], "queries": "flat", "cu_seqlens_kv": false, "seqlens_q": [7], "seqlens_kv": [200],
+             "sparse": {"topk": 75, "topk_length": "token", "per_head": true})",
+         R"("heads": [20, 1], "dtype": "f16", "seqlens_q": [3, 2], "seqlens_kv": [90, 200], "sparse": {"topk": 75, "invalid": 0.5})"})
+      list.push_back(make("mla lists of prompts " + std::to_string(list.size()), std::string(dims) + rest));
+  }
+  return list;
+}
+
 class CudaMla : public CudaCases {
  protected:
   // What of the list is picked; all of it must be covered.
@@ -38,9 +109,6 @@ class CudaMla : public CudaCases {
       std::erase_if(list, [&](const cases::Case& spec) { return spec.name.find(only) == std::string::npos; });
     warm_all(list, Subject());
     EXPECT_EQ(check_all(list, Subject()), static_cast<int>(list.size()));
-  }
-  static cases::Case make(const std::string& name, const std::string& fields) {
-    return tests::make_case(R"({"name": ")" + name + R"(", "dtype": "bf16", "max_logits": true, )" + fields + "}");
   }
 };
 
@@ -135,6 +203,10 @@ TEST_F(CudaMla, Sparse) {
   check_all_of(std::move(list));
 }
 
+TEST_F(CudaMla, EveryNumberOfHeads) { check_all_of(every_number_of_heads()); }
+
+TEST_F(CudaMla, EdgesOfLists) { check_all_of(edges_of_lists()); }
+
 TEST_F(CudaMla, TablesThatMakeNoSense) {
   cases::CudaMemory memory(kDevice);
   const std::vector<tests::SpoiltCase> list = tests::spoilt_mla_cases();
@@ -152,6 +224,15 @@ TEST_F(CudaMla, TablesThatMakeNoSense) {
 }
 
 // What the host decides, without a GPU.
+TEST(CudaMlaConfig, TakesEveryNumberOfHeadsAndEveryList) {
+  for (const auto& list : {every_number_of_heads(), edges_of_lists()}) {
+    for (const cases::Case& spec : list) {
+      cases::Problem problem(spec);
+      EXPECT_TRUE(covered(problem.host(), make_problem(problem.host(), Data::kRequired))) << spec.name;
+    }
+  }
+}
+
 TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
   for (
       const auto& [wrong, why] :

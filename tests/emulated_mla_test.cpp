@@ -83,6 +83,17 @@ TEST_F(EmulatedMla, OddNumbersOfHeads) {
          R"("heads": [40, 1], "shared_kv": true, "seqlens_q": [1, 3, 2], "cache": {"page_size": 3})",
          R"("heads": [96, 1], "cache": {"format": "mla_656", "page_size": 64})"},
         2);
+  check(R"("queries": "fixed", "seqlens_kv": [130, 0], "causal": true, "max_logits": true, )",
+        {R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [7, 1], "seqlens_q": 4,
+            "cache": {"page_size": 1024})",
+         R"("kv": "paged", "shared_kv": true, "head_dim": [512, 512], "heads": [63, 1], "seqlens_q": 3,
+            "cache": {"page_size": 16})",
+         R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [36, 3], "seqlens_q": 16,
+            "cache": {"page_size": 32}, "dtype": "f16")",
+         R"("kv": "paged", "head_dim": [576, 512], "heads": [5, 1], "seqlens_q": 13, "cache": {"format": "mla_656"})",
+         R"("kv": "paged", "head_dim": [512, 512], "heads": [15, 1], "seqlens_q": 7,
+            "cache": {"format": "mla_584", "page_size": 1024})",
+         R"("kv": "contiguous", "shared_kv": true, "head_dim": [576, 512], "heads": [20, 1], "seqlens_q": 11)"});
 }
 
 TEST_F(EmulatedMla, SeveralTokens) {
@@ -255,6 +266,14 @@ TEST_F(EmulatedMla, SparsePrefill) {
   check(R"("heads": [128, 1], "head_dim": [576, 512], "shared_kv": true, "kv": "dense", "queries": "flat",
         "cu_seqlens_kv": false, "seqlens_q": [5], "seqlens_kv": [200], "max_logits": true, )",
         {R"("sparse": {"topk": 130, "topk_length": "token"}, "sinks": "mixed")", R"("sparse": {"topk": 7})"});
+  // By offsets, several of one length, several KV heads with lists of their own.
+  check(R"("head_dim": [512, 512], "shared_kv": true, "max_logits": true, )",
+        {R"("heads": [20, 1], "seqlens_q": [3, 0, 5], "seqlens_kv": [90, 40, 200],
+            "sparse": {"topk": 75, "topk_length": "token"})",
+         R"("heads": [20, 1], "queries": "fixed", "seqlens_q": 3, "seqlens_kv": [90, 200], "dtype": "f16",
+            "sparse": {"topk": 75, "topk_length": "batch"}, "strides": "transposed")",
+         R"("heads": [6, 2], "queries": "flat", "cu_seqlens_kv": false, "seqlens_q": [7], "seqlens_kv": [200],
+            "sparse": {"topk": 75, "topk_length": "token", "per_head": true})"});
 }
 
 // Every third: each way in which keys come meets some, and each table.
