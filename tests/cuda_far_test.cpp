@@ -25,6 +25,22 @@ TEST_F(CudaFar, RowsAndPages) {
   }
 }
 
+TEST_F(CudaFar, CacheOperationsAndTheIndexer) {
+  cases::CudaMemory memory(kDevice);
+  const DeviceMemory far(kDevice, static_cast<size_t>(tests::kFarMemory));
+  auto* const data = static_cast<std::byte*>(far.data());
+  for (const attune_kv_format format : tests::kFarFormats) {
+    const auto run = [&](const attune_cache_op& op) {
+      EXPECT_ATTUNE_OK(attune_cache_op_run(&op, memory.device(), memory.stream().handle()));
+      memory.synchronize();
+    };
+    EXPECT_EQ(tests::find_near_sighted_op(format, memory, data, run), "") << format;
+  }
+  EXPECT_EQ(
+      tests::find_near_sighted_indexer(memory, data, [&](const attune_indexer& op) { return cases::run(op, memory); }),
+      "");
+}
+
 TEST_F(CudaFar, MoreThan65535Queries) {
   // Side by side, as making the data and compiling the kernels take their time.
   const std::vector<cases::Case> list = tests::many_queries();

@@ -9,6 +9,7 @@
 #include "cuda/indexer/config.h"
 #include "cuda/indexer/params.h"
 #include "emulated.h"
+#include "far.h"
 #include "indexer_fixture.h"
 #include "selection_fixture.h"
 
@@ -210,6 +211,13 @@ TEST_F(EmulatedIndexer, TablesThatMakeNoSense) {
     tests::spoil(problem, spoilt);
     EXPECT_EQ(check(problem), "") << spoilt.name;
   }
+}
+
+TEST_F(EmulatedIndexer, PagesAndRowsThatLieFarApart) {
+  const tests::Reservation far;
+  if (far.data() == nullptr) GTEST_SKIP() << "this machine does not reserve " << tests::kFarMemory << " bytes";
+  const auto run = [](const attune_indexer& op) { return run_emulated(op); };
+  EXPECT_EQ(tests::find_near_sighted_indexer(cases::host_memory(), far.data(), run), "");
 }
 
 // More sequences than the block has threads, with offsets that go back and forth.

@@ -3,6 +3,7 @@
 // cache operations whatever the tables say, the oracle for qkv_prepare. Without a GPU.
 #include "emulated_rows.h"
 #include "emulated.h"
+#include "far.h"
 #include "prepare_fixture.h"
 #include "random_cache_op.h"
 
@@ -49,6 +50,15 @@ TEST_F(EmulatedRows, PackedCachesGiveTheBytesOfTheCpu) {
 
 TEST_F(EmulatedRows, CachesOfAllFormatsGiveTheBytesOfTheCpu) {
   EXPECT_GT(check_cache_ops(Formats::kAll, kAllOps), static_cast<int>(kAllOps) / 2);
+}
+
+TEST_F(EmulatedRows, PagesAndRowsThatLieFarApart) {
+  const Reservation far;
+  if (far.data() == nullptr) GTEST_SKIP() << "this machine does not reserve " << kFarMemory << " bytes";
+  for (const attune_kv_format format : kFarFormats) {
+    const auto move = [](const attune_cache_op& op) { run(make_cache_op(op), 1); };
+    EXPECT_EQ(find_near_sighted_op(format, cases::host_memory(), far.data(), move), "") << format;
+  }
 }
 
 // RoPE of the last columns, and append: on the way to a packed cache, with q beside it.

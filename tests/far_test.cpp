@@ -3,35 +3,27 @@
 // cuda_far_test.cpp.
 #include "far.h"
 
-#include <sys/mman.h>
-
 #include "emulated_attend.h"
 
 namespace attune::tests {
 namespace {
-
-// Address space; only what is touched takes memory.
-class Reservation {
- public:
-  Reservation()
-      : data_(mmap(nullptr, static_cast<size_t>(kFarMemory), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
-  ~Reservation() {
-    if (data() != nullptr) munmap(data_, static_cast<size_t>(kFarMemory));
-  }
-  Reservation(const Reservation&) = delete;
-  Reservation& operator=(const Reservation&) = delete;
-  std::byte* data() const { return data_ == MAP_FAILED ? nullptr : static_cast<std::byte*>(data_); }
-
- private:
-  void* data_;
-};
 
 TEST(Far, RowsAndPagesOnTheCpu) {
   const Reservation far;
   if (far.data() == nullptr) GTEST_SKIP() << "this machine does not reserve " << kFarMemory << " bytes";
   for (const cases::Case& spec : far_cases())
     EXPECT_EQ(find_near_sighted(spec, cases::host_memory(), far.data(), plan_and_run), "") << spec.name;
+}
+
+TEST(Far, CacheOperationsAndTheIndexerOnTheCpu) {
+  const Reservation far;
+  if (far.data() == nullptr) GTEST_SKIP() << "this machine does not reserve " << kFarMemory << " bytes";
+  for (const attune_kv_format format : kFarFormats) {
+    const auto run = [](const attune_cache_op& op) { EXPECT_ATTUNE_OK(attune_cache_op_run(&op, kCpu, nullptr)); };
+    EXPECT_EQ(find_near_sighted_op(format, cases::host_memory(), far.data(), run), "") << format;
+  }
+  const auto run = [](const attune_indexer& op) { return cases::run(op, cases::host_memory()); };
+  EXPECT_EQ(find_near_sighted_indexer(cases::host_memory(), far.data(), run), "");
 }
 
 // One of them: making the data takes longest.
