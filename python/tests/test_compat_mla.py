@@ -144,8 +144,25 @@ def test_mla_refusals():
         call(q, kv, ints(0, 1).view(1, 2), ints(3), 512, meta, topk_length=ints(1))
     with pytest.raises(ValueError, match=r"k_cache.shape\[3\] is 576; an fp8 cache has 656 or 584"):
         call(q, kv, None, None, 512, meta, is_fp8_kvcache=True, indices=ints(0).view(1, 1, 1))
-    with pytest.raises(ValueError, match="seqused_kv"):
+    with pytest.raises(ValueError, match="cache_seqlens is None; it may be with indices only"):
         call(q, kv, ints(0, 1).view(1, 2), None, 512, meta)
+    with pytest.raises(ValueError, match="block_table is None"):
+        call(q, kv, None, ints(3), 512, meta)
+    with pytest.raises(ValueError, match="q has 3 axes"):
+        call(q[0], kv, ints(0, 1).view(1, 2), ints(3), 512, meta)
+    for name in "extra_indices_in_kvcache", "extra_topk_length":
+        with pytest.raises(ValueError, match=f"{name} is given without extra_k_cache"):
+            call(q, kv, None, None, 512, meta, indices=ints(0).view(1, 1, 1), **{name: ints(0).view(1, 1, 1)})
+    # In the caller's words.
+    with pytest.raises(ValueError, match=r"^block_table.dtype is int64 \(9\); allowed: int32$"):
+        call(q, kv, ints(0, 1).view(1, 2).long(), ints(3), 512, meta)
+    with pytest.raises(ValueError, match=r"^cache_seqlens.shape\[0\] is 2; it must be 1 \(batch\); cache_seqlens has shape \[2\]$") as caught:
+        call(q, kv, ints(0, 1).view(1, 2), ints(3, 3), 512, meta)
+    assert type(caught.value) is attune.InvalidArgument and caught.value.status == "invalid argument"
+    with pytest.raises(ValueError, match="^extra_k_cache is set, but extra_indices_in_kvcache is absent$"):
+        call(q, kv, None, None, 512, meta, indices=ints(0).view(1, 1, 1), extra_k_cache=kv)
+    with pytest.raises(ValueError, match=r"^kv.shape\[2\] is 512; it must be 576"):
+        flash_mla.flash_mla_sparse_fwd(q[0], kv[0, ..., :512], ints(0).view(1, 1, 1), 1.0)
     call(q, kv, ints(0, 1).view(1, 2), ints(3), 512, meta)
     with pytest.raises(ValueError, match="num_heads_q is 2; the plan was made for 4"):
         call(q[:, :, :2], kv, ints(0, 1).view(1, 2), ints(3), 512, meta)

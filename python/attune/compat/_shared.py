@@ -3,15 +3,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NoReturn
 
 import torch
+
+import attune
 
 INFINITY = float("inf")
 
 
 def refuse(function: str, argument: str, reason: str) -> NoReturn:
     raise NotImplementedError(f"{function}: {argument} {reason}")
+
+
+def in_their_words(error: attune.Error, names: dict[str, str]) -> attune.Error:
+    """The same error with the caller's names of arguments: `names` has them by those of attune."""
+    longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    text = re.sub(rf"(?<![\w.])({longest_first})(?!\w)", lambda match: names[match[1]], str(error))
+    said = type(error)(text)
+    said.status = error.status
+    return said
 
 
 def int32(tensor: Any) -> Any:

@@ -14,11 +14,17 @@ import torch
 
 import attune
 
-from .._shared import INFINITY, empty_rows_to, lse_heads_first, refuse
+from .._shared import INFINITY, empty_rows_to, in_their_words, lse_heads_first, refuse
 
 __version__ = "1.0.0"
 __all__ = ["get_mla_metadata", "flash_mla_with_kvcache", "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
            "flash_attn_varlen_kvpacked_func", "flash_mla_sparse_fwd"]
+
+
+# In messages.
+_NAMES = {"cache.page_table": "block_table", "seqused_kv": "cache_seqlens", "cache.k": "k_cache", "extra_cache.k": "extra_k_cache",
+          "extra_cache": "extra_k_cache", "extra_indices": "extra_indices_in_kvcache", "sinks": "attn_sink"}
+_NAMES_OF_PREFILL = {"k": "kv", "sinks": "attn_sink", "head_dim_v": "d_v"}
 
 
 class FlashMLASchedMeta:
@@ -111,12 +117,18 @@ def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: 
     Returns:
         out [batch, seqlen_q, num_heads_q, head_dim_v], lse float32 [batch, num_heads_q, seqlen_q].
     """
+    if q.dim() != 4:
+        raise ValueError(f"q has {q.dim()} axes; it must have 4: batch, seqlen_q, num_heads_q, head_dim")
     lse, lse_rows = lse_heads_first(q)
     fields: dict[str, Any] = {"head_dim_v": head_dim_v, "softmax_scale": softmax_scale, "lse": lse_rows,
                               "out": q.new_empty((*q.shape[:-1], head_dim_v))}
     if indices is not None:
         if causal:
             raise ValueError("causal is True; it must be False with indices")
+        if extra_k_cache is None:
+            for name, value in (("extra_indices_in_kvcache", extra_indices_in_kvcache), ("extra_topk_length", extra_topk_length)):
+                if value is not None:
+                    raise ValueError(f"{name} is given without extra_k_cache")
         fields.update(cache=_mla_cache(k_cache, is_fp8_kvcache), indices=indices, sinks=attn_sink, topk_length=topk_length)
         if extra_k_cache is not None:
             fields.update(extra_cache=_mla_cache(extra_k_cache, is_fp8_kvcache), extra_indices=extra_indices_in_kvcache,
@@ -126,16 +138,19 @@ def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: 
                             ("topk_length", topk_length), ("extra_topk_length", extra_topk_length)):
             if value is not None:
                 raise ValueError(f"{name} is given without indices")
+        for name, value in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
+            if value is None:
+                raise ValueError(f"{name} is None; it may be with indices only")
         fields.update(cache=_mla_cache(k_cache, is_fp8_kvcache, page_table=block_table), seqused_kv=cache_seqlens,
                       causal=causal, sinks=attn_sink)
 
     meta = tile_scheduler_metadata
-    if isinstance(meta, FlashMLASchedMeta):
-        if num_splits is not None:
-            raise ValueError("num_splits is given; it must be None with a FlashMLASchedMeta")
-        out = meta._run(q, fields)
-    else:
-        out, _ = attune.attention(q, **fields)
+    if isinstance(meta, FlashMLASchedMeta) and num_splits is not None:
+        raise ValueError("num_splits is given; it must be None with a FlashMLASchedMeta")
+    try:
+        out = meta._run(q, fields) if isinstance(meta, FlashMLASchedMeta) else attune.attention(q, **fields)[0]
+    except attune.Error as error:
+        raise in_their_words(error, _NAMES) from None
     return out, empty_rows_to(INFINITY, lse)
 
 
@@ -161,8 +176,11 @@ def _sparse_fwd(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_sca
                 indexer_topk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if indexer_topk:
         refuse("flash_mla_sparse_fwd", "indexer_topk", f"is {indexer_topk}; a second lse over a prefix is not computed")
-    out, lse, max_logits = attune.attention(q, kv, indices=indices, softmax_scale=sm_scale, head_dim_v=d_v, sinks=attn_sink,
-                                            topk_length=topk_length, return_lse=True, return_max_logits=True)
+    try:
+        out, lse, max_logits = attune.attention(q, kv, indices=indices, softmax_scale=sm_scale, head_dim_v=d_v, sinks=attn_sink,
+                                                topk_length=topk_length, return_lse=True, return_max_logits=True)
+    except attune.Error as error:
+        raise in_their_words(error, _NAMES_OF_PREFILL) from None
     return out, max_logits, lse
 
 
