@@ -78,6 +78,12 @@ std::vector<cases::Case> edges_of_lists() {
                                 R"(, 1], "sparse": {"slots": 3000, "topk": )" + std::to_string(topk) + "}, " + kv));
       }
     }
+    for (const char* heads : {"[16, 1]", "[20, 1]", "[128, 1]"}) {
+      list.push_back(make("mla finished " + std::to_string(list.size()),
+                          R"("kv": "slots", "seqlens_q": [1, 2, 1], "finished": [0, 1, 0], "zero_finished": true,
+          "sparse": {"topk": 200}, "extra": {"topk": 9, "page_size": 16}, "heads": )" +
+                              std::string(heads) + ", " + kv));
+    }
     // All in the second cache, whose pages are larger.
     list.push_back(
         make("mla second " + std::to_string(list.size()),

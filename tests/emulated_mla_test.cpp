@@ -119,6 +119,13 @@ TEST_F(EmulatedMla, FinishedSequences) {
   check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [70, 90, 9],
         "cache": {"page_size": 64}, "finished": [0, 1, 0], )",
         {R"("zero_finished": true)", R"("zero_finished": false)"});
+  const std::string lists = R"("kv": "slots", "seqlens_q": [1, 2, 1], "finished": [0, 1, 0], "zero_finished": true,
+      "sparse": {"topk": 200}, )";
+  check(lists, {R"("shared_kv": true, "head_dim": [576, 512], "heads": [20, 1])",
+                R"("head_dim": [576, 512], "heads": [16, 1], "cache": {"format": "mla_656"})",
+                R"("head_dim": [576, 512], "heads": [128, 1], "cache": {"format": "mla_656"})",
+                R"("head_dim": [512, 512], "heads": [20, 1], "cache": {"format": "mla_584"},
+            "extra": {"topk": 9, "page_size": 16})"});
 }
 
 TEST_F(EmulatedMla, Prologues) {

@@ -194,7 +194,10 @@ __device__ __forceinline__ Task block_task(const PrefillParams& p, const Sequenc
     t.first_key = t.end_key == 0 ? first : min(t.first_key, first);
     t.end_key = max(t.end_key, end);
   }
-  if (s.skipped) t.first_key = t.end_key = 0;
+  if (s.skipped) {
+    t.first_key = t.end_key = 0;
+    if constexpr (kSparse) t.num_cached = 0;  // entries
+  }
   take_all_tiles<kKeys>(t);
   return t;
 }
