@@ -11,6 +11,7 @@ namespace attune::cuda {
 namespace {
 
 constexpr int kRandomCases = 300;
+constexpr uint64_t kRandomMlaCases = 150;
 
 bool covered(const attune_attention& a, const Problem& p) {
   return mla_kernel().coverage.difference(traits_of(p, a)).empty() && mla::refusal(p).empty();
@@ -206,6 +207,12 @@ TEST_F(CudaMla, Sparse) {
             "sparse": {"topk": 200, "topk_length": "token"}, "heads": )") +
                             heads));
   }
+  check_all_of(std::move(list));
+}
+
+TEST_F(CudaMla, RandomCases) {
+  std::vector<cases::Case> list;
+  for (uint64_t seed = 0; seed < kRandomMlaCases; ++seed) list.push_back(cases::random_mla_case(seed));
   check_all_of(std::move(list));
 }
 

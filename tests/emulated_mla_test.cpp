@@ -15,6 +15,7 @@ namespace attune::cuda {
 namespace {
 
 constexpr int kBlocks = 4;  // of the grid, so that each takes several tasks
+constexpr uint64_t kRandomCases = 16, kMoreRandomCases = 200;
 
 class EmulatedMla : public tests::Emulated {
  protected:
@@ -293,8 +294,17 @@ TEST_F(EmulatedMla, TablesThatMakeNoSense) {
   }
 }
 
+TEST_F(EmulatedMla, RandomCases) {
+  for (uint64_t seed = 0; seed < kRandomCases; ++seed) {
+    const cases::Case spec = cases::random_mla_case(seed);
+    EXPECT_EQ(run(spec), "") << spec.name;
+  }
+}
+
 TEST_F(EmulatedMla, MatchesTheOracleOnTheTable) {
-  check_table(cases::all_cases(), 20, [](const cases::Case& spec) { return run(spec); });
+  std::vector<cases::Case> list = cases::all_cases();
+  for (uint64_t seed = 0; seed < kMoreRandomCases; ++seed) list.push_back(cases::random_mla_case(seed));
+  check_table(list, 20, [](const cases::Case& spec) { return run(spec); });
 }
 
 }  // namespace

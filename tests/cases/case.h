@@ -154,7 +154,8 @@ Case random_indexer_case(uint64_t seed);
 // The bench sets of the CPU and of CUDA devices.
 const std::vector<Case>& bench_cases();
 const std::vector<Case>& cuda_bench_cases();
-// Random valid cases, the same for the same seed.
+// Random valid cases, the same for the same seed; and of latent caches.
 Case random_case(uint64_t seed);
+Case random_mla_case(uint64_t seed);
 
 }  // namespace attune::cases

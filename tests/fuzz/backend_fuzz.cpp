@@ -12,9 +12,10 @@ int64_t fuzz_default_iterations() { return 150; }
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   attune::fuzz::Input input(data, size);
   const uint64_t seed = input.word();
-  const bool indexer = input.choose(5) == 0;
-  const attune::cases::Case spec =
-      indexer ? attune::cases::random_indexer_case(seed) : attune::cases::random_case(seed);
+  const auto kind = input.choose(10);
+  const attune::cases::Case spec = kind < 2    ? attune::cases::random_indexer_case(seed)
+                                   : kind == 2 ? attune::cases::random_mla_case(seed)
+                                               : attune::cases::random_case(seed);
   int count = 0;
   const char* const* names = attune::cpu::isa_names(&count);
   for (int i = 0; i < count; ++i) {
