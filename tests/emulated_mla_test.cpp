@@ -15,7 +15,7 @@ namespace attune::cuda {
 namespace {
 
 constexpr int kBlocks = 4;  // of the grid, so that each takes several tasks
-constexpr uint64_t kRandomCases = 16, kMoreRandomCases = 200;
+constexpr uint64_t kRandomCases = 10, kMoreRandomCases = 200;
 
 class EmulatedMla : public tests::Emulated {
  protected:
