@@ -71,6 +71,29 @@ TEST_F(CudaPrefill, LongerThanATile) {
   EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
 }
 
+// Rows that the TMA does not take as they lie, by their strides or their head dims.
+TEST_F(CudaPrefill, RowsOfAnySizeLongerThanATile) {
+  std::vector<cases::Case> list;
+  int number = 0;
+  for (const char* rest :
+       {R"("head_dim": [100, 100])", R"("head_dim": [36, 20], "window": [200, 0])", R"("head_dim": [3, 250])",
+        R"("head_dim": [1, 1])", R"("head_dim": [128, 128], "strides": "odd")",
+        R"("head_dim": [64, 64], "strides": "odd", "queries": "fixed", "seqlens_q": 130)",
+        R"("head_dim": [100, 100], "heads": [8, 1], "seqlens_q": [1, 2], "seqlens_kv": [9000, 700])",
+        R"("head_dim": [100, 100], "kv": "paged", "new_tokens": true, "cache": {"page_size": 16, "row_padding": 4})",
+        R"("head_dim": [100, 36], "kv": "paged", "new_tokens": true, "cache": {"page_size": 16, "row_padding": 4},
+           "prologue": {"append": true, "rope": {"style": "linear", "dim": 64, "max_position": 1024}})",
+        R"("head_dim": [128, 128], "strides": "odd", "dtype": "e4m3", "out_dtype": "bf16",
+           "prologue": {"qkv_scale": true})"}) {
+    list.push_back(tests::make_case(std::string(R"({"name": "any size )") + std::to_string(number++) +
+                                    R"(", "heads": [6, 2], "dtype": "bf16", "kv": "dense", "causal": true,
+        "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], )" +
+                                    rest + "}"));
+  }
+  warm_all(list, Subject());
+  EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
+}
+
 // Codes in x-packed pages, whose V comes in rows of 256 bytes, or of the tokens of a page that a box has.
 TEST_F(CudaPrefill, PackedCodesLongerThanATile) {
   std::vector<cases::Case> list;
@@ -366,7 +389,7 @@ TEST(CudaPrefillConfig, ChecksAlignmentAtRun) {
 
 TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
   for (const char* wrong :
-       {R"("head_dim": [20, 20], "kv": "dense")", R"("head_dim": [64, 64], "kv": "paged", "cache": {"dtype": "f16"})",
+       {R"("head_dim": [20, 20], "kv": "paged")", R"("head_dim": [64, 64], "kv": "paged", "cache": {"dtype": "f16"})",
         // A query stands at seqused_kv - n + i.
         R"("head_dim": [64, 64], "kv": "dense", "queries": "fixed", "seqlens_q": [5, 5],
                                "seqlens_kv": [5, 3], "prologue": {"rope": {"style": "linear", "dim": 64}})"}) {
@@ -414,6 +437,48 @@ TEST(CudaPrefillConfig, PlacesWhatThePrologueWrites) {
   EXPECT_LE(end_of(after.q, 4, 64), after.k.data);
   EXPECT_LE(end_of(after.k, 2, 64), after.v.data);
   EXPECT_LE(end_of(after.v, 2, 48), begin + prefill::prologue_bytes(p));
+}
+
+// A plan that copies rows does so at every run, wherever they lie then: k and v by themselves where they are not rows
+// of q's tokens.
+TEST(CudaPrefillConfig, CopiesRowsThatTheTmaDoesNotTake) {
+  struct Copied {
+    const char* rest;
+    bool copies;
+    int launches;
+  };
+  for (const Copied& x :
+       {Copied{R"("head_dim": [64, 64], "seqlens_kv": [5, 9])", false, 2},
+        {R"("head_dim": [36, 64], "seqlens_kv": [5, 9])", true, 2},
+        {R"("head_dim": [64, 36], "seqlens_kv": [5, 7], "cu_seqlens_kv": false)", true, 1},
+        {R"("head_dim": [64, 64], "seqlens_kv": [50, 9], "strides": "odd")", true, 2},
+        {R"("head_dim": [64, 64], "seqlens_kv": [50, 9], "strides": "odd", "dtype": "e4m3", "out_dtype": "bf16")", true,
+         2},
+        {R"("head_dim": [100, 100], "kv": "paged", "new_tokens": true, "seqlens_kv": [5, 9],
+            "cache": {"row_padding": 4})",
+         true, 1}}) {
+    cases::Problem problem(
+        tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "dense",
+        "causal": true, "seqlens_q": [5, 7], )") +
+                         x.rest + "}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(prefill::refusal(p), "") << x.rest;
+    EXPECT_EQ(prefill::copies_rows(p), x.copies) << x.rest;
+    std::vector<std::byte> memory(1 << 20);
+    auto* const begin = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+    const prefill::Launches before = prefill::launches_before(p, begin);
+    ASSERT_EQ(before.count, x.launches) << x.rest;
+    const Problem after = prefill::after_prologue(p, begin);
+    EXPECT_NO_THROW(prefill::check_alignment(after));
+    EXPECT_FALSE(prefill::copies_rows(after)) << x.rest;
+    int64_t rows_of_q = 0, rows_of_k = 0;
+    for (const PrepareProblem& op : before) {
+      rows_of_q += op.q_out ? op.total : 0, rows_of_k += op.k_out ? op.total : 0;
+      EXPECT_EQ(op.batch * op.fixed, op.total);
+    }
+    EXPECT_EQ(rows_of_q, p.q.rows) << x.rest;
+    EXPECT_EQ(rows_of_k, p.k.rows) << x.rest;
+  }
 }
 
 }  // namespace

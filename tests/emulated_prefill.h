@@ -19,7 +19,7 @@ class EmulatedPrefill : public tests::Emulated {
  protected:
   static constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
 
-  // kRepairsFail: rows that are computed again (repair.cuh) read the cache themselves, and find another. kMovedRows: q,
+  // kRepairsFail: rows that are computed again (repair.cuh) read keys themselves, and find others. kMovedRows: q,
   // k and v of the new tokens lie at odd addresses.
   enum class Twist { kNone, kRepairsFail, kMovedRows };
 
@@ -64,13 +64,20 @@ class EmulatedPrefill : public tests::Emulated {
     std::vector<char> other;
     if (twist == Twist::kRepairsFail) {
       const auto bytes_of = [&](const KvPlane& v) { return p.cache.num_pages * v.page_stride * v.element_size; };
-      other.assign(static_cast<size_t>(std::max(bytes_of(p.cache.k), bytes_of(p.cache.v))), 0x7f);
-      params.k.data = params.v.data = other.data();
+      const auto bytes_of_rows = [](const RowView& v) {
+        const int64_t batches = v.rows_per_batch > 0 ? v.rows / v.rows_per_batch : 0;
+        return (batches * v.batch_stride + v.rows * v.row_stride) * v.element_size;
+      };
+      other.assign(static_cast<size_t>(
+                       std::max({bytes_of(p.cache.k), bytes_of(p.cache.v), bytes_of_rows(p.k), bytes_of_rows(p.v)})),
+                   0x7f);
+      params.k.data = params.v.data = params.new_k.data = params.new_v.data = other.data();
     }
     try {
       emulate_schedule(c, params);
       for (int i = 0; i < layers; ++i) {
-        if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
+        if (prepares)
+          for (const PrepareProblem& op : prefill::launches_before(given, rows)) launch_prepare(op, kBlocks);
         emulate_attention(p, c, params);
       }
     } catch (const std::exception& e) {

@@ -108,7 +108,7 @@ struct Config {
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");
   static_assert(!(kConverts || kCodes) || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0), "TMA copies multiples of 16 bytes");
-  static_assert(kFloats || (kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0), "TMA copies multiples of 16 bytes");
+  static_assert(!kPacked || kHeadDimQk % 8 == 0, "x-packed keys come in pieces of 16 bytes");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kKeys % 32 == 0 && kKeys <= 256, "wgmma's columns, as ptx/wgmma.cuh has them");
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");

@@ -13,7 +13,7 @@ namespace attune::prefill {
 // rows, whose swizzle puts them into different banks.
 class PackedKeys {
  public:
-  static constexpr int kPieces = Config::kHeadDimQk / 16, kBlocks = (kPieces + 3) / 4;  // of 64 channels
+  static constexpr int kPieces = (Config::kHeadDimQk + 15) / 16, kBlocks = (kPieces + 3) / 4;  // of 64 channels
   static constexpr int kUnits = Config::kKeys / 8 * kBlocks, kSteps = (kUnits + 2) / 3;
 
   __device__ __forceinline__ PackedKeys(unsigned raw, unsigned to, int thread)

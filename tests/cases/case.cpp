@@ -104,6 +104,7 @@ void read_cache(Object& parent, CacheSpec& cache) {
   object.get("share_prefix", cache.share_prefix);
   object.get("one_pool", cache.one_pool);
   object.get("page_padding", cache.page_padding);
+  object.get("row_padding", cache.row_padding);
   object.finish();
   if (cache.format != ATTUNE_KV_PLAIN) cache.layout = ATTUNE_KV_BYTES;
 }

@@ -34,6 +34,7 @@ struct CacheSpec {
   bool share_prefix = false;  // full pages of the first sequence serve the others too
   bool one_pool = false;      // K and V interleaved page by page in one allocation
   bool page_padding = false;  // pages are apart by more than their size
+  int64_t row_padding = 0;    // elements behind each row (nhd, hnd)
 };
 
 struct SparseSpec {

@@ -170,7 +170,7 @@ void Problem::make_pool(attune_kv_cache& cache, const CacheSpec& spec, int64_t p
     Layout layout;
     layout.padding.assign(shape.size(), 0);
     if (spec.page_padding || odd) layout.padding[1] = 7;
-    if (odd && pad_rows) layout.padding.back() = 1;
+    if (pad_rows) layout.padding.back() = spec.row_padding + (odd ? 1 : 0);
     return arena_.add(name + which, dtype, shape, layout);
   };
   if (spec.layout == ATTUNE_KV_XPACKED) {

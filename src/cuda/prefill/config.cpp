@@ -149,15 +149,11 @@ std::string refusal_of_floats(const Problem& p) {
 }
 
 std::string refusal_of_copies(const Problem& p) {
-  if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
   if (p.q.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with queries of 8 bits";
   const bool copied = has_prologue(p) || copies_rows(p);  // q, k and v
-  if (!copied && !strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
-  const bool rows = p.dense_kv || p.new_tokens;
-  if (rows && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype)) return "q, k and v of different dtypes";
-  if (rows && !copied && !(strides_fit(p.k) && strides_fit(p.v)))
-    return "rows of k and v that do not lie at multiples of 16 bytes";
+  if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
+    return "q, k and v of different dtypes";
   if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
   if (p.cache && p.cache.k.element_size > 1 && p.cache.k.dtype != p.q.dtype)
     return "q and a cache of 16 or 32 bits of different dtypes";

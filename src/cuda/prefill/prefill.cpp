@@ -21,7 +21,8 @@ class PrefillPlan final : public KernelPlan {
         config_(prefill::choose_config(p, info.num_sms, few_q)),
         prepares_(prefill::has_prologue(p) || prefill::copies_rows(p)) {
     std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
-    if (prepares_) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
+    if (prepares_)
+      for (const PrepareProblem& op : prefill::launches_before(p, nullptr)) specs.push_back(kernel_of(op));
     warm(specs, device);
     main_ = &get_kernel(specs[0], device);
     schedule_ = &get_kernel(specs[1], device);
@@ -51,7 +52,7 @@ class PrefillPlan final : public KernelPlan {
     if (is_empty(p)) return;
     if (!prepares_) return attend(p, workspace, stream);
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
-    run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
+    for (const PrepareProblem& op : prefill::launches_before(p, rows)) run_qkv_prepare(op, device_, stream);
     attend(prefill::after_prologue(p, rows), workspace, stream);
   }
 

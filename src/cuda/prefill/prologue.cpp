@@ -10,13 +10,15 @@ namespace {
 
 constexpr size_t kRowsAlignment = 256;  // of q, k and v in the workspace
 
-// Rows as in `like`, densely `at` bytes into memory, which moves on. Memory may be null (planning): data is, too.
+// Rows as in `like`, each at a multiple of 16 bytes, `at` bytes into memory, which moves on. Memory may be null
+// (planning): data is, too.
 RowView dense_rows(const RowView& like, int64_t heads, int64_t head_dim, void* memory, size_t& at) {
   RowView v = like;
   v.data = memory == nullptr ? nullptr : static_cast<std::byte*>(memory) + at;
   v.dim_stride = 1;
-  v.head_stride = head_dim;
-  v.row_stride = heads * head_dim;
+  const int64_t unit = std::max<int64_t>(1, kAlignment / v.element_size);
+  v.head_stride = (head_dim + unit - 1) / unit * unit;
+  v.row_stride = heads * v.head_stride;
   v.batch_stride = v.rows_per_batch * v.row_stride;
   const size_t bytes = static_cast<size_t>(v.rows * v.row_stride * v.element_size);
   at += (bytes + kRowsAlignment - 1) / kRowsAlignment * kRowsAlignment;
@@ -71,29 +73,37 @@ std::string prologue_refusal(const Problem& p) {
 }
 
 bool copies_rows(const Problem& p) {
-  if (has_prologue(p) || p.q.element_size != 2) return false;
+  if (has_prologue(p) || !(p.q.element_size == 2 || attends_codes(p))) return false;
   const bool rows = p.dense_kv || p.new_tokens;
-  if (rows && (p.k.rows != p.q.rows || p.k.rows_per_batch != p.q.rows_per_batch)) return false;  // one launch
   return !lies_aligned(p.q) || (rows && !(lies_aligned(p.k) && lies_aligned(p.v)));
 }
 
 size_t prologue_bytes(const Problem& p) { return has_prologue(p) || copies_rows(p) ? place_rows(p, nullptr).bytes : 0; }
 
-PrepareProblem to_prepare(const Problem& p, void* memory) {
+namespace {
+
+PrepareProblem start_prepare(const Problem& p, void* memory) {
   const PreparedRows rows = place_rows(p, memory);
   PrepareProblem op;
-  op.batch = p.batch, op.total = p.total_q, op.fixed = p.fixed_q;
   op.heads_q = p.heads_q, op.heads_kv = p.heads_kv, op.head_dim_qk = p.head_dim_qk;
   op.q = p.q, op.k = p.k;
   op.q_out = rows.q, op.k_out = rows.k;
   if (!p.v_aliases_k) op.head_dim_v = p.head_dim_v, op.v = p.v, op.v_out = rows.v;
-  if (!has_prologue(p)) {
-    // Copies of all rows, whose they may be.
-    op.total = p.q.rows;
-    op.fixed = p.q.rows_per_batch > 0 ? p.q.rows_per_batch : p.q.rows;
-    op.batch = p.q.rows / std::max<int64_t>(1, op.fixed);
-    return op;
-  }
+  return op;
+}
+
+// All rows that lie as these, whose they may be.
+void take_all(PrepareProblem& op, const RowView& rows) {
+  op.total = rows.rows;
+  op.fixed = rows.rows_per_batch > 0 ? rows.rows_per_batch : rows.rows;
+  op.batch = rows.rows / std::max<int64_t>(1, op.fixed);
+}
+
+}  // namespace
+
+PrepareProblem to_prepare(const Problem& p, void* memory) {
+  PrepareProblem op = start_prepare(p, memory);
+  op.batch = p.batch, op.total = p.total_q, op.fixed = p.fixed_q;
   op.cu = p.cu_q;
   op.seqused = p.cache ? p.seqused : IntView{};
   op.finished = {p.finished, p.finished_stride};
@@ -102,10 +112,26 @@ PrepareProblem to_prepare(const Problem& p, void* memory) {
   return op;
 }
 
+Launches launches_before(const Problem& p, void* memory) {
+  Launches before;
+  PrepareProblem& first = before.ops[before.count++];
+  first = has_prologue(p) ? to_prepare(p, memory) : start_prepare(p, memory);
+  if (has_prologue(p)) return before;
+  take_all(first, p.q);
+  if (p.k && (p.k.rows != p.q.rows || p.k.rows_per_batch != p.q.rows_per_batch)) {
+    PrepareProblem& keys = before.ops[before.count++];
+    keys = first;
+    take_all(keys, p.k);
+    keys.q = keys.q_out = {};
+    first.k = first.k_out = first.v = first.v_out = {};
+  }
+  return before;
+}
+
 Problem after_prologue(const Problem& p, void* memory) {
   const PreparedRows rows = place_rows(p, memory);
   Problem after = p;
-  after.prologue = {};
+  if (has_prologue(p)) after.prologue = {};
   after.q = rows.q, after.k = rows.k, after.v = rows.v;
   return after;
 }

@@ -20,14 +20,25 @@ bool has_prologue(const Problem& p);
 // "" if the prologue can go ahead, else what cannot.
 std::string prologue_refusal(const Problem& p);
 
-// Whether q, or the k and v of its tokens, do not lie as the TMA takes them: 16-bit rows that a launch before can copy.
+// Whether q, or dense k and v, do not lie as the TMA takes them, but for a launch before that copies them: of 16 bits,
+// or codes that enter the products.
 bool copies_rows(const Problem& p);
 
 // Bytes of the workspace for q, k and v; 0 without a prologue or copies.
 size_t prologue_bytes(const Problem& p);
 
-// What is launched, and what attention sees then: no prologue, and q, k and v at `memory`.
+// What is launched for a prologue, and what attention sees then: no prologue, and q, k and v at `memory`.
 PrepareProblem to_prepare(const Problem& p, void* memory);
 Problem after_prologue(const Problem& p, void* memory);
+
+// The same where there may be no prologue: copies then, of k and v apart where they are not rows of q's tokens. What it
+// copies it copies from anywhere: a plan made for rows at any address takes those that lie well, too.
+struct Launches {
+  PrepareProblem ops[2];
+  int count = 0;
+  const PrepareProblem* begin() const { return ops; }
+  const PrepareProblem* end() const { return ops + count; }
+};
+Launches launches_before(const Problem& p, void* memory);
 
 }  // namespace attune::cuda::prefill
