@@ -98,13 +98,19 @@ TEST_F(EmulatedPrefill, CacheAndNewTokens) {
   }
 }
 
-// Also where V is part of K.
+// Also where V is part of K, and without a cache.
 TEST_F(EmulatedPrefill, Prologues) {
   for (
       const char* rest :
       {R"("head_dim": [128, 128], "prologue": {"append": true, "v_bias": true, "rope": {"style": "linear", "dim": 64}})",
        R"("head_dim": [128, 64], "shared_kv": true, "prologue": {"append": true, "k_bias": true, "rope":
-           {"style": "linear", "dim": 32, "offset": 64}})"}) {
+           {"style": "linear", "dim": 32, "offset": 64}})",
+       R"("head_dim": [64, 64], "kv": "dense", "new_tokens": false, "seqlens_kv": [40, 1, 9], "cu_seqlens_kv": false,
+          "cache": {}, "prologue": {"q_bias": true, "k_bias": true, "v_bias": true, "logn": 8,
+          "rope": {"style": "linear", "dim": 32}})",
+       R"("head_dim": [100, 36], "kv": "dense", "new_tokens": false, "queries": "fixed", "seqlens_q": 40,
+          "seqlens_kv": [40, 40, 40], "cu_seqlens_kv": false, "cache": {}, "dtype": "f16",
+          "prologue": {"rope": {"style": "linear", "dim": 64}}, "window": [20, 0])"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "kv": "paged",
         "new_tokens": true, "causal": true, "seqlens_q": [40, 1, 9], "seqlens_kv": [0, 70, 33],
         "cache": {"page_size": 16}, )") +

@@ -51,6 +51,9 @@ class PrefillPlan final : public KernelPlan {
   void run(const Problem& p, void* workspace, void* stream) const override {
     if (is_empty(p)) return;
     if (!prepares_) return attend(p, workspace, stream);
+    // What tables say of whose tokens k and v are shows in their addresses, which a plan may not have.
+    const std::string why = prefill::prologue_refusal(p);
+    require(why.empty(), "the plan's kernel does not take ", why, ", which this run has");
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
     for (const PrepareProblem& op : prefill::launches_before(p, rows)) run_qkv_prepare(op, device_, stream);
     attend(prefill::after_prologue(p, rows), workspace, stream);

@@ -65,7 +65,7 @@ std::string prologue_refusal(const Problem& p) {
   if (p.cache && !p.new_tokens && uses_place(p.prologue))
     return "a prologue of queries alone that asks where they stand";
   if (p.skip_decode) return "a prologue with skip_decode";
-  if (p.dense_kv && (p.cu_kv || p.fixed_kv != p.fixed_q || p.k.rows != p.q.rows))
+  if (p.dense_kv && (p.cu_kv.data != p.cu_q.data || p.fixed_kv != p.fixed_q || p.k.rows != p.q.rows))
     return "a prologue for dense keys that are not q's tokens";
   if (p.dense_kv && p.seqused && uses_place(p.prologue))
     return "a prologue that asks where tokens stand, with seqused_kv";

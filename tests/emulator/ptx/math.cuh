@@ -5,9 +5,11 @@
 namespace attune::ptx {
 
 inline float infinity() { return __uint_as_float(0x7f800000u); }
-inline float exp2_approx(float x) { return std::exp2(x); }
-inline float log2_approx(float x) { return std::log2(x); }
-inline float reciprocal_approx(float x) { return 1.0f / x; }
+// A GPU's NaN is positive, a CPU's often not; kernels take maxima of the bits.
+inline float as_on_device(float x) { return std::isnan(x) ? __uint_as_float(0x7fffffffu) : x; }
+inline float exp2_approx(float x) { return as_on_device(std::exp2(x)); }
+inline float log2_approx(float x) { return as_on_device(std::log2(x)); }
+inline float reciprocal_approx(float x) { return as_on_device(1.0f / x); }
 inline float max_or_nan(float x, float y) { return x > y || std::isnan(x) ? x : y; }
 
 }  // namespace attune::ptx

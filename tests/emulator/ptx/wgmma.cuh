@@ -4,6 +4,7 @@
 
 #include "ptx/convert.cuh"
 #include "ptx/descriptor.cuh"
+#include "ptx/math.cuh"
 #include "ptx/tensor_copy.cuh"
 
 namespace attune::ptx {
@@ -70,7 +71,7 @@ struct Product {
         }
         for (int h = 0; h < 2; ++h) {
           float& to = d[4 * j + 2 * h + e];
-          to = accumulate != 0 ? to + sum[h] : sum[h];
+          to = as_on_device(accumulate != 0 ? to + sum[h] : sum[h]);
         }
       }
     }
