@@ -94,6 +94,79 @@ TEST_F(CudaPrefill, RowsOfAnySizeLongerThanATile) {
   EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
 }
 
+// Over caches whose rows the TMA does not take 16-bit queries go to the kernel of fp32.
+class AsFloats final : public CaseSubject {
+ public:
+  std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
+    std::vector<std::unique_ptr<KernelPlan>> plans;
+    if (takes(a, p)) plans.push_back(prefill_fp32_kernel().make_plan(p, kDevice));
+    return plans;
+  }
+  std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
+    if (!takes(a, p)) return {};
+    const prefill::Config c = prefill::choose_config(prefill::after_prologue(p, nullptr, prefill::Rows::kFloats),
+                                                     require_device(kDevice).num_sms);
+    return {c.main_kernel(), c.schedule_kernel()};
+  }
+
+ private:
+  static bool takes(const attune_attention& a, const Problem& p) {
+    return &choose_kernel(p, traits_of(p, a), ATTUNE_DEVICE_CUDA) == &prefill_fp32_kernel();
+  }
+};
+
+std::vector<cases::Case> cases_as_floats() {
+  std::vector<cases::Case> list;
+  for (const char* rest :
+       {R"("head_dim": [100, 100], "new_tokens": true)",
+        R"("head_dim": [36, 20], "dtype": "f16", "cache": {"page_size": 5, "layout": "hnd"}, "lse": false)",
+        R"("head_dim": [24, 24], "dtype": "f16", "new_tokens": true,
+           "cache": {"page_size": 32, "dtype": "e4m3", "scales": "tensor", "layout": "xpacked", "x": 8})",
+        R"("head_dim": [40, 40], "new_tokens": true, "cache": {"page_size": 32, "dtype": "i8", "scales": "token"},
+           "prologue": {"append": true, "v_bias": true, "rope": {"style": "linear", "dim": 32, "max_position": 1024}})",
+        R"("head_dim": [64, 64], "new_tokens": true, "strides": "odd", "sinks": "mixed", "window": [90, 0],
+           "cache": {"page_size": 24, "layout": "xpacked"}, "max_logits": true)",
+        R"("head_dim": [128, 128], "cache": {"page_size": 24, "dtype": "f16"}, "alibi": 1, "out_dtype": "e4m3",
+           "out_scale": true)",
+        R"("head_dim": [100, 100], "new_tokens": true, "shared_kv": true,
+           "prologue": {"append": true, "k_bias": true, "logn": 8})",
+        R"("head_dim": [100, 100], "heads": [128, 1], "seqlens_q": [1, 2], "seqlens_kv": [3000, 700])",
+        R"("head_dim": [100, 100], "seqlens_q": [1, 1], "seqlens_kv": [300, 70])"}) {
+    list.push_back(tests::make_case(R"({"name": "as floats )" + std::to_string(list.size()) +
+                                    R"(", "heads": [6, 2], "dtype": "bf16", "kv": "paged", "causal": true,
+        "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "cache": {"page_size": 16}, )" +
+                                    rest + "}"));
+  }
+  return list;
+}
+
+TEST_F(CudaPrefill, SixteenBitsAsFloats) {
+  const std::vector<cases::Case> list = cases_as_floats();
+  warm_all(list, AsFloats());
+  EXPECT_EQ(CudaCases::check_all(list, AsFloats()), static_cast<int>(list.size()));
+}
+
+// Where there are fewer rows than a block has decode takes them, if it takes the cache.
+TEST(CudaPrefillConfig, GivesSixteenBitsToTheKernelOfFloats) {
+  const auto chosen = [](const cases::Case& spec) {
+    cases::Problem problem(spec);
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    return std::string(choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name);
+  };
+  for (const cases::Case& spec : cases_as_floats()) EXPECT_EQ(chosen(spec), "cuda_prefill_fp32") << spec.name;
+  for (const auto& [rest, kernel] : {std::pair{R"("seqlens_q": [40, 1])", "cuda_decode"},
+                                     {R"("seqlens_q": [70, 1])", "cuda_prefill_fp32"},
+                                     {R"("seqlens_q": [1, 1], "heads": [128, 2])", "cuda_decode"},
+                                     {R"("seqlens_q": [70, 1], "cache": {"page_size": 32})", "cuda_prefill"}}) {
+    EXPECT_EQ(chosen(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_kv": [90, 80],
+        "cache": {"layout": "xpacked", "page_size": 24}, )") +
+                                      rest + "}")),
+              kernel)
+        << rest;
+  }
+}
+
 // Codes in x-packed pages, whose V comes in rows of 256 bytes, or of the tokens of a page that a box has.
 TEST_F(CudaPrefill, PackedCodesLongerThanATile) {
   std::vector<cases::Case> list;

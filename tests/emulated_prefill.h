@@ -35,16 +35,19 @@ class EmulatedPrefill : public tests::Emulated {
     return to;
   }
 
-  // edit: of the problem's memory on the host.
+  // edit: of the problem's memory on the host. rows: kFloats are what cuda_prefill_fp32 makes of 16-bit queries.
   static std::string run(const cases::Case& spec, int layers = 1,
-                         const std::function<void(const attune_attention&)>& edit = {}, Twist twist = Twist::kNone) {
+                         const std::function<void(const attune_attention&)>& edit = {}, Twist twist = Twist::kNone,
+                         prefill::Rows rows_are = prefill::Rows::kTheirs) {
     cases::Problem problem(spec);
     if (edit) edit(problem.host());
     problem.arena().upload();
     const attune_attention a = problem.device();
     Problem given = make_problem(a, Data::kRequired);
-    const std::string lacks = prefill::kernel_for(given).coverage.difference(traits_of(given, a));
-    if (!lacks.empty() || !prefill::refusal(given).empty()) return tests::kNotCovered;
+    const bool widens = rows_are == prefill::Rows::kFloats;
+    const Kernel& kernel = widens ? prefill_fp32_kernel() : prefill::kernel_for(given);
+    if (!kernel.coverage.difference(traits_of(given, a)).empty() || !kernel.refusal(given).empty())
+      return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
     std::vector<uint16_t> rows_moved[3];
     if (twist == Twist::kMovedRows) {
@@ -53,12 +56,13 @@ class EmulatedPrefill : public tests::Emulated {
       if (given.v) given.v = moved(given.v, given.heads_kv, given.head_dim_v, rows_moved[2]);
       if (!prefill::copies_rows(given) || !prefill::refusal(given).empty()) return tests::kNotCovered;
     }
-    const prefill::Config c = prefill::choose_config(given, kBlocks);
+    const bool prepares = prefill::has_prologue(given) || prefill::copies_rows(given) || widens;
+    const prefill::Config c =
+        prefill::choose_config(prepares ? prefill::after_prologue(given, nullptr, rows_are) : given, kBlocks);
     const size_t own_bytes = prefill::workspace_layout(c).total;
-    cases::Workspace workspace(cases::host_memory(), own_bytes + prefill::prologue_bytes(given));
+    cases::Workspace workspace(cases::host_memory(), own_bytes + prefill::prologue_bytes(given, rows_are));
     std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + own_bytes;
-    const bool prepares = prefill::has_prologue(given) || prefill::copies_rows(given);
-    const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
+    const Problem p = prepares ? prefill::after_prologue(given, rows, rows_are) : given;
     prefill::check_alignment(p);
     kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
     std::vector<char> other;
@@ -77,7 +81,7 @@ class EmulatedPrefill : public tests::Emulated {
       emulate_schedule(c, params);
       for (int i = 0; i < layers; ++i) {
         if (prepares)
-          for (const PrepareProblem& op : prefill::launches_before(given, rows)) launch_prepare(op, kBlocks);
+          for (const PrepareProblem& op : prefill::launches_before(given, rows, rows_are)) launch_prepare(op, kBlocks);
         emulate_attention(p, c, params);
       }
     } catch (const std::exception& e) {

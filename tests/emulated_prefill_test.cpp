@@ -183,6 +183,30 @@ TEST_F(EmulatedPrefill, HeadDimsOfAnySize) {
   }
 }
 
+// Over caches whose rows the TMA does not take: 16-bit queries in the kernel of fp32.
+TEST_F(EmulatedPrefill, SixteenBitsAsFloats) {
+  for (
+      const char* rest :
+      {R"("head_dim": [100, 100], "new_tokens": true)",
+       R"("head_dim": [36, 20], "dtype": "f16", "cache": {"page_size": 5, "layout": "hnd"}, "lse": false)",
+       R"("head_dim": [24, 24], "dtype": "f16", "new_tokens": true,
+           "cache": {"page_size": 32, "dtype": "e4m3", "scales": "tensor", "layout": "xpacked", "x": 8})",
+       R"("head_dim": [40, 40], "new_tokens": true, "cache": {"page_size": 32, "dtype": "i8", "scales": "token"},
+           "prologue": {"append": true, "v_bias": true, "rope": {"style": "linear", "dim": 32}})",
+       R"("head_dim": [64, 64], "new_tokens": true, "strides": "odd", "sinks": "mixed", "window": [90, 0],
+           "cache": {"page_size": 24, "layout": "xpacked"}, "max_logits": true)",
+       R"("head_dim": [64, 64], "cache": {"page_size": 24, "dtype": "f16"}, "alibi": 1, "out_dtype": "e4m3")",
+       R"("head_dim": [100, 100], "new_tokens": true, "shared_kv": true, "prologue": {"append": true, "k_bias": true})",
+       R"("head_dim": [100, 100], "heads": [8, 1], "seqlens_q": [2, 0, 1], "seqlens_kv": [1900, 60, 300])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "paged",
+        "causal": true, "seqlens_q": [70, 0, 9], "seqlens_kv": [200, 60, 9], "cache": {"page_size": 16}, )") +
+                                   rest + "}"),
+                  2, {}, Twist::kNone, prefill::Rows::kFloats),
+              "")
+        << rest;
+  }
+}
+
 TEST_F(EmulatedPrefill, SplitsAlongTheKeysAndRunsAgain) {
   for (const char* heads : {"[8, 1]", "[48, 1]", "[2, 2]"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "head_dim": [64, 64], "dtype": "bf16", "kv": "paged",

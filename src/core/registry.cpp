@@ -191,9 +191,12 @@ std::string Coverage::difference(const Traits& t) const {
 }
 
 int Coverage::distance(const Traits& t) const {
-  // More than twice what a kernel takes is further from it than a dtype: a caller may change that.
+  // More than twice what a kernel takes is further from it than a dtype: a caller may change that. A kernel for another
+  // dtype of queries is further than one that lacks a feature.
   const auto beyond = [](int64_t dim, int64_t most) { return (dim > most ? 1 : 0) + (dim > 2 * most ? 1 : 0); };
-  int n = beyond(t.head_dim_qk, head_dim_qk_max) + beyond(t.head_dim_v, head_dim_v_max) + (t.group > group_max);
+  const uint32_t other_dtype = t.axes[static_cast<int>(Axis::kQueryDtype)] & ~axes[static_cast<int>(Axis::kQueryDtype)];
+  int n = beyond(t.head_dim_qk, head_dim_qk_max) + beyond(t.head_dim_v, head_dim_v_max) + (t.group > group_max) +
+          (other_dtype != 0 ? 1 : 0);
   for (int i = 0; i < kNumAxes; ++i) n += std::popcount(t.axes[i] & ~axes[i]);
   return n;
 }

@@ -170,13 +170,21 @@ std::string refusal_of_copies(const Problem& p) {
 
 }  // namespace
 
-std::string refusal(const Problem& p) {
+namespace {
+
+std::string refusal_of(const Problem& p, std::string (*of_rows)(const Problem&)) {
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
   if (std::string why = prologue_refusal(p); !why.empty()) return why;
-  if (std::string why = p.q.dtype == ATTUNE_FLOAT32 ? refusal_of_floats(p) : refusal_of_copies(p); !why.empty())
-    return why;
+  if (std::string why = of_rows(p); !why.empty()) return why;
   return decode::table_refusal(p);
 }
+
+}  // namespace
+
+std::string refusal(const Problem& p) {
+  return p.q.dtype == ATTUNE_FLOAT32 ? refusal_as_floats(p) : refusal_of(p, refusal_of_copies);
+}
+std::string refusal_as_floats(const Problem& p) { return refusal_of(p, refusal_of_floats); }
 
 namespace {
 

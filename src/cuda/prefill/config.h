@@ -57,6 +57,8 @@ int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens = 
 
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
 std::string refusal(const Problem& p);
+// Of cuda_prefill_fp32, which takes 16-bit queries, too: where the TMA does not take a cache's rows.
+std::string refusal_as_floats(const Problem& p);
 // few_q: sequences of at most so many queries are left to another kernel.
 Config choose_config(const Problem& p, int num_sms, int few_q = 0);
 

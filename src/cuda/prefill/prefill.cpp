@@ -13,21 +13,24 @@ namespace attune::cuda {
 namespace {
 
 using prefill::Config;
+using prefill::Rows;
 
 class PrefillPlan final : public KernelPlan {
  public:
-  PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info, int few_q)
+  PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info, int few_q, Rows rows)
       : device_(device),
-        config_(prefill::choose_config(p, info.num_sms, few_q)),
-        prepares_(prefill::has_prologue(p) || prefill::copies_rows(p)) {
+        rows_(rows),
+        prepares_(prefill::has_prologue(p) || prefill::copies_rows(p) || rows == Rows::kFloats),
+        config_(
+            prefill::choose_config(prepares_ ? prefill::after_prologue(p, nullptr, rows) : p, info.num_sms, few_q)) {
     std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
     if (prepares_)
-      for (const PrepareProblem& op : prefill::launches_before(p, nullptr)) specs.push_back(kernel_of(op));
+      for (const PrepareProblem& op : prefill::launches_before(p, nullptr, rows_)) specs.push_back(kernel_of(op));
     warm(specs, device);
     main_ = &get_kernel(specs[0], device);
     schedule_ = &get_kernel(specs[1], device);
     prologue_begin_ = prefill::workspace_layout(config_).total;
-    workspace_size_ = prologue_begin_ + prefill::prologue_bytes(p);
+    workspace_size_ = prologue_begin_ + prefill::prologue_bytes(p, rows_);
   }
 
   size_t workspace_size() const override { return workspace_size_; }
@@ -55,8 +58,8 @@ class PrefillPlan final : public KernelPlan {
     const std::string why = prefill::prologue_refusal(p);
     require(why.empty(), "the plan's kernel does not take ", why, ", which this run has");
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
-    for (const PrepareProblem& op : prefill::launches_before(p, rows)) run_qkv_prepare(op, device_, stream);
-    attend(prefill::after_prologue(p, rows), workspace, stream);
+    for (const PrepareProblem& op : prefill::launches_before(p, rows, rows_)) run_qkv_prepare(op, device_, stream);
+    attend(prefill::after_prologue(p, rows, rows_), workspace, stream);
   }
 
  private:
@@ -79,8 +82,9 @@ class PrefillPlan final : public KernelPlan {
   static bool is_empty(const Problem& p) { return p.batch == 0 || p.total_q == 0 || p.heads_q == 0; }
 
   int32_t device_;
-  Config config_;
+  Rows rows_;
   bool prepares_;  // q, k and v in the workspace
+  Config config_;
   size_t prologue_begin_ = 0, workspace_size_ = 0;
   const CompiledKernel* schedule_ = nullptr;
   const CompiledKernel* main_ = nullptr;
@@ -115,7 +119,7 @@ Coverage coverage() {
 Coverage fp32_coverage() {
   Coverage c = coverage();
   auto axis = [&](Axis a) -> uint32_t& { return c.axes[static_cast<int>(a)]; };
-  axis(Axis::kQueryDtype) = use::kQF32;
+  axis(Axis::kQueryDtype) |= use::kQF32;
   axis(Axis::kKvFormat) |= use::kF32;
   return c;
 }
@@ -135,12 +139,25 @@ Coverage fp8_coverage() {
   return c;
 }
 
-// Blocks of 128 rows are no match for those of 16 where sequences have few. As many rows as sequences are a step of
-// decoding, even if nobody has said how long a sequence is at most; but what kernel a sequence has may be asked not to
-// follow from the others.
-bool has_few_rows(const Problem& p) {
-  const int64_t tokens = p.total_q == p.batch && !p.batch_invariant ? 1 : p.max_seqlen_q;
-  return p.cache && tokens * p.group < 32;
+// As many rows as sequences are a step of decoding, even if nobody has said how long a sequence is at most; but what
+// kernel a sequence has may be asked not to follow from the others.
+int64_t most_rows(const Problem& p) {
+  return (p.total_q == p.batch && !p.batch_invariant ? 1 : p.max_seqlen_q) * p.group;
+}
+
+// Blocks of 128 rows are no match for those of 16 where sequences have few.
+bool has_few_rows(const Problem& p) { return p.cache && most_rows(p) < 32; }
+
+// 16-bit queries come here where the TMA does not take their cache's rows, and a block is full of them: until then
+// decode is no slower.
+bool leaves_floats(const Problem& p) {
+  if (p.q.dtype == ATTUNE_FLOAT32) return has_few_rows(p);
+  return p.cache && most_rows(p) < 128;
+}
+
+std::unique_ptr<KernelPlan> make_plan_as_floats(const Problem& p, int32_t device) {
+  if (p.q.dtype == ATTUNE_FLOAT32) return make_plan(p, device);
+  return std::make_unique<PrefillPlan>(p, device, require_device(device), 0, Rows::kFloats);
 }
 
 }  // namespace
@@ -158,8 +175,9 @@ const Kernel& prefill_fp8_kernel() {
 }
 
 const Kernel& prefill_fp32_kernel() {
-  static const Kernel kernel{"cuda_prefill_fp32", "attention",      ATTUNE_DEVICE_CUDA, fp32_coverage(),
-                             make_plan,           prefill::refusal, has_few_rows};
+  static const Kernel kernel{"cuda_prefill_fp32", "attention",         ATTUNE_DEVICE_CUDA,
+                             fp32_coverage(),     make_plan_as_floats, prefill::refusal_as_floats,
+                             leaves_floats};
   return kernel;
 }
 
@@ -174,7 +192,7 @@ const Kernel& kernel_for(const Problem& p) {
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int few_q) {
   if (const std::string why = refusal(p); !why.empty())
     fail(ATTUNE_UNSUPPORTED, "kernel ", kernel_for(p).name, " does not take ", why);
-  return std::make_unique<PrefillPlan>(p, device, require_device(device), few_q);
+  return std::make_unique<PrefillPlan>(p, device, require_device(device), few_q, Rows::kTheirs);
 }
 
 }  // namespace prefill

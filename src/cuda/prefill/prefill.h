@@ -12,7 +12,8 @@ namespace attune::cuda {
 const Kernel& prefill_kernel();
 // Dense e4m3 queries, keys and values, weights rounded to e4m3.
 const Kernel& prefill_fp8_kernel();
-// fp32 queries, and dense keys and values; a cache may be of any plain format.
+// fp32 queries, and dense keys and values; a cache may be of any plain format. Also 16-bit ones, as fp32, over caches
+// whose rows cuda_prefill does not take.
 const Kernel& prefill_fp32_kernel();
 
 namespace prefill {

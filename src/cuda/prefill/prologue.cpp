@@ -12,8 +12,9 @@ constexpr size_t kRowsAlignment = 256;  // of q, k and v in the workspace
 
 // Rows as in `like`, each at a multiple of 16 bytes, `at` bytes into memory, which moves on. Memory may be null
 // (planning): data is, too.
-RowView dense_rows(const RowView& like, int64_t heads, int64_t head_dim, void* memory, size_t& at) {
+RowView dense_rows(const RowView& like, Rows rows, int64_t heads, int64_t head_dim, void* memory, size_t& at) {
   RowView v = like;
+  if (rows == Rows::kFloats) v.dtype = ATTUNE_FLOAT32, v.element_size = static_cast<int32_t>(sizeof(float));
   v.data = memory == nullptr ? nullptr : static_cast<std::byte*>(memory) + at;
   v.dim_stride = 1;
   const int64_t unit = std::max<int64_t>(1, kAlignment / v.element_size);
@@ -29,14 +30,14 @@ struct PreparedRows {
   RowView q, k, v;
   size_t bytes = 0;
 };
-PreparedRows place_rows(const Problem& p, void* memory) {
+PreparedRows place_rows(const Problem& p, void* memory, Rows rows) {
   PreparedRows r;
-  r.q = dense_rows(p.q, p.heads_q, p.head_dim_qk, memory, r.bytes);
-  if (p.k) r.k = dense_rows(p.k, p.heads_kv, p.head_dim_qk, memory, r.bytes);
+  r.q = dense_rows(p.q, rows, p.heads_q, p.head_dim_qk, memory, r.bytes);
+  if (p.k) r.k = dense_rows(p.k, rows, p.heads_kv, p.head_dim_qk, memory, r.bytes);
   if (p.v_aliases_k) {
     r.v = r.k;
   } else if (p.v) {
-    r.v = dense_rows(p.v, p.heads_kv, p.head_dim_v, memory, r.bytes);
+    r.v = dense_rows(p.v, rows, p.heads_kv, p.head_dim_v, memory, r.bytes);
   }
   return r;
 }
@@ -78,17 +79,19 @@ bool copies_rows(const Problem& p) {
   return !lies_aligned(p.q) || (rows && !(lies_aligned(p.k) && lies_aligned(p.v)));
 }
 
-size_t prologue_bytes(const Problem& p) { return has_prologue(p) || copies_rows(p) ? place_rows(p, nullptr).bytes : 0; }
+size_t prologue_bytes(const Problem& p, Rows rows) {
+  return has_prologue(p) || copies_rows(p) || rows == Rows::kFloats ? place_rows(p, nullptr, rows).bytes : 0;
+}
 
 namespace {
 
-PrepareProblem start_prepare(const Problem& p, void* memory) {
-  const PreparedRows rows = place_rows(p, memory);
+PrepareProblem start_prepare(const Problem& p, void* memory, Rows rows) {
+  const PreparedRows prepared = place_rows(p, memory, rows);
   PrepareProblem op;
   op.heads_q = p.heads_q, op.heads_kv = p.heads_kv, op.head_dim_qk = p.head_dim_qk;
   op.q = p.q, op.k = p.k;
-  op.q_out = rows.q, op.k_out = rows.k;
-  if (!p.v_aliases_k) op.head_dim_v = p.head_dim_v, op.v = p.v, op.v_out = rows.v;
+  op.q_out = prepared.q, op.k_out = prepared.k;
+  if (!p.v_aliases_k) op.head_dim_v = p.head_dim_v, op.v = p.v, op.v_out = prepared.v;
   return op;
 }
 
@@ -101,8 +104,8 @@ void take_all(PrepareProblem& op, const RowView& rows) {
 
 }  // namespace
 
-PrepareProblem to_prepare(const Problem& p, void* memory) {
-  PrepareProblem op = start_prepare(p, memory);
+PrepareProblem to_prepare(const Problem& p, void* memory, Rows rows) {
+  PrepareProblem op = start_prepare(p, memory, rows);
   op.batch = p.batch, op.total = p.total_q, op.fixed = p.fixed_q;
   op.cu = p.cu_q;
   op.seqused = p.cache ? p.seqused : IntView{};
@@ -112,10 +115,10 @@ PrepareProblem to_prepare(const Problem& p, void* memory) {
   return op;
 }
 
-Launches launches_before(const Problem& p, void* memory) {
+Launches launches_before(const Problem& p, void* memory, Rows rows) {
   Launches before;
   PrepareProblem& first = before.ops[before.count++];
-  first = has_prologue(p) ? to_prepare(p, memory) : start_prepare(p, memory);
+  first = has_prologue(p) ? to_prepare(p, memory, rows) : start_prepare(p, memory, rows);
   if (has_prologue(p)) return before;
   take_all(first, p.q);
   if (p.k && (p.k.rows != p.q.rows || p.k.rows_per_batch != p.q.rows_per_batch)) {
@@ -128,11 +131,11 @@ Launches launches_before(const Problem& p, void* memory) {
   return before;
 }
 
-Problem after_prologue(const Problem& p, void* memory) {
-  const PreparedRows rows = place_rows(p, memory);
+Problem after_prologue(const Problem& p, void* memory, Rows rows) {
+  const PreparedRows prepared = place_rows(p, memory, rows);
   Problem after = p;
   if (has_prologue(p)) after.prologue = {};
-  after.q = rows.q, after.k = rows.k, after.v = rows.v;
+  after.q = prepared.q, after.k = prepared.k, after.v = prepared.v;
   return after;
 }
 

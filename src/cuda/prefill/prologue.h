@@ -24,12 +24,15 @@ std::string prologue_refusal(const Problem& p);
 // or codes that enter the products.
 bool copies_rows(const Problem& p);
 
+// What q, k and v are in the workspace: of their own type, or of fp32, for the kernel of that.
+enum class Rows { kTheirs, kFloats };
+
 // Bytes of the workspace for q, k and v; 0 without a prologue or copies.
-size_t prologue_bytes(const Problem& p);
+size_t prologue_bytes(const Problem& p, Rows rows = Rows::kTheirs);
 
 // What is launched for a prologue, and what attention sees then: no prologue, and q, k and v at `memory`.
-PrepareProblem to_prepare(const Problem& p, void* memory);
-Problem after_prologue(const Problem& p, void* memory);
+PrepareProblem to_prepare(const Problem& p, void* memory, Rows rows = Rows::kTheirs);
+Problem after_prologue(const Problem& p, void* memory, Rows rows = Rows::kTheirs);
 
 // The same where there may be no prologue: copies then, of k and v apart where they are not rows of q's tokens. What it
 // copies it copies from anywhere: a plan made for rows at any address takes those that lie well, too.
@@ -39,6 +42,6 @@ struct Launches {
   const PrepareProblem* begin() const { return ops; }
   const PrepareProblem* end() const { return ops + count; }
 };
-Launches launches_before(const Problem& p, void* memory);
+Launches launches_before(const Problem& p, void* memory, Rows rows = Rows::kTheirs);
 
 }  // namespace attune::cuda::prefill
