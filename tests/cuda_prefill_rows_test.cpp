@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prompts whose rows the TMA does not take as they lie: dense ones are copied first, over caches 16-bit queries go to
+// the kernel of fp32. On a GPU, and what the host decides without one.
+#include <string>
+#include <utility>
+
+#include "cuda/prefill/config.h"
+#include "cuda/prefill/prefill.h"
+#include "cuda/prefill/prologue.h"
+#include "cuda_cases.h"
+
+namespace attune::cuda {
+namespace {
+
+class CudaPrefillRows : public CudaCases {};
+
+class ByPrefill final : public CaseSubject {
+ public:
+  std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
+    std::vector<std::unique_ptr<KernelPlan>> plans;
+    if (takes(a, p)) plans.push_back(prefill::kernel_for(p).make_plan(p, kDevice));
+    return plans;
+  }
+  std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
+    if (!takes(a, p)) return {};
+    const prefill::Config c = prefill::choose_config(p, require_device(kDevice).num_sms);
+    return {c.main_kernel(), c.schedule_kernel()};
+  }
+
+ private:
+  static bool takes(const attune_attention& a, const Problem& p) {
+    return prefill::kernel_for(p).coverage.difference(traits_of(p, a)).empty() && prefill::refusal(p).empty();
+  }
+};
+
+// Rows that the TMA does not take as they lie, by their strides or their head dims.
+TEST_F(CudaPrefillRows, OfAnySizeLongerThanATile) {
+  std::vector<cases::Case> list;
+  int number = 0;
+  for (const char* rest :
+       {R"("head_dim": [100, 100])", R"("head_dim": [36, 20], "window": [200, 0])", R"("head_dim": [3, 250])",
+        R"("head_dim": [1, 1])", R"("head_dim": [128, 128], "strides": "odd")",
+        R"("head_dim": [64, 64], "strides": "odd", "queries": "fixed", "seqlens_q": 130)",
+        R"("head_dim": [100, 100], "heads": [8, 1], "seqlens_q": [1, 2], "seqlens_kv": [9000, 700])",
+        R"("head_dim": [100, 100], "kv": "paged", "new_tokens": true, "cache": {"page_size": 16, "row_padding": 4})",
+        R"("head_dim": [100, 36], "kv": "paged", "new_tokens": true, "cache": {"page_size": 16, "row_padding": 4},
+           "prologue": {"append": true, "rope": {"style": "linear", "dim": 64, "max_position": 1024}})",
+        R"("head_dim": [128, 128], "strides": "odd", "dtype": "e4m3", "out_dtype": "bf16",
+           "prologue": {"qkv_scale": true})"}) {
+    list.push_back(tests::make_case(std::string(R"({"name": "any size )") + std::to_string(number++) +
+                                    R"(", "heads": [6, 2], "dtype": "bf16", "kv": "dense", "causal": true,
+        "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], )" +
+                                    rest + "}"));
+  }
+  warm_all(list, ByPrefill());
+  EXPECT_EQ(check_all(list, ByPrefill()), static_cast<int>(list.size()));
+}
+
+// Over caches whose rows the TMA does not take 16-bit queries go to the kernel of fp32.
+class AsFloats final : public CaseSubject {
+ public:
+  std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
+    std::vector<std::unique_ptr<KernelPlan>> plans;
+    if (takes(a, p)) plans.push_back(prefill_fp32_kernel().make_plan(p, kDevice));
+    return plans;
+  }
+  std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
+    if (!takes(a, p)) return {};
+    const prefill::Config c = prefill::choose_config(prefill::after_prologue(p, nullptr, prefill::Rows::kFloats),
+                                                     require_device(kDevice).num_sms);
+    return {c.main_kernel(), c.schedule_kernel()};
+  }
+
+ private:
+  static bool takes(const attune_attention& a, const Problem& p) {
+    return &choose_kernel(p, traits_of(p, a), ATTUNE_DEVICE_CUDA) == &prefill_fp32_kernel();
+  }
+};
+
+std::vector<cases::Case> cases_as_floats() {
+  std::vector<cases::Case> list;
+  for (const char* rest :
+       {R"("head_dim": [100, 100], "new_tokens": true)",
+        R"("head_dim": [36, 20], "dtype": "f16", "cache": {"page_size": 5, "layout": "hnd"}, "lse": false)",
+        R"("head_dim": [24, 24], "dtype": "f16", "new_tokens": true,
+           "cache": {"page_size": 32, "dtype": "e4m3", "scales": "tensor", "layout": "xpacked", "x": 8})",
+        R"("head_dim": [40, 40], "new_tokens": true, "cache": {"page_size": 32, "dtype": "i8", "scales": "token"},
+           "prologue": {"append": true, "v_bias": true, "rope": {"style": "linear", "dim": 32, "max_position": 1024}})",
+        R"("head_dim": [64, 64], "new_tokens": true, "strides": "odd", "sinks": "mixed", "window": [90, 0],
+           "cache": {"page_size": 24, "layout": "xpacked"}, "max_logits": true)",
+        R"("head_dim": [128, 128], "cache": {"page_size": 24, "dtype": "f16"}, "alibi": 1, "out_dtype": "e4m3",
+           "out_scale": true)",
+        R"("head_dim": [100, 100], "new_tokens": true, "shared_kv": true,
+           "prologue": {"append": true, "k_bias": true, "logn": 8})",
+        R"("head_dim": [100, 100], "heads": [128, 1], "seqlens_q": [1, 2], "seqlens_kv": [3000, 700])",
+        R"("head_dim": [100, 100], "seqlens_q": [1, 1], "seqlens_kv": [300, 70])"}) {
+    list.push_back(tests::make_case(R"({"name": "as floats )" + std::to_string(list.size()) +
+                                    R"(", "heads": [6, 2], "dtype": "bf16", "kv": "paged", "causal": true,
+        "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "cache": {"page_size": 16}, )" +
+                                    rest + "}"));
+  }
+  return list;
+}
+
+TEST_F(CudaPrefillRows, SixteenBitsAsFloats) {
+  const std::vector<cases::Case> list = cases_as_floats();
+  warm_all(list, AsFloats());
+  EXPECT_EQ(check_all(list, AsFloats()), static_cast<int>(list.size()));
+}
+
+// Where there are fewer rows than a block has decode takes them, if it takes the cache.
+TEST(CudaPrefillRowsConfig, GivesSixteenBitsToTheKernelOfFloats) {
+  const auto chosen = [](const cases::Case& spec) {
+    cases::Problem problem(spec);
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    return std::string(choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name);
+  };
+  for (const cases::Case& spec : cases_as_floats()) EXPECT_EQ(chosen(spec), "cuda_prefill_fp32") << spec.name;
+  for (const auto& [rest, kernel] : {std::pair{R"("seqlens_q": [40, 1])", "cuda_decode"},
+                                     {R"("seqlens_q": [70, 1])", "cuda_prefill_fp32"},
+                                     {R"("seqlens_q": [1, 1], "heads": [128, 2])", "cuda_decode"},
+                                     {R"("seqlens_q": [70, 1], "cache": {"page_size": 32})", "cuda_prefill"}}) {
+    EXPECT_EQ(chosen(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_kv": [90, 80],
+        "cache": {"layout": "xpacked", "page_size": 24}, )") +
+                                      rest + "}")),
+              kernel)
+        << rest;
+  }
+}
+
+// A plan that copies rows does so at every run, wherever they lie then: k and v by themselves where they are not rows
+// of q's tokens.
+TEST(CudaPrefillRowsConfig, CopiesRowsThatTheTmaDoesNotTake) {
+  struct Copied {
+    const char* rest;
+    bool copies;
+    int launches;
+  };
+  for (const Copied& x :
+       {Copied{R"("head_dim": [64, 64], "seqlens_kv": [5, 9])", false, 2},
+        {R"("head_dim": [36, 64], "seqlens_kv": [5, 9])", true, 2},
+        {R"("head_dim": [64, 36], "seqlens_kv": [5, 7], "cu_seqlens_kv": false)", true, 1},
+        {R"("head_dim": [64, 64], "seqlens_kv": [50, 9], "strides": "odd")", true, 2},
+        {R"("head_dim": [64, 64], "seqlens_kv": [50, 9], "strides": "odd", "dtype": "e4m3", "out_dtype": "bf16")", true,
+         2},
+        {R"("head_dim": [100, 100], "kv": "paged", "new_tokens": true, "seqlens_kv": [5, 9],
+            "cache": {"row_padding": 4})",
+         true, 1}}) {
+    cases::Problem problem(
+        tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "dense",
+        "causal": true, "seqlens_q": [5, 7], )") +
+                         x.rest + "}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(prefill::refusal(p), "") << x.rest;
+    EXPECT_EQ(prefill::copies_rows(p), x.copies) << x.rest;
+    std::vector<std::byte> memory(1 << 20);
+    auto* const begin = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+    const prefill::Launches before = prefill::launches_before(p, begin);
+    ASSERT_EQ(before.count, x.launches) << x.rest;
+    const Problem after = prefill::after_prologue(p, begin);
+    EXPECT_NO_THROW(prefill::check_alignment(after));
+    EXPECT_FALSE(prefill::copies_rows(after)) << x.rest;
+    int64_t rows_of_q = 0, rows_of_k = 0;
+    for (const PrepareProblem& op : before) {
+      rows_of_q += op.q_out ? op.total : 0, rows_of_k += op.k_out ? op.total : 0;
+      EXPECT_EQ(op.batch * op.fixed, op.total);
+    }
+    EXPECT_EQ(rows_of_q, p.q.rows) << x.rest;
+    EXPECT_EQ(rows_of_k, p.k.rows) << x.rest;
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda

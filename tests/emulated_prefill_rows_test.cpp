@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prompts in the emulator whose rows the TMA does not take as they lie.
+#include "emulated_prefill.h"
+
+namespace attune::cuda {
+namespace {
+
+// q, k and v that the TMA does not take as they lie are copied first.
+TEST_F(EmulatedPrefill, RowsAtAnyAddress) {
+  for (const char* rest :
+       {R"("kv": "dense", "cu_seqlens_kv": false, "seqlens_kv": [40, 1, 9])", R"("kv": "dense")",
+        R"("kv": "dense", "shared_kv": true)", R"("kv": "dense", "queries": "fixed", "seqlens_q": 20)",
+        R"("kv": "dense", "queries": "fixed", "seqlens_q": 20, "seqlens_kv": [20, 20, 20])",
+        R"("kv": "paged", "new_tokens": true, "cache": {"page_size": 16})",
+        R"("kv": "paged", "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 48],
+        "dtype": "bf16", "causal": true, "seqlens_q": [40, 1, 9], "seqlens_kv": [50, 70, 33], )") +
+                                   rest + "}"),
+                  1, {}, Twist::kMovedRows),
+              "")
+        << rest;
+  }
+}
+
+// Rows end where the next one begins, or behind numbers that are none: copied first, or as they lie.
+TEST_F(EmulatedPrefill, HeadDimsOfAnySize) {
+  for (const char* rest :
+       {R"("head_dim": [36, 36])", R"("head_dim": [100, 100], "lse": false, "dtype": "f16")", R"("head_dim": [1, 1])",
+        R"("head_dim": [3, 250], "alibi": 1)", R"("head_dim": [196, 20], "out_dtype": "e4m3", "out_scale": true)",
+        R"("head_dim": [100, 100], "seqlens_kv": [70, 1, 0], "cu_seqlens_kv": false)",
+        R"("head_dim": [20, 37], "seqlens_q": [2, 0, 1], "seqlens_kv": [1900, 5, 300],
+                              "heads": [8, 1], "lse": false)",
+        R"("head_dim": [100, 100], "kv": "paged", "new_tokens": true, "seqlens_kv": [90, 300, 4],
+                              "cache": {"page_size": 16, "row_padding": 4})",
+        R"("head_dim": [68, 36], "kv": "paged", "cache": {"page_size": 5, "layout": "hnd",
+                              "row_padding": 4}, "dtype": "f16")",
+        R"("head_dim": [40, 33], "kv": "paged", "new_tokens": true, "seqlens_kv": [90, 300, 4],
+                              "cache": {"page_size": 16, "layout": "xpacked"})",
+        R"("head_dim": [100, 36], "kv": "paged", "new_tokens": true, "seqlens_kv": [90, 300, 4],
+                              "cache": {"page_size": 16, "row_padding": 4}, "prologue": {"append": true,
+                              "v_bias": true, "rope": {"style": "linear", "dim": 64}})"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "dense",
+        "causal": true, "seqlens_q": [70, 1, 0], "seqlens_kv": [90, 260, 7], )") +
+                                   rest + "}"),
+                  1, {}, Twist::kRepairsFail),
+              "")
+        << rest;
+  }
+}
+
+// Over caches whose rows the TMA does not take: 16-bit queries in the kernel of fp32.
+TEST_F(EmulatedPrefill, SixteenBitsAsFloats) {
+  for (
+      const char* rest :
+      {R"("head_dim": [100, 100], "new_tokens": true)",
+       R"("head_dim": [36, 20], "dtype": "f16", "cache": {"page_size": 5, "layout": "hnd"}, "lse": false)",
+       R"("head_dim": [24, 24], "dtype": "f16", "new_tokens": true,
+           "cache": {"page_size": 32, "dtype": "e4m3", "scales": "tensor", "layout": "xpacked", "x": 8})",
+       R"("head_dim": [40, 40], "new_tokens": true, "cache": {"page_size": 32, "dtype": "i8", "scales": "token"},
+           "prologue": {"append": true, "v_bias": true, "rope": {"style": "linear", "dim": 32}})",
+       R"("head_dim": [64, 64], "new_tokens": true, "strides": "odd", "sinks": "mixed", "window": [90, 0],
+           "cache": {"page_size": 24, "layout": "xpacked"}, "max_logits": true)",
+       R"("head_dim": [64, 64], "cache": {"page_size": 24, "dtype": "f16"}, "alibi": 1, "out_dtype": "e4m3")",
+       R"("head_dim": [100, 100], "new_tokens": true, "shared_kv": true, "prologue": {"append": true, "k_bias": true})",
+       R"("head_dim": [100, 100], "heads": [8, 1], "seqlens_q": [2, 0, 1], "seqlens_kv": [1900, 60, 300])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "paged",
+        "causal": true, "seqlens_q": [70, 0, 9], "seqlens_kv": [200, 60, 9], "cache": {"page_size": 16}, )") +
+                                   rest + "}"),
+                  2, {}, Twist::kNone, prefill::Rows::kFloats),
+              "")
+        << rest;
+  }
+}
+
+// Rows of codes that the TMA does not take as they lie are copied first; scales stay what they are.
+TEST_F(EmulatedPrefill, CodesAtAnyAddress) {
+  for (const char* rest : {R"("prologue": {"qkv_scale": true})", R"("plant": "nan_k")",
+                           R"("queries": "fixed", "seqlens_q": 20, "prologue": {"qkv_scale": true})",
+                           R"("seqlens_kv": [70, 1, 0], "cu_seqlens_kv": false, "head_dim": [192, 128])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "causal": true, "strides": "odd",
+        "seqlens_q": [70, 1, 0], "seqlens_kv": [90, 260, 7], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda
