@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prompts in the emulator whose rows the TMA does not take as they lie.
+// Prompts in the emulator whose rows the TMA does not take as they lie, or whose tables are wrong.
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "emulated_prefill.h"
 
 namespace attune::cuda {
@@ -83,6 +87,42 @@ TEST_F(EmulatedPrefill, CodesAtAnyAddress) {
                                    rest + "}")),
               "")
         << rest;
+  }
+}
+
+// What the device alone knows: lengths are clamped to what there is, pages and rows of a cache out of range hide their
+// keys.
+TEST_F(EmulatedPrefill, TablesOutOfRange) {
+  const auto set = [](const attune_tensor& t, const std::vector<int32_t>& values) {
+    for (size_t i = 0; t.rank > 0 && i < values.size(); ++i)
+      static_cast<int32_t*>(t.data)[static_cast<int64_t>(i) * t.stride[t.rank - 1]] = values[i];
+  };
+  const auto set_page = [](const attune_attention& a, int entry, int32_t page) {  // of the first sequence
+    if (a.cache.page_table.rank > 0)
+      static_cast<int32_t*>(a.cache.page_table.data)[entry * a.cache.page_table.stride[1]] = page;
+  };
+  const auto long_ones = [&](const attune_attention& a) {
+    set(a.cu_seqlens_q, {0, 70, 500, 600}), set(a.cu_seqlens_kv, {0, 100, 5000, 6000});
+    set(a.seqused_kv, {200, 1 << 30, 60}), set_page(a, 1, 1 << 20), set(a.cache.batch_index, {1, 99, -3});
+  };
+  const auto negative_ones = [&](const attune_attention& a) {
+    set(a.cu_seqlens_q, {10, 70, 70, 75}), set(a.seqused_kv, {-5, 60, INT32_MIN});
+    set_page(a, 1, -1), set_page(a, 2, INT32_MIN);
+  };
+  for (const char* rest :
+       {R"("kv": "dense")", R"("kv": "dense", "seqused": true, "dtype": "f32")",
+        R"("kv": "dense", "dtype": "e4m3", "out_dtype": "bf16")",
+        R"("kv": "paged", "cache": {"page_size": 16}, "new_tokens": true)",
+        R"("kv": "paged", "cache": {"page_size": 16, "dtype": "e4m3", "scales": "token"}, "new_tokens": true)",
+        R"("kv": "paged", "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head", "layout": "xpacked"})",
+        R"("kv": "paged", "cache": {"page_size": 32, "layout": "xpacked"}, "new_tokens": true, "window": [60, 0])",
+        R"("kv": "contiguous", "cache": {"batch_index": true, "dtype": "i8", "scales": "token"})",
+        R"("kv": "contiguous", "cache": {"batch_index": true}, "dtype": "f32", "new_tokens": true)"}) {
+    const cases::Case spec = tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "causal": true, "seqlens_q": [60, 0, 20], "seqlens_kv": [200, 60, 60], )") +
+                                              rest + "}");
+    EXPECT_EQ(run(spec, 1, long_ones), "") << rest;
+    EXPECT_EQ(run(spec, 1, negative_ones), "") << rest;
   }
 }
 
