@@ -116,6 +116,21 @@ def test_mla_sparse_prefill(module):
 
 
 @everywhere
+@pytest.mark.parametrize("first", [5, 64])
+def test_mla_sparse_prefill_gives_the_lse_of_the_first_indices(first):
+    q, kv, sink = randn(4, 4, 576), randn(30, 1, 576), rand(4)
+    indices, length = torch.randint(0, 30, (4, 1, 12), dtype=torch.int32).to(q.device), ints(12, 3, 0, 7)
+    out, max_logits, lse, lse_first = flash_mla.flash_mla_sparse_fwd(q, kv, indices, 0.05, 512, sink, length, indexer_topk=first)
+    plain = flash_mla.flash_mla_sparse_fwd(q, kv, indices, 0.05, 512, sink, length)
+    assert all(torch.equal(a, b) for a, b in zip((out, max_logits, lse), plain))
+    expected = expect(q, kv, indices=indices[..., :first], topk_length=ints(*(min(n, first) for n in (12, 3, 0, 7))),
+                      softmax_scale=0.05, head_dim_v=512)
+    assert (exact(lse_first)[2] == np.inf).all()
+    seen = [0, 1, 3]
+    assert_close(exact(lse_first)[seen], expected.lse[seen], 1e-4 if Here.dtype == torch.float32 else 2**-7, "lse_first")
+
+
+@everywhere
 def test_mla_varlen_forward():
     q, k, v = randn(9, 4, 48), randn(13, 2, 48), randn(13, 2, 32)
     starts_q, starts_kv = ints(0, 4, 9), ints(0, 3, 13)
@@ -166,8 +181,8 @@ def test_mla_refusals():
     call(q, kv, ints(0, 1).view(1, 2), ints(3), 512, meta)
     with pytest.raises(ValueError, match="num_heads_q is 2; the plan was made for 4"):
         call(q[:, :, :2], kv, ints(0, 1).view(1, 2), ints(3), 512, meta)
-    with pytest.raises(NotImplementedError, match="flash_mla_sparse_fwd: indexer_topk is 512"):
-        flash_mla.flash_mla_sparse_fwd(q[0], kv[0], ints(0).view(1, 1, 1), 1.0, indexer_topk=512)
+    with pytest.raises(ValueError, match="indexer_topk is -1"):
+        flash_mla.flash_mla_sparse_fwd(q[0], kv[0], ints(0).view(1, 1, 1), 1.0, indexer_topk=-1)
     with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: dropout_p is 0.1"):
         flash_mla.flash_attn_varlen_func(q[0], kv[0], kv[0], ints(0, 1), ints(0, 16), 1, 16, 0.1)
 

@@ -156,26 +156,32 @@ def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: 
 
 def flash_mla_sparse_fwd(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_scale: float, d_v: int = 512,
                          attn_sink: torch.Tensor | None = None, topk_length: torch.Tensor | None = None,
-                         indexer_topk: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+                         indexer_topk: int = 0) -> tuple[torch.Tensor, ...]:
     """Sparse prefill of one sequence.
 
     Args:
         q: [seqlen_q, num_heads_q, d]. kv: [seqlen_kv, num_heads_kv, d]. indices: int32 [seqlen_q, num_heads_kv, topk], tokens of
             kv; out of range: ignored. topk_length: int32 [seqlen_q]. attn_sink: float32 [num_heads_q].
+        indexer_topk: of the indices, how many the first part has; a second call of attention.
 
     Returns:
         out [seqlen_q, num_heads_q, d_v], max_logits and lse, float32 [seqlen_q, num_heads_q], natural logarithm. A row that sees
-        nothing has out = 0, max_logits = -inf and lse = +inf.
+        nothing has out = 0, max_logits = -inf and lse = +inf. With indexer_topk, then the lse over the first part.
     """
-    out, max_logits, lse = _sparse_fwd(q, kv, indices, sm_scale, d_v, attn_sink, topk_length, indexer_topk)
-    return out, max_logits, empty_rows_to(INFINITY, lse)
+    if indexer_topk < 0:
+        raise ValueError(f"indexer_topk is {indexer_topk}; it must be 0, or how many of the indices come first")
+    out, max_logits, lse = _sparse_fwd(q, kv, indices, sm_scale, d_v, attn_sink, topk_length)
+    lse = empty_rows_to(INFINITY, lse)
+    if not indexer_topk:
+        return out, max_logits, lse
+    length = None if topk_length is None else topk_length.clamp(max=indexer_topk)
+    first = _sparse_fwd(q, kv, indices[..., :indexer_topk], sm_scale, d_v, None, length)[2]
+    return out, max_logits, lse, empty_rows_to(INFINITY, first)
 
 
 def _sparse_fwd(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_scale: float, d_v: int,
-                attn_sink: torch.Tensor | None, topk_length: torch.Tensor | None,
-                indexer_topk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if indexer_topk:
-        refuse("flash_mla_sparse_fwd", "indexer_topk", f"is {indexer_topk}; a second lse over a prefix is not computed")
+                attn_sink: torch.Tensor | None,
+                topk_length: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     try:
         out, lse, max_logits = attune.attention(q, kv, indices=indices, softmax_scale=sm_scale, head_dim_v=d_v, sinks=attn_sink,
                                                 topk_length=topk_length, return_lse=True, return_max_logits=True)

@@ -21,5 +21,5 @@ def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Ten
 def flash_mla_sparse_fwd(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_scale: float,
                          d_v: int = 512) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As of 2026-04; max_logits and lse are logarithms in base 2."""
-    out, max_logits, lse = _sparse_fwd(q, kv, indices, sm_scale, d_v, None, None, 0)
+    out, max_logits, lse = _sparse_fwd(q, kv, indices, sm_scale, d_v, None, None)
     return out, max_logits.mul_(math.log2(math.e)), lse.mul_(math.log2(math.e))
