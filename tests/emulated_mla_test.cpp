@@ -151,6 +151,14 @@ TEST_F(EmulatedMla, Prologues) {
             "prologue": {"rope": {"style": "linear", "dim": 64, "offset": 512, "positions": 1}})"});
 }
 
+// What has nearly all of the weight has a value of 2^-23 or so in some channel, so that those whose weights are nothing
+// in fp16 are missed there.
+TEST_F(EmulatedMla, WeightsThatVanishInHalf) {
+  check(R"("dtype": "f16", "data": "spread", "shared_kv": true, "head_dim": [576, 512], "heads": [20, 1],
+        "seqlens_q": [3], "seqlens_kv": [64], "kv": "paged", "cache": {"page_size": 3}, "causal": true, )",
+        {R"("name": "fp16 weights that vanish 3")", R"("name": "fp16 weights that vanish 40")"});
+}
+
 TEST_F(EmulatedMla, OtherSources) {
   check(R"("shared_kv": true, "heads": [12, 1], )",
         {R"("kv": "dense", "head_dim": [576, 512], "seqlens_q": [9, 70], "seqlens_kv": [100, 70], "causal": true)",
