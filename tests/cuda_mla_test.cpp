@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The MLA kernels on a GPU: every case of the table that their coverage takes, and shapes of their own that take
 // several tiles, tasks and parts, against the oracle. Skipped, with the reason, where there is no GPU.
+#include <functional>
+
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
 #include "cuda/prefill/prologue.h"
@@ -263,6 +265,47 @@ TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
     const std::string refusal = mla::refusal(make_problem(problem.host(), Data::kRequired));
     EXPECT_NE(refusal.find(why), std::string::npos) << wrong << ": " << refusal;
   }
+}
+
+// A run may bring other strides, pages and scales than its plan saw: what would fault, or be wrong, is named.
+TEST(CudaMlaConfig, NamesWhatARunMayNotBring) {
+  const auto change = [](const char* kv, const std::function<void(attune_attention&)>& other) -> std::string {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [2],
+            "seqlens_kv": [70], )") +
+        kv + "}"));
+    attune_attention a = problem.host();
+    const mla::Config c = mla::choose_config(make_problem(a, Data::kRequired), 132);
+    mla::check_run(make_problem(a, Data::kRequired), c);
+    other(a);
+    try {
+      mla::check_run(make_problem(a, Data::kRequired), c);
+    } catch (const Failure& e) {
+      return e.status() == ATTUNE_INVALID_ARGUMENT ? e.what() : "another status";
+    }
+    return "";
+  };
+  const char* const paged = R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 64})";
+  const char* const packed = R"("kv": "slots", "cache": {"format": "mla_656"}, "sparse": {"topk": 9})";
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.q.stride[0] += 8; }), "");
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.cache.k.stride[0] += 3; }),
+            "attention differs from its plan: kernel cuda_mla does not take rows of cache that do not lie at multiples "
+            "of 16 bytes");
+  EXPECT_EQ(change(packed, [](attune_attention& a) { a.cache.k.stride[1] += 8; }),
+            "attention differs from its plan: kernel cuda_mla does not take rows of cache that do not lie at multiples "
+            "of 16 bytes");
+  EXPECT_EQ(
+      change(paged, [](attune_attention& a) { a.q.stride[0] += 4; }),
+      "attention differs from its plan: kernel cuda_mla does not take rows of q that do not lie at multiples of 16 "
+      "bytes");
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.softmax_scale = -1; }),
+            "attention differs from its plan: kernel cuda_mla does not take a scale that is not positive");
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.q.data = static_cast<char*>(a.q.data) + 2; }),
+            "q.data is 2 bytes beyond a multiple of 16; kernel cuda_mla needs a multiple of 16, or a plan made for "
+            "such data");
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.cache.k.shape[1] = 4; }),
+            "cache.page_size is 4; the plan was made for pages of multiples of 8 tokens");
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.cache.k.shape[1] = 16; }), "");
 }
 
 // Rows that no copy could take from where they lie are read by the launch before.

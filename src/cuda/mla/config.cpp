@@ -196,6 +196,14 @@ void check_alignment(const Problem& p) {
           " bytes beyond a multiple of 16; kernel cuda_mla needs a multiple of 16, or a plan made for such data");
 }
 
+void check_run(const Problem& p, const Config& c) {
+  check_alignment(p);
+  const std::string why = refusal(p);
+  require(why.empty(), "attention differs from its plan: kernel cuda_mla does not take ", why);
+  require(c.loader != kernels::kMlaBoxes || !p.cache || keys_of_box(p.cache) >= kFewestKeysOfBox, "cache.page_size is ",
+          p.cache.page_size, "; the plan was made for pages of multiples of ", kFewestKeysOfBox, " tokens");
+}
+
 WorkspaceLayout workspace_layout(const Config& c) {
   WorkspaceLayout w;
   auto take = [&](size_t bytes) {

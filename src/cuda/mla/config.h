@@ -40,6 +40,8 @@ Config choose_config(const Problem& p, int num_sms);
 
 // Throws INVALID_ARGUMENT where the pointers of a run are not aligned as copies of 16 bytes need them.
 void check_alignment(const Problem& p);
+// And where a run, after its prologue, has strides, pages or a scale that the kernel of its plan does not take.
+void check_run(const Problem& p, const Config& c);
 
 // Where the pieces of the workspace begin.
 struct WorkspaceLayout {
