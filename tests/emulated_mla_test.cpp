@@ -159,6 +159,22 @@ TEST_F(EmulatedMla, WeightsThatVanishInHalf) {
         {R"("name": "fp16 weights that vanish 3")", R"("name": "fp16 weights that vanish 40")"});
 }
 
+// Rows of q and of keys lie at multiples of 16 bytes; those of the output need not.
+TEST_F(EmulatedMla, OutputsAnywhere) {
+  for (const char* more : {R"("heads": [20, 1], "seqlens_q": [2, 3])", R"("heads": [16, 1], "seqlens_q": [1, 1])",
+                           R"("heads": [16, 1], "seqlens_q": [2, 1], "out_dtype": "e4m3", "out_scale": true)"}) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "dtype": "bf16", "kv": "paged", "shared_kv": true, "head_dim": [576, 512],
+            "seqlens_kv": [300, 65], "causal": true, "max_logits": true, "cache": {"page_size": 64}, )") +
+        more + "}"));
+    attune_tensor& out = problem.host().out;
+    const auto dtype = static_cast<attune_dtype>(out.dtype);
+    out = problem.arena().add("out anywhere", dtype, {out.shape[0], out.shape[1], out.shape[2]},
+                              {{}, {0, 5, 3}, static_cast<size_t>(cases::element_size(dtype))});
+    EXPECT_EQ(run(problem), "") << more;
+  }
+}
+
 TEST_F(EmulatedMla, OtherSources) {
   check(R"("shared_kv": true, "heads": [12, 1], )",
         {R"("kv": "dense", "head_dim": [576, 512], "seqlens_q": [9, 70], "seqlens_kv": [100, 70], "causal": true)",
