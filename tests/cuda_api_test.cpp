@@ -11,7 +11,12 @@
 #include "cases/cuda_memory.h"
 #include "core/device.h"
 #include "core/registry.h"
+#include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
+#include "cuda/mixed/mixed.h"
+#include "cuda/mla/config.h"
+#include "cuda/prefill/config.h"
+#include "cuda/prefill/prologue.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -133,6 +138,45 @@ TEST(CudaApi, TheNearestKernelIsNamed) {
   }
 }
 
+// The checks of a run let through what its plan was made for.
+TEST(CudaApi, RunsLikeTheirPlansAreTaken) {
+  alignas(256) static std::byte rows[256];  // whose address counts
+  constexpr int kEvery = 3, kSms = 132;
+  int taken = 0;
+  std::vector<cases::Case> list = cases::all_cases();
+  for (uint64_t seed = 0; seed < 60; ++seed) list.push_back(cases::random_case(seed));
+  for (size_t i = 0; i < list.size(); i += kEvery) {
+    cases::Problem problem(list[i]);
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    std::string name;
+    try {
+      name = choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name;
+    } catch (const Failure&) {
+      continue;
+    }
+    using namespace cuda;  // NOLINT: all of its kernels
+    const bool as_floats = name == "cuda_prefill_fp32";
+    const bool moved = prefill::has_prologue(p) || (name != "cuda_mla" && prefill::copies_rows(p)) || as_floats;
+    const Problem after =
+        moved && name != "cuda_decode"
+            ? prefill::after_prologue(p, rows, as_floats ? prefill::Rows::kFloats : prefill::Rows::kTheirs)
+            : p;
+    const decode::DeviceShape device;
+    if (name == "cuda_mla") {
+      EXPECT_NO_THROW(mla::check_run(after, mla::choose_config(p, kSms))) << list[i].name;
+    } else if (name == "cuda_decode") {
+      EXPECT_NO_THROW(decode::check_run(p, decode::choose_config(p, device))) << list[i].name;
+    } else {
+      EXPECT_NO_THROW(prefill::check_run(after)) << list[i].name;
+      if (name == "cuda_mixed") {
+        EXPECT_NO_THROW(decode::check_run(after, mixed::choose_configs(p, device).few)) << list[i].name;
+      }
+    }
+    ++taken;
+  }
+  EXPECT_GT(taken, 100);
+}
+
 class CudaApiOnDevice : public testing::Test {
  protected:
   void SetUp() override {
@@ -177,6 +221,66 @@ TEST_F(CudaApiOnDevice, SaysWhatNoKernelCovers) {
   const Answer too = answer(attune_supported(&b, kGpu));
   EXPECT_EQ(too.status, ATTUNE_UNSUPPORTED);
   EXPECT_THAT(too.message, HasSubstr("which does not take head dims that are no multiples of 8"));
+}
+
+// What a plan's kernel would fault on, or get wrong, is named, and the device works on.
+TEST_F(CudaApiOnDevice, ARunMayNotBringWhatItsPlanDoesNotTake) {
+  using Change = void (*)(attune_attention&);
+  const Change odd_pages = [](attune_attention& a) { a.cache.k.stride[0] += 1; };
+  const Change odd_rows = [](attune_attention& a) { a.q.stride[0] += 1; };
+  const Change spread_channels = [](attune_attention& a) { a.q.stride[2] = 2; };
+  const Change small_pages = [](attune_attention& a) { a.cache.k.shape[1] = a.cache.v.shape[1] = 3; };
+  const Change small_rows = [](attune_attention& a) { a.cache.k.shape[1] = 3; };
+  const char* const decode = R"("kv": "paged", "heads": [8, 2], "head_dim": [128, 128], "cache": {"page_size": 64},
+      "seqlens_q": [1, 1], "seqlens_kv": [100, 9])";
+  const char* const prompt =
+      R"("kv": "dense", "heads": [8, 2], "head_dim": [128, 128], "seqlens_q": [200, 9], "causal": true)";
+  const char* const chunks = R"("kv": "paged", "heads": [8, 2], "head_dim": [128, 128], "cache": {"page_size": 64},
+      "seqlens_q": [100, 40], "seqlens_kv": [100, 9], "new_tokens": true, "causal": true, "prologue": {"append": true})";
+  const char* const mixed = R"("kv": "paged", "heads": [8, 2], "head_dim": [128, 128], "cache": {"page_size": 64},
+      "seqlens_q": [300, 1, 1], "seqlens_kv": [10, 900, 9], "new_tokens": true, "causal": true, "prologue": {"append": true})";
+  const char* const latent = R"("kv": "paged", "heads": [20, 1], "head_dim": [576, 512], "shared_kv": true,
+      "cache": {"page_size": 64}, "seqlens_q": [2, 1], "seqlens_kv": [100, 9])";
+  const struct {
+    const char *rest, *kernel;
+    Change change;
+    const char* wanted;
+  } runs[] = {
+      {decode, "cuda_decode", odd_pages, "cache.k.data or cache.v.data is not aligned to 16 bytes"},
+      {decode, "cuda_decode", small_pages,
+       "cache.page_size is 3; the plan was made for pages of multiples of 16 tokens"},
+      {prompt, "cuda_prefill", odd_rows, "rows of q, k or v do not lie at multiples of 16 bytes"},
+      {prompt, "cuda_prefill", spread_channels, "rows of q, k or v do not lie at multiples of 16 bytes"},
+      {chunks, "cuda_prefill", odd_pages, "rows of the cache that do not lie at multiples of 16 bytes"},
+      {mixed, "cuda_mixed", odd_pages, "rows of the cache that do not lie at multiples of 16 bytes"},
+      {mixed, "cuda_mixed", small_pages, "the plan was made for pages of multiples of 16 tokens"},
+      {latent, "cuda_mla", odd_pages, "rows of cache that do not lie at multiples of 16 bytes"},
+      {latent, "cuda_mla", small_rows, "cache.page_size is 3; the plan was made for pages of multiples of 8 tokens"},
+  };
+  for (const auto& [rest, kernel, change, wanted] : runs) {
+    cases::Problem problem(make_case(std::string(R"({"name": "x", "dtype": "bf16", )") + rest + "}"), *memory_);
+    problem.arena().upload();
+    const attune_attention a = problem.device();
+    attune_attention other = a;
+    change(other);
+    attune_plan* plan = nullptr;
+    setenv("ATTUNE_KERNEL", kernel, 1);
+    ASSERT_ATTUNE_OK(attune_plan_create(&a, kGpu, &plan));
+    unsetenv("ATTUNE_KERNEL");
+    size_t bytes = 0;
+    ASSERT_ATTUNE_OK(attune_plan_workspace_size(plan, &bytes));
+    cases::Workspace workspace(*memory_, bytes);
+    const auto run = [&](const attune_attention& x) {
+      return answer(attune_run(plan, &x, workspace.buffer.device(), bytes, memory_->stream().handle()));
+    };
+    EXPECT_EQ(run(a).status, ATTUNE_OK) << kernel;
+    const Answer refused = run(other);
+    EXPECT_EQ(refused.status, ATTUNE_INVALID_ARGUMENT) << kernel;
+    EXPECT_THAT(refused.message, HasSubstr(wanted)) << kernel;
+    EXPECT_EQ(run(a).status, ATTUNE_OK) << kernel;
+    memory_->synchronize();
+    EXPECT_ATTUNE_OK(attune_plan_destroy(plan));
+  }
 }
 
 TEST_F(CudaApiOnDevice, ForcesAKernelByName) {

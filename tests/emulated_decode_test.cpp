@@ -31,7 +31,7 @@ class EmulatedDecode : public tests::Emulated {
     if (clusters && c.cluster == 0) return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
     cases::Workspace workspace(cases::host_memory(), decode::workspace_layout(c).total);
-    decode::check_alignment(p, c);
+    decode::check_run(p, c);
     const kernels::DecodeParams params = decode::to_params(p, c, workspace.buffer.device());
     try {
       if (c.cluster == 0) emulate_decode_schedule(c, params);

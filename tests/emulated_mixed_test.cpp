@@ -25,7 +25,7 @@ class EmulatedMixed : public tests::Emulated {
     emulate_schedule(c, prefill::to_params(p, c, workspace));
   }
   static void attend_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace) {
-    prefill::check_alignment(p);
+    prefill::check_run(p);
     emulate_attention(p, c, prefill::to_params(p, c, workspace));
   }
 
@@ -33,7 +33,7 @@ class EmulatedMixed : public tests::Emulated {
     emulate_decode_schedule(c, decode::to_params(p, c, workspace));
   }
   static void attend_few(const Problem& p, const decode::Config& c, std::byte* workspace) {
-    decode::check_alignment(p, c);
+    decode::check_run(p, c);
     emulate_decode(c, decode::to_params(p, c, workspace));
   }
 

@@ -37,7 +37,7 @@ class EmulatedMla : public tests::Emulated {
     std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + mla::workspace_layout(c).total;
     const bool prepares = prefill::has_prologue(given);
     const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
-    mla::check_alignment(p);
+    mla::check_run(p, c);
     const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
     try {
       emulate_schedule(c, params);

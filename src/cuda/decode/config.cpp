@@ -318,6 +318,17 @@ void check_alignment(const Problem& p, const Config& c) {
           " bytes, as it was when the plan was made; plan with pointers of the alignment that runs will have");
 }
 
+void check_run(const Problem& p, const Config& c) {
+  check_alignment(p, c);
+  const std::string why = refusal(p);
+  require(why.empty(), "attention differs from its plan: kernel cuda_decode does not take ", why);
+  const Load load = choose_load(p, cache_alignment(p));
+  require(c.load == Load::kElements || load != Load::kElements,
+          "the channels of a row of the cache do not lie side by side, as they did when the plan was made");
+  require(c.load != Load::kTiles || load == Load::kTiles, "cache.page_size is ", p.cache.page_size,
+          "; the plan was made for pages of multiples of ", kKeysOfWarp, " tokens");
+}
+
 WorkspaceLayout workspace_layout(const Config& c) {
   WorkspaceLayout w;
   const auto blocks = static_cast<size_t>(c.blocks), rows = 2 * blocks * static_cast<size_t>(c.rows());

@@ -75,6 +75,8 @@ Config choose_config_of_few(const Problem& p, const DeviceShape& device, const B
 
 // What to_params must find as it was when the configuration was chosen. Throws INVALID_ARGUMENT.
 void check_alignment(const Problem& p, const Config& c);
+// And where a run has rows or pages that the kernel of its plan does not take.
+void check_run(const Problem& p, const Config& c);
 
 // Where the pieces of the workspace begin.
 struct WorkspaceLayout {

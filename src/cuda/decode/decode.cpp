@@ -49,7 +49,7 @@ class DecodePlan final : public KernelPlan {
 
   void run(const Problem& p, void* workspace, void* stream) const override {
     if (is_empty(p)) return;
-    decode::check_alignment(p, config_);
+    decode::check_run(p, config_);
     const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
     LaunchConfig launch;
     const Grid grid = config_.grid(params);

@@ -53,8 +53,10 @@ class MixedPlan final : public KernelPlan {
     std::byte* const rows = static_cast<std::byte*>(workspace) + rows_begin_;
     const Problem attended = prefill::has_prologue(p) ? prefill::after_prologue(p, rows) : p;
     // What either would refuse, before anything is launched.
-    prefill::check_alignment(attended);
-    decode::check_alignment(attended, few_config_);
+    const std::string why = prefill::prologue_refusal(p);
+    require(why.empty(), "attention differs from its plan: kernel cuda_mixed does not take ", why);
+    prefill::check_run(attended);
+    decode::check_run(attended, few_config_);
     if (prefill::has_prologue(p)) run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
     few_->run(attended, of_few(workspace), stream);
     prompts_->run(attended, workspace, stream);

@@ -273,6 +273,16 @@ void check_alignment(const Problem& p) {
           " bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16, or a plan made for such data");
 }
 
+void check_run(const Problem& p) {
+  check_alignment(p);
+  const bool floats = p.q.dtype == ATTUNE_FLOAT32;
+  require(floats || !copies_rows(p),
+          "rows of q, k or v do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such "
+          "rows");
+  const std::string why = refusal(p);
+  require(why.empty(), "attention differs from its plan: kernel cuda_prefill does not take ", why);
+}
+
 WorkspaceLayout workspace_layout(const Config& c) {
   WorkspaceLayout w;
   auto take = [&](size_t bytes) {

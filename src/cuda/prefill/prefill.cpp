@@ -58,8 +58,10 @@ class PrefillPlan final : public KernelPlan {
     const std::string why = prefill::prologue_refusal(p);
     require(why.empty(), "the plan's kernel does not take ", why, ", which this run has");
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
+    const Problem after = prefill::after_prologue(p, rows, rows_);
+    prefill::check_run(after);  // before anything is appended
     for (const PrepareProblem& op : prefill::launches_before(p, rows, rows_)) run_qkv_prepare(op, device_, stream);
-    attend(prefill::after_prologue(p, rows, rows_), workspace, stream);
+    attend(after, workspace, stream);
   }
 
  private:
@@ -70,9 +72,9 @@ class PrefillPlan final : public KernelPlan {
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     launch.programmatic = true;
     launch.stream = stream;
+    prefill::check_run(p);
     if (config_.floats())
       return launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), prefill::float_rows(p));
-    prefill::check_alignment(p);
     const prefill::Maps maps = prefill::describe_maps(p, config_);
     const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
     launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), encode(maps.q), encode(maps.k),
