@@ -167,7 +167,7 @@ TEST(CudaApi, RunsLikeTheirPlansAreTaken) {
     } else if (name == "cuda_decode") {
       EXPECT_NO_THROW(decode::check_run(p, decode::choose_config(p, device))) << list[i].name;
     } else {
-      EXPECT_NO_THROW(prefill::check_run(after)) << list[i].name;
+      EXPECT_NO_THROW(prefill::check_run(after, prefill::choose_config(after, kSms))) << list[i].name;
       if (name == "cuda_mixed") {
         EXPECT_NO_THROW(decode::check_run(after, mixed::choose_configs(p, device).few)) << list[i].name;
       }
@@ -228,6 +228,7 @@ TEST_F(CudaApiOnDevice, ARunMayNotBringWhatItsPlanDoesNotTake) {
   using Change = void (*)(attune_attention&);
   const Change odd_pages = [](attune_attention& a) { a.cache.k.stride[0] += 1; };
   const Change odd_rows = [](attune_attention& a) { a.q.stride[0] += 1; };
+  const Change negative = [](attune_attention& a) { a.softmax_scale = -1; };
   const Change spread_channels = [](attune_attention& a) { a.q.stride[2] = 2; };
   const Change small_pages = [](attune_attention& a) { a.cache.k.shape[1] = a.cache.v.shape[1] = 3; };
   const Change small_rows = [](attune_attention& a) { a.cache.k.shape[1] = 3; };
@@ -251,6 +252,8 @@ TEST_F(CudaApiOnDevice, ARunMayNotBringWhatItsPlanDoesNotTake) {
        "cache.page_size is 3; the plan was made for pages of multiples of 16 tokens"},
       {prompt, "cuda_prefill", odd_rows, "rows of q, k or v do not lie at multiples of 16 bytes"},
       {prompt, "cuda_prefill", spread_channels, "rows of q, k or v do not lie at multiples of 16 bytes"},
+      {prompt, "cuda_prefill", negative, "softmax_scale is -1.000000; the plan was made for one that is positive"},
+      {mixed, "cuda_mixed", negative, "softmax_scale is -1.000000; the plan was made for one that is positive"},
       {chunks, "cuda_prefill", odd_pages, "rows of the cache that do not lie at multiples of 16 bytes"},
       {mixed, "cuda_mixed", odd_pages, "rows of the cache that do not lie at multiples of 16 bytes"},
       {mixed, "cuda_mixed", small_pages, "the plan was made for pages of multiples of 16 tokens"},

@@ -159,7 +159,7 @@ TEST(CudaPrefillRowsConfig, CopiesRowsThatTheTmaDoesNotTake) {
     const prefill::Launches before = prefill::launches_before(p, begin);
     ASSERT_EQ(before.count, x.launches) << x.rest;
     const Problem after = prefill::after_prologue(p, begin);
-    EXPECT_NO_THROW(prefill::check_run(after));
+    EXPECT_NO_THROW(prefill::check_alignment(after));
     EXPECT_FALSE(prefill::copies_rows(after)) << x.rest;
     int64_t rows_of_q = 0, rows_of_k = 0;
     for (const PrepareProblem& op : before) {

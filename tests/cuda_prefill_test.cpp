@@ -405,7 +405,7 @@ TEST(CudaPrefillConfig, PlacesWhatThePrologueWrites) {
   const Problem after = prefill::after_prologue(p, begin);
   const PrepareProblem op = prefill::to_prepare(p, begin);
   EXPECT_FALSE(prefill::has_prologue(after));
-  EXPECT_NO_THROW(prefill::check_run(after));
+  EXPECT_NO_THROW(prefill::check_alignment(after));
   EXPECT_EQ(op.q.data, p.q.data);
   EXPECT_EQ(op.q_out.data, after.q.data);
   EXPECT_EQ(op.v_out.data, after.v.data);

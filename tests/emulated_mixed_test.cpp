@@ -25,7 +25,7 @@ class EmulatedMixed : public tests::Emulated {
     emulate_schedule(c, prefill::to_params(p, c, workspace));
   }
   static void attend_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace) {
-    prefill::check_run(p);
+    prefill::check_run(p, c);
     emulate_attention(p, c, prefill::to_params(p, c, workspace));
   }
 

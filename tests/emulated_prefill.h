@@ -63,7 +63,7 @@ class EmulatedPrefill : public tests::Emulated {
     cases::Workspace workspace(cases::host_memory(), own_bytes + prefill::prologue_bytes(given, rows_are));
     std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + own_bytes;
     const Problem p = prepares ? prefill::after_prologue(given, rows, rows_are) : given;
-    prefill::check_run(p);
+    prefill::check_run(p, c);
     kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
     std::vector<char> other;
     if (twist == Twist::kRepairsFail) {

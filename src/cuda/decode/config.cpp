@@ -322,11 +322,16 @@ void check_run(const Problem& p, const Config& c) {
   check_alignment(p, c);
   const std::string why = refusal(p);
   require(why.empty(), "attention differs from its plan: kernel cuda_decode does not take ", why);
+  check_ranges(p, c.mask);
   const Load load = choose_load(p, cache_alignment(p));
   require(c.load == Load::kElements || load != Load::kElements,
           "the channels of a row of the cache do not lie side by side, as they did when the plan was made");
   require(c.load != Load::kTiles || load == Load::kTiles, "cache.page_size is ", p.cache.page_size,
           "; the plan was made for pages of multiples of ", kKeysOfWarp, " tokens");
+}
+
+void check_ranges(const Problem& p, int mask) {
+  require((mask_bits(p) & ~mask) == 0, "bidirectional_ranges.shape[1] is ", p.num_ranges, "; the plan was made for 0");
 }
 
 WorkspaceLayout workspace_layout(const Config& c) {

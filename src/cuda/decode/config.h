@@ -77,6 +77,8 @@ Config choose_config_of_few(const Problem& p, const DeviceShape& device, const B
 void check_alignment(const Problem& p, const Config& c);
 // And where a run has rows or pages that the kernel of its plan does not take.
 void check_run(const Problem& p, const Config& c);
+// Of it: that ranges, which an array without entries has none of, are what a kernel with such a mask takes.
+void check_ranges(const Problem& p, int mask);
 
 // Where the pieces of the workspace begin.
 struct WorkspaceLayout {

@@ -26,7 +26,8 @@ class MixedPlan final : public KernelPlan {
   MixedPlan(const Problem& p, int32_t device) : device_(device) {
     const decode::DeviceShape shape = decode::device_shape(require_device(device));
     warm(mixed::kernels_of(p, shape), device);
-    few_config_ = mixed::choose_configs(p, shape).few;
+    const mixed::Configs configs = mixed::choose_configs(p, shape);
+    prompts_config_ = configs.prompts, few_config_ = configs.few;
     const Problem attended = without_prologue(p);
     prompts_ = prefill::make_plan(attended, device, few_config_.beside.few_q);
     few_ = make_decode_plan_of_few(attended, device, few_config_.beside);
@@ -55,7 +56,7 @@ class MixedPlan final : public KernelPlan {
     // What either would refuse, before anything is launched.
     const std::string why = prefill::prologue_refusal(p);
     require(why.empty(), "attention differs from its plan: kernel cuda_mixed does not take ", why);
-    prefill::check_run(attended);
+    prefill::check_run(attended, prompts_config_);
     decode::check_run(attended, few_config_);
     if (prefill::has_prologue(p)) run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
     few_->run(attended, of_few(workspace), stream);
@@ -66,6 +67,7 @@ class MixedPlan final : public KernelPlan {
   void* of_few(void* workspace) const { return static_cast<std::byte*>(workspace) + few_begin_; }
 
   int32_t device_;
+  prefill::Config prompts_config_;
   decode::Config few_config_;
   size_t few_begin_ = 0, rows_begin_ = 0, workspace_size_ = 0;
   std::unique_ptr<KernelPlan> prompts_, few_;

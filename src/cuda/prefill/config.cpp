@@ -20,9 +20,11 @@ namespace {
 constexpr int kMaxShared = 232448;
 constexpr int kFewestTiles = 4;  // of a part of a block of rows
 
+constexpr int kAnyScale = 32;  // of Config::score
+
 int score_bits(const Problem& p) {
   // The largest product is the largest score only under a positive scale; ALiBi's slopes are divided by it.
-  return decode::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : 32);
+  return decode::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : kAnyScale);
 }
 
 // tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, by least squares with weights that even out the error, 8.1e-7 at
@@ -273,14 +275,17 @@ void check_alignment(const Problem& p) {
           " bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16, or a plan made for such data");
 }
 
-void check_run(const Problem& p) {
+void check_run(const Problem& p, const Config& c) {
   check_alignment(p);
   const bool floats = p.q.dtype == ATTUNE_FLOAT32;
   require(floats || !copies_rows(p),
           "rows of q, k or v do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such "
           "rows");
   const std::string why = refusal(p);
-  require(why.empty(), "attention differs from its plan: kernel cuda_prefill does not take ", why);
+  require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);
+  require(c.codes() || (score_bits(p) & kAnyScale & ~c.score) == 0, "softmax_scale is ", p.scale,
+          "; the plan was made for one that is positive");
+  decode::check_ranges(p, c.mask);
 }
 
 WorkspaceLayout workspace_layout(const Config& c) {

@@ -65,8 +65,9 @@ Config choose_config(const Problem& p, int num_sms, int few_q = 0);
 // Throws INVALID_ARGUMENT where the pointers of a run are not aligned as TMA needs them. fp32 queries are for kernels
 // without it.
 void check_alignment(const Problem& p);
-// And where a run, after the launches before it, has rows, strides or a cache that the kernel of its plan does not take.
-void check_run(const Problem& p);
+// And where a run, after the launches before it, has rows, a cache, a scale or ranges that the kernel of its plan does
+// not take.
+void check_run(const Problem& p, const Config& c);
 
 // Where the pieces of the workspace begin.
 struct WorkspaceLayout {

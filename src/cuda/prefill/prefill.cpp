@@ -59,7 +59,7 @@ class PrefillPlan final : public KernelPlan {
     require(why.empty(), "the plan's kernel does not take ", why, ", which this run has");
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
     const Problem after = prefill::after_prologue(p, rows, rows_);
-    prefill::check_run(after);  // before anything is appended
+    prefill::check_run(after, config_);  // before anything is appended
     for (const PrepareProblem& op : prefill::launches_before(p, rows, rows_)) run_qkv_prepare(op, device_, stream);
     attend(after, workspace, stream);
   }
@@ -72,7 +72,7 @@ class PrefillPlan final : public KernelPlan {
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     launch.programmatic = true;
     launch.stream = stream;
-    prefill::check_run(p);
+    prefill::check_run(p, config_);
     if (config_.floats())
       return launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), prefill::float_rows(p));
     const prefill::Maps maps = prefill::describe_maps(p, config_);
