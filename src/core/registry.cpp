@@ -191,12 +191,9 @@ std::string Coverage::difference(const Traits& t) const {
 }
 
 int Coverage::distance(const Traits& t) const {
-  // More than twice what a kernel takes is further from it than a dtype: a caller may change that. A kernel for another
-  // dtype of queries is further than one that lacks a feature.
+  // More than twice what a kernel takes is further from it than a dtype: a caller may change that.
   const auto beyond = [](int64_t dim, int64_t most) { return (dim > most ? 1 : 0) + (dim > 2 * most ? 1 : 0); };
-  const uint32_t other_dtype = t.axes[static_cast<int>(Axis::kQueryDtype)] & ~axes[static_cast<int>(Axis::kQueryDtype)];
-  int n = beyond(t.head_dim_qk, head_dim_qk_max) + beyond(t.head_dim_v, head_dim_v_max) + (t.group > group_max) +
-          (other_dtype != 0 ? 1 : 0);
+  int n = beyond(t.head_dim_qk, head_dim_qk_max) + beyond(t.head_dim_v, head_dim_v_max) + (t.group > group_max);
   for (int i = 0; i < kNumAxes; ++i) n += std::popcount(t.axes[i] & ~axes[i]);
   return n;
 }
@@ -229,8 +226,10 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
       if (left == nullptr) left = k;
       continue;
     }
-    // Of two that are equally near, one that would not leave this to a later row.
-    const int from = 2 * distance + (leaves ? 1 : 0);
+    // Of two that are equally near, one for queries of this dtype; then one that would not leave this to a later row.
+    const int queries = static_cast<int>(Axis::kQueryDtype);
+    const bool other_queries = (t.axes[queries] & ~k->coverage.axes[queries]) != 0;
+    const int from = 4 * distance + (other_queries ? 2 : 0) + (leaves ? 1 : 0);
     if (nearest == nullptr || from < nearest_from) {
       nearest = k;
       nearest_from = from;
