@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/ops/config.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
 #include "cuda/prefill/prologue.h"
@@ -136,17 +137,18 @@ TEST(CudaPrefillRowsConfig, CopiesRowsThatTheTmaDoesNotTake) {
     const char* rest;
     bool copies;
     int launches;
+    bool vectors;  // by bytes
   };
   for (const Copied& x :
-       {Copied{R"("head_dim": [64, 64], "seqlens_kv": [5, 9])", false, 2},
-        {R"("head_dim": [36, 64], "seqlens_kv": [5, 9])", true, 2},
-        {R"("head_dim": [64, 36], "seqlens_kv": [5, 7], "cu_seqlens_kv": false)", true, 1},
-        {R"("head_dim": [64, 64], "seqlens_kv": [50, 9], "strides": "odd")", true, 2},
+       {Copied{R"("head_dim": [64, 64], "seqlens_kv": [5, 9])", false, 2, true},
+        {R"("head_dim": [36, 64], "seqlens_kv": [5, 9])", true, 2, true},
+        {R"("head_dim": [64, 36], "seqlens_kv": [5, 7], "cu_seqlens_kv": false)", true, 1, true},
+        {R"("head_dim": [64, 64], "seqlens_kv": [50, 9], "strides": "odd")", true, 2, false},
         {R"("head_dim": [64, 64], "seqlens_kv": [50, 9], "strides": "odd", "dtype": "e4m3", "out_dtype": "bf16")", true,
-         2},
+         2, false},
         {R"("head_dim": [100, 100], "kv": "paged", "new_tokens": true, "seqlens_kv": [5, 9],
             "cache": {"row_padding": 4})",
-         true, 1}}) {
+         true, 1, true}}) {
     cases::Problem problem(
         tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "dense",
         "causal": true, "seqlens_q": [5, 7], )") +
@@ -165,6 +167,8 @@ TEST(CudaPrefillRowsConfig, CopiesRowsThatTheTmaDoesNotTake) {
     for (const PrepareProblem& op : before) {
       rows_of_q += op.q_out ? op.total : 0, rows_of_k += op.k_out ? op.total : 0;
       EXPECT_EQ(op.batch * op.fixed, op.total);
+      EXPECT_EQ(op.copies, x.vectors) << x.rest;
+      EXPECT_EQ(ops::choose_store(op).width, x.vectors ? 8 : 1) << x.rest;
     }
     EXPECT_EQ(rows_of_q, p.q.rows) << x.rest;
     EXPECT_EQ(rows_of_k, p.k.rows) << x.rest;

@@ -26,6 +26,10 @@ using tile::RawRun;
 
 constexpr bool kPrepare = ATTUNE_PREPARE != 0;    // qkv_prepare: rows of q, outputs
 constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // with something to do
+#ifndef ATTUNE_COPIES
+#define ATTUNE_COPIES 0
+#endif
+constexpr bool kOutputsAreInputs = ATTUNE_COPIES != 0;  // bit by bit
 // Bytes go to the cache as they are.
 constexpr bool kCopies = !kPrologue && kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
 
@@ -277,6 +281,17 @@ __device__ __forceinline__ void store_packed(const StoreParams& p, const Units& 
   }
 }
 
+__device__ __forceinline__ void copy_row(const StoreParams& p, const Units& units, const Row& r) {
+  if (r.out == nullptr || !r.live) return;
+  const RowTensor& out = p.out[r.part];
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    const Unit unit = units.of(r.part, u);
+    if (unit.first >= 0) store(out, type_of(kOutType, out.dtype), r.out, unit.first, r.raw[u][0]);
+    if (unit.first >= 0 && unit.second >= 0) store(out, type_of(kOutType, out.dtype), r.out, unit.second, r.raw[u][1]);
+  }
+}
+
 __device__ __forceinline__ void finish_row(const StoreParams& p, const TokenPlace& place, const Units& units,
                                            const RopeUnits& rope, const Row& r, int lane) {
   Channels x = {};
@@ -324,7 +339,13 @@ __device__ __forceinline__ void store_rows(const StoreParams& p) {
       }
       __syncwarp();  // an output may be narrower than its input and lie in the same place
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) finish_row(p, places[0], units, none, r[i], turn.lane);
+      for (int i = 0; i < kRows; ++i) {
+        if constexpr (kOutputsAreInputs) {
+          copy_row(p, units, r[i]);
+        } else {
+          finish_row(p, places[0], units, none, r[i], turn.lane);
+        }
+      }
     }
   } else {
     for (int base = 0; base < count; base += turn.tokens) {

@@ -27,6 +27,7 @@ struct PrepareProblem {
   FlagView finished;
   KvCache cache;
   Prologue prologue;
+  bool copies = false;  // there is no prologue and no append: outputs are the inputs, bit by bit
 
   // Absolute position of the first new token.
   int64_t first_position(int64_t b) const;

@@ -162,6 +162,7 @@ KernelSpec Config::spec() const {
   if (entry == Entry::kStore) {
     spec.defines.push_back(define("ATTUNE_PREPARE", prepare ? 1 : 0));
     spec.defines.push_back(define("ATTUNE_PROLOGUE", prologue ? 1 : 0));
+    if (copies) spec.defines.push_back(define("ATTUNE_COPIES", 1));
   }
   return spec;
 }
@@ -176,7 +177,7 @@ uint64_t Config::key() const {
     add(static_cast<uint64_t>(field), 10);
   add(static_cast<uint64_t>(format), 1024);
   add(static_cast<uint64_t>(head_dim), 1024);
-  add((tail_only ? 4 : 0) + (prepare ? 2 : 0) + (prologue ? 1 : 0), 8);
+  add((copies ? 8 : 0) + (tail_only ? 4 : 0) + (prepare ? 2 : 0) + (prologue ? 1 : 0), 16);
   return key;
 }
 
@@ -208,6 +209,7 @@ Config choose_store(const PrepareProblem& op) {
   c.width = vectors ? kRun : 1;
   c.prepare = true;
   c.prologue = op.prologue.any;
+  c.copies = op.copies;
   c.row_type = common_type(op.q, op.k, op.v);
   c.out_type = op.q_out || op.k_out || op.v_out ? common_type(op.q_out, op.k_out, op.v_out) : c.row_type;
   if (append) {

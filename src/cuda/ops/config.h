@@ -22,6 +22,7 @@ struct Config {
   int head_dim = 0;  // of K and V; 0: at run time
   bool prepare = false, prologue = false;
   bool tail_only = false;  // of packed rows and q only the last 64 channels turn
+  bool copies = false;     // outputs are the inputs
 
   int64_t rows_of_token = 1;
   int64_t groups = 1;  // rows of a token that are best taken at a time: a power of two that divides the heads

@@ -102,6 +102,32 @@ void take_all(PrepareProblem& op, const RowView& rows) {
   op.batch = rows.rows / std::max<int64_t>(1, op.fixed);
 }
 
+// Rows of whole 8 bytes are copied as bytes, which come in vectors of 8 from any such address.
+constexpr int64_t kVector = 8;
+
+bool lies_in_vectors(const RowView& v, int64_t head_dim) {
+  if (!v) return true;
+  const auto fits = [&](int64_t elements) { return elements * v.element_size % kVector == 0; };
+  return v.dim_stride == 1 && fits(head_dim) && fits(v.batch_stride) && fits(v.row_stride) && fits(v.head_stride) &&
+         reinterpret_cast<uintptr_t>(v.data) % static_cast<uintptr_t>(kVector) == 0;
+}
+
+void take_bytes(RowView& v) {
+  v.batch_stride *= v.element_size, v.row_stride *= v.element_size, v.head_stride *= v.element_size;
+  if (v) v.dtype = ATTUNE_INT8, v.element_size = 1;
+}
+
+void copy_in_vectors(PrepareProblem& op) {
+  for (const RowView* v : {&op.q, &op.k, &op.q_out, &op.k_out})
+    if (!lies_in_vectors(*v, op.head_dim_qk)) return;
+  for (const RowView* v : {&op.v, &op.v_out})
+    if (!lies_in_vectors(*v, op.head_dim_v)) return;
+  op.copies = true;
+  const int64_t size = (op.q ? op.q : op.k).element_size;
+  op.head_dim_qk *= size, op.head_dim_v *= size;
+  for (RowView* v : {&op.q, &op.k, &op.v, &op.q_out, &op.k_out, &op.v_out}) take_bytes(*v);
+}
+
 }  // namespace
 
 PrepareProblem to_prepare(const Problem& p, void* memory, Rows rows) {
@@ -128,6 +154,8 @@ Launches launches_before(const Problem& p, void* memory, Rows rows) {
     keys.q = keys.q_out = {};
     first.k = first.k_out = first.v = first.v_out = {};
   }
+  if (rows == Rows::kTheirs)
+    for (int i = 0; i < before.count; ++i) copy_in_vectors(before.ops[i]);
   return before;
 }
 
