@@ -107,14 +107,15 @@ class FloatLoader {
 
   // kRows rows of kHeadDim channels to three tiles from `to` on. find: the Row of a number. empty, parity: when there
   // is room. The threads have eight rows of 64 channels at a time, which all have the same place in the eight rows that
-  // swizzling knows.
+  // swizzling knows. rows_meet: elements of neighbouring rows lie side by side, not those of neighbouring channels, so
+  // neighbouring threads have rows.
   template <int kType, int kHeadDim, int kRows, bool kInFours, class Find>
   __device__ __forceinline__ void split_rows(const Find& find, const Strided& place, unsigned to, unsigned empty,
-                                             unsigned parity) const {
+                                             unsigned parity, bool rows_meet = false) const {
     // Pieces of four channels that a thread has on their way; blocks of 256 threads have registers for more.
     constexpr int kAtATime = !kInFours ? 4 : Config::kMathGroups == 1 ? 16 : 8;
     constexpr int kBlocks = (kHeadDim + 63) / 64, kEights = kRows / 8, kTotal = kBlocks * kEights;
-    const int piece = thread_ % 16, first = thread_ / 16;
+    const int piece = rows_meet ? thread_ / 8 : thread_ % 16, first = rows_meet ? thread_ % 8 : thread_ / 16;
     to += first * 128 + ((piece / 2 ^ first) << 4) + piece % 2 * 8;
 #pragma unroll 1
     for (int begin = 0; begin < kTotal; begin += kAtATime) {
@@ -142,11 +143,11 @@ class FloatLoader {
   }
   template <int kType, int kHeadDim, int kRows, class Find>
   __device__ __forceinline__ void split_rows(const Find& find, const Strided& place, int in_fours, unsigned to,
-                                             unsigned empty, unsigned parity) const {
+                                             unsigned empty, unsigned parity, bool rows_meet = false) const {
     if (in_fours != 0) {
       split_rows<kType, kHeadDim, kRows, true>(find, place, to, empty, parity);
     } else {
-      split_rows<kType, kHeadDim, kRows, false>(find, place, to, empty, parity);
+      split_rows<kType, kHeadDim, kRows, false>(find, place, to, empty, parity, rows_meet);
     }
   }
   __device__ __forceinline__ void hand_over(unsigned full) const {
@@ -202,7 +203,8 @@ class FloatLoader {
                 Config::kOtherCache ? scale_of(p_, task, kv_head, key, kValues) : 1.0f};
       };
       split_rows<Config::kCacheType, kHeadDim, Config::kKeys>(
-          find, Strided::of(plane), kValues ? in_fours_.cached_v : in_fours_.cached_k, to, empty, parity);
+          find, Strided::of(plane), kValues ? in_fours_.cached_v : in_fours_.cached_k, to, empty, parity,
+          plane.slot_stride == tile::element_size(Config::kCacheType));
     } else if constexpr (Config::kDense) {
       const kernels::NewRows& rows = kValues ? p_.new_v : p_.new_k;
       const long long before = task.kv_row + tile.start - task.num_cached;
