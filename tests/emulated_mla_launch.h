@@ -19,7 +19,9 @@ inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::P
       static_cast<unsigned>(c.cluster));
   if (!c.splits) return;
   const auto combine = reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.combine_kernel()));
-  emulator::run(2, kernels::kMlaMergeThreads, [&] { combine(params); });
+  // How many groups of threads share rows depends on the blocks: none, two or four, each for some of the cases.
+  const unsigned blocks[] = {2, 24, 130};
+  emulator::run(blocks[(p.total_q + p.heads_q) % 3], kernels::kMlaMergeThreads, [&] { combine(params); });
 }
 
 }  // namespace attune::cuda

@@ -50,12 +50,17 @@ __device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t,
     if (row >= p.heads_of_tile) continue;
     const auto out = [&](int b, int e) { return a.o.blocks[b][e / 2][2 * h + e % 2] * factor; };
     if (t.num_parts > 1) {
-      const long long at = part_row(p, t, head_tile) + row;
-      if (stores_stats) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.highest[h], a.sum[h]);
+      const long long unit = part_unit(p, t, head_tile);
+      if (stores_stats)
+        *reinterpret_cast<float2*>(p.partial_stats + 2 * (unit * Config::kRows + row)) =
+            make_float2(a.highest[h], a.sum[h]);
 #pragma unroll
       for (int b = 0; b < FewOut::kBlocks; ++b) {
-        *reinterpret_cast<float4*>(p.partial_out + at * Config::kHeadDimV + channel + 16 * b) =
-            make_float4(out(b, 0), out(b, 1), out(b, 2), out(b, 3));
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+          *reinterpret_cast<float2*>(p.partial_out + part_channel(unit, row, channel + 16 * b + e)) =
+              make_float2(out(b, e), out(b, e + 1));
+        }
       }
       continue;
     }

@@ -93,11 +93,14 @@ class Repair {
       }
     }
     if (t.num_parts > 1) {
-      const long long at = part_row(p, t, head_tile) + row;
-      if (math_group() == 0 && lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(highest, sum);
+      const long long unit = part_unit(p, t, head_tile);
+      if (math_group() == 0 && lane == 0)
+        *reinterpret_cast<float2*>(p.partial_stats + 2 * (unit * Config::kRows + row)) = make_float2(highest, sum);
 #pragma unroll
-      for (int j = 0; j < kOwn; ++j)
-        p.partial_out[at * Config::kHeadDimV + math_group() * Config::kChannels + 32 * j + lane] = o[j];
+      for (int j = 0; j < kOwn; ++j) {
+        const int channel = math_group() * Config::kChannels + 32 * j + lane;
+        p.partial_out[part_channel(unit, row, channel & ~1) + channel % 2] = o[j];
+      }
       return;
     }
     float factor = 0;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "mla/attend.cuh"
+#include "mla/parts.cuh"
 #include "tile/finish.cuh"
 #include "tile/quad.cuh"
 
@@ -65,25 +66,26 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
   }
 }
 
-// The first row of the task's part.
-__device__ __forceinline__ long long part_row(const PrefillParams& p, const Task& t, int head_tile) {
-  return (static_cast<long long>(t.first_part + t.part) * p.num_head_tiles + head_tile) * Config::kRows;
+// The head tile of the task's part, counted over all parts.
+__device__ __forceinline__ long long part_unit(const PrefillParams& p, const Task& t, int head_tile) {
+  return static_cast<long long>(t.first_part + t.part) * p.num_head_tiles + head_tile;
 }
 
 __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile,
                                            const Accumulators& a) {
-  const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
+  const int row = row_of_thread(), t4 = threadIdx.x % 4;
+  const long long unit = part_unit(p, t, head_tile);
+  if (math_group() == 0 && t4 == 0) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const long long at = part_row(p, t, head_tile) + row + 8 * h;
-    if (math_group() == 0 && pair == 0)
-      *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
-#pragma unroll
-    for (int j = 0; j < Config::kChannels / 8; ++j) {
-      *reinterpret_cast<float2*>(p.partial_out + at * Config::kHeadDimV + math_group() * Config::kChannels + 8 * j + pair) =
-          make_float2(a.o[4 * j + 2 * h], a.o[4 * j + 2 * h + 1]);
+    for (int h = 0; h < 2; ++h) {
+      *reinterpret_cast<float2*>(p.partial_stats + 2 * (unit * Config::kRows + row + 8 * h)) =
+          make_float2(a.max[h], a.sum[h]);
     }
   }
+  float* const to = p.partial_out + part_channel(unit, row, math_group() * Config::kChannels + 2 * t4);
+#pragma unroll
+  for (int j = 0; j < Config::kChannels / 8; ++j)
+    *reinterpret_cast<float4*>(to + 128 * j) = make_float4(a.o[4 * j], a.o[4 * j + 1], a.o[4 * j + 2], a.o[4 * j + 3]);
 }
 
 }  // namespace attune::mla
