@@ -96,11 +96,10 @@ class Repair {
       const long long unit = part_unit(p, t, head_tile);
       if (math_group() == 0 && lane == 0)
         *reinterpret_cast<float2*>(p.partial_stats + 2 * (unit * Config::kRows + row)) = make_float2(highest, sum);
+      float* const to =
+          p.partial_out + part_channel(unit, row, math_group() * Config::kChannels + (lane & ~1)) + lane % 2;
 #pragma unroll
-      for (int j = 0; j < kOwn; ++j) {
-        const int channel = math_group() * Config::kChannels + 32 * j + lane;
-        p.partial_out[part_channel(unit, row, channel & ~1) + channel % 2] = o[j];
-      }
+      for (int j = 0; j < kOwn; ++j) to[32 / 8 * 128 * j] = o[j];
       return;
     }
     float factor = 0;

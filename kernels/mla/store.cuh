@@ -73,16 +73,17 @@ __device__ __forceinline__ long long part_unit(const PrefillParams& p, const Tas
 
 __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile,
                                            const Accumulators& a) {
-  const int row = row_of_thread(), t4 = threadIdx.x % 4;
+  const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128, lane = thread % 32;
   const long long unit = part_unit(p, t, head_tile);
-  if (math_group() == 0 && t4 == 0) {
+  const int row = thread / 32 * 16 + lane / 4;
+  if (math_group() == 0 && lane % 4 == 0) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       *reinterpret_cast<float2*>(p.partial_stats + 2 * (unit * Config::kRows + row + 8 * h)) =
           make_float2(a.max[h], a.sum[h]);
     }
   }
-  float* const to = p.partial_out + part_channel(unit, row, math_group() * Config::kChannels + 2 * t4);
+  float* const to = p.partial_out + part_channel(unit, row, math_group() * Config::kChannels + lane % 4 * 2);
 #pragma unroll
   for (int j = 0; j < Config::kChannels / 8; ++j)
     *reinterpret_cast<float4*>(to + 128 * j) = make_float4(a.o[4 * j], a.o[4 * j + 1], a.o[4 * j + 2], a.o[4 * j + 3]);
