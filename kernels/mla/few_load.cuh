@@ -109,7 +109,7 @@ class FewLoader {
 
   const PrefillParams& p_;
   const FewPlaces& places_;
-  prefill::TaskFeed<FewPlaces> feed_;
+  prefill::TaskFeed<FewPlaces, 1, false, true> feed_;
   Turn turn_;
 };
 

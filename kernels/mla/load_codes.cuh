@@ -235,7 +235,23 @@ class CodeLoader {
     const Turn turn = turn_of(copied_ - 1);
     bool copies = i > task.tile_begin;  // the next tile is still to be copied
     go_on(rows, i - 1, task.tile_begin);
-    ptx::wait_copies<0>();
+    unsigned of_tile[kRowsOfThread];
+#pragma unroll
+    for (int row = 0; row < kRowsOfThread; ++row) of_tile[row] = scales_[row];
+    if (copies && copied_ == 1) {  // the block's first: the other buffer is empty
+      copy(task, i - 1);
+      copies = false;
+      ptx::wait_copies<1>();
+    } else {
+      ptx::wait_copies<0>();
+    }
+    const auto scales_of = [&](int part) {
+      Scales scales;
+#pragma unroll
+      for (int row = 0; row < kRowsOfThread; ++row)
+        scales.of_row[row] = __shfl_sync(0xffffffffu, of_tile[row], part - 1, kLanes);
+      return scales;
+    };
     __syncwarp();
     Codes first, second, third;
     read(turn.stage, 1, first);
@@ -269,13 +285,6 @@ class CodeLoader {
   struct Scales {
     unsigned of_row[kRowsOfThread];
   };
-  __device__ __forceinline__ Scales scales_of(int part) const {
-    Scales scales;
-#pragma unroll
-    for (int row = 0; row < kRowsOfThread; ++row)
-      scales.of_row[row] = __shfl_sync(0xffffffffu, scales_[row], part - 1, kLanes);
-    return scales;
-  }
   struct Codes {
     unsigned words[kRowsOfThread][2][4];  // of each row and chunk 16
   };

@@ -60,7 +60,7 @@ class TaskWalk {
   const PrefillParams& p_;
   const Places& places_;
   const ptx::TensorMap& q_;
-  prefill::TaskFeed<Places, Config::kCluster> feed_;
+  prefill::TaskFeed<Places, Config::kCluster, false, true> feed_;
   unsigned count_ = 0;  // tasks before the present one
 };
 

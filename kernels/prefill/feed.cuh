@@ -18,7 +18,11 @@ constexpr int kNoMoreTasks = -1;  // in place of a head tile
 //
 // kCluster: blocks of a cluster that take the same task, each its own one of as many neighbouring head tiles. Its first
 // block takes tasks and tells the others: Places also has tell_others(n, item) and hear(n) for the n-th that is told.
-template <class Places, int kCluster = 1, bool kBeside = false>
+//
+// kShort: calls may be so short that what the first task waits for is much of them. Where there is one head tile, or all
+// go together, the first task is asked for before the list has said so; and where no task is left for a second round,
+// nobody counts.
+template <class Places, int kCluster = 1, bool kBeside = false, bool kShort = false>
 class TaskFeed {
  public:
   // A task's pieces, each written by a lane.
@@ -30,8 +34,12 @@ class TaskFeed {
   // All lanes of the warp, in a loop: the slot of the next task, or -1. The task stays readable until the slot is needed
   // again; the others find kNoMoreTasks when there is no more.
   __device__ __forceinline__ int next() {
-    const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_tasks = p_.list->num_tasks;
     const int head_tiles = p_.num_head_tiles / kCluster;
+    const bool guesses = kShort && count_ == 0;
+    const int guess = min(static_cast<int>(blockIdx.x) / kCluster / head_tiles, p_.max_tasks - 1);
+    uint4 part{};
+    if (guesses) part = part_of(p_.tasks + guess);
+    const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_tasks = p_.list->num_tasks;
     const int num_items = num_tasks * head_tiles;  // the host refuses more than 2^31
     int item;
     if (count_ == 0 && is_beside() && lane_ == 0) next_ = take(num_items);
@@ -41,7 +49,7 @@ class TaskFeed {
       item = agree(num_items);
     }
     if (item >= num_items) {
-      publish(nullptr, kNoMoreTasks);
+      publish(uint4{}, kNoMoreTasks);
       return -1;
     }
     // All tasks for the first few head tiles, then for the next.
@@ -49,7 +57,9 @@ class TaskFeed {
     const int within = item - section * num_tasks * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
     if (kCluster == 1 && lane_ == 0) next_ = take(num_items);  // ahead
-    return publish(p_.tasks + within / heads, (first_head + within % heads) * kCluster + rank());
+    const int task = within / heads;
+    if (!guesses || task != guess) part = part_of(p_.tasks + task);
+    return publish(part, (first_head + within % heads) * kCluster + rank());
   }
 
  private:
@@ -57,8 +67,13 @@ class TaskFeed {
 
   __device__ __forceinline__ bool is_beside() const { return kBeside && p_.few_q > 0; }
 
+  // Nothing is left when all blocks have what they know without asking.
+  __device__ __forceinline__ static bool has_one_round(int num_items) {
+    return kShort && num_items <= static_cast<int>(gridDim.x / kCluster);
+  }
   // The counter ends at 0, whoever counts last.
   __device__ __forceinline__ unsigned take(int num_items) {
+    if (has_one_round(num_items)) return num_items;
     const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;  // items that blocks have without asking
     return known + ptx::count_arrival(&p_.list->next_item, num_items - 1 + (is_beside() ? gridDim.x : 0));
   }
@@ -66,6 +81,7 @@ class TaskFeed {
   __device__ __forceinline__ int agree(int num_items) {
     int item = static_cast<int>(blockIdx.x) / kCluster;
     if (count_ == 0) return item;
+    if (has_one_round(num_items)) return num_items;
     if (rank() != 0) return places_.hear(count_ - 1);
     if (lane_ == 0) {
       item = static_cast<int>(take(num_items));
@@ -74,10 +90,12 @@ class TaskFeed {
     return __shfl_sync(0xffffffffu, item, 0);
   }
 
-  __device__ __forceinline__ int publish(const kernels::Task* from, int head_tile) {
+  // What the lane publishes of a task.
+  __device__ __forceinline__ uint4 part_of(const kernels::Task* from) const {
+    return lane_ < kTaskVectors ? reinterpret_cast<const uint4*>(from)[lane_] : uint4{};
+  }
+  __device__ __forceinline__ int publish(const uint4& part, int head_tile) {
     const int to = slot();
-    uint4 part{};
-    if (from != nullptr && lane_ < kTaskVectors) part = reinterpret_cast<const uint4*>(from)[lane_];
     ptx::wait_phase(places_.task_empty(to), parity() ^ 1);
     if (lane_ < kTaskVectors) {
       reinterpret_cast<uint4*>(&places_.task(to))[lane_] = part;
