@@ -63,6 +63,21 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
   meet();
 }
 
+// The thread will touch the other block's shared memory no more: said before results are stored, so that what they take
+// to arrive is not waited for.
+__device__ __forceinline__ void leave() {
+  if constexpr (Config::kCluster > 1) {
+    __syncwarp();
+    ptx::arrive_at_cluster_releasing();
+  }
+}
+// Whether no task follows the present one; the loaders have asked while its first tile came.
+__device__ __forceinline__ bool is_last(const Places& places, const Counts& counts) {
+  const unsigned next = counts.tasks() + 1;
+  ptx::wait_phase(places.task_full(slot_of_task(next)), next / kernels::kTaskSlots % 2);
+  return __shfl_sync(0xffffffffu, places.head_tile(slot_of_task(next)), 0) == prefill::kNoMoreTasks;
+}
+
 // Both groups: what is not the tiles is the same code, as what it takes is the fetching of its instructions.
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
   Accumulators a;
@@ -70,7 +85,10 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     const int slot = counts.slot();
     ptx::wait_phase(places.task_full(slot), counts.tasks() / kernels::kTaskSlots % 2);
     const int head_tile = __shfl_sync(0xffffffffu, places.head_tile(slot), 0);
-    if (head_tile == prefill::kNoMoreTasks) return;
+    if (head_tile == prefill::kNoMoreTasks) {
+      if (counts.tasks() == 0) leave();
+      return;
+    }
     const Task& task = places.task(slot);  // read where needed: registers are scarce
     const Rows rows{p, task, head_tile};
     if (math_group() == 0) {
@@ -78,6 +96,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
     } else {
       Attend<1>(p, places).run(task, rows, counts, a);
     }
+    if (Config::kCluster > 1 && is_last(places, counts)) leave();
     float lowered[2];
     finish(places, p.scale * kLog2e, a, lowered);
     const Repair repair(rows, a);
@@ -116,9 +135,10 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     } else {
       RowLoader(p, q, places).run();
     }
+    leave();
   } else {
     ptx::take_registers<Config::kMathRegisters>();
     run_math(p, places);
   }
-  if constexpr (Config::kCluster > 1) meet();  // nobody leaves whose memory another may still write to
+  if constexpr (Config::kCluster > 1) ptx::wait_for_cluster();  // nobody ends whose memory another may still write to
 }

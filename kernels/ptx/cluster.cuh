@@ -22,6 +22,10 @@ __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The first step of it.
+__device__ __forceinline__ void arrive_at_cluster_releasing() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 
 // The same in two steps and without that: nothing but that all have come.
 __device__ __forceinline__ void arrive_at_cluster() {
