@@ -37,34 +37,55 @@ __device__ __forceinline__ void init_barriers(const FewPlaces& places) {
   __syncthreads();
 }
 
+// A part: what a lane has of rows g and g + 8 are two pieces of 16 bytes side by side (parts.cuh); of two neighbouring
+// lanes one stores the first pieces of its block of channels and the other the second, so that 32 bytes are stored at once.
+__device__ __forceinline__ void store_few_part(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a,
+                                               int channel) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
+  const bool odd = lane % 2 != 0;
+  const long long unit = part_unit(p, t, head_tile);
+  float factors[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    factors[h] = a.finish(h);
+    if (few_warp() == 0 && lane % 4 == 0) {
+      *reinterpret_cast<float2*>(p.partial_stats + 2 * (unit * Config::kRows + row + 8 * h)) =
+          make_float2(a.highest[h], a.sum[h]);
+    }
+  }
+  const int other = __shfl_xor_sync(0xffffffffu, channel, 1);
+  float* const first = p.partial_out + part_channel(unit, row, (odd ? other : channel) + (odd ? 2 : 0));
+  float* const second = p.partial_out + part_channel(unit, row, (odd ? channel : other) + (odd ? 2 : 0));
+#pragma unroll
+  for (int b = 0; b < FewOut::kBlocks; ++b) {
+    float x[4], y[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[i] = a.o.blocks[b][0][i] * factors[i / 2], y[i] = a.o.blocks[b][1][i] * factors[i / 2];
+      const float got = __shfl_xor_sync(0xffffffffu, odd ? x[i] : y[i], 1);
+      x[i] = odd ? got : x[i];
+      y[i] = odd ? y[i] : got;
+    }
+    // 16 channels further are two groups of eight further.
+    *reinterpret_cast<float4*>(first + 2 * 128 * b) = make_float4(x[0], x[1], x[2], x[3]);
+    *reinterpret_cast<float4*>(second + 2 * 128 * b) = make_float4(y[0], y[1], y[2], y[3]);
+  }
+}
+
 // The lane's two rows.
 __device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a) {
   constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
   const int lane = threadIdx.x % 32,
             channel = few_warp() * Few::kChannelsOfWarp + FewOperands<Config::kDecodes>::channel();
-  const bool stores_stats = few_warp() == 0 && lane % 4 == 0;
+  if (t.num_parts > 1) return store_few_part(p, t, head_tile, a, channel);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = lane / 4 + 8 * h, head = head_tile * p.heads_of_tile + row;
     float factor = a.finish(h);
     if (row >= p.heads_of_tile) continue;
     const auto out = [&](int b, int e) { return a.o.blocks[b][e / 2][2 * h + e % 2] * factor; };
-    if (t.num_parts > 1) {
-      const long long unit = part_unit(p, t, head_tile);
-      if (stores_stats)
-        *reinterpret_cast<float2*>(p.partial_stats + 2 * (unit * Config::kRows + row)) =
-            make_float2(a.highest[h], a.sum[h]);
-#pragma unroll
-      for (int b = 0; b < FewOut::kBlocks; ++b) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-          *reinterpret_cast<float2*>(p.partial_out + part_channel(unit, row, channel + 16 * b + e)) =
-              make_float2(out(b, e), out(b, e + 1));
-        }
-      }
-      continue;
-    }
-    factor *= tile::finish_row(p, t.batch, t.q_begin, t.token_begin, head, a.highest[h], a.sum[h], stores_stats);
+    factor *= tile::finish_row(p, t.batch, t.q_begin, t.token_begin, head, a.highest[h], a.sum[h],
+                               few_warp() == 0 && lane % 4 == 0);
     const long long at = out_at(p, t, t.token_begin, head);
 #pragma unroll
     for (int b = 0; b < FewOut::kBlocks; ++b) {
