@@ -19,9 +19,8 @@ constexpr int kNoMoreTasks = -1;  // in place of a head tile
 // kCluster: blocks of a cluster that take the same task, each its own one of as many neighbouring head tiles. Its first
 // block takes tasks and tells the others: Places also has tell_others(n, item) and hear(n) for the n-th that is told.
 //
-// kShort: calls may be so short that what the first task waits for is much of them. Where there is one head tile, or all
-// go together, the first task is asked for before the list has said so; and where no task is left for a second round,
-// nobody counts.
+// kShort: calls may be so short that what the first task waits for is much of them. It is asked for with the list, on
+// the guess that all head tiles go together; and where no task is left for a second round, nobody counts.
 template <class Places, int kCluster = 1, bool kBeside = false, bool kShort = false>
 class TaskFeed {
  public:
@@ -34,12 +33,15 @@ class TaskFeed {
   // All lanes of the warp, in a loop: the slot of the next task, or -1. The task stays readable until the slot is needed
   // again; the others find kNoMoreTasks when there is no more.
   __device__ __forceinline__ int next() {
-    const int head_tiles = p_.num_head_tiles / kCluster;
-    const bool guesses = kShort && count_ == 0;
-    const int guess = min(static_cast<int>(blockIdx.x) / kCluster / head_tiles, p_.max_tasks - 1);
+    const kernels::Task* guess = nullptr;
     uint4 part{};
-    if (guesses) part = part_of(p_.tasks + guess);
+    if (kShort && count_ == 0) {
+      const int of_block = static_cast<int>(blockIdx.x) / max(p_.num_head_tiles, kCluster);
+      guess = p_.tasks + min(of_block, p_.max_tasks - 1);
+      part = part_of(guess);
+    }
     const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_tasks = p_.list->num_tasks;
+    const int head_tiles = p_.num_head_tiles / kCluster;
     const int num_items = num_tasks * head_tiles;  // the host refuses more than 2^31
     int item;
     if (count_ == 0 && is_beside() && lane_ == 0) next_ = take(num_items);
@@ -49,7 +51,7 @@ class TaskFeed {
       item = agree(num_items);
     }
     if (item >= num_items) {
-      publish(uint4{}, kNoMoreTasks);
+      publish(nullptr, kNoMoreTasks);
       return -1;
     }
     // All tasks for the first few head tiles, then for the next.
@@ -57,9 +59,7 @@ class TaskFeed {
     const int within = item - section * num_tasks * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
     if (kCluster == 1 && lane_ == 0) next_ = take(num_items);  // ahead
-    const int task = within / heads;
-    if (!guesses || task != guess) part = part_of(p_.tasks + task);
-    return publish(part, (first_head + within % heads) * kCluster + rank());
+    return publish(p_.tasks + within / heads, (first_head + within % heads) * kCluster + rank(), guess, part);
   }
 
  private:
@@ -90,12 +90,15 @@ class TaskFeed {
     return __shfl_sync(0xffffffffu, item, 0);
   }
 
-  // What the lane publishes of a task.
+  // The lane's piece of a task.
   __device__ __forceinline__ uint4 part_of(const kernels::Task* from) const {
     return lane_ < kTaskVectors ? reinterpret_cast<const uint4*>(from)[lane_] : uint4{};
   }
-  __device__ __forceinline__ int publish(const uint4& part, int head_tile) {
+  // part: of the task that is `guess`.
+  __device__ __forceinline__ int publish(const kernels::Task* from, int head_tile, const kernels::Task* guess = nullptr,
+                                         uint4 part = {}) {
     const int to = slot();
+    if (from != nullptr && from != guess) part = part_of(from);
     ptx::wait_phase(places_.task_empty(to), parity() ^ 1);
     if (lane_ < kTaskVectors) {
       reinterpret_cast<uint4*>(&places_.task(to))[lane_] = part;
