@@ -3,8 +3,8 @@
 //
 //   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L, with sinks as everywhere
 //
-// A group of 128 threads has half of the channels of two rows, as parts hold them (parts.cuh). Where there are so few that
-// all are merged at a time, two or four groups share them, with every second or fourth part each, and two of these
+// A group of 128 threads has half of the channels of two rows, as parts hold them (parts.cuh). Where there are so few
+// that all are merged at a time, two or four groups share them, with every second or fourth part each, and two of these
 // finish a row each. Up to eight parts are asked for at a time; while they come, a warp computes the parts' weights.
 #include "mla/parts.cuh"
 #include "prefill/tiles.cuh"
@@ -38,9 +38,8 @@ __device__ __forceinline__ long long unit_of(const kernels::PrefillParams& p, co
   return static_cast<long long>(t.first_part + part) * p.num_head_tiles + pair.head_tile;
 }
 
-// A warp: the weights of parts `first` to `first` + 31, a lane's its own, from maxima and sums that have been loaded, and
-// the maxima and sums so far.
-__device__ __forceinline__ void weigh(const float2 (&stats)[2], Shared& shared, float (&max)[2], float (&sum)[2]) {
+// A warp: the weights of 32 parts, a lane's its own, from what has been loaded of them, and the maxima and sums so far.
+__device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, float (&max)[2], float (&sum)[2]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float top[2] = {stats[0].x, stats[1].x}, weight[2], part[2], lowered[2];
 #pragma unroll
@@ -67,7 +66,7 @@ __device__ __forceinline__ void weigh(const float2 (&stats)[2], Shared& shared, 
     sum[h] = fmaf(sum[h], lowered[h], part[h]);
     if (lane == 0) shared.max[h] = max[h], shared.sum[h] = sum[h], shared.lowered[h] = lowered[h];
   }
-  shared.weights[lane] = make_float2(weight[0], weight[1]);
+  shared.weights[lane] = make_float2(weight[0] * stats[0].z, weight[1] * stats[1].z);
 }
 
 // Row h of the pair.
@@ -106,15 +105,16 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
   float4 o = {0, 0, 0, 0};
   const unsigned step = p.num_head_tiles * (kRows * kernels::kMlaHeadDimV);  // floats, from a part to the next
   const float* parts = p.partial_out + part_channel(unit_of(p, t, pair, 0), pair.row, channel_of(pair));
-  const float* own_stats = p.partial_stats + 2 * (unit_of(p, t, pair, lane) * kRows + pair.row);
+  const float* own_stats = p.partial_stats + kPartStats * (unit_of(p, t, pair, lane) * kRows + pair.row);
   if (waits) ptx::wait_for_previous_kernels();
 #pragma unroll 1
   for (int first = 0; first < t.num_parts; first += 32) {
     const int count = min(t.num_parts - first, 32);
-    float2 stats[2] = {{-ptx::infinity(), 0}, {-ptx::infinity(), 0}};
+    float4 stats[2] = {{-ptx::infinity(), 0, 0, 0}, {-ptx::infinity(), 0, 0, 0}};
     if (weighs && lane < count) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) stats[h] = ptx::load_from_l2(reinterpret_cast<const float2*>(own_stats + 16 * h));
+      for (int h = 0; h < 2; ++h)
+        stats[h] = ptx::load_from_l2(reinterpret_cast<const float4*>(own_stats + 8 * kPartStats * h));
     }
 #pragma unroll 1
     for (int i = group; i < count || i == group; i += kSharing * kAtATime) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
         o.z = fmaf(weight.y, x[j].z, o.z), o.w = fmaf(weight.y, x[j].w, o.w);
       }
     }
-    parts += 32ull * step, own_stats += 32ull * (step / (kernels::kMlaHeadDimV / 2));
+    parts += 32ull * step, own_stats += 32ull * (step / (kernels::kMlaHeadDimV / kPartStats));
     if (first + 32 < t.num_parts) meet();  // before other weights are written
   }
   if constexpr (kSharing == 1) {
@@ -172,7 +172,8 @@ __device__ __forceinline__ void merge_pairs(const kernels::PrefillParams& p, uns
     const unsigned tile = i / of_tile, pair = (i - tile * of_tile) / 2, split = tile / p.num_head_tiles;
     const kernels::Task task = p.split_tasks[split];
     const int head_tile = static_cast<int>(tile - split * p.num_head_tiles);
-    merge_pair<kSharing>(p, task, {head_tile, static_cast<int>(pair / 8 * 16 + pair % 8), static_cast<int>(i % 2)}, first);
+    const int row = static_cast<int>(pair / 8 * 16 + pair % 8);
+    merge_pair<kSharing>(p, task, {head_tile, row, static_cast<int>(i % 2)}, first);
     first = false;
   }
 }

@@ -38,7 +38,7 @@ __device__ __forceinline__ void init_barriers(const FewPlaces& places) {
 }
 
 // A part: what a lane has of rows g and g + 8 are two pieces of 16 bytes side by side (parts.cuh); of two neighbouring
-// lanes one stores the first pieces of its block of channels and the other the second, so that 32 bytes are stored at once.
+// lanes one stores the first pieces of its block of channels and the other the second, so that they are 32 bytes.
 __device__ __forceinline__ void store_few_part(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a,
                                                int channel) {
   const int lane = threadIdx.x % 32, row = lane / 4;
@@ -49,8 +49,8 @@ __device__ __forceinline__ void store_few_part(const PrefillParams& p, const Tas
   for (int h = 0; h < 2; ++h) {
     factors[h] = a.finish(h);
     if (few_warp() == 0 && lane % 4 == 0) {
-      *reinterpret_cast<float2*>(p.partial_stats + 2 * (unit * Config::kRows + row + 8 * h)) =
-          make_float2(a.highest[h], a.sum[h]);
+      *reinterpret_cast<float4*>(p.partial_stats + kPartStats * (unit * Config::kRows + row + 8 * h)) =
+          make_float4(a.highest[h], a.sum[h], 1, 0);
     }
   }
   const int other = __shfl_xor_sync(0xffffffffu, channel, 1);

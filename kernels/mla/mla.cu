@@ -97,14 +97,14 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
       Attend<1>(p, places).run(task, rows, counts, a);
     }
     if (Config::kCluster > 1 && is_last(places, counts)) leave();
+    if (task.num_parts > 1) store_part(p, task, head_tile, a);  // before its statistics, which take a while
     float lowered[2];
     finish(places, p.scale * kLog2e, a, lowered);
     const Repair repair(rows, a);
     if (task.num_parts == 1) {
       store_whole(p, task, rows, a, lowered);
     } else {
-      rescale_if_lowered<false>(lowered, a);
-      store_part(p, task, head_tile, a);
+      store_part_stats(p, task, head_tile, a, lowered);
     }
     __syncwarp();
     repair(p, task, head_tile, rows);

@@ -13,6 +13,8 @@
 namespace attune::mla {
 
 constexpr int kChannelsOfHalf = kernels::kMlaHeadDimV / 2;
+// Of a row: its maximum, a score in base 2; the sum against it; and what outputs are to be multiplied with for that.
+constexpr int kPartStats = kernels::kMlaPartStats;
 
 // unit: a part's head tile, counted over all parts. channel: even.
 __device__ __forceinline__ long long part_channel(long long unit, int row, int channel) {

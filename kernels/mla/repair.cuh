@@ -94,8 +94,10 @@ class Repair {
     }
     if (t.num_parts > 1) {
       const long long unit = part_unit(p, t, head_tile);
-      if (math_group() == 0 && lane == 0)
-        *reinterpret_cast<float2*>(p.partial_stats + 2 * (unit * Config::kRows + row)) = make_float2(highest, sum);
+      if (math_group() == 0 && lane == 0) {
+        *reinterpret_cast<float4*>(p.partial_stats + kPartStats * (unit * Config::kRows + row)) =
+            make_float4(highest, sum, 1, 0);
+      }
       float* const to =
           p.partial_out + part_channel(unit, row, math_group() * Config::kChannels + (lane & ~1)) + lane % 2;
 #pragma unroll

@@ -67,26 +67,31 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
 }
 
 // The head tile of the task's part, counted over all parts.
-__device__ __forceinline__ long long part_unit(const PrefillParams& p, const Task& t, int head_tile) {
-  return static_cast<long long>(t.first_part + t.part) * p.num_head_tiles + head_tile;
+__device__ __forceinline__ int part_unit(const PrefillParams& p, const Task& t, int head_tile) {
+  return (t.first_part + t.part) * p.num_head_tiles + head_tile;
 }
 
+// What has been summed up against the reference.
 __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile,
                                            const Accumulators& a) {
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128, lane = thread % 32;
   const long long unit = part_unit(p, t, head_tile);
   const int row = thread / 32 * 16 + lane / 4;
-  if (math_group() == 0 && lane % 4 == 0) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      *reinterpret_cast<float2*>(p.partial_stats + 2 * (unit * Config::kRows + row + 8 * h)) =
-          make_float2(a.max[h], a.sum[h]);
-    }
-  }
   float* const to = p.partial_out + part_channel(unit, row, math_group() * Config::kChannels + lane % 4 * 2);
 #pragma unroll
   for (int j = 0; j < Config::kChannels / 8; ++j)
     *reinterpret_cast<float4*>(to + 128 * j) = make_float4(a.o[4 * j], a.o[4 * j + 1], a.o[4 * j + 2], a.o[4 * j + 3]);
+}
+// What lies beside them.
+__device__ __forceinline__ void store_part_stats(const PrefillParams& p, const Task& t, int head_tile,
+                                                 const Accumulators& a, const float (&lowered)[2]) {
+  const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
+  if (math_group() != 0 || thread % 4 != 0) return;
+  const int row = part_unit(p, t, head_tile) * Config::kRows + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    reinterpret_cast<float4*>(p.partial_stats)[row + 8 * h] = make_float4(a.max[h], a.sum[h], lowered[h], 0);
+  }
 }
 
 }  // namespace attune::mla

@@ -33,12 +33,11 @@ class TaskFeed {
   // All lanes of the warp, in a loop: the slot of the next task, or -1. The task stays readable until the slot is needed
   // again; the others find kNoMoreTasks when there is no more.
   __device__ __forceinline__ int next() {
-    const kernels::Task* guess = nullptr;
+    int guess = -1;
     uint4 part{};
     if (kShort && count_ == 0) {
-      const int of_block = static_cast<int>(blockIdx.x) / max(p_.num_head_tiles, kCluster);
-      guess = p_.tasks + min(of_block, p_.max_tasks - 1);
-      part = part_of(guess);
+      guess = min(static_cast<int>(blockIdx.x) / max(p_.num_head_tiles, kCluster), p_.max_tasks - 1);
+      part = part_of(p_.tasks + guess);
     }
     const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_tasks = p_.list->num_tasks;
     const int head_tiles = p_.num_head_tiles / kCluster;
@@ -59,7 +58,8 @@ class TaskFeed {
     const int within = item - section * num_tasks * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
     if (kCluster == 1 && lane_ == 0) next_ = take(num_items);  // ahead
-    return publish(p_.tasks + within / heads, (first_head + within % heads) * kCluster + rank(), guess, part);
+    const int task = within / heads;
+    return publish(p_.tasks + task, (first_head + within % heads) * kCluster + rank(), kShort && task == guess, part);
   }
 
  private:
@@ -94,11 +94,11 @@ class TaskFeed {
   __device__ __forceinline__ uint4 part_of(const kernels::Task* from) const {
     return lane_ < kTaskVectors ? reinterpret_cast<const uint4*>(from)[lane_] : uint4{};
   }
-  // part: of the task that is `guess`.
-  __device__ __forceinline__ int publish(const kernels::Task* from, int head_tile, const kernels::Task* guess = nullptr,
+  // known: the lane has its part of the task.
+  __device__ __forceinline__ int publish(const kernels::Task* from, int head_tile, bool known = false,
                                          uint4 part = {}) {
     const int to = slot();
-    if (from != nullptr && from != guess) part = part_of(from);
+    if (from != nullptr && !known) part = part_of(from);
     ptx::wait_phase(places_.task_empty(to), parity() ^ 1);
     if (lane_ < kTaskVectors) {
       reinterpret_cast<uint4*>(&places_.task(to))[lane_] = part;

@@ -217,7 +217,7 @@ WorkspaceLayout workspace_layout(const Config& c) {
   w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));
   w.parts_done = take(blocks * sizeof(unsigned));
   w.split_tasks = take(c.splits ? blocks * sizeof(kernels::Task) : 0);
-  w.stats = take(rows * 2 * sizeof(float));
+  w.stats = take(rows * kernels::kMlaPartStats * sizeof(float));
   w.out = take(rows * kernels::kMlaHeadDimV * sizeof(float));
   return w;
 }
