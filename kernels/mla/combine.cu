@@ -3,9 +3,10 @@
 //
 //   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L, with sinks as everywhere
 //
-// A group of 128 threads has half of the channels of two rows, as parts hold them (parts.cuh). Where there are so few
-// that all are merged at a time, two or four groups share them, with every second or fourth part each, and two of these
-// finish a row each. Up to eight parts are asked for at a time; while they come, a warp computes the parts' weights.
+// A group of 128 threads has two rows, or of those half of the channels where parts are fp32, as parts hold them
+// (parts.cuh): 16 bytes of each part a thread. Where there are so few that all are merged at a time, two or four groups
+// share them, with every second or fourth part each, and two of these finish a row each. Up to eight parts are asked for
+// at a time; while they come, a warp computes the parts' weights.
 #include "mla/parts.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/atomic.cuh"
@@ -19,27 +20,57 @@ namespace attune::mla {
 constexpr int kRows = kernels::kMlaRowsOfBlock, kAtATime = 8;
 constexpr int kGroups = kernels::kMlaMergeThreads / 128;
 
-// Two rows, eight apart, of a block of rows; of each the channels of half `half`.
+// A thread's channels of a row, in pairs, eight channels apart; pieces of the channels of two rows that groups have.
+constexpr int kPairs = kHalfParts ? 2 : 1, kPieces = kHalfParts ? 1 : 2;
+
+// Two rows, eight apart, of a block of rows; which piece of their channels.
 struct Pair {
-  int head_tile, row, half;
+  int head_tile, row, piece;
 };
 
 // What the groups that share a pair of rows share.
 struct Shared {
-  float2 weights[32];  // of parts: of each row
+  float2 weights[2][32];             // of parts, for each half of the channels: of each row
   float max[2], sum[2], lowered[2];  // lowered: what came before these parts counts so much less
 };
 
+// The thread's first.
 __device__ __forceinline__ int channel_of(const Pair& pair) {
-  return pair.half * kChannelsOfHalf + static_cast<int>(threadIdx.x) % 128 * 2;
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  return kHalfParts ? thread / 4 * 16 + thread % 4 * 2 : pair.piece * kChannelsOfHalf + thread * 2;
 }
-__device__ __forceinline__ long long unit_of(const kernels::PrefillParams& p, const kernels::Task& t, const Pair& pair,
-                                             int part) {
-  return static_cast<long long>(t.first_part + part) * p.num_head_tiles + pair.head_tile;
+__device__ __forceinline__ int unit_of(const kernels::PrefillParams& p, const kernels::Task& t, const Pair& pair,
+                                       int part) {
+  return (t.first_part + part) * p.num_head_tiles + pair.head_tile;
 }
 
-// A warp: the weights of 32 parts, a lane's its own, from what has been loaded of them, and the maxima and sums so far.
-__device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, float (&max)[2], float (&sum)[2]) {
+// Pairs of channels of both rows.
+struct Sums {
+  float2 o[2][kPairs];
+  __device__ __forceinline__ void add(const float4& x, const float2& weight) {
+    const float* const words = &x.x;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float first, second;
+        if constexpr (kHalfParts) {
+          const unsigned two = __float_as_uint(words[2 * i + h]);
+          first = ptx::f16_to_float(static_cast<unsigned short>(two));
+          second = ptx::f16_to_float(static_cast<unsigned short>(two >> 16));
+        } else {
+          first = words[2 * h], second = words[2 * h + 1];
+        }
+        o[h][i].x = fmaf(h == 0 ? weight.x : weight.y, first, o[h][i].x);
+        o[h][i].y = fmaf(h == 0 ? weight.x : weight.y, second, o[h][i].y);
+      }
+    }
+  }
+};
+
+// A warp: the weights of 32 parts, a lane's its own, from what has been loaded of them, and the maxima and sums with those
+// before. first: there are none.
+__device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, bool first) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float top[2] = {stats[0].x, stats[1].x}, weight[2], part[2], lowered[2];
 #pragma unroll
@@ -49,12 +80,12 @@ __device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, 
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    top[h] = fmaxf(top[h], max[h]);
+    const float before = first ? -ptx::infinity() : shared.max[h];
+    top[h] = fmaxf(top[h], before);
     const float reference = top[h] == -ptx::infinity() ? 0.0f : top[h];
     weight[h] = ptx::exp2_approx(stats[h].x - reference);
     part[h] = weight[h] * stats[h].y;
-    lowered[h] = ptx::exp2_approx(max[h] - reference);
-    max[h] = top[h];
+    lowered[h] = ptx::exp2_approx(before - reference);
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -63,15 +94,20 @@ __device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, 
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] = fmaf(sum[h], lowered[h], part[h]);
-    if (lane == 0) shared.max[h] = max[h], shared.sum[h] = sum[h], shared.lowered[h] = lowered[h];
+    const float before = first ? 0.0f : shared.sum[h];
+    __syncwarp();
+    if (lane == 0) {
+      shared.max[h] = top[h], shared.lowered[h] = lowered[h];
+      shared.sum[h] = fmaf(before, lowered[h], part[h]);
+    }
   }
-  shared.weights[lane] = make_float2(weight[0] * stats[0].z, weight[1] * stats[1].z);
+  shared.weights[0][lane] = make_float2(weight[0] * stats[0].z, weight[1] * stats[1].z);
+  shared.weights[1][lane] = make_float2(weight[0] * stats[0].w, weight[1] * stats[1].w);
 }
 
 // Row h of the pair.
 __device__ __forceinline__ void finish(const kernels::PrefillParams& p, const kernels::Task& t, const Pair& pair, int h,
-                                       float max, float sum, const float2& o) {
+                                       float max, float sum, const float2 (&o)[kPairs]) {
   constexpr bool kHalves = ATTUNE_OUT_TYPE == tile::kBFloat16 || ATTUNE_OUT_TYPE == tile::kFloat16;
   const int row = pair.row + 8 * h, local = row / p.heads_of_tile;
   if (local >= t.num_tokens) return;
@@ -81,13 +117,17 @@ __device__ __forceinline__ void finish(const kernels::PrefillParams& p, const ke
   const long long to = tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride,
                                         p.out_head_stride) +
                        channel * p.out_dim_stride;
-  const float x = o.x * factor, y = o.y * factor;
-  if (kHalves && p.store_vectors) {
-    *reinterpret_cast<unsigned*>(p.out + to * 2) =
-        ATTUNE_OUT_TYPE == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
-  } else {
-    tile::store_element(ATTUNE_OUT_TYPE, p.out, to, x);
-    tile::store_element(ATTUNE_OUT_TYPE, p.out, to + p.out_dim_stride, y);
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const float x = o[i].x * factor, y = o[i].y * factor;
+    const long long at = to + 8 * i * p.out_dim_stride;
+    if (kHalves && p.store_vectors) {
+      *reinterpret_cast<unsigned*>(p.out + at * 2) =
+          ATTUNE_OUT_TYPE == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+    } else {
+      tile::store_element(ATTUNE_OUT_TYPE, p.out, at, x);
+      tile::store_element(ATTUNE_OUT_TYPE, p.out, at + p.out_dim_stride, y);
+    }
   }
 }
 
@@ -101,15 +141,16 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
   Shared& shared = shared_by[set];
   const bool weighs = group == 0 && thread < 32;
   const auto meet = [&] { ptx::sync_some(1 + set, 128 * kSharing); };
-  float max[2] = {-ptx::infinity(), -ptx::infinity()}, sum[2] = {0, 0};
-  float4 o = {0, 0, 0, 0};
-  const unsigned step = p.num_head_tiles * (kRows * kernels::kMlaHeadDimV);  // floats, from a part to the next
-  const float* parts = p.partial_out + part_channel(unit_of(p, t, pair, 0), pair.row, channel_of(pair));
+  Sums sums{};
+  const unsigned step = p.num_head_tiles * (kRows * kernels::kMlaHeadDimV * kPartBytes);  // from a part to the next
+  const char* parts = part_channel(p.partial_out, unit_of(p, t, pair, 0), pair.row, channel_of(pair));
   const float* own_stats = p.partial_stats + kPartStats * (unit_of(p, t, pair, lane) * kRows + pair.row);
+  const float2* const weights = shared.weights[channel_of(pair) / kChannelsOfHalf];
+  const int num_parts = t.num_parts;
   if (waits) ptx::wait_for_previous_kernels();
 #pragma unroll 1
-  for (int first = 0; first < t.num_parts; first += 32) {
-    const int count = min(t.num_parts - first, 32);
+  for (int first = 0; first < num_parts; first += 32) {
+    const int count = min(num_parts - first, 32);
     float4 stats[2] = {{-ptx::infinity(), 0, 0, 0}, {-ptx::infinity(), 0, 0, 0}};
     if (weighs && lane < count) {
 #pragma unroll
@@ -126,35 +167,43 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
         x[j] = ptx::load_from_l2(reinterpret_cast<const float4*>(parts + static_cast<unsigned long long>(part) * step));
       }
       if (i == group) {
-        if (weighs) weigh(stats, shared, max, sum);
+        if (weighs) weigh(stats, shared, first == 0);
         meet();
-        o.x *= shared.lowered[0], o.y *= shared.lowered[0], o.z *= shared.lowered[1], o.w *= shared.lowered[1];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float lowered = shared.lowered[h];
+#pragma unroll
+          for (int k = 0; k < kPairs; ++k) sums.o[h][k].x *= lowered, sums.o[h][k].y *= lowered;
+        }
       }
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
-        if (i + j * kSharing >= count) continue;
-        const float2 weight = shared.weights[i + j * kSharing];
-        o.x = fmaf(weight.x, x[j].x, o.x), o.y = fmaf(weight.x, x[j].y, o.y);
-        o.z = fmaf(weight.y, x[j].z, o.z), o.w = fmaf(weight.y, x[j].w, o.w);
+        if (i + j * kSharing < count) sums.add(x[j], weights[i + j * kSharing]);
       }
     }
-    parts += 32ull * step, own_stats += 32ull * (step / (kernels::kMlaHeadDimV / kPartStats));
-    if (first + 32 < t.num_parts) meet();  // before other weights are written
+    parts += 32ull * step, own_stats += 32 * kPartStats * kRows * p.num_head_tiles;
+    if (first + 32 < num_parts) meet();  // before other weights are written
   }
   if constexpr (kSharing == 1) {
-#pragma unroll 1
-    for (int h = 0; h < 2; ++h)
-      finish(p, t, pair, h, shared.max[h], shared.sum[h], h == 0 ? make_float2(o.x, o.y) : make_float2(o.z, o.w));
+    finish(p, t, pair, 0, shared.max[0], shared.sum[0], sums.o[0]);
+    finish(p, t, pair, 1, shared.max[1], shared.sum[1], sums.o[1]);
   } else {
-    __shared__ float2 out[kGroups][2][128];
-    out[own][0][thread] = make_float2(o.x, o.y), out[own][1][thread] = make_float2(o.z, o.w);
+    __shared__ float2 out[kGroups][2][kPairs][128];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int k = 0; k < kPairs; ++k) out[own][h][k][thread] = sums.o[h][k];
+    }
     meet();
     if (group < 2) {
-      float2 all = {0, 0};
+      float2 all[kPairs] = {};
 #pragma unroll
       for (int i = 0; i < kSharing; ++i) {
-        const float2 x = out[set * kSharing + i][group][thread];
-        all.x += x.x, all.y += x.y;
+#pragma unroll
+        for (int k = 0; k < kPairs; ++k) {
+          const float2 x = out[set * kSharing + i][group][k][thread];
+          all[k].x += x.x, all[k].y += x.y;
+        }
       }
       finish(p, t, pair, group, shared.max[group], shared.sum[group], all);
     }
@@ -162,18 +211,18 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
   meet();  // before the next pair's are written
 }
 
-// All pairs' halves, of which each block of rows has so many.
+// All pairs' pieces, of which each block of rows has so many.
 template <int kSharing>
 __device__ __forceinline__ void merge_pairs(const kernels::PrefillParams& p, unsigned of_tile, unsigned all) {
-  constexpr unsigned kPairs = kGroups / kSharing;  // at a time
+  constexpr unsigned kSets = kGroups / kSharing;
   bool first = true;
 #pragma unroll 1
-  for (unsigned i = blockIdx.x * kPairs + threadIdx.x / (128 * kSharing); i < all; i += gridDim.x * kPairs) {
-    const unsigned tile = i / of_tile, pair = (i - tile * of_tile) / 2, split = tile / p.num_head_tiles;
+  for (unsigned i = blockIdx.x * kSets + threadIdx.x / (128 * kSharing); i < all; i += gridDim.x * kSets) {
+    const unsigned tile = i / of_tile, pair = (i - tile * of_tile) / kPieces, split = tile / p.num_head_tiles;
     const kernels::Task task = p.split_tasks[split];
     const int head_tile = static_cast<int>(tile - split * p.num_head_tiles);
     const int row = static_cast<int>(pair / 8 * 16 + pair % 8);
-    merge_pair<kSharing>(p, task, {head_tile, row, static_cast<int>(i % 2)}, first);
+    merge_pair<kSharing>(p, task, {head_tile, row, static_cast<int>(i % kPieces)}, first);
     first = false;
   }
 }
@@ -185,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 
   using namespace attune;
   // The list is that of the schedule, which has ended: the attention began after it, and this kernel after that.
   const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
-  const unsigned of_tile = (tokens * p.heads_of_tile + 15) / 16 * 16;
+  const unsigned of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kPieces;
   const unsigned all = p.list->num_splits * p.num_head_tiles * of_tile;
   if (all <= gridDim.x) {
     mla::merge_pairs<4>(p, of_tile, all);

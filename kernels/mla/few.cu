@@ -37,38 +37,37 @@ __device__ __forceinline__ void init_barriers(const FewPlaces& places) {
   __syncthreads();
 }
 
-// A part: what a lane has of rows g and g + 8 are two pieces of 16 bytes side by side (parts.cuh); of two neighbouring
-// lanes one stores the first pieces of its block of channels and the other the second, so that they are 32 bytes.
+// A part: of rows g and g + 8 a lane has pieces of two channels each (parts.cuh).
 __device__ __forceinline__ void store_few_part(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a,
                                                int channel) {
-  const int lane = threadIdx.x % 32, row = lane / 4;
-  const bool odd = lane % 2 != 0;
-  const long long unit = part_unit(p, t, head_tile);
+  const int lane = threadIdx.x % 32, row = lane / 4, unit = part_unit(p, t, head_tile);
   float factors[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    factors[h] = a.finish(h);
-    if (few_warp() == 0 && lane % 4 == 0) {
-      *reinterpret_cast<float4*>(p.partial_stats + kPartStats * (unit * Config::kRows + row + 8 * h)) =
-          make_float4(a.highest[h], a.sum[h], 1, 0);
+    PartScale scale{1, 1};
+    const float lowered = a.finish(h);
+    if constexpr (kHalfParts) scale = scale_of_part(a.largest_of_half(h));
+    factors[h] = kHalfParts ? scale.factor : lowered;
+    if (few_warp() % 4 == 0 && lane % 4 == 0) {
+      float* const stats = p.partial_stats + kPartStats * (unit * Config::kRows + row + 8 * h);
+      if (few_warp() == 0) *reinterpret_cast<float2*>(stats) = make_float2(a.highest[h], a.sum[h]);
+      stats[2 + few_warp() / 4] = kHalfParts ? lowered * scale.inverse : 1.0f;
     }
   }
-  const int other = __shfl_xor_sync(0xffffffffu, channel, 1);
-  float* const first = p.partial_out + part_channel(unit, row, (odd ? other : channel) + (odd ? 2 : 0));
-  float* const second = p.partial_out + part_channel(unit, row, (odd ? channel : other) + (odd ? 2 : 0));
 #pragma unroll
   for (int b = 0; b < FewOut::kBlocks; ++b) {
-    float x[4], y[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[i] = a.o.blocks[b][0][i] * factors[i / 2], y[i] = a.o.blocks[b][1][i] * factors[i / 2];
-      const float got = __shfl_xor_sync(0xffffffffu, odd ? x[i] : y[i], 1);
-      x[i] = odd ? got : x[i];
-      y[i] = odd ? y[i] : got;
+    for (int i = 0; i < 2; ++i) {
+      float x[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = a.o.blocks[b][i][j] * factors[j / 2];
+      char* const to = part_channel(p.partial_out, unit, row, channel + 16 * b + 2 * i);
+      if constexpr (kHalfParts) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(ptx::pack_f16(x[0], x[1]), ptx::pack_f16(x[2], x[3]));
+      } else {
+        *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+      }
     }
-    // 16 channels further are two groups of eight further.
-    *reinterpret_cast<float4*>(first + 2 * 128 * b) = make_float4(x[0], x[1], x[2], x[3]);
-    *reinterpret_cast<float4*>(second + 2 * 128 * b) = make_float4(y[0], y[1], y[2], y[3]);
   }
 }
 

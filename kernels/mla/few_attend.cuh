@@ -13,6 +13,7 @@
 
 #include "mla/few_codes.cuh"
 #include "mla/few_elements.cuh"
+#include "mla/parts.cuh"
 #include "mla/rows.cuh"
 #include "mla/source.cuh"
 
@@ -66,6 +67,14 @@ class FewAttend {
       sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
       sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
       if (t() == 0) ptx::store_shared_u32(places_.sums(g() + 8 * h) + 4 * warp_, __float_as_uint(sum[h]));
+      if constexpr (kHalfParts) {
+        float largest = 0;
+#pragma unroll
+        for (int i = 0; i < FewOut::kCount / 2; ++i) largest = fmaxf(largest, magnitude(o.at(i / 2 * 4 + 2 * h + i % 2)));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        if (t() == 0) ptx::store_shared_u32(places_.tops(g() + 8 * h) + 4 * warp_, __float_as_uint(largest));
+      }
     }
     meet_few();
 #pragma unroll
@@ -74,6 +83,14 @@ class FewAttend {
       load_eight(places_.sums(g() + 8 * h), x);
       sum[h] = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
     }
+  }
+
+  // After add_up(): the largest magnitude of o, of the four warps that have the same half of the channels.
+  __device__ __forceinline__ float largest_of_half(int h) const {
+    unsigned four[4];
+    ptx::load_shared_four(places_.tops(g() + 8 * h) + warp_ / 4 * 16, four);
+    return fmaxf(fmaxf(__uint_as_float(four[0]), __uint_as_float(four[1])),
+                 fmaxf(__uint_as_float(four[2]), __uint_as_float(four[3])));
   }
 
   // What o is to be multiplied with to be against the maximum, as sum then is. The maximum becomes a score in base 2.

@@ -41,10 +41,7 @@ class CodeLoader {
   __device__ __forceinline__ void run() {
     TaskWalk walk(p_, places_, q_);
     for (walk.take(); walk.has_task(); walk.go_on()) {
-      load(walk.task(), walk.head_tile(), [&] {
-        walk.copy_queries();
-        walk.take();
-      });
+      load(walk.task(), walk.head_tile(), [&] { walk.copy_queries(); }, [&] { walk.take(); });
     }
   }
 
@@ -77,19 +74,18 @@ class CodeLoader {
   // Units of 16 bytes of a row as it landed: eight lanes that read four units of two rows have them from all banks.
   __device__ __forceinline__ static constexpr unsigned raw_swizzle(unsigned row) { return row % 2 * 4; }
 
-  template <class AfterFirst>
-  __device__ __forceinline__ void load(const Task& task, int head_tile, AfterFirst&& after_first) {
+  // after_copy, after_first: to be called once, when the first tile is under way, and when it is there.
+  template <class AfterCopy, class AfterFirst>
+  __device__ __forceinline__ void load(const Task& task, int head_tile, AfterCopy&& after_copy,
+                                       AfterFirst&& after_first) {
     int i = task.tile_end - 1;
     bool first = true;
-    const auto done = [&] {
-      if (first) after_first();
-      first = false;
-    };
     if constexpr (Config::kDense && !Config::kSparse) {  // what is not in a cache comes last in the line
 #pragma unroll 1
       for (; i >= task.tile_begin && !tile_of(task, i).cached; --i) {
         load_dense(task, head_tile, i);
-        done();
+        if (first) after_copy(), after_first();
+        first = false;
       }
     }
     if (i < task.tile_begin) return;
@@ -100,9 +96,13 @@ class CodeLoader {
     go_on(rows, i, task.tile_begin);
     wait_for_buffer();
     copy(task, i);
-    done();
+    if (first) after_copy();
 #pragma unroll 1
-    for (; i >= task.tile_begin; --i) decode(rows, task, i);
+    for (; i >= task.tile_begin; --i) {
+      decode(rows, task, i);
+      if (first) after_first();
+      first = false;
+    }
   }
 
   // Asks for the rows of tile i and those before it that are found with it.
@@ -235,23 +235,7 @@ class CodeLoader {
     const Turn turn = turn_of(copied_ - 1);
     bool copies = i > task.tile_begin;  // the next tile is still to be copied
     go_on(rows, i - 1, task.tile_begin);
-    unsigned of_tile[kRowsOfThread];
-#pragma unroll
-    for (int row = 0; row < kRowsOfThread; ++row) of_tile[row] = scales_[row];
-    if (copies && copied_ == 1) {  // the block's first: the other buffer is empty
-      copy(task, i - 1);
-      copies = false;
-      ptx::wait_copies<1>();
-    } else {
-      ptx::wait_copies<0>();
-    }
-    const auto scales_of = [&](int part) {
-      Scales scales;
-#pragma unroll
-      for (int row = 0; row < kRowsOfThread; ++row)
-        scales.of_row[row] = __shfl_sync(0xffffffffu, of_tile[row], part - 1, kLanes);
-      return scales;
-    };
+    ptx::wait_copies<0>();
     __syncwarp();
     Codes first, second, third;
     read(turn.stage, 1, first);
@@ -285,6 +269,13 @@ class CodeLoader {
   struct Scales {
     unsigned of_row[kRowsOfThread];
   };
+  __device__ __forceinline__ Scales scales_of(int part) const {
+    Scales scales;
+#pragma unroll
+    for (int row = 0; row < kRowsOfThread; ++row)
+      scales.of_row[row] = __shfl_sync(0xffffffffu, scales_[row], part - 1, kLanes);
+    return scales;
+  }
   struct Codes {
     unsigned words[kRowsOfThread][2][4];  // of each row and chunk 16
   };

@@ -78,8 +78,18 @@ __device__ __forceinline__ bool is_last(const Places& places, const Counts& coun
   return __shfl_sync(0xffffffffu, places.head_tile(slot_of_task(next)), 0) == prefill::kNoMoreTasks;
 }
 
+// Of the first task, by the second group's first warp, so that a loader's warp is not behind the others with its rows.
+__device__ __forceinline__ void copy_first_queries(const PrefillParams& p, const Places& places,
+                                                   const ptx::TensorMap& q) {
+  if (threadIdx.x / 32 != (Config::kLoaders + 128) / 32) return;
+  ptx::wait_phase(places.task_full(0), 0);
+  const int head_tile = places.head_tile(0);
+  if (head_tile != prefill::kNoMoreTasks) load_queries(p, places, q, places.task(0), head_tile);
+}
+
 // Both groups: what is not the tiles is the same code, as what it takes is the fetching of its instructions.
-__device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
+__device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places, const ptx::TensorMap& q) {
+  copy_first_queries(p, places, q);
   Accumulators a;
   for (Counts counts;; counts.next_task()) {
     const int slot = counts.slot();
@@ -97,13 +107,15 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
       Attend<1>(p, places).run(task, rows, counts, a);
     }
     if (Config::kCluster > 1 && is_last(places, counts)) leave();
-    if (task.num_parts > 1) store_part(p, task, head_tile, a);  // before its statistics, which take a while
-    float lowered[2];
+    float lowered[2], inverse[2];
+    if (task.num_parts > 1) store_part(p, task, head_tile, a, inverse);  // before its statistics, which take a while
     finish(places, p.scale * kLog2e, a, lowered);
     const Repair repair(rows, a);
     if (task.num_parts == 1) {
       store_whole(p, task, rows, a, lowered);
     } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) lowered[h] *= inverse[h];
       store_part_stats(p, task, head_tile, a, lowered);
     }
     __syncwarp();
@@ -138,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     leave();
   } else {
     ptx::take_registers<Config::kMathRegisters>();
-    run_math(p, places);
+    run_math(p, places, q);
   }
   if constexpr (Config::kCluster > 1) ptx::wait_for_cluster();  // nobody ends whose memory another may still write to
 }

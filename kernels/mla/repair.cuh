@@ -93,15 +93,32 @@ class Repair {
       }
     }
     if (t.num_parts > 1) {
-      const long long unit = part_unit(p, t, head_tile);
-      if (math_group() == 0 && lane == 0) {
-        *reinterpret_cast<float4*>(p.partial_stats + kPartStats * (unit * Config::kRows + row)) =
-            make_float4(highest, sum, 1, 0);
-      }
-      float* const to =
-          p.partial_out + part_channel(unit, row, math_group() * Config::kChannels + (lane & ~1)) + lane % 2;
+      const int unit = part_unit(p, t, head_tile), group = math_group();
+      PartScale scale{1, 1};
+      if constexpr (kHalfParts) {
+        float largest = 0;
 #pragma unroll
-      for (int j = 0; j < kOwn; ++j) to[32 / 8 * 128 * j] = o[j];
+        for (int j = 0; j < kOwn; ++j) largest = fmaxf(largest, magnitude(o[j]));
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+        scale = scale_of_part(largest);
+      }
+      if (lane == 0) {
+        float* const stats = p.partial_stats + kPartStats * (unit * Config::kRows + row);
+        if (group == 0) stats[0] = highest, stats[1] = sum;
+        stats[2 + group] = scale.inverse;
+      }
+      char* const to = part_channel(p.partial_out, unit, row, group * Config::kChannels + (lane & ~1)) +
+                       lane % 2 * kPartBytes;
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) {  // 32 channels further
+        if constexpr (kHalfParts) {
+          *reinterpret_cast<unsigned short*>(to + 1024 * j) =
+              static_cast<unsigned short>(ptx::pack_f16(o[j] * scale.factor, 0));
+        } else {
+          *reinterpret_cast<float*>(to + 2048 * j) = o[j];
+        }
+      }
       return;
     }
     float factor = 0;

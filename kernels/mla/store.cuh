@@ -71,26 +71,53 @@ __device__ __forceinline__ int part_unit(const PrefillParams& p, const Task& t, 
   return (t.first_part + t.part) * p.num_head_tiles + head_tile;
 }
 
-// What has been summed up against the reference.
-__device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile,
-                                           const Accumulators& a) {
+// What has been summed up, against the reference. inverse: of what it has been multiplied with.
+__device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile, const Accumulators& a,
+                                           float (&inverse)[2]) {
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128, lane = thread % 32;
-  const long long unit = part_unit(p, t, head_tile);
-  const int row = thread / 32 * 16 + lane / 4;
-  float* const to = p.partial_out + part_channel(unit, row, math_group() * Config::kChannels + lane % 4 * 2);
+  char* const to = part_channel(p.partial_out, part_unit(p, t, head_tile), thread / 32 * 16 + lane / 4,
+                                math_group() * Config::kChannels + lane % 4 * 2);
+  inverse[0] = inverse[1] = 1;
+  if constexpr (kHalfParts) {
+    float factor[2];
 #pragma unroll
-  for (int j = 0; j < Config::kChannels / 8; ++j)
-    *reinterpret_cast<float4*>(to + 128 * j) = make_float4(a.o[4 * j], a.o[4 * j + 1], a.o[4 * j + 2], a.o[4 * j + 3]);
+    for (int h = 0; h < 2; ++h) {
+      float largest = 0;
+#pragma unroll
+      for (int i = 0; i < Config::kChannels / 4; ++i)
+        largest = fmaxf(largest, magnitude(a.o[i / 2 * 4 + 2 * h + i % 2]));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+      const PartScale scale = scale_of_part(largest);
+      factor[h] = scale.factor, inverse[h] = scale.inverse;
+    }
+#pragma unroll
+    for (int j = 0; j < Config::kChannels / 16; ++j) {
+      unsigned r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        r[i] = ptx::pack_f16(a.o[8 * j + 2 * i] * factor[i % 2], a.o[8 * j + 2 * i + 1] * factor[i % 2]);
+      *reinterpret_cast<uint4*>(to + 512 * j) = make_uint4(r[0], r[1], r[2], r[3]);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < Config::kChannels / 8; ++j) {
+      *reinterpret_cast<float4*>(to + 512 * j) =
+          make_float4(a.o[4 * j], a.o[4 * j + 1], a.o[4 * j + 2], a.o[4 * j + 3]);
+    }
+  }
 }
 // What lies beside them.
 __device__ __forceinline__ void store_part_stats(const PrefillParams& p, const Task& t, int head_tile,
                                                  const Accumulators& a, const float (&lowered)[2]) {
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
-  if (math_group() != 0 || thread % 4 != 0) return;
+  if (thread % 4 != 0) return;
   const int row = part_unit(p, t, head_tile) * Config::kRows + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    reinterpret_cast<float4*>(p.partial_stats)[row + 8 * h] = make_float4(a.max[h], a.sum[h], lowered[h], 0);
+    float* const stats = p.partial_stats + kPartStats * (row + 8 * h);
+    if (math_group() == 0) *reinterpret_cast<float2*>(stats) = make_float2(a.max[h], a.sum[h]);
+    stats[2 + math_group()] = lowered[h];
   }
 }
 

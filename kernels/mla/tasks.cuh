@@ -40,9 +40,10 @@ class TaskWalk {
   }
   __device__ __forceinline__ const Task& task() const { return places_.task(slot_of_task(count_)); }
   __device__ __forceinline__ int head_tile() const { return places_.head_tile(slot_of_task(count_)); }
-  // Has the present task's queries copied, once those before are no longer needed.
+  // Has the present task's queries copied, once those before are no longer needed. The first task's a math warp has had
+  // copied, which has nothing else to do yet.
   __device__ __forceinline__ void copy_queries() const {
-    if (!leads()) return;
+    if (!leads() || count_ == 0) return;
     ptx::wait_phase(places_.q_empty(), (count_ + 1) % 2);
     load_queries(p_, places_, q_, task(), head_tile());
   }
