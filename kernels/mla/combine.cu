@@ -5,7 +5,7 @@
 //
 // A group of 128 threads has two rows, or of those half of the channels where parts are fp32, as parts hold them
 // (parts.cuh): 16 bytes of each part a thread. Where there are so few that all are merged at a time, two or four groups
-// share them, with every second or fourth part each, and two of these finish a row each. Up to eight parts are asked for
+// share them, with every second or fourth part each, and two of these finish a row each. Up to four parts are asked for
 // at a time; while they come, a warp computes the parts' weights.
 #include "mla/parts.cuh"
 #include "prefill/tiles.cuh"
@@ -13,11 +13,12 @@
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
 #include "tile/finish.cuh"
 
 namespace attune::mla {
 
-constexpr int kRows = kernels::kMlaRowsOfBlock, kAtATime = 8;
+constexpr int kRows = kernels::kMlaRowsOfBlock, kAtATime = 4;
 constexpr int kGroups = kernels::kMlaMergeThreads / 128;
 
 // A thread's channels of a row, in pairs, eight channels apart; pieces of the channels of two rows that groups have.
@@ -36,7 +37,7 @@ struct Shared {
 
 // The thread's first.
 __device__ __forceinline__ int channel_of(const Pair& pair) {
-  const int thread = static_cast<int>(threadIdx.x) % 128;
+  const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
   return kHalfParts ? thread / 4 * 16 + thread % 4 * 2 : pair.piece * kChannelsOfHalf + thread * 2;
 }
 __device__ __forceinline__ int unit_of(const kernels::PrefillParams& p, const kernels::Task& t, const Pair& pair,
@@ -71,7 +72,7 @@ struct Sums {
 // A warp: the weights of 32 parts, a lane's its own, from what has been loaded of them, and the maxima and sums with those
 // before. first: there are none.
 __device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, bool first) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(ptx::kept(threadIdx.x)) % 32;
   float top[2] = {stats[0].x, stats[1].x}, weight[2], part[2], lowered[2];
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -131,23 +132,34 @@ __device__ __forceinline__ void finish(const kernels::PrefillParams& p, const ke
   }
 }
 
-// kSharing: groups that share the pair.
-template <int kSharing>
-__device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, const kernels::Task& t, const Pair& pair,
-                                           bool waits) {
-  __shared__ Shared shared_by[kGroups / kSharing];
-  const int own = static_cast<int>(threadIdx.x) / 128, group = own % kSharing, set = own / kSharing;
-  const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
-  Shared& shared = shared_by[set];
-  const bool weighs = group == 0 && thread < 32;
-  const auto meet = [&] { ptx::sync_some(1 + set, 128 * kSharing); };
+// Groups that share a pair: so many, `set` of a block; the thread is in the group-th.
+struct Team {
+  int sharing, set, group;
+  __device__ __forceinline__ void meet() const { ptx::sync_some(1 + set, 128 * sharing); }
+};
+
+// from: the task that has been cut.
+__device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, const kernels::Task& from, const Pair& pair,
+                                           const Team& team) {
+  __shared__ Shared shared_by[kGroups];
+  __shared__ kernels::Task tasks[kGroups];
+  __shared__ Pair pairs[kGroups];
+  __shared__ float2 out[kGroups][2][kPairs][128];
+  const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128, lane = thread % 32;
+  Shared& shared = shared_by[team.set];
+  kernels::Task& t = tasks[team.set];  // for the end; read after they have met
+  if (team.group == 0 && thread < static_cast<int>(sizeof(kernels::Task) / 16))
+    reinterpret_cast<uint4*>(&t)[thread] = reinterpret_cast<const uint4*>(&from)[thread];
+  if (team.group == 0 && thread == 32) pairs[team.set] = pair;
+  const int num_parts = from.num_parts;
+  const bool weighs = team.group == 0 && thread < 32;
   Sums sums{};
-  const unsigned step = p.num_head_tiles * (kRows * kernels::kMlaHeadDimV * kPartBytes);  // from a part to the next
-  const char* parts = part_channel(p.partial_out, unit_of(p, t, pair, 0), pair.row, channel_of(pair));
-  const float* own_stats = p.partial_stats + kPartStats * (unit_of(p, t, pair, lane) * kRows + pair.row);
-  const float2* const weights = shared.weights[channel_of(pair) / kChannelsOfHalf];
-  const int num_parts = t.num_parts;
-  if (waits) ptx::wait_for_previous_kernels();
+  const auto step = [&] {  // from a part to the next
+    return ptx::kept(p.num_head_tiles) * (kRows * kernels::kMlaHeadDimV * kPartBytes);
+  };
+  const char* parts = part_channel(p.partial_out, unit_of(p, from, pair, 0), pair.row, channel_of(pair));
+  const float* own_stats = p.partial_stats + kPartStats * (unit_of(p, from, pair, lane) * kRows + pair.row);
+  ptx::wait_for_previous_kernels();  // once; then it does nothing
 #pragma unroll 1
   for (int first = 0; first < num_parts; first += 32) {
     const int count = min(num_parts - first, 32);
@@ -158,17 +170,18 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
         stats[h] = ptx::load_from_l2(reinterpret_cast<const float4*>(own_stats + 8 * kPartStats * h));
     }
 #pragma unroll 1
-    for (int i = group; i < count || i == group; i += kSharing * kAtATime) {
+    for (int i = team.group; i < count || i == team.group; i += team.sharing * kAtATime) {
       // Where there are fewer, the last again: around loads that may be left out the compiler waits for each.
       float4 x[kAtATime];
+      const unsigned bytes = step();
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
-        const unsigned part = min(i + j * kSharing, count - 1);
-        x[j] = ptx::load_from_l2(reinterpret_cast<const float4*>(parts + static_cast<unsigned long long>(part) * step));
+        const unsigned part = min(i + j * team.sharing, count - 1);
+        x[j] = ptx::load_from_l2(reinterpret_cast<const float4*>(parts + static_cast<unsigned long long>(part) * bytes));
       }
-      if (i == group) {
+      if (i == team.group) {
         if (weighs) weigh(stats, shared, first == 0);
-        meet();
+        team.meet();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float lowered = shared.lowered[h];
@@ -176,72 +189,60 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
           for (int k = 0; k < kPairs; ++k) sums.o[h][k].x *= lowered, sums.o[h][k].y *= lowered;
         }
       }
+      const float2* const weights = shared.weights[kHalfParts ? ptx::kept(threadIdx.x) % 128 / 64 : pairs[team.set].piece];
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
-        if (i + j * kSharing < count) sums.add(x[j], weights[i + j * kSharing]);
+        if (i + j * team.sharing < count) sums.add(x[j], weights[i + j * team.sharing]);
       }
     }
-    parts += 32ull * step, own_stats += 32 * kPartStats * kRows * p.num_head_tiles;
-    if (first + 32 < num_parts) meet();  // before other weights are written
+    parts += 32ull * step(), own_stats += 32 * kPartStats * kRows * p.num_head_tiles;
+    if (first + 32 < num_parts) team.meet();  // before other weights are written
   }
-  if constexpr (kSharing == 1) {
-    finish(p, t, pair, 0, shared.max[0], shared.sum[0], sums.o[0]);
-    finish(p, t, pair, 1, shared.max[1], shared.sum[1], sums.o[1]);
-  } else {
-    __shared__ float2 out[kGroups][2][kPairs][128];
+  const Pair& same = pairs[team.set];
+  const int own = static_cast<int>(ptx::kept(threadIdx.x)) / 128;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+  for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int k = 0; k < kPairs; ++k) out[own][h][k][thread] = sums.o[h][k];
-    }
-    meet();
-    if (group < 2) {
-      float2 all[kPairs] = {};
-#pragma unroll
-      for (int i = 0; i < kSharing; ++i) {
-#pragma unroll
-        for (int k = 0; k < kPairs; ++k) {
-          const float2 x = out[set * kSharing + i][group][k][thread];
-          all[k].x += x.x, all[k].y += x.y;
-        }
-      }
-      finish(p, t, pair, group, shared.max[group], shared.sum[group], all);
-    }
+    for (int k = 0; k < kPairs; ++k) out[own][h][k][thread] = sums.o[h][k];
   }
-  meet();  // before the next pair's are written
-}
-
-// All pairs' pieces, of which each block of rows has so many.
-template <int kSharing>
-__device__ __forceinline__ void merge_pairs(const kernels::PrefillParams& p, unsigned of_tile, unsigned all) {
-  constexpr unsigned kSets = kGroups / kSharing;
-  bool first = true;
+  team.meet();
 #pragma unroll 1
-  for (unsigned i = blockIdx.x * kSets + threadIdx.x / (128 * kSharing); i < all; i += gridDim.x * kSets) {
-    const unsigned tile = i / of_tile, pair = (i - tile * of_tile) / kPieces, split = tile / p.num_head_tiles;
-    const kernels::Task task = p.split_tasks[split];
-    const int head_tile = static_cast<int>(tile - split * p.num_head_tiles);
-    const int row = static_cast<int>(pair / 8 * 16 + pair % 8);
-    merge_pair<kSharing>(p, task, {head_tile, row, static_cast<int>(i % kPieces)}, first);
-    first = false;
+  for (int h = team.group; h < 2; h += team.sharing) {
+    float2 all[kPairs] = {};
+#pragma unroll 1
+    for (int i = 0; i < team.sharing; ++i) {
+#pragma unroll
+      for (int k = 0; k < kPairs; ++k) {
+        const float2 x = out[own - team.group + i][h][k][thread];
+        all[k].x += x.x, all[k].y += x.y;
+      }
+    }
+    finish(p, t, same, h, shared.max[h], shared.sum[h], all);
   }
+  team.meet();  // before the next pair's are written
 }
 
 }  // namespace attune::mla
 
-extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 1)
+extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 2)
     attune_combine_mla(const __grid_constant__ attune::kernels::PrefillParams p) {
   using namespace attune;
   // The list is that of the schedule, which has ended: the attention began after it, and this kernel after that.
   const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
   const unsigned of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kPieces;
   const unsigned all = p.list->num_splits * p.num_head_tiles * of_tile;
-  if (all <= gridDim.x) {
-    mla::merge_pairs<4>(p, of_tile, all);
-  } else if (all <= 2 * gridDim.x) {
-    mla::merge_pairs<2>(p, of_tile, all);
-  } else {
-    mla::merge_pairs<1>(p, of_tile, all);
+  const int shift = all <= gridDim.x ? 2 : all <= 2 * gridDim.x ? 1 : 0;  // of the groups that share a pair
+  // What follows from the thread's number is computed anew for each pair, rather than kept in registers.
+#pragma unroll 1
+  for (unsigned block = blockIdx.x;; block += gridDim.x) {
+    const int group = static_cast<int>(ptx::kept(threadIdx.x)) / 128;
+    const mla::Team team{1 << shift, group >> shift, group & ((1 << shift) - 1)};
+    const unsigned i = block * (mla::kGroups >> shift) + team.set;
+    if (i >= all) break;
+    const unsigned tile = i / of_tile, pair = (i - tile * of_tile) / mla::kPieces, split = tile / p.num_head_tiles;
+    const int head_tile = static_cast<int>(tile - split * p.num_head_tiles);
+    const int row = static_cast<int>(pair / 8 * 16 + pair % 8), piece = static_cast<int>(i % mla::kPieces);
+    mla::merge_pair(p, p.split_tasks[split], {head_tile, row, piece}, team);
   }
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
