@@ -242,6 +242,13 @@ TEST_F(EmulatedMla, FewRowsOfManyHeads) {
        R"("shared_kv": true, "cache": {"page_size": 3}, "heads": [64, 1], "seqlens_kv": [250, 0], "sinks": "mixed")"});
 }
 
+// The weights of 32 parts are computed at a time.
+TEST_F(EmulatedMla, ManyParts) {
+  check_few(R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, "seqlens_kv": [4500], "heads": [5, 1], )",
+            {R"("cache": {"format": "mla_656", "page_size": 64}, "sinks": "mixed")",
+             R"("cache": {"page_size": 64}, "shared_kv": true, "out_dtype": "f32")"});
+}
+
 TEST_F(EmulatedMla, FewRowsWithNewTokens) {
   check(
       R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "causal": true, "new_tokens": true, "max_logits": true, )",

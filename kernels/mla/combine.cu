@@ -132,10 +132,14 @@ __device__ __forceinline__ void finish(const kernels::PrefillParams& p, const ke
   }
 }
 
-// Groups that share a pair: so many, `set` of a block; the thread is in the group-th.
+// Groups that share a pair: a power of two, the set-th of a block; the thread is in the group-th.
 struct Team {
-  int sharing, set, group;
-  __device__ __forceinline__ void meet() const { ptx::sync_some(1 + set, 128 * sharing); }
+  int shift;
+  __device__ __forceinline__ static int own() { return static_cast<int>(ptx::kept(threadIdx.x)) / 128; }
+  __device__ __forceinline__ int sharing() const { return 1 << shift; }
+  __device__ __forceinline__ int set() const { return own() >> shift; }
+  __device__ __forceinline__ int group() const { return own() & (sharing() - 1); }
+  __device__ __forceinline__ void meet() const { ptx::sync_some(1 + set(), 128 * sharing()); }
 };
 
 // from: the task that has been cut.
@@ -145,43 +149,47 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
   __shared__ kernels::Task tasks[kGroups];
   __shared__ Pair pairs[kGroups];
   __shared__ float2 out[kGroups][2][kPairs][128];
-  const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128, lane = thread % 32;
-  Shared& shared = shared_by[team.set];
-  kernels::Task& t = tasks[team.set];  // for the end; read after they have met
-  if (team.group == 0 && thread < static_cast<int>(sizeof(kernels::Task) / 16))
+  const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
+  const int lane = thread % 32;
+  Shared& shared = shared_by[team.set()];
+  kernels::Task& t = tasks[team.set()];  // for the end; read after they have met
+  if (team.group() == 0 && thread < static_cast<int>(sizeof(kernels::Task) / 16))
     reinterpret_cast<uint4*>(&t)[thread] = reinterpret_cast<const uint4*>(&from)[thread];
-  if (team.group == 0 && thread == 32) pairs[team.set] = pair;
-  const int num_parts = from.num_parts;
-  const bool weighs = team.group == 0 && thread < 32;
+  if (team.group() == 0 && thread == 32) pairs[team.set()] = pair;
+  int count = min(from.num_parts, 32);
+  const bool weighs = team.group() == 0 && thread < 32;
   Sums sums{};
   const auto step = [&] {  // from a part to the next
     return ptx::kept(p.num_head_tiles) * (kRows * kernels::kMlaHeadDimV * kPartBytes);
   };
-  const char* parts = part_channel(p.partial_out, unit_of(p, from, pair, 0), pair.row, channel_of(pair));
+  const char* const outputs = reinterpret_cast<const char*>(p.partial_out);  // all of which are less than 2^32 bytes
+  auto parts = static_cast<unsigned>(
+      part_channel(p.partial_out, unit_of(p, from, pair, 0), pair.row, channel_of(pair)) - outputs);
   const float* own_stats = p.partial_stats + kPartStats * (unit_of(p, from, pair, lane) * kRows + pair.row);
   ptx::wait_for_previous_kernels();  // once; then it does nothing
 #pragma unroll 1
-  for (int first = 0; first < num_parts; first += 32) {
-    const int count = min(num_parts - first, 32);
+  for (int first = 0;;) {
     float4 stats[2] = {{-ptx::infinity(), 0, 0, 0}, {-ptx::infinity(), 0, 0, 0}};
-    if (weighs && lane < count) {
+    if (weighs && static_cast<int>(ptx::kept(threadIdx.x)) % 32 < count) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         stats[h] = ptx::load_from_l2(reinterpret_cast<const float4*>(own_stats + 8 * kPartStats * h));
     }
+    bool fresh = true;
 #pragma unroll 1
-    for (int i = team.group; i < count || i == team.group; i += team.sharing * kAtATime) {
+    for (int i = team.group(); i < count || fresh; i += kAtATime << team.shift) {
       // Where there are fewer, the last again: around loads that may be left out the compiler waits for each.
       float4 x[kAtATime];
       const unsigned bytes = step();
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
-        const unsigned part = min(i + j * team.sharing, count - 1);
-        x[j] = ptx::load_from_l2(reinterpret_cast<const float4*>(parts + static_cast<unsigned long long>(part) * bytes));
+        const unsigned part = min(i + (j << team.shift), count - 1);
+        x[j] = ptx::load_from_l2(reinterpret_cast<const float4*>(outputs + (parts + part * bytes)));
       }
-      if (i == team.group) {
+      if (fresh) {
         if (weighs) weigh(stats, shared, first == 0);
         team.meet();
+        fresh = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float lowered = shared.lowered[h];
@@ -189,31 +197,35 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
           for (int k = 0; k < kPairs; ++k) sums.o[h][k].x *= lowered, sums.o[h][k].y *= lowered;
         }
       }
-      const float2* const weights = shared.weights[kHalfParts ? ptx::kept(threadIdx.x) % 128 / 64 : pairs[team.set].piece];
+      const int half = kHalfParts ? static_cast<int>(ptx::kept(threadIdx.x)) % 128 / 64 : pairs[team.set()].piece;
+      const float2* const weights = shared.weights[half];
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
-        if (i + j * team.sharing < count) sums.add(x[j], weights[i + j * team.sharing]);
+        if (i + (j << team.shift) < count) sums.add(x[j], weights[i + (j << team.shift)]);
       }
     }
-    parts += 32ull * step(), own_stats += 32 * kPartStats * kRows * p.num_head_tiles;
-    if (first + 32 < num_parts) team.meet();  // before other weights are written
+    first += 32;
+    if (first >= t.num_parts) break;
+    count = min(t.num_parts - first, 32);
+    parts += 32 * step(), own_stats += 32 * kPartStats * kRows * p.num_head_tiles;
+    team.meet();  // before other weights are written
   }
-  const Pair& same = pairs[team.set];
-  const int own = static_cast<int>(ptx::kept(threadIdx.x)) / 128;
+  const Pair& same = pairs[team.set()];
+  const int own = Team::own(), column = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
 #pragma unroll
-    for (int k = 0; k < kPairs; ++k) out[own][h][k][thread] = sums.o[h][k];
+    for (int k = 0; k < kPairs; ++k) out[own][h][k][column] = sums.o[h][k];
   }
   team.meet();
 #pragma unroll 1
-  for (int h = team.group; h < 2; h += team.sharing) {
+  for (int h = team.group(); h < 2; h += team.sharing()) {
     float2 all[kPairs] = {};
 #pragma unroll 1
-    for (int i = 0; i < team.sharing; ++i) {
+    for (int i = 0; i < team.sharing(); ++i) {
 #pragma unroll
       for (int k = 0; k < kPairs; ++k) {
-        const float2 x = out[own - team.group + i][h][k][thread];
+        const float2 x = out[own - team.group() + i][h][k][column];
         all[k].x += x.x, all[k].y += x.y;
       }
     }
@@ -229,15 +241,17 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 
   using namespace attune;
   // The list is that of the schedule, which has ended: the attention began after it, and this kernel after that.
   const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
-  const unsigned of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kPieces;
-  const unsigned all = p.list->num_splits * p.num_head_tiles * of_tile;
-  const int shift = all <= gridDim.x ? 2 : all <= 2 * gridDim.x ? 1 : 0;  // of the groups that share a pair
-  // What follows from the thread's number is computed anew for each pair, rather than kept in registers.
+  const unsigned pairs_of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kPieces;
+  const unsigned num_pairs = p.list->num_splits * p.num_head_tiles * pairs_of_tile;
+  __shared__ unsigned all, of_tile;  // rather than in registers; what follows from the thread's number is computed anew
+  if (threadIdx.x == 0) all = num_pairs, of_tile = pairs_of_tile;
+  __syncthreads();
+  // Of the groups that share a pair.
+  const int shift = num_pairs <= gridDim.x ? 2 : num_pairs <= 2 * gridDim.x ? 1 : 0;
 #pragma unroll 1
   for (unsigned block = blockIdx.x;; block += gridDim.x) {
-    const int group = static_cast<int>(ptx::kept(threadIdx.x)) / 128;
-    const mla::Team team{1 << shift, group >> shift, group & ((1 << shift) - 1)};
-    const unsigned i = block * (mla::kGroups >> shift) + team.set;
+    const mla::Team team{shift};
+    const unsigned i = block * (mla::kGroups >> shift) + team.set();
     if (i >= all) break;
     const unsigned tile = i / of_tile, pair = (i - tile * of_tile) / mla::kPieces, split = tile / p.num_head_tiles;
     const int head_tile = static_cast<int>(tile - split * p.num_head_tiles);
