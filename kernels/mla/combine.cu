@@ -69,8 +69,8 @@ struct Sums {
   }
 };
 
-// A warp: the weights of 32 parts, a lane's its own, from what has been loaded of them, and the maxima and sums with those
-// before. first: there are none.
+// A warp: the weights of 32 parts, a lane's its own, from what has been loaded of them, and the maxima and sums with
+// those before. first: there are none.
 __device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, bool first) {
   const int lane = static_cast<int>(ptx::kept(threadIdx.x)) % 32;
   float top[2] = {stats[0].x, stats[1].x}, weight[2], part[2], lowered[2];

@@ -70,7 +70,8 @@ class FewAttend {
       if constexpr (kHalfParts) {
         float largest = 0;
 #pragma unroll
-        for (int i = 0; i < FewOut::kCount / 2; ++i) largest = fmaxf(largest, magnitude(o.at(i / 2 * 4 + 2 * h + i % 2)));
+        for (int i = 0; i < FewOut::kCount / 2; ++i)
+          largest = fmaxf(largest, magnitude(o.at(i / 2 * 4 + 2 * h + i % 2)));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
         if (t() == 0) ptx::store_shared_u32(places_.tops(g() + 8 * h) + 4 * warp_, __float_as_uint(largest));

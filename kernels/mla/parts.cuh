@@ -7,9 +7,9 @@
 //
 //   [part][head tile][16 rows][half of the channels][eight channels][g][t][row g, row g + 8][two channels]
 //
-// Where the output is rounded to bf16 or 8 bits, parts are fp16: what they take is their bytes, and this is eight times as
-// exact. Each half of a row's channels is multiplied by a power of two that brings its largest number near 2^14. A lane's
-// 16 bytes are then of 16 channels:
+// Where the output is rounded to bf16 or 8 bits, parts are fp16: what they take is their bytes, and this is eight times
+// as exact. Each half of a row's channels is multiplied by a power of two that brings its largest number near 2^14. A
+// lane's 16 bytes are then of 16 channels:
 //
 //   [part][head tile][16 rows][half of the channels][16 channels][g][t][eight channels][row g, row g + 8][two channels]
 #pragma once
@@ -22,12 +22,11 @@ namespace attune::mla {
 constexpr bool kHalfParts = ATTUNE_OUT_TYPE != tile::kFloat32 && ATTUNE_OUT_TYPE != tile::kFloat16;
 constexpr int kPartBytes = kHalfParts ? 2 : 4;  // of a number
 constexpr int kChannelsOfHalf = kernels::kMlaHeadDimV / 2;
-// Of a row: its maximum, a score in base 2; the sum against it; and for each half of the channels what outputs are to be
-// multiplied with for that.
+// Of a row: its maximum, a score in base 2; the sum against it; and for each half of the channels what outputs are to
+// be multiplied with for that.
 constexpr int kPartStats = kernels::kMlaPartStats;
 
-// unit: a part's head tile, counted over all parts. channel: even. Where the number is, which begins a piece for row % 16
-// below 8.
+// unit: a part's head tile, counted over all parts. channel: even. Where the number is.
 __device__ __forceinline__ char* part_channel(float* parts, int unit, int row, int channel) {
   const int g = row % 8, half = channel / kChannelsOfHalf, within = channel % kChannelsOfHalf, upper = row / 8 % 2;
   const int in_block = kHalfParts ? within / 16 * 256 + g * 32 + within % 8 * 4 + within / 8 % 2 * 4 + upper * 2
@@ -45,7 +44,7 @@ struct PartScale {
   float factor, inverse;
 };
 __device__ __forceinline__ PartScale scale_of_part(float largest) {
-  const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23), 15);  // biased; below it there is no factor
+  const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23), 15);  // biased; below there is no factor
   return {__uint_as_float(static_cast<unsigned>(268 - exponent) << 23),
           __uint_as_float(static_cast<unsigned>(exponent - 14) << 23)};
 }
