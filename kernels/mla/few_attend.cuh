@@ -5,8 +5,7 @@
 //
 // Warp w computes scores of keys 8 w .. + 7, with all queries in registers, and has channels 64 w .. + 63 of O.
 //
-//   first half of the warps:   S_1  max_1 >  O += P_0 V_0  > max_1 of all, P_1 >  S_2  max_2 >  O += P_1 V_1 ..
-//   second:                    O += P_0 V_0  S_1  max_1 >  > max_1 of all, P_1 >  O += P_1 V_1  S_2  max_2 > ..
+//   warp:   S_1  max_1 >  O += P_0 V_0  > max_1 of all, P_1 >  S_2  max_2 >  O += P_1 V_1 ..
 //
 // What other warps need of it, maxima and weights, they need a product later, so that they hardly wait.
 #pragma once
@@ -37,18 +36,14 @@ class FewAttend {
 #pragma unroll
     for (int i = 0; i < FewOut::kCount; ++i) o.at(i) = 0;
     const int tiles = few_tile_end(task) - task.tile_begin;
+    // What all lanes have alike, in registers that they share.
+    turn_ = {__shfl_sync(0xffffffffu, turn_.stage, 0), __shfl_sync(0xffffffffu, turn_.parity, 0)};
+    last_ = __shfl_sync(0xffffffffu, last_, 0), count_ = __shfl_sync(0xffffffffu, count_, 0);
 #pragma unroll 1
     for (int i = 0; i <= tiles; ++i) {
       const Turn tile = turn_;
-      // Half of the warps have the products in the other order, so that a scheduler's two warps have different work.
-#pragma unroll 1
-      for (int step = 0; step < 2; ++step) {
-        if ((step == 0) == (warp_ < Few::kMathWarps / 2)) {
-          if (i < tiles) score(tile);
-        } else {
-          if (i > 0) take_values(last_, count_ - 1);
-        }
-      }
+      if (i < tiles) score(tile);
+      if (i > 0) take_values(last_, count_ - 1);
       if (i < tiles) {
         weigh(tile.stage);
         last_ = tile.stage;
@@ -149,10 +144,8 @@ class FewAttend {
     for (int h = 0; h < 2; ++h) {
       float x[8];
       load_eight(places_.maxima(count_ % 2, g() + 8 * h), x);
-      float top = x[0];
-#pragma unroll
-      for (int i = 1; i < 8; ++i) top = fmaxf(top, x[i]);
-      lowered[h] = follow(h, top);
+      const float low = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])), high = fmaxf(fmaxf(x[4], x[5]), fmaxf(x[6], x[7]));
+      lowered[h] = follow(h, fmaxf(low, high));
       const float from = reference_of(reference[h]) * scale;
 #pragma unroll
       for (int e = 0; e < 2; ++e) s_[2 * h + e] = ptx::exp2_approx(fmaf(s_[2 * h + e], scale, -from));

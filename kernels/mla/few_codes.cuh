@@ -66,7 +66,7 @@ class FewOperands<true> {
   }
 
   __device__ __forceinline__ void multiply_keys(const FewPlaces& places, int stage, float (&s)[4]) const {
-    const unsigned from = few_keys(places, stage), rope = places.rope_queries(0, few_lane_anew());
+    const unsigned from = places.row(stage, 0) + keys_at_, rope = places.rope_queries(0, few_lane_anew());
     float products[kGroups + 1][4] = {};
 #pragma unroll
     for (int i = 0; i < kBlocks; i += 4) {
@@ -125,13 +125,11 @@ class FewOperands<true> {
   __device__ __forceinline__ void multiply_values(const FewPlaces& places, int stage, unsigned buffer,
                                                   FewOut& o) const {
     static_assert(Packed::kGroup % Few::kChannelsOfWarp == 0, "a warp's channels have one scale");
-    const int lane = few_lane_anew();
-    const unsigned row = few_weights_row(places, buffer, few_warp() * Few::kChannelsOfWarp / Packed::kGroup, lane);
-    const unsigned from = few_values(places, stage, 1);
+    const unsigned row = places.weights(buffer, 0), from = places.row(stage, 0) + values_at_;
 #pragma unroll
     for (int step = 0; step < Few::kKeys / 16; ++step) {
       unsigned weights[4];
-      load_few_weights(row, lane, step, weights);
+      ptx::load_matrix_x4(weights, row + (weights_at_ ^ 32 * step));
 #pragma unroll
       for (int b = 0; b < FewOut::kBlocks; b += 2) {
         unsigned codes[4];
@@ -188,6 +186,13 @@ class FewOperands<true> {
                           ptx::f16_to_float(static_cast<unsigned short>(x.y >> 16)));
   }
 
+  // Where ldmatrix begins, from a tile's first row, and from the weights of the first group.
+  const unsigned keys_at_ = ptx::kept((few_warp() * Few::kKeysOfWarp + lane() % 8) * Few::kPitch + lane() / 8 * 16);
+  const unsigned values_at_ =
+      ptx::kept(lane() % 16 * Few::kPitch + few_warp() * Few::kChannelsOfWarp + lane() / 16 * 16);
+  const unsigned weights_at_ =
+      ptx::kept(few_warp() * Few::kChannelsOfWarp / Packed::kGroup * FewPlaces::kWeightsBytes + lane() % 16 * 128 +
+                (lane() / 16 ^ lane() % 8) * 16);
   unsigned q_[kBlocks][4];  // of codes; those of the rope part lie in shared memory
 };
 

@@ -36,6 +36,7 @@ class FewLoader {
 
  private:
   static constexpr int kRun = 16;     // rows of one copy
+  static constexpr bool kHasRuns = Few::kPitch == Few::kRowBytes && !Config::kSparse;
   static constexpr int kAtATime = 8;  // copies that are issued together
 
   __device__ __forceinline__ void take() {
@@ -62,16 +63,12 @@ class FewLoader {
     } while (--i >= task.tile_begin);
   }
 
-  __device__ __forceinline__ static const char* from_lane(const char* x, int lane) {
-    return reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(x), lane));
-  }
-
   // The lane's row of the next tile, or null. Copies are issued by one lane (elect.sync), back to back: around what
   // each lane issues for itself the compiler puts a loop, of 80 clocks a copy.
   __device__ __forceinline__ void copy(const char* row) {
     const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr);
     unsigned runs = 0;  // a bit for each lane whose row is of a run
-    if constexpr (Few::kPitch == Few::kRowBytes) {
+    if constexpr (kHasRuns) {
       const auto at = reinterpret_cast<unsigned long long>(row);
       const unsigned long long begin = __shfl_sync(0xffffffffu, at, 0, kRun);
       const bool strays = row == nullptr || at != begin + lane() % kRun * Few::kRowBytes;
@@ -88,18 +85,26 @@ class FewLoader {
     __syncwarp();
     const unsigned to = places_.row(turn_.stage, Few::kKeysOfLoader * warp());
     const char* const from = row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow);
+    // Halves of addresses: of whole ones that come from other lanes the compiler exchanges the registers, three times.
+    const auto bits = reinterpret_cast<unsigned long long>(from);
+    const unsigned low = static_cast<unsigned>(bits), high = static_cast<unsigned>(bits >> 32);
 #pragma unroll 1
     for (int i = 0; i < Few::kKeysOfLoader; i += kAtATime) {
-      const bool in_run = (runs >> i & 1) != 0;
+      const bool in_run = kHasRuns && (runs >> i & 1) != 0;
       if (in_run && i % kRun != 0) continue;
-      const char* rows[kAtATime];
+      unsigned lows[kAtATime], highs[kAtATime];
 #pragma unroll
-      for (int j = 0; j < kAtATime; ++j) rows[j] = from_lane(from, i + j);
+      for (int j = 0; j < kAtATime; ++j) {
+        lows[j] = __shfl_sync(0xffffffffu, low, i + j);
+        highs[j] = __shfl_sync(0xffffffffu, high, i + j);
+      }
       if (ptx::elect()) {
-        ptx::copy_bytes(to + i * Few::kPitch, rows[0], in_run ? kRun * Few::kRowBytes : Few::kRowBytes, full);
 #pragma unroll
-        for (int j = 1; j < kAtATime; ++j) {
-          if (!in_run) ptx::copy_bytes(to + (i + j) * Few::kPitch, rows[j], Few::kRowBytes, full);
+        for (int j = 0; j < kAtATime; ++j) {
+          if (j > 0 && in_run) break;
+          const auto its = reinterpret_cast<const char*>(static_cast<unsigned long long>(highs[j]) << 32 | lows[j]);
+          ptx::copy_bytes(to + (i + j) * Few::kPitch, its,
+                          in_run ? kRun * Few::kRowBytes : Few::kRowBytes, full);
         }
       }
       __syncwarp();
