@@ -244,7 +244,7 @@ class Attend : Weigh {
                                [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
         take<true>(kBeforeLast, kKeysOfThread, s, a);
         pack<kCodes, kBeforeLast>(s, weights);
-        if (__any_sync(0xffffffffu, top_ > bits_of(kLargest)) || lowers) {
+        if (__any_sync(0xffffffffu, top_ > bits_of(kHighest)) || lowers) {
           lower<kCodes>(s, lowered, a, weights);
           rescale(lowered, a.o);
         }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "prefill/accumulators.cuh"
-#include "prefill/weights.cuh"
+#include "prefill/caps.cuh"
 #include "ptx/convert.cuh"
 
 namespace attune::prefill {
@@ -24,7 +24,10 @@ class Weigh {
   static constexpr float kMost = 8 + kLift<kCodes>;
   static constexpr int kBeforeLast = Config::kKeys / 2 - kGroup;  // weights
   // With late maxima references rise where weights are larger than this.
+  static constexpr int kLargestPower = Config::kType == tile::kBFloat16 ? 64 : 15;
   static constexpr float kLargest = Config::kType == tile::kBFloat16 ? 0x1p64f : 0x1p15f;
+  // What top_ must not be beyond: of weights, with softcap of exponents.
+  static constexpr float kHighest = Rows::kCapped ? kLargestPower : kLargest;
 
   // Of a maximum of row h's products: the score in base 2.
   __device__ __forceinline__ float level_of(float max, int h) const {
@@ -49,24 +52,34 @@ class Weigh {
     if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
     if constexpr (kCodes && Config::kHalves && !Rows::kPlain) multiply_rows(factor_, s);
     const int start = line.start(i);
-    if constexpr (Rows::kSloped) rows.add_slope(s);
+    if constexpr (Rows::kSloped && !Config::kLate) rows.add_slope(s);
     if constexpr (!Rows::kProducts) rows.score(p_, start, s);
     const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
     const bool edge = Rows::kBits || flagged || !whole.has(i);
-    const auto hide = [&] {
+    const auto hide = [&]<int kBegin, int kBehind>(Range<kBegin, kBehind>) {
+      if (!edge) return;
       const Tile tile = tile_at(task, line, i);
-      rows.template hide<kCount>(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
+      rows.template hide<kBegin, kBehind>(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
     };
-    if (edge) hide();
+    hide(Range<0, kCount>{});
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
     lowered[0] = lowered[1] = 1.0f;
     bool lowers = false;
     if (!Config::kLate || takes_maxima_) {
-      raise<kCount, kFirst>(rows, start, s, Config::kLate && !kFirst ? all_high(a.max) : high, a);
+      const bool none_is_negative = Config::kLate && !kFirst ? all_high(a.max) : high;
+      if constexpr (Rows::kSloped && Config::kLate) {
+        float sloped[Config::kKeys / 2];
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) sloped[j] = s[j];
+        rows.add_slope(sloped);
+        raise<kCount, kFirst>(rows, start, sloped, none_is_negative, a);
+      } else {
+        raise<kCount, kFirst>(rows, start, s, none_is_negative, a);
+      }
       lowers = follow<kCodes, kFirst>(lowered, a);
-      takes_maxima_ = p_.max_logits != nullptr || __any_sync(0xffffffffu, a.reference[0] == -ptx::infinity() ||
-                                                                              a.reference[1] == -ptx::infinity());
+      takes_maxima_ = p_.max_logits != nullptr || __any_sync(0xffffffffu, waits(rows, a, 0) || waits(rows, a, 1));
+      if constexpr (Rows::kCapped) caps_.choose(p_, a);
     }
     float reference[2], c[2] = {unit(0), unit(1)};
 #pragma unroll
@@ -77,29 +90,27 @@ class Weigh {
     top_ = 0;
     const auto taken = [&](int first, int end) { take(first, end, s, a); };
     if constexpr (Rows::kCapped) {
-      if (Rows::all_take(p_.cap_short, a.max, a.limit)) {
-        exponentiate<kCount>(
-            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, taken);
-        return lowers;
-      }
-      if (Rows::all_take(p_.cap_long, a.max, a.limit)) {
-        exponentiate<kCount>(
-            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); }, taken);
-        return lowers;
-      }
-      if (Rows::all_take(p_.cap_wide, a.max, a.limit, [&](int h) { return least_bits<kCount>(s, h); })) {
-        exponentiate<kCount>(
-            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); }, taken);
-        return lowers;
-      }
-      rows.score(p_, start, s);
-      if (edge) hide();  // the least product has a finite score
-      c[0] = c[1] = 1;
+      caps_.template exponentiate<kCount>(
+          p_, i, reference, a, s, top_, [&] { hide(Range<0, kCount>{}); }, taken, last, beside_last);
+    } else {
+      const auto exponent = [&](int j) {
+        const int h = j / 2 % 2;
+        const float less = kSlopedLate
+                               ? fmaf(rows.slope[Rows::kSloped ? h : 0], Rows::place_of(j), -reference[h])
+                               : -reference[h];
+        return fmaf(s[j], c[h], less);
+      };
+      exponentiate<kCount>(i, s, exponent, taken, last, beside_last);
     }
-    exponentiate<kCount>(
-        i, s, [&](int j) { return fmaf(s[j], c[j / 2 % 2], -reference[j / 2 % 2]); }, taken, last, beside_last);
     return lowers;
   }
+
+  // Whether row h needs its maximum of the next tile, too: it has no reference yet, or its scores may grow from tile to
+  // tile by more than weights can.
+  __device__ __forceinline__ static bool waits(const Rows& rows, const Accumulators& a, int h) {
+    return a.reference[h] == -ptx::infinity() || (kSlopedLate && rows.slope[Rows::kSloped ? h : 0] < 0.0f);
+  }
+  static constexpr bool kSlopedLate = Rows::kSloped && Config::kLate;
 
   // Has references follow maxima that are too far ahead: whether one of the warp's is. Of a first tile all are.
   template <bool kCodes, bool kFirst>
@@ -117,7 +128,8 @@ class Weigh {
         lowered[h] = ptx::exp2_approx(a.reference[h] - level);
         a.sum[h] *= lowered[h];
         a.reference[h] = level;
-        if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kMost<kCodes> / c_;  // scores grow more slowly than products
+        if constexpr (Rows::kCapped)  // scores grow more slowly than products
+          a.limit[h] = a.max[h] + (Config::kLate ? static_cast<float>(kLargestPower) : kMost<kCodes>) * ptx::reciprocal_approx(c_);
       }
     }
     return true;
@@ -127,14 +139,14 @@ class Weigh {
   template <bool kPairs = false>
   __device__ __forceinline__ void take(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
     add_up<kPairs>(first, end, s, a);
-    if (Config::kLate) raise_top(first, end, s, top_);
+    if (Config::kLate && !Rows::kCapped) raise_top(first, end, s, top_);
   }
 
   // Has references rise where weights are too large, by whole powers of two: nothing is rounded. A weight that is
   // infinite stays that, and the row is computed again (repair.cuh).
   template <bool kCodes>
-  __device__ __forceinline__ static void lower(const float (&s)[Config::kKeys / 2], float (&lowered)[2],
-                                               Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) {
+  __device__ __forceinline__ void lower(const float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                               Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int top = 0;
@@ -149,6 +161,7 @@ class Weigh {
       lowered[h] *= factor;
       a.sum[h] *= factor;
       a.reference[h] += static_cast<float>(powers);
+      if constexpr (Rows::kCapped) a.limit[h] += static_cast<float>(powers) * ptx::reciprocal_approx(c_);
 #pragma unroll
       for (int i = h; i < Config::kKeys / 4; i += 2)
         weights[i] = pack_pair<kCodes>(s[2 * i] * factor, s[2 * i + 1] * factor);
@@ -182,7 +195,8 @@ class Weigh {
   const float c_;
   float factor_[2];           // of products with fp16 queries, c_ included where all are only multiplied
   bool takes_maxima_ = true;  // some row has no reference yet, or maxima are asked for
-  int top_ = 0;               // the largest bits of a tile's weights
+  int top_ = 0;               // the largest bits of a tile's weights, or exponents
+  Caps caps_;
   Turn k_turn_;
 };
 

@@ -13,7 +13,10 @@ constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
-constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
+template <int kBegin, int kBehind>
+struct Range {};
+
+constexpr int kGroup = Rows::kCapped && !Config::kLate ? 8 : 16;  // of exponentials
 constexpr bool kTakesBeside = !Config::kConverts;  // the exponentials; there it spills
 // From here on kCount weights are taken after the last exponential.
 template <int kCount>
@@ -134,20 +137,6 @@ __device__ __forceinline__ void raise(const Rows& rows, int start, const float (
       top[h] = fmaxf(a.max[h], fmaf(-rows.product_slope[h], rows.distance_of(h, start), top[h]));
     a.max[h] = kOwnMaxima ? top[h] : max_of_row(top[h]);
   }
-}
-
-// Of this thread's least product of row h, if one is negative: as numbers without sign, the bits of such are the
-// largest.
-template <int kCount>
-__device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 2], int h) {
-  unsigned top[kChains] = {};
-#pragma unroll
-  for (int i = 0; i < kCount / 4; ++i)
-    top[i % kChains] =
-        max(max(top[i % kChains], __float_as_uint(s[4 * i + 2 * h])), __float_as_uint(s[4 * i + 2 * h + 1]));
-#pragma unroll
-  for (int j = 1; j < kChains; ++j) top[0] = max(top[0], top[j]);
-  return top[0];
 }
 
 // scales: of the tile's keys, in shared memory.
