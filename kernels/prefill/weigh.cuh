@@ -93,12 +93,10 @@ class Weigh {
       caps_.template exponentiate<kCount>(
           p_, i, reference, a, s, top_, [&] { hide(Range<0, kCount>{}); }, taken, last, beside_last);
     } else {
-      const auto exponent = [&](int j) {
+      const auto exponent = [&](int j) {  // the slope last: the compiler would take what hangs on it alone before the group
         const int h = j / 2 % 2;
-        const float less = kSlopedLate
-                               ? fmaf(rows.slope[Rows::kSloped ? h : 0], Rows::place_of(j), -reference[h])
-                               : -reference[h];
-        return fmaf(s[j], c[h], less);
+        const float x = fmaf(s[j], c[h], -reference[h]);
+        return kSlopedLate ? fmaf(rows.slope[Rows::kSloped ? h : 0], Rows::place_of(j), x) : x;
       };
       exponentiate<kCount>(i, s, exponent, taken, last, beside_last);
     }
