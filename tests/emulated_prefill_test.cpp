@@ -164,59 +164,6 @@ TEST_F(EmulatedPrefill, ScoresAndOutputs) {
   }
 }
 
-// Scores that one way or the other of capping takes, and a mix: of rows, of tiles at edges and inside.
-TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
-  for (const char* rest :
-       {R"("softcap": 30)", R"("softcap": 50, "data": "spread")", R"("softcap": 20, "data": "spread", "dtype": "f16")",
-        R"("softcap": 2)", R"("softcap": 5)", R"("softcap": 100000)",
-        R"("softcap": 30, "softmax_scale": 0.3, "window": [150, 0])", R"("softcap": 30, "softmax_scale": -0.1)",
-        R"("softcap": 50, "softmax_scale": 1e-6)", R"("softcap": 25, "data": "far")"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [70, 130], "seqlens_kv": [400, 130],
-        "max_logits": true, )") + rest +
-                                   "}")),
-              "")
-        << rest;
-  }
-}
-
-// Scores of one to three caps below zero, where the polynomials sink and the cap does not: row i's are all beyond, or
-// reach up to -0.8 caps, or to 1.2.
-TEST_F(EmulatedPrefill, SoftcapOfLowScores) {
-  const auto edit = [](const attune_attention& a) {
-    const auto set = [](const attune_tensor& t, int64_t row, int64_t head, float x) {
-      for (int64_t d = 0; d < t.shape[2]; ++d)
-        static_cast<uint16_t*>(t.data)[row * t.stride[0] + head * t.stride[1] + d] = emulator::to_bf16(d == 0 ? x : 0);
-    };
-    for (int64_t row = 0; row < a.q.shape[0]; ++row)
-      for (int64_t head = 0; head < a.q.shape[1]; ++head) set(a.q, row, head, row / 64 % 2 == 0 ? 1.0f : -0.25f);
-    for (int64_t row = 0; row < a.k.shape[0]; ++row)
-      for (int64_t head = 0; head < a.k.shape[1]; ++head)
-        set(a.k, row, head, -4 - 11 * std::fmod(0.618f * static_cast<float>(row), 1.0f));
-  };
-  for (const char* softcap : {"5", "9", "2"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "dtype": "bf16", "kv": "dense", "causal": true, "softmax_scale": 1, "seqlens_q": [130, 9],
-        "seqlens_kv": [400, 140], "max_logits": true, "softcap": )") +
-                                   softcap + "}"),
-                  1, edit),
-              "")
-        << softcap;
-  }
-}
-
-TEST_F(EmulatedPrefill, Alibi) {
-  for (const char* rest : {R"("causal": true, "max_logits": true)", R"("causal": true, "window": [150, 0])",
-                           R"("causal": true, "softcap": 20)", R"("softmax_scale": -0.1)", R"("softmax_scale": 1e-20)",
-                           R"("max_logits": true)"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "dense", "alibi": 1, "seqlens_q": [70, 130], "seqlens_kv": [900, 130], )") +
-                                   rest + "}")),
-              "")
-        << rest;
-  }
-}
-
 TEST_F(EmulatedPrefill, MasksAndTables) {
   for (const char* rest :
        {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",

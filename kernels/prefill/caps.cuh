@@ -53,8 +53,7 @@ class Caps {
     } else {
       if (attempt<kCount, true>(p.cap_wide, tile, reference, limit, s, take)) return;
     }
-    if (Config::kLate && kind_ != kWide)
-      kind_ = kind_ == kShort && Rows::all_take(p.cap_long, a.max, a.limit) ? kLong : kWide;
+    if (Config::kLate && kind_ != kWide) ++kind_;  // a maximum that is high enough for a polynomial is so for a longer one
 #pragma unroll
     for (int j = 0; j < kCount; ++j) s[j] = Rows::score_of(p, s[j], {}, 0, 0.0f) - reference[j / 2 % 2];
     hide();

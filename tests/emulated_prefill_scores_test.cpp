@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Softcap and ALiBi in the prefill kernel's own source on the CPU (tests/emulator), against the oracle.
+#include <array>
+#include <cmath>
+
+#include "emulated_prefill.h"
+
+namespace attune::cuda {
+namespace {
+
+// Channel 0 of each row of a tensor of 16-bit elements to x(row, head), the others to zero.
+template <class Value>
+void set_rows(const attune_tensor& t, const Value& x) {
+  for (int64_t row = 0; row < t.shape[0]; ++row) {
+    for (int64_t head = 0; head < t.shape[1]; ++head) {
+      for (int64_t d = 0; d < t.shape[2]; ++d) {
+        const float value = d == 0 ? x(row, head) : 0.0f;
+        static_cast<uint16_t*>(t.data)[row * t.stride[0] + head * t.stride[1] + d] =
+            t.dtype == ATTUNE_BFLOAT16 ? emulator::to_bf16(value) : emulator::to_half(value);
+      }
+    }
+  }
+}
+
+// Scores that one way or the other of capping takes, and a mix: of rows, of tiles at edges and inside.
+TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
+  for (const char* rest :
+       {R"("softcap": 30)", R"("softcap": 50, "data": "spread")", R"("softcap": 20, "data": "spread", "dtype": "f16")",
+        R"("softcap": 2)", R"("softcap": 5)", R"("softcap": 100000)",
+        R"("softcap": 30, "softmax_scale": 0.3, "window": [150, 0])", R"("softcap": 30, "softmax_scale": -0.1)",
+        R"("softcap": 50, "softmax_scale": 1e-6)", R"("softcap": 25, "data": "far")"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [70, 130], "seqlens_kv": [400, 130],
+        "max_logits": true, )") + rest +
+                                   "}")),
+              "")
+        << rest;
+  }
+}
+
+// Scores of one to three caps below zero, where the polynomials sink and the cap does not: row i's are all beyond, or
+// reach up to -0.8 caps, or to 1.2.
+TEST_F(EmulatedPrefill, SoftcapOfLowScores) {
+  const auto edit = [](const attune_attention& a) {
+    set_rows(a.q, [](int64_t row, int64_t) { return row / 64 % 2 == 0 ? 1.0f : -0.25f; });
+    set_rows(a.k, [](int64_t row, int64_t) { return -4 - 11 * std::fmod(0.618f * static_cast<float>(row), 1.0f); });
+  };
+  for (const char* softcap : {"5", "9", "2"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "dense", "causal": true, "softmax_scale": 1, "seqlens_q": [130, 9],
+        "seqlens_kv": [400, 140], "max_logits": true, "softcap": )") +
+                                   softcap + "}"),
+                  1, edit),
+              "")
+        << softcap;
+  }
+}
+
+TEST_F(EmulatedPrefill, Alibi) {
+  for (const char* rest : {R"("causal": true, "max_logits": true)", R"("causal": true, "window": [150, 0])",
+                           R"("causal": true, "softcap": 20)", R"("softmax_scale": -0.1)", R"("softmax_scale": 1e-20)",
+                           R"("max_logits": true)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "dense", "alibi": 1, "seqlens_q": [70, 130], "seqlens_kv": [900, 130], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+// Scores that grow from tile to tile, in the order in which tiles come: products leave the range of one polynomial
+// after the other, at one end or at both, and weights what 16 bits hold. No row may be computed again: that would hide
+// it.
+TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
+  constexpr int kTiles = 8;
+  struct Scores {
+    const char* rest;
+    std::array<float, kTiles> caps, offset;  // scores: offset + caps * softcap * (-1 .. 0.5)
+    float cap;
+  };
+  constexpr std::array<float, kTiles> kGrowing = {0.1f, 0.3f, 0.8f, 0.8f, 1.25f, 1.25f, 2.2f, 0.2f}, kNone = {};
+  for (const Scores& x :
+       {Scores{R"("softcap": 30, "dtype": "bf16")", kGrowing, kNone, 30},
+        {R"("softcap": 30, "dtype": "bf16", "window": [700, 0], "max_logits": true)", kGrowing, kNone, 30},
+        {R"("softcap": 50, "dtype": "f16")", kGrowing, kNone, 50},
+        {R"("softcap": 20, "dtype": "bf16")", kGrowing, kNone, 20},
+        {R"("softcap": 5, "dtype": "bf16")", kGrowing, kNone, 5},
+        {R"("softcap": 5, "dtype": "f16")", {0, 0, 1, 0, 0, 1, 0, 0}, {-4, -4, -8, -4, -4, -8, -4, -4}, 5},
+        {R"("softcap": 30, "dtype": "f16")", {}, {-8, -8, 8, 8, 9, 10, 11, 12}, 30},
+        {R"("softcap": 30, "dtype": "f16", "max_logits": true)", {}, {-8, -8, 8, 8, 9, 10, 11, 12}, 30},
+        {R"("softcap": 200, "dtype": "bf16")", {}, {-40, -40, 30, 30, 35, 60, 60, 60}, 200}}) {
+    const auto edit = [&](const attune_attention& a) {
+      set_rows(a.q, [](int64_t row, int64_t) { return row / 64 % 2 == 0 ? 1.0f : -1.0f; });
+      set_rows(a.k, [&](int64_t row, int64_t head) {
+        const auto tile = static_cast<size_t>(std::clamp<int64_t>(kTiles - 1 - row / 128, 0, kTiles - 1));
+        const float part = std::fmod(0.618f * static_cast<float>(row + 5 * head), 1.0f);
+        return x.offset[tile] + x.caps[tile] * x.cap * (1.5f * part - 1);
+      });
+    };
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 1], "head_dim": [64, 64], "kv": "dense",
+        "causal": true, "softmax_scale": 1, "seqlens_q": [70], "seqlens_kv": [1024], )") +
+                                   x.rest + "}"),
+                  1, edit, Twist::kRepairsFail),
+              "")
+        << x.rest;
+  }
+}
+
+// Slopes of both signs, so steep that weights leave what fp32 holds within a tile.
+TEST_F(EmulatedPrefill, AlibiOfBothSigns) {
+  const auto edit = [](const attune_attention& a) {
+    for (int h = 0; h < 2; ++h)
+      static_cast<float*>(a.alibi_slopes.data)[h * a.alibi_slopes.stride[0]] = h == 0 ? 1.5f : -1.5f;
+  };
+  for (const char* rest : {R"("dtype": "bf16")", R"("dtype": "f16")", R"("dtype": "f16", "causal": true)",
+                           R"("dtype": "bf16", "causal": true, "window": [300, 0])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 2], "head_dim": [64, 64], "kv": "dense",
+        "alibi": 1, "seqlens_q": [70, 130], "seqlens_kv": [900, 130], )") +
+                                   rest + "}"),
+                  1, edit, Twist::kRepairsFail),
+              "")
+        << rest;
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda
