@@ -139,7 +139,7 @@ class Attend : Weigh {
     float lowered[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (Config::kLate && p_.max_logits == nullptr) {
+      if ((Config::kLate || Config::kLateCaps) && p_.max_logits == nullptr) {
         a.max[h] = a.reference[h];
       } else {
         if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
@@ -191,6 +191,7 @@ class Attend : Weigh {
     ptx::pin(s);
     // What the compiler knows to be a warp's takes no registers of lanes; two kinds of tiles keep it from that, and spill.
     if constexpr (!kTwoKinds) k_turn_ = uniform(k_turn_), v_turn_ = uniform(v_turn_);
+    if constexpr (Config::kLateCaps) q_turn_ = uniform(q_turn_);
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
     if (end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
@@ -218,16 +219,24 @@ class Attend : Weigh {
     }
     if (kReleasesLate<kCodes>) release_keys();
 
+    bool again = false;  // the tile before is the next one again: it weighed nothing, and keeps its stages
     for (int i = end - 2; i >= begin; --i) {
+      if constexpr (Config::kLateCaps) {
+        // All warps of the group, or none: they multiply together.
+        if (p_.max_logits == nullptr && !again && !any_of_group(!may_be_late(a))) {
+          i = run_late_caps<kCodes>(task, rows, line, whole, i, begin, last_use, accumulate, again, weights, s, a);
+          if (i < begin) break;
+        }
+      }
       const Keys<kCodes> k = keys<kCodes>();
       const Values<kCodes> v = values<kCodes>();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
+      if (!Config::kLateCaps || !again) ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
       multiply_keys<KeysProduct<kCodes>>(q_, k, s);
       ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
       multiply_values<kCodes>(weights, v, accumulate, a.o);
       accumulate = 1;
-      ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
+      if (!Config::kLateCaps || !again) ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
       const bool high = !Config::kLate && all_high(a.max);
       ptx::wait_products<1>();
       ptx::pin(s);
@@ -244,7 +253,7 @@ class Attend : Weigh {
                                [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
         take<true>(kBeforeLast, kKeysOfThread, s, a);
         pack<kCodes, kBeforeLast>(s, weights);
-        if (__any_sync(0xffffffffu, top_ > bits_of(kHighest)) || lowers) {
+        if (__any_sync(0xffffffffu, top_ > bits_of(kLargest)) || lowers) {
           lower<kCodes>(s, lowered, a, weights);
           rescale(lowered, a.o);
         }
@@ -256,7 +265,8 @@ class Attend : Weigh {
         }
         ptx::wait_products<0>();
         ptx::pin(a.o);
-        release_values();
+        if (!Config::kLateCaps || !again) release_values();
+        again = false;
         take(kTakenLast<kKeysOfThread>, kKeysOfThread, s, a);
         scale_weights<kCodes>(line.is_cached(i), s);
         pack<kCodes>(s, weights);
@@ -271,6 +281,57 @@ class Attend : Weigh {
     ptx::pin(a.o);
     release_values();
   }
+
+  // Tiles from i on while weigh_late_caps() may have them. Returns that which it may not: it weighs nothing so far, and
+  // keeps its stages (`again`); or begin - 1.
+  template <bool kCodes>
+  __device__ __forceinline__ int run_late_caps(const Task& task, const Rows& rows, const Line& line, const Run& whole,
+                                               int i, int begin, bool last_use, int& accumulate, bool& again,
+                                               unsigned (&weights)[Config::kKeys / 4], float (&s)[Config::kKeys / 2],
+                                               Accumulators& a) {
+    const float edge = Rows::score_of(p_, p_.cap_short.high, {}, 0, 0.0f);
+    for (; i >= begin; --i) {
+      const Keys<kCodes> k = keys<kCodes>();
+      const Values<kCodes> v = values<kCodes>();
+      ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
+      ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
+      multiply_keys<KeysProduct<kCodes>>(q_, k, s);
+      ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
+      multiply_values<kCodes>(weights, v, accumulate, a.o);
+      accumulate = 1;
+      ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
+      ptx::wait_products<1>();
+      ptx::pin(s);
+      hide_edge(rows, task, line, i, whole, s);
+      const float sum[2] = {a.sum[0], a.sum[1]};
+      int tops[2];
+      const auto last = [&] {
+        ptx::wait_products<0>();
+        ptx::pin(a.o);
+        if (!again) release_values();
+      };
+      weigh_late_caps(i, s, a, tops, last, [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
+      take_late_caps<true>(kKeysOfThread - kLag, kKeysOfThread, s, a, tops);
+      pack<kCodes, kBeforeLast>(s, weights);
+      again = any_of_group(is_beyond(tops, edge, a));
+      if (again) {
+        a.sum[0] = sum[0], a.sum[1] = sum[1];
+#pragma unroll
+        for (int j = 0; j < Config::kKeys / 4; ++j) weights[j] = 0;
+        break;
+      }
+      if (__any_sync(0xffffffffu, tops[0] > bits_of(kLargest) || tops[1] > bits_of(kLargest))) {
+        float lowered[2] = {1.0f, 1.0f};
+        lower<kCodes>(s, lowered, a, weights);
+        rescale(lowered, a.o);
+      }
+      release_keys();
+      if (i == begin && last_use) release_queries();
+    }
+    return i;
+  }
+
+  __device__ __forceinline__ bool any_of_group(bool x) const { return ptx::any_of_some(kQueriesOfGroup + group_, 128, x); }
 
   __device__ __forceinline__ static Turn uniform(Turn x) {
     return {__shfl_sync(0xffffffffu, x.stage, 0), __shfl_sync(0xffffffffu, x.parity, 0)};

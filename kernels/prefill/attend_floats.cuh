@@ -142,7 +142,7 @@ class AttendFloats {
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
     if (Rows::kBits || flagged || !rows.whole_tiles(task, line).has(i)) {
       const Tile tile = tile_at(task, line, i);
-      rows.hide(p_, tile, rows.view(p_, tile), flagged, hidden, s);
+      rows.hide<Config::kKeys / 2>(p_, tile, rows.view(p_, tile), flagged, hidden, s);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -66,9 +66,10 @@ struct Config {
   // Where math groups have registers for what is found out ahead of its use.
   static constexpr bool kFarsighted = !kCached && kHeadDimV <= 128 && kScore == 0 && kMask == 0;
   // Exponentials wait for no maximum but the first of a row.
-  static constexpr bool kLate =
-      kElementSize == 2 && kHeadDimV <= 128 && (kScore == 0 || kScore == kSoftcap || kScore == kAlibi) && kMask == 0 &&
-      !kConverts && !kPacked;
+  static constexpr bool kMayBeLate = kElementSize == 2 && kHeadDimV <= 128 && kMask == 0 && !kConverts && !kPacked;
+  static constexpr bool kLate = kMayBeLate && (kScore == 0 || kScore == kAlibi);
+  // The same while scores are small beside their cap.
+  static constexpr bool kLateCaps = kMayBeLate && kScore == kSoftcap;
   static constexpr int kProducerRegisters =
       kFloats ? 104 : kConverts ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;

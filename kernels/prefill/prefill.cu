@@ -42,6 +42,8 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   int next = kAhead ? head_tile_of(places, slot) : 0;
   if (Config::kEarly) attend.start_early(next != kNoMoreTasks, s);
   while (kAhead ? next != kNoMoreTasks : has_task(places, slot)) {
+    if constexpr (Config::kLateCaps)  // what is the warp's takes no registers of lanes
+      slot = {__shfl_sync(0xffffffffu, slot.stage, 0), __shfl_sync(0xffffffffu, slot.parity, 0)};
     const int at = slot.stage;
     const Task& task = places.task(at);  // read where needed: registers are scarce
     const int kv_head = Config::kHalves ? places.head_tile(at) * p.heads_of_tile / p.group : 0;
@@ -71,6 +73,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
       finish_task(p, places, at, rows, a, whole, &out, attend.old_queries());
       if (Config::kOutThroughQueries) attend.release_old_queries();
     } else {
+      if constexpr (Config::kLateCaps) rows.start(p, task, places.head_tile(at));  // no registers for it meanwhile
       finish_task(p, places, at, rows, a, task.num_parts == 1);
     }
     if (!kAhead) slot.next<kernels::kTaskSlots>();

@@ -155,6 +155,25 @@ struct Rows {
     for (int h = 0; h < 2; ++h) both = both && ((cap.low <= max[h] && max[h] <= cap.high) || is_absent(limit, h));
     return !__any_sync(0xffffffffu, !both);
   }
+  // The same where the maxima are not far enough above what lies below the polynomial's range, but nothing does.
+  // least_bits(h): of this thread's least product of row h.
+  template <int kTerms, class LeastBits>
+  __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2],
+                                                  const float (&limit)[kCapped ? 2 : 1], const LeastBits& least_bits) {
+    bool high = false, low[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      high = high || (max[h] > cap.high && !is_absent(limit, h));
+      low[h] = max[h] < cap.low && !is_absent(limit, h);
+    }
+    if (__any_sync(0xffffffffu, high)) return false;
+    bool below = low[0] || low[1];
+    if (__any_sync(0xffffffffu, below)) {
+      const unsigned lowest = __float_as_uint(-cap.high);
+      below = (low[0] && least_bits(0) > lowest) || (low[1] && least_bits(1) > lowest);
+    }
+    return !__any_sync(0xffffffffu, below);
+  }
   __device__ __forceinline__ static bool is_absent(const float (&limit)[kCapped ? 2 : 1], int h) {
     const float x = limit[kCapped ? h : 0];
     return x != x;
@@ -182,10 +201,10 @@ struct Rows {
     return first < end ? keys_before(end) & ~keys_before(first) : Seen{0};
   }
   // Row h of those that `seen` has no bit of.
-  template <int kBegin = 0, int kBehind = Config::kKeys / 2>
+  template <int kCount = Config::kKeys / 2>
   __device__ __forceinline__ static void hide_row(int h, Seen seen, float (&s)[Config::kKeys / 2]) {
 #pragma unroll
-    for (int i = kBegin / 2; i < kBehind / 2; ++i) {
+    for (int i = 0; i < kCount / 2; ++i) {
       if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
     }
   }
@@ -197,7 +216,7 @@ struct Rows {
     return {{seen_by_position(p, tile, 0), seen_by_position(p, tile, 1)}};
   }
   // flagged: keys of the tile may lie on pages that are not there; `hidden` is the shared address of which.
-  template <int kBegin = 0, int kBehind = Config::kKeys / 2>
+  template <int kCount>
   __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, const View& view, bool flagged,
                                        unsigned hidden, float (&s)[Config::kKeys / 2]) const {
 #pragma unroll
@@ -205,7 +224,7 @@ struct Rows {
       Seen seen = view.row[h];
       if (flagged) seen &= ~hidden_keys(hidden);
       if constexpr (kBits) seen = seen_by_bits(p, tile, h, seen);
-      hide_row<kBegin, kBehind>(h, seen, s);
+      hide_row<kCount>(h, seen, s);
     }
   }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "prefill/accumulators.cuh"
-#include "prefill/caps.cuh"
+#include "prefill/weights.cuh"
 #include "ptx/convert.cuh"
 
 namespace attune::prefill {
@@ -24,10 +24,7 @@ class Weigh {
   static constexpr float kMost = 8 + kLift<kCodes>;
   static constexpr int kBeforeLast = Config::kKeys / 2 - kGroup;  // weights
   // With late maxima references rise where weights are larger than this.
-  static constexpr int kLargestPower = Config::kType == tile::kBFloat16 ? 64 : 15;
   static constexpr float kLargest = Config::kType == tile::kBFloat16 ? 0x1p64f : 0x1p15f;
-  // What top_ must not be beyond: of weights, with softcap of exponents.
-  static constexpr float kHighest = Rows::kCapped ? kLargestPower : kLargest;
 
   // Of a maximum of row h's products: the score in base 2.
   __device__ __forceinline__ float level_of(float max, int h) const {
@@ -54,21 +51,14 @@ class Weigh {
     const int start = line.start(i);
     if constexpr (Rows::kSloped && !Config::kLate) rows.add_slope(s);
     if constexpr (!Rows::kProducts) rows.score(p_, start, s);
-    const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
-    const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
-    const bool edge = Rows::kBits || flagged || !whole.has(i);
-    const auto hide = [&]<int kBegin, int kBehind>(Range<kBegin, kBehind>) {
-      if (!edge) return;
-      const Tile tile = tile_at(task, line, i);
-      rows.template hide<kBegin, kBehind>(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
-    };
-    hide(Range<0, kCount>{});
+    const auto hide = [&] { return hide_edge<kCount>(rows, task, line, i, whole, s, view); };
+    const bool edge = hide();
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
     lowered[0] = lowered[1] = 1.0f;
     bool lowers = false;
     if (!Config::kLate || takes_maxima_) {
       const bool none_is_negative = Config::kLate && !kFirst ? all_high(a.max) : high;
-      if constexpr (Rows::kSloped && Config::kLate) {
+      if constexpr (kSlopedLate) {
         float sloped[Config::kKeys / 2];
 #pragma unroll
         for (int j = 0; j < kCount; ++j) sloped[j] = s[j];
@@ -79,7 +69,6 @@ class Weigh {
       }
       lowers = follow<kCodes, kFirst>(lowered, a);
       takes_maxima_ = p_.max_logits != nullptr || __any_sync(0xffffffffu, waits(rows, a, 0) || waits(rows, a, 1));
-      if constexpr (Rows::kCapped) caps_.choose(p_, a);
     }
     float reference[2], c[2] = {unit(0), unit(1)};
 #pragma unroll
@@ -90,25 +79,53 @@ class Weigh {
     top_ = 0;
     const auto taken = [&](int first, int end) { take(first, end, s, a); };
     if constexpr (Rows::kCapped) {
-      caps_.template exponentiate<kCount>(
-          p_, i, reference, a, s, top_, [&] { hide(Range<0, kCount>{}); }, taken, last, beside_last);
-    } else {
-      const auto exponent = [&](int j) {  // the slope last: the compiler would take what hangs on it alone before the group
-        const int h = j / 2 % 2;
-        const float x = fmaf(s[j], c[h], -reference[h]);
-        return kSlopedLate ? fmaf(rows.slope[Rows::kSloped ? h : 0], Rows::place_of(j), x) : x;
-      };
-      exponentiate<kCount>(i, s, exponent, taken, last, beside_last);
+      if (Rows::all_take(p_.cap_short, a.max, a.limit)) {
+        exponentiate<kCount>(
+            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, taken);
+        return lowers;
+      }
+      if (Rows::all_take(p_.cap_long, a.max, a.limit)) {
+        exponentiate<kCount>(
+            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_long, s[j], reference[j / 2 % 2]); }, taken);
+        return lowers;
+      }
+      if (Rows::all_take(p_.cap_wide, a.max, a.limit, [&](int h) { return least_bits<kCount>(s, h); })) {
+        exponentiate<kCount>(
+            i, s, [&](int j) { return Rows::capped_exponent(p_.cap_wide, s[j], reference[j / 2 % 2]); }, taken);
+        return lowers;
+      }
+      rows.score(p_, start, s);
+      if (edge) hide();  // the least product has a finite score
+      c[0] = c[1] = 1;
     }
+    const auto exponent = [&](int j) {  // the slope last: the compiler would take what hangs on it alone before the group
+      const int h = j / 2 % 2;
+      const float x = fmaf(s[j], c[h], -reference[h]);
+      return kSlopedLate ? fmaf(rows.slope[Rows::kSloped ? h : 0], Rows::place_of(j), x) : x;
+    };
+    exponentiate<kCount>(i, s, exponent, taken, last, beside_last);
     return lowers;
   }
 
+  static constexpr bool kSlopedLate = Rows::kSloped && Config::kLate;
   // Whether row h needs its maximum of the next tile, too: it has no reference yet, or its scores may grow from tile to
   // tile by more than weights can.
   __device__ __forceinline__ static bool waits(const Rows& rows, const Accumulators& a, int h) {
     return a.reference[h] == -ptx::infinity() || (kSlopedLate && rows.slope[Rows::kSloped ? h : 0] < 0.0f);
   }
-  static constexpr bool kSlopedLate = Rows::kSloped && Config::kLate;
+
+  // Replaces what is hidden of a tile at an edge by -inf: whether it is one.
+  template <int kCount = kKeysOfThread>
+  __device__ __forceinline__ bool hide_edge(const Rows& rows, const Task& task, const Line& line, int i,
+                                            const Run& whole, float (&s)[Config::kKeys / 2],
+                                            const Rows::View* view = nullptr) const {
+    const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
+    const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
+    if (!Rows::kBits && !flagged && whole.has(i)) return false;
+    const Tile tile = tile_at(task, line, i);
+    rows.template hide<kCount>(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
+    return true;
+  }
 
   // Has references follow maxima that are too far ahead: whether one of the warp's is. Of a first tile all are.
   template <bool kCodes, bool kFirst>
@@ -122,29 +139,68 @@ class Weigh {
     for (int h = 0; h < 2; ++h) {
       if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
       if (is_far(h)) {
-        const float level = level_of(a.max[h], h) - kLift<kCodes>;
+        float level = level_of(a.max[h], h) - kLift<kCodes>;
+        if (Config::kLateCaps) level = fmaxf(level, a.reference[h]);  // it may have risen without the maximum
         lowered[h] = ptx::exp2_approx(a.reference[h] - level);
         a.sum[h] *= lowered[h];
         a.reference[h] = level;
-        if constexpr (Rows::kCapped)  // scores grow more slowly than products
-          a.limit[h] = a.max[h] + (Config::kLate ? static_cast<float>(kLargestPower) : kMost<kCodes>) * ptx::reciprocal_approx(c_);
+        if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kMost<kCodes> * ptx::reciprocal_approx(c_);  // scores grow more slowly than products
       }
     }
     return true;
+  }
+
+  // With softcap, once all maxima are known to be small, the short polynomial takes the tanh's place, and references stay.
+  // It grows beyond its range, too, faster than the tanh, and so the largest weight tells whether a product is beyond.
+  __device__ __forceinline__ bool may_be_late(const Accumulators& a) const {
+    const bool waits = (a.reference[0] == -ptx::infinity() && !Rows::is_absent(a.limit, 0)) ||
+                       (a.reference[1] == -ptx::infinity() && !Rows::is_absent(a.limit, 1));
+    return !waits && Rows::all_take(p_.cap_short, a.max, a.limit);
+  }
+  // Products of such a tile to weights in place. Whether all were in range; else sums are as before.
+  template <class Last, class BesideLast>
+  __device__ __forceinline__ void weigh_late_caps(int i, float (&s)[Config::kKeys / 2], Accumulators& a,
+                                                  int (&tops)[2], const Last& last, const BesideLast& beside_last) {
+    tops[0] = tops[1] = 0;
+    const float reference[2] = {reference_of(a.reference[0]), reference_of(a.reference[1])};
+    const auto taken = [&](int first, int end) { take_late_caps(first, end, s, a, tops); };
+    exponentiate<kKeysOfThread, true>(
+        i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, taken, last,
+        beside_last);
+  }
+  template <bool kPairs = false>
+  __device__ __forceinline__ static void take_late_caps(int first, int end, const float (&s)[Config::kKeys / 2],
+                                                        Accumulators& a, int (&tops)[2]) {
+    add_up<kPairs>(first, end, s, a);
+#pragma unroll
+    for (int j = first; j < end; j += 2) {
+      int& top = tops[j / 2 % 2];
+      top = max(max(top, bits_of(s[j])), bits_of(s[j + 1]));
+    }
+  }
+  // Whether one of the thread's rows has a weight beyond that of the largest product in range; edge: that one's score.
+  __device__ __forceinline__ static bool is_beyond(const int (&tops)[2], float edge, const Accumulators& a) {
+    bool beyond = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float largest = ptx::exp2_approx(edge - reference_of(a.reference[h]));
+      beyond = beyond || (tops[h] > bits_of(largest) && !Rows::is_absent(a.limit, h));
+    }
+    return beyond;
   }
 
   // Weights first..end - 1.
   template <bool kPairs = false>
   __device__ __forceinline__ void take(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
     add_up<kPairs>(first, end, s, a);
-    if (Config::kLate && !Rows::kCapped) raise_top(first, end, s, top_);
+    if (Config::kLate) raise_top(first, end, s, top_);
   }
 
   // Has references rise where weights are too large, by whole powers of two: nothing is rounded. A weight that is
   // infinite stays that, and the row is computed again (repair.cuh).
   template <bool kCodes>
-  __device__ __forceinline__ void lower(const float (&s)[Config::kKeys / 2], float (&lowered)[2],
-                                               Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) const {
+  __device__ __forceinline__ static void lower(const float (&s)[Config::kKeys / 2], float (&lowered)[2],
+                                               Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int top = 0;
@@ -159,7 +215,6 @@ class Weigh {
       lowered[h] *= factor;
       a.sum[h] *= factor;
       a.reference[h] += static_cast<float>(powers);
-      if constexpr (Rows::kCapped) a.limit[h] += static_cast<float>(powers) * ptx::reciprocal_approx(c_);
 #pragma unroll
       for (int i = h; i < Config::kKeys / 4; i += 2)
         weights[i] = pack_pair<kCodes>(s[2 * i] * factor, s[2 * i + 1] * factor);
@@ -193,8 +248,7 @@ class Weigh {
   const float c_;
   float factor_[2];           // of products with fp16 queries, c_ included where all are only multiplied
   bool takes_maxima_ = true;  // some row has no reference yet, or maxima are asked for
-  int top_ = 0;               // the largest bits of a tile's weights, or exponents
-  Caps caps_;
+  int top_ = 0;               // the largest bits of a tile's weights
   Turn k_turn_;
 };
 

@@ -13,14 +13,12 @@ constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
-template <int kBegin, int kBehind>
-struct Range {};
-
-constexpr int kGroup = Rows::kCapped && !Config::kLate ? 8 : 16;  // of exponentials
+constexpr int kLag = Config::kLateCaps ? 4 : 16;
+constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
 constexpr bool kTakesBeside = !Config::kConverts;  // the exponentials; there it spills
 // From here on kCount weights are taken after the last exponential.
 template <int kCount>
-constexpr int kTakenLast = kTakesBeside ? kCount - kGroup : 0;
+constexpr int kTakenLast = kTakesBeside ? kCount - (kLag < kGroup ? kLag : kGroup) : 0;
 // The sums of weights first..end - 1. kPairs: for a shorter chain, and more registers.
 template <bool kPairs = false>
 __device__ __forceinline__ void add_up(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
@@ -50,7 +48,8 @@ __device__ __forceinline__ void raise_top(int first, int end, const float (&s)[C
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
-template <int kCount, class Exponent, class Take, class Last = Nothing, class BesideLast = Nothing>
+template <int kCount, bool kLate = Config::kLate, class Exponent, class Take, class Last = Nothing,
+          class BesideLast = Nothing>
 __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent,
                                              const Take& take, const Last& last = {},
                                              const BesideLast& beside_last = {}) {
@@ -66,9 +65,14 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
         s[j] = ptx::exp2_approx(s[j]);
         if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
       }
-      if (kTakesBeside && first > 0) take(first - kGroup, first);
+      if (kTakesBeside && kLag < kGroup) {
+        if (first > 0) take(first - kLag, first);
+        take(first, first + kGroup - kLag);
+      } else if (kTakesBeside && first > 0) {
+        take(first - kGroup, first);
+      }
       if (first == kCount - kGroup) beside_last();
-    } while ((!Config::kLate || first + kGroup < kCount) && static_cast<int>(ptx::kept(tile)) < 0);
+    } while ((!kLate || first + kGroup < kCount) && static_cast<int>(ptx::kept(tile)) < 0);
   }
 }
 
@@ -137,6 +141,20 @@ __device__ __forceinline__ void raise(const Rows& rows, int start, const float (
       top[h] = fmaxf(a.max[h], fmaf(-rows.product_slope[h], rows.distance_of(h, start), top[h]));
     a.max[h] = kOwnMaxima ? top[h] : max_of_row(top[h]);
   }
+}
+
+// Of this thread's least product of row h, if one is negative: as numbers without sign, the bits of such are the
+// largest.
+template <int kCount>
+__device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 2], int h) {
+  unsigned top[kChains] = {};
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i)
+    top[i % kChains] =
+        max(max(top[i % kChains], __float_as_uint(s[4 * i + 2 * h])), __float_as_uint(s[4 * i + 2 * h + 1]));
+#pragma unroll
+  for (int j = 1; j < kChains; ++j) top[0] = max(top[0], top[j]);
+  return top[0];
 }
 
 // scales: of the tile's keys, in shared memory.

@@ -215,11 +215,13 @@ void sync_threads(int id, int threads) {
   while (n.generation == generation) yield();
 }
 
-bool sync_any(bool x) {
-  NumberedBarrier& n = g_block->numbered[0];
+bool sync_any(bool x) { return sync_any(0, static_cast<int>(g_block->fibers.size()), x); }
+
+bool sync_any(int id, int threads, bool x) {
+  NumberedBarrier& n = g_block->numbered[static_cast<size_t>(id)];
   const size_t slot = n.generation % 2;
   n.any[slot] = (n.arrived > 0 && n.any[slot]) || x;
-  sync_threads(0, static_cast<int>(g_block->fibers.size()));
+  sync_threads(id, threads);
   return n.any[slot];
 }
 

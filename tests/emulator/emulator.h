@@ -44,6 +44,7 @@ ATTUNE_EMULATOR void sync_threads(int id, int threads);
 ATTUNE_EMULATOR void arrive_threads(int id, int threads);
 // Barrier 0 of all threads of the block; whether one of them gave true.
 ATTUNE_EMULATOR bool sync_any(bool x);
+ATTUNE_EMULATOR bool sync_any(int id, int threads, bool x);  // of a numbered barrier's
 
 // Barriers in shared memory.
 ATTUNE_EMULATOR void init_barrier(unsigned barrier, unsigned count);
