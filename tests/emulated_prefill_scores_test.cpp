@@ -88,9 +88,13 @@ TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
         {R"("softcap": 5, "dtype": "f16")", {0, 0, 1, 0, 0, 1, 0, 0}, {-4, -4, -8, -4, -4, -8, -4, -4}, 5},
         {R"("softcap": 30, "dtype": "f16")", {}, {-8, -8, 8, 8, 9, 10, 11, 12}, 30},
         {R"("softcap": 30, "dtype": "f16", "max_logits": true)", {}, {-8, -8, 8, 8, 9, 10, 11, 12}, 30},
-        {R"("softcap": 200, "dtype": "bf16")", {}, {-40, -40, 30, 30, 35, 60, 60, 60}, 200}}) {
+        {R"("softcap": 200, "dtype": "bf16")", {}, {-40, -40, 30, 30, 35, 60, 60, 60}, 200},
+        {R"("softcap": 1000, "dtype": "bf16")",
+         {0, 0, 0, 0, 0, 0.12f, 0, 0},
+         {-300, -300, -220, -140, -60, -260, -100, -100},
+         1000}}) {
     const auto edit = [&](const attune_attention& a) {
-      set_rows(a.q, [](int64_t row, int64_t) { return row / 64 % 2 == 0 ? 1.0f : -1.0f; });
+      set_rows(a.q, [](int64_t row, int64_t) { return row / 8 % 2 == 0 ? 1.0f : -1.0f; });
       set_rows(a.k, [&](int64_t row, int64_t head) {
         const auto tile = static_cast<size_t>(std::clamp<int64_t>(kTiles - 1 - row / 128, 0, kTiles - 1));
         const float part = std::fmod(0.618f * static_cast<float>(row + 5 * head), 1.0f);

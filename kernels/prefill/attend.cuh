@@ -223,7 +223,7 @@ class Attend : Weigh {
     for (int i = end - 2; i >= begin; --i) {
       if constexpr (Config::kLateCaps) {
         // All warps of the group, or none: they multiply together.
-        if (p_.max_logits == nullptr && !again && !any_of_group(!may_be_late(a))) {
+        if (i >= end - 4 && !again && p_.max_logits == nullptr && !any_of_group(!may_be_late(a))) {
           i = run_late_caps<kCodes>(task, rows, line, whole, i, begin, last_use, accumulate, again, weights, s, a);
           if (i < begin) break;
         }
@@ -304,23 +304,24 @@ class Attend : Weigh {
       ptx::pin(s);
       hide_edge(rows, task, line, i, whole, s);
       const float sum[2] = {a.sum[0], a.sum[1]};
-      int tops[2];
       const auto last = [&] {
         ptx::wait_products<0>();
         ptx::pin(a.o);
         if (!again) release_values();
       };
-      weigh_late_caps(i, s, a, tops, last, [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
-      take_late_caps<true>(kKeysOfThread - kLag, kKeysOfThread, s, a, tops);
+      weigh_late_caps(i, s, a, last, [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
+      add_up<true>(kKeysOfThread - kLagOfCaps, kKeysOfThread, s, a);
       pack<kCodes, kBeforeLast>(s, weights);
-      again = any_of_group(is_beyond(tops, edge, a));
+      const float added[2] = {a.sum[0] - sum[0], a.sum[1] - sum[1]};
+      ptx::pin(weights);  // else they are packed behind the vote
+      again = any_of_group(may_be_beyond(added, edge, a));
       if (again) {
         a.sum[0] = sum[0], a.sum[1] = sum[1];
 #pragma unroll
-        for (int j = 0; j < Config::kKeys / 4; ++j) weights[j] = 0;
+        for (int j = 0; j < Config::kKeys / 4; ++j) weights[j] = ptx::kept(0);
         break;
       }
-      if (__any_sync(0xffffffffu, tops[0] > bits_of(kLargest) || tops[1] > bits_of(kLargest))) {
+      if (__any_sync(0xffffffffu, added[0] > kLargest || added[1] > kLargest)) {
         float lowered[2] = {1.0f, 1.0f};
         lower<kCodes>(s, lowered, a, weights);
         rescale(lowered, a.o);
@@ -331,7 +332,9 @@ class Attend : Weigh {
     return i;
   }
 
-  __device__ __forceinline__ bool any_of_group(bool x) const { return ptx::any_of_some(kQueriesOfGroup + group_, 128, x); }
+  __device__ __forceinline__ bool any_of_group(bool x) const {
+    return __any_sync(0xffffffffu, ptx::any_of_some(kQueriesOfGroup + group_, 128, x));  // the compiler is to know
+  }
 
   __device__ __forceinline__ static Turn uniform(Turn x) {
     return {__shfl_sync(0xffffffffu, x.stage, 0), __shfl_sync(0xffffffffu, x.parity, 0)};

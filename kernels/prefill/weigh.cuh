@@ -151,42 +151,32 @@ class Weigh {
   }
 
   // With softcap, once all maxima are known to be small, the short polynomial takes the tanh's place, and references stay.
-  // It grows beyond its range, too, faster than the tanh, and so the largest weight tells whether a product is beyond.
+  // It grows beyond its range, too, faster than the tanh, and so weights tell whether a product is beyond.
   __device__ __forceinline__ bool may_be_late(const Accumulators& a) const {
     const bool waits = (a.reference[0] == -ptx::infinity() && !Rows::is_absent(a.limit, 0)) ||
                        (a.reference[1] == -ptx::infinity() && !Rows::is_absent(a.limit, 1));
     return !waits && Rows::all_take(p_.cap_short, a.max, a.limit);
   }
-  // Products of such a tile to weights in place. Whether all were in range; else sums are as before.
+  // Products of such a tile to weights in place. The last ones are not in the sums yet.
   template <class Last, class BesideLast>
   __device__ __forceinline__ void weigh_late_caps(int i, float (&s)[Config::kKeys / 2], Accumulators& a,
-                                                  int (&tops)[2], const Last& last, const BesideLast& beside_last) {
-    tops[0] = tops[1] = 0;
+                                                  const Last& last, const BesideLast& beside_last) const {
     const float reference[2] = {reference_of(a.reference[0]), reference_of(a.reference[1])};
-    const auto taken = [&](int first, int end) { take_late_caps(first, end, s, a, tops); };
-    exponentiate<kKeysOfThread, true>(
-        i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); }, taken, last,
-        beside_last);
+    exponentiate<kKeysOfThread, true, kLagOfCaps>(
+        i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); },
+        [&](int first, int end) { add_up(first, end, s, a); }, last, beside_last);
   }
-  template <bool kPairs = false>
-  __device__ __forceinline__ static void take_late_caps(int first, int end, const float (&s)[Config::kKeys / 2],
-                                                        Accumulators& a, int (&tops)[2]) {
-    add_up<kPairs>(first, end, s, a);
-#pragma unroll
-    for (int j = first; j < end; j += 2) {
-      int& top = tops[j / 2 % 2];
-      top = max(max(top, bits_of(s[j])), bits_of(s[j + 1]));
-    }
-  }
-  // Whether one of the thread's rows has a weight beyond that of the largest product in range; edge: that one's score.
-  __device__ __forceinline__ static bool is_beyond(const int (&tops)[2], float edge, const Accumulators& a) {
-    bool beyond = false;
+  static constexpr int kLagOfCaps = kGroup / 2;
+  // Whether a product of the thread's rows may have been beyond the range, whose end has the score `edge`: the sum of a
+  // tile's weights, of which none is negative, is no less than the largest.
+  __device__ __forceinline__ static bool may_be_beyond(const float (&added)[2], float edge, const Accumulators& a) {
+    bool beyond[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float largest = ptx::exp2_approx(edge - reference_of(a.reference[h]));
-      beyond = beyond || (tops[h] > bits_of(largest) && !Rows::is_absent(a.limit, h));
+      beyond[h] = !(added[h] <= largest) & !Rows::is_absent(a.limit, h);
     }
-    return beyond;
+    return beyond[0] | beyond[1];
   }
 
   // Weights first..end - 1.

@@ -13,12 +13,11 @@ constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
-constexpr int kLag = Config::kLateCaps ? 4 : 16;
 constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
 constexpr bool kTakesBeside = !Config::kConverts;  // the exponentials; there it spills
 // From here on kCount weights are taken after the last exponential.
 template <int kCount>
-constexpr int kTakenLast = kTakesBeside ? kCount - (kLag < kGroup ? kLag : kGroup) : 0;
+constexpr int kTakenLast = kTakesBeside ? kCount - kGroup : 0;
 // The sums of weights first..end - 1. kPairs: for a shorter chain, and more registers.
 template <bool kPairs = false>
 __device__ __forceinline__ void add_up(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
@@ -48,7 +47,7 @@ __device__ __forceinline__ void raise_top(int first, int end, const float (&s)[C
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
-template <int kCount, bool kLate = Config::kLate, class Exponent, class Take, class Last = Nothing,
+template <int kCount, bool kLate = Config::kLate, int kLag = kGroup, class Exponent, class Take, class Last = Nothing,
           class BesideLast = Nothing>
 __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent,
                                              const Take& take, const Last& last = {},
@@ -65,12 +64,8 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
         s[j] = ptx::exp2_approx(s[j]);
         if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
       }
-      if (kTakesBeside && kLag < kGroup) {
-        if (first > 0) take(first - kLag, first);
-        take(first, first + kGroup - kLag);
-      } else if (kTakesBeside && first > 0) {
-        take(first - kGroup, first);
-      }
+      if (kTakesBeside && first > 0) take(first - kLag, first);
+      if (kTakesBeside && kLag < kGroup) take(first, first + kGroup - kLag);
       if (first == kCount - kGroup) beside_last();
     } while ((!kLate || first + kGroup < kCount) && static_cast<int>(ptx::kept(tile)) < 0);
   }
