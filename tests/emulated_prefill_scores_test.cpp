@@ -110,6 +110,20 @@ TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
   }
 }
 
+// Small scores, and some that leave the range after a few tiles; pages that are not there, and windows.
+TEST_F(EmulatedPrefill, SoftcapOverCaches) {
+  for (const char* rest : {R"("softcap": 50, "dtype": "bf16", "new_tokens": true)",
+                           R"("softcap": 30, "dtype": "f16", "softmax_scale": 0.45, "seqlens_q": [70, 3])",
+                           R"("softcap": 30, "dtype": "bf16", "softmax_scale": 0.3, "window": [400, 0])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "kv": "paged",
+        "cache": {"page_size": 16}, "causal": true, "seqlens_q": [70, 40], "seqlens_kv": [700, 300], )") +
+                                   rest + "}"),
+                  2, {}, Twist::kRepairsFail),
+              "")
+        << rest;
+  }
+}
+
 // Slopes of both signs, so steep that weights leave what fp32 holds within a tile.
 TEST_F(EmulatedPrefill, AlibiOfBothSigns) {
   const auto edit = [](const attune_attention& a) {

@@ -219,10 +219,10 @@ class Attend : Weigh {
     }
     if (kReleasesLate<kCodes>) release_keys();
 
-    bool again = false;  // the tile before is the next one again: it weighed nothing, and keeps its stages
+    bool again = false;  // the tile before is the next one again: it weighed nothing, and keeps its stages and its turn
     for (int i = end - 2; i >= begin; --i) {
       if constexpr (Config::kLateCaps) {
-        // All warps of the group, or none: they multiply together.
+        // All warps of the group, or none: they multiply together. What does not show in the first tiles hardly will.
         if (i >= end - 4 && !again && p_.max_logits == nullptr && !any_of_group(!may_be_late(a))) {
           i = run_late_caps<kCodes>(task, rows, line, whole, i, begin, last_use, accumulate, again, weights, s, a);
           if (i < begin) break;
@@ -282,8 +282,8 @@ class Attend : Weigh {
     release_values();
   }
 
-  // Tiles from i on while weigh_late_caps() may have them. Returns that which it may not: it weighs nothing so far, and
-  // keeps its stages (`again`); or begin - 1.
+  // Tiles from i on while weigh_late_caps() may have them. Returns that which it may not: it has weighed nothing, and is
+  // to be multiplied again (`again`); or begin - 1.
   template <bool kCodes>
   __device__ __forceinline__ int run_late_caps(const Task& task, const Rows& rows, const Line& line, const Run& whole,
                                                int i, int begin, bool last_use, int& accumulate, bool& again,
@@ -307,7 +307,7 @@ class Attend : Weigh {
       const auto last = [&] {
         ptx::wait_products<0>();
         ptx::pin(a.o);
-        if (!again) release_values();
+        release_values();
       };
       weigh_late_caps(i, s, a, last, [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
       add_up<true>(kKeysOfThread - kLagOfCaps, kKeysOfThread, s, a);

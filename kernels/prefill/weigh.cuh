@@ -144,7 +144,8 @@ class Weigh {
         lowered[h] = ptx::exp2_approx(a.reference[h] - level);
         a.sum[h] *= lowered[h];
         a.reference[h] = level;
-        if constexpr (Rows::kCapped) a.limit[h] = a.max[h] + kMost<kCodes> * ptx::reciprocal_approx(c_);  // scores grow more slowly than products
+        if constexpr (Rows::kCapped)  // scores grow more slowly than products
+          a.limit[h] = a.max[h] + kMost<kCodes> * ptx::reciprocal_approx(c_);
       }
     }
     return true;
@@ -155,7 +156,7 @@ class Weigh {
   __device__ __forceinline__ bool may_be_late(const Accumulators& a) const {
     const bool waits = (a.reference[0] == -ptx::infinity() && !Rows::is_absent(a.limit, 0)) ||
                        (a.reference[1] == -ptx::infinity() && !Rows::is_absent(a.limit, 1));
-    return !waits && Rows::all_take(p_.cap_short, a.max, a.limit);
+    return Rows::all_take(p_.cap_short, a.max, a.limit) && !waits;  // all lanes vote
   }
   // Products of such a tile to weights in place. The last ones are not in the sums yet.
   template <class Last, class BesideLast>
