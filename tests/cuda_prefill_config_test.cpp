@@ -128,6 +128,7 @@ TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
       check(params.cap_short, 0.375, 16.5);
       check(params.cap_long, 0.85, 24);
       check(params.cap_wide, 1.33, 26);
+      EXPECT_EQ(prefill::choose_config(p, 132).low_cap, softcap < 25);
       if (std::isfinite(params.cap_short.low)) {
         EXPECT_GE(params.cap_short.low, params.cap_long.low);  // whoever leaves the short one may take the long one
       }

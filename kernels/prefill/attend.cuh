@@ -310,7 +310,7 @@ class Attend : Weigh {
         release_values();
       };
       weigh_late_caps(i, s, a, last, [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
-      add_up<true>(kKeysOfThread - kLagOfCaps, kKeysOfThread, s, a);
+      add_up<true>(kKeysOfThread - kLag, kKeysOfThread, s, a);
       pack<kCodes, kBeforeLast>(s, weights);
       const float added[2] = {a.sum[0] - sum[0], a.sum[1] - sum[1]};
       ptx::pin(weights);  // else they are packed behind the vote

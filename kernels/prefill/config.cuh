@@ -20,6 +20,9 @@ using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskR
 #ifndef ATTUNE_XPACKED
 #define ATTUNE_XPACKED 0
 #endif
+#ifndef ATTUNE_LOW_CAP
+#define ATTUNE_LOW_CAP 0
+#endif
 #ifndef ATTUNE_QUERY_STAGES
 #define ATTUNE_QUERY_STAGES 1
 #endif
@@ -68,8 +71,8 @@ struct Config {
   // Exponentials wait for no maximum but the first of a row.
   static constexpr bool kMayBeLate = kElementSize == 2 && kHeadDimV <= 128 && kMask == 0 && !kConverts && !kPacked;
   static constexpr bool kLate = kMayBeLate && (kScore == 0 || kScore == kAlibi);
-  // The same while scores are small beside their cap.
-  static constexpr bool kLateCaps = kMayBeLate && kScore == kSoftcap;
+  // The same while scores are small beside a softcap, unless it is so low that they hardly ever are.
+  static constexpr bool kLateCaps = kMayBeLate && kScore == kSoftcap && ATTUNE_LOW_CAP == 0;
   static constexpr int kProducerRegisters =
       kFloats ? 104 : kConverts ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;

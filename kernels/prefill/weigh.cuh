@@ -145,7 +145,7 @@ class Weigh {
         a.sum[h] *= lowered[h];
         a.reference[h] = level;
         if constexpr (Rows::kCapped)  // scores grow more slowly than products
-          a.limit[h] = a.max[h] + kMost<kCodes> * ptx::reciprocal_approx(c_);
+          a.limit[h] = a.max[h] + (Config::kLateCaps ? kMost<kCodes> * ptx::reciprocal_approx(c_) : kMost<kCodes> / c_);
       }
     }
     return true;
@@ -154,20 +154,17 @@ class Weigh {
   // With softcap, once all maxima are known to be small, the short polynomial takes the tanh's place, and references stay.
   // It grows beyond its range, too, faster than the tanh, and so weights tell whether a product is beyond.
   __device__ __forceinline__ bool may_be_late(const Accumulators& a) const {
-    const bool waits = (a.reference[0] == -ptx::infinity() && !Rows::is_absent(a.limit, 0)) ||
-                       (a.reference[1] == -ptx::infinity() && !Rows::is_absent(a.limit, 1));
-    return Rows::all_take(p_.cap_short, a.max, a.limit) && !waits;  // all lanes vote
+    return Rows::all_take(p_.cap_short, a.max, a.limit);
   }
   // Products of such a tile to weights in place. The last ones are not in the sums yet.
   template <class Last, class BesideLast>
   __device__ __forceinline__ void weigh_late_caps(int i, float (&s)[Config::kKeys / 2], Accumulators& a,
                                                   const Last& last, const BesideLast& beside_last) const {
     const float reference[2] = {reference_of(a.reference[0]), reference_of(a.reference[1])};
-    exponentiate<kKeysOfThread, true, kLagOfCaps>(
+    exponentiate<kKeysOfThread, true>(
         i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], reference[j / 2 % 2]); },
         [&](int first, int end) { add_up(first, end, s, a); }, last, beside_last);
   }
-  static constexpr int kLagOfCaps = kGroup / 2;
   // Whether a product of the thread's rows may have been beyond the range, whose end has the score `edge`: the sum of a
   // tile's weights, of which none is negative, is no less than the largest.
   __device__ __forceinline__ static bool may_be_beyond(const float (&added)[2], float edge, const Accumulators& a) {

@@ -14,10 +14,11 @@ constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
 constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
+constexpr int kLag = Config::kLateCaps ? kGroup / 2 : kGroup;  // of sums behind exponentials
 constexpr bool kTakesBeside = !Config::kConverts;  // the exponentials; there it spills
 // From here on kCount weights are taken after the last exponential.
 template <int kCount>
-constexpr int kTakenLast = kTakesBeside ? kCount - kGroup : 0;
+constexpr int kTakenLast = kTakesBeside ? kCount - kLag : 0;
 // The sums of weights first..end - 1. kPairs: for a shorter chain, and more registers.
 template <bool kPairs = false>
 __device__ __forceinline__ void add_up(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void raise_top(int first, int end, const float (&s)[C
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
-template <int kCount, bool kLate = Config::kLate, int kLag = kGroup, class Exponent, class Take, class Last = Nothing,
+template <int kCount, bool kLate = Config::kLate, class Exponent, class Take, class Last = Nothing,
           class BesideLast = Nothing>
 __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent,
                                              const Take& take, const Last& last = {},

@@ -69,6 +69,9 @@ void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
   fill_polynomial<Tanh7>(level, of_product, k.cap_wide);
 }
 
+// Whether a row's maximum must be beyond 2^4 for the short polynomial: many never are.
+bool is_low_cap(double softcap) { return Tanh3::kGap - softcap * std::numbers::log2e * std::tanh(Tanh3::kRange) > 4; }
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
@@ -129,6 +132,7 @@ KernelSpec Config::main_kernel() const {
        define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
       shared_bytes()};
   if (x_packed) spec.defines.push_back(define("ATTUNE_XPACKED", 1));
+  if (low_cap) spec.defines.push_back(define("ATTUNE_LOW_CAP", 1));
   if (query_stages > 1) spec.defines.push_back(define("ATTUNE_QUERY_STAGES", query_stages));
   return spec;
 }
@@ -240,6 +244,7 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
                                p.cache.v_scale.mode == KvScale::Mode::kTokenHead);
   c.out_dtype = p.out.dtype;
   c.score = score_bits(p);
+  c.low_cap = c.score == 1 && is_low_cap(p.softcap);
   c.mask = decode::mask_bits(p);
   c.t5 = decode::t5_buckets(p);
   c.cached = static_cast<bool>(p.cache);

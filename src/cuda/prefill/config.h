@@ -23,6 +23,7 @@ struct Config {
   int query_stages = 1;        // of q; with two V has a stage less
   int raw_stages = 0;          // of the ring of codes, where the cache, or everything, has 8 bits
   int score = 0, mask = 0;
+  bool low_cap = false;   // softcap alone, and so low that scores are hardly ever small beside it
   bool x_packed = false;  // the cache
   bool cached = false, dense = false;
   bool token_scales = false;  // K or V of the cache has a scale for each token
