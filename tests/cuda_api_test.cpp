@@ -212,15 +212,15 @@ TEST_F(CudaApiOnDevice, SaysWhatNoKernelCovers) {
   const attune_attention a = dense.device();
   const Answer refused = answer(attune_supported(&a, kGpu));
   EXPECT_EQ(refused.status, ATTUNE_UNSUPPORTED);
-  EXPECT_THAT(refused.message, HasSubstr("lacks query dtype: e5m2"));
+  EXPECT_THAT(refused.message, HasSubstr("lacks KV source: dense"));
 
-  cases::Problem odd(make_case(R"({"name": "odd", "heads": [4, 2], "head_dim": [20, 20], "dtype": "bf16", "kv": "paged",
-      "seqlens_kv": [5]})"),
-                     *memory_);
-  const attune_attention b = odd.device();
+  cases::Problem wide(make_case(R"({"name": "wide", "heads": [4, 1], "head_dim": [264, 264], "dtype": "bf16",
+      "seqlens_q": [40], "seqlens_kv": [40]})"),
+                      *memory_);
+  const attune_attention b = wide.device();
   const Answer too = answer(attune_supported(&b, kGpu));
   EXPECT_EQ(too.status, ATTUNE_UNSUPPORTED);
-  EXPECT_THAT(too.message, HasSubstr("which does not take head dims that are no multiples of 8"));
+  EXPECT_THAT(too.message, HasSubstr("lacks head_dim_qk: 264 (at most 256)"));
 }
 
 // What a plan's kernel would fault on, or get wrong, is named, and the device works on.

@@ -230,8 +230,9 @@ TEST(MixedChoice, GoesByWhatTheHostKnows) {
         {beside_ones(1) + R"(, "heads": [8, 2], "batch_invariant": true)", 1, "cuda_decode"},
         // A query alone fills a quarter of a prompt's block.
         {mix + R"(, "heads": [32, 1])", 0, "cuda_prefill"},
-        // What only one of them covers.
-        {mix + R"(, "heads": [8, 2], "cache": {"dtype": "bf16"}, "dtype": "f16")", 0, "cuda_decode"},
+        // What only one of them covers, or the kernel of fp32 prompts, where a block could be full.
+        {mix + R"(, "heads": [8, 2], "cache": {"dtype": "bf16"}, "dtype": "f16")", 0, "cuda_prefill_fp32"},
+        {mix + R"(, "heads": [8, 2], "cache": {"dtype": "bf16"}, "dtype": "f16")", 4, "cuda_decode"},
         {mix + R"(, "heads": [8, 2], "new_tokens": true, "skip_decode": true,
                               "prologue": {"append": true})",
          0, "cuda_decode"},
