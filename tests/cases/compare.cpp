@@ -168,8 +168,8 @@ Bounds::Bounds(const Problem& problem, const reference::RowResult& row, attune_d
   // Half a step of e4m3's subnormal numbers, where the largest weight is 2^5 at least
   // (kernels/prefill/attend_codes.cuh).
   least = weights == ATTUNE_FLOAT8_E4M3 ? std::ldexp(1.0, -10 - 5) : 0.0;
-  // And of fp16's, where it is 1 at least: values may be as small beside it.
-  if (compute_dtype(c) == ATTUNE_FLOAT16) least = std::ldexp(1.0, -25);
+  // And of fp16's in cuda_mla, where it is 1 at least: values may be as small beside it.
+  if (compute_dtype(c) == ATTUNE_FLOAT16 && c.head_dim_v > 256) least = std::ldexp(1.0, -25);
   // The row sum may add up the rounded probabilities.
   sum = sums + (rounds ? compute : 0.0);
   const double log_sum = std::isfinite(row.lse) ? std::fabs(row.lse) : 0.0;

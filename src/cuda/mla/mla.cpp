@@ -53,7 +53,10 @@ class MlaPlan final : public KernelPlan {
 
   void run(const Problem& p, void* workspace, void* stream) const override {
     if (is_empty(p)) return;
-    if (!prefill::has_prologue(p)) return attend(p, workspace, stream);
+    if (!prefill::has_prologue(p)) {
+      mla::check_run(p, config_);
+      return attend(p, workspace, stream);
+    }
     const std::string why = prefill::prologue_refusal(p);
     require(why.empty(), "attention differs from its plan: kernel cuda_mla does not take ", why);
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
@@ -65,7 +68,6 @@ class MlaPlan final : public KernelPlan {
 
  private:
   void attend(const Problem& p, void* workspace, void* stream) const {
-    mla::check_run(p, config_);
     const kernels::PrefillParams params = mla::to_params(p, config_, workspace);
     const mla::Maps maps = mla::describe_maps(p, config_);
     const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };

@@ -53,7 +53,10 @@ class PrefillPlan final : public KernelPlan {
 
   void run(const Problem& p, void* workspace, void* stream) const override {
     if (is_empty(p)) return;
-    if (!prepares_) return attend(p, workspace, stream);
+    if (!prepares_) {
+      prefill::check_run(p, config_);
+      return attend(p, workspace, stream);
+    }
     // What tables say of whose tokens k and v are shows in their addresses, which a plan may not have.
     const std::string why = prefill::prologue_refusal(p);
     require(why.empty(), "the plan's kernel does not take ", why, ", which this run has");
@@ -72,7 +75,6 @@ class PrefillPlan final : public KernelPlan {
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     launch.programmatic = true;
     launch.stream = stream;
-    prefill::check_run(p, config_);
     if (config_.floats())
       return launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), prefill::float_rows(p));
     const prefill::Maps maps = prefill::describe_maps(p, config_);
