@@ -242,6 +242,59 @@ TEST_F(EmulatedMla, FewRowsOfManyHeads) {
        R"("shared_kv": true, "cache": {"page_size": 3}, "heads": [64, 1], "seqlens_kv": [250, 0], "sinks": "mixed")"});
 }
 
+// Groups of channels that differ by more than fp16 can hold, of rows and of what packed rows have scales for.
+TEST_F(EmulatedMla, PartsOfChannelsFarApart) {
+  constexpr double kLower = 0x1p-90;
+  for (const char* more : {R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true)",
+                           R"("heads": [128, 1], "cache": {"page_size": 64}, "shared_kv": true)",
+                           R"("heads": [20, 1], "cache": {"page_size": 3}, "shared_kv": true)",
+                           R"("heads": [16, 1], "cache": {"format": "mla_656", "page_size": 64})",
+                           R"("heads": [128, 1], "cache": {"format": "mla_656", "page_size": 64})"}) {
+    cases::Problem problem(
+        tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [400],
+            "max_logits": true, )" +
+                         std::string(more) + "}"));
+    const attune_kv_cache& cache = problem.host().cache;
+    const bool packed = cache.k.dtype != ATTUNE_BFLOAT16;
+    for (int64_t page = 0; page < cache.k.shape[0]; ++page) {
+      for (int64_t row = 0; row < cache.k.shape[1]; ++row) {
+        const auto lower = [&](attune_dtype dtype, void* at) {
+          cases::encode(dtype, cases::decode(dtype, at) * kLower, at);
+        };
+        if (packed) {
+          auto* const scales = static_cast<std::byte*>(cases::element_at(cache.k, {page, row, 512}));
+          lower(ATTUNE_FLOAT32, scales + 4), lower(ATTUNE_FLOAT32, scales + 8);
+          continue;
+        }
+        for (int64_t d = 0; d < 512; ++d) {
+          if (d / 64 % 3 == 1) lower(ATTUNE_BFLOAT16, cases::element_at(cache.k, {page, row, 0, d}));
+        }
+      }
+    }
+    EXPECT_EQ(run(problem), "") << more;
+  }
+}
+
+// A key's infinity that makes its scores -inf, and its weights 0, makes one channel NaN: others near it stay as they
+// are.
+TEST_F(EmulatedMla, PartsBesideInfinities) {
+  for (const char* heads : {"16", "20"}) {
+    cases::Problem problem(
+        tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "slots", "head_dim": [576, 512], "shared_kv": true,
+            "seqlens_q": [1, 1], "sparse": {"topk": 300, "invalid": 0}, "heads": [)" +
+                         std::string(heads) + ", 1]}"));
+    const attune_attention& a = problem.host();
+    const auto listed = static_cast<int64_t>(cases::decode(ATTUNE_INT32, cases::element_at(a.indices, {0, 5})));
+    const int64_t page_size = a.cache.k.shape[1];
+    cases::encode(ATTUNE_BFLOAT16, std::numeric_limits<double>::infinity(),
+                  cases::element_at(a.cache.k, {listed / page_size, listed % page_size, 0, 127}));
+    for (int64_t head = 0; head < a.q.shape[a.q.rank - 2]; ++head)
+      cases::encode(ATTUNE_BFLOAT16, -1, cases::element_at(a.q, {0, head, 127}));
+    const std::string failure = run(problem);
+    EXPECT_EQ(failure.substr(0, failure.find(':')), "out[row 0, head 0, dim 127]") << heads << failure;
+  }
+}
+
 // The weights of 32 parts are computed at a time.
 TEST_F(EmulatedMla, ManyParts) {
   check_few(R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, "seqlens_kv": [4500], "heads": [5, 1], )",

@@ -6,7 +6,7 @@
 // A group of 128 threads has two rows, or of those half of the channels where parts are fp32, as parts hold them
 // (parts.cuh): 16 bytes of each part a thread. Where there are so few that all are merged at a time, two or four groups
 // share them, with every second or fourth part each, and two of these finish a row each. Up to four parts are asked for
-// at a time; while they come, a warp computes the parts' weights.
+// at a time; while they come, one of the groups computes the parts' weights.
 #include "mla/parts.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/atomic.cuh"
@@ -24,6 +24,9 @@ constexpr int kGroups = kernels::kMlaMergeThreads / 128;
 // A thread's channels of a row, in pairs, eight channels apart; pieces of the channels of two rows that groups have.
 constexpr int kPairs = kHalfParts ? 2 : 1, kPieces = kHalfParts ? 1 : 2;
 
+// Scales of a row of a part. A thread's channels have one; of a group that weighs parts, a warp does it for two.
+constexpr int kScales = kHalfParts ? 2 * kScalesOfHalf : 1, kWeighing = kHalfParts ? 128 : 32;
+
 // Two rows, eight apart, of a block of rows; which piece of their channels.
 struct Pair {
   int head_tile, row, piece;
@@ -31,8 +34,9 @@ struct Pair {
 
 // What the groups that share a pair of rows share.
 struct Shared {
-  float2 weights[2][32];             // of parts, for each half of the channels: of each row
-  float max[2], sum[2], lowered[2];  // lowered: what came before these parts counts so much less
+  float2 weights[kScales][32];                         // of parts, for each scale: of each row
+  float max[kWeighing / 32][2], sum[kWeighing / 32][2];  // of all so far, as each warp that weighs has them
+  float lowered[2];                                    // what came before these parts counts so much less
 };
 
 // The thread's first.
@@ -69,10 +73,11 @@ struct Sums {
   }
 };
 
-// A warp: the weights of 32 parts, a lane's its own, from what has been loaded of them, and the maxima and sums with
-// those before. first: there are none.
+// A warp: the weights of 32 parts for its scales, a lane's its own, from what has been loaded of them, and the maxima and
+// sums with those before. first: there are none.
 __device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, bool first) {
   const int lane = static_cast<int>(ptx::kept(threadIdx.x)) % 32;
+  const auto warp = [] { return ptx::kept(threadIdx.x) % kWeighing / 32; };  // of those that do
   float top[2] = {stats[0].x, stats[1].x}, weight[2], part[2], lowered[2];
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -81,7 +86,7 @@ __device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, 
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float before = first ? -ptx::infinity() : shared.max[h];
+    const float before = first ? -ptx::infinity() : shared.max[warp()][h];
     top[h] = fmaxf(top[h], before);
     const float reference = top[h] == -ptx::infinity() ? 0.0f : top[h];
     weight[h] = ptx::exp2_approx(stats[h].x - reference);
@@ -95,15 +100,28 @@ __device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, 
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float before = first ? 0.0f : shared.sum[h];
+    const float before = first ? 0.0f : shared.sum[warp()][h];
     __syncwarp();
     if (lane == 0) {
-      shared.max[h] = top[h], shared.lowered[h] = lowered[h];
-      shared.sum[h] = fmaf(before, lowered[h], part[h]);
+      shared.max[warp()][h] = top[h], shared.sum[warp()][h] = fmaf(before, lowered[h], part[h]);
+      if (warp() == 0) shared.lowered[h] = lowered[h];
     }
   }
-  shared.weights[0][lane] = make_float2(weight[0] * stats[0].z, weight[1] * stats[1].z);
-  shared.weights[1][lane] = make_float2(weight[0] * stats[0].w, weight[1] * stats[1].w);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) weight[h] *= stats[h].z;
+  if constexpr (kHalfParts) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned byte = warp() % 2 * 2 + i;
+      float both[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        both[h] = weight[h] * __uint_as_float((__float_as_uint(stats[h].w) >> 8 * byte & 0xff) << 23);
+      shared.weights[warp() * 2 + i][lane] = make_float2(both[0], both[1]);
+    }
+  } else {
+    shared.weights[0][lane] = make_float2(weight[0], weight[1]);
+  }
 }
 
 // Row h of the pair.
@@ -157,7 +175,7 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
     reinterpret_cast<uint4*>(&t)[thread] = reinterpret_cast<const uint4*>(&from)[thread];
   if (team.group() == 0 && thread == 32) pairs[team.set()] = pair;
   int count = min(from.num_parts, 32);
-  const bool weighs = team.group() == 0 && thread < 32;
+  const bool weighs = team.group() == 0 && thread < kWeighing;
   Sums sums{};
   const auto step = [&] {  // from a part to the next
     return ptx::kept(p.num_head_tiles) * (kRows * kernels::kMlaHeadDimV * kPartBytes);
@@ -165,7 +183,8 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
   const char* const outputs = reinterpret_cast<const char*>(p.partial_out);  // all of which are less than 2^32 bytes
   auto parts = static_cast<unsigned>(
       part_channel(p.partial_out, unit_of(p, from, pair, 0), pair.row, channel_of(pair)) - outputs);
-  const float* own_stats = p.partial_stats + kPartStats * (unit_of(p, from, pair, lane) * kRows + pair.row);
+  const float* own_stats = part_stats(p.partial_stats, unit_of(p, from, pair, lane), pair.row,
+                                      kHalfParts ? thread / 64 : pair.piece);
   ptx::wait_for_previous_kernels();  // once; then it does nothing
 #pragma unroll 1
   for (int first = 0;;) {
@@ -197,8 +216,7 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
           for (int k = 0; k < kPairs; ++k) sums.o[h][k].x *= lowered, sums.o[h][k].y *= lowered;
         }
       }
-      const int half = kHalfParts ? static_cast<int>(ptx::kept(threadIdx.x)) % 128 / 64 : pairs[team.set()].piece;
-      const float2* const weights = shared.weights[half];
+      const float2* const weights = shared.weights[ptx::kept(threadIdx.x) % 128 / (128 / kScales)];
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
         if (i + (j << team.shift) < count) sums.add(x[j], weights[i + (j << team.shift)]);
@@ -229,7 +247,7 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
         all[k].x += x.x, all[k].y += x.y;
       }
     }
-    finish(p, t, same, h, shared.max[h], shared.sum[h], all);
+    finish(p, t, same, h, shared.max[0][h], shared.sum[0][h], all);
   }
   team.meet();  // before the next pair's are written
 }

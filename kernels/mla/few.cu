@@ -41,17 +41,25 @@ __device__ __forceinline__ void init_barriers(const FewPlaces& places) {
 __device__ __forceinline__ void store_few_part(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a,
                                                int channel) {
   const int lane = threadIdx.x % 32, row = lane / 4, unit = part_unit(p, t, head_tile);
+  float* const stats = part_stats(p.partial_stats, unit, row, few_warp() / 4);
   float factors[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    PartScale scale{1, 1};
-    const float lowered = a.finish(h);
-    if constexpr (kHalfParts) scale = scale_of_part(a.largest_of_half(h));
-    factors[h] = kHalfParts ? scale.factor : lowered;
+    factors[h] = a.finish(h);
     if (few_warp() % 4 == 0 && lane % 4 == 0) {
-      float* const stats = p.partial_stats + kPartStats * (unit * Config::kRows + row + 8 * h);
-      if (few_warp() == 0) *reinterpret_cast<float2*>(stats) = make_float2(a.highest[h], a.sum[h]);
-      stats[2 + few_warp() / 4] = kHalfParts ? lowered * scale.inverse : 1.0f;
+      float* const to = stats + 8 * kPartStats * h;
+      *reinterpret_cast<float2*>(to) = make_float2(a.highest[h], a.sum[h]);
+      to[2] = kHalfParts ? factors[h] : 1.0f;
+    }
+  }
+  if constexpr (kHalfParts) {
+    const unsigned bounds = bounds_of_four(a.bounds());
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const unsigned exponent = bounds >> (7 + 16 * h) & 0xff;
+      factors[h] = factor_of(exponent);
+      if (lane % 4 == 0)
+        reinterpret_cast<char*>(stats + 8 * kPartStats * h + 3)[few_warp() % 4] = static_cast<char>(exponent - kToInverse);
     }
   }
 #pragma unroll

@@ -62,15 +62,6 @@ class FewAttend {
       sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
       sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
       if (t() == 0) ptx::store_shared_u32(places_.sums(g() + 8 * h) + 4 * warp_, __float_as_uint(sum[h]));
-      if constexpr (kHalfParts) {
-        float largest = 0;
-#pragma unroll
-        for (int i = 0; i < FewOut::kCount / 2; ++i)
-          largest = fmaxf(largest, magnitude(o.at(i / 2 * 4 + 2 * h + i % 2)));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        if (t() == 0) ptx::store_shared_u32(places_.tops(g() + 8 * h) + 4 * warp_, __float_as_uint(largest));
-      }
     }
     meet_few();
 #pragma unroll
@@ -81,12 +72,16 @@ class FewAttend {
     }
   }
 
-  // After add_up(): the largest magnitude of o, of the four warps that have the same half of the channels.
-  __device__ __forceinline__ float largest_of_half(int h) const {
-    unsigned four[4];
-    ptx::load_shared_four(places_.tops(g() + 8 * h) + warp_ / 4 * 16, four);
-    return fmaxf(fmaxf(__uint_as_float(four[0]), __uint_as_float(four[1])),
-                 fmaxf(__uint_as_float(four[2]), __uint_as_float(four[3])));
+  // Of o, row g in the lower half.
+  __device__ __forceinline__ unsigned bounds() {
+    float bound[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) bound[h] = bound_of([&](int i) { return o.at(i / 2 * 4 + 2 * h + i % 2); });
+    if (__any_sync(0xffffffffu, !are_finite(two_bounds(bound[0], bound[1])))) [[unlikely]] {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) bound[h] = finite_bound_of([&](int i) { return o.at(i / 2 * 4 + 2 * h + i % 2); });
+    }
+    return two_bounds(bound[0], bound[1]);
   }
 
   // What o is to be multiplied with to be against the maximum, as sum then is. The maximum becomes a score in base 2.

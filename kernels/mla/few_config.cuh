@@ -58,9 +58,6 @@ struct FewPlaces : prefill::TaskPlaces<Few::kShared.tasks> {
   __device__ __forceinline__ unsigned sums(int row) const {
     return base + Few::kShared.sums + row * (4 * Few::kMathWarps);
   }
-  __device__ __forceinline__ unsigned tops(int row) const {
-    return base + Few::kShared.tops + row * (4 * Few::kMathWarps);
-  }
   __device__ __forceinline__ unsigned factors(int row) const {
     return base + Few::kShared.factors + row * (4 * Few::kGroups);
   }

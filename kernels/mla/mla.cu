@@ -107,15 +107,14 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
       Attend<1>(p, places).run(task, rows, counts, a);
     }
     if (Config::kCluster > 1 && is_last(places, counts)) leave();
-    float lowered[2], inverse[2];
-    if (task.num_parts > 1) store_part(p, task, head_tile, a, inverse);  // before its statistics, which take a while
+    float lowered[2];
+    bool infinite[2] = {};
+    if (task.num_parts > 1) store_part(p, task, head_tile, a, infinite);  // before its statistics, which take a while
     finish(places, p.scale * kLog2e, a, lowered);
-    const Repair repair(rows, a);
+    const Repair repair(rows, a, task.num_parts > 1, infinite);
     if (task.num_parts == 1) {
       store_whole(p, task, rows, a, lowered);
     } else {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) lowered[h] *= inverse[h];
       store_part_stats(p, task, head_tile, a, lowered);
     }
     __syncwarp();

@@ -23,7 +23,7 @@ ATTUNE_SHARED_FUNCTION int mla_threads(int loader, int cluster) {
 
 constexpr int kMlaRowsOfBlock = 64, kMlaKeys = 64, kMlaStages = 2;  // packed rows; keys of a tile; tiles at a time
 constexpr int kMlaHeadDimV = 512;
-constexpr int kMlaPartStats = 4;       // floats of a row of a part beside its outputs
+constexpr int kMlaPartStats = 8;       // words of a row of a part beside its outputs
 constexpr int kMlaFewestTiles = 2;     // of a part: less would not pay for the merge
 constexpr int kMlaMergeThreads = 512;  // of a block that merges parts
 constexpr int kMlaChunkBytes = kMlaKeys * 128;  // of 64 channels of a tile, and of the queries
@@ -68,7 +68,7 @@ ATTUNE_SHARED_FUNCTION MlaFewFormat mla_few_format(int loader, int head_dim_qk) 
 
 // Dynamic shared memory of one of its blocks; bytes.
 struct MlaFewShared {
-  int tiles, weights, rope, maxima, sums, tops, factors, notes, barriers, tasks, total;
+  int tiles, weights, rope, maxima, sums, factors, notes, barriers, tasks, total;
 };
 ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
   MlaFewShared s{};
@@ -76,8 +76,7 @@ ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
   s.rope = s.weights + 2 * f.groups * kMlaFewRows * kMlaKeys * 2;     // of queries: [blocks][lanes][4]
   s.maxima = s.rope + f.rope_blocks * 512;                            // [2][rows][warps]
   s.sums = s.maxima + 2 * kMlaFewRows * kMlaFewMathWarps * 4;         // [rows][warps]
-  s.tops = s.sums + kMlaFewRows * kMlaFewMathWarps * 4;               // [rows][warps]
-  s.factors = s.tops + kMlaFewRows * kMlaFewMathWarps * 4;            // [rows][groups]
+  s.factors = s.sums + kMlaFewRows * kMlaFewMathWarps * 4;            // [rows][groups]
   s.notes = s.factors + kMlaFewRows * f.groups * 4;                   // [stages]
   s.barriers = s.notes + f.stages * kMlaFewNoteBytes;
   s.tasks = s.barriers + align_up((2 * f.stages + 4 + 2 * kTaskSlots) * 8, 16);

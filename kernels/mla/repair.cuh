@@ -11,22 +11,31 @@ namespace attune::mla {
 
 class Repair {
  public:
-  // Which of the thread's rows have something that is no finite number.
-  __device__ __forceinline__ Repair(const Rows& rows, const Accumulators& a) {
+  // Which of the thread's rows have something that is no finite number. infinite: of a part, whose bounds tell.
+  __device__ __forceinline__ Repair(const Rows& rows, const Accumulators& a, bool is_part,
+                                    const bool (&infinite)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) bad_[h] = false;
+    if (Config::kSparse) return;
+    if (kHalfParts && is_part) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) bad_[h] = rows.token(h) >= 0 && infinite[h];
+      return;
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float probe[4] = {};
 #pragma unroll
       for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN as soon as one is not finite
         probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
-      bad_[h] = !Config::kSparse && rows.token(h) >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
+      bad_[h] = rows.token(h) >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }
 
   // All lanes of the warp, after the task's rows, or its part of them, have been stored: stores the bad ones again.
   __device__ __forceinline__ void operator()(const PrefillParams& p, const Task& t, int head_tile,
                                              const Rows& rows) const {
-    if (!__any_sync(0xffffffffu, bad_[0] || bad_[1])) return;
+    if (Config::kSparse || !__any_sync(0xffffffffu, bad_[0] || bad_[1])) return;
 #pragma unroll 1
     for (int row = 0; row < 16; ++row) {
       bool any = false;
@@ -94,19 +103,23 @@ class Repair {
     }
     if (t.num_parts > 1) {
       const int unit = part_unit(p, t, head_tile), group = math_group();
-      PartScale scale{1, 1};
+      float factor[kScalesOfHalf];
+      unsigned inverses = 0;
       if constexpr (kHalfParts) {
-        float largest = 0;
 #pragma unroll
-        for (int j = 0; j < kOwn; ++j) largest = fmaxf(largest, magnitude(o[j]));
+        for (int k = 0; k < kScalesOfHalf; ++k) {  // two numbers of a lane
+          float largest = fmaxf(magnitude(o[2 * k]), magnitude(o[2 * k + 1]));
 #pragma unroll
-        for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-        scale = scale_of_part(largest);
+          for (int step = 16; step > 0; step /= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+          const unsigned exponent = max(__float_as_uint(fmaxf(largest, 0.0f)) >> 23, kLeastExponent);
+          factor[k] = factor_of(exponent);
+          inverses |= exponent - kToInverse << 8 * k;
+        }
       }
       if (lane == 0) {
-        float* const stats = p.partial_stats + kPartStats * (unit * Config::kRows + row);
-        if (group == 0) stats[0] = highest, stats[1] = sum;
-        stats[2 + group] = scale.inverse;
+        *reinterpret_cast<float4*>(part_stats(p.partial_stats, unit, row, group)) =
+            make_float4(highest, sum, 1, __uint_as_float(inverses));
       }
       char* const to = part_channel(p.partial_out, unit, row, group * Config::kChannels + (lane & ~1)) +
                        lane % 2 * kPartBytes;
@@ -114,7 +127,7 @@ class Repair {
       for (int j = 0; j < kOwn; ++j) {  // 32 channels further
         if constexpr (kHalfParts) {
           *reinterpret_cast<unsigned short*>(to + 1024 * j) =
-              static_cast<unsigned short>(ptx::pack_f16(o[j] * scale.factor, 0));
+              static_cast<unsigned short>(ptx::pack_f16(o[j] * factor[j / 2], 0));
         } else {
           *reinterpret_cast<float*>(to + 2048 * j) = o[j];
         }

@@ -71,33 +71,68 @@ __device__ __forceinline__ int part_unit(const PrefillParams& p, const Task& t, 
   return (t.first_part + t.part) * p.num_head_tiles + head_tile;
 }
 
-// What has been summed up, against the reference. inverse: of what it has been multiplied with.
+// Bounds of the thread's numbers of two rows, of two of four times 64 channels each.
+struct Bounds {
+  unsigned of_row[2][2];
+  __device__ __forceinline__ bool finite() const {
+    return are_finite(ptx::max_u16x2(ptx::max_u16x2(of_row[0][0], of_row[0][1]),
+                                     ptx::max_u16x2(of_row[1][0], of_row[1][1])));
+  }
+};
+template <bool kFinite>
+__device__ __forceinline__ void find_bounds(const Accumulators& a, Bounds& bounds) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const auto bound = [&](int k) {
+      const auto number = [&](int i) { return a.o[kChannelsOfScale / 2 * k + i / 2 * 4 + 2 * h + i % 2]; };
+      return kFinite ? finite_bound_of(number) : bound_of(number);
+    };
+#pragma unroll
+    for (int i = 0; i < 2; ++i) bounds.of_row[h][i] = two_bounds(bound(2 * i), bound(2 * i + 1));
+  }
+}
+
+// Where the words beside a part's outputs begin, of the thread's first row.
+__device__ __forceinline__ float* own_stats(const PrefillParams& p, const Task& t, int head_tile) {
+  const unsigned thread = ptx::kept(threadIdx.x) % 128;
+  return part_stats(p.partial_stats, part_unit(p, t, head_tile), thread / 32 * 16 + thread % 32 / 4, math_group());
+}
+
+// What has been summed up, against the reference. infinite: whether rows have something that is no finite number, or
+// may have, which only parts of fp16 tell.
 __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile, const Accumulators& a,
-                                           float (&inverse)[2]) {
-  const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128, lane = thread % 32;
+                                           bool (&infinite)[2]) {
+  const unsigned thread = ptx::kept(threadIdx.x) % 128, lane = thread % 32;
   char* const to = part_channel(p.partial_out, part_unit(p, t, head_tile), thread / 32 * 16 + lane / 4,
                                 math_group() * Config::kChannels + lane % 4 * 2);
-  inverse[0] = inverse[1] = 1;
   if constexpr (kHalfParts) {
-    float factor[2];
+    Bounds bounds;
+    find_bounds<false>(a, bounds);
+    // Where attention is not sparse such rows are computed again (repair.cuh).
+    if (Config::kSparse && __any_sync(0xffffffffu, !bounds.finite())) [[unlikely]]
+      find_bounds<true>(a, bounds);
+    unsigned exponents[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float largest = 0;
-#pragma unroll
-      for (int i = 0; i < Config::kChannels / 4; ++i)
-        largest = fmaxf(largest, magnitude(a.o[i / 2 * 4 + 2 * h + i % 2]));
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-      const PartScale scale = scale_of_part(largest);
-      factor[h] = scale.factor, inverse[h] = scale.inverse;
+      exponents[h] = ptx::permute_bytes(bounds_of_four(bounds.of_row[h][0]) << 1,
+                                        bounds_of_four(bounds.of_row[h][1]) << 1, 0x7531);
     }
 #pragma unroll
     for (int j = 0; j < Config::kChannels / 16; ++j) {
       unsigned r[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        r[i] = ptx::pack_f16(a.o[8 * j + 2 * i] * factor[i % 2], a.o[8 * j + 2 * i + 1] * factor[i % 2]);
+      for (int i = 0; i < 4; ++i) {
+        const float factor = factor_of(exponents[i % 2] >> j * 16 / kChannelsOfScale * 8 & 0xff);
+        r[i] = ptx::pack_f16(a.o[8 * j + 2 * i] * factor, a.o[8 * j + 2 * i + 1] * factor);
+      }
       *reinterpret_cast<uint4*>(to + 512 * j) = make_uint4(r[0], r[1], r[2], r[3]);
+    }
+    float* const stats = own_stats(p, t, head_tile);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      infinite[h] = is_any_infinite(exponents[h]);
+      if (lane % 4 == 0)
+        stats[8 * kPartStats * h + 3] = __uint_as_float(exponents[h] - kToInverse * 0x01010101);
     }
   } else {
 #pragma unroll
@@ -110,14 +145,12 @@ __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t
 // What lies beside them.
 __device__ __forceinline__ void store_part_stats(const PrefillParams& p, const Task& t, int head_tile,
                                                  const Accumulators& a, const float (&lowered)[2]) {
-  const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
-  if (thread % 4 != 0) return;
-  const int row = part_unit(p, t, head_tile) * Config::kRows + thread / 32 * 16 + thread % 32 / 4;
+  if (ptx::kept(threadIdx.x) % 4 != 0) return;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float* const stats = p.partial_stats + kPartStats * (row + 8 * h);
-    if (math_group() == 0) *reinterpret_cast<float2*>(stats) = make_float2(a.max[h], a.sum[h]);
-    stats[2 + math_group()] = lowered[h];
+    float* const stats = own_stats(p, t, head_tile) + 8 * kPartStats * h;
+    *reinterpret_cast<float2*>(stats) = make_float2(a.max[h], a.sum[h]);
+    stats[2] = lowered[h];
   }
 }
 

@@ -11,5 +11,8 @@ inline float exp2_approx(float x) { return as_on_device(std::exp2(x)); }
 inline float log2_approx(float x) { return as_on_device(std::log2(x)); }
 inline float reciprocal_approx(float x) { return as_on_device(1.0f / x); }
 inline float max_or_nan(float x, float y) { return x > y || std::isnan(x) ? x : y; }
+inline unsigned max_u16x2(unsigned x, unsigned y) {
+  return std::max(x & 0xffff, y & 0xffff) | std::max(x >> 16, y >> 16) << 16;
+}
 
 }  // namespace attune::ptx
