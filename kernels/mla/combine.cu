@@ -34,9 +34,8 @@ struct Pair {
 
 // What the groups that share a pair of rows share.
 struct Shared {
-  float2 weights[kScales][32];                         // of parts, for each scale: of each row
-  float max[kWeighing / 32][2], sum[kWeighing / 32][2];  // of all so far, as each warp that weighs has them
-  float lowered[2];                                    // what came before these parts counts so much less
+  float2 weights[kScales][32];       // of parts, for each scale: of each row
+  float max[2], sum[2], lowered[2];  // lowered: what came before these parts counts so much less
 };
 
 // The thread's first.
@@ -74,10 +73,15 @@ struct Sums {
 };
 
 // A warp: the weights of 32 parts for its scales, a lane's its own, from what has been loaded of them, and the maxima and
-// sums with those before. first: there are none.
-__device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, bool first) {
-  const int lane = static_cast<int>(ptx::kept(threadIdx.x)) % 32;
-  const auto warp = [] { return ptx::kept(threadIdx.x) % kWeighing / 32; };  // of those that do
+// sums with those before, which are told when nobody needs those any more. first: there are none.
+struct Weighed {
+  float max[2], sum[2];
+  __device__ __forceinline__ void tell(Shared& shared) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) shared.max[h] = max[h], shared.sum[h] = sum[h];
+  }
+};
+__device__ __forceinline__ Weighed weigh(const float4 (&stats)[2], Shared& shared, bool first) {
   float top[2] = {stats[0].x, stats[1].x}, weight[2], part[2], lowered[2];
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -86,7 +90,7 @@ __device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, 
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float before = first ? -ptx::infinity() : shared.max[warp()][h];
+    const float before = first ? -ptx::infinity() : shared.max[h];
     top[h] = fmaxf(top[h], before);
     const float reference = top[h] == -ptx::infinity() ? 0.0f : top[h];
     weight[h] = ptx::exp2_approx(stats[h].x - reference);
@@ -98,30 +102,26 @@ __device__ __forceinline__ void weigh(const float4 (&stats)[2], Shared& shared, 
 #pragma unroll
     for (int h = 0; h < 2; ++h) part[h] += __shfl_xor_sync(0xffffffffu, part[h], step);
   }
+  const unsigned thread = ptx::kept(threadIdx.x) % kWeighing, warp = thread / 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float before = first ? 0.0f : shared.sum[warp()][h];
-    __syncwarp();
-    if (lane == 0) {
-      shared.max[warp()][h] = top[h], shared.sum[warp()][h] = fmaf(before, lowered[h], part[h]);
-      if (warp() == 0) shared.lowered[h] = lowered[h];
-    }
+    part[h] = fmaf(first ? 0.0f : shared.sum[h], lowered[h], part[h]);
+    weight[h] *= stats[h].z;
+    if (thread == 0) shared.lowered[h] = lowered[h];
   }
+  constexpr int kOwn = kHalfParts ? 2 : 1;  // of the scales
+  float2* const weights = &shared.weights[0][kOwn * 32 * warp + thread % 32];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) weight[h] *= stats[h].z;
-  if constexpr (kHalfParts) {
+  for (int i = 0; i < kOwn; ++i) {
+    float both[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const unsigned byte = warp() % 2 * 2 + i;
-      float both[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        both[h] = weight[h] * __uint_as_float((__float_as_uint(stats[h].w) >> 8 * byte & 0xff) << 23);
-      shared.weights[warp() * 2 + i][lane] = make_float2(both[0], both[1]);
+    for (int h = 0; h < 2; ++h) {
+      const unsigned inverses = __float_as_uint(stats[h].w) >> warp % 2 * 16;
+      both[h] = kHalfParts ? weight[h] * __uint_as_float(inverses >> 8 * i << 23 & 0x7f800000) : weight[h];
     }
-  } else {
-    shared.weights[0][lane] = make_float2(weight[0], weight[1]);
+    weights[32 * i] = make_float2(both[0], both[1]);
   }
+  return {{top[0], top[1]}, {part[0], part[1]}};
 }
 
 // Row h of the pair.
@@ -206,8 +206,10 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
         x[j] = ptx::load_from_l2(reinterpret_cast<const float4*>(outputs + (parts + part * bytes)));
       }
       if (fresh) {
-        if (weighs) weigh(stats, shared, first == 0);
+        Weighed weighed;
+        if (weighs) weighed = weigh(stats, shared, first == 0);
         team.meet();
+        if (weighs && ptx::kept(threadIdx.x) % 128 == 0) weighed.tell(shared);
         fresh = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -216,10 +218,10 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
           for (int k = 0; k < kPairs; ++k) sums.o[h][k].x *= lowered, sums.o[h][k].y *= lowered;
         }
       }
-      const float2* const weights = shared.weights[ptx::kept(threadIdx.x) % 128 / (128 / kScales)];
+      const unsigned own = ptx::kept(ptx::kept(threadIdx.x) % 128 / (128 / kScales) * 32 + i);
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
-        if (i + (j << team.shift) < count) sums.add(x[j], weights[i + (j << team.shift)]);
+        if (i + (j << team.shift) < count) sums.add(x[j], (&shared.weights[0][0])[own + (j << team.shift)]);
       }
     }
     first += 32;
@@ -247,7 +249,7 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
         all[k].x += x.x, all[k].y += x.y;
       }
     }
-    finish(p, t, same, h, shared.max[0][h], shared.sum[0][h], all);
+    finish(p, t, same, h, shared.max[h], shared.sum[h], all);
   }
   team.meet();  // before the next pair's are written
 }
