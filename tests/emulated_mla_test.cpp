@@ -295,11 +295,17 @@ TEST_F(EmulatedMla, PartsBesideInfinities) {
   }
 }
 
-// The weights of 32 parts are computed at a time.
+// The weights of 32 parts are computed at a time. Parts have two tiles at least, and there are no more than blocks.
 TEST_F(EmulatedMla, ManyParts) {
-  check_few(R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, "seqlens_kv": [4500], "heads": [5, 1], )",
-            {R"("cache": {"format": "mla_656", "page_size": 64}, "sinks": "mixed")",
-             R"("cache": {"page_size": 64}, "shared_kv": true, "out_dtype": "f32")"});
+  constexpr int kMany = 36;
+  for (const char* more : {R"("cache": {"format": "mla_656", "page_size": 64}, "sinks": "mixed")",
+                           R"("cache": {"page_size": 64}, "shared_kv": true, "out_dtype": "f32")"}) {
+    const cases::Case spec = tests::make_case(
+        R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "max_logits": true,
+            "seqlens_kv": [4500], "heads": [5, 1], )" +
+        std::string(more) + "}");
+    EXPECT_EQ(run(spec, 1, kMany, kMany), "") << more;
+  }
 }
 
 TEST_F(EmulatedMla, FewRowsWithNewTokens) {
