@@ -13,6 +13,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/grid.cuh"
+#include "ptx/reduce.cuh"
 #include "ptx/registers.cuh"
 #include "tile/finish.cuh"
 
@@ -72,42 +73,30 @@ struct Sums {
   }
 };
 
-// A warp: the weights of 32 parts for its scales, a lane's its own, from what has been loaded of them, and the maxima and
-// sums with those before, which are told when nobody needs those any more. first: there are none.
+// Of numbers that are not NaN: as whole numbers that compare as they do, which one instruction takes.
+__device__ __forceinline__ float largest_of_warp(float x) {
+  const unsigned bits = __float_as_uint(x);
+  const unsigned largest = ptx::max_of_warp(bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u));
+  return __uint_as_float(largest ^ ((largest >> 31) != 0 ? 0x80000000u : 0xffffffffu));
+}
+
+// A warp: the weights of 32 parts for its scales, a lane's its own, from what has been loaded of them, and with those
+// before the maxima, and sums to be added up. first: there are none before.
 struct Weighed {
   float max[2], sum[2];
-  __device__ __forceinline__ void tell(Shared& shared) const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) shared.max[h] = max[h], shared.sum[h] = sum[h];
-  }
 };
 __device__ __forceinline__ Weighed weigh(const float4 (&stats)[2], Shared& shared, bool first) {
-  float top[2] = {stats[0].x, stats[1].x}, weight[2], part[2], lowered[2];
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], step));
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float before = first ? -ptx::infinity() : shared.max[h];
-    top[h] = fmaxf(top[h], before);
-    const float reference = top[h] == -ptx::infinity() ? 0.0f : top[h];
-    weight[h] = ptx::exp2_approx(stats[h].x - reference);
-    part[h] = weight[h] * stats[h].y;
-    lowered[h] = ptx::exp2_approx(before - reference);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) part[h] += __shfl_xor_sync(0xffffffffu, part[h], step);
-  }
+  float top[2], weight[2], part[2];
   const unsigned thread = ptx::kept(threadIdx.x) % kWeighing, warp = thread / 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    part[h] = fmaf(first ? 0.0f : shared.sum[h], lowered[h], part[h]);
+    const float before = first ? -ptx::infinity() : shared.max[h];
+    top[h] = fmaxf(largest_of_warp(stats[h].x), before);
+    const float reference = top[h] == -ptx::infinity() ? 0.0f : top[h];
+    weight[h] = ptx::exp2_approx(stats[h].x - reference);
+    part[h] = weight[h] * stats[h].y;
     weight[h] *= stats[h].z;
-    if (thread == 0) shared.lowered[h] = lowered[h];
+    if (thread == 0) shared.lowered[h] = ptx::exp2_approx(before - reference);
   }
   constexpr int kOwn = kHalfParts ? 2 : 1;  // of the scales
   float2* const weights = &shared.weights[0][kOwn * 32 * warp + thread % 32];
@@ -122,6 +111,21 @@ __device__ __forceinline__ Weighed weigh(const float4 (&stats)[2], Shared& share
     weights[32 * i] = make_float2(both[0], both[1]);
   }
   return {{top[0], top[1]}, {part[0], part[1]}};
+}
+// The first warp, when nobody needs the maxima before any more.
+__device__ __forceinline__ void add_up(const Weighed& own, Shared& shared, bool first) {
+  float sum[2] = {own.sum[0], own.sum[1]};
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], step);
+  }
+  if (ptx::kept(threadIdx.x) % 32 != 0) return;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    shared.max[h] = own.max[h];
+    shared.sum[h] = fmaf(first ? 0.0f : shared.sum[h], shared.lowered[h], sum[h]);
+  }
 }
 
 // Row h of the pair.
@@ -209,7 +213,7 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
         Weighed weighed;
         if (weighs) weighed = weigh(stats, shared, first == 0);
         team.meet();
-        if (weighs && ptx::kept(threadIdx.x) % 128 == 0) weighed.tell(shared);
+        if (weighs && ptx::kept(threadIdx.x) % 128 < 32) add_up(weighed, shared, first == 0);
         fresh = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {

@@ -37,23 +37,18 @@ __device__ __forceinline__ void init_barriers(const FewPlaces& places) {
   __syncthreads();
 }
 
-// A part: of rows g and g + 8 a lane has pieces of two channels each (parts.cuh).
-__device__ __forceinline__ void store_few_part(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a,
-                                               int channel) {
+// The channels of the lane: its first.
+__device__ __forceinline__ int few_channel() {
+  return few_warp() * Few::kChannelsOfWarp + FewOperands<Config::kDecodes>::channel();
+}
+
+// A part, against the reference: of rows g and g + 8 a lane has pieces of two channels each (parts.cuh).
+__device__ __forceinline__ void store_few_part(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a) {
   const int lane = threadIdx.x % 32, row = lane / 4, unit = part_unit(p, t, head_tile);
-  float* const stats = part_stats(p.partial_stats, unit, row, few_warp() / 4);
-  float factors[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    factors[h] = a.finish(h);
-    if (few_warp() % 4 == 0 && lane % 4 == 0) {
-      float* const to = stats + 8 * kPartStats * h;
-      *reinterpret_cast<float2*>(to) = make_float2(a.highest[h], a.sum[h]);
-      to[2] = kHalfParts ? factors[h] : 1.0f;
-    }
-  }
+  float factors[2] = {1, 1};
   if constexpr (kHalfParts) {
     const unsigned bounds = bounds_of_four(a.bounds());
+    float* const stats = part_stats(p.partial_stats, unit, row, few_warp() / 4);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const unsigned exponent = bounds >> (7 + 16 * h) & 0xff;
@@ -69,7 +64,7 @@ __device__ __forceinline__ void store_few_part(const PrefillParams& p, const Tas
       float x[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[j] = a.o.blocks[b][i][j] * factors[j / 2];
-      char* const to = part_channel(p.partial_out, unit, row, channel + 16 * b + 2 * i);
+      char* const to = part_channel(p.partial_out, unit, row, few_channel() + 16 * b + 2 * i);
       if constexpr (kHalfParts) {
         *reinterpret_cast<uint2*>(to) = make_uint2(ptx::pack_f16(x[0], x[1]), ptx::pack_f16(x[2], x[3]));
       } else {
@@ -78,13 +73,24 @@ __device__ __forceinline__ void store_few_part(const PrefillParams& p, const Tas
     }
   }
 }
+// What lies beside it.
+__device__ __forceinline__ void store_few_stats(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a) {
+  const int lane = threadIdx.x % 32;
+  float* const stats = part_stats(p.partial_stats, part_unit(p, t, head_tile), lane / 4, few_warp() / 4);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float lowered = a.finish(h);
+    if (few_warp() % 4 != 0 || lane % 4 != 0) continue;
+    float* const to = stats + 8 * kPartStats * h;
+    *reinterpret_cast<float2*>(to) = make_float2(a.highest[h], a.sum[h]);
+    to[2] = lowered;
+  }
+}
 
 // The lane's two rows.
 __device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a) {
   constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
-  const int lane = threadIdx.x % 32,
-            channel = few_warp() * Few::kChannelsOfWarp + FewOperands<Config::kDecodes>::channel();
-  if (t.num_parts > 1) return store_few_part(p, t, head_tile, a, channel);
+  const int lane = threadIdx.x % 32, channel = few_channel();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = lane / 4 + 8 * h, head = head_tile * p.heads_of_tile + row;
@@ -120,8 +126,13 @@ __device__ __forceinline__ void run_few(const PrefillParams& p, const FewPlaces&
     if (places.head_tile(slot) == prefill::kNoMoreTasks) return;
     const Task& task = places.task(slot);
     a.run(task, places.head_tile(slot));
+    if (task.num_parts > 1) store_few_part(p, task, places.head_tile(slot), a);  // before sums, which take a while
     a.add_up();
-    store_few(p, task, places.head_tile(slot), a);
+    if (task.num_parts > 1) {
+      store_few_stats(p, task, places.head_tile(slot), a);
+    } else {
+      store_few(p, task, places.head_tile(slot), a);
+    }
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
   }
