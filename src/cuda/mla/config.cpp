@@ -120,6 +120,9 @@ kernels::RowPool dense_pool(const RowView& v) {
 unsigned Config::threads() const {
   return static_cast<unsigned>(few ? kernels::kMlaFewThreads : kernels::mla_threads(loader, cluster));
 }
+unsigned Config::merge_blocks(int num_sms) const {
+  return static_cast<unsigned>(std::clamp<int64_t>(max_pairs, 1, int64_t{2} * num_sms));
+}
 size_t Config::shared_bytes() const {
   if (few) return static_cast<size_t>(kernels::mla_few_shared(kernels::mla_few_format(loader, head_dim_qk)).total);
   return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total);
@@ -184,6 +187,9 @@ Config choose_config(const Problem& p, int num_sms) {
 
   const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
+  const bool halves = c.out_dtype == ATTUNE_FLOAT32 || c.out_dtype == ATTUNE_FLOAT16;  // of channels, of fp32 parts
+  c.max_pairs = (limits.max_tasks - num_sms) * (p.heads_q / c.heads_of_tile) *
+                (kernels::align_up(c.tokens_of_tile * c.heads_of_tile, 16) / 2) * (halves ? 2 : 1);
   // Head tiles of one KV head read the same keys: pairs of blocks have them copied to both, or decode them together.
   const bool shares = !c.few && (is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache));
   if (shares && p.group / c.heads_of_tile % 2 == 0 && c.blocks % 2 == 0) c.cluster = 2;

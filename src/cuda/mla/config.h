@@ -25,9 +25,11 @@ struct Config {
   int blocks = 1;          // of the grid; all of them run at a time
   int cluster = 1;         // blocks that share the keys they have copied or decode
   int64_t batch = 0, max_tasks = 0;
-  bool splits = true;  // blocks of rows may be cut along the keys
+  int64_t max_pairs = 0;  // of rows that are merged
+  bool splits = true;     // blocks of rows may be cut along the keys
 
   unsigned threads() const;
+  unsigned merge_blocks(int num_sms) const;  // two a multiprocessor, or as many as there is work for
   size_t shared_bytes() const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;

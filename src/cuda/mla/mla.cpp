@@ -81,7 +81,7 @@ class MlaPlan final : public KernelPlan {
     launch_kernel(*main_, launch, params, encode(maps.q), encode(maps.k), encode(maps.dense_k));
     if (combine_ == nullptr) return;
     LaunchConfig merge;
-    merge.grid[0] = static_cast<uint32_t>(2 * num_sms_);
+    merge.grid[0] = config_.merge_blocks(num_sms_);
     merge.block[0] = kernels::kMlaMergeThreads;
     merge.programmatic = true;
     merge.stream = stream;
