@@ -397,9 +397,9 @@ TEST(CudaMlaConfig, FillsBlocksWithTheTokensThatThereAre) {
 
 // More heads where blocks of 64 rows would be cut into parts of a few tiles, and few rows into parts hardly longer.
 TEST(CudaMlaConfig, GivesSmallBatchesToTheKernelOfFewRows) {
-  const auto few = [](int64_t batch, const std::string& more, int num_sms = 132) {
-    std::string queries = "1", keys = "4096";
-    for (int64_t i = 1; i < batch; ++i) queries += ", 1", keys += ", 4096";
+  const auto few = [](int64_t batch, const std::string& more, int num_sms = 132, const std::string& of_each = "4096") {
+    std::string queries = "1", keys = of_each;
+    for (int64_t i = 1; i < batch; ++i) queries += ", 1", keys += ", " + of_each;
     const std::string kv = more.find("paged") != std::string::npos ? R"("seqlens_kv": [)" + keys + "], " : "";
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [)" +
                                             queries + "], " + kv + more + "}"));
@@ -412,11 +412,21 @@ TEST(CudaMlaConfig, GivesSmallBatchesToTheKernelOfFewRows) {
   EXPECT_TRUE(few(1, sparse + R"("heads": [128, 1])"));
   EXPECT_FALSE(few(2, sparse + R"("heads": [128, 1])"));
   EXPECT_TRUE(few(2, sparse + R"("heads": [64, 1])"));
+  EXPECT_FALSE(few(4, sparse + R"("heads": [64, 1])"));
+  EXPECT_TRUE(few(8, sparse + R"("heads": [32, 1])"));
   EXPECT_FALSE(few(1, sparse + R"("heads": [128, 1])", 66));
   EXPECT_FALSE(few(1, sparse + R"("heads": [128, 1], "batch_invariant": true)"));
-  EXPECT_FALSE(few(1, R"("kv": "slots", "cache": {"format": "mla_656"}, "sparse": {"topk": 128}, "heads": [128, 1])"));
+  const auto listed = [](const std::string& topk) {
+    return R"("kv": "slots", "cache": {"format": "mla_656"}, "heads": [128, 1], "sparse": {"topk": )" + topk + "}";
+  };
+  EXPECT_FALSE(few(1, listed("128")));
+  EXPECT_TRUE(few(4, listed("512")));
+  EXPECT_FALSE(few(8, listed("512")));
+  EXPECT_TRUE(few(1, listed("4096")));
+  EXPECT_FALSE(few(1, listed("8192")));  // merging many parts of the other kernel takes less than tiles of this one
   const std::string paged = R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 64}, )";
-  EXPECT_TRUE(few(1, paged + R"("heads": [128, 1])"));
+  EXPECT_TRUE(few(1, paged + R"("heads": [128, 1])", 132, "1024"));
+  EXPECT_FALSE(few(1, paged + R"("heads": [128, 1])"));
   EXPECT_FALSE(few(2, paged + R"("heads": [128, 1])"));
   EXPECT_FALSE(
       few(1, R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 2048},

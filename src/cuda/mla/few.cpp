@@ -27,18 +27,33 @@ int64_t tiles_of_token(const Problem& p) {
 }
 
 // In microseconds of an H200, as measured for small batches (docs/kernels/mla.md): of a call whose blocks of rows are
-// cut along the keys, and of a tile.
+// cut along the keys, of each tile of a part, and of each block of the grid that has one, as they share the memory.
 struct Cost {
-  double call, tile;
+  double call, tile, block;
 };
-constexpr Cost kFewPacked{9.5, 2.0}, kFewPlain{9.2, 1.6}, kManyPacked{13.1, 1.7}, kManyPlain{13.5, 1.7};
+constexpr Cost kFewPacked{8.5, 1.58, 0.013}, kFewPlain{8.6, 1.5, 0.013}, kManyPacked{9.2, 2.65, 0.02},
+    kManyPlain{9.4, 1.67, 0.02};
+constexpr double kMergedPart = 0.1;       // of each part of a row beyond
+constexpr int64_t kPartsMergedOnce = 16;  // those that a merge asks for at a time
 
-// Tiles that a block of the grid has, where blocks have so many rows at most.
-int64_t tiles_of_block(const Problem& p, int most_rows, int num_sms) {
-  const int64_t blocks_of_rows = p.total_q * p.heads_q / prefill::choose_heads_of_tile(p.group, most_rows, 1);
-  return std::max<int64_t>(ceil_div(blocks_of_rows * tiles_of_token(p), num_sms), kernels::kMlaFewestTiles);
+// What the schedule makes of equal sequences: tiles of a part, parts of a block of rows, and all parts.
+struct Cut {
+  int64_t tiles, parts, all;
+};
+// Where blocks have so many rows at most.
+Cut cut_of(const Problem& p, int most_rows, int num_sms) {
+  const int64_t blocks = p.total_q * p.heads_q / prefill::choose_heads_of_tile(p.group, most_rows, 1);
+  const int64_t tiles = tiles_of_token(p);
+  if (blocks >= num_sms) return {ceil_div(blocks * tiles, num_sms), 1, num_sms};
+  const int64_t most_parts = num_sms / std::max<int64_t>(blocks, 1);
+  const int64_t of_part = std::max<int64_t>(ceil_div(tiles, most_parts), kernels::kMlaFewestTiles);
+  const int64_t parts = ceil_div(tiles, of_part);
+  return {of_part, parts, blocks * parts};
 }
-double time_of(const Cost& c, int64_t tiles) { return c.call + c.tile * static_cast<double>(tiles); }
+double time_of(const Cost& c, const Cut& cut) {
+  return c.call + c.tile * static_cast<double>(cut.tiles) + c.block * static_cast<double>(cut.all) +
+         kMergedPart * static_cast<double>(std::max<int64_t>(cut.parts - kPartsMergedOnce, 0));
+}
 
 }  // namespace
 
@@ -50,9 +65,9 @@ bool takes_few_rows(const Problem& p, kernels::MlaLoader loader, int num_sms) {
   if (!can_take(p, loader)) return false;
   if (p.group <= kMlaFewRows || p.batch_invariant) return p.group <= kMlaFewRows;
   const bool packed = loader == kernels::kMlaCodes656;
-  const int64_t many = tiles_of_block(p, kernels::kMlaRowsOfBlock, num_sms);
-  if (many >= tiles_of_token(p)) return false;  // they would not be cut
-  return time_of(packed ? kFewPacked : kFewPlain, tiles_of_block(p, kMlaFewRows, num_sms)) <
+  const Cut many = cut_of(p, kernels::kMlaRowsOfBlock, num_sms);
+  if (many.parts <= 1) return false;
+  return time_of(packed ? kFewPacked : kFewPlain, cut_of(p, kMlaFewRows, num_sms)) <
          time_of(packed ? kManyPacked : kManyPlain, many);
 }
 
