@@ -52,9 +52,9 @@ __device__ __forceinline__ void store_few_part(const PrefillParams& p, const Tas
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const unsigned exponent = bounds >> (7 + 16 * h) & 0xff;
+      char* const inverses = reinterpret_cast<char*>(stats + 8 * kPartStats * h + 3);
       factors[h] = factor_of(exponent);
-      if (lane % 4 == 0)
-        reinterpret_cast<char*>(stats + 8 * kPartStats * h + 3)[few_warp() % 4] = static_cast<char>(exponent - kToInverse);
+      if (lane % 4 == 0) inverses[few_warp() % 4] = static_cast<char>(exponent - kToInverse);
     }
   }
 #pragma unroll

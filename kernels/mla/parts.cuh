@@ -13,9 +13,9 @@
 //
 //   [part][head tile][16 rows][half of the channels][16 channels][g][t][eight channels][row g, row g + 8][two channels]
 //
-// Beside them lie four words for each row and half: its maximum, a score in base 2; the sum against it; what outputs are
-// to be multiplied with for that; and, of fp16, a byte for each 64 channels: the exponent, as fp32 has it, of what they
-// are to be multiplied with to be what they were.
+// Beside them lie four words for each row and half: its maximum, a score in base 2; the sum against it; what outputs
+// are to be multiplied with for that; and, of fp16, a byte for each 64 channels: the exponent, as fp32 has it, of what
+// they are to be multiplied with to be what they were.
 //
 //   [part][head tile][rows][half of the channels][four words]
 #pragma once
