@@ -159,8 +159,8 @@ def floats(batch, seqlen, heads, head_dim=(128, 128), causal=True):
     return case
 
 
-def chunk(name, batch, context, new, new_tokens=True, window=None, **cache):
-    return Case(f"chunk/{batch}x{context}+{new}_{name}", [(new, context + new)] * batch, (32, 8), window=window,
+def chunk(name, batch, context, new, new_tokens=True, window=None, head_dim=(128, 128), **cache):
+    return Case(f"chunk/{batch}x{context}+{new}_{name}", [(new, context + new)] * batch, (32, 8), head_dim, window=window,
                 cache=cache, new_tokens=new_tokens)
 
 
@@ -221,8 +221,12 @@ CASES = [
     chunk("xpacked_p16_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, layout="xpacked"),
     chunk("xpacked_p32_all_cached", 8, 4096, 1024, new_tokens=False, page_size=32, layout="xpacked"),
     chunk("xpacked_p48_all_cached", 8, 4096, 1024, new_tokens=False, page_size=48, layout="xpacked"),
+    chunk("xpacked_p8_all_cached", 8, 4096, 1024, new_tokens=False, page_size=8, layout="xpacked"),
+    chunk("xpacked_p20_all_cached", 8, 4096, 1024, new_tokens=False, page_size=20, layout="xpacked"),
+    chunk("xpacked_p24", 8, 4096, 1024, page_size=24, layout="xpacked"),
     chunk("xpacked_p24_all_cached", 8, 4096, 1024, new_tokens=False, page_size=24, layout="xpacked"),
     chunk("xpacked_p24_all_cached", 8, 4096, 32, new_tokens=False, page_size=24, layout="xpacked"),
+    chunk("d100_p16_all_cached", 8, 4096, 1024, new_tokens=False, head_dim=(100, 100), page_size=16),
     chunk("p16_e4m3", 8, 4096, 1024, page_size=16, dtype=torch.float8_e4m3fn),
     chunk("p16_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=16, dtype=torch.float8_e4m3fn),
     chunk("p64_e4m3_all_cached", 8, 4096, 1024, new_tokens=False, page_size=64, dtype=torch.float8_e4m3fn),

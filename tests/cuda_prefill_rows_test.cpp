@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prompts whose rows the TMA does not take as they lie: dense ones are copied first, over caches 16-bit queries go to
-// the kernel of fp32. On a GPU, and what the host decides without one.
+// Prompts whose rows the TMA does not take as they lie: dense ones are copied first, caches are gathered, and where
+// they cannot be 16-bit queries go to the kernel of fp32. On a GPU, and what the host decides without one.
 #include <string>
 #include <utility>
 
@@ -57,7 +57,7 @@ TEST_F(CudaPrefillRows, OfAnySizeLongerThanATile) {
   EXPECT_EQ(check_all(list, ByPrefill()), static_cast<int>(list.size()));
 }
 
-// Over caches whose rows the TMA does not take 16-bit queries go to the kernel of fp32.
+// Over caches whose rows threads cannot copy, either, 16-bit queries go to the kernel of fp32.
 class AsFloats final : public CaseSubject {
  public:
   std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
@@ -81,8 +81,9 @@ class AsFloats final : public CaseSubject {
 std::vector<cases::Case> cases_as_floats() {
   std::vector<cases::Case> list;
   for (const char* rest :
-       {R"("head_dim": [100, 100], "new_tokens": true)",
-        R"("head_dim": [36, 20], "dtype": "f16", "cache": {"page_size": 5, "layout": "hnd"}, "lse": false)",
+       {R"("head_dim": [99, 99], "new_tokens": true)",
+        R"("head_dim": [37, 21], "dtype": "f16", "cache": {"page_size": 5, "layout": "hnd"}, "lse": false)",
+        R"("head_dim": [64, 64], "cache": {"page_size": 21, "layout": "xpacked"})",
         R"("head_dim": [24, 24], "dtype": "f16", "new_tokens": true,
            "cache": {"page_size": 32, "dtype": "e4m3", "scales": "tensor", "layout": "xpacked", "x": 8})",
         R"("head_dim": [40, 40], "new_tokens": true, "cache": {"page_size": 32, "dtype": "i8", "scales": "token"},
@@ -91,10 +92,10 @@ std::vector<cases::Case> cases_as_floats() {
            "cache": {"page_size": 24, "layout": "xpacked"}, "max_logits": true)",
         R"("head_dim": [128, 128], "cache": {"page_size": 24, "dtype": "f16"}, "alibi": 1, "out_dtype": "e4m3",
            "out_scale": true)",
-        R"("head_dim": [100, 100], "new_tokens": true, "shared_kv": true,
+        R"("head_dim": [99, 99], "new_tokens": true, "shared_kv": true,
            "prologue": {"append": true, "k_bias": true, "logn": 8})",
-        R"("head_dim": [100, 100], "heads": [128, 1], "seqlens_q": [1, 2], "seqlens_kv": [3000, 700])",
-        R"("head_dim": [100, 100], "seqlens_q": [1, 1], "seqlens_kv": [300, 70])"}) {
+        R"("head_dim": [99, 99], "heads": [128, 1], "seqlens_q": [1, 2], "seqlens_kv": [3000, 700])",
+        R"("head_dim": [99, 99], "seqlens_q": [1, 1], "seqlens_kv": [300, 70])"}) {
     list.push_back(tests::make_case(R"({"name": "as floats )" + std::to_string(list.size()) +
                                     R"(", "heads": [6, 2], "dtype": "bf16", "kv": "paged", "causal": true,
         "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "cache": {"page_size": 16}, )" +
@@ -103,10 +104,72 @@ std::vector<cases::Case> cases_as_floats() {
   return list;
 }
 
+std::vector<cases::Case> gathered_cases() {
+  std::vector<cases::Case> list;
+  for (const char* rest :
+       {R"("head_dim": [100, 100], "new_tokens": true)",
+        R"("head_dim": [36, 20], "dtype": "f16", "cache": {"page_size": 5, "layout": "hnd"}, "lse": false)",
+        R"("head_dim": [98, 34], "cache": {"page_size": 16, "row_padding": 2}, "window": [60, 0])",
+        R"("head_dim": [180, 100], "new_tokens": true, "sinks": "mixed", "softcap": 30)",
+        R"("head_dim": [252, 252], "cache": {"page_size": 24, "separate_v_table": true}, "max_logits": true)",
+        R"("head_dim": [100, 100], "new_tokens": true, "shared_kv": true,
+           "prologue": {"append": true, "k_bias": true, "logn": 8})",
+        R"("head_dim": [68, 68], "kv": "contiguous", "mask_bits": 2)",
+        R"("head_dim": [100, 100], "plant": "nan_v", "alibi": 1)",
+        R"("head_dim": [100, 100], "heads": [128, 1], "seqlens_q": [1, 2], "seqlens_kv": [3000, 700])",
+        R"("head_dim": [128, 128], "cache": {"page_size": 24, "layout": "xpacked"}, "softcap": 30)",
+        R"("head_dim": [128, 128], "cache": {"page_size": 8, "layout": "xpacked"}, "new_tokens": true)",
+        R"("head_dim": [64, 40], "dtype": "f16", "cache": {"page_size": 20, "layout": "xpacked"}, "new_tokens": true,
+           "max_logits": true)",
+        R"("head_dim": [40, 96], "cache": {"page_size": 6, "layout": "xpacked"}, "window": [90, 0])",
+        R"("head_dim": [128, 256], "cache": {"page_size": 136, "layout": "xpacked", "separate_v_table": true},
+           "new_tokens": true, "plant": "nan_v")"}) {
+    list.push_back(tests::make_case(R"({"name": "gathered )" + std::to_string(list.size()) +
+                                    R"(", "heads": [6, 2], "dtype": "bf16", "kv": "paged", "causal": true,
+        "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "cache": {"page_size": 16}, )" +
+                                    rest + "}"));
+  }
+  return list;
+}
+
+TEST_F(CudaPrefillRows, GatheredFromTheCache) {
+  const std::vector<cases::Case> list = gathered_cases();
+  warm_all(list, ByPrefill());
+  EXPECT_EQ(check_all(list, ByPrefill()), static_cast<int>(list.size()));
+}
+
 TEST_F(CudaPrefillRows, SixteenBitsAsFloats) {
   const std::vector<cases::Case> list = cases_as_floats();
   warm_all(list, AsFloats());
   EXPECT_EQ(check_all(list, AsFloats()), static_cast<int>(list.size()));
+}
+
+// Threads copy as many bytes at a time as addresses and strides have in common, and a plan is for no fewer.
+TEST(CudaPrefillRowsConfig, GathersWhatTheTmaDoesNotTake) {
+  for (const auto& [rest, bytes] : {std::pair{R"("page_size": 16, "layout": "xpacked")", 0},
+                                    {R"("page_size": 24, "layout": "xpacked")", 16},
+                                    {R"("page_size": 20, "layout": "xpacked")", 8},
+                                    {R"("page_size": 6, "layout": "xpacked")", 4},
+                                    {R"("page_size": 16)", 0},
+                                    {R"("page_size": 16, "row_padding": 4)", 8},
+                                    {R"("page_size": 16, "row_padding": 2)", 4}}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60], "cache": {)") +
+                                            rest + "}}"));
+    Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(prefill::refusal(p), "") << rest;
+    const prefill::Config c = prefill::choose_config(p, 132);
+    EXPECT_EQ(c.gather, bytes) << rest;
+    EXPECT_NO_THROW(prefill::check_run(p, c)) << rest;
+    p.cache.v.data += 2;
+    EXPECT_THROW(prefill::check_run(p, c), Failure) << rest;
+    EXPECT_EQ(prefill::refusal(p).empty(), false) << rest;
+    if (bytes == 4) continue;
+    p.cache.v.data += 2;  // others are taken, but not by this plan
+    EXPECT_EQ(prefill::refusal(p), "") << rest;
+    EXPECT_EQ(prefill::choose_config(p, 132).gather, 4) << rest;
+    EXPECT_THROW(prefill::check_run(p, c), Failure) << rest;
+  }
 }
 
 // Where there are fewer rows than a block has decode takes them, if it takes the cache.
@@ -117,13 +180,17 @@ TEST(CudaPrefillRowsConfig, GivesSixteenBitsToTheKernelOfFloats) {
     return std::string(choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name);
   };
   for (const cases::Case& spec : cases_as_floats()) EXPECT_EQ(chosen(spec), "cuda_prefill_fp32") << spec.name;
-  for (const auto& [rest, kernel] : {std::pair{R"("seqlens_q": [40, 1])", "cuda_decode"},
-                                     {R"("seqlens_q": [70, 1])", "cuda_prefill_fp32"},
-                                     {R"("seqlens_q": [1, 1], "heads": [128, 2])", "cuda_decode"},
-                                     {R"("seqlens_q": [70, 1], "cache": {"page_size": 32})", "cuda_prefill"}}) {
+  for (const cases::Case& spec : gathered_cases()) EXPECT_NE(chosen(spec), "cuda_prefill_fp32") << spec.name;
+  for (const auto& [rest, kernel] :
+       {std::pair{R"("seqlens_q": [40, 1])", "cuda_decode"},
+        {R"("seqlens_q": [70, 1])", "cuda_prefill_fp32"},
+        {R"("seqlens_q": [1, 1], "heads": [128, 2])", "cuda_decode"},
+        {R"("seqlens_q": [70, 1], "cache": {"layout": "xpacked", "page_size": 24})", "cuda_prefill"},
+        {R"("seqlens_q": [10, 1], "cache": {"layout": "xpacked", "page_size": 24})", "cuda_decode"},
+        {R"("seqlens_q": [70, 1], "cache": {"page_size": 32})", "cuda_prefill"}}) {
     EXPECT_EQ(chosen(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
         "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_kv": [90, 80],
-        "cache": {"layout": "xpacked", "page_size": 24}, )") +
+        "cache": {"layout": "xpacked", "page_size": 21}, )") +
                                       rest + "}")),
               kernel)
         << rest;

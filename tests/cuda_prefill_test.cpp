@@ -366,7 +366,7 @@ TEST(CudaPrefillConfig, ChecksAlignmentAtRun) {
 
 TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
   for (const char* wrong :
-       {R"("head_dim": [20, 20], "kv": "paged")", R"("head_dim": [64, 64], "kv": "paged", "cache": {"dtype": "f16"})",
+       {R"("head_dim": [21, 21], "kv": "paged")", R"("head_dim": [64, 64], "kv": "paged", "cache": {"dtype": "f16"})",
         R"("head_dim": [64, 64], "kv": "dense", "prologue": {"rope": {"style": "linear", "dim": 64}})",
         // A query stands at seqused_kv - n + i.
         R"("head_dim": [64, 64], "kv": "dense", "queries": "fixed", "seqlens_q": [5, 5],

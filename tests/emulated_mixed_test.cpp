@@ -153,6 +153,14 @@ TEST_F(EmulatedMixed, Shapes) {
 }
 
 // Parts of both kernels' sequences; more than one run with one schedule.
+// Caches whose rows the TMA does not take: prompts have them gathered.
+TEST_F(EmulatedMixed, GatheredCaches) {
+  check(R"("heads": [8, 2], "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [1, 70, 4, 5],
+           "seqlens_kv": [300, 170, 4, 140], )",
+        {R"("head_dim": [64, 64], "cache": {"page_size": 24, "layout": "xpacked"})",
+         R"("head_dim": [64, 64], "cache": {"page_size": 16, "row_padding": 4}, "new_tokens": true)"});
+}
+
 TEST_F(EmulatedMixed, SplitsAlongTheKeysAndRunsAgain) {
   check(R"("heads": [8, 1], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "cache": {"page_size": 64},
            "causal": true, )",

@@ -76,6 +76,47 @@ TEST_F(EmulatedPrefill, SixteenBitsAsFloats) {
   }
 }
 
+// Caches of q's 16 bits whose rows the TMA does not take: threads copy them, 8 or 4 bytes at a time.
+TEST_F(EmulatedPrefill, GathersRows) {
+  for (
+      const char* rest :
+      {R"("head_dim": [100, 100])", R"("head_dim": [100, 100], "new_tokens": true)",
+       R"("head_dim": [36, 20], "dtype": "f16", "cache": {"page_size": 5, "layout": "hnd"}, "lse": false)",
+       R"("head_dim": [98, 34], "cache": {"page_size": 16, "row_padding": 2}, "window": [60, 0])",
+       R"("head_dim": [180, 100], "new_tokens": true, "sinks": "mixed")",
+       R"("head_dim": [252, 252], "cache": {"page_size": 24, "separate_v_table": true}, "max_logits": true)",
+       R"("head_dim": [100, 100], "new_tokens": true, "shared_kv": true, "prologue": {"append": true, "k_bias": true})",
+       R"("head_dim": [100, 100], "softcap": 20, "data": "spread")", R"("head_dim": [100, 100], "mask_bits": 2)",
+       R"("head_dim": [68, 68], "kv": "contiguous")", R"("head_dim": [100, 100], "plant": "nan_v")",
+       R"("head_dim": [100, 100], "heads": [8, 1], "seqlens_q": [2, 0, 1], "seqlens_kv": [1900, 60, 300])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "paged",
+        "causal": true, "seqlens_q": [70, 0, 9], "seqlens_kv": [200, 60, 309], "cache": {"page_size": 16}, )") +
+                                   rest + "}"),
+                  2),
+              "")
+        << rest;
+  }
+}
+
+// The same of x-packed pages, whose values' tokens come 8, 4 or 2 at a time.
+TEST_F(EmulatedPrefill, GathersPackedPages) {
+  for (const char* cache : {R"("page_size": 24)", R"("page_size": 8)", R"("page_size": 20)", R"("page_size": 6)",
+                            R"("page_size": 136, "separate_v_table": true)"}) {
+    for (const char* rest :
+         {R"("head_dim": [128, 128], "window": [20, 0])", R"("head_dim": [64, 40], "dtype": "f16", "new_tokens": true)",
+          R"("head_dim": [40, 96], "new_tokens": true, "max_logits": true)",
+          R"("head_dim": [128, 256], "new_tokens": true, "plant": "nan_v")"}) {
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "dtype": "bf16", "kv": "paged",
+          "causal": true, "seqlens_q": [40, 1, 70], "seqlens_kv": [40, 261, 201],
+          "cache": {"layout": "xpacked", )") +
+                                     cache + "}, " + rest + "}"),
+                    2),
+                "")
+          << cache << ", " << rest;
+    }
+  }
+}
+
 // Rows of codes that the TMA does not take as they lie are copied first; scales stay what they are.
 TEST_F(EmulatedPrefill, CodesAtAnyAddress) {
   for (const char* rest : {R"("prologue": {"qkv_scale": true})", R"("plant": "nan_k")",

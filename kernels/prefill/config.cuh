@@ -20,6 +20,9 @@ using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskR
 #ifndef ATTUNE_XPACKED
 #define ATTUNE_XPACKED 0
 #endif
+#ifndef ATTUNE_GATHER
+#define ATTUNE_GATHER 0
+#endif
 #ifndef ATTUNE_LOW_CAP
 #define ATTUNE_LOW_CAP 0
 #endif
@@ -52,7 +55,10 @@ struct Config {
   static constexpr bool kOtherCache = kCached && kCacheType != kType;
   // The cache has 8 bits: three warps beside the producer make them elements of kType.
   static constexpr bool kConverts = kOtherCache && !kFloats;
-  static constexpr bool kPackedKeys = kPacked && !kConverts;  // K enters the products in pieces
+  // The TMA does not take the cache's rows: three warps beside the producer copy them, so many bytes at a time.
+  static constexpr int kGather = ATTUNE_GATHER;
+  static constexpr bool kGathers = kGather > 0;
+  static constexpr bool kPackedKeys = kPacked && !kConverts && !kGathers;  // K enters the products in pieces
   // Codes are exact in fp16, too, which takes one instruction for two of them, so bf16 queries become fp16 before they
   // meet those (queries.cuh). With one scale for all keys of a head it is part of what scores are multiplied with, that of
   // V multiplies O, and weights are fp16, too. With scales of tokens, which multiply scores and weights, V and weights are
@@ -62,19 +68,21 @@ struct Config {
   static constexpr bool kHalfWeights = kHalves && !kTokenScales, kScalesWeights = kHalves && kTokenScales;
   static constexpr bool kScalesColumns = kConverts && !kHalfWeights;
   // K and V come by warps of their own, where their registers and those of the math leave room.
-  static constexpr bool kTwoLoaders = !kConverts && !kFloats && kHeadDimV <= 128 && !(kCached && kScore != 0);
-  static constexpr int kConvertWarps = kConverts ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
+  static constexpr bool kTwoLoaders = !kConverts && !kGathers && !kFloats && kHeadDimV <= 128 && !(kCached && kScore != 0);
+  static constexpr int kConvertWarps = kConverts ? 3 : 0, kGatherWarps = kGathers ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kTaskReaders =  // warps
-      kMathWarps + kConvertWarps + kTransposeWarps + kSplitWarps + (kTwoLoaders ? 1 : 0);
+      kMathWarps + kConvertWarps + kGatherWarps + kTransposeWarps + kSplitWarps + (kTwoLoaders ? 1 : 0);
   // Where math groups have registers for what is found out ahead of its use.
   static constexpr bool kFarsighted = !kCached && kHeadDimV <= 128 && kScore == 0 && kMask == 0;
+  // The warps beside the producer leave the math groups few.
+  static constexpr bool kCramped = kConverts || (kGathers && kScore != 0);
   // Exponentials wait for no maximum but the first of a row.
-  static constexpr bool kMayBeLate = kElementSize == 2 && kHeadDimV <= 128 && kMask == 0 && !kConverts && !kPacked;
+  static constexpr bool kMayBeLate = kElementSize == 2 && kHeadDimV <= 128 && kMask == 0 && !kCramped && !kPacked;
   static constexpr bool kLate = kMayBeLate && (kScore == 0 || kScore == kAlibi);
   // The same while scores are small beside a softcap, unless it is so low that they hardly ever are.
   static constexpr bool kLateCaps = kMayBeLate && kScore == kSoftcap && ATTUNE_LOW_CAP == 0;
   static constexpr int kProducerRegisters =
-      kFloats ? 104 : kConverts ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
+      kFloats ? 104 : kConverts || kGathers ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
   // Two of q: that of the next task is there while one runs, and its first product begins beside the last one. V, which
@@ -109,6 +117,7 @@ struct Config {
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3 || kType == tile::kFloat32,
                 "what wgmma takes, and fp32");
   static_assert(!kPacked || (kCached && !kCodes && !kFloats), "x-packed caches are of q's 16 bits, or of codes");
+  static_assert(!kGathers || (kCached && !kOtherCache && !kCodes && !kFloats), "of caches of q's 16 bits");
   static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");

@@ -52,10 +52,11 @@ class Loader {
     }
   }
 
- private:
+ protected:
   __device__ __forceinline__ void load(int slot) {
     const Task& task = places_.task(slot);
     const int head_tile = places_.head_tile(slot);
+    if constexpr (Config::kGathers) return load_queries_alone(task, head_tile);
     if (Config::kEarly && lane_ == 0)
       places_.out_base(slot) =
           tile::row_offset(p_, task.batch, task.q_begin, task.token_begin, head_tile * p_.heads_of_tile,
@@ -92,6 +93,12 @@ class Loader {
     }
     if (!Config::kTwoLoaders && !Config::kConverts)
       load_values_of(task, kv_head, tile_at(task, line, task.tile_begin), page_before);
+  }
+  __device__ __forceinline__ void load_queries_alone(const Task& task, int head_tile) {
+    wait_for_queries();
+    expect_queries(places_.q_full());
+    load_queries(task, head_tile, places_.q_full());
+    q_turn_.next<Config::kQueryStages>();
   }
   // page: of the keys.
   __device__ __forceinline__ void load_values_of(const Task& task, int kv_head, const Tile& tile, int page) {

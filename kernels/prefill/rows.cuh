@@ -44,7 +44,7 @@ struct Rows {
   // is not exact enough, scores are computed first.
   static constexpr bool kWide = Config::kCached && Config::kChannels > 128;
   static constexpr bool kPlain = Config::kScore == 0, kSloped = Config::kScore == kAlibi && !kWide && !Config::kFloats,
-                        kCapped = Config::kScore == kSoftcap && !kWide && !Config::kConverts && !Config::kFloats,
+                        kCapped = Config::kScore == kSoftcap && !kWide && !Config::kCramped && !Config::kFloats,
                         kProducts = kPlain || kCapped || kSloped;
   static constexpr bool kTables = (Config::kScore & (kBias | kT5)) != 0;
   static constexpr bool kBits = (Config::kMask & kMaskBits) != 0, kRanges = (Config::kMask & kMaskRanges) != 0;

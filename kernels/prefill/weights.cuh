@@ -15,7 +15,7 @@ __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__floa
 
 constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
 constexpr int kLag = Config::kLateCaps ? kGroup / 2 : kGroup;  // of sums behind exponentials
-constexpr bool kTakesBeside = !Config::kConverts;  // the exponentials; there it spills
+constexpr bool kTakesBeside = !Config::kCramped;  // the exponentials; there it spills
 // From here on kCount weights are taken after the last exponential.
 template <int kCount>
 constexpr int kTakenLast = kTakesBeside ? kCount - kLag : 0;

@@ -26,6 +26,15 @@ __device__ __forceinline__ void copy_async(unsigned shared, const void* global, 
   }
 }
 
+// As above, but all by way of L1. Past it 32 bytes are fetched for each copy of 16 but where the other half goes to the
+// same 32 bytes of shared memory.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_cached(unsigned shared, const void* global, unsigned valid) {
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes),
+               "r"(valid)
+               : "memory");
+}
+
 // What the L2 evicts before anything else: lines that are read once. A constant in SASS. PTX ISA, "createpolicy".
 __device__ __forceinline__ unsigned long long evict_first_policy() {
   unsigned long long policy;

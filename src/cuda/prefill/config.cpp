@@ -85,12 +85,18 @@ int to_int(int64_t x) {
   return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
 }
 
-// The first array that the TMA cannot copy from where it lies. copied: q, k and v, before.
+// Whether threads copy the cache, as the TMA does not take it.
+bool gathers(const Problem& p) {
+  return p.cache && p.q.element_size == 2 && p.cache.k.dtype == p.q.dtype && !refusal_of_cache(p.cache).empty() &&
+         bytes_to_gather(p.cache) > 0;
+}
+
+// The first array that the TMA cannot copy from where it lies. copied: q, k and v, before; gathered: the cache.
 struct Misaligned {
   const char* name = nullptr;
   size_t over = 0;
 };
-Misaligned find_misaligned(const Problem& p, bool copied) {
+Misaligned find_misaligned(const Problem& p, bool copied, bool gathered) {
   Misaligned found;
   const auto check = [&](const char* name, const void* data) {
     const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
@@ -98,7 +104,7 @@ Misaligned find_misaligned(const Problem& p, bool copied) {
   };
   if (!copied) check("q.data", p.q.data);
   if ((p.dense_kv || p.new_tokens) && !copied) check("k.data", p.k.data), check("v.data", p.v.data);
-  if (p.cache) check("cache.k.data", p.cache.k.data), check("cache.v.data", p.cache.v.data);
+  if (p.cache && !gathered) check("cache.k.data", p.cache.k.data), check("cache.v.data", p.cache.v.data);
   return found;
 }
 
@@ -132,6 +138,7 @@ KernelSpec Config::main_kernel() const {
        define("ATTUNE_RAW_STAGES", raw_stages), define("ATTUNE_TOKEN_SCALES", token_scales ? 1 : 0)},
       shared_bytes()};
   if (x_packed) spec.defines.push_back(define("ATTUNE_XPACKED", 1));
+  if (gather > 0) spec.defines.push_back(define("ATTUNE_GATHER", gather));
   if (low_cap) spec.defines.push_back(define("ATTUNE_LOW_CAP", 1));
   if (query_stages > 1) spec.defines.push_back(define("ATTUNE_QUERY_STAGES", query_stages));
   return spec;
@@ -165,11 +172,10 @@ std::string refusal_of_copies(const Problem& p) {
     return "q and a cache of 16 or 32 bits of different dtypes";
   if (p.cache && p.cache.k.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with a cache of 8 bits";
-  if (p.cache.x_packed) {
-    if (std::string why = packed_refusal(p.cache); !why.empty()) return why;
-  } else if (p.cache && !(strides_fit(p.cache.k) && strides_fit(p.cache.v)))
-    return "rows of the cache that do not lie at multiples of 16 bytes";
-  if (const Misaligned m = find_misaligned(p, copied); m.name != nullptr)
+  if (p.cache && !gathers(p)) {
+    if (std::string why = refusal_of_cache(p.cache); !why.empty()) return why;
+  }
+  if (const Misaligned m = find_misaligned(p, copied, true); m.name != nullptr)
     return "data that do not lie at multiples of 16 bytes, as " + std::string(m.name) + " here";
   return "";
 }
@@ -200,7 +206,9 @@ void choose_tiles(const Problem& p, Config& c) {
   c.keys = widest > 192 || p.head_dim_v > 128 ? 64 : 128;
   if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
   const bool converts = c.cache_dtype != c.dtype;
-  if (converts && widest > 192) c.keys = 32;
+  if ((converts || c.gather > 0) && widest > 192) c.keys = 32;
+  // x-packed values take registers, and so do those who gather them.
+  if (c.gather > 0 && c.x_packed && c.score != 0 && widest > 64) c.keys = std::min(c.keys, 64);
   // Two loops over tiles, of cached and of new values.
   if (c.x_packed && c.dense && p.head_dim_v > 224) c.keys = 32;
   c.stages = 4, c.raw_stages = converts ? 4 : 0;
@@ -250,6 +258,7 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
   c.x_packed = p.cache.x_packed && !c.floats();
+  c.gather = gathers(p) ? bytes_to_gather(p.cache) : 0;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
   if (c.floats()) {
@@ -273,20 +282,23 @@ TaskLimits task_limits(const Problem& p, int64_t tokens, int64_t heads, bool spl
   return {row_blocks + num_sms, static_cast<int>(std::clamp<int64_t>(most, 1, num_sms))};
 }
 
-void check_alignment(const Problem& p) {
+void check_alignment(const Problem& p, bool gathered) {
   if (p.q.dtype == ATTUNE_FLOAT32) return;
-  const Misaligned m = find_misaligned(p, false);
+  const Misaligned m = find_misaligned(p, false, gathered);
   require(m.name == nullptr, m.name, " is ", m.over,
           " bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16, or a plan made for such data");
 }
 
 void check_run(const Problem& p, const Config& c) {
-  check_alignment(p);
+  check_alignment(p, c.gather > 0);
   const bool floats = p.q.dtype == ATTUNE_FLOAT32;
   require(floats || !copies_rows(p),
           "rows of q, k or v do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such "
           "rows");
-  const std::string why = refusal(p);
+  std::string why = refusal(p);
+  if (why.empty() && c.gather == 0 && gathers(p)) why = refusal_of_cache(p.cache);
+  if (why.empty() && c.gather > bytes_to_gather(p.cache))
+    why = cat("a cache whose rows do not lie at multiples of ", c.gather, " bytes");
   require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);
   require(c.codes() || (score_bits(p) & kAnyScale & ~c.score) == 0, "softmax_scale is ", p.scale,
           "; the plan was made for one that is positive");
@@ -411,6 +423,7 @@ Maps describe_maps(const Problem& p, const Config& c) {
     m.dense_k = row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
     m.dense_v = row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);
   }
+  if (c.gather > 0) return m;
   if (c.x_packed) {
     m.k = packed_key_map(p, box_keys(p, c));
     m.v = p.cache.v.element_size == 1 ? packed_code_map(p, box_keys(p, c)) : packed_value_map(p, box_keys(p, c));

@@ -25,6 +25,7 @@ struct Config {
   int score = 0, mask = 0;
   bool low_cap = false;   // softcap alone, and so low that scores are hardly ever small beside it
   bool x_packed = false;  // the cache
+  int gather = 0;         // bytes that threads copy at a time from a cache that the TMA does not take; 0: it does
   bool cached = false, dense = false;
   bool token_scales = false;  // K or V of the cache has a scale for each token
 
@@ -64,8 +65,8 @@ std::string refusal_as_floats(const Problem& p);
 Config choose_config(const Problem& p, int num_sms, int few_q = 0);
 
 // Throws INVALID_ARGUMENT where the pointers of a run are not aligned as TMA needs them. fp32 queries are for kernels
-// without it.
-void check_alignment(const Problem& p);
+// without it. gathered: threads copy the cache.
+void check_alignment(const Problem& p, bool gathered = false);
 // And where a run, after the launches before it, has rows, a cache, a scale or ranges that the kernel of its plan does
 // not take.
 void check_run(const Problem& p, const Config& c);

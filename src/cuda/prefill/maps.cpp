@@ -2,6 +2,8 @@
 #include "cuda/prefill/maps.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <utility>
 
 namespace attune::cuda::prefill {
 namespace {
@@ -52,6 +54,48 @@ bool strides_fit(const KvPlane& v) {
   const int64_t size = v.element_size;
   return v.contiguous && v.inner_stride == 1 && v.page_stride * size % kAlignment == 0 &&
          v.slot_stride * size % kAlignment == 0 && v.head_stride * size % kAlignment == 0;
+}
+
+std::string refusal_of_cache(const KvCache& cache) {
+  if (cache.x_packed) {
+    if (std::string why = packed_refusal(cache); !why.empty()) return why;
+  } else if (!(strides_fit(cache.k) && strides_fit(cache.v))) {
+    return "rows of the cache that do not lie at multiples of 16 bytes";
+  }
+  for (const auto& [name, plane] : {std::pair{"cache.k.data", &cache.k}, {"cache.v.data", &cache.v}})
+    if (reinterpret_cast<uintptr_t>(plane->data) % static_cast<uintptr_t>(kAlignment) != 0)
+      return cat("data that do not lie at multiples of 16 bytes, as ", name, " here");
+  return "";
+}
+
+namespace {
+
+// The largest power of two, 16 at most, that divides them all.
+int common_unit(std::initializer_list<int64_t> bytes) {
+  uint64_t bits = kAlignment;
+  for (const int64_t x : bytes) bits |= static_cast<uint64_t>(x);
+  return static_cast<int>(bits & (~bits + 1));
+}
+int64_t address_of(const KvPlane& v) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(v.data)); }
+
+}  // namespace
+
+int bytes_to_gather(const KvCache& cache) {
+  const KvPlane &k = cache.k, &v = cache.v;
+  int unit = 0;
+  if (!cache.x_packed) {
+    const auto of_rows = [](const KvPlane& x) {
+      return !x.contiguous || x.inner_stride != 1
+                 ? 1
+                 : common_unit({address_of(x), 2 * x.page_stride, 2 * x.slot_stride, 2 * x.head_stride});
+    };
+    unit = std::min(of_rows(k), of_rows(v));
+  } else if (!cache.v_aliases_k && k.inner_stride == 1 && 2 * k.pack == kAlignment && v.slot_stride == 1) {
+    unit = std::min(
+        common_unit({address_of(k), 2 * k.page_stride, 2 * k.slot_stride, 2 * k.head_stride, 2 * k.outer_stride}),
+        common_unit({address_of(v), 2 * v.page_stride, 2 * cache.page_size, 2 * v.head_stride, 2 * v.inner_stride}));
+  }
+  return unit < 4 ? 0 : unit;
 }
 
 std::string packed_refusal(const KvCache& cache) {

@@ -19,6 +19,12 @@ bool strides_fit(const KvPlane& v);
 // "" if an x-packed cache lies as the TMA and the products need it, else what they do not take.
 std::string packed_refusal(const KvCache& cache);
 
+// "" if the TMA takes the cache as it lies, else what it does not take.
+std::string refusal_of_cache(const KvCache& cache);
+// Bytes, 16, 8 or 4, that threads can copy at a time from a cache of 16 bits, which the TMA may not take: pieces of
+// rows, of the keys' elements and the values' tokens where it is x-packed. 0: not even that.
+int bytes_to_gather(const KvCache& cache);
+
 kernels::NewRows dense_rows(const RowView& v);
 
 // [batch or 1, rows, heads, channels] in boxes of 64 channels, swizzled by 128 bytes.

@@ -19,6 +19,10 @@ void copy_async(unsigned shared, const void* global, unsigned valid) {
 }
 inline unsigned long long evict_first_policy() { return 0; }
 template <int kBytes>
+void copy_async_cached(unsigned shared, const void* global, unsigned valid) {
+  copy_async<kBytes>(shared, global, valid);
+}
+template <int kBytes>
 void copy_async(unsigned shared, const void* global, unsigned valid, unsigned long long) {
   copy_async<kBytes>(shared, global, valid);
 }
