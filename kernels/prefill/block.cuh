@@ -23,7 +23,8 @@ __device__ __forceinline__ void end_after_previous_kernels() {
 }
 
 __device__ __forceinline__ void init_barriers(const Places& places) {
-  constexpr int kKeyWriters = Config::kFloats ? Config::kSplitWarps : 1;  // and of q
+  constexpr int kQueryWriters = Config::kFloats ? Config::kSplitWarps : 1;
+  constexpr int kKeyWriters = Config::kGathers ? Config::kGatherWarps : kQueryWriters;
   constexpr int kValueWriters = Config::kCodes ? Config::kTransposeWarps : kKeyWriters;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Config::kStages; ++i) {
@@ -39,7 +40,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
     for (int i = 0; i < 2 * Config::kRawStages; ++i)  // and raw_empty
       ptx::init_barrier(places.raw_full(i), i < Config::kRawStages ? 1 : kValueWriters);
     for (int i = 0; i < Config::kQueryStages; ++i) {
-      ptx::init_barrier(places.q_full(i), kKeyWriters);
+      ptx::init_barrier(places.q_full(i), kQueryWriters);
       ptx::init_barrier(places.q_empty(i), Config::kMathWarps);
     }
     ptx::init_barrier(places.edge(), 1);

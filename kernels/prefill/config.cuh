@@ -55,7 +55,7 @@ struct Config {
   static constexpr bool kOtherCache = kCached && kCacheType != kType;
   // The cache has 8 bits: three warps beside the producer make them elements of kType.
   static constexpr bool kConverts = kOtherCache && !kFloats;
-  // The TMA does not take the cache's rows: three warps beside the producer copy them, so many bytes at a time.
+  // The TMA does not take the cache's rows: four warps copy them, so many bytes at a time.
   static constexpr int kGather = ATTUNE_GATHER;
   static constexpr bool kGathers = kGather > 0;
   static constexpr bool kPackedKeys = kPacked && !kConverts && !kGathers;  // K enters the products in pieces
@@ -69,7 +69,7 @@ struct Config {
   static constexpr bool kScalesColumns = kConverts && !kHalfWeights;
   // K and V come by warps of their own, where their registers and those of the math leave room.
   static constexpr bool kTwoLoaders = !kConverts && !kGathers && !kFloats && kHeadDimV <= 128 && !(kCached && kScore != 0);
-  static constexpr int kConvertWarps = kConverts ? 3 : 0, kGatherWarps = kGathers ? 3 : 0, kRawStages = ATTUNE_RAW_STAGES;
+  static constexpr int kConvertWarps = kConverts ? 3 : 0, kGatherWarps = kGathers ? 4 : 0, kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kTaskReaders =  // warps
       kMathWarps + kConvertWarps + kGatherWarps + kTransposeWarps + kSplitWarps + (kTwoLoaders ? 1 : 0);
   // Where math groups have registers for what is found out ahead of its use.

@@ -56,7 +56,6 @@ class Loader {
   __device__ __forceinline__ void load(int slot) {
     const Task& task = places_.task(slot);
     const int head_tile = places_.head_tile(slot);
-    if constexpr (Config::kGathers) return load_queries_alone(task, head_tile);
     if (Config::kEarly && lane_ == 0)
       places_.out_base(slot) =
           tile::row_offset(p_, task.batch, task.q_begin, task.token_begin, head_tile * p_.heads_of_tile,

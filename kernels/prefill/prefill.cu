@@ -17,7 +17,7 @@
 // Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty" (a
 // lane of each of the eight math warps); q that comes early is counted with the task's first K. Where the cache has 8
 // bits, its tiles come to a ring of their own, and three warps beside the producer make them K and V (convert.cuh).
-// Where the TMA does not take the cache, three warps copy it in its place (gather.cuh).
+// Where the TMA does not take the cache, four warps copy it in its place (gather.cuh).
 // Tasks go through three slots the same way.
 #include "prefill/attend.cuh"
 #include "prefill/block.cuh"
@@ -101,7 +101,12 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   start_after_previous_kernels(p);
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
-    if (threadIdx.x < 32) {
+    if constexpr (Config::kGathers) {
+      const Maps maps{q, k, v, dense_k, dense_v};
+      Gatherer gatherer(p, maps, places);
+      gatherer.run();
+      end_after_previous_kernels();
+    } else if (threadIdx.x < 32) {
       const Maps maps{q, k, v, dense_k, dense_v};
       Loader loader(p, maps, places);
       loader.run();
@@ -109,10 +114,6 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     } else if constexpr (Config::kConverts) {
       Converter converter(p, places);
       converter.run();
-    } else if constexpr (Config::kGathers) {
-      const Maps maps{q, k, v, dense_k, dense_v};
-      Gatherer gatherer(p, maps, places);
-      gatherer.run();
     } else if (Config::kTwoLoaders && threadIdx.x < 64) {
       const Maps maps{q, k, v, dense_k, dense_v};
       Loader loader(p, maps, places);
