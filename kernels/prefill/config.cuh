@@ -73,7 +73,8 @@ struct Config {
   static constexpr int kTaskReaders =  // warps
       kMathWarps + kConvertWarps + kGatherWarps + kTransposeWarps + kSplitWarps + (kTwoLoaders ? 1 : 0);
   // Where math groups have registers for what is found out ahead of its use.
-  static constexpr bool kFarsighted = !kCached && kHeadDimV <= 128 && kScore == 0 && kMask == 0;
+  static constexpr bool kFarsighted =
+      !kCached && kHeadDimV <= 128 && (kScore == 0 || (kScore == kAlibi && kElementSize == 2)) && kMask == 0;
   // The warps beside the producer leave the math groups few.
   static constexpr bool kCramped = kConverts || (kGathers && kScore != 0);
   // Exponentials wait for no maximum but the first of a row.

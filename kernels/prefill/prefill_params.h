@@ -92,6 +92,7 @@ struct PrefillParams : DecodeParams {
   // Softcap: the score in base 2 of a product s is cap_level (1 - 2 / (1 + 2^(cap_rate s))). In a row whose products'
   // maximum is small enough it is a polynomial, as far as that matters: the smaller, the shorter.
   float cap_rate, cap_level;
+  CapPolynomial<2> cap_small;  // of products in [low, high]; 0 where there are none
   CapPolynomial<3> cap_short;
   CapPolynomial<5> cap_long;
   CapPolynomial<7> cap_wide;

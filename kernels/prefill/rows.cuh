@@ -139,7 +139,11 @@ struct Rows {
   template <int kTerms>
   __device__ __forceinline__ static float capped_exponent(const kernels::CapPolynomial<kTerms>& cap, float s,
                                                           float reference) {
-    const float square = s * s;
+    return capped_exponent(cap, s, s * s, reference);
+  }
+  template <int kTerms>
+  __device__ __forceinline__ static float capped_exponent(const kernels::CapPolynomial<kTerms>& cap, float s,
+                                                          float square, float reference) {
     float factor = cap.terms[kTerms - 1];
 #pragma unroll
     for (int i = kTerms - 2; i >= 0; --i) factor = fmaf(factor, square, cap.terms[i]);

@@ -177,6 +177,38 @@ class Weigh {
     return beyond[0] | beyond[1];
   }
 
+  // The same with the polynomial of two terms, which is for products in its range alone: squares tell. Those of row h
+  // may be up to limit[h], as bits, beyond which weights would leave their range, too; of rows that are not there anything.
+  // Whether a row has begun with such products; where one has not the limit is negative.
+  __device__ __forceinline__ void find_limits(const Accumulators& a, int (&limit)[2]) const {
+    constexpr float kPowers = Config::kType == tile::kBFloat16 ? 64 : 15;  // kLargest
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float high = fminf(p_.cap_small.high, (a.reference[h] + kPowers) * ptx::reciprocal_approx(c_));
+      const bool begun = fabsf(a.max[h]) <= high && high > 0.0f;
+      limit[h] = Rows::is_absent(a.limit, h) ? 0x7fffffff : begun ? bits_of(high * high) : -1;
+    }
+  }
+  template <class Last, class BesideLast>
+  __device__ __forceinline__ bool weigh_small_caps(int i, float (&s)[Config::kKeys / 2], const int (&limit)[2],
+                                                   Accumulators& a, const Last& last,
+                                                   const BesideLast& beside_last) const {
+    const float reference[2] = {a.reference[0], a.reference[1]};
+    int top[2] = {0, 0};
+    float before = 0.0f;
+    exponentiate<kKeysOfThread, true>(
+        i, s,
+        [&](int j) {
+          const int h = j / 2 % 2;
+          const float square = s[j] * s[j];
+          if (j % 2 == 0) before = square;
+          else top[h] = max(max(top[h], bits_of(before)), bits_of(square));
+          return Rows::capped_exponent(p_.cap_small, s[j], square, reference[h]);
+        },
+        [&](int first, int end) { add_up(first, end, s, a); }, last, beside_last);
+    return top[0] > limit[0] || top[1] > limit[1];
+  }
+
   // Weights first..end - 1.
   template <bool kPairs = false>
   __device__ __forceinline__ void take(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {

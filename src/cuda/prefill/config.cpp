@@ -20,7 +20,7 @@ namespace {
 constexpr int kMaxShared = 232448;
 constexpr int kFewestTiles = 4;  // of a part of a block of rows
 
-constexpr int kAnyScale = 32;  // of Config::score
+constexpr int kAlibi = 2, kAnyScale = 32;  // of Config::score
 
 int score_bits(const Problem& p) {
   // The largest product is the largest score only under a positive scale; ALiBi's slopes are divided by it.
@@ -61,9 +61,25 @@ void fill_polynomial(double level, double of_product, kernels::CapPolynomial<kTe
   k.high = exact ? static_cast<float>(Tanh::kRange / of_product) : -std::numeric_limits<float>::infinity();
 }
 
+// The same of two terms, where all products of a row are within the range: of caps of 50 as large as leaves scores
+// with the error that three terms leave them with, of others with as much.
+void fill_small(double softcap, double level, double of_product, kernels::CapPolynomial<2>& k) {
+  constexpr double kError = 50 * 8.1e-7;
+  const double range = std::pow(120 * kError / softcap, 0.2), square = range * range;
+  // What comes of y - y^3 / 3 + 2 y^5 / 15 - 17 y^7 / 315 without what Chebyshev's T5 and T7 have of it.
+  const double terms[] = {1 - square * square / 24 + 17 * square * square * square / 720,
+                          -1.0 / 3 + square / 6 - 17 * square * square / 240};
+  k.terms[0] = static_cast<float>(terms[0] * level * of_product);
+  k.terms[1] = static_cast<float>(terms[1] * level * of_product * of_product * of_product);
+  const bool exact = std::isfinite(k.terms[0]) && k.terms[0] >= 1e-40f && k.terms[1] <= -1e-40f;
+  k.high = exact && range <= Tanh3::kRange ? static_cast<float>(range / of_product) : 0.0f;
+  k.low = -k.high;
+}
+
 void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
   const double of_product = scale / softcap, level = softcap * std::numbers::log2e;
   k.cap_rate = static_cast<float>(2 * std::numbers::log2e * of_product), k.cap_level = static_cast<float>(level);
+  fill_small(softcap, level, of_product, k.cap_small);
   fill_polynomial<Tanh3>(level, of_product, k.cap_short);
   fill_polynomial<Tanh5>(level, of_product, k.cap_long);
   fill_polynomial<Tanh7>(level, of_product, k.cap_wide);
@@ -216,7 +232,7 @@ void choose_tiles(const Problem& p, Config& c) {
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
   while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
   // The next task's first product needs its q, and registers beside those of what is stored.
-  const bool has_registers = !c.cached && p.head_dim_v <= 128 && c.score == 0 && c.mask == 0;
+  const bool has_registers = !c.cached && p.head_dim_v <= 128 && (c.score == 0 || c.score == kAlibi) && c.mask == 0;
   if (!has_registers || c.stages < 3) return;
   c.query_stages = 2;
   if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.query_stages = 1;
