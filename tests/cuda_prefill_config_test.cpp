@@ -128,6 +128,16 @@ TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
       check(params.cap_short, 0.375, 16.5);
       check(params.cap_long, 0.85, 24);
       check(params.cap_wide, 1.33, 26);
+      const auto& small = params.cap_small;
+      EXPECT_EQ(small.low, -small.high);
+      // Where the kernel may take it, and caps are not so large that the terms are next to nothing.
+      EXPECT_EQ(small.high > 0, softcap >= 2 && std::abs(small.terms[1]) >= 1e-40f) << softcap << " " << scale;
+      for (int i = -1000; i <= 1000; ++i) {
+        const float product = small.high * static_cast<float>(i) / 1000;
+        EXPECT_LE(std::abs(capped(small, product) - exact(product)), 50 * 8.1e-7 * std::numbers::log2e + 2e-7 * std::abs(exact(product)))
+            << product;
+      }
+      if (softcap == 30 && scale > 1e-3) EXPECT_GT(small.high * scale, 5.2);
       EXPECT_EQ(prefill::choose_config(p, 132).low_cap, softcap < 25);
       if (std::isfinite(params.cap_short.low)) {
         EXPECT_GE(params.cap_short.low, params.cap_long.low);  // whoever leaves the short one may take the long one

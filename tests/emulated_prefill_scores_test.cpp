@@ -88,6 +88,8 @@ TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
         {R"("softcap": 5, "dtype": "f16")", {0, 0, 1, 0, 0, 1, 0, 0}, {-4, -4, -8, -4, -4, -8, -4, -4}, 5},
         {R"("softcap": 30, "dtype": "f16")", {}, {-8, -8, 8, 8, 9, 10, 11, 12}, 30},
         {R"("softcap": 30, "dtype": "f16", "max_logits": true)", {}, {-8, -8, 8, 8, 9, 10, 11, 12}, 30},
+        {R"("softcap": 200, "dtype": "f16")", {}, {-5, -5, -5, -5, 2, 4, 8, 20}, 200},
+        {R"("softcap": 1000, "dtype": "bf16")", {}, {-20, -20, -20, -20, -20, 20, 40, 80}, 1000},
         {R"("softcap": 200, "dtype": "bf16")", {}, {-40, -40, 30, 30, 35, 60, 60, 60}, 200},
         {R"("softcap": 1000, "dtype": "bf16")",
          {0, 0, 0, 0, 0, 0.12f, 0, 0},
@@ -107,6 +109,29 @@ TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
                   1, edit, Twist::kRepairsFail),
               "")
         << x.rest;
+  }
+}
+
+// Small scores but for half of a tile's keys, which are just within the range of the polynomial of two terms, just
+// beyond it, and further, at one end: there it comes back to zero at -1.73 caps. Only one of a thread's two rows sees it.
+TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
+  for (const float caps : {0.17396f, 0.175f, -0.17396f, -0.175f, -0.5f, -1.0f, -1.73f, -4.0f, 1.73f, 4.0f}) {
+    for (const int which : {0, 1}) {
+      const float cap = which == 0 ? 30 : 50;
+      const auto edit = [&](const attune_attention& a) {
+        set_rows(a.q, [&](int64_t row, int64_t) { return row / 4 % 2 == which ? 1.0f : 0.0f; });
+        set_rows(a.k, [&](int64_t row, int64_t head) {
+          if (row / 128 == 2 && row % 2 == 0) return caps * cap;
+          return 3 * std::fmod(0.618f * static_cast<float>(row + 5 * head), 1.0f) - 2;
+        });
+      };
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 1], "head_dim": [64, 64], "kv": "dense",
+          "causal": true, "softmax_scale": 1, "seqlens_q": [40], "seqlens_kv": [700], "softcap": )") +
+                                     (which == 0 ? R"(30, "dtype": "bf16"})" : R"(50, "dtype": "f16"})")),
+                    1, edit, Twist::kRepairsFail),
+                "")
+          << caps << " " << which;
+    }
   }
 }
 
