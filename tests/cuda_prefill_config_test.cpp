@@ -134,10 +134,13 @@ TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
       EXPECT_EQ(small.high > 0, softcap >= 2 && std::abs(small.terms[1]) >= 1e-40f) << softcap << " " << scale;
       for (int i = -1000; i <= 1000; ++i) {
         const float product = small.high * static_cast<float>(i) / 1000;
-        EXPECT_LE(std::abs(capped(small, product) - exact(product)), 50 * 8.1e-7 * std::numbers::log2e + 2e-7 * std::abs(exact(product)))
+        EXPECT_LE(std::abs(capped(small, product) - exact(product)),
+                  50 * 8.1e-7 * std::numbers::log2e + 2e-7 * std::abs(exact(product)))
             << product;
       }
-      if (softcap == 30 && scale > 1e-3) EXPECT_GT(small.high * scale, 5.2);
+      if (softcap == 30 && scale > 1e-3) {
+        EXPECT_GT(small.high * scale, 5.2);
+      }
       EXPECT_EQ(prefill::choose_config(p, 132).low_cap, softcap < 25);
       if (std::isfinite(params.cap_short.low)) {
         EXPECT_GE(params.cap_short.low, params.cap_long.low);  // whoever leaves the short one may take the long one

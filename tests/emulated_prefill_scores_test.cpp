@@ -113,9 +113,10 @@ TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
 }
 
 // Small scores but for half of a tile's keys, which are just within the range of the polynomial of two terms, just
-// beyond it, and further, at one end: there it comes back to zero at -1.73 caps. Only one of a thread's two rows sees it.
+// beyond it, and further, at one end: there it comes back to zero at -1.73 caps. Only one of a thread's two rows sees
+// it.
 TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
-  for (const float caps : {0.17396f, 0.175f, -0.17396f, -0.175f, -0.5f, -1.0f, -1.73f, -4.0f, 1.73f, 4.0f}) {
+  for (const float caps : {0.17396f, 0.175f, 0.3f, -0.17396f, -0.175f, -0.5f, -1.0f, -1.73f, -4.0f, 1.73f, 4.0f}) {
     for (const int which : {0, 1}) {
       const float cap = which == 0 ? 30 : 50;
       const auto edit = [&](const attune_attention& a) {
