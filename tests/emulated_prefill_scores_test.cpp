@@ -122,7 +122,7 @@ TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
       const auto edit = [&](const attune_attention& a) {
         set_rows(a.q, [&](int64_t row, int64_t) { return row / 4 % 2 == which ? 1.0f : 0.0f; });
         set_rows(a.k, [&](int64_t row, int64_t head) {
-          if (row / 128 == 2 && row % 2 == 0) return caps * cap;
+          if (row / 128 == 1 && row % 2 == 0) return caps * cap;  // neither the first nor the last tile of a part
           return 3 * std::fmod(0.618f * static_cast<float>(row + 5 * head), 1.0f) - 2;
         });
       };
