@@ -222,16 +222,20 @@ class Attend : Weigh {
     int patience = end - 4;  // what does not show in three tiles hardly will
     bool small = true;       // run_small_caps() has not been left
     bool again = false;  // the tile before is the next one again: it weighed nothing, and keeps its stages and its turn
+    bool held = false;   // the turn of the one after it has begun
     for (int i = end - 2; i >= begin; --i) {
       if constexpr (Config::kLateCaps) {
         // All warps of the group, or none: they multiply together.
-        if (i >= patience && !again && p_.max_logits == nullptr) {
+        if (i >= patience && !again && !held && p_.max_logits == nullptr) {
           int limit[2];
           find_limits(a, limit);
           // What decides is the warp's as the compiler sees it, or each border of a group of exponentials costs 40 clocks.
           const Run seen = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
+          if (math_thread() % 128 == 0) ptx::store_shared_two(places_.left(group_, 0), 0, 0);
           if (small && seen.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
-            i = run_small_caps<kCodes>(max(begin, seen.begin), i, begin, last_use, limit, accumulate, again, weights, s, a);
+            i = run_small_caps<kCodes>(max(begin, seen.begin), i, begin, last_use, limit, accumulate, again, held, weights, s, a);
+            i = __shfl_sync(0xffffffffu, i, 0);
+            again = __any_sync(0xffffffffu, again), held = __any_sync(0xffffffffu, held);
             small = false, patience = i - 3;
           } else if (!any_of_group(!may_be_late(a))) {
             i = run_late_caps<kCodes>(task, rows, line, whole, i, begin, last_use, accumulate, again, weights, s, a);
@@ -242,12 +246,12 @@ class Attend : Weigh {
       const Keys<kCodes> k = keys<kCodes>();
       const Values<kCodes> v = values<kCodes>();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if (!Config::kLateCaps || !again) ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
+      if (!Config::kLateCaps || !(again || held)) ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
       multiply_keys<KeysProduct<kCodes>>(q_, k, s);
       ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
       multiply_values<kCodes>(weights, v, accumulate, a.o);
       accumulate = 1;
-      if (!Config::kLateCaps || !again) ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
+      if (!Config::kLateCaps || !again) ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads), held = false;
       const bool high = !Config::kLate && all_high(a.max);
       ptx::wait_products<1>();
       ptx::pin(s);
@@ -343,12 +347,26 @@ class Attend : Weigh {
     return i;
   }
 
-  // The same with weigh_small_caps(), of tiles without hidden keys.
+  // The same with weigh_small_caps(), of tiles from i to `least`, without hidden keys. Whether a tile's products were beyond
+  // is asked when the next one's are under way: the group has met at its turn by then. Then that turn is `held`.
   template <bool kCodes>
-  __device__ __forceinline__ int run_small_caps(int least, int i, int begin, bool last_use,
-                                                const int (&limit)[2], int& accumulate, bool& again,
+  __device__ __forceinline__ int run_small_caps(int least, int i, int begin, bool last_use, const int (&limit)[2],
+                                                int& accumulate, bool& again, bool& held,
                                                 unsigned (&weights)[Config::kKeys / 4], float (&s)[Config::kKeys / 2],
                                                 Accumulators& a) {
+    float sum[2] = {a.sum[0], a.sum[1]};  // before the tile that has not been asked for yet
+    Turn asked = k_turn_;                 // its keys
+    bool any = false, beyond = false;
+    const auto forget = [&] {
+      a.sum[0] = sum[0], a.sum[1] = sum[1];
+#pragma unroll
+      for (int j = 0; j < Config::kKeys / 4; ++j) weights[j] = ptx::kept(0);
+      k_turn_ = asked;
+      again = true;
+    };
+    const auto release_asked = [&] {
+      if (any && threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(asked.stage));
+    };
     for (; i >= least; --i) {
       const Keys<kCodes> k = keys<kCodes>();
       const Values<kCodes> v = values<kCodes>();
@@ -356,32 +374,41 @@ class Attend : Weigh {
       if (Config::kCached && __any_sync(0xffffffffu, ptx::load_shared_u32(places_.hidden(k_turn_.stage)) != 0)) break;
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
       multiply_keys<KeysProduct<kCodes>>(q_, k, s);
+      const bool left = ptx::load_shared_u32(places_.left(group_, i + 1)) != 0;
       ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
+      if (__any_sync(0xffffffffu, left)) {
+        ptx::wait_products<0>();
+        ptx::pin(s);
+        forget();
+        held = true;
+        return i + 1;
+      }
+      release_asked();
       multiply_values<kCodes>(weights, v, accumulate, a.o);
       accumulate = 1;
       ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
       ptx::wait_products<1>();
       ptx::pin(s);
-      const float sum[2] = {a.sum[0], a.sum[1]};
+      sum[0] = a.sum[0], sum[1] = a.sum[1];
       const auto last = [&] {
         ptx::wait_products<0>();
         ptx::pin(a.o);
         release_values();
       };
-      const bool beyond = weigh_small_caps(i, s, limit, a, last, [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
+      beyond = weigh_small_caps(i, s, limit, a, last, [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
       add_up<true>(kKeysOfThread - kLag, kKeysOfThread, s, a);
       pack<kCodes, kBeforeLast>(s, weights);
-      ptx::pin(weights);  // else they are packed behind the vote
-      again = any_of_group(beyond);
-      if (again) {
-        a.sum[0] = sum[0], a.sum[1] = sum[1];
-#pragma unroll
-        for (int j = 0; j < Config::kKeys / 4; ++j) weights[j] = ptx::kept(0);
-        break;
-      }
-      release_keys();
-      if (i == begin && last_use) release_queries();
+      if (beyond) ptx::store_shared_u32(places_.left(group_, i), 1);
+      asked = k_turn_, any = true;
+      k_turn_.next<Config::kStages>();
     }
+    if (!any) return i;
+    if (any_of_group(beyond)) {
+      forget();
+      return i + 1;
+    }
+    release_asked();
+    if (i < begin && last_use) release_queries();
     return i;
   }
 

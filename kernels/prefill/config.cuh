@@ -170,6 +170,9 @@ struct Places : TaskPlaces<Config::kShared.tasks> {
   __device__ __forceinline__ unsigned hidden(int stage) const {
     return base + Config::kShared.hidden + kernels::kHiddenBytes * stage;
   }
+  // Of a math group, behind such bits: whether a tile had products that run_small_caps() must not have. A warp may
+  // write that of the next tile before another has read it.
+  __device__ __forceinline__ unsigned left(int group, int tile) const { return hidden(group) + 24 + (tile & 1) * 4; }
   __device__ __forceinline__ unsigned raw_hidden(int stage) const { return hidden(Config::kStages + stage); }
   // Of this math thread alone, 16 bytes: what it has no registers for.
   __device__ __forceinline__ unsigned own() const {
