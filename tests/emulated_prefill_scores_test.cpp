@@ -113,25 +113,28 @@ TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
 }
 
 // Small scores but for half of a tile's keys, which are just within the range of the polynomial of two terms, just
-// beyond it, and further, at one end: there it comes back to zero at -1.73 caps. Only one of a thread's two rows sees
-// it.
+// beyond it, and further, at one end: there it comes back to zero at -1.73 caps. Only a warp of one of the groups, and
+// only one of a thread's two rows, sees it, in the last tile of a part or in the one before.
 TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
+  struct Where {
+    int warp, half, tile;
+  };
   for (const float caps : {0.17396f, 0.175f, 0.3f, -0.17396f, -0.175f, -0.5f, -1.0f, -1.73f, -4.0f, 1.73f, 4.0f}) {
-    for (const int which : {0, 1}) {
-      const float cap = which == 0 ? 30 : 50;
+    for (const Where& x : {Where{1, 0, 1}, {1, 1, 0}, {4, 0, 0}, {4, 1, 1}}) {
+      const float cap = x.half == 0 ? 30 : 50;
       const auto edit = [&](const attune_attention& a) {
-        set_rows(a.q, [&](int64_t row, int64_t) { return row / 4 % 2 == which ? 1.0f : 0.0f; });
+        set_rows(a.q, [&](int64_t row, int64_t) { return row / 8 == x.warp && row / 4 % 2 == x.half ? 1.0f : 0.0f; });
         set_rows(a.k, [&](int64_t row, int64_t head) {
-          if (row / 128 == 1 && row % 2 == 0) return caps * cap;  // neither the first nor the last tile of a part
+          if (row / 128 == x.tile && row % 2 == 0) return caps * cap;
           return 3 * std::fmod(0.618f * static_cast<float>(row + 5 * head), 1.0f) - 2;
         });
       };
       EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 1], "head_dim": [64, 64], "kv": "dense",
           "causal": true, "softmax_scale": 1, "seqlens_q": [40], "seqlens_kv": [700], "softcap": )") +
-                                     (which == 0 ? R"(30, "dtype": "bf16"})" : R"(50, "dtype": "f16"})")),
+                                     (x.half == 0 ? R"(30, "dtype": "bf16"})" : R"(50, "dtype": "f16"})")),
                     1, edit, Twist::kRepairsFail),
                 "")
-          << caps << " " << which;
+          << caps << " " << x.warp << " " << x.half << " " << x.tile;
     }
   }
 }
