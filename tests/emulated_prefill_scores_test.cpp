@@ -119,13 +119,13 @@ TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
   struct Where {
     int warp, half, tile;
   };
-  for (const float caps : {0.17396f, 0.175f, 0.3f, -0.17396f, -0.175f, -0.5f, -1.0f, -1.73f, -4.0f, 1.73f, 4.0f}) {
+  for (const float part : {0.9976f, 1.0027f, 1.5f, -0.9976f, -1.0027f, -2.5f, -5.0f, -8.64f, -20.0f, 8.64f, 20.0f}) {
     for (const Where& x : {Where{1, 0, 1}, {1, 1, 0}, {4, 0, 0}, {4, 1, 1}}) {
-      const float cap = x.half == 0 ? 30 : 50;
+      const float border = x.half == 0 ? 6.0149f : 9.0513f;  // of caps of 30 and 50
       const auto edit = [&](const attune_attention& a) {
         set_rows(a.q, [&](int64_t row, int64_t) { return row / 8 == x.warp && row / 4 % 2 == x.half ? 1.0f : 0.0f; });
         set_rows(a.k, [&](int64_t row, int64_t head) {
-          if (row / 128 == x.tile && row % 2 == 0) return caps * cap;
+          if (row / 128 == x.tile && row % 2 == 0) return part * border;
           return 3 * std::fmod(0.618f * static_cast<float>(row + 5 * head), 1.0f) - 2;
         });
       };
@@ -134,7 +134,7 @@ TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
                                      (x.half == 0 ? R"(30, "dtype": "bf16"})" : R"(50, "dtype": "f16"})")),
                     1, edit, Twist::kRepairsFail),
                 "")
-          << caps << " " << x.warp << " " << x.half << " " << x.tile;
+          << part << " " << x.warp << " " << x.half << " " << x.tile;
     }
   }
 }

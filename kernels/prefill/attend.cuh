@@ -374,9 +374,8 @@ class Attend : Weigh {
       if (Config::kCached && __any_sync(0xffffffffu, ptx::load_shared_u32(places_.hidden(k_turn_.stage)) != 0)) break;
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
       multiply_keys<KeysProduct<kCodes>>(q_, k, s);
-      const bool left = ptx::load_shared_u32(places_.left(group_, i + 1)) != 0;
       ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
-      if (__any_sync(0xffffffffu, left)) {
+      if (__any_sync(0xffffffffu, ptx::load_shared_u32(places_.left(group_, i + 1)) != 0)) {
         ptx::wait_products<0>();
         ptx::pin(s);
         forget();

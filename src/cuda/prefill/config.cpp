@@ -61,10 +61,10 @@ void fill_polynomial(double level, double of_product, kernels::CapPolynomial<kTe
   k.high = exact ? static_cast<float>(Tanh::kRange / of_product) : -std::numeric_limits<float>::infinity();
 }
 
-// The same of two terms, where all products of a row are within the range: of caps of 50 as large as leaves scores
-// with the error that three terms leave them with, of others with as much.
+// The same of two terms, where all products of a row are within the range: it is as large as leaves scores within
+// kError.
 void fill_small(double softcap, double level, double of_product, kernels::CapPolynomial<2>& k) {
-  constexpr double kError = 50 * 8.1e-7;
+  constexpr double kError = 8.1e-5;
   const double range = std::pow(120 * kError / softcap, 0.2), square = range * range;
   // What comes of y - y^3 / 3 + 2 y^5 / 15 - 17 y^7 / 315 without what Chebyshev's T5 and T7 have of it.
   const double terms[] = {1 - square * square / 24 + 17 * square * square * square / 720,
