@@ -380,6 +380,7 @@ class Attend : Weigh {
         ptx::pin(s);
         forget();
         held = true;
+        ptx::sync_some(kQueriesOfGroup + group_, 128);  // all have read it, before it may be cleared
         return i + 1;
       }
       release_asked();
