@@ -42,7 +42,8 @@ void score_key(const Operation& op, const std::vector<double>& k, int64_t positi
     magnitude += std::fabs(row.q[d] * k[d]);
   }
   row.z[j] = score(op, row.query, position, product);
-  row.result->z_abs = std::max(row.result->z_abs, std::fabs(softmax_scale(op.a)) * magnitude);
+  if (row.z[j] != -kInfinity)  // else the key counts for nothing
+    row.result->z_abs = std::max(row.result->z_abs, std::fabs(softmax_scale(op.a)) * magnitude);
   ++row.result->num_visible;
 }
 

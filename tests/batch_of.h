@@ -98,10 +98,13 @@ class BatchOf {
 // Plans, runs and waits.
 using RunsBatch = std::function<void(const attune_attention& device)>;
 
-// Runs each sequence alone, and then in batches of others, in other places; "" or what differs.
+// Runs each sequence alone, and then in batches of others, in other places; "" or what differs. edit: of the problem's
+// memory on the host.
 inline std::string find_other_bits(const cases::Case& spec, cases::Memory& memory, const RunsBatch& run,
-                                   int64_t most_of_each = 7) {
+                                   int64_t most_of_each = 7,
+                                   const std::function<void(cases::Problem&)>& edit = {}) {
   cases::Problem problem(spec, memory);
+  if (edit) edit(problem);
   const int64_t batch = spec.batch();
   std::vector<std::vector<std::byte>> alone;
   for (int64_t b = 0; b < batch; ++b) {

@@ -120,6 +120,15 @@ TEST_F(EmulatedMla, BadValuesStayWithThoseWhoSeeThem) {
        R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 16})"});
 }
 
+// An infinity in a key that is a value too: where it makes the score -inf the key counts for nothing, whatever it holds.
+TEST_F(EmulatedMla, KeysOfInfiniteScores) {
+  check(R"("head_dim": [576, 512], "shared_kv": true, "causal": true, "plant": "inf_v", "max_logits": true, )",
+        {R"("heads": [16, 1], "kv": "paged", "cache": {"page_size": 64}, "seqlens_q": [4, 3], "seqlens_kv": [70, 4])",
+         R"("heads": [64, 1], "kv": "paged", "cache": {"page_size": 3}, "seqlens_q": [2, 1], "seqlens_kv": [300, 9],
+            "out_dtype": "f32")",
+         R"("heads": [16, 1], "kv": "contiguous", "seqlens_q": [20], "seqlens_kv": [30], "dtype": "f16")"});
+}
+
 TEST_F(EmulatedMla, FinishedSequences) {
   check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [70, 90, 9],
         "cache": {"page_size": 64}, "finished": [0, 1, 0], )",

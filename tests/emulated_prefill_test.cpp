@@ -74,6 +74,21 @@ TEST_F(EmulatedPrefill, ScoresOfAllSizes) {
   }
 }
 
+// An infinity in a key that is a value too: where it makes the score -inf the key counts for nothing, whatever it holds.
+TEST_F(EmulatedPrefill, KeysOfInfiniteScores) {
+  for (const char* rest :
+       {R"("dtype": "bf16", "kv": "dense")", R"("dtype": "f32", "kv": "dense")",
+        R"("dtype": "f16", "kv": "paged", "cache": {"page_size": 16}, "new_tokens": true)",
+        R"("dtype": "bf16", "kv": "dense", "softcap": 20)",
+        R"("dtype": "bf16", "kv": "paged", "seqlens_q": [2, 1], "seqlens_kv": [2900, 300], "heads": [8, 1])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "shared_kv": true, "causal": true, "seqlens_q": [70, 130], "seqlens_kv": [300, 130], "max_logits": true,
+        "plant": "inf_v", )") + rest + "}")),
+              "")
+        << rest;
+  }
+}
+
 TEST_F(EmulatedPrefill, ScoresOfAllSizesOverCaches) {
   for (const char* rest : {R"("dtype": "f16", "softmax_scale": 3, "sinks": "normal")",
                            R"("dtype": "bf16", "softmax_scale": 12, "new_tokens": true)",
@@ -82,6 +97,26 @@ TEST_F(EmulatedPrefill, ScoresOfAllSizesOverCaches) {
         "kv": "paged", "cache": {"page_size": 16}, "causal": true, "seqlens_q": [70, 40], "seqlens_kv": [700, 200],
         "lse": true, )") + rest + "}"),
                   2),
+              "")
+        << rest;
+  }
+}
+
+// Their rows become zero, or stay as they are; with skip_decode those of sequences of one query, too.
+TEST_F(EmulatedPrefill, FinishedSequences) {
+  for (const char* rest :
+       {R"("kv": "dense", "zero_finished": true)", R"("kv": "dense")",
+        R"("kv": "dense", "zero_finished": true, "queries": "fixed", "seqlens_q": 70, "seqlens_kv": [70, 70, 70],
+           "cu_seqlens_kv": false)",
+        R"("kv": "dense", "queries": "fixed", "seqlens_q": 70, "seqlens_kv": [70, 70, 70], "cu_seqlens_kv": false)",
+        R"("kv": "paged", "cache": {"page_size": 16}, "zero_finished": true, "new_tokens": true)",
+        R"("kv": "paged", "cache": {"page_size": 16}, "skip_decode": true, "finished": [0, 0, 0])",
+        R"("kv": "paged", "cache": {"page_size": 16}, "skip_decode": true, "zero_finished": true)",
+        R"("kv": "dense", "zero_finished": true, "mask_bits": 1)",
+        R"("kv": "dense", "zero_finished": true, "ranges": [[5, 60], [0, 9, 20, 40], [0, 1]])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
+        "causal": true, "seqlens_q": [70, 40, 1], "seqlens_kv": [200, 60, 90], "max_logits": true,
+        "finished": [0, 1, 0], )") + rest + "}")),
               "")
         << rest;
   }
@@ -249,7 +284,7 @@ TEST_F(EmulatedPrefill, Codes) {
         R"("window": [20, 7], "sinks": "normal", "out_dtype": "f16")",
         R"("causal": true, "softmax_scale": -0.1, "out_dtype": "e4m3", "out_scale": true)",
         R"("strides": "transposed", "causal": true)", R"("strides": "packed", "seqlens_kv": [150, 0, 70])",
-        R"("finished": [0, 1, 0], "zero_finished": true)"}) {
+        R"("finished": [1, 0, 0], "zero_finished": true)", R"("finished": [0, 0, 1], "causal": true)"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [3, 1], "head_dim": [128, 128],
         "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "seqlens_q": [150, 0, 70],
         "seqlens_kv": [150, 5, 300], )") +
@@ -298,7 +333,7 @@ TEST_F(EmulatedPrefill, Floats) {
         R"("causal": true, "softmax_scale": -0.1, "out_dtype": "e4m3", "out_scale": true)",
         R"("strides": "transposed", "causal": true)", R"("strides": "odd", "causal": true)",
         R"("strides": "packed", "seqlens_kv": [150, 0, 70])", R"("softcap": 20, "causal": true)",
-        R"("finished": [0, 1, 0], "zero_finished": true)"}) {
+        R"("finished": [1, 0, 0], "zero_finished": true)", R"("finished": [0, 0, 1], "causal": true)"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [3, 1], "head_dim": [128, 128],
         "dtype": "f32", "kv": "dense", "seqlens_q": [150, 0, 70], "seqlens_kv": [150, 5, 300], )") +
                                    rest + "}")),

@@ -89,6 +89,7 @@ class Repair {
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
         s *= p.scale * kLog2e;
+        if (s == -ptx::infinity()) continue;  // it counts for nothing, whatever its value is
         const float top = fmaxf(highest, s), reference = reference_of(top);
         const float lowered = ptx::exp2_approx(highest - reference), weight = ptx::exp2_approx(s - reference);
         highest = top;

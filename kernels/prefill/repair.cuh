@@ -116,6 +116,7 @@ class Repair {
             s = fmaf(tile::load_element(Config::kType, q, Config::kFloats ? d * p.q_dim_stride : d),
                      element(p, t, key, false, k, d), s);
           s = Rows::score_of(p, s, terms, key, static_cast<float>(position - key));
+          if (s == -ptx::infinity()) k.data = nullptr;  // it counts for nothing, whatever its value is
         }
         float top = fmaxf(highest, s);
 #pragma unroll
