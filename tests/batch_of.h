@@ -101,8 +101,7 @@ using RunsBatch = std::function<void(const attune_attention& device)>;
 // Runs each sequence alone, and then in batches of others, in other places; "" or what differs. edit: of the problem's
 // memory on the host.
 inline std::string find_other_bits(const cases::Case& spec, cases::Memory& memory, const RunsBatch& run,
-                                   int64_t most_of_each = 7,
-                                   const std::function<void(cases::Problem&)>& edit = {}) {
+                                   int64_t most_of_each = 7, const std::function<void(cases::Problem&)>& edit = {}) {
   cases::Problem problem(spec, memory);
   if (edit) edit(problem);
   const int64_t batch = spec.batch();

@@ -105,6 +105,7 @@ TEST_F(EmulatedMla, SeveralTokens) {
   check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [16, 1], "cache": {"page_size": 64}, )",
         {R"("seqlens_q": [2, 7, 0], "seqlens_kv": [65, 130, 9], "causal": true)",
          R"("seqlens_q": [9, 1], "seqlens_kv": [200, 70], "causal": true, "window": [70, 0])",
+         R"("seqlens_q": [4, 3], "seqlens_kv": [128, 64], "causal": true, "max_logits": true)",
          R"("seqlens_q": [2, 3], "seqlens_kv": [70, 0], "causal": true, "new_tokens": true)"});
 }
 
@@ -118,9 +119,51 @@ TEST_F(EmulatedMla, BadValuesStayWithThoseWhoSeeThem) {
       R"("kv": "paged", "heads": [16, 1], "causal": true, "plant": "nan_v", "seqlens_q": [4, 3], "seqlens_kv": [70, 4], )",
       {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
        R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 16})"});
+  // In parts, as fp16 and as fp32.
+  check(
+      R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "causal": true, "plant": "nan_v", "seqlens_q": [4, 3],
+        "seqlens_kv": [70, 900], "max_logits": true, )",
+      {R"("shared_kv": true, "cache": {"page_size": 64})",
+       R"("shared_kv": true, "cache": {"page_size": 64}, "out_dtype": "f32")",
+       R"("cache": {"format": "mla_656", "page_size": 64})"});
 }
 
-// An infinity in a key that is a value too: where it makes the score -inf the key counts for nothing, whatever it holds.
+// What stands in place of rows that are not there, and is multiplied by nothing, is no other row's.
+TEST_F(EmulatedMla, BadQueriesStayTheirOwn) {
+  for (const char* more : {R"("heads": [20, 1], "sparse": {"topk": 70, "invalid": 0.5})",
+                           R"("heads": [128, 1], "sparse": {"topk": 150, "topk_length": "token"})",
+                           R"("heads": [16, 1], "sparse": {"topk": 70, "invalid": 0.5})"}) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "dtype": "bf16", "kv": "slots", "seqlens_q": [2, 1, 4], "shared_kv": true,
+            "head_dim": [576, 512], "max_logits": true, )") +
+        more + "}"));
+    const attune_tensor& q = problem.host().q;
+    for (int64_t d = 0; d < q.shape[2]; ++d)
+      cases::encode(ATTUNE_BFLOAT16, std::numeric_limits<double>::quiet_NaN(), cases::element_at(q, {0, 0, d}));
+    EXPECT_EQ(run(problem), "") << more;
+  }
+}
+
+// Parts of fp16 whose numbers are multiplied by powers of two: they may be as small as fp32's are.
+TEST_F(EmulatedMla, PartsOfSmallValues) {
+  for (const int powers : {-60, -114}) {
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "shared_kv": true,
+        "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [900, 70], "cache": {"page_size": 64}})"));
+    const attune_tensor& k = problem.host().cache.k;
+    for (int64_t page = 0; page < k.shape[0]; ++page) {
+      for (int64_t slot = 0; slot < k.shape[1]; ++slot) {
+        for (int64_t d = 0; d < k.shape[3]; ++d) {
+          void* const x = cases::element_at(k, {page, slot, 0, d});
+          cases::encode(ATTUNE_BFLOAT16, std::ldexp(cases::decode(ATTUNE_BFLOAT16, x), powers), x);
+        }
+      }
+    }
+    EXPECT_EQ(run(problem), "") << powers;
+  }
+}
+
+// An infinity in a key that is a value too: where it makes the score -inf the key counts for nothing, whatever it
+// holds.
 TEST_F(EmulatedMla, KeysOfInfiniteScores) {
   check(R"("head_dim": [576, 512], "shared_kv": true, "causal": true, "plant": "inf_v", "max_logits": true, )",
         {R"("heads": [16, 1], "kv": "paged", "cache": {"page_size": 64}, "seqlens_q": [4, 3], "seqlens_kv": [70, 4])",
@@ -389,6 +432,11 @@ TEST_F(EmulatedMla, GatheredRowsOfSeveralTiles) {
          R"("heads": [128, 1], "head_dim": [512, 512], "sparse": {"topk": 70})",
          R"("heads": [256, 1], "head_dim": [576, 512], "sparse": {"topk": 1})"},
         2);
+  // Weights that grow from tile to tile by more than fp16 holds; nothing is computed again here.
+  check(R"("kv": "slots", "seqlens_q": [1, 2], "shared_kv": true, "dtype": "f16", "data": "spread", "max_logits": true,
+        "head_dim": [576, 512], )",
+        {R"("heads": [64, 1], "sparse": {"topk": 300})", R"("heads": [20, 1], "sparse": {"topk": 200, "invalid": 0.2})",
+         R"("heads": [8, 1], "sparse": {"topk": 300})"});
   check(R"("kv": "paged", "heads": [128, 1], "seqlens_kv": [65, 0, 1, 330], "shared_kv": true, )",
         {R"("head_dim": [576, 512], "cache": {"page_size": 4})",
          R"("head_dim": [576, 512], "cache": {"page_size": 3}, "seqlens_q": [3, 1, 1, 2], "causal": true,

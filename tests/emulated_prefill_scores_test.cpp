@@ -24,11 +24,11 @@ void set_rows(const attune_tensor& t, const Value& x) {
 
 // Scores that one way or the other of capping takes, and a mix: of rows, of tiles at edges and inside.
 TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
-  for (const char* rest :
-       {R"("softcap": 30)", R"("softcap": 50, "data": "spread")", R"("softcap": 20, "data": "spread", "dtype": "f16")",
-        R"("softcap": 2)", R"("softcap": 5)", R"("softcap": 100000)",
-        R"("softcap": 30, "softmax_scale": 0.3, "window": [150, 0])", R"("softcap": 30, "softmax_scale": -0.1)",
-        R"("softcap": 50, "softmax_scale": 1e-6)", R"("softcap": 25, "data": "far")"}) {
+  for (const char* rest : {R"("softcap": 30)", R"("softcap": 50, "data": "spread")",
+                           R"("softcap": 20, "data": "spread", "dtype": "f16")", R"("softcap": 2)", R"("softcap": 5)",
+                           R"("softcap": 100000)", R"("softcap": 30, "softmax_scale": 0.3, "window": [150, 0])",
+                           R"("softcap": 30, "softmax_scale": -0.1)", R"("softcap": 50, "softmax_scale": 1e-6)",
+                           R"("softcap": 25, "data": "far")", R"("softcap": 30, "seqlens_kv": [30, 0])"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
         "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [70, 130], "seqlens_kv": [400, 130],
         "max_logits": true, )") + rest +

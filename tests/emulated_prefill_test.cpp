@@ -74,7 +74,8 @@ TEST_F(EmulatedPrefill, ScoresOfAllSizes) {
   }
 }
 
-// An infinity in a key that is a value too: where it makes the score -inf the key counts for nothing, whatever it holds.
+// An infinity in a key that is a value too: where it makes the score -inf the key counts for nothing, whatever it
+// holds.
 TEST_F(EmulatedPrefill, KeysOfInfiniteScores) {
   for (const char* rest :
        {R"("dtype": "bf16", "kv": "dense")", R"("dtype": "f32", "kv": "dense")",
@@ -83,7 +84,8 @@ TEST_F(EmulatedPrefill, KeysOfInfiniteScores) {
         R"("dtype": "bf16", "kv": "paged", "seqlens_q": [2, 1], "seqlens_kv": [2900, 300], "heads": [8, 1])"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
         "shared_kv": true, "causal": true, "seqlens_q": [70, 130], "seqlens_kv": [300, 130], "max_logits": true,
-        "plant": "inf_v", )") + rest + "}")),
+        "plant": "inf_v", )") + rest +
+                                   "}")),
               "")
         << rest;
   }
@@ -116,7 +118,8 @@ TEST_F(EmulatedPrefill, FinishedSequences) {
         R"("kv": "dense", "zero_finished": true, "ranges": [[5, 60], [0, 9, 20, 40], [0, 1]])"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
         "causal": true, "seqlens_q": [70, 40, 1], "seqlens_kv": [200, 60, 90], "max_logits": true,
-        "finished": [0, 1, 0], )") + rest + "}")),
+        "finished": [0, 1, 0], )") +
+                                   rest + "}")),
               "")
         << rest;
   }
@@ -127,6 +130,13 @@ TEST_F(EmulatedPrefill, CacheAndNewTokens) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [128, 128],
         "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [40, 1, 70],
         "seqlens_kv": [0, 260, 131], "cache": )") +
+                                   cache + "}")),
+              "")
+        << cache;
+    // The cache ends within a tile that later rows see whole, and go on behind.
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [90, 200],
+        "seqlens_kv": [255, 127], "cache": )") +
                                    cache + "}")),
               "")
         << cache;
@@ -163,6 +173,14 @@ TEST_F(EmulatedPrefill, Windows) {
               "")
         << window;
   }
+  // The first queries stand before key 0.
+  for (const char* window : {"[2147483647, 5]", "[3, 9]", "[0, 70]"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "dense", "seqlens_q": [200, 9], "seqlens_kv": [20, 3], "max_logits": true,
+        "window": )") + window + "}")),
+              "")
+        << window;
+  }
 }
 
 TEST_F(EmulatedPrefill, HeadDims) {
@@ -184,6 +202,35 @@ TEST_F(EmulatedPrefill, SplitsAlongTheKeysAndRunsAgain) {
                   2),
               "")
         << heads;
+  }
+}
+
+// Parts in which no row, or not every row, sees anything, and parts whose rows are computed again.
+TEST_F(EmulatedPrefill, PartsOfAllKinds) {
+  const auto spoil_pages = [](const attune_attention& a, int64_t first, int64_t end) {
+    const attune_tensor& table = a.cache.page_table;
+    for (int64_t i = first; i < std::min(end, table.shape[1]); ++i)
+      static_cast<int32_t*>(table.data)[i * table.stride[1]] = -1;  // of the first sequence
+  };
+  for (const char* rest : {R"("seqlens_q": [1, 2], "heads": [8, 1], "max_logits": true)",
+                           R"("seqlens_q": [2, 1], "heads": [24, 1], "sinks": "mixed", "out_dtype": "f32")"}) {
+    for (const int64_t first : {0, 20}) {
+      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "head_dim": [64, 64], "dtype": "bf16", "kv": "paged",
+          "causal": true, "seqlens_kv": [2900, 300], "cache": {"page_size": 64}, )") +
+                                     rest + "}"),
+                    1, [&](const attune_attention& a) { spoil_pages(a, first, 1 << 20); }),
+                "")
+          << rest << ", pages from " << first;
+    }
+  }
+  for (const char* rest :
+       {R"("plant": "nan_v", "kv": "paged", "cache": {"page_size": 64})", R"("plant": "nan_k", "kv": "dense")",
+        R"("plant": "inf_v", "kv": "dense", "dtype": "f32")"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "head_dim": [64, 64], "dtype": "bf16", "causal": true,
+        "seqlens_q": [3, 4], "seqlens_kv": [300, 1400], "heads": [16, 1], "max_logits": true, )") +
+                                   rest + "}")),
+              "")
+        << rest;
   }
 }
 

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the schedule of prompts and of MLA lists (kernels/prefill/schedule.cu on the CPU, tests/emulator), beside what
+// the results of attention show: each block of rows once, all of its tiles, parts of one size, long ones first.
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "emulated_prefill.h"
+
+namespace attune::cuda {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+class EmulatedSchedule : public EmulatedPrefill {
+ protected:
+  // "" or what is wrong. num_sms: blocks of the grid. cut: some block must be.
+  static std::string check(const cases::Case& spec, int num_sms, bool cut) {
+    cases::Problem problem(spec);
+    problem.arena().upload();
+    const Problem p = make_problem(problem.device(), Data::kRequired);
+    const prefill::Config c = prefill::choose_config(p, num_sms);
+    cases::Workspace workspace(cases::host_memory(), prefill::workspace_layout(c).total);
+    const kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+    emulate_schedule(c, params);
+    if (std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+
+    const kernels::TaskList& list = *params.list;
+    if (list.next_item != 0) return "the counter of tasks is not 0";
+    std::map<std::pair<int, int>, std::vector<kernels::Task>> blocks;  // by sequence and first token
+    int64_t tiles = 0;
+    int longest = 1 << 30;  // so far
+    for (int i = 0; i < list.num_tasks; ++i) {
+      const kernels::Task& t = params.tasks[i];
+      blocks[{t.batch, t.token_begin}].push_back(t);
+      const int size = t.tile_end - t.tile_begin;
+      if (size > longest) return cat("task ", i, " has ", size, " tiles, one before it ", longest);
+      longest = size, tiles += size;
+    }
+    int splits = 0;
+    for (auto& [where, parts] : blocks) {
+      std::ranges::sort(parts, {}, &kernels::Task::part);
+      const std::string name = cat("sequence ", where.first, ", token ", where.second, ": ");
+      int end = 0, least = 1 << 30, most = 0;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const kernels::Task& t = parts[i];
+        if (t.part != static_cast<int>(i) || t.num_parts != static_cast<int>(parts.size()))
+          return cat(name, "part ", t.part, " of ", t.num_parts, " is number ", i, " of ", parts.size());
+        if (t.tile_begin != end) return cat(name, "part ", i, " begins at ", t.tile_begin, " behind ", end);
+        end = t.tile_end;
+        least = std::min(least, t.tile_end - t.tile_begin), most = std::max(most, t.tile_end - t.tile_begin);
+      }
+      if (most > least + 1) return cat(name, "parts of ", least, " and of ", most, " tiles");
+      const int64_t cost = ceil_div(std::max(parts[0].end_key - parts[0].first_key, 1), c.keys);
+      if (end < cost || end > cost + 1) return cat(name, end, " tiles of ", cost);
+      if (parts[0].first_key == 0 && end != cost) return cat(name, end, " tiles of ", cost, " from key 0");
+      splits += parts.size() > 1 ? 1 : 0;
+    }
+    int64_t expected = 0;
+    for (const int64_t n : spec.seqlens_q) expected += ceil_div(n, c.tokens_of_tile());
+    if (static_cast<int64_t>(blocks.size()) != expected) return cat(blocks.size(), " blocks of ", expected);
+    if (splits != list.num_splits) return cat(splits, " blocks are cut, the list says ", list.num_splits);
+    if (params.blocks_each == 0 && list.num_tiles != tiles * params.num_head_tiles)
+      return cat(tiles, " tiles, the list says ", list.num_tiles);
+    if ((splits > 0) != cut) return cat(splits, " blocks are cut");
+    return "";
+  }
+};
+
+TEST_F(EmulatedSchedule, ListsEachBlockOnce) {
+  struct Batch {
+    const char* rest;
+    int num_sms;
+    bool cut;
+  };
+  for (const Batch& x :
+       {Batch{R"("seqlens_q": [150, 0, 3], "seqlens_kv": [150, 5, 300])", 3, false},
+        {R"("seqlens_q": [1, 2], "seqlens_kv": [2900, 300])", 13, true},
+        {R"("seqlens_q": [1, 2, 0, 40], "seqlens_kv": [12900, 300, 7, 5000])", 132, true},
+        {R"("seqlens_q": [100], "seqlens_kv": [200000])", 132, true},
+        {R"("queries": "fixed", "seqlens_q": 150, "seqlens_kv": [150, 150, 150], "cu_seqlens_kv": false)", 3, false},
+        // More than one sequence a thread, some of them without queries.
+        {R"("batch": 2300, "seqlens_q": {"random": [0, 3], "seed": 5}, "seqlens_kv": {"random": [0, 300], "seed": 6})",
+         132, false},
+        {R"("batch": 1025, "seqlens_q": {"random": [0, 90], "seed": 7}, "seqlens_kv": {"random": [0, 40], "seed": 8})",
+         132, false}}) {
+    EXPECT_EQ(check(tests::make_case(std::string(R"({"name": "x", "heads": [2, 2], "head_dim": [16, 16],
+        "dtype": "bf16", "kv": "dense", "causal": true, )") +
+                                     x.rest + "}"),
+                    x.num_sms, x.cut),
+              "")
+        << x.rest;
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda
