@@ -258,13 +258,42 @@ TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
         "queries alone that asks where they stand"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "new_tokens": true, "skip_decode": true,
             "prologue": {"append": true})",
-        "skip_decode"}}) {
+        "skip_decode"},
+       {R"("head_dim": [512, 576], "kv": "paged")", "head_dim_qk 512 with head_dim_v 576"},
+       {R"("head_dim": [544, 512], "shared_kv": true, "kv": "paged")", "head_dim_qk 544 with head_dim_v 512"}}) {
     cases::Problem problem(tests::make_case(
         std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5], )") +
         wrong + "}"));
     const std::string refusal = mla::refusal(make_problem(problem.host(), Data::kRequired));
     EXPECT_NE(refusal.find(why), std::string::npos) << wrong << ": " << refusal;
   }
+  // What a case of the table is not.
+  const auto refusal_of = [](const char* kv, const std::function<void(Problem&)>& change) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true, )") +
+        kv + "}"));
+    Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(mla::refusal(p), "") << kv;
+    change(p);
+    return mla::refusal(p);
+  };
+  const char* const lists = R"("kv": "slots", "seqlens_q": [2, 1], "sparse": {"topk": 9}, "extra": {"topk": 9,
+      "page_size": 16})";
+  const char* const dense = R"("kv": "dense", "seqlens_q": [5], "seqlens_kv": [5])";
+  EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.format = kv_format(ATTUNE_KV_MLA_656); }),
+            "a second cache of another format");
+  EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.k.page_stride += 4; }),
+            "rows of extra_cache that do not lie at multiples of 16 bytes");
+  EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.k.dtype = ATTUNE_FLOAT16; }),
+            "q and extra_cache of different dtypes");
+  EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.k.data += 8; }),
+            "data that do not lie at multiples of 16 bytes, as extra_cache.k.data here");
+  EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.k.dtype = ATTUNE_FLOAT16; }), "q and k of different dtypes");
+  EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.k.head_stride += 4; }),
+            "rows of k that do not lie at multiples of 16 bytes");
+  EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.total_q = (int64_t{1} << 29) - 1; }), "");
+  EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.total_q = int64_t{1} << 29; }),
+            "2^31 or more rows of queries and heads");
 }
 
 // A run may bring other strides, pages and scales than its plan saw: what would fault, or be wrong, is named.

@@ -47,7 +47,11 @@ TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
            {R"("seqlens_q": 70, "seqlens_kv": [513, 513], "causal": true, "batch_invariant": true)", 2},
            {R"("seqlens_q": 70, "seqlens_kv": [60, 60], "causal": true)", 0},
            {R"("seqlens_q": 150, "seqlens_kv": [150, 150], "window": [70, 0])", 0},
+           {R"("seqlens_q": 150, "seqlens_kv": [150, 150], "window": [-1, 70])", 0},
            {R"("seqlens_q": 150, "seqlens_kv": [150, 150], "finished": [0, 1])", 0},
+           {R"("seqlens_q": 150, "seqlens_kv": [150, 150], "ranges": [[5, 50], []], "causal": true)", 0},
+           {R"("seqlens_q": 1, "seqlens_kv": [150, 150], "causal": true)", 1},
+           {R"("seqlens_q": 1, "seqlens_kv": [150, 150], "causal": true, "skip_decode": true)", 0},
            {R"("seqlens_q": 150, "seqlens_kv": [150, 120], "seqused": true)", 0},
            {R"("seqlens_q": [150, 150], "seqlens_kv": [150, 150], "queries": "ragged", "causal": true)", 0},
        }) {
@@ -56,6 +60,8 @@ TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
                                             rest + "}"));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132), nullptr).blocks_each, blocks) << rest;
+    // Beside a kernel that has the short ones.
+    EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132, 1), nullptr).blocks_each, 0) << rest;
   }
   // As many that none need be cut.
   cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],

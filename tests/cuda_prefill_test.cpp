@@ -322,6 +322,10 @@ TEST(CudaPrefillConfig, LoadsFloatsInFoursWhereTheyLieSo) {
             (Five{1, 0, 1, 0, 0}));
   EXPECT_EQ(rows_of(R"("kv": "dense", "head_dim": [64, 64])", [](Problem& p) { p.q.row_stride += 2; }),
             (Five{0, 1, 1, 0, 0}));
+  EXPECT_EQ(rows_of(R"("kv": "dense", "head_dim": [64, 64])", [](Problem& p) { p.k.head_stride += 2; }),
+            (Five{1, 0, 1, 0, 0}));
+  EXPECT_EQ(rows_of(R"("kv": "dense", "head_dim": [64, 64])", [](Problem& p) { p.v.dim_stride = 4; }),
+            (Five{1, 1, 0, 0, 0}));
   EXPECT_EQ(rows_of(R"("kv": "paged", "head_dim": [64, 64], "cache": {"dtype": "bf16"})", as_is),
             (Five{1, 0, 0, 1, 1}));
   EXPECT_EQ(rows_of(R"("kv": "paged", "head_dim": [64, 64], "cache": {"dtype": "e4m3", "scales": "head"})",
@@ -376,6 +380,74 @@ TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
         wrong + "}"));
     EXPECT_NE(prefill::refusal(make_problem(problem.host(), Data::kRequired)), "") << wrong;
   }
+  const auto refusal_of = [](const char* kv, const std::function<void(Problem&)>& change) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "head_dim": [64, 64], "seqlens_q": [5],
+            "seqlens_kv": [5], )") +
+        kv + "}"));
+    Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(prefill::refusal(p), "") << kv;
+    change(p);
+    return prefill::refusal(p);
+  };
+  const char* const paged = R"("kv": "paged")";
+  const std::string apart = "rows of the cache that do not lie at multiples of 16 bytes";
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.k.head_stride += 4; }), apart);
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.slot_stride += 4; }), apart);
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.page_stride += 4; }), apart);
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.dtype = ATTUNE_FLOAT16; }), "K and V of different dtypes");
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.data += 8; }),
+            "data that do not lie at multiples of 16 bytes, as cache.v.data here");
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.total_q = (int64_t{1} << 29) - 1; }), "");
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.total_q = int64_t{1} << 29; }),
+            "2^31 or more rows of queries and heads");
+  EXPECT_EQ(refusal_of(R"("kv": "paged", "cache": {"dtype": "e4m3", "scales": "head"})",
+                       [](Problem& p) { p.head_dim_v = 40; }),
+            "head dims that are no multiples of 16 with a cache of 8 bits");
+}
+
+// A run may bring other addresses, strides and scales than its plan saw: what would fault, or be wrong, is named.
+TEST(CudaPrefillConfig, NamesWhatARunMayNotBring) {
+  const auto change = [](const char* kv, const std::function<void(Problem&)>& other) -> std::string {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "head_dim": [64, 64], "seqlens_q": [5],
+            "seqlens_kv": [70], )") +
+        kv + "}"));
+    Problem p = make_problem(problem.host(), Data::kRequired);
+    const prefill::Config c = prefill::choose_config(p, 132);
+    prefill::check_run(p, c);
+    other(p);
+    try {
+      prefill::check_run(p, c);
+    } catch (const Failure& e) {
+      return e.status() == ATTUNE_INVALID_ARGUMENT ? e.what() : "another status";
+    }
+    return "";
+  };
+  const auto beyond = [](const char* what) {
+    return std::string(what) +
+           " is 2 bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16, or a plan made for such "
+           "data";
+  };
+  const char* const dense = R"("kv": "dense")";
+  const char* const paged = R"("kv": "paged", "new_tokens": true)";
+  EXPECT_EQ(change(dense, [](Problem& p) { p.q.data += 2; }), beyond("q.data"));
+  EXPECT_EQ(change(dense, [](Problem& p) { p.k.data += 2; }), beyond("k.data"));
+  EXPECT_EQ(change(dense, [](Problem& p) { p.v.data += 2; }), beyond("v.data"));
+  EXPECT_EQ(change(paged, [](Problem& p) { p.cache.k.data += 2; }), beyond("cache.k.data"));
+  EXPECT_EQ(change(paged, [](Problem& p) { p.cache.v.data += 2; }), beyond("cache.v.data"));
+  EXPECT_EQ(change(paged, [](Problem& p) { p.cache.k.page_stride += 4; }),
+            "attention differs from its plan: kernel cuda_prefill does not take rows of the cache that do not lie at "
+            "multiples of 16 bytes");
+  for (const auto& strides : {+[](Problem& p) { p.q.head_stride += 4; }, +[](Problem& p) { p.k.row_stride += 4; },
+                              +[](Problem& p) { p.v.head_stride += 4; }, +[](Problem& p) { p.v.dim_stride = 2; }}) {
+    EXPECT_EQ(change(dense, strides),
+              "rows of q, k or v do not lie at multiples of 16 bytes, as they did when the plan was made; plan with "
+              "such rows");
+  }
+  EXPECT_EQ(change(dense, [](Problem& p) { p.scale = -1; }),
+            "softmax_scale is -1.000000; the plan was made for one that is positive");
+  EXPECT_EQ(change(dense, [](Problem& p) { p.scale = 0.5; }), "");
 }
 
 TEST(CudaPrefillConfig, LeavesFewRowsOverACache) {

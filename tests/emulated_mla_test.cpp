@@ -225,8 +225,11 @@ TEST_F(EmulatedMla, OutputsAnywhere) {
         more + "}"));
     attune_tensor& out = problem.host().out;
     const auto dtype = static_cast<attune_dtype>(out.dtype);
-    out = problem.arena().add("out anywhere", dtype, {out.shape[0], out.shape[1], out.shape[2]},
-                              {{}, {0, 5, 3}, static_cast<size_t>(cases::element_size(dtype))});
+    const auto size = static_cast<size_t>(cases::element_size(dtype));
+    const std::vector<int64_t> shape = {out.shape[0], out.shape[1], out.shape[2]};
+    out = problem.arena().add("out anywhere", dtype, shape, {{}, {0, 5, 3}, size});
+    EXPECT_EQ(run(problem), "") << more;
+    out = problem.arena().add("out beside 16 bytes", dtype, shape, {{}, {}, size});
     EXPECT_EQ(run(problem), "") << more;
   }
 }
@@ -240,7 +243,11 @@ TEST_F(EmulatedMla, OtherSources) {
 TEST_F(EmulatedMla, SplitsAlongTheKeysAndRunsAgain) {
   check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "seqlens_kv": [900, 70], "max_logits": true,
         "cache": {"page_size": 64}, )",
-        {R"("heads": [16, 1])", R"("heads": [128, 1])"}, 2);
+        {R"("heads": [16, 1])", R"("heads": [128, 1])",
+         // More parts than the grid has blocks.
+         R"("heads": [16, 1], "seqlens_kv": [760, 60, 760, 60, 760, 60])",
+         R"("heads": [48, 1], "seqlens_kv": [760, 60, 760, 60, 760, 60])"},
+        2);
 }
 
 TEST_F(EmulatedMla, PackedCaches) {

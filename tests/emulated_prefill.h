@@ -20,8 +20,8 @@ class EmulatedPrefill : public tests::Emulated {
   static constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
 
   // kRepairsFail: rows that are computed again (repair.cuh) read keys themselves, and find others. kMovedRows: q,
-  // k and v of the new tokens lie at odd addresses.
-  enum class Twist { kNone, kRepairsFail, kMovedRows };
+  // k and v of the new tokens lie at odd addresses. kTwoHeadTiles: as if the keys of no more than two fitted the L2.
+  enum class Twist { kNone, kRepairsFail, kMovedRows, kTwoHeadTiles };
 
   static RowView moved(const RowView& v, int64_t heads, int64_t dim, std::vector<uint16_t>& memory) {
     RowView to = v;
@@ -41,6 +41,10 @@ class EmulatedPrefill : public tests::Emulated {
                          prefill::Rows rows_are = prefill::Rows::kTheirs) {
     cases::Problem problem(spec);
     if (edit) edit(problem.host());
+    return run(problem, layers, twist, rows_are);
+  }
+  static std::string run(cases::Problem& problem, int layers = 1, Twist twist = Twist::kNone,
+                         prefill::Rows rows_are = prefill::Rows::kTheirs) {
     problem.arena().upload();
     const attune_attention a = problem.device();
     Problem given = make_problem(a, Data::kRequired);
@@ -65,6 +69,11 @@ class EmulatedPrefill : public tests::Emulated {
     const Problem p = prepares ? prefill::after_prologue(given, rows, rows_are) : given;
     prefill::check_run(p, c);
     kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+    if (twist == Twist::kTwoHeadTiles) {
+      int64_t keys = 0;
+      for (int64_t b = 0; b < problem.spec().batch(); ++b) keys += problem.spec().keys(b);
+      params.bytes_of_key = static_cast<int>((14 << 20) / keys);
+    }
     std::vector<char> other;
     if (twist == Twist::kRepairsFail) {
       const auto bytes_of = [&](const KvPlane& v) { return p.cache.num_pages * v.page_stride * v.element_size; };

@@ -43,6 +43,9 @@ TEST_F(EmulatedPrefill, NothingButOutputs) {
        R"("seqlens_q": [40, 70], "seqlens_kv": [40, 130], "strides": "transposed", "head_dim": [64, 64])",
        R"("seqlens_q": [70, 130], "seqlens_kv": [90, 260], "head_dim": [96, 80], "plant": "nan_v")",
        R"("seqlens_q": [2, 1], "seqlens_kv": [2900, 300], "head_dim": [64, 128])",
+       R"("seqlens_q": [70, 9], "seqlens_kv": [60, 200], "sinks": "normal")",
+       R"("seqlens_q": [70, 9], "seqlens_kv": [60, 200], "max_logits": true)",
+       R"("seqlens_q": [70, 9], "seqlens_kv": [60, 200], "out_dtype": "e4m3", "out_scale": true)",
        R"("queries": "fixed", "seqlens_q": 70, "seqlens_kv": [200, 200], "out_dtype": "f32", "cu_seqlens_kv": false)"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
         "dtype": "bf16", "kv": "dense", "causal": true, "lse": false, )") +
@@ -50,6 +53,28 @@ TEST_F(EmulatedPrefill, NothingButOutputs) {
                   2),
               "")
         << rest;
+  }
+}
+
+// Rows of out that vectors do not fit, each for one reason: where they begin, how far apart they are, what lies behind.
+TEST_F(EmulatedPrefill, OutputsAnywhere) {
+  struct Out {
+    const char* rest;
+    int64_t padding;  // elements behind each row
+    size_t offset;    // bytes
+  };
+  for (const Out& x : {Out{R"("head_dim": [64, 64])", 0, 2}, Out{R"("head_dim": [64, 64])", 3, 0},
+                       Out{R"("head_dim": [64, 36])", 4, 0}, Out{R"("head_dim": [64, 64], "lse": false)", 0, 2},
+                       Out{R"("head_dim": [64, 36], "lse": false)", 4, 0},
+                       Out{R"("head_dim": [64, 64], "dtype": "e4m3", "out_dtype": "bf16")", 0, 2},
+                       Out{R"("head_dim": [64, 64], "kv": "paged", "cache": {"page_size": 16})", 0, 2}}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16",
+        "kv": "dense", "causal": true, "seqlens_q": [70, 3], "seqlens_kv": [90, 200], )") +
+                                            x.rest + "}"));
+    attune_tensor& out = problem.host().out;
+    out = problem.arena().add("out anywhere", static_cast<attune_dtype>(out.dtype),
+                              {out.shape[0], out.shape[1], out.shape[2]}, {{}, {0, 0, x.padding}, x.offset});
+    EXPECT_EQ(run(problem), "") << x.rest << " " << x.padding << " " << x.offset;
   }
 }
 
@@ -202,6 +227,20 @@ TEST_F(EmulatedPrefill, SplitsAlongTheKeysAndRunsAgain) {
                   2),
               "")
         << heads;
+  }
+}
+
+// Tasks go through some head tiles before the next ones, the last of which are fewer.
+TEST_F(EmulatedPrefill, HeadTilesInTurns) {
+  for (const char* rest : {R"("heads": [5, 5], "seqlens_q": [150, 0, 70], "seqlens_kv": [150, 5, 300])",
+                           R"("heads": [3, 3], "seqlens_q": [1, 2], "seqlens_kv": [1400, 300])",
+                           R"("heads": [4, 4], "seqlens_q": [40], "seqlens_kv": [90], "dtype": "f32")"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "head_dim": [64, 64], "dtype": "bf16", "kv": "dense",
+        "causal": true, )") + rest +
+                                   "}"),
+                  2, {}, Twist::kTwoHeadTiles),
+              "")
+        << rest;
   }
 }
 
