@@ -46,7 +46,7 @@ TEST_F(EmulatedBatchInvariant, RowsThatAreNotThereHaveNoVote) {
       }
     }
   };
-  const cases::Case spec = tests::make_case(R"({"name": "absent", "kv": "dense", "seqlens_q": [33, 40, 3],
+  const cases::Case spec = tests::make_case(R"({"name": "absent", "kv": "dense", "seqlens_q": [48, 40, 3],
       "seqlens_kv": [900, 600, 300], "heads": [4, 2], "dtype": "bf16", "head_dim": [64, 64], "softcap": 50,
       "batch_invariant": true, "max_seqlens": true})");
   EXPECT_EQ(tests::find_other_bits(spec, cases::host_memory(), attend, 2, grow), "");
