@@ -129,7 +129,8 @@ TEST_F(EmulatedPrefill, ScoresOfAllSizesOverCaches) {
   }
 }
 
-// Their rows become zero, or stay as they are; with skip_decode those of sequences of one query, too.
+// Their rows become zero, or stay as they are; with skip_decode those of sequences of one query, too. All of the rings
+// is full of others' keys by then.
 TEST_F(EmulatedPrefill, FinishedSequences) {
   for (const char* rest :
        {R"("kv": "dense", "zero_finished": true)", R"("kv": "dense")",
@@ -142,7 +143,7 @@ TEST_F(EmulatedPrefill, FinishedSequences) {
         R"("kv": "dense", "zero_finished": true, "mask_bits": 1)",
         R"("kv": "dense", "zero_finished": true, "ranges": [[5, 60], [0, 9, 20, 40], [0, 1]])"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
-        "causal": true, "seqlens_q": [70, 40, 1], "seqlens_kv": [200, 60, 90], "max_logits": true,
+        "causal": true, "seqlens_q": [70, 40, 1], "seqlens_kv": [600, 60, 90], "max_logits": true,
         "finished": [0, 1, 0], )") +
                                    rest + "}")),
               "")

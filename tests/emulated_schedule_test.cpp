@@ -42,6 +42,10 @@ class EmulatedSchedule : public EmulatedPrefill {
     for (auto& [where, parts] : blocks) {
       std::ranges::sort(parts, {}, &kernels::Task::part);
       const std::string name = cat("sequence ", where.first, ", token ", where.second, ": ");
+      const int64_t tokens =
+          std::min<int64_t>(c.tokens_of_tile(), spec.seqlens_q[static_cast<size_t>(where.first)] - where.second);
+      if (where.second % c.tokens_of_tile() != 0 || tokens <= 0 || parts[0].num_tokens != tokens)
+        return cat(name, parts[0].num_tokens, " tokens of ", tokens);
       int end = 0, least = 1 << 30, most = 0;
       for (size_t i = 0; i < parts.size(); ++i) {
         const kernels::Task& t = parts[i];
