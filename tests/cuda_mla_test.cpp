@@ -291,6 +291,9 @@ TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
   EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.k.dtype = ATTUNE_FLOAT16; }), "q and k of different dtypes");
   EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.k.head_stride += 4; }),
             "rows of k that do not lie at multiples of 16 bytes");
+  EXPECT_EQ(refusal_of(R"("kv": "paged", "seqlens_kv": [5], "shared_kv": false, "cache": {"format": "mla_656"})",
+                       [](Problem& p) { p.cache.page_size = (1 << 21) + 1; }),
+            "pages of more than 2097152 tokens in cache");
   EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.total_q = (int64_t{1} << 29) - 1; }), "");
   EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.total_q = int64_t{1} << 29; }),
             "2^31 or more rows of queries and heads");

@@ -71,6 +71,35 @@ TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
   EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132), nullptr).blocks_each, 10);
 }
 
+// An axis of one element has no stride, which the driver would not take.
+TEST(CudaPrefillConfig, GivesAxesOfOneElementAStride) {
+  for (const char* rest : {R"("kv": "dense", "queries": "fixed", "cu_seqlens_kv": false)", R"("kv": "paged")"}) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [1, 1], "head_dim": [64, 64],
+        "dtype": "bf16", "seqlens_q": [40], "seqlens_kv": [40], "causal": true, )") +
+                                            rest + "}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    const prefill::Maps m = prefill::describe_maps(p, prefill::choose_config(p, 132));
+    for (const TensorMapDesc& map : {m.q, m.k, m.v, m.dense_k, m.dense_v}) {
+      for (int axis = 1; axis < map.rank; ++axis) EXPECT_GE(map.stride_bytes[axis], 16u) << rest << ", axis " << axis;
+    }
+  }
+}
+
+// Rows of a block lie within 2^31 elements where they are found by offsets of 32 bits.
+TEST(CudaPrefillConfig, FindsPlainRowsBy32Bits) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
+      "kv": "dense", "seqlens_q": [40], "seqlens_kv": [40], "lse": false})"));
+  Problem p = make_problem(problem.host(), Data::kRequired);
+  const prefill::Config c = prefill::choose_config(p, 132);
+  EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 1);
+  p.out.row_stride = (int64_t{1} << 31) / c.tokens_of_tile() - 1024;
+  EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 1);
+  p.out.row_stride += 1024;
+  EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 0);
+  p.out.row_stride = 256, p.out.head_stride = int64_t{1} << 31;
+  EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 0);
+}
+
 // Codes of V come in rows as wide as their page allows, and at their places either way.
 TEST(CudaPrefillConfig, DescribesPackedCodes) {
   for (const auto& [page_size, row, rows] :

@@ -242,5 +242,24 @@ TEST(CudaPrefillRowsConfig, CopiesRowsThatTheTmaDoesNotTake) {
   }
 }
 
+// Whole vectors only, and one launch only where k lies as q does.
+TEST(CudaPrefillRowsConfig, CopiesNoBytesBeyondRows) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [36, 36], "dtype": "bf16",
+      "kv": "dense", "causal": true, "seqlens_q": [5, 7], "seqlens_kv": [5, 7], "cu_seqlens_kv": false})"));
+  const Problem p = make_problem(problem.host(), Data::kRequired);
+  const auto before = [&](const std::function<void(Problem&)>& change) {
+    Problem other = p;
+    change(other);
+    return prefill::launches_before(other, nullptr);
+  };
+  const prefill::Launches as_it_is = before([](Problem&) {});
+  EXPECT_EQ(as_it_is.count, 1);
+  EXPECT_TRUE(as_it_is.ops[0].copies);
+  EXPECT_FALSE(before([](Problem& x) { x.head_dim_qk = 34; }).ops[0].copies);
+  EXPECT_FALSE(before([](Problem& x) { x.head_dim_v = 35; }).ops[0].copies);
+  EXPECT_FALSE(before([](Problem& x) { x.v.row_stride += 2; }).ops[0].copies);
+  EXPECT_EQ(before([](Problem& x) { x.k.rows_per_batch = 6; }).count, 2);
+}
+
 }  // namespace
 }  // namespace attune::cuda

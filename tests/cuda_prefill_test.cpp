@@ -398,6 +398,9 @@ TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.dtype = ATTUNE_FLOAT16; }), "K and V of different dtypes");
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.data += 8; }),
             "data that do not lie at multiples of 16 bytes, as cache.v.data here");
+  EXPECT_EQ(refusal_of(R"("kv": "paged", "cache": {"layout": "xpacked", "page_size": 16})",
+                       [](Problem& p) { p.cache.v.page_stride += 4; }),
+            "an x-packed cache whose rows of tokens do not lie at multiples of 16 bytes");
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.total_q = (int64_t{1} << 29) - 1; }), "");
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.total_q = int64_t{1} << 29; }),
             "2^31 or more rows of queries and heads");

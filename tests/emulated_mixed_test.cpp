@@ -224,6 +224,8 @@ TEST(MixedChoice, GoesByWhatTheHostKnows) {
         {mix + R"(, "heads": [8, 2], "new_tokens": true)", 90, "cuda_mixed"},
         {mix + R"(, "heads": [8, 2], "new_tokens": true, "prologue": {"append": true})", 0, "cuda_mixed"},
         {mix + R"(, "heads": [8, 2], "dtype": "f32")", 90, "cuda_mixed"},
+        // Prompts enough to fill the device for long.
+        {beside_ones(5000) + R"(, "heads": [8, 2], "head_dim": [16, 16])", 0, "cuda_prefill"},
         // The longest is not far above the mean.
         {mix + R"(, "heads": [8, 2])", 20, "cuda_prefill"},
         // Nobody has more than decode takes.
@@ -255,6 +257,17 @@ TEST(MixedChoice, GoesByWhatTheHostKnows) {
     EXPECT_STREQ(choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name, x.kernel)
         << x.what << ", longest " << x.longest;
   }
+}
+
+// Between the two launches nobody would.
+TEST(MixedChoice, CopiesNoRows) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16",
+      "kv": "paged", "new_tokens": true, "seqlens_q": [90, 1, 1, 1, 1, 1], "seqlens_kv": [90, 90, 90, 90, 90, 90]})"));
+  Problem p = make_problem(problem.host(), Data::kRequired);
+  EXPECT_EQ(mixed_kernel().refusal(p), "");
+  p.k.data += 2;
+  EXPECT_EQ(prefill::refusal(p), "");
+  EXPECT_EQ(mixed_kernel().refusal(p), "rows of q, k and v that do not lie at multiples of 16 bytes");
 }
 
 }  // namespace

@@ -85,6 +85,7 @@ TEST_F(EmulatedPrefill, ScoresOfAllSizes) {
        {R"("data": "spread", "dtype": "bf16")", R"("data": "far", "dtype": "f16")",
         R"("data": "far", "dtype": "bf16", "window": [2, 0])", R"("data": "ones_v", "dtype": "bf16")",
         R"("plant": "nan_v", "dtype": "f16")", R"("plant": "nan_k", "dtype": "bf16")",
+        R"("plant": "nan_k", "dtype": "bf16", "window": [0, 0], "max_logits": true)",
         R"("softmax_scale": 3, "dtype": "f16", "sinks": "normal")", R"("softmax_scale": 3, "dtype": "bf16")",
         R"("softmax_scale": 12, "dtype": "bf16", "seqlens_q": [70, 0])",
         R"("softmax_scale": 40, "dtype": "bf16", "seqlens_q": [0, 130])",
@@ -289,7 +290,9 @@ TEST_F(EmulatedPrefill, ScoresAndOutputs) {
 TEST_F(EmulatedPrefill, MasksAndTables) {
   for (const char* rest :
        {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
-        R"("t5_buckets": 32, "t5_max_distance": 128, "t5_bidirectional": true)"}) {
+        R"("t5_buckets": 32, "t5_max_distance": 128, "t5_bidirectional": true)",
+        R"("t5_buckets": 32, "t5_max_distance": 128)", R"("alibi": 1, "alibi_sqrt": true)",
+        R"("mask_bits": 2, "mask_start": 40, "mask_keys": 30)"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
         "dtype": "bf16", "kv": "dense", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], )") +
                                    rest + "}")),

@@ -331,7 +331,7 @@ TEST(PrologueRows, BadFieldsAreNamed) {
        [&](auto& a, auto&) {
          a.q_bias = dense(f, {kHeadsQ, kDim}), a.q_bias.data = nullptr;
        }},
-      {"prologue.q_bias.data is not aligned",
+      {"prologue.q_bias.data is 1 bytes beyond a multiple of 4",
        [&](auto& a, auto&) {
          a.q_bias = dense(f, {kHeadsQ, kDim}), a.q_bias.data = reinterpret_cast<char*>(f.data()) + 1;
        }},

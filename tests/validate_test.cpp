@@ -179,7 +179,7 @@ const WrongField kFields[] = {
     {"cache", "window_right", [](attune_attention& a) { a.window_right = INT64_MIN; }},
     {"cache", "skip_decode", [](attune_attention& a) { a.skip_decode = -1; }},
     {"cache", "zero_finished", [](attune_attention& a) { a.zero_finished = 7; }},
-    {"cache", "softmax_scale", [](attune_attention& a) { a.softmax_scale = __builtin_nanf(""); }},
+    {"cache", "softmax_scale is nan", [](attune_attention& a) { a.softmax_scale = __builtin_nanf(""); }},
     {"cache", "softcap", [](attune_attention& a) { a.softcap = -1; }},
     {"cache", "softcap", [](attune_attention& a) { a.softcap = __builtin_inff(); }},
     {"cache", "alibi_sqrt", [](attune_attention& a) { a.alibi_sqrt = 5; }},
@@ -240,7 +240,25 @@ const WrongField kFields[] = {
      }},
     {"dense", "extra", [](attune_attention& a) { a.extra_cache.k = a.k; }},
     {"dense", "prologue", [](attune_attention& a) { a.prologue.append = 1; }},
-    {"sparse", "causal", [](attune_attention& a) { a.causal = 1; }},
+    {"sparse", "causal is 1, but indices", [](attune_attention& a) { a.causal = 1; }},
+    {"sparse", "window_left is 3, but indices", [](attune_attention& a) { a.window_left = 3; }},
+    {"sparse", "window_right is 0, but indices", [](attune_attention& a) { a.window_right = 0; }},
+    {"sparse", "mask_bits is set, but indices", [](attune_attention& a) { a.mask_bits = a.q; }},
+    {"sparse", "bidirectional_ranges is set, but indices", [](attune_attention& a) { a.bidirectional_ranges = a.q; }},
+    {"sparse", "alibi_slopes is set, but indices", [](attune_attention& a) { a.alibi_slopes = a.q; }},
+    {"sparse", "new_token_bias is set, but indices", [](attune_attention& a) { a.new_token_bias = a.q; }},
+    {"sparse", "t5_bias is set, but indices", [](attune_attention& a) { a.t5_bias = a.q; }},
+    {"sparse", "cache.batch_index is set, but indices", [](attune_attention& a) { a.cache.batch_index = a.q; }},
+    {"sparse", "cache.page_table is set, but indices", [](attune_attention& a) { a.cache.page_table = a.q; }},
+    {"dense", "cache.v_scale is set, but cache.k is absent", [](attune_attention& a) { a.cache.v_scale = a.q; }},
+    {"dense", "cache.page_table is set, but cache.k is absent", [](attune_attention& a) { a.cache.page_table = a.q; }},
+    {"dense", "cache.ring_capacity is 8, but cache.k is absent",
+     [](attune_attention& a) { a.cache.ring_capacity = 8; }},
+    {"dense", "extra_cache.k_scale is set, but extra_cache.k is absent",
+     [](attune_attention& a) { a.extra_cache.k_scale = a.q; }},
+    {"dense", "q.data is 1 bytes beyond a multiple of 2",
+     [](attune_attention& a) { a.q.data = static_cast<std::byte*>(a.q.data) + 1; }},
+    {"dense", "k: shape [", [](attune_attention& a) { a.k.stride[0] = int64_t{1} << 61; }},
     {"sparse", "extra_indices", [](attune_attention& a) { a.extra_indices = {}; }},
     {"sparse", "extra_cache", [](attune_attention& a) { a.extra_cache = {}; }},
     {"sparse", "topk_length", [](attune_attention& a) { a.topk_length.shape[0] = 7; }},
@@ -283,6 +301,7 @@ TEST(Workspace, TooSmallSaysByHowMuch) {
     EXPECT_EQ(attune_run(plan, &a, nullptr, bytes, nullptr), ATTUNE_INVALID_ARGUMENT);
     EXPECT_NE(std::string(attune_last_error()).find("workspace"), std::string::npos);
     EXPECT_EQ(attune_run(plan, &a, static_cast<std::byte*>(data) + 64, bytes, nullptr), ATTUNE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(attune_last_error()).find("workspace is 64 bytes beyond"), std::string::npos);
   }
   EXPECT_ATTUNE_OK(attune_plan_destroy(plan));
 }

@@ -135,9 +135,11 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
   const std::string name = prefix;
   KvCache out;
   if (!present(c.k)) {
-    require(!present(c.v) && !present(c.k_scale) && !present(c.v_scale) && !present(c.page_table) &&
-                !present(c.v_page_table) && !present(c.batch_index),
-            name, ".k is absent, but other tensors of ", name, " are set");
+    const auto absent = [&](const char* tensor, const attune_tensor& t) {
+      require(!present(t), name, tensor, " is set, but ", name, ".k is absent");
+    };
+    absent(".v", c.v), absent(".k_scale", c.k_scale), absent(".v_scale", c.v_scale);
+    absent(".page_table", c.page_table), absent(".v_page_table", c.v_page_table), absent(".batch_index", c.batch_index);
     require(c.ring_capacity == 0, name, ".ring_capacity is ", c.ring_capacity, ", but ", name, ".k is absent");
     return out;
   }
@@ -202,8 +204,11 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
   }
   require(c.ring_capacity >= 0, name, ".ring_capacity is ", c.ring_capacity, "; it must be >= 0");
   if (use == CacheUse::kSlots) {
-    require(!present(c.page_table) && !present(c.v_page_table) && !present(c.batch_index), name,
-            ": indices name slots, so page_table, v_page_table and batch_index must be absent");
+    const auto absent = [&](const char* table, const attune_tensor& t) {
+      require(!present(t), name, table,
+              " is set, but indices name slots; page_table, v_page_table and batch_index must be absent");
+    };
+    absent(".page_table", c.page_table), absent(".v_page_table", c.v_page_table), absent(".batch_index", c.batch_index);
     require(c.ring_capacity == 0, name, ".ring_capacity is ", c.ring_capacity, "; indices name slots, so it must be 0");
     return out;
   }

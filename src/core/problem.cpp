@@ -159,6 +159,8 @@ void read_kv(Problem& p, const attune_attention& a, Data data) {
     p.heads_kv = p.cache.num_heads;
     p.head_dim_v = p.cache.head_dim_v;
     p.v_aliases_k = p.cache.v_aliases_k;
+  } else {
+    make_kv_cache("cache", a.cache, CacheUse::kSequences, p.batch, 0, 0, data);  // nothing else of it may be set
   }
   require(present(a.cache.k) || present(a.k), "k and cache.k are both absent: there are no keys");
   require(p.head_dim_v >= 1 && p.head_dim_v <= kMaxHeadDim, "head_dim_v is ", p.head_dim_v, "; it must be 1..",
@@ -184,16 +186,29 @@ void read_kv(Problem& p, const attune_attention& a, Data data) {
             " KV heads, but cache has ", p.heads_kv);
   } else {
     require(!present(a.extra_cache.k), "extra_cache is set, but extra_indices is absent");
+    make_kv_cache("extra_cache", a.extra_cache, CacheUse::kSlots, p.batch, 0, 0, data);  // nor the rest
   }
   p.extra_list = read_list("extra_indices", "extra_topk_length", a.extra_indices, a.extra_topk_length, p, a, data);
   if (p.sparse) {
     require(!p.new_tokens,
             "k is set beside cache and indices; append the new tokens first (attune_cache_op, attune_qkv_prepare)");
-    require(a.causal == 0 && a.window_left < 0 && a.window_right < 0 && !present(a.mask_bits) &&
-                !present(a.bidirectional_ranges),
-            "indices choose the keys, so causal, windows, mask_bits and bidirectional_ranges must be off");
-    require(!present(a.alibi_slopes) && !present(a.bias) && !present(a.new_token_bias) && !present(a.t5_bias),
-            "indices have no positions, so alibi_slopes, bias, new_token_bias and t5_bias must be absent");
+    const auto off = [](bool is_off, const auto&... what) {
+      require(is_off, what...,
+              ", but indices choose the keys; causal must be 0, window_left and window_right -1, "
+              "mask_bits and bidirectional_ranges absent");
+    };
+    off(a.causal == 0, "causal is ", a.causal);
+    off(a.window_left < 0, "window_left is ", a.window_left);
+    off(a.window_right < 0, "window_right is ", a.window_right);
+    off(!present(a.mask_bits), "mask_bits is set");
+    off(!present(a.bidirectional_ranges), "bidirectional_ranges is set");
+    const auto absent = [](const char* name, const attune_tensor& t) {
+      require(!present(t), name,
+              " is set, but indices have no positions; alibi_slopes, bias, new_token_bias and "
+              "t5_bias must be absent");
+    };
+    absent("alibi_slopes", a.alibi_slopes), absent("bias", a.bias);
+    absent("new_token_bias", a.new_token_bias), absent("t5_bias", a.t5_bias);
   }
 }
 
@@ -268,7 +283,8 @@ void read_mask(Problem& p, const attune_attention& a, Data data) {
 }
 
 void read_score(Problem& p, const attune_attention& a, Data data) {
-  require(std::isfinite(a.softmax_scale), "softmax_scale must be finite (0: 1 / sqrt(head_dim_qk))");
+  require(std::isfinite(a.softmax_scale), "softmax_scale is ", a.softmax_scale,
+          "; it must be finite (0: 1 / sqrt(head_dim_qk))");
   p.scale =
       a.softmax_scale != 0 ? a.softmax_scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.head_dim_qk)));
   require(std::isfinite(a.softcap) && a.softcap >= 0, "softcap is ", a.softcap,

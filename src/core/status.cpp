@@ -22,8 +22,8 @@ void check_workspace(const char* who, size_t need, const void* workspace, size_t
          " more");
   }
   require(workspace != nullptr, "workspace is null; ", who, " needs ", need, " bytes");
-  require(reinterpret_cast<uintptr_t>(workspace) % kAlignment == 0, "workspace is not aligned to ", kAlignment,
-          " bytes");
+  const size_t over = reinterpret_cast<uintptr_t>(workspace) % kAlignment;
+  require(over == 0, "workspace is ", over, " bytes beyond a multiple of ", kAlignment, "; it must be a multiple");
 }
 
 void set_last_error(const char* message) noexcept {

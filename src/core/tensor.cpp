@@ -50,17 +50,19 @@ void check_tensor(const char* name, const attune_tensor& t, std::initializer_lis
       last += static_cast<unsigned __int128>(t.shape[i] - 1) * static_cast<uint64_t>(t.stride[i]);
     }
     constexpr unsigned __int128 kMost = static_cast<unsigned __int128>(1) << 62;
-    if (last > kMost || count > kMost) fail(ATTUNE_INVALID_ARGUMENT, name, ": shape and strides exceed 2^62 elements");
+    if (last > kMost || count > kMost)
+      fail(ATTUNE_INVALID_ARGUMENT, name, ": shape ", shape_text(t), " and strides exceed 2^62 elements");
     count *= static_cast<uint64_t>(std::max<int64_t>(t.shape[i], 1));
   }
   if ((last + 1) * static_cast<uint64_t>(size) > (static_cast<unsigned __int128>(1) << 62) ||
       count > (static_cast<unsigned __int128>(1) << 60)) {
-    fail(ATTUNE_INVALID_ARGUMENT, name, ": shape and strides exceed 2^62 bytes");
+    fail(ATTUNE_INVALID_ARGUMENT, name, ": shape ", shape_text(t), " and strides exceed 2^62 bytes");
   }
   if (data == Data::kRequired && !empty && t.data == nullptr)
     fail(ATTUNE_INVALID_ARGUMENT, name, ".data is null, but ", name, " has shape ", shape_text(t));
   if (reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(size) != 0) {
-    fail(ATTUNE_INVALID_ARGUMENT, name, ".data is not aligned to its element of ", size, " bytes");
+    fail(ATTUNE_INVALID_ARGUMENT, name, ".data is ", reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(size),
+         " bytes beyond a multiple of ", size, "; it must be aligned to its element of ", size, " bytes");
   }
 }
 
