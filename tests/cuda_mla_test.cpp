@@ -147,6 +147,18 @@ TEST_F(CudaMla, Dense) {
       }
     }
   }
+  // 17 to 32 heads over packed rows have a kernel of their own.
+  for (
+      const char* rest :
+      {R"("heads": [32, 1], "seqlens_kv": [5000, 0, 1, 130, 2047], "sinks": "mixed")",
+       R"("heads": [17, 1], "seqlens_kv": [2000, 3000, 64, 65], "causal": true, "window": [1000, 0], "out_dtype": "f32")",
+       R"("heads": [32, 1], "seqlens_kv": [5000, 3000], "data": "spread")",
+       R"("heads": [30, 1], "seqlens_q": [1, 1, 0, 1], "seqlens_kv": [1999, 0, 7, 700], "causal": true, "new_tokens": true)",
+       R"("heads": [32, 1], "seqlens_kv": [900, 800, 70], "queries": "fixed", "batch_invariant": true)"}) {
+    list.push_back(
+        make("mla half " + std::to_string(list.size()),
+             std::string(R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"}, )") + rest));
+  }
   check_all_of(std::move(list));
 }
 
@@ -384,7 +396,7 @@ TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "seqlens_kv": [5, 9], )" + more + "}"));
     return mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).main_kernel().entry;
   };
-  const std::string few = "attune_mla_few", many = "attune_mla";
+  const std::string few = "attune_mla_few", half = "attune_mla_half", many = "attune_mla";
   const std::string packed = R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"}, )";
   EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1])"), few);
   EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), many);
@@ -396,6 +408,16 @@ TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
       "seqlens_q": [2, 1], "sparse": {"topk": 9})"),
             few);
   EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 2])"), few);
+  // Up to 32 over packed rows of 656 bytes.
+  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1])"), half);
+  EXPECT_EQ(entry(packed + R"("heads": [32, 1], "queries": "fixed", "batch_invariant": true)"), half);
+  EXPECT_EQ(entry(packed + R"("heads": [33, 1], "seqlens_q": [1, 1])"), many);
+  EXPECT_EQ(entry(packed + R"("heads": [32, 1], "seqlens_q": [2, 1])"), many);
+  EXPECT_EQ(entry(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [32, 1],
+      "seqlens_q": [2, 1], "sparse": {"topk": 9})"),
+            half);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 1])"), many);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [32, 1])"), many);
   EXPECT_EQ(entry(R"("kv": "dense", "head_dim": [576, 512], "shared_kv": true, "heads": [16, 1], "seqlens_q": [1, 1])"),
             many);
   EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [16, 1])"), many);

@@ -60,6 +60,15 @@ class EmulatedMla : public tests::Emulated {
     for (const char* more : rest)
       EXPECT_EQ(run(tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}"), layers), "") << more;
   }
+  // Cases that the kernel of half a block of rows gets.
+  static void check_half(const std::string& common, std::initializer_list<const char*> rest) {
+    for (const char* more : rest) {
+      const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
+      cases::Problem problem(spec);
+      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), kBlocks).half) << more;
+      EXPECT_EQ(run(spec, 2), "") << more;
+    }
+  }
   // Cases of an H200's small batches, which the kernel of few rows gets.
   static void check_few(const std::string& common, std::initializer_list<const char*> rest) {
     for (const char* more : rest) {
@@ -312,6 +321,7 @@ TEST_F(EmulatedMla, PartsOfChannelsFarApart) {
                            R"("heads": [128, 1], "cache": {"page_size": 64}, "shared_kv": true)",
                            R"("heads": [20, 1], "cache": {"page_size": 3}, "shared_kv": true)",
                            R"("heads": [16, 1], "cache": {"format": "mla_656", "page_size": 64})",
+                           R"("heads": [32, 1], "cache": {"format": "mla_656", "page_size": 64})",
                            R"("heads": [128, 1], "cache": {"format": "mla_656", "page_size": 64})"}) {
     cases::Problem problem(
         tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [400],
@@ -382,6 +392,36 @@ TEST_F(EmulatedMla, PartsBesideInfinities) {
 }
 
 // The weights of 32 parts are computed at a time. Parts have two tiles at least, and there are no more than blocks.
+// 17 to 32 heads over packed rows of 656 bytes.
+TEST_F(EmulatedMla, HalfABlockOfRows) {
+  check_half(
+      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
+      {R"("heads": [32, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
+       R"("heads": [32, 1], "seqlens_kv": [900, 70], "cache": {"format": "mla_656", "page_size": 16})",
+       R"("heads": [17, 1], "seqlens_kv": [700], "cache": {"format": "mla_656", "page_size": 3}, "sinks": "mixed")",
+       R"("heads": [28, 1], "seqlens_kv": [300, 129], "queries": "fixed", "batch_invariant": true,
+            "cache": {"format": "mla_656", "page_size": 48})",
+       R"("heads": [25, 1], "seqlens_kv": [70, 129], "cache": {"format": "mla_656", "page_size": 64}, "out_dtype": "f32")",
+       R"("heads": [32, 1], "seqlens_kv": [200, 70, 9], "cache": {"format": "mla_656"}, "finished": [0, 1, 0],
+            "zero_finished": true, "window": [90, 0], "causal": true)",
+       R"("heads": [30, 1], "seqlens_kv": [600, 900, 800, 64], "cache": {"format": "mla_656", "page_size": 64},
+            "data": "spread")",
+       R"("heads": [19, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"});
+  check_half(
+      R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"}, )",
+      {R"("heads": [32, 1], "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2},
+            "extra": {"topk": 9, "page_size": 16})",
+       R"("heads": [21, 1], "sparse": {"topk": 70, "invalid": 1})"});
+  check_half(
+      R"("kv": "paged", "head_dim": [576, 512], "heads": [32, 1], "causal": true, "new_tokens": true, "max_logits": true,
+         "cache": {"format": "mla_656", "page_size": 64}, )",
+      {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900])",
+       R"("seqlens_q": [2, 0, 1], "seqlens_kv": [70, 3, 200], "out_dtype": "f32")",
+       R"("seqlens_q": [1, 1], "seqlens_kv": [130, 5],
+            "prologue": {"append": true, "rope": {"style": "yarn", "dim": 64, "offset": 512, "interleaved": true}})"});
+}
+
+// The weights of 32 parts are computed at a time.
 TEST_F(EmulatedMla, ManyParts) {
   constexpr int kMany = 36;
   for (const char* more : {R"("cache": {"format": "mla_656", "page_size": 64}, "sinks": "mixed")",

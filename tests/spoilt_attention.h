@@ -131,11 +131,15 @@ inline std::vector<SpoiltCase> spoilt_mla_cases() {
   }
   add(R"("kv": "contiguous", "causal": true, "seqlens_kv": [192, 65, 130], "heads": [20, 1], "shared_kv": true)",
       kSpoiltLengths);
-  for (const char* cache : {R"("heads": [20, 1], "shared_kv": true)", R"("heads": [5, 1], "shared_kv": true)",
-                            R"("heads": [128, 1], "cache": {"format": "mla_656"})",
-                            R"("heads": [20, 1], "head_dim": [512, 512], "cache": {"format": "mla_584"})",
-                            R"("heads": [16, 1], "cache": {"format": "mla_656"})"})
+  for (const char* cache :
+       {R"("heads": [20, 1], "shared_kv": true)", R"("heads": [5, 1], "shared_kv": true)",
+        R"("heads": [128, 1], "cache": {"format": "mla_656"})",
+        R"("heads": [20, 1], "head_dim": [512, 512], "cache": {"format": "mla_584"})",
+        R"("heads": [16, 1], "cache": {"format": "mla_656"})", R"("heads": [32, 1], "cache": {"format": "mla_656"})"})
     add(std::string(R"("kv": "slots", "seqlens_q": [2, 1, 1, 2], )") + cache, kSpoiltLists);
+  const std::string half = paged + R"("heads": [32, 1], "cache": {"format": "mla_656", "page_size": 64})";
+  add(half, kSpoiltLengths);
+  add(half, kSpoiltPages);
   return list;
 }
 

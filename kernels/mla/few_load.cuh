@@ -14,13 +14,15 @@ namespace attune::mla {
 
 static __device__ const uint4 kZeroRow[Few::kRowBytes / 16] = {};
 
-class FewLoader {
+// Sizes, Layout: of the block, as Few and FewPlaces.
+template <class Sizes, class Layout>
+class CachedRowLoader {
  public:
-  __device__ __forceinline__ FewLoader(const PrefillParams& p, const FewPlaces& places)
+  __device__ __forceinline__ CachedRowLoader(const PrefillParams& p, const Layout& places)
       : p_(p), places_(places), feed_(p, places) {}
 
   __device__ __forceinline__ void run() {
-    if (warp() >= Few::kLoaderWarps) return;
+    if (warp() >= Sizes::kLoaderWarps) return;
     take();
     for (unsigned count = 0;; ++count) {
       const int slot = slot_of_task(count);
@@ -35,8 +37,8 @@ class FewLoader {
   }
 
  private:
-  static constexpr int kRun = 16;     // rows of one copy
-  static constexpr bool kHasRuns = Few::kPitch == Few::kRowBytes && !Config::kSparse;
+  static constexpr int kRun = 16;  // rows of one copy
+  static constexpr bool kHasRuns = Sizes::kPitch == Sizes::kRowBytes && !Config::kSparse;
   static constexpr int kAtATime = 8;  // copies that are issued together
 
   __device__ __forceinline__ void take() {
@@ -71,7 +73,7 @@ class FewLoader {
     if constexpr (kHasRuns) {
       const auto at = reinterpret_cast<unsigned long long>(row);
       const unsigned long long begin = __shfl_sync(0xffffffffu, at, 0, kRun);
-      const bool strays = row == nullptr || at != begin + lane() % kRun * Few::kRowBytes;
+      const bool strays = row == nullptr || at != begin + lane() % kRun * Sizes::kRowBytes;
       const unsigned apart = __ballot_sync(0xffffffffu, strays);
       runs = (apart & 0xffffu) == 0 ? 0xffffu : 0;
       if (apart >> 16 == 0) runs |= 0xffff0000u;
@@ -80,16 +82,16 @@ class FewLoader {
     ptx::wait_phase(places_.empty(turn_.stage), turn_.parity ^ 1);
     if (lane() == 0) {
       ptx::store_shared_u32(places_.note(turn_.stage) + 4 * warp(), absent);
-      ptx::arrive_expecting(full, Few::kKeysOfLoader * Few::kRowBytes);
+      ptx::arrive_expecting(full, Sizes::kKeysOfLoader * Sizes::kRowBytes);
     }
     __syncwarp();
-    const unsigned to = places_.row(turn_.stage, Few::kKeysOfLoader * warp());
+    const unsigned to = places_.row(turn_.stage, Sizes::kKeysOfLoader * warp());
     const char* const from = row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow);
     // Halves of addresses: of whole ones that come from other lanes the compiler exchanges the registers, three times.
     const auto bits = reinterpret_cast<unsigned long long>(from);
     const unsigned low = static_cast<unsigned>(bits), high = static_cast<unsigned>(bits >> 32);
 #pragma unroll 1
-    for (int i = 0; i < Few::kKeysOfLoader; i += kAtATime) {
+    for (int i = 0; i < Sizes::kKeysOfLoader; i += kAtATime) {
       const bool in_run = kHasRuns && (runs >> i & 1) != 0;
       if (in_run && i % kRun != 0) continue;
       unsigned lows[kAtATime], highs[kAtATime];
@@ -103,19 +105,20 @@ class FewLoader {
         for (int j = 0; j < kAtATime; ++j) {
           if (j > 0 && in_run) break;
           const auto its = reinterpret_cast<const char*>(static_cast<unsigned long long>(highs[j]) << 32 | lows[j]);
-          ptx::copy_bytes(to + (i + j) * Few::kPitch, its,
-                          in_run ? kRun * Few::kRowBytes : Few::kRowBytes, full);
+          ptx::copy_bytes(to + (i + j) * Sizes::kPitch, its, in_run ? kRun * Sizes::kRowBytes : Sizes::kRowBytes, full);
         }
       }
       __syncwarp();
     }
-    turn_.next<Few::kStages>();
+    turn_.template next<Sizes::kStages>();
   }
 
   const PrefillParams& p_;
-  const FewPlaces& places_;
-  prefill::TaskFeed<FewPlaces, 1, false, true> feed_;
+  const Layout& places_;
+  prefill::TaskFeed<Layout, 1, false, true> feed_;
   Turn turn_;
 };
+
+using FewLoader = CachedRowLoader<Few, FewPlaces>;
 
 }  // namespace attune::mla

@@ -84,4 +84,29 @@ ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
   return s;
 }
 
+// The kernel of half a block of rows (mla/half.cu): 17 to 32 rows over packed rows of 656 bytes, by wgmma. Tiles at a
+// time; bytes of 64 channels of the queries, and of the weights of a tile against one group's scales.
+constexpr int kMlaHalfRows = 32, kMlaHalfStages = 4, kMlaHalfGroups = 4;
+constexpr int kMlaHalfChunkBytes = kMlaHalfRows * 128;
+
+// Dynamic shared memory of one of its blocks; bytes.
+struct MlaHalfShared {
+  int tiles, q, weights, exchanged, maxima, factors, lowered, changes, notes, barriers, tasks, total;
+};
+ATTUNE_SHARED_FUNCTION MlaHalfShared mla_half_shared() {
+  MlaHalfShared s{};
+  s.q = s.tiles + kMlaHalfStages * kMlaKeys * 656;                         // [chunks][rows][64 channels]
+  s.weights = s.q + 576 / 64 * kMlaHalfChunkBytes;                         // [groups][rows][keys]
+  s.exchanged = s.weights + kMlaHalfGroups * kMlaHalfRows * kMlaKeys * 2;  // [2 groups of warps][2][threads][4]
+  s.maxima = s.exchanged + 2 * 2 * 128 * 16;                               // [2][rows][4 warps]
+  s.factors = s.maxima + 2 * kMlaHalfRows * 16;                            // [groups][rows]
+  s.lowered = s.factors + kMlaHalfGroups * kMlaHalfRows * 4;               // [rows]
+  s.changes = s.lowered + kMlaHalfRows * 4;                                // [2 groups of warps]
+  s.notes = s.changes + 16;                                                // [stages]
+  s.barriers = s.notes + kMlaHalfStages * kMlaFewNoteBytes;
+  s.tasks = s.barriers + align_up((2 * kMlaHalfStages + 6 + 2 * kTaskSlots) * 8, 16);
+  s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
+  return s;
+}
+
 }  // namespace attune::kernels

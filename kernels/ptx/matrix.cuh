@@ -42,6 +42,13 @@ __device__ __forceinline__ void store_matrix_x4(unsigned shared, const unsigned 
                : "memory");
 }
 
+// Each matrix transposed: the rows in shared memory are its columns.
+__device__ __forceinline__ void store_matrix_x4_transposed(unsigned shared, const unsigned (&d)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(d[0]),
+               "r"(d[1]), "r"(d[2]), "r"(d[3])
+               : "memory");
+}
+
 // Transposes a matrix held in registers.
 __device__ __forceinline__ unsigned transpose_matrix(unsigned a) {
   unsigned d;

@@ -321,10 +321,9 @@ attune_attention fused_latent_call(const PopularModel& m, const Serving& s) {
   return a;
 }
 
-// One token a sequence, on one of eight GPUs that share the query heads.
-attune_attention shard_call(const PopularModel& m, const Serving& s) {
-  constexpr int64_t kShards = 8;
-  const int64_t heads = m.num_heads_q / kShards;
+// One token a sequence, on one of so many GPUs that share the query heads.
+attune_attention shard_call(const PopularModel& m, const Serving& s, int64_t shards) {
+  const int64_t heads = m.num_heads_q / shards;
   attune_attention a;
   attune_attention_init(&a, sizeof(a));
   a.q = placed(tensor(s.activations, {s.batch, 1, heads, m.head_dim_qk}), 1);
@@ -364,7 +363,9 @@ void add_latent_rows(const PopularModel& m, Kernels& kernels) {
     add_latent(latent_call(m, one), kernels);
     add_latent(fused_latent_call(m, one), kernels);
   }
-  add_latent(shard_call(m, s), kernels);
+  add_latent(shard_call(m, s, 8), kernels);
+  const Serving many{s.activations, s.cache, 128, 512, 512};
+  if (m.packed_cache) add_latent(shard_call(m, many, 4), kernels);
 }
 
 void add_indexers(Kernels& kernels) {

@@ -118,20 +118,25 @@ kernels::RowPool dense_pool(const RowView& v) {
 }  // namespace
 
 unsigned Config::threads() const {
-  return static_cast<unsigned>(few ? kernels::kMlaFewThreads : kernels::mla_threads(loader, cluster));
+  return static_cast<unsigned>(few || half ? kernels::kMlaFewThreads : kernels::mla_threads(loader, cluster));
 }
 unsigned Config::merge_blocks(int num_sms) const {
   return static_cast<unsigned>(std::clamp<int64_t>(max_pairs, 1, int64_t{2} * num_sms));
 }
 size_t Config::shared_bytes() const {
   if (few) return static_cast<size_t>(kernels::mla_few_shared(kernels::mla_few_format(loader, head_dim_qk)).total);
+  if (half) return static_cast<size_t>(kernels::mla_half_shared().total);
   return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total);
 }
 
 KernelSpec Config::main_kernel() const {
   return {
-      few ? "mla/few.cu" : "mla/mla.cu",
-      few ? "attune_mla_few" : "attune_mla",
+      few    ? "mla/few.cu"
+      : half ? "mla/half.cu"
+             : "mla/mla.cu",
+      few    ? "attune_mla_few"
+      : half ? "attune_mla_half"
+             : "attune_mla",
       {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype),
        define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
        define("ATTUNE_CLUSTER", cluster)},
@@ -180,10 +185,11 @@ Config choose_config(const Problem& p, int num_sms) {
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
   c.few = takes_few_rows(p, c.loader, num_sms);
+  c.half = !c.few && takes_half_block(p, c.loader);
   if (c.few && c.loader == kernels::kMlaBoxes) c.loader = kernels::kMlaRows;
-  c.heads_of_tile =
-      prefill::choose_heads_of_tile(p.group, c.few ? kernels::kMlaFewRows : kMlaRowsOfBlock, tokens_of_keys(p));
-  c.tokens_of_tile = p.sparse || c.few ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
+  const int most_rows = c.few ? kernels::kMlaFewRows : c.half ? kernels::kMlaHalfRows : kMlaRowsOfBlock;
+  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, most_rows, tokens_of_keys(p));
+  c.tokens_of_tile = p.sparse || c.few || c.half ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
 
   const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
@@ -191,7 +197,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.max_pairs = (limits.max_tasks - num_sms) * (p.heads_q / c.heads_of_tile) *
                 (kernels::align_up(c.tokens_of_tile * c.heads_of_tile, 16) / 2) * (halves ? 2 : 1);
   // Head tiles of one KV head read the same keys: pairs of blocks have them copied to both, or decode them together.
-  const bool shares = !c.few && (is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache));
+  const bool shares = !c.few && !c.half && (is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache));
   if (shares && p.group / c.heads_of_tile % 2 == 0 && c.blocks % 2 == 0) c.cluster = 2;
   return c;
 }

@@ -19,6 +19,7 @@ struct Config {
   kernels::MlaLoader loader = kernels::kMlaBoxes;
   bool sparse = false, dense = false;  // dense: rows that are not in a cache
   bool few = false;                    // the kernel of few rows
+  bool half = false;                   // that of half a block of rows
 
   int heads_of_tile = 1;   // query heads that share a block of rows
   int tokens_of_tile = 1;  // most tokens that do

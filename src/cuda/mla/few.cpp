@@ -71,4 +71,9 @@ bool takes_few_rows(const Problem& p, kernels::MlaLoader loader, int num_sms) {
          time_of(packed ? kManyPacked : kManyPlain, many);
 }
 
+bool takes_half_block(const Problem& p, kernels::MlaLoader loader) {
+  return loader == kernels::kMlaCodes656 && can_take(p, loader) && p.group > kMlaFewRows &&
+         p.group <= kernels::kMlaHalfRows;
+}
+
 }  // namespace attune::cuda::mla

@@ -35,7 +35,7 @@ class MlaPlan final : public KernelPlan {
     static constexpr const char* kHow[] = {"boxes copied by the TMA", "rows copied by threads", "rows of 656 bytes",
                                            "rows of 584 bytes", "rows as they lie in the cache"};
     return cat("kernel cuda_mla: ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
-               kernels::kMlaKeys, " keys, ", kHow[config_.few ? 4 : config_.loader],
+               kernels::kMlaKeys, " keys, ", kHow[config_.few || config_.half ? 4 : config_.loader],
                config_.sparse ? " by lists, " : ", ", main_->num_regs, " registers, ", config_.shared_bytes(),
                " bytes of shared memory; ", config_.blocks, config_.cluster > 1 ? " blocks in pairs; " : " blocks; ",
                workspace_size_ > prologue_begin_ ? "prologue in a launch before; " : "", "workspace ", workspace_size_,

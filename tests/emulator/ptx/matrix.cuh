@@ -36,6 +36,16 @@ inline void store_matrix_x4(unsigned shared, const unsigned (&d)[4]) {
   for (unsigned i = 0; i < 4; ++i) store_shared_u32(static_cast<unsigned>(rows[8 * i + lane / 4]) + lane % 4 * 4, d[i]);
 }
 
+inline void store_matrix_x4_transposed(unsigned shared, const unsigned (&d)[4]) {
+  const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const uint64_t* rows = emulator::exchange(shared);
+  for (unsigned i = 0; i < 4; ++i) {
+    for (unsigned e = 0; e < 2; ++e)
+      store_shared_u16(static_cast<unsigned>(rows[8 * i + 2 * t + e]) + 2 * g,
+                       static_cast<unsigned short>(d[i] >> 16 * e));
+  }
+}
+
 inline unsigned transpose_matrix(unsigned a) {
   const uint64_t* all = emulator::exchange(a);
   const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

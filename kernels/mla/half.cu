@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// MLA attention of 17 to 32 query heads, one token at a time, over packed rows of 656 bytes; dense or sparse. As
+// mla/few.cu, with rows as they lie in the cache in shared memory, four tiles at a time; but products are by wgmma,
+// whose left operand are codes that become 16-bit numbers in registers, and the right one queries and weights in shared
+// memory.
+//
+// A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), eight do
+// the math (half_attend.cuh).
+//
+// Barriers: "full" and "empty" of each tile's place; "full" of the maxima of a tile, in two buffers for each group of
+// four math warps; "full" and "empty" of the weights of a tile, that all math warps need.
+#include "mla/few_load.cuh"
+#include "mla/half_store.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
+
+namespace attune::mla {
+
+using HalfLoader = CachedRowLoader<Half, HalfPlaces>;
+
+__device__ __forceinline__ void init_barriers(const HalfPlaces& places) {
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Half::kStages; ++stage) {
+      ptx::init_barrier(places.full(stage), Half::kLoaderWarps);
+      ptx::init_barrier(places.empty(stage), Half::kMathWarps);
+    }
+    for (int i = 0; i < 4; ++i) ptx::init_barrier(places.maxima_full(i / 2, i % 2), Half::kMathWarps / 2);
+    ptx::init_barrier(places.weights_full(), Half::kMathWarps);
+    ptx::init_barrier(places.weights_empty(), Half::kMathWarps);
+    for (int i = 0; i < kernels::kTaskSlots; ++i) {
+      ptx::init_barrier(places.task_full(i), prefill::TaskFeed<HalfPlaces>::kTaskVectors);
+      ptx::init_barrier(places.task_empty(i), Half::kTaskReaders);
+    }
+    ptx::publish_barriers();
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ void run_half(const PrefillParams& p, const HalfPlaces& places) {
+  HalfAttend a(p, places);
+  for (unsigned count = 0;; ++count) {
+    const int slot = slot_of_task(count);
+    ptx::wait_phase(places.task_full(slot), count / kernels::kTaskSlots % 2);
+    if (places.head_tile(slot) == prefill::kNoMoreTasks) return;
+    const Task& task = places.task(slot);
+    a.run(task, places.head_tile(slot));
+    HalfStore(p, places, task, places.head_tile(slot)).store(a);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
+  }
+}
+
+}  // namespace attune::mla
+
+extern "C" __global__ void __launch_bounds__(attune::mla::Half::kThreads, 1)
+    attune_mla_half(const __grid_constant__ attune::kernels::PrefillParams p,
+                    const __grid_constant__ attune::ptx::TensorMap, const __grid_constant__ attune::ptx::TensorMap,
+                    const __grid_constant__ attune::ptx::TensorMap) {
+  using namespace attune;
+  using namespace attune::mla;
+  const HalfPlaces places(ptx::dynamic_shared());
+  init_barriers(places);
+  ptx::wait_for_previous_kernels();
+  ptx::allow_next_kernel();
+  if (threadIdx.x < Half::kLoaderThreads) {
+    ptx::give_up_registers<Half::kLoaderRegisters>();
+    HalfLoader(p, places).run();
+  } else {
+    ptx::take_registers<Half::kMathRegisters>();
+    run_half(p, places);
+  }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a task of half a block of rows: outputs, normalised, or as a part to the workspace. A lane has two
+// neighbouring channels of eight rows in each block of 64 channels; what it must know of rows, a lane has of one.
+#pragma once
+
+#include "mla/half_attend.cuh"
+#include "mla/parts.cuh"
+#include "mla/store.cuh"
+
+namespace attune::mla {
+
+class HalfStore {
+ public:
+  __device__ __forceinline__ HalfStore(const PrefillParams& p, const HalfPlaces& places, const Task& task,
+                                       int head_tile)
+      : p_(p), places_(places), t_(task), head_tile_(head_tile), lane_(few_lane_anew()) {}
+
+  // All math warps together.
+  __device__ __forceinline__ void store(HalfAttend& a) const {
+    const bool is_part = t_.num_parts > 1;
+    a.tell_rows();
+    if (kHalfParts && is_part) tell_bounds(a.o);
+    meet_few();
+    const HalfAttend::Row row = a.hear_row(lane());
+    if (is_part) {
+      store_part(row, a.o);
+    } else {
+      store_whole(row, a.o);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int lane() const { return lane_; }
+  // The lane's row of the block, i of eight: element of a product's rows.
+  __device__ __forceinline__ int row_at(int i) const { return i / 2 * 8 + lane() % 4 * 2 + i % 2; }
+  // What the lane of a row has.
+  __device__ __forceinline__ static float of_row(float x, int row) { return __shfl_sync(0xffffffffu, x, row); }
+
+  __device__ __forceinline__ void store_whole(const HalfAttend::Row& own, const HalfOut& o) const {
+    constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+    const int first_head = head_tile_ * p_.heads_of_tile;
+    float own_factor = 0;
+    if (lane() < p_.heads_of_tile)
+      own_factor = own.lowered * tile::finish_row(p_, t_.batch, t_.q_begin, t_.token_begin, first_head + lane(),
+                                                  own.highest, own.sum, few_warp() == 0);
+    __syncwarp();
+    const long long first = out_at(p_, t_, t_.token_begin, first_head);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int row = row_at(i), element = i / 2 * 4 + i % 2;
+      const float factor = of_row(own_factor, row);
+      if (row >= p_.heads_of_tile) continue;
+      const long long at = first + row * p_.out_head_stride;
+#pragma unroll
+      for (int b = 0; b < HalfOut::kBlocks; ++b) {
+        const int channel = HalfOut::channel(b);
+        const float x = o.blocks[b][element] * factor, y = o.blocks[b][element + 2] * factor;
+        if (kHalves && p_.store_vectors) {
+          *reinterpret_cast<unsigned*>(p_.out + (at + channel) * 2) =
+              Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+        } else {
+          tile::store_element(Config::kOutType, p_.out, at + channel * p_.out_dim_stride, x);
+          tile::store_element(Config::kOutType, p_.out, at + (channel + 1) * p_.out_dim_stride, y);
+        }
+      }
+    }
+  }
+
+  // Bounds of the warp's channels of each row: in either half of a word those of one scale group.
+  __device__ __forceinline__ void tell_bounds(const HalfOut& o) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float largest[2] = {};
+#pragma unroll
+      for (int b = 0; b < 2 * HalfOut::kBlocks; ++b)
+        largest[b / 4] = fmaxf(largest[b / 4], magnitude(o.blocks[b / 2][i / 2 * 4 + b % 2 * 2 + i % 2]));
+      unsigned bounds = two_bounds(largest[0], largest[1]);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2)
+        bounds = ptx::max_u16x2(bounds, __shfl_xor_sync(0xffffffffu, bounds, step));
+      if (lane() < 4) ptx::store_shared_u32(places_.bounds(row_at(i)) + 4 * few_warp(), bounds);
+    }
+  }
+
+  // As parts.cuh has them: of rows 16 further on, and eight, and of channels side by side. Two warps share 64 channels
+  // of each scale group.
+  __device__ __forceinline__ void store_part(const HalfAttend::Row& own, const HalfOut& o) const {
+    const int unit = part_unit(p_, t_, head_tile_);
+    float own_factors[2] = {1, 1};
+    float* const stats = part_stats(p_.partial_stats, unit, lane(), half_group());
+    if constexpr (kHalfParts) {
+      unsigned bounds[4];
+      ptx::load_shared_four(places_.bounds(lane()) + 16 * half_group(), bounds);
+      const auto of_two_warps = [&](int i) {
+        return ptx::max_u16x2(ptx::max_u16x2(bounds[2 * i], bounds[2 * i + 1]), kLeastExponent * 0x00800080);
+      };
+      const auto exponent = [](unsigned two, int i) { return two >> (7 + 16 * i) & 0xff; };
+      const unsigned first = of_two_warps(0), second = of_two_warps(1), mine = half_warp() < 2 ? first : second;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) own_factors[i] = factor_of(exponent(mine, i));
+      if (half_warp() == 0) {
+        const unsigned exponents =
+            exponent(first, 0) | exponent(second, 0) << 8 | exponent(first, 1) << 16 | exponent(second, 1) << 24;
+        stats[3] = __uint_as_float(exponents - kToInverse * 0x01010101);
+      }
+    }
+    if (half_warp() == 0) {
+      *reinterpret_cast<float2*>(stats) = make_float2(own.highest, own.sum);
+      stats[2] = own.lowered;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // two rows that are eight apart
+      const int row = i / 2 * 16 + lane() % 4 * 2 + i % 2, element = i / 2 * 8 + i % 2;
+      float factors[2][2];
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        factors[j / 2][j % 2] = kHalfParts ? of_row(own_factors[j / 2], row + j % 2 * 8) : 1.0f;
+#pragma unroll
+      for (int b = 0; b < HalfOut::kBlocks; ++b) {
+        float x[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[j] = o.blocks[b][element + j / 2 * 4 + j % 2 * 2] * factors[b / 2][j / 2];
+        char* const to = part_channel(p_.partial_out, unit, row, HalfOut::channel(b));
+        if constexpr (kHalfParts) {
+          *reinterpret_cast<uint2*>(to) = make_uint2(ptx::pack_f16(x[0], x[1]), ptx::pack_f16(x[2], x[3]));
+        } else {
+          *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+        }
+      }
+    }
+  }
+
+  const PrefillParams& p_;
+  const HalfPlaces& places_;
+  const Task& t_;
+  const int head_tile_, lane_;
+};
+
+}  // namespace attune::mla
