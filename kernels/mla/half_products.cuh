@@ -33,8 +33,8 @@ struct HalfOut {
   HalfSums blocks[kBlocks];
   // The lane's first channel of a block; the next one is its other.
   __device__ __forceinline__ static int channel(int block) {
-    return half_group() * 256 + block / 2 * Packed::kGroup + half_warp() * 32 + block % 2 * 16 +
-           static_cast<int>(threadIdx.x) % 32 / 4 * 2;
+    const int warp = few_warp_anew();
+    return warp / 4 * 256 + block / 2 * Packed::kGroup + warp % 4 * 32 + block % 2 * 16 + few_lane_anew() / 4 * 2;
   }
 };
 
