@@ -45,7 +45,7 @@ class HalfAttend {
       for (int i = 1; i < tiles; ++i) go_on<true>();
       HalfProducts::Codes codes;
       products_.load_values(last_, 0, codes);
-      wait_for_weights(count_ - 1);
+      wait_for_weights(count_ - 1, ask_for_weights(count_ - 1));
       products_.multiply_values<0>(last_, codes, o);
       products_.multiply_values<1>(last_, codes, o);
       products_.multiply_values<2>(last_, codes, o);
@@ -100,25 +100,29 @@ class HalfAttend {
   __device__ __forceinline__ void go_on() {
     const int stage = turn_.stage;
     HalfSums sums, products[2];
-    ptx::wait_phase(places_.full(stage), turn_.parity);
-    products_.multiply_keys(stage, sums, products);
+    if (!is_full_) ptx::wait_phase(places_.full(stage), turn_.parity);
+    Weights last{};
+    products_.multiply_keys(stage, sums, products, [&] {
+      if constexpr (kHasValues) last = ask_for_weights(count_ - 1);
+    });
     HalfProducts::Codes codes;
     if constexpr (kHasValues) {
       products_.load_values(last_, 0, codes);
-      wait_for_weights(count_ - 1);
+      wait_for_weights(count_ - 1, last);
       products_.multiply_values<0>(last_, codes, o);
     }
     products_.add_keys<kHasValues ? 1 : 0>(stage, sums, products);
     give(sums);
     if constexpr (kHasValues) products_.multiply_values<1>(last_, codes, o);
     score(stage, sums);
+    bool has_maxima = false;
     if constexpr (kHasValues) {
       products_.multiply_values<2>(last_, codes, o);
+      has_maxima = ptx::phase_has_ended(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
       products_.multiply_values<3>(last_, codes, o);
     }
-    weigh<kHasValues>(stage);
+    weigh<kHasValues>(stage, has_maxima);
     last_ = stage;
-    turn_.next<Half::kStages>();
     ++count_;
   }
 
@@ -177,8 +181,8 @@ class HalfAttend {
 
   // Weights of the warp's keys and the group's rows, for all warps.
   template <bool kHasValues>
-  __device__ __forceinline__ void weigh(int stage) {
-    ptx::wait_phase(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
+  __device__ __forceinline__ void weigh(int stage, bool has_maxima) {
+    if (!has_maxima) ptx::wait_phase(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
     const float scale = c();
     float lowered[kOwn];
     bool changes = false;
@@ -210,6 +214,8 @@ class HalfAttend {
       if (lane_ == 0) ptx::store_shared_u32(places_.changes(half_group()), changes ? 1 : 0);
       if (changes) tell_lowered(lowered);
     }
+    turn_.next<Half::kStages>();
+    is_full_ = ptx::phase_has_ended(places_.full(turn_.stage), turn_.parity);
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) ptx::arrive(places_.weights_full());
@@ -221,12 +227,24 @@ class HalfAttend {
     }
   }
 
-  // Of all keys, and what o is to be multiplied with before.
-  __device__ __forceinline__ void wait_for_weights(unsigned count) {
-    ptx::wait_phase(places_.weights_full(), count % 2);
-    const float2 changes = ptx::load_shared_pair(places_.changes(0));
-    if (__float_as_uint(changes.x) != 0 || __float_as_uint(changes.y) != 0) [[unlikely]]
-      lower(__float_as_uint(changes.x) != 0, __float_as_uint(changes.y) != 0);
+  // Weights of all keys, and what o is to be multiplied with before. Whether they are there is asked some time before
+  // they are needed, as an answer takes a while.
+  struct Weights {
+    bool full;
+    float2 changes;
+  };
+  __device__ __forceinline__ Weights ask_for_weights(unsigned count) const {
+    const bool full = ptx::phase_has_ended(places_.weights_full(), count % 2);
+    return {full, ptx::load_shared_pair(places_.changes(0))};
+  }
+  __device__ __forceinline__ void wait_for_weights(unsigned count, Weights answer) {
+    if (!answer.full) {
+      ptx::wait_phase(places_.weights_full(), count % 2);
+      answer.changes = ptx::load_shared_pair(places_.changes(0));
+    }
+    const bool first = __float_as_uint(answer.changes.x) != 0, second = __float_as_uint(answer.changes.y) != 0;
+    if (first || second) [[unlikely]]
+      lower(first, second);
   }
   __device__ __forceinline__ void release_values(int stage) {
     products_.finish_values(o);
@@ -323,10 +341,11 @@ class HalfAttend {
   const int lane_;
   // Of the group's rows: the same in all its warps, and, against the reference, the sum of the lane's keys.
   float highest_[kOwn], reference_[kOwn], sum_[kOwn];
-  float s_[8];          // scores, then weights: [4 j + 2 h + e] of key g + 8 h of the warp's, row 8 j + 2 t + e
-  Turn turn_;           // of the next tile
-  int last_ = 0;        // stage of the one before
-  unsigned count_ = 0;  // tiles, of all tasks
+  float s_[8];            // scores, then weights: [4 j + 2 h + e] of key g + 8 h of the warp's, row 8 j + 2 t + e
+  Turn turn_;             // of the next tile
+  bool is_full_ = false;  // whether it is known to be there
+  int last_ = 0;          // stage of the one before
+  unsigned count_ = 0;    // tiles, of all tasks
 };
 
 }  // namespace attune::mla

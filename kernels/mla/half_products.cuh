@@ -101,7 +101,9 @@ class HalfProducts {
   }
 
   // Products with a tile's keys over the group's channels, which run on: of the rope part, and of each scale group.
-  __device__ __forceinline__ void multiply_keys(int stage, HalfSums& s, HalfSums (&products)[2]) const {
+  // ask: before the last of them.
+  template <class Ask>
+  __device__ __forceinline__ void multiply_keys(int stage, HalfSums& s, HalfSums (&products)[2], Ask ask) const {
     const int group = half_group();
     const unsigned from = places_.row(stage, 0) + keys_at_, codes_from = from + group * (2 * Packed::kGroup);
     unsigned keys[2][4], codes[2][2][4];  // codes: of the next part while those of one are converted
@@ -130,6 +132,7 @@ class HalfProducts {
         }
       }
       if (part > 0) ptx::wait_products<1>();
+      if (part == 3) ask();
       ptx::fence_products();
 #pragma unroll
       for (int i = 0; i < 4; ++i)
