@@ -35,14 +35,16 @@ class Repair {
   // All lanes of the warp, after the task's rows, or its part of them, have been stored: stores the bad ones again.
   __device__ __forceinline__ void operator()(const PrefillParams& p, const Task& t, int head_tile,
                                              const Rows& rows) const {
-    if (Config::kSparse || !__any_sync(0xffffffffu, bad_[0] || bad_[1])) return;
+    if constexpr (!Config::kSparse) {
+      if (!__any_sync(0xffffffffu, bad_[0] || bad_[1])) return;
 #pragma unroll 1
-    for (int row = 0; row < 16; ++row) {
-      bool any = false;
+      for (int row = 0; row < 16; ++row) {
+        bool any = false;
 #pragma unroll 1
-      for (int lane = 0; lane < 4; ++lane)
-        any |= __shfl_sync(0xffffffffu, (row < 8 ? bad_[0] : bad_[1]) ? 1 : 0, row % 8 * 4 + lane) != 0;
-      if (any) again(p, t, head_tile, static_cast<int>(threadIdx.x) / 32 % 4 * 16 + row);
+        for (int lane = 0; lane < 4; ++lane)
+          any |= __shfl_sync(0xffffffffu, (row < 8 ? bad_[0] : bad_[1]) ? 1 : 0, row % 8 * 4 + lane) != 0;
+        if (any) again(p, t, head_tile, static_cast<int>(threadIdx.x) / 32 % 4 * 16 + row);
+      }
     }
   }
 
