@@ -132,7 +132,7 @@ CASES = [
     Decode(128, 1, 8192, 16), Decode(128, 1, 32768, 16), Decode(64, 1, 4096, 16), Decode(1, 1, 131072, 128),
     Decode(128, 1, 8192, 128, packed=True), Decode(128, 1, 8192, 64, packed=True), Decode(128, 1, 8192, 32, packed=True),
     Decode(128, 1, 8192, 16, packed=True), Decode(128, 2, 8192, 16), Decode(128, 2, 8192, 16, packed=True),
-    Decode(128, 1, 32768, 16, packed=True),
+    Decode(128, 1, 32768, 16, packed=True), Decode(128, 1, 32768, 32), Decode(128, 1, 32768, 32, packed=True),
     Sparse("sparse", 128, 128, 2048, 1 << 20), Sparse("sparse", 256, 128, 2048, 1 << 20, seqlen_q=2),
     Sparse("sparse", 256, 128, 16384, 1 << 20, seqlen_q=2), Sparse("sparse", 64, 128, 2048, 1 << 20),
     Sparse("sparse", 16, 128, 2048, 1 << 20), Sparse("sparse", 256, 64, 2048, 1 << 20, seqlen_q=2),

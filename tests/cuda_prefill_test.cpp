@@ -391,15 +391,16 @@ TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
     return prefill::refusal(p);
   };
   const char* const paged = R"("kv": "paged")";
+  // Rows that have 4 bytes in common are gathered (cuda_prefill_rows_test.cpp).
   const std::string apart = "rows of the cache that do not lie at multiples of 16 bytes";
-  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.k.head_stride += 4; }), apart);
-  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.slot_stride += 4; }), apart);
-  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.page_stride += 4; }), apart);
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.k.head_stride += 1; }), apart);
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.slot_stride += 1; }), apart);
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.page_stride += 1; }), apart);
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.dtype = ATTUNE_FLOAT16; }), "K and V of different dtypes");
-  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.data += 8; }),
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.data += 2; }),
             "data that do not lie at multiples of 16 bytes, as cache.v.data here");
   EXPECT_EQ(refusal_of(R"("kv": "paged", "cache": {"layout": "xpacked", "page_size": 16})",
-                       [](Problem& p) { p.cache.v.page_stride += 4; }),
+                       [](Problem& p) { p.cache.v.page_stride += 1; }),
             "an x-packed cache whose rows of tokens do not lie at multiples of 16 bytes");
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.total_q = (int64_t{1} << 29) - 1; }), "");
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.total_q = int64_t{1} << 29; }),

@@ -1,84 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MLA kernels' own source on the CPU (tests/emulator): what they compute, against the oracle, with poisoned memory,
-// without a GPU.
-
-#include <cmath>
+// The MLA kernels in the emulator (emulated_mla.h): caches, rows, lists, tables.
 #include <limits>
 #include <vector>
 
-#include "cuda/mla/config.h"
-#include "cuda/mla/mla.h"
-#include "cuda/prefill/prologue.h"
-#include "emulated.h"
-#include "emulated_mla_launch.h"
-#include "emulated_rows.h"
+#include "emulated_mla.h"
 #include "spoilt_attention.h"
-#include "support.h"
 
 namespace attune::cuda {
 namespace {
 
-constexpr int kBlocks = 4;  // of the grid, so that each takes several tasks
 constexpr uint64_t kRandomCases = 10, kMoreRandomCases = 200;
-
-class EmulatedMla : public tests::Emulated {
- protected:
-  // A grid of most_blocks may be smaller than the device's, so that blocks take several tasks each.
-  static std::string run(const cases::Case& spec, int layers = 1, int num_sms = kBlocks, int most_blocks = kBlocks) {
-    cases::Problem problem(spec);
-    return run(problem, layers, num_sms, most_blocks);
-  }
-  static std::string run(cases::Problem& problem, int layers = 1, int num_sms = kBlocks, int most_blocks = kBlocks) {
-    problem.arena().upload();
-    const attune_attention a = problem.device();
-    const Problem given = make_problem(a, Data::kRequired);
-    if (!mla_kernel().coverage.difference(traits_of(given, a)).empty() || !mla::refusal(given).empty())
-      return tests::kNotCovered;
-    const cases::Expected expected = cases::evaluate(problem);
-    mla::Config c = mla::choose_config(given, num_sms);
-    c.blocks = std::min(c.blocks, most_blocks);
-    cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total + prefill::prologue_bytes(given));
-    std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + mla::workspace_layout(c).total;
-    const bool prepares = prefill::has_prologue(given);
-    const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
-    mla::check_run(p, c);
-    const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
-    try {
-      emulate_schedule(c, params);
-      for (int i = 0; i < layers; ++i) {
-        if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
-        emulate_mla(p, c, params);
-      }
-    } catch (const std::exception& e) {
-      return e.what();
-    }
-    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
-    return cases::compare(problem, expected).failure;
-  }
-  // Cases that have `common` and, one after the other, what is in `rest`.
-  static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {
-    for (const char* more : rest)
-      EXPECT_EQ(run(tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}"), layers), "") << more;
-  }
-  // Cases that the kernel of half a block of rows gets.
-  static void check_half(const std::string& common, std::initializer_list<const char*> rest) {
-    for (const char* more : rest) {
-      const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
-      cases::Problem problem(spec);
-      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), kBlocks).half) << more;
-      EXPECT_EQ(run(spec, 2), "") << more;
-    }
-  }
-  // Cases of an H200's small batches, which the kernel of few rows gets.
-  static void check_few(const std::string& common, std::initializer_list<const char*> rest) {
-    for (const char* more : rest) {
-      const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
-      cases::Problem problem(spec);
-      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).few) << more;
-      EXPECT_EQ(run(spec, 2, 132), "") << more;
-    }
-  }
-};
 
 TEST_F(EmulatedMla, PagedDecode) {
   check(
@@ -150,24 +81,6 @@ TEST_F(EmulatedMla, BadQueriesStayTheirOwn) {
     for (int64_t d = 0; d < q.shape[2]; ++d)
       cases::encode(ATTUNE_BFLOAT16, std::numeric_limits<double>::quiet_NaN(), cases::element_at(q, {0, 0, d}));
     EXPECT_EQ(run(problem), "") << more;
-  }
-}
-
-// Parts of fp16, whose numbers are multiplied by powers of two: far smaller ones than fp16 has are exact.
-TEST_F(EmulatedMla, PartsOfSmallValues) {
-  for (const int powers : {-20, -60}) {
-    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "shared_kv": true,
-        "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [900, 70], "cache": {"page_size": 64}})"));
-    const attune_tensor& k = problem.host().cache.k;
-    for (int64_t page = 0; page < k.shape[0]; ++page) {
-      for (int64_t slot = 0; slot < k.shape[1]; ++slot) {
-        for (int64_t d = 0; d < k.shape[3]; ++d) {
-          void* const x = cases::element_at(k, {page, slot, 0, d});
-          cases::encode(ATTUNE_BFLOAT16, std::ldexp(cases::decode(ATTUNE_BFLOAT16, x), powers), x);
-        }
-      }
-    }
-    EXPECT_EQ(run(problem), "") << powers;
   }
 }
 
@@ -249,200 +162,12 @@ TEST_F(EmulatedMla, OtherSources) {
          R"("kv": "contiguous", "head_dim": [512, 512], "seqlens_kv": [100, 70, 0])"});
 }
 
-TEST_F(EmulatedMla, SplitsAlongTheKeysAndRunsAgain) {
-  check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "seqlens_kv": [900, 70], "max_logits": true,
-        "cache": {"page_size": 64}, )",
-        {R"("heads": [16, 1])", R"("heads": [128, 1])",
-         // More parts than the grid has blocks.
-         R"("heads": [16, 1], "seqlens_kv": [760, 60, 760, 60, 760, 60])",
-         R"("heads": [48, 1], "seqlens_kv": [760, 60, 760, 60, 760, 60])"},
-        2);
-}
-
 TEST_F(EmulatedMla, PackedCaches) {
   check(R"("kv": "paged", "heads": [18, 1], "seqlens_kv": [65, 0, 1, 300], )",
         {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
          R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 16, "page_padding": true})",
          R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 64})",
          R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 48}, "seqlens_q": 2, "causal": true)"});
-}
-
-// One token's heads at a time, as many as the kernel of few rows takes.
-TEST_F(EmulatedMla, FewRows) {
-  check(
-      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
-      {R"("heads": [16, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
-       R"("heads": [16, 1], "seqlens_kv": [900, 70], "cache": {"format": "mla_656", "page_size": 16})",
-       R"("heads": [1, 1], "seqlens_kv": [700], "cache": {"format": "mla_656", "page_size": 3}, "sinks": "mixed")",
-       R"("heads": [11, 1], "seqlens_kv": [70, 129], "cache": {"format": "mla_656", "page_size": 64}, "out_dtype": "f32")",
-       R"("heads": [16, 1], "seqlens_kv": [200, 70, 9], "cache": {"format": "mla_656"}, "finished": [0, 1, 0],
-            "zero_finished": true, "window": [90, 0], "causal": true)",
-       R"("heads": [9, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"},
-      2);
-  check(
-      R"("shared_kv": true, "max_logits": true, )",
-      {R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [900, 0, 65], "cache": {"page_size": 64})",
-       R"("kv": "paged", "head_dim": [512, 512], "heads": [22, 2], "seqlens_kv": [70, 129],
-            "cache": {"page_size": 128, "layout": "hnd"}, "dtype": "f16")",
-       R"("kv": "paged", "head_dim": [576, 512], "heads": [5, 1], "seqlens_kv": [200, 9], "cache": {"page_size": 3},
-            "out_dtype": "f32", "sinks": "mixed", "plant": "nan_v")",
-       R"("kv": "contiguous", "head_dim": [576, 512], "heads": [12, 1], "seqlens_kv": [100, 70, 0])",
-       R"("kv": "slots", "head_dim": [576, 512], "heads": [8, 1], "seqlens_q": [2, 1],
-            "sparse": {"topk": 70, "topk_length": "batch", "invalid": 0.5}, "extra": {"topk": 9, "page_size": 16})"},
-      2);
-  check(
-      R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"}, )",
-      {R"("heads": [16, 1], "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2},
-            "extra": {"topk": 9, "page_size": 16})",
-       R"("heads": [13, 1], "sparse": {"topk": 70, "invalid": 1})"},
-      2);
-}
-
-// More heads are several blocks of rows, where there are too few tokens to fill the device otherwise.
-TEST_F(EmulatedMla, FewRowsOfManyHeads) {
-  check_few(
-      R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
-      {R"("heads": [24, 1], "seqlens_q": [1, 1], "sparse": {"topk": 450, "topk_length": "token", "invalid": 0.2},
-            "sinks": "mixed", "extra": {"topk": 9, "page_size": 16})",
-       R"("heads": [128, 1], "seqlens_q": [1], "sparse": {"topk": 250, "invalid": 0.1})",
-       R"("heads": [96, 2], "seqlens_q": [1], "sparse": {"topk": 65, "invalid": 1}, "extra": {"topk": 100, "page_size": 16})",
-       R"("heads": [17, 1], "seqlens_q": [1], "sparse": {"topk": 200, "topk_length": "batch"})"});
-  check_few(
-      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
-      {R"("cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v", "heads": [32, 1], "seqlens_q": [2, 0, 1],
-            "seqlens_kv": [190, 3, 70], "causal": true, "new_tokens": true, "finished": [0, 0, 1])",
-       R"("shared_kv": true, "cache": {"page_size": 3}, "heads": [64, 1], "seqlens_kv": [250, 0], "sinks": "mixed")"});
-}
-
-// Groups of channels that differ by more than fp16 can hold, of rows and of what packed rows have scales for.
-TEST_F(EmulatedMla, PartsOfChannelsFarApart) {
-  constexpr double kLower = 0x1p-90;
-  for (const char* more : {R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true)",
-                           R"("heads": [128, 1], "cache": {"page_size": 64}, "shared_kv": true)",
-                           R"("heads": [20, 1], "cache": {"page_size": 3}, "shared_kv": true)",
-                           R"("heads": [16, 1], "cache": {"format": "mla_656", "page_size": 64})",
-                           R"("heads": [32, 1], "cache": {"format": "mla_656", "page_size": 64})",
-                           R"("heads": [128, 1], "cache": {"format": "mla_656", "page_size": 64})"}) {
-    cases::Problem problem(
-        tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [400],
-            "max_logits": true, )" +
-                         std::string(more) + "}"));
-    const attune_kv_cache& cache = problem.host().cache;
-    const bool packed = cache.k.dtype != ATTUNE_BFLOAT16;
-    for (int64_t page = 0; page < cache.k.shape[0]; ++page) {
-      for (int64_t row = 0; row < cache.k.shape[1]; ++row) {
-        const auto lower = [&](attune_dtype dtype, void* at) {
-          cases::encode(dtype, cases::decode(dtype, at) * kLower, at);
-        };
-        if (packed) {
-          auto* const scales = static_cast<std::byte*>(cases::element_at(cache.k, {page, row, 512}));
-          lower(ATTUNE_FLOAT32, scales + 4), lower(ATTUNE_FLOAT32, scales + 8);
-          continue;
-        }
-        for (int64_t d = 0; d < 512; ++d) {
-          if (d / 64 % 3 == 1) lower(ATTUNE_BFLOAT16, cases::element_at(cache.k, {page, row, 0, d}));
-        }
-      }
-    }
-    EXPECT_EQ(run(problem), "") << more;
-  }
-}
-
-// A key's infinity that makes its scores -inf, and so its weights 0, makes one channel NaN: the others are what they
-// are without that key. The oracle's bounds of such a row are infinite.
-TEST_F(EmulatedMla, PartsBesideInfinities) {
-  for (const char* heads : {"16", "64"}) {
-    cases::Problem problem(
-        tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "slots", "head_dim": [576, 512], "shared_kv": true,
-            "seqlens_q": [1], "sparse": {"topk": 600, "invalid": 0}, "heads": [)" +
-                         std::string(heads) + ", 1]}"));
-    const attune_attention& a = problem.host();
-    const double slot = cases::decode(ATTUNE_INT32, cases::element_at(a.indices, {0, 5}));
-    const auto replace = [&](double x, double by) {
-      for (int64_t i = 0; i < a.indices.shape[1]; ++i) {
-        void* const entry = cases::element_at(a.indices, {0, i});
-        if (cases::decode(ATTUNE_INT32, entry) == x) cases::encode(ATTUNE_INT32, by, entry);
-      }
-    };
-    for (int64_t head = 0; head < a.q.shape[1]; ++head)
-      cases::encode(ATTUNE_BFLOAT16, -1, cases::element_at(a.q, {0, head, 127}));
-    replace(slot, -1);
-    ASSERT_EQ(run(problem), "") << heads;
-    const auto out = [&](int64_t head, int64_t d) {
-      return cases::decode(ATTUNE_BFLOAT16, cases::element_at(problem.device().out, {0, head, d}));
-    };
-    std::vector<double> expected;
-    for (int64_t head = 0; head < a.q.shape[1]; ++head) {
-      for (int64_t d = 0; d < 512; ++d) expected.push_back(out(head, d));
-    }
-    replace(-1, slot);
-    const auto row = static_cast<int64_t>(slot), page_size = a.cache.k.shape[1];
-    cases::encode(ATTUNE_BFLOAT16, std::numeric_limits<double>::infinity(),
-                  cases::element_at(a.cache.k, {row / page_size, row % page_size, 0, 127}));
-    run(problem);
-    for (int64_t head = 0; head < a.q.shape[1]; ++head) {
-      EXPECT_FALSE(std::isfinite(out(head, 127)));
-      for (int64_t d = 0; d < 512; ++d) {
-        const double x = expected[static_cast<size_t>(head * 512 + d)];
-        if (d == 127) continue;
-        ASSERT_NEAR(out(head, d), x, std::fabs(x) * 0x1p-7 + 1e-6) << heads << ", " << head << ", " << d;
-      }
-    }
-  }
-}
-
-// The weights of 32 parts are computed at a time. Parts have two tiles at least, and there are no more than blocks.
-// 17 to 32 heads over packed rows of 656 bytes.
-TEST_F(EmulatedMla, HalfABlockOfRows) {
-  check_half(
-      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
-      {R"("heads": [32, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
-       R"("heads": [32, 1], "seqlens_kv": [900, 70], "cache": {"format": "mla_656", "page_size": 16})",
-       R"("heads": [17, 1], "seqlens_kv": [700], "cache": {"format": "mla_656", "page_size": 3}, "sinks": "mixed")",
-       R"("heads": [28, 1], "seqlens_kv": [300, 129], "queries": "fixed", "batch_invariant": true,
-            "cache": {"format": "mla_656", "page_size": 48})",
-       R"("heads": [25, 1], "seqlens_kv": [70, 129], "cache": {"format": "mla_656", "page_size": 64}, "out_dtype": "f32")",
-       R"("heads": [32, 1], "seqlens_kv": [200, 70, 9], "cache": {"format": "mla_656"}, "finished": [0, 1, 0],
-            "zero_finished": true, "window": [90, 0], "causal": true)",
-       R"("heads": [30, 1], "seqlens_kv": [600, 900, 800, 64], "cache": {"format": "mla_656", "page_size": 64},
-            "data": "spread")",
-       R"("heads": [19, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"});
-  check_half(
-      R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"}, )",
-      {R"("heads": [32, 1], "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2},
-            "extra": {"topk": 9, "page_size": 16})",
-       R"("heads": [21, 1], "sparse": {"topk": 70, "invalid": 1})"});
-  check_half(
-      R"("kv": "paged", "head_dim": [576, 512], "heads": [32, 1], "causal": true, "new_tokens": true, "max_logits": true,
-         "cache": {"format": "mla_656", "page_size": 64}, )",
-      {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900])",
-       R"("seqlens_q": [2, 0, 1], "seqlens_kv": [70, 3, 200], "out_dtype": "f32")",
-       R"("seqlens_q": [1, 1], "seqlens_kv": [130, 5],
-            "prologue": {"append": true, "rope": {"style": "yarn", "dim": 64, "offset": 512, "interleaved": true}})"});
-}
-
-// The weights of 32 parts are computed at a time.
-TEST_F(EmulatedMla, ManyParts) {
-  constexpr int kMany = 36;
-  for (const char* more : {R"("cache": {"format": "mla_656", "page_size": 64}, "sinks": "mixed")",
-                           R"("cache": {"page_size": 64}, "shared_kv": true, "out_dtype": "f32")"}) {
-    const cases::Case spec = tests::make_case(
-        R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "max_logits": true,
-            "seqlens_kv": [4500], "heads": [5, 1], )" +
-        std::string(more) + "}");
-    EXPECT_EQ(run(spec, 1, kMany, kMany), "") << more;
-  }
-}
-
-TEST_F(EmulatedMla, FewRowsWithNewTokens) {
-  check(
-      R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "causal": true, "new_tokens": true, "max_logits": true, )",
-      {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900], "cache": {"format": "mla_656", "page_size": 64})",
-       R"("seqlens_q": [1, 1, 1], "seqlens_kv": [130, 0, 64], "shared_kv": true, "cache": {"page_size": 16})",
-       R"("seqlens_q": [2, 0, 1], "seqlens_kv": [70, 3, 200], "cache": {"format": "mla_656", "page_size": 64})",
-       R"("seqlens_q": [1, 1], "seqlens_kv": [130, 5], "cache": {"format": "mla_656", "page_size": 64},
-            "prologue": {"append": true, "rope": {"style": "yarn", "dim": 64, "offset": 512, "interleaved": true}})"},
-      2);
 }
 
 TEST_F(EmulatedMla, SparseSlots) {

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host decides for the MLA kernels, without a GPU: what they take, by which kernel, and what a run may bring.
+#include <functional>
+
+#include "cuda/mla/config.h"
+#include "cuda/mla/mla.h"
+#include "cuda/prefill/prologue.h"
+#include "cuda_run.h"
+
+namespace attune::cuda {
+namespace {
+
+TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
+  for (
+      const auto& [wrong, why] :
+      {std::pair{R"("head_dim": [96, 64], "shared_kv": true, "kv": "paged")", "head_dim_qk 96 with head_dim_v 64"},
+       {R"("head_dim": [576, 512], "kv": "paged", "dtype": "f16", "cache": {"format": "mla_656"})", "not bfloat16"},
+       {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "strides": "odd")", "multiples of 16 bytes"},
+       {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "prologue": {"rope": {"style": "linear", "dim": 64}})",
+        "queries alone that asks where they stand"},
+       {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "new_tokens": true, "skip_decode": true,
+            "prologue": {"append": true})",
+        "skip_decode"},
+       {R"("head_dim": [512, 576], "kv": "paged")", "head_dim_qk 512 with head_dim_v 576"},
+       {R"("head_dim": [544, 512], "shared_kv": true, "kv": "paged")", "head_dim_qk 544 with head_dim_v 512"}}) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5], )") +
+        wrong + "}"));
+    const std::string refusal = mla::refusal(make_problem(problem.host(), Data::kRequired));
+    EXPECT_NE(refusal.find(why), std::string::npos) << wrong << ": " << refusal;
+  }
+  // What a case of the table is not.
+  const auto refusal_of = [](const char* kv, const std::function<void(Problem&)>& change) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true, )") +
+        kv + "}"));
+    Problem p = make_problem(problem.host(), Data::kRequired);
+    EXPECT_EQ(mla::refusal(p), "") << kv;
+    change(p);
+    return mla::refusal(p);
+  };
+  const char* const lists = R"("kv": "slots", "seqlens_q": [2, 1], "sparse": {"topk": 9}, "extra": {"topk": 9,
+      "page_size": 16})";
+  const char* const dense = R"("kv": "dense", "seqlens_q": [5], "seqlens_kv": [5])";
+  EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.format = kv_format(ATTUNE_KV_MLA_656); }),
+            "a second cache of another format");
+  EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.k.page_stride += 4; }),
+            "rows of extra_cache that do not lie at multiples of 16 bytes");
+  EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.k.dtype = ATTUNE_FLOAT16; }),
+            "q and extra_cache of different dtypes");
+  EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.k.data += 8; }),
+            "data that do not lie at multiples of 16 bytes, as extra_cache.k.data here");
+  EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.k.dtype = ATTUNE_FLOAT16; }), "q and k of different dtypes");
+  EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.k.head_stride += 4; }),
+            "rows of k that do not lie at multiples of 16 bytes");
+  EXPECT_EQ(refusal_of(R"("kv": "paged", "seqlens_kv": [5], "shared_kv": false, "cache": {"format": "mla_656"})",
+                       [](Problem& p) { p.cache.page_size = (1 << 21) + 1; }),
+            "pages of more than 2097152 tokens in cache");
+  EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.total_q = (int64_t{1} << 29) - 1; }), "");
+  EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.total_q = int64_t{1} << 29; }),
+            "2^31 or more rows of queries and heads");
+}
+
+// A run may bring other strides, pages and scales than its plan saw: what would fault, or be wrong, is named.
+TEST(CudaMlaConfig, NamesWhatARunMayNotBring) {
+  const auto change = [](const char* kv, const std::function<void(attune_attention&)>& other) -> std::string {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [2],
+            "seqlens_kv": [70], )") +
+        kv + "}"));
+    attune_attention a = problem.host();
+    const mla::Config c = mla::choose_config(make_problem(a, Data::kRequired), 132);
+    mla::check_run(make_problem(a, Data::kRequired), c);
+    other(a);
+    try {
+      mla::check_run(make_problem(a, Data::kRequired), c);
+    } catch (const Failure& e) {
+      return e.status() == ATTUNE_INVALID_ARGUMENT ? e.what() : "another status";
+    }
+    return "";
+  };
+  const char* const paged = R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 64})";
+  const char* const packed = R"("kv": "slots", "cache": {"format": "mla_656"}, "sparse": {"topk": 9})";
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.q.stride[0] += 8; }), "");
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.cache.k.stride[0] += 3; }),
+            "attention differs from its plan: kernel cuda_mla does not take rows of cache that do not lie at multiples "
+            "of 16 bytes");
+  EXPECT_EQ(change(packed, [](attune_attention& a) { a.cache.k.stride[1] += 8; }),
+            "attention differs from its plan: kernel cuda_mla does not take rows of cache that do not lie at multiples "
+            "of 16 bytes");
+  EXPECT_EQ(
+      change(paged, [](attune_attention& a) { a.q.stride[0] += 4; }),
+      "attention differs from its plan: kernel cuda_mla does not take rows of q that do not lie at multiples of 16 "
+      "bytes");
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.softmax_scale = -1; }),
+            "attention differs from its plan: kernel cuda_mla does not take a scale that is not positive");
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.q.data = static_cast<char*>(a.q.data) + 2; }),
+            "q.data is 2 bytes beyond a multiple of 16; kernel cuda_mla needs a multiple of 16, or a plan made for "
+            "such data");
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.cache.k.shape[1] = 4; }),
+            "cache.page_size is 4; the plan was made for pages of multiples of 8 tokens");
+  EXPECT_EQ(change(paged, [](attune_attention& a) { a.cache.k.shape[1] = 16; }), "");
+}
+
+// Rows that no copy could take from where they lie are read by the launch before.
+TEST(CudaMlaConfig, PrologueLeavesItsRowsInTheWorkspace) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "head_dim": [576, 512],
+      "shared_kv": true, "kv": "paged", "new_tokens": true, "seqlens_q": [5, 2], "seqlens_kv": [5, 0],
+      "cache": {"page_size": 64}, "prologue": {"append": true, "k_bias": true}})"));
+  problem.arena().upload();
+  attune_attention a = problem.device();
+  a.q.stride[0] += 3;
+  const Problem p = make_problem(a, Data::kOptional);
+  EXPECT_EQ(mla_kernel().coverage.difference(traits_of(p, a)), "");
+  EXPECT_EQ(mla::refusal(p), "");
+  EXPECT_EQ(prefill::prologue_bytes(p),
+            static_cast<size_t>((7 * 4 * 576 * 2 + 255) / 256 * 256 + (7 * 576 * 2 + 255) / 256 * 256));
+  alignas(256) static std::byte memory[1 << 16];
+  const PrepareProblem op = prefill::to_prepare(p, memory);
+  const Problem after = prefill::after_prologue(p, memory);
+  EXPECT_FALSE(op.v || op.v_out);
+  EXPECT_EQ(op.k_out.data, after.k.data);
+  EXPECT_EQ(after.v.data, after.k.data);
+  EXPECT_EQ(after.q.data, memory);
+  EXPECT_FALSE(prefill::has_prologue(after));
+  EXPECT_EQ(mla::refusal(after), "");
+}
+
+TEST(CudaMlaConfig, ChoosesHowKeysCome) {
+  for (const auto& [kv, loader] : {std::pair{R"("kv": "paged", "cache": {"page_size": 64})", kernels::kMlaBoxes},
+                                   {R"("kv": "paged", "cache": {"page_size": 8})", kernels::kMlaBoxes},
+                                   {R"("kv": "paged", "cache": {"page_size": 12})", kernels::kMlaRows},
+                                   {R"("kv": "contiguous")", kernels::kMlaBoxes},
+                                   {R"("kv": "slots", "sparse": {"topk": 9})", kernels::kMlaRows}}) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
+            "seqlens_q": [2], "seqlens_kv": [5], )") +
+        kv + "}"));
+    EXPECT_EQ(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).loader, loader) << kv;
+  }
+}
+
+// One token's heads over cached rows that the kernel of few rows takes: 16 at most, whatever else there is.
+TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
+  const auto entry = [](const std::string& more) {
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "seqlens_kv": [5, 9], )" + more + "}"));
+    return mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).main_kernel().entry;
+  };
+  const std::string few = "attune_mla_few", half = "attune_mla_half", many = "attune_mla";
+  const std::string packed = R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"}, )";
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1])"), few);
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), many);
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "queries": "fixed", "batch_invariant": true)"), few);
+  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), many);
+  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [2, 1])"), many);
+  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [1, 1], "new_tokens": true)"), few);
+  EXPECT_EQ(entry(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [16, 1],
+      "seqlens_q": [2, 1], "sparse": {"topk": 9})"),
+            few);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 2])"), few);
+  // Up to 32 over packed rows of 656 bytes.
+  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1])"), half);
+  EXPECT_EQ(entry(packed + R"("heads": [32, 1], "queries": "fixed", "batch_invariant": true)"), half);
+  EXPECT_EQ(entry(packed + R"("heads": [33, 1], "seqlens_q": [1, 1])"), many);
+  EXPECT_EQ(entry(packed + R"("heads": [32, 1], "seqlens_q": [2, 1])"), many);
+  EXPECT_EQ(entry(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [32, 1],
+      "seqlens_q": [2, 1], "sparse": {"topk": 9})"),
+            half);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 1])"), many);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [32, 1])"), many);
+  EXPECT_EQ(entry(R"("kv": "dense", "head_dim": [576, 512], "shared_kv": true, "heads": [16, 1], "seqlens_q": [1, 1])"),
+            many);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [16, 1])"), many);
+}
+
+// Blocks have as many heads as there are tokens to have beside them: each block reads all keys.
+TEST(CudaMlaConfig, FillsBlocksWithTheTokensThatThereAre) {
+  const auto heads = [](int of_query, const std::string& more) {
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
+        "heads": [)" + std::to_string(of_query) +
+                                            ", 1], " + more + "}"));
+    return mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).heads_of_tile;
+  };
+  const std::string one = R"("kv": "paged", "seqlens_kv": [9, 9], "seqlens_q": [1, 1])", two = R"("kv": "paged",
+      "seqlens_kv": [9], "queries": "fixed", "seqlens_q": [2])",
+                    many = R"("kv": "paged", "seqlens_kv": [70], "seqlens_q": [70])",
+                    sparse = R"("kv": "slots", "sparse": {"topk": 9}, "seqlens_q": [70])";
+  for (const int heads_q : {1, 8, 16, 32, 64}) {
+    for (const std::string& tokens : {one, two, many, sparse}) EXPECT_EQ(heads(heads_q, tokens), heads_q) << tokens;
+  }
+  EXPECT_EQ(heads(128, one), 64);
+  EXPECT_EQ(heads(96, one), 48);
+  EXPECT_EQ(heads(24, one), 24);
+  EXPECT_EQ(heads(24, two), 24);
+  EXPECT_EQ(heads(24, many), 12);
+  EXPECT_EQ(heads(20, many), 20);
+  EXPECT_EQ(heads(40, one), 40);
+  EXPECT_EQ(heads(24, sparse), 24);
+  EXPECT_EQ(heads(97, one), 1);
+}
+
+// More heads where blocks of 64 rows would be cut into parts of a few tiles, and few rows into parts hardly longer.
+TEST(CudaMlaConfig, GivesSmallBatchesToTheKernelOfFewRows) {
+  const auto few = [](int64_t batch, const std::string& more, int num_sms = 132, const std::string& of_each = "4096") {
+    std::string queries = "1", keys = of_each;
+    for (int64_t i = 1; i < batch; ++i) queries += ", 1", keys += ", " + of_each;
+    const std::string kv = more.find("paged") != std::string::npos ? R"("seqlens_kv": [)" + keys + "], " : "";
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [)" +
+                                            queries + "], " + kv + more + "}"));
+    const mla::Config c = mla::choose_config(make_problem(problem.host(), Data::kRequired), num_sms);
+    EXPECT_TRUE(!c.few || c.cluster == 1);
+    EXPECT_LE(c.few ? c.heads_of_tile : 0, 16);
+    return c.few;
+  };
+  const std::string sparse = R"("kv": "slots", "cache": {"format": "mla_656"}, "sparse": {"topk": 2048}, )";
+  EXPECT_TRUE(few(1, sparse + R"("heads": [128, 1])"));
+  EXPECT_FALSE(few(2, sparse + R"("heads": [128, 1])"));
+  EXPECT_TRUE(few(2, sparse + R"("heads": [64, 1])"));
+  EXPECT_FALSE(few(4, sparse + R"("heads": [64, 1])"));
+  EXPECT_TRUE(few(8, sparse + R"("heads": [32, 1])"));
+  EXPECT_FALSE(few(1, sparse + R"("heads": [128, 1])", 66));
+  EXPECT_FALSE(few(1, sparse + R"("heads": [128, 1], "batch_invariant": true)"));
+  const auto listed = [](const std::string& topk) {
+    return R"("kv": "slots", "cache": {"format": "mla_656"}, "heads": [128, 1], "sparse": {"topk": )" + topk + "}";
+  };
+  EXPECT_FALSE(few(1, listed("128")));
+  EXPECT_TRUE(few(4, listed("512")));
+  EXPECT_FALSE(few(8, listed("512")));
+  EXPECT_TRUE(few(1, listed("4096")));
+  EXPECT_FALSE(few(1, listed("8192")));  // merging many parts of the other kernel takes less than tiles of this one
+  const std::string paged = R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 64}, )";
+  EXPECT_TRUE(few(1, paged + R"("heads": [128, 1])", 132, "1024"));
+  EXPECT_FALSE(few(1, paged + R"("heads": [128, 1])"));
+  EXPECT_FALSE(few(2, paged + R"("heads": [128, 1])"));
+  EXPECT_FALSE(
+      few(1, R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 2048},
+      "heads": [128, 1])"));
+}
+
+// Where two blocks of rows have the same keys, and these are decoded or copied by the TMA.
+TEST(CudaMlaConfig, PairsBlocksThatShareKeys) {
+  const auto cluster = [](const std::string& heads, const std::string& more, int num_sms) {
+    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [60],
+        "heads": )" + heads + more + "}"));
+    return mla::choose_config(make_problem(problem.host(), Data::kRequired), num_sms).cluster;
+  };
+  const char* packed = R"(, "kv": "slots", "sparse": {"topk": 9}, "cache": {"format": "mla_656"})";
+  EXPECT_EQ(cluster("[128, 1]", packed, 132), 2);
+  EXPECT_EQ(cluster("[192, 1]", packed, 132), 1);  // three
+  EXPECT_EQ(cluster("[16, 1]", packed, 132), 1);
+  EXPECT_EQ(cluster("[128, 1]", packed, 131), 1);
+  EXPECT_EQ(cluster("[128, 1]", R"(, "kv": "slots", "sparse": {"topk": 9}, "shared_kv": true)", 132), 1);
+  const std::string paged = R"(, "kv": "paged", "seqlens_kv": [9], "shared_kv": true, "cache": {"page_size": )";
+  EXPECT_EQ(cluster("[128, 1]", paged + "64}", 132), 2);
+  EXPECT_EQ(cluster("[64, 1]", paged + "64}", 132), 1);
+  EXPECT_EQ(cluster("[128, 1]", paged + "3}", 132), 1);
+  EXPECT_EQ(cluster("[128, 1]", R"(, "kv": "dense", "seqlens_kv": [9], "shared_kv": true)", 132), 1);
+}
+
+}  // namespace
+}  // namespace attune::cuda

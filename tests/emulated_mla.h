@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The MLA kernels' own source on the CPU (tests/emulator): what they compute, against the oracle, with poisoned memory,
+// without a GPU.
+#pragma once
+
+#include "cuda/mla/config.h"
+#include "cuda/mla/mla.h"
+#include "cuda/prefill/prologue.h"
+#include "emulated.h"
+#include "emulated_mla_launch.h"
+#include "emulated_rows.h"
+#include "support.h"
+
+namespace attune::cuda {
+
+class EmulatedMla : public tests::Emulated {
+ protected:
+  static constexpr int kBlocks = 4;  // of the grid, so that each takes several tasks
+
+  // A grid of most_blocks may be smaller than the device's, so that blocks take several tasks each.
+  static std::string run(const cases::Case& spec, int layers = 1, int num_sms = kBlocks, int most_blocks = kBlocks) {
+    cases::Problem problem(spec);
+    return run(problem, layers, num_sms, most_blocks);
+  }
+  static std::string run(cases::Problem& problem, int layers = 1, int num_sms = kBlocks, int most_blocks = kBlocks) {
+    problem.arena().upload();
+    const attune_attention a = problem.device();
+    const Problem given = make_problem(a, Data::kRequired);
+    if (!mla_kernel().coverage.difference(traits_of(given, a)).empty() || !mla::refusal(given).empty())
+      return tests::kNotCovered;
+    const cases::Expected expected = cases::evaluate(problem);
+    mla::Config c = mla::choose_config(given, num_sms);
+    c.blocks = std::min(c.blocks, most_blocks);
+    cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total + prefill::prologue_bytes(given));
+    std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + mla::workspace_layout(c).total;
+    const bool prepares = prefill::has_prologue(given);
+    const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
+    mla::check_run(p, c);
+    const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
+    try {
+      emulate_schedule(c, params);
+      for (int i = 0; i < layers; ++i) {
+        if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
+        emulate_mla(p, c, params);
+      }
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+    return cases::compare(problem, expected).failure;
+  }
+  // Cases that have `common` and, one after the other, what is in `rest`.
+  static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {
+    for (const char* more : rest)
+      EXPECT_EQ(run(tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}"), layers), "") << more;
+  }
+  // Cases that the kernel of half a block of rows gets.
+  static void check_half(const std::string& common, std::initializer_list<const char*> rest) {
+    for (const char* more : rest) {
+      const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
+      cases::Problem problem(spec);
+      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), kBlocks).half) << more;
+      EXPECT_EQ(run(spec, 2), "") << more;
+    }
+  }
+  // Cases of an H200's small batches, which the kernel of few rows gets.
+  static void check_few(const std::string& common, std::initializer_list<const char*> rest) {
+    for (const char* more : rest) {
+      const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
+      cases::Problem problem(spec);
+      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).few) << more;
+      EXPECT_EQ(run(spec, 2, 132), "") << more;
+    }
+  }
+};
+
+}  // namespace attune::cuda
