@@ -359,7 +359,7 @@ void add_latent_rows(const PopularModel& m, Kernels& kernels) {
   add_latent(latent_call(m, s), kernels);
   if (!m.packed_cache) {
     add_latent(fused_latent_call(m, s), kernels);
-    const Serving one{s.activations, s.cache, 1, 4096, 1};
+    const Serving one{s.activations, s.cache, 1, 1024, 1};  // short, and so by blocks of few rows
     add_latent(latent_call(m, one), kernels);
     add_latent(fused_latent_call(m, one), kernels);
   }
