@@ -31,25 +31,29 @@ TEST_F(EmulatedBatchInvariant, EachSequenceHasTheSameBitsInAnyBatch) {
 }
 
 // In the place of rows that a block does not have lie the next sequence's, whose scores are far beyond those for which
-// softcap has its short way.
+// softcap has its short ways: the shortest, and another where the sequence's own scores are larger.
 TEST_F(EmulatedBatchInvariant, RowsThatAreNotThereHaveNoVote) {
   const auto attend = [](const attune_attention& a) { emulate_attention(a, 3); };
-  const auto grow = [](cases::Problem& problem) {
+  const auto grow = [](cases::Problem& problem, int64_t sequence, double factor) {
     const attune_tensor& q = problem.host().q;
     const auto dtype = static_cast<attune_dtype>(q.dtype);
-    for (int64_t row = problem.first_row(1); row < problem.first_row(2); ++row) {
+    for (int64_t row = problem.first_row(sequence); row < problem.first_row(sequence + 1); ++row) {
       for (int64_t head = 0; head < q.shape[1]; ++head) {
         for (int64_t d = 0; d < q.shape[2]; ++d) {
           void* const x = cases::element_at(q, {row, head, d});
-          cases::encode(dtype, 40 * cases::decode(dtype, x), x);
+          cases::encode(dtype, factor * cases::decode(dtype, x), x);
         }
       }
     }
   };
+  // The first tile has keys for all rows.
   const cases::Case spec = tests::make_case(R"({"name": "absent", "kv": "dense", "seqlens_q": [48, 40, 3],
-      "seqlens_kv": [900, 600, 300], "heads": [4, 2], "dtype": "bf16", "head_dim": [64, 64], "softcap": 50,
+      "seqlens_kv": [896, 640, 256], "heads": [4, 2], "dtype": "bf16", "head_dim": [64, 64], "softcap": 50,
       "batch_invariant": true, "max_seqlens": true})");
-  EXPECT_EQ(tests::find_other_bits(spec, cases::host_memory(), attend, 2, grow), "");
+  for (const double factor : {1.0, 3.0}) {
+    const auto edit = [&](cases::Problem& problem) { grow(problem, 0, factor), grow(problem, 1, 40); };
+    EXPECT_EQ(tests::find_other_bits(spec, cases::host_memory(), attend, 2, edit), "") << factor;
+  }
 }
 
 // The kernel, and what it is compiled for.
