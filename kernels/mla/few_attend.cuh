@@ -93,8 +93,6 @@ class FewAttend {
   }
 
  private:
-  static constexpr float kSlack = 8;  // weights may exceed 1 by so many powers of 2 before o is multiplied
-
   // From products to scores in base 2.
   __device__ __forceinline__ float c() const { return p_.scale * kLog2e; }
   __device__ __forceinline__ int g() const { return lane_ / 4; }
@@ -207,13 +205,8 @@ class FewAttend {
     meet_few();
   }
 
-  // The maximum, and when it is far ahead the reference, with what came before: what that is to be multiplied with.
   __device__ __forceinline__ float follow(int h, float top) {
-    highest[h] = fmaxf(highest[h], top);
-    if (!((highest[h] - reference[h]) * c() > kSlack)) return 1.0f;
-    const float lowered = ptx::exp2_approx((reference[h] - highest[h]) * c());
-    reference[h] = highest[h];
-    return lowered;
+    return follow_maximum(top, c(), highest[h], reference[h]);
   }
 
   const PrefillParams& p_;

@@ -37,6 +37,16 @@ __device__ __forceinline__ const char* few_query(const PrefillParams& p, const T
                                     p.q_batch_stride, p.q_row_stride, p.q_head_stride);
 }
 
+// The maximum, and when it is far ahead the reference, with what came before: what that is to be multiplied with.
+__device__ __forceinline__ float follow_maximum(float top, float c, float& highest, float& reference) {
+  constexpr float kSlack = 8;  // weights may exceed 1 by so many powers of 2 before outputs are multiplied
+  highest = fmaxf(highest, top);
+  if (!((highest - reference) * c > kSlack)) return 1.0f;
+  const float lowered = ptx::exp2_approx((reference - highest) * c);
+  reference = highest;
+  return lowered;
+}
+
 // Where lane l begins to read pieces of 16 bytes of cached rows by ldmatrix. Keys: of eight rows four neighbouring
 // pieces. Values: of sixteen rows two, so that lanes hold two keys side by side.
 __device__ __forceinline__ unsigned few_keys(const FewPlaces& places, int stage) {

@@ -85,8 +85,7 @@ class HalfAttend {
   }
 
  private:
-  static constexpr float kSlack = 8;  // weights may exceed 1 by so many powers of 2 before o is multiplied
-  static constexpr int kOwn = 4;      // of the group's rows a lane has 8 j + 2 t + e, j and e being 0 or 1
+  static constexpr int kOwn = 4;  // of the group's rows a lane has 8 j + 2 t + e, j and e being 0 or 1
 
   // From products to scores in base 2.
   __device__ __forceinline__ float c() const { return p_.scale * kLog2e; }
@@ -326,13 +325,8 @@ class HalfAttend {
     meet_few();
   }
 
-  // The maximum, and when it is far ahead the reference, with what came before: what that is to be multiplied with.
   __device__ __forceinline__ float follow(int i, float top) {
-    highest_[i] = fmaxf(highest_[i], top);
-    if (!((highest_[i] - reference_[i]) * c() > kSlack)) return 1.0f;
-    const float lowered = ptx::exp2_approx((reference_[i] - highest_[i]) * c());
-    reference_[i] = highest_[i];
-    return lowered;
+    return follow_maximum(top, c(), highest_[i], reference_[i]);
   }
 
   const PrefillParams& p_;
