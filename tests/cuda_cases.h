@@ -65,9 +65,13 @@ class CudaCases : public testing::Test {
   static std::vector<cases::Case> table_and_random_cases(int random) {
     std::vector<cases::Case> list = cases::all_cases();
     for (int seed = 0; seed < random; ++seed) list.push_back(cases::random_case(static_cast<uint64_t>(seed)));
+    keep_picked(list);
+    return list;
+  }
+
+  static void keep_picked(std::vector<cases::Case>& list) {
     if (const char* only = std::getenv("ATTUNE_CASE"); only != nullptr)
       std::erase_if(list, [&](const cases::Case& spec) { return spec.name.find(only) == std::string::npos; });
-    return list;
   }
 
   // Compiles what the cases need, side by side.
@@ -142,6 +146,13 @@ class CudaCases : public testing::Test {
     for (std::thread& thread : threads) thread.join();
     for (size_t i = 0; i < list.size(); ++i) EXPECT_EQ(failures[i], "") << list[i].name;
     return ran;
+  }
+
+  // What of the list is picked; all of it must be covered.
+  static void check_all_of(std::vector<cases::Case> list, const CaseSubject& subject) {
+    keep_picked(list);
+    warm_all(list, subject);
+    EXPECT_EQ(check_all(list, subject), static_cast<int>(list.size()));
   }
 };
 

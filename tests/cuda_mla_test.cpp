@@ -111,13 +111,7 @@ std::vector<cases::Case> edges_of_lists() {
 
 class CudaMla : public CudaCases {
  protected:
-  // What of the list is picked; all of it must be covered.
-  static void check_all_of(std::vector<cases::Case> list) {
-    if (const char* only = std::getenv("ATTUNE_CASE"); only != nullptr)
-      std::erase_if(list, [&](const cases::Case& spec) { return spec.name.find(only) == std::string::npos; });
-    warm_all(list, Subject());
-    EXPECT_EQ(check_all(list, Subject()), static_cast<int>(list.size()));
-  }
+  static void check_all_of(std::vector<cases::Case> list) { CudaCases::check_all_of(std::move(list), Subject()); }
 };
 
 TEST_F(CudaMla, MatchesTheOracle) {

@@ -6,33 +6,13 @@
 
 #include "cuda/ops/config.h"
 #include "cuda/prefill/config.h"
-#include "cuda/prefill/prefill.h"
 #include "cuda/prefill/prologue.h"
-#include "cuda_cases.h"
+#include "cuda_prefill_cases.h"
 
 namespace attune::cuda {
 namespace {
 
 class CudaPrefillRows : public CudaCases {};
-
-class ByPrefill final : public CaseSubject {
- public:
-  std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
-    std::vector<std::unique_ptr<KernelPlan>> plans;
-    if (takes(a, p)) plans.push_back(prefill::kernel_for(p).make_plan(p, kDevice));
-    return plans;
-  }
-  std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
-    if (!takes(a, p)) return {};
-    const prefill::Config c = prefill::choose_config(p, require_device(kDevice).num_sms);
-    return {c.main_kernel(), c.schedule_kernel()};
-  }
-
- private:
-  static bool takes(const attune_attention& a, const Problem& p) {
-    return prefill::kernel_for(p).coverage.difference(traits_of(p, a)).empty() && prefill::refusal(p).empty();
-  }
-};
 
 // Rows that the TMA does not take as they lie, by their strides or their head dims.
 TEST_F(CudaPrefillRows, OfAnySizeLongerThanATile) {
@@ -53,8 +33,7 @@ TEST_F(CudaPrefillRows, OfAnySizeLongerThanATile) {
         "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], )" +
                                     rest + "}"));
   }
-  warm_all(list, ByPrefill());
-  EXPECT_EQ(check_all(list, ByPrefill()), static_cast<int>(list.size()));
+  check_all_of(std::move(list), ByPrefill());
 }
 
 // Over caches whose rows threads cannot copy, either, 16-bit queries go to the kernel of fp32.
@@ -132,17 +111,9 @@ std::vector<cases::Case> gathered_cases() {
   return list;
 }
 
-TEST_F(CudaPrefillRows, GatheredFromTheCache) {
-  const std::vector<cases::Case> list = gathered_cases();
-  warm_all(list, ByPrefill());
-  EXPECT_EQ(check_all(list, ByPrefill()), static_cast<int>(list.size()));
-}
+TEST_F(CudaPrefillRows, GatheredFromTheCache) { check_all_of(gathered_cases(), ByPrefill()); }
 
-TEST_F(CudaPrefillRows, SixteenBitsAsFloats) {
-  const std::vector<cases::Case> list = cases_as_floats();
-  warm_all(list, AsFloats());
-  EXPECT_EQ(check_all(list, AsFloats()), static_cast<int>(list.size()));
-}
+TEST_F(CudaPrefillRows, SixteenBitsAsFloats) { check_all_of(cases_as_floats(), AsFloats()); }
 
 // Threads copy as many bytes at a time as addresses and strides have in common, and a plan is for no fewer.
 TEST(CudaPrefillRowsConfig, GathersWhatTheTmaDoesNotTake) {

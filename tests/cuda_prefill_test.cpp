@@ -10,41 +10,22 @@
 #include <tuple>
 
 #include "cuda/prefill/config.h"
-#include "cuda/prefill/prefill.h"
 #include "cuda/prefill/prologue.h"
-#include "cuda_cases.h"
+#include "cuda_prefill_cases.h"
 
 namespace attune::cuda {
 namespace {
 
 constexpr int kRandomCases = 300;
 
-bool covered(const attune_attention& a, const Problem& p) {
-  return prefill::kernel_for(p).coverage.difference(traits_of(p, a)).empty() && prefill::refusal(p).empty();
-}
-
-class Subject final : public CaseSubject {
- public:
-  std::vector<std::unique_ptr<KernelPlan>> plans(const attune_attention& a, const Problem& p) const override {
-    std::vector<std::unique_ptr<KernelPlan>> plans;
-    if (covered(a, p)) plans.push_back(prefill::kernel_for(p).make_plan(p, kDevice));
-    return plans;
-  }
-  std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
-    if (!covered(a, p)) return {};
-    const prefill::Config c = prefill::choose_config(p, require_device(kDevice).num_sms);
-    return {c.main_kernel(), c.schedule_kernel()};
-  }
-};
-
 class CudaPrefill : public CudaCases {
  protected:
-  static int check_all(const std::vector<cases::Case>& list) { return CudaCases::check_all(list, Subject()); }
+  static int check_all(const std::vector<cases::Case>& list) { return CudaCases::check_all(list, ByPrefill()); }
 };
 
 TEST_F(CudaPrefill, MatchesTheOracle) {
   const std::vector<cases::Case> list = table_and_random_cases(kRandomCases);
-  warm_all(list, Subject());
+  warm_all(list, ByPrefill());
   EXPECT_GT(check_all(list), picks_cases() ? 0 : 100);
 }
 
@@ -67,8 +48,7 @@ TEST_F(CudaPrefill, LongerThanATile) {
       }
     }
   }
-  warm_all(list, Subject());
-  EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
+  check_all_of(std::move(list), ByPrefill());
 }
 
 // Codes in x-packed pages, whose V comes in rows of 256 bytes, or of the tokens of a page that a box has.
@@ -91,8 +71,7 @@ TEST_F(CudaPrefill, PackedCodesLongerThanATile) {
                                       cache + "}, " + rest + "}"));
     }
   }
-  warm_all(list, Subject());
-  EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
+  check_all_of(std::move(list), ByPrefill());
 }
 
 // Few rows and many keys: parts of blocks of rows, merged by the block that comes last.
@@ -125,8 +104,7 @@ TEST_F(CudaPrefill, CodesLongerThanATile) {
                                       dims + ", " + rest + "}"));
     }
   }
-  warm_all(list, Subject());
-  EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
+  check_all_of(std::move(list), ByPrefill());
 }
 
 // Queries, keys and values of fp32: several tiles, blocks of rows, tasks and parts.
@@ -148,8 +126,7 @@ TEST_F(CudaPrefill, FloatsLongerThanATile) {
                                       dims + ", " + rest + "}"));
     }
   }
-  warm_all(list, Subject());
-  EXPECT_EQ(check_all(list), static_cast<int>(list.size()));
+  check_all_of(std::move(list), ByPrefill());
 }
 
 // The tensor cores round sums towards zero: those of a tile are few.
