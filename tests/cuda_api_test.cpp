@@ -247,15 +247,16 @@ TEST_F(CudaApiOnDevice, ARunMayNotBringWhatItsPlanDoesNotTake) {
     Change change;
     const char* wanted;
   } runs[] = {
-      {decode, "cuda_decode", odd_pages, "cache.k.data or cache.v.data is not aligned to 16 bytes"},
+      {decode, "cuda_decode", odd_pages,
+       "rows of cache.k do not lie at multiples of 16 bytes, as they did when the plan was made"},
       {decode, "cuda_decode", small_pages,
        "cache.page_size is 3; the plan was made for pages of multiples of 16 tokens"},
-      {prompt, "cuda_prefill", odd_rows, "rows of q, k or v do not lie at multiples of 16 bytes"},
-      {prompt, "cuda_prefill", spread_channels, "rows of q, k or v do not lie at multiples of 16 bytes"},
+      {prompt, "cuda_prefill", odd_rows, "rows of q do not lie at multiples of 16 bytes"},
+      {prompt, "cuda_prefill", spread_channels, "rows of q do not lie at multiples of 16 bytes"},
       {prompt, "cuda_prefill", negative, "softmax_scale is -1.000000; the plan was made for one that is positive"},
       {mixed, "cuda_mixed", negative, "softmax_scale is -1.000000; the plan was made for one that is positive"},
-      {chunks, "cuda_prefill", odd_pages, "rows of the cache that do not lie at multiples of 16 bytes"},
-      {mixed, "cuda_mixed", odd_pages, "rows of the cache that do not lie at multiples of 16 bytes"},
+      {chunks, "cuda_prefill", odd_pages, "rows of cache.k that do not lie at multiples of 16 bytes"},
+      {mixed, "cuda_mixed", odd_pages, "rows of cache.k that do not lie at multiples of 16 bytes"},
       {mixed, "cuda_mixed", small_pages, "the plan was made for pages of multiples of 16 tokens"},
       {latent, "cuda_mla", odd_pages, "rows of cache that do not lie at multiples of 16 bytes"},
       {latent, "cuda_mla", small_rows, "cache.page_size is 3; the plan was made for pages of multiples of 8 tokens"},

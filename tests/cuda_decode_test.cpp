@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
@@ -267,6 +268,64 @@ TEST(CudaDecodeConfig, ChecksAlignmentAtRun) {
   EXPECT_NO_THROW(decode::check_alignment(p, c));
   p.cache.k.data += 2;
   EXPECT_THROW(decode::check_alignment(p, c), Failure);
+}
+
+// A run may bring other addresses and strides than its plan saw: the one array is named, with what its lanes need.
+TEST(CudaDecodeConfig, NamesWhatARunMayNotBring) {
+  const auto change = [](const char* rest, const std::function<void(Problem&)>& other) -> std::string {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "kv": "paged", "causal": true,
+            "seqlens_kv": [70, 9], "new_tokens": true, )") +
+        rest + "}"));
+    Problem p = make_problem(problem.host(), Data::kRequired);
+    const decode::Config c = decode::choose_config(p, {});
+    EXPECT_TRUE(c.vectors) << rest;
+    decode::check_run(p, c);
+    other(p);
+    try {
+      decode::check_run(p, c);
+    } catch (const Failure& e) {
+      return e.status() == ATTUNE_INVALID_ARGUMENT ? e.what() : "another status";
+    }
+    return "";
+  };
+  const auto beyond = [](const char* what, int over, int unit) {
+    return cat(what, " is ", over, " bytes beyond a multiple of ", unit, "; kernel cuda_decode needs a multiple of ",
+               unit, ", or a plan made for such data");
+  };
+  const auto apart = [](const char* what, int unit) {
+    return cat("rows of ", what, " do not lie at multiples of ", unit,
+               " bytes, as they did when the plan was made; plan with such rows");
+  };
+  const auto side_by_side = [](const char* what) {
+    return cat("channels of a row of ", what,
+               " do not lie side by side, as they did when the plan was made; plan with such rows");
+  };
+  const char* const plain = R"("dtype": "bf16")";
+  const char* const floats = R"("dtype": "f32")";
+  const char* const tables =
+      R"("dtype": "bf16", "prologue": {"q_bias": true, "k_bias": true, "v_bias": true, "ia3_tasks": 2,
+      "append": true, "rope": {"style": "linear", "dim": 32}})";
+  EXPECT_EQ(change(plain, [](Problem& p) { p.q.data += 2; }), beyond("q.data", 2, 8));
+  EXPECT_EQ(change(plain, [](Problem& p) { p.k.data += 4; }), beyond("k.data", 4, 8));
+  EXPECT_EQ(change(floats, [](Problem& p) { p.v.data += 4; }), beyond("v.data", 4, 16));
+  EXPECT_EQ(change(plain, [](Problem& p) { p.q.head_stride += 1; }), apart("q", 8));
+  EXPECT_EQ(change(plain, [](Problem& p) { p.k.row_stride += 2; }), apart("k", 8));
+  EXPECT_EQ(change(plain, [](Problem& p) { p.v.dim_stride = 2; }), side_by_side("v"));
+  EXPECT_EQ(change(plain, [](Problem& p) { p.cache.k.data += 2; }), beyond("cache.k.data", 2, 16));
+  EXPECT_EQ(change(plain, [](Problem& p) { p.cache.v.data += 8; }), beyond("cache.v.data", 8, 16));
+  EXPECT_EQ(change(plain, [](Problem& p) { p.cache.k.slot_stride += 1; }), apart("cache.k", 16));
+  EXPECT_EQ(change(plain, [](Problem& p) { p.cache.v.page_stride += 4; }), apart("cache.v", 16));
+  EXPECT_EQ(change(plain, [](Problem& p) { p.cache.v.inner_stride = 2; }), side_by_side("cache.v"));
+  EXPECT_EQ(change(plain, [](Problem& p) { p.q.head_stride += 4, p.cache.k.page_stride += 8; }), "");
+  EXPECT_EQ(change(tables, [](Problem& p) { p.prologue.q_bias.data += 4; }), beyond("prologue.q_bias.data", 4, 16));
+  EXPECT_EQ(change(tables, [](Problem& p) { p.prologue.v_bias.stride[2] *= 2; }), side_by_side("prologue.v_bias"));
+  EXPECT_EQ(change(tables, [](Problem& p) { p.prologue.ia3_k.stride[0] += 4; }), apart("prologue.ia3_k", 16));
+  EXPECT_EQ(change(tables, [](Problem& p) { p.prologue.ia3_v.data += 4; }), beyond("prologue.ia3_v.data", 4, 16));
+  EXPECT_EQ(change(tables, [](Problem& p) { p.prologue.cos_sin += 1; }), beyond("prologue.rope_cos_sin.data", 4, 16));
+  EXPECT_EQ(change(tables, [](Problem& p) { p.prologue.position_stride += 1; }), apart("prologue.rope_cos_sin", 16));
+  EXPECT_EQ(change(tables, [](Problem& p) { p.prologue.rope_offset = 2; }),
+            "prologue.rope_offset is 2; the plan was made for multiples of 4");
 }
 
 }  // namespace

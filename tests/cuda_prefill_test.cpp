@@ -369,21 +369,31 @@ TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
   };
   const char* const paged = R"("kv": "paged")";
   // Rows that have 4 bytes in common are gathered (cuda_prefill_rows_test.cpp).
-  const std::string apart = "rows of the cache that do not lie at multiples of 16 bytes";
-  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.k.head_stride += 1; }), apart);
-  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.slot_stride += 1; }), apart);
-  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.page_stride += 1; }), apart);
+  EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.k.head_stride += 1; }),
+            "rows of cache.k that do not lie at multiples of 4 bytes");
+  for (const auto& apart :
+       {+[](Problem& p) { p.cache.v.slot_stride += 1; }, +[](Problem& p) { p.cache.v.page_stride += 1; },
+        +[](Problem& p) { p.cache.v.inner_stride = 2; }})
+    EXPECT_EQ(refusal_of(paged, apart), "rows of cache.v that do not lie at multiples of 4 bytes");
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.dtype = ATTUNE_FLOAT16; }), "K and V of different dtypes");
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.cache.v.data += 2; }),
-            "data that do not lie at multiples of 16 bytes, as cache.v.data here");
-  EXPECT_EQ(refusal_of(R"("kv": "paged", "cache": {"layout": "xpacked", "page_size": 16})",
-                       [](Problem& p) { p.cache.v.page_stride += 1; }),
-            "an x-packed cache whose rows of tokens do not lie at multiples of 16 bytes");
+            "data that do not lie at multiples of 4 bytes, as cache.v.data here");
+  const char* const xpacked = R"("kv": "paged", "cache": {"layout": "xpacked", "page_size": 16})";
+  EXPECT_EQ(refusal_of(xpacked, [](Problem& p) { p.cache.v.page_stride += 1; }),
+            "an x-packed cache whose rows of tokens do not lie at multiples of 4 bytes");
+  EXPECT_EQ(refusal_of(xpacked, [](Problem& p) { p.cache.k.data += 2; }),
+            "data that do not lie at multiples of 4 bytes, as cache.k.data here");
+  EXPECT_EQ(refusal_of(xpacked, [](Problem& p) { p.cache.page_size = 5; }),
+            "x-packed pages of an odd number of tokens");
+  const char* const codes = R"("kv": "paged", "cache": {"dtype": "e4m3", "scales": "head"})";
+  EXPECT_EQ(refusal_of(codes, [](Problem& p) { p.cache.v.slot_stride += 4; }),
+            "rows of cache.v that do not lie at multiples of 16 bytes");
+  EXPECT_EQ(refusal_of(codes, [](Problem& p) { p.cache.k.data += 4; }),
+            "data that do not lie at multiples of 16 bytes, as cache.k.data here");
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.total_q = (int64_t{1} << 29) - 1; }), "");
   EXPECT_EQ(refusal_of(paged, [](Problem& p) { p.total_q = int64_t{1} << 29; }),
             "2^31 or more rows of queries and heads");
-  EXPECT_EQ(refusal_of(R"("kv": "paged", "cache": {"dtype": "e4m3", "scales": "head"})",
-                       [](Problem& p) { p.head_dim_v = 40; }),
+  EXPECT_EQ(refusal_of(codes, [](Problem& p) { p.head_dim_v = 40; }),
             "head dims that are no multiples of 16 with a cache of 8 bits");
 }
 
@@ -418,13 +428,18 @@ TEST(CudaPrefillConfig, NamesWhatARunMayNotBring) {
   EXPECT_EQ(change(paged, [](Problem& p) { p.cache.k.data += 2; }), beyond("cache.k.data"));
   EXPECT_EQ(change(paged, [](Problem& p) { p.cache.v.data += 2; }), beyond("cache.v.data"));
   EXPECT_EQ(change(paged, [](Problem& p) { p.cache.k.page_stride += 4; }),
-            "attention differs from its plan: kernel cuda_prefill does not take rows of the cache that do not lie at "
+            "attention differs from its plan: kernel cuda_prefill does not take rows of cache.k that do not lie at "
             "multiples of 16 bytes");
-  for (const auto& strides : {+[](Problem& p) { p.q.head_stride += 4; }, +[](Problem& p) { p.k.row_stride += 4; },
-                              +[](Problem& p) { p.v.head_stride += 4; }, +[](Problem& p) { p.v.dim_stride = 2; }}) {
+  EXPECT_EQ(change(paged, [](Problem& p) { p.cache.v.page_stride += 1; }),
+            "attention differs from its plan: kernel cuda_prefill does not take rows of cache.v that do not lie at "
+            "multiples of 16 bytes");
+  for (const auto& [name, strides] : {std::pair{"q", +[](Problem& p) { p.q.head_stride += 4; }},
+                                      {"k", +[](Problem& p) { p.k.row_stride += 4; }},
+                                      {"v", +[](Problem& p) { p.v.head_stride += 4; }},
+                                      {"v", +[](Problem& p) { p.v.dim_stride = 2; }}}) {
     EXPECT_EQ(change(dense, strides),
-              "rows of q, k or v do not lie at multiples of 16 bytes, as they did when the plan was made; plan with "
-              "such rows");
+              cat("rows of ", name,
+                  " do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such rows"));
   }
   EXPECT_EQ(change(dense, [](Problem& p) { p.scale = -1; }),
             "softmax_scale is -1.000000; the plan was made for one that is positive");

@@ -267,7 +267,7 @@ TEST(MixedChoice, CopiesNoRows) {
   EXPECT_EQ(mixed_kernel().refusal(p), "");
   p.k.data += 2;
   EXPECT_EQ(prefill::refusal(p), "");
-  EXPECT_EQ(mixed_kernel().refusal(p), "rows of q, k and v that do not lie at multiples of 16 bytes");
+  EXPECT_EQ(mixed_kernel().refusal(p), "rows of k that do not lie at multiples of 16 bytes");
 }
 
 }  // namespace

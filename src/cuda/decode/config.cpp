@@ -66,25 +66,65 @@ int stages_that_fit(const Config& c, const DeviceShape& device) {
 // Channels that a lane holds of a row (kernels/decode/prologue.cuh).
 int64_t lane_channels(int64_t head_dim) { return head_dim <= 128 ? 4 : 8; }
 
-bool has_vectors(const RowView& v, int64_t head_dim) {
-  const int64_t size = v.element_size, unit = std::min<int64_t>(16, lane_channels(head_dim) * size);
-  return v.dim_stride == 1 && v.row_stride * size % unit == 0 && v.head_stride * size % unit == 0 &&
-         v.batch_stride * size % unit == 0 && reinterpret_cast<uintptr_t>(v.data) % static_cast<uintptr_t>(unit) == 0;
+// What keeps copies of `unit` bytes from an array, which a plan's had not; strides in bytes. "" if nothing does.
+std::string misplaced(const char* name, const void* data, std::initializer_list<int64_t> strides, bool side_by_side,
+                      int64_t unit) {
+  constexpr const char* kAsPlanned = ", as they did when the plan was made; plan with such rows";
+  if (const uintptr_t over = reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(unit); over != 0) {
+    return cat(name, ".data is ", over, " bytes beyond a multiple of ", unit,
+               "; kernel cuda_decode needs a multiple of ", unit, ", or a plan made for such data");
+  }
+  if (!side_by_side) return cat("channels of a row of ", name, " do not lie side by side", kAsPlanned);
+  for (const int64_t stride : strides)
+    if (stride % unit != 0) return cat("rows of ", name, " do not lie at multiples of ", unit, " bytes", kAsPlanned);
+  return "";
 }
 
-// Whether lanes can load all that becomes queries and new tokens as vectors.
-bool has_vectors(const Problem& p) {
-  if (!has_vectors(p.q, p.head_dim_qk)) return false;
-  if (p.new_tokens && !(has_vectors(p.k, p.head_dim_qk) && (p.v_aliases_k || has_vectors(p.v, p.head_dim_v))))
-    return false;
-  const Prologue& g = p.prologue;
-  if (!g.any) return true;
-  for (const ParamView* v : {&g.q_bias, &g.k_bias, &g.v_bias, &g.ia3_k, &g.ia3_v}) {
-    if (*v && ops::float_table(*v).vector == 0) return false;
+std::string misplaced(const char* name, const KvPlane& v, int64_t unit) {
+  const int64_t size = v.element_size;
+  return misplaced(name, v.data, {v.page_stride * size, v.slot_stride * size, v.head_stride * size},
+                   v.contiguous && v.inner_stride == 1, unit);
+}
+
+std::string no_vectors(const char* name, const RowView& v, int64_t head_dim) {
+  const int64_t size = v.element_size, unit = std::min<int64_t>(16, lane_channels(head_dim) * size);
+  return misplaced(name, v.data, {v.row_stride * size, v.head_stride * size, v.batch_stride * size}, v.dim_stride == 1,
+                   unit);
+}
+
+// Why lanes cannot load all that becomes queries and new tokens as vectors; "" if they can.
+std::string no_vectors(const Problem& p) {
+  constexpr int64_t kVector = 16, kFloat = sizeof(float);
+  if (std::string why = no_vectors("q", p.q, p.head_dim_qk); !why.empty()) return why;
+  if (p.new_tokens) {
+    if (std::string why = no_vectors("k", p.k, p.head_dim_qk); !why.empty()) return why;
+    if (std::string why = p.v_aliases_k ? "" : no_vectors("v", p.v, p.head_dim_v); !why.empty()) return why;
   }
-  return g.rotary_dim == 0 ||
-         (ops::prologue_params(g).cos_sin_vector != 0 && g.rope_offset % lane_channels(p.head_dim_qk) == 0 &&
-          !(g.has_positions && g.positions.cols == 3));
+  const Prologue& g = p.prologue;
+  if (!g.any) return "";
+  for (const auto& [name, v] : {std::pair{"prologue.q_bias", &g.q_bias},
+                                {"prologue.k_bias", &g.k_bias},
+                                {"prologue.v_bias", &g.v_bias},
+                                {"prologue.ia3_k", &g.ia3_k},
+                                {"prologue.ia3_v", &g.ia3_v}}) {
+    if (!*v || ops::float_table(*v).vector != 0) continue;
+    const std::string why =
+        misplaced(name, v->data, {v->stride[0], v->stride[1]}, v->stride[2] == dtype_size(v->dtype), kVector);
+    return why.empty() ? cat(name, " has ", v->shape[2], " columns; the plan was made for multiples of 8") : why;
+  }
+  if (g.rotary_dim == 0) return "";
+  if (ops::prologue_params(g).cos_sin_vector == 0) {
+    const std::string why =
+        misplaced("prologue.rope_cos_sin", g.cos_sin, {g.table_stride * kFloat, g.position_stride * kFloat},
+                  g.channel_stride == 1, kVector);
+    return why.empty()
+               ? cat("prologue.rope_cos_sin has ", g.rotary_dim, " columns; the plan was made for multiples of 16")
+               : why;
+  }
+  if (const int64_t unit = lane_channels(p.head_dim_qk); g.rope_offset % unit != 0)
+    return cat("prologue.rope_offset is ", g.rope_offset, "; the plan was made for multiples of ", unit);
+  if (g.has_positions && g.positions.cols == 3) return "prologue.positions has 3 columns; the plan was made for one";
+  return "";
 }
 
 // Warps, blocks a multiprocessor and clusters, by measurement (docs/kernels/decode.md).
@@ -267,7 +307,7 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   c.prologue = p.prologue.any;
   // With all that the prologue reads for them, rows of more than 128 channels would have too few registers.
   const bool roomy = std::max(p.head_dim_qk, p.head_dim_v) <= 128;
-  c.vectors = has_vectors(p) && (!c.prologue || roomy);
+  c.vectors = (!c.prologue || roomy) && no_vectors(p).empty();
   const int64_t alignment = cache_alignment(p);
   c.load = choose_load(p, alignment);
   c.copy_bytes = c.load == Load::kElements ? 16 : static_cast<int>(alignment);
@@ -310,12 +350,10 @@ Config choose_config_of_few(const Problem& p, const DeviceShape& device, const B
 }
 
 void check_alignment(const Problem& p, const Config& c) {
-  require(!c.vectors || has_vectors(p),
-          "q, k, v or a table of the prologue is not aligned to 16 bytes, as it was when the plan was made; plan with "
-          "pointers of the alignment that runs will have");
-  if (c.load == Load::kElements) return;
-  require(cache_alignment(p) >= c.copy_bytes, "cache.k.data or cache.v.data is not aligned to ", c.copy_bytes,
-          " bytes, as it was when the plan was made; plan with pointers of the alignment that runs will have");
+  std::string why = c.vectors ? no_vectors(p) : "";
+  if (c.load != Load::kElements && why.empty()) why = misplaced("cache.k", p.cache.k, c.copy_bytes);
+  if (c.load != Load::kElements && why.empty()) why = misplaced("cache.v", p.cache.v, c.copy_bytes);
+  require(why.empty(), why);
 }
 
 void check_run(const Problem& p, const Config& c) {
@@ -323,11 +361,8 @@ void check_run(const Problem& p, const Config& c) {
   const std::string why = refusal(p);
   require(why.empty(), "attention differs from its plan: kernel cuda_decode does not take ", why);
   check_ranges(p, c.mask);
-  const Load load = choose_load(p, cache_alignment(p));
-  require(c.load == Load::kElements || load != Load::kElements,
-          "the channels of a row of the cache do not lie side by side, as they did when the plan was made");
-  require(c.load != Load::kTiles || load == Load::kTiles, "cache.page_size is ", p.cache.page_size,
-          "; the plan was made for pages of multiples of ", kKeysOfWarp, " tokens");
+  require(c.load != Load::kTiles || choose_load(p, cache_alignment(p)) == Load::kTiles, "cache.page_size is ",
+          p.cache.page_size, "; the plan was made for pages of multiples of ", kKeysOfWarp, " tokens");
 }
 
 void check_ranges(const Problem& p, int mask) {

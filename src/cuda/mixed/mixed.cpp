@@ -91,7 +91,8 @@ Coverage coverage() {
 
 std::string refusal(const Problem& p) {
   // Between the two launches nothing may come.
-  if (prefill::copies_rows(p)) return "rows of q, k and v that do not lie at multiples of 16 bytes";
+  if (const char* const name = prefill::row_to_copy(p); name != nullptr)
+    return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
   std::string why = prefill::refusal(p);
   return why.empty() ? decode::refusal(p) : why;
 }

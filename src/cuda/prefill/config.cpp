@@ -101,10 +101,10 @@ int to_int(int64_t x) {
   return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
 }
 
-// Whether threads copy the cache, as the TMA does not take it.
+// Whether threads copy the cache where the TMA does not take it, if they can.
+bool may_gather(const Problem& p) { return p.cache && p.q.element_size == 2 && p.cache.k.dtype == p.q.dtype; }
 bool gathers(const Problem& p) {
-  return p.cache && p.q.element_size == 2 && p.cache.k.dtype == p.q.dtype && !refusal_of_cache(p.cache).empty() &&
-         bytes_to_gather(p.cache) > 0;
+  return may_gather(p) && !refusal_of_cache(p.cache).empty() && refusal_of_cache(p.cache, kFewestGathered).empty();
 }
 
 // The first array that the TMA cannot copy from where it lies. copied: q, k and v, before; gathered: the cache.
@@ -189,7 +189,9 @@ std::string refusal_of_copies(const Problem& p) {
   if (p.cache && p.cache.k.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with a cache of 8 bits";
   if (p.cache && !gathers(p)) {
-    if (std::string why = refusal_of_cache(p.cache); !why.empty()) return why;
+    std::string why = refusal_of_cache(p.cache);
+    if (!why.empty() && may_gather(p)) why = refusal_of_cache(p.cache, kFewestGathered);
+    if (!why.empty()) return why;
   }
   if (const Misaligned m = find_misaligned(p, copied, true); m.name != nullptr)
     return "data that do not lie at multiples of 16 bytes, as " + std::string(m.name) + " here";
@@ -308,11 +310,11 @@ void check_alignment(const Problem& p, bool gathered) {
 void check_run(const Problem& p, const Config& c) {
   check_alignment(p, c.gather > 0);
   const bool floats = p.q.dtype == ATTUNE_FLOAT32;
-  require(floats || !copies_rows(p),
-          "rows of q, k or v do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such "
-          "rows");
-  std::string why = refusal(p);
-  if (why.empty() && c.gather == 0 && gathers(p)) why = refusal_of_cache(p.cache);
+  const char* const moved = floats ? nullptr : row_to_copy(p);
+  require(moved == nullptr, "rows of ", moved,
+          " do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such rows");
+  std::string why = p.cache && !floats && c.gather == 0 ? refusal_of_cache(p.cache) : "";
+  if (why.empty()) why = refusal(p);
   if (why.empty() && c.gather > bytes_to_gather(p.cache))
     why = cat("a cache whose rows do not lie at multiples of ", c.gather, " bytes");
   require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);

@@ -50,21 +50,23 @@ bool strides_fit(const RowView& v) {
   return v.dim_stride == 1 && v.row_stride * size % kAlignment == 0 && v.head_stride * size % kAlignment == 0 &&
          v.batch_stride * size % kAlignment == 0;
 }
-bool strides_fit(const KvPlane& v) {
+bool strides_fit(const KvPlane& v, int64_t unit) {
   const int64_t size = v.element_size;
-  return v.contiguous && v.inner_stride == 1 && v.page_stride * size % kAlignment == 0 &&
-         v.slot_stride * size % kAlignment == 0 && v.head_stride * size % kAlignment == 0;
+  return v.contiguous && v.inner_stride == 1 && v.page_stride * size % unit == 0 && v.slot_stride * size % unit == 0 &&
+         v.head_stride * size % unit == 0;
 }
 
-std::string refusal_of_cache(const KvCache& cache) {
+std::string refusal_of_cache(const KvCache& cache, int64_t unit) {
+  const std::pair<const char*, const KvPlane*> planes[] = {{"cache.k", &cache.k}, {"cache.v", &cache.v}};
   if (cache.x_packed) {
-    if (std::string why = packed_refusal(cache); !why.empty()) return why;
-  } else if (!(strides_fit(cache.k) && strides_fit(cache.v))) {
-    return "rows of the cache that do not lie at multiples of 16 bytes";
+    if (std::string why = packed_refusal(cache, unit); !why.empty()) return why;
+  } else {
+    for (const auto& [name, plane] : planes)
+      if (!strides_fit(*plane, unit)) return cat("rows of ", name, " that do not lie at multiples of ", unit, " bytes");
   }
-  for (const auto& [name, plane] : {std::pair{"cache.k.data", &cache.k}, {"cache.v.data", &cache.v}})
-    if (reinterpret_cast<uintptr_t>(plane->data) % static_cast<uintptr_t>(kAlignment) != 0)
-      return cat("data that do not lie at multiples of 16 bytes, as ", name, " here");
+  for (const auto& [name, plane] : planes)
+    if (reinterpret_cast<uintptr_t>(plane->data) % static_cast<uintptr_t>(unit) != 0)
+      return cat("data that do not lie at multiples of ", unit, " bytes, as ", name, ".data here");
   return "";
 }
 
@@ -95,21 +97,23 @@ int bytes_to_gather(const KvCache& cache) {
         common_unit({address_of(k), 2 * k.page_stride, 2 * k.slot_stride, 2 * k.head_stride, 2 * k.outer_stride}),
         common_unit({address_of(v), 2 * v.page_stride, 2 * cache.page_size, 2 * v.head_stride, 2 * v.inner_stride}));
   }
-  return unit < 4 ? 0 : unit;
+  return unit < kFewestGathered ? 0 : unit;
 }
 
-std::string packed_refusal(const KvCache& cache) {
+std::string packed_refusal(const KvCache& cache, int64_t unit) {
   const KvPlane &k = cache.k, &v = cache.v;
+  const bool by_threads = unit < kAlignment;
   if (cache.v_aliases_k) return "an x-packed cache whose V is part of K";
   if (k.element_size > 2) return "an x-packed cache of more than 16 bits";
   if (k.pack * k.element_size != kAlignment) return "an x-packed cache whose x elements are not 16 bytes";
-  if (cache.page_size % 16 != 0) return "x-packed pages whose size is no multiple of 16";
-  const auto fits = [&](int64_t elements) { return elements * k.element_size % kAlignment == 0; };
-  if (k.inner_stride != 1 || k.slot_stride != k.pack || v.slot_stride != 1)
+  const auto fits = [&](int64_t elements) { return elements * k.element_size % unit == 0; };
+  if (!by_threads && cache.page_size % 16 != 0) return "x-packed pages whose size is no multiple of 16";
+  if (by_threads && !fits(cache.page_size)) return "x-packed pages of an odd number of tokens";
+  if (k.inner_stride != 1 || !(by_threads ? fits(k.slot_stride) : k.slot_stride == k.pack) || v.slot_stride != 1)
     return "x-packed pages whose tokens do not follow each other";
   if (!fits(k.head_stride) || !fits(k.page_stride) || !fits(k.outer_stride) || !fits(v.head_stride) ||
       !fits(v.page_stride) || !fits(v.inner_stride))
-    return "an x-packed cache whose rows of tokens do not lie at multiples of 16 bytes";
+    return cat("an x-packed cache whose rows of tokens do not lie at multiples of ", unit, " bytes");
   return "";
 }
 

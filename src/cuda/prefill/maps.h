@@ -10,17 +10,17 @@
 
 namespace attune::cuda::prefill {
 
-inline constexpr int64_t kAlignment = 16;  // bytes, of everything that the TMA copies
+inline constexpr int64_t kAlignment = 16;      // bytes, of everything that the TMA copies
+inline constexpr int64_t kFewestGathered = 4;  // bytes that threads copy at a time at least
 
-// Whether all rows lie at multiples of 16 bytes from the first, their elements side by side.
+// Whether all rows lie at multiples of 16 bytes, or so many, from the first, their elements side by side.
 bool strides_fit(const RowView& v);
-bool strides_fit(const KvPlane& v);
+bool strides_fit(const KvPlane& v, int64_t unit = kAlignment);
 
-// "" if an x-packed cache lies as the TMA and the products need it, else what they do not take.
-std::string packed_refusal(const KvCache& cache);
-
-// "" if the TMA takes the cache as it lies, else what it does not take.
-std::string refusal_of_cache(const KvCache& cache);
+// "" if the TMA, or for fewer than 16 bytes threads, takes the cache as it lies, else what it does not take.
+std::string refusal_of_cache(const KvCache& cache, int64_t unit = kAlignment);
+// The same of an x-packed one but for its addresses.
+std::string packed_refusal(const KvCache& cache, int64_t unit = kAlignment);
 // Bytes, 16, 8 or 4, that threads can copy at a time from a cache of 16 bits, which the TMA may not take: pieces of
 // rows, of the keys' elements and the values' tokens where it is x-packed. 0: not even that.
 int bytes_to_gather(const KvCache& cache);

@@ -73,10 +73,12 @@ std::string prologue_refusal(const Problem& p) {
   return "";
 }
 
-bool copies_rows(const Problem& p) {
-  if (has_prologue(p) || !(p.q.element_size == 2 || attends_codes(p))) return false;
+bool copies_rows(const Problem& p) { return row_to_copy(p) != nullptr; }
+
+const char* row_to_copy(const Problem& p) {
+  if (has_prologue(p) || !(p.q.element_size == 2 || attends_codes(p))) return nullptr;
   const bool rows = p.dense_kv || p.new_tokens;
-  return !lies_aligned(p.q) || (rows && !(lies_aligned(p.k) && lies_aligned(p.v)));
+  return !lies_aligned(p.q) ? "q" : rows && !lies_aligned(p.k) ? "k" : rows && !lies_aligned(p.v) ? "v" : nullptr;
 }
 
 size_t prologue_bytes(const Problem& p, Rows rows) {

@@ -23,6 +23,8 @@ std::string prologue_refusal(const Problem& p);
 // Whether q, or dense k and v, do not lie as the TMA takes them, but for a launch before that copies them: of 16 bits,
 // or codes that enter the products.
 bool copies_rows(const Problem& p);
+// The first of them by name; null if none does.
+const char* row_to_copy(const Problem& p);
 
 // What q, k and v are in the workspace: of their own type, or of fp32, for the kernel of that.
 enum class Rows { kTheirs, kFloats };
