@@ -123,7 +123,7 @@ TEST(CudaApi, TheNearestKernelIsNamed) {
        {R"("head_dim": [576, 512], "kv": "paged", "cache": {"format": "mla_656"}, "mask_bits": 1)",
         "cuda_mla, which lacks mask: bits"},
        {R"("head_dim": [512, 512], "kv": "slots", "sparse": {"topk": 9}, "cache": {"format": "mla_584"}, "dtype": "f16")",
-        "cuda_mla, which does not take packed caches with queries that are not bfloat16"},
+        "cuda_mla, which does not take q of float16 over cache, a packed one; it takes bfloat16"},
        {R"("dtype": "e5m2", "out_dtype": "bf16")", "cuda_decode, which lacks KV source: dense"}}) {
     cases::Problem problem(make_case(std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "seqlens_q": [40],
         "seqlens_kv": [40], )") + fields +

@@ -14,7 +14,8 @@ TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
   for (
       const auto& [wrong, why] :
       {std::pair{R"("head_dim": [96, 64], "shared_kv": true, "kv": "paged")", "head_dim_qk 96 with head_dim_v 64"},
-       {R"("head_dim": [576, 512], "kv": "paged", "dtype": "f16", "cache": {"format": "mla_656"})", "not bfloat16"},
+       {R"("head_dim": [576, 512], "kv": "paged", "dtype": "f16", "cache": {"format": "mla_656"})",
+        "q of float16 over cache, a packed one; it takes bfloat16"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "strides": "odd")", "multiples of 16 bytes"},
        {R"("head_dim": [576, 512], "shared_kv": true, "kv": "paged", "prologue": {"rope": {"style": "linear", "dim": 64}})",
         "queries alone that asks where they stand"},
@@ -43,14 +44,15 @@ TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
       "page_size": 16})";
   const char* const dense = R"("kv": "dense", "seqlens_q": [5], "seqlens_kv": [5])";
   EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.format = kv_format(ATTUNE_KV_MLA_656); }),
-            "a second cache of another format");
+            "extra_cache of format mla_656 beside a cache of format plain; it takes one for both");
   EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.k.page_stride += 4; }),
             "rows of extra_cache that do not lie at multiples of 16 bytes");
   EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.k.dtype = ATTUNE_FLOAT16; }),
-            "q and extra_cache of different dtypes");
+            "extra_cache of float16 with q of bfloat16; it takes one dtype for both");
   EXPECT_EQ(refusal_of(lists, [](Problem& p) { p.extra_cache.k.data += 8; }),
             "data that do not lie at multiples of 16 bytes, as extra_cache.k.data here");
-  EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.k.dtype = ATTUNE_FLOAT16; }), "q and k of different dtypes");
+  EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.k.dtype = ATTUNE_FLOAT16; }),
+            "k of float16 with q of bfloat16; it takes one dtype for both");
   EXPECT_EQ(refusal_of(dense, [](Problem& p) { p.k.head_stride += 4; }),
             "rows of k that do not lie at multiples of 16 bytes");
   EXPECT_EQ(refusal_of(R"("kv": "paged", "seqlens_kv": [5], "shared_kv": false, "cache": {"format": "mla_656"})",
@@ -93,7 +95,8 @@ TEST(CudaMlaConfig, NamesWhatARunMayNotBring) {
       "attention differs from its plan: kernel cuda_mla does not take rows of q that do not lie at multiples of 16 "
       "bytes");
   EXPECT_EQ(change(paged, [](attune_attention& a) { a.softmax_scale = -1; }),
-            "attention differs from its plan: kernel cuda_mla does not take a scale that is not positive");
+            "attention differs from its plan: kernel cuda_mla does not take softmax_scale -1.000000; it takes positive "
+            "ones");
   EXPECT_EQ(change(paged, [](attune_attention& a) { a.q.data = static_cast<char*>(a.q.data) + 2; }),
             "q.data is 2 bytes beyond a multiple of 16; kernel cuda_mla needs a multiple of 16, or a plan made for "
             "such data");

@@ -45,13 +45,18 @@ bool strides_fit(const KvCache& c) {
   return c.k.page_stride % kAlignment == 0 && c.k.slot_stride % kAlignment == 0;
 }
 
+std::string two_dtypes(const char* name, int32_t dtype, const Problem& p) {
+  return cat(name, " of ", dtype_name(dtype), " with q of ", dtype_name(p.q.dtype), "; it takes one dtype for both");
+}
+
 std::string cache_refusal(const char* name, const KvCache& c, const Problem& p) {
   if (!c) return "";
   if (is_packed(c)) {
-    if (p.q.dtype != ATTUNE_BFLOAT16) return "packed caches with queries that are not bfloat16";
+    if (p.q.dtype != ATTUNE_BFLOAT16)
+      return cat("q of ", dtype_name(p.q.dtype), " over ", name, ", a packed one; it takes bfloat16");
     if (c.page_size > kMostTokensOfPage) return cat("pages of more than ", kMostTokensOfPage, " tokens in ", name);
   } else if (c.k.dtype != p.q.dtype && (c.k.dtype == ATTUNE_FLOAT16 || c.k.dtype == ATTUNE_BFLOAT16)) {
-    return cat("q and ", name, " of different dtypes");  // others are not in the coverage
+    return two_dtypes(name, c.k.dtype, p);  // others are not in the coverage
   }
   if (!strides_fit(c)) return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
   return "";
@@ -158,15 +163,17 @@ KernelSpec Config::combine_kernel() const {
 std::string refusal(const Problem& p) {
   if (p.head_dim_v != kernels::kMlaHeadDimV || (p.head_dim_qk != 512 && p.head_dim_qk != 576))
     return cat("head_dim_qk ", p.head_dim_qk, " with head_dim_v ", p.head_dim_v, "; it takes 576 or 512 with 512");
-  if (!(p.scale > 0)) return "a scale that is not positive";
+  if (!(p.scale > 0)) return cat("softmax_scale ", p.scale, "; it takes positive ones");
   const bool copied = prefill::has_prologue(p);  // q and k
   if (!copied && !prefill::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
-  if (rows && p.k.dtype != p.q.dtype) return "q and k of different dtypes";
+  if (rows && p.k.dtype != p.q.dtype) return two_dtypes("k", p.k.dtype, p);
   if (rows && !copied && !prefill::strides_fit(p.k)) return "rows of k that do not lie at multiples of 16 bytes";
   if (std::string why = cache_refusal("cache", p.cache, p); !why.empty()) return why;
   if (std::string why = cache_refusal("extra_cache", p.extra_cache, p); !why.empty()) return why;
-  if (p.extra_cache && p.extra_cache.format != p.cache.format) return "a second cache of another format";
+  if (p.extra_cache && p.extra_cache.format != p.cache.format)
+    return cat("extra_cache of format ", p.extra_cache.format->name, " beside a cache of format ", p.cache.format->name,
+               "; it takes one for both");
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
   if (std::string why = prefill::prologue_refusal(p); !why.empty()) return why;
   if (const Misaligned m = find_misaligned(p); m.name != nullptr)
