@@ -3,11 +3,10 @@
 // -include.
 #pragma once
 
-#include <cmath>
-#include <cstring>
-#include <type_traits>
+#include <math.h>
+#include <string.h>
 
-#include "emulator/emulator.h"
+#include "emulator/thread.h"
 
 #define __CUDACC__ 1
 #define __device__
@@ -19,10 +18,10 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n)
-#define threadIdx ::attune::emulator::thread_index()
-#define blockIdx ::attune::emulator::block_index()
-#define gridDim ::attune::emulator::grid_size()
-#define blockDim ::attune::emulator::block_size()
+#define threadIdx (::attune::emulator::g_running.thread)
+#define blockIdx (::attune::emulator::g_running.block)
+#define gridDim (::attune::emulator::g_running.grid)
+#define blockDim (::attune::emulator::g_running.threads)
 
 struct alignas(8) float2 {
   float x, y;
@@ -46,11 +45,11 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 template <class A, class B>
-constexpr std::common_type_t<A, B> min(A a, B b) {
+constexpr auto min(A a, B b) {
   return b < a ? b : a;
 }
 template <class A, class B>
-constexpr std::common_type_t<A, B> max(A a, B b) {
+constexpr auto max(A a, B b) {
   return a < b ? b : a;
 }
 
@@ -58,7 +57,7 @@ namespace attune::emulator {
 template <class To, class From>
 To bit_cast(From from) {
   To to{};
-  std::memcpy(&to, &from, sizeof(from) < sizeof(to) ? sizeof(from) : sizeof(to));
+  memcpy(&to, &from, sizeof(from) < sizeof(to) ? sizeof(from) : sizeof(to));
   return to;
 }
 template <class T>
@@ -73,13 +72,13 @@ inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 // NaN becomes 0, what does not fit the nearest that does.
 inline int __float2int_rn(float x) {
-  return std::isnan(x) ? 0 : static_cast<int>(std::lrint(std::fmin(std::fmax(x, -0x1p31f), 0x7fffff80p0f)));
+  return isnan(x) ? 0 : static_cast<int>(lrintf(fminf(fmaxf(x, -0x1p31f), 0x7fffff80p0f)));
 }
 inline bool __isGlobal(const void*) { return true; }
 #ifndef __clang__
 inline void __builtin_assume(bool) {}
 #endif
-inline void __syncthreads() { attune::emulator::sync_threads(0, static_cast<int>(attune::emulator::block_size().x)); }
+inline void __syncthreads() { attune::emulator::sync_threads(0, static_cast<int>(blockDim.x)); }
 inline void __syncwarp() { attune::emulator::exchange(0); }
 inline int __syncthreads_or(int x) { return attune::emulator::sync_any(x != 0) ? 1 : 0; }
 template <class T>

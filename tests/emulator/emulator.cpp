@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#undef _FORTIFY_SOURCE  // takes a jump to another stack for an error
 #include "emulator/emulator.h"
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -9,26 +11,35 @@
 #include <map>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <vector>
-
-#include "core/dtype.h"
 
 namespace attune::emulator {
 namespace {
 
-constexpr size_t kStackBytes = 256 << 10, kSharedBytes = 232448, kSharedAlignment = 1024;
+// Stacks begin at other lines of the cache each.
+constexpr size_t kStackBytes = 256 << 10, kStackLines = 61, kLineBytes = 64, kSharedAlignment = 1024;
 constexpr int kNumberedBarriers = 16;
 constexpr int64_t kMostIdleRounds = 10000;
 
+// A thread's stack, of one block after the other: between two kernels it stands in run_kernels().
 struct Fiber {
-  ucontext_t context;
   std::unique_ptr<char[]> stack;
-  bool done = false;
-  uint64_t cluster_generation = 0;  // of the cluster's barrier when this thread arrived
+  jmp_buf context;
 };
+
+// A thread waits while *at, or what the mask leaves of it, is this value.
+struct Wait {
+  const uint64_t* at;
+  uint64_t mask, value;
+};
+constexpr uint64_t kZero = 0;
+constexpr Wait kReady = {&kZero, 0, 1}, kDone = {&kZero, 0, 0};
 
 struct Warp {
   uint64_t values[2][32] = {};
+  void* lanes[32] = {};
+  void (*all)(void* const*) = nullptr;  // what the lanes have come for
   int arrived = 0;
   uint64_t generation = 0;
 };
@@ -48,13 +59,14 @@ struct Cluster;
 
 struct Block {
   Cluster* cluster = nullptr;
-  ucontext_t scheduler;
-  std::vector<Fiber> fibers;
+  Fiber* fibers = nullptr;
+  std::vector<Wait> waits;                    // of each thread
+  std::vector<uint64_t> cluster_generations;  // of the cluster's barrier when a thread arrived
   std::vector<Warp> warps;
   std::array<NumberedBarrier, kNumberedBarriers> numbered;
   std::map<unsigned, Barrier> barriers;
   unsigned char* shared = nullptr;
-  unsigned current = 0;
+  unsigned current = 0, unfinished = 0;
   Index index = {}, grid = {};
   uint64_t progress = 0;  // changes with everything that somebody may wait for
   const std::function<void()>* kernel = nullptr;
@@ -68,16 +80,64 @@ struct Cluster {
 };
 
 Block* g_block = nullptr;
+jmp_buf g_scheduler;
 
-void start_fiber() {
+// From the first on that does not wait; all threads if none.
+unsigned find_ready(const Block& b, unsigned first) {
+  const size_t threads = b.waits.size();
+  const Wait* waits = b.waits.data();
+  while (first < threads && (*waits[first].at & waits[first].mask) == waits[first].value) ++first;
+  return first;
+}
+
+void run_kernels();
+
+// By itself, as getcontext() may return twice for all that the compiler knows.
+[[gnu::noinline]] void start(Fiber& f, unsigned thread) {
+  const size_t offset = thread % kStackLines * kLineBytes;
+  f.stack = std::make_unique_for_overwrite<char[]>(kStackBytes + kStackLines * kLineBytes);
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = f.stack.get() + offset;
+  context.uc_stack.ss_size = kStackBytes;
+  context.uc_link = nullptr;
+  makecontext(&context, run_kernels, 0);
+  setcontext(&context);
+}
+
+// The thread's turn, or the next block's after the last.
+[[noreturn, gnu::noinline]] void resume(Block& b, unsigned thread) {
+  if (thread == b.waits.size()) _longjmp(g_scheduler, 1);
+  b.current = g_running.thread.x = thread;
+  Fiber& f = b.fibers[thread];
+  if (f.stack == nullptr) start(f, thread);
+  _longjmp(f.context, 1);
+}
+
+[[gnu::noinline]] void leave(Wait wait) {
   Block& b = *g_block;
-  try {
-    (*b.kernel)();
-  } catch (const std::exception& e) {
-    b.failure = e.what();
+  b.waits[b.current] = wait;
+  if (_setjmp(b.fibers[b.current].context) == 0) resume(b, find_ready(b, b.current + 1));
+}
+
+void wait_while(const uint64_t& at, uint64_t value, uint64_t mask = ~uint64_t{0}) {
+  if ((at & mask) != value) return;
+  leave({&at, mask, value});
+}
+
+void run_kernels() {
+  while (true) {
+    try {
+      (*g_block->kernel)();
+    } catch (const std::exception& e) {
+      g_block->failure = e.what();
+    }
+    Block& b = *g_block;
+    --b.unfinished;
+    ++b.progress;
+    if (!b.failure.empty()) _longjmp(g_scheduler, 1);
+    leave(kDone);
   }
-  b.fibers[b.current].done = true;
-  ++b.progress;
 }
 
 Barrier& barrier_of(Block& block, unsigned barrier) {
@@ -106,97 +166,95 @@ void complete_bytes(Barrier& b, unsigned bytes) {
   end_phase_if_complete(b);
 }
 
-// By itself, as getcontext() may return twice for all that the compiler knows.
-void ready_fiber(Fiber& f, ucontext_t* scheduler) {
-  getcontext(&f.context);
-  f.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);  // zeros would cost most of the time
-  f.context.uc_stack.ss_sp = f.stack.get();
-  f.context.uc_stack.ss_size = kStackBytes;
-  f.context.uc_link = scheduler;
-  makecontext(&f.context, start_fiber, 0);
-}
-void start_block(Block& b) {
-  for (Fiber& f : b.fibers) ready_fiber(f, &b.scheduler);
-}
-
-// One turn for each thread. True if one of them has not ended.
-bool run_turn(Block& b) {
-  bool running = false;
+// One turn for each thread that does not wait. True if there was one.
+[[gnu::noinline]] bool run_turn(Block& b) {
+  if (find_ready(b, 0) == b.waits.size()) return false;
   g_block = &b;
-  for (b.current = 0; b.current < b.fibers.size(); ++b.current) {
-    Fiber& f = b.fibers[b.current];
-    if (f.done) continue;
-    running = true;
-    swapcontext(&b.scheduler, &f.context);
-    if (!b.failure.empty()) throw std::runtime_error(b.failure);
-  }
-  return running;
+  g_running = {{0, 0, 0}, b.index, b.grid, {static_cast<unsigned>(b.waits.size()), 1, 1}, b.shared};
+  if (_setjmp(g_scheduler) == 0) resume(b, find_ready(b, 0));
+  if (!g_block->failure.empty()) throw std::runtime_error(g_block->failure);
+  return true;
 }
 
 void run_cluster(Cluster& cluster) {
-  for (Block& b : cluster.blocks) start_block(b);
-  int64_t idle = 0;
-  for (bool running = true; running;) {
-    running = false;
+  for (int64_t idle = 0; idle <= kMostIdleRounds;) {
     uint64_t before = 0, after = 0;
+    unsigned unfinished = 0;
+    bool ran = false;
     for (Block& b : cluster.blocks) {
       before += b.progress;
-      running |= run_turn(b);
+      ran |= run_turn(b);
       after += b.progress;
+      unfinished += b.unfinished;
     }
+    if (unfinished == 0) return;
+    if (!ran) break;
     idle = before == after ? idle + 1 : 0;
-    if (running && idle > kMostIdleRounds) {
-      std::string who;
-      for (const Block& b : cluster.blocks) {
-        for (size_t i = 0; i < b.fibers.size(); i += 32) who += b.fibers[i].done ? "" : " " + std::to_string(i / 32);
-      }
-      throw std::runtime_error("threads wait for what nobody will do; warps that have not ended:" + who);
+  }
+  std::string who;
+  for (const Block& b : cluster.blocks) {
+    for (size_t i = 0; i < b.waits.size(); i += 32) {
+      if (b.waits[i].value != kDone.value || b.waits[i].mask != kDone.mask) who += ' ' + std::to_string(i / 32);
     }
   }
+  throw std::runtime_error("threads wait for what nobody will do; warps that have not ended:" + who);
+}
+
+// How the running lane comes to what its warp does together.
+Warp& come_for(void (*all)(void* const*)) {
+  Warp& w = g_block->warps[g_block->current / 32];
+  if (w.arrived == 0) w.all = all;
+  if (w.all != all) throw std::runtime_error("lanes of a warp do different things that need all of them");
+  ++g_block->progress;
+  ++w.arrived;
+  return w;
 }
 
 }  // namespace
 
-Index thread_index() { return {g_block->current, 0, 0}; }
-Index block_index() { return g_block->index; }
-Index grid_size() { return g_block->grid; }
-Index block_size() { return {static_cast<unsigned>(g_block->fibers.size()), 1, 1}; }
-unsigned char* shared_memory() { return g_block->shared; }
+Running g_running;
+
+void fail(const char* what) { throw std::runtime_error(what); }
+
 unsigned cluster_rank() { return static_cast<unsigned>(g_block - g_block->cluster->blocks.data()); }
 unsigned cluster_size() { return static_cast<unsigned>(g_block->cluster->blocks.size()); }
 unsigned char* shared_memory_of(unsigned rank) { return g_block->cluster->blocks.at(rank).shared; }
 
 void arrive_at_cluster() {
   Cluster& c = *g_block->cluster;
-  g_block->fibers[g_block->current].cluster_generation = c.generation;
+  g_block->cluster_generations[g_block->current] = c.generation;
   ++g_block->progress;
-  if (++c.arrived == c.blocks.size() * g_block->fibers.size()) {
+  if (++c.arrived == c.blocks.size() * g_block->waits.size()) {
     c.arrived = 0;
     ++c.generation;
   }
 }
-void wait_for_cluster() {
-  while (g_block->cluster->generation == g_block->fibers[g_block->current].cluster_generation) yield();
-}
+void wait_for_cluster() { wait_while(g_block->cluster->generation, g_block->cluster_generations[g_block->current]); }
 void sync_cluster() {
   arrive_at_cluster();
   wait_for_cluster();
 }
 
-void yield() { swapcontext(&g_block->fibers[g_block->current].context, &g_block->scheduler); }
-
 const uint64_t* exchange(uint64_t value) {
-  Warp& w = g_block->warps[g_block->current / 32];
+  Warp& w = come_for(nullptr);
   const uint64_t generation = w.generation;
   w.values[generation % 2][g_block->current % 32] = value;
-  ++g_block->progress;
-  if (++w.arrived == 32) {
+  if (w.arrived == 32) {
     w.arrived = 0;
     ++w.generation;
   } else {
-    while (w.generation == generation) yield();
+    wait_while(w.generation, generation);
   }
   return w.values[generation % 2];
+}
+
+void collect(void* mine, void (*all)(void* const*)) {
+  Warp& w = come_for(all);
+  w.lanes[g_block->current % 32] = mine;
+  if (w.arrived < 32) return wait_while(w.generation, w.generation);
+  all(w.lanes);
+  w.arrived = 0;
+  ++w.generation;
 }
 
 void arrive_threads(int id, int threads) {
@@ -212,10 +270,10 @@ void sync_threads(int id, int threads) {
   NumberedBarrier& n = g_block->numbered[static_cast<size_t>(id)];
   const uint64_t generation = n.generation;
   arrive_threads(id, threads);
-  while (n.generation == generation) yield();
+  wait_while(n.generation, generation);
 }
 
-bool sync_any(bool x) { return sync_any(0, static_cast<int>(g_block->fibers.size()), x); }
+bool sync_any(bool x) { return sync_any(0, static_cast<int>(g_block->waits.size()), x); }
 
 bool sync_any(int id, int threads, bool x) {
   NumberedBarrier& n = g_block->numbered[static_cast<size_t>(id)];
@@ -240,46 +298,49 @@ void complete_bytes_at(unsigned rank, unsigned barrier, unsigned bytes) {
 
 bool phase_ended(unsigned barrier, unsigned parity) {
   const bool ended = barrier_at(barrier).phase % 2 != parity;
-  if (!ended) yield();
+  if (!ended) leave(kReady);
   return ended;
 }
-
-uint16_t to_half(float x) { return float_to_half(x); }
-float from_half(uint16_t x) { return half_to_float(x); }
-uint16_t to_bf16(float x) { return float_to_bf16(x); }
-uint8_t to_e4m3(float x) { return float_to_e4m3(x); }
-uint8_t to_e5m2(float x) { return float_to_e5m2(x); }
-float from_e4m3(uint8_t x) { return e4m3_to_float(x); }
-float from_e5m2(uint8_t x) { return e5m2_to_float(x); }
+void wait_phase(unsigned barrier, unsigned parity) { wait_while(barrier_at(barrier).phase, parity, 1); }
 
 void run(Index grid, unsigned threads, const std::function<void()>& kernel, unsigned cluster) {
   if (threads % 32 != 0) throw std::runtime_error("blocks are of whole warps");
   if (grid.x % cluster != 0) throw std::runtime_error("grids are of whole clusters");
+  static std::vector<Fiber> fibers;
+  if (fibers.size() < size_t{threads} * cluster) fibers.resize(size_t{threads} * cluster);
   std::vector<std::unique_ptr<void, decltype(&std::free)>> shared;
   for (unsigned i = 0; i < cluster; ++i)
     shared.emplace_back(std::aligned_alloc(kSharedAlignment, kSharedBytes), &std::free);
   const unsigned blocks = grid.x * grid.y * grid.z;
-  for (unsigned first = 0; first < blocks; first += cluster) {
-    Cluster c;
-    c.blocks.resize(cluster);
-    for (unsigned i = 0; i < cluster; ++i) {
-      Block& block = c.blocks[i];
-      // As on a GPU, whatever was there before: here what is no number.
-      std::fill_n(static_cast<unsigned char*>(shared[i].get()), kSharedBytes, static_cast<unsigned char>(0xff));
-      block.cluster = &c;
-      block.fibers.resize(threads);
-      block.warps.resize(threads / 32);
-      block.shared = static_cast<unsigned char*>(shared[i].get());
-      const unsigned at = first + i;
-      block.index = {at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y};
-      block.grid = grid, block.kernel = &kernel;
-    }
-    run_cluster(c);
-    for (const Block& block : c.blocks) {
-      for (const auto& [at, b] : block.barriers) {
-        if (b.bytes != 0) throw std::runtime_error("a barrier still expects bytes at the end");
+  try {
+    for (unsigned first = 0; first < blocks; first += cluster) {
+      Cluster c;
+      c.blocks.resize(cluster);
+      for (unsigned i = 0; i < cluster; ++i) {
+        Block& block = c.blocks[i];
+        // As on a GPU, whatever was there before: here what is no number.
+        std::fill_n(static_cast<unsigned char*>(shared[i].get()), kSharedBytes, static_cast<unsigned char>(0xff));
+        block.cluster = &c;
+        block.fibers = &fibers[size_t{threads} * i];
+        block.unfinished = threads;
+        block.waits.resize(threads, kReady);
+        block.cluster_generations.resize(threads);
+        block.warps.resize(threads / 32);
+        block.shared = static_cast<unsigned char*>(shared[i].get());
+        const unsigned at = first + i;
+        block.index = {at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y};
+        block.grid = grid, block.kernel = &kernel;
+      }
+      run_cluster(c);
+      for (const Block& block : c.blocks) {
+        for (const auto& [at, b] : block.barriers) {
+          if (b.bytes != 0) throw std::runtime_error("a barrier still expects bytes at the end");
+        }
       }
     }
+  } catch (...) {
+    fibers.clear();  // they stand in the middle of kernels
+    throw;
   }
   g_block = nullptr;
 }

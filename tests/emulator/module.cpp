@@ -4,13 +4,19 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 #include <stdexcept>
+#include <string>
+
+#include "cuda/jit/files.h"
+#include "cuda/jit/image.h"
+#include "cuda/jit/sha256.h"
+#include "cuda/jit/sources.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define ATTUNE_NO_FIBERS 1
@@ -23,33 +29,75 @@
 namespace attune::emulator {
 namespace {
 
-std::string read_file(const std::filesystem::path& path) {
+namespace fs = std::filesystem;
+
+std::string read_file(const fs::path& path) {
   std::ifstream file(path);
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
 }
 
-void* compile(const cuda::KernelSpec& spec) {
-  const std::filesystem::path root = ATTUNE_SOURCE_DIR;
-  static int count = 0;  // dlopen knows modules by their names
-  const std::filesystem::path module =
-      std::filesystem::temp_directory_path() /
-      ("attune_emulated_" + std::to_string(getpid()) + "_" + std::to_string(count++) + ".so");
-  const std::string log = module.string() + ".log";
-  std::string command =
-      std::string(ATTUNE_CXX_COMPILER) +
-      " -std=c++20 -O1 -fsanitize=alignment -fno-sanitize-recover=alignment -fPIC -shared -w -x c++ -include '" +
-      (root / "tests/emulator/device.h").string() + "' -DATTUNE_EMULATED_SHARED=static";
-  for (const char* folder : {"tests/emulator", "tests", "kernels"}) command += " -I'" + (root / folder).string() + "'";
+// Of sources, as the library finds them.
+std::string kernel_folder() {
+  const char* folder = std::getenv("ATTUNE_KERNEL_DIR");
+  return folder != nullptr && *folder != '\0' ? folder : ATTUNE_SOURCE_DIR "/kernels";
+}
+
+// The compiler's command line up to the module's name.
+std::string compiler_command(const cuda::KernelSpec& spec) {
+  const fs::path root = ATTUNE_SOURCE_DIR;
+  std::string command = std::string(ATTUNE_CXX_COMPILER) +
+                        " -std=c++20 -O1 -nostdinc++ -fsanitize=alignment -fno-sanitize-recover=alignment -fPIC "
+                        "-shared -s -w -x c++ -include '" +
+                        (root / "tests/emulator/device.h").string() + "' -DATTUNE_EMULATED_SHARED=static";
+  for (const std::string& folder : {(root / "tests/emulator").string(), (root / "tests").string(), kernel_folder()})
+    command += " -I'" + folder + "'";
   for (const auto& [name, value] : spec.defines) command += " -D" + name + "=" + value;
-  command += " '" + (root / "kernels" / spec.source).string() + "' -o '" + module.string() + "' 2>'" + log + "'";
-  const int status = std::system(command.c_str());
+  return command + " '" + kernel_folder() + "/" + spec.source + "' -o ";
+}
+
+// Of all that a module is made from: the command, the compiler, the kernel's sources and the emulator's headers.
+std::string module_key(const cuda::KernelSpec& spec, const std::string& command) {
+  static const std::string emulator = [] {
+    std::set<fs::path> paths;
+    for (const auto& file : fs::recursive_directory_iterator(fs::path(ATTUNE_SOURCE_DIR) / "tests/emulator"))
+      if (file.path().extension() == ".h" || file.path().extension() == ".cuh") paths.insert(file.path());
+    cuda::Sha256 hash;
+    for (const fs::path& path : paths) hash.update_field(path.string()).update_field(read_file(path));
+    return cuda::to_hex(hash.update_field(__VERSION__).finish());
+  }();
+  const cuda::SourceUnit unit = cuda::read_source(spec.source, kernel_folder());
+  cuda::Sha256 hash;
+  hash.update_field(command).update_field(emulator).update_field(cuda::to_hex(unit.digest));
+  return cuda::to_hex(hash.finish()).substr(0, 32);
+}
+
+// Every test is a process of its own, and many ask for the same modules: they stay beside the program.
+fs::path module_of(const cuda::KernelSpec& spec) {
+  const std::string command = compiler_command(spec);
+  // A module of this name and another key is of older sources.
+  const std::string name =
+      cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) + "-";
+  const fs::path folder = fs::path(cuda::library_directory()) / "emulated",
+                 module = folder / (name + module_key(spec, command) + ".so");
+  if (fs::exists(module)) return module;
+  fs::create_directories(folder);
+  const std::string scratch = module.string() + "." + std::to_string(getpid()), log = scratch + ".log";
+  const int status = std::system((command + "'" + scratch + "' 2>'" + log + "'").c_str());
   const std::string words = read_file(log);
-  std::filesystem::remove(log);
+  fs::remove(log);
   if (status != 0) throw std::runtime_error(cuda::spec_name(spec) + ": " + words);
-  void* handle = dlopen(module.c_str(), RTLD_NOW | RTLD_LOCAL);
-  std::filesystem::remove(module);
+  for (const auto& file : fs::directory_iterator(folder)) {
+    const std::string other = file.path().filename().string();
+    if (other.starts_with(name) && other.ends_with(".so") && file.path() != module) fs::remove(file.path());
+  }
+  fs::rename(scratch, module);
+  return module;
+}
+
+void* load(const cuda::KernelSpec& spec) {
+  void* handle = dlopen(module_of(spec).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) throw std::runtime_error(dlerror());
   void* entry = dlsym(handle, spec.entry.c_str());
   if (entry == nullptr) throw std::runtime_error(dlerror());
@@ -88,7 +136,7 @@ ptx::TensorMap tensor_map(const cuda::TensorMapDesc& desc) {
 void* find_kernel(const cuda::KernelSpec& spec) {
   static std::map<std::string, void*> found;
   void*& entry = found[cuda::spec_name(spec)];
-  if (entry == nullptr) entry = compile(spec);
+  if (entry == nullptr) entry = load(spec);
   return entry;
 }
 

@@ -2,7 +2,7 @@
 // What the emulated TMA knows of an array: the description itself, of five axes.
 #pragma once
 
-#include <cstdint>
+#include <stdint.h>
 
 namespace attune::ptx {
 

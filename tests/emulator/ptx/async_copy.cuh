@@ -4,7 +4,7 @@
 
 namespace attune::ptx {
 
-inline constexpr unsigned kSharedBase = 1024;
+using emulator::kSharedBase;
 
 inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - emulator::shared_memory()) + kSharedBase;
@@ -14,8 +14,8 @@ inline unsigned char* shared_pointer(unsigned address) { return emulator::shared
 // Copies are done at once.
 template <int kBytes>
 void copy_async(unsigned shared, const void* global, unsigned valid) {
-  std::memset(shared_pointer(shared), 0, kBytes);
-  if (valid > 0) std::memcpy(shared_pointer(shared), global, valid);
+  memset(shared_pointer(shared), 0, kBytes);
+  if (valid > 0) memcpy(shared_pointer(shared), global, valid);
 }
 inline unsigned long long evict_first_policy() { return 0; }
 template <int kBytes>

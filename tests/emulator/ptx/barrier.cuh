@@ -10,8 +10,7 @@ inline void arrive(unsigned barrier) { emulator::arrive(barrier, 0); }
 inline void arrive_expecting(unsigned barrier, unsigned bytes) { emulator::arrive(barrier, bytes); }
 inline bool phase_has_ended(unsigned barrier, unsigned parity) { return emulator::phase_ended(barrier, parity); }
 inline void wait_phase(unsigned barrier, unsigned parity) {
-  while (!emulator::phase_ended(barrier, parity)) {
-  }
+  emulator::wait_phase(barrier, parity);
 }
 inline void sync_some(int id, int threads) { emulator::sync_threads(id, threads); }
 inline bool any_of_some(int id, int threads, bool x) { return emulator::sync_any(id, threads, x); }

@@ -2,8 +2,6 @@
 // kernels/ptx/cluster.cuh on the CPU.
 #pragma once
 
-#include <stdexcept>
-
 #include "ptx/async_copy.cuh"
 
 namespace attune::ptx {
@@ -20,18 +18,17 @@ T* in_block(T* shared, int rank) {
   return reinterpret_cast<T*>(emulator::shared_memory_of(static_cast<unsigned>(rank)) + offset);
 }
 
-
 // Addresses in other blocks: the block's number, counted from 1, above those in the own one.
 inline constexpr unsigned kOfBlock = 1 << 20;
 inline unsigned shared_in_block(unsigned shared, int rank) { return shared + kOfBlock * static_cast<unsigned>(rank + 1); }
 inline void arrive_in_cluster(unsigned barrier) { emulator::arrive_at(barrier / kOfBlock - 1, barrier % kOfBlock); }
 inline void store_async_bytes(unsigned at, const void* from, unsigned bytes, unsigned barrier) {
-  std::memcpy(emulator::shared_memory_of(at / kOfBlock - 1) + (at % kOfBlock - kSharedBase), from, bytes);
+  memcpy(emulator::shared_memory_of(at / kOfBlock - 1) + (at % kOfBlock - kSharedBase), from, bytes);
   emulator::complete_bytes_at(barrier / kOfBlock - 1, barrier % kOfBlock, bytes);
 }
 inline void store_async(unsigned at, unsigned x, unsigned barrier) { store_async_bytes(at, &x, 4, barrier); }
 inline void store_async_four(unsigned at, const float4& x, unsigned barrier) {
-  if (at % 16 != 0) throw std::runtime_error("four numbers are not aligned to 16 bytes");
+  if (at % 16 != 0) emulator::fail("four numbers are not aligned to 16 bytes");
   store_async_bytes(at, &x, 16, barrier);
 }
 inline void copy_to_block(unsigned to, unsigned from, unsigned bytes, unsigned barrier) {

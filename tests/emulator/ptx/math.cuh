@@ -6,13 +6,13 @@ namespace attune::ptx {
 
 inline float infinity() { return __uint_as_float(0x7f800000u); }
 // A GPU's NaN is positive, a CPU's often not; kernels take maxima of the bits.
-inline float as_on_device(float x) { return std::isnan(x) ? __uint_as_float(0x7fffffffu) : x; }
-inline float exp2_approx(float x) { return as_on_device(std::exp2(x)); }
-inline float log2_approx(float x) { return as_on_device(std::log2(x)); }
+inline float as_on_device(float x) { return isnan(x) ? __uint_as_float(0x7fffffffu) : x; }
+inline float exp2_approx(float x) { return as_on_device(exp2f(x)); }
+inline float log2_approx(float x) { return as_on_device(log2f(x)); }
 inline float reciprocal_approx(float x) { return as_on_device(1.0f / x); }
-inline float max_or_nan(float x, float y) { return x > y || std::isnan(x) ? x : y; }
+inline float max_or_nan(float x, float y) { return x > y || isnan(x) ? x : y; }
 inline unsigned max_u16x2(unsigned x, unsigned y) {
-  return std::max(x & 0xffff, y & 0xffff) | std::max(x >> 16, y >> 16) << 16;
+  return max(x & 0xffff, y & 0xffff) | max(x >> 16, y >> 16) << 16;
 }
 
 }  // namespace attune::ptx
