@@ -45,6 +45,7 @@ TEST_F(EmulatedMla, SeveralTokens) {
   check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [16, 1], "cache": {"page_size": 64}, )",
         {R"("seqlens_q": [2, 7, 0], "seqlens_kv": [65, 130, 9], "causal": true)",
          R"("seqlens_q": [9, 1], "seqlens_kv": [200, 70], "causal": true, "window": [70, 0])",
+         R"("seqlens_q": [4, 0], "seqlens_kv": [500, 9], "causal": true, "window": [368, 0])",
          R"("seqlens_q": [4, 3], "seqlens_kv": [128, 64], "causal": true, "max_logits": true)",
          R"("seqlens_q": [2, 3], "seqlens_kv": [70, 0], "causal": true, "new_tokens": true)"});
 }

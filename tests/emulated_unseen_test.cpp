@@ -37,6 +37,8 @@ TEST_F(EmulatedUnseen, ChangesNoBits) {
        "cache": {"page_size": 64},
        "sweep": {"with": [
          {"name": "plain", "heads": [16, 1], "shared_kv": true, "seqlens_q": [1, 3, 1]},
+         {"name": "plain window", "heads": [16, 1], "shared_kv": true, "seqlens_q": [3, 2, 1],
+          "seqlens_kv": [300, 1, 170], "window": [100, 0]},
          {"name": "few 656", "heads": [4, 1], "cache": {"format": "mla_656"}, "queries": "fixed"}]}},
       {"name": "sparse", "dtype": "bf16", "head_dim": [576, 512], "kv": "slots", "seqlens_q": [2, 1],
        "sparse": {"topk": 100, "topk_length": "token", "slots": 256, "invalid": 0.1},
