@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softcap and ALiBi in the prefill kernel's own source on the CPU (tests/emulator), against the oracle.
+// Masks, tables, softcap and ALiBi in the prefill kernel's own source on the CPU (tests/emulator), against the oracle.
 #include <array>
 #include <cmath>
 
@@ -19,6 +19,23 @@ void set_rows(const attune_tensor& t, const Value& x) {
             t.dtype == ATTUNE_BFLOAT16 ? emulator::to_bf16(value) : emulator::to_half(value);
       }
     }
+  }
+}
+
+TEST_F(EmulatedPrefill, MasksAndTables) {
+  for (const char* rest :
+       {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
+        R"("queries": "fixed", "seqlens_q": [40, 40], "mask_bits": 1)",
+        R"("causal": true, "window": [20, 0], "ranges": [[150, 2147483647], [8, 51, 55, 900]])",
+        R"("causal": true, "ranges": [[63, 120, 127, 190], [3, 52]], "seqlens_q": [200, 9])",
+        R"("t5_buckets": 32, "t5_max_distance": 128, "t5_bidirectional": true)",
+        R"("t5_buckets": 32, "t5_max_distance": 128)", R"("alibi": 1, "alibi_sqrt": true)",
+        R"("mask_bits": 2, "mask_start": 40, "mask_keys": 30)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
+        "dtype": "bf16", "kv": "dense", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], )") +
+                                   rest + "}")),
+              "")
+        << rest;
   }
 }
 

@@ -287,23 +287,6 @@ TEST_F(EmulatedPrefill, ScoresAndOutputs) {
   }
 }
 
-TEST_F(EmulatedPrefill, MasksAndTables) {
-  for (const char* rest :
-       {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
-        R"("queries": "fixed", "seqlens_q": [40, 40], "mask_bits": 1)",
-        R"("causal": true, "window": [20, 0], "ranges": [[150, 2147483647], [8, 51, 55, 900]])",
-        R"("causal": true, "ranges": [[63, 120, 127, 190], [3, 52]], "seqlens_q": [200, 9])",
-        R"("t5_buckets": 32, "t5_max_distance": 128, "t5_bidirectional": true)",
-        R"("t5_buckets": 32, "t5_max_distance": 128)", R"("alibi": 1, "alibi_sqrt": true)",
-        R"("mask_bits": 2, "mask_start": 40, "mask_keys": 30)"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "dense", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], )") +
-                                   rest + "}")),
-              "")
-        << rest;
-  }
-}
-
 TEST_F(EmulatedPrefill, CachesOfEightBits) {
   for (const char* rest : {R"("cache": {"dtype": "e4m3", "scales": "head", "page_size": 16}, "new_tokens": true)",
                            R"("cache": {"dtype": "i8", "scales": "token", "page_size": 64, "layout": "hnd"})",
