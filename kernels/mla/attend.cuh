@@ -48,6 +48,8 @@ class Attend {
   static constexpr int kColumns = Config::kThreads > 384 ? Config::kChannels / 2 : Config::kChannels;
   using PvProduct = ptx::Product<kColumns, Config::kProduct>;
   static constexpr int kWeights = Config::kKeys / 4;  // registers
+  // Group 0 has S of its next tile computed while its last product runs; keys that are decoded come too late for that.
+  static constexpr bool kLooksAhead = kGroup == 0 && !Config::kDecodes;
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
       : places_(places), c_(p.scale * kLog2e) {}
@@ -61,12 +63,18 @@ class Attend {
     ptx::wait_phase(places_.q_full(), counts.tasks() % 2);
     accumulate_ = 0;
     int i = __shfl_sync(0xffffffffu, task.tile_end, 0) - 1;
+    float s[Config::kKeys / 2];  // of group 0
+    if (kLooksAhead && i >= begin) {
+      multiply_keys(counts.turn(0), s, [] {});
+      ptx::wait_products<0>();
+      ptx::pin(s);
+    }
     for (; i > begin; i -= 2) {
       const Turn first = counts.turn(0), second = counts.turn(1);
       counts.go_on(2);
       if constexpr (kGroup == 0) {
-        lead(first, i - 2 < begin, a);
-        take_second(second, a);
+        lead(first, i - 2 < begin, s, a);
+        take_second(second, counts.turn(0), i - 2 >= begin, s, a);
       } else {
         follow(first, second, i - 2 <= begin, a);
       }
@@ -75,7 +83,7 @@ class Attend {
       const Turn first = counts.turn(0);
       counts.go_on(1);
       if constexpr (kGroup == 0) {
-        lead(first, true, a);
+        lead(first, true, s, a);
       } else {
         if (task.tile_end - task.tile_begin == 1) release_queries();
         wait_for_values(first);
@@ -89,12 +97,14 @@ class Attend {
 
  private:
   // Group 0: its tile.
-  __device__ __forceinline__ void lead(Turn turn, bool last, Accumulators& a) {
-    float s[Config::kKeys / 2], lowered[2];
-    multiply_keys(turn, s);
+  __device__ __forceinline__ void lead(Turn turn, bool last, float (&s)[Config::kKeys / 2], Accumulators& a) {
+    float lowered[2];
+    if constexpr (!kLooksAhead) multiply_keys(turn, s, [] {});
     const ptx::Descriptor v = values_of(turn);
-    ptx::wait_products<0>();
-    ptx::pin(s);
+    if constexpr (!kLooksAhead) {
+      ptx::wait_products<0>();
+      ptx::pin(s);
+    }
     if (last) release_queries();
     weigh(Note(places_, turn.stage), s, lowered, a);
     release(turn, kKeysOnly);
@@ -108,16 +118,28 @@ class Attend {
     ptx::pin(a.o);
     release(turn, 1);
   }
-  // Group 0, the tile of group 1.
-  __device__ __forceinline__ void take_second(Turn turn, Accumulators& a) {
+  // Group 0, the tile of group 1; and S of its next one, if there are more.
+  __device__ __forceinline__ void take_second(Turn turn, Turn next, bool more, float (&s)[Config::kKeys / 2],
+                                              Accumulators& a) {
     wait_for_values(turn);
     const ptx::Descriptor v = values_of(turn);
     ptx::sync_some(second_is_ready(), 64);
     receive(weights_, a);
     multiply_values(weights_, v, a);
-    ptx::wait_products<0>();
-    ptx::pin(a.o);
-    release(turn, 1);
+    if (kLooksAhead && more) {
+      multiply_keys(next, s, [&] {
+        ptx::commit_products();
+        ptx::wait_products<1>();
+        ptx::pin(a.o);
+        release(turn, 1);
+      });
+      ptx::wait_products<0>();
+      ptx::pin(s);
+    } else {
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+      release(turn, 1);
+    }
   }
 
   // Group 1: both tiles.
@@ -132,9 +154,9 @@ class Attend {
       ptx::wait_products<0>();
       ptx::pin(a.o);
       release(first, 2);
-      multiply_keys(second, s);
+      multiply_keys(second, s, [] {});
     } else {
-      multiply_keys(second, s);
+      multiply_keys(second, s, [] {});
       take_first(v_first, a);
     }
     const Note note(places_, second.stage);
@@ -167,7 +189,9 @@ class Attend {
     multiply_values(weights_, v, a);
   }
 
-  __device__ __forceinline__ void multiply_keys(Turn turn, float (&s)[Config::kKeys / 2]) const {
+  // between: when the products of the first half of the channels have been issued.
+  template <class Between>
+  __device__ __forceinline__ void multiply_keys(Turn turn, float (&s)[Config::kKeys / 2], Between&& between) const {
     const ptx::Descriptor q = ptx::uniform(ptx::descriptor_k_major(places_.q())),
                           k = ptx::uniform(ptx::descriptor_k_major(places_.k(turn.stage)));
     ptx::pin(s);
@@ -187,6 +211,7 @@ class Attend {
         QkProduct::shared(s, q + at, k + at, accumulate);
         accumulate = 1;
       }
+      if (j == 2) between();
     }
     ptx::commit_products();
   }

@@ -62,9 +62,6 @@ class RowCopies {
     found_ = row != nullptr ? row : p_.q;  // not read
     position_ = 0;
   }
-  // The first of the tiles whose rows have been found needs no copies.
-  __device__ __forceinline__ void pass() { ++position_; }
-
   // The rows of the next of these tiles, of which the lane copies pieces. What is not there is not read: it begins
   // where q does, whose rows are as long.
   struct Pieces {
@@ -149,17 +146,15 @@ class RowLoader {
  private:
   static_assert(RowCopies::kFound == 2 || !Config::kGathers, "rows are found for two tiles at a time");
 
-  // Of a pair of tiles of the math groups the second's buffer is empty a while after the first's: in between rows are
-  // found, for the second and the next first. What the list says of those after them is asked for when both are under
-  // way, as there is nothing to do until the first's buffer is empty again; the next task is taken then too, a pair
-  // before the last.
+  // Rows are found for a pair of tiles of the math groups when the pair before is under way, as there is nothing to do
+  // then until the first's buffer is empty again; what the list says of the pair after them is asked for then too, and
+  // the next task is taken, a pair before the last. The second's buffer is empty soon after the first's.
   __device__ __forceinline__ void load(TaskWalk& walk) {
     const Task& task = walk.task();
     const int head_tile = walk.head_tile();
     int i = task.tile_end - 1;
-    copies_.find(task, head_tile, i + 1, copies_.ask(task, head_tile, i + 1));
-    copies_.pass();
-    int answer = copies_.ask(task, head_tile, i - 1);
+    copies_.find(task, head_tile, i, copies_.ask(task, head_tile, i));
+    int answer = copies_.ask(task, head_tile, i - 2);
     const int tiles = i + 1 - task.tile_begin, take_at = tiles < 2 ? 0 : max(tiles - 2 - (tiles & 1 ^ 1), 1);
     int tile = 0;
 #pragma unroll 1
@@ -173,10 +168,12 @@ class RowLoader {
       copy(turn.stage, kKeysOnly, pieces);
       if ((same & 1) == 0) {
         copy_halves<1>(turn, pieces);
-        if (i > task.tile_begin) copies_.find(task, head_tile, i - 1, answer);
       } else {
         copy_halves<2>(turn, pieces);
-        answer = copies_.ask(task, head_tile, i - 2);
+        if (i > task.tile_begin) {
+          copies_.find(task, head_tile, i - 1, answer);
+          answer = copies_.ask(task, head_tile, i - 3);
+        }
       }
       if (tile == 0) walk.copy_queries();
       if (tile == take_at) walk.take();
