@@ -49,7 +49,9 @@ class Attend {
   using PvProduct = ptx::Product<kColumns, Config::kProduct>;
   static constexpr int kWeights = Config::kKeys / 4;  // registers
   // Group 0 has S of its next tile computed while its last product runs; keys that are decoded come too late for that.
-  static constexpr bool kLooksAhead = kGroup == 0 && !Config::kDecodes;
+  static constexpr bool kLooksAhead = kGroup == 0 && Config::kOverlaps;
+  // Group 1 waits for the product of group 0's weights before it hands over its own, for lack of registers.
+  static constexpr bool kWaitsFirst = !Config::kOverlaps && !Config::kDecodes;
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
       : places_(places), c_(p.scale * kLog2e) {}
@@ -57,35 +59,34 @@ class Attend {
   // All tiles of a task, from the last to the first.
   __device__ __forceinline__ void run(const Task& task, const Rows& rows, Counts& counts, Accumulators& a) {
     if (kGroup == 0) rows.note_limits(places_), __syncwarp();  // the other group waits for this one's weights first
-    const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0);
+    int left = __shfl_sync(0xffffffffu, task.tile_end - task.tile_begin, 0);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     a.sum[0] = a.sum[1] = 0;
     ptx::wait_phase(places_.q_full(), counts.tasks() % 2);
     accumulate_ = 0;
-    int i = __shfl_sync(0xffffffffu, task.tile_end, 0) - 1;
     float s[Config::kKeys / 2];  // of group 0
-    if (kLooksAhead && i >= begin) {
+    if (kLooksAhead && left > 0) {
       multiply_keys(counts.turn(0), s, [] {});
       ptx::wait_products<0>();
       ptx::pin(s);
     }
-    for (; i > begin; i -= 2) {
+    for (; left > 1; left -= 2) {
       const Turn first = counts.turn(0), second = counts.turn(1);
       counts.go_on(2);
       if constexpr (kGroup == 0) {
-        lead(first, i - 2 < begin, s, a);
-        take_second(second, counts.turn(0), i - 2 >= begin, s, a);
+        lead(first, left == 2, s, a);
+        take_second(second, counts.turn(0), left > 2, s, a);
       } else {
-        follow(first, second, i - 2 <= begin, a);
+        follow(first, second, left <= 3, a);
       }
     }
-    if (i == begin) {
+    if (left == 1) {
       const Turn first = counts.turn(0);
       counts.go_on(1);
       if constexpr (kGroup == 0) {
         lead(first, true, s, a);
       } else {
-        if (task.tile_end - task.tile_begin == 1) release_queries();
+        if (accumulate_ == 0) release_queries();  // there was no pair
         wait_for_values(first);
         take_first(values_of(first), a);
         ptx::wait_products<0>();
@@ -166,21 +167,26 @@ class Attend {
     weigh(note, s, lowered, a);
     release(second, kKeysOnly);
     add_up(lowered, s, a);  // before they are packed: registers are scarce while a product runs
-    ptx::pin(s);
-    if constexpr (!Config::kDecodes) {
-      ptx::wait_products<0>();
-      ptx::pin(a.o);
-      release(first, 2);
+    if constexpr (kWaitsFirst) {
+      ptx::pin(s);
+      finish_first(first, a);
     }
     pack(s, weights);
     hand_over(weights, a);
     ptx::arrive_some(second_is_ready(), 64);
+    if constexpr (!kWaitsFirst && !Config::kDecodes) finish_first(first, a);
     const ptx::Descriptor v_second = values_of(second);
     rescale_if_lowered<false>(lowered, a);
     multiply_values(weights, v_second, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release(second, 2);
+  }
+  // Group 1: the product of group 0's weights is done.
+  __device__ __forceinline__ void finish_first(Turn first, Accumulators& a) const {
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(first, 2);
   }
   // Group 1: the product of group 0's weights, which runs on.
   __device__ __forceinline__ void take_first(ptx::Descriptor v, Accumulators& a) {

@@ -87,25 +87,32 @@ __device__ __forceinline__ void copy_first_queries(const PrefillParams& p, const
   if (head_tile != prefill::kNoMoreTasks) load_queries(p, places, q, places.task(0), head_tile);
 }
 
+// The tiles of the present task.
+__device__ __forceinline__ void attend(const PrefillParams& p, const Places& places, Counts& counts, Accumulators& a) {
+  const Task& task = places.task(counts.slot());
+  const Rows rows{p, task, places.head_tile(counts.slot())};
+  if (math_group() == 0) {
+    Attend<0>(p, places).run(task, rows, counts, a);
+  } else {
+    Attend<1>(p, places).run(task, rows, counts, a);
+  }
+}
+
 // Both groups: what is not the tiles is the same code, as what it takes is the fetching of its instructions.
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places, const ptx::TensorMap& q) {
   copy_first_queries(p, places, q);
   Accumulators a;
   for (Counts counts;; counts.next_task()) {
-    const int slot = counts.slot();
-    ptx::wait_phase(places.task_full(slot), counts.tasks() / kernels::kTaskSlots % 2);
-    const int head_tile = __shfl_sync(0xffffffffu, places.head_tile(slot), 0);
-    if (head_tile == prefill::kNoMoreTasks) {
+    ptx::wait_phase(places.task_full(counts.slot()), counts.tasks() / kernels::kTaskSlots % 2);
+    if (__shfl_sync(0xffffffffu, places.head_tile(counts.slot()), 0) == prefill::kNoMoreTasks) {
       if (counts.tasks() == 0) leave();
       return;
     }
-    const Task& task = places.task(slot);  // read where needed: registers are scarce
+    attend(p, places, counts, a);
+    counts.forget();  // where the task lies is computed anew: registers are scarce
+    const Task& task = places.task(counts.slot());
+    const int head_tile = __shfl_sync(0xffffffffu, places.head_tile(counts.slot()), 0);
     const Rows rows{p, task, head_tile};
-    if (math_group() == 0) {
-      Attend<0>(p, places).run(task, rows, counts, a);
-    } else {
-      Attend<1>(p, places).run(task, rows, counts, a);
-    }
     if (Config::kCluster > 1 && is_last(places, counts)) leave();
     float lowered[2];
     bool infinite[2] = {};
