@@ -273,13 +273,10 @@ class Attend : Weigh {
           rescale(lowered, a.o);
         }
       } else {
-        if (weigh<kCodes>(rows, task, line, i, unmasked, high, s, lowered, a)) {
-          ptx::wait_products<0>();
-          ptx::pin(a.o);
-          rescale(lowered, a.o);
-        }
-        ptx::wait_products<0>();
+        const bool rises = weigh<kCodes>(rows, task, line, i, unmasked, high, s, lowered, a);
+        ptx::wait_products<0>();  // by all warps in one place: each may lower or not
         ptx::pin(a.o);
+        if (rises) rescale(lowered, a.o);
         if (!Config::kLateCaps || !again) release_values();
         again = false;
         take(kTakenLast<kKeysOfThread>, kKeysOfThread, s, a);
