@@ -27,7 +27,7 @@ struct Accumulators {
   float max[2], reference[2], sum[2];
 };
 
-// kRunning: products may run on.
+// kRunning: a product of others than o runs on. ptxas would put a wait for it here in any case, with a warning (C7517).
 template <bool kRunning>
 __device__ __forceinline__ void rescale_if_lowered(const float (&lowered)[2], Accumulators& a) {
   if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) [[unlikely]] {
@@ -333,7 +333,7 @@ class Attend {
         a.reference[h] = reference[h];
         a.sum[h] *= lowered[h];
       }
-      rescale_if_lowered<true>(lowered, a);
+      rescale_if_lowered<kGroup == 1 && !Config::kDecodes>(lowered, a);  // S of the next tile
     }
   }
 
