@@ -139,6 +139,8 @@ CASES = [
     Sparse("sparse", 256, 32, 2048, 1 << 20, seqlen_q=2), Sparse("sparse", 256, 16, 2048, 1 << 20, seqlen_q=2),
     Sparse("sparse", 2, 128, 2048, 1 << 20), Sparse("sparse", 1, 128, 2048, 1 << 20), Sparse("sparse", 4, 128, 2048, 1 << 20),
     Sparse("sparse", 8, 128, 2048, 1 << 20), Decode(1, 1, 4096, 128), Decode(4, 1, 4096, 128), Decode(8, 1, 1024, 128),
+    Sparse("sparse", 1, 128, 1024, 1 << 20), Sparse("sparse", 4, 128, 512, 1 << 20), Sparse("sparse", 4, 64, 2048, 1 << 20),
+    Sparse("sparse", 8, 32, 2048, 1 << 20), Decode(1, 1, 1024, 128), Decode(8, 1, 512, 128),
     Sparse("sparse", 128, 128, 2048, 1 << 20, invalid=0.1), Sparse("sparse", 128, 128, 2048, 1 << 20, packed=False),
     Sparse("prefill", 4096, 128, 2048, 8192, packed=False), Sparse("prefill", 4096, 128, 2048, 32768, packed=False),
     Sparse("prefill", 4096, 128, 2048, 131072, packed=False), Sparse("prefill", 4096, 128, 512, 32768, packed=False),

@@ -202,42 +202,59 @@ TEST(CudaMlaConfig, FillsBlocksWithTheTokensThatThereAre) {
   EXPECT_EQ(heads(97, one), 1);
 }
 
-// More heads where blocks of 64 rows would be cut into parts of a few tiles, and few rows into parts hardly longer.
-TEST(CudaMlaConfig, GivesSmallBatchesToTheKernelOfFewRows) {
-  const auto few = [](int64_t batch, const std::string& more, int num_sms = 132, const std::string& of_each = "4096") {
+// Most rows of a block and fewest tiles of a part, where blocks of as many rows as there are heads would be cut into
+// parts of a few tiles: what was the fastest on an H200.
+TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
+  const auto form = [](int64_t batch, const std::string& more, int num_sms = 132, const std::string& of_each = "4096") {
     std::string queries = "1", keys = of_each;
     for (int64_t i = 1; i < batch; ++i) queries += ", 1", keys += ", " + of_each;
     const std::string kv = more.find("paged") != std::string::npos ? R"("seqlens_kv": [)" + keys + "], " : "";
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [)" +
                                             queries + "], " + kv + more + "}"));
-    const mla::Config c = mla::choose_config(make_problem(problem.host(), Data::kRequired), num_sms);
-    EXPECT_TRUE(!c.few || c.cluster == 1);
-    EXPECT_LE(c.few ? c.heads_of_tile : 0, 16);
-    return c.few;
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    const mla::Config c = mla::choose_config(p, num_sms);
+    EXPECT_TRUE((!c.few && !c.half) || c.cluster == 1);
+    EXPECT_LE(c.heads_of_tile, c.few ? 16 : c.half ? 32 : 64);
+    EXPECT_EQ(mla::to_params(p, c, nullptr).fewest_tiles, c.fewest_tiles);
+    return cat(c.few ? 16 : c.half ? 32 : 64, " ", c.fewest_tiles);
   };
-  const std::string sparse = R"("kv": "slots", "cache": {"format": "mla_656"}, "sparse": {"topk": 2048}, )";
-  EXPECT_TRUE(few(1, sparse + R"("heads": [128, 1])"));
-  EXPECT_FALSE(few(2, sparse + R"("heads": [128, 1])"));
-  EXPECT_TRUE(few(2, sparse + R"("heads": [64, 1])"));
-  EXPECT_FALSE(few(4, sparse + R"("heads": [64, 1])"));
-  EXPECT_TRUE(few(8, sparse + R"("heads": [32, 1])"));
-  EXPECT_FALSE(few(1, sparse + R"("heads": [128, 1])", 66));
-  EXPECT_FALSE(few(1, sparse + R"("heads": [128, 1], "batch_invariant": true)"));
-  const auto listed = [](const std::string& topk) {
-    return R"("kv": "slots", "cache": {"format": "mla_656"}, "heads": [128, 1], "sparse": {"topk": )" + topk + "}";
+  const auto sparse = [](int heads, int topk) {
+    return cat(R"("kv": "slots", "cache": {"format": "mla_656"}, "heads": [)", heads, R"(, 1], "sparse": {"topk": )",
+               topk, "}");
   };
-  EXPECT_FALSE(few(1, listed("128")));
-  EXPECT_TRUE(few(4, listed("512")));
-  EXPECT_FALSE(few(8, listed("512")));
-  EXPECT_TRUE(few(1, listed("4096")));
-  EXPECT_FALSE(few(1, listed("8192")));  // merging many parts of the other kernel takes less than tiles of this one
-  const std::string paged = R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 64}, )";
-  EXPECT_TRUE(few(1, paged + R"("heads": [128, 1])", 132, "1024"));
-  EXPECT_FALSE(few(1, paged + R"("heads": [128, 1])"));
-  EXPECT_FALSE(few(2, paged + R"("heads": [128, 1])"));
-  EXPECT_FALSE(
-      few(1, R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 2048},
-      "heads": [128, 1])"));
+  EXPECT_EQ(form(1, sparse(128, 2048)), "16 2");
+  EXPECT_EQ(form(2, sparse(128, 2048)), "32 2");
+  EXPECT_EQ(form(4, sparse(128, 2048)), "64 2");
+  EXPECT_EQ(form(16, sparse(128, 2048)), "64 2");
+  EXPECT_EQ(form(1, sparse(128, 1024)), "16 1");
+  EXPECT_EQ(form(1, sparse(128, 8192)), "32 2");
+  EXPECT_EQ(form(1, sparse(128, 16384)), "64 2");
+  EXPECT_EQ(form(4, sparse(64, 2048)), "32 2");
+  EXPECT_EQ(form(4, sparse(32, 2048)), "16 2");
+  EXPECT_EQ(form(8, sparse(32, 2048)), "32 2");
+  EXPECT_EQ(form(8, sparse(16, 1024)), "16 1");
+  EXPECT_EQ(form(1, sparse(16, 2048)), "16 1");
+  EXPECT_EQ(form(1, sparse(128, 2048), 66), "32 2");
+  // What nothing may depend on the batch for, or what is not cut, goes by its number of heads.
+  EXPECT_EQ(form(1, sparse(128, 2048) + R"(, "batch_invariant": true)"), "64 2");
+  EXPECT_EQ(form(1, sparse(32, 2048) + R"(, "batch_invariant": true)"), "32 2");
+  EXPECT_EQ(form(132, sparse(64, 70)), "64 2");
+  EXPECT_EQ(form(132, sparse(16, 70)), "16 2");
+  const std::string paged = R"("kv": "paged", "heads": [128, 1], "shared_kv": true, "cache": {"page_size": 64},
+      "max_seqlens": true)";
+  EXPECT_EQ(form(1, paged, 132, "1024"), "16 1");
+  EXPECT_EQ(form(8, paged, 132, "512"), "64 1");
+  EXPECT_EQ(form(1, paged), "64 2");
+  EXPECT_EQ(form(2, paged), "64 2");
+  // Neither kernel of fewer rows takes the other packed format, nor several tokens of a sequence; that of half a block
+  // no 16-bit rows.
+  EXPECT_EQ(form(2, R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 2048},
+      "heads": [128, 1])"),
+            "64 1");
+  EXPECT_EQ(form(2, R"("kv": "slots", "shared_kv": true, "sparse": {"topk": 2048}, "heads": [64, 1])"), "16 2");
+  cases::Problem tokens(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "heads": [128, 1],
+      "kv": "paged", "cache": {"format": "mla_656", "page_size": 64}, "seqlens_q": [2], "seqlens_kv": [2048]})"));
+  EXPECT_FALSE(mla::choose_config(make_problem(tokens.host(), Data::kRequired), 132).half);
 }
 
 // Where two blocks of rows have the same keys, and these are decoded or copied by the TMA.

@@ -63,12 +63,15 @@ class EmulatedMla : public tests::Emulated {
       EXPECT_EQ(run(spec, 2), "") << more;
     }
   }
-  // Cases of an H200's small batches, which the kernel of few rows gets.
-  static void check_few(const std::string& common, std::initializer_list<const char*> rest) {
+  // Cases of an H200's small batches, which get blocks of so many rows, in parts of so many tiles at least.
+  static void check_small(int rows, int fewest_tiles, const std::string& common,
+                          std::initializer_list<const char*> rest) {
     for (const char* more : rest) {
       const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
       cases::Problem problem(spec);
-      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).few) << more;
+      const mla::Config c = mla::choose_config(make_problem(problem.host(), Data::kRequired), 132);
+      EXPECT_EQ(c.few ? 16 : c.half ? 32 : 64, rows) << more;
+      EXPECT_EQ(c.fewest_tiles, fewest_tiles) << more;
       EXPECT_EQ(run(spec, 2, 132), "") << more;
     }
   }

@@ -71,18 +71,36 @@ TEST_F(EmulatedMla, FewRows) {
 
 // More heads are several blocks of rows, where there are too few tokens to fill the device otherwise.
 TEST_F(EmulatedMla, FewRowsOfManyHeads) {
-  check_few(
-      R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
+  check_small(
+      16, 1, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
       {R"("heads": [24, 1], "seqlens_q": [1, 1], "sparse": {"topk": 450, "topk_length": "token", "invalid": 0.2},
             "sinks": "mixed", "extra": {"topk": 9, "page_size": 16})",
        R"("heads": [128, 1], "seqlens_q": [1], "sparse": {"topk": 250, "invalid": 0.1})",
-       R"("heads": [96, 2], "seqlens_q": [1], "sparse": {"topk": 65, "invalid": 1}, "extra": {"topk": 100, "page_size": 16})",
        R"("heads": [17, 1], "seqlens_q": [1], "sparse": {"topk": 200, "topk_length": "batch"})"});
-  check_few(
-      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
+  check_small(
+      16, 1, R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
       {R"("cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v", "heads": [32, 1], "seqlens_q": [2, 0, 1],
             "seqlens_kv": [190, 3, 70], "causal": true, "new_tokens": true, "finished": [0, 0, 1])",
        R"("shared_kv": true, "cache": {"page_size": 3}, "heads": [64, 1], "seqlens_kv": [250, 0], "sinks": "mixed")"});
+}
+
+// Half a block too, and parts of one tile of blocks of 64 rows: of tiles that two blocks share, and of one's own.
+TEST_F(EmulatedMla, HalfBlocksAndShortPartsOfManyHeads) {
+  check_small(
+      32, 1, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
+      {R"("heads": [128, 1], "seqlens_q": [1], "sparse": {"topk": 1100, "topk_length": "token", "invalid": 0.2},
+            "sinks": "mixed")",
+       R"("heads": [66, 1], "seqlens_q": [1, 1, 1, 1], "sparse": {"topk": 600}, "extra": {"topk": 9, "page_size": 16})"});
+  check_small(
+      64, 1, R"("max_logits": true, "max_seqlens": true, )",
+      {R"("kv": "slots", "head_dim": [576, 512], "heads": [128, 1], "seqlens_q": [1, 1], "cache": {"format": "mla_656"},
+            "sparse": {"topk": 1100, "invalid": 0.2})",
+       R"("kv": "slots", "head_dim": [512, 512], "heads": [128, 1], "seqlens_q": [1, 1], "cache": {"format": "mla_584"},
+            "sparse": {"topk": 260, "topk_length": "token", "invalid": 0.2})",
+       R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [128, 1], "seqlens_kv": [500, 130, 1, 0],
+            "cache": {"page_size": 64}, "sinks": "mixed")",
+       R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [64, 1], "queries": "fixed",
+            "seqlens_q": 2, "seqlens_kv": [300, 130], "cache": {"page_size": 64}, "causal": true)"});
 }
 
 // Groups of channels that differ by more than fp16 can hold, of rows and of what packed rows have scales for.

@@ -2,7 +2,9 @@
 // What the schedule of prompts and of MLA lists (kernels/prefill/schedule.cu on the CPU, tests/emulator), beside what
 // the results of attention show: each block of rows once, all of its tiles, parts of one size, long ones first.
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,14 +17,16 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class EmulatedSchedule : public EmulatedPrefill {
  protected:
-  // "" or what is wrong. num_sms: blocks of the grid. cut: some block must be.
-  static std::string check(const cases::Case& spec, int num_sms, bool cut) {
+  // "" or what is wrong. num_sms: blocks of the grid. cut: some block must be. fewest_tiles: of a part; 0: what the
+  // host says, else there is room for parts as short.
+  static std::string check(const cases::Case& spec, int num_sms, bool cut, int fewest_tiles = 0) {
     cases::Problem problem(spec);
     problem.arena().upload();
     const Problem p = make_problem(problem.device(), Data::kRequired);
     const prefill::Config c = prefill::choose_config(p, num_sms);
     cases::Workspace workspace(cases::host_memory(), prefill::workspace_layout(c).total);
-    const kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+    kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+    if (fewest_tiles > 0) params.fewest_tiles = fewest_tiles;
     emulate_schedule(c, params);
     if (std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
 
@@ -55,6 +59,9 @@ class EmulatedSchedule : public EmulatedPrefill {
         end = t.tile_end;
         least = std::min(least, t.tile_end - t.tile_begin), most = std::max(most, t.tile_end - t.tile_begin);
       }
+      const int64_t most_parts = std::max<int64_t>(ceil_div(end, params.fewest_tiles), 1);
+      if (std::ssize(parts) > most_parts || (fewest_tiles > 0 && std::ssize(parts) < most_parts))
+        return cat(name, parts.size(), " parts of ", end, " tiles");
       if (most > least + 1) return cat(name, "parts of ", least, " and of ", most, " tiles");
       const int64_t cost = ceil_div(std::max(parts[0].end_key - parts[0].first_key, 1), c.keys);
       if (end < cost || end > cost + 1) return cat(name, end, " tiles of ", cost);
@@ -96,6 +103,20 @@ TEST_F(EmulatedSchedule, ListsEachBlockOnce) {
               "")
         << x.rest;
   }
+}
+
+TEST_F(EmulatedSchedule, CutsPartsAsShortAsItIsTold) {
+  const auto lengths = [](const char* rest) {
+    return tests::make_case(
+        std::string(R"({"name": "x", "heads": [2, 2], "head_dim": [16, 16], "dtype": "bf16", "kv": "dense",
+            "causal": true, )") +
+        rest + "}");
+  };
+  for (const int fewest : {1, 2, 3, 5})
+    EXPECT_EQ(check(lengths(R"("seqlens_q": [1, 1, 1], "seqlens_kv": [1100, 300, 5])"), 132, true, fewest), "")
+        << fewest;
+  for (const int fewest : {1, 2, 3})
+    EXPECT_EQ(check(lengths(R"("seqlens_q": [1, 1], "seqlens_kv": [300, 5])"), 132, fewest < 3, fewest), "") << fewest;
 }
 
 }  // namespace

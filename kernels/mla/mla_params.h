@@ -24,7 +24,6 @@ ATTUNE_SHARED_FUNCTION int mla_threads(int loader, int cluster) {
 constexpr int kMlaRowsOfBlock = 64, kMlaKeys = 64, kMlaStages = 2;  // packed rows; keys of a tile; tiles at a time
 constexpr int kMlaHeadDimV = 512;
 constexpr int kMlaPartStats = 8;       // words of a row of a part beside its outputs
-constexpr int kMlaFewestTiles = 2;     // of a part: less would not pay for the merge
 constexpr int kMlaMergeThreads = 512;  // of a block that merges parts
 constexpr int kMlaChunkBytes = kMlaKeys * 128;  // of 64 channels of a tile, and of the queries
 constexpr int kMlaParts = 5;                    // of a tile that have a barrier each

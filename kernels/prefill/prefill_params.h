@@ -96,6 +96,7 @@ struct PrefillParams : DecodeParams {
   CapPolynomial<3> cap_short;
   CapPolynomial<5> cap_long;
   CapPolynomial<7> cap_wide;
+  int fewest_tiles;            // of a part of a block of rows: less would not pay for the merge
 };
 
 // Rows of a cache of 8 bits as the TMA brings them: in blocks of 128 channels, zeros beyond the head dim. A box of a

@@ -25,7 +25,6 @@ namespace attune::prefill {
 using schedule::inclusive_sum_of_warp;
 
 constexpr int kKeys = ATTUNE_KEYS, kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kFewestTiles = ATTUNE_FEWEST_TILES;  // of a part: less would not pay for the merge
 constexpr bool kSparse = ATTUNE_SPARSE != 0;
 constexpr int kL2Bytes = 32 << 20;        // that keys may take of it
 constexpr int kMostKeys = kL2Bytes / 32;  // that a thread counts: a key takes two rows of 16 bytes or more
@@ -84,10 +83,10 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
                                             SharedStorage& shared) {
   const long long cost = total * p.num_head_tiles;
   const bool ideal_is_less = cost <= static_cast<long long>(max_cost - 1) * p.num_blocks;
-  if (p.whole_pairs || max_cost <= kFewestTiles || !ideal_is_less) return max_cost;
+  if (p.whole_pairs || max_cost <= p.fewest_tiles || !ideal_is_less) return max_cost;
   if (cost >> 32 != 0) return max_cost;  // a sequence of more than 2^30 keys: no division of 64 bits for it
   const unsigned share = (static_cast<unsigned>(cost) - 1) / static_cast<unsigned>(p.num_blocks) + 1;
-  const int ideal = max(static_cast<int>(share), kFewestTiles);
+  const int ideal = max(static_cast<int>(share), p.fewest_tiles);
   if (num_blocks > kThreads || static_cast<long long>(num_blocks) * p.num_head_tiles >= p.num_blocks) return ideal;
   // So few that all can be looked at: the smallest part for which the grid takes all parts at a time. A larger size
   // never makes more parts: the warps try every 32nd of 1,024 sizes, then those up to the first of them that fits.

@@ -151,8 +151,7 @@ KernelSpec Config::main_kernel() const {
 KernelSpec Config::schedule_kernel() const {
   return {"prefill/schedule.cu",
           "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_FEWEST_TILES", kernels::kMlaFewestTiles),
-           define("ATTUNE_SPARSE", sparse ? 1 : 0)},
+          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_SPARSE", sparse ? 1 : 0)},
           0};
 }
 
@@ -191,11 +190,11 @@ Config choose_config(const Problem& p, int num_sms) {
   c.dense = p.dense_kv || p.new_tokens;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  c.few = takes_few_rows(p, c.loader, num_sms);
-  c.half = !c.few && takes_half_block(p, c.loader);
+  const Form form = choose_form(p, c.loader, num_sms);
+  c.few = form.rows == kernels::kMlaFewRows, c.half = form.rows == kernels::kMlaHalfRows;
+  c.fewest_tiles = form.fewest_tiles;
   if (c.few && c.loader == kernels::kMlaBoxes) c.loader = kernels::kMlaRows;
-  const int most_rows = c.few ? kernels::kMlaFewRows : c.half ? kernels::kMlaHalfRows : kMlaRowsOfBlock;
-  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, most_rows, tokens_of_keys(p));
+  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, form.rows, tokens_of_keys(p));
   c.tokens_of_tile = p.sparse || c.few || c.half ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
 
   const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
@@ -265,6 +264,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);
   k.num_blocks = c.blocks;
   k.max_tasks = to_int(c.max_tasks);
+  k.fewest_tiles = c.fewest_tiles;
   k.store_vectors = prefill::strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
                             p.out.element_size == 2
                         ? 1

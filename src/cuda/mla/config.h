@@ -25,6 +25,7 @@ struct Config {
   int tokens_of_tile = 1;  // most tokens that do
   int blocks = 1;          // of the grid; all of them run at a time
   int cluster = 1;         // blocks that share the keys they have copied or decode
+  int fewest_tiles = 1;    // of a part of a block of rows
   int64_t batch = 0, max_tasks = 0;
   int64_t max_pairs = 0;  // of rows that are merged
   bool splits = true;     // blocks of rows may be cut along the keys

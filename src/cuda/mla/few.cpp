@@ -9,13 +9,15 @@ namespace attune::cuda::mla {
 namespace {
 
 using kernels::kMlaFewRows;
+using kernels::kMlaHalfRows;
 using kernels::kMlaKeys;
+using kernels::kMlaRowsOfBlock;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // One token's heads are the rows of a block. Several tokens of a sequence see the same keys: in a block of the other
 // kernel, which reads them once.
-bool can_take(const Problem& p, kernels::MlaLoader loader) {
+bool takes_one_token(const Problem& p, kernels::MlaLoader loader) {
   return p.cache && !p.dense_kv && !(p.sparse && p.new_tokens) && tokens_of_keys(p) == 1 &&
          loader != kernels::kMlaCodes584;
 }
@@ -31,22 +33,30 @@ int64_t tiles_of_token(const Problem& p) {
 struct Cost {
   double call, tile, block;
 };
-constexpr Cost kFewPacked{8.5, 1.58, 0.013}, kFewPlain{8.6, 1.5, 0.013}, kManyPacked{9.2, 2.65, 0.02},
-    kManyPlain{9.4, 1.67, 0.02};
-constexpr double kMergedPart = 0.1;       // of each part of a row beyond
+constexpr Cost kFewPacked{9.3, 1.5, 0.008}, kFewPlain{8.4, 1.5, 0.013}, kHalfPacked{10.0, 1.93, 0.009},
+    kManyPacked{9.9, 2.55, 0.02}, kManyPlain{9.4, 1.8, 0.02};
+constexpr double kMergedPart = 0.07;      // of each part of a row beyond
 constexpr int64_t kPartsMergedOnce = 16;  // those that a merge asks for at a time
+
+Cost cost_of(int rows, kernels::MlaLoader loader) {
+  const bool packed = loader >= kernels::kMlaCodes656;
+  if (rows == kMlaFewRows) return packed ? kFewPacked : kFewPlain;
+  if (rows == kMlaHalfRows) return kHalfPacked;
+  return packed ? kManyPacked : kManyPlain;
+}
 
 // What the schedule makes of equal sequences: tiles of a part, parts of a block of rows, and all parts.
 struct Cut {
   int64_t tiles, parts, all;
 };
-// Where blocks have so many rows at most.
-Cut cut_of(const Problem& p, int most_rows, int num_sms) {
-  const int64_t blocks = p.total_q * p.heads_q / prefill::choose_heads_of_tile(p.group, most_rows, 1);
-  const int64_t tiles = tiles_of_token(p);
+Cut cut_of(const Problem& p, const Form& form, int num_sms) {
+  const int heads = prefill::choose_heads_of_tile(p.group, form.rows, tokens_of_keys(p));
+  const int64_t tokens = p.sparse || form.rows != kMlaRowsOfBlock ? 1 : kMlaRowsOfBlock / heads;
+  const int64_t each = ceil_div(ceil_div(p.total_q, std::max<int64_t>(p.batch, 1)), tokens);
+  const int64_t blocks = p.batch * each * (p.heads_q / heads), tiles = tiles_of_token(p);
   if (blocks >= num_sms) return {ceil_div(blocks * tiles, num_sms), 1, num_sms};
   const int64_t most_parts = num_sms / std::max<int64_t>(blocks, 1);
-  const int64_t of_part = std::max<int64_t>(ceil_div(tiles, most_parts), kernels::kMlaFewestTiles);
+  const int64_t of_part = std::max<int64_t>(ceil_div(tiles, most_parts), form.fewest_tiles);
   const int64_t parts = ceil_div(tiles, of_part);
   return {of_part, parts, blocks * parts};
 }
@@ -61,19 +71,25 @@ int64_t tokens_of_keys(const Problem& p) {
   return p.sparse || (p.total_q == p.batch && !p.batch_invariant) ? 1 : std::max<int64_t>(1, p.max_seqlen_q);
 }
 
-bool takes_few_rows(const Problem& p, kernels::MlaLoader loader, int num_sms) {
-  if (!can_take(p, loader)) return false;
-  if (p.group <= kMlaFewRows || p.batch_invariant) return p.group <= kMlaFewRows;
-  const bool packed = loader == kernels::kMlaCodes656;
-  const Cut many = cut_of(p, kernels::kMlaRowsOfBlock, num_sms);
-  if (many.parts <= 1) return false;
-  return time_of(packed ? kFewPacked : kFewPlain, cut_of(p, kMlaFewRows, num_sms)) <
-         time_of(packed ? kManyPacked : kManyPlain, many);
-}
-
-bool takes_half_block(const Problem& p, kernels::MlaLoader loader) {
-  return loader == kernels::kMlaCodes656 && can_take(p, loader) && p.group > kMlaFewRows &&
-         p.group <= kernels::kMlaHalfRows;
+Form choose_form(const Problem& p, kernels::MlaLoader loader, int num_sms) {
+  constexpr int kFewestTiles = 2;
+  const bool few = takes_one_token(p, loader), half = few && loader == kernels::kMlaCodes656;
+  Form form{kMlaRowsOfBlock, kFewestTiles};  // what the number of heads says
+  if (few && p.group <= kMlaFewRows) {
+    form.rows = kMlaFewRows;
+  } else if (half && p.group <= kMlaHalfRows) {
+    form.rows = kMlaHalfRows;
+  }
+  if (p.batch_invariant || cut_of(p, form, num_sms).parts <= 1) return form;
+  const auto time = [&](const Form& x) { return time_of(cost_of(x.rows, loader), cut_of(p, x, num_sms)); };
+  const int own_rows = form.rows;
+  for (const int fewest : {kFewestTiles, 1}) {
+    for (const int rows : {kMlaRowsOfBlock, kMlaHalfRows, kMlaFewRows}) {
+      if (rows > own_rows || (rows < own_rows && !(rows == kMlaHalfRows ? half : few))) continue;
+      if (const Form other{rows, fewest}; time(other) < time(form)) form = other;
+    }
+  }
+  return form;
 }
 
 }  // namespace attune::cuda::mla

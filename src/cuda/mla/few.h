@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which problems the kernels of few rows and of half a block of rows get.
+// How blocks of rows of a problem are formed, and so which of the MLA kernels it gets.
 #pragma once
 
 #include "core/problem.h"
@@ -11,11 +11,14 @@ namespace attune::cuda::mla {
 // one token counts only where bits may depend on them.
 int64_t tokens_of_keys(const Problem& p);
 
-// loader: of the cache's rows. More heads than are few rows are taken too where there are so few tokens that blocks of
-// 64 rows would wait for most of their time.
-bool takes_few_rows(const Problem& p, kernels::MlaLoader loader, int num_sms);
+// Which kernel a problem gets, by the rows of queries that its blocks have at most: kMlaFewRows, kMlaHalfRows or
+// kMlaRowsOfBlock; and tiles of a part of such a block at least, where it is cut along the keys.
+struct Form {
+  int rows, fewest_tiles;
+};
 
-// What it does not take, of so many heads that few rows are too few, over packed rows of 656 bytes.
-bool takes_half_block(const Problem& p, kernels::MlaLoader loader);
+// loader: of the cache's rows. What the number of heads says, but for so few tokens that blocks would wait for most of
+// their time.
+Form choose_form(const Problem& p, kernels::MlaLoader loader, int num_sms);
 
 }  // namespace attune::cuda::mla

@@ -161,10 +161,8 @@ KernelSpec Config::main_kernel() const {
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {"prefill/schedule.cu",
-          "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", keys), define("ATTUNE_FEWEST_TILES", kFewestTiles), define("ATTUNE_SPARSE", 0)},
-          0};
+  return {
+      "prefill/schedule.cu", "attune_schedule_prefill", {define("ATTUNE_KEYS", keys), define("ATTUNE_SPARSE", 0)}, 0};
 }
 
 namespace {
@@ -380,6 +378,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.num_blocks = c.blocks;
   k.few_q = c.few_q;
   k.max_tasks = to_int(c.max_tasks);
+  k.fewest_tiles = kFewestTiles;
   k.blocks_each = blocks_alike(p, c);
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);
