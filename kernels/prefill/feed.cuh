@@ -20,7 +20,8 @@ constexpr int kNoMoreTasks = -1;  // in place of a head tile
 // block takes tasks and tells the others: Places also has tell_others(n, item) and hear(n) for the n-th that is told.
 //
 // kShort: calls may be so short that what the first task waits for is much of them. It is asked for with the list, on
-// the guess that all head tiles go together; and where no task is left for a second round, nobody counts.
+// the guess that all head tiles go together, and nothing is divided if the list says so too; and where no task is left
+// for a second round, nobody counts.
 template <class Places, int kCluster = 1, bool kBeside = false, bool kShort = false>
 class TaskFeed {
  public:
@@ -53,13 +54,16 @@ class TaskFeed {
       publish(nullptr, kNoMoreTasks);
       return -1;
     }
+    if (kCluster == 1 && kShort && lane_ == 0) next_ = take(num_items);  // ahead
+    if (kShort && guess >= 0 && heads_at_a_time >= head_tiles)
+      return publish(nullptr, (item - guess * head_tiles) * kCluster + rank(), true, part);
     // All tasks for the first few head tiles, then for the next.
     const int section = item / (num_tasks * heads_at_a_time), first_head = section * heads_at_a_time;
     const int within = item - section * num_tasks * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
-    if (kCluster == 1 && lane_ == 0) next_ = take(num_items);  // ahead
+    if (kCluster == 1 && !kShort && lane_ == 0) next_ = take(num_items);  // ahead
     const int task = within / heads;
-    return publish(p_.tasks + task, (first_head + within % heads) * kCluster + rank(), kShort && task == guess, part);
+    return publish(p_.tasks + task, (first_head + within % heads) * kCluster + rank());
   }
 
  private:
