@@ -141,6 +141,11 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   using namespace attune;
   using namespace attune::mla;
   const Places places(ptx::dynamic_shared());
+  if (Config::kCopiesBoxes && threadIdx.x == 32) {  // while another thread prepares the barriers
+    ptx::prefetch_map(q);
+    ptx::prefetch_map(k);
+    if constexpr (Config::kDense) ptx::prefetch_map(dense_k);
+  }
   init_barriers(places);
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
