@@ -4,11 +4,11 @@
 // whose left operand are codes that become 16-bit numbers in registers, and the right one queries and weights in shared
 // memory.
 //
-// A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), eight do
-// the math (half_attend.cuh).
+// A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), one
+// follows their scales (half_units.cuh), eight do the math (half_attend.cuh).
 //
-// Barriers: "full" and "empty" of each tile's place; "full" of the maxima of a tile, in two buffers for each group of
-// four math warps; "full" and "empty" of the weights of a tile, that all math warps need.
+// Barriers: "full" and "empty" of each tile's place; "full" of the maxima, and units, of a tile, in two buffers for each
+// group of four math warps; "full" and "empty" of the weights of a tile, that all math warps need.
 #include "mla/few_load.cuh"
 #include "mla/half_store.cuh"
 #include "ptx/grid.cuh"
@@ -24,7 +24,7 @@ __device__ __forceinline__ void init_barriers(const HalfPlaces& places) {
       ptx::init_barrier(places.full(stage), Half::kLoaderWarps);
       ptx::init_barrier(places.empty(stage), Half::kMathWarps);
     }
-    for (int i = 0; i < 4; ++i) ptx::init_barrier(places.maxima_full(i / 2, i % 2), Half::kMathWarps / 2);
+    for (int i = 0; i < 4; ++i) ptx::init_barrier(places.maxima_full(i / 2, i % 2), Half::kMathWarps / 2 + 1);
     ptx::init_barrier(places.weights_full(), Half::kMathWarps);
     ptx::init_barrier(places.weights_empty(), Half::kMathWarps);
     for (int i = 0; i < kernels::kTaskSlots; ++i) {
@@ -64,7 +64,11 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Half::kThreads, 1)
   ptx::allow_next_kernel();
   if (threadIdx.x < Half::kLoaderThreads) {
     ptx::give_up_registers<Half::kLoaderRegisters>();
-    HalfLoader(p, places).run();
+    if (threadIdx.x / 32 == Half::kUnitWarp) {
+      HalfUnitWarp(places).run();
+    } else {
+      HalfLoader(p, places).run();
+    }
   } else {
     ptx::take_registers<Half::kMathRegisters>();
     run_half(p, places);

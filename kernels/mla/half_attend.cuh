@@ -40,17 +40,21 @@ class HalfAttend {
     last_ = __shfl_sync(0xffffffffu, last_, 0), count_ = __shfl_sync(0xffffffffu, count_, 0);
     if (tiles > 0) {
       products_.begin();
-      go_on<false>();
+      units_ = HalfUnits::kNone;
+      bool has_values = false;  // of the tile before
 #pragma unroll 1
-      for (int i = 1; i < tiles; ++i) go_on<true>();
-      HalfProducts::Codes codes;
-      products_.load_values(last_, 0, codes);
-      wait_for_weights(count_ - 1, ask_for_weights(count_ - 1));
-      products_.multiply_values<0>(last_, codes, o);
-      products_.multiply_values<1>(last_, codes, o);
-      products_.multiply_values<2>(last_, codes, o);
-      products_.multiply_values<3>(last_, codes, o);
-      release_values(last_);
+      for (int i = 0; i < tiles; ++i) {
+        if (has_values) [[likely]] {
+          go_on<true>();
+        } else {
+          go_on<false>();
+        }
+        has_values = in_range_;
+        if (!has_values) [[unlikely]]
+          finish<ptx::Type::kBf16>();
+      }
+      if (has_values) finish<ptx::Type::kF16>();
+      change_units(HalfUnits::kNone);  // none from here on
     }
     if constexpr (Config::kDense) take_tokens(task, head_tile);
   }
@@ -108,21 +112,44 @@ class HalfAttend {
     if constexpr (kHasValues) {
       products_.load_values(last_, 0, codes);
       wait_for_weights(count_ - 1, last);
-      products_.multiply_values<0>(last_, codes, o);
+      products_.multiply_values<ptx::Type::kF16, 0>(last_, codes, o);
     }
     products_.add_keys<kHasValues ? 1 : 0>(stage, sums, products);
     give(sums);
-    if constexpr (kHasValues) products_.multiply_values<1>(last_, codes, o);
+    if constexpr (kHasValues) products_.multiply_values<ptx::Type::kF16, 1>(last_, codes, o);
     score(stage, sums);
     bool has_maxima = false;
     if constexpr (kHasValues) {
-      products_.multiply_values<2>(last_, codes, o);
+      products_.multiply_values<ptx::Type::kF16, 2>(last_, codes, o);
       has_maxima = ptx::phase_has_ended(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
-      products_.multiply_values<3>(last_, codes, o);
+      products_.multiply_values<ptx::Type::kF16, 3>(last_, codes, o);
     }
     weigh<kHasValues>(stage, has_maxima);
     last_ = stage;
     ++count_;
+  }
+
+  // The values of the last tile. kType: of its weights.
+  template <ptx::Type kType>
+  __device__ __forceinline__ void finish() {
+    HalfProducts::Codes codes;
+    products_.load_values(last_, 0, codes);
+    wait_for_weights(count_ - 1, ask_for_weights(count_ - 1));
+    products_.multiply_values<kType, 0>(last_, codes, o);
+    products_.multiply_values<kType, 1>(last_, codes, o);
+    products_.multiply_values<kType, 2>(last_, codes, o);
+    products_.multiply_values<kType, 3>(last_, codes, o);
+    release_values(last_);
+  }
+  // Outputs of both of the group's scale groups, as they are against other units.
+  __device__ __forceinline__ void change_units(unsigned units) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float factor = HalfUnits::quotient(units, units_, i);
+#pragma unroll
+      for (int j = 0; j < 2 * Half::kRows / 2; ++j) o.blocks[2 * i + j / 16][j % 16] *= factor;
+    }
+    units_ = units;
   }
 
   // Products with a tile's keys, and the group's rows' maxima, for its warps.
@@ -182,6 +209,7 @@ class HalfAttend {
   template <bool kHasValues>
   __device__ __forceinline__ void weigh(int stage, bool has_maxima) {
     if (!has_maxima) ptx::wait_phase(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
+    const HalfUnits units(places_.units(stage));
     const float scale = c();
     float lowered[kOwn];
     bool changes = false;
@@ -192,19 +220,22 @@ class HalfAttend {
       lowered[i] = follow(i, fmaxf(fmaxf(__uint_as_float(x[0]), __uint_as_float(x[1])),
                                    fmaxf(__uint_as_float(x[2]), __uint_as_float(x[3]))));
       changes = changes || lowered[i] != 1.0f;
-      const float from = reference_of(reference_[i]) * scale;
+      const float from = reference_of(reference_[i]);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float& x_of_key = s_[i / 2 * 4 + 2 * h + i % 2];
-        x_of_key = ptx::exp2_approx(fmaf(x_of_key, scale, -from));
+        x_of_key = ptx::exp2_approx((x_of_key - from) * scale);  // at most 2^8, however large scores are
       }
       sum_[i] = fmaf(sum_[i], lowered[i], s_[i / 2 * 4 + i % 2] + s_[i / 2 * 4 + 2 + i % 2]);
     }
     HalfProducts::Weights weights;
-    products_.scale_weights(stage, s_, weights);
+    products_.scale_weights<ptx::Type::kF16>(stage, units, s_, weights);
 #pragma unroll
     for (auto& x : weights) ptx::pin(x);  // while the product runs
     if constexpr (kHasValues) release_values(last_);
+    in_range_ = true;
+    if (__any_sync(0xffffffffu, units.flags() != 0)) [[unlikely]]
+      meet_units(stage, units, weights);
     if (lane_ == 0) ptx::arrive(places_.weights_empty());
     ptx::wait_phase(places_.weights_empty(), count_ % 2);
     products_.store_weights(weights);
@@ -218,6 +249,17 @@ class HalfAttend {
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) ptx::arrive(places_.weights_full());
+  }
+  // What math warps have to do where units have flags.
+  __device__ __forceinline__ void meet_units(int stage, HalfUnits units, HalfProducts::Weights& weights) {
+    in_range_ = !__any_sync(0xffffffffu, (units.flags() & HalfUnits::kRange) != 0);
+    units.drop_flags();
+    if (in_range_) {
+      products_.scale_weights<ptx::Type::kF16>(stage, units, s_, weights);
+    } else {
+      products_.scale_weights<ptx::Type::kBf16>(stage, units, s_, weights);
+    }
+    change_units(units.of_group(half_group()));
   }
   __device__ __forceinline__ void tell_lowered(const float (&lowered)[kOwn]) const {
 #pragma unroll
@@ -338,6 +380,8 @@ class HalfAttend {
   float s_[8];            // scores, then weights: [4 j + 2 h + e] of key g + 8 h of the warp's, row 8 j + 2 t + e
   Turn turn_;             // of the next tile
   bool is_full_ = false;  // whether it is known to be there
+  bool in_range_ = true;  // of the last one: weights are fp16, as no scale is far below its unit
+  unsigned units_ = 0;    // HalfUnits of the group's channels, against which o is
   int last_ = 0;          // stage of the one before
   unsigned count_ = 0;    // tiles, of all tasks
 };

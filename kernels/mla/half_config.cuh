@@ -12,6 +12,8 @@ struct Half : Few {
   static constexpr int kRowsOfWarps = kRows / 2;  // whose weights one of the two groups of warps computes
   static constexpr int kChunkBytes = kernels::kMlaHalfChunkBytes;
   static constexpr int kWeightsBytes = kRows * kKeys * 2;
+  static constexpr int kUnitWarp = kLoaderWarps;  // that follows scales
+  static constexpr int kTaskReaders = Few::kTaskReaders + 1;
 
   static_assert(Config::kLoader == kernels::kMlaCodes656 && kGroups == kernels::kMlaHalfGroups &&
                     kRowBytes == Packed::kRowBytes && Packed::kHeadDim == Config::kHeadDimQk,
@@ -29,6 +31,8 @@ struct HalfPlaces : prefill::TaskPlaces<Half::kShared.tasks> {
   __device__ __forceinline__ unsigned note(int stage) const {
     return base + Half::kShared.notes + stage * kernels::kMlaFewNoteBytes;
   }
+  // Beside it, units of the weights.
+  __device__ __forceinline__ unsigned units(int stage) const { return note(stage) + 8; }
   // 64 channels of all queries; the last are those of the rope part.
   __device__ __forceinline__ unsigned q(int chunk) const { return base + Half::kShared.q + chunk * Half::kChunkBytes; }
   // Of one group of channels: weights of all keys for each row.

@@ -7,7 +7,8 @@
 // So keys, and channels, are the rows of a warpgroup's product, codes become its left operand in registers, each once
 // for all rows of queries, and those, and weights, are its right operand. As with few rows (few_codes.cuh) nothing is
 // rounded here: codes are exact as fp16, by which the queries are multiplied after each group of each row has been
-// brought near 2^13 by a power of two, and as bf16, by which weights are, which have the scales in them.
+// brought near 2^13 by a power of two. So are weights, which have the scales in them, each group's against a unit
+// (half_units.cuh), where no scale of a tile is far below it; else codes become bf16, as exactly, and weights too.
 //
 // Two groups of four warps have half of the channels each, two of the four that have a scale. Of S^T a warp has 16
 // keys; of O^T, in each of its groups, 32 channels.
@@ -15,6 +16,7 @@
 
 #include "mla/few_operands.cuh"
 #include "mla/half_config.cuh"
+#include "mla/half_units.cuh"
 #include "ptx/wgmma_along_k.cuh"
 
 namespace attune::mla {
@@ -175,7 +177,9 @@ class HalfProducts {
   // The group's weights, s[4 j + 2 h + e] of key g + 8 h and the group's row 8 j + 2 t + e, times the scales of each
   // group of channels.
   using Weights = unsigned[Packed::kGroups][4];
-  __device__ __forceinline__ void scale_weights(int stage, const float (&s)[8], Weights& weights) const {
+  template <ptx::Type kType>
+  __device__ __forceinline__ void scale_weights(int stage, const HalfUnits& units, const float (&s)[8],
+                                                Weights& weights) const {
     const int lane = few_lane_anew();
     unsigned scales[2][4];
 #pragma unroll
@@ -183,10 +187,12 @@ class HalfProducts {
       ptx::load_shared_four(places_.row(stage, half_warp() * 16 + lane / 4 + 8 * h) + Packed::kNope, scales[h]);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
+      const float unit = units.factor(i), of_keys[2] = {__uint_as_float(scales[0][i]) * unit,
+                                                        __uint_as_float(scales[1][i]) * unit};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float scale = __uint_as_float(scales[j % 2][i]);
-        weights[i][j] = ptx::pack_bf16(s[2 * j] * scale, s[2 * j + 1] * scale);
+        const float x = s[2 * j] * of_keys[j % 2], y = s[2 * j + 1] * of_keys[j % 2];
+        weights[i][j] = kType == ptx::Type::kF16 ? ptx::pack_f16(x, y) : ptx::pack_bf16(x, y);
       }
     }
   }
@@ -205,7 +211,8 @@ class HalfProducts {
   }
   // o += values of a tile * weights, of 16 keys at a time, which runs on. codes: of the first, which have been loaded;
   // no others are ahead, as registers are scarce. Operands are in the registers of those of two steps before.
-  template <int kStep>
+  // kType: of the weights.
+  template <ptx::Type kType, int kStep>
   __device__ __forceinline__ void multiply_values(int stage, Codes& codes, HalfOut& o) const {
     unsigned a[HalfOut::kBlocks][4];
     if constexpr (kStep > 0) load_values(stage, kStep, codes);
@@ -218,16 +225,16 @@ class HalfProducts {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         // Channels 2 g and 2 g + 1, side by side, of key 2 t and of 2 t + 1; and of the keys eight later.
-        const uint2 low = ptx::four_e4m3_to_f16(codes[i][2 * b]), high = ptx::four_e4m3_to_f16(codes[i][2 * b + 1]);
+        const uint2 low = two_keys<kType>(codes[i][2 * b]), high = two_keys<kType>(codes[i][2 * b + 1]);
         unsigned(&x)[4] = a[2 * i + b];
-        x[0] = lower(low), x[1] = upper(low), x[2] = lower(high), x[3] = upper(high);
+        x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
       }
     }
     if constexpr (kStep > 1) ptx::wait_products<1>();
     ptx::fence_products();
 #pragma unroll
     for (int i = 0; i < HalfOut::kBlocks; ++i)
-      ptx::ProductAlongK<Half::kRows, ptx::Type::kBf16>::registers(
+      ptx::ProductAlongK<Half::kRows, kType>::registers(
           o.blocks[i], a[i], weights_ + (i / 2 * (Half::kWeightsBytes >> 4) + kStep * ptx::kStepK), 1);
     ptx::commit_products();
   }
@@ -246,14 +253,17 @@ class HalfProducts {
   __device__ __forceinline__ static unsigned scaled(unsigned two, float factor) {
     return ptx::pack_f16(__uint_as_float(two << 16) * factor, __uint_as_float(two & 0xffff0000) * factor);
   }
-  // Of two pairs of fp16 numbers the first, or second, of each, as bf16.
-  __device__ __forceinline__ static unsigned lower(uint2 x) {
-    return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(x.x)),
-                          ptx::f16_to_float(static_cast<unsigned short>(x.y)));
+  // Codes of two channels of a key, then of another key: as numbers, both keys' of each channel.
+  template <ptx::Type kType>
+  __device__ __forceinline__ static uint2 two_keys(unsigned codes) {
+    const uint2 x = ptx::four_e4m3_to_f16(ptx::permute_bytes(codes, codes, 0x3120));
+    if constexpr (kType == ptx::Type::kF16) return x;
+    return make_uint2(to_bf16(x.x), to_bf16(x.y));
   }
-  __device__ __forceinline__ static unsigned upper(uint2 x) {
-    return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(x.x >> 16)),
-                          ptx::f16_to_float(static_cast<unsigned short>(x.y >> 16)));
+  // Two fp16 numbers that were codes.
+  __device__ __forceinline__ static unsigned to_bf16(unsigned two) {
+    return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(two)),
+                          ptx::f16_to_float(static_cast<unsigned short>(two >> 16)));
   }
 
   const HalfPlaces& places_;

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Units of the weights of half a block of rows, for each scale group of channels: a power of two u that follows the
+// largest scale s of the keys that a task has seen. Weights are P s / u * 2^7 as fp16: P is at most 2^8, as references
+// lag by 8 powers of two, so that they are at most 2^15, and of P s = u * 2^-21 not a bit is lost, nor of any more
+// than fp16 has. Outputs are against the units, too, until a task's tiles are done.
+//
+// A tile that has a key whose scale is far below the unit, but not zero, is multiplied as bf16, which has the range of
+// fp32. So is one with a scale that no unit reaches.
+//
+// A warp that has nothing else to do looks at each tile's scales, as soon as they are there, and lays down beside them
+// (HalfPlaces::units) what math warps multiply weights with, the inverse of the unit times 2^7: of each group the upper
+// half of it as fp32, and two flags, so that nobody else looks.
+#pragma once
+
+#include "mla/half_config.cuh"
+#include "ptx/math.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::mla {
+
+// Of all groups, as they lie beside a tile: two groups a word.
+struct HalfUnits {
+  // In the first word's lowest bits. Changed: others than for the task's tile before.
+  static constexpr unsigned kRange = 1, kChanged = 2, kFlags = kRange | kChanged;
+
+  static constexpr unsigned kNone = 0x3f803f80;  // for of_group(): 1, twice
+
+  unsigned words[2];
+
+  // at: HalfPlaces::units().
+  __device__ __forceinline__ explicit HalfUnits(unsigned at) {
+    const float2 two = ptx::load_shared_pair(at);
+    words[0] = __float_as_uint(two.x), words[1] = __float_as_uint(two.y);
+  }
+  __device__ __forceinline__ void drop_flags() { words[0] &= ~kFlags; }
+  // Of the two scale groups of a group of math warps.
+  __device__ __forceinline__ unsigned of_group(int group) const { return group == 0 ? words[0] : words[1]; }
+  // What outputs are to be multiplied with that were against `from` and shall be against `to`: of the first or second.
+  __device__ __forceinline__ static float quotient(unsigned to, unsigned from, int i) {
+    const unsigned exponent = 127 + (to >> (16 * i + 7) & 0xff) - (from >> (16 * i + 7) & 0xff);
+    return __uint_as_float(exponent << 23);
+  }
+
+  __device__ __forceinline__ unsigned flags() const { return words[0] & kFlags; }
+  // What weights are multiplied with; exact where there are no flags.
+  __device__ __forceinline__ float factor(int group) const {
+    return __uint_as_float(group % 2 == 0 ? words[group / 2] << 16 : words[group / 2] & 0xffff0000);
+  }
+};
+
+// The warp that follows scales.
+class HalfUnitWarp {
+ public:
+  __device__ __forceinline__ explicit HalfUnitWarp(const HalfPlaces& places) : places_(places) {}
+
+  __device__ __forceinline__ void run() {
+    for (unsigned count = 0;; ++count) {
+      const int slot = slot_of_task(count);
+      ptx::wait_phase(places_.task_full(slot), count / kernels::kTaskSlots % 2);
+      if (places_.head_tile(slot) == prefill::kNoMoreTasks) return;
+      const Task& task = places_.task(slot);
+      follow(few_tile_end(task) - task.tile_begin);
+      __syncwarp();
+      if (lane() == 0) ptx::arrive(places_.task_empty(slot));
+    }
+  }
+
+ private:
+  // Biased exponents of units: outputs against them have the range of those that are not, but for 2^32 and 2^-71.
+  static constexpr unsigned kLeast = 127 - 64, kMost = 127 + 32;
+  static constexpr unsigned kBelow = 8;     // a scale may be so many powers of two below its unit
+  static constexpr unsigned kHeadroom = 7;  // weights are multiplied with so many
+
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+  // All tiles of a task. A lane looks at the scales of one group of every eighth key.
+  __device__ __forceinline__ void follow(int tiles) {
+    unsigned unit = kLeast;
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i) {
+      ptx::wait_phase(places_.full(turn_.stage), turn_.parity);
+      const unsigned from = places_.row(turn_.stage, lane() / 4) + Packed::kNope + lane() % 4 * 4;
+      unsigned scales[Half::kKeys / 8], largest = 0, smallest = ~0u;  // smallest: less 1, so that no zero is
+#pragma unroll
+      for (int j = 0; j < Half::kKeys / 8; ++j)
+        scales[j] = ptx::load_shared_u32(from + 8 * j * Half::kPitch) & 0x7fffffff;
+#pragma unroll
+      for (int j = 0; j < Half::kKeys / 8; ++j)
+        largest = max(largest, scales[j]), smallest = min(smallest, scales[j] - 1);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+      const unsigned before = unit;
+      unit = max(unit, min((largest + 0x7fffff) >> 23, kMost));
+      const bool out_of_range = largest > unit << 23 || smallest < (unit - kBelow << 23) - 1;
+      unsigned flags = __any_sync(0xffffffffu, out_of_range) ? HalfUnits::kRange : 0;
+      if (i == 0 || __any_sync(0xffffffffu, unit != before)) flags |= HalfUnits::kChanged;
+      const unsigned half = 254 + kHeadroom - unit << 7, next = __shfl_xor_sync(0xffffffffu, half, 1);
+      if (lane() < 4 && lane() % 2 == 0)
+        ptx::store_shared_u32(places_.units(turn_.stage) + 2 * lane(), half | next << 16 | (lane() == 0 ? flags : 0));
+      __syncwarp();
+      if (lane() < 2) {
+        // That of the maxima of two tiles before, in the same place.
+        const unsigned barrier = places_.maxima_full(lane(), count_ % 2);
+        ptx::wait_phase(barrier, count_ / 2 % 2 ^ 1);
+        ptx::arrive(barrier);
+      }
+      __syncwarp();
+      turn_.next<Half::kStages>();
+      ++count_;
+    }
+  }
+
+  const HalfPlaces& places_;
+  Turn turn_;
+  unsigned count_ = 0;  // tiles, of all tasks
+};
+
+}  // namespace attune::mla
