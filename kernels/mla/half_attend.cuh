@@ -35,25 +35,23 @@ class HalfAttend {
       for (float& x : o.blocks[i]) x = 0;
     }
     const int tiles = few_tile_end(task) - task.tile_begin;
-    // What all lanes have alike, in registers that they share.
-    turn_ = {__shfl_sync(0xffffffffu, turn_.stage, 0), __shfl_sync(0xffffffffu, turn_.parity, 0)};
-    last_ = __shfl_sync(0xffffffffu, last_, 0), count_ = __shfl_sync(0xffffffffu, count_, 0);
+    share();
     if (tiles > 0) {
       products_.begin();
       units_ = HalfUnits::kNone;
-      bool has_values = false;  // of the tile before
+      int i = 0;
 #pragma unroll 1
-      for (int i = 0; i < tiles; ++i) {
-        if (has_values) [[likely]] {
-          go_on<true>();
+      do {
+        go_on<false>();
+        share();
+#pragma unroll 1
+        while (++i < tiles && in_range_) go_on<true>();
+        if (in_range_) {
+          finish<ptx::Type::kF16>();
         } else {
-          go_on<false>();
-        }
-        has_values = in_range_;
-        if (!has_values) [[unlikely]]
           finish<ptx::Type::kBf16>();
-      }
-      if (has_values) finish<ptx::Type::kF16>();
+        }
+      } while (i < tiles);
       change_units(HalfUnits::kNone);  // none from here on
     }
     if constexpr (Config::kDense) take_tokens(task, head_tile);
@@ -97,6 +95,11 @@ class HalfAttend {
     return half_group() * Half::kRowsOfWarps + i / 2 * 8 + lane_ % 4 * 2 + i % 2;
   }
 
+  // What all lanes have alike, in registers that they share.
+  __device__ __forceinline__ void share() {
+    turn_ = {__shfl_sync(0xffffffffu, turn_.stage, 0), __shfl_sync(0xffffffffu, turn_.parity, 0)};
+    last_ = __shfl_sync(0xffffffffu, last_, 0), count_ = __shfl_sync(0xffffffffu, count_, 0);
+  }
   // Scores and weights of the next tile, and the values of the one before, if there is one: what products need is made
   // ready while others run.
   template <bool kHasValues>
@@ -210,6 +213,7 @@ class HalfAttend {
   __device__ __forceinline__ void weigh(int stage, bool has_maxima) {
     if (!has_maxima) ptx::wait_phase(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
     const HalfUnits units(places_.units(stage));
+    const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0);  // in a register that all share
     const float scale = c();
     float lowered[kOwn];
     bool changes = false;
@@ -233,9 +237,9 @@ class HalfAttend {
 #pragma unroll
     for (auto& x : weights) ptx::pin(x);  // while the product runs
     if constexpr (kHasValues) release_values(last_);
-    in_range_ = true;
-    if (__any_sync(0xffffffffu, units.flags() != 0)) [[unlikely]]
+    if (flags != 0) [[unlikely]]
       meet_units(stage, units, weights);
+    in_range_ = (flags & HalfUnits::kRange) == 0;
     if (lane_ == 0) ptx::arrive(places_.weights_empty());
     ptx::wait_phase(places_.weights_empty(), count_ % 2);
     products_.store_weights(weights);
@@ -252,9 +256,9 @@ class HalfAttend {
   }
   // What math warps have to do where units have flags.
   __device__ __forceinline__ void meet_units(int stage, HalfUnits units, HalfProducts::Weights& weights) {
-    in_range_ = !__any_sync(0xffffffffu, (units.flags() & HalfUnits::kRange) != 0);
+    const bool in_range = (units.flags() & HalfUnits::kRange) == 0;
     units.drop_flags();
-    if (in_range_) {
+    if (in_range) {
       products_.scale_weights<ptx::Type::kF16>(stage, units, s_, weights);
     } else {
       products_.scale_weights<ptx::Type::kBf16>(stage, units, s_, weights);
