@@ -210,6 +210,50 @@ TEST_F(EmulatedMla, HalfABlockOfRows) {
             "prologue": {"append": true, "rope": {"style": "yarn", "dim": 64, "offset": 512, "interleaved": true}})"});
 }
 
+// Scales of packed rows that differ by more than fp16 weights could hold. Some channels are 0 but in one kind of keys,
+// so that those are seen, however small their scales are. Queries see the rope part alone, so that no key is alone.
+TEST_F(EmulatedMla, ScalesFarApart) {
+  struct Kinds {
+    const char* name;
+    int (*kind)(int64_t key);  // 0 or 1
+    int powers[4];             // of two, of each group, by which scales of kind 1 are multiplied
+  };
+  const std::vector<Kinds> list = {
+      {"alike", [](int64_t) { return 0; }, {}},
+      {"hardly within a tile", [](int64_t key) { return static_cast<int>(key % 2); }, {-2, -7, 5, 6}},
+      {"within a tile", [](int64_t key) { return static_cast<int>(key % 2); }, {-6, -20, -30, 20}},
+      {"a key", [](int64_t key) { return key == 100 ? 1 : 0; }, {30, -30, 0, 9}},
+      // Tiles are taken from the last one on.
+      {"tiles that grow", [](int64_t key) { return key < 128 ? 1 : 0; }, {5, 20, 30, 40}},
+      {"tiles that shrink", [](int64_t key) { return key < 128 ? 1 : 0; }, {-5, -20, -30, -40}},
+  };
+  for (const Kinds& kinds : list) {
+    cases::Problem problem(
+        tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [300],
+            "max_logits": true, "heads": [32, 1], "batch_invariant": true,
+            "cache": {"format": "mla_656", "page_size": 512}})"));
+    const attune_tensor &q = problem.host().q, &k = problem.host().cache.k;
+    for (int64_t head = 0; head < q.shape[1]; ++head) {
+      for (int64_t d = 0; d < 512; ++d) cases::encode(ATTUNE_BFLOAT16, 0, cases::element_at(q, {0, head, d}));
+    }
+    for (int64_t page = 0; page < k.shape[0]; ++page) {
+      for (int64_t row = 0; row < k.shape[1]; ++row) {
+        const int kind = kinds.kind(row);
+        for (int64_t d = 0; d < 512; ++d) {
+          if (d % 8 == 3 + kind) *static_cast<std::byte*>(cases::element_at(k, {page, row, d})) = std::byte{0};
+        }
+        auto* const scales = static_cast<std::byte*>(cases::element_at(k, {page, row, 512}));
+        for (int group = 0; group < 4; ++group) {
+          void* const scale = scales + 4 * group;
+          const double usual = std::ldexp(1 + static_cast<double>((5 * row + 3 * group) % 16) / 16, -7);
+          cases::encode(ATTUNE_FLOAT32, kind == 0 ? usual : std::ldexp(usual, kinds.powers[group]), scale);
+        }
+      }
+    }
+    EXPECT_EQ(run(problem), "") << kinds.name;
+  }
+}
+
 // The weights of 32 parts are computed at a time.
 TEST_F(EmulatedMla, ManyParts) {
   constexpr int kMany = 36;
