@@ -230,7 +230,7 @@ TEST_F(EmulatedMla, ScalesFarApart) {
   for (const Kinds& kinds : list) {
     cases::Problem problem(
         tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [300],
-            "max_logits": true, "heads": [32, 1], "batch_invariant": true,
+            "data": "spread", "max_logits": true, "heads": [32, 1], "batch_invariant": true,
             "cache": {"format": "mla_656", "page_size": 512}})"));
     const attune_tensor &q = problem.host().q, &k = problem.host().cache.k;
     for (int64_t head = 0; head < q.shape[1]; ++head) {
