@@ -42,10 +42,12 @@ class HalfAttend {
       int i = 0;
 #pragma unroll 1
       do {
-        go_on<false>();
+        ptx::wait_phase(places_.full(turn_.stage), turn_.parity);
+        products_.load_keys(turn_.stage, keys_);
+        go_on<false>(i + 1 < tiles);
         share();
 #pragma unroll 1
-        while (++i < tiles && in_range_) go_on<true>();
+        while (++i < tiles && in_range_) go_on<true>(i + 1 < tiles);
         if (in_range_) {
           finish<ptx::Type::kF16>();
         } else {
@@ -103,12 +105,11 @@ class HalfAttend {
   // Scores and weights of the next tile, and the values of the one before, if there is one: what products need is made
   // ready while others run.
   template <bool kHasValues>
-  __device__ __forceinline__ void go_on() {
+  __device__ __forceinline__ void go_on(bool has_next) {
     const int stage = turn_.stage;
     HalfSums sums, products[2];
-    if (!is_full_) ptx::wait_phase(places_.full(stage), turn_.parity);
     Weights last{};
-    products_.multiply_keys(stage, sums, products, [&] {
+    products_.multiply_keys(stage, keys_, sums, products, [&] {
       if constexpr (kHasValues) last = ask_for_weights(count_ - 1);
     });
     HalfProducts::Codes codes;
@@ -127,7 +128,7 @@ class HalfAttend {
       has_maxima = ptx::phase_has_ended(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
       products_.multiply_values<ptx::Type::kF16, 3>(last_, codes, o);
     }
-    weigh<kHasValues>(stage, has_maxima);
+    weigh<kHasValues>(stage, has_maxima, has_next);
     last_ = stage;
     ++count_;
   }
@@ -210,7 +211,9 @@ class HalfAttend {
 
   // Weights of the warp's keys and the group's rows, for all warps.
   template <bool kHasValues>
-  __device__ __forceinline__ void weigh(int stage, bool has_maxima) {
+  __device__ __forceinline__ void weigh(int stage, bool has_maxima, bool has_next) {
+    turn_.next<Half::kStages>();
+    bool is_full = ptx::phase_has_ended(places_.full(turn_.stage), turn_.parity);
     if (!has_maxima) ptx::wait_phase(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
     const HalfUnits units(places_.units(stage));
     const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0);  // in a register that all share
@@ -232,15 +235,14 @@ class HalfAttend {
       }
       sum_[i] = fmaf(sum_[i], lowered[i], s_[i / 2 * 4 + i % 2] + s_[i / 2 * 4 + 2 + i % 2]);
     }
+    ptx::pin(s_);  // while the product runs
+    if constexpr (kHasValues) release_values(last_);
+    if (lane_ == 0) ptx::arrive(places_.weights_empty());
     HalfProducts::Weights weights;
     products_.scale_weights<ptx::Type::kF16>(stage, units, s_, weights);
-#pragma unroll
-    for (auto& x : weights) ptx::pin(x);  // while the product runs
-    if constexpr (kHasValues) release_values(last_);
     if (flags != 0) [[unlikely]]
       meet_units(stage, units, weights);
     in_range_ = (flags & HalfUnits::kRange) == 0;
-    if (lane_ == 0) ptx::arrive(places_.weights_empty());
     ptx::wait_phase(places_.weights_empty(), count_ % 2);
     products_.store_weights(weights);
     changes = __any_sync(0xffffffffu, changes);
@@ -248,8 +250,10 @@ class HalfAttend {
       if (lane_ == 0) ptx::store_shared_u32(places_.changes(half_group()), changes ? 1 : 0);
       if (changes) tell_lowered(lowered);
     }
-    turn_.next<Half::kStages>();
-    is_full_ = ptx::phase_has_ended(places_.full(turn_.stage), turn_.parity);
+    if (has_next) {
+      if (!is_full) ptx::wait_phase(places_.full(turn_.stage), turn_.parity);
+      products_.load_keys(turn_.stage, keys_);
+    }
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) ptx::arrive(places_.weights_full());
@@ -383,7 +387,7 @@ class HalfAttend {
   float highest_[kOwn], reference_[kOwn], sum_[kOwn];
   float s_[8];            // scores, then weights: [4 j + 2 h + e] of key g + 8 h of the warp's, row 8 j + 2 t + e
   Turn turn_;             // of the next tile
-  bool is_full_ = false;  // whether it is known to be there
+  HalfProducts::Keys keys_;  // of that
   bool in_range_ = true;  // of the last one: weights are fp16, as no scale is far below its unit
   unsigned units_ = 0;    // HalfUnits of the group's channels, against which o is
   int last_ = 0;          // stage of the one before

@@ -102,21 +102,35 @@ class HalfProducts {
     meet_few();
   }
 
+  // The first of the group's channels of a tile's keys: of the rope part, and codes.
+  struct Keys {
+    unsigned rope[2][4], codes[2][4];
+  };
+  __device__ __forceinline__ void load_keys(int stage, Keys& keys) const {
+    const int group = half_group();
+    const unsigned from = places_.row(stage, 0) + keys_at_;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(keys.rope[i], from + Packed::kRope + (2 * group + i) * 32);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(keys.codes[i], from + group * (2 * Packed::kGroup) + 32 * i);
+  }
   // Products with a tile's keys over the group's channels, which run on: of the rope part, and of each scale group.
   // ask: before the last of them.
   template <class Ask>
-  __device__ __forceinline__ void multiply_keys(int stage, HalfSums& s, HalfSums (&products)[2], Ask ask) const {
+  __device__ __forceinline__ void multiply_keys(int stage, const Keys& keys, HalfSums& s, HalfSums (&products)[2],
+                                                Ask ask) const {
     const int group = half_group();
-    const unsigned from = places_.row(stage, 0) + keys_at_, codes_from = from + group * (2 * Packed::kGroup);
-    unsigned keys[2][4], codes[2][2][4];  // codes: of the next part while those of one are converted
+    const unsigned codes_from = places_.row(stage, 0) + keys_at_ + group * (2 * Packed::kGroup);
+    unsigned codes[2][2][4];  // of the next part while those of one are converted
 #pragma unroll
-    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(keys[i], from + Packed::kRope + (2 * group + i) * 32);
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(codes[0][i], codes_from + 32 * i);
+      for (int j = 0; j < 4; ++j) codes[0][i][j] = keys.codes[i][j];
+    }
     ptx::fence_products();
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      ptx::ProductAlongK<Half::kRows, ptx::Type::kBf16>::registers(s, keys[i], rope_ + i * ptx::kStepK, i);
+      ptx::ProductAlongK<Half::kRows, ptx::Type::kBf16>::registers(s, keys.rope[i], rope_ + i * ptx::kStepK, i);
     ptx::commit_products();
 #pragma unroll
     for (int part = 0; part < 4; ++part) {  // 64 channels each
@@ -215,7 +229,6 @@ class HalfProducts {
   template <ptx::Type kType, int kStep>
   __device__ __forceinline__ void multiply_values(int stage, Codes& codes, HalfOut& o) const {
     unsigned a[HalfOut::kBlocks][4];
-    if constexpr (kStep > 0) load_values(stage, kStep, codes);
     if constexpr (kStep == 0) {
 #pragma unroll
       for (int i = 0; i < HalfOut::kBlocks; ++i) ptx::pin(o.blocks[i]);
@@ -230,6 +243,7 @@ class HalfProducts {
         x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
       }
     }
+    if constexpr (kStep < 3) load_values(stage, kStep + 1, codes);
     if constexpr (kStep > 1) ptx::wait_products<1>();
     ptx::fence_products();
 #pragma unroll
