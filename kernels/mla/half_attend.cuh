@@ -118,7 +118,9 @@ class HalfAttend {
       wait_for_weights(count_ - 1, last);
       products_.multiply_values<ptx::Type::kF16, 0>(last_, codes, o);
     }
-    products_.add_keys<kHasValues ? 1 : 0>(stage, sums, products);
+    products_.add_keys<kHasValues ? 1 : 0>(stage, sums, products, [&] {
+      if constexpr (kHasValues) products_.load_values(last_, 1, codes);
+    });
     give(sums);
     if constexpr (kHasValues) products_.multiply_values<ptx::Type::kF16, 1>(last_, codes, o);
     score(stage, sums);
@@ -140,6 +142,7 @@ class HalfAttend {
     products_.load_values(last_, 0, codes);
     wait_for_weights(count_ - 1, ask_for_weights(count_ - 1));
     products_.multiply_values<kType, 0>(last_, codes, o);
+    products_.load_values(last_, 1, codes);
     products_.multiply_values<kType, 1>(last_, codes, o);
     products_.multiply_values<kType, 2>(last_, codes, o);
     products_.multiply_values<kType, 3>(last_, codes, o);

@@ -158,9 +158,9 @@ class HalfProducts {
     }
   }
   // And their sum, s, when they are done.
-  // kPending: committed after them.
-  template <int kPending>
-  __device__ __forceinline__ void add_keys(int stage, HalfSums& s, HalfSums (&products)[2]) const {
+  // kPending: committed after them. ask: when their operands' registers are free.
+  template <int kPending, class Ask>
+  __device__ __forceinline__ void add_keys(int stage, HalfSums& s, HalfSums (&products)[2], Ask ask) const {
     const int group = half_group(), lane = few_lane_anew(), g = lane / 4, t = lane % 4;
     float2 scales[2];  // of the lane's two keys
 #pragma unroll
@@ -174,6 +174,7 @@ class HalfProducts {
       if (i == 1) {
         ptx::wait_products<kPending>();
         ptx::pin(products[1]);
+        ask();
       }
 #pragma unroll
       for (int j = 0; j < Half::kRows / 8; ++j) {
@@ -243,7 +244,7 @@ class HalfProducts {
         x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
       }
     }
-    if constexpr (kStep < 3) load_values(stage, kStep + 1, codes);
+    if constexpr (kStep > 0 && kStep < 3) load_values(stage, kStep + 1, codes);
     if constexpr (kStep > 1) ptx::wait_products<1>();
     ptx::fence_products();
 #pragma unroll
