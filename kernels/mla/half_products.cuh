@@ -161,11 +161,11 @@ class HalfProducts {
   // kPending: committed after them. ask: when their operands' registers are free.
   template <int kPending, class Ask>
   __device__ __forceinline__ void add_keys(int stage, HalfSums& s, HalfSums (&products)[2], Ask ask) const {
-    const int group = half_group(), lane = few_lane_anew(), g = lane / 4, t = lane % 4;
+    const int group = half_group();
+    const unsigned from = places_.row(stage, 0) + scales_at_ + group * 8;
     float2 scales[2];  // of the lane's two keys
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      scales[h] = ptx::load_shared_pair(places_.row(stage, half_warp() * 16 + g + 8 * h) + Packed::kNope + group * 8);
+    for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared_pair(from + h * (8 * Half::kPitch));
     ptx::wait_products<kPending + 1>();
     ptx::pin(s);
     ptx::pin(products[0]);
@@ -178,7 +178,7 @@ class HalfProducts {
       }
 #pragma unroll
       for (int j = 0; j < Half::kRows / 8; ++j) {
-        const float2 factor = ptx::load_shared_pair(places_.factors(2 * group + i, 8 * j + 2 * t));
+        const float2 factor = ptx::load_shared_pair(factors_at_ + (i * Half::kRows + 8 * j) * 4);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float scale = i == 0 ? scales[h].x : scales[h].y;
@@ -195,11 +195,10 @@ class HalfProducts {
   template <ptx::Type kType>
   __device__ __forceinline__ void scale_weights(int stage, const HalfUnits& units, const float (&s)[8],
                                                 Weights& weights) const {
-    const int lane = few_lane_anew();
+    const unsigned from = places_.row(stage, 0) + scales_at_;
     unsigned scales[2][4];
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      ptx::load_shared_four(places_.row(stage, half_warp() * 16 + lane / 4 + 8 * h) + Packed::kNope, scales[h]);
+    for (int h = 0; h < 2; ++h) ptx::load_shared_four(from + h * (8 * Half::kPitch), scales[h]);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       const float unit = units.factor(i), of_keys[2] = {__uint_as_float(scales[0][i]) * unit,
@@ -287,6 +286,9 @@ class HalfProducts {
   const unsigned keys_at_ = ptx::kept((half_warp() * 16 + lane() % 16) * Half::kPitch + lane() / 16 * 16);
   const unsigned values_at_ =
       ptx::kept(lane() % 16 * Half::kPitch + half_group() * (2 * Packed::kGroup) + half_warp() * 32 + lane() / 16 * 16);
+  // Where the scales of the lane's first key lie, from there too; and the factors of its first two rows of queries.
+  const unsigned scales_at_ = ptx::kept((half_warp() * 16 + lane() / 4) * Half::kPitch + Packed::kNope);
+  const unsigned factors_at_ = ptx::kept(places_.factors(2 * half_group(), lane() % 4 * 2));
   const unsigned weights_at_ = ptx::kept((half_group() * 16 + lane() / 16 * 8 + lane() % 8) * 128 +
                                          ((half_warp() * 2 + lane() / 8 % 2) ^ lane() % 8) * 16);
 };
