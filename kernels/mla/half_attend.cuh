@@ -181,8 +181,7 @@ class HalfAttend {
     float highest = fmaxf(odd ? top[1] : top[0], got);
     highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 4));
     if ((lane_ & 4) == 0)
-      ptx::store_shared_u32(places_.maxima(count_ % 2, own_row((second ? 2 : 0) + (odd ? 1 : 0))) + 4 * half_warp(),
-                            __float_as_uint(highest));
+      ptx::store_shared_u32(maximum_at_ + count_ % 2 * HalfPlaces::kNextMaxima, __float_as_uint(highest));
     __syncwarp();
     if (lane_ == 0) ptx::arrive(places_.maxima_full(half_group(), count_ % 2));
   }
@@ -226,7 +225,7 @@ class HalfAttend {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       unsigned x[4];
-      ptx::load_shared_four(places_.maxima(count_ % 2, own_row(i)), x);
+      ptx::load_shared_four(maxima_at_ + count_ % 2 * HalfPlaces::kNextMaxima + (i / 2 * 8 + i % 2) * 16, x);
       lowered[i] = follow(i, fmaxf(fmaxf(__uint_as_float(x[0]), __uint_as_float(x[1])),
                                    fmaxf(__uint_as_float(x[2]), __uint_as_float(x[3]))));
       changes = changes || lowered[i] != 1.0f;
@@ -386,6 +385,9 @@ class HalfAttend {
   const HalfPlaces& places_;
   HalfProducts products_;
   const int lane_;
+  // Where the maxima of the lane's first row lie, and that which it tells, of a row of its own.
+  const unsigned maxima_at_ = ptx::kept(places_.maxima(0, own_row(0)));
+  const unsigned maximum_at_ = ptx::kept(places_.maxima(0, own_row(lane_ / 16 * 2 + lane_ / 8 % 2)) + 4 * half_warp());
   // Of the group's rows: the same in all its warps, and, against the reference, the sum of the lane's keys.
   float highest_[kOwn], reference_[kOwn], sum_[kOwn];
   float s_[8];            // scores, then weights: [4 j + 2 h + e] of key g + 8 h of the warp's, row 8 j + 2 t + e

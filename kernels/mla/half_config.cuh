@@ -46,8 +46,9 @@ struct HalfPlaces : prefill::TaskPlaces<Half::kShared.tasks> {
   static constexpr int kNextExchanged = 128 * 16;
   // Four numbers of a row, one from each warp of the group that computes its weights.
   __device__ __forceinline__ unsigned maxima(unsigned buffer, int row) const {
-    return base + Half::kShared.maxima + (buffer * Half::kRows + row) * 16;
+    return base + Half::kShared.maxima + buffer * kNextMaxima + row * 16;
   }
+  static constexpr unsigned kNextMaxima = Half::kRows * 16;
   __device__ __forceinline__ unsigned factors(int group, int row) const {
     return base + Half::kShared.factors + (group * Half::kRows + row) * 4;
   }
