@@ -109,26 +109,39 @@ class HalfAttend {
     const int stage = turn_.stage;
     HalfSums sums, products[2];
     Weights last{};
-    products_.multiply_keys(stage, keys_, sums, products, [&] {
-      if constexpr (kHasValues) last = ask_for_weights(count_ - 1);
-    });
+    products_.multiply_keys(
+        stage, keys_, sums, products,
+        [&] {
+          if constexpr (kHasValues) tell_weights();
+        },
+        [&] {
+          if constexpr (kHasValues) last = ask_for_weights(count_ - 1);
+        });
     HalfProducts::Codes codes;
+    HalfProducts::Scales scales;
+    HalfProducts::Factors factors;
+    const auto load = [&] {
+      products_.load_scales(stage, scales);
+      products_.load_factors<0>(factors);
+    };
     if constexpr (kHasValues) {
       products_.load_values(last_, 0, codes);
       wait_for_weights(count_ - 1, last);
-      products_.multiply_values<ptx::Type::kF16, 0>(last_, codes, o);
+      products_.multiply_values<ptx::Type::kF16, 0>(codes, o, load);
+    } else {
+      load();
     }
-    products_.add_keys<kHasValues ? 1 : 0>(stage, sums, products, [&] {
+    products_.add_keys<kHasValues ? 1 : 0>(scales, factors, sums, products, [&] {
       if constexpr (kHasValues) products_.load_values(last_, 1, codes);
     });
     give(sums);
-    if constexpr (kHasValues) products_.multiply_values<ptx::Type::kF16, 1>(last_, codes, o);
+    if constexpr (kHasValues) products_.multiply_values<ptx::Type::kF16, 1>(codes, o, [&] { products_.load_values(last_, 2, codes); });
     score(stage, sums);
     bool has_maxima = false;
     if constexpr (kHasValues) {
-      products_.multiply_values<ptx::Type::kF16, 2>(last_, codes, o);
+      products_.multiply_values<ptx::Type::kF16, 2>(codes, o, [&] { products_.load_values(last_, 3, codes); });
       has_maxima = ptx::phase_has_ended(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
-      products_.multiply_values<ptx::Type::kF16, 3>(last_, codes, o);
+      products_.multiply_values<ptx::Type::kF16, 3>(codes, o, [] {});
     }
     weigh<kHasValues>(stage, has_maxima, has_next);
     last_ = stage;
@@ -138,14 +151,14 @@ class HalfAttend {
   // The values of the last tile. kType: of its weights.
   template <ptx::Type kType>
   __device__ __forceinline__ void finish() {
+    tell_weights();
     HalfProducts::Codes codes;
     products_.load_values(last_, 0, codes);
     wait_for_weights(count_ - 1, ask_for_weights(count_ - 1));
-    products_.multiply_values<kType, 0>(last_, codes, o);
-    products_.load_values(last_, 1, codes);
-    products_.multiply_values<kType, 1>(last_, codes, o);
-    products_.multiply_values<kType, 2>(last_, codes, o);
-    products_.multiply_values<kType, 3>(last_, codes, o);
+    products_.multiply_values<kType, 0>(codes, o, [&] { products_.load_values(last_, 1, codes); });
+    products_.multiply_values<kType, 1>(codes, o, [&] { products_.load_values(last_, 2, codes); });
+    products_.multiply_values<kType, 2>(codes, o, [&] { products_.load_values(last_, 3, codes); });
+    products_.multiply_values<kType, 3>(codes, o, [] {});
     release_values(last_);
   }
   // Outputs of both of the group's scale groups, as they are against other units.
@@ -217,6 +230,10 @@ class HalfAttend {
     turn_.next<Half::kStages>();
     bool is_full = ptx::phase_has_ended(places_.full(turn_.stage), turn_.parity);
     if (!has_maxima) ptx::wait_phase(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
+    unsigned maxima[kOwn][4];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+      ptx::load_shared_four(maxima_at_ + count_ % 2 * HalfPlaces::kNextMaxima + (i / 2 * 8 + i % 2) * 16, maxima[i]);
     const HalfUnits units(places_.units(stage));
     const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0);  // in a register that all share
     const float scale = c();
@@ -224,8 +241,7 @@ class HalfAttend {
     bool changes = false;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      unsigned x[4];
-      ptx::load_shared_four(maxima_at_ + count_ % 2 * HalfPlaces::kNextMaxima + (i / 2 * 8 + i % 2) * 16, x);
+      const unsigned(&x)[4] = maxima[i];
       lowered[i] = follow(i, fmaxf(fmaxf(__uint_as_float(x[0]), __uint_as_float(x[1])),
                                    fmaxf(__uint_as_float(x[2]), __uint_as_float(x[3]))));
       changes = changes || lowered[i] != 1.0f;
@@ -257,6 +273,9 @@ class HalfAttend {
       products_.load_keys(turn_.stage, keys_);
     }
     ptx::fence_async_proxy();
+  }
+  // That all of them are there; some time behind the fence, which takes a while.
+  __device__ __forceinline__ void tell_weights() const {
     __syncwarp();
     if (lane_ == 0) ptx::arrive(places_.weights_full());
   }

@@ -115,10 +115,10 @@ class HalfProducts {
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(keys.codes[i], from + group * (2 * Packed::kGroup) + 32 * i);
   }
   // Products with a tile's keys over the group's channels, which run on: of the rope part, and of each scale group.
-  // ask: before the last of them.
-  template <class Ask>
+  // tell, ask: when half of them run, and before the last.
+  template <class Tell, class Ask>
   __device__ __forceinline__ void multiply_keys(int stage, const Keys& keys, HalfSums& s, HalfSums (&products)[2],
-                                                Ask ask) const {
+                                                Tell tell, Ask ask) const {
     const int group = half_group();
     const unsigned codes_from = places_.row(stage, 0) + keys_at_ + group * (2 * Packed::kGroup);
     unsigned codes[2][2][4];  // of the next part while those of one are converted
@@ -148,6 +148,7 @@ class HalfProducts {
         }
       }
       if (part > 0) ptx::wait_products<1>();
+      if (part == 2) tell();
       if (part == 3) ask();
       ptx::fence_products();
 #pragma unroll
@@ -157,36 +158,35 @@ class HalfProducts {
       ptx::commit_products();
     }
   }
-  // And their sum, s, when they are done.
-  // kPending: committed after them. ask: when their operands' registers are free.
-  template <int kPending, class Ask>
-  __device__ __forceinline__ void add_keys(int stage, HalfSums& s, HalfSums (&products)[2], Ask ask) const {
-    const int group = half_group();
-    const unsigned from = places_.row(stage, 0) + scales_at_ + group * 8;
-    float2 scales[2];  // of the lane's two keys
+  // What they are to be multiplied with: scales of the lane's two keys; and of its rows, of one scale group.
+  using Scales = float2[2];
+  using Factors = float2[Half::kRows / 8];
+  __device__ __forceinline__ void load_scales(int stage, Scales& scales) const {
+    const unsigned from = places_.row(stage, 0) + scales_at_ + half_group() * 8;
 #pragma unroll
     for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared_pair(from + h * (8 * Half::kPitch));
+  }
+  template <int kGroup>
+  __device__ __forceinline__ void load_factors(Factors& factors) const {
+#pragma unroll
+    for (int j = 0; j < Half::kRows / 8; ++j)
+      factors[j] = ptx::load_shared_pair(factors_at_ + (kGroup * Half::kRows + 8 * j) * 4);
+  }
+  // And their sum, s, when they are done. factors: of the first group.
+  // kPending: committed after them. ask: when their operands' registers are free.
+  template <int kPending, class Ask>
+  __device__ __forceinline__ void add_keys(const Scales& scales, const Factors& factors, HalfSums& s,
+                                           HalfSums (&products)[2], Ask ask) const {
+    Factors others;
+    load_factors<1>(others);
     ptx::wait_products<kPending + 1>();
     ptx::pin(s);
     ptx::pin(products[0]);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (i == 1) {
-        ptx::wait_products<kPending>();
-        ptx::pin(products[1]);
-        ask();
-      }
-#pragma unroll
-      for (int j = 0; j < Half::kRows / 8; ++j) {
-        const float2 factor = ptx::load_shared_pair(factors_at_ + (i * Half::kRows + 8 * j) * 4);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float scale = i == 0 ? scales[h].x : scales[h].y;
-          s[4 * j + 2 * h] = fmaf(products[i][4 * j + 2 * h] * factor.x, scale, s[4 * j + 2 * h]);
-          s[4 * j + 2 * h + 1] = fmaf(products[i][4 * j + 2 * h + 1] * factor.y, scale, s[4 * j + 2 * h + 1]);
-        }
-      }
-    }
+    add<0>(scales, factors, s, products[0]);
+    ptx::wait_products<kPending>();
+    ptx::pin(products[1]);
+    ask();
+    add<1>(scales, others, s, products[1]);
   }
 
   // The group's weights, s[4 j + 2 h + e] of key g + 8 h and the group's row 8 j + 2 t + e, times the scales of each
@@ -223,11 +223,10 @@ class HalfProducts {
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(codes[i], from + i * Packed::kGroup);
   }
-  // o += values of a tile * weights, of 16 keys at a time, which runs on. codes: of the first, which have been loaded;
-  // no others are ahead, as registers are scarce. Operands are in the registers of those of two steps before.
-  // kType: of the weights.
-  template <ptx::Type kType, int kStep>
-  __device__ __forceinline__ void multiply_values(int stage, Codes& codes, HalfOut& o) const {
+  // o += values of a tile * weights, of 16 keys at a time, which runs on. Operands are in the registers of those of two
+  // steps before. kType: of the weights. load: what is needed next, when codes have become operands.
+  template <ptx::Type kType, int kStep, class Load>
+  __device__ __forceinline__ void multiply_values(const Codes& codes, HalfOut& o, Load load) const {
     unsigned a[HalfOut::kBlocks][4];
     if constexpr (kStep == 0) {
 #pragma unroll
@@ -243,7 +242,7 @@ class HalfProducts {
         x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
       }
     }
-    if constexpr (kStep > 0 && kStep < 3) load_values(stage, kStep + 1, codes);
+    load();
     if constexpr (kStep > 1) ptx::wait_products<1>();
     ptx::fence_products();
 #pragma unroll
@@ -261,6 +260,16 @@ class HalfProducts {
  private:
   static constexpr int kGroups = Packed::kGroups, kBlocksOfGroup = Packed::kGroup / 16,
                        kRopeBlocks = (Packed::kHeadDim - Packed::kNope) / 16;
+
+  template <int kGroup>
+  __device__ __forceinline__ static void add(const Scales& scales, const Factors& factors, HalfSums& s,
+                                             const HalfSums& products) {
+#pragma unroll
+    for (int i = 0; i < Half::kRows / 2; ++i) {
+      const float2 &factor = factors[i / 4], &scale = scales[i / 2 % 2];
+      s[i] = fmaf(products[i] * (i % 2 == 0 ? factor.x : factor.y), kGroup == 0 ? scale.x : scale.y, s[i]);
+    }
+  }
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   // Two bf16 numbers times a power of two, as fp16.
