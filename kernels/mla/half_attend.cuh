@@ -135,7 +135,8 @@ class HalfAttend {
       if constexpr (kHasValues) products_.load_values(last_, 1, codes);
     });
     give(sums);
-    if constexpr (kHasValues) products_.multiply_values<ptx::Type::kF16, 1>(codes, o, [&] { products_.load_values(last_, 2, codes); });
+    if constexpr (kHasValues)
+      products_.multiply_values<ptx::Type::kF16, 1>(codes, o, [&] { products_.load_values(last_, 2, codes); });
     score(stage, sums);
     bool has_maxima = false;
     if constexpr (kHasValues) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Units of the weights of half a block of rows, for each scale group of channels: a power of two u that follows the
 // largest scale s of the keys that a task has seen. Weights are P s / u * 2^7 as fp16: P is at most 2^8, as references
-// lag by 8 powers of two, so that they are at most 2^15, and of P s = u * 2^-21 not a bit is lost, nor of any more
-// than fp16 has. Outputs are against the units, too, until a task's tiles are done.
+// lag by 8 powers of two, so that weights are at most 2^15. They have 11 bits down to P s = u * 2^-21, and below
+// u * 2^-32 they are 0. Outputs are against the units, too, until a task's tiles are done.
 //
 // A tile that has a key whose scale is far below the unit, but not zero, is multiplied as bf16, which has the range of
 // fp32. So is one with a scale that no unit reaches.
 //
 // A warp that has nothing else to do looks at each tile's scales, as soon as they are there, and lays down beside them
-// (HalfPlaces::units) what math warps multiply weights with, the inverse of the unit times 2^7: of each group the upper
-// half of it as fp32, and two flags, so that nobody else looks.
+// (HalfPlaces::units) what math warps multiply weights with, 2^7 / u: for each group the upper half of it as fp32, and
+// two flags.
 #pragma once
 
 #include "mla/half_config.cuh"
