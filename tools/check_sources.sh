@@ -6,6 +6,7 @@ set -euo pipefail
 cd "${1:-$(dirname "${BASH_SOURCE[0]}")/..}"
 
 readonly max_lines=500
+readonly max_columns=120
 readonly max_bytes=$((512 * 1024))
 faults=0
 fault() {
@@ -41,6 +42,10 @@ while IFS= read -r file; do
   head -n 2 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' || fault "$file: no SPDX line at the top"
   if found=$(grep -nE "$leftovers" "$file" | head -n 3) && [[ -n $found ]]; then fault "$file: left behind: $found"; fi
   if found=$(grep -nP '[ \t]+$|\t|\r' "$file" | head -n 1) && [[ -n $found ]]; then fault "$file: tab or trailing space: $found"; fi
+  # clang-format leaves these out.
+  if [[ $file == kernels/* ]] && found=$(LC_ALL=C.UTF-8 grep -nE "^.{$((max_columns + 1)),}" "$file" | head -n 1) && [[ -n $found ]]; then
+    fault "$file: more than $max_columns columns: $found"
+  fi
   [[ -z $(tail -c 1 "$file") ]] || fault "$file: no newline at the end"
   lines=$(wc -l <"$file")
   if [[ $lines -gt $max_lines && $file != include/attune/attune.h ]]; then

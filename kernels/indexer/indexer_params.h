@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What host and device share of the indexer's kernels. Compiled by NVRTC and by the host's compiler; no standard headers.
-// Strides of rows are in bytes.
+// What host and device share of the indexer's kernels. Compiled by NVRTC and by the host's compiler; no standard
+// headers. Strides of rows are in bytes.
 #pragma once
 
 #include "rows/rows_params.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread's part of a block of keys: rows lane / 4 and lane / 4 + 8 of its warp's 16 in each tile of 64, and of those 16
-// channels of each 64 (queries.cuh). It asks for them kKeyStages units ahead, to places in shared memory that are its
-// own, so no other thread waits; pages are looked up one unit before that. The four lanes of a quad have the same keys:
-// each looks one up and writes its score.
+// A thread's part of a block of keys: rows lane / 4 and lane / 4 + 8 of its warp's 16 in each tile of 64, and of those
+// 16 channels of each 64 (queries.cuh). It asks for them kKeyStages units ahead, to places in shared memory that are
+// its own, so no other thread waits; pages are looked up one unit before that. The four lanes of a quad have the same
+// keys: each looks one up and writes its score.
 #pragma once
 
 #include "indexer/scores_config.cuh"

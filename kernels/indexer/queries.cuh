@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of the scores kernel: four warps that bring queries to shared memory in the type of the products, and the
-// first of them also says what there is to do.
+// The producer of the scores kernel: four warps that bring queries to shared memory in the type of the products, and
+// the first of them also says what there is to do.
 //
 // The product's order of channels is that in which a lane can read a key: channel 64 c + 16 j + i, of lane j of a quad,
-// is k = 64 c + 16 (i / 4) + 8 (i / 2 % 2) + 2 j + i % 2. A thread takes 64 channels of a head, which is a row of a panel.
+// is k = 64 c + 16 (i / 4) + 8 (i / 2 % 2) + 2 j + i % 2. A thread takes 64 channels of a head, which is a row of a
+// panel.
 #pragma once
 
 #include "indexer/units.cuh"

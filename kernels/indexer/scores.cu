@@ -3,13 +3,13 @@
 //
 //   S = K Q^T;  score(row, key) = k_scale(key) * sum over h of w(row, h) * max(S(key, h), 0),  w = weights * q_scale
 //
-// Keys are the rows of the product and stay in registers; the heads of one query row are its columns, so that a sum over
-// heads is a sum within a thread and over the four lanes of a quad. 8-bit elements become fp16 (or bf16, where the other
-// side is bf16), which holds them exactly: products of e4m3 itself are added with fewer bits than fp32 has.
+// Keys are the rows of the product and stay in registers; the heads of one query row are its columns, so that a sum
+// over heads is a sum within a thread and over the four lanes of a quad. 8-bit elements become fp16 (or bf16, where the
+// other side is bf16), which holds them exactly: products of e4m3 itself are added with fewer bits than fp32 has.
 //
-// A block of the persistent grid takes units (units.cuh): kKeys keys against up to 32 rows of their sequence. Warps 0 to
-// 3 produce: queries go to a ring in shared memory, a stage a row (or 64 heads of it). Warpgroups 1 and 2 have 64 kTiles
-// keys each, and take the rows as they come:
+// A block of the persistent grid takes units (units.cuh): kKeys keys against up to 32 rows of their sequence. Warps 0
+// to 3 produce: queries go to a ring in shared memory, a stage a row (or 64 heads of it). Warpgroups 1 and 2 have 64
+// kTiles keys each, and take the rows as they come:
 //
 //   producers: units ..  Q0 Q1 Q2 Q3 ..
 //   group 1:   K(u) to registers | S0 sum0 store | S1 sum1 store | ..   keys of u + kKeyStages on their way

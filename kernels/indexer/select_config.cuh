@@ -14,7 +14,7 @@ struct Config {
   static constexpr int kCandidates = ATTUNE_CANDIDATES;
   static constexpr int kMarkWords = ATTUNE_MARK_WORDS, kSpan = 32 * kMarkWords;  // keys that can be marked at a time
   static constexpr int kBlocksPerSm = ATTUNE_BLOCKS_PER_SM;
-  static constexpr int kVectors = ATTUNE_VECTORS;                                     // of four keys, that a thread reads at a time
+  static constexpr int kVectors = ATTUNE_VECTORS;  // of four keys, that a thread reads at a time
   static constexpr int kLine = 4 * kThreads, kChunk = kVectors * kLine;  // keys of a block's vectors; of all of them
 
   static constexpr int kDigits = 3;

@@ -2,9 +2,9 @@
 // The units of work of one block, in order, found by a warp: which keys against which rows.
 //
 // Item (tile, key block) of the grid's line is tile_rows rows of the launch, whosever they are, against keys [block *
-// kKeys, ..) of their sequences. Block x of the grid has items x, x + gridDim, ..: neighbouring blocks have neighbouring
-// keys of the same rows, so that rows which see few keys, as the first ones of a causal prompt, burden all alike. Lengths
-// are known here only, so many items may be empty; each lane looks at one, 32 at a time.
+// kKeys, ..) of their sequences. Block x of the grid has items x, x + gridDim, ..: neighbouring blocks have
+// neighbouring keys of the same rows, so that rows which see few keys, as the first ones of a causal prompt, burden all
+// alike. Lengths are known here only, so many items may be empty; each lane looks at one, 32 at a time.
 #pragma once
 
 #include "indexer/scores_config.cuh"

@@ -142,9 +142,10 @@ class Repair {
     factor = __shfl_sync(0xffffffffu, factor, 0);
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
-      tile::store_element(Config::kOutType, p.out,
-                          out_at(p, t, token, head) + (math_group() * Config::kChannels + 32 * j + lane) * p.out_dim_stride,
-                          o[j] * factor);
+      tile::store_element(
+          Config::kOutType, p.out,
+          out_at(p, t, token, head) + (math_group() * Config::kChannels + 32 * j + lane) * p.out_dim_stride,
+          o[j] * factor);
     }
   }
 

@@ -14,8 +14,8 @@ __device__ __forceinline__ long long out_at(const PrefillParams& p, const Task& 
   return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
 }
 
-// All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each. lowered: what o is to
-// be multiplied with, for sum.
+// All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each. lowered: what o is
+// to be multiplied with, for sum.
 __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& t, const Rows& rows,
                                             const Accumulators& a, const float (&lowered)[2]) {
   constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;

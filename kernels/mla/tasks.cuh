@@ -23,8 +23,8 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Place
   __syncwarp();
 }
 
-// A loader warp's way through the tasks: all lanes. The first warp takes them from the list for all others, by take(), one
-// more than has been gone on to.
+// A loader warp's way through the tasks: all lanes. The first warp takes them from the list for all others, by take(),
+// one more than has been gone on to.
 class TaskWalk {
  public:
   __device__ __forceinline__ TaskWalk(const PrefillParams& p, const Places& places, const ptx::TensorMap& q)

@@ -83,7 +83,7 @@ class Attend : Weigh {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.max[h] = -ptx::infinity();
-      a.reference[h] = Config::kLate && rows.token[h] < 0 ? 0.0f : -ptx::infinity();  // who is not there waits for nothing
+      a.reference[h] = Config::kLate && rows.token[h] < 0 ? 0.0f : -ptx::infinity();  // absent ones wait for nothing
     }
     a.sum[0] = a.sum[1] = 0;
     takes_maxima_ = true;
@@ -189,7 +189,7 @@ class Attend : Weigh {
     const bool half = kHalves && ends_in_half(task, end);
     ptx::wait_products<0>();
     ptx::pin(s);
-    // What the compiler knows to be a warp's takes no registers of lanes; two kinds of tiles keep it from that, and spill.
+    // What the compiler knows to be a warp's takes no registers of lanes; two kinds of tiles keep it from that.
     if constexpr (!kTwoKinds) k_turn_ = uniform(k_turn_), v_turn_ = uniform(v_turn_);
     if constexpr (Config::kLateCaps) q_turn_ = uniform(q_turn_);
     const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
@@ -229,11 +229,12 @@ class Attend : Weigh {
         if (i >= patience && !again && !held && p_.max_logits == nullptr) {
           int limit[2];
           find_limits(a, limit);
-          // What decides is the warp's as the compiler sees it, or each border of a group of exponentials costs 40 clocks.
+          // What decides is the warp's for the compiler, or each border of a group of exponentials costs 40 clocks.
           const Run seen = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
           if (math_thread() % 128 == 0) ptx::store_shared_two(places_.left(group_, 0), 0, 0);
           if (small && seen.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
-            i = run_small_caps<kCodes>(max(begin, seen.begin), i, begin, last_use, limit, accumulate, again, held, weights, s, a);
+            i = run_small_caps<kCodes>(max(begin, seen.begin), i, begin, last_use, limit, accumulate, again, held,
+                                       weights, s, a);
             i = __shfl_sync(0xffffffffu, i, 0);
             again = __any_sync(0xffffffffu, again), held = __any_sync(0xffffffffu, held);
             small = false, patience = i - 3;
@@ -294,8 +295,8 @@ class Attend : Weigh {
     release_values();
   }
 
-  // Tiles from i on while weigh_late_caps() may have them. Returns that which it may not: it has weighed nothing, and is
-  // to be multiplied again (`again`); or begin - 1.
+  // Tiles from i on while weigh_late_caps() may have them. Returns that which it may not: it has weighed nothing, and
+  // is to be multiplied again (`again`); or begin - 1.
   template <bool kCodes>
   __device__ __forceinline__ int run_late_caps(const Task& task, const Rows& rows, const Line& line, const Run& whole,
                                                int i, int begin, bool last_use, int& accumulate, bool& again,
@@ -344,8 +345,8 @@ class Attend : Weigh {
     return i;
   }
 
-  // The same with weigh_small_caps(), of tiles from i to `least`, without hidden keys. Whether a tile's products were beyond
-  // is asked when the next one's are under way: the group has met at its turn by then. Then that turn is `held`.
+  // The same with weigh_small_caps(), of tiles from i to `least`, without hidden keys. Whether a tile's products were
+  // beyond is asked when the next one's are under way: the group has met at its turn by then. Then that turn is `held`.
   template <bool kCodes>
   __device__ __forceinline__ int run_small_caps(int least, int i, int begin, bool last_use, const int (&limit)[2],
                                                 int& accumulate, bool& again, bool& held,

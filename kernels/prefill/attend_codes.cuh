@@ -4,11 +4,11 @@
 //   S_i = Q K_i^T;  P_i = 2^(c S_i - r), rounded to e4m3;  l = l + rowsum P_i;  O = O + (P_i V_i);
 //   where r rises by d: P_i, l and O times 2^-d;   c = scale log2 e, with the scales of q and k
 //
-// Each tile's P V is summed by the tensor cores from zero and then added to O in fp32, as their sums of codes keep about
-// 14 bits. The reference r is the maximum of the first tile that a row sees anything of, less kHeadroom. Later it rises
-// where weights would leave e4m3's range: whether they do is seen after the exponentials, which wait for no maximum. The
-// largest weight of the first tile is 2^kHeadroom: small ones have as many bits more before they become subnormal, and
-// later ones may be up to 448.
+// Each tile's P V is summed by the tensor cores from zero and then added to O in fp32, as their sums of codes keep
+// about 14 bits. The reference r is the maximum of the first tile that a row sees anything of, less kHeadroom. Later it
+// rises where weights would leave e4m3's range: whether they do is seen after the exponentials, which wait for no
+// maximum. The largest weight of the first tile is 2^kHeadroom: small ones have as many bits more before they become
+// subnormal, and later ones may be up to 448.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -150,7 +150,8 @@ class AttendCodes {
     ptx::commit_products();
   }
 
-  __device__ __forceinline__ static void add_product(int first, int count, const float (&product)[Config::kChannels / 2],
+  __device__ __forceinline__ static void add_product(int first, int count,
+                                                     const float (&product)[Config::kChannels / 2],
                                                      float (&o)[Config::kChannels / 2]) {
 #pragma unroll
     for (int i = first; i < first + count; ++i) o[i] += product[i];
@@ -162,9 +163,9 @@ class AttendCodes {
 
   // Products of tile i to weights. kAdds: the tile before has P V in `product`, which is added to O on the way.
   //
-  // Exponentials come in groups. Beside those of one, of which the special-function unit takes one every 8 clocks, stand
-  // the exponents of the next, the sums and maxima of the one before, and O's sums. A group is a loop that is left at once,
-  // as tile numbers are not negative: the compiler moves nothing across its borders.
+  // Exponentials come in groups. Beside those of one, of which the special-function unit takes one every 8 clocks,
+  // stand the exponents of the next, the sums and maxima of the one before, and O's sums. A group is a loop that is
+  // left at once, as tile numbers are not negative: the compiler moves nothing across its borders.
   template <bool kAdds>
   __device__ __forceinline__ void weigh(int i, bool whole, unsigned before, float (&s)[Config::kKeys / 2],
                                         float (&product)[Config::kChannels / 2],
@@ -265,8 +266,8 @@ class AttendCodes {
   }
 
   // Has references rise where weights are too large, by whole powers of two: nothing is rounded. Not where those of
-  // another row of the warp are: it may be of another sequence. A weight that is infinite by now stays that, and the row
-  // is computed again (repair.cuh).
+  // another row of the warp are: it may be of another sequence. A weight that is infinite by now stays that, and the
+  // row is computed again (repair.cuh).
   __device__ __forceinline__ static void lower(float (&s)[Config::kKeys / 2], float (&lowered)[2], Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

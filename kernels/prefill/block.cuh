@@ -12,8 +12,8 @@ namespace attune::prefill {
 // once each block of that launch has allowed it, which they do when they have waited for all before them
 // (decode/decode.cu): so whatever wrote q, k, v, the cache or the schedule has ended and is visible, and whatever had
 // the workspace before. That launch writes nothing that this one reads, and does not wait for it. A loader of each
-// block waits for it at the end: who waits for this one waits for both. PTX promises what grids before have written only
-// to those that wait; here it is visible because those grids ended before this one was launched.
+// block waits for it at the end: who waits for this one waits for both. PTX promises what grids before have written
+// only to those that wait; here it is visible because those grids ended before this one was launched.
 __device__ __forceinline__ void start_after_previous_kernels(const PrefillParams& p) {
   if (!Config::kCached || p.few_q == 0) ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();

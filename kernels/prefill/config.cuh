@@ -60,16 +60,19 @@ struct Config {
   static constexpr bool kGathers = kGather > 0;
   static constexpr bool kPackedKeys = kPacked && !kConverts && !kGathers;  // K enters the products in pieces
   // Codes are exact in fp16, too, which takes one instruction for two of them, so bf16 queries become fp16 before they
-  // meet those (queries.cuh). With one scale for all keys of a head it is part of what scores are multiplied with, that of
-  // V multiplies O, and weights are fp16, too. With scales of tokens, which multiply scores and weights, V and weights are
-  // bf16: weights with scales would leave fp16's range. Where q is fp16 values take scales when they are converted.
+  // meet those (queries.cuh). With one scale for all keys of a head it is part of what scores are multiplied with, that
+  // of V multiplies O, and weights are fp16, too. With scales of tokens, which multiply scores and weights, V and
+  // weights are bf16: weights with scales would leave fp16's range. Where q is fp16 values take scales when they are
+  // converted.
   static constexpr bool kTokenScales = ATTUNE_TOKEN_SCALES != 0;
   static constexpr bool kHalves = kConverts && kType == tile::kBFloat16;
   static constexpr bool kHalfWeights = kHalves && !kTokenScales, kScalesWeights = kHalves && kTokenScales;
   static constexpr bool kScalesColumns = kConverts && !kHalfWeights;
   // K and V come by warps of their own, where their registers and those of the math leave room.
-  static constexpr bool kTwoLoaders = !kConverts && !kGathers && !kFloats && kHeadDimV <= 128 && !(kCached && kScore != 0);
-  static constexpr int kConvertWarps = kConverts ? 3 : 0, kGatherWarps = kGathers ? 4 : 0, kRawStages = ATTUNE_RAW_STAGES;
+  static constexpr bool kTwoLoaders =
+      !kConverts && !kGathers && !kFloats && kHeadDimV <= 128 && !(kCached && kScore != 0);
+  static constexpr int kConvertWarps = kConverts ? 3 : 0, kGatherWarps = kGathers ? 4 : 0,
+                       kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kTaskReaders =  // warps
       kMathWarps + kConvertWarps + kGatherWarps + kTransposeWarps + kSplitWarps + (kTwoLoaders ? 1 : 0);
   // Where math groups have registers for what is found out ahead of its use.
@@ -122,7 +125,8 @@ struct Config {
   static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");
-  static_assert(!(kConverts || kCodes) || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0), "TMA copies multiples of 16 bytes");
+  static_assert(!(kConverts || kCodes) || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0),
+                "TMA copies multiples of 16 bytes");
   static_assert(!kPacked || kHeadDimQk % 8 == 0, "x-packed keys come in pieces of 16 bytes");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kKeys % 32 == 0 && kKeys <= 256, "wgmma's columns, as ptx/wgmma.cuh has them");
@@ -187,7 +191,9 @@ struct Places : TaskPlaces<Config::kShared.tasks> {
 // Of the math threads, from 0.
 __device__ __forceinline__ int math_thread() { return static_cast<int>(threadIdx.x) - 128; }
 // The first of this thread's two packed rows of the block; the other is 8 further.
-__device__ __forceinline__ int row_of_thread() { return math_thread() / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4; }
+__device__ __forceinline__ int row_of_thread() {
+  return math_thread() / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+}
 
 // Numbered barriers.
 constexpr int kTurnOfGroup = 1;  // and 2

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Three warps that make tiles of 8-bit codes, which the producer's copies bring, K and V of 16 bits, in rows swizzled as
-// the TMA would have written them, and lay the scales beside them for the math groups. Values that nobody may see become
-// zero.
+// Three warps that make tiles of 8-bit codes, which the producer's copies bring, K and V of 16 bits, in rows swizzled
+// as the TMA would have written them, and lay the scales beside them for the math groups. Values that nobody may see
+// become zero.
 #pragma once
 
 #include "prefill/codes.cuh"
@@ -124,8 +124,8 @@ class Converter {
     clear_blocks<kHeadDim>(to, low, high);
   }
 
-  // A block of up to 128 channels: each thread has a piece of 16 of them, of every so many rows. Eight lanes load pieces
-  // of all banks, and store to all banks: of a row's eight pieces those of the second half are the next row's.
+  // A block of up to 128 channels: each thread has a piece of 16 of them, of every so many rows. Eight lanes load
+  // pieces of all banks, and store to all banks: of a row's eight pieces those of the second half are the next row's.
   template <int kRest>
   struct Share {
     static constexpr int kPieces = kRest <= 64 ? 4 : 8, kRowsAtATime = kThreads / kPieces,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a block of a persistent grid gets its tasks: one warp takes them from the list and hands them to the others through
-// a ring of slots in shared memory.
+// How a block of a persistent grid gets its tasks: one warp takes them from the list and hands them to the others
+// through a ring of slots in shared memory.
 #pragma once
 
 #include "prefill/prefill_params.h"
@@ -14,7 +14,8 @@ constexpr int kNoMoreTasks = -1;  // in place of a head tile
 // kBeside: where another kernel serves the call's short sequences, it may have part of the device when this one starts.
 // All tasks come from the counter then, the first too: blocks that start late find none that waits for them.
 //
-// Places: task(slot), head_tile(slot) and their barriers, task_full(slot) of kTaskVectors arrivals and task_empty(slot).
+// Places: task(slot), head_tile(slot) and their barriers, task_full(slot) of kTaskVectors arrivals and
+// task_empty(slot).
 //
 // kCluster: blocks of a cluster that take the same task, each its own one of as many neighbouring head tiles. Its first
 // block takes tasks and tells the others: Places also has tell_others(n, item) and hear(n) for the n-th that is told.
@@ -31,8 +32,8 @@ class TaskFeed {
   __device__ __forceinline__ TaskFeed(const kernels::PrefillParams& p, const Places& places)
       : p_(p), places_(places), lane_(threadIdx.x % 32), next_(blockIdx.x / kCluster) {}
 
-  // All lanes of the warp, in a loop: the slot of the next task, or -1. The task stays readable until the slot is needed
-  // again; the others find kNoMoreTasks when there is no more.
+  // All lanes of the warp, in a loop: the slot of the next task, or -1. The task stays readable until the slot is
+  // needed again; the others find kNoMoreTasks when there is no more.
   __device__ __forceinline__ int next() {
     int guess = -1;
     uint4 part{};

@@ -6,9 +6,9 @@
 
 namespace attune::prefill {
 
-// Stores what `a` has of the task in `slot`, merges its parts where this block has the last of them, and frees the slot.
-// whole: it is no part; out: what finish_rows() has said then, or null if nobody has asked; shared: where outputs may pass
-// through.
+// Stores what `a` has of the task in `slot`, merges its parts where this block has the last of them, and frees the
+// slot. whole: it is no part; out: what finish_rows() has said then, or null if nobody has asked; shared: where outputs
+// may pass through.
 __device__ __forceinline__ void finish_task(const PrefillParams& p, const Places& places, int slot, const Rows& rows,
                                             Accumulators& a, bool whole, const OutRows* out = nullptr,
                                             unsigned shared = 0) {

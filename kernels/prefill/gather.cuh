@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four warps that bring all there is where the TMA does not take the cache's rows. They copy the cache asynchronously, by
-// 4, 8 or 16 bytes, to where the TMA or the converters would have put it: rows, swizzled, and V of an x-packed cache as
-// packed.cuh has it. The first of them takes tasks, and has the TMA copy q, and new tokens beside the cache.
+// Four warps that bring all there is where the TMA does not take the cache's rows. They copy the cache asynchronously,
+// by 4, 8 or 16 bytes, to where the TMA or the converters would have put it: rows, swizzled, and V of an x-packed cache
+// as packed.cuh has it. The first of them takes tasks, and has the TMA copy q, and new tokens beside the cache.
 //
 // A warp has 32 keys of a tile, or shares them with others where a tile has fewer; a lane knows where one of them lies.
 // What nobody may see, and what is on pages that are not there, is not read, and becomes zero.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: a warp that takes tasks from the list and has the TMA copy K tile by tile, from the last tile to the first,
-// and q, and often a second one that does so with V. They run ahead of the math warps as far as the rings allow, into
-// the next tasks too.
+// The producer: a warp that takes tasks from the list and has the TMA copy K tile by tile, from the last tile to the
+// first, and q, and often a second one that does so with V. They run ahead of the math warps as far as the rings allow,
+// into the next tasks too.
 //
 // Where a tile reaches beyond the keys that the block may see, the rows of V there may be anything, NaN included, and
 // would be multiplied by weights of 0. They become zero before the tile is handed over; rows of K need not, because

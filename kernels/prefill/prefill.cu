@@ -4,8 +4,8 @@
 //
 // Rows are packed: the tokens of a sequence times the query heads that share a KV head, so that K and V come once for
 // all of them. A task is a block of 128 packed rows and the tiles of keys that they may see; prefill/schedule.cu lists
-// tasks, longest first, and the blocks of a persistent grid take them one after the other. Masks touch only tiles at the
-// edges; tiles that nobody sees are not in the list.
+// tasks, longest first, and the blocks of a persistent grid take them one after the other. Masks touch only tiles at
+// the edges; tiles that nobody sees are not in the list.
 //
 // Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp or two (load.cuh);
 // groups 1 and 2 have 64 rows each (attend.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
@@ -14,9 +14,9 @@
 //   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..
 //   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..
 //
-// Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty" (a
-// lane of each of the eight math warps); q that comes early is counted with the task's first K. Where the cache has 8
-// bits, its tiles come to a ring of their own, and three warps beside the producer make them K and V (convert.cuh).
+// Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty"
+// (a lane of each of the eight math warps); q that comes early is counted with the task's first K. Where the cache has
+// 8 bits, its tiles come to a ring of their own, and three warps beside the producer make them K and V (convert.cuh).
 // Where the TMA does not take the cache, four warps copy it in its place (gather.cuh).
 // Tasks go through three slots the same way.
 #include "prefill/attend.cuh"

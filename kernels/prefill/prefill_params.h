@@ -63,7 +63,8 @@ struct RowPool {
 };
 
 struct PrefillParams : DecodeParams {
-  // Sparse attention. Entries of extra_list, slots of a second cache, follow those of list, from a tile of their own on.
+  // Sparse attention. Entries of extra_list, slots of a second cache, follow those of list, from a tile of their own
+  // on.
   SlotList list_of_slots, list_of_extra;
   // Where rows of keys lie for threads that copy them one by one: the cache; a second cache, or dense rows.
   RowPool pools[2];
@@ -80,9 +81,9 @@ struct PrefillParams : DecodeParams {
   int num_head_tiles;
   int num_blocks;              // of the grid
   int max_tasks;
-  int blocks_each;             // blocks of rows of each sequence, where all are alike, known to the host, and not cut; else 0
+  int blocks_each;             // blocks of rows of a sequence, where the host knows all alike and uncut; else 0
   int bytes_of_key;            // of K and V of one KV head; 0: tasks go through all head tiles before the next begins
-  int plain_out;               // nothing but rows of out, without sinks and scale; those of a block lie within 2^31 elements
+  int plain_out;               // only rows of out, without sinks and scale; a block's lie within 2^31 elements
   int store_vectors;           // rows of out take 16-byte stores
   TaskList* list;
   Task* tasks;                 // [max_tasks]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queries of bf16 become fp16, in place, where they meet codes that have: each row times a power of two, after which its
-// largest number is between 2^15 and 2^16. That is exact but for numbers that are 2^-32 or less of the row's largest,
-// which are rounded to multiples of 2^-39 of it.
+// Queries of bf16 become fp16, in place, where they meet codes that have: each row times a power of two, after which
+// its largest number is between 2^15 and 2^16. That is exact but for numbers that are 2^-32 or less of the row's
+// largest, which are rounded to multiples of 2^-39 of it.
 #pragma once
 
 #include "prefill/config.cuh"

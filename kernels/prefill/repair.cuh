@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A value that one row of a block may not see but another does is multiplied by a weight of 0, which leaves NaN if it is
-// NaN or infinite. That shows in the row's output. Such rows are computed again, key by key, from what they may see:
+// A value that one row of a block may not see but another does is multiplied by a weight of 0, which leaves NaN if it
+// is NaN or infinite. That shows in the row's output. Such rows are computed again, key by key, from what they may see:
 // slow, and never needed unless there are such values.
 #pragma once
 

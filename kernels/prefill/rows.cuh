@@ -39,9 +39,9 @@ __device__ __forceinline__ int token_of_row(const PrefillParams& p, int row) {
 
 struct Rows {
   static constexpr bool kAlibiOn = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
-  // Scores stay products until their exponential is taken: they grow with them, so the products' maximum is theirs. With
-  // ALiBi the slope's share within a tile is added to products. With anything else, where that would spill, and where it
-  // is not exact enough, scores are computed first.
+  // Scores stay products until their exponential is taken: they grow with them, so the products' maximum is theirs.
+  // With ALiBi the slope's share within a tile is added to products. With anything else, where that would spill, and
+  // where it is not exact enough, scores are computed first.
   static constexpr bool kWide = Config::kCached && Config::kChannels > 128;
   static constexpr bool kPlain = Config::kScore == 0, kSloped = Config::kScore == kAlibi && !kWide && !Config::kFloats,
                         kCapped = Config::kScore == kSoftcap && !kWide && !Config::kCramped && !Config::kFloats,
@@ -189,7 +189,8 @@ struct Rows {
     const int base = cached ? 0 : line.dense_start, origin = cached ? line.cached_begin : 0;
     int low = max(t.first_key, first_of_all), high = min(t.end_key, end_of_all);
     if (cached) high = min(high, t.num_cached);
-    return {(max(low - base, 0) + Config::kKeys - 1) / Config::kKeys - origin, max(high - base, 0) / Config::kKeys - origin};
+    return {(max(low - base, 0) + Config::kKeys - 1) / Config::kKeys - origin,
+            max(high - base, 0) / Config::kKeys - origin};
   }
 
   // Bit 2 j + e: this thread's key 8 j + 2 (lane % 4) + e of the tile.

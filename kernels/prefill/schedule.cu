@@ -9,8 +9,8 @@
 // blocks of rows by bisection. Tasks are sorted by counting: their order within a cost differs from run to run, which
 // no result depends on. One schedule serves every layer with the same lengths.
 //
-// Where the host knows that all sequences are alike and nothing is to be cut, tasks go by the number of their block, the
-// last, which sees most, first. They are found before the kernels before this one have ended, so that they wait for
+// Where the host knows that all sequences are alike and nothing is to be cut, tasks go by the number of their block,
+// the last, which sees most, first. They are found before the kernels before this one have ended, so that they wait for
 // little.
 //
 // Its code runs about once, so what it takes is the fetching of its instructions: all passes are one loop, in which

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a task: normalised rows to `out`, or a part of a block's tiles to the workspace, where the block that comes
-// last merges all parts in the order of their keys.
+// The end of a task: normalised rows to `out`, or a part of a block's tiles to the workspace, where the block that
+// comes last merges all parts in the order of their keys.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -25,7 +25,8 @@ __device__ __forceinline__ long long out_at(const PrefillParams& p, const Task& 
   return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
 }
 
-// Rows of attention to codes, of 16-bit elements: a thread has four channels side by side, four threads all of a sector.
+// Rows of attention to codes, of 16-bit elements: a thread has four channels side by side, four threads all of a
+// sector.
 __device__ __forceinline__ void store_sectors(const PrefillParams& p, const Accumulators& a, const float (&factor)[2],
                                               const long long (&at)[2]) {
 #pragma unroll
@@ -47,9 +48,9 @@ __device__ __forceinline__ void store_sectors(const PrefillParams& p, const Accu
   }
 }
 
-// Rows of 16-bit elements by way of shared memory, 16 rows of 128 bytes each 64 channels, the blocks of channels kRows of
-// them apart: a product's registers to matrices, pieces of 16 bytes to `out`. Pieces are swizzled so that neither eight
-// rows of a matrix nor those of a load meet in banks.
+// Rows of 16-bit elements by way of shared memory, 16 rows of 128 bytes each 64 channels, the blocks of channels kRows
+// of them apart: a product's registers to matrices, pieces of 16 bytes to `out`. Pieces are swizzled so that neither
+// eight rows of a matrix nor those of a load meet in banks.
 __device__ __forceinline__ void store_through(const PrefillParams& p, unsigned shared, const Accumulators& a,
                                               const float (&factor)[2], const long long (&at)[2]) {
   constexpr int kBlock = Config::kRows * 128, kEightRows = 8 * 128;
@@ -115,8 +116,8 @@ __device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const Tas
   return out;
 }
 
-// The same where there is nothing but out, without sinks and scale, of sums that are not lowered to the maximum. base: the
-// task's place in out.
+// The same where there is nothing but out, without sinks and scale, of sums that are not lowered to the maximum. base:
+// the task's place in out.
 __device__ __forceinline__ OutRows finish_plain_rows(const PrefillParams& p, const Rows& rows, const Accumulators& a,
                                                      long long base) {
   const int step = static_cast<int>(p.out_row_stride), head_step = static_cast<int>(p.out_head_stride);

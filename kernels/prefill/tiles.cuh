@@ -99,8 +99,8 @@ __device__ __forceinline__ float scale_of(const PrefillParams& p, const Task& t,
   return scale.data[s.page * scale.page_stride + s.slot * scale.slot_stride + kv_head * scale.head_stride];
 }
 
-// Tiles of a key range. Those of cached keys come first, and begin at multiples, as pages do; those of dense keys begin at
-// the first that is seen, so that none is touched for a few.
+// Tiles of a key range. Those of cached keys come first, and begin at multiples, as pages do; those of dense keys begin
+// at the first that is seen, so that none is touched for a few.
 template <int kKeys, bool kCached = true>
 struct TileLine {
   int cached_begin, num_cached_tiles, num_tiles;
@@ -166,7 +166,8 @@ __device__ __forceinline__ Task rows_of_block(const PrefillParams& p, const Sequ
   if (t.end_key <= t.first_key) t.first_key = t.end_key = 0;
   return t;
 }
-// All tiles of a block as one part. Where there is nothing to see, a tile of no keys: such rows need no way of their own.
+// All tiles of a block as one part. Where there is nothing to see, a tile of no keys: such rows need no way of their
+// own.
 template <int kKeys>
 __device__ __forceinline__ void take_all_tiles(Task& t) {
   t.num_parts = 1;

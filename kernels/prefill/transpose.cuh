@@ -6,8 +6,8 @@
 // 2t + 1 and, from the next matrix, of keys 2t + 8, 2t + 9. Their bytes are sorted by channel and stored as rows of 16
 // keys: place 4t + i of them has key {2t, 2t + 1, 2t + 8, 2t + 9}[i], which is the order in which a thread has its
 // weights of these keys in the accumulators of the first product. Even channels go to rows 0..7, odd ones to rows 8..15
-// of the block, so that eight neighbouring lines are stored at a time; a thread of the second product has channels 4t ..
-// 4t + 3 then.
+// of the block, so that eight neighbouring lines are stored at a time; a thread of the second product has channels 4t
+// .. 4t + 3 then.
 #pragma once
 
 #include "prefill/config.cuh"
@@ -41,8 +41,8 @@ class Transposer {
  private:
   static constexpr int kBlocks = Config::kChannels / 16;  // of 16 channels: a warp has every second one
 
-  // The next tile, of which the first `seen` keys are to be read; all, where that is more. (Clamped here it would not be
-  // compared as it stands: HACKING.md, "Style".)
+  // The next tile, of which the first `seen` keys are to be read; all, where that is more. (Clamped here it would not
+  // be compared as it stands: HACKING.md, "Style".)
   __device__ __forceinline__ void transpose(int seen) {
     const int from = tiles_ % Config::kRawStages, to = tiles_ % Config::kStages;
     ptx::wait_phase(places_.raw_full(from), tiles_ / Config::kRawStages % 2);

@@ -98,7 +98,8 @@ class Weigh {
       if (edge) hide();  // the least product has a finite score
       c[0] = c[1] = 1;
     }
-    const auto exponent = [&](int j) {  // the slope last: the compiler would take what hangs on it alone before the group
+    // The slope last: the compiler would take what hangs on it alone before the group.
+    const auto exponent = [&](int j) {
       const int h = j / 2 % 2;
       const float x = fmaf(s[j], c[h], -reference[h]);
       return kSlopedLate ? fmaf(rows.slope[Rows::kSloped ? h : 0], Rows::place_of(j), x) : x;
@@ -151,8 +152,8 @@ class Weigh {
     return true;
   }
 
-  // With softcap, once all maxima are known to be small, the short polynomial takes the tanh's place, and references stay.
-  // It grows beyond its range, too, faster than the tanh, and so weights tell whether a product is beyond.
+  // With softcap, once all maxima are known to be small, the short polynomial takes the tanh's place, and references
+  // stay. It grows beyond its range, too, faster than the tanh, and so weights tell whether a product is beyond.
   __device__ __forceinline__ bool may_be_late(const Accumulators& a) const {
     return Rows::all_take(p_.cap_short, a.max, a.limit);
   }
@@ -178,8 +179,8 @@ class Weigh {
   }
 
   // The same with the polynomial of two terms, which is for products in its range alone: squares tell. Those of row h
-  // may be up to limit[h], as bits, beyond which weights would leave their range, too; of rows that are not there anything.
-  // Whether a row has begun with such products; where one has not the limit is negative.
+  // may be up to limit[h], as bits, beyond which weights would leave their range, too; of rows that are not there
+  // anything. Whether a row has begun with such products; where one has not the limit is negative.
   __device__ __forceinline__ void find_limits(const Accumulators& a, int (&limit)[2]) const {
     constexpr float kPowers = Config::kType == tile::kBFloat16 ? 64 : 15;  // kLargest
 #pragma unroll

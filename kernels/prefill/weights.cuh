@@ -33,18 +33,18 @@ __device__ __forceinline__ void add_up(int first, int end, const float (&s)[Conf
   }
 }
 
-// The largest bits of weights first..end - 1 and of `top`: numbers that are not negative are in the order of their bits, and
-// integers have maxima of three. NaN is above all.
+// The largest bits of weights first..end - 1 and of `top`: numbers that are not negative are in the order of their
+// bits, and integers have maxima of three. NaN is above all.
 __device__ __forceinline__ void raise_top(int first, int end, const float (&s)[Config::kKeys / 2], int& top) {
 #pragma unroll
   for (int j = first; j < end; j += 2) top = max(max(top, bits_of(s[j])), bits_of(s[j + 1]));
 }
 
-// 2^exponent(j) to s[j], in groups: beside the exponentials of one, of which the special-function unit takes one every 8
-// clocks, the exponents of the next are computed, and take(first, end) has the weights of the one before. Those of the
-// last would have to be waited for: they are the caller's. Before the last group stands last(), beside it beside_last().
-// A group is a loop that is left at once, as tile numbers are not negative: the compiler moves nothing across its
-// borders, and would else have all exponents computed first.
+// 2^exponent(j) to s[j], in groups: beside the exponentials of one, of which the special-function unit takes one every
+// 8 clocks, the exponents of the next are computed, and take(first, end) has the weights of the one before. Those of
+// the last would have to be waited for: they are the caller's. Before the last group stands last(), beside it
+// beside_last(). A group is a loop that is left at once, as tile numbers are not negative: the compiler moves nothing
+// across its borders, and would else have all exponents computed first.
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
@@ -93,8 +93,8 @@ __device__ __forceinline__ bool all_high(const float (&max)[2]) {
   return !__any_sync(0xffffffffu, (bits_of(max[0]) | bits_of(max[1])) < 0);
 }
 
-// Maxima are of a thread's own keys until a reference moves, or the task ends: whether one must, each lane of four can tell
-// for itself.
+// Maxima are of a thread's own keys until a reference moves, or the task ends: whether one must, each lane of four can
+// tell for itself.
 constexpr bool kOwnMaxima = Rows::kPlain;
 
 // Of the four lanes of a row.

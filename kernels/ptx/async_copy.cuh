@@ -83,8 +83,8 @@ __device__ __forceinline__ unsigned load_early(const unsigned short* global) {
 // Closes a group of the copies that this thread has issued since the last one; it may be empty.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// An arrival at a barrier in shared memory (ptx/barrier.cuh) once this thread's copies so far are there; it is one of those
-// that the barrier counts. PTX ISA, "cp.async.mbarrier.arrive".
+// An arrival at a barrier in shared memory (ptx/barrier.cuh) once this thread's copies so far are there; it is one of
+// those that the barrier counts. PTX ISA, "cp.async.mbarrier.arrive".
 __device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }

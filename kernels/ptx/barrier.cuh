@@ -45,7 +45,8 @@ __device__ __forceinline__ void wait_phase(unsigned barrier, unsigned parity) {
   }
 }
 
-// Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, a multiple of 32: wait for all, or count without waiting.
+// Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, a multiple of 32: wait for all, or count without
+// waiting.
 __device__ __forceinline__ void sync_some(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How wgmma finds 16-bit operands in shared memory: rows of 128 bytes, eight of which make an atom of 1,024 aligned bytes,
-// their 16-byte pieces swizzled as the TMA writes them. PTX ISA, "Matrix Descriptor".
+// How wgmma finds 16-bit operands in shared memory: rows of 128 bytes, eight of which make an atom of 1,024 aligned
+// bytes, their 16-byte pieces swizzled as the TMA writes them. PTX ISA, "Matrix Descriptor".
 //
 //   along K: row r holds element row r of the operand, 64 of its K; the next eight rows follow;
 //   along N: row r holds K = r, 64 elements of N; 64 more of N lie `stride` bytes further.
@@ -53,8 +53,8 @@ template <int kEightRows>
 __device__ __forceinline__ PieceDescriptor<kEightRows> descriptor_of_pieces(unsigned shared) {
   return {128u >> 4 << 16 | ((shared & 0x3ffff) >> 4)};
 }
-// The first lane's. The instructions take descriptors from registers that a warp shares: of what comes from a shuffle the
-// compiler knows that it fits there, and computes all others from it without going through each lane's own.
+// The first lane's. The instructions take descriptors from registers that a warp shares: of what comes from a shuffle
+// the compiler knows that it fits there, and computes all others from it without going through each lane's own.
 template <unsigned kHigh>
 __device__ __forceinline__ DescriptorOf<kHigh> uniform(DescriptorOf<kHigh> d) {
   return {__shfl_sync(0xffffffffu, d.low, 0)};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moving registers between warpgroups, and keeping them. PTX ISA, "setmaxnreg": executed by all warps of a warpgroup; the kernel needs
-// __launch_bounds__(threads, 1).
+// Moving registers between warpgroups, and keeping them. PTX ISA, "setmaxnreg": executed by all warps of a warpgroup;
+// the kernel needs __launch_bounds__(threads, 1).
 #pragma once
 
 namespace attune::ptx {

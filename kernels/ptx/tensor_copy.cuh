@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of boxes of a tensor by the tensor memory accelerator (TMA). PTX ISA, "cp.async.bulk.tensor". One thread issues
-// a copy; its bytes are counted by an mbarrier. What lies outside the tensor becomes zero, and counts too.
+// Copies of boxes of a tensor by the tensor memory accelerator (TMA). PTX ISA, "cp.async.bulk.tensor". One thread
+// issues a copy; its bytes are counted by an mbarrier. What lies outside the tensor becomes zero, and counts too.
 #pragma once
 
 namespace attune::ptx {
@@ -10,8 +10,8 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-// One lane of a warp whose lanes are together; the same each time. PTX ISA, "elect.sync". Of what it issues the compiler
-// knows that one thread does; of what lane 0 issues it does not, and puts a loop around every copy.
+// One lane of a warp whose lanes are together; the same each time. PTX ISA, "elect.sync". Of what it issues the
+// compiler knows that one thread does; of what lane 0 issues it does not, and puts a loop around every copy.
 __device__ __forceinline__ bool elect() {
   unsigned x;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(x));
@@ -24,8 +24,8 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
 }
 
 // Coordinates innermost first. The first must be a multiple of 16 bytes.
-__device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1, int c2,
-                                         int c3) {
+__device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
+                                         int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(shared),
@@ -33,8 +33,8 @@ __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, 
       : "memory");
 }
 
-__device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1, int c2,
-                                         int c3, int c4) {
+__device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
+                                         int c2, int c3, int c4) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, "
       "%7}], [%2];" ::"r"(shared),

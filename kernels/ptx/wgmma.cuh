@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warpgroup, d [64, N] (+)= a [64, K] b [K, N] in fp32: K is 16 for 16-bit elements, 32 for e4m3. PTX ISA,
-// "wgmma.mma_async" and "Matrix Descriptor". b, and a unless it is in registers, lie in shared memory as
+// Products of a warpgroup, d [64, N] (+)= a [64, K] b [K, N] in fp32: K is 16 for 16-bit elements, 32 for e4m3. PTX
+// ISA, "wgmma.mma_async" and "Matrix Descriptor". b, and a unless it is in registers, lie in shared memory as
 // ptx/descriptor.cuh says, and the next K is kStepK further where they are K-major.
-// Warp w of the group has rows 16 w.. of d; its lane l holds in d[4 j + 2 h + e] element (16 w + l / 4 + 8 h, 8 j + 2 (l
-// % 4) + e). a in registers is laid out as for mma.m16n8k16 (ptx/matrix.cuh); of codes, lane l has in a[i] those of K = 4
-// (l % 4) + 16 (i / 2) .. + 3 and row l / 4 + 8 (i % 2), the first in the lowest byte. Sums of codes lose what is below
-// 2^-13 of their largest term or so: long ones are better continued in other registers. The products run on by
+// Warp w of the group has rows 16 w.. of d; its lane l holds in d[4 j + 2 h + e] element (16 w + l / 4 + 8 h, 8 j + 2
+// (l % 4) + e). a in registers is laid out as for mma.m16n8k16 (ptx/matrix.cuh); of codes, lane l has in a[i] those of
+// K = 4 (l % 4) + 16 (i / 2) .. + 3 and row l / 4 + 8 (i % 2), the first in the lowest byte. Sums of codes lose what is
+// below 2^-13 of their largest term or so: long ones are better continued in other registers. The products run on by
 // themselves: until wait() nobody may touch d, a's registers or the shared memory.
 #pragma once
 
@@ -48,8 +48,10 @@ struct Product;
 #define ATTUNE_N3 ATTUNE_N2 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define ATTUNE_N4 ATTUNE_N3 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define ATTUNE_N5 ATTUNE_N4 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define ATTUNE_N6 ATTUNE_N5 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define ATTUNE_N7 ATTUNE_N6 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define ATTUNE_N6 \
+  ATTUNE_N5 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define ATTUNE_N7 \
+  ATTUNE_N6 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define ATTUNE_O0 ATTUNE_D16(0)
 #define ATTUNE_O1 ATTUNE_O0, ATTUNE_D16(1)
 #define ATTUNE_O2 ATTUNE_O1, ATTUNE_D16(2)
@@ -59,7 +61,8 @@ struct Product;
 #define ATTUNE_O6 ATTUNE_O5, ATTUNE_D16(6)
 #define ATTUNE_O7 ATTUNE_O6, ATTUNE_D16(7)
 
-// n = 32 (k + 1) columns in n / 2 registers; i0..i5: the numbers of the operands after them. majors: how a and b lie, b.
+// n = 32 (k + 1) columns in n / 2 registers; i0..i5: the numbers of the operands after them. majors: how a
+// and b lie, b.
 #define ATTUNE_PRODUCT(n, k, kind, shape, majors_shared, majors_registers, i0, i1, i2, i3, i4, i5)                \
   template <>                                                                                                     \
   struct Product<n, Type::kind> {                                                                                 \

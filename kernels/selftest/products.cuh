@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two products of one warpgroup with K and V as a kernel of selftest/ has them: S = Q K^T, and O = P V with P, which
-// is S rounded, in registers.
+// The two products of one warpgroup with K and V as a kernel of selftest/ has them: S = Q K^T, and O = P V with P,
+// which is S rounded, in registers.
 #pragma once
 
 #include "ptx/convert.cuh"
