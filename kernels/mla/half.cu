@@ -7,8 +7,8 @@
 // A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), one
 // follows their scales (half_units.cuh), eight do the math (half_attend.cuh).
 //
-// Barriers: "full" and "empty" of each tile's place; "full" of the maxima, and units, of a tile, in two buffers for each
-// group of four math warps; "full" and "empty" of the weights of a tile, that all math warps need.
+// Barriers: "full" and "empty" of each tile's place; "full" of the maxima, and units, of a tile, in two buffers for
+// each group of four math warps; "full" and "empty" of the weights of a tile, that all math warps need.
 #include "mla/few_load.cuh"
 #include "mla/half_store.cuh"
 #include "ptx/grid.cuh"
