@@ -118,31 +118,22 @@ class HalfAttend {
           if constexpr (kHasValues) last = ask_for_weights(count_ - 1);
         });
     HalfProducts::Codes codes;
-    HalfProducts::Scales scales;
-    HalfProducts::Factors factors;
-    const auto load = [&] {
-      products_.load_scales(stage, scales);
-      products_.load_factors<0>(factors);
-    };
     if constexpr (kHasValues) {
       products_.load_values(last_, 0, codes);
       wait_for_weights(count_ - 1, last);
-      products_.multiply_values<ptx::Type::kF16, 0>(codes, o, load);
-    } else {
-      load();
+      products_.multiply_values<ptx::Type::kF16, 0>(last_, codes, o);
     }
-    products_.add_keys<kHasValues ? 1 : 0>(scales, factors, sums, products, [&] {
+    products_.add_keys<kHasValues ? 1 : 0>(stage, sums, products, [&] {
       if constexpr (kHasValues) products_.load_values(last_, 1, codes);
     });
     give(sums);
-    if constexpr (kHasValues)
-      products_.multiply_values<ptx::Type::kF16, 1>(codes, o, [&] { products_.load_values(last_, 2, codes); });
+    if constexpr (kHasValues) products_.multiply_values<ptx::Type::kF16, 1>(last_, codes, o);
     score(stage, sums);
     bool has_maxima = false;
     if constexpr (kHasValues) {
-      products_.multiply_values<ptx::Type::kF16, 2>(codes, o, [&] { products_.load_values(last_, 3, codes); });
+      products_.multiply_values<ptx::Type::kF16, 2>(last_, codes, o);
       has_maxima = ptx::phase_has_ended(places_.maxima_full(half_group(), count_ % 2), count_ / 2 % 2);
-      products_.multiply_values<ptx::Type::kF16, 3>(codes, o, [] {});
+      products_.multiply_values<ptx::Type::kF16, 3>(last_, codes, o);
     }
     weigh<kHasValues>(stage, has_maxima, has_next);
     last_ = stage;
@@ -156,10 +147,11 @@ class HalfAttend {
     HalfProducts::Codes codes;
     products_.load_values(last_, 0, codes);
     wait_for_weights(count_ - 1, ask_for_weights(count_ - 1));
-    products_.multiply_values<kType, 0>(codes, o, [&] { products_.load_values(last_, 1, codes); });
-    products_.multiply_values<kType, 1>(codes, o, [&] { products_.load_values(last_, 2, codes); });
-    products_.multiply_values<kType, 2>(codes, o, [&] { products_.load_values(last_, 3, codes); });
-    products_.multiply_values<kType, 3>(codes, o, [] {});
+    products_.multiply_values<kType, 0>(last_, codes, o);
+    products_.load_values(last_, 1, codes);
+    products_.multiply_values<kType, 1>(last_, codes, o);
+    products_.multiply_values<kType, 2>(last_, codes, o);
+    products_.multiply_values<kType, 3>(last_, codes, o);
     release_values(last_);
   }
   // Outputs of both of the group's scale groups, as they are against other units.

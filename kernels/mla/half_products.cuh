@@ -158,35 +158,36 @@ class HalfProducts {
       ptx::commit_products();
     }
   }
-  // What they are to be multiplied with: scales of the lane's two keys; and of its rows, of one scale group.
-  using Scales = float2[2];
-  using Factors = float2[Half::kRows / 8];
-  __device__ __forceinline__ void load_scales(int stage, Scales& scales) const {
-    const unsigned from = places_.row(stage, 0) + scales_at_ + half_group() * 8;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared_pair(from + h * (8 * Half::kPitch));
-  }
-  template <int kGroup>
-  __device__ __forceinline__ void load_factors(Factors& factors) const {
-#pragma unroll
-    for (int j = 0; j < Half::kRows / 8; ++j)
-      factors[j] = ptx::load_shared_pair(factors_at_ + (kGroup * Half::kRows + 8 * j) * 4);
-  }
-  // And their sum, s, when they are done. factors: of the first group.
+  // And their sum, s, when they are done.
   // kPending: committed after them. ask: when their operands' registers are free.
   template <int kPending, class Ask>
-  __device__ __forceinline__ void add_keys(const Scales& scales, const Factors& factors, HalfSums& s,
-                                           HalfSums (&products)[2], Ask ask) const {
-    Factors others;
-    load_factors<1>(others);
+  __device__ __forceinline__ void add_keys(int stage, HalfSums& s, HalfSums (&products)[2], Ask ask) const {
+    const int group = half_group();
+    const unsigned from = places_.row(stage, 0) + scales_at_ + group * 8;
+    float2 scales[2];  // of the lane's two keys
+#pragma unroll
+    for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared_pair(from + h * (8 * Half::kPitch));
     ptx::wait_products<kPending + 1>();
     ptx::pin(s);
     ptx::pin(products[0]);
-    add<0>(scales, factors, s, products[0]);
-    ptx::wait_products<kPending>();
-    ptx::pin(products[1]);
-    ask();
-    add<1>(scales, others, s, products[1]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i == 1) {
+        ptx::wait_products<kPending>();
+        ptx::pin(products[1]);
+        ask();
+      }
+#pragma unroll
+      for (int j = 0; j < Half::kRows / 8; ++j) {
+        const float2 factor = ptx::load_shared_pair(factors_at_ + (i * Half::kRows + 8 * j) * 4);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float scale = i == 0 ? scales[h].x : scales[h].y;
+          s[4 * j + 2 * h] = fmaf(products[i][4 * j + 2 * h] * factor.x, scale, s[4 * j + 2 * h]);
+          s[4 * j + 2 * h + 1] = fmaf(products[i][4 * j + 2 * h + 1] * factor.y, scale, s[4 * j + 2 * h + 1]);
+        }
+      }
+    }
   }
 
   // The group's weights, s[4 j + 2 h + e] of key g + 8 h and the group's row 8 j + 2 t + e, times the scales of each
@@ -223,10 +224,11 @@ class HalfProducts {
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(codes[i], from + i * Packed::kGroup);
   }
-  // o += values of a tile * weights, of 16 keys at a time, which runs on. Operands are in the registers of those of two
-  // steps before. kType: of the weights. load: what is needed next, when codes have become operands.
-  template <ptx::Type kType, int kStep, class Load>
-  __device__ __forceinline__ void multiply_values(const Codes& codes, HalfOut& o, Load load) const {
+  // o += values of a tile * weights, of 16 keys at a time, which runs on. codes: of the first, which have been loaded;
+  // no others are ahead, as registers are scarce. Operands are in the registers of those of two steps before.
+  // kType: of the weights.
+  template <ptx::Type kType, int kStep>
+  __device__ __forceinline__ void multiply_values(int stage, Codes& codes, HalfOut& o) const {
     unsigned a[HalfOut::kBlocks][4];
     if constexpr (kStep == 0) {
 #pragma unroll
@@ -242,7 +244,7 @@ class HalfProducts {
         x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
       }
     }
-    load();
+    if constexpr (kStep > 0 && kStep < 3) load_values(stage, kStep + 1, codes);
     if constexpr (kStep > 1) ptx::wait_products<1>();
     ptx::fence_products();
 #pragma unroll
@@ -260,16 +262,6 @@ class HalfProducts {
  private:
   static constexpr int kGroups = Packed::kGroups, kBlocksOfGroup = Packed::kGroup / 16,
                        kRopeBlocks = (Packed::kHeadDim - Packed::kNope) / 16;
-
-  template <int kGroup>
-  __device__ __forceinline__ static void add(const Scales& scales, const Factors& factors, HalfSums& s,
-                                             const HalfSums& products) {
-#pragma unroll
-    for (int i = 0; i < Half::kRows / 2; ++i) {
-      const float2 &factor = factors[i / 4], &scale = scales[i / 2 % 2];
-      s[i] = fmaf(products[i] * (i % 2 == 0 ? factor.x : factor.y), kGroup == 0 ? scale.x : scale.y, s[i]);
-    }
-  }
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   // Two bf16 numbers times a power of two, as fp16.
