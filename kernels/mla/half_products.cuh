@@ -224,9 +224,9 @@ class HalfProducts {
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(codes[i], from + i * Packed::kGroup);
   }
-  // o += values of a tile * weights, of 16 keys at a time, which runs on. codes: of the first, which have been loaded;
-  // no others are ahead, as registers are scarce. Operands are in the registers of those of two steps before.
-  // kType: of the weights.
+  // o += values of a tile * weights, of 16 keys at a time, which runs on. codes: of those, then of the next 16, but not
+  // of the second, as registers are scarce. Operands are in the registers of those of two steps before. kType: of the
+  // weights.
   template <ptx::Type kType, int kStep>
   __device__ __forceinline__ void multiply_values(int stage, Codes& codes, HalfOut& o) const {
     unsigned a[HalfOut::kBlocks][4];
