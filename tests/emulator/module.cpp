@@ -48,7 +48,7 @@ std::string kernel_folder() {
 std::string compiler_command(const cuda::KernelSpec& spec) {
   const fs::path root = ATTUNE_SOURCE_DIR;
   std::string command = std::string(ATTUNE_CXX_COMPILER) +
-                        " -std=c++20 -O1 -nostdinc++ -fsanitize=alignment -fno-sanitize-recover=alignment -fPIC "
+                        " -std=c++20 -Og -nostdinc++ -fsanitize=alignment -fno-sanitize-recover=alignment -fPIC "
                         "-shared -s -w -x c++ -include '" +
                         (root / "tests/emulator/device.h").string() + "' -DATTUNE_EMULATED_SHARED=static";
   for (const std::string& folder : {(root / "tests/emulator").string(), (root / "tests").string(), kernel_folder()})
