@@ -47,6 +47,9 @@ TEST_F(EmulatedMla, SeveralTokens) {
          R"("seqlens_q": [9, 1], "seqlens_kv": [200, 70], "causal": true, "window": [70, 0])",
          R"("seqlens_q": [4, 0], "seqlens_kv": [500, 9], "causal": true, "window": [368, 0])",
          R"("seqlens_q": [4, 3], "seqlens_kv": [128, 64], "causal": true, "max_logits": true)",
+         // Windows that end within a tile, for the later tokens of a block alone.
+         R"("seqlens_q": [9, 8], "seqlens_kv": [200, 199], "causal": true, "window": [68, 0])",
+         R"("seqlens_q": [8, 4], "seqlens_kv": [203, 330], "causal": true, "window": [72, 0])",
          R"("seqlens_q": [2, 3], "seqlens_kv": [70, 0], "causal": true, "new_tokens": true)"});
 }
 

@@ -73,6 +73,26 @@ TEST_F(EmulatedPrefill, SoftcapOfLowScores) {
   }
 }
 
+// Rows of mask bits where a tensor's second axis is a sequence's tokens.
+TEST_F(EmulatedPrefill, MaskBitsOfFixedQueries) {
+  EXPECT_EQ(run(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "dense",
+      "queries": "fixed", "cu_seqlens_kv": false, "seqlens_q": 70, "seqlens_kv": [90, 90], "mask_bits": 2})")),
+            "");
+}
+
+// The last of a block's 64 tokens, 193, and the first of the next see later and earlier keys by a range alone; a range
+// ends where integers do.
+TEST_F(EmulatedPrefill, RangesThatOneRowOfABlockIsIn) {
+  for (const char* rest : {R"("ranges": [[193, 199]])", R"("window": [10, 0], "ranges": [[3, 194]])",
+                           R"("window": [10, 0], "ranges": [[0, 2147483647]])"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [80], "seqlens_kv": [210], )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
 TEST_F(EmulatedPrefill, Alibi) {
   for (const char* rest : {R"("causal": true, "max_logits": true)", R"("causal": true, "window": [150, 0])",
                            R"("causal": true, "softcap": 20)", R"("softmax_scale": -0.1)", R"("softmax_scale": 1e-20)",

@@ -4,6 +4,7 @@
 #include "emulated_rows.h"
 #include "emulated.h"
 #include "far.h"
+#include "merge_fixture.h"
 #include "prepare_fixture.h"
 #include "random_cache_op.h"
 
@@ -74,6 +75,33 @@ TEST_F(EmulatedRows, PreparedRowsOfPackedCachesMatchTheOracle) {
   });
   EXPECT_GE(ran, 12);
   EXPECT_GE(only_tails, 5);
+}
+
+// Vectors by 16 and by 32 threads, and what are no vectors; more parts than threads.
+TEST_F(EmulatedRows, MergedPartsMatchTheOracle) {
+  const auto merge = [](const attune_merge& m) {
+    const MergeProblem op = make_merge(m);
+    const ops::Config c = ops::choose_merge(op);
+    const int64_t lines = kernels::kRowsThreads / c.lanes;
+    const auto kernel = reinterpret_cast<void (*)(kernels::MergeParams)>(emulator::find_kernel(c.spec()));
+    const kernels::MergeParams params = ops::merge_params(op);
+    emulator::run(static_cast<unsigned>((op.rows * op.heads + lines - 1) / lines), kernels::kRowsThreads,
+                  [&] { kernel(params); });
+  };
+  struct Case {
+    MergeShape shape;
+    attune_dtype partial, out;
+    bool sinks, padded;
+  };
+  for (const Case& c : {Case{{7, 5, 3, 128}, ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, true, false},
+                        Case{{40, 3, 2, 64}, ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, false, false},
+                        Case{{40, 3, 2, 576}, ATTUNE_FLOAT32, ATTUNE_FLOAT8_E4M3, true, false},
+                        Case{{33, 3, 4, 1}, ATTUNE_FLOAT16, ATTUNE_FLOAT32, true, false},
+                        Case{{2, 9, 3, 37}, ATTUNE_FLOAT32, ATTUNE_FLOAT16, false, true},
+                        Case{{1, 3, 2, 40}, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, false, true}}) {
+    SCOPED_TRACE(std::to_string(c.shape.parts) + " parts of " + std::to_string(c.shape.dim));
+    Merge(cases::host_memory(), c.shape, c.partial, c.out, c.sinks, c.padded).run_and_check(merge);
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "support.h"
@@ -56,9 +57,12 @@ class Merge {
   attune_merge device() const { return arena_.on_device(op_); }
 
   void run_and_check() {
+    run_and_check(
+        [&](const attune_merge& op) { ASSERT_ATTUNE_OK(attune_merge_run(&op, arena_.memory().device(), nullptr)); });
+  }
+  void run_and_check(const std::function<void(const attune_merge&)>& run) {
     const reference::Merged exact = reference::merge(op_);
-    const attune_merge op = device();
-    ASSERT_ATTUNE_OK(attune_merge_run(&op, arena_.memory().device(), nullptr));
+    run(device());
     cases::Checker checker;
     cases::Snapshot snapshot(arena_);
     const attune_tensor out = snapshot.after(op_.out), lse = snapshot.after(op_.lse);
