@@ -297,6 +297,16 @@ TEST_F(EmulatedIndexer, OrdersScoresAndBreaksTies) {
   EXPECT_EQ(select({2, 1}, 4), (List{0, 1, -1, -1}));
 }
 
+// Ties that are not chosen write nowhere, whoever writes last.
+TEST_F(EmulatedIndexer, TiesOverwriteNoOther) {
+  std::vector<float> scores(900);
+  for (size_t i = 0; i < scores.size(); ++i) scores[i] = i % 7 == 6 ? 2.0f : 1.0f;
+  const std::vector<int32_t> expected = tests::expected_choice(scores, 0, 140);
+  EXPECT_EQ(select(scores, 140), expected);
+  const emulator::Backward backward;
+  EXPECT_EQ(select(scores, 140), expected);
+}
+
 std::string select_and_check(const std::vector<float>& scores, int64_t topk, const Device& d, int64_t begin = 0,
                              int64_t step = 1) {
   const std::vector<int32_t> expected =

@@ -93,6 +93,14 @@ TEST_F(EmulatedPrefill, RangesThatOneRowOfABlockIsIn) {
   }
 }
 
+// Positions beyond a bias' rows have none: what lies behind them in memory is the next head's.
+TEST_F(EmulatedPrefill, BiasOfFewerRowsThanPositions) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
+      "kv": "dense", "causal": true, "seqlens_q": [70], "seqlens_kv": [90], "bias": 2})"));
+  problem.host().bias.shape[1] = 60;
+  EXPECT_EQ(run(problem), "");
+}
+
 TEST_F(EmulatedPrefill, Alibi) {
   for (const char* rest : {R"("causal": true, "max_logits": true)", R"("causal": true, "window": [150, 0])",
                            R"("causal": true, "softcap": 20)", R"("softmax_scale": -0.1)", R"("softmax_scale": 1e-20)",

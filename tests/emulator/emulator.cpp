@@ -66,7 +66,7 @@ struct Block {
   std::array<NumberedBarrier, kNumberedBarriers> numbered;
   std::map<unsigned, Barrier> barriers;
   unsigned char* shared = nullptr;
-  unsigned current = 0, unfinished = 0;
+  unsigned turn = 0, current = 0, unfinished = 0;  // turns go through the threads in one order or the other
   Index index = {}, grid = {};
   uint64_t progress = 0;  // changes with everything that somebody may wait for
   const std::function<void()>* kernel = nullptr;
@@ -82,12 +82,19 @@ struct Cluster {
 Block* g_block = nullptr;
 jmp_buf g_scheduler;
 
-// From the first on that does not wait; all threads if none.
-unsigned find_ready(const Block& b, unsigned first) {
+bool g_backward = false;
+
+unsigned thread_of(const Block& b, unsigned turn) {
+  return g_backward ? static_cast<unsigned>(b.waits.size()) - 1 - turn : turn;
+}
+// The turn, from this on, of a thread that does not wait; as many as there are threads if none.
+unsigned find_ready(const Block& b, unsigned turn) {
   const size_t threads = b.waits.size();
-  const Wait* waits = b.waits.data();
-  while (first < threads && (*waits[first].at & waits[first].mask) == waits[first].value) ++first;
-  return first;
+  for (; turn < threads; ++turn) {
+    const Wait& wait = b.waits[thread_of(b, turn)];
+    if ((*wait.at & wait.mask) != wait.value) break;
+  }
+  return turn;
 }
 
 void run_kernels();
@@ -105,19 +112,20 @@ void run_kernels();
   setcontext(&context);
 }
 
-// The thread's turn, or the next block's after the last.
-[[noreturn, gnu::noinline]] void resume(Block& b, unsigned thread) {
-  if (thread == b.waits.size()) _longjmp(g_scheduler, 1);
-  b.current = g_running.thread.x = thread;
-  Fiber& f = b.fibers[thread];
-  if (f.stack == nullptr) start(f, thread);
+// That turn, or the next block's after the last.
+[[noreturn, gnu::noinline]] void resume(Block& b, unsigned turn) {
+  if (turn == b.waits.size()) _longjmp(g_scheduler, 1);
+  b.turn = turn;
+  b.current = g_running.thread.x = thread_of(b, turn);
+  Fiber& f = b.fibers[b.current];
+  if (f.stack == nullptr) start(f, b.current);
   _longjmp(f.context, 1);
 }
 
 [[gnu::noinline]] void leave(Wait wait) {
   Block& b = *g_block;
   b.waits[b.current] = wait;
-  if (_setjmp(b.fibers[b.current].context) == 0) resume(b, find_ready(b, b.current + 1));
+  if (_setjmp(b.fibers[b.current].context) == 0) resume(b, find_ready(b, b.turn + 1));
 }
 
 void wait_while(const uint64_t& at, uint64_t value, uint64_t mask = ~uint64_t{0}) {
@@ -213,6 +221,9 @@ Warp& come_for(void (*all)(void* const*)) {
 }  // namespace
 
 Running g_running;
+
+Backward::Backward() { g_backward = true; }
+Backward::~Backward() { g_backward = false; }
 
 void fail(const char* what) { throw std::runtime_error(what); }
 

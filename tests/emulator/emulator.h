@@ -22,4 +22,12 @@ inline void run(unsigned blocks, unsigned threads, const std::function<void()>& 
   run(Index{blocks, 1, 1}, threads, kernel, cluster);
 }
 
+// While one lives, the threads of a block take turns from the last to the first: two that write to one place show.
+struct Backward {
+  Backward();
+  ~Backward();
+  Backward(const Backward&) = delete;
+  Backward& operator=(const Backward&) = delete;
+};
+
 }  // namespace attune::emulator
