@@ -53,6 +53,29 @@ TEST_F(EmulatedRows, CachesOfAllFormatsGiveTheBytesOfTheCpu) {
   EXPECT_GT(check_cache_ops(Formats::kAll, kAllOps), static_cast<int>(kAllOps) / 2);
 }
 
+// Where V has pages of its own, and some of them are bad.
+TEST_F(EmulatedRows, ValuesOnPagesOfTheirOwn) {
+  int ran = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    RandomCacheOp cpu(cases::host_memory(), seed, Formats::kAll), gpu(cases::host_memory(), seed, Formats::kAll);
+    attune_cache_op on_cpu = cpu.device(), on_gpu = gpu.device();
+    const attune_tensor& table = on_cpu.cache.page_table;
+    if (table.rank == 0) continue;
+    const auto* pages = static_cast<const int32_t*>(table.data);
+    std::vector<int32_t> of_v(pages, pages + table.shape[0] * table.shape[1]);
+    for (size_t i = seed % 3; i < of_v.size(); i += 3) of_v[i] = -1;
+    for (attune_cache_op* op : {&on_cpu, &on_gpu}) {
+      op->cache.v_page_table = table;
+      op->cache.v_page_table.data = of_v.data();
+    }
+    if (attune_cache_op_run(&on_cpu, kCpu, nullptr) != ATTUNE_OK) continue;
+    run(make_cache_op(on_gpu), 1);
+    ++ran;
+    expect_same_bytes(cpu, gpu, seed);
+  }
+  EXPECT_GT(ran, 10);
+}
+
 TEST_F(EmulatedRows, PagesAndRowsThatLieFarApart) {
   const Reservation far;
   if (far.data() == nullptr) GTEST_SKIP() << "this machine does not reserve " << kFarMemory << " bytes";
