@@ -185,10 +185,10 @@ class AttendCodes {
         Rows::hide_row(h, Rows::keys_between(first - i * Config::kKeys, end - i * Config::kKeys), s);
       }
     }
-    if (takes_maxima_) {
+    if (takes_maxima_) {  // all warps of the group, or none: they wait for products together
       float lowered[2] = {1, 1};
       follow_maximum(s, c, lowered, a);
-      if (kAdds && __any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) {
+      if (kAdds && any_of_group(lowered[0] != 1.0f || lowered[1] != 1.0f)) {
         ptx::wait_products<0>();
         ptx::pin(product);
 #pragma unroll
@@ -197,8 +197,8 @@ class AttendCodes {
           product[j] = 0;
         }
       }
-      takes_maxima_ = p_.max_logits != nullptr ||
-                      __any_sync(0xffffffffu, a.reference[0] == kNothingSeen || a.reference[1] == kNothingSeen);
+      takes_maxima_ =
+          p_.max_logits != nullptr || any_of_group(a.reference[0] == kNothingSeen || a.reference[1] == kNothingSeen);
     }
     const auto exponent = [&](int j) { s[j] = fmaf(s[j], c, -a.reference[j / 2 % 2]); };
     // Numbers that are not negative are in the order of their bits, and integers have maxima of three.
@@ -242,6 +242,12 @@ class AttendCodes {
       pack(0, kGroups, s, weights);
       if (kAdds) rescale(lowered, a.o);
     }
+  }
+
+  // For the compiler the answer is the warp's. The group is found anew, as registers are scarce.
+  __device__ __forceinline__ static bool any_of_group(bool x) {
+    const int group = static_cast<int>(ptx::kept(threadIdx.x) / 128) - 1;
+    return __any_sync(0xffffffffu, ptx::any_of_some(kQueriesOfGroup + group, 128, x));
   }
 
   __device__ __forceinline__ static float top_of_row(const float (&s)[Config::kKeys / 2], int h) {
@@ -307,7 +313,7 @@ class AttendCodes {
   const Places& places_;
   const int group_;
   const float c_;
-  bool takes_maxima_ = true;  // some row has no reference yet, or maxima are asked for
+  bool takes_maxima_ = true;  // some row of the group has no reference yet, or maxima are asked for
   ptx::Descriptor q_;
   // Tiles before the current one in the lower half, tasks in the upper, as far as stages, slots and parities come of
   // them: registers are scarce.
