@@ -27,14 +27,8 @@ struct Accumulators {
   float max[2], reference[2], sum[2];
 };
 
-// kRunning: a product of others than o runs on. ptxas would put a wait for it here in any case, with a warning (C7517).
-template <bool kRunning>
 __device__ __forceinline__ void rescale_if_lowered(const float (&lowered)[2], Accumulators& a) {
   if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) [[unlikely]] {
-    if constexpr (kRunning) {
-      ptx::wait_products<0>();
-      ptx::pin(a.o);
-    }
 #pragma unroll
     for (int i = 0; i < Config::kChannels / 2; ++i) a.o[i] *= lowered[i / 2 % 2];
   }
@@ -113,7 +107,7 @@ class Attend {
     pack(s, weights_);
     hand_over(weights_, a);
     ptx::arrive_some(first_is_ready(), 64);
-    rescale_if_lowered<false>(lowered, a);
+    rescale_if_lowered(lowered, a);
     multiply_values(weights_, v, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
@@ -158,6 +152,10 @@ class Attend {
       multiply_keys(second, s, [] {});
     } else {
       multiply_keys(second, s, [] {});
+      // Nothing to wait for, which ptxas must be told: it else puts a wait where O is multiplied beside S (C7517), to
+      // which some warps of the group would come, and others not. It counts the products of each part.
+      ptx::wait_products<kParts>();
+      ptx::pin(a.o);
       take_first(v_first, a);
     }
     const Note note(places_, second.stage);
@@ -176,7 +174,7 @@ class Attend {
     ptx::arrive_some(second_is_ready(), 64);
     if constexpr (!kWaitsFirst && !Config::kDecodes) finish_first(first, a);
     const ptx::Descriptor v_second = values_of(second);
-    rescale_if_lowered<false>(lowered, a);
+    rescale_if_lowered(lowered, a);
     multiply_values(weights, v_second, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
@@ -333,7 +331,7 @@ class Attend {
         a.reference[h] = reference[h];
         a.sum[h] *= lowered[h];
       }
-      rescale_if_lowered<kGroup == 1 && !Config::kDecodes>(lowered, a);  // S of the next tile
+      rescale_if_lowered(lowered, a);
     }
   }
 
