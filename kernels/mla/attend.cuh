@@ -43,9 +43,9 @@ class Attend {
   using PvProduct = ptx::Product<kColumns, Config::kProduct>;
   static constexpr int kWeights = Config::kKeys / 4;  // registers
   // Group 0 has S of its next tile computed while its last product runs; keys that are decoded come too late for that.
-  static constexpr bool kLooksAhead = kGroup == 0 && Config::kOverlaps;
+  static constexpr bool kLooksAhead = kGroup == 0 && Config::kLooksAhead;
   // Group 1 waits for the product of group 0's weights before it hands over its own, for lack of registers.
-  static constexpr bool kWaitsFirst = !Config::kOverlaps && !Config::kDecodes;
+  static constexpr bool kWaitsFirst = !Config::kHandsOverFirst && !Config::kDecodes;
 
   __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
       : places_(places), c_(p.scale * kLog2e) {}

@@ -45,10 +45,11 @@ struct Config {
   // Threads that bring keys; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  // Lists of 16-bit rows: the math groups have more products under way (attend.cuh), and registers for that.
-  static constexpr bool kOverlaps = kGathers && kSparse;
-  static constexpr int kLoaderRegisters = kOverlaps ? 56 : !kDecodes ? 72 : kLoaders == 128 ? 88 : 48;
-  static constexpr int kMathRegisters = kDecodes ? 208 : kOverlaps ? 224 : 216;
+  // Lists of 16-bit rows, and boxes: group 1 has a product under way when it hands over its weights; lists: group 0 one
+  // more (attend.cuh). That takes registers.
+  static constexpr bool kLooksAhead = kGathers && kSparse, kHandsOverFirst = kLooksAhead || kCopiesBoxes;
+  static constexpr int kLoaderRegisters = kHandsOverFirst ? 56 : !kDecodes ? 72 : kLoaders == 128 ? 88 : 48;
+  static constexpr int kMathRegisters = kDecodes ? 208 : kHandsOverFirst ? 224 : 216;
   static_assert(kLoaders / 128 * kLoaderRegisters + 2 * kMathRegisters <= kThreads / 128 * (65536 / kThreads / 8 * 8),
                 "more registers than the block begins with");
   // Words that say which keys nobody sees: those that bring keys row by row have one for eight keys each.

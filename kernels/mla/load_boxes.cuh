@@ -32,7 +32,7 @@ class BoxLoader {
 
   __device__ __forceinline__ void run() {
     TaskWalk walk(p_, places_, q_);
-    for (walk.take(); walk.has_task(); walk.go_on()) {
+    for (walk.take_first(); walk.has_task(); walk.go_on()) {
       load_all(walk.task(), walk.head_tile() * p_.heads_of_tile / p_.group, [&] {
         walk.copy_queries();
         walk.take();
@@ -48,19 +48,20 @@ class BoxLoader {
   // after_first: to be called once, when the first of the warp's tiles is under way.
   template <class AfterFirst>
   __device__ __forceinline__ void load_all(const Task& task, int kv_head, AfterFirst&& after_first) {
-    const Line line(task.num_cached, task.first_key, task.end_key);
-    const Plain plain = plain_tiles(task, line);
-    const int begin = task.tile_begin, end = task.tile_end, batch = task.batch;
-    int i = end - 1 - (has(kOddTiles) != (stage() != 0) ? 1 : 0);
-    if ((end - begin) % 2 != 0) state_ ^= kOddTiles;
+    // Tiles by their numbers in the sequence, those of a page's keys.
+    const int skipped = task.first_key / Config::kKeys, begin = task.tile_begin + skipped, batch = task.batch;
+    const Plain plain = plain_tiles(task);
+    int i = task.tile_end + skipped - 1 - (has(kOddTiles) != (stage() != 0) ? 1 : 0);
+    if ((task.tile_end - task.tile_begin) % 2 != 0) state_ ^= kOddTiles;
     bool fresh = true, first = true;
     do {  // once, even where the warp has no tile
       if (i < begin) {
       } else if (plain.begin <= i && i < plain.end) {
-        load_plain(batch, (line.cached_begin + i) * Config::kKeys, kv_head, fresh, i - 2 >= max(begin, plain.begin));
+        load_plain(batch, i * Config::kKeys, kv_head, fresh, i - 2 >= max(begin, plain.begin));
         fresh = false;
       } else {
-        const Tile tile = tile_at(task, line, i);
+        const Line line(task.num_cached, task.first_key, task.end_key);
+        const Tile tile = tile_at(task, line, i - line.cached_begin);
         load(task, tile, kv_head, ask(task, tile));
       }
       if (first) after_first();
@@ -78,11 +79,11 @@ class BoxLoader {
   struct Plain {
     int begin, end;
   };
-  __device__ __forceinline__ Plain plain_tiles(const Task& t, const Line& line) const {
+  __device__ __forceinline__ Plain plain_tiles(const Task& t) const {
     const int position = t.num_keys - t.num_q + t.token_begin;
     const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
     const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
-    return {(low + Config::kKeys - 1) / Config::kKeys - line.cached_begin, high / Config::kKeys - line.cached_begin};
+    return {(low + Config::kKeys - 1) / Config::kKeys, high / Config::kKeys};
   }
 
   // start: the first key. fresh: it is the first of a run; more: the warp's next tile is one too.
@@ -149,7 +150,8 @@ class BoxLoader {
     }
   }
   __device__ __forceinline__ int page_of_box(int batch, int start) const {
-    return prefill::find_slot(p_, batch, start + box_of_lane(), false).page;
+    // Where the table's row begins is computed anew, rather than kept in registers.
+    return prefill::find_slot(p_, ptx::kept(batch), start + box_of_lane(), false).page;
   }
   __device__ __forceinline__ void note_plain(bool absent) {
     const unsigned boxes = __ballot_sync(0xffffffffu, absent && lane_ < Config::kKeys >> p_.box_shift);

@@ -40,7 +40,7 @@ class CodeLoader {
 
   __device__ __forceinline__ void run() {
     TaskWalk walk(p_, places_, q_);
-    for (walk.take(); walk.has_task(); walk.go_on()) {
+    for (walk.take_first(); walk.has_task(); walk.go_on()) {
       load(walk.task(), walk.head_tile(), [&] { walk.copy_queries(); }, [&] { walk.take(); });
     }
   }

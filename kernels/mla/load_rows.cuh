@@ -138,7 +138,7 @@ class RowLoader {
 
   __device__ __forceinline__ void run() {
     TaskWalk walk(p_, places_, q_);
-    for (walk.take(); walk.has_task(); walk.go_on()) {
+    for (walk.take_first(); walk.has_task(); walk.go_on()) {
       load(walk);
     }
   }

@@ -23,46 +23,54 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Place
   __syncwarp();
 }
 
-// A loader warp's way through the tasks: all lanes. The first warp takes them from the list for all others, by take(),
-// one more than has been gone on to.
+// A loader warp's way through the tasks: all lanes. The first warp takes them from the list for all others: the first
+// by take_first(), the next by take(), once a task and behind copy_queries(). They are counted once, as registers are
+// scarce.
 class TaskWalk {
  public:
   __device__ __forceinline__ TaskWalk(const PrefillParams& p, const Places& places, const ptx::TensorMap& q)
       : p_(p), places_(places), q_(q), feed_(p, places) {}
 
-  __device__ __forceinline__ void take() {
-    if (leads()) feed_.next();
-  }
+  __device__ __forceinline__ void take_first() { take_next<true>(); }
+  __device__ __forceinline__ void take() { take_next<false>(); }
   // Whether there is a task to be loaded; waits until it has been taken.
   __device__ __forceinline__ bool has_task() const {
-    ptx::wait_phase(places_.task_full(slot_of_task(count_)), count_ / kernels::kTaskSlots % 2);
+    const unsigned before = feed_.count() - 1;
+    ptx::wait_phase(places_.task_full(slot_of_task(before)), before / kernels::kTaskSlots % 2);
     return head_tile() != prefill::kNoMoreTasks;
   }
-  __device__ __forceinline__ const Task& task() const { return places_.task(slot_of_task(count_)); }
-  __device__ __forceinline__ int head_tile() const { return places_.head_tile(slot_of_task(count_)); }
+  // Until the next one is taken.
+  __device__ __forceinline__ const Task& task() const { return places_.task(slot_of_task(feed_.count() - 1)); }
+  __device__ __forceinline__ int head_tile() const { return places_.head_tile(slot_of_task(feed_.count() - 1)); }
   // Has the present task's queries copied, once those before are no longer needed. The first task's a math warp has had
   // copied, which has nothing else to do yet.
   __device__ __forceinline__ void copy_queries() const {
-    if (!leads() || count_ == 0) return;
-    ptx::wait_phase(places_.q_empty(), (count_ + 1) % 2);
+    if (!leads() || feed_.count() == 1) return;
+    ptx::wait_phase(places_.q_empty(), feed_.count() % 2);
     load_queries(p_, places_, q_, task(), head_tile());
   }
-  // The present task has been loaded.
-  __device__ __forceinline__ void go_on() {
+  // The present task has been loaded, and the next one taken.
+  __device__ __forceinline__ void go_on() const {
     __syncwarp();
-    count_ = ptx::kept(count_);  // the slot is computed anew, rather than kept in a register
-    if (!leads() && threadIdx.x % 32 == 0) ptx::arrive(places_.task_empty(slot_of_task(count_)));
-    ++count_;
+    // The slot is computed anew, rather than kept in a register.
+    if (!leads() && threadIdx.x % 32 == 0) ptx::arrive(places_.task_empty(slot_of_task(ptx::kept(feed_.count()) - 2)));
   }
 
  private:
+  template <bool kFirst>
+  __device__ __forceinline__ void take_next() {
+    if (leads()) {
+      feed_.template next<kFirst>();
+    } else {
+      feed_.pass();
+    }
+  }
   __device__ __forceinline__ static bool leads() { return threadIdx.x < 32; }
 
   const PrefillParams& p_;
   const Places& places_;
   const ptx::TensorMap& q_;
   prefill::TaskFeed<Places, Config::kCluster, false, true> feed_;
-  unsigned count_ = 0;  // tasks before the present one
 };
 
 // Whether rows of the block see different keys of a tile.

@@ -33,11 +33,13 @@ class TaskFeed {
       : p_(p), places_(places), lane_(threadIdx.x % 32), next_(blockIdx.x / kCluster) {}
 
   // All lanes of the warp, in a loop: the slot of the next task, or -1. The task stays readable until the slot is
-  // needed again; the others find kNoMoreTasks when there is no more.
+  // needed again; the others find kNoMoreTasks when there is no more. kMayBeFirst: false where one has been taken.
+  template <bool kMayBeFirst = true>
   __device__ __forceinline__ int next() {
+    const bool first = kMayBeFirst && count_ == 0;
     int guess = -1;
     uint4 part{};
-    if (kShort && count_ == 0) {
+    if (kShort && first) {
       guess = min(static_cast<int>(blockIdx.x) / max(p_.num_head_tiles, kCluster), p_.max_tasks - 1);
       part = part_of(p_.tasks + guess);
     }
@@ -45,11 +47,11 @@ class TaskFeed {
     const int head_tiles = p_.num_head_tiles / kCluster;
     const int num_items = num_tasks * head_tiles;  // the host refuses more than 2^31
     int item;
-    if (count_ == 0 && is_beside() && lane_ == 0) next_ = take(num_items);
+    if (first && is_beside() && lane_ == 0) next_ = take(num_items);
     if constexpr (kCluster == 1) {
       item = __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
     } else {
-      item = agree(num_items);
+      item = agree(num_items, first);
     }
     if (item >= num_items) {
       publish(nullptr, kNoMoreTasks);
@@ -67,6 +69,10 @@ class TaskFeed {
     return publish(p_.tasks + task, (first_head + within % heads) * kCluster + rank());
   }
 
+  // In a warp that takes none, but counts them.
+  __device__ __forceinline__ void pass() { ++count_; }
+  __device__ __forceinline__ unsigned count() const { return count_; }
+
  private:
   __device__ __forceinline__ static int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
 
@@ -83,9 +89,9 @@ class TaskFeed {
     return known + ptx::count_arrival(&p_.list->next_item, num_items - 1 + (is_beside() ? gridDim.x : 0));
   }
   // The next item as the cluster's first block takes it. Each one's first is known.
-  __device__ __forceinline__ int agree(int num_items) {
+  __device__ __forceinline__ int agree(int num_items, bool first) {
     int item = static_cast<int>(blockIdx.x) / kCluster;
-    if (count_ == 0) return item;
+    if (first) return item;
     if (has_one_round(num_items)) return num_items;
     if (rank() != 0) return places_.hear(count_ - 1);
     if (lane_ == 0) {
