@@ -39,6 +39,7 @@ void read_scale(Prologue& out, const attune_prologue& p, const PrologueShapes& s
   require(narrow, "prologue.qkv_scale is set, but none of q, k and v is int8, e4m3 or e5m2");
   check_tensor("prologue.qkv_scale", p.qkv_scale, {ATTUNE_FLOAT32}, {1}, data);
   check_extent("prologue.qkv_scale", p.qkv_scale, 0, 3, "q, k and v");
+  out.scaled = true;
   out.qkv_scale = static_cast<const float*>(p.qkv_scale.data);
   out.qkv_scale_stride = p.qkv_scale.stride[0];
 }
@@ -182,8 +183,7 @@ Prologue make_prologue(const attune_prologue& p, const PrologueShapes& s, Data d
   out.power_of_two_scales = p.power_of_two_scales == 1;
   require(out.append || !out.power_of_two_scales,
           "prologue.power_of_two_scales is 1, but prologue.append is 0: no scale is written");
-  out.any = present(p.qkv_scale) || out.q_bias || out.k_bias || out.v_bias || out.ia3_k || out.ia3_v ||
-            present(p.rope_cos_sin) || out.logn;
+  out.any = out.scaled || out.q_bias || out.k_bias || out.v_bias || out.ia3_k || out.ia3_v || out.turns() || out.logn;
   return out;
 }
 

@@ -13,6 +13,7 @@ namespace attune {
 struct Prologue {
   bool any = false;  // something other than append is asked for
   bool append = false;
+  bool scaled = false;               // qkv_scale is given; its data, and those of cos_sin, may be absent while planning
   bool power_of_two_scales = false;  // of what is appended
   const float* qkv_scale = nullptr;  // [3] with qkv_scale_stride
   int64_t qkv_scale_stride = 0;
@@ -31,6 +32,8 @@ struct Prologue {
   int32_t mrope_section[3] = {0, 0, 0};
   ParamView logn;
   int64_t logn_length = 0;
+
+  bool turns() const { return rotary_dim > 0; }
 };
 
 // What the checks need to know of the operation. Fields of absent tensors are not read.

@@ -94,7 +94,7 @@ bool turns_tail_only(const PrepareProblem& op) {
   const Prologue& p = op.prologue;
   const kernels::PrologueParams k = prologue_params(p);
   if (!p.append || !op.k || op.cache.format->plain || k.cos_sin_vector == 0 || k.components == 3) return false;
-  const bool others = p.qkv_scale != nullptr || p.q_bias || p.k_bias || p.v_bias || p.ia3_k || p.ia3_v || p.logn;
+  const bool others = p.scaled || p.q_bias || p.k_bias || p.v_bias || p.ia3_k || p.ia3_v || p.logn;
   if (others || p.rope_offset != op.cache.format->nope || p.rope_offset + p.rotary_dim != op.head_dim_qk) return false;
   const RowView &q = op.q, &out = op.q_out;
   const bool in_place = q.data == out.data && q.dtype == out.dtype && q.rows_per_batch == out.rows_per_batch &&
@@ -200,7 +200,7 @@ int Config::groups_shift(int tile_tokens) const {
 Config choose_store(const PrepareProblem& op) {
   Config c;
   c.entry = Entry::kStore;
-  const bool append = op.prologue.append, turns = op.prologue.cos_sin != nullptr;
+  const bool append = op.prologue.append, turns = op.prologue.turns();
   const int64_t rotary = turns ? op.prologue.rotary_dim : 0, dim_k = op.head_dim_qk, dim_v = op.v ? op.head_dim_v : 0;
   bool vectors = rotary % (2 * kRun) == 0 && op.prologue.rope_offset % kRun == 0;
   for (const RowView* v : {&op.q, &op.k, &op.q_out, &op.k_out}) vectors = vectors && has_vectors(*v, dim_k);

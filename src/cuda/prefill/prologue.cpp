@@ -43,7 +43,7 @@ PreparedRows place_rows(const Problem& p, void* memory, Rows rows) {
 }
 
 // Whether it depends on where a query stands, which the launch before counts from the first new token.
-bool uses_place(const Prologue& p) { return (p.cos_sin != nullptr && !p.has_positions) || p.logn; }
+bool uses_place(const Prologue& p) { return (p.turns() && !p.has_positions) || p.logn; }
 
 bool lies_aligned(const RowView& v) {
   return strides_fit(v) && reinterpret_cast<uintptr_t>(v.data) % static_cast<uintptr_t>(kAlignment) == 0;
@@ -53,8 +53,7 @@ bool lies_aligned(const RowView& v) {
 
 bool attends_codes(const Problem& p) {
   const Prologue& g = p.prologue;
-  const bool others =
-      g.q_bias || g.k_bias || g.v_bias || g.ia3_k || g.ia3_v || g.cos_sin != nullptr || g.logn || g.append;
+  const bool others = g.q_bias || g.k_bias || g.v_bias || g.ia3_k || g.ia3_v || g.turns() || g.logn || g.append;
   return p.dense_kv && !p.sparse && !others && p.q.dtype == ATTUNE_FLOAT8_E4M3 && p.k.dtype == ATTUNE_FLOAT8_E4M3 &&
          p.v.dtype == ATTUNE_FLOAT8_E4M3;
 }
