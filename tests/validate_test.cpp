@@ -165,6 +165,11 @@ TEST_P(WrongTensor, NullDataIsFineForPlansOnly) {
   });
 }
 
+attune_tensor fp32_table(std::vector<int64_t> shape) {
+  static float numbers[50 * 32] = {};
+  return attune_dense_tensor(numbers, ATTUNE_FLOAT32, static_cast<int32_t>(shape.size()), shape.data());
+}
+
 struct WrongField {
   const char* row;    // which problem
   const char* names;  // what the message must contain
@@ -248,6 +253,11 @@ const WrongField kFields[] = {
     {"sparse", "alibi_slopes is set, but indices", [](attune_attention& a) { a.alibi_slopes = a.q; }},
     {"sparse", "new_token_bias is set, but indices", [](attune_attention& a) { a.new_token_bias = a.q; }},
     {"sparse", "t5_bias is set, but indices", [](attune_attention& a) { a.t5_bias = a.q; }},
+    {"sparse", "prologue.rope_cos_sin is set without prologue.positions, but indices",
+     [](attune_attention& a) {
+       a.prologue.rope_cos_sin = fp32_table({50, 32});
+     }},
+    {"sparse", "prologue.logn is set, but indices", [](attune_attention& a) { a.prologue.logn = fp32_table({50}); }},
     {"sparse", "cache.batch_index is set, but indices", [](attune_attention& a) { a.cache.batch_index = a.q; }},
     {"sparse", "cache.page_table is set, but indices", [](attune_attention& a) { a.cache.page_table = a.q; }},
     {"dense", "cache.v_scale is set, but cache.k is absent", [](attune_attention& a) { a.cache.v_scale = a.q; }},

@@ -78,7 +78,8 @@ class Prologue(_Record):
         rope_cos_sin: float32 [positions, R] or [num_tables, positions, R]: R/2 cosines, then R/2 sines of each position;
             `rope_table` makes it.
         rope_table_index: int32 [batch]: the table of each sequence.
-        positions: int32 [total_q] or [total_q, 3] (mRoPE): rope position of each new token; None: its place in the sequence.
+        positions: int32 [total_q] or [total_q, 3] (mRoPE): rope position of each new token; None: its place in the sequence
+            (needed where indices name slots).
         rope_offset: first rotated channel.
         rope_interleaved: True: pairs (2j, 2j+1), GPT-J; False: (j, j+R/2), NeoX.
         mrope_section: pairs of each of the three components of a position. mrope_interleaved: as docs/semantics.md says.

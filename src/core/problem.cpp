@@ -416,6 +416,12 @@ Problem make_problem(const attune_attention& a, Data data) {
   require(!p.prologue.append || p.new_tokens,
           "prologue.append is 1, but there is no cache with new tokens (cache.k and k)");
   check_scales(p.prologue, p.cache);
+  if (p.sparse && p.cache) {
+    require(!p.prologue.turns() || p.prologue.has_positions,
+            "prologue.rope_cos_sin is set without prologue.positions, but indices name slots, which say nothing of "
+            "where queries stand");
+    require(!p.prologue.logn, "prologue.logn is set, but indices name slots, which say nothing of where queries stand");
+  }
   read_outputs(p, a, data);
   derive_maxima(p, a);
   return p;
