@@ -111,6 +111,26 @@ TEST_F(EmulatedMla, FinishedSequences) {
             "extra": {"topk": 9, "page_size": 16})"});
 }
 
+// Their queries and keys, which other cases poison, are numbers like others, and keys of the tasks before lie in shared
+// memory.
+TEST_F(EmulatedMla, FinishedSequencesOfNumbers) {
+  for (const char* rest :
+       {R"("kv": "dense", "shared_kv": true, "heads": [16, 1], "seqlens_q": [90, 40, 5])",
+        R"("kv": "paged", "shared_kv": true, "heads": [32, 1], "cache": {"page_size": 64})",
+        R"("kv": "paged", "shared_kv": true, "heads": [32, 1], "cache": {"page_size": 3})",
+        R"("kv": "paged", "shared_kv": true, "heads": [16, 1], "cache": {"page_size": 64})",
+        R"("kv": "paged", "shared_kv": true, "heads": [16, 1], "seqlens_q": [9, 5, 2], "new_tokens": true,
+           "causal": true, "cache": {"page_size": 64})",
+        R"("kv": "paged", "heads": [16, 1], "cache": {"format": "mla_656"})",
+        R"("kv": "paged", "heads": [32, 1], "cache": {"format": "mla_656"})",
+        R"("kv": "paged", "heads": [64, 1], "cache": {"format": "mla_656"})"}) {
+    const cases::Case spec = tests::make_case(std::string(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512],
+        "seqlens_kv": [500, 160, 90], "finished": [0, 1, 0], "zero_finished": true, "max_logits": true,
+        "poison": false, )") + rest + "}");
+    EXPECT_EQ(run(spec, 1, kBlocks, 2), "") << rest;
+  }
+}
+
 TEST_F(EmulatedMla, Prologues) {
   const char* const more = R"("max_logits": true, "heads": [16, 1], "causal": true, )";
   check(std::string(more) +

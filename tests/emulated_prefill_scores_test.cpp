@@ -215,5 +215,23 @@ TEST_F(EmulatedPrefill, AlibiOfBothSigns) {
   }
 }
 
+// Queries and keys of finished sequences, which other cases poison, are numbers like others, and keys of the tasks
+// before lie in shared memory.
+TEST_F(EmulatedPrefill, FinishedSequencesOfNumbers) {
+  for (const char* rest :
+       {R"("kv": "dense", "finished": [0, 1, 0])", R"("kv": "dense", "finished": [0, 0, 0], "skip_decode": true)",
+        R"("kv": "dense", "finished": [0, 1, 0], "softcap": 20)",
+        R"("kv": "dense", "finished": [0, 1, 0], "mask_bits": 1)",
+        R"("kv": "paged", "finished": [0, 1, 0], "cache": {"page_size": 16})",
+        R"("kv": "paged", "finished": [0, 1, 0], "cache": {"page_size": 16}, "new_tokens": true)"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
+        "causal": true, "zero_finished": true, "seqlens_q": [400, 40, 1], "seqlens_kv": [600, 160, 90],
+        "max_logits": true, "poison": false, )") +
+                                   rest + "}")),
+              "")
+        << rest;
+  }
+}
+
 }  // namespace
 }  // namespace attune::cuda
