@@ -260,6 +260,33 @@ TEST(MixedChoice, GoesByWhatTheHostKnows) {
 }
 
 // Between the two launches nobody would.
+// What either of the two kernels would not take, as it stands after the prologue, and the prologue.
+TEST(MixedChoice, NamesWhatARunMayNotBring) {
+  cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16",
+      "kv": "paged", "new_tokens": true, "seqlens_q": [90, 1, 1, 1, 1, 1], "seqlens_kv": [90, 90, 90, 90, 90, 90],
+      "cache": {"page_size": 16}, "prologue": {"append": true}})"));
+  const mixed::Configs configs = mixed::choose_configs(make_problem(problem.host(), Data::kRequired), {});
+  const auto check = [&](const std::function<void(attune_attention&)>& change) -> std::string {
+    attune_attention a = problem.host();
+    change(a);
+    const Problem p = make_problem(a, Data::kRequired);
+    alignas(256) static std::byte rows[1 << 20];
+    try {
+      mixed::check_run(p, prefill::after_prologue(p, rows), configs);
+    } catch (const Failure& e) {
+      return e.status() == ATTUNE_INVALID_ARGUMENT ? e.what() : "another status";
+    }
+    return "";
+  };
+  EXPECT_EQ(check([](attune_attention&) {}), "");
+  EXPECT_EQ(check([](attune_attention& a) { a.cache.k.shape[1] = a.cache.v.shape[1] = 8; }),
+            "cache.page_size is 8; the plan was made for pages of multiples of 16 tokens");
+  EXPECT_EQ(check([](attune_attention& a) { a.softmax_scale = -1; }),
+            "softmax_scale is -1.000000; the plan was made for one that is positive");
+  EXPECT_EQ(check([](attune_attention& a) { a.skip_decode = 1; }),
+            "attention differs from its plan: kernel cuda_mixed does not take a prologue with skip_decode");
+}
+
 TEST(MixedChoice, CopiesNoRows) {
   cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16",
       "kv": "paged", "new_tokens": true, "seqlens_q": [90, 1, 1, 1, 1, 1], "seqlens_kv": [90, 90, 90, 90, 90, 90]})"));

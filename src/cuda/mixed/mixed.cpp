@@ -26,11 +26,10 @@ class MixedPlan final : public KernelPlan {
   MixedPlan(const Problem& p, int32_t device) : device_(device) {
     const decode::DeviceShape shape = decode::device_shape(require_device(device));
     warm(mixed::kernels_of(p, shape), device);
-    const mixed::Configs configs = mixed::choose_configs(p, shape);
-    prompts_config_ = configs.prompts, few_config_ = configs.few;
+    configs_ = mixed::choose_configs(p, shape);
     const Problem attended = without_prologue(p);
-    prompts_ = prefill::make_plan(attended, device, few_config_.beside.few_q);
-    few_ = make_decode_plan_of_few(attended, device, few_config_.beside);
+    prompts_ = prefill::make_plan(attended, device, configs_.few.beside.few_q);
+    few_ = make_decode_plan_of_few(attended, device, configs_.few.beside);
     few_begin_ = prompts_->workspace_size();
     rows_begin_ = few_begin_ + few_->workspace_size();
     workspace_size_ = rows_begin_ + prefill::prologue_bytes(p);
@@ -40,7 +39,7 @@ class MixedPlan final : public KernelPlan {
 
   std::string describe() const override {
     return cat("kernel cuda_mixed: ", workspace_size_ > rows_begin_ ? "prologue in a launch before; " : "",
-               "workspace ", workspace_size_, " bytes\nsequences of 1 to ", few_config_.beside.few_q,
+               "workspace ", workspace_size_, " bytes\nsequences of 1 to ", configs_.few.beside.few_q,
                " queries: ", few_->describe(), "\nall others: ", prompts_->describe());
   }
 
@@ -53,11 +52,7 @@ class MixedPlan final : public KernelPlan {
     if (p.batch == 0 || p.total_q == 0 || p.heads_q == 0) return;
     std::byte* const rows = static_cast<std::byte*>(workspace) + rows_begin_;
     const Problem attended = prefill::has_prologue(p) ? prefill::after_prologue(p, rows) : p;
-    // What either would refuse, before anything is launched.
-    const std::string why = prefill::prologue_refusal(p);
-    require(why.empty(), "attention differs from its plan: kernel cuda_mixed does not take ", why);
-    prefill::check_run(attended, prompts_config_);
-    decode::check_run(attended, few_config_);
+    mixed::check_run(p, attended, configs_);  // before anything is launched
     if (prefill::has_prologue(p)) run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
     few_->run(attended, of_few(workspace), stream);
     prompts_->run(attended, workspace, stream);
@@ -67,8 +62,7 @@ class MixedPlan final : public KernelPlan {
   void* of_few(void* workspace) const { return static_cast<std::byte*>(workspace) + few_begin_; }
 
   int32_t device_;
-  prefill::Config prompts_config_;
-  decode::Config few_config_;
+  mixed::Configs configs_;
   size_t few_begin_ = 0, rows_begin_ = 0, workspace_size_ = 0;
   std::unique_ptr<KernelPlan> prompts_, few_;
 };
@@ -127,6 +121,13 @@ Configs choose_configs(const Problem& p, const decode::DeviceShape& device) {
                                        {few_q, static_cast<int64_t>(count) - static_cast<int64_t>(w.total),
                                         static_cast<float>(c.prompts.rows * c.prompts.keys) / (128 * 128)});
   return c;
+}
+
+void check_run(const Problem& p, const Problem& attended, const Configs& c) {
+  const std::string why = prefill::prologue_refusal(p);
+  require(why.empty(), "attention differs from its plan: kernel cuda_mixed does not take ", why);
+  prefill::check_run(attended, c.prompts);
+  decode::check_run(attended, c.few);
 }
 
 std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device) {

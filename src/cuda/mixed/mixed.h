@@ -29,6 +29,10 @@ struct Configs {
 };
 Configs choose_configs(const Problem& p, const decode::DeviceShape& device);
 
+// Throws INVALID_ARGUMENT where either kernel would refuse a run, so that its prologue appends nothing. attended: p
+// after that prologue.
+void check_run(const Problem& p, const Problem& attended, const Configs& c);
+
 // All that a plan needs.
 std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device);
 
