@@ -297,7 +297,7 @@ def test_unified_attention_refusals():
 @pytest.mark.parametrize("function, names", [
     (flash_mla.flash_mla_with_kvcache,
      "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal is_fp8_kvcache indices "
-     "attn_sink extra_k_cache extra_indices_in_kvcache topk_length extra_topk_length"),
+     "attn_sink extra_k_cache extra_indices_in_kvcache topk_length extra_topk_length enable_batch_invariant"),
     (flash_mla.flash_mla_sparse_fwd, "q kv indices sm_scale d_v attn_sink topk_length indexer_topk"),
     (flash_mla_2025_09.flash_mla_sparse_fwd, "q kv indices sm_scale d_v"),
     (flash_mla.flash_attn_varlen_func,

@@ -97,6 +97,20 @@ def test_mla_sparse_decode_with_sink_lengths_and_extra_cache(width):
     check(out, expected, lse, lambda lse: lse.transpose(1, 2))
 
 
+@everywhere
+def test_mla_batch_invariant(monkeypatch):
+    asked, plan_of = [], attune.Plan.__init__
+    monkeypatch.setattr(attune.Plan, "__init__",
+                        lambda plan, q, **fields: asked.append(fields["batch_invariant"]) or plan_of(plan, q, **fields))
+    q, k_cache, table, lengths = randn(2, 1, 8, 576), randn(6, 16, 1, 576) / 4, ints(*TABLE), ints(40, 7)
+    expected = expect(q, cache=attune.KVCache(k_cache, page_table=table), seqused_kv=lengths, head_dim_v=512)
+    for wanted in True, False:
+        meta, _ = flash_mla.get_mla_metadata()
+        out, _ = flash_mla.flash_mla_with_kvcache(q, k_cache, table, lengths, 512, meta, enable_batch_invariant=wanted)
+        check(out, expected)
+    assert asked == [True, False]
+
+
 @pytest.mark.parametrize("module", [flash_mla, flash_mla_2025_09])
 @everywhere
 def test_mla_sparse_prefill(module):
@@ -159,6 +173,15 @@ def test_mla_refusals():
         call(q, kv, ints(0, 1).view(1, 2), ints(3), 512, meta, topk_length=ints(1))
     with pytest.raises(ValueError, match=r"k_cache.shape\[3\] is 576; an fp8 cache has 656 or 584"):
         call(q, kv, None, None, 512, meta, is_fp8_kvcache=True, indices=ints(0).view(1, 1, 1))
+    packed, one = torch.zeros(2, 16, 1, 656, dtype=torch.uint8, device=q.device), {"indices": ints(0).view(1, 1, 1)}
+    with pytest.raises(ValueError, match="k_cache has 3 axes; it must have 4: pages, page_size, num_heads_kv, bytes of a token"):
+        call(q, packed[:, :, 0], None, None, 512, meta, is_fp8_kvcache=True, **one)
+    with pytest.raises(ValueError, match="k_cache.dtype is torch.bfloat16; an fp8 cache has elements of one byte"):
+        call(q, packed.bfloat16(), None, None, 512, meta, is_fp8_kvcache=True, **one)
+    for cache in packed[..., :584], packed[..., :584].contiguous():
+        with pytest.raises(ValueError, match=r"k_cache.stride\(\) is .*; rows of 584 bytes lie side by side, and pages of 16 of them "
+                                             "at least 9792 bytes apart"):
+            call(q[..., :512], cache, None, None, 512, meta, is_fp8_kvcache=True, **one)
     with pytest.raises(ValueError, match="cache_seqlens is None; it may be with indices only"):
         call(q, kv, ints(0, 1).view(1, 2), None, 512, meta)
     with pytest.raises(ValueError, match="block_table is None"):

@@ -30,9 +30,9 @@ _NAMES_OF_PREFILL = {"k": "kv", "sinks": "attn_sink", "head_dim_v": "d_v"}
 class FlashMLASchedMeta:
     """Keeps the plan of the first call, and its schedule for all layers of a step; later calls must be of the same shapes.
 
-    A call schedules anew if its lengths are not those of the call before: another tensor, one that PyTorch has written to, or
-    the first call of a capture into a CUDA graph. What others write to the same tensor is not seen, so then a new object is
-    needed, as with flash_mla.
+    A call schedules anew if its lengths are not those of the call before: another tensor, or one that PyTorch has written to;
+    and in a capture into a CUDA graph if the call before was in none. What others write to the same tensor is not seen, so then
+    a new object is needed, as with flash_mla; and for each of several graphs that are captured one right after the other.
     """
 
     def __init__(self) -> None:
@@ -85,17 +85,25 @@ def _mla_cache(k_cache: torch.Tensor, is_fp8: bool, **fields: Any) -> attune.KVC
     """[pages, page_size, heads, d], or with is_fp8 [pages, page_size, 1, 656 or 584] bytes."""
     if not is_fp8:
         return attune.KVCache(k_cache, **fields)
+    if k_cache.dim() != 4:
+        raise ValueError(f"k_cache has {k_cache.dim()} axes; it must have 4: pages, page_size, num_heads_kv, bytes of a token")
     pages, page_size, heads, width = k_cache.shape
     if heads != 1:
         raise ValueError(f"k_cache.shape[2] is {heads}; an fp8 cache has one KV head")
+    if width not in (656, 584):
+        raise ValueError(f"k_cache.shape[3] is {width}; an fp8 cache has 656 or 584 bytes a token")
+    if k_cache.element_size() != 1:
+        raise ValueError(f"k_cache.dtype is {k_cache.dtype}; an fp8 cache has elements of one byte")
     data = k_cache.squeeze(2).view(torch.uint8)
     if width == 656:
         return attune.KVCache(data, format="mla_656", layout="bytes", **fields)
-    if width == 584:
-        # The rows of a page are not its tokens: 576 bytes of each, then 8 of each.
-        data = data.as_strided((pages, attune.kv_page_bytes("mla_584", page_size)), (data.stride(0), 1))
-        return attune.KVCache(data, format="mla_584", layout="bytes", page_size=page_size, **fields)
-    raise ValueError(f"k_cache.shape[3] is {width}; an fp8 cache has 656 or 584 bytes a token")
+    # The rows of a page are not its tokens: 576 bytes of each, then 8 of each.
+    size = attune.kv_page_bytes("mla_584", page_size)
+    if data.stride(2) != 1 or (page_size > 1 and data.stride(1) != 584) or data.stride(0) < size:
+        raise ValueError(f"k_cache.stride() is {k_cache.stride()}; rows of 584 bytes lie side by side, and pages of "
+                         f"{page_size} of them at least {size} bytes apart")
+    data = data.as_strided((pages, size), (data.stride(0), 1))
+    return attune.KVCache(data, format="mla_584", layout="bytes", page_size=page_size, **fields)
 
 
 def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor | None,
@@ -104,7 +112,8 @@ def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: 
                            is_fp8_kvcache: bool = False, indices: torch.Tensor | None = None,
                            attn_sink: torch.Tensor | None = None, extra_k_cache: torch.Tensor | None = None,
                            extra_indices_in_kvcache: torch.Tensor | None = None, topk_length: torch.Tensor | None = None,
-                           extra_topk_length: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+                           extra_topk_length: torch.Tensor | None = None,
+                           enable_batch_invariant: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Decode over a paged MLA cache, dense or, with `indices`, sparse.
 
     Args:
@@ -113,6 +122,7 @@ def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: 
         block_table: int32 [batch, max_pages], cache_seqlens: int32 [batch]; both None with indices.
         indices: int32 [batch, seqlen_q, topk], page * page_size + offset; topk_length: int32 [batch].
         attn_sink: float32 [num_heads_q]. extra_k_cache, extra_indices_in_kvcache, extra_topk_length: a second cache.
+        enable_batch_invariant: a sequence's bits do not depend on the rest of the batch.
 
     Returns:
         out [batch, seqlen_q, num_heads_q, head_dim_v], lse float32 [batch, num_heads_q, seqlen_q].
@@ -121,7 +131,7 @@ def flash_mla_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, block_table: 
         raise ValueError(f"q has {q.dim()} axes; it must have 4: batch, seqlen_q, num_heads_q, head_dim")
     lse, lse_rows = lse_heads_first(q)
     fields: dict[str, Any] = {"head_dim_v": head_dim_v, "softmax_scale": softmax_scale, "lse": lse_rows,
-                              "out": q.new_empty((*q.shape[:-1], head_dim_v))}
+                              "batch_invariant": enable_batch_invariant, "out": q.new_empty((*q.shape[:-1], head_dim_v))}
     if indices is not None:
         if causal:
             raise ValueError("causal is True; it must be False with indices")
