@@ -31,6 +31,8 @@ const char* const kRows[] = {
     R"({"name": "sparse", "heads": [4, 1], "dtype": "bf16", "kv": "slots", "seqlens_q": [2, 1],
         "sparse": {"topk": 9, "topk_length": "token"},
         "extra": {"topk": 5, "topk_length": "batch"}})",
+    R"({"name": "packed", "heads": [4, 1], "head_dim": [576, 512], "dtype": "bf16", "kv": "paged", "seqlens_kv": [20, 3],
+        "cache": {"format": "mla_656"}})",
     R"({"name": "int8", "heads": [4, 2], "dtype": "i8", "kv": "paged", "new_tokens": true, "causal": true,
         "seqlens_q": [3], "seqlens_kv": [20],
         "cache": {"dtype": "f16"}, "prologue": {"rope": {"style": "mrope", "dim": 32, "positions": 3,
@@ -252,6 +254,9 @@ const WrongField kFields[] = {
     {"sparse", "bidirectional_ranges is set, but indices", [](attune_attention& a) { a.bidirectional_ranges = a.q; }},
     {"sparse", "alibi_slopes is set, but indices", [](attune_attention& a) { a.alibi_slopes = a.q; }},
     {"sparse", "new_token_bias is set, but indices", [](attune_attention& a) { a.new_token_bias = a.q; }},
+    {"packed", "cache: head_dim_qk is 512; the format mla_656 has 576",
+     [](attune_attention& a) { a.q.shape[2] = 512; }},
+    {"packed", "cache: head_dim_v is 256; the format mla_656 has 512", [](attune_attention& a) { a.head_dim_v = 256; }},
     {"sparse", "t5_bias is set, but indices", [](attune_attention& a) { a.t5_bias = a.q; }},
     {"sparse", "prologue.rope_cos_sin is set without prologue.positions, but indices",
      [](attune_attention& a) {

@@ -169,6 +169,8 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
   out.page_size = k.page_size;
   out.num_heads = k.heads;
   out.head_dim_qk = k.dim;
+  require(format->plain || head_dim_qk == 0 || k.dim == head_dim_qk, name, ": head_dim_qk is ", head_dim_qk,
+          "; the format ", format->name, " has ", k.dim);
   require(head_dim_qk == 0 || k.dim == head_dim_qk, name, ".k has head_dim ", k.dim, "; it must be ", head_dim_qk,
           " (head_dim_qk)");
   if (present(c.v)) {
