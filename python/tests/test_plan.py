@@ -48,8 +48,10 @@ def test_what_a_plan_refuses():
     plan = attune.Plan(q, cache=cache, seqused_kv=lengths)
     with pytest.raises(ValueError, match="out.shape"):
         plan.run(q=q[:2], cache=attune.KVCache(cache.k, cache.v, page_table=cache.page_table[:2]), seqused_kv=lengths[:2])
-    with pytest.raises(ValueError, match="differs from its plan on the axis"):
+    with pytest.raises(ValueError, match="differs from its plan on the axis 'mask': mask: causal$"):
         plan.run(causal=True)
+    with pytest.raises(ValueError, match="differs from its plan on the axis 'output': the plan has output: lse$"):
+        attune.Plan(q, cache=cache, seqused_kv=lengths, return_lse=True).run(lse=None)
     with pytest.raises(TypeError, match="'quux' is not an argument"):
         plan.run(quux=1)
     with pytest.raises(attune.Error, match="workspace_bytes is 1; the plan needs") as raised:

@@ -51,12 +51,15 @@ void check_fits(const attune_plan& plan, const Problem& p, const attune::Traits&
   for (int i = 0; i < attune::kNumAxes; ++i) {
     const auto axis = static_cast<attune::Axis>(i);
     if (traits.axes[i] == plan.traits.axes[i]) continue;
-    attune::Coverage of_plan;
-    std::copy(std::begin(plan.traits.axes), std::end(plan.traits.axes), of_plan.axes);
-    of_plan.head_dim_qk_max = of_plan.head_dim_v_max = of_plan.group_max = INT64_MAX;
-    const std::string extra = of_plan.difference(traits);
+    const auto beyond = [](const attune::Traits& x, const attune::Traits& less) {
+      attune::Coverage c;
+      std::copy(std::begin(less.axes), std::end(less.axes), c.axes);
+      c.head_dim_qk_max = c.head_dim_v_max = c.group_max = INT64_MAX;
+      return c.difference(x);
+    };
+    const std::string extra = beyond(traits, plan.traits);
     fail(ATTUNE_INVALID_ARGUMENT, "attention differs from its plan on the axis '", attune::axis_info(axis).name, "'",
-         extra.empty() ? std::string(": the plan has more") : ": " + extra);
+         extra.empty() ? ": the plan has " + beyond(plan.traits, traits) : ": " + extra);
   }
   auto same = [](const char* what, int64_t run, int64_t planned) {
     require(run == planned, what, " is ", run, "; the plan was made for ", planned);
