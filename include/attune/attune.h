@@ -198,7 +198,8 @@ typedef struct attune_prologue {
                        (attune_rope_table builds it). A position past the end uses no rotation and fails validation */
   attune_tensor rope_table_index; /* int32 [batch]: the table of each sequence (dynamic NTK); absent: table 0 */
   attune_tensor positions;   /* int32 [total_q] or [total_q, 3] (mRoPE): rope position of each new token. Absent: the
-                                token's absolute position. 0 is a position like any other */
+                                token's absolute position (needed where indices name slots). 0 is a position like any
+                                other */
   int64_t rope_offset;       /* first rotated channel */
   int32_t rope_interleaved;  /* 0: pairs (o+j, o+j+R/2), NeoX; 1: pairs (o+2j, o+2j+1), GLM, GPT-J */
   int32_t mrope_section[3];  /* pairs of each of the three position components; all 0: no mRoPE */
@@ -212,10 +213,13 @@ typedef struct attune_prologue {
 /* -------------------------------------------------------------------------------------------------------------
  * attention */
 
-/* The one operation. Sequence b has n_q(b) queries and s(b) keys; its query i is at absolute position s - n_q + i. KV
- * comes from dense      k, v and no cache; cache      cache and no k, v: s = seqused_kv; both       cache and k, v: k
- * and v are the new tokens (those of the queries), s = seqused_kv + n_q. They attend unquantised; prologue.append also
- * writes them to the cache. The cache is never read for them; sparse     indices: the listed slots only. */
+/* The one operation. Sequence b has n_q(b) queries and s(b) keys; its query i is at absolute position s - n_q + i. Keys
+ * and values come from
+ *   - dense: k, v and no cache
+ *   - cache: cache and no k, v; s = seqused_kv
+ *   - both: cache and k, v, which are the new tokens (those of the queries); s = seqused_kv + n_q. They attend
+ * unquantised, and the cache is never read for them; prologue.append also writes them to it
+ *   - sparse: indices; the listed slots (or dense tokens) only */
 typedef struct attune_attention {
   uint64_t struct_size; /* sizeof(attune_attention), set by attune_attention_init */
 
@@ -363,12 +367,16 @@ ATTUNE_API attune_status attune_merge_init(attune_merge* op, uint64_t struct_siz
 ATTUNE_API attune_status attune_merge_run(const attune_merge* op, attune_device device, void* stream);
 
 /* Cache operations. The dense side is k, v [tokens, num_heads_kv, head_dim] (v absent where V aliases K).
- *   append      dense -> cache; token i goes to slot slots[i] (negative: skipped), or, with page_table or a contiguous
- * cache, token i of sequence b to position seqused_kv[b] + i; quantize    dense token i -> slot i, the whole cache at
- * once; dequantize  slot i -> dense token i; gather      tokens 0..seqused_kv[b]-1 of each sequence -> dense rows
- * cu_seqlens[b].., or slots[i] -> dense row i (out of range: a row of zeros). Writing 8-bit codes: code =
- * saturate(round(x / scale)), NaN stays NaN (int8: 0). Scales per tensor and per head are read; scales per token and
- * head are computed from the row, amax / 127 (int8), 448 (e4m3) or 57344 (e5m2), and written. */
+ *   - append: dense -> cache. Token i goes to slot slots[i] (negative: skipped), or, with page_table or a contiguous
+ * cache, token i of sequence b to position seqused_kv[b] + i
+ *   - quantize: dense token i -> slot i, the whole cache at once
+ *   - dequantize: slot i -> dense token i
+ *   - gather: tokens 0..seqused_kv[b]-1 of each sequence -> dense rows cu_seqlens[b].., or slots[i] -> dense row i (out
+ * of range: a row of zeros)
+ *
+ * Writing 8-bit codes: code = saturate(round(x / scale)), NaN stays NaN (int8: 0). Scales per tensor and per head are
+ * read; scales per token and head are computed from the row, amax / 127 (int8), 448 (e4m3) or 57344 (e5m2), and
+ * written; those of the MLA formats too, by docs/semantics.md. */
 typedef enum attune_cache_op_kind {
   ATTUNE_CACHE_APPEND = 0,
   ATTUNE_CACHE_QUANTIZE = 1,
