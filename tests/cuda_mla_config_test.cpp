@@ -143,23 +143,29 @@ TEST(CudaMlaConfig, ChoosesHowKeysCome) {
   }
 }
 
-// One token's heads over cached rows that the kernel of few rows takes: 16 at most, whatever else there is.
+// One token's heads over cached rows: 16 at most, or 32 of packed rows of 656 bytes, whatever else there is.
 TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
   const auto entry = [](const std::string& more) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "seqlens_kv": [5, 9], )" + more + "}"));
-    return mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).main_kernel().entry;
+    const KernelSpec kernel = mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).main_kernel();
+    std::string rows;
+    for (const auto& [name, value] : kernel.defines) {
+      if (name == "ATTUNE_ROWS") rows = " " + value;
+    }
+    return kernel.entry + rows;
   };
-  const std::string few = "attune_mla_few", half = "attune_mla_half", many = "attune_mla";
+  const std::string few = "attune_mla_few", quarter = "attune_mla_half 16", half = "attune_mla_half 32",
+                    many = "attune_mla";
   const std::string packed = R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"}, )";
-  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1])"), few);
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1])"), quarter);
   EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), many);
-  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "queries": "fixed", "batch_invariant": true)"), few);
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "queries": "fixed", "batch_invariant": true)"), quarter);
   EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), many);
   EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [2, 1])"), many);
-  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [1, 1], "new_tokens": true)"), few);
+  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [1, 1], "new_tokens": true)"), quarter);
   EXPECT_EQ(entry(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [16, 1],
       "seqlens_q": [2, 1], "sparse": {"topk": 9})"),
-            few);
+            quarter);
   EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 2])"), few);
   // Up to 32 over packed rows of 656 bytes.
   EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1])"), half);
@@ -214,9 +220,9 @@ TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
     const Problem p = make_problem(problem.host(), Data::kRequired);
     const mla::Config c = mla::choose_config(p, num_sms);
     EXPECT_TRUE((!c.few && !c.half) || c.cluster == 1);
-    EXPECT_LE(c.heads_of_tile, c.few ? 16 : c.half ? 32 : 64);
+    EXPECT_LE(c.heads_of_tile, c.rows);
     EXPECT_EQ(mla::to_params(p, c, nullptr).fewest_tiles, c.fewest_tiles);
-    return cat(c.few ? 16 : c.half ? 32 : 64, " ", c.fewest_tiles);
+    return cat(c.rows, " ", c.fewest_tiles);
   };
   const auto sparse = [](int heads, int topk) {
     return cat(R"("kv": "slots", "cache": {"format": "mla_656"}, "heads": [)", heads, R"(, 1], "sparse": {"topk": )",

@@ -70,7 +70,7 @@ class EmulatedMla : public tests::Emulated {
       const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
       cases::Problem problem(spec);
       const mla::Config c = mla::choose_config(make_problem(problem.host(), Data::kRequired), 132);
-      EXPECT_EQ(c.few ? 16 : c.half ? 32 : 64, rows) << more;
+      EXPECT_EQ(c.rows, rows) << more;
       EXPECT_EQ(c.fewest_tiles, fewest_tiles) << more;
       EXPECT_EQ(run(spec, 2, 132), "") << more;
     }

@@ -48,6 +48,8 @@ TEST_F(EmulatedMla, FewRows) {
        R"("heads": [11, 1], "seqlens_kv": [70, 129], "cache": {"format": "mla_656", "page_size": 64}, "out_dtype": "f32")",
        R"("heads": [16, 1], "seqlens_kv": [200, 70, 9], "cache": {"format": "mla_656"}, "finished": [0, 1, 0],
             "zero_finished": true, "window": [90, 0], "causal": true)",
+       R"("heads": [14, 1], "seqlens_kv": [600, 900, 800, 64], "cache": {"format": "mla_656", "page_size": 64},
+            "data": "spread")",
        R"("heads": [9, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"},
       2);
   check(
@@ -227,11 +229,14 @@ TEST_F(EmulatedMla, ScalesFarApart) {
       {"tiles that grow", [](int64_t key) { return key < 128 ? 1 : 0; }, {5, 20, 30, 40}},
       {"tiles that shrink", [](int64_t key) { return key < 128 ? 1 : 0; }, {-5, -20, -30, -40}},
   };
-  for (const Kinds& kinds : list) {
+  for (size_t i = 0; i < 2 * list.size(); ++i) {
+    const Kinds& kinds = list.at(i / 2);
+    const std::string heads = i % 2 == 0 ? "32" : "16";
     cases::Problem problem(
         tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [300],
-            "data": "spread", "max_logits": true, "heads": [32, 1], "batch_invariant": true,
-            "cache": {"format": "mla_656", "page_size": 512}})"));
+            "data": "spread", "max_logits": true, "batch_invariant": true,
+            "cache": {"format": "mla_656", "page_size": 512}, "heads": [)" +
+                         heads + ", 1]}"));
     const attune_tensor &q = problem.host().q, &k = problem.host().cache.k;
     for (int64_t head = 0; head < q.shape[1]; ++head) {
       for (int64_t d = 0; d < 512; ++d) cases::encode(ATTUNE_BFLOAT16, 0, cases::element_at(q, {0, head, d}));
@@ -250,7 +255,7 @@ TEST_F(EmulatedMla, ScalesFarApart) {
         }
       }
     }
-    EXPECT_EQ(run(problem), "") << kinds.name;
+    EXPECT_EQ(run(problem), "") << kinds.name << ", " << heads;
   }
 }
 

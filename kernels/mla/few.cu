@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements or of the packed
-// format of 656 bytes; dense or sparse. More heads are several blocks of rows. As mla/mla.cu, but rows of queries are
-// not padded to 64, nor rows of keys decoded ahead: as they lie in the cache three tiles or, of codes, five fill the
-// shared memory, so that memory is not waited for.
+// MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements; dense or sparse.
+// More heads are several blocks of rows. As mla/mla.cu, but rows of queries are not padded to 64 nor in shared memory,
+// which three tiles fill, so that memory is not waited for. Over packed rows: mla/half.cu.
 //
 // A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), eight do
 // the math (few_attend.cuh): each tile's scores are computed by all of them, eight keys each, and its values multiplied
-// by all, 64 channels each. Codes are decoded to registers, once for each of the two products (few_codes.cuh).
+// by all, 64 channels each.
 //
 // Barriers: "full" and "empty" of each tile's place; "full" of the maxima and the weights of a tile, that all warps
 // need of each, in two buffers each: who writes to one has heard from all since they read it.
@@ -39,7 +38,7 @@ __device__ __forceinline__ void init_barriers(const FewPlaces& places) {
 
 // The channels of the lane: its first.
 __device__ __forceinline__ int few_channel() {
-  return few_warp() * Few::kChannelsOfWarp + FewOperands<Config::kDecodes>::channel();
+  return few_warp() * Few::kChannelsOfWarp + FewOperands::channel();
 }
 
 // A part, against the reference: of rows g and g + 8 a lane has pieces of two channels each (parts.cuh).

@@ -10,7 +10,6 @@
 // What other warps need of it, maxima and weights, they need a product later, so that they hardly wait.
 #pragma once
 
-#include "mla/few_codes.cuh"
 #include "mla/few_elements.cuh"
 #include "mla/parts.cuh"
 #include "mla/rows.cuh"
@@ -30,7 +29,7 @@ class FewAttend {
 
   // All tiles of a task. All math warps, when they have met after the task before.
   __device__ __forceinline__ void run(const Task& task, int head_tile) {
-    operands_.load_queries(p_, places_, task, head_tile);
+    operands_.load_queries(p_, task, head_tile);
 #pragma unroll
     for (int h = 0; h < 2; ++h) highest[h] = reference[h] = -ptx::infinity(), sum[h] = 0;
 #pragma unroll
@@ -129,7 +128,6 @@ class FewAttend {
 
   // Weights of the warp's keys, for all warps.
   __device__ __forceinline__ void weigh(int stage) {
-    const auto scales = operands_.load_scales(places_, stage);
     ptx::wait_phase(places_.maxima_full(count_ % 2), count_ / 2 % 2);
     const float scale = c();
     float lowered[2];
@@ -144,7 +142,7 @@ class FewAttend {
       for (int e = 0; e < 2; ++e) s_[2 * h + e] = ptx::exp2_approx(fmaf(s_[2 * h + e], scale, -from));
       sum[h] = fmaf(sum[h], lowered[h], s_[2 * h] + s_[2 * h + 1]);
     }
-    operands_.store_weights(places_, count_ % 2, scales, s_);
+    operands_.store_weights(places_, count_ % 2, s_);
     __syncwarp();
     if (lane_ == 0) ptx::arrive(places_.weights_full(count_ % 2));
     if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) [[unlikely]] {
@@ -212,7 +210,7 @@ class FewAttend {
   const PrefillParams& p_;
   const FewPlaces& places_;
   const int warp_, lane_;
-  FewOperands<Config::kDecodes> operands_;
+  FewOperands operands_;
   float s_[4];          // products, then weights, of (row g, keys 2 t, 2 t + 1), then row g + 8
   Turn turn_;           // of the next tile
   int last_ = 0;        // stage of the one before

@@ -11,7 +11,6 @@ struct Few {
   static constexpr kernels::MlaFewShared kShared = kernels::mla_few_shared(kFormat);
   static constexpr int kRows = kernels::kMlaFewRows, kKeys = Config::kKeys, kStages = kFormat.stages;
   static constexpr int kRowBytes = kFormat.row_bytes, kPitch = kFormat.pitch;  // of cached rows
-  static constexpr int kGroups = kFormat.groups;                               // of channels, with a scale each
   static constexpr int kMathWarps = kernels::kMlaFewMathWarps, kThreads = kernels::kMlaFewThreads;
   static constexpr int kLoaderThreads = kThreads - 32 * kMathWarps;  // a warpgroup, of which two warps load
   static constexpr int kLoaderWarps = 2, kKeysOfLoader = kKeys / kLoaderWarps;
@@ -23,7 +22,6 @@ struct Few {
   static_assert(!Config::kCopiesBoxes && Config::kLoader != kernels::kMlaCodes584 && Config::kCluster == 1 &&
                     !(Config::kDense && Config::kSparse),
                 "rows of 656 bytes or of 16-bit elements, in a cache");
-  static_assert(!Config::kDecodes || kFormat.rope_blocks == (Packed::kHeadDim - Packed::kNope) / 16, "of queries");
   static_assert(kPitch % 128 == 16, "the same 16 bytes of eight rows lie in different banks");
   static_assert(kKeysOfWarp == 8, "keys of a warp are the columns of a product");
   static_assert(kShared.total <= 232448, "more shared memory than a block can have");
@@ -40,16 +38,9 @@ struct FewPlaces : prefill::TaskPlaces<Few::kShared.tasks> {
     return base + Few::kShared.notes + stage * kernels::kMlaFewNoteBytes;
   }
   static constexpr int kWeightsBytes = Few::kRows * Few::kKeys * 2;
-  // Of one group of channels: weights of all keys for each row, 128 bytes, whose pieces of 16 are swizzled.
-  __device__ __forceinline__ unsigned weights(unsigned buffer, int group) const {
-    return base + Few::kShared.weights + (buffer * Few::kGroups + group) * kWeightsBytes;
-  }
-  // Queries of 16 channels as each lane has them in a product.
-  __device__ __forceinline__ unsigned queries(int block, int lane) const {
-    return base + Few::kShared.weights + (block * 32 + lane) * 16;
-  }
-  __device__ __forceinline__ unsigned rope_queries(int block, int lane) const {
-    return base + Few::kShared.rope + (block * 32 + lane) * 16;
+  // Weights of all keys for each row, 128 bytes, whose pieces of 16 are swizzled.
+  __device__ __forceinline__ unsigned weights(unsigned buffer) const {
+    return base + Few::kShared.weights + buffer * kWeightsBytes;
   }
   // Eight numbers of a row, one from each warp.
   __device__ __forceinline__ unsigned maxima(unsigned buffer, int row) const {
@@ -57,9 +48,6 @@ struct FewPlaces : prefill::TaskPlaces<Few::kShared.tasks> {
   }
   __device__ __forceinline__ unsigned sums(int row) const {
     return base + Few::kShared.sums + row * (4 * Few::kMathWarps);
-  }
-  __device__ __forceinline__ unsigned factors(int row) const {
-    return base + Few::kShared.factors + row * (4 * Few::kGroups);
   }
   __device__ __forceinline__ unsigned barrier(int i) const { return base + Few::kShared.barriers + 8 * i; }
   __device__ __forceinline__ unsigned full(int stage) const { return barrier(stage); }

@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operands of few rows from rows of 16-bit elements, which ldmatrix brings as they are needed.
+// What cached rows become in the kernel of few rows: operands, which ldmatrix brings as they are needed. FewOperands is
+// a warp's, with the queries in registers; lane: g = lane / 4, t = lane % 4.
+//
+//   load_queries(p, task, head_tile)               all math warps together
+//   multiply_keys(places, stage, s)                s = (row g, keys 2 t, 2 t + 1 of the warp's), then row g + 8
+//   store_weights(places, buffer, s)               weights where s had scores, to all warps
+//   multiply_values(places, stage, buffer, o)      o += weights of all keys * the warp's channels
+//   arrange(o)                                     and then FewOut::channel() is what a lane has
 #pragma once
 
 #include "mla/few_operands.cuh"
@@ -7,14 +14,10 @@
 
 namespace attune::mla {
 
-template <>
-class FewOperands<false> {
+class FewOperands {
  public:
-  struct Scales {};
-
   // A lane loads eight neighbouring channels, and exchanges them with its three neighbours.
-  __device__ __forceinline__ void load_queries(const PrefillParams& p, const FewPlaces&, const Task& task,
-                                               int head_tile) {
+  __device__ __forceinline__ void load_queries(const PrefillParams& p, const Task& task, int head_tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -51,10 +54,9 @@ class FewOperands<false> {
     for (int i = 0; i < 4; ++i) s[i] = (products[0][i] + products[1][i]) + (products[2][i] + products[3][i]);
   }
 
-  __device__ __forceinline__ Scales load_scales(const FewPlaces&, int) const { return {}; }
-  __device__ __forceinline__ void store_weights(const FewPlaces& places, unsigned buffer, const Scales&,
+  __device__ __forceinline__ void store_weights(const FewPlaces& places, unsigned buffer,
                                                 const float (&weights)[4]) const {
-    const unsigned to = places.weights(buffer, 0) + few_weights_of_lane();
+    const unsigned to = places.weights(buffer) + few_weights_of_lane();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       ptx::store_shared_u32(to + h * (8 * 128), Config::kType == tile::kBFloat16
@@ -66,7 +68,7 @@ class FewOperands<false> {
   __device__ __forceinline__ void multiply_values(const FewPlaces& places, int stage, unsigned buffer,
                                                   FewOut& o) const {
     const int lane = few_lane_anew();
-    const unsigned row = few_weights_row(places, buffer, 0, lane);
+    const unsigned row = few_weights_row(places, buffer, lane);
     const unsigned from = few_values(places, stage, 2);
 #pragma unroll
     for (int step = 0; step < Few::kKeys / 16; ++step) {

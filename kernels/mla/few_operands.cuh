@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cached rows become in the kernel of few rows: operands, by specialisations of FewOperands. Each is a warp's,
-// with the queries in registers; lane: g = lane / 4, t = lane % 4.
-//
-//   load_queries(p, places, task, head_tile)       all math warps together
-//   multiply_keys(places, stage, s)                s = (row g, keys 2 t, 2 t + 1 of the warp's), then row g + 8
-//   scales = load_scales(places, stage)            of those two keys
-//   store_weights(places, buffer, scales, s)       weights where s had scores, to all warps
-//   multiply_values(places, stage, buffer, o)      o += weights of all keys * the warp's channels
-//   arrange(o)                                     and then FewOut::channel() is what a lane has
+// Of the kernels whose blocks have fewer rows of queries: where those are, and references; and of that of few rows
+// where operands and outputs are.
 #pragma once
 
 #include "mla/few_config.cuh"
@@ -26,9 +19,6 @@ struct FewOut {
   float blocks[kBlocks][2][4];
   __device__ __forceinline__ float& at(int i) { return blocks[i / 8][i / 4 % 2][i % 4]; }
 };
-
-template <bool kCodes>
-class FewOperands;
 
 // Where one of the block's rows of queries begins, null where there is none.
 __device__ __forceinline__ const char* few_query(const PrefillParams& p, const Task& t, int head_tile, int row) {
@@ -60,14 +50,14 @@ __device__ __forceinline__ unsigned few_values(const FewPlaces& places, int stag
 }
 
 // Weights of all keys: a row has 128 bytes, its pieces of 16 bytes swizzled. Where those of row g and the lane's two
-// keys lie, from where a group's begin; row g + 8 is 8 * 128 further.
+// keys lie, from where they begin; row g + 8 is 8 * 128 further.
 __device__ __forceinline__ unsigned few_weights_of_lane() {
   const int lane = few_lane_anew();
   return lane / 4 * 128 + (few_warp() ^ lane / 4) * 16 + lane % 4 * 4;
 }
-// Of those of a group: the row that the lane gives to ldmatrix; and 16 keys as an operand, from there.
-__device__ __forceinline__ unsigned few_weights_row(const FewPlaces& places, unsigned buffer, int group, int lane) {
-  return places.weights(buffer, group) + lane % 16 * 128;
+// The row that the lane gives to ldmatrix; and 16 keys as an operand, from there.
+__device__ __forceinline__ unsigned few_weights_row(const FewPlaces& places, unsigned buffer, int lane) {
+  return places.weights(buffer) + lane % 16 * 128;
 }
 __device__ __forceinline__ void load_few_weights(unsigned row, int lane, int step, unsigned (&weights)[4]) {
   ptx::load_matrix_x4(weights, row + ((2 * step + lane / 16) ^ lane % 8) * 16);

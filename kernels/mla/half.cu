@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA attention of 17 to 32 query heads, one token at a time, over packed rows of 656 bytes; dense or sparse. As
-// mla/few.cu, with rows as they lie in the cache in shared memory, four tiles at a time; but products are by wgmma,
+// MLA attention of at most 32 query heads, or 16, one token at a time, over packed rows of 656 bytes; dense or sparse.
+// As mla/few.cu, with rows as they lie in the cache in shared memory, four tiles at a time; but products are by wgmma,
 // whose left operand are codes that become 16-bit numbers in registers, and the right one queries and weights in shared
 // memory.
 //
 // A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), one
-// follows their scales (half_units.cuh), eight do the math (half_attend.cuh).
+// follows their scales (half_units.cuh), four have scores of all of them (half_scores.cuh), four values and outputs
+// (half_attend.cuh).
 //
-// Barriers: "full" and "empty" of each tile's place; "full" of the maxima, and units, of a tile, in two buffers for
-// each group of four math warps; "full" and "empty" of the weights of a tile, that all math warps need.
+// Barriers: "full" and "empty" of each tile's place; "full" of the maxima, and units, of a tile, in two buffers; "full"
+// and "empty" of the weights of a tile, from the warps that have scores to those that have values.
 #include "mla/few_load.cuh"
 #include "mla/half_store.cuh"
 #include "ptx/grid.cuh"
@@ -22,11 +23,11 @@ __device__ __forceinline__ void init_barriers(const HalfPlaces& places) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Half::kStages; ++stage) {
       ptx::init_barrier(places.full(stage), Half::kLoaderWarps);
-      ptx::init_barrier(places.empty(stage), Half::kMathWarps);
+      ptx::init_barrier(places.empty(stage), Half::kMathWarps / 2);
     }
-    for (int i = 0; i < 4; ++i) ptx::init_barrier(places.maxima_full(i / 2, i % 2), Half::kMathWarps / 2 + 1);
-    ptx::init_barrier(places.weights_full(), Half::kMathWarps);
-    ptx::init_barrier(places.weights_empty(), Half::kMathWarps);
+    for (int i = 0; i < 2; ++i) ptx::init_barrier(places.maxima_full(i), Half::kMathWarps / 2 + 1);
+    ptx::init_barrier(places.weights_full(), Half::kMathWarps / 2);
+    ptx::init_barrier(places.weights_empty(), Half::kMathWarps / 2);
     for (int i = 0; i < kernels::kTaskSlots; ++i) {
       ptx::init_barrier(places.task_full(i), prefill::TaskFeed<HalfPlaces>::kTaskVectors);
       ptx::init_barrier(places.task_empty(i), Half::kTaskReaders);
@@ -36,18 +37,33 @@ __device__ __forceinline__ void init_barriers(const HalfPlaces& places) {
   __syncthreads();
 }
 
-__device__ __forceinline__ void run_half(const PrefillParams& p, const HalfPlaces& places) {
-  HalfAttend a(p, places);
+// work(task, head_tile): a task's.
+template <class Work>
+__device__ __forceinline__ void run_tasks(const HalfPlaces& places, const Work& work) {
   for (unsigned count = 0;; ++count) {
     const int slot = slot_of_task(count);
     ptx::wait_phase(places.task_full(slot), count / kernels::kTaskSlots % 2);
     if (places.head_tile(slot) == prefill::kNoMoreTasks) return;
-    const Task& task = places.task(slot);
-    a.run(task, places.head_tile(slot));
-    HalfStore(p, places, task, places.head_tile(slot)).store(a);
+    work(places.task(slot), places.head_tile(slot));
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
   }
+}
+__device__ __forceinline__ void run_scores(const PrefillParams& p, const HalfPlaces& places) {
+  HalfScores a(p, places);
+  run_tasks(places, [&](const Task& task, int head_tile) {
+    a.run(task, head_tile);
+    a.tell_rows();
+    meet_few();
+    ptx::sync_some(kHeard, 32 * Half::kMathWarps);
+  });
+}
+__device__ __forceinline__ void run_values(const PrefillParams& p, const HalfPlaces& places) {
+  HalfAttend a(p, places);
+  run_tasks(places, [&](const Task& task, int head_tile) {
+    a.run(task, head_tile);
+    HalfStore(p, places, task, head_tile).store(a);
+  });
 }
 
 }  // namespace attune::mla
@@ -71,6 +87,10 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Half::kThreads, 1)
     }
   } else {
     ptx::take_registers<Half::kMathRegisters>();
-    run_half(p, places);
+    if (half_group() == 0) {
+      run_scores(p, places);
+    } else {
+      run_values(p, places);
+    }
   }
 }

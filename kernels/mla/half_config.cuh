@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of the kernel of half a block of rows: its sizes, and where things lie in its shared memory.
+// Of the kernel of half a block of rows, or a quarter: its sizes, and where things lie in its shared memory.
 #pragma once
 
 #include "mla/few_config.cuh"
@@ -7,15 +7,14 @@
 namespace attune::mla {
 
 struct Half : Few {
-  static constexpr kernels::MlaHalfShared kShared = kernels::mla_half_shared();
-  static constexpr int kRows = kernels::kMlaHalfRows, kStages = kernels::kMlaHalfStages;
-  static constexpr int kRowsOfWarps = kRows / 2;  // whose weights one of the two groups of warps computes
-  static constexpr int kChunkBytes = kernels::kMlaHalfChunkBytes;
+  static constexpr int kRows = ATTUNE_ROWS;  // 16 or 32
+  static constexpr kernels::MlaHalfShared kShared = kernels::mla_half_shared(kRows);
+  static constexpr int kChunkBytes = kRows * 128;
   static constexpr int kWeightsBytes = kRows * kKeys * 2;
   static constexpr int kUnitWarp = kLoaderWarps;  // that follows scales
   static constexpr int kTaskReaders = Few::kTaskReaders + 1;
 
-  static_assert(Config::kLoader == kernels::kMlaCodes656 && kGroups == kernels::kMlaHalfGroups &&
+  static_assert(Config::kLoader == kernels::kMlaCodes656 && Packed::kGroups == kernels::kMlaHalfGroups &&
                     kRowBytes == Packed::kRowBytes && Packed::kHeadDim == Config::kHeadDimQk,
                 "packed rows with a scale for each 128 channels");
   static_assert(kShared.q % 1024 == 0 && kShared.weights % 1024 == 0, "atoms of 1,024 bytes");
@@ -39,48 +38,42 @@ struct HalfPlaces : prefill::TaskPlaces<Half::kShared.tasks> {
   __device__ __forceinline__ unsigned weights(int group) const {
     return base + Half::kShared.weights + group * Half::kWeightsBytes;
   }
-  // Sums of products, from a thread of one group of warps to its twin of the other: 16 bytes, twice.
-  __device__ __forceinline__ unsigned exchanged(int group, int thread) const {
-    return base + Half::kShared.exchanged + (group * 256 + thread) * 16;
-  }
-  static constexpr int kNextExchanged = 128 * 16;
-  // Four numbers of a row, one from each warp of the group that computes its weights.
+  // Four numbers of a row, one from each warp that has scores.
   __device__ __forceinline__ unsigned maxima(unsigned buffer, int row) const {
     return base + Half::kShared.maxima + buffer * kNextMaxima + row * 16;
   }
   static constexpr unsigned kNextMaxima = Half::kRows * 16;
-  __device__ __forceinline__ unsigned factors(int group, int row) const {
+  __device__ __forceinline__ unsigned factor(int group, int row) const {
     return base + Half::kShared.factors + (group * Half::kRows + row) * 4;
   }
-  // What outputs are to be multiplied with before a tile's values are added, and whether to: for each group of warps
-  // not 0 if some of its rows are.
+  // What outputs are to be multiplied with before a tile's values are added, and whether to: not 0 if some rows are.
   __device__ __forceinline__ unsigned lowered(int row) const { return base + Half::kShared.lowered + row * 4; }
-  __device__ __forceinline__ unsigned changes(int group) const { return base + Half::kShared.changes + group * 4; }
-  // After a task's tiles, in place of what was exchanged. Of a row: sums of the four warps, maximum and reference, and
-  // bounds of all warps' outputs.
-  __device__ __forceinline__ unsigned sums(int row) const { return base + Half::kShared.exchanged + row * 16; }
+  __device__ __forceinline__ unsigned changes() const { return base + Half::kShared.changes; }
+  // After a task's tiles, of a row: sums of the four warps that have scores; maximum and reference; bounds of the four
+  // warps' outputs that have values, of either half of the channels.
+  __device__ __forceinline__ unsigned sums(int row) const { return base + Half::kShared.ends + row * 16; }
   __device__ __forceinline__ unsigned state(int row) const {
-    return base + Half::kShared.exchanged + Half::kRows * 16 + row * 8;
+    return base + Half::kShared.ends + Half::kRows * 16 + row * 8;
   }
   __device__ __forceinline__ unsigned bounds(int row) const {
-    return base + Half::kShared.exchanged + Half::kRows * 24 + row * 32;
+    return base + Half::kShared.ends + Half::kRows * 24 + row * 32;
   }
   // Of a new token: a row's product, then its weight.
   __device__ __forceinline__ unsigned token(int row) const {
-    return base + Half::kShared.exchanged + Half::kRows * 56 + row * 4;
+    return base + Half::kShared.ends + Half::kRows * 56 + row * 4;
   }
 
   __device__ __forceinline__ unsigned barrier(int i) const { return base + Half::kShared.barriers + 8 * i; }
   __device__ __forceinline__ unsigned full(int stage) const { return barrier(stage); }
   __device__ __forceinline__ unsigned empty(int stage) const { return barrier(Half::kStages + stage); }
-  __device__ __forceinline__ unsigned maxima_full(int group, unsigned buffer) const {
-    return barrier(2 * Half::kStages + 2 * group + static_cast<int>(buffer));
+  __device__ __forceinline__ unsigned maxima_full(unsigned buffer) const {
+    return barrier(2 * Half::kStages + static_cast<int>(buffer));
   }
-  __device__ __forceinline__ unsigned weights_full() const { return barrier(2 * Half::kStages + 4); }
-  __device__ __forceinline__ unsigned weights_empty() const { return barrier(2 * Half::kStages + 5); }
-  __device__ __forceinline__ unsigned task_full(int slot) const { return barrier(2 * Half::kStages + 6 + slot); }
+  __device__ __forceinline__ unsigned weights_full() const { return barrier(2 * Half::kStages + 2); }
+  __device__ __forceinline__ unsigned weights_empty() const { return barrier(2 * Half::kStages + 3); }
+  __device__ __forceinline__ unsigned task_full(int slot) const { return barrier(2 * Half::kStages + 4 + slot); }
   __device__ __forceinline__ unsigned task_empty(int slot) const {
-    return barrier(2 * Half::kStages + 6 + kernels::kTaskSlots + slot);
+    return barrier(2 * Half::kStages + 4 + kernels::kTaskSlots + slot);
   }
 };
 

@@ -10,8 +10,8 @@
 // brought near 2^13 by a power of two. So are weights, which have the scales in them, each group's against a unit
 // (half_units.cuh), where no scale of a tile is far below it; else codes become bf16, as exactly, and weights too.
 //
-// Two groups of four warps have half of the channels each, two of the four that have a scale. Of S^T a warp has 16
-// keys; of O^T, in each of its groups, 32 channels.
+// Four warps multiply keys, 16 of them a warp, by all channels; four others values, 32 channels a warp of each scale
+// group, by all keys.
 #pragma once
 
 #include "mla/few_operands.cuh"
@@ -21,47 +21,31 @@
 
 namespace attune::mla {
 
-// 0 or 1; and the warp's number in its group.
+// 0 of the warps that multiply keys, or 1; and the warp's number among them.
 __device__ __forceinline__ int half_group() { return few_warp() / 4; }
 __device__ __forceinline__ int half_warp() { return few_warp() % 4; }
+// Of the math warps those that multiply keys.
+__device__ __forceinline__ void meet_scorers() { ptx::sync_some(2, 128); }
 
 // Lane: g = lane / 4, t = lane % 4. Element 4 j + 2 h + e of a product: key or channel g + 8 h, row 8 j + 2 t + e.
 using HalfSums = float[Half::kRows / 2];
 
-// The group's channels of O^T, in blocks of 64: block 2 i + b has, of scale group i, the warp's channels 16 b .. + 15,
-// 2 g and 2 g + 1 of them where a product has g and g + 8.
-struct HalfOut {
-  static constexpr int kBlocks = 4;
-  HalfSums blocks[kBlocks];
-  // The lane's first channel of a block; the next one is its other.
-  __device__ __forceinline__ static int channel(int block) {
-    const int warp = few_warp_anew();
-    return warp / 4 * 256 + block / 2 * Packed::kGroup + warp % 4 * 32 + block % 2 * 16 + few_lane_anew() / 4 * 2;
-  }
-};
-
-class HalfProducts {
+class HalfKeys {
  public:
-  __device__ __forceinline__ explicit HalfProducts(const HalfPlaces& places) : places_(places) {}
+  static constexpr int kParts = 8;  // of the codes, 64 channels each
+
+  __device__ __forceinline__ explicit HalfKeys(const HalfPlaces& places) : places_(places) {}
 
   // Descriptors, in registers that a warp shares.
-  __device__ __forceinline__ void begin() {
-    q_ = ptx::uniform(ptx::descriptor_k_major(places_.q(4 * half_group())));
-    rope_ = ptx::uniform(ptx::descriptor_k_major(places_.q(2 * kGroups)) + 2 * half_group() * ptx::kStepK);
-    weights_ = ptx::uniform(ptx::descriptor_k_major(places_.weights(2 * half_group())));
-  }
+  __device__ __forceinline__ void begin() { q_ = ptx::uniform(ptx::descriptor_k_major(places_.q(0))); }
 
-  // Where a row of queries lies among those by which a group of warps multiplies its channels: the 16 whose weights it
-  // computes come first.
-  __device__ __forceinline__ static int query_place(int row, int group) { return row ^ group * Half::kRowsOfWarps; }
-
-  // All math warps together: each brings a group of channels, and a block of the rope part, of half of the rows.
+  // All warps that multiply keys together: each brings a group of channels, and a block of the rope part.
   __device__ __forceinline__ void load_queries(const PrefillParams& p, const Task& task, int head_tile) const {
-    static_assert(2 * kGroups == Half::kMathWarps && kRopeBlocks == kGroups, "a warp has a group of half of the rows");
-    const int group = few_warp_anew() / 2, lane = few_lane_anew(), g = lane / 4, t = lane % 4;
+    static_assert(kGroups == Half::kMathWarps / 2 && kRopeBlocks == kGroups, "a warp has a group");
+    const int group = few_warp_anew() % 4, lane = few_lane_anew(), g = lane / 4, t = lane % 4;
 #pragma unroll 1
-    for (int n = 0; n < 2; ++n) {
-      const int query = few_warp_anew() % 2 * 16 + n * 8 + g;
+    for (int n = 0; n < Half::kRows / 8; ++n) {
+      const int query = n * 8 + g;
       const char* const row = few_query(p, task, head_tile, query);
       uint2 x[kBlocksOfGroup];
       unsigned largest = 0;
@@ -80,13 +64,12 @@ class HalfProducts {
       // What the largest is multiplied with to be near 2^13, and the inverse. What is not finite stays so.
       const unsigned exponent = max(largest >> 23, 14u), up = exponent == 255 ? 127 : 267 - exponent;
       const float factor = __uint_as_float(up << 23);
-      const int place = query_place(query, group / 2);
-      if (t == 0) ptx::store_shared_u32(places_.factors(group, place), 254 - up << 23);
+      if (t == 0) ptx::store_shared_u32(places_.factor(group, query), 254 - up << 23);
 #pragma unroll
       for (int i = 0; i < kBlocksOfGroup; ++i) {
         // Of each 16 channels places 2 t and 2 t + 1 have 4 t and 4 t + 1, those eight further the next two, as
         // ldmatrix deals codes.
-        const unsigned at = places_.q(group * 2 + i / 4) + place * 128 + 4 * t;
+        const unsigned at = places_.q(group * 2 + i / 4) + query * 128 + 4 * t;
         ptx::store_shared_u32(at + ((i % 4 * 2) ^ g) * 16, scaled(x[i].x, factor));
         ptx::store_shared_u32(at + ((i % 4 * 2 + 1) ^ g) * 16, scaled(x[i].y, factor));
       }
@@ -95,168 +78,110 @@ class HalfProducts {
         unsigned two = 0;
         if (row != nullptr)
           two = *reinterpret_cast<const unsigned*>(row + 2 * (Packed::kNope + group * 16 + 8 * i + 2 * t));
-        ptx::store_shared_u32(places_.q(2 * kGroups) + place * 128 + ((2 * group + i) ^ g) * 16 + 4 * t, two);
+        ptx::store_shared_u32(places_.q(2 * kGroups) + query * 128 + ((2 * group + i) ^ g) * 16 + 4 * t, two);
       }
     }
     ptx::fence_async_proxy();
-    meet_few();
+    meet_scorers();
   }
 
-  // The first of the group's channels of a tile's keys: of the rope part, and codes.
-  struct Keys {
-    unsigned rope[2][4], codes[2][4];
+  // A tile's sums: of the rope part, and of each scale group.
+  struct Sums {
+    HalfSums rope, groups[Packed::kGroups];
   };
-  __device__ __forceinline__ void load_keys(int stage, Keys& keys) const {
-    const int group = half_group();
+  // Of 64 channels: a part is loaded while the one before is converted.
+  using Codes = unsigned[2][4];
+  __device__ __forceinline__ void load(int stage, int part, Codes& codes) const {
     const unsigned from = places_.row(stage, 0) + keys_at_;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(keys.rope[i], from + Packed::kRope + (2 * group + i) * 32);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(keys.codes[i], from + group * (2 * Packed::kGroup) + 32 * i);
+    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(codes[i], from + 64 * part + 32 * i);
   }
-  // Products with a tile's keys over the group's channels, which run on: of the rope part, and of each scale group.
-  // tell, ask: when half of them run, and before the last.
-  template <class Tell, class Ask>
-  __device__ __forceinline__ void multiply_keys(int stage, const Keys& keys, HalfSums& s, HalfSums (&products)[2],
-                                                Tell tell, Ask ask) const {
-    const int group = half_group();
-    const unsigned codes_from = places_.row(stage, 0) + keys_at_ + group * (2 * Packed::kGroup);
-    unsigned codes[2][2][4];  // of the next part while those of one are converted
+  // Products with a tile's keys, which run on: of the rope part, ..
+  __device__ __forceinline__ void multiply_rope(int stage, Sums& sums) const {
+    const unsigned from = places_.row(stage, 0) + keys_at_ + Packed::kRope;
+    unsigned keys[kRopeBlocks][4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) codes[0][i][j] = keys.codes[i][j];
-    }
+    for (int i = 0; i < kRopeBlocks; ++i) ptx::load_matrix_x4(keys[i], from + 32 * i);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      ptx::ProductAlongK<Half::kRows, ptx::Type::kBf16>::registers(s, keys.rope[i], rope_ + i * ptx::kStepK, i);
+    for (int i = 0; i < kRopeBlocks; ++i)
+      ptx::ProductAlongK<Half::kRows, ptx::Type::kBf16>::registers(
+          sums.rope, keys[i], q_ + (2 * kGroups * (Half::kChunkBytes >> 4) + i * ptx::kStepK), i);
     ptx::commit_products();
-#pragma unroll
-    for (int part = 0; part < 4; ++part) {  // 64 channels each
-      unsigned a[4][4];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (part < 3) ptx::load_matrix_x4(codes[(part + 1) % 2][i], codes_from + 64 * (part + 1) + 32 * i);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const uint2 halves = ptx::four_e4m3_to_f16(codes[part % 2][i][j]);
-          a[2 * i + j / 2][j % 2] = halves.x, a[2 * i + j / 2][j % 2 + 2] = halves.y;
-        }
-      }
-      if (part > 0) ptx::wait_products<1>();
-      if (part == 2) tell();
-      if (part == 3) ask();
-      ptx::fence_products();
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        ptx::ProductAlongK<Half::kRows, ptx::Type::kF16>::registers(
-            products[part / 2], a[i], q_ + (part * (Half::kChunkBytes >> 4) + i * ptx::kStepK), part % 2 + i);
-      ptx::commit_products();
-    }
   }
-  // And their sum, s, when they are done.
-  // kPending: committed after them. ask: when their operands' registers are free.
-  template <int kPending, class Ask>
-  __device__ __forceinline__ void add_keys(int stage, HalfSums& s, HalfSums (&products)[2], Ask ask) const {
-    const int group = half_group();
-    const unsigned from = places_.row(stage, 0) + scales_at_ + group * 8;
-    float2 scales[2];  // of the lane's two keys
-#pragma unroll
-    for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared_pair(from + h * (8 * Half::kPitch));
-    ptx::wait_products<kPending + 1>();
-    ptx::pin(s);
-    ptx::pin(products[0]);
+  // .. and of a part of the codes. next: those of the one after it, which are loaded.
+  template <int kPart>
+  __device__ __forceinline__ void multiply(int stage, const Codes& codes, Codes& next, Sums& sums) const {
+    unsigned a[4][4];
+    if constexpr (kPart + 1 < kParts) load(stage, kPart + 1, next);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (i == 1) {
-        ptx::wait_products<kPending>();
-        ptx::pin(products[1]);
-        ask();
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint2 halves = ptx::four_e4m3_to_f16(codes[i][j]);
+        a[2 * i + j / 2][j % 2] = halves.x, a[2 * i + j / 2][j % 2 + 2] = halves.y;
       }
+    }
+    if constexpr (kPart > 0) ptx::wait_products<1>();
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::ProductAlongK<Half::kRows, ptx::Type::kF16>::registers(
+          sums.groups[kPart / 2], a[i], q_ + (kPart * (Half::kChunkBytes >> 4) + i * ptx::kStepK), kPart % 2 + i);
+    ptx::commit_products();
+  }
+  // s: all of them together. kPending: of the last scale groups' those that may run on until then.
+  __device__ __forceinline__ void add(int stage, Sums& sums, HalfSums& s) const {
+    unsigned scales[2][4];  // of the lane's two keys
+    load_scales(stage, scales);
+    ptx::wait_products<1>();
+    ptx::pin(sums.rope);
+#pragma unroll
+    for (int i = 0; i < Half::kRows / 2; ++i) s[i] = sums.rope[i];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      if (group == kGroups - 1) ptx::wait_products<0>();
+      ptx::pin(sums.groups[group]);
 #pragma unroll
       for (int j = 0; j < Half::kRows / 8; ++j) {
-        const float2 factor = ptx::load_shared_pair(factors_at_ + (i * Half::kRows + 8 * j) * 4);
+        const float2 factor = ptx::load_shared_pair(factors_at_ + (group * Half::kRows + 8 * j) * 4);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float scale = i == 0 ? scales[h].x : scales[h].y;
-          s[4 * j + 2 * h] = fmaf(products[i][4 * j + 2 * h] * factor.x, scale, s[4 * j + 2 * h]);
-          s[4 * j + 2 * h + 1] = fmaf(products[i][4 * j + 2 * h + 1] * factor.y, scale, s[4 * j + 2 * h + 1]);
+          const float scale = __uint_as_float(scales[h][group]);
+          float* const x = s + 4 * j + 2 * h;
+          const float* const y = sums.groups[group] + 4 * j + 2 * h;
+          x[0] = fmaf(y[0] * factor.x, scale, x[0]), x[1] = fmaf(y[1] * factor.y, scale, x[1]);
         }
       }
     }
   }
 
-  // The group's weights, s[4 j + 2 h + e] of key g + 8 h and the group's row 8 j + 2 t + e, times the scales of each
-  // group of channels.
-  using Weights = unsigned[Packed::kGroups][4];
+  // Weights, s[4 j + 2 h + e] of key g + 8 h and row 8 j + 2 t + e, times the scales of each group of channels.
+  using Weights = unsigned[Packed::kGroups][Half::kRows / 16][4];
   template <ptx::Type kType>
-  __device__ __forceinline__ void scale_weights(int stage, const HalfUnits& units, const float (&s)[8],
+  __device__ __forceinline__ void scale_weights(int stage, const HalfUnits& units, const HalfSums& s,
                                                 Weights& weights) const {
-    const unsigned from = places_.row(stage, 0) + scales_at_;
     unsigned scales[2][4];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) ptx::load_shared_four(from + h * (8 * Half::kPitch), scales[h]);
+    load_scales(stage, scales);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       const float unit = units.factor(i), of_keys[2] = {__uint_as_float(scales[0][i]) * unit,
                                                         __uint_as_float(scales[1][i]) * unit};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < Half::kRows / 4; ++j) {
         const float x = s[2 * j] * of_keys[j % 2], y = s[2 * j + 1] * of_keys[j % 2];
-        weights[i][j] = kType == ptx::Type::kF16 ? ptx::pack_f16(x, y) : ptx::pack_bf16(x, y);
+        weights[i][j / 4][j % 4] = kType == ptx::Type::kF16 ? ptx::pack_f16(x, y) : ptx::pack_bf16(x, y);
       }
     }
   }
   __device__ __forceinline__ void store_weights(const Weights& weights) const {
     const unsigned to = places_.weights(0) + weights_at_;
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) ptx::store_matrix_x4_transposed(to + i * Half::kWeightsBytes, weights[i]);
-  }
-
-  // Of the values of 16 keys.
-  using Codes = unsigned[2][4];
-  __device__ __forceinline__ void load_values(int stage, int step, Codes& codes) const {
-    const unsigned from = places_.row(stage, 0) + values_at_ + step * (16 * Half::kPitch);
+    for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(codes[i], from + i * Packed::kGroup);
-  }
-  // o += values of a tile * weights, of 16 keys at a time, which runs on. codes: of those, then of the next 16, but not
-  // of the second, as registers are scarce. Operands are in the registers of those of two steps before. kType: of the
-  // weights.
-  template <ptx::Type kType, int kStep>
-  __device__ __forceinline__ void multiply_values(int stage, Codes& codes, HalfOut& o) const {
-    unsigned a[HalfOut::kBlocks][4];
-    if constexpr (kStep == 0) {
-#pragma unroll
-      for (int i = 0; i < HalfOut::kBlocks; ++i) ptx::pin(o.blocks[i]);
+      for (int j = 0; j < Half::kRows / 16; ++j)
+        ptx::store_matrix_x4_transposed(to + i * Half::kWeightsBytes + j * (16 * 128), weights[i][j]);
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        // Channels 2 g and 2 g + 1, side by side, of key 2 t and of 2 t + 1; and of the keys eight later.
-        const uint2 low = two_keys<kType>(codes[i][2 * b]), high = two_keys<kType>(codes[i][2 * b + 1]);
-        unsigned(&x)[4] = a[2 * i + b];
-        x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
-      }
-    }
-    if constexpr (kStep > 0 && kStep < 3) load_values(stage, kStep + 1, codes);
-    if constexpr (kStep > 1) ptx::wait_products<1>();
-    ptx::fence_products();
-#pragma unroll
-    for (int i = 0; i < HalfOut::kBlocks; ++i)
-      ptx::ProductAlongK<Half::kRows, kType>::registers(
-          o.blocks[i], a[i], weights_ + (i / 2 * (Half::kWeightsBytes >> 4) + kStep * ptx::kStepK), 1);
-    ptx::commit_products();
-  }
-  __device__ __forceinline__ static void finish_values(HalfOut& o) {
-    ptx::wait_products<0>();
-#pragma unroll
-    for (int i = 0; i < HalfOut::kBlocks; ++i) ptx::pin(o.blocks[i]);
   }
 
  private:
@@ -268,6 +193,80 @@ class HalfProducts {
   __device__ __forceinline__ static unsigned scaled(unsigned two, float factor) {
     return ptx::pack_f16(__uint_as_float(two << 16) * factor, __uint_as_float(two & 0xffff0000) * factor);
   }
+  __device__ __forceinline__ void load_scales(int stage, unsigned (&scales)[2][4]) const {
+    const unsigned from = places_.row(stage, 0) + scales_at_;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) ptx::load_shared_four(from + h * (8 * Half::kPitch), scales[h]);
+  }
+
+  const HalfPlaces& places_;
+  ptx::Descriptor q_{};
+  // Where ldmatrix and stmatrix begin: from a tile's first row, and from the weights of the first group.
+  const unsigned keys_at_ = ptx::kept((half_warp() * 16 + lane() % 16) * Half::kPitch + lane() / 16 * 16);
+  // Where the scales of the lane's first key lie, from there too; and the factors of its first two rows of queries.
+  const unsigned scales_at_ = ptx::kept((half_warp() * 16 + lane() / 4) * Half::kPitch + Packed::kNope);
+  const unsigned factors_at_ = ptx::kept(places_.factor(0, lane() % 4 * 2));
+  const unsigned weights_at_ = ptx::kept((lane() / 16 * 8 + lane() % 8) * 128 +
+                                         ((half_warp() * 2 + lane() / 8 % 2) ^ lane() % 8) * 16);
+};
+
+// O^T, in blocks of 64 channels: block 2 i + b has, of scale group i, the warp's channels 16 b .. + 15, 2 g and 2 g + 1
+// of them where a product has g and g + 8.
+struct HalfOut {
+  static constexpr int kBlocks = 2 * Packed::kGroups;
+  HalfSums blocks[kBlocks];
+  // The lane's first channel of a block; the next one is its other.
+  __device__ __forceinline__ static int channel(int block) {
+    return block / 2 * Packed::kGroup + few_warp_anew() % 4 * 32 + block % 2 * 16 + few_lane_anew() / 4 * 2;
+  }
+};
+
+class HalfValues {
+ public:
+  static constexpr int kSteps = Half::kKeys / 16 * 2;  // of 16 keys and two scale groups each
+
+  __device__ __forceinline__ explicit HalfValues(const HalfPlaces& places) : places_(places) {}
+
+  __device__ __forceinline__ void begin() { weights_ = ptx::uniform(ptx::descriptor_k_major(places_.weights(0))); }
+
+  using Codes = unsigned[2][4];
+  __device__ __forceinline__ void load(int stage, int step, Codes& codes) const {
+    const unsigned from =
+        places_.row(stage, 0) + values_at_ + step / 2 * (16 * Half::kPitch) + step % 2 * (2 * Packed::kGroup);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(codes[i], from + i * Packed::kGroup);
+  }
+  // o += values of a tile * weights, which runs on. codes: of the step, then of the next but one. kType: of the weights.
+  template <ptx::Type kType, int kStep>
+  __device__ __forceinline__ void multiply(int stage, Codes& codes, HalfOut& o) const {
+    unsigned a[4][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        // Channels 2 g and 2 g + 1, side by side, of key 2 t and of 2 t + 1; and of the keys eight later.
+        const uint2 low = two_keys<kType>(codes[i][2 * b]), high = two_keys<kType>(codes[i][2 * b + 1]);
+        unsigned(&x)[4] = a[2 * i + b];
+        x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+      }
+    }
+    if constexpr (kStep + 2 < kSteps) load(stage, kStep + 2, codes);
+    if constexpr (kStep > 1) ptx::wait_products<1>();
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::ProductAlongK<Half::kRows, kType>::registers(
+          o.blocks[kStep % 2 * 4 + i], a[i],
+          weights_ + ((kStep % 2 * 2 + i / 2) * (Half::kWeightsBytes >> 4) + kStep / 2 * ptx::kStepK), 1);
+    ptx::commit_products();
+  }
+  __device__ __forceinline__ static void pin(HalfOut& o) {
+#pragma unroll
+    for (int i = 0; i < HalfOut::kBlocks; ++i) ptx::pin(o.blocks[i]);
+  }
+
+ private:
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   // Codes of two channels of a key, then of another key: as numbers, both keys' of each channel.
   template <ptx::Type kType>
   __device__ __forceinline__ static uint2 two_keys(unsigned codes) {
@@ -282,16 +281,9 @@ class HalfProducts {
   }
 
   const HalfPlaces& places_;
-  ptx::Descriptor q_{}, rope_{}, weights_{};
-  // Where ldmatrix and stmatrix begin: from a tile's first row, and from the weights of the first group.
-  const unsigned keys_at_ = ptx::kept((half_warp() * 16 + lane() % 16) * Half::kPitch + lane() / 16 * 16);
-  const unsigned values_at_ =
-      ptx::kept(lane() % 16 * Half::kPitch + half_group() * (2 * Packed::kGroup) + half_warp() * 32 + lane() / 16 * 16);
-  // Where the scales of the lane's first key lie, from there too; and the factors of its first two rows of queries.
-  const unsigned scales_at_ = ptx::kept((half_warp() * 16 + lane() / 4) * Half::kPitch + Packed::kNope);
-  const unsigned factors_at_ = ptx::kept(places_.factors(2 * half_group(), lane() % 4 * 2));
-  const unsigned weights_at_ = ptx::kept((half_group() * 16 + lane() / 16 * 8 + lane() % 8) * 128 +
-                                         ((half_warp() * 2 + lane() / 8 % 2) ^ lane() % 8) * 16);
+  ptx::Descriptor weights_{};
+  // Where ldmatrix begins, from a tile's first row.
+  const unsigned values_at_ = ptx::kept(lane() % 16 * Half::kPitch + half_warp() * 32 + lane() / 16 * 16);
 };
 
 }  // namespace attune::mla

@@ -9,29 +9,33 @@
 
 namespace attune::mla {
 
+// A numbered barrier: those that have values have heard of rows, and others may be told of.
+constexpr int kHeard = 3;
+
 class HalfStore {
  public:
   __device__ __forceinline__ HalfStore(const PrefillParams& p, const HalfPlaces& places, const Task& task,
                                        int head_tile)
       : p_(p), places_(places), t_(task), head_tile_(head_tile), lane_(few_lane_anew()) {}
 
-  // All math warps together.
+  // All warps that have values, when the others have told of rows.
   __device__ __forceinline__ void store(HalfAttend& a) const {
     const bool is_part = t_.num_parts > 1;
-    a.tell_rows();
     if (kHalfParts && is_part) tell_bounds(a.o);
     meet_few();
-    const HalfAttend::Row row = a.hear_row(lane());
+    const HalfAttend::Row row = a.hear_row(lane() % Half::kRows);
     if (is_part) {
       store_part(row, a.o);
     } else {
+      say_heard();
       store_whole(row, a.o);
     }
   }
 
  private:
+  __device__ __forceinline__ static void say_heard() { ptx::arrive_some(kHeard, 32 * Half::kMathWarps); }
   __device__ __forceinline__ int lane() const { return lane_; }
-  // The lane's row of the block, i of eight: element of a product's rows.
+  // The lane's i-th row of the block: element of a product's rows.
   __device__ __forceinline__ int row_at(int i) const { return i / 2 * 8 + lane() % 4 * 2 + i % 2; }
   // What the lane of a row has.
   __device__ __forceinline__ static float of_row(float x, int row) { return __shfl_sync(0xffffffffu, x, row); }
@@ -42,11 +46,11 @@ class HalfStore {
     float own_factor = 0;
     if (lane() < p_.heads_of_tile)
       own_factor = own.lowered * tile::finish_row(p_, t_.batch, t_.q_begin, t_.token_begin, first_head + lane(),
-                                                  own.highest, own.sum, few_warp() == 0);
+                                                  own.highest, own.sum, half_warp() == 0);
     __syncwarp();
     const long long first = out_at(p_, t_, t_.token_begin, first_head);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < Half::kRows / 4; ++i) {
       const int row = row_at(i), element = i / 2 * 4 + i % 2;
       const float factor = of_row(own_factor, row);
       if (row >= p_.heads_of_tile) continue;
@@ -69,16 +73,19 @@ class HalfStore {
   // Bounds of the warp's channels of each row: in either half of a word those of one scale group.
   __device__ __forceinline__ void tell_bounds(const HalfOut& o) const {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float largest[2] = {};
+    for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int b = 0; b < 2 * HalfOut::kBlocks; ++b)
-        largest[b / 4] = fmaxf(largest[b / 4], magnitude(o.blocks[b / 2][i / 2 * 4 + b % 2 * 2 + i % 2]));
-      unsigned bounds = two_bounds(largest[0], largest[1]);
+      for (int i = 0; i < Half::kRows / 4; ++i) {
+        float largest[2] = {};
 #pragma unroll
-      for (int step = 4; step < 32; step *= 2)
-        bounds = ptx::max_u16x2(bounds, __shfl_xor_sync(0xffffffffu, bounds, step));
-      if (lane() < 4) ptx::store_shared_u32(places_.bounds(row_at(i)) + 4 * few_warp(), bounds);
+        for (int b = 0; b < 8; ++b)
+          largest[b / 4] = fmaxf(largest[b / 4], magnitude(o.blocks[4 * half + b / 2][i / 2 * 4 + b % 2 * 2 + i % 2]));
+        unsigned bounds = two_bounds(largest[0], largest[1]);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          bounds = ptx::max_u16x2(bounds, __shfl_xor_sync(0xffffffffu, bounds, step));
+        if (lane() < 4) ptx::store_shared_u32(places_.bounds(row_at(i)) + 16 * half + 4 * half_warp(), bounds);
+      }
     }
   }
 
@@ -86,41 +93,48 @@ class HalfStore {
   // of each scale group.
   __device__ __forceinline__ void store_part(const HalfAttend::Row& own, const HalfOut& o) const {
     const int unit = part_unit(p_, t_, head_tile_);
-    float own_factors[2] = {1, 1};
-    float* const stats = part_stats(p_.partial_stats, unit, lane(), half_group());
+    const int own_row = lane() % Half::kRows;
+    float own_factors[Packed::kGroups] = {1, 1, 1, 1};
+    // Words beside it are of each half of the channels; a warp stores those of one.
+    float* const stats = part_stats(p_.partial_stats, unit, own_row, half_warp());
     if constexpr (kHalfParts) {
-      unsigned bounds[4];
-      ptx::load_shared_four(places_.bounds(lane()) + 16 * half_group(), bounds);
-      const auto of_two_warps = [&](int i) {
-        return ptx::max_u16x2(ptx::max_u16x2(bounds[2 * i], bounds[2 * i + 1]), kLeastExponent * 0x00800080);
-      };
-      const auto exponent = [](unsigned two, int i) { return two >> (7 + 16 * i) & 0xff; };
-      const unsigned first = of_two_warps(0), second = of_two_warps(1), mine = half_warp() < 2 ? first : second;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) own_factors[i] = factor_of(exponent(mine, i));
-      if (half_warp() == 0) {
-        const unsigned exponents =
-            exponent(first, 0) | exponent(second, 0) << 8 | exponent(first, 1) << 16 | exponent(second, 1) << 24;
-        stats[3] = __uint_as_float(exponents - kToInverse * 0x01010101);
+      for (int half = 0; half < 2; ++half) {
+        unsigned bounds[4];
+        ptx::load_shared_four(places_.bounds(own_row) + 16 * half, bounds);
+        const auto of_two_warps = [&](int i) {
+          return ptx::max_u16x2(ptx::max_u16x2(bounds[2 * i], bounds[2 * i + 1]), kLeastExponent * 0x00800080);
+        };
+        const auto exponent = [](unsigned two, int i) { return two >> (7 + 16 * i) & 0xff; };
+        const unsigned first = of_two_warps(0), second = of_two_warps(1), mine = half_warp() < 2 ? first : second;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) own_factors[2 * half + i] = factor_of(exponent(mine, i));
+        if (half_warp() == half) {
+          const unsigned exponents =
+              exponent(first, 0) | exponent(second, 0) << 8 | exponent(first, 1) << 16 | exponent(second, 1) << 24;
+          stats[3] = __uint_as_float(exponents - kToInverse * 0x01010101);
+        }
       }
     }
-    if (half_warp() == 0) {
+    say_heard();  // of bounds, too
+    if (half_warp() < 2) {
       *reinterpret_cast<float2*>(stats) = make_float2(own.highest, own.sum);
       stats[2] = own.lowered;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // two rows that are eight apart
+    for (int i = 0; i < Half::kRows / 8; ++i) {  // two rows that are eight apart
       const int row = i / 2 * 16 + lane() % 4 * 2 + i % 2, element = i / 2 * 8 + i % 2;
-      float factors[2][2];
+      float factors[Packed::kGroups][2];
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
+      for (int j = 0; j < 2 * Packed::kGroups; ++j)
         factors[j / 2][j % 2] = kHalfParts ? of_row(own_factors[j / 2], row + j % 2 * 8) : 1.0f;
+      char* const first = part_channel(p_.partial_out, unit, row, HalfOut::channel(0));
 #pragma unroll
       for (int b = 0; b < HalfOut::kBlocks; ++b) {
         float x[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = o.blocks[b][element + j / 2 * 4 + j % 2 * 2] * factors[b / 2][j / 2];
-        char* const to = part_channel(p_.partial_out, unit, row, HalfOut::channel(b));
+        char* const to = first + b / 4 * (16 * kChannelsOfHalf * kPartBytes) + (b / 2 % 2 * 8 + b % 2) * (256 * kPartBytes);
         if constexpr (kHalfParts) {
           *reinterpret_cast<uint2*>(to) = make_uint2(ptx::pack_f16(x[0], x[1]), ptx::pack_f16(x[2], x[3]));
         } else {

@@ -23,7 +23,7 @@ struct HalfUnits {
   // In the first word's lowest bits. Changed: others than for the task's tile before.
   static constexpr unsigned kRange = 1, kChanged = 2, kFlags = kRange | kChanged;
 
-  static constexpr unsigned kNone = 0x3f803f80;  // for of_group(): 1, twice
+  static constexpr unsigned kNone = 0x3f803f80;  // a word: 1, twice
 
   unsigned words[2];
 
@@ -33,8 +33,6 @@ struct HalfUnits {
     words[0] = __float_as_uint(two.x), words[1] = __float_as_uint(two.y);
   }
   __device__ __forceinline__ void drop_flags() { words[0] &= ~kFlags; }
-  // Of the two scale groups of a group of math warps.
-  __device__ __forceinline__ unsigned of_group(int group) const { return group == 0 ? words[0] : words[1]; }
   // What outputs are to be multiplied with that were against `from` and shall be against `to`: of the first or second.
   __device__ __forceinline__ static float quotient(unsigned to, unsigned from, int i) {
     const unsigned exponent = 127 + (to >> (16 * i + 7) & 0xff) - (from >> (16 * i + 7) & 0xff);
@@ -98,9 +96,9 @@ class HalfUnitWarp {
       if (lane() < 4 && lane() % 2 == 0)
         ptx::store_shared_u32(places_.units(turn_.stage) + 2 * lane(), half | next << 16 | (lane() == 0 ? flags : 0));
       __syncwarp();
-      if (lane() < 2) {
+      if (lane() == 0) {
         // That of the maxima of two tiles before, in the same place.
-        const unsigned barrier = places_.maxima_full(lane(), count_ % 2);
+        const unsigned barrier = places_.maxima_full(count_ % 2);
         ptx::wait_phase(barrier, count_ / 2 % 2 ^ 1);
         ptx::arrive(barrier);
       }

@@ -54,56 +54,53 @@ ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
 constexpr int kMlaFewRows = 16, kMlaFewMathWarps = 8, kMlaFewThreads = 384;
 constexpr int kMlaFewNoteBytes = 16;  // what lies beside a tile
 
-// What it makes of cached rows: their bytes; their distance in shared memory, such that the same 16 bytes of eight rows
-// lie in different banks; groups of channels, with a scale each; and tiles at a time.
+// Of cached rows, in that kernel and the next: their bytes; their distance in shared memory, such that the same 16 bytes
+// of eight rows lie in different banks; and tiles at a time.
 struct MlaFewFormat {
-  int row_bytes, pitch, groups, stages;
-  int rope_blocks;  // of 16 channels that are not codes, beside codes
+  int row_bytes, pitch, stages;
 };
 ATTUNE_SHARED_FUNCTION MlaFewFormat mla_few_format(int loader, int head_dim_qk) {
-  if (loader == kMlaCodes656) return {656, 656, 4, 5, 4};
-  return {head_dim_qk * 2, head_dim_qk * 2 + 16, 1, 3, 0};
+  if (loader == kMlaCodes656) return {656, 656, 4};
+  return {head_dim_qk * 2, head_dim_qk * 2 + 16, 3};
 }
 
-// Dynamic shared memory of one of its blocks; bytes.
+// Dynamic shared memory of one of the blocks of few rows; bytes.
 struct MlaFewShared {
-  int tiles, weights, rope, maxima, sums, factors, notes, barriers, tasks, total;
+  int tiles, weights, maxima, sums, notes, barriers, tasks, total;
 };
 ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
   MlaFewShared s{};
-  s.weights = s.tiles + f.stages * kMlaKeys * f.pitch;                // [2][groups][rows][keys]; queries on their way
-  s.rope = s.weights + 2 * f.groups * kMlaFewRows * kMlaKeys * 2;     // of queries: [blocks][lanes][4]
-  s.maxima = s.rope + f.rope_blocks * 512;                            // [2][rows][warps]
-  s.sums = s.maxima + 2 * kMlaFewRows * kMlaFewMathWarps * 4;         // [rows][warps]
-  s.factors = s.sums + kMlaFewRows * kMlaFewMathWarps * 4;            // [rows][groups]
-  s.notes = s.factors + kMlaFewRows * f.groups * 4;                   // [stages]
+  s.weights = s.tiles + f.stages * kMlaKeys * f.pitch;         // [2][rows][keys]
+  s.maxima = s.weights + 2 * kMlaFewRows * kMlaKeys * 2;       // [2][rows][warps]
+  s.sums = s.maxima + 2 * kMlaFewRows * kMlaFewMathWarps * 4;  // [rows][warps]
+  s.notes = s.sums + kMlaFewRows * kMlaFewMathWarps * 4;       // [stages]
   s.barriers = s.notes + f.stages * kMlaFewNoteBytes;
   s.tasks = s.barriers + align_up((2 * f.stages + 4 + 2 * kTaskSlots) * 8, 16);
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
 }
 
-// The kernel of half a block of rows (mla/half.cu): 17 to 32 rows over packed rows of 656 bytes, by wgmma. Tiles at a
-// time; bytes of 64 channels of the queries, and of the weights of a tile against one group's scales.
-constexpr int kMlaHalfRows = 32, kMlaHalfStages = 4, kMlaHalfGroups = 4;
-constexpr int kMlaHalfChunkBytes = kMlaHalfRows * 128;
+// The kernel of half a block of rows, or a quarter (mla/half.cu): at most 32 rows, or 16, over packed rows of 656 bytes,
+// by wgmma. Groups of channels with a scale each.
+constexpr int kMlaHalfRows = 32, kMlaHalfGroups = 4;
 
 // Dynamic shared memory of one of its blocks; bytes.
 struct MlaHalfShared {
-  int tiles, q, weights, exchanged, maxima, factors, lowered, changes, notes, barriers, tasks, total;
+  int tiles, q, weights, ends, maxima, factors, lowered, changes, notes, barriers, tasks, total;
 };
-ATTUNE_SHARED_FUNCTION MlaHalfShared mla_half_shared() {
+ATTUNE_SHARED_FUNCTION MlaHalfShared mla_half_shared(int rows) {
+  const MlaFewFormat f = mla_few_format(kMlaCodes656, 576);
   MlaHalfShared s{};
-  s.q = s.tiles + kMlaHalfStages * kMlaKeys * 656;                         // [chunks][rows][64 channels]
-  s.weights = s.q + 576 / 64 * kMlaHalfChunkBytes;                         // [groups][rows][keys]
-  s.exchanged = s.weights + kMlaHalfGroups * kMlaHalfRows * kMlaKeys * 2;  // [2 groups of warps][2][threads][4]
-  s.maxima = s.exchanged + 2 * 2 * 128 * 16;                               // [2][rows][4 warps]
-  s.factors = s.maxima + 2 * kMlaHalfRows * 16;                            // [groups][rows]
-  s.lowered = s.factors + kMlaHalfGroups * kMlaHalfRows * 4;               // [rows]
-  s.changes = s.lowered + kMlaHalfRows * 4;                                // [2 groups of warps]
-  s.notes = s.changes + 16;                                                // [stages]
-  s.barriers = s.notes + kMlaHalfStages * kMlaFewNoteBytes;
-  s.tasks = s.barriers + align_up((2 * kMlaHalfStages + 6 + 2 * kTaskSlots) * 8, 16);
+  s.q = s.tiles + f.stages * kMlaKeys * f.pitch;            // [chunks][rows][64 channels]
+  s.weights = s.q + 576 / 64 * rows * 128;                  // [groups][rows][keys]
+  s.ends = s.weights + kMlaHalfGroups * rows * kMlaKeys * 2;  // [rows][15 words]
+  s.maxima = s.ends + align_up(rows * 60, 16);              // [2][rows][4 warps]
+  s.factors = s.maxima + 2 * rows * 16;                     // [groups][rows]
+  s.lowered = s.factors + kMlaHalfGroups * rows * 4;        // [rows]
+  s.changes = s.lowered + rows * 4;
+  s.notes = s.changes + 16;                                 // [stages]
+  s.barriers = s.notes + f.stages * kMlaFewNoteBytes;
+  s.tasks = s.barriers + align_up((2 * f.stages + 4 + 2 * kTaskSlots) * 8, 16);
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
 }

@@ -130,12 +130,12 @@ unsigned Config::merge_blocks(int num_sms) const {
 }
 size_t Config::shared_bytes() const {
   if (few) return static_cast<size_t>(kernels::mla_few_shared(kernels::mla_few_format(loader, head_dim_qk)).total);
-  if (half) return static_cast<size_t>(kernels::mla_half_shared().total);
+  if (half) return static_cast<size_t>(kernels::mla_half_shared(rows).total);
   return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total);
 }
 
 KernelSpec Config::main_kernel() const {
-  return {
+  KernelSpec spec{
       few    ? "mla/few.cu"
       : half ? "mla/half.cu"
              : "mla/mla.cu",
@@ -146,6 +146,8 @@ KernelSpec Config::main_kernel() const {
        define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
        define("ATTUNE_CLUSTER", cluster)},
       shared_bytes()};
+  if (half) spec.defines.push_back(define("ATTUNE_ROWS", rows));
+  return spec;
 }
 
 KernelSpec Config::schedule_kernel() const {
@@ -191,7 +193,9 @@ Config choose_config(const Problem& p, int num_sms) {
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
   const Form form = choose_form(p, c.loader, num_sms);
-  c.few = form.rows == kernels::kMlaFewRows, c.half = form.rows == kernels::kMlaHalfRows;
+  c.rows = form.rows;
+  c.half = c.rows < kMlaRowsOfBlock && c.loader == kernels::kMlaCodes656;
+  c.few = c.rows == kernels::kMlaFewRows && !c.half;
   c.fewest_tiles = form.fewest_tiles;
   if (c.few && c.loader == kernels::kMlaBoxes) c.loader = kernels::kMlaRows;
   c.heads_of_tile = prefill::choose_heads_of_tile(p.group, form.rows, tokens_of_keys(p));

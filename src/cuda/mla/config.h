@@ -17,9 +17,10 @@ struct Config {
   int head_dim_qk = 0;
   int32_t dtype = 0, out_dtype = 0;
   kernels::MlaLoader loader = kernels::kMlaBoxes;
-  bool sparse = false, dense = false;  // dense: rows that are not in a cache
-  bool few = false;                    // the kernel of few rows
-  bool half = false;                   // that of half a block of rows
+  bool sparse = false, dense = false;   // dense: rows that are not in a cache
+  int rows = kernels::kMlaRowsOfBlock;  // of queries that a block has at most
+  bool few = false;                     // the kernel of few rows
+  bool half = false;                    // that of half a block of rows, or a quarter
 
   int heads_of_tile = 1;   // query heads that share a block of rows
   int tokens_of_tile = 1;  // most tokens that do
