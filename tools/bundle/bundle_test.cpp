@@ -92,7 +92,8 @@ TEST(Popular, ListsWhatALatentCacheAsksFor) {
   model.packed_cache = true;
   EXPECT_EQ(count("rows/mla_"), 3);  // gather; append; qkv_prepare
   EXPECT_EQ(count("mla/mla.cu"), 1);
-  EXPECT_EQ(count("mla/half.cu"), 1);
+  EXPECT_EQ(count("ATTUNE_ROWS=32"), 1);  // half a block, a quarter
+  EXPECT_EQ(count("ATTUNE_ROWS=16"), 1);
   EXPECT_EQ(count("ATTUNE_LOADER=1"), 1);  // lists of 16-bit rows
   EXPECT_EQ(count("mla/combine.cu"), 1);
   EXPECT_GT(count("indexer/select.cu"), 0);
