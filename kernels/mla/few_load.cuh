@@ -39,7 +39,7 @@ class CachedRowLoader {
  private:
   static constexpr int kRun = 16;  // rows of one copy
   static constexpr bool kHasRuns = Sizes::kPitch == Sizes::kRowBytes && !Config::kSparse;
-  static constexpr int kAtATime = 8;  // copies that are issued together
+  static constexpr int kAtATime = Sizes::kLoaderRegisters < 56 ? 4 : 8;  // copies that are issued together
 
   __device__ __forceinline__ void take() {
     if (warp() == 0) feed_.next();

@@ -23,11 +23,11 @@ __device__ __forceinline__ void init_barriers(const HalfPlaces& places) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Half::kStages; ++stage) {
       ptx::init_barrier(places.full(stage), Half::kLoaderWarps);
-      ptx::init_barrier(places.empty(stage), Half::kMathWarps / 2);
+      ptx::init_barrier(places.empty(stage), 4);
+      ptx::init_barrier(places.maxima_full(stage), 4 + 1);
     }
-    for (int i = 0; i < 2; ++i) ptx::init_barrier(places.maxima_full(i), Half::kMathWarps / 2 + 1);
-    ptx::init_barrier(places.weights_full(), Half::kMathWarps / 2);
-    ptx::init_barrier(places.weights_empty(), Half::kMathWarps / 2);
+    ptx::init_barrier(places.weights_full(), 4);
+    ptx::init_barrier(places.weights_empty(), 4);
     for (int i = 0; i < kernels::kTaskSlots; ++i) {
       ptx::init_barrier(places.task_full(i), prefill::TaskFeed<HalfPlaces>::kTaskVectors);
       ptx::init_barrier(places.task_empty(i), Half::kTaskReaders);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void run_scores(const PrefillParams& p, const HalfPla
   run_tasks(places, [&](const Task& task, int head_tile) {
     a.run(task, head_tile);
     a.tell_rows();
-    meet_few();
+    meet_half();
     ptx::sync_some(kHeard, 32 * Half::kMathWarps);
   });
 }
@@ -85,12 +85,11 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Half::kThreads, 1)
     } else {
       HalfLoader(p, places).run();
     }
+  } else if (half_group() < 2) {
+    ptx::take_registers<Half::kScoreRegisters>();
+    run_scores(p, places);
   } else {
-    ptx::take_registers<Half::kMathRegisters>();
-    if (half_group() == 0) {
-      run_scores(p, places);
-    } else {
-      run_values(p, places);
-    }
+    ptx::take_registers<Half::kValueRegisters>();
+    run_values(p, places);
   }
 }

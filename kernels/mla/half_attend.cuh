@@ -47,11 +47,14 @@ class HalfAttend {
     float highest, sum, lowered;
   };
   __device__ __forceinline__ Row hear_row(int row) const {
-    unsigned sums[4];
-    ptx::load_shared_four(places_.sums(row), sums);
+    unsigned sums[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) ptx::load_shared_four(places_.sums(row) + 16 * i, sums[i]);
     const float2 state = ptx::load_shared_pair(places_.state(row));
-    const float sum =
-        (__uint_as_float(sums[0]) + __uint_as_float(sums[1])) + (__uint_as_float(sums[2]) + __uint_as_float(sums[3]));
+    const auto of_group = [](const unsigned(&x)[4]) {
+      return (__uint_as_float(x[0]) + __uint_as_float(x[1])) + (__uint_as_float(x[2]) + __uint_as_float(x[3]));
+    };
+    const float sum = of_group(sums[0]) + of_group(sums[1]);
     const float c = p_.scale * kLog2e;
     const float lowered = state.x == state.y ? 1.0f : ptx::exp2_approx((state.y - state.x) * c);
     return {state.x != -ptx::infinity() ? state.x * c : state.x, sum * lowered, lowered};
@@ -130,7 +133,7 @@ class HalfAttend {
 
   // A new token; row: of its value.
   __device__ __forceinline__ void take_token(const char* row) {
-    meet_few();  // there are weights
+    meet_half();  // there are weights
     lower();
 #pragma unroll
     for (int b = 0; b < HalfOut::kBlocks; ++b) {
@@ -147,7 +150,7 @@ class HalfAttend {
         }
       }
     }
-    meet_few();
+    meet_half();
   }
 
   const PrefillParams& p_;

@@ -12,7 +12,11 @@ struct Half : Few {
   static constexpr int kChunkBytes = kRows * 128;
   static constexpr int kWeightsBytes = kRows * kKeys * 2;
   static constexpr int kUnitWarp = kLoaderWarps;  // that follows scales
-  static constexpr int kTaskReaders = Few::kTaskReaders + 1;
+  // Two groups of four warps have scores, of every other tile each; one values.
+  static constexpr int kThreads = kernels::kMlaHalfThreads, kMathWarps = 12, kScoreWarps = 8;
+  static constexpr int kTaskReaders = kMathWarps + kLoaderWarps;
+  static constexpr int kLoaderRegisters = kRows == 16 ? 56 : 48, kScoreRegisters = 136,
+                       kValueRegisters = kRows == 16 ? 184 : 192;
 
   static_assert(Config::kLoader == kernels::kMlaCodes656 && Packed::kGroups == kernels::kMlaHalfGroups &&
                     kRowBytes == Packed::kRowBytes && Packed::kHeadDim == Config::kHeadDimQk,
@@ -38,9 +42,9 @@ struct HalfPlaces : prefill::TaskPlaces<Half::kShared.tasks> {
   __device__ __forceinline__ unsigned weights(int group) const {
     return base + Half::kShared.weights + group * Half::kWeightsBytes;
   }
-  // Four numbers of a row, one from each warp that has scores.
-  __device__ __forceinline__ unsigned maxima(unsigned buffer, int row) const {
-    return base + Half::kShared.maxima + buffer * kNextMaxima + row * 16;
+  // Four numbers of a row of a tile's scores, one from each warp that has them.
+  __device__ __forceinline__ unsigned maxima(int stage, int row) const {
+    return base + Half::kShared.maxima + stage * kNextMaxima + row * 16;
   }
   static constexpr unsigned kNextMaxima = Half::kRows * 16;
   __device__ __forceinline__ unsigned factor(int group, int row) const {
@@ -49,31 +53,29 @@ struct HalfPlaces : prefill::TaskPlaces<Half::kShared.tasks> {
   // What outputs are to be multiplied with before a tile's values are added, and whether to: not 0 if some rows are.
   __device__ __forceinline__ unsigned lowered(int row) const { return base + Half::kShared.lowered + row * 4; }
   __device__ __forceinline__ unsigned changes() const { return base + Half::kShared.changes; }
-  // After a task's tiles, of a row: sums of the four warps that have scores; maximum and reference; bounds of the four
+  // After a task's tiles, of a row: sums of the eight warps that have scores; maximum and reference; bounds of the four
   // warps' outputs that have values, of either half of the channels.
-  __device__ __forceinline__ unsigned sums(int row) const { return base + Half::kShared.ends + row * 16; }
+  __device__ __forceinline__ unsigned sums(int row) const { return base + Half::kShared.ends + row * 32; }
   __device__ __forceinline__ unsigned state(int row) const {
-    return base + Half::kShared.ends + Half::kRows * 16 + row * 8;
+    return base + Half::kShared.ends + Half::kRows * 32 + row * 8;
   }
   __device__ __forceinline__ unsigned bounds(int row) const {
-    return base + Half::kShared.ends + Half::kRows * 24 + row * 32;
+    return base + Half::kShared.ends + Half::kRows * 40 + row * 32;
   }
   // Of a new token: a row's product, then its weight.
   __device__ __forceinline__ unsigned token(int row) const {
-    return base + Half::kShared.ends + Half::kRows * 56 + row * 4;
+    return base + Half::kShared.ends + Half::kRows * 72 + row * 4;
   }
 
   __device__ __forceinline__ unsigned barrier(int i) const { return base + Half::kShared.barriers + 8 * i; }
   __device__ __forceinline__ unsigned full(int stage) const { return barrier(stage); }
   __device__ __forceinline__ unsigned empty(int stage) const { return barrier(Half::kStages + stage); }
-  __device__ __forceinline__ unsigned maxima_full(unsigned buffer) const {
-    return barrier(2 * Half::kStages + static_cast<int>(buffer));
-  }
-  __device__ __forceinline__ unsigned weights_full() const { return barrier(2 * Half::kStages + 2); }
-  __device__ __forceinline__ unsigned weights_empty() const { return barrier(2 * Half::kStages + 3); }
-  __device__ __forceinline__ unsigned task_full(int slot) const { return barrier(2 * Half::kStages + 4 + slot); }
+  __device__ __forceinline__ unsigned maxima_full(int stage) const { return barrier(2 * Half::kStages + stage); }
+  __device__ __forceinline__ unsigned weights_full() const { return barrier(3 * Half::kStages); }
+  __device__ __forceinline__ unsigned weights_empty() const { return barrier(3 * Half::kStages + 1); }
+  __device__ __forceinline__ unsigned task_full(int slot) const { return barrier(3 * Half::kStages + 2 + slot); }
   __device__ __forceinline__ unsigned task_empty(int slot) const {
-    return barrier(2 * Half::kStages + 4 + kernels::kTaskSlots + slot);
+    return barrier(3 * Half::kStages + 2 + kernels::kTaskSlots + slot);
   }
 };
 

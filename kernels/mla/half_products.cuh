@@ -10,8 +10,8 @@
 // brought near 2^13 by a power of two. So are weights, which have the scales in them, each group's against a unit
 // (half_units.cuh), where no scale of a tile is far below it; else codes become bf16, as exactly, and weights too.
 //
-// Four warps multiply keys, 16 of them a warp, by all channels; four others values, 32 channels a warp of each scale
-// group, by all keys.
+// Two groups of four warps multiply keys, of every other tile each, 16 of them a warp, by all channels; four others
+// values, 32 channels a warp of each scale group, by all keys.
 #pragma once
 
 #include "mla/few_operands.cuh"
@@ -21,30 +21,30 @@
 
 namespace attune::mla {
 
-// 0 of the warps that multiply keys, or 1; and the warp's number among them.
+// 0 or 1 of the warps that multiply keys, 2 of those that multiply values; and the warp's number among them.
 __device__ __forceinline__ int half_group() { return few_warp() / 4; }
 __device__ __forceinline__ int half_warp() { return few_warp() % 4; }
-// Of the math warps those that multiply keys.
-__device__ __forceinline__ void meet_scorers() { ptx::sync_some(2, 128); }
+// All math warps; and those that multiply keys.
+__device__ __forceinline__ void meet_half() { ptx::sync_some(1, 32 * Half::kMathWarps); }
+__device__ __forceinline__ void meet_scorers() { ptx::sync_some(2, 32 * Half::kScoreWarps); }
 
 // Lane: g = lane / 4, t = lane % 4. Element 4 j + 2 h + e of a product: key or channel g + 8 h, row 8 j + 2 t + e.
 using HalfSums = float[Half::kRows / 2];
 
 class HalfKeys {
  public:
-  static constexpr int kParts = 8;  // of the codes, 64 channels each
-
   __device__ __forceinline__ explicit HalfKeys(const HalfPlaces& places) : places_(places) {}
 
   // Descriptors, in registers that a warp shares.
   __device__ __forceinline__ void begin() { q_ = ptx::uniform(ptx::descriptor_k_major(places_.q(0))); }
 
-  // All warps that multiply keys together: each brings a group of channels, and a block of the rope part.
+  // All warps that multiply keys together: each brings a group of channels, and a block of the rope part, of half of the
+  // rows.
   __device__ __forceinline__ void load_queries(const PrefillParams& p, const Task& task, int head_tile) const {
-    static_assert(kGroups == Half::kMathWarps / 2 && kRopeBlocks == kGroups, "a warp has a group");
-    const int group = few_warp_anew() % 4, lane = few_lane_anew(), g = lane / 4, t = lane % 4;
+    static_assert(2 * kGroups == Half::kScoreWarps && kRopeBlocks == kGroups, "a warp has a group of half of the rows");
+    const int group = few_warp_anew() / 2, lane = few_lane_anew(), g = lane / 4, t = lane % 4;
 #pragma unroll 1
-    for (int n = 0; n < Half::kRows / 8; ++n) {
+    for (int n = few_warp_anew() % 2; n < Half::kRows / 8; n += 2) {
       const int query = n * 8 + g;
       const char* const row = few_query(p, task, head_tile, query);
       uint2 x[kBlocksOfGroup];
@@ -85,75 +85,39 @@ class HalfKeys {
     meet_scorers();
   }
 
-  // A tile's sums: of the rope part, and of each scale group.
-  struct Sums {
-    HalfSums rope, groups[Packed::kGroups];
-  };
-  // Of 64 channels: a part is loaded while the one before is converted.
-  using Codes = unsigned[2][4];
-  __device__ __forceinline__ void load(int stage, int part, Codes& codes) const {
+  // s: products with a tile's keys. Of two scale groups one is added up while the next runs.
+  __device__ __forceinline__ void multiply(int stage, HalfSums& s) const {
     const unsigned from = places_.row(stage, 0) + keys_at_;
+    unsigned codes[2][4], rope[kRopeBlocks][4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(codes[i], from + 64 * part + 32 * i);
-  }
-  // Products with a tile's keys, which run on: of the rope part, ..
-  __device__ __forceinline__ void multiply_rope(int stage, Sums& sums) const {
-    const unsigned from = places_.row(stage, 0) + keys_at_ + Packed::kRope;
-    unsigned keys[kRopeBlocks][4];
-#pragma unroll
-    for (int i = 0; i < kRopeBlocks; ++i) ptx::load_matrix_x4(keys[i], from + 32 * i);
+    for (int i = 0; i < kRopeBlocks; ++i) ptx::load_matrix_x4(rope[i], from + Packed::kRope + 32 * i);
+    load(from, 0, codes);
     ptx::fence_products();
 #pragma unroll
     for (int i = 0; i < kRopeBlocks; ++i)
       ptx::ProductAlongK<Half::kRows, ptx::Type::kBf16>::registers(
-          sums.rope, keys[i], q_ + (2 * kGroups * (Half::kChunkBytes >> 4) + i * ptx::kStepK), i);
+          s, rope[i], q_ + (2 * kGroups * (Half::kChunkBytes >> 4) + i * ptx::kStepK), i);
     ptx::commit_products();
-  }
-  // .. and of a part of the codes. next: those of the one after it, which are loaded.
-  template <int kPart>
-  __device__ __forceinline__ void multiply(int stage, const Codes& codes, Codes& next, Sums& sums) const {
-    unsigned a[4][4];
-    if constexpr (kPart + 1 < kParts) load(stage, kPart + 1, next);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint2 halves = ptx::four_e4m3_to_f16(codes[i][j]);
-        a[2 * i + j / 2][j % 2] = halves.x, a[2 * i + j / 2][j % 2 + 2] = halves.y;
-      }
-    }
-    if constexpr (kPart > 0) ptx::wait_products<1>();
-    ptx::fence_products();
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      ptx::ProductAlongK<Half::kRows, ptx::Type::kF16>::registers(
-          sums.groups[kPart / 2], a[i], q_ + (kPart * (Half::kChunkBytes >> 4) + i * ptx::kStepK), kPart % 2 + i);
-    ptx::commit_products();
-  }
-  // s: all of them together. kPending: of the last scale groups' those that may run on until then.
-  __device__ __forceinline__ void add(int stage, Sums& sums, HalfSums& s) const {
-    unsigned scales[2][4];  // of the lane's two keys
-    load_scales(stage, scales);
-    ptx::wait_products<1>();
-    ptx::pin(sums.rope);
-#pragma unroll
-    for (int i = 0; i < Half::kRows / 2; ++i) s[i] = sums.rope[i];
+    HalfSums sums[2];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      if (group == kGroups - 1) ptx::wait_products<0>();
-      ptx::pin(sums.groups[group]);
 #pragma unroll
-      for (int j = 0; j < Half::kRows / 8; ++j) {
-        const float2 factor = ptx::load_shared_pair(factors_at_ + (group * Half::kRows + 8 * j) * 4);
+      for (int i = 0; i < 2; ++i) {
+        const int part = 2 * group + i;
+        unsigned a[4][4];
+        if (part > 0) ptx::wait_products<1>();
+        convert(codes, a);
+        if (part < kParts - 1) load(from, part + 1, codes);
+        ptx::fence_products();
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float scale = __uint_as_float(scales[h][group]);
-          float* const x = s + 4 * j + 2 * h;
-          const float* const y = sums.groups[group] + 4 * j + 2 * h;
-          x[0] = fmaf(y[0] * factor.x, scale, x[0]), x[1] = fmaf(y[1] * factor.y, scale, x[1]);
-        }
+        for (int k = 0; k < 4; ++k)
+          ptx::ProductAlongK<Half::kRows, ptx::Type::kF16>::registers(
+              sums[group % 2], a[k], q_ + (part * (Half::kChunkBytes >> 4) + k * ptx::kStepK), i + k);
+        ptx::commit_products();
+        if (i == 0 && group > 0) add<1>(stage, group - 1, sums[(group - 1) % 2], s);
       }
     }
+    add<0>(stage, kGroups - 1, sums[(kGroups - 1) % 2], s);
   }
 
   // Weights, s[4 j + 2 h + e] of key g + 8 h and row 8 j + 2 t + e, times the scales of each group of channels.
@@ -175,7 +139,9 @@ class HalfKeys {
     }
   }
   __device__ __forceinline__ void store_weights(const Weights& weights) const {
-    const unsigned to = places_.weights(0) + weights_at_;
+    const int lane = few_lane_anew();  // gives stmatrix the place of a row of queries, and eight keys
+    const unsigned to = places_.weights(0) + (lane / 16 * 8 + lane % 8) * 128 +
+                        ((half_warp() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
@@ -185,6 +151,7 @@ class HalfKeys {
   }
 
  private:
+  static constexpr int kParts = 8;  // of the codes, 64 channels each
   static constexpr int kGroups = Packed::kGroups, kBlocksOfGroup = Packed::kGroup / 16,
                        kRopeBlocks = (Packed::kHeadDim - Packed::kNope) / 16;
 
@@ -193,21 +160,59 @@ class HalfKeys {
   __device__ __forceinline__ static unsigned scaled(unsigned two, float factor) {
     return ptx::pack_f16(__uint_as_float(two << 16) * factor, __uint_as_float(two & 0xffff0000) * factor);
   }
+  // Codes of 64 channels, and what becomes of them.
+  using Codes = unsigned[2][4];
+  __device__ __forceinline__ static void load(unsigned from, int part, Codes& codes) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(codes[i], from + 64 * part + 32 * i);
+  }
+  __device__ __forceinline__ static void convert(const Codes& codes, unsigned (&a)[4][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint2 halves = ptx::four_e4m3_to_f16(codes[i][j]);
+        a[2 * i + j / 2][j % 2] = halves.x, a[2 * i + j / 2][j % 2 + 2] = halves.y;
+      }
+    }
+  }
+  // s += a scale group's products. kPending: committed after them.
+  template <int kPending>
+  __device__ __forceinline__ void add(int stage, int group, HalfSums& sums, HalfSums& s) const {
+    const unsigned from = places_.row(stage, 0) + scales_at() + 4 * group;
+    const unsigned factors = places_.factor(group, few_lane_anew() % 4 * 2);
+    float scales[2];  // of the lane's two keys
+#pragma unroll
+    for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared(from + h * (8 * Half::kPitch));
+    ptx::wait_products<kPending>();
+    ptx::pin(sums);
+    if (group == 0) ptx::pin(s);
+#pragma unroll
+    for (int j = 0; j < Half::kRows / 8; ++j) {
+      const float2 factor = ptx::load_shared_pair(factors + 8 * 4 * j);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float* const x = s + 4 * j + 2 * h;
+        const float* const y = sums + 4 * j + 2 * h;
+        x[0] = fmaf(y[0] * factor.x, scales[h], x[0]), x[1] = fmaf(y[1] * factor.y, scales[h], x[1]);
+      }
+    }
+  }
   __device__ __forceinline__ void load_scales(int stage, unsigned (&scales)[2][4]) const {
-    const unsigned from = places_.row(stage, 0) + scales_at_;
+    const unsigned from = places_.row(stage, 0) + scales_at();
 #pragma unroll
     for (int h = 0; h < 2; ++h) ptx::load_shared_four(from + h * (8 * Half::kPitch), scales[h]);
   }
 
+  // Where the scales of the lane's first key lie, from a tile's first row.
+  __device__ __forceinline__ static unsigned scales_at() {
+    return (half_warp() * 16 + few_lane_anew() / 4) * Half::kPitch + Packed::kNope;
+  }
+
   const HalfPlaces& places_;
   ptx::Descriptor q_{};
-  // Where ldmatrix and stmatrix begin: from a tile's first row, and from the weights of the first group.
+  // Where ldmatrix begins, from a tile's first row.
   const unsigned keys_at_ = ptx::kept((half_warp() * 16 + lane() % 16) * Half::kPitch + lane() / 16 * 16);
-  // Where the scales of the lane's first key lie, from there too; and the factors of its first two rows of queries.
-  const unsigned scales_at_ = ptx::kept((half_warp() * 16 + lane() / 4) * Half::kPitch + Packed::kNope);
-  const unsigned factors_at_ = ptx::kept(places_.factor(0, lane() % 4 * 2));
-  const unsigned weights_at_ = ptx::kept((lane() / 16 * 8 + lane() % 8) * 128 +
-                                         ((half_warp() * 2 + lane() / 8 % 2) ^ lane() % 8) * 16);
 };
 
 // O^T, in blocks of 64 channels: block 2 i + b has, of scale group i, the warp's channels 16 b .. + 15, 2 g and 2 g + 1
@@ -240,6 +245,7 @@ class HalfValues {
   template <ptx::Type kType, int kStep>
   __device__ __forceinline__ void multiply(int stage, Codes& codes, HalfOut& o) const {
     unsigned a[4][4];
+    if constexpr (kStep > 1) ptx::wait_products<1>();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -251,7 +257,6 @@ class HalfValues {
       }
     }
     if constexpr (kStep + 2 < kSteps) load(stage, kStep + 2, codes);
-    if constexpr (kStep > 1) ptx::wait_products<1>();
     ptx::fence_products();
 #pragma unroll
     for (int i = 0; i < 4; ++i)

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Half a block of rows: the four warps that have scores, and make weights of them for those that have values
+// Half a block of rows: the warps that have scores, and make weights of them for those that have values
 // (half_attend.cuh).
 //
 //   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r a reference for each row;  O = O 2^(c (r - r')) + P V
 //
-//   warp:  S_1, its maxima >  S_2 begins >  maxima of four warps, P_1 >  S_2 ends, its maxima ..
-//
-// A warp has 16 keys of a tile and all rows. What it knows of rows a lane knows of one, in all warps alike.
+// Two groups of four warps take every other tile each. A warp has 16 keys of it and all rows. What it knows of rows a
+// lane knows of one: maximum and reference, which follow all tiles one after the other, in all warps alike.
 #pragma once
 
 #include "mla/half_products.cuh"
@@ -30,7 +29,7 @@ __device__ __forceinline__ void multiply_token(const PrefillParams& p, const Hal
     for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
     if (lane == 0) ptx::store_shared_u32(places.token(own), __float_as_uint(s));
   }
-  meet_few();
+  meet_half();
 }
 // New tokens, one by one: there is hardly more than one. take(row): by all math warps.
 template <class Take>
@@ -53,49 +52,48 @@ __device__ __forceinline__ void for_each_token(const PrefillParams& p, const Hal
 class HalfScores {
  public:
   __device__ __forceinline__ HalfScores(const PrefillParams& p, const HalfPlaces& places)
-      : p_(p), places_(places), keys_(places), lane_(static_cast<int>(threadIdx.x) % 32) {}
+      : p_(p), places_(places), keys_(places) {}
 
   // All tiles of a task.
   __device__ __forceinline__ void run(const Task& task, int head_tile) {
     keys_.load_queries(p_, task, head_tile);
     highest_ = reference_ = -ptx::infinity();
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) sum_[i] = 0;
-    const int tiles = __shfl_sync(0xffffffffu, few_tile_end(task) - task.tile_begin, 0);
+    sum_ = 0;
     // What all lanes have alike, in registers that they share.
-    turn_ = {__shfl_sync(0xffffffffu, turn_.stage, 0), __shfl_sync(0xffffffffu, turn_.parity, 0)};
-    count_ = __shfl_sync(0xffffffffu, count_, 0);
-    if (tiles > 0) {
-      begin();
+    const unsigned end = __shfl_sync(0xffffffffu, count_ + max(few_tile_end(task) - task.tile_begin, 0), 0);
+    followed_ = count_ = __shfl_sync(0xffffffffu, count_, 0);
 #pragma unroll 1
-      for (int i = 1; i < tiles; ++i) go_on();
-      end();
-    }
+    for (count_ += (count_ ^ half_group()) & 1; static_cast<int>(count_ - end) < 0; count_ += 2) take();
+#pragma unroll 1
+    while (followed_ != end) follow_next();
+    count_ = end;
     if constexpr (Config::kDense)
       for_each_token(p_, places_, task, head_tile, [&](const char*) { take_token(); });
   }
 
   // Tells the warps that have values of the rows; they have heard when all meet.
   __device__ __forceinline__ void tell_rows() {
-    const float sum = of_own_row(sum_, [](float x, float y) { return x + y; });
-    ptx::store_shared_u32(places_.sums(own_row()) + 4 * half_warp(), __float_as_uint(sum));
-    if (half_warp() == 0)
+    ptx::store_shared_u32(places_.sums(own_row()) + 4 * few_warp(), __float_as_uint(sum_));
+    if (few_warp() == 0)
       ptx::store_shared_two(places_.state(own_row()), __float_as_uint(highest_), __float_as_uint(reference_));
   }
 
  private:
   static constexpr int kRowsOfLane = Half::kRows / 4;  // 8 j + 2 t + e, of which it has two keys' scores
 
+  __device__ __forceinline__ static int lane() { return few_lane_anew(); }
   // From products to scores in base 2.
   __device__ __forceinline__ float c() const { return p_.scale * kLog2e; }
   // The one of them that the lane knows about, 2 j + e being the upper bits of its g.
   __device__ __forceinline__ int own_row() const {
-    const int i = lane_ / (32 / kRowsOfLane);
-    return i / 2 * 8 + lane_ % 4 * 2 + i % 2;
+    const int own = lane(), i = own / (32 / kRowsOfLane);
+    return i / 2 * 8 + own % 4 * 2 + i % 2;
   }
-  // What the lane knows that has row i of this lane's, of 2 j + e.
-  __device__ __forceinline__ float of_row(float x, int i) const {
-    return __shfl_sync(0xffffffffu, x, lane_ % 4 + i * (32 / kRowsOfLane));
+  // What the lane knows that has row i of this lane's, of 2 j + e. first: that of the first row, computed anew, with what
+  // follows from it, rather than kept in registers.
+  __device__ __forceinline__ int first_lane() const { return lane() % 4; }
+  __device__ __forceinline__ static float of_row(float x, int first, int i) {
+    return __shfl_sync(0xffffffffu, x, first + i * (32 / kRowsOfLane));
   }
   // Of all lanes that have the own row: each step a lane goes on with half of the rows, of which it gets the other
   // lane's.
@@ -107,7 +105,7 @@ class HalfScores {
     int step = 16;
 #pragma unroll
     for (int left = kRowsOfLane / 2; left > 0; left /= 2) {
-      const bool upper = (lane_ & step) != 0;
+      const bool upper = (lane() & step) != 0;
 #pragma unroll
       for (int i = 0; i < left; ++i)
         rows[i] = merge(upper ? rows[left + i] : rows[i],
@@ -119,58 +117,13 @@ class HalfScores {
     return rows[0];
   }
 
-  // Scores of a task's first tile.
-  __device__ __forceinline__ void begin() {
-    const int stage = turn_.stage;
-    ptx::wait_phase(places_.full(stage), turn_.parity);
-    HalfKeys::Sums sums;
-    HalfKeys::Codes codes[2];
+  // A tile's scores, the rows' maxima, for all warps, and weights of the warp's keys.
+  __device__ __forceinline__ void take() {
+    const int stage = static_cast<int>(count_ % Half::kStages);
+    ptx::wait_phase(places_.full(stage), count_ / Half::kStages % 2);
+    const unsigned absent = ptx::load_shared_u16(places_.note(stage) + 2 * half_warp()) >> lane() / 4;
     keys_.begin();
-    multiply_first(stage, codes, sums);
-    multiply_second(stage, codes, sums);
-    score(stage, sums);
-  }
-  // Weights of a tile, and scores of the next one.
-  __device__ __forceinline__ void go_on() {
-    const int stage = turn_.stage;
-    turn_.next<Half::kStages>();
-    const int next = turn_.stage;
-    ptx::wait_phase(places_.full(next), turn_.parity);
-    HalfKeys::Sums sums;
-    HalfKeys::Codes codes[2];
-    keys_.begin();
-    multiply_first(next, codes, sums);
-    weigh(stage);
-    multiply_second(next, codes, sums);
-    tell_weights();
-    score(next, sums);
-  }
-  // Weights of the last one.
-  __device__ __forceinline__ void end() {
-    const int stage = turn_.stage;
-    turn_.next<Half::kStages>();
-    weigh(stage);
-    tell_weights();
-  }
-  __device__ __forceinline__ void multiply_first(int stage, HalfKeys::Codes (&codes)[2], HalfKeys::Sums& sums) const {
-    keys_.load(stage, 0, codes[0]);
-    keys_.multiply_rope(stage, sums);
-    keys_.multiply<0>(stage, codes[0], codes[1], sums);
-    keys_.multiply<1>(stage, codes[1], codes[0], sums);
-    keys_.multiply<2>(stage, codes[0], codes[1], sums);
-    keys_.multiply<3>(stage, codes[1], codes[0], sums);
-  }
-  __device__ __forceinline__ void multiply_second(int stage, HalfKeys::Codes (&codes)[2], HalfKeys::Sums& sums) const {
-    keys_.multiply<4>(stage, codes[0], codes[1], sums);
-    keys_.multiply<5>(stage, codes[1], codes[0], sums);
-    keys_.multiply<6>(stage, codes[0], codes[1], sums);
-    keys_.multiply<7>(stage, codes[1], codes[0], sums);
-  }
-
-  // A tile's scores, and the rows' maxima, for all four warps.
-  __device__ __forceinline__ void score(int stage, HalfKeys::Sums& sums) {
-    const unsigned absent = ptx::load_shared_u16(places_.note(stage) + 2 * half_warp()) >> lane_ / 4;
-    keys_.add(stage, sums, s_);
+    keys_.multiply(stage, s_);
     float top[kRowsOfLane];
 #pragma unroll
     for (int i = 0; i < 2 * kRowsOfLane; ++i) {
@@ -179,57 +132,67 @@ class HalfScores {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) top[i] = fmaxf(s_[i / 2 * 4 + i % 2], s_[i / 2 * 4 + 2 + i % 2]);
     const float highest = of_own_row(top, [](float x, float y) { return fmaxf(x, y); });
-    ptx::store_shared_u32(maxima_at_ + count_ % 2 * HalfPlaces::kNextMaxima + 4 * half_warp(),
-                          __float_as_uint(highest));
+    ptx::store_shared_u32(places_.maxima(stage, own_row()) + 4 * half_warp(), __float_as_uint(highest));
     __syncwarp();
-    if (lane_ == 0) ptx::arrive(places_.maxima_full(count_ % 2));
+    if (lane() == 0) ptx::arrive(places_.maxima_full(stage));
+    if (followed_ != count_) follow_next();
+    weigh(stage, follow_next());
   }
-
-  // Weights of the warp's keys, and what outputs are to be multiplied with before.
-  __device__ __forceinline__ void weigh(int stage) {
-    ptx::wait_phase(places_.maxima_full(count_ % 2), count_ / 2 % 2);
+  // The next tile's maxima, which may be the other group's. What is to be multiplied with to be against the reference.
+  __device__ __forceinline__ float follow_next() {
+    const int stage = static_cast<int>(followed_ % Half::kStages);
+    ptx::wait_phase(places_.maxima_full(stage), followed_ / Half::kStages % 2);
     unsigned maxima[4];
-    ptx::load_shared_four(maxima_at_ + count_ % 2 * HalfPlaces::kNextMaxima, maxima);
-    const HalfUnits units(places_.units(stage));
-    const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0);  // in a register that all share
+    ptx::load_shared_four(places_.maxima(stage, own_row()), maxima);
     const float lowered = follow(fmaxf(fmaxf(__uint_as_float(maxima[0]), __uint_as_float(maxima[1])),
                                        fmaxf(__uint_as_float(maxima[2]), __uint_as_float(maxima[3]))));
+    sum_ *= lowered;
+    ++followed_;
+    return lowered;
+  }
+  // lowered: what outputs are to be multiplied with before.
+  __device__ __forceinline__ void weigh(int stage, float lowered) {
+    const HalfUnits units(places_.units(stage));
+    const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0);  // in a register that all share
     const bool changes = __any_sync(0xffffffffu, lowered != 1.0f);
-    if (changes) [[unlikely]] {
-#pragma unroll
-      for (int i = 0; i < kRowsOfLane; ++i) sum_[i] *= of_row(lowered, i);
-    }
     const float scale = c(), own_from = reference_of(reference_);
+    const int first = first_lane();
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      const float from = of_row(own_from, i);
+      const float from = of_row(own_from, first, i);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float& x = s_[i / 2 * 4 + 2 * h + i % 2];
         x = ptx::exp2_approx((x - from) * scale);  // at most 2^8, however large scores are
       }
-      sum_[i] += s_[i / 2 * 4 + i % 2] + s_[i / 2 * 4 + 2 + i % 2];
     }
     HalfKeys::Weights weights;
     keys_.scale_weights<ptx::Type::kF16>(stage, units, s_, weights);
     if (flags != 0) [[unlikely]]
       weigh_anew(stage, units, weights);
+    // The other group's have been there, and are no longer needed.
+    ptx::wait_phase(places_.weights_full(), count_ % 2 ^ 1);
     ptx::wait_phase(places_.weights_empty(), count_ % 2 ^ 1);
     keys_.store_weights(weights);
     if (half_warp() == 0) {
-      if (lane_ == 0) ptx::store_shared_u32(places_.changes(), changes ? 1 : 0);
+      if (lane() == 0) ptx::store_shared_u32(places_.changes(), changes ? 1 : 0);
       if (changes) ptx::store_shared_u32(places_.lowered(own_row()), __float_as_uint(lowered));
     }
     ptx::fence_async_proxy();
-    ++count_;
+    tell_weights();
+    float sums[kRowsOfLane];
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) sums[i] = s_[i / 2 * 4 + i % 2] + s_[i / 2 * 4 + 2 + i % 2];
+    sum_ += of_own_row(sums, [](float x, float y) { return x + y; });
   }
-  // That all of them are there; some time behind the fence, which takes a while.
+  // That all of them are there.
   __device__ __forceinline__ void tell_weights() const {
     __syncwarp();
-    if (lane_ == 0) ptx::arrive(places_.weights_full());
+    if (lane() == 0) ptx::arrive(places_.weights_full());
   }
   // Where units have flags.
-  __device__ __forceinline__ void weigh_anew(int stage, HalfUnits units, HalfKeys::Weights& weights) const {
+  __device__ __forceinline__ void weigh_anew(int stage, HalfUnits units, HalfKeys::Weights& weights) {
+    ptx::pin(s_);  // products are computed anew, rather than kept in registers
     const bool in_range = (units.flags() & HalfUnits::kRange) == 0;
     units.drop_flags();
     if (in_range) {
@@ -243,18 +206,14 @@ class HalfScores {
   __device__ __forceinline__ void take_token() {
     const float s = ptx::load_shared(places_.token(own_row())), lowered = follow(s);
     const float weight = ptx::exp2_approx(fmaf(s, c(), -reference_of(reference_) * c()));
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      const float added = of_row(weight, i), factor = of_row(lowered, i);
-      sum_[i] = fmaf(sum_[i], factor, half_warp() == 0 && lane_ < 4 ? added : 0.0f);
-    }
+    sum_ = fmaf(sum_, lowered, few_warp() == 0 ? weight : 0.0f);
     meet_scorers();  // all have read the products
-    if (half_warp() == 0) {
+    if (few_warp() == 0) {
       ptx::store_shared_u32(places_.lowered(own_row()), __float_as_uint(lowered));
       ptx::store_shared_u32(places_.token(own_row()), __float_as_uint(weight));
     }
-    meet_few();
-    meet_few();  // outputs have been added to
+    meet_half();
+    meet_half();  // outputs have been added to
   }
 
   __device__ __forceinline__ float follow(float top) { return follow_maximum(top, c(), highest_, reference_); }
@@ -262,13 +221,11 @@ class HalfScores {
   const PrefillParams& p_;
   const HalfPlaces& places_;
   HalfKeys keys_;
-  const int lane_;
-  const unsigned maxima_at_ = ptx::kept(places_.maxima(0, own_row()));
-  float highest_, reference_;  // of the own row
-  float sum_[kRowsOfLane];     // of the lane's keys, against the reference
+  // Of the own row; sum_ is of the warp's keys, against the reference.
+  float highest_, reference_, sum_;
   HalfSums s_;                 // scores, then weights: [4 j + 2 h + e] of key g + 8 h of the warp's, row 8 j + 2 t + e
-  Turn turn_;                  // of the next tile
-  unsigned count_ = 0;         // tiles that have been weighed, of all tasks
+  unsigned count_ = 0;         // tiles before the present one, of all tasks and both groups
+  unsigned followed_ = 0;      // those that the reference follows
 };
 
 }  // namespace attune::mla

@@ -22,7 +22,7 @@ class HalfStore {
   __device__ __forceinline__ void store(HalfAttend& a) const {
     const bool is_part = t_.num_parts > 1;
     if (kHalfParts && is_part) tell_bounds(a.o);
-    meet_few();
+    meet_half();
     const HalfAttend::Row row = a.hear_row(lane() % Half::kRows);
     if (is_part) {
       store_part(row, a.o);

@@ -97,20 +97,18 @@ class HalfUnitWarp {
         ptx::store_shared_u32(places_.units(turn_.stage) + 2 * lane(), half | next << 16 | (lane() == 0 ? flags : 0));
       __syncwarp();
       if (lane() == 0) {
-        // That of the maxima of two tiles before, in the same place.
-        const unsigned barrier = places_.maxima_full(count_ % 2);
-        ptx::wait_phase(barrier, count_ / 2 % 2 ^ 1);
+        // That of the maxima of the tile before in the same place.
+        const unsigned barrier = places_.maxima_full(turn_.stage);
+        ptx::wait_phase(barrier, turn_.parity ^ 1);
         ptx::arrive(barrier);
       }
       __syncwarp();
       turn_.next<Half::kStages>();
-      ++count_;
     }
   }
 
   const HalfPlaces& places_;
   Turn turn_;
-  unsigned count_ = 0;  // tiles, of all tasks
 };
 
 }  // namespace attune::mla

@@ -82,7 +82,7 @@ ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
 
 // The kernel of half a block of rows, or a quarter (mla/half.cu): at most 32 rows, or 16, over packed rows of 656 bytes,
 // by wgmma. Groups of channels with a scale each.
-constexpr int kMlaHalfRows = 32, kMlaHalfGroups = 4;
+constexpr int kMlaHalfRows = 32, kMlaHalfGroups = 4, kMlaHalfThreads = 512;
 
 // Dynamic shared memory of one of its blocks; bytes.
 struct MlaHalfShared {
@@ -93,14 +93,14 @@ ATTUNE_SHARED_FUNCTION MlaHalfShared mla_half_shared(int rows) {
   MlaHalfShared s{};
   s.q = s.tiles + f.stages * kMlaKeys * f.pitch;            // [chunks][rows][64 channels]
   s.weights = s.q + 576 / 64 * rows * 128;                  // [groups][rows][keys]
-  s.ends = s.weights + kMlaHalfGroups * rows * kMlaKeys * 2;  // [rows][15 words]
-  s.maxima = s.ends + align_up(rows * 60, 16);              // [2][rows][4 warps]
-  s.factors = s.maxima + 2 * rows * 16;                     // [groups][rows]
+  s.ends = s.weights + kMlaHalfGroups * rows * kMlaKeys * 2;  // [rows][19 words]
+  s.maxima = s.ends + align_up(rows * 76, 16);              // [stages][rows][4 warps]
+  s.factors = s.maxima + f.stages * rows * 16;                     // [groups][rows]
   s.lowered = s.factors + kMlaHalfGroups * rows * 4;        // [rows]
   s.changes = s.lowered + rows * 4;
   s.notes = s.changes + 16;                                 // [stages]
   s.barriers = s.notes + f.stages * kMlaFewNoteBytes;
-  s.tasks = s.barriers + align_up((2 * f.stages + 4 + 2 * kTaskSlots) * 8, 16);
+  s.tasks = s.barriers + align_up((3 * f.stages + 2 + 2 * kTaskSlots) * 8, 16);
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
 }

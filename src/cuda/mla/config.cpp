@@ -123,7 +123,9 @@ kernels::RowPool dense_pool(const RowView& v) {
 }  // namespace
 
 unsigned Config::threads() const {
-  return static_cast<unsigned>(few || half ? kernels::kMlaFewThreads : kernels::mla_threads(loader, cluster));
+  return static_cast<unsigned>(few    ? kernels::kMlaFewThreads
+                               : half ? kernels::kMlaHalfThreads
+                                      : kernels::mla_threads(loader, cluster));
 }
 unsigned Config::merge_blocks(int num_sms) const {
   return static_cast<unsigned>(std::clamp<int64_t>(max_pairs, 1, int64_t{2} * num_sms));
