@@ -38,10 +38,11 @@ class HalfKeys {
   // Descriptors, in registers that a warp shares.
   __device__ __forceinline__ void begin() { q_ = ptx::uniform(ptx::descriptor_k_major(places_.q(0))); }
 
-  // All warps that multiply keys together: each brings a group of channels, and a block of the rope part, of half of the
-  // rows.
+  // All warps that multiply keys together: each brings a group of channels, and a block of the rope part, of half of
+  // the rows.
   __device__ __forceinline__ void load_queries(const PrefillParams& p, const Task& task, int head_tile) const {
-    static_assert(2 * kGroups == Half::kScoreWarps && kRopeBlocks == kGroups, "a warp has a group of half of the rows");
+    static_assert(2 * kGroups == Half::kScoreWarps && kRopeBlocks == kGroups,
+                  "a warp has a group of half of the rows");
     const int group = few_warp_anew() / 2, lane = few_lane_anew(), g = lane / 4, t = lane % 4;
 #pragma unroll 1
     for (int n = few_warp_anew() % 2; n < Half::kRows / 8; n += 2) {
@@ -241,7 +242,8 @@ class HalfValues {
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(codes[i], from + i * Packed::kGroup);
   }
-  // o += values of a tile * weights, which runs on. codes: of the step, then of the next but one. kType: of the weights.
+  // o += values of a tile * weights, which runs on. codes: of the step, then of the next but one. kType: of the
+  // weights.
   template <ptx::Type kType, int kStep>
   __device__ __forceinline__ void multiply(int stage, Codes& codes, HalfOut& o) const {
     unsigned a[4][4];

@@ -89,8 +89,8 @@ class HalfScores {
     const int own = lane(), i = own / (32 / kRowsOfLane);
     return i / 2 * 8 + own % 4 * 2 + i % 2;
   }
-  // What the lane knows that has row i of this lane's, of 2 j + e. first: that of the first row, computed anew, with what
-  // follows from it, rather than kept in registers.
+  // What the lane knows that has row i of this lane's, of 2 j + e. first: that of the first row, computed anew, with
+  // what follows from it, rather than kept in registers.
   __device__ __forceinline__ int first_lane() const { return lane() % 4; }
   __device__ __forceinline__ static float of_row(float x, int first, int i) {
     return __shfl_sync(0xffffffffu, x, first + i * (32 / kRowsOfLane));

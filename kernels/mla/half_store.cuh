@@ -134,7 +134,8 @@ class HalfStore {
         float x[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = o.blocks[b][element + j / 2 * 4 + j % 2 * 2] * factors[b / 2][j / 2];
-        char* const to = first + b / 4 * (16 * kChannelsOfHalf * kPartBytes) + (b / 2 % 2 * 8 + b % 2) * (256 * kPartBytes);
+        char* const to =
+            first + (b / 4 * (16 * kChannelsOfHalf) + (b / 2 % 2 * 8 + b % 2) * 256) * kPartBytes;
         if constexpr (kHalfParts) {
           *reinterpret_cast<uint2*>(to) = make_uint2(ptx::pack_f16(x[0], x[1]), ptx::pack_f16(x[2], x[3]));
         } else {

@@ -54,8 +54,8 @@ ATTUNE_SHARED_FUNCTION MlaShared mla_shared(int head_dim_qk) {
 constexpr int kMlaFewRows = 16, kMlaFewMathWarps = 8, kMlaFewThreads = 384;
 constexpr int kMlaFewNoteBytes = 16;  // what lies beside a tile
 
-// Of cached rows, in that kernel and the next: their bytes; their distance in shared memory, such that the same 16 bytes
-// of eight rows lie in different banks; and tiles at a time.
+// Of cached rows, in that kernel and the next: their bytes; their distance in shared memory, such that the same 16
+// bytes of eight rows lie in different banks; and tiles at a time.
 struct MlaFewFormat {
   int row_bytes, pitch, stages;
 };
@@ -80,8 +80,8 @@ ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
   return s;
 }
 
-// The kernel of half a block of rows, or a quarter (mla/half.cu): at most 32 rows, or 16, over packed rows of 656 bytes,
-// by wgmma. Groups of channels with a scale each.
+// The kernel of half a block of rows, or a quarter (mla/half.cu): at most 32 rows, or 16, over packed rows of 656
+// bytes, by wgmma. Groups of channels with a scale each.
 constexpr int kMlaHalfRows = 32, kMlaHalfGroups = 4, kMlaHalfThreads = 512;
 
 // Dynamic shared memory of one of its blocks; bytes.
@@ -91,14 +91,14 @@ struct MlaHalfShared {
 ATTUNE_SHARED_FUNCTION MlaHalfShared mla_half_shared(int rows) {
   const MlaFewFormat f = mla_few_format(kMlaCodes656, 576);
   MlaHalfShared s{};
-  s.q = s.tiles + f.stages * kMlaKeys * f.pitch;            // [chunks][rows][64 channels]
-  s.weights = s.q + 576 / 64 * rows * 128;                  // [groups][rows][keys]
+  s.q = s.tiles + f.stages * kMlaKeys * f.pitch;              // [chunks][rows][64 channels]
+  s.weights = s.q + 576 / 64 * rows * 128;                    // [groups][rows][keys]
   s.ends = s.weights + kMlaHalfGroups * rows * kMlaKeys * 2;  // [rows][19 words]
-  s.maxima = s.ends + align_up(rows * 76, 16);              // [stages][rows][4 warps]
-  s.factors = s.maxima + f.stages * rows * 16;                     // [groups][rows]
-  s.lowered = s.factors + kMlaHalfGroups * rows * 4;        // [rows]
+  s.maxima = s.ends + align_up(rows * 76, 16);                // [stages][rows][4 warps]
+  s.factors = s.maxima + f.stages * rows * 16;                // [groups][rows]
+  s.lowered = s.factors + kMlaHalfGroups * rows * 4;          // [rows]
   s.changes = s.lowered + rows * 4;
-  s.notes = s.changes + 16;                                 // [stages]
+  s.notes = s.changes + 16;  // [stages]
   s.barriers = s.notes + f.stages * kMlaFewNoteBytes;
   s.tasks = s.barriers + align_up((3 * f.stages + 2 + 2 * kTaskSlots) * 8, 16);
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
