@@ -2,6 +2,7 @@
 // What the schedule of prompts and of MLA lists (kernels/prefill/schedule.cu on the CPU, tests/emulator), beside what
 // the results of attention show: each block of rows once, all of its tiles, parts of one size, long ones first.
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <map>
 #include <string>
@@ -17,9 +18,15 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class EmulatedSchedule : public EmulatedPrefill {
  protected:
+  // Tiles of the block of the grid that ends last, where each takes the next task of the list when it has done one;
+  // beside what no schedule can be below.
+  struct Time {
+    int64_t last = 0, ideal = 0;
+  };
+
   // "" or what is wrong. num_sms: blocks of the grid. cut: some block must be. fewest_tiles: of a part; 0: what the
   // host says, else there is room for parts as short.
-  static std::string check(const cases::Case& spec, int num_sms, bool cut, int fewest_tiles = 0) {
+  static std::string check(const cases::Case& spec, int num_sms, bool cut, int fewest_tiles = 0, Time* time = nullptr) {
     cases::Problem problem(spec);
     problem.arena().upload();
     const Problem p = make_problem(problem.device(), Data::kRequired);
@@ -32,6 +39,7 @@ class EmulatedSchedule : public EmulatedPrefill {
 
     const kernels::TaskList& list = *params.list;
     if (list.next_item != 0) return "the counter of tasks is not 0";
+    if (time != nullptr) *time = time_of(params);
     std::map<std::pair<int, int>, std::vector<kernels::Task>> blocks;  // by sequence and first token
     int64_t tiles = 0;
     int longest = 1 << 30;  // so far
@@ -75,7 +83,25 @@ class EmulatedSchedule : public EmulatedPrefill {
     if (params.blocks_each == 0 && list.num_tiles != tiles * params.num_head_tiles)
       return cat(tiles, " tiles, the list says ", list.num_tiles);
     if ((splits > 0) != cut) return cat(splits, " blocks are cut");
+    int64_t parts = 0;
+    for (int i = 0; i < list.num_tasks; ++i) parts += params.tasks[i].num_parts > 1 ? 1 : 0;
+    if (parts * params.num_head_tiles > 2 * params.num_blocks) return cat("no room for results of ", parts, " parts");
     return "";
+  }
+
+ private:
+  static Time time_of(const kernels::PrefillParams& params) {
+    std::vector<int64_t> until(static_cast<size_t>(params.num_blocks), 0);
+    Time time;
+    for (int i = 0; i < params.list->num_tasks; ++i) {
+      for (int head = 0; head < params.num_head_tiles; ++head) {
+        const int64_t tiles = params.tasks[i].tile_end - params.tasks[i].tile_begin;
+        *std::ranges::min_element(until) += tiles;
+        time.ideal += tiles;
+      }
+    }
+    time.last = std::ranges::max(until), time.ideal = ceil_div(time.ideal, params.num_blocks);
+    return time;
   }
 };
 
@@ -103,6 +129,30 @@ TEST_F(EmulatedSchedule, ListsEachBlockOnce) {
               "")
         << x.rest;
   }
+}
+
+// Fewer sequences than blocks, of unlike lengths: no block works for long when most have ended; nor is anything cut for
+// nothing where they are alike.
+TEST_F(EmulatedSchedule, FillsTheGridWhateverTheLengths) {
+  const auto of = [](const std::vector<int64_t>& keys, const char* heads) {
+    std::string list;
+    for (const int64_t n : keys) list += (list.empty() ? "" : ", ") + std::to_string(n);
+    return tests::make_case(std::string(R"({"name": "x", "head_dim": [16, 16], "dtype": "bf16", "kv": "dense",
+        "queries": "fixed", "seqlens_q": 1, "heads": )") +
+                            heads + R"(, "seqlens_kv": [)" + list + "]}");
+  };
+  std::vector<int64_t> even, exponential, quarters;
+  for (int64_t i = 0; i < 128; ++i) even.push_back(512 + i * 60);
+  for (int i = 0; i < 120; ++i) exponential.push_back(static_cast<int64_t>(100 - 2000 * std::log((i + 0.5) / 120)));
+  for (int64_t i = 0; i < 110; ++i) quarters.push_back(i % 4 == 0 ? 16384 : 4096);
+  for (const auto& [keys, most_percent] :
+       {std::pair{even, 125}, {exponential, 125}, {quarters, 150}, {std::vector<int64_t>(32, 8192), 105}}) {
+    Time time;
+    EXPECT_EQ(check(of(keys, "[1, 1]"), 132, true, 0, &time), "");
+    EXPECT_LE(time.last * 100, time.ideal * most_percent) << time.last << " of " << time.ideal;
+  }
+  Time time;
+  EXPECT_EQ(check(of(std::vector<int64_t>(100, 8192), "[1, 1]"), 132, false, 0, &time), "");
 }
 
 TEST_F(EmulatedSchedule, CutsPartsAsShortAsItIsTold) {

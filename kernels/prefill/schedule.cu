@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists the tasks of a batch from the lengths on the device, those with most tiles first, and cuts blocks of rows into
-// parts where there are too few of them to fill the grid, or where one alone would take longer than all others.
+// parts where there are too few of them to fill the grid, or where one alone would take longer than all others; into
+// short ones, for several rounds, where parts for one round would leave much of the grid idle.
 //
 //   blocks of rows of sequence b: ceil(num_q / tokens_of_tile);  cost of a block: its tiles of keys;
 //   C = all tiles times head tiles;  ideal = C / blocks of the grid, which no schedule beats
@@ -105,7 +106,31 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
     fit = shared.first_fit;
     __syncthreads();
   }
-  return min(ideal + fit * step, max_cost);
+  const int at_once = min(ideal + fit * step, max_cost);
+  // Where lengths are so unlike that one round of parts leaves the grid idle, shorter parts in several rounds, longest
+  // first: of two thirds of the ideal, or of the ideal, if no more parts than blocks take more than half of the time
+  // that is to be reached, and no more than twice as many a third.
+  const int aim = at_once - at_once / 8 - 4;
+  if (ideal + ideal / 4 >= aim) return at_once;
+  if (threadIdx.x == 0) shared.first_fit = 2;
+  __syncthreads();
+  if (warp < 2) {
+    const int piece = warp == 0 ? max((2 * ideal + 2) / 3, p.fewest_tiles) : ideal;
+    int parts = 0, halves = 0, thirds = 0;
+#pragma unroll 1
+    for (int i = lane; i < num_blocks; i += 32) {
+      const int cost = shared.cost[i], n = parts_of(cost, piece), size = parts_of(cost, max(n, 1));
+      parts += n, halves += 2 * size > aim ? n : 0, thirds += 3 * size > aim ? n : 0;
+    }
+    parts = ptx::sum_of_warp(parts), halves = ptx::sum_of_warp(halves), thirds = ptx::sum_of_warp(thirds);
+    const int heads = p.num_head_tiles, twice = 2 * p.num_blocks;  // and what the workspace has room for
+    const bool holds = parts <= p.max_tasks && parts * heads <= twice;
+    if (lane == 0 && holds && halves * heads <= p.num_blocks && thirds * heads <= twice)
+      atomicMin(&shared.first_fit, warp);
+  }
+  __syncthreads();
+  if (shared.first_fit == 2) return at_once;
+  return shared.first_fit == 0 ? max((2 * ideal + 2) / 3, p.fewest_tiles) : ideal;
 }
 
 __device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_tasks, int num_splits) {
