@@ -71,6 +71,7 @@ struct Block {
   uint64_t progress = 0;  // changes with everything that somebody may wait for
   const std::function<void()>* kernel = nullptr;
   std::string failure;
+  bool has_waited = false, has_allowed = false;  // for the kernels before; the next one to begin
 };
 
 struct Cluster {
@@ -227,6 +228,9 @@ Backward::~Backward() { g_backward = false; }
 
 void fail(const char* what) { throw std::runtime_error(what); }
 
+void note_wait_for_previous_kernels() { g_block->has_waited = true; }
+void note_next_kernel_is_allowed() { g_block->has_allowed = true; }
+
 unsigned cluster_rank() { return static_cast<unsigned>(g_block - g_block->cluster->blocks.data()); }
 unsigned cluster_size() { return static_cast<unsigned>(g_block->cluster->blocks.size()); }
 unsigned char* shared_memory_of(unsigned rank) { return g_block->cluster->blocks.at(rank).shared; }
@@ -323,6 +327,7 @@ void run(Index grid, unsigned threads, const std::function<void()>& kernel, unsi
   for (unsigned i = 0; i < cluster; ++i)
     shared.emplace_back(std::aligned_alloc(kSharedAlignment, kSharedBytes), &std::free);
   const unsigned blocks = grid.x * grid.y * grid.z;
+  bool beside_others = false, all_wait = true;  // other kernels, by programmatic dependent launch
   try {
     for (unsigned first = 0; first < blocks; first += cluster) {
       Cluster c;
@@ -344,11 +349,14 @@ void run(Index grid, unsigned threads, const std::function<void()>& kernel, unsi
       }
       run_cluster(c);
       for (const Block& block : c.blocks) {
+        beside_others |= block.has_waited || block.has_allowed;
+        all_wait &= block.has_waited;
         for (const auto& [at, b] : block.barriers) {
           if (b.bytes != 0) throw std::runtime_error("a barrier still expects bytes at the end");
         }
       }
     }
+    if (beside_others && !all_wait) throw std::runtime_error("a block ends that has not waited for the kernels before");
   } catch (...) {
     fibers.clear();  // they stand in the middle of kernels
     throw;

@@ -31,6 +31,11 @@ inline unsigned char* shared_memory() { return g_running.shared; }
 // Ends the run with these words.
 [[noreturn]] ATTUNE_EMULATOR void fail(const char* what);
 
+// Programmatic dependent launch. If a block of a kernel has to do with it, all are to wait: a kernel after the next
+// could begin before those before this one have ended.
+ATTUNE_EMULATOR void note_wait_for_previous_kernels();
+ATTUNE_EMULATOR void note_next_kernel_is_allowed();
+
 // Blocks of one cluster run side by side.
 ATTUNE_EMULATOR unsigned cluster_rank();
 ATTUNE_EMULATOR unsigned cluster_size();

@@ -4,7 +4,8 @@
 
 namespace attune::ptx {
 
-inline void wait_for_previous_kernels() {}
-inline void allow_next_kernel() {}
+inline void wait_for_previous_kernels() { emulator::note_wait_for_previous_kernels(); }
+inline void fence_device() {}
+inline void allow_next_kernel() { emulator::note_next_kernel_is_allowed(); }
 
 }  // namespace attune::ptx
