@@ -242,7 +242,7 @@ class Attend {
   }
   // Of the other group's tile: that group has waited, not this one.
   __device__ __forceinline__ void wait_for_values(Turn turn) const {
-    if (!Config::kGathers) ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
+    if (!kByHalves) ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
     ptx::wait_phase(places_.k_full(turn.stage, 2 + 2 * kGroup), turn.parity);
     if (Config::kReadersFence) ptx::fence_async_proxy();
   }

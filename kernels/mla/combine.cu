@@ -164,13 +164,6 @@ struct Team {
   __device__ __forceinline__ void meet() const { ptx::sync_some(1 + set(), 128 * sharing()); }
 };
 
-// Of the parameters what the end asks for, so that it does not wait for them. scratch: of the group.
-__device__ __forceinline__ void touch_parameters(const kernels::PrefillParams& p, float2* scratch) {
-  const auto out = reinterpret_cast<unsigned long long>(p.out), sinks = reinterpret_cast<unsigned long long>(p.sinks);
-  if (threadIdx.x % 128 == 64)
-    *reinterpret_cast<volatile unsigned*>(scratch) = static_cast<unsigned>(out ^ sinks ^ p.lse_row_stride);
-}
-
 // from: the task that has been cut.
 __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, const kernels::Task& from, const Pair& pair,
                                            const Team& team) {
@@ -196,8 +189,8 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
       part_channel(p.partial_out, unit_of(p, from, pair, 0), pair.row, channel_of(pair)) - outputs);
   const float* own_stats = part_stats(p.partial_stats, unit_of(p, from, pair, lane), pair.row,
                                       kHalfParts ? thread / 64 : pair.piece);
-  touch_parameters(p, out[Team::own()][0][0]);
   ptx::wait_for_previous_kernels();  // once; then it does nothing
+  ptx::allow_next_kernel();
 #pragma unroll 1
   for (int first = 0;;) {
     float4 stats[2] = {{-ptx::infinity(), 0, 0, 0}, {-ptx::infinity(), 0, 0, 0}};

@@ -45,6 +45,8 @@ struct Config {
   // Threads that bring keys; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
   static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
+  // Packed rows in pairs of blocks: what is decoded of the next tile waits in registers (load_held.cuh).
+  static constexpr bool kHolds = kDecodes && kCluster > 1;
   // Lists of 16-bit rows, and boxes: group 1 has a product under way when it hands over its weights; lists: group 0 one
   // more (attend.cuh). That takes registers.
   static constexpr bool kLooksAhead = kGathers && kSparse, kHandsOverFirst = kLooksAhead || kCopiesBoxes;
@@ -76,17 +78,19 @@ constexpr int kParts = kernels::kMlaParts;
 __device__ __forceinline__ constexpr Part part_at(int i) {
   return i == 0 ? Part{Config::kChunksV, Config::kChunks - Config::kChunksV} : Part{2 * i - 2, 2};
 }
-// The order in which they come. second: in a tile of math group 1. Of gathered rows the half that it frees itself comes
-// first there, as it is free before the other.
+// Whether they are handed over by halves of V. Of a tile of math group 1 the half that it frees itself comes first
+// then, as it is free before the other.
+constexpr bool kByHalves = Config::kGathers || Config::kHolds;
+// The order in which they come. second: in a tile of math group 1.
 __device__ __forceinline__ constexpr int part_in_turn(int i, bool second) {
-  if (Config::kDecodes && i >= 2) return i == 4 ? 2 : i + 1;
-  return Config::kGathers && second && i > 0 ? (i + 1) % 4 + 1 : i;
+  if (Config::kDecodes && !kByHalves && i >= 2) return i == 4 ? 2 : i + 1;
+  return kByHalves && second && i > 0 ? (i + 1) % 4 + 1 : i;
 }
-// Gathered rows are handed over with fewer barriers: what is in K only, and each half of V at the second of its parts.
+// Halves have fewer barriers: what is in K only, and each half of V at the second of its parts.
 __device__ __forceinline__ constexpr bool is_first_handed_over(int part) {
-  return !Config::kGathers || part % 2 == 1 || part == 0;
+  return !kByHalves || part % 2 == 1 || part == 0;
 }
-__device__ __forceinline__ constexpr int barrier_of(int part) { return Config::kGathers ? (part + 1) / 2 * 2 : part; }
+__device__ __forceinline__ constexpr int barrier_of(int part) { return kByHalves ? (part + 1) / 2 * 2 : part; }
 // What lies beside a tile comes with this one.
 constexpr int kNotedPart = part_at(0).count != 0 ? 0 : 2;
 // Of a tile's buffer: what is in K only, and the halves of V. Part i is in buffer half_of(i).

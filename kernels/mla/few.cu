@@ -18,7 +18,7 @@
 namespace attune::mla {
 
 __device__ __forceinline__ void init_barriers(const FewPlaces& places) {
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 32) {
     for (int stage = 0; stage < Few::kStages; ++stage) {
       ptx::init_barrier(places.full(stage), Few::kLoaderWarps);
       ptx::init_barrier(places.empty(stage), Few::kMathWarps);
@@ -146,13 +146,14 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Few::kThreads, 1)
   using namespace attune;
   using namespace attune::mla;
   const FewPlaces places(ptx::dynamic_shared());
+  const FewLoader::Feed::First asked = FewLoader::Feed::ask_first(p);  // while the barriers are prepared
   init_barriers(places);
-  ptx::wait_for_previous_kernels();
-  ptx::allow_next_kernel();
   if (threadIdx.x < Few::kLoaderThreads) {
     ptx::give_up_registers<Few::kLoaderRegisters>();
-    FewLoader(p, places).run();
+    FewLoader(p, places).run(asked);
   } else {
+    ptx::wait_for_previous_kernels();
+    ptx::allow_next_kernel();
     ptx::take_registers<Few::kMathRegisters>();
     run_few(p, places);
   }

@@ -7,6 +7,7 @@
 
 #include "mla/code_rows.cuh"
 #include "mla/few_config.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tensor_copy.cuh"
 
@@ -18,12 +19,18 @@ static __device__ const uint4 kZeroRow[Few::kRowBytes / 16] = {};
 template <class Sizes, class Layout>
 class CachedRowLoader {
  public:
+  using Feed = prefill::TaskFeed<Layout, 1, false, true>;
+
   __device__ __forceinline__ CachedRowLoader(const PrefillParams& p, const Layout& places)
       : p_(p), places_(places), feed_(p, places) {}
 
-  __device__ __forceinline__ void run() {
+  // Waits for the kernels before this one.
+  __device__ __forceinline__ void run(const typename Feed::First& asked) {
     if (warp() >= Sizes::kLoaderWarps) return;
-    take();
+    if (warp() == 0) feed_.first(asked);
+    ptx::wait_for_previous_kernels();
+    ptx::allow_next_kernel();
+    if (warp() == 0) feed_.look_ahead();
     for (unsigned count = 0;; ++count) {
       const int slot = slot_of_task(count);
       ptx::wait_phase(places_.task_full(slot), count / kernels::kTaskSlots % 2);
@@ -115,7 +122,7 @@ class CachedRowLoader {
 
   const PrefillParams& p_;
   const Layout& places_;
-  prefill::TaskFeed<Layout, 1, false, true> feed_;
+  Feed feed_;
   Turn turn_;
 };
 

@@ -20,7 +20,7 @@ namespace attune::mla {
 using HalfLoader = CachedRowLoader<Half, HalfPlaces>;
 
 __device__ __forceinline__ void init_barriers(const HalfPlaces& places) {
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 32) {
     for (int stage = 0; stage < Half::kStages; ++stage) {
       ptx::init_barrier(places.full(stage), Half::kLoaderWarps);
       ptx::init_barrier(places.empty(stage), 4);
@@ -75,20 +75,23 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Half::kThreads, 1)
   using namespace attune;
   using namespace attune::mla;
   const HalfPlaces places(ptx::dynamic_shared());
+  const HalfLoader::Feed::First asked = HalfLoader::Feed::ask_first(p);  // while the barriers are prepared
   init_barriers(places);
-  ptx::wait_for_previous_kernels();
-  ptx::allow_next_kernel();
   if (threadIdx.x < Half::kLoaderThreads) {
     ptx::give_up_registers<Half::kLoaderRegisters>();
     if (threadIdx.x / 32 == Half::kUnitWarp) {
       HalfUnitWarp(places).run();
     } else {
-      HalfLoader(p, places).run();
+      HalfLoader(p, places).run(asked);
     }
   } else if (half_group() < 2) {
+    ptx::wait_for_previous_kernels();
+    ptx::allow_next_kernel();
     ptx::take_registers<Half::kScoreRegisters>();
     run_scores(p, places);
   } else {
+    ptx::wait_for_previous_kernels();
+    ptx::allow_next_kernel();
     ptx::take_registers<Half::kValueRegisters>();
     run_values(p, places);
   }

@@ -30,9 +30,9 @@ class BoxLoader {
                                        const ptx::TensorMap& dense_k, const Places& places)
       : p_(p), q_(q), k_(k), dense_k_(dense_k), places_(places), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run(const TaskWalk::Feed::First& asked) {
     TaskWalk walk(p_, places_, q_);
-    for (walk.take_first(); walk.has_task(); walk.go_on()) {
+    for (walk.take_first(asked); walk.has_task(); walk.go_on()) {
       load_all(walk.task(), walk.head_tile() * p_.heads_of_tile / p_.group, [&] {
         walk.copy_queries();
         walk.take();

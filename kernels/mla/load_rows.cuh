@@ -136,9 +136,9 @@ class RowLoader {
   __device__ __forceinline__ RowLoader(const PrefillParams& p, const ptx::TensorMap& q, const Places& places)
       : p_(p), q_(q), places_(places), copies_(p, places) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run(const TaskWalk::Feed::First& asked) {
     TaskWalk walk(p_, places_, q_);
-    for (walk.take_first(); walk.has_task(); walk.go_on()) {
+    for (walk.take_first(asked); walk.has_task(); walk.go_on()) {
       load(walk);
     }
   }

@@ -8,9 +8,9 @@
 // the keys are merged by mla/combine.cu.
 //
 // Tiles: 64 rows x 64 keys x all channels, two tiles at a time. The first warps bring keys: they have the TMA copy them
-// (load_boxes.cuh), gather rows (load_rows.cuh), or decode them (load_codes.cuh): four, but eight that decode in blocks
-// by themselves. The last two warpgroups do the math (attend.cuh): S of every other tile in 32 registers a thread, and
-// half of O's channels in 128.
+// (load_boxes.cuh), gather rows (load_rows.cuh), or decode them (load_codes.cuh; load_held.cuh in pairs of blocks):
+// four, but eight that decode in blocks by themselves. The last two warpgroups do the math (attend.cuh): S of every
+// other tile in 32 registers a thread, and half of O's channels in 128.
 //
 // Decoding takes longer than the math, so two blocks that have neighbouring head tiles, and so the same keys, are a
 // cluster: each decodes half of the rows and stores them in both.
@@ -19,6 +19,7 @@
 // in K only and for each half of V; q has both. Tasks go through three slots the same way.
 #include "mla/load_boxes.cuh"
 #include "mla/load_codes.cuh"
+#include "mla/load_held.cuh"
 #include "mla/load_rows.cuh"
 #include "mla/repair.cuh"
 #include "mla/store.cuh"
@@ -45,7 +46,7 @@ __device__ __forceinline__ void meet() {
 }
 
 __device__ __forceinline__ void init_barriers(const Places& places) {
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 64) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       for (int part = 0; part < kParts; ++part) ptx::init_barrier(places.k_full(stage, part), arrivals_at(part));
       for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4 * Config::kCluster);
@@ -141,25 +142,23 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   using namespace attune;
   using namespace attune::mla;
   const Places places(ptx::dynamic_shared());
-  if (Config::kCopiesBoxes && threadIdx.x == 32) {  // while another thread prepares the barriers
-    ptx::prefetch_map(q);
-    ptx::prefetch_map(k);
-    if constexpr (Config::kDense) ptx::prefetch_map(dense_k);
-  }
+  const TaskWalk::Feed::First asked = TaskWalk::Feed::ask_first(p);  // while the barriers are prepared
   init_barriers(places);
-  ptx::wait_for_previous_kernels();
-  ptx::allow_next_kernel();
   if (threadIdx.x < Config::kLoaders) {
     ptx::give_up_registers<Config::kLoaderRegisters>();
     if constexpr (Config::kCopiesBoxes) {
-      BoxLoader(p, q, k, dense_k, places).run();
+      BoxLoader(p, q, k, dense_k, places).run(asked);
+    } else if constexpr (Config::kHolds) {
+      HeldLoader(p, q, places).run(asked);
     } else if constexpr (Config::kDecodes) {
-      CodeLoader(p, q, places).run();
+      CodeLoader(p, q, places).run(asked);
     } else {
-      RowLoader(p, q, places).run();
+      RowLoader(p, q, places).run(asked);
     }
     leave();
   } else {
+    ptx::wait_for_previous_kernels();
+    ptx::allow_next_kernel();
     ptx::take_registers<Config::kMathRegisters>();
     run_math(p, places, q);
   }

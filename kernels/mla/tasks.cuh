@@ -4,6 +4,7 @@
 #pragma once
 
 #include "mla/config.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/tensor_copy.cuh"
 
 namespace attune::mla {
@@ -31,8 +32,26 @@ class TaskWalk {
   __device__ __forceinline__ TaskWalk(const PrefillParams& p, const Places& places, const ptx::TensorMap& q)
       : p_(p), places_(places), q_(q), feed_(p, places) {}
 
-  __device__ __forceinline__ void take_first() { take_next<true>(); }
-  __device__ __forceinline__ void take() { take_next<false>(); }
+  using Feed = prefill::TaskFeed<Places, Config::kCluster, false, true>;
+
+  // Waits for the kernels before this one.
+  __device__ __forceinline__ void take_first(const Feed::First& asked) {
+    if (leads()) {
+      feed_.first(asked);
+    } else {
+      feed_.pass();
+    }
+    ptx::wait_for_previous_kernels();
+    ptx::allow_next_kernel();
+    if (leads()) feed_.look_ahead();
+  }
+  __device__ __forceinline__ void take() {
+    if (leads()) {
+      feed_.next();
+    } else {
+      feed_.pass();
+    }
+  }
   // Whether there is a task to be loaded; waits until it has been taken.
   __device__ __forceinline__ bool has_task() const {
     const unsigned before = feed_.count() - 1;
@@ -57,20 +76,12 @@ class TaskWalk {
   }
 
  private:
-  template <bool kFirst>
-  __device__ __forceinline__ void take_next() {
-    if (leads()) {
-      feed_.template next<kFirst>();
-    } else {
-      feed_.pass();
-    }
-  }
   __device__ __forceinline__ static bool leads() { return threadIdx.x < 32; }
 
   const PrefillParams& p_;
   const Places& places_;
   const ptx::TensorMap& q_;
-  prefill::TaskFeed<Places, Config::kCluster, false, true> feed_;
+  Feed feed_;
 };
 
 // Whether rows of the block see different keys of a tile.

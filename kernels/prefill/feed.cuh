@@ -20,9 +20,10 @@ constexpr int kNoMoreTasks = -1;  // in place of a head tile
 // kCluster: blocks of a cluster that take the same task, each its own one of as many neighbouring head tiles. Its first
 // block takes tasks and tells the others: Places also has tell_others(n, item) and hear(n) for the n-th that is told.
 //
-// kShort: calls may be so short that what the first task waits for is much of them. It is asked for with the list, on
-// the guess that all head tiles go together, and nothing is divided if the list says so too; and where no task is left
-// for a second round, nobody counts.
+// kShort: calls may be so short that what the first task waits for is much of them, and all head tiles of a task go
+// together (bytes_of_key is 0). That task is asked for with the list, before the kernels before this one have ended:
+// the schedule, which alone writes both, lets no other kernel begin before it has. Where no task is left for a second
+// round, nobody counts. Such a feed begins with first(), and look_ahead() once those kernels have ended.
 template <class Places, int kCluster = 1, bool kBeside = false, bool kShort = false>
 class TaskFeed {
  public:
@@ -32,17 +33,37 @@ class TaskFeed {
   __device__ __forceinline__ TaskFeed(const kernels::PrefillParams& p, const Places& places)
       : p_(p), places_(places), lane_(threadIdx.x % 32), next_(blockIdx.x / kCluster) {}
 
-  // All lanes of the warp, in a loop: the slot of the next task, or -1. The task stays readable until the slot is
-  // needed again; the others find kNoMoreTasks when there is no more. kMayBeFirst: false where one has been taken.
-  template <bool kMayBeFirst = true>
-  __device__ __forceinline__ int next() {
-    const bool first = kMayBeFirst && count_ == 0;
-    int guess = -1;
-    uint4 part{};
-    if (kShort && first) {
-      guess = min(static_cast<int>(blockIdx.x) / max(p_.num_head_tiles, kCluster), p_.max_tasks - 1);
-      part = part_of(p_.tasks + guess);
+  // The list, and the lane's piece of what may be the first task.
+  struct First {
+    float4 list;
+    uint4 part;
+  };
+  __device__ __forceinline__ static int guess(const kernels::PrefillParams& p) {
+    return min(static_cast<int>(blockIdx.x) / max(p.num_head_tiles, kCluster), p.max_tasks - 1);
+  }
+  __device__ __forceinline__ static First ask_first(const kernels::PrefillParams& p) {
+    First x{};
+    if (threadIdx.x < kTaskVectors) x.part = vector_of(p.tasks + guess(p), threadIdx.x);
+    if (threadIdx.x < 32) x.list = ptx::load_from_l2(reinterpret_cast<const float4*>(p.list));
+    return x;
+  }
+  __device__ __forceinline__ void first(const First& asked) {
+    const int head_tiles = p_.num_head_tiles / kCluster, item = static_cast<int>(next_);
+    num_items_ = static_cast<int>(__float_as_uint(asked.list.x)) * head_tiles;
+    if (item >= num_items_) {
+      publish(nullptr, kNoMoreTasks);
+    } else {
+      publish(nullptr, (item - guess(p_) * head_tiles) * kCluster + rank(), true, asked.part);
     }
+  }
+  __device__ __forceinline__ void look_ahead() {
+    if (kCluster == 1 && lane_ == 0) next_ = take(num_items_);
+  }
+
+  // All lanes of the warp, in a loop: the slot of the next task, or -1. The task stays readable until the slot is
+  // needed again; the others find kNoMoreTasks when there is no more.
+  __device__ __forceinline__ int next() {
+    const bool first = !kShort && count_ == 0;
     const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_tasks = p_.list->num_tasks;
     const int head_tiles = p_.num_head_tiles / kCluster;
     const int num_items = num_tasks * head_tiles;  // the host refuses more than 2^31
@@ -57,14 +78,11 @@ class TaskFeed {
       publish(nullptr, kNoMoreTasks);
       return -1;
     }
-    if (kCluster == 1 && kShort && lane_ == 0) next_ = take(num_items);  // ahead
-    if (kShort && guess >= 0 && heads_at_a_time >= head_tiles)
-      return publish(nullptr, (item - guess * head_tiles) * kCluster + rank(), true, part);
     // All tasks for the first few head tiles, then for the next.
     const int section = item / (num_tasks * heads_at_a_time), first_head = section * heads_at_a_time;
     const int within = item - section * num_tasks * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
-    if (kCluster == 1 && !kShort && lane_ == 0) next_ = take(num_items);  // ahead
+    if (kCluster == 1 && lane_ == 0) next_ = take(num_items);  // ahead
     const int task = within / heads;
     return publish(p_.tasks + task, (first_head + within % heads) * kCluster + rank());
   }
@@ -101,9 +119,14 @@ class TaskFeed {
     return __shfl_sync(0xffffffffu, item, 0);
   }
 
+  __device__ __forceinline__ static uint4 vector_of(const kernels::Task* from, unsigned i) {
+    if (!kShort) return reinterpret_cast<const uint4*>(from)[i];
+    const float4 x = ptx::load_from_l2(reinterpret_cast<const float4*>(from) + i);
+    return {__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)};
+  }
   // The lane's piece of a task.
   __device__ __forceinline__ uint4 part_of(const kernels::Task* from) const {
-    return lane_ < kTaskVectors ? reinterpret_cast<const uint4*>(from)[lane_] : uint4{};
+    return lane_ < kTaskVectors ? vector_of(from, lane_) : uint4{};
   }
   // known: the lane has its part of the task.
   __device__ __forceinline__ int publish(const kernels::Task* from, int head_tile, bool known = false,
@@ -129,6 +152,7 @@ class TaskFeed {
   const Places& places_;
   const int lane_;
   unsigned next_;  // the first lane's counts
+  int num_items_ = 0;  // where there is a first()
   unsigned count_ = 0;  // of tasks
 };
 

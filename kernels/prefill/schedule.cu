@@ -163,15 +163,8 @@ __device__ __forceinline__ void list_alike(const PrefillParams& p) {
   if (thread == 0) finish_list(p, static_cast<int>(min(1ll * keys * p.batch, 0x7fffffffll)), num_tasks, 0);
 }
 
-}  // namespace attune::prefill
-
-extern "C" __global__ void __launch_bounds__(1024)
-    attune_schedule_prefill(const __grid_constant__ attune::kernels::PrefillParams p) {
-  using namespace attune;
-  using namespace attune::prefill;
+__device__ __forceinline__ void list_all(const PrefillParams& p) {
   __shared__ SharedStorage shared;
-  ptx::allow_next_kernel();
-  if (p.blocks_each > 0) return list_alike(p);
   ptx::wait_for_previous_kernels();
   const int run = (p.batch + kThreads - 1) / kThreads, thread = static_cast<int>(threadIdx.x);
   if (thread == 0) shared.max_cost = 0, shared.first_fit = kThreads - 1, shared.num_split = 0, shared.num_parts = 0;
@@ -259,4 +252,20 @@ extern "C" __global__ void __launch_bounds__(1024)
 #pragma unroll 1
   for (int i = thread; i < shared.num_split * p.num_head_tiles; i += kThreads) p.parts_done[i] = 0;
   if (thread == 0) finish_list(p, total_keys, num_tasks, shared.num_split);
+}
+
+}  // namespace attune::prefill
+
+extern "C" __global__ void __launch_bounds__(1024)
+    attune_schedule_prefill(const __grid_constant__ attune::kernels::PrefillParams p) {
+  using namespace attune;
+  if (p.blocks_each > 0) {
+    prefill::list_alike(p);
+  } else {
+    prefill::list_all(p);
+  }
+  // Not before: first tasks are read as soon as a kernel begins (feed.cuh).
+  ptx::fence_device();
+  __syncthreads();
+  ptx::allow_next_kernel();
 }

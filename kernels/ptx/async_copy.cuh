@@ -79,6 +79,12 @@ __device__ __forceinline__ unsigned load_early(const unsigned short* global) {
   asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(global));
   return x;
 }
+// 16 bytes, which no cache of the multiprocessor keeps.
+__device__ __forceinline__ void load_early_four(const void* global, unsigned (&x)[4]) {
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "l"(global));
+}
 
 // Closes a group of the copies that this thread has issued since the last one; it may be empty.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -18,11 +18,6 @@ __device__ __forceinline__ bool elect() {
   return x != 0;
 }
 
-// Has the map fetched, before the first copy asks for it. PTX ISA, "prefetch.tensormap". One thread.
-__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // Coordinates innermost first. The first must be a multiple of 16 bytes.
 __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
                                          int c2, int c3) {

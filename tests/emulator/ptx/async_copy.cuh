@@ -29,6 +29,7 @@ void copy_async(unsigned shared, const void* global, unsigned valid, unsigned lo
 inline void prefetch_line(const void*) {}
 inline unsigned load_early(const unsigned* global) { return *global; }
 inline unsigned load_early(const unsigned short* global) { return *global; }
+inline void load_early_four(const void* global, unsigned (&x)[4]) { memcpy(x, global, sizeof x); }
 inline void arrive_after_copies(unsigned barrier) { emulator::arrive(barrier, 0); }
 inline void commit_copies() {}
 template <int kPending>

@@ -23,8 +23,6 @@ inline void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, in
   emulator::complete_bytes(barrier, copy_box_into(emulator::shared_memory(), shared, map, c0, c1, c2, c3, c4));
 }
 
-inline void prefetch_map(const TensorMap&) {}
-
 inline void copy_box_to_blocks(unsigned blocks, unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
                                int c2, int c3) {
   for (unsigned rank = 0; rank < emulator::cluster_size(); ++rank) {

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// What threads that decode rows of the packed formats do alike, wherever codes wait to be decoded (load_codes.cuh,
+// load_held.cuh): finding rows, telling what is not there, and loading rows that are not in a cache.
+//
+// A warp has eight rows of every tile, from the first byte to the last; four lanes decode a row. In a cluster each
+// block has half of the rows. The rows of four tiles are found at a time, one by each of these lanes.
+#pragma once
+
+#include "mla/code_rows.cuh"
+#include "mla/load_rows.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
+
+namespace attune::mla {
+
+// In place of rows that are not there: codes and scales of zero.
+static __device__ const uint4 kNoRow[(Packed::kRowBytes + 15) / 16] = {};
+
+class PackedTiles {
+ protected:
+  static constexpr bool k656 = Config::kLoader != kernels::kMlaCodes584;
+  static constexpr int kRowsOfBlock = Config::kKeys / Config::kCluster;  // that it decodes
+  static constexpr int kLanes = 4, kRowsOfWarp = 32 / kLanes;            // lanes that decode a row
+  static constexpr int kFound = kLanes;                                  // tiles whose rows are found together
+  static_assert(!Config::kDecodes || Config::kLoaders / 32 * kRowsOfWarp == kRowsOfBlock,
+                "a lane has one row of a tile");
+
+  // Parts 1 to 4 are 128 codes each; of 584 the last is 64 codes and the rope part, which is a part of its own in 656.
+  static constexpr int kRopeChunk = Packed::kNope / 64, kRopePart = k656 ? 0 : 4;
+  static constexpr int kFirstPart = k656 ? 0 : 1;
+  __device__ __forceinline__ static constexpr unsigned chunks_of(int part) { return part < 4 || k656 ? 2 : 1; }
+
+  __device__ __forceinline__ PackedTiles(const PrefillParams& p, const Places& places)
+      : p_(p), places_(places), thread_(Config::kHolds ? shuffled_thread() : ptx::kept(threadIdx.x)) {}
+
+  // By way of a shuffle: ptxas would ask for it again wherever it is used, which takes 100 clocks.
+  __device__ __forceinline__ static unsigned shuffled_thread() {
+    return __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
+  }
+
+  // Computed anew wherever it is asked for, with what follows from it, as registers are scarce.
+  __device__ __forceinline__ unsigned lane() const { return ptx::kept(thread_) % 32; }
+  __device__ __forceinline__ unsigned first_row() const {
+    return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + ptx::kept(thread_) / 32 * kRowsOfWarp;
+  }
+  // The row that the lane decodes with its three neighbours. It finds that of one of four tiles.
+  __device__ __forceinline__ unsigned decoded_row() const { return first_row() + lane() / kLanes; }
+  __device__ __forceinline__ int found_tile() const { return static_cast<int>(lane() % kLanes); }
+  // Where the lane writes, in a chunk: the first of two neighbouring units of 16 bytes.
+  __device__ __forceinline__ unsigned units() const {
+    return decoded_row() * 128 + ((lane() % kLanes * 2) ^ (decoded_row() & 7)) * 16;
+  }
+
+  // Loads tiles that are not in a cache, which come last in the line; returns the tile before them. after_first: to be
+  // called when the first has come.
+  template <class AfterFirst>
+  __device__ __forceinline__ int load_uncached(const Task& task, int head_tile, AfterFirst&& after_first) {
+    int i = task.tile_end - 1;
+    if constexpr (Config::kDense && !Config::kSparse) {
+#pragma unroll 1
+      for (; i >= task.tile_begin && !tile_of(task, i).cached; --i) {
+        load_dense(task, head_tile, i);
+        if (i == task.tile_end - 1) after_first();
+      }
+    }
+    return i;
+  }
+  // Finds the rows of tile i, the first of a task that are decoded, and those of the tiles before it.
+  __device__ __forceinline__ void find_first(const CodeRows& rows, const Task& task, int i) {
+    ask(rows, i, task.tile_begin);
+    if (!Config::kSparse && thread_ < 32) find_plain(task);
+    position_ = kFound - 1;
+    go_on(rows, i, task.tile_begin);
+  }
+  // Tile i is next: finds its rows, with those of the tiles before it, unless they have been, and has the L2 fetch
+  // them. None where there is no such tile.
+  __device__ __forceinline__ void go_on(const CodeRows& rows, int i, int tile_begin) {
+    position_ = (position_ + 1) % kFound;
+    if (position_ == 0) {
+      const int own = i - found_tile();
+      found_ = rows.find(max(own, tile_begin), static_cast<int>(decoded_row()), answer_);
+      const bool there = found_.row != nullptr && own >= tile_begin;
+      if (!there) found_ = {reinterpret_cast<const char*>(kNoRow), 0};
+      absent_ = __ballot_sync(0xffffffffu, !there);
+      ask(rows, i - kFound, tile_begin);
+    }
+    // A row's lines are spread over the four lanes that decode it.
+    const char* const row = own_row() + found_tile() * 128;
+#pragma unroll
+    for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kFound) {
+      if (byte + found_tile() * 128 < Packed::kRowBytes) ptx::prefetch_line(row + byte);
+    }
+  }
+  // Of the next tile: the lane's row, and what it has of its scales: one, of 584 two.
+  __device__ __forceinline__ const char* own_row() const { return row_of(found_.row, position_, kLanes); }
+  __device__ __forceinline__ unsigned ask_scales(const char* row) const {
+    if constexpr (k656) {
+      return ptx::load_early(reinterpret_cast<const unsigned*>(row + Packed::kNope) + lane() % kLanes);
+    } else {
+      const char* const scales = row + __shfl_sync(0xffffffffu, found_.scales, position_, kLanes);
+      return ptx::load_early(reinterpret_cast<const unsigned short*>(scales) + lane() % kLanes);
+    }
+  }
+  // Of the next tile: row i of the warp's.
+  __device__ __forceinline__ const char* found_row(unsigned i) const {
+    return row_of(found_.row, kLanes * i + position_, 32);
+  }
+  // Of the next tile's rows, which are not there: a bit of each four lanes, of some that means nothing.
+  __device__ __forceinline__ unsigned absent() const { return absent_ >> position_; }
+
+  // The task's tiles of which all of the block's rows see all keys: found once, as the first warp would be the last to
+  // have its rows decoded if it asked at every tile.
+  __device__ __forceinline__ void find_plain(const Task& t) {
+    const int position = t.num_keys - t.num_q + t.token_begin;
+    const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
+    const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
+    if (thread_ != 0) return;
+    ptx::store_shared_u32(plain(), (low + Config::kKeys - 1) / Config::kKeys - t.first_key / Config::kKeys);
+    ptx::store_shared_u32(plain() + 4, high / Config::kKeys - t.first_key / Config::kKeys);
+  }
+  // Where [begin, end) of them lie, of no use but to the first thread: in place of rows' addresses, as registers are
+  // scarce.
+  __device__ __forceinline__ unsigned plain() const { return places_.base + Config::kShared.rows; }
+  // As note_tile().
+  __device__ __forceinline__ void note_edge(const Task& task, int i, int stage) const {
+    if (Config::kSparse || thread_ != 0) return;
+    const unsigned at = places_.note(stage) + 4 * Config::kHiddenWords;
+    const bool edge = i < static_cast<int>(ptx::load_shared_u32(plain())) ||
+                      i >= static_cast<int>(ptx::load_shared_u32(plain() + 4));
+    if (edge) {
+      const int start = (task.first_key / Config::kKeys + i) * Config::kKeys;
+      ptx::store_shared_u32(at, static_cast<unsigned>(start));
+    }
+    ptx::store_shared_u32(at + 4, edge ? 1 : 0);
+  }
+  // Tells the math groups which rows are not there; to_other: those of the other block, too, by their first barrier.
+  __device__ __forceinline__ void note(int stage, unsigned absent, unsigned to_other) const {
+    if (lane() != 0) return;
+    absent &= 0x11111111;
+    absent = (absent | absent >> 3) & 0x03030303;
+    absent = (absent | absent >> 6) & 0x000f000f;
+    absent = (absent | absent >> 12) & 0xff;
+    const unsigned word = first_row() / 8;
+    const unsigned at = places_.note(stage) + 4 * word, x = absent << (word % 4 * 8);
+    ptx::store_shared_u32(at, x);
+    if constexpr (Config::kCluster > 1)
+      ptx::store_async(at + to_other, x, places_.k_full(stage, barrier_of(kFirstPart)) + to_other);
+  }
+
+  // A lane's codes of a chunk, to two neighbouring units. line: the chunk's first, in its buffer.
+  __device__ __forceinline__ static void write_chunk(unsigned line, const unsigned (&codes)[4], float factor) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned out[4];
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        const uint2 halves = ptx::four_e4m3_to_f16(codes[2 * half + w]);
+        out[2 * w] = times(halves.x, factor);
+        out[2 * w + 1] = times(halves.y, factor);
+      }
+      ptx::store_shared_four(line ^ (16 * half), out);
+    }
+  }
+  // scale: of a part; of 584 those of two chunks.
+  __device__ __forceinline__ static float factor_of_chunk(unsigned scale, unsigned chunk) {
+    return k656 ? __uint_as_float(scale) : tile::e8m0_to_float(scale >> (8 * chunk) & 0xff);
+  }
+
+  const PrefillParams& p_;
+  const Places& places_;
+  const unsigned thread_;
+  unsigned begun_ = 0;  // tiles, of all tasks
+
+ private:
+  // What a lane of each `width` has found.
+  __device__ __forceinline__ static const char* row_of(const char* found, unsigned lane, int width) {
+    return reinterpret_cast<const char*>(
+        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(found), lane, width));
+  }
+  // Two fp16 numbers.
+  __device__ __forceinline__ static unsigned times(unsigned halves, float factor) {
+    return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(halves)) * factor,
+                          ptx::f16_to_float(static_cast<unsigned short>(halves >> 16)) * factor);
+  }
+  // Asks for the rows of tile i and those before it that are found with it.
+  __device__ __forceinline__ void ask(const CodeRows& rows, int i, int tile_begin) {
+    i -= found_tile();
+    if (i >= tile_begin) answer_ = rows.ask(i, static_cast<int>(decoded_row()));
+  }
+  __device__ __forceinline__ void load_dense(const Task& task, int head_tile, int i) {
+    RowCopies copies(p_, places_);
+    const Turn turn = turn_of(begun_++);
+    copies.find(task, head_tile, i, copies.ask(task, head_tile, i));
+    copies.copy_tile(turn, task, i);
+    ptx::commit_copies();
+    ptx::wait_copies<0>();
+    if (!Config::kReadersFence) ptx::fence_async_proxy();
+    __syncwarp();
+    if (ptx::elect()) {
+#pragma unroll
+      for (int part = kFirstPart; part < kParts; ++part) {
+        if (barrier_of(part) == part) ptx::arrive(places_.k_full(turn.stage, part));
+      }
+    }
+    __syncwarp();
+  }
+
+  int answer_ = -1;      // for the row that is found next
+  unsigned position_;    // of the next tile, in those that have been found with it
+  RowPlace found_;       // the lane's row of these
+  unsigned absent_ = 0;  // where it is not there, a bit each lane
+};
+
+}  // namespace attune::mla
