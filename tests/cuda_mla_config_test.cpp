@@ -229,7 +229,7 @@ TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
                topk, "}");
   };
   EXPECT_EQ(form(1, sparse(128, 2048)), "16 2");
-  EXPECT_EQ(form(2, sparse(128, 2048)), "32 2");
+  EXPECT_EQ(form(2, sparse(128, 2048)), "64 2");
   EXPECT_EQ(form(4, sparse(128, 2048)), "64 2");
   EXPECT_EQ(form(16, sparse(128, 2048)), "64 2");
   EXPECT_EQ(form(1, sparse(128, 1024)), "16 1");
@@ -248,7 +248,7 @@ TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
   EXPECT_EQ(form(132, sparse(16, 70)), "16 2");
   const std::string paged = R"("kv": "paged", "heads": [128, 1], "shared_kv": true, "cache": {"page_size": 64},
       "max_seqlens": true)";
-  EXPECT_EQ(form(1, paged, 132, "1024"), "16 1");
+  EXPECT_EQ(form(1, paged, 132, "1024"), "64 1");
   EXPECT_EQ(form(8, paged, 132, "512"), "64 1");
   EXPECT_EQ(form(1, paged), "64 2");
   EXPECT_EQ(form(2, paged), "64 2");
@@ -256,7 +256,7 @@ TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
   // no 16-bit rows.
   EXPECT_EQ(form(2, R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 2048},
       "heads": [128, 1])"),
-            "64 1");
+            "64 2");
   EXPECT_EQ(form(2, R"("kv": "slots", "shared_kv": true, "sparse": {"topk": 2048}, "heads": [64, 1])"), "16 2");
   cases::Problem tokens(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "heads": [128, 1],
       "kv": "paged", "cache": {"format": "mla_656", "page_size": 64}, "seqlens_q": [2], "seqlens_kv": [2048]})"));

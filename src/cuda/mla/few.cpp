@@ -28,21 +28,27 @@ int64_t tiles_of_token(const Problem& p) {
   return ceil_div(p.max_seqlen_kv, kMlaKeys);
 }
 
-// In microseconds of an H200, as measured for small batches (docs/kernels/mla.md): of a call whose blocks of rows are
-// cut along the keys, of each tile of a part, and of each block of the grid that has one, as they share the memory.
+// In microseconds of an H200, as measured for small batches in graphs (docs/kernels/mla.md): of a call whose blocks of
+// rows are cut along the keys, of each tile of a part, and of each block of the grid that has one, as they share the
+// memory.
 struct Cost {
   double call, tile, block;
 };
-constexpr Cost kFewPacked{9.3, 1.5, 0.008}, kFewPlain{8.4, 1.5, 0.013}, kHalfPacked{10.0, 1.93, 0.009},
-    kManyPacked{9.9, 2.55, 0.02}, kManyPlain{9.4, 1.8, 0.02};
+constexpr Cost kFewPacked{6.0, 1.67, 0.018}, kFewPlain{7.0, 1.4, 0.013}, kHalfPacked{7.2, 1.77, 0.0245},
+    kPairsPacked{7.0, 2.4, 0.029}, kOwnPacked{7.0, 2.9, 0.029}, kManyPlain{6.95, 1.85, 0.028};
 constexpr double kMergedPart = 0.07;      // of each part of a row beyond
 constexpr int64_t kPartsMergedOnce = 16;  // those that a merge asks for at a time
 
-Cost cost_of(int rows, kernels::MlaLoader loader) {
+int heads_of_block(const Problem& p, int rows) {
+  return prefill::choose_heads_of_tile(p.group, rows, tokens_of_keys(p));
+}
+
+Cost cost_of(const Problem& p, int rows, kernels::MlaLoader loader) {
   const bool packed = loader >= kernels::kMlaCodes656;
   if (rows == kMlaFewRows) return packed ? kFewPacked : kFewPlain;
   if (rows == kMlaHalfRows) return kHalfPacked;
-  return packed ? kManyPacked : kManyPlain;
+  if (!packed) return kManyPlain;
+  return p.group / heads_of_block(p, rows) % 2 == 0 ? kPairsPacked : kOwnPacked;
 }
 
 // What the schedule makes of equal sequences: tiles of a part, parts of a block of rows, and all parts.
@@ -50,7 +56,7 @@ struct Cut {
   int64_t tiles, parts, all;
 };
 Cut cut_of(const Problem& p, const Form& form, int num_sms) {
-  const int heads = prefill::choose_heads_of_tile(p.group, form.rows, tokens_of_keys(p));
+  const int heads = heads_of_block(p, form.rows);
   const int64_t tokens = p.sparse || form.rows != kMlaRowsOfBlock ? 1 : kMlaRowsOfBlock / heads;
   const int64_t each = ceil_div(ceil_div(p.total_q, std::max<int64_t>(p.batch, 1)), tokens);
   const int64_t blocks = p.batch * each * (p.heads_q / heads), tiles = tiles_of_token(p);
@@ -81,7 +87,7 @@ Form choose_form(const Problem& p, kernels::MlaLoader loader, int num_sms) {
     form.rows = kMlaHalfRows;
   }
   if (p.batch_invariant || cut_of(p, form, num_sms).parts <= 1) return form;
-  const auto time = [&](const Form& x) { return time_of(cost_of(x.rows, loader), cut_of(p, x, num_sms)); };
+  const auto time = [&](const Form& x) { return time_of(cost_of(p, x.rows, loader), cut_of(p, x, num_sms)); };
   const int own_rows = form.rows;
   for (const int fewest : {kFewestTiles, 1}) {
     for (const int rows : {kMlaRowsOfBlock, kMlaHalfRows, kMlaFewRows}) {
