@@ -37,6 +37,8 @@ struct FewPlaces : prefill::TaskPlaces<Few::kShared.tasks> {
   __device__ __forceinline__ unsigned note(int stage) const {
     return base + Few::kShared.notes + stage * kernels::kMlaFewNoteBytes;
   }
+  // Where a row of the tile that is being copied lies.
+  __device__ __forceinline__ unsigned source(int key) const { return base + Few::kShared.sources + 8 * key; }
   static constexpr int kWeightsBytes = Few::kRows * Few::kKeys * 2;
   // Weights of all keys for each row, 128 bytes, whose pieces of 16 are swizzled.
   __device__ __forceinline__ unsigned weights(unsigned buffer) const {

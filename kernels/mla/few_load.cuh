@@ -46,7 +46,6 @@ class CachedRowLoader {
  private:
   static constexpr int kRun = 16;  // rows of one copy
   static constexpr bool kHasRuns = Sizes::kPitch == Sizes::kRowBytes && !Config::kSparse;
-  static constexpr int kAtATime = Sizes::kLoaderRegisters < 56 ? 4 : 8;  // copies that are issued together
 
   __device__ __forceinline__ void take() {
     if (warp() == 0) feed_.next();
@@ -72,8 +71,8 @@ class CachedRowLoader {
     } while (--i >= task.tile_begin);
   }
 
-  // The lane's row of the next tile, or null. Copies are issued by one lane (elect.sync), back to back: around what
-  // each lane issues for itself the compiler puts a loop, of 80 clocks a copy.
+  // The lane's row of the next tile, or null. Copies are issued by one lane (elect.sync), which finds where the rows of
+  // all lie in shared memory: around what each lane issues for itself the compiler puts a loop, of 80 clocks a copy.
   __device__ __forceinline__ void copy(const char* row) {
     const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr);
     unsigned runs = 0;  // a bit for each lane whose row is of a run
@@ -94,29 +93,27 @@ class CachedRowLoader {
     __syncwarp();
     const unsigned to = places_.row(turn_.stage, Sizes::kKeysOfLoader * warp());
     const char* const from = row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow);
-    // Halves of addresses: of whole ones that come from other lanes the compiler exchanges the registers, three times.
     const auto bits = reinterpret_cast<unsigned long long>(from);
-    const unsigned low = static_cast<unsigned>(bits), high = static_cast<unsigned>(bits >> 32);
-#pragma unroll 1
-    for (int i = 0; i < Sizes::kKeysOfLoader; i += kAtATime) {
-      const bool in_run = kHasRuns && (runs >> i & 1) != 0;
-      if (in_run && i % kRun != 0) continue;
-      unsigned lows[kAtATime], highs[kAtATime];
+    const unsigned sources = places_.source(Sizes::kKeysOfLoader * warp());
+    ptx::store_shared_two(sources + 8 * lane(), static_cast<unsigned>(bits), static_cast<unsigned>(bits >> 32));
+    __syncwarp();
+    if (ptx::elect()) {
+#pragma unroll 2
+      for (int i = 0; i < Sizes::kKeysOfLoader; i += 2) {
+        const bool in_run = kHasRuns && (runs >> i & 1) != 0;
+        if (in_run && i % kRun != 0) continue;
+        unsigned x[4];
+        ptx::load_shared_four(sources + 8 * i, x);
 #pragma unroll
-      for (int j = 0; j < kAtATime; ++j) {
-        lows[j] = __shfl_sync(0xffffffffu, low, i + j);
-        highs[j] = __shfl_sync(0xffffffffu, high, i + j);
-      }
-      if (ptx::elect()) {
-#pragma unroll
-        for (int j = 0; j < kAtATime; ++j) {
+        for (int j = 0; j < 2; ++j) {
           if (j > 0 && in_run) break;
-          const auto its = reinterpret_cast<const char*>(static_cast<unsigned long long>(highs[j]) << 32 | lows[j]);
-          ptx::copy_bytes(to + (i + j) * Sizes::kPitch, its, in_run ? kRun * Sizes::kRowBytes : Sizes::kRowBytes, full);
+          const unsigned long long its = static_cast<unsigned long long>(x[2 * j + 1]) << 32 | x[2 * j];
+          ptx::copy_bytes(to + (i + j) * Sizes::kPitch, reinterpret_cast<const char*>(its),
+                          in_run ? kRun * Sizes::kRowBytes : Sizes::kRowBytes, full);
         }
       }
-      __syncwarp();
     }
+    __syncwarp();
     turn_.template next<Sizes::kStages>();
   }
 

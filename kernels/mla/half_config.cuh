@@ -34,6 +34,8 @@ struct HalfPlaces : prefill::TaskPlaces<Half::kShared.tasks> {
   __device__ __forceinline__ unsigned note(int stage) const {
     return base + Half::kShared.notes + stage * kernels::kMlaFewNoteBytes;
   }
+  // Where a row of the tile that is being copied lies.
+  __device__ __forceinline__ unsigned source(int key) const { return base + Half::kShared.sources + 8 * key; }
   // Beside it, units of the weights.
   __device__ __forceinline__ unsigned units(int stage) const { return note(stage) + 8; }
   // 64 channels of all queries; the last are those of the rope part.

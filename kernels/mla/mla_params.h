@@ -66,7 +66,7 @@ ATTUNE_SHARED_FUNCTION MlaFewFormat mla_few_format(int loader, int head_dim_qk) 
 
 // Dynamic shared memory of one of the blocks of few rows; bytes.
 struct MlaFewShared {
-  int tiles, weights, maxima, sums, notes, barriers, tasks, total;
+  int tiles, weights, maxima, sums, notes, sources, barriers, tasks, total;
 };
 ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
   MlaFewShared s{};
@@ -74,7 +74,8 @@ ATTUNE_SHARED_FUNCTION MlaFewShared mla_few_shared(const MlaFewFormat& f) {
   s.maxima = s.weights + 2 * kMlaFewRows * kMlaKeys * 2;       // [2][rows][warps]
   s.sums = s.maxima + 2 * kMlaFewRows * kMlaFewMathWarps * 4;  // [rows][warps]
   s.notes = s.sums + kMlaFewRows * kMlaFewMathWarps * 4;       // [stages]
-  s.barriers = s.notes + f.stages * kMlaFewNoteBytes;
+  s.sources = s.notes + f.stages * kMlaFewNoteBytes;  // [keys]
+  s.barriers = s.sources + kMlaKeys * 8;
   s.tasks = s.barriers + align_up((2 * f.stages + 4 + 2 * kTaskSlots) * 8, 16);
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
@@ -86,7 +87,7 @@ constexpr int kMlaHalfRows = 32, kMlaHalfGroups = 4, kMlaHalfThreads = 512;
 
 // Dynamic shared memory of one of its blocks; bytes.
 struct MlaHalfShared {
-  int tiles, q, weights, ends, maxima, factors, lowered, changes, notes, barriers, tasks, total;
+  int tiles, q, weights, ends, maxima, factors, lowered, changes, notes, sources, barriers, tasks, total;
 };
 ATTUNE_SHARED_FUNCTION MlaHalfShared mla_half_shared(int rows) {
   const MlaFewFormat f = mla_few_format(kMlaCodes656, 576);
@@ -99,7 +100,8 @@ ATTUNE_SHARED_FUNCTION MlaHalfShared mla_half_shared(int rows) {
   s.lowered = s.factors + kMlaHalfGroups * rows * 4;          // [rows]
   s.changes = s.lowered + rows * 4;
   s.notes = s.changes + 16;  // [stages]
-  s.barriers = s.notes + f.stages * kMlaFewNoteBytes;
+  s.sources = s.notes + f.stages * kMlaFewNoteBytes;  // [keys]
+  s.barriers = s.sources + kMlaKeys * 8;
   s.tasks = s.barriers + align_up((3 * f.stages + 2 + 2 * kTaskSlots) * 8, 16);
   s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
   return s;
