@@ -67,11 +67,13 @@ class Case:
 
 
 class Decode(Case):
-    """Over pages of 64 tokens."""
+    """Over pages of 64 tokens. ragged: sequences of a sixteenth of the keys up to all, evenly."""
 
-    def __init__(self, batch, seqlen_q, keys, heads, packed=False):
-        name = f"decode/{batch}x{seqlen_q}x{keys}_h{heads}{'_656' if packed else ''}"
-        super().__init__(name, batch * seqlen_q, heads, keys, batch * keys)  # as peers count: all keys for all tokens
+    def __init__(self, batch, seqlen_q, keys, heads, packed=False, ragged=False):
+        name = f"decode/{batch}x{seqlen_q}x{keys}_h{heads}{'_656' if packed else ''}{'_ragged' if ragged else ''}"
+        self.lengths = [keys * (1 + 15 * i // max(1, batch - 1)) // 16 if ragged else keys for i in range(batch)]
+        every = sum(self.lengths)  # as peers count: all keys for all tokens
+        super().__init__(name, batch * seqlen_q, heads, every / batch, every)
         self.batch, self.seqlen_q, self.keys, self.packed = batch, seqlen_q, keys, packed
 
     def build(self):
@@ -83,11 +85,11 @@ class Decode(Case):
             cache = attune.KVCache(rows.view(-1, 64, 656), page_table=table, format="mla_656", layout="bytes")
         else:
             cache = attune.KVCache(rows.view(-1, 64, 1, DIM_QK), page_table=table)
-        used = torch.full((self.batch,), self.keys, dtype=torch.int32, device="cuda")
+        used = torch.tensor(self.lengths, dtype=torch.int32, device="cuda")
         self.finish(q, rows, cache=cache, seqused_kv=used, causal=True)
 
         def check():
-            last = (table[-1].long()[:, None] * 64 + torch.arange(64, device="cuda")).view(-1)[:self.keys]
+            last = (table[-1].long()[:, None] * 64 + torch.arange(64, device="cuda")).view(-1)[:self.lengths[-1]]
             return self.error_of(q[-1, -1], read(last), self.out[-1, -1])
         return check
 
@@ -133,6 +135,8 @@ CASES = [
     Decode(128, 1, 8192, 128, packed=True), Decode(128, 1, 8192, 64, packed=True), Decode(128, 1, 8192, 32, packed=True),
     Decode(128, 1, 8192, 16, packed=True), Decode(128, 2, 8192, 16), Decode(128, 2, 8192, 16, packed=True),
     Decode(128, 1, 32768, 16, packed=True), Decode(128, 1, 32768, 32), Decode(128, 1, 32768, 32, packed=True),
+    *[Decode(batch, 1, 8192, heads, ragged=True) for batch in (128, 90) for heads in (16, 64)],
+    Decode(128, 1, 8192, 128, ragged=True), *[Decode(128, 1, 8192, heads, packed=True, ragged=True) for heads in (16, 32)],
     Sparse("sparse", 128, 128, 2048, 1 << 20), Sparse("sparse", 256, 128, 2048, 1 << 20, seqlen_q=2),
     Sparse("sparse", 256, 128, 16384, 1 << 20, seqlen_q=2), Sparse("sparse", 64, 128, 2048, 1 << 20),
     Sparse("sparse", 16, 128, 2048, 1 << 20), Sparse("sparse", 256, 64, 2048, 1 << 20, seqlen_q=2),
