@@ -71,6 +71,13 @@ class CachedRowLoader {
     } while (--i >= task.tile_begin);
   }
 
+  // low, high: halves of the address of the first.
+  template <int kCount>
+  __device__ __forceinline__ static void copy_rows(unsigned to, unsigned low, unsigned high, unsigned full) {
+    const unsigned long long from = static_cast<unsigned long long>(high) << 32 | low;
+    ptx::copy_bytes(to, reinterpret_cast<const char*>(from), kCount * Sizes::kRowBytes, full);
+  }
+
   // The lane's row of the next tile, or null. Copies are issued by one lane (elect.sync), which finds where the rows of
   // all lie in shared memory: around what each lane issues for itself the compiler puts a loop, of 80 clocks a copy.
   __device__ __forceinline__ void copy(const char* row) {
@@ -98,18 +105,20 @@ class CachedRowLoader {
     ptx::store_shared_two(sources + 8 * lane(), static_cast<unsigned>(bits), static_cast<unsigned>(bits >> 32));
     __syncwarp();
     if (ptx::elect()) {
+      constexpr int kPiece = kHasRuns ? kRun : Sizes::kKeysOfLoader;
+#pragma unroll 1
+      for (int begin = 0; begin < Sizes::kKeysOfLoader; begin += kPiece) {
+        unsigned x[4];  // addresses of two rows
+        if (kHasRuns && (runs >> begin & 1) != 0) {
+          ptx::load_shared_four(sources + 8 * begin, x);
+          copy_rows<kRun>(to + begin * Sizes::kPitch, x[0], x[1], full);
+          continue;
+        }
 #pragma unroll 2
-      for (int i = 0; i < Sizes::kKeysOfLoader; i += 2) {
-        const bool in_run = kHasRuns && (runs >> i & 1) != 0;
-        if (in_run && i % kRun != 0) continue;
-        unsigned x[4];
-        ptx::load_shared_four(sources + 8 * i, x);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (j > 0 && in_run) break;
-          const unsigned long long its = static_cast<unsigned long long>(x[2 * j + 1]) << 32 | x[2 * j];
-          ptx::copy_bytes(to + (i + j) * Sizes::kPitch, reinterpret_cast<const char*>(its),
-                          in_run ? kRun * Sizes::kRowBytes : Sizes::kRowBytes, full);
+        for (int i = begin; i < begin + kPiece; i += 2) {
+          ptx::load_shared_four(sources + 8 * i, x);
+          copy_rows<1>(to + i * Sizes::kPitch, x[0], x[1], full);
+          copy_rows<1>(to + (i + 1) * Sizes::kPitch, x[2], x[3], full);
         }
       }
     }

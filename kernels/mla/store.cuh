@@ -21,13 +21,16 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
   constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = rows.token(mine), head = rows.head(mine);
-  const float max = mine != 0 ? a.max[1] : a.max[0], sum = mine != 0 ? a.sum[1] : a.sum[0];
+  const auto own = [mine](const float (&x)[2]) { return mine != 0 ? x[1] : x[0]; };
+  // Where loaders decode, not before the branch: which of the two spills less depends on them.
+  const float max = Config::kDecodes ? 0 : own(a.max), sum = Config::kDecodes ? 0 : own(a.sum);
   float own_factor = 0;
   long long own_at = -1;
   if (token >= 0) {
     own_at = out_at(p, t, token, head);
     if (lane % 4 < 2)
-      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, max, sum, math_group() == 0);
+      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, Config::kDecodes ? own(a.max) : max,
+                                    Config::kDecodes ? own(a.sum) : sum, math_group() == 0);
   }
   __syncwarp();
   // Few instructions on the way that is taken: they are fetched for each task anew.

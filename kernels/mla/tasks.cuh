@@ -38,7 +38,7 @@ class TaskWalk {
   __device__ __forceinline__ void take_first(const Feed::First& asked) {
     if (leads()) {
       feed_.first(asked);
-    } else {
+    } else if (!kOwnCount) {
       feed_.pass();
     }
     ptx::wait_for_previous_kernels();
@@ -48,40 +48,44 @@ class TaskWalk {
   __device__ __forceinline__ void take() {
     if (leads()) {
       feed_.next();
-    } else {
+    } else if (!kOwnCount) {
       feed_.pass();
     }
   }
   // Whether there is a task to be loaded; waits until it has been taken.
   __device__ __forceinline__ bool has_task() const {
-    const unsigned before = feed_.count() - 1;
-    ptx::wait_phase(places_.task_full(slot_of_task(before)), before / kernels::kTaskSlots % 2);
+    ptx::wait_phase(places_.task_full(slot_of_task(before())), before() / kernels::kTaskSlots % 2);
     return head_tile() != prefill::kNoMoreTasks;
   }
   // Until the next one is taken.
-  __device__ __forceinline__ const Task& task() const { return places_.task(slot_of_task(feed_.count() - 1)); }
-  __device__ __forceinline__ int head_tile() const { return places_.head_tile(slot_of_task(feed_.count() - 1)); }
+  __device__ __forceinline__ const Task& task() const { return places_.task(slot_of_task(before())); }
+  __device__ __forceinline__ int head_tile() const { return places_.head_tile(slot_of_task(before())); }
   // Has the present task's queries copied, once those before are no longer needed. The first task's a math warp has had
   // copied, which has nothing else to do yet.
   __device__ __forceinline__ void copy_queries() const {
-    if (!leads() || feed_.count() == 1) return;
-    ptx::wait_phase(places_.q_empty(), feed_.count() % 2);
+    if (!leads() || before() == 0) return;
+    ptx::wait_phase(places_.q_empty(), (before() + 1) % 2);
     load_queries(p_, places_, q_, task(), head_tile());
   }
   // The present task has been loaded, and the next one taken.
-  __device__ __forceinline__ void go_on() const {
+  __device__ __forceinline__ void go_on() {
     __syncwarp();
-    // The slot is computed anew, rather than kept in a register.
-    if (!leads() && threadIdx.x % 32 == 0) ptx::arrive(places_.task_empty(slot_of_task(ptx::kept(feed_.count()) - 2)));
+    if constexpr (kOwnCount) count_ = ptx::kept(count_);  // the slot is computed anew, rather than kept in a register
+    const unsigned present = kOwnCount ? count_ : ptx::kept(feed_.count()) - 2;
+    if (!leads() && threadIdx.x % 32 == 0) ptx::arrive(places_.task_empty(slot_of_task(present)));
+    if constexpr (kOwnCount) ++count_;
   }
 
  private:
+  static constexpr bool kOwnCount = Config::kDecodes;
   __device__ __forceinline__ static bool leads() { return threadIdx.x < 32; }
+  __device__ __forceinline__ unsigned before() const { return kOwnCount ? count_ : feed_.count() - 1; }
 
   const PrefillParams& p_;
   const Places& places_;
   const ptx::TensorMap& q_;
   Feed feed_;
+  unsigned count_ = 0;  // tasks before the present one
 };
 
 // Whether rows of the block see different keys of a tile.
