@@ -235,12 +235,13 @@ TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
   EXPECT_EQ(form(1, sparse(128, 1024)), "16 1");
   EXPECT_EQ(form(1, sparse(128, 8192)), "32 2");
   EXPECT_EQ(form(1, sparse(128, 16384)), "64 2");
-  EXPECT_EQ(form(4, sparse(64, 2048)), "32 2");
+  EXPECT_EQ(form(4, sparse(64, 2048)), "16 2");
   EXPECT_EQ(form(4, sparse(32, 2048)), "16 2");
-  EXPECT_EQ(form(8, sparse(32, 2048)), "32 2");
+  EXPECT_EQ(form(8, sparse(32, 2048)), "16 2");
+  EXPECT_EQ(form(16, sparse(32, 2048)), "32 2");
   EXPECT_EQ(form(8, sparse(16, 1024)), "16 1");
   EXPECT_EQ(form(1, sparse(16, 2048)), "16 1");
-  EXPECT_EQ(form(1, sparse(128, 2048), 66), "32 2");
+  EXPECT_EQ(form(1, sparse(128, 2048), 66), "64 1");
   // What nothing may depend on the batch for, or what is not cut, goes by its number of heads.
   EXPECT_EQ(form(1, sparse(128, 2048) + R"(, "batch_invariant": true)"), "64 2");
   EXPECT_EQ(form(1, sparse(32, 2048) + R"(, "batch_invariant": true)"), "32 2");

@@ -86,13 +86,14 @@ TEST_F(EmulatedMla, FewRowsOfManyHeads) {
        R"("shared_kv": true, "cache": {"page_size": 3}, "heads": [64, 1], "seqlens_kv": [250, 0], "sinks": "mixed")"});
 }
 
-// Half a block too, and parts of one tile of blocks of 64 rows: of tiles that two blocks share, and of one's own.
+// Parts of half a block too, and parts of one tile of blocks of 64 rows: of tiles that two blocks share, and of one's
+// own.
 TEST_F(EmulatedMla, HalfBlocksAndShortPartsOfManyHeads) {
-  check_small(
-      32, 1, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
-      {R"("heads": [64, 1], "seqlens_q": [1, 1, 1, 1], "sparse": {"topk": 560, "topk_length": "token", "invalid": 0.2},
-            "sinks": "mixed")",
-       R"("heads": [66, 1], "seqlens_q": [1, 1, 1], "sparse": {"topk": 500}, "extra": {"topk": 9, "page_size": 16})"});
+  check_small(32, 2, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
+              {R"("heads": [66, 1], "batch": 14, "queries": "fixed", "seqlens_q": 1, "sparse": {"topk": 560,
+            "topk_length": "token", "invalid": 0.2}, "sinks": "mixed")",
+               R"("heads": [66, 1], "batch": 14, "queries": "fixed", "seqlens_q": 1, "sparse": {"topk": 500},
+            "extra": {"topk": 9, "page_size": 16})"});
   check_small(
       64, 1, R"("max_logits": true, "max_seqlens": true, )",
       {R"("kv": "slots", "head_dim": [576, 512], "heads": [128, 1], "seqlens_q": [1, 1], "cache": {"format": "mla_656"},

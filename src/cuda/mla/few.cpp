@@ -34,7 +34,7 @@ int64_t tiles_of_token(const Problem& p) {
 struct Cost {
   double call, tile, block;
 };
-constexpr Cost kFewPacked{6.0, 1.67, 0.018}, kFewPlain{7.0, 1.4, 0.013}, kHalfPacked{7.2, 1.77, 0.0245},
+constexpr Cost kFewPacked{6.3, 1.42, 0.0185}, kFewPlain{7.0, 1.4, 0.013}, kHalfPacked{9.2, 1.4, 0.023},
     kPairsPacked{7.0, 2.4, 0.029}, kOwnPacked{7.0, 2.9, 0.029}, kManyPlain{6.95, 1.85, 0.028};
 constexpr double kMergedPart = 0.07;      // of each part of a row beyond
 constexpr int64_t kPartsMergedOnce = 16;  // those that a merge asks for at a time
