@@ -177,13 +177,7 @@ class FewAttend {
     // A warp has the products of two rows of queries.
 #pragma unroll 1
     for (int own = 2 * warp_; own < 2 * warp_ + 2; ++own) {
-      const char* const query = few_query(p_, task, head_tile, own);
-      float s = 0;
-#pragma unroll 1
-      for (int d = lane_; query != nullptr && d < Config::kHeadDimQk; d += 32)
-        s = fmaf(tile::load_element(Config::kType, query, d), tile::load_element(Config::kType, row, d), s);
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
+      const float s = multiply_new_row(few_query(p_, task, head_tile, own), row, lane_);
       if (lane_ == 0) ptx::store_shared_u32(places_.sums(own), __float_as_uint(s));
     }
     meet_few();

@@ -15,6 +15,8 @@
 namespace attune::mla {
 
 class FewOperands {
+  static_assert(!Config::kDecodes, "packed rows: mla/half.cu");
+
  public:
   // A lane loads eight neighbouring channels, and exchanges them with its three neighbours.
   __device__ __forceinline__ void load_queries(const PrefillParams& p, const Task& task, int head_tile) {
@@ -69,7 +71,7 @@ class FewOperands {
                                                   FewOut& o) const {
     const int lane = few_lane_anew();
     const unsigned row = few_weights_row(places, buffer, lane);
-    const unsigned from = few_values(places, stage, 2);
+    const unsigned from = few_values(places, stage);
 #pragma unroll
     for (int step = 0; step < Few::kKeys / 16; ++step) {
       unsigned weights[4];

@@ -27,6 +27,17 @@ __device__ __forceinline__ const char* few_query(const PrefillParams& p, const T
                                     p.q_batch_stride, p.q_row_stride, p.q_head_stride);
 }
 
+// A query's product with a row of a new token, by a warp; 0 where there is no query.
+__device__ __forceinline__ float multiply_new_row(const char* query, const char* row, int lane) {
+  float s = 0;
+#pragma unroll 1
+  for (int d = lane; query != nullptr && d < Config::kHeadDimQk; d += 32)
+    s = fmaf(tile::load_element(Config::kType, query, d), tile::load_element(Config::kType, row, d), s);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
+  return s;
+}
+
 // The maximum, and when it is far ahead the reference, with what came before: what that is to be multiplied with.
 __device__ __forceinline__ float follow_maximum(float top, float c, float& highest, float& reference) {
   constexpr float kSlack = 8;  // weights may exceed 1 by so many powers of 2 before outputs are multiplied
@@ -43,10 +54,9 @@ __device__ __forceinline__ unsigned few_keys(const FewPlaces& places, int stage)
   const int lane = few_lane_anew();
   return places.row(stage, few_warp() * Few::kKeysOfWarp + lane % 8) + lane / 8 * 16;
 }
-// bytes: of a channel.
-__device__ __forceinline__ unsigned few_values(const FewPlaces& places, int stage, int bytes) {
+__device__ __forceinline__ unsigned few_values(const FewPlaces& places, int stage) {
   const int lane = few_lane_anew();
-  return places.row(stage, lane % 16) + few_warp() * Few::kChannelsOfWarp * bytes + lane / 16 * 16;
+  return places.row(stage, lane % 16) + few_warp() * Few::kChannelsOfWarp * 2 + lane / 16 * 16;
 }
 
 // Weights of all keys: a row has 128 bytes, its pieces of 16 bytes swizzled. Where those of row g and the lane's two

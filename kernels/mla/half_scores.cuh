@@ -20,13 +20,7 @@ __device__ __forceinline__ void multiply_token(const PrefillParams& p, const Hal
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
   for (int own = few_warp(); own < Half::kRows; own += Half::kMathWarps) {
-    const char* const query = few_query(p, task, head_tile, own);
-    float s = 0;
-#pragma unroll 1
-    for (int d = lane; query != nullptr && d < Config::kHeadDimQk; d += 32)
-      s = fmaf(tile::load_element(Config::kType, query, d), tile::load_element(Config::kType, row, d), s);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
+    const float s = multiply_new_row(few_query(p, task, head_tile, own), row, lane);
     if (lane == 0) ptx::store_shared_u32(places.token(own), __float_as_uint(s));
   }
   meet_half();

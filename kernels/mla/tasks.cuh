@@ -25,8 +25,7 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Place
 }
 
 // A loader warp's way through the tasks: all lanes. The first warp takes them from the list for all others: the first
-// by take_first(), the next by take(), once a task and behind copy_queries(). They are counted once, as registers are
-// scarce.
+// by take_first(), the next by take(), once a task and behind copy_queries().
 class TaskWalk {
  public:
   __device__ __forceinline__ TaskWalk(const PrefillParams& p, const Places& places, const ptx::TensorMap& q)
@@ -77,6 +76,8 @@ class TaskWalk {
   }
 
  private:
+  // Of tasks, beside the feed's, which the first warp has one ahead: with one count for both, loaders that decode spill
+  // in the loop over tiles; with two the others spill.
   static constexpr bool kOwnCount = Config::kDecodes;
   __device__ __forceinline__ static bool leads() { return threadIdx.x < 32; }
   __device__ __forceinline__ unsigned before() const { return kOwnCount ? count_ : feed_.count() - 1; }

@@ -112,10 +112,11 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
   // that is to be reached, and no more than twice as many a third.
   const int aim = at_once - at_once / 8 - 4;
   if (ideal + ideal / 4 >= aim) return at_once;
+  const auto shorter = [&] { return max((2 * ideal + 2) / 3, p.fewest_tiles); };
   if (threadIdx.x == 0) shared.first_fit = 2;
   __syncthreads();
   if (warp < 2) {
-    const int piece = warp == 0 ? max((2 * ideal + 2) / 3, p.fewest_tiles) : ideal;
+    const int piece = warp == 0 ? shorter() : ideal;
     int parts = 0, halves = 0, thirds = 0;
 #pragma unroll 1
     for (int i = lane; i < num_blocks; i += 32) {
@@ -130,7 +131,7 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
   }
   __syncthreads();
   if (shared.first_fit == 2) return at_once;
-  return shared.first_fit == 0 ? max((2 * ideal + 2) / 3, p.fewest_tiles) : ideal;
+  return shared.first_fit == 0 ? shorter() : ideal;
 }
 
 __device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_tasks, int num_splits) {
