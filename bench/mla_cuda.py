@@ -137,6 +137,11 @@ CASES = [
     Decode(128, 1, 32768, 16, packed=True), Decode(128, 1, 32768, 32), Decode(128, 1, 32768, 32, packed=True),
     *[Decode(batch, 1, 8192, heads, ragged=True) for batch in (128, 90) for heads in (16, 64)],
     Decode(128, 1, 8192, 128, ragged=True), *[Decode(128, 1, 8192, heads, packed=True, ragged=True) for heads in (16, 32)],
+    # Between rounds of the grid.
+    *[Decode(batch, 1, 8192, 128) for batch in (40, 70, 96, 160)], *[Decode(batch, 1, 8192, 64) for batch in (90, 144)],
+    Decode(144, 1, 8192, 16), Decode(96, 1, 8192, 16, packed=True), Decode(96, 1, 8192, 128, packed=True),
+    Sparse("sparse", 70, 128, 2048, 1 << 20), Sparse("sparse", 96, 128, 2048, 1 << 20),
+    Sparse("sparse", 96, 64, 2048, 1 << 20), Sparse("sparse", 144, 16, 2048, 1 << 20),
     Sparse("sparse", 128, 128, 2048, 1 << 20), Sparse("sparse", 256, 128, 2048, 1 << 20, seqlen_q=2),
     Sparse("sparse", 256, 128, 16384, 1 << 20, seqlen_q=2), Sparse("sparse", 64, 128, 2048, 1 << 20),
     Sparse("sparse", 16, 128, 2048, 1 << 20), Sparse("sparse", 256, 64, 2048, 1 << 20, seqlen_q=2),

@@ -39,6 +39,7 @@ class EmulatedMla : public tests::Emulated {
     const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
     try {
       emulate_schedule(c, params);
+      in_shares_ = params.list->num_tasks > 0 && params.tasks[0].next_task > 0;
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
         emulate_mla(p, c, params);
@@ -49,6 +50,9 @@ class EmulatedMla : public tests::Emulated {
     if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
     return cases::compare(problem, expected).failure;
   }
+  // Whether the last case had shares of tiles, the first of them with several tasks.
+  static inline bool in_shares_ = false;
+
   // Cases that have `common` and, one after the other, what is in `rest`.
   static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {
     for (const char* more : rest)

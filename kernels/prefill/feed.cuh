@@ -23,9 +23,12 @@ constexpr int kNoMoreTasks = -1;  // in place of a head tile
 // kShort: calls may be so short that what the first task waits for is much of them, and all head tiles of a task go
 // together (bytes_of_key is 0). That task is asked for with the list, before the kernels before this one have ended:
 // the schedule, which alone writes both, lets no other kernel begin before it has. Where no task is left for a second
-// round, nobody counts. Such a feed begins with first(), and look_ahead() once those kernels have ended.
+// round, nobody counts. Such a feed begins with first(), and look_ahead() once those kernels have ended. A task may say
+// which one its block takes next (shares.cuh).
 template <class Places, int kCluster = 1, bool kBeside = false, bool kShort = false>
 class TaskFeed {
+  static_assert(kShort || kCluster == 1, "clusters begin with first()");
+
  public:
   // A task's pieces, each written by a lane.
   static constexpr int kTaskVectors = sizeof(kernels::Task) / 16;
@@ -63,17 +66,13 @@ class TaskFeed {
   // All lanes of the warp, in a loop: the slot of the next task, or -1. The task stays readable until the slot is
   // needed again; the others find kNoMoreTasks when there is no more.
   __device__ __forceinline__ int next() {
-    const bool first = !kShort && count_ == 0;
-    const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_tasks = p_.list->num_tasks;
-    const int head_tiles = p_.num_head_tiles / kCluster;
+    if constexpr (kShort) return next_short();
+    const bool first = count_ == 0;
+    const int heads_at_a_time = max(p_.list->heads_at_a_time, 1), num_tasks = p_.list->num_tasks;
+    const int head_tiles = p_.num_head_tiles;
     const int num_items = num_tasks * head_tiles;  // the host refuses more than 2^31
-    int item;
     if (first && is_beside() && lane_ == 0) next_ = take(num_items);
-    if constexpr (kCluster == 1) {
-      item = __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
-    } else {
-      item = agree(num_items, first);
-    }
+    const int item = __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
     if (item >= num_items) {
       publish(nullptr, kNoMoreTasks);
       return -1;
@@ -82,9 +81,9 @@ class TaskFeed {
     const int section = item / (num_tasks * heads_at_a_time), first_head = section * heads_at_a_time;
     const int within = item - section * num_tasks * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
-    if (kCluster == 1 && lane_ == 0) next_ = take(num_items);  // ahead
+    if (lane_ == 0) next_ = take(num_items);  // ahead
     const int task = within / heads;
-    return publish(p_.tasks + task, (first_head + within % heads) * kCluster + rank());
+    return publish(p_.tasks + task, first_head + within % heads);
   }
 
   // In a warp that takes none, but counts them.
@@ -92,6 +91,20 @@ class TaskFeed {
   __device__ __forceinline__ unsigned count() const { return count_; }
 
  private:
+  // Behind first(): what the present task says, or else what the counter does.
+  __device__ __forceinline__ int next_short() {
+    const int present = static_cast<int>((count_ - 1) % kernels::kTaskSlots);
+    int task = places_.task(present).next_task, head_tile = places_.head_tile(present);
+    if (task == 0) {
+      const int head_tiles = p_.num_head_tiles / kCluster, num_items = p_.list->num_tasks * head_tiles;
+      const int item = agree(num_items);
+      if (kCluster == 1 && lane_ == 0 && item < num_items) next_ = take(num_items);  // ahead
+      task = item / head_tiles;
+      head_tile = item < num_items ? (item - task * head_tiles) * kCluster + rank() : kNoMoreTasks;
+    }
+    return publish(head_tile == kNoMoreTasks ? nullptr : p_.tasks + task, head_tile);
+  }
+
   __device__ __forceinline__ static int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
 
   __device__ __forceinline__ bool is_beside() const { return kBeside && p_.few_q > 0; }
@@ -106,15 +119,16 @@ class TaskFeed {
     const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;  // items that blocks have without asking
     return known + ptx::count_arrival(&p_.list->next_item, num_items - 1 + (is_beside() ? gridDim.x : 0));
   }
-  // The next item as the cluster's first block takes it. Each one's first is known.
-  __device__ __forceinline__ int agree(int num_items, bool first) {
-    int item = static_cast<int>(blockIdx.x) / kCluster;
-    if (first) return item;
-    if (has_one_round(num_items)) return num_items;
-    if (rank() != 0) return places_.hear(count_ - 1);
-    if (lane_ == 0) {
-      item = static_cast<int>(take(num_items));
-      places_.tell_others(count_ - 1, item);
+  // The next item: in a cluster, which knows its first one, as its first block takes it.
+  __device__ __forceinline__ int agree(int num_items) {
+    auto item = static_cast<int>(next_);
+    if constexpr (kCluster > 1) {
+      if (has_one_round(num_items)) return num_items;
+      if (rank() != 0) return places_.hear(count_ - 1);
+      if (lane_ == 0) {
+        item = static_cast<int>(take(num_items));
+        places_.tell_others(count_ - 1, item);
+      }
     }
     return __shfl_sync(0xffffffffu, item, 0);
   }

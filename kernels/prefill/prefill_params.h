@@ -22,7 +22,10 @@ struct alignas(16) Task {
   int tile_begin, tile_end;  // of this part
   int part, num_parts;       // of the block's tiles
   int first_part;            // of all parts of blocks that are split: where partial results go
-  int split;                 // of all blocks that are split: its counter
+  union {
+    int split;      // of all blocks that are split: its counter, where the kernel that attends merges
+    int next_task;  // where another one does: the share's next task (shares.cuh); 0 where there is none
+  };
 };
 
 // z (terms[0] + terms[1] z^2 + ..) for products z of a row whose largest is in [low, high], or all of which are in
@@ -34,7 +37,7 @@ struct CapPolynomial {
 
 // At the beginning of the schedule's part of the workspace.
 struct alignas(16) TaskList {
-  int num_tasks;
+  int num_tasks;        // of which each goes to whoever is free; or with which shares begin
   int heads_at_a_time;  // head tiles whose keys fit the L2 together: all tasks of some, then of the next
   unsigned next_item;   // (task, head tile) pairs that have been taken, as feed.cuh counts; 0 before and after a run
   int num_splits;       // blocks of rows that are cut into parts

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists the tasks of a batch from the lengths on the device, those with most tiles first, and cuts blocks of rows into
-// parts where there are too few of them to fill the grid, or where one alone would take longer than all others; into
-// short ones, for several rounds, where parts for one round would leave much of the grid idle.
+// parts where there are too few of them to fill the grid, or where one alone would take longer than all others; where
+// parts for one round would leave much of the grid idle, into short ones, for several rounds, or into shares of all
+// tiles (shares.cuh).
 //
 //   blocks of rows of sequence b: ceil(num_q / tokens_of_tile);  cost of a block: its tiles of keys;
 //   C = all tiles times head tiles;  ideal = C / blocks of the grid, which no schedule beats
@@ -16,6 +17,7 @@
 //
 // Its code runs about once, so what it takes is the fetching of its instructions: all passes are one loop, in which
 // whatever several of them do stands once, and nothing is unrolled.
+#include "prefill/shares.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/reduce.cuh"
@@ -26,7 +28,7 @@ namespace attune::prefill {
 using schedule::inclusive_sum_of_warp;
 
 constexpr int kKeys = ATTUNE_KEYS, kThreads = 1024, kWarps = kThreads / 32;
-constexpr bool kSparse = ATTUNE_SPARSE != 0;
+constexpr bool kSparse = ATTUNE_SPARSE != 0, kShares = ATTUNE_SHARES != 0;
 constexpr int kL2Bytes = 32 << 20;        // that keys may take of it
 constexpr int kMostKeys = kL2Bytes / 32;  // that a thread counts: a key takes two rows of 16 bytes or more
 static_assert(kWarps == 32, "a warp sums what the warps have summed");
@@ -107,6 +109,7 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
     __syncthreads();
   }
   const int at_once = min(ideal + fit * step, max_cost);
+  if constexpr (kShares) return at_once;
   // Where lengths are so unlike that one round of parts leaves the grid idle, shorter parts in several rounds, longest
   // first: of two thirds of the ideal, or of the ideal, if no more parts than blocks take more than half of the time
   // that is to be reached, and no more than twice as many a third.
@@ -132,6 +135,52 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
   __syncthreads();
   if (shared.first_fit == 2) return at_once;
   return shared.first_fit == 0 ? shorter() : ideal;
+}
+
+// A block of rows that becomes so many parts.
+__device__ __forceinline__ void cut(const PrefillParams& p, int parts, SharedStorage& shared, Task& t) {
+  t.num_parts = parts;
+  if (parts == 1) return;
+  const int split = atomicAdd(&shared.num_split, 1);
+  t.first_part = atomicAdd(&shared.num_parts, parts);
+  if (p.split_tasks != nullptr) {
+    p.split_tasks[split] = t;
+  } else {
+    t.split = split;
+  }
+}
+
+// Shares of what has been counted. First come the tasks with which shares begin, then all others: the first parts of
+// blocks of rows that begin within a share.
+__device__ __forceinline__ void list_shares(const PrefillParams& p, int run, const Shares& shares, int num_blocks,
+                                            SharedStorage& shared) {
+  const int i = static_cast<int>(threadIdx.x), tiles = i < num_blocks ? shared.cost[i] : 0;
+  long long before;
+  sum_of_block(i < num_blocks ? tiles + kTaskTiles : 0, shared, before);
+  const int from = static_cast<int>(before), end = from + kTaskTiles + tiles;
+  const int first = shares.first(from), last = shares.last(from, tiles);
+  bool follows = false, is_followed = false;
+  if (i > 0 && i < num_blocks) {
+    const int others = shared.cost[i - 1];
+    follows = shares.last(from - kTaskTiles - others, others) == first;
+  }
+  if (i + 1 < num_blocks) is_followed = shares.first(end) == last;
+  __syncthreads();
+  sum_of_block(follows ? 1 : 0, shared, before);
+  const int next = shares.count + static_cast<int>(before);  // of the others
+  if (i >= num_blocks) return;
+  const Place at = find_sequence(p, run, shared, i);
+  Task t = block_task<kKeys, kSparse>(p, read_sequence<kSparse>(p, at.batch), at.batch, i - at.begin);
+  cut(p, last - first + 1, shared, t);
+  t.tile_end = 0;
+#pragma unroll 1
+  for (; t.part < t.num_parts; ++t.part) {
+    const int share = first + t.part;
+    t.tile_begin = t.tile_end;
+    t.tile_end = share < last ? shares.tile(share + 1, from) : tiles;
+    t.next_task = share == last && is_followed ? next + (follows ? 1 : 0) : 0;
+    p.tasks[t.part == 0 && follows ? next : share] = t;
+  }
 }
 
 __device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_tasks, int num_splits) {
@@ -210,12 +259,7 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
         if (longer > 0) atomicAdd(bucket_of(size + 1), longer);
         continue;
       }
-      t.num_parts = parts;
-      if (parts > 1) {
-        t.split = atomicAdd(&shared.num_split, 1);
-        t.first_part = atomicAdd(&shared.num_parts, parts);
-        if (p.split_tasks != nullptr) p.split_tasks[t.split] = t;
-      }
+      cut(p, parts, shared, t);
       t.tile_end = 0;
 #pragma unroll 1
       for (t.part = 0; t.part < parts; ++t.part) {
@@ -242,6 +286,22 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
     } else if (pass == kCosts) {
       if (thread == 0) p.list->num_tiles = total * p.num_head_tiles;
       piece = choose_piece(p, num_blocks, total, shared.max_cost, shared);
+      if constexpr (kShares) {
+        const bool cuts = num_blocks * p.num_head_tiles < p.num_blocks;
+        if (piece > kMergeTiles && !p.whole_pairs && num_blocks <= min(kThreads, p.max_tasks - p.num_blocks)) {
+          const int groups = p.num_blocks / p.num_head_tiles;
+          const Shares shares =
+              choose_shares(total, num_blocks, shared.max_cost, cuts ? piece : 0, groups, p.fewest_tiles);
+          if (shares.count > 0) {
+            __syncthreads();
+            list_shares(p, run, shares, num_blocks, shared);
+            __syncthreads();
+            num_tasks = shares.count;
+            break;
+          }
+          if (!cuts && shares.suffice()) piece = shared.max_cost;  // whole blocks take about as long
+        }
+      }
 #pragma unroll 1
       while (piece >> shift >= kThreads) ++shift;
     } else {

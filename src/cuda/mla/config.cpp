@@ -155,7 +155,7 @@ KernelSpec Config::main_kernel() const {
 KernelSpec Config::schedule_kernel() const {
   return {"prefill/schedule.cu",
           "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_SPARSE", sparse ? 1 : 0)},
+          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_SHARES", 1)},
           0};
 }
 

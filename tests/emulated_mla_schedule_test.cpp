@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// What MLA's schedule lists (kernels/prefill/schedule.cu and shares.cuh in the emulator) for the grid of an H200: every
+// tile of every sequence once, in chains of tasks that are of one length whatever the batch; and attention by them.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "emulated_mla.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr int kSms = 132, kMostMargin = 5;  // of tiles, beside what each share would ideally have
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+class EmulatedMlaSchedule : public EmulatedMla {
+ protected:
+  struct Listed {
+    std::string wrong;          // "" if nothing is
+    bool shares = false;        // else tasks go to whoever is free
+    int splits = 0;
+    int64_t longest = 0, ideal = 0;  // tiles of a chain of tasks
+  };
+
+  // Of one token a sequence, over so many keys. most_tasks: fewer than the workspace has room for; 0: all.
+  static Listed list(const std::string& heads, const std::vector<int>& keys, const char* rest = "", int most_tasks = 0) {
+    // The case's own lengths are short, as nothing is read but lengths.
+    cases::Problem problem(tests::make_case(
+        R"({"name": "x", "dtype": "bf16", "kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [)" +
+        heads + R"(, 1], "cache": {"page_size": 64}, "seqlens_kv": 1, "batch": )" + std::to_string(keys.size()) + rest +
+        "}"));
+    problem.arena().upload();
+    Problem p = make_problem(problem.device(), Data::kRequired);
+    p.max_seqlen_kv = std::ranges::max(keys);
+    const mla::Config c = mla::choose_config(p, kSms);
+    cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total);
+    kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
+    params.seqused_kv = {keys.data(), 0, 1};
+    params.capacity = p.max_seqlen_kv;
+    if (most_tasks > 0) params.max_tasks = most_tasks;
+    emulate_schedule(c, params);
+    Listed x = walk(params, keys);
+    if (x.wrong.empty()) x.wrong = workspace.buffer.check_guards();
+    return x;
+  }
+
+ private:
+  static Listed walk(const kernels::PrefillParams& p, const std::vector<int>& keys) {
+    Listed x;
+    const int groups = p.num_blocks / p.num_head_tiles;
+    std::set<int> seen;
+    std::map<int, std::map<int, kernels::Task>> parts;  // of a sequence, by their numbers
+    for (int i = 0; i < p.list->num_tasks; ++i) {
+      int64_t tiles = 0;
+      for (int at = i;; at = p.tasks[at].next_task) {
+        const kernels::Task& t = p.tasks[at];
+        if (at >= p.max_tasks || !seen.insert(at).second || !parts[t.batch].emplace(t.part, t).second)
+          x.wrong = cat("task ", at, " is listed twice");
+        if (t.next_task != 0) x.shares = true;
+        if (!x.wrong.empty()) return x;
+        tiles += t.tile_end - t.tile_begin;
+        if (t.next_task == 0) break;
+        if (t.next_task < p.list->num_tasks) x.wrong = cat("task ", at, " is followed by a first one");
+      }
+      x.longest = std::max(x.longest, tiles), x.ideal += tiles;
+    }
+    x.ideal = ceil_div(x.ideal, groups);
+    if (x.shares && p.list->num_tasks != groups) x.wrong = cat(p.list->num_tasks, " shares of ", groups);
+    if (parts.size() != keys.size()) x.wrong = cat(parts.size(), " sequences");
+    std::set<int> places;  // of parts' results
+    for (const auto& [b, own] : parts) {
+      int end = 0;
+      const kernels::Task& first = own.begin()->second;
+      for (const auto& [part, t] : own) {
+        if (t.tile_begin != end || t.num_parts != std::ssize(own) || t.first_part != first.first_part)
+          x.wrong = cat("sequence ", b, ", part ", part, " begins at ", t.tile_begin, " behind ", end);
+        end = t.tile_end;
+        if (x.shares && t.num_parts > 1 && end - t.tile_begin < p.fewest_tiles)
+          x.wrong = cat("sequence ", b, ", part ", part, " has ", end - t.tile_begin, " tiles");
+        if (t.num_parts > 1 && !places.insert(t.first_part + part).second) x.wrong = "parts at one place";
+      }
+      if (end != std::max<int64_t>(ceil_div(keys[static_cast<size_t>(b)], 64), 1))
+        x.wrong = cat("sequence ", b, " has ", end, " tiles");
+      if (own.size() > 1) ++x.splits;
+    }
+    std::set<int> split;
+    for (int i = 0; i < p.list->num_splits; ++i) {
+      const kernels::Task& t = p.split_tasks[i];
+      split.insert(t.batch);
+      if (const auto& own = parts[t.batch]; own.empty() || t.num_parts != std::ssize(own) ||
+                                            t.first_part != own.begin()->second.first_part)
+        x.wrong = cat("sequence ", t.batch, " is merged otherwise");
+    }
+    if (std::ssize(split) != x.splits || p.list->num_splits != x.splits)
+      x.wrong = cat(p.list->num_splits, " sequences to merge of ", x.splits);
+    if (!places.empty() && *places.rbegin() >= 2 * groups) x.wrong = cat("no room for part ", *places.rbegin());
+    if (p.list->next_item != 0) x.wrong = "the counter of tasks is not 0";
+    return x;
+  }
+};
+
+std::vector<int> even(int batch, int from, int to) {
+  std::vector<int> keys;
+  for (int i = 0; i < batch; ++i) keys.push_back(from + static_cast<int>(int64_t{i} * (to - from) / std::max(1, batch - 1)));
+  return keys;
+}
+
+// Batches between rounds, and of unlike lengths: shares of one length, one for each block or pair of blocks.
+TEST_F(EmulatedMlaSchedule, SharesAreAlikeWhateverTheBatch) {
+  std::vector<int> one_long(70, 1000), random;
+  one_long[33] = 131072;
+  for (unsigned i = 0, x = 1; i < 200; ++i) random.push_back(static_cast<int>((x = x * 1664525 + 1013904223) >> 20));
+  struct Batch {
+    const char* heads;
+    std::vector<int> keys;
+  };
+  for (const Batch& b :
+       {Batch{"128", even(70, 8192, 8192)}, {"128", even(96, 8192, 8192)}, {"128", even(40, 8192, 8192)},
+        {"128", even(128, 512, 8192)}, {"128", even(128, 8192, 512)}, {"64", even(144, 8192, 8192)},
+        {"64", even(128, 512, 8192)}, {"16", even(90, 512, 8192)}, {"16", even(140, 1, 3000)}, {"128", one_long},
+        {"256", even(50, 4096, 4096)}, {"96", even(100, 100, 9000)}, {"128", random}}) {
+    const Listed x = list(b.heads, b.keys);
+    EXPECT_EQ(x.wrong, "") << b.heads << ", " << b.keys.size();
+    EXPECT_TRUE(x.shares) << b.heads << ", " << b.keys.size();
+    EXPECT_GT(x.splits, 0) << b.heads << ", " << b.keys.size();
+    EXPECT_LE(x.longest, x.ideal + x.ideal / 16 + kMostMargin) << b.heads << ", " << b.keys.size();
+  }
+}
+
+// What fills rounds, or is cut for one, stays as it is; what may not depend on the batch is not cut at all.
+TEST_F(EmulatedMlaSchedule, NothingIsSharedForNothing) {
+  for (const auto& [heads, keys, splits] :
+       {std::tuple{"128", even(128, 8192, 8192), 0}, {"128", even(132, 4096, 4096), 0}, {"64", even(130, 8192, 8192), 0},
+        {"16", even(128, 8192, 8192), 0}, {"128", even(4, 2048, 2048), 4}, {"64", even(16, 8192, 8192), 16},
+        {"128", even(1030, 500, 500), 0}}) {
+    const Listed x = list(heads, keys);
+    EXPECT_EQ(x.wrong, "") << heads << ", " << keys.size();
+    EXPECT_FALSE(x.shares) << heads << ", " << keys.size();
+    EXPECT_EQ(x.splits, splits) << heads << ", " << keys.size();
+  }
+  const Listed x = list("128", even(70, 8192, 8192), R"(, "batch_invariant": true)");
+  EXPECT_EQ(x.wrong, "");
+  EXPECT_EQ(x.splits, 0);
+  // Tables may ask for more blocks of rows than a batch has: no room, no shares.
+  EXPECT_FALSE(list("128", even(70, 8192, 8192), "", 100).shares);
+}
+
+// Any lengths: random batches of all sizes.
+TEST_F(EmulatedMlaSchedule, EveryTileIsListedOnce) {
+  unsigned state = 7;
+  const auto random = [&](unsigned below) { return static_cast<int>(((state = state * 1664525 + 1013904223) >> 8) % below); };
+  int shared = 0;
+  for (int i = 0; i < 24; ++i) {
+    std::vector<int> keys(static_cast<size_t>(1 + random(i % 6 == 0 ? 1024 : 200)));
+    const auto most = static_cast<unsigned>(64 << random(9));
+    for (int& n : keys) n = random(most);
+    const char* const heads[] = {"16", "32", "48", "64", "128", "256"};
+    const Listed x = list(heads[random(6)], keys);
+    EXPECT_EQ(x.wrong, "") << i;
+    shared += x.shares ? 1 : 0;
+    if (x.shares) {
+      EXPECT_LE(x.longest, x.ideal + x.ideal / 8 + 3 * kMostMargin) << i;
+    }
+  }
+  EXPECT_GT(shared, 6);
+}
+
+// Of every kernel, over every kind of row: tasks that follow each other, and parts of one tile line in several shares.
+TEST_F(EmulatedMlaSchedule, AttendsByShares) {
+  const auto check_shares = [](const std::string& common, std::initializer_list<const char*> rest, int blocks = kBlocks) {
+    for (const char* more : rest) {
+      const std::string spec = R"({"name": "x", "dtype": "bf16", "max_logits": true, )" + common + more + "}";
+      EXPECT_EQ(run(tests::make_case(spec), 2, blocks, blocks), "") << spec;
+      EXPECT_TRUE(in_shares_) << spec;
+    }
+  };
+  check_shares(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64}, )",
+               {R"("heads": [128, 1], "seqlens_kv": [300, 900, 1300, 20])",
+                R"("heads": [64, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
+                R"("heads": [16, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 0], "sinks": "mixed")",
+                R"("heads": [32, 1], "seqlens_q": [2, 1, 3, 2, 1], "seqlens_kv": [900, 900, 950, 800, 900],
+                   "causal": true)",
+                R"("heads": [128, 1], "seqlens_kv": [500, 900, 1300], "cache": {"page_size": 3})"});
+  check_shares(R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64}, )",
+               {R"("heads": [128, 1], "seqlens_kv": [300, 900, 1300, 20])",
+                R"("heads": [64, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
+                R"("heads": [32, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
+                R"("heads": [16, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])"});
+  check_shares(R"("kv": "slots", "head_dim": [576, 512], "heads": [64, 1], "seqlens_q": [2, 1, 3],
+                  "sparse": {"topk": 900, "invalid": 0.1}, )",
+               {R"("shared_kv": true)", R"("cache": {"format": "mla_656"}, "extra": {"topk": 90, "page_size": 16})"});
+  // Several blocks, or pairs, for each share: one for each block of heads. Two are not needed, or none is.
+  check_shares(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64},
+                  "seqlens_kv": [300, 900, 1300], "out_dtype": "f32", )",
+               {R"("heads": [256, 1])", R"("heads": [192, 1])"}, 8);
+}
+
+}  // namespace
+}  // namespace attune::cuda
