@@ -3,6 +3,8 @@
 // without a GPU.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
 #include "cuda/prefill/prologue.h"
@@ -39,7 +41,9 @@ class EmulatedMla : public tests::Emulated {
     const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
     try {
       emulate_schedule(c, params);
-      in_shares_ = params.list->num_tasks > 0 && params.tasks[0].next_task > 0;
+      dealt_ = std::any_of(params.tasks, params.tasks + params.list->num_tasks,
+                           [](const kernels::Task& t) { return t.next_task > 0; });
+      splits_ = params.list->num_splits;
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
         emulate_mla(p, c, params);
@@ -50,8 +54,9 @@ class EmulatedMla : public tests::Emulated {
     if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
     return cases::compare(problem, expected).failure;
   }
-  // Whether the last case had shares of tiles, the first of them with several tasks.
-  static inline bool in_shares_ = false;
+  // Of the last case: whether tasks follow each other, and the blocks of rows that are cut.
+  static inline bool dealt_ = false;
+  static inline int splits_ = 0;
 
   // Cases that have `common` and, one after the other, what is in `rest`.
   static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {

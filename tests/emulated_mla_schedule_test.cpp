@@ -12,7 +12,7 @@
 namespace attune::cuda {
 namespace {
 
-constexpr int kSms = 132, kMostMargin = 5;  // of tiles, beside what each share would ideally have
+constexpr int kSms = 132, kMostMargin = 10;  // of tiles, beside what each share would ideally have
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -68,7 +68,7 @@ class EmulatedMlaSchedule : public EmulatedMla {
       x.longest = std::max(x.longest, tiles), x.ideal += tiles;
     }
     x.ideal = ceil_div(x.ideal, groups);
-    if (x.shares && p.list->num_tasks != groups) x.wrong = cat(p.list->num_tasks, " shares of ", groups);
+    if (x.shares && p.list->num_tasks > groups) x.wrong = cat(p.list->num_tasks, " shares of ", groups);
     if (parts.size() != keys.size()) x.wrong = cat(parts.size(), " sequences");
     std::set<int> places;  // of parts' results
     for (const auto& [b, own] : parts) {
@@ -116,16 +116,17 @@ TEST_F(EmulatedMlaSchedule, SharesAreAlikeWhateverTheBatch) {
   struct Batch {
     const char* heads;
     std::vector<int> keys;
+    int most_splits;  // others stay whole
   };
   for (const Batch& b :
-       {Batch{"128", even(70, 8192, 8192)}, {"128", even(96, 8192, 8192)}, {"128", even(40, 8192, 8192)},
-        {"128", even(128, 512, 8192)}, {"128", even(128, 8192, 512)}, {"64", even(144, 8192, 8192)},
-        {"64", even(128, 512, 8192)}, {"16", even(90, 512, 8192)}, {"16", even(140, 1, 3000)}, {"128", one_long},
-        {"256", even(50, 4096, 4096)}, {"96", even(100, 100, 9000)}, {"128", random}}) {
+       {Batch{"128", even(70, 8192, 8192), 4}, {"128", even(96, 8192, 8192), 30}, {"128", even(40, 8192, 8192), 40},
+        {"128", even(128, 512, 8192), 0}, {"128", even(128, 8192, 512), 0}, {"64", even(144, 8192, 8192), 12},
+        {"64", even(128, 512, 8192), 128}, {"16", even(90, 512, 8192), 90}, {"16", even(140, 1, 3000), 100},
+        {"128", one_long, 4}, {"256", even(50, 4096, 4096), 17}, {"96", even(100, 100, 9000), 50}, {"128", random, 20}}) {
     const Listed x = list(b.heads, b.keys);
     EXPECT_EQ(x.wrong, "") << b.heads << ", " << b.keys.size();
     EXPECT_TRUE(x.shares) << b.heads << ", " << b.keys.size();
-    EXPECT_GT(x.splits, 0) << b.heads << ", " << b.keys.size();
+    EXPECT_LE(x.splits, b.most_splits) << b.heads << ", " << b.keys.size();
     EXPECT_LE(x.longest, x.ideal + x.ideal / 16 + kMostMargin) << b.heads << ", " << b.keys.size();
   }
 }
@@ -170,11 +171,13 @@ TEST_F(EmulatedMlaSchedule, EveryTileIsListedOnce) {
 
 // Of every kernel, over every kind of row: tasks that follow each other, and parts of one tile line in several shares.
 TEST_F(EmulatedMlaSchedule, AttendsByShares) {
-  const auto check_shares = [](const std::string& common, std::initializer_list<const char*> rest, int blocks = kBlocks) {
+  int splits = 0;
+  const auto check_shares = [&](const std::string& common, std::initializer_list<const char*> rest, int blocks = kBlocks) {
     for (const char* more : rest) {
       const std::string spec = R"({"name": "x", "dtype": "bf16", "max_logits": true, )" + common + more + "}";
       EXPECT_EQ(run(tests::make_case(spec), 2, blocks, blocks), "") << spec;
-      EXPECT_TRUE(in_shares_) << spec;
+      EXPECT_TRUE(dealt_) << spec;
+      splits += splits_;
     }
   };
   check_shares(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64}, )",
@@ -196,6 +199,7 @@ TEST_F(EmulatedMlaSchedule, AttendsByShares) {
   check_shares(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64},
                   "seqlens_kv": [300, 900, 1300], "out_dtype": "f32", )",
                {R"("heads": [256, 1])", R"("heads": [192, 1])"}, 8);
+  EXPECT_GT(splits, 5);
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ class TaskFeed {
     const int head_tiles = p_.num_head_tiles;
     const int num_items = num_tasks * head_tiles;  // the host refuses more than 2^31
     if (first && is_beside() && lane_ == 0) next_ = take(num_items);
-    const int item = __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
+    const int item = agree(num_items);
     if (item >= num_items) {
       publish(nullptr, kNoMoreTasks);
       return -1;
@@ -91,18 +91,23 @@ class TaskFeed {
   __device__ __forceinline__ unsigned count() const { return count_; }
 
  private:
-  // Behind first(): what the present task says, or else what the counter does.
+  // Behind first(): what the present task says, or else what the counter does. Heads go together here, but without the
+  // same arithmetic as above loaders of packed rows spill in their loop.
   __device__ __forceinline__ int next_short() {
     const int present = static_cast<int>((count_ - 1) % kernels::kTaskSlots);
     int task = places_.task(present).next_task, head_tile = places_.head_tile(present);
     if (task == 0) {
-      const int head_tiles = p_.num_head_tiles / kCluster, num_items = p_.list->num_tasks * head_tiles;
+      const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_tasks = p_.list->num_tasks;
+      const int head_tiles = p_.num_head_tiles / kCluster, num_items = num_tasks * head_tiles;
       const int item = agree(num_items);
-      if (kCluster == 1 && lane_ == 0 && item < num_items) next_ = take(num_items);  // ahead
-      task = item / head_tiles;
-      head_tile = item < num_items ? (item - task * head_tiles) * kCluster + rank() : kNoMoreTasks;
+      if (item >= num_items) return publish(nullptr, kNoMoreTasks);
+      const int section = item / (num_tasks * heads_at_a_time), first_head = section * heads_at_a_time;
+      const int within = item - section * num_tasks * heads_at_a_time;
+      const int heads = min(heads_at_a_time, head_tiles - first_head);
+      if (kCluster == 1 && lane_ == 0) next_ = take(num_items);  // ahead
+      task = within / heads, head_tile = (first_head + within % heads) * kCluster + rank();
     }
-    return publish(head_tile == kNoMoreTasks ? nullptr : p_.tasks + task, head_tile);
+    return publish(p_.tasks + task, head_tile);
   }
 
   __device__ __forceinline__ static int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
@@ -121,16 +126,18 @@ class TaskFeed {
   }
   // The next item: in a cluster, which knows its first one, as its first block takes it.
   __device__ __forceinline__ int agree(int num_items) {
-    auto item = static_cast<int>(next_);
-    if constexpr (kCluster > 1) {
+    if constexpr (kCluster == 1) {
+      return __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
+    } else {
+      int item;
       if (has_one_round(num_items)) return num_items;
       if (rank() != 0) return places_.hear(count_ - 1);
       if (lane_ == 0) {
         item = static_cast<int>(take(num_items));
         places_.tell_others(count_ - 1, item);
       }
+      return __shfl_sync(0xffffffffu, item, 0);
     }
-    return __shfl_sync(0xffffffffu, item, 0);
   }
 
   __device__ __forceinline__ static uint4 vector_of(const kernels::Task* from, unsigned i) {

@@ -17,65 +17,20 @@
 //
 // Its code runs about once, so what it takes is the fetching of its instructions: all passes are one loop, in which
 // whatever several of them do stands once, and nothing is unrolled.
+#include "prefill/listing.cuh"
 #include "prefill/shares.cuh"
-#include "prefill/tiles.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/reduce.cuh"
-#include "schedule/scan.cuh"
 
 namespace attune::prefill {
 
-using schedule::inclusive_sum_of_warp;
-
-constexpr int kKeys = ATTUNE_KEYS, kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kKeys = ATTUNE_KEYS;
 constexpr bool kSparse = ATTUNE_SPARSE != 0, kShares = ATTUNE_SHARES != 0;
 constexpr int kL2Bytes = 32 << 20;        // that keys may take of it
 constexpr int kMostKeys = kL2Bytes / 32;  // that a thread counts: a key takes two rows of 16 bytes or more
-static_assert(kWarps == 32, "a warp sums what the warps have summed");
 static_assert(1ll * kMostKeys * kThreads < 1ll << 31, "keys of all threads are summed in 31 bits");
 
 enum Pass { kSequences, kCosts, kCounts, kPlaces };
-
-struct SharedStorage {
-  int end[kThreads];     // of each thread's run of sequences, in blocks of rows
-  int bucket[kThreads];  // tasks of a cost, then where the next one goes
-  int cost[kThreads];    // of the first blocks of rows
-  long long warp[kWarps];
-  int max_cost, first_fit, num_split, num_parts;
-};
-
-// Over all threads; also where this one begins. Threads meet before the next call.
-__device__ __forceinline__ long long sum_of_block(long long x, SharedStorage& shared, long long& before) {
-  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const long long inclusive = inclusive_sum_of_warp(x);
-  if (lane == 31) shared.warp[warp] = inclusive;
-  __syncthreads();
-  const long long of_warp = shared.warp[lane], all = inclusive_sum_of_warp(of_warp);
-  before = inclusive - x + __shfl_sync(0xffffffffu, all - of_warp, warp);
-  return __shfl_sync(0xffffffffu, all, 31);
-}
-
-// The sequence of a block of rows, and its first block.
-struct Place {
-  int batch, begin;
-};
-__device__ __forceinline__ Place find_sequence(const PrefillParams& p, int run, const SharedStorage& shared, int i) {
-  int thread = 0;  // the first whose run ends beyond i
-#pragma unroll 1
-  for (int step = kThreads / 2; step > 0; step /= 2) {
-    if (shared.end[thread + step - 1] <= i) thread += step;
-  }
-  const int run_begin = thread == 0 ? 0 : shared.end[thread - 1];
-  const int last = min(p.batch, (thread + 1) * run) - 1;
-  Place x{thread * run, run_begin};
-#pragma unroll 1
-  while (x.batch < last) {
-    const int next = run_begin + p.block_begin[x.batch + 1];
-    if (next > i) break;
-    ++x.batch, x.begin = next;
-  }
-  return x;
-}
 
 __device__ __forceinline__ int parts_of(int cost, int piece) {
   return static_cast<int>(static_cast<unsigned>(cost + piece - 1) / static_cast<unsigned>(piece));
@@ -137,52 +92,6 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
   return shared.first_fit == 0 ? shorter() : ideal;
 }
 
-// A block of rows that becomes so many parts.
-__device__ __forceinline__ void cut(const PrefillParams& p, int parts, SharedStorage& shared, Task& t) {
-  t.num_parts = parts;
-  if (parts == 1) return;
-  const int split = atomicAdd(&shared.num_split, 1);
-  t.first_part = atomicAdd(&shared.num_parts, parts);
-  if (p.split_tasks != nullptr) {
-    p.split_tasks[split] = t;
-  } else {
-    t.split = split;
-  }
-}
-
-// Shares of what has been counted. First come the tasks with which shares begin, then all others: the first parts of
-// blocks of rows that begin within a share.
-__device__ __forceinline__ void list_shares(const PrefillParams& p, int run, const Shares& shares, int num_blocks,
-                                            SharedStorage& shared) {
-  const int i = static_cast<int>(threadIdx.x), tiles = i < num_blocks ? shared.cost[i] : 0;
-  long long before;
-  sum_of_block(i < num_blocks ? tiles + kTaskTiles : 0, shared, before);
-  const int from = static_cast<int>(before), end = from + kTaskTiles + tiles;
-  const int first = shares.first(from), last = shares.last(from, tiles);
-  bool follows = false, is_followed = false;
-  if (i > 0 && i < num_blocks) {
-    const int others = shared.cost[i - 1];
-    follows = shares.last(from - kTaskTiles - others, others) == first;
-  }
-  if (i + 1 < num_blocks) is_followed = shares.first(end) == last;
-  __syncthreads();
-  sum_of_block(follows ? 1 : 0, shared, before);
-  const int next = shares.count + static_cast<int>(before);  // of the others
-  if (i >= num_blocks) return;
-  const Place at = find_sequence(p, run, shared, i);
-  Task t = block_task<kKeys, kSparse>(p, read_sequence<kSparse>(p, at.batch), at.batch, i - at.begin);
-  cut(p, last - first + 1, shared, t);
-  t.tile_end = 0;
-#pragma unroll 1
-  for (; t.part < t.num_parts; ++t.part) {
-    const int share = first + t.part;
-    t.tile_begin = t.tile_end;
-    t.tile_end = share < last ? shares.tile(share + 1, from) : tiles;
-    t.next_task = share == last && is_followed ? next + (follows ? 1 : 0) : 0;
-    p.tasks[t.part == 0 && follows ? next : share] = t;
-  }
-}
-
 __device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_tasks, int num_splits) {
   const long long bytes = max(static_cast<long long>(max(total_keys, 1)) * p.bytes_of_key, 1ll);
   const unsigned fit = static_cast<unsigned>(kL2Bytes) / static_cast<unsigned>(min(bytes, 1ll * kL2Bytes));
@@ -223,6 +132,7 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
   // Of the pass: sequences of this thread's run, then every 1,024th block of rows.
   int begin = min(p.batch, thread * run), end = min(p.batch, begin + run), step = 1;
   int total_keys = 0, num_blocks = 0, num_tasks = 0, piece = 1, shift = 0;
+  bool deals = false;
   const auto bucket_of = [&](int cost) { return &shared.bucket[kThreads - 1 - (cost >> shift)]; };  // long ones first
 #pragma unroll 1
   for (int pass = kSequences;; ++pass) {
@@ -287,20 +197,10 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
       if (thread == 0) p.list->num_tiles = total * p.num_head_tiles;
       piece = choose_piece(p, num_blocks, total, shared.max_cost, shared);
       if constexpr (kShares) {
-        const bool cuts = num_blocks * p.num_head_tiles < p.num_blocks;
-        if (piece > kMergeTiles && !p.whole_pairs && num_blocks <= min(kThreads, p.max_tasks - p.num_blocks)) {
-          const int groups = p.num_blocks / p.num_head_tiles;
-          const Shares shares =
-              choose_shares(total, num_blocks, shared.max_cost, cuts ? piece : 0, groups, p.fewest_tiles);
-          if (shares.count > 0) {
-            __syncthreads();
-            list_shares(p, run, shares, num_blocks, shared);
-            __syncthreads();
-            num_tasks = shares.count;
-            break;
-          }
-          if (!cuts && shares.suffice()) piece = shared.max_cost;  // whole blocks take about as long
-        }
+        const Dealing dealing = choose_dealing(p, num_blocks, total, shared.max_cost, piece);
+        deals = dealing == kDeal;
+        if (deals) break;
+        if (dealing == kWhole) piece = shared.max_cost;
       }
 #pragma unroll 1
       while (piece >> shift >= kThreads) ++shift;
@@ -309,6 +209,9 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
       shared.bucket[thread] = static_cast<int>(before);
     }
     __syncthreads();
+  }
+  if constexpr (kShares) {
+    if (deals) num_tasks = deal<kKeys, kSparse>(p, run, num_blocks, shared);
   }
 #pragma unroll 1
   for (int i = thread; i < shared.num_split * p.num_head_tiles; i += kThreads) p.parts_done[i] = 0;

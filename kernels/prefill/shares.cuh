@@ -1,66 +1,196 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares of a batch: the tiles of all its blocks of rows form a line, which is cut into as many runs of the same length
-// as blocks of the grid take tasks, wherever that is. Each gets one run, as a chain of tasks: so it has the same number
-// of tiles as all others, whatever the lengths, for at most two parts a share that are to be merged.
+// Deals a batch to the blocks of a grid so that all have about as many tiles, whatever the lengths: a share for each
+// group, as many blocks as there are head tiles, which take a chain of tasks one after the other (Task::next_task).
 //
-//   line      block of rows 0            block of rows 1       ..
-//             | kTaskTiles | its tiles   | kTaskTiles | its tiles
-//   share k   [k step / 256, (k + 1) step / 256)
+//   blocks of rows by length   too long | rounds of one for each group, every other one backwards | rest
+//   line                       the too long and the rest, one behind the other
+//   share of a group           its whole blocks, then a run of the line, as long as brings it to the target
 //
-// What a task takes beside its tiles stands on the line before them. Where a share would begin with fewer than `fewest`
-// tiles of a block, or behind all but as many, it begins with the next block, or with this one. Pure arithmetic.
+// Runs are cut wherever they end, but where fewer than `fewest` tiles of a block would come before or behind. Where
+// rounds alone come near the target nothing is cut. Few are cut, as parts are stored and merged: of 70 alike on 66
+// groups only four, and 66 stay whole.
+//
+// What a task takes beside its tiles counts as tiles before them. Everything follows from the lengths, so that what is
+// cut is the same in each run.
 #pragma once
 
-#include "ptx/math.cuh"
+#include "prefill/listing.cuh"
+#include "ptx/reduce.cuh"
 
 namespace attune::prefill {
 
-constexpr int kTaskTiles = 2;  // an estimate: outputs are stored, and the first products of the next task not hidden
-constexpr int kMergeTiles = 4;  // likewise: parts are merged
+constexpr int kTaskTiles = 3;   // of a task: an estimate
+constexpr int kMergeTiles = 4;  // of merging, likewise
+constexpr int kMostDealt = 512, kMostGroups = 256, kMostDealtTiles = 1 << 22;
 
-struct Shares {
-  int count = 0;       // 0: none, tasks go to whoever is free
-  int fewest = 1;      // tiles of a part
-  unsigned step = 0;   // in 256ths of a tile, so that shares differ by a tile at most
+enum Dealing { kAsEver, kWhole, kDeal };
 
-  // Whether shares are so long that each has a task.
-  __device__ __forceinline__ bool suffice() const {
-    return static_cast<int>(step / 256) > kTaskTiles + 2 * fewest;
-  }
-  __device__ __forceinline__ int begin(int share) const { return static_cast<int>(share * step / 256); }
-  // The last one that begins at x or before.
-  __device__ __forceinline__ int at(int x) const {
-    return min(static_cast<int>((static_cast<unsigned>(max(x, 0)) * 256 + 255) / step), count - 1);
-  }
-  // Of a block of rows that begins at `from` of the line and has `tiles`: the shares that its first and its last part
-  // belong to, and the tile at which the part of a later one than the first begins.
-  __device__ __forceinline__ int first(int from) const { return at(from + kTaskTiles + fewest - 1); }
-  __device__ __forceinline__ int last(int from, int tiles) const {
-    return max(first(from), at(from + kTaskTiles + tiles - fewest));
-  }
-  __device__ __forceinline__ int tile(int share, int from) const { return begin(share) - from - kTaskTiles; }
+// Whether to deal; or to leave blocks whole, for whoever is free. piece: tiles of the longest part otherwise, which is
+// cut for one round where there are fewer blocks of rows than groups.
+__device__ __forceinline__ Dealing choose_dealing(const PrefillParams& p, int num_blocks, long long total, int max_cost,
+                                                  int piece) {
+  const bool cuts = num_blocks * p.num_head_tiles < p.num_blocks;
+  if (piece <= kMergeTiles || p.whole_pairs || num_blocks > min(kMostDealt, p.max_tasks - p.num_blocks)) return kAsEver;
+  const int groups = p.num_blocks / p.num_head_tiles;
+  if (groups < 2 || groups > kMostGroups || total > kMostDealtTiles) return kAsEver;
+  const int tiles = static_cast<int>(total);
+  const long long now = cuts ? piece : static_cast<long long>(max_cost) * ((num_blocks + groups - 1) / groups);
+  if (16 * now * groups > 17 * tiles + 16 * kMergeTiles * groups) return kDeal;
+  return cuts ? kAsEver : kWhole;
+}
+
+struct Dealt {
+  int order[kMostDealt];       // blocks of rows, longest first
+  int last[kMostDealt];        // of those on the line: the run with their last part
+  int begin[kMostGroups + 1];  // of runs, on the line
+  int run[kMostGroups];        // of a group, or -1
+  int most;
+  int sum;
 };
 
-// total: tiles of num_blocks blocks of rows, the longest of which has max_tiles; groups: blocks of the grid that take
-// tasks, or clusters, a group for each share; cut: tiles that the longest part would have if parts went to whoever is
-// free, or 0 if whole blocks would. Then blocks that are alike take whole rounds; of those that are not alike, the last
-// ones leave others waiting, as each asks for its next task when it begins one: both by estimate.
-__device__ __forceinline__ Shares choose_shares(long long total, int num_blocks, int max_tiles, int cut, int groups,
-                                                int fewest) {
-  constexpr long long kMost = 1 << 22;  // of the line, in 256ths within 31 bits
-  const long long line = total + static_cast<long long>(kTaskTiles) * num_blocks;
-  if (groups < 2 || num_blocks == 0 || line > kMost) return {};
-  const auto n = static_cast<float>(num_blocks), each = static_cast<float>(total) / n, ideal = each * n / groups;
-  auto time = static_cast<float>(cut);
-  if (cut == 0) {
-    const auto rounds = static_cast<float>((num_blocks + groups - 1) / groups), longest = static_cast<float>(max_tiles);
-    time = fmaxf(fmaxf(longest, rounds * each), ideal + 2 * (longest - each) * groups / n);
+__device__ __forceinline__ int total_of(int x, Dealt& dealt) {
+  __syncthreads();
+  if (threadIdx.x == 0) dealt.sum = 0;
+  __syncthreads();
+  x = ptx::sum_of_warp(x);
+  if (threadIdx.x % 32 == 0) atomicAdd(&dealt.sum, x);
+  __syncthreads();
+  return dealt.sum;
+}
+
+// The last run that begins at x of the line or before.
+__device__ __forceinline__ int run_at(const Dealt& dealt, int num_runs, int x) {
+  int low = 0, high = num_runs - 1;
+#pragma unroll 1
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (dealt.begin[middle] <= x) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
   }
-  Shares s;
-  s.fewest = fewest;
-  s.step = (static_cast<unsigned>(line) * 256 + groups - 1) / groups;
-  if (time > ideal + ideal / 16 + kMergeTiles && s.suffice()) s.count = groups;
-  return s;
+  return low;
+}
+
+// Of a round, the place of a group, and the other way round.
+__device__ __forceinline__ int turned(int round, int groups, int i) { return round % 2 == 0 ? i : groups - 1 - i; }
+
+// Tiles that a group has from so many rounds of blocks, from one in order on.
+__device__ __forceinline__ int load_of(const Dealt& dealt, const SharedStorage& shared, int num_blocks, int groups,
+                                       int first, int rounds) {
+  const auto group = static_cast<int>(threadIdx.x);
+  int load = 0;
+  if (group >= groups) return 0;
+#pragma unroll 1
+  for (int k = 0; k < rounds; ++k) {
+    const int i = first + k * groups + turned(k, groups, group);
+    if (i < num_blocks) load += shared.cost[dealt.order[i]] + kTaskTiles;
+  }
+  return load;
+}
+
+// run: sequences that each thread has counted. Returns the groups that have tasks; their first ones come first.
+template <int kKeys, bool kSparse>
+__device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blocks, SharedStorage& shared) {
+  __shared__ Dealt dealt;
+  const int thread = static_cast<int>(threadIdx.x), groups = p.num_blocks / p.num_head_tiles;
+  const bool has = thread < num_blocks;
+  if (thread == 0) dealt.most = 0;
+  __syncthreads();
+  if (has) {
+    const int own = shared.cost[thread];
+    int before = 0;
+#pragma unroll 4
+    for (int i = 0; i < num_blocks; ++i) {
+      const int other = shared.cost[i];
+      before += other > own || (other == own && i < thread) ? 1 : 0;
+    }
+    dealt.order[before] = thread;
+  }
+  __syncthreads();
+  // From here on a thread has the block of rows that is the thread-th in order.
+  const int block = has ? dealt.order[thread] : 0, tiles = has ? shared.cost[block] : 0;
+  int target = (total_of(has ? tiles + kTaskTiles : 0, dealt) + groups - 1) / groups;
+  int rounds = (num_blocks + groups - 1) / groups, too_long = 0;
+  int load = load_of(dealt, shared, num_blocks, groups, 0, rounds);
+  atomicMax(&dealt.most, load);
+  __syncthreads();
+  if (dealt.most > target + target / 16 + kMergeTiles) {
+    too_long = total_of(has && tiles + kTaskTiles > target ? 1 : 0, dealt);
+    rounds = (num_blocks - too_long) / groups;
+    load = load_of(dealt, shared, num_blocks, groups, too_long, rounds);
+  }
+
+  // The line, and runs of what groups lack.
+  const bool is_cut = has && (thread < too_long || thread >= too_long + rounds * groups);
+  const int number = thread < too_long ? thread : thread - rounds * groups;  // on the line
+  const int on_line = max(num_blocks - rounds * groups, 0);
+  long long before;
+  const auto line = static_cast<int>(sum_of_block(is_cut ? tiles + kTaskTiles : 0, shared, before));
+  const int from = static_cast<int>(before), end = from + kTaskTiles + tiles;
+  int lacking = 0;
+#pragma unroll 1
+  while (line > 0) {
+    lacking = thread < groups ? target - load - kTaskTiles : 0;
+    if (lacking < kTaskTiles + 2 * p.fewest_tiles) lacking = 0;
+    const int all = total_of(lacking, dealt);
+    if (all >= line) break;
+    target += (line - all) / groups + 1;
+  }
+  __syncthreads();
+  const long long runs = sum_of_block(lacking > 0 ? (1ll << 32) + lacking : 0, shared, before);
+  const auto num_runs = static_cast<int>(runs >> 32);
+  if (thread < groups) {
+    dealt.run[thread] = lacking > 0 ? static_cast<int>(before >> 32) : -1;
+    if (lacking > 0) dealt.begin[before >> 32] = static_cast<int>(before);
+  }
+  __syncthreads();
+  int first = 0, last = 0;
+  if (is_cut) {
+    first = run_at(dealt, num_runs, from + kTaskTiles + p.fewest_tiles - 1);
+    last = max(first, run_at(dealt, num_runs, end - p.fewest_tiles));
+    dealt.last[number] = last;
+  }
+  __syncthreads();
+  const bool follows = is_cut && number > 0 && dealt.last[number - 1] == first;
+  const bool is_followed = is_cut && number + 1 < on_line &&
+                           run_at(dealt, num_runs, end + kTaskTiles + p.fewest_tiles - 1) == last;
+  const int used = on_line > 0 ? dealt.last[on_line - 1] + 1 : 0;  // runs: the last may have nothing
+  sum_of_block(follows ? 1 : 0, shared, before);
+
+  // Tasks: whole blocks, by rounds; those with which runs begin; those that follow within a run.
+  const int run_tasks = rounds * groups, others = run_tasks + used + static_cast<int>(before);
+  if (has) {
+    const Place at = find_sequence(p, run, shared, block);
+    Task t = block_task<kKeys, kSparse>(p, read_sequence<kSparse>(p, at.batch), at.batch, block - at.begin);
+    cut(p, is_cut ? last - first + 1 : 1, shared, t);
+    t.tile_end = 0;
+#pragma unroll 1
+    for (; t.part < t.num_parts; ++t.part) {
+      int task, next = 0;
+      t.tile_begin = t.tile_end, t.tile_end = tiles;
+      if (is_cut) {
+        const int own = first + t.part;
+        if (own < last) t.tile_end = dealt.begin[own + 1] - from - kTaskTiles;
+        task = t.part == 0 && follows ? others : run_tasks + own;
+        if (own == last && is_followed) next = others + (follows ? 1 : 0);
+      } else {
+        const int whole = thread - too_long, round = whole / groups, group = turned(round, groups, whole % groups);
+        const int after = (round + 1) * groups;
+        task = round * groups + group;
+        if (round + 1 < rounds && too_long + after + turned(round + 1, groups, group) < num_blocks) {
+          next = after + group;
+        } else if (on_line > 0 && dealt.run[group] >= 0 && dealt.run[group] < used) {
+          next = run_tasks + dealt.run[group];
+        }
+      }
+      t.next_task = next;
+      p.tasks[task] = t;
+    }
+  }
+  __syncthreads();
+  return rounds > 0 ? min(groups, num_blocks) : used;
 }
 
 }  // namespace attune::prefill

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all passes of the schedule use (schedule.cu, shares.cuh): the sums of a thread block, the sequence of a block of
+// rows, and the parts of one that is cut.
+#pragma once
+
+#include "prefill/tiles.cuh"
+#include "schedule/scan.cuh"
+
+namespace attune::prefill {
+
+using schedule::inclusive_sum_of_warp;
+
+constexpr int kThreads = 1024, kWarps = kThreads / 32;
+static_assert(kWarps == 32, "a warp sums what the warps have summed");
+
+struct SharedStorage {
+  int end[kThreads];     // of each thread's run of sequences, in blocks of rows
+  int bucket[kThreads];  // tasks of a cost, then where the next one goes
+  int cost[kThreads];    // of the first blocks of rows
+  long long warp[kWarps];
+  int max_cost, first_fit, num_split, num_parts;
+};
+
+// Over all threads; also where this one begins. Threads meet before the next call.
+__device__ __forceinline__ long long sum_of_block(long long x, SharedStorage& shared, long long& before) {
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const long long inclusive = inclusive_sum_of_warp(x);
+  if (lane == 31) shared.warp[warp] = inclusive;
+  __syncthreads();
+  const long long of_warp = shared.warp[lane], all = inclusive_sum_of_warp(of_warp);
+  before = inclusive - x + __shfl_sync(0xffffffffu, all - of_warp, warp);
+  return __shfl_sync(0xffffffffu, all, 31);
+}
+
+// The sequence of a block of rows, and its first block.
+struct Place {
+  int batch, begin;
+};
+__device__ __forceinline__ Place find_sequence(const PrefillParams& p, int run, const SharedStorage& shared, int i) {
+  int thread = 0;  // the first whose run ends beyond i
+#pragma unroll 1
+  for (int step = kThreads / 2; step > 0; step /= 2) {
+    if (shared.end[thread + step - 1] <= i) thread += step;
+  }
+  const int run_begin = thread == 0 ? 0 : shared.end[thread - 1];
+  const int last = min(p.batch, (thread + 1) * run) - 1;
+  Place x{thread * run, run_begin};
+#pragma unroll 1
+  while (x.batch < last) {
+    const int next = run_begin + p.block_begin[x.batch + 1];
+    if (next > i) break;
+    ++x.batch, x.begin = next;
+  }
+  return x;
+}
+
+// A block of rows that becomes so many parts.
+__device__ __forceinline__ void cut(const PrefillParams& p, int parts, SharedStorage& shared, Task& t) {
+  t.num_parts = parts;
+  if (parts == 1) return;
+  const int split = atomicAdd(&shared.num_split, 1);
+  t.first_part = atomicAdd(&shared.num_parts, parts);
+  if (p.split_tasks != nullptr) {
+    p.split_tasks[split] = t;
+  } else {
+    t.split = split;
+  }
+}
+
+}  // namespace attune::prefill
