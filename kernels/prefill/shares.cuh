@@ -19,8 +19,8 @@
 
 namespace attune::prefill {
 
-constexpr int kTaskTiles = 3;   // of a task: an estimate
-constexpr int kMergeTiles = 4;  // of merging, likewise
+constexpr int kTaskTiles = 2;   // of a task: an estimate
+constexpr int kMergeTiles = 4;  // of merging a few blocks of rows, likewise
 constexpr int kMostDealt = 512, kMostGroups = 256, kMostDealtTiles = 1 << 22;
 
 enum Dealing { kAsEver, kWhole, kDeal };
@@ -33,9 +33,11 @@ __device__ __forceinline__ Dealing choose_dealing(const PrefillParams& p, int nu
   if (piece <= kMergeTiles || p.whole_pairs || num_blocks > min(kMostDealt, p.max_tasks - p.num_blocks)) return kAsEver;
   const int groups = p.num_blocks / p.num_head_tiles;
   if (groups < 2 || groups > kMostGroups || total > kMostDealtTiles) return kAsEver;
-  const int tiles = static_cast<int>(total);
+  const auto tiles = static_cast<int>(total);
   const long long now = cuts ? piece : static_cast<long long>(max_cost) * ((num_blocks + groups - 1) / groups);
-  if (16 * now * groups > 17 * tiles + 16 * kMergeTiles * groups) return kDeal;
+  // Fewer than groups are all cut, and merged.
+  const int merging = cuts ? 2 + p.heads_of_tile * p.tokens_of_tile / 8 : kMergeTiles;
+  if (16 * now * groups > 17 * tiles + 16 * merging * groups) return kDeal;
   return cuts ? kAsEver : kWhole;
 }
 
