@@ -158,23 +158,25 @@ TEST_F(CudaMla, Dense) {
 // As many blocks of rows as leave much of the grid idle: all are dealt, in chains of tasks.
 TEST_F(CudaMla, BatchesBetweenRounds) {
   std::vector<cases::Case> list;
-  for (const char* rest :
-       {R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 64}, "heads": [72, 1], "batch": 70, "seqlens_kv": 560)",
-        R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 64}, "heads": [36, 1], "batch": 140, "seqlens_kv": 400,
+  for (
+      const char* rest :
+      {R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 64}, "heads": [72, 1], "batch": 70, "seqlens_kv": 560)",
+       R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 64}, "heads": [36, 1], "batch": 140, "seqlens_kv": 400,
             "sinks": "mixed")",
-        R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 16}, "heads": [5, 1], "batch": 160,
+       R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 16}, "heads": [5, 1], "batch": 160,
             "seqlens_kv": {"random": [0, 1500], "seed": 6})",
-        R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 3}, "heads": [24, 1], "batch": 150, "queries": "fixed",
+       R"("kv": "paged", "shared_kv": true, "cache": {"page_size": 3}, "heads": [24, 1], "batch": 150, "queries": "fixed",
             "seqlens_q": 2, "causal": true, "seqlens_kv": {"random": [64, 700], "seed": 7}, "out_dtype": "f32")",
-        R"("kv": "paged", "cache": {"format": "mla_656"}, "heads": [72, 1], "batch": 50,
+       R"("kv": "paged", "cache": {"format": "mla_656"}, "heads": [72, 1], "batch": 50,
             "seqlens_kv": {"random": [0, 1200], "seed": 8})",
-        R"("kv": "paged", "cache": {"format": "mla_656"}, "heads": [9, 1], "batch": 150, "seqlens_kv": 500)",
-        R"("kv": "paged", "cache": {"format": "mla_656"}, "heads": [20, 1], "batch": 90,
+       R"("kv": "paged", "cache": {"format": "mla_656"}, "heads": [9, 1], "batch": 150, "seqlens_kv": 500)",
+       R"("kv": "paged", "cache": {"format": "mla_656"}, "heads": [20, 1], "batch": 90,
             "seqlens_kv": {"random": [0, 1500], "seed": 9})",
-        R"("kv": "paged", "cache": {"format": "mla_584"}, "head_dim": [512, 512], "heads": [36, 1], "batch": 144,
+       R"("kv": "paged", "cache": {"format": "mla_584"}, "head_dim": [512, 512], "heads": [36, 1], "batch": 144,
             "seqlens_kv": 450)",
-        R"("kv": "slots", "shared_kv": true, "heads": [72, 1], "seqlens_q": [80], "sparse": {"topk": 450, "invalid": 0.1})"})
-    list.push_back(make("mla rounds " + std::to_string(list.size()), std::string(R"("head_dim": [576, 512], )") + rest));
+       R"("kv": "slots", "shared_kv": true, "heads": [72, 1], "seqlens_q": [80], "sparse": {"topk": 450, "invalid": 0.1})"})
+    list.push_back(
+        make("mla rounds " + std::to_string(list.size()), std::string(R"("head_dim": [576, 512], )") + rest));
   check_all_of(std::move(list));
 }
 

@@ -19,14 +19,15 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 class EmulatedMlaSchedule : public EmulatedMla {
  protected:
   struct Listed {
-    std::string wrong;          // "" if nothing is
-    bool shares = false;        // else tasks go to whoever is free
+    std::string wrong;    // "" if nothing is
+    bool shares = false;  // else tasks go to whoever is free
     int splits = 0;
     int64_t longest = 0, ideal = 0;  // tiles of a chain of tasks
   };
 
   // Of one token a sequence, over so many keys. most_tasks: fewer than the workspace has room for; 0: all.
-  static Listed list(const std::string& heads, const std::vector<int>& keys, const char* rest = "", int most_tasks = 0) {
+  static Listed list(const std::string& heads, const std::vector<int>& keys, const char* rest = "",
+                     int most_tasks = 0) {
     // The case's own lengths are short, as nothing is read but lengths.
     cases::Problem problem(tests::make_case(
         R"({"name": "x", "dtype": "bf16", "kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [)" +
@@ -90,8 +91,8 @@ class EmulatedMlaSchedule : public EmulatedMla {
     for (int i = 0; i < p.list->num_splits; ++i) {
       const kernels::Task& t = p.split_tasks[i];
       split.insert(t.batch);
-      if (const auto& own = parts[t.batch]; own.empty() || t.num_parts != std::ssize(own) ||
-                                            t.first_part != own.begin()->second.first_part)
+      if (const auto& own = parts[t.batch];
+          own.empty() || t.num_parts != std::ssize(own) || t.first_part != own.begin()->second.first_part)
         x.wrong = cat("sequence ", t.batch, " is merged otherwise");
     }
     if (std::ssize(split) != x.splits || p.list->num_splits != x.splits)
@@ -104,7 +105,8 @@ class EmulatedMlaSchedule : public EmulatedMla {
 
 std::vector<int> even(int batch, int from, int to) {
   std::vector<int> keys;
-  for (int i = 0; i < batch; ++i) keys.push_back(from + static_cast<int>(int64_t{i} * (to - from) / std::max(1, batch - 1)));
+  for (int i = 0; i < batch; ++i)
+    keys.push_back(from + static_cast<int>(int64_t{i} * (to - from) / std::max(1, batch - 1)));
   return keys;
 }
 
@@ -118,11 +120,19 @@ TEST_F(EmulatedMlaSchedule, SharesAreAlikeWhateverTheBatch) {
     std::vector<int> keys;
     int most_splits;  // others stay whole
   };
-  for (const Batch& b :
-       {Batch{"128", even(70, 8192, 8192), 4}, {"128", even(96, 8192, 8192), 30}, {"128", even(40, 8192, 8192), 40},
-        {"128", even(128, 512, 8192), 0}, {"128", even(128, 8192, 512), 0}, {"64", even(144, 8192, 8192), 12},
-        {"64", even(128, 512, 8192), 128}, {"16", even(90, 512, 8192), 90}, {"16", even(140, 1, 3000), 100},
-        {"128", one_long, 4}, {"256", even(50, 4096, 4096), 17}, {"96", even(100, 100, 9000), 50}, {"128", random, 20}}) {
+  for (const Batch& b : {Batch{"128", even(70, 8192, 8192), 4},
+                         {"128", even(96, 8192, 8192), 30},
+                         {"128", even(40, 8192, 8192), 40},
+                         {"128", even(128, 512, 8192), 0},
+                         {"128", even(128, 8192, 512), 0},
+                         {"64", even(144, 8192, 8192), 12},
+                         {"64", even(128, 512, 8192), 128},
+                         {"16", even(90, 512, 8192), 90},
+                         {"16", even(140, 1, 3000), 100},
+                         {"128", one_long, 4},
+                         {"256", even(50, 4096, 4096), 17},
+                         {"96", even(100, 100, 9000), 50},
+                         {"128", random, 20}}) {
     const Listed x = list(b.heads, b.keys);
     EXPECT_EQ(x.wrong, "") << b.heads << ", " << b.keys.size();
     EXPECT_TRUE(x.shares) << b.heads << ", " << b.keys.size();
@@ -133,10 +143,13 @@ TEST_F(EmulatedMlaSchedule, SharesAreAlikeWhateverTheBatch) {
 
 // What fills rounds, or is cut for one, stays as it is; what may not depend on the batch is not cut at all.
 TEST_F(EmulatedMlaSchedule, NothingIsSharedForNothing) {
-  for (const auto& [heads, keys, splits] :
-       {std::tuple{"128", even(128, 8192, 8192), 0}, {"128", even(132, 4096, 4096), 0}, {"64", even(130, 8192, 8192), 0},
-        {"16", even(128, 8192, 8192), 0}, {"128", even(4, 2048, 2048), 4}, {"64", even(16, 8192, 8192), 16},
-        {"128", even(1030, 500, 500), 0}}) {
+  for (const auto& [heads, keys, splits] : {std::tuple{"128", even(128, 8192, 8192), 0},
+                                            {"128", even(132, 4096, 4096), 0},
+                                            {"64", even(130, 8192, 8192), 0},
+                                            {"16", even(128, 8192, 8192), 0},
+                                            {"128", even(4, 2048, 2048), 4},
+                                            {"64", even(16, 8192, 8192), 16},
+                                            {"128", even(1030, 500, 500), 0}}) {
     const Listed x = list(heads, keys);
     EXPECT_EQ(x.wrong, "") << heads << ", " << keys.size();
     EXPECT_FALSE(x.shares) << heads << ", " << keys.size();
@@ -152,7 +165,9 @@ TEST_F(EmulatedMlaSchedule, NothingIsSharedForNothing) {
 // Any lengths: random batches of all sizes.
 TEST_F(EmulatedMlaSchedule, EveryTileIsListedOnce) {
   unsigned state = 7;
-  const auto random = [&](unsigned below) { return static_cast<int>(((state = state * 1664525 + 1013904223) >> 8) % below); };
+  const auto random = [&](unsigned below) {
+    return static_cast<int>(((state = state * 1664525 + 1013904223) >> 8) % below);
+  };
   int shared = 0;
   for (int i = 0; i < 24; ++i) {
     std::vector<int> keys(static_cast<size_t>(1 + random(i % 6 == 0 ? 1024 : 200)));
@@ -172,7 +187,8 @@ TEST_F(EmulatedMlaSchedule, EveryTileIsListedOnce) {
 // Of every kernel, over every kind of row: tasks that follow each other, and parts of one tile line in several shares.
 TEST_F(EmulatedMlaSchedule, AttendsByShares) {
   int splits = 0;
-  const auto check_shares = [&](const std::string& common, std::initializer_list<const char*> rest, int blocks = kBlocks) {
+  const auto check_shares = [&](const std::string& common, std::initializer_list<const char*> rest,
+                                int blocks = kBlocks) {
     for (const char* more : rest) {
       const std::string spec = R"({"name": "x", "dtype": "bf16", "max_logits": true, )" + common + more + "}";
       EXPECT_EQ(run(tests::make_case(spec), 2, blocks, blocks), "") << spec;

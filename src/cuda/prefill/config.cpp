@@ -161,11 +161,10 @@ KernelSpec Config::main_kernel() const {
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {
-      "prefill/schedule.cu",
-      "attune_schedule_prefill",
-      {define("ATTUNE_KEYS", keys), define("ATTUNE_SPARSE", 0), define("ATTUNE_SHARES", 0)},
-      0};
+  return {"prefill/schedule.cu",
+          "attune_schedule_prefill",
+          {define("ATTUNE_KEYS", keys), define("ATTUNE_SPARSE", 0), define("ATTUNE_SHARES", 0)},
+          0};
 }
 
 namespace {
