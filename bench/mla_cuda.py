@@ -142,6 +142,7 @@ CASES = [
     Decode(144, 1, 8192, 16), Decode(96, 1, 8192, 16, packed=True), Decode(96, 1, 8192, 128, packed=True),
     Sparse("sparse", 70, 128, 2048, 1 << 20), Sparse("sparse", 96, 128, 2048, 1 << 20),
     Sparse("sparse", 96, 64, 2048, 1 << 20), Sparse("sparse", 144, 16, 2048, 1 << 20),
+    Decode(600, 1, 1024, 128), Sparse("prefill", 600, 128, 2048, 32768, packed=False),
     Sparse("sparse", 128, 128, 2048, 1 << 20), Sparse("sparse", 256, 128, 2048, 1 << 20, seqlen_q=2),
     Sparse("sparse", 256, 128, 16384, 1 << 20, seqlen_q=2), Sparse("sparse", 64, 128, 2048, 1 << 20),
     Sparse("sparse", 16, 128, 2048, 1 << 20), Sparse("sparse", 256, 64, 2048, 1 << 20, seqlen_q=2),

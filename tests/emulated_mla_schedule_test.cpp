@@ -132,6 +132,7 @@ TEST_F(EmulatedMlaSchedule, SharesAreAlikeWhateverTheBatch) {
                          {"128", one_long, 4},
                          {"256", even(50, 4096, 4096), 17},
                          {"96", even(100, 100, 9000), 50},
+                         {"128", even(600, 1024, 1024), 6},
                          {"128", random, 20}}) {
     const Listed x = list(b.heads, b.keys);
     EXPECT_EQ(x.wrong, "") << b.heads << ", " << b.keys.size();
@@ -149,6 +150,7 @@ TEST_F(EmulatedMlaSchedule, NothingIsSharedForNothing) {
                                             {"16", even(128, 8192, 8192), 0},
                                             {"128", even(4, 2048, 2048), 4},
                                             {"64", even(16, 8192, 8192), 16},
+                                            {"64", even(96, 2048, 2048), 0},
                                             {"128", even(1030, 500, 500), 0}}) {
     const Listed x = list(heads, keys);
     EXPECT_EQ(x.wrong, "") << heads << ", " << keys.size();

@@ -13,7 +13,7 @@ using schedule::inclusive_sum_of_warp;
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 static_assert(kWarps == 32, "a warp sums what the warps have summed");
 
-struct SharedStorage {
+struct alignas(16) SharedStorage {
   int end[kThreads];     // of each thread's run of sequences, in blocks of rows
   int bucket[kThreads];  // tasks of a cost, then where the next one goes
   int cost[kThreads];    // of the first blocks of rows

@@ -21,7 +21,8 @@ namespace attune::prefill {
 
 constexpr int kTaskTiles = 2;   // of a task: an estimate
 constexpr int kMergeTiles = 4;  // of merging a few blocks of rows, likewise
-constexpr int kMostDealt = 512, kMostGroups = 256, kMostDealtTiles = 1 << 22;
+constexpr int kMostDealt = kThreads, kMostGroups = 256, kMostDealtTiles = 1 << 21;
+static_assert(kMostDealtTiles <= 1 << (31 - 10) && kMostDealt == 1 << 10, "a length and a number are one word");
 
 enum Dealing { kAsEver, kWhole, kDeal };
 
@@ -98,15 +99,17 @@ __device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blo
   __shared__ Dealt dealt;
   const int thread = static_cast<int>(threadIdx.x), groups = p.num_blocks / p.num_head_tiles;
   const bool has = thread < num_blocks;
+  // Longest first, of the same length by their numbers: a key is larger than those behind it.
+  const unsigned key = has ? shared.cost[thread] * kMostDealt + kMostDealt - 1 - thread : 0;
+  shared.bucket[thread] = static_cast<int>(key);
   if (thread == 0) dealt.most = 0;
   __syncthreads();
   if (has) {
-    const int own = shared.cost[thread];
     int before = 0;
-#pragma unroll 4
-    for (int i = 0; i < num_blocks; ++i) {
-      const int other = shared.cost[i];
-      before += other > own || (other == own && i < thread) ? 1 : 0;
+#pragma unroll 1
+    for (int i = 0; i < num_blocks; i += 4) {
+      const uint4 others = *reinterpret_cast<const uint4*>(&shared.bucket[i]);
+      before += (others.x > key ? 1 : 0) + (others.y > key ? 1 : 0) + (others.z > key ? 1 : 0) + (others.w > key ? 1 : 0);
     }
     dealt.order[before] = thread;
   }
