@@ -45,10 +45,10 @@ __device__ __forceinline__ Dealing choose_dealing(const PrefillParams& p, int nu
 struct Dealt {
   int order[kMostDealt];       // blocks of rows, longest first
   int last[kMostDealt];        // of those on the line: the run with their last part
-  int begin[kMostGroups + 1];  // of runs, on the line
-  int run[kMostGroups];        // of a group, or -1
-  int most;
-  int sum;
+  int begin[kMostGroups];      // of runs, on the line
+  int run[kMostGroups];        // that a group has, or -1
+  int most;                    // tiles that a group has where all stay whole
+  int sum;                     // of all threads
 };
 
 __device__ __forceinline__ int total_of(int x, Dealt& dealt) {
