@@ -109,7 +109,8 @@ __device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blo
 #pragma unroll 1
     for (int i = 0; i < num_blocks; i += 4) {
       const uint4 others = *reinterpret_cast<const uint4*>(&shared.bucket[i]);
-      before += (others.x > key ? 1 : 0) + (others.y > key ? 1 : 0) + (others.z > key ? 1 : 0) + (others.w > key ? 1 : 0);
+      before += (others.x > key ? 1 : 0) + (others.y > key ? 1 : 0) + (others.z > key ? 1 : 0) +
+                (others.w > key ? 1 : 0);
     }
     dealt.order[before] = thread;
   }
