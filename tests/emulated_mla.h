@@ -52,6 +52,7 @@ class EmulatedMla : public tests::Emulated {
       return e.what();
     }
     if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
+    if (params.list->next_item != 0) return "the counter of tasks is not 0 for the next layer";
     return cases::compare(problem, expected).failure;
   }
   // Of the last case: whether tasks follow each other, and the blocks of rows that are cut.
