@@ -157,11 +157,13 @@ TEST_F(EmulatedMlaSchedule, NothingIsSharedForNothing) {
     EXPECT_FALSE(x.shares) << heads << ", " << keys.size();
     EXPECT_EQ(x.splits, splits) << heads << ", " << keys.size();
   }
-  const Listed x = list("128", even(70, 8192, 8192), R"(, "batch_invariant": true)");
-  EXPECT_EQ(x.wrong, "");
-  EXPECT_EQ(x.splits, 0);
   // Tables may ask for more blocks of rows than a batch has: no room, no shares.
-  EXPECT_FALSE(list("128", even(70, 8192, 8192), "", 100).shares);
+  for (const Listed& x : {list("128", even(70, 8192, 8192), R"(, "batch_invariant": true)"),
+                          list("128", even(70, 8192, 8192), "", 100)}) {
+    EXPECT_EQ(x.wrong, "");
+    EXPECT_FALSE(x.shares);
+    EXPECT_EQ(x.splits, 0);
+  }
 }
 
 // Any lengths: random batches of all sizes.

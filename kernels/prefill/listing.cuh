@@ -15,7 +15,7 @@ static_assert(kWarps == 32, "a warp sums what the warps have summed");
 
 struct alignas(16) SharedStorage {
   int end[kThreads];     // of each thread's run of sequences, in blocks of rows
-  int bucket[kThreads];  // tasks of a cost, then where the next one goes
+  int bucket[kThreads];  // tasks of a cost, then where the next one goes; or keys to sort blocks of rows by
   int cost[kThreads];    // of the first blocks of rows
   long long warp[kWarps];
   int max_cost, first_fit, num_split, num_parts;
