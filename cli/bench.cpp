@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -18,9 +17,11 @@
 #include "commands.h"
 #include "cuda_bench.h"
 #include "device.h"
+#include "files.h"
 #include "interrupt.h"
 #include "progress.h"
 #include "stopwatch.h"
+#include "text.h"
 
 namespace attune::cli {
 namespace {
@@ -195,7 +196,7 @@ void print_head(attune_device device, const std::optional<Ceilings>& ceilings, s
     return;
   }
   if (ceilings) {
-    fmt::print("{} threads; measured ceilings: {:.1f} fp32 GFLOP/s, {:.1f} GB/s read\n", num_threads(),
+    fmt::print("{}; measured ceilings: {:.1f} fp32 GFLOP/s, {:.1f} GB/s read\n", counted(num_threads(), "thread"),
                ceilings->fma_gflops_all, ceilings->read_gbps_all);
   }
   fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>5}  {:>8} {:>6}  {:>7} {:>6}\n", "case", width, "median ms", "p10", "p90",
@@ -242,11 +243,8 @@ void bench(const BenchOptions& options) {
     return;
   }
   const attune_device device = parse_device(options.device);
-  std::ofstream file;
-  if (!options.json.empty()) {
-    file.open(options.json);
-    if (!file) throw UserError(fmt::format("cannot write {}", options.json));
-  }
+  std::optional<OutputFile> file;
+  if (!options.json.empty()) file.emplace(options.json);
   if (options.threads > 0) set_num_threads(options.threads);
   std::optional<Ceilings> ceilings;
   if (!options.no_ceilings) ceilings = measure(device);
@@ -261,9 +259,9 @@ void bench(const BenchOptions& options) {
     timings.push_back(bench_case(spec, device, options, interrupt));
     failed |= !timings.back().failure.empty();
     print_timing(timings.back(), device, ceilings, width);
-    std::fflush(stdout);
+    flush_output();
   }
-  if (file.is_open()) file << to_json(timings, ceilings, device).dump(1) << '\n';
+  if (file) file->write(to_json(timings, ceilings, device).dump(1) + "\n");
   if (interrupt.interrupted()) throw CLI::RuntimeError(kExitInterrupted);
   if (failed) throw CLI::RuntimeError(kExitFailed);
 }

@@ -20,6 +20,7 @@
 #include "interrupt.h"
 #include "progress.h"
 #include "stopwatch.h"
+#include "text.h"
 
 namespace attune::cli {
 namespace {
@@ -162,7 +163,9 @@ ordered_json to_json(const CheckResult& result, const NotCovered& not_covered, c
 
 void print_not_covered(const NotCovered& not_covered, const std::string& device) {
   if (not_covered.num_cases == 0) return;
-  fmt::print("{} cases are not covered by a kernel of {}; they ask for\n", not_covered.num_cases, device);
+  const bool one = not_covered.num_cases == 1;
+  fmt::print("{} {} not covered by a kernel of {}; {} for\n", counted(not_covered.num_cases, "case"),
+             one ? "is" : "are", device, one ? "it asks" : "they ask");
   std::vector<std::pair<int64_t, std::string>> reasons;
   for (const auto& [reason, count] : not_covered.reasons) reasons.emplace_back(count, reason);
   std::stable_sort(reasons.begin(), reasons.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
@@ -170,9 +173,9 @@ void print_not_covered(const NotCovered& not_covered, const std::string& device)
 }
 
 void print_text(const CheckResult& result, const std::string& device) {
-  fmt::print("{} of {} cases inside their bounds on {}: {} elements in {:.1f} s\n",
-             result.num_cases - static_cast<int64_t>(result.failures.size()), result.num_cases, device,
-             result.num_elements, result.seconds);
+  fmt::print("{} of {} inside {} bounds on {}: {} in {:.1f} s\n",
+             result.num_cases - static_cast<int64_t>(result.failures.size()), counted(result.num_cases, "case"),
+             noun(result.num_cases, "its", "their"), device, counted(result.num_elements, "element"), result.seconds);
   if (!result.worst_case.empty()) {
     fmt::print("closest to its bound: {} of {}: {:.6g}, exactly {:.6g}, {:.0f} % of the bound\n", result.worst.where,
                result.worst_case, result.worst.actual, result.worst.expected, 100 * result.worst.ratio);

@@ -2,14 +2,16 @@
 // attune explain: which kernel each call of a layer gets, and why.
 #include <fmt/format.h>
 
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "commands.h"
 #include "descriptors.h"
 #include "device.h"
+#include "files.h"
 #include "layer_state.h"
+#include "text.h"
 #include "work.h"
 
 namespace attune::cli {
@@ -91,7 +93,7 @@ void print_call(const Call& call, const Answer& answer) {
     plan.insert(at + 1, "             ");
   plan.erase(plan.find_last_not_of(" \n") + 1);
   fmt::print("  plan       {}\n", plan);
-  fmt::print("  workspace  {} bytes\n", answer.workspace);
+  fmt::print("  workspace  {}\n", counted(static_cast<int64_t>(answer.workspace), "byte"));
   fmt::print("  work       {:.4g} MFLOP, {:.4g} MB at least: {:.3g} FLOP a byte\n", call.work.flops / 1e6,
              call.work.bytes / 1e6, call.work.flops / call.work.bytes);
 }
@@ -118,11 +120,12 @@ void explain(const ExplainOptions& o) {
   const KvDtype kv = o.kv_dtype.empty() ? model.kv_dtype : kv_dtype_from_name(o.kv_dtype);
   require_kv_dtype(model, kv);
   const attune_device device = parse_device(o.device);
-  cases::Random random(1);
-  const LayerParameters layer(model, o.seqlen_kv, random);
-  fmt::print("{}: {}\n{} sequences, {} queries and {} keys each, {} cache in pages of {}, on {} ({})\n\n", model.name,
-             model.title, o.batch, o.seqlen_q, o.seqlen_kv, kv_dtype_name(kv), o.page_size, device_name(device),
-             device_info(device).isa);
+  std::optional<OutputFile> file;
+  if (!o.json.empty()) file.emplace(o.json);
+  const LayerParameters layer(model, o.seqlen_kv);
+  fmt::print("{}: {}\n{}, {} and {} each, {} cache in pages of {}, on {} ({})\n\n", model.name, model.title,
+             counted(o.batch, "sequence"), counted(o.seqlen_q, "query", "queries"), counted(o.seqlen_kv, "key"),
+             kv_dtype_name(kv), o.page_size, device_name(device), device_info(device).isa);
   ordered_json calls = ordered_json::array();
   bool all_supported = true;
   for (const Call& call : layer_calls(model, kv, o, layer)) {
@@ -131,12 +134,11 @@ void explain(const ExplainOptions& o) {
     print_call(call, answer);
     calls.push_back(to_json(call, answer));
   }
-  if (!o.json.empty()) {
+  if (file) {
     const ordered_json j = {
         {"model", model.name},    {"device", device_name(device)}, {"kv_dtype", kv_dtype_name(kv)}, {"batch", o.batch},
         {"seqlen_q", o.seqlen_q}, {"seqlen_kv", o.seqlen_kv},      {"page_size", o.page_size},      {"calls", calls}};
-    if (!(std::ofstream(o.json, std::ios::binary) << j.dump(1) << "\n"))
-      throw UserError(o.json + ": cannot be written");
+    file->write(j.dump(1) + "\n");
   }
   if (!all_supported) throw CLI::RuntimeError(kExitFailed);
 }

@@ -16,6 +16,7 @@
 #include "commands.h"
 #include "cuda_bench.h"
 #include "device.h"
+#include "text.h"
 
 namespace attune::cli {
 namespace {
@@ -123,8 +124,8 @@ ordered_json to_json(const std::optional<Ceilings>& ceilings) {
 void print_text(const std::optional<Ceilings>& ceilings) {
   fmt::print("attune {}\n\ndevices\n", version());
   for (const attune_device_info& d : devices()) {
-    fmt::print("  {:<7} {}, {}, {} {}, {:.1f} GiB\n", device_name(d.device), d.name, d.isa, d.num_units,
-               d.device.type == ATTUNE_DEVICE_CUDA ? "multiprocessors" : "threads",
+    fmt::print("  {:<7} {}, {}, {}, {:.1f} GiB\n", device_name(d.device), d.name, d.isa,
+               counted(d.num_units, d.device.type == ATTUNE_DEVICE_CUDA ? "multiprocessor" : "thread"),
                static_cast<double>(d.memory_bytes) / (1 << 30));
   }
   fmt::print("\nCUDA\n");
@@ -133,7 +134,7 @@ void print_text(const std::optional<Ceilings>& ceilings) {
     fmt::print("\nceilings of the CPU, measured now\n");
     fmt::print("  fp32 FMA  {:.1f} GFLOP/s on 1 thread, {:.1f} on {}\n", ceilings->fma_gflops_1,
                ceilings->fma_gflops_all, ceilings->threads);
-    fmt::print("  read      {:.1f} GB/s on {} threads\n", ceilings->read_gbps_all, ceilings->threads);
+    fmt::print("  read      {:.1f} GB/s on {}\n", ceilings->read_gbps_all, counted(ceilings->threads, "thread"));
     for (const auto& [name, gbps] : measure_gpus())
       fmt::print("\nceiling of {}, measured now\n  read      {:.0f} GB/s\n", name, gbps);
   }

@@ -15,6 +15,8 @@ class LayerParameters {
  public:
   // positions: of the RoPE table.
   LayerParameters(const Model& model, int64_t positions, cases::Random& random);
+  // Shapes alone, which is all that planning looks at: a table of a long context takes a minute to fill.
+  LayerParameters(const Model& model, int64_t positions) : model_(model), positions_(positions) {}
 
   // Decoder self attention of layer kind i (an index of model.windows). Causal.
   void apply_decoder(attune_attention& a, int64_t kind) const;

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attune command. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <new>
+#include <sstream>
 #include <string>
+#include <system_error>
 
 #include "attune/attune.hpp"
 #include "commands.h"
+#include "files.h"
+#include "text.h"
 
 namespace {
 
@@ -45,7 +53,12 @@ int run(int argc, char** argv) {
     return e.get_exit_code();
   } catch (const CLI::ParseError& e) {
     // Help and version come here too, with exit code 0.
-    if (e.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(e);
+    if (e.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
+      std::ostringstream text;
+      const int code = app.exit(e, text, text);
+      fmt::print("{}", text.str());
+      return code;
+    }
     throw UserError(fmt::format("{} (see attune --help)", e.what()));
   }
   return 0;
@@ -55,13 +68,20 @@ int run(int argc, char** argv) {
 int complain(const std::string& message, int code) {
   std::string line = message;
   std::replace(line.begin(), line.end(), '\n', ' ');
-  fmt::print(stderr, "attune: {}\n", line);
+  say("attune: {}\n", line);
   return code;
 }
 
-}  // namespace
+// A stream that the caller closed is one that nothing can be written to; the next file that is opened must not take its
+// place.
+void keep_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) < 0 && open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY) != stream) return;
+  }
+}
 
-int main(int argc, char** argv) {
+// lost: the errno of output that did not arrive, else 0.
+int run_and_complain(int argc, char** argv, int& lost) {
   try {
     return run(argc, argv);
   } catch (const UserError& e) {
@@ -70,7 +90,24 @@ int main(int argc, char** argv) {
     return complain(fmt::format("{}: {}", attune_status_name(e.status()), e.what()), kExitFailed);
   } catch (const std::bad_alloc&) {
     return complain("out of memory", kExitFailed);
+  } catch (const std::system_error& e) {
+    if (std::ferror(stdout) == 0) return complain(e.what(), kExitFailed);
+    lost = e.code().value();  // of what prints
+    return kExitFailed;
   } catch (const std::exception& e) {
     return complain(e.what(), kExitFailed);
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  keep_streams();
+  int lost = 0;
+  const int code = run_and_complain(argc, argv, lost);
+  if (lost == 0 && std::fflush(stdout) != 0) lost = errno;
+  if (lost == 0 && std::ferror(stdout) != 0) lost = EIO;
+  // A result that nobody has is no success.
+  if (lost == 0) return code;
+  return complain(file_fault("stdout", "written", lost), code == 0 ? kExitFailed : code);
 }

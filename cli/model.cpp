@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
 
 #include "commands.h"
 #include "embedded.h"
+#include "files.h"
+#include "text.h"
 
 namespace attune::cli {
 namespace {
@@ -295,10 +295,7 @@ Model load_model(const std::string& name) {
   const bool is_path =
       name.find('/') != std::string::npos || (name.size() > 5 && name.substr(name.size() - 5) == ".json");
   if (is_path) {
-    std::ifstream in(name, std::ios::binary);
-    std::stringstream text;
-    if (!in || !(text << in.rdbuf())) throw UserError(name + ": cannot be read");
-    return parse_model(text.str(), name);
+    return parse_model(read_file(name), name);
   }
   std::string known;
   for (Model& model : builtin_models()) {
@@ -313,8 +310,9 @@ Model shard(const Model& model, int64_t ways) {
   Model part = model;
   // A KV head that cannot be divided is repeated on every part, as engines do.
   if (ways < 1 || model.num_heads_q % ways != 0 || (model.num_heads_kv % ways != 0 && ways % model.num_heads_kv != 0)) {
-    throw UserError(fmt::format("{} has {} query heads and {} KV heads, which cannot be divided by {}", model.name,
-                                model.num_heads_q, model.num_heads_kv, ways));
+    throw UserError(fmt::format("{} has {} and {}, which cannot be divided by {}", model.name,
+                                counted(model.num_heads_q, "query head"), counted(model.num_heads_kv, "KV head"),
+                                ways));
   }
   part.num_heads_q = model.num_heads_q / ways;
   part.num_heads_kv = std::max<int64_t>(1, model.num_heads_kv / ways);

@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "model.h"
+#include "text.h"
 
 namespace attune::cli {
 namespace {
@@ -15,11 +16,11 @@ std::string extras(const Model& m) {
   const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
   if (m.rope) {
     add(fmt::format("RoPE {}", rope_style_name(m.rope->style)));
-    if (m.rope->dim != m.head_dim_qk) add(fmt::format("{} columns from {}", m.rope->dim, m.rope->offset));
+    if (m.rope->dim != m.head_dim_qk) add(fmt::format("{} from {}", counted(m.rope->dim, "column"), m.rope->offset));
     if (m.rope->interleaved) add("interleaved");
   }
   if (m.alibi) add("ALiBi");
-  if (m.t5_num_buckets > 0) add(fmt::format("T5 bias of {} buckets", m.t5_num_buckets));
+  if (m.t5_num_buckets > 0) add("T5 bias of " + counted(m.t5_num_buckets, "bucket"));
   for (const int64_t window : m.windows) {
     if (window > 0)
       add(fmt::format("window {}{}", window,

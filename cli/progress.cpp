@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "progress.h"
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -9,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+
+#include "text.h"
 
 namespace attune::cli {
 namespace {
@@ -38,7 +39,7 @@ void Progress::show(int64_t done, int64_t total, const std::string& note) {
   const std::string left =
       share > 0.02 && share < 1 ? fmt::format(", about {:.0f} s left", elapsed / share - elapsed) : "";
   if (!terminal_) {
-    fmt::print(stderr, "{}: {:3.0f}%, {}{}\n", what_, 100 * share, note, left);
+    say("{}: {:3.0f}%, {}{}\n", what_, 100 * share, note, left);
     return;
   }
   std::string tail = fmt::format(" {:3.0f}% {}{}", 100 * share, note, left);
@@ -48,14 +49,14 @@ void Progress::show(int64_t done, int64_t total, const std::string& note) {
     tail.resize(std::min(tail.size(), static_cast<size_t>(std::max(0, columns - static_cast<int>(what_.size()) - 1))));
   std::string bar;
   for (int i = 0; width >= 8 && i < width; ++i) bar += i < share * width ? "█" : "░";
-  fmt::print(stderr, "\r\x1b[K{} {}{}", what_, bar, tail);
+  say("\r\x1b[K{} {}{}", what_, bar, tail);
   std::fflush(stderr);
   drawn_ = true;
 }
 
 void Progress::finish() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r\x1b[K");
+  say("\r\x1b[K");
   std::fflush(stderr);
   drawn_ = false;
 }

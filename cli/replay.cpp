@@ -16,6 +16,7 @@
 #include "layer_runner.h"
 #include "progress.h"
 #include "stopwatch.h"
+#include "text.h"
 
 namespace attune::cli {
 namespace {
@@ -87,9 +88,9 @@ Step decode_part(const Step& step) {
 void note_long_requests(const Model& model, const std::vector<TraceRequest>& requests) {
   const auto is_long = [&](const TraceRequest& r) { return r.prompt_tokens + r.output_tokens > model.max_context; };
   if (const auto count = std::count_if(requests.begin(), requests.end(), is_long); count > 0) {
-    fmt::print(stderr,
-               "note: {} of {} requests exceed the {} tokens that {} was trained for; --max-context {} clamps them\n",
-               count, requests.size(), model.max_context, model.name, model.max_context);
+    say("note: {} of {} {} the {} that {} was trained for; --max-context {} clamps {}\n", count,
+        counted(static_cast<int64_t>(requests.size()), "request"), noun(count, "exceeds", "exceed"),
+        counted(model.max_context, "token"), model.name, model.max_context, noun(count, "it", "them"));
   }
 }
 
@@ -139,9 +140,10 @@ Replay::Replay(const Trace& trace, const ReplayOptions& options)
   result_.num_pages = scheduler_options_.num_pages;
   result_.pool_bytes = result_.num_pages * bytes_of_page;
   if (const int64_t most = result_.device.memory_bytes; most > 0 && result_.num_pages > most / bytes_of_page) {
-    throw UserError(fmt::format("{} pages of {} tokens take {:.1f} GiB and {} has {:.1f}", result_.num_pages,
-                                options.page_size, static_cast<double>(result_.num_pages) * bytes_of_page / (1 << 30),
-                                device_name(device), static_cast<double>(most) / (1 << 30)));
+    throw UserError(fmt::format("{} of {} {} {:.1f} GiB and {} has {:.1f}", counted(result_.num_pages, "page"),
+                                counted(options.page_size, "token"), noun(result_.num_pages, "takes", "take"),
+                                static_cast<double>(result_.num_pages) * bytes_of_page / (1 << 30), device_name(device),
+                                static_cast<double>(most) / (1 << 30)));
   }
   result_.num_requests = static_cast<int64_t>(requests_.size());
   scheduler_.emplace(requests_, scheduler_options_);
@@ -168,20 +170,19 @@ std::unique_ptr<LayerRunner> Replay::make_runner(attune_device device) const {
 
 void Replay::say_start() const {
   const Model& m = result_.model;
-  fmt::print(
-      stderr,
-      "{}: {} requests, {} (one of {} layers){}, {} cache of {} pages of {} tokens ({:.0f} MiB), on {} ({}, {})\n",
-      result_.trace_name, result_.num_requests, m.name, m.num_layers, decode_only() ? ", decode steps alone" : "",
-      kv_dtype_name(result_.kv_dtype), result_.num_pages, result_.options.page_size,
-      static_cast<double>(result_.pool_bytes) / (1 << 20), device_name(result_.device.device), result_.device.isa,
-      units_text(result_));
+  say("{}: {}, {} (one of {}){}, {} cache of {} of {} ({:.0f} MiB), on {} ({}, {})\n", result_.trace_name,
+      counted(result_.num_requests, "request"), m.name, counted(m.num_layers, "layer"),
+      decode_only() ? ", decode steps alone" : "", kv_dtype_name(result_.kv_dtype), counted(result_.num_pages, "page"),
+      counted(result_.options.page_size, "token"), static_cast<double>(result_.pool_bytes) / (1 << 20),
+      device_name(result_.device.device), result_.device.isa, units_text(result_));
 }
 
 void Replay::show_progress() {
   if (!progress_.due()) return;
-  progress_.show(std::min(done_tokens_, total_tokens_), total_tokens_,
-                 fmt::format("{}/{} requests, {} steps, {} running", scheduler_->num_finished(), result_.num_requests,
-                             result_.steps.size(), scheduler_->num_running()));
+  progress_.show(
+      std::min(done_tokens_, total_tokens_), total_tokens_,
+      fmt::format("{}/{}, {}, {} running", scheduler_->num_finished(), counted(result_.num_requests, "request"),
+                  counted(static_cast<int64_t>(result_.steps.size()), "step"), scheduler_->num_running()));
 }
 
 void Replay::run_step(const Step& whole, double& now) {
@@ -205,7 +206,7 @@ void Replay::run_step(const Step& whole, double& now) {
 
 ReplayResult Replay::run() {
   if (!result_.options.no_ceilings) {
-    fmt::print(stderr, "measuring the machine's ceilings\n");
+    say("measuring the machine's ceilings\n");
     if (result_.device.device.type == ATTUNE_DEVICE_CPU) {
       result_.ceilings = measure_ceilings(result_.threads);
     } else {
@@ -239,8 +240,8 @@ ReplayResult Replay::run() {
 }  // namespace
 
 std::string units_text(const ReplayResult& r) {
-  return r.device.device.type == ATTUNE_DEVICE_CUDA ? fmt::format("{} multiprocessors", r.device.num_units)
-                                                    : fmt::format("{} threads", r.threads);
+  return r.device.device.type == ATTUNE_DEVICE_CUDA ? counted(r.device.num_units, "multiprocessor")
+                                                    : counted(r.threads, "thread");
 }
 
 ReplayResult replay(const Trace& trace, const ReplayOptions& options) { return Replay(trace, options).run(); }

@@ -7,9 +7,11 @@
 
 #include "commands.h"
 #include "embedded.h"
+#include "files.h"
 #include "replay.h"
 #include "report.h"
 #include "summary.h"
+#include "text.h"
 
 namespace attune::cli {
 namespace {
@@ -20,9 +22,9 @@ void replay_and_report(const Trace& trace, const ReplayOptions& options) {
   const Summary summary = summarize(result);
   fmt::print("{}", format_table(table_rows(result, summary)));
   fmt::print("report: {}\n", write_report(result, summary));
-  std::fflush(stdout);
+  flush_output();
   if (result.verify.first_mismatch) {
-    fmt::print(stderr, "attune: {}\n", result.verify.first_mismatch->text());
+    say("attune: {}\n", result.verify.first_mismatch->text());
     throw CLI::RuntimeError(kExitFailed);
   }
   if (result.interrupted) throw CLI::RuntimeError(kExitInterrupted);

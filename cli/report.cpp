@@ -3,14 +3,14 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "attune/attune.hpp"
 #include "commands.h"
 #include "device.h"
+#include "files.h"
+#include "text.h"
 
 namespace attune::cli {
 namespace {
@@ -113,25 +113,14 @@ ordered_json verify_json(const VerifyResult& v) {
   return j;
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
-  if (!out) throw UserError(path + ": cannot be written");
-}
-
 }  // namespace
 
 void prepare_output(const std::string& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) throw UserError(fmt::format("--output {}: {}", directory, error.message()));
-  for (const char* name : {"report.json", "report.html"}) {
-    const std::string path = (std::filesystem::path(directory) / name).string();
-    const bool existed = std::filesystem::exists(path);
-    if (!std::ofstream(path, std::ios::binary | std::ios::app)) throw UserError(path + ": cannot be written");
-    if (!existed) std::filesystem::remove(path, error);
-  }
+  for (const char* name : {"report.json", "report.html"})
+    require_writable((std::filesystem::path(directory) / name).string());
 }
 
 std::string report_json(const ReplayResult& r, const Summary& s) {
@@ -181,16 +170,16 @@ std::string report_json(const ReplayResult& r, const Summary& s) {
 std::string write_report(const ReplayResult& result, const Summary& summary) {
   const std::filesystem::path directory = result.options.output;
   const std::string json_path = (directory / "report.json").string(), html_path = (directory / "report.html").string();
-  write_file(json_path, report_json(result, summary));
+  OutputFile(json_path).write(report_json(result, summary));
   std::string why;
   std::string plots;
   if (result.options.no_plots) {
     why = "no plots: they were turned off";
   } else {
     plots = make_plots(json_path, why);
-    if (!why.empty()) fmt::print(stderr, "warning: {}\n", why);
+    if (!why.empty()) say("warning: {}\n", why);
   }
-  write_file(html_path, report_html(result, summary, plots, why));
+  OutputFile(html_path).write(report_html(result, summary, plots, why));
   return html_path;
 }
 

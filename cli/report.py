@@ -70,6 +70,10 @@ def si_count(value, _=None):
     return f"{value:.3g}"
 
 
+def counted(n, noun):
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 class Report:
     def __init__(self, data):
         self.data = data
@@ -229,8 +233,8 @@ def kv_pages(r):
     axes.yaxis.set_major_formatter(FuncFormatter(si_count))
     preemptions = r.data["summary"]["preemptions"]
     return figure, (
-        f"Most at once: {peak:,.0f} of {total:,} pages of {r.data['settings']['page_size']} tokens; "
-        f"{preemptions:,} preemption{'' if preemptions == 1 else 's'}."
+        f"Most at once: {peak:,.0f} of {counted(total, 'page')} of {counted(r.data['settings']['page_size'], 'token')}; "
+        f"{counted(preemptions, 'preemption')}."
     )
 
 
@@ -329,7 +333,7 @@ def latency(r):
     finish_cumulative(axes)
     return (
         figure,
-        f"Attention of all {r.layers} layers alone, waiting included: what the rest of the model takes comes on top.",
+        f"Attention of {'the one layer' if r.layers == 1 else f'all {r.layers} layers'} alone, waiting included: what the rest of the model takes comes on top.",
     )
 
 

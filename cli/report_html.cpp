@@ -9,12 +9,12 @@
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "device.h"
 #include "embedded.h"
+#include "files.h"
 #include "report.h"
+#include "text.h"
 
 extern char** environ;
 
@@ -60,21 +60,23 @@ std::vector<TableRow> setting_rows(const ReplayResult& r) {
   const Model& m = r.model;
   std::vector<TableRow> rows;
   rows.push_back({"model", m.name, m.title});
-  rows.push_back({"layer", fmt::format("{} query heads, {} KV heads", m.num_heads_q, m.num_heads_kv),
-                  fmt::format("head dims {} and {}; one of {} layers{}", m.head_dim_qk, m.head_dim_v, m.num_layers,
-                              o.tensor_parallel > 1 ? fmt::format("; one of {} parts", o.tensor_parallel) : "")});
+  rows.push_back(
+      {"layer", fmt::format("{}, {}", counted(m.num_heads_q, "query head"), counted(m.num_heads_kv, "KV head")),
+       fmt::format("head dims {} and {}; one of {}{}", m.head_dim_qk, m.head_dim_v, counted(m.num_layers, "layer"),
+                   o.tensor_parallel > 1 ? fmt::format("; one of {} parts", o.tensor_parallel) : "")});
   rows.push_back({"device", fmt::format("{} ({})", device_name(r.device.device), units_text(r)),
                   fmt::format("{}; {}", r.device.name, r.device.isa)});
   rows.push_back(
       {"KV cache",
        fmt::format("{}, {:.0f} MiB", kv_dtype_name(r.kv_dtype), static_cast<double>(r.pool_bytes) / (1 << 20)),
-       fmt::format("{} pages of {} tokens", r.num_pages, o.page_size)});
-  rows.push_back({"batching", fmt::format("up to {} sequences", o.max_batch),
-                  fmt::format("and {} prompt tokens a step", o.chunk)});
+       fmt::format("{} of {}", counted(r.num_pages, "page"), counted(o.page_size, "token"))});
+  rows.push_back({"batching", "up to " + counted(o.max_batch, "sequence"),
+                  fmt::format("and {} a step", counted(o.chunk, "prompt token"))});
   const std::string arrival = o.time_scale == 1 ? "as in the trace" : fmt::format("{:g} times as fast", o.time_scale);
   rows.push_back({"arrival", o.no_arrival ? "all at once" : arrival,
-                  o.max_context > 0 ? fmt::format("requests clamped to {} tokens", o.max_context) : ""});
-  rows.push_back({"checked", o.verify + " rows a call", fmt::format("seed {}", o.seed)});
+                  o.max_context > 0 ? "requests clamped to " + counted(o.max_context, "token") : ""});
+  rows.push_back(
+      {"checked", o.verify + (o.verify == "1" ? " row a call" : " rows a call"), fmt::format("seed {}", o.seed)});
   return rows;
 }
 
@@ -82,13 +84,6 @@ std::string plan_paragraphs(const std::vector<std::string>& plans) {
   std::string html;
   for (const std::string& plan : plans) html += fmt::format("<p class=\"plan\">{}</p>\n", escaped(plan));
   return html;
-}
-
-std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
 }
 
 // A directory of its own, removed at the end.
@@ -142,7 +137,7 @@ std::string utc_now() {
 
 }  // namespace
 
-std::string make_plots(const std::string& json_path, std::string& why) {
+std::string make_plots(const std::string& json_path, std::string& why) try {
   const ScratchDirectory scratch;
   if (!scratch.good()) {
     why = "no plots: no temporary directory can be made";
@@ -150,7 +145,7 @@ std::string make_plots(const std::string& json_path, std::string& why) {
   }
   const std::string script = scratch.file("report.py"), plots = scratch.file("plots.html"),
                     errors = scratch.file("errors.txt");
-  std::ofstream(script, std::ios::binary) << embedded_file("report.py");
+  OutputFile(script).write(embedded_file("report.py"));
   int code = -1;
   // The first python3 may be one that a user installed, without the system's packages.
   for (const char* python : {"python3", "/usr/bin/python3"}) {
@@ -170,6 +165,9 @@ std::string make_plots(const std::string& json_path, std::string& why) {
                       last_line == std::string::npos ? text : text.substr(last_line + 1));
   }
   return "";
+} catch (const std::runtime_error& e) {  // of a file in the scratch directory
+  why = fmt::format("no plots: {}", e.what());
+  return "";
 }
 
 std::string report_html(const ReplayResult& r, const Summary& s, const std::string& plots,
@@ -177,9 +175,10 @@ std::string report_html(const ReplayResult& r, const Summary& s, const std::stri
   const std::string title =
       fmt::format("{} on {}", r.model.name, std::filesystem::path(r.trace_name).filename().string());
   const bool failed = r.verify.failed > 0;
-  const std::string verdict = failed ? r.verify.first_mismatch->text()
-                              : r.verify.rows == 0
-                                  ? "Nothing was checked against the oracle."
+  const std::string verdict = failed               ? r.verify.first_mismatch->text()
+                              : r.verify.rows == 0 ? "Nothing was checked against the oracle."
+                              : r.verify.rows == 1
+                                  ? std::string("The one sampled row agrees with the float64 oracle.")
                                   : fmt::format("All {} sampled rows agree with the float64 oracle.", r.verify.rows);
   const std::pair<std::string_view, std::string> values[] = {
       {"TITLE", escaped(title)},

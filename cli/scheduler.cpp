@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "commands.h"
+#include "text.h"
 
 namespace attune::cli {
 
@@ -21,9 +22,9 @@ Scheduler::Scheduler(const std::vector<TraceRequest>& requests, const SchedulerO
     : requests_(requests), options_(options), pages_(options.num_pages, options.seed) {
   for (const TraceRequest& r : requests) {
     if (const int64_t needed = pages_needed(r, options); needed > options.num_pages) {
-      throw UserError(fmt::format(
-          "the request of line {} needs {} pages and the pool has {}; raise --pages or clamp with --max-context",
-          r.line, needed, options.num_pages));
+      throw UserError(
+          fmt::format("the request of line {} needs {} and the pool has {}; raise --pages or clamp with --max-context",
+                      r.line, counted(needed, "page"), options.num_pages));
     }
     times_.push_back({r.arrival, -1, -1, 0});
   }

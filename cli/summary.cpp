@@ -7,6 +7,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "text.h"
+
 namespace attune::cli {
 namespace {
 
@@ -105,14 +107,16 @@ std::vector<TableRow> table_rows(const ReplayResult& r, const Summary& s) {
   std::vector<TableRow> rows;
   const double read = r.ceilings ? r.ceilings->read_gbps_all : 0, fma = r.ceilings ? r.ceilings->fma_gflops_all : 0;
   const auto fma_share = [&](const Rate& rate) { return share(rate.gflops(), fma, flop_rate(fma) + " fp32 FMA peak"); };
-  const std::string preempted = r.num_preemptions > 0 ? fmt::format("{} preemptions", grouped(r.num_preemptions)) : "";
+  const std::string preempted =
+      r.num_preemptions > 0 ? grouped(r.num_preemptions) + " " + noun(r.num_preemptions, "preemption") : "";
   rows.push_back({"requests", fmt::format("{} of {}", grouped(r.num_finished), grouped(r.num_requests)),
                   r.interrupted ? "interrupted; " + preempted : preempted});
   rows.push_back(
       {"tokens", fmt::format("{} prompt, {} decode", grouped(s.prompt_tokens), grouped(s.generated_tokens)), ""});
-  rows.push_back({"steps", grouped(s.all.steps),
-                  fmt::format("{} with prefill; {:.1f} sequences a step; up to {:.0f} % of {} pages in use",
-                              grouped(s.prefill.steps), s.mean_sequences, 100 * s.kv_peak, grouped(r.num_pages))});
+  rows.push_back(
+      {"steps", grouped(s.all.steps),
+       fmt::format("{} with prefill; {:.1f} sequences a step; up to {:.0f} % of {} {} in use", grouped(s.prefill.steps),
+                   s.mean_sequences, 100 * s.kv_peak, grouped(r.num_pages), noun(r.num_pages, "page"))});
   rows.push_back({"step time", percentiles(s.step_seconds),
                   fmt::format("mean {}, max {}", duration(s.step_seconds.mean), duration(s.step_seconds.max))});
   if (s.prefill.steps > 0) {
@@ -131,14 +135,16 @@ std::vector<TableRow> table_rows(const ReplayResult& r, const Summary& s) {
   }
   if (s.first_token_seconds.count > 0) {
     rows.push_back({"first token", percentiles(s.first_token_seconds),
-                    fmt::format("from arrival; attention of all {} layers", r.model.num_layers)});
+                    fmt::format("from arrival; attention of {}",
+                                r.model.num_layers == 1 ? std::string("the one layer")
+                                                        : fmt::format("all {} layers", r.model.num_layers))});
   }
   if (s.output_token_seconds.count > 0)
     rows.push_back({"output token", percentiles(s.output_token_seconds), "the same, between tokens"});
   if (r.verify.rows > 0) {
     const std::string worst = fmt::format("worst error {:.3g} of its bound", r.verify.worst_ratio);
     rows.push_back(
-        {"verified", fmt::format("{} rows", grouped(r.verify.rows)),
+        {"verified", grouped(r.verify.rows) + " " + noun(r.verify.rows, "row"),
          r.verify.failed > 0 ? fmt::format("{} FAILED; {}", grouped(r.verify.failed), worst) : "all inside; " + worst});
   }
   rows.push_back({"time", duration(r.wall_seconds),

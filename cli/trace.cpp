@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <fstream>
@@ -12,6 +13,8 @@
 #include <string_view>
 
 #include "commands.h"
+#include "files.h"
+#include "text.h"
 
 namespace attune::cli {
 namespace {
@@ -203,8 +206,8 @@ Trace read_trace(std::istream& in, const std::string& name, int64_t limit) {
     reader.split(fields);
     if (fields.size() < needed) {
       const Field& last = fields.back();
-      reader.fail(last.column + last.text.size(),
-                  fmt::format("the line ends after {} of {} columns", fields.size(), needed));
+      reader.fail(last.column + last.text.size(), fmt::format("the line ends after {} of {}", fields.size(),
+                                                              counted(static_cast<int64_t>(needed), "column")));
     }
     Row row;
     row.time = parse_time(reader, fields[columns[0]]);
@@ -213,7 +216,7 @@ Trace read_trace(std::istream& in, const std::string& name, int64_t limit) {
     row.request.line = reader.number();
     rows.push_back(row);
   }
-  if (in.bad()) throw UserError(fmt::format("{}: reading failed after line {}", name, reader.number()));
+  if (in.bad()) throw UserError(file_fault(name, fmt::format("read after line {}", reader.number()).c_str(), errno));
   if (rows.empty()) reader.fail(1, "the trace has a header but no requests");
   std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.time < b.time; });
   Trace trace{name, {}};
@@ -226,10 +229,11 @@ Trace read_trace(std::istream& in, const std::string& name, int64_t limit) {
 }
 
 Trace read_trace_file(const std::string& path, int64_t limit) {
+  errno = 0;
   std::ifstream in(path, std::ios::binary);
   if (!in || in.peek() == std::ifstream::traits_type::eof()) {
     if (in.is_open() && in.eof() && !in.bad()) throw UserError(path + ": line 1, column 1: the file is empty");
-    throw UserError(path + ": cannot be read");
+    throw UserError(file_fault(path, "read", errno));
   }
   return read_trace(in, path, limit);
 }

@@ -36,7 +36,7 @@ TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n" + "".join(
 
 
 def attune(*arguments, env=None):
-    environment = dict(os.environ, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive", **(env or {}))
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"} | (env or {})
     return subprocess.run(
         [ATTUNE, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=170, check=False
     )
