@@ -5,64 +5,20 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <thread>
 
-#include "core/status.h"
 #include "cuda/jit/files.h"
 #include "cuda/jit/image.h"
 #include "cuda/jit/nvrtc.h"
+#include "jit_fixture.h"
 
 namespace attune::cuda {
 namespace {
 
-namespace fs = std::filesystem;
 using testing::HasSubstr;
-
-void write_file(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path, std::ios::binary) << text;
-}
-
-// Each test has a directory of its own, and the log.
-class CudaJit : public testing::Test {
- protected:
-  void SetUp() override {
-    directory_ = fs::path(testing::TempDir()) /
-                 cat("attune_jit_", getpid(), "_", testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(directory_);
-    fs::create_directories(directory_);
-    set_log_callback(
-        [](int32_t level, const char* message, void* user) {
-          if (level >= ATTUNE_LOG_WARNING) static_cast<std::vector<std::string>*>(user)->push_back(message);
-        },
-        &log_);
-  }
-  void TearDown() override {
-    set_log_callback(nullptr, nullptr);
-    fs::remove_all(directory_);
-  }
-  std::string path(const std::string& name) const { return (directory_ / name).string(); }
-
-  template <class Body>
-  static std::string failure_of(Body&& body, attune_status status) {
-    try {
-      body();
-    } catch (const Failure& e) {
-      EXPECT_EQ(e.status(), status) << e.what();
-      return e.what();
-    }
-    ADD_FAILURE() << "nothing was thrown";
-    return "";
-  }
-
-  fs::path directory_;
-  std::vector<std::string> log_;
-};
 
 TEST(Sha256, KnownAnswers) {
   EXPECT_EQ(to_hex(sha256("")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");

@@ -73,18 +73,23 @@ std::string write_bundle(const std::string& path, int compiler_major, int compil
   header.compiler_minor = static_cast<uint32_t>(compiler_minor);
   header.count = static_cast<uint32_t>(entries.size());
   header.digest = digest_of(header, index);
-  const std::string directory = std::filesystem::absolute(path).parent_path().string();
-  std::string fault = publish_file(path, directory, {bytes_of(header), index, images});
+  const std::filesystem::path target = std::filesystem::absolute(path);
+  std::string fault;
+  const std::optional<Directory> directory = Directory::open(target.parent_path().string(), &fault);
+  if (!directory) return fault.empty() ? "there is no directory " + target.parent_path().string() : fault;
+  fault = publish_file(*directory, target.filename().string(), *directory, {bytes_of(header), index, images});
   if (fault.empty() && chmod(path.c_str(), 0644) != 0) fault = "cannot make " + path + " readable";
   return fault;
 }
 
 std::unique_ptr<Bundle> Bundle::open(const std::string& path, std::string* why) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe is not waited for. Who may write to the bundle is not asked: it is trusted as the library beside it is, or
+  // was named by the user.
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return nullptr;
-  struct stat status;
-  const bool readable =
-      fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size >= static_cast<off_t>(sizeof(Header));
+  struct stat status = {};
+  const bool regular = fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  const bool readable = regular && status.st_size >= static_cast<off_t>(sizeof(Header));
   const size_t size = readable ? static_cast<size_t>(status.st_size) : 0;
   void* mapped = readable ? mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
   close(file);
@@ -92,6 +97,7 @@ std::unique_ptr<Bundle> Bundle::open(const std::string& path, std::string* why) 
     *why = cat("the kernel bundle ", path, " is ", how, "; it is not used");
     return nullptr;
   };
+  if (!regular) return damaged("not a regular file");
   if (mapped == MAP_FAILED) return damaged("not readable or too short");
 
   std::unique_ptr<Bundle> bundle(new Bundle);
