@@ -148,6 +148,6 @@ class Spec(_Record):
 def parse_device(device: str) -> tuple[bool, int]:
     """("cuda:1") -> (True, 1)."""
     kind, _, index = str(device).partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+    if kind not in ("cpu", "cuda") or (index and not (index.isascii() and index.isdigit() and int(index) < 2**31)):
         raise InvalidArgument(f"device is {device!r}; 'cpu', 'cuda' and 'cuda:N' are known")
     return kind == "cuda", int(index or 0)

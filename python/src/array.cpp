@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <typeinfo>
 
 namespace attune::python {
 
@@ -195,6 +196,16 @@ attune_dtype dtype_of(const ArrayInterface& from, nb::handle array) {
 
 constexpr int kFlagAligned = 0x100, kFlagNotSwapped = 0x200, kFlagWriteable = 0x400;
 
+// The first of what __dlpack_device__() returned.
+int device_type_of(const Name& name, nb::handle device) {
+  nb::object type = nb::steal(PySequence_Check(device.ptr()) ? PySequence_GetItem(device.ptr(), 0) : nullptr);
+  int number = 0;
+  if (type.is_valid() && nb::try_cast(type, number)) return number;
+  PyErr_Clear();
+  type_error(name.text() + " cannot be read: its __dlpack_device__() is " + text(nb::repr(device)) +
+             "; (type, index) is expected");
+}
+
 std::string device_text(int32_t type, int32_t id) {
   if (type == dlpack::kCpu) return "the CPU";
   if (type == dlpack::kCuda) return "cuda:" + std::to_string(id);
@@ -231,7 +242,16 @@ const char* dtype_name(int32_t dtype) {
 
 attune_tensor Arrays::view(const Name& name, nb::handle array, Use use) {
   View view;
-  read(name, array, &view);
+  // An array may be of any class, whose attributes may be and raise anything.
+  try {
+    read(name, array, &view);
+  } catch (nb::python_error& e) {
+    if (e.matches(classes().error) || e.matches(PyExc_MemoryError) || !e.matches(PyExc_Exception)) throw;
+    type_error(name.text() + " cannot be read: " + first_line(e));
+  } catch (const std::bad_cast&) {
+    type_error(name.text() + " cannot be read: an attribute of " + text(nb::repr(nb::handle(Py_TYPE(array.ptr())))) +
+               " is no int that fits");
+  }
   if (use == Use::kBits && view.is_bool && view.as == ATTUNE_DTYPE_NONE)
     type_error(name.text() + " is bool; uint8 with a bit for each key is expected, as of " +
                "numpy.packbits(mask, axis=-1, bitorder=\"little\")");
@@ -322,7 +342,7 @@ void Arrays::read_capsule(const Name& name, nb::handle array, View* view) {
   nb::object exporter, capsule;
   try {
     nb::object device = array.attr("__dlpack_device__")();
-    if (nb::cast<int>(device[0]) == dlpack::kCuda) arguments["stream"] = -1;
+    if (device_type_of(name, device) == dlpack::kCuda) arguments["stream"] = -1;
     exporter = array.attr("__dlpack__");
   } catch (nb::python_error& e) {  // an array that was deleted, say
     type_error(name.text() + " cannot be read: " + first_line(e));

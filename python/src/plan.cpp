@@ -3,6 +3,8 @@
 
 #include <new>
 
+#include "order.h"
+
 namespace attune::python {
 namespace {
 
@@ -69,6 +71,7 @@ attune_attention read_attention(const Values& values, Arrays* arrays) {
   check(attune_attention_init(&attention, sizeof attention));
   fill(&attention, attention_table(), values, arrays);
   if (attention.prologue.append != 0) arrays->require_writable_cache();
+  check_order(attention);
   return attention;
 }
 

@@ -32,6 +32,31 @@ class NoCapsule:
         return 3
 
 
+class OddDevice(NoCapsule):
+    """Whose __dlpack_device__ is anything at all."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __dlpack_device__(self):
+        return self.device
+
+
+class Raises:
+    """Whose attributes raise what they like."""
+
+    shape, dtype = Q.shape, Q.dtype
+
+    @property
+    def __array_struct__(self):
+        raise ZeroDivisionError("odd")
+
+
+class BadName:
+    def __str__(self):
+        raise ZeroDivisionError("odd")
+
+
 class NoStruct:
     shape, dtype, __array_struct__ = Q.shape, Q.dtype, 3
 
@@ -53,6 +78,12 @@ ATTENTION = [
     ((NoShape(), K, V), {}, TypeError, "q is <class 'test_bad_input.NoShape'>; an array is expected"),
     ((NoCapsule(), K, V), {}, TypeError, "q cannot be read"),
     ((NoStruct(), K, V), {}, TypeError, "q cannot be read"),
+    *(((OddDevice(device), K, V), {}, TypeError, r"q cannot be read: its __dlpack_device__\(\) is .*; \(type, index\) is expected")
+      for device in ("cpu", 1, (), (None, 0), (2**70, 0), (1.5, 0), {0: []}, object(), None)),
+    ((Raises(), K, V), {}, TypeError, "q cannot be read: .*odd"),
+    ((Q, OddDevice("x"), V), {}, TypeError, "k cannot be read: its __dlpack_device__"),
+    ((Q, K, V), {"sinks": OddDevice((None, 0))}, TypeError, "sinks cannot be read: its __dlpack_device__"),
+    ((Q, attune.View(K, BadName()), V), {}, TypeError, "k cannot be read: .*odd"),
     ((Q.astype(np.float64), K, V), {}, TypeError, "q has dtype float64"),
     ((Q.astype(">f4"), K, V), {}, TypeError, "q has dtype >f4"),
     ((np.array(["a"]), K, V), {}, TypeError, "q has dtype <U1"),
@@ -105,6 +136,10 @@ OTHERS = {
     "warm a string": (lambda: attune.warm(["x"]), TypeError, r"calls\[0\] is 'x'; a dict"),
     "supported on": (lambda: attune.supported(Q, K, V, device="tpu"), ValueError, "device is 'tpu'"),
     "Spec": (lambda: attune.Spec(5, "float32"), TypeError, "shape is 5; "),
+    "Spec of too many": (lambda: attune.supported(attune.Spec((5, 4, 2**70), "float32"), K, V, head_dim_v=16), TypeError,
+                         "q cannot be read: "),
+    "Spec on": (lambda: attune.Spec((5,), "float32", device="cuda:\u00b2"), ValueError, "device is 'cuda:.*'; 'cpu', 'cuda' and"),
+    "Spec on too many": (lambda: attune.Spec((5,), "float32", device="cuda:99999999999"), ValueError, "device is 'cuda:99999999999'"),
     "run": (lambda: attune.Plan(Q, K, V).run(q=None), ValueError, "q is absent"),
     "merge": (lambda: attune.merge(None, None), TypeError, "partial_out is <class 'NoneType'>; an array is expected"),
     "merge lists": (lambda: attune.merge([1], [1]), TypeError, "partial_out is <class 'list'>; an array is expected"),

@@ -230,6 +230,94 @@ def test_context_attention_fwd_writes_fp8():
         context_attention_fwd(*arguments[:4], "fp8_inc", *arguments[5:])
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"sliding_window": 5, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+                                     {"causal": False, "sliding_window": 5}, {"skip_decode": True}])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("cached", [True, False])
+@everywhere
+def test_context_attention_fwd_reads_new_tokens_from_the_cache(cached, kv_cache_dtype, options):
+    q = randn(8, 4, 16)
+    k, v = (None, None) if cached else (randn(8, 2, 16), randn(8, 2, 16))
+    k_pages, v_pages = paged(6, 16, 2, 16)
+    k_scale, v_scale, options, fields = floats(0.5), floats(2.0), here(options), {}
+    if kv_cache_dtype != "auto":
+        k_pages, v_pages = k_pages.to(torch.float8_e4m3fn), v_pages.to(torch.float8_e4m3fn)
+        fields = {"k_scale": k_scale, "v_scale": v_scale}
+    starts, lengths = ints(0, 1, 8), ints(41, 24)
+    out = torch.full_like(q, 9.0)
+    context_attention_fwd(q, k, v, out, kv_cache_dtype, *x_packed(k_pages, v_pages, 8), ints(*TABLE), starts, lengths, None, 7, k_scale,
+                          v_scale, **options)
+    names = {"causal": True, **options}
+    if "sliding_window" in names:
+        names["window_left"] = names.pop("sliding_window") - 1
+    expected = expect(q, k, v, cache=attune.KVCache(k_pages, v_pages, page_table=ints(*TABLE), **fields), cu_seqlens_q=starts,
+                      seqused_kv=lengths if cached else ints(40, 17), **names)
+    check(out, expected)
+
+
+def interleaved(v, x):
+    """[pages, page_size, heads, d] -> the memory of [pages, heads, page_size / x, d, x], called [pages, heads, d, page_size]."""
+    pages, page_size, heads, d = v.shape
+    return v.view(pages, page_size // x, x, heads, d).permute(0, 3, 1, 4, 2).contiguous().view(pages, heads, d, page_size)
+
+
+@pytest.mark.parametrize("kv_cache_dtype, x", [("auto", 8), ("auto", 2), ("fp8", 16)])
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("one_allocation, max_seq_len", [(True, None), (False, 41)])
+@everywhere
+def test_context_attention_fwd_over_interleaved_v(one_allocation, max_seq_len, cached, kv_cache_dtype, x):
+    q = randn(8, 4, 32)
+    k, v = (None, None) if cached else (randn(8, 2, 32), randn(8, 2, 32))
+    k_pages, v_pages = paged(6, 16, 2, 32)
+    k_scale, v_scale, fields = floats(0.5), floats(2.0), {}
+    if kv_cache_dtype != "auto":
+        k_pages, v_pages = (t.to(torch.float8_e4m3fn) for t in (k_pages, v_pages))
+        fields = {"k_scale": k_scale, "v_scale": v_scale}
+    k_cache = x_packed(k_pages, v_pages, 16 // k_pages.element_size())[0]
+    v_cache = interleaved(v_pages.view(torch.uint8) if fields else v_pages, x)
+    if fields:
+        k_cache = k_cache.view(torch.uint8)
+    if one_allocation:  # as vLLM has them, [pages, 2, ...]
+        both = torch.stack([k_cache.flatten(1), v_cache.flatten(1)], dim=1)
+        k_cache, v_cache = both[:, 0].view(k_cache.shape), both[:, 1].view(v_cache.shape)
+    starts, lengths = ints(0, 1, 8), ints(41, 24)
+    out, table = torch.full_like(q, 9.0), ints(*TABLE)
+    table[1, -1] = 77  # beyond the last token: never looked at
+    context_attention_fwd(q, k, v, out, kv_cache_dtype, k_cache, v_cache, table, starts, lengths, max_seq_len, 7, k_scale, v_scale,
+                          interleaved_v_pack_factor=x)
+    check(out, expect(q, k, v, cache=attune.KVCache(k_pages, v_pages, page_table=ints(*TABLE), **fields), cu_seqlens_q=starts,
+                      seqused_kv=lengths if cached else ints(40, 17), causal=True))
+    # A page that is not there hides its tokens.
+    if cached:
+        table[0, 0] = 6
+        context_attention_fwd(q, k, v, out, kv_cache_dtype, k_cache, v_cache, table, starts, lengths, max_seq_len, 7, k_scale, v_scale,
+                              interleaved_v_pack_factor=x)
+        check(out[:1], expect(q[:1], cache=attune.KVCache(k_pages, v_pages, page_table=ints(TABLE[0][1:]), **fields), seqused_kv=ints(25),
+                              causal=True))
+
+
+@everywhere
+def test_context_attention_fwd_refusals():
+    q, k = randn(7, 4, 16), randn(7, 2, 16)
+    caches = x_packed(*paged(6, 16, 2, 16), 8)
+
+    def call(k, v, **options):
+        context_attention_fwd(q, k, v, q.clone(), "auto", *caches, ints(TABLE[0]), ints(0, 7), ints(24), None, 7, None, None, **options)
+
+    for one, message in (((None, k), "^k is None and v is not; without both"), ((k, None), "^v is None and k is not; without both")):
+        with pytest.raises(ValueError, match=message):
+            call(*one)
+    for factor in 3, -8, 32:
+        with pytest.raises(ValueError, match=f"interleaved_v_pack_factor is {factor}; it must divide the 16 tokens of a page"):
+            call(k, k, interleaved_v_pack_factor=factor)
+    with pytest.raises(NotImplementedError, match="context_attention_fwd: alibi_slopes without causal"):
+        call(k, k, alibi_slopes=torch.ones(4), causal=False)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'softcap'"):
+        call(k, k, softcap=3.0)
+    with pytest.raises(ValueError, match=f"k_cache.dtype is {q.dtype}; with kv_cache_dtype 'fp8_e5m2' it has elements of one byte"):
+        context_attention_fwd(q, k, k, q.clone(), "fp8_e5m2", *caches, ints(TABLE[0]), ints(0, 7), ints(24), None, 7, None, None)
+
+
 def unified(q, k, v, out, starts, lengths, table, *, window=(-1, -1), softcap=0.0, q_descale=None, k_descale=None, v_descale=None,
             causal=True, **options):
     return unified_attention(q, k, v, out, starts, 7, lengths, 64, 0.25, causal, window, table, softcap, q_descale, k_descale,
@@ -284,7 +372,9 @@ def test_unified_attention_refusals():
     q, k = randn(8, 4, 16), randn(6, 16, 2, 16)
     for options, message in (({"causal": False}, "causal is False"), ({"q_descale": torch.ones(1)}, "q_descale is given"),
                              ({"kv_quant_mode": 4}, "kv_quant_mode is 4"), ({"chunk_lookback": 1}, "chunk_lookback is 1"),
-                             ({"rswa_window": 4}, "rswa_window is given")):
+                             ({"causal": torch.ones(2, dtype=torch.bool)}, "causal is a tensor"),
+                             ({"rswa_window": 4}, "rswa_window is given"),
+                             ({"mm_prefix_clamp_sliding_window": True}, "mm_prefix_clamp_sliding_window is given")):
         with pytest.raises(NotImplementedError, match="unified_attention: " + message):
             unified(q, k, k, q.clone(), ints(0, 1, 8), ints(40, 24), ints(*TABLE), **options)
     with pytest.raises(ValueError, match="kv_quant_mode is 3; it needs k_scale_cache"):
@@ -312,7 +402,7 @@ def test_unified_attention_refusals():
      "window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse"),
     (context_attention_fwd,
      "q k v o kv_cache_dtype k_cache v_cache b_loc b_start_loc b_seq_len max_seq_len max_input_len k_scale v_scale alibi_slopes "
-     "sliding_window sm_scale skip_decode fp8_out_scale sinks is_block_table_ptr"),
+     "sliding_window sm_scale skip_decode fp8_out_scale sinks is_block_table_ptr interleaved_v_pack_factor causal"),
     (unified_attention,
      "q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal window_size block_table softcap q_descale "
      "k_descale v_descale seq_threshold_3D num_par_softmax_segments softmax_segm_output softmax_segm_max softmax_segm_expsum "
@@ -342,6 +432,6 @@ def test_alias_of_flash_mla(shim):
 def test_positions_of_older_revisions_are_not_taken_for_something_else():
     q, k = randn(8, 4, 16), randn(6, 16, 2, 16)
     arguments = q, k, k, q.clone(), ints(0, 1, 8), 7, ints(40, 24), 64, 0.25, True, (-1, -1), ints(*TABLE), 0.0, None, None, None
-    unified_attention(*arguments, use_td=False, rswa_window=None)
+    unified_attention(*arguments, use_td=False, rswa_window=None, mm_prefix_clamp_sliding_window=False)
     with pytest.raises(TypeError, match="seq_threshold_3D is a tensor"):
         unified_attention(*arguments, torch.ones(4))

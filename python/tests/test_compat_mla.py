@@ -97,6 +97,35 @@ def test_mla_sparse_decode_with_sink_lengths_and_extra_cache(width):
     check(out, expected, lse, lambda lse: lse.transpose(1, 2))
 
 
+def padded(x):
+    """The same, each axis a slice of a longer one, as FlashMLA's own tests have it."""
+    wide = torch.full([n + (128 if i == x.dim() - 1 else 1) for i, n in enumerate(x.shape)], 7, dtype=x.dtype, device=x.device)
+    view = wide[tuple(slice(0, n) for n in x.shape)]
+    view.copy_(x)
+    return view
+
+
+@pytest.mark.parametrize("style", ["2025", "2026"])
+@pytest.mark.parametrize("seqlen_q", [1, 2, 3])
+@everywhere
+def test_mla_sparse_decode_over_padded_arrays(seqlen_q, style):
+    cache, view, d = quantised(656)
+    extra, extra_view, _ = quantised(656)
+    q = randn(3, seqlen_q, 5, d)
+    indices, more = (torch.randint(-1, 64, (3, seqlen_q, n), dtype=torch.int32).to(q.device) for n in (9, 4))
+    length, more_length = ints(6, 0, 9), ints(4, 1, 3)
+    meta = flash_mla.get_mla_metadata()[0] if style == "2026" else flash_mla.get_mla_metadata(length, 5, 1)[0]
+    for _ in range(2):
+        out, lse = flash_mla.flash_mla_with_kvcache(
+            padded(q), view, None, None, 512, meta, None, 0.04, False, True, padded(indices), None, extra_view, padded(more), length,
+            more_length)
+        expected = expect(q, cache=cache, indices=indices, topk_length=length.repeat_interleave(seqlen_q), extra_cache=extra,
+                          extra_indices=more, extra_topk_length=more_length.repeat_interleave(seqlen_q), softmax_scale=0.04,
+                          head_dim_v=512)
+        check(out, expected, lse, lambda lse: lse.transpose(1, 2))
+        indices = indices.flip(0).contiguous()
+
+
 @everywhere
 def test_mla_batch_invariant(monkeypatch):
     asked, plan_of = [], attune.Plan.__init__

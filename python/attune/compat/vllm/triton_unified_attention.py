@@ -36,17 +36,19 @@ def unified_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: to
             v_scale_cache, float32 [pages, page_size, num_heads_kv], instead.
         qq_bias: [n, n], added between the new tokens. mm_prefix_range: int32 [batch, ranges, 2], inclusive: such tokens see each
             other. seq_threshold_3D, num_par_softmax_segments, softmax_segm_*, use_td: no effect.
-        others: what other revisions of vLLM take; must be None.
+        others: what other revisions of vLLM take; must be None or False.
     """
     function = "unified_attention"
     for name, value in others.items():
-        if value is not None:
+        if value is not None and value is not False:
             refuse(function, name, "is given; it is not known here")
     if chunk_lookback >= 0:
         refuse(function, "chunk_lookback", f"is {chunk_lookback}; chunks are not supported")
     for name, number in (("seq_threshold_3D", seq_threshold_3D), ("num_par_softmax_segments", num_par_softmax_segments)):
         if isinstance(number, torch.Tensor):  # before 2026 alibi_slopes and output_scale stood in these places
             raise TypeError(f"{name} is a tensor; an int is expected: pass what follows v_descale by name")
+    if isinstance(causal, torch.Tensor):
+        refuse(function, "causal", "is a tensor; only causal attention is what this function does")
     if not causal:
         refuse(function, "causal", "is False; only causal attention is what this function does")
     if q_descale is not None:
