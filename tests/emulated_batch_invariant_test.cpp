@@ -30,6 +30,20 @@ TEST_F(EmulatedBatchInvariant, EachSequenceHasTheSameBitsInAnyBatch) {
     EXPECT_EQ(tests::find_other_bits(spec, cases::host_memory(), attend, 2), "") << spec.name;
 }
 
+// The groups of warps that have scores take a block's tiles by turns, over all tasks: which of them begins a task
+// follows from the tasks before, but what is added up in which order does not. Also of keys of new tokens.
+TEST_F(EmulatedBatchInvariant, WhoeverTakesTheFirstTile) {
+  const auto attend = [](const attune_attention& a) { emulate_attention(a, 1); };
+  for (const cases::Case& spec : cases::parse_cases(R"({"area": "batch", "cases": [
+      {"name": "turns", "dtype": "bf16", "heads": [16, 1], "head_dim": [576, 512], "kv": "paged",
+       "cache": {"format": "mla_656", "page_size": 24}, "seqlens_kv": [65, 1, 190, 0], "causal": true,
+       "batch_invariant": true, "max_seqlens": true, "lse": true,
+       "sweep": {"with": [{"name": "12", "heads": [12, 1], "new_tokens": true},
+                          {"name": "32", "heads": [32, 1], "new_tokens": true},
+                          {"name": "cache", "heads": [16, 1]}]}}]})"))
+    EXPECT_EQ(tests::find_other_bits(spec, cases::host_memory(), attend, 2), "") << spec.name;
+}
+
 // In the place of rows that a block does not have lie the next sequence's, whose scores are far beyond those for which
 // softcap has its short ways: the shortest, and another where the sequence's own scores are larger.
 TEST_F(EmulatedBatchInvariant, RowsThatAreNotThereHaveNoVote) {

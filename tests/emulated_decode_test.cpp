@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The decode kernels' own source on the CPU (tests/emulator): what they compute, against the oracle, with poisoned
 // memory, without a GPU.
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numbers>
 #include <tuple>
+#include <vector>
 
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
@@ -18,8 +23,11 @@ constexpr int kFew = 3;  // multiprocessors, so that each block takes several pi
 class EmulatedDecode : public tests::Emulated {
  protected:
   // In clusters if the kernel has any for the case, else kNotCovered; or without, `layers` times with one schedule.
-  static std::string run(const cases::Case& spec, bool clusters, int layers = 1) {
+  // edit: of the problem's memory on the host.
+  static std::string run(const cases::Case& spec, bool clusters, int layers = 1,
+                         const std::function<void(const attune_attention&)>& edit = {}) {
     cases::Problem problem(spec);
+    if (edit) edit(problem.host());
     problem.arena().upload();
     const attune_attention a = problem.device();
     const Problem p = make_problem(a, Data::kRequired);
@@ -51,6 +59,72 @@ class EmulatedDecode : public tests::Emulated {
     }
   }
 };
+
+// Every element of a tensor: value(index).
+void fill(const attune_tensor& t, const std::function<double(const std::vector<int64_t>&)>& value) {
+  std::vector<int64_t> at(static_cast<size_t>(t.rank), 0);
+  while (true) {
+    char* to = static_cast<char*>(t.data);
+    const auto dtype = static_cast<attune_dtype>(t.dtype);
+    for (size_t i = 0; i < at.size(); ++i) to += at[i] * t.stride[i] * cases::element_size(dtype);
+    cases::encode(dtype, value(at), to);
+    size_t axis = at.size();
+    while (axis > 0 && ++at[axis - 1] == t.shape[axis - 1]) at[--axis] = 0;
+    if (axis == 0) return;
+  }
+}
+
+// Key 0 has the largest probability by far, the largest scale, and a value of zeros: what is left are the small
+// probabilities of keys with small scales. By biases, as keys are zeros.
+TEST_F(EmulatedDecode, SmallWeightsOfSmallScales) {
+  for (const char* q : {"bf16", "f16", "f32"}) {
+    for (const char* cache : {"i8", "e4m3"}) {
+      for (const double scale : {-9.0, -11.0}) {
+        for (const double probability : {-13.2, -16.0}) {
+          const cases::Case spec = tests::make_case(
+              R"({"name": "x", "queries": "fixed", "kv": "contiguous", "heads": [4, 1], "head_dim": [64, 64],
+              "seqlens_kv": [70], "bias": 1, "max_logits": true, "poison": false, "dtype": ")" +
+              std::string(q) + R"(", "out_dtype": "f32", "cache": {"scales": "token", "dtype": ")" + cache + R"("}})");
+          const auto edit = [&](const attune_attention& a) {
+            fill(a.cache.k, [](const auto&) { return 0.0; });
+            fill(a.cache.v, [](const auto& at) { return at[1] == 0 ? 0.0 : 100.0; });
+            fill(a.cache.v_scale, [&](const auto& at) { return at[1] == 0 ? 1.0 : std::exp2(scale); });
+            fill(a.bias, [&](const auto& at) { return at.back() == 0 ? 0.0 : probability * std::numbers::ln2; });
+          };
+          EXPECT_EQ(run(spec, false, 1, edit), "") << q << " " << cache << " " << scale << " " << probability;
+        }
+      }
+    }
+  }
+}
+
+// A mask of biases that are -inf, over values that are NaN.
+TEST_F(EmulatedDecode, BiasesThatHide) {
+  for (const char* more : {R"("dtype": "bf16")", R"("dtype": "f16")", R"("dtype": "f32")",
+                           R"("dtype": "bf16", "cache": {"dtype": "e4m3", "scales": "token"})",
+                           R"("dtype": "bf16", "new_tokens": true)"}) {
+    const cases::Case spec = tests::make_case(
+        std::string(R"({"name": "x", "queries": "fixed", "kv": "contiguous", "heads": [4, 1], "head_dim": [64, 64],
+            "seqlens_kv": [170, 70], "bias": 1, "max_logits": true, )") +
+        more + "}");
+    const auto edit = [&](const attune_attention& a) {
+      const double infinity = std::numeric_limits<double>::infinity(), nan = std::nan("");
+      fill(a.bias, [&](const auto& at) { return at.back() % 5 == 3 ? -infinity : 0.1 * static_cast<double>(at[0]); });
+      const auto plant = [&](const attune_tensor& v, const auto& key_of) {
+        for (int64_t row = 0; row < v.shape[0]; ++row) {
+          for (int64_t i = 0; i < v.shape[1]; ++i) {
+            if (key_of(row, i) % 5 != 3) continue;
+            for (int64_t d = 0; d < v.shape[3]; ++d)
+              cases::encode(static_cast<attune_dtype>(v.dtype), nan, cases::element_at(v, {row, i, 0, d}));
+          }
+        }
+      };
+      plant(a.cache.v, [](int64_t, int64_t slot) { return slot; });
+    };
+    EXPECT_EQ(run(spec, true, 1, edit), "") << more << ", in clusters";
+    EXPECT_EQ(run(spec, false, 1, edit), "") << more;
+  }
+}
 
 TEST_F(EmulatedDecode, Caches) {
   check(R"("heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "seqlens_kv": [300, 0, 1], "max_logits": true, )",

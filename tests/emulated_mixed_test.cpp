@@ -24,9 +24,14 @@ class EmulatedMixed : public tests::Emulated {
   static void schedule_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace) {
     emulate_schedule(c, prefill::to_params(p, c, workspace));
   }
-  static void attend_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace) {
+  // alone: without the other kernel, which says that it has begun.
+  static void attend_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace, bool alone) {
     prefill::check_run(p, c);
-    emulate_attention(p, c, prefill::to_params(p, c, workspace));
+    const kernels::PrefillParams params = prefill::to_params(p, c, workspace);
+    if (alone) ++params.list->few_begun;
+    emulate_attention(p, c, params);
+    if (params.list->few_ended != params.list->few_begun)
+      throw std::runtime_error("the kernel of prompts has not counted the run that it ends with");
   }
 
   static void schedule_few(const Problem& p, const decode::Config& c, std::byte* workspace) {
@@ -73,7 +78,7 @@ class EmulatedMixed : public tests::Emulated {
       schedule_few(p, few, memory + few_begin);
       for (int i = 0; i < layers; ++i) {
         if ((parts & kFewQueries) != 0) attend_few(p, few, memory + few_begin);
-        if ((parts & kPrompts) != 0) attend_prompts(p, prompts, memory);
+        if ((parts & kPrompts) != 0) attend_prompts(p, prompts, memory, parts == kPrompts);
       }
     } catch (const std::exception& e) {
       return e.what();

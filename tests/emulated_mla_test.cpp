@@ -204,6 +204,18 @@ TEST_F(EmulatedMla, SparseSlots) {
          R"("head_dim": [576, 512], "shared_kv": true, "sparse": {"topk": 3, "invalid": 1})"});
 }
 
+// Lists of a batch whose sequences lie apart, in each way in which lists are read.
+TEST_F(EmulatedMla, ListsOfSequencesApart) {
+  check(R"("kv": "slots", "queries": "fixed", "seqlens_q": [3, 3], "strides": "transposed", )",
+        {R"("heads": [18, 1], "head_dim": [576, 512], "shared_kv": true, "sparse": {"topk": 70})",
+         R"("heads": [18, 1], "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 65},
+            "extra": {"topk": 70, "topk_length": "token"})",
+         R"("heads": [16, 1], "head_dim": [576, 512], "cache": {"format": "mla_656"}, "sparse": {"topk": 70})",
+         R"("heads": [128, 1], "head_dim": [576, 512], "cache": {"format": "mla_656"}, "sparse": {"topk": 70})",
+         R"("heads": [128, 1], "head_dim": [576, 512], "shared_kv": true, "sparse": {"topk": 70})"},
+        2);
+}
+
 // Two blocks decode the rows of a tile together.
 TEST_F(EmulatedMla, PairsSharePackedRows) {
   check(R"("kv": "slots", "seqlens_q": [2, 1, 4], "max_logits": true, )",

@@ -16,15 +16,20 @@ namespace attune::decode {
 // Exponents are taken against this: a row that has seen nothing has no maximum yet.
 __device__ __forceinline__ float reference_of(float max) { return max == -ptx::infinity() ? 0.0f : max; }
 
+// Powers of two that weights, and so o and the sum, are multiplied with until the warps merge. In fp16 the largest
+// weight is 2^15: small probabilities, and those of values with small scales, keep their bits.
+constexpr float kLift = Config::kComputeType == tile::kFloat16 ? 15 : 0;
+
 struct State {
   static constexpr int kN = Config::kRowTiles;
 
-  float o[Config::kBlocksV][kN][4];                   // channels by rows, against max (token scales: value_max)
+  float o[Config::kBlocksV][kN][4];  // channels by rows, against max (token scales: value_max)
   float max[kN][2], sum[kN][2];                       // sum: of this thread's keys only
   float value_max[Config::kTokenScales ? kN : 1][2];  // of score + log2 |v_scale|, or above it
-  unsigned unit;                                      // biased exponent of a power of two above all v_scale so far
+  unsigned unit;                     // biased exponent of a power of two above all v_scale so far
 
-  __device__ __forceinline__ void clear() {
+  // first_sum: with which sums begin.
+  __device__ __forceinline__ void clear(float first_sum) {
 #pragma unroll
     for (int i = 0; i < Config::kBlocksV; ++i) {
 #pragma unroll
@@ -38,7 +43,7 @@ struct State {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         max[n][e] = -ptx::infinity();
-        sum[n][e] = 0;
+        sum[n][e] = first_sum;
         if constexpr (Config::kTokenScales) value_max[n][e] = -ptx::infinity(), unit = 1;
       }
     }
@@ -74,6 +79,7 @@ class Attend {
       careful = (there & ~rows.seen_by_all(first_token)) != 0;
       careful |= hide(p, piece, rows, first_token, there, s);
     }
+    if constexpr ((Config::kScore & (kBias | kT5)) != 0) careful |= any_without_weight(s);
 
     float value_scale[2] = {1.0f, 1.0f};
     if constexpr (Config::kTokenScales) {
@@ -84,8 +90,8 @@ class Attend {
     }
     unsigned weights[Config::kParts][kN][2];
     softmax(s, value_scale, weights, state);
-    // A value that some row may not see but another does must not be multiplied, not even by zero, if it is NaN or
-    // infinite; nor by the parts of a weight, one of which may be zero.
+    // A value that some row may not see but another does, or whose score is -inf, must not be multiplied, not even by
+    // zero, if it is NaN or infinite; nor by the parts of a weight, one of which may be zero.
     if ((careful || Config::kParts > 1 || Config::kSplit) && Config::kKvType != tile::kInt8 &&
         any_nonfinite_value(stage + Config::kBytesK)) {
       multiply_values_one_by_one(stage + Config::kBytesK, s, state);
@@ -214,6 +220,17 @@ class Attend {
     return Rows::kBits && __any_sync(0xffffffffu, missed) != 0;
   }
 
+  // Whether a table made some score -inf: its key counts for nothing, whatever the value holds.
+  __device__ __forceinline__ static bool any_without_weight(const float (&s)[kN][4]) {
+    bool any = false;
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) any |= s[n][j] == -ptx::infinity();
+    }
+    return __any_sync(0xffffffffu, any) != 0;
+  }
+
   // Values' scales that are not far apart: their power of two above all that the warp has seen is the unit of its
   // weights, so that fp16 holds them; unit becomes both scales in it, and its logarithm. False: they are too far apart.
   __device__ __forceinline__ static bool find_unit(const float (&value_scale)[2], float (&unit)[3], State& state) {
@@ -239,7 +256,7 @@ class Attend {
                                                        float reference, int n, int e, State& state) {
     const float before = state.value_max[n][e];
     state.value_max[n][e] = state.max[n][e] + unit[2];
-    const float p0 = ptx::exp2_approx(s0 - reference), p1 = ptx::exp2_approx(s1 - reference);
+    const float p0 = ptx::exp2_approx(s0 - (reference - kLift)), p1 = ptx::exp2_approx(s1 - (reference - kLift));
     state.sum[n][e] = state.sum[n][e] * lowered + p0 + p1;
     s0 = p0 * unit[0], s1 = p1 * unit[1];
     return ptx::exp2_approx(before - (reference + unit[2]));
@@ -251,9 +268,10 @@ class Attend {
     const float before = state.value_max[n][e], value_max = fmaxf(before, max_of_keys(fmaxf(a, b)));
     const float value_reference = reference_of(value_max);
     state.value_max[n][e] = value_max;
-    state.sum[n][e] = state.sum[n][e] * lowered + ptx::exp2_approx(s0 - reference) + ptx::exp2_approx(s1 - reference);
-    s0 = s0 == -ptx::infinity() ? 0.0f : copysignf(ptx::exp2_approx(a - value_reference), value_scale[0]);
-    s1 = s1 == -ptx::infinity() ? 0.0f : copysignf(ptx::exp2_approx(b - value_reference), value_scale[1]);
+    state.sum[n][e] = state.sum[n][e] * lowered + ptx::exp2_approx(s0 - (reference - kLift)) +
+                      ptx::exp2_approx(s1 - (reference - kLift));
+    s0 = s0 == -ptx::infinity() ? 0.0f : copysignf(ptx::exp2_approx(a - (value_reference - kLift)), value_scale[0]);
+    s1 = s1 == -ptx::infinity() ? 0.0f : copysignf(ptx::exp2_approx(b - (value_reference - kLift)), value_scale[1]);
     return ptx::exp2_approx(before - value_reference);
   }
 
@@ -278,8 +296,8 @@ class Attend {
         } else {
           correction[n][e] = lowered;
           state.sum[n][e] *= lowered;
-          s[n][e] = ptx::exp2_approx(s[n][e] - reference);
-          s[n][2 + e] = ptx::exp2_approx(s[n][2 + e] - reference);
+          s[n][e] = ptx::exp2_approx(s[n][e] - (reference - kLift));
+          s[n][2 + e] = ptx::exp2_approx(s[n][2 + e] - (reference - kLift));
         }
         grew |= correction[n][e] != 1.0f;
       }
@@ -436,8 +454,8 @@ class Attend {
     }
   }
 
-  tile::KeyOperand<Config::kKvType, Config::kChunksK> k_;
-  tile::ValueOperand<Config::kKvType, Config::kChunksV> v_;
+  tile::KeyOperand<Config::kKvType, kCompute, Config::kChunksK> k_;
+  tile::ValueOperand<Config::kKvType, kCompute, Config::kChunksV> v_;
   int g_, t_;
 };
 

@@ -5,12 +5,14 @@
 #include "decode/combine.cuh"
 #include "decode/loader.cuh"
 #include "decode/new_tokens.cuh"
+#include "schedule/stamp.cuh"
 
 namespace attune::decode {
 
-__device__ __forceinline__ void clear_stages(unsigned char* shared) {
-  auto* words = reinterpret_cast<uint4*>(shared);
-  for (int i = threadIdx.x; i < Config::kShared.queries / 16; i += Config::kThreads) words[i] = uint4{0, 0, 0, 0};
+__device__ __forceinline__ void clear_stages(SharedStorage& shared) {
+  constexpr int kWords = sizeof(SharedStorage::stages) / 16;
+  auto* words = reinterpret_cast<uint4*>(shared.stages);
+  for (int i = threadIdx.x; i < kWords; i += Config::kThreads) words[i] = uint4{0, 0, 0, 0};
   __syncthreads();
 }
 
@@ -50,16 +52,13 @@ struct Block {
   int stage;
   bool begun;  // the first copies are requested
 
-  __device__ __forceinline__ static kernels::Share* shares_in(unsigned char* shared) {
-    return reinterpret_cast<kernels::Share*>(shared + Config::kShared.walks);
-  }
   // The shares are there; first: what this warp's loader begins with.
-  __device__ __forceinline__ Block(const DecodeParams& p, const kernels::Share& first, unsigned char* shared)
-      : shares(shares_in(shared)),
+  __device__ __forceinline__ Block(const DecodeParams& p, const kernels::Share& first, SharedStorage& shared)
+      : shares(shared.shares),
         loader(p, first, shares, shared),
         attend(threadIdx.x % 32),
-        queries(shared + Config::kShared.queries),
-        query_scales(reinterpret_cast<float*>(shared + Config::kShared.stats) + 3 * Config::kWarps * Config::kRows),
+        queries(shared.queries[0][0]),
+        query_scales(shared.query_scales),
         stage(0),
         begun(false) {}
 
@@ -71,7 +70,7 @@ struct Block {
 
   // In a cluster: asks for what does not depend on lengths, before they are there. A token that turns out to be none is
   // not looked at.
-  __device__ __forceinline__ static void request_rows(const DecodeParams& p, const Piece& piece, unsigned char* shared,
+  __device__ __forceinline__ static void request_rows(const DecodeParams& p, const Piece& piece, SharedStorage& shared,
                                                       Inputs& inputs) {
     const int r = threadIdx.x / 32;
     if constexpr (kQueryAhead) inputs.query.load_row(p, query_row(p, piece, {}, r), p.q, r < piece.num_rows);
@@ -86,7 +85,7 @@ struct Block {
   // token, and in the first piece its keys.
   __device__ __forceinline__ void fetch_rows(const DecodeParams& p, const kernels::Share& share,
                                              const NewTokens& tokens, int num_new, bool append, Inputs& inputs,
-                                             unsigned char* shared) {
+                                             SharedStorage& shared) {
     const Piece& piece = share.piece;
     QueryInput& query = inputs.query;
     NewTokens::Input& token = inputs.token;
@@ -117,7 +116,7 @@ struct Block {
     }
     if constexpr (Config::kVectors && !kQueryAhead)
       query.load(p, query_row(p, piece, share.sequence, r), p.q, r < piece.num_rows);
-    store_queries(p, piece, share.sequence, query, shared + Config::kShared.queries, query_scales, tokens.scratch);
+    store_queries(p, piece, share.sequence, query, shared.queries[0][0], query_scales, tokens.scratch);
     if constexpr (kTokenAhead) {
       if (has_token) tokens.put(p, token, piece.head);
     } else if constexpr (Config::kNewTokens) {
@@ -129,7 +128,7 @@ struct Block {
 
   // In a cluster, when the block's part is sent: the token of fetch_rows() to the cache, where that was not done.
   __device__ __forceinline__ void append_late(const DecodeParams& p, const kernels::Share& share, Inputs& inputs,
-                                              unsigned char* shared) const {
+                                              SharedStorage& shared) const {
     if constexpr (kTokenAhead && NewTokens::kAppendsLate) {
       const NewTokens tokens(shared);
       const Piece& piece = share.piece;
@@ -151,7 +150,7 @@ struct Block {
 
   __device__ __forceinline__ void attend_to_tokens(const DecodeParams& p, const kernels::Share& share,
                                                    const NewTokens& tokens, int num_new, bool append,
-                                                   unsigned char* shared) {
+                                                   SharedStorage& shared) {
     if constexpr (Config::kNewTokens) {
 #pragma unroll 1
       for (int i = tokens.warp; i < num_new; i += Config::kWarps) {
@@ -159,7 +158,7 @@ struct Block {
         if (i != tokens.warp)
           NewTokens::fetch(p, far_sequence(share), share.piece.batch, share.piece.head, i, append, tokens.scratch);
         __syncwarp();
-        tokens.attend(p, share.piece, rows, shared + Config::kShared.queries, query_scales,
+        tokens.attend(p, share.piece, rows, shared.queries[0][0], query_scales,
                       share.sequence.num_keys - num_new + i, state);
       }
     }
@@ -167,16 +166,18 @@ struct Block {
 
   // inputs: in a cluster, what request_rows() has begun.
   __device__ __forceinline__ void attend_to_piece(const DecodeParams& p, const kernels::Share& share, Inputs& inputs,
-                                                  unsigned char* shared) {
+                                                  SharedStorage& shared) {
     const Piece& piece = share.piece;
     const NewTokens tokens(shared);
     const int num_new = Config::kNewTokens && piece.starts ? share.sequence.num_new : 0;
     const bool append = appends(p, piece);
+    const bool checks_stamp = !Config::kCluster && p.checks_stamp != 0 && !begun;
     fetch_rows(p, share, tokens, num_new, append, inputs, shared);
+    if (checks_stamp) schedule::add_stamps(p, threadIdx.x, Config::kThreads, &shared.stamp);
     __syncthreads();
     queries.load();
     rows.start(p, piece, share.sequence, query_scales);
-    state.clear();
+    state.clear(Config::kCluster ? 0.0f : schedule::first_sum(shared.stamp, share.stamp));
     // While the first keys are on their way, unless o must be scaled before it takes new values.
     if constexpr (!kScalesValues) attend_to_tokens(p, share, tokens, num_new, append, shared);
     attend_piece(p, piece, rows, queries, attend, loader, stage, state);

@@ -18,15 +18,14 @@ namespace attune::decode {
 
 class ClusterMerge {
  public:
-  // received: 8 bytes for the barrier.
-  __device__ __forceinline__ ClusterMerge(unsigned char* shared, unsigned char* received, int rank, int size)
-      : exchange_(reinterpret_cast<float*>(shared)),
-        parts_(reinterpret_cast<float*>(shared) + kExchangeFloats),
-        received_(ptx::shared_address(received)),
+  __device__ __forceinline__ ClusterMerge(SharedStorage& shared, int rank, int size)
+      : exchange_(overlay(shared).exchange),
+        parts_(overlay(shared).parts),
+        received_(ptx::shared_address(&shared.received)),
         rank_(rank),
         size_(size),
         shift_(__ffs(size) - 1) {
-    static_assert(4 * (kExchangeFloats + kPartFloats) <= Config::kShared.queries, "all of it fits over the stages");
+    static_assert(sizeof(Overlay) <= sizeof(SharedStorage::stages), "all of it fits over the stages");
   }
 
   // By thread 0, at the beginning.
@@ -43,7 +42,7 @@ class ClusterMerge {
 
   // Merges the block's warps and sends the rows.
   __device__ __forceinline__ void send(const DecodeParams& p, const Piece& piece, const State& state,
-                                       unsigned char* shared) const {
+                                       SharedStorage& shared) const {
     const MergeStats stats(shared);
     share_stats(state, stats);
     __syncthreads();
@@ -73,9 +72,19 @@ class ClusterMerge {
   static constexpr int kPartRow = Config::kHeadDimV + 4;  // channels, max, sum; aligned to 16 bytes
   static constexpr int kPartFloats = Config::kRows * kPartRow, kRowBytes = (Config::kHeadDimV + 2) * 4;
   static constexpr bool kAtOnce =
-      4 * (Config::kWarps * Config::kRows * (16 * kAllBlocks + 4) + kPartFloats) <= Config::kShared.queries;
+      4 * (Config::kWarps * Config::kRows * (16 * kAllBlocks + 4) + kPartFloats) <=
+      static_cast<int>(sizeof(SharedStorage::stages));
   static constexpr int kPassBlocks = kAtOnce || kFewBlocks > kAllBlocks ? kAllBlocks : kFewBlocks;
   static constexpr int kPitch = 16 * kPassBlocks + 4, kExchangeFloats = Config::kWarps * Config::kRows * kPitch;
+
+  // What lies over the stages.
+  struct Overlay {
+    float exchange[kExchangeFloats];
+    float parts[kPartFloats];
+  };
+  __device__ __forceinline__ static Overlay& overlay(SharedStorage& shared) {
+    return *reinterpret_cast<Overlay*>(shared.stages);
+  }
 
   // [slot of this block's rows][rank] of kPartRow.
   struct Parts {

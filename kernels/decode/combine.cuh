@@ -43,16 +43,16 @@ struct GlobalParts {
 };
 
 // Counts this block's part of the pair. True for the whole block if all parts are there now.
-__device__ __forceinline__ bool arrive(const DecodeParams& p, int first_share, int parts, int* flag) {
+__device__ __forceinline__ bool arrive(const DecodeParams& p, int first_share, int parts, int& is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    *flag =
+    is_last =
         ptx::count_arrival(p.arrivals + block_of_share(p, first_share), parts - 1) == static_cast<unsigned>(parts - 1)
             ? 1
             : 0;
   }
   __syncthreads();
-  return *flag != 0;
+  return is_last != 0;
 }
 
 // One warp, one row.
@@ -111,12 +111,12 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Piece& 
 
 // The block that arrives last merges all parts of the pair. Which block that is differs from run to run.
 __device__ __forceinline__ void combine_last(const DecodeParams& p, const Piece& piece, long long q_begin,
-                                             const kernels::Share& share, int* flag) {
+                                             const kernels::Share& share, int& is_last) {
   const schedule::Deal deal(share.blocks, share.total);
   const int first = piece.starts ? share_of_block(p) : deal.block_of(piece.pair_begin);
   const int last = piece.ends ? share_of_block(p) : deal.block_of(piece.pair_end - 1);
   const GlobalParts parts{p, first, last - first + 1};
-  if (!arrive(p, first, parts.count, flag)) return;
+  if (!arrive(p, first, parts.count, is_last)) return;
   for (int row = threadIdx.x / 32; row < piece.num_rows; row += Config::kWarps)
     combine_row(p, piece, q_begin, parts, row);
 }

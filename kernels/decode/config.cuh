@@ -43,7 +43,7 @@ struct Config {
   static constexpr int kTileKeys = kWarps * kernels::kKeysOfWarp;
   static constexpr int kElement = tile::element_size(kKvType);
   static constexpr bool kSplit = kElement == 4;  // into tile::kSplitParts bf16 numbers
-  static constexpr int kComputeType = tile::compute_type(kKvType);
+  static constexpr int kComputeType = tile::compute_type(kQType, kKvType);
   static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // of 16 channels
   static constexpr int kChunksK = kernels::row_chunks(kElement, kHeadDimQk),
                        kChunksV = kernels::row_chunks(kElement, kHeadDimV);
@@ -60,8 +60,6 @@ struct Config {
   // Bytes of a row that no copy writes stay zero.
   static constexpr bool kPadded = kHeadDimQk % 16 != 0 || kHeadDimV % 16 != 0;
   static constexpr bool kQueriesInRegisters = kBlocksQk * 2 * kRowTiles * kParts <= 32;
-  static constexpr kernels::SharedLayout kShared =
-      kernels::shared_layout(kWarps, kStages, kElement, kHeadDimQk, kHeadDimV, kRowTiles, kParts, kTokenScales);
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims go in steps of 8");
   static_assert(kRowTiles == 1 || kRowTiles == 2 || kRowTiles == 4, "8, 16 or 32 packed rows a block");

@@ -23,9 +23,10 @@
 namespace attune::decode {
 
 // Copies the block's share, once for the block and once for each warp. False if it is empty.
-__device__ __forceinline__ bool fetch_share(const DecodeParams& p, kernels::Share* shares) {
+__device__ __forceinline__ bool fetch_share(const DecodeParams& p, SharedStorage& shared) {
   static_assert(sizeof(kernels::Share) % 16 == 0, "copied in vectors of 16 bytes");
   constexpr int kVectors = sizeof(kernels::Share) / 16;
+  kernels::Share* const shares = shared.shares;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto* from = reinterpret_cast<const uint4*>(p.shares + blockIdx.x / static_cast<unsigned>(p.head_lanes));
   if (lane < kVectors) {
@@ -37,6 +38,7 @@ __device__ __forceinline__ bool fetch_share(const DecodeParams& p, kernels::Shar
   if (lane == 0) {
     shares[1 + warp].piece.head += schedule::head_lane(p);
     if (warp == 0) shares[0].piece.head += schedule::head_lane(p);
+    if (warp == 0) shared.stamp = p.checks_stamp != 0 ? 0 : shares[0].stamp;
   }
   __syncthreads();
   return shares[0].live != 0;
@@ -48,14 +50,16 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     attune_decode(const __grid_constant__ attune::kernels::DecodeParams p) {
   using namespace attune;
   using namespace attune::decode;
-  unsigned char* const shared = ptx::dynamic_shared();
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ptx::dynamic_shared());
 
   if constexpr (Config::kPadded) clear_stages(shared);
   ptx::wait_for_previous_kernels();
-  ptx::allow_next_kernel();  // not before: a kernel that runs beside this one relies on it (prefill/block.cuh)
+  // A kernel that runs beside this one sees what those before have written (prefill/block.cuh).
+  if (p.few_begun != nullptr && blockIdx.x == 0 && threadIdx.x == 0) ptx::store_release(p.few_begun, *p.few_begun + 1);
+  ptx::allow_next_kernel();
 
-  if (!fetch_share(p, Block::shares_in(shared))) return;
-  Block block(p, Block::shares_in(shared)[1 + threadIdx.x / 32], shared);
+  if (!fetch_share(p, shared)) return;
+  Block block(p, shared.shares[1 + threadIdx.x / 32], shared);
   kernels::Share& share = block.shares[0];
   while (share.live) {
     const Piece& piece = share.piece;
@@ -64,9 +68,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     const bool whole = piece.starts && piece.ends;
     const PartPlace part = whole ? PartPlace{} : GlobalParts::place(p, piece.starts, share_of_block(p));
     merge_warps(p, piece, share.sequence.q_begin, part, block.state, shared);
-    if (!whole)
-      combine_last(p, piece, share.sequence.q_begin, share,
-                   reinterpret_cast<int*>(shared + Config::kShared.total - 16));
+    if (!whole) combine_last(p, piece, share.sequence.q_begin, share, shared.is_last);
     __syncthreads();
     if constexpr (Config::kNewTokens) {
       if (p.tiles_done != nullptr) append_last(p, piece, share.sequence, shared);

@@ -57,18 +57,18 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     attune_decode_cluster(const __grid_constant__ attune::kernels::DecodeParams p) {
   using namespace attune;
   using namespace attune::decode;
-  unsigned char* const shared = ptx::dynamic_shared();
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ptx::dynamic_shared());
 
   if constexpr (Config::kPadded) clear_stages(shared);
   const int rank = ptx::cluster_rank(), size = ptx::cluster_size();
   const Piece place = piece_of_block(p, rank, size);
-  const ClusterMerge merge(shared, shared + Config::kShared.total - 16, rank, size);
+  const ClusterMerge merge(shared, rank, size);
   if (threadIdx.x == 0) merge.start();
   __syncwarp();
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
   // All that does not need the length is requested before it is looked at.
-  kernels::Share* shares = Block::shares_in(shared);
+  kernels::Share* shares = shared.shares;
   const int used = schedule::int_at(p.seqused_kv, place.batch);
   fetch_table(p, place.batch, shares);
   __syncwarp();  // the compiler would move both to where they are needed
@@ -79,7 +79,10 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   sequence.num_q = p.fixed_q;
   schedule::complete_sequence<Config::kTileKeys, Config::kRows>(p, place.batch, used, finished, sequence);
   const kernels::Share share = share_of_cluster(place, sequence, rank, size);
-  if (!share.live) return;
+  if (!share.live) {
+    ptx::wait_copies<0>();  // fetch_table()
+    return;
+  }
   // For functions that are not inlined.
   if (threadIdx.x % 32 == 0) shares[1 + threadIdx.x / 32].sequence = sequence;
   __syncwarp();

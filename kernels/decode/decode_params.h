@@ -120,7 +120,8 @@ struct DecodeParams {
   long long sinks_stride;  // in bytes
   int sinks_dtype;
   const float* out_scale;
-  float scale, softcap;
+  float scale;
+  float cap_inverse, cap_level;  // softcap: 1 / cap, and the cap in base 2
 
   int batch, num_heads_q, num_heads_kv, group;
   Divisor by_group;
@@ -149,6 +150,9 @@ struct DecodeParams {
   int few_q;
   const long long* prompt_tiles;  // decode's: what the other kernel's schedule has counted, or null
   float prompt_tile;              // what one of those tiles costs in tiles of decode
+  unsigned* few_begun;            // for the other kernel: counts the runs of this one, or null
+  int checks_stamp;               // the schedule was made by an earlier call: for these lengths? (schedule/stamp.cuh)
+  IntTable stamped_kv;            // offsets of dense keys, which the stamp follows from, too
   struct Share* shares;  // [blocks], from the schedule kernel, for lane 0
   // [blocks][head_lanes]: parts of the pair that begins in the block that are done; 0 before and after each run.
   unsigned* arrivals;
@@ -187,6 +191,7 @@ struct alignas(16) Share {
   int batch;
   int live;    // there is a piece
   int blocks;  // that the line is dealt to, at most
+  unsigned stamp;  // of the lengths
   Sequence sequence;
   Piece piece;
 };
@@ -205,23 +210,15 @@ ATTUNE_SHARED_FUNCTION int stage_bytes(int element_size, int head_dim_qk, int he
          (token_scales ? 2 * kKeysOfWarp * 4 : 0);
 }
 ATTUNE_SHARED_FUNCTION int align_up(int x, int to) { return (x + to - 1) / to * to; }
-// Dynamic shared memory of a block.
-struct SharedLayout {
-  int stages, queries, merge, stats, notes, walks, total;
-};
-ATTUNE_SHARED_FUNCTION SharedLayout shared_layout(int warps, int num_stages, int element_size, int head_dim_qk,
-                                                  int head_dim_v, int row_tiles, int parts, bool token_scales) {
-  SharedLayout s{};
+// sizeof(decode::SharedStorage), which asserts it.
+ATTUNE_SHARED_FUNCTION int decode_shared_bytes(int warps, int num_stages, int element_size, int head_dim_qk,
+                                               int head_dim_v, int row_tiles, int parts, bool token_scales) {
   const int rows = 8 * row_tiles;
-  s.stages = 0;
-  s.queries = warps * num_stages * stage_bytes(element_size, head_dim_qk, head_dim_v, token_scales);
-  s.merge = s.queries + parts * rows * row_pitch(row_chunks(2, head_dim_qk));
-  // Rows of the exchange are padded by four floats.
-  s.stats = s.merge + warps * (kMergeFloats + 4 * rows) * 4;
-  s.notes = s.stats + (warps * 3 + 2) * rows * 4;
-  s.walks = s.notes + align_up(warps * num_stages * 4, 16);
-  s.total = s.walks + (warps + 1) * static_cast<int>(sizeof(Share)) + 16;  // and one flag
-  return s;
+  const int stages = warps * num_stages * stage_bytes(element_size, head_dim_qk, head_dim_v, token_scales);
+  const int queries = parts * rows * row_pitch(row_chunks(2, head_dim_qk));
+  const int exchange = warps * (kMergeFloats + 4 * rows) * 4;  // its rows are padded by four floats
+  const int stats = (warps * 3 + 1) * rows * 4, notes = align_up(warps * num_stages * 4, 16);
+  return stages + queries + exchange + stats + notes + (warps + 1) * static_cast<int>(sizeof(Share)) + 16;
 }
 
 }  // namespace attune::kernels

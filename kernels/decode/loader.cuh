@@ -3,7 +3,7 @@
 // tile into the warp's own ring of stages. Warps share nothing here, so the main loop needs no barrier of the block.
 #pragma once
 
-#include "decode/config.cuh"
+#include "decode/shared_storage.cuh"
 #include "decode/slot.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/shared.cuh"
@@ -36,14 +36,14 @@ struct Loader {
   unsigned* const notes;  // [kStages]: which of the 16 keys are there, where some are not
 
   // first: where the walk begins.
-  __device__ __forceinline__ Loader(const DecodeParams& p, const Share& first, Share* shares, unsigned char* shared)
+  __device__ __forceinline__ Loader(const DecodeParams& p, const Share& first, Share* shares, SharedStorage& shared)
       : share(shares[1 + threadIdx.x / 32]),
         stage(0),
         full(0),
         warp(threadIdx.x / 32),
         lane(threadIdx.x % 32),
-        ring(ptx::shared_address(shared) + warp * Config::kStages * Config::kStageBytes),
-        notes(reinterpret_cast<unsigned*>(shared + Config::kShared.notes) + warp * Config::kStages) {
+        ring(ptx::shared_address(&shared) + warp * Config::kStages * Config::kStageBytes),
+        notes(shared.notes[warp]) {
     enter(p, first);
     __syncwarp();  // one lane may step on soon
   }
@@ -104,6 +104,7 @@ struct Loader {
       } else if constexpr (Config::kCluster) {
         live = 0;
       } else {
+        __syncwarp();  // all lanes have read the share
         if (lane == 0) schedule::step_in_place<Config::kTileKeys, Config::kRows>(p, share);
         __syncwarp();
         enter(p, share);

@@ -3,9 +3,12 @@
 #pragma once
 
 #include "decode/attend.cuh"
+#include "decode/shared_storage.cuh"
 #include "tile/finish.cuh"
 
 namespace attune::decode {
+
+constexpr float kLowered = 1.0f / (1 << static_cast<int>(kLift));  // undoes the lift
 
 // What a warp's numbers are multiplied with in the merge, [warp][row], and the row's own numbers.
 struct MergeStats {
@@ -13,11 +16,11 @@ struct MergeStats {
   float* sum;
   float* value_max;
   float* weight;  // over sum, once it has been read
-  __device__ __forceinline__ explicit MergeStats(unsigned char* shared) {
-    max = reinterpret_cast<float*>(shared + Config::kShared.stats);
-    sum = max + Config::kWarps * Config::kRows;
-    value_max = sum + Config::kWarps * Config::kRows;
-    weight = sum;
+  __device__ __forceinline__ explicit MergeStats(SharedStorage& shared) {
+    max = shared.max[0];
+    sum = shared.sum[0];
+    value_max = shared.value_max[0];
+    weight = shared.weight[0];
   }
 
   __device__ __forceinline__ float max_of_row(int row) const {
@@ -37,7 +40,7 @@ struct MergeStats {
   }
   // What a warp's o of the row is multiplied with, but for the scale of values. at: warp * kRows + row.
   __device__ __forceinline__ float weight_of(int at, float reference) const {
-    return ptx::exp2_approx((Config::kTokenScales ? value_max[at] : max[at]) - reference);
+    return kLowered * ptx::exp2_approx((Config::kTokenScales ? value_max[at] : max[at]) - reference);
   }
 };
 
@@ -73,7 +76,7 @@ __device__ __forceinline__ void share_stats(const State& state, const MergeStats
   for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const float sum = sum_of_keys(state.sum[n][e]);
+      const float sum = kLowered * sum_of_keys(state.sum[n][e]);
       const int at = warp * Config::kRows + 8 * n + lane % 4 * 2 + e;
       if (lane >= 4) continue;
       stats.max[at] = state.max[n][e];
@@ -159,9 +162,9 @@ __device__ __forceinline__ void store_channels(const DecodeParams& p, const Piec
 
 // All of it: the block's warps to one result, which is stored as the output, or as the block's part.
 __device__ __forceinline__ void merge_warps(const DecodeParams& p, const Piece& piece, long long q_begin,
-                                            const PartPlace& part, const State& state, unsigned char* shared) {
+                                            const PartPlace& part, const State& state, SharedStorage& shared) {
   const MergeStats stats(shared);
-  auto* exchange = reinterpret_cast<float*>(shared + Config::kShared.merge);
+  float* const exchange = shared.exchange[0];
   share_stats(state, stats);
   __syncthreads();
   for (int row = threadIdx.x; row < Config::kRows; row += Config::kThreads)

@@ -11,6 +11,7 @@
 
 #include "decode/append.cuh"
 #include "decode/attend.cuh"
+#include "decode/shared_storage.cuh"
 #include "ptx/atomic.cuh"
 
 namespace attune::decode {
@@ -22,8 +23,8 @@ struct NewTokens {
   float* scratch;  // this warp's, shared memory
   int warp;        // w'
 
-  __device__ __forceinline__ explicit NewTokens(unsigned char* shared)
-      : scratch(reinterpret_cast<float*>(shared + Config::kShared.merge) + threadIdx.x / 32 * Config::kScratchFloats),
+  __device__ __forceinline__ explicit NewTokens(SharedStorage& shared)
+      : scratch(shared.exchange[threadIdx.x / 32]),
         warp(Config::kWarps - 1 - static_cast<int>(threadIdx.x / 32)) {}
 
   // A token on its way from memory.
@@ -124,14 +125,14 @@ struct NewTokens {
         const float s = sees ? rows.score(p, piece, n, e, raw, key) : -ptx::infinity();
         const float max = fmaxf(state.max[n][e], s), reference = reference_of(max);
         const float lowered = ptx::exp2_approx(state.max[n][e] - reference),
-                    probability = ptx::exp2_approx(s - reference);
+                    probability = ptx::exp2_approx(s - (reference - kLift));
         state.max[n][e] = max;
         state.sum[n][e] = state.sum[n][e] * lowered + (g == 0 ? probability : 0.0f);
         correction[n][e] = lowered, weight[n][e] = probability;
         if constexpr (Config::kTokenScales) {
           const float value_max = fmaxf(state.value_max[n][e], s), value_reference = reference_of(value_max);
           correction[n][e] = ptx::exp2_approx(state.value_max[n][e] - value_reference);
-          weight[n][e] = ptx::exp2_approx(s - value_reference);
+          weight[n][e] = ptx::exp2_approx(s - (value_reference - kLift));
           state.value_max[n][e] = value_max;
         }
       }
@@ -212,7 +213,7 @@ __device__ __forceinline__ void scale_cached_values(const DecodeParams& p, int h
 
 // All new tokens that stay, of one sequence and head, to the cache: by a whole block, when every reader is done.
 __device__ __forceinline__ void append_sequence(const DecodeParams& p, int batch, int head, const Sequence& s,
-                                                unsigned char* shared) {
+                                                SharedStorage& shared) {
   const NewTokens tokens(shared);
   const int stay = p.ring_capacity > 0 ? min(s.num_new, p.ring_capacity) : s.num_new;
   for (int i = s.num_new - stay + tokens.warp; i < s.num_new; i += Config::kWarps) {
@@ -224,9 +225,8 @@ __device__ __forceinline__ void append_sequence(const DecodeParams& p, int batch
 // Where a slot that is written may still be read, in a ring or by another beam: the block that is last to have read
 // tiles of the sequences that may do so appends.
 __device__ __noinline__ void append_last(const DecodeParams& p, const Piece& piece, const Sequence& sequence,
-                                         unsigned char* shared) {
+                                         SharedStorage& shared) {
   constexpr int kTileKeys = Config::kTileKeys, kRows = Config::kRows;
-  int* flag = reinterpret_cast<int*>(shared + Config::kShared.total - 16);
   const int request = piece.batch / p.beam_width, first = request * p.beam_width;
   if (threadIdx.x == 0) {
     unsigned total = 0;
@@ -236,11 +236,11 @@ __device__ __noinline__ void append_last(const DecodeParams& p, const Piece& pie
     }
     unsigned* done = p.tiles_done + static_cast<long long>(request) * p.num_heads_kv + piece.head;
     const unsigned mine = static_cast<unsigned>(piece.end_tile - piece.first_tile);
-    *flag = ptx::add_arrivals(done, mine) + mine == total ? 1 : 0;
-    if (*flag != 0) *done = 0;
+    shared.is_last = ptx::add_arrivals(done, mine) + mine == total ? 1 : 0;
+    if (shared.is_last != 0) *done = 0;
   }
   __syncthreads();
-  if (*flag != 0) {
+  if (shared.is_last != 0) {
     for (int b = first; b < first + p.beam_width; ++b) {
       append_sequence(p, b, piece.head, p.beam_width == 1 ? sequence : schedule::read_sequence<kTileKeys, kRows>(p, b),
                       shared);

@@ -5,6 +5,7 @@
 
 #include "decode/queries.cuh"
 #include "ptx/math.cuh"
+#include "tile/softcap.cuh"
 
 namespace attune::decode {
 
@@ -106,9 +107,7 @@ struct Rows {
   __device__ __forceinline__ float score(const DecodeParams& p, const Piece& piece, int n, int e, float x,
                                          int key) const {
     if constexpr ((Config::kScore & kSoftcap) != 0) {
-      // tanh(y) = 1 - 2 / (1 + e^2y), exact at both ends.
-      const float y = ptx::exp2_approx(x / p.softcap * (2 * kLog2e));
-      x = p.softcap * kLog2e * (1.0f - 2.0f / (1.0f + y));
+      x = tile::capped_score(x * p.cap_inverse, p.cap_level);
     }
     if constexpr ((Config::kScore & ~kSoftcap) != 0) {
       const int distance = position(p, piece, n, e) - key;

@@ -55,7 +55,8 @@ class Attend {
     if (kGroup == 0) rows.note_limits(places_), __syncwarp();  // the other group waits for this one's weights first
     int left = __shfl_sync(0xffffffffu, task.tile_end - task.tile_begin, 0);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
-    a.sum[0] = a.sum[1] = 0;
+    // A row has a sum in each group.
+    a.sum[0] = a.sum[1] = places_.first_sum();
     ptx::wait_phase(places_.q_full(), counts.tasks() % 2);
     accumulate_ = 0;
     float s[Config::kKeys / 2];  // of group 0

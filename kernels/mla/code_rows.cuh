@@ -15,10 +15,11 @@ class CodeRows {
   // What the list or the table says of row `row` of tile i: to be asked for ahead. -1: it is not to be read.
   __device__ __forceinline__ int ask(int i, int row) const {
     if constexpr (Config::kSparse) {
-      const long long row_of_q = prefill::row_of_token(p_, t_, t_.token_begin);
-      if (is_extra(i))
-        return entry(p_.list_of_extra, row_of_q, (i - first_extra()) * Config::kKeys + row, t_.end_key - t_.num_cached);
-      return entry(p_.list_of_slots, row_of_q, i * Config::kKeys + row, t_.num_cached);
+      const bool extra = is_extra(i);
+      const kernels::SlotList& list = extra ? p_.list_of_extra : p_.list_of_slots;
+      const int entry = (extra ? i - first_extra() : i) * Config::kKeys + row;
+      if (entry >= (extra ? t_.end_key - t_.num_cached : t_.num_cached)) return -1;
+      return prefill::entries_of(list, t_, kv_head_)[entry * list.entry_stride];
     }
     const int key = key_of(i, row), b = t_.batch;
     if (key < t_.first_key || key >= min(t_.end_key, t_.num_cached)) return -1;
@@ -44,10 +45,6 @@ class CodeRows {
   }
   __device__ __forceinline__ int key_of(int i, int row) const {
     return (t_.first_key / Config::kKeys + i) * Config::kKeys + row;
-  }
-  __device__ __forceinline__ int entry(const kernels::SlotList& list, long long row_of_q, int i, int count) const {
-    if (i >= count) return -1;
-    return list.indices[row_of_q * list.row_stride + kv_head_ * list.head_stride + i * list.entry_stride];
   }
   __device__ __forceinline__ RowPlace of_slot(const kernels::RowPool& pool, int slot) const {
     if (static_cast<unsigned>(slot) >= static_cast<unsigned>(pool.num_slots)) return {nullptr, 0};

@@ -264,15 +264,17 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
 extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 2)
     attune_combine_mla(const __grid_constant__ attune::kernels::PrefillParams p) {
   using namespace attune;
-  // The list is that of the schedule, which has ended: the attention began after it, and this kernel after that.
-  const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
-  const unsigned pairs_of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kPieces;
-  const unsigned num_pairs = p.list->num_splits * p.num_head_tiles * pairs_of_tile;
   __shared__ unsigned all, of_tile;  // rather than in registers; what follows from the thread's number is computed anew
-  if (threadIdx.x == 0) all = num_pairs, of_tile = pairs_of_tile;
+  if (threadIdx.x == 0) {
+    // The list is that of the schedule, which ended before the attention began: a block of that has it, and says so.
+    ptx::wait_for_change(&p.list->seen, 0);
+    const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
+    of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kPieces;
+    all = p.list->num_splits * p.num_head_tiles * of_tile;
+  }
   __syncthreads();
   // Of the groups that share a pair.
-  const int shift = num_pairs <= gridDim.x ? 2 : num_pairs <= 2 * gridDim.x ? 1 : 0;
+  const int shift = all <= gridDim.x ? 2 : all <= 2 * gridDim.x ? 1 : 0;
 #pragma unroll 1
   for (unsigned block = blockIdx.x;; block += gridDim.x) {
     const mla::Team team{shift};

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an MLA kernel is compiled for, and where things lie in its shared memory.
+// What an MLA kernel is compiled for, and the addresses in its shared memory.
 #pragma once
 
-#include "mla/mla_params.h"
+#include "mla/shared_storage.h"
 #include "prefill/feed.cuh"
-#include "prefill/task_places.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
@@ -12,8 +11,10 @@
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/wgmma.cuh"
+#include "schedule/stamp.cuh"
 #include "tile/element.cuh"
 #include "tile/mla_codec.cuh"
+#include "tile/shared_view.cuh"
 #include "tile/turn.cuh"
 
 namespace attune::mla {
@@ -57,14 +58,12 @@ struct Config {
   // Words that say which keys nobody sees: those that bring keys row by row have one for eight keys each.
   static constexpr int kHiddenWords = kCopiesBoxes ? 2 : 8;
   static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
-  static constexpr kernels::MlaShared kShared = kernels::mla_shared(kHeadDimQk);
 
   static_assert(kCluster == 1 || (kCluster == 2 && (kDecodes || kCopiesBoxes)), "pairs of blocks share boxes or codes");
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16, "wgmma takes 16-bit elements here");
   static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's are one part");
   static_assert(!kDecodes || kType == tile::kBFloat16, "codes become bf16");
   static_assert(!(kSparse && kCopiesBoxes), "boxes hold neighbours");
-  static_assert(kShared.total <= 232448, "more shared memory than a block can have");
 };
 
 // Of the packed format, where the cache has one.
@@ -132,48 +131,57 @@ struct RowPlace {
   int scales;
 };
 
-// Where things lie: shared addresses, and tasks.
-struct Places : prefill::TaskPlaces<Config::kShared.tasks> {
-  using TaskPlaces::TaskPlaces;
-  __device__ __forceinline__ unsigned q() const { return base + Config::kShared.q; }
-  __device__ __forceinline__ unsigned k(int stage) const {
-    return base + Config::kShared.k + stage * Config::kTileBytes;
+using SharedStorage = kernels::MlaStorage<Config::kHeadDimQk, Config::kHiddenWords>;
+static_assert(sizeof(SharedStorage) == kernels::mla_shared_bytes(Config::kLoader, Config::kHeadDimQk),
+              "the host asks for another size");
+static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
+
+// Addresses in shared memory.
+struct Places : tile::SharedView<SharedStorage> {
+  using SharedView::SharedView;
+  // With which sums begin (kernels::ScheduleCheck).
+  __device__ __forceinline__ float first_sum() const {
+    return ptx::load_shared(ATTUNE_SHARED_AT(SharedStorage, check.first_sum));
   }
-  // What a math thread hands to its twin of the other group: weights, in four pieces of 16 bytes.
+  __device__ __forceinline__ unsigned q() const { return ATTUNE_SHARED_AT(SharedStorage, q); }
+  __device__ __forceinline__ unsigned k(int stage) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, k, stage); }
+  // Weights of a math thread, in four pieces of 16 bytes.
   __device__ __forceinline__ unsigned weights(int thread, int piece) const {
-    return base + Config::kShared.weights + (piece * 128 + thread) * 16;
+    return ATTUNE_SHARED_AT_INDICES(SharedStorage, weights, piece, thread);
   }
   __device__ __forceinline__ unsigned reference(int group, int row) const {
-    return base + Config::kShared.references + (group * Config::kRows + row) * 4;
+    return ATTUNE_SHARED_AT_INDICES(SharedStorage, references, group, row);
   }
-  // Of the thread's two rows, in place of weights: those of the first of the four threads that share the rows, as other
-  // warps may still read theirs.
   __device__ __forceinline__ float2* stats(int group) const {
-    return reinterpret_cast<float2*>(memory + Config::kShared.weights + group * 2048 + threadIdx.x / 4 % 32 * 64);
+    // Two products: with one ptxas spills.
+    return reinterpret_cast<float2*>(memory + ATTUNE_OFFSET_OF(SharedStorage, row_stats) +
+                                     group * static_cast<int>(sizeof(SharedStorage::row_stats[0])) +
+                                     threadIdx.x / 4 % 32 * sizeof(kernels::MlaRowStats));
   }
   // Keys [first, end) that a row may see.
-  __device__ __forceinline__ int2* limits(int row) const {
-    return reinterpret_cast<int2*>(memory + Config::kShared.limits) + row;
-  }
-  // Beside a tile: a bit for each key that nobody sees, of keys 0 to 31 in the first half of kHiddenWords words, which
-  // are to be combined, and of the others in the second; the tile's first key; whether some rows see less than others.
+  __device__ __forceinline__ int2* limits(int row) const { return reinterpret_cast<int2*>(storage().limits[row]); }
+  __device__ __forceinline__ unsigned plain_tiles() const { return ATTUNE_SHARED_AT(SharedStorage, plain_tiles); }
+  // kernels::MlaTileNote; its words behind those of hidden keys are the tile's first key, and whether it is an edge.
   __device__ __forceinline__ unsigned note(int stage) const {
-    return base + Config::kShared.notes + kernels::kMlaNoteBytes * stage;
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, notes, stage);
   }
-  __device__ __forceinline__ unsigned barrier(int i) const { return base + Config::kShared.barriers + 8 * i; }
-  // "full" says that data have come, "empty" that all who read them have.
-  __device__ __forceinline__ unsigned k_full(int stage, int part) const { return barrier(stage * kParts + part); }
+  __device__ __forceinline__ unsigned k_full(int stage, int part) const {
+    return ATTUNE_SHARED_AT_INDICES(SharedStorage, barriers.k_full, stage, part);
+  }
   __device__ __forceinline__ unsigned k_empty(int stage, int half) const {
-    return barrier(Config::kStages * kParts + stage * 3 + half);
+    return ATTUNE_SHARED_AT_INDICES(SharedStorage, barriers.k_empty, stage, half);
   }
-  static constexpr int kFirst = Config::kStages * (kParts + 3);
-  __device__ __forceinline__ unsigned task_full(int slot) const { return barrier(kFirst + slot); }
+  __device__ __forceinline__ unsigned task_full(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.task_full, slot);
+  }
   __device__ __forceinline__ unsigned task_empty(int slot) const {
-    return barrier(kFirst + kernels::kTaskSlots + slot);
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.task_empty, slot);
   }
-  __device__ __forceinline__ unsigned q_full() const { return barrier(kFirst + 2 * kernels::kTaskSlots); }
-  __device__ __forceinline__ unsigned q_empty() const { return q_full() + 8; }
-  __device__ __forceinline__ unsigned edge(int warp) const { return q_full() + 16 + 8 * warp; }  // a loader's own
+  __device__ __forceinline__ unsigned q_full() const { return ATTUNE_SHARED_AT(SharedStorage, barriers.q_full); }
+  __device__ __forceinline__ unsigned q_empty() const { return ATTUNE_SHARED_AT(SharedStorage, barriers.q_empty); }
+  __device__ __forceinline__ unsigned edge(int warp) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.edge, warp);
+  }
 
   // In a cluster: what to add to a shared address for the same place in the other block.
   __device__ __forceinline__ unsigned to_other() const {
@@ -183,9 +191,11 @@ struct Places : prefill::TaskPlaces<Config::kShared.tasks> {
   // may tell one when the other has heard that of kMlaItems before: it takes a task while it loads the one before that,
   // and has loaded that of two before, so both have read the tiles of three before.
   __device__ __forceinline__ unsigned item(unsigned n) const {
-    return base + Config::kShared.items + 4 * (n % kernels::kMlaItems);
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, items, n % kernels::kMlaItems);
   }
-  __device__ __forceinline__ unsigned item_full(unsigned n) const { return edge(4) + 8 * (n % kernels::kMlaItems); }
+  __device__ __forceinline__ unsigned item_full(unsigned n) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.item_full, n % kernels::kMlaItems);
+  }
   __device__ __forceinline__ void tell_others(unsigned n, int x) const {
     const unsigned there = to_other();
     ptx::store_async(item(n) + there, static_cast<unsigned>(x), item_full(n) + there);
@@ -205,6 +215,7 @@ __device__ __forceinline__ int math_group() { return static_cast<int>(threadIdx.
 __device__ __forceinline__ int first_is_ready() { return 1 + static_cast<int>(threadIdx.x) / 32 % 4; }
 __device__ __forceinline__ int second_is_ready() { return 5 + static_cast<int>(threadIdx.x) / 32 % 4; }
 __device__ __forceinline__ int twins() { return 9 + static_cast<int>(threadIdx.x) / 32 % 4; }
+constexpr int kAllMath = 13;
 
 using Line = prefill::TileLine<Config::kKeys>;
 

@@ -31,7 +31,7 @@ class FewAttend {
   __device__ __forceinline__ void run(const Task& task, int head_tile) {
     operands_.load_queries(p_, task, head_tile);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) highest[h] = reference[h] = -ptx::infinity(), sum[h] = 0;
+    for (int h = 0; h < 2; ++h) highest[h] = reference[h] = -ptx::infinity(), sum[h] = places_.first_sum();
 #pragma unroll
     for (int i = 0; i < FewOut::kCount; ++i) o.at(i) = 0;
     const int tiles = few_tile_end(task) - task.tile_begin;

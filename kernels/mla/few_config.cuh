@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of the kernel of few rows: its sizes, and where things lie in its shared memory.
+// Of the kernel of few rows: its sizes, and the addresses in its shared memory.
 #pragma once
 
 #include "mla/config.cuh"
@@ -8,7 +8,6 @@ namespace attune::mla {
 
 struct Few {
   static constexpr kernels::MlaFewFormat kFormat = kernels::mla_few_format(Config::kLoader, Config::kHeadDimQk);
-  static constexpr kernels::MlaFewShared kShared = kernels::mla_few_shared(kFormat);
   static constexpr int kRows = kernels::kMlaFewRows, kKeys = Config::kKeys, kStages = kFormat.stages;
   static constexpr int kRowBytes = kFormat.row_bytes, kPitch = kFormat.pitch;  // of cached rows
   static constexpr int kMathWarps = kernels::kMlaFewMathWarps, kThreads = kernels::kMlaFewThreads;
@@ -24,43 +23,53 @@ struct Few {
                 "rows of 656 bytes or of 16-bit elements, in a cache");
   static_assert(kPitch % 128 == 16, "the same 16 bytes of eight rows lie in different banks");
   static_assert(kKeysOfWarp == 8, "keys of a warp are the columns of a product");
-  static_assert(kShared.total <= 232448, "more shared memory than a block can have");
 };
 
-struct FewPlaces : prefill::TaskPlaces<Few::kShared.tasks> {
-  using TaskPlaces::TaskPlaces;
-  // A cached row as it is.
+using FewStorage = kernels::MlaFewStorage<Few::kStages, Few::kPitch>;
+static_assert(Config::kLoader != kernels::kMlaRows ||
+                  sizeof(FewStorage) == kernels::mla_few_shared_bytes(Config::kHeadDimQk),
+              "the host asks for another size");
+static_assert(sizeof(FewStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
+
+// Addresses in shared memory.
+struct FewPlaces : tile::SharedView<FewStorage> {
+  using SharedView::SharedView;
+  // With which sums begin (kernels::ScheduleCheck).
+  __device__ __forceinline__ float first_sum() const {
+    return ptx::load_shared(ATTUNE_SHARED_AT(FewStorage, check.first_sum));
+  }
   __device__ __forceinline__ unsigned row(int stage, int key) const {
-    return base + Few::kShared.tiles + (stage * Few::kKeys + key) * Few::kPitch;
+    return ATTUNE_SHARED_AT_INDICES(FewStorage, tiles, stage, key);
   }
-  // A bit for each key that is not there.
-  __device__ __forceinline__ unsigned note(int stage) const {
-    return base + Few::kShared.notes + stage * kernels::kMlaFewNoteBytes;
-  }
-  // Where a row of the tile that is being copied lies.
-  __device__ __forceinline__ unsigned source(int key) const { return base + Few::kShared.sources + 8 * key; }
-  static constexpr int kWeightsBytes = Few::kRows * Few::kKeys * 2;
-  // Weights of all keys for each row, 128 bytes, whose pieces of 16 are swizzled.
+  // kernels::MlaFewNote, whose first words are `absent`.
+  __device__ __forceinline__ unsigned note(int stage) const { return ATTUNE_SHARED_AT_INDEX(FewStorage, notes, stage); }
+  __device__ __forceinline__ unsigned source(int key) const { return ATTUNE_SHARED_AT_INDEX(FewStorage, sources, key); }
+  // A row has 128 bytes.
   __device__ __forceinline__ unsigned weights(unsigned buffer) const {
-    return base + Few::kShared.weights + buffer * kWeightsBytes;
+    return ATTUNE_SHARED_AT_INDEX(FewStorage, weights, buffer);
   }
   // Eight numbers of a row, one from each warp.
   __device__ __forceinline__ unsigned maxima(unsigned buffer, int row) const {
-    return base + Few::kShared.maxima + (buffer * Few::kRows + row) * (4 * Few::kMathWarps);
+    return ATTUNE_SHARED_AT_INDICES(FewStorage, maxima, buffer, row);
   }
-  __device__ __forceinline__ unsigned sums(int row) const {
-    return base + Few::kShared.sums + row * (4 * Few::kMathWarps);
+  __device__ __forceinline__ unsigned sums(int row) const { return ATTUNE_SHARED_AT_INDEX(FewStorage, sums, row); }
+  __device__ __forceinline__ unsigned full(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.full, stage);
   }
-  __device__ __forceinline__ unsigned barrier(int i) const { return base + Few::kShared.barriers + 8 * i; }
-  __device__ __forceinline__ unsigned full(int stage) const { return barrier(stage); }
-  __device__ __forceinline__ unsigned empty(int stage) const { return barrier(Few::kStages + stage); }
-  __device__ __forceinline__ unsigned maxima_full(unsigned buffer) const { return barrier(2 * Few::kStages + buffer); }
+  __device__ __forceinline__ unsigned empty(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.empty, stage);
+  }
+  __device__ __forceinline__ unsigned maxima_full(unsigned buffer) const {
+    return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.maxima_full, buffer);
+  }
   __device__ __forceinline__ unsigned weights_full(unsigned buffer) const {
-    return barrier(2 * Few::kStages + 2 + buffer);
+    return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.weights_full, buffer);
   }
-  __device__ __forceinline__ unsigned task_full(int slot) const { return barrier(2 * Few::kStages + 4 + slot); }
+  __device__ __forceinline__ unsigned task_full(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.task_full, slot);
+  }
   __device__ __forceinline__ unsigned task_empty(int slot) const {
-    return barrier(2 * Few::kStages + 4 + kernels::kTaskSlots + slot);
+    return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.task_empty, slot);
   }
 };
 

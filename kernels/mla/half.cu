@@ -21,6 +21,7 @@ using HalfLoader = CachedRowLoader<Half, HalfPlaces>;
 
 __device__ __forceinline__ void init_barriers(const HalfPlaces& places) {
   if (threadIdx.x == 32) {
+    places.storage().check = {};
     for (int stage = 0; stage < Half::kStages; ++stage) {
       ptx::init_barrier(places.full(stage), Half::kLoaderWarps);
       ptx::init_barrier(places.empty(stage), 4);
@@ -50,12 +51,14 @@ __device__ __forceinline__ void run_tasks(const HalfPlaces& places, const Work& 
   }
 }
 __device__ __forceinline__ void run_scores(const PrefillParams& p, const HalfPlaces& places) {
+  schedule::check_stamp(p, static_cast<int>(threadIdx.x) - Half::kLoaderThreads, 32 * Half::kScoreWarps, p.list,
+                        places.storage().check, [] { meet_scorers(); });
   HalfScores a(p, places);
   run_tasks(places, [&](const Task& task, int head_tile) {
     a.run(task, head_tile);
     a.tell_rows();
     meet_half();
-    ptx::sync_some(kHeard, 32 * Half::kMathWarps);
+    ptx::sync_roles(kHeard, 32 * Half::kMathWarps);
   });
 }
 __device__ __forceinline__ void run_values(const PrefillParams& p, const HalfPlaces& places) {
@@ -86,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Half::kThreads, 1)
     }
   } else if (half_group() < 2) {
     ptx::wait_for_previous_kernels();
+    if (blockIdx.x == 0 && threadIdx.x == Half::kLoaderThreads) prefill::pass_list_on(p);
     ptx::allow_next_kernel();
     ptx::take_registers<Half::kScoreRegisters>();
     run_scores(p, places);

@@ -25,7 +25,14 @@ namespace attune::mla {
 __device__ __forceinline__ int half_group() { return few_warp() / 4; }
 __device__ __forceinline__ int half_warp() { return few_warp() % 4; }
 // All math warps; and those that multiply keys.
-__device__ __forceinline__ void meet_half() { ptx::sync_some(1, 32 * Half::kMathWarps); }
+__device__ __forceinline__ void meet_half() {
+  // With .aligned for 32 rows and new tokens, whose registers do not suffice for the other: 136 bytes of spills.
+  if constexpr (Half::kRows == 32 && Config::kDense) {
+    ptx::sync_some(1, 32 * Half::kMathWarps);
+  } else {
+    ptx::sync_roles(1, 32 * Half::kMathWarps);
+  }
+}
 __device__ __forceinline__ void meet_scorers() { ptx::sync_some(2, 32 * Half::kScoreWarps); }
 
 // Lane: g = lane / 4, t = lane % 4. Element 4 j + 2 h + e of a product: key or channel g + 8 h, row 8 j + 2 t + e.

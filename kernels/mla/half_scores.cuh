@@ -52,7 +52,7 @@ class HalfScores {
   __device__ __forceinline__ void run(const Task& task, int head_tile) {
     keys_.load_queries(p_, task, head_tile);
     highest_ = reference_ = -ptx::infinity();
-    sum_ = 0;
+    sum_ = places_.first_sum();
     // What all lanes have alike, in registers that they share.
     const unsigned end = __shfl_sync(0xffffffffu, count_ + max(few_tile_end(task) - task.tile_begin, 0), 0);
     followed_ = count_ = __shfl_sync(0xffffffffu, count_, 0);
@@ -61,8 +61,13 @@ class HalfScores {
 #pragma unroll 1
     while (followed_ != end) follow_next();
     count_ = end;
-    if constexpr (Config::kDense)
-      for_each_token(p_, places_, task, head_tile, [&](const char*) { take_token(); });
+    if constexpr (Config::kDense) {
+      // New tokens count with the first tile's keys, whichever group has had those: sums do not follow from the tasks
+      // before.
+      const unsigned begin = end - max(few_tile_end(task) - task.tile_begin, 0);
+      const int first_warp = static_cast<int>(begin % 2) * (Half::kScoreWarps / 2);
+      for_each_token(p_, places_, task, head_tile, [&](const char*) { take_token(few_warp() == first_warp); });
+    }
   }
 
   // Tells the warps that have values of the rows; they have heard when all meet.
@@ -196,11 +201,11 @@ class HalfScores {
     }
   }
 
-  // A new token, of which there are products: their weights, in the same place.
-  __device__ __forceinline__ void take_token() {
+  // A new token, of which there are products: their weights, in the same place. counts: in this warp's sum.
+  __device__ __forceinline__ void take_token(bool counts) {
     const float s = ptx::load_shared(places_.token(own_row())), lowered = follow(s);
     const float weight = ptx::exp2_approx(fmaf(s, c(), -reference_of(reference_) * c()));
-    sum_ = fmaf(sum_, lowered, few_warp() == 0 ? weight : 0.0f);
+    sum_ = fmaf(sum_, lowered, counts ? weight : 0.0f);
     meet_scorers();  // all have read the products
     if (few_warp() == 0) {
       ptx::store_shared_u32(places_.lowered(own_row()), __float_as_uint(lowered));

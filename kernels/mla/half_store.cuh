@@ -33,7 +33,7 @@ class HalfStore {
   }
 
  private:
-  __device__ __forceinline__ static void say_heard() { ptx::arrive_some(kHeard, 32 * Half::kMathWarps); }
+  __device__ __forceinline__ static void say_heard() { ptx::arrive_roles(kHeard, 32 * Half::kMathWarps); }
   __device__ __forceinline__ int lane() const { return lane_; }
   // The lane's i-th row of the block: element of a product's rows.
   __device__ __forceinline__ int row_at(int i) const { return i / 2 * 8 + lane() % 4 * 2 + i % 2; }

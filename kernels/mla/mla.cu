@@ -47,6 +47,7 @@ __device__ __forceinline__ void meet() {
 
 __device__ __forceinline__ void init_barriers(const Places& places) {
   if (threadIdx.x == 64) {
+    places.storage().check = {};
     for (int stage = 0; stage < Config::kStages; ++stage) {
       for (int part = 0; part < kParts; ++part) ptx::init_barrier(places.k_full(stage, part), arrivals_at(part));
       for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4 * Config::kCluster);
@@ -102,6 +103,8 @@ __device__ __forceinline__ void attend(const PrefillParams& p, const Places& pla
 // Both groups: what is not the tiles is the same code, as what it takes is the fetching of its instructions.
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places, const ptx::TensorMap& q) {
   copy_first_queries(p, places, q);
+  schedule::check_stamp(p, static_cast<int>(threadIdx.x) - Config::kLoaders, 32 * Config::kMathWarps, p.list,
+                        places.storage().check, [] { ptx::sync_some(kAllMath, 32 * Config::kMathWarps); });
   Accumulators a;
   for (Counts counts;; counts.next_task()) {
     ptx::wait_phase(places.task_full(counts.slot()), counts.tasks() / kernels::kTaskSlots % 2);
@@ -158,6 +161,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     leave();
   } else {
     ptx::wait_for_previous_kernels();
+    if (blockIdx.x == 0 && threadIdx.x == Config::kLoaders) prefill::pass_list_on(p);
     ptx::allow_next_kernel();
     ptx::take_registers<Config::kMathRegisters>();
     run_math(p, places, q);

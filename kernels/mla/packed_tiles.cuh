@@ -118,9 +118,8 @@ class PackedTiles {
     ptx::store_shared_u32(plain(), (low + Config::kKeys - 1) / Config::kKeys - t.first_key / Config::kKeys);
     ptx::store_shared_u32(plain() + 4, high / Config::kKeys - t.first_key / Config::kKeys);
   }
-  // Where [begin, end) of them lie, of no use but to the first thread: in place of rows' addresses, as registers are
-  // scarce.
-  __device__ __forceinline__ unsigned plain() const { return places_.base + Config::kShared.rows; }
+  // [begin, end) of them, of no use but to the first thread, which has no registers for them.
+  __device__ __forceinline__ unsigned plain() const { return places_.plain_tiles(); }
   // As note_tile().
   __device__ __forceinline__ void note_edge(const Task& task, int i, int stage) const {
     if (Config::kSparse || thread_ != 0) return;

@@ -19,7 +19,7 @@ class Source {
     }
     if constexpr (Config::kSparse) {
       const kernels::SlotList& list = tile.cached ? p.list_of_slots : p.list_of_extra;
-      table_ = list.indices + prefill::row_of_token(p, t, t.token_begin) * list.row_stride + kv_head * list.head_stride;
+      table_ = prefill::entries_of(list, t, kv_head);
       step_ = list.entry_stride;
       offset_ = tile.cached ? 0 : t.num_cached;
     } else {

@@ -85,7 +85,7 @@ class Attend : Weigh {
       a.max[h] = -ptx::infinity();
       a.reference[h] = Config::kLate && rows.token[h] < 0 ? 0.0f : -ptx::infinity();  // absent ones wait for nothing
     }
-    a.sum[0] = a.sum[1] = 0;
+    a.sum[0] = a.sum[1] = places_.first_sum();
     takes_maxima_ = true;
     if constexpr (Rows::kCapped) {
 #pragma unroll
@@ -231,7 +231,7 @@ class Attend : Weigh {
           find_limits(a, limit);
           // What decides is the warp's for the compiler, or each border of a group of exponentials costs 40 clocks.
           const Run seen = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
-          if (math_thread() % 128 == 0) ptx::store_shared_two(places_.left(group_, 0), 0, 0);
+          if (math_thread() % 128 == 0) ptx::store_shared_two(places_.over_cap(group_, 0), 0, 0);
           if (small && seen.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
             i = run_small_caps<kCodes>(max(begin, seen.begin), i, begin, last_use, limit, accumulate, again, held,
                                        weights, s, a);
@@ -369,11 +369,11 @@ class Attend : Weigh {
       const Keys<kCodes> k = keys<kCodes>();
       const Values<kCodes> v = values<kCodes>();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if (Config::kCached && __any_sync(0xffffffffu, ptx::load_shared_u32(places_.hidden(k_turn_.stage)) != 0)) break;
+      if (Config::kCached && __any_sync(0xffffffffu, ptx::load_shared_u32(places_.mask(k_turn_.stage)) != 0)) break;
       ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
       multiply_keys<KeysProduct<kCodes>>(q_, k, s);
       ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
-      if (__any_sync(0xffffffffu, ptx::load_shared_u32(places_.left(group_, i + 1)) != 0)) {
+      if (__any_sync(0xffffffffu, ptx::load_shared_u32(places_.over_cap(group_, i + 1)) != 0)) {
         ptx::wait_products<0>();
         ptx::pin(s);
         forget();
@@ -396,7 +396,7 @@ class Attend : Weigh {
       beyond = weigh_small_caps(i, s, limit, a, last, [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
       add_up<true>(kKeysOfThread - kLag, kKeysOfThread, s, a);
       pack<kCodes, kBeforeLast>(s, weights);
-      if (beyond) ptx::store_shared_u32(places_.left(group_, i), 1);
+      if (beyond) ptx::store_shared_u32(places_.over_cap(group_, i), 1);
       asked = k_turn_, any = true;
       k_turn_.next<Config::kStages>();
     }

@@ -59,9 +59,9 @@ class AttendCodes {
         limits[2 * h] = static_cast<unsigned>(rows.first[h] - key);
         limits[2 * h + 1] = static_cast<unsigned>(rows.end[h] - key);
         a.reference[h] = rows.token[h] >= 0 ? kNothingSeen : 0.0f;
-        a.sum[h] = 0;
+        a.sum[h] = places_.first_sum();
       }
-      ptx::store_shared_four(places_.own(), limits);
+      ptx::store_shared_four(places_.limits(), limits);
     }
 #pragma unroll
     for (float& x : a.o) x = 0;
@@ -178,7 +178,7 @@ class AttendCodes {
     }
     if (!whole) {
       unsigned limits[4];
-      ptx::load_shared_four(places_.own(), limits);
+      ptx::load_shared_four(places_.limits(), limits);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int first = static_cast<int>(limits[2 * h]), end = static_cast<int>(limits[2 * h + 1]);

@@ -31,7 +31,7 @@ class AttendFloats {
     q_ = ptx::uniform(ptx::descriptor_k_major(places_.q() + group_ * 64 * 128));  // anew: kept, it spilled
     const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0), end = __shfl_sync(0xffffffffu, task.tile_end, 0);
     a.max[0] = a.max[1] = -ptx::infinity();
-    a.sum[0] = a.sum[1] = 0;
+    a.sum[0] = a.sum[1] = places_.first_sum();
 #pragma unroll
     for (float& x : a.o) x = 0;
     for (int i = end - 1; i >= begin; --i) {
@@ -138,7 +138,7 @@ class AttendFloats {
                                         float (&lowered)[2], Accumulators& a) const {
     const Line line(task.num_cached, task.first_key, task.end_key);
     if constexpr (!Rows::kProducts) rows.score(p_, line.start(i), s);
-    const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
+    const unsigned hidden = Config::kCached ? places_.mask(k_turn_.stage) : 0;
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
     if (Rows::kBits || flagged || !rows.whole_tiles(task, line).has(i)) {
       const Tile tile = tile_at(task, line, i);

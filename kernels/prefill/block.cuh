@@ -2,24 +2,34 @@
 // What the blocks of all prefill kernels do: barriers, and waiting for tasks.
 #pragma once
 
-#include "prefill/config.cuh"
+#include "prefill/shared_storage.cuh"
 #include "prefill/feed.cuh"
 #include "ptx/grid.cuh"
+#include "schedule/stamp.cuh"
 
 namespace attune::prefill {
 
-// Where the launch before this one serves the call's short sequences (few_q), this one runs beside it. It may begin
-// once each block of that launch has allowed it, which they do when they have waited for all before them
-// (decode/decode.cu): so whatever wrote q, k, v, the cache or the schedule has ended and is visible, and whatever had
-// the workspace before. That launch writes nothing that this one reads, and does not wait for it. A loader of each
-// block waits for it at the end: who waits for this one waits for both. PTX promises what grids before have written
-// only to those that wait; here it is visible because those grids ended before this one was launched.
+// Where the launch before this one serves the call's short sequences (few_q), this one runs beside it: that one writes
+// nothing that this one reads. Its first block waits for all kernels before it, which wrote q, k, v, the cache and the
+// schedule, and then releases few_begun (decode/decode.cu): who acquires that sees what they have written. A loader of
+// each block waits for that launch at the end: who waits for this one waits for both.
 __device__ __forceinline__ void start_after_previous_kernels(const PrefillParams& p) {
-  if (!Config::kCached || p.few_q == 0) ptx::wait_for_previous_kernels();
+  if (!Config::kCached || p.few_q == 0) {
+    ptx::wait_for_previous_kernels();
+  } else {
+    if (threadIdx.x == 0) ptx::wait_for_change(&p.list->few_begun, ptx::load_acquire(&p.list->few_ended));
+    __syncthreads();
+    ptx::fence_async_proxy_global();
+  }
   ptx::allow_next_kernel();
 }
-__device__ __forceinline__ void end_after_previous_kernels() {
-  if constexpr (Config::kCached) ptx::wait_for_previous_kernels();
+// By loaders, thread 0 among them.
+__device__ __forceinline__ void end_after_previous_kernels(const PrefillParams& p) {
+  if constexpr (!Config::kCached) return;
+  ptx::wait_for_previous_kernels();
+  if (p.few_q == 0 || threadIdx.x != 0) return;
+  const unsigned last = gridDim.x - 1;
+  if (ptx::count_arrival(&p.list->blocks_done, last) == last) p.list->few_ended = p.list->few_begun;
 }
 
 __device__ __forceinline__ void init_barriers(const Places& places) {
@@ -27,6 +37,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
   constexpr int kKeyWriters = Config::kGathers ? Config::kGatherWarps : kQueryWriters;
   constexpr int kValueWriters = Config::kCodes ? Config::kTransposeWarps : kKeyWriters;
   if (threadIdx.x == 0) {
+    places.storage().check = {};
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::init_barrier(places.k_full(i), kKeyWriters);
       ptx::init_barrier(places.v_full(i), kValueWriters);
@@ -37,8 +48,10 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
       ptx::init_barrier(places.task_full(i), TaskFeed<Places>::kTaskVectors);
       ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
     }
-    for (int i = 0; i < 2 * Config::kRawStages; ++i)  // and raw_empty
-      ptx::init_barrier(places.raw_full(i), i < Config::kRawStages ? 1 : kValueWriters);
+    for (int i = 0; i < Config::kRawStages; ++i) {
+      ptx::init_barrier(places.raw_full(i), 1);
+      ptx::init_barrier(places.raw_empty(i), kValueWriters);
+    }
     for (int i = 0; i < Config::kQueryStages; ++i) {
       ptx::init_barrier(places.q_full(i), kQueryWriters);
       ptx::init_barrier(places.q_empty(i), Config::kMathWarps);
@@ -47,6 +60,12 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
     ptx::publish_barriers();
   }
   __syncthreads();
+}
+
+// By all math threads, before their first task.
+__device__ __forceinline__ void check_stamp(const PrefillParams& p, const Places& places) {
+  schedule::check_stamp(p, math_thread(), Config::kMathThreads, p.list, places.storage().check,
+                        [] { ptx::sync_some(kAllMath, Config::kMathThreads); });
 }
 
 // The head tile of the slot's task, or kNoMoreTasks; waits for it. The same for a warp.

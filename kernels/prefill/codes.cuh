@@ -2,7 +2,7 @@
 // Codes of 8 bits to numbers of 16, sixteen at a time, and the order in which a thread of the converters does so.
 #pragma once
 
-#include "prefill/config.cuh"
+#include "prefill/shared_storage.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a prefill kernel is compiled for, and where things lie in its shared memory.
+// What a prefill kernel is compiled for.
 #pragma once
 
-#include "prefill/task_places.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
@@ -112,8 +111,6 @@ struct Config {
   template <bool kCodesOfCache>
   static constexpr ptx::Type kValuesProduct =
       kType == tile::kBFloat16 && !(kHalfWeights && kCodesOfCache) ? ptx::Type::kBf16 : ptx::Type::kF16;
-  static constexpr kernels::PrefillShared kShared =
-      kernels::prefill_shared(kRows, kKeys, kStages, kRawStages, kHeadDimQk, kHeadDimV, kElementSize, kQueryStages);
   // Rows of outputs pass through those of q, which is needed no more, to be stored by pieces of 16 bytes.
   static constexpr bool kOutThroughQueries =
       kEarly && kBlocksV <= kBlocksQk && (kOutType == tile::kBFloat16 || kOutType == tile::kFloat16);
@@ -133,60 +130,9 @@ struct Config {
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
   static_assert(!kEarly || kFarsighted, "S of the next task takes registers while a task is stored");
   static_assert(kQueryStages <= 2 && kValueStages > 0, "two of q at most, which take a stage of V");
-  static_assert(kShared.total <= 232448, "more shared memory than a block can have");
 };
 
 using Line = TileLine<Config::kKeys, Config::kCached>;
-
-// Where things lie: shared addresses, and tasks.
-struct Places : TaskPlaces<Config::kShared.tasks> {
-  using TaskPlaces::TaskPlaces;
-  __device__ __forceinline__ int* flag() const { return reinterpret_cast<int*>(memory + Config::kShared.total - 4); }
-  __device__ __forceinline__ unsigned q(int stage = 0) const {
-    return base + Config::kShared.q + stage * Config::kBytesQ;
-  }
-  __device__ __forceinline__ unsigned k(int stage) const { return base + Config::kShared.k + stage * Config::kBytesK; }
-  __device__ __forceinline__ unsigned v(int stage) const { return base + Config::kShared.v + stage * Config::kBytesV; }
-  __device__ __forceinline__ unsigned barrier(int i) const { return base + Config::kShared.barriers + 8 * i; }
-  // "full" says that data have come, "empty" that all math warps have read them.
-  __device__ __forceinline__ unsigned k_full(int stage) const { return barrier(stage); }
-  __device__ __forceinline__ unsigned k_empty(int stage) const { return barrier(Config::kStages + stage); }
-  __device__ __forceinline__ unsigned v_full(int stage) const { return barrier(2 * Config::kStages + stage); }
-  __device__ __forceinline__ unsigned v_empty(int stage) const { return barrier(3 * Config::kStages + stage); }
-  __device__ __forceinline__ unsigned task_full(int slot) const { return barrier(4 * Config::kStages + slot); }
-  __device__ __forceinline__ unsigned task_empty(int slot) const {
-    return barrier(4 * Config::kStages + kernels::kTaskSlots + slot);
-  }
-  // Those of the second q come after all others.
-  __device__ __forceinline__ unsigned q_full(int stage = 0) const {
-    return barrier(4 * Config::kStages + 2 * kernels::kTaskSlots + stage * (3 + 2 * Config::kRawStages));
-  }
-  __device__ __forceinline__ unsigned q_empty(int stage = 0) const { return q_full(stage) + 8; }
-  __device__ __forceinline__ unsigned edge() const { return q_full() + 16; }  // the producer's own
-  // The ring of codes.
-  __device__ __forceinline__ unsigned raw(int stage) const {
-    return base + Config::kShared.raw +
-           stage * Config::kBytesRaw;
-  }
-  __device__ __forceinline__ unsigned raw_full(int stage) const { return q_full() + 24 + 8 * stage; }
-  __device__ __forceinline__ unsigned raw_empty(int stage) const { return raw_full(Config::kRawStages + stage); }
-  // A flag, and from byte 4 on a bit for each key of the tile, where the flag says so.
-  __device__ __forceinline__ unsigned hidden(int stage) const {
-    return base + Config::kShared.hidden + kernels::kHiddenBytes * stage;
-  }
-  // Of a math group, behind such bits: whether a tile had products that run_small_caps() must not have. A warp may
-  // write that of the next tile before another has read it.
-  __device__ __forceinline__ unsigned left(int group, int tile) const { return hidden(group) + 24 + (tile & 1) * 4; }
-  __device__ __forceinline__ unsigned raw_hidden(int stage) const { return hidden(Config::kStages + stage); }
-  // Of this math thread alone, 16 bytes: what it has no registers for.
-  __device__ __forceinline__ unsigned own() const {
-    return base + Config::kShared.scales + 16 * (static_cast<int>(threadIdx.x) - 128);
-  }
-  // Of the keys, or values, of the tile whose keys are in a stage of K.
-  __device__ __forceinline__ float* scales(int stage, bool values) const {
-    return reinterpret_cast<float*>(memory + Config::kShared.scales) + (2 * stage + (values ? 1 : 0)) * Config::kKeys;
-  }
-};
 
 // Of the math threads, from 0.
 __device__ __forceinline__ int math_thread() { return static_cast<int>(threadIdx.x) - 128; }

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "prefill/codes.cuh"
-#include "prefill/config.cuh"
+#include "prefill/shared_storage.cuh"
 #include "prefill/convert_packed.cuh"
 #include "prefill/feed.cuh"
 #include "prefill/tiles.cuh"
@@ -56,9 +56,9 @@ class Converter {
     ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
     if (Config::kScalesColumns) load_scales(task, kv_head, tile, turn.stage);
-    if (thread_ < kernels::kHiddenBytes / 4) {
-      ptx::store_shared_u32(places_.hidden(turn.stage) + 4 * thread_,
-                            ptx::load_shared_u32(places_.raw_hidden(raw.stage) + 4 * thread_));
+    if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
+      ptx::store_shared_u32(places_.mask(turn.stage) + 4 * thread_,
+                            ptx::load_shared_u32(places_.raw_mask(raw.stage) + 4 * thread_));
     }
     if constexpr (Config::kPacked) {
       packed_keys(places_.raw(raw.stage), places_.k(turn.stage), thread_);

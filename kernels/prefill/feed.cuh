@@ -11,6 +11,11 @@ namespace attune::prefill {
 
 constexpr int kNoMoreTasks = -1;  // in place of a head tile
 
+// By one thread of the grid, when it has waited for the kernels before: the list is visible to who acquires `seen`.
+__device__ __forceinline__ void pass_list_on(const kernels::PrefillParams& p) {
+  if (p.split_tasks != nullptr) ptx::store_release(&p.list->seen, 1);
+}
+
 // kBeside: where another kernel serves the call's short sequences, it may have part of the device when this one starts.
 // All tasks come from the counter then, the first too: blocks that start late find none that waits for them.
 //
@@ -155,6 +160,7 @@ class TaskFeed {
     const int to = slot();
     if (from != nullptr && !known) part = part_of(from);
     ptx::wait_phase(places_.task_empty(to), parity() ^ 1);
+    __syncwarp();  // some lanes' arrivals are enough for the task to be taken, and for the slot to be free again
     if (lane_ < kTaskVectors) {
       reinterpret_cast<uint4*>(&places_.task(to))[lane_] = part;
       if (lane_ == 0) places_.head_tile(to) = head_tile;

@@ -21,8 +21,8 @@ __device__ __forceinline__ void finish_task(const PrefillParams& p, const Places
     store_part(p, task, head_tile, a);
   }
   __syncwarp();
-  repair(p, task, head_tile, rows);
-  if (!whole) combine_last(p, task, head_tile, places.flag());
+  if (!Config::kCodes || places.first_sum() == 0.0f) repair(p, task, head_tile, rows);  // there NaN sums are repaired
+  if (!whole) combine_last(p, task, head_tile, places.is_last());
   __syncwarp();
   // Over x-packed pages no register is left for the address of the slot's barriers: it is computed anew.
   const int again = Config::kPacked ? __shfl_sync(0xffffffffu, slot, 0) : slot;

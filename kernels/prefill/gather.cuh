@@ -62,7 +62,7 @@ class Gatherer : Loader {
       if (is_new) {
         new_keys(task, kv_head, tile);
       } else {
-        keys(tile, kv_head, key);
+        keys(task, tile, kv_head, key);
       }
       if (i == task.tile_end - 1 && warp_ == 0) {
         load_queries_alone(task, head_tile);
@@ -99,10 +99,10 @@ class Gatherer : Loader {
     if (lane_ == 0) ptx::arrive(places_.v_full(turn_.stage));
   }
 
-  __device__ __forceinline__ void keys(const Tile& tile, int kv_head, const Key& key) {
+  __device__ __forceinline__ void keys(const Task& task, const Tile& tile, int kv_head, const Key& key) {
     const char* const row = find<1>(p_.k, kv_head, tile, key);
     ptx::wait_phase(places_.k_empty(turn_.stage), turn_.parity ^ 1);
-    note_hidden(places_.hidden(turn_.stage), tile, key);
+    note_hidden(places_.mask(turn_.stage), task, tile, key);
     if constexpr (Config::kPacked) {
       copy_pieces(row, places_.k(turn_.stage));
     } else {
@@ -160,8 +160,9 @@ class Gatherer : Loader {
   }
 
   // Tells the math warps which keys lie on pages that are not there. A byte of the flag is a warp's. The stage is free.
-  __device__ __forceinline__ void note_hidden(unsigned at, const Tile& tile, const Key& key) const {
-    const bool bad = key_of(tile) >= tile.low && key_of(tile) < tile.high && !is_there(p_, key.page);
+  __device__ __forceinline__ void note_hidden(unsigned at, const Task& task, const Tile& tile, const Key& key) const {
+    const bool bad = key_of(tile) >= tile.low && key_of(tile) < tile.high &&
+                     !(is_there(p_, key.page) && has_value(p_, task.batch, key_of(tile)));
     const unsigned bits = __ballot_sync(0xffffffffu, bad);
     if (lane_ != 0) return;
     ptx::store_shared_u8(at + warp_, bits != 0 ? 1 : 0);

@@ -19,6 +19,7 @@ struct alignas(16) SharedStorage {
   int cost[kThreads];    // of the first blocks of rows
   long long warp[kWarps];
   int max_cost, first_fit, num_split, num_parts;
+  unsigned stamp;
 };
 
 // Over all threads; also where this one begins. Threads meet before the next call.

@@ -8,7 +8,7 @@
 // their scores are replaced.
 #pragma once
 
-#include "prefill/config.cuh"
+#include "prefill/shared_storage.cuh"
 #include "prefill/feed.cuh"
 #include "prefill/packed.cuh"
 #include "prefill/tiles.cuh"
@@ -237,7 +237,7 @@ class Loader {
     raw_turn_.next<Config::kRawStages>();
     k_turn_.next<Config::kStages>(), v_turn_.next<Config::kValueStages>();
     ptx::wait_phase(places_.raw_empty(k.stage), k.parity ^ 1);
-    note_hidden(places_.raw_hidden(k.stage), task, tile, page);
+    note_hidden(places_.raw_mask(k.stage), task, tile, page);
     ptx::wait_phase(places_.raw_empty(v.stage), v.parity ^ 1);
     const Boxes b = boxes_of(tile);
     const int stage = is_of_values() ? v.stage : k.stage;
@@ -270,7 +270,7 @@ class Loader {
     if (Config::kConverts) last_raw_ = turn;
     raw_turn_.next<Config::kRawStages>();
     ptx::wait_phase(places_.raw_empty(turn.stage), turn.parity ^ 1);
-    if constexpr (!kValues) note_hidden(places_.raw_hidden(turn.stage), task, tile, page);
+    if constexpr (!kValues) note_hidden(places_.raw_mask(turn.stage), task, tile, page);
     constexpr int kBlocks = kernels::raw_blocks(kHeadDim);
     const unsigned to = places_.raw(turn.stage), full = places_.raw_full(turn.stage);
     if constexpr (Config::kCodes) {
@@ -289,7 +289,7 @@ class Loader {
     // The converters have filled what comes before, so that K's and V's stages are not two uses behind.
     if (Config::kConverts) ptx::wait_phase(places_.raw_empty(last_raw_.stage), last_raw_.parity);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
-    note_hidden(places_.hidden(turn.stage), task, tile, page);
+    note_hidden(places_.mask(turn.stage), task, tile, page);
     copy<Config::kBlocksQk>(task, tile, page, false, places_.k(turn.stage), places_.k_full(turn.stage), kv_head,
                             more);
   }
@@ -328,6 +328,10 @@ class Loader {
 #pragma unroll 1
       for (int i = lane_ + kBoxLanes; i < b.count; i += 32)
         bad |= !is_there(p_, find_box(task, tile, b.first + i, false).page);
+      if (p_.v_page_table.data != nullptr) {
+#pragma unroll 1
+        for (int i = lane_; i < b.count; i += 32) bad |= !is_there(p_, find_box(task, tile, b.first + i, true).page);
+      }
     }
     const bool any = __any_sync(0xffffffffu, bad) != 0;
     if (lane_ == 0) ptx::store_shared_u32(at, any ? 1u : 0u);
@@ -342,7 +346,9 @@ class Loader {
 #pragma unroll 1
       for (int key = 0; key < 32; ++key) {
         const int box = (32 * lane_ + key) >> p_.box_shift;
-        if (box >= b.first && box < b.first + b.count && !is_there(p_, find_box(task, tile, box, false).page))
+        if (box < b.first || box >= b.first + b.count) continue;
+        if (!(is_there(p_, find_box(task, tile, box, false).page) &&
+              has_value(p_, task.batch, tile.start + (box << p_.box_shift))))
           bits |= 1u << key;
       }
       ptx::store_shared_u32(at + 4 + 4 * lane_, bits);

@@ -7,7 +7,7 @@
 // see, what is on pages that are not there, and channels beyond the row are not read: there are zeros.
 #pragma once
 
-#include "prefill/config.cuh"
+#include "prefill/shared_storage.cuh"
 #include "prefill/feed.cuh"
 #include "prefill/strided.cuh"
 #include "prefill/tiles.cuh"
@@ -177,7 +177,7 @@ class FloatLoader {
     k_turn_.next<Config::kStages>();
     load_tile<false, Config::kHeadDimQk>(task, kv_head, tile, places_.k(turn.stage), places_.k_empty(turn.stage),
                                          turn.parity ^ 1);
-    if (Config::kCached && thread_ < 32) note_hidden(places_.hidden(turn.stage), task, tile);
+    if (Config::kCached && thread_ < 32) note_hidden(places_.mask(turn.stage), task, tile);
     hand_over(places_.k_full(turn.stage));
   }
 
@@ -226,7 +226,7 @@ class FloatLoader {
     for (int word = 0; word < Config::kKeys / 32; ++word) {
       const int key = tile.start + 32 * word + thread_;
       const bool bad = tile.cached && key >= tile.low && key < tile.high &&
-                       !is_there(p_, find_slot(p_, task.batch, key, false).page);
+                       !(is_there(p_, find_slot(p_, task.batch, key, false).page) && has_value(p_, task.batch, key));
       const unsigned bits = __ballot_sync(0xffffffffu, bad);
       if (thread_ == 0) ptx::store_shared_u32(at + 4 + 4 * word, bits);
       any |= bits;

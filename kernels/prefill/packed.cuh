@@ -3,7 +3,7 @@
 // row of 32 bytes, swizzled by as much.
 #pragma once
 
-#include "prefill/config.cuh"
+#include "prefill/shared_storage.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::prefill {

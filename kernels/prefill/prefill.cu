@@ -35,6 +35,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   const int group = threadIdx.x / 128 - 1;
   // The first group's first turn.
   if (group == 1) ptx::arrive_some(kTurnOfGroup, Config::kMathThreads);
+  check_stamp(p, places);
   Attend attend(p, places, group);
   float s[Config::kKeys / 2];
   Accumulators a;
@@ -105,12 +106,12 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
       const Maps maps{q, k, v, dense_k, dense_v};
       Gatherer gatherer(p, maps, places);
       gatherer.run();
-      end_after_previous_kernels();
+      end_after_previous_kernels(p);
     } else if (threadIdx.x < 32) {
       const Maps maps{q, k, v, dense_k, dense_v};
       Loader loader(p, maps, places);
       loader.run();
-      end_after_previous_kernels();
+      end_after_previous_kernels(p);
     } else if constexpr (Config::kConverts) {
       Converter converter(p, places);
       converter.run();

@@ -24,6 +24,7 @@
 namespace attune::prefill {
 
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
+  check_stamp(p, places);
   AttendFloats attend(p, places, math_thread() / 128);
   Turn slot;
   while (has_task(places, slot)) {
@@ -52,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
     FloatLoader loader(p, in_fours, places);
     loader.run();
-    end_after_previous_kernels();
+    end_after_previous_kernels(p);
   } else {
     if constexpr (kShares) ptx::take_registers<Config::kMathRegisters>();
     run_math(p, places);

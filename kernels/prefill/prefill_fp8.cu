@@ -26,6 +26,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
   const int group = threadIdx.x / 128 - 1;
   // The first group's first turn.
   if (group == 1) ptx::arrive_some(kTurnOfGroup, Config::kMathThreads);
+  check_stamp(p, places);
   AttendCodes attend(p, places, group);
   for (; has_task(places, attend.slot()); attend.next_task()) {
     Accumulators a;

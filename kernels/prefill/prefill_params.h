@@ -42,13 +42,20 @@ struct alignas(16) TaskList {
   unsigned next_item;   // (task, head tile) pairs that have been taken, as feed.cuh counts; 0 before and after a run
   int num_splits;       // blocks of rows that are cut into parts
   long long num_tiles;  // of all tasks, times head tiles
+  // What a kernel acquires that reads what kernels before the one before it have written (ptx/atomic.cuh).
+  unsigned seen;         // 1 when a block of the attention has the list: for the kernel that merges
+  unsigned few_begun;    // runs of the kernel that serves the call's short sequences that have begun, and
+  unsigned few_ended;    // those that this kernel, which runs beside it, has ended with
+  unsigned blocks_done;  // of the present one; 0 before and after a run
+  unsigned stamp;        // of the lengths (schedule/stamp.cuh)
 };
 
 // Sparse attention: each row's entries, slots of a cache or numbers of dense keys; those out of range are passed over.
 // indices null: absent.
 struct SlotList {
   const int* indices;
-  long long row_stride, head_stride, entry_stride;  // in elements
+  long long batch_stride;  // in elements; 0 where rows of a ragged batch count on
+  long long row_stride, head_stride, entry_stride;
   IntTable length;    // entries in use, of a sequence or a row of q; absent: topk
   int length_by_row;
   int topk;
@@ -93,9 +100,9 @@ struct PrefillParams : DecodeParams {
   int* block_begin;            // [batch]: blocks of rows before each sequence, from the first that its thread has
   unsigned* parts_done;        // [splits][num_head_tiles]; 0 before and after each run
   Task* split_tasks;           // [splits]: the blocks of rows that are cut, for a kernel that merges them; or null
-  // Softcap: the score in base 2 of a product s is cap_level (1 - 2 / (1 + 2^(cap_rate s))). In a row whose products'
-  // maximum is small enough it is a polynomial, as far as that matters: the smaller, the shorter.
-  float cap_rate, cap_level;
+  // Softcap: the score in base 2 of a product s is cap_level tanh(cap_unit s). In a row whose products' maximum is
+  // small enough it is a polynomial, as far as that matters: the smaller, the shorter.
+  float cap_unit;
   CapPolynomial<2> cap_small;  // of products in [low, high]; 0 where there are none
   CapPolynomial<3> cap_short;
   CapPolynomial<5> cap_long;
@@ -117,30 +124,37 @@ ATTUNE_SHARED_FUNCTION int prefill_rows(int head_dim_qk, int head_dim_v, int ele
   return element_size == 4 && (head_dim_qk > 128 || head_dim_v > 128) ? 64 : 128;
 }
 
-// Dynamic shared memory of a block; bytes, multiples of 1,024 for what is swizzled.
-struct PrefillShared {
-  int q, k, v, raw, barriers, hidden, scales, tasks, total;
-};
+// A task on its way from the loader that takes it to those who work on it.
 constexpr int kTaskSlots = 3;
-constexpr int kHiddenBytes = 32;  // a flag and the bits of a tile's keys
-// raw_stages: of the ring of codes; 0 where nothing is converted. element_size: of q; of codes V has a line of 128 keys
-// for each channel, and alone passes through the ring; fp32 numbers enter the products as three of 16 bits.
-ATTUNE_SHARED_FUNCTION PrefillShared prefill_shared(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
-                                                    int head_dim_v, int element_size, int query_stages = 1) {
+struct alignas(16) TaskSlot {
+  Task task;
+  int head_tile;
+  long long out_base;  // of the task's first row: elements from the beginning of `out` on
+};
+
+// In shared memory, where the schedule's stamp is checked (schedule/stamp.cuh): that of the lengths, and what sums
+// begin with: 0, or NaN where the two differ.
+struct ScheduleCheck {
+  unsigned stamp;
+  float first_sum;
+};
+
+// sizeof(prefill::SharedStorage), which asserts it. raw_stages: of the ring of codes; 0 where nothing is converted.
+// element_size: of q; of codes V has a line of 128 keys for each channel, and alone passes through the ring; fp32
+// numbers enter the products as three of 16 bits.
+ATTUNE_SHARED_FUNCTION int prefill_shared_bytes(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
+                                                int head_dim_v, int element_size, int query_stages = 1) {
   const bool codes = element_size == 1;
   const int parts = element_size == 4 ? 3 : 1, line = codes ? 128 : 64;
   const int blocks_qk = (head_dim_qk + line - 1) / line * parts, blocks_v = (head_dim_v + line - 1) / line * parts;
-  PrefillShared s{};
-  s.k = s.q + query_stages * blocks_qk * rows * 128;
-  s.v = s.k + stages * blocks_qk * keys * 128;
-  s.raw = s.v + (stages - (query_stages - 1)) * (codes ? align_up(head_dim_v, 32) : blocks_v * keys) * 128;
-  s.barriers = s.raw + raw_stages * raw_bytes(keys, codes ? head_dim_v : head_dim_qk, head_dim_v);
-  s.hidden = s.barriers + align_up((4 * stages + 2 * raw_stages + 2 * kTaskSlots + 1 + 2 * query_stages) * 8, 16);
-  s.scales = s.hidden + (stages + raw_stages) * kHiddenBytes;
-  // Of K and V of the tiles in the ring of K; with codes 16 bytes of each of two threads a row instead.
-  s.tasks = s.scales + (codes ? rows * 2 * 16 : raw_stages > 0 ? stages * 2 * keys * 4 : 0);
-  s.total = s.tasks + kTaskSlots * (static_cast<int>(sizeof(Task)) + 16);
-  return s;
+  const int q = query_stages * blocks_qk * rows * 128, k = stages * blocks_qk * keys * 128;
+  const int v = (stages - (query_stages - 1)) * (codes ? align_up(head_dim_v, 32) : blocks_v * keys) * 128;
+  const int raw = raw_stages * raw_bytes(keys, codes ? head_dim_v : head_dim_qk, head_dim_v);
+  const int barriers = align_up((4 * stages + 2 * raw_stages + 2 * kTaskSlots + 1 + 2 * query_stages) * 8, 16);
+  const int masks = (stages + raw_stages) * align_up(4 + keys / 8, 16), over_cap = 16;
+  const int limits = codes ? rows * 2 * 16 : 0, scales = !codes && raw_stages > 0 ? stages * 2 * keys * 4 : 0;
+  const int slots = kTaskSlots * static_cast<int>(sizeof(TaskSlot)), is_last = 16;
+  return align_up(q + k + v + raw + barriers + masks + over_cap + limits + scales + slots + is_last, 1024);
 }
 
 // What threads that load rows themselves need to know of each: whether four channels from a multiple of four on lie

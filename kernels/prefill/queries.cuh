@@ -4,7 +4,7 @@
 // largest, which are rounded to multiples of 2^-39 of it.
 #pragma once
 
-#include "prefill/config.cuh"
+#include "prefill/shared_storage.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
 

@@ -109,6 +109,7 @@ class Repair {
         const bool seen = key < tile.high && sees(p, rows, terms, position, first, end, key);
         KeyRow k{nullptr, Config::kType, 0.0f};
         if (seen) k = row_at(p, t, key, kv_head, false);
+        if (Config::kCached && seen && key < t.num_cached && !has_value(p, t.batch, key)) k.data = nullptr;
         float s = -ptx::infinity();
         if (k.data != nullptr) {
           s = 0;

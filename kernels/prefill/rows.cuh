@@ -3,10 +3,11 @@
 // done to their scores.
 #pragma once
 
-#include "prefill/config.cuh"
+#include "prefill/shared_storage.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/math.cuh"
 #include "ptx/shared.cuh"
+#include "tile/softcap.cuh"
 
 namespace attune::prefill {
 
@@ -97,9 +98,7 @@ struct Rows {
   __device__ __forceinline__ static float score_of(const PrefillParams& p, float s, const Terms& t, int key,
                                                    float distance) {
     if constexpr ((Config::kScore & kSoftcap) != 0) {
-      // tanh(y) = 1 - 2 / (1 + e^2y), exact at both ends; NaN stays.
-      const float e = ptx::exp2_approx(s * p.cap_rate);
-      s = fmaf(-2.0f * p.cap_level, ptx::reciprocal_approx(1.0f + e), p.cap_level);
+      s = tile::capped_score(s * p.cap_unit, p.cap_level);
     } else {
       s *= p.scale * kLog2e;
     }

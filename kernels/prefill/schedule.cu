@@ -21,6 +21,7 @@
 #include "prefill/shares.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/reduce.cuh"
+#include "schedule/stamp.cuh"
 
 namespace attune::prefill {
 
@@ -92,13 +93,16 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
   return shared.first_fit == 0 ? shorter() : ideal;
 }
 
-__device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_tasks, int num_splits) {
+__device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_tasks, int num_splits,
+                                            unsigned stamp = 0) {
   const long long bytes = max(static_cast<long long>(max(total_keys, 1)) * p.bytes_of_key, 1ll);
   const unsigned fit = static_cast<unsigned>(kL2Bytes) / static_cast<unsigned>(min(bytes, 1ll * kL2Bytes));
   p.list->num_tasks = min(num_tasks, p.max_tasks);
   p.list->heads_at_a_time = min(static_cast<int>(fit), p.num_head_tiles);
   p.list->next_item = 0;
   p.list->num_splits = num_splits;
+  p.list->seen = p.list->few_begun = p.list->few_ended = p.list->blocks_done = 0;
+  p.list->stamp = stamp;
 }
 
 // Nothing lies on the device.
@@ -127,7 +131,10 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
   ptx::wait_for_previous_kernels();
   const int run = (p.batch + kThreads - 1) / kThreads, thread = static_cast<int>(threadIdx.x);
   if (thread == 0) shared.max_cost = 0, shared.first_fit = kThreads - 1, shared.num_split = 0, shared.num_parts = 0;
+  if (thread == 0) shared.stamp = 0;
   shared.bucket[thread] = 0;
+  __syncthreads();
+  schedule::add_stamps(p, thread, kThreads, &shared.stamp);  // for all threads behind the first sum
 
   // Of the pass: sequences of this thread's run, then every 1,024th block of rows.
   int begin = min(p.batch, thread * run), end = min(p.batch, begin + run), step = 1;
@@ -215,7 +222,7 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
   }
 #pragma unroll 1
   for (int i = thread; i < shared.num_split * p.num_head_tiles; i += kThreads) p.parts_done[i] = 0;
-  if (thread == 0) finish_list(p, total_keys, num_tasks, shared.num_split);
+  if (thread == 0) finish_list(p, total_keys, num_tasks, shared.num_split, shared.stamp);
 }
 
 }  // namespace attune::prefill

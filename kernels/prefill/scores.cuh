@@ -2,7 +2,7 @@
 // The first product of a tile.
 #pragma once
 
-#include "prefill/config.cuh"
+#include "prefill/shared_storage.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace attune::prefill {

@@ -238,14 +238,14 @@ __device__ __forceinline__ void combine_row(const PrefillParams& p, const Task& 
 }
 
 // All math threads. Whoever comes last merges; that differs from run to run, the bits do not.
-__device__ __forceinline__ void combine_last(const PrefillParams& p, const Task& t, int head_tile, int* flag) {
+__device__ __forceinline__ void combine_last(const PrefillParams& p, const Task& t, int head_tile, int& is_last) {
   ptx::sync_some(kAllMath, Config::kMathThreads);
   if (math_thread() == 0) {
     const unsigned last = static_cast<unsigned>(t.num_parts - 1);
-    *flag = ptx::count_arrival(p.parts_done + t.split * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
+    is_last = ptx::count_arrival(p.parts_done + t.split * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
   }
   ptx::sync_some(kAllMath, Config::kMathThreads);
-  if (*flag == 0) return;
+  if (is_last == 0) return;
   for (int row = math_thread() / 32; row < t.num_tokens * p.heads_of_tile; row += Config::kMathWarps)
     combine_row(p, t, head_tile, row);
 }

@@ -85,6 +85,10 @@ __device__ __forceinline__ Slot find_slot(const PrefillParams& p, int batch, int
   return s;
 }
 __device__ __forceinline__ bool is_there(const PrefillParams& p, int page) { return page >= 0 && page < p.num_pages; }
+// Whether a cached key lies on a page that is there, and its value too: else nobody sees it.
+__device__ __forceinline__ bool has_value(const PrefillParams& p, int batch, int key) {
+  return p.v_page_table.data == nullptr || is_there(p, find_slot(p, batch, key, true).page);
+}
 
 constexpr int kScaleByToken = 3;  // of KvScale::mode
 
@@ -147,6 +151,11 @@ __device__ __forceinline__ Tile tile_at(const Task& t, const TileLine<kKeys, kCa
 __device__ __forceinline__ int entries_in_use(const kernels::SlotList& list, int b, long long row) {
   if (list.indices == nullptr || list.length.data == nullptr) return list.indices == nullptr ? 0 : list.topk;
   return clamp_int(int_at(list.length, list.length_by_row ? row : b), 0, list.topk);
+}
+// The list of the one token of a task.
+__device__ __forceinline__ const int* entries_of(const kernels::SlotList& list, const Task& t, int kv_head) {
+  return list.indices + t.batch * list.batch_stride + (t.q_begin + t.token_begin) * list.row_stride +
+         kv_head * list.head_stride;
 }
 // The row of q, counted over all sequences.
 __device__ __forceinline__ long long row_of_token(const PrefillParams& p, const Task& t, int token) {

@@ -10,7 +10,7 @@
 // .. 4t + 3 then.
 #pragma once
 
-#include "prefill/config.cuh"
+#include "prefill/shared_storage.cuh"
 #include "prefill/feed.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/convert.cuh"

@@ -120,7 +120,7 @@ class Weigh {
   __device__ __forceinline__ bool hide_edge(const Rows& rows, const Task& task, const Line& line, int i,
                                             const Run& whole, float (&s)[Config::kKeys / 2],
                                             const Rows::View* view = nullptr) const {
-    const unsigned hidden = Config::kCached ? places_.hidden(k_turn_.stage) : 0;
+    const unsigned hidden = Config::kCached ? places_.mask(k_turn_.stage) : 0;
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
     if (!Rows::kBits && !flagged && whole.has(i)) return false;
     const Tile tile = tile_at(task, line, i);

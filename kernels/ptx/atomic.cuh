@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counting across blocks. PTX ISA, "atom", and "ld" with .cg, which does not look into L1.
+// Counting and telling across blocks. PTX ISA, "atom"; "st" and "ld" with .release and .acquire; and "ld" with .cg,
+// which does not look into L1.
 #pragma once
 
 namespace attune::ptx {
@@ -17,6 +18,22 @@ __device__ __forceinline__ unsigned add_arrivals(unsigned* counter, unsigned cou
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(count) : "memory");
   return before;
+}
+
+// What this thread has seen written is visible to whoever reads that number with load_acquire().
+__device__ __forceinline__ void store_release(unsigned* at, unsigned x) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
+}
+__device__ __forceinline__ unsigned load_acquire(const unsigned* at) {
+  unsigned x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+  return x;
+}
+
+// Waits until another kernel, which runs already, has released another number than x.
+__device__ __forceinline__ void wait_for_change(const unsigned* at, unsigned x) {
+  while (load_acquire(at) == x) {
+  }
 }
 
 __device__ __forceinline__ float4 load_from_l2(const float4* at) {

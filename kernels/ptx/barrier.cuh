@@ -46,9 +46,18 @@ __device__ __forceinline__ void wait_phase(unsigned barrier, unsigned parity) {
 }
 
 // Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, a multiple of 32: wait for all, or count without
-// waiting.
+// waiting. "bar" is "barrier" with .aligned: all threads of a warp come by the same instruction, converged. Warps may
+// come by different ones. Without .aligned a warp votes first, and ptxas keeps a second copy of what follows for
+// diverged ones (200 instructions more in prefill.cu).
 __device__ __forceinline__ void sync_some(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// The same where roles of a block meet that come by an instruction each, which is "barrier" without .aligned.
+__device__ __forceinline__ void sync_roles(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void arrive_roles(int id, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 // Waits for all, too: whether one of them gave true.
 __device__ __forceinline__ bool any_of_some(int id, int threads, bool x) {
@@ -63,6 +72,9 @@ __device__ __forceinline__ bool any_of_some(int id, int threads, bool x) {
 __device__ __forceinline__ void arrive_some(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+
+// Ordinary writes to global memory that this thread has seen, before it has the copy engine read them.
+__device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // Ordinary writes to shared memory by this thread, before a barrier after which the copy engine or wgmma accesses it.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

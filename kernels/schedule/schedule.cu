@@ -11,6 +11,7 @@
 #include "ptx/grid.cuh"
 #include "schedule/cursor.cuh"
 #include "schedule/scan.cuh"
+#include "schedule/stamp.cuh"
 
 namespace attune::schedule {
 
@@ -24,6 +25,7 @@ struct Config {
 struct SharedStorage {
   long long warp_sum[Config::kWarps];
   long long end[Config::kThreads];  // of each thread's run, in tiles of the line
+  unsigned stamp;
 };
 
 __device__ __forceinline__ long long tiles_of(const DecodeParams& p, int b) {
@@ -89,13 +91,16 @@ extern "C" __global__ void __launch_bounds__(attune::schedule::Config::kThreads)
   ptx::allow_next_kernel();
   ptx::wait_for_previous_kernels();
   const int run = (p.batch + Config::kThreads - 1) / Config::kThreads;
-  schedule::place_runs(p, run, shared);
+  if (threadIdx.x == 0) shared.stamp = 0;
+  __syncthreads();
+  schedule::add_stamps(p, threadIdx.x, Config::kThreads, &shared.stamp);
+  schedule::place_runs(p, run, shared);  // whose threads meet
   const long long total = shared.end[Config::kThreads - 1];
   const int most = schedule::blocks_to_use(p, total);
   const schedule::Deal deal(most, total);
   for (int block = threadIdx.x; block < p.blocks; block += Config::kThreads) {
     schedule::Share share = schedule::find_share(p, run, shared, deal, block);
-    share.blocks = most;
+    share.blocks = most, share.stamp = shared.stamp;
     p.shares[block] = share;
   }
   for (int block = threadIdx.x; block < p.blocks * p.head_lanes; block += Config::kThreads) p.arrivals[block] = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tile of 16 keys in shared memory as the A operand of mma.m16n8k16: K by itself (rows are keys), V transposed (rows
-// are channels). 8-bit elements become fp16 on the way. A 16-byte chunk of them holds 16 channels, so ldmatrix, which
-// moves 16-bit pairs, deals the channels of a block of 16 to other places than it does for 16-bit elements:
+// are channels). 8-bit elements become 16-bit ones on the way. A 16-byte chunk of them holds 16 channels, so ldmatrix,
+// which moves 16-bit pairs, deals the channels of a block of 16 to other places than it does for 16-bit elements:
 //   K: place 2t + e (e < 2) holds channel 4t + e, place 8 + 2t + e holds channel 4t + 2 + e;
 //   V: row g holds channel 2g, row g + 8 holds channel 2g + 1.
 // Queries are stored in the first order, results are read in the second.
@@ -15,9 +15,10 @@
 
 namespace attune::tile {
 
-// Type of the products.
-__host__ __device__ constexpr int compute_type(int kv_type) {
-  return kv_type == kBFloat16 || kv_type == kFloat32 ? kBFloat16 : kFloat16;
+// Type of the products. Codes of 8 bits are exact in both; parts of fp32 queries and weights need the range of bf16.
+__host__ __device__ constexpr int compute_type(int q_type, int kv_type) {
+  const bool wide = kv_type == kBFloat16 || kv_type == kFloat32 || (element_size(kv_type) == 1 && q_type == kFloat32);
+  return wide ? kBFloat16 : kFloat16;
 }
 
 // Place, within its block of 16, of a channel of K and the queries.
@@ -63,6 +64,14 @@ __device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& 
   }
 }
 
+// Two fp16 numbers that were codes, in the type of the products: exactly.
+template <int kComputeType>
+__device__ __forceinline__ unsigned from_codes(unsigned two) {
+  if constexpr (kComputeType == kFloat16) return two;
+  return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(two)),
+                        ptx::f16_to_float(static_cast<unsigned short>(two >> 16)));
+}
+
 // Bytes 0, 2 of x to lo and bytes 1, 3 to hi.
 template <int kKvType>
 __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, unsigned& hi) {
@@ -87,7 +96,7 @@ __device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[k
 }
 
 // Which rows and chunks this lane names to ldmatrix is computed once.
-template <int kKvType, int kChunks>
+template <int kKvType, int kComputeType, int kChunks>
 struct KeyOperand {
   using Layout = RowLayout<kChunks>;
   __device__ explicit KeyOperand(int lane) {
@@ -131,11 +140,13 @@ struct KeyOperand {
   __device__ __forceinline__ static void unpack(unsigned keys_lo, unsigned keys_hi, unsigned (&a)[4]) {
     quad_to_f16<kKvType>(keys_lo, a[0], a[2]);
     quad_to_f16<kKvType>(keys_hi, a[1], a[3]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = from_codes<kComputeType>(a[i]);
   }
   int lane_at_, first_chunk_;
 };
 
-template <int kKvType, int kChunks>
+template <int kKvType, int kComputeType, int kChunks>
 struct ValueOperand {
   using Layout = RowLayout<kChunks>;
 
@@ -179,6 +190,8 @@ struct ValueOperand {
   __device__ __forceinline__ static void unpack(unsigned keys_lo, unsigned keys_hi, unsigned (&a)[4]) {
     crossed_quad_to_f16<kKvType>(keys_lo, a[0], a[1]);
     crossed_quad_to_f16<kKvType>(keys_hi, a[2], a[3]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = from_codes<kComputeType>(a[i]);
   }
   int lane_at_, first_chunk_;
 };

@@ -124,12 +124,12 @@ SparseList read_list(const char* name, const char* length_name, const attune_ten
   if (t.rank == 3 && a.q.rank == 4) {
     check_extent(name, t, 0, p.batch, "batch");
     check_extent(name, t, 1, p.fixed_q, "seqlen_q");
-    require(p.batch <= 1 || p.fixed_q <= 1 || t.stride[0] == t.stride[1] * p.fixed_q, name, ".stride[0] is ",
-            t.stride[0], "; it must be shape[1] * stride[1], so that the rows of q follow each other");
-    s.row_stride = p.fixed_q > 1 ? t.stride[1] : t.stride[0];
+    s.rows_per_batch = std::max<int64_t>(p.fixed_q, 1);
+    s.batch_stride = p.batch > 1 ? t.stride[0] : 0;
+    s.row_stride = p.fixed_q > 1 ? t.stride[1] : 0;
   } else {
     check_extent(name, t, 0, p.total_q, "total_q");
-    s.row_stride = t.stride[0];
+    s.row_stride = p.total_q > 1 ? t.stride[0] : 0;
     if (t.rank == 3) {
       check_extent(name, t, 1, p.heads_kv, "num_heads_kv");
       s.head_stride = t.shape[1] > 1 ? t.stride[1] : 0;

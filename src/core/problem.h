@@ -18,12 +18,16 @@ inline constexpr int64_t kMaxHeadDim = 576;
 struct SparseList {
   const int32_t* indices = nullptr;
   int64_t topk = 0;
-  int64_t row_stride = 0, head_stride = 0, entry_stride = 0;
+  int64_t rows_per_batch = 0;  // 0: one flat axis of rows
+  int64_t batch_stride = 0, row_stride = 0, head_stride = 0, entry_stride = 0;
   IntView length;              // absent: topk
   bool length_by_row = false;  // [total_q] rather than [batch]
 
   int32_t at(int64_t row, int64_t head, int64_t i) const {
-    return indices[row * row_stride + head * head_stride + i * entry_stride];
+    const int64_t base = rows_per_batch == 0
+                             ? row * row_stride
+                             : (row / rows_per_batch) * batch_stride + (row % rows_per_batch) * row_stride;
+    return indices[base + head * head_stride + i * entry_stride];
   }
   int64_t used(int64_t row, int64_t batch) const {
     if (!length) return topk;
@@ -69,6 +73,7 @@ struct Problem {
   const uint8_t* finished = nullptr;
   int64_t finished_stride = 0;
   bool skip_decode = false, zero_finished = false;
+  bool scheduled_before = false;  // the workspace has the schedule, from an earlier call
 
   float scale = 0, softcap = 0;
   ParamView alibi;

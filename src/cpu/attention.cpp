@@ -86,11 +86,11 @@ class AttentionPlan final : public KernelPlan {
   size_t workspace_size() const override { return layout_.total; }
 
   std::string describe() const override {
-    return cat("kernel cpu_attention (", compute_.kernels->isa, ", ", threads_, " threads), arithmetic ",
-               compute_.tile == TileType::kBF16 ? "bf16 with fp32 sums" : "fp32", "; prefill tiles of up to ", rows_,
-               " packed rows x ", kPrefillN, " keys, decode tiles of ", kDecodeN, " keys; ",
-               limits_.max_partials > 0 ? "long sequences are split over the threads" : "no splits", "; workspace ",
-               layout_.total, " bytes");
+    return cat("kernel cpu_attention (", compute_.kernels->isa, ", ", threads_, threads_ == 1 ? " thread" : " threads",
+               "), arithmetic ", compute_.tile == TileType::kBF16 ? "bf16 with fp32 sums" : "fp32",
+               "; prefill tiles of up to ", rows_, " packed rows x ", kPrefillN, " keys, decode tiles of ", kDecodeN,
+               " keys; ", limits_.max_partials > 0 ? "long sequences are split over the threads" : "no splits",
+               "; workspace ", layout_.total, " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void*) const override {

@@ -121,7 +121,13 @@ class HostTables::Copier {
     if (s.indices != nullptr && s.topk > 0 && num_rows > 0) {
       const int64_t heads = s.head_stride != 0 ? num_heads : 1;
       const int64_t extent = (heads - 1) * s.head_stride + (s.topk - 1) * s.entry_stride + 1;
-      s.indices = rows(s.indices, num_rows, s.row_stride, extent, s.row_stride);
+      if (s.rows_per_batch == 0) {
+        s.indices = rows(s.indices, num_rows, s.row_stride, extent, s.row_stride);
+      } else {
+        // As they were: the rows of one sequence, and what lies between those of two.
+        const int64_t of_sequence = (s.rows_per_batch - 1) * s.row_stride + extent;
+        s.indices = rows(s.indices, num_rows / s.rows_per_batch, s.batch_stride, of_sequence, s.batch_stride);
+      }
     }
     table(s.length);
   }

@@ -364,7 +364,11 @@ void Problem::fill_indices(const char* name, const SparseSpec& spec, int64_t slo
   if (c.strides == StrideMode::kOdd) {
     layout.padding.assign(shape.size(), 0);
     layout.padding.back() = 3;
+  } else if (c.strides == StrideMode::kTransposed) {
+    layout.padding.assign(shape.size(), 0);
   }
+  // The rows of one sequence do not follow those of the one before.
+  if (rank4 && !layout.padding.empty()) layout.padding[1] = 1;
   indices = arena_.add(name, ATTUNE_INT32, shape, layout);
   // With as many rows as sequences the two kinds of lengths look alike, and they count sequences.
   const Lengths kind = spec.lengths == Lengths::kToken && num_rows_ == c.batch() ? Lengths::kBatch : spec.lengths;

@@ -32,8 +32,8 @@ int64_t cache_alignment(const Problem& p) {
 
 // 16-bit numbers whose sum is a query, and a probability, to the precision of the queries.
 int parts_of(int32_t q_dtype, int32_t kv_dtype) {
+  if (q_dtype == ATTUNE_FLOAT32) return kv_dtype == ATTUNE_FLOAT16 ? 2 : 3;  // of fp16, else of bf16
   const bool bf16 = kv_dtype == ATTUNE_BFLOAT16 || kv_dtype == ATTUNE_FLOAT32;
-  if (q_dtype == ATTUNE_FLOAT32) return bf16 ? 3 : 2;
   return bf16 && q_dtype == ATTUNE_FLOAT16 ? 2 : 1;
 }
 
@@ -49,9 +49,9 @@ Load choose_load(const Problem& p, int64_t alignment) {
 }
 
 size_t shared_bytes_with(const Config& c, int stages) {
-  return static_cast<size_t>(kernels::shared_layout(c.warps, stages, static_cast<int>(dtype_size(c.kv_dtype)),
-                                                    c.head_dim_qk, c.head_dim_v, c.row_tiles, c.parts, c.token_scales)
-                                 .total);
+  return static_cast<size_t>(kernels::decode_shared_bytes(c.warps, stages, static_cast<int>(dtype_size(c.kv_dtype)),
+                                                          c.head_dim_qk, c.head_dim_v, c.row_tiles, c.parts,
+                                                          c.token_scales));
 }
 
 // Most stages for the shared memory there is; 0 if not even two fit.

@@ -22,8 +22,8 @@ using Grid = std::array<uint32_t, 3>;
 // A kernel that serves a call's longer sequences beside this one.
 struct Beside {
   int few_q = std::numeric_limits<int>::max();  // sequences of more queries are its
-  int64_t tiles_at = 0;                         // where its schedule's count of tiles lies, from the workspace on
-  float tile = 0;                               // what one of them costs, in operations on 128 keys of 128 rows
+  int64_t list_at = 0;                          // where its schedule's list lies, from the workspace on
+  float tile = 0;                               // what a tile of it costs, in operations on 128 keys of 128 rows
 };
 
 struct Config {

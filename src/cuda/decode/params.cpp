@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <numbers>
 
 #include "cuda/decode/config.h"
 #include "cuda/ops/params.h"
+#include "prefill/prefill_params.h"
 
 namespace attune::cuda::decode {
 
@@ -142,7 +144,10 @@ void fill_tables(const Problem& p, const kernels::T5Table& t5, DecodeParams& k) 
 
 void fill_scores(const Problem& p, DecodeParams& k) {
   k.scale = p.scale;
-  k.softcap = p.softcap;
+  if (p.softcap > 0) {
+    k.cap_inverse = static_cast<float>(1.0 / p.softcap);
+    k.cap_level = static_cast<float>(p.softcap * std::numbers::log2e);
+  }
   if (p.alibi) {
     constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
     k.alibi = reinterpret_cast<const float*>(p.alibi.data);
@@ -194,6 +199,8 @@ void fill_problem(const Problem& p, const kernels::T5Table& t5, DecodeParams& k)
   fill_scores(p, k);
   fill_tables(p, t5, k);
   k.seqused_kv = int_table(p.seqused);
+  k.stamped_kv = int_table(p.cu_kv);
+  k.checks_stamp = p.scheduled_before ? 1 : 0;
 }
 
 DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
@@ -205,7 +212,10 @@ DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
   char* base = static_cast<char*>(workspace);
   k.shares = reinterpret_cast<kernels::Share*>(base + w.shares);
   k.arrivals = reinterpret_cast<unsigned*>(base + w.arrivals);
-  if (c.beside.tiles_at != 0) k.prompt_tiles = reinterpret_cast<const long long*>(base + c.beside.tiles_at);
+  if (c.beside.list_at != 0) {
+    auto& list = *reinterpret_cast<kernels::TaskList*>(base + c.beside.list_at);
+    k.prompt_tiles = &list.num_tiles, k.few_begun = &list.few_begun;
+  }
   if (c.append_counters > 0) k.tiles_done = reinterpret_cast<unsigned*>(base + w.tiles_done);
   k.partial_stats = reinterpret_cast<float*>(base + w.stats);
   k.partial_out = reinterpret_cast<float*>(base + w.out);

@@ -116,9 +116,8 @@ Configs choose_configs(const Problem& p, const decode::DeviceShape& device) {
   Configs c;
   c.prompts = prefill::choose_config(attended, device.num_sms, few_q);
   const prefill::WorkspaceLayout w = prefill::workspace_layout(c.prompts);
-  const size_t count = w.list + offsetof(kernels::TaskList, num_tiles);
   c.few = decode::choose_config_of_few(attended, device,
-                                       {few_q, static_cast<int64_t>(count) - static_cast<int64_t>(w.total),
+                                       {few_q, static_cast<int64_t>(w.list) - static_cast<int64_t>(w.total),
                                         static_cast<float>(c.prompts.rows * c.prompts.keys) / (128 * 128)});
   return c;
 }

@@ -12,6 +12,7 @@
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/maps.h"
 #include "cuda/prefill/prologue.h"
+#include "mla/shared_storage.h"
 
 namespace attune::cuda::mla {
 namespace {
@@ -81,9 +82,10 @@ Misaligned find_misaligned(const Problem& p) {
   return found;
 }
 
-kernels::SlotList slot_list(const SparseList& l) {
+kernels::SlotList slot_list(const Problem& p, const SparseList& l) {
   kernels::SlotList k{};
   k.indices = l.indices;
+  if (!p.cu_q) k.batch_stride = l.rows_per_batch == 0 ? p.fixed_q * l.row_stride : l.batch_stride;
   k.row_stride = l.row_stride, k.head_stride = l.head_stride, k.entry_stride = l.entry_stride;
   k.length = decode::int_table(l.length);
   k.length_by_row = l.length_by_row ? 1 : 0;
@@ -131,9 +133,9 @@ unsigned Config::merge_blocks(int num_sms) const {
   return static_cast<unsigned>(std::clamp<int64_t>(max_pairs, 1, int64_t{2} * num_sms));
 }
 size_t Config::shared_bytes() const {
-  if (few) return static_cast<size_t>(kernels::mla_few_shared(kernels::mla_few_format(loader, head_dim_qk)).total);
-  if (half) return static_cast<size_t>(kernels::mla_half_shared(rows).total);
-  return static_cast<size_t>(kernels::mla_shared(head_dim_qk).total);
+  return static_cast<size_t>(few    ? kernels::mla_few_shared_bytes(head_dim_qk)
+                             : half ? kernels::mla_half_shared_bytes(rows)
+                                    : kernels::mla_shared_bytes(loader, head_dim_qk));
 }
 
 KernelSpec Config::main_kernel() const {
@@ -259,8 +261,8 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.cached = p.cache ? 1 : 0;
   if (p.cache) k.box_shift = std::countr_zero(static_cast<uint64_t>(keys_of_box(p.cache)));
   if (p.sparse) {
-    k.list_of_slots = slot_list(p.list);
-    if (p.extra_cache) k.list_of_extra = slot_list(p.extra_list);
+    k.list_of_slots = slot_list(p, p.list);
+    if (p.extra_cache) k.list_of_extra = slot_list(p, p.extra_list);
   }
   if (p.cache) k.pools[0] = cache_pool(p.cache);
   if (rows) k.pools[1] = dense_pool(p.k);

@@ -78,7 +78,7 @@ void fill_small(double softcap, double level, double of_product, kernels::CapPol
 
 void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
   const double of_product = scale / softcap, level = softcap * std::numbers::log2e;
-  k.cap_rate = static_cast<float>(2 * std::numbers::log2e * of_product), k.cap_level = static_cast<float>(level);
+  k.cap_unit = static_cast<float>(of_product);
   fill_small(softcap, level, of_product, k.cap_small);
   fill_polynomial<Tanh3>(level, of_product, k.cap_short);
   fill_polynomial<Tanh5>(level, of_product, k.cap_long);
@@ -137,9 +137,8 @@ int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens) {
 }
 
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(kernels::prefill_shared(rows, keys, stages, raw_stages, head_dim_qk, head_dim_v,
-                                                     static_cast<int>(dtype_size(dtype)), query_stages)
-                                 .total);
+  return static_cast<size_t>(kernels::prefill_shared_bytes(rows, keys, stages, raw_stages, head_dim_qk, head_dim_v,
+                                                           static_cast<int>(dtype_size(dtype)), query_stages));
 }
 
 KernelSpec Config::main_kernel() const {
@@ -382,6 +381,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.max_tasks = to_int(c.max_tasks);
   k.fewest_tiles = kFewestTiles;
   k.blocks_each = blocks_alike(p, c);
+  if (k.blocks_each > 0) k.checks_stamp = 0;  // nothing of it lies on the device
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);
   const auto out_of_block = static_cast<double>(c.tokens_of_tile()) * static_cast<double>(std::abs(k.out_row_stride)) +

@@ -14,6 +14,12 @@ inline unsigned add_arrivals(unsigned* counter, unsigned count) {
   *counter += count;
   return before;
 }
+inline void store_release(unsigned* at, unsigned x) { *at = x; }
+inline unsigned load_acquire(const unsigned* at) { return *at; }
+// Kernels run one after the other.
+inline void wait_for_change(const unsigned* at, unsigned x) {
+  if (*at == x) emulator::fail("a kernel waits for what none before it has released");
+}
 inline float4 load_from_l2(const float4* at) { return *at; }
 inline float2 load_from_l2(const float2* at) { return *at; }
 

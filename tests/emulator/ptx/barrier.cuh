@@ -15,6 +15,9 @@ inline void wait_phase(unsigned barrier, unsigned parity) {
 inline void sync_some(int id, int threads) { emulator::sync_threads(id, threads); }
 inline bool any_of_some(int id, int threads, bool x) { return emulator::sync_any(id, threads, x); }
 inline void arrive_some(int id, int threads) { emulator::arrive_threads(id, threads); }
+inline void sync_roles(int id, int threads) { sync_some(id, threads); }
+inline void arrive_roles(int id, int threads) { arrive_some(id, threads); }
+inline void fence_async_proxy_global() {}
 inline void fence_async_proxy() {}
 
 }  // namespace attune::ptx

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory as one struct a kernel: the compiler places its fields, so that none overlap, and the host asks for its
+// size. PTX takes addresses in shared memory, which are those of the fields.
+#pragma once
+
+#include "ptx/async_copy.cuh"
+#include "tile/shared_array.h"
+
+// offsetof(), which NVRTC lacks.
+#ifdef __CUDACC_RTC__
+#define ATTUNE_OFFSET_OF(Storage, field) static_cast<int>(__INTADDR__(&(((Storage*)0)->field)))
+#else
+#define ATTUNE_OFFSET_OF(Storage, field) static_cast<int>(__builtin_offsetof(Storage, field))
+#endif
+
+// In a view: the shared address of a field of its storage; of the field's value i; and of value j of its array i. One
+// product for both indices: with two, ptxas takes registers for both and spills.
+#define ATTUNE_SHARED_AT(Storage, field) (base + ATTUNE_OFFSET_OF(Storage, field))
+#define ATTUNE_SHARED_AT_INDEX(Storage, field, i) \
+  (ATTUNE_SHARED_AT(Storage, field) + (i) * static_cast<int>(sizeof(Storage::field[0])))
+#define ATTUNE_SHARED_AT_INDICES(Storage, field, i, j)                                           \
+  (ATTUNE_SHARED_AT(Storage, field) +                                                            \
+   ((i) * static_cast<int>(sizeof(Storage::field[0]) / sizeof(Storage::field[0][0])) + (j)) *    \
+       static_cast<int>(sizeof(Storage::field[0][0])))
+
+namespace attune::tile {
+
+// Storage has `slots`, each with a task and its head tile.
+template <class Storage>
+struct SharedView {
+  unsigned char* memory;
+  unsigned base;  // its shared address
+  __device__ __forceinline__ explicit SharedView(unsigned char* shared)
+      : memory(shared), base(ptx::shared_address(shared)) {}
+
+  __device__ __forceinline__ Storage& storage() const { return *reinterpret_cast<Storage*>(memory); }
+  // Value i of the field that begins at `offset`. By bytes: through the array ptxas takes a register more, and spills.
+  template <class T>
+  __device__ __forceinline__ T& value_at(int offset, int i) const {
+    return *reinterpret_cast<T*>(memory + offset + i * static_cast<int>(sizeof(T)));
+  }
+
+  __device__ __forceinline__ auto& slot(int i) const {
+    using Slot = typename Storage::Slot;
+    return value_at<Slot>(ATTUNE_OFFSET_OF(Storage, slots), i);
+  }
+  __device__ __forceinline__ auto& task(int i) const { return slot(i).task; }
+  __device__ __forceinline__ int& head_tile(int i) const { return slot(i).head_tile; }
+};
+
+}  // namespace attune::tile

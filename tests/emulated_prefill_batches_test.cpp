@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prefill kernels' own source on the CPU (tests/emulator): batches of many tasks, and of pages that are not there.
+#include "emulated_prefill.h"
+#include "spoilt_attention.h"
+
+namespace attune::cuda {
+namespace {
+
+class EmulatedPrefillBatches : public EmulatedPrefill {};
+
+// A token whose key, or whose value, is on a page that is not there is seen by nobody, whoever brings the tiles.
+// Every third entry of V's table, and none of K's.
+void spoil_values(const attune_attention& a) {
+  const attune_tensor& table = a.cache.v_page_table;
+  for (int64_t b = 0; b < table.shape[0]; ++b) {
+    for (int64_t e = b; e < table.shape[1]; e += 3)
+      tests::set_entry(table, {b, e}, tests::wild(b + e, a.cache.v.shape[0]));
+  }
+}
+// And every fourth of K's.
+void spoil_both(const attune_attention& a) {
+  spoil_values(a);
+  const attune_tensor& table = a.cache.page_table;
+  for (int64_t b = 0; b < table.shape[0]; ++b) {
+    for (int64_t e = 1; e < table.shape[1]; e += 4)
+      tests::set_entry(table, {b, e}, tests::wild(b + e, a.cache.k.shape[0]));
+  }
+}
+
+TEST_F(EmulatedPrefillBatches, BadPagesOfValues) {
+  for (const char* rest :
+       {R"("dtype": "bf16", "head_dim": [128, 128], "cache": {"page_size": 16, "separate_v_table": true})",
+        R"("dtype": "bf16", "head_dim": [64, 64], "softcap": 20, "cache": {"page_size": 8, "separate_v_table": true})",
+        R"("dtype": "f16", "head_dim": [64, 64], "plant": "nan_v",
+           "cache": {"page_size": 16, "separate_v_table": true})",
+        R"("dtype": "bf16", "head_dim": [64, 64], "cache": {"page_size": 24, "separate_v_table": true})",
+        R"("dtype": "bf16", "head_dim": [128, 128],
+           "cache": {"page_size": 24, "layout": "xpacked", "separate_v_table": true})",
+        R"("dtype": "bf16", "head_dim": [128, 128],
+           "cache": {"page_size": 16, "layout": "xpacked", "separate_v_table": true})",
+        R"("dtype": "bf16", "head_dim": [128, 128],
+           "cache": {"page_size": 16, "dtype": "i8", "scales": "token", "separate_v_table": true})",
+        R"("dtype": "bf16", "head_dim": [192, 128],
+           "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head", "separate_v_table": true})",
+        R"("dtype": "bf16", "head_dim": [64, 64],
+           "cache": {"page_size": 16, "dtype": "e4m3", "layout": "xpacked", "separate_v_table": true})",
+        R"("dtype": "f32", "head_dim": [64, 64], "cache": {"page_size": 12, "separate_v_table": true})",
+        R"("dtype": "f32", "head_dim": [64, 64], "plant": "nan_v",
+           "cache": {"page_size": 16, "separate_v_table": true})"}) {
+    const cases::Case spec = tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "kv": "paged",
+        "causal": true, "new_tokens": true, "seqlens_q": [70, 3], "seqlens_kv": [300, 150], "max_logits": true, )") +
+                                              rest + "}");
+    EXPECT_EQ(run(spec, 1, spoil_values), "") << rest;
+    EXPECT_EQ(run(spec, 1, spoil_both), "") << rest << " both";
+  }
+}
+
+// A block that has merged a cut block of rows goes on with other tasks, of which slots hold the next ones meanwhile.
+// Outputs alone, and with sums.
+TEST_F(EmulatedPrefillBatches, TasksBehindCutOnes) {
+  std::string queries = "[16", keys = "[3000";
+  for (int i = 0; i < 30; ++i) queries += ", 16", keys += ", 16";
+  for (const char* rest : {R"("head_dim": [128, 128], "lse": false)", R"("head_dim": [40, 40], "sinks": "normal")",
+                           R"("head_dim": [64, 64], "dtype": "f16", "lse": false)"}) {
+    EXPECT_EQ(run(tests::make_case(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "dense", "causal": true,
+        "seqlens_q": )" + queries + R"(], "seqlens_kv": )" +
+                                   keys + "], " + rest + "}")),
+              "")
+        << rest;
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda
