@@ -264,17 +264,18 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
 extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 2)
     attune_combine_mla(const __grid_constant__ attune::kernels::PrefillParams p) {
   using namespace attune;
-  __shared__ unsigned all, of_tile;  // rather than in registers; what follows from the thread's number is computed anew
+  // In shared memory to save registers; what follows from the thread's number is computed anew.
+  __shared__ unsigned all, of_tile;
+  __shared__ int shift;  // 2^shift groups share a pair
   if (threadIdx.x == 0) {
     // The list is that of the schedule, which ended before the attention began: a block of that has it, and says so.
     ptx::wait_for_change(&p.list->seen, 0);
     const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
     of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kPieces;
     all = p.list->num_splits * p.num_head_tiles * of_tile;
+    shift = all <= gridDim.x ? 2 : all <= 2 * gridDim.x ? 1 : 0;
   }
   __syncthreads();
-  // Of the groups that share a pair.
-  const int shift = all <= gridDim.x ? 2 : all <= 2 * gridDim.x ? 1 : 0;
 #pragma unroll 1
   for (unsigned block = blockIdx.x;; block += gridDim.x) {
     const mla::Team team{shift};
