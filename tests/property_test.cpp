@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/kernels.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -271,25 +270,6 @@ TEST_P(Property, MergedHalvesAreTheWhole) {
   ASSERT_ATTUNE_OK(attune_merge_run(&merge, kCpu, nullptr));
   const cases::Report report = cases::compare(problem, expected);
   EXPECT_EQ(report.failure, "");
-}
-
-// Every instruction set of this machine stays inside the bound of the oracle.
-TEST(InstructionSets, AllMatchTheOracle) {
-  int count = 0;
-  const char* const* names = cpu::isa_names(&count);
-  ASSERT_GT(count, 0);
-  const std::vector<cases::Case>& all = cases::all_cases();
-  for (int i = 0; i < count; ++i) {
-    ASSERT_TRUE(cpu::force_isa(names[i]));
-    // Another slice of the table for each, and the cases with unusual widths for all.
-    for (size_t n = 0; n < all.size(); ++n) {
-      if (n % 17 != static_cast<size_t>(i) % 17 && all[n].name.find("/dim/") == std::string::npos) continue;
-      const cases::Report report = cases::run_case(all[n]);
-      EXPECT_TRUE(report.passed()) << names[i] << ": " << all[n].name << ": " << report.failure;
-    }
-  }
-  EXPECT_TRUE(cpu::force_isa(nullptr));
-  EXPECT_FALSE(cpu::force_isa("no such set"));
 }
 
 size_t planned_workspace(int64_t seqlen, attune_dtype dtype) {

@@ -17,27 +17,28 @@ namespace {
 
 constexpr int kMaxTables = 8;
 
-// The tables that this machine runs, best first, under their public names.
+// The tables of this binary and those that this machine runs, best first, under their public names.
 struct Registry {
+  BuiltIsa built[kMaxTables];
+  int built_count = 0;
   KernelTable tables[kMaxTables];
   const char* names[kMaxTables];
   int count = 0;
   const KernelTable* preferred = nullptr;
 
   Registry() {
-    int built = 0;
-    const TargetTable* targets = target_tables(&built);
+    int num_targets = 0;
+    const TargetTable* targets = target_tables(&num_targets);
     const int64_t supported = hwy::SupportedTargets();
-    for (int i = 0; i < built; ++i) {
-      if ((targets[i].target & supported) == 0) continue;
+    for (int i = 0; i < num_targets; ++i) {
+      // A CPU older than the baseline could not have come this far, so the baseline, the last, always runs.
+      const bool runs_here = (targets[i].target & supported) != 0 || i == num_targets - 1;
       if (targets[i].target == HWY_AVX3) {
         KernelTable table = *targets[i].table;
-        if (use_avx512bf16(&table)) add(table, "AVX3+AVX512BF16");
+        add(table, "AVX3+AVX512BF16", runs_here && use_avx512bf16(&table));
       }
-      add(*targets[i].table, hwy::TargetName(targets[i].target));
+      add(*targets[i].table, hwy::TargetName(targets[i].target), runs_here);
     }
-    // A CPU older than the baseline could not have come this far; without a match, the baseline is what is left.
-    if (count == 0) add(*targets[built - 1].table, hwy::TargetName(targets[built - 1].target));
     preferred = &tables[0];
     if (const char* wanted = std::getenv("ATTUNE_CPU_ISA"); wanted != nullptr && *wanted != '\0') {
       if (const KernelTable* table = find(wanted)) {
@@ -48,7 +49,9 @@ struct Registry {
     }
   }
 
-  void add(const KernelTable& table, const char* name) {
+  void add(const KernelTable& table, const char* name, bool runs_here) {
+    built[built_count++] = {name, runs_here};
+    if (!runs_here) return;
     tables[count] = table;
     tables[count].isa = name;
     names[count] = name;
@@ -86,6 +89,11 @@ const KernelTable& kernels() {
 const char* const* isa_names(int* count) {
   *count = registry().count;
   return registry().names;
+}
+
+const BuiltIsa* built_isas(int* count) {
+  *count = registry().built_count;
+  return registry().built;
 }
 
 const KernelTable* kernels_for(const char* isa) { return isa != nullptr ? registry().find(isa) : nullptr; }

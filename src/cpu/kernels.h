@@ -107,6 +107,12 @@ const KernelTable& kernels();
 // Names that this machine can run, best first, and the table of one (null if unknown). For tests.
 const char* const* isa_names(int* count);
 const KernelTable* kernels_for(const char* isa);
+// All sets in this binary, best first, and whether this machine runs them. For tests.
+struct BuiltIsa {
+  const char* name;
+  bool runs_here;
+};
+const BuiltIsa* built_isas(int* count);
 // Chooses the table that kernels() returns; null restores the default. For tests.
 bool force_isa(const char* isa);
 

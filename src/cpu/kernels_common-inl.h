@@ -98,6 +98,17 @@ HWY_INLINE VF max_skipping_nan(VF a, VF b) {
 #endif
 }
 
+// Largest of the lanes; v has no NaN. EMU128's own begins at the lowest finite number, which is above -inf.
+HWY_INLINE float max_of_lanes(VF v) {
+#if HWY_TARGET == HWY_EMU128
+  float max = v.raw[0];
+  for (int i = 1; i < kLanes; ++i) max = v.raw[i] > max ? v.raw[i] : max;
+  return max;
+#else
+  return hn::GetLane(hn::MaxOfLanes(DF(), v));
+#endif
+}
+
 }  // namespace attune::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -62,7 +62,7 @@ HWY_INLINE float row_max(const float* s, int n) {
   }
   for (; j + kLanes <= n; j += kLanes) max0 = max_skipping_nan(load(s + j), max0);
   if (j < n) max1 = max_skipping_nan(load(s + j, n - j, kMinusInf), max1);
-  return hn::GetLane(hn::MaxOfLanes(d, hn::Max(max0, max1)));
+  return max_of_lanes(hn::Max(max0, max1));
 }
 
 HWY_INLINE void store_p(VF p, float* to) { hn::StoreU(p, DF(), to); }

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every instruction set of this binary against the oracle, whatever the best of this machine is. A set that the machine
+// lacks is a skipped test, which ctest and .ci/run report. `./dev test` builds this file with gcc and with clang.
+#include <algorithm>
+
+#include "cpu/kernels.h"
+#include "support.h"
+
+namespace attune::tests {
+namespace {
+
+std::vector<cpu::BuiltIsa> built_isas() {
+  int count = 0;
+  const cpu::BuiltIsa* isas = cpu::built_isas(&count);
+  return {isas, isas + count};
+}
+
+// Cases that depend on single SIMD functions: unusual widths, rows that see nothing.
+bool on_every_isa(const std::string& name) {
+  for (const char* part : {"/dim/", "masked", "window_cross", "softcap"}) {
+    if (name.find(part) != std::string::npos) return true;
+  }
+  return false;
+}
+
+class InstructionSet : public testing::TestWithParam<int> {};
+
+TEST_P(InstructionSet, MatchesTheOracle) {
+  const std::vector<cpu::BuiltIsa> isas = built_isas();
+  const auto own = static_cast<size_t>(GetParam());
+  if (!isas[own].runs_here) GTEST_SKIP() << "this machine lacks " << isas[own].name;
+  ASSERT_TRUE(cpu::force_isa(isas[own].name));
+  EXPECT_STREQ(cpu::kernels().isa, isas[own].name);
+  const std::vector<cases::Case>& all = cases::all_cases();
+  size_t ran = 0;
+  for (size_t n = 0; n < all.size(); ++n) {
+    // Beside those, another share of the table for each set.
+    if (n % (2 * isas.size()) != own && !on_every_isa(all[n].name)) continue;
+    const cases::Report report = cases::run_case(all[n]);
+    EXPECT_TRUE(report.passed()) << isas[own].name << ": " << all[n].name << ": " << report.failure;
+    ++ran;
+  }
+  EXPECT_GT(ran, 100u);
+  EXPECT_TRUE(cpu::force_isa(nullptr));
+}
+
+INSTANTIATE_TEST_SUITE_P(Built, InstructionSet, testing::Range(0, static_cast<int>(built_isas().size())),
+                         [](const testing::TestParamInfo<int>& info) {
+                           std::string name = built_isas()[static_cast<size_t>(info.param)].name;
+                           std::replace(name.begin(), name.end(), '+', '_');
+                           return name;
+                         });
+
+// What a machine runs is a part of what was built, in the same order, and the baseline runs everywhere.
+TEST(InstructionSets, OfThisMachineAreThoseBuiltThatItRuns) {
+  std::vector<std::string> expected;
+  for (const cpu::BuiltIsa& isa : built_isas()) {
+    if (isa.runs_here) expected.emplace_back(isa.name);
+  }
+  int count = 0;
+  const char* const* names = cpu::isa_names(&count);
+  EXPECT_EQ(std::vector<std::string>(names, names + count), expected);
+  EXPECT_TRUE(built_isas().back().runs_here);
+}
+
+}  // namespace
+}  // namespace attune::tests
