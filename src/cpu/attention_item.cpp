@@ -65,8 +65,8 @@ bool v_row_nonfinite(const Problem& p, const Compute& compute, TileType row_type
              : compute.kernels->any_nonfinite_f32(static_cast<const float*>(tile.v[j]), p.head_dim_v);
 }
 
-// A tile where some row may not see some column, and V or its scale is NaN or infinite: 0 * NaN must not reach that
-// row, so products are taken one by one, for visible columns only. Rare, hence plain.
+// A tile where V or its scale is NaN or infinite: 0 * NaN must not reach a row whose score there is -inf, so products
+// are taken one by one, for the other columns only. Rare, hence plain.
 bool v_nonfinite(const Problem& p, const Compute& compute, TileType row_type, const KvTile& tile) {
   for (int j = 0; j < tile.n; ++j) {
     if (tile.scaled && !std::isfinite(tile.v_factor[j])) return true;
@@ -86,6 +86,17 @@ void careful_pv(const Problem& p, TileType row_type, const KvTile& tile, int m, 
       for (int64_t c = 0; c < p.head_dim_v; ++c) o[r * ld_o + c] += weight * v_element(row_type, tile, j, c);
     }
   }
+}
+
+// True if a row's weights are numbers and its output is not: some value, seen or hidden, is NaN or infinite, so that
+// the item is to be computed again with care.
+bool needs_care(const Problem& p, const Compute& compute, int64_t num_rows, const Scratch& scratch) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    if (std::isfinite(scratch.row_sum[r]) &&
+        compute.kernels->any_nonfinite_f32(scratch.o + r * scratch.ld_o, p.head_dim_v))
+      return true;
+  }
+  return false;
 }
 
 SoftmaxTile softmax_tile(const Problem& p, const Compute& compute, const KvTile& tile, int row, int m, int n,
@@ -110,7 +121,7 @@ SoftmaxTile softmax_tile(const Problem& p, const Compute& compute, const KvTile&
   return t;
 }
 
-// Remembers who sees what before the softmax overwrites the scores.
+// Remembers which scores are not -inf, by the mask or by themselves, before the softmax overwrites them.
 void note_visible(const float* s, int m, int n, bool* visible) {
   for (int r = 0; r < m; ++r) {
     for (int j = 0; j < n; ++j) {
@@ -139,9 +150,8 @@ void pack_tile(const Problem& p, const Compute& compute, const KvTile& tile, Scr
   }
 }
 
-}  // namespace
-
-void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Compute& compute, Scratch& scratch) {
+void prefill_pass(const ScoreRows& rows, const TileSource& source, const Compute& compute, bool with_care,
+                  Scratch& scratch) {
   const Problem& p = rows.p;
   const Item& item = rows.item;
   const KernelTable& kt = *compute.kernels;
@@ -173,17 +183,13 @@ void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Com
       }
       scratch.tile->n = columns;
       const float scale2 = apply_score_terms(rows, row, m, first, tile, s, scratch, kt);
-      bool careful = false;
-      bool visible[kRowBlock * kMaxTileN];
-      if (!fully_visible(rows, row, m, first, tile)) {
-        const int seen = apply_mask(rows, row, m, first, tile, s);
-        if (seen == 0) {
-          scratch.tile->n = n;
-          continue;
-        }
-        careful = v_nonfinite(p, compute, compute.tile, tile);
-        if (careful) note_visible(s, m, columns, visible);
+      if (!fully_visible(rows, row, m, first, tile) && apply_mask(rows, row, m, first, tile, s) == 0) {
+        scratch.tile->n = n;
+        continue;
       }
+      bool visible[kRowBlock * kMaxTileN];
+      const bool careful = with_care && v_nonfinite(p, compute, compute.tile, tile);
+      if (careful) note_visible(s, m, columns, visible);
       const SoftmaxTile t = softmax_tile(p, compute, tile, row, m, columns, scale2, scratch);
       kt.softmax(t);
       if (careful) {
@@ -198,6 +204,13 @@ void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Com
       scratch.tile->n = n;
     }
   }
+}
+
+}  // namespace
+
+void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Compute& compute, Scratch& scratch) {
+  prefill_pass(rows, source, compute, false, scratch);
+  if (needs_care(rows.p, compute, rows.item.num_rows, scratch)) prefill_pass(rows, source, compute, true, scratch);
 }
 
 namespace {
@@ -302,7 +315,7 @@ Scratch scratch_of_head(const Scratch& scratch, const Compute& compute, int64_t 
 // One KV head against the tile at key first, which is loaded. The rows of the next step and of the one after are asked
 // for on the way.
 void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, const Ahead& near, const Ahead& far,
-                 Scratch& scratch) {
+                 bool with_care, Scratch& scratch) {
   const Problem& p = rows.p;
   const KernelTable& kt = *compute.kernels;
   const KvTile& tile = *scratch.tile;
@@ -317,13 +330,10 @@ void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, c
     }
   }
   const float scale2 = apply_score_terms(rows, 0, m, first, tile, scratch.s, scratch, kt);
-  bool careful = false;
+  if (!fully_visible(rows, 0, m, first, tile) && apply_mask(rows, 0, m, first, tile, scratch.s) == 0) return;
   bool visible[kDecodeRows * kMaxTileN];
-  if (!fully_visible(rows, 0, m, first, tile)) {
-    if (apply_mask(rows, 0, m, first, tile, scratch.s) == 0) return;
-    careful = v_nonfinite(p, compute, compute.decode_rows, tile);
-    if (careful) note_visible(scratch.s, m, n, visible);
-  }
+  const bool careful = with_care && v_nonfinite(p, compute, compute.decode_rows, tile);
+  if (careful) note_visible(scratch.s, m, n, visible);
   const SoftmaxTile t = softmax_tile(p, compute, tile, 0, m, n, scale2, scratch);
   kt.softmax(t);
   if (careful) {
@@ -340,9 +350,8 @@ void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, c
   }
 }
 
-}  // namespace
-
-void run_decode_item(const ScoreRows& item_rows, const TileSource& source, const Compute& compute, Scratch& scratch) {
+void decode_pass(const ScoreRows& item_rows, const TileSource& source, const Compute& compute, bool with_care,
+                 Scratch& scratch) {
   const Item& item = item_rows.item;
   const int64_t q_row = item_rows.sequence.q_begin + item_rows.query(0);
   ScoreRows rows = item_rows;
@@ -369,10 +378,18 @@ void run_decode_item(const ScoreRows& item_rows, const TileSource& source, const
         source.load(sequence, item.sequence, q_row, rows.kv_head, first, item.kv_begin, columns(first), own);
       }
       if (h == 0 && scratch.tile->codes != ATTUNE_DTYPE_NONE) touch_pages(rows.p, *scratch.ahead[2]);
-      decode_tile(rows, compute, first, ahead(h + 1), ahead(h + 2), own);
+      decode_tile(rows, compute, first, ahead(h + 1), ahead(h + 2), with_care, own);
     }
     std::rotate(scratch.ahead, scratch.ahead + 1, scratch.ahead + 3);
   }
+}
+
+}  // namespace
+
+void run_decode_item(const ScoreRows& rows, const TileSource& source, const Compute& compute, Scratch& scratch) {
+  decode_pass(rows, source, compute, false, scratch);
+  if (needs_care(rows.p, compute, int64_t{rows.item.num_heads} * rows.item.num_rows, scratch))
+    decode_pass(rows, source, compute, true, scratch);
 }
 
 }  // namespace attune::cpu
