@@ -156,8 +156,8 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Few::kThreads, 1)
     FewLoader(p, places).run(asked);
   } else {
     ptx::wait_for_previous_kernels();
-    if (blockIdx.x == 0 && threadIdx.x == Few::kLoaderThreads) prefill::pass_list_on(p);
     ptx::allow_next_kernel();
+    if (blockIdx.x == 0 && threadIdx.x == Few::kLoaderThreads) prefill::pass_list_on(p);
     ptx::take_registers<Few::kMathRegisters>();
     run_few(p, places);
   }

@@ -161,8 +161,8 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     leave();
   } else {
     ptx::wait_for_previous_kernels();
-    if (blockIdx.x == 0 && threadIdx.x == Config::kLoaders) prefill::pass_list_on(p);
     ptx::allow_next_kernel();
+    if (blockIdx.x == 0 && threadIdx.x == Config::kLoaders) prefill::pass_list_on(p);
     ptx::take_registers<Config::kMathRegisters>();
     run_math(p, places, q);
   }
