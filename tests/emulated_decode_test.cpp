@@ -150,7 +150,8 @@ TEST_F(EmulatedDecode, RowsThatSeeDifferentKeys) {
   check(R"("kv": "paged", "heads": [6, 2], "head_dim": [128, 128], "dtype": "bf16", "seqlens_kv": [200, 70], )",
         {R"("seqlens_q": [4, 4], "causal": true)",
          R"("seqlens_q": [4, 4], "causal": true, "window": [40, 0], "plant": "nan_v")", R"("window": [33, 0])",
-         R"("window": [0, 0])", R"("alibi": 1, "softcap": 20)", R"("sinks": "mixed", "out_dtype": "e4m3")",
+         R"("window": [0, 0])", R"("alibi": 1, "softcap": 20)", R"("softcap": 1e7, "max_logits": true)",
+         R"("softcap": 1e7, "max_logits": true, "dtype": "f32")", R"("sinks": "mixed", "out_dtype": "e4m3")",
          R"("finished": [0, 1], "zero_finished": true)", R"("finished": [1, 0], "zero_finished": false)"});
 }
 

@@ -41,11 +41,13 @@ TEST_F(EmulatedPrefill, MasksAndTables) {
 
 // Scores that one way or the other of capping takes, and a mix: of rows, of tiles at edges and inside.
 TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
-  for (const char* rest : {R"("softcap": 30)", R"("softcap": 50, "data": "spread")",
-                           R"("softcap": 20, "data": "spread", "dtype": "f16")", R"("softcap": 2)", R"("softcap": 5)",
-                           R"("softcap": 100000)", R"("softcap": 30, "softmax_scale": 0.3, "window": [150, 0])",
-                           R"("softcap": 30, "softmax_scale": -0.1)", R"("softcap": 50, "softmax_scale": 1e-6)",
-                           R"("softcap": 25, "data": "far")", R"("softcap": 30, "seqlens_kv": [30, 0])"}) {
+  for (const char* rest :
+       {R"("softcap": 30)", R"("softcap": 50, "data": "spread")", R"("softcap": 20, "data": "spread", "dtype": "f16")",
+        R"("softcap": 2)", R"("softcap": 5)", R"("softcap": 100000)", R"("softcap": 1e7)",
+        R"("softcap": 1e7, "dtype": "f32", "head_dim": [64, 64])",
+        R"("softcap": 30, "softmax_scale": 0.3, "window": [150, 0])", R"("softcap": 30, "softmax_scale": -0.1)",
+        R"("softcap": 50, "softmax_scale": 1e-6)", R"("softcap": 25, "data": "far")",
+        R"("softcap": 30, "seqlens_kv": [30, 0])"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
         "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [70, 130], "seqlens_kv": [400, 130],
         "max_logits": true, )") + rest +

@@ -159,9 +159,8 @@ Bounds::Bounds(const Problem& problem, const reference::RowResult& row, attune_d
   // beyond all of it.
   const double spread = std::min(1.0, 4.0 / std::sqrt(static_cast<double>(c.head_dim_qk)));
   const double largest = std::isfinite(row.max_logit) ? std::fabs(row.max_logit) : 0.0;
-  const double capped = c.softcap > 0 ? c.softcap : 0.0;
   score = row.z_abs * (std::ldexp(1.0, -21) + (rounded_qk ? 1.5 * compute * spread : 0.0)) +
-          (problem.additive_bound() + largest + capped) * std::ldexp(1.0, -21);
+          (problem.additive_bound() + largest) * std::ldexp(1.0, -21);
   const double sums = std::ldexp(16 + 2 * std::sqrt(static_cast<double>(row.num_visible)), -24);
   const double of_weights = weights != ATTUNE_DTYPE_NONE ? unit_roundoff(weights) : compute;
   value = sums + (rounds ? of_weights : 0.0) + (rounded_v ? compute : 0.0);
