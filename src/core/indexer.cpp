@@ -32,8 +32,8 @@ struct Rows {
 void check_rows(const char* name, const attune_tensor& t, const Rows& rows, std::initializer_list<int32_t> dtypes,
                 Data data) {
   check_tensor(name, t, dtypes, {rows.batched() ? 3 : 2}, data);
-  const std::string as = std::string("as ") + rows.name;
-  for (int i = 0; i + 1 < t.rank; ++i) check_extent(name, t, i, rows.tensor->shape[i], as.c_str());
+  const Name as("as ", rows.name);
+  for (int i = 0; i + 1 < t.rank; ++i) check_extent(name, t, i, rows.tensor->shape[i], as);
 }
 
 void absent(const char* name, const attune_tensor& t, int32_t kind) {

@@ -16,9 +16,9 @@ struct PlaneShape {
 };
 
 // Reads a plain K or V tensor in one of the layouts.
-PlaneShape read_plane(const std::string& name, const attune_tensor& t, int32_t layout, bool is_v, Data data) {
+PlaneShape read_plane(const char* name, const attune_tensor& t, int32_t layout, bool is_v, Data data) {
   const bool packed_k = layout == ATTUNE_KV_XPACKED && !is_v;
-  check_tensor(name.c_str(), t,
+  check_tensor(name, t,
                {ATTUNE_FLOAT32, ATTUNE_FLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8},
                {packed_k ? 5 : 4}, data);
   PlaneShape s{};
@@ -60,11 +60,11 @@ PlaneShape read_plane(const std::string& name, const attune_tensor& t, int32_t l
 }
 
 // Packed formats: rows of bytes, [pages, page_size, token_bytes] or [pages, bytes].
-PlaneShape read_packed(const std::string& name, const attune_kv_cache& c, const KvFormat& f, Data data) {
+PlaneShape read_packed(const char* name, const attune_kv_cache& c, const KvFormat& f, Data data) {
   const attune_tensor& t = c.k;
   require(c.layout == ATTUNE_KV_BYTES, name, ".layout must be ATTUNE_KV_BYTES for the format ", f.name, "; it is ",
           c.layout);
-  const std::string k = name + ".k";
+  const Name k(name, ".k");
   PlaneShape s{};
   s.heads = 1;
   s.dim = f.head_dim_qk;
@@ -75,13 +75,13 @@ PlaneShape read_packed(const std::string& name, const attune_kv_cache& c, const 
   p.inner_stride = 1;
   p.pack = f.token_bytes;
   if (f.scale_bytes == 0) {
-    check_tensor(k.c_str(), t, {ATTUNE_UINT8}, {3}, data);
-    check_extent(k.c_str(), t, 2, f.token_bytes, "bytes of a token");
+    check_tensor(k, t, {ATTUNE_UINT8}, {3}, data);
+    check_extent(k, t, 2, f.token_bytes, "bytes of a token");
     require(t.stride[2] == 1, k, ".stride[2] is ", t.stride[2], "; the bytes of a token must follow each other (1)");
     s.page_size = t.shape[1];
     p.slot_stride = stride_of(t, 1);
   } else {
-    check_tensor(k.c_str(), t, {ATTUNE_UINT8}, {2}, data);
+    check_tensor(k, t, {ATTUNE_UINT8}, {2}, data);
     require(c.page_size > 0, name, ".page_size is ", c.page_size, "; the format ", f.name,
             " needs it, and it must be > 0");
     require(c.page_size <= kMaxPageSize, name, ".page_size is ", c.page_size, "; it must be at most ", kMaxPageSize);
@@ -96,12 +96,12 @@ PlaneShape read_packed(const std::string& name, const attune_kv_cache& c, const 
   return s;
 }
 
-KvScale read_scale(const std::string& name, const attune_tensor& t, const KvCache& cache, int32_t layout,
-                   int64_t code_bytes, Data data) {
+KvScale read_scale(const char* name, const attune_tensor& t, const KvCache& cache, int32_t layout, int64_t code_bytes,
+                   Data data) {
   KvScale s;
   if (!present(t)) return s;
   require(code_bytes == 1 && cache.format->plain, name, " is set, but only plain 8-bit caches have scales");
-  check_tensor(name.c_str(), t, {ATTUNE_FLOAT32}, {1, 3}, data);
+  check_tensor(name, t, {ATTUNE_FLOAT32}, {1, 3}, data);
   s.data = static_cast<float*>(t.data);
   if (t.rank == 1) {
     require(t.shape[0] == 1 || t.shape[0] == cache.num_heads, name, ".shape[0] is ", t.shape[0],
@@ -111,9 +111,9 @@ KvScale read_scale(const std::string& name, const attune_tensor& t, const KvCach
     return s;
   }
   const int slot_axis = layout == ATTUNE_KV_NHD ? 1 : 2;
-  check_extent(name.c_str(), t, 0, cache.num_pages, "pages");
-  check_extent(name.c_str(), t, slot_axis, cache.page_size, "page_size");
-  check_extent(name.c_str(), t, 3 - slot_axis, cache.num_heads, "num_heads_kv");
+  check_extent(name, t, 0, cache.num_pages, "pages");
+  check_extent(name, t, slot_axis, cache.page_size, "page_size");
+  check_extent(name, t, 3 - slot_axis, cache.num_heads, "num_heads_kv");
   s.mode = KvScale::Mode::kTokenHead;
   s.page_stride = stride_of(t, 0);
   s.slot_stride = stride_of(t, slot_axis);
@@ -121,18 +121,17 @@ KvScale read_scale(const std::string& name, const attune_tensor& t, const KvCach
   return s;
 }
 
-IntView read_table(const std::string& name, const attune_tensor& t, int64_t batch, Data data) {
+IntView read_table(const char* name, const attune_tensor& t, int64_t batch, Data data) {
   if (!present(t)) return {};
-  check_tensor(name.c_str(), t, {ATTUNE_INT32}, {2}, data);
-  if (batch >= 0) check_extent(name.c_str(), t, 0, batch, "batch");
+  check_tensor(name, t, {ATTUNE_INT32}, {2}, data);
+  if (batch >= 0) check_extent(name, t, 0, batch, "batch");
   return int_view(t);
 }
 
 }  // namespace
 
-KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use, int64_t batch, int64_t head_dim_qk,
+KvCache make_kv_cache(const char* name, const attune_kv_cache& c, CacheUse use, int64_t batch, int64_t head_dim_qk,
                       int64_t head_dim_v, Data data) {
-  const std::string name = prefix;
   KvCache out;
   if (!present(c.k)) {
     const auto absent = [&](const char* tensor, const attune_tensor& t) {
@@ -152,7 +151,7 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
     require(c.layout == ATTUNE_KV_NHD || c.layout == ATTUNE_KV_HND || c.layout == ATTUNE_KV_XPACKED, name,
             ".layout is ", c.layout,
             "; a plain format needs ATTUNE_KV_NHD (0), ATTUNE_KV_HND (1) or ATTUNE_KV_XPACKED (2)");
-    k = read_plane(name + ".k", c.k, c.layout, false, data);
+    k = read_plane(Name(name, ".k"), c.k, c.layout, false, data);
     out.x_packed = c.layout == ATTUNE_KV_XPACKED;
   } else {
     k = read_packed(name, c, *format, data);
@@ -174,7 +173,7 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
   require(head_dim_qk == 0 || k.dim == head_dim_qk, name, ".k has head_dim ", k.dim, "; it must be ", head_dim_qk,
           " (head_dim_qk)");
   if (present(c.v)) {
-    const PlaneShape v = read_plane(name + ".v", c.v, c.layout, true, data);
+    const PlaneShape v = read_plane(Name(name, ".v"), c.v, c.layout, true, data);
     require(v.pages == k.pages, name, ".v has ", v.pages, " pages, but ", name, ".k has ", k.pages);
     require(v.page_size == k.page_size, name, ".v has pages of ", v.page_size, " tokens, but ", name, ".k of ",
             k.page_size);
@@ -196,9 +195,10 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
     require(!present(c.v_scale), name, ".v_scale is set, but V is part of K: k_scale serves both");
     require(!present(c.v_page_table), name, ".v_page_table is set, but V is part of K");
   }
-  out.k_scale = read_scale(name + ".k_scale", c.k_scale, out, c.layout, out.k.element_size, data);
-  out.v_scale =
-      out.v_aliases_k ? out.k_scale : read_scale(name + ".v_scale", c.v_scale, out, c.layout, out.v.element_size, data);
+  out.k_scale = read_scale(Name(name, ".k_scale"), c.k_scale, out, c.layout, out.k.element_size, data);
+  out.v_scale = out.v_aliases_k
+                    ? out.k_scale
+                    : read_scale(Name(name, ".v_scale"), c.v_scale, out, c.layout, out.v.element_size, data);
   if (format->plain) {
     require(out.k.dtype != ATTUNE_INT8 || present(c.k_scale), name, ".k is int8 and needs ", name, ".k_scale");
     require(out.v.dtype != ATTUNE_INT8 || out.v_aliases_k || present(c.v_scale), name, ".v is int8 and needs ", name,
@@ -214,16 +214,16 @@ KvCache make_kv_cache(const char* prefix, const attune_kv_cache& c, CacheUse use
     require(c.ring_capacity == 0, name, ".ring_capacity is ", c.ring_capacity, "; indices name slots, so it must be 0");
     return out;
   }
-  out.page_table = read_table(name + ".page_table", c.page_table, batch, data);
-  out.v_page_table = read_table(name + ".v_page_table", c.v_page_table, batch, data);
+  out.page_table = read_table(Name(name, ".page_table"), c.page_table, batch, data);
+  out.v_page_table = read_table(Name(name, ".v_page_table"), c.v_page_table, batch, data);
   out.paged = present(c.page_table);
   require(out.paged || !present(c.v_page_table), name, ".v_page_table is set, but ", name, ".page_table is absent");
   if (present(c.v_page_table))
-    check_extent((name + ".v_page_table").c_str(), c.v_page_table, 1, out.page_table.cols, "columns of page_table");
+    check_extent(Name(name, ".v_page_table"), c.v_page_table, 1, out.page_table.cols, "columns of page_table");
   if (present(c.batch_index)) {
     require(!out.paged, name, ".batch_index is for contiguous caches, but ", name, ".page_table is set");
-    check_tensor((name + ".batch_index").c_str(), c.batch_index, {ATTUNE_INT32}, {1}, data);
-    if (batch >= 0) check_extent((name + ".batch_index").c_str(), c.batch_index, 0, batch, "batch");
+    check_tensor(Name(name, ".batch_index"), c.batch_index, {ATTUNE_INT32}, {1}, data);
+    if (batch >= 0) check_extent(Name(name, ".batch_index"), c.batch_index, 0, batch, "batch");
     out.batch_index = int_view(c.batch_index);
   }
   if (!out.paged && !present(c.batch_index) && batch >= 0) {

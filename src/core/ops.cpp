@@ -85,8 +85,7 @@ RowView read_input(const NamedTensor& x, NamedTensor& first) {
   } else {
     require(t.rank == first.tensor->rank, x.name, ".rank is ", t.rank, "; it must be ", first.tensor->rank, " as ",
             first.name);
-    for (int i = 0; i + 2 < t.rank; ++i)
-      check_extent(x.name, t, i, first.tensor->shape[i], cat("as ", first.name).c_str());
+    for (int i = 0; i + 2 < t.rank; ++i) check_extent(x.name, t, i, first.tensor->shape[i], Name("as ", first.name));
   }
   return row_view(t);
 }
@@ -96,7 +95,7 @@ RowView read_output(const NamedTensor& out, const NamedTensor& in) {
   if (!present(t)) return {};
   require(present(*in.tensor), out.name, " is set, but ", in.name, " is absent");
   check_tensor(out.name, t, kFloats, {in.tensor->rank}, Data::kRequired);
-  for (int i = 0; i < t.rank; ++i) check_extent(out.name, t, i, in.tensor->shape[i], cat("as ", in.name).c_str());
+  for (int i = 0; i < t.rank; ++i) check_extent(out.name, t, i, in.tensor->shape[i], Name("as ", in.name));
   check_no_overlap(out.name, t);
   return row_view(t);
 }

@@ -14,6 +14,22 @@ namespace attune {
 
 inline bool present(const attune_tensor& t) { return t.dtype != ATTUNE_DTYPE_NONE; }
 
+// Two words as one name, e.g. of "cache" and ".k_scale". Not on the heap: runs check their arguments, too.
+class Name {
+ public:
+  Name(const char* first, const char* second) {
+    for (const char* from : {first, second}) {
+      for (; *from != '\0' && size_ + 1 < sizeof(text_); ++from) text_[size_++] = *from;
+    }
+    text_[size_] = '\0';
+  }
+  operator const char*() const { return text_; }
+
+ private:
+  char text_[64];
+  size_t size_ = 0;
+};
+
 enum class Data { kOptional, kRequired };  // planning looks at shapes only; a run needs the bytes
 
 // Throws unless t has one of the dtypes, a rank of ranks, legal shape and strides, and (where required) aligned data.

@@ -57,6 +57,7 @@ class AttentionPlan final : public KernelPlan {
         compute_(choose_compute(p)),
         limits_(schedule_limits(p, threads_)),
         t5_(make_t5_buckets(p)) {
+    ready_threads(threads_);
     rows_ = std::max(prefill_rows(p.head_dim_qk, p.head_dim_v), kDecodeRows);
     partial_floats_ = limits_.partial_rows * partial_row_floats(p);
     prepared_ = p.k && p.prologue.any;

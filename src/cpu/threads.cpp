@@ -40,6 +40,7 @@ struct Job {
   void (*work)(void*, int);
   void* context;
   int threads;
+  Job* next = nullptr;          // of the pool's list; under the pool's mutex
   int begun = 1;                // threads that have taken part, the caller among them; under the pool's mutex
   std::atomic<int> running{0};  // of the pool's threads; changes under the mutex
 };
@@ -65,19 +66,24 @@ class Pool {
   }
   void after_fork_in_parent() { mutex_.unlock(); }
 
+  void ready(int threads) {
+    const std::lock_guard lock(mutex_);
+    hire(threads - 1);
+  }
+
   void run(int threads, void (*work)(void*, int), void* context) {
     Job job{work, context, threads};
     {
       const std::lock_guard lock(mutex_);
       hire(threads - 1);
-      jobs_.push_back(&job);
+      append(&job);
       posted_.fetch_add(1);
     }
     for (int i = 1; i < threads; ++i) wake_.notify_one();
     work(context, 0);
     {
       const std::lock_guard lock(mutex_);
-      jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), &job), jobs_.end());  // from here nobody begins
+      remove(&job);  // from here nobody begins
     }
     // The mutex after the last one left: it must not use the job any more.
     spin_until([&] { return job.running.load() == 0; });
@@ -86,6 +92,18 @@ class Pool {
   }
 
  private:
+  void append(Job* job) {
+    Job** at = &jobs_;
+    while (*at != nullptr) at = &(*at)->next;
+    *at = job;
+  }
+  // Nothing where it has been removed.
+  void remove(const Job* job) {
+    Job** at = &jobs_;
+    while (*at != nullptr && *at != job) at = &(*at)->next;
+    if (*at != nullptr) *at = job->next;
+  }
+
   // With fewer threads than asked for the work is done as well.
   void hire(int count) {
     try {
@@ -100,10 +118,10 @@ class Pool {
     ++started_;
     left_.notify_all();
     while (!stopping_) {
-      if (!jobs_.empty()) {
-        Job* job = jobs_.front();
+      if (jobs_ != nullptr) {
+        Job* job = jobs_;
         const int thread = job->begun++;
-        if (job->begun == job->threads) jobs_.erase(jobs_.begin());
+        if (job->begun == job->threads) jobs_ = job->next;
         job->running.fetch_add(1);
         lock.unlock();
         job->work(job->context, thread);
@@ -120,9 +138,9 @@ class Pool {
   }
 
   std::mutex mutex_;
-  std::condition_variable wake_;     // for the workers
-  std::condition_variable left_;     // for callers: a worker has started, or left a job
-  std::vector<Job*> jobs_;           // that still take threads, the oldest first
+  std::condition_variable wake_;  // for the workers
+  std::condition_variable left_;  // for callers: a worker has started, or left a job
+  Job* jobs_ = nullptr;           // that still take threads, the oldest first: a list, so that a run allocates nothing
   std::atomic<uint64_t> posted_{0};  // jobs so far; changes under the mutex
   bool stopping_ = false;
   std::vector<std::thread> workers_;
@@ -166,6 +184,10 @@ int num_threads() {
 }
 
 void set_num_threads(int count) { g_num_threads.store(count, std::memory_order_relaxed); }
+
+void ready_threads(int count) {
+  if (count > 1) PoolOfProcess::instance().pool().ready(count);
+}
 
 void run_together(int threads, void (*work)(void*, int), void* context) {
   PoolOfProcess::instance().pool().run(threads, work, context);

@@ -12,6 +12,8 @@ namespace attune::cpu {
 
 int num_threads();                // what new plans use
 void set_num_threads(int count);  // 0: the default
+// Starts the threads that run_together(count, ..) needs, so that it need not. A forked child starts its own as it runs.
+void ready_threads(int count);
 
 // Calls work(context, thread) on this thread with thread 0 and, on such threads of the pool as come before it returns,
 // with 1, 2 and so on below threads. Returns when all that began have ended. Any number of callers at a time.
