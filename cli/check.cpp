@@ -20,6 +20,7 @@
 #include "interrupt.h"
 #include "progress.h"
 #include "stopwatch.h"
+#include "stress.h"
 #include "text.h"
 
 namespace attune::cli {
@@ -32,6 +33,7 @@ struct CheckOptions {
   std::string filter;
   int random = 300;
   bool list = false, json = false;
+  StressOptions stress;
 };
 
 struct Failure {
@@ -183,6 +185,10 @@ void print_text(const CheckResult& result, const std::string& device) {
 }
 
 void check(const CheckOptions& options) {
+  if (options.stress.seconds > 0 || !options.stress.one.empty()) {
+    run_stress(options.stress, parse_device(options.device));
+    return;
+  }
   std::vector<cases::Case> all = cases::all_cases();
   all.insert(all.end(), cases::indexer_cases().begin(), cases::indexer_cases().end());
   for (int seed = 0; seed < options.random; ++seed) all.push_back(cases::random_case(static_cast<uint64_t>(seed)));
@@ -219,6 +225,18 @@ void add_check_command(CLI::App& app) {
       ->check(CLI::Range(0, 1000000));
   command->add_flag("--list", options->list, "Only list the names");
   command->add_flag("--json", options->json, "Report as JSON");
+  StressOptions& stress = options->stress;
+  command->add_option("--stress", stress.seconds, "Instead, so many seconds of random batches as servers have them")
+      ->check(CLI::Range(0.1, 1e6));
+  command->add_option("--seed", stress.seed, "Of --stress: other seeds, other batches")->capture_default_str();
+  command->add_option("--only", stress.only, "Of --stress: kernels that match this regular expression");
+  command->add_option("--configurations", stress.configurations, "Of --stress: how many kernels are compiled for")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 100000));
+  command->add_option("--budget", stress.budget, "Of --stress: tokens of the largest batches; 0: by the device")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 100000000));
+  command->add_option("--stress-case", stress.one, "One batch of --stress, as a failure names it: SEED:INDEX");
   command->callback([options] { check(*options); });
 }
 

@@ -4,6 +4,7 @@
 # imported, memcheck over a few cases, then, alone, the benchmarks. Needs only what ./dev build has left in build/release.
 # usage: tools/gpu_suite.sh [OUT]    logs and timings go to OUT (build/gpu)
 # FILTER: gtest's filter (Cuda*). SHARDS: processes (8). BENCH: a regular expression of cases to time; - for none.
+# STRESS: seconds of random batches, in as many processes, each with a seed of its own (60).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 readonly out=${1:-build/gpu} shards=${SHARDS:-8} bench=${BENCH:-.}
@@ -36,7 +37,14 @@ if python3 -c 'import attune, torch, pytest' 2>/dev/null; then
   start python python3 -m pytest -q --tb=short --deselect python/tests/test_cuda.py::test_overhead_of_a_decode_step python/tests
 fi
 for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+pids=()
 grep -h -E '^\[  (PASSED|FAILED|SKIPPED) +\]' "$out"/tests_*.log | sort | uniq -c | sort -rn | head -20
+
+for ((i = 0; i < shards; ++i)); do
+  start "stress_$i" "$attune" check --device cuda:0 --stress "${STRESS:-60}" --seed "$((RANDOM * 32768 + RANDOM))"
+done
+for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+grep -h -E '^(seed|FAILED)|^  cuda' "$out"/stress_*.log
 
 if [[ $bench != - ]]; then
   "$attune" bench --device cuda:0 --no-check --filter "$bench" 2>&1 | tee "$out/decode.txt"

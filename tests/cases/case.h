@@ -158,5 +158,7 @@ const std::vector<Case>& cuda_bench_cases();
 // Random valid cases, the same for the same seed; and of latent caches.
 Case random_case(uint64_t seed);
 Case random_mla_case(uint64_t seed);
+// A batch as servers have it, of one of so many configurations, with about `budget` keys, and rows of so many, in all.
+Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t budget);
 
 }  // namespace attune::cases

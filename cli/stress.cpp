@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "stress.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <regex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "attune/attune.hpp"
+#include "case_filter.h"
+#include "cases/problem.h"
+#include "cases/stress.h"
+#include "commands.h"
+#include "device.h"
+#include "interrupt.h"
+#include "progress.h"
+#include "stopwatch.h"
+#include "text.h"
+
+namespace attune::cli {
+namespace {
+
+constexpr int kRepeats = 2, kManyRepeats = 200;
+constexpr uint64_t kMany = 50;       // each so many-th case is repeated that often
+constexpr size_t kMostFailures = 5;  // then it ends
+constexpr int kShrinkingRuns = 200;
+
+// Blocks that were released serve again: a case has about twenty, and a device takes its time for each.
+class PooledMemory final : public cases::Memory {
+ public:
+  explicit PooledMemory(cases::Memory& below) : below_(below) {}
+  ~PooledMemory() override {
+    for (auto& [bytes, block] : free_) below_.release(block);
+  }
+  attune_device device() const override { return below_.device(); }
+  void* allocate(size_t bytes) override {
+    size_t rounded = 4096;
+    while (rounded < bytes) rounded *= 2;
+    void* block;
+    if (const auto found = free_.find(rounded); found != free_.end()) {
+      block = found->second;
+      free_.erase(found);
+    } else {
+      block = below_.allocate(rounded);
+    }
+    sizes_[block] = rounded;
+    return block;
+  }
+  void release(void* data) noexcept override { free_.emplace(sizes_.at(data), data); }
+  void upload(void* device, const void* host, size_t bytes) override { below_.upload(device, host, bytes); }
+  void download(void* host, const void* device, size_t bytes) override { below_.download(host, device, bytes); }
+
+ private:
+  cases::Memory& below_;
+  std::multimap<size_t, void*> free_;
+  std::unordered_map<void*, size_t> sizes_;
+};
+
+int64_t budget_of(const StressOptions& options, attune_device device) {
+  if (options.budget > 0) return options.budget;
+  return device.type == ATTUNE_DEVICE_CUDA ? 20000 : 3000;
+}
+
+// What configurations need is compiled side by side before the time begins.
+void warm_up(const StressOptions& options, attune_device device) {
+  std::vector<std::unique_ptr<cases::Problem>> problems;
+  std::vector<attune_attention> descriptors;
+  for (uint64_t index = 0; index < static_cast<uint64_t>(6 * options.configurations); ++index) {
+    auto problem = std::make_unique<cases::Problem>(cases::serving_case(0, index, options.configurations, 2000));
+    descriptors.push_back(problem->device());
+    if (supported(descriptors.back(), device).status == ATTUNE_UNSUPPORTED) {
+      descriptors.pop_back();
+    } else {
+      problems.push_back(std::move(problem));
+    }
+  }
+  std::vector<const attune_attention*> list;
+  for (const attune_attention& a : descriptors) list.push_back(&a);
+  warm(list, device);
+}
+
+cases::Case with_sequences(const cases::Case& whole, const std::vector<size_t>& kept) {
+  cases::Case c = whole;
+  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.finished.clear();
+  for (const size_t b : kept) {
+    c.seqlens_q.push_back(whole.seqlens_q[b]);
+    c.seqlens_kv.push_back(whole.seqlens_kv[b]);
+    if (!whole.finished.empty()) c.finished.push_back(whole.finished[b]);
+  }
+  return c;
+}
+
+// Leaves out ever smaller groups of sequences as long as what is left fails.
+cases::Case shrunk(const cases::Case& failing, cases::Memory& memory, int repeats) {
+  std::vector<size_t> kept(failing.seqlens_q.size());
+  for (size_t b = 0; b < kept.size(); ++b) kept[b] = b;
+  int runs = 0;
+  for (size_t group = std::max<size_t>(1, kept.size() / 2);; group = std::max<size_t>(1, group / 2)) {
+    for (size_t first = 0; first < kept.size() && kept.size() > 1 && runs < kShrinkingRuns;) {
+      std::vector<size_t> fewer(kept.begin(), kept.begin() + static_cast<ptrdiff_t>(first));
+      fewer.insert(fewer.end(), kept.begin() + static_cast<ptrdiff_t>(std::min(first + group, kept.size())),
+                   kept.end());
+      ++runs;
+      if (!fewer.empty() && !cases::stress(with_sequences(failing, fewer), memory, repeats).passed()) {
+        kept = std::move(fewer);
+      } else {
+        first += group;
+      }
+    }
+    if (group == 1 || runs >= kShrinkingRuns) break;
+  }
+  return with_sequences(failing, kept);
+}
+
+std::string lengths(const std::vector<int64_t>& all) {
+  constexpr size_t kMost = 24;
+  std::string text;
+  for (size_t i = 0; i < std::min(all.size(), kMost); ++i) text += (i > 0 ? ", " : "") + std::to_string(all[i]);
+  return all.size() > kMost ? text + ", ..." : text;
+}
+
+void print_failure(const StressOptions& options, const cases::Case& spec, const cases::StressReport& report,
+                   attune_device device, cases::Memory& memory, int repeats) {
+  fmt::print("FAILED {} ({}, {})\n       {}\n", spec.name, report.kernel, counted(spec.batch(), "sequence"),
+             report.failure);
+  fmt::print("       attune check --stress-case {} --configurations {} --budget {} --device {}\n",
+             spec.name.substr(spec.name.find('/') + 1), options.configurations, budget_of(options, device),
+             device_name(device));
+  const cases::Case small = shrunk(spec, memory, repeats);
+  fmt::print("       still fails with {}: queries {}; keys {}\n", counted(small.batch(), "sequence"),
+             lengths(small.seqlens_q), lengths(small.seqlens_kv));
+  std::fflush(stdout);
+}
+
+struct Counts {
+  int64_t cases = 0, runs = 0;
+};
+
+std::pair<uint64_t, uint64_t> seed_and_index(const std::string& text) {
+  static const std::regex form("([0-9]{1,18}):([0-9]{1,18})");
+  std::smatch parts;
+  if (!std::regex_match(text, parts, form))
+    throw UserError(fmt::format("--stress-case is '{}'; it takes SEED:INDEX, two whole numbers", text));
+  return {std::stoull(parts[1]), std::stoull(parts[2])};
+}
+
+}  // namespace
+
+void run_stress(const StressOptions& options, attune_device device) {
+  std::optional<std::pair<uint64_t, uint64_t>> one;
+  if (!options.one.empty()) one = seed_and_index(options.one);
+  std::regex only;
+  try {
+    only = std::regex(options.only);
+  } catch (const std::regex_error& e) {
+    throw UserError(fmt::format("--only is '{}', which is no regular expression: {}", options.only, e.what()));
+  }
+  PooledMemory memory(case_memory(device));
+  const int64_t budget = budget_of(options, device);
+  if (!one && device.type == ATTUNE_DEVICE_CUDA) warm_up(options, device);
+  std::map<std::string, Counts> kernels;
+  int64_t cases_run = 0;
+  size_t failures = 0;
+  const Stopwatch watch;
+  const InterruptGuard interrupt;
+  Progress progress("stress");
+  const uint64_t seed = one ? one->first : options.seed;
+  for (uint64_t index = one ? one->second : 0; one ? index == one->second : watch.seconds() < options.seconds;
+       ++index) {
+    if (interrupt.interrupted() || failures >= kMostFailures) break;
+    const cases::Case spec = cases::serving_case(seed, index, options.configurations, budget);
+    const int repeats = index % kMany == kMany - 1 || one ? kManyRepeats : kRepeats;
+    const cases::StressReport report = cases::stress(spec, memory, repeats);
+    if (report.kernel.empty() && report.passed()) continue;  // no kernel takes it
+    if (!std::regex_search(report.kernel, only)) continue;
+    ++cases_run;
+    Counts& counts = kernels[report.kernel.empty() ? "no kernel" : report.kernel];
+    ++counts.cases;
+    counts.runs += report.runs;
+    if (!report.passed()) {
+      ++failures;
+      progress.finish();
+      print_failure(options, spec, report, device, memory, repeats);
+    }
+    if (progress.due())
+      progress.show(static_cast<int64_t>(watch.seconds()), static_cast<int64_t>(options.seconds),
+                    counted(cases_run, "case"));
+  }
+  progress.finish();
+  fmt::print("seed {} on {}: {} of {} well in {:.0f} s\n", seed, device_name(device),
+             cases_run - static_cast<int64_t>(failures), counted(cases_run, "case"), watch.seconds());
+  for (const auto& [kernel, counts] : kernels)
+    fmt::print("  {:<18} {:>8} {} {:>9} {}\n", kernel, counts.cases, noun(counts.cases, "case"), counts.runs,
+               noun(counts.runs, "run"));
+  if (interrupt.interrupted()) throw CLI::RuntimeError(kExitInterrupted);
+  if (failures > 0 || cases_run == 0) throw CLI::RuntimeError(kExitFailed);
+}
+
+}  // namespace attune::cli

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random batches as servers have them: up to hundreds of unlike sequences, of 1, of 2 to 64 and of thousands of tokens.
+// What a kernel is compiled for (heads, types, masks, scores) is drawn from few configurations, so that thousands of
+// batches need few kernels; lengths, and all else that a kernel reads at run time, are free.
+#include <algorithm>
+
+#include "case.h"
+#include "number.h"
+
+namespace attune::cases {
+namespace {
+
+enum class Kind { kDecode, kChunk, kPrefill, kMixed, kCodes, kFloats, kMla, kMlaSparse };
+
+void draw_plain_cache(Random& r, Case& c) {
+  CacheSpec& cache = c.cache;
+  c.kv = r.chance(0.85) ? KvSource::kPaged : KvSource::kContiguous;
+  cache.page_size = r.pick<int64_t>({8, 16, 16, 32, 64, 24});
+  if (r.chance(0.4)) {
+    cache.dtype = r.pick<attune_dtype>({ATTUNE_FLOAT8_E4M3, ATTUNE_INT8, ATTUNE_FLOAT8_E5M2});
+    cache.scales = r.pick<ScaleMode>({ScaleMode::kTensor, ScaleMode::kHead, ScaleMode::kToken});
+  }
+  cache.layout = r.pick<attune_kv_layout>({ATTUNE_KV_NHD, ATTUNE_KV_NHD, ATTUNE_KV_HND, ATTUNE_KV_XPACKED});
+  if (c.head_dim_qk % (16 / element_size(c.cache_dtype())) != 0 && cache.layout == ATTUNE_KV_XPACKED)
+    cache.layout = ATTUNE_KV_NHD;
+  cache.separate_v_table = c.kv == KvSource::kPaged && r.chance(0.15);
+  cache.page_padding = r.chance(0.2);
+}
+
+void draw_new_tokens(Random& r, Case& c) {
+  c.new_tokens = r.chance(0.5);
+  if (!c.new_tokens) return;
+  c.prologue.append = r.chance(0.6);
+  if (!r.chance(0.5)) return;
+  c.prologue.rope.style = ATTUNE_ROPE_LINEAR;
+  c.prologue.rope.dim = std::min<int64_t>(c.head_dim_qk, 64);
+  c.prologue.rope.max_position = 1 << 14;
+}
+
+void draw_scores(Random& r, Case& c) {
+  if (r.chance(0.15)) c.softcap = 30;
+  if (r.chance(0.2)) c.sinks = "mixed";
+  if (r.chance(0.15)) c.alibi = 1;
+  if (r.chance(0.2)) c.window_left = r.pick<int64_t>({15, 127, 500});
+}
+
+// What the kernels of a configuration are compiled for.
+Kind draw_configuration(Random& r, Case& c) {
+  const Kind kind = r.pick<Kind>({Kind::kDecode, Kind::kDecode, Kind::kChunk, Kind::kPrefill, Kind::kPrefill,
+                                  Kind::kMixed, Kind::kCodes, Kind::kFloats, Kind::kMla, Kind::kMla, Kind::kMlaSparse});
+  c.causal = r.chance(0.8);
+  c.dtype = r.pick<attune_dtype>({ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT16});
+  c.num_heads_kv = r.pick<int64_t>({1, 1, 2});
+  c.num_heads_q = c.num_heads_kv * r.pick<int64_t>({1, 4, 8});
+  c.head_dim_qk = c.head_dim_v = r.pick<int64_t>({128, 128, 128, 64, 40, 256});
+  c.lse = r.chance(0.5);
+  c.max_logits = r.chance(0.2);
+  c.batch_invariant = r.chance(0.15);
+  switch (kind) {
+    case Kind::kDecode:
+    case Kind::kChunk:
+    case Kind::kMixed:
+      draw_plain_cache(r, c);
+      draw_new_tokens(r, c);
+      draw_scores(r, c);
+      if (kind == Kind::kMixed) c.batch_invariant = false;
+      break;
+    case Kind::kPrefill:
+      if (r.chance(0.25)) c.head_dim_qk = 192, c.head_dim_v = 128;
+      draw_scores(r, c);
+      break;
+    case Kind::kCodes:
+      c.dtype = ATTUNE_FLOAT8_E4M3;
+      c.out_dtype = ATTUNE_BFLOAT16;
+      c.prologue.qkv_scale = true;
+      c.head_dim_qk = c.head_dim_v = r.pick<int64_t>({64, 128});
+      break;
+    case Kind::kFloats:
+      c.dtype = ATTUNE_FLOAT32;
+      c.head_dim_qk = c.head_dim_v = r.pick<int64_t>({64, 128});
+      if (r.chance(0.5)) draw_plain_cache(r, c);
+      break;
+    case Kind::kMla:
+    case Kind::kMlaSparse:
+      c.dtype = ATTUNE_BFLOAT16;
+      c.head_dim_qk = 576, c.head_dim_v = 512;
+      c.shared_kv = true;
+      c.num_heads_kv = 1;
+      c.num_heads_q = r.pick<int64_t>({8, 12, 16, 16, 32, 64, 128});
+      c.kv = kind == Kind::kMla ? KvSource::kPaged : KvSource::kSlots;
+      c.cache.page_size = r.pick<int64_t>({16, 24, 64, 64});
+      if (r.chance(0.5)) {
+        c.cache.format = ATTUNE_KV_MLA_656;
+        c.cache.layout = ATTUNE_KV_BYTES;
+      }
+      if (kind == Kind::kMla) {
+        c.new_tokens = r.chance(0.3);
+        c.prologue.append = c.new_tokens && r.chance(0.7);
+      } else {
+        c.sparse.topk = r.pick<int64_t>({64, 200, 512, 2048});
+        c.sparse.slots = 2000;
+        c.sparse.lengths = r.pick<Lengths>({Lengths::kNone, Lengths::kToken});
+        c.causal = false;
+      }
+      break;
+  }
+  return kind;
+}
+
+// One sequence among unlike ones.
+int64_t length(Random& r, int64_t most) {
+  const double where = r.uniform();
+  if (where < 0.25) return 1;
+  if (where < 0.75) return r.integer(2, 64);
+  if (where < 0.95) return r.integer(1, std::max<int64_t>(1, most / 8));
+  return r.integer(1, most);
+}
+
+void draw_lengths(Random& r, Case& c, Kind kind, int64_t budget) {
+  const bool cached = c.kv != KvSource::kDense;
+  const int64_t most_sequences = r.pick<int64_t>({1, 3, 20, 100, 400}), longest = r.pick<int64_t>({70, 600, 3000});
+  const bool decode = kind == Kind::kDecode || kind == Kind::kMla || kind == Kind::kMlaSparse;
+  const int64_t tokens = decode ? r.pick<int64_t>({1, 1, 1, 2, 4}) : 0;
+  // A row costs its heads, beside a key that costs one.
+  const int64_t row_cost = c.num_heads_q / c.num_heads_kv + 1;
+  int64_t cost = 0;
+  for (int64_t b = 0; b < most_sequences && cost < budget; ++b) {
+    int64_t n_q = decode ? tokens : length(r, longest);
+    if (kind == Kind::kMixed && r.chance(0.7)) n_q = 1;
+    if (kind == Kind::kChunk) n_q = std::min<int64_t>(n_q, 300);
+    int64_t n_kv = cached ? length(r, longest) : n_q;
+    if (kind == Kind::kMlaSparse) n_kv = 0;
+    n_q = std::min(n_q, std::max<int64_t>(1, budget / row_cost));
+    n_kv = std::min(n_kv, budget);
+    if (cached && !c.new_tokens && kind != Kind::kMlaSparse) n_kv = std::max(n_kv, n_q);
+    c.seqlens_q.push_back(n_q);
+    c.seqlens_kv.push_back(cached ? n_kv : n_q);
+    cost += n_q * row_cost + n_kv;
+  }
+  c.queries = decode && r.chance(0.5) ? QueryShape::kFixed : QueryShape::kRagged;
+  c.max_seqlens = r.chance(0.3);
+  // A ring that holds the window, of any depth from there.
+  if (kind == Kind::kDecode && c.new_tokens && c.window_left > 0 && c.cache.format == ATTUNE_KV_PLAIN && tokens <= 8)
+    c.cache.ring_capacity = r.chance(0.5) ? 0 : r.integer(c.window_left, c.window_left + 200);
+  if (r.chance(0.1)) {
+    for (int64_t b = 0; b < c.batch(); ++b) c.finished.push_back(r.chance(0.2) ? 1 : 0);
+    c.zero_finished = r.chance(0.5);
+  }
+}
+
+}  // namespace
+
+Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t budget) {
+  Random r("serving case " + std::to_string(seed), index);
+  const int64_t configuration = r.integer(0, configurations - 1);
+  Case c;
+  c.area = "stress";
+  c.name = "stress/" + std::to_string(seed) + ":" + std::to_string(index);
+  Random of_configuration("serving configuration", static_cast<uint64_t>(configuration));
+  const Kind kind = draw_configuration(of_configuration, c);
+  draw_lengths(r, c, kind, r.pick<int64_t>({budget / 20, budget / 20, budget / 4, budget}));
+  return c;
+}
+
+}  // namespace attune::cases

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Here, too, the library is called.
+#include "stress.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "compare.h"
+
+namespace attune::cases {
+namespace {
+
+constexpr int64_t kSampledRows = 48;
+
+// The call failed; what() names it.
+struct Refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+void require(attune_status status, const char* call) {
+  if (status == ATTUNE_OK) return;
+  throw Refused(std::string(call) + ": " + attune_status_name(status) + ": " + attune_last_error());
+}
+
+class Runner {
+ public:
+  explicit Runner(Problem& problem) : problem_(problem) {
+    const attune_attention a = problem.device();
+    attune_plan* plan = nullptr;
+    const attune_status status = attune_plan_create(&a, problem.arena().memory().device(), &plan);
+    if (status == ATTUNE_UNSUPPORTED) return;
+    require(status, "attune_plan_create");
+    plan_.reset(plan);
+    char text[512];
+    size_t needed = 0;
+    require(attune_plan_describe(plan, text, sizeof(text), &needed), "attune_plan_describe");
+    // "kernel NAME: what it does"
+    const char* const name = text + std::min(std::strlen("kernel "), std::strlen(text));
+    kernel_ = std::string(name, std::strcspn(name, ": \n"));
+    require(attune_plan_workspace_size(plan, &bytes_), "attune_plan_workspace_size");
+    workspace_ = std::make_unique<Workspace>(problem.arena().memory(), bytes_);
+  }
+  bool covered() const { return plan_ != nullptr; }
+  const std::string& kernel() const { return kernel_; }
+  void run() {
+    const attune_attention a = problem_.device();
+    require(attune_run(plan_.get(), &a, workspace_->buffer.device(), bytes_, nullptr), "attune_run");
+  }
+  void schedule() {
+    const attune_attention a = problem_.device();
+    require(attune_schedule(plan_.get(), &a, workspace_->buffer.device(), bytes_, nullptr), "attune_schedule");
+  }
+  void run_scheduled() {
+    const attune_attention a = problem_.device();
+    require(attune_run_scheduled(plan_.get(), &a, workspace_->buffer.device(), bytes_, nullptr),
+            "attune_run_scheduled");
+  }
+  std::string check_guards() const { return workspace_->buffer.check_guards(); }
+
+ private:
+  struct Destroy {
+    void operator()(attune_plan* plan) const { attune_plan_destroy(plan); }
+  };
+  Problem& problem_;
+  std::unique_ptr<attune_plan, Destroy> plan_;
+  std::unique_ptr<Workspace> workspace_;
+  size_t bytes_ = 0;
+  std::string kernel_;
+};
+
+// The buffers that a run has changed, and what it has made of them.
+class Outcome {
+ public:
+  explicit Outcome(Problem& problem) {
+    for (const auto& buffer : problem.arena().buffers()) {
+      std::vector<std::byte> bytes = buffer->download();
+      if (!std::equal(bytes.begin(), bytes.end(), buffer->host())) changed_.push_back({buffer.get(), std::move(bytes)});
+    }
+  }
+  // As they were before the run.
+  void restore() const {
+    for (const auto& [buffer, bytes] : changed_) buffer->upload();
+  }
+  // "" where they are again what the first run made of them.
+  std::string differs() const {
+    for (const auto& [buffer, bytes] : changed_) {
+      const std::vector<std::byte> now = buffer->download();
+      const auto at = std::mismatch(bytes.begin(), bytes.end(), now.begin()).first;
+      if (at != bytes.end())
+        return "byte " + std::to_string(at - bytes.begin()) + " of \"" + buffer->name() + "\" has other bits";
+    }
+    return "";
+  }
+
+ private:
+  std::vector<std::pair<Buffer*, std::vector<std::byte>>> changed_;
+};
+
+bool is_poison(const std::byte* at, int64_t bytes) {
+  return std::all_of(at, at + bytes, [](std::byte b) { return b == kPoison; });
+}
+
+// Whether each element of the rows that sequences own was written, and no other was. Where the compared rows are a
+// sample, this is what is known of the others.
+std::string check_written(const Problem& problem) {
+  const Case& c = problem.spec();
+  if (!c.plant.empty()) return "";  // NaN may be an answer
+  const Snapshot snapshot(problem.arena());
+  for (const auto& [name, host] : {std::pair{"out", problem.host().out}, {"lse", problem.host().lse}}) {
+    if (host.data == nullptr) continue;
+    const attune_tensor t = snapshot.after(host);
+    const int64_t size = element_size(static_cast<attune_dtype>(t.dtype));
+    for (int64_t b = 0; b < c.batch(); ++b) {
+      const bool written = !is_inactive(c, b) || c.zero_finished;
+      for (int64_t i = 0; i < c.seqlens_q[static_cast<size_t>(b)]; ++i) {
+        const int64_t row = problem.first_row(b) + i;
+        for (int64_t h = 0; h < c.num_heads_q; ++h) {
+          const bool rank4 = problem.host().q.rank == 4, has_dim = std::string_view(name) == "out";
+          const auto* at =
+              static_cast<const std::byte*>(rank4     ? has_dim ? element_at(t, {b, i, h, 0}) : element_at(t, {b, i, h})
+                                                : has_dim ? element_at(t, {row, h, 0})
+                                                      : element_at(t, {row, h}));
+          const int64_t step = has_dim ? t.stride[t.rank - 1] * size : size;
+          for (int64_t d = 0; d < (has_dim ? c.head_dim_v : 1); ++d) {
+            if (is_poison(at + d * step, size) == written)
+              return std::string(name) + "[row " + std::to_string(row) + ", head " + std::to_string(h) + ", dim " +
+                     std::to_string(d) + "] was " + (written ? "not written" : "written, and is nobody's");
+          }
+        }
+      }
+    }
+  }
+  return "";
+}
+
+std::string checked(Problem& problem, const Expected& expected, const Runner& runner) {
+  if (std::string failure = compare(problem, expected).failure; !failure.empty()) return failure;
+  if (std::string failure = check_written(problem); !failure.empty()) return failure;
+  return runner.check_guards();
+}
+
+// Fewer keys in the arrays of the same plan, as a server's later steps have. False where the case does not allow it.
+bool shorten(Problem& problem) {
+  const Case& c = problem.spec();
+  const attune_tensor used = problem.host().seqused_kv;
+  if (used.data == nullptr || c.new_tokens || c.sparse.topk > 0 || c.window_left >= 0 || c.window_right >= 0 ||
+      c.cache.ring_capacity > 0 || c.beam_width > 0)
+    return false;
+  Random r(c.name + " shortened", 0);
+  for (int64_t b = 0; b < c.batch(); ++b) {
+    auto* n = static_cast<int32_t*>(element_at(used, {b}));
+    *n = static_cast<int32_t>(r.integer(std::min<int64_t>(*n, c.seqlens_q[static_cast<size_t>(b)]), *n));
+  }
+  problem.arena().owner(used.data)->upload();
+  return true;
+}
+
+std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs) {
+  const Expected expected = evaluate_sample(problem, kSampledRows);
+  runner.run();
+  ++runs;
+  if (std::string failure = checked(problem, expected, runner); !failure.empty()) return failure;
+  const Outcome first(problem);
+  for (int i = 0; i < repeats; ++i) {
+    first.restore();
+    runner.run();
+    ++runs;
+    if (std::string failure = first.differs(); !failure.empty()) return "run " + std::to_string(i + 2) + ": " + failure;
+  }
+  first.restore();
+  runner.schedule();
+  for (int i = 0; i < 2; ++i) {
+    if (i > 0) first.restore();
+    runner.run_scheduled();
+    ++runs;
+    if (std::string failure = first.differs(); !failure.empty()) return "run_scheduled: " + failure;
+  }
+  if (std::string failure = runner.check_guards(); !failure.empty()) return failure;
+  first.restore();
+  if (!shorten(problem)) return "";
+  const Expected shorter = evaluate_sample(problem, kSampledRows);
+  runner.run();
+  ++runs;
+  const std::string failure = checked(problem, shorter, runner);
+  return failure.empty() ? "" : "the plan again, over fewer keys: " + failure;
+}
+
+}  // namespace
+
+StressReport stress(const Case& spec, Memory& memory, int repeats) {
+  StressReport report;
+  try {
+    Problem problem(spec, memory);
+    Runner runner(problem);
+    if (!runner.covered()) return report;
+    report.kernel = runner.kernel();
+    report.failure = run_all(problem, runner, repeats, report.runs);
+  } catch (const std::exception& e) {
+    report.failure = e.what();
+  }
+  return report;
+}
+
+}  // namespace attune::cases

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// One case, looked at from all sides: against the oracle, every byte that it may and may not write, the same bits
+// however often and in whatever way it runs.
+#pragma once
+
+#include <string>
+
+#include "case.h"
+#include "memory.h"
+
+namespace attune::cases {
+
+struct StressReport {
+  std::string failure;  // "" when all is well
+  std::string kernel;   // of the registry; "" where none takes the case
+  int64_t runs = 0;
+  bool passed() const { return failure.empty(); }
+};
+
+// Of 48 rows every element is compared with the oracle; of all rows whether they were written. repeats: further runs
+// over outputs that are poison again, which must give the same bits.
+StressReport stress(const Case& spec, Memory& memory, int repeats);
+
+}  // namespace attune::cases
