@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention in float64 as docs/semantics.md says it, for comparing whole outputs at serving sizes. Not fast.
+//
+// A block takes one (row, head) at a time. Its threads share the keys out among them: a thread makes the whole score of
+// a key. Then each takes channels, and goes over all keys. Between the two lie weights in the block's scratch.
+#include "check/keys.cuh"
+#include "check/scores.cuh"
+
+namespace attune::check {
+
+constexpr double kIgnored = -1.0;  // the weight of a key that is not there, not seen, or scored -inf: no weight is < 0
+
+// The larger; NaN where either is.
+__device__ inline double larger(double x, double y) { return is_nan(x) || x > y ? x : y; }
+
+// What each thread found of its keys.
+struct Found {
+  double largest, z_abs, num_visible;
+};
+
+struct Line {
+  const OracleParams& p;
+  Sequence s;
+  Keys keys;
+  Query query;
+  long long kv_head;
+  double* weights;  // [max_keys]: scores at first
+  double* sums;     // [threads][kNumSums]
+};
+
+__device__ inline Key line_key(const Line& l, long long j) {
+  const Key key = key_at(l.p, l.s, l.keys, l.query.row, l.kv_head, j);
+  if (!key.exists || (!is_sparse(l.p) && !is_visible(l.p, l.query, key.position))) return no_key();
+  return key;
+}
+
+__device__ inline void make_scores(const Line& l) {
+  Found found = {-infinity(), 0, 0};
+  const Row q = dense_row(l.p.q, l.query.row, l.query.head);
+  for (long long j = threadIdx.x; j < l.keys.count; j += blockDim.x) {
+    l.weights[j] = -infinity();
+    const Key key = line_key(l, j);
+    if (!key.exists) continue;
+    const Row k = key_row(l.p, key, l.kv_head);
+    double product = 0, magnitude = 0;
+    for (int d = 0; d < l.p.head_dim_qk; ++d) {
+      const double x = channel(q, d) * channel(k, d);
+      product += x;
+      magnitude += fabs(x);
+    }
+    const double z = score(l.p, l.query, key.position, product);
+    const double z_abs = fabs(l.p.softmax_scale) * magnitude;
+    l.weights[j] = z;
+    if (z != -infinity() && z_abs > found.z_abs) found.z_abs = z_abs;
+    found.largest = larger(found.largest, z);
+    found.num_visible += 1;
+  }
+  double* mine = l.sums + threadIdx.x * kNumSums;
+  mine[0] = found.largest;
+  mine[1] = found.z_abs;
+  mine[2] = found.num_visible;
+}
+
+// Of all threads.
+__device__ inline Found gather(const Line& l) {
+  Found all = {-infinity(), 0, 0};
+  for (unsigned t = 0; t < blockDim.x; ++t) {
+    const double* of = l.sums + t * kNumSums;
+    all.largest = larger(all.largest, of[0]);
+    if (of[1] > all.z_abs) all.z_abs = of[1];
+    all.num_visible += of[2];
+  }
+  return all;
+}
+
+// The sum of exp(z - largest).
+__device__ inline double sum_weights(const Line& l, double largest) {
+  double sum = 0;
+  for (long long j = threadIdx.x; j < l.keys.count; j += blockDim.x) {
+    if (l.weights[j] != -infinity()) sum += exp(l.weights[j] - largest);
+  }
+  l.sums[threadIdx.x * kNumSums + 3] = sum;
+  __syncthreads();
+  double all = 0;
+  for (unsigned t = 0; t < blockDim.x; ++t) all += l.sums[t * kNumSums + 3];
+  return all;
+}
+
+// Weights for scores. attention: what the sink leaves to the keys.
+__device__ inline double make_weights(const Line& l, double largest, double sum, double attention) {
+  double largest_p = 0;
+  for (long long j = threadIdx.x; j < l.keys.count; j += blockDim.x) {
+    const double z = l.weights[j];
+    const double p = z == -infinity() ? kIgnored : exp(z - largest) / sum * attention;
+    if (p > largest_p) largest_p = p;
+    l.weights[j] = p;
+  }
+  __syncthreads();  // the sums have been read
+  l.sums[threadIdx.x * kNumSums] = largest_p;
+  __syncthreads();
+  for (unsigned t = 0; t < blockDim.x; ++t) largest_p = larger(largest_p, l.sums[t * kNumSums]);
+  return largest_p;
+}
+
+__device__ inline void make_channel(const Line& l, int d) {
+  double out = 0, pv_abs = 0, v_abs = 0;
+  for (long long j = 0; j < l.keys.count; ++j) {
+    const double p = l.weights[j];
+    if (p == kIgnored) continue;
+    const Key key = key_at(l.p, l.s, l.keys, l.query.row, l.kv_head, j);
+    const double v = channel(value_row(l.p, key, l.kv_head), d);
+    out += p * v;
+    pv_abs += p * fabs(v);
+    v_abs += fabs(v);
+  }
+  const long long at = (l.query.row * l.p.heads_q + l.query.head) * l.p.head_dim_v + d;
+  l.p.out[at] = out;
+  l.p.pv_abs[at] = pv_abs;
+  l.p.v_abs[at] = v_abs;
+}
+
+__device__ inline void make_line(const Line& l) {
+  make_scores(l);
+  __syncthreads();
+  const Found found = gather(l);
+  const double sum = sum_weights(l, found.largest);
+  const bool empty = found.largest == -infinity();
+  const double lse = empty ? found.largest : found.largest + log(sum);
+  const double sink = present(l.p.sinks) ? number_at(l.p.sinks, l.query.head) : -infinity();
+  const double attention = empty ? 0.0 : 1.0 / (1.0 + exp(sink - lse));
+  const double largest_p = make_weights(l, found.largest, sum, attention);
+  for (int d = static_cast<int>(threadIdx.x); d < l.p.head_dim_v; d += static_cast<int>(blockDim.x)) make_channel(l, d);
+  if (threadIdx.x == 0) {
+    const long long at = l.query.row * l.p.heads_q + l.query.head;
+    l.p.lse[at] = lse;
+    l.p.max_logit[at] = found.largest;
+    l.p.z_abs[at] = found.z_abs;
+    l.p.largest_p[at] = largest_p;
+    l.p.num_visible[at] = static_cast<long long>(found.num_visible);
+    l.p.written[at] = 1;
+  }
+}
+
+}  // namespace attune::check
+
+extern "C" __global__ void __launch_bounds__(1024) attune_oracle(const attune::check::OracleParams* params) {
+  using namespace attune::check;
+  const OracleParams& p = *params;
+  double* scratch = p.scratch + blockIdx.x * (p.max_keys + static_cast<long long>(blockDim.x) * kNumSums);
+  for (long long line = blockIdx.x; line < p.rows * p.heads_q; line += gridDim.x) {
+    const long long row = line / p.heads_q, head = line % p.heads_q, b = sequence_of(p, row);
+    __syncthreads();  // the scratch of the line before
+    if (threadIdx.x == 0) p.written[line] = 0;
+    if (b < 0) continue;
+    const Sequence s = sequence_at(p, b);
+    const bool skipped = (present(p.finished) && integer_at(p.finished, b) != 0) ||
+                         (p.skip_decode != 0 && s.queries.count == 1);
+    if (skipped && p.zero_finished == 0) continue;
+    const long long index = row - s.queries.first;
+    Keys keys = keys_of(p, s, row);
+    if (skipped) keys.count = 0;  // a row that sees nothing
+    if (keys.count > p.max_keys) continue;
+    make_line({p, s, keys, {b, row, index, s.num_keys() - s.queries.count + index, head},
+               head / (p.heads_q / p.heads_kv), scratch, scratch + p.max_keys});
+  }
+}

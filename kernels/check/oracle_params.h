@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What host and device share of the oracle on the GPU: the descriptor's tensors as they are, and results in float64.
+// Compiled by NVRTC and by the host's compiler; no standard headers.
+#pragma once
+
+namespace attune::check {
+
+constexpr int kMaxRank = 6;
+// As attune_dtype, and one more for what the host has prepared.
+enum Dtype { kNone, kFloat32, kFloat16, kBfloat16, kE4m3, kE5m2, kInt8, kUint8, kInt32, kInt64, kFloat64 };
+enum Layout { kNhd, kHnd, kXpacked, kBytes };  // as attune_kv_layout
+enum Format { kPlain, kMla656, kMla584 };      // as attune_kv_format
+
+// As attune_tensor: strides in elements, dtype 0 where it is absent.
+struct Tensor {
+  const char* data;
+  int dtype, rank;
+  long long shape[kMaxRank], stride[kMaxRank];
+};
+
+struct Cache {
+  Tensor k, v, k_scale, v_scale, page_table, v_page_table, batch_index;
+  int format, layout;
+  long long num_pages, page_size, ring_capacity;  // page_size is never 0
+};
+
+// Fields of the descriptor by their names there. Resolved by the host: cu_seqlens_k, of the dense keys, which may be
+// those of the queries; head_dim_v; softmax_scale.
+struct OracleParams {
+  long long rows, batch;
+  int heads_q, heads_kv, head_dim_qk, head_dim_v;
+  Tensor q, k, v;  // q, k, v are float64 where a prologue has changed them
+  Tensor cu_seqlens_q, cu_seqlens_k, seqused_kv;
+  Cache cache, extra_cache;
+  Tensor indices, topk_length, extra_indices, extra_topk_length;
+  Tensor cache_indirection, beam_prompt_length;
+  long long beam_width;
+  int causal;
+  long long window_left, window_right;
+  Tensor mask_bits, mask_start, bidirectional_ranges, finished;
+  int skip_decode, zero_finished;
+  double softmax_scale, softcap;
+  Tensor alibi_slopes, bias, new_token_bias, t5_bias, sinks;
+  int alibi_sqrt, t5_bidirectional;
+  long long t5_max_distance;
+
+  // Results, as those of reference/reference.h: [rows, heads_q, head_dim_v] and [rows, heads_q].
+  double *out, *pv_abs, *v_abs;
+  double *lse, *max_logit, *z_abs, *largest_p;
+  long long* num_visible;
+  unsigned char* written;
+  // Of each block: max_keys doubles, and kNumSums of each thread.
+  double* scratch;
+  long long max_keys;
+};
+constexpr int kNumSums = 4;
+
+}  // namespace attune::check

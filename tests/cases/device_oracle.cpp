@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device_oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "reference/operation.h"
+
+namespace attune::cases {
+namespace {
+
+static_assert(check::kMaxRank == ATTUNE_MAX_RANK);
+static_assert(int{check::kNone} == ATTUNE_DTYPE_NONE && int{check::kFloat32} == ATTUNE_FLOAT32 &&
+              int{check::kFloat16} == ATTUNE_FLOAT16 && int{check::kBfloat16} == ATTUNE_BFLOAT16 &&
+              int{check::kE4m3} == ATTUNE_FLOAT8_E4M3 && int{check::kE5m2} == ATTUNE_FLOAT8_E5M2 &&
+              int{check::kInt8} == ATTUNE_INT8 && int{check::kUint8} == ATTUNE_UINT8 &&
+              int{check::kInt32} == ATTUNE_INT32 && int{check::kInt64} == ATTUNE_INT64);
+static_assert(int{check::kNhd} == ATTUNE_KV_NHD && int{check::kHnd} == ATTUNE_KV_HND &&
+              int{check::kXpacked} == ATTUNE_KV_XPACKED && int{check::kBytes} == ATTUNE_KV_BYTES);
+static_assert(int{check::kPlain} == ATTUNE_KV_PLAIN && int{check::kMla656} == ATTUNE_KV_MLA_656 &&
+              int{check::kMla584} == ATTUNE_KV_MLA_584);
+
+check::Tensor as_tensor(const attune_tensor& t) {
+  check::Tensor made{static_cast<const char*>(t.data), t.dtype, t.rank, {}, {}};
+  for (int axis = 0; axis < t.rank; ++axis) {
+    made.shape[axis] = t.shape[axis];
+    made.stride[axis] = t.stride[axis];
+  }
+  return made;
+}
+
+check::Cache as_cache(const attune_kv_cache& c) {
+  check::Cache made{as_tensor(c.k),
+                    as_tensor(c.v),
+                    as_tensor(c.k_scale),
+                    as_tensor(c.v_scale),
+                    as_tensor(c.page_table),
+                    as_tensor(c.v_page_table),
+                    as_tensor(c.batch_index),
+                    c.format,
+                    c.layout,
+                    c.k.shape[0],
+                    1,
+                    c.ring_capacity};
+  if (!reference::present(c.k)) return made;
+  if (c.format == ATTUNE_KV_MLA_584) {
+    made.page_size = c.page_size;
+  } else {
+    made.page_size = c.k.shape[c.layout == ATTUNE_KV_HND ? 2 : c.layout == ATTUNE_KV_XPACKED ? 3 : 1];
+  }
+  return made;
+}
+
+// Which table cuts the dense keys into sequences.
+attune_tensor cuts_of_keys(const attune_attention& a, int64_t rows) {
+  const bool own = reference::present(a.cu_seqlens_kv) && a.cu_seqlens_kv.data != a.cu_seqlens_q.data;
+  const bool shared = !own && a.k.rank == 3 && a.k.shape[0] == rows && reference::present(a.cu_seqlens_q);
+  return shared ? a.cu_seqlens_q : a.cu_seqlens_kv;
+}
+
+// Every field that is as in the descriptor.
+check::OracleParams as_params(const attune_attention& a) {
+  check::OracleParams p{};
+  p.q = as_tensor(a.q);
+  p.k = as_tensor(a.k);
+  p.v = as_tensor(a.v);
+  p.cu_seqlens_q = as_tensor(a.cu_seqlens_q);
+  p.seqused_kv = as_tensor(a.seqused_kv);
+  p.cache = as_cache(a.cache);
+  p.extra_cache = as_cache(a.extra_cache);
+  p.indices = as_tensor(a.indices);
+  p.topk_length = as_tensor(a.topk_length);
+  p.extra_indices = as_tensor(a.extra_indices);
+  p.extra_topk_length = as_tensor(a.extra_topk_length);
+  p.cache_indirection = as_tensor(a.cache_indirection);
+  p.beam_prompt_length = as_tensor(a.beam_prompt_length);
+  p.beam_width = a.beam_width;
+  p.causal = a.causal;
+  p.window_left = a.window_left;
+  p.window_right = a.window_right;
+  p.mask_bits = as_tensor(a.mask_bits);
+  p.mask_start = as_tensor(a.mask_start);
+  p.bidirectional_ranges = as_tensor(a.bidirectional_ranges);
+  p.finished = as_tensor(a.finished);
+  p.skip_decode = a.skip_decode;
+  p.zero_finished = a.zero_finished;
+  p.softcap = a.softcap;
+  p.alibi_slopes = as_tensor(a.alibi_slopes);
+  p.bias = as_tensor(a.bias);
+  p.new_token_bias = as_tensor(a.new_token_bias);
+  p.t5_bias = as_tensor(a.t5_bias);
+  p.sinks = as_tensor(a.sinks);
+  p.alibi_sqrt = a.alibi_sqrt;
+  p.t5_bidirectional = a.t5_bidirectional;
+  p.t5_max_distance = a.t5_max_distance;
+  return p;
+}
+
+// Dense float64 rows of heads, rank 3 or the rank of `like`.
+check::Tensor doubles_like(const attune_tensor& like, void* data) {
+  check::Tensor made = as_tensor(like);
+  made.data = static_cast<const char*>(data);
+  made.dtype = check::kFloat64;
+  int64_t stride = 1;
+  for (int axis = like.rank - 1; axis >= 0; --axis) {
+    made.stride[axis] = stride;
+    stride *= like.shape[axis];
+  }
+  return made;
+}
+
+}  // namespace
+
+template <class T>
+T* DeviceOracle::add_result(const char* name, int64_t count) {
+  const auto bytes = static_cast<size_t>(std::max<int64_t>(count, 1)) * sizeof(T);
+  buffers_.push_back(std::make_unique<Buffer>(memory_, name, bytes));
+  buffers_.back()->upload();
+  return static_cast<T*>(buffers_.back()->device());
+}
+
+DeviceOracle::DeviceOracle(const Problem& problem, int64_t blocks, int64_t threads)
+    : memory_(problem.arena().memory()), host_(as_params(problem.device())) {
+  const attune_attention& a = problem.host();
+  const reference::Operation op(a);
+  host_.rows = op.num_rows;
+  host_.batch = static_cast<int64_t>(op.sequences.size());
+  host_.heads_q = static_cast<int>(op.num_heads_q);
+  host_.heads_kv = static_cast<int>(op.num_heads_kv);
+  host_.head_dim_qk = static_cast<int>(a.q.shape[a.q.rank - 1]);
+  host_.head_dim_v = static_cast<int>(op.head_dim_v);
+  host_.cu_seqlens_k = as_tensor(problem.arena()
+                                     .on_device([&] {
+                                       attune_attention keys = a;
+                                       keys.cu_seqlens_kv = cuts_of_keys(a, op.num_rows);
+                                       return keys;
+                                     }())
+                                     .cu_seqlens_kv);
+  host_.softmax_scale =
+      a.softmax_scale != 0 ? static_cast<double>(a.softmax_scale) : 1.0 / std::sqrt(host_.head_dim_qk);
+  if (problem.spec().prologue.any()) prepare(problem);
+
+  for (const reference::Sequence& s : op.sequences) {
+    const bool is_ring = a.cache.ring_capacity > 0;
+    const int64_t cached = is_ring ? std::min(s.num_cached, a.cache.ring_capacity) : s.num_cached;
+    host_.max_keys = std::max<long long>(host_.max_keys, cached + s.num_dense);
+  }
+  if (op.is_sparse()) {
+    host_.max_keys = a.indices.shape[a.indices.rank - 1];
+    if (reference::present(a.extra_indices)) host_.max_keys += a.extra_indices.shape[a.extra_indices.rank - 1];
+  }
+  const int64_t lines = host_.rows * host_.heads_q, elements = lines * host_.head_dim_v;
+  blocks_ = std::clamp<int64_t>(lines, 1, blocks);
+  host_.out = add_result<double>("out", elements);
+  host_.pv_abs = add_result<double>("pv_abs", elements);
+  host_.v_abs = add_result<double>("v_abs", elements);
+  host_.lse = add_result<double>("lse", lines);
+  host_.max_logit = add_result<double>("max_logit", lines);
+  host_.z_abs = add_result<double>("z_abs", lines);
+  host_.largest_p = add_result<double>("largest_p", lines);
+  host_.num_visible = add_result<long long>("num_visible", lines);
+  host_.written = add_result<unsigned char>("written", lines);
+  host_.scratch = add_result<double>("scratch", blocks_ * (host_.max_keys + check::kNumSums * threads));
+  params_ = std::make_unique<Buffer>(memory_, "params", sizeof(host_));
+  std::memcpy(params_->host(), &host_, sizeof(host_));
+  params_->upload();
+}
+
+// Rows that no sequence owns stay poison.
+void DeviceOracle::prepare(const Problem& problem) {
+  const attune_attention& a = problem.host();
+  const reference::Operation op(a);
+  const auto add = [&](const char* name, const attune_tensor& like, auto&& fill) {
+    buffers_.push_back(std::make_unique<Buffer>(memory_, name, static_cast<size_t>(num_elements(like)) * 8 + 8));
+    fill(reinterpret_cast<double*>(buffers_.back()->host()));
+    buffers_.back()->upload();
+    return doubles_like(like, buffers_.back()->device());
+  };
+  const auto put = [](double* rows, int64_t row, int64_t heads, int64_t head, const std::vector<double>& values) {
+    std::copy(values.begin(), values.end(), rows + (row * heads + head) * static_cast<int64_t>(values.size()));
+  };
+  host_.q = add("prepared q", a.q, [&](double* rows) {
+    for (int64_t row = 0; row < op.num_rows; ++row) {
+      for (int64_t head = 0; head < op.num_heads_q && op.sequence_of(row) >= 0; ++head)
+        put(rows, row, op.num_heads_q, head, op.query(op.sequence_of(row), row, head));
+    }
+  });
+  const auto each_key = [&](auto&& visit) {
+    for (size_t b = 0; b < op.sequences.size(); ++b) {
+      const reference::Sequence& s = op.sequences[b];
+      for (int64_t j = 0; j < s.num_dense; ++j) {
+        const reference::Key key = {nullptr, {}, s.first_dense + j, s.num_cached + j};
+        for (int64_t head = 0; head < op.num_heads_kv; ++head) visit(static_cast<int64_t>(b), key, head);
+      }
+    }
+  };
+  if (reference::present(a.k)) {
+    host_.k = add("prepared k", a.k, [&](double* rows) {
+      each_key([&](int64_t b, const reference::Key& key, int64_t head) {
+        put(rows, key.row, op.num_heads_kv, head, op.key(b, key, head));
+      });
+    });
+  }
+  if (reference::present(a.v)) {
+    host_.v = add("prepared v", a.v, [&](double* rows) {
+      each_key([&](int64_t b, const reference::Key& key, int64_t head) {
+        put(rows, key.row, op.num_heads_kv, head, op.value(b, key, head));
+      });
+    });
+  }
+}
+
+std::string DeviceOracle::check_guards() const {
+  for (const auto& buffer : buffers_) {
+    if (std::string guards = buffer->check_guards(); !guards.empty()) return guards;
+  }
+  return params_->check_guards();
+}
+
+std::vector<reference::RowResult> DeviceOracle::results() const {
+  const auto get = [&]<class T>(const T* device) {
+    for (const auto& buffer : buffers_) {
+      if (buffer->device() != device) continue;
+      const std::vector<std::byte> bytes = buffer->download();
+      std::vector<T> values(bytes.size() / sizeof(T));
+      std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+      return values;
+    }
+    return std::vector<T>();
+  };
+  const auto out = get(host_.out), pv_abs = get(host_.pv_abs), v_abs = get(host_.v_abs), lse = get(host_.lse),
+             max_logit = get(host_.max_logit), z_abs = get(host_.z_abs), largest_p = get(host_.largest_p);
+  const auto num_visible = get(host_.num_visible);
+  const auto written = get(host_.written);
+  std::vector<reference::RowResult> results(static_cast<size_t>(host_.rows * host_.heads_q));
+  for (size_t i = 0; i < results.size(); ++i) {
+    reference::RowResult& r = results[i];
+    r.written = written[i] != 0;
+    if (!r.written) continue;
+    const auto first = static_cast<std::ptrdiff_t>(i) * host_.head_dim_v, last = first + host_.head_dim_v;
+    r.out.assign(out.begin() + first, out.begin() + last);
+    r.pv_abs.assign(pv_abs.begin() + first, pv_abs.begin() + last);
+    r.v_abs.assign(v_abs.begin() + first, v_abs.begin() + last);
+    r.lse = lse[i];
+    r.max_logit = max_logit[i];
+    r.z_abs = z_abs[i];
+    r.largest_p = largest_p[i];
+    r.num_visible = num_visible[i];
+  }
+  return results;
+}
+
+}  // namespace attune::cases

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// A problem for the oracle on the GPU (kernels/check/oracle.cu), and what it says. Who launches it is left open: a
+// device, or the emulator. Prologues are applied here, by reference/.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "check/oracle_params.h"
+#include "problem.h"
+#include "reference/reference.h"
+
+namespace attune::cases {
+
+class DeviceOracle {
+ public:
+  static constexpr const char* kSource = "check/oracle.cu";
+  static constexpr const char* kEntry = "attune_oracle";
+
+  // Takes the problem's memory. At most `blocks` blocks of `threads` threads will run. The problem is on the device
+  // already, as before its run.
+  DeviceOracle(const Problem& problem, int64_t blocks, int64_t threads);
+
+  // For the kernel: one pointer to the parameters, in the device's memory.
+  const check::OracleParams* params() { return static_cast<const check::OracleParams*>(params_->device()); }
+  int64_t blocks() const { return blocks_; }
+  // After the kernel has ended: row-major [rows][heads], as reference::attention() gives them.
+  std::vector<reference::RowResult> results() const;
+  // Of broken guards; else "".
+  std::string check_guards() const;
+
+ private:
+  template <class T>
+  T* add_result(const char* name, int64_t count);
+  void prepare(const Problem& problem);
+
+  Memory& memory_;
+  int64_t blocks_;
+  check::OracleParams host_{};
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::unique_ptr<Buffer> params_;
+};
+
+}  // namespace attune::cases
