@@ -27,7 +27,9 @@ TEST_F(EmulatedOracle, SaysWhatTheReferenceSays) {
   const char* only = std::getenv("ATTUNE_CASE");
   const size_t step = every != nullptr ? static_cast<size_t>(std::max(1, std::atoi(every))) : 11;
   int ran = 0;
-  for (size_t i = 0; i < all.size(); i += step) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool always = all[i].name.starts_with("prologue/int8");  // the host prepares their inputs
+    if (i % step != 0 && !always) continue;
     if (only != nullptr && all[i].name.find(only) == std::string::npos) continue;
     EXPECT_EQ(run(all[i]), "") << all[i].name;
     ++ran;

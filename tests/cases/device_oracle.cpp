@@ -140,7 +140,8 @@ DeviceOracle::DeviceOracle(const Problem& problem, int64_t blocks, int64_t threa
                                      .cu_seqlens_kv);
   host_.softmax_scale =
       a.softmax_scale != 0 ? static_cast<double>(a.softmax_scale) : 1.0 / std::sqrt(host_.head_dim_qk);
-  if (problem.spec().prologue.any()) prepare(problem);
+  // int8 inputs have their scales whatever else the case asks for.
+  if (problem.spec().prologue.any() || reference::present(a.prologue.qkv_scale)) prepare(problem);
 
   for (const reference::Sequence& s : op.sequences) {
     const bool is_ring = a.cache.ring_capacity > 0;
