@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <unordered_map>
 
 #include "cases/memory.h"
@@ -33,6 +35,14 @@ class CudaMemory final : public Memory {
   void download(void* host, const void* device, size_t bytes) override {
     synchronize();
     cuda::copy_to_host(stream_, host, device, bytes);
+  }
+  std::function<void()> captured(const std::function<void(void* stream)>& work) override {
+    synchronize();
+    const auto graph = std::make_shared<cuda::Graph>(stream_, [&] { work(stream_.handle()); });
+    return [this, graph] {
+      graph->replay(stream_);
+      synchronize();
+    };
   }
   // Waits for all streams of the device; throws what went wrong in kernels.
   void synchronize() const {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@ class Memory {
   virtual void release(void* data) noexcept = 0;
   virtual void upload(void* device, const void* host, size_t bytes) = 0;
   virtual void download(void* host, const void* device, size_t bytes) = 0;
+  // What work puts on the stream, captured: each call runs it anew and waits. Empty where the device captures nothing.
+  virtual std::function<void()> captured(const std::function<void(void* stream)>& /*work*/) { return {}; }
 };
 
 // The memory of the CPU backend.

@@ -10,7 +10,7 @@
 namespace attune::cases {
 namespace {
 
-enum class Kind { kDecode, kChunk, kPrefill, kMixed, kCodes, kFloats, kMla, kMlaSparse };
+enum class Kind { kDecode, kChunk, kPrefill, kMixed, kCodes, kFloats, kMla, kMlaSparse, kAny };
 
 void draw_plain_cache(Random& r, Case& c) {
   CacheSpec& cache = c.cache;
@@ -45,9 +45,14 @@ void draw_scores(Random& r, Case& c) {
 }
 
 // What the kernels of a configuration are compiled for.
-Kind draw_configuration(Random& r, Case& c) {
+Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
   const Kind kind = r.pick<Kind>({Kind::kDecode, Kind::kDecode, Kind::kChunk, Kind::kPrefill, Kind::kPrefill,
-                                  Kind::kMixed, Kind::kCodes, Kind::kFloats, Kind::kMla, Kind::kMla, Kind::kMlaSparse});
+                                  Kind::kMixed, Kind::kCodes, Kind::kFloats, Kind::kMla, Kind::kMla, Kind::kMlaSparse,
+                                  Kind::kAny, Kind::kAny, Kind::kAny, Kind::kAny});
+  if (kind == Kind::kAny) {
+    c = r.chance(0.25) ? random_mla_case(configuration) : random_case(configuration);
+    return kind;
+  }
   c.causal = r.chance(0.8);
   c.dtype = r.pick<attune_dtype>({ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, ATTUNE_FLOAT16});
   c.num_heads_kv = r.pick<int64_t>({1, 1, 2});
@@ -103,6 +108,8 @@ Kind draw_configuration(Random& r, Case& c) {
         c.causal = false;
       }
       break;
+    case Kind::kAny:
+      break;
   }
   return kind;
 }
@@ -148,17 +155,52 @@ void draw_lengths(Random& r, Case& c, Kind kind, int64_t budget) {
   }
 }
 
+// Lengths for a case that was drawn with few and short ones. What it asks for of them stays true.
+void draw_any_lengths(Random& r, Case& c, int64_t budget) {
+  const bool decode = c.max_seqlen_q() <= 1, fixed = c.queries == QueryShape::kFixed;
+  // Tables over rows and keys: their size is a product.
+  const bool tables = c.bias > 0 || c.mask_bits > 0;
+  const int64_t longest = std::min<int64_t>(r.pick<int64_t>({70, 600, 3000}), tables ? 300 : 3000);
+  const int64_t most_sequences = std::min<int64_t>(r.pick<int64_t>({1, 3, 20, 100, 400}), tables ? 12 : 400);
+  const int64_t row_cost = std::max<int64_t>(c.num_heads_q * c.head_dim_qk / 256, 4);
+  const int64_t most_rows = c.cache.ring_capacity > 0 ? 8 : std::max<int64_t>(1, budget / row_cost);
+  // Dense rows and contiguous slots lie as long as the longest sequence.
+  const bool square = c.kv == KvSource::kContiguous || (c.kv == KvSource::kDense && fixed);
+  const int64_t most_keys = square ? std::max<int64_t>(30, 4 * budget / most_sequences) : budget;
+  const int64_t fixed_q = decode ? 1 : std::min({length(r, longest), most_rows, int64_t{64}});
+  const bool had_ranges = !c.ranges.empty(), had_finished = !c.finished.empty();
+  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.ranges.clear(), c.finished.clear();
+  int64_t cost = 0;
+  for (int64_t b = 0; b < most_sequences && cost < budget; ++b) {
+    const int64_t n_q = fixed ? fixed_q : decode ? 1 : std::min(length(r, longest), most_rows);
+    int64_t n_kv = r.chance(0.05) ? 0 : std::min(length(r, longest), most_keys);
+    if (c.bias > 0 && !c.new_tokens) n_kv = std::max(n_kv, n_q);
+    // The lists of dense keys name those of the shortest sequence.
+    if (c.sparse.topk > 0 && c.kv == KvSource::kDense) n_kv = std::max<int64_t>(n_kv, 30);
+    c.seqlens_q.push_back(n_q);
+    c.seqlens_kv.push_back(n_kv);
+    cost += n_q * row_cost + n_kv;
+    if (const int64_t first = r.integer(0, 300); had_ranges) c.ranges.push_back({first, first + r.integer(0, 300)});
+    if (had_finished) c.finished.push_back(r.chance(0.3) ? 1 : 0);
+  }
+}
+
 }  // namespace
 
 Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t budget) {
   Random r("serving case " + std::to_string(seed), index);
   const int64_t configuration = r.integer(0, configurations - 1);
   Case c;
+  Random of_configuration("serving configuration", static_cast<uint64_t>(configuration));
+  const Kind kind = draw_configuration(of_configuration, c, static_cast<uint64_t>(configuration));
   c.area = "stress";
   c.name = "stress/" + std::to_string(seed) + ":" + std::to_string(index);
-  Random of_configuration("serving configuration", static_cast<uint64_t>(configuration));
-  const Kind kind = draw_configuration(of_configuration, c);
-  draw_lengths(r, c, kind, r.pick<int64_t>({budget / 20, budget / 20, budget / 4, budget}));
+  const auto of_case = r.pick<int64_t>({budget / 20, budget / 20, budget / 4, budget});
+  if (kind == Kind::kAny) {
+    draw_any_lengths(r, c, of_case);
+  } else {
+    draw_lengths(r, c, kind, of_case);
+  }
   return c;
 }
 

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -47,9 +49,9 @@ class Runner {
   }
   bool covered() const { return plan_ != nullptr; }
   const std::string& kernel() const { return kernel_; }
-  void run() {
+  void run(void* stream = nullptr) {
     const attune_attention a = problem_.device();
-    require(attune_run(plan_.get(), &a, workspace_->buffer.device(), bytes_, nullptr), "attune_run");
+    require(attune_run(plan_.get(), &a, workspace_->buffer.device(), bytes_, stream), "attune_run");
   }
   void schedule() {
     const attune_attention a = problem_.device();
@@ -144,20 +146,54 @@ std::string checked(Problem& problem, const Expected& expected, const Runner& ru
   return runner.check_guards();
 }
 
+// Sequences whose keys stay as many: with batch_invariant their bits must, too.
+bool stays(int64_t b) { return b % 3 == 0; }
+
 // Fewer keys in the arrays of the same plan, as a server's later steps have. False where the case does not allow it.
 bool shorten(Problem& problem) {
   const Case& c = problem.spec();
   const attune_tensor used = problem.host().seqused_kv;
   if (used.data == nullptr || c.new_tokens || c.sparse.topk > 0 || c.window_left >= 0 || c.window_right >= 0 ||
-      c.cache.ring_capacity > 0 || c.beam_width > 0)
+      c.cache.ring_capacity > 0 || c.beam_width > 0 || !c.ranges.empty())
     return false;
   Random r(c.name + " shortened", 0);
   for (int64_t b = 0; b < c.batch(); ++b) {
+    if (stays(b)) continue;
     auto* n = static_cast<int32_t*>(element_at(used, {b}));
     *n = static_cast<int32_t>(r.integer(std::min<int64_t>(*n, c.seqlens_q[static_cast<size_t>(b)]), *n));
   }
   problem.arena().owner(used.data)->upload();
   return true;
+}
+
+// "" where the sequences that stay have the bits that they had.
+std::string others_show(const Problem& problem, const Snapshot& before) {
+  const Case& c = problem.spec();
+  const Snapshot after(problem.arena());
+  for (const auto& [name, host] :
+       {std::pair{"out", problem.host().out}, {"lse", problem.host().lse}, {"max_logits", problem.host().max_logits}}) {
+    if (host.data == nullptr) continue;
+    for (int64_t b = 0; b < c.batch(); ++b) {
+      if (!stays(b)) continue;
+      // A sequence's rows are one stretch of the first axis, or of a rank 4 tensor one index.
+      attune_tensor rows = host;
+      const bool fixed = problem.host().q.rank == 4;
+      const int64_t first = fixed ? b : problem.first_row(b);
+      rows.shape[0] = fixed ? 1 : c.seqlens_q[static_cast<size_t>(b)];
+      const int64_t size = element_size(static_cast<attune_dtype>(rows.dtype));
+      rows.data = static_cast<std::byte*>(rows.data) + first * rows.stride[0] * size;
+      if (num_elements(rows) == 0) continue;
+      const attune_tensor was = before.after(rows), is = after.after(rows);
+      const auto apart = static_cast<const std::byte*>(is.data) - static_cast<const std::byte*>(was.data);
+      bool same = true;
+      for_each_element(
+          was, [&](const int64_t*, const std::byte* at) { same = same && std::equal(at, at + size, at + apart); });
+      if (!same)
+        return std::string(name) + " of sequence " + std::to_string(b) +
+               " has other bits, though batch_invariant, where others have fewer keys";
+    }
+  }
+  return "";
 }
 
 std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs) {
@@ -180,13 +216,27 @@ std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs
     ++runs;
     if (std::string failure = first.differs(); !failure.empty()) return "run_scheduled: " + failure;
   }
+  const std::function<void()> replay = problem.arena().memory().captured([&](void* stream) { runner.run(stream); });
+  for (int i = 0; replay && i < 2; ++i) {
+    first.restore();
+    replay();
+    ++runs;
+    if (std::string failure = first.differs(); !failure.empty()) return "a replayed graph: " + failure;
+  }
   if (std::string failure = runner.check_guards(); !failure.empty()) return failure;
+  std::optional<Snapshot> before;
+  if (problem.spec().batch_invariant) before.emplace(problem.arena());
   first.restore();
   if (!shorten(problem)) return "";
   const Expected shorter = evaluate_sample(problem, kSampledRows);
-  runner.run();
+  if (replay) {
+    replay();
+  } else {
+    runner.run();
+  }
   ++runs;
-  const std::string failure = checked(problem, shorter, runner);
+  std::string failure = checked(problem, shorter, runner);
+  if (failure.empty() && before) failure = others_show(problem, *before);
   return failure.empty() ? "" : "the plan again, over fewer keys: " + failure;
 }
 
