@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <regex>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -72,7 +73,9 @@ void warm_up(const StressOptions& options, attune_device device) {
   std::vector<std::unique_ptr<cases::Problem>> problems;
   std::vector<attune_attention> descriptors;
   for (uint64_t index = 0; index < static_cast<uint64_t>(6 * options.configurations); ++index) {
-    auto problem = std::make_unique<cases::Problem>(cases::serving_case(0, index, options.configurations, 2000));
+    const cases::Case spec = cases::serving_case(0, index, options.configurations, 2000);
+    if (spec.indexer.topk > 0) continue;  // which has no plan
+    auto problem = std::make_unique<cases::Problem>(spec);
     descriptors.push_back(problem->device());
     if (supported(descriptors.back(), device).status == ATTUNE_UNSUPPORTED) {
       descriptors.pop_back();
@@ -87,8 +90,9 @@ void warm_up(const StressOptions& options, attune_device device) {
 
 cases::Case with_sequences(const cases::Case& whole, const std::vector<size_t>& kept) {
   cases::Case c = whole;
-  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.finished.clear();
+  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.finished.clear(), c.ranges.clear();
   for (const size_t b : kept) {
+    if (!whole.ranges.empty()) c.ranges.push_back(whole.ranges[b]);
     c.seqlens_q.push_back(whole.seqlens_q[b]);
     c.seqlens_kv.push_back(whole.seqlens_kv[b]);
     if (!whole.finished.empty()) c.finished.push_back(whole.finished[b]);
@@ -118,6 +122,80 @@ cases::Case shrunk(const cases::Case& failing, cases::Memory& memory, int repeat
   return with_sequences(failing, kept);
 }
 
+// What may be left out of a case; false where it is not there.
+struct Part {
+  const char* name;
+  bool (*leave_out)(cases::Case& c);
+};
+
+template <typename T>
+bool set(T& field, T value) {
+  return std::exchange(field, value) != value;
+}
+
+bool halve(std::vector<int64_t>& lengths) {
+  bool any = false;
+  for (int64_t& n : lengths) any |= set<int64_t>(n, (n + 1) / 2);
+  return any;
+}
+
+constexpr Part kParts[] = {
+    {"prologue", [](cases::Case& c) { return std::exchange(c.prologue, {}).any(); }},
+    {"append", [](cases::Case& c) { return set(c.prologue.append, false); }},
+    {"rope", [](cases::Case& c) { return std::exchange(c.prologue.rope, {}).dim > 0; }},
+    {"ring", [](cases::Case& c) { return set<int64_t>(c.cache.ring_capacity, 0); }},
+    {"window_left", [](cases::Case& c) { return set<int64_t>(c.window_left, -1); }},
+    {"window_right", [](cases::Case& c) { return set<int64_t>(c.window_right, -1); }},
+    {"mask_bits", [](cases::Case& c) { return set(c.mask_bits, 0); }},
+    {"ranges", [](cases::Case& c) { return !std::exchange(c.ranges, {}).empty(); }},
+    {"causal", [](cases::Case& c) { return set(c.causal, false); }},
+    {"finished", [](cases::Case& c) { return !std::exchange(c.finished, {}).empty(); }},
+    {"skip_decode", [](cases::Case& c) { return set(c.skip_decode, false); }},
+    {"softcap", [](cases::Case& c) { return set(c.softcap, 0.0); }},
+    {"alibi", [](cases::Case& c) { return set(c.alibi, 0); }},
+    {"bias", [](cases::Case& c) { return set(c.bias, 0); }},
+    {"new_token_bias", [](cases::Case& c) { return set(c.new_token_bias, false); }},
+    {"t5", [](cases::Case& c) { return set<int64_t>(c.t5_buckets, 0); }},
+    {"sinks", [](cases::Case& c) { return set<std::string>(c.sinks, ""); }},
+    {"second cache", [](cases::Case& c) { return std::exchange(c.extra, {}).topk > 0; }},
+    {"page padding", [](cases::Case& c) { return set(c.cache.page_padding, false); }},
+    {"v_page_table", [](cases::Case& c) { return set(c.cache.separate_v_table, false); }},
+    {"shared prefix", [](cases::Case& c) { return set(c.cache.share_prefix, false); }},
+    {"max_logits", [](cases::Case& c) { return set(c.max_logits, false); }},
+    {"lse", [](cases::Case& c) { return set(c.lse, false); }},
+    {"max_seqlen_*", [](cases::Case& c) { return set(c.max_seqlens, false); }},
+    {"batch_invariant", [](cases::Case& c) { return set(c.batch_invariant, false); }},
+    {"odd strides", [](cases::Case& c) { return set(c.strides, cases::StrideMode::kDense); }},
+    {"half of the keys", [](cases::Case& c) { return halve(c.seqlens_kv); }},
+    {"half of the queries", [](cases::Case& c) { return halve(c.seqlens_q); }},
+};
+
+// Leaves out what is not needed for the failure, and returns the names. What the same kernel does not take stays.
+std::string leave_out_parts(cases::Case& failing, const std::string& kernel, cases::Memory& memory, int repeats) {
+  std::string names;
+  for (const Part& part : kParts) {
+    cases::Case without = failing;
+    if (!part.leave_out(without)) continue;
+    const cases::StressReport report = cases::stress(without, memory, repeats);
+    if (report.passed() || report.kernel != kernel) continue;
+    failing = std::move(without);
+    names += (names.empty() ? "" : ", ") + std::string(part.name);
+  }
+  return names;
+}
+
+// False once a kernel's fault has taken the device from the process.
+bool answers(cases::Memory& memory) {
+  try {
+    cases::Buffer probe(memory, "probe", 16);
+    probe.upload();
+    probe.download();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 std::string lengths(const std::vector<int64_t>& all) {
   constexpr size_t kMost = 24;
   std::string text;
@@ -132,9 +210,13 @@ void print_failure(const StressOptions& options, const cases::Case& spec, const 
   fmt::print("       attune check --stress-case {} --configurations {} --budget {} --device {}\n",
              spec.name.substr(spec.name.find('/') + 1), options.configurations, budget_of(options, device),
              device_name(device));
-  const cases::Case small = shrunk(spec, memory, repeats);
+  std::fflush(stdout);
+  if (!answers(memory)) return;
+  cases::Case small = shrunk(spec, memory, repeats);
+  const std::string parts = leave_out_parts(small, report.kernel, memory, repeats);
   fmt::print("       still fails with {}: queries {}; keys {}\n", counted(small.batch(), "sequence"),
              lengths(small.seqlens_q), lengths(small.seqlens_kv));
+  if (!parts.empty()) fmt::print("       and without {}\n", parts);
   std::fflush(stdout);
 }
 
@@ -164,7 +246,13 @@ void run_stress(const StressOptions& options, attune_device device) {
   PooledMemory memory(case_memory(device));
   const int64_t budget = budget_of(options, device);
   if (!one && device.type == ATTUNE_DEVICE_CUDA) warm_up(options, device);
+  // Kernels that no case reached are to be seen.
   std::map<std::string, Counts> kernels;
+  for (const attune_kernel_info& kernel : attune::kernels()) {
+    if (!one && kernel.device_type == device.type && std::string_view(kernel.operation) == "attention" &&
+        std::regex_search(kernel.name, only))
+      kernels[kernel.name];
+  }
   int64_t cases_run = 0;
   size_t failures = 0;
   const Stopwatch watch;
@@ -173,7 +261,7 @@ void run_stress(const StressOptions& options, attune_device device) {
   const uint64_t seed = one ? one->first : options.seed;
   for (uint64_t index = one ? one->second : 0; one ? index == one->second : watch.seconds() < options.seconds;
        ++index) {
-    if (interrupt.interrupted() || failures >= kMostFailures) break;
+    if (interrupt.interrupted() || failures >= kMostFailures || (failures > 0 && !answers(memory))) break;
     const cases::Case spec = cases::serving_case(seed, index, options.configurations, budget);
     const int repeats = index % kMany == kMany - 1 || one ? kManyRepeats : kRepeats;
     const cases::StressReport report = cases::stress(spec, memory, repeats);

@@ -10,7 +10,7 @@
 namespace attune::cases {
 namespace {
 
-enum class Kind { kDecode, kChunk, kPrefill, kMixed, kCodes, kFloats, kMla, kMlaSparse, kAny };
+enum class Kind { kDecode, kChunk, kPrefill, kMixed, kCodes, kFloats, kMla, kMlaSparse, kAny, kIndexer };
 
 void draw_plain_cache(Random& r, Case& c) {
   CacheSpec& cache = c.cache;
@@ -48,9 +48,13 @@ void draw_scores(Random& r, Case& c) {
 Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
   const Kind kind = r.pick<Kind>({Kind::kDecode, Kind::kDecode, Kind::kChunk, Kind::kPrefill, Kind::kPrefill,
                                   Kind::kMixed, Kind::kCodes, Kind::kFloats, Kind::kMla, Kind::kMla, Kind::kMlaSparse,
-                                  Kind::kAny, Kind::kAny, Kind::kAny, Kind::kAny});
+                                  Kind::kAny, Kind::kAny, Kind::kAny, Kind::kAny, Kind::kIndexer});
   if (kind == Kind::kAny) {
     c = r.chance(0.25) ? random_mla_case(configuration) : random_case(configuration);
+    return kind;
+  }
+  if (kind == Kind::kIndexer) {
+    c = random_indexer_case(configuration);
     return kind;
   }
   c.causal = r.chance(0.8);
@@ -109,6 +113,7 @@ Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
       }
       break;
     case Kind::kAny:
+    case Kind::kIndexer:
       break;
   }
   return kind;
@@ -167,16 +172,21 @@ void draw_any_lengths(Random& r, Case& c, int64_t budget) {
   // Dense rows and contiguous slots lie as long as the longest sequence.
   const bool square = c.kv == KvSource::kContiguous || (c.kv == KvSource::kDense && fixed);
   const int64_t most_keys = square ? std::max<int64_t>(30, 4 * budget / most_sequences) : budget;
-  const int64_t fixed_q = decode ? 1 : std::min({length(r, longest), most_rows, int64_t{64}});
+  const int64_t fixed_q = decode ? 1 : std::min({length(r, longest), most_rows, int64_t{c.indexer.topk > 0 ? 8 : 64}});
   const bool had_ranges = !c.ranges.empty(), had_finished = !c.finished.empty();
   c.seqlens_q.clear(), c.seqlens_kv.clear(), c.ranges.clear(), c.finished.clear();
   int64_t cost = 0;
   for (int64_t b = 0; b < most_sequences && cost < budget; ++b) {
-    const int64_t n_q = fixed ? fixed_q : decode ? 1 : std::min(length(r, longest), most_rows);
+    int64_t n_q = fixed ? fixed_q : decode ? 1 : std::min(length(r, longest), most_rows);
     int64_t n_kv = r.chance(0.05) ? 0 : std::min(length(r, longest), most_keys);
     if (c.bias > 0 && !c.new_tokens) n_kv = std::max(n_kv, n_q);
     // The lists of dense keys name those of the shortest sequence.
     if (c.sparse.topk > 0 && c.kv == KvSource::kDense) n_kv = std::max<int64_t>(n_kv, 30);
+    if (c.indexer.topk > 0) {
+      // The oracle scores every pair of a row and a key.
+      n_q = std::min<int64_t>(n_q, 8);
+      cost += n_q * n_kv * c.num_heads_q * c.head_dim_qk / 8192;
+    }
     c.seqlens_q.push_back(n_q);
     c.seqlens_kv.push_back(n_kv);
     cost += n_q * row_cost + n_kv;
@@ -196,7 +206,7 @@ Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t bud
   c.area = "stress";
   c.name = "stress/" + std::to_string(seed) + ":" + std::to_string(index);
   const auto of_case = r.pick<int64_t>({budget / 20, budget / 20, budget / 4, budget});
-  if (kind == Kind::kAny) {
+  if (kind == Kind::kAny || kind == Kind::kIndexer) {
     draw_any_lengths(r, c, of_case);
   } else {
     draw_lengths(r, c, kind, of_case);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "compare.h"
+#include "indexer_problem.h"
 
 namespace attune::cases {
 namespace {
@@ -78,8 +79,8 @@ class Runner {
 // The buffers that a run has changed, and what it has made of them.
 class Outcome {
  public:
-  explicit Outcome(Problem& problem) {
-    for (const auto& buffer : problem.arena().buffers()) {
+  explicit Outcome(const Arena& arena) {
+    for (const auto& buffer : arena.buffers()) {
       std::vector<std::byte> bytes = buffer->download();
       if (!std::equal(bytes.begin(), bytes.end(), buffer->host())) changed_.push_back({buffer.get(), std::move(bytes)});
     }
@@ -201,7 +202,7 @@ std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs
   runner.run();
   ++runs;
   if (std::string failure = checked(problem, expected, runner); !failure.empty()) return failure;
-  const Outcome first(problem);
+  const Outcome first(problem.arena());
   for (int i = 0; i < repeats; ++i) {
     first.restore();
     runner.run();
@@ -240,11 +241,37 @@ std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs
   return failure.empty() ? "" : "the plan again, over fewer keys: " + failure;
 }
 
+// Every kind against the oracle, and then again over its own results.
+StressReport stress_indexer(const Case& spec, Memory& memory, int repeats) {
+  StressReport report;
+  IndexerProblem problem(spec, memory);
+  const attune_indexer op = problem.device(ATTUNE_INDEXER_TOPK);
+  size_t bytes = 0;
+  if (attune_indexer_workspace_size(&op, memory.device(), &bytes) == ATTUNE_UNSUPPORTED) return report;
+  report.kernel = "indexer";
+  const auto run_again = [&](const attune_indexer& device) {
+    std::string failure = run(device, memory);
+    ++report.runs;
+    if (!failure.empty()) return failure;
+    const Outcome first(problem.arena());
+    for (int i = 0; i < repeats && failure.empty(); ++i) {
+      failure = run(device, memory);
+      ++report.runs;
+      if (failure.empty()) failure = first.differs();
+      if (!failure.empty()) failure = "run " + std::to_string(i + 2) + ": " + failure;
+    }
+    return failure;
+  };
+  report.failure = run_and_check(problem, run_again).failure;
+  return report;
+}
+
 }  // namespace
 
 StressReport stress(const Case& spec, Memory& memory, int repeats) {
   StressReport report;
   try {
+    if (spec.indexer.topk > 0) return stress_indexer(spec, memory, repeats);
     Problem problem(spec, memory);
     Runner runner(problem);
     if (!runner.covered()) return report;

@@ -12,7 +12,7 @@ namespace attune::cases {
 
 struct StressReport {
   std::string failure;  // "" when all is well
-  std::string kernel;   // of the registry; "" where none takes the case
+  std::string kernel;   // of the registry, or "indexer"; "" where none takes the case
   int64_t runs = 0;
   bool passed() const { return failure.empty(); }
 };
