@@ -272,6 +272,21 @@ TEST_P(Property, MergedHalvesAreTheWhole) {
   EXPECT_EQ(report.failure, "");
 }
 
+// Whatever block and tile of the prompt the key is in, and first or second of a pair.
+TEST_P(Property, ValuesThatAreNanReachOnlyTheRowsThatSeeThem) {
+  constexpr int64_t kRows = 64, kKeys = 65;
+  for (int64_t key = 0; key < kKeys; ++key) {
+    Problem problem(make_case(row(dtype(), R"("causal": true, "seqlens_q": [64], "seqlens_kv": [65])")));
+    const attune_attention a = problem.device();
+    cases::poison(static_cast<attune_dtype>(a.v.dtype), element_at(a.v, {key, 0, 0}), a.v.shape[2]);
+    plan_and_run(a);
+    for (int64_t i = 0; i < kRows; ++i) {
+      const double first = cases::decode(static_cast<attune_dtype>(a.out.dtype), element_at(a.out, {i, 0, 0}));
+      ASSERT_EQ(std::isnan(first), kKeys - kRows + i >= key) << "key " << key << ", row " << i;
+    }
+  }
+}
+
 size_t planned_workspace(int64_t seqlen, attune_dtype dtype) {
   attune_attention a;
   EXPECT_ATTUNE_OK(attune_attention_init(&a, sizeof(a)));

@@ -188,7 +188,10 @@ void prefill_pass(const ScoreRows& rows, const TileSource& source, const Compute
         continue;
       }
       bool visible[kRowBlock * kMaxTileN];
+      // Products of bf16 take columns in pairs: the value after an odd number of them is multiplied, by 0.
+      scratch.tile->n = bf16 ? std::min(n, columns + columns % 2) : columns;
       const bool careful = with_care && v_nonfinite(p, compute, compute.tile, tile);
+      scratch.tile->n = columns;
       if (careful) note_visible(s, m, columns, visible);
       const SoftmaxTile t = softmax_tile(p, compute, tile, row, m, columns, scale2, scratch);
       kt.softmax(t);
