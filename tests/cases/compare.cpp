@@ -142,7 +142,7 @@ void Snapshot::check(Checker& checker) const {
   if (std::string guards = arena_.check_guards(); !guards.empty()) checker.fail(guards);
 }
 
-Bounds::Bounds(const Problem& problem, const reference::RowResult& row, attune_dtype weights) {
+check::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
   const Case& c = problem.spec();
   const double compute = unit_roundoff(compute_dtype(c));
   const bool rounds = compute_dtype(c) != ATTUNE_FLOAT32;
@@ -158,29 +158,28 @@ Bounds::Bounds(const Problem& problem, const reference::RowResult& row, attune_d
   // The errors of the products of one score have random signs: their sum stays within 4 standard deviations, never
   // beyond all of it.
   const double spread = std::min(1.0, 4.0 / std::sqrt(static_cast<double>(c.head_dim_qk)));
-  const double largest = std::isfinite(row.max_logit) ? std::fabs(row.max_logit) : 0.0;
-  score = row.z_abs * (std::ldexp(1.0, -21) + (rounded_qk ? 1.5 * compute * spread : 0.0)) +
-          (problem.additive_bound() + largest) * std::ldexp(1.0, -21);
-  const double sums = std::ldexp(16 + 2 * std::sqrt(static_cast<double>(row.num_visible)), -24);
+  check::BoundTerms terms{};
+  terms.of_products = rounded_qk ? 1.5 * compute * spread : 0.0;
+  terms.additive = problem.additive_bound();
   const double of_weights = weights != ATTUNE_DTYPE_NONE ? unit_roundoff(weights) : compute;
-  value = sums + (rounds ? of_weights : 0.0) + (rounded_v ? compute : 0.0);
+  terms.of_weights = rounds ? of_weights : 0.0;
+  terms.of_values = rounded_v ? compute : 0.0;
   // Half a step of e4m3's subnormal numbers, where the largest weight is 2^5 at least
   // (kernels/prefill/attend_codes.cuh).
-  least = weights == ATTUNE_FLOAT8_E4M3 ? std::ldexp(1.0, -10 - 5) : 0.0;
+  terms.least = weights == ATTUNE_FLOAT8_E4M3 ? std::ldexp(1.0, -10 - 5) : 0.0;
   // And of fp16's in cuda_mla, where it is 1 at least: values may be as small beside it.
-  if (compute_dtype(c) == ATTUNE_FLOAT16 && c.head_dim_v > 256) least = std::ldexp(1.0, -25);
+  if (compute_dtype(c) == ATTUNE_FLOAT16 && c.head_dim_v > 256) terms.least = std::ldexp(1.0, -25);
   // The row sum may add up the rounded probabilities.
-  sum = sums + (rounds ? compute : 0.0);
-  const double log_sum = std::isfinite(row.lse) ? std::fabs(row.lse) : 0.0;
-  lse = score + sum + log_sum * std::ldexp(1.0, -22);
+  terms.of_sum = rounds ? compute : 0.0;
+  return terms;
 }
 
+Bounds::Bounds(const Problem& problem, const reference::RowResult& row, attune_dtype weights)
+    : RowBounds(
+          check::bounds_of_row(bound_terms(problem, weights), row.z_abs, row.max_logit, row.lse, row.num_visible)) {}
+
 double Bounds::out(const reference::RowResult& row, size_t dim) const {
-  // out = numerator / sum. A score that is off by e moves its probability by a factor of exp(e), and both by no more
-  // than this.
-  const double from_scores = 0.5 * std::expm1(2 * score);
-  return row.pv_abs[dim] * (value + from_scores) + row.v_abs[dim] * least * row.largest_p +
-         std::fabs(row.out[dim]) * (sum + from_scores) + 1e-36;
+  return check::bound_of_out(*this, row.out[dim], row.pv_abs[dim], row.v_abs[dim], row.largest_p);
 }
 
 attune_dtype rounded_weights(const Problem& problem, int32_t device_type) {

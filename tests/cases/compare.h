@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "check/bounds.h"
 #include "problem.h"
 #include "reference/reference.h"
 
@@ -74,14 +75,12 @@ class Snapshot {
   mutable std::vector<Copy> copies_;
 };
 
+// What the bounds of all rows have in common. weights: what the kernel rounds probabilities to; NONE: the type that
+// products of such inputs are taken in.
+check::BoundTerms bound_terms(const Problem& problem, attune_dtype weights = ATTUNE_DTYPE_NONE);
+
 // Error bounds of one row, from what the oracle knows about it.
-struct Bounds {
-  double score;  // of a score z, absolute
-  double value;  // of the sum of p v, relative to sum p |v|, beside what the scores cause
-  double sum;    // of the sum of p, relative, beside what the scores cause
-  double least;  // of a p that becomes subnormal or nothing, relative to the largest p
-  double lse;
-  // weights: what the kernel rounds probabilities to; NONE: the type that products of such inputs are taken in.
+struct Bounds : check::RowBounds {
   Bounds(const Problem& problem, const reference::RowResult& row, attune_dtype weights = ATTUNE_DTYPE_NONE);
   double out(const reference::RowResult& row, size_t dim) const;
 };

@@ -22,14 +22,7 @@ static_assert(int{check::kNhd} == ATTUNE_KV_NHD && int{check::kHnd} == ATTUNE_KV
 static_assert(int{check::kPlain} == ATTUNE_KV_PLAIN && int{check::kMla656} == ATTUNE_KV_MLA_656 &&
               int{check::kMla584} == ATTUNE_KV_MLA_584);
 
-check::Tensor as_tensor(const attune_tensor& t) {
-  check::Tensor made{static_cast<const char*>(t.data), t.dtype, t.rank, {}, {}};
-  for (int axis = 0; axis < t.rank; ++axis) {
-    made.shape[axis] = t.shape[axis];
-    made.stride[axis] = t.stride[axis];
-  }
-  return made;
-}
+check::Tensor as_tensor(const attune_tensor& t) { return device_tensor(t); }
 
 check::Cache as_cache(const attune_kv_cache& c) {
   check::Cache made{as_tensor(c.k),
@@ -112,6 +105,15 @@ check::Tensor doubles_like(const attune_tensor& like, void* data) {
 }
 
 }  // namespace
+
+check::Tensor device_tensor(const attune_tensor& t) {
+  check::Tensor made{static_cast<const char*>(t.data), t.dtype, t.rank, {}, {}};
+  for (int axis = 0; axis < t.rank; ++axis) {
+    made.shape[axis] = t.shape[axis];
+    made.stride[axis] = t.stride[axis];
+  }
+  return made;
+}
 
 template <class T>
 T* DeviceOracle::add_result(const char* name, int64_t count) {

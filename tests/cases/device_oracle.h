@@ -12,6 +12,8 @@
 
 namespace attune::cases {
 
+check::Tensor device_tensor(const attune_tensor& t);
+
 class DeviceOracle {
  public:
   static constexpr const char* kSource = "check/oracle.cu";
@@ -28,6 +30,9 @@ class DeviceOracle {
   std::vector<reference::RowResult> results() const;
   // Of broken guards; else "".
   std::string check_guards() const;
+  int64_t rows() const { return host_.rows; }
+  int64_t heads() const { return host_.heads_q; }
+  int64_t head_dim_v() const { return host_.head_dim_v; }
 
  private:
   template <class T>

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Error bounds of one row of attention, from what an oracle knows about it. The same formulas on the host
+// (tests/cases/compare.cpp) and on the device; no standard headers but for the host.
+#pragma once
+
+#ifdef __CUDACC__
+#define ATTUNE_CHECK_BOTH __host__ __device__
+#else
+#include <cmath>
+#define ATTUNE_CHECK_BOTH
+#endif
+
+namespace attune::check {
+
+// What bounds of a problem have in common, in units of what they are multiplied with.
+struct BoundTerms {
+  double of_products;  // error of z, to z_abs
+  double additive;     // the largest |terms added after the softcap|
+  double of_weights;   // rounding of p, relative
+  double of_values;    // rounding of v, relative
+  double of_sum;       // rounding of what the row sum adds up, relative
+  double least;        // of a p that becomes subnormal or nothing, relative to the largest p
+};
+
+struct RowBounds {
+  double score;  // of a score z, absolute
+  double value;  // of the sum of p v, relative to sum p |v|, beside what the scores cause
+  double sum;    // of the sum of p, relative, beside what the scores cause
+  double least;  // as above
+  double lse;
+};
+
+constexpr double kOfFp32 = 1.0 / (1 << 21);  // of a sum of products in fp32
+
+ATTUNE_CHECK_BOTH inline bool is_finite(double x) { return x - x == 0; }
+
+ATTUNE_CHECK_BOTH inline RowBounds bounds_of_row(const BoundTerms& terms, double z_abs, double max_logit, double lse,
+                                                 long long num_visible) {
+  const double largest = is_finite(max_logit) ? fabs(max_logit) : 0.0;
+  const double sums = (16 + 2 * sqrt(static_cast<double>(num_visible))) / (1 << 24);
+  const double log_sum = is_finite(lse) ? fabs(lse) : 0.0;
+  RowBounds b;
+  b.score = z_abs * (kOfFp32 + terms.of_products) + (terms.additive + largest) * kOfFp32;
+  b.value = sums + terms.of_weights + terms.of_values;
+  b.sum = sums + terms.of_sum;
+  b.least = terms.least;
+  b.lse = b.score + b.sum + log_sum / (1 << 22);
+  return b;
+}
+
+// Of one channel of out = numerator / sum. A score that is off by e moves its probability by a factor of exp(e), and
+// both by no more than this.
+ATTUNE_CHECK_BOTH inline double bound_of_out(const RowBounds& b, double out, double pv_abs, double v_abs,
+                                             double largest_p) {
+  const double from_scores = 0.5 * expm1(2 * b.score);
+  return pv_abs * (b.value + from_scores) + v_abs * b.least * largest_p + fabs(out) * (b.sum + from_scores) + 1e-36;
+}
+
+}  // namespace attune::check
