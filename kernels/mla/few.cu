@@ -19,7 +19,7 @@ namespace attune::mla {
 
 __device__ __forceinline__ void init_barriers(const FewPlaces& places) {
   if (threadIdx.x == 32) {
-    places.storage().check = {};
+    places.check() = {};
     for (int stage = 0; stage < Few::kStages; ++stage) {
       ptx::init_barrier(places.full(stage), Few::kLoaderWarps);
       ptx::init_barrier(places.empty(stage), Few::kMathWarps);
@@ -120,7 +120,7 @@ __device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t,
 
 __device__ __forceinline__ void run_few(const PrefillParams& p, const FewPlaces& places) {
   schedule::check_stamp(p, static_cast<int>(threadIdx.x) - Few::kLoaderThreads, 32 * Few::kMathWarps, p.list,
-                        places.storage().check, [] { meet_few(); });
+                        places.check(), [] { meet_few(); });
   FewAttend a(p, places);
   for (unsigned count = 0;; ++count) {
     const int slot = slot_of_task(count);

@@ -34,6 +34,7 @@ static_assert(sizeof(FewStorage) <= kernels::kMostSharedBytes, "more shared memo
 // Addresses in shared memory.
 struct FewPlaces : tile::SharedView<FewStorage> {
   using SharedView::SharedView;
+  __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(FewStorage, check); }
   // With which sums begin (kernels::ScheduleCheck).
   __device__ __forceinline__ float first_sum() const {
     return ptx::load_shared(ATTUNE_SHARED_AT(FewStorage, check.first_sum));

@@ -21,7 +21,7 @@ using HalfLoader = CachedRowLoader<Half, HalfPlaces>;
 
 __device__ __forceinline__ void init_barriers(const HalfPlaces& places) {
   if (threadIdx.x == 32) {
-    places.storage().check = {};
+    places.check() = {};
     for (int stage = 0; stage < Half::kStages; ++stage) {
       ptx::init_barrier(places.full(stage), Half::kLoaderWarps);
       ptx::init_barrier(places.empty(stage), 4);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void run_tasks(const HalfPlaces& places, const Work& 
 }
 __device__ __forceinline__ void run_scores(const PrefillParams& p, const HalfPlaces& places) {
   schedule::check_stamp(p, static_cast<int>(threadIdx.x) - Half::kLoaderThreads, 32 * Half::kScoreWarps, p.list,
-                        places.storage().check, [] { meet_scorers(); });
+                        places.check(), [] { meet_scorers(); });
   HalfScores a(p, places);
   run_tasks(places, [&](const Task& task, int head_tile) {
     a.run(task, head_tile);

@@ -29,6 +29,7 @@ static_assert(sizeof(HalfStorage) <= kernels::kMostSharedBytes, "more shared mem
 // Addresses in shared memory.
 struct HalfPlaces : tile::SharedView<HalfStorage> {
   using SharedView::SharedView;
+  __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(HalfStorage, check); }
   // With which sums begin (kernels::ScheduleCheck).
   __device__ __forceinline__ float first_sum() const {
     return ptx::load_shared(ATTUNE_SHARED_AT(HalfStorage, check.first_sum));

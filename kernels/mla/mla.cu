@@ -47,7 +47,7 @@ __device__ __forceinline__ void meet() {
 
 __device__ __forceinline__ void init_barriers(const Places& places) {
   if (threadIdx.x == 64) {
-    places.storage().check = {};
+    places.check() = {};
     for (int stage = 0; stage < Config::kStages; ++stage) {
       for (int part = 0; part < kParts; ++part) ptx::init_barrier(places.k_full(stage, part), arrivals_at(part));
       for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4 * Config::kCluster);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void attend(const PrefillParams& p, const Places& pla
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places, const ptx::TensorMap& q) {
   copy_first_queries(p, places, q);
   schedule::check_stamp(p, static_cast<int>(threadIdx.x) - Config::kLoaders, 32 * Config::kMathWarps, p.list,
-                        places.storage().check, [] { ptx::sync_some(kAllMath, 32 * Config::kMathWarps); });
+                        places.check(), [] { ptx::sync_some(kAllMath, 32 * Config::kMathWarps); });
   Accumulators a;
   for (Counts counts;; counts.next_task()) {
     ptx::wait_phase(places.task_full(counts.slot()), counts.tasks() / kernels::kTaskSlots % 2);

@@ -37,7 +37,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
   constexpr int kKeyWriters = Config::kGathers ? Config::kGatherWarps : kQueryWriters;
   constexpr int kValueWriters = Config::kCodes ? Config::kTransposeWarps : kKeyWriters;
   if (threadIdx.x == 0) {
-    places.storage().check = {};
+    places.check() = {};
     for (int i = 0; i < Config::kStages; ++i) {
       ptx::init_barrier(places.k_full(i), kKeyWriters);
       ptx::init_barrier(places.v_full(i), kValueWriters);
@@ -64,7 +64,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
 
 // By all math threads, before their first task.
 __device__ __forceinline__ void check_stamp(const PrefillParams& p, const Places& places) {
-  schedule::check_stamp(p, math_thread(), Config::kMathThreads, p.list, places.storage().check,
+  schedule::check_stamp(p, math_thread(), Config::kMathThreads, p.list, places.check(),
                         [] { ptx::sync_some(kAllMath, Config::kMathThreads); });
 }
 

@@ -59,7 +59,8 @@ static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared m
 struct Places : tile::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ long long& out_base(int slot) const { return this->slot(slot).out_base; }
-  __device__ __forceinline__ int& is_last() const { return storage().is_last; }
+  __device__ __forceinline__ int& is_last() const { return ATTUNE_SHARED_FIELD(SharedStorage, is_last); }
+  __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(SharedStorage, check); }
   // With which sums begin (kernels::ScheduleCheck).
   __device__ __forceinline__ float first_sum() const {
     return ptx::load_shared(ATTUNE_SHARED_AT(SharedStorage, check.first_sum));

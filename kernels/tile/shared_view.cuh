@@ -13,6 +13,10 @@
 #define ATTUNE_OFFSET_OF(Storage, field) static_cast<int>(__builtin_offsetof(Storage, field))
 #endif
 
+// In a view: a field of its storage, by its offset. Through a pointer to the storage NVRTC 13.0 finds fields elsewhere
+// than offsetof() does, where ones before them are empty ([[no_unique_address]]): a view has no such pointer.
+#define ATTUNE_SHARED_FIELD(Storage, field) \
+  (this->template value_at<decltype(Storage::field)>(ATTUNE_OFFSET_OF(Storage, field), 0))
 // In a view: the shared address of a field of its storage; of the field's value i; and of value j of its array i. One
 // product for both indices: with two, ptxas takes registers for both and spills.
 #define ATTUNE_SHARED_AT(Storage, field) (base + ATTUNE_OFFSET_OF(Storage, field))
@@ -33,7 +37,6 @@ struct SharedView {
   __device__ __forceinline__ explicit SharedView(unsigned char* shared)
       : memory(shared), base(ptx::shared_address(shared)) {}
 
-  __device__ __forceinline__ Storage& storage() const { return *reinterpret_cast<Storage*>(memory); }
   // Value i of the field that begins at `offset`. By bytes: through the array ptxas takes a register more, and spills.
   template <class T>
   __device__ __forceinline__ T& value_at(int offset, int i) const {
