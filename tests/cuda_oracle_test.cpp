@@ -19,7 +19,7 @@ TEST_F(CudaOracle, SaysWhatTheReferenceSays) {
   const CompiledKernel& kernel = get_kernel(kOracle, kDevice);
   int ran = 0;
   for (const cases::Case& spec : table_and_random_cases(100)) {
-    const auto launch = [&](const check::OracleParams* params, int64_t blocks) {
+    const auto launch = [&](const oracle::OracleParams* params, int64_t blocks) {
       LaunchConfig config;
       config.grid[0] = static_cast<uint32_t>(blocks);
       config.block[0] = kThreads;

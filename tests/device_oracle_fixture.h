@@ -50,7 +50,7 @@ inline std::string find_difference(const reference::RowResult& expected, const r
 
 // launch: runs the kernel with so many blocks, and waits. "" where both oracles say the same of every row.
 inline std::string compare_oracles(const cases::Case& spec, cases::Memory& memory, int64_t blocks, int64_t threads,
-                                   const std::function<void(const check::OracleParams*, int64_t blocks)>& launch) {
+                                   const std::function<void(const oracle::OracleParams*, int64_t blocks)>& launch) {
   cases::Problem problem(spec, memory);
   problem.arena().upload();
   cases::DeviceOracle oracle(problem, blocks, threads);

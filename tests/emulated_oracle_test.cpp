@@ -18,7 +18,7 @@ void launch(const char* source, const char* entry, const Params* params, int64_t
   const auto kernel = reinterpret_cast<void (*)(const Params*)>(emulator::find_kernel({source, entry, {}, 0}));
   emulator::run(static_cast<unsigned>(blocks), kThreads, [&] { kernel(params); });
 }
-void launch_oracle(const check::OracleParams* params, int64_t blocks) {
+void launch_oracle(const oracle::OracleParams* params, int64_t blocks) {
   launch(cases::DeviceOracle::kSource, cases::DeviceOracle::kEntry, params, blocks);
 }
 

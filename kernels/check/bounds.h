@@ -10,7 +10,7 @@
 #define ATTUNE_CHECK_BOTH
 #endif
 
-namespace attune::check {
+namespace attune::oracle {
 
 // What bounds of a problem have in common, in units of what they are multiplied with.
 struct BoundTerms {
@@ -56,4 +56,4 @@ ATTUNE_CHECK_BOTH inline double bound_of_out(const RowBounds& b, double out, dou
   return pv_abs * (b.value + from_scores) + v_abs * b.least * largest_p + fabs(out) * (b.sum + from_scores) + 1e-36;
 }
 
-}  // namespace attune::check
+}  // namespace attune::oracle

@@ -4,7 +4,7 @@
 #include "check/compare_params.h"
 #include "check/elements.cuh"
 
-namespace attune::check {
+namespace attune::oracle {
 
 // Rounds to the nearest number of a format, to even; beyond its range to infinity or to the largest number.
 __device__ inline double round_to(int dtype, double x, bool saturate) {
@@ -82,10 +82,10 @@ __device__ inline void look_at(const CompareParams& p, int what, long long at, l
     verdict = {verdict.num_elements, 1, index, expected.value, actual, expected.bound};
 }
 
-}  // namespace attune::check
+}  // namespace attune::oracle
 
-extern "C" __global__ void __launch_bounds__(1024) attune_compare(const attune::check::CompareParams* params) {
-  using namespace attune::check;
+extern "C" __global__ void __launch_bounds__(1024) attune_compare(const attune::oracle::CompareParams* params) {
+  using namespace attune::oracle;
   const CompareParams& p = *params;
   const long long lines = p.oracle->rows * p.oracle->heads_q, elements = lines * p.oracle->head_dim_v;
   const long long me = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;

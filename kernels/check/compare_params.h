@@ -6,7 +6,7 @@
 #include "check/bounds.h"
 #include "check/oracle_params.h"
 
-namespace attune::check {
+namespace attune::oracle {
 
 // What one thread has found. first: of the elements of out, then of lse, then of max_logits, row by row; -1: none.
 struct Verdict {
@@ -24,4 +24,4 @@ struct CompareParams {
   Verdict* verdicts;  // [threads of the grid]
 };
 
-}  // namespace attune::check
+}  // namespace attune::oracle

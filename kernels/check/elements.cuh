@@ -4,7 +4,7 @@
 
 #include "check/oracle_params.h"
 
-namespace attune::check {
+namespace attune::oracle {
 
 __device__ inline double from_bits(unsigned long long bits) {
   union {
@@ -143,4 +143,4 @@ __device__ inline Row dense_row(const Tensor& t, long long row, long long head) 
   return {first, t.stride[t.rank - 1] * element_bytes(t.dtype), t.dtype, 1.0, 0, 0, kPlain, nullptr};
 }
 
-}  // namespace attune::check
+}  // namespace attune::oracle

@@ -5,7 +5,7 @@
 
 #include "check/elements.cuh"
 
-namespace attune::check {
+namespace attune::oracle {
 
 struct Extent {
   long long first, count;
@@ -205,4 +205,4 @@ __device__ inline Row value_row(const OracleParams& p, const Key& key, long long
   return dense_row(present(p.v) ? p.v : p.k, key.row, kv_head);
 }
 
-}  // namespace attune::check
+}  // namespace attune::oracle

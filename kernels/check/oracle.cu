@@ -6,7 +6,7 @@
 #include "check/keys.cuh"
 #include "check/scores.cuh"
 
-namespace attune::check {
+namespace attune::oracle {
 
 constexpr double kIgnored = -1.0;  // the weight of a key that is not there, not seen, or scored -inf: no weight is < 0
 
@@ -141,10 +141,10 @@ __device__ inline void make_line(const Line& l) {
   }
 }
 
-}  // namespace attune::check
+}  // namespace attune::oracle
 
-extern "C" __global__ void __launch_bounds__(1024) attune_oracle(const attune::check::OracleParams* params) {
-  using namespace attune::check;
+extern "C" __global__ void __launch_bounds__(1024) attune_oracle(const attune::oracle::OracleParams* params) {
+  using namespace attune::oracle;
   const OracleParams& p = *params;
   double* scratch = p.scratch + blockIdx.x * (p.max_keys + static_cast<long long>(blockDim.x) * kNumSums);
   for (long long line = blockIdx.x; line < p.rows * p.heads_q; line += gridDim.x) {

@@ -3,7 +3,7 @@
 // Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
-namespace attune::check {
+namespace attune::oracle {
 
 constexpr int kMaxRank = 6;
 // As attune_dtype, and one more for what the host has prepared.
@@ -55,4 +55,4 @@ struct OracleParams {
 };
 constexpr int kNumSums = 4;
 
-}  // namespace attune::check
+}  // namespace attune::oracle

@@ -4,7 +4,7 @@
 
 #include "check/elements.cuh"
 
-namespace attune::check {
+namespace attune::oracle {
 
 // One query of one head.
 struct Query {
@@ -97,4 +97,4 @@ __device__ inline double score(const OracleParams& p, const Query& q, long long 
   return z + alibi(p, q, key) + table_bias(p, q, key) + new_token_bias(p, q, key) + t5(p, q, key);
 }
 
-}  // namespace attune::check
+}  // namespace attune::oracle

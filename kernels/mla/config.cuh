@@ -160,7 +160,9 @@ struct Places : tile::SharedView<SharedStorage> {
                                      threadIdx.x / 4 % 32 * sizeof(kernels::MlaRowStats));
   }
   // Keys [first, end) that a row may see.
-  __device__ __forceinline__ int2* limits(int row) const { return &this->template value_at<int2>(ATTUNE_OFFSET_OF(SharedStorage, limits), row); }
+  __device__ __forceinline__ int2* limits(int row) const {
+    return &this->template value_at<int2>(ATTUNE_OFFSET_OF(SharedStorage, limits), row);
+  }
   __device__ __forceinline__ unsigned plain_tiles() const { return ATTUNE_SHARED_AT(SharedStorage, plain_tiles); }
   // kernels::MlaTileNote; its words behind those of hidden keys are the tile's first key, and whether it is an edge.
   __device__ __forceinline__ unsigned note(int stage) const {

@@ -142,7 +142,7 @@ void Snapshot::check(Checker& checker) const {
   if (std::string guards = arena_.check_guards(); !guards.empty()) checker.fail(guards);
 }
 
-check::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
+oracle::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
   const Case& c = problem.spec();
   const double compute = unit_roundoff(compute_dtype(c));
   const bool rounds = compute_dtype(c) != ATTUNE_FLOAT32;
@@ -158,7 +158,7 @@ check::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
   // The errors of the products of one score have random signs: their sum stays within 4 standard deviations, never
   // beyond all of it.
   const double spread = std::min(1.0, 4.0 / std::sqrt(static_cast<double>(c.head_dim_qk)));
-  check::BoundTerms terms{};
+  oracle::BoundTerms terms{};
   terms.of_products = rounded_qk ? 1.5 * compute * spread : 0.0;
   terms.additive = problem.additive_bound();
   const double of_weights = weights != ATTUNE_DTYPE_NONE ? unit_roundoff(weights) : compute;
@@ -176,10 +176,10 @@ check::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
 
 Bounds::Bounds(const Problem& problem, const reference::RowResult& row, attune_dtype weights)
     : RowBounds(
-          check::bounds_of_row(bound_terms(problem, weights), row.z_abs, row.max_logit, row.lse, row.num_visible)) {}
+          oracle::bounds_of_row(bound_terms(problem, weights), row.z_abs, row.max_logit, row.lse, row.num_visible)) {}
 
 double Bounds::out(const reference::RowResult& row, size_t dim) const {
-  return check::bound_of_out(*this, row.out[dim], row.pv_abs[dim], row.v_abs[dim], row.largest_p);
+  return oracle::bound_of_out(*this, row.out[dim], row.pv_abs[dim], row.v_abs[dim], row.largest_p);
 }
 
 attune_dtype rounded_weights(const Problem& problem, int32_t device_type) {

@@ -77,10 +77,10 @@ class Snapshot {
 
 // What the bounds of all rows have in common. weights: what the kernel rounds probabilities to; NONE: the type that
 // products of such inputs are taken in.
-check::BoundTerms bound_terms(const Problem& problem, attune_dtype weights = ATTUNE_DTYPE_NONE);
+oracle::BoundTerms bound_terms(const Problem& problem, attune_dtype weights = ATTUNE_DTYPE_NONE);
 
 // Error bounds of one row, from what the oracle knows about it.
-struct Bounds : check::RowBounds {
+struct Bounds : oracle::RowBounds {
   Bounds(const Problem& problem, const reference::RowResult& row, attune_dtype weights = ATTUNE_DTYPE_NONE);
   double out(const reference::RowResult& row, size_t dim) const;
 };

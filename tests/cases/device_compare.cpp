@@ -10,11 +10,11 @@ namespace attune::cases {
 DeviceCompare::DeviceCompare(const Problem& problem, DeviceOracle& oracle, int64_t blocks, int64_t threads,
                              int32_t device_type)
     : oracle_(oracle),
-      params_(problem.arena().memory(), "compare's params", sizeof(check::CompareParams)),
-      verdicts_(problem.arena().memory(), "verdicts", static_cast<size_t>(blocks * threads) * sizeof(check::Verdict)) {
+      params_(problem.arena().memory(), "compare's params", sizeof(oracle::CompareParams)),
+      verdicts_(problem.arena().memory(), "verdicts", static_cast<size_t>(blocks * threads) * sizeof(oracle::Verdict)) {
   const attune_attention a = problem.device();
   const attune_tensor& scale = problem.host().out_scale;
-  check::CompareParams p{};
+  oracle::CompareParams p{};
   p.oracle = oracle.params();
   p.terms = bound_terms(problem, rounded_weights(problem, device_type));
   p.out = device_tensor(a.out);
@@ -23,7 +23,7 @@ DeviceCompare::DeviceCompare(const Problem& problem, DeviceOracle& oracle, int64
   p.saturate = a.out.dtype == ATTUNE_FLOAT8_E4M3 ? 1 : 0;
   p.out_scale = p.saturate != 0 && scale.data != nullptr ? decode(ATTUNE_FLOAT32, scale.data) : 1.0;
   p.filler = std::to_integer<int>(kPoison);
-  p.verdicts = static_cast<check::Verdict*>(verdicts_.device());
+  p.verdicts = static_cast<oracle::Verdict*>(verdicts_.device());
   std::memcpy(params_.host(), &p, sizeof(p));
   params_.upload();
   verdicts_.upload();
@@ -34,12 +34,12 @@ Report DeviceCompare::report() const {
     if (std::string guards = buffer->check_guards(); !guards.empty()) return {guards, {}, 0};
   }
   const std::vector<std::byte> bytes = verdicts_.download();
-  std::vector<check::Verdict> verdicts(bytes.size() / sizeof(check::Verdict));
+  std::vector<oracle::Verdict> verdicts(bytes.size() / sizeof(oracle::Verdict));
   std::memcpy(verdicts.data(), bytes.data(), bytes.size());
   Report report;
-  check::Verdict first{};
+  oracle::Verdict first{};
   int64_t num_bad = 0;
-  for (const check::Verdict& v : verdicts) {
+  for (const oracle::Verdict& v : verdicts) {
     report.num_elements += v.num_elements;
     if (v.num_bad > 0 && (num_bad == 0 || v.first < first.first)) first = v;
     num_bad += v.num_bad;

@@ -18,7 +18,7 @@ class DeviceCompare {
   DeviceCompare(const Problem& problem, DeviceOracle& oracle, int64_t blocks, int64_t threads, int32_t device_type);
 
   // For the kernel: one pointer to the parameters, in the device's memory.
-  const check::CompareParams* params() { return static_cast<const check::CompareParams*>(params_.device()); }
+  const oracle::CompareParams* params() { return static_cast<const oracle::CompareParams*>(params_.device()); }
   // After the kernel has ended. Says how many elements are bad, and which is the first; worst stays empty.
   Report report() const;
 

@@ -11,32 +11,32 @@
 namespace attune::cases {
 namespace {
 
-static_assert(check::kMaxRank == ATTUNE_MAX_RANK);
-static_assert(int{check::kNone} == ATTUNE_DTYPE_NONE && int{check::kFloat32} == ATTUNE_FLOAT32 &&
-              int{check::kFloat16} == ATTUNE_FLOAT16 && int{check::kBfloat16} == ATTUNE_BFLOAT16 &&
-              int{check::kE4m3} == ATTUNE_FLOAT8_E4M3 && int{check::kE5m2} == ATTUNE_FLOAT8_E5M2 &&
-              int{check::kInt8} == ATTUNE_INT8 && int{check::kUint8} == ATTUNE_UINT8 &&
-              int{check::kInt32} == ATTUNE_INT32 && int{check::kInt64} == ATTUNE_INT64);
-static_assert(int{check::kNhd} == ATTUNE_KV_NHD && int{check::kHnd} == ATTUNE_KV_HND &&
-              int{check::kXpacked} == ATTUNE_KV_XPACKED && int{check::kBytes} == ATTUNE_KV_BYTES);
-static_assert(int{check::kPlain} == ATTUNE_KV_PLAIN && int{check::kMla656} == ATTUNE_KV_MLA_656 &&
-              int{check::kMla584} == ATTUNE_KV_MLA_584);
+static_assert(oracle::kMaxRank == ATTUNE_MAX_RANK);
+static_assert(int{oracle::kNone} == ATTUNE_DTYPE_NONE && int{oracle::kFloat32} == ATTUNE_FLOAT32 &&
+              int{oracle::kFloat16} == ATTUNE_FLOAT16 && int{oracle::kBfloat16} == ATTUNE_BFLOAT16 &&
+              int{oracle::kE4m3} == ATTUNE_FLOAT8_E4M3 && int{oracle::kE5m2} == ATTUNE_FLOAT8_E5M2 &&
+              int{oracle::kInt8} == ATTUNE_INT8 && int{oracle::kUint8} == ATTUNE_UINT8 &&
+              int{oracle::kInt32} == ATTUNE_INT32 && int{oracle::kInt64} == ATTUNE_INT64);
+static_assert(int{oracle::kNhd} == ATTUNE_KV_NHD && int{oracle::kHnd} == ATTUNE_KV_HND &&
+              int{oracle::kXpacked} == ATTUNE_KV_XPACKED && int{oracle::kBytes} == ATTUNE_KV_BYTES);
+static_assert(int{oracle::kPlain} == ATTUNE_KV_PLAIN && int{oracle::kMla656} == ATTUNE_KV_MLA_656 &&
+              int{oracle::kMla584} == ATTUNE_KV_MLA_584);
 
-check::Tensor as_tensor(const attune_tensor& t) { return device_tensor(t); }
+oracle::Tensor as_tensor(const attune_tensor& t) { return device_tensor(t); }
 
-check::Cache as_cache(const attune_kv_cache& c) {
-  check::Cache made{as_tensor(c.k),
-                    as_tensor(c.v),
-                    as_tensor(c.k_scale),
-                    as_tensor(c.v_scale),
-                    as_tensor(c.page_table),
-                    as_tensor(c.v_page_table),
-                    as_tensor(c.batch_index),
-                    c.format,
-                    c.layout,
-                    c.k.shape[0],
-                    1,
-                    c.ring_capacity};
+oracle::Cache as_cache(const attune_kv_cache& c) {
+  oracle::Cache made{as_tensor(c.k),
+                     as_tensor(c.v),
+                     as_tensor(c.k_scale),
+                     as_tensor(c.v_scale),
+                     as_tensor(c.page_table),
+                     as_tensor(c.v_page_table),
+                     as_tensor(c.batch_index),
+                     c.format,
+                     c.layout,
+                     c.k.shape[0],
+                     1,
+                     c.ring_capacity};
   if (!reference::present(c.k)) return made;
   if (c.format == ATTUNE_KV_MLA_584) {
     made.page_size = c.page_size;
@@ -54,8 +54,8 @@ attune_tensor cuts_of_keys(const attune_attention& a, int64_t rows) {
 }
 
 // Every field that is as in the descriptor.
-check::OracleParams as_params(const attune_attention& a) {
-  check::OracleParams p{};
+oracle::OracleParams as_params(const attune_attention& a) {
+  oracle::OracleParams p{};
   p.q = as_tensor(a.q);
   p.k = as_tensor(a.k);
   p.v = as_tensor(a.v);
@@ -92,10 +92,10 @@ check::OracleParams as_params(const attune_attention& a) {
 }
 
 // Dense float64 rows of heads, rank 3 or the rank of `like`.
-check::Tensor doubles_like(const attune_tensor& like, void* data) {
-  check::Tensor made = as_tensor(like);
+oracle::Tensor doubles_like(const attune_tensor& like, void* data) {
+  oracle::Tensor made = as_tensor(like);
   made.data = static_cast<const char*>(data);
-  made.dtype = check::kFloat64;
+  made.dtype = oracle::kFloat64;
   int64_t stride = 1;
   for (int axis = like.rank - 1; axis >= 0; --axis) {
     made.stride[axis] = stride;
@@ -106,8 +106,8 @@ check::Tensor doubles_like(const attune_tensor& like, void* data) {
 
 }  // namespace
 
-check::Tensor device_tensor(const attune_tensor& t) {
-  check::Tensor made{static_cast<const char*>(t.data), t.dtype, t.rank, {}, {}};
+oracle::Tensor device_tensor(const attune_tensor& t) {
+  oracle::Tensor made{static_cast<const char*>(t.data), t.dtype, t.rank, {}, {}};
   for (int axis = 0; axis < t.rank; ++axis) {
     made.shape[axis] = t.shape[axis];
     made.stride[axis] = t.stride[axis];
@@ -165,7 +165,7 @@ DeviceOracle::DeviceOracle(const Problem& problem, int64_t blocks, int64_t threa
   host_.largest_p = add_result<double>("largest_p", lines);
   host_.num_visible = add_result<long long>("num_visible", lines);
   host_.written = add_result<unsigned char>("written", lines);
-  host_.scratch = add_result<double>("scratch", blocks_ * (host_.max_keys + check::kNumSums * threads));
+  host_.scratch = add_result<double>("scratch", blocks_ * (host_.max_keys + oracle::kNumSums * threads));
   params_ = std::make_unique<Buffer>(memory_, "params", sizeof(host_));
   std::memcpy(params_->host(), &host_, sizeof(host_));
   params_->upload();

@@ -12,7 +12,7 @@
 
 namespace attune::cases {
 
-check::Tensor device_tensor(const attune_tensor& t);
+oracle::Tensor device_tensor(const attune_tensor& t);
 
 class DeviceOracle {
  public:
@@ -24,7 +24,7 @@ class DeviceOracle {
   DeviceOracle(const Problem& problem, int64_t blocks, int64_t threads);
 
   // For the kernel: one pointer to the parameters, in the device's memory.
-  const check::OracleParams* params() { return static_cast<const check::OracleParams*>(params_->device()); }
+  const oracle::OracleParams* params() { return static_cast<const oracle::OracleParams*>(params_->device()); }
   int64_t blocks() const { return blocks_; }
   // After the kernel has ended: row-major [rows][heads], as reference::attention() gives them.
   std::vector<reference::RowResult> results() const;
@@ -41,7 +41,7 @@ class DeviceOracle {
 
   Memory& memory_;
   int64_t blocks_;
-  check::OracleParams host_{};
+  oracle::OracleParams host_{};
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::unique_ptr<Buffer> params_;
 };
