@@ -7,6 +7,7 @@
 #include "attune/attune.h"
 #include "core/device.h"
 #include "core/dtype.h"
+#include "core/plan_limits.h"
 #include "core/problem.h"
 #include "core/registry.h"
 #include "core/status.h"
@@ -21,14 +22,11 @@ using attune::guarded;
 using attune::Problem;
 using attune::require;
 
-// The largest sizes that the workspace of the plan was made for.
 struct attune_plan {
   const attune::Kernel* kernel;
   attune_device device;
   attune::Traits traits;
-  int64_t batch, total_q, heads_q, heads_kv, dense_rows, max_seqlen_q, topk;
-  int64_t t5_num_buckets, t5_max_distance;
-  bool t5_bidirectional;
+  attune::PlanLimits limits;
   std::unique_ptr<attune::KernelPlan> impl;
 };
 
@@ -61,23 +59,7 @@ void check_fits(const attune_plan& plan, const Problem& p, const attune::Traits&
     fail(ATTUNE_INVALID_ARGUMENT, "attention differs from its plan on the axis '", attune::axis_info(axis).name, "'",
          extra.empty() ? ": the plan has " + beyond(plan.traits, traits) : ": " + extra);
   }
-  auto same = [](const char* what, int64_t run, int64_t planned) {
-    require(run == planned, what, " is ", run, "; the plan was made for ", planned);
-  };
-  auto at_most = [](const char* what, int64_t run, int64_t planned) {
-    require(run <= planned, what, " is ", run, "; the plan was made for at most ", planned);
-  };
-  same("head_dim_qk", p.head_dim_qk, plan.traits.head_dim_qk);
-  same("head_dim_v", p.head_dim_v, plan.traits.head_dim_v);
-  same("num_heads_q", p.heads_q, plan.heads_q);
-  same("num_heads_kv", p.heads_kv, plan.heads_kv);
-  same("t5_bias.shape[1]", p.t5_num_buckets, plan.t5_num_buckets);
-  same("t5_max_distance", p.t5_max_distance, plan.t5_max_distance);
-  same("t5_bidirectional", p.t5_bidirectional, plan.t5_bidirectional);
-  at_most("batch", p.batch, plan.batch);
-  at_most("total_q", p.total_q, plan.total_q);
-  at_most("the number of dense keys", p.k.rows, plan.dense_rows);
-  at_most("topk", p.list.topk + p.extra_list.topk, plan.topk);
+  attune::check_limits(plan.limits, p);
 }
 
 // The checks common to every run.
@@ -219,16 +201,7 @@ attune_status attune_plan_create(const attune_attention* attention, attune_devic
     out->traits = attune::traits_of(p, *attention);
     out->kernel = &attune::find_kernel(p, out->traits, device);
     out->device = device;
-    out->batch = p.batch;
-    out->total_q = p.total_q;
-    out->heads_q = p.heads_q;
-    out->heads_kv = p.heads_kv;
-    out->dense_rows = p.k.rows;
-    out->max_seqlen_q = p.max_seqlen_q;
-    out->topk = p.list.topk + p.extra_list.topk;
-    out->t5_num_buckets = p.t5_num_buckets;
-    out->t5_max_distance = p.t5_max_distance;
-    out->t5_bidirectional = p.t5_bidirectional;
+    out->limits = attune::plan_limits(p);
     out->impl = out->kernel->make_plan(p, device.index);
     *plan = out.release();
   });
