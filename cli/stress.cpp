@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -56,6 +57,13 @@ class PooledMemory final : public cases::Memory {
   void release(void* data) noexcept override { free_.emplace(sizes_.at(data), data); }
   void upload(void* device, const void* host, size_t bytes) override { below_.upload(device, host, bytes); }
   void download(void* host, const void* device, size_t bytes) override { below_.download(host, device, bytes); }
+  std::function<void()> captured(const std::function<void(void* stream)>& work) override {
+    return below_.captured(work);
+  }
+  bool launches() const override { return below_.launches(); }
+  void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
+    below_.launch(source, entry, blocks, threads, params);
+  }
 
  private:
   cases::Memory& below_;

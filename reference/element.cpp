@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stored elements as doubles. Every format here is a subset of float64, so decoding is exact.
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -17,6 +16,9 @@ T load(const void* from) {
   return value;
 }
 
+// By the bits of a double: std::ldexp took a sixth of a test's time.
+double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
+
 // sign | exponent | mantissa, with subnormals. The all-ones exponent is infinity or NaN in IEEE formats.
 double decode_float(uint32_t bits, int exponent_bits, int mantissa_bits, bool ieee) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -26,9 +28,9 @@ double decode_float(uint32_t bits, int exponent_bits, int mantissa_bits, bool ie
   if (ieee && exponent == (1 << exponent_bits) - 1) {
     return mantissa != 0 ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
   }
-  const double fraction = std::ldexp(static_cast<double>(mantissa), -mantissa_bits);
-  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias);
-  return sign * std::ldexp(1.0 + fraction, exponent - bias);
+  const double fraction = mantissa * power_of_two(-mantissa_bits);
+  if (exponent == 0) return sign * fraction * power_of_two(1 - bias);
+  return sign * (1.0 + fraction) * power_of_two(exponent - bias);
 }
 
 double decode_e4m3(uint8_t code) {

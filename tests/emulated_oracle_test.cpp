@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle of the GPU (kernels/check/oracle.cu) from its own source on the CPU (tests/emulator) says what reference/
 // says, for cases of the whole table. Without a GPU.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string_view>
 
 #include "cases/device_compare.h"
+#include "cases/stress.h"
 #include "device_oracle_fixture.h"
 #include "emulated.h"
 
@@ -88,6 +91,57 @@ TEST_F(EmulatedOracle, ComparesAsTheHostDoes) {
     }
     EXPECT_GT(good, 0) << spec.name;
     EXPECT_GT(bad, 0) << spec.name;
+  }
+}
+
+// Memory of the CPU's backend that launches kernels by the emulator, and can spoil outputs before they are compared.
+class EmulatorMemory final : public cases::Memory {
+ public:
+  attune_device device() const override { return below_.device(); }
+  void* allocate(size_t bytes) override { return below_.allocate(bytes); }
+  void release(void* data) noexcept override { below_.release(data); }
+  void upload(void* device, const void* host, size_t bytes) override { below_.upload(device, host, bytes); }
+  void download(void* host, const void* device, size_t bytes) override { below_.download(host, device, bytes); }
+  bool launches() const override { return true; }
+  void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
+    if (std::string_view(entry) == cases::DeviceCompare::kEntry) {
+      const auto& p = *static_cast<const oracle::CompareParams*>(params);
+      ++compared;
+      // The last element of the last row, which no sample of rows is sure to hold.
+      if (spoils) {
+        int64_t last = 0;
+        for (int axis = 0; axis < p.out.rank; ++axis) last += (p.out.shape[axis] - 1) * p.out.stride[axis];
+        auto* x = reinterpret_cast<float*>(const_cast<char*>(p.out.data)) + last;
+        *x += 0.25f;
+      }
+    }
+    const auto kernel = reinterpret_cast<void (*)(const void*)>(emulator::find_kernel({source, entry, {}, 0}));
+    emulator::run(static_cast<unsigned>(blocks), static_cast<unsigned>(threads), [&] { kernel(params); });
+  }
+  int compared = 0;
+  bool spoils = false;
+
+ private:
+  cases::Memory& below_ = cases::host_memory();
+};
+
+// A stress case is compared whole where the memory launches the oracle's kernels.
+TEST_F(EmulatedOracle, StressComparesEveryElement) {
+  cases::Case spec = cases::parse_cases(R"({"area": "stress", "cases": [
+      {"name": "whole", "heads": [2, 1], "head_dim": [16, 16], "kv": "paged", "seqlens_q": [1, 3, 1],
+       "seqlens_kv": [5, 40, 17], "causal": true, "lse": true}]})")
+                         .front();
+  for (const bool spoils : {false, true}) {
+    EmulatorMemory memory;
+    memory.spoils = spoils;
+    const cases::StressReport report = cases::stress(spec, memory, 1);
+    EXPECT_EQ(report.kernel, "cpu_attention");
+    EXPECT_EQ(memory.compared, spoils ? 1 : 2);  // and over fewer keys
+    if (spoils) {
+      EXPECT_EQ(report.failure.substr(0, report.failure.find(" of ")), "1") << report.failure;
+    } else {
+      EXPECT_EQ(report.failure, "");
+    }
   }
 }
 

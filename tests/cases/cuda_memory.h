@@ -10,6 +10,8 @@
 
 #include "cases/memory.h"
 #include "cuda/device.h"
+#include "cuda/kernel.h"
+#include "cuda/launch.h"
 #include "cuda/memory.h"
 
 namespace attune::cases {
@@ -43,6 +45,16 @@ class CudaMemory final : public Memory {
       graph->replay(stream_);
       synchronize();
     };
+  }
+  bool launches() const override { return true; }
+  void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
+    cuda::LaunchConfig config;
+    config.grid[0] = static_cast<uint32_t>(blocks);
+    config.block[0] = static_cast<uint32_t>(threads);
+    config.stream = stream_.handle();
+    synchronize();
+    cuda::launch_kernel(cuda::get_kernel({source, entry, {}, 0}, stream_.device()), config, params);
+    synchronize();
   }
   // Waits for all streams of the device; throws what went wrong in kernels.
   void synchronize() const {

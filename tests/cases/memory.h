@@ -25,6 +25,10 @@ class Memory {
   virtual void download(void* host, const void* device, size_t bytes) = 0;
   // What work puts on the stream, captured: each call runs it anew and waits. Empty where the device captures nothing.
   virtual std::function<void()> captured(const std::function<void(void* stream)>& /*work*/) { return {}; }
+  // Whether it can run kernels of kernels/; and runs one that takes one pointer, and waits.
+  virtual bool launches() const { return false; }
+  virtual void launch(const char* /*source*/, const char* /*entry*/, int64_t /*blocks*/, int64_t /*threads*/,
+                      const void* /*params*/) {}
 };
 
 // The memory of the CPU backend.

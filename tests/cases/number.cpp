@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "number.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -17,7 +18,7 @@ struct FloatFormat {
   bool finite_only;
 };
 
-FloatFormat format_of(attune_dtype dtype) {
+constexpr FloatFormat format_of(attune_dtype dtype) {
   switch (dtype) {
     case ATTUNE_FLOAT32:
       return {8, 23, false};
@@ -34,7 +35,13 @@ FloatFormat format_of(attune_dtype dtype) {
   }
 }
 
-int bias_of(const FloatFormat& f) { return (1 << (f.exponent_bits - 1)) - 1; }
+constexpr int bias_of(const FloatFormat& f) { return (1 << (f.exponent_bits - 1)) - 1; }
+
+// By the bits of a double, as random data are made of millions of numbers: 2^exponent, and the exponent of a normal x > 0.
+double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
+int exponent_of(double x) { return static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff) - 1023; }
+// Adding 2^52 leaves no room for a fraction. 0 <= x < 2^51.
+double round_to_integer(double x) { return (x + 0x1p52) - 0x1p52; }
 
 uint32_t largest_finite(const FloatFormat& f) {
   const uint32_t all_exponent = ((1u << f.exponent_bits) - 1) << f.mantissa_bits;
@@ -52,13 +59,13 @@ uint32_t encode_float(const FloatFormat& f, double value, bool saturate) {
   if (std::isinf(magnitude)) {
     bits = all_exponent + (f.finite_only ? mantissa_mask : 0);
   } else if (magnitude > 0) {
-    const int exponent = std::max(std::ilogb(magnitude), 1 - bias_of(f));
+    const int exponent = std::max(exponent_of(magnitude), 1 - bias_of(f));
     if (exponent > bias_of(f) + 1) {
       bits = all_exponent + mantissa_mask;
     } else {
       // In units of the format's spacing, rounding to an integer is rounding to nearest even. A subnormal has the
       // exponent field 0, and adding the steps carries into the exponent by itself.
-      const double steps = std::nearbyint(std::ldexp(magnitude, f.mantissa_bits - exponent));
+      const double steps = round_to_integer(magnitude * power_of_two(f.mantissa_bits - exponent));
       bits = (static_cast<uint32_t>(exponent + bias_of(f) - 1) << f.mantissa_bits) + static_cast<uint32_t>(steps);
     }
   }
@@ -77,8 +84,9 @@ double decode_float(const FloatFormat& f, uint32_t bits) {
     if (f.finite_only ? mantissa == mantissa_mask : mantissa != 0) return std::numeric_limits<double>::quiet_NaN();
     if (!f.finite_only) return sign * std::numeric_limits<double>::infinity();
   }
-  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias_of(f) - f.mantissa_bits);
-  return sign * std::ldexp(mantissa + mantissa_mask + 1.0, static_cast<int>(exponent) - bias_of(f) - f.mantissa_bits);
+  if (exponent == 0) return sign * mantissa * power_of_two(1 - bias_of(f) - f.mantissa_bits);
+  return sign * (mantissa + mantissa_mask + 1.0) *
+         power_of_two(static_cast<int>(exponent) - bias_of(f) - f.mantissa_bits);
 }
 
 template <typename T>

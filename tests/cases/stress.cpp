@@ -13,12 +13,15 @@
 #include <vector>
 
 #include "compare.h"
+#include "device_compare.h"
+#include "device_oracle.h"
 #include "indexer_problem.h"
 
 namespace attune::cases {
 namespace {
 
-constexpr int64_t kSampledRows = 48;
+constexpr int64_t kSampledRows = 48, kSampledRowsBesideAll = 2;
+constexpr int64_t kOracleBlocks = 528, kOracleThreads = 128;
 
 // The call failed; what() names it.
 struct Refused : std::runtime_error {
@@ -141,11 +144,38 @@ std::string check_written(const Problem& problem) {
   return "";
 }
 
-std::string checked(Problem& problem, const Expected& expected, const Runner& runner) {
-  if (std::string failure = compare(problem, expected).failure; !failure.empty()) return failure;
-  if (std::string failure = check_written(problem); !failure.empty()) return failure;
-  return runner.check_guards();
-}
+// What a run must give: of every row where the device has the oracle's kernels, else of a sample. Made before the run.
+class Expectation {
+ public:
+  explicit Expectation(Problem& problem) : problem_(problem), memory_(problem.arena().memory()) {
+    if (memory_.launches()) {
+      oracle_ = std::make_unique<DeviceOracle>(problem, kOracleBlocks, kOracleThreads);
+      memory_.launch(DeviceOracle::kSource, DeviceOracle::kEntry, oracle_->blocks(), kOracleThreads, oracle_->params());
+    }
+    sample_ = evaluate_sample(problem, oracle_ ? kSampledRowsBesideAll : kSampledRows);
+  }
+  // "" where the outputs, the appended slots and all other bytes are as they must be.
+  std::string check(const Runner& runner) const {
+    if (std::string failure = check_all_rows(); !failure.empty()) return failure;
+    if (std::string failure = compare(problem_, sample_).failure; !failure.empty()) return failure;
+    if (std::string failure = check_written(problem_); !failure.empty()) return failure;
+    return runner.check_guards();
+  }
+
+ private:
+  std::string check_all_rows() const {
+    if (!oracle_) return "";
+    DeviceCompare all(problem_, *oracle_, kOracleBlocks, kOracleThreads, memory_.device().type);
+    memory_.launch(DeviceCompare::kSource, DeviceCompare::kEntry, kOracleBlocks, kOracleThreads, all.params());
+    if (std::string failure = all.report().failure; !failure.empty()) return failure;
+    return oracle_->check_guards();
+  }
+
+  const Problem& problem_;
+  Memory& memory_;
+  std::unique_ptr<DeviceOracle> oracle_;
+  Expected sample_;
+};
 
 // Sequences whose keys stay as many: with batch_invariant their bits must, too.
 bool stays(int64_t b) { return b % 3 == 0; }
@@ -198,10 +228,10 @@ std::string others_show(const Problem& problem, const Snapshot& before) {
 }
 
 std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs) {
-  const Expected expected = evaluate_sample(problem, kSampledRows);
+  const Expectation expected(problem);
   runner.run();
   ++runs;
-  if (std::string failure = checked(problem, expected, runner); !failure.empty()) return failure;
+  if (std::string failure = expected.check(runner); !failure.empty()) return failure;
   const Outcome first(problem.arena());
   for (int i = 0; i < repeats; ++i) {
     first.restore();
@@ -229,14 +259,14 @@ std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs
   if (problem.spec().batch_invariant) before.emplace(problem.arena());
   first.restore();
   if (!shorten(problem)) return "";
-  const Expected shorter = evaluate_sample(problem, kSampledRows);
+  const Expectation shorter(problem);
   if (replay) {
     replay();
   } else {
     runner.run();
   }
   ++runs;
-  std::string failure = checked(problem, shorter, runner);
+  std::string failure = shorter.check(runner);
   if (failure.empty() && before) failure = others_show(problem, *before);
   return failure.empty() ? "" : "the plan again, over fewer keys: " + failure;
 }
