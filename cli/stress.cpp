@@ -57,6 +57,7 @@ class PooledMemory final : public cases::Memory {
   void release(void* data) noexcept override { free_.emplace(sizes_.at(data), data); }
   void upload(void* device, const void* host, size_t bytes) override { below_.upload(device, host, bytes); }
   void download(void* host, const void* device, size_t bytes) override { below_.download(host, device, bytes); }
+  void fill(void* device, std::byte value, size_t bytes) override { below_.fill(device, value, bytes); }
   std::function<void()> captured(const std::function<void(void* stream)>& work) override {
     return below_.captured(work);
   }
@@ -98,18 +99,20 @@ void warm_up(const StressOptions& options, attune_device device) {
 
 cases::Case with_sequences(const cases::Case& whole, const std::vector<size_t>& kept) {
   cases::Case c = whole;
-  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.finished.clear(), c.ranges.clear();
+  c.seqlens_q.clear(), c.seqlens_kv.clear(), c.finished.clear(), c.ranges.clear(), c.beam_prompt.clear();
   for (const size_t b : kept) {
     if (!whole.ranges.empty()) c.ranges.push_back(whole.ranges[b]);
     c.seqlens_q.push_back(whole.seqlens_q[b]);
     c.seqlens_kv.push_back(whole.seqlens_kv[b]);
     if (!whole.finished.empty()) c.finished.push_back(whole.finished[b]);
+    if (!whole.beam_prompt.empty()) c.beam_prompt.push_back(whole.beam_prompt[b]);
   }
   return c;
 }
 
 // Leaves out ever smaller groups of sequences as long as what is left fails.
 cases::Case shrunk(const cases::Case& failing, cases::Memory& memory, int repeats) {
+  if (failing.beam_width > 1) return failing;  // beams come by the request
   std::vector<size_t> kept(failing.seqlens_q.size());
   for (size_t b = 0; b < kept.size(); ++b) kept[b] = b;
   int runs = 0;

@@ -37,6 +37,9 @@ class CaseMemory final : public cases::Memory {
   }
   void upload(void* device, const void* host, size_t bytes) override { copy_to_device(stream_, device, host, bytes); }
   void download(void* host, const void* device, size_t bytes) override { copy_to_host(stream_, host, device, bytes); }
+  void fill(void* device, std::byte value, size_t bytes) override {
+    fill_bytes(stream_, device, std::to_integer<unsigned char>(value), bytes);
+  }
 
  private:
   const Stream& stream_;

@@ -102,6 +102,7 @@ class EmulatorMemory final : public cases::Memory {
   void release(void* data) noexcept override { below_.release(data); }
   void upload(void* device, const void* host, size_t bytes) override { below_.upload(device, host, bytes); }
   void download(void* host, const void* device, size_t bytes) override { below_.download(host, device, bytes); }
+  void fill(void* device, std::byte value, size_t bytes) override { below_.fill(device, value, bytes); }
   bool launches() const override { return true; }
   void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
     if (std::string_view(entry) == cases::DeviceCompare::kEntry) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of the tests (tests/cases/number.h) and of the oracle (reference/element.cpp) against the formats' definitions.
+// Numbers of the tests (tests/cases/number.h) and of the oracle (reference/element.cpp) against the formats'
+// definitions.
 #include "cases/number.h"
 
 #include <gtest/gtest.h>
@@ -74,7 +75,8 @@ TEST(Numbers, EncodingRoundsToTheNearestAndToEven) {
         EXPECT_EQ(code_of(f, factor * low), code + s) << short_name(f.dtype);
         EXPECT_EQ(code_of(f, factor * std::nextafter(middle, 0)), code + s) << short_name(f.dtype) << " " << middle;
         EXPECT_EQ(code_of(f, factor * middle), even + s) << short_name(f.dtype) << " " << middle;
-        EXPECT_EQ(code_of(f, factor * std::nextafter(middle, high)), code + 1 + s) << short_name(f.dtype) << " " << middle;
+        EXPECT_EQ(code_of(f, factor * std::nextafter(middle, high)), code + 1 + s)
+            << short_name(f.dtype) << " " << middle;
       }
     }
     EXPECT_EQ(code_of(f, std::numeric_limits<double>::denorm_min()), 0) << short_name(f.dtype);

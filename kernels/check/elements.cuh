@@ -98,18 +98,6 @@ __device__ inline long long clamp(long long x, long long low, long long high) {
   return x < low ? low : x > high ? high : x;
 }
 
-// The channels of one token and head, in any of the formats.
-struct Row {
-  const char* first;  // channel 0
-  long long step;     // bytes from a channel to the next
-  int dtype;
-  double scale;
-  int pack;             // > 0: channels lie in packs of so many,
-  long long pack_step;  // so many bytes apart
-  int format;
-  const char* scales;  // of groups of channels
-};
-
 __device__ inline double byte_pair_bf16(const char* at) {
   const unsigned low = load<unsigned char>(at), high = load<unsigned char>(at + 1);
   return decode_float(low | high << 8, 8, 7, true);

@@ -26,6 +26,7 @@ struct Line {
   long long kv_head;
   double* weights;  // [max_keys]: scores at first
   double* sums;     // [threads][kNumSums]
+  Row* values;      // [max_keys], of keys that are there
 };
 
 __device__ inline Key line_key(const Line& l, long long j) {
@@ -41,6 +42,7 @@ __device__ inline void make_scores(const Line& l) {
     l.weights[j] = -infinity();
     const Key key = line_key(l, j);
     if (!key.exists) continue;
+    l.values[j] = value_row(l.p, key, l.kv_head);
     const Row k = key_row(l.p, key, l.kv_head);
     double product = 0, magnitude = 0;
     for (int d = 0; d < l.p.head_dim_qk; ++d) {
@@ -107,8 +109,7 @@ __device__ inline void make_channel(const Line& l, int d) {
   for (long long j = 0; j < l.keys.count; ++j) {
     const double p = l.weights[j];
     if (p == kIgnored) continue;
-    const Key key = key_at(l.p, l.s, l.keys, l.query.row, l.kv_head, j);
-    const double v = channel(value_row(l.p, key, l.kv_head), d);
+    const double v = channel(l.values[j], d);
     out += p * v;
     pv_abs += p * fabs(v);
     v_abs += fabs(v);
@@ -161,6 +162,6 @@ extern "C" __global__ void __launch_bounds__(1024) attune_oracle(const attune::o
     if (skipped) keys.count = 0;  // a row that sees nothing
     if (keys.count > p.max_keys) continue;
     make_line({p, s, keys, {b, row, index, s.num_keys() - s.queries.count + index, head},
-               head / (p.heads_q / p.heads_kv), scratch, scratch + p.max_keys});
+               head / (p.heads_q / p.heads_kv), scratch, scratch + p.max_keys, p.values + blockIdx.x * p.max_keys});
   }
 }

@@ -18,6 +18,18 @@ struct Tensor {
   long long shape[kMaxRank], stride[kMaxRank];
 };
 
+// The channels of one token and head, in any of the formats.
+struct Row {
+  const char* first;  // channel 0
+  long long step;     // bytes from a channel to the next
+  int dtype;
+  double scale;
+  int pack;             // > 0: channels lie in packs of so many,
+  long long pack_step;  // so many bytes apart
+  int format;
+  const char* scales;  // of groups of channels
+};
+
 struct Cache {
   Tensor k, v, k_scale, v_scale, page_table, v_page_table, batch_index;
   int format, layout;
@@ -49,8 +61,9 @@ struct OracleParams {
   double *lse, *max_logit, *z_abs, *largest_p;
   long long* num_visible;
   unsigned char* written;
-  // Of each block: max_keys doubles, and kNumSums of each thread.
+  // Of each block: max_keys doubles, and kNumSums of each thread; and where the value of each key lies.
   double* scratch;
+  Row* values;
   long long max_keys;
 };
 constexpr int kNumSums = 4;

@@ -38,6 +38,9 @@ class CudaMemory final : public Memory {
     synchronize();
     cuda::copy_to_host(stream_, host, device, bytes);
   }
+  void fill(void* device, std::byte value, size_t bytes) override {
+    cuda::fill_bytes(stream_, device, std::to_integer<unsigned char>(value), bytes);
+  }
   std::function<void()> captured(const std::function<void(void* stream)>& work) override {
     synchronize();
     const auto graph = std::make_shared<cuda::Graph>(stream_, [&] { work(stream_.handle()); });

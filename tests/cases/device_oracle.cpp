@@ -117,10 +117,12 @@ oracle::Tensor device_tensor(const attune_tensor& t) {
 
 template <class T>
 T* DeviceOracle::add_result(const char* name, int64_t count) {
-  const auto bytes = static_cast<size_t>(std::max<int64_t>(count, 1)) * sizeof(T);
-  buffers_.push_back(std::make_unique<Buffer>(memory_, name, bytes));
-  buffers_.back()->upload();
-  return static_cast<T*>(buffers_.back()->device());
+  return static_cast<T*>(add_array(name, std::max<int64_t>(count, 1) * static_cast<int64_t>(sizeof(T))));
+}
+
+void* DeviceOracle::add_array(const char* name, int64_t bytes) {
+  arrays_.push_back(std::make_unique<DeviceArray>(memory_, name, static_cast<size_t>(bytes)));
+  return arrays_.back()->device();
 }
 
 DeviceOracle::DeviceOracle(const Problem& problem, int64_t blocks, int64_t threads)
@@ -166,6 +168,7 @@ DeviceOracle::DeviceOracle(const Problem& problem, int64_t blocks, int64_t threa
   host_.num_visible = add_result<long long>("num_visible", lines);
   host_.written = add_result<unsigned char>("written", lines);
   host_.scratch = add_result<double>("scratch", blocks_ * (host_.max_keys + oracle::kNumSums * threads));
+  host_.values = add_result<oracle::Row>("rows of values", blocks_ * host_.max_keys);
   params_ = std::make_unique<Buffer>(memory_, "params", sizeof(host_));
   std::memcpy(params_->host(), &host_, sizeof(host_));
   params_->upload();
@@ -176,10 +179,10 @@ void DeviceOracle::prepare(const Problem& problem) {
   const attune_attention& a = problem.host();
   const reference::Operation op(a);
   const auto add = [&](const char* name, const attune_tensor& like, auto&& fill) {
-    buffers_.push_back(std::make_unique<Buffer>(memory_, name, static_cast<size_t>(num_elements(like)) * 8 + 8));
-    fill(reinterpret_cast<double*>(buffers_.back()->host()));
-    buffers_.back()->upload();
-    return doubles_like(like, buffers_.back()->device());
+    prepared_.push_back(std::make_unique<Buffer>(memory_, name, static_cast<size_t>(num_elements(like)) * 8 + 8));
+    fill(reinterpret_cast<double*>(prepared_.back()->host()));
+    prepared_.back()->upload();
+    return doubles_like(like, prepared_.back()->device());
   };
   const auto put = [](double* rows, int64_t row, int64_t heads, int64_t head, const std::vector<double>& values) {
     std::copy(values.begin(), values.end(), rows + (row * heads + head) * static_cast<int64_t>(values.size()));
@@ -216,17 +219,20 @@ void DeviceOracle::prepare(const Problem& problem) {
 }
 
 std::string DeviceOracle::check_guards() const {
-  for (const auto& buffer : buffers_) {
+  for (const auto& buffer : prepared_) {
     if (std::string guards = buffer->check_guards(); !guards.empty()) return guards;
+  }
+  for (const auto& array : arrays_) {
+    if (std::string guards = array->check_guards(); !guards.empty()) return guards;
   }
   return params_->check_guards();
 }
 
 std::vector<reference::RowResult> DeviceOracle::results() const {
   const auto get = [&]<class T>(const T* device) {
-    for (const auto& buffer : buffers_) {
-      if (buffer->device() != device) continue;
-      const std::vector<std::byte> bytes = buffer->download();
+    for (const auto& array : arrays_) {
+      if (array->device() != device) continue;
+      const std::vector<std::byte> bytes = array->download();
       std::vector<T> values(bytes.size() / sizeof(T));
       std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
       return values;

@@ -37,12 +37,14 @@ class DeviceOracle {
  private:
   template <class T>
   T* add_result(const char* name, int64_t count);
+  void* add_array(const char* name, int64_t bytes);
   void prepare(const Problem& problem);
 
   Memory& memory_;
   int64_t blocks_;
   oracle::OracleParams host_{};
-  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<std::unique_ptr<Buffer>> prepared_;
+  std::vector<std::unique_ptr<DeviceArray>> arrays_;  // results and scratch
   std::unique_ptr<Buffer> params_;
 };
 

@@ -41,6 +41,9 @@ class HostMemory final : public Memory {
   void download(void* host, const void* device, size_t bytes) override {
     if (bytes > 0) std::memcpy(host, device, bytes);
   }
+  void fill(void* device, std::byte value, size_t bytes) override {
+    if (bytes > 0) std::memset(device, std::to_integer<int>(value), bytes);
+  }
 };
 
 void forbid([[maybe_unused]] const std::byte* p, [[maybe_unused]] size_t bytes) {
@@ -53,6 +56,20 @@ void allow([[maybe_unused]] const std::byte* p, [[maybe_unused]] size_t bytes) {
 #ifdef ATTUNE_CASES_ASAN
   ASAN_UNPOISON_MEMORY_REGION(p, bytes);
 #endif
+}
+
+// What is wrong with one guard of a buffer of that name, or "".
+std::string guard_failure(Memory& memory, const std::string& name, const char* side, const std::byte* guard,
+                          size_t bytes) {
+  const bool on_host = memory.device().type == ATTUNE_DEVICE_CPU;
+  if (on_host) allow(guard, bytes);
+  std::vector<std::byte> copy(bytes);
+  memory.download(copy.data(), guard, bytes);
+  if (on_host) forbid(guard, bytes);
+  const auto changed = std::find_if(copy.begin(), copy.end(), [](std::byte b) { return b != kGuardByte; });
+  if (changed == copy.end()) return "";
+  return "byte " + std::to_string(changed - copy.begin()) + " of the guard " + side + " \"" + name +
+         "\" was overwritten";
 }
 
 }  // namespace
@@ -69,8 +86,7 @@ Buffer::Buffer(Memory& memory, std::string name, size_t bytes, size_t offset, st
   const size_t total = front_ + bytes + kGuard;
   allocation_ = static_cast<std::byte*>(memory_.allocate(total));
   device_ = allocation_ + front_;
-  const std::vector<std::byte> guard(total, kGuardByte);
-  memory_.upload(allocation_, guard.data(), total);
+  memory_.fill(allocation_, kGuardByte, total);
   if (memory_.device().type == ATTUNE_DEVICE_CPU) {
     forbid(allocation_, front_);
     forbid(device_ + bytes, kGuard);
@@ -97,22 +113,30 @@ std::vector<std::byte> Buffer::download() const {
 }
 
 std::string Buffer::check_guards() const {
-  const bool on_host = memory_.device().type == ATTUNE_DEVICE_CPU;
-  std::string wrong;
-  const auto check = [&](const std::byte* guard, size_t bytes, const char* side) {
-    if (on_host) allow(guard, bytes);
-    std::vector<std::byte> copy(bytes);
-    memory_.download(copy.data(), guard, bytes);
-    if (on_host) forbid(guard, bytes);
-    const auto changed = std::find_if(copy.begin(), copy.end(), [](std::byte b) { return b != kGuardByte; });
-    if (changed != copy.end() && wrong.empty()) {
-      wrong = "byte " + std::to_string(changed - copy.begin()) + " of the guard " + side + " \"" + name_ +
-              "\" was overwritten";
-    }
-  };
-  check(allocation_, front_, "before");
-  check(device_ + host_.size(), kGuard, "after");
-  return wrong;
+  std::string wrong = guard_failure(memory_, name_, "before", allocation_, front_);
+  return !wrong.empty() ? wrong : guard_failure(memory_, name_, "after", device_ + host_.size(), kGuard);
+}
+
+DeviceArray::DeviceArray(Memory& memory, std::string name, size_t bytes)
+    : memory_(memory),
+      name_(std::move(name)),
+      bytes_(bytes),
+      allocation_(static_cast<std::byte*>(memory.allocate(kGuard + bytes + kGuard))),
+      device_(allocation_ + kGuard) {
+  memory_.fill(allocation_, kGuardByte, kGuard + bytes + kGuard);
+}
+
+DeviceArray::~DeviceArray() { memory_.release(allocation_); }
+
+std::vector<std::byte> DeviceArray::download() const {
+  std::vector<std::byte> bytes(bytes_);
+  memory_.download(bytes.data(), device_, bytes.size());
+  return bytes;
+}
+
+std::string DeviceArray::check_guards() const {
+  std::string wrong = guard_failure(memory_, name_, "before", allocation_, kGuard);
+  return !wrong.empty() ? wrong : guard_failure(memory_, name_, "after", device_ + bytes_, kGuard);
 }
 
 }  // namespace attune::cases

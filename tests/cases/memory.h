@@ -23,6 +23,7 @@ class Memory {
   virtual void release(void* data) noexcept = 0;
   virtual void upload(void* device, const void* host, size_t bytes) = 0;
   virtual void download(void* host, const void* device, size_t bytes) = 0;
+  virtual void fill(void* device, std::byte value, size_t bytes) = 0;
   // What work puts on the stream, captured: each call runs it anew and waits. Empty where the device captures nothing.
   virtual std::function<void()> captured(const std::function<void(void* stream)>& /*work*/) { return {}; }
   // Whether it can run kernels of kernels/; and runs one that takes one pointer, and waits.
@@ -66,6 +67,25 @@ class Buffer {
   size_t front_;                     // bytes of the front guard
   std::byte* allocation_ = nullptr;  // front guard | data | back guard
   std::byte* device_ = nullptr;
+};
+
+// Bytes on the device alone, poison at first, between guards.
+class DeviceArray {
+ public:
+  DeviceArray(Memory& memory, std::string name, size_t bytes);
+  ~DeviceArray();
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  void* device() const { return device_; }
+  std::vector<std::byte> download() const;
+  // As Buffer's.
+  std::string check_guards() const;
+
+ private:
+  Memory& memory_;
+  std::string name_;
+  size_t bytes_;
+  std::byte *allocation_, *device_;
 };
 
 }  // namespace attune::cases

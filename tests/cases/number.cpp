@@ -37,7 +37,8 @@ constexpr FloatFormat format_of(attune_dtype dtype) {
 
 constexpr int bias_of(const FloatFormat& f) { return (1 << (f.exponent_bits - 1)) - 1; }
 
-// By the bits of a double, as random data are made of millions of numbers: 2^exponent, and the exponent of a normal x > 0.
+// By the bits of a double, as random data are made of millions of numbers: 2^exponent, and the exponent of a normal x >
+// 0.
 double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
 int exponent_of(double x) { return static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff) - 1023; }
 // Adding 2^52 leaves no room for a fraction. 0 <= x < 2^51.

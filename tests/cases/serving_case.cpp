@@ -47,8 +47,8 @@ void draw_scores(Random& r, Case& c) {
 // What the kernels of a configuration are compiled for.
 Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
   const Kind kind = r.pick<Kind>({Kind::kDecode, Kind::kDecode, Kind::kChunk, Kind::kPrefill, Kind::kPrefill,
-                                  Kind::kMixed, Kind::kCodes, Kind::kFloats, Kind::kMla, Kind::kMla, Kind::kMlaSparse,
-                                  Kind::kAny, Kind::kAny, Kind::kAny, Kind::kAny, Kind::kIndexer});
+                                  Kind::kMixed, Kind::kCodes, Kind::kCodes, Kind::kFloats, Kind::kMla, Kind::kMla,
+                                  Kind::kMlaSparse, Kind::kAny, Kind::kAny, Kind::kAny, Kind::kAny, Kind::kIndexer});
   if (kind == Kind::kAny) {
     c = r.chance(0.25) ? random_mla_case(configuration) : random_case(configuration);
     return kind;
@@ -73,6 +73,7 @@ Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
       draw_new_tokens(r, c);
       draw_scores(r, c);
       if (kind == Kind::kMixed) c.batch_invariant = false;
+      if (kind == Kind::kDecode && r.chance(0.15)) c.beam_width = r.pick<int64_t>({2, 3, 4});
       break;
     case Kind::kPrefill:
       if (r.chance(0.25)) c.head_dim_qk = 192, c.head_dim_v = 128;
@@ -132,7 +133,8 @@ void draw_lengths(Random& r, Case& c, Kind kind, int64_t budget) {
   const bool cached = c.kv != KvSource::kDense;
   const int64_t most_sequences = r.pick<int64_t>({1, 3, 20, 100, 400}), longest = r.pick<int64_t>({70, 600, 3000});
   const bool decode = kind == Kind::kDecode || kind == Kind::kMla || kind == Kind::kMlaSparse;
-  const int64_t tokens = decode ? r.pick<int64_t>({1, 1, 1, 2, 4}) : 0;
+  const bool beams = c.beam_width > 1;
+  const int64_t tokens = !decode ? 0 : beams ? 1 : r.pick<int64_t>({1, 1, 1, 2, 4});
   // A row costs its heads, beside a key that costs one.
   const int64_t row_cost = c.num_heads_q / c.num_heads_kv + 1;
   int64_t cost = 0;
@@ -145,14 +147,25 @@ void draw_lengths(Random& r, Case& c, Kind kind, int64_t budget) {
     n_q = std::min(n_q, std::max<int64_t>(1, budget / row_cost));
     n_kv = std::min(n_kv, budget);
     if (cached && !c.new_tokens && kind != Kind::kMlaSparse) n_kv = std::max(n_kv, n_q);
+    // The beams of a request have as many keys and one prompt.
+    if (const bool first = !beams || b % c.beam_width == 0; beams) {
+      if (!first) n_kv = c.seqlens_kv.back();
+      c.beam_prompt.push_back(first ? r.integer(0, n_kv) : c.beam_prompt.back());
+    }
     c.seqlens_q.push_back(n_q);
     c.seqlens_kv.push_back(cached ? n_kv : n_q);
     cost += n_q * row_cost + n_kv;
   }
+  while (beams && c.batch() % c.beam_width != 0) {
+    c.seqlens_q.push_back(1);
+    c.seqlens_kv.push_back(c.seqlens_kv.back());
+    c.beam_prompt.push_back(c.beam_prompt.back());
+  }
   c.queries = decode && r.chance(0.5) ? QueryShape::kFixed : QueryShape::kRagged;
   c.max_seqlens = r.chance(0.3);
   // A ring that holds the window, of any depth from there.
-  if (kind == Kind::kDecode && c.new_tokens && c.window_left > 0 && c.cache.format == ATTUNE_KV_PLAIN && tokens <= 8)
+  if (kind == Kind::kDecode && !beams && c.new_tokens && c.window_left > 0 && c.cache.format == ATTUNE_KV_PLAIN &&
+      tokens <= 8)
     c.cache.ring_capacity = r.chance(0.5) ? 0 : r.integer(c.window_left, c.window_left + 200);
   if (r.chance(0.1)) {
     for (int64_t b = 0; b < c.batch(); ++b) c.finished.push_back(r.chance(0.2) ? 1 : 0);

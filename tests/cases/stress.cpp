@@ -21,7 +21,7 @@ namespace attune::cases {
 namespace {
 
 constexpr int64_t kSampledRows = 48, kSampledRowsBesideAll = 2;
-constexpr int64_t kOracleBlocks = 528, kOracleThreads = 128;
+constexpr int64_t kOracleBlocks = 1056, kCompareBlocks = 264, kOracleThreads = 128;
 
 // The call failed; what() names it.
 struct Refused : std::runtime_error {
@@ -165,8 +165,8 @@ class Expectation {
  private:
   std::string check_all_rows() const {
     if (!oracle_) return "";
-    DeviceCompare all(problem_, *oracle_, kOracleBlocks, kOracleThreads, memory_.device().type);
-    memory_.launch(DeviceCompare::kSource, DeviceCompare::kEntry, kOracleBlocks, kOracleThreads, all.params());
+    DeviceCompare all(problem_, *oracle_, kCompareBlocks, kOracleThreads, memory_.device().type);
+    memory_.launch(DeviceCompare::kSource, DeviceCompare::kEntry, kCompareBlocks, kOracleThreads, all.params());
     if (std::string failure = all.report().failure; !failure.empty()) return failure;
     return oracle_->check_guards();
   }

@@ -18,8 +18,8 @@ struct StressReport {
 };
 
 // Every element is compared with the oracle where the memory launches the oracle's kernels, else those of 48 rows; of
-// all rows whether they were written. repeats: further runs over outputs that are poison again, which must give the same
-// bits; as must schedule with run_scheduled, and a replayed graph where the device has those. Where lengths lie in
+// all rows whether they were written. repeats: further runs over outputs that are poison again, which must give the
+// same bits; as must schedule with run_scheduled, and a replayed graph where the device has those. Where lengths lie in
 // arrays, the plan or graph runs again over fewer keys of two sequences of three; with batch_invariant the third keeps
 // its bits.
 StressReport stress(const Case& spec, Memory& memory, int repeats);
