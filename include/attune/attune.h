@@ -24,6 +24,11 @@
  *   - Contents that only the device knows (lengths, page ids, indices) are masked by attune_run when they are out of
  * range: a length is clamped to what its tensors hold, a bad page id, index or beam hides the tokens it names.
  * attune_validate reports the same contents as errors and names the entry.
+ *   - Structs with a struct_size grow at their end, and only there. Set it to sizeof of the struct that you compile
+ * with (the *_init functions do, and write exactly that many bytes). A smaller struct of an older header is taken, down
+ * to that of 0.1.0, and what it lacks is absent; a larger one of a newer header is taken if every byte that this
+ * library does not know is 0. In structs that the library fills, such bytes are set to 0. attune_device, attune_tensor,
+ * attune_kv_cache and attune_prologue are parts of others and never change.
  */
 #ifndef ATTUNE_ATTUNE_H_
 #define ATTUNE_ATTUNE_H_
@@ -91,7 +96,7 @@ typedef struct attune_device {
 } attune_device;
 
 typedef struct attune_device_info {
-  uint64_t struct_size;
+  uint64_t struct_size; /* sizeof(attune_device_info), set by the caller */
   attune_device device;
   char name[128];    /* e.g. "NVIDIA H200" */
   char isa[64];      /* instruction set in use, e.g. "AVX3_DL+AVX512BF16" or "sm_90a" */
@@ -505,8 +510,8 @@ ATTUNE_API attune_status attune_t5_bucket(int64_t relative_position, int64_t num
  * registry */
 
 typedef struct attune_kernel_info {
-  uint64_t struct_size;
-  char name[64]; /* as accepted by the environment variable ATTUNE_KERNEL */
+  uint64_t struct_size; /* sizeof(attune_kernel_info), set by the caller */
+  char name[64];        /* as accepted by the environment variable ATTUNE_KERNEL */
   char operation[32];
   int32_t device_type; /* attune_device_type */
   char coverage[1024]; /* "axis: value, value; axis: ..." */

@@ -194,8 +194,6 @@ void check_apart(const attune_indexer& op, const char* name, const attune_tensor
 }  // namespace
 
 IndexerProblem make_indexer(const attune_indexer& op, Data data) {
-  require(op.struct_size == sizeof(op), "indexer.struct_size is ", op.struct_size, "; this library needs ", sizeof(op),
-          " (call attune_indexer_init)");
   require(op.kind >= ATTUNE_INDEXER_TOPK && op.kind <= ATTUNE_INDEXER_SELECT, "kind is ", op.kind,
           "; it must be one of attune_indexer_kind (0..2)");
   check_flag("causal", op.causal);

@@ -17,11 +17,6 @@ constexpr std::initializer_list<int32_t> kOutputs = {ATTUNE_FLOAT32, ATTUNE_FLOA
 constexpr std::initializer_list<int32_t> kInputs = {ATTUNE_FLOAT32,     ATTUNE_FLOAT16,     ATTUNE_BFLOAT16,
                                                     ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8};
 
-void check_struct_size(const char* name, uint64_t size, uint64_t expected) {
-  require(size == expected, name, ".struct_size is ", size, "; this library needs ", expected, " (call attune_", name,
-          "_init)");
-}
-
 void check_geometry(const char* name, int64_t heads, int64_t dim) {
   require(heads >= 1, name, " has ", heads, " heads; it must have at least 1");
   require(dim >= 1 && dim <= kMaxHeadDim, name, " has head_dim ", dim, "; it must be 1..", kMaxHeadDim);
@@ -161,7 +156,6 @@ int64_t PrepareProblem::first_position(int64_t b) const {
 }
 
 PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
-  check_struct_size("qkv_prepare", op.struct_size, sizeof(op));
   const NamedTensor in[3] = {{"q", &op.q}, {"k", &op.k}, {"v", &op.v}};
   const NamedTensor out[3] = {{"q_out", &op.q_out}, {"k_out", &op.k_out}, {"v_out", &op.v_out}};
   PrepareProblem p;
@@ -218,7 +212,6 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
 }
 
 MergeProblem make_merge(const attune_merge& op) {
-  check_struct_size("merge", op.struct_size, sizeof(op));
   constexpr Data kData = Data::kRequired;
   MergeProblem m;
   // The tensor of part 0.
@@ -273,7 +266,6 @@ MergeProblem make_merge(const attune_merge& op) {
 }
 
 CacheProblem make_cache_op(const attune_cache_op& op) {
-  check_struct_size("cache_op", op.struct_size, sizeof(op));
   require(op.kind >= ATTUNE_CACHE_APPEND && op.kind <= ATTUNE_CACHE_GATHER, "kind is ", op.kind,
           "; it must be one of attune_cache_op_kind (0..3)");
   CacheProblem out;
