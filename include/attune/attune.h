@@ -29,6 +29,9 @@
  * to that of 0.1.0, and what it lacks is absent; a larger one of a newer header is taken if every byte that this
  * library does not know is 0. In structs that the library fills, such bytes are set to 0. attune_device, attune_tensor,
  * attune_kv_cache and attune_prologue are parts of others and never change.
+ *   - Outputs (out, lse, ... and a cache that is appended to) lie apart from inputs, caches, the workspace and each
+ * other, else the call is INVALID_ARGUMENT; columns of one packed buffer are apart. Inputs may share memory. What may
+ * be done in place, some operations say.
  */
 #ifndef ATTUNE_ATTUNE_H_
 #define ATTUNE_ATTUNE_H_
@@ -285,7 +288,7 @@ typedef struct attune_attention {
 
   attune_prologue prologue;
 
-  /* outputs */
+  /* outputs: apart from every input and from each other, so not in place of q */
   attune_tensor out;        /* as q, last axis head_dim_v; float32, float16, bfloat16, e4m3 */
   attune_tensor out_scale;  /* fp32 [1]: e4m3 out = saturate(o * out_scale); absent: 1 */
   attune_tensor lse;        /* fp32 [total_q, num_heads_q] or [batch, seqlen_q, num_heads_q]; any strides; optional */
@@ -343,7 +346,8 @@ ATTUNE_API attune_status attune_validate(const attune_attention* attention, attu
  * operations */
 /* They need no workspace, but for the indexer. On CUDA they only enqueue work on the stream. */
 
-/* The prologue on its own: q, k, v of new tokens to q_out, k_out, v_out, and into the cache if prologue.append. */
+/* The prologue on its own: q, k, v of new tokens to q_out, k_out, v_out, and into the cache if prologue.append. An
+ * output may take its own input's place: the same rows at the same addresses. */
 typedef struct attune_qkv_prepare {
   uint64_t struct_size;
   attune_tensor q, k, v;      /* as in attune_attention; each optional */
@@ -353,7 +357,7 @@ typedef struct attune_qkv_prepare {
   attune_kv_cache cache;
   attune_prologue prologue;
   attune_tensor q_out, k_out,
-      v_out; /* float32, float16 or bfloat16, same shapes; each optional; may alias the inputs */
+      v_out; /* float32, float16 or bfloat16, same shapes; each optional; each may be its input, in place */
 } attune_qkv_prepare;
 ATTUNE_API attune_status attune_qkv_prepare_init(attune_qkv_prepare* op, uint64_t struct_size);
 ATTUNE_API attune_status attune_qkv_prepare_run(const attune_qkv_prepare* op, attune_device device, void* stream);

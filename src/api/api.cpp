@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attune/attune.h"
+#include "core/aliasing.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/plan_limits.h"
@@ -70,7 +71,9 @@ Problem check_run(const attune_plan* plan, const attune_attention* attention, vo
   const Known<attune_attention> known("attention", attention);
   const Problem p = attune::make_problem(*known, Data::kRequired);
   check_fits(*plan, p, attune::traits_of(p, *known));
-  attune::check_workspace("the plan", plan->impl->workspace_size(), workspace, bytes);
+  const size_t need = plan->impl->workspace_size();
+  attune::check_workspace("the plan", need, workspace, bytes);
+  attune::check_apart(*known, p.prologue.append ? &p.cache : nullptr, workspace, need);
   if (plan->device.type == ATTUNE_DEVICE_CUDA) {
     // The usual mistake is to pass the host's memory throughout, which would end the context. attune_validate checks
     // all.
@@ -260,6 +263,7 @@ attune_status attune_validate(const attune_attention* attention, attune_device d
     const Known<attune_attention> known("attention", attention);
     attune::check_device_argument(device);
     const Problem p = attune::make_problem(*known, Data::kRequired);
+    attune::check_apart(*known, p.prologue.append ? &p.cache : nullptr, nullptr, 0);
     attune::find_kernel(p, attune::traits_of(p, *known), device);
     if (device.type == ATTUNE_DEVICE_CPU) return attune::validate_contents(p);
     attune::cuda::check_reachable(*known, device.index);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attune/attune.h"
+#include "core/aliasing.h"
 #include "core/device.h"
 #include "core/dispatch.h"
 #include "core/indexer.h"
@@ -99,8 +100,10 @@ attune_status attune_indexer_run(const attune_indexer* op, attune_device device,
   return guarded([&] {
     const Known<attune_indexer> known("indexer", op);
     attune::check_device(device);
-    attune::run_indexer(attune::make_indexer(*known, attune::Data::kRequired), device, workspace, workspace_bytes,
-                        stream);
+    const attune::IndexerProblem p = attune::make_indexer(*known, attune::Data::kRequired);
+    const size_t need = attune::indexer_workspace_size(p, device);
+    attune::check_apart(*known, workspace, std::min(need, workspace_bytes));
+    attune::run_indexer(p, device, workspace, workspace_bytes, stream);
   });
 }
 

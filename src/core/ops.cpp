@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <string>
 
+#include "core/aliasing.h"
 #include "core/dtype.h"
-#include "core/overlap.h"
 #include "core/problem.h"
 
 namespace attune {
@@ -93,19 +93,6 @@ RowView read_output(const NamedTensor& out, const NamedTensor& in) {
   for (int i = 0; i < t.rank; ++i) check_extent(out.name, t, i, in.tensor->shape[i], Name("as ", in.name));
   check_no_overlap(out.name, t);
   return row_view(t);
-}
-
-void check_aliasing(const NamedTensor (&in)[3], const NamedTensor (&out)[3]) {
-  for (int o = 0; o < 3; ++o) {
-    for (int i = 0; i < 3; ++i) {
-      if (i == o && same_rows(*out[o].tensor, *in[i].tensor)) continue;
-      require(!may_overlap(*out[o].tensor, *in[i].tensor), out[o].name, " overlaps ", in[i].name, "; it may be ",
-              in[o].name, " itself (same data, same strides in bytes), or apart from every input");
-    }
-    for (int i = 0; i < o; ++i) {
-      require(!may_overlap(*out[o].tensor, *out[i].tensor), out[o].name, " overlaps ", out[i].name);
-    }
-  }
 }
 
 // --- cache operations
@@ -199,7 +186,6 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
   p.q_out = read_output(out[0], in[0]);
   p.k_out = read_output(out[1], in[1]);
   p.v_out = read_output(out[2], in[2]);
-  check_aliasing(in, out);
   if (p.prologue.append) {
     require(static_cast<bool>(p.cache), "prologue.append is 1, but cache.k is absent");
     require(static_cast<bool>(p.k), "prologue.append is 1, but k is absent");
@@ -208,6 +194,7 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
     require(p.cache.num_heads == p.heads_kv, "cache has ", p.cache.num_heads, " KV heads, but k has ", p.heads_kv);
     check_scales(p.prologue, p.cache);
   }
+  check_apart(op, p.prologue.append ? &p.cache : nullptr);
   return p;
 }
 
@@ -233,8 +220,6 @@ MergeProblem make_merge(const attune_merge& op) {
   check_tensor("out", op.out, kOutputs, {3}, kData);
   for (int i = 0; i < 3; ++i) check_extent("out", op.out, i, op.partial_out.shape[i + 1], "as partial_out");
   check_no_overlap("out", op.out);
-  require(!may_overlap(op.out, op.partial_out), "out overlaps partial_out");
-  require(!may_overlap(op.out, op.partial_lse), "out overlaps partial_lse");
   m.partial_out = row_view(first_part(op.partial_out));
   m.partial_lse = row_view(first_part(op.partial_lse), false);
   m.out_part_bytes = part_bytes(op.partial_out);
@@ -257,11 +242,9 @@ MergeProblem make_merge(const attune_merge& op) {
     check_extent("lse", op.lse, 0, m.rows, "rows, as partial_out");
     check_extent("lse", op.lse, 1, m.heads, "heads, as partial_out");
     check_no_overlap("lse", op.lse);
-    require(!may_overlap(op.lse, op.partial_out) && !may_overlap(op.lse, op.partial_lse),
-            "lse overlaps partial_out or partial_lse");
-    require(!may_overlap(op.lse, op.out), "lse overlaps out");
     m.lse = row_view(op.lse, false);
   }
+  check_apart(op);
   return m;
 }
 
@@ -309,6 +292,7 @@ CacheProblem make_cache_op(const attune_cache_op& op) {
   require(op.power_of_two_scales == 0 || out.cache.writes_scales(),
           "power_of_two_scales is 1, but the cache is plain without scales per token and head: no scale is written");
   out.power_of_two_scales = op.power_of_two_scales == 1;
+  check_apart(op, out.cache);
   return out;
 }
 
