@@ -253,7 +253,8 @@ attune_status attune_schedule(const attune_plan* plan, const attune_attention* a
 attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention, void* workspace,
                                    size_t workspace_bytes, void* stream) {
   return guarded([&] {
-    const Problem p = check_run(plan, attention, workspace, workspace_bytes);
+    Problem p = check_run(plan, attention, workspace, workspace_bytes);
+    p.scheduled_before = true;
     plan->impl->run(p, workspace, stream);
   });
 }
