@@ -200,7 +200,8 @@ typedef struct attune_prologue {
   attune_tensor v_bias;    /* float [num_heads_kv, head_dim_v] */
   attune_tensor ia3_k;     /* float [num_tasks, num_heads_kv, head_dim_qk] */
   attune_tensor ia3_v;     /* float [num_tasks, num_heads_kv, head_dim_v] */
-  attune_tensor ia3_task;  /* int32 [batch]; out of 0..num_tasks-1: no IA3 for that sequence. Absent: task 0 */
+  attune_tensor ia3_task;  /* int32 [batch]; -1 (as any other out of 0..num_tasks-1, which fail validation): no IA3 for
+                              that sequence. Absent: task 0 */
   attune_tensor
       rope_cos_sin; /* fp32 [positions, R] or [num_tables, positions, R]: R/2 cosines, then R/2 sines, of each position
                        (attune_rope_table builds it). A position past the end uses no rotation and fails validation */
@@ -233,8 +234,9 @@ typedef struct attune_attention {
 
   attune_tensor q;            /* [total_q, num_heads_q, head_dim_qk], or [batch, seqlen_q, num_heads_q, head_dim_qk];
                                  float32, float16, bfloat16; int8, e4m3, e5m2 with prologue.qkv_scale */
-  attune_tensor cu_seqlens_q; /* int32 [batch + 1], rank 3 q only; absent with rank 3 q: one sequence, or, with a cache,
-                                 one query for each sequence */
+  attune_tensor cu_seqlens_q; /* int32 [batch + 1], rank 3 q only: first row of each sequence, and the end. Rows before
+                                 the first and from the end on are nobody's. Absent with rank 3 q: one sequence, or,
+                                 with a cache, one query for each sequence */
   attune_tensor k; /* [total_kv, num_heads_kv, head_dim_qk] or [batch, seqlen_kv, num_heads_kv, head_dim_qk] */
   attune_tensor v; /* [.., num_heads_kv, head_dim_v]; absent: the first head_dim_v columns of k */
   attune_tensor cu_seqlens_kv; /* int32 [batch + 1], dense rank 3 k without cache; absent: as cu_seqlens_q (with
@@ -270,7 +272,7 @@ typedef struct attune_attention {
   attune_tensor bidirectional_ranges; /* int32 [batch, ranges, 2]: inclusive [first, last], first < last; a query and a
                                       key both inside one range see each other whatever causal and window say */
   attune_tensor finished;             /* uint8 [batch]: non-zero: no output, no append for that sequence */
-  int32_t skip_decode;                /* 1: sequences with one query are left untouched */
+  int32_t skip_decode;                /* 1: sequences with one query are left untouched: no output, no append */
   int32_t zero_finished;              /* 1: finished and skipped rows get out = 0, lse = max_logits = -inf instead */
 
   /* score: z = softcap(scale * <q, k>) + ALiBi + bias + T5 */
@@ -298,7 +300,8 @@ typedef struct attune_attention {
   /* planning */
   int64_t max_seqlen_q;    /* most queries of one sequence; 0: derived from shapes (total_q at worst) */
   int64_t max_seqlen_kv;   /* most keys of one sequence; 0: derived from shapes (the capacity) */
-  int32_t batch_invariant; /* 1: a sequence's bits do not depend on the rest of the batch, for the same max_seqlen_* */
+  int32_t batch_invariant; /* 1: a sequence's bits do not depend on the rest of the batch, for the same max_seqlen_*,
+                              nor, on the CPU, on the number of threads */
   int32_t allow_tf32;      /* 1: fp32 inputs may be rounded to TF32 on devices that gain from it */
 } attune_attention;
 
