@@ -138,5 +138,27 @@ TEST(RunScheduled, ServesOtherDataAndPages) {
   EXPECT_ATTUNE_OK(run.run_scheduled(b));
 }
 
+// Layers may have tables of other widths; what a table does not hold is another length.
+TEST(RunScheduled, ServesTablesOfOtherWidths) {
+  Problem problem(make_case(kPaged));
+  const attune_attention narrow = problem.device();
+  const attune_tensor& table = narrow.cache.page_table;
+  const int64_t shape[2] = {table.shape[0], table.shape[1] + 2};
+  std::vector<int32_t> pages(static_cast<size_t>(shape[0] * shape[1]), -1);
+  attune_attention wide = narrow;
+  wide.cache.page_table = attune_dense_tensor(pages.data(), ATTUNE_INT32, 2, shape);
+  copy_elements(table, wide.cache.page_table);
+  const PlannedRun run(wide);
+  EXPECT_ATTUNE_OK(run.schedule(wide));
+  EXPECT_ATTUNE_OK(run.run_scheduled(narrow));
+  const std::vector<std::byte> bits = gather(narrow.out);
+  EXPECT_ATTUNE_OK(run.run(wide));
+  EXPECT_EQ(gather(wide.out), bits);
+  attune_attention short_table = narrow;
+  short_table.cache.page_table.shape[1] = 1;
+  EXPECT_ATTUNE_OK(run.schedule(wide));
+  run.expect_refused(short_table, kChanged);
+}
+
 }  // namespace
 }  // namespace attune::tests
