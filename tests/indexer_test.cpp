@@ -179,7 +179,7 @@ TEST(IndexerErrors, NameWhatIsWrong) {
   };
   using Op = attune_indexer;
   expect(
-      0, [](Op& o) { o.struct_size = 8; }, "indexer.struct_size is 8; this library needs");
+      0, [](Op& o) { o.struct_size = 8; }, "indexer.struct_size is 8; it must be 2088");
   expect(
       0, [](Op& o) { o.kind = 3; }, "kind is 3; it must be one of attune_indexer_kind (0..2)");
   expect(

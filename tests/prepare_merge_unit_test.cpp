@@ -209,7 +209,7 @@ TEST(MergeUnit, BadFieldsAreNamed) {
       {"partial_lse.shape[0]", [](auto& m) { m.op.partial_lse.shape[0] = 1; }},
       {"out.shape[2]", [](auto& m) { m.op.out.shape[2] = 1; }},
       {"out overlaps partial_out", [](auto& m) { m.op.out.data = m.outs.data(); }},
-      {"lse overlaps partial_out or", [](auto& m) { m.op.lse.data = m.lses.data(); }},
+      {"lse overlaps partial_lse", [](auto& m) { m.op.lse.data = m.lses.data(); }},
       {"out_scale is set, but out is float32", [](auto& m) { m.op.out_scale = dense(m.sinks, {1}); }},
       {"sinks.shape[0]", [](auto& m) { m.op.sinks = dense(m.outs, {2}); }}};
   for (const auto& [part, change] : cases) {

@@ -102,6 +102,47 @@ TEST(Threads, PoolsOfAllSizesMatchTheOracle) {
   }
 }
 
+std::vector<std::byte> bits_with(int32_t threads, const std::string& row) {
+  const ThreadCount pool(threads);
+  cases::Problem problem(make_case(row));
+  const attune_attention a = problem.device();
+  plan_and_run(a);
+  std::vector<std::byte> bits = gather(a.out);
+  for (const attune_tensor& t : {a.lse, a.max_logits}) {
+    const std::vector<std::byte> more = gather(t);
+    bits.insert(bits.end(), more.begin(), more.end());
+  }
+  return bits;
+}
+
+// With batch_invariant bits do not depend on the number of threads. Without they may, where a sequence is cut; for one
+// number they are the same every time.
+TEST(Threads, TheirNumberChangesBitsOnlyWithoutBatchInvariant) {
+  bool differ = false;
+  for (const char* dtype : {"f32", "f16", "bf16"}) {
+    for (const char* what :
+         {R"("kv": "paged", "seqlens_q": [1, 2, 1], "seqlens_kv": [5300, 1500, 70], "causal": true)",
+          R"("kv": "paged", "seqlens_kv": [4000, 9], "cache": {"dtype": "i8", "scales": "token"}, "sinks": "normal")",
+          R"("kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [90, 1, 9], "seqlens_kv": [2030, 700, 0])",
+          R"("seqlens_q": [150, 3], "seqlens_kv": [150, 2000], "causal": true)",
+          R"("kv": "slots", "seqlens_q": [2, 1], "sparse": {"topk": 3000, "slots": 4000})"}) {
+      const std::string row =
+          std::string(R"({"name": "x", "max_logits": true, "head_dim": [64, 64], )") +
+          (std::string(what).find("slots") != std::string::npos ? R"("heads": [4, 1])" : R"("heads": [4, 2])") +
+          R"(, "dtype": ")" + dtype + "\", " + what;
+      const std::vector<std::byte> invariant = bits_with(1, row + R"(, "batch_invariant": true})");
+      const std::vector<std::byte> one = bits_with(1, row + "}");
+      for (const int32_t threads : {2, 3}) {
+        EXPECT_EQ(bits_with(threads, row + R"(, "batch_invariant": true})"), invariant) << threads << " " << row;
+        const std::vector<std::byte> bits = bits_with(threads, row + "}");
+        EXPECT_EQ(bits_with(threads, row + "}"), bits) << threads << " " << row;
+        differ |= bits != one;
+      }
+    }
+  }
+  EXPECT_TRUE(differ) << "no sequence was cut: this shows nothing";
+}
+
 // Long enough that an item walks several KV heads together (their rows follow each other in NHD) and that items are
 // split.
 TEST(Threads, SplitAndWalkKvHeadsTogetherAsTheOracleSays) {

@@ -83,6 +83,10 @@ const BadContent kContents[] = {
      [](Problem& p) {
        set(p, p.host().cache_indirection, {1, 5}, -1);
      }},
+    {"ia3_task_below_none", R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"ia3_tasks": 2})",
+     "ia3_task[0]", [](Problem& p) { set(p, p.host().prologue.ia3_task, {0}, -2); }},
+    {"first_offset_negative", R"("seqlens_q": [3, 2], "seqlens_kv": [3, 2])", "cu_seqlens_q[0]",
+     [](Problem& p) { set(p, p.host().cu_seqlens_q, {0}, -1); }},
     {"ia3_task", R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"ia3_tasks": 2})",
      "ia3_task[1]", [](Problem& p) { set(p, p.host().prologue.ia3_task, {1}, 2); }},
     {"rope_position",
@@ -124,6 +128,45 @@ TEST_P(BadContents, AreMaskedByRun) {
     const cases::Report report = cases::compare(problem, expected);
     EXPECT_EQ(report.failure, "") << dtype;
   }
+}
+
+// What looks like a mistake and is none: a run does what is documented, and validate agrees.
+const BadContent kOddContents[] = {
+    {"no_ia3_task", R"("kv": "paged", "new_tokens": true, "seqlens_kv": [9, 7], "prologue": {"ia3_tasks": 2})", "",
+     [](Problem& p) { set(p, p.host().prologue.ia3_task, {1}, -1); }},
+    {"offsets_begin_late", R"("seqlens_q": [3, 2], "seqlens_kv": [3, 2])", "",
+     [](Problem& p) { set(p, p.host().cu_seqlens_q, {0}, 2); }},
+    {"offsets_of_new_tokens_begin_late",
+     R"("kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [3, 2], "seqlens_kv": [9, 7],
+        "prologue": {"append": true})",
+     "", [](Problem& p) { set(p, p.host().cu_seqlens_q, {0}, 1); }},
+    {"key_offsets_begin_late", R"("seqlens_q": [3, 2], "seqlens_kv": [9, 9])", "",
+     [](Problem& p) { set(p, p.host().cu_seqlens_kv, {0}, 4); }},
+    {"full_cache_of_a_skipped_sequence",
+     R"("kv": "paged", "new_tokens": true, "causal": true, "skip_decode": true, "seqlens_q": [3, 1],
+        "seqlens_kv": [9, 7], "prologue": {"append": true})",
+     "",
+     [](Problem& p) {
+       const attune_kv_cache& cache = p.host().cache;
+       set(p, p.host().seqused_kv, {1}, static_cast<int32_t>(cache.page_table.shape[1] * cache.k.shape[1]));
+       for (int64_t i = 0; i < cache.page_table.shape[1]; ++i) {
+         set(p, cache.page_table, {1, i}, 0);
+       }
+     }},
+};
+
+class OddContents : public testing::TestWithParam<BadContent> {};
+INSTANTIATE_TEST_SUITE_P(All, OddContents, testing::ValuesIn(kOddContents),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(OddContents, AreFine) {
+  Problem problem(make_case(std::string(R"({"name": "odd", "heads": [4, 2], )") + GetParam().row + "}"));
+  GetParam().spoil(problem);
+  const attune_attention a = problem.device();
+  EXPECT_ATTUNE_OK(attune_validate(&a, kCpu, nullptr));
+  const cases::Expected expected = cases::evaluate(problem);
+  plan_and_run(a);
+  EXPECT_EQ(cases::compare(problem, expected).failure, "");
 }
 
 // Latent caches and lists, of which everything is wrong at once.

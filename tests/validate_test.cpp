@@ -180,7 +180,7 @@ struct WrongField {
 
 const WrongField kFields[] = {
     {"cache", "struct_size", [](attune_attention& a) { a.struct_size = 0; }},
-    {"cache", "struct_size", [](attune_attention& a) { a.struct_size += 8; }},
+    {"cache", "struct_size", [](attune_attention& a) { a.struct_size = UINT64_MAX; }},
     {"cache", "causal", [](attune_attention& a) { a.causal = 2; }},
     {"cache", "window_left", [](attune_attention& a) { a.window_left = -2; }},
     {"cache", "window_right", [](attune_attention& a) { a.window_right = INT64_MIN; }},

@@ -24,6 +24,14 @@
  *   - Contents that only the device knows (lengths, page ids, indices) are masked by attune_run when they are out of
  * range: a length is clamped to what its tensors hold, a bad page id, index or beam hides the tokens it names.
  * attune_validate reports the same contents as errors and names the entry.
+ *   - Structs with a struct_size grow at their end, and only there. Set it to sizeof of the struct that you compile
+ * with (the *_init functions do, and write exactly that many bytes). A smaller struct of an older header is taken, down
+ * to that of 0.1.0, and what it lacks is absent; a larger one of a newer header is taken if every byte that this
+ * library does not know is 0. In structs that the library fills, such bytes are set to 0. attune_device, attune_tensor,
+ * attune_kv_cache and attune_prologue are parts of others and never change.
+ *   - Outputs (out, lse, ... and a cache that is appended to) lie apart from inputs, caches, the workspace and each
+ * other, else the call is INVALID_ARGUMENT; columns of one packed buffer are apart. Inputs may share memory. What may
+ * be done in place, some operations say.
  */
 #ifndef ATTUNE_ATTUNE_H_
 #define ATTUNE_ATTUNE_H_
@@ -91,7 +99,7 @@ typedef struct attune_device {
 } attune_device;
 
 typedef struct attune_device_info {
-  uint64_t struct_size;
+  uint64_t struct_size; /* sizeof(attune_device_info), set by the caller */
   attune_device device;
   char name[128];    /* e.g. "NVIDIA H200" */
   char isa[64];      /* instruction set in use, e.g. "AVX3_DL+AVX512BF16" or "sm_90a" */
@@ -192,7 +200,8 @@ typedef struct attune_prologue {
   attune_tensor v_bias;    /* float [num_heads_kv, head_dim_v] */
   attune_tensor ia3_k;     /* float [num_tasks, num_heads_kv, head_dim_qk] */
   attune_tensor ia3_v;     /* float [num_tasks, num_heads_kv, head_dim_v] */
-  attune_tensor ia3_task;  /* int32 [batch]; out of 0..num_tasks-1: no IA3 for that sequence. Absent: task 0 */
+  attune_tensor ia3_task;  /* int32 [batch]; -1 (as any other out of 0..num_tasks-1, which fail validation): no IA3 for
+                              that sequence. Absent: task 0 */
   attune_tensor
       rope_cos_sin; /* fp32 [positions, R] or [num_tables, positions, R]: R/2 cosines, then R/2 sines, of each position
                        (attune_rope_table builds it). A position past the end uses no rotation and fails validation */
@@ -225,8 +234,9 @@ typedef struct attune_attention {
 
   attune_tensor q;            /* [total_q, num_heads_q, head_dim_qk], or [batch, seqlen_q, num_heads_q, head_dim_qk];
                                  float32, float16, bfloat16; int8, e4m3, e5m2 with prologue.qkv_scale */
-  attune_tensor cu_seqlens_q; /* int32 [batch + 1], rank 3 q only; absent with rank 3 q: one sequence, or, with a cache,
-                                 one query for each sequence */
+  attune_tensor cu_seqlens_q; /* int32 [batch + 1], rank 3 q only: first row of each sequence, and the end. Rows before
+                                 the first and from the end on are nobody's. Absent with rank 3 q: one sequence, or,
+                                 with a cache, one query for each sequence */
   attune_tensor k; /* [total_kv, num_heads_kv, head_dim_qk] or [batch, seqlen_kv, num_heads_kv, head_dim_qk] */
   attune_tensor v; /* [.., num_heads_kv, head_dim_v]; absent: the first head_dim_v columns of k */
   attune_tensor cu_seqlens_kv; /* int32 [batch + 1], dense rank 3 k without cache; absent: as cu_seqlens_q (with
@@ -262,7 +272,7 @@ typedef struct attune_attention {
   attune_tensor bidirectional_ranges; /* int32 [batch, ranges, 2]: inclusive [first, last], first < last; a query and a
                                       key both inside one range see each other whatever causal and window say */
   attune_tensor finished;             /* uint8 [batch]: non-zero: no output, no append for that sequence */
-  int32_t skip_decode;                /* 1: sequences with one query are left untouched */
+  int32_t skip_decode;                /* 1: sequences with one query are left untouched: no output, no append */
   int32_t zero_finished;              /* 1: finished and skipped rows get out = 0, lse = max_logits = -inf instead */
 
   /* score: z = softcap(scale * <q, k>) + ALiBi + bias + T5 */
@@ -280,7 +290,7 @@ typedef struct attune_attention {
 
   attune_prologue prologue;
 
-  /* outputs */
+  /* outputs: apart from every input and from each other, so not in place of q */
   attune_tensor out;        /* as q, last axis head_dim_v; float32, float16, bfloat16, e4m3 */
   attune_tensor out_scale;  /* fp32 [1]: e4m3 out = saturate(o * out_scale); absent: 1 */
   attune_tensor lse;        /* fp32 [total_q, num_heads_q] or [batch, seqlen_q, num_heads_q]; any strides; optional */
@@ -290,7 +300,8 @@ typedef struct attune_attention {
   /* planning */
   int64_t max_seqlen_q;    /* most queries of one sequence; 0: derived from shapes (total_q at worst) */
   int64_t max_seqlen_kv;   /* most keys of one sequence; 0: derived from shapes (the capacity) */
-  int32_t batch_invariant; /* 1: a sequence's bits do not depend on the rest of the batch, for the same max_seqlen_* */
+  int32_t batch_invariant; /* 1: a sequence's bits do not depend on the rest of the batch, for the same max_seqlen_*,
+                              nor, on the CPU, on the number of threads */
   int32_t allow_tf32;      /* 1: fp32 inputs may be rounded to TF32 on devices that gain from it */
 } attune_attention;
 
@@ -325,7 +336,10 @@ ATTUNE_API attune_status attune_plan_describe(const attune_plan* plan, char* tex
 ATTUNE_API attune_status attune_run(const attune_plan* plan, const attune_attention* attention, void* workspace,
                                     size_t workspace_bytes, void* stream);
 /* The two halves of attune_run. One schedule serves every layer of a step that has the same lengths, in the same
- * workspace. */
+ * workspace: attune_run_scheduled needs that attune_schedule or attune_run of the same plan was the last to write to
+ * it, on the same stream, with the same shapes, windows, lengths, offsets, finished and topk_length. On the CPU
+ * anything else is INVALID_ARGUMENT. On CUDA, where only the device knows, other lengths, offsets or finished make
+ * every row NaN; a workspace without a schedule is undefined behaviour. */
 ATTUNE_API attune_status attune_schedule(const attune_plan* plan, const attune_attention* attention, void* workspace,
                                          size_t workspace_bytes, void* stream);
 ATTUNE_API attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention,
@@ -338,7 +352,8 @@ ATTUNE_API attune_status attune_validate(const attune_attention* attention, attu
  * operations */
 /* They need no workspace, but for the indexer. On CUDA they only enqueue work on the stream. */
 
-/* The prologue on its own: q, k, v of new tokens to q_out, k_out, v_out, and into the cache if prologue.append. */
+/* The prologue on its own: q, k, v of new tokens to q_out, k_out, v_out, and into the cache if prologue.append. An
+ * output may take its own input's place: the same rows at the same addresses. */
 typedef struct attune_qkv_prepare {
   uint64_t struct_size;
   attune_tensor q, k, v;      /* as in attune_attention; each optional */
@@ -348,7 +363,7 @@ typedef struct attune_qkv_prepare {
   attune_kv_cache cache;
   attune_prologue prologue;
   attune_tensor q_out, k_out,
-      v_out; /* float32, float16 or bfloat16, same shapes; each optional; may alias the inputs */
+      v_out; /* float32, float16 or bfloat16, same shapes; each optional; each may be its input, in place */
 } attune_qkv_prepare;
 ATTUNE_API attune_status attune_qkv_prepare_init(attune_qkv_prepare* op, uint64_t struct_size);
 ATTUNE_API attune_status attune_qkv_prepare_run(const attune_qkv_prepare* op, attune_device device, void* stream);
@@ -505,8 +520,8 @@ ATTUNE_API attune_status attune_t5_bucket(int64_t relative_position, int64_t num
  * registry */
 
 typedef struct attune_kernel_info {
-  uint64_t struct_size;
-  char name[64]; /* as accepted by the environment variable ATTUNE_KERNEL */
+  uint64_t struct_size; /* sizeof(attune_kernel_info), set by the caller */
+  char name[64];        /* as accepted by the environment variable ATTUNE_KERNEL */
   char operation[32];
   int32_t device_type; /* attune_device_type */
   char coverage[1024]; /* "axis: value, value; axis: ..." */

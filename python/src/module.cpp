@@ -267,7 +267,7 @@ NB_MODULE(_core, m) {
       .def(nb::init<nb::dict, nb::object>(), nb::arg("arguments"), nb::arg("workspace").none())
       .def("run", [](Plan& plan, nb::kwargs changes) { return plan.call(attune_run, changes); })
       .def("schedule", [](Plan& plan, nb::kwargs changes) { plan.call(attune_schedule, changes); })
-      .def("run_scheduled", [](Plan& plan, nb::kwargs changes) { return plan.call(attune_run_scheduled, changes); })
+      .def("run_scheduled", [](Plan& plan, nb::kwargs changes) { return plan.run_scheduled(changes); })
       .def("describe", &Plan::describe)
       .def_prop_ro("workspace_size", &Plan::workspace_size)
       .def_prop_ro("device", &Plan::device);

@@ -2,6 +2,7 @@
 #include "plan.h"
 
 #include <new>
+#include <unordered_map>
 
 #include "order.h"
 
@@ -37,11 +38,18 @@ attune_status run_without_lock(RunFunction run, const attune_plan* plan, const a
   return run(plan, &attention, workspace.data(), workspace.size(), stream);
 }
 
+// The plan that was the last to write to an array that callers gave as workspace: they may give it to several.
+std::unordered_map<const void*, const Plan*>& last_of_given() {
+  static std::unordered_map<const void*, const Plan*> last;
+  return last;
+}
+
 }  // namespace
 
 void Workspace::Free::operator()(void* p) const noexcept { ::operator delete(p, kAlignment); }
 
-Workspace::Workspace(size_t bytes, const Arrays& arrays, nb::handle given, nb::handle stream) : size_(bytes) {
+Workspace::Workspace(size_t bytes, const Arrays& arrays, nb::handle given, nb::handle stream)
+    : size_(bytes), given_(!given.is_none()) {
   if (given.is_none() && arrays.device().type == ATTUNE_DEVICE_CPU) {
     heap_.reset(::operator new(std::max<size_t>(bytes, 1), kAlignment));
     data_ = heap_.get();
@@ -114,7 +122,23 @@ nb::object Plan::call(RunFunction run, nb::kwargs changes) {
   const attune_status status = run_without_lock(run, plan_.get(), attention, workspace_, on);
   running_ = false;
   check(status);
+  scheduled_ = true;
+  if (workspace_.is_given()) last_of_given()[workspace_.data()] = this;
   return outputs_of(values);
+}
+
+nb::object Plan::run_scheduled(nb::kwargs changes) {
+  // On CUDA the library cannot see it: what a kernel takes for a schedule is on the device.
+  if (!scheduled_) invalid_argument("this plan has no schedule; call schedule (or run) before run_scheduled");
+  if (workspace_.is_given() && last_of_given()[workspace_.data()] != this)
+    invalid_argument("another plan has used the workspace; call schedule (or run) again before run_scheduled");
+  return call(attune_run_scheduled, changes);
+}
+
+Plan::~Plan() {
+  if (!workspace_.is_given()) return;
+  const auto at = last_of_given().find(workspace_.data());
+  if (at != last_of_given().end() && at->second == this) last_of_given().erase(at);
 }
 
 std::string Plan::describe() const {

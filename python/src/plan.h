@@ -16,6 +16,7 @@ class Workspace {
   Workspace(size_t bytes, const Arrays& arrays, nb::handle given, nb::handle stream);
   void* data() const { return data_; }
   size_t size() const { return size_; }
+  bool is_given() const { return given_; }
 
  private:
   struct Free {
@@ -27,6 +28,7 @@ class Workspace {
   nb::object array_;
   void* data_ = nullptr;
   size_t size_ = 0;
+  bool given_ = false;
 };
 
 struct PlanDeleter {
@@ -39,9 +41,14 @@ using RunFunction = attune_status (*)(const attune_plan*, const attune_attention
 class Plan {
  public:
   Plan(nb::dict arguments, nb::object workspace);
+  ~Plan();
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
   // Runs with the plan's arguments and these changes; gives the outputs: out, or (out, lse, max_logits) as far as
   // wanted.
   nb::object call(RunFunction run, nb::kwargs changes);
+  // The second half of run, of which the first must have been the last to write to the workspace.
+  nb::object run_scheduled(nb::kwargs changes);
   std::string describe() const;
   size_t workspace_size() const { return workspace_.size(); }
   nb::tuple device() const { return nb::make_tuple(device_.type, device_.index); }
@@ -53,6 +60,7 @@ class Plan {
   PlanHandle plan_;
   Workspace workspace_;
   bool running_ = false;
+  bool scheduled_ = false;
 };
 
 // One call without a plan to keep: plans, runs, forgets, and gives the outputs as Plan::call does.

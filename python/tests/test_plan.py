@@ -43,6 +43,39 @@ def test_schedule_serves_several_layers():
         assert np.array_equal(got, attune.attention(q * factor, cache=cache, seqused_kv=lengths))
 
 
+def test_run_scheduled_needs_the_schedule_of_its_plan():
+    q, cache, lengths = decode()
+    plan = attune.Plan(q, cache=cache, seqused_kv=lengths)
+    with pytest.raises(attune.Error, match="this plan has no schedule; call schedule"):
+        plan.run_scheduled()
+    with pytest.raises(attune.Error, match="out.shape"):
+        plan.schedule(q=q[:2])
+    with pytest.raises(attune.Error, match="this plan has no schedule; call schedule"):
+        plan.run_scheduled()
+    plan.run()
+    plan.run_scheduled()
+    lengths[0] += 1
+    with pytest.raises(attune.Error, match="lengths, offsets, .* changed since attune_schedule"):
+        plan.run_scheduled()
+    plan.schedule()
+    assert np.array_equal(plan.run_scheduled(), attune.attention(q, cache=cache, seqused_kv=lengths))
+
+
+def test_plans_that_share_a_workspace():
+    q, cache, lengths = decode()
+    memory = np.zeros(1 << 22, np.uint8)
+    memory = memory[-memory.ctypes.data % 256:]
+    first, second = (attune.Plan(q, cache=cache, seqused_kv=lengths, workspace=memory) for _ in range(2))
+    first.schedule()
+    first.run_scheduled()
+    second.schedule()
+    second.run_scheduled()
+    with pytest.raises(attune.Error, match="another plan has used the workspace; call schedule"):
+        first.run_scheduled()
+    first.run()
+    first.run_scheduled()
+
+
 def test_what_a_plan_refuses():
     q, cache, lengths = decode()
     plan = attune.Plan(q, cache=cache, seqused_kv=lengths)

@@ -5,12 +5,14 @@
 #include <string>
 
 #include "attune/attune.h"
+#include "core/aliasing.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/plan_limits.h"
 #include "core/problem.h"
 #include "core/registry.h"
 #include "core/status.h"
+#include "core/versioned.h"
 #include "core/warm.h"
 #include "cpu/threads.h"
 #include "cuda/host_tables.h"
@@ -19,6 +21,7 @@ using attune::cat;
 using attune::Data;
 using attune::fail;
 using attune::guarded;
+using attune::Known;
 using attune::Problem;
 using attune::require;
 
@@ -65,10 +68,12 @@ void check_fits(const attune_plan& plan, const Problem& p, const attune::Traits&
 // The checks common to every run.
 Problem check_run(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t bytes) {
   require(plan != nullptr, "plan is null");
-  require(attention != nullptr, "attention is null");
-  Problem p = attune::make_problem(*attention, Data::kRequired);
-  check_fits(*plan, p, attune::traits_of(p, *attention));
-  attune::check_workspace("the plan", plan->impl->workspace_size(), workspace, bytes);
+  const Known<attune_attention> known("attention", attention);
+  const Problem p = attune::make_problem(*known, Data::kRequired);
+  check_fits(*plan, p, attune::traits_of(p, *known));
+  const size_t need = plan->impl->workspace_size();
+  attune::check_workspace("the plan", need, workspace, bytes);
+  attune::check_apart(*known, p.prologue.append ? &p.cache : nullptr, workspace, need);
   if (plan->device.type == ATTUNE_DEVICE_CUDA) {
     // The usual mistake is to pass the host's memory throughout, which would end the context. attune_validate checks
     // all.
@@ -122,11 +127,10 @@ attune_status attune_device_count(int32_t* count) {
 attune_status attune_get_device_info(int32_t i, attune_device_info* info) {
   return guarded([&] {
     require(info != nullptr, "info is null");
-    require(info->struct_size == sizeof(*info), "info.struct_size is ", info->struct_size, "; this library needs ",
-            sizeof(*info));
     require(i >= 0 && i < attune::device_count(), "i is ", i, "; it must be 0..", attune::device_count() - 1,
             " (attune_device_count)");
-    attune::describe_device(i, info);
+    attune::write_struct("info", info, info->struct_size,
+                         [&](attune_device_info& known) { attune::describe_device(i, &known); });
   });
 }
 
@@ -171,22 +175,17 @@ const char* attune_dtype_name(attune_dtype dtype) { return attune::dtype_name(dt
 
 attune_status attune_attention_init(attune_attention* attention, uint64_t struct_size) {
   return guarded([&] {
-    require(attention != nullptr, "attention is null");
-    require(struct_size == sizeof(*attention), "struct_size is ", struct_size, "; this library needs ",
-            sizeof(*attention));
-    std::memset(attention, 0, sizeof(*attention));
-    attention->struct_size = sizeof(*attention);
-    attention->window_left = -1;
-    attention->window_right = -1;
+    attune::write_struct("attention", attention, struct_size,
+                         [](attune_attention& known) { known.window_left = known.window_right = -1; });
   });
 }
 
 attune_status attune_supported(const attune_attention* attention, attune_device device) {
   return guarded([&] {
-    require(attention != nullptr, "attention is null");
+    const Known<attune_attention> known("attention", attention);
     attune::check_device_argument(device);
-    const Problem p = attune::make_problem(*attention, Data::kOptional);
-    attune::find_kernel(p, attune::traits_of(p, *attention), device);
+    const Problem p = attune::make_problem(*known, Data::kOptional);
+    attune::find_kernel(p, attune::traits_of(p, *known), device);
   });
 }
 
@@ -194,11 +193,11 @@ attune_status attune_plan_create(const attune_attention* attention, attune_devic
   return guarded([&] {
     require(plan != nullptr, "plan is null");
     *plan = nullptr;
-    require(attention != nullptr, "attention is null");
+    const Known<attune_attention> known("attention", attention);
     attune::check_device_argument(device);
-    const Problem p = attune::make_problem(*attention, Data::kOptional);
+    const Problem p = attune::make_problem(*known, Data::kOptional);
     auto out = std::make_unique<attune_plan>();
-    out->traits = attune::traits_of(p, *attention);
+    out->traits = attune::traits_of(p, *known);
     out->kernel = &attune::find_kernel(p, out->traits, device);
     out->device = device;
     out->limits = attune::plan_limits(p);
@@ -254,19 +253,21 @@ attune_status attune_schedule(const attune_plan* plan, const attune_attention* a
 attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention, void* workspace,
                                    size_t workspace_bytes, void* stream) {
   return guarded([&] {
-    const Problem p = check_run(plan, attention, workspace, workspace_bytes);
+    Problem p = check_run(plan, attention, workspace, workspace_bytes);
+    p.scheduled_before = true;
     plan->impl->run(p, workspace, stream);
   });
 }
 
 attune_status attune_validate(const attune_attention* attention, attune_device device, void* stream) {
   return guarded([&] {
-    require(attention != nullptr, "attention is null");
+    const Known<attune_attention> known("attention", attention);
     attune::check_device_argument(device);
-    const Problem p = attune::make_problem(*attention, Data::kRequired);
-    attune::find_kernel(p, attune::traits_of(p, *attention), device);
+    const Problem p = attune::make_problem(*known, Data::kRequired);
+    attune::check_apart(*known, p.prologue.append ? &p.cache : nullptr, nullptr, 0);
+    attune::find_kernel(p, attune::traits_of(p, *known), device);
     if (device.type == ATTUNE_DEVICE_CPU) return attune::validate_contents(p);
-    attune::cuda::check_reachable(*attention, device.index);
+    attune::cuda::check_reachable(*known, device.index);
     attune::validate_contents(attune::cuda::HostTables(p, device.index, stream).problem());
   });
 }
@@ -281,14 +282,14 @@ attune_status attune_kernel_count(int32_t* count) {
 attune_status attune_get_kernel_info(int32_t i, attune_kernel_info* info) {
   return guarded([&] {
     require(info != nullptr, "info is null");
-    require(info->struct_size == sizeof(*info), "info.struct_size is ", info->struct_size, "; this library needs ",
-            sizeof(*info));
     require(i >= 0 && i < attune::kernel_count(), "i is ", i, "; there are ", attune::kernel_count(), " kernels");
     const attune::Kernel& k = attune::kernel_at(i);
-    copy_text(info->name, sizeof(info->name), k.name);
-    copy_text(info->operation, sizeof(info->operation), k.operation);
-    info->device_type = k.device_type;
-    copy_text(info->coverage, sizeof(info->coverage), k.coverage.text());
+    attune::write_struct("info", info, info->struct_size, [&](attune_kernel_info& known) {
+      copy_text(known.name, sizeof(known.name), k.name);
+      copy_text(known.operation, sizeof(known.operation), k.operation);
+      known.device_type = k.device_type;
+      copy_text(known.coverage, sizeof(known.coverage), k.coverage.text());
+    });
   });
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attune/attune.h"
+#include "core/aliasing.h"
 #include "core/device.h"
 #include "core/dispatch.h"
 #include "core/indexer.h"
@@ -12,9 +13,11 @@
 #include "core/ops.h"
 #include "core/status.h"
 #include "core/tables.h"
+#include "core/versioned.h"
 #include "cpu/threads.h"
 
 using attune::guarded;
+using attune::Known;
 using attune::require;
 
 namespace {
@@ -25,20 +28,14 @@ constexpr int64_t kMaxHeads = int64_t{1} << 24;
 // Zeroes a struct that begins with its size.
 template <class Struct>
 void init_struct(const char* name, Struct* s, uint64_t struct_size) {
-  require(s != nullptr, name, " is null");
-  require(struct_size == sizeof(*s), "struct_size is ", struct_size, "; this library needs ", sizeof(*s));
-  std::memset(s, 0, sizeof(*s));
-  s->struct_size = sizeof(*s);
+  attune::write_struct(name, s, struct_size, [](Struct&) {});
 }
 
 // A style's fields, and its frequencies.
-std::vector<double> checked_frequencies(const attune_rope* rope) {
-  require(rope != nullptr, "rope is null");
-  require(rope->struct_size == sizeof(*rope), "rope.struct_size is ", rope->struct_size, "; this library needs ",
-          sizeof(*rope), " (call attune_rope_init)");
-  attune::check_rope(*rope);
-  std::vector<double> frequencies(static_cast<size_t>(rope->dim / 2));
-  attune::rope_frequencies(*rope, frequencies.data());
+std::vector<double> checked_frequencies(const attune_rope& rope) {
+  attune::check_rope(rope);
+  std::vector<double> frequencies(static_cast<size_t>(rope.dim / 2));
+  attune::rope_frequencies(rope, frequencies.data());
   return frequencies;
 }
 
@@ -51,59 +48,62 @@ void check_count(const char* name, int64_t value, int64_t most) {
 extern "C" {
 
 attune_status attune_qkv_prepare_init(attune_qkv_prepare* op, uint64_t struct_size) {
-  return guarded([&] { init_struct("op", op, struct_size); });
+  return guarded([&] { init_struct("qkv_prepare", op, struct_size); });
 }
 
 attune_status attune_qkv_prepare_run(const attune_qkv_prepare* op, attune_device device, void* stream) {
   return guarded([&] {
-    require(op != nullptr, "op is null");
+    const Known<attune_qkv_prepare> known("qkv_prepare", op);
     attune::check_device(device);
-    attune::run_qkv_prepare(attune::make_qkv_prepare(*op), device, stream);
+    attune::run_qkv_prepare(attune::make_qkv_prepare(*known), device, stream);
   });
 }
 
 attune_status attune_merge_init(attune_merge* op, uint64_t struct_size) {
-  return guarded([&] { init_struct("op", op, struct_size); });
+  return guarded([&] { init_struct("merge", op, struct_size); });
 }
 
 attune_status attune_merge_run(const attune_merge* op, attune_device device, void* stream) {
   return guarded([&] {
-    require(op != nullptr, "op is null");
+    const Known<attune_merge> known("merge", op);
     attune::check_device(device);
-    attune::run_merge(attune::make_merge(*op), device, stream);
+    attune::run_merge(attune::make_merge(*known), device, stream);
   });
 }
 
 attune_status attune_cache_op_init(attune_cache_op* op, uint64_t struct_size) {
-  return guarded([&] { init_struct("op", op, struct_size); });
+  return guarded([&] { init_struct("cache_op", op, struct_size); });
 }
 
 attune_status attune_cache_op_run(const attune_cache_op* op, attune_device device, void* stream) {
   return guarded([&] {
-    require(op != nullptr, "op is null");
+    const Known<attune_cache_op> known("cache_op", op);
     attune::check_device(device);
-    attune::run_cache_op(attune::make_cache_op(*op), device, stream);
+    attune::run_cache_op(attune::make_cache_op(*known), device, stream);
   });
 }
 
 attune_status attune_indexer_init(attune_indexer* op, uint64_t struct_size) {
-  return guarded([&] { init_struct("op", op, struct_size); });
+  return guarded([&] { init_struct("indexer", op, struct_size); });
 }
 
 attune_status attune_indexer_workspace_size(const attune_indexer* op, attune_device device, size_t* bytes) {
   return guarded([&] {
-    require(op != nullptr, "op is null");
+    const Known<attune_indexer> known("indexer", op);
     require(bytes != nullptr, "bytes is null");
-    *bytes = attune::indexer_workspace_size(attune::make_indexer(*op, attune::Data::kOptional), device);
+    *bytes = attune::indexer_workspace_size(attune::make_indexer(*known, attune::Data::kOptional), device);
   });
 }
 
 attune_status attune_indexer_run(const attune_indexer* op, attune_device device, void* workspace,
                                  size_t workspace_bytes, void* stream) {
   return guarded([&] {
-    require(op != nullptr, "op is null");
+    const Known<attune_indexer> known("indexer", op);
     attune::check_device(device);
-    attune::run_indexer(attune::make_indexer(*op, attune::Data::kRequired), device, workspace, workspace_bytes, stream);
+    const attune::IndexerProblem p = attune::make_indexer(*known, attune::Data::kRequired);
+    const size_t need = attune::indexer_workspace_size(p, device);
+    attune::check_apart(*known, workspace, std::min(need, workspace_bytes));
+    attune::run_indexer(p, device, workspace, workspace_bytes, stream);
   });
 }
 
@@ -124,37 +124,39 @@ attune_status attune_kv_page_bytes(attune_kv_format format, int64_t page_size, i
 
 attune_status attune_rope_init(attune_rope* rope, uint64_t struct_size) {
   return guarded([&] {
-    init_struct("rope", rope, struct_size);
-    rope->style = ATTUNE_ROPE_LINEAR;
-    rope->theta = 10000.0;
-    rope->scale = 1.0;
-    rope->beta_fast = 32.0;
-    rope->beta_slow = 1.0;
-    rope->extrapolation_factor = 1.0;
-    rope->mscale = 1.0;
-    rope->low_freq_factor = 1.0;
-    rope->high_freq_factor = 4.0;
+    attune::write_struct("rope", rope, struct_size, [](attune_rope& known) {
+      known.style = ATTUNE_ROPE_LINEAR;
+      known.theta = 10000.0;
+      known.scale = 1.0;
+      known.beta_fast = 32.0;
+      known.beta_slow = 1.0;
+      known.extrapolation_factor = 1.0;
+      known.mscale = 1.0;
+      known.low_freq_factor = 1.0;
+      known.high_freq_factor = 4.0;
+    });
   });
 }
 
 attune_status attune_rope_table(const attune_rope* rope, int64_t first_position, int64_t num_positions,
                                 float* cos_sin) {
   return guarded([&] {
-    const std::vector<double> frequencies = checked_frequencies(rope);
+    const Known<attune_rope> known("rope", rope);
+    const std::vector<double> frequencies = checked_frequencies(*known);
     check_count("first_position", first_position, kMaxPositions);
     check_count("num_positions", num_positions, kMaxPositions - first_position);
     require(cos_sin != nullptr || num_positions == 0, "cos_sin is null");
     constexpr int64_t kBlock = 256;
     attune::cpu::parallel_for((num_positions + kBlock - 1) / kBlock, [&](int64_t block) {
       const int64_t first = block * kBlock, n = std::min(kBlock, num_positions - first);
-      attune::rope_rows(*rope, frequencies.data(), first_position + first, n, cos_sin + first * rope->dim);
+      attune::rope_rows(*known, frequencies.data(), first_position + first, n, cos_sin + first * known->dim);
     });
   });
 }
 
 attune_status attune_rope_frequencies(const attune_rope* rope, double* frequencies) {
   return guarded([&] {
-    const std::vector<double> values = checked_frequencies(rope);
+    const std::vector<double> values = checked_frequencies(*Known<attune_rope>("rope", rope));
     require(frequencies != nullptr, "frequencies is null");
     std::copy(values.begin(), values.end(), frequencies);
   });

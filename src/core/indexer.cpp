@@ -4,7 +4,6 @@
 #include <string>
 
 #include "core/dtype.h"
-#include "core/overlap.h"
 #include "core/problem.h"
 
 namespace attune {
@@ -162,40 +161,13 @@ void read_selection(IndexerProblem& p, const attune_indexer& op, const Rows& row
   check_tensor("topk_length", op.topk_length, {ATTUNE_INT32}, {1}, data);
   check_extent("topk_length", op.topk_length, 0, p.total_q, "total_q");
   check_no_overlap("topk_length", op.topk_length);
-  require(data == Data::kOptional || !may_overlap(op.topk_length, op.indices), "topk_length overlaps indices");
   p.topk_length = static_cast<int32_t*>(op.topk_length.data);
   p.topk_length_stride = op.topk_length.shape[0] > 1 ? op.topk_length.stride[0] : 0;
-}
-
-void check_apart(const attune_indexer& op, const char* name, const attune_tensor& out, Data data) {
-  if (!present(out) || data == Data::kOptional) return;  // without data everything lies at the same place
-  const struct {
-    const char* name;
-    const attune_tensor& t;
-  } inputs[] = {{"q", op.q},
-                {"q_scale", op.q_scale},
-                {"weights", op.weights},
-                {"cu_seqlens_q", op.cu_seqlens_q},
-                {"seqused_kv", op.seqused_kv},
-                {"key_begin", op.key_begin},
-                {"key_end", op.key_end},
-                {"cache.k", op.cache.k},
-                {"cache.k_scale", op.cache.k_scale},
-                {"cache.page_table", op.cache.page_table},
-                {"cache.batch_index", op.cache.batch_index},
-                {"slot_table", op.slot_table},
-                {"scores", op.scores}};
-  for (const auto& in : inputs) {
-    if (&in.t == &out) continue;
-    require(!may_overlap(out, in.t), name, " overlaps ", in.name);
-  }
 }
 
 }  // namespace
 
 IndexerProblem make_indexer(const attune_indexer& op, Data data) {
-  require(op.struct_size == sizeof(op), "indexer.struct_size is ", op.struct_size, "; this library needs ", sizeof(op),
-          " (call attune_indexer_init)");
   require(op.kind >= ATTUNE_INDEXER_TOPK && op.kind <= ATTUNE_INDEXER_SELECT, "kind is ", op.kind,
           "; it must be one of attune_indexer_kind (0..2)");
   check_flag("causal", op.causal);
@@ -239,13 +211,10 @@ IndexerProblem make_indexer(const attune_indexer& op, Data data) {
           ", which writes no scores");
   if (p.selects()) {
     read_selection(p, op, rows, data);
-    check_apart(op, "indices", op.indices, data);
-    check_apart(op, "topk_length", op.topk_length, data);
   } else {
     absent("indices", op.indices, op.kind);
     absent("topk_length", op.topk_length, op.kind);
     absent("slot_table", op.slot_table, op.kind);
-    check_apart(op, "scores", op.scores, data);
   }
   return p;
 }

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <string>
 
+#include "core/aliasing.h"
 #include "core/dtype.h"
-#include "core/overlap.h"
 #include "core/problem.h"
 
 namespace attune {
@@ -16,11 +16,6 @@ constexpr std::initializer_list<int32_t> kOutputs = {ATTUNE_FLOAT32, ATTUNE_FLOA
                                                      ATTUNE_FLOAT8_E4M3};
 constexpr std::initializer_list<int32_t> kInputs = {ATTUNE_FLOAT32,     ATTUNE_FLOAT16,     ATTUNE_BFLOAT16,
                                                     ATTUNE_FLOAT8_E4M3, ATTUNE_FLOAT8_E5M2, ATTUNE_INT8};
-
-void check_struct_size(const char* name, uint64_t size, uint64_t expected) {
-  require(size == expected, name, ".struct_size is ", size, "; this library needs ", expected, " (call attune_", name,
-          "_init)");
-}
 
 void check_geometry(const char* name, int64_t heads, int64_t dim) {
   require(heads >= 1, name, " has ", heads, " heads; it must have at least 1");
@@ -100,19 +95,6 @@ RowView read_output(const NamedTensor& out, const NamedTensor& in) {
   return row_view(t);
 }
 
-void check_aliasing(const NamedTensor (&in)[3], const NamedTensor (&out)[3]) {
-  for (int o = 0; o < 3; ++o) {
-    for (int i = 0; i < 3; ++i) {
-      if (i == o && same_rows(*out[o].tensor, *in[i].tensor)) continue;
-      require(!may_overlap(*out[o].tensor, *in[i].tensor), out[o].name, " overlaps ", in[i].name, "; it may be ",
-              in[o].name, " itself (same data, same strides in bytes), or apart from every input");
-    }
-    for (int i = 0; i < o; ++i) {
-      require(!may_overlap(*out[o].tensor, *out[i].tensor), out[o].name, " overlaps ", out[i].name);
-    }
-  }
-}
-
 // --- cache operations
 
 // Columns of a dense tensor of a cache operation must be those of the cache.
@@ -161,7 +143,6 @@ int64_t PrepareProblem::first_position(int64_t b) const {
 }
 
 PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
-  check_struct_size("qkv_prepare", op.struct_size, sizeof(op));
   const NamedTensor in[3] = {{"q", &op.q}, {"k", &op.k}, {"v", &op.v}};
   const NamedTensor out[3] = {{"q_out", &op.q_out}, {"k_out", &op.k_out}, {"v_out", &op.v_out}};
   PrepareProblem p;
@@ -205,7 +186,6 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
   p.q_out = read_output(out[0], in[0]);
   p.k_out = read_output(out[1], in[1]);
   p.v_out = read_output(out[2], in[2]);
-  check_aliasing(in, out);
   if (p.prologue.append) {
     require(static_cast<bool>(p.cache), "prologue.append is 1, but cache.k is absent");
     require(static_cast<bool>(p.k), "prologue.append is 1, but k is absent");
@@ -214,11 +194,11 @@ PrepareProblem make_qkv_prepare(const attune_qkv_prepare& op) {
     require(p.cache.num_heads == p.heads_kv, "cache has ", p.cache.num_heads, " KV heads, but k has ", p.heads_kv);
     check_scales(p.prologue, p.cache);
   }
+  check_apart(op, p.prologue.append ? &p.cache : nullptr);
   return p;
 }
 
 MergeProblem make_merge(const attune_merge& op) {
-  check_struct_size("merge", op.struct_size, sizeof(op));
   constexpr Data kData = Data::kRequired;
   MergeProblem m;
   // The tensor of part 0.
@@ -240,8 +220,6 @@ MergeProblem make_merge(const attune_merge& op) {
   check_tensor("out", op.out, kOutputs, {3}, kData);
   for (int i = 0; i < 3; ++i) check_extent("out", op.out, i, op.partial_out.shape[i + 1], "as partial_out");
   check_no_overlap("out", op.out);
-  require(!may_overlap(op.out, op.partial_out), "out overlaps partial_out");
-  require(!may_overlap(op.out, op.partial_lse), "out overlaps partial_lse");
   m.partial_out = row_view(first_part(op.partial_out));
   m.partial_lse = row_view(first_part(op.partial_lse), false);
   m.out_part_bytes = part_bytes(op.partial_out);
@@ -264,16 +242,13 @@ MergeProblem make_merge(const attune_merge& op) {
     check_extent("lse", op.lse, 0, m.rows, "rows, as partial_out");
     check_extent("lse", op.lse, 1, m.heads, "heads, as partial_out");
     check_no_overlap("lse", op.lse);
-    require(!may_overlap(op.lse, op.partial_out) && !may_overlap(op.lse, op.partial_lse),
-            "lse overlaps partial_out or partial_lse");
-    require(!may_overlap(op.lse, op.out), "lse overlaps out");
     m.lse = row_view(op.lse, false);
   }
+  check_apart(op);
   return m;
 }
 
 CacheProblem make_cache_op(const attune_cache_op& op) {
-  check_struct_size("cache_op", op.struct_size, sizeof(op));
   require(op.kind >= ATTUNE_CACHE_APPEND && op.kind <= ATTUNE_CACHE_GATHER, "kind is ", op.kind,
           "; it must be one of attune_cache_op_kind (0..3)");
   CacheProblem out;
@@ -317,6 +292,7 @@ CacheProblem make_cache_op(const attune_cache_op& op) {
   require(op.power_of_two_scales == 0 || out.cache.writes_scales(),
           "power_of_two_scales is 1, but the cache is plain without scales per token and head: no scale is written");
   out.power_of_two_scales = op.power_of_two_scales == 1;
+  check_apart(op, out.cache);
   return out;
 }
 

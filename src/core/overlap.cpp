@@ -10,8 +10,6 @@
 namespace attune {
 namespace {
 
-bool is_empty(const attune_tensor& t) { return !present(t) || num_elements(t) == 0; }
-
 // Byte distance along an axis; 0 where there is nothing to step over.
 int64_t byte_stride(const attune_tensor& t, int axis) {
   return t.shape[axis] > 1 ? t.stride[axis] * dtype_size(t.dtype) : 0;
@@ -57,11 +55,19 @@ bool overlaps_itself(const attune_tensor& t) {
 
 }  // namespace
 
+ByteRange byte_range(const attune_tensor& t) {
+  if (!present(t)) return {};
+  uint64_t last = 0;  // element
+  for (int i = 0; i < t.rank; ++i) {
+    if (t.shape[i] <= 0) return {};
+    if (t.shape[i] > 1) last += static_cast<uint64_t>(t.shape[i] - 1) * static_cast<uint64_t>(t.stride[i]);
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(t.data);
+  return {begin, begin + (last + 1) * static_cast<uint64_t>(dtype_size(t.dtype))};
+}
+
 bool may_overlap(const attune_tensor& a, const attune_tensor& b) {
-  if (is_empty(a) || is_empty(b)) return false;
-  const auto begin_a = reinterpret_cast<uintptr_t>(a.data), begin_b = reinterpret_cast<uintptr_t>(b.data);
-  const auto end_a = begin_a + static_cast<uintptr_t>(span(a, 0)), end_b = begin_b + static_cast<uintptr_t>(span(b, 0));
-  if (end_a <= begin_b || end_b <= begin_a) return false;
+  if (!meet(byte_range(a), byte_range(b))) return false;
   for (const attune_tensor* t : {&a, &b}) {
     for (int i = 0; i < t->rank; ++i) {
       const int64_t period = byte_stride(*t, i);

@@ -2,9 +2,18 @@
 // Whether the elements of two tensors can share bytes.
 #pragma once
 
+#include <cstdint>
+
 #include "attune/attune.h"
 
 namespace attune {
+
+struct ByteRange {
+  uintptr_t begin = 0, end = 0;
+};
+// From the first to past the last element; empty where the tensor is absent or has none.
+ByteRange byte_range(const attune_tensor& t);
+inline bool meet(const ByteRange& a, const ByteRange& b) { return a.begin < b.end && b.begin < a.end; }
 
 // False only if they cannot: their ranges are apart, or they are different columns of one packed buffer (q, k and v
 // side by side).

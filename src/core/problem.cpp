@@ -389,8 +389,6 @@ void derive_maxima(Problem& p, const attune_attention& a) {
 }  // namespace
 
 Problem make_problem(const attune_attention& a, Data data) {
-  require(a.struct_size == sizeof(attune_attention), "attention.struct_size is ", a.struct_size,
-          "; this library needs ", sizeof(attune_attention), " (call attune_attention_init)");
   Problem p;
   read_queries(p, a, data);
   read_kv(p, a, data);

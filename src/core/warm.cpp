@@ -13,14 +13,15 @@
 #include "core/problem.h"
 #include "core/registry.h"
 #include "core/status.h"
+#include "core/versioned.h"
 
 namespace attune {
 namespace {
 
 void plan_once(const attune_attention* a, attune_device device) {
-  require(a != nullptr, "is null");
-  const Problem p = make_problem(*a, Data::kOptional);
-  find_kernel(p, traits_of(p, *a), device).make_plan(p, device.index);
+  const Known<attune_attention> known("attention", a);
+  const Problem p = make_problem(*known, Data::kOptional);
+  find_kernel(p, traits_of(p, *known), device).make_plan(p, device.index);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention.h"
 
+#include <atomic>
 #include <cstring>
 #include <limits>
 
@@ -47,8 +48,15 @@ struct Layout {
 };
 
 struct Header {
+  uint64_t owner, stamp;  // the plan, and schedule_stamp: what run_scheduled is compared with
   int64_t num_items, num_merges;
 };
+
+// Of one plan in the life of the process; memory of other contents hardly begins with it.
+uint64_t new_owner() {
+  static std::atomic<uint64_t> count{0};
+  return 0x6174'7475'6e65'0000u + count.fetch_add(1);
+}
 
 class AttentionPlan final : public KernelPlan {
  public:
@@ -97,7 +105,7 @@ class AttentionPlan final : public KernelPlan {
   void schedule(const Problem& p, void* workspace, void*) const override {
     Schedule s = arrays(workspace);
     make_schedule(p, limits_, s);
-    const Header header{s.num_items, s.num_merges};
+    const Header header{owner_, schedule_stamp(p), s.num_items, s.num_merges};
     std::memcpy(workspace, &header, sizeof(header));
   }
 
@@ -105,6 +113,7 @@ class AttentionPlan final : public KernelPlan {
     Schedule s = arrays(workspace);
     Header header;
     std::memcpy(&header, workspace, sizeof(header));
+    if (p.scheduled_before) check_scheduled(p, header);
     std::byte* base = static_cast<std::byte*>(workspace);
     DenseRows dense{p.k, p.v};
     if (prepared_) dense = prepare_dense(p, s.sequences, base);
@@ -115,6 +124,13 @@ class AttentionPlan final : public KernelPlan {
   }
 
  private:
+  void check_scheduled(const Problem& p, const Header& header) const {
+    require(header.owner == owner_, "workspace holds no schedule of this plan; call attune_schedule first");
+    require(header.stamp == schedule_stamp(p),
+            "lengths, offsets, finished, topk_length, windows, ranges or shapes changed since attune_schedule; call it "
+            "again");
+  }
+
   size_t prepared_size() const { return compute_.tile == TileType::kBF16 ? 2 : 4; }
 
   Schedule arrays(void* workspace) const {
@@ -242,6 +258,7 @@ class AttentionPlan final : public KernelPlan {
 
   float* partials(std::byte* base) const { return reinterpret_cast<float*>(base + layout_.partials); }
 
+  const uint64_t owner_ = new_owner();
   int threads_;
   Compute compute_;
   ScheduleLimits limits_;

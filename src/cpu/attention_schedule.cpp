@@ -88,7 +88,42 @@ void for_each_item(const Problem& p, const Sequence* sequences, int64_t most_hea
   }
 }
 
+class Stamp {
+ public:
+  void add(int64_t x) {
+    value_ = (value_ ^ static_cast<uint64_t>(x)) * 0x9e3779b97f4a7c15u;
+    value_ ^= value_ >> 32;
+  }
+  void add(const IntView& t) {
+    for (int64_t i = 0; t && i < t.cols; ++i) add(t(i));
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0;
+};
+
 }  // namespace
+
+uint64_t schedule_stamp(const Problem& p) {
+  Stamp stamp;
+  for (const int64_t x : {p.batch, p.total_q, p.fixed_q, p.fixed_kv, p.k.rows, p.list.topk, p.extra_list.topk,
+                          p.window_left, p.window_right, p.num_ranges})
+    stamp.add(x);
+  stamp.add(p.cache.ring_capacity);
+  for (const IntView* t : {&p.cu_q, &p.cu_kv, &p.list.length, &p.extra_list.length}) stamp.add(*t);
+  // As they are clamped: layers may have tables of other widths.
+  const int64_t most = p.cache && p.cache.ring_capacity == 0 ? p.cache.capacity() : INT64_MAX;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    if (p.seqused) stamp.add(std::min<int64_t>(p.seqused(b), most));
+    if (p.finished != nullptr) stamp.add(p.is_finished(b));
+    for (int64_t i = 0; i < p.num_ranges; ++i) {
+      const int32_t* const range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
+      stamp.add(range[0]), stamp.add(range[p.range_end_stride]);
+    }
+  }
+  return stamp.value();
+}
 
 ScheduleLimits schedule_limits(const Problem& p, int threads) {
   ScheduleLimits l;

@@ -26,6 +26,9 @@ struct Schedule {
 // Fills the arrays of out (which have the sizes of limits).
 void make_schedule(const Problem& p, const ScheduleLimits& limits, Schedule& out);
 
+// A number that follows from all that a schedule follows from: shapes, lengths, offsets and what hides keys.
+uint64_t schedule_stamp(const Problem& p);
+
 // True if the sequence runs by GEMM tiles.
 inline bool is_prefill(const Problem& p, const Sequence& s) { return !p.sparse && s.num_q > kDecodeQueries; }
 // True if the sequence is to be left alone (or zeroed).

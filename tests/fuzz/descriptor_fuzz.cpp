@@ -88,6 +88,25 @@ void check(attune_status status) {
   }
 }
 
+// What a struct_size may claim behind a struct: zeros, but for a byte now and then.
+template <class Struct>
+struct Room {
+  Struct s;
+  unsigned char later[65536];
+};
+
+// The struct, or a copy of it of another size.
+template <class Struct>
+const Struct* of_any_size(Input& input, const Struct& s) {
+  if (input.choose(64) != 0) return &s;
+  static Room<Struct> room{};
+  std::memset(room.later, 0, sizeof(room.later));
+  room.s = s;
+  room.s.struct_size = input.choose(2) == 0 ? static_cast<uint64_t>(input.number()) : sizeof(s) + input.choose(64);
+  if (input.choose(2) == 0) room.later[input.choose(64)] = 1;
+  return &room.s;
+}
+
 // One past the last byte that the view reaches; SIZE_MAX when that is absurd.
 size_t reach(const attune_tensor& t) {
   const int64_t size = attune::cases::element_size(static_cast<attune_dtype>(t.dtype));
@@ -238,13 +257,13 @@ void fuzz_attention(Input& input) {
         break;
     }
   }
-  if (input.choose(64) == 0) a.struct_size = static_cast<uint64_t>(input.number());
+  const attune_attention* const given = of_any_size(input, a);
   attune_device device = kCpu;
   if (input.choose(64) == 0) device = {static_cast<int32_t>(input.number()), static_cast<int32_t>(input.number())};
-  const attune_status supported = attune_supported(&a, device);
+  const attune_status supported = attune_supported(given, device);
   if (device.type == ATTUNE_DEVICE_CPU) check(supported);
   attune_plan* plan = nullptr;
-  const attune_status status = attune_plan_create(&a, device, &plan);
+  const attune_status status = attune_plan_create(given, device, &plan);
   if (device.type == ATTUNE_DEVICE_CPU) check(status);
   if ((status == ATTUNE_OK) != (supported == ATTUNE_OK)) std::abort();
   if (status == ATTUNE_OK) {
@@ -253,8 +272,8 @@ void fuzz_attention(Input& input) {
     char text[64];
     check(attune_plan_describe(plan, text, input.choose(sizeof(text)), nullptr));
     if (bytes <= kMostWorkspace && inside(arena, tensors)) {
-      check(attune_validate(&a, device, nullptr));
-      check(attune_run(plan, &a, workspace(), input.choose(16) == 0 ? bytes / 2 : bytes, nullptr));
+      check(attune_validate(given, device, nullptr));
+      check(attune_run(plan, given, workspace(), input.choose(16) == 0 ? bytes / 2 : bytes, nullptr));
     }
   }
   check(attune_plan_destroy(plan));
@@ -321,7 +340,10 @@ void fuzz_cache(Input& input) {
   op.cache.v = pool_tensor(8192, dtype, {4, 8, 2, 16});
   op.cache.layout = static_cast<int32_t>(input.choose(4));
   if (input.choose(2) == 0) op.cache.page_table = pool_tensor(40000, ATTUNE_INT32, {2, 3});
-  if (input.choose(2) == 0) op.cache.k_scale = op.cache.v_scale = pool_tensor(16384, ATTUNE_FLOAT32, {4, 8, 2});
+  if (input.choose(2) == 0) {
+    op.cache.k_scale = pool_tensor(16384, ATTUNE_FLOAT32, {4, 8, 2});
+    op.cache.v_scale = pool_tensor(17408, ATTUNE_FLOAT32, {4, 8, 2});
+  }
   if (input.choose(2) == 0) op.slots = pool_tensor(41000, ATTUNE_INT64, {32});
   if (input.choose(2) == 0) op.seqused_kv = pool_tensor(42000, ATTUNE_INT32, {2});
   if (input.choose(2) == 0) op.cu_seqlens = pool_tensor(43000, ATTUNE_INT32, {3});
@@ -370,17 +392,17 @@ void fuzz_indexer(Input& input) {
         break;
     }
   }
-  if (input.choose(64) == 0) op.struct_size = static_cast<uint64_t>(input.number());
+  const attune_indexer* const given = of_any_size(input, op);
   size_t bytes = 0;
-  const attune_status status = attune_indexer_workspace_size(&op, kCpu, &bytes);
+  const attune_status status = attune_indexer_workspace_size(given, kCpu, &bytes);
   check(status);
   if (status != ATTUNE_OK || bytes > kMostWorkspace || !inside(problem.arena(), tensors)) return;
-  check(attune_indexer_run(&op, kCpu, workspace(), input.choose(16) == 0 ? bytes / 2 : bytes, nullptr));
+  check(attune_indexer_run(given, kCpu, workspace(), input.choose(16) == 0 ? bytes / 2 : bytes, nullptr));
 }
 
 void fuzz_tables(Input& input) {
   attune_rope rope{};
-  rope.struct_size = input.choose(16) == 0 ? static_cast<uint64_t>(input.number()) : sizeof(rope);
+  rope.struct_size = sizeof(rope);
   rope.style = static_cast<int32_t>(input.choose(10)) - 1;
   rope.dim = input.choose(2) == 0 ? static_cast<int64_t>(input.choose(200))
                                   : static_cast<int64_t>(0 - static_cast<uint64_t>(input.number()));
@@ -397,8 +419,9 @@ void fuzz_tables(Input& input) {
   rope.seqlen = input.number();
   static std::vector<float> table(kMostRopeDim * 256);
   static std::vector<double> frequencies(kMostRopeDim / 2);
-  check(attune_rope_table(&rope, input.number(), static_cast<int64_t>(input.choose(200)) - 20, table.data()));
-  check(attune_rope_frequencies(&rope, frequencies.data()));
+  const attune_rope* const given = of_any_size(input, rope);
+  check(attune_rope_table(given, input.number(), static_cast<int64_t>(input.choose(200)) - 20, table.data()));
+  check(attune_rope_frequencies(given, frequencies.data()));
   check(attune_logn_table(input.number(), static_cast<int64_t>(input.choose(256)) - 8, table.data()));
   check(attune_alibi_slopes(static_cast<int64_t>(input.choose(256)) - 8, table.data()));
   int64_t bucket = 0;

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Structs of the C ABI that begin with struct_size: callers may have been compiled with an older or a newer header.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "attune/attune.h"
+#include "core/status.h"
+
+namespace attune {
+
+// Bytes of the struct in the first published header (0.1.0); 0: it has no versions. Never changes once published.
+template <class Struct>
+inline constexpr uint64_t kFirstSize = 0;
+template <>
+inline constexpr uint64_t kFirstSize<attune_attention> = 5792;
+template <>
+inline constexpr uint64_t kFirstSize<attune_qkv_prepare> = 3096;
+template <>
+inline constexpr uint64_t kFirstSize<attune_merge> = 680;
+template <>
+inline constexpr uint64_t kFirstSize<attune_cache_op> = 1496;
+template <>
+inline constexpr uint64_t kFirstSize<attune_indexer> = 2088;
+template <>
+inline constexpr uint64_t kFirstSize<attune_rope> = 104;
+template <>
+inline constexpr uint64_t kFirstSize<attune_device_info> = 224;
+template <>
+inline constexpr uint64_t kFirstSize<attune_kernel_info> = 1136;
+
+// No version of any struct is larger: what says so was never set, and must not be read that far.
+inline constexpr uint64_t kMostStructSize = 65536;
+
+// Throws unless a struct of this size can be one of some version.
+void check_struct_size(const char* name, uint64_t size, uint64_t first);
+// Throws unless the bytes from known on are 0: what a newer caller asks for there would be left out in silence.
+void check_unknown_bytes(const char* name, const void* given, uint64_t size, uint64_t known);
+
+// A caller's struct as this library knows it: in place where it is as large, else a copy whose rest is 0, which stands
+// for absent in every field.
+template <class Struct>
+class Known {
+  static_assert(std::is_trivially_copyable_v<Struct> && kFirstSize<Struct> > 0 && sizeof(Struct) >= kFirstSize<Struct>);
+
+ public:
+  Known(const char* name, const Struct* given) {
+    require(given != nullptr, name, " is null");
+    uint64_t size;
+    std::memcpy(&size, given, sizeof(size));  // the caller's object may be smaller than Struct
+    if (size == sizeof(Struct)) {
+      known_ = given;
+      return;
+    }
+    check_struct_size(name, size, kFirstSize<Struct>);
+    if (size > sizeof(Struct)) {
+      check_unknown_bytes(name, given, size, sizeof(Struct));
+      known_ = given;
+      return;
+    }
+    std::memcpy(static_cast<void*>(&copy_), given, size);
+    std::memset(reinterpret_cast<std::byte*>(&copy_) + size, 0, sizeof(Struct) - size);
+    known_ = &copy_;
+  }
+  Known(const Known&) = delete;
+  Known& operator=(const Known&) = delete;
+  const Struct& operator*() const { return *known_; }
+  const Struct* operator->() const { return known_; }
+
+ private:
+  const Struct* known_;
+  Struct copy_;  // not set where it is not used
+};
+
+// Writes struct_size bytes of a caller's struct: what fill(Struct&) sets in one that is 0, as much of it as there is
+// room for, and 0 in what this library does not know.
+template <class Struct, class Fill>
+void write_struct(const char* name, Struct* to, uint64_t struct_size, const Fill& fill) {
+  static_assert(std::is_trivially_copyable_v<Struct> && kFirstSize<Struct> > 0 && sizeof(Struct) >= kFirstSize<Struct>);
+  require(to != nullptr, name, " is null");
+  check_struct_size(name, struct_size, kFirstSize<Struct>);
+  Struct known;
+  std::memset(static_cast<void*>(&known), 0, sizeof(known));
+  fill(known);
+  known.struct_size = struct_size;
+  const uint64_t common = std::min<uint64_t>(struct_size, sizeof(Struct));
+  std::memcpy(static_cast<void*>(to), &known, common);
+  std::memset(reinterpret_cast<std::byte*>(to) + common, 0, struct_size - common);
+}
+
+}  // namespace attune
