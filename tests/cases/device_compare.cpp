@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device_compare.h"
 
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
 
 namespace attune::cases {
+namespace {
+
+std::string text(double x) {
+  char digits[32];
+  std::snprintf(digits, sizeof(digits), "%.9g", x);
+  return digits;
+}
+
+}  // namespace
 
 DeviceCompare::DeviceCompare(const Problem& problem, DeviceOracle& oracle, int64_t blocks, int64_t threads,
                              int32_t device_type)
@@ -59,8 +69,8 @@ Report DeviceCompare::report() const {
   worst.actual = first.actual;
   worst.bound = first.bound;
   report.failure = std::to_string(num_bad) + " of " + std::to_string(report.num_elements) +
-                   " elements are wrong, first " + worst.where + ": expected " + std::to_string(worst.expected) +
-                   ", got " + std::to_string(worst.actual) + ", allowed error " + std::to_string(worst.bound);
+                   " elements are wrong, first " + worst.where + ": expected " + text(worst.expected) + ", got " +
+                   text(worst.actual) + ", allowed error " + text(worst.bound);
   return report;
 }
 
