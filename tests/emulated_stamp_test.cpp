@@ -97,7 +97,9 @@ TEST_F(EmulatedStamp, OtherLengthsGiveNan) {
     EXPECT_EQ(same.nans, 0);
     const Outcome other = x.run(x.row, true, x.change);
     EXPECT_GT(other.nans, 0);
-    if (x.all) EXPECT_EQ(other.numbers, 0);
+    if (x.all) {
+      EXPECT_EQ(other.numbers, 0);
+    }
     // attune_run has just scheduled: it asks nothing.
     EXPECT_EQ(x.run(x.row, false, x.change).nans, 0);
   }

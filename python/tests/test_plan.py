@@ -48,7 +48,7 @@ def test_run_scheduled_needs_the_schedule_of_its_plan():
     plan = attune.Plan(q, cache=cache, seqused_kv=lengths)
     with pytest.raises(attune.Error, match="this plan has no schedule; call schedule"):
         plan.run_scheduled()
-    with pytest.raises(attune.Error, match="out.shape"):
+    with pytest.raises(attune.Error, match="page_table.shape"):
         plan.schedule(q=q[:2])
     with pytest.raises(attune.Error, match="this plan has no schedule; call schedule"):
         plan.run_scheduled()
