@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -48,7 +49,9 @@ class StartsThreads : public testing::Environment {
     ASSERT_EQ(attune_attention_init(&a, sizeof(a)), ATTUNE_OK);
     const int64_t shape[] = {1, 1, 8};
     a.q = a.k = a.v = a.out = attune_dense_tensor(nullptr, ATTUNE_FLOAT32, 3, shape);
-    ASSERT_EQ(attune_set_num_threads(16), ATTUNE_OK);
+    int32_t by_default = 0;
+    ASSERT_EQ(attune_get_num_threads(&by_default), ATTUNE_OK);
+    ASSERT_EQ(attune_set_num_threads(std::max(16, by_default)), ATTUNE_OK);
     ASSERT_EQ(attune_plan_create(&a, {ATTUNE_DEVICE_CPU, 0}, &plan), ATTUNE_OK) << attune_last_error();
     EXPECT_EQ(attune_plan_destroy(plan), ATTUNE_OK);
     EXPECT_EQ(attune_set_num_threads(0), ATTUNE_OK);

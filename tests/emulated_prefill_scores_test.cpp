@@ -57,6 +57,17 @@ TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
   }
 }
 
+// However high the cap, scores are as exact as without: a polynomial of the tanh with a small absolute error is not.
+TEST_F(EmulatedPrefill, HighSoftcapsLeaveScoresAsTheyAre) {
+  for (const char* cap : {"100", "101", "1e4", "1e6", "1e7"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "causal": true, "max_logits": true,
+        "dtype": "f16", "seqlens_q": [20], "data": "spread", "softcap": )") +
+                                   cap + "}")),
+              "")
+        << cap;
+  }
+}
+
 // Scores of one to three caps below zero, where the polynomials sink and the cap does not: row i's are all beyond, or
 // reach up to -0.8 caps, or to 1.2.
 TEST_F(EmulatedPrefill, SoftcapOfLowScores) {

@@ -44,12 +44,16 @@ struct Tanh7 {
                                                    0.016732740, -0.0038453779, 0.00042812011};
 };
 
+// What a polynomial may change a score by.
+constexpr double kScoreError = 8.1e-5;
+
 // Of a softcap of level / log2 e, for y = product * of_product. No row takes one whose terms are not exact enough: down
-// to 1e-40 they are within 7e-6 of themselves, and the last ones small.
+// to 1e-40 they are within 7e-6 of themselves, and the last ones small. Nor above a softcap of 100, which would make
+// more than kScoreError of the tanh's error.
 template <class Tanh, int kTerms>
 void fill_polynomial(double level, double of_product, kernels::CapPolynomial<kTerms>& k) {
   const double edge = std::tanh(Tanh::kRange);
-  bool exact = true;
+  bool exact = level * 8.1e-7 <= kScoreError * std::numbers::log2e;
   double power = level * of_product;
   for (size_t i = 0; i < Tanh::kTerms.size(); ++i, power *= of_product * of_product) {
     k.terms[i] = static_cast<float>(Tanh::kTerms[i] * power);
@@ -62,10 +66,9 @@ void fill_polynomial(double level, double of_product, kernels::CapPolynomial<kTe
 }
 
 // The same of two terms, where all products of a row are within the range: it is as large as leaves scores within
-// kError.
+// kScoreError.
 void fill_small(double softcap, double level, double of_product, kernels::CapPolynomial<2>& k) {
-  constexpr double kError = 8.1e-5;
-  const double range = std::pow(120 * kError / softcap, 0.2), square = range * range;
+  const double range = std::pow(120 * kScoreError / softcap, 0.2), square = range * range;
   // What comes of y - y^3 / 3 + 2 y^5 / 15 - 17 y^7 / 315 without what Chebyshev's T5 and T7 have of it.
   const double terms[] = {1 - square * square / 24 + 17 * square * square * square / 720,
                           -1.0 / 3 + square / 6 - 17 * square * square / 240};
