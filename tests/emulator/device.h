@@ -11,7 +11,7 @@
 #define __CUDACC__ 1
 #define __device__
 #define __host__
-#define __global__
+#define __global__ __attribute__((visibility("default")))
 #define __shared__ ATTUNE_EMULATED_SHARED
 #define __forceinline__ inline
 #define __noinline__
@@ -116,26 +116,31 @@ inline int __any_sync(unsigned, bool x) {
 inline int __ffs(int x) { return __builtin_ffs(x); }
 template <class T>
 T atomicAdd(T* at, T x) {
+  attune::emulator::may_be_held_up();
   const T before = *at;
   *at += x;
   return before;
 }
 inline unsigned atomicOr(unsigned* at, unsigned x) {
+  attune::emulator::may_be_held_up();
   const unsigned before = *at;
   *at |= x;
   return before;
 }
 inline unsigned atomicAnd(unsigned* at, unsigned x) {
+  attune::emulator::may_be_held_up();
   const unsigned before = *at;
   *at &= x;
   return before;
 }
 inline int atomicMax(int* at, int x) {
+  attune::emulator::may_be_held_up();
   const int before = *at;
   *at = max(before, x);
   return before;
 }
 inline int atomicMin(int* at, int x) {
+  attune::emulator::may_be_held_up();
   const int before = *at;
   *at = min(before, x);
   return before;

@@ -31,6 +31,9 @@ inline unsigned char* shared_memory() { return g_running.shared; }
 // Ends the run with these words.
 [[noreturn]] ATTUNE_EMULATOR void fail(const char* what);
 
+// Before what other threads see by itself, an atomic operation: by seed others go on first.
+ATTUNE_EMULATOR void may_be_held_up();
+
 // Programmatic dependent launch. If a block of a kernel has to do with it, all are to wait: a kernel after the next
 // could begin before those before this one have ended.
 ATTUNE_EMULATOR void note_wait_for_previous_kernels();

@@ -7,7 +7,10 @@
 
 namespace attune::ptx {
 
-inline bool elect() { return threadIdx.x % 32 == 0; }
+inline bool elect() {
+  emulator::exchange(0);
+  return threadIdx.x % 32 == 0;
+}
 
 // Into the shared memory of one block; how many bytes.
 inline unsigned copy_box_into(unsigned char* memory, unsigned shared, const TensorMap& map, int c0, int c1, int c2,
