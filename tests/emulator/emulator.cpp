@@ -2,9 +2,11 @@
 // Where the threads of emulated blocks meet: barriers, exchanges in a warp, clusters.
 #include "emulator/emulator.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 
-#include "emulator/machine.h"
+#include "emulator/shadow.h"
 
 namespace attune::emulator {
 namespace {
@@ -20,14 +22,28 @@ Barrier& barrier_of(Block& block, unsigned barrier) {
 
 Barrier& barrier_at(unsigned barrier) { return barrier_of(*g_block, barrier); }
 
+// Null: nobody asks for races.
+Shadow* shadow() { return g_block->cluster->shadow.get(); }
+// A thread does something with a barrier.
+void note_use(const Block& block, unsigned barrier) {
+  if (shadow() != nullptr) shadow()->use_barrier(block.shared + (barrier - kSharedBase));
+}
+void acquire_phase(const Barrier& b, unsigned parity) {
+  if (shadow() != nullptr) shadow()->acquire(b.meeting.done[parity]);
+}
+
+bool g_exchanges_order = true, g_watched = std::getenv("ATTUNE_EMULATOR_RACES") != nullptr;
+
 void end_phase_if_complete(Barrier& b) {
   if (b.pending > 0 || b.bytes != 0) return;
   b.pending = b.count;
+  if (shadow() != nullptr) shadow()->end_phase(b);
   ++b.phase;
   ++g_block->progress;
 }
 
 void arrive(Barrier& b, unsigned expected_bytes) {
+  if (shadow() != nullptr) shadow()->release(b.meeting);
   b.bytes += expected_bytes;
   if (--b.pending < 0) throw std::runtime_error("more arrivals at a barrier than it counts");
   end_phase_if_complete(b);
@@ -60,29 +76,44 @@ unsigned cluster_rank() { return static_cast<unsigned>(g_block - g_block->cluste
 unsigned cluster_size() { return static_cast<unsigned>(g_block->cluster->blocks.size()); }
 unsigned char* shared_memory_of(unsigned rank) { return g_block->cluster->blocks.at(rank).shared; }
 
-void may_be_held_up() { may_leave_turn(kAtBarrier); }
-
-void arrive_at_cluster() {
+void arrive_at_cluster(bool releases) {
   may_leave_turn(kAtBarrier);
   Cluster& c = *g_block->cluster;
+  if (shadow() != nullptr && releases) shadow()->release(c.meeting);
   g_block->cluster_generations[g_block->current] = c.generation;
   ++g_block->progress;
   if (++c.arrived == c.blocks.size() * g_block->waits.size()) {
     c.arrived = 0;
+    c.meeting.end_phase(c.generation);
     ++c.generation;
   }
 }
-void wait_for_cluster() { wait_while(g_block->cluster->generation, g_block->cluster_generations[g_block->current]); }
+void wait_for_cluster() {
+  const uint64_t generation = g_block->cluster_generations[g_block->current];
+  wait_while(g_block->cluster->generation, generation);
+  if (shadow() != nullptr) shadow()->acquire(g_block->cluster->meeting.done[generation % 2]);
+}
 void sync_cluster() {
-  arrive_at_cluster();
+  arrive_at_cluster(true);
   wait_for_cluster();
 }
 
-const uint64_t* exchange(uint64_t value) {
+Watched::Watched(Exchanges exchanges) {
+  g_watched = true;
+  g_exchanges_order = exchanges == Exchanges::kOrder;
+}
+Watched::~Watched() {
+  g_watched = std::getenv("ATTUNE_EMULATOR_RACES") != nullptr;
+  g_exchanges_order = true;
+}
+bool is_watched() { return g_watched; }
+
+const uint64_t* exchange(uint64_t value, bool orders) {
   Warp& w = come_for(nullptr);
   const uint64_t generation = w.generation;
   w.values[generation % 2][g_block->current % 32] = value;
   if (w.arrived == 32) {
+    if (shadow() != nullptr && (orders || g_exchanges_order)) shadow()->meet_warp();
     w.arrived = 0;
     ++w.generation;
   } else {
@@ -98,6 +129,10 @@ void collect(void* mine, void (*all)(void* const*)) {
   all(w.lanes);
   w.arrived = 0;
   ++w.generation;
+}
+
+void come_together() {
+  collect(nullptr, [](void* const*) {});
 }
 
 // A warp comes to a numbered barrier as a whole, and counts as 32 threads.
@@ -119,10 +154,12 @@ void arrive_with_warp(Arrival& mine) {
         throw std::runtime_error("the lanes of a warp come to different barriers");
       lane.generation = n.generation;
       any |= lane.x;
+      if (shadow() != nullptr) shadow()->release_lane(n.meeting, static_cast<unsigned>(i));
     }
     n.arrived += 32;
     if (n.arrived < first.threads) return;
     n.arrived = 0;
+    n.meeting.end_phase(n.generation);
     ++n.generation;
   });
 }
@@ -139,18 +176,21 @@ bool sync_any(int id, int threads, bool x) {
   arrive_with_warp(mine);
   const NumberedBarrier& n = g_block->numbered[static_cast<size_t>(id)];
   wait_while(n.generation, mine.generation);
+  if (shadow() != nullptr) shadow()->acquire(n.meeting.done[mine.generation % 2]);
   return n.any[mine.generation % 2];
 }
 
 void init_barrier(unsigned barrier, unsigned count) {
   Barrier b;
   b.count = b.pending = count;
+  if (shadow() != nullptr) shadow()->init_barrier(b, g_block->shared + (barrier - kSharedBase));
   g_block->barriers[barrier] = b;
 }
 
 // Another block's, or this one's.
 void arrive_at(unsigned rank, unsigned barrier) {
   may_leave_turn(kAtBarrier);
+  note_use(g_block->cluster->blocks.at(rank), barrier);
   arrive(barrier_of(g_block->cluster->blocks.at(rank), barrier), 0);
 }
 void complete_bytes_at(unsigned rank, unsigned barrier, unsigned bytes) {
@@ -159,21 +199,98 @@ void complete_bytes_at(unsigned rank, unsigned barrier, unsigned bytes) {
 }
 void arrive(unsigned barrier, unsigned expected_bytes) {
   may_leave_turn(kAtBarrier);
+  note_use(*g_block, barrier);
   arrive(barrier_at(barrier), expected_bytes);
 }
 void complete_bytes(unsigned barrier, unsigned bytes) { complete_bytes_at(cluster_rank(), barrier, bytes); }
 
 bool phase_ended(unsigned barrier, unsigned parity) {
-  const bool ended = barrier_at(barrier).phase % 2 != parity;
+  const Barrier& b = barrier_at(barrier);
+  note_use(*g_block, barrier);
+  const bool ended = b.phase % 2 != parity;
   if (!ended) {
     g_block->polled = true;
     leave_turn();
+  } else {
+    acquire_phase(b, parity);
   }
   return ended;
 }
 void wait_phase(unsigned barrier, unsigned parity) {
   may_fall_behind(kAtBarrier);
-  wait_while(barrier_at(barrier).phase, parity, 1);
+  const Barrier& b = barrier_at(barrier);
+  note_use(*g_block, barrier);
+  wait_while(b.phase, parity, 1);
+  acquire_phase(b, parity);
+}
+
+// --- Copies. They are done at once; the shadow knows when they may be.
+
+void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned valid) {
+  unsigned char* const to = g_block->shared + (shared - kSharedBase);
+  if (shadow() != nullptr) {
+    if (valid > 0) shadow()->access(global, valid, false, nullptr);
+    shadow()->begin_copy(to, bytes);
+  }
+  std::memset(to, 0, bytes);
+  if (valid > 0) std::memcpy(to, global, valid);
+}
+void commit_copies() {
+  if (shadow() != nullptr) shadow()->close_copies();
+}
+void wait_copies(unsigned pending) {
+  if (shadow() != nullptr) shadow()->wait_for_copies(pending);
+}
+void arrive_after_copies(unsigned barrier) {
+  if (shadow() != nullptr) shadow()->wait_for_copies(0, false);
+  arrive(barrier, 0);
+}
+
+void copy_box(unsigned rank, unsigned shared, const ptx::TensorMap& map, unsigned barrier, const int (&begin)[5]) {
+  Block& to = g_block->cluster->blocks.at(rank);
+  const unsigned bytes = copy_box_into(to.shared, shared, map, begin);
+  if (shadow() != nullptr) shadow()->write_by_copy(to.shared + (shared - kSharedBase), bytes, barrier_of(to, barrier));
+  complete_bytes_at(rank, barrier, bytes);
+}
+void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned barrier) {
+  unsigned char* const to = g_block->shared + (shared - kSharedBase);
+  if (shadow() != nullptr) {
+    shadow()->read_by_copy(global, bytes, barrier_at(barrier));
+    shadow()->write_by_copy(to, bytes, barrier_at(barrier));
+  }
+  std::memcpy(to, global, bytes);
+  complete_bytes(barrier, bytes);
+}
+void store_async(unsigned rank, unsigned at, const void* from, unsigned bytes, unsigned barrier, bool copies) {
+  Block& block = g_block->cluster->blocks.at(rank);
+  unsigned char* const to = block.shared + (at - kSharedBase);
+  if (shadow() != nullptr) {
+    if (copies) shadow()->read_by_copy(from, bytes, barrier_of(block, barrier));
+    shadow()->write_by_copy(to, bytes, barrier_of(block, barrier));
+  }
+  std::memcpy(to, from, bytes);
+  complete_bytes_at(rank, barrier, bytes);
+}
+
+void fence_async_proxy() {
+  if (shadow() != nullptr) shadow()->fence();
+}
+void commit_products() {
+  if (shadow() != nullptr) shadow()->close_products();
+}
+void wait_products(unsigned pending) {
+  if (shadow() != nullptr) shadow()->wait_for_products(pending);
+}
+
+void begin_atomic(const void* at, size_t bytes) {
+  may_leave_turn(kAtBarrier);
+  if (shadow() != nullptr) shadow()->access(at, bytes, true, nullptr, Cell::kAtomic);
+}
+void synchronize_atomic(const void* at, bool acquires, bool releases) {
+  may_leave_turn(kAtBarrier);
+  if (shadow() == nullptr) return;
+  shadow()->synchronize_atomic(at, acquires, releases);
+  shadow()->access(at, 4, releases, nullptr, Cell::kAtomic);
 }
 
 }  // namespace attune::emulator

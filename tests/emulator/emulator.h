@@ -14,6 +14,9 @@ namespace attune::emulator {
 // The running lane's `mine`, and those of the other lanes of its warp; all(lanes) is called once, when they have come.
 void collect(void* mine, void (*all)(void* const* lanes));
 
+// A box into the shared memory of one block; how many bytes.
+unsigned copy_box_into(unsigned char* memory, unsigned shared, const ptx::TensorMap& map, const int (&begin)[5]);
+
 // Runs all blocks, in clusters of so many along x. Throws where threads wait for what nobody will do, or leave a
 // barrier in the middle of a phase.
 void run(Index grid, unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1);
@@ -36,6 +39,20 @@ class Shuffled {
   Shuffled(const Shuffled&) = delete;
   Shuffled& operator=(const Shuffled&) = delete;
 };
+
+// Whether shuffles and votes of a warp order what its lanes do, which the PTX ISA does not say.
+enum class Exchanges { kOrder, kDoNotOrder };
+
+// While one lives, kernels are compiled to tell of every load and store, and a launch throws that finds races
+// (tests/emulator/shadow.h). ATTUNE_EMULATOR_RACES=1 does that to every launch.
+class Watched {
+ public:
+  explicit Watched(Exchanges exchanges = Exchanges::kOrder);
+  ~Watched();
+  Watched(const Watched&) = delete;
+  Watched& operator=(const Watched&) = delete;
+};
+bool is_watched();
 
 // Static variables of a module: each block sees its own.
 void add_static_shared(unsigned char* begin, size_t bytes);

@@ -11,7 +11,7 @@
 #include <numeric>
 #include <optional>
 
-#include "emulator/machine.h"
+#include "emulator/shadow.h"
 
 namespace attune::emulator {
 
@@ -76,7 +76,8 @@ void run_kernels();
 // By itself, as getcontext() may return twice for all that the compiler knows.
 [[gnu::noinline]] void start(Fiber& f, unsigned thread) {
   const size_t offset = thread % kStackLines * kLineBytes;
-  f.stack = std::make_unique_for_overwrite<char[]>(kStackBytes + kStackLines * kLineBytes);
+  f.stack = std::make_unique_for_overwrite<char[]>(g_stack.bytes);
+  g_stack.begin = reinterpret_cast<uintptr_t>(f.stack.get());
   ucontext_t context;
   getcontext(&context);
   context.uc_stack.ss_sp = f.stack.get() + offset;
@@ -93,6 +94,7 @@ void run_kernels();
   b.current = g_running.thread.x = b.turns.thread(turn);
   Fiber& f = b.fibers[b.current];
   if (f.stack == nullptr) start(f, b.current);
+  g_stack.begin = reinterpret_cast<uintptr_t>(f.stack.get());
   _longjmp(f.context, 1);
 }
 
@@ -105,6 +107,7 @@ void run_kernels();
 void run_kernels() {
   while (true) {
     try {
+      if (g_block->cluster->shadow != nullptr) g_block->cluster->shadow->begin_kernel();
       (*g_block->kernel)();
     } catch (const std::exception& e) {
       g_block->failure = e.what();
@@ -208,6 +211,7 @@ class Launch {
         if (g_places[i].cluster != nullptr && ended(*g_places[i].cluster)) end(g_places[i]);
       }
     }
+    if (std::string races = Shadow::end_launch(); !races.empty()) throw std::runtime_error(races);
     if (beside_others_ && !all_wait_)
       throw std::runtime_error("a block ends that has not waited for the kernels before");
   }
@@ -227,6 +231,8 @@ class Launch {
     waiting_.pop_back();
     size_t static_bytes = 0;
     for (const Range& r : g_statics) static_bytes += r.bytes;
+    if (is_watched())
+      place.cluster->shadow = std::make_shared<Shadow>(first / cluster_, cluster_, threads_, static_bytes);
     for (unsigned i = 0; i < cluster_; ++i) {
       Block& b = place.cluster->blocks[i];
       b.cluster = place.cluster.get();
@@ -331,11 +337,20 @@ class Launch {
 
 Running g_running;
 Block* g_block = nullptr;
+Stack g_stack = {0, kStackBytes + kStackLines* kLineBytes};
 
 Shuffled::Shuffled(uint64_t seed, unsigned clusters, Lanes lanes) { g_order = order_of(seed, clusters, lanes); }
 Shuffled::~Shuffled() { g_order = order_of({}, kClusters); }
 
 void add_static_shared(unsigned char* begin, size_t bytes) { g_statics.push_back({begin, bytes}); }
+size_t offset_among_statics(const unsigned char* at) {
+  size_t offset = 0;
+  for (const Range& r : g_statics) {
+    if (at >= r.begin && at < r.begin + r.bytes) return offset + static_cast<size_t>(at - r.begin);
+    offset += r.bytes;
+  }
+  return SIZE_MAX;
+}
 
 void wait_while(const uint64_t& at, uint64_t value, uint64_t mask) {
   if ((at & mask) == value) leave({&at, mask, value});
@@ -351,12 +366,14 @@ void may_fall_behind(unsigned one_in) {
 void run(Index grid, unsigned threads, const std::function<void()>& kernel, unsigned cluster) {
   if (threads % 32 != 0) throw std::runtime_error("blocks are of whole warps");
   if (grid.x % cluster != 0) throw std::runtime_error("grids are of whole clusters");
+  Shadow::begin_launch();
   try {
     Launch(grid, threads, kernel, cluster).run();
-  } catch (...) {
+  } catch (const std::exception& e) {
     g_places.clear();  // threads stand in the middle of kernels
     g_block = g_owner_of_statics = nullptr;
-    throw;
+    const std::string races = Shadow::end_launch();  // what is wrong may follow from them
+    throw std::runtime_error(e.what() + (races.empty() ? "" : "\n" + races));
   }
   g_block = nullptr;
 }

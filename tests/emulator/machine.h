@@ -10,11 +10,13 @@
 #include <string>
 #include <vector>
 
+#include "emulator/clock.h"
 #include "emulator/emulator.h"
 
 namespace attune::emulator {
 
 struct Fiber;
+class Shadow;
 
 // A thread waits while *at, or what the mask leaves of it, is this value.
 struct Wait {
@@ -37,11 +39,14 @@ struct NumberedBarrier {
   int arrived = 0;
   uint64_t generation = 0;
   bool any[2] = {};  // of sync_any, by generation
+  Meeting meeting;
 };
 
 struct Barrier {
   int64_t count = 0, pending = 0, bytes = 0;
   uint64_t phase = 0;
+  unsigned agent = 0;  // of the shadow's clocks
+  Meeting meeting;
 };
 
 struct Cluster;
@@ -79,9 +84,19 @@ struct Cluster {
   std::vector<Block> blocks;
   size_t arrived = 0;
   uint64_t generation = 0;
+  std::shared_ptr<Shadow> shadow;  // null: nobody asks for races
+  Meeting meeting;
 };
 
 extern Block* g_block;
+// The running thread's.
+struct Stack {
+  uintptr_t begin;
+  size_t bytes;
+};
+extern Stack g_stack;
+// Among all static shared variables; SIZE_MAX: none is there.
+size_t offset_among_statics(const unsigned char* at);
 
 // The running thread waits while at & mask is that value, and others take their turns.
 void wait_while(const uint64_t& at, uint64_t value, uint64_t mask = ~uint64_t{0});

@@ -57,10 +57,13 @@ std::string source_of(const cuda::KernelSpec& spec) {
 // The compiler's command line up to the module's name.
 std::string compiler_command(const cuda::KernelSpec& spec) {
   const fs::path root = ATTUNE_SOURCE_DIR;
+  // Of one that is watched, the loads and stores; what they call is in the program.
+  const char* const checks = is_watched() ? "-g1 -fsanitize=thread -nodefaultlibs -DATTUNE_EMULATOR_RACES"
+                                          : "-s -fsanitize=alignment -fno-sanitize-recover=alignment";
   std::string command = std::string(ATTUNE_CXX_COMPILER) +
-                        " -std=c++20 -Og -nostdinc++ -fsanitize=alignment -fno-sanitize-recover=alignment -fPIC "
-                        "-fvisibility=hidden -shared -nostartfiles -s -w -x c++ -include '" +
-                        (root / "tests/emulator/device.h").string() + "' -DATTUNE_EMULATED_SHARED=static";
+                        " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -shared -nostartfiles -w " + checks +
+                        " -x c++ -include '" + (root / "tests/emulator/device.h").string() +
+                        "' -DATTUNE_EMULATED_SHARED=static";
   for (const std::string& folder : {(root / "tests/emulator").string(), (root / "tests").string(), kernel_folder()})
     command += " -I'" + folder + "'";
   for (const auto& [name, value] : spec.defines) command += " -D" + name + "=" + value;
@@ -88,8 +91,8 @@ std::string module_key(const cuda::KernelSpec& spec, const std::string& command)
 fs::path module_of(const cuda::KernelSpec& spec) {
   const std::string command = compiler_command(spec);
   // A module of this name and another key is of older sources.
-  const std::string name =
-      cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) + "-";
+  const std::string name = cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) +
+                           (is_watched() ? "w-" : "-");
   const fs::path folder = fs::path(cuda::library_directory()) / "emulated",
                  module = folder / (name + module_key(spec, command) + ".so");
   if (fs::exists(module)) return module;
@@ -160,7 +163,7 @@ ptx::TensorMap tensor_map(const cuda::TensorMapDesc& desc) {
 
 void* find_kernel(const cuda::KernelSpec& spec) {
   static std::map<std::string, void*> found;
-  void*& entry = found[cuda::spec_name(spec)];
+  void*& entry = found[cuda::spec_name(spec) + (is_watched() ? " watched" : "")];
   if (entry == nullptr) entry = load(spec);
   return entry;
 }

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Races that kernels have on purpose, which the emulator does not report.
+#pragma once
+
+#include <string>
+
+namespace attune::emulator {
+
+// A report that has all three; and why that is well.
+struct OnPurpose {
+  const char *what, *where, *other, *why;
+};
+
+inline constexpr OnPurpose kOnPurpose[] = {
+    {"reads", "start_early", "store_through", "behind the last task what lies there is multiplied, and nobody looks"},
+    {"nobody has written", "multiply_keys", "", "no box brings keys that nobody sees; their scores are hidden"},
+    {"nobody has written", "Converter::blocks_of", "", "the same of codes"},
+    {"nobody has written", "Converter::convert", "", "which keys are hidden counts only where some are"},
+    {"where a copy of", "fetch_table", "", "what it copies nobody reads: the L1 is to have it"},
+};
+
+inline bool is_on_purpose(const std::string& report) {
+  for (const OnPurpose& x : kOnPurpose) {
+    const auto has = [&](const char* words) { return report.find(words) != std::string::npos; };
+    if (has(x.what) && has(x.where) && has(x.other)) return true;
+  }
+  return false;
+}
+
+}  // namespace attune::emulator
