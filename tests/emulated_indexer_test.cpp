@@ -401,6 +401,22 @@ TEST_F(EmulatedIndexer, NeighbouringScores) {
   }
 }
 
+TEST_F(EmulatedIndexer, HasNoRaces) {
+  const emulator::Watched watched;
+  for (const uint64_t seed : {1, 2}) {
+    const emulator::Shuffled shuffled(seed);
+    EXPECT_EQ(check(std::string(kDeepSeek) + R"(, "seqlens_kv": [700, 0, 1, 65], "indexer": {"topk": 64})"), "");
+    EXPECT_EQ(check(R"("heads": [16, 1], "head_dim": [64, 64], "dtype": "f32", "cache": {"dtype": "f32"},
+        "causal": true, "seqlens_q": [20, 1], "seqlens_kv": [300, 50], "indexer": {"topk": 60})"),
+              "");
+    cases::Random random("races", seed);
+    std::vector<float> scores(9000);
+    for (float& x : scores) x = static_cast<float>(random.normal());
+    for (const indexer::SelectConfig& config : kSmallSelects)
+      EXPECT_EQ(select_and_check(scores, 500, {.select = config}), "");
+  }
+}
+
 TEST_F(EmulatedIndexer, MatchesTheOracleOnTheTable) {
   std::vector<cases::Case> list = cases::indexer_cases();
   for (uint64_t seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_indexer_case(seed));

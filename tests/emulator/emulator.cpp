@@ -32,7 +32,11 @@ void acquire_phase(const Barrier& b, unsigned parity) {
   if (shadow() != nullptr) shadow()->acquire(b.meeting.done[parity]);
 }
 
-bool g_exchanges_order = true, g_watched = std::getenv("ATTUNE_EMULATOR_RACES") != nullptr;
+bool watched_by_environment() {
+  const char* races = std::getenv("ATTUNE_EMULATOR_RACES");
+  return races != nullptr && *races != '\0';
+}
+bool g_watched = watched_by_environment();
 
 void end_phase_if_complete(Barrier& b) {
   if (b.pending > 0 || b.bytes != 0) return;
@@ -76,10 +80,10 @@ unsigned cluster_rank() { return static_cast<unsigned>(g_block - g_block->cluste
 unsigned cluster_size() { return static_cast<unsigned>(g_block->cluster->blocks.size()); }
 unsigned char* shared_memory_of(unsigned rank) { return g_block->cluster->blocks.at(rank).shared; }
 
-void arrive_at_cluster(bool releases) {
+void arrive_at_cluster() {
   may_leave_turn(kAtBarrier);
   Cluster& c = *g_block->cluster;
-  if (shadow() != nullptr && releases) shadow()->release(c.meeting);
+  if (shadow() != nullptr) shadow()->release(c.meeting);
   g_block->cluster_generations[g_block->current] = c.generation;
   ++g_block->progress;
   if (++c.arrived == c.blocks.size() * g_block->waits.size()) {
@@ -94,18 +98,12 @@ void wait_for_cluster() {
   if (shadow() != nullptr) shadow()->acquire(g_block->cluster->meeting.done[generation % 2]);
 }
 void sync_cluster() {
-  arrive_at_cluster(true);
+  arrive_at_cluster();
   wait_for_cluster();
 }
 
-Watched::Watched(Exchanges exchanges) {
-  g_watched = true;
-  g_exchanges_order = exchanges == Exchanges::kOrder;
-}
-Watched::~Watched() {
-  g_watched = std::getenv("ATTUNE_EMULATOR_RACES") != nullptr;
-  g_exchanges_order = true;
-}
+Watched::Watched() { g_watched = true; }
+Watched::~Watched() { g_watched = watched_by_environment(); }
 bool is_watched() { return g_watched; }
 
 const uint64_t* exchange(uint64_t value, bool orders) {
@@ -113,7 +111,7 @@ const uint64_t* exchange(uint64_t value, bool orders) {
   const uint64_t generation = w.generation;
   w.values[generation % 2][g_block->current % 32] = value;
   if (w.arrived == 32) {
-    if (shadow() != nullptr && (orders || g_exchanges_order)) shadow()->meet_warp();
+    if (shadow() != nullptr && orders) shadow()->meet_warp();
     w.arrived = 0;
     ++w.generation;
   } else {
@@ -266,7 +264,7 @@ void store_async(unsigned rank, unsigned at, const void* from, unsigned bytes, u
   unsigned char* const to = block.shared + (at - kSharedBase);
   if (shadow() != nullptr) {
     if (copies) shadow()->read_by_copy(from, bytes, barrier_of(block, barrier));
-    shadow()->write_by_copy(to, bytes, barrier_of(block, barrier));
+    shadow()->write_by_copy(to, bytes, barrier_of(block, barrier), copies);
   }
   std::memcpy(to, from, bytes);
   complete_bytes_at(rank, barrier, bytes);

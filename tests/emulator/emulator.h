@@ -40,14 +40,11 @@ class Shuffled {
   Shuffled& operator=(const Shuffled&) = delete;
 };
 
-// Whether shuffles and votes of a warp order what its lanes do, which the PTX ISA does not say.
-enum class Exchanges { kOrder, kDoNotOrder };
-
 // While one lives, kernels are compiled to tell of every load and store, and a launch throws that finds races
 // (tests/emulator/shadow.h). ATTUNE_EMULATOR_RACES=1 does that to every launch.
 class Watched {
  public:
-  explicit Watched(Exchanges exchanges = Exchanges::kOrder);
+  Watched();
   ~Watched();
   Watched(const Watched&) = delete;
   Watched& operator=(const Watched&) = delete;

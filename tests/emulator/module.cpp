@@ -70,12 +70,13 @@ std::string compiler_command(const cuda::KernelSpec& spec) {
   return command + " '" + source_of(spec) + "' -o ";
 }
 
-// Of all that a module is made from: the command, the compiler, the kernel's sources and the emulator's headers.
+// Of all that a module is made from: the command, the compiler, the kernel's sources and what they include of the
+// emulator.
 std::string module_key(const cuda::KernelSpec& spec, const std::string& command) {
   static const std::string emulator = [] {
-    std::set<fs::path> paths;
-    for (const auto& file : fs::recursive_directory_iterator(fs::path(ATTUNE_SOURCE_DIR) / "tests/emulator"))
-      if (file.path().extension() == ".h" || file.path().extension() == ".cuh") paths.insert(file.path());
+    const fs::path folder = fs::path(ATTUNE_SOURCE_DIR) / "tests/emulator";
+    std::set<fs::path> paths = {folder / "device.h", folder / "tensor_map.h", folder / "thread.h"};
+    for (const auto& file : fs::directory_iterator(folder / "ptx")) paths.insert(file.path());
     cuda::Sha256 hash;
     for (const fs::path& path : paths) hash.update_field(path.string()).update_field(read_file(path));
     return cuda::to_hex(hash.update_field(__VERSION__).finish());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Races that kernels have on purpose, which the emulator does not report.
+// What the emulator does not report: kernels have it on purpose, or the compiler does not tell enough.
 #pragma once
 
 #include <string>
@@ -15,7 +15,13 @@ inline constexpr OnPurpose kOnPurpose[] = {
     {"reads", "start_early", "store_through", "behind the last task what lies there is multiplied, and nobody looks"},
     {"nobody has written", "multiply_keys", "", "no box brings keys that nobody sees; their scores are hidden"},
     {"nobody has written", "Converter::blocks_of", "", "the same of codes"},
+    {"nobody has written", "packed_keys", "", "the same of packed ones"},
+    {"nobody has written", "packed_values", "", "and of their values"},
     {"nobody has written", "Converter::convert", "", "which keys are hidden counts only where some are"},
+    {"nobody has written", "indexer::Keys::take", "", "a scale that a cache without scales does not have"},
+    {"nobody has written", "HalfQueries::convert", "", "rows that a block does not have"},
+    {"nobody has written", "mla::Note", "", "sparse tiles have no edges"},
+    {"of static shared memory", "rows::", "nobody has written", "gcc does not tell of what functions return there"},
     {"where a copy of", "fetch_table", "", "what it copies nobody reads: the L1 is to have it"},
 };
 

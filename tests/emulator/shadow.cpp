@@ -53,9 +53,9 @@ void Shadow::read_by_product(const void* at, unsigned bytes) {
   const unsigned me = running();
   go_through(at, bytes, {products_of(me), me, lane().product_groups + 1, false, true, Cell::kPlain, here(me, nullptr)});
 }
-void Shadow::write_by_copy(const void* at, unsigned bytes, const Barrier& counts) {
+void Shadow::write_by_copy(const void* at, unsigned bytes, const Barrier& counts, bool async) {
   const auto time = static_cast<uint32_t>(counts.phase + 1);
-  go_through(at, bytes, {counts.agent, running(), time, true, true, Cell::kPlain, here(running(), nullptr)});
+  go_through(at, bytes, {counts.agent, running(), time, true, async, Cell::kPlain, here(running(), nullptr)});
 }
 void Shadow::read_by_copy(const void* at, unsigned bytes, const Barrier& counts) {
   const auto time = static_cast<uint32_t>(counts.phase + 1);
@@ -118,6 +118,7 @@ void Shadow::go_through(const void* at, size_t bytes, Access access) {
 
 void Shadow::in_block(Block& b, Cells& cells, unsigned offset, size_t bytes, Access& access) {
   access.block = &b;
+  access.is_wide = bytes > 8;
   const auto end = static_cast<unsigned>(offset + bytes);
   if (end > 4 * cells.words.size()) throw std::runtime_error("an access leaves shared memory");
   for (unsigned at = offset; at < end;) {
@@ -140,6 +141,8 @@ void Shadow::in_block(Block& b, Cells& cells, unsigned offset, size_t bytes, Acc
       whole.by_bytes = false, whole.reads = 0;
     }
   }
+  access.offset = offset;
+  if (!access.write && access.is_wide && !access.any_written) report(access, "which nobody has written", {});
 }
 
 void Shadow::split(Cells& cells, unsigned word) {
@@ -159,7 +162,7 @@ void Shadow::split(Cells& cells, unsigned word) {
   whole.by_bytes = true;
 }
 
-void Shadow::touch(Cell& cell, const Access& access) {
+void Shadow::touch(Cell& cell, Access& access) {
   check_writer(cell, access);
   if (!access.write) {
     if (access.kind != Cell::kBarrier) note_read(cell, access);
@@ -171,11 +174,12 @@ void Shadow::touch(Cell& cell, const Access& access) {
   cell.writer = static_cast<uint16_t>(access.agent + 1);
 }
 
-void Shadow::check_writer(const Cell& cell, const Access& access) {
+void Shadow::check_writer(const Cell& cell, Access& access) {
   if (cell.writer == 0) {
-    if (!access.write) report(access, "which nobody has written", {});
+    if (!access.write && !access.is_wide) report(access, "which nobody has written", {});
     return;
   }
+  access.any_written = true;
   const unsigned writer = cell.writer - 1u;
   const bool is_thread = writer < lanes_.size();
   if (cell.kind == Cell::kBarrier && access.kind != Cell::kBarrier)
@@ -193,7 +197,7 @@ void Shadow::check_writer(const Cell& cell, const Access& access) {
 
 // Lanes that write one place together: one of them does, and an order by seed shows whether it matters which.
 bool Shadow::is_one_instruction(unsigned writer, Site site, const Access& access) const {
-  return access.write && !access.async && writer / 32 == access.lane / 32 && site.at == access.site.at &&
+  return access.write && access.agent == access.lane && writer / 32 == access.lane / 32 && site.at == access.site.at &&
          site.caller == access.site.caller;
 }
 

@@ -61,7 +61,8 @@ class Shadow {
   void close_products();
   void wait_for_products(uint32_t pending);
   // By copies that a barrier counts.
-  void write_by_copy(const void* at, unsigned bytes, const Barrier& counts);
+  // async: in the proxy of its own, unlike st.async.
+  void write_by_copy(const void* at, unsigned bytes, const Barrier& counts, bool async = true);
   void read_by_copy(const void* at, unsigned bytes, const Barrier& counts);
   // cp.async.
   void begin_copy(const void* at, unsigned bytes);
@@ -101,6 +102,7 @@ class Shadow {
     const Block* block = nullptr;  // whose memory; null: global
     unsigned offset = 0;
     uintptr_t address = 0;
+    bool is_wide = false, any_written = false;  // may take in what lies between fields; some of it is there
   };
   struct GlobalCell {
     uint32_t time = 0;
@@ -131,8 +133,8 @@ class Shadow {
   void go_through(const void* at, size_t bytes, Access access);
   void in_block(Block& b, Cells& cells, unsigned offset, size_t bytes, Access& access);
   void in_global(uintptr_t at, size_t bytes, const Access& access);
-  void touch(Cell& cell, const Access& access);
-  void check_writer(const Cell& cell, const Access& access);
+  void touch(Cell& cell, Access& access);
+  void check_writer(const Cell& cell, Access& access);
   bool is_one_instruction(unsigned writer, Site site, const Access& access) const;
   void check_global(const GlobalCell& cell, uintptr_t at, Access access);
   void check_reads(const Cell& cell, const Access& access);

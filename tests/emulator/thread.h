@@ -41,12 +41,12 @@ ATTUNE_EMULATOR void note_next_kernel_is_allowed();
 ATTUNE_EMULATOR unsigned cluster_rank();
 ATTUNE_EMULATOR unsigned cluster_size();
 ATTUNE_EMULATOR void sync_cluster();
-ATTUNE_EMULATOR void arrive_at_cluster(bool releases);
+ATTUNE_EMULATOR void arrive_at_cluster();
 ATTUNE_EMULATOR void wait_for_cluster();  // after this thread's last arrival
 ATTUNE_EMULATOR unsigned char* shared_memory_of(unsigned rank);
 
 // Every lane of the warp gives a value and gets all 32; waits for those that have not come. orders: what they did
-// before comes before what they do next, whatever else may be said of exchanges.
+// before comes before what they do next, which shuffles and votes do not say.
 ATTUNE_EMULATOR const uint64_t* exchange(uint64_t value, bool orders = false);
 ATTUNE_EMULATOR void come_together();  // and nothing else
 // Barrier `id` of `threads` threads; waiting or only counted.

@@ -149,19 +149,16 @@ extern "C" __global__ void meet_in_cluster(unsigned* out, int broken) {
     ptx::arrive_expecting(barrier, 32 * 4);
     ptx::publish_barriers();
   }
-  if (broken != 1) {
-    ptx::cluster_barrier();
-  } else {  // 1: arrives without releasing
-    ptx::arrive_at_cluster();
-    ptx::wait_for_cluster();
-  }
+  ptx::arrive_at_cluster_releasing();
+  if (broken != 1) ptx::wait_for_cluster();  // 1: the other block may not be there yet
   unsigned x = *ptx::in_block(&shared.mine[lane], other);
   ptx::store_async(ptx::shared_in_block(ptx::shared_address(&shared.received[lane]), other), x,
                    ptx::shared_in_block(barrier, other));
   if (broken != 2) ptx::wait_phase(barrier, 0);  // 2: read before it has come
   x += shared.received[lane];
-  if (broken != 3) ptx::cluster_barrier();  // 3: the other block may still read
+  if (broken != 1 && broken != 3) ptx::cluster_barrier();  // 3: the other block may still read
   shared.mine[lane] = 0;
+  if (broken == 1) ptx::wait_for_cluster();
   ptx::cluster_barrier();
   out[blockIdx.x * 32 + lane] = x;
 }
