@@ -145,6 +145,9 @@ TEST_F(EmulatedRacesIn, Prompts) {
                                           "seqlens_kv": [300, 90, 70])");
   check("prefill/prefill.cu", common + R"("heads": [4, 1], "kv": "paged", "new_tokens": true, "softcap": 30,
                                           "cache": {"page_size": 16}, "seqlens_q": [40, 9], "seqlens_kv": [300, 70])");
+  // Cut along the keys, with three tasks a block and more.
+  check("prefill/prefill.cu", common + R"("heads": [4, 1], "kv": "paged", "cache": {"page_size": 16},
+      "seqlens_q": [20, 9, 20, 5, 7, 9], "seqlens_kv": [2100, 70, 130, 90, 64, 30])");
 }
 TEST_F(EmulatedRacesIn, PromptsOverOtherCaches) {
   const std::string common =
