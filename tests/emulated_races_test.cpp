@@ -71,7 +71,7 @@ TEST_F(EmulatedRaces, OfCopiesThatAThreadIssues) {
   const auto kernel = find<const unsigned*, unsigned*, int>("copy_words");
   std::vector<unsigned> from(256), to(128);
   expect_found([&](int broken) { emulator::run(1, 128, [&] { kernel(from.data(), to.data(), broken); }); },
-               {"", "that nobody has waited for", "perhaps later"});
+               {"", "which cp.async by lane", "perhaps later", "which cp.async by lane", "which lane"});
 }
 
 TEST_F(EmulatedRaces, OfProducts) {

@@ -11,10 +11,11 @@
 
 namespace attune::emulator {
 
-// Agents are the cluster's threads, then the products of each warp, then the copies of each barrier.
+// Agents are the cluster's threads, the copies (cp.async) of each, the products of each warp, the copies of each
+// barrier.
 struct Clock {
   std::vector<uint32_t> known;   // by agent: until when what it did came before
-  std::vector<uint32_t> fenced;  // by thread: the same of its writes, for copies and products (fence.proxy.async)
+  std::vector<uint32_t> fenced;  // the same of ordinary writes, for the async proxy (fence.proxy.async)
   std::map<unsigned, std::shared_ptr<const Clock>> others;  // of other clusters
 
   static bool holds(const std::vector<uint32_t>& clock, unsigned agent, uint32_t time) {

@@ -46,11 +46,15 @@ void end_phase_if_complete(Barrier& b) {
   ++g_block->progress;
 }
 
-void arrive(Barrier& b, unsigned expected_bytes) {
-  if (shadow() != nullptr) shadow()->release(b.meeting);
+void count_arrival(Barrier& b, unsigned expected_bytes) {
   b.bytes += expected_bytes;
   if (--b.pending < 0) throw std::runtime_error("more arrivals at a barrier than it counts");
   end_phase_if_complete(b);
+}
+
+void arrive(Barrier& b, unsigned expected_bytes) {
+  if (shadow() != nullptr) shadow()->release(b.meeting);
+  count_arrival(b, expected_bytes);
 }
 
 void complete_bytes(Barrier& b, unsigned bytes) {
@@ -240,8 +244,11 @@ void wait_copies(unsigned pending) {
   if (shadow() != nullptr) shadow()->wait_for_copies(pending);
 }
 void arrive_after_copies(unsigned barrier) {
-  if (shadow() != nullptr) shadow()->wait_for_copies(0, false);
-  arrive(barrier, 0);
+  may_leave_turn(kAtBarrier);
+  note_use(*g_block, barrier);
+  Barrier& b = barrier_at(barrier);
+  if (shadow() != nullptr) shadow()->release_copies(b.meeting);
+  count_arrival(b, 0);
 }
 
 void copy_box(unsigned rank, unsigned shared, const ptx::TensorMap& map, unsigned barrier, const int (&begin)[5]) {

@@ -22,7 +22,7 @@ inline constexpr OnPurpose kOnPurpose[] = {
     {"nobody has written", "HalfQueries::convert", "", "rows that a block does not have"},
     {"nobody has written", "mla::Note", "", "sparse tiles have no edges"},
     {"of static shared memory", "rows::", "nobody has written", "gcc does not tell of what functions return there"},
-    {"where a copy of", "fetch_table", "", "what it copies nobody reads: the L1 is to have it"},
+    {"writes, perhaps later", "fetch_table", "cp.async", "what it copies nobody reads: the L1 is to have it"},
 };
 
 inline bool is_on_purpose(const std::string& report) {

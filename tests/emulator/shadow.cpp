@@ -64,31 +64,12 @@ void Shadow::read_by_copy(const void* at, unsigned bytes, const Barrier& counts)
 
 void Shadow::begin_copy(const void* at, unsigned bytes) {
   const unsigned me = running();
-  go_through(at, bytes, {me, me, lane().copy_groups + 1, true, false, Cell::kCopying, here(me, nullptr)});
-  const auto offset = static_cast<unsigned>(static_cast<const unsigned char*>(at) - g_block->shared);
-  lane().copies.push_back({&cells_[cluster_rank()], offset, bytes, lane().copy_groups + 1});
-}
-void Shadow::close_copies() { ++lane().copy_groups; }
-// From now on they are writes of the thread.
-void Shadow::wait_for_copies(uint32_t pending, bool closed_only) {
-  const unsigned me = running();
-  ShadowLane& l = lane();
-  std::erase_if(l.copies, [&](const PendingCopy& copy) {
-    if (closed_only && copy.group + pending > l.copy_groups) return false;
-    const auto settle = [&](Cell& cell) {
-      if (cell.writer == me + 1 && cell.kind == Cell::kCopying) cell.kind = Cell::kPlain, cell.time = time_of(me);
-    };
-    for (unsigned word = copy.offset / 4; word < (copy.offset + copy.bytes + 3) / 4; ++word) {
-      settle(copy.cells->words[word]);
-      for (unsigned i = 0; copy.cells->words[word].by_bytes && i < 4; ++i) settle(copy.cells->bytes[4 * word + i]);
-    }
-    return true;
-  });
+  go_through(at, bytes, {copies_of(me), me, lane().copies + 1, true, false, Cell::kPlain, here(me, nullptr)});
 }
 
 void Shadow::init_barrier(Barrier& b, const void* at) {
   const unsigned me = running();
-  b.agent = static_cast<unsigned>(lanes_.size() + times_.size() + barriers_.size());
+  b.agent = first_barrier() + static_cast<unsigned>(barriers_.size());
   barriers_.push_back(std::to_string(static_cast<const unsigned char*>(at) - g_block->shared));
   go_through(at, 8, {me, me, time_of(me), true, false, Cell::kBarrier, here(me, nullptr)});
 }
@@ -181,17 +162,15 @@ void Shadow::check_writer(const Cell& cell, Access& access) {
   }
   access.any_written = true;
   const unsigned writer = cell.writer - 1u;
-  const bool is_thread = writer < lanes_.size();
+  const bool is_ordinary = writer < 2 * lanes_.size();  // cp.async, too
   if (cell.kind == Cell::kBarrier && access.kind != Cell::kBarrier)
     return report(access, "where a barrier is", cell.site);
   if (cell.kind == Cell::kAtomic && access.kind == Cell::kAtomic) return;
-  if (cell.kind == Cell::kCopying)
-    return report(access, "where a copy of " + name_of(writer) + " goes that nobody has waited for", cell.site);
   if (!knows(access.lane, writer, cell.time)) {
     if (is_one_instruction(writer, cell.site, access)) return;
     return report(access, "which " + name_of(writer) + " writes, perhaps later", cell.site);
   }
-  if (access.async && is_thread && !is_fenced(access.lane, writer, cell.time))
+  if (access.async && is_ordinary && !is_fenced(access.lane, writer, cell.time))
     report(access, "which " + name_of(writer) + " has written with no fence between (fence.proxy.async)", cell.site);
 }
 

@@ -20,7 +20,7 @@ struct Site {
 };
 
 struct Cell {
-  enum Kind : uint8_t { kPlain, kCopying, kAtomic, kBarrier };
+  enum Kind : uint8_t { kPlain, kAtomic, kBarrier };
   uint32_t time = 0;
   Site site;
   uint32_t reads = 0;   // the latest of a chain, 0: none
@@ -34,19 +34,12 @@ struct Cells {
   std::vector<Cell> words, bytes;
 };
 
-// A copy that a thread has issued, and not waited for (cp.async).
-struct PendingCopy {
-  Cells* cells;
-  unsigned offset, bytes;
-  uint32_t group;
-};
-
 struct ShadowLane {
   ClockPtr base;
-  uint32_t fenced = 0;                           // until when its own writes are
-  uint32_t copy_groups = 0, product_groups = 0;  // that it has closed
-  std::vector<PendingCopy> copies;
-  std::vector<void*> calls;  // return addresses
+  uint32_t fenced = 0;                      // until when its own writes are
+  uint32_t copies = 0, product_groups = 0;  // pieces of what it has issued that are closed
+  std::vector<uint32_t> copy_groups;        // how many when it closed each
+  std::vector<void*> calls;                 // return addresses
 };
 
 class Shadow {
@@ -67,7 +60,8 @@ class Shadow {
   // cp.async.
   void begin_copy(const void* at, unsigned bytes);
   void close_copies();
-  void wait_for_copies(uint32_t pending, bool closed_only = true);
+  void wait_for_copies(size_t pending);
+  void release_copies(Meeting& m);  // and nothing else that the thread has done
 
   void init_barrier(Barrier& b, const void* at);
   void use_barrier(const void* at);
@@ -124,7 +118,10 @@ class Shadow {
   unsigned first_thread(const Block& b) const;
   ShadowLane& lane() { return lanes_[running()]; }
   uint32_t& time_of(unsigned lane) { return times_[lane / 32]; }
-  unsigned products_of(unsigned lane) const { return static_cast<unsigned>(lanes_.size()) + lane / 32; }
+  unsigned copies_of(unsigned lane) const { return static_cast<unsigned>(lanes_.size()) + lane; }
+  unsigned products_of(unsigned lane) const { return static_cast<unsigned>(2 * lanes_.size()) + lane / 32; }
+  unsigned first_barrier() const { return static_cast<unsigned>(2 * lanes_.size() + times_.size()); }
+  void wait_for(unsigned agent, uint32_t time);
 
   bool knows(unsigned lane, unsigned agent, uint32_t time) const;
   bool is_fenced(unsigned lane, unsigned agent, uint32_t time) const;

@@ -91,18 +91,27 @@ void Shadow::fence() {
 
 void Shadow::close_products() { ++lane().product_groups; }
 void Shadow::wait_for_products(uint32_t pending) {
-  ShadowLane& l = lane();
-  if (l.product_groups <= pending) return;
-  const unsigned agent = products_of(running());
-  const uint32_t time = l.product_groups - pending;
-  if (Clock::holds(l.base->known, agent, time)) return;
-  if (waited_.a != l.base || !Clock::holds(waited_.result->known, agent, time) || waited_until_ != time) {
-    const auto waited = std::make_shared<Clock>(*l.base);
+  if (lane().product_groups > pending) wait_for(products_of(running()), lane().product_groups - pending);
+}
+void Shadow::close_copies() { lane().copy_groups.push_back(++lane().copies); }
+void Shadow::wait_for_copies(size_t pending) {
+  const std::vector<uint32_t>& groups = lane().copy_groups;
+  if (groups.size() > pending) wait_for(copies_of(running()), groups[groups.size() - 1 - pending]);
+}
+void Shadow::release_copies(Meeting& m) {
+  if (m.gathering == nullptr) m.gathering = std::make_shared<Clock>();
+  Clock::raise(m.gathering->known, copies_of(running()), ++lane().copies);
+}
+void Shadow::wait_for(unsigned agent, uint32_t time) {
+  ClockPtr& base = lane().base;
+  if (Clock::holds(base->known, agent, time)) return;
+  if (waited_.a != base || waited_until_ != time || !Clock::holds(waited_.result->known, agent, time)) {
+    const auto waited = std::make_shared<Clock>(*base);
     Clock::raise(waited->known, agent, time);
-    waited_ = {l.base, nullptr, waited};
+    waited_ = {base, nullptr, waited};
     waited_until_ = time;
   }
-  l.base = waited_.result;
+  base = waited_.result;
 }
 
 void Shadow::synchronize_atomic(const void* at, bool acquires, bool releases) {
@@ -142,9 +151,13 @@ std::string Shadow::name_of(unsigned agent) const {
     return "warp " + std::to_string(thread % of_block / 32) +
            (blocks > 1 ? " of block " + std::to_string(thread / of_block) : "");
   };
-  if (agent < threads) return "lane " + std::to_string(agent % 32) + " of " + warp_of(agent);
-  if (agent < threads + times_.size()) return "a product of " + warp_of((agent - threads) * 32);
-  return "a copy that the barrier at " + barriers_[agent - threads - times_.size()] + " counts";
+  const auto lane_of = [&](unsigned thread) {
+    return "lane " + std::to_string(thread % 32) + " of " + warp_of(thread);
+  };
+  if (agent < threads) return lane_of(agent);
+  if (agent < 2 * threads) return "cp.async by " + lane_of(agent - threads);
+  if (agent < first_barrier()) return "a product of " + warp_of((agent - 2 * threads) * 32);
+  return "a copy that the barrier at " + barriers_[agent - first_barrier()] + " counts";
 }
 
 void Shadow::report(const Access& access, const std::string& what, Site other) {

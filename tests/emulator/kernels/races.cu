@@ -84,7 +84,10 @@ extern "C" __global__ void pass_on(unsigned* out, int broken) {
 
 // cp.async.
 extern "C" __global__ void copy_words(const unsigned* from, unsigned* to, int broken) {
-  auto& words = *reinterpret_cast<unsigned(*)[2][128]>(ptx::dynamic_shared());
+  auto& words = *reinterpret_cast<unsigned(*)[3][128]>(ptx::dynamic_shared());
+  const unsigned barrier = ptx::shared_address(&words + 1);
+  if (threadIdx.x == 0) ptx::init_barrier(barrier, 128);
+  __syncthreads();
   for (int i = 0; i < 2; ++i) {
     ptx::copy_async<4>(ptx::shared_address(&words[i][threadIdx.x]), from + 128 * i + threadIdx.x, 4);
     ptx::commit_copies();
@@ -94,7 +97,13 @@ extern "C" __global__ void copy_words(const unsigned* from, unsigned* to, int br
   if (broken != 1) ptx::wait_copies<0>();  // 1: the second is on its way
   x += words[1][threadIdx.x];
   if (broken != 2) __syncthreads();  // 2: other threads' copies
-  to[threadIdx.x] = x + words[1][127 - threadIdx.x];
+  x += words[1][127 - threadIdx.x];
+  ptx::copy_async<4>(ptx::shared_address(&words[2][threadIdx.x]), from + threadIdx.x, 4);
+  words[0][threadIdx.x] = x;
+  ptx::arrive_after_copies(barrier);
+  if (broken != 3) ptx::wait_phase(barrier, 0);       // 3: before all have come
+  x += words[broken == 4 ? 0 : 2][127 - threadIdx.x];  // 4: no copy, and not told of
+  to[threadIdx.x] = x;
 }
 
 // d [64, 32] = a [64, 16] b [32, 16]^T of ones, written by threads.
