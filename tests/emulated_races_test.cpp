@@ -78,7 +78,7 @@ TEST_F(EmulatedRaces, OfProducts) {
   const auto kernel = find<float*, int>("multiply_ones");
   std::vector<float> out(128);
   expect_found([&](int broken) { emulator::run(1, 128, [&] { kernel(out.data(), broken); }); },
-               {"", "fence.proxy.async", "a product of warp", "a product of warp"});
+               {"", "fence.proxy.async", "a product of warp", "a product of warp", "registers in block 0"});
 }
 
 TEST_F(EmulatedRaces, OfBlocks) {

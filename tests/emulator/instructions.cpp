@@ -154,6 +154,9 @@ void multiply_warp(void* const* all) {
         (lane->accumulate != 0) != (first.accumulate != 0))
       throw std::runtime_error("the lanes of a warp have different products");
   }
+  if (Shadow* const shadow = g_block->cluster->shadow.get(); shadow != nullptr) {
+    for (unsigned i = 0; i < kLanes; ++i) shadow->begin_product(i, lanes[i]->d, static_cast<size_t>(first.n) * 2);
+  }
   const int steps = first.format == Format::kE4m3 ? 32 : 16;
   const unsigned n = static_cast<unsigned>(first.n);
   if (first.a_registers != nullptr) {

@@ -53,6 +53,24 @@ void Shadow::read_by_product(const void* at, unsigned bytes) {
   const unsigned me = running();
   go_through(at, bytes, {products_of(me), me, lane().product_groups + 1, false, true, Cell::kPlain, here(me, nullptr)});
 }
+void Shadow::begin_product(unsigned lane, const void* sums, size_t bytes) {
+  ShadowLane& l = lanes_[(running() & ~31u) + lane];
+  const Registers now = {reinterpret_cast<uintptr_t>(sums), bytes, l.product_groups + 1};
+  for (Registers& r : l.registers) {
+    if (r.begin == now.begin && r.bytes == bytes) return void(r = now);
+  }
+  l.registers.push_back(now);
+}
+void Shadow::touch_registers(uintptr_t at, size_t bytes, bool write, void* pc) {
+  for (const Registers& r : lane().registers) {
+    if (at + bytes <= r.begin || at >= r.begin + r.bytes) continue;
+    const unsigned me = running();
+    Access access = {me, me, 0, write, false, Cell::kPlain, here(me, pc)};
+    access.is_register = true;
+    report(access, "which a product has that nobody has waited for", {});
+  }
+}
+
 void Shadow::write_by_copy(const void* at, unsigned bytes, const Barrier& counts, bool async) {
   const auto time = static_cast<uint32_t>(counts.phase + 1);
   go_through(at, bytes, {counts.agent, running(), time, true, async, Cell::kPlain, here(running(), nullptr)});

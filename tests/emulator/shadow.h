@@ -34,12 +34,20 @@ struct Cells {
   std::vector<Cell> words, bytes;
 };
 
+// A product's sums, while it runs. Of operands the compiler makes other registers when their variables change.
+struct Registers {
+  uintptr_t begin;
+  size_t bytes;
+  uint32_t group;
+};
+
 struct ShadowLane {
   ClockPtr base;
   uint32_t fenced = 0;                      // until when its own writes are
   uint32_t copies = 0, product_groups = 0;  // pieces of what it has issued that are closed
   std::vector<uint32_t> copy_groups;        // how many when it closed each
-  std::vector<void*> calls;                 // return addresses
+  std::vector<Registers> registers;
+  std::vector<void*> calls;  // return addresses
 };
 
 class Shadow {
@@ -51,6 +59,8 @@ class Shadow {
   void access_as(unsigned lane, const void* at, size_t bytes, bool write);
   // By a warp's products.
   void read_by_product(const void* at, unsigned bytes);
+  void begin_product(unsigned lane, const void* sums, size_t bytes);
+  void touch_registers(uintptr_t at, size_t bytes, bool write, void* pc);
   void close_products();
   void wait_for_products(uint32_t pending);
   // By copies that a barrier counts.
@@ -96,7 +106,8 @@ class Shadow {
     const Block* block = nullptr;  // whose memory; null: global
     unsigned offset = 0;
     uintptr_t address = 0;
-    bool is_wide = false, any_written = false;  // may take in what lies between fields; some of it is there
+    bool is_register = false, is_wide = false,
+         any_written = false;  // may take in what lies between fields; some of it is there
   };
   struct GlobalCell {
     uint32_t time = 0;

@@ -91,7 +91,10 @@ void Shadow::fence() {
 
 void Shadow::close_products() { ++lane().product_groups; }
 void Shadow::wait_for_products(uint32_t pending) {
-  if (lane().product_groups > pending) wait_for(products_of(running()), lane().product_groups - pending);
+  if (lane().product_groups <= pending) return;
+  const uint32_t done = lane().product_groups - pending;
+  wait_for(products_of(running()), done);
+  std::erase_if(lane().registers, [&](const Registers& r) { return r.group <= done; });
 }
 void Shadow::close_copies() { lane().copy_groups.push_back(++lane().copies); }
 void Shadow::wait_for_copies(size_t pending) {
@@ -170,7 +173,9 @@ void Shadow::report(const Access& access, const std::string& what, Site other) {
                                    static_cast<int64_t>(static_cast<int32_t>(low - static_cast<uint32_t>(s_code))));
   };
   std::string text = name_of(access.agent) + (access.write ? " writes " : " reads ");
-  if (access.block == nullptr) {
+  if (access.is_register) {
+    text += "registers";
+  } else if (access.block == nullptr) {
     text += "global memory at " + std::to_string(access.address);
   } else if (access.offset >= kSharedBytes) {
     text += "byte " + std::to_string(access.offset - kSharedBytes) + " of static shared memory";

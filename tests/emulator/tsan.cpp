@@ -7,9 +7,11 @@ namespace attune::emulator {
 
 inline void note(const void* at, size_t bytes, bool write, void* pc) {
   const auto address = reinterpret_cast<uintptr_t>(at);
-  if (address - g_stack.begin < g_stack.bytes) return;
   if (address - reinterpret_cast<uintptr_t>(&g_running) < sizeof(g_running)) return;
-  if (g_block != nullptr && g_block->cluster->shadow != nullptr) g_block->cluster->shadow->access(at, bytes, write, pc);
+  if (g_block == nullptr || g_block->cluster->shadow == nullptr) return;
+  Shadow& shadow = *g_block->cluster->shadow;
+  if (address - g_stack.begin < g_stack.bytes) return shadow.touch_registers(address, bytes, write, pc);
+  shadow.access(at, bytes, write, pc);
 }
 
 ATTUNE_EMULATOR void load_watched(void* to, const void* from, size_t bytes) {
