@@ -75,26 +75,24 @@ struct Operand {
         leading(static_cast<unsigned>(d >> 16 & 0x3fff) << 4),
         strided(static_cast<unsigned>(d >> 32 & 0x3fff) << 4),
         layout(static_cast<unsigned>(d >> 62)) {}
-  // 32 bytes along K of a row, as two chunks.
-  void row_along_k(unsigned row, Format format, float* to) const {
+  // 32 bytes along K of a row are two chunks.
+  unsigned chunk_along_k(unsigned row, unsigned chunk) const {
     const unsigned rows = start + row / 8 * strided;
-    for (unsigned chunk = 0; chunk < 2; ++chunk) {
-      unsigned at = 0;
-      switch (layout) {
-        case 0:  // 8 x 16 bytes, `leading` apart along K
-          at = rows + chunk * leading + row % 8 * 16;
-          break;
-        case 1:
-          at = swizzled(rows + row % 8 * 128 + chunk * kChunk, 0x70);
-          break;
-        case 3:
-          at = swizzled(rows + row % 8 * 32 + chunk * kChunk, 0x10);
-          break;
-        default:
-          throw std::runtime_error("the emulator has no descriptors swizzled by 64 bytes");
-      }
-      decode(operand_bytes(at, kChunk), 4, format, to + chunk * (format == Format::kE4m3 ? 16 : 8));
+    switch (layout) {
+      case 0:  // 8 x 16 bytes, `leading` apart along K
+        return rows + chunk * leading + row % 8 * 16;
+      case 1:
+        return swizzled(rows + row % 8 * 128 + chunk * kChunk, 0x70);
+      case 3:
+        return swizzled(rows + row % 8 * 32 + chunk * kChunk, 0x10);
+      default:
+        throw std::runtime_error("the emulator has no descriptors swizzled by 64 bytes");
     }
+  }
+  void row_along_k(unsigned row, Format format, float* to) const {
+    for (unsigned chunk = 0; chunk < 2; ++chunk)
+      decode(operand_bytes(chunk_along_k(row, chunk), kChunk), 4, format,
+             to + chunk * (format == Format::kE4m3 ? 16 : 8));
   }
   // Eight 16-bit elements along N, from n on.
   void columns(unsigned k, unsigned n, Format format, float* to) const {
@@ -163,7 +161,11 @@ void multiply_warp(void* const* all) {
     decode_fragment<ProductLane>([](const ProductLane& lane) { return lane.a_registers; }, lanes, first.format, g_a);
   } else {
     const unsigned row = g_running.thread.x / 32 % 4 * kRows;
-    for (unsigned r = 0; r < kRows; ++r) Operand(first.a).row_along_k(row + r, first.format, g_a[r]);
+    const Operand a_rows(first.a);
+    for (unsigned r = 0; r < kRows; ++r) a_rows.row_along_k(row + r, first.format, g_a[r]);
+    // The instruction is the whole group's: any of its warps may read any row.
+    for (unsigned chunk = 0; g_block->cluster->shadow != nullptr && chunk < 2 * 4 * kRows; ++chunk)
+      operand_bytes(a_rows.chunk_along_k(chunk / 2, chunk % 2), kChunk);
   }
   const Operand b(first.b);
   if (first.b_along_n) {

@@ -22,6 +22,7 @@ inline constexpr OnPurpose kOnPurpose[] = {
     {"nobody has written", "HalfQueries::convert", "", "rows that a block does not have"},
     {"nobody has written", "mla::Note", "", "sparse tiles have no edges"},
     {"of static shared memory", "rows::", "nobody has written", "gcc does not tell of what functions return there"},
+    {" writes, perhaps", "lane 0 of warp", "Gatherer::note_hidden", "warps that share keys say the same of them"},
     {"writes, perhaps later", "fetch_table", "cp.async", "what it copies nobody reads: the L1 is to have it"},
 };
 
