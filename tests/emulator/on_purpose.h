@@ -23,6 +23,7 @@ inline constexpr OnPurpose kOnPurpose[] = {
     {"nobody has written", "mla::Note", "", "sparse tiles have no edges"},
     {"of static shared memory", "rows::", "nobody has written", "gcc does not tell of what functions return there"},
     {" writes, perhaps", "lane 0 of warp", "Gatherer::note_hidden", "warps that share keys say the same of them"},
+    {" writes, perhaps", "lane ", "run_small_caps", "all who write the flag write 1"},
     {"writes, perhaps later", "fetch_table", "cp.async", "what it copies nobody reads: the L1 is to have it"},
 };
 
