@@ -100,7 +100,7 @@ TEST_F(EmulatedRaces, InACluster) {
         emulator::run(
             4, 32, [&] { kernel(out.data(), broken); }, 2);
       },
-      {"", "which nobody has written", "counts writes, perhaps later", "reads, perhaps later"});
+      {"", "which nobody has written", "counts writes, perhaps later", "reads, perhaps later", "by its end"});
 }
 
 // --- The library's kernels, on few blocks, so that each has several tasks.

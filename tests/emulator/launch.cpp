@@ -113,7 +113,8 @@ void run_kernels() {
       g_block->failure = e.what();
     }
     Block& b = *g_block;
-    --b.unfinished;
+    if (--b.unfinished == 0 && b.failure.empty() && b.cluster->blocks.size() > 1 && b.cluster->shadow != nullptr)
+      b.cluster->shadow->end_block();
     ++b.progress;
     if (!b.failure.empty()) _longjmp(g_scheduler, 1);
     leave(kDone);

@@ -164,7 +164,7 @@ void Shadow::split(Cells& cells, unsigned word) {
 void Shadow::touch(Cell& cell, Access& access) {
   check_writer(cell, access);
   if (!access.write) {
-    if (access.kind != Cell::kBarrier) note_read(cell, access);
+    if (access.kind != Cell::kBarrier || access.block != g_block) note_read(cell, access);
     return;
   }
   check_reads(cell, access);
@@ -205,6 +205,36 @@ void Shadow::check_reads(const Cell& cell, const Access& access) {
       const unsigned reader = r.first + static_cast<unsigned>(std::countr_zero(mask));
       if (!knows(access.lane, reader, r.time))
         return report(access, "which " + name_of(reader) + " reads, perhaps later", r.site);
+    }
+  }
+}
+
+// What threads of the block know to be over is over when the block ends.
+void Shadow::end_block() {
+  const unsigned first = first_thread(*g_block), count = static_cast<unsigned>(g_block->waits.size());
+  Clock all;
+  for (unsigned i = first; i < first + count; ++i) {
+    all.join(*lanes_[i].base);
+    Clock::raise(all.known, i, UINT32_MAX);
+  }
+  Access access = {running(), running(), 0, true, false, Cell::kPlain, {}};
+  access.block = g_block;
+  const Cells& cells = cells_[cluster_rank()];
+  for (unsigned word = 0; word < kSharedBytes / 4; ++word) {
+    access.offset = 4 * word;
+    check_end(cells.words[word], all, access);
+    for (unsigned i = 0; cells.words[word].by_bytes && i < 4; ++i) check_end(cells.bytes[4 * word + i], all, access);
+  }
+}
+void Shadow::check_end(const Cell& cell, const Clock& all, const Access& access) {
+  if (cell.writer != 0 && !cell.by_bytes && !Clock::holds(all.known, cell.writer - 1u, cell.time))
+    report(access, "by its end, which " + name_of(cell.writer - 1u) + " writes, perhaps later", cell.site);
+  for (uint32_t at = cell.reads; at != 0; at = reads_[at].next) {
+    const Reads& r = reads_[at];
+    for (uint32_t mask = r.mask; mask != 0; mask &= mask - 1) {
+      const unsigned reader = r.first + static_cast<unsigned>(std::countr_zero(mask));
+      if (!Clock::holds(all.known, reader, r.time))
+        return report(access, "by its end, which " + name_of(reader) + " reads, perhaps later", r.site);
     }
   }
 }

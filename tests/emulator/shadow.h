@@ -88,6 +88,7 @@ class Shadow {
     if (!lane().calls.empty()) lane().calls.pop_back();
   }
   void begin_kernel() { lane().calls.clear(); }
+  void end_block();  // all its threads have ended: other blocks may not touch its memory any more
 
  private:
   struct Reads {
@@ -146,6 +147,7 @@ class Shadow {
   bool is_one_instruction(unsigned writer, Site site, const Access& access) const;
   void check_global(const GlobalCell& cell, uintptr_t at, Access access);
   void check_reads(const Cell& cell, const Access& access);
+  void check_end(const Cell& cell, const Clock& all, const Access& access);
   void note_read(Cell& cell, const Access& access);
   void forget_reads(Cell& cell);
   void split(Cells& cells, unsigned word);

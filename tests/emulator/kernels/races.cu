@@ -169,6 +169,7 @@ extern "C" __global__ void meet_in_cluster(unsigned* out, int broken) {
   if (broken != 1 && broken != 3) ptx::cluster_barrier();  // 3: the other block may still read
   shared.mine[lane] = 0;
   if (broken == 1) ptx::wait_for_cluster();
-  ptx::cluster_barrier();
+  if (broken == 4) x += *ptx::in_block(&shared.received[lane], other);  // 4: the other block may have ended
+  if (broken != 4) ptx::cluster_barrier();
   out[blockIdx.x * 32 + lane] = x;
 }
