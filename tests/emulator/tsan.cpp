@@ -25,6 +25,14 @@ ATTUNE_EMULATOR void store_watched(void* to, const void* from, size_t bytes) {
 
 }  // namespace attune::emulator
 
+// Where the tests themselves are under ThreadSanitizer there are no fibers, and its library has these.
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define ATTUNE_HAS_TSAN 1
+#endif
+#endif
+#if !defined(__SANITIZE_THREAD__) && !defined(ATTUNE_HAS_TSAN)
+
 #define ATTUNE_EXPORTED extern "C" __attribute__((visibility("default"), used))
 #define ATTUNE_ACCESS(name, bytes, write) \
   ATTUNE_EXPORTED void name(void* at) { attune::emulator::note(at, bytes, write, __builtin_return_address(0)); }
@@ -64,3 +72,5 @@ ATTUNE_EXPORTED void __tsan_func_exit() {
   using attune::emulator::g_block;
   if (g_block != nullptr && g_block->cluster->shadow != nullptr) g_block->cluster->shadow->leave();
 }
+
+#endif
