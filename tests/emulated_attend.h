@@ -6,6 +6,7 @@
 
 #include "core/registry.h"
 #include "cuda/decode/config.h"
+#include "cuda/mixed/mixed.h"
 #include "cuda/prefill/config.h"
 #include "emulated_decode_launch.h"
 #include "emulated_mla_launch.h"
@@ -30,6 +31,20 @@ inline void emulate_attention(const attune_attention& a, int num_sms) {
       if (c.cluster == 0) emulate_decode_schedule(c, params);
       emulate_decode(c, params);
     });
+  } else if (name == "cuda_mixed") {
+    decode::DeviceShape device;
+    device.num_sms = num_sms;
+    const auto [prompts, few] = mixed::choose_configs(p, device);
+    const size_t few_begin = prefill::workspace_layout(prompts).total;
+    cases::Workspace workspace(cases::host_memory(), few_begin + decode::workspace_layout(few).total);
+    auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
+    const kernels::PrefillParams of_prompts = prefill::to_params(p, prompts, memory);
+    const kernels::DecodeParams of_few = decode::to_params(p, few, memory + few_begin);
+    emulate_schedule(prompts, of_prompts);
+    emulate_decode_schedule(few, of_few);
+    emulate_decode(few, of_few);
+    emulate_attention(p, prompts, of_prompts);
+    EXPECT_EQ(workspace.buffer.check_guards(), "");
   } else if (name.starts_with("cuda_prefill")) {
     const prefill::Config c = prefill::choose_config(p, num_sms);
     run(c, prefill::workspace_layout(c).total, prefill::to_params, [&](const auto& c, const auto& params) {

@@ -303,8 +303,10 @@ TEST_F(EmulatedIndexer, TiesOverwriteNoOther) {
   for (size_t i = 0; i < scores.size(); ++i) scores[i] = i % 7 == 6 ? 2.0f : 1.0f;
   const std::vector<int32_t> expected = tests::expected_choice(scores, 0, 140);
   EXPECT_EQ(select(scores, 140), expected);
-  const emulator::Backward backward;
-  EXPECT_EQ(select(scores, 140), expected);
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    const emulator::Shuffled shuffled(seed);
+    EXPECT_EQ(select(scores, 140), expected) << seed;
+  }
 }
 
 std::string select_and_check(const std::vector<float>& scores, int64_t topk, const Device& d, int64_t begin = 0,
@@ -396,6 +398,22 @@ TEST_F(EmulatedIndexer, NeighbouringScores) {
     for (const int64_t rows : {1, 1000})
       EXPECT_EQ(select(scores, 700, {.select = indexer::choose_select(op, rows, 132)}), expected)
           << keys << " " << rows;
+  }
+}
+
+TEST_F(EmulatedIndexer, HasNoRaces) {
+  const emulator::Watched watched;
+  for (const uint64_t seed : {1, 2}) {
+    const emulator::Shuffled shuffled(seed);
+    EXPECT_EQ(check(std::string(kDeepSeek) + R"(, "seqlens_kv": [700, 0, 1, 65], "indexer": {"topk": 64})"), "");
+    EXPECT_EQ(check(R"("heads": [16, 1], "head_dim": [64, 64], "dtype": "f32", "cache": {"dtype": "f32"},
+        "causal": true, "seqlens_q": [20, 1], "seqlens_kv": [300, 50], "indexer": {"topk": 60})"),
+              "");
+    cases::Random random("races", seed);
+    std::vector<float> scores(9000);
+    for (float& x : scores) x = static_cast<float>(random.normal());
+    for (const indexer::SelectConfig& config : kSmallSelects)
+      EXPECT_EQ(select_and_check(scores, 500, {.select = config}), "");
   }
 }
 

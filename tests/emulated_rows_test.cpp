@@ -127,5 +127,12 @@ TEST_F(EmulatedRows, MergedPartsMatchTheOracle) {
   }
 }
 
+TEST_F(EmulatedRows, HaveNoRaces) {
+  const emulator::Watched watched;
+  const emulator::Shuffled shuffled(1);
+  EXPECT_GT(check_cache_ops(Formats::kPacked, 8), 4);
+  EXPECT_GT(check_cache_ops(Formats::kAll, 8), 4);
+}
+
 }  // namespace
 }  // namespace attune::cuda

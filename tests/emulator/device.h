@@ -11,7 +11,7 @@
 #define __CUDACC__ 1
 #define __device__
 #define __host__
-#define __global__
+#define __global__ __attribute__((visibility("default")))
 #define __shared__ ATTUNE_EMULATED_SHARED
 #define __forceinline__ inline
 #define __noinline__
@@ -79,7 +79,7 @@ inline bool __isGlobal(const void*) { return true; }
 inline void __builtin_assume(bool) {}
 #endif
 inline void __syncthreads() { attune::emulator::sync_threads(0, static_cast<int>(blockDim.x)); }
-inline void __syncwarp() { attune::emulator::exchange(0); }
+inline void __syncwarp() { attune::emulator::exchange(0, true); }
 inline int __syncthreads_or(int x) { return attune::emulator::sync_any(x != 0) ? 1 : 0; }
 template <class T>
 T __shfl_sync(unsigned, T x, unsigned lane, unsigned width = 32) {
@@ -114,28 +114,35 @@ inline int __any_sync(unsigned, bool x) {
   return 0;
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+// Atomic operations, whose accesses the emulator notes itself.
+#define ATTUNE_UNSEEN __attribute__((no_sanitize("thread")))
 template <class T>
-T atomicAdd(T* at, T x) {
+ATTUNE_UNSEEN T atomicAdd(T* at, T x) {
+  attune::emulator::begin_atomic(at, sizeof *at);
   const T before = *at;
   *at += x;
   return before;
 }
-inline unsigned atomicOr(unsigned* at, unsigned x) {
+ATTUNE_UNSEEN inline unsigned atomicOr(unsigned* at, unsigned x) {
+  attune::emulator::begin_atomic(at, sizeof *at);
   const unsigned before = *at;
   *at |= x;
   return before;
 }
-inline unsigned atomicAnd(unsigned* at, unsigned x) {
+ATTUNE_UNSEEN inline unsigned atomicAnd(unsigned* at, unsigned x) {
+  attune::emulator::begin_atomic(at, sizeof *at);
   const unsigned before = *at;
   *at &= x;
   return before;
 }
-inline int atomicMax(int* at, int x) {
+ATTUNE_UNSEEN inline int atomicMax(int* at, int x) {
+  attune::emulator::begin_atomic(at, sizeof *at);
   const int before = *at;
   *at = max(before, x);
   return before;
 }
-inline int atomicMin(int* at, int x) {
+ATTUNE_UNSEEN inline int atomicMin(int* at, int x) {
+  attune::emulator::begin_atomic(at, sizeof *at);
   const int before = *at;
   *at = min(before, x);
   return before;

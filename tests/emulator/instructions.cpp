@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "emulator/emulator.h"
+#include "emulator/shadow.h"
 
 namespace attune::emulator {
 namespace {
@@ -24,6 +24,13 @@ unsigned char* shared_bytes(unsigned address, unsigned count) {
   const unsigned at = address - kSharedBase;
   if (at > kSharedBytes || kSharedBytes - at < count) throw std::runtime_error("an operand lies outside shared memory");
   return shared_memory() + at;
+}
+
+// The same, read by a product.
+const unsigned char* operand_bytes(unsigned address, unsigned count) {
+  const unsigned char* const bytes = shared_bytes(address, count);
+  if (Shadow* const shadow = g_block->cluster->shadow.get(); shadow != nullptr) shadow->read_by_product(bytes, count);
+  return bytes;
 }
 
 float as_float(uint32_t bits) {
@@ -68,32 +75,30 @@ struct Operand {
         leading(static_cast<unsigned>(d >> 16 & 0x3fff) << 4),
         strided(static_cast<unsigned>(d >> 32 & 0x3fff) << 4),
         layout(static_cast<unsigned>(d >> 62)) {}
-  // 32 bytes along K of a row, as two chunks.
-  void row_along_k(unsigned row, Format format, float* to) const {
+  // 32 bytes along K of a row are two chunks.
+  unsigned chunk_along_k(unsigned row, unsigned chunk) const {
     const unsigned rows = start + row / 8 * strided;
-    for (unsigned chunk = 0; chunk < 2; ++chunk) {
-      unsigned at = 0;
-      switch (layout) {
-        case 0:  // 8 x 16 bytes, `leading` apart along K
-          at = rows + chunk * leading + row % 8 * 16;
-          break;
-        case 1:
-          at = swizzled(rows + row % 8 * 128 + chunk * kChunk, 0x70);
-          break;
-        case 3:
-          at = swizzled(rows + row % 8 * 32 + chunk * kChunk, 0x10);
-          break;
-        default:
-          throw std::runtime_error("the emulator has no descriptors swizzled by 64 bytes");
-      }
-      decode(shared_bytes(at, kChunk), 4, format, to + chunk * (format == Format::kE4m3 ? 16 : 8));
+    switch (layout) {
+      case 0:  // 8 x 16 bytes, `leading` apart along K
+        return rows + chunk * leading + row % 8 * 16;
+      case 1:
+        return swizzled(rows + row % 8 * 128 + chunk * kChunk, 0x70);
+      case 3:
+        return swizzled(rows + row % 8 * 32 + chunk * kChunk, 0x10);
+      default:
+        throw std::runtime_error("the emulator has no descriptors swizzled by 64 bytes");
     }
+  }
+  void row_along_k(unsigned row, Format format, float* to) const {
+    for (unsigned chunk = 0; chunk < 2; ++chunk)
+      decode(operand_bytes(chunk_along_k(row, chunk), kChunk), 4, format,
+             to + chunk * (format == Format::kE4m3 ? 16 : 8));
   }
   // Eight 16-bit elements along N, from n on.
   void columns(unsigned k, unsigned n, Format format, float* to) const {
     if (layout != 1) throw std::runtime_error("the emulator's operands along N are swizzled by 128 bytes");
     const unsigned at = start + n / 64 * leading + n % 64 * 2 + k / 8 * strided + k % 8 * 128;
-    decode(shared_bytes(swizzled(at, 0x70), kChunk), 4, format, to);
+    decode(operand_bytes(swizzled(at, 0x70), kChunk), 4, format, to);
   }
 };
 
@@ -147,13 +152,20 @@ void multiply_warp(void* const* all) {
         (lane->accumulate != 0) != (first.accumulate != 0))
       throw std::runtime_error("the lanes of a warp have different products");
   }
+  if (Shadow* const shadow = g_block->cluster->shadow.get(); shadow != nullptr) {
+    for (unsigned i = 0; i < kLanes; ++i) shadow->begin_product(i, lanes[i]->d, static_cast<size_t>(first.n) * 2);
+  }
   const int steps = first.format == Format::kE4m3 ? 32 : 16;
   const unsigned n = static_cast<unsigned>(first.n);
   if (first.a_registers != nullptr) {
     decode_fragment<ProductLane>([](const ProductLane& lane) { return lane.a_registers; }, lanes, first.format, g_a);
   } else {
     const unsigned row = g_running.thread.x / 32 % 4 * kRows;
-    for (unsigned r = 0; r < kRows; ++r) Operand(first.a).row_along_k(row + r, first.format, g_a[r]);
+    const Operand a_rows(first.a);
+    for (unsigned r = 0; r < kRows; ++r) a_rows.row_along_k(row + r, first.format, g_a[r]);
+    // The instruction is the whole group's: any of its warps may read any row.
+    for (unsigned chunk = 0; g_block->cluster->shadow != nullptr && chunk < 2 * 4 * kRows; ++chunk)
+      operand_bytes(a_rows.chunk_along_k(chunk / 2, chunk % 2), kChunk);
   }
   const Operand b(first.b);
   if (first.b_along_n) {
@@ -204,7 +216,7 @@ void multiply_fragments_of_warp(void* const* all) {
 // Lane 8i + r gives the address of row r of matrix i; element (r, c) of matrix i is that of lane 4r + c / 2, or
 // transposed of lane 4c + r / 2.
 template <class Element>
-void for_matrices(void* const* all, Element element) {
+void for_matrices(void* const* all, bool stores, Element element) {
   const MatrixLane* lanes[kLanes];
   take_lanes(all, lanes);
   for (const MatrixLane* lane : lanes) {
@@ -216,6 +228,8 @@ void for_matrices(void* const* all, Element element) {
       const unsigned at = lanes[8 * static_cast<unsigned>(i) + row]->shared;
       if (at % kChunk != 0) throw std::runtime_error("a row of a matrix is not aligned to 16 bytes");
       unsigned char* bytes = shared_bytes(at, kChunk);
+      if (Shadow* const shadow = g_block->cluster->shadow.get(); shadow != nullptr)
+        shadow->access_as(8 * static_cast<unsigned>(i) + row, bytes, kChunk, stores);
       for (unsigned column = 0; column < 8; ++column) {
         const unsigned r = lanes[0]->transposed ? column : row, c = lanes[0]->transposed ? row : column;
         element(bytes + 2 * column, reinterpret_cast<unsigned char*>(lanes[4 * r + c / 2]->d + i) + c % 2 * 2);
@@ -249,12 +263,12 @@ void multiply(ProductLane lane) { collect(&lane, &multiply_warp); }
 void multiply_fragments(FragmentLane lane) { collect(&lane, &multiply_fragments_of_warp); }
 void load_matrices(MatrixLane lane) {
   collect(&lane, [](void* const* lanes) {
-    for_matrices(lanes, [](unsigned char* shared, unsigned char* of_lane) { std::memcpy(of_lane, shared, 2); });
+    for_matrices(lanes, false, [](unsigned char* shared, unsigned char* of_lane) { std::memcpy(of_lane, shared, 2); });
   });
 }
 void store_matrices(MatrixLane lane) {
   collect(&lane, [](void* const* lanes) {
-    for_matrices(lanes, [](unsigned char* shared, unsigned char* of_lane) { std::memcpy(shared, of_lane, 2); });
+    for_matrices(lanes, true, [](unsigned char* shared, unsigned char* of_lane) { std::memcpy(shared, of_lane, 2); });
   });
 }
 

@@ -2,6 +2,8 @@
 #include "emulator/module.h"
 
 #include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -9,6 +11,7 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -17,6 +20,7 @@
 #include "cuda/jit/image.h"
 #include "cuda/jit/sha256.h"
 #include "cuda/jit/sources.h"
+#include "emulator/emulator.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define ATTUNE_NO_FIBERS 1
@@ -44,32 +48,43 @@ std::string kernel_folder() {
   return folder != nullptr && *folder != '\0' ? folder : ATTUNE_SOURCE_DIR "/kernels";
 }
 
+// Kernels of the emulator's own tests lie beside it.
+bool is_of_tests(const cuda::KernelSpec& spec) { return spec.source.starts_with("emulator/"); }
+std::string source_of(const cuda::KernelSpec& spec) {
+  return (is_of_tests(spec) ? ATTUNE_SOURCE_DIR "/tests" : kernel_folder()) + "/" + spec.source;
+}
+
 // The compiler's command line up to the module's name.
 std::string compiler_command(const cuda::KernelSpec& spec) {
   const fs::path root = ATTUNE_SOURCE_DIR;
+  // Of one that is watched, the loads and stores; what they call is in the program.
+  const char* const checks = is_watched() ? "-g1 -fsanitize=thread -nodefaultlibs -DATTUNE_EMULATOR_RACES"
+                                          : "-s -fsanitize=alignment -fno-sanitize-recover=alignment";
   std::string command = std::string(ATTUNE_CXX_COMPILER) +
-                        " -std=c++20 -Og -nostdinc++ -fsanitize=alignment -fno-sanitize-recover=alignment -fPIC "
-                        "-shared -s -w -x c++ -include '" +
-                        (root / "tests/emulator/device.h").string() + "' -DATTUNE_EMULATED_SHARED=static";
+                        " -std=c++20 -Og -nostdinc++ -fPIC -fvisibility=hidden -shared -nostartfiles -w " + checks +
+                        " -x c++ -include '" + (root / "tests/emulator/device.h").string() +
+                        "' -DATTUNE_EMULATED_SHARED=static";
   for (const std::string& folder : {(root / "tests/emulator").string(), (root / "tests").string(), kernel_folder()})
     command += " -I'" + folder + "'";
   for (const auto& [name, value] : spec.defines) command += " -D" + name + "=" + value;
-  return command + " '" + kernel_folder() + "/" + spec.source + "' -o ";
+  return command + " '" + source_of(spec) + "' -o ";
 }
 
-// Of all that a module is made from: the command, the compiler, the kernel's sources and the emulator's headers.
+// Of all that a module is made from: the command, the compiler, the kernel's sources and what they include of the
+// emulator.
 std::string module_key(const cuda::KernelSpec& spec, const std::string& command) {
   static const std::string emulator = [] {
-    std::set<fs::path> paths;
-    for (const auto& file : fs::recursive_directory_iterator(fs::path(ATTUNE_SOURCE_DIR) / "tests/emulator"))
-      if (file.path().extension() == ".h" || file.path().extension() == ".cuh") paths.insert(file.path());
+    const fs::path folder = fs::path(ATTUNE_SOURCE_DIR) / "tests/emulator";
+    std::set<fs::path> paths = {folder / "device.h", folder / "tensor_map.h", folder / "thread.h"};
+    for (const auto& file : fs::directory_iterator(folder / "ptx")) paths.insert(file.path());
     cuda::Sha256 hash;
     for (const fs::path& path : paths) hash.update_field(path.string()).update_field(read_file(path));
     return cuda::to_hex(hash.update_field(__VERSION__).finish());
   }();
-  const cuda::SourceUnit unit = cuda::read_source(spec.source, kernel_folder());
+  const std::string source = is_of_tests(spec) ? read_file(source_of(spec))
+                                               : cuda::to_hex(cuda::read_source(spec.source, kernel_folder()).digest);
   cuda::Sha256 hash;
-  hash.update_field(command).update_field(emulator).update_field(cuda::to_hex(unit.digest));
+  hash.update_field(command).update_field(emulator).update_field(source);
   return cuda::to_hex(hash.finish()).substr(0, 32);
 }
 
@@ -77,8 +92,8 @@ std::string module_key(const cuda::KernelSpec& spec, const std::string& command)
 fs::path module_of(const cuda::KernelSpec& spec) {
   const std::string command = compiler_command(spec);
   // A module of this name and another key is of older sources.
-  const std::string name =
-      cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) + "-";
+  const std::string name = cuda::to_hex(cuda::sha256(cuda::module_name({spec.source, spec.defines}))).substr(0, 16) +
+                           (is_watched() ? "w-" : "-");
   const fs::path folder = fs::path(cuda::library_directory()) / "emulated",
                  module = folder / (name + module_key(spec, command) + ".so");
   if (fs::exists(module)) return module;
@@ -96,9 +111,23 @@ fs::path module_of(const cuda::KernelSpec& spec) {
   return module;
 }
 
+// A module's variables that begin as zeros: it has no others than shared ones.
+void find_static_shared(void* handle) {
+  link_map* map = nullptr;
+  if (dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) != 0) throw std::runtime_error(dlerror());
+  const auto* base = reinterpret_cast<const unsigned char*>(map->l_addr);
+  const auto* header = reinterpret_cast<const ElfW(Ehdr)*>(base);
+  const auto* segments = reinterpret_cast<const ElfW(Phdr)*>(base + header->e_phoff);
+  for (const ElfW(Phdr) & s : std::span(segments, header->e_phnum)) {
+    if (s.p_type == PT_LOAD && s.p_memsz > s.p_filesz)
+      add_static_shared(const_cast<unsigned char*>(base) + s.p_vaddr + s.p_filesz, s.p_memsz - s.p_filesz);
+  }
+}
+
 void* load(const cuda::KernelSpec& spec) {
   void* handle = dlopen(module_of(spec).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) throw std::runtime_error(dlerror());
+  find_static_shared(handle);
   void* entry = dlsym(handle, spec.entry.c_str());
   if (entry == nullptr) throw std::runtime_error(dlerror());
   return entry;
@@ -135,7 +164,7 @@ ptx::TensorMap tensor_map(const cuda::TensorMapDesc& desc) {
 
 void* find_kernel(const cuda::KernelSpec& spec) {
   static std::map<std::string, void*> found;
-  void*& entry = found[cuda::spec_name(spec)];
+  void*& entry = found[cuda::spec_name(spec) + (is_watched() ? " watched" : "")];
   if (entry == nullptr) entry = load(spec);
   return entry;
 }

@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "emulator/tensor_map.h"
 
@@ -44,8 +45,10 @@ ATTUNE_EMULATOR void arrive_at_cluster();
 ATTUNE_EMULATOR void wait_for_cluster();  // after this thread's last arrival
 ATTUNE_EMULATOR unsigned char* shared_memory_of(unsigned rank);
 
-// Every lane of the warp gives a value and gets all 32; waits for those that have not come.
-ATTUNE_EMULATOR const uint64_t* exchange(uint64_t value);
+// Every lane of the warp gives a value and gets all 32; waits for those that have not come. orders: what they did
+// before comes before what they do next, which shuffles and votes do not say.
+ATTUNE_EMULATOR const uint64_t* exchange(uint64_t value, bool orders = false);
+ATTUNE_EMULATOR void come_together();  // and nothing else
 // Barrier `id` of `threads` threads; waiting or only counted.
 ATTUNE_EMULATOR void sync_threads(int id, int threads);
 ATTUNE_EMULATOR void arrive_threads(int id, int threads);
@@ -63,6 +66,43 @@ ATTUNE_EMULATOR void wait_phase(unsigned barrier, unsigned parity);
 ATTUNE_EMULATOR void arrive_at(unsigned rank, unsigned barrier);
 ATTUNE_EMULATOR void complete_bytes_at(unsigned rank, unsigned barrier, unsigned bytes);
 
+// Copies to shared memory, this block's or another's.
+ATTUNE_EMULATOR void copy_async(unsigned shared, const void* global, unsigned bytes, unsigned valid);
+ATTUNE_EMULATOR void commit_copies();
+ATTUNE_EMULATOR void wait_copies(unsigned pending);
+ATTUNE_EMULATOR void arrive_after_copies(unsigned barrier);
+ATTUNE_EMULATOR void copy_box(unsigned rank, unsigned shared, const ptx::TensorMap& map, unsigned barrier,
+                              const int (&begin)[5]);
+ATTUNE_EMULATOR void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned barrier);
+// copies: from shared memory, by the copy engine.
+ATTUNE_EMULATOR void store_async(unsigned rank, unsigned at, const void* from, unsigned bytes, unsigned barrier,
+                                 bool copies);
+
+// For the search for races.
+ATTUNE_EMULATOR void fence_async_proxy();
+ATTUNE_EMULATOR void commit_products();
+ATTUNE_EMULATOR void wait_products(unsigned pending);
+ATTUNE_EMULATOR void begin_atomic(const void* at, size_t bytes);  // others may go on first
+ATTUNE_EMULATOR void synchronize_atomic(const void* at, bool acquires, bool releases);
+// The compiler does not tell of every memcpy().
+ATTUNE_EMULATOR void load_watched(void* to, const void* from, size_t bytes);
+ATTUNE_EMULATOR void store_watched(void* to, const void* from, size_t bytes);
+#ifdef ATTUNE_EMULATOR_RACES
+__attribute__((always_inline)) inline void load_bytes(void* to, const void* from, size_t bytes) {
+  load_watched(to, from, bytes);
+}
+__attribute__((always_inline)) inline void store_bytes(void* to, const void* from, size_t bytes) {
+  store_watched(to, from, bytes);
+}
+#else
+__attribute__((always_inline)) inline void load_bytes(void* to, const void* from, size_t bytes) {
+  memcpy(to, from, bytes);
+}
+__attribute__((always_inline)) inline void store_bytes(void* to, const void* from, size_t bytes) {
+  memcpy(to, from, bytes);
+}
+#endif
+
 // Conversions, as the library's.
 ATTUNE_EMULATOR uint16_t to_half(float x);
 ATTUNE_EMULATOR float from_half(uint16_t x);
@@ -71,10 +111,6 @@ ATTUNE_EMULATOR uint8_t to_e4m3(float x);
 ATTUNE_EMULATOR uint8_t to_e5m2(float x);
 ATTUNE_EMULATOR float from_e4m3(uint8_t x);
 ATTUNE_EMULATOR float from_e5m2(uint8_t x);
-
-// A box into the shared memory of one block; how many bytes.
-ATTUNE_EMULATOR unsigned copy_box_into(unsigned char* memory, unsigned shared, const ptx::TensorMap& map,
-                                       const int (&begin)[5]);
 
 // The instructions of a whole warp are done by the last of its lanes to come. What a lane has of them:
 enum class Format { kBf16, kF16, kE4m3 };

@@ -11,11 +11,9 @@ inline unsigned shared_address(const void* pointer) {
 }
 inline unsigned char* shared_pointer(unsigned address) { return emulator::shared_memory() + (address - kSharedBase); }
 
-// Copies are done at once.
 template <int kBytes>
 void copy_async(unsigned shared, const void* global, unsigned valid) {
-  memset(shared_pointer(shared), 0, kBytes);
-  if (valid > 0) memcpy(shared_pointer(shared), global, valid);
+  emulator::copy_async(shared, global, kBytes, valid);
 }
 inline unsigned long long evict_first_policy() { return 0; }
 template <int kBytes>
@@ -29,10 +27,14 @@ void copy_async(unsigned shared, const void* global, unsigned valid, unsigned lo
 inline void prefetch_line(const void*) {}
 inline unsigned load_early(const unsigned* global) { return *global; }
 inline unsigned load_early(const unsigned short* global) { return *global; }
-inline void load_early_four(const void* global, unsigned (&x)[4]) { memcpy(x, global, sizeof x); }
-inline void arrive_after_copies(unsigned barrier) { emulator::arrive(barrier, 0); }
-inline void commit_copies() {}
+inline void load_early_four(const void* global, unsigned (&x)[4]) {
+  emulator::load_bytes(x, global, sizeof x);
+}
+inline void arrive_after_copies(unsigned barrier) { emulator::arrive_after_copies(barrier); }
+inline void commit_copies() { emulator::commit_copies(); }
 template <int kPending>
-void wait_copies() {}
+void wait_copies() {
+  emulator::wait_copies(kPending);
+}
 
 }  // namespace attune::ptx

@@ -4,21 +4,29 @@
 
 namespace attune::ptx {
 
-inline unsigned count_arrival(unsigned* counter, unsigned last) {
+ATTUNE_UNSEEN inline unsigned count_arrival(unsigned* counter, unsigned last) {
+  emulator::synchronize_atomic(counter, true, true);
   const unsigned before = *counter;
   *counter = before >= last ? 0 : before + 1;
   return before;
 }
-inline unsigned add_arrivals(unsigned* counter, unsigned count) {
+ATTUNE_UNSEEN inline unsigned add_arrivals(unsigned* counter, unsigned count) {
+  emulator::synchronize_atomic(counter, true, true);
   const unsigned before = *counter;
   *counter += count;
   return before;
 }
-inline void store_release(unsigned* at, unsigned x) { *at = x; }
-inline unsigned load_acquire(const unsigned* at) { return *at; }
+ATTUNE_UNSEEN inline void store_release(unsigned* at, unsigned x) {
+  emulator::synchronize_atomic(at, false, true);
+  *at = x;
+}
+ATTUNE_UNSEEN inline unsigned load_acquire(const unsigned* at) {
+  emulator::synchronize_atomic(at, true, false);
+  return *at;
+}
 // Kernels run one after the other.
 inline void wait_for_change(const unsigned* at, unsigned x) {
-  if (*at == x) emulator::fail("a kernel waits for what none before it has released");
+  if (load_acquire(at) == x) emulator::fail("a kernel waits for what none before it has released");
 }
 inline float4 load_from_l2(const float4* at) { return *at; }
 inline float2 load_from_l2(const float2* at) { return *at; }

@@ -18,6 +18,6 @@ inline void arrive_some(int id, int threads) { emulator::arrive_threads(id, thre
 inline void sync_roles(int id, int threads) { sync_some(id, threads); }
 inline void arrive_roles(int id, int threads) { arrive_some(id, threads); }
 inline void fence_async_proxy_global() {}
-inline void fence_async_proxy() {}
+inline void fence_async_proxy() { emulator::fence_async_proxy(); }
 
 }  // namespace attune::ptx

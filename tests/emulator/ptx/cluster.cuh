@@ -22,9 +22,9 @@ T* in_block(T* shared, int rank) {
 inline constexpr unsigned kOfBlock = 1 << 20;
 inline unsigned shared_in_block(unsigned shared, int rank) { return shared + kOfBlock * static_cast<unsigned>(rank + 1); }
 inline void arrive_in_cluster(unsigned barrier) { emulator::arrive_at(barrier / kOfBlock - 1, barrier % kOfBlock); }
-inline void store_async_bytes(unsigned at, const void* from, unsigned bytes, unsigned barrier) {
-  memcpy(emulator::shared_memory_of(at / kOfBlock - 1) + (at % kOfBlock - kSharedBase), from, bytes);
-  emulator::complete_bytes_at(barrier / kOfBlock - 1, barrier % kOfBlock, bytes);
+inline void store_async_bytes(unsigned at, const void* from, unsigned bytes, unsigned barrier, bool copies = false) {
+  if (at / kOfBlock != barrier / kOfBlock) emulator::fail("bytes for one block are counted in another");
+  emulator::store_async(at / kOfBlock - 1, at % kOfBlock, from, bytes, barrier % kOfBlock, copies);
 }
 inline void store_async(unsigned at, unsigned x, unsigned barrier) { store_async_bytes(at, &x, 4, barrier); }
 inline void store_async_four(unsigned at, const float4& x, unsigned barrier) {
@@ -32,7 +32,7 @@ inline void store_async_four(unsigned at, const float4& x, unsigned barrier) {
   store_async_bytes(at, &x, 16, barrier);
 }
 inline void copy_to_block(unsigned to, unsigned from, unsigned bytes, unsigned barrier) {
-  store_async_bytes(to, shared_pointer(from), bytes, barrier);
+  store_async_bytes(to, shared_pointer(from), bytes, barrier, true);
 }
 
 }  // namespace attune::ptx

@@ -6,30 +6,37 @@
 
 namespace attune::ptx {
 
-inline unsigned load_shared_u32(unsigned at) {
-  unsigned x;
-  memcpy(&x, shared_pointer(at), 4);
+template <class T>
+__attribute__((always_inline)) inline T load_shared_as(unsigned at) {
+  T x;
+  emulator::load_bytes(&x, shared_pointer(at), sizeof x);
   return x;
 }
-inline unsigned short load_shared_u16(unsigned at) {
-  unsigned short x;
-  memcpy(&x, shared_pointer(at), 2);
-  return x;
+template <class T>
+__attribute__((always_inline)) inline void store_shared_as(unsigned at, const T& x) {
+  emulator::store_bytes(shared_pointer(at), &x, sizeof x);
 }
-inline unsigned load_shared_u8(unsigned at) { return *shared_pointer(at); }
-inline void store_shared_u32(unsigned at, unsigned x) { memcpy(shared_pointer(at), &x, 4); }
-inline void store_shared_two(unsigned at, unsigned x, unsigned y) {
-  store_shared_u32(at, x);
-  store_shared_u32(at + 4, y);
-}
-inline void store_shared_u8(unsigned at, unsigned x) { *shared_pointer(at) = static_cast<unsigned char>(x); }
-inline void store_shared_u16(unsigned at, unsigned short x) { memcpy(shared_pointer(at), &x, 2); }
-inline float load_shared(unsigned at) { return __uint_as_float(load_shared_u32(at)); }
-inline float2 load_shared_pair(unsigned at) { return {load_shared(at), load_shared(at + 4)}; }
-inline void store_shared_zero(unsigned at) { memset(shared_pointer(at), 0, 16); }
 
-inline void load_shared_four(unsigned at, unsigned (&x)[4]) { memcpy(x, shared_pointer(at), 16); }
-inline void store_shared_four(unsigned at, const unsigned* x) { memcpy(shared_pointer(at), x, 16); }
+inline unsigned load_shared_u32(unsigned at) { return load_shared_as<unsigned>(at); }
+inline unsigned short load_shared_u16(unsigned at) { return load_shared_as<unsigned short>(at); }
+inline unsigned load_shared_u8(unsigned at) { return load_shared_as<unsigned char>(at); }
+inline void store_shared_u32(unsigned at, unsigned x) { store_shared_as(at, x); }
+inline void store_shared_two(unsigned at, unsigned x, unsigned y) { store_shared_as(at, uint2{x, y}); }
+inline void store_shared_u8(unsigned at, unsigned x) { store_shared_as(at, static_cast<unsigned char>(x)); }
+inline void store_shared_u16(unsigned at, unsigned short x) { store_shared_as(at, x); }
+inline float load_shared(unsigned at) { return load_shared_as<float>(at); }
+inline float2 load_shared_pair(unsigned at) { return load_shared_as<float2>(at); }
+inline void store_shared_zero(unsigned at) { store_shared_as(at, uint4{}); }
+
+inline void load_shared_four(unsigned at, unsigned (&x)[4]) {
+  const uint4 four = load_shared_as<uint4>(at);
+  memcpy(x, &four, sizeof x);
+}
+inline void store_shared_four(unsigned at, const unsigned* x) {
+  uint4 four;
+  memcpy(&four, x, sizeof four);
+  store_shared_as(at, four);
+}
 // The dynamic shared memory of the block.
 inline unsigned char* dynamic_shared() { return emulator::shared_memory(); }
 

@@ -10,9 +10,11 @@
 namespace attune::ptx {
 
 inline void fence_products() {}
-inline void commit_products() {}
+inline void commit_products() { emulator::commit_products(); }
 template <int kPending>
-void wait_products() {}
+void wait_products() {
+  emulator::wait_products(kPending);
+}
 template <class T, int kCount>
 void pin(T (&)[kCount]) {}
 
