@@ -131,7 +131,7 @@ double capped(const kernels::CapPolynomial<kTerms>& k, float product) {
 
 // As exact as the page says where they are taken; and what lies below their range is as small as it says.
 TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
-  for (const double softcap : {1e-3, 2.0, 5.0, 20.0, 30.0, 50.0, 1e5}) {
+  for (const double softcap : {1e-3, 2.0, 5.0, 20.0, 30.0, 50.0, 100.0, 101.0, 1e5}) {
     for (const double scale : {1e-6, 1.0 / 64, 1.0 / 16, 0.088, 7.0}) {
       cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
           "dtype": "bf16", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], "softcap": )") +
@@ -142,7 +142,9 @@ TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
       const double level = softcap * std::numbers::log2e;
       const auto exact = [&](double product) { return level * std::tanh(product * scale / softcap); };
       const auto check = [&](const auto& k, double range, double gap) {
-        if (!std::ranges::all_of(k.terms, [](float x) { return std::isfinite(x) && std::abs(x) >= 1e-40f; })) {
+        // Nobody takes one that would change scores by more than 8.1e-5.
+        if (softcap > 100 ||
+            !std::ranges::all_of(k.terms, [](float x) { return std::isfinite(x) && std::abs(x) >= 1e-40f; })) {
           EXPECT_EQ(k.high, -std::numeric_limits<float>::infinity());  // not even rows of negative products take it
           return;
         }
