@@ -39,6 +39,13 @@ OPERATORS = [
 ] + [("swap", rf"\b{x}\b(?!\()", y) for pair in SWAPS for x, y in (pair.split(), pair.split()[::-1])]
 OPERATORS = [(name, re.compile(sought), to) for name, sought, to in OPERATORS]
 
+# The same, within instructions: kernels/ptx, which only a GPU judges.
+INSTRUCTIONS = [
+    ("memory order", r"(?<=\.)(?:acquire|release|acq_rel)(?=\.(?:gpu|cluster))", "relaxed"),
+    ("instruction", r"\basm volatile\(\"(?:fence|wgmma\.(?:fence|commit|wait)|cp\.async\.(?:wait|commit))[^;]*;\".*?\);", ""),
+]
+INSTRUCTIONS = [(name, re.compile(sought), to) for name, sought, to in INSTRUCTIONS]
+
 # Lines that change no result, or that only the compiler reads.
 SKIPPED = re.compile(r"^\s*(#|template|static_assert|using |namespace|extern|case |asm|\}|ATTUNE_|HWY_|private|public|"
                      r"struct |class |enum |__device__.*[{]$|\"|\?)|prefetch|touch_pages|__launch_bounds__|describe|"
@@ -71,12 +78,14 @@ def candidates(file):
     found = {}
     text = (ROOT / file).read_text()
     for number, (line, raw) in enumerate(zip(code_of(text), text.split("\n")), 1):
-        if not line.strip() or SKIPPED.search(line):
-            continue
-
         def add(name, begin, end, to):
             found.setdefault(name, []).append((number, begin, raw[:begin] + to + raw[end:]))
 
+        for name, sought, to in INSTRUCTIONS if file.startswith("kernels/ptx/") else []:
+            for m in sought.finditer(raw):
+                add(name, *m.span(), to)
+        if not line.strip() or SKIPPED.search(line) or line.endswith("\\") or "asm" in line:
+            continue
         for name, sought, to in OPERATORS:
             for m in sought.finditer(line):
                 if name == "assignment":  # the pattern has the line's beginning

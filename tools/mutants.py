@@ -187,8 +187,9 @@ def first_error(output):
 
 
 def environment_of(extra):
-    folder = {"ATTUNE_KERNEL_DIR": str(COPY / "kernels")} if args.device else {}
-    return {"OMP_NUM_THREADS": "4", **folder, **extra}
+    # A device's kernels are compiled from the copy, and kept apart from those of users.
+    own = {"ATTUNE_KERNEL_DIR": COPY / "kernels", "ATTUNE_CACHE_DIR": COPY.parent / "cache"} if args.device else {}
+    return {"OMP_NUM_THREADS": "4", **{k: str(v) for k, v in own.items()}, **extra}
 
 
 def judge(mutant, caught, clean_seconds):
@@ -259,10 +260,14 @@ def read_results(path):
 
 def fits(mutant):
     """What judges it is there."""
-    return (args.device or not mutant.get("only_device")) and mutant.get("preset", "release") == args.preset
+    if args.device:
+        return all(e["file"].startswith("kernels/") for e in mutant["edits"])
+    return not mutant.get("only_device") and mutant.get("preset", "release") == args.preset
 
 
 def main():
+    if args.device:
+        args.prefixes = [p for p in args.prefixes if p.startswith("kernels")] or ["kernels/"]
     if args.check:
         return check_named()
     if args.report:
@@ -270,7 +275,7 @@ def main():
         return 0
     mutants = draw(args.seed, args.count, args.prefixes, args.device) if args.count else named(args.named)
     for m in [m for m in mutants if not fits(m)]:
-        print(f"left out: {m['name']}: it takes {'--device' if 'only_device' in m else '--preset ' + m['preset']}")
+        print(f"left out: {m['name']}: it takes {'--device' if 'only_device' in m else m.get('preset', 'no --device')}")
         mutants.remove(m)
     if args.dry_run:
         for m in mutants:
@@ -314,7 +319,7 @@ def parse_arguments():
     parser.add_argument("--check", action="store_true", help="only check that the named ones apply to these sources")
     parser.add_argument("--dry-run", action="store_true", help="only list the mutants")
     parser.add_argument("--preset", default="release", help="of the program; others than release have no --stress")
-    parser.add_argument("--device", help="judge by `attune check` on this device, not by the tests")
+    parser.add_argument("--device", help="judge kernels by `attune check` on this device, not by the tests")
     parser.add_argument("--cli", default=str(ROOT / "build/release/cli/attune"),
                         help="of --device: the command, which must find NVRTC")
     parser.add_argument("--stress", default="10", help="seconds of random batches, the last stage")
