@@ -107,6 +107,9 @@ def run(command, limit, environment=None):
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return None, process.communicate()[0]
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 # Tests of the emulator, by folder of kernels/ and src/cuda/: those that know most of it first.
@@ -183,7 +186,8 @@ NOT_COMPILED = re.compile(r": error: |error: static assertion|NVRTC_ERROR_COMPIL
 
 
 def first_error(output):
-    return " ".join(re.findall(r"error: (.*)", output)[:1])
+    found = re.search(r"error: (.*?)(?:\\n|$)", output, re.M)  # a test prints lines in one
+    return found.group(1)[:100] if found else ""
 
 
 def environment_of(extra):
@@ -334,4 +338,5 @@ args = parse_arguments()
 BUILD = COPY / "build" / args.preset
 PROGRAM, MODULES = BUILD / "tests/attune_tests", BUILD / "tests/emulated"
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which restores the copy
     sys.exit(main())
