@@ -55,6 +55,19 @@ TEST_F(EmulatedPrefillBatches, BadPagesOfValues) {
   }
 }
 
+// Rows that are computed again, as another sees a NaN that they do not, leave such tokens out, too.
+TEST_F(EmulatedPrefillBatches, BadPagesOfValuesBesideNan) {
+  for (const char* rest :
+       {R"("dtype": "bf16", "cache": {"page_size": 16, "separate_v_table": true})",
+        R"("dtype": "bf16", "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head", "separate_v_table": true})",
+        R"("dtype": "f32", "cache": {"page_size": 16, "separate_v_table": true})"}) {
+    const cases::Case spec = tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "kv": "paged", "causal": true, "seqlens_q": [3, 70], "seqlens_kv": [150, 100], "plant": "nan_v", )") +
+                                              rest + "}");
+    EXPECT_EQ(run(spec, 1, spoil_values), "") << rest;
+  }
+}
+
 // A block that has merged a cut block of rows goes on with other tasks, of which slots hold the next ones meanwhile.
 // Outputs alone, and with sums.
 TEST_F(EmulatedPrefillBatches, TasksBehindCutOnes) {
