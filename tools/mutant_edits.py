@@ -107,10 +107,12 @@ def files_of(folders):
 def draw(seed, count, prefixes, device):
     """Mutants spread over files by the square root of what they hold, and over operators alike. Headers that both sides
     share are left out: nearly all of the program would be built again for each."""
-    # The tests judge kernels of tests elsewhere; only a GPU judges kernels/ptx, as the emulator has its own.
-    skipped = ("kernels/selftest/", "kernels/check/") + (() if device else ("kernels/ptx/", ))
+    # What tests alone run; and what only a GPU does, as the emulator has instructions and launches of its own.
+    skipped = ["kernels/selftest/", "kernels/check/"]
+    if not device:
+        skipped += ["kernels/ptx/"] + [f"src/cuda/{x}.cpp" for x in ("kernel", "driver", "device", "launch", "memory")]
     files = [f for f in files_of(["kernels", "src"]) if f.endswith((".cu", ".cuh", ".cpp", "-inl.h"))]
-    files = [f for f in files if f.startswith(tuple(prefixes)) and not f.startswith(skipped)]
+    files = [f for f in files if f.startswith(tuple(prefixes)) and not f.startswith(tuple(skipped))]
     found = {file: c for file in files if (c := candidates(file))}
     if not found:
         sys.exit(f"--in {' '.join(prefixes)} names no file with code; it takes beginnings of paths, as kernels/mla")

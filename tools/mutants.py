@@ -166,9 +166,13 @@ def stages_of(mutant, caught):
         ranked = sorted(((len(k & words), v) for k, v in suites_of_tests().items()), reverse=True)
         near = [s for rank, suites in ranked if rank == ranked[0][0] for s in suites if not s.startswith("Emulated")]
         stages += [("near", gtest(near), {})] if near else []
+    on_cpu = any(f.startswith("src/") and not f.startswith("src/cuda/") for f in files)
+    if on_cpu:
         stages.append(("unit", gtest(["*"], "-Emulated*"), {}))
     stages += [(s, gtest([s]), {}) for s in emulated]
-    if in_src and args.preset == "release":
+    if in_src and not on_cpu:  # tests by parameters run the CPU's kernels
+        stages.append(("unit of cuda", gtest(["*"], "-Emulated*:*/*"), {}))
+    if on_cpu and args.preset == "release":
         stages.append((f"stress {args.stress}", [BUILD / "cli/attune", *stress], {}))
     if args.emulate:
         stages += [(f"table {s}", gtest([f"{s}.MatchesTheOracleOnTheTable"]), {"ATTUNE_EMULATE": str(args.emulate)})
