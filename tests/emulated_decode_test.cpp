@@ -148,6 +148,7 @@ TEST_F(EmulatedDecode, HeadDimsAndGroups) {
                                                         R"("heads": [16, 1], "head_dim": [128, 128], "dtype": "bf16")",
                                                         R"("heads": [14, 2], "head_dim": [96, 80], "dtype": "bf16")",
                                                         R"("heads": [4, 2], "head_dim": [256, 256], "dtype": "f16")",
+                                                        R"("heads": [4, 2], "head_dim": [72, 40], "dtype": "bf16")",
                                                         R"("heads": [24, 1], "head_dim": [128, 64], "dtype": "bf16")",
                                                         R"("heads": [24, 1], "head_dim": [256, 256], "dtype": "bf16")",
                                                         R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "f32")"});
