@@ -136,11 +136,19 @@ TEST_F(EmulatedDecode, Caches) {
         2);
 }
 
+// In parts of bf16, as many as fp32 has bits for. The lse of one key is its score.
+TEST_F(EmulatedDecode, QueriesOfFp32) {
+  check(R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "f32", "kv": "paged", "seqlens_kv": [300, 1, 1, 1, 1, 1], )",
+        {R"("cache": {"dtype": "e5m2", "scales": "token"})", R"("cache": {"dtype": "e4m3", "scales": "tensor"})",
+         R"("cache": {"dtype": "i8", "scales": "token"})"});
+}
+
 TEST_F(EmulatedDecode, HeadDimsAndGroups) {
   check(R"("kv": "paged", "seqlens_kv": [200, 33], )", {R"("heads": [3, 3], "head_dim": [64, 64], "dtype": "f16")",
                                                         R"("heads": [16, 1], "head_dim": [128, 128], "dtype": "bf16")",
                                                         R"("heads": [14, 2], "head_dim": [96, 80], "dtype": "bf16")",
                                                         R"("heads": [4, 2], "head_dim": [256, 256], "dtype": "f16")",
+                                                        R"("heads": [4, 2], "head_dim": [72, 40], "dtype": "bf16")",
                                                         R"("heads": [24, 1], "head_dim": [128, 64], "dtype": "bf16")",
                                                         R"("heads": [24, 1], "head_dim": [256, 256], "dtype": "bf16")",
                                                         R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "f32")"});

@@ -110,6 +110,15 @@ TEST_F(EmulatedIndexer, Decode) {
             "");
 }
 
+// Units are found for 32 items of a block at a time.
+TEST_F(EmulatedIndexer, ManyItemsOfABlock) {
+  EXPECT_EQ(
+      check(std::string(kDeepSeek) + R"(, "causal": true, "seqlens_q": [9, 1, 3], "seqlens_kv": [1900, 2000, 1300],
+      "indexer": {"topk": 64, "q_scale": true})",
+            {.blocks = 1}),
+      "");
+}
+
 TEST_F(EmulatedIndexer, PrefillInChunksOfRows) {
   for (const int64_t rows : {0, 20}) {
     EXPECT_EQ(check(R"("heads": [16, 1], "head_dim": [64, 64], "dtype": "e4m3", "cache": {"dtype": "e4m3",

@@ -21,7 +21,8 @@ class EmulatedPrefill : public tests::Emulated {
 
   // kRepairsFail: rows that are computed again (repair.cuh) read keys themselves, and find others. kMovedRows: q,
   // k and v of the new tokens lie at odd addresses. kTwoHeadTiles: as if the keys of no more than two fitted the L2.
-  enum class Twist { kNone, kRepairsFail, kMovedRows, kTwoHeadTiles };
+  // kOneBlock: one of the grid takes all tasks, so that parts and the tasks behind them are its own.
+  enum class Twist { kNone, kRepairsFail, kMovedRows, kTwoHeadTiles, kOneBlock };
 
   static RowView moved(const RowView& v, int64_t heads, int64_t dim, std::vector<uint16_t>& memory) {
     RowView to = v;
@@ -61,7 +62,7 @@ class EmulatedPrefill : public tests::Emulated {
       if (!prefill::copies_rows(given) || !prefill::refusal(given).empty()) return tests::kNotCovered;
     }
     const bool prepares = prefill::has_prologue(given) || prefill::copies_rows(given) || widens;
-    const prefill::Config c =
+    prefill::Config c =
         prefill::choose_config(prepares ? prefill::after_prologue(given, nullptr, rows_are) : given, kBlocks);
     const size_t own_bytes = prefill::workspace_layout(c).total;
     cases::Workspace workspace(cases::host_memory(), own_bytes + prefill::prologue_bytes(given, rows_are));
@@ -88,6 +89,8 @@ class EmulatedPrefill : public tests::Emulated {
     }
     try {
       emulate_schedule(c, params);
+      splits_ = params.list->num_splits;
+      if (twist == Twist::kOneBlock) c.blocks = 1;
       for (int i = 0; i < layers; ++i) {
         if (prepares)
           for (const PrepareProblem& op : prefill::launches_before(given, rows, rows_are)) launch_prepare(op, kBlocks);
@@ -99,6 +102,7 @@ class EmulatedPrefill : public tests::Emulated {
     if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
     return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
   }
+  static inline int splits_ = 0;  // blocks of rows of the last case that are cut
 };
 
 }  // namespace attune::cuda
