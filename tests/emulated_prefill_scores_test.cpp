@@ -211,6 +211,22 @@ TEST_F(EmulatedPrefill, SoftcapOverCaches) {
   }
 }
 
+// A page is missing from every tile: none is for the loop of small scores, which hides nothing.
+TEST_F(EmulatedPrefill, SoftcapOverCachesWithoutSomePages) {
+  const auto lose_pages = [](const attune_attention& a) {
+    const attune_tensor& table = a.cache.page_table;
+    for (int64_t entry = 3; entry < 44; entry += 8) static_cast<int32_t*>(table.data)[entry * table.stride[1]] = -1;
+  };
+  for (const char* dtype : {"bf16", "f16"}) {
+    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "kv": "paged",
+        "cache": {"page_size": 16}, "causal": true, "seqlens_q": [70, 40], "seqlens_kv": [700, 300], "softcap": 50,
+        "dtype": ")") + dtype + "\"}"),
+                  1, lose_pages, Twist::kRepairsFail),
+              "")
+        << dtype;
+  }
+}
+
 // Slopes of both signs, so steep that weights leave what fp32 holds within a tile.
 TEST_F(EmulatedPrefill, AlibiOfBothSigns) {
   const auto edit = [](const attune_attention& a) {
