@@ -184,6 +184,8 @@ TEST_F(EmulatedDecode, NewTokens) {
                "logn": 16}, "cache": {"page_size": 16, "ring_capacity": 128})",
            R"("prologue": {"append": true, "ia3_tasks": 2, "rope": {"style": "linear", "dim": 128, "positions": 1}},
                "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})",
+           R"("prologue": {"rope": {"style": "mrope", "dim": 128, "positions": 3, "mrope_section": [12, 16, 8]}},
+               "cache": {"page_size": 16})",
            R"("prologue": {"append": true, "v_bias": true},
                "cache": {"page_size": 8, "dtype": "i8", "scales": "token", "ring_capacity": 24})"});
   }
