@@ -20,7 +20,6 @@ struct BoundTerms {
   double of_values;    // rounding of v, relative
   double of_sum;       // rounding of what the row sum adds up, relative
   double least;        // of a p that becomes subnormal or nothing, relative to the largest p
-  double floor;        // of the sum of p v, absolute, for each key
 };
 
 struct RowBounds {
@@ -29,7 +28,6 @@ struct RowBounds {
   double sum;    // of the sum of p, relative, beside what the scores cause
   double least;  // as above
   double lse;
-  double floor;  // of out, absolute
 };
 
 constexpr double kOfFp32 = 1.0 / (1 << 21);  // of a sum of products in fp32
@@ -47,7 +45,6 @@ ATTUNE_CHECK_BOTH inline RowBounds bounds_of_row(const BoundTerms& terms, double
   b.sum = sums + terms.of_sum;
   b.least = terms.least;
   b.lse = b.score + b.sum + log_sum / (1 << 22);
-  b.floor = terms.floor * static_cast<double>(num_visible) + 1e-36;
   return b;
 }
 
@@ -56,7 +53,7 @@ ATTUNE_CHECK_BOTH inline RowBounds bounds_of_row(const BoundTerms& terms, double
 ATTUNE_CHECK_BOTH inline double bound_of_out(const RowBounds& b, double out, double pv_abs, double v_abs,
                                              double largest_p) {
   const double from_scores = 0.5 * expm1(2 * b.score);
-  return pv_abs * (b.value + from_scores) + v_abs * b.least * largest_p + fabs(out) * (b.sum + from_scores) + b.floor;
+  return pv_abs * (b.value + from_scores) + v_abs * b.least * largest_p + fabs(out) * (b.sum + from_scores) + 1e-36;
 }
 
 }  // namespace attune::oracle

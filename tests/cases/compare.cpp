@@ -153,10 +153,8 @@ oracle::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
   // columns.
   const bool rounded_qk =
       rounds && (grouped || scaled_inputs || p.q_bias || p.k_bias || p.ia3_tasks > 0 || p.rope.dim > 0 || p.logn > 0);
-  // bf16 has scales of plain caches beside the product, fp16 in its operands.
-  const bool scaled_cache = c.has_cache() && c.cache.scales != ScaleMode::kNone && compute_dtype(c) == ATTUNE_FLOAT16;
-  const bool rounded_v = rounds && (grouped || scaled_inputs || scaled_cache || p.v_bias || p.ia3_tasks > 0 ||
-                                    (c.shared_kv && rounded_qk));
+  const bool rounded_v =
+      rounds && (grouped || scaled_inputs || p.v_bias || p.ia3_tasks > 0 || (c.shared_kv && rounded_qk));
   // The errors of the products of one score have random signs: their sum stays within 4 standard deviations, never
   // beyond all of it.
   const double spread = std::min(1.0, 4.0 / std::sqrt(static_cast<double>(c.head_dim_qk)));
@@ -171,8 +169,6 @@ oracle::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
   terms.least = weights == ATTUNE_FLOAT8_E4M3 ? std::ldexp(1.0, -10 - 5) : 0.0;
   // And of fp16's in cuda_mla, where it is 1 at least: values may be as small beside it.
   if (compute_dtype(c) == ATTUNE_FLOAT16 && c.head_dim_v > 256) terms.least = std::ldexp(1.0, -25);
-  // What fp32 does not hold of a value beside one whose scale is 2^32 or more (kernels/mla/half_units.cuh).
-  if (c.cache.format == ATTUNE_KV_MLA_656) terms.floor = std::ldexp(1.0, -92);
   // The row sum may add up the rounded probabilities.
   terms.of_sum = rounds ? compute : 0.0;
   return terms;

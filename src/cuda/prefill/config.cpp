@@ -44,8 +44,8 @@ struct Tanh7 {
                                                    0.016732740, -0.0038453779, 0.00042812011};
 };
 
-// What a polynomial may change a score by.
-constexpr double kScoreError = 8.1e-5;
+// Of the polynomials of the tanh; and what one may change a score by.
+constexpr double kTanhError = 8.1e-7, kScoreError = 8.1e-5;
 
 // Of a softcap of level / log2 e, for y = product * of_product. No row takes one whose terms are not exact enough: down
 // to 1e-40 they are within 7e-6 of themselves, and the last ones small. Nor above a softcap of 100, which would make
@@ -53,7 +53,7 @@ constexpr double kScoreError = 8.1e-5;
 template <class Tanh, int kTerms>
 void fill_polynomial(double level, double of_product, kernels::CapPolynomial<kTerms>& k) {
   const double edge = std::tanh(Tanh::kRange);
-  bool exact = level * 8.1e-7 <= kScoreError * std::numbers::log2e;
+  bool exact = level * kTanhError <= kScoreError * std::numbers::log2e;
   double power = level * of_product;
   for (size_t i = 0; i < Tanh::kTerms.size(); ++i, power *= of_product * of_product) {
     k.terms[i] = static_cast<float>(Tanh::kTerms[i] * power);
