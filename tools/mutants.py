@@ -280,6 +280,8 @@ def main():
     if args.check:
         return check_named()
     if args.report:
+        if not os.path.isfile(args.report):
+            sys.exit(f"mutants: --report is {args.report}, which is no file")
         report(read_results(args.report))
         return 0
     mutants = draw(args.seed, args.count, args.prefixes, args.device) if args.count else named(args.named)
