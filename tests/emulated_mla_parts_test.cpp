@@ -260,6 +260,27 @@ TEST_F(EmulatedMla, ScalesFarApart) {
   }
 }
 
+// One key has values of zero and a scale of 2^60. The scales of all others are 2^-110: no value of theirs is lost.
+TEST_F(EmulatedMla, ZerosOfLargeScales) {
+  for (const char* heads : {"32", "16"}) {
+    cases::Problem problem(tests::make_case(
+        std::string(R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [300],
+            "out_dtype": "f32", "cache": {"format": "mla_656", "page_size": 512}, "heads": [)") +
+        heads + ", 1]}"));
+    const attune_tensor& k = problem.host().cache.k;
+    for (int64_t page = 0; page < k.shape[0]; ++page) {
+      for (int64_t row = 0; row < k.shape[1]; ++row) {
+        const bool zero = row == 100;
+        if (zero) memset(cases::element_at(k, {page, row, 0}), 0, 512);
+        auto* const scales = static_cast<std::byte*>(cases::element_at(k, {page, row, 512}));
+        for (int group = 0; group < 4; ++group)
+          cases::encode(ATTUNE_FLOAT32, zero ? 0x1p60 : 0x1p-110, scales + 4 * group);
+      }
+    }
+    EXPECT_EQ(run(problem), "") << heads;
+  }
+}
+
 // The weights of 32 parts are computed at a time.
 TEST_F(EmulatedMla, ManyParts) {
   constexpr int kMany = 36;

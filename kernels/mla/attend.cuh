@@ -81,7 +81,10 @@ class Attend {
       if constexpr (kGroup == 0) {
         lead(first, true, s, a);
       } else {
-        if (accumulate_ == 0) release_queries();  // there was no pair
+        if (accumulate_ == 0) {  // there was no pair
+          __syncwarp();          // all lanes have seen that q is there: the next one's phase would hide it
+          release_queries();
+        }
         wait_for_values(first);
         take_first(values_of(first), a);
         ptx::wait_products<0>();

@@ -64,10 +64,11 @@ class HalfUnitWarp {
   }
 
  private:
-  // Biased exponents of units: outputs against them have the range of those that are not, but for 2^32 and 2^-71.
-  static constexpr unsigned kLeast = 127 - 64, kMost = 127 + 32;
   static constexpr unsigned kBelow = 8;     // a scale may be so many powers of two below its unit
   static constexpr unsigned kHeadroom = 7;  // weights are multiplied with so many
+  // Biased exponents of units. Outputs, times 2^7 / u, are never smaller than they will be: nothing of small values is
+  // lost where a large scale stands beside them. They may be 2^71 times as large.
+  static constexpr unsigned kLeast = 127 - 64, kMost = 127 + kHeadroom;
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 

@@ -43,13 +43,13 @@ class Attend : Weigh {
       factor_[0] = factor_[1] = c_;
       ptx::wait_phase(places_.q_full(), q_turn_.parity);
     } else {
-      if constexpr (Config::kHalves) {
+      if constexpr (Config::kConverts) {
         ptx::wait_phase(places_.q_full(), q_turn_.parity);
         halve_queries(task, kv_head);
       }
       const Keys<kOwnForm> k = keys<kOwnForm>();
       ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if constexpr (!Config::kHalves) ptx::wait_phase(places_.q_full(), q_turn_.parity);
+      if constexpr (!Config::kConverts) ptx::wait_phase(places_.q_full(), q_turn_.parity);
       multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
     }
     q_turn_.next<1>();
@@ -104,7 +104,7 @@ class Attend : Weigh {
       }
       if (begin < middle) {
         if (Config::kHalfWeights) v_scale = scale_of(p_, task, kv_head, 0, true);
-        if constexpr (Config::kHalves) {
+        if constexpr (Config::kConverts) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
@@ -145,7 +145,7 @@ class Attend : Weigh {
         if (kOwnMaxima) a.max[h] = max_of_row(a.max[h]);
         if (a.max[h] != -ptx::infinity()) a.max[h] = level_of(a.max[h], h);
       }
-      if constexpr (kTwoKinds && Config::kHalves) a.max[h] = fmaxf(a.max[h], highest[h]);
+      if constexpr (kTwoKinds && Config::kConverts) a.max[h] = fmaxf(a.max[h], highest[h]);
       lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx(a.reference[h] - a.max[h]);
       a.factor[h] = Config::kHalfWeights ? 1.0f : lowered[h];
       a.sum[h] *= lowered[h];
@@ -179,7 +179,7 @@ class Attend : Weigh {
                                             int first, int behind, int accumulate, float (&s)[Config::kKeys / 2],
                                             Accumulators& a, const Beside& beside) {
     const Run whole = rows.whole_tiles(task, line);
-    unsigned weights[Config::kKeys / 4];
+    unsigned weights[Config::kWeights];
     float lowered[2];
     bool lowers = false;
 
@@ -214,7 +214,7 @@ class Attend : Weigh {
     if (!kFirst && lowers) rescale(lowered, a.o);
     if constexpr (!kHalves) {
       take(kTakenLast<kKeysOfThread>, kKeysOfThread, s, a);
-      scale_weights<kCodes>(line.is_cached(end - 1), s);
+      scale_weights<kCodes>(s);
       pack<kCodes>(s, weights);
     }
     if (kReleasesLate<kCodes>) release_keys();
@@ -281,7 +281,7 @@ class Attend : Weigh {
         if (!Config::kLateCaps || !again) release_values();
         again = false;
         take(kTakenLast<kKeysOfThread>, kKeysOfThread, s, a);
-        scale_weights<kCodes>(line.is_cached(i), s);
+        scale_weights<kCodes>(s);
         pack<kCodes>(s, weights);
       }
       if (kReleasesLate<kCodes>) release_keys();
@@ -300,7 +300,7 @@ class Attend : Weigh {
   template <bool kCodes>
   __device__ __forceinline__ int run_late_caps(const Task& task, const Rows& rows, const Line& line, const Run& whole,
                                                int i, int begin, bool last_use, int& accumulate, bool& again,
-                                               unsigned (&weights)[Config::kKeys / 4], float (&s)[Config::kKeys / 2],
+                                               unsigned (&weights)[Config::kWeights], float (&s)[Config::kKeys / 2],
                                                Accumulators& a) {
     const float edge = Rows::score_of(p_, p_.cap_short.high, {}, 0, 0.0f);
     for (; i >= begin; --i) {
@@ -350,7 +350,7 @@ class Attend : Weigh {
   template <bool kCodes>
   __device__ __forceinline__ int run_small_caps(int least, int i, int begin, bool last_use, const int (&limit)[2],
                                                 int& accumulate, bool& again, bool& held,
-                                                unsigned (&weights)[Config::kKeys / 4], float (&s)[Config::kKeys / 2],
+                                                unsigned (&weights)[Config::kWeights], float (&s)[Config::kKeys / 2],
                                                 Accumulators& a) {
     float sum[2] = {a.sum[0], a.sum[1]};  // before the tile that has not been asked for yet
     Turn asked = k_turn_;                 // its keys
@@ -467,15 +467,20 @@ class Attend : Weigh {
   }
 
   template <bool kCodes>
-  __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kKeys / 4], Values<kCodes> v,
+  __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kWeights], Values<kCodes> v,
                                                   int accumulate, float (&o)[Config::kChannels / 2]) const {
     constexpr int kStep = Config::kPacked && kCodes ? 16 * Config::kPackedValueBytes : 16 * 128;
     ptx::pin(o);
     ptx::pin(weights);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < Config::kStepsKeys; ++i)
-      ValuesProduct<kCodes>::registers(o, weights + 4 * i, v + i * (kStep >> 4), i == 0 ? accumulate : 1);
+    for (int i = 0; i < Config::kStepsKeys; ++i) {
+#pragma unroll
+      for (int part = 0; part < (kCodes ? Config::kWeightParts : 1); ++part) {
+        ValuesProduct<kCodes>::registers(o, weights + part * (Config::kKeys / 4) + 4 * i, v + i * (kStep >> 4),
+                                         i == 0 && part == 0 ? accumulate : 1);
+      }
+    }
     ptx::commit_products();
   }
 

@@ -21,18 +21,15 @@ __device__ __forceinline__ unsigned decode_pair(unsigned word) {
   return ptx::subtract_f16x2(raised, 0x64806480u);
 }
 
-// Sixteen codes to as many numbers of kTo; number i times scale_of(i).
-template <int kFrom, int kTo, bool kScaled, class ScaleOf>
-__device__ __forceinline__ void decode_sixteen(const unsigned (&words)[4], const ScaleOf& scale_of,
-                                               unsigned (&out)[8]) {
+// Sixteen codes to as many numbers of kTo, exactly.
+template <int kFrom, int kTo>
+__device__ __forceinline__ void decode_sixteen(const unsigned (&words)[4], unsigned (&out)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     out[i] = i % 2 == 0 ? decode_pair<kFrom, false>(words[i / 2]) : decode_pair<kFrom, true>(words[i / 2]);
-    if constexpr (kScaled || kTo == tile::kBFloat16) {
-      float lo = ptx::f16_to_float(static_cast<unsigned short>(out[i])),
-            hi = ptx::f16_to_float(static_cast<unsigned short>(out[i] >> 16));
-      if (kScaled) lo *= scale_of(2 * i), hi *= scale_of(2 * i + 1);
-      out[i] = kTo == tile::kBFloat16 ? ptx::pack_bf16(lo, hi) : ptx::pack_f16(lo, hi);
+    if constexpr (kTo == tile::kBFloat16) {
+      out[i] = ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(out[i])),
+                              ptx::f16_to_float(static_cast<unsigned short>(out[i] >> 16)));
     }
   }
 }

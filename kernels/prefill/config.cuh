@@ -58,15 +58,14 @@ struct Config {
   static constexpr int kGather = ATTUNE_GATHER;
   static constexpr bool kGathers = kGather > 0;
   static constexpr bool kPackedKeys = kPacked && !kConverts && !kGathers;  // K enters the products in pieces
-  // Codes are exact in fp16, too, which takes one instruction for two of them, so bf16 queries become fp16 before they
-  // meet those (queries.cuh). With one scale for all keys of a head it is part of what scores are multiplied with, that
-  // of V multiplies O, and weights are fp16, too. With scales of tokens, which multiply scores and weights, V and
-  // weights are bf16: weights with scales would leave fp16's range. Where q is fp16 values take scales when they are
-  // converted.
-  static constexpr bool kTokenScales = ATTUNE_TOKEN_SCALES != 0;
-  static constexpr bool kHalves = kConverts && kType == tile::kBFloat16;
-  static constexpr bool kHalfWeights = kHalves && !kTokenScales, kScalesWeights = kHalves && kTokenScales;
-  static constexpr bool kScalesColumns = kConverts && !kHalfWeights;
+  // Codes are exact in fp16, which takes one instruction for two of them, so bf16 queries become fp16 before they meet
+  // those (queries.cuh). Scales never touch codes, which would round. One scale for all keys of a head is part of what
+  // scores are multiplied with, that of V multiplies O, and weights are fp16. Scales of tokens multiply scores and
+  // weights. Weights with scales would leave fp16's range, so they are bf16, as V is; where q is fp16 each is the sum
+  // of two of bf16, because one has fewer bits than fp16 outputs show.
+  static constexpr bool kTokenScales = kConverts && ATTUNE_TOKEN_SCALES != 0;
+  static constexpr bool kHalfWeights = kConverts && !kTokenScales;
+  static constexpr int kWeightParts = kTokenScales && kType == tile::kFloat16 ? 2 : 1;
   // K and V come by warps of their own, where their registers and those of the math leave room.
   static constexpr bool kTwoLoaders =
       !kConverts && !kGathers && !kFloats && kHeadDimV <= 128 && !(kCached && kScore != 0);
@@ -88,6 +87,7 @@ struct Config {
       kFloats ? 104 : kConverts || kGathers ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
+  static constexpr int kWeights = kWeightParts * kKeys / 4;  // registers
   // Two of q: that of the next task is there while one runs, and its first product begins beside the last one. V, which
   // is needed a tile after K, has a stage less.
   static constexpr int kQueryStages = ATTUNE_QUERY_STAGES, kValueStages = kStages - (kQueryStages - 1);
@@ -107,10 +107,10 @@ struct Config {
   // kCodesOfCache: of tiles that were codes.
   template <bool kCodesOfCache>
   static constexpr ptx::Type kKeysProduct =
-      kType == tile::kBFloat16 && !(kHalves && kCodesOfCache) ? ptx::Type::kBf16 : ptx::Type::kF16;
+      kType == tile::kBFloat16 && !(kConverts && kCodesOfCache) ? ptx::Type::kBf16 : ptx::Type::kF16;
   template <bool kCodesOfCache>
   static constexpr ptx::Type kValuesProduct =
-      kType == tile::kBFloat16 && !(kHalfWeights && kCodesOfCache) ? ptx::Type::kBf16 : ptx::Type::kF16;
+      (kConverts && kCodesOfCache ? kTokenScales : kType == tile::kBFloat16) ? ptx::Type::kBf16 : ptx::Type::kF16;
   // Rows of outputs pass through those of q, which is needed no more, to be stored by pieces of 16 bytes.
   static constexpr bool kOutThroughQueries =
       kEarly && kBlocksV <= kBlocksQk && (kOutType == tile::kBFloat16 || kOutType == tile::kFloat16);

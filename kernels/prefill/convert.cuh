@@ -40,9 +40,8 @@ class Converter {
 #pragma unroll 1
     for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
       const Tile tile = tile_at(task, line, i);
-      const int stage = k_turn_.stage;
       keys(task, kv_head, tile);
-      values(tile, stage);
+      values(tile);
     }
   }
 
@@ -55,7 +54,7 @@ class Converter {
     // Codes are copied when earlier tiles of others have their stages: then k_empty is not two uses behind.
     ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
-    if (Config::kScalesColumns) load_scales(task, kv_head, tile, turn.stage);
+    if (Config::kTokenScales) load_scales(task, kv_head, tile, turn.stage);
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
       ptx::store_shared_u32(places_.mask(turn.stage) + 4 * thread_,
                             ptx::load_shared_u32(places_.raw_mask(raw.stage) + 4 * thread_));
@@ -63,14 +62,12 @@ class Converter {
     if constexpr (Config::kPacked) {
       packed_keys(places_.raw(raw.stage), places_.k(turn.stage), thread_);
     } else {
-      tile_of<Config::kHeadDimQk, tile::kFloat16, false>(places_.raw(raw.stage), places_.k(turn.stage), 0, 0,
-                                                         Config::kKeys);
+      tile_of<Config::kHeadDimQk, tile::kFloat16>(places_.raw(raw.stage), places_.k(turn.stage), 0, Config::kKeys);
     }
     hand_over(places_.raw_empty(raw.stage), places_.k_full(turn.stage));
   }
 
-  // k_stage: where the tile's keys went, and its scales.
-  __device__ __forceinline__ void values(const Tile& tile, int k_stage) {
+  __device__ __forceinline__ void values(const Tile& tile) {
     const Turn turn = v_turn_;
     v_turn_.next<Config::kStages>();
     if (!tile.cached) return;
@@ -78,14 +75,13 @@ class Converter {
     raw_turn_.next<Config::kRawStages>();
     ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
-    constexpr int kTo = Config::kScalesWeights ? tile::kBFloat16 : tile::kFloat16;
-    const unsigned from = places_.raw(raw.stage), to = places_.v(turn.stage),
-                   scales = ptx::shared_address(places_.scales(k_stage, true));
+    constexpr int kTo = Config::kTokenScales ? tile::kBFloat16 : tile::kFloat16;
+    const unsigned from = places_.raw(raw.stage), to = places_.v(turn.stage);
     const int low = tile.low - tile.start, high = tile.high - tile.start;
     if constexpr (Config::kPacked) {
-      packed_values<kTo, !Config::kHalves>(from, to, scales, low, high, p_.box_shift, thread_);
+      packed_values<kTo>(from, to, low, high, p_.box_shift, thread_);
     } else {
-      tile_of<Config::kHeadDimV, kTo, !Config::kHalves>(from, to, scales, low, high);
+      tile_of<Config::kHeadDimV, kTo>(from, to, low, high);
     }
     hand_over(places_.raw_empty(raw.stage), places_.v_full(turn.stage));
   }
@@ -99,27 +95,21 @@ class Converter {
     }
   }
 
-  // Of both K and V of the tile; before the codes are waited for, because it takes two dependent loads. Those of a head
-  // or tensor stay with the stage; hidden keys have them too, as nothing comes of it.
+  // Of both K and V of the tile; before the codes are waited for, because it takes two dependent loads.
   __device__ __forceinline__ void load_scales(const Task& task, int kv_head, const Tile& tile, int stage) {
-    const bool by_token = p_.k_scale.mode == kScaleByToken || p_.v_scale.mode == kScaleByToken;
-    if (kv_head != head_) head_ = kv_head, filled_ = 0;
-    if (!by_token && (filled_ >> stage & 1) != 0) return;
-    filled_ |= by_token ? 0 : 1u << stage;
 #pragma unroll 1
     for (int key = thread_; key < Config::kKeys; key += kThreads) {
-      const bool there = !by_token || (tile.start + key >= tile.low && tile.start + key < tile.high);
+      const bool there = tile.start + key >= tile.low && tile.start + key < tile.high;
       places_.scales(stage, false)[key] = there ? scale_of(p_, task, kv_head, tile.start + key, false) : 0.0f;
       places_.scales(stage, true)[key] = there ? scale_of(p_, task, kv_head, tile.start + key, true) : 0.0f;
     }
     ptx::sync_some(kAllConverters, kThreads);
   }
 
-  // Every code of a tile: its raw rows to rows of kTo, swizzled; times scales, or not. Rows outside of [low, high)
-  // become zero.
-  template <int kHeadDim, int kTo, bool kScaled>
-  __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, unsigned scales, int low, int high) const {
-    blocks_of<kHeadDim, kTo, kScaled>(raw, to, scales);
+  // Every code of a tile: its raw rows to rows of kTo, swizzled. Rows outside of [low, high) become zero.
+  template <int kHeadDim, int kTo>
+  __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, int low, int high) const {
+    blocks_of<kHeadDim, kTo>(raw, to);
     if (low == 0 && high == Config::kKeys) return;
     clear_blocks<kHeadDim>(to, low, high);
   }
@@ -151,8 +141,8 @@ class Converter {
     }
   };
 
-  template <int kHeadDim, int kTo, bool kScaled, int kBlock = 0>
-  __device__ __forceinline__ void blocks_of(unsigned raw, unsigned to, unsigned scales) const {
+  template <int kHeadDim, int kTo, int kBlock = 0>
+  __device__ __forceinline__ void blocks_of(unsigned raw, unsigned to) const {
     using Mine = Share<kHeadDim - 128 * kBlock>;
     const Mine mine(ptx::kept(thread_));  // computed where it is needed: registers are scarce
     const unsigned from = mine.from(raw + kBlock * Config::kKeys * kernels::kRawPitch);
@@ -162,22 +152,12 @@ class Converter {
     };
     const auto decode = [&](int step, const unsigned(&words)[4]) {
       unsigned out[8];
-      const float scale = kScaled ? ptx::load_shared(scales + 4 * (mine.row + step * Mine::kRowsAtATime)) : 1.0f;
-      decode_sixteen<Config::kCacheType, kTo, kScaled>(words, [&](int) { return scale; }, out);
+      decode_sixteen<Config::kCacheType, kTo>(words, out);
       ptx::store_shared_four(Mine::further(at, step), out);
       ptx::store_shared_four(Mine::further(at ^ 16, step), out + 4);
     };
-    if constexpr (kScaled) {
-#pragma unroll 1
-      for (int step = 0; step < Mine::kSteps && mine.row + step * Mine::kRowsAtATime < Config::kKeys; ++step) {
-        unsigned words[4];
-        load(step, words);
-        decode(step, words);
-      }
-    } else {
-      convert_steps<Mine::kSteps, kCodesAhead>([&](int step) { return mine.has(step); }, load, decode);
-    }
-    if constexpr (kHeadDim > 128 * (kBlock + 1)) blocks_of<kHeadDim, kTo, kScaled, kBlock + 1>(raw, to, scales);
+    convert_steps<Mine::kSteps, kCodesAhead>([&](int step) { return mine.has(step); }, load, decode);
+    if constexpr (kHeadDim > 128 * (kBlock + 1)) blocks_of<kHeadDim, kTo, kBlock + 1>(raw, to);
   }
 
   // Each thread its own rows.
@@ -199,8 +179,6 @@ class Converter {
   const PrefillParams& p_;
   const Places& places_;
   const int thread_;
-  int head_ = -1;        // whose scales are in the stages of K
-  unsigned filled_ = 0;  // that a bit for each says
   Turn k_turn_, v_turn_, raw_turn_;
 };
 

@@ -50,8 +50,7 @@ __device__ __forceinline__ void packed_keys(unsigned raw, unsigned to, int threa
       [&](int step, unsigned(&words)[4]) { ptx::load_shared_four(mine.from(step), words); },
       [&](int step, const unsigned(&words)[4]) {
         unsigned out[8];
-        decode_sixteen<Config::kCacheType, tile::kFloat16, false>(
-            words, [](int) { return 1.0f; }, out);
+        decode_sixteen<Config::kCacheType, tile::kFloat16>(words, out);
         ptx::store_shared_four(mine.to(step, 0), out);
         ptx::store_shared_four(mine.to(step, 1), out + 4);
       });
@@ -70,7 +69,6 @@ class PackedValues {
 
   // 16 keys of a channel.
   struct Place {
-    int sixteen;
     unsigned from, to;
   };
 
@@ -82,7 +80,7 @@ class PackedValues {
   __device__ __forceinline__ Place place(int step) const {
     const int unit = eight_ + step * kEights, mask = (1 << shift_) - 1, box = unit % kSixteens & ~mask;
     const int within = (unit % kSixteens + (lane_ << shift_ >> 3)) & mask, channel = unit / kSixteens * 8 + lane_;
-    return {box + within, raw_ + (box * Config::kChannels + (channel << shift_) + within) * 16,
+    return {raw_ + (box * Config::kChannels + (channel << shift_) + within) * 16,
             to_ + ((box + within) * Config::kChannels + channel) * 32 + lane_ / 4 * 16};
   }
   // Channels `further` than `from`.
@@ -93,40 +91,28 @@ class PackedValues {
   int shift_, lane_, eight_;
 };
 
-// scales: of the tile's keys. Keys outside of [low, high) become zero.
-template <int kTo, bool kScaled>
-__device__ __forceinline__ void packed_values(unsigned raw, unsigned to, unsigned scales, int low, int high,
-                                              int box_shift, int thread) {
+// Keys outside of [low, high) become zero.
+template <int kTo>
+__device__ __forceinline__ void packed_values(unsigned raw, unsigned to, int low, int high, int box_shift,
+                                              int thread) {
   constexpr int kPeriod = PackedValues::kPeriod, kSteps = PackedValues::kSteps;
   const PackedValues mine(raw, to, box_shift, static_cast<int>(ptx::kept(thread)));
-  const auto decode = [&](unsigned at, const unsigned(&words)[4], const auto& scale_of) {
-    unsigned out[8];
-    decode_sixteen<Config::kCacheType, kTo, kScaled>(words, scale_of, out);
-    ptx::store_shared_four(at, out);
-    ptx::store_shared_four(at ^ 16, out + 4);
-  };
-  if constexpr (kScaled) {
-#pragma unroll 1
-    for (int step = 0; step < kSteps && mine.has(step); ++step) {
-      const PackedValues::Place place = mine.place(step);
-      unsigned words[4];
-      ptx::load_shared_four(place.from, words);
-      decode(place.to, words, [&](int i) { return ptx::load_shared(scales + place.sixteen * 64 + 4 * i); });
-    }
-  } else {
-    PackedValues::Place first[kPeriod];
+  PackedValues::Place first[kPeriod];
 #pragma unroll
-    for (int i = 0; i < kPeriod; ++i) first[i] = mine.place(i);
-    const auto further = [](int step) { return step / kPeriod * PackedValues::kFurther; };
-    convert_steps<kSteps, kCodesAhead>(
-        [&](int step) { return (step + 1) * PackedValues::kEights <= PackedValues::kUnits || mine.has(step); },
-        [&](int step, unsigned(&words)[4]) {
-          ptx::load_shared_four(mine.from(first[step % kPeriod].from, further(step)), words);
-        },
-        [&](int step, const unsigned(&words)[4]) {
-          decode(first[step % kPeriod].to + further(step) * 32, words, [](int) { return 1.0f; });
-        });
-  }
+  for (int i = 0; i < kPeriod; ++i) first[i] = mine.place(i);
+  const auto further = [](int step) { return step / kPeriod * PackedValues::kFurther; };
+  convert_steps<kSteps, kCodesAhead>(
+      [&](int step) { return (step + 1) * PackedValues::kEights <= PackedValues::kUnits || mine.has(step); },
+      [&](int step, unsigned(&words)[4]) {
+        ptx::load_shared_four(mine.from(first[step % kPeriod].from, further(step)), words);
+      },
+      [&](int step, const unsigned(&words)[4]) {
+        const unsigned at = first[step % kPeriod].to + further(step) * 32;
+        unsigned out[8];
+        decode_sixteen<Config::kCacheType, kTo>(words, out);
+        ptx::store_shared_four(at, out);
+        ptx::store_shared_four(at ^ 16, out + 4);
+      });
   if (low == 0 && high == Config::kKeys) return;
   ptx::sync_some(kAllConverters, kConverters);
   clear_columns<kConverters>(to, low, high, thread);

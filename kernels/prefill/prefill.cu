@@ -49,7 +49,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& p
       slot = {__shfl_sync(0xffffffffu, slot.stage, 0), __shfl_sync(0xffffffffu, slot.parity, 0)};
     const int at = slot.stage;
     const Task& task = places.task(at);  // read where needed: registers are scarce
-    const int kv_head = Config::kHalves ? places.head_tile(at) * p.heads_of_tile / p.group : 0;
+    const int kv_head = Config::kConverts ? places.head_tile(at) * p.heads_of_tile / p.group : 0;
     if (!Config::kEarly) attend.start(task, kv_head, s);
     Rows rows;
     rows.start(p, task, places.head_tile(at));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queries of bf16 become fp16, in place, where they meet codes that have: each row times a power of two, after which
-// its largest number is between 2^15 and 2^16. That is exact but for numbers that are 2^-32 or less of the row's
-// largest, which are rounded to multiples of 2^-39 of it.
+// Queries where they meet codes, which are fp16. Those of bf16 become fp16, in place: each row times a power of two,
+// after which its largest number is between 2^15 and 2^16. That is exact but for numbers that are 2^-32 or less of the
+// row's largest, which are rounded to multiples of 2^-39 of it. Those of fp16 take the sign of the scale at most.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -15,34 +15,39 @@ class HalfQueries {
   // The thread's two rows; a quad has a row. k_scale: of all keys; its sign moves to q. Row h's products are to be
   // multiplied with factor[h].
   __device__ __forceinline__ static void convert(const Places& places, int group, float k_scale, float (&factor)[2]) {
+    if constexpr (!kRaises) {
+      factor[0] = factor[1] = fabsf(k_scale);
+      if (k_scale > 0.0f) return;
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const unsigned row = row_of_thread() + 8 * h;
       // A quad's chunks, of the line's first half and of its second, so that neighbours' do not meet in banks.
       const unsigned at = places.q() + row * 128 + ((threadIdx.x % 4 * 16) ^ (row % 2 * 64));
-      unsigned top = 0;
+      float raise = 1.0f;
+      if constexpr (kRaises) {
+        unsigned top = 0;
 #pragma unroll
-      for (int i = 0; i < kChunks; ++i) {
-        unsigned words[4];
-        ptx::load_shared_four(chunk_at(at, i), words);
+        for (int i = 0; i < kChunks; ++i) {
+          unsigned words[4];
+          ptx::load_shared_four(chunk_at(at, i), words);
 #pragma unroll
-        for (unsigned word : words) top = max(max(top, word & 0x7fff0000u), word << 16 & 0x7fff0000u);
+          for (unsigned word : words) top = max(max(top, word & 0x7fff0000u), word << 16 & 0x7fff0000u);
+        }
+        top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        // As bits of fp32. Rows of nothing beyond 2^-100 stay that small.
+        const unsigned exponent = max(top & 0x7f800000u, 27u << 23);
+        raise = __uint_as_float((269u << 23) - exponent);
+        factor[h] = fabsf(k_scale) * __uint_as_float(exponent - (15u << 23));
       }
-      top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      // As bits of fp32. Rows of nothing beyond 2^-100 stay that small.
-      const unsigned exponent = max(top & 0x7f800000u, 27u << 23);
-      const float scale = k_scale == 0.0f ? 0.0f : __uint_as_float((269u << 23) - exponent);
-      factor[h] = fabsf(k_scale) * __uint_as_float(exponent - (15u << 23));
+      const float scale = k_scale == 0.0f ? 0.0f : raise, times = k_scale < 0.0f ? -scale : scale;
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
         unsigned words[4];  // read again: registers are scarce
         ptx::load_shared_four(chunk_at(at, i), words);
 #pragma unroll
-        for (unsigned& word : words) {
-          const float times = k_scale < 0.0f ? -scale : scale;
-          word = ptx::pack_f16(__uint_as_float(word << 16) * times, __uint_as_float(word & 0xffff0000u) * times);
-        }
+        for (unsigned& word : words) word = ptx::pack_f16(lower_of(word) * times, upper_of(word) * times);
         ptx::store_shared_four(chunk_at(at, i), words);
       }
     }
@@ -51,6 +56,13 @@ class HalfQueries {
   }
 
  private:
+  static constexpr bool kRaises = Config::kType == tile::kBFloat16;
+  __device__ __forceinline__ static float lower_of(unsigned word) {
+    return kRaises ? __uint_as_float(word << 16) : ptx::f16_to_float(static_cast<unsigned short>(word));
+  }
+  __device__ __forceinline__ static float upper_of(unsigned word) {
+    return kRaises ? __uint_as_float(word & 0xffff0000u) : ptx::f16_to_float(static_cast<unsigned short>(word >> 16));
+  }
   static constexpr int kChunks = 2 * Config::kBlocksQk;
   __device__ __forceinline__ static unsigned chunk_at(unsigned at, int i) {
     return (at ^ (i % 2 * 64)) + i / 2 * Config::kRows * 128;

@@ -14,7 +14,7 @@ class Weigh {
       : p_(p), places_(places), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
   // A task may have tiles of codes, or x-packed ones, and others, which come first: those meet q as it is.
-  static constexpr bool kTwoKinds = (Config::kHalves || Config::kPacked) && Config::kDense;
+  static constexpr bool kTwoKinds = (Config::kConverts || Config::kPacked) && Config::kDense;
 
   // Weights may reach 2^kMost before o is rescaled, which is seldom after the first tile; then the largest is 2^kLift.
   // fp16 loses what is below 2^-25, so those weights begin as high as their range allows.
@@ -30,7 +30,7 @@ class Weigh {
   __device__ __forceinline__ float level_of(float max, int h) const {
     return Rows::kCapped ? Rows::score_of(p_, max, {}, 0, 0.0f) : max * unit(h);
   }
-  __device__ __forceinline__ float unit(int h) const { return Config::kHalves && Rows::kPlain ? factor_[h] : c_; }
+  __device__ __forceinline__ float unit(int h) const { return Config::kConverts && Rows::kPlain ? factor_[h] : c_; }
   // Whether keys are handed back after the weights are packed, because scales lie beside them.
   template <bool kCodes>
   static constexpr bool kReleasesLate = Config::kCached && !(kCodes && Config::kHalfWeights);
@@ -45,9 +45,8 @@ class Weigh {
                                         bool high, float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                         Accumulators& a, const Rows::View* view = nullptr, const Last& last = {},
                                         const BesideLast& beside_last = {}) {
-    const bool scaled = Config::kScalesColumns && (kCodes || !kTwoKinds) && line.is_cached(i);
-    if (scaled) multiply_columns(places_.scales(k_turn_.stage, false), s);
-    if constexpr (kCodes && Config::kHalves && !Rows::kPlain) multiply_rows(factor_, s);
+    if constexpr (kCodes && Config::kTokenScales) multiply_columns(places_.scales(k_turn_.stage, false), s);
+    if constexpr (kCodes && Config::kConverts && !Rows::kPlain) multiply_rows(factor_, s);
     const int start = line.start(i);
     if constexpr (Rows::kSloped && !Config::kLate) rows.add_slope(s);
     if constexpr (!Rows::kProducts) rows.score(p_, start, s);
@@ -221,7 +220,7 @@ class Weigh {
   // infinite stays that, and the row is computed again (repair.cuh).
   template <bool kCodes>
   __device__ __forceinline__ static void lower(const float (&s)[Config::kKeys / 2], float (&lowered)[2],
-                                               Accumulators& a, unsigned (&weights)[Config::kKeys / 4]) {
+                                               Accumulators& a, unsigned (&weights)[Config::kWeights]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int top = 0;
@@ -243,15 +242,21 @@ class Weigh {
   }
 
   template <bool kCodes>
-  __device__ __forceinline__ void scale_weights(bool cached, float (&s)[Config::kKeys / 2]) const {
-    if (Config::kScalesWeights && kCodes && cached) multiply_columns(places_.scales(k_turn_.stage, true), s);
+  __device__ __forceinline__ void scale_weights(float (&s)[Config::kKeys / 2]) const {
+    if constexpr (kCodes && Config::kTokenScales) multiply_columns(places_.scales(k_turn_.stage, true), s);
   }
   // Weights kFirst..kEnd - 1 as an operand.
   template <bool kCodes, int kFirst = 0, int kEnd = Config::kKeys / 2>
   __device__ __forceinline__ static void pack(const float (&s)[Config::kKeys / 2],
-                                              unsigned (&weights)[Config::kKeys / 4]) {
+                                              unsigned (&weights)[Config::kWeights]) {
 #pragma unroll
-    for (int i = kFirst / 2; i < kEnd / 2; ++i) weights[i] = pack_pair<kCodes>(s[2 * i], s[2 * i + 1]);
+    for (int i = kFirst / 2; i < kEnd / 2; ++i) {
+      weights[i] = pack_pair<kCodes>(s[2 * i], s[2 * i + 1]);
+      if constexpr (kCodes && Config::kWeightParts == 2) {  // what bf16 has left out
+        weights[Config::kKeys / 4 + i] = pack_pair<kCodes>(s[2 * i] - __uint_as_float(weights[i] << 16),
+                                                           s[2 * i + 1] - __uint_as_float(weights[i] & 0xffff0000u));
+      }
+    }
   }
   template <bool kCodes>
   __device__ __forceinline__ static unsigned pack_pair(float x, float y) {

@@ -227,6 +227,8 @@ void choose_tiles(const Problem& p, Config& c) {
   if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
   const bool converts = c.cache_dtype != c.dtype;
   if ((converts || c.gather > 0) && widest > 192) c.keys = 32;
+  // Weights with scales of tokens are two numbers each where q is fp16.
+  if (converts && c.token_scales && c.dtype == ATTUNE_FLOAT16) c.keys = std::min(c.keys, 64);
   // x-packed values take registers, and so do those who gather them.
   if (c.gather > 0 && c.x_packed && c.score != 0 && widest > 64) c.keys = std::min(c.keys, 64);
   // Two loops over tiles, of cached and of new values.

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scales of caches of 8 bits in the prefill kernel: whatever they are, no value of K or V is rounded.
+#include "emulated_prefill.h"
+
+namespace attune::cuda {
+namespace {
+
+void multiply(const attune_tensor& t, float times, int axis = 0, int64_t offset = 0) {
+  if (axis == t.rank) {
+    static_cast<float*>(t.data)[offset] *= times;
+    return;
+  }
+  for (int64_t i = 0; i < t.shape[axis]; ++i) multiply(t, times, axis + 1, offset + i * t.stride[axis]);
+}
+
+// Elements of K and V times their scales are beyond fp16's range, above or below it, where q is fp16.
+TEST_F(EmulatedPrefill, ScalesBeyondFp16) {
+  for (const char* scales : {"head", "token"}) {
+    for (const char* cache :
+         {R"("dtype": "e4m3", "page_size": 16)", R"("dtype": "i8", "page_size": 16, "layout": "xpacked")"}) {
+      for (const char* new_tokens : {"false", "true"}) {
+        for (const float times : {0x1p20f, -0x1p-40f}) {
+          const auto edit = [&](const attune_attention& a) {
+            multiply(a.cache.v_scale, times);
+            multiply(a.cache.k_scale, times > 0 ? -1.0f : 0.5f);
+          };
+          EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+              "dtype": "f16", "out_dtype": "f32", "kv": "paged", "causal": true, "seqlens_q": [70, 9],
+              "seqlens_kv": [90, 260], "max_logits": true, "new_tokens": )") +
+                                         new_tokens + R"(, "cache": {"scales": ")" + scales + "\", " + cache + "}}"),
+                        1, edit),
+                    "")
+              << scales << ", " << cache << ", times " << times << ", new tokens " << new_tokens;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attune::cuda
