@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # What CI cannot see: on a machine with a GPU, the CUDA tests in shards side by side, the Python suite if the package can be
-# imported, memcheck over a few cases, then, alone, the benchmarks. Needs only what ./dev build has left in build/release.
+# imported, compute-sanitizer over cases of every kernel, then, alone, the benchmarks. Needs only what ./dev build has left in build/release.
 # usage: tools/gpu_suite.sh [OUT]    logs and timings go to OUT (build/gpu)
 # FILTER: gtest's filter (Cuda*). SHARDS: processes (8). BENCH: a regular expression of cases to time; - for none.
 # STRESS: seconds of random batches, in as many processes, each with a seed of its own (60).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 readonly out=${1:-build/gpu} shards=${SHARDS:-8} bench=${BENCH:-.}
+readonly sanitized='^(decode/(format|append|uneven)|prefill/(codes|floats|xpacked|mixed|chunk_format)|mla/|prologue/parts|indexer/layout)'
 readonly tests=build/release/tests/attune_tests attune=build/release/cli/attune
 [[ -x $tests && -x $attune ]] || {
   echo "gpu_suite: build first: ./dev build release" >&2
@@ -30,14 +31,19 @@ for ((i = 0; i < shards; ++i)); do
   start "tests_$i" env GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$i" "$tests" --gtest_filter="${FILTER:-Cuda*}"
 done
 if command -v compute-sanitizer >/dev/null; then
-  start memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$attune" check --device cuda:0 --random 0 \
-    --filter '^(decode/format|prefill/(codes|floats|xpacked)|mla/)'
+  for tool in memcheck synccheck initcheck racecheck; do
+    # What racecheck reports is explained where it stands (docs/testing.md): it is counted, not judged.
+    judge=(--error-exitcode 9)
+    [[ $tool == racecheck ]] && judge=(--racecheck-report analysis)
+    start "$tool" compute-sanitizer --tool "$tool" "${judge[@]}" "$attune" check --device cuda:0 --random 0 --filter "$sanitized"
+  done
 fi
 if python3 -c 'import attune, torch, pytest' 2>/dev/null; then
   start python python3 -m pytest -q --tb=short --deselect python/tests/test_cuda.py::test_overhead_of_a_decode_step python/tests
 fi
 for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 pids=()
+grep -H 'SUMMARY' "$out"/{mem,sync,init,race}check.log 2>/dev/null
 grep -h -E '^\[  (PASSED|FAILED|SKIPPED) +\]' "$out"/tests_*.log | sort | uniq -c | sort -rn | head -20
 
 for ((i = 0; i < shards; ++i)); do

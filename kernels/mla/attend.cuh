@@ -304,6 +304,7 @@ class Attend {
     }
   }
 
+  // racecheck reports these stores beside receive()'s loads: it does not follow bar.arrive, for which the twin waits.
   __device__ __forceinline__ void hand_over(const unsigned (&weights)[kWeights], const Accumulators& a) const {
     const int thread = threadIdx.x % 128;
     if (threadIdx.x % 4 == 0) {
@@ -362,6 +363,7 @@ class Attend {
 // which stays against the reference, is to be multiplied with for that. scale: of products to scores in base 2.
 __device__ __forceinline__ void finish(const Places& places, float scale, Accumulators& a, float (&lowered)[2]) {
   const int group = math_group();
+  // racecheck reports the stores beside receive()'s loads, and beside those below: twins meet between them.
   ptx::sync_some(twins(), 64);  // nobody reads weights any more
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

@@ -120,6 +120,7 @@ class FewAttend {
       float top = fmaxf(s_[2 * h], s_[2 * h + 1]);
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      // racecheck reports this beside weigh()'s loads: it does not follow a lane's arrival for its warp.
       if (t() == 0) ptx::store_shared_u32(places_.maxima(count_ % 2, g() + 8 * h) + 4 * warp_, __float_as_uint(top));
     }
     __syncwarp();
@@ -142,6 +143,7 @@ class FewAttend {
       for (int e = 0; e < 2; ++e) s_[2 * h + e] = ptx::exp2_approx(fmaf(s_[2 * h + e], scale, -from));
       sum[h] = fmaf(sum[h], lowered[h], s_[2 * h] + s_[2 * h + 1]);
     }
+    // racecheck reports this beside take_values()'s loads: it does not follow a lane's arrival for its warp.
     operands_.store_weights(places_, count_ % 2, s_);
     __syncwarp();
     if (lane_ == 0) ptx::arrive(places_.weights_full(count_ % 2));

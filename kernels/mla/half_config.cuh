@@ -17,6 +17,7 @@ struct Half : Few {
   static constexpr int kLoaderRegisters = kRows == 16 ? 56 : 48, kScoreRegisters = 136,
                        kValueRegisters = kRows == 16 ? 184 : 192;
 
+  static_assert(kStages % 2 == 0, "a stage's maxima are one group's, which knows that the other has read them");
   static_assert(Config::kLoader == kernels::kMlaCodes656 && Packed::kGroups == kernels::kMlaHalfGroups &&
                     kRowBytes == Packed::kRowBytes && Packed::kHeadDim == Config::kHeadDimQk && kRows % 8 == 0,
                 "packed rows with a scale for each 128 channels");

@@ -71,6 +71,7 @@ class HalfScores {
   }
 
   // Tells the warps that have values of the rows; they have heard when all meet.
+  // racecheck reports this beside hear_row(): it does not follow meetings of roles, which are an instruction each.
   __device__ __forceinline__ void tell_rows() {
     ptx::store_shared_u32(places_.sums(own_row()) + 4 * few_warp(), __float_as_uint(sum_));
     if (few_warp() == 0)
@@ -131,6 +132,7 @@ class HalfScores {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) top[i] = fmaxf(s_[i / 2 * 4 + i % 2], s_[i / 2 * 4 + 2 + i % 2]);
     const float highest = of_own_row(top, [](float x, float y) { return fmaxf(x, y); });
+    // racecheck reports this beside follow_next(): it does not follow a lane's arrival for its warp.
     ptx::store_shared_u32(places_.maxima(stage, own_row()) + 4 * half_warp(), __float_as_uint(highest));
     __syncwarp();
     if (lane() == 0) ptx::arrive(places_.maxima_full(stage));
@@ -173,6 +175,7 @@ class HalfScores {
     ptx::wait_phase(places_.weights_full(), count_ % 2 ^ 1);
     ptx::wait_phase(places_.weights_empty(), count_ % 2 ^ 1);
     keys_.store_weights(weights);
+    // racecheck reports these beside HalfAttend::await() and lower(), for the same reason.
     if (half_warp() == 0) {
       if (lane() == 0) ptx::store_shared_u32(places_.changes(), changes ? 1 : 0);
       if (changes) ptx::store_shared_u32(places_.lowered(own_row()), __float_as_uint(lowered));
@@ -207,6 +210,7 @@ class HalfScores {
     const float weight = ptx::exp2_approx(fmaf(s, c(), -reference_of(reference_) * c()));
     sum_ = fmaf(sum_, lowered, counts ? weight : 0.0f);
     meet_scorers();  // all have read the products
+    // racecheck reports these beside HalfAttend::take_token(), which has met: an instruction of its own.
     if (few_warp() == 0) {
       ptx::store_shared_u32(places_.lowered(own_row()), __float_as_uint(lowered));
       ptx::store_shared_u32(places_.token(own_row()), __float_as_uint(weight));

@@ -94,6 +94,7 @@ class HalfUnitWarp {
       unsigned flags = __any_sync(0xffffffffu, out_of_range) ? HalfUnits::kRange : 0;
       if (i == 0 || __any_sync(0xffffffffu, unit != before)) flags |= HalfUnits::kChanged;
       const unsigned half = 254 + kHeadroom - unit << 7, next = __shfl_xor_sync(0xffffffffu, half, 1);
+      // racecheck reports this beside the loads of HalfUnits(): it does not follow a lane's arrival for its warp.
       if (lane() < 4 && lane() % 2 == 0)
         ptx::store_shared_u32(places_.units(turn_.stage) + 2 * lane(), half | next << 16 | (lane() == 0 ? flags : 0));
       __syncwarp();

@@ -396,6 +396,7 @@ class Attend : Weigh {
       beyond = weigh_small_caps(i, s, limit, a, last, [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
       add_up<true>(kKeysOfThread - kLag, kKeysOfThread, s, a);
       pack<kCodes, kBeforeLast>(s, weights);
+      // racecheck reports this beside the load above: it does not follow arrive_some(), for which the group waits.
       if (beyond) ptx::store_shared_u32(places_.over_cap(group_, i), 1);
       asked = k_turn_, any = true;
       k_turn_.next<Config::kStages>();

@@ -55,6 +55,7 @@ class Converter {
     ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
     ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
     if (Config::kTokenScales) load_scales(task, kv_head, tile, turn.stage);
+    // racecheck reports this beside Weigh::hide_edge(): it does not follow a thread's arrival for those that it met.
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
       ptx::store_shared_u32(places_.mask(turn.stage) + 4 * thread_,
                             ptx::load_shared_u32(places_.raw_mask(raw.stage) + 4 * thread_));
@@ -100,6 +101,7 @@ class Converter {
 #pragma unroll 1
     for (int key = thread_; key < Config::kKeys; key += kThreads) {
       const bool there = tile.start + key >= tile.low && tile.start + key < tile.high;
+      // racecheck reports these beside multiply_columns(): it does not follow a thread's arrival for those that it met.
       places_.scales(stage, false)[key] = there ? scale_of(p_, task, kv_head, tile.start + key, false) : 0.0f;
       places_.scales(stage, true)[key] = there ? scale_of(p_, task, kv_head, tile.start + key, true) : 0.0f;
     }

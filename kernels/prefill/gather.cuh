@@ -118,6 +118,7 @@ class Gatherer : Loader {
       copy_columns(row, to);
       if (tile.low != tile.start || tile.high != tile.start + Config::kKeys) {
         hand_over_all();
+        // racecheck reports the copies beside the zeros: it does not follow that each thread has waited for its own.
         ptx::sync_some(kAllConverters, 32 * kWarps);  // what others have copied is there
         clear_columns<32 * kWarps>(to, tile.low - tile.start, tile.high - tile.start, 32 * warp_ + lane_);
         hand_over(full);

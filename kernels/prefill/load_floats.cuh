@@ -231,6 +231,7 @@ class FloatLoader {
       if (thread_ == 0) ptx::store_shared_u32(at + 4 + 4 * word, bits);
       any |= bits;
     }
+    // racecheck reports this beside the loads of attend_floats.cuh: it does not follow a thread's arrival for its warp.
     if (thread_ == 0) ptx::store_shared_u32(at, any != 0 ? 1 : 0);
   }
 

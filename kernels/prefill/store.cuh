@@ -240,7 +240,7 @@ __device__ __forceinline__ void combine_row(const PrefillParams& p, const Task& 
 // All math threads. Whoever comes last merges; that differs from run to run, the bits do not.
 __device__ __forceinline__ void combine_last(const PrefillParams& p, const Task& t, int head_tile, int& is_last) {
   ptx::sync_some(kAllMath, Config::kMathThreads);
-  if (math_thread() == 0) {
+  if (math_thread() == 0) {  // racecheck has reported is_last: two meetings order it
     const unsigned last = static_cast<unsigned>(t.num_parts - 1);
     is_last = ptx::count_arrival(p.parts_done + t.split * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
   }
