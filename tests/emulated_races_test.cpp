@@ -20,6 +20,7 @@ class EmulatedRaces : public tests::Emulated {
   }
   // What the launches are stopped by, in order, and by seed.
   static std::string words_of(const std::function<void()>& launch) {
+    const emulator::Pinned pinned;  // of what follows from a defect, some orders show something else first
     std::string all;
     for (uint64_t seed = 0; seed <= 2; ++seed) {
       std::optional<emulator::Shuffled> shuffled;

@@ -32,11 +32,7 @@ void acquire_phase(const Barrier& b, unsigned parity) {
   if (shadow() != nullptr) shadow()->acquire(b.meeting.done[parity]);
 }
 
-bool watched_by_environment() {
-  const char* races = std::getenv("ATTUNE_EMULATOR_RACES");
-  return races != nullptr && *races != '\0';
-}
-bool g_watched = watched_by_environment();
+int g_watching = 0;  // of Watched, those that live
 
 void end_phase_if_complete(Barrier& b) {
   if (b.pending > 0 || b.bytes != 0) return;
@@ -75,6 +71,12 @@ Warp& come_for(void (*all)(void* const*)) {
 
 }  // namespace
 
+bool g_pinned = false;
+const char* setting(const char* name) {
+  const char* const value = g_pinned ? nullptr : std::getenv((std::string("ATTUNE_EMULATOR_") + name).c_str());
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
 void fail(const char* what) { throw std::runtime_error(what); }
 
 void note_wait_for_previous_kernels() { g_block->has_waited = true; }
@@ -106,9 +108,9 @@ void sync_cluster() {
   wait_for_cluster();
 }
 
-Watched::Watched() { g_watched = true; }
-Watched::~Watched() { g_watched = watched_by_environment(); }
-bool is_watched() { return g_watched; }
+Watched::Watched() { ++g_watching; }
+Watched::~Watched() { --g_watching; }
+bool is_watched() { return g_watching > 0 || setting("RACES") != nullptr; }
 
 const uint64_t* exchange(uint64_t value, bool orders) {
   Warp& w = come_for(nullptr);

@@ -51,6 +51,16 @@ class Watched {
 };
 bool is_watched();
 
+// While one lives, the environment has no say: launches go in order and unwatched, but for what a Shuffled and a
+// Watched ask for. For what only some orders show, and what is a race on purpose.
+class Pinned {
+ public:
+  Pinned();
+  ~Pinned();
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+};
+
 // Static variables of a module: each block sees its own.
 void add_static_shared(unsigned char* begin, size_t bytes);
 

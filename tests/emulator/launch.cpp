@@ -52,8 +52,8 @@ struct Order {
 };
 
 Order order_of(std::optional<uint64_t> seed, unsigned clusters, Lanes lanes = Lanes::kTogether) {
-  const char* chosen = std::getenv("ATTUNE_EMULATOR_SEED");
-  if (chosen != nullptr && *chosen != '\0') seed = seed.value_or(0) + 1000003 * std::strtoull(chosen, nullptr, 10);
+  const char* const chosen = setting("SEED");
+  if (chosen != nullptr) seed = seed.value_or(0) + 1000003 * std::strtoull(chosen, nullptr, 10);
   if (!seed) return {};
   return {true, *seed, clusters, lanes};
 }
@@ -342,6 +342,8 @@ Stack g_stack = {0, kStackBytes + kStackLines* kLineBytes};
 
 Shuffled::Shuffled(uint64_t seed, unsigned clusters, Lanes lanes) { g_order = order_of(seed, clusters, lanes); }
 Shuffled::~Shuffled() { g_order = order_of({}, kClusters); }
+Pinned::Pinned() { g_pinned = true, g_order = order_of({}, kClusters); }
+Pinned::~Pinned() { g_pinned = false, g_order = order_of({}, kClusters); }
 
 void add_static_shared(unsigned char* begin, size_t bytes) { g_statics.push_back({begin, bytes}); }
 size_t offset_among_statics(const unsigned char* at) {

@@ -88,6 +88,10 @@ struct Cluster {
   Meeting meeting;
 };
 
+// ATTUNE_EMULATOR_<name> of the environment; null: not set, or a Pinned lives.
+const char* setting(const char* name);
+extern bool g_pinned;
+
 extern Block* g_block;
 // The running thread's.
 struct Stack {
