@@ -28,7 +28,9 @@ Shadow* shadow() { return g_block->cluster->shadow.get(); }
 void note_use(const Block& block, unsigned barrier) {
   if (shadow() != nullptr) shadow()->use_barrier(block.shared + (barrier - kSharedBase));
 }
-void acquire_phase(const Barrier& b, unsigned parity) {
+// A wait for that parity is over.
+void acquire_phase(Barrier& b, unsigned parity) {
+  if (b.phase % 2 != parity) b.phase_seen = b.phase;
   if (shadow() != nullptr) shadow()->acquire(b.meeting.done[parity]);
 }
 
@@ -36,6 +38,9 @@ int g_watching = 0;  // of Watched, those that live
 
 void end_phase_if_complete(Barrier& b) {
   if (b.pending > 0 || b.bytes != 0) return;
+  // What a barrier guards is done with when somebody has waited for it: arrivals beyond those of a phase end others.
+  if (b.phase_seen != b.phase)
+    throw std::runtime_error("a phase of a barrier ends before anybody has waited for the one before: too many arrive");
   b.pending = b.count;
   if (shadow() != nullptr) shadow()->end_phase(b);
   ++b.phase;
@@ -209,7 +214,7 @@ void arrive(unsigned barrier, unsigned expected_bytes) {
 void complete_bytes(unsigned barrier, unsigned bytes) { complete_bytes_at(cluster_rank(), barrier, bytes); }
 
 bool phase_ended(unsigned barrier, unsigned parity) {
-  const Barrier& b = barrier_at(barrier);
+  Barrier& b = barrier_at(barrier);
   note_use(*g_block, barrier);
   const bool ended = b.phase % 2 != parity;
   if (!ended) {
@@ -222,7 +227,7 @@ bool phase_ended(unsigned barrier, unsigned parity) {
 }
 void wait_phase(unsigned barrier, unsigned parity) {
   may_fall_behind(kAtBarrier);
-  const Barrier& b = barrier_at(barrier);
+  Barrier& b = barrier_at(barrier);
   note_use(*g_block, barrier);
   wait_while(b.phase, parity, 1);
   acquire_phase(b, parity);

@@ -261,6 +261,8 @@ class Launch {
       all_wait_ &= b.has_waited;
       for (const auto& [at, barrier] : b.barriers) {
         if (barrier.bytes != 0) throw std::runtime_error("a barrier still expects bytes at the end");
+        if (barrier.pending != barrier.count)
+          throw std::runtime_error("a block ends in the middle of a barrier's phase");
       }
       if (g_owner_of_statics == &b) g_owner_of_statics = nullptr;
       std::erase(running_, &b);

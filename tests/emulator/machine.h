@@ -45,7 +45,8 @@ struct NumberedBarrier {
 struct Barrier {
   int64_t count = 0, pending = 0, bytes = 0;
   uint64_t phase = 0;
-  unsigned agent = 0;  // of the shadow's clocks
+  uint64_t phase_seen = 0;  // somebody has waited for the end of the one before it
+  unsigned agent = 0;       // of the shadow's clocks
   Meeting meeting;
 };
 
