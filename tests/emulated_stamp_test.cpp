@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// A schedule of other lengths gives NaN, no numbers: the CUDA kernels on the CPU (tests/emulator), as
-// attune_run_scheduled launches them, with lengths that changed after attune_schedule.
+// A schedule that was made for another call gives NaN, no numbers: the CUDA kernels on the CPU (tests/emulator), as
+// attune_run_scheduled launches them, with something that a schedule follows from changed after attune_schedule.
 #include <cmath>
 #include <functional>
 
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "emulated_decode_launch.h"
+#include "emulated_mla_launch.h"
 #include "emulated_prefill.h"
 #include "support.h"
 
 namespace attune::cuda {
 namespace {
 
-using Change = std::function<void(const attune_attention&)>;
+using Change = std::function<void(attune_attention&)>;
+
+enum class When { kRun, kRunScheduled };
+enum class Schedule { kAsMade, kOtherStamp };
 
 struct Outcome {
   int64_t numbers = 0, nans = 0;  // in out and lse
@@ -21,20 +25,24 @@ struct Outcome {
 
 class EmulatedStamp : public EmulatedPrefill {
  protected:
-  // Schedules, changes the lengths, attends. before: as attune_run_scheduled says, else as attune_run.
-  template <class Config, class ToParams, class Schedule, class Attend>
-  static Outcome run(cases::Problem& problem, const Config& c, size_t workspace_bytes, bool before,
-                     const Change& change, const ToParams& to_params, const Schedule& schedule, const Attend& attend) {
+  // Schedules, changes the call, attends.
+  template <class Config, class ToParams, class MakeSchedule, class Attend>
+  static Outcome run(cases::Problem& problem, const Config& c, size_t workspace_bytes, When when, Schedule schedule,
+                     const Change& change, const ToParams& to_params, const MakeSchedule& make_schedule,
+                     const Attend& attend) {
     problem.arena().upload();
-    const attune_attention a = problem.device();
-    Problem p = make_problem(a, Data::kRequired);
+    attune_attention a = problem.device();
     cases::Workspace workspace(cases::host_memory(), workspace_bytes);
-    schedule(c, to_params(p, c, workspace.buffer.device()));
+    const auto before = to_params(make_problem(a, Data::kRequired), c, workspace.buffer.device());
+    make_schedule(c, before);
+    if (schedule == Schedule::kOtherStamp) change_stamp(before);
     change(a);
     for (const attune_tensor& t : {a.out, a.lse})
       cases::for_each_element(
           t, [&](const int64_t*, void* at) { cases::encode(static_cast<attune_dtype>(t.dtype), 0, at); });
-    p.scheduled_before = before;
+    Problem p = make_problem(a, Data::kRequired);
+    p.scheduled_before = when == When::kRunScheduled;
+    const emulator::Pinned pinned;  // by a schedule of other lengths two blocks may have the same rows
     attend(p, c, to_params(p, c, workspace.buffer.device()));
     Outcome outcome;
     for (const attune_tensor& t : {a.out, a.lse}) {
@@ -43,66 +51,139 @@ class EmulatedStamp : public EmulatedPrefill {
     EXPECT_EQ(workspace.buffer.check_guards(), "");
     return outcome;
   }
+  static void change_stamp(const kernels::DecodeParams& k) {
+    for (int i = 0; i < k.blocks; ++i) ++k.shares[i].stamp;
+  }
+  static void change_stamp(const kernels::PrefillParams& k) { ++k.list->stamp; }
 
-  static Outcome decode(const char* row, bool before, const Change& change) {
+  static Outcome decode(const char* row, When when, Schedule schedule, const Change& change) {
     cases::Problem problem(tests::make_case(row));
     const Problem p = make_problem(problem.device(), Data::kOptional);
     decode::DeviceShape device;
     device.num_sms = 3;
     const decode::Config c = decode::choose_config(p, device, false);
-    return run(problem, c, decode::workspace_layout(c).total, before, change, decode::to_params,
+    return run(problem, c, decode::workspace_layout(c).total, when, schedule, change, decode::to_params,
                emulate_decode_schedule,
                [](const Problem&, const decode::Config& config, const kernels::DecodeParams& k) {
                  emulate_decode(config, k);
                });
   }
-
-  static Outcome prefill(const char* row, bool before, const Change& change) {
+  static Outcome prefill(const char* row, When when, Schedule schedule, const Change& change) {
     cases::Problem problem(tests::make_case(row));
     const Problem p = make_problem(problem.device(), Data::kOptional);
     const prefill::Config c = prefill::choose_config(p, kBlocks);
-    return run(problem, c, prefill::workspace_layout(c).total, before, change, prefill::to_params,
+    return run(problem, c, prefill::workspace_layout(c).total, when, schedule, change, prefill::to_params,
                emulate_schedule<prefill::Config>, emulate_attention);
   }
-};
+  static Outcome mla(const char* row, When when, Schedule schedule, const Change& change) {
+    cases::Problem problem(tests::make_case(row));
+    const Problem p = make_problem(problem.device(), Data::kOptional);
+    const mla::Config c = mla::choose_config(p, kBlocks);
+    return run(problem, c, mla::workspace_layout(c).total, when, schedule, change, mla::to_params,
+               emulate_schedule<mla::Config>, emulate_mla);
+  }
 
-void one_less(const attune_tensor& t, int64_t i) { static_cast<int32_t*>(t.data)[i] -= 1; }
-
-const char* const kDecode = R"({"name": "x", "kv": "paged", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
-    "seqlens_q": [1, 1, 2], "seqlens_kv": [150, 40, 300], "finished": [0, 0, 0], "poison": false})";
-const char* const kPrompt = R"({"name": "x", "kv": "dense", "heads": [2, 2], "head_dim": [64, 64], "dtype": "bf16",
-    "seqlens_q": [150, 3], "seqlens_kv": [150, 300], "causal": true, "poison": false})";
-
-TEST_F(EmulatedStamp, OtherLengthsGiveNan) {
-  const Change none = [](const attune_attention&) {};
-  const Change lengths = [](const attune_attention& a) { one_less(a.seqused_kv, 2); };
-  const Change offsets = [](const attune_attention& a) { one_less(a.cu_seqlens_q, 1); };
-  const Change keys = [](const attune_attention& a) { one_less(a.cu_seqlens_kv, 1); };
-  const Change finished = [](const attune_attention& a) { static_cast<uint8_t*>(a.finished.data)[0] = 1; };
-  using Run = Outcome (*)(const char*, bool, const Change&);
-  const struct {
+  using Run = Outcome (*)(const char*, When, Schedule, const Change&);
+  struct Row {
+    Run run;
+    const char* row;
+  };
+  struct Case {
     const char* name;
     Run run;
     const char* row;
-    const Change& change;
-    bool all;  // rows are written whether or not what changed is seen
-  } changes[] = {{"decode, lengths", decode, kDecode, lengths, true},
-                 {"decode, offsets", decode, kDecode, offsets, false},
-                 {"decode, finished", decode, kDecode, finished, false},
-                 {"prompts, offsets", prefill, kPrompt, offsets, true},
-                 {"prompts, keys", prefill, kPrompt, keys, true}};
-  for (const auto& x : changes) {
-    SCOPED_TRACE(x.name);
-    const Outcome same = x.run(x.row, true, none);
-    EXPECT_EQ(same.nans, 0);
-    const Outcome other = x.run(x.row, true, x.change);
-    EXPECT_GT(other.nans, 0);
-    if (x.all) {
-      EXPECT_EQ(other.numbers, 0);
+    Change change;
+    bool all = true;  // rows are written whether or not what changed is seen
+  };
+  static void check(const std::vector<Case>& changes) {
+    for (const Case& x : changes) {
+      SCOPED_TRACE(x.name);
+      const Outcome other = x.run(x.row, When::kRunScheduled, Schedule::kAsMade, x.change);
+      EXPECT_GT(other.nans, 0);
+      if (x.all) {
+        EXPECT_EQ(other.numbers, 0);
+      }
     }
-    // attune_run has just scheduled: it asks nothing.
-    EXPECT_EQ(x.run(x.row, false, x.change).nans, 0);
   }
+};
+
+template <class T = int32_t>
+Change one_less(attune_tensor attune_attention::*tensor, int64_t i) {
+  return [=](attune_attention& a) { --static_cast<T*>((a.*tensor).data)[i]; };
+}
+Change no_change() {
+  return [](attune_attention&) {};
+}
+
+const char* const kDecode = R"({"name": "x", "kv": "paged", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
+    "seqlens_q": [1, 1, 2], "seqlens_kv": [150, 40, 300], "finished": [0, 0, 0], "poison": false})";
+const char* const kFixed = R"({"name": "x", "kv": "paged", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
+    "queries": "fixed", "seqlens_q": [2, 2], "seqlens_kv": [150, 40], "poison": false})";
+const char* const kHidden = R"({"name": "x", "kv": "paged", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
+    "seqlens_q": [1, 2], "seqlens_kv": [150, 300], "causal": true, "window": [99, 0],
+    "ranges": [[20, 149, 3, 9], [7, 12, 20, 28]], "poison": false})";
+const char* const kPrompt = R"({"name": "x", "kv": "dense", "heads": [2, 2], "head_dim": [64, 64], "dtype": "bf16",
+    "seqlens_q": [150, 3], "seqlens_kv": [150, 300], "causal": true, "poison": false})";
+const char* const kHiddenPrompt = R"({"name": "x", "kv": "dense", "heads": [2, 2], "head_dim": [64, 64],
+    "dtype": "bf16", "seqlens_q": [150, 3], "seqlens_kv": [150, 300], "causal": true, "window": [40, 0],
+    "ranges": [[20, 140, 3, 9], [7, 12, 20, 28]], "poison": false})";
+const char* const kLists = R"({"name": "x", "kv": "slots", "heads": [64, 1], "head_dim": [576, 512], "dtype": "bf16",
+    "shared_kv": true, "seqlens_q": [2, 1], "sparse": {"topk": 100, "topk_length": "token", "slots": 256},
+    "poison": false})";
+// Of 16 heads: mla/half.cu.
+const char* const kTwoLists = R"({"name": "x", "kv": "slots", "heads": [16, 1], "head_dim": [576, 512],
+    "dtype": "bf16", "cache": {"format": "mla_656"}, "seqlens_q": [2, 1],
+    "sparse": {"topk": 100, "topk_length": "batch"}, "extra": {"topk": 40, "topk_length": "token"}, "poison": false})";
+const char* const kFewRows = R"({"name": "x", "kv": "slots", "heads": [16, 1], "head_dim": [576, 512],
+    "dtype": "bf16", "shared_kv": true, "queries": "fixed", "seqlens_q": [2, 2],
+    "sparse": {"topk": 100, "topk_length": "token", "slots": 256}, "poison": false})";
+
+TEST_F(EmulatedStamp, OtherLengthsGiveNan) {
+  check({{"decode, lengths", decode, kDecode, one_less(&attune_attention::seqused_kv, 2)},
+         {"decode, offsets", decode, kDecode, one_less(&attune_attention::cu_seqlens_q, 1), false},
+         {"decode, finished", decode, kDecode, one_less<uint8_t>(&attune_attention::finished, 0), false},
+         {"prompts, offsets", prefill, kPrompt, one_less(&attune_attention::cu_seqlens_q, 1)},
+         {"prompts, begin of keys", prefill, kPrompt, one_less(&attune_attention::cu_seqlens_kv, 1)},
+         {"prompts, end of keys", prefill, kPrompt, one_less(&attune_attention::cu_seqlens_kv, 2)}});
+}
+
+TEST_F(EmulatedStamp, OtherListsGiveNan) {
+  check({{"of rows", mla, kLists, one_less(&attune_attention::topk_length, 2)},
+         {"of sequences", mla, kTwoLists, one_less(&attune_attention::topk_length, 1)},
+         {"extra ones", mla, kTwoLists, one_less(&attune_attention::extra_topk_length, 0)},
+         {"of few rows", mla, kFewRows, one_less(&attune_attention::topk_length, 3)},
+         {"shorter ones", mla, kLists, [](attune_attention& a) { --a.indices.shape[1]; }}});
+}
+
+TEST_F(EmulatedStamp, OtherWindowsAndRangesGiveNan) {
+  for (const auto& [run, row] : {Row{decode, kHidden}, Row{prefill, kHiddenPrompt}}) {
+    check({{"left", run, row, [](attune_attention& a) { ++a.window_left; }},
+           {"right", run, row, [](attune_attention& a) { ++a.window_right; }},
+           {"first", run, row, one_less(&attune_attention::bidirectional_ranges, 2)},
+           {"last", run, row, one_less(&attune_attention::bidirectional_ranges, 5)},
+           {"fewer", run, row, [](attune_attention& a) { --a.bidirectional_ranges.shape[1]; }}});
+  }
+}
+
+TEST_F(EmulatedStamp, OtherShapesGiveNan) {
+  check({{"dense keys", prefill, kPrompt, [](attune_attention& a) { --a.k.shape[0], --a.v.shape[0]; }},
+         {"what tables hold", decode, kDecode, [](attune_attention& a) { a.cache.page_table.shape[1] = 18; }},
+         {"finished rows", decode, kDecode, [](attune_attention& a) { a.zero_finished = 1; }}});
+}
+
+// Tables of other widths hold the same lengths.
+TEST_F(EmulatedStamp, TheSameCallGivesNumbers) {
+  const Change narrower = [](attune_attention& a) { --a.cache.page_table.shape[1]; };
+  for (const auto& [run, row] :
+       {Row{decode, kDecode}, Row{decode, kFixed}, Row{decode, kHidden}, Row{prefill, kPrompt},
+        Row{prefill, kHiddenPrompt}, Row{mla, kLists}, Row{mla, kTwoLists}, Row{mla, kFewRows}}) {
+    SCOPED_TRACE(row);
+    EXPECT_EQ(run(row, When::kRunScheduled, Schedule::kAsMade, no_change()).nans, 0);
+    EXPECT_EQ(run(row, When::kRunScheduled, Schedule::kOtherStamp, no_change()).numbers, 0);
+    // attune_run has just scheduled: it asks nothing.
+    EXPECT_EQ(run(row, When::kRun, Schedule::kOtherStamp, no_change()).nans, 0);
+  }
+  EXPECT_EQ(decode(kDecode, When::kRunScheduled, Schedule::kAsMade, narrower).nans, 0);
 }
 
 }  // namespace

@@ -337,10 +337,10 @@ ATTUNE_API attune_status attune_run(const attune_plan* plan, const attune_attent
                                     size_t workspace_bytes, void* stream);
 /* The two halves of attune_run. One schedule serves every layer of a step that has the same lengths, in the same
  * workspace: attune_run_scheduled needs that attune_schedule or attune_run of the same plan was the last to write to
- * it, on the same stream, with the same shapes, windows, lengths, offsets, finished and topk_length. On the CPU
- * anything else is INVALID_ARGUMENT. On CUDA only the device knows: with other seqused_kv, offsets or finished rows
- * are NaN (or right, where the kernel needs no schedule); the rest goes unseen, and a workspace without a schedule is
- * undefined behaviour. */
+ * it, on the same stream, with the same shapes, windows, ranges, lengths, offsets, finished and topk_length. On the
+ * CPU anything else is INVALID_ARGUMENT. On CUDA only the device knows: rows are NaN, or right where the kernel needs
+ * no schedule; shapes of prompts whose lengths no tensor gives go unseen. A workspace without a schedule is undefined
+ * behaviour there. */
 ATTUNE_API attune_status attune_schedule(const attune_plan* plan, const attune_attention* attention, void* workspace,
                                          size_t workspace_bytes, void* stream);
 ATTUNE_API attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention,

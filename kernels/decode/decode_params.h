@@ -151,7 +151,8 @@ struct DecodeParams {
   const long long* prompt_tiles;  // decode's: what the other kernel's schedule has counted, or null
   float prompt_tile;              // what one of those tiles costs in tiles of decode
   unsigned* few_begun;            // for the other kernel: counts the runs of this one, or null
-  int checks_stamp;               // the schedule was made by an earlier call: for these lengths? (schedule/stamp.cuh)
+  int checks_stamp;               // the schedule was made by an earlier call: for this one? (schedule/stamp.cuh)
+  unsigned stamp_of_call;         // of what a schedule follows from and the host knows: shapes, windows
   IntTable stamped_kv;            // offsets of dense keys, which the stamp follows from, too
   struct Share* shares;  // [blocks], from the schedule kernel, for lane 0
   // [blocks][head_lanes]: parts of the pair that begins in the block that are done; 0 before and after each run.
@@ -191,7 +192,7 @@ struct alignas(16) Share {
   int batch;
   int live;    // there is a piece
   int blocks;  // that the line is dealt to, at most
-  unsigned stamp;  // of the lengths
+  unsigned stamp;  // schedule/stamp.cuh
   Sequence sequence;
   Piece piece;
 };

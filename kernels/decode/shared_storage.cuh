@@ -27,7 +27,7 @@ struct alignas(16) SharedStorage {
     int is_last;                // whether this block has the last part of something
     kernels::Barrier received;  // in a cluster: counts the bytes of parts
   };
-  unsigned stamp;  // of the lengths, where the schedule's is checked
+  unsigned stamp;  // of the call, where the schedule's is checked
 };
 static_assert(sizeof(SharedStorage) ==
                   kernels::decode_shared_bytes(Config::kWarps, Config::kStages, Config::kElement, Config::kHeadDimQk,

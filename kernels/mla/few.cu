@@ -119,8 +119,8 @@ __device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t,
 }
 
 __device__ __forceinline__ void run_few(const PrefillParams& p, const FewPlaces& places) {
-  schedule::check_stamp(p, static_cast<int>(threadIdx.x) - Few::kLoaderThreads, 32 * Few::kMathWarps, p.list,
-                        places.check(), [] { meet_few(); });
+  schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Few::kLoaderThreads,
+                                         32 * Few::kMathWarps, places.check(), [] { meet_few(); });
   FewAttend a(p, places);
   for (unsigned count = 0;; ++count) {
     const int slot = slot_of_task(count);

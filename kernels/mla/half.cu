@@ -51,8 +51,8 @@ __device__ __forceinline__ void run_tasks(const HalfPlaces& places, const Work& 
   }
 }
 __device__ __forceinline__ void run_scores(const PrefillParams& p, const HalfPlaces& places) {
-  schedule::check_stamp(p, static_cast<int>(threadIdx.x) - Half::kLoaderThreads, 32 * Half::kScoreWarps, p.list,
-                        places.check(), [] { meet_scorers(); });
+  schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Half::kLoaderThreads,
+                                         32 * Half::kScoreWarps, places.check(), [] { meet_scorers(); });
   HalfScores a(p, places);
   run_tasks(places, [&](const Task& task, int head_tile) {
     a.run(task, head_tile);

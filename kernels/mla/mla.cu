@@ -103,8 +103,8 @@ __device__ __forceinline__ void attend(const PrefillParams& p, const Places& pla
 // Both groups: what is not the tiles is the same code, as what it takes is the fetching of its instructions.
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places, const ptx::TensorMap& q) {
   copy_first_queries(p, places, q);
-  schedule::check_stamp(p, static_cast<int>(threadIdx.x) - Config::kLoaders, 32 * Config::kMathWarps, p.list,
-                        places.check(), [] { ptx::sync_some(kAllMath, 32 * Config::kMathWarps); });
+  schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kLoaders, 32 * Config::kMathWarps,
+                                         places.check(), [] { ptx::sync_some(kAllMath, 32 * Config::kMathWarps); });
   Accumulators a;
   for (Counts counts;; counts.next_task()) {
     ptx::wait_phase(places.task_full(counts.slot()), counts.tasks() / kernels::kTaskSlots % 2);

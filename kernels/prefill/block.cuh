@@ -64,7 +64,7 @@ __device__ __forceinline__ void init_barriers(const Places& places) {
 
 // By all math threads, before their first task.
 __device__ __forceinline__ void check_stamp(const PrefillParams& p, const Places& places) {
-  schedule::check_stamp(p, math_thread(), Config::kMathThreads, p.list, places.check(),
+  schedule::check_stamp(p, math_thread(), Config::kMathThreads, places.check(),
                         [] { ptx::sync_some(kAllMath, Config::kMathThreads); });
 }
 

@@ -47,7 +47,7 @@ struct alignas(16) TaskList {
   unsigned few_begun;    // runs of the kernel that serves the call's short sequences that have begun, and
   unsigned few_ended;    // those that this kernel, which runs beside it, has ended with
   unsigned blocks_done;  // of the present one; 0 before and after a run
-  unsigned stamp;        // of the lengths (schedule/stamp.cuh)
+  unsigned stamp;        // schedule/stamp.cuh
 };
 
 // Sparse attention: each row's entries, slots of a cache or numbers of dense keys; those out of range are passed over.
@@ -132,8 +132,8 @@ struct alignas(16) TaskSlot {
   long long out_base;  // of the task's first row: elements from the beginning of `out` on
 };
 
-// In shared memory, where the schedule's stamp is checked (schedule/stamp.cuh): that of the lengths, and what sums
-// begin with: 0, or NaN where the two differ.
+// In shared memory, where the schedule's stamp is checked (schedule/stamp.cuh): that of the call, and what sums begin
+// with: 0, or NaN where the two differ.
 struct ScheduleCheck {
   unsigned stamp;
   float first_sum;

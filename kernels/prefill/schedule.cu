@@ -134,7 +134,7 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
   if (thread == 0) shared.stamp = 0;
   shared.bucket[thread] = 0;
   __syncthreads();
-  schedule::add_stamps(p, thread, kThreads, &shared.stamp);  // for all threads behind the first sum
+  schedule::add_stamps<kSparse>(p, thread, kThreads, &shared.stamp);  // for all threads behind the first sum
 
   // Of the pass: sequences of this thread's run, then every 1,024th block of rows.
   int begin = min(p.batch, thread * run), end = min(p.batch, begin + run), step = 1;

@@ -20,6 +20,12 @@ __device__ __forceinline__ int clamp_int(long long x, long long low, long long h
   return static_cast<int>(x < low ? low : x > high ? high : x);
 }
 
+#if !defined(ATTUNE_MASK) || (ATTUNE_MASK & 2) != 0
+constexpr bool kMayHaveRanges = true;
+#else
+constexpr bool kMayHaveRanges = false;  // saves registers
+#endif
+
 // The rest of sequence b, of which q_begin and num_q are there. used: its entry of seqused_kv.
 template <int kTileKeys, int kBlockRows>
 __device__ __forceinline__ void complete_sequence(const DecodeParams& p, int b, int used, bool finished, Sequence& s) {
@@ -34,15 +40,13 @@ __device__ __forceinline__ void complete_sequence(const DecodeParams& p, int b, 
   int first = 0, end = num_cached;
   if (p.window_left >= 0) first = static_cast<int>(max(first_position - p.window_left, 0ll));
   if (p.window_right >= 0) end = static_cast<int>(min(last_position + p.window_right + 1, static_cast<long long>(end)));
-#if !defined(ATTUNE_MASK) || (ATTUNE_MASK & 2) != 0  // registers of kernels that have no ranges
-  for (int i = 0; i < p.num_ranges; ++i) {
+  for (int i = 0; kMayHaveRanges && i < p.num_ranges; ++i) {
     const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
     const int range_first = range[0], range_last = range[p.range_end_stride];
     if (range_first >= range_last || range_last < first_position || range_first > last_position) continue;
     first = min(first, max(range_first, 0));
     end = max(end, range_last < num_cached ? range_last + 1 : num_cached);
   }
-#endif
   if (p.ring_capacity > 0) first = max(first, num_cached - p.ring_capacity);
   if (skipped || end < first) end = first;
   s.first_key = first;

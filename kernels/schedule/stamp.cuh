@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether lengths are those that a schedule was made of. A schedule serves every layer of a step
-// (attune_run_scheduled); made of other lengths it would leave rows out, and nobody would see it. It carries a stamp, a
-// number that follows from all lengths and offsets. The kernel that attends computes it again while its first copies
-// are on their way. Where the two differ, every row that it writes is NaN.
+// Whether a schedule was made for this call. A schedule serves every layer of a step (attune_run_scheduled); made of
+// other lengths it would leave rows out, and nobody would see it. It carries a stamp, a number that follows from all
+// that it follows from: what the host knows (stamp_of_call), lengths, offsets, who has finished, ranges, and the
+// lengths of lists. The kernel that attends computes it again while its first copies are on their way. Where the two
+// differ, every row that it writes is NaN.
 #pragma once
 
 #include "ptx/atomic.cuh"
@@ -18,36 +19,68 @@ __device__ __forceinline__ unsigned mixed(unsigned x, int with) {
 
 // Of sequence b. The stamp of a batch is the sum over its sequences, in any order.
 __device__ __forceinline__ unsigned stamp_of(const DecodeParams& p, int b) {
-  unsigned x = mixed(0x85ebca6bu, b);
+  unsigned x = mixed(p.stamp_of_call, b);
   if (p.cu_seqlens_q.data != nullptr) x = mixed(mixed(x, int_at(p.cu_seqlens_q, b)), int_at(p.cu_seqlens_q, b + 1));
-  if (p.seqused_kv.data != nullptr) x = mixed(x, int_at(p.seqused_kv, b));
+  if (p.seqused_kv.data != nullptr) {
+    const int used = int_at(p.seqused_kv, b);  // layers may have tables of other widths
+    x = mixed(x, p.capacity > 0 && p.ring_capacity == 0 ? min(used, p.capacity) : used);
+  }
   if (p.stamped_kv.data != nullptr) x = mixed(mixed(x, int_at(p.stamped_kv, b)), int_at(p.stamped_kv, b + 1));
   if (p.finished != nullptr) x = mixed(x, p.finished[b * p.finished_stride]);
+#pragma unroll 1
+  for (int i = 0; kMayHaveRanges && i < p.num_ranges; ++i) {
+    const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
+    x = mixed(mixed(x, range[0]), range[p.range_end_stride]);
+  }
   return x;
 }
 
+// Of the entries in use of a list's sequences or rows (prefill/prefill_params.h), those of one thread.
+template <class List>
+__device__ __forceinline__ unsigned stamp_of_list(const DecodeParams& p, const List& list, int number, int thread,
+                                                  int threads) {
+  if (list.indices == nullptr || list.length.data == nullptr) return 0;
+  int begin = 0, end = p.batch;
+  if (list.length_by_row && p.cu_seqlens_q.data != nullptr) {
+    begin = clamp_int(int_at(p.cu_seqlens_q, 0), 0, p.total_q);
+    end = clamp_int(int_at(p.cu_seqlens_q, p.batch), 0, p.total_q);
+  } else if (list.length_by_row) {
+    end = p.batch * p.fixed_q;
+  }
+  unsigned sum = 0;
+#pragma unroll 1
+  for (int i = begin + thread; i < end; i += threads)
+    sum += mixed(mixed(mixed(p.stamp_of_call, number), i), int_at(list.length, i));
+  return sum;
+}
+
 // Adds the stamps of the batch to *sum, in shared memory, by `threads` threads (whole warps) that are numbered from 0.
-__device__ __forceinline__ void add_stamps(const DecodeParams& p, int thread, int threads, unsigned* sum) {
+// kSparse: keys are entries of lists.
+template <bool kSparse = false, class Params>
+__device__ __forceinline__ void add_stamps(const Params& p, int thread, int threads, unsigned* sum) {
   unsigned mine = 0;
 #pragma unroll 1
   for (int b = thread; b < p.batch; b += threads) mine += stamp_of(p, b);
+  if constexpr (kSparse) {
+    mine += stamp_of_list(p, p.list_of_slots, -1, thread, threads);
+    mine += stamp_of_list(p, p.list_of_extra, -2, thread, threads);
+  }
   mine = static_cast<unsigned>(ptx::sum_of_warp(static_cast<int>(mine)));
   if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
 }
 
-// What the sum of a row's probabilities begins with: NaN where lengths are not the schedule's.
+// What the sum of a row's probabilities begins with: NaN where the schedule was made for another call.
 __device__ __forceinline__ float first_sum(unsigned sum, unsigned stamp) {
   return sum == stamp ? 0.0f : __uint_as_float(0x7fffffffu);
 }
 
 // By threads that are numbered from 0, before their first task; they meet by sync(). check was {} at the beginning.
-template <class List, class Check, class Sync>
-__device__ __forceinline__ void check_stamp(const DecodeParams& p, int thread, int threads, const List* list,
-                                            Check& check, const Sync& sync) {
+template <bool kSparse = false, class Params, class Check, class Sync>
+__device__ __forceinline__ void check_stamp(const Params& p, int thread, int threads, Check& check, const Sync& sync) {
   if (p.checks_stamp == 0) return;
-  add_stamps(p, thread, threads, &check.stamp);
+  add_stamps<kSparse>(p, thread, threads, &check.stamp);
   sync();
-  if (thread == 0) check.first_sum = first_sum(check.stamp, list->stamp);
+  if (thread == 0) check.first_sum = first_sum(check.stamp, p.list->stamp);
   sync();
 }
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/schedule_stamp.h"
+
 namespace attune::cpu {
 namespace {
 
@@ -88,29 +90,10 @@ void for_each_item(const Problem& p, const Sequence* sequences, int64_t most_hea
   }
 }
 
-class Stamp {
- public:
-  void add(int64_t x) {
-    value_ = (value_ ^ static_cast<uint64_t>(x)) * 0x9e3779b97f4a7c15u;
-    value_ ^= value_ >> 32;
-  }
-  void add(const IntView& t) {
-    for (int64_t i = 0; t && i < t.cols; ++i) add(t(i));
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 0;
-};
-
 }  // namespace
 
 uint64_t schedule_stamp(const Problem& p) {
-  Stamp stamp;
-  for (const int64_t x : {p.batch, p.total_q, p.fixed_q, p.fixed_kv, p.k.rows, p.list.topk, p.extra_list.topk,
-                          p.window_left, p.window_right, p.num_ranges})
-    stamp.add(x);
-  stamp.add(p.cache.ring_capacity);
+  Stamp stamp = stamp_of_shapes(p);
   for (const IntView* t : {&p.cu_q, &p.cu_kv, &p.list.length, &p.extra_list.length}) stamp.add(*t);
   // As they are clamped: layers may have tables of other widths.
   const int64_t most = p.cache && p.cache.ring_capacity == 0 ? p.cache.capacity() : INT64_MAX;

@@ -108,10 +108,7 @@ void check_reachable(const attune_attention& a, int32_t device) {
 // Copies views into host memory of their own and points them there.
 class HostTables::Copier {
  public:
-  Copier(HostTables& to, int32_t device, void* stream)
-      : to_(to), driver_(require_driver()), context_(device), stream_(static_cast<StreamHandle>(stream)) {
-    check(driver_.cuStreamSynchronize(stream_), "waiting for the stream");
-  }
+  Copier(HostTables& to, const Copy& copy) : to_(to), copy_(copy) {}
 
   void table(IntView& v) {
     if (!v || v.cols == 0) return;
@@ -134,7 +131,7 @@ class HostTables::Copier {
   void flags(const uint8_t*& data, int64_t& stride, int64_t count) {
     if (data == nullptr || count == 0) return;
     to_.flags_.resize(static_cast<size_t>((count - 1) * stride + 1));
-    copy(to_.flags_.data(), data, to_.flags_.size());
+    copy_(to_.flags_.data(), data, to_.flags_.size());
     data = to_.flags_.data();
   }
 
@@ -145,37 +142,40 @@ class HostTables::Copier {
     const int64_t count = apart ? num_rows * extent : (num_rows - 1) * stride + extent;
     std::vector<int32_t>& host = to_.tables_.emplace_back(static_cast<size_t>(count));
     if (!apart) {
-      copy(host.data(), from, host.size() * sizeof(int32_t));
+      copy_(host.data(), from, host.size() * sizeof(int32_t));
       return host.data();
     }
     for (int64_t i = 0; i < num_rows; ++i) {
-      copy(host.data() + i * extent, from + i * stride, static_cast<size_t>(extent) * sizeof(int32_t));
+      copy_(host.data() + i * extent, from + i * stride, static_cast<size_t>(extent) * sizeof(int32_t));
     }
     new_stride = extent;
     return host.data();
   }
-  void copy(void* to, const void* from, size_t bytes) {
-    check(driver_.cuMemcpyDtoHAsync(to, reinterpret_cast<DevicePointer>(from), bytes, stream_), "copying a table");
-    check(driver_.cuStreamSynchronize(stream_), "copying a table");
-  }
 
   HostTables& to_;
-  const Driver& driver_;
-  const ScopedContext context_;
-  StreamHandle stream_;
+  const Copy& copy_;
 };
 
-HostTables::HostTables(const Problem& p, int32_t device, void* stream) : problem_(p) {
+HostTables::HostTables(const Problem& p, int32_t device, void* stream)
+    : HostTables(p, [device, stream](void* to, const void* from, size_t bytes) {
+        const Driver& driver = require_driver();
+        const ScopedContext context(device);
+        auto* const of = static_cast<StreamHandle>(stream);
+        check(driver.cuMemcpyDtoHAsync(to, reinterpret_cast<DevicePointer>(from), bytes, of), "copying a table");
+        check(driver.cuStreamSynchronize(of), "copying a table");
+      }) {}
+
+HostTables::HostTables(const Problem& p, const Copy& copy) : problem_(p) {
   Problem& h = problem_;
-  Copier copy(*this, device, stream);
+  Copier copier(*this, copy);
   for (IntView* v : {&h.cu_q, &h.cu_kv, &h.seqused, &h.cache.page_table, &h.cache.v_page_table, &h.cache.batch_index,
                      &h.cache_indirection, &h.beam_prompt_length, &h.prologue.ia3_task, &h.prologue.rope_table_index,
                      &h.prologue.positions}) {
-    copy.table(*v);
+    copier.table(*v);
   }
-  copy.list(h.list, h.total_q, h.heads_kv);
-  copy.list(h.extra_list, h.total_q, h.heads_kv);
-  copy.flags(h.finished, h.finished_stride, h.batch);
+  copier.list(h.list, h.total_q, h.heads_kv);
+  copier.list(h.extra_list, h.total_q, h.heads_kv);
+  copier.flags(h.finished, h.finished_stride, h.batch);
 }
 
 }  // namespace attune::cuda

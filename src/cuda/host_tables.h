@@ -2,7 +2,9 @@
 // What attune_validate needs of a problem whose data are on a device.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "core/problem.h"
@@ -18,8 +20,12 @@ void check_reachable(const char* name, const void* data, int32_t device);
 // A problem with copies of its lengths, tables, indices and flags on the host; the rest still points at the device.
 class HostTables {
  public:
-  // Waits for the stream. The problem's pointers must be reachable.
+  using Copy = std::function<void(void* to, const void* from, size_t bytes)>;
+
+  // In the order of the stream, of which it waits for what it copies. The problem's pointers must be reachable.
   HostTables(const Problem& p, int32_t device, void* stream);
+  // By a copy that need not be the driver's.
+  HostTables(const Problem& p, const Copy& copy);
   const Problem& problem() const { return problem_; }
 
  private:

@@ -28,18 +28,19 @@ Shadow* shadow() { return g_block->cluster->shadow.get(); }
 void note_use(const Block& block, unsigned barrier) {
   if (shadow() != nullptr) shadow()->use_barrier(block.shared + (barrier - kSharedBase));
 }
-void acquire_phase(const Barrier& b, unsigned parity) {
+// A wait for that parity is over.
+void acquire_phase(Barrier& b, unsigned parity) {
+  if (b.phase % 2 != parity) b.phase_seen = b.phase;
   if (shadow() != nullptr) shadow()->acquire(b.meeting.done[parity]);
 }
 
-bool watched_by_environment() {
-  const char* races = std::getenv("ATTUNE_EMULATOR_RACES");
-  return races != nullptr && *races != '\0';
-}
-bool g_watched = watched_by_environment();
+int g_watching = 0;  // of Watched, those that live
 
 void end_phase_if_complete(Barrier& b) {
   if (b.pending > 0 || b.bytes != 0) return;
+  // What a barrier guards is done with when somebody has waited for it: arrivals beyond those of a phase end others.
+  if (b.phase_seen != b.phase)
+    throw std::runtime_error("a phase of a barrier ends before anybody has waited for the one before: too many arrive");
   b.pending = b.count;
   if (shadow() != nullptr) shadow()->end_phase(b);
   ++b.phase;
@@ -75,6 +76,12 @@ Warp& come_for(void (*all)(void* const*)) {
 
 }  // namespace
 
+bool g_pinned = false;
+const char* setting(const char* name) {
+  const char* const value = g_pinned ? nullptr : std::getenv((std::string("ATTUNE_EMULATOR_") + name).c_str());
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
 void fail(const char* what) { throw std::runtime_error(what); }
 
 void note_wait_for_previous_kernels() { g_block->has_waited = true; }
@@ -106,9 +113,9 @@ void sync_cluster() {
   wait_for_cluster();
 }
 
-Watched::Watched() { g_watched = true; }
-Watched::~Watched() { g_watched = watched_by_environment(); }
-bool is_watched() { return g_watched; }
+Watched::Watched() { ++g_watching; }
+Watched::~Watched() { --g_watching; }
+bool is_watched() { return g_watching > 0 || setting("RACES") != nullptr; }
 
 const uint64_t* exchange(uint64_t value, bool orders) {
   Warp& w = come_for(nullptr);
@@ -207,7 +214,7 @@ void arrive(unsigned barrier, unsigned expected_bytes) {
 void complete_bytes(unsigned barrier, unsigned bytes) { complete_bytes_at(cluster_rank(), barrier, bytes); }
 
 bool phase_ended(unsigned barrier, unsigned parity) {
-  const Barrier& b = barrier_at(barrier);
+  Barrier& b = barrier_at(barrier);
   note_use(*g_block, barrier);
   const bool ended = b.phase % 2 != parity;
   if (!ended) {
@@ -220,7 +227,7 @@ bool phase_ended(unsigned barrier, unsigned parity) {
 }
 void wait_phase(unsigned barrier, unsigned parity) {
   may_fall_behind(kAtBarrier);
-  const Barrier& b = barrier_at(barrier);
+  Barrier& b = barrier_at(barrier);
   note_use(*g_block, barrier);
   wait_while(b.phase, parity, 1);
   acquire_phase(b, parity);

@@ -17,8 +17,9 @@ void collect(void* mine, void (*all)(void* const* lanes));
 // A box into the shared memory of one block; how many bytes.
 unsigned copy_box_into(unsigned char* memory, unsigned shared, const ptx::TensorMap& map, const int (&begin)[5]);
 
-// Runs all blocks, in clusters of so many along x. Throws where threads wait for what nobody will do, or leave a
-// barrier in the middle of a phase.
+// Runs all blocks, in clusters of so many along x. Throws where threads wait for what nobody will do, leave a
+// barrier in the middle of a phase, or end a phase of it before anybody has waited for the one before: where more
+// arrive than it counts, they are taken for those of the next phase, as on a GPU.
 void run(Index grid, unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1);
 inline void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1) {
   run(Index{blocks, 1, 1}, threads, kernel, cluster);
@@ -50,6 +51,16 @@ class Watched {
   Watched& operator=(const Watched&) = delete;
 };
 bool is_watched();
+
+// While one lives, the environment has no say: launches go in order and unwatched, but for what a Shuffled and a
+// Watched ask for. For what only some orders show, and what is a race on purpose.
+class Pinned {
+ public:
+  Pinned();
+  ~Pinned();
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+};
 
 // Static variables of a module: each block sees its own.
 void add_static_shared(unsigned char* begin, size_t bytes);

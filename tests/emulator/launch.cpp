@@ -52,8 +52,8 @@ struct Order {
 };
 
 Order order_of(std::optional<uint64_t> seed, unsigned clusters, Lanes lanes = Lanes::kTogether) {
-  const char* chosen = std::getenv("ATTUNE_EMULATOR_SEED");
-  if (chosen != nullptr && *chosen != '\0') seed = seed.value_or(0) + 1000003 * std::strtoull(chosen, nullptr, 10);
+  const char* const chosen = setting("SEED");
+  if (chosen != nullptr) seed = seed.value_or(0) + 1000003 * std::strtoull(chosen, nullptr, 10);
   if (!seed) return {};
   return {true, *seed, clusters, lanes};
 }
@@ -261,6 +261,8 @@ class Launch {
       all_wait_ &= b.has_waited;
       for (const auto& [at, barrier] : b.barriers) {
         if (barrier.bytes != 0) throw std::runtime_error("a barrier still expects bytes at the end");
+        if (barrier.pending != barrier.count)
+          throw std::runtime_error("a block ends in the middle of a barrier's phase");
       }
       if (g_owner_of_statics == &b) g_owner_of_statics = nullptr;
       std::erase(running_, &b);
@@ -342,6 +344,8 @@ Stack g_stack = {0, kStackBytes + kStackLines* kLineBytes};
 
 Shuffled::Shuffled(uint64_t seed, unsigned clusters, Lanes lanes) { g_order = order_of(seed, clusters, lanes); }
 Shuffled::~Shuffled() { g_order = order_of({}, kClusters); }
+Pinned::Pinned() { g_pinned = true, g_order = order_of({}, kClusters); }
+Pinned::~Pinned() { g_pinned = false, g_order = order_of({}, kClusters); }
 
 void add_static_shared(unsigned char* begin, size_t bytes) { g_statics.push_back({begin, bytes}); }
 size_t offset_among_statics(const unsigned char* at) {

@@ -45,7 +45,8 @@ struct NumberedBarrier {
 struct Barrier {
   int64_t count = 0, pending = 0, bytes = 0;
   uint64_t phase = 0;
-  unsigned agent = 0;  // of the shadow's clocks
+  uint64_t phase_seen = 0;  // somebody has waited for the end of the one before it
+  unsigned agent = 0;       // of the shadow's clocks
   Meeting meeting;
 };
 
@@ -87,6 +88,10 @@ struct Cluster {
   std::shared_ptr<Shadow> shadow;  // null: nobody asks for races
   Meeting meeting;
 };
+
+// ATTUNE_EMULATOR_<name> of the environment; null: not set, or a Pinned lives.
+const char* setting(const char* name);
+extern bool g_pinned;
 
 extern Block* g_block;
 // The running thread's.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numbers>
 
+#include "core/schedule_stamp.h"
 #include "cuda/decode/config.h"
 #include "cuda/ops/params.h"
 #include "prefill/prefill_params.h"
@@ -179,6 +180,14 @@ void fill_sizes(const Problem& p, DecodeParams& k) {
   k.whole_pairs = p.batch_invariant ? 1 : 0;
 }
 
+// What else a schedule may be of follows from its plan: causality, skip_decode, heads.
+unsigned stamp_of_call(const Problem& p) {
+  Stamp stamp = stamp_of_shapes(p);
+  const bool may_skip = p.finished != nullptr || p.skip_decode;
+  stamp.add(may_skip && p.zero_finished ? 1 : 0);
+  return static_cast<unsigned>(stamp.value());
+}
+
 // A tile of 128 keys takes a multiprocessor so much longer with 128 rows of a prompt than with those of a block here.
 constexpr float kPromptTile = 1.22f;
 
@@ -200,6 +209,7 @@ void fill_problem(const Problem& p, const kernels::T5Table& t5, DecodeParams& k)
   fill_tables(p, t5, k);
   k.seqused_kv = int_table(p.seqused);
   k.stamped_kv = int_table(p.cu_kv);
+  k.stamp_of_call = stamp_of_call(p);
   k.checks_stamp = p.scheduled_before ? 1 : 0;
 }
 

@@ -48,7 +48,9 @@ extern "C" __global__ void pipeline(const unsigned char* from, int tiles, unsign
     if (broken == 6 && lane == 0) ptx::arrive(empty + 8 * stage);  // 6: free before it has been read
     for (int i = lane; i < kTileBytes; i += 32) sum += ring.tiles[stage][i];
     if (broken != 7) __syncwarp();  // 7: free before all lanes have read it
-    if (broken != 6 && lane == 0) ptx::arrive(empty + 8 * stage);
+    // 8: three lanes of each warp, so that three phases end, of which the last looks like the first; 9: one lane more.
+    const bool arrives = lane == 0 || (broken == 8 && lane < 3) || (broken == 9 && warp == 1 && lane == 1);
+    if (broken != 6 && arrives) ptx::arrive(empty + 8 * stage);
   }
   if (warp > 0) sums[threadIdx.x - 32] = sum + flag;
 }
