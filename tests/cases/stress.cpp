@@ -16,6 +16,8 @@
 #include "device_compare.h"
 #include "device_oracle.h"
 #include "indexer_problem.h"
+#include "op_problem.h"
+#include "outcome.h"
 
 namespace attune::cases {
 namespace {
@@ -77,34 +79,6 @@ class Runner {
   std::unique_ptr<Workspace> workspace_;
   size_t bytes_ = 0;
   std::string kernel_;
-};
-
-// The buffers that a run has changed, and what it has made of them.
-class Outcome {
- public:
-  explicit Outcome(const Arena& arena) {
-    for (const auto& buffer : arena.buffers()) {
-      std::vector<std::byte> bytes = buffer->download();
-      if (!std::equal(bytes.begin(), bytes.end(), buffer->host())) changed_.push_back({buffer.get(), std::move(bytes)});
-    }
-  }
-  // As they were before the run.
-  void restore() const {
-    for (const auto& [buffer, bytes] : changed_) buffer->upload();
-  }
-  // "" where they are again what the first run made of them.
-  std::string differs() const {
-    for (const auto& [buffer, bytes] : changed_) {
-      const std::vector<std::byte> now = buffer->download();
-      const auto at = std::mismatch(bytes.begin(), bytes.end(), now.begin()).first;
-      if (at != bytes.end())
-        return "byte " + std::to_string(at - bytes.begin()) + " of \"" + buffer->name() + "\" has other bits";
-    }
-    return "";
-  }
-
- private:
-  std::vector<std::pair<Buffer*, std::vector<std::byte>>> changed_;
 };
 
 bool is_poison(const std::byte* at, int64_t bytes) {
@@ -296,12 +270,39 @@ StressReport stress_indexer(const Case& spec, Memory& memory, int repeats) {
   return report;
 }
 
+// Against the oracle, and then again over its own results; from a graph, too, where the device has those.
+StressReport stress_op(const Case& spec, Memory& memory, int repeats) {
+  StressReport report;
+  report.kernel = operation_name(spec);
+  const std::unique_ptr<OpProblem> problem = make_op_problem(spec, memory);
+  const auto run = [&](void* stream) {
+    if (const std::string failure = problem->run(stream); !failure.empty()) throw Refused(failure);
+  };
+  run(nullptr);
+  ++report.runs;
+  report.failure = problem->check().failure;
+  const Outcome first(problem->arena());
+  const auto again = [&](const std::string& what, const std::function<void()>& run_it) {
+    if (!report.failure.empty()) return;
+    first.restore();
+    run_it();
+    ++report.runs;
+    if (const std::string failure = first.differs(); !failure.empty()) report.failure = what + ": " + failure;
+  };
+  for (int i = 0; i < repeats; ++i) again("run " + std::to_string(i + 2), [&] { run(nullptr); });
+  const std::function<void()> replay = memory.captured(run);
+  for (int i = 0; replay && i < 2; ++i) again("a replayed graph", replay);
+  if (report.failure.empty()) report.failure = problem->arena().check_guards();
+  return report;
+}
+
 }  // namespace
 
 StressReport stress(const Case& spec, Memory& memory, int repeats) {
   StressReport report;
   try {
     if (spec.indexer.topk > 0) return stress_indexer(spec, memory, repeats);
+    if (spec.op.operation != Operation::kAttention) return stress_op(spec, memory, repeats);
     Problem problem(spec, memory);
     Runner runner(problem);
     if (!runner.covered()) return report;
@@ -309,6 +310,8 @@ StressReport stress(const Case& spec, Memory& memory, int repeats) {
     report.failure = run_all(problem, runner, repeats, report.runs);
   } catch (const std::exception& e) {
     report.failure = e.what();
+    if (report.kernel.empty() && std::string_view(operation_name(spec)) != "attention")
+      report.kernel = operation_name(spec);
   }
   return report;
 }
