@@ -34,13 +34,12 @@ constexpr size_t kMostFailures = 5;  // then it ends
 constexpr int kShrinkingRuns = 200;
 
 // Blocks that were released serve again: a case has about twenty, and a device takes its time for each.
-class PooledMemory final : public cases::Memory {
+class PooledMemory final : public cases::MemoryOver {
  public:
-  explicit PooledMemory(cases::Memory& below) : below_(below) {}
+  using MemoryOver::MemoryOver;
   ~PooledMemory() override {
     for (auto& [bytes, block] : free_) below_.release(block);
   }
-  attune_device device() const override { return below_.device(); }
   void* allocate(size_t bytes) override {
     size_t rounded = 4096;
     while (rounded < bytes) rounded *= 2;
@@ -55,19 +54,8 @@ class PooledMemory final : public cases::Memory {
     return block;
   }
   void release(void* data) noexcept override { free_.emplace(sizes_.at(data), data); }
-  void upload(void* device, const void* host, size_t bytes) override { below_.upload(device, host, bytes); }
-  void download(void* host, const void* device, size_t bytes) override { below_.download(host, device, bytes); }
-  void fill(void* device, std::byte value, size_t bytes) override { below_.fill(device, value, bytes); }
-  std::function<void()> captured(const std::function<void(void* stream)>& work) override {
-    return below_.captured(work);
-  }
-  bool launches() const override { return below_.launches(); }
-  void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
-    below_.launch(source, entry, blocks, threads, params);
-  }
 
  private:
-  cases::Memory& below_;
   std::multimap<size_t, void*> free_;
   std::unordered_map<void*, size_t> sizes_;
 };

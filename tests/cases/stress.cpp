@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "beside.h"
 #include "compare.h"
 #include "device_compare.h"
 #include "device_oracle.h"
@@ -201,6 +202,19 @@ std::string others_show(const Problem& problem, const Snapshot& before) {
   return "";
 }
 
+// A run alone has given first.
+std::string run_beside_another(Problem& problem, Runner& runner, const Outcome& first, int64_t& runs) {
+  Problem other(other_of(problem.spec()), problem.arena().memory());
+  Runner of_other(other);
+  if (!of_other.covered()) return "";
+  const Expectation expected(other);
+  std::string failure = run_beside(
+      {problem.arena(), [&](void* stream) { runner.run(stream); }}, first,
+      {other.arena(), [&](void* stream) { of_other.run(stream); }}, [&] { return expected.check(of_other); }, runs);
+  if (failure.empty()) failure = runner.check_guards();
+  return failure.empty() ? of_other.check_guards() : failure;
+}
+
 std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs) {
   const Expectation expected(problem);
   runner.run();
@@ -229,6 +243,9 @@ std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs
     if (std::string failure = first.differs(); !failure.empty()) return "a replayed graph: " + failure;
   }
   if (std::string failure = runner.check_guards(); !failure.empty()) return failure;
+  if (runs_beside(problem.spec())) {
+    if (std::string failure = run_beside_another(problem, runner, first, runs); !failure.empty()) return failure;
+  }
   std::optional<Snapshot> before;
   if (problem.spec().batch_invariant) before.emplace(problem.arena());
   first.restore();
@@ -275,9 +292,10 @@ StressReport stress_op(const Case& spec, Memory& memory, int repeats) {
   StressReport report;
   report.kernel = operation_name(spec);
   const std::unique_ptr<OpProblem> problem = make_op_problem(spec, memory);
-  const auto run = [&](void* stream) {
-    if (const std::string failure = problem->run(stream); !failure.empty()) throw Refused(failure);
+  const auto run_one = [](const OpProblem& op, void* stream) {
+    if (const std::string failure = op.run(stream); !failure.empty()) throw Refused(failure);
   };
+  const auto run = [&](void* stream) { run_one(*problem, stream); };
   run(nullptr);
   ++report.runs;
   report.failure = problem->check().failure;
@@ -293,6 +311,11 @@ StressReport stress_op(const Case& spec, Memory& memory, int repeats) {
   const std::function<void()> replay = memory.captured(run);
   for (int i = 0; replay && i < 2; ++i) again("a replayed graph", replay);
   if (report.failure.empty()) report.failure = problem->arena().check_guards();
+  if (!report.failure.empty() || !runs_beside(spec)) return report;
+  const std::unique_ptr<OpProblem> other = make_op_problem(other_of(spec), memory);
+  report.failure = run_beside(
+      {problem->arena(), run}, first, {other->arena(), [&](void* stream) { run_one(*other, stream); }},
+      [&] { return other->check().failure; }, report.runs);
   return report;
 }
 
