@@ -34,13 +34,12 @@ constexpr size_t kMostFailures = 5;  // then it ends
 constexpr int kShrinkingRuns = 200;
 
 // Blocks that were released serve again: a case has about twenty, and a device takes its time for each.
-class PooledMemory final : public cases::Memory {
+class PooledMemory final : public cases::MemoryOver {
  public:
-  explicit PooledMemory(cases::Memory& below) : below_(below) {}
+  using MemoryOver::MemoryOver;
   ~PooledMemory() override {
     for (auto& [bytes, block] : free_) below_.release(block);
   }
-  attune_device device() const override { return below_.device(); }
   void* allocate(size_t bytes) override {
     size_t rounded = 4096;
     while (rounded < bytes) rounded *= 2;
@@ -55,19 +54,8 @@ class PooledMemory final : public cases::Memory {
     return block;
   }
   void release(void* data) noexcept override { free_.emplace(sizes_.at(data), data); }
-  void upload(void* device, const void* host, size_t bytes) override { below_.upload(device, host, bytes); }
-  void download(void* host, const void* device, size_t bytes) override { below_.download(host, device, bytes); }
-  void fill(void* device, std::byte value, size_t bytes) override { below_.fill(device, value, bytes); }
-  std::function<void()> captured(const std::function<void(void* stream)>& work) override {
-    return below_.captured(work);
-  }
-  bool launches() const override { return below_.launches(); }
-  void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
-    below_.launch(source, entry, blocks, threads, params);
-  }
 
  private:
-  cases::Memory& below_;
   std::multimap<size_t, void*> free_;
   std::unordered_map<void*, size_t> sizes_;
 };
@@ -77,13 +65,16 @@ int64_t budget_of(const StressOptions& options, attune_device device) {
   return device.type == ATTUNE_DEVICE_CUDA ? 20000 : 3000;
 }
 
+// Has no plan, and is run by its own function.
+bool is_operation(const cases::Case& spec) { return std::string_view(cases::operation_name(spec)) != "attention"; }
+
 // What configurations need is compiled side by side before the time begins.
 void warm_up(const StressOptions& options, attune_device device) {
   std::vector<std::unique_ptr<cases::Problem>> problems;
   std::vector<attune_attention> descriptors;
   for (uint64_t index = 0; index < static_cast<uint64_t>(6 * options.configurations); ++index) {
     const cases::Case spec = cases::serving_case(0, index, options.configurations, 2000);
-    if (spec.indexer.topk > 0) continue;  // which has no plan
+    if (is_operation(spec)) continue;  // which has no plan
     auto problem = std::make_unique<cases::Problem>(spec);
     descriptors.push_back(problem->device());
     if (supported(descriptors.back(), device).status == ATTUNE_UNSUPPORTED) {
@@ -176,6 +167,8 @@ constexpr Part kParts[] = {
     {"lse", [](cases::Case& c) { return set(c.lse, false); }},
     {"max_seqlen_*", [](cases::Case& c) { return set(c.max_seqlens, false); }},
     {"batch_invariant", [](cases::Case& c) { return set(c.batch_invariant, false); }},
+    {"merge of half the parts", [](cases::Case& c) { return set<int64_t>(c.op.parts, (c.op.parts + 1) / 2); }},
+    {"odd contents", [](cases::Case& c) { return set(c.op.any_contents, false); }},
     {"odd strides", [](cases::Case& c) { return set(c.strides, cases::StrideMode::kDense); }},
     {"half of the keys", [](cases::Case& c) { return halve(c.seqlens_kv); }},
     {"half of the queries", [](cases::Case& c) { return halve(c.seqlens_q); }},
@@ -235,6 +228,18 @@ struct Counts {
   int64_t cases = 0, runs = 0;
 };
 
+// What of the registry, and of the operations beside attention, the device has and the expression selects.
+std::map<std::string, Counts> selected_kernels(const std::regex& only, attune_device device) {
+  std::map<std::string, Counts> kernels;
+  for (const attune_kernel_info& kernel : attune::kernels()) {
+    if (kernel.device_type == device.type && std::regex_search(kernel.name, only)) kernels[kernel.name];
+  }
+  for (const char* name : cases::kOperations) {
+    if (std::regex_search(name, only)) kernels[name];
+  }
+  return kernels;
+}
+
 std::pair<uint64_t, uint64_t> seed_and_index(const std::string& text) {
   static const std::regex form("([0-9]{1,18}):([0-9]{1,18})");
   std::smatch parts;
@@ -258,12 +263,12 @@ void run_stress(const StressOptions& options, attune_device device) {
   const int64_t budget = budget_of(options, device);
   if (!one && device.type == ATTUNE_DEVICE_CUDA) warm_up(options, device);
   // Kernels that no case reached are to be seen.
-  std::map<std::string, Counts> kernels;
-  for (const attune_kernel_info& kernel : attune::kernels()) {
-    if (!one && kernel.device_type == device.type && std::string_view(kernel.operation) == "attention" &&
-        std::regex_search(kernel.name, only))
-      kernels[kernel.name];
-  }
+  std::map<std::string, Counts> kernels = selected_kernels(only, device);
+  const bool attention = std::any_of(kernels.begin(), kernels.end(), [](const auto& k) {
+    return std::find(std::begin(cases::kOperations), std::end(cases::kOperations), k.first) ==
+           std::end(cases::kOperations);
+  });
+  if (one) kernels.clear();
   int64_t cases_run = 0;
   size_t failures = 0;
   const Stopwatch watch;
@@ -274,6 +279,8 @@ void run_stress(const StressOptions& options, attune_device device) {
        ++index) {
     if (interrupt.interrupted() || failures >= kMostFailures || (failures > 0 && !answers(memory))) break;
     const cases::Case spec = cases::serving_case(seed, index, options.configurations, budget);
+    // What runs an operation is known before; of attention, once it is planned.
+    if (is_operation(spec) ? !std::regex_search(cases::operation_name(spec), only) : !attention) continue;
     const int repeats = index % kMany == kMany - 1 || one ? kManyRepeats : kRepeats;
     const cases::StressReport report = cases::stress(spec, memory, repeats);
     if (report.kernel.empty() && report.passed()) continue;  // no kernel takes it

@@ -60,6 +60,14 @@ struct Prepared {
 Prepared qkv_prepare(const attune_qkv_prepare& op);
 std::vector<CacheWrite> appended(const attune_qkv_prepare& op);
 
+// What attune_cache_op_run moves: append and quantize to the cache, dequantize and gather to dense rows.
+struct CacheMoves {
+  std::vector<CacheWrite> writes;
+  std::vector<bool> written;  // [tokens]: dense rows that are written
+  std::vector<double> k, v;   // [tokens][heads][head_dim]; 0 where nothing is written; empty where absent
+};
+CacheMoves cache_op(const attune_cache_op& op);
+
 // Merge by lse: out [rows][heads][head_dim_v], lse [rows][heads], abs as sum of weights * |partial_out|.
 struct Merged {
   std::vector<double> out, lse, abs;

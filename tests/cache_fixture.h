@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cases/op_problem.h"
 #include "support.h"
 
 namespace attune::tests {
@@ -143,25 +144,26 @@ class CacheFixture {
 
   // Dense row `row` must hold slot `slot` as the oracle decodes it; slot < 0: zeros.
   void check_reads(const std::vector<int64_t>& slots, const std::string& what) {
-    cases::Checker checker;
-    cases::Snapshot snapshot(arena_);
-    for (const bool is_v : {false, true}) {
-      const attune_tensor dense = snapshot.after(is_v ? op_.v : op_.k);
-      if (dense.dtype == ATTUNE_DTYPE_NONE) continue;
-      for (size_t row = 0; row < slots.size(); ++row) {
-        for (int64_t h = 0; h < heads_; ++h) {
+    reference::CacheMoves moves;
+    for (size_t row = 0; row < slots.size(); ++row) {
+      for (int64_t h = 0; h < heads_; ++h) {
+        for (const bool is_v : {false, true}) {
+          if (is_v && packed_) continue;
           std::vector<double> expected(static_cast<size_t>(is_v ? dim_v_ : dim_k_), 0.0);
           if (slots[row] >= 0) expected = reference::cache_row(op_.cache, dim_v_, slots[row], h, is_v);
-          for (size_t d = 0; d < expected.size(); ++d) {
-            const auto i = static_cast<int64_t>(row);
-            const void* at = cases::element_at(dense, {i, h, static_cast<int64_t>(d)});
-            snapshot.allow(at, cases::element_size(dense_dtype()));
-            checker.element(is_v ? "v" : "k", i, h, static_cast<int64_t>(d), dense_dtype(), expected[d],
-                            std::fabs(expected[d]) * 0x1p-23, cases::decode(dense_dtype(), at));
-          }
+          std::vector<double>& to = is_v ? moves.v : moves.k;
+          to.insert(to.end(), expected.begin(), expected.end());
         }
       }
     }
+    // Rows behind those are not written.
+    moves.k.resize(static_cast<size_t>(cases::num_elements(op_.k)));
+    moves.v.resize(static_cast<size_t>(cases::num_elements(op_.v)));
+    moves.written.assign(slots.size(), true);
+    moves.written.resize(static_cast<size_t>(op_.k.shape[0]), false);
+    cases::Checker checker;
+    cases::Snapshot snapshot(arena_);
+    cases::check_fetched(op_, moves, snapshot, checker);
     snapshot.check(checker);
     EXPECT_EQ(checker.report().failure, "") << what;
   }

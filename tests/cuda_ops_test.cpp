@@ -64,7 +64,7 @@ TEST_F(CudaOps, MergeMatchesTheOracle) { check_merge(*memory_); }
 
 TEST_F(CudaOps, PrepareMatchesTheOracle) {
   std::vector<KernelSpec> specs;
-  for_each_prepare(cases::host_memory(), [&](Prepare& prepare, const std::string&) {
+  for_each_prepare(cases::host_memory(), [&](cases::PrepareProblem& prepare, const std::string&) {
     specs.push_back(kernel_of(make_qkv_prepare(prepare.device())));
   });
   warm(specs, kDevice);

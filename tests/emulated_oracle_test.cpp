@@ -95,14 +95,9 @@ TEST_F(EmulatedOracle, ComparesAsTheHostDoes) {
 }
 
 // Memory of the CPU's backend that launches kernels by the emulator, and can spoil outputs before they are compared.
-class EmulatorMemory final : public cases::Memory {
+class EmulatorMemory final : public cases::MemoryOver {
  public:
-  attune_device device() const override { return below_.device(); }
-  void* allocate(size_t bytes) override { return below_.allocate(bytes); }
-  void release(void* data) noexcept override { below_.release(data); }
-  void upload(void* device, const void* host, size_t bytes) override { below_.upload(device, host, bytes); }
-  void download(void* host, const void* device, size_t bytes) override { below_.download(host, device, bytes); }
-  void fill(void* device, std::byte value, size_t bytes) override { below_.fill(device, value, bytes); }
+  EmulatorMemory() : MemoryOver(cases::host_memory()) {}
   bool launches() const override { return true; }
   void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
     if (std::string_view(entry) == cases::DeviceCompare::kEntry) {
@@ -121,9 +116,6 @@ class EmulatorMemory final : public cases::Memory {
   }
   int compared = 0;
   bool spoils = false;
-
- private:
-  cases::Memory& below_ = cases::host_memory();
 };
 
 // A stress case is compared whole where the memory launches the oracle's kernels.

@@ -2,6 +2,10 @@
 // The kernels that move rows, from their own sources on the CPU (tests/emulator): the bytes of the CPU backend for
 // cache operations whatever the tables say, the oracle for qkv_prepare. Without a GPU.
 #include "emulated_rows.h"
+
+#include <map>
+#include <memory>
+
 #include "emulated.h"
 #include "far.h"
 #include "merge_fixture.h"
@@ -25,6 +29,24 @@ void run(const CacheProblem& op, int num_sms) {
 
 std::string run(const PrepareProblem& op, int num_sms) {
   launch_prepare(op, num_sms);
+  return "";
+}
+
+std::string run(const MergeProblem& op) {
+  const ops::Config c = ops::choose_merge(op);
+  const int64_t lines = kernels::kRowsThreads / c.lanes;
+  const auto kernel = reinterpret_cast<void (*)(kernels::MergeParams)>(emulator::find_kernel(c.spec()));
+  const kernels::MergeParams params = ops::merge_params(op);
+  emulator::run(static_cast<unsigned>((op.rows * op.heads + lines - 1) / lines), kernels::kRowsThreads,
+                [&] { kernel(params); });
+  return std::string();
+}
+
+std::string run(cases::OpProblem& problem, int num_sms) {
+  if (auto* prepare = dynamic_cast<cases::PrepareProblem*>(&problem))
+    return run(make_qkv_prepare(prepare->device()), num_sms);
+  if (auto* merge = dynamic_cast<cases::MergeProblem*>(&problem)) return run(make_merge(merge->device()));
+  run(make_cache_op(dynamic_cast<cases::CacheOpProblem&>(problem).device()), num_sms);
   return "";
 }
 
@@ -88,13 +110,12 @@ TEST_F(EmulatedRows, PagesAndRowsThatLieFarApart) {
 // RoPE of the last columns, and append: on the way to a packed cache, with q beside it.
 TEST_F(EmulatedRows, PreparedRowsOfPackedCachesMatchTheOracle) {
   int ran = 0, only_tails = 0;
-  for_each_prepare(cases::host_memory(), [&](Prepare& prepare, const std::string& name) {
+  for_each_prepare(cases::host_memory(), [&](cases::PrepareProblem& prepare, const std::string& name) {
     const PrepareProblem op = make_qkv_prepare(prepare.device());
     if (!op.prologue.append || op.cache.format->plain) return;
     ++ran;
     only_tails += ops::choose_store(op).tail_only ? 1 : 0;
-    EXPECT_EQ(prepare.run_and_check([](const attune_qkv_prepare& p) { return run(make_qkv_prepare(p), 1); }), "")
-        << name;
+    EXPECT_EQ(prepare.run_and_check([&] { return run(op, 1); }), "") << name;
   });
   EXPECT_GE(ran, 12);
   EXPECT_GE(only_tails, 5);
@@ -102,15 +123,6 @@ TEST_F(EmulatedRows, PreparedRowsOfPackedCachesMatchTheOracle) {
 
 // Vectors by 16 and by 32 threads, and what are no vectors; more parts than threads.
 TEST_F(EmulatedRows, MergedPartsMatchTheOracle) {
-  const auto merge = [](const attune_merge& m) {
-    const MergeProblem op = make_merge(m);
-    const ops::Config c = ops::choose_merge(op);
-    const int64_t lines = kernels::kRowsThreads / c.lanes;
-    const auto kernel = reinterpret_cast<void (*)(kernels::MergeParams)>(emulator::find_kernel(c.spec()));
-    const kernels::MergeParams params = ops::merge_params(op);
-    emulator::run(static_cast<unsigned>((op.rows * op.heads + lines - 1) / lines), kernels::kRowsThreads,
-                  [&] { kernel(params); });
-  };
   struct Case {
     MergeShape shape;
     attune_dtype partial, out;
@@ -123,8 +135,24 @@ TEST_F(EmulatedRows, MergedPartsMatchTheOracle) {
                         Case{{2, 9, 3, 37}, ATTUNE_FLOAT32, ATTUNE_FLOAT16, false, true},
                         Case{{1, 3, 2, 40}, ATTUNE_BFLOAT16, ATTUNE_FLOAT8_E4M3, false, true}}) {
     SCOPED_TRACE(std::to_string(c.shape.parts) + " parts of " + std::to_string(c.shape.dim));
-    Merge(cases::host_memory(), c.shape, c.partial, c.out, c.sinks, c.padded).run_and_check(merge);
+    cases::MergeProblem problem(merge_case(c.shape, c.partial, c.out, c.sinks, c.padded), cases::host_memory());
+    EXPECT_EQ(problem.run_and_check([&] { return run(make_merge(problem.device())); }), "");
   }
+}
+
+// As attune check --stress draws them.
+TEST_F(EmulatedRows, ServingBatchesMatchTheOracle) {
+  constexpr int kConfigurations = 12;
+  constexpr int64_t kBudget = 600;
+  std::map<std::string, int> ran;
+  for (uint64_t index = 0; index < 300; ++index) {
+    const cases::Case spec = cases::serving_case(1, index, kConfigurations, kBudget);
+    if (spec.op.operation == cases::Operation::kAttention) continue;
+    const std::unique_ptr<cases::OpProblem> problem = cases::make_op_problem(spec, cases::host_memory());
+    EXPECT_EQ(problem->run_and_check([&] { return run(*problem, index % 2 == 0 ? 1 : 132); }), "") << spec.name;
+    ++ran[cases::operation_name(spec)];
+  }
+  for (const char* name : {"qkv_prepare", "cache_op", "merge"}) EXPECT_GT(ran[name], 3) << name;
 }
 
 TEST_F(EmulatedRows, HaveNoRaces) {

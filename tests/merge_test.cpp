@@ -8,7 +8,8 @@ namespace {
 TEST(MergeOperation, MatchesTheOracle) { check_merge(cases::host_memory()); }
 
 TEST(MergeOperation, OfOnePartKeepsItsBits) {
-  Merge merge(cases::host_memory(), {1, 5, 2, 40}, ATTUNE_FLOAT32, ATTUNE_FLOAT32, false, false);
+  cases::MergeProblem merge(merge_case({1, 5, 2, 40}, ATTUNE_FLOAT32, ATTUNE_FLOAT32, false, false),
+                            cases::host_memory());
   const attune_merge op = merge.device();
   ASSERT_ATTUNE_OK(attune_merge_run(&op, kCpu, nullptr));
   EXPECT_EQ(gather(op.partial_lse), gather(op.lse));
@@ -18,7 +19,8 @@ TEST(MergeOperation, OfOnePartKeepsItsBits) {
 }
 
 TEST(MergeOperation, OfNothingGivesZeroAndMinusInfinity) {
-  Merge merge(cases::host_memory(), {2, 2, 2, 8}, ATTUNE_BFLOAT16, ATTUNE_FLOAT32, false, false);
+  cases::MergeProblem merge(merge_case({2, 2, 2, 8}, ATTUNE_BFLOAT16, ATTUNE_FLOAT32, false, false),
+                            cases::host_memory());
   attune_merge op = merge.device();
   // No parts at all.
   op.partial_out.shape[0] = op.partial_lse.shape[0] = 0;
@@ -28,7 +30,8 @@ TEST(MergeOperation, OfNothingGivesZeroAndMinusInfinity) {
 }
 
 TEST(MergeOperation, NamesWhatIsWrong) {
-  Merge merge(cases::host_memory(), {2, 3, 2, 8}, ATTUNE_FLOAT32, ATTUNE_FLOAT32, true, false);
+  cases::MergeProblem merge(merge_case({2, 3, 2, 8}, ATTUNE_FLOAT32, ATTUNE_FLOAT32, true, false),
+                            cases::host_memory());
   const attune_merge good = merge.device();
   const auto expect = [&](void (*spoil)(attune_merge&), const char* names) {
     attune_merge op = good;

@@ -82,6 +82,21 @@ struct IndexerSpec {
   std::string weights = "f32";
 };
 
+// An operation beside attention, over the tokens and the cache of a case.
+enum class Operation { kAttention, kPrepare, kCacheOp, kMerge };
+enum class Outputs { kElsewhere, kInPlace, kOnlyQInPlace };  // of qkv_prepare
+
+struct OpSpec {
+  Operation operation = Operation::kAttention;
+  Outputs outputs = Outputs::kElsewhere;
+  int64_t parts = 1;  // of a merge
+  // Of a cache operation. Its dense rows are seqlens_q, what the cache holds seqlens_kv; kv kSlots: by slots.
+  attune_cache_op_kind cache_op = ATTUNE_CACHE_APPEND;
+  int64_t pages = 0, columns = 0;  // of the pool and of the table; 0: as many as are needed
+  bool any_contents = false;       // tables, lengths and offsets may say anything
+  bool infinities = false;         // among dense rows
+};
+
 struct Case {
   std::string name;
   std::string area;
@@ -102,6 +117,7 @@ struct Case {
   SparseSpec extra;  // topk > 0: a second pool
   int64_t extra_page_size = 8;
   IndexerSpec indexer;
+  OpSpec op;
   int64_t beam_width = 0;
   std::vector<int64_t> beam_prompt;
 
@@ -158,7 +174,13 @@ const std::vector<Case>& cuda_bench_cases();
 // Random valid cases, the same for the same seed; and of latent caches.
 Case random_case(uint64_t seed);
 Case random_mla_case(uint64_t seed);
+// A random cache operation, small, of every format or of packed ones, whose tables may say anything.
+enum class Formats { kAll, kPacked };
+Case random_cache_op_case(uint64_t seed, Formats formats = Formats::kAll);
 // A batch as servers have it, of one of so many configurations, with about `budget` keys, and rows of so many, in all.
 Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t budget);
+// What is run: "attention", or one of the operations beside it.
+inline constexpr const char* kOperations[] = {"indexer", "qkv_prepare", "cache_op", "merge"};
+const char* operation_name(const Case& c);
 
 }  // namespace attune::cases

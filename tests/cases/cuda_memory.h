@@ -20,7 +20,7 @@ namespace attune::cases {
 class CudaMemory final : public Memory {
  public:
   // Throws attune::Failure where there is no such device.
-  explicit CudaMemory(int32_t device) : stream_(device) {}
+  explicit CudaMemory(int32_t device) : stream_(device), second_(device) {}
 
   attune_device device() const override { return {ATTUNE_DEVICE_CUDA, stream_.device()}; }
   void* allocate(size_t bytes) override {
@@ -49,6 +49,13 @@ class CudaMemory final : public Memory {
       synchronize();
     };
   }
+  void side_by_side(const std::function<void(void* stream)>& one,
+                    const std::function<void(void* stream)>& other) override {
+    synchronize();
+    one(stream_.handle());
+    other(second_.handle());
+    synchronize();
+  }
   bool launches() const override { return true; }
   void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
     cuda::LaunchConfig config;
@@ -67,7 +74,7 @@ class CudaMemory final : public Memory {
   const cuda::Stream& stream() const { return stream_; }
 
  private:
-  cuda::Stream stream_;
+  cuda::Stream stream_, second_;
   std::unordered_map<void*, cuda::DeviceMemory> blocks_;
 };
 

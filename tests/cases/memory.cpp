@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <new>
+#include <thread>
 #include <utility>
 
 // Under AddressSanitizer the guards of host buffers also catch reads.
@@ -73,6 +75,26 @@ std::string guard_failure(Memory& memory, const std::string& name, const char* s
 }
 
 }  // namespace
+
+void Memory::side_by_side(const std::function<void(void* stream)>& one,
+                          const std::function<void(void* stream)>& other) {
+  std::exception_ptr fault;
+  std::thread thread([&] {
+    try {
+      other(nullptr);
+    } catch (...) {
+      fault = std::current_exception();
+    }
+  });
+  try {
+    one(nullptr);
+  } catch (...) {
+    thread.join();
+    throw;
+  }
+  thread.join();
+  if (fault) std::rethrow_exception(fault);
+}
 
 Memory& host_memory() {
   static HostMemory memory;

@@ -26,10 +26,40 @@ class Memory {
   virtual void fill(void* device, std::byte value, size_t bytes) = 0;
   // What work puts on the stream, captured: each call runs it anew and waits. Empty where the device captures nothing.
   virtual std::function<void()> captured(const std::function<void(void* stream)>& /*work*/) { return {}; }
+  // Calls each with a stream of its own, so that what they enqueue is in flight at once, and waits for it. Here: from
+  // two threads, on the null stream.
+  virtual void side_by_side(const std::function<void(void* stream)>& one,
+                            const std::function<void(void* stream)>& other);
   // Whether it can run kernels of kernels/; and runs one that takes one pointer, and waits.
   virtual bool launches() const { return false; }
   virtual void launch(const char* /*source*/, const char* /*entry*/, int64_t /*blocks*/, int64_t /*threads*/,
                       const void* /*params*/) {}
+};
+
+// Another memory with something about it that is its own.
+class MemoryOver : public Memory {
+ public:
+  explicit MemoryOver(Memory& below) : below_(below) {}
+  attune_device device() const override { return below_.device(); }
+  void* allocate(size_t bytes) override { return below_.allocate(bytes); }
+  void release(void* data) noexcept override { below_.release(data); }
+  void upload(void* device, const void* host, size_t bytes) override { below_.upload(device, host, bytes); }
+  void download(void* host, const void* device, size_t bytes) override { below_.download(host, device, bytes); }
+  void fill(void* device, std::byte value, size_t bytes) override { below_.fill(device, value, bytes); }
+  std::function<void()> captured(const std::function<void(void* stream)>& work) override {
+    return below_.captured(work);
+  }
+  void side_by_side(const std::function<void(void* stream)>& one,
+                    const std::function<void(void* stream)>& other) override {
+    below_.side_by_side(one, other);
+  }
+  bool launches() const override { return below_.launches(); }
+  void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
+    below_.launch(source, entry, blocks, threads, params);
+  }
+
+ protected:
+  Memory& below_;
 };
 
 // The memory of the CPU backend.

@@ -17,20 +17,6 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 double scale_unit(attune_dtype dtype) { return dtype == ATTUNE_INT8 ? 3.3 / 127 : 0.0125; }
 
-// Element of row (page, offset, head) of a plain pool.
-void* pool_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_t offset, int64_t head, int64_t d) {
-  const attune_tensor& t = is_v ? cache.v : cache.k;
-  switch (cache.layout) {
-    case ATTUNE_KV_NHD:
-      return element_at(t, {page, offset, head, d});
-    case ATTUNE_KV_HND:
-      return element_at(t, {page, head, offset, d});
-    default:
-      if (is_v) return element_at(t, {page, head, d, offset});
-      return element_at(t, {page, head, d / t.shape[4], offset, d % t.shape[4]});
-  }
-}
-
 }  // namespace
 
 // Pages of every sequence. A contiguous cache is one with a page for each row.

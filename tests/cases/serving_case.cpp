@@ -4,13 +4,11 @@
 // batches need few kernels; lengths, and all else that a kernel reads at run time, are free.
 #include <algorithm>
 
-#include "case.h"
-#include "number.h"
+#include "serving_draw.h"
 
 namespace attune::cases {
-namespace {
 
-enum class Kind { kDecode, kChunk, kPrefill, kMixed, kCodes, kFloats, kMla, kMlaSparse, kAny, kIndexer };
+constexpr double kBesideAttention = 0.2;  // share of batches beside attention
 
 void draw_plain_cache(Random& r, Case& c) {
   CacheSpec& cache = c.cache;
@@ -26,6 +24,8 @@ void draw_plain_cache(Random& r, Case& c) {
   cache.separate_v_table = c.kv == KvSource::kPaged && r.chance(0.15);
   cache.page_padding = r.chance(0.2);
 }
+
+namespace {
 
 void draw_new_tokens(Random& r, Case& c) {
   c.new_tokens = r.chance(0.5);
@@ -120,8 +120,9 @@ Kind draw_configuration(Random& r, Case& c, uint64_t configuration) {
   return kind;
 }
 
-// One sequence among unlike ones.
-int64_t length(Random& r, int64_t most) {
+}  // namespace
+
+int64_t draw_length(Random& r, int64_t most) {
   const double where = r.uniform();
   if (where < 0.25) return 1;
   if (where < 0.75) return r.integer(2, 64);
@@ -139,10 +140,10 @@ void draw_lengths(Random& r, Case& c, Kind kind, int64_t budget) {
   const int64_t row_cost = c.num_heads_q / c.num_heads_kv + 1;
   int64_t cost = 0;
   for (int64_t b = 0; b < most_sequences && cost < budget; ++b) {
-    int64_t n_q = decode ? tokens : length(r, longest);
+    int64_t n_q = decode ? tokens : draw_length(r, longest);
     if (kind == Kind::kMixed && r.chance(0.7)) n_q = 1;
     if (kind == Kind::kChunk) n_q = std::min<int64_t>(n_q, 300);
-    int64_t n_kv = cached ? length(r, longest) : n_q;
+    int64_t n_kv = cached ? draw_length(r, longest) : n_q;
     if (kind == Kind::kMlaSparse) n_kv = 0;
     n_q = std::min(n_q, std::max<int64_t>(1, budget / row_cost));
     n_kv = std::min(n_kv, budget);
@@ -173,7 +174,6 @@ void draw_lengths(Random& r, Case& c, Kind kind, int64_t budget) {
   }
 }
 
-// Lengths for a case that was drawn with few and short ones. What it asks for of them stays true.
 void draw_any_lengths(Random& r, Case& c, int64_t budget) {
   const bool decode = c.max_seqlen_q() <= 1, fixed = c.queries == QueryShape::kFixed;
   // Tables over rows and keys: their size is a product.
@@ -185,13 +185,14 @@ void draw_any_lengths(Random& r, Case& c, int64_t budget) {
   // Dense rows and contiguous slots lie as long as the longest sequence.
   const bool square = c.kv == KvSource::kContiguous || (c.kv == KvSource::kDense && fixed);
   const int64_t most_keys = square ? std::max<int64_t>(30, 4 * budget / most_sequences) : budget;
-  const int64_t fixed_q = decode ? 1 : std::min({length(r, longest), most_rows, int64_t{c.indexer.topk > 0 ? 8 : 64}});
+  const int64_t fixed_q =
+      decode ? 1 : std::min({draw_length(r, longest), most_rows, int64_t{c.indexer.topk > 0 ? 8 : 64}});
   const bool had_ranges = !c.ranges.empty(), had_finished = !c.finished.empty();
   c.seqlens_q.clear(), c.seqlens_kv.clear(), c.ranges.clear(), c.finished.clear();
   int64_t cost = 0;
   for (int64_t b = 0; b < most_sequences && cost < budget; ++b) {
-    int64_t n_q = fixed ? fixed_q : decode ? 1 : std::min(length(r, longest), most_rows);
-    int64_t n_kv = r.chance(0.05) ? 0 : std::min(length(r, longest), most_keys);
+    int64_t n_q = fixed ? fixed_q : decode ? 1 : std::min(draw_length(r, longest), most_rows);
+    int64_t n_kv = r.chance(0.05) ? 0 : std::min(draw_length(r, longest), most_keys);
     if (c.bias > 0 && !c.new_tokens) n_kv = std::max(n_kv, n_q);
     // The lists of dense keys name those of the shortest sequence.
     if (c.sparse.topk > 0 && c.kv == KvSource::kDense) n_kv = std::max<int64_t>(n_kv, 30);
@@ -208,23 +209,28 @@ void draw_any_lengths(Random& r, Case& c, int64_t budget) {
   }
 }
 
-}  // namespace
-
 Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t budget) {
+  const auto named = [&](Case c) {
+    c.area = "stress";
+    c.name = "stress/" + std::to_string(seed) + ":" + std::to_string(index);
+    return c;
+  };
   Random r("serving case " + std::to_string(seed), index);
+  if (Random op("serving operation " + std::to_string(seed), index); op.chance(kBesideAttention)) {
+    const auto configuration = static_cast<uint64_t>(op.integer(0, configurations - 1));
+    return named(serving_op_case(op, configuration, op.pick<int64_t>({budget / 20, budget / 20, budget / 4})));
+  }
   const int64_t configuration = r.integer(0, configurations - 1);
   Case c;
   Random of_configuration("serving configuration", static_cast<uint64_t>(configuration));
   const Kind kind = draw_configuration(of_configuration, c, static_cast<uint64_t>(configuration));
-  c.area = "stress";
-  c.name = "stress/" + std::to_string(seed) + ":" + std::to_string(index);
   const auto of_case = r.pick<int64_t>({budget / 20, budget / 20, budget / 4, budget});
   if (kind == Kind::kAny || kind == Kind::kIndexer) {
     draw_any_lengths(r, c, of_case);
   } else {
     draw_lengths(r, c, kind, of_case);
   }
-  return c;
+  return named(std::move(c));
 }
 
 }  // namespace attune::cases

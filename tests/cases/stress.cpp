@@ -12,10 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "beside.h"
 #include "compare.h"
 #include "device_compare.h"
 #include "device_oracle.h"
 #include "indexer_problem.h"
+#include "op_problem.h"
+#include "outcome.h"
 
 namespace attune::cases {
 namespace {
@@ -77,34 +80,6 @@ class Runner {
   std::unique_ptr<Workspace> workspace_;
   size_t bytes_ = 0;
   std::string kernel_;
-};
-
-// The buffers that a run has changed, and what it has made of them.
-class Outcome {
- public:
-  explicit Outcome(const Arena& arena) {
-    for (const auto& buffer : arena.buffers()) {
-      std::vector<std::byte> bytes = buffer->download();
-      if (!std::equal(bytes.begin(), bytes.end(), buffer->host())) changed_.push_back({buffer.get(), std::move(bytes)});
-    }
-  }
-  // As they were before the run.
-  void restore() const {
-    for (const auto& [buffer, bytes] : changed_) buffer->upload();
-  }
-  // "" where they are again what the first run made of them.
-  std::string differs() const {
-    for (const auto& [buffer, bytes] : changed_) {
-      const std::vector<std::byte> now = buffer->download();
-      const auto at = std::mismatch(bytes.begin(), bytes.end(), now.begin()).first;
-      if (at != bytes.end())
-        return "byte " + std::to_string(at - bytes.begin()) + " of \"" + buffer->name() + "\" has other bits";
-    }
-    return "";
-  }
-
- private:
-  std::vector<std::pair<Buffer*, std::vector<std::byte>>> changed_;
 };
 
 bool is_poison(const std::byte* at, int64_t bytes) {
@@ -227,6 +202,19 @@ std::string others_show(const Problem& problem, const Snapshot& before) {
   return "";
 }
 
+// A run alone has given first.
+std::string run_beside_another(Problem& problem, Runner& runner, const Outcome& first, int64_t& runs) {
+  Problem other(other_of(problem.spec()), problem.arena().memory());
+  Runner of_other(other);
+  if (!of_other.covered()) return "";
+  const Expectation expected(other);
+  std::string failure = run_beside(
+      {problem.arena(), [&](void* stream) { runner.run(stream); }}, first,
+      {other.arena(), [&](void* stream) { of_other.run(stream); }}, [&] { return expected.check(of_other); }, runs);
+  if (failure.empty()) failure = runner.check_guards();
+  return failure.empty() ? of_other.check_guards() : failure;
+}
+
 std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs) {
   const Expectation expected(problem);
   runner.run();
@@ -255,6 +243,9 @@ std::string run_all(Problem& problem, Runner& runner, int repeats, int64_t& runs
     if (std::string failure = first.differs(); !failure.empty()) return "a replayed graph: " + failure;
   }
   if (std::string failure = runner.check_guards(); !failure.empty()) return failure;
+  if (runs_beside(problem.spec())) {
+    if (std::string failure = run_beside_another(problem, runner, first, runs); !failure.empty()) return failure;
+  }
   std::optional<Snapshot> before;
   if (problem.spec().batch_invariant) before.emplace(problem.arena());
   first.restore();
@@ -296,12 +287,45 @@ StressReport stress_indexer(const Case& spec, Memory& memory, int repeats) {
   return report;
 }
 
+// Against the oracle, and then again over its own results; from a graph, too, where the device has those.
+StressReport stress_op(const Case& spec, Memory& memory, int repeats) {
+  StressReport report;
+  report.kernel = operation_name(spec);
+  const std::unique_ptr<OpProblem> problem = make_op_problem(spec, memory);
+  const auto run_one = [](const OpProblem& op, void* stream) {
+    if (const std::string failure = op.run(stream); !failure.empty()) throw Refused(failure);
+  };
+  const auto run = [&](void* stream) { run_one(*problem, stream); };
+  run(nullptr);
+  ++report.runs;
+  report.failure = problem->check().failure;
+  const Outcome first(problem->arena());
+  const auto again = [&](const std::string& what, const std::function<void()>& run_it) {
+    if (!report.failure.empty()) return;
+    first.restore();
+    run_it();
+    ++report.runs;
+    if (const std::string failure = first.differs(); !failure.empty()) report.failure = what + ": " + failure;
+  };
+  for (int i = 0; i < repeats; ++i) again("run " + std::to_string(i + 2), [&] { run(nullptr); });
+  const std::function<void()> replay = memory.captured(run);
+  for (int i = 0; replay && i < 2; ++i) again("a replayed graph", replay);
+  if (report.failure.empty()) report.failure = problem->arena().check_guards();
+  if (!report.failure.empty() || !runs_beside(spec)) return report;
+  const std::unique_ptr<OpProblem> other = make_op_problem(other_of(spec), memory);
+  report.failure = run_beside(
+      {problem->arena(), run}, first, {other->arena(), [&](void* stream) { run_one(*other, stream); }},
+      [&] { return other->check().failure; }, report.runs);
+  return report;
+}
+
 }  // namespace
 
 StressReport stress(const Case& spec, Memory& memory, int repeats) {
   StressReport report;
   try {
     if (spec.indexer.topk > 0) return stress_indexer(spec, memory, repeats);
+    if (spec.op.operation != Operation::kAttention) return stress_op(spec, memory, repeats);
     Problem problem(spec, memory);
     Runner runner(problem);
     if (!runner.covered()) return report;
@@ -309,6 +333,8 @@ StressReport stress(const Case& spec, Memory& memory, int repeats) {
     report.failure = run_all(problem, runner, repeats, report.runs);
   } catch (const std::exception& e) {
     report.failure = e.what();
+    if (report.kernel.empty() && std::string_view(operation_name(spec)) != "attention")
+      report.kernel = operation_name(spec);
   }
   return report;
 }

@@ -50,6 +50,19 @@ int64_t num_elements(const attune_tensor& t) {
   return n;
 }
 
+void* pool_element(const attune_kv_cache& cache, bool is_v, int64_t page, int64_t offset, int64_t head, int64_t d) {
+  const attune_tensor& t = is_v ? cache.v : cache.k;
+  switch (cache.layout) {
+    case ATTUNE_KV_NHD:
+      return element_at(t, {page, offset, head, d});
+    case ATTUNE_KV_HND:
+      return element_at(t, {page, head, offset, d});
+    default:
+      if (is_v) return element_at(t, {page, head, d, offset});
+      return element_at(t, {page, head, d / t.shape[4], offset, d % t.shape[4]});
+  }
+}
+
 std::vector<NamedTensor> tensors_of(attune_kv_cache& c) { return cache_tensors(c, false); }
 
 std::vector<NamedTensor> tensors_of(attune_attention& a) {
