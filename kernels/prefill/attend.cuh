@@ -470,18 +470,15 @@ class Attend : Weigh {
   template <bool kCodes>
   __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kWeights], Values<kCodes> v,
                                                   int accumulate, float (&o)[Config::kChannels / 2]) const {
+    constexpr int kParts = kCodes ? Config::kWeightParts : 1;
     constexpr int kStep = Config::kPacked && kCodes ? 16 * Config::kPackedValueBytes : 16 * 128;
     ptx::pin(o);
     ptx::pin(weights);
     ptx::fence_products();
 #pragma unroll
-    for (int i = 0; i < Config::kStepsKeys; ++i) {
-#pragma unroll
-      for (int part = 0; part < (kCodes ? Config::kWeightParts : 1); ++part) {
-        ValuesProduct<kCodes>::registers(o, weights + part * (Config::kKeys / 4) + 4 * i, v + i * (kStep >> 4),
-                                         i == 0 && part == 0 ? accumulate : 1);
-      }
-    }
+    for (int i = 0; i < kParts * Config::kStepsKeys; ++i)
+      ValuesProduct<kCodes>::registers(o, weights + i % kParts * (Config::kKeys / 4) + i / kParts * 4,
+                                       v + i / kParts * (kStep >> 4), i == 0 ? accumulate : 1);
     ptx::commit_products();
   }
 
