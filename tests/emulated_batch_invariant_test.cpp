@@ -10,7 +10,7 @@ namespace {
 class EmulatedBatchInvariant : public tests::Emulated {};
 
 TEST_F(EmulatedBatchInvariant, EachSequenceHasTheSameBitsInAnyBatch) {
-  // On a device of fewer multiprocessors than the largest batch has tasks, and more than a sequence alone.
+  // On a device of fewer multiprocessors than the largest batch has work tiles, and more than a sequence alone.
   const auto attend = [](const attune_attention& a) { emulate_attention(a, 3); };
   for (const cases::Case& spec : cases::parse_cases(R"({"area": "batch", "cases": [
       {"name": "kernels", "dtype": "bf16", "head_dim": [64, 64], "kv": "paged", "seqlens_kv": [300, 1, 150],
@@ -30,8 +30,8 @@ TEST_F(EmulatedBatchInvariant, EachSequenceHasTheSameBitsInAnyBatch) {
     EXPECT_EQ(tests::find_other_bits(spec, cases::host_memory(), attend, 2), "") << spec.name;
 }
 
-// The groups of warps that have scores take a block's tiles by turns, over all tasks: which of them begins a task
-// follows from the tasks before, but what is added up in which order does not. Also of keys of new tokens.
+// The groups of warps that have scores take a block's tiles by turns, over all work tiles: which of them begins a work
+// tile follows from the work tiles before, but what is added up in which order does not. Also of keys of new tokens.
 TEST_F(EmulatedBatchInvariant, WhoeverTakesTheFirstTile) {
   const auto attend = [](const attune_attention& a) { emulate_attention(a, 1); };
   for (const cases::Case& spec : cases::parse_cases(R"({"area": "batch", "cases": [

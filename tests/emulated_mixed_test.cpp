@@ -15,7 +15,7 @@ namespace attune::cuda {
 namespace {
 
 constexpr uint64_t kRandomCases = 300;
-constexpr int kFew = 3;  // multiprocessors, so that each block takes several tasks and pieces
+constexpr int kFew = 3;  // multiprocessors, so that each block takes several work tiles and pieces
 
 enum Parts { kPrompts = 1, kFewQueries = 2, kBoth = 3 };
 

@@ -17,9 +17,9 @@ namespace attune::cuda {
 
 class EmulatedMla : public tests::Emulated {
  protected:
-  static constexpr int kBlocks = 4;  // of the grid, so that each takes several tasks
+  static constexpr int kBlocks = 4;  // of the grid, so that each takes several work tiles
 
-  // A grid of most_blocks may be smaller than the device's, so that blocks take several tasks each.
+  // A grid of most_blocks may be smaller than the device's, so that blocks take several work tiles each.
   static std::string run(const cases::Case& spec, int layers = 1, int num_sms = kBlocks, int most_blocks = kBlocks) {
     cases::Problem problem(spec);
     return run(problem, layers, num_sms, most_blocks);
@@ -41,9 +41,9 @@ class EmulatedMla : public tests::Emulated {
     const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
     try {
       emulate_schedule(c, params);
-      dealt_ = std::any_of(params.tasks, params.tasks + params.list->num_tasks,
-                           [](const kernels::Task& t) { return t.next_task > 0; });
-      splits_ = params.list->num_splits;
+      dealt_ = std::any_of(params.work_tiles, params.work_tiles + params.list->num_work_tiles,
+                           [](const kernels::WorkTile& t) { return t.next_work > 0; });
+      splits_ = params.list->num_split_tiles;
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
         emulate_mla(p, c, params);
@@ -52,10 +52,10 @@ class EmulatedMla : public tests::Emulated {
       return e.what();
     }
     if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
-    if (params.list->next_item != 0) return "the counter of tasks is not 0 for the next layer";
+    if (params.list->next_item != 0) return "the counter of work tiles is not 0 for the next layer";
     return cases::compare(problem, expected).failure;
   }
-  // Of the last case: whether tasks follow each other, and the blocks of rows that are cut.
+  // Of the last case: whether work tiles follow each other, and the blocks of rows that are cut.
   static inline bool dealt_ = false;
   static inline int splits_ = 0;
 

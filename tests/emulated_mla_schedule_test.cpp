@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What MLA's schedule lists (kernels/prefill/schedule.cu and shares.cuh in the emulator) for the grid of an H200: every
-// tile of every sequence once, in chains of tasks that are of one length whatever the batch; and attention by them.
+// tile of every sequence once, in chains of work tiles that are of one length whatever the batch; and attention by
+// them.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -20,14 +21,14 @@ class EmulatedMlaSchedule : public EmulatedMla {
  protected:
   struct Listed {
     std::string wrong;    // "" if nothing is
-    bool shares = false;  // else tasks go to whoever is free
+    bool shares = false;  // else work tiles go to whoever is free
     int splits = 0;
-    int64_t longest = 0, ideal = 0;  // tiles of a chain of tasks
+    int64_t longest = 0, ideal = 0;  // tiles of a chain of work tiles
   };
 
-  // Of one token a sequence, over so many keys. most_tasks: fewer than the workspace has room for; 0: all.
+  // Of one token a sequence, over so many keys. most_work_tiles: fewer than the workspace has room for; 0: all.
   static Listed list(const std::string& heads, const std::vector<int>& keys, const char* rest = "",
-                     int most_tasks = 0) {
+                     int most_work_tiles = 0) {
     // The case's own lengths are short, as nothing is read but lengths.
     cases::Problem problem(tests::make_case(
         R"({"name": "x", "dtype": "bf16", "kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [)" +
@@ -41,7 +42,7 @@ class EmulatedMlaSchedule : public EmulatedMla {
     kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
     params.seqused_kv = {keys.data(), 0, 1};
     params.capacity = p.max_seqlen_kv;
-    if (most_tasks > 0) params.max_tasks = most_tasks;
+    if (most_work_tiles > 0) params.max_work_tiles = most_work_tiles;
     emulate_schedule(c, params);
     Listed x = walk(params, keys);
     if (x.wrong.empty()) x.wrong = workspace.buffer.check_guards();
@@ -53,52 +54,52 @@ class EmulatedMlaSchedule : public EmulatedMla {
     Listed x;
     const int groups = p.num_blocks / p.num_head_tiles;
     std::set<int> seen;
-    std::map<int, std::map<int, kernels::Task>> parts;  // of a sequence, by their numbers
-    for (int i = 0; i < p.list->num_tasks; ++i) {
+    std::map<int, std::map<int, kernels::WorkTile>> parts;  // of a sequence, by their numbers
+    for (int i = 0; i < p.list->num_work_tiles; ++i) {
       int64_t tiles = 0;
-      for (int at = i;; at = p.tasks[at].next_task) {
-        const kernels::Task& t = p.tasks[at];
-        if (at >= p.max_tasks || !seen.insert(at).second || !parts[t.batch].emplace(t.part, t).second)
-          x.wrong = cat("task ", at, " is listed twice");
-        if (t.next_task != 0) x.shares = true;
+      for (int at = i;; at = p.work_tiles[at].next_work) {
+        const kernels::WorkTile& t = p.work_tiles[at];
+        if (at >= p.max_work_tiles || !seen.insert(at).second || !parts[t.batch].emplace(t.split_idx, t).second)
+          x.wrong = cat("work tile ", at, " is listed twice");
+        if (t.next_work != 0) x.shares = true;
         if (!x.wrong.empty()) return x;
         tiles += t.tile_end - t.tile_begin;
-        if (t.next_task == 0) break;
-        if (t.next_task < p.list->num_tasks) x.wrong = cat("task ", at, " is followed by a first one");
+        if (t.next_work == 0) break;
+        if (t.next_work < p.list->num_work_tiles) x.wrong = cat("work tile ", at, " is followed by a first one");
       }
       x.longest = std::max(x.longest, tiles), x.ideal += tiles;
     }
     x.ideal = ceil_div(x.ideal, groups);
-    if (x.shares && p.list->num_tasks > groups) x.wrong = cat(p.list->num_tasks, " shares of ", groups);
+    if (x.shares && p.list->num_work_tiles > groups) x.wrong = cat(p.list->num_work_tiles, " shares of ", groups);
     if (parts.size() != keys.size()) x.wrong = cat(parts.size(), " sequences");
     std::set<int> places;  // of parts' results
     for (const auto& [b, own] : parts) {
       int end = 0;
-      const kernels::Task& first = own.begin()->second;
+      const kernels::WorkTile& first = own.begin()->second;
       for (const auto& [part, t] : own) {
-        if (t.tile_begin != end || t.num_parts != std::ssize(own) || t.first_part != first.first_part)
+        if (t.tile_begin != end || t.num_splits != std::ssize(own) || t.first_split != first.first_split)
           x.wrong = cat("sequence ", b, ", part ", part, " begins at ", t.tile_begin, " behind ", end);
         end = t.tile_end;
-        if (x.shares && t.num_parts > 1 && end - t.tile_begin < p.fewest_tiles)
+        if (x.shares && t.num_splits > 1 && end - t.tile_begin < p.fewest_tiles)
           x.wrong = cat("sequence ", b, ", part ", part, " has ", end - t.tile_begin, " tiles");
-        if (t.num_parts > 1 && !places.insert(t.first_part + part).second) x.wrong = "parts at one place";
+        if (t.num_splits > 1 && !places.insert(t.first_split + part).second) x.wrong = "parts at one place";
       }
       if (end != std::max<int64_t>(ceil_div(std::clamp<int64_t>(keys[static_cast<size_t>(b)], 0, p.capacity), 64), 1))
         x.wrong = cat("sequence ", b, " has ", end, " tiles");
       if (own.size() > 1) ++x.splits;
     }
     std::set<int> split;
-    for (int i = 0; i < p.list->num_splits; ++i) {
-      const kernels::Task& t = p.split_tasks[i];
+    for (int i = 0; i < p.list->num_split_tiles; ++i) {
+      const kernels::WorkTile& t = p.split_tiles[i];
       split.insert(t.batch);
       if (const auto& own = parts[t.batch];
-          own.empty() || t.num_parts != std::ssize(own) || t.first_part != own.begin()->second.first_part)
+          own.empty() || t.num_splits != std::ssize(own) || t.first_split != own.begin()->second.first_split)
         x.wrong = cat("sequence ", t.batch, " is merged otherwise");
     }
-    if (std::ssize(split) != x.splits || p.list->num_splits != x.splits)
-      x.wrong = cat(p.list->num_splits, " sequences to merge of ", x.splits);
+    if (std::ssize(split) != x.splits || p.list->num_split_tiles != x.splits)
+      x.wrong = cat(p.list->num_split_tiles, " sequences to merge of ", x.splits);
     if (!places.empty() && *places.rbegin() >= 2 * groups) x.wrong = cat("no room for part ", *places.rbegin());
-    if (p.list->next_item != 0) x.wrong = "the counter of tasks is not 0";
+    if (p.list->next_item != 0) x.wrong = "the counter of work tiles is not 0";
     return x;
   }
 };
@@ -189,7 +190,8 @@ TEST_F(EmulatedMlaSchedule, EveryTileIsListedOnce) {
   EXPECT_GT(shared, 5);
 }
 
-// Of every kernel, over every kind of row: tasks that follow each other, and parts of one tile line in several shares.
+// Of every kernel, over every kind of row: work tiles that follow each other, and parts of one tile line in several
+// shares.
 TEST_F(EmulatedMlaSchedule, AttendsByShares) {
   int splits = 0;
   const auto check_shares = [&](const std::string& common, std::initializer_list<const char*> rest,

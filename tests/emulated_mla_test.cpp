@@ -111,8 +111,8 @@ TEST_F(EmulatedMla, FinishedSequences) {
             "extra": {"topk": 9, "page_size": 16})"});
 }
 
-// Their queries and keys, which other cases poison, are numbers like others, and keys of the tasks before lie in shared
-// memory.
+// Their queries and keys, which other cases poison, are numbers like others, and keys of the work tiles before lie in
+// shared memory.
 TEST_F(EmulatedMla, FinishedSequencesOfNumbers) {
   for (const char* rest :
        {R"("kv": "dense", "shared_kv": true, "heads": [16, 1], "seqlens_q": [90, 40, 5])",

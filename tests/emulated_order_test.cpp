@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whatever the order in which a GPU runs blocks, warps and lanes, the bits are the same (tests/emulator): random ragged
-// batches on devices that are small, so that a block has several tasks, and larger than the work. No GPU.
+// batches on devices that are small, so that a block has several work tiles, and larger than the work. No GPU.
 #include <optional>
 #include <set>
 

@@ -17,11 +17,11 @@ namespace attune::cuda {
 
 class EmulatedPrefill : public tests::Emulated {
  protected:
-  static constexpr int kBlocks = 3;  // of the grid, so that each takes several tasks
+  static constexpr int kBlocks = 3;  // of the grid, so that each takes several work tiles
 
   // kRepairsFail: rows that are computed again (repair.cuh) read keys themselves, and find others. kMovedRows: q,
   // k and v of the new tokens lie at odd addresses. kTwoHeadTiles: as if the keys of no more than two fitted the L2.
-  // kOneBlock: one of the grid takes all tasks, so that parts and the tasks behind them are its own.
+  // kOneBlock: one of the grid takes all work tiles, so that parts and the work tiles behind them are its own.
   enum class Twist { kNone, kRepairsFail, kMovedRows, kTwoHeadTiles, kOneBlock };
 
   static RowView moved(const RowView& v, int64_t heads, int64_t dim, std::vector<uint16_t>& memory) {
@@ -89,7 +89,7 @@ class EmulatedPrefill : public tests::Emulated {
     }
     try {
       emulate_schedule(c, params);
-      splits_ = params.list->num_splits;
+      splits_ = params.list->num_split_tiles;
       if (twist == Twist::kOneBlock) c.blocks = 1;
       for (int i = 0; i < layers; ++i) {
         if (prepares)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefill kernels' own source on the CPU (tests/emulator): batches of many tasks, and of pages that are not there.
+// The prefill kernels' own source on the CPU (tests/emulator): batches of many work tiles, and of pages that are not
+// there.
 #include "emulated_prefill.h"
 #include "spoilt_attention.h"
 
@@ -68,8 +69,8 @@ TEST_F(EmulatedPrefillBatches, BadPagesOfValuesBesideNan) {
   }
 }
 
-// A block that has merged a cut block of rows goes on with other tasks, of which slots hold the next ones meanwhile.
-// Outputs alone, and with sums.
+// A block that has merged a cut block of rows goes on with other work tiles, of which slots hold the next ones
+// meanwhile. Outputs alone, and with sums.
 TEST_F(EmulatedPrefillBatches, TasksBehindCutOnes) {
   std::string queries = "[16", keys = "[3000";
   for (int i = 0; i < 30; ++i) queries += ", 16", keys += ", 16";

@@ -244,7 +244,7 @@ TEST_F(EmulatedPrefill, AlibiOfBothSigns) {
   }
 }
 
-// Queries and keys of finished sequences, which other cases poison, are numbers like others, and keys of the tasks
+// Queries and keys of finished sequences, which other cases poison, are numbers like others, and keys of the work tiles
 // before lie in shared memory.
 TEST_F(EmulatedPrefill, FinishedSequencesOfNumbers) {
   for (const char* rest :

@@ -232,7 +232,7 @@ TEST_F(EmulatedPrefill, SplitsAlongTheKeysAndRunsAgain) {
   }
 }
 
-// Tasks go through some head tiles before the next ones, the last of which are fewer.
+// Work tiles go through some head tiles before the next ones, the last of which are fewer.
 TEST_F(EmulatedPrefill, HeadTilesInTurns) {
   for (const char* rest : {R"("heads": [5, 5], "seqlens_q": [150, 0, 70], "seqlens_kv": [150, 5, 300])",
                            R"("heads": [3, 3], "seqlens_q": [1, 2], "seqlens_kv": [1400, 300])",

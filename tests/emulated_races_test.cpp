@@ -114,7 +114,7 @@ TEST_F(EmulatedRaces, InACluster) {
       {"", "which nobody has written", "counts writes, perhaps later", "reads, perhaps later", "by its end"});
 }
 
-// --- The library's kernels, on few blocks, so that each has several tasks.
+// --- The library's kernels, on few blocks, so that each has several work tiles.
 
 class EmulatedRacesIn : public EmulatedRaces {
  protected:
@@ -156,7 +156,7 @@ TEST_F(EmulatedRacesIn, Prompts) {
                                           "seqlens_kv": [300, 90, 70])");
   check("prefill/prefill.cu", common + R"("heads": [4, 1], "kv": "paged", "new_tokens": true, "softcap": 30,
                                           "cache": {"page_size": 16}, "seqlens_q": [40, 9], "seqlens_kv": [300, 70])");
-  // Cut along the keys, with three tasks a block and more.
+  // Cut along the keys, with three work tiles a block and more.
   check("prefill/prefill.cu", common + R"("heads": [4, 1], "kv": "paged", "cache": {"page_size": 16},
       "seqlens_q": [20, 9, 20, 5, 7, 9], "seqlens_kv": [2100, 70, 130, 90, 64, 30])");
 }

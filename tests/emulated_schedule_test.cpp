@@ -18,8 +18,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class EmulatedSchedule : public EmulatedPrefill {
  protected:
-  // Tiles of the block of the grid that ends last, where each takes the next task of the list when it has done one;
-  // beside what no schedule can be below.
+  // Tiles of the block of the grid that ends last, where each takes the next work tile of the list when it has done
+  // one; beside what no schedule can be below.
   struct Time {
     int64_t last = 0, ideal = 0;
   };
@@ -37,22 +37,22 @@ class EmulatedSchedule : public EmulatedPrefill {
     emulate_schedule(c, params);
     if (std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
 
-    const kernels::TaskList& list = *params.list;
-    if (list.next_item != 0) return "the counter of tasks is not 0";
+    const kernels::WorkList& list = *params.list;
+    if (list.next_item != 0) return "the counter of work tiles is not 0";
     if (time != nullptr) *time = time_of(params);
-    std::map<std::pair<int, int>, std::vector<kernels::Task>> blocks;  // by sequence and first token
+    std::map<std::pair<int, int>, std::vector<kernels::WorkTile>> blocks;  // by sequence and first token
     int64_t tiles = 0;
     int longest = 1 << 30;  // so far
-    for (int i = 0; i < list.num_tasks; ++i) {
-      const kernels::Task& t = params.tasks[i];
+    for (int i = 0; i < list.num_work_tiles; ++i) {
+      const kernels::WorkTile& t = params.work_tiles[i];
       blocks[{t.batch, t.token_begin}].push_back(t);
       const int size = t.tile_end - t.tile_begin;
-      if (size > longest) return cat("task ", i, " has ", size, " tiles, one before it ", longest);
+      if (size > longest) return cat("work tile ", i, " has ", size, " tiles, one before it ", longest);
       longest = size, tiles += size;
     }
     int splits = 0;
     for (auto& [where, parts] : blocks) {
-      std::ranges::sort(parts, {}, &kernels::Task::part);
+      std::ranges::sort(parts, {}, &kernels::WorkTile::split_idx);
       const std::string name = cat("sequence ", where.first, ", token ", where.second, ": ");
       const int64_t tokens =
           std::min<int64_t>(c.tokens_of_tile(), spec.seqlens_q[static_cast<size_t>(where.first)] - where.second);
@@ -60,9 +60,9 @@ class EmulatedSchedule : public EmulatedPrefill {
         return cat(name, parts[0].num_tokens, " tokens of ", tokens);
       int end = 0, least = 1 << 30, most = 0;
       for (size_t i = 0; i < parts.size(); ++i) {
-        const kernels::Task& t = parts[i];
-        if (t.part != static_cast<int>(i) || t.num_parts != static_cast<int>(parts.size()))
-          return cat(name, "part ", t.part, " of ", t.num_parts, " is number ", i, " of ", parts.size());
+        const kernels::WorkTile& t = parts[i];
+        if (t.split_idx != static_cast<int>(i) || t.num_splits != static_cast<int>(parts.size()))
+          return cat(name, "part ", t.split_idx, " of ", t.num_splits, " is number ", i, " of ", parts.size());
         if (t.tile_begin != end) return cat(name, "part ", i, " begins at ", t.tile_begin, " behind ", end);
         end = t.tile_end;
         least = std::min(least, t.tile_end - t.tile_begin), most = std::max(most, t.tile_end - t.tile_begin);
@@ -79,12 +79,12 @@ class EmulatedSchedule : public EmulatedPrefill {
     int64_t expected = 0;
     for (const int64_t n : spec.seqlens_q) expected += ceil_div(n, c.tokens_of_tile());
     if (static_cast<int64_t>(blocks.size()) != expected) return cat(blocks.size(), " blocks of ", expected);
-    if (splits != list.num_splits) return cat(splits, " blocks are cut, the list says ", list.num_splits);
+    if (splits != list.num_split_tiles) return cat(splits, " blocks are cut, the list says ", list.num_split_tiles);
     if (params.blocks_each == 0 && list.num_tiles != tiles * params.num_head_tiles)
       return cat(tiles, " tiles, the list says ", list.num_tiles);
     if ((splits > 0) != cut) return cat(splits, " blocks are cut");
     int64_t parts = 0;
-    for (int i = 0; i < list.num_tasks; ++i) parts += params.tasks[i].num_parts > 1 ? 1 : 0;
+    for (int i = 0; i < list.num_work_tiles; ++i) parts += params.work_tiles[i].num_splits > 1 ? 1 : 0;
     if (parts * params.num_head_tiles > 2 * params.num_blocks) return cat("no room for results of ", parts, " parts");
     return "";
   }
@@ -93,9 +93,9 @@ class EmulatedSchedule : public EmulatedPrefill {
   static Time time_of(const kernels::PrefillParams& params) {
     std::vector<int64_t> until(static_cast<size_t>(params.num_blocks), 0);
     Time time;
-    for (int i = 0; i < params.list->num_tasks; ++i) {
+    for (int i = 0; i < params.list->num_work_tiles; ++i) {
       for (int head = 0; head < params.num_head_tiles; ++head) {
-        const int64_t tiles = params.tasks[i].tile_end - params.tasks[i].tile_begin;
+        const int64_t tiles = params.work_tiles[i].tile_end - params.work_tiles[i].tile_begin;
         *std::ranges::min_element(until) += tiles;
         time.ideal += tiles;
       }

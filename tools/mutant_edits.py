@@ -14,7 +14,7 @@ NAMED = ROOT / "tools/mutants.json"
 
 SWAPS = ["q k", "k v", "row head", "begin end", "first last", "first end", "low high", "seqlen_q seqlen_kv",
          "heads_q heads_kv", "num_heads_q num_heads_kv", "head_dim_qk head_dim_v", "kHeadDimQk kHeadDimV",
-         "kBlocksQk kBlocksV", "k_full v_full", "k_empty v_empty", "k_turn_ v_turn_", "row_stride head_stride",
+         "kBlocksQk kBlocksV", "k_full v_full", "k_empty v_empty", "k_pipe_ v_pipe_", "row_stride head_stride",
          "true false"]
 # What a call may begin with whose absence nobody but a race, a stale value or a bad input shows.
 CALLS = r"""sync\w*|fence\w*|arrive\w*|wait\w*|barrier\w*|clamp\w*|require|check\w*|meet\w*|commit\w*|release\w*|

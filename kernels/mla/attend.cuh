@@ -47,36 +47,36 @@ class Attend {
   // Group 1 waits for the product of group 0's weights before it hands over its own, for lack of registers.
   static constexpr bool kWaitsFirst = !Config::kHandsOverFirst && !Config::kDecodes;
 
-  __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places)
-      : places_(places), c_(p.scale * kLog2e) {}
+  __device__ __forceinline__ Attend(const PrefillParams& p, const Smem& smem)
+      : smem_(smem), c_(p.scale * kLog2e) {}
 
-  // All tiles of a task, from the last to the first.
-  __device__ __forceinline__ void run(const Task& task, const Rows& rows, Counts& counts, Accumulators& a) {
-    if (kGroup == 0) rows.note_limits(places_), __syncwarp();  // the other group waits for this one's weights first
-    int left = __shfl_sync(0xffffffffu, task.tile_end - task.tile_begin, 0);
+  // All tiles of a work tile, from the last to the first.
+  __device__ __forceinline__ void run(const WorkTile& work, const Rows& rows, Counts& counts, Accumulators& a) {
+    if (kGroup == 0) rows.note_limits(smem_), __syncwarp();  // the other group waits for this one's weights first
+    int left = __shfl_sync(0xffffffffu, work.tile_end - work.tile_begin, 0);
     a.max[0] = a.max[1] = a.reference[0] = a.reference[1] = -ptx::infinity();
     // A row has a sum in each group.
-    a.sum[0] = a.sum[1] = places_.first_sum();
-    ptx::wait_phase(places_.q_full(), counts.tasks() % 2);
+    a.sum[0] = a.sum[1] = smem_.first_sum();
+    ptx::wait_phase(smem_.q_full(), counts.work_tiles() % 2);
     accumulate_ = 0;
     float s[Config::kKeys / 2];  // of group 0
     if (kLooksAhead && left > 0) {
-      multiply_keys(counts.turn(0), s, [] {});
+      multiply_keys(counts.pipe(0), s, [] {});
       ptx::wait_products<0>();
       ptx::pin(s);
     }
     for (; left > 1; left -= 2) {
-      const Turn first = counts.turn(0), second = counts.turn(1);
+      const PipelineState first = counts.pipe(0), second = counts.pipe(1);
       counts.go_on(2);
       if constexpr (kGroup == 0) {
         lead(first, left == 2, s, a);
-        take_second(second, counts.turn(0), left > 2, s, a);
+        take_second(second, counts.pipe(0), left > 2, s, a);
       } else {
         follow(first, second, left <= 3, a);
       }
     }
     if (left == 1) {
-      const Turn first = counts.turn(0);
+      const PipelineState first = counts.pipe(0);
       counts.go_on(1);
       if constexpr (kGroup == 0) {
         lead(first, true, s, a);
@@ -96,17 +96,17 @@ class Attend {
 
  private:
   // Group 0: its tile.
-  __device__ __forceinline__ void lead(Turn turn, bool last, float (&s)[Config::kKeys / 2], Accumulators& a) {
+  __device__ __forceinline__ void lead(PipelineState pipe, bool last, float (&s)[Config::kKeys / 2], Accumulators& a) {
     float lowered[2];
-    if constexpr (!kLooksAhead) multiply_keys(turn, s, [] {});
-    const ptx::Descriptor v = values_of(turn);
+    if constexpr (!kLooksAhead) multiply_keys(pipe, s, [] {});
+    const ptx::Descriptor v = values_of(pipe);
     if constexpr (!kLooksAhead) {
       ptx::wait_products<0>();
       ptx::pin(s);
     }
     if (last) release_queries();
-    weigh(Note(places_, turn.stage), s, lowered, a);
-    release(turn, kKeysOnly);
+    weigh(Note(smem_, pipe.stage), s, lowered, a);
+    release(pipe, kKeysOnly);
     add_up(lowered, s, a);
     pack(s, weights_);
     hand_over(weights_, a);
@@ -115,13 +115,13 @@ class Attend {
     multiply_values(weights_, v, a);
     ptx::wait_products<0>();
     ptx::pin(a.o);
-    release(turn, 1);
+    release(pipe, 1);
   }
   // Group 0, the tile of group 1; and S of its next one, if there are more.
-  __device__ __forceinline__ void take_second(Turn turn, Turn next, bool more, float (&s)[Config::kKeys / 2],
-                                              Accumulators& a) {
-    wait_for_values(turn);
-    const ptx::Descriptor v = values_of(turn);
+  __device__ __forceinline__ void take_second(PipelineState pipe, PipelineState next, bool more,
+                                              float (&s)[Config::kKeys / 2], Accumulators& a) {
+    wait_for_values(pipe);
+    const ptx::Descriptor v = values_of(pipe);
     ptx::sync_some(second_is_ready(), 64);
     receive(weights_, a);
     multiply_values(weights_, v, a);
@@ -130,19 +130,19 @@ class Attend {
         ptx::commit_products();
         ptx::wait_products<1>();
         ptx::pin(a.o);
-        release(turn, 1);
+        release(pipe, 1);
       });
       ptx::wait_products<0>();
       ptx::pin(s);
     } else {
       ptx::wait_products<0>();
       ptx::pin(a.o);
-      release(turn, 1);
+      release(pipe, 1);
     }
   }
 
   // Group 1: both tiles.
-  __device__ __forceinline__ void follow(Turn first, Turn second, bool last, Accumulators& a) {
+  __device__ __forceinline__ void follow(PipelineState first, PipelineState second, bool last, Accumulators& a) {
     float s[Config::kKeys / 2], lowered[2];
     unsigned weights[kWeights];
     wait_for_values(first);
@@ -162,7 +162,7 @@ class Attend {
       ptx::pin(a.o);
       take_first(v_first, a);
     }
-    const Note note(places_, second.stage);
+    const Note note(smem_, second.stage);
     ptx::wait_products<Config::kDecodes ? 0 : 1>();
     ptx::pin(s);
     if (last) release_queries();
@@ -185,7 +185,7 @@ class Attend {
     release(second, 2);
   }
   // Group 1: the product of group 0's weights is done.
-  __device__ __forceinline__ void finish_first(Turn first, Accumulators& a) const {
+  __device__ __forceinline__ void finish_first(PipelineState first, Accumulators& a) const {
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release(first, 2);
@@ -199,9 +199,10 @@ class Attend {
 
   // between: when the products of the first half of the channels have been issued.
   template <class Between>
-  __device__ __forceinline__ void multiply_keys(Turn turn, float (&s)[Config::kKeys / 2], Between&& between) const {
-    const ptx::Descriptor q = ptx::uniform(ptx::descriptor_k_major(places_.q())),
-                          k = ptx::uniform(ptx::descriptor_k_major(places_.k(turn.stage)));
+  __device__ __forceinline__ void multiply_keys(PipelineState pipe, float (&s)[Config::kKeys / 2],
+                                                Between&& between) const {
+    const ptx::Descriptor q = ptx::uniform(ptx::descriptor_k_major(smem_.q())),
+                          k = ptx::uniform(ptx::descriptor_k_major(smem_.k(pipe.stage)));
     ptx::pin(s);
     int accumulate = 0;
 #pragma unroll
@@ -209,7 +210,7 @@ class Attend {
       const int part = part_in_turn(j, kGroup == 1);
       if (part_at(part).count == 0) continue;
       if (is_first_handed_over(part)) {
-        ptx::wait_phase(places_.k_full(turn.stage, barrier_of(part)), turn.parity);
+        ptx::wait_phase(smem_.k_full(pipe.stage, barrier_of(part)), pipe.phase);
         if (Config::kReadersFence) ptx::fence_async_proxy();
         ptx::fence_products();
       }
@@ -225,9 +226,9 @@ class Attend {
   }
 
   // The group's half of a tile's values.
-  __device__ __forceinline__ ptx::Descriptor values_of(Turn turn) const {
+  __device__ __forceinline__ ptx::Descriptor values_of(PipelineState pipe) const {
     return ptx::uniform(ptx::descriptor_mn_major(
-        places_.k(turn.stage) + kGroup * (Config::kChunksV / 2) * Config::kChunkBytes, Config::kChunkBytes));
+        smem_.k(pipe.stage) + kGroup * (Config::kChunksV / 2) * Config::kChunkBytes, Config::kChunkBytes));
   }
   __device__ __forceinline__ void multiply_values(unsigned (&weights)[kWeights], ptx::Descriptor v, Accumulators& a) {
     ptx::pin(a.o);
@@ -245,9 +246,9 @@ class Attend {
     accumulate_ = 1;
   }
   // Of the other group's tile: that group has waited, not this one.
-  __device__ __forceinline__ void wait_for_values(Turn turn) const {
-    if (!kByHalves) ptx::wait_phase(places_.k_full(turn.stage, 1 + 2 * kGroup), turn.parity);
-    ptx::wait_phase(places_.k_full(turn.stage, 2 + 2 * kGroup), turn.parity);
+  __device__ __forceinline__ void wait_for_values(PipelineState pipe) const {
+    if (!kByHalves) ptx::wait_phase(smem_.k_full(pipe.stage, 1 + 2 * kGroup), pipe.phase);
+    ptx::wait_phase(smem_.k_full(pipe.stage, 2 + 2 * kGroup), pipe.phase);
     if (Config::kReadersFence) ptx::fence_async_proxy();
   }
 
@@ -257,7 +258,7 @@ class Attend {
   // Products to weights in place, and how much what came before counts less.
   __device__ __forceinline__ void weigh(const Note& note, float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                         Accumulators& a) const {
-    hide(places_, note, s);
+    hide(smem_, note, s);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float max[4];
@@ -310,21 +311,21 @@ class Attend {
     if (threadIdx.x % 4 == 0) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        ptx::store_shared_u32(places_.reference(kGroup, row_of_thread() + 8 * h), __float_as_uint(a.reference[h]));
+        ptx::store_shared_u32(smem_.reference(kGroup, row_of_thread() + 8 * h), __float_as_uint(a.reference[h]));
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) ptx::store_shared_four(places_.weights(thread, i), weights + 4 * i);
+    for (int i = 0; i < 4; ++i) ptx::store_shared_four(smem_.weights(thread, i), weights + 4 * i);
   }
   // The twin's weights for a tile, and its reference; o and sum are then against that.
   __device__ __forceinline__ void receive(unsigned (&weights)[kWeights], Accumulators& a) const {
     const int thread = threadIdx.x % 128;
     float reference[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) reference[h] = ptx::load_shared(places_.reference(1 - kGroup, row_of_thread() + 8 * h));
+    for (int h = 0; h < 2; ++h) reference[h] = ptx::load_shared(smem_.reference(1 - kGroup, row_of_thread() + 8 * h));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       unsigned four[4];
-      ptx::load_shared_four(places_.weights(thread, i), four);
+      ptx::load_shared_four(smem_.weights(thread, i), four);
 #pragma unroll
       for (int j = 0; j < 4; ++j) weights[4 * i + j] = four[j];
     }
@@ -340,9 +341,9 @@ class Attend {
     }
   }
 
-  __device__ __forceinline__ void release(Turn turn, int half) const {
+  __device__ __forceinline__ void release(PipelineState pipe, int half) const {
     if (half == kKeysOnly) __syncwarp();  // all lanes have read what lies beside the keys
-    const unsigned barrier = places_.k_empty(turn.stage, half);
+    const unsigned barrier = smem_.k_empty(pipe.stage, half);
     if constexpr (Config::kCluster == 1) {
       if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
     } else {  // both blocks write to the buffers of both
@@ -350,18 +351,18 @@ class Attend {
     }
   }
   __device__ __forceinline__ void release_queries() const {
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty());
   }
 
-  const Places& places_;
+  const Smem& smem_;
   const float c_;
   unsigned weights_[kWeights];  // of the first tile of a pair
   int accumulate_ = 0;
 };
 
-// The end of a task's tiles, of both groups: the maximum as a score in base 2, and the sum against it. lowered: what o,
-// which stays against the reference, is to be multiplied with for that. scale: of products to scores in base 2.
-__device__ __forceinline__ void finish(const Places& places, float scale, Accumulators& a, float (&lowered)[2]) {
+// The end of a work tile's tiles, of both groups: the maximum as a score in base 2, and the sum against it. lowered:
+// what o, which stays against the reference, is to be multiplied with for that. scale: of products to scores in base 2.
+__device__ __forceinline__ void finish(const Smem& smem, float scale, Accumulators& a, float (&lowered)[2]) {
   const int group = math_group();
   // racecheck reports the stores beside receive()'s loads, and beside those below: twins meet between them.
   ptx::sync_some(twins(), 64);  // nobody reads weights any more
@@ -369,19 +370,19 @@ __device__ __forceinline__ void finish(const Places& places, float scale, Accumu
   for (int h = 0; h < 2; ++h) {
     a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
     a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
-    if (threadIdx.x % 4 == 0) places.stats(group)[h] = make_float2(a.max[h], a.sum[h]);
+    if (threadIdx.x % 4 == 0) smem.stats(group)[h] = make_float2(a.max[h], a.sum[h]);
   }
   ptx::sync_some(twins(), 64);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float2 other = places.stats(1 - group)[h];
+    const float2 other = smem.stats(1 - group)[h];
     const float sum = a.sum[h] + other.y;
     a.max[h] = fmaxf(a.max[h], other.x);
     lowered[h] = a.max[h] == a.reference[h] ? 1.0f : ptx::exp2_approx((a.reference[h] - a.max[h]) * scale);
     a.sum[h] = sum * lowered[h];
     if (a.max[h] != -ptx::infinity()) a.max[h] *= scale;
   }
-  ptx::sync_some(twins(), 64);  // before the next task's are written
+  ptx::sync_some(twins(), 64);  // before the next work tile's are written
 }
 
 }  // namespace attune::mla

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the packed rows of a task's tiles lie. As source.cuh, with less to compute: finding rows would otherwise cost a
-// third of what decoding them does. Nothing is kept from tile to tile, as registers are scarce.
+// Where the packed rows of a work tile's tiles lie. As source.cuh, with less to compute: finding rows would otherwise
+// cost a third of what decoding them does. Nothing is kept from tile to tile, as registers are scarce.
 #pragma once
 
 #include "mla/config.cuh"
@@ -9,8 +9,8 @@ namespace attune::mla {
 
 class CodeRows {
  public:
-  __device__ __forceinline__ CodeRows(const PrefillParams& p, const Task& task, int head_tile)
-      : p_(p), t_(task), kv_head_(head_tile * p.heads_of_tile / p.group) {}
+  __device__ __forceinline__ CodeRows(const PrefillParams& p, const WorkTile& work, int head_tile)
+      : p_(p), t_(work), kv_head_(head_tile * p.heads_of_tile / p.group) {}
 
   // What the list or the table says of row `row` of tile i: to be asked for ahead. -1: it is not to be read.
   __device__ __forceinline__ int ask(int i, int row) const {
@@ -57,7 +57,7 @@ class CodeRows {
   }
 
   const PrefillParams& p_;
-  const Task& t_;
+  const WorkTile& t_;
   const int kv_head_;
 };
 

@@ -44,9 +44,9 @@ __device__ __forceinline__ int channel_of(const Pair& pair) {
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
   return kHalfParts ? thread / 4 * 16 + thread % 4 * 2 : pair.piece * kChannelsOfHalf + thread * 2;
 }
-__device__ __forceinline__ int unit_of(const kernels::PrefillParams& p, const kernels::Task& t, const Pair& pair,
+__device__ __forceinline__ int unit_of(const kernels::PrefillParams& p, const kernels::WorkTile& t, const Pair& pair,
                                        int part) {
-  return (t.first_part + part) * p.num_head_tiles + pair.head_tile;
+  return (t.first_split + part) * p.num_head_tiles + pair.head_tile;
 }
 
 // Pairs of channels of both rows.
@@ -129,8 +129,8 @@ __device__ __forceinline__ void add_up(const Weighed& own, Shared& shared, bool 
 }
 
 // Row h of the pair.
-__device__ __forceinline__ void finish(const kernels::PrefillParams& p, const kernels::Task& t, const Pair& pair, int h,
-                                       float max, float sum, const float2 (&o)[kPairs]) {
+__device__ __forceinline__ void finish(const kernels::PrefillParams& p, const kernels::WorkTile& t, const Pair& pair,
+                                       int h, float max, float sum, const float2 (&o)[kPairs]) {
   constexpr bool kHalves = ATTUNE_OUT_TYPE == tile::kBFloat16 || ATTUNE_OUT_TYPE == tile::kFloat16;
   const int row = pair.row + 8 * h, local = row / p.heads_of_tile;
   if (local >= t.num_tokens) return;
@@ -164,21 +164,21 @@ struct Team {
   __device__ __forceinline__ void meet() const { ptx::sync_some(1 + set(), 128 * sharing()); }
 };
 
-// from: the task that has been cut.
-__device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, const kernels::Task& from, const Pair& pair,
-                                           const Team& team) {
+// from: the work tile that has been cut.
+__device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, const kernels::WorkTile& from,
+                                           const Pair& pair, const Team& team) {
   __shared__ Shared shared_by[kGroups];
-  __shared__ kernels::Task tasks[kGroups];
+  __shared__ kernels::WorkTile work_tiles[kGroups];
   __shared__ Pair pairs[kGroups];
   __shared__ float2 out[kGroups][2][kPairs][128];
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
   const int lane = thread % 32;
   Shared& shared = shared_by[team.set()];
-  kernels::Task& t = tasks[team.set()];  // for the end; read after they have met
-  if (team.group() == 0 && thread < static_cast<int>(sizeof(kernels::Task) / 16))
+  kernels::WorkTile& t = work_tiles[team.set()];  // for the end; read after they have met
+  if (team.group() == 0 && thread < static_cast<int>(sizeof(kernels::WorkTile) / 16))
     reinterpret_cast<uint4*>(&t)[thread] = reinterpret_cast<const uint4*>(&from)[thread];
   if (team.group() == 0 && thread == 32) pairs[team.set()] = pair;
-  int count = min(from.num_parts, 32);
+  int count = min(from.num_splits, 32);
   const bool weighs = team.group() == 0 && thread < kWeighing;
   Sums sums{};
   const auto step = [&] {  // from a part to the next
@@ -230,8 +230,8 @@ __device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, cons
       }
     }
     first += 32;
-    if (first >= t.num_parts) break;
-    count = min(t.num_parts - first, 32);
+    if (first >= t.num_splits) break;
+    count = min(t.num_splits - first, 32);
     parts += 32 * step(), own_stats += 32 * kPartStats * kRows * p.num_head_tiles;
     team.meet();  // before other weights are written
   }
@@ -272,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 
     ptx::wait_for_change(&p.list->seen, 0);
     const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
     of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kPieces;
-    all = p.list->num_splits * p.num_head_tiles * of_tile;
+    all = p.list->num_split_tiles * p.num_head_tiles * of_tile;
     shift = all <= gridDim.x ? 2 : all <= 2 * gridDim.x ? 1 : 0;
   }
   __syncthreads();
@@ -284,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 
     const unsigned tile = i / of_tile, pair = (i - tile * of_tile) / mla::kPieces, split = tile / p.num_head_tiles;
     const int head_tile = static_cast<int>(tile - split * p.num_head_tiles);
     const int row = static_cast<int>(pair / 8 * 16 + pair % 8), piece = static_cast<int>(i % mla::kPieces);
-    mla::merge_pair(p, p.split_tasks[split], {head_tile, row, piece}, team);
+    mla::merge_pair(p, p.split_tiles[split], {head_tile, row, piece}, team);
   }
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "mla/shared_storage.h"
-#include "prefill/feed.cuh"
+#include "prefill/tile_scheduler.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
@@ -15,15 +15,15 @@
 #include "tile/element.cuh"
 #include "tile/mla_codec.cuh"
 #include "tile/shared_view.cuh"
-#include "tile/turn.cuh"
+#include "tile/pipeline_state.cuh"
 
 namespace attune::mla {
 
 using kernels::PrefillParams;
-using kernels::Task;
+using kernels::WorkTile;
 using prefill::Tile;
 using prefill::tile_at;
-using tile::Turn;
+using tile::PipelineState;
 
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = kernels::kMlaHeadDimV;
@@ -38,14 +38,15 @@ struct Config {
   static constexpr int kChunkBytes = kernels::kMlaChunkBytes, kTileBytes = kChunks * kChunkBytes;
   // Of the two math groups each has half of the channels of V.
   static constexpr int kMathWarps = 8, kChannels = kHeadDimV / 2;
-  // Blocks that take neighbouring head tiles of a task side by side and share the keys that they have copied or decode.
+  // Blocks that take neighbouring head tiles of a work tile side by side and share the keys that they have copied or
+  // decode.
   static constexpr int kCluster = ATTUNE_CLUSTER;
   // What threads have stored must be made visible to products: by those who read it, unless the copy engine reads it
   // too, so that those who store it have done so.
   static constexpr bool kReadersFence = !kCopiesBoxes && kCluster == 1;
   // Threads that bring keys; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
-  static constexpr int kTaskReaders = kThreads / 32 - 1;  // warps, without the one that writes
+  static constexpr int kWorkReaders = kThreads / 32 - 1;  // warps, without the one that writes
   // Packed rows in pairs of blocks: what is decoded of the next tile waits in registers (load_held.cuh).
   static constexpr bool kHolds = kDecodes && kCluster > 1;
   // Lists of 16-bit rows, and boxes: group 1 has a product under way when it hands over its weights; lists: group 0 one
@@ -96,23 +97,26 @@ constexpr int kNotedPart = part_at(0).count != 0 ? 0 : 2;
 constexpr int kKeysOnly = 0;
 __device__ __forceinline__ constexpr int half_of(int part) { return (part + 1) / 2; }
 
-// Stage and parity of a tile's buffer, by the tiles before it, of all tasks.
+// Stage and parity of a tile's buffer, by the tiles before it, of all work tiles.
 static_assert(Config::kStages == 2, "stages and parities are bits of the count");
-__device__ __forceinline__ Turn turn_of(unsigned tiles) { return {static_cast<int>(tiles % 2), tiles / 2 % 2}; }
-
-__device__ __forceinline__ int slot_of_task(unsigned count) {
-  return static_cast<int>(count % kernels::kTaskSlots);
+__device__ __forceinline__ PipelineState turn_of(unsigned tiles) {
+  return {static_cast<int>(tiles % 2), tiles / 2 % 2};
 }
 
-// What a math thread counts, in one register, as registers are scarce: tasks, and modulo 4 the tiles of all tasks.
+__device__ __forceinline__ int slot_of_work(unsigned count) {
+  return static_cast<int>(count % kernels::kWorkSlots);
+}
+
+// What a math thread counts, in one register, as registers are scarce: work tiles, and modulo 4 the tiles of all work
+// tiles.
 class Counts {
  public:
-  __device__ __forceinline__ unsigned tasks() const { return word_ >> 2; }
-  __device__ __forceinline__ int slot() const { return slot_of_task(tasks()); }
-  __device__ __forceinline__ void next_task() { word_ += 4; }
+  __device__ __forceinline__ unsigned work_tiles() const { return word_ >> 2; }
+  __device__ __forceinline__ int slot() const { return slot_of_work(work_tiles()); }
+  __device__ __forceinline__ void next_work() { word_ += 4; }
   // What has been derived from the count is derived anew, rather than kept in registers.
   __device__ __forceinline__ void forget() { word_ = ptx::kept(word_); }
-  __device__ __forceinline__ Turn turn(unsigned ahead) const { return turn_of(word_ + ahead & 3); }
+  __device__ __forceinline__ PipelineState pipe(unsigned ahead) const { return turn_of(word_ + ahead & 3); }
   __device__ __forceinline__ void go_on(unsigned tiles) { word_ = (word_ & ~3u) | (word_ + tiles & 3); }
 
  private:
@@ -137,7 +141,7 @@ static_assert(sizeof(SharedStorage) == kernels::mla_shared_bytes(Config::kLoader
 static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
 // Addresses in shared memory.
-struct Places : tile::SharedView<SharedStorage> {
+struct Smem : tile::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(SharedStorage, check); }
   // With which sums begin (kernels::ScheduleCheck).
@@ -174,11 +178,11 @@ struct Places : tile::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned k_empty(int stage, int half) const {
     return ATTUNE_SHARED_AT_INDICES(SharedStorage, barriers.k_empty, stage, half);
   }
-  __device__ __forceinline__ unsigned task_full(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.task_full, slot);
+  __device__ __forceinline__ unsigned work_full(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.work_full, slot);
   }
-  __device__ __forceinline__ unsigned task_empty(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.task_empty, slot);
+  __device__ __forceinline__ unsigned work_empty(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.work_empty, slot);
   }
   __device__ __forceinline__ unsigned q_full() const { return ATTUNE_SHARED_AT(SharedStorage, barriers.q_full); }
   __device__ __forceinline__ unsigned q_empty() const { return ATTUNE_SHARED_AT(SharedStorage, barriers.q_empty); }
@@ -190,9 +194,9 @@ struct Places : tile::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned to_other() const {
     return ptx::shared_in_block(base, 1 - ptx::cluster_rank()) - base;
   }
-  // Item numbers from the cluster's first block to the other (prefill/feed.cuh), the n-th in a ring. The first block
-  // may tell one when the other has heard that of kMlaItems before: it takes a task while it loads the one before that,
-  // and has loaded that of two before, so both have read the tiles of three before.
+  // Item numbers from the cluster's first block to the other (prefill/tile_scheduler.cuh), the n-th in a ring. The
+  // first block may tell one when the other has heard that of kMlaItems before: it takes a work tile while it loads the
+  // one before that, and has loaded that of two before, so both have read the tiles of three before.
   __device__ __forceinline__ unsigned item(unsigned n) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, items, n % kernels::kMlaItems);
   }

@@ -3,9 +3,9 @@
 // More heads are several blocks of rows. As mla/mla.cu, but rows of queries are not padded to 64 nor in shared memory,
 // which three tiles fill, so that memory is not waited for. Over packed rows: mla/half.cu.
 //
-// A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), eight do
-// the math (few_attend.cuh): each tile's scores are computed by all of them, eight keys each, and its values multiplied
-// by all, 64 channels each.
+// A work tile is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh),
+// eight do the math (few_attend.cuh): each tile's scores are computed by all of them, eight keys each, and its values
+// multiplied by all, 64 channels each.
 //
 // Barriers: "full" and "empty" of each tile's place; "full" of the maxima and the weights of a tile, that all warps
 // need of each, in two buffers each: who writes to one has heard from all since they read it.
@@ -17,20 +17,20 @@
 
 namespace attune::mla {
 
-__device__ __forceinline__ void init_barriers(const FewPlaces& places) {
+__device__ __forceinline__ void init_barriers(const FewSmem& smem) {
   if (threadIdx.x == 32) {
-    places.check() = {};
+    smem.check() = {};
     for (int stage = 0; stage < Few::kStages; ++stage) {
-      ptx::init_barrier(places.full(stage), Few::kLoaderWarps);
-      ptx::init_barrier(places.empty(stage), Few::kMathWarps);
+      ptx::init_barrier(smem.full(stage), Few::kLoaderWarps);
+      ptx::init_barrier(smem.empty(stage), Few::kMathWarps);
     }
     for (int i = 0; i < 2; ++i) {
-      ptx::init_barrier(places.maxima_full(i), Few::kMathWarps);
-      ptx::init_barrier(places.weights_full(i), Few::kMathWarps);
+      ptx::init_barrier(smem.maxima_full(i), Few::kMathWarps);
+      ptx::init_barrier(smem.weights_full(i), Few::kMathWarps);
     }
-    for (int i = 0; i < kernels::kTaskSlots; ++i) {
-      ptx::init_barrier(places.task_full(i), prefill::TaskFeed<FewPlaces>::kTaskVectors);
-      ptx::init_barrier(places.task_empty(i), Few::kTaskReaders);
+    for (int i = 0; i < kernels::kWorkSlots; ++i) {
+      ptx::init_barrier(smem.work_full(i), prefill::TileScheduler<FewSmem>::kWorkVectors);
+      ptx::init_barrier(smem.work_empty(i), Few::kWorkReaders);
     }
     ptx::publish_barriers();
   }
@@ -43,7 +43,7 @@ __device__ __forceinline__ int few_channel() {
 }
 
 // A part, against the reference: of rows g and g + 8 a lane has pieces of two channels each (parts.cuh).
-__device__ __forceinline__ void store_few_part(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a) {
+__device__ __forceinline__ void store_few_part(const PrefillParams& p, const WorkTile& t, int head_tile, FewAttend& a) {
   const int lane = threadIdx.x % 32, row = lane / 4, unit = part_unit(p, t, head_tile);
   float factors[2] = {1, 1};
   if constexpr (kHalfParts) {
@@ -74,7 +74,8 @@ __device__ __forceinline__ void store_few_part(const PrefillParams& p, const Tas
   }
 }
 // What lies beside it.
-__device__ __forceinline__ void store_few_stats(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a) {
+__device__ __forceinline__ void store_few_stats(const PrefillParams& p, const WorkTile& t, int head_tile,
+                                                FewAttend& a) {
   const int lane = threadIdx.x % 32;
   float* const stats = part_stats(p.partial_stats, part_unit(p, t, head_tile), lane / 4, few_warp() / 4);
 #pragma unroll
@@ -88,7 +89,7 @@ __device__ __forceinline__ void store_few_stats(const PrefillParams& p, const Ta
 }
 
 // The lane's two rows.
-__device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t, int head_tile, FewAttend& a) {
+__device__ __forceinline__ void store_few(const PrefillParams& p, const WorkTile& t, int head_tile, FewAttend& a) {
   constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
   const int lane = threadIdx.x % 32, channel = few_channel();
 #pragma unroll
@@ -118,25 +119,25 @@ __device__ __forceinline__ void store_few(const PrefillParams& p, const Task& t,
   }
 }
 
-__device__ __forceinline__ void run_few(const PrefillParams& p, const FewPlaces& places) {
+__device__ __forceinline__ void run_few(const PrefillParams& p, const FewSmem& smem) {
   schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Few::kLoaderThreads,
-                                         32 * Few::kMathWarps, places.check(), [] { meet_few(); });
-  FewAttend a(p, places);
+                                         32 * Few::kMathWarps, smem.check(), [] { meet_few(); });
+  FewAttend a(p, smem);
   for (unsigned count = 0;; ++count) {
-    const int slot = slot_of_task(count);
-    ptx::wait_phase(places.task_full(slot), count / kernels::kTaskSlots % 2);
-    if (places.head_tile(slot) == prefill::kNoMoreTasks) return;
-    const Task& task = places.task(slot);
-    a.run(task, places.head_tile(slot));
-    if (task.num_parts > 1) store_few_part(p, task, places.head_tile(slot), a);  // before sums, which take a while
+    const int slot = slot_of_work(count);
+    ptx::wait_phase(smem.work_full(slot), count / kernels::kWorkSlots % 2);
+    if (smem.head_tile(slot) == prefill::kNoMoreWork) return;
+    const WorkTile& work = smem.work(slot);
+    a.run(work, smem.head_tile(slot));
+    if (work.num_splits > 1) store_few_part(p, work, smem.head_tile(slot), a);  // before sums, which take a while
     a.add_up();
-    if (task.num_parts > 1) {
-      store_few_stats(p, task, places.head_tile(slot), a);
+    if (work.num_splits > 1) {
+      store_few_stats(p, work, smem.head_tile(slot), a);
     } else {
-      store_few(p, task, places.head_tile(slot), a);
+      store_few(p, work, smem.head_tile(slot), a);
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(slot));
   }
 }
 
@@ -148,17 +149,17 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Few::kThreads, 1)
                    const __grid_constant__ attune::ptx::TensorMap) {
   using namespace attune;
   using namespace attune::mla;
-  const FewPlaces places(ptx::dynamic_shared());
-  const FewLoader::Feed::First asked = FewLoader::Feed::ask_first(p);  // while the barriers are prepared
-  init_barriers(places);
+  const FewSmem smem(ptx::dynamic_shared());
+  const FewLoader::Scheduler::First asked = FewLoader::Scheduler::ask_first(p);  // while the barriers are prepared
+  init_barriers(smem);
   if (threadIdx.x < Few::kLoaderThreads) {
     ptx::give_up_registers<Few::kLoaderRegisters>();
-    FewLoader(p, places).run(asked);
+    FewLoader(p, smem).run(asked);
   } else {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
     if (blockIdx.x == 0 && threadIdx.x == Few::kLoaderThreads) prefill::pass_list_on(p);
     ptx::take_registers<Few::kMathRegisters>();
-    run_few(p, places);
+    run_few(p, smem);
   }
 }

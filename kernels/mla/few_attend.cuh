@@ -24,49 +24,49 @@ class FewAttend {
   float highest[2], reference[2], sum[2];
   FewOut o;
 
-  __device__ __forceinline__ FewAttend(const PrefillParams& p, const FewPlaces& places)
-      : p_(p), places_(places), warp_(few_warp()), lane_(threadIdx.x % 32) {}
+  __device__ __forceinline__ FewAttend(const PrefillParams& p, const FewSmem& smem)
+      : p_(p), smem_(smem), warp_(few_warp()), lane_(threadIdx.x % 32) {}
 
-  // All tiles of a task. All math warps, when they have met after the task before.
-  __device__ __forceinline__ void run(const Task& task, int head_tile) {
-    operands_.load_queries(p_, task, head_tile);
+  // All tiles of a work tile. All math warps, when they have met after the work tile before.
+  __device__ __forceinline__ void run(const WorkTile& work, int head_tile) {
+    operands_.load_queries(p_, work, head_tile);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) highest[h] = reference[h] = -ptx::infinity(), sum[h] = places_.first_sum();
+    for (int h = 0; h < 2; ++h) highest[h] = reference[h] = -ptx::infinity(), sum[h] = smem_.first_sum();
 #pragma unroll
     for (int i = 0; i < FewOut::kCount; ++i) o.at(i) = 0;
-    const int tiles = few_tile_end(task) - task.tile_begin;
+    const int tiles = few_tile_end(work) - work.tile_begin;
     // What all lanes have alike, in registers that they share.
-    turn_ = {__shfl_sync(0xffffffffu, turn_.stage, 0), __shfl_sync(0xffffffffu, turn_.parity, 0)};
+    pipe_ = {__shfl_sync(0xffffffffu, pipe_.stage, 0), __shfl_sync(0xffffffffu, pipe_.phase, 0)};
     last_ = __shfl_sync(0xffffffffu, last_, 0), count_ = __shfl_sync(0xffffffffu, count_, 0);
 #pragma unroll 1
     for (int i = 0; i <= tiles; ++i) {
-      const Turn tile = turn_;
+      const PipelineState tile = pipe_;
       if (i < tiles) score(tile);
       if (i > 0) take_values(last_, count_ - 1);
       if (i < tiles) {
         weigh(tile.stage);
         last_ = tile.stage;
-        turn_.next<Few::kStages>();
+        pipe_.next<Few::kStages>();
         ++count_;
       }
     }
     operands_.arrange(o);
-    if constexpr (Config::kDense) take_tokens(task, head_tile);
+    if constexpr (Config::kDense) take_tokens(work, head_tile);
   }
 
-  // The sum of all keys, of all warps. Nobody needs what the task has used of shared memory any more.
+  // The sum of all keys, of all warps. Nobody needs what the work tile has used of shared memory any more.
   __device__ __forceinline__ void add_up() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
       sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
-      if (t() == 0) ptx::store_shared_u32(places_.sums(g() + 8 * h) + 4 * warp_, __float_as_uint(sum[h]));
+      if (t() == 0) ptx::store_shared_u32(smem_.sums(g() + 8 * h) + 4 * warp_, __float_as_uint(sum[h]));
     }
     meet_few();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float x[8];
-      load_eight(places_.sums(g() + 8 * h), x);
+      load_eight(smem_.sums(g() + 8 * h), x);
       sum[h] = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
     }
   }
@@ -107,10 +107,10 @@ class FewAttend {
   }
 
   // Products with the warp's keys of the next tile, and their maxima, for all warps.
-  __device__ __forceinline__ void score(const Turn& tile) {
-    ptx::wait_phase(places_.full(tile.stage), tile.parity);
-    operands_.multiply_keys(places_, tile.stage, s_);
-    const unsigned absent = ptx::load_shared_u8(places_.note(tile.stage) + warp_) >> (2 * t());
+  __device__ __forceinline__ void score(const PipelineState& tile) {
+    ptx::wait_phase(smem_.full(tile.stage), tile.phase);
+    operands_.multiply_keys(smem_, tile.stage, s_);
+    const unsigned absent = ptx::load_shared_u8(smem_.note(tile.stage) + warp_) >> (2 * t());
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if ((absent >> (i % 2) & 1) != 0) s_[i] = -ptx::infinity();
@@ -121,21 +121,21 @@ class FewAttend {
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
       // racecheck reports this beside weigh()'s loads: it does not follow a lane's arrival for its warp.
-      if (t() == 0) ptx::store_shared_u32(places_.maxima(count_ % 2, g() + 8 * h) + 4 * warp_, __float_as_uint(top));
+      if (t() == 0) ptx::store_shared_u32(smem_.maxima(count_ % 2, g() + 8 * h) + 4 * warp_, __float_as_uint(top));
     }
     __syncwarp();
-    if (lane_ == 0) ptx::arrive(places_.maxima_full(count_ % 2));
+    if (lane_ == 0) ptx::arrive(smem_.maxima_full(count_ % 2));
   }
 
   // Weights of the warp's keys, for all warps.
   __device__ __forceinline__ void weigh(int stage) {
-    ptx::wait_phase(places_.maxima_full(count_ % 2), count_ / 2 % 2);
+    ptx::wait_phase(smem_.maxima_full(count_ % 2), count_ / 2 % 2);
     const float scale = c();
     float lowered[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float x[8];
-      load_eight(places_.maxima(count_ % 2, g() + 8 * h), x);
+      load_eight(smem_.maxima(count_ % 2, g() + 8 * h), x);
       const float low = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])), high = fmaxf(fmaxf(x[4], x[5]), fmaxf(x[6], x[7]));
       lowered[h] = follow(h, fmaxf(low, high));
       const float from = reference_of(reference[h]) * scale;
@@ -144,9 +144,9 @@ class FewAttend {
       sum[h] = fmaf(sum[h], lowered[h], s_[2 * h] + s_[2 * h + 1]);
     }
     // racecheck reports this beside take_values()'s loads: it does not follow a lane's arrival for its warp.
-    operands_.store_weights(places_, count_ % 2, s_);
+    operands_.store_weights(smem_, count_ % 2, s_);
     __syncwarp();
-    if (lane_ == 0) ptx::arrive(places_.weights_full(count_ % 2));
+    if (lane_ == 0) ptx::arrive(smem_.weights_full(count_ % 2));
     if (__any_sync(0xffffffffu, lowered[0] != 1.0f || lowered[1] != 1.0f)) [[unlikely]] {
 #pragma unroll
       for (int i = 0; i < FewOut::kCount; ++i) o.at(i) *= lowered[i / 2 % 2];
@@ -155,38 +155,38 @@ class FewAttend {
 
   // The product of all keys' weights and the warp's channels.
   __device__ __forceinline__ void take_values(int stage, unsigned count) {
-    ptx::wait_phase(places_.weights_full(count % 2), count / 2 % 2);
-    operands_.multiply_values(places_, stage, count % 2, o);
+    ptx::wait_phase(smem_.weights_full(count % 2), count / 2 % 2);
+    operands_.multiply_values(smem_, stage, count % 2, o);
     __syncwarp();
-    if (lane_ == 0) ptx::arrive(places_.empty(stage));
+    if (lane_ == 0) ptx::arrive(smem_.empty(stage));
   }
 
   // ---- new tokens, one by one: there is hardly more than one
 
-  __device__ __forceinline__ void take_tokens(const Task& task, int head_tile) {
-    const Line line(task.num_cached, task.first_key, task.end_key);
-    meet_few();  // nobody reads the sums of the task before, which may have been followed by no tile
+  __device__ __forceinline__ void take_tokens(const WorkTile& work, int head_tile) {
+    const Line line(work.num_cached, work.first_key, work.end_key);
+    meet_few();  // nobody reads the sums of the work tile before, which may have been followed by no tile
 #pragma unroll 1
-    for (int i = max(task.tile_begin, line.num_cached_tiles); i < task.tile_end; ++i) {
-      const Tile tile = tile_at(task, line, i);
-      const Source source(p_, task, head_tile * p_.heads_of_tile / p_.group, tile);
+    for (int i = max(work.tile_begin, line.num_cached_tiles); i < work.tile_end; ++i) {
+      const Tile tile = tile_at(work, line, i);
+      const Source source(p_, work, head_tile * p_.heads_of_tile / p_.group, tile);
 #pragma unroll 1
-      for (int key = tile.low; key < tile.high; ++key) take_token(task, head_tile, source.find(key, source.ask(key)));
+      for (int key = tile.low; key < tile.high; ++key) take_token(work, head_tile, source.find(key, source.ask(key)));
     }
   }
   // row: of its key and value.
-  __device__ __forceinline__ void take_token(const Task& task, int head_tile, const char* row) {
+  __device__ __forceinline__ void take_token(const WorkTile& work, int head_tile, const char* row) {
     // A warp has the products of two rows of queries.
 #pragma unroll 1
     for (int own = 2 * warp_; own < 2 * warp_ + 2; ++own) {
-      const float s = multiply_new_row(few_query(p_, task, head_tile, own), row, lane_);
-      if (lane_ == 0) ptx::store_shared_u32(places_.sums(own), __float_as_uint(s));
+      const float s = multiply_new_row(few_query(p_, work, head_tile, own), row, lane_);
+      if (lane_ == 0) ptx::store_shared_u32(smem_.sums(own), __float_as_uint(s));
     }
     meet_few();
     const char* const values = row + 2 * (warp_ * Few::kChannelsOfWarp + operands_.channel());
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float s = ptx::load_shared(places_.sums(g() + 8 * h));
+      const float s = ptx::load_shared(smem_.sums(g() + 8 * h));
       const float lowered = follow(h, s);
       const float weight = ptx::exp2_approx(fmaf(s, c(), -reference_of(reference[h]) * c()));
       sum[h] = fmaf(sum[h], lowered, warp_ == 0 && t() == 0 ? weight : 0.0f);
@@ -204,13 +204,13 @@ class FewAttend {
   }
 
   const PrefillParams& p_;
-  const FewPlaces& places_;
+  const FewSmem& smem_;
   const int warp_, lane_;
   FewOperands operands_;
   float s_[4];          // products, then weights, of (row g, keys 2 t, 2 t + 1), then row g + 8
-  Turn turn_;           // of the next tile
+  PipelineState pipe_;           // of the next tile
   int last_ = 0;        // stage of the one before
-  unsigned count_ = 0;  // tiles, of all tasks
+  unsigned count_ = 0;  // tiles, of all work tiles
 };
 
 }  // namespace attune::mla

@@ -13,7 +13,7 @@ struct Few {
   static constexpr int kMathWarps = kernels::kMlaFewMathWarps, kThreads = kernels::kMlaFewThreads;
   static constexpr int kLoaderThreads = kThreads - 32 * kMathWarps;  // a warpgroup, of which two warps load
   static constexpr int kLoaderWarps = 2, kKeysOfLoader = kKeys / kLoaderWarps;
-  static constexpr int kTaskReaders = kMathWarps + kLoaderWarps - 1;  // warps, without the one that takes tasks
+  static constexpr int kWorkReaders = kMathWarps + kLoaderWarps - 1;  // warps, without the one that takes work tiles
   static constexpr int kLoaderRegisters = 56, kMathRegisters = 224;
   static constexpr int kKeysOfWarp = kKeys / kMathWarps;                  // of which it computes scores
   static constexpr int kChannelsOfWarp = Config::kHeadDimV / kMathWarps;  // of its output
@@ -32,7 +32,7 @@ static_assert(Config::kLoader != kernels::kMlaRows ||
 static_assert(sizeof(FewStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
 // Addresses in shared memory.
-struct FewPlaces : tile::SharedView<FewStorage> {
+struct FewSmem : tile::SharedView<FewStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(FewStorage, check); }
   // With which sums begin (kernels::ScheduleCheck).
@@ -66,19 +66,19 @@ struct FewPlaces : tile::SharedView<FewStorage> {
   __device__ __forceinline__ unsigned weights_full(unsigned buffer) const {
     return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.weights_full, buffer);
   }
-  __device__ __forceinline__ unsigned task_full(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.task_full, slot);
+  __device__ __forceinline__ unsigned work_full(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.work_full, slot);
   }
-  __device__ __forceinline__ unsigned task_empty(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.task_empty, slot);
+  __device__ __forceinline__ unsigned work_empty(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(FewStorage, barriers.work_empty, slot);
   }
 };
 
-// The end of a task's tiles of cached keys; new tokens come after them.
-__device__ __forceinline__ int few_tile_end(const Task& task) {
+// The end of a work tile's tiles of cached keys; new tokens come after them.
+__device__ __forceinline__ int few_tile_end(const WorkTile& work) {
   if constexpr (Config::kDense)
-    return min(task.tile_end, Line(task.num_cached, task.first_key, task.end_key).num_cached_tiles);
-  return task.tile_end;
+    return min(work.tile_end, Line(work.num_cached, work.first_key, work.end_key).num_cached_tiles);
+  return work.tile_end;
 }
 
 // Of the math warps. _anew: computed, with what follows from it, wherever it is asked for, as registers are scarce.

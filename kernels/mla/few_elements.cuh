@@ -2,7 +2,7 @@
 // What cached rows become in the kernel of few rows: operands, which ldmatrix brings as they are needed. FewOperands is
 // a warp's, with the queries in registers; lane: g = lane / 4, t = lane % 4.
 //
-//   load_queries(p, task, head_tile)               all math warps together
+//   load_queries(p, work tile, head_tile)               all math warps together
 //   multiply_keys(places, stage, s)                s = (row g, keys 2 t, 2 t + 1 of the warp's), then row g + 8
 //   store_weights(places, buffer, s)               weights where s had scores, to all warps
 //   multiply_values(places, stage, buffer, o)      o += weights of all keys * the warp's channels
@@ -19,11 +19,11 @@ class FewOperands {
 
  public:
   // A lane loads eight neighbouring channels, and exchanges them with its three neighbours.
-  __device__ __forceinline__ void load_queries(const PrefillParams& p, const Task& task, int head_tile) {
+  __device__ __forceinline__ void load_queries(const PrefillParams& p, const WorkTile& work, int head_tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const char* const row = few_query(p, task, head_tile, lane / 4 + 8 * h);
+      const char* const row = few_query(p, work, head_tile, lane / 4 + 8 * h);
 #pragma unroll
       for (int i = 0; i < kBlocks; i += 2) {
         uint4 eight = make_uint4(0, 0, 0, 0);
@@ -42,8 +42,8 @@ class FewOperands {
     }
   }
 
-  __device__ __forceinline__ void multiply_keys(const FewPlaces& places, int stage, float (&s)[4]) const {
-    const unsigned from = few_keys(places, stage);
+  __device__ __forceinline__ void multiply_keys(const FewSmem& smem, int stage, float (&s)[4]) const {
+    const unsigned from = few_keys(smem, stage);
     float products[4][4] = {};  // sums of every fourth block, as each waits for the one before
 #pragma unroll
     for (int i = 0; i < kBlocks; i += 2) {
@@ -56,9 +56,9 @@ class FewOperands {
     for (int i = 0; i < 4; ++i) s[i] = (products[0][i] + products[1][i]) + (products[2][i] + products[3][i]);
   }
 
-  __device__ __forceinline__ void store_weights(const FewPlaces& places, unsigned buffer,
+  __device__ __forceinline__ void store_weights(const FewSmem& smem, unsigned buffer,
                                                 const float (&weights)[4]) const {
-    const unsigned to = places.weights(buffer) + few_weights_of_lane();
+    const unsigned to = smem.weights(buffer) + few_weights_of_lane();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       ptx::store_shared_u32(to + h * (8 * 128), Config::kType == tile::kBFloat16
@@ -67,11 +67,11 @@ class FewOperands {
     }
   }
 
-  __device__ __forceinline__ void multiply_values(const FewPlaces& places, int stage, unsigned buffer,
+  __device__ __forceinline__ void multiply_values(const FewSmem& smem, int stage, unsigned buffer,
                                                   FewOut& o) const {
     const int lane = few_lane_anew();
-    const unsigned row = few_weights_row(places, buffer, lane);
-    const unsigned from = few_values(places, stage);
+    const unsigned row = few_weights_row(smem, buffer, lane);
+    const unsigned from = few_values(smem, stage);
 #pragma unroll
     for (int step = 0; step < Few::kKeys / 16; ++step) {
       unsigned weights[4];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two warps that have cached rows copied to shared memory as they are, from a task's last tile to its first: each half
-// of every tile, a lane a row. Sixteen rows that lie one after the other, there as here, are one copy. In place of rows
-// that are not there, or that nobody may see, come zeros. They run ahead of the math warps as far as there is room,
-// into the next tasks too.
+// Two warps that have cached rows copied to shared memory as they are, from a work tile's last tile to its first: each
+// half of every tile, a lane a row. Sixteen rows that lie one after the other, there as here, are one copy. In place of
+// rows that are not there, or that nobody may see, come zeros. They run ahead of the math warps as far as there is
+// room, into the next work tiles too.
 #pragma once
 
 #include "mla/code_rows.cuh"
@@ -15,31 +15,31 @@ namespace attune::mla {
 
 static __device__ const uint4 kZeroRow[Few::kRowBytes / 16] = {};
 
-// Sizes, Layout: of the block, as Few and FewPlaces.
+// Sizes, Layout: of the block, as Few and FewSmem.
 template <class Sizes, class Layout>
 class CachedRowLoader {
  public:
-  using Feed = prefill::TaskFeed<Layout, 1, false, true>;
+  using Scheduler = prefill::TileScheduler<Layout, 1, false, true>;
 
-  __device__ __forceinline__ CachedRowLoader(const PrefillParams& p, const Layout& places)
-      : p_(p), places_(places), feed_(p, places) {}
+  __device__ __forceinline__ CachedRowLoader(const PrefillParams& p, const Layout& smem)
+      : p_(p), smem_(smem), scheduler_(p, smem) {}
 
   // Waits for the kernels before this one.
-  __device__ __forceinline__ void run(const typename Feed::First& asked) {
+  __device__ __forceinline__ void run(const typename Scheduler::First& asked) {
     if (warp() >= Sizes::kLoaderWarps) return;
-    if (warp() == 0) feed_.first(asked);
+    if (warp() == 0) scheduler_.first(asked);
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    if (warp() == 0) feed_.look_ahead();
+    if (warp() == 0) scheduler_.look_ahead();
     for (unsigned count = 0;; ++count) {
-      const int slot = slot_of_task(count);
-      ptx::wait_phase(places_.task_full(slot), count / kernels::kTaskSlots % 2);
-      const int head_tile = places_.head_tile(slot);
-      if (head_tile == prefill::kNoMoreTasks) return;
-      load(places_.task(slot), head_tile);
+      const int slot = slot_of_work(count);
+      ptx::wait_phase(smem_.work_full(slot), count / kernels::kWorkSlots % 2);
+      const int head_tile = smem_.head_tile(slot);
+      if (head_tile == prefill::kNoMoreWork) return;
+      load(smem_.work(slot), head_tile);
       __syncwarp();
       count = ptx::kept(count);  // the slot is computed anew, rather than kept in a register
-      if (warp() != 0 && lane() == 0) ptx::arrive(places_.task_empty(slot_of_task(count)));
+      if (warp() != 0 && lane() == 0) ptx::arrive(smem_.work_empty(slot_of_work(count)));
     }
   }
 
@@ -48,27 +48,27 @@ class CachedRowLoader {
   static constexpr bool kHasRuns = Sizes::kPitch == Sizes::kRowBytes && !Config::kSparse;
 
   __device__ __forceinline__ void take() {
-    if (warp() == 0) feed_.next();
+    if (warp() == 0) scheduler_.next();
   }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ __forceinline__ static int key() { return static_cast<int>(threadIdx.x); }
 
-  __device__ __forceinline__ void load(const Task& task, int head_tile) {
-    const CodeRows rows(p_, task, head_tile);
-    int i = few_tile_end(task) - 1, answer = -1;
-    if (i >= task.tile_begin) answer = rows.ask(i, key());
+  __device__ __forceinline__ void load(const WorkTile& work, int head_tile) {
+    const CodeRows rows(p_, work, head_tile);
+    int i = few_tile_end(work) - 1, answer = -1;
+    if (i >= work.tile_begin) answer = rows.ask(i, key());
     bool first = true;
 #pragma unroll 1
     do {  // once, even where there is no tile
-      if (i >= task.tile_begin) {
+      if (i >= work.tile_begin) {
         const char* const row = rows.find(i, key(), answer).row;
-        if (i > task.tile_begin) answer = rows.ask(i - 1, key());
+        if (i > work.tile_begin) answer = rows.ask(i - 1, key());
         copy(row);
       }
       if (first) take();
       first = false;
-    } while (--i >= task.tile_begin);
+    } while (--i >= work.tile_begin);
   }
 
   // low, high: halves of the address of the first.
@@ -91,17 +91,17 @@ class CachedRowLoader {
       runs = (apart & 0xffffu) == 0 ? 0xffffu : 0;
       if (apart >> 16 == 0) runs |= 0xffff0000u;
     }
-    const unsigned full = places_.full(turn_.stage);
-    ptx::wait_phase(places_.empty(turn_.stage), turn_.parity ^ 1);
+    const unsigned full = smem_.full(pipe_.stage);
+    ptx::wait_phase(smem_.empty(pipe_.stage), pipe_.phase ^ 1);
     if (lane() == 0) {
-      ptx::store_shared_u32(places_.note(turn_.stage) + 4 * warp(), absent);
+      ptx::store_shared_u32(smem_.note(pipe_.stage) + 4 * warp(), absent);
       ptx::arrive_expecting(full, Sizes::kKeysOfLoader * Sizes::kRowBytes);
     }
     __syncwarp();
-    const unsigned to = places_.row(turn_.stage, Sizes::kKeysOfLoader * warp());
+    const unsigned to = smem_.row(pipe_.stage, Sizes::kKeysOfLoader * warp());
     const char* const from = row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow);
     const auto bits = reinterpret_cast<unsigned long long>(from);
-    const unsigned sources = places_.source(Sizes::kKeysOfLoader * warp());
+    const unsigned sources = smem_.source(Sizes::kKeysOfLoader * warp());
     ptx::store_shared_two(sources + 8 * lane(), static_cast<unsigned>(bits), static_cast<unsigned>(bits >> 32));
     __syncwarp();
     if (ptx::elect()) {
@@ -123,15 +123,15 @@ class CachedRowLoader {
       }
     }
     __syncwarp();
-    turn_.template next<Sizes::kStages>();
+    pipe_.template next<Sizes::kStages>();
   }
 
   const PrefillParams& p_;
-  const Layout& places_;
-  Feed feed_;
-  Turn turn_;
+  const Layout& smem_;
+  Scheduler scheduler_;
+  PipelineState pipe_;
 };
 
-using FewLoader = CachedRowLoader<Few, FewPlaces>;
+using FewLoader = CachedRowLoader<Few, FewSmem>;
 
 }  // namespace attune::mla

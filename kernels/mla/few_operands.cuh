@@ -21,7 +21,7 @@ struct FewOut {
 };
 
 // Where one of the block's rows of queries begins, null where there is none.
-__device__ __forceinline__ const char* few_query(const PrefillParams& p, const Task& t, int head_tile, int row) {
+__device__ __forceinline__ const char* few_query(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
   if (row >= p.heads_of_tile) return nullptr;
   return p.q + 2 * tile::row_offset(p, t.batch, t.q_begin, t.token_begin, head_tile * p.heads_of_tile + row,
                                     p.q_batch_stride, p.q_row_stride, p.q_head_stride);
@@ -50,13 +50,13 @@ __device__ __forceinline__ float follow_maximum(float top, float c, float& highe
 
 // Where lane l begins to read pieces of 16 bytes of cached rows by ldmatrix. Keys: of eight rows four neighbouring
 // pieces. Values: of sixteen rows two, so that lanes hold two keys side by side.
-__device__ __forceinline__ unsigned few_keys(const FewPlaces& places, int stage) {
+__device__ __forceinline__ unsigned few_keys(const FewSmem& smem, int stage) {
   const int lane = few_lane_anew();
-  return places.row(stage, few_warp() * Few::kKeysOfWarp + lane % 8) + lane / 8 * 16;
+  return smem.row(stage, few_warp() * Few::kKeysOfWarp + lane % 8) + lane / 8 * 16;
 }
-__device__ __forceinline__ unsigned few_values(const FewPlaces& places, int stage) {
+__device__ __forceinline__ unsigned few_values(const FewSmem& smem, int stage) {
   const int lane = few_lane_anew();
-  return places.row(stage, lane % 16) + few_warp() * Few::kChannelsOfWarp * 2 + lane / 16 * 16;
+  return smem.row(stage, lane % 16) + few_warp() * Few::kChannelsOfWarp * 2 + lane / 16 * 16;
 }
 
 // Weights of all keys: a row has 128 bytes, its pieces of 16 bytes swizzled. Where those of row g and the lane's two
@@ -66,8 +66,8 @@ __device__ __forceinline__ unsigned few_weights_of_lane() {
   return lane / 4 * 128 + (few_warp() ^ lane / 4) * 16 + lane % 4 * 4;
 }
 // The row that the lane gives to ldmatrix; and 16 keys as an operand, from there.
-__device__ __forceinline__ unsigned few_weights_row(const FewPlaces& places, unsigned buffer, int lane) {
-  return places.weights(buffer) + lane % 16 * 128;
+__device__ __forceinline__ unsigned few_weights_row(const FewSmem& smem, unsigned buffer, int lane) {
+  return smem.weights(buffer) + lane % 16 * 128;
 }
 __device__ __forceinline__ void load_few_weights(unsigned row, int lane, int step, unsigned (&weights)[4]) {
   ptx::load_matrix_x4(weights, row + ((2 * step + lane / 16) ^ lane % 8) * 16);

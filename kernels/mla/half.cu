@@ -4,7 +4,7 @@
 // whose left operand are codes that become 16-bit numbers in registers, and the right one queries and weights in shared
 // memory.
 //
-// A task is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), one
+// A work tile is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), one
 // follows their scales (half_units.cuh), four have scores of all of them (half_scores.cuh), four values and outputs
 // (half_attend.cuh).
 //
@@ -17,55 +17,55 @@
 
 namespace attune::mla {
 
-using HalfLoader = CachedRowLoader<Half, HalfPlaces>;
+using HalfLoader = CachedRowLoader<Half, HalfSmem>;
 
-__device__ __forceinline__ void init_barriers(const HalfPlaces& places) {
+__device__ __forceinline__ void init_barriers(const HalfSmem& smem) {
   if (threadIdx.x == 32) {
-    places.check() = {};
+    smem.check() = {};
     for (int stage = 0; stage < Half::kStages; ++stage) {
-      ptx::init_barrier(places.full(stage), Half::kLoaderWarps);
-      ptx::init_barrier(places.empty(stage), 4);
-      ptx::init_barrier(places.maxima_full(stage), 4 + 1);
+      ptx::init_barrier(smem.full(stage), Half::kLoaderWarps);
+      ptx::init_barrier(smem.empty(stage), 4);
+      ptx::init_barrier(smem.maxima_full(stage), 4 + 1);
     }
-    ptx::init_barrier(places.weights_full(), 4);
-    ptx::init_barrier(places.weights_empty(), 4);
-    for (int i = 0; i < kernels::kTaskSlots; ++i) {
-      ptx::init_barrier(places.task_full(i), prefill::TaskFeed<HalfPlaces>::kTaskVectors);
-      ptx::init_barrier(places.task_empty(i), Half::kTaskReaders);
+    ptx::init_barrier(smem.weights_full(), 4);
+    ptx::init_barrier(smem.weights_empty(), 4);
+    for (int i = 0; i < kernels::kWorkSlots; ++i) {
+      ptx::init_barrier(smem.work_full(i), prefill::TileScheduler<HalfSmem>::kWorkVectors);
+      ptx::init_barrier(smem.work_empty(i), Half::kWorkReaders);
     }
     ptx::publish_barriers();
   }
   __syncthreads();
 }
 
-// work(task, head_tile): a task's.
-template <class Work>
-__device__ __forceinline__ void run_tasks(const HalfPlaces& places, const Work& work) {
+// attend(work tile, head_tile): one work tile.
+template <class Attend>
+__device__ __forceinline__ void run_work_tiles(const HalfSmem& smem, const Attend& attend) {
   for (unsigned count = 0;; ++count) {
-    const int slot = slot_of_task(count);
-    ptx::wait_phase(places.task_full(slot), count / kernels::kTaskSlots % 2);
-    if (places.head_tile(slot) == prefill::kNoMoreTasks) return;
-    work(places.task(slot), places.head_tile(slot));
+    const int slot = slot_of_work(count);
+    ptx::wait_phase(smem.work_full(slot), count / kernels::kWorkSlots % 2);
+    if (smem.head_tile(slot) == prefill::kNoMoreWork) return;
+    attend(smem.work(slot), smem.head_tile(slot));
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(slot));
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(slot));
   }
 }
-__device__ __forceinline__ void run_scores(const PrefillParams& p, const HalfPlaces& places) {
+__device__ __forceinline__ void run_scores(const PrefillParams& p, const HalfSmem& smem) {
   schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Half::kLoaderThreads,
-                                         32 * Half::kScoreWarps, places.check(), [] { meet_scorers(); });
-  HalfScores a(p, places);
-  run_tasks(places, [&](const Task& task, int head_tile) {
-    a.run(task, head_tile);
+                                         32 * Half::kScoreWarps, smem.check(), [] { meet_scorers(); });
+  HalfScores a(p, smem);
+  run_work_tiles(smem, [&](const WorkTile& work, int head_tile) {
+    a.run(work, head_tile);
     a.tell_rows();
     meet_half();
     ptx::sync_roles(kHeard, 32 * Half::kMathWarps);
   });
 }
-__device__ __forceinline__ void run_values(const PrefillParams& p, const HalfPlaces& places) {
-  HalfAttend a(p, places);
-  run_tasks(places, [&](const Task& task, int head_tile) {
-    a.run(task, head_tile);
-    HalfStore(p, places, task, head_tile).store(a);
+__device__ __forceinline__ void run_values(const PrefillParams& p, const HalfSmem& smem) {
+  HalfAttend a(p, smem);
+  run_work_tiles(smem, [&](const WorkTile& work, int head_tile) {
+    a.run(work, head_tile);
+    HalfStore(p, smem, work, head_tile).store(a);
   });
 }
 
@@ -77,26 +77,26 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Half::kThreads, 1)
                     const __grid_constant__ attune::ptx::TensorMap) {
   using namespace attune;
   using namespace attune::mla;
-  const HalfPlaces places(ptx::dynamic_shared());
-  const HalfLoader::Feed::First asked = HalfLoader::Feed::ask_first(p);  // while the barriers are prepared
-  init_barriers(places);
+  const HalfSmem smem(ptx::dynamic_shared());
+  const HalfLoader::Scheduler::First asked = HalfLoader::Scheduler::ask_first(p);  // while the barriers are prepared
+  init_barriers(smem);
   if (threadIdx.x < Half::kLoaderThreads) {
     ptx::give_up_registers<Half::kLoaderRegisters>();
     if (threadIdx.x / 32 == Half::kUnitWarp) {
-      HalfUnitWarp(places).run();
+      HalfUnitWarp(smem).run();
     } else {
-      HalfLoader(p, places).run(asked);
+      HalfLoader(p, smem).run(asked);
     }
   } else if (half_group() < 2) {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
     if (blockIdx.x == 0 && threadIdx.x == Half::kLoaderThreads) prefill::pass_list_on(p);
     ptx::take_registers<Half::kScoreRegisters>();
-    run_scores(p, places);
+    run_scores(p, smem);
   } else {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
     ptx::take_registers<Half::kValueRegisters>();
-    run_values(p, places);
+    run_values(p, smem);
   }
 }

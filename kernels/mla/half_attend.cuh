@@ -11,18 +11,18 @@ class HalfAttend {
  public:
   HalfOut o;
 
-  __device__ __forceinline__ HalfAttend(const PrefillParams& p, const HalfPlaces& places)
-      : p_(p), places_(places), values_(places), lane_(static_cast<int>(threadIdx.x) % 32) {}
+  __device__ __forceinline__ HalfAttend(const PrefillParams& p, const HalfSmem& smem)
+      : p_(p), smem_(smem), values_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  // All tiles of a task.
-  __device__ __forceinline__ void run(const Task& task, int head_tile) {
+  // All tiles of a work tile.
+  __device__ __forceinline__ void run(const WorkTile& work, int head_tile) {
 #pragma unroll
     for (int i = 0; i < HalfOut::kBlocks; ++i) {
 #pragma unroll
       for (float& x : o.blocks[i]) x = 0;
     }
-    const int tiles = __shfl_sync(0xffffffffu, few_tile_end(task) - task.tile_begin, 0);
-    turn_ = {__shfl_sync(0xffffffffu, turn_.stage, 0), __shfl_sync(0xffffffffu, turn_.parity, 0)};
+    const int tiles = __shfl_sync(0xffffffffu, few_tile_end(work) - work.tile_begin, 0);
+    pipe_ = {__shfl_sync(0xffffffffu, pipe_.stage, 0), __shfl_sync(0xffffffffu, pipe_.phase, 0)};
     count_ = __shfl_sync(0xffffffffu, count_, 0);
     units_[0] = units_[1] = HalfUnits::kNone;
     int i = 0;
@@ -39,7 +39,7 @@ class HalfAttend {
     }
     if (tiles > 0) change_units({HalfUnits::kNone, HalfUnits::kNone});  // none from here on
     if constexpr (Config::kDense)
-      for_each_token(p_, places_, task, head_tile, [&](const char* row) { take_token(row); });
+      for_each_token(p_, smem_, work, head_tile, [&](const char* row) { take_token(row); });
   }
 
   // A row's maximum, a score in base 2, and sum against it; and what o is to be multiplied with to be against it, too.
@@ -49,8 +49,8 @@ class HalfAttend {
   __device__ __forceinline__ Row hear_row(int row) const {
     unsigned sums[2][4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) ptx::load_shared_four(places_.sums(row) + 16 * i, sums[i]);
-    const float2 state = ptx::load_shared_pair(places_.state(row));
+    for (int i = 0; i < 2; ++i) ptx::load_shared_four(smem_.sums(row) + 16 * i, sums[i]);
+    const float2 state = ptx::load_shared_pair(smem_.state(row));
     const auto of_group = [](const unsigned(&x)[4]) {
       return (__uint_as_float(x[0]) + __uint_as_float(x[1])) + (__uint_as_float(x[2]) + __uint_as_float(x[3]));
     };
@@ -63,13 +63,13 @@ class HalfAttend {
  private:
   // The next tile's weights. Whether they are fp16.
   __device__ __forceinline__ bool await() {
-    ptx::wait_phase(places_.full(turn_.stage), turn_.parity);
-    values_.load(turn_.stage, 0, codes_[0]);
-    values_.load(turn_.stage, 1, codes_[1]);
-    ptx::wait_phase(places_.weights_full(), count_ % 2);
-    const HalfUnits units(places_.units(turn_.stage));
+    ptx::wait_phase(smem_.full(pipe_.stage), pipe_.phase);
+    values_.load(pipe_.stage, 0, codes_[0]);
+    values_.load(pipe_.stage, 1, codes_[1]);
+    ptx::wait_phase(smem_.weights_full(), count_ % 2);
+    const HalfUnits units(smem_.units(pipe_.stage));
     const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0),
-                   changes = __shfl_sync(0xffffffffu, ptx::load_shared_u32(places_.changes()), 0);
+                   changes = __shfl_sync(0xffffffffu, ptx::load_shared_u32(smem_.changes()), 0);
     if ((flags | changes) != 0) [[unlikely]] {
       if (changes != 0) lower();
       if (flags != 0) {
@@ -83,7 +83,7 @@ class HalfAttend {
   // The product of its values. kType: of the weights.
   template <ptx::Type kType>
   __device__ __forceinline__ void take() {
-    const int stage = turn_.stage;
+    const int stage = pipe_.stage;
     values_.begin();
     HalfValues::pin(o);
     values_.multiply<kType, 0>(stage, codes_[0], o);
@@ -98,10 +98,10 @@ class HalfAttend {
     HalfValues::pin(o);
     __syncwarp();
     if (lane_ == 0) {
-      ptx::arrive(places_.weights_empty());
-      ptx::arrive(places_.empty(stage));
+      ptx::arrive(smem_.weights_empty());
+      ptx::arrive(smem_.empty(stage));
     }
-    turn_.next<Half::kStages>();
+    pipe_.next<Half::kStages>();
     ++count_;
   }
   // Outputs, as they are against other units.
@@ -124,7 +124,7 @@ class HalfAttend {
   __device__ __forceinline__ void lower() {
 #pragma unroll
     for (int j = 0; j < Half::kRows / 8; ++j) {
-      const float2 factors = ptx::load_shared_pair(places_.lowered(8 * j + lane_ % 4 * 2));
+      const float2 factors = ptx::load_shared_pair(smem_.lowered(8 * j + lane_ % 4 * 2));
 #pragma unroll
       for (int i = 0; i < 4 * HalfOut::kBlocks; ++i)
         o.blocks[i / 4][4 * j + i % 4] *= i % 2 != 0 ? factors.y : factors.x;
@@ -142,7 +142,7 @@ class HalfAttend {
                                tile::load_element(Config::kType, row, channel + 1)};
 #pragma unroll
       for (int j = 0; j < Half::kRows / 8; ++j) {
-        const float2 two = ptx::load_shared_pair(places_.token(8 * j + lane_ % 4 * 2));
+        const float2 two = ptx::load_shared_pair(smem_.token(8 * j + lane_ % 4 * 2));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& x = o.blocks[b][4 * j + i];
@@ -154,13 +154,13 @@ class HalfAttend {
   }
 
   const PrefillParams& p_;
-  const HalfPlaces& places_;
+  const HalfSmem& smem_;
   HalfValues values_;
   const int lane_;
   HalfValues::Codes codes_[2];  // of the next two steps
-  Turn turn_;                   // of the next tile
+  PipelineState pipe_;                   // of the next tile
   unsigned units_[2];           // HalfUnits, against which o is
-  unsigned count_ = 0;          // tiles, of all tasks
+  unsigned count_ = 0;          // tiles, of all work tiles
 };
 
 }  // namespace attune::mla

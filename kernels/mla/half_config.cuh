@@ -13,7 +13,7 @@ struct Half : Few {
   static constexpr int kUnitWarp = kLoaderWarps;  // that follows scales
   // Two groups of four warps have scores, of every other tile each; one values.
   static constexpr int kThreads = kernels::kMlaHalfThreads, kMathWarps = 12, kScoreWarps = 8;
-  static constexpr int kTaskReaders = kMathWarps + kLoaderWarps;
+  static constexpr int kWorkReaders = kMathWarps + kLoaderWarps;
   static constexpr int kLoaderRegisters = kRows == 16 ? 56 : 48, kScoreRegisters = 136,
                        kValueRegisters = kRows == 16 ? 184 : 192;
 
@@ -28,7 +28,7 @@ static_assert(sizeof(HalfStorage) == kernels::mla_half_shared_bytes(Half::kRows)
 static_assert(sizeof(HalfStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
 // Addresses in shared memory.
-struct HalfPlaces : tile::SharedView<HalfStorage> {
+struct HalfSmem : tile::SharedView<HalfStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(HalfStorage, check); }
   // With which sums begin (kernels::ScheduleCheck).
@@ -85,11 +85,11 @@ struct HalfPlaces : tile::SharedView<HalfStorage> {
   __device__ __forceinline__ unsigned weights_empty() const {
     return ATTUNE_SHARED_AT(HalfStorage, barriers.weights_empty);
   }
-  __device__ __forceinline__ unsigned task_full(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(HalfStorage, barriers.task_full, slot);
+  __device__ __forceinline__ unsigned work_full(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(HalfStorage, barriers.work_full, slot);
   }
-  __device__ __forceinline__ unsigned task_empty(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(HalfStorage, barriers.task_empty, slot);
+  __device__ __forceinline__ unsigned work_empty(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(HalfStorage, barriers.work_empty, slot);
   }
 };
 

@@ -40,21 +40,21 @@ using HalfSums = float[Half::kRows / 2];
 
 class HalfKeys {
  public:
-  __device__ __forceinline__ explicit HalfKeys(const HalfPlaces& places) : places_(places) {}
+  __device__ __forceinline__ explicit HalfKeys(const HalfSmem& smem) : smem_(smem) {}
 
   // Descriptors, in registers that a warp shares.
-  __device__ __forceinline__ void begin() { q_ = ptx::uniform(ptx::descriptor_k_major(places_.q(0))); }
+  __device__ __forceinline__ void begin() { q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q(0))); }
 
   // All warps that multiply keys together: each brings a group of channels, and a block of the rope part, of half of
   // the rows.
-  __device__ __forceinline__ void load_queries(const PrefillParams& p, const Task& task, int head_tile) const {
+  __device__ __forceinline__ void load_queries(const PrefillParams& p, const WorkTile& work, int head_tile) const {
     static_assert(2 * kGroups == Half::kScoreWarps && kRopeBlocks == kGroups,
                   "a warp has a group of half of the rows");
     const int group = few_warp_anew() / 2, lane = few_lane_anew(), g = lane / 4, t = lane % 4;
 #pragma unroll 1
     for (int n = few_warp_anew() % 2; n < Half::kRows / 8; n += 2) {
       const int query = n * 8 + g;
-      const char* const row = few_query(p, task, head_tile, query);
+      const char* const row = few_query(p, work, head_tile, query);
       uint2 x[kBlocksOfGroup];
       unsigned largest = 0;
 #pragma unroll
@@ -72,12 +72,12 @@ class HalfKeys {
       // What the largest is multiplied with to be near 2^13, and the inverse. What is not finite stays so.
       const unsigned exponent = max(largest >> 23, 14u), up = exponent == 255 ? 127 : 267 - exponent;
       const float factor = __uint_as_float(up << 23);
-      if (t == 0) ptx::store_shared_u32(places_.factor(group, query), 254 - up << 23);
+      if (t == 0) ptx::store_shared_u32(smem_.factor(group, query), 254 - up << 23);
 #pragma unroll
       for (int i = 0; i < kBlocksOfGroup; ++i) {
         // Of each 16 channels places 2 t and 2 t + 1 have 4 t and 4 t + 1, those eight further the next two, as
         // ldmatrix deals codes.
-        const unsigned at = places_.q(group * 2 + i / 4) + query * 128 + 4 * t;
+        const unsigned at = smem_.q(group * 2 + i / 4) + query * 128 + 4 * t;
         ptx::store_shared_u32(at + ((i % 4 * 2) ^ g) * 16, scaled(x[i].x, factor));
         ptx::store_shared_u32(at + ((i % 4 * 2 + 1) ^ g) * 16, scaled(x[i].y, factor));
       }
@@ -86,7 +86,7 @@ class HalfKeys {
         unsigned two = 0;
         if (row != nullptr)
           two = *reinterpret_cast<const unsigned*>(row + 2 * (Packed::kNope + group * 16 + 8 * i + 2 * t));
-        ptx::store_shared_u32(places_.q(2 * kGroups) + query * 128 + ((2 * group + i) ^ g) * 16 + 4 * t, two);
+        ptx::store_shared_u32(smem_.q(2 * kGroups) + query * 128 + ((2 * group + i) ^ g) * 16 + 4 * t, two);
       }
     }
     ptx::fence_async_proxy();
@@ -95,7 +95,7 @@ class HalfKeys {
 
   // s: products with a tile's keys. Of two scale groups one is added up while the next runs.
   __device__ __forceinline__ void multiply(int stage, HalfSums& s) const {
-    const unsigned from = places_.row(stage, 0) + keys_at_;
+    const unsigned from = smem_.row(stage, 0) + keys_at_;
     unsigned codes[2][4], rope[kRopeBlocks][4];
 #pragma unroll
     for (int i = 0; i < kRopeBlocks; ++i) ptx::load_matrix_x4(rope[i], from + Packed::kRope + 32 * i);
@@ -148,7 +148,7 @@ class HalfKeys {
   }
   __device__ __forceinline__ void store_weights(const Weights& weights) const {
     const int lane = few_lane_anew();  // gives stmatrix the place of a row of queries, and eight keys
-    const unsigned to = places_.weights(0) + (lane / 16 * 8 + lane % 8) * 128 +
+    const unsigned to = smem_.weights(0) + (lane / 16 * 8 + lane % 8) * 128 +
                         ((half_warp() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
@@ -187,8 +187,8 @@ class HalfKeys {
   // s += a scale group's products. kPending: committed after them.
   template <int kPending>
   __device__ __forceinline__ void add(int stage, int group, HalfSums& sums, HalfSums& s) const {
-    const unsigned from = places_.row(stage, 0) + scales_at() + 4 * group;
-    const unsigned factors = places_.factor(group, few_lane_anew() % 4 * 2);
+    const unsigned from = smem_.row(stage, 0) + scales_at() + 4 * group;
+    const unsigned factors = smem_.factor(group, few_lane_anew() % 4 * 2);
     float scales[2];  // of the lane's two keys
 #pragma unroll
     for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared(from + h * (8 * Half::kPitch));
@@ -207,7 +207,7 @@ class HalfKeys {
     }
   }
   __device__ __forceinline__ void load_scales(int stage, unsigned (&scales)[2][4]) const {
-    const unsigned from = places_.row(stage, 0) + scales_at();
+    const unsigned from = smem_.row(stage, 0) + scales_at();
 #pragma unroll
     for (int h = 0; h < 2; ++h) ptx::load_shared_four(from + h * (8 * Half::kPitch), scales[h]);
   }
@@ -217,7 +217,7 @@ class HalfKeys {
     return (half_warp() * 16 + few_lane_anew() / 4) * Half::kPitch + Packed::kNope;
   }
 
-  const HalfPlaces& places_;
+  const HalfSmem& smem_;
   ptx::Descriptor q_{};
   // Where ldmatrix begins, from a tile's first row.
   const unsigned keys_at_ = ptx::kept((half_warp() * 16 + lane() % 16) * Half::kPitch + lane() / 16 * 16);
@@ -238,14 +238,14 @@ class HalfValues {
  public:
   static constexpr int kSteps = Half::kKeys / 16 * 2;  // of 16 keys and two scale groups each
 
-  __device__ __forceinline__ explicit HalfValues(const HalfPlaces& places) : places_(places) {}
+  __device__ __forceinline__ explicit HalfValues(const HalfSmem& smem) : smem_(smem) {}
 
-  __device__ __forceinline__ void begin() { weights_ = ptx::uniform(ptx::descriptor_k_major(places_.weights(0))); }
+  __device__ __forceinline__ void begin() { weights_ = ptx::uniform(ptx::descriptor_k_major(smem_.weights(0))); }
 
   using Codes = unsigned[2][4];
   __device__ __forceinline__ void load(int stage, int step, Codes& codes) const {
     const unsigned from =
-        places_.row(stage, 0) + values_at_ + step / 2 * (16 * Half::kPitch) + step % 2 * (2 * Packed::kGroup);
+        smem_.row(stage, 0) + values_at_ + step / 2 * (16 * Half::kPitch) + step % 2 * (2 * Packed::kGroup);
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(codes[i], from + i * Packed::kGroup);
   }
@@ -294,7 +294,7 @@ class HalfValues {
                           ptx::f16_to_float(static_cast<unsigned short>(two >> 16)));
   }
 
-  const HalfPlaces& places_;
+  const HalfSmem& smem_;
   ptx::Descriptor weights_{};
   // Where ldmatrix begins, from a tile's first row.
   const unsigned values_at_ = ptx::kept(lane() % 16 * Half::kPitch + half_warp() * 32 + lane() / 16 * 16);

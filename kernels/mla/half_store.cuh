@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a task of half a block of rows: outputs, normalised, or as a part to the workspace. A lane has two
+// The end of a work tile of half a block of rows: outputs, normalised, or as a part to the workspace. A lane has two
 // neighbouring channels of eight rows in each block of 64 channels; what it must know of rows, a lane has of one.
 #pragma once
 
@@ -14,13 +14,13 @@ constexpr int kHeard = 3;
 
 class HalfStore {
  public:
-  __device__ __forceinline__ HalfStore(const PrefillParams& p, const HalfPlaces& places, const Task& task,
+  __device__ __forceinline__ HalfStore(const PrefillParams& p, const HalfSmem& smem, const WorkTile& work,
                                        int head_tile)
-      : p_(p), places_(places), t_(task), head_tile_(head_tile), lane_(few_lane_anew()) {}
+      : p_(p), smem_(smem), t_(work), head_tile_(head_tile), lane_(few_lane_anew()) {}
 
   // All warps that have values, when the others have told of rows.
   __device__ __forceinline__ void store(HalfAttend& a) const {
-    const bool is_part = t_.num_parts > 1;
+    const bool is_part = t_.num_splits > 1;
     if (kHalfParts && is_part) tell_bounds(a.o);
     meet_half();
     const HalfAttend::Row row = a.hear_row(lane() % Half::kRows);
@@ -84,7 +84,7 @@ class HalfStore {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
           bounds = ptx::max_u16x2(bounds, __shfl_xor_sync(0xffffffffu, bounds, step));
-        if (lane() < 4) ptx::store_shared_u32(places_.bounds(row_at(i)) + 16 * half + 4 * half_warp(), bounds);
+        if (lane() < 4) ptx::store_shared_u32(smem_.bounds(row_at(i)) + 16 * half + 4 * half_warp(), bounds);
       }
     }
   }
@@ -101,7 +101,7 @@ class HalfStore {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         unsigned bounds[4];
-        ptx::load_shared_four(places_.bounds(own_row) + 16 * half, bounds);
+        ptx::load_shared_four(smem_.bounds(own_row) + 16 * half, bounds);
         const auto of_two_warps = [&](int i) {
           return ptx::max_u16x2(ptx::max_u16x2(bounds[2 * i], bounds[2 * i + 1]), kLeastExponent * 0x00800080);
         };
@@ -146,8 +146,8 @@ class HalfStore {
   }
 
   const PrefillParams& p_;
-  const HalfPlaces& places_;
-  const Task& t_;
+  const HalfSmem& smem_;
+  const WorkTile& t_;
   const int head_tile_, lane_;
 };
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Units of the weights of half a block of rows, for each scale group of channels: a power of two u that follows the
-// largest scale s of the keys that a task has seen. Weights are P s / u * 2^7 as fp16: P is at most 2^8, as references
-// lag by 8 powers of two, so that weights are at most 2^15. They have 11 bits down to P s = u * 2^-21, and below
-// u * 2^-32 they are 0. Outputs are against the units, too, until a task's tiles are done.
+// largest scale s of the keys that a work tile has seen. Weights are P s / u * 2^7 as fp16: P is at most 2^8, as
+// references lag by 8 powers of two, so that weights are at most 2^15. They have 11 bits down to P s = u * 2^-21, and
+// below u * 2^-32 they are 0. Outputs are against the units, too, until a work tile's tiles are done.
 //
 // A tile that has a key whose scale is far below the unit, but not zero, is multiplied as bf16, which has the range of
 // fp32. So is one with a scale that no unit reaches.
 //
 // A warp that has nothing else to do looks at each tile's scales, as soon as they are there, and lays down beside them
-// (HalfPlaces::units) what math warps multiply weights with, 2^7 / u: for each group the upper half of it as fp32, and
+// (HalfSmem::units) what math warps multiply weights with, 2^7 / u: for each group the upper half of it as fp32, and
 // two flags.
 #pragma once
 
@@ -20,14 +20,14 @@ namespace attune::mla {
 
 // Of all groups, as they lie beside a tile: two groups a word.
 struct HalfUnits {
-  // In the first word's lowest bits. Changed: others than for the task's tile before.
+  // In the first word's lowest bits. Changed: others than for the work tile's tile before.
   static constexpr unsigned kRange = 1, kChanged = 2, kFlags = kRange | kChanged;
 
   static constexpr unsigned kNone = 0x3f803f80;  // a word: 1, twice
 
   unsigned words[2];
 
-  // at: HalfPlaces::units().
+  // at: HalfSmem::units().
   __device__ __forceinline__ explicit HalfUnits(unsigned at) {
     const float2 two = ptx::load_shared_pair(at);
     words[0] = __float_as_uint(two.x), words[1] = __float_as_uint(two.y);
@@ -49,17 +49,17 @@ struct HalfUnits {
 // The warp that follows scales.
 class HalfUnitWarp {
  public:
-  __device__ __forceinline__ explicit HalfUnitWarp(const HalfPlaces& places) : places_(places) {}
+  __device__ __forceinline__ explicit HalfUnitWarp(const HalfSmem& smem) : smem_(smem) {}
 
   __device__ __forceinline__ void run() {
     for (unsigned count = 0;; ++count) {
-      const int slot = slot_of_task(count);
-      ptx::wait_phase(places_.task_full(slot), count / kernels::kTaskSlots % 2);
-      if (places_.head_tile(slot) == prefill::kNoMoreTasks) return;
-      const Task& task = places_.task(slot);
-      follow(few_tile_end(task) - task.tile_begin);
+      const int slot = slot_of_work(count);
+      ptx::wait_phase(smem_.work_full(slot), count / kernels::kWorkSlots % 2);
+      if (smem_.head_tile(slot) == prefill::kNoMoreWork) return;
+      const WorkTile& work = smem_.work(slot);
+      follow(few_tile_end(work) - work.tile_begin);
       __syncwarp();
-      if (lane() == 0) ptx::arrive(places_.task_empty(slot));
+      if (lane() == 0) ptx::arrive(smem_.work_empty(slot));
     }
   }
 
@@ -72,13 +72,13 @@ class HalfUnitWarp {
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // All tiles of a task. A lane looks at the scales of one group of every eighth key.
+  // All tiles of a work tile. A lane looks at the scales of one group of every eighth key.
   __device__ __forceinline__ void follow(int tiles) {
     unsigned unit = kLeast;
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
-      ptx::wait_phase(places_.full(turn_.stage), turn_.parity);
-      const unsigned from = places_.row(turn_.stage, lane() / 4) + Packed::kNope + lane() % 4 * 4;
+      ptx::wait_phase(smem_.full(pipe_.stage), pipe_.phase);
+      const unsigned from = smem_.row(pipe_.stage, lane() / 4) + Packed::kNope + lane() % 4 * 4;
       unsigned scales[Half::kKeys / 8], largest = 0, smallest = ~0u;  // smallest: less 1, so that no zero is
 #pragma unroll
       for (int j = 0; j < Half::kKeys / 8; ++j)
@@ -96,21 +96,21 @@ class HalfUnitWarp {
       const unsigned half = 254 + kHeadroom - unit << 7, next = __shfl_xor_sync(0xffffffffu, half, 1);
       // racecheck reports this beside the loads of HalfUnits(): it does not follow a lane's arrival for its warp.
       if (lane() < 4 && lane() % 2 == 0)
-        ptx::store_shared_u32(places_.units(turn_.stage) + 2 * lane(), half | next << 16 | (lane() == 0 ? flags : 0));
+        ptx::store_shared_u32(smem_.units(pipe_.stage) + 2 * lane(), half | next << 16 | (lane() == 0 ? flags : 0));
       __syncwarp();
       if (lane() == 0) {
         // That of the maxima of the tile before in the same place.
-        const unsigned barrier = places_.maxima_full(turn_.stage);
-        ptx::wait_phase(barrier, turn_.parity ^ 1);
+        const unsigned barrier = smem_.maxima_full(pipe_.stage);
+        ptx::wait_phase(barrier, pipe_.phase ^ 1);
         ptx::arrive(barrier);
       }
       __syncwarp();
-      turn_.next<Half::kStages>();
+      pipe_.next<Half::kStages>();
     }
   }
 
-  const HalfPlaces& places_;
-  Turn turn_;
+  const HalfSmem& smem_;
+  PipelineState pipe_;
 };
 
 }  // namespace attune::mla

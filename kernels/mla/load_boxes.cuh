@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Four warps that have the TMA copy tiles of keys, from the last to the first: one for each half of each of the two
 // buffers, so that none waits for another's to be empty. They run ahead of the math groups as far as the buffers allow,
-// into the next task too. The first one also takes tasks from the list and has the queries copied.
+// into the next work tile too. The first one also takes work tiles from the list and has the queries copied.
 //
 // In a cluster each of the two blocks has every other chunk of a tile copied, to both.
 //
@@ -10,30 +10,30 @@
 #pragma once
 
 #include "mla/source.cuh"
-#include "mla/tasks.cuh"
+#include "mla/work_tiles.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::mla {
 
 // hidden: a bit for each key of the tile that nobody sees; start: its first key; edge: rows of the block see different
 // keys.
-__device__ __forceinline__ void store_note(const Places& places, int stage, unsigned long long hidden, int start,
+__device__ __forceinline__ void store_note(const Smem& smem, int stage, unsigned long long hidden, int start,
                                            bool edge) {
   const unsigned words[4] = {static_cast<unsigned>(hidden), static_cast<unsigned>(hidden >> 32),
                              static_cast<unsigned>(start), edge ? 1u : 0u};
-  ptx::store_shared_four(places.note(stage), words);
+  ptx::store_shared_four(smem.note(stage), words);
 }
 
 class BoxLoader {
  public:
   __device__ __forceinline__ BoxLoader(const PrefillParams& p, const ptx::TensorMap& q, const ptx::TensorMap& k,
-                                       const ptx::TensorMap& dense_k, const Places& places)
-      : p_(p), q_(q), k_(k), dense_k_(dense_k), places_(places), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
+                                       const ptx::TensorMap& dense_k, const Smem& smem)
+      : p_(p), q_(q), k_(k), dense_k_(dense_k), smem_(smem), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
-  __device__ __forceinline__ void run(const TaskWalk::Feed::First& asked) {
-    TaskWalk walk(p_, places_, q_);
-    for (walk.take_first(asked); walk.has_task(); walk.go_on()) {
-      load_all(walk.task(), walk.head_tile() * p_.heads_of_tile / p_.group, [&] {
+  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& asked) {
+    WorkTileReader walk(p_, smem_, q_);
+    for (walk.take_first(asked); walk.has_work(); walk.go_on()) {
+      load_all(walk.work(), walk.head_tile() * p_.heads_of_tile / p_.group, [&] {
         walk.copy_queries();
         walk.take();
       });
@@ -47,12 +47,12 @@ class BoxLoader {
 
   // after_first: to be called once, when the first of the warp's tiles is under way.
   template <class AfterFirst>
-  __device__ __forceinline__ void load_all(const Task& task, int kv_head, AfterFirst&& after_first) {
+  __device__ __forceinline__ void load_all(const WorkTile& work, int kv_head, AfterFirst&& after_first) {
     // Tiles by their numbers in the sequence, those of a page's keys.
-    const int skipped = task.first_key / Config::kKeys, begin = task.tile_begin + skipped, batch = task.batch;
-    const Plain plain = plain_tiles(task);
-    int i = task.tile_end + skipped - 1 - (has(kOddTiles) != (stage() != 0) ? 1 : 0);
-    if ((task.tile_end - task.tile_begin) % 2 != 0) state_ ^= kOddTiles;
+    const int skipped = work.first_key / Config::kKeys, begin = work.tile_begin + skipped, batch = work.batch;
+    const Plain plain = plain_tiles(work);
+    int i = work.tile_end + skipped - 1 - (has(kOddTiles) != (stage() != 0) ? 1 : 0);
+    if ((work.tile_end - work.tile_begin) % 2 != 0) state_ ^= kOddTiles;
     bool fresh = true, first = true;
     do {  // once, even where the warp has no tile
       if (i < begin) {
@@ -60,9 +60,9 @@ class BoxLoader {
         load_plain(batch, i * Config::kKeys, kv_head, fresh, i - 2 >= max(begin, plain.begin));
         fresh = false;
       } else {
-        const Line line(task.num_cached, task.first_key, task.end_key);
-        const Tile tile = tile_at(task, line, i - line.cached_begin);
-        load(task, tile, kv_head, ask(task, tile));
+        const Line line(work.num_cached, work.first_key, work.end_key);
+        const Tile tile = tile_at(work, line, i - line.cached_begin);
+        load(work, tile, kv_head, ask(work, tile));
       }
       if (first) after_first();
       first = false;
@@ -71,7 +71,7 @@ class BoxLoader {
   }
 
   __device__ __forceinline__ void wait_empty(int half) const {
-    ptx::wait_phase(places_.k_empty(stage(), half), state_ & kParity);
+    ptx::wait_phase(smem_.k_empty(stage(), half), state_ & kPhase);
   }
 
   // ---- tiles whose keys are all in the cache, and seen by all rows of the block
@@ -79,7 +79,7 @@ class BoxLoader {
   struct Plain {
     int begin, end;
   };
-  __device__ __forceinline__ Plain plain_tiles(const Task& t) const {
+  __device__ __forceinline__ Plain plain_tiles(const WorkTile& t) const {
     const int position = t.num_keys - t.num_q + t.token_begin;
     const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
     const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
@@ -105,7 +105,7 @@ class BoxLoader {
       wait_empty(2);
       copy_parts<3, kParts>(kv_head, row, outer);
     }
-    state_ ^= kParity;
+    state_ ^= kPhase;
   }
   // A lane has a box of a tile, one after the other, again and again: its first key.
   __device__ __forceinline__ int box_of_lane() const {
@@ -119,7 +119,7 @@ class BoxLoader {
 #pragma unroll
       for (int part = kBegin; part < kEnd; ++part) {
         if (part_at(part).count != 0)
-          ptx::arrive_expecting(places_.k_full(stage(), part), part_at(part).count * Config::kChunkBytes);
+          ptx::arrive_expecting(smem_.k_full(stage(), part), part_at(part).count * Config::kChunkBytes);
       }
     }
 #pragma unroll 1
@@ -128,7 +128,7 @@ class BoxLoader {
       if (ptx::elect()) {
 #pragma unroll
         for (int part = kBegin; part < kEnd; ++part) {
-          const unsigned to = places_.k(stage()) + (b << shift) * 128, barrier = places_.k_full(stage(), part);
+          const unsigned to = smem_.k(stage()) + (b << shift) * 128, barrier = smem_.k_full(stage(), part);
           if constexpr (Config::kCluster > 1) {
             // Every other chunk of a part, to both blocks.
             const int odd = (stage() + ptx::cluster_rank()) % 2, chunk = part_at(part).chunk + odd;
@@ -160,7 +160,7 @@ class BoxLoader {
 #pragma unroll 1
       for (int b = 0; b < kMostBoxes; ++b)
         if ((boxes >> b & 1) != 0) hidden |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
-      store_note(places_, stage(), hidden, 0, false);
+      store_note(smem_, stage(), hidden, 0, false);
     }
     state_ = (state_ & ~kNoted) | (boxes != 0 ? kNoted : 0);
     __syncwarp();
@@ -175,28 +175,28 @@ class BoxLoader {
     const int begin = tile.start + (box() << shift_of(tile));
     return box() < Config::kKeys >> shift_of(tile) && begin < tile.high && begin + (1 << shift_of(tile)) > tile.low;
   }
-  __device__ __forceinline__ int ask(const Task& task, const Tile& tile) const {
+  __device__ __forceinline__ int ask(const WorkTile& work, const Tile& tile) const {
     if (!tile.cached || !has_box(tile)) return -1;
-    return prefill::find_slot(p_, task.batch, max(tile.start + (box() << p_.box_shift), tile.low), false).page;
+    return prefill::find_slot(p_, work.batch, max(tile.start + (box() << p_.box_shift), tile.low), false).page;
   }
 
-  __device__ __forceinline__ void load(const Task& task, const Tile& tile, int kv_head, int page) {
+  __device__ __forceinline__ void load(const WorkTile& work, const Tile& tile, int kv_head, int page) {
     const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys, mine = has_box(tile);
     const int keys = 1 << shift_of(tile);
     const unsigned bytes = __popc(__ballot_sync(0xffffffffu, mine)) / 2 * keys * 128;
     const ptx::TensorMap& map = tile.cached ? k_ : dense_k_;
-    const Origin from = origin_of(task, tile, page);
-    const unsigned to = places_.k(stage()) + lane_ % 2 * Config::kChunkBytes + box() * keys * 128;
+    const Origin from = origin_of(work, tile, page);
+    const unsigned to = smem_.k(stage()) + lane_ % 2 * Config::kChunkBytes + box() * keys * 128;
     if (!second_half()) {
       wait_empty(kKeysOnly);
-      note(task, tile, page);
+      note(work, tile, page);
     }
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
       const Part channels = part_at(part);
       if ((part >= 3) != second_half() || channels.count == 0) continue;
       if (part == 1 || part == 3) wait_empty(half_of(part));
-      const unsigned full = places_.k_full(stage(), part), barrier = whole ? full : places_.edge(warp_);
+      const unsigned full = smem_.k_full(stage(), part), barrier = whole ? full : smem_.edge(warp_);
       if (lane_ == 0) ptx::arrive_expecting(barrier, channels.count * bytes);
       __syncwarp();
       if (mine && lane_ % 2 < channels.count) {
@@ -205,11 +205,11 @@ class BoxLoader {
       }
       __syncwarp();
       if (whole) continue;
-      ptx::wait_phase(barrier, has(kEdgeParity) ? 1 : 0);
-      state_ ^= kEdgeParity;
+      ptx::wait_phase(barrier, has(kEdgePhase) ? 1 : 0);
+      state_ ^= kEdgePhase;
 #pragma unroll 1
       for (int j = 0; j < channels.count; ++j) {
-        const unsigned at = places_.k(stage()) + (channels.chunk + j) * Config::kChunkBytes;
+        const unsigned at = smem_.k(stage()) + (channels.chunk + j) * Config::kChunkBytes;
         clear_rows(at, 0, tile.low - tile.start);
         clear_rows(at, tile.high - tile.start, Config::kKeys);
       }
@@ -218,23 +218,23 @@ class BoxLoader {
       if (lane_ == 0) ptx::arrive(full);
       __syncwarp();
     }
-    state_ ^= kParity;
+    state_ ^= kPhase;
   }
 
   // The two outer coordinates of the lane's box.
   struct Origin {
     int row, outer;
   };
-  __device__ __forceinline__ Origin origin_of(const Task& task, const Tile& tile, int page) const {
+  __device__ __forceinline__ Origin origin_of(const WorkTile& work, const Tile& tile, int page) const {
     if (!tile.cached)
-      return {static_cast<int>(task.kv_row) + tile.start - task.num_cached, p_.kv_flat ? 0 : task.batch};
+      return {static_cast<int>(work.kv_row) + tile.start - work.num_cached, p_.kv_flat ? 0 : work.batch};
     // Beyond the pages there is nothing: a copy brings zeros.
     return {prefill::slot_in_page(p_, tile.start + (box() << p_.box_shift)),
             prefill::is_there(p_, page) ? page : static_cast<int>(p_.num_pages)};
   }
 
   // Tells the math groups which keys nobody sees, or lie on pages that are not there.
-  __device__ __forceinline__ void note(const Task& task, const Tile& tile, int page) {
+  __device__ __forceinline__ void note(const WorkTile& work, const Tile& tile, int page) {
     const bool absent = tile.cached && has_box(tile) && !prefill::is_there(p_, page);
     unsigned long long hidden = ~keys_between(tile.low - tile.start, tile.high - tile.start);
     if (__any_sync(0xffffffffu, absent)) {
@@ -244,7 +244,7 @@ class BoxLoader {
           hidden |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
       }
     }
-    if (lane_ == 0) store_note(places_, stage(), hidden, tile.start, is_edge(p_, task, tile));
+    if (lane_ == 0) store_note(smem_, stage(), hidden, tile.start, is_edge(p_, work, tile));
     state_ |= kNoted;
     __syncwarp();
   }
@@ -262,13 +262,13 @@ class BoxLoader {
 
   const PrefillParams& p_;
   const ptx::TensorMap &q_, &k_, &dense_k_;
-  const Places& places_;
+  const Smem& smem_;
   const int lane_, warp_;
   // Bits, as registers are scarce: the parity of the buffer's next use, and of the next copy that has an edge; whether
-  // the note in the buffer says something; and whether the tiles of all tasks so far are odd in number.
-  static constexpr unsigned kParity = 1, kEdgeParity = 2, kNoted = 4, kOddTiles = 8;
+  // the note in the buffer says something; and whether the tiles of all work tiles so far are odd in number.
+  static constexpr unsigned kPhase = 1, kEdgePhase = 2, kNoted = 4, kOddTiles = 8;
   __device__ __forceinline__ bool has(unsigned bit) const { return (state_ & bit) != 0; }
-  unsigned state_ = kParity | kNoted;
+  unsigned state_ = kPhase | kNoted;
   int next_page_ = -1;  // of the lane's box of the next plain tile
 };
 

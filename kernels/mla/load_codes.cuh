@@ -22,15 +22,15 @@ namespace attune::mla {
 
 class CodeLoader : PackedTiles {
  public:
-  __device__ __forceinline__ CodeLoader(const PrefillParams& p, const ptx::TensorMap& q, const Places& places)
-      : PackedTiles(p, places),
+  __device__ __forceinline__ CodeLoader(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
+      : PackedTiles(p, smem),
         q_(q),
         codes_(ptx::kept(decoded_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(decoded_row())) * 16)),
         units_(ptx::kept(units())) {}
 
-  __device__ __forceinline__ void run(const TaskWalk::Feed::First& asked) {
-    TaskWalk walk(p_, places_, q_);
-    for (walk.take_first(asked); walk.has_task(); walk.go_on()) {
+  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& asked) {
+    WorkTileReader walk(p_, smem_, q_);
+    for (walk.take_first(asked); walk.has_work(); walk.go_on()) {
       load(walk);
     }
   }
@@ -39,20 +39,20 @@ class CodeLoader : PackedTiles {
   // Units of 16 bytes of a row as it landed: eight lanes that read four units of two rows have them from all banks.
   __device__ __forceinline__ static constexpr unsigned raw_swizzle(unsigned row) { return row % 2 * 4; }
 
-  __device__ __forceinline__ void load(TaskWalk& walk) {
-    const Task& task = walk.task();
+  __device__ __forceinline__ void load(WorkTileReader& walk) {
+    const WorkTile& work = walk.work();
     const int head_tile = walk.head_tile();
-    int i = load_uncached(task, head_tile, [&] { walk.copy_queries(), walk.take(); });
-    if (i < task.tile_begin) return;
-    bool first = i == task.tile_end - 1;
-    const CodeRows rows(p_, task, head_tile);
-    find_first(rows, task, i);
+    int i = load_uncached(work, head_tile, [&] { walk.copy_queries(), walk.take(); });
+    if (i < work.tile_begin) return;
+    bool first = i == work.tile_end - 1;
+    const CodeRows rows(p_, work, head_tile);
+    find_first(rows, work, i);
     wait_for_buffer();
-    copy(task, i);
+    copy(work, i);
     if (first) walk.copy_queries();
 #pragma unroll 1
-    for (; i >= task.tile_begin; --i) {
-      decode(rows, task, i);
+    for (; i >= work.tile_begin; --i) {
+      decode(rows, work, i);
       if (first) walk.take();
       first = false;
     }
@@ -60,19 +60,19 @@ class CodeLoader : PackedTiles {
 
   // The buffer of the tile that is copied next: what of it is written before it is decoded.
   __device__ __forceinline__ bool buffer_is_empty() const {
-    const Turn turn = turn_of(begun_);
+    const PipelineState pipe = turn_of(begun_);
     bool empty = true;
 #pragma unroll
     for (int half = 0; half < 3; ++half) {
       if (is_written_early(half))
-        empty = empty && ptx::phase_has_ended(places_.k_empty(turn.stage, half), turn.parity ^ 1);
+        empty = empty && ptx::phase_has_ended(smem_.k_empty(pipe.stage, half), pipe.phase ^ 1);
     }
     return !__any_sync(0xffffffffu, !empty);
   }
   __device__ __forceinline__ void wait_for_buffer() const {
 #pragma unroll
     for (int half = 0; half < 3; ++half)
-      if (is_written_early(half)) wait_empty(places_, turn_of(begun_), half);
+      if (is_written_early(half)) wait_empty(smem_, turn_of(begun_), half);
   }
   // The note, codes, and the rope part.
   __device__ __forceinline__ static constexpr bool is_written_early(int half) {
@@ -80,10 +80,10 @@ class CodeLoader : PackedTiles {
   }
 
   // Has the rows that have been found, tile i, copied as they are.
-  __device__ __forceinline__ void copy(const Task& task, int i) {
+  __device__ __forceinline__ void copy(const WorkTile& work, int i) {
     const int stage = turn_of(begun_++).stage;
     // A lane has 16 bytes of each 128 of every fourth row.
-    const unsigned mine = lane(), unit = mine % 8, row = mine / 8, line = places_.k(stage) + (first_row() + row) * 128;
+    const unsigned mine = lane(), unit = mine % 8, row = mine / 8, line = smem_.k(stage) + (first_row() + row) * 128;
     const unsigned codes = line + (unit ^ raw_swizzle(row)) * 16;
     const unsigned rope = line + kRopeChunk * Config::kChunkBytes + (unit ^ row) * 16;
 #pragma unroll
@@ -99,39 +99,39 @@ class CodeLoader : PackedTiles {
     ptx::commit_copies();
     scales_ = ask_scales(own_row());
     note(stage, absent(), 0);
-    note_edge(task, i, stage);
+    note_edge(work, i, stage);
   }
 
   // Tile i, which is being copied.
-  __device__ __forceinline__ void decode(const CodeRows& rows, const Task& task, int i) {
-    const Turn turn = turn_of(begun_ - 1);
-    bool copies = i > task.tile_begin;  // the next tile is still to be copied
-    go_on(rows, i - 1, task.tile_begin);
+  __device__ __forceinline__ void decode(const CodeRows& rows, const WorkTile& work, int i) {
+    const PipelineState pipe = turn_of(begun_ - 1);
+    bool copies = i > work.tile_begin;  // the next tile is still to be copied
+    go_on(rows, i - 1, work.tile_begin);
     ptx::wait_copies<0>();
     __syncwarp();
     Codes first, second, third;
-    read(turn.stage, 1, first);
-    read(turn.stage, 2, second);
+    read(pipe.stage, 1, first);
+    read(pipe.stage, 2, second);
     __syncwarp();
-    write(turn.stage, 1, first, scale_of(1));
-    hand_over(turn.stage, kFirstPart, 1);
-    read(turn.stage, 3, third);
-    wait_empty(places_, turn, 2);
-    write(turn.stage, 3, third, scale_of(3));
-    hand_over(turn.stage, 3, 3);
-    read(turn.stage, 4, first);
-    write(turn.stage, 4, first, scale_of(4));
-    hand_over(turn.stage, 4, 4);
+    write(pipe.stage, 1, first, scale_of(1));
+    hand_over(pipe.stage, kFirstPart, 1);
+    read(pipe.stage, 3, third);
+    wait_empty(smem_, pipe, 2);
+    write(pipe.stage, 3, third, scale_of(3));
+    hand_over(pipe.stage, 3, 3);
+    read(pipe.stage, 4, first);
+    write(pipe.stage, 4, first, scale_of(4));
+    hand_over(pipe.stage, 4, 4);
     const unsigned scale = scale_of(2);  // before those of the next tile come
     if (copies && buffer_is_empty()) {
-      copy(task, i - 1);
+      copy(work, i - 1);
       copies = false;
     }
-    write(turn.stage, 2, second, scale);
-    hand_over(turn.stage, 2, 2);
+    write(pipe.stage, 2, second, scale);
+    hand_over(pipe.stage, 2, 2);
     if (copies) {
       wait_for_buffer();
-      copy(task, i - 1);
+      copy(work, i - 1);
     }
   }
 
@@ -142,13 +142,13 @@ class CodeLoader : PackedTiles {
     unsigned words[2][4];  // of each chunk 16
   };
   __device__ __forceinline__ void read(int stage, int part, Codes& codes) const {
-    const unsigned line = places_.k(stage) + codes_;
+    const unsigned line = smem_.k(stage) + codes_;
 #pragma unroll
     for (unsigned j = 0; j < chunks_of(part); ++j)
       ptx::load_shared_four((line ^ (64 * j)) + (part - 1) * Config::kChunkBytes, codes.words[j]);
   }
   __device__ __forceinline__ void write(int stage, int part, const Codes& codes, unsigned scale) const {
-    const unsigned line = places_.k(stage) + units_;
+    const unsigned line = smem_.k(stage) + units_;
 #pragma unroll
     for (unsigned j = 0; j < chunks_of(part); ++j)
       write_chunk(line + (part_at(part).chunk + j) * Config::kChunkBytes, codes.words[j], factor_of_chunk(scale, j));
@@ -159,7 +159,7 @@ class CodeLoader : PackedTiles {
     __syncwarp();
     if (!ptx::elect()) return;
 #pragma unroll
-    for (int part = first; part <= last; ++part) ptx::arrive(places_.k_full(stage, part));
+    for (int part = first; part <= last; ++part) ptx::arrive(smem_.k_full(stage, part));
   }
 
   const ptx::TensorMap& q_;

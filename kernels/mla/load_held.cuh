@@ -14,35 +14,37 @@ namespace attune::mla {
 
 class HeldLoader : PackedTiles {
  public:
-  __device__ __forceinline__ HeldLoader(const PrefillParams& p, const ptx::TensorMap& q, const Places& places)
-      : PackedTiles(p, places), q_(q), to_other_(places.to_other()) {}
+  __device__ __forceinline__ HeldLoader(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
+      : PackedTiles(p, smem), q_(q), to_other_(smem.to_other()) {}
 
-  __device__ __forceinline__ void run(const TaskWalk::Feed::First& asked) {
-    TaskWalk walk(p_, places_, q_);
-    for (walk.take_first(asked); walk.has_task(); walk.go_on()) {
+  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& asked) {
+    WorkTileReader walk(p_, smem_, q_);
+    for (walk.take_first(asked); walk.has_work(); walk.go_on()) {
       load(walk);
     }
   }
 
  private:
-  __device__ __forceinline__ void load(TaskWalk& walk) {
-    const Task& task = walk.task();
+  __device__ __forceinline__ void load(WorkTileReader& walk) {
+    const WorkTile& work = walk.work();
     const int head_tile = walk.head_tile();
-    int i = load_uncached(task, head_tile, [&] { walk.copy_queries(), walk.take(); });
-    if (i < task.tile_begin) return;
-    const CodeRows rows(p_, task, head_tile);
-    find_first(rows, task, i);
+    int i = load_uncached(work, head_tile, [&] { walk.copy_queries(), walk.take(); });
+    if (i < work.tile_begin) return;
+    const CodeRows rows(p_, work, head_tile);
+    find_first(rows, work, i);
 #pragma unroll 1
-    for (; i >= task.tile_begin; --i) {
-      hold(second_of(task, i));
-      if (i == task.tile_end - 1) walk.copy_queries();
-      decode(rows, task, i);
-      if (i == task.tile_end - 1) walk.take();
+    for (; i >= work.tile_begin; --i) {
+      hold(second_of(work, i));
+      if (i == work.tile_end - 1) walk.copy_queries();
+      decode(rows, work, i);
+      if (i == work.tile_end - 1) walk.take();
     }
   }
 
   // 1: tile i is one of math group 1.
-  __device__ __forceinline__ static unsigned second_of(const Task& task, int i) { return task.tile_end - 1 - i & 1; }
+  __device__ __forceinline__ static unsigned second_of(const WorkTile& work, int i) {
+    return work.tile_end - 1 - i & 1;
+  }
   // Of parts 1 to 4, counted from 0: the one that is decoded as the i-th (part_in_turn()).
   __device__ __forceinline__ static unsigned part_held(unsigned i, unsigned second) { return i ^ 2 * second; }
 
@@ -60,20 +62,20 @@ class HeldLoader : PackedTiles {
     }
   }
   // Tile i, which the lane has.
-  __device__ __forceinline__ void decode(const CodeRows& rows, const Task& task, int i) {
-    const Turn turn = turn_of(begun_++);
-    const unsigned second = second_of(task, i), not_there = absent();
-    go_on(rows, i - 1, task.tile_begin);
-    wait_empty(places_, turn, kKeysOnly);
-    wait_empty(places_, turn, 1 + static_cast<int>(second));
-    note(turn.stage, not_there, to_other_);
-    note_edge(task, i, turn.stage);
-    const unsigned line = places_.k(turn.stage) + units();
+  __device__ __forceinline__ void decode(const CodeRows& rows, const WorkTile& work, int i) {
+    const PipelineState pipe = turn_of(begun_++);
+    const unsigned second = second_of(work, i), not_there = absent();
+    go_on(rows, i - 1, work.tile_begin);
+    wait_empty(smem_, pipe, kKeysOnly);
+    wait_empty(smem_, pipe, 1 + static_cast<int>(second));
+    note(pipe.stage, not_there, to_other_);
+    note_edge(work, i, pipe.stage);
+    const unsigned line = smem_.k(pipe.stage) + units();
     if (k656) write_rope(line);
 #pragma unroll
     for (int in_turn = 0; in_turn < 4; ++in_turn) {
       const unsigned part = part_held(in_turn, second);
-      if (in_turn == 2) wait_empty(places_, turn, 2 - static_cast<int>(second));
+      if (in_turn == 2) wait_empty(smem_, pipe, 2 - static_cast<int>(second));
       const unsigned scale = __shfl_sync(0xffffffffu, scales_, static_cast<int>(part), kLanes);
 #pragma unroll
       for (unsigned j = 0; j < 2; ++j) {
@@ -83,7 +85,7 @@ class HeldLoader : PackedTiles {
           write_chunk(line + (2 * part + j) * Config::kChunkBytes, held_[in_turn][j], factor_of_chunk(scale, j));
         }
       }
-      if (in_turn % 2 == 1) hand_over(turn.stage, part / 2, in_turn == 1);
+      if (in_turn % 2 == 1) hand_over(pipe.stage, part / 2, in_turn == 1);
     }
   }
   __device__ __forceinline__ void write_rope(unsigned line) const {
@@ -103,7 +105,7 @@ class HeldLoader : PackedTiles {
   // The warp's rows of a chunk lie side by side. notes: bytes that come beside them.
   template <unsigned kCount>
   __device__ __forceinline__ void hand_over_chunks(int stage, int barrier, unsigned chunk, unsigned notes) const {
-    const unsigned full = places_.k_full(stage, barrier), own = places_.k(stage) + first_row() * 128;
+    const unsigned full = smem_.k_full(stage, barrier), own = smem_.k(stage) + first_row() * 128;
 #pragma unroll
     for (unsigned j = 0; j < kCount; ++j) {
       const unsigned from = own + (chunk + j) * Config::kChunkBytes;

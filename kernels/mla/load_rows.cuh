@@ -9,27 +9,27 @@
 #pragma once
 
 #include "mla/source.cuh"
-#include "mla/tasks.cuh"
+#include "mla/work_tiles.cuh"
 
 namespace attune::mla {
 
-// Tile i of a task: computed anew wherever it is needed, as what is needed of it is little and registers are few.
-__device__ __forceinline__ Tile tile_of(const Task& task, int i) {
-  return tile_at(task, Line(task.num_cached, task.first_key, task.end_key), i);
+// Tile i of a work tile: computed anew wherever it is needed, as what is needed of it is little and registers are few.
+__device__ __forceinline__ Tile tile_of(const WorkTile& work, int i) {
+  return tile_at(work, Line(work.num_cached, work.first_key, work.end_key), i);
 }
 
 // What lies beside tile i and is the same for all of its rows. After the stage is empty, before it is handed over.
-__device__ __forceinline__ void note_tile(const PrefillParams& p, const Places& places, int stage, const Task& task,
+__device__ __forceinline__ void note_tile(const PrefillParams& p, const Smem& smem, int stage, const WorkTile& work,
                                           int i) {
   if (Config::kSparse || threadIdx.x != 0) return;
-  const Tile tile = tile_of(task, i);
-  const unsigned at = places.note(stage) + 4 * Config::kHiddenWords;
+  const Tile tile = tile_of(work, i);
+  const unsigned at = smem.note(stage) + 4 * Config::kHiddenWords;
   ptx::store_shared_u32(at, static_cast<unsigned>(tile.start));
-  ptx::store_shared_u32(at + 4, is_edge(p, task, tile) ? 1 : 0);
+  ptx::store_shared_u32(at + 4, is_edge(p, work, tile) ? 1 : 0);
 }
 
-__device__ __forceinline__ void wait_empty(const Places& places, const Turn& turn, int half) {
-  ptx::wait_phase(places.k_empty(turn.stage, half), turn.parity ^ 1);
+__device__ __forceinline__ void wait_empty(const Smem& smem, const PipelineState& pipe, int half) {
+  ptx::wait_phase(smem.k_empty(pipe.stage, half), pipe.phase ^ 1);
 }
 
 // What is in K only, or a half of V; and the part at whose barrier it is handed over.
@@ -45,19 +45,19 @@ class RowCopies {
                        kRowsOfLane = kRows / kRowsAtATime;
   static constexpr int kFound = Config::kGathers ? 32 / kRows : 1;  // tiles whose rows are found together
 
-  __device__ __forceinline__ RowCopies(const PrefillParams& p, const Places& places) : p_(p), places_(places) {}
+  __device__ __forceinline__ RowCopies(const PrefillParams& p, const Smem& smem) : p_(p), smem_(smem) {}
 
   // What the lists or the tables say of the lane's row, of tile i or of one of those before it.
-  __device__ __forceinline__ int ask(const Task& task, int head_tile, int i) const {
+  __device__ __forceinline__ int ask(const WorkTile& work, int head_tile, int i) const {
     i -= found_tile();
-    if (kFound > 1 && i < task.tile_begin) return -1;
-    const Tile tile = tile_of(task, i);
-    return Source(p_, task, kv_head(head_tile), tile).ask(tile.start + own());
+    if (kFound > 1 && i < work.tile_begin) return -1;
+    const Tile tile = tile_of(work, i);
+    return Source(p_, work, kv_head(head_tile), tile).ask(tile.start + own());
   }
   // Where these rows are. answer: what ask() said.
-  __device__ __forceinline__ void find(const Task& task, int head_tile, int i, int answer) {
-    const Tile tile = tile_of(task, i - found_tile());
-    const char* const row = Source(p_, task, kv_head(head_tile), tile).find(tile.start + own(), answer);
+  __device__ __forceinline__ void find(const WorkTile& work, int head_tile, int i, int answer) {
+    const Tile tile = tile_of(work, i - found_tile());
+    const char* const row = Source(p_, work, kv_head(head_tile), tile).find(tile.start + own(), answer);
     absent_ = __ballot_sync(0xffffffffu, row == nullptr);
     found_ = row != nullptr ? row : p_.q;  // not read
     position_ = 0;
@@ -83,19 +83,19 @@ class RowCopies {
     return pieces;
   }
   // Tells the math groups which rows are not there. After the stage is empty, before it is handed over.
-  __device__ __forceinline__ void note(int stage, const Task& task, int i, const Pieces& pieces) const {
+  __device__ __forceinline__ void note(int stage, const WorkTile& work, int i, const Pieces& pieces) const {
     if (lane() < kRows / 8) {
       const int word = first() / 8 + lane();
-      ptx::store_shared_u32(places_.note(stage) + 4 * word, (pieces.absent >> (8 * lane()) & 0xff) << (word % 4 * 8));
+      ptx::store_shared_u32(smem_.note(stage) + 4 * word, (pieces.absent >> (8 * lane()) & 0xff) << (word % 4 * 8));
     }
-    note_tile(p_, places_, stage, task, i);
+    note_tile(p_, smem_, stage, work, i);
     __syncwarp();
   }
   __device__ __forceinline__ void copy(int stage, Part channels, const Pieces& pieces) const {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
       const int row = row_of_lane(i);
-      const unsigned to = places_.k(stage) + channels.chunk * Config::kChunkBytes + row * 128 +
+      const unsigned to = smem_.k(stage) + channels.chunk * Config::kChunkBytes + row * 128 +
                           (lane() % kLanes ^ (row & 7)) * 16;
       const char* const from = pieces.from[i] + static_cast<unsigned>(128 * channels.chunk);
 #pragma unroll
@@ -104,15 +104,15 @@ class RowCopies {
     }
   }
   // All of the next tile, when its buffer is empty.
-  __device__ __forceinline__ void copy_tile(const Turn& turn, const Task& task, int i) {
+  __device__ __forceinline__ void copy_tile(const PipelineState& pipe, const WorkTile& work, int i) {
     const Pieces pieces = next();
-    wait_empty(places_, turn, kKeysOnly);
-    note(turn.stage, task, i, pieces);
-    copy(turn.stage, channels_of(kKeysOnly), pieces);
+    wait_empty(smem_, pipe, kKeysOnly);
+    note(pipe.stage, work, i, pieces);
+    copy(pipe.stage, channels_of(kKeysOnly), pieces);
 #pragma unroll
     for (int half = 1; half <= 2; ++half) {
-      wait_empty(places_, turn, half);
-      copy(turn.stage, channels_of(half), pieces);
+      wait_empty(smem_, pipe, half);
+      copy(pipe.stage, channels_of(half), pieces);
     }
   }
 
@@ -125,7 +125,7 @@ class RowCopies {
   __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
   const PrefillParams& p_;
-  const Places& places_;
+  const Smem& smem_;
   const char* found_ = nullptr;  // the lane's row
   unsigned absent_ = 0;          // of these rows, a bit each
   unsigned position_ = 0;        // of the next tile, in those whose rows have been found together
@@ -133,12 +133,12 @@ class RowCopies {
 
 class RowLoader {
  public:
-  __device__ __forceinline__ RowLoader(const PrefillParams& p, const ptx::TensorMap& q, const Places& places)
-      : p_(p), q_(q), places_(places), copies_(p, places) {}
+  __device__ __forceinline__ RowLoader(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
+      : p_(p), q_(q), smem_(smem), copies_(p, smem) {}
 
-  __device__ __forceinline__ void run(const TaskWalk::Feed::First& asked) {
-    TaskWalk walk(p_, places_, q_);
-    for (walk.take_first(asked); walk.has_task(); walk.go_on()) {
+  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& asked) {
+    WorkTileReader walk(p_, smem_, q_);
+    for (walk.take_first(asked); walk.has_work(); walk.go_on()) {
       load(walk);
     }
   }
@@ -148,31 +148,31 @@ class RowLoader {
 
   // Rows are found for a pair of tiles of the math groups when the pair before is under way, as there is nothing to do
   // then until the first's buffer is empty again; what the list says of the pair after them is asked for then too, and
-  // the next task is taken, a pair before the last. The second's buffer is empty soon after the first's.
-  __device__ __forceinline__ void load(TaskWalk& walk) {
-    const Task& task = walk.task();
+  // the next work tile is taken, a pair before the last. The second's buffer is empty soon after the first's.
+  __device__ __forceinline__ void load(WorkTileReader& walk) {
+    const WorkTile& work = walk.work();
     const int head_tile = walk.head_tile();
-    int i = task.tile_end - 1;
-    copies_.find(task, head_tile, i, copies_.ask(task, head_tile, i));
-    int answer = copies_.ask(task, head_tile, i - 2);
-    const int tiles = i + 1 - task.tile_begin, take_at = tiles < 2 ? 0 : max(tiles - 2 - (tiles & 1 ^ 1), 1);
+    int i = work.tile_end - 1;
+    copies_.find(work, head_tile, i, copies_.ask(work, head_tile, i));
+    int answer = copies_.ask(work, head_tile, i - 2);
+    const int tiles = i + 1 - work.tile_begin, take_at = tiles < 2 ? 0 : max(tiles - 2 - (tiles & 1 ^ 1), 1);
     int tile = 0;
 #pragma unroll 1
-    for (; i >= task.tile_begin; --i, ++tile) {
+    for (; i >= work.tile_begin; --i, ++tile) {
       // The same for all lanes, as the compiler learns from a shuffle: barriers' addresses are.
       const unsigned same = __shfl_sync(0xffffffffu, tiles_++ << 1 | (tile & 1), 0);
-      const Turn turn = turn_of(same >> 1);
+      const PipelineState pipe = turn_of(same >> 1);
       const RowCopies::Pieces pieces = copies_.next();
-      wait_empty(places_, turn, kKeysOnly);
-      copies_.note(turn.stage, task, i, pieces);
-      copy(turn.stage, kKeysOnly, pieces);
+      wait_empty(smem_, pipe, kKeysOnly);
+      copies_.note(pipe.stage, work, i, pieces);
+      copy(pipe.stage, kKeysOnly, pieces);
       if ((same & 1) == 0) {
-        copy_halves<1>(turn, pieces);
+        copy_halves<1>(pipe, pieces);
       } else {
-        copy_halves<2>(turn, pieces);
-        if (i > task.tile_begin) {
-          copies_.find(task, head_tile, i - 1, answer);
-          answer = copies_.ask(task, head_tile, i - 3);
+        copy_halves<2>(pipe, pieces);
+        if (i > work.tile_begin) {
+          copies_.find(work, head_tile, i - 1, answer);
+          answer = copies_.ask(work, head_tile, i - 3);
         }
       }
       if (tile == 0) walk.copy_queries();
@@ -180,27 +180,27 @@ class RowLoader {
     }
   }
   template <int kFirst>
-  __device__ __forceinline__ void copy_halves(const Turn& turn, const RowCopies::Pieces& pieces) const {
+  __device__ __forceinline__ void copy_halves(const PipelineState& pipe, const RowCopies::Pieces& pieces) const {
 #pragma unroll
     for (int half = kFirst; half >= 1 && half <= 2; half += 3 - 2 * kFirst) {
-      wait_empty(places_, turn, half);
-      copy(turn.stage, half, pieces);
+      wait_empty(smem_, pipe, half);
+      copy(pipe.stage, half, pieces);
     }
   }
   __device__ __forceinline__ void copy(int stage, int half, const RowCopies::Pieces& pieces) const {
     if (channels_of(half).count == 0) return;
     copies_.copy(stage, channels_of(half), pieces);
     // The copies count when they are there; what the warp has stored, now.
-    const unsigned full = places_.k_full(stage, part_of(half));
+    const unsigned full = smem_.k_full(stage, part_of(half));
     ptx::arrive_after_copies(full);
     if (part_of(half) == kNotedPart && threadIdx.x % 32 == 0) ptx::arrive(full);
   }
 
   const PrefillParams& p_;
   const ptx::TensorMap& q_;
-  const Places& places_;
+  const Smem& smem_;
   RowCopies copies_;
-  unsigned tiles_ = 0;  // of all tasks
+  unsigned tiles_ = 0;  // of all work tiles
 };
 
 }  // namespace attune::mla

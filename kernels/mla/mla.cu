@@ -2,10 +2,10 @@
 // MLA attention: all query heads share a KV head whose rows of 576 or 512 channels are keys and, by their first 512,
 // values; dense over pages or rows, or sparse over lists of slots; rows of 16 bits or of the packed 8-bit formats.
 //
-// Rows are packed: the tokens of a sequence times the query heads. A task is a block of 64 packed rows and the tiles of
-// keys that they may see; where attention is sparse, the entries of one token's lists. prefill/schedule.cu lists tasks,
-// longest first, and the blocks of a persistent grid take them one after the other; blocks of rows that it cuts along
-// the keys are merged by mla/combine.cu.
+// Rows are packed: the tokens of a sequence times the query heads. A work tile is a block of 64 packed rows and the
+// tiles of keys that they may see; where attention is sparse, the entries of one token's lists. prefill/schedule.cu
+// lists work tiles, longest first, and the blocks of a persistent grid take them one after the other; blocks of rows
+// that it cuts along the keys are merged by mla/combine.cu.
 //
 // Tiles: 64 rows x 64 keys x all channels, two tiles at a time. The first warps bring keys: they have the TMA copy them
 // (load_boxes.cuh), gather rows (load_rows.cuh), or decode them (load_codes.cuh; load_held.cuh in pairs of blocks):
@@ -16,7 +16,7 @@
 // cluster: each decodes half of the rows and stores them in both.
 //
 // Barriers: each tile has one "full" a part of its channels, or two parts of gathered rows, and an "empty" for what is
-// in K only and for each half of V; q has both. Tasks go through three slots the same way.
+// in K only and for each half of V; q has both. Work tiles go through three slots the same way.
 #include "mla/load_boxes.cuh"
 #include "mla/load_codes.cuh"
 #include "mla/load_held.cuh"
@@ -45,21 +45,21 @@ __device__ __forceinline__ void meet() {
   }
 }
 
-__device__ __forceinline__ void init_barriers(const Places& places) {
+__device__ __forceinline__ void init_barriers(const Smem& smem) {
   if (threadIdx.x == 64) {
-    places.check() = {};
+    smem.check() = {};
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      for (int part = 0; part < kParts; ++part) ptx::init_barrier(places.k_full(stage, part), arrivals_at(part));
-      for (int half = 0; half < 3; ++half) ptx::init_barrier(places.k_empty(stage, half), 4 * Config::kCluster);
+      for (int part = 0; part < kParts; ++part) ptx::init_barrier(smem.k_full(stage, part), arrivals_at(part));
+      for (int half = 0; half < 3; ++half) ptx::init_barrier(smem.k_empty(stage, half), 4 * Config::kCluster);
     }
-    for (int i = 0; i < kernels::kTaskSlots; ++i) {
-      ptx::init_barrier(places.task_full(i), prefill::TaskFeed<Places>::kTaskVectors);
-      ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
+    for (int i = 0; i < kernels::kWorkSlots; ++i) {
+      ptx::init_barrier(smem.work_full(i), prefill::TileScheduler<Smem>::kWorkVectors);
+      ptx::init_barrier(smem.work_empty(i), Config::kWorkReaders);
     }
-    for (int i = 0; i < kernels::kMlaItems; ++i) ptx::init_barrier(places.item_full(i), 1);
-    ptx::init_barrier(places.q_full(), 1);
-    ptx::init_barrier(places.q_empty(), Config::kMathWarps);
-    for (int warp = 0; warp < 4; ++warp) ptx::init_barrier(places.edge(warp), 1);
+    for (int i = 0; i < kernels::kMlaItems; ++i) ptx::init_barrier(smem.item_full(i), 1);
+    ptx::init_barrier(smem.q_full(), 1);
+    ptx::init_barrier(smem.q_empty(), Config::kMathWarps);
+    for (int warp = 0; warp < 4; ++warp) ptx::init_barrier(smem.edge(warp), 1);
     ptx::publish_barriers();
   }
   meet();
@@ -73,66 +73,67 @@ __device__ __forceinline__ void leave() {
     ptx::arrive_at_cluster_releasing();
   }
 }
-// Whether no task follows the present one; the loaders have asked while its first tile came.
-__device__ __forceinline__ bool is_last(const Places& places, const Counts& counts) {
-  const unsigned next = counts.tasks() + 1;
-  ptx::wait_phase(places.task_full(slot_of_task(next)), next / kernels::kTaskSlots % 2);
-  return __shfl_sync(0xffffffffu, places.head_tile(slot_of_task(next)), 0) == prefill::kNoMoreTasks;
+// Whether no work tile follows the present one; the loaders have asked while its first tile came.
+__device__ __forceinline__ bool is_last(const Smem& smem, const Counts& counts) {
+  const unsigned next = counts.work_tiles() + 1;
+  ptx::wait_phase(smem.work_full(slot_of_work(next)), next / kernels::kWorkSlots % 2);
+  return __shfl_sync(0xffffffffu, smem.head_tile(slot_of_work(next)), 0) == prefill::kNoMoreWork;
 }
 
-// Of the first task, by the second group's first warp, so that a loader's warp is not behind the others with its rows.
-__device__ __forceinline__ void copy_first_queries(const PrefillParams& p, const Places& places,
+// Of the first work tile, by the second group's first warp, so that a loader's warp is not behind the others with its
+// rows.
+__device__ __forceinline__ void copy_first_queries(const PrefillParams& p, const Smem& smem,
                                                    const ptx::TensorMap& q) {
   if (threadIdx.x / 32 != (Config::kLoaders + 128) / 32) return;
-  ptx::wait_phase(places.task_full(0), 0);
-  const int head_tile = places.head_tile(0);
-  if (head_tile != prefill::kNoMoreTasks) load_queries(p, places, q, places.task(0), head_tile);
+  ptx::wait_phase(smem.work_full(0), 0);
+  const int head_tile = smem.head_tile(0);
+  if (head_tile != prefill::kNoMoreWork) load_queries(p, smem, q, smem.work(0), head_tile);
 }
 
-// The tiles of the present task.
-__device__ __forceinline__ void attend(const PrefillParams& p, const Places& places, Counts& counts, Accumulators& a) {
-  const Task& task = places.task(counts.slot());
-  const Rows rows{p, task, places.head_tile(counts.slot())};
+// The tiles of the present work tile.
+__device__ __forceinline__ void attend(const PrefillParams& p, const Smem& smem, Counts& counts, Accumulators& a) {
+  const WorkTile& work = smem.work(counts.slot());
+  const Rows rows{p, work, smem.head_tile(counts.slot())};
   if (math_group() == 0) {
-    Attend<0>(p, places).run(task, rows, counts, a);
+    Attend<0>(p, smem).run(work, rows, counts, a);
   } else {
-    Attend<1>(p, places).run(task, rows, counts, a);
+    Attend<1>(p, smem).run(work, rows, counts, a);
   }
 }
 
 // Both groups: what is not the tiles is the same code, as what it takes is the fetching of its instructions.
-__device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places, const ptx::TensorMap& q) {
-  copy_first_queries(p, places, q);
+__device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& q) {
+  copy_first_queries(p, smem, q);
   schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kLoaders, 32 * Config::kMathWarps,
-                                         places.check(), [] { ptx::sync_some(kAllMath, 32 * Config::kMathWarps); });
+                                         smem.check(), [] { ptx::sync_some(kAllMath, 32 * Config::kMathWarps); });
   Accumulators a;
-  for (Counts counts;; counts.next_task()) {
-    ptx::wait_phase(places.task_full(counts.slot()), counts.tasks() / kernels::kTaskSlots % 2);
-    if (__shfl_sync(0xffffffffu, places.head_tile(counts.slot()), 0) == prefill::kNoMoreTasks) {
-      if (counts.tasks() == 0) leave();
+  for (Counts counts;; counts.next_work()) {
+    ptx::wait_phase(smem.work_full(counts.slot()), counts.work_tiles() / kernels::kWorkSlots % 2);
+    if (__shfl_sync(0xffffffffu, smem.head_tile(counts.slot()), 0) == prefill::kNoMoreWork) {
+      if (counts.work_tiles() == 0) leave();
       return;
     }
-    attend(p, places, counts, a);
-    counts.forget();  // where the task lies is computed anew: registers are scarce
-    const Task& task = places.task(counts.slot());
-    const int head_tile = __shfl_sync(0xffffffffu, places.head_tile(counts.slot()), 0);
-    const Rows rows{p, task, head_tile};
-    if (Config::kCluster > 1 && is_last(places, counts)) leave();
+    attend(p, smem, counts, a);
+    counts.forget();  // where the work tile lies is computed anew: registers are scarce
+    const WorkTile& work = smem.work(counts.slot());
+    const int head_tile = __shfl_sync(0xffffffffu, smem.head_tile(counts.slot()), 0);
+    const Rows rows{p, work, head_tile};
+    if (Config::kCluster > 1 && is_last(smem, counts)) leave();
     float lowered[2];
     bool infinite[2] = {};
-    if (task.num_parts > 1) store_part(p, task, head_tile, a, infinite);  // before its statistics, which take a while
-    finish(places, p.scale * kLog2e, a, lowered);
-    const Repair repair(rows, a, task.num_parts > 1, infinite);
-    if (task.num_parts == 1) {
-      store_whole(p, task, rows, a, lowered);
+    if (work.num_splits > 1) store_part(p, work, head_tile, a, infinite);  // before its statistics, which take a while
+    finish(smem, p.scale * kLog2e, a, lowered);
+    const Repair repair(rows, a, work.num_splits > 1, infinite);
+    if (work.num_splits == 1) {
+      store_whole(p, work, rows, a, lowered);
     } else {
-      store_part_stats(p, task, head_tile, a, lowered);
+      store_part_stats(p, work, head_tile, a, lowered);
     }
     __syncwarp();
-    repair(p, task, head_tile, rows);
+    repair(p, work, head_tile, rows);
     __syncwarp();
     counts.forget();
-    if (threadIdx.x % 32 == 0) ptx::arrive(places.task_empty(counts.slot()));
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(counts.slot()));
   }
 }
 
@@ -144,19 +145,20 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
                const __grid_constant__ attune::ptx::TensorMap dense_k) {
   using namespace attune;
   using namespace attune::mla;
-  const Places places(ptx::dynamic_shared());
-  const TaskWalk::Feed::First asked = TaskWalk::Feed::ask_first(p);  // while the barriers are prepared
-  init_barriers(places);
+  const Smem smem(ptx::dynamic_shared());
+  const WorkTileReader::Scheduler::First asked =
+      WorkTileReader::Scheduler::ask_first(p);  // while the barriers are prepared
+  init_barriers(smem);
   if (threadIdx.x < Config::kLoaders) {
     ptx::give_up_registers<Config::kLoaderRegisters>();
     if constexpr (Config::kCopiesBoxes) {
-      BoxLoader(p, q, k, dense_k, places).run(asked);
+      BoxLoader(p, q, k, dense_k, smem).run(asked);
     } else if constexpr (Config::kHolds) {
-      HeldLoader(p, q, places).run(asked);
+      HeldLoader(p, q, smem).run(asked);
     } else if constexpr (Config::kDecodes) {
-      CodeLoader(p, q, places).run(asked);
+      CodeLoader(p, q, smem).run(asked);
     } else {
-      RowLoader(p, q, places).run(asked);
+      RowLoader(p, q, smem).run(asked);
     }
     leave();
   } else {
@@ -164,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     ptx::allow_next_kernel();
     if (blockIdx.x == 0 && threadIdx.x == Config::kLoaders) prefill::pass_list_on(p);
     ptx::take_registers<Config::kMathRegisters>();
-    run_math(p, places, q);
+    run_math(p, smem, q);
   }
   if constexpr (Config::kCluster > 1) ptx::wait_for_cluster();  // nobody ends whose memory another may still write to
 }

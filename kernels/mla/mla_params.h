@@ -27,7 +27,7 @@ constexpr int kMlaPartStats = 8;       // words of a row of a part beside its ou
 constexpr int kMlaMergeThreads = 512;  // of a block that merges parts
 constexpr int kMlaChunkBytes = kMlaKeys * 128;  // of 64 channels of a tile, and of the queries
 constexpr int kMlaParts = 5;                    // of a tile that have a barrier each
-constexpr int kMlaItems = 4;                    // numbers of tasks that one block of a cluster tells the other
+constexpr int kMlaItems = 4;                    // numbers of work tiles that one block of a cluster tells the other
 
 // The kernel of few rows (mla/few.cu): packed rows of queries of a block, warps that do the math, threads.
 constexpr int kMlaFewRows = 16, kMlaFewMathWarps = 8, kMlaFewThreads = 384;

@@ -30,8 +30,8 @@ class PackedTiles {
   static constexpr int kFirstPart = k656 ? 0 : 1;
   __device__ __forceinline__ static constexpr unsigned chunks_of(int part) { return part < 4 || k656 ? 2 : 1; }
 
-  __device__ __forceinline__ PackedTiles(const PrefillParams& p, const Places& places)
-      : p_(p), places_(places), thread_(Config::kHolds ? shuffled_thread() : ptx::kept(threadIdx.x)) {}
+  __device__ __forceinline__ PackedTiles(const PrefillParams& p, const Smem& smem)
+      : p_(p), smem_(smem), thread_(Config::kHolds ? shuffled_thread() : ptx::kept(threadIdx.x)) {}
 
   // By way of a shuffle: ptxas would ask for it again wherever it is used, which takes 100 clocks.
   __device__ __forceinline__ static unsigned shuffled_thread() {
@@ -54,23 +54,23 @@ class PackedTiles {
   // Loads tiles that are not in a cache, which come last in the line; returns the tile before them. after_first: to be
   // called when the first has come.
   template <class AfterFirst>
-  __device__ __forceinline__ int load_uncached(const Task& task, int head_tile, AfterFirst&& after_first) {
-    int i = task.tile_end - 1;
+  __device__ __forceinline__ int load_uncached(const WorkTile& work, int head_tile, AfterFirst&& after_first) {
+    int i = work.tile_end - 1;
     if constexpr (Config::kDense && !Config::kSparse) {
 #pragma unroll 1
-      for (; i >= task.tile_begin && !tile_of(task, i).cached; --i) {
-        load_dense(task, head_tile, i);
-        if (i == task.tile_end - 1) after_first();
+      for (; i >= work.tile_begin && !tile_of(work, i).cached; --i) {
+        load_dense(work, head_tile, i);
+        if (i == work.tile_end - 1) after_first();
       }
     }
     return i;
   }
-  // Finds the rows of tile i, the first of a task that are decoded, and those of the tiles before it.
-  __device__ __forceinline__ void find_first(const CodeRows& rows, const Task& task, int i) {
-    ask(rows, i, task.tile_begin);
-    if (!Config::kSparse && thread_ < 32) find_plain(task);
+  // Finds the rows of tile i, the first of a work tile that are decoded, and those of the tiles before it.
+  __device__ __forceinline__ void find_first(const CodeRows& rows, const WorkTile& work, int i) {
+    ask(rows, i, work.tile_begin);
+    if (!Config::kSparse && thread_ < 32) find_plain(work);
     position_ = kFound - 1;
-    go_on(rows, i, task.tile_begin);
+    go_on(rows, i, work.tile_begin);
   }
   // Tile i is next: finds its rows, with those of the tiles before it, unless they have been, and has the L2 fetch
   // them. None where there is no such tile.
@@ -108,9 +108,9 @@ class PackedTiles {
   // Of the next tile's rows, which are not there: a bit of each four lanes, of some that means nothing.
   __device__ __forceinline__ unsigned absent() const { return absent_ >> position_; }
 
-  // The task's tiles of which all of the block's rows see all keys: found once, as the first warp would be the last to
-  // have its rows decoded if it asked at every tile.
-  __device__ __forceinline__ void find_plain(const Task& t) {
+  // The work tile's tiles of which all of the block's rows see all keys: found once, as the first warp would be the
+  // last to have its rows decoded if it asked at every tile.
+  __device__ __forceinline__ void find_plain(const WorkTile& t) {
     const int position = t.num_keys - t.num_q + t.token_begin;
     const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
     const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
@@ -119,15 +119,15 @@ class PackedTiles {
     ptx::store_shared_u32(plain() + 4, high / Config::kKeys - t.first_key / Config::kKeys);
   }
   // [begin, end) of them, of no use but to the first thread, which has no registers for them.
-  __device__ __forceinline__ unsigned plain() const { return places_.plain_tiles(); }
+  __device__ __forceinline__ unsigned plain() const { return smem_.plain_tiles(); }
   // As note_tile().
-  __device__ __forceinline__ void note_edge(const Task& task, int i, int stage) const {
+  __device__ __forceinline__ void note_edge(const WorkTile& work, int i, int stage) const {
     if (Config::kSparse || thread_ != 0) return;
-    const unsigned at = places_.note(stage) + 4 * Config::kHiddenWords;
+    const unsigned at = smem_.note(stage) + 4 * Config::kHiddenWords;
     const bool edge = i < static_cast<int>(ptx::load_shared_u32(plain())) ||
                       i >= static_cast<int>(ptx::load_shared_u32(plain() + 4));
     if (edge) {
-      const int start = (task.first_key / Config::kKeys + i) * Config::kKeys;
+      const int start = (work.first_key / Config::kKeys + i) * Config::kKeys;
       ptx::store_shared_u32(at, static_cast<unsigned>(start));
     }
     ptx::store_shared_u32(at + 4, edge ? 1 : 0);
@@ -140,10 +140,10 @@ class PackedTiles {
     absent = (absent | absent >> 6) & 0x000f000f;
     absent = (absent | absent >> 12) & 0xff;
     const unsigned word = first_row() / 8;
-    const unsigned at = places_.note(stage) + 4 * word, x = absent << (word % 4 * 8);
+    const unsigned at = smem_.note(stage) + 4 * word, x = absent << (word % 4 * 8);
     ptx::store_shared_u32(at, x);
     if constexpr (Config::kCluster > 1)
-      ptx::store_async(at + to_other, x, places_.k_full(stage, barrier_of(kFirstPart)) + to_other);
+      ptx::store_async(at + to_other, x, smem_.k_full(stage, barrier_of(kFirstPart)) + to_other);
   }
 
   // A lane's codes of a chunk, to two neighbouring units. line: the chunk's first, in its buffer.
@@ -166,9 +166,9 @@ class PackedTiles {
   }
 
   const PrefillParams& p_;
-  const Places& places_;
+  const Smem& smem_;
   const unsigned thread_;
-  unsigned begun_ = 0;  // tiles, of all tasks
+  unsigned begun_ = 0;  // tiles, of all work tiles
 
  private:
   // What a lane of each `width` has found.
@@ -186,11 +186,11 @@ class PackedTiles {
     i -= found_tile();
     if (i >= tile_begin) answer_ = rows.ask(i, static_cast<int>(decoded_row()));
   }
-  __device__ __forceinline__ void load_dense(const Task& task, int head_tile, int i) {
-    RowCopies copies(p_, places_);
-    const Turn turn = turn_of(begun_++);
-    copies.find(task, head_tile, i, copies.ask(task, head_tile, i));
-    copies.copy_tile(turn, task, i);
+  __device__ __forceinline__ void load_dense(const WorkTile& work, int head_tile, int i) {
+    RowCopies copies(p_, smem_);
+    const PipelineState pipe = turn_of(begun_++);
+    copies.find(work, head_tile, i, copies.ask(work, head_tile, i));
+    copies.copy_tile(pipe, work, i);
     ptx::commit_copies();
     ptx::wait_copies<0>();
     if (!Config::kReadersFence) ptx::fence_async_proxy();
@@ -198,7 +198,7 @@ class PackedTiles {
     if (ptx::elect()) {
 #pragma unroll
       for (int part = kFirstPart; part < kParts; ++part) {
-        if (barrier_of(part) == part) ptx::arrive(places_.k_full(turn.stage, part));
+        if (barrier_of(part) == part) ptx::arrive(smem_.k_full(pipe.stage, part));
       }
     }
     __syncwarp();

@@ -32,8 +32,9 @@ class Repair {
     }
   }
 
-  // All lanes of the warp, after the task's rows, or its part of them, have been stored: stores the bad ones again.
-  __device__ __forceinline__ void operator()(const PrefillParams& p, const Task& t, int head_tile,
+  // All lanes of the warp, after the work tile's rows, or its part of them, have been stored: stores the bad ones
+  // again.
+  __device__ __forceinline__ void operator()(const PrefillParams& p, const WorkTile& t, int head_tile,
                                              const Rows& rows) const {
     if constexpr (!Config::kSparse) {
       if (!__any_sync(0xffffffffu, bad_[0] || bad_[1])) return;
@@ -65,7 +66,7 @@ class Repair {
   }
 
   // row: of the block.
-  __device__ __forceinline__ static void again(const PrefillParams& p, const Task& t, int head_tile, int row) {
+  __device__ __forceinline__ static void again(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
     const int lane = threadIdx.x % 32, kv_head = head_tile * p.heads_of_tile / p.group, local = row / p.heads_of_tile;
     const int token = t.token_begin + local, head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
     const int position = t.num_keys - t.num_q + token, first = prefill::first_visible(p, position),
@@ -104,7 +105,7 @@ class Repair {
         }
       }
     }
-    if (t.num_parts > 1) {
+    if (t.num_splits > 1) {
       const int unit = part_unit(p, t, head_tile), group = math_group();
       float factor[kScalesOfHalf];
       unsigned inverses = 0;

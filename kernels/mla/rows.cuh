@@ -21,7 +21,7 @@ __device__ __forceinline__ int row_of_thread() {
 // Computed where needed: registers are scarce.
 struct Rows {
   const PrefillParams& p;
-  const Task& t;
+  const WorkTile& t;
   const int head_tile;
 
   __device__ __forceinline__ int local_token(int h) const { return (row_of_thread() + 8 * h) / p.heads_of_tile; }
@@ -35,13 +35,13 @@ struct Rows {
   }
 
   // Lays down what the block's rows may see. One group's threads, before hide().
-  __device__ __forceinline__ void note_limits(const Places& places) const {
+  __device__ __forceinline__ void note_limits(const Smem& smem) const {
     if constexpr (!Config::kSparse) {
       if (threadIdx.x % 4 != 0) return;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int position = t.num_keys - t.num_q + t.token_begin + local_token(h);
-        *places.limits(row_of_thread() + 8 * h) = make_int2(
+        *smem.limits(row_of_thread() + 8 * h) = make_int2(
             prefill::first_visible(p, position), token(h) >= 0 ? prefill::end_visible(p, t.num_keys, position) : 0);
       }
     }
@@ -59,16 +59,16 @@ struct Note {
   unsigned hidden[2];  // a bit for each key that nobody sees
   int start;
   bool edge;
-  __device__ __forceinline__ Note(const Places& places, int stage) {
+  __device__ __forceinline__ Note(const Smem& smem, int stage) {
     unsigned last[4];
-    ptx::load_shared_four(places.note(stage) + 4 * Config::kHiddenWords - (Config::kCopiesBoxes ? 8 : 0), last);
+    ptx::load_shared_four(smem.note(stage) + 4 * Config::kHiddenWords - (Config::kCopiesBoxes ? 8 : 0), last);
     if constexpr (Config::kCopiesBoxes) {
       hidden[0] = last[0], hidden[1] = last[1];
     } else {
       unsigned words[2][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        ptx::load_shared_four(places.note(stage) + 16 * i, words[i]);
+        ptx::load_shared_four(smem.note(stage) + 16 * i, words[i]);
         hidden[i] = words[i][0] | words[i][1] | words[i][2] | words[i][3];
       }
     }
@@ -78,7 +78,7 @@ struct Note {
 };
 
 // Scores of keys that a row may not see become -inf.
-__device__ __forceinline__ void hide(const Places& places, const Note& note, float (&s)[Config::kKeys / 2]) {
+__device__ __forceinline__ void hide(const Smem& smem, const Note& note, float (&s)[Config::kKeys / 2]) {
   if (note.edge || (note.hidden[0] | note.hidden[1]) != 0) [[unlikely]] {
     unsigned seen_by_all = 0;
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ __forceinline__ void hide(const Places& places, const Note& note, flo
     for (int h = 0; h < 2; ++h) {
       unsigned seen = seen_by_all;
       if (note.edge) {
-        const int2 limits = *places.limits(row_of_thread() + 8 * h);
+        const int2 limits = *smem.limits(row_of_thread() + 8 * h);
         seen &= keys_before(limits.y - note.start) & ~keys_before(limits.x - note.start);
       }
 #pragma unroll

@@ -20,7 +20,7 @@ struct alignas(16) MlaTileNote {
 // Of mla/mla.cu. "full" says that data have come, "empty" that all who read them have.
 struct alignas(16) MlaBarriers {
   Barrier k_full[kMlaStages][kMlaParts], k_empty[kMlaStages][3];
-  Barrier task_full[kTaskSlots], task_empty[kTaskSlots];
+  Barrier work_full[kWorkSlots], work_empty[kWorkSlots];
   Barrier q_full, q_empty;
   Barrier edge[4];  // of each loader warp alone
   Barrier item_full[kMlaItems];
@@ -39,17 +39,17 @@ struct MlaStorage {
   union {
     // What a math thread hands to its twin of the other group.
     alignas(16) unsigned char weights[4][128][16];
-    MlaRowStats row_stats[2][32];  // [group]: at a task's end; other warps may still read their weights
+    MlaRowStats row_stats[2][32];  // [group]: at a work tile's end; other warps may still read their weights
   };
   float references[2][kMlaRowsOfBlock];  // [group]
-  int plain_tiles[2];                    // [begin, end) of the task's tiles of which all rows see all keys
+  int plain_tiles[2];                    // [begin, end) of the work tile's tiles of which all rows see all keys
   alignas(8) int limits[kMlaRowsOfBlock][2];
   MlaTileNote<kHiddenWords> notes[kMlaStages];
   alignas(16) unsigned items[kMlaItems];
   MlaBarriers barriers;
   ScheduleCheck check;
-  using Slot = TaskSlot;
-  Slot slots[kTaskSlots];
+  using Slot = WorkSlot;
+  Slot slots[kWorkSlots];
 };
 
 // Of the kernels whose blocks have fewer rows of queries: which keys of a tile are not there, a bit each; and, where
@@ -70,11 +70,11 @@ struct MlaFewStorage {
   unsigned long long sources[kMlaKeys];  // where the rows of the tile that is being copied lie
   struct alignas(16) {
     Barrier full[kStages], empty[kStages], maxima_full[2], weights_full[2];
-    Barrier task_full[kTaskSlots], task_empty[kTaskSlots];
+    Barrier work_full[kWorkSlots], work_empty[kWorkSlots];
   } barriers;
   ScheduleCheck check;
-  using Slot = TaskSlot;
-  Slot slots[kTaskSlots];
+  using Slot = WorkSlot;
+  Slot slots[kWorkSlots];
 };
 
 // Of mla/half.cu.
@@ -86,8 +86,9 @@ struct MlaHalfStorage {
   alignas(1024) unsigned char tiles[kStages][kMlaKeys][kFormat.pitch];
   alignas(1024) unsigned char q[576 / 64][kRows][128];                       // chunks of 64 channels
   alignas(1024) unsigned char weights[kMlaHalfGroups][kRows][2 * kMlaKeys];  // of each group of channels
-  // After a task's tiles: sums of the eight warps that have scores; maximum and reference; bounds of the four warps'
-  // outputs that have values, of either half of the channels; and of a new token, a row's product, then its weight.
+  // After a work tile's tiles: sums of the eight warps that have scores; maximum and reference; bounds of the four
+  // warps' outputs that have values, of either half of the channels; and of a new token, a row's product, then its
+  // weight.
   float sums[kRows][8];
   float state[kRows][2];
   unsigned bounds[kRows][8];
@@ -101,11 +102,11 @@ struct MlaHalfStorage {
   unsigned long long sources[kMlaKeys];
   struct alignas(16) {
     Barrier full[kStages], empty[kStages], maxima_full[kStages], weights_full, weights_empty;
-    Barrier task_full[kTaskSlots], task_empty[kTaskSlots];
+    Barrier work_full[kWorkSlots], work_empty[kWorkSlots];
   } barriers;
   ScheduleCheck check;
-  using Slot = TaskSlot;
-  Slot slots[kTaskSlots];
+  using Slot = WorkSlot;
+  Slot slots[kWorkSlots];
 };
 
 // What the host asks for.

@@ -9,7 +9,7 @@ namespace attune::mla {
 // Of one tile.
 class Source {
  public:
-  __device__ __forceinline__ Source(const PrefillParams& p, const Task& t, int kv_head, const Tile& tile)
+  __device__ __forceinline__ Source(const PrefillParams& p, const WorkTile& t, int kv_head, const Tile& tile)
       : p_(p), tile_(tile), pool_(p.pools[is_dense(p, tile) || (Config::kSparse && !tile.cached) ? 1 : 0]) {
     data_ = pool_.data + kv_head * pool_.head_stride;
     limit_ = pool_.num_slots;

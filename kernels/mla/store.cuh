@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a task: each group stores its half of the channels, normalised to `out`, or as a part of the block's tiles
-// to the workspace, from where mla/combine.cu merges all parts.
+// The end of a work tile: each group stores its half of the channels, normalised to `out`, or as a part of the block's
+// tiles to the workspace, from where mla/combine.cu merges all parts.
 #pragma once
 
 #include "mla/attend.cuh"
@@ -10,13 +10,13 @@
 
 namespace attune::mla {
 
-__device__ __forceinline__ long long out_at(const PrefillParams& p, const Task& t, int token, int head) {
+__device__ __forceinline__ long long out_at(const PrefillParams& p, const WorkTile& t, int token, int head) {
   return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
 }
 
 // All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each. lowered: what o is
 // to be multiplied with, for sum.
-__device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& t, const Rows& rows,
+__device__ __forceinline__ void store_whole(const PrefillParams& p, const WorkTile& t, const Rows& rows,
                                             const Accumulators& a, const float (&lowered)[2]) {
   constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
   const int lane = threadIdx.x % 32, mine = lane % 2;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
                                     Config::kDecodes ? own(a.sum) : sum, math_group() == 0);
   }
   __syncwarp();
-  // Few instructions on the way that is taken: they are fetched for each task anew.
+  // Few instructions on the way that is taken: they are fetched for each work tile anew.
   const int channel = math_group() * Config::kChannels;
   if (kHalves && p.store_vectors) {
 #pragma unroll
@@ -69,9 +69,9 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const Task& 
   }
 }
 
-// The head tile of the task's part, counted over all parts.
-__device__ __forceinline__ int part_unit(const PrefillParams& p, const Task& t, int head_tile) {
-  return (t.first_part + t.part) * p.num_head_tiles + head_tile;
+// The head tile of the work tile's part, counted over all parts.
+__device__ __forceinline__ int part_unit(const PrefillParams& p, const WorkTile& t, int head_tile) {
+  return (t.first_split + t.split_idx) * p.num_head_tiles + head_tile;
 }
 
 // Bounds of the thread's numbers of two rows, of two of four times 64 channels each.
@@ -96,15 +96,15 @@ __device__ __forceinline__ void find_bounds(const Accumulators& a, Bounds& bound
 }
 
 // Where the words beside a part's outputs begin, of the thread's first row.
-__device__ __forceinline__ float* own_stats(const PrefillParams& p, const Task& t, int head_tile) {
+__device__ __forceinline__ float* own_stats(const PrefillParams& p, const WorkTile& t, int head_tile) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128;
   return part_stats(p.partial_stats, part_unit(p, t, head_tile), thread / 32 * 16 + thread % 32 / 4, math_group());
 }
 
 // What has been summed up, against the reference. infinite: whether rows have something that is no finite number, or
 // may have, which only parts of fp16 tell.
-__device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile, const Accumulators& a,
-                                           bool (&infinite)[2]) {
+__device__ __forceinline__ void store_part(const PrefillParams& p, const WorkTile& t, int head_tile,
+                                           const Accumulators& a, bool (&infinite)[2]) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128, lane = thread % 32;
   char* const to = part_channel(p.partial_out, part_unit(p, t, head_tile), thread / 32 * 16 + lane / 4,
                                 math_group() * Config::kChannels + lane % 4 * 2);
@@ -146,7 +146,7 @@ __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t
   }
 }
 // What lies beside them.
-__device__ __forceinline__ void store_part_stats(const PrefillParams& p, const Task& t, int head_tile,
+__device__ __forceinline__ void store_part_stats(const PrefillParams& p, const WorkTile& t, int head_tile,
                                                  const Accumulators& a, const float (&lowered)[2]) {
   if (ptx::kept(threadIdx.x) % 4 != 0) return;
 #pragma unroll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a math thread has of its two rows while a task runs, and of their outputs afterwards.
+// What a math thread has of its two rows while a work tile runs, and of their outputs afterwards.
 #pragma once
 
 #include "prefill/rows.cuh"
@@ -11,10 +11,10 @@ struct Accumulators {
   static constexpr int kPairs = Config::kChannels / 8, kPairStep = Config::kCodes ? 4 : 1;
   float o[Config::kChannels / 2];
   // max: of products where Rows::kProducts, else of scores in base 2, as it is afterwards everywhere; it may be that of
-  // this thread's keys. sum: of this thread's keys. o and sum are taken against `reference`, in base 2, while a task
-  // runs, against `max` afterwards.
+  // this thread's keys. sum: of this thread's keys. o and sum are taken against `reference`, in base 2, while a work
+  // tile runs, against `max` afterwards.
   float max[2], reference[2], sum[2];
-  float factor[2];                     // of o, at the task's end
+  float factor[2];                     // of o, at the work tile's end
   float limit[Rows::kCapped ? 2 : 1];  // a maximum up to which the reference need not follow; NaN: there is no row
 
   // Transposed codes have their channels in an order of their own (transpose.cuh).

@@ -32,60 +32,60 @@ class Attend : Weigh {
   template <bool kCodes>
   using Values = typename Choice<(Config::kPacked && kCodes), ptx::NarrowDescriptor, ptx::Descriptor>::Type;
 
-  __device__ __forceinline__ Attend(const PrefillParams& p, const Places& places, int group)
-      : Weigh(p, places), group_(group) {
+  __device__ __forceinline__ Attend(const PrefillParams& p, const Smem& smem, int group)
+      : Weigh(p, smem), group_(group) {
     q_ = queries(0);
   }
 
-  // Issues the first product of a task, unless tiles of codes may come after others: those begin by themselves.
-  __device__ __forceinline__ void start(const Task& task, int kv_head, float (&s)[Config::kKeys / 2]) {
+  // Issues the first product of a work tile, unless tiles of codes may come after others: those begin by themselves.
+  __device__ __forceinline__ void start(const WorkTile& work, int kv_head, float (&s)[Config::kKeys / 2]) {
     if constexpr (kTwoKinds) {
       factor_[0] = factor_[1] = c_;
-      ptx::wait_phase(places_.q_full(), q_turn_.parity);
+      ptx::wait_phase(smem_.q_full(), q_pipe_.phase);
     } else {
       if constexpr (Config::kConverts) {
-        ptx::wait_phase(places_.q_full(), q_turn_.parity);
-        halve_queries(task, kv_head);
+        ptx::wait_phase(smem_.q_full(), q_pipe_.phase);
+        halve_queries(work, kv_head);
       }
       const Keys<kOwnForm> k = keys<kOwnForm>();
-      ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if constexpr (!Config::kConverts) ptx::wait_phase(places_.q_full(), q_turn_.parity);
+      ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+      if constexpr (!Config::kConverts) ptx::wait_phase(smem_.q_full(), q_pipe_.phase);
       multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
     }
-    q_turn_.next<1>();
+    q_pipe_.next<1>();
   }
 
-  // The same beside the last product of the task before. Where there is no other task what lies in shared memory is
-  // multiplied, and nobody looks at it: the compiler waits for every product that only some ways through a loop issue.
+  // The same beside the last product of the work tile before. Without another one what lies in shared memory is
+  // multiplied, unseen: the compiler waits for every product that only some ways through a loop issue.
   __device__ __forceinline__ void start_early(bool any, float (&s)[Config::kKeys / 2]) {
     const Keys<kOwnForm> k = keys<kOwnForm>();
     const unsigned past = any ? 0 : 1;  // a phase that has ended
-    q_ = queries(q_turn_.stage);
-    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity ^ past);  // q's, too
+    q_ = queries(q_pipe_.stage);
+    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase ^ past);  // q's, too
     multiply_keys<KeysProduct<kOwnForm>>(q_, k, s);
-    q_turn_.next<Config::kQueryStages>();
+    q_pipe_.next<Config::kQueryStages>();
   }
 
-  // Of the task before the one that was started last: this warp's rows of q, in whose place outputs may be.
+  // Of the work tile before the one that was started last: this warp's rows of q, in whose place outputs may be.
   __device__ __forceinline__ unsigned old_queries() const {
-    return places_.q(q_turn_.stage) + math_thread() / 32 * 16 * 128;
+    return smem_.q(q_pipe_.stage) + math_thread() / 32 * 16 * 128;
   }
   __device__ __forceinline__ void release_old_queries() const {
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty(q_turn_.stage));
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty(q_pipe_.stage));
   }
 
-  // All tiles of the task that has been started. Turns count tiles over all tasks. beside() runs beside the last
-  // product.
+  // All tiles of the work tile that has been started. Turns count tiles over all work tiles. beside() runs beside the
+  // last product.
   template <class Beside>
-  __device__ __forceinline__ void run(const Task& task, int kv_head, const Rows& rows, float (&s)[Config::kKeys / 2],
-                                      Accumulators& a, const Beside& beside) {
-    const Line line(task.num_cached, task.first_key, task.end_key);
+  __device__ __forceinline__ void run(const WorkTile& work, int kv_head, const Rows& rows,
+                                      float (&s)[Config::kKeys / 2], Accumulators& a, const Beside& beside) {
+    const Line line(work.num_cached, work.first_key, work.end_key);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.max[h] = -ptx::infinity();
       a.reference[h] = Config::kLate && rows.token[h] < 0 ? 0.0f : -ptx::infinity();  // absent ones wait for nothing
     }
-    a.sum[0] = a.sum[1] = places_.first_sum();
+    a.sum[0] = a.sum[1] = smem_.first_sum();
     takes_maxima_ = true;
     if constexpr (Rows::kCapped) {
 #pragma unroll
@@ -93,17 +93,17 @@ class Attend : Weigh {
     }
     float v_scale = 1.0f, highest[2] = {-ptx::infinity(), -ptx::infinity()};  // of the first kind of tiles
     if constexpr (!kTwoKinds) {
-      const int begin = task.tile_begin, end = task.tile_end;
-      if (Config::kHalfWeights) v_scale = scale_of(p_, task, kv_head, 0, true);
-      run_tiles<kOwnForm, true>(task, rows, line, begin, end, 0, s, a, beside);
+      const int begin = work.tile_begin, end = work.tile_end;
+      if (Config::kHalfWeights) v_scale = scale_of(p_, work, kv_head, 0, true);
+      run_tiles<kOwnForm, true>(work, rows, line, begin, end, 0, s, a, beside);
     } else {
-      const int begin = task.tile_begin, end = task.tile_end, middle = max(begin, min(line.num_cached_tiles, end));
+      const int begin = work.tile_begin, end = work.tile_end, middle = max(begin, min(line.num_cached_tiles, end));
       if (middle < end) {
         start_keys<false>(s);
-        run_tiles<false, true>(task, rows, line, middle, end, 0, s, a, beside);
+        run_tiles<false, true>(work, rows, line, middle, end, 0, s, a, beside);
       }
       if (begin < middle) {
-        if (Config::kHalfWeights) v_scale = scale_of(p_, task, kv_head, 0, true);
+        if (Config::kHalfWeights) v_scale = scale_of(p_, work, kv_head, 0, true);
         if constexpr (Config::kConverts) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
@@ -112,11 +112,11 @@ class Attend : Weigh {
             a.max[h] = -ptx::infinity();
           }
           ptx::sync_some(kQueriesOfGroup + group_, 128);  // all warps are done with q as it was
-          halve_queries(task, kv_head);
+          halve_queries(work, kv_head);
         }
         if (Config::kHalfWeights && middle < end) divide_values(v_scale, a);
         start_keys<true>(s);
-        run_tiles<true, false>(task, rows, line, begin, middle, middle < end ? 1 : 0, s, a, beside);
+        run_tiles<true, false>(work, rows, line, begin, middle, middle < end ? 1 : 0, s, a, beside);
       }
     }
     if constexpr (!Config::kEarly) {
@@ -158,15 +158,15 @@ class Attend : Weigh {
 
  private:
   __device__ __forceinline__ ptx::Descriptor queries(int stage) const {
-    return ptx::uniform(ptx::descriptor_k_major(places_.q(stage) + group_ * 64 * 128));
+    return ptx::uniform(ptx::descriptor_k_major(smem_.q(stage) + group_ * 64 * 128));
   }
 
   // The first tile may have so few keys that the first half of the registers has all products that count.
   static constexpr bool kHalves = Config::kFarsighted;
   static constexpr int kHalf = Config::kKeys / (kHalves ? 4 : 2);  // registers
   // Whether the tile before tile `end` has no key in its second half.
-  __device__ __forceinline__ static bool ends_in_half(const Task& task, int end) {
-    const int keys = task.end_key - task.first_key - (end - 1) * Config::kKeys;
+  __device__ __forceinline__ static bool ends_in_half(const WorkTile& work, int end) {
+    const int keys = work.end_key - work.first_key - (end - 1) * Config::kKeys;
     return __shfl_sync(0xffffffffu, keys, 0) <= Config::kKeys / 2;
   }
 
@@ -175,40 +175,40 @@ class Attend : Weigh {
   // Tiles [first, behind), the last first. kCodes: they were codes, or are x-packed. kFirst: nothing came before; else
   // `accumulate` says so.
   template <bool kCodes, bool kFirst, class Beside>
-  __device__ __forceinline__ void run_tiles(const Task& task, const Rows& rows, const Line& line,
+  __device__ __forceinline__ void run_tiles(const WorkTile& work, const Rows& rows, const Line& line,
                                             int first, int behind, int accumulate, float (&s)[Config::kKeys / 2],
                                             Accumulators& a, const Beside& beside) {
-    const Run whole = rows.whole_tiles(task, line);
+    const Run whole = rows.whole_tiles(work, line);
     unsigned weights[Config::kWeights];
     float lowered[2];
     bool lowers = false;
 
     // Most first tiles are edges; what is computed here the product hides.
-    const Rows::View early = Config::kFarsighted ? rows.view(p_, tile_at(task, line, behind - 1)) : Rows::View{};
+    const Rows::View early = Config::kFarsighted ? rows.view(p_, tile_at(work, line, behind - 1)) : Rows::View{};
     const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
-    const bool half = kHalves && ends_in_half(task, end);
+    const bool half = kHalves && ends_in_half(work, end);
     ptx::wait_products<0>();
     ptx::pin(s);
     // What the compiler knows to be a warp's takes no registers of lanes; two kinds of tiles keep it from that.
-    if constexpr (!kTwoKinds) k_turn_ = uniform(k_turn_), v_turn_ = uniform(v_turn_);
-    if constexpr (Config::kLateCaps) q_turn_ = uniform(q_turn_);
-    const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, task.tile_begin, 0);  // of q
+    if constexpr (!kTwoKinds) k_pipe_ = uniform(k_pipe_), v_pipe_ = uniform(v_pipe_);
+    if constexpr (Config::kLateCaps) q_pipe_ = uniform(q_pipe_);
+    const bool last_use = !kTwoKinds || kCodes || begin == __shfl_sync(0xffffffffu, work.tile_begin, 0);  // of q
     if (end - begin == 1 && last_use) release_queries();
     if (!Config::kCached) release_keys();
     if constexpr (kHalves) {
       if (half) {
-        weigh<kCodes, kHalf, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
+        weigh<kCodes, kHalf, true>(rows, work, line, end - 1, whole, false, s, lowered, a, &early);
         take(kTakenLast<kHalf>, kHalf, s, a);
         pack<kCodes, 0, kHalf>(s, weights);
 #pragma unroll
         for (int j = kHalf / 2; j < Config::kKeys / 4; ++j) weights[j] = 0;
       } else {
-        weigh<kCodes, kKeysOfThread, true>(rows, task, line, end - 1, whole, false, s, lowered, a, &early);
+        weigh<kCodes, kKeysOfThread, true>(rows, work, line, end - 1, whole, false, s, lowered, a, &early);
         take(kTakenLast<kKeysOfThread>, kKeysOfThread, s, a);
         pack<kCodes>(s, weights);
       }
     } else {
-      lowers = weigh<kCodes>(rows, task, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(task, line),
+      lowers = weigh<kCodes>(rows, work, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(work, line),
                              all_high(a.max), s, lowered, a);
     }
     if (!kFirst && lowers) rescale(lowered, a.o);
@@ -231,7 +231,7 @@ class Attend : Weigh {
           find_limits(a, limit);
           // What decides is the warp's for the compiler, or each border of a group of exponentials costs 40 clocks.
           const Run seen = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
-          if (math_thread() % 128 == 0) ptx::store_shared_two(places_.over_cap(group_, 0), 0, 0);
+          if (math_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
           if (small && seen.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
             i = run_small_caps<kCodes>(max(begin, seen.begin), i, begin, last_use, limit, accumulate, again, held,
                                        weights, s, a);
@@ -239,33 +239,34 @@ class Attend : Weigh {
             again = __any_sync(0xffffffffu, again), held = __any_sync(0xffffffffu, held);
             small = false, patience = i - 3;
           } else if (!any_of_group(!may_be_late(a))) {
-            i = run_late_caps<kCodes>(task, rows, line, whole, i, begin, last_use, accumulate, again, weights, s, a);
+            i = run_late_caps<kCodes>(work, rows, line, whole, i, begin, last_use, accumulate, again, weights, s, a);
           }
           if (i < begin) break;
         }
       }
       const Keys<kCodes> k = keys<kCodes>();
       const Values<kCodes> v = values<kCodes>();
-      ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if (!Config::kLateCaps || !(again || held)) ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
+      ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+      if (!Config::kLateCaps || !(again || held)) ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
       multiply_keys<KeysProduct<kCodes>>(q_, k, s);
-      ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
+      ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
       multiply_values<kCodes>(weights, v, accumulate, a.o);
       accumulate = 1;
-      if (!Config::kLateCaps || !again) ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads), held = false;
+      if (!Config::kLateCaps || !again)
+        ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads), held = false;
       const bool high = !Config::kLate && all_high(a.max);
       ptx::wait_products<1>();
       ptx::pin(s);
       if (i == begin && last_use) release_queries();
       if (!Config::kCached) release_keys();
-      const Run& unmasked = kManyRegisters ? whole : rows.whole_tiles(task, line);
+      const Run& unmasked = kManyRegisters ? whole : rows.whole_tiles(work, line);
       if constexpr (Config::kLate) {
         const auto last = [&] {
           ptx::wait_products<0>();
           ptx::pin(a.o);
           release_values();
         };
-        lowers = weigh<kCodes>(rows, task, line, i, unmasked, high, s, lowered, a, nullptr, last,
+        lowers = weigh<kCodes>(rows, work, line, i, unmasked, high, s, lowered, a, nullptr, last,
                                [&] { pack<kCodes, 0, kBeforeLast>(s, weights); });
         take<true>(kBeforeLast, kKeysOfThread, s, a);
         pack<kCodes, kBeforeLast>(s, weights);
@@ -274,7 +275,7 @@ class Attend : Weigh {
           rescale(lowered, a.o);
         }
       } else {
-        const bool rises = weigh<kCodes>(rows, task, line, i, unmasked, high, s, lowered, a);
+        const bool rises = weigh<kCodes>(rows, work, line, i, unmasked, high, s, lowered, a);
         ptx::wait_products<0>();  // by all warps in one place: each may lower or not
         ptx::pin(a.o);
         if (rises) rescale(lowered, a.o);
@@ -287,7 +288,7 @@ class Attend : Weigh {
       if (kReleasesLate<kCodes>) release_keys();
     }
     const Values<kCodes> v = values<kCodes>();
-    ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
+    ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
     multiply_values<kCodes>(weights, v, accumulate, a.o);
     if (last_use) beside();
     ptx::wait_products<Config::kEarly ? 1 : 0>();  // what beside() has issued runs on
@@ -298,24 +299,24 @@ class Attend : Weigh {
   // Tiles from i on while weigh_late_caps() may have them. Returns that which it may not: it has weighed nothing, and
   // is to be multiplied again (`again`); or begin - 1.
   template <bool kCodes>
-  __device__ __forceinline__ int run_late_caps(const Task& task, const Rows& rows, const Line& line, const Run& whole,
-                                               int i, int begin, bool last_use, int& accumulate, bool& again,
-                                               unsigned (&weights)[Config::kWeights], float (&s)[Config::kKeys / 2],
-                                               Accumulators& a) {
+  __device__ __forceinline__ int run_late_caps(const WorkTile& work, const Rows& rows, const Line& line,
+                                               const Run& whole, int i, int begin, bool last_use, int& accumulate,
+                                               bool& again, unsigned (&weights)[Config::kWeights],
+                                               float (&s)[Config::kKeys / 2], Accumulators& a) {
     const float edge = Rows::score_of(p_, p_.cap_short.high, {}, 0, 0.0f);
     for (; i >= begin; --i) {
       const Keys<kCodes> k = keys<kCodes>();
       const Values<kCodes> v = values<kCodes>();
-      ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
+      ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+      ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
       multiply_keys<KeysProduct<kCodes>>(q_, k, s);
-      ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
+      ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
       multiply_values<kCodes>(weights, v, accumulate, a.o);
       accumulate = 1;
-      ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
+      ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
       ptx::wait_products<1>();
       ptx::pin(s);
-      hide_edge(rows, task, line, i, whole, s);
+      hide_edge(rows, work, line, i, whole, s);
       const float sum[2] = {a.sum[0], a.sum[1]};
       const auto last = [&] {
         ptx::wait_products<0>();
@@ -353,27 +354,27 @@ class Attend : Weigh {
                                                 unsigned (&weights)[Config::kWeights], float (&s)[Config::kKeys / 2],
                                                 Accumulators& a) {
     float sum[2] = {a.sum[0], a.sum[1]};  // before the tile that has not been asked for yet
-    Turn asked = k_turn_;                 // its keys
+    PipelineState asked = k_pipe_;                 // its keys
     bool any = false, beyond = false;
     const auto forget = [&] {
       a.sum[0] = sum[0], a.sum[1] = sum[1];
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 4; ++j) weights[j] = ptx::kept(0);
-      k_turn_ = asked;
+      k_pipe_ = asked;
       again = true;
     };
     const auto release_asked = [&] {
-      if (any && threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(asked.stage));
+      if (any && threadIdx.x % 32 == 0) ptx::arrive(smem_.k_empty(asked.stage));
     };
     for (; i >= least; --i) {
       const Keys<kCodes> k = keys<kCodes>();
       const Values<kCodes> v = values<kCodes>();
-      ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if (Config::kCached && __any_sync(0xffffffffu, ptx::load_shared_u32(places_.mask(k_turn_.stage)) != 0)) break;
-      ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
+      ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+      if (Config::kCached && __any_sync(0xffffffffu, ptx::load_shared_u32(smem_.mask(k_pipe_.stage)) != 0)) break;
+      ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
       multiply_keys<KeysProduct<kCodes>>(q_, k, s);
-      ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
-      if (__any_sync(0xffffffffu, ptx::load_shared_u32(places_.over_cap(group_, i + 1)) != 0)) {
+      ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
+      if (__any_sync(0xffffffffu, ptx::load_shared_u32(smem_.over_cap(group_, i + 1)) != 0)) {
         ptx::wait_products<0>();
         ptx::pin(s);
         forget();
@@ -384,7 +385,7 @@ class Attend : Weigh {
       release_asked();
       multiply_values<kCodes>(weights, v, accumulate, a.o);
       accumulate = 1;
-      ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
+      ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
       ptx::wait_products<1>();
       ptx::pin(s);
       sum[0] = a.sum[0], sum[1] = a.sum[1];
@@ -397,9 +398,9 @@ class Attend : Weigh {
       add_up<true>(kKeysOfThread - kLag, kKeysOfThread, s, a);
       pack<kCodes, kBeforeLast>(s, weights);
       // racecheck reports this beside the load above: it does not follow arrive_some(), for which the group waits.
-      if (beyond) ptx::store_shared_u32(places_.over_cap(group_, i), 1);
-      asked = k_turn_, any = true;
-      k_turn_.next<Config::kStages>();
+      if (beyond) ptx::store_shared_u32(smem_.over_cap(group_, i), 1);
+      asked = k_pipe_, any = true;
+      k_pipe_.next<Config::kStages>();
     }
     if (!any) return i;
     if (any_of_group(beyond)) {
@@ -415,20 +416,20 @@ class Attend : Weigh {
     return __any_sync(0xffffffffu, ptx::any_of_some(kQueriesOfGroup + group_, 128, x));  // the compiler is to know
   }
 
-  __device__ __forceinline__ static Turn uniform(Turn x) {
-    return {__shfl_sync(0xffffffffu, x.stage, 0), __shfl_sync(0xffffffffu, x.parity, 0)};
+  __device__ __forceinline__ static PipelineState uniform(PipelineState x) {
+    return {__shfl_sync(0xffffffffu, x.stage, 0), __shfl_sync(0xffffffffu, x.phase, 0)};
   }
   template <bool kCodes>
   __device__ __forceinline__ void start_keys(float (&s)[Config::kKeys / 2]) {
     const Keys<kCodes> k = keys<kCodes>();
-    ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
+    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
     multiply_keys<KeysProduct<kCodes>>(q_, k, s);
   }
 
   // q of fp16; with it the units of products change.
-  __device__ __forceinline__ void halve_queries(const Task& task, int kv_head) {
-    const float k_scale = Config::kHalfWeights ? scale_of(p_, task, kv_head, 0, false) : 1.0f;
-    HalfQueries::convert(places_, group_, k_scale, factor_);
+  __device__ __forceinline__ void halve_queries(const WorkTile& work, int kv_head) {
+    const float k_scale = Config::kHalfWeights ? scale_of(p_, work, kv_head, 0, false) : 1.0f;
+    HalfQueries::convert(smem_, group_, k_scale, factor_);
     if constexpr (Rows::kPlain) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -453,17 +454,17 @@ class Attend : Weigh {
   template <bool kCodes>
   __device__ __forceinline__ Keys<kCodes> keys() const {
     if constexpr (Config::kPackedKeys && kCodes) {
-      return ptx::uniform(ptx::descriptor_of_pieces<8 * Config::kPackedKeyBytes>(places_.k(k_turn_.stage)));
+      return ptx::uniform(ptx::descriptor_of_pieces<8 * Config::kPackedKeyBytes>(smem_.k(k_pipe_.stage)));
     } else {
-      return ptx::uniform(ptx::descriptor_k_major(places_.k(k_turn_.stage)));
+      return ptx::uniform(ptx::descriptor_k_major(smem_.k(k_pipe_.stage)));
     }
   }
   template <bool kCodes>
   __device__ __forceinline__ Values<kCodes> values() const {
     if constexpr (Config::kPacked && kCodes) {
-      return ptx::uniform(ptx::descriptor_of_narrow_rows(places_.v(v_turn_.stage)));
+      return ptx::uniform(ptx::descriptor_of_narrow_rows(smem_.v(v_pipe_.stage)));
     } else {
-      return ptx::uniform(ptx::descriptor_mn_major(places_.v(v_turn_.stage), Config::kKeys * 128));
+      return ptx::uniform(ptx::descriptor_mn_major(smem_.v(v_pipe_.stage), Config::kKeys * 128));
     }
   }
 
@@ -483,17 +484,17 @@ class Attend : Weigh {
   }
 
   __device__ __forceinline__ void release_queries() const {
-    if (Config::kOutThroughQueries) return;  // but when the task has been stored
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty(Config::kEarly ? q_turn_.stage ^ 1 : 0));
+    if (Config::kOutThroughQueries) return;  // but when the work tile has been stored
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty(Config::kEarly ? q_pipe_.stage ^ 1 : 0));
   }
   __device__ __forceinline__ void release_values() {
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.v_empty(v_turn_.stage));
-    v_turn_.next<Config::kValueStages>();
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.v_empty(v_pipe_.stage));
+    v_pipe_.next<Config::kValueStages>();
   }
 
   const int group_;
   ptx::Descriptor q_;
-  Turn q_turn_, v_turn_;
+  PipelineState q_pipe_, v_pipe_;
 };
 
 }  // namespace attune::prefill

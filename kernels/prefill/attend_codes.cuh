@@ -21,36 +21,36 @@ namespace attune::prefill {
 
 class AttendCodes {
  public:
-  __device__ __forceinline__ AttendCodes(const PrefillParams& p, const Places& places, int group)
-      : p_(p), places_(places), group_(group), c_(p.scale * kLog2e * code_scale(p, false)) {
-    q_ = ptx::uniform(ptx::descriptor_k_major(places.q() + group * 64 * 128));
+  __device__ __forceinline__ AttendCodes(const PrefillParams& p, const Smem& smem, int group)
+      : p_(p), smem_(smem), group_(group), c_(p.scale * kLog2e * code_scale(p, false)) {
+    q_ = ptx::uniform(ptx::descriptor_k_major(smem.q() + group * 64 * 128));
   }
 
-  // Of the current task.
-  __device__ __forceinline__ Turn slot() const {
-    return {static_cast<int>(tasks() % kernels::kTaskSlots), tasks() / kernels::kTaskSlots};
+  // Of the current work tile.
+  __device__ __forceinline__ PipelineState slot() const {
+    return {static_cast<int>(work_tiles() % kernels::kWorkSlots), work_tiles() / kernels::kWorkSlots};
   }
-  __device__ __forceinline__ void next_task() {
-    count_ = (count_ & 0xffff) | (tasks() + 1) % (2 * kernels::kTaskSlots) << 16;
+  __device__ __forceinline__ void next_work() {
+    count_ = (count_ & 0xffff) | (work_tiles() + 1) % (2 * kernels::kWorkSlots) << 16;
   }
 
-  // All tiles of the task in its slot.
+  // All tiles of the work tile in its slot.
   __device__ __forceinline__ void run(Accumulators& a) {
     const int slot = this->slot().stage;
-    const Task& task = places_.task(slot);  // read where needed
-    const int end = __shfl_sync(0xffffffffu, task.tile_end, 0), begin = __shfl_sync(0xffffffffu, task.tile_begin, 0);
+    const WorkTile& work = smem_.work(slot);  // read where needed
+    const int end = __shfl_sync(0xffffffffu, work.tile_end, 0), begin = __shfl_sync(0xffffffffu, work.tile_begin, 0);
     float s[Config::kKeys / 2], product[Config::kChannels / 2];
     unsigned weights[Config::kKeys / 8];
     const ptx::Descriptor first = ptx::uniform(keys(count_));
-    ptx::wait_phase(places_.k_full(stage()), parity());
-    ptx::wait_phase(places_.q_full(), tasks() % 2);
+    ptx::wait_phase(smem_.k_full(stage()), phase());
+    ptx::wait_phase(smem_.q_full(), work_tiles() % 2);
     multiply_keys<QkProduct>(q_, first, s);
     Run whole;
     {
       Rows rows;
-      rows.start(p_, task, places_.head_tile(slot));
-      const Line line(task.num_cached, task.first_key, task.end_key);
-      whole = rows.whole_tiles(task, line);
+      rows.start(p_, work, smem_.head_tile(slot));
+      const Line line(work.num_cached, work.first_key, work.end_key);
+      whole = rows.whole_tiles(work, line);
       whole = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
       const int key = line.dense_start;
       unsigned limits[4];
@@ -59,9 +59,9 @@ class AttendCodes {
         limits[2 * h] = static_cast<unsigned>(rows.first[h] - key);
         limits[2 * h + 1] = static_cast<unsigned>(rows.end[h] - key);
         a.reference[h] = rows.token[h] >= 0 ? kNothingSeen : 0.0f;
-        a.sum[h] = places_.first_sum();
+        a.sum[h] = smem_.first_sum();
       }
-      ptx::store_shared_four(places_.limits(), limits);
+      ptx::store_shared_four(smem_.limits(), limits);
     }
 #pragma unroll
     for (float& x : a.o) x = 0;
@@ -77,21 +77,22 @@ class AttendCodes {
     for (int i = end - 2; i >= begin; --i) {
       // The keys of this tile, and the values of the one before.
       const unsigned now = count - i, before = now - 1;
-      ptx::wait_phase(places_.k_full(stage(now)), parity(now));
-      ptx::sync_some(kTurnOfGroup + group_, Config::kMathThreads);
+      ptx::wait_phase(smem_.k_full(stage(now)), phase(now));
+      ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
       multiply_keys<QkProduct>(q_, keys(now), s);
-      ptx::wait_phase(places_.v_full(stage(before)), parity(before));
+      ptx::wait_phase(smem_.v_full(stage(before)), phase(before));
       multiply_values(weights, values(before), product);
-      ptx::arrive_some(kTurnOfGroup + 1 - group_, Config::kMathThreads);
+      ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
       ptx::wait_products<1>();
       ptx::pin(s);
       if (i == begin) release_queries();
       release_keys(now);
       weigh<true>(i, whole.has(i), before, s, product, weights, a);
     }
-    count_ = ptx::kept((count_ & 0xffff0000) | (count - begin & 0xffff));  // what follows from the task is found again
+    count_ =
+        ptx::kept((count_ & 0xffff0000) | (count - begin & 0xffff));  // what follows from the work tile is found again
     const ptx::Descriptor v = ptx::uniform(values(count_));
-    ptx::wait_phase(places_.v_full(stage()), parity());
+    ptx::wait_phase(smem_.v_full(stage()), phase());
     multiply_values(weights, v, product);
     ptx::wait_products<0>();
     ptx::pin(product);
@@ -123,20 +124,20 @@ class AttendCodes {
   static constexpr int kGroup = 8, kGroups = Config::kKeys / 2 / kGroup, kGroupsAhead = kGroups / 2;
   static constexpr int kAdded = Config::kChannels / 2 / (kGroups - kGroupsAhead);
 
-  static_assert(0x10000 % (2 * Config::kStages) == 0 && kernels::kTaskSlots % 2 == 1, "turns go on where counts wrap");
-  __device__ __forceinline__ unsigned tasks() const { return count_ >> 16; }
+  static_assert(0x10000 % (2 * Config::kStages) == 0 && kernels::kWorkSlots % 2 == 1, "turns go on where counts wrap");
+  __device__ __forceinline__ unsigned work_tiles() const { return count_ >> 16; }
   __device__ __forceinline__ void next_tile() { count_ = (count_ & 0xffff0000) | (count_ + 1 & 0xffff); }
   // Of the current tile in both rings.
   __device__ __forceinline__ int stage(unsigned tile) const { return tile % Config::kStages; }
   __device__ __forceinline__ int stage() const { return stage(count_); }
-  __device__ __forceinline__ unsigned parity(unsigned tile) const { return tile / Config::kStages % 2; }
-  __device__ __forceinline__ unsigned parity() const { return parity(count_); }
+  __device__ __forceinline__ unsigned phase(unsigned tile) const { return tile / Config::kStages % 2; }
+  __device__ __forceinline__ unsigned phase() const { return phase(count_); }
   // Well before they are needed: a shuffle takes its time.
   __device__ __forceinline__ ptx::Descriptor keys(unsigned tile) const {
-    return ptx::descriptor_k_major(places_.k(stage(tile)));
+    return ptx::descriptor_k_major(smem_.k(stage(tile)));
   }
   __device__ __forceinline__ ptx::Descriptor values(unsigned tile) const {
-    return ptx::descriptor_k_major(places_.v(stage(tile)));
+    return ptx::descriptor_k_major(smem_.v(stage(tile)));
   }
 
   __device__ __forceinline__ static void multiply_values(unsigned (&weights)[Config::kKeys / 8], ptx::Descriptor v,
@@ -178,7 +179,7 @@ class AttendCodes {
     }
     if (!whole) {
       unsigned limits[4];
-      ptx::load_shared_four(places_.limits(), limits);
+      ptx::load_shared_four(smem_.limits(), limits);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int first = static_cast<int>(limits[2 * h]), end = static_cast<int>(limits[2 * h + 1]);
@@ -300,23 +301,23 @@ class AttendCodes {
   }
 
   __device__ __forceinline__ void release_keys(unsigned tile) const {
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(stage(tile)));
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.k_empty(stage(tile)));
   }
   __device__ __forceinline__ void release_queries() const {
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.q_empty());
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty());
   }
   __device__ __forceinline__ void release_values(unsigned tile) const {
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.v_empty(stage(tile)));
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.v_empty(stage(tile)));
   }
 
   const PrefillParams& p_;
-  const Places& places_;
+  const Smem& smem_;
   const int group_;
   const float c_;
   bool takes_maxima_ = true;  // some row of the group has no reference yet, or maxima are asked for
   ptx::Descriptor q_;
-  // Tiles before the current one in the lower half, tasks in the upper, as far as stages, slots and parities come of
-  // them: registers are scarce.
+  // Tiles before the current one in the lower half, work tiles in the upper, as far as stages, slots and parities come
+  // of them: registers are scarce.
   unsigned count_ = 0;
 };
 

@@ -21,31 +21,31 @@ namespace attune::prefill {
 
 class AttendFloats {
  public:
-  __device__ __forceinline__ AttendFloats(const PrefillParams& p, const Places& places, int group)
-      : p_(p), places_(places), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
+  __device__ __forceinline__ AttendFloats(const PrefillParams& p, const Smem& smem, int group)
+      : p_(p), smem_(smem), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
-  // All tiles of a task.
-  __device__ __forceinline__ void run(const Task& task, int head_tile, Accumulators& a) {
+  // All tiles of a work tile.
+  __device__ __forceinline__ void run(const WorkTile& work, int head_tile, Accumulators& a) {
     Rows rows;
-    if (kKeepsRows) rows.start(p_, task, head_tile);
-    q_ = ptx::uniform(ptx::descriptor_k_major(places_.q() + group_ * 64 * 128));  // anew: kept, it spilled
-    const int begin = __shfl_sync(0xffffffffu, task.tile_begin, 0), end = __shfl_sync(0xffffffffu, task.tile_end, 0);
+    if (kKeepsRows) rows.start(p_, work, head_tile);
+    q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q() + group_ * 64 * 128));  // anew: kept, it spilled
+    const int begin = __shfl_sync(0xffffffffu, work.tile_begin, 0), end = __shfl_sync(0xffffffffu, work.tile_end, 0);
     a.max[0] = a.max[1] = -ptx::infinity();
-    a.sum[0] = a.sum[1] = places_.first_sum();
+    a.sum[0] = a.sum[1] = smem_.first_sum();
 #pragma unroll
     for (float& x : a.o) x = 0;
     for (int i = end - 1; i >= begin; --i) {
       float s[Config::kKeys / 2], lowered[2];
-      const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(places_.k(k_turn_.stage)));
-      const ptx::Descriptor v = ptx::uniform(ptx::descriptor_mn_major(places_.v(v_turn_.stage), Config::kKeys * 128));
-      ptx::wait_phase(places_.k_full(k_turn_.stage), k_turn_.parity);
-      if (i == end - 1) ptx::wait_phase(places_.q_full(), q_parity_);
+      const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(smem_.k(k_pipe_.stage)));
+      const ptx::Descriptor v = ptx::uniform(ptx::descriptor_mn_major(smem_.v(v_pipe_.stage), Config::kKeys * 128));
+      ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+      if (i == end - 1) ptx::wait_phase(smem_.q_full(), q_phase_);
       multiply_keys(k, s);
-      if (i == begin) release(places_.q_empty());
-      if (!kKeepsRows) rows.start(p_, task, head_tile);
-      weigh(rows, task, i, s, lowered, a);
-      release(places_.k_empty(k_turn_.stage));
-      k_turn_.next<Config::kStages>();
+      if (i == begin) release(smem_.q_empty());
+      if (!kKeepsRows) rows.start(p_, work, head_tile);
+      weigh(rows, work, i, s, lowered, a);
+      release(smem_.k_empty(k_pipe_.stage));
+      k_pipe_.next<Config::kStages>();
       unsigned weights[Config::kParts][Config::kKeys / 4];
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 4; ++j) {
@@ -54,12 +54,12 @@ class AttendFloats {
 #pragma unroll
         for (int part = 0; part < Config::kParts; ++part) weights[part][j] = parts[part];
       }
-      ptx::wait_phase(places_.v_full(v_turn_.stage), v_turn_.parity);
+      ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
       add_products<0>(i, weights, v, lowered, a.o);
-      release(places_.v_empty(v_turn_.stage));
-      v_turn_.next<Config::kStages>();
+      release(smem_.v_empty(v_pipe_.stage));
+      v_pipe_.next<Config::kStages>();
     }
-    q_parity_ ^= 1;
+    q_phase_ ^= 1;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.factor[h] = 1.0f;
@@ -134,14 +134,14 @@ class AttendFloats {
   }
 
   // Products of tile i to weights in place, and how much what came before counts less.
-  __device__ __forceinline__ void weigh(const Rows& rows, const Task& task, int i, float (&s)[Config::kKeys / 2],
+  __device__ __forceinline__ void weigh(const Rows& rows, const WorkTile& work, int i, float (&s)[Config::kKeys / 2],
                                         float (&lowered)[2], Accumulators& a) const {
-    const Line line(task.num_cached, task.first_key, task.end_key);
+    const Line line(work.num_cached, work.first_key, work.end_key);
     if constexpr (!Rows::kProducts) rows.score(p_, line.start(i), s);
-    const unsigned hidden = Config::kCached ? places_.mask(k_turn_.stage) : 0;
+    const unsigned hidden = Config::kCached ? smem_.mask(k_pipe_.stage) : 0;
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
-    if (Rows::kBits || flagged || !rows.whole_tiles(task, line).has(i)) {
-      const Tile tile = tile_at(task, line, i);
+    if (Rows::kBits || flagged || !rows.whole_tiles(work, line).has(i)) {
+      const Tile tile = tile_at(work, line, i);
       rows.hide<Config::kKeys / 2>(p_, tile, rows.view(p_, tile), flagged, hidden, s);
     }
 #pragma unroll
@@ -173,12 +173,12 @@ class AttendFloats {
   }
 
   const PrefillParams& p_;
-  const Places& places_;
+  const Smem& smem_;
   const int group_;
   const float c_;
   ptx::Descriptor q_;
-  Turn k_turn_, v_turn_;
-  unsigned q_parity_ = 0;
+  PipelineState k_pipe_, v_pipe_;
+  unsigned q_phase_ = 0;
 };
 
 }  // namespace attune::prefill

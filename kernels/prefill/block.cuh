@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the blocks of all prefill kernels do: barriers, and waiting for tasks.
+// What the blocks of all prefill kernels do: barriers, and waiting for work tiles.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
-#include "prefill/feed.cuh"
+#include "prefill/tile_scheduler.cuh"
 #include "ptx/grid.cuh"
 #include "schedule/stamp.cuh"
 
@@ -32,49 +32,49 @@ __device__ __forceinline__ void end_after_previous_kernels(const PrefillParams& 
   if (ptx::count_arrival(&p.list->blocks_done, last) == last) p.list->few_ended = p.list->few_begun;
 }
 
-__device__ __forceinline__ void init_barriers(const Places& places) {
+__device__ __forceinline__ void init_barriers(const Smem& smem) {
   constexpr int kQueryWriters = Config::kFloats ? Config::kSplitWarps : 1;
   constexpr int kKeyWriters = Config::kGathers ? Config::kGatherWarps : kQueryWriters;
   constexpr int kValueWriters = Config::kCodes ? Config::kTransposeWarps : kKeyWriters;
   if (threadIdx.x == 0) {
-    places.check() = {};
+    smem.check() = {};
     for (int i = 0; i < Config::kStages; ++i) {
-      ptx::init_barrier(places.k_full(i), kKeyWriters);
-      ptx::init_barrier(places.v_full(i), kValueWriters);
-      ptx::init_barrier(places.k_empty(i), Config::kMathWarps);
-      ptx::init_barrier(places.v_empty(i), Config::kMathWarps);
+      ptx::init_barrier(smem.k_full(i), kKeyWriters);
+      ptx::init_barrier(smem.v_full(i), kValueWriters);
+      ptx::init_barrier(smem.k_empty(i), Config::kMathWarps);
+      ptx::init_barrier(smem.v_empty(i), Config::kMathWarps);
     }
-    for (int i = 0; i < kernels::kTaskSlots; ++i) {
-      ptx::init_barrier(places.task_full(i), TaskFeed<Places>::kTaskVectors);
-      ptx::init_barrier(places.task_empty(i), Config::kTaskReaders);
+    for (int i = 0; i < kernels::kWorkSlots; ++i) {
+      ptx::init_barrier(smem.work_full(i), TileScheduler<Smem>::kWorkVectors);
+      ptx::init_barrier(smem.work_empty(i), Config::kWorkReaders);
     }
     for (int i = 0; i < Config::kRawStages; ++i) {
-      ptx::init_barrier(places.raw_full(i), 1);
-      ptx::init_barrier(places.raw_empty(i), kValueWriters);
+      ptx::init_barrier(smem.raw_full(i), 1);
+      ptx::init_barrier(smem.raw_empty(i), kValueWriters);
     }
     for (int i = 0; i < Config::kQueryStages; ++i) {
-      ptx::init_barrier(places.q_full(i), kQueryWriters);
-      ptx::init_barrier(places.q_empty(i), Config::kMathWarps);
+      ptx::init_barrier(smem.q_full(i), kQueryWriters);
+      ptx::init_barrier(smem.q_empty(i), Config::kMathWarps);
     }
-    ptx::init_barrier(places.edge(), 1);
+    ptx::init_barrier(smem.edge(), 1);
     ptx::publish_barriers();
   }
   __syncthreads();
 }
 
-// By all math threads, before their first task.
-__device__ __forceinline__ void check_stamp(const PrefillParams& p, const Places& places) {
-  schedule::check_stamp(p, math_thread(), Config::kMathThreads, places.check(),
+// By all math threads, before their first work tile.
+__device__ __forceinline__ void check_stamp(const PrefillParams& p, const Smem& smem) {
+  schedule::check_stamp(p, math_thread(), Config::kMathThreads, smem.check(),
                         [] { ptx::sync_some(kAllMath, Config::kMathThreads); });
 }
 
-// The head tile of the slot's task, or kNoMoreTasks; waits for it. The same for a warp.
-__device__ __forceinline__ int head_tile_of(const Places& places, const Turn& slot) {
-  ptx::wait_phase(places.task_full(slot.stage), slot.parity);
-  return __shfl_sync(0xffffffffu, places.head_tile(slot.stage), 0);
+// The head tile of the slot's work tile, or kNoMoreWork; waits for it. The same for a warp.
+__device__ __forceinline__ int head_tile_of(const Smem& smem, const PipelineState& slot) {
+  ptx::wait_phase(smem.work_full(slot.stage), slot.phase);
+  return __shfl_sync(0xffffffffu, smem.head_tile(slot.stage), 0);
 }
-__device__ __forceinline__ bool has_task(const Places& places, const Turn& slot) {
-  return head_tile_of(places, slot) != kNoMoreTasks;
+__device__ __forceinline__ bool has_work(const Smem& smem, const PipelineState& slot) {
+  return head_tile_of(smem, slot) != kNoMoreWork;
 }
 
 }  // namespace attune::prefill

@@ -7,13 +7,13 @@
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/score_terms.cuh"
-#include "tile/turn.cuh"
+#include "tile/pipeline_state.cuh"
 
 namespace attune::prefill {
 
 using kernels::PrefillParams;
-using kernels::Task;
-using tile::Turn;
+using kernels::WorkTile;
+using tile::PipelineState;
 
 using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
 #ifndef ATTUNE_XPACKED
@@ -71,7 +71,7 @@ struct Config {
       !kConverts && !kGathers && !kFloats && kHeadDimV <= 128 && !(kCached && kScore != 0);
   static constexpr int kConvertWarps = kConverts ? 3 : 0, kGatherWarps = kGathers ? 4 : 0,
                        kRawStages = ATTUNE_RAW_STAGES;
-  static constexpr int kTaskReaders =  // warps
+  static constexpr int kWorkReaders =  // warps
       kMathWarps + kConvertWarps + kGatherWarps + kTransposeWarps + kSplitWarps + (kTwoLoaders ? 1 : 0);
   // Where math groups have registers for what is found out ahead of its use.
   static constexpr bool kFarsighted =
@@ -88,8 +88,8 @@ struct Config {
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
   static constexpr int kWeights = kWeightParts * kKeys / 4;  // registers
-  // Two of q: that of the next task is there while one runs, and its first product begins beside the last one. V, which
-  // is needed a tile after K, has a stage less.
+  // Two of q: that of the next work tile is there while one runs, and its first product begins beside the last one. V,
+  // which is needed a tile after K, has a stage less.
   static constexpr int kQueryStages = ATTUNE_QUERY_STAGES, kValueStages = kStages - (kQueryStages - 1);
   static constexpr bool kEarly = kQueryStages > 1;
 
@@ -128,7 +128,7 @@ struct Config {
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kKeys % 32 == 0 && kKeys <= 256, "wgmma's columns, as ptx/wgmma.cuh has them");
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
-  static_assert(!kEarly || kFarsighted, "S of the next task takes registers while a task is stored");
+  static_assert(!kEarly || kFarsighted, "S of the next work takes registers while a work is stored");
   static_assert(kQueryStages <= 2 && kValueStages > 0, "two of q at most, which take a stage of V");
 };
 
@@ -142,7 +142,7 @@ __device__ __forceinline__ int row_of_thread() {
 }
 
 // Numbered barriers.
-constexpr int kTurnOfGroup = 1;  // and 2
+constexpr int kWarpSchedulerBarrier = 1;  // and 2
 constexpr int kAllMath = 3, kAllConverters = 4;
 constexpr int kQueriesOfGroup = 5;  // and 6
 

@@ -7,7 +7,7 @@
 #include "prefill/codes.cuh"
 #include "prefill/shared_storage.cuh"
 #include "prefill/convert_packed.cuh"
-#include "prefill/feed.cuh"
+#include "prefill/tile_scheduler.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
@@ -19,72 +19,72 @@ class Converter {
   static constexpr int kThreads = kConverters;
   static_assert(!Config::kConverts || kThreads == 32 * Config::kConvertWarps);
 
-  __device__ __forceinline__ Converter(const PrefillParams& p, const Places& places)
-      : p_(p), places_(places), thread_(static_cast<int>(threadIdx.x) - 32) {}
+  __device__ __forceinline__ Converter(const PrefillParams& p, const Smem& smem)
+      : p_(p), smem_(smem), thread_(static_cast<int>(threadIdx.x) - 32) {}
 
   __device__ __forceinline__ void run() {
-    for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
-      ptx::wait_phase(places_.task_full(slot.stage), slot.parity);
-      const int head_tile = places_.head_tile(slot.stage);
-      if (head_tile == kNoMoreTasks) return;
-      convert(places_.task(slot.stage), head_tile * p_.heads_of_tile / p_.group);
+    for (PipelineState slot;; slot.next<kernels::kWorkSlots>()) {
+      ptx::wait_phase(smem_.work_full(slot.stage), slot.phase);
+      const int head_tile = smem_.head_tile(slot.stage);
+      if (head_tile == kNoMoreWork) return;
+      convert(smem_.work(slot.stage), head_tile * p_.heads_of_tile / p_.group);
       __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::arrive(places_.task_empty(slot.stage));
+      if (threadIdx.x % 32 == 0) ptx::arrive(smem_.work_empty(slot.stage));
     }
   }
 
  private:
   // The order of the producer.
-  __device__ __forceinline__ void convert(const Task& task, int kv_head) {
-    const Line line(task.num_cached, task.first_key, task.end_key);
+  __device__ __forceinline__ void convert(const WorkTile& work, int kv_head) {
+    const Line line(work.num_cached, work.first_key, work.end_key);
 #pragma unroll 1
-    for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
-      const Tile tile = tile_at(task, line, i);
-      keys(task, kv_head, tile);
+    for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
+      const Tile tile = tile_at(work, line, i);
+      keys(work, kv_head, tile);
       values(tile);
     }
   }
 
-  __device__ __forceinline__ void keys(const Task& task, int kv_head, const Tile& tile) {
-    const Turn turn = k_turn_;
-    k_turn_.next<Config::kStages>();
+  __device__ __forceinline__ void keys(const WorkTile& work, int kv_head, const Tile& tile) {
+    const PipelineState pipe = k_pipe_;
+    k_pipe_.next<Config::kStages>();
     if (!tile.cached) return;
-    const Turn raw = raw_turn_;
-    raw_turn_.next<Config::kRawStages>();
+    const PipelineState raw = raw_pipe_;
+    raw_pipe_.next<Config::kRawStages>();
     // Codes are copied when earlier tiles of others have their stages: then k_empty is not two uses behind.
-    ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
-    ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
-    if (Config::kTokenScales) load_scales(task, kv_head, tile, turn.stage);
+    ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
+    ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
+    if (Config::kTokenScales) load_scales(work, kv_head, tile, pipe.stage);
     // racecheck reports this beside Weigh::hide_edge(): it does not follow a thread's arrival for those that it met.
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
-      ptx::store_shared_u32(places_.mask(turn.stage) + 4 * thread_,
-                            ptx::load_shared_u32(places_.raw_mask(raw.stage) + 4 * thread_));
+      ptx::store_shared_u32(smem_.mask(pipe.stage) + 4 * thread_,
+                            ptx::load_shared_u32(smem_.raw_mask(raw.stage) + 4 * thread_));
     }
     if constexpr (Config::kPacked) {
-      packed_keys(places_.raw(raw.stage), places_.k(turn.stage), thread_);
+      packed_keys(smem_.raw(raw.stage), smem_.k(pipe.stage), thread_);
     } else {
-      tile_of<Config::kHeadDimQk, tile::kFloat16>(places_.raw(raw.stage), places_.k(turn.stage), 0, Config::kKeys);
+      tile_of<Config::kHeadDimQk, tile::kFloat16>(smem_.raw(raw.stage), smem_.k(pipe.stage), 0, Config::kKeys);
     }
-    hand_over(places_.raw_empty(raw.stage), places_.k_full(turn.stage));
+    hand_over(smem_.raw_empty(raw.stage), smem_.k_full(pipe.stage));
   }
 
   __device__ __forceinline__ void values(const Tile& tile) {
-    const Turn turn = v_turn_;
-    v_turn_.next<Config::kStages>();
+    const PipelineState pipe = v_pipe_;
+    v_pipe_.next<Config::kStages>();
     if (!tile.cached) return;
-    const Turn raw = raw_turn_;
-    raw_turn_.next<Config::kRawStages>();
-    ptx::wait_phase(places_.raw_full(raw.stage), raw.parity);
-    ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
+    const PipelineState raw = raw_pipe_;
+    raw_pipe_.next<Config::kRawStages>();
+    ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
+    ptx::wait_phase(smem_.v_empty(pipe.stage), pipe.phase ^ 1);
     constexpr int kTo = Config::kTokenScales ? tile::kBFloat16 : tile::kFloat16;
-    const unsigned from = places_.raw(raw.stage), to = places_.v(turn.stage);
+    const unsigned from = smem_.raw(raw.stage), to = smem_.v(pipe.stage);
     const int low = tile.low - tile.start, high = tile.high - tile.start;
     if constexpr (Config::kPacked) {
       packed_values<kTo>(from, to, low, high, p_.box_shift, thread_);
     } else {
       tile_of<Config::kHeadDimV, kTo>(from, to, low, high);
     }
-    hand_over(places_.raw_empty(raw.stage), places_.v_full(turn.stage));
+    hand_over(smem_.raw_empty(raw.stage), smem_.v_full(pipe.stage));
   }
 
   __device__ __forceinline__ void hand_over(unsigned raw_empty, unsigned full) {
@@ -97,13 +97,13 @@ class Converter {
   }
 
   // Of both K and V of the tile; before the codes are waited for, because it takes two dependent loads.
-  __device__ __forceinline__ void load_scales(const Task& task, int kv_head, const Tile& tile, int stage) {
+  __device__ __forceinline__ void load_scales(const WorkTile& work, int kv_head, const Tile& tile, int stage) {
 #pragma unroll 1
     for (int key = thread_; key < Config::kKeys; key += kThreads) {
       const bool there = tile.start + key >= tile.low && tile.start + key < tile.high;
       // racecheck reports these beside multiply_columns(): it does not follow a thread's arrival for those that it met.
-      places_.scales(stage, false)[key] = there ? scale_of(p_, task, kv_head, tile.start + key, false) : 0.0f;
-      places_.scales(stage, true)[key] = there ? scale_of(p_, task, kv_head, tile.start + key, true) : 0.0f;
+      smem_.scales(stage, false)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, false) : 0.0f;
+      smem_.scales(stage, true)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, true) : 0.0f;
     }
     ptx::sync_some(kAllConverters, kThreads);
   }
@@ -179,9 +179,9 @@ class Converter {
   }
 
   const PrefillParams& p_;
-  const Places& places_;
+  const Smem& smem_;
   const int thread_;
-  Turn k_turn_, v_turn_, raw_turn_;
+  PipelineState k_pipe_, v_pipe_, raw_pipe_;
 };
 
 }  // namespace attune::prefill

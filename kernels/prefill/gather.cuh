@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Four warps that bring all there is where the TMA does not take the cache's rows. They copy the cache asynchronously,
 // by 4, 8 or 16 bytes, to where the TMA or the converters would have put it: rows, swizzled, and V of an x-packed cache
-// as packed.cuh has it. The first of them takes tasks, and has the TMA copy q, and new tokens beside the cache.
+// as packed.cuh has it. The first of them takes work tiles, and has the TMA copy q, and new tokens beside the cache.
 //
 // A warp has 32 keys of a tile, or shares them with others where a tile has fewer; a lane knows where one of them lies.
 // What nobody may see, and what is on pages that are not there, is not read, and becomes zero.
@@ -15,22 +15,22 @@ namespace attune::prefill {
 
 class Gatherer : Loader {
  public:
-  __device__ __forceinline__ Gatherer(const PrefillParams& p, const Maps& maps, const Places& places)
-      : Loader(p, maps, places),
+  __device__ __forceinline__ Gatherer(const PrefillParams& p, const Maps& maps, const Smem& smem)
+      : Loader(p, maps, smem),
         warp_(static_cast<int>(threadIdx.x) / 32),
         inverse_(p.paged ? 0xffffffffu / static_cast<unsigned>(p.page_size) : 0) {}
 
   __device__ __forceinline__ void run() {
-    TaskFeed<Places, 1, Config::kCached> feed(p_, places_);
-    if (warp_ == 0) feed.next();
+    TileScheduler<Smem, 1, Config::kCached> scheduler(p_, smem_);
+    if (warp_ == 0) scheduler.next();
     for (unsigned count = 0;; ++count) {
       const int slot = slot_of(count);
-      ptx::wait_phase(places_.task_full(slot), count / kernels::kTaskSlots % 2);
-      const int head_tile = places_.head_tile(slot);
-      if (head_tile == kNoMoreTasks) break;
-      gather(places_.task(slot), head_tile, feed);
+      ptx::wait_phase(smem_.work_full(slot), count / kernels::kWorkSlots % 2);
+      const int head_tile = smem_.head_tile(slot);
+      if (head_tile == kNoMoreWork) break;
+      gather(smem_.work(slot), head_tile, scheduler);
       __syncwarp();
-      if (lane_ == 0) ptx::arrive(places_.task_empty(slot_of(count)));
+      if (lane_ == 0) ptx::arrive(smem_.work_empty(slot_of(count)));
     }
     hand_over_all();
   }
@@ -42,7 +42,7 @@ class Gatherer : Loader {
 
   // Computed anew, to be kept by nobody.
   __device__ __forceinline__ static int slot_of(unsigned count) {
-    return static_cast<int>(ptx::kept(count) % kernels::kTaskSlots);
+    return static_cast<int>(ptx::kept(count) % kernels::kWorkSlots);
   }
 
   // Of the lane's key: its page, as the tables say, and its place in it.
@@ -50,70 +50,70 @@ class Gatherer : Loader {
     int page, slot;
   };
 
-  template <class Feed>
-  __device__ __forceinline__ void gather(const Task& task, int head_tile, Feed& feed) {
+  template <class Scheduler>
+  __device__ __forceinline__ void gather(const WorkTile& work, int head_tile, Scheduler& scheduler) {
     const int kv_head = kv_head_of(head_tile);
-    const Line line(task.num_cached, task.first_key, task.end_key);
-    Key key = ask(task, tile_at(task, line, task.tile_end - 1), false);
+    const Line line(work.num_cached, work.first_key, work.end_key);
+    Key key = ask(work, tile_at(work, line, work.tile_end - 1), false);
 #pragma unroll 1
-    for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
-      const Tile tile = tile_at(task, line, i);
+    for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
+      const Tile tile = tile_at(work, line, i);
       const bool is_new = Config::kDense && !tile.cached;
       if (is_new) {
-        new_keys(task, kv_head, tile);
+        new_keys(work, kv_head, tile);
       } else {
-        keys(task, tile, kv_head, key);
+        keys(work, tile, kv_head, key);
       }
-      if (i == task.tile_end - 1 && warp_ == 0) {
-        load_queries_alone(task, head_tile);
-        feed.next();
+      if (i == work.tile_end - 1 && warp_ == 0) {
+        load_queries_alone(work, head_tile);
+        scheduler.next();
       }
       const char* row = nullptr;
       if (!is_new) {
-        if (p_.v_page_table.data != nullptr) key = ask(task, tile, true);
+        if (p_.v_page_table.data != nullptr) key = ask(work, tile, true);
         row = find<Config::kPacked ? kUnit / 2 : 1>(p_.v, kv_head, tile, key);
       }
       // The table is asked for the next tile's page when it is needed for this one no more.
-      if (i > task.tile_begin) key = ask(task, tile_at(task, line, i - 1), false);
+      if (i > work.tile_begin) key = ask(work, tile_at(work, line, i - 1), false);
       if (is_new) {
-        new_values(task, kv_head, tile);
+        new_values(work, kv_head, tile);
       } else {
         values(tile, row);
       }
-      turn_.next<Config::kStages>();
+      pipe_.next<Config::kStages>();
     }
   }
 
   // Of new tokens. Each warp arrives, when the stage is its own.
-  __device__ __forceinline__ void new_keys(const Task& task, int kv_head, const Tile& tile) {
+  __device__ __forceinline__ void new_keys(const WorkTile& work, int kv_head, const Tile& tile) {
     hand_over_all();  // nothing else would before these are needed
-    k_turn_ = turn_;
-    if (warp_ == 0) return load_keys(task, kv_head, tile, 0, 0);
-    ptx::wait_phase(places_.k_empty(turn_.stage), turn_.parity ^ 1);
-    if (lane_ == 0) ptx::arrive(places_.k_full(turn_.stage));
+    k_pipe_ = pipe_;
+    if (warp_ == 0) return load_keys(work, kv_head, tile, 0, 0);
+    ptx::wait_phase(smem_.k_empty(pipe_.stage), pipe_.phase ^ 1);
+    if (lane_ == 0) ptx::arrive(smem_.k_full(pipe_.stage));
   }
-  __device__ __forceinline__ void new_values(const Task& task, int kv_head, const Tile& tile) {
-    v_turn_ = turn_;
-    if (warp_ == 0) return load_values(task, kv_head, tile, 0);
-    ptx::wait_phase(places_.v_empty(turn_.stage), turn_.parity ^ 1);
-    if (lane_ == 0) ptx::arrive(places_.v_full(turn_.stage));
+  __device__ __forceinline__ void new_values(const WorkTile& work, int kv_head, const Tile& tile) {
+    v_pipe_ = pipe_;
+    if (warp_ == 0) return load_values(work, kv_head, tile, 0);
+    ptx::wait_phase(smem_.v_empty(pipe_.stage), pipe_.phase ^ 1);
+    if (lane_ == 0) ptx::arrive(smem_.v_full(pipe_.stage));
   }
 
-  __device__ __forceinline__ void keys(const Task& task, const Tile& tile, int kv_head, const Key& key) {
+  __device__ __forceinline__ void keys(const WorkTile& work, const Tile& tile, int kv_head, const Key& key) {
     const char* const row = find<1>(p_.k, kv_head, tile, key);
-    ptx::wait_phase(places_.k_empty(turn_.stage), turn_.parity ^ 1);
-    note_hidden(places_.mask(turn_.stage), task, tile, key);
+    ptx::wait_phase(smem_.k_empty(pipe_.stage), pipe_.phase ^ 1);
+    note_hidden(smem_.mask(pipe_.stage), work, tile, key);
     if constexpr (Config::kPacked) {
-      copy_pieces(row, places_.k(turn_.stage));
+      copy_pieces(row, smem_.k(pipe_.stage));
     } else {
-      copy_rows<Config::kHeadDimQk, 32 * Config::kStepsQk>(row, places_.k(turn_.stage));
+      copy_rows<Config::kHeadDimQk, 32 * Config::kStepsQk>(row, smem_.k(pipe_.stage));
     }
-    hand_over_later(places_.k_full(turn_.stage));
+    hand_over_later(smem_.k_full(pipe_.stage));
   }
 
   __device__ __forceinline__ void values(const Tile& tile, const char* row) {
-    const unsigned to = places_.v(turn_.stage), full = places_.v_full(turn_.stage);
-    ptx::wait_phase(places_.v_empty(turn_.stage), turn_.parity ^ 1);
+    const unsigned to = smem_.v(pipe_.stage), full = smem_.v_full(pipe_.stage);
+    ptx::wait_phase(smem_.v_empty(pipe_.stage), pipe_.phase ^ 1);
     if constexpr (Config::kPacked) {
       copy_columns(row, to);
       if (tile.low != tile.start || tile.high != tile.start + Config::kKeys) {
@@ -136,12 +136,12 @@ class Gatherer : Loader {
   __device__ __forceinline__ int share() const { return kShares > 1 ? warp_ % kShares : 0; }
   __device__ __forceinline__ int key_of(const Tile& tile) const { return tile.start + 32 * word() + lane_; }
 
-  __device__ __forceinline__ Key ask(const Task& task, const Tile& tile, bool values) const {
+  __device__ __forceinline__ Key ask(const WorkTile& work, const Tile& tile, bool values) const {
     if (!tile.cached || tile.low >= tile.high) return {-1, 0};
     const int key = key_of(tile), seen = min(max(key, tile.low), tile.high - 1);
-    if (!p_.paged) return {find_slot(p_, task.batch, seen, values).page, key};
+    if (!p_.paged) return {find_slot(p_, work.batch, seen, values).page, key};
     const kernels::IntTable& table = values && p_.v_page_table.data != nullptr ? p_.v_page_table : p_.page_table;
-    return {int_at(table, task.batch, index_of(seen)), key - index_of(key) * p_.page_size};
+    return {int_at(table, work.batch, index_of(seen)), key - index_of(key) * p_.page_size};
   }
   // Of a page: the quotient as the inverse says it is at most 1 too small.
   __device__ __forceinline__ int index_of(int key) const {
@@ -161,9 +161,10 @@ class Gatherer : Loader {
   }
 
   // Tells the math warps which keys lie on pages that are not there. A byte of the flag is a warp's. The stage is free.
-  __device__ __forceinline__ void note_hidden(unsigned at, const Task& task, const Tile& tile, const Key& key) const {
+  __device__ __forceinline__ void note_hidden(unsigned at, const WorkTile& work, const Tile& tile,
+                                              const Key& key) const {
     const bool bad = key_of(tile) >= tile.low && key_of(tile) < tile.high &&
-                     !(is_there(p_, key.page) && has_value(p_, task.batch, key_of(tile)));
+                     !(is_there(p_, key.page) && has_value(p_, work.batch, key_of(tile)));
     const unsigned bits = __ballot_sync(0xffffffffu, bad);
     if (lane_ != 0) return;
     ptx::store_shared_u8(at + warp_, bits != 0 ? 1 : 0);
@@ -272,7 +273,7 @@ class Gatherer : Loader {
 
   const int warp_;
   const unsigned inverse_;  // of a page's size
-  Turn turn_;               // of K and of V
+  PipelineState pipe_;               // of K and of V
   unsigned pending_ = 0;    // the barrier of what has been copied last
 };
 

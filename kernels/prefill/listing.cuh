@@ -15,10 +15,10 @@ static_assert(kWarps == 32, "a warp sums what the warps have summed");
 
 struct alignas(16) SharedStorage {
   int end[kThreads];     // of each thread's run of sequences, in blocks of rows
-  int bucket[kThreads];  // tasks of a cost, then where the next one goes; or keys to sort blocks of rows by
+  int bucket[kThreads];  // work tiles of a cost, then where the next one goes; or keys to sort blocks of rows by
   int cost[kThreads];    // of the first blocks of rows
   long long warp[kWarps];
-  int max_cost, first_fit, num_split, num_parts;
+  int max_cost, first_fit, num_split_tiles, num_splits;
   unsigned stamp;
 };
 
@@ -56,15 +56,15 @@ __device__ __forceinline__ Place find_sequence(const PrefillParams& p, int run, 
 }
 
 // A block of rows that becomes so many parts.
-__device__ __forceinline__ void cut(const PrefillParams& p, int parts, SharedStorage& shared, Task& t) {
-  t.num_parts = parts;
+__device__ __forceinline__ void cut(const PrefillParams& p, int parts, SharedStorage& shared, WorkTile& t) {
+  t.num_splits = parts;
   if (parts == 1) return;
-  const int split = atomicAdd(&shared.num_split, 1);
-  t.first_part = atomicAdd(&shared.num_parts, parts);
-  if (p.split_tasks != nullptr) {
-    p.split_tasks[split] = t;
+  const int split = atomicAdd(&shared.num_split_tiles, 1);
+  t.first_split = atomicAdd(&shared.num_splits, parts);
+  if (p.split_tiles != nullptr) {
+    p.split_tiles[split] = t;
   } else {
-    t.split = split;
+    t.split_tile = split;
   }
 }
 

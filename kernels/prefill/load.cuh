@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: a warp that takes tasks from the list and has the TMA copy K tile by tile, from the last tile to the
-// first, and q, and often a second one that does so with V. They run ahead of the math warps as far as the rings allow,
-// into the next tasks too.
+// The producer: a warp that takes work tiles from the list and has the TMA copy K tile by tile, from the last tile to
+// the first, and q, and often a second one that does so with V. They run ahead of the math warps as far as the rings
+// allow, into the next work tiles too.
 //
 // Where a tile reaches beyond the keys that the block may see, the rows of V there may be anything, NaN included, and
 // would be multiplied by weights of 0. They become zero before the tile is handed over; rows of K need not, because
@@ -9,7 +9,7 @@
 #pragma once
 
 #include "prefill/shared_storage.cuh"
-#include "prefill/feed.cuh"
+#include "prefill/tile_scheduler.cuh"
 #include "prefill/packed.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/shared.cuh"
@@ -24,84 +24,84 @@ struct Maps {
 
 class Loader {
  public:
-  __device__ __forceinline__ Loader(const PrefillParams& p, const Maps& maps, const Places& places)
-      : p_(p), maps_(maps), places_(places), lane_(threadIdx.x % 32) {}
+  __device__ __forceinline__ Loader(const PrefillParams& p, const Maps& maps, const Smem& smem)
+      : p_(p), maps_(maps), smem_(smem), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
-    TaskFeed<Places, 1, Config::kCached> feed(p_, places_);
-    for (int slot = feed.next(); slot >= 0; slot = feed.next()) load(slot);
+    TileScheduler<Smem, 1, Config::kCached> scheduler(p_, smem_);
+    for (int slot = scheduler.next(); slot >= 0; slot = scheduler.next()) load(slot);
   }
 
   // The second warp.
   __device__ __forceinline__ void run_values() {
-    for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
-      ptx::wait_phase(places_.task_full(slot.stage), slot.parity);
-      const int head_tile = places_.head_tile(slot.stage);
-      if (head_tile == kNoMoreTasks) return;
-      const Task& task = places_.task(slot.stage);
-      const Line line(task.num_cached, task.first_key, task.end_key);
-      int page = ask_table(task, tile_at(task, line, task.tile_end - 1), true);
-      for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
+    for (PipelineState slot;; slot.next<kernels::kWorkSlots>()) {
+      ptx::wait_phase(smem_.work_full(slot.stage), slot.phase);
+      const int head_tile = smem_.head_tile(slot.stage);
+      if (head_tile == kNoMoreWork) return;
+      const WorkTile& work = smem_.work(slot.stage);
+      const Line line(work.num_cached, work.first_key, work.end_key);
+      int page = ask_table(work, tile_at(work, line, work.tile_end - 1), true);
+      for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
         int next = 0;
-        if (i > task.tile_begin) next = ask_table(task, tile_at(task, line, i - 1), true);
-        load_values(task, kv_head_of(head_tile), tile_at(task, line, i), page);
+        if (i > work.tile_begin) next = ask_table(work, tile_at(work, line, i - 1), true);
+        load_values(work, kv_head_of(head_tile), tile_at(work, line, i), page);
         page = next;
       }
       __syncwarp();
-      if (lane_ == 0) ptx::arrive(places_.task_empty(slot.stage));
+      if (lane_ == 0) ptx::arrive(smem_.work_empty(slot.stage));
     }
   }
 
  protected:
   __device__ __forceinline__ void load(int slot) {
-    const Task& task = places_.task(slot);
-    const int head_tile = places_.head_tile(slot);
+    const WorkTile& work = smem_.work(slot);
+    const int head_tile = smem_.head_tile(slot);
     if (Config::kEarly && lane_ == 0)
-      places_.out_base(slot) =
-          tile::row_offset(p_, task.batch, task.q_begin, task.token_begin, head_tile * p_.heads_of_tile,
+      smem_.out_base(slot) =
+          tile::row_offset(p_, work.batch, work.q_begin, work.token_begin, head_tile * p_.heads_of_tile,
                            p_.out_batch_stride, p_.out_row_stride, p_.out_head_stride);
-    const int kv_head = kv_head_of(head_tile), last = task.tile_end - 1;
-    const Line line(task.num_cached, task.first_key, task.end_key);
-    int page = ask_table(task, tile_at(task, line, last), false), page_before = page;
-    for (int i = last; i >= task.tile_begin; --i) {
+    const int kv_head = kv_head_of(head_tile), last = work.tile_end - 1;
+    const Line line(work.num_cached, work.first_key, work.end_key);
+    int page = ask_table(work, tile_at(work, line, last), false), page_before = page;
+    for (int i = last; i >= work.tile_begin; --i) {
       int next = 0;
-      if (i > task.tile_begin) next = ask_table(task, tile_at(task, line, i - 1), false);
-      const Tile tile = tile_at(task, line, i);
+      if (i > work.tile_begin) next = ask_table(work, tile_at(work, line, i - 1), false);
+      const Tile tile = tile_at(work, line, i);
       const bool pair = kPairs && tile.cached;
       // Where q has two stages it counts with the first tile of K: math groups wait once.
       const bool with_q = Config::kEarly && i == last;
-      const unsigned q_full = Config::kEarly ? places_.k_full(k_turn_.stage) : places_.q_full();
+      const unsigned q_full = Config::kEarly ? smem_.k_full(k_pipe_.stage) : smem_.q_full();
       if (with_q) wait_for_queries();
       if (pair) {
-        load_pair(task, kv_head, tile, page);
+        load_pair(work, kv_head, tile, page);
       } else {
-        load_keys(task, kv_head, tile, page, with_q ? query_bytes() : 0);
+        load_keys(work, kv_head, tile, page, with_q ? query_bytes() : 0);
       }
       if (i == last) {
         if (!Config::kEarly) {
           wait_for_queries();
           expect_queries(q_full);
         }
-        load_queries(task, head_tile, q_full);
-        q_turn_.next<Config::kQueryStages>();
+        load_queries(work, head_tile, q_full);
+        q_pipe_.next<Config::kQueryStages>();
       } else if (!Config::kTwoLoaders && !Config::kConverts) {
-        load_values_of(task, kv_head, tile_at(task, line, i + 1), page_before);
+        load_values_of(work, kv_head, tile_at(work, line, i + 1), page_before);
       }
-      if (Config::kConverts && !pair) load_values_of(task, kv_head, tile, page);
+      if (Config::kConverts && !pair) load_values_of(work, kv_head, tile, page);
       page_before = page, page = next;
     }
     if (!Config::kTwoLoaders && !Config::kConverts)
-      load_values_of(task, kv_head, tile_at(task, line, task.tile_begin), page_before);
+      load_values_of(work, kv_head, tile_at(work, line, work.tile_begin), page_before);
   }
-  __device__ __forceinline__ void load_queries_alone(const Task& task, int head_tile) {
+  __device__ __forceinline__ void load_queries_alone(const WorkTile& work, int head_tile) {
     wait_for_queries();
-    expect_queries(places_.q_full());
-    load_queries(task, head_tile, places_.q_full());
-    q_turn_.next<Config::kQueryStages>();
+    expect_queries(smem_.q_full());
+    load_queries(work, head_tile, smem_.q_full());
+    q_pipe_.next<Config::kQueryStages>();
   }
   // page: of the keys.
-  __device__ __forceinline__ void load_values_of(const Task& task, int kv_head, const Tile& tile, int page) {
-    load_values(task, kv_head, tile, p_.v_page_table.data != nullptr ? ask_table(task, tile, true) : page);
+  __device__ __forceinline__ void load_values_of(const WorkTile& work, int kv_head, const Tile& tile, int page) {
+    load_values(work, kv_head, tile, p_.v_page_table.data != nullptr ? ask_table(work, tile, true) : page);
   }
 
   __device__ __forceinline__ int kv_head_of(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
@@ -110,17 +110,17 @@ class Loader {
     return Config::kBlocksQk * 128 * p_.heads_of_tile * p_.tokens_of_tile;
   }
   __device__ __forceinline__ void wait_for_queries() const {
-    ptx::wait_phase(places_.q_empty(q_turn_.stage), q_turn_.parity ^ 1);
+    ptx::wait_phase(smem_.q_empty(q_pipe_.stage), q_pipe_.phase ^ 1);
     if (Config::kOutThroughQueries) ptx::fence_async_proxy();  // math warps have written there
   }
   __device__ __forceinline__ void expect_queries(unsigned full) const {
     if (ptx::elect()) ptx::arrive_expecting(full, query_bytes());
     __syncwarp();
   }
-  __device__ __forceinline__ void load_queries(const Task& task, int head_tile, unsigned full) {
-    const int row = static_cast<int>(task.q_row) + task.token_begin, batch = p_.q_flat ? 0 : task.batch;
+  __device__ __forceinline__ void load_queries(const WorkTile& work, int head_tile, unsigned full) {
+    const int row = static_cast<int>(work.q_row) + work.token_begin, batch = p_.q_flat ? 0 : work.batch;
     const int head = head_tile * p_.heads_of_tile;
-    const unsigned to = places_.q(q_turn_.stage);
+    const unsigned to = smem_.q(q_pipe_.stage);
     if (ptx::elect()) {
 #pragma unroll
       for (int i = 0; i < Config::kBlocksQk; ++i) {
@@ -148,22 +148,22 @@ class Loader {
     const int first = (tile.low - tile.start) >> p_.box_shift, keys = 1 << p_.box_shift;
     return {first, ((tile.high - tile.start + keys - 1) >> p_.box_shift) - first, keys};
   }
-  __device__ __forceinline__ Slot find_box(const Task& task, const Tile& tile, int box, bool values) const {
-    return find_slot(p_, task.batch, tile.start + (box << p_.box_shift), values);
+  __device__ __forceinline__ Slot find_box(const WorkTile& work, const Tile& tile, int box, bool values) const {
+    return find_slot(p_, work.batch, tile.start + (box << p_.box_shift), values);
   }
   // The page of this lane's first box of a tile, asked for a tile ahead; nothing waits for it before it is looked at.
-  __device__ __forceinline__ int ask_table(const Task& task, const Tile& tile, bool values) const {
+  __device__ __forceinline__ int ask_table(const WorkTile& work, const Tile& tile, bool values) const {
     if (!(Config::kCached && tile.cached)) return 0;
     const Boxes b = boxes_of(tile);
     if (kPairs && is_of_values()) values = true;
-    return find_box(task, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
+    return find_box(work, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
   // The one box of a tile of dense keys. more: bytes of others that the barrier is to count.
   template <int kBlocks>
-  __device__ __forceinline__ void copy_dense(const Task& task, const Tile& tile, const ptx::TensorMap& map, unsigned to,
-                                             unsigned barrier, int kv_head, int more) const {
-    const int outer = p_.kv_flat ? 0 : task.batch, row = static_cast<int>(task.kv_row) + tile.start - task.num_cached;
+  __device__ __forceinline__ void copy_dense(const WorkTile& work, const Tile& tile, const ptx::TensorMap& map,
+                                             unsigned to, unsigned barrier, int kv_head, int more) const {
+    const int outer = p_.kv_flat ? 0 : work.batch, row = static_cast<int>(work.kv_row) + tile.start - work.num_cached;
     const bool any = tile.low < tile.high;
     if (ptx::elect()) {
       ptx::arrive_expecting(barrier, (any ? kBlocks * Config::kKeys * 128 : 0) + more);
@@ -178,7 +178,7 @@ class Loader {
 
   // The boxes of a cached tile: kBlocks of kChannels, in rows of kPitch bytes. page: what ask_table() said.
   template <int kBlocks, int kPitch, int kChannels>
-  __device__ __forceinline__ void copy_cached(const Task& task, const Tile& tile, int page, bool values,
+  __device__ __forceinline__ void copy_cached(const WorkTile& work, const Tile& tile, int page, bool values,
                                               const ptx::TensorMap& map, unsigned to, unsigned barrier,
                                               int kv_head) const {
     const Boxes b = boxes_of(tile);
@@ -189,7 +189,7 @@ class Loader {
 #pragma unroll 1
       for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
         const int box = b.first + i;
-        if (i >= kBoxLanes) page = find_box(task, tile, box, values).page;
+        if (i >= kBoxLanes) page = find_box(work, tile, box, values).page;
         // Beyond the pages there is nothing: the copy brings zeros.
         const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
         ptx::copy_box(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block,
@@ -199,7 +199,7 @@ class Loader {
     __syncwarp();
   }
   // Those of an x-packed cache, a lane each: K in groups of 8 keys, V in groups of 16, each with all its channels.
-  __device__ __forceinline__ void copy_packed(const Task& task, const Tile& tile, int page, bool values,
+  __device__ __forceinline__ void copy_packed(const WorkTile& work, const Tile& tile, int page, bool values,
                                               const ptx::TensorMap& map, unsigned to, unsigned barrier,
                                               int kv_head) const {
     static_assert(Config::kKeys / 16 <= 32);
@@ -216,33 +216,33 @@ class Loader {
     __syncwarp();
   }
   template <int kBlocks>
-  __device__ __forceinline__ void copy(const Task& task, const Tile& tile, int page, bool values, unsigned to,
+  __device__ __forceinline__ void copy(const WorkTile& work, const Tile& tile, int page, bool values, unsigned to,
                                        unsigned barrier, int kv_head, int more = 0) const {
     if (Config::kPackedKeys && tile.cached) {
-      copy_packed(task, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
+      copy_packed(work, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
     } else if (Config::kCached && tile.cached) {
-      copy_cached<kBlocks, 128, 64>(task, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
+      copy_cached<kBlocks, 128, 64>(work, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
     } else {
-      copy_dense<kBlocks>(task, tile, values ? maps_.dense_v : maps_.dense_k, to, barrier, kv_head, more);
+      copy_dense<kBlocks>(work, tile, values ? maps_.dense_v : maps_.dense_k, to, barrier, kv_head, more);
     }
   }
 
   __device__ __forceinline__ bool is_of_values() const { return lane_ >= 16; }
 
-  __device__ __forceinline__ void load_pair(const Task& task, int kv_head, const Tile& tile, int page) {
-    const Turn k = raw_turn_;
-    raw_turn_.next<Config::kRawStages>();
-    const Turn v = raw_turn_;
+  __device__ __forceinline__ void load_pair(const WorkTile& work, int kv_head, const Tile& tile, int page) {
+    const PipelineState k = raw_pipe_;
+    raw_pipe_.next<Config::kRawStages>();
+    const PipelineState v = raw_pipe_;
     last_raw_ = v;
-    raw_turn_.next<Config::kRawStages>();
-    k_turn_.next<Config::kStages>(), v_turn_.next<Config::kValueStages>();
-    ptx::wait_phase(places_.raw_empty(k.stage), k.parity ^ 1);
-    note_hidden(places_.raw_mask(k.stage), task, tile, page);
-    ptx::wait_phase(places_.raw_empty(v.stage), v.parity ^ 1);
+    raw_pipe_.next<Config::kRawStages>();
+    k_pipe_.next<Config::kStages>(), v_pipe_.next<Config::kValueStages>();
+    ptx::wait_phase(smem_.raw_empty(k.stage), k.phase ^ 1);
+    note_hidden(smem_.raw_mask(k.stage), work, tile, page);
+    ptx::wait_phase(smem_.raw_empty(v.stage), v.phase ^ 1);
     const Boxes b = boxes_of(tile);
     const int stage = is_of_values() ? v.stage : k.stage;
     const ptx::TensorMap& map = is_of_values() ? maps_.v : maps_.k;
-    const unsigned to = places_.raw(stage), full = places_.raw_full(stage);
+    const unsigned to = smem_.raw(stage), full = smem_.raw_full(stage);
     const int key_bytes =
         !Config::kPacked ? kernels::kRawPitch : is_of_values() ? Config::kChannels : Config::kHeadDimQk;
     if (lane_ % kBoxLanes == 0) ptx::arrive_expecting(full, b.count * b.keys * key_bytes);
@@ -250,7 +250,7 @@ class Loader {
 #pragma unroll 1
     for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
       const int box = b.first + i;
-      if (i >= kBoxLanes) page = find_box(task, tile, box, is_of_values()).page;
+      if (i >= kBoxLanes) page = find_box(work, tile, box, is_of_values()).page;
       const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
       const int slot = slot_in_page(p_, tile.start + box * b.keys);
       if constexpr (Config::kPacked) {
@@ -265,47 +265,47 @@ class Loader {
 
   // Codes go to the converters, who hand them on as K and V, or those of V to the warps that transpose them.
   template <int kHeadDim, bool kValues>
-  __device__ __forceinline__ void load_codes(const Task& task, int kv_head, const Tile& tile, int page) {
-    const Turn turn = raw_turn_;
-    if (Config::kConverts) last_raw_ = turn;
-    raw_turn_.next<Config::kRawStages>();
-    ptx::wait_phase(places_.raw_empty(turn.stage), turn.parity ^ 1);
-    if constexpr (!kValues) note_hidden(places_.raw_mask(turn.stage), task, tile, page);
+  __device__ __forceinline__ void load_codes(const WorkTile& work, int kv_head, const Tile& tile, int page) {
+    const PipelineState pipe = raw_pipe_;
+    if (Config::kConverts) last_raw_ = pipe;
+    raw_pipe_.next<Config::kRawStages>();
+    ptx::wait_phase(smem_.raw_empty(pipe.stage), pipe.phase ^ 1);
+    if constexpr (!kValues) note_hidden(smem_.raw_mask(pipe.stage), work, tile, page);
     constexpr int kBlocks = kernels::raw_blocks(kHeadDim);
-    const unsigned to = places_.raw(turn.stage), full = places_.raw_full(turn.stage);
+    const unsigned to = smem_.raw(pipe.stage), full = smem_.raw_full(pipe.stage);
     if constexpr (Config::kCodes) {
-      copy_dense<kBlocks>(task, tile, maps_.dense_v, to, full, kv_head, 0);
+      copy_dense<kBlocks>(work, tile, maps_.dense_v, to, full, kv_head, 0);
     } else {
-      copy_cached<kBlocks, kernels::kRawPitch, 128>(task, tile, page, kValues, kValues ? maps_.v : maps_.k, to, full,
+      copy_cached<kBlocks, kernels::kRawPitch, 128>(work, tile, page, kValues, kValues ? maps_.v : maps_.k, to, full,
                                                     kv_head);
     }
   }
 
   // more: bytes that count with those of the tile, where it is dense.
-  __device__ __forceinline__ void load_keys(const Task& task, int kv_head, const Tile& tile, int page, int more) {
-    const Turn turn = k_turn_;
-    k_turn_.next<Config::kStages>();
-    if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimQk, false>(task, kv_head, tile, page);
+  __device__ __forceinline__ void load_keys(const WorkTile& work, int kv_head, const Tile& tile, int page, int more) {
+    const PipelineState pipe = k_pipe_;
+    k_pipe_.next<Config::kStages>();
+    if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimQk, false>(work, kv_head, tile, page);
     // The converters have filled what comes before, so that K's and V's stages are not two uses behind.
-    if (Config::kConverts) ptx::wait_phase(places_.raw_empty(last_raw_.stage), last_raw_.parity);
-    ptx::wait_phase(places_.k_empty(turn.stage), turn.parity ^ 1);
-    note_hidden(places_.mask(turn.stage), task, tile, page);
-    copy<Config::kBlocksQk>(task, tile, page, false, places_.k(turn.stage), places_.k_full(turn.stage), kv_head,
+    if (Config::kConverts) ptx::wait_phase(smem_.raw_empty(last_raw_.stage), last_raw_.phase);
+    ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
+    note_hidden(smem_.mask(pipe.stage), work, tile, page);
+    copy<Config::kBlocksQk>(work, tile, page, false, smem_.k(pipe.stage), smem_.k_full(pipe.stage), kv_head,
                             more);
   }
 
-  __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile, int page) {
-    const Turn turn = v_turn_;
-    v_turn_.next<Config::kValueStages>();
+  __device__ __forceinline__ void load_values(const WorkTile& work, int kv_head, const Tile& tile, int page) {
+    const PipelineState pipe = v_pipe_;
+    v_pipe_.next<Config::kValueStages>();
     if (Config::kCodes || (Config::kConverts && tile.cached))
-      return load_codes<Config::kHeadDimV, true>(task, kv_head, tile, page);
-    const unsigned full = places_.v_full(turn.stage), at = places_.v(turn.stage);
+      return load_codes<Config::kHeadDimV, true>(work, kv_head, tile, page);
+    const unsigned full = smem_.v_full(pipe.stage), at = smem_.v(pipe.stage);
     const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys;
-    ptx::wait_phase(places_.v_empty(turn.stage), turn.parity ^ 1);
-    copy<Config::kBlocksV>(task, tile, page, true, at, whole ? full : places_.edge(), kv_head);
+    ptx::wait_phase(smem_.v_empty(pipe.stage), pipe.phase ^ 1);
+    copy<Config::kBlocksV>(work, tile, page, true, at, whole ? full : smem_.edge(), kv_head);
     if (whole) return;
-    ptx::wait_phase(places_.edge(), edge_parity_);
-    edge_parity_ ^= 1;
+    ptx::wait_phase(smem_.edge(), edge_phase_);
+    edge_phase_ ^= 1;
     if (Config::kPackedKeys && tile.cached) {
       clear_columns<32>(at, tile.low - tile.start, tile.high - tile.start, lane_);
     } else {
@@ -319,7 +319,7 @@ class Loader {
   }
 
   // Tells the math warps which keys lie on pages that are not there.
-  __device__ __forceinline__ void note_hidden(unsigned at, const Task& task, const Tile& tile, int page) const {
+  __device__ __forceinline__ void note_hidden(unsigned at, const WorkTile& work, const Tile& tile, int page) const {
     if constexpr (!Config::kCached) return;
     bool bad = false;
     if (tile.cached) {
@@ -327,19 +327,19 @@ class Loader {
       bad = lane_ < kBoxLanes && !is_there(p_, page);
 #pragma unroll 1
       for (int i = lane_ + kBoxLanes; i < b.count; i += 32)
-        bad |= !is_there(p_, find_box(task, tile, b.first + i, false).page);
+        bad |= !is_there(p_, find_box(work, tile, b.first + i, false).page);
       if (p_.v_page_table.data != nullptr) {
 #pragma unroll 1
-        for (int i = lane_; i < b.count; i += 32) bad |= !is_there(p_, find_box(task, tile, b.first + i, true).page);
+        for (int i = lane_; i < b.count; i += 32) bad |= !is_there(p_, find_box(work, tile, b.first + i, true).page);
       }
     }
     const bool any = __any_sync(0xffffffffu, bad) != 0;
     // racecheck reports this beside Weigh::hide_edge(): it does not follow a barrier that copies complete.
     if (lane_ == 0) ptx::store_shared_u32(at, any ? 1u : 0u);
-    if (any) hide_boxes(at, task, tile);
+    if (any) hide_boxes(at, work, tile);
     __syncwarp();
   }
-  __device__ __forceinline__ void hide_boxes(unsigned at, const Task& task, const Tile& tile) const {
+  __device__ __forceinline__ void hide_boxes(unsigned at, const WorkTile& work, const Tile& tile) const {
     // Word i / 32 of the tile's keys, one lane each: rare, so plain.
     if (lane_ < Config::kKeys / 32) {
       const Boxes b = boxes_of(tile);
@@ -348,8 +348,8 @@ class Loader {
       for (int key = 0; key < 32; ++key) {
         const int box = (32 * lane_ + key) >> p_.box_shift;
         if (box < b.first || box >= b.first + b.count) continue;
-        if (!(is_there(p_, find_box(task, tile, box, false).page) &&
-              has_value(p_, task.batch, tile.start + (box << p_.box_shift))))
+        if (!(is_there(p_, find_box(work, tile, box, false).page) &&
+              has_value(p_, work.batch, tile.start + (box << p_.box_shift))))
           bits |= 1u << key;
       }
       ptx::store_shared_u32(at + 4 + 4 * lane_, bits);
@@ -368,11 +368,11 @@ class Loader {
 
   const PrefillParams& p_;
   const Maps& maps_;
-  const Places& places_;
+  const Smem& smem_;
   const int lane_;
-  Turn q_turn_, k_turn_, v_turn_, raw_turn_;
-  Turn last_raw_{0, 1};  // the last use of the ring of codes; none yet counts as read
-  unsigned edge_parity_ = 0;
+  PipelineState q_pipe_, k_pipe_, v_pipe_, raw_pipe_;
+  PipelineState last_raw_{0, 1};  // the last use of the ring of codes; none yet counts as read
+  unsigned edge_phase_ = 0;
 };
 
 }  // namespace attune::prefill

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "prefill/shared_storage.cuh"
-#include "prefill/feed.cuh"
+#include "prefill/tile_scheduler.cuh"
 #include "prefill/strided.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/convert.cuh"
@@ -22,33 +22,33 @@ namespace attune::prefill {
 class FloatLoader {
  public:
   __device__ __forceinline__ FloatLoader(const PrefillParams& p, const kernels::FloatRows& in_fours,
-                                         const Places& places)
-      : p_(p), in_fours_(in_fours), places_(places), thread_(static_cast<int>(threadIdx.x)) {}
+                                         const Smem& smem)
+      : p_(p), in_fours_(in_fours), smem_(smem), thread_(static_cast<int>(threadIdx.x)) {}
 
-  // The first warp also takes tasks from the list.
+  // The first warp also takes work tiles from the list.
   __device__ __forceinline__ void run() {
-    TaskFeed<Places, 1, Config::kCached> feed(p_, places_);
-    for (Turn slot;; slot.next<kernels::kTaskSlots>()) {
-      if (thread_ < 32) feed.next();
-      ptx::wait_phase(places_.task_full(slot.stage), slot.parity);
-      const int head_tile = places_.head_tile(slot.stage);
-      if (head_tile == kNoMoreTasks) return;
-      load(places_.task(slot.stage), head_tile);
+    TileScheduler<Smem, 1, Config::kCached> scheduler(p_, smem_);
+    for (PipelineState slot;; slot.next<kernels::kWorkSlots>()) {
+      if (thread_ < 32) scheduler.next();
+      ptx::wait_phase(smem_.work_full(slot.stage), slot.phase);
+      const int head_tile = smem_.head_tile(slot.stage);
+      if (head_tile == kNoMoreWork) return;
+      load(smem_.work(slot.stage), head_tile);
       __syncwarp();
-      if (thread_ % 32 == 0) ptx::arrive(places_.task_empty(slot.stage));
+      if (thread_ % 32 == 0) ptx::arrive(smem_.work_empty(slot.stage));
     }
   }
 
  private:
 
-  __device__ __forceinline__ void load(const Task& task, int head_tile) {
+  __device__ __forceinline__ void load(const WorkTile& work, int head_tile) {
     const int kv_head = head_tile * p_.heads_of_tile / p_.group;
-    const Line line(task.num_cached, task.first_key, task.end_key);
-    for (int i = task.tile_end - 1; i >= task.tile_begin; --i) {
-      const Tile tile = tile_at(task, line, i);
-      load_keys(task, kv_head, tile);
-      if (i == task.tile_end - 1) load_queries(task, head_tile);
-      load_values(task, kv_head, tile);
+    const Line line(work.num_cached, work.first_key, work.end_key);
+    for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
+      const Tile tile = tile_at(work, line, i);
+      load_keys(work, kv_head, tile);
+      if (i == work.tile_end - 1) load_queries(work, head_tile);
+      load_values(work, kv_head, tile);
     }
   }
 
@@ -111,7 +111,7 @@ class FloatLoader {
   // neighbouring threads have rows.
   template <int kType, int kHeadDim, int kRows, bool kInFours, class Find>
   __device__ __forceinline__ void split_rows(const Find& find, const Strided& place, unsigned to, unsigned empty,
-                                             unsigned parity, bool rows_meet = false) const {
+                                             unsigned phase, bool rows_meet = false) const {
     // Pieces of four channels that a thread has on their way; blocks of 256 threads have registers for more.
     constexpr int kAtATime = !kInFours ? 4 : Config::kMathGroups == 1 ? 16 : 8;
     constexpr int kBlocks = (kHeadDim + 63) / 64, kEights = kRows / 8, kTotal = kBlocks * kEights;
@@ -126,7 +126,7 @@ class FloatLoader {
         if (kTotal % kAtATime == 0 || begin + j < kTotal)
           pieces[j] = load_piece<kType, kHeadDim, kInFours>(find(row), place, 64 * block + 4 * piece);
       }
-      ptx::wait_phase(empty, parity);
+      ptx::wait_phase(empty, phase);
 #pragma unroll
       for (int j = 0; j < kAtATime; ++j) {
         if (kTotal % kAtATime != 0 && begin + j >= kTotal) break;
@@ -143,11 +143,11 @@ class FloatLoader {
   }
   template <int kType, int kHeadDim, int kRows, class Find>
   __device__ __forceinline__ void split_rows(const Find& find, const Strided& place, int in_fours, unsigned to,
-                                             unsigned empty, unsigned parity, bool rows_meet = false) const {
+                                             unsigned empty, unsigned phase, bool rows_meet = false) const {
     if (in_fours != 0) {
-      split_rows<kType, kHeadDim, kRows, true>(find, place, to, empty, parity);
+      split_rows<kType, kHeadDim, kRows, true>(find, place, to, empty, phase);
     } else {
-      split_rows<kType, kHeadDim, kRows, false>(find, place, to, empty, parity, rows_meet);
+      split_rows<kType, kHeadDim, kRows, false>(find, place, to, empty, phase, rows_meet);
     }
   }
   __device__ __forceinline__ void hand_over(unsigned full) const {
@@ -158,75 +158,75 @@ class FloatLoader {
 
   // --- Tiles
 
-  __device__ __forceinline__ void load_queries(const Task& task, int head_tile) {
+  __device__ __forceinline__ void load_queries(const WorkTile& work, int head_tile) {
     const auto find = [&](int row) -> Row {
       const int local = row / p_.heads_of_tile, head = head_tile * p_.heads_of_tile + row - local * p_.heads_of_tile;
-      if (local >= task.num_tokens) return {nullptr, 1.0f};
-      return {p_.q + 4 * tile::row_offset(p_, task.batch, task.q_begin, task.token_begin + local, head,
+      if (local >= work.num_tokens) return {nullptr, 1.0f};
+      return {p_.q + 4 * tile::row_offset(p_, work.batch, work.q_begin, work.token_begin + local, head,
                                           p_.q_batch_stride, p_.q_row_stride, p_.q_head_stride),
               1.0f};
     };
     split_rows<tile::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p_.q_dim_stride}, in_fours_.q,
-                                                                  places_.q(), places_.q_empty(), q_parity_ ^ 1);
-    q_parity_ ^= 1;
-    hand_over(places_.q_full());
+                                                                  smem_.q(), smem_.q_empty(), q_phase_ ^ 1);
+    q_phase_ ^= 1;
+    hand_over(smem_.q_full());
   }
 
-  __device__ __forceinline__ void load_keys(const Task& task, int kv_head, const Tile& tile) {
-    const Turn turn = k_turn_;
-    k_turn_.next<Config::kStages>();
-    load_tile<false, Config::kHeadDimQk>(task, kv_head, tile, places_.k(turn.stage), places_.k_empty(turn.stage),
-                                         turn.parity ^ 1);
-    if (Config::kCached && thread_ < 32) note_hidden(places_.mask(turn.stage), task, tile);
-    hand_over(places_.k_full(turn.stage));
+  __device__ __forceinline__ void load_keys(const WorkTile& work, int kv_head, const Tile& tile) {
+    const PipelineState pipe = k_pipe_;
+    k_pipe_.next<Config::kStages>();
+    load_tile<false, Config::kHeadDimQk>(work, kv_head, tile, smem_.k(pipe.stage), smem_.k_empty(pipe.stage),
+                                         pipe.phase ^ 1);
+    if (Config::kCached && thread_ < 32) note_hidden(smem_.mask(pipe.stage), work, tile);
+    hand_over(smem_.k_full(pipe.stage));
   }
 
-  __device__ __forceinline__ void load_values(const Task& task, int kv_head, const Tile& tile) {
-    const Turn turn = v_turn_;
-    v_turn_.next<Config::kStages>();
-    load_tile<true, Config::kHeadDimV>(task, kv_head, tile, places_.v(turn.stage), places_.v_empty(turn.stage),
-                                       turn.parity ^ 1);
-    hand_over(places_.v_full(turn.stage));
+  __device__ __forceinline__ void load_values(const WorkTile& work, int kv_head, const Tile& tile) {
+    const PipelineState pipe = v_pipe_;
+    v_pipe_.next<Config::kStages>();
+    load_tile<true, Config::kHeadDimV>(work, kv_head, tile, smem_.v(pipe.stage), smem_.v_empty(pipe.stage),
+                                       pipe.phase ^ 1);
+    hand_over(smem_.v_full(pipe.stage));
   }
 
   template <bool kValues, int kHeadDim>
-  __device__ __forceinline__ void load_tile(const Task& task, int kv_head, const Tile& tile, unsigned to,
-                                            unsigned empty, unsigned parity) const {
+  __device__ __forceinline__ void load_tile(const WorkTile& work, int kv_head, const Tile& tile, unsigned to,
+                                            unsigned empty, unsigned phase) const {
     if (Config::kCached && (tile.cached || !Config::kDense)) {  // of no keys, if it is not
       const kernels::KvPlane& plane = kValues ? p_.v : p_.k;
       const auto find = [&](int row) -> Row {
         const int key = tile.start + row;
         if (key < tile.low || key >= tile.high) return {nullptr, 1.0f};
-        const Slot s = find_slot(p_, task.batch, key, kValues);
+        const Slot s = find_slot(p_, work.batch, key, kValues);
         if (!is_there(p_, s.page)) return {nullptr, 1.0f};
         return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride,
-                Config::kOtherCache ? scale_of(p_, task, kv_head, key, kValues) : 1.0f};
+                Config::kOtherCache ? scale_of(p_, work, kv_head, key, kValues) : 1.0f};
       };
       split_rows<Config::kCacheType, kHeadDim, Config::kKeys>(
-          find, Strided::of(plane), kValues ? in_fours_.cached_v : in_fours_.cached_k, to, empty, parity,
+          find, Strided::of(plane), kValues ? in_fours_.cached_v : in_fours_.cached_k, to, empty, phase,
           plane.slot_stride == tile::element_size(Config::kCacheType));
     } else if constexpr (Config::kDense) {
       const kernels::NewRows& rows = kValues ? p_.new_v : p_.new_k;
-      const long long before = task.kv_row + tile.start - task.num_cached;
+      const long long before = work.kv_row + tile.start - work.num_cached;
       const char* const first =
-          rows.data + 4 * (task.batch * rows.batch_stride + before * rows.row_stride + kv_head * rows.head_stride);
+          rows.data + 4 * (work.batch * rows.batch_stride + before * rows.row_stride + kv_head * rows.head_stride);
       const int low = tile.low - tile.start, high = tile.high - tile.start;
       const auto find = [&](int row) -> Row {
         return {low <= row && row < high ? first + 4 * row * rows.row_stride : nullptr, 1.0f};
       };
       split_rows<tile::kFloat32, kHeadDim, Config::kKeys>(
-          find, Strided::of(rows), kValues ? in_fours_.dense_v : in_fours_.dense_k, to, empty, parity);
+          find, Strided::of(rows), kValues ? in_fours_.dense_v : in_fours_.dense_k, to, empty, phase);
     }
   }
 
   // Tells the math warps which keys lie on pages that are not there. The stage is free.
-  __device__ __forceinline__ void note_hidden(unsigned at, const Task& task, const Tile& tile) const {
+  __device__ __forceinline__ void note_hidden(unsigned at, const WorkTile& work, const Tile& tile) const {
     unsigned any = 0;
 #pragma unroll
     for (int word = 0; word < Config::kKeys / 32; ++word) {
       const int key = tile.start + 32 * word + thread_;
       const bool bad = tile.cached && key >= tile.low && key < tile.high &&
-                       !(is_there(p_, find_slot(p_, task.batch, key, false).page) && has_value(p_, task.batch, key));
+                       !(is_there(p_, find_slot(p_, work.batch, key, false).page) && has_value(p_, work.batch, key));
       const unsigned bits = __ballot_sync(0xffffffffu, bad);
       if (thread_ == 0) ptx::store_shared_u32(at + 4 + 4 * word, bits);
       any |= bits;
@@ -237,10 +237,10 @@ class FloatLoader {
 
   const PrefillParams& p_;
   const kernels::FloatRows& in_fours_;
-  const Places& places_;
+  const Smem& smem_;
   const int thread_;
-  Turn k_turn_, v_turn_;
-  unsigned q_parity_ = 0;
+  PipelineState k_pipe_, v_pipe_;
+  unsigned q_phase_ = 0;
 };
 
 }  // namespace attune::prefill

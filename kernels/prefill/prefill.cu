@@ -3,9 +3,9 @@
 // cores.
 //
 // Rows are packed: the tokens of a sequence times the query heads that share a KV head, so that K and V come once for
-// all of them. A task is a block of 128 packed rows and the tiles of keys that they may see; prefill/schedule.cu lists
-// tasks, longest first, and the blocks of a persistent grid take them one after the other. Masks touch only tiles at
-// the edges; tiles that nobody sees are not in the list.
+// all of them. A work tile is a block of 128 packed rows and the tiles of keys that they may see; prefill/schedule.cu
+// lists work tiles, longest first, and the blocks of a persistent grid take them one after the other. Masks touch only
+// tiles at the edges; tiles that nobody sees are not in the list.
 //
 // Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp or two (load.cuh);
 // groups 1 and 2 have 64 rows each (attend.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
@@ -15,14 +15,14 @@
 //   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..
 //
 // Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty"
-// (a lane of each of the eight math warps); q that comes early is counted with the task's first K. Where the cache has
-// 8 bits, its tiles come to a ring of their own, and three warps beside the producer make them K and V (convert.cuh).
-// Where the TMA does not take the cache, four warps copy it in its place (gather.cuh).
-// Tasks go through three slots the same way.
+// (a lane of each of the eight math warps); q that comes early is counted with the work tile's first K. Where the cache
+// has 8 bits, its tiles come to a ring of their own, and three warps beside the producer make them K and V
+// (convert.cuh). Where the TMA does not take the cache, four warps copy it in its place (gather.cuh). Work tiles go
+// through three slots the same way.
 #include "prefill/attend.cuh"
 #include "prefill/block.cuh"
 #include "prefill/convert.cuh"
-#include "prefill/finish_task.cuh"
+#include "prefill/finish_work_tile.cuh"
 #include "prefill/gather.cuh"
 #include "prefill/load.cuh"
 #include "ptx/grid.cuh"
@@ -31,55 +31,55 @@
 
 namespace attune::prefill {
 
-__device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
+__device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   // The first group's first turn.
-  if (group == 1) ptx::arrive_some(kTurnOfGroup, Config::kMathThreads);
-  check_stamp(p, places);
-  Attend attend(p, places, group);
+  if (group == 1) ptx::arrive_some(kWarpSchedulerBarrier, Config::kMathThreads);
+  check_stamp(p, smem);
+  Attend attend(p, smem, group);
   float s[Config::kKeys / 2];
   Accumulators a;
-  Turn slot;
-  // The next task may be looked up beside the last product of one.
+  PipelineState slot;
+  // The next work tile may be looked up beside the last product of one.
   constexpr bool kAhead = Config::kFarsighted;
-  int next = kAhead ? head_tile_of(places, slot) : 0;
-  if (Config::kEarly) attend.start_early(next != kNoMoreTasks, s);
-  while (kAhead ? next != kNoMoreTasks : has_task(places, slot)) {
+  int next = kAhead ? head_tile_of(smem, slot) : 0;
+  if (Config::kEarly) attend.start_early(next != kNoMoreWork, s);
+  while (kAhead ? next != kNoMoreWork : has_work(smem, slot)) {
     if constexpr (Config::kLateCaps)  // what is the warp's takes no registers of lanes
-      slot = {__shfl_sync(0xffffffffu, slot.stage, 0), __shfl_sync(0xffffffffu, slot.parity, 0)};
+      slot = {__shfl_sync(0xffffffffu, slot.stage, 0), __shfl_sync(0xffffffffu, slot.phase, 0)};
     const int at = slot.stage;
-    const Task& task = places.task(at);  // read where needed: registers are scarce
-    const int kv_head = Config::kConverts ? places.head_tile(at) * p.heads_of_tile / p.group : 0;
-    if (!Config::kEarly) attend.start(task, kv_head, s);
+    const WorkTile& work = smem.work(at);  // read where needed: registers are scarce
+    const int kv_head = Config::kConverts ? smem.head_tile(at) * p.heads_of_tile / p.group : 0;
+    if (!Config::kEarly) attend.start(work, kv_head, s);
     Rows rows;
-    rows.start(p, task, places.head_tile(at));
+    rows.start(p, work, smem.head_tile(at));
     OutRows out;
     bool whole = true;
-    attend.run(task, kv_head, rows, s, a, [&] {
-      if (kAhead) slot.next<kernels::kTaskSlots>(), next = head_tile_of(places, slot);
+    attend.run(work, kv_head, rows, s, a, [&] {
+      if (kAhead) slot.next<kernels::kWorkSlots>(), next = head_tile_of(smem, slot);
       if constexpr (Config::kEarly) {
-        attend.start_early(next != kNoMoreTasks, s);
-        whole = task.num_parts == 1;
+        attend.start_early(next != kNoMoreWork, s);
+        whole = work.num_splits == 1;
         attend.add_lanes(a);
         a.factor[0] = a.factor[1] = 1.0f;
         if (whole && p.plain_out) {
-          out = finish_plain_rows(p, rows, a, places.out_base(at));
+          out = finish_plain_rows(p, rows, a, smem.out_base(at));
         } else {
           attend.conclude(a);
-          if (whole) out = finish_rows(p, task, rows, a);
+          if (whole) out = finish_rows(p, work, rows, a);
         }
         // All warps of the group have done with q as such.
         if (Config::kOutThroughQueries) ptx::sync_some(kQueriesOfGroup + group, 128);
       }
     });
     if constexpr (Config::kEarly) {
-      finish_task(p, places, at, rows, a, whole, &out, attend.old_queries());
+      finish_work_tile(p, smem, at, rows, a, whole, &out, attend.old_queries());
       if (Config::kOutThroughQueries) attend.release_old_queries();
     } else {
-      if constexpr (Config::kLateCaps) rows.start(p, task, places.head_tile(at));  // no registers for it meanwhile
-      finish_task(p, places, at, rows, a, task.num_parts == 1);
+      if constexpr (Config::kLateCaps) rows.start(p, work, smem.head_tile(at));  // no registers for it meanwhile
+      finish_work_tile(p, smem, at, rows, a, work.num_splits == 1);
     }
-    if (!kAhead) slot.next<kernels::kTaskSlots>();
+    if (!kAhead) slot.next<kernels::kWorkSlots>();
   }
   if (Config::kEarly) {
     ptx::wait_products<0>();
@@ -97,31 +97,31 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
                    const __grid_constant__ attune::ptx::TensorMap dense_v) {
   using namespace attune;
   using namespace attune::prefill;
-  const Places places(ptx::dynamic_shared());
-  init_barriers(places);
+  const Smem smem(ptx::dynamic_shared());
+  init_barriers(smem);
   start_after_previous_kernels(p);
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     if constexpr (Config::kGathers) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Gatherer gatherer(p, maps, places);
+      Gatherer gatherer(p, maps, smem);
       gatherer.run();
       end_after_previous_kernels(p);
     } else if (threadIdx.x < 32) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Loader loader(p, maps, places);
+      Loader loader(p, maps, smem);
       loader.run();
       end_after_previous_kernels(p);
     } else if constexpr (Config::kConverts) {
-      Converter converter(p, places);
+      Converter converter(p, smem);
       converter.run();
     } else if (Config::kTwoLoaders && threadIdx.x < 64) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Loader loader(p, maps, places);
+      Loader loader(p, maps, smem);
       loader.run_values();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();
-    run_math(p, places);
+    run_math(p, smem);
   }
 }

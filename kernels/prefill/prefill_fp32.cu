@@ -2,8 +2,8 @@
 // Prefill attention on fp32 numbers, which enter the tensor cores as sums of three of bf16: what is left out is below
 // 2^-24 of a product. There is no TF32.
 //
-// Tasks, rows, masks and the end of a task are those of prefill.cu; the math is that of attend_floats.cuh. In place of
-// the TMA four warps load rows and split them (load_floats.cuh).
+// Work tiles, rows, masks and the end of a work tile are those of prefill.cu; the math is that of attend_floats.cuh. In
+// place of the TMA four warps load rows and split them (load_floats.cuh).
 //
 // Tiles: 128 rows x 64 keys x the head dims, or 64 rows where a row has more than 128 channels: then one math group.
 //
@@ -15,7 +15,7 @@
 // next tile comes while both groups have V, V while they have K.
 #include "prefill/attend_floats.cuh"
 #include "prefill/block.cuh"
-#include "prefill/finish_task.cuh"
+#include "prefill/finish_work_tile.cuh"
 #include "prefill/load_floats.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
@@ -23,17 +23,17 @@
 
 namespace attune::prefill {
 
-__device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
-  check_stamp(p, places);
-  AttendFloats attend(p, places, math_thread() / 128);
-  Turn slot;
-  while (has_task(places, slot)) {
+__device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
+  check_stamp(p, smem);
+  AttendFloats attend(p, smem, math_thread() / 128);
+  PipelineState slot;
+  while (has_work(smem, slot)) {
     Accumulators a;
-    attend.run(places.task(slot.stage), places.head_tile(slot.stage), a);
+    attend.run(smem.work(slot.stage), smem.head_tile(slot.stage), a);
     Rows rows;
-    rows.start(p, places.task(slot.stage), places.head_tile(slot.stage));
-    finish_task(p, places, slot.stage, rows, a, places.task(slot.stage).num_parts == 1);
-    slot.next<kernels::kTaskSlots>();
+    rows.start(p, smem.work(slot.stage), smem.head_tile(slot.stage));
+    finish_work_tile(p, smem, slot.stage, rows, a, smem.work(slot.stage).num_splits == 1);
+    slot.next<kernels::kWorkSlots>();
   }
 }
 
@@ -44,18 +44,18 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
                         const __grid_constant__ attune::kernels::FloatRows in_fours) {
   using namespace attune;
   using namespace attune::prefill;
-  const Places places(ptx::dynamic_shared());
-  init_barriers(places);
+  const Smem smem(ptx::dynamic_shared());
+  init_barriers(smem);
   start_after_previous_kernels(p);
   // Blocks of 256 threads have enough for all.
   constexpr bool kShares = Config::kMathGroups > 1;
   if (threadIdx.x < 128) {
     if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
-    FloatLoader loader(p, in_fours, places);
+    FloatLoader loader(p, in_fours, smem);
     loader.run();
     end_after_previous_kernels(p);
   } else {
     if constexpr (kShares) ptx::take_registers<Config::kMathRegisters>();
-    run_math(p, places);
+    run_math(p, smem);
   }
 }

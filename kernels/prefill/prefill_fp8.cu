@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill attention on e4m3 codes: q, k and v enter the tensor cores as they are, and so do the weights, rounded.
 //
-// Tasks, rows, the producer and the end of a task are those of prefill.cu; the math is that of attend_codes.cuh. Two
-// warps beside the producers of K and V transpose V (transpose.cuh).
+// Work tiles, rows, the producer and the end of a work tile are those of prefill.cu; the math is that of
+// attend_codes.cuh. Two warps beside the producers of K and V transpose V (transpose.cuh).
 //
 //   producer:  K0 Q   K1 V0   K2 V1   K3 V2 ..
 //   transpose:              V0      V1      V2 ..
@@ -12,7 +12,7 @@
 // A math thread has O, P V of a tile and S in 64 registers each (128 channels, 128 keys), and P in 16.
 #include "prefill/attend_codes.cuh"
 #include "prefill/block.cuh"
-#include "prefill/finish_task.cuh"
+#include "prefill/finish_work_tile.cuh"
 #include "prefill/load.cuh"
 #include "prefill/transpose.cuh"
 #include "ptx/grid.cuh"
@@ -22,19 +22,19 @@
 namespace attune::prefill {
 
 // What rows a thread has is computed where it is needed: there are no registers for it beside those of the math.
-__device__ __forceinline__ void run_math(const PrefillParams& p, const Places& places) {
+__device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   // The first group's first turn.
-  if (group == 1) ptx::arrive_some(kTurnOfGroup, Config::kMathThreads);
-  check_stamp(p, places);
-  AttendCodes attend(p, places, group);
-  for (; has_task(places, attend.slot()); attend.next_task()) {
+  if (group == 1) ptx::arrive_some(kWarpSchedulerBarrier, Config::kMathThreads);
+  check_stamp(p, smem);
+  AttendCodes attend(p, smem, group);
+  for (; has_work(smem, attend.slot()); attend.next_work()) {
     Accumulators a;
     attend.run(a);
     const int slot = attend.slot().stage;
     Rows rows;
-    rows.start(p, places.task(slot), places.head_tile(slot));
-    finish_task(p, places, slot, rows, a, places.task(slot).num_parts == 1);
+    rows.start(p, smem.work(slot), smem.head_tile(slot));
+    finish_work_tile(p, smem, slot, rows, a, smem.work(slot).num_splits == 1);
   }
 }
 
@@ -49,26 +49,26 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
                        const __grid_constant__ attune::ptx::TensorMap dense_v) {
   using namespace attune;
   using namespace attune::prefill;
-  const Places places(ptx::dynamic_shared());
-  init_barriers(places);
+  const Smem smem(ptx::dynamic_shared());
+  init_barriers(smem);
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Loader loader(p, maps, places);
+      Loader loader(p, maps, smem);
       loader.run();
     } else if (threadIdx.x < 32 + 32 * Config::kTransposeWarps) {
-      Transposer transposer(places, static_cast<int>(threadIdx.x) / 32 - 1);
+      Transposer transposer(smem, static_cast<int>(threadIdx.x) / 32 - 1);
       transposer.run();
     } else {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Loader loader(p, maps, places);
+      Loader loader(p, maps, smem);
       loader.run_values();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();
-    run_math(p, places);
+    run_math(p, smem);
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host and the kernels of prefill share: parameters, tasks in the workspace, and the size of shared memory.
-// Compiled by NVRTC and by the host's compiler; no standard headers.
+// What the host and the kernels of prefill share: parameters, work tiles in the workspace, and the size of shared
+// memory. Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
 #include "decode/decode_params.h"
@@ -10,7 +10,7 @@ namespace attune::kernels {
 // A run of key tiles for one block of packed rows (tokens of a sequence, the heads of a head tile inside), for every
 // head tile. Tiles of keys in the cache begin at multiples of the tile, those of dense keys at the first one
 // that is seen; both are counted in one line.
-struct alignas(16) Task {
+struct alignas(16) WorkTile {
   long long q_begin;   // first row of q in a ragged batch
   long long q_row;     // the sequence's first row of q among those that the TMA knows by one number
   long long kv_row;    // likewise of dense k and v
@@ -20,11 +20,11 @@ struct alignas(16) Task {
   int num_cached, num_keys;
   int first_key, end_key;    // that some row of the block may see
   int tile_begin, tile_end;  // of this part
-  int part, num_parts;       // of the block's tiles
-  int first_part;            // of all parts of blocks that are split: where partial results go
+  int split_idx, num_splits;       // of the block's tiles
+  int first_split;            // of all parts of blocks that are split: where partial results go
   union {
-    int split;      // of all blocks that are split: its counter, where the kernel that attends merges
-    int next_task;  // where another one does: the share's next task (shares.cuh); 0 where there is none
+    int split_tile;      // of all blocks that are split: its counter, where the kernel that attends merges
+    int next_work;  // where another one does: the share's next work tile (shares.cuh); 0 where there is none
   };
 };
 
@@ -36,12 +36,13 @@ struct CapPolynomial {
 };
 
 // At the beginning of the schedule's part of the workspace.
-struct alignas(16) TaskList {
-  int num_tasks;        // of which each goes to whoever is free; or with which shares begin
-  int heads_at_a_time;  // head tiles whose keys fit the L2 together: all tasks of some, then of the next
-  unsigned next_item;   // (task, head tile) pairs that have been taken, as feed.cuh counts; 0 before and after a run
-  int num_splits;       // blocks of rows that are cut into parts
-  long long num_tiles;  // of all tasks, times head tiles
+struct alignas(16) WorkList {
+  int num_work_tiles;        // of which each goes to whoever is free; or with which shares begin
+  int heads_at_a_time;  // head tiles whose keys fit the L2 together: all work tiles of some, then of the next
+  unsigned next_item;   // (work tile, head tile) pairs that have been taken, as tile_scheduler.cuh counts; 0 before and
+                        // after a run
+  int num_split_tiles;       // blocks of rows that are cut into parts
+  long long num_tiles;  // of all work tiles, times head tiles
   // What a kernel acquires that reads what kernels before the one before it have written (ptx/atomic.cuh).
   unsigned seen;         // 1 when a block of the attention has the list: for the kernel that merges
   unsigned few_begun;    // runs of the kernel that serves the call's short sequences that have begun, and
@@ -90,16 +91,16 @@ struct PrefillParams : DecodeParams {
   int tokens_of_tile;          // most tokens of a block of rows
   int num_head_tiles;
   int num_blocks;              // of the grid
-  int max_tasks;
+  int max_work_tiles;
   int blocks_each;             // blocks of rows of a sequence, where the host knows all alike and uncut; else 0
-  int bytes_of_key;            // of K and V of one KV head; 0: tasks go through all head tiles before the next begins
+  int bytes_of_key;  // of K and V of one KV head; 0: work tiles go through all head tiles before the next begins
   int plain_out;               // only rows of out, without sinks and scale; a block's lie within 2^31 elements
   int store_vectors;           // rows of out take 16-byte stores
-  TaskList* list;
-  Task* tasks;                 // [max_tasks]
+  WorkList* list;
+  WorkTile* work_tiles;                 // [max_work_tiles]
   int* block_begin;            // [batch]: blocks of rows before each sequence, from the first that its thread has
-  unsigned* parts_done;        // [splits][num_head_tiles]; 0 before and after each run
-  Task* split_tasks;           // [splits]: the blocks of rows that are cut, for a kernel that merges them; or null
+  unsigned* splits_done;        // [splits][num_head_tiles]; 0 before and after each run
+  WorkTile* split_tiles;           // [splits]: the blocks of rows that are cut, for a kernel that merges them; or null
   // Softcap: the score in base 2 of a product s is cap_level tanh(cap_unit s). In a row whose products' maximum is
   // small enough it is a polynomial, as far as that matters: the smaller, the shorter.
   float cap_unit;
@@ -124,12 +125,12 @@ ATTUNE_SHARED_FUNCTION int prefill_rows(int head_dim_qk, int head_dim_v, int ele
   return element_size == 4 && (head_dim_qk > 128 || head_dim_v > 128) ? 64 : 128;
 }
 
-// A task on its way from the loader that takes it to those who work on it.
-constexpr int kTaskSlots = 3;
-struct alignas(16) TaskSlot {
-  Task task;
+// A work tile on its way from the loader that takes it to those who work on it.
+constexpr int kWorkSlots = 3;
+struct alignas(16) WorkSlot {
+  WorkTile work;
   int head_tile;
-  long long out_base;  // of the task's first row: elements from the beginning of `out` on
+  long long out_base;  // of the work tile's first row: elements from the beginning of `out` on
 };
 
 // In shared memory, where the schedule's stamp is checked (schedule/stamp.cuh): that of the call, and what sums begin
@@ -150,10 +151,10 @@ ATTUNE_SHARED_FUNCTION int prefill_shared_bytes(int rows, int keys, int stages, 
   const int q = query_stages * blocks_qk * rows * 128, k = stages * blocks_qk * keys * 128;
   const int v = (stages - (query_stages - 1)) * (codes ? align_up(head_dim_v, 32) : blocks_v * keys) * 128;
   const int raw = raw_stages * raw_bytes(keys, codes ? head_dim_v : head_dim_qk, head_dim_v);
-  const int barriers = align_up((4 * stages + 2 * raw_stages + 2 * kTaskSlots + 1 + 2 * query_stages) * 8, 16);
+  const int barriers = align_up((4 * stages + 2 * raw_stages + 2 * kWorkSlots + 1 + 2 * query_stages) * 8, 16);
   const int masks = (stages + raw_stages) * align_up(4 + keys / 8, 16), over_cap = 16;
   const int limits = codes ? rows * 2 * 16 : 0, scales = !codes && raw_stages > 0 ? stages * 2 * keys * 4 : 0;
-  const int slots = kTaskSlots * static_cast<int>(sizeof(TaskSlot)), is_last = 16;
+  const int slots = kWorkSlots * static_cast<int>(sizeof(WorkSlot)), is_last = 16;
   return align_up(q + k + v + raw + barriers + masks + over_cap + limits + scales + slots + is_last, 1024);
 }
 

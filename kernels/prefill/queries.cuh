@@ -14,7 +14,7 @@ class HalfQueries {
  public:
   // The thread's two rows; a quad has a row. k_scale: of all keys; its sign moves to q. Row h's products are to be
   // multiplied with factor[h].
-  __device__ __forceinline__ static void convert(const Places& places, int group, float k_scale, float (&factor)[2]) {
+  __device__ __forceinline__ static void convert(const Smem& smem, int group, float k_scale, float (&factor)[2]) {
     if constexpr (!kRaises) {
       factor[0] = factor[1] = fabsf(k_scale);
       if (k_scale > 0.0f) return;
@@ -23,7 +23,7 @@ class HalfQueries {
     for (int h = 0; h < 2; ++h) {
       const unsigned row = row_of_thread() + 8 * h;
       // A quad's chunks, of the line's first half and of its second, so that neighbours' do not meet in banks.
-      const unsigned at = places.q() + row * 128 + ((threadIdx.x % 4 * 16) ^ (row % 2 * 64));
+      const unsigned at = smem.q() + row * 128 + ((threadIdx.x % 4 * 16) ^ (row % 2 * 64));
       float raise = 1.0f;
       if constexpr (kRaises) {
         unsigned top = 0;

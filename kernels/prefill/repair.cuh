@@ -24,8 +24,9 @@ class Repair {
     }
   }
 
-  // All lanes of the warp, after the task's rows, or its part of them, have been stored: stores the bad ones again.
-  __device__ __forceinline__ void operator()(const PrefillParams& p, const Task& t, int head_tile,
+  // All lanes of the warp, after the work tile's rows, or its part of them, have been stored: stores the bad ones
+  // again.
+  __device__ __forceinline__ void operator()(const PrefillParams& p, const WorkTile& t, int head_tile,
                                              const Rows& rows) const {
     if (!__any_sync(0xffffffffu, bad_[0] || bad_[1])) return;
 #pragma unroll
@@ -48,7 +49,7 @@ class Repair {
     float scale;
     __device__ __forceinline__ float at(int channel) const { return tile::load_element(dtype, data, channel) * scale; }
   };
-  __device__ __forceinline__ static KeyRow row_at(const PrefillParams& p, const Task& t, int key, int head,
+  __device__ __forceinline__ static KeyRow row_at(const PrefillParams& p, const WorkTile& t, int key, int head,
                                                   bool values) {
     if (!Config::kCached || key >= t.num_cached) {
       const kernels::NewRows& rows = values ? p.new_v : p.new_k;
@@ -64,7 +65,7 @@ class Repair {
             Config::kCacheType, Config::kOtherCache ? scale_of(p, t, head, key, values) : 1.0f};
   }
 
-  __device__ __forceinline__ static float element(const PrefillParams& p, const Task& t, int key, bool values,
+  __device__ __forceinline__ static float element(const PrefillParams& p, const WorkTile& t, int key, bool values,
                                                   const KeyRow& row, int channel) {
     if constexpr (Config::kFloats || Config::kPacked) {
       const bool cached = Config::kCached && key < t.num_cached;
@@ -89,8 +90,8 @@ class Repair {
     return seen;
   }
 
-  __device__ __forceinline__ static void again(const PrefillParams& p, const Task& t, int head_tile, const Rows& rows,
-                                               int h, int row) {
+  __device__ __forceinline__ static void again(const PrefillParams& p, const WorkTile& t, int head_tile,
+                                               const Rows& rows, int h, int row) {
     const int lane = threadIdx.x % 32, kv_head = head_tile * p.heads_of_tile / p.group;
     const auto of_row = [&](auto x) { return __shfl_sync(0xffffffffu, x, 4 * row); };
     Rows::Terms terms = rows.terms(h);
@@ -142,8 +143,8 @@ class Repair {
         }
       }
     }
-    if (t.num_parts > 1) {
-      const long long at = part_row(p, t, head_tile, t.part) + row_of_thread() - lane / 4 + row + 8 * h;
+    if (t.num_splits > 1) {
+      const long long at = split_row(p, t, head_tile, t.split_idx) + row_of_thread() - lane / 4 + row + 8 * h;
       if (lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(highest, sum);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) p.partial_out[at * Config::kChannels + 32 * v + lane] = o[v];

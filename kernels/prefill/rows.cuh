@@ -60,7 +60,7 @@ struct Rows {
   long long first_row;                   // of mask_bits: the row of the first query
   int mask_start;
 
-  __device__ __forceinline__ void start(const PrefillParams& p, const Task& t, int head_tile) {
+  __device__ __forceinline__ void start(const PrefillParams& p, const WorkTile& t, int head_tile) {
     const int row = row_of_thread();
     before = t.num_keys - t.num_q;
     if constexpr (kBits || kRanges) {
@@ -183,7 +183,7 @@ struct Rows {
   }
 
   // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.
-  __device__ __forceinline__ Run whole_tiles(const Task& t, const Line& line) const {
+  __device__ __forceinline__ Run whole_tiles(const WorkTile& t, const Line& line) const {
     const bool cached = Config::kCached && line.num_cached_tiles > 0;
     const int base = cached ? 0 : line.dense_start, origin = cached ? line.cached_begin : 0;
     int low = max(t.first_key, first_of_all), high = min(t.end_key, end_of_all);
@@ -246,7 +246,7 @@ struct Rows {
 
  private:
   __device__ __forceinline__ Seen seen_by_position(const PrefillParams& p, const Tile& tile, int h) const {
-    // first and end lie within the task's keys; ranges and cached tiles may not.
+    // first and end lie within the work tile's keys; ranges and cached tiles may not.
     if constexpr (!kRanges)
       return keys_between(first[h] - tile.start, (Config::kCached ? min(end[h], tile.high) : end[h]) - tile.start);
     Seen seen = keys_between(first[h] - tile.start, end[h] - tile.start);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists the tasks of a batch from the lengths on the device, those with most tiles first, and cuts blocks of rows into
-// parts where there are too few of them to fill the grid, or where one alone would take longer than all others; where
-// parts for one round would leave much of the grid idle, into short ones, for several rounds, or into shares of all
-// tiles (shares.cuh).
+// Lists the work tiles of a batch from the lengths on the device, those with most tiles first, and cuts blocks of rows
+// into parts where there are too few of them to fill the grid, or where one alone would take longer than all others;
+// where parts for one round would leave much of the grid idle, into short ones, for several rounds, or into shares of
+// all tiles (shares.cuh).
 //
 //   blocks of rows of sequence b: ceil(num_q / tokens_of_tile);  cost of a block: its tiles of keys;
 //   C = all tiles times head tiles;  ideal = C / blocks of the grid, which no schedule beats
 //
 // One thread block. Threads sum runs of sequences and a scan places them; then each thread finds the sequences of its
-// blocks of rows by bisection. Tasks are sorted by counting: their order within a cost differs from run to run, which
-// no result depends on. One schedule serves every layer with the same lengths.
+// blocks of rows by bisection. Work tiles are sorted by counting: their order within a cost differs from run to run,
+// which no result depends on. One schedule serves every layer with the same lengths.
 //
-// Where the host knows that all sequences are alike and nothing is to be cut, tasks go by the number of their block,
-// the last, which sees most, first. They are found before the kernels before this one have ended, so that they wait for
-// little.
+// Where the host knows that all sequences are alike and nothing is to be cut, work tiles go by the number of their
+// block, the last, which sees most, first. They are found before the kernels before this one have ended, so that they
+// wait for little.
 //
 // Its code runs about once, so what it takes is the fetching of its instructions: all passes are one loop, in which
 // whatever several of them do stands once, and nothing is unrolled.
@@ -84,7 +84,7 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
     }
     parts = ptx::sum_of_warp(parts), halves = ptx::sum_of_warp(halves), thirds = ptx::sum_of_warp(thirds);
     const int heads = p.num_head_tiles, twice = 2 * p.num_blocks;  // and what the workspace has room for
-    const bool holds = parts <= p.max_tasks && parts * heads <= twice;
+    const bool holds = parts <= p.max_work_tiles && parts * heads <= twice;
     if (lane == 0 && holds && halves * heads <= p.num_blocks && thirds * heads <= twice)
       atomicMin(&shared.first_fit, warp);
   }
@@ -93,21 +93,21 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
   return shared.first_fit == 0 ? shorter() : ideal;
 }
 
-__device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_tasks, int num_splits,
-                                            unsigned stamp = 0) {
+__device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_work_tiles,
+                                            int num_split_tiles, unsigned stamp = 0) {
   const long long bytes = max(static_cast<long long>(max(total_keys, 1)) * p.bytes_of_key, 1ll);
   const unsigned fit = static_cast<unsigned>(kL2Bytes) / static_cast<unsigned>(min(bytes, 1ll * kL2Bytes));
-  p.list->num_tasks = min(num_tasks, p.max_tasks);
+  p.list->num_work_tiles = min(num_work_tiles, p.max_work_tiles);
   p.list->heads_at_a_time = min(static_cast<int>(fit), p.num_head_tiles);
   p.list->next_item = 0;
-  p.list->num_splits = num_splits;
+  p.list->num_split_tiles = num_split_tiles;
   p.list->seen = p.list->few_begun = p.list->few_ended = p.list->blocks_done = 0;
   p.list->stamp = stamp;
 }
 
 // Nothing lies on the device.
 __device__ __forceinline__ void list_alike(const PrefillParams& p) {
-  const int num_tasks = p.blocks_each * p.batch, thread = static_cast<int>(threadIdx.x);
+  const int num_work_tiles = p.blocks_each * p.batch, thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
   for (int i = thread;; i += kThreads) {
     const int from_last = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(p.batch));
@@ -116,21 +116,22 @@ __device__ __forceinline__ void list_alike(const PrefillParams& p) {
     s.q_row = p.q_flat ? static_cast<long long>(b) * p.fixed_q : 0;
     s.kv_row = p.kv_flat ? static_cast<long long>(b) * p.fixed_kv : 0;
     s.num_q = p.fixed_q, s.num_keys = p.fixed_kv;
-    Task t = rows_of_block(p, s, b, p.blocks_each - 1 - from_last);
+    WorkTile t = rows_of_block(p, s, b, p.blocks_each - 1 - from_last);
     take_all_tiles<kKeys>(t);
     if (i == thread) ptx::wait_for_previous_kernels();
-    if (i >= num_tasks) break;
-    p.tasks[i] = t;
+    if (i >= num_work_tiles) break;
+    p.work_tiles[i] = t;
   }
   const int keys = min(p.fixed_kv, kMostKeys);
-  if (thread == 0) finish_list(p, static_cast<int>(min(1ll * keys * p.batch, 0x7fffffffll)), num_tasks, 0);
+  if (thread == 0) finish_list(p, static_cast<int>(min(1ll * keys * p.batch, 0x7fffffffll)), num_work_tiles, 0);
 }
 
 __device__ __forceinline__ void list_all(const PrefillParams& p) {
   __shared__ SharedStorage shared;
   ptx::wait_for_previous_kernels();
   const int run = (p.batch + kThreads - 1) / kThreads, thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) shared.max_cost = 0, shared.first_fit = kThreads - 1, shared.num_split = 0, shared.num_parts = 0;
+  if (thread == 0)
+    shared.max_cost = 0, shared.first_fit = kThreads - 1, shared.num_split_tiles = 0, shared.num_splits = 0;
   if (thread == 0) shared.stamp = 0;
   shared.bucket[thread] = 0;
   __syncthreads();
@@ -138,7 +139,7 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
 
   // Of the pass: sequences of this thread's run, then every 1,024th block of rows.
   int begin = min(p.batch, thread * run), end = min(p.batch, begin + run), step = 1;
-  int total_keys = 0, num_blocks = 0, num_tasks = 0, piece = 1, shift = 0;
+  int total_keys = 0, num_blocks = 0, num_work_tiles = 0, piece = 1, shift = 0;
   bool deals = false;
   const auto bucket_of = [&](int cost) { return &shared.bucket[kThreads - 1 - (cost >> shift)]; };  // long ones first
 #pragma unroll 1
@@ -147,7 +148,7 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
     int keys = 0, longest = 0;
 #pragma unroll 1
     for (int i = begin; i < end; i += step) {
-      Task t{};
+      WorkTile t{};
       if (pass == kCounts && i < kThreads) {  // which asks for the cost only
         t.tile_end = shared.cost[i];
       } else {
@@ -160,7 +161,7 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
           keys = min(keys + min(s.num_keys, kMostKeys), kMostKeys);
           continue;
         }
-        t = block_task<kKeys, kSparse>(p, s, at.batch, i - at.begin);
+        t = block_work<kKeys, kSparse>(p, s, at.batch, i - at.begin);
       }
       const int cost = t.tile_end;
       if (pass == kCosts) {
@@ -179,10 +180,10 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
       cut(p, parts, shared, t);
       t.tile_end = 0;
 #pragma unroll 1
-      for (t.part = 0; t.part < parts; ++t.part) {
-        t.tile_begin = t.tile_end, t.tile_end += size + (t.part < longer ? 1 : 0);
-        const int task = atomicAdd(bucket_of(t.tile_end - t.tile_begin), 1);
-        if (task < p.max_tasks) p.tasks[task] = t;
+      for (t.split_idx = 0; t.split_idx < parts; ++t.split_idx) {
+        t.tile_begin = t.tile_end, t.tile_end += size + (t.split_idx < longer ? 1 : 0);
+        const int work = atomicAdd(bucket_of(t.tile_end - t.tile_begin), 1);
+        if (work < p.max_work_tiles) p.work_tiles[work] = t;
       }
     }
     if (pass == kSequences) sum |= static_cast<long long>(keys) << 32;
@@ -212,17 +213,17 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
 #pragma unroll 1
       while (piece >> shift >= kThreads) ++shift;
     } else {
-      num_tasks = static_cast<int>(total);
+      num_work_tiles = static_cast<int>(total);
       shared.bucket[thread] = static_cast<int>(before);
     }
     __syncthreads();
   }
   if constexpr (kShares) {
-    if (deals) num_tasks = deal<kKeys, kSparse>(p, run, num_blocks, shared);
+    if (deals) num_work_tiles = deal<kKeys, kSparse>(p, run, num_blocks, shared);
   }
 #pragma unroll 1
-  for (int i = thread; i < shared.num_split * p.num_head_tiles; i += kThreads) p.parts_done[i] = 0;
-  if (thread == 0) finish_list(p, total_keys, num_tasks, shared.num_split, shared.stamp);
+  for (int i = thread; i < shared.num_split_tiles * p.num_head_tiles; i += kThreads) p.splits_done[i] = 0;
+  if (thread == 0) finish_list(p, total_keys, num_work_tiles, shared.num_split_tiles, shared.stamp);
 }
 
 }  // namespace attune::prefill
@@ -235,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   } else {
     prefill::list_all(p);
   }
-  // Not before: first tasks are read as soon as a kernel begins (feed.cuh).
+  // Not before: first work tiles are read as soon as a kernel begins (tile_scheduler.cuh).
   ptx::fence_device();
   __syncthreads();
   ptx::allow_next_kernel();

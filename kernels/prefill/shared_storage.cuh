@@ -14,7 +14,7 @@ struct RingBarriers {
 };
 struct alignas(16) Barriers {
   kernels::Barrier k_full[Config::kStages], k_empty[Config::kStages], v_full[Config::kStages], v_empty[Config::kStages];
-  kernels::Barrier task_full[kernels::kTaskSlots], task_empty[kernels::kTaskSlots];
+  kernels::Barrier work_full[kernels::kWorkSlots], work_empty[kernels::kWorkSlots];
   kernels::Barrier q_full[Config::kQueryStages], q_empty[Config::kQueryStages];
   kernels::Barrier edge;  // the producer's own: values that it clears in part before it hands them over
   [[no_unique_address]] kernels::SharedArray<RingBarriers, Config::kRawStages> raw;
@@ -42,8 +42,8 @@ struct SharedStorage {
   alignas(16) unsigned over_cap[2][2];                   // [math group][tile % 2]
   [[no_unique_address]] kernels::SharedArray<uint4, Config::kCodes ? Config::kMathThreads : 0> limits;
   [[no_unique_address]] kernels::SharedArray<TileScales, Config::kConverts ? Config::kStages : 0> scales;
-  using Slot = kernels::TaskSlot;
-  Slot slots[kernels::kTaskSlots];
+  using Slot = kernels::WorkSlot;
+  Slot slots[kernels::kWorkSlots];
   alignas(16) int is_last;  // whether this block has the last part of a cut block of rows
   kernels::ScheduleCheck check;
 };
@@ -56,7 +56,7 @@ static_assert(sizeof(SharedStorage) ==
 static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
 // Addresses in shared memory.
-struct Places : tile::SharedView<SharedStorage> {
+struct Smem : tile::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ long long& out_base(int slot) const { return this->slot(slot).out_base; }
   __device__ __forceinline__ int& is_last() const { return ATTUNE_SHARED_FIELD(SharedStorage, is_last); }
@@ -85,11 +85,11 @@ struct Places : tile::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned v_empty(int stage) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.v_empty, stage);
   }
-  __device__ __forceinline__ unsigned task_full(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.task_full, slot);
+  __device__ __forceinline__ unsigned work_full(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.work_full, slot);
   }
-  __device__ __forceinline__ unsigned task_empty(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.task_empty, slot);
+  __device__ __forceinline__ unsigned work_empty(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.work_empty, slot);
   }
   __device__ __forceinline__ unsigned q_full(int stage = 0) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.q_full, stage);

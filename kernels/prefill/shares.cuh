@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deals a batch to the blocks of a grid so that all have about as many tiles, whatever the lengths: a share for each
-// group, as many blocks as there are head tiles, which take a chain of tasks one after the other (Task::next_task).
+// group, as many blocks as there are head tiles, which take a chain of work tiles one after the other
+// (WorkTile::next_work).
 //
 //   blocks of rows by length   too long | rounds of one for each group, every other one backwards | rest
 //   line                       the too long and the rest, one behind the other
@@ -10,8 +11,8 @@
 // rounds alone come near the target nothing is cut. Few are cut, as parts are stored and merged: of 70 alike on 66
 // groups only four, and 66 stay whole.
 //
-// What a task takes beside its tiles counts as tiles before them. Everything follows from the lengths, so that what is
-// cut is the same in each run.
+// What a work tile takes beside its tiles counts as tiles before them. Everything follows from the lengths, so that
+// what is cut is the same in each run.
 #pragma once
 
 #include "prefill/listing.cuh"
@@ -19,7 +20,7 @@
 
 namespace attune::prefill {
 
-constexpr int kTaskTiles = 2;   // of a task: an estimate
+constexpr int kTilesOfStart = 2;   // of a work tile: an estimate
 constexpr int kMergeTiles = 4;  // of merging a few blocks of rows, likewise
 constexpr int kMostDealt = kThreads, kMostGroups = 256, kMostDealtTiles = 1 << 21;
 static_assert(kMostDealtTiles <= 1 << (31 - 10) && kMostDealt == 1 << 10, "a length and a number are one word");
@@ -31,7 +32,8 @@ enum Dealing { kAsEver, kWhole, kDeal };
 __device__ __forceinline__ Dealing choose_dealing(const PrefillParams& p, int num_blocks, long long total, int max_cost,
                                                   int piece) {
   const bool cuts = num_blocks * p.num_head_tiles < p.num_blocks;
-  if (piece <= kMergeTiles || p.whole_pairs || num_blocks > min(kMostDealt, p.max_tasks - p.num_blocks)) return kAsEver;
+  if (piece <= kMergeTiles || p.whole_pairs || num_blocks > min(kMostDealt, p.max_work_tiles - p.num_blocks))
+    return kAsEver;
   const int groups = p.num_blocks / p.num_head_tiles;
   if (groups < 2 || groups > kMostGroups || total > kMostDealtTiles) return kAsEver;
   const auto tiles = static_cast<int>(total);
@@ -88,12 +90,12 @@ __device__ __forceinline__ int load_of(const Dealt& dealt, const SharedStorage& 
 #pragma unroll 1
   for (int k = 0; k < rounds; ++k) {
     const int i = first + k * groups + turned(k, groups, group);
-    if (i < num_blocks) load += shared.cost[dealt.order[i]] + kTaskTiles;
+    if (i < num_blocks) load += shared.cost[dealt.order[i]] + kTilesOfStart;
   }
   return load;
 }
 
-// run: sequences that each thread has counted. Returns the groups that have tasks; their first ones come first.
+// run: sequences that each thread has counted. Returns the groups that have work tiles; their first ones come first.
 template <int kKeys, bool kSparse>
 __device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blocks, SharedStorage& shared) {
   __shared__ Dealt dealt;
@@ -117,13 +119,13 @@ __device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blo
   __syncthreads();
   // From here on a thread has the block of rows that is the thread-th in order.
   const int block = has ? dealt.order[thread] : 0, tiles = has ? shared.cost[block] : 0;
-  int target = (total_of(has ? tiles + kTaskTiles : 0, dealt) + groups - 1) / groups;
+  int target = (total_of(has ? tiles + kTilesOfStart : 0, dealt) + groups - 1) / groups;
   int rounds = (num_blocks + groups - 1) / groups, too_long = 0;
   int load = load_of(dealt, shared, num_blocks, groups, 0, rounds);
   atomicMax(&dealt.most, load);
   __syncthreads();
   if (dealt.most > target + target / 16 + kMergeTiles) {
-    too_long = total_of(has && tiles + kTaskTiles > target ? 1 : 0, dealt);
+    too_long = total_of(has && tiles + kTilesOfStart > target ? 1 : 0, dealt);
     rounds = (num_blocks - too_long) / groups;
     load = load_of(dealt, shared, num_blocks, groups, too_long, rounds);
   }
@@ -133,13 +135,13 @@ __device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blo
   const int number = thread < too_long ? thread : thread - rounds * groups;  // on the line
   const int on_line = max(num_blocks - rounds * groups, 0);
   long long before;
-  const auto line = static_cast<int>(sum_of_block(is_cut ? tiles + kTaskTiles : 0, shared, before));
-  const int from = static_cast<int>(before), end = from + kTaskTiles + tiles;
+  const auto line = static_cast<int>(sum_of_block(is_cut ? tiles + kTilesOfStart : 0, shared, before));
+  const int from = static_cast<int>(before), end = from + kTilesOfStart + tiles;
   int lacking = 0;
 #pragma unroll 1
   while (line > 0) {
-    lacking = thread < groups ? target - load - kTaskTiles : 0;
-    if (lacking < kTaskTiles + 2 * p.fewest_tiles) lacking = 0;
+    lacking = thread < groups ? target - load - kTilesOfStart : 0;
+    if (lacking < kTilesOfStart + 2 * p.fewest_tiles) lacking = 0;
     const int all = total_of(lacking, dealt);
     if (all >= line) break;
     target += (line - all) / groups + 1;
@@ -154,45 +156,45 @@ __device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blo
   __syncthreads();
   int first = 0, last = 0;
   if (is_cut) {
-    first = run_at(dealt, num_runs, from + kTaskTiles + p.fewest_tiles - 1);
+    first = run_at(dealt, num_runs, from + kTilesOfStart + p.fewest_tiles - 1);
     last = max(first, run_at(dealt, num_runs, end - p.fewest_tiles));
     dealt.last[number] = last;
   }
   __syncthreads();
   const bool follows = is_cut && number > 0 && dealt.last[number - 1] == first;
   const bool is_followed = is_cut && number + 1 < on_line &&
-                           run_at(dealt, num_runs, end + kTaskTiles + p.fewest_tiles - 1) == last;
+                           run_at(dealt, num_runs, end + kTilesOfStart + p.fewest_tiles - 1) == last;
   const int used = on_line > 0 ? dealt.last[on_line - 1] + 1 : 0;  // runs: the last may have nothing
   sum_of_block(follows ? 1 : 0, shared, before);
 
-  // Tasks: whole blocks, by rounds; those with which runs begin; those that follow within a run.
-  const int run_tasks = rounds * groups, others = run_tasks + used + static_cast<int>(before);
+  // Work tiles: whole blocks, by rounds; those with which runs begin; those that follow within a run.
+  const int run_work_tiles = rounds * groups, others = run_work_tiles + used + static_cast<int>(before);
   if (has) {
     const Place at = find_sequence(p, run, shared, block);
-    Task t = block_task<kKeys, kSparse>(p, read_sequence<kSparse>(p, at.batch), at.batch, block - at.begin);
+    WorkTile t = block_work<kKeys, kSparse>(p, read_sequence<kSparse>(p, at.batch), at.batch, block - at.begin);
     cut(p, is_cut ? last - first + 1 : 1, shared, t);
     t.tile_end = 0;
 #pragma unroll 1
-    for (; t.part < t.num_parts; ++t.part) {
-      int task, next = 0;
+    for (; t.split_idx < t.num_splits; ++t.split_idx) {
+      int work, next = 0;
       t.tile_begin = t.tile_end, t.tile_end = tiles;
       if (is_cut) {
-        const int own = first + t.part;
-        if (own < last) t.tile_end = dealt.begin[own + 1] - from - kTaskTiles;
-        task = t.part == 0 && follows ? others : run_tasks + own;
+        const int own = first + t.split_idx;
+        if (own < last) t.tile_end = dealt.begin[own + 1] - from - kTilesOfStart;
+        work = t.split_idx == 0 && follows ? others : run_work_tiles + own;
         if (own == last && is_followed) next = others + (follows ? 1 : 0);
       } else {
         const int whole = thread - too_long, round = whole / groups, group = turned(round, groups, whole % groups);
         const int after = (round + 1) * groups;
-        task = round * groups + group;
+        work = round * groups + group;
         if (round + 1 < rounds && too_long + after + turned(round + 1, groups, group) < num_blocks) {
           next = after + group;
         } else if (on_line > 0 && dealt.run[group] >= 0 && dealt.run[group] < used) {
-          next = run_tasks + dealt.run[group];
+          next = run_work_tiles + dealt.run[group];
         }
       }
-      t.next_task = next;
-      p.tasks[task] = t;
+      t.next_work = next;
+      p.work_tiles[work] = t;
     }
   }
   __syncthreads();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a task: normalised rows to `out`, or a part of a block's tiles to the workspace, where the block that
+// The end of a work tile: normalised rows to `out`, or a part of a block's tiles to the workspace, where the block that
 // comes last merges all parts in the order of their keys.
 #pragma once
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ void store_pair(const PrefillParams& p, long long at,
   tile::store_element(Config::kOutType, p.out, at + (channel + 1) * p.out_dim_stride, y);
 }
 
-__device__ __forceinline__ long long out_at(const PrefillParams& p, const Task& t, int token, int head) {
+__device__ __forceinline__ long long out_at(const PrefillParams& p, const WorkTile& t, int token, int head) {
   return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
 }
 
@@ -94,7 +94,7 @@ struct OutRows {
   long long at[2];
 };
 // Needs nothing of O. All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each.
-__device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const Task& t, const Rows& rows,
+__device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const WorkTile& t, const Rows& rows,
                                                const Accumulators& a) {
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = mine != 0 ? rows.token[1] : rows.token[0], head = mine != 0 ? rows.head[1] : rows.head[0];
@@ -117,7 +117,7 @@ __device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const Tas
 }
 
 // The same where there is nothing but out, without sinks and scale, of sums that are not lowered to the maximum. base:
-// the task's place in out.
+// the work tile's place in out.
 __device__ __forceinline__ OutRows finish_plain_rows(const PrefillParams& p, const Rows& rows, const Accumulators& a,
                                                      long long base) {
   const int step = static_cast<int>(p.out_row_stride), head_step = static_cast<int>(p.out_head_stride);
@@ -178,17 +178,17 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const OutRow
   }
 }
 
-// Where part i of the task's block and head tile lies.
-__device__ __forceinline__ long long part_row(const PrefillParams& p, const Task& t, int head_tile, int i) {
-  return (static_cast<long long>(t.first_part + i) * p.num_head_tiles + head_tile) * Config::kRows;
+// Where part i of the work tile's block and head tile lies.
+__device__ __forceinline__ long long split_row(const PrefillParams& p, const WorkTile& t, int head_tile, int i) {
+  return (static_cast<long long>(t.first_split + i) * p.num_head_tiles + head_tile) * Config::kRows;
 }
 
-__device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t, int head_tile,
+__device__ __forceinline__ void store_part(const PrefillParams& p, const WorkTile& t, int head_tile,
                                            const Accumulators& a) {
   const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const long long at = part_row(p, t, head_tile, t.part) + row + 8 * h;
+    const long long at = split_row(p, t, head_tile, t.split_idx) + row + 8 * h;
     if (pair == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
 #pragma unroll
     for (int j = 0; j < Accumulators::kPairs; ++j) {
@@ -200,21 +200,21 @@ __device__ __forceinline__ void store_part(const PrefillParams& p, const Task& t
 }
 
 // One warp, one packed row. M = max_i m_i; L = sum_i l_i 2^(m_i - M); O = sum_i o_i 2^(m_i - M).
-__device__ __forceinline__ void combine_row(const PrefillParams& p, const Task& t, int head_tile, int row) {
+__device__ __forceinline__ void combine_row(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
   constexpr int kPairs = (Config::kChannels + 63) / 64;  // of channels, a lane
   const int lane = threadIdx.x % 32;
   auto stats = [&](int i) {
     return ptx::load_from_l2(
-        reinterpret_cast<const float2*>(p.partial_stats + 2 * (part_row(p, t, head_tile, i) + row)));
+        reinterpret_cast<const float2*>(p.partial_stats + 2 * (split_row(p, t, head_tile, i) + row)));
   };
   float max = -ptx::infinity();
-  for (int i = lane; i < t.num_parts; i += 32) max = fmaxf(max, stats(i).x);
+  for (int i = lane; i < t.num_splits; i += 32) max = fmaxf(max, stats(i).x);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
   const float reference = reference_of(max);
   float sum = 0;
   float2 o[kPairs] = {};
-  for (int i = 0; i < t.num_parts; ++i) {
+  for (int i = 0; i < t.num_splits; ++i) {
     const float2 part = stats(i);
     const float weight = ptx::exp2_approx(part.x - reference);
     sum += weight * part.y;
@@ -223,7 +223,7 @@ __device__ __forceinline__ void combine_row(const PrefillParams& p, const Task& 
       const int channel = 64 * k + 2 * lane;
       if (channel >= Config::kChannels) continue;
       const float2 x = ptx::load_from_l2(reinterpret_cast<const float2*>(
-          p.partial_out + (part_row(p, t, head_tile, i) + row) * Config::kChannels + channel));
+          p.partial_out + (split_row(p, t, head_tile, i) + row) * Config::kChannels + channel));
       o[k].x += weight * x.x, o[k].y += weight * x.y;
     }
   }
@@ -238,11 +238,11 @@ __device__ __forceinline__ void combine_row(const PrefillParams& p, const Task& 
 }
 
 // All math threads. Whoever comes last merges; that differs from run to run, the bits do not.
-__device__ __forceinline__ void combine_last(const PrefillParams& p, const Task& t, int head_tile, int& is_last) {
+__device__ __forceinline__ void combine_last(const PrefillParams& p, const WorkTile& t, int head_tile, int& is_last) {
   ptx::sync_some(kAllMath, Config::kMathThreads);
   if (math_thread() == 0) {  // racecheck has reported is_last: two meetings order it
-    const unsigned last = static_cast<unsigned>(t.num_parts - 1);
-    is_last = ptx::count_arrival(p.parts_done + t.split * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
+    const unsigned last = static_cast<unsigned>(t.num_splits - 1);
+    is_last = ptx::count_arrival(p.splits_done + t.split_tile * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
   }
   ptx::sync_some(kAllMath, Config::kMathThreads);
   if (is_last == 0) return;

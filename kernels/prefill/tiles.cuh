@@ -9,12 +9,12 @@
 namespace attune::prefill {
 
 using kernels::PrefillParams;
-using kernels::Task;
+using kernels::WorkTile;
 using schedule::clamp_int;
 using schedule::int_at;
 
 struct SequenceInfo {
-  long long q_begin, q_row, kv_row;  // as in Task
+  long long q_begin, q_row, kv_row;  // as in WorkTile
   int num_q, num_cached, num_keys;
   int skipped;     // nobody attends: rows become zero, or stay as they are
   int row_blocks;  // 0: nothing is to be done
@@ -93,7 +93,8 @@ __device__ __forceinline__ bool has_value(const PrefillParams& p, int batch, int
 constexpr int kScaleByToken = 3;  // of KvScale::mode
 
 // What the codes of a cached key are multiplied with.
-__device__ __forceinline__ float scale_of(const PrefillParams& p, const Task& t, int kv_head, int key, bool values) {
+__device__ __forceinline__ float scale_of(const PrefillParams& p, const WorkTile& t, int kv_head, int key,
+                                          bool values) {
   const kernels::KvScale& scale = values ? p.v_scale : p.k_scale;
   if (scale.mode == 0) return 1.0f;
   if (scale.mode == 1) return scale.data[0];
@@ -138,7 +139,7 @@ struct Tile {
   bool cached;
 };
 template <int kKeys, bool kCached>
-__device__ __forceinline__ Tile tile_at(const Task& t, const TileLine<kKeys, kCached>& line, int i) {
+__device__ __forceinline__ Tile tile_at(const WorkTile& t, const TileLine<kKeys, kCached>& line, int i) {
   Tile x;
   x.cached = line.is_cached(i);
   x.start = line.start(i);
@@ -152,19 +153,19 @@ __device__ __forceinline__ int entries_in_use(const kernels::SlotList& list, int
   if (list.indices == nullptr || list.length.data == nullptr) return list.indices == nullptr ? 0 : list.topk;
   return clamp_int(int_at(list.length, list.length_by_row ? row : b), 0, list.topk);
 }
-// The list of the one token of a task.
-__device__ __forceinline__ const int* entries_of(const kernels::SlotList& list, const Task& t, int kv_head) {
+// The list of the one token of a work tile.
+__device__ __forceinline__ const int* entries_of(const kernels::SlotList& list, const WorkTile& t, int kv_head) {
   return list.indices + t.batch * list.batch_stride + (t.q_begin + t.token_begin) * list.row_stride +
          kv_head * list.head_stride;
 }
 // The row of q, counted over all sequences.
-__device__ __forceinline__ long long row_of_token(const PrefillParams& p, const Task& t, int token) {
+__device__ __forceinline__ long long row_of_token(const PrefillParams& p, const WorkTile& t, int token) {
   return (p.cu_seqlens_q.data != nullptr ? t.q_begin : static_cast<long long>(t.batch) * p.fixed_q) + token;
 }
 
 // A block of rows, and the keys that causality and windows let it see.
-__device__ __forceinline__ Task rows_of_block(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
-  Task t{};
+__device__ __forceinline__ WorkTile rows_of_block(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
+  WorkTile t{};
   t.q_begin = s.q_begin, t.q_row = s.q_row, t.kv_row = s.kv_row, t.batch = b;
   t.token_begin = block * p.tokens_of_tile;
   t.num_tokens = min(p.tokens_of_tile, s.num_q - t.token_begin);
@@ -178,16 +179,16 @@ __device__ __forceinline__ Task rows_of_block(const PrefillParams& p, const Sequ
 // All tiles of a block as one part. Where there is nothing to see, a tile of no keys: such rows need no way of their
 // own.
 template <int kKeys>
-__device__ __forceinline__ void take_all_tiles(Task& t) {
-  t.num_parts = 1;
+__device__ __forceinline__ void take_all_tiles(WorkTile& t) {
+  t.num_splits = 1;
   t.tile_end = max(TileLine<kKeys>(t.num_cached, t.first_key, t.end_key).num_tiles, 1);
 }
 
-// The whole block of rows as a task of one part. Where attention is sparse its keys are the entries of the one token's
-// lists, those of the first counted as cached.
+// The whole block of rows as a work tile of one part. Where attention is sparse its keys are the entries of the one
+// token's lists, those of the first counted as cached.
 template <int kKeys, bool kSparse = false>
-__device__ __forceinline__ Task block_task(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
-  Task t = rows_of_block(p, s, b, block);
+__device__ __forceinline__ WorkTile block_work(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
+  WorkTile t = rows_of_block(p, s, b, block);
   const int position = s.num_keys - s.num_q + t.token_begin;
   if constexpr (kSparse) {
     const long long row = row_of_token(p, t, t.token_begin);

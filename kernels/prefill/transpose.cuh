@@ -11,7 +11,7 @@
 #pragma once
 
 #include "prefill/shared_storage.cuh"
-#include "prefill/feed.cuh"
+#include "prefill/tile_scheduler.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/matrix.cuh"
@@ -22,19 +22,19 @@ namespace attune::prefill {
 class Transposer {
  public:
   // warp: of those that transpose.
-  __device__ __forceinline__ Transposer(const Places& places, int warp)
-      : places_(places), warp_(warp), lane_(threadIdx.x % 32) {}
+  __device__ __forceinline__ Transposer(const Smem& smem, int warp)
+      : smem_(smem), warp_(warp), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
-    for (unsigned tasks = 0;; ++tasks) {
-      const int slot = tasks % kernels::kTaskSlots;
-      ptx::wait_phase(places_.task_full(slot), tasks / kernels::kTaskSlots % 2);
-      if (places_.head_tile(slot) == kNoMoreTasks) return;
-      const Task& task = places_.task(slot);
-      for (int i = task.tile_end - 1; i >= task.tile_begin; --i)
-        transpose(task.end_key - task.first_key - i * Config::kKeys);
+    for (unsigned work_tiles = 0;; ++work_tiles) {
+      const int slot = work_tiles % kernels::kWorkSlots;
+      ptx::wait_phase(smem_.work_full(slot), work_tiles / kernels::kWorkSlots % 2);
+      if (smem_.head_tile(slot) == kNoMoreWork) return;
+      const WorkTile& work = smem_.work(slot);
+      for (int i = work.tile_end - 1; i >= work.tile_begin; --i)
+        transpose(work.end_key - work.first_key - i * Config::kKeys);
       __syncwarp();
-      if (lane_ == 0) ptx::arrive(places_.task_empty(slot));
+      if (lane_ == 0) ptx::arrive(smem_.work_empty(slot));
     }
   }
 
@@ -45,15 +45,15 @@ class Transposer {
   // be compared as it stands: HACKING.md, "Style".)
   __device__ __forceinline__ void transpose(int seen) {
     const int from = tiles_ % Config::kRawStages, to = tiles_ % Config::kStages;
-    ptx::wait_phase(places_.raw_full(from), tiles_ / Config::kRawStages % 2);
-    const unsigned raw = places_.raw(from);
+    ptx::wait_phase(smem_.raw_full(from), tiles_ / Config::kRawStages % 2);
+    const unsigned raw = smem_.raw(from);
     if (seen < Config::kKeys) {
       clear_rows_from(max(seen, 0), raw);
       __syncwarp();
     }
-    ptx::wait_phase(places_.v_empty(to), tiles_ / Config::kStages % 2 ^ 1);
+    ptx::wait_phase(smem_.v_empty(to), tiles_ / Config::kStages % 2 ^ 1);
     const int line = lane_ & 7, half = lane_ >> 4;  // this lane's of the stored matrices
-    const unsigned v = places_.v(to) + (lane_ & 15) * 128;
+    const unsigned v = smem_.v(to) + (lane_ & 15) * 128;
 #pragma unroll 1
     for (int block = warp_; block < kBlocks; block += Config::kTransposeWarps) {
       const unsigned load = raw + lane_ * 128 + ((block ^ line) << 4);
@@ -72,8 +72,8 @@ class Transposer {
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) {
-      ptx::arrive(places_.raw_empty(from));
-      ptx::arrive(places_.v_full(to));
+      ptx::arrive(smem_.raw_empty(from));
+      ptx::arrive(smem_.v_full(to));
     }
     ++tiles_;
   }
@@ -88,7 +88,7 @@ class Transposer {
     }
   }
 
-  const Places& places_;
+  const Smem& smem_;
   const int warp_, lane_;
   unsigned tiles_ = 0;  // before the current one
 };

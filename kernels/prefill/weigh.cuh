@@ -10,10 +10,10 @@ namespace attune::prefill {
 
 class Weigh {
  protected:
-  __device__ __forceinline__ Weigh(const PrefillParams& p, const Places& places)
-      : p_(p), places_(places), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
+  __device__ __forceinline__ Weigh(const PrefillParams& p, const Smem& smem)
+      : p_(p), smem_(smem), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
-  // A task may have tiles of codes, or x-packed ones, and others, which come first: those meet q as it is.
+  // A work tile may have tiles of codes, or x-packed ones, and others, which come first: those meet q as it is.
   static constexpr bool kTwoKinds = (Config::kConverts || Config::kPacked) && Config::kDense;
 
   // Weights may reach 2^kMost before o is rescaled, which is seldom after the first tile; then the largest is 2^kLift.
@@ -41,16 +41,16 @@ class Weigh {
   // kCount: registers that have products; high: all_high(a.max), but of a first tile.
   template <bool kCodes, int kCount = kKeysOfThread, bool kFirst = false, class Last = Nothing,
             class BesideLast = Nothing>
-  __device__ __forceinline__ bool weigh(const Rows& rows, const Task& task, const Line& line, int i, const Run& whole,
-                                        bool high, float (&s)[Config::kKeys / 2], float (&lowered)[2],
+  __device__ __forceinline__ bool weigh(const Rows& rows, const WorkTile& work, const Line& line, int i,
+                                        const Run& whole, bool high, float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                         Accumulators& a, const Rows::View* view = nullptr, const Last& last = {},
                                         const BesideLast& beside_last = {}) {
-    if constexpr (kCodes && Config::kTokenScales) multiply_columns(places_.scales(k_turn_.stage, false), s);
+    if constexpr (kCodes && Config::kTokenScales) multiply_columns(smem_.scales(k_pipe_.stage, false), s);
     if constexpr (kCodes && Config::kConverts && !Rows::kPlain) multiply_rows(factor_, s);
     const int start = line.start(i);
     if constexpr (Rows::kSloped && !Config::kLate) rows.add_slope(s);
     if constexpr (!Rows::kProducts) rows.score(p_, start, s);
-    const auto hide = [&] { return hide_edge<kCount>(rows, task, line, i, whole, s, view); };
+    const auto hide = [&] { return hide_edge<kCount>(rows, work, line, i, whole, s, view); };
     const bool edge = hide();
     if (Config::kCached && !kReleasesLate<kCodes>) release_keys();
     lowered[0] = lowered[1] = 1.0f;
@@ -116,13 +116,13 @@ class Weigh {
 
   // Replaces what is hidden of a tile at an edge by -inf: whether it is one.
   template <int kCount = kKeysOfThread>
-  __device__ __forceinline__ bool hide_edge(const Rows& rows, const Task& task, const Line& line, int i,
+  __device__ __forceinline__ bool hide_edge(const Rows& rows, const WorkTile& work, const Line& line, int i,
                                             const Run& whole, float (&s)[Config::kKeys / 2],
                                             const Rows::View* view = nullptr) const {
-    const unsigned hidden = Config::kCached ? places_.mask(k_turn_.stage) : 0;
+    const unsigned hidden = Config::kCached ? smem_.mask(k_pipe_.stage) : 0;
     const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
     if (!Rows::kBits && !flagged && whole.has(i)) return false;
-    const Tile tile = tile_at(task, line, i);
+    const Tile tile = tile_at(work, line, i);
     rows.template hide<kCount>(p_, tile, view != nullptr ? *view : rows.view(p_, tile), flagged, hidden, s);
     return true;
   }
@@ -243,7 +243,7 @@ class Weigh {
 
   template <bool kCodes>
   __device__ __forceinline__ void scale_weights(float (&s)[Config::kKeys / 2]) const {
-    if constexpr (kCodes && Config::kTokenScales) multiply_columns(places_.scales(k_turn_.stage, true), s);
+    if constexpr (kCodes && Config::kTokenScales) multiply_columns(smem_.scales(k_pipe_.stage, true), s);
   }
   // Weights kFirst..kEnd - 1 as an operand.
   template <bool kCodes, int kFirst = 0, int kEnd = Config::kKeys / 2>
@@ -265,17 +265,17 @@ class Weigh {
 
   __device__ __forceinline__ void release_keys() {
     if (Config::kCached) __syncwarp();  // all lanes have read what lies beside the keys
-    if (threadIdx.x % 32 == 0) ptx::arrive(places_.k_empty(k_turn_.stage));
-    k_turn_.next<Config::kStages>();
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.k_empty(k_pipe_.stage));
+    k_pipe_.next<Config::kStages>();
   }
 
   const PrefillParams& p_;
-  const Places& places_;
+  const Smem& smem_;
   const float c_;
   float factor_[2];           // of products with fp16 queries, c_ included where all are only multiplied
   bool takes_maxima_ = true;  // some row has no reference yet, or maxima are asked for
   int top_ = 0;               // the largest bits of a tile's weights
-  Turn k_turn_;
+  PipelineState k_pipe_;
 };
 
 }  // namespace attune::prefill

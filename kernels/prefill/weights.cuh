@@ -93,8 +93,8 @@ __device__ __forceinline__ bool all_high(const float (&max)[2]) {
   return !__any_sync(0xffffffffu, (bits_of(max[0]) | bits_of(max[1])) < 0);
 }
 
-// Maxima are of a thread's own keys until a reference moves, or the task ends: whether one must, each lane of four can
-// tell for itself.
+// Maxima are of a thread's own keys until a reference moves, or the work tile ends: whether one must, each lane of four
+// can tell for itself.
 constexpr bool kOwnMaxima = Rows::kPlain;
 
 // Of the four lanes of a row.

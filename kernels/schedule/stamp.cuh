@@ -74,7 +74,8 @@ __device__ __forceinline__ float first_sum(unsigned sum, unsigned stamp) {
   return sum == stamp ? 0.0f : __uint_as_float(0x7fffffffu);
 }
 
-// By threads that are numbered from 0, before their first task; they meet by sync(). check was {} at the beginning.
+// By threads that are numbered from 0, before their first work tile; they meet by sync(). check was {} at the
+// beginning.
 template <bool kSparse = false, class Params, class Check, class Sync>
 __device__ __forceinline__ void check_stamp(const Params& p, int thread, int threads, Check& check, const Sync& sync) {
   if (p.checks_stamp == 0) return;

@@ -29,7 +29,7 @@
 
 namespace attune::tile {
 
-// Storage has `slots`, each with a task and its head tile.
+// Storage has `slots`, each with a work tile and its head tile.
 template <class Storage>
 struct SharedView {
   unsigned char* memory;
@@ -47,7 +47,7 @@ struct SharedView {
     using Slot = typename Storage::Slot;
     return value_at<Slot>(ATTUNE_OFFSET_OF(Storage, slots), i);
   }
-  __device__ __forceinline__ auto& task(int i) const { return slot(i).task; }
+  __device__ __forceinline__ auto& work(int i) const { return slot(i).work; }
   __device__ __forceinline__ int& head_tile(int i) const { return slot(i).head_tile; }
 };
 

@@ -223,7 +223,7 @@ DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
   k.shares = reinterpret_cast<kernels::Share*>(base + w.shares);
   k.arrivals = reinterpret_cast<unsigned*>(base + w.arrivals);
   if (c.beside.list_at != 0) {
-    auto& list = *reinterpret_cast<kernels::TaskList*>(base + c.beside.list_at);
+    auto& list = *reinterpret_cast<kernels::WorkList*>(base + c.beside.list_at);
     k.prompt_tiles = &list.num_tiles, k.few_begun = &list.few_begun;
   }
   if (c.append_counters > 0) k.tiles_done = reinterpret_cast<unsigned*>(base + w.tiles_done);

@@ -205,10 +205,10 @@ Config choose_config(const Problem& p, int num_sms) {
   c.heads_of_tile = prefill::choose_heads_of_tile(p.group, form.rows, tokens_of_keys(p));
   c.tokens_of_tile = p.sparse || c.few || c.half ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
 
-  const auto limits = prefill::task_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
-  c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
+  const auto limits = prefill::work_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
+  c.max_work_tiles = limits.max_work_tiles, c.blocks = limits.blocks;
   const bool halves = c.out_dtype == ATTUNE_FLOAT32 || c.out_dtype == ATTUNE_FLOAT16;  // of channels, of fp32 parts
-  c.max_pairs = (limits.max_tasks - num_sms) * (p.heads_q / c.heads_of_tile) *
+  c.max_pairs = (limits.max_work_tiles - num_sms) * (p.heads_q / c.heads_of_tile) *
                 (kernels::align_up(c.tokens_of_tile * c.heads_of_tile, 16) / 2) * (halves ? 2 : 1);
   // Head tiles of one KV head read the same keys: pairs of blocks have them copied to both, or decode them together.
   const bool shares = !c.few && !c.half && (is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache));
@@ -238,11 +238,11 @@ WorkspaceLayout workspace_layout(const Config& c) {
     return begin;
   };
   const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * kMlaRowsOfBlock : 0;
-  w.list = take(sizeof(kernels::TaskList));
-  w.tasks = take(static_cast<size_t>(c.max_tasks) * sizeof(kernels::Task));
+  w.list = take(sizeof(kernels::WorkList));
+  w.work_tiles = take(static_cast<size_t>(c.max_work_tiles) * sizeof(kernels::WorkTile));
   w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));
-  w.parts_done = take(blocks * sizeof(unsigned));
-  w.split_tasks = take(c.splits ? blocks * sizeof(kernels::Task) : 0);
+  w.splits_done = take(blocks * sizeof(unsigned));
+  w.split_tiles = take(c.splits ? blocks * sizeof(kernels::WorkTile) : 0);
   w.stats = take(rows * kernels::kMlaPartStats * sizeof(float));
   w.out = take(rows * kernels::kMlaHeadDimV * sizeof(float));
   return w;
@@ -271,7 +271,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.tokens_of_tile = c.tokens_of_tile;
   k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);
   k.num_blocks = c.blocks;
-  k.max_tasks = to_int(c.max_tasks);
+  k.max_work_tiles = to_int(c.max_work_tiles);
   k.fewest_tiles = c.fewest_tiles;
   k.store_vectors = prefill::strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
                             p.out.element_size == 2
@@ -280,11 +280,11 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
 
   const WorkspaceLayout w = workspace_layout(c);
   char* base = static_cast<char*>(workspace);
-  k.list = reinterpret_cast<kernels::TaskList*>(base + w.list);
-  k.tasks = reinterpret_cast<kernels::Task*>(base + w.tasks);
+  k.list = reinterpret_cast<kernels::WorkList*>(base + w.list);
+  k.work_tiles = reinterpret_cast<kernels::WorkTile*>(base + w.work_tiles);
   k.block_begin = reinterpret_cast<int*>(base + w.block_begin);
-  k.parts_done = reinterpret_cast<unsigned*>(base + w.parts_done);
-  if (c.splits) k.split_tasks = reinterpret_cast<kernels::Task*>(base + w.split_tasks);
+  k.splits_done = reinterpret_cast<unsigned*>(base + w.splits_done);
+  if (c.splits) k.split_tiles = reinterpret_cast<kernels::WorkTile*>(base + w.split_tiles);
   k.partial_stats = reinterpret_cast<float*>(base + w.stats);
   k.partial_out = reinterpret_cast<float*>(base + w.out);
   return k;

@@ -27,7 +27,7 @@ struct Config {
   int blocks = 1;          // of the grid; all of them run at a time
   int cluster = 1;         // blocks that share the keys they have copied or decode
   int fewest_tiles = 1;    // of a part of a block of rows
-  int64_t batch = 0, max_tasks = 0;
+  int64_t batch = 0, max_work_tiles = 0;
   int64_t max_pairs = 0;  // of rows that are merged
   bool splits = true;     // blocks of rows may be cut along the keys
 
@@ -50,7 +50,7 @@ void check_run(const Problem& p, const Config& c);
 
 // Where the pieces of the workspace begin.
 struct WorkspaceLayout {
-  size_t list = 0, tasks = 0, block_begin = 0, parts_done = 0, split_tasks = 0, stats = 0, out = 0, total = 0;
+  size_t list = 0, work_tiles = 0, block_begin = 0, splits_done = 0, split_tiles = 0, stats = 0, out = 0, total = 0;
 };
 WorkspaceLayout workspace_layout(const Config& c);
 

@@ -237,7 +237,7 @@ void choose_tiles(const Problem& p, Config& c) {
   while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
   while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
-  // The next task's first product needs its q, and registers beside those of what is stored.
+  // The next work tile's first product needs its q, and registers beside those of what is stored.
   const bool has_registers = !c.cached && p.head_dim_v <= 128 && (c.score == 0 || c.score == kAlibi) && c.mask == 0;
   if (!has_registers || c.stages < 3) return;
   c.query_stages = 2;
@@ -292,12 +292,12 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
   }
   c.heads_of_tile = choose_heads_of_tile(p.group, c.rows);
 
-  const TaskLimits limits = task_limits(p, c.tokens_of_tile(), c.heads_of_tile, c.splits, num_sms);
-  c.max_tasks = limits.max_tasks, c.blocks = limits.blocks;
+  const WorkLimits limits = work_limits(p, c.tokens_of_tile(), c.heads_of_tile, c.splits, num_sms);
+  c.max_work_tiles = limits.max_work_tiles, c.blocks = limits.blocks;
   return c;
 }
 
-TaskLimits task_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms) {
+WorkLimits work_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms) {
   // Blocks of rows of all sequences, at most; a sequence's last one may be of a single token.
   const int64_t row_blocks = p.cu_q ? p.total_q / tokens + p.batch : p.batch * ceil_div(p.fixed_q, tokens);
   const int64_t most = splits ? num_sms : row_blocks * (p.heads_q / heads);
@@ -335,10 +335,10 @@ WorkspaceLayout workspace_layout(const Config& c) {
     return begin;
   };
   const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * static_cast<size_t>(c.rows) : 0;
-  w.list = take(sizeof(kernels::TaskList));
-  w.tasks = take(static_cast<size_t>(c.max_tasks) * sizeof(kernels::Task));
+  w.list = take(sizeof(kernels::WorkList));
+  w.work_tiles = take(static_cast<size_t>(c.max_work_tiles) * sizeof(kernels::WorkTile));
   w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));
-  w.parts_done = take(blocks * sizeof(unsigned));
+  w.splits_done = take(blocks * sizeof(unsigned));
   w.stats = take(rows * 2 * sizeof(float));
   w.out = take(rows * static_cast<size_t>((c.head_dim_v + 31) / 32 * 32) * sizeof(float));
   return w;
@@ -353,7 +353,7 @@ int blocks_alike(const Problem& p, const Config& c) {
                      !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.few_q == 0;
   const int64_t ahead = p.fixed_kv - p.fixed_q, blocks = ceil_div(p.fixed_q, c.tokens_of_tile());
   const int64_t most = ceil_div(p.fixed_kv, c.keys);  // tiles of a block
-  if (!plain || ahead < 0 || blocks * p.batch > c.max_tasks) return 0;
+  if (!plain || ahead < 0 || blocks * p.batch > c.max_work_tiles) return 0;
   const int64_t keys = p.causal ? blocks * ahead + (blocks - 1) * blocks / 2 * c.tokens_of_tile() : blocks * p.fixed_kv;
   const int64_t tiles = keys / c.keys * p.batch * (p.heads_q / c.heads_of_tile);
   const bool cuts = c.splits && most > kFewestTiles && tiles <= (most - 1) * c.blocks;
@@ -383,7 +383,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);
   k.num_blocks = c.blocks;
   k.few_q = c.few_q;
-  k.max_tasks = to_int(c.max_tasks);
+  k.max_work_tiles = to_int(c.max_work_tiles);
   k.fewest_tiles = kFewestTiles;
   k.blocks_each = blocks_alike(p, c);
   if (k.blocks_each > 0) k.checks_stamp = 0;  // nothing of it lies on the device
@@ -402,10 +402,10 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
 
   const WorkspaceLayout w = workspace_layout(c);
   char* base = static_cast<char*>(workspace);
-  k.list = reinterpret_cast<kernels::TaskList*>(base + w.list);
-  k.tasks = reinterpret_cast<kernels::Task*>(base + w.tasks);
+  k.list = reinterpret_cast<kernels::WorkList*>(base + w.list);
+  k.work_tiles = reinterpret_cast<kernels::WorkTile*>(base + w.work_tiles);
   k.block_begin = reinterpret_cast<int*>(base + w.block_begin);
-  k.parts_done = reinterpret_cast<unsigned*>(base + w.parts_done);
+  k.splits_done = reinterpret_cast<unsigned*>(base + w.splits_done);
   k.partial_stats = reinterpret_cast<float*>(base + w.stats);
   k.partial_out = reinterpret_cast<float*>(base + w.out);
   return k;

@@ -32,7 +32,7 @@ struct Config {
   kernels::T5Table t5 = {};  // buckets; the table itself comes with a run
   int heads_of_tile = 1;     // query heads that share a block of rows
   int blocks = 1;            // of the grid; all of them run at a time
-  int64_t batch = 0, max_tasks = 0;
+  int64_t batch = 0, max_work_tiles = 0;
   bool splits = true;  // blocks of rows may be cut along the keys
   int few_q = 0;       // sequences of no more queries are left to another kernel
 
@@ -46,13 +46,13 @@ struct Config {
   KernelSpec schedule_kernel() const;
 };
 
-// Most tasks that the schedule lists, and the blocks of the grid that takes them. tokens, heads: of a block of rows;
-// splits: blocks of rows may be cut along the keys.
-struct TaskLimits {
-  int64_t max_tasks = 0;
+// Most work tiles that the schedule lists, and the blocks of the grid that takes them. tokens, heads: of a block of
+// rows; splits: blocks of rows may be cut along the keys.
+struct WorkLimits {
+  int64_t max_work_tiles = 0;
   int blocks = 1;
 };
-TaskLimits task_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms);
+WorkLimits work_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms);
 
 // As many query heads of a KV head as fill the rows of a block best, with so many tokens at most; the more the better.
 int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens = std::numeric_limits<int64_t>::max());
@@ -73,7 +73,7 @@ void check_run(const Problem& p, const Config& c);
 
 // Where the pieces of the workspace begin.
 struct WorkspaceLayout {
-  size_t list = 0, tasks = 0, block_begin = 0, parts_done = 0, stats = 0, out = 0, total = 0;
+  size_t list = 0, work_tiles = 0, block_begin = 0, splits_done = 0, stats = 0, out = 0, total = 0;
 };
 WorkspaceLayout workspace_layout(const Config& c);
 

@@ -5,12 +5,12 @@
 namespace attune::tile {
 
 // Stage and parity of the n-th use of a ring.
-struct Turn {
+struct PipelineState {
   int stage = 0;
-  unsigned parity = 0;
+  unsigned phase = 0;
   template <int kCount>
   __device__ __forceinline__ void next() {
-    if (++stage == kCount) stage = 0, parity ^= 1;
+    if (++stage == kCount) stage = 0, phase ^= 1;
   }
 };
 
