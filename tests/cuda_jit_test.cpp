@@ -10,6 +10,7 @@
 #include <iterator>
 #include <thread>
 
+#include "cuda/jit/environment.h"
 #include "cuda/jit/files.h"
 #include "cuda/jit/image.h"
 #include "cuda/jit/nvrtc.h"
@@ -214,6 +215,20 @@ TEST_F(CudaJit, ThreadsAndProcessesShareOneCache) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong.load(), 0);
   EXPECT_TRUE(log_.empty()) << log_[0];
+}
+
+TEST_F(CudaJit, EnvironmentSaysWhetherToCompile) {
+  const std::string before = environment("ATTUNE_JIT");
+  const auto may_compile = [](const char* value) {
+    setenv("ATTUNE_JIT", value, 1);
+    return ImageFinder::default_options(99).may_compile;
+  };
+  for (const char* on : {"", "on", "On"}) EXPECT_TRUE(may_compile(on)) << on;
+  for (const char* off : {"off", "OFF"}) EXPECT_FALSE(may_compile(off)) << off;
+  EXPECT_TRUE(log_.empty()) << log_[0];
+  EXPECT_TRUE(may_compile("perhaps"));
+  EXPECT_THAT(log_, testing::ElementsAre("ATTUNE_JIT is 'perhaps'; it may be on or off, and on is assumed"));
+  setenv("ATTUNE_JIT", before.c_str(), 1);
 }
 
 class CudaCompile : public CudaJit {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill kernels' own source on the CPU (tests/emulator): batches of many work tiles, and of pages that are not
 // there.
+#include <map>
+
 #include "emulated_prefill.h"
 #include "spoilt_attention.h"
 
@@ -84,6 +86,40 @@ TEST_F(EmulatedPrefillBatches, TasksBehindCutOnes) {
         << rest;
     EXPECT_EQ(splits_, 1);
   }
+}
+
+// The schedule of more sequences than its threads, each of which has several then: every block of rows once.
+TEST_F(EmulatedPrefillBatches, MoreSequencesThanThreadsOfTheSchedule) {
+  std::vector<int64_t> queries(2100, 1);
+  for (size_t b = 0; b < queries.size(); b += 7) queries[b] = 130 + static_cast<int64_t>(b % 5) * 64;
+  std::string list;
+  for (const int64_t n : queries) list += (list.empty() ? "" : ", ") + std::to_string(n);
+  cases::Problem problem(tests::make_case(
+      R"({"name": "x", "heads": [1, 1], "head_dim": [64, 64], "dtype": "bf16", "kv": "dense", "seqlens_q": [)" + list +
+      "]}"));
+  problem.arena().upload();
+  const Problem p = make_problem(problem.device(), Data::kRequired);
+  const prefill::Config c = prefill::choose_config(p, kBlocks);
+  cases::Workspace workspace(cases::host_memory(), prefill::workspace_layout(c).total);
+  const kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+  emulate_schedule(c, params);
+  EXPECT_EQ(workspace.buffer.check_guards(), "");
+  std::map<std::pair<int, int>, int64_t> listed;  // the first row of a sequence's block, by its first token
+  for (int i = 0; i < params.list->num_work_tiles; ++i) {
+    const kernels::WorkTile& t = params.work_tiles[i];
+    EXPECT_EQ(t.num_parts, 1);
+    EXPECT_TRUE(listed.emplace(std::pair(t.batch, t.token_begin), t.q_begin).second) << t.batch << " twice";
+  }
+  size_t blocks = 0;
+  int64_t row = 0;
+  for (size_t b = 0; b < queries.size(); row += queries[b++]) {
+    for (int64_t token = 0; token < queries[b]; token += c.tokens_of_tile(), ++blocks) {
+      const auto at = listed.find({static_cast<int>(b), static_cast<int>(token)});
+      ASSERT_NE(at, listed.end()) << b << ", " << token;
+      EXPECT_EQ(at->second, row) << b;
+    }
+  }
+  EXPECT_EQ(listed.size(), blocks);
 }
 
 }  // namespace
