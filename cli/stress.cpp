@@ -16,6 +16,7 @@
 
 #include "attune/attune.hpp"
 #include "case_filter.h"
+#include "cases/far_guards.h"
 #include "cases/problem.h"
 #include "cases/stress.h"
 #include "commands.h"
@@ -32,6 +33,8 @@ constexpr int kRepeats = 2, kManyRepeats = 200;
 constexpr uint64_t kMany = 50;       // each so many-th case is repeated that often
 constexpr size_t kMostFailures = 5;  // then it ends
 constexpr int kShrinkingRuns = 200;
+constexpr uint64_t kFar = 5;  // each so many-th case lies between far guards
+constexpr size_t kGiB = size_t{1} << 30, kFarBefore = 8 * kGiB, kNear = 2 * kGiB, kFarBehind = 16 * kGiB;
 
 // Blocks that were released serve again: a case has about twenty, and a device takes its time for each.
 class PooledMemory final : public cases::MemoryOver {
@@ -59,6 +62,13 @@ class PooledMemory final : public cases::MemoryOver {
   std::multimap<size_t, void*> free_;
   std::unordered_map<void*, size_t> sizes_;
 };
+
+// Guards that 2^31 elements of four bytes before an output and 2^32 behind it lie in, where the device has the memory.
+std::unique_ptr<cases::FarGuards> far_guards(cases::Memory& memory) {
+  // As much again for what is allocated beside them.
+  if (!memory.launches() || memory.free_bytes() < 2 * (kFarBefore + kNear + kFarBehind)) return nullptr;
+  return std::make_unique<cases::FarGuards>(memory, kFarBefore, kNear, kFarBehind);
+}
 
 int64_t budget_of(const StressOptions& options, attune_device device) {
   if (options.budget > 0) return options.budget;
@@ -259,7 +269,8 @@ void run_stress(const StressOptions& options, attune_device device) {
   } catch (const std::regex_error& e) {
     throw UserError(fmt::format("--only is '{}', which is no regular expression: {}", options.only, e.what()));
   }
-  PooledMemory memory(case_memory(device));
+  PooledMemory pool(case_memory(device));
+  const std::unique_ptr<cases::FarGuards> far = far_guards(case_memory(device));
   const int64_t budget = budget_of(options, device);
   if (!one && device.type == ATTUNE_DEVICE_CUDA) warm_up(options, device);
   // Kernels that no case reached are to be seen.
@@ -275,8 +286,11 @@ void run_stress(const StressOptions& options, attune_device device) {
   const InterruptGuard interrupt;
   Progress progress("stress");
   const uint64_t seed = one ? one->first : options.seed;
+  int64_t cases_far = 0;
   for (uint64_t index = one ? one->second : 0; one ? index == one->second : watch.seconds() < options.seconds;
        ++index) {
+    const bool is_far = far && index % kFar == kFar - 1;
+    cases::Memory& memory = is_far ? static_cast<cases::Memory&>(*far) : pool;
     if (interrupt.interrupted() || failures >= kMostFailures || (failures > 0 && !answers(memory))) break;
     const cases::Case spec = cases::serving_case(seed, index, options.configurations, budget);
     // What runs an operation is known before; of attention, once it is planned.
@@ -286,6 +300,7 @@ void run_stress(const StressOptions& options, attune_device device) {
     if (report.kernel.empty() && report.passed()) continue;  // no kernel takes it
     if (!std::regex_search(report.kernel, only)) continue;
     ++cases_run;
+    cases_far += is_far ? 1 : 0;
     Counts& counts = kernels[report.kernel.empty() ? "no kernel" : report.kernel];
     ++counts.cases;
     counts.runs += report.runs;
@@ -301,6 +316,9 @@ void run_stress(const StressOptions& options, attune_device device) {
   progress.finish();
   fmt::print("seed {} on {}: {} of {} well in {:.0f} s\n", seed, device_name(device),
              cases_run - static_cast<int64_t>(failures), counted(cases_run, "case"), watch.seconds());
+  if (far)
+    fmt::print("{} between {} GiB before and {} GiB behind that nobody touched\n", counted(cases_far, "case"),
+               kFarBefore / kGiB, kFarBehind / kGiB);
   for (const auto& [kernel, counts] : kernels)
     fmt::print("  {:<18} {:>8} {} {:>9} {}\n", kernel, counts.cases, noun(counts.cases, "case"), counts.runs,
                noun(counts.runs, "run"));

@@ -12,39 +12,15 @@
 #include <thread>
 #include <vector>
 
+#include "cases/cuda_memory.h"
 #include "core/registry.h"
 #include "cuda/device.h"
 #include "cuda/kernel.h"
-#include "cuda/memory.h"
 #include "support.h"
 
 namespace attune::cuda {
 
 inline constexpr int32_t kDevice = 0;
-
-class CaseMemory final : public cases::Memory {
- public:
-  explicit CaseMemory(const Stream& stream) : stream_(stream) {}
-  attune_device device() const override { return {ATTUNE_DEVICE_CUDA, kDevice}; }
-  void* allocate(size_t bytes) override {
-    blocks_.emplace_back(kDevice, bytes);
-    return blocks_.back().data();
-  }
-  void release(void* data) noexcept override {
-    const auto at =
-        std::find_if(blocks_.begin(), blocks_.end(), [&](const DeviceMemory& m) { return m.data() == data; });
-    if (at != blocks_.end()) blocks_.erase(at);
-  }
-  void upload(void* device, const void* host, size_t bytes) override { copy_to_device(stream_, device, host, bytes); }
-  void download(void* host, const void* device, size_t bytes) override { copy_to_host(stream_, host, device, bytes); }
-  void fill(void* device, std::byte value, size_t bytes) override {
-    fill_bytes(stream_, device, std::to_integer<unsigned char>(value), bytes);
-  }
-
- private:
-  const Stream& stream_;
-  std::vector<DeviceMemory> blocks_;
-};
 
 // What is tested.
 class CaseSubject {
@@ -91,7 +67,7 @@ class CudaCases : public testing::Test {
   // "" if the case agrees with the oracle, or is not covered.
   static std::string check(const cases::Case& spec, const CaseSubject& subject, const Stream& stream,
                            std::atomic<int>& ran) {
-    CaseMemory memory(stream);
+    cases::CudaMemory memory(kDevice);
     cases::Problem problem(spec, memory);
     problem.arena().upload();
     const attune_attention a = problem.device();
@@ -108,7 +84,7 @@ class CudaCases : public testing::Test {
   }
 
   static std::string check_plan(const KernelPlan& plan, const Problem& p, cases::Problem& problem,
-                                const cases::Expected& expected, CaseMemory& memory, const Stream& stream) {
+                                const cases::Expected& expected, cases::CudaMemory& memory, const Stream& stream) {
     cases::Workspace workspace(memory, plan.workspace_size());
     std::vector<std::vector<std::byte>> first;
     for (int i = 0; i < 2; ++i) {

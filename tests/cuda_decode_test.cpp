@@ -115,7 +115,7 @@ TEST_F(CudaDecode, AppendsAfterTheLastReaderOfARing) {
 TEST_F(CudaDecode, TakesScalesThatAreFarApart) {
   const Stream stream(kDevice);
   for (const char* dtype : {"i8", "e4m3"}) {
-    CaseMemory memory(stream);
+    cases::CudaMemory memory(kDevice);
     cases::Problem problem(tests::make_case(std::string(R"({"name": "far", "heads": [8, 2], "head_dim": [128, 128],
         "dtype": "bf16", "kv": "paged", "seqlens_kv": [700, 33, 5000], "poison": false, "data": "spread",
         "cache": {"page_size": 16,
@@ -141,7 +141,7 @@ TEST_F(CudaDecode, TakesScalesThatAreFarApart) {
 // Lengths are read by the device alone: a graph that was captured with some is right with others.
 TEST_F(CudaDecode, ReplaysAGraphWithOtherLengths) {
   const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   cases::Problem problem(
       tests::make_case(R"({"name": "graph", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
       "seqlens_kv": [3000, 900, 17], "poison": false, "max_logits": true})"),
@@ -173,7 +173,7 @@ TEST_F(CudaDecode, ReplaysAGraphWithOtherLengths) {
 
 TEST_F(CudaDecode, OneScheduleServesSeveralRuns) {
   const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   cases::Problem problem(
       tests::make_case(R"({"name": "layers", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
       "seqlens_kv": [6000, 40]})"),

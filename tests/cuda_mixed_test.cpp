@@ -69,7 +69,7 @@ TEST_F(CudaMixed, LongerThanATile) {
 // to the other kernel.
 TEST_F(CudaMixed, ReplaysAGraphWithOtherLengths) {
   const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   cases::Problem problem(
       tests::make_case(R"({"name": "graph", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
       "causal": true, "seqlens_q": [150, 1, 1, 4, 5, 3], "seqlens_kv": [400, 300, 200, 400, 170, 300], "poison": false,
@@ -102,7 +102,7 @@ TEST_F(CudaMixed, ReplaysAGraphWithOtherLengths) {
 // Before either kernel, and the prologue, has written anything.
 TEST_F(CudaMixed, RefusesWhatIsNotAlignedBeforeItLaunches) {
   const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   for (const char* dtype : {"bf16", "f32"}) {
     cases::Problem problem(
         tests::make_case(std::string(R"({"name": "aligned", "heads": [8, 2], "head_dim": [64, 64], "kv": "paged",
@@ -126,7 +126,7 @@ TEST_F(CudaMixed, RefusesWhatIsNotAlignedBeforeItLaunches) {
 
 TEST_F(CudaMixed, OneScheduleServesSeveralRuns) {
   const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   cases::Problem problem(
       tests::make_case(R"({"name": "layers", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
       "causal": true, "seqlens_q": [200, 1, 1, 3], "seqlens_kv": [900, 6000, 40, 700]})"),

@@ -15,7 +15,7 @@ TEST_F(CudaOracle, SaysWhatTheReferenceSays) {
   constexpr int64_t kBlocks = 64;
   constexpr uint32_t kThreads = 128;
   const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   const CompiledKernel& kernel = get_kernel(kOracle, kDevice);
   int ran = 0;
   for (const cases::Case& spec : table_and_random_cases(100)) {

@@ -22,7 +22,7 @@ void set_table(const attune_tensor& t, const std::vector<int32_t>& values) {
 // a sequence, before and after.
 TEST_F(CudaPrefillRuns, ReplayAGraphWithOtherLengths) {
   const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   struct Lengths {
     std::vector<int32_t> cu_q, cu_kv, used;
   };
@@ -77,7 +77,7 @@ TEST_F(CudaPrefillRuns, ReplayAGraphWithOtherLengths) {
 
 TEST_F(CudaPrefillRuns, ShareASchedule) {
   const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   for (const char* rest :
        {R"("dtype": "bf16", "seqlens_q": [2, 1, 70], "seqlens_kv": [9000, 40, 700])",
         R"("dtype": "bf16", "queries": "fixed", "seqlens_q": 300, "seqlens_kv": [300, 300],
@@ -103,7 +103,7 @@ TEST_F(CudaPrefillRuns, ShareASchedule) {
 
 TEST_F(CudaPrefillRuns, OfLargeBatches) {
   const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   for (const char* rest : {R"("dtype": "bf16", "kv": "dense", "cu_seqlens_kv": false)",
                            R"("dtype": "f16", "kv": "paged", "new_tokens": true, "cache": {"page_size": 16},
                               "seqlens_kv": {"random": [0, 40], "seed": 2})"}) {

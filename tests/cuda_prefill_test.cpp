@@ -131,8 +131,7 @@ TEST_F(CudaPrefill, FloatsLongerThanATile) {
 
 // The tensor cores round sums towards zero: those of a tile are few.
 TEST_F(CudaPrefill, FloatsKeepTheirAccuracyOverLongContexts) {
-  const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   for (const char* data : {"normal", "ones_v", "spread"}) {
     const cases::Report report =
         cases::run_case(tests::make_case(std::string(R"({"name": "x", "heads": [2, 1], "head_dim": [128, 128],
@@ -171,8 +170,7 @@ std::vector<double> exact_sums(const cases::Problem& problem, int64_t row, int64
 
 // The sums of the tensor cores keep 14 bits; two levels of them keep what matters.
 TEST_F(CudaPrefill, CodesKeepTheirAccuracyOverLongContexts) {
-  const Stream stream(kDevice);
-  CaseMemory memory(stream);
+  cases::CudaMemory memory(kDevice);
   cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [2, 1], "head_dim": [128, 128], "dtype": "e4m3",
       "out_dtype": "f32", "kv": "dense", "causal": true, "seqlens_q": [16384], "seqlens_kv": [16384]})"),
                          memory);

@@ -11,12 +11,24 @@
 #include <vector>
 
 #include "cases/case.h"
+#include "cases/memory.h"
 #include "emulator/emulator.h"
 #include "emulator/module.h"
 
 namespace attune::tests {
 
 inline constexpr const char* kNotCovered = "not covered";
+
+// Memory of the CPU's backend that launches kernels by the emulator.
+class EmulatorMemory : public cases::MemoryOver {
+ public:
+  EmulatorMemory() : MemoryOver(cases::host_memory()) {}
+  bool launches() const override { return true; }
+  void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
+    const auto kernel = reinterpret_cast<void (*)(const void*)>(emulator::find_kernel({source, entry, {}, 0}));
+    emulator::run(static_cast<unsigned>(blocks), static_cast<unsigned>(threads), [&] { kernel(params); });
+  }
+};
 
 class Emulated : public testing::Test {
  protected:

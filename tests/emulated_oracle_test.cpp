@@ -94,11 +94,9 @@ TEST_F(EmulatedOracle, ComparesAsTheHostDoes) {
   }
 }
 
-// Memory of the CPU's backend that launches kernels by the emulator, and can spoil outputs before they are compared.
-class EmulatorMemory final : public cases::MemoryOver {
+// Can spoil outputs, or what lies far from them, before they are compared.
+class SpoilingMemory final : public EmulatorMemory {
  public:
-  EmulatorMemory() : MemoryOver(cases::host_memory()) {}
-  bool launches() const override { return true; }
   void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
     if (std::string_view(entry) == cases::DeviceCompare::kEntry) {
       const auto& p = *static_cast<const oracle::CompareParams*>(params);
@@ -111,8 +109,7 @@ class EmulatorMemory final : public cases::MemoryOver {
         *x += 0.25f;
       }
     }
-    const auto kernel = reinterpret_cast<void (*)(const void*)>(emulator::find_kernel({source, entry, {}, 0}));
-    emulator::run(static_cast<unsigned>(blocks), static_cast<unsigned>(threads), [&] { kernel(params); });
+    EmulatorMemory::launch(source, entry, blocks, threads, params);
   }
   int compared = 0;
   bool spoils = false;
@@ -125,7 +122,7 @@ TEST_F(EmulatedOracle, StressComparesEveryElement) {
        "seqlens_kv": [5, 40, 17], "causal": true, "lse": true}]})")
                          .front();
   for (const bool spoils : {false, true}) {
-    EmulatorMemory memory;
+    SpoilingMemory memory;
     memory.spoils = spoils;
     const cases::StressReport report = cases::stress(spec, memory, 1);
     EXPECT_EQ(report.kernel, "cpu_attention");

@@ -16,7 +16,8 @@
 
 namespace attune::cases {
 
-// Copies wait for everything on the device, so that runs on any stream may come between them.
+// Copies wait for everything on the device, and what they and fills do is done when they return, so that runs on any
+// stream may come between them. A test may use several, each from a thread of its own.
 class CudaMemory final : public Memory {
  public:
   // Throws attune::Failure where there is no such device.
@@ -40,6 +41,7 @@ class CudaMemory final : public Memory {
   }
   void fill(void* device, std::byte value, size_t bytes) override {
     cuda::fill_bytes(stream_, device, std::to_integer<unsigned char>(value), bytes);
+    stream_.synchronize();
   }
   std::function<void()> captured(const std::function<void(void* stream)>& work) override {
     synchronize();
@@ -65,6 +67,12 @@ class CudaMemory final : public Memory {
     synchronize();
     cuda::launch_kernel(cuda::get_kernel({source, entry, {}, 0}, stream_.device()), config, params);
     synchronize();
+  }
+  size_t free_bytes() const override {
+    const cuda::ScopedContext context(stream_.device());
+    size_t free = 0, total = 0;
+    cuda::check(cuda::require_driver().cuMemGetInfo(&free, &total), "cuMemGetInfo");
+    return free;
   }
   // Waits for all streams of the device; throws what went wrong in kernels.
   void synchronize() const {

@@ -324,13 +324,20 @@ StressReport stress_op(const Case& spec, Memory& memory, int repeats) {
 StressReport stress(const Case& spec, Memory& memory, int repeats) {
   StressReport report;
   try {
-    if (spec.indexer.topk > 0) return stress_indexer(spec, memory, repeats);
-    if (spec.op.operation != Operation::kAttention) return stress_op(spec, memory, repeats);
-    Problem problem(spec, memory);
-    Runner runner(problem);
-    if (!runner.covered()) return report;
-    report.kernel = runner.kernel();
-    report.failure = run_all(problem, runner, repeats, report.runs);
+    if (spec.indexer.topk > 0) {
+      report = stress_indexer(spec, memory, repeats);
+    } else if (spec.op.operation != Operation::kAttention) {
+      report = stress_op(spec, memory, repeats);
+    } else {
+      Problem problem(spec, memory);
+      Runner runner(problem);
+      if (!runner.covered()) return report;
+      report.kernel = runner.kernel();
+      report.failure = run_all(problem, runner, repeats, report.runs);
+    }
+    // Also where something is wrong already: it must not be there for the next case.
+    const std::string far = memory.check_far();
+    if (report.failure.empty()) report.failure = far;
   } catch (const std::exception& e) {
     report.failure = e.what();
     if (report.kernel.empty() && std::string_view(operation_name(spec)) != "attention")

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// What host and device share of the look at a stretch of memory that nobody may touch. Compiled by NVRTC and by the
+// host's compiler; no standard headers.
+#pragma once
+
+namespace attune::oracle {
+
+struct GuardParams {
+  const unsigned long long* words;
+  long long num_words;
+  unsigned long long filler;  // each of them
+  long long* first;           // [threads of the grid]: the first word of the thread's that is another; -1: none
+};
+
+}  // namespace attune::oracle
