@@ -107,7 +107,7 @@ TEST_F(EmulatedPrefillBatches, MoreSequencesThanThreadsOfTheSchedule) {
   std::map<std::pair<int, int>, int64_t> listed;  // the first row of a sequence's block, by its first token
   for (int i = 0; i < params.list->num_work_tiles; ++i) {
     const kernels::WorkTile& t = params.work_tiles[i];
-    EXPECT_EQ(t.num_parts, 1);
+    EXPECT_EQ(t.num_splits, 1);
     EXPECT_TRUE(listed.emplace(std::pair(t.batch, t.token_begin), t.q_begin).second) << t.batch << " twice";
   }
   size_t blocks = 0;
