@@ -65,8 +65,9 @@ class PooledMemory final : public cases::MemoryOver {
 
 // Guards that 2^31 elements of four bytes before an output and 2^32 behind it lie in, where the device has the memory.
 std::unique_ptr<cases::FarGuards> far_guards(cases::Memory& memory) {
-  // As much again for what is allocated beside them.
-  if (!memory.launches() || memory.free_bytes() < 2 * (kFarBefore + kNear + kFarBehind)) return nullptr;
+  // Half of the device stays free for what is allocated beside them, by other processes, too.
+  const cases::Memory::Room room = memory.room();
+  if (!memory.launches() || room.free < kFarBefore + kNear + kFarBehind + room.total / 2) return nullptr;
   return std::make_unique<cases::FarGuards>(memory, kFarBefore, kNear, kFarBehind);
 }
 

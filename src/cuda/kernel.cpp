@@ -22,10 +22,13 @@ namespace {
 
 // Machine code of one module, loaded once for all devices. The mutex is held while it is found or compiled, so that
 // threads that want the same module wait for one compiler, and threads that want others do not.
-struct Module {
-  std::mutex mutex;
+struct LoadedModule {
   Library library = nullptr;
   KernelOrigin origin = KernelOrigin::kCompiled;
+};
+struct Module {
+  std::mutex mutex;
+  LoadedModule loaded;
 };
 
 std::string key_of(const KernelSpec& spec, int32_t device) {
@@ -78,8 +81,7 @@ class KernelCache {
   const CompiledKernel& get(const KernelSpec& spec, int32_t device) {
     if (const CompiledKernel* kernel = find(spec, device)) return checked(*kernel, spec);
     require_device(device);
-    const Module& module = load({spec.source, spec.defines});
-    auto kernel = std::make_unique<CompiledKernel>(make_kernel(spec, device, module));
+    auto kernel = std::make_unique<CompiledKernel>(load_kernel(spec, device));
     std::unique_lock lock(kernels_mutex_);
     // Another thread may have come first; its entry stays, since references to it may be out.
     const auto& entry = kernels_.try_emplace(key_of(spec, device), std::move(kernel)).first->second;
@@ -106,10 +108,25 @@ class KernelCache {
     return *module;
   }
 
-  const Module& load(const ModuleSpec& spec) {
+  CompiledKernel load_kernel(const KernelSpec& spec, int32_t device) {
+    const ModuleSpec module_spec{spec.source, spec.defines};
+    const LoadedModule loaded = load(module_spec);
+    try {
+      return make_kernel(spec, device, loaded);
+    } catch (...) {
+      // A function that the driver had no memory for stays broken in its library (CUDA_ERROR_FUNCTION_NOT_LOADED). The
+      // next call loads the module again. The library stays loaded: kernels of other devices may be out of it.
+      Module& module = slot(module_spec);
+      std::lock_guard lock(module.mutex);
+      if (module.loaded.library == loaded.library) module.loaded = {};
+      throw;
+    }
+  }
+
+  LoadedModule load(const ModuleSpec& spec) {
     Module& module = slot(spec);
     std::lock_guard lock(module.mutex);
-    if (module.library != nullptr) return module;
+    if (module.loaded.library != nullptr) return module.loaded;
     const Driver& d = require_driver();
     // Code from the bundle or the disk that the driver refuses is as good as none: go on to the next source.
     bool without_bundle = false, without_cache = false;
@@ -119,9 +136,7 @@ class KernelCache {
       const Result result =
           d.cuLibraryLoadData(&library, image.bytes().data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
       if (result == kSuccess) {
-        module.library = library;
-        module.origin = image.origin;
-        return module;
+        return module.loaded = {library, image.origin};
       }
       if (image.origin == KernelOrigin::kCompiled) check(result, cat("loading ", module_name(spec)));
       log_message(ATTUNE_LOG_WARNING, cat("the driver does not load ", module_name(spec), " from the ",
@@ -134,7 +149,7 @@ class KernelCache {
     }
   }
 
-  static CompiledKernel make_kernel(const KernelSpec& spec, int32_t device, const Module& module) {
+  static CompiledKernel make_kernel(const KernelSpec& spec, int32_t device, const LoadedModule& module) {
     const Driver& d = require_driver();
     CompiledKernel k;
     k.name = spec_name(spec);

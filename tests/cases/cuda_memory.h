@@ -68,11 +68,11 @@ class CudaMemory final : public Memory {
     cuda::launch_kernel(cuda::get_kernel({source, entry, {}, 0}, stream_.device()), config, params);
     synchronize();
   }
-  size_t free_bytes() const override {
+  Room room() const override {
     const cuda::ScopedContext context(stream_.device());
-    size_t free = 0, total = 0;
-    cuda::check(cuda::require_driver().cuMemGetInfo(&free, &total), "cuMemGetInfo");
-    return free;
+    Room room;
+    cuda::check(cuda::require_driver().cuMemGetInfo(&room.free, &room.total), "cuMemGetInfo");
+    return room;
   }
   // Waits for all streams of the device; throws what went wrong in kernels.
   void synchronize() const {

@@ -34,8 +34,11 @@ class Memory {
   virtual bool launches() const { return false; }
   virtual void launch(const char* /*source*/, const char* /*entry*/, int64_t /*blocks*/, int64_t /*threads*/,
                       const void* /*params*/) {}
-  // Bytes that it could still allocate; 0 where that is not known.
-  virtual size_t free_bytes() const { return 0; }
+  // Bytes that it could still allocate, of all that there are; 0 where that is not known.
+  struct Room {
+    size_t free = 0, total = 0;
+  };
+  virtual Room room() const { return {}; }
   // "", or what was overwritten far from all buffers, where the memory looks after that (far_guards.h).
   virtual std::string check_far() { return ""; }
 };
@@ -61,7 +64,7 @@ class MemoryOver : public Memory {
   void launch(const char* source, const char* entry, int64_t blocks, int64_t threads, const void* params) override {
     below_.launch(source, entry, blocks, threads, params);
   }
-  size_t free_bytes() const override { return below_.free_bytes(); }
+  Room room() const override { return below_.room(); }
   std::string check_far() override { return below_.check_far(); }
 
  protected:
