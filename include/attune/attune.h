@@ -4,34 +4,34 @@
  *
  * How it is used:
  *   1. attune_attention_init(&a), then fill in the tensors and fields that the layer needs. A tensor left zeroed is
- * absent.
+ *      absent.
  *   2. attune_plan_create(&a, device, &plan). Planning reads shapes, dtypes and flags, never data pointers' contents.
  *   3. attune_plan_workspace_size(plan, &bytes); the caller allocates the workspace on the plan's device.
  *   4. attune_run(plan, &a, workspace, bytes, stream), as often as wanted, with other data and lengths in the same
- * descriptor.
+ *      descriptor.
  *
  * Conventions, everywhere:
- *   - Every function returns attune_status. On failure attune_last_error() (thread-local) names the argument, its value
- * and what is allowed. The library never prints, aborts or exits.
+ *   - Every function returns attune_status. On failure attune_last_error() (thread-local) names the argument, its
+ *     value and what is allowed. The library never prints, aborts or exits.
  *   - Sizes and strides are int64, strides count elements. Shapes are written in comments as [outer, ..., inner].
- *   - lse is the natural logarithm, in fp32, without sinks. A row that sees nothing gives out = 0 and lse = max_logits
- * = -inf.
- *   - What a row may not see never reaches it, whatever bytes are there. Table entries past a sequence's end are never
- * read.
+ *   - lse is the natural logarithm, in fp32, without sinks. A row that sees nothing gives out = 0 and lse =
+ *     max_logits = -inf.
+ *   - What a row may not see never reaches it, whatever bytes are there. Table entries past a sequence's end are
+ *     never read.
  *   - On CUDA, data and workspace are memory that the device reaches (device, managed or pinned), streams are of the
- * device's primary context, and calls only enqueue: nothing is read back and nothing waits, so they may be captured
- * into a graph.
+ *     device's primary context, and calls only enqueue: nothing is read back and nothing waits, so they may be
+ *     captured into a graph.
  *   - Contents that only the device knows (lengths, page ids, indices) are masked by attune_run when they are out of
- * range: a length is clamped to what its tensors hold, a bad page id, index or beam hides the tokens it names.
- * attune_validate reports the same contents as errors and names the entry.
+ *     range: a length is clamped to what its tensors hold, a bad page id, index or beam hides the tokens it names.
+ *     attune_validate reports the same contents as errors and names the entry.
  *   - Structs with a struct_size grow at their end, and only there. Set it to sizeof of the struct that you compile
- * with (the *_init functions do, and write exactly that many bytes). A smaller struct of an older header is taken, down
- * to that of 0.1.0, and what it lacks is absent; a larger one of a newer header is taken if every byte that this
- * library does not know is 0. In structs that the library fills, such bytes are set to 0. attune_device, attune_tensor,
- * attune_kv_cache and attune_prologue are parts of others and never change.
+ *     with (the *_init functions do, and write exactly that many bytes). A smaller struct of an older header is
+ *     taken, down to that of 0.1.0, and what it lacks is absent; a larger one of a newer header is taken if every
+ *     byte that this library does not know is 0. In structs that the library fills, such bytes are set to 0.
+ *     attune_device, attune_tensor, attune_kv_cache and attune_prologue are parts of others and never change.
  *   - Outputs (out, lse, ... and a cache that is appended to) lie apart from inputs, caches, the workspace and each
- * other, else the call is INVALID_ARGUMENT; columns of one packed buffer are apart. Inputs may share memory. What may
- * be done in place, some operations say.
+ *     other, else the call is INVALID_ARGUMENT; columns of one packed buffer are apart. Inputs may share memory. What
+ *     may be done in place, some operations say.
  */
 #ifndef ATTUNE_ATTUNE_H_
 #define ATTUNE_ATTUNE_H_
@@ -53,12 +53,14 @@
 #define ATTUNE_VERSION_STRING "0.1.0"
 #define ATTUNE_MAX_RANK 6
 
+/* Laid out by hand from here on. */
+/* clang-format off */
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* ------------------------------------------------------------------------------------------------ status, log, version
- */
+/* ------------------------------------------------------------------------------------------- status, log, version */
 
 typedef enum attune_status {
   ATTUNE_OK = 0,
@@ -88,8 +90,7 @@ ATTUNE_API const char* attune_last_error(void);
 /* Receives the library's log messages; NULL (the default) drops them. May be called from any thread. */
 ATTUNE_API attune_status attune_set_log_callback(attune_log_callback callback, void* user);
 
-/* ------------------------------------------------------------------------------------------------------------- devices
- */
+/* -------------------------------------------------------------------------------------------------------- devices */
 
 typedef enum attune_device_type { ATTUNE_DEVICE_CPU = 0, ATTUNE_DEVICE_CUDA = 1 } attune_device_type;
 
@@ -115,13 +116,12 @@ ATTUNE_API attune_status attune_get_device_info(int32_t i, attune_device_info* i
  * Writes at most capacity bytes with the final 0; *needed (may be NULL) gets the size of the whole text. Opens driver
  * and compiler. */
 ATTUNE_API attune_status attune_describe_cuda(char* text, size_t capacity, size_t* needed);
-/* Threads of the CPU backend's pool; 0 restores the default (OMP_NUM_THREADS, else all cores). Plans made later use it.
- * Planning starts what of them is missing; an operation without a plan does so itself, once. */
+/* Threads of the CPU backend's pool; 0 restores the default (OMP_NUM_THREADS, else all cores). Plans made later use
+ * it. Planning starts what of them is missing; an operation without a plan does so itself, once. */
 ATTUNE_API attune_status attune_set_num_threads(int32_t num_threads);
 ATTUNE_API attune_status attune_get_num_threads(int32_t* num_threads);
 
-/* ------------------------------------------------------------------------------------------------------------- tensors
- */
+/* -------------------------------------------------------------------------------------------------------- tensors */
 
 typedef enum attune_dtype {
   ATTUNE_DTYPE_NONE = 0,
@@ -152,8 +152,7 @@ ATTUNE_API attune_tensor attune_dense_tensor(void* data, attune_dtype dtype, int
 ATTUNE_API int64_t attune_dtype_size(attune_dtype dtype);
 ATTUNE_API const char* attune_dtype_name(attune_dtype dtype);
 
-/* ------------------------------------------------------------------------------------------------------------ KV cache
- */
+/* ------------------------------------------------------------------------------------------------------- KV cache */
 
 /* Order of the axes of a cache tensor; strides are free in each. "pages" is the batch for a contiguous cache. */
 typedef enum attune_kv_layout {
@@ -171,8 +170,8 @@ typedef enum attune_kv_format {
                             pad);  d_qk 512, d_v 512, one KV head */
 } attune_kv_format;
 
-/* A paged cache (page_table present), a contiguous one (absent: sequence b owns row b, or row batch_index[b]), or, with
- * attune_attention.indices, a pool of slots. */
+/* A paged cache (page_table present), a contiguous one (absent: sequence b owns row b, or row batch_index[b]), or,
+ * with attune_attention.indices, a pool of slots. */
 typedef struct attune_kv_cache {
   attune_tensor k;       /* see layout */
   attune_tensor v;       /* absent: V is the first head_dim_v columns of K (MLA) */
@@ -188,11 +187,10 @@ typedef struct attune_kv_cache {
   int64_t ring_capacity;      /* > 0: token t lives in slot t mod ring_capacity, older ones are overwritten */
 } attune_kv_cache;
 
-/* --------------------------------------------------------------------------------------------------------------
- * prologue */
+/* ------------------------------------------------------------------------------------------------------- prologue */
 
-/* Applied to q, k and v of the new tokens, in this order, in fp32: dequantise, bias, IA3, RoPE, log-n, append.
- * Cached keys already carry all of it: nothing is applied to them again. */
+/* Applied to q, k and v of the new tokens, in this order, in fp32: dequantise, bias, IA3, RoPE, log-n, append. Cached
+ * keys already carry all of it: nothing is applied to them again. */
 typedef struct attune_prologue {
   attune_tensor qkv_scale; /* fp32 [3]: scale of q, k, v when they are int8 (required) or fp8 (optional) */
   attune_tensor q_bias;    /* float [num_heads_q, head_dim_qk] */
@@ -202,9 +200,9 @@ typedef struct attune_prologue {
   attune_tensor ia3_v;     /* float [num_tasks, num_heads_kv, head_dim_v] */
   attune_tensor ia3_task;  /* int32 [batch]; -1 (as any other out of 0..num_tasks-1, which fail validation): no IA3 for
                               that sequence. Absent: task 0 */
-  attune_tensor
-      rope_cos_sin; /* fp32 [positions, R] or [num_tables, positions, R]: R/2 cosines, then R/2 sines, of each position
-                       (attune_rope_table builds it). A position past the end uses no rotation and fails validation */
+  /* fp32 [positions, R] or [num_tables, positions, R]: R/2 cosines, then R/2 sines, of each position
+     (attune_rope_table builds it). A position past the end uses no rotation and fails validation */
+  attune_tensor rope_cos_sin;
   attune_tensor rope_table_index; /* int32 [batch]: the table of each sequence (dynamic NTK); absent: table 0 */
   attune_tensor positions;   /* int32 [total_q] or [total_q, 3] (mRoPE): rope position of each new token. Absent: the
                                 token's absolute position (needed where indices name slots). 0 is a position like any
@@ -214,20 +212,19 @@ typedef struct attune_prologue {
   int32_t mrope_section[3];  /* pairs of each of the three position components; all 0: no mRoPE */
   int32_t mrope_interleaved; /* 0: sections one after the other, repeated; 1: j mod 3 chooses, see docs/semantics.md */
   int32_t append;            /* 1: write k and v of the new tokens to the cache at positions seqused_kv.. */
-  attune_tensor
-      logn; /* fp32 [positions]: q of absolute position p is multiplied by logn[p]; past the end: last entry */
+  /* fp32 [positions]: q of absolute position p is multiplied by logn[p]; past the end: last entry */
+  attune_tensor logn;
   int32_t power_of_two_scales; /* 1: the scales that append writes are powers of two, as attune_cache_op's */
 } attune_prologue;
 
-/* -------------------------------------------------------------------------------------------------------------
- * attention */
+/* ------------------------------------------------------------------------------------------------------ attention */
 
-/* The one operation. Sequence b has n_q(b) queries and s(b) keys; its query i is at absolute position s - n_q + i. Keys
- * and values come from
+/* The one operation. Sequence b has n_q(b) queries and s(b) keys; its query i is at absolute position s - n_q + i.
+ * Keys and values come from
  *   - dense: k, v and no cache
  *   - cache: cache and no k, v; s = seqused_kv
  *   - both: cache and k, v, which are the new tokens (those of the queries); s = seqused_kv + n_q. They attend
- * unquantised, and the cache is never read for them; prologue.append also writes them to it
+ *     unquantised, and the cache is never read for them; prologue.append also writes them to it
  *   - sparse: indices; the listed slots (or dense tokens) only */
 typedef struct attune_attention {
   uint64_t struct_size; /* sizeof(attune_attention), set by attune_attention_init */
@@ -245,21 +242,20 @@ typedef struct attune_attention {
   attune_tensor seqused_kv; /* int32 [batch]: tokens in the cache, new ones not counted (with dense kv: keys in use of
                                each sequence, at most its extent). Required with a cache unless indices are given */
 
-  attune_tensor
-      indices; /* int32 [total_q, topk], [total_q, num_heads_kv, topk], or with rank 4 q [batch, seqlen_q, topk];
-                  without num_heads_kv every KV head reads the same entries.
-                  Cache: slot = page * page_size + offset. Dense kv: token number in the sequence. Out of range:
-                  ignored. Causality and windows do not apply */
+  /* int32 [total_q, topk], [total_q, num_heads_kv, topk], or with rank 4 q [batch, seqlen_q, topk]; without
+     num_heads_kv every KV head reads the same entries. Cache: slot = page * page_size + offset. Dense kv: token
+     number in the sequence. Out of range: ignored. Causality and windows do not apply */
+  attune_tensor indices;
   attune_tensor topk_length;   /* int32 [batch] or [total_q]: entries in use of each row of indices */
   attune_kv_cache extra_cache; /* a second pool of slots in the same softmax */
   attune_tensor extra_indices;
   attune_tensor extra_topk_length;
 
-  attune_tensor
-      cache_indirection; /* int32 [batch, max_seqlen]: beam (0..beam_width-1) whose row holds position t (the slot, in
-                            a ring), for t >= beam_prompt_length; batch rows are request * beam_width + beam */
-  attune_tensor
-      beam_prompt_length; /* int32 [batch]: positions below it are read from beam 0. A wrapped ring ignores it */
+  /* int32 [batch, max_seqlen]: beam (0..beam_width-1) whose row holds position t (the slot, in a ring), for t >=
+     beam_prompt_length; batch rows are request * beam_width + beam */
+  attune_tensor cache_indirection;
+  /* int32 [batch]: positions below it are read from beam 0. A wrapped ring ignores it */
+  attune_tensor beam_prompt_length;
   int32_t beam_width;     /* 0 or 1: no beams */
 
   /* mask */
@@ -281,8 +277,8 @@ typedef struct attune_attention {
   attune_tensor alibi_slopes; /* fp32 [num_heads_q] or [batch, num_heads_q]: + slope * (j - P); any sign */
   int32_t alibi_sqrt;         /* 1: - slope * sqrt(P - j) for j <= P, 0 for later keys, instead */
   attune_tensor bias;         /* float [num_heads_q or 1, rows, cols]: + bias[h, P, j]; must cover every P and j */
-  attune_tensor
-      new_token_bias;    /* float [rows, cols]: + bias[i, j - (s - n_q)] where j >= s - n_q; i = query in sequence */
+  /* float [rows, cols]: + bias[i, j - (s - n_q)] where j >= s - n_q; i = query in sequence */
+  attune_tensor new_token_bias;
   attune_tensor t5_bias; /* float [num_heads_q, num_buckets]: + bias[h, bucket(j - P)] */
   int64_t t5_max_distance;
   int32_t t5_bidirectional; /* 0: decoder self attention, 1: encoder */
@@ -308,8 +304,7 @@ typedef struct attune_attention {
 /* Zeroes the struct and sets its defaults: no windows, no mask. struct_size is sizeof(attune_attention). */
 ATTUNE_API attune_status attune_attention_init(attune_attention* attention, uint64_t struct_size);
 
-/* ------------------------------------------------------------------------------------------------------------------
- * plan */
+/* ----------------------------------------------------------------------------------------------------------- plan */
 
 typedef struct attune_plan attune_plan;
 
@@ -349,8 +344,7 @@ ATTUNE_API attune_status attune_run_scheduled(const attune_plan* plan, const att
  * tests. */
 ATTUNE_API attune_status attune_validate(const attune_attention* attention, attune_device device, void* stream);
 
-/* ------------------------------------------------------------------------------------------------------ other
- * operations */
+/* ----------------------------------------------------------------------------------------------- other operations */
 /* They need no workspace, but for the indexer. On CUDA they only enqueue work on the stream. */
 
 /* The prologue on its own: q, k, v of new tokens to q_out, k_out, v_out, and into the cache if prologue.append. An
@@ -363,8 +357,8 @@ typedef struct attune_qkv_prepare {
   attune_tensor finished;     /* uint8 [batch] */
   attune_kv_cache cache;
   attune_prologue prologue;
-  attune_tensor q_out, k_out,
-      v_out; /* float32, float16 or bfloat16, same shapes; each optional; each may be its input, in place */
+  /* float32, float16 or bfloat16, same shapes; each optional; each may be its input, in place */
+  attune_tensor q_out, k_out, v_out;
 } attune_qkv_prepare;
 ATTUNE_API attune_status attune_qkv_prepare_init(attune_qkv_prepare* op, uint64_t struct_size);
 ATTUNE_API attune_status attune_qkv_prepare_run(const attune_qkv_prepare* op, attune_device device, void* stream);
@@ -385,11 +379,11 @@ ATTUNE_API attune_status attune_merge_run(const attune_merge* op, attune_device 
 
 /* Cache operations. The dense side is k, v [tokens, num_heads_kv, head_dim] (v absent where V aliases K).
  *   - append: dense -> cache. Token i goes to slot slots[i] (negative: skipped), or, with page_table or a contiguous
- * cache, token i of sequence b to position seqused_kv[b] + i
+ *     cache, token i of sequence b to position seqused_kv[b] + i
  *   - quantize: dense token i -> slot i, the whole cache at once
  *   - dequantize: slot i -> dense token i
- *   - gather: tokens 0..seqused_kv[b]-1 of each sequence -> dense rows cu_seqlens[b].., or slots[i] -> dense row i (out
- * of range: a row of zeros)
+ *   - gather: tokens 0..seqused_kv[b]-1 of each sequence -> dense rows cu_seqlens[b].., or slots[i] -> dense row i
+ *     (out of range: a row of zeros)
  *
  * Writing 8-bit codes: code = saturate(round(x / scale)), NaN stays NaN (int8: 0). Scales per tensor and per head are
  * read; scales per token and head are computed from the row, amax / 127 (int8), 448 (e4m3) or 57344 (e5m2), and
@@ -425,10 +419,10 @@ ATTUNE_API attune_status attune_kv_page_bytes(attune_kv_format format, int64_t p
  *
  *   score(row, j) = k_scale(j) * sum over h of weights[row, h] * q_scale[row, h] * max(<q[row, h], k_j>, 0)
  *
- * A row sees the keys key_begin..key_end - 1 below s, of those up to P if causal, whose pages are in range. Chosen are
- * the topk largest scores; of equal ones the lower positions; NaN counts as larger than any number. A row that sees no
- * more than topk keys takes them all, unread. Entries are in the order of their positions, -1 behind the last.
- * Rows that no sequence owns are not written. */
+ * A row sees the keys key_begin..key_end - 1 below s, of those up to P if causal, whose pages are in range. Chosen
+ * are the topk largest scores; of equal ones the lower positions; NaN counts as larger than any number. A row that
+ * sees no more than topk keys takes them all, unread. Entries are in the order of their positions, -1 behind the
+ * last. Rows that no sequence owns are not written. */
 typedef enum attune_indexer_kind {
   ATTUNE_INDEXER_TOPK = 0,   /* q and keys to indices; scores stay in the workspace */
   ATTUNE_INDEXER_SCORES = 1, /* q and keys to scores */
@@ -470,14 +464,13 @@ typedef struct attune_indexer {
   int64_t max_seqlen_kv; /* most keys of one sequence; 0: what the tables hold. Lengths are clamped to it */
 } attune_indexer;
 ATTUNE_API attune_status attune_indexer_init(attune_indexer* op, uint64_t struct_size);
-/* Bytes of the workspace that a run of these shapes needs on the device; it is aligned to 256 bytes. Data may be NULL.
- * On the CPU it grows with the number of threads. */
+/* Bytes of the workspace that a run of these shapes needs on the device; it is aligned to 256 bytes. Data may be
+ * NULL. On the CPU it grows with the number of threads. */
 ATTUNE_API attune_status attune_indexer_workspace_size(const attune_indexer* op, attune_device device, size_t* bytes);
 ATTUNE_API attune_status attune_indexer_run(const attune_indexer* op, attune_device device, void* workspace,
                                             size_t workspace_bytes, void* stream);
 
-/* ------------------------------------------------------------------------------------------------ tables, built in
- * double */
+/* ---------------------------------------------------------------------------------------- tables, built in double */
 
 typedef enum attune_rope_style {
   ATTUNE_ROPE_NONE = 0,
@@ -517,8 +510,7 @@ ATTUNE_API attune_status attune_alibi_slopes(int64_t num_heads, float* slopes);
 ATTUNE_API attune_status attune_t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_distance,
                                           int32_t bidirectional, int64_t* bucket);
 
-/* ------------------------------------------------------------------------------------------------------- kernel
- * registry */
+/* ------------------------------------------------------------------------------------------------ kernel registry */
 
 typedef struct attune_kernel_info {
   uint64_t struct_size; /* sizeof(attune_kernel_info), set by the caller */
