@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // attune info: devices, ceilings, kernels and the support matrix.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -25,7 +27,7 @@ using nlohmann::ordered_json;
 using Axes = std::vector<std::pair<std::string, std::string>>;
 
 struct InfoOptions {
-  bool json = false, matrix = false, no_ceilings = false;
+  bool json = false, matrix = false, features = false, no_ceilings = false;
 };
 
 // "axis: value, value; axis: ..." as pairs.
@@ -65,6 +67,59 @@ void print_matrix() {
       line += fmt::format(" {} |", at == axes.end() ? "" : at->second);
     }
     fmt::print("{}\n", line);
+  }
+}
+
+// "1..576" as numbers.
+std::optional<std::pair<int64_t, int64_t>> parse_range(const std::string& text) {
+  std::pair<int64_t, int64_t> range;
+  const size_t dots = text.find("..");
+  if (dots == std::string::npos) return std::nullopt;
+  const auto parse = [](std::string_view digits, int64_t& x) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), x);
+    return error == std::errc() && end == digits.data() + digits.size();
+  };
+  const std::string_view all = text;
+  if (!parse(all.substr(0, dots), range.first) || !parse(all.substr(dots + 2), range.second)) return std::nullopt;
+  return range;
+}
+
+// What the kernels of a device type take of an axis together: each value once, ranges as the widest.
+std::string union_of(const std::vector<Axes>& kernels, const std::string& name) {
+  std::vector<std::string> values;
+  std::optional<std::pair<int64_t, int64_t>> widest;
+  for (const Axes& axes : kernels) {
+    const auto at = std::find_if(axes.begin(), axes.end(), [&](const auto& axis) { return axis.first == name; });
+    if (at == axes.end()) continue;
+    if (at->second == "any") return at->second;
+    if (const auto range = parse_range(at->second)) {
+      if (!widest) widest = range;
+      widest = {std::min(widest->first, range->first), std::max(widest->second, range->second)};
+      continue;
+    }
+    std::istringstream list(at->second);
+    for (std::string value; std::getline(list >> std::ws, value, ',');)
+      if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+  }
+  if (widest) return fmt::format("{}..{}", widest->first, widest->second);
+  std::sort(values.begin(), values.end());
+  return fmt::format("{}", fmt::join(values, ", "));
+}
+
+// One column for each type of device, one row for each axis.
+void print_features() {
+  std::vector<Axes> of_cpu, of_cuda;
+  std::vector<std::string> names;
+  for (const attune_kernel_info& info : kernels()) {
+    std::vector<Axes>& own = info.device_type == ATTUNE_DEVICE_CUDA ? of_cuda : of_cpu;
+    own.push_back(parse_coverage(info.coverage));
+    for (const auto& [axis, values] : own.back())
+      if (std::find(names.begin(), names.end(), axis) == names.end()) names.push_back(axis);
+  }
+  fmt::print("| feature | CPU | CUDA (Hopper) |\n|---|---|---|\n");
+  for (const std::string& name : names) {
+    const std::string cpu = union_of(of_cpu, name), cuda = union_of(of_cuda, name);
+    fmt::print("| {} | {} | {} |\n", name, cpu, cuda == cpu ? "the same" : cuda);
   }
 }
 
@@ -151,10 +206,16 @@ void add_info_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("info", "Show devices, measured ceilings and kernels");
   auto options = std::make_shared<InfoOptions>();
   CLI::Option* json = command->add_flag("--json", options->json, "As JSON");
-  command->add_flag("--matrix", options->matrix, "Only the support matrix, as a Markdown table")->excludes(json);
+  CLI::Option* matrix =
+      command->add_flag("--matrix", options->matrix, "Only what each kernel takes, as a Markdown table")
+          ->excludes(json);
+  command->add_flag("--features", options->features, "Only what each type of device takes, as a Markdown table")
+      ->excludes(json)
+      ->excludes(matrix);
   command->add_flag("--no-ceilings", options->no_ceilings, "Do not measure the machine's ceilings");
   command->callback([options] {
     if (options->matrix) return print_matrix();
+    if (options->features) return print_features();
     std::optional<Ceilings> ceilings;
     if (!options->no_ceilings) ceilings = measure_ceilings(num_threads());
     if (options->json) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Puts the support matrix, as `attune info --matrix` prints it from the kernel registry, between the markers of README.md.
-# usage: tools/update_matrix.sh [--check]   (--check: changes nothing, fails when README.md is out of date)
+# Puts what `attune info` prints from the kernel registry between the markers of README.md (--features: each type of device)
+# and docs/support.md (--matrix: each kernel).
+# usage: tools/update_matrix.sh [--check]   (--check: changes nothing, fails when one is out of date)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,31 +11,35 @@ if [[ ! -x $cli ]]; then
   echo "skipped: $cli is not built (./dev build)"
   exit 77
 fi
-matrix=$(mktemp)
+printed=$(mktemp)
 updated=$(mktemp)
-trap 'rm -f "$matrix" "$updated"' EXIT
-"$cli" info --matrix >"$matrix"
-[[ -s $matrix ]] || {
-  echo "$cli info --matrix printed nothing"
-  exit 1
-}
-for marker in begin end; do
-  [[ $(grep -c "^<!-- matrix:$marker -->\$" README.md) == 1 ]] || {
-    echo "README.md must have one line <!-- matrix:$marker -->"
-    exit 1
-  }
-done
+trap 'rm -f "$printed" "$updated"' EXIT
 
-awk -v matrix="$matrix" '
-  $0 == "<!-- matrix:end -->" { skip = 0 }
-  !skip { print }
-  $0 == "<!-- matrix:begin -->" { skip = 1; while ((getline line < matrix) > 0) print line }
-' README.md >"$updated"
-if [[ ${1:-} == --check ]]; then
-  diff -u README.md "$updated" || {
-    echo "the support matrix of README.md is out of date: tools/update_matrix.sh"
+update() { # FILE NAME [--check]: what `attune info --NAME` prints, between the markers of FILE
+  "$cli" info "--$2" >"$printed"
+  [[ -s $printed ]] || {
+    echo "$cli info --$2 printed nothing"
     exit 1
   }
-else
-  cat "$updated" >README.md
-fi
+  for marker in begin end; do
+    [[ $(grep -c "^<!-- $2:$marker -->\$" "$1") == 1 ]] || {
+      echo "$1 must have one line <!-- $2:$marker -->"
+      exit 1
+    }
+  done
+  awk -v printed="$printed" -v begin="<!-- $2:begin -->" -v end="<!-- $2:end -->" '
+    $0 == end { skip = 0 }
+    !skip { print }
+    $0 == begin { skip = 1; while ((getline line < printed) > 0) print line }
+  ' "$1" >"$updated"
+  if [[ ${3:-} == --check ]]; then
+    diff -u "$1" "$updated" || {
+      echo "the table of $1 is out of date: tools/update_matrix.sh"
+      exit 1
+    }
+  else
+    cat "$updated" >"$1"
+  fi
+}
+update README.md features "$@"
+update docs/support.md matrix "$@"
