@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "cases/cuda_memory.h"
-#include "core/device.h"
-#include "core/registry.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "cuda/mixed/mixed.h"
 #include "cuda/mla/config.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prologue.h"
+#include "dispatch/device.h"
+#include "dispatch/registry.h"
 #include "support.h"
 
 namespace attune::tests {

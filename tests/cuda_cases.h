@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "cases/cuda_memory.h"
-#include "core/registry.h"
 #include "cuda/device.h"
 #include "cuda/kernel.h"
+#include "dispatch/registry.h"
 #include "support.h"
 
 namespace attune::cuda {

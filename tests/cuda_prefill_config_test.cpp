@@ -9,9 +9,9 @@
 #include <string>
 #include <tuple>
 
-#include "core/registry.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
+#include "dispatch/registry.h"
 #include "support.h"
 
 namespace attune::cuda {

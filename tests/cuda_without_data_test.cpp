@@ -8,6 +8,7 @@
 #include "cuda/mla/mla.h"
 #include "cuda/ops/ops.h"
 #include "cuda/prefill/prologue.h"
+#include "dispatch/registry.h"
 #include "support.h"
 
 namespace attune::cuda {

@@ -4,10 +4,10 @@
 
 #include <string>
 
-#include "core/registry.h"
 #include "cuda/decode/config.h"
 #include "cuda/mixed/mixed.h"
 #include "cuda/prefill/config.h"
+#include "dispatch/registry.h"
 #include "emulated_decode_launch.h"
 #include "emulated_mla_launch.h"
 #include "support.h"

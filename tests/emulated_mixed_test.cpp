@@ -5,6 +5,7 @@
 #include "cuda/mixed/mixed.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prologue.h"
+#include "dispatch/registry.h"
 #include "emulated.h"
 #include "emulated_decode_launch.h"
 #include "emulated_prefill_launch.h"

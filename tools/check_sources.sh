@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Checks the form of the sources: SPDX line, length, white space, words that must not be left behind, size of files.
+# Checks the form of the sources: SPDX line, length, white space, words that must not be left behind, size of files; and
+# that no layer of src/ includes one above it.
 # usage: tools/check_sources.sh [ROOT]
 set -euo pipefail
 cd "${1:-$(dirname "${BASH_SOURCE[0]}")/..}"
@@ -21,6 +22,9 @@ import os, re, sys
 MAX_LINES, MAX_COLUMNS, MAX_BYTES = 500, 120, 512 * 1024
 SOURCE = re.compile(r"\.(c|cc|cpp|h|hpp|cu|cuh|py|sh|cmake|map)$|CMakeLists\.txt$|^dev$|^\.ci/run$")
 TEXT = re.compile(r"\.(md|json|in|yaml|yml)$|(^|/)\.clang-[^/]*$|(^|/)\.gitignore$")
+# Of src/: who may be included by whom. Nobody includes upward, nor a neighbour.
+LAYERS = {"core": 0, "cpu": 1, "cuda": 1, "dispatch": 2, "api": 3}
+INCLUDE = re.compile(r"^\s*#\s*include \"(" + "|".join(LAYERS) + r")/", re.M)
 # Words split in two, so that this file does not hold them.
 LEFTOVERS = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b|\.\./sha" r"red")
 faults = 0
@@ -54,6 +58,11 @@ for path in sys.stdin.read().splitlines():
             fault(path, f"more than {MAX_COLUMNS} columns: {number}: {line}")
     if not is_source:
         continue
+    place = re.match(r"src/(" + "|".join(LAYERS) + ")/", path)
+    for layer in INCLUDE.findall(text) if place else []:
+        own = place.group(1)
+        if layer != own and LAYERS[layer] >= LAYERS[own]:
+            fault(path, f"src/{own} includes src/{layer}")
     if not any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:2]):
         fault(path, "no SPDX line at the top")
     if text and not text.endswith("\n"):

@@ -6,16 +6,16 @@
 
 #include "attune/attune.h"
 #include "core/aliasing.h"
-#include "core/device.h"
 #include "core/dtype.h"
 #include "core/plan_limits.h"
 #include "core/problem.h"
-#include "core/registry.h"
 #include "core/status.h"
 #include "core/versioned.h"
-#include "core/warm.h"
 #include "cpu/threads.h"
 #include "cuda/host_tables.h"
+#include "dispatch/device.h"
+#include "dispatch/registry.h"
+#include "dispatch/warm.h"
 
 using attune::cat;
 using attune::Data;

@@ -6,8 +6,6 @@
 
 #include "attune/attune.h"
 #include "core/aliasing.h"
-#include "core/device.h"
-#include "core/dispatch.h"
 #include "core/indexer.h"
 #include "core/kv_format.h"
 #include "core/ops.h"
@@ -15,6 +13,8 @@
 #include "core/tables.h"
 #include "core/versioned.h"
 #include "cpu/threads.h"
+#include "dispatch/device.h"
+#include "dispatch/operations.h"
 
 using attune::guarded;
 using attune::Known;

@@ -7,7 +7,7 @@
 // bit, so a row's result does not depend on what else is in its item.
 #pragma once
 
-#include "core/registry.h"
+#include "core/kernel.h"
 
 namespace attune::cpu {
 

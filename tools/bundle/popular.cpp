@@ -11,7 +11,6 @@
 #include "attune/attune.h"
 #include "core/indexer.h"
 #include "core/ops.h"
-#include "core/registry.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "cuda/indexer/indexer.h"
@@ -22,6 +21,7 @@
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
 #include "cuda/prefill/prologue.h"
+#include "dispatch/registry.h"
 
 namespace attune::bundle {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "core/registry.h"
+#include "core/kernel.h"
 #include "cuda/decode/config.h"
 #include "cuda/kernel.h"
 #include "cuda/prefill/config.h"

@@ -2,7 +2,7 @@
 // MLA attention on CUDA: dense and sparse, from 16-bit and packed caches, decode and prefill (kernels/mla/).
 #pragma once
 
-#include "core/registry.h"
+#include "core/kernel.h"
 
 namespace attune::cuda {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/registry.h"
+#include "core/kernel.h"
 
 namespace attune::cuda {
 

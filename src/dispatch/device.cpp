@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/device.h"
+#include "dispatch/device.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/dispatch.h"
+#include "dispatch/operations.h"
 
-#include "core/device.h"
 #include "core/status.h"
 #include "cpu/cache_op.h"
 #include "cpu/indexer.h"
@@ -9,6 +8,7 @@
 #include "cpu/qkv_prepare.h"
 #include "cuda/indexer/indexer.h"
 #include "cuda/ops/ops.h"
+#include "dispatch/device.h"
 
 namespace attune {
 namespace {

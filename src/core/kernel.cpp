@@ -1,19 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/registry.h"
+#include "core/kernel.h"
 
 #include <bit>
-#include <cstdlib>
-#include <cstring>
 #include <iterator>
 #include <limits>
 
-#include "core/device.h"
 #include "core/dtype.h"
-#include "cpu/attention.h"
-#include "cuda/decode/decode.h"
-#include "cuda/mixed/mixed.h"
-#include "cuda/mla/mla.h"
-#include "cuda/prefill/prefill.h"
 
 namespace attune {
 namespace {
@@ -34,10 +26,6 @@ constexpr AxisInfo kAxes[kNumAxes] = {
     {"output", {"float32", "float16", "bfloat16", "e4m3", "lse", "max_logits"}},
     {"determinism", {"run to run", "batch invariant"}},
 };
-
-const Kernel* const kKernels[] = {&cpu::attention_kernel(),    &cuda::mixed_kernel(),        &cuda::prefill_kernel(),
-                                  &cuda::prefill_fp8_kernel(), &cuda::prefill_fp32_kernel(), &cuda::decode_kernel(),
-                                  &cuda::mla_kernel()};
 
 uint32_t format_bit(const KvCache& c, int32_t dtype) {
   if (!c.format->plain) return c.format->id == ATTUNE_KV_MLA_656 ? use::kMla656 : use::kMla584;
@@ -205,49 +193,6 @@ std::string Coverage::text() const {
   s += cat("head_dim_qk: 1..", head_dim_qk_max, "; head_dim_v: 1..", head_dim_v_max, "; query heads a KV head: ");
   s += group_max == std::numeric_limits<int64_t>::max() ? std::string("any") : cat("1..", group_max);
   return s;
-}
-
-int kernel_count() { return static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0])); }
-const Kernel& kernel_at(int i) { return *kKernels[i]; }
-
-const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type) {
-  const char* forced = std::getenv("ATTUNE_KERNEL");
-  const bool any = forced == nullptr || forced[0] == '\0';
-  const Kernel *nearest = nullptr, *left = nullptr;
-  int nearest_from = 0;
-  std::string nearest_refusal;
-  for (const Kernel* k : kKernels) {
-    if (k->device_type != device_type || !(any || std::strcmp(forced, k->name) == 0)) continue;
-    const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
-    const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1);
-    const bool leaves = any && k->leaves != nullptr && k->leaves(p);
-    if (distance == 0) {
-      if (!leaves) return *k;
-      if (left == nullptr) left = k;
-      continue;
-    }
-    // Of two that are equally near, one for queries of this dtype; then one that would not leave this to a later row.
-    const int queries = static_cast<int>(Axis::kQueryDtype);
-    const bool other_queries = (t.axes[queries] & ~k->coverage.axes[queries]) != 0;
-    const int from = 4 * distance + (other_queries ? 2 : 0) + (leaves ? 1 : 0);
-    if (nearest == nullptr || from < nearest_from) {
-      nearest = k;
-      nearest_from = from;
-      nearest_refusal = refusal;
-    }
-  }
-  if (left != nullptr) return *left;
-  if (nearest == nullptr)
-    fail(ATTUNE_UNSUPPORTED, "ATTUNE_KERNEL names ", forced, ", which is no kernel of this device");
-  const std::string missing = nearest->coverage.difference(t);
-  fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", nearest->name, ", which ",
-       missing.empty() ? "" : "lacks " + missing, missing.empty() || nearest_refusal.empty() ? "" : ", and ",
-       nearest_refusal.empty() ? "" : "does not take " + nearest_refusal);
-}
-
-const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device) {
-  check_device(device);
-  return choose_kernel(p, t, device.type);
 }
 
 }  // namespace attune

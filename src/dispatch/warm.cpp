@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/warm.h"
+#include "dispatch/warm.h"
 
 #include <algorithm>
 #include <atomic>
@@ -9,11 +9,11 @@
 #include <thread>
 #include <vector>
 
-#include "core/device.h"
 #include "core/problem.h"
-#include "core/registry.h"
 #include "core/status.h"
 #include "core/versioned.h"
+#include "dispatch/device.h"
+#include "dispatch/registry.h"
 
 namespace attune {
 namespace {

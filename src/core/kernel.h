@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel registry. A kernel is a row: the part of the operation space it covers, as data, and how it makes a plan.
+// What a kernel is to the library: the part of the operation space that it covers, as data, and how it makes a plan.
 #pragma once
 
 #include <cstdint>
@@ -138,13 +138,5 @@ struct Kernel {
   // Whether a later row that takes the problem too is the better choice. Null: never.
   bool (*leaves)(const Problem& p) = nullptr;
 };
-
-int kernel_count();
-const Kernel& kernel_at(int i);
-// The first row of the device's type that takes the problem and does not leave it to another; ATTUNE_KERNEL=<name>
-// leaves only that row. Throws UNSUPPORTED with the nearest row and what differs.
-const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type);
-// The same for a device that is there; throws as check_device does.
-const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device);
 
 }  // namespace attune

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch/registry.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/status.h"
+#include "cpu/attention.h"
+#include "cuda/decode/decode.h"
+#include "cuda/mixed/mixed.h"
+#include "cuda/mla/mla.h"
+#include "cuda/prefill/prefill.h"
+#include "dispatch/device.h"
+
+namespace attune {
+namespace {
+
+const Kernel* const kKernels[] = {&cpu::attention_kernel(),    &cuda::mixed_kernel(),        &cuda::prefill_kernel(),
+                                  &cuda::prefill_fp8_kernel(), &cuda::prefill_fp32_kernel(), &cuda::decode_kernel(),
+                                  &cuda::mla_kernel()};
+
+}  // namespace
+
+int kernel_count() { return static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0])); }
+const Kernel& kernel_at(int i) { return *kKernels[i]; }
+
+const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type) {
+  const char* forced = std::getenv("ATTUNE_KERNEL");
+  const bool any = forced == nullptr || forced[0] == '\0';
+  const Kernel *nearest = nullptr, *left = nullptr;
+  int nearest_from = 0;
+  std::string nearest_refusal;
+  for (const Kernel* k : kKernels) {
+    if (k->device_type != device_type || !(any || std::strcmp(forced, k->name) == 0)) continue;
+    const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
+    const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1);
+    const bool leaves = any && k->leaves != nullptr && k->leaves(p);
+    if (distance == 0) {
+      if (!leaves) return *k;
+      if (left == nullptr) left = k;
+      continue;
+    }
+    // Of two that are equally near, one for queries of this dtype; then one that would not leave this to a later row.
+    const int queries = static_cast<int>(Axis::kQueryDtype);
+    const bool other_queries = (t.axes[queries] & ~k->coverage.axes[queries]) != 0;
+    const int from = 4 * distance + (other_queries ? 2 : 0) + (leaves ? 1 : 0);
+    if (nearest == nullptr || from < nearest_from) {
+      nearest = k;
+      nearest_from = from;
+      nearest_refusal = refusal;
+    }
+  }
+  if (left != nullptr) return *left;
+  if (nearest == nullptr)
+    fail(ATTUNE_UNSUPPORTED, "ATTUNE_KERNEL names ", forced, ", which is no kernel of this device");
+  const std::string missing = nearest->coverage.difference(t);
+  fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", nearest->name, ", which ",
+       missing.empty() ? "" : "lacks " + missing, missing.empty() || nearest_refusal.empty() ? "" : ", and ",
+       nearest_refusal.empty() ? "" : "does not take " + nearest_refusal);
+}
+
+const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device) {
+  check_device(device);
+  return choose_kernel(p, t, device.type);
+}
+
+}  // namespace attune
