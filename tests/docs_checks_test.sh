@@ -45,6 +45,10 @@ clean_tree && printf 'int y;' >>"$tree/src/a.cpp"
 expect fail "no newline at the end" check_sources.sh
 clean_tree && head -c 600000 /dev/zero >"$tree/docs/picture.png"
 expect fail "large file" check_sources.sh
+clean_tree && mkdir "$tree/src/core" && printf '// SPDX-License-Identifier: Apache-2.0\n#include "core/b.h"\n' >"$tree/src/core/a.cpp"
+expect pass "includes its own layer" check_sources.sh
+printf '#include "dispatch/registry.h"\n' >>"$tree/src/core/a.cpp"
+expect fail "includes upward" check_sources.sh
 
 # shellcheck disable=SC2016
 clean_tree && printf '`src/missing.cpp`\n' >>"$tree/README.md"
