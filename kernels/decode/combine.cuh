@@ -79,12 +79,12 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Split& 
     float2 stats = first_stats;
     if (first > 0)
       stats = first + lane < partials.count ? partials.stats(first + lane, row) : float2{-ptx::infinity(), 0};
-    const float o_rescale = ptx::exp2_approx(stats.x - row_max_ref), weighted = o_rescale * stats.y;
+    const float o_rescale = ptx::exp2_approx(stats.x - row_max_ref), rescaled_sum = o_rescale * stats.y;
     const int count = min(32, partials.count - first);
 #pragma unroll 8
     for (int i = 0; i < count; ++i) {
       const float w = __shfl_sync(0xffffffffu, o_rescale, i);
-      row_sum += __shfl_sync(0xffffffffu, weighted, i);
+      row_sum += __shfl_sync(0xffffffffu, rescaled_sum, i);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const int channel = (v * 32 + lane) * 4;

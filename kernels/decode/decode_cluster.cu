@@ -60,8 +60,8 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   if constexpr (Config::kPadded) clear_stages(shared);
   const int rank = ptx::cluster_rank(), size = ptx::cluster_size();
   const Split place = split_of_block(p, rank, size);
-  const ClusterEpilogue merge(shared, rank, size);
-  if (threadIdx.x == 0) merge.start();
+  const ClusterEpilogue cluster_epilogue(shared, rank, size);
+  if (threadIdx.x == 0) cluster_epilogue.start();
   __syncwarp();
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
@@ -88,10 +88,10 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   Block block(p, range, shared);
   block.attend_split(p, range, inputs, shared);
   const Split& split = range.split;
-  merge.arrive(split.num_rows);
-  merge.send(p, split, block.state, shared);
+  cluster_epilogue.arrive(split.num_rows);
+  cluster_epilogue.send(p, split, block.state, shared);
   block.append_late(p, range, inputs, shared);
-  merge.combine(p, split);
+  cluster_epilogue.combine(p, split);
   if constexpr (Config::kNewTokens) {
     // All blocks have arrived, so no slot is read any more.
     if (p.tiles_done != nullptr && rank == 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose a row is, which keys it sees, and where they lie: core/indexer.h on the device.
+// The sequence of a row, the keys that it sees, and their slots: core/indexer.h on the device.
 #pragma once
 
 #include "indexer/indexer_params.h"

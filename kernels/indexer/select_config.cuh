@@ -21,7 +21,7 @@ struct Config {
   // Bits below digit d.
   __device__ static constexpr int shift(int d) { return d == 0 ? 32 - kBits : d == 1 ? 32 - 2 * kBits : 0; }
 
-  static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp adds up the sums of all");
+  static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp scans the sums of all warps");
   static_assert(kWarps % kCluster == 0, "each warp gathers from one block");
   static_assert(kBins % (kThreads * kCluster) == 0 || kBins % kThreads == 0, "bins divide evenly");
   static_assert(kBits >= 10 && 3 * kBits >= 32 && 2 * kBits < 32, "three digits; bin 0 of the first one is empty");

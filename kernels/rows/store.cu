@@ -357,7 +357,7 @@ __device__ __forceinline__ void store_rows(const StoreParams& p) {
       RopeUnits rope;
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        rope[u].turned = 0;
+        rope[u].rotated = 0;
         const Unit unit = units.qk[u];
         if (live && unit.first >= 0) rope[u] = tile::load_rope<kWidth>(p.prologue, address.prologue, unit);
       }

@@ -19,7 +19,7 @@ struct Config {
   static constexpr int kThreads = ATTUNE_THREADS, kWarps = kThreads / 32;
   static constexpr int kTileKeys = ATTUNE_WARPS * kernels::kKeysOfWarp;
   static constexpr int kBlockRows = 8 * ATTUNE_ROW_TILES;
-  static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp adds up the sums of all");
+  static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp scans the sums of all warps");
 };
 
 struct SharedStorage {

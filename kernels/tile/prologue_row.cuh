@@ -72,14 +72,14 @@ __device__ __forceinline__ int num_units(int rotary_dim, int head_dim) {
 template <int kWidth>
 __device__ __forceinline__ Unit unit_at(const PrologueParams& p, int rotary_dim, int head_dim, int u) {
   const int passing = (head_dim - rotary_dim) / kWidth;  // runs
-  const int turned = u - (passing + 1) / 2;
-  if (turned >= 0) {
+  const int rotary_unit = u - (passing + 1) / 2;
+  if (rotary_unit >= 0) {
     if (p.interleaved) {
-      const int first = p.rope_offset + turned * 2 * kWidth;
-      return {first, first + kWidth, turned * kWidth};
+      const int first = p.rope_offset + rotary_unit * 2 * kWidth;
+      return {first, first + kWidth, rotary_unit * kWidth};
     }
-    const int first = p.rope_offset + turned * kWidth;
-    return {first, first + rotary_dim / 2, turned * kWidth};
+    const int first = p.rope_offset + rotary_unit * kWidth;
+    return {first, first + rotary_dim / 2, rotary_unit * kWidth};
   }
   int first = 2 * u * kWidth, second = first + kWidth;
   if (rotary_dim > 0) {
@@ -110,14 +110,14 @@ __device__ __forceinline__ void rotate_pair(float& x, float& y, float c, float s
 template <int kWidth>
 struct RopeUnit {
   float c[kWidth], s[kWidth];
-  unsigned turned;  // bit k: pair k has a position inside the table
+  unsigned rotated;  // bit k: pair k has a position inside the table
 };
 
 template <int kWidth>
 __device__ __forceinline__ RopeUnit<kWidth> load_rope(const PrologueParams& p, const PrologueToken& t,
                                                       const Unit& unit) {
   RopeUnit<kWidth> r;
-  r.turned = 0;
+  r.rotated = 0;
   if (unit.pair < 0) return r;
   const int half = p.rotary_dim / 2;
   if (p.positions.data != nullptr && p.components == 3) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ RopeUnit<kWidth> load_rope(const PrologueParams& p, c
       if (row == nullptr) continue;
       r.c[k] = row[j * p.channel_stride];
       r.s[k] = row[(half + j) * p.channel_stride];
-      r.turned |= 1u << k;
+      r.rotated |= 1u << k;
     }
     return r;
   }
@@ -138,16 +138,16 @@ __device__ __forceinline__ RopeUnit<kWidth> load_rope(const PrologueParams& p, c
   const bool vector = p.cos_sin_vector != 0;
   decode_run<kWidth>(kFloat32, load_run<kWidth>(kFloat32, row + unit.pair * step, step, vector), r.c);
   decode_run<kWidth>(kFloat32, load_run<kWidth>(kFloat32, row + (half + unit.pair) * step, step, vector), r.s);
-  r.turned = (1u << kWidth) - 1;
+  r.rotated = (1u << kWidth) - 1;
   return r;
 }
 
 template <int kWidth>
 __device__ __forceinline__ void rotate_unit(const PrologueParams& p, const RopeUnit<kWidth>& r, float (&x)[2][kWidth]) {
-  if (r.turned == 0) return;
+  if (r.rotated == 0) return;
 #pragma unroll
   for (int k = 0; k < kWidth; ++k) {
-    if ((r.turned >> k & 1) == 0) continue;
+    if ((r.rotated >> k & 1) == 0) continue;
     if (p.interleaved) {
       rotate_pair(x[2 * k / kWidth][2 * k % kWidth], x[(2 * k + 1) / kWidth][(2 * k + 1) % kWidth], r.c[k], r.s[k]);
     } else {
