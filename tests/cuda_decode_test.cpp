@@ -69,7 +69,7 @@ TEST_F(CudaDecode, SplitsLongSequences) {
   EXPECT_EQ(check_all(list), 10);
 }
 
-// New tokens beside the cache, where pieces of a pair, its blocks of rows and its ring share them: appended once, and
+// New tokens beside the cache, where splits of an output tile, blocks of rows and a ring share them: appended once, and
 // not before the last reader of a slot is done.
 TEST_F(CudaDecode, AppendsUnderSplits) {
   std::vector<cases::Case> list;
@@ -92,7 +92,7 @@ TEST_F(CudaDecode, AppendsUnderSplits) {
   EXPECT_EQ(check_all(list), 30);
 }
 
-// Pieces of one pair that one block takes one after the other: what the first would append, the others still read.
+// Splits of one sequence that one block takes one after the other: what the first would append, the others still read.
 TEST_F(CudaDecode, AppendsAfterTheLastReaderOfARing) {
   std::string queries, keys;
   for (int b = 0; b < 24; ++b) {

@@ -18,7 +18,7 @@ namespace attune::cuda {
 namespace {
 
 constexpr uint64_t kRandomCases = 300;
-constexpr int kFew = 3;  // multiprocessors, so that each block takes several pieces
+constexpr int kFew = 3;  // multiprocessors, so that each block takes several splits
 
 class EmulatedDecode : public tests::Emulated {
  protected:
@@ -191,7 +191,7 @@ TEST_F(EmulatedDecode, NewTokens) {
   }
 }
 
-// Blocks of a cluster, for 32 pairs on 132 multiprocessors: both places of each where there are tiles enough.
+// Blocks of a cluster, for 32 output tiles on 132 multiprocessors: two on each where there are tiles enough.
 TEST(DecodeConfig, BlocksOfManyKeysHaveAMultiprocessorToThemselves) {
   cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [8, 8], "head_dim": [32, 32], "dtype": "bf16",
       "kv": "contiguous", "queries": "fixed", "seqlens_kv": [1, 1, 1, 1]})"));

@@ -196,13 +196,13 @@ TEST_F(EmulatedMixed, LeavesBlocksToThePrompts) {
     problem.arena().upload();
     schedule_prompts(p, prompts, memory);
     schedule_few(p, few, memory + few_begin);
-    const auto* shares =
-        reinterpret_cast<const kernels::Share*>(memory + few_begin + decode::workspace_layout(few).shares);
+    const auto* ranges =
+        reinterpret_cast<const kernels::StreamKRange*>(memory + few_begin + decode::workspace_layout(few).stream_k);
     int live = 0;
-    for (int i = 0; i < few.blocks; ++i) live += shares[i].live;
+    for (int i = 0; i < few.blocks; ++i) live += ranges[i].live;
     EXPECT_GE(live, x.least) << x.lengths;
     EXPECT_LE(live, x.most) << x.lengths;
-    EXPECT_LE(live, shares[0].blocks) << x.lengths;
+    EXPECT_LE(live, ranges[0].blocks) << x.lengths;
   }
 }
 

@@ -52,7 +52,7 @@ class EmulatedStamp : public EmulatedPrefill {
     return outcome;
   }
   static void change_stamp(const kernels::DecodeParams& k) {
-    for (int i = 0; i < k.blocks; ++i) ++k.shares[i].stamp;
+    for (int i = 0; i < k.blocks; ++i) ++k.stream_k[i].stamp;
   }
   static void change_stamp(const kernels::PrefillParams& k) { ++k.list->stamp; }
 

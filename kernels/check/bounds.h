@@ -16,7 +16,7 @@ namespace attune::oracle {
 struct BoundTerms {
   double of_products;  // error of z, to z_abs
   double additive;     // the largest |terms added after the softcap|
-  double of_weights;   // rounding of p, relative
+  double of_p;         // rounding of p, relative
   double of_values;    // rounding of v, relative
   double of_sum;       // rounding of what the row sum adds up, relative
   double least;        // of a p that becomes subnormal or nothing, relative to the largest p
@@ -41,7 +41,7 @@ ATTUNE_CHECK_BOTH inline RowBounds bounds_of_row(const BoundTerms& terms, double
   const double log_sum = is_finite(lse) ? fabs(lse) : 0.0;
   RowBounds b;
   b.score = z_abs * (kOfFp32 + terms.of_products) + (terms.additive + largest) * kOfFp32;
-  b.value = sums + terms.of_weights + terms.of_values;
+  b.value = sums + terms.of_p + terms.of_values;
   b.sum = sums + terms.of_sum;
   b.least = terms.least;
   b.lse = b.score + b.sum + log_sum / (1 << 22);

@@ -114,7 +114,7 @@ __device__ inline double channel(const Row& row, int d) {
     case kMla656:  // 512 e4m3 | 4 fp32 scales, one per 128 | 64 bf16
       if (d >= 512) return byte_pair_bf16(row.first + 528 + 2 * (d - 512));
       return decode_e4m3(load<unsigned char>(row.first + d)) * bytes_fp32(row.first + 512 + 4 * (d / 128));
-    case kMla584:  // 448 e4m3 | 64 bf16; 7 e8m0 scales, one per 64, lie elsewhere
+    case kMla584:  // 448 e4m3 | 64 bf16; 7 e8m0 scales, one per 64, are elsewhere
       if (d >= 448) return byte_pair_bf16(row.first + 448 + 2 * (d - 448));
       return decode_e4m3(load<unsigned char>(row.first + d)) * decode_e8m0(load<unsigned char>(row.scales + d / 64));
     default: {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether gigabytes that nobody may touch still hold what they were filled with: a thread each so many words.
+// Checks that gigabytes of guard memory still hold their filler. Each thread checks some words.
 #include "check/guard_params.h"
 
 extern "C" __global__ void __launch_bounds__(1024) attune_guard(const attune::oracle::GuardParams* params) {

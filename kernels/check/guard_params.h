@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What host and device share of the look at a stretch of memory that nobody may touch. Compiled by NVRTC and by the
+// What host and device share of the check of guard memory, which must not be written. Compiled by NVRTC and by the
 // host's compiler; no standard headers.
 #pragma once
 

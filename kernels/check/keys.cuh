@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sequences of the operation, which keys each of them has, and where they lie. docs/semantics.md, "Sequences" and
+// The sequences of the operation, their keys, and the addresses of these. docs/semantics.md, "Sequences" and
 // "Where keys come from".
 #pragma once
 
@@ -33,7 +33,7 @@ __device__ inline Extent extent_of(const Tensor& tokens, const Tensor& cu_seqlen
 struct Sequence {
   long long b;
   Extent queries, dense;  // rows of q; rows of k: all keys, or the new tokens
-  long long num_cached;   // in a ring all that ever were
+  long long num_cached;   // in a ring: all ever appended
   __device__ long long num_keys() const { return num_cached + dense.count; }
 };
 
@@ -72,13 +72,13 @@ __device__ inline long long sequence_of(const OracleParams& p, long long row) {
   return -1;
 }
 
-// Where one key and its value are.
+// The location of one key and its value.
 struct Key {
   bool exists;
   const Cache* cache;        // null: dense
   long long k_slot, v_slot;  // page * page_size + offset
   long long row;             // dense
-  long long position;        // in the sequence; in a list of indices without meaning
+  long long position;        // in the sequence; meaningless for a list of indices
 };
 __device__ inline Key no_key() { return {false, nullptr, 0, 0, 0, 0}; }
 
@@ -110,7 +110,7 @@ __device__ inline Key cached_key(const OracleParams& p, const Sequence& s, long 
   return {true, &c, k_page * c.page_size + offset, v_page * c.page_size + offset, 0, t};
 }
 
-// How many entries of a row of indices count.
+// The number of entries in use of a row of indices.
 __device__ inline long long list_length(const OracleParams& p, const Tensor& indices, const Tensor& lengths,
                                         long long b, long long row) {
   if (!present(indices)) return 0;
@@ -135,7 +135,7 @@ __device__ inline Key listed_key(const OracleParams& p, const Tensor& indices, c
 
 // All keys that a row may see, by number; some do not exist.
 struct Keys {
-  long long oldest;         // what the ring has forgotten
+  long long oldest;         // how many the ring has overwritten
   long long listed, extra;  // entries of the lists
   long long count;
 };

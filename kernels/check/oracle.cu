@@ -1,46 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention in float64 as docs/semantics.md says it, for comparing whole outputs at serving sizes. Not fast.
+// Attention in float64 by docs/semantics.md, for comparing whole outputs at serving sizes. Not fast.
 //
-// A block takes one (row, head) at a time. Its threads share the keys out among them: a thread makes the whole score of
-// a key. Then each takes channels, and goes over all keys. Between the two lie weights in the block's scratch.
+// A block takes one (row, head) at a time. First each thread computes the scores of some keys, then each thread
+// computes some channels of the output over all keys. The probabilities in between are in the block's scratch.
 #include "check/keys.cuh"
 #include "check/scores.cuh"
 
 namespace attune::oracle {
 
-constexpr double kIgnored = -1.0;  // the weight of a key that is not there, not seen, or scored -inf: no weight is < 0
+constexpr double kNoP = -1.0;  // marks a key that does not exist, is masked, or has score -inf
 
 // The larger; NaN where either is.
 __device__ inline double larger(double x, double y) { return is_nan(x) || x > y ? x : y; }
 
-// What each thread found of its keys.
-struct Found {
+// Statistics of the scores of a row; at first of one thread's keys.
+struct RowStats {
   double largest, z_abs, num_visible;
 };
 
-struct Line {
+struct OutputRow {
   const OracleParams& p;
   Sequence s;
   Keys keys;
   Query query;
   long long kv_head;
-  double* weights;  // [max_keys]: scores at first
+  double* probs;    // [max_keys]: first scores, then probabilities
   double* sums;     // [threads][kNumSums]
-  Row* values;      // [max_keys], of keys that are there
+  Row* values;      // [max_keys], of keys that exist
 };
 
-__device__ inline Key line_key(const Line& l, long long j) {
+__device__ inline Key key_of_row(const OutputRow& l, long long j) {
   const Key key = key_at(l.p, l.s, l.keys, l.query.row, l.kv_head, j);
   if (!key.exists || (!is_sparse(l.p) && !is_visible(l.p, l.query, key.position))) return no_key();
   return key;
 }
 
-__device__ inline void make_scores(const Line& l) {
-  Found found = {-infinity(), 0, 0};
+__device__ inline void make_scores(const OutputRow& l) {
+  RowStats stats = {-infinity(), 0, 0};
   const Row q = dense_row(l.p.q, l.query.row, l.query.head);
   for (long long j = threadIdx.x; j < l.keys.count; j += blockDim.x) {
-    l.weights[j] = -infinity();
-    const Key key = line_key(l, j);
+    l.probs[j] = -infinity();
+    const Key key = key_of_row(l, j);
     if (!key.exists) continue;
     l.values[j] = value_row(l.p, key, l.kv_head);
     const Row k = key_row(l.p, key, l.kv_head);
@@ -52,20 +52,20 @@ __device__ inline void make_scores(const Line& l) {
     }
     const double z = score(l.p, l.query, key.position, product);
     const double z_abs = fabs(l.p.softmax_scale) * magnitude;
-    l.weights[j] = z;
-    if (z != -infinity() && z_abs > found.z_abs) found.z_abs = z_abs;
-    found.largest = larger(found.largest, z);
-    found.num_visible += 1;
+    l.probs[j] = z;
+    if (z != -infinity() && z_abs > stats.z_abs) stats.z_abs = z_abs;
+    stats.largest = larger(stats.largest, z);
+    stats.num_visible += 1;
   }
   double* mine = l.sums + threadIdx.x * kNumSums;
-  mine[0] = found.largest;
-  mine[1] = found.z_abs;
-  mine[2] = found.num_visible;
+  mine[0] = stats.largest;
+  mine[1] = stats.z_abs;
+  mine[2] = stats.num_visible;
 }
 
-// Of all threads.
-__device__ inline Found gather(const Line& l) {
-  Found all = {-infinity(), 0, 0};
+// The statistics of all threads, merged.
+__device__ inline RowStats gather(const OutputRow& l) {
+  RowStats all = {-infinity(), 0, 0};
   for (unsigned t = 0; t < blockDim.x; ++t) {
     const double* of = l.sums + t * kNumSums;
     all.largest = larger(all.largest, of[0]);
@@ -76,10 +76,10 @@ __device__ inline Found gather(const Line& l) {
 }
 
 // The sum of exp(z - largest).
-__device__ inline double sum_weights(const Line& l, double largest) {
+__device__ inline double row_sum(const OutputRow& l, double largest) {
   double sum = 0;
   for (long long j = threadIdx.x; j < l.keys.count; j += blockDim.x) {
-    if (l.weights[j] != -infinity()) sum += exp(l.weights[j] - largest);
+    if (l.probs[j] != -infinity()) sum += exp(l.probs[j] - largest);
   }
   l.sums[threadIdx.x * kNumSums + 3] = sum;
   __syncthreads();
@@ -88,14 +88,14 @@ __device__ inline double sum_weights(const Line& l, double largest) {
   return all;
 }
 
-// Weights for scores. attention: what the sink leaves to the keys.
-__device__ inline double make_weights(const Line& l, double largest, double sum, double attention) {
+// Scores to probabilities; returns the largest. attention: the part that the sink leaves to the keys.
+__device__ inline double make_probs(const OutputRow& l, double largest, double sum, double attention) {
   double largest_p = 0;
   for (long long j = threadIdx.x; j < l.keys.count; j += blockDim.x) {
-    const double z = l.weights[j];
-    const double p = z == -infinity() ? kIgnored : exp(z - largest) / sum * attention;
+    const double z = l.probs[j];
+    const double p = z == -infinity() ? kNoP : exp(z - largest) / sum * attention;
     if (p > largest_p) largest_p = p;
-    l.weights[j] = p;
+    l.probs[j] = p;
   }
   __syncthreads();  // the sums have been read
   l.sums[threadIdx.x * kNumSums] = largest_p;
@@ -104,11 +104,11 @@ __device__ inline double make_weights(const Line& l, double largest, double sum,
   return largest_p;
 }
 
-__device__ inline void make_channel(const Line& l, int d) {
+__device__ inline void make_channel(const OutputRow& l, int d) {
   double out = 0, pv_abs = 0, v_abs = 0;
   for (long long j = 0; j < l.keys.count; ++j) {
-    const double p = l.weights[j];
-    if (p == kIgnored) continue;
+    const double p = l.probs[j];
+    if (p == kNoP) continue;
     const double v = channel(l.values[j], d);
     out += p * v;
     pv_abs += p * fabs(v);
@@ -120,24 +120,24 @@ __device__ inline void make_channel(const Line& l, int d) {
   l.p.v_abs[at] = v_abs;
 }
 
-__device__ inline void make_line(const Line& l) {
+__device__ inline void make_row(const OutputRow& l) {
   make_scores(l);
   __syncthreads();
-  const Found found = gather(l);
-  const double sum = sum_weights(l, found.largest);
-  const bool empty = found.largest == -infinity();
-  const double lse = empty ? found.largest : found.largest + log(sum);
+  const RowStats stats = gather(l);
+  const double sum = row_sum(l, stats.largest);
+  const bool empty = stats.largest == -infinity();
+  const double lse = empty ? stats.largest : stats.largest + log(sum);
   const double sink = present(l.p.sinks) ? number_at(l.p.sinks, l.query.head) : -infinity();
   const double attention = empty ? 0.0 : 1.0 / (1.0 + exp(sink - lse));
-  const double largest_p = make_weights(l, found.largest, sum, attention);
+  const double largest_p = make_probs(l, stats.largest, sum, attention);
   for (int d = static_cast<int>(threadIdx.x); d < l.p.head_dim_v; d += static_cast<int>(blockDim.x)) make_channel(l, d);
   if (threadIdx.x == 0) {
     const long long at = l.query.row * l.p.heads_q + l.query.head;
     l.p.lse[at] = lse;
-    l.p.max_logit[at] = found.largest;
-    l.p.z_abs[at] = found.z_abs;
+    l.p.max_logit[at] = stats.largest;
+    l.p.z_abs[at] = stats.z_abs;
     l.p.largest_p[at] = largest_p;
-    l.p.num_visible[at] = static_cast<long long>(found.num_visible);
+    l.p.num_visible[at] = static_cast<long long>(stats.num_visible);
     l.p.written[at] = 1;
   }
 }
@@ -148,10 +148,10 @@ extern "C" __global__ void __launch_bounds__(1024) attune_oracle(const attune::o
   using namespace attune::oracle;
   const OracleParams& p = *params;
   double* scratch = p.scratch + blockIdx.x * (p.max_keys + static_cast<long long>(blockDim.x) * kNumSums);
-  for (long long line = blockIdx.x; line < p.rows * p.heads_q; line += gridDim.x) {
-    const long long row = line / p.heads_q, head = line % p.heads_q, b = sequence_of(p, row);
-    __syncthreads();  // the scratch of the line before
-    if (threadIdx.x == 0) p.written[line] = 0;
+  for (long long output_row = blockIdx.x; output_row < p.rows * p.heads_q; output_row += gridDim.x) {
+    const long long row = output_row / p.heads_q, head = output_row % p.heads_q, b = sequence_of(p, row);
+    __syncthreads();  // the scratch of the previous row is free
+    if (threadIdx.x == 0) p.written[output_row] = 0;
     if (b < 0) continue;
     const Sequence s = sequence_at(p, b);
     const bool skipped = (present(p.finished) && integer_at(p.finished, b) != 0) ||
@@ -161,7 +161,13 @@ extern "C" __global__ void __launch_bounds__(1024) attune_oracle(const attune::o
     Keys keys = keys_of(p, s, row);
     if (skipped) keys.count = 0;  // a row that sees nothing
     if (keys.count > p.max_keys) continue;
-    make_line({p, s, keys, {b, row, index, s.num_keys() - s.queries.count + index, head},
-               head / (p.heads_q / p.heads_kv), scratch, scratch + p.max_keys, p.values + blockIdx.x * p.max_keys});
+    make_row({p,
+              s,
+              keys,
+              {b, row, index, s.num_keys() - s.queries.count + index, head},
+              head / (p.heads_q / p.heads_kv),
+              scratch,
+              scratch + p.max_keys,
+              p.values + blockIdx.x * p.max_keys});
   }
 }

@@ -6,7 +6,7 @@
 namespace attune::oracle {
 
 constexpr int kMaxRank = 6;
-// As attune_dtype, and one more for what the host has prepared.
+// As attune_dtype, and float64 for tensors that the host has prepared.
 enum Dtype { kNone, kFloat32, kFloat16, kBfloat16, kE4m3, kE5m2, kInt8, kUint8, kInt32, kInt64, kFloat64 };
 enum Layout { kNhd, kHnd, kXpacked, kBytes };  // as attune_kv_layout
 enum Format { kPlain, kMla656, kMla584 };      // as attune_kv_format

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who sees whom, and the score z of those who do. docs/semantics.md, "Which keys are visible" and "Additive terms".
+// Masks, and the score z of a visible key. docs/semantics.md, "Which keys are visible" and "Additive terms".
 #pragma once
 
 #include "check/elements.cuh"
@@ -89,7 +89,7 @@ __device__ inline double t5(const OracleParams& p, const Query& q, long long key
   return number_at(p.t5_bias, q.head, bucket);
 }
 
-// z of a product <q, k>: scale, softcap, additive terms. What indices list has no positions.
+// z of a product <q, k>: scale, softcap, additive terms. Keys that indices list have no positions.
 __device__ inline double score(const OracleParams& p, const Query& q, long long key, double product) {
   double z = p.softmax_scale * product;
   if (p.softcap > 0) z = p.softcap * tanh(z / p.softcap);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of a new token into the cache, rounded or quantised once, by one warp: from registers where the row takes
-// vectors, else from shared memory in loops.
+// One warp appends a row of a new token to the cache, rounded or quantised once: from registers where rows take vector
+// stores, else from shared memory in loops.
 #pragma once
 
 #include "decode/config.cuh"
@@ -9,7 +9,7 @@
 
 namespace attune::decode {
 
-// What codes are multiplied with; a scale per token and head is computed and stored. amax: of this lane's channels.
+// The scale of the row; a scale per token and head is computed and stored. amax: of this lane's channels.
 __device__ __forceinline__ float scale_of_row(const kernels::KvScale& scale, int page, int offset, int head,
                                               float amax) {
   if (scale.mode == 1) return scale.data[0];
@@ -29,7 +29,7 @@ __device__ __forceinline__ char* row_of(const kernels::KvPlane& plane, int page,
          head * plane.head_stride;
 }
 
-// Channels [d, d + kVec) of the row are in this lane.
+// Stores the row; this lane has channels [d, d + kVec).
 template <int kHeadDim, int kVec>
 __device__ __forceinline__ void write_vector(const kernels::KvPlane& plane, const kernels::KvScale& scale, int page,
                                              int offset, int head, const float (&row)[kVec], int d) {
@@ -88,13 +88,13 @@ __device__ __noinline__ void write_row(const kernels::KvPlane& plane, const kern
   }
 }
 
-// Where position `position` of sequence `batch` goes; page -1: the cache does not hold it.
+// The slot for a position of a sequence. Page -1: the cache is too short.
 __device__ __forceinline__ Slot slot_of_new(const DecodeParams& p, int batch, int position) {
   if (p.ring_capacity == 0 && position >= p.capacity) return {-1, -1, 0};
   return find_slot(p, batch, p.ring_capacity > 0 ? position % p.ring_capacity : position);
 }
 
-// k, v: rows in shared memory, written by other lanes too.
+// k, v: rows in shared memory, which other lanes have written too.
 __device__ __forceinline__ void append_rows(const DecodeParams& p, const Slot& slot, int head, const float* k,
                                             const float* v) {
   if (!slot.exists(p)) return;

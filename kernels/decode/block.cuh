@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the decode kernels do with one piece, between finding it and merging its result.
+// What a block of the decode kernels does with one split: loads queries and new tokens, runs the mainloop. The epilogue
+// follows.
 #pragma once
 
 #include "decode/combine.cuh"
-#include "decode/loader.cuh"
 #include "decode/new_tokens.cuh"
+#include "decode/producer.cuh"
 #include "schedule/stamp.cuh"
 
 namespace attune::decode {
@@ -16,174 +17,158 @@ __device__ __forceinline__ void clear_stages(SharedStorage& shared) {
   __syncthreads();
 }
 
-// This warp's tiles of a piece.
-__device__ __forceinline__ void attend_piece(const DecodeParams& p, const Piece& piece, const Rows& rows,
-                                             const QueryOperand& queries, const Attend& attend, Loader& loader,
-                                             int& stage, State& state) {
-  const int end = loader.first_key_of(piece.end_tile);
-  for (int first = loader.first_key_of(piece.first_tile); first < end; first += Config::kTileKeys) {
-    ptx::wait_copies<Config::kStages - 2>();
-    __syncwarp();
-    const unsigned there = loader.keys_of_oldest(stage);
-    loader.issue(p);
-    if (there != 0) {
-      attend(p, piece, rows, queries, loader.ring + stage * Config::kStageBytes, first, there, state);
-    }
-    stage = stage + 1 == Config::kStages ? 0 : stage + 1;
-  }
-}
-
-// Where a block is: its share, in shared memory, and what its warps hold.
+// The state of a block between splits: its stream-K range, in shared memory, and the registers of its warps.
 struct Block {
-  // Longer and more rows take all registers.
+  // Larger tiles leave no registers for inputs in flight.
   static constexpr int kAccumulators = Config::kBlocksV * Config::kRowTiles;
   static constexpr bool kScalesValues = Config::kNewTokens && Config::kElement == 1;
-  static constexpr bool kQueryAhead = Config::kVectors && kAccumulators <= 16;
-  static constexpr bool kTokenAhead = Config::kNewTokens && kQueryAhead && Config::kHeadDimQk <= 128 &&
-                                      kAccumulators <= (Config::kTokenScales ? 8 : 16);
+  static constexpr bool kPrefetchQuery = Config::kVectors && kAccumulators <= 16;
+  static constexpr bool kPrefetchToken = Config::kNewTokens && kPrefetchQuery && Config::kHeadDimQk <= 128 &&
+                                         kAccumulators <= (Config::kTokenScales ? 8 : 16);
 
-  kernels::Share* shares;  // one of the block, one of each warp's loader; in a cluster one of each warp
-  Loader loader;
-  Attend attend;
+  kernels::StreamKRange* stream_k;  // SharedStorage::stream_k; in a cluster only those of warps
+  Producer producer;
+  Mainloop mainloop;
   QueryOperand queries;
   float* query_scales;
-  Rows rows;
-  State state;
+  QueryRows rows;
+  AttentionState state;
   int stage;
-  bool begun;  // the first copies are requested
+  bool begun;  // the first copies are issued
 
-  // The shares are there; first: what this warp's loader begins with.
-  __device__ __forceinline__ Block(const DecodeParams& p, const kernels::Share& first, SharedStorage& shared)
-      : shares(shared.shares),
-        loader(p, first, shares, shared),
-        attend(threadIdx.x % 32),
+  // first: the range with which this warp's producer begins.
+  __device__ __forceinline__ Block(const DecodeParams& p, const kernels::StreamKRange& first, SharedStorage& shared)
+      : stream_k(shared.stream_k),
+        producer(p, first, stream_k, shared),
+        mainloop(threadIdx.x % 32),
         queries(shared.queries[0][0]),
         query_scales(shared.query_scales),
         stage(0),
         begun(false) {}
 
-  // What a warp waits for at the start of a piece beside keys.
+  // What a warp waits for at the start of a split beside keys.
   struct Inputs {
     QueryInput query;
     NewTokens::Input token;
   };
 
-  // In a cluster: asks for what does not depend on lengths, before they are there. A token that turns out to be none is
-  // not looked at.
-  __device__ __forceinline__ static void request_rows(const DecodeParams& p, const Piece& piece, SharedStorage& shared,
+  // In a cluster: loads what does not depend on lengths before these have arrived. A token that turns out not to exist
+  // is ignored.
+  __device__ __forceinline__ static void request_rows(const DecodeParams& p, const Split& split, SharedStorage& shared,
                                                       Inputs& inputs) {
     const int r = threadIdx.x / 32;
-    if constexpr (kQueryAhead) inputs.query.load_row(p, query_row(p, piece, {}, r), p.q, r < piece.num_rows);
-    if constexpr (kTokenAhead) {
+    if constexpr (kPrefetchQuery) inputs.query.load_row(p, query_row(p, split, {}, r), p.q, r < split.num_rows);
+    if constexpr (kPrefetchToken) {
       const int token = NewTokens(shared).warp;
-      inputs.token.load_rows(p, piece.batch, piece.head, token,
-                             piece.starts != 0 && p.new_k.data != nullptr && token < p.fixed_q);
+      inputs.token.load_rows(p, split.batch, split.head, token,
+                             split.is_first != 0 && p.new_k.data != nullptr && token < p.fixed_q);
     }
   }
 
-  // What warps wait for at the start of a piece, all of it requested before anything is waited for: a query, a new
-  // token, and in the first piece its keys.
-  __device__ __forceinline__ void fetch_rows(const DecodeParams& p, const kernels::Share& share,
+  // Loads the inputs of a split: a query, a new token, and in the first split the first keys. All loads are issued
+  // before any is waited for.
+  __device__ __forceinline__ void fetch_rows(const DecodeParams& p, const kernels::StreamKRange& range,
                                              const NewTokens& tokens, int num_new, bool append, Inputs& inputs,
                                              SharedStorage& shared) {
-    const Piece& piece = share.piece;
+    const Split& split = range.split;
     QueryInput& query = inputs.query;
     NewTokens::Input& token = inputs.token;
     const int r = threadIdx.x / 32;
     const bool has_token = Config::kNewTokens && tokens.warp < num_new;
     if constexpr (!Config::kCluster) {
-      if constexpr (kQueryAhead) query.load(p, query_row(p, piece, share.sequence, r), p.q, r < piece.num_rows);
-      if constexpr (kTokenAhead)
-        token.load(p, share.sequence, piece.batch, piece.head, tokens.warp, has_token, append);
+      if constexpr (kPrefetchQuery) query.load(p, query_row(p, split, range.sequence, r), p.q, r < split.num_rows);
+      if constexpr (kPrefetchToken)
+        token.load(p, range.sequence, split.batch, split.head, tokens.warp, has_token, append);
     }
     if (!begun) {
-      for (int i = 0; i < Config::kStages - 1; ++i) loader.issue(p);
+      for (int i = 0; i < Config::kStages - 1; ++i) producer.issue_tile(p);
       begun = true;
     }
-    if constexpr (Config::kCluster && kQueryAhead) {
+    if constexpr (Config::kCluster && kPrefetchQuery) {
       tile::PrologueToken terms{};
-      const bool has_query = r < piece.num_rows;
-      const TokenRow row = query_row(p, piece, share.sequence, r);
+      const bool has_query = r < split.num_rows;
+      const TokenRow row = query_row(p, split, range.sequence, r);
       if (has_query) terms = row.prologue_token(p);
       query.load_terms(p, row.head, terms, has_query);
-      if constexpr (kTokenAhead) {
-        const TokenRow at = NewTokens::key_row(p, share.sequence, piece.batch, piece.head, tokens.warp);
+      if constexpr (kPrefetchToken) {
+        const TokenRow at = NewTokens::key_row(p, range.sequence, split.batch, split.head, tokens.warp);
         if (has_token && !(has_query && at.row == row.row)) terms = at.prologue_token(p);
-        token.load_terms(p, piece.head, terms, has_token);
+        token.load_terms(p, split.head, terms, has_token);
         token.slot = {-1, -1, 0};
-        if (!NewTokens::kAppendsLate && append && has_token) token.slot = slot_of_new(p, piece.batch, at.position);
+        if (!NewTokens::kAppendsLate && append && has_token) token.slot = slot_of_new(p, split.batch, at.position);
       }
     }
-    if constexpr (Config::kVectors && !kQueryAhead)
-      query.load(p, query_row(p, piece, share.sequence, r), p.q, r < piece.num_rows);
-    store_queries(p, piece, share.sequence, query, shared.queries[0][0], query_scales, tokens.scratch);
-    if constexpr (kTokenAhead) {
-      if (has_token) tokens.put(p, token, piece.head);
+    if constexpr (Config::kVectors && !kPrefetchQuery)
+      query.load(p, query_row(p, split, range.sequence, r), p.q, r < split.num_rows);
+    store_queries(p, split, range.sequence, query, shared.queries[0][0], query_scales, tokens.scratch);
+    if constexpr (kPrefetchToken) {
+      if (has_token) tokens.store_to_scratch(p, token, split.head);
     } else if constexpr (Config::kNewTokens) {
       if (has_token) {
-        NewTokens::fetch(p, far_sequence(share), piece.batch, piece.head, tokens.warp, append, tokens.scratch);
+        NewTokens::fetch(p, sequence_in_shared(range), split.batch, split.head, tokens.warp, append, tokens.scratch);
       }
     }
   }
 
-  // In a cluster, when the block's part is sent: the token of fetch_rows() to the cache, where that was not done.
-  __device__ __forceinline__ void append_late(const DecodeParams& p, const kernels::Share& share, Inputs& inputs,
+  // In a cluster, after the block has sent its rows: appends the token of fetch_rows(), unless that has been done.
+  __device__ __forceinline__ void append_late(const DecodeParams& p, const kernels::StreamKRange& range, Inputs& inputs,
                                               SharedStorage& shared) const {
-    if constexpr (kTokenAhead && NewTokens::kAppendsLate) {
+    if constexpr (kPrefetchToken && NewTokens::kAppendsLate) {
       const NewTokens tokens(shared);
-      const Piece& piece = share.piece;
-      if (!appends(p, piece) || !piece.starts || tokens.warp >= share.sequence.num_new) return;
-      const TokenRow at = NewTokens::key_row(p, share.sequence, piece.batch, piece.head, tokens.warp);
-      inputs.token.slot = slot_of_new(p, piece.batch, at.position);
-      tokens.append(p, inputs.token, piece.head);
+      const Split& split = range.split;
+      if (!appends(p, split) || !split.is_first || tokens.warp >= range.sequence.num_new) return;
+      const TokenRow at = NewTokens::key_row(p, range.sequence, split.batch, split.head, tokens.warp);
+      inputs.token.slot = slot_of_new(p, split.batch, at.position);
+      tokens.append(p, inputs.token, split.head);
     }
   }
-  // Rings and beams are appended to when all readers are done.
-  __device__ __forceinline__ static bool appends(const DecodeParams& p, const Piece& piece) {
-    return p.append && p.tiles_done == nullptr && piece.row_begin == 0;
+  // Not for rings and beams: those are appended to when all readers are done.
+  __device__ __forceinline__ static bool appends(const DecodeParams& p, const Split& split) {
+    return p.append && p.tiles_done == nullptr && split.row_begin == 0;
   }
 
-  // For functions that are not inlined: in shared memory, as what has an address leaves its registers.
-  __device__ __forceinline__ const Sequence& far_sequence(const kernels::Share& share) const {
-    return Config::kCluster ? loader.share.sequence : share.sequence;
+  // For functions that are not inlined. In shared memory: an object whose address is taken is not kept in registers.
+  __device__ __forceinline__ const Sequence& sequence_in_shared(const kernels::StreamKRange& range) const {
+    return Config::kCluster ? producer.range.sequence : range.sequence;
   }
 
-  __device__ __forceinline__ void attend_to_tokens(const DecodeParams& p, const kernels::Share& share,
-                                                   const NewTokens& tokens, int num_new, bool append,
-                                                   SharedStorage& shared) {
+  __device__ __forceinline__ void attend_new_tokens(const DecodeParams& p, const kernels::StreamKRange& range,
+                                                    const NewTokens& tokens, int num_new, bool append,
+                                                    SharedStorage& shared) {
     if constexpr (Config::kNewTokens) {
 #pragma unroll 1
       for (int i = tokens.warp; i < num_new; i += Config::kWarps) {
         __syncwarp();
         if (i != tokens.warp)
-          NewTokens::fetch(p, far_sequence(share), share.piece.batch, share.piece.head, i, append, tokens.scratch);
+          NewTokens::fetch(p, sequence_in_shared(range), range.split.batch, range.split.head, i, append,
+                           tokens.scratch);
         __syncwarp();
-        tokens.attend(p, share.piece, rows, shared.queries[0][0], query_scales,
-                      share.sequence.num_keys - num_new + i, state);
+        tokens.attend(p, range.split, rows, shared.queries[0][0], query_scales, range.sequence.num_keys - num_new + i,
+                      state);
       }
     }
   }
 
-  // inputs: in a cluster, what request_rows() has begun.
-  __device__ __forceinline__ void attend_to_piece(const DecodeParams& p, const kernels::Share& share, Inputs& inputs,
-                                                  SharedStorage& shared) {
-    const Piece& piece = share.piece;
+  // Everything but the epilogue. inputs: in a cluster, those of request_rows().
+  __device__ __forceinline__ void attend_split(const DecodeParams& p, const kernels::StreamKRange& range,
+                                               Inputs& inputs, SharedStorage& shared) {
+    const Split& split = range.split;
     const NewTokens tokens(shared);
-    const int num_new = Config::kNewTokens && piece.starts ? share.sequence.num_new : 0;
-    const bool append = appends(p, piece);
+    const int num_new = Config::kNewTokens && split.is_first ? range.sequence.num_new : 0;
+    const bool append = appends(p, split);
     const bool checks_stamp = !Config::kCluster && p.checks_stamp != 0 && !begun;
-    fetch_rows(p, share, tokens, num_new, append, inputs, shared);
+    fetch_rows(p, range, tokens, num_new, append, inputs, shared);
     if (checks_stamp) schedule::add_stamps(p, threadIdx.x, Config::kThreads, &shared.stamp);
     __syncthreads();
     queries.load();
-    rows.start(p, piece, share.sequence, query_scales);
-    state.clear(Config::kCluster ? 0.0f : schedule::first_sum(shared.stamp, share.stamp));
-    // While the first keys are on their way, unless o must be scaled before it takes new values.
-    if constexpr (!kScalesValues) attend_to_tokens(p, share, tokens, num_new, append, shared);
-    attend_piece(p, piece, rows, queries, attend, loader, stage, state);
+    rows.start(p, split, range.sequence, query_scales);
+    state.clear(Config::kCluster ? 0.0f : schedule::first_sum(shared.stamp, range.stamp));
+    // While the first keys are in flight, unless O must be scaled before new values are added.
+    if constexpr (!kScalesValues) attend_new_tokens(p, range, tokens, num_new, append, shared);
+    attend_split_tiles(p, split, rows, queries, mainloop, producer, stage, state);
     if constexpr (kScalesValues) {
-      scale_cached_values(p, piece.head, state);
-      attend_to_tokens(p, share, tokens, num_new, append, shared);
+      scale_cached_values(p, split.head, state);
+      attend_new_tokens(p, range, tokens, num_new, append, shared);
     }
   }
 };

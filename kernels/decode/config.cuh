@@ -11,11 +11,11 @@ namespace attune::decode {
 using kernels::DecodeParams;
 
 // ATTUNE_LOAD: how rows of the cache are addressed.
-constexpr int kLoadTiles = 0;     // 16 keys that begin at a multiple of 16 lie in one page
-constexpr int kLoadRows = 1;      // every row by itself: small pages, rings, beams
-constexpr int kLoadElements = 2;  // and every element by itself: x-packed layouts, rows that are not aligned to 4 bytes
+constexpr int kLoadTiles = 0;     // 16 keys from a multiple of 16 on share a page
+constexpr int kLoadRows = 1;      // each row has its own address: small pages, rings, beams
+constexpr int kLoadElements = 2;  // so has each element: x-packed layouts, rows not aligned to 4 bytes
 
-// decode_cluster.cu: a block has one piece, and all sequences as many queries.
+// decode_cluster.cu: a block has one split, and all sequences have the same number of queries.
 #ifndef ATTUNE_CLUSTER
 #define ATTUNE_CLUSTER 0
 #endif
@@ -26,14 +26,14 @@ struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
   static constexpr int kQType = ATTUNE_Q_TYPE, kKvType = ATTUNE_KV_TYPE, kOutType = ATTUNE_OUT_TYPE;  // attune_dtype
   static constexpr int kRowTiles = ATTUNE_ROW_TILES;  // of eight packed rows
-  static constexpr int kParts = ATTUNE_PARTS;         // 16-bit numbers that a query or a probability is the sum of
+  static constexpr int kParts = ATTUNE_PARTS;         // a query, and P, is a sum of so many 16-bit numbers
   static constexpr int kWarps = ATTUNE_WARPS, kStages = ATTUNE_STAGES, kBlocksPerSm = ATTUNE_BLOCKS_PER_SM;
   static constexpr int kLoad = ATTUNE_LOAD;
   static constexpr int kCopyBytes = ATTUNE_COPY_BYTES;  // of one cp.async
   static constexpr bool kTokenScales = ATTUNE_TOKEN_SCALES != 0;
   static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kNewTokens = ATTUNE_NEW_TOKENS != 0;
-  static constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // something but append
+  static constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // more than append
   // Rows of q, k, v and of the prologue's tables are contiguous and aligned to the vectors of prologue.cuh.
   static constexpr bool kVectors = ATTUNE_VECTORS != 0;
 
@@ -42,7 +42,7 @@ struct Config {
   static constexpr int kThreads = 32 * kWarps, kRows = 8 * kRowTiles;
   static constexpr int kTileKeys = kWarps * kernels::kKeysOfWarp;
   static constexpr int kElement = tile::element_size(kKvType);
-  static constexpr bool kSplit = kElement == 4;  // into tile::kSplitParts bf16 numbers
+  static constexpr bool kBf16x3 = kElement == 4;  // fp32 caches: sums of tile::kSplitParts bf16 numbers
   static constexpr int kComputeType = tile::compute_type(kQType, kKvType);
   static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // of 16 channels
   static constexpr int kChunksK = kernels::row_chunks(kElement, kHeadDimQk),
@@ -54,10 +54,10 @@ struct Config {
   static constexpr int kBytesK = kernels::kKeysOfWarp * LayoutK::kPitch,
                        kBytesV = kernels::kKeysOfWarp * LayoutV::kPitch;
   static constexpr int kStageBytes = kernels::stage_bytes(kElement, kHeadDimQk, kHeadDimV, kTokenScales);
-  static constexpr int kMergeChannels = kernels::kMergeFloats / kRows;  // exchanged at a time
+  static constexpr int kMergeChannels = kernels::kMergeFloats / kRows;  // that the epilogue exchanges at a time
   static constexpr int kMergePitch = kMergeChannels + 4;
-  static constexpr int kScratchFloats = kMergePitch * kRows;  // of each warp, in the exchange, between merges
-  // Bytes of a row that no copy writes stay zero.
+  static constexpr int kScratchFloats = kMergePitch * kRows;  // of a warp, in the exchange
+  // Rows end within a block of 16 channels: the bytes behind them, which no copy writes, must be zero.
   static constexpr bool kPadded = kHeadDimQk % 16 != 0 || kHeadDimV % 16 != 0;
   static constexpr bool kQueriesInRegisters = kBlocksQk * 2 * kRowTiles * kParts <= 32;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host and the kernels of decode share: parameters, records in the workspace, and the size of shared memory.
+// What the host and the decode kernels share: parameters, structs in the workspace, and the size of shared memory.
 // Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
@@ -138,67 +138,67 @@ struct DecodeParams {
   long long range_batch_stride, range_stride, range_end_stride;
   int num_ranges;
 
-  // Schedule. The tiles of all sequences, groups of heads and row blocks stand in one line, of which every group of
-  // blocks gets an equal share: one block for each of head_lanes neighbouring heads, so that what lies side by side in
-  // memory is read at about one time. Block b has lane b % head_lanes of share b / head_lanes.
-  int blocks;      // shares
-  int head_lanes;  // a power of two that divides num_heads_kv
-  int row_blocks;        // of a sequence, in the cluster kernel
-  int whole_pairs;       // shares only between (sequence, head, row block)s: nothing is split
-  // Where two kernels serve a call, beside each other: sequences of at most so many queries are decode's, those of more
-  // prefill's. Alone decode has the largest number there is, prefill 0.
+  // Stream-K schedule. The key tiles of all sequences, groups of heads and row blocks have one order, which is cut into
+  // `blocks` equal ranges. head_lanes blocks share a range, one for each of as many neighbouring heads, so that what is
+  // adjacent in memory is read at about one time. Block b takes lane b % head_lanes of range b / head_lanes.
+  int blocks;       // ranges
+  int head_lanes;   // a power of two that divides num_heads_kv
+  int row_blocks;   // of a sequence, in the cluster kernel
+  int whole_pairs;  // ranges end at output tiles: nothing is split (batch invariance)
+  // A mixed batch runs two kernels beside each other: decode takes sequences of at most few_q queries, prefill the
+  // others. Alone, decode has the largest int and prefill 0.
   int few_q;
-  const long long* prompt_tiles;  // decode's: what the other kernel's schedule has counted, or null
-  float prompt_tile;              // what one of those tiles costs in tiles of decode
-  unsigned* few_begun;            // for the other kernel: counts the runs of this one, or null
-  int checks_stamp;               // the schedule was made by an earlier call: for this one? (schedule/stamp.cuh)
-  unsigned stamp_of_call;         // of what a schedule follows from and the host knows: shapes, windows
-  IntTable stamped_kv;            // offsets of dense keys, which the stamp follows from, too
-  struct Share* shares;  // [blocks], from the schedule kernel, for lane 0
-  // [blocks][head_lanes]: parts of the pair that begins in the block that are done; 0 before and after each run.
+  const long long* prompt_tiles;  // decode: the number of tiles in prefill's schedule, or null
+  float prompt_tile;              // the cost of one of them, in tiles of decode
+  unsigned* few_begun;            // counts runs of decode, for prefill to wait on; or null
+  int checks_stamp;               // an earlier call made the schedule: compare stamps (schedule/stamp.cuh)
+  unsigned stamp_of_call;         // the stamp of all that the host knows: shapes, windows
+  IntTable stamped_kv;            // offsets of dense keys, which are stamped too
+  struct StreamKRange* stream_k;  // [blocks], written by the schedule kernel, for head lane 0
+  // [blocks][head_lanes]: how many splits of the output tile that begins in the block are stored. 0 before and after
+  // each run.
   unsigned* arrivals;
-  // [batch / beam_width][num_heads_kv], or null: tiles of the sequences that have been read, where appending must wait
-  // for all of them; 0 before and after each run.
+  // [batch / beam_width][num_heads_kv], or null: how many tiles have been read, where appending must wait for all
+  // readers. 0 before and after each run.
   unsigned* tiles_done;
   float* partial_out;    // [2 * blocks * head_lanes][rows of a block][head_dim_v]
-  float* partial_stats;  // [2 * blocks * head_lanes][rows of a block][2]: max (base 2), sum
+  float* partial_stats;  // [2 * blocks * head_lanes][rows of a block][2]: row_max (base 2), row_sum
 };
 
-// What the lengths on the device say about a sequence: its queries, the keys that they may see, and how many tiles of
-// work that is.
+// A sequence by the lengths on the device: its queries, the keys that they may see, and the tiles that hold those.
 struct Sequence {
   long long q_begin;  // first row of q; 0 where rows count from the sequence's own
   int num_q;
   int num_keys;               // cached and new
   int first_key, end_key;     // cached keys that some query may see
-  int first_tile, num_tiles;  // tiles that hold them; one, empty, where there is none
-  int row_blocks;             // blocks of packed rows; 0: nothing is to be done
-  int num_new;                // tokens beside the cache, the last of num_keys; 0 where nothing is to be done
+  int first_tile, num_tiles;  // the tiles of those keys; one, which is empty, where there are none
+  int row_blocks;             // blocks of packed rows; 0: there is no work
+  int num_new;                // tokens beside the cache, the last of num_keys; 0 where there is no work
 };
 
-// A run of key tiles of one (sequence, head, row block): of one pair.
-struct Piece {
+// A run of key tiles of one output tile, which is a (sequence, KV head, row block).
+struct Split {
   int batch, head;
-  int row_begin, num_rows;         // packed rows of the sequence: query-major, the heads of a KV head inside
-  int first_tile, end_tile;        // counted from key 0
-  int starts, ends;                // holds the first, the last tile of its pair
-  long long pair_begin, pair_end;  // tiles of the line
+  int row_begin, num_rows;   // packed rows of the sequence: query-major, the heads of a KV head inside
+  int first_tile, end_tile;  // counted from key 0
+  int is_first, is_last;     // the split holds the first, the last tile of its output tile
+  long long output_tile_begin, output_tile_end;  // stream-K tiles of the whole output tile
 };
 
-// A block's share, and where a walk over it is: at its first piece when it comes from the schedule kernel.
-struct alignas(16) Share {
-  long long total;             // tiles of the whole line
-  long long at, left, within;  // next tile of the line, tiles left, next tile of the sequence
+// The stream-K range of a block, and the walk over it. The schedule kernel leaves it at its first split.
+struct alignas(16) StreamKRange {
+  long long total_tiles;  // of the call
+  long long next_tile, tiles_left, tile_in_sequence;
   int batch;
-  int live;    // there is a piece
-  int blocks;  // that the line is dealt to, at most
+  int live;        // there is a split
+  int blocks;      // ranges that the tiles are cut into, at most
   unsigned stamp;  // schedule/stamp.cuh
   Sequence sequence;
-  Piece piece;
+  Split split;
 };
 
 constexpr int kKeysOfWarp = 16;    // keys of a tile that one warp takes
-constexpr int kMergeFloats = 512;  // of each warp: what the warps of a block exchange at a time
+constexpr int kMergeFloats = 512;  // of a warp: what the epilogue exchanges at a time
 
 ATTUNE_SHARED_FUNCTION int row_chunks(int element_size, int head_dim) { return (head_dim + 15) / 16 * element_size; }
 ATTUNE_SHARED_FUNCTION int row_pitch(int chunks) {
@@ -218,8 +218,8 @@ ATTUNE_SHARED_FUNCTION int decode_shared_bytes(int warps, int num_stages, int el
   const int stages = warps * num_stages * stage_bytes(element_size, head_dim_qk, head_dim_v, token_scales);
   const int queries = parts * rows * row_pitch(row_chunks(2, head_dim_qk));
   const int exchange = warps * (kMergeFloats + 4 * rows) * 4;  // its rows are padded by four floats
-  const int stats = (warps * 3 + 1) * rows * 4, notes = align_up(warps * num_stages * 4, 16);
-  return stages + queries + exchange + stats + notes + (warps + 1) * static_cast<int>(sizeof(Share)) + 16;
+  const int stats = (warps * 3 + 1) * rows * 4, valid_keys = align_up(warps * num_stages * 4, 16);
+  return stages + queries + exchange + stats + valid_keys + (warps + 1) * static_cast<int>(sizeof(StreamKRange)) + 16;
 }
 
 }  // namespace attune::kernels

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One row of q, k or v by one warp, through the prologue, in fp32. A step of the model may last 10 us, a round of loads
-// half of one, and an instruction of a lone warp 3 ns. So where rows lie well (Config::kVectors), load() asks for
-// everything at once, the row and all that the prologue reads for it, and lane l holds kVec channels from kVec l on.
-// Any other row goes through shared memory in loops (prepare_in_memory).
+// The prologue of one row of q, k or v, by one warp, in fp32. A whole step may take 10 us, a round trip to memory 0.5
+// us and an instruction of a lone warp 3 ns. So where rows are vectors (Config::kVectors), load() issues all loads at
+// once, of the row and of all that the prologue needs for it; lane l holds kVec channels from kVec l on. Other rows go
+// through shared memory in loops (prepare_in_memory).
 #pragma once
 
 #include "decode/config.cuh"
@@ -16,7 +16,7 @@ using kernels::FloatTable;
 using kernels::PrologueParams;
 using kernels::Sequence;
 
-// A row of the tensor of q, k or v: of token i of a sequence.
+// The row of token i of a sequence in the tensor q, k or v.
 struct TokenRow {
   int batch, head;
   int position;      // absolute
@@ -46,7 +46,7 @@ __device__ __forceinline__ const FloatTable& ia3_of(const PrologueParams& g) {
   return kRow == tile::kRowOfK ? g.ia3_k : g.ia3_v;
 }
 
-// kBytes (4, 8, 16 or 32) that are aligned to as many, at most to 16.
+// Loads kBytes (4, 8, 16 or 32) from an address that is aligned to kBytes, or to 16.
 template <int kBytes>
 __device__ __forceinline__ void load_words(const void* at, unsigned* words) {
   if constexpr (kBytes == 4) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_words(const void* at, unsigned* words) {
   }
 }
 
-// Element i of words of a type.
+// Element i of an array of words that hold elements of a type.
 __device__ __forceinline__ float decode_word(int dtype, const unsigned* words, int i) {
   if (dtype == tile::kFloat32) return __uint_as_float(words[i]);
   if (tile::element_size(dtype) == 2) {
@@ -83,23 +83,23 @@ struct RowInput {
   unsigned raw[kVec * kSize / 4], bias[kVec], ia3[kVec];
   float cosine[kVec], sine[kVec];
   float logn;
-  bool turned, scaled_by_ia3;
+  bool rotates, scaled_by_ia3;
 
   __device__ __forceinline__ static int first_channel() { return threadIdx.x % 32 * kVec; }
 
-  // wanted false: reads nothing, and finish() gives what means nothing.
+  // wanted false: loads nothing, and the result of apply() is meaningless.
   __device__ __forceinline__ void load(const DecodeParams& p, const TokenRow& at, const char* data, bool wanted) {
     load_row(p, at, data, wanted);
     if (wanted && first_channel() < kHeadDim) load_terms(p, at.head, at.prologue_token(p), wanted);
   }
-  // What does not depend on the token's position.
+  // Loads what does not depend on the token's position.
   __device__ __forceinline__ void load_row(const DecodeParams& p, const TokenRow& at, const char* data, bool wanted) {
     const int d = first_channel();
-    turned = scaled_by_ia3 = false;
+    rotates = scaled_by_ia3 = false;
     logn = 1.0f;
 #pragma unroll
     for (int i = 0; i < kVec * kSize / 4; ++i) raw[i] = 0;
-    // Registers that only some branches write would be live around the loop over the pieces.
+    // Registers that only some branches write would stay live across the loop over splits.
 #pragma unroll
     for (int i = 0; i < kVec && !Config::kCluster; ++i) bias[i] = ia3[i] = 0, cosine[i] = sine[i] = 0;
     if (!wanted || d >= kHeadDim) return;
@@ -109,7 +109,7 @@ struct RowInput {
       if (b.data != nullptr) load_table(b, b.data + at.head * b.head_stride, d, bias);
     }
   }
-  // And what does.
+  // Loads what depends on it.
   __device__ __forceinline__ void load_terms(const DecodeParams& p, int head, const tile::PrologueToken& token,
                                              bool wanted) {
     const int d = first_channel();
@@ -122,12 +122,12 @@ struct RowInput {
         scaled_by_ia3 = w.data != nullptr && token.task >= 0;
         if (scaled_by_ia3) load_table(w, w.data + token.task * w.outer_stride + head * w.head_stride, d, ia3);
       }
-      if constexpr (kRotates) load_turns(g, token.rope[0], d - g.rope_offset);
+      if constexpr (kRotates) load_rope(g, token.rope[0], d - g.rope_offset);
     }
   }
 
-  // Lanes beyond the head dim get zeros.
-  __device__ __forceinline__ void finish(const DecodeParams& p, float (&x)[kVec]) const {
+  // The prologue's result. Lanes beyond the head dim get zeros.
+  __device__ __forceinline__ void apply(const DecodeParams& p, float (&x)[kVec]) const {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) x[i] = decode_word(kType, raw, i);
     if constexpr (Config::kPrologue) {
@@ -174,11 +174,11 @@ struct RowInput {
     }
   }
 
-  // u: the lane's first channel in the rotated part.
-  __device__ __forceinline__ void load_turns(const PrologueParams& g, const float* row, int u) {
+  // u: the lane's first channel, counted from the rotary range.
+  __device__ __forceinline__ void load_rope(const PrologueParams& g, const float* row, int u) {
     const int half = g.rotary_dim / 2;
-    turned = row != nullptr && u >= 0 && u < g.rotary_dim;
-    if (!turned) return;
+    rotates = row != nullptr && u >= 0 && u < g.rotary_dim;
+    if (!rotates) return;
     if (g.interleaved) {
       load_words<2 * kVec>(row + u / 2, reinterpret_cast<unsigned*>(cosine));
       load_words<2 * kVec>(row + half + u / 2, reinterpret_cast<unsigned*>(sine));
@@ -193,7 +193,7 @@ struct RowInput {
     if (g.interleaved) {
 #pragma unroll
       for (int i = 0; i < kVec; i += 2) {
-        if (turned) tile::rotate_pair(x[i], x[i + 1], cosine[i / 2], sine[i / 2]);
+        if (rotates) tile::rotate_pair(x[i], x[i + 1], cosine[i / 2], sine[i / 2]);
       }
       return;
     }
@@ -203,14 +203,14 @@ struct RowInput {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       const float y = __shfl_sync(0xffffffffu, x[i], partner & 31);
-      if (turned) x[i] = first ? cosine[i] * x[i] - sine[i] * y : cosine[i] * x[i] + sine[i] * y;
+      if (rotates) x[i] = first ? cosine[i] * x[i] - sine[i] * y : cosine[i] * x[i] + sine[i] * y;
     }
   }
 };
 
-// The same in shared memory: slower, but any strides and positions, and hardly any code or registers. `to` gets kPlaces
-// floats, those past the head dim zeros.
-template <int kHeadDim, int kRow, int kPlaces>
+// The prologue of a row in shared memory: slower, but for any strides and positions, with little code and few
+// registers. Fills kPaddedDim floats of `to`, those past the head dim with zeros.
+template <int kHeadDim, int kRow, int kPaddedDim>
 __device__ __forceinline__ void prepare_in_memory(const DecodeParams& p, const TokenRow& at, const char* data,
                                                   long long dim_stride, float* to) {
   constexpr int kType = Config::kQType, kSize = tile::element_size(kType);
@@ -219,7 +219,7 @@ __device__ __forceinline__ void prepare_in_memory(const DecodeParams& p, const T
   if constexpr (Config::kPrologue) token = tile::prologue_token(g, at.row, at.batch, at.position);
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int d = lane; d < kPlaces; d += 32) {
+  for (int d = lane; d < kPaddedDim; d += 32) {
     float x = d < kHeadDim ? tile::load_element(kType, data, at.offset + d * dim_stride) : 0.0f;
     if (Config::kPrologue && d < kHeadDim) {
       const FloatTable& bias = bias_of<kRow>(g);

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The packed query rows of a piece: read and rounded once by the block, then kept by each warp as the B operand of the
-// first product.
+// The packed query rows of a split: loaded and rounded once by the block, then read by each warp as the B operand of
+// S^T = K Q^T.
 #pragma once
 
 #include "decode/prologue.cuh"
 #include "ptx/async_copy.cuh"
-#include "schedule/cursor.cuh"
+#include "schedule/stream_k_range.cuh"
 
 namespace attune::decode {
 
-using kernels::Piece;
+using kernels::Split;
 
 constexpr float kLog2e = 1.4426950408889634f;
 
-// What a query row is multiplied with before it is rounded to fp16, so that its range fits: a power of two, undone in
-// the scores.
+// The factor of a query row before it is rounded to fp16: a power of two that makes its range fit. Scores undo it.
 __device__ __forceinline__ float query_scale(float largest) {
   const int exponent = static_cast<int>(__float_as_uint(largest) >> 23);
   if (exponent == 0 || exponent >= 255) return 1.0f;
@@ -23,14 +22,14 @@ __device__ __forceinline__ float query_scale(float largest) {
 
 using QueryInput = RowInput<Config::kHeadDimQk, tile::kRowOfQ>;
 
-// Packed row r of the piece.
-__device__ __forceinline__ TokenRow query_row(const DecodeParams& p, const Piece& piece, const Sequence& s, int r) {
-  const int packed = piece.row_begin + r, query = kernels::divide(packed, p.by_group);
-  return TokenRow(p, s, piece.batch, piece.head * p.group + packed - query * p.group, query, p.q_batch_stride,
+// Packed row r of the split.
+__device__ __forceinline__ TokenRow query_row(const DecodeParams& p, const Split& split, const Sequence& s, int r) {
+  const int packed = split.row_begin + r, query = kernels::divide(packed, p.by_group);
+  return TokenRow(p, s, split.batch, split.head * p.group + packed - query * p.group, query, p.q_batch_stride,
                   p.q_row_stride, p.q_head_stride);
 }
 
-// kVec channels from d on to shared memory, [part][row] in LayoutQ; and in scales what undoes query_scale.
+// Stores kVec channels from d on to shared memory, [part][row] in LayoutQ, multiplied by `up` and rounded.
 template <int kVec>
 __device__ __forceinline__ void store_query(const float (&x)[kVec], int d, int r, float up, unsigned char* rows) {
   if (d >= Config::kBlocksQk * 16) return;
@@ -41,11 +40,11 @@ __device__ __forceinline__ void store_query(const float (&x)[kVec], int d, int r
   for (int part = 0; part < Config::kParts; ++part) {
 #pragma unroll
     for (int i = 0; i < kVec; i += 2) {
-      // Two channels stay neighbours in every order of places.
+      // Channels 2i and 2i + 1 stay neighbours in every operand layout.
       const unsigned rounded = tile::pack<Config::kComputeType>(rest[i], rest[i + 1]);
-      const int place = tile::place_of_channel<Config::kKvType>(d + i);
+      const int k = tile::k_of_channel<Config::kKvType>(d + i);
       *reinterpret_cast<unsigned*>(rows + part * Config::kRows * Config::LayoutQ::kPitch +
-                                   Config::LayoutQ::offset(r, place / 8) + place % 8 * 2) = rounded;
+                                   Config::LayoutQ::offset(r, k / 8) + k % 8 * 2) = rounded;
       rest[i] -= tile::low_half<Config::kComputeType>(rounded);
       rest[i + 1] -= tile::high_half<Config::kComputeType>(rounded);
     }
@@ -62,19 +61,20 @@ __device__ __forceinline__ float scale_up(float largest) {
   }
 }
 
-// All rows of the piece, zeros past its end; `input` has loaded row r = the warp's number (kVectors).
-__device__ __forceinline__ void store_queries(const DecodeParams& p, const Piece& piece, const Sequence& s,
+// Stores all rows of the split, zeros past its end, and in `scales` what undoes query_scale(). kVectors: `input` has
+// loaded the row with this warp's number.
+__device__ __forceinline__ void store_queries(const DecodeParams& p, const Split& split, const Sequence& s,
                                               QueryInput& input, unsigned char* rows, float* scales, float* scratch) {
   constexpr int kVec = QueryInput::kVec;
   const int d = QueryInput::first_channel();
 #pragma unroll 1
   for (int r = threadIdx.x / 32;;) {
     float x[kVec] = {};
-    if (r < piece.num_rows) {
+    if (r < split.num_rows) {
       if constexpr (Config::kVectors) {
-        input.finish(p, x);
+        input.apply(p, x);
       } else {
-        prepare_in_memory<Config::kHeadDimQk, tile::kRowOfQ, 16 * Config::kBlocksQk>(p, query_row(p, piece, s, r), p.q,
+        prepare_in_memory<Config::kHeadDimQk, tile::kRowOfQ, 16 * Config::kBlocksQk>(p, query_row(p, split, s, r), p.q,
                                                                                      p.q_dim_stride, scratch);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[i] = d < 16 * Config::kBlocksQk ? scratch[d + i] : 0.0f;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_queries(const DecodeParams& p, const Piece
     store_query(x, d, r, up, rows);
     r += Config::kWarps;
     if (r >= Config::kRows) break;
-    if (Config::kVectors && r < piece.num_rows) input.load(p, query_row(p, piece, s, r), p.q, true);
+    if (Config::kVectors && r < split.num_rows) input.load(p, query_row(p, split, s, r), p.q, true);
   }
 }
 

@@ -8,26 +8,27 @@
 namespace attune::decode {
 
 struct alignas(16) SharedStorage {
-  // Of each warp, a ring of 16 keys and values each. In a cluster the end of a pair lies here, too (cluster_merge.cuh),
-  // when every block is past its last key.
+  // A ring of stages of each warp: 16 keys, then their values. In a cluster the epilogue reuses it once every block has
+  // read its last key (cluster_epilogue.cuh).
   unsigned char stages[Config::kWarps][Config::kStages][Config::kStageBytes];
   unsigned char queries[Config::kParts][Config::kRows][Config::LayoutQ::kPitch];
-  float exchange[Config::kWarps][Config::kScratchFloats];  // channels in a merge; a warp's new token between merges
-  // What warps have of rows, in a merge: maxima in base 2, sums, and the maxima that values are against.
-  float max[Config::kWarps][Config::kRows];
+  float exchange[Config::kWarps][Config::kScratchFloats];  // epilogue: channels of O; before it: a warp's new token
+  // Row statistics of the warps, for the epilogue; maxima are in base 2.
+  float row_max[Config::kWarps][Config::kRows];
   union {
-    float sum[Config::kWarps][Config::kRows];
-    float weight[Config::kWarps][Config::kRows];  // once sums have been read
+    float row_sum[Config::kWarps][Config::kRows];
+    float o_rescale[Config::kWarps][Config::kRows];  // once the sums have been read
   };
-  float value_max[Config::kWarps][Config::kRows];
-  float query_scales[Config::kRows];  // undo what queries were multiplied with before they were rounded
-  alignas(16) unsigned notes[Config::kWarps][Config::kStages];  // which of a stage's keys are there, where some are not
-  kernels::Share shares[1 + Config::kWarps];                    // of the block, and of each warp's loader
+  float pv_max[Config::kWarps][Config::kRows];
+  float query_scales[Config::kRows];  // undo the factors with which queries were rounded
+  // A bit for each of a stage's 16 keys; only written where not all are valid.
+  alignas(16) unsigned valid_keys[Config::kWarps][Config::kStages];
+  kernels::StreamKRange stream_k[1 + Config::kWarps];  // of the block, and of each warp's producer
   union {
-    int is_last;                // whether this block has the last part of something
-    kernels::Barrier received;  // in a cluster: counts the bytes of parts
+    int is_last;                // this block is the last to arrive at a counter
+    kernels::Barrier received;  // in a cluster: counts the bytes of partial results
   };
-  unsigned stamp;  // of the call, where the schedule's is checked
+  unsigned stamp;  // of the call, where it is compared with the schedule's
 };
 static_assert(sizeof(SharedStorage) ==
                   kernels::decode_shared_bytes(Config::kWarps, Config::kStages, Config::kElement, Config::kHeadDimQk,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a token of a sequence to its place in the cache.
+// From a token of a sequence to its slot in the cache.
 #pragma once
 
 #include "schedule/sequence.cuh"
@@ -8,11 +8,11 @@ namespace attune::decode {
 
 using kernels::DecodeParams;
 
-// Where a token of the cache lies, as the tables say it: nothing is checked or computed until it is used, so that a
-// warp does not wait for a table it has just asked for. Page -1: nowhere.
+// A token's slot as loaded from the page table. It is not checked before it is used, so that a warp does not wait for a
+// load that it has just issued. Page -1: there is no slot.
 struct Slot {
   int k_page;
-  int own_v_page;  // where V has a table of its own: even a copy of k_page would wait for it
+  int own_v_page;  // where V has its own table; not set otherwise, because a copy of k_page would wait for its load
   int offset;
 
   __device__ __forceinline__ int v_page(const DecodeParams& p) const { return p.v.table_is_own ? own_v_page : k_page; }
@@ -24,13 +24,13 @@ struct Slot {
   }
 };
 
-// Page and offset of slot `at`, from rows of the tables.
+// The slot at `at` of a sequence. table, v_table: the sequence's rows of the page tables.
 __device__ __forceinline__ Slot find_in_rows(const DecodeParams& p, const int* table, const int* v_table, int at) {
   const int entry = p.page_shift >= 0
                         ? at >> p.page_shift
                         : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
   Slot s{};
-  // Not below zero: a multiplication of half the width.
+  // Unsigned: a multiplication of half the width.
   s.k_page = table[static_cast<long long>(static_cast<unsigned>(entry)) * p.page_table.col_stride];
   if (p.v.table_is_own)
     s.own_v_page = v_table[static_cast<long long>(static_cast<unsigned>(entry)) * p.v_page_table.col_stride];
@@ -38,7 +38,7 @@ __device__ __forceinline__ Slot find_in_rows(const DecodeParams& p, const int* t
   return s;
 }
 
-// Page and offset of slot `at` of a row of the tables.
+// The slot at `at` of a row of the page tables, or of a contiguous cache.
 __device__ __forceinline__ Slot find_slot(const DecodeParams& p, int row, int at) {
   Slot s{};
   if (!p.paged) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ Slot find_slot(const DecodeParams& p, int row, int at
                       p.v_page_table.data + row * p.v_page_table.row_stride, at);
 }
 
-// The general way from a token to its slot: rings and beams. num_cached: tokens of the sequence that went to the cache.
+// The general lookup, with rings and beams. num_cached: how many tokens of the sequence have been appended.
 __device__ __forceinline__ Slot find_token(const DecodeParams& p, int batch, int num_cached, int token) {
   const int at = p.ring_capacity > 0 ? token % p.ring_capacity : token;
   int row = batch;

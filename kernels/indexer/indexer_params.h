@@ -9,7 +9,7 @@ namespace attune::kernels {
 
 constexpr int kIndexTileRows = 32;  // rows of a tile at most: a bit each
 
-// Division of numbers below 2^31 by one from 1 on, known to the host; by an instruction it would be twenty, or a call.
+// Division of numbers below 2^31 by a divisor that the host knows; an ordinary one would take twenty instructions.
 struct Divisor {
   unsigned multiplier;  // floor(2^(31 + l) / divisor) + 1, l the least with divisor <= 2^l
   int shift;            // 31 + l
@@ -23,7 +23,7 @@ constexpr int divide(long long a, Divisor by) {
   return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(a)) * by.multiplier >> by.shift);
 }
 
-// What every kernel needs to know of rows: whose they are, and what they see.
+// The rows: their sequences, and the keys that they see.
 struct IndexRows {
   long long total;           // rows of the tensors
   int rows_per_outer;        // 0: no outer axis
@@ -44,7 +44,7 @@ struct IndexRows {
 struct IndexScoreRows {
   char* data;
   long long outer_stride, row_stride, column_stride;
-  // Data is of the launch's first row, rows have no outer axis, and keys whose page in the cache is bad have -inf.
+  // data is that of the launch's first row, rows have no outer axis, and keys on bad pages are -inf.
   int in_workspace;
 };
 

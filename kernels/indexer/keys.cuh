@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread's part of a block of keys: rows lane / 4 and lane / 4 + 8 of its warp's 16 in each tile of 64, and of those
-// 16 channels of each 64 (queries.cuh). It asks for them kKeyStages units ahead, to places in shared memory that are
-// its own, so no other thread waits; pages are looked up one unit before that. The four lanes of a quad have the same
-// keys: each looks one up and writes its score.
+// Keys as A fragments of wgmma, in registers. A thread has rows lane / 4 and lane / 4 + 8 of its warp's 16 in each tile
+// of 64 keys, and of those 16 channels of each 64 (producer.cuh). It copies them kKeyStages work tiles ahead to its own
+// chunks of shared memory, so keys need no barrier; pages are looked up one work tile before that. The four lanes of a
+// quad have the same keys: each looks one up and writes its score.
 #pragma once
 
 #include "indexer/scores_config.cuh"
@@ -17,27 +17,28 @@ class Keys {
   __device__ __forceinline__ Keys(const IndexScoresParams& p, SharedStorage& shared)
       : p_(p), shared_(shared), thread_(static_cast<int>(threadIdx.x) - 128), first_channel_(threadIdx.x % 4 * 16) {}
 
-  // Key r of the thread, counted from the block's first: tile r / 2, upper or lower half r % 2.
+  // The thread's key r, counted from the block's first: tile r / 2, half r % 2.
   __device__ __forceinline__ int key_of(int r) const {
     return thread_ / 128 * (64 * Config::kTiles) + r / 2 * 64 + thread_ % 128 / 32 * 16 + thread_ % 32 / 4 + r % 2 * 8;
   }
-  // The one of the quad's keys whose score this lane writes.
-  __device__ __forceinline__ int own() const { return thread_ % kRowsOfThread; }
+  // The r of the key whose score this lane writes.
+  __device__ __forceinline__ int own_key() const { return thread_ % kRowsOfThread; }
 
-  // Before the first unit.
+  // The pipeline's prologue, before the first work tile.
   __device__ __forceinline__ void start() {
     if constexpr (Config::kKeyStages > 0) {
 #pragma unroll
       for (int i = 0; i < Config::kKeyStages; ++i) {
-        look_up_next();
-        ask();
+        look_up_next_slot();
+        issue_copies();
       }
-      look_up_next();
+      look_up_next_slot();
     }
   }
 
-  // The unit's keys as fragments of products, tile by tile; then asks for those of a unit to come.
-  __device__ __forceinline__ void take(const Unit& unit, unsigned (&a)[Config::kTiles][4 * Config::kSteps]) {
+  // Loads the A fragments of a work tile's keys; then issues the copies of a later one.
+  __device__ __forceinline__ void load_fragments(const WorkTile& work,
+                                                 unsigned (&a)[Config::kTiles][4 * Config::kSteps]) {
     if constexpr (Config::kKeyStages > 0) {
       ptx::wait_copies<Config::kKeyStages - 1>();
 #pragma unroll
@@ -47,34 +48,34 @@ class Keys {
           Raw<kType> raw;
 #pragma unroll
           for (int i = 0; i < kSize; ++i) {
-            const uint4 x = shared_.keys[taken_.stage][piece(r, c, i)];
+            const uint4 x = shared_.keys[read_pipe_.stage][chunk_at(r, c, i)];
             raw.word[4 * i] = x.x, raw.word[4 * i + 1] = x.y, raw.word[4 * i + 2] = x.z, raw.word[4 * i + 3] = x.w;
           }
-          place(raw, r, c, a);
+          to_fragment(raw, r, c, a);
         }
       }
-      scale_ = shared_.key_scale[taken_.stage][thread_];
-      hidden_ = shared_.key_hidden[taken_.stage][thread_] != 0;
+      scale_ = shared_.key_scale[read_pipe_.stage][thread_];
+      masked_ = shared_.key_masked[read_pipe_.stage][thread_] != 0;
       if (p_.rows.cache.k_scale.mode == 0) scale_ = 1;
-      taken_.next();
-      __syncwarp();  // the pieces have been read
-      ask();
-      look_up_next();
+      read_pipe_.next<Config::kKeySlots>();
+      __syncwarp();  // the stage has been read
+      issue_copies();
+      look_up_next_slot();
     } else {
-      read(unit, a);
+      read(work, a);
     }
   }
 
   // Of the key that this lane writes.
   __device__ __forceinline__ float scale() const { return scale_; }
-  __device__ __forceinline__ bool hidden() const { return hidden_; }
+  __device__ __forceinline__ bool masked() const { return masked_; }
 
  private:
-  __device__ __forceinline__ int piece(int r, int c, int i) const {
-    return ((r * Config::kPanels + c) * kSize + i) * Config::kMathThreads + thread_;
+  __device__ __forceinline__ int chunk_at(int r, int c, int i) const {
+    return ((r * Config::kPanels + c) * kSize + i) * Config::kConsumerThreads + thread_;
   }
-  __device__ __forceinline__ static void place(const Raw<kType>& raw, int r, int c,
-                                               unsigned (&a)[Config::kTiles][4 * Config::kSteps]) {
+  __device__ __forceinline__ static void to_fragment(const Raw<kType>& raw, int r, int c,
+                                                     unsigned (&a)[Config::kTiles][4 * Config::kSteps]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) a[r / 2][(4 * c + i / 2) * 4 + i % 2 * 2 + r % 2] = raw.pair(i);
   }
@@ -97,48 +98,48 @@ class Keys {
     return {__shfl_sync(0xffffffffu, own.page, lane), __shfl_sync(0xffffffffu, own.offset, lane)};
   }
 
-  // Where the quad's keys of the next unit to be asked for are.
-  __device__ __forceinline__ void look_up_next() {
+  // Looks up the slots of the quad's keys in the next work tile to be copied.
+  __device__ __forceinline__ void look_up_next_slot() {
     if (!more_) return;
-    ptx::wait_phase(address(shared_.unit_full[ahead_.stage]), ahead_.parity);
-    const Unit& unit = shared_.units[ahead_.stage];
-    more_ = unit.mask != 0;
+    ptx::wait_phase(address(shared_.work_full[work_pipe_.stage]), work_pipe_.phase);
+    const WorkTile& work = shared_.work_tiles[work_pipe_.stage];
+    more_ = work.mask != 0;
     if (!more_) return;
-    const int sequence = unit.sequence, keys = unit.keys, key = unit.key;
-    next_ = look_up(sequence, keys, key + key_of(own()));
-    ahead_.next();
+    const int sequence = work.sequence, keys = work.keys, key = work.key;
+    next_ = look_up(sequence, keys, key + key_of(own_key()));
+    work_pipe_.next<Config::kWorkSlots>();
   }
 
-  __device__ __forceinline__ void ask() {
+  __device__ __forceinline__ void issue_copies() {
     if (more_) {
 #pragma unroll
       for (int r = 0; r < kRowsOfThread; ++r) {
         const Slot slot = slot_of(next_, r);
-        const bool there = slot.page >= 0;
-        const char* const from = there ? row_at(slot) : p_.rows.cache.k.data;
+        const bool exists = slot.page >= 0;
+        const char* const from = exists ? row_at(slot) : p_.rows.cache.k.data;
 #pragma unroll
         for (int c = 0; c < Config::kPanels; ++c) {
           const int channel = 64 * c + first_channel_;
-          const bool read = there && channel < p_.head_dim;
+          const bool read = exists && channel < p_.head_dim;
 #pragma unroll
           for (int i = 0; i < kSize; ++i) {
-            ptx::copy_async<16>(ptx::shared_address(&shared_.keys[asked_.stage][piece(r, c, i)]),
+            ptx::copy_async<16>(ptx::shared_address(&shared_.keys[copy_pipe_.stage][chunk_at(r, c, i)]),
                                 read ? from + channel * kSize + 16 * i : from, read ? 16 : 0);
           }
         }
       }
-      shared_.key_hidden[asked_.stage][thread_] = next_.page == -1;
+      shared_.key_masked[copy_pipe_.stage][thread_] = next_.page == -1;
       if (next_.page >= 0 && p_.rows.cache.k_scale.mode != 0)
-        ptx::copy_async<4>(ptx::shared_address(&shared_.key_scale[asked_.stage][thread_]), scale_at(next_), 4);
+        ptx::copy_async<4>(ptx::shared_address(&shared_.key_scale[copy_pipe_.stage][thread_]), scale_at(next_), 4);
     }
     ptx::commit_copies();
-    asked_.next();
+    copy_pipe_.next<Config::kKeySlots>();
   }
 
-  // Element by element, whatever the layout.
-  __device__ __forceinline__ void read(const Unit& unit, unsigned (&a)[Config::kTiles][4 * Config::kSteps]) {
+  // Loads the fragments element by element, for any layout.
+  __device__ __forceinline__ void read(const WorkTile& work, unsigned (&a)[Config::kTiles][4 * Config::kSteps]) {
     const kernels::RowPlane& plane = p_.rows.cache.k;
-    const Slot own_slot = look_up(unit.sequence, unit.keys, unit.key + key_of(own()));
+    const Slot own_slot = look_up(work.sequence, work.keys, work.key + key_of(own_key()));
 #pragma unroll
     for (int r = 0; r < kRowsOfThread; ++r) {
       const Slot slot = slot_of(own_slot, r);
@@ -150,11 +151,11 @@ class Keys {
           const int pack = divide(channel + i, p_.pack);
           return from + pack * plane.outer_stride + (channel + i - pack * plane.pack) * plane.inner_stride;
         });
-        ptx::pin(raw.word);  // not all elements on their way at a time
-        place(raw, r, c, a);
+        ptx::pin(raw.word);  // fewer elements in flight, fewer registers
+        to_fragment(raw, r, c, a);
       }
     }
-    hidden_ = own_slot.page == -1;
+    masked_ = own_slot.page == -1;
     scale_ = own_slot.page >= 0 && p_.rows.cache.k_scale.mode != 0 ? *reinterpret_cast<const float*>(scale_at(own_slot))
                                                                     : 1.0f;
   }
@@ -162,11 +163,10 @@ class Keys {
   const IndexScoresParams& p_;
   SharedStorage& shared_;
   const int thread_, first_channel_;
-  bool more_ = true, hidden_ = false;
+  bool more_ = true, masked_ = false;
   float scale_ = 1;
   Slot next_{-2, 0};
-  Turn<Config::kUnits> ahead_;
-  Turn<Config::kKeySlots> asked_, taken_;
+  tile::PipelineState work_pipe_, copy_pipe_, read_pipe_;
 };
 
 }  // namespace attune::indexer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose a row is, which keys it sees, and where they lie: core/indexer.h on the device.
+// The sequence of a row, the keys that it sees, and their slots: core/indexer.h on the device.
 #pragma once
 
 #include "indexer/indexer_params.h"
@@ -29,14 +29,14 @@ __device__ __forceinline__ const char* row_of(const IndexRows& p, const kernels:
   return t.data + row_offset(p, t.outer_stride, t.row_stride, row);
 }
 
-// Score (row, 0).
+// The address of score (row, 0).
 __device__ __forceinline__ char* score_row(const IndexRows& p, const kernels::IndexScoreRows& s, long long row) {
   return s.data +
          (s.in_workspace ? (row - p.first) * s.row_stride : row_offset(p, s.outer_stride, s.row_stride, row));
 }
 
 struct Owner {
-  int sequence;  // -1: nobody's
+  int sequence;  // -1: none
   int i, n;      // row i of the n of the sequence
 };
 
@@ -60,7 +60,7 @@ struct KeyRange {
   int begin, end;
 };
 
-// What row i of n sees of s keys, pages aside; row counts through the whole tensor.
+// The keys that row i of n sees of s, bad pages aside. row: index in the tensor.
 __device__ __forceinline__ KeyRange visible(const IndexRows& p, long long row, int i, int n, int s) {
   KeyRange r{0, s};
   if (p.causal) r.end = clamp_int(static_cast<long long>(s) - n + i + 1, 0, s);
@@ -69,24 +69,24 @@ __device__ __forceinline__ KeyRange visible(const IndexRows& p, long long row, i
   return r;
 }
 
-// Where the cache has a token; page -1: nobody sees it.
+// A token's slot in the cache. Page -1: bad page, the token is masked.
 struct Slot {
   int page;
   int offset;
 };
 
-// The page of its sequence and the offset of token t.
-__device__ __forceinline__ Slot split(int t, int page_size, Divisor by_page) {
+// Token t's column in its sequence's page table, and its offset in the page.
+__device__ __forceinline__ Slot page_and_offset(int t, int page_size, Divisor by_page) {
   const int column = divide(t, by_page);
   return {column, t - column * page_size};
 }
 
-// t is in use: past the end tables are never read.
+// t must be below the sequence's length: page tables are not read past it.
 __device__ __forceinline__ Slot find_slot(const IndexRows& p, int sequence, int t) {
   const kernels::RowCache& c = p.cache;
   Slot s{sequence, t};
   if (c.paged) {
-    s = split(t, static_cast<int>(c.page_size), p.by_page);
+    s = page_and_offset(t, static_cast<int>(c.page_size), p.by_page);
     s.page = at(c.page_table, sequence, s.page);
   } else if (c.batch_index.data != nullptr) {
     s.page = at(c.batch_index, sequence);

@@ -3,21 +3,21 @@
 //
 //   S = K Q^T;  score(row, key) = k_scale(key) * sum over h of w(row, h) * max(S(key, h), 0),  w = weights * q_scale
 //
-// Keys are the rows of the product and stay in registers; the heads of one query row are its columns, so that a sum
-// over heads is a sum within a thread and over the four lanes of a quad. 8-bit elements become fp16 (or bf16, where the
-// other side is bf16), which holds them exactly: products of e4m3 itself are added with fewer bits than fp32 has.
+// Keys are the M rows of wgmma and stay in registers; the heads of one query row are its N columns, so that a sum over
+// heads is a sum within a thread and over the four lanes of a quad. 8-bit elements become fp16 (or bf16, where the
+// other side is bf16), which holds them exactly: wgmma adds products of e4m3 with fewer bits than fp32 has.
 //
-// A block of the persistent grid takes units (units.cuh): kKeys keys against up to 32 rows of their sequence. Warps 0
-// to 3 produce: queries go to a ring in shared memory, a stage a row (or 64 heads of it). Warpgroups 1 and 2 have 64
-// kTiles keys each, and take the rows as they come:
+// A block of the persistent grid takes work tiles (tile_scheduler.cuh): kKeys keys against up to 32 rows of their
+// sequence. Warps 0 to 3 are producers: they load queries to a ring in shared memory, a stage for each row (or 64 heads
+// of it). Consumer warpgroups 1 and 2 have 64 kTiles keys each:
 //
-//   producers: units ..  Q0 Q1 Q2 Q3 ..
-//   group 1:   K(u) to registers | S0 sum0 store | S1 sum1 store | ..   keys of u + kKeyStages on their way
-//   group 2:   the same with the other half of the keys, at its own pace
+//   producers:    work tiles ..  Q0 Q1 Q2 Q3 ..
+//   consumers 1:  K(u) to registers | S0 sum0 store | S1 sum1 store | ..   keys of u + kKeyStages in flight
+//   consumers 2:  the same with the other half of the keys, not synchronised with 1
 //
-// Barriers: full and empty for each stage of queries and each slot of units. Keys need none (keys.cuh).
+// mbarriers: full and empty for each stage of queries and each slot of work tiles. Keys need none (keys.cuh).
 #include "indexer/keys.cuh"
-#include "indexer/queries.cuh"
+#include "indexer/producer.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/math.cuh"
 #include "ptx/registers.cuh"
@@ -25,61 +25,61 @@
 
 namespace attune::indexer {
 
-class Math {
+class Consumer {
  public:
   using Product =
       ptx::ProductAlongK<Config::kN, Config::kBf16 ? ptx::Type::kBf16 : ptx::Type::kF16>;
   using Accumulator = float[Config::kN / 2];
 
-  __device__ __forceinline__ Math(const IndexScoresParams& p, SharedStorage& shared)
+  __device__ __forceinline__ Consumer(const IndexScoresParams& p, SharedStorage& shared)
       : p_(p), shared_(shared), keys_(p, shared) {}
 
   __device__ __forceinline__ void run() {
     keys_.start();
     for (;;) {
-      ptx::wait_phase(address(shared_.unit_full[unit_.stage]), unit_.parity);
-      const Unit unit = shared_.units[unit_.stage];
+      ptx::wait_phase(address(shared_.work_full[work_pipe_.stage]), work_pipe_.phase);
+      const WorkTile work = shared_.work_tiles[work_pipe_.stage];
       __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::arrive(address(shared_.unit_empty[unit_.stage]));
-      unit_.next();
-      if (unit.mask == 0) return;
+      if (threadIdx.x % 32 == 0) ptx::arrive(address(shared_.work_empty[work_pipe_.stage]));
+      work_pipe_.next<Config::kWorkSlots>();
+      if (work.mask == 0) return;
       unsigned a[Config::kTiles][4 * Config::kSteps];
-      keys_.take(unit, a);
-      const int key = unit.key + keys_.key_of(keys_.own());
-      for (unsigned left = unit.mask; left != 0; left &= left - 1) score_row(unit, unit.row + __ffs(left) - 1, key, a);
+      keys_.load_fragments(work, a);
+      const int key = work.key + keys_.key_of(keys_.own_key());
+      for (unsigned left = work.mask; left != 0; left &= left - 1) score_row(work, work.row + __ffs(left) - 1, key, a);
     }
   }
 
  private:
-  __device__ __forceinline__ void score_row(const Unit& unit, long long row, int key,
+  __device__ __forceinline__ void score_row(const WorkTile& work, long long row, int key,
                                             unsigned (&a)[Config::kTiles][4 * Config::kSteps]) {
     float sum[Config::kTiles][2] = {};
     KeyRange range;
     for (int pass = 0; pass < Config::kPasses; ++pass) {
-      ptx::wait_phase(address(shared_.query_full[query_.stage]), query_.parity);
-      range = shared_.ranges[query_.stage];
-      const bool scored = range.begin < unit.key + Config::kKeys && range.end > unit.key && range.begin < range.end;
-      if (__shfl_sync(0xffffffffu, scored ? 1 : 0, 0) != 0) multiply(pass, a, sum);
+      ptx::wait_phase(address(shared_.query_full[query_pipe_.stage]), query_pipe_.phase);
+      range = shared_.ranges[query_pipe_.stage];
+      const bool scored = range.begin < work.key + Config::kKeys && range.end > work.key && range.begin < range.end;
+      if (__shfl_sync(0xffffffffu, scored ? 1 : 0, 0) != 0) qk_gemm(pass, a, sum);
       __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::arrive(address(shared_.query_empty[query_.stage]));
-      query_.next();
+      if (threadIdx.x % 32 == 0) ptx::arrive(address(shared_.query_empty[query_pipe_.stage]));
+      query_pipe_.next<Config::kQueryStages>();
     }
     const float score = sum_of_quad(sum) * keys_.scale();
-    if (threadIdx.x % 4 >= 2 * Config::kTiles) return;  // another lane writes the same
+    if (threadIdx.x % 4 >= 2 * Config::kTiles) return;  // another lane writes it
     float* const to = reinterpret_cast<float*>(indexer::score_row(p_.rows, p_.scores, row) +
                                                key * p_.scores.column_stride);
     if (key >= range.begin && key < range.end) {
-      *to = keys_.hidden() ? -ptx::infinity() : score;
+      *to = keys_.masked() ? -ptx::infinity() : score;
     } else if (p_.clear && key < p_.num_columns) {
       *to = -ptx::infinity();
     }
   }
 
-  __device__ __forceinline__ void multiply(int pass, unsigned (&a)[Config::kTiles][4 * Config::kSteps],
-                                           float (&sum)[Config::kTiles][2]) {
+  __device__ __forceinline__ void qk_gemm(int pass, unsigned (&a)[Config::kTiles][4 * Config::kSteps],
+                                          float (&sum)[Config::kTiles][2]) {
     Accumulator s[Config::kTiles];
     const ptx::Descriptor q =
-        ptx::uniform(ptx::descriptor_k_major(ptx::shared_address(shared_.queries[query_.stage].panels)));
+        ptx::uniform(ptx::descriptor_k_major(ptx::shared_address(shared_.queries[query_pipe_.stage].panels)));
 #pragma unroll
     for (int tile = 0; tile < Config::kTiles; ++tile) {
       ptx::pin(s[tile]);
@@ -105,9 +105,9 @@ class Math {
     add_heads(pass, s[Config::kTiles - 1], sum[Config::kTiles - 1]);
   }
 
-  // The thread's heads, in order.
+  // Adds the thread's heads, in order.
   __device__ __forceinline__ void add_heads(int pass, const Accumulator& s, float (&sum)[2]) const {
-    const float* const weights = shared_.weights[query_.stage] + 2 * (threadIdx.x % 4);
+    const float* const weights = shared_.weights[query_pipe_.stage] + 2 * (threadIdx.x % 4);
 #pragma unroll
     for (int i = 0; i < Config::kN / 8; ++i) {
       const float2 w = *reinterpret_cast<const float2*>(weights + 8 * i);
@@ -122,7 +122,7 @@ class Math {
     }
   }
 
-  // Over the lanes of a quad, for the key that this lane writes: the same order for every key.
+  // Sums over the lanes of a quad, for the key that this lane writes, in the same order for every key.
   __device__ __forceinline__ static float sum_of_quad(const float (&sum)[Config::kTiles][2]) {
     const bool lower = threadIdx.x % 2 != 0;
     float half[2];
@@ -144,19 +144,18 @@ class Math {
   const IndexScoresParams& p_;
   SharedStorage& shared_;
   Keys keys_;
-  Turn<Config::kUnits> unit_;
-  Turn<Config::kQueryStages> query_;
+  tile::PipelineState work_pipe_, query_pipe_;
 };
 
 __device__ __forceinline__ void init_barriers(SharedStorage& shared) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < Config::kQueryStages; ++i) {
       ptx::init_barrier(address(shared.query_full[i]), 128);
-      ptx::init_barrier(address(shared.query_empty[i]), Config::kMathWarps);
+      ptx::init_barrier(address(shared.query_empty[i]), Config::kConsumerWarps);
     }
-    for (int i = 0; i < Config::kUnits; ++i) {
-      ptx::init_barrier(address(shared.unit_full[i]), 1);
-      ptx::init_barrier(address(shared.unit_empty[i]), Config::kMathWarps + 4);
+    for (int i = 0; i < Config::kWorkSlots; ++i) {
+      ptx::init_barrier(address(shared.work_full[i]), 1);
+      ptx::init_barrier(address(shared.work_empty[i]), Config::kConsumerWarps + 4);
     }
     ptx::publish_barriers();
   }
@@ -178,8 +177,8 @@ extern "C" __global__ void __launch_bounds__(attune::indexer::Config::kThreads, 
     Producer producer(p, shared);
     producer.run();
   } else {
-    ptx::take_registers<Config::kMathRegisters>();
-    Math math(p, shared);
-    math.run();
+    ptx::take_registers<Config::kConsumerRegisters>();
+    Consumer consumer(p, shared);
+    consumer.run();
   }
 }

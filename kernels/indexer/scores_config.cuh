@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the scores kernel is compiled for, and its shared memory.
+// The configuration of the scores kernel and its shared memory.
 #pragma once
 
 #include "indexer/rows.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma_along_k.cuh"
+#include "tile/pipeline_state.cuh"
 #include "tile/run.cuh"
 
 namespace attune::indexer {
@@ -14,12 +15,12 @@ using kernels::IndexScoresParams;
 
 struct Config {
   static constexpr int kQueryType = ATTUNE_Q_TYPE, kKeyType = ATTUNE_K_TYPE;
-  static constexpr bool kBf16 = ATTUNE_BF16 != 0;        // of the products; else fp16
+  static constexpr bool kBf16 = ATTUNE_BF16 != 0;        // of the wgmma operands; else fp16
   static constexpr int kHeads = ATTUNE_HEADS;            // in all
-  static constexpr int kN = ATTUNE_PASS_HEADS;           // of one product
+  static constexpr int kN = ATTUNE_PASS_HEADS;           // N of one wgmma
   static constexpr int kChannels = ATTUNE_CHANNELS;      // head_dim rounded up to whole panels
   static constexpr int kTiles = ATTUNE_KEY_TILES;        // of 64 keys, of one warpgroup
-  static constexpr int kKeyStages = ATTUNE_KEY_STAGES;   // 0: keys are read when they are needed, element by element
+  static constexpr int kKeyStages = ATTUNE_KEY_STAGES;   // 0: no pipeline; keys are loaded element by element
   static constexpr int kKeySlots = kKeyStages > 0 ? kKeyStages : 1;
   static constexpr int kQueryStages = ATTUNE_Q_STAGES;
   static constexpr bool kQueryVectors = ATTUNE_Q_VECTORS != 0;  // rows of q can be read 16 bytes at a time
@@ -27,27 +28,29 @@ struct Config {
   static constexpr int kPasses = (kHeads + kN - 1) / kN;
   static constexpr int kPanels = kChannels / 64, kSteps = kChannels / 16;
   static constexpr int kPanelBytes = kN * 128;
-  static constexpr int kMathThreads = 256, kThreads = 128 + kMathThreads, kMathWarps = kMathThreads / 32;
+  static constexpr int kConsumerThreads = 256, kThreads = 128 + kConsumerThreads,
+                       kConsumerWarps = kConsumerThreads / 32;
   static constexpr int kKeys = 2 * 64 * kTiles;  // of a block
-  static constexpr int kUnits = 8;               // slots of the ring of units
-  static constexpr int kAhead = 5;               // units that are there before the queries of one are loaded
-  // Wide keys take the registers of the math; else the producers have a row of q on its way in theirs.
+  static constexpr int kWorkSlots = 8;           // of the ring of work tiles
+  static constexpr int kWorkAhead = 5;           // work tiles that are published before the queries of one are loaded
+  // Wide keys need the consumers' registers; else a producer thread holds a row of q in flight.
   static constexpr bool kWide = kChannels > 384;
-  static constexpr int kProducerRegisters = kWide ? 88 : 120, kMathRegisters = kWide ? 208 : 192;
+  static constexpr int kProducerRegisters = kWide ? 88 : 120, kConsumerRegisters = kWide ? 208 : 192;
 
-  static_assert(kN == 8 || kN == 16 || kN == 32 || kN == 64, "columns of a product");
+  static_assert(kN == 8 || kN == 16 || kN == 32 || kN == 64, "N of a wgmma");
   static_assert(kChannels % 64 == 0 && kChannels <= 576, "panels of 64 channels");
   static_assert(kTiles == 1 || kTiles == 2, "a quad of lanes writes four scores, or two");
-  static_assert(kKeyStages + 1 < kAhead && kAhead < kUnits, "units are announced before their keys are asked for");
+  static_assert(kKeyStages + 1 < kWorkAhead && kWorkAhead < kWorkSlots,
+                "work tiles are published before their keys are copied");
 };
 
-// One block of keys of a sequence against up to 32 of its rows.
-struct Unit {
-  long long row;       // row bit 0 of mask is of
-  int i, n;            // that is row i of the n of the sequence
-  int sequence, keys;  // and how many keys it has
-  int key;             // first of the block
-  unsigned mask;       // rows that need it; 0: there are no more units
+// A work tile: one block of keys of a sequence against up to 32 of its rows.
+struct WorkTile {
+  long long row;       // the row of bit 0 of mask
+  int i, n;            // it is row i of the sequence's n
+  int sequence, keys;  // the sequence and its number of keys
+  int key;             // the first of the block
+  unsigned mask;       // rows that need the block; 0: end of work
 };
 
 struct SharedStorage {
@@ -55,17 +58,17 @@ struct SharedStorage {
     unsigned char panels[Config::kPanels * Config::kPanelBytes];
   };
   Query queries[Config::kQueryStages];
-  // 16-byte pieces, each written and read by one thread.
+  // In chunks of 16 bytes, each written and read by the same thread.
   static constexpr int kChunks = Config::kPanels * tile::element_size(Config::kKeyType);
-  static constexpr int kPieces = Config::kKeyStages > 0 ? 2 * Config::kTiles * kChunks * Config::kMathThreads : 1;
-  uint4 keys[Config::kKeySlots][kPieces];
-  float key_scale[Config::kKeySlots][Config::kMathThreads];
-  int key_hidden[Config::kKeySlots][Config::kMathThreads];
+  static constexpr int kKeyChunks = Config::kKeyStages > 0 ? 2 * Config::kTiles* kChunks* Config::kConsumerThreads : 1;
+  uint4 keys[Config::kKeySlots][kKeyChunks];
+  float key_scale[Config::kKeySlots][Config::kConsumerThreads];
+  int key_masked[Config::kKeySlots][Config::kConsumerThreads];
   float weights[Config::kQueryStages][Config::kN];
   KeyRange ranges[Config::kQueryStages];
-  Unit units[Config::kUnits];
+  WorkTile work_tiles[Config::kWorkSlots];
   unsigned long long query_full[Config::kQueryStages], query_empty[Config::kQueryStages];
-  unsigned long long unit_full[Config::kUnits], unit_empty[Config::kUnits];
+  unsigned long long work_full[Config::kWorkSlots], work_empty[Config::kWorkSlots];
 };
 
 static_assert(sizeof(SharedStorage) <= ATTUNE_SHARED_BYTES, "the host asks for less shared memory than this");
@@ -74,17 +77,7 @@ __device__ __forceinline__ unsigned address(const unsigned long long& barrier) {
   return ptx::shared_address(&barrier);
 }
 
-// Place in a ring, and the parity of the phase that ends when it is full.
-template <int kStages>
-struct Turn {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
-
-// 16 elements as they lie in memory.
+// 16 elements as they are in memory.
 template <int kType>
 struct Raw {
   static constexpr int kSize = tile::element_size(kType), kWords = 4 * kSize;
@@ -106,7 +99,7 @@ struct Raw {
     }
     return r;
   }
-  // The first count elements; where(i): the address of element i. The others are zero.
+  // Loads the first count elements, where(i) is the address of element i; the others are zero.
   template <class Where>
   __device__ __forceinline__ static Raw elements(int count, Where&& where) {
     Raw r = zero();
@@ -117,7 +110,7 @@ struct Raw {
     }
     return r;
   }
-  // Elements 2 i and 2 i + 1 in the type of the products, exactly.
+  // Elements 2 i and 2 i + 1 in the type of the wgmma operands, exactly.
   __device__ __forceinline__ unsigned pair(int i) const {
     const unsigned bits = kSize == 2 ? word[i] : word[i / 2] >> (i % 2 * 16) & 0xffff;
     if constexpr (kType == (Config::kBf16 ? tile::kBFloat16 : tile::kFloat16)) return bits;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of the indexer where queries or keys are fp32, or one is fp16 and the other bf16: products in fp32, by any
-// layout, element by element. The same units as indexer/scores.cu; a thread has a key.
+// Scores of the indexer where queries or keys are fp32, or one is fp16 and the other bf16: fp32 arithmetic, any layout,
+// element by element. Each thread has one key.
 //
 //   for 8 heads at a time: dot[8] += k[c..c + 32) * q[8][c..c + 32) over all channels; sum += w * max(dot, 0)
 #include "indexer/rows.cuh"
@@ -14,7 +14,7 @@ using kernels::IndexScoresParams;
 
 constexpr int kThreads = 128, kKeys = kThreads, kHeadsAtOnce = 8, kChannelsAtOnce = 32;
 
-struct Shared {
+struct SharedStorage {
   float keys[kChannelsAtOnce][kKeys + 1];
   float queries[kHeadsAtOnce][kChannelsAtOnce];
   float weights[kHeadsAtOnce];
@@ -34,8 +34,8 @@ __device__ __forceinline__ float key_element(const IndexScoresParams& p, const S
                             0);
 }
 
-// Of this thread's key.
-__device__ __forceinline__ float score_of(const IndexScoresParams& p, long long row, Shared& shared) {
+// The score of a row and this thread's key.
+__device__ __forceinline__ float score_of(const IndexScoresParams& p, long long row, SharedStorage& shared) {
   float sum = 0;
   for (int head = 0; head < p.heads; head += kHeadsAtOnce) {
     const int heads = min(kHeadsAtOnce, p.heads - head);
@@ -45,8 +45,8 @@ __device__ __forceinline__ float score_of(const IndexScoresParams& p, long long 
       __syncthreads();
       for (int i = threadIdx.x; i < kKeys * kChannelsAtOnce; i += kThreads) {
         const int key = i / kChannelsAtOnce, c = i % kChannelsAtOnce;
-        const bool there = c < channels && shared.slots[key].page >= 0;
-        shared.keys[c][key] = there ? key_element(p, shared.slots[key], channel + c) : 0.0f;
+        const bool exists = c < channels && shared.slots[key].page >= 0;
+        shared.keys[c][key] = exists ? key_element(p, shared.slots[key], channel + c) : 0.0f;
       }
       for (int i = threadIdx.x; i < kHeadsAtOnce * kChannelsAtOnce; i += kThreads) {
         const int h = i / kChannelsAtOnce, c = i % kChannelsAtOnce;
@@ -74,8 +74,8 @@ __device__ __forceinline__ float score_of(const IndexScoresParams& p, long long 
   return sum;
 }
 
-// A row of the launch against the keys from `first` on.
-__device__ __forceinline__ void run_block(const IndexScoresParams& p, long long row, int first, Shared& shared) {
+// Scores a row of the launch against the keys from `first` on.
+__device__ __forceinline__ void run_block(const IndexScoresParams& p, long long row, int first, SharedStorage& shared) {
   const Owner owner = owner_of(p.rows, row);
   if (owner.sequence < 0) return;
   const int s = num_keys(p.rows, owner.sequence), key = first + static_cast<int>(threadIdx.x);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void run_block(const IndexScoresParams& p, long long 
   Slot slot{-2, 0};
   if (scored) {
     if (key < s) slot = find_slot(p.rows, owner.sequence, key);
-    __syncthreads();  // the slots before
+    __syncthreads();  // the previous slots have been read
     shared.slots[threadIdx.x] = slot;
     __syncthreads();
     score = score_of(p, row, shared);
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(attune::indexer::kThreads, 6)
     attune_index_scores_exact(const __grid_constant__ attune::kernels::IndexScoresParams p) {
   using namespace attune;
   using namespace attune::indexer;
-  __shared__ Shared shared;
+  __shared__ SharedStorage shared;
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
   for (long long item = blockIdx.x; item < p.items; item += gridDim.x) {

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// The topk best keys of a row: a radix selection by one block a row, or by a cluster of them where there are few rows,
-// each with a part of the row.
+// The topk best keys of a row by radix select: one block a row, or a cluster where there are few rows, each block with
+// a part of the row.
 //
-//   T: the rank of the topk-th best key; chosen are ranks > T and, of those equal to T, the first ones
+//   T: the rank of the topk-th best key; selected are ranks > T and, of those equal to T, the first ones
 //
-// 1. A histogram of the first kBits of the ranks finds the bin of T. Where more keys than kCandidates lie in that bin,
-//    so do the next digits, each by another look at the row.
-// 2. One more look marks keys above the bin, and those in it, by bits; the latter are candidates, of which two more
-//    histograms find T. Their marks are then put right.
-// 3. Sums over the marks say where each thread's keys go, in the order of their positions: to shared memory, and from
-//    there, with their entries looked up side by side, to `indices`.
+// 1. A histogram of the first kBits of the ranks finds the bin of T. While that bin has more than kCandidates keys, a
+//    histogram of the next digit narrows it, by another pass over the row.
+// 2. One more pass marks the keys above the bin, and those in it, in bit masks. The latter are candidates: two more
+//    histograms, of them alone, find T, and then their marks are corrected.
+// 3. Prefix sums over the marks place each thread's keys, in the order of their positions: in shared memory, and from
+//    there in `indices`, with all entries looked up in parallel.
 //
-// A row that sees no more than topk keys takes all, and their scores are not read. A bad page hides its keys: where all
-// pages of a row are good, which is seen first, nothing more is asked. Scores in the workspace are -inf behind bad
-// pages, so there pages are asked only where T is -inf.
+// A row that sees no more than topk keys selects all, without reading scores. Keys on bad pages are masked: the page
+// table is checked once for the row, and key by key only if it has a bad page. Scores in the workspace are -inf on bad
+// pages, so there the check is needed only where T is -inf.
 #include "indexer/select_keys.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::indexer {
 
-// The ranks among which T is, and which of them it is: the wanted-th from above.
+// The ranks [lower, upper] that T may have; T is the wanted-th largest of the keys in that range.
 struct Threshold {
   unsigned lower, upper, wanted;
   int digits;  // known ones
 
   __device__ __forceinline__ bool exact() const { return lower == upper; }
   __device__ __forceinline__ bool holds(unsigned rank) const { return rank - lower <= upper - lower; }
-  // To the bin that was found for the next digit.
+  // Narrows the range to the bin that was found for the next digit.
   __device__ __forceinline__ void narrow(const SharedStorage& shared) {
     const int shift = Config::shift(digits++);
     lower += static_cast<unsigned>(shared.bin) << shift;
@@ -36,11 +36,10 @@ struct Threshold {
   }
 };
 
-// The first digit of all keys, but for those of which it is known meanwhile that they lie below T.
+// Histogram of the first digit of all keys. As soon as some are known to be below T, they are left out.
 __device__ __forceinline__ void count_first_digit(const Keys& keys, unsigned wanted, SharedStorage& shared) {
   constexpr int kShift = Config::shift(0);
-  const unsigned spare =
-      Config::kBins + threadIdx.x % 32;  // a branch would cost more than to count what nobody asks for
+  const unsigned spare = Config::kBins + threadIdx.x % 32;  // a bin that is not used: cheaper than a branch
   unsigned least = 1;
   for (int base = 0, chunks = 1; base < keys.end; base += Config::kChunk, ++chunks) {
     unsigned rank[Config::kVectors][4];
@@ -62,7 +61,7 @@ __device__ __forceinline__ void count_first_digit(const Keys& keys, unsigned wan
   }
 }
 
-// The next digit of keys that T may be.
+// Histogram of the next digit of the keys in the range.
 __device__ __forceinline__ void count_next_digit(const Keys& keys, const Threshold& t, SharedStorage& shared) {
   const int shift = Config::shift(t.digits);
   for (int base = 0; base < keys.end; base += Config::kChunk) {
@@ -78,7 +77,7 @@ __device__ __forceinline__ void count_next_digit(const Keys& keys, const Thresho
   }
 }
 
-// Marks at most kSpan keys. collect: those that T may be become candidates.
+// Marks at most kSpan keys. collect: those in the range become candidates.
 __device__ __forceinline__ void mark(const Keys& keys, const Threshold& t, bool collect, SharedStorage& shared) {
   const bool odd = threadIdx.x % 2 != 0;
   auto* const marks = reinterpret_cast<unsigned char*>(odd ? shared.inside : shared.above);
@@ -105,7 +104,7 @@ __device__ __forceinline__ void mark(const Keys& keys, const Threshold& t, bool 
           shared.search.key[n] = first + e;
         }
       }
-      // Two lanes have the eight keys of a byte: each writes one of the two.
+      // Two lanes have the eight keys of a byte: one writes `above`, the other `inside`.
       const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? above : inside, 1);
       marks[first / 8] = static_cast<unsigned char>(odd ? other | inside << 4 : above | other << 4);
     }
@@ -113,7 +112,7 @@ __device__ __forceinline__ void mark(const Keys& keys, const Threshold& t, bool 
   __syncthreads();
 }
 
-// The ranks of all blocks' candidates, in one list.
+// Gathers the ranks of all blocks' candidates in one list.
 __device__ __forceinline__ const unsigned* gather_candidates(SharedStorage& shared) {
   if constexpr (Config::kCluster == 1) return shared.search.rank;
   constexpr int kWarps = Config::kWarps / Config::kCluster;  // for a block
@@ -130,7 +129,7 @@ __device__ __forceinline__ const unsigned* gather_candidates(SharedStorage& shar
   return shared.search.gathered;
 }
 
-// T, by the candidates, of which there are `count` in all blocks.
+// Finds T among the `count` candidates of all blocks.
 __device__ __forceinline__ void find_threshold(int count, Threshold& t, SharedStorage& shared) {
   const unsigned* const rank = gather_candidates(shared);
   while (t.digits < Config::kDigits) {
@@ -152,8 +151,8 @@ __device__ __forceinline__ void find_threshold(int count, Threshold& t, SharedSt
   __syncthreads();
 }
 
-// By all blocks of the cluster, each for its part of the row: narrows the threshold until it is known, or the keys that
-// it may be have room as candidates. Returns how many those are; 0: it is known.
+// Called by all blocks of the cluster, each for its part of the row: narrows the range until T is known, or until the
+// keys in it fit as candidates. Returns their number; 0: T is known.
 __device__ __forceinline__ int search(Keys& keys, int most_keys, const IndexSelectParams& p, Threshold& t,
                                       SharedStorage& shared) {
   const bool fits = most_keys <= Config::kSpan;
@@ -173,14 +172,14 @@ __device__ __forceinline__ int search(Keys& keys, int most_keys, const IndexSele
     t.narrow(shared);
     if (t.digits == 1 && t.holds(kRankOfMinusInf) && p.scores.in_workspace) {  // nothing else is in that bin
       t.lower = t.upper = kRankOfMinusInf;
-      if (keys.ask == Ask::kNone) keys.ask = Ask::kMinusInf;
+      if (keys.check == Check::kNone) keys.check = Check::kMinusInf;
     }
     if (t.exact()) return 0;
     if (fits && shared.bin_inside <= Config::kCandidates) return shared.bin_inside;
   }
 }
 
-// Words of the marks that this thread adds up and writes out.
+// The words of the bit masks that this thread counts and writes out.
 struct MarkWords {
   int begin, end;
 
@@ -190,7 +189,7 @@ struct MarkWords {
     end = min(begin + each, words);
   }
 
-  // What the threads before this one have; all: the block.
+  // Counts of the threads before this one; all: of the block.
   __device__ __forceinline__ Counts sum(SharedStorage& shared, Counts& all) const {
     Counts mine{};
     for (int i = begin; i < end; ++i)
@@ -205,8 +204,8 @@ struct Row {
   int* to;           // indices
   long long stride;  // in entries
 
-  // Writes the chosen of the marked keys: all above, and those inside up to `ties`. before: of the row, what precedes
-  // them; start: what precedes this thread's words; after: what precedes the keys behind.
+  // Writes the selected keys: all above, and those inside up to `ties`. Counts of the row: before these keys; up to
+  // this thread's words (start); up to the end of these keys (after).
   __device__ __forceinline__ void write(const Keys& keys, const MarkWords& words, Counts before, Counts start,
                                         Counts after, unsigned ties, SharedStorage& shared) const {
     const auto place = [&](Counts c) { return static_cast<int>(c.above + min(c.inside, ties)); };
@@ -214,7 +213,7 @@ struct Row {
     for (int window = 0; window < count; window += SharedStorage::kStaged) {
       Counts at = start;
       for (int i = words.begin; i < words.end; ++i) {
-        const unsigned inside = at.inside < ties ? shared.inside[i] : 0;  // past the ties all are alike
+        const unsigned inside = at.inside < ties ? shared.inside[i] : 0;  // beyond `ties` none is selected
         for (unsigned rest = shared.above[i] | inside; rest != 0; rest &= rest - 1) {
           const int bit = __ffs(static_cast<int>(rest)) - 1;
           const bool tie = (inside >> bit & 1) != 0;
@@ -233,15 +232,15 @@ struct Row {
     }
   }
 
-  // By all blocks of the cluster. candidates: how many there are in all, if T is not known. Returns how many were
-  // chosen.
+  // Called by all blocks of the cluster. candidates: their number in all blocks; 0: T is known. Returns how many keys
+  // were selected.
   __device__ __forceinline__ int write_all(const Keys& keys, int candidates, Threshold& t,
                                            SharedStorage& shared) const {
     const bool one_span = keys.end <= Config::kSpan;
     bool marked = false;
     Counts before{}, all{}, mine{}, of_span{};
-    // A cluster's blocks first add up what each has, to know where it begins.
-    for (int turn = Config::kCluster > 1 ? 0 : 1; turn < 2; ++turn) {
+    // In a cluster pass 0 counts, to know where each block begins; pass 1 writes.
+    for (int pass = Config::kCluster > 1 ? 0 : 1; pass < 2; ++pass) {
       Counts upto = before;
       int first = 0;
       do {
@@ -255,11 +254,11 @@ struct Row {
           __syncthreads();
         }
         const Counts after = upto + of_span;
-        if (turn == 1) write(span, words, upto, upto + mine, after, t.wanted, shared);
+        if (pass == 1) write(span, words, upto, upto + mine, after, t.wanted, shared);
         upto = after;
         first += Config::kSpan;
       } while (first < keys.end);
-      if (turn == 0) {
+      if (pass == 0) {
         before = exclusive_sum_of_blocks(upto, shared, all);
       } else if (Config::kCluster == 1) {
         all = upto;
@@ -283,11 +282,11 @@ __device__ __forceinline__ void run_row(const IndexSelectParams& p, long long ro
   const int head = dense ? static_cast<int>(reinterpret_cast<unsigned long long>(scores) / 4 % 4) : 0;
   const int each = ((head + size + Config::kCluster - 1) / Config::kCluster + 127) / 128 * 128;
   const Keys whole{
-      tables,    takes_all ? nullptr : scores - head * p.scores.column_stride, range.begin - head, head, head + size,
-      Ask::kNone};
+      tables,      takes_all ? nullptr : scores - head * p.scores.column_stride, range.begin - head, head, head + size,
+      Check::kNone};
   Keys keys = whole.part(rank * each, each);
-  const bool asks = takes_all || !p.scores.in_workspace || p.slot_table.data != nullptr;
-  if (asks && !tables.have(keys.position + keys.begin, keys.position + keys.end)) keys.ask = Ask::kAll;
+  const bool checks = takes_all || !p.scores.in_workspace || p.slot_table.data != nullptr;
+  if (checks && !tables.have(keys.position + keys.begin, keys.position + keys.end)) keys.check = Check::kAll;
 
   Threshold t{0, 0, 0, Config::kDigits};
   int candidates = 0;
@@ -313,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(attune::indexer::Config::kThreads, 
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ptx::dynamic_shared());
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
-  // The last rows of a causal prompt see most: they come first.
+  // The last rows of a causal prompt see most keys: they are scheduled first.
   for (long long i = blockIdx.x / Config::kCluster; i < p.rows.count; i += gridDim.x / Config::kCluster) {
     run_row(p, p.rows.first + p.rows.count - 1 - i, shared);
     __syncthreads();

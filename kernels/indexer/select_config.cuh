@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of the selection is and holds, and the sums, histograms and bins that it finds a threshold with.
+// Configuration and shared memory of the selection; its prefix sums and histograms.
 #pragma once
 
 #include "indexer/rows.cuh"
@@ -21,24 +21,24 @@ struct Config {
   // Bits below digit d.
   __device__ static constexpr int shift(int d) { return d == 0 ? 32 - kBits : d == 1 ? 32 - 2 * kBits : 0; }
 
-  static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp adds up the sums of all");
+  static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp scans the sums of all warps");
   static_assert(kWarps % kCluster == 0, "each warp gathers from one block");
-  static_assert(kBins % (kThreads * kCluster) == 0 || kBins % kThreads == 0, "bins are dealt evenly");
+  static_assert(kBins % (kThreads * kCluster) == 0 || kBins % kThreads == 0, "bins divide evenly");
   static_assert(kBits >= 10 && 3 * kBits >= 32 && 2 * kBits < 32, "three digits; bin 0 of the first one is empty");
   static_assert(kSpan % kLine == 0, "whole lines are marked");
 };
 
-// Of keys: how many lie above a range of ranks, and how many in it.
+// The number of keys above a range of ranks, and inside it.
 struct Counts {
   unsigned above, inside;
 };
 __device__ __forceinline__ Counts operator+(Counts a, Counts b) { return {a.above + b.above, a.inside + b.inside}; }
 __device__ __forceinline__ Counts operator-(Counts a, Counts b) { return {a.above - b.above, a.inside - b.inside}; }
 
-// While the threshold is searched for.
+// Shared memory of the search for T.
 struct Search {
   unsigned histogram[Config::kBins + 32];                             // of this block's keys; a spare bin a lane
-  unsigned of_all[Config::kCluster > 1 ? Config::kBins : 1];          // of the row's
+  unsigned of_all[Config::kCluster > 1 ? Config::kBins : 1];          // histogram of the row
   unsigned rank[Config::kCandidates];                                 // of this block's candidates, in any order
   int key[Config::kCandidates];                                       // and which they are
   unsigned gathered[Config::kCluster > 1 ? Config::kCandidates : 1];  // ranks of all blocks' candidates
@@ -48,13 +48,13 @@ struct SharedStorage {
   static constexpr int kStaged = sizeof(Search) / 4;
   union {
     Search search;
-    int staged[kStaged];  // later: positions on their way out
+    int staged[kStaged];  // afterwards: positions to be written out
   };
-  // A bit a key: its rank is above the threshold; equals it (or, before it is known, may).
+  // A bit for each key: its rank is above the range of T; inside it.
   unsigned above[Config::kMarkWords], inside[Config::kMarkWords];
   Counts warp_sum[Config::kWarps];
   Counts block_sum;                // of this block, for the others of the cluster
-  int bin, bin_above, bin_inside;  // where the wanted rank is, ranks above that bin, ranks in it
+  int bin, bin_above, bin_inside;  // the bin of the wanted rank; keys above it; keys in it
   int candidates;
 };
 static_assert(sizeof(SharedStorage) <= ATTUNE_SHARED_BYTES, "the host asks for less shared memory than this");
@@ -83,8 +83,7 @@ __device__ __forceinline__ Counts exclusive_sum(Counts x, SharedStorage& shared,
   return upto - x + (warp > 0 ? before : Counts{});
 }
 
-// The bin in which the wanted-th largest of the counted lies, to shared.bin; 0 where fewer were counted. Ends with a
-// barrier.
+// Sets shared.bin to the bin of the wanted-th largest key; 0 where fewer were counted. Ends with a block barrier.
 __device__ __forceinline__ void find_bin(const unsigned* histogram, unsigned wanted, SharedStorage& shared) {
   constexpr int kOfThread = Config::kBins / Config::kThreads;
   const int first = Config::kBins - (static_cast<int>(threadIdx.x) + 1) * kOfThread;  // the first thread has the top
@@ -115,8 +114,8 @@ __device__ __forceinline__ void clear_histogram(SharedStorage& shared) {
   __syncthreads();
 }
 
-// Ends the counting of a histogram: where all threads find that of the row. Each block of a cluster adds up a slice of
-// the bins and hands the sums to all.
+// Completes a histogram and returns that of the whole row. Each block of a cluster sums a slice of the bins over all
+// blocks and stores the sums in all of them (DSMEM).
 __device__ __forceinline__ const unsigned* whole_histogram(SharedStorage& shared) {
   if constexpr (Config::kCluster == 1) {
     __syncthreads();

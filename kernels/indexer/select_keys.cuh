@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The keys of a row as the selection reads them: their ranks, and what `indices` holds for them.
 //
-//   rank(score): its bits as an unsigned number that orders as scores do, NaN highest, -0 as 0; 0: nobody sees the key
+//   rank(score): its bits as an unsigned number in the order of scores, NaN highest, -0 as 0; 0: the key is masked
 #pragma once
 
 #include "indexer/select_config.cuh"
@@ -17,12 +17,12 @@ __device__ __forceinline__ unsigned rank_of(float score) {
 }
 constexpr unsigned kRankOfMinusInf = 0x007fffffu;
 
-// Tables of a row's sequence.
+// The page tables of a row's sequence.
 struct Tables {
   const IndexSelectParams& p;
   int sequence;
 
-  // What indices holds for position t; -1: nobody sees the token.
+  // The entry of `indices` for position t. -1: the token is masked.
   __device__ __forceinline__ int entry(int t) const {
     long long slot = t;
     if (p.rows.has_cache) {
@@ -31,7 +31,7 @@ struct Tables {
       slot = at.page * p.rows.cache.page_size + at.offset;
     }
     if (p.slot_table.data != nullptr) {
-      const Slot s = split(t, p.slot_page_size, p.by_slot_page);
+      const Slot s = page_and_offset(t, p.slot_page_size, p.by_slot_page);
       const int page = at(p.slot_table, sequence, s.page);
       if (page < 0 || page >= p.slot_pages) return -1;
       slot = static_cast<long long>(page) * p.slot_page_size + s.offset;
@@ -39,7 +39,7 @@ struct Tables {
     return p.slots ? static_cast<int>(slot) : t;
   }
 
-  // Whether all positions of [begin, end) have entries. By all threads.
+  // True if all positions of [begin, end) have entries. Called by all threads.
   __device__ __forceinline__ bool have(int begin, int end) const {
     bool bad = false;
     if (begin < end) {
@@ -60,16 +60,16 @@ struct Tables {
   }
 };
 
-// Which keys the tables are asked about: the others are seen.
-enum class Ask { kNone, kMinusInf, kAll };
+// The keys that are checked for bad pages.
+enum class Check { kNone, kMinusInf, kAll };
 
-// A run of keys, numbered so that keys 4 n .. 4 n + 3 lie in 16 aligned bytes where columns lie together.
+// A run of keys, numbered so that keys 4 n .. 4 n + 3 are 16 aligned bytes where columns are contiguous.
 struct Keys {
   const Tables& tables;
   const char* scores;  // of key 0; null: all have rank 1
   int position;        // of key 0
-  int begin, end;      // the keys that there are
-  Ask ask;
+  int begin, end;      // keys that exist
+  Check check;
 
   // Keys from `first` on, at most `count`, numbered from 0 again; first is a multiple of 4.
   __device__ __forceinline__ Keys part(int first, int count) const {
@@ -97,7 +97,7 @@ struct Keys {
       rank[v][2] = rank_of(x[v].z), rank[v][3] = rank_of(x[v].w);
       if (!whole(k)) load_some(k, rank[v]);
     }
-    if (ask != Ask::kNone) drop_unseen(first, rank);
+    if (check != Check::kNone) mask_bad_pages(first, rank);
   }
 
  private:
@@ -116,21 +116,21 @@ struct Keys {
     }
   }
 
-  __device__ __forceinline__ void drop_unseen(int first, unsigned (&rank)[Config::kVectors][4]) const {
+  __device__ __forceinline__ void mask_bad_pages(int first, unsigned (&rank)[Config::kVectors][4]) const {
     constexpr int kKeys = 4 * Config::kVectors;
-    unsigned asked = 0, unseen = 0;
+    unsigned checked = 0, masked = 0;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const unsigned r = rank[i / 4][i % 4];
-      asked |= (ask == Ask::kAll ? r != 0 : r == kRankOfMinusInf) ? 1u << i : 0;
+      checked |= (check == Check::kAll ? r != 0 : r == kRankOfMinusInf) ? 1u << i : 0;
     }
 #pragma unroll 1
-    for (; asked != 0; asked &= asked - 1) {
-      const int i = __ffs(static_cast<int>(asked)) - 1;
-      if (tables.entry(position + first + i / 4 * Config::kLine + i % 4) < 0) unseen |= 1u << i;
+    for (; checked != 0; checked &= checked - 1) {
+      const int i = __ffs(static_cast<int>(checked)) - 1;
+      if (tables.entry(position + first + i / 4 * Config::kLine + i % 4) < 0) masked |= 1u << i;
     }
 #pragma unroll
-    for (int i = 0; i < kKeys; ++i) rank[i / 4][i % 4] = (unseen >> i & 1) != 0 ? 0 : rank[i / 4][i % 4];
+    for (int i = 0; i < kKeys; ++i) rank[i / 4][i % 4] = (masked >> i & 1) != 0 ? 0 : rank[i / 4][i % 4];
   }
 };
 

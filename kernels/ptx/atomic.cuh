@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counting and telling across blocks. PTX ISA, "atom"; "st" and "ld" with .release and .acquire; and "ld" with .cg,
-// which does not look into L1.
+// Synchronisation across blocks. PTX ISA, "atom"; "st" and "ld" with .release and .acquire; and "ld" with .cg, which
+// bypasses L1.
 #pragma once
 
 namespace attune::ptx {
 
-// Adds one, or goes back to 0 from `last`; returns what was there. What this thread has seen written is visible to
-// whoever counts later.
+// Increments the counter, or wraps from `last` to 0; returns the old value. Acquire and release: writes visible to this
+// thread are visible to threads that increment later.
 __device__ __forceinline__ unsigned count_arrival(unsigned* counter, unsigned last) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
   return before;
 }
 
-// Adds `count`; returns what was there. Visibility as above.
+// Adds `count`; returns the old value. Acquire and release, as above.
 __device__ __forceinline__ unsigned add_arrivals(unsigned* counter, unsigned count) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(count) : "memory");
   return before;
 }
 
-// What this thread has seen written is visible to whoever reads that number with load_acquire().
+// Writes visible to this thread are visible to threads that read x with load_acquire().
 __device__ __forceinline__ void store_release(unsigned* at, unsigned x) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
 }
@@ -30,7 +30,7 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* at) {
   return x;
 }
 
-// Waits until another kernel, which runs already, has released another number than x.
+// Spins until another kernel, which must be running, has released a value other than x.
 __device__ __forceinline__ void wait_for_change(const unsigned* at, unsigned x) {
   while (load_acquire(at) == x) {
   }

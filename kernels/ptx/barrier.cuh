@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers in shared memory that also count bytes (PTX ISA, "mbarrier"), numbered barriers of some of a block's threads
-// ("bar"), and the fences between ordinary and asynchronous accesses ("fence").
+// mbarriers, which count arrivals and bytes (PTX ISA, "mbarrier"); named barriers of some of a block's threads ("bar");
+// and proxy fences between ordinary and asynchronous accesses ("fence").
 #pragma once
 
 namespace attune::ptx {
 
-// barrier: shared address of 8 bytes. A phase ends when `count` arrivals and all expected bytes have come.
+// barrier: shared address of 8 bytes. A phase completes after `count` arrivals and all expected bytes.
 __device__ __forceinline__ void init_barrier(unsigned barrier, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-// By the thread that initialised, before others (the copy engine too) use the barriers; a barrier of the block follows.
+// Called by the thread that initialised mbarriers, before other threads and TMA use them; a block barrier must follow.
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// One arrival, and the bytes that copies of this phase will bring.
+// Arrives, and adds the bytes that the phase expects from copies.
 __device__ __forceinline__ void arrive_expecting(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -29,7 +29,7 @@ __device__ __forceinline__ bool phase_ended(unsigned barrier, unsigned parity) {
       : "memory");
   return done != 0;
 }
-// The same without waiting at all, where that one may for a while.
+// The same without blocking; that one may suspend the thread.
 __device__ __forceinline__ bool phase_has_ended(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(
@@ -39,27 +39,27 @@ __device__ __forceinline__ bool phase_has_ended(unsigned barrier, unsigned parit
       : "memory");
   return done != 0;
 }
-// Waits for the end of the phase of that parity; phases count from 0. A new barrier counts as past phase 1.
+// Waits until the phase of that parity has completed. The first phase is 0; on a new mbarrier parity 1 has completed.
 __device__ __forceinline__ void wait_phase(unsigned barrier, unsigned parity) {
   while (!phase_ended(barrier, parity)) {
   }
 }
 
-// Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, a multiple of 32: wait for all, or count without
-// waiting. "bar" is "barrier" with .aligned: all threads of a warp come by the same instruction, converged. Warps may
-// come by different ones. Without .aligned a warp votes first, and ptxas keeps a second copy of what follows for
-// diverged ones (200 instructions more in prefill.cu).
+// Named barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, a multiple of 32: sync waits for all, arrive
+// does not wait. "bar" is "barrier" with .aligned: the threads of a warp execute the same instruction, converged; warps
+// may execute different ones. Without .aligned a warp votes first, and ptxas duplicates the code behind it for diverged
+// warps (200 instructions more in prefill.cu).
 __device__ __forceinline__ void sync_some(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// The same where roles of a block meet that come by an instruction each, which is "barrier" without .aligned.
+// "barrier" without .aligned, for roles of a block that execute different instructions.
 __device__ __forceinline__ void sync_roles(int id, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void arrive_roles(int id, int threads) {
   asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Waits for all, too: whether one of them gave true.
+// Named-barrier sync with a reduction: true if x is true in any thread.
 __device__ __forceinline__ bool any_of_some(int id, int threads, bool x) {
   int any;
   asm volatile(
@@ -73,10 +73,10 @@ __device__ __forceinline__ void arrive_some(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Ordinary writes to global memory that this thread has seen, before it has the copy engine read them.
+// Orders writes to global memory that are visible to this thread before TMA reads that it issues.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Ordinary writes to shared memory by this thread, before a barrier after which the copy engine or wgmma accesses it.
+// Orders this thread's writes to shared memory before TMA or wgmma accesses after a barrier.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace attune::ptx

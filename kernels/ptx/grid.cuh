@@ -4,13 +4,13 @@
 
 namespace attune::ptx {
 
-// Waits until the kernels that this one depends on have finished and their writes are visible.
+// Waits until the previous kernels have finished and their writes are visible.
 __device__ __forceinline__ void wait_for_previous_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// What the thread has written is visible to threads of the device that see what it does next. PTX ISA, "fence".
+// Orders this thread's writes before its later ones, for all threads of the device. PTX ISA, "fence".
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// The kernels that depend on this one may be launched once every block has said so or ended.
+// The dependent kernels may be launched once every block has executed this or exited.
 __device__ __forceinline__ void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 }  // namespace attune::ptx

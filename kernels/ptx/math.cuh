@@ -29,7 +29,7 @@ __device__ __forceinline__ float max_or_nan(float x, float y) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(x), "f"(y));
   return d;
 }
-// Of the two halves each.
+// The maximum of each 16-bit half.
 __device__ __forceinline__ unsigned max_u16x2(unsigned x, unsigned y) {
   unsigned d;
   asm("max.u16x2 %0, %1, %2;" : "=r"(d) : "r"(x), "r"(y));

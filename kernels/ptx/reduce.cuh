@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Integers over a whole warp. PTX ISA, "redux.sync".
+// Reductions of integers over a whole warp. PTX ISA, "redux.sync".
 #pragma once
 
 namespace attune::ptx {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of boxes of a tensor by the tensor memory accelerator (TMA). PTX ISA, "cp.async.bulk.tensor". One thread
-// issues a copy; its bytes are counted by an mbarrier. What lies outside the tensor becomes zero, and counts too.
+// TMA loads of boxes of a tensor. PTX ISA, "cp.async.bulk.tensor". One thread issues a copy, whose bytes complete at an
+// mbarrier. Elements outside the tensor become zero, and count too.
 #pragma once
 
 namespace attune::ptx {
@@ -10,8 +10,8 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-// One lane of a warp whose lanes are together; the same each time. PTX ISA, "elect.sync". Of what it issues the
-// compiler knows that one thread does; of what lane 0 issues it does not, and puts a loop around every copy.
+// True in one lane of a converged warp, always the same. PTX ISA, "elect.sync". Unlike `lane == 0`, it tells the
+// compiler that a single thread issues the copies; else it puts a loop around each.
 __device__ __forceinline__ bool elect() {
   unsigned x;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(x));
@@ -37,8 +37,8 @@ __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, 
       : "memory");
 }
 
-// The same to several blocks of the cluster at once, those whose bits are set: to the same place in each, whose own
-// barrier counts it. PTX ISA, ".multicast::cluster".
+// Multicast to the blocks of the cluster whose bits are set: to the same offset in each, where the bytes complete at
+// the block's own mbarrier. PTX ISA, ".multicast::cluster".
 __device__ __forceinline__ void copy_box_to_blocks(unsigned blocks, unsigned shared, const TensorMap& map,
                                                    unsigned barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -48,7 +48,7 @@ __device__ __forceinline__ void copy_box_to_blocks(unsigned blocks, unsigned sha
       : "memory");
 }
 
-// Copies bytes, a multiple of 16, that lie one after the other at a multiple of 16. PTX ISA, "cp.async.bulk".
+// Copies contiguous bytes: number and addresses are multiples of 16. PTX ISA, "cp.async.bulk".
 __device__ __forceinline__ void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(barrier)

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warpgroup, d [64, N] (+)= a [64, K] b [K, N] in fp32: K is 16 for 16-bit elements, 32 for e4m3. PTX
-// ISA, "wgmma.mma_async" and "Matrix Descriptor". b, and a unless it is in registers, lie in shared memory as
-// ptx/descriptor.cuh says, and the next K is kStepK further where they are K-major.
+// wgmma: d [64, N] (+)= a [64, K] b [K, N] in fp32, by a warpgroup. K is 16 for 16-bit elements, 32 for e4m3. PTX ISA,
+// "wgmma.mma_async" and "Matrix Descriptor". b, and a unless it is in registers, are in shared memory in a layout of
+// ptx/descriptor.cuh; K-major, the next K is kStepK further.
 // Warp w of the group has rows 16 w.. of d; its lane l holds in d[4 j + 2 h + e] element (16 w + l / 4 + 8 h, 8 j + 2
-// (l % 4) + e). a in registers is laid out as for mma.m16n8k16 (ptx/matrix.cuh); of codes, lane l has in a[i] those of
-// K = 4 (l % 4) + 16 (i / 2) .. + 3 and row l / 4 + 8 (i % 2), the first in the lowest byte. Sums of codes lose what is
-// below 2^-13 of their largest term or so: long ones are better continued in other registers. The products run on by
-// themselves: until wait() nobody may touch d, a's registers or the shared memory.
+// (l % 4) + e). a in registers is laid out as for mma.m16n8k16 (ptx/matrix.cuh); of e4m3, lane l has in a[i] those of
+// K = 4 (l % 4) + 16 (i / 2) .. + 3 and row l / 4 + 8 (i % 2), the first in the lowest byte. Sums of e4m3 products lose
+// bits below about 2^-13 of their largest term: long sums should be split over accumulators. wgmma is asynchronous: d,
+// a's registers and the shared memory must not be touched until wait_products().
 #pragma once
 
 #include "ptx/descriptor.cuh"
 
 namespace attune::ptx {
 
-// Before the first product after registers of operands were written.
+// wgmma.fence: before the first wgmma after registers of operands were written.
 __device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most kPending of the committed groups, the youngest, are unfinished.
+// Waits until at most the kPending youngest committed groups are incomplete.
 template <int kPending>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -34,7 +34,7 @@ __device__ __forceinline__ void pin(unsigned (&d)[kCount]) {
 }
 
 // Specialisations: static void shared(d, a, b, accumulate), K-major both; registers(d, a, b, accumulate), b N-major, or
-// K-major where it is of codes. accumulate 0: d is overwritten.
+// K-major where it is e4m3. accumulate 0: d is overwritten.
 template <int kN, Type kType>
 struct Product;
 

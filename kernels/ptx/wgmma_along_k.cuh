@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warpgroup as in ptx/wgmma.cuh, d [64, N] (+)= a [64, 16] b [16, N], with a in registers and b K-major.
+// wgmma as in ptx/wgmma.cuh, d [64, N] (+)= a [64, 16] b [16, N], with a in registers and b K-major.
 #pragma once
 
 #include "ptx/wgmma.cuh"

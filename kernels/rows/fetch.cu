@@ -3,10 +3,10 @@
 //
 // Maths. x = code * scale in fp32, rounded once to the dense type; a token that the cache does not hold is zeros.
 //
-// Tiles and order as in store.cu, without anything that threads of a row must tell each other: one thread a token finds
-// its addresses, then every thread loads its runs of ATTUNE_ROWS rows, and only then decodes and stores them.
+// Tiles and order as in store.cu, but without exchanges between the threads of a row: one thread a token computes its
+// addresses, then each thread loads its runs of ATTUNE_ROWS rows before it converts and stores them.
 #include "ptx/grid.cuh"
-#include "rows/places.cuh"
+#include "rows/addresses.cuh"
 
 namespace attune::rows {
 
@@ -16,44 +16,44 @@ using tile::RawRun;
 constexpr bool kCopies = kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
 
 // Rows of head 0 of a token.
-struct TokenPlace {
-  const char* cache[2];   // of K and V; null: nowhere, so zeros
+struct TokenAddresses {
+  const char* cache[2];   // of K and V; null: not in the cache, so zeros
   const char* scales[2];  // of the row; packed formats: of the token
   char* out[2];           // null: not written
 };
 
-__device__ __forceinline__ TokenPlace place_of(const FetchParams& p, long long row, const Owner& owner) {
-  TokenPlace place{};
+__device__ __forceinline__ TokenAddresses addresses_of(const FetchParams& p, long long row, const Owner& owner) {
+  TokenAddresses address{};
   const Source source = source_of(p.tokens, p.cache, p.v.data != nullptr, row, owner);
-  if (!source.written) return place;
-  place.out[0] = row_at(p.k, 0, row);
-  if (p.v.data != nullptr) place.out[1] = row_at(p.v, 0, row);
-  place_slots(p, source.slots.k, source.slots.v, place);
-  return place;
+  if (!source.written) return address;
+  address.out[0] = row_at(p.k, 0, row);
+  if (p.v.data != nullptr) address.out[1] = row_at(p.v, 0, row);
+  set_slot_addresses(p, source.slots.k, source.slots.v, address);
+  return address;
 }
 
 // A row in flight.
 struct Row {
   int of_v;
   char* out;       // null: there is none
-  bool somewhere;  // else it is zeros
+  bool in_cache;   // else it is zeros
   float scale[kUnits][2];
   RawRun<kWidth> raw[kUnits][2];
 };
 
-__device__ __forceinline__ void start_row(const FetchParams& p, const TokenPlace& place, int j, int lane, bool live,
-                                          Row& r) {
+__device__ __forceinline__ void start_row(const FetchParams& p, const TokenAddresses& address, int j, int lane,
+                                          bool live, Row& r) {
   r.of_v = j >= p.heads ? 1 : 0;
   const int head = r.of_v ? j - p.heads : j;
-  // Choices between registers, not between places in memory.
-  r.out = !live ? nullptr : r.of_v ? place.out[1] : place.out[0];
-  r.somewhere = false;
+  // Selects between loaded values, not between addresses of shared memory.
+  r.out = !live ? nullptr : r.of_v ? address.out[1] : address.out[0];
+  r.in_cache = false;
   if (r.out == nullptr) return;
   r.out += head * (r.of_v ? p.v : p.k).head_stride;
-  const char* row = r.of_v ? place.cache[1] : place.cache[0];
-  const char* scales = kFormat == 0 && r.of_v ? place.scales[1] : place.scales[0];
-  r.somewhere = row != nullptr;
-  if (!r.somewhere) return;
+  const char* row = r.of_v ? address.cache[1] : address.cache[0];
+  const char* scales = kFormat == 0 && r.of_v ? address.scales[1] : address.scales[0];
+  r.in_cache = row != nullptr;
+  if (!r.in_cache) return;
   const RowPlane& plane = r.of_v ? p.cache.v : p.cache.k;
   const RowScale& scale = r.of_v ? p.cache.v_scale : p.cache.k_scale;
   row += head * plane.head_stride;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void decode(const FetchParams& p, const Row& r, int c
   for (int k = 0; k < kWidth; ++k) x[k] *= scale;
 }
 
-__device__ __forceinline__ void finish_row(const FetchParams& p, const Row& r, int lane) {
+__device__ __forceinline__ void convert_and_store_row(const FetchParams& p, const Row& r, int lane) {
   if (r.out == nullptr) return;
   const RowTensor& dense = r.of_v ? p.v : p.k;
   const int dtype = type_of(kRowType, dense.dtype);
@@ -111,7 +111,7 @@ __device__ __forceinline__ void finish_row(const FetchParams& p, const Row& r, i
       const int d = side == 0 ? unit.first : unit.second;
       if (d < 0) continue;
       RawRun<kWidth> out;
-      if (!r.somewhere) {
+      if (!r.in_cache) {
         const float zeros[kWidth] = {};
         out = tile::encode_run<kWidth>(dtype, zeros);
       } else if constexpr (kCopies) {
@@ -127,20 +127,20 @@ __device__ __forceinline__ void finish_row(const FetchParams& p, const Row& r, i
 }
 
 __device__ __forceinline__ void fetch_rows(const FetchParams& p) {
-  __shared__ TokenPlace places[kMaxTileTokens];
-  const int count =
-      for_each_token(p.tokens, [&](int i, long long row, const Owner& owner) { places[i] = place_of(p, row, owner); });
-  const Turn turn(p.tokens);
+  __shared__ TokenAddresses addresses[kMaxTileTokens];
+  const int count = for_each_token(
+      p.tokens, [&](int i, long long row, const Owner& owner) { addresses[i] = addresses_of(p, row, owner); });
+  const ThreadRows thread_rows(p.tokens);
   const int rows = p.heads * (p.v.data != nullptr ? 2 : 1);
-  for (int t = turn.token, j = turn.row; t < count;) {
+  for (int t = thread_rows.token, j = thread_rows.row; t < count;) {
     Row r[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      start_row(p, places[t < count ? t : 0], j, turn.lane, t < count && j < rows, r[i]);
-      turn.advance(rows, t, j);
+      start_row(p, addresses[t < count ? t : 0], j, thread_rows.lane, t < count && j < rows, r[i]);
+      thread_rows.advance(rows, t, j);
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) finish_row(p, r[i], turn.lane);
+    for (int i = 0; i < kRows; ++i) convert_and_store_row(p, r[i], thread_rows.lane);
   }
 }
 

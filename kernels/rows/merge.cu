@@ -2,11 +2,11 @@
 // Partial results merged by lse.
 //
 // Maths. m = max lse_i; D = sum exp(lse_i - m) [+ exp(sink - m)]; out = sum exp(lse_i - m) / D * out_i in the order of
-// the parts; lse = m + log(sum exp(lse_i - m)). A part with lse = -inf counts for nothing, whatever its out holds.
-// Exponentials, their sum and the weights are doubles, the sum of outputs is fp32: as on the CPU.
+// the parts; lse = m + log(sum exp(lse_i - m)). A part with lse = -inf is ignored, whatever its out holds. Exponentials
+// and their sum are doubles, the sum of outputs is fp32: as on the CPU.
 //
-// Tiles. ATTUNE_LANES threads take a (row, head): each one part while weights are made, then runs of ATTUNE_WIDTH
-// columns of all parts. Sums over parts go in their order, so every thread repeats them.
+// Tiles. ATTUNE_LANES threads take a (row, head): one part each to compute the scales exp(lse_i - m), then runs of
+// ATTUNE_WIDTH columns of all parts. Sums go in the order of the parts, so every thread repeats them.
 #include "ptx/grid.cuh"
 #include "rows/rows_params.h"
 #include "tile/run.cuh"
@@ -16,36 +16,36 @@ namespace attune::rows {
 using kernels::MergeParams;
 
 constexpr int kWidth = ATTUNE_WIDTH;
-constexpr bool kVector = kWidth == 8;  // all runs follow each other in memory and are aligned
+constexpr bool kVector = kWidth == 8;                                   // all runs are contiguous and aligned
 constexpr int kPartType = ATTUNE_ROW_TYPE, kOutType = ATTUNE_OUT_TYPE;  // 0: at run time
-constexpr int kLanes = ATTUNE_LANES;                                    // threads of a line: 16 or 32
+constexpr int kLanes = ATTUNE_LANES;                                    // threads of a row: 16 or 32
 constexpr unsigned kAll = 0xffffffffu;
 
 // One (row, head).
-struct Line {
+struct OutputRow {
   long long row;
   int head, lane;
-  bool live;  // else it only keeps the others of its warp company
+  bool live;  // false: no such row, but its lanes take part in shuffles
 };
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 
-// Of the part of this lane among those from base on; -inf past the last.
-__device__ __forceinline__ float lane_lse(const MergeParams& p, const Line& l, long long base) {
+// The lse of this lane's part among those from base on; -inf past the last.
+__device__ __forceinline__ float lane_lse(const MergeParams& p, const OutputRow& l, long long base) {
   const long long part = base + l.lane;
   if (part >= p.parts) return minus_infinity();
   return *reinterpret_cast<const float*>(p.in_lse + part * p.in_lse_part_stride + l.row * p.in_lse_row_stride +
                                          l.head * p.in_lse_head_stride);
 }
-__device__ __forceinline__ double lane_weight(float lse, double m) {
+__device__ __forceinline__ double lse_scale_of(float lse, double m) {
   return lse == minus_infinity() ? 0.0 : exp(static_cast<double>(lse) - m);
 }
 __device__ __forceinline__ int parts_from(const MergeParams& p, long long base) {
   return p.parts - base < kLanes ? static_cast<int>(p.parts - base) : kLanes;
 }
 
-__device__ __forceinline__ void merge_line(const MergeParams& p, const Line& l) {
-  // A NaN is passed over here and enters the sum.
+__device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow& l) {
+  // The maximum ignores NaN, which enters the sum.
   float largest = minus_infinity();
   bool seen = false;
   for (long long base = 0; base < p.parts; base += kLanes) {
@@ -59,13 +59,13 @@ __device__ __forceinline__ void merge_line(const MergeParams& p, const Line& l) 
     seen = __shfl_xor_sync(kAll, static_cast<int>(seen), step) != 0 || seen;
   }
   const double m = largest;
-  float lse = minus_infinity();  // of the last round; the only one, more often than not
-  double weight = 0, sum = 0;
+  float lse = minus_infinity();  // of the last round, which is usually the only one
+  double lse_scale = 0, sum = 0;
   for (long long base = 0; base < p.parts; base += kLanes) {
     lse = lane_lse(p, l, base);
-    weight = lane_weight(lse, m);
+    lse_scale = lse_scale_of(lse, m);
     const int count = parts_from(p, base);
-    for (int i = 0; i < count; ++i) sum += __shfl_sync(kAll, weight, i, kLanes);
+    for (int i = 0; i < count; ++i) sum += __shfl_sync(kAll, lse_scale, i, kLanes);
   }
   double denominator = sum;
   if (p.sinks != nullptr) {
@@ -88,9 +88,9 @@ __device__ __forceinline__ void merge_line(const MergeParams& p, const Line& l) 
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) x[k] = 0;
     for (long long base = 0; base < p.parts; base += kLanes) {
-      if (p.parts > kLanes) lse = lane_lse(p, l, base), weight = lane_weight(lse, m);
-      // -1 for a part that counts for nothing, whatever it holds: no weight is negative.
-      const float own = lse == minus_infinity() ? -1.0f : static_cast<float>(weight / denominator);
+      if (p.parts > kLanes) lse = lane_lse(p, l, base), lse_scale = lse_scale_of(lse, m);
+      // -1 marks a part to be ignored; scales are not negative.
+      const float own = lse == minus_infinity() ? -1.0f : static_cast<float>(lse_scale / denominator);
       const int count = parts_from(p, base);
 #pragma unroll 4
       for (int i = 0; i < count; ++i) {
@@ -122,10 +122,10 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kRowsThreads)
     attune_merge(const __grid_constant__ attune::kernels::MergeParams p) {
   attune::ptx::wait_for_previous_kernels();
   attune::ptx::allow_next_kernel();
-  constexpr int kLanes = attune::rows::kLanes, kLines = attune::kernels::kRowsThreads / kLanes;
-  const long long line = static_cast<long long>(blockIdx.x) * kLines + threadIdx.x / kLanes;
-  const bool live = line < p.rows * p.heads;
-  const long long row = live ? line / p.heads : 0;
-  attune::rows::merge_line(
-      p, {row, live ? static_cast<int>(line - row * p.heads) : 0, static_cast<int>(threadIdx.x % kLanes), live});
+  constexpr int kLanes = attune::rows::kLanes, kBlockRows = attune::kernels::kRowsThreads / kLanes;
+  const long long index = static_cast<long long>(blockIdx.x) * kBlockRows + threadIdx.x / kLanes;
+  const bool live = index < p.rows * p.heads;
+  const long long row = live ? index / p.heads : 0;
+  attune::rows::merge_row(
+      p, {row, live ? static_cast<int>(index - row * p.heads) : 0, static_cast<int>(threadIdx.x % kLanes), live});
 }

@@ -4,7 +4,7 @@
 // Maths. x = code * scale of its group in fp32, rounded once to the dense type; the last 64 channels are bf16; a token
 // that the cache does not hold is zeros.
 //
-// Tiles. A block takes tile tokens, a warp takes one in kRows at a time; no lane needs another's numbers.
+// Tiles. A block takes tile tokens, a warp kRows of them at a time; lanes exchange nothing.
 #include "ptx/grid.cuh"
 #include "rows/mla_row.cuh"
 
@@ -12,38 +12,39 @@ namespace attune::rows {
 
 using kernels::FetchParams;
 
-constexpr int kRows = tile::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has on their way
+constexpr int kRows = tile::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has in flight
 
 // A token in flight.
 struct Row {
-  PackedPlace place;
+  PackedAddresses address;
   RawRun<kRun> raw[kRuns];
   float scale[kCodeRuns];
 };
 
-__device__ __forceinline__ void start_row(const PackedPlace& place, int lane, Row& r) {
-  r.place = place;
-  if (place.dense == nullptr || place.row == nullptr) return;
+__device__ __forceinline__ void start_row(const PackedAddresses& address, int lane, Row& r) {
+  r.address = address;
+  if (address.dense == nullptr || address.row == nullptr) return;
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
     const int d = channel_of(lane, i);
     if (i < kCodeRuns && d < Mla::kNope) {
-      r.raw[i] = tile::load_run<kRun>(tile::kE4m3, global(place.row + d), 1, true);
-      r.scale[i] = Mla::load_scale(global(place.scales), d / Mla::kGroup, true);
+      r.raw[i] = tile::load_run<kRun>(tile::kE4m3, global(address.row + d), 1, true);
+      r.scale[i] = Mla::load_scale(global(address.scales), d / Mla::kGroup, true);
     } else if (d < Mla::kHeadDim) {
-      r.raw[i] = tile::load_run<kRun>(tile::kBFloat16, global(place.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
+      r.raw[i] =
+          tile::load_run<kRun>(tile::kBFloat16, global(address.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
     }
   }
 }
 
-__device__ __forceinline__ void finish_row(const Row& r, int lane) {
-  if (r.place.dense == nullptr) return;
+__device__ __forceinline__ void convert_and_store_row(const Row& r, int lane) {
+  if (r.address.dense == nullptr) return;
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
     const int d = channel_of(lane, i);
     if (d >= Mla::kHeadDim) continue;
     float x[kRun] = {};
-    if (r.place.row == nullptr) {
+    if (r.address.row == nullptr) {
     } else if (i < kCodeRuns && d < Mla::kNope) {
       tile::decode_run<kRun>(tile::kE4m3, r.raw[i], x);
 #pragma unroll
@@ -52,20 +53,20 @@ __device__ __forceinline__ void finish_row(const Row& r, int lane) {
       tile::decode_run<kRun>(tile::kBFloat16, r.raw[i], x);
     }
     tile::store_run<kRun>(kRowType, tile::encode_run<kRun>(kRowType, x),
-                          global(r.place.dense + d * tile::element_size(kRowType)), 0, true);
+                          global(r.address.dense + d * tile::element_size(kRowType)), 0, true);
   }
 }
 
 __device__ __forceinline__ void fetch_rows(const FetchParams& p) {
-  __shared__ PackedPlace places[kernels::kMaxTileTokens];
+  __shared__ PackedAddresses addresses[kernels::kMaxTileTokens];
   const int count = for_each_token(p.tokens, [&](int i, long long row, const Owner& owner) {
-    PackedPlace place{};
+    PackedAddresses address{};
     const Source source = source_of(p.tokens, p.cache, false, row, owner);
     if (source.written) {
-      place.dense = dense_row(p.k, 0, row);
-      place_row(p.cache, source.slots.k, place);
+      address.dense = dense_row(p.k, 0, row);
+      set_packed_addresses(p.cache, source.slots.k, address);
     }
-    places[i] = place;
+    addresses[i] = address;
   });
   const int lane = threadIdx.x % 32;
   for (int t = threadIdx.x / 32; t < count; t += kWarps * kRows) {
@@ -73,10 +74,10 @@ __device__ __forceinline__ void fetch_rows(const FetchParams& p) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int at = t + i * kWarps;
-      start_row(at < count ? places[at] : PackedPlace{}, lane, r[i]);
+      start_row(at < count ? addresses[at] : PackedAddresses{}, lane, r[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) finish_row(r[i], lane);
+    for (int i = 0; i < kRows; ++i) convert_and_store_row(r[i], lane);
   }
 }
 

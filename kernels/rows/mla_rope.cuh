@@ -8,17 +8,17 @@ namespace attune::rows {
 
 constexpr int kTail = 64, kTailLanes = kTail / 8;
 
-// What turns run `run` (0..7) of the tail: by pairs of the run (4 of them) where they are interleaved, else by its
-// channels, whose partners are 4 lanes away.
+// Cosines and sines of run `run` (0..7) of the tail: of its 4 pairs where they are interleaved, else of its 8 channels,
+// whose partners are 4 lanes away.
 struct TailRope {
   float c[8], s[8];
-  bool turns;
+  bool rotates;
 };
 
-// table: the position's row, whose cosines and sines are aligned vectors; null: nothing turns.
+// table: the position's row, whose cosines and sines are aligned vectors; null: no RoPE.
 __device__ __forceinline__ void load_tail_rope(bool interleaved, const float* table, int run, TailRope& r) {
-  r.turns = table != nullptr;
-  if (r.turns) {
+  r.rotates = table != nullptr;
+  if (r.rotates) {
     const float4* c = reinterpret_cast<const float4*>(table + (interleaved ? run * 4 : run % 4 * 8));
     const float4* s = c + kTail / 2 / 4;
 #pragma unroll
@@ -31,12 +31,12 @@ __device__ __forceinline__ void load_tail_rope(bool interleaved, const float* ta
   }
 }
 
-// All lanes of the warp come here together.
-__device__ __forceinline__ void turn_tail(bool interleaved, const TailRope& r, int run, float (&x)[8]) {
+// Shuffles: all lanes of the warp must call it.
+__device__ __forceinline__ void rotate_tail(bool interleaved, const TailRope& r, int run, float (&x)[8]) {
   if (interleaved) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      if (r.turns) tile::rotate_pair(x[2 * k], x[2 * k + 1], r.c[k], r.s[k]);
+      if (r.rotates) tile::rotate_pair(x[2 * k], x[2 * k + 1], r.c[k], r.s[k]);
     }
     return;
   }
@@ -47,7 +47,7 @@ __device__ __forceinline__ void turn_tail(bool interleaved, const TailRope& r, i
       const float own = first;
       first = second, second = own;
     }
-    if (!r.turns) continue;
+    if (!r.rotates) continue;
     tile::rotate_pair(first, second, r.c[k], r.s[k]);
     x[k] = run < 4 ? first : second;
   }

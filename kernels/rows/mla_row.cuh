@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A token of a packed MLA cache in the registers of a warp: runs of 8 channels, neighbouring lanes on neighbouring
-// runs, so that what a warp reads or writes at a time is whole sectors.
+// runs, so that a warp reads and writes whole sectors.
 #pragma once
 
 #include "rows/tokens.cuh"
@@ -16,34 +16,34 @@ using tile::RawRun;
 
 constexpr int kRun = 8, kStep = 32 * kRun;  // channels of a lane and of a warp at a time
 constexpr int kRuns = (Mla::kHeadDim + kStep - 1) / kStep;
-constexpr int kCodeRuns = (Mla::kNope + kStep - 1) / kStep;  // of them, those with codes
+constexpr int kCodeRuns = (Mla::kNope + kStep - 1) / kStep;  // of them, e4m3 ones
 constexpr int kGroupLanes = Mla::kGroup / kRun;              // that share a scale
 constexpr int kStepGroups = kStep / Mla::kGroup;
 constexpr int kWarps = kernels::kRowsThreads / 32;
 
-static_assert(Mla::kNope % Mla::kGroup == 0 && kStep % Mla::kGroup == 0, "a group lies in one run of its lanes");
+static_assert(Mla::kNope % Mla::kGroup == 0 && kStep % Mla::kGroup == 0, "a group is in one run of its lanes");
 
 __device__ __forceinline__ constexpr int channel_of(int lane, int run) { return run * kStep + lane * kRun; }
 
-// Where a token lies.
-struct PackedPlace {
-  char* dense;   // null: there is nothing to do
-  char* row;     // of the cache; null: nowhere
+// The addresses of a token.
+struct PackedAddresses {
+  char* dense;   // null: the token is skipped
+  char* row;     // in the cache; null: not there
   char* scales;  // of the token
 };
 
-__device__ __forceinline__ void place_row(const RowCache& c, const Slot& slot, PackedPlace& place) {
+__device__ __forceinline__ void set_packed_addresses(const RowCache& c, const Slot& slot, PackedAddresses& address) {
   if (slot.page < 0) return;
   char* page = c.k.data + slot.page * c.k.page_stride;
-  place.row = page + slot.offset * c.k.slot_stride;
-  place.scales = Mla::scales(place.row, page, c.page_size, slot.offset);
+  address.row = page + slot.offset * c.k.slot_stride;
+  address.scales = Mla::scales(address.row, page, c.page_size, slot.offset);
 }
 
 __device__ __forceinline__ char* dense_row(const kernels::RowTensor& t, long long outer, long long inner) {
   return t.data + outer * t.outer_stride + inner * t.row_stride;
 }
 
-// Addresses come out of shared memory, so that the compiler does not know what they point at.
+// Tells the compiler that an address, which was loaded from shared memory, is one of global memory.
 __device__ __forceinline__ char* global(char* at) {
   __builtin_assume(__isGlobal(at));
   return at;

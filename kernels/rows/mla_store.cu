@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense rows to a packed MLA cache: append, quantise, and qkv_prepare where it turns the last 64 channels of k, and of
-// q in place, and appends. Rows are vectors; store.cu takes all others, and any other prologue.
+// Dense rows to a packed MLA cache: append, quantise, and qkv_prepare where its prologue is RoPE on the last 64
+// channels of k, and of q in place. Rows are vectors; store.cu takes all others, and any other prologue.
 //
-// Maths. docs/semantics.md, "Caches": a group's scale is made of its largest magnitude, codes are e4m3 of x / scale,
-// the last 64 channels are bf16.
+// Maths. docs/semantics.md, "Caches": a group's scale is computed from its largest magnitude, codes are e4m3 of x /
+// scale, the last 64 channels are bf16.
 //
-// Tiles. A block takes tile tokens. A warp takes a token in kRows at a time; a group's lanes find its scale by
-// shuffles. Then rows of q: 8 lanes take the 64 channels that turn, a warp takes kHeads heads of a token.
+// Tiles. A block takes tile tokens, a warp kRows of them at a time; a group's lanes compute its scale by shuffles. Then
+// rows of q: 8 lanes take the 64 rotary channels, a warp takes kHeads heads of a token.
 #include "ptx/grid.cuh"
 #include "rows/mla_rope.cuh"
 #include "rows/mla_row.cuh"
@@ -16,54 +16,54 @@ namespace attune::rows {
 using kernels::StoreParams;
 
 constexpr bool kPrepare = ATTUNE_PREPARE != 0;
-constexpr int kRows = kPrepare || tile::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has on their way
+constexpr int kRows = kPrepare || tile::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has in flight
 constexpr int kHeads = 16;                                                    // of q that a warp takes at a time
-static_assert(Mla::kHeadDim - Mla::kNope == kTail, "what is not quantised is what turns");
+static_assert(Mla::kHeadDim - Mla::kNope == kTail, "the channels that are not quantised are the rotary ones");
 
-struct TokenPlace {
-  PackedPlace k;
+struct TokenAddresses {
+  PackedAddresses k;
   char* q;            // row of head 0; null: not wanted
-  const float* rope;  // null: nothing turns
+  const float* rope;  // null: no RoPE
 };
 
-__device__ __forceinline__ TokenPlace place_of(const StoreParams& p, long long row, const Owner& owner) {
-  TokenPlace place{};
+__device__ __forceinline__ TokenAddresses addresses_of(const StoreParams& p, long long row, const Owner& owner) {
+  TokenAddresses address{};
   const Target target = target_of(p.tokens, p.cache, true, false, row, owner);
-  if (!target.written) return place;
+  if (!target.written) return address;
   const long long outer = p.tokens.rows_per_outer > 0 ? row / p.tokens.rows_per_outer : 0;
   const long long inner = row - outer * p.tokens.rows_per_outer;
-  place.k.dense = dense_row(p.in[tile::kRowOfK], outer, inner);
-  place_row(p.cache, target.slots.k, place.k);
+  address.k.dense = dense_row(p.in[tile::kRowOfK], outer, inner);
+  set_packed_addresses(p.cache, target.slots.k, address.k);
   if constexpr (kPrepare) {
-    if (p.heads_q > 0) place.q = dense_row(p.out[tile::kRowOfQ], outer, inner);
-    place.rope = tile::prologue_token(p.prologue, row, owner.sequence, target.position).rope[0];
+    if (p.heads_q > 0) address.q = dense_row(p.out[tile::kRowOfQ], outer, inner);
+    address.rope = tile::prologue_token(p.prologue, row, owner.sequence, target.position).rope[0];
   }
-  return place;
+  return address;
 }
 
 // A token in flight.
 struct Row {
-  PackedPlace place;
+  PackedAddresses address;
   RawRun<kRun> raw[kRuns];
   TailRope rope;
 };
 
-__device__ __forceinline__ void start_row(const StoreParams& p, const TokenPlace& place, int lane, Row& r) {
-  r.place = place.k;
-  if (place.k.row == nullptr) return;
+__device__ __forceinline__ void start_row(const StoreParams& p, const TokenAddresses& address, int lane, Row& r) {
+  r.address = address.k;
+  if (address.k.row == nullptr) return;
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
     const int d = channel_of(lane, i);
     if (d < Mla::kHeadDim)
-      r.raw[i] = tile::load_run<kRun>(kRowType, global(place.k.dense + d * tile::element_size(kRowType)), 0, true);
+      r.raw[i] = tile::load_run<kRun>(kRowType, global(address.k.dense + d * tile::element_size(kRowType)), 0, true);
   }
-  // The tail begins at a lane that 8 divides.
-  if constexpr (kPrepare) load_tail_rope(p.prologue.interleaved != 0, place.rope, lane % kTailLanes, r.rope);
+  // The tail begins at a lane that is a multiple of 8.
+  if constexpr (kPrepare) load_tail_rope(p.prologue.interleaved != 0, address.rope, lane % kTailLanes, r.rope);
 }
 
-// All lanes of the warp come here with the same token.
-__device__ __forceinline__ void finish_row(const StoreParams& p, const Row& r, int lane) {
-  if (r.place.row == nullptr) return;
+// Shuffles: all lanes of the warp must call it, with the same token.
+__device__ __forceinline__ void convert_and_store_row(const StoreParams& p, const Row& r, int lane) {
+  if (r.address.row == nullptr) return;
   const bool power_of_two = p.cache.power_of_two_scales != 0;
   float of_step[kCodeRuns];  // scales
 #pragma unroll
@@ -84,32 +84,32 @@ __device__ __forceinline__ void finish_row(const StoreParams& p, const Row& r, i
 #pragma unroll
         for (int k = 0; k < kRun; ++k) codes[k] = x[k];
         tile::divide_by_scale<kFormat>(codes, amax, of_step[i], power_of_two);
-        tile::store_run<kRun>(tile::kE4m3, tile::encode_run<kRun>(tile::kE4m3, codes), global(r.place.row + d), 1,
+        tile::store_run<kRun>(tile::kE4m3, tile::encode_run<kRun>(tile::kE4m3, codes), global(r.address.row + d), 1,
                               true);
       }
     }
     if (i < kRuns - 1) continue;
-    if constexpr (kPrepare) turn_tail(p.prologue.interleaved != 0, r.rope, lane % kTailLanes, x);
+    if constexpr (kPrepare) rotate_tail(p.prologue.interleaved != 0, r.rope, lane % kTailLanes, x);
     if (d >= Mla::kNope && d < Mla::kHeadDim) {
       tile::store_run<kRun>(tile::kBFloat16, tile::encode_run<kRun>(tile::kBFloat16, x),
-                            global(r.place.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
+                            global(r.address.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
     }
   }
-  // A group's first lanes have a step each, so that all scales are one store.
+  // A group's first lanes store one step each, so that all scales take one store instruction.
   static_assert(kCodeRuns == 2 && kGroupLanes >= 2, "as many lanes as steps");
   const int step = lane % kGroupLanes, group = step * kStepGroups + lane / kGroupLanes;
   if (step < kCodeRuns && group < Mla::kGroups)
-    Mla::store_scale(global(r.place.scales), group, step == 0 ? of_step[0] : of_step[1], true);
+    Mla::store_scale(global(r.address.scales), group, step == 0 ? of_step[0] : of_step[1], true);
 }
 
-// Heads first.. of a token's q, kHeads of them, in place.
-__device__ __forceinline__ void turn_heads(const StoreParams& p, const TokenPlace& place, int first, int lane) {
-  if (place.q == nullptr || place.rope == nullptr) return;  // the same for the whole warp
+// RoPE on heads first .. first + kHeads - 1 of a token's q, in place.
+__device__ __forceinline__ void rotate_heads(const StoreParams& p, const TokenAddresses& address, int first, int lane) {
+  if (address.q == nullptr || address.rope == nullptr) return;  // the same for the whole warp
   constexpr int kAtOnce = 32 / kTailLanes, kSteps = kHeads / kAtOnce, kSize = tile::element_size(kRowType);
   const int run = lane % kTailLanes;
   TailRope rope;
-  load_tail_rope(p.prologue.interleaved != 0, place.rope, run, rope);
-  char* row = place.q + (Mla::kNope + run * kRun) * kSize;
+  load_tail_rope(p.prologue.interleaved != 0, address.rope, run, rope);
+  char* row = address.q + (Mla::kNope + run * kRun) * kSize;
   RawRun<kRun> raw[kSteps];
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void turn_heads(const StoreParams& p, const TokenPlac
     const int head = first + i * kAtOnce + lane / kTailLanes;
     float x[kRun] = {};
     if (head < p.heads_q) tile::decode_run<kRun>(kRowType, raw[i], x);
-    turn_tail(p.prologue.interleaved != 0, rope, run, x);
+    rotate_tail(p.prologue.interleaved != 0, rope, run, x);
     if (head < p.heads_q) {
       tile::store_run<kRun>(kRowType, tile::encode_run<kRun>(kRowType, x),
                             global(row + head * p.out[tile::kRowOfQ].head_stride), 0, true);
@@ -131,23 +131,23 @@ __device__ __forceinline__ void turn_heads(const StoreParams& p, const TokenPlac
 }
 
 __device__ __forceinline__ void store_rows(const StoreParams& p) {
-  __shared__ TokenPlace places[kernels::kMaxTileTokens];
-  const int count =
-      for_each_token(p.tokens, [&](int i, long long row, const Owner& owner) { places[i] = place_of(p, row, owner); });
+  __shared__ TokenAddresses addresses[kernels::kMaxTileTokens];
+  const int count = for_each_token(
+      p.tokens, [&](int i, long long row, const Owner& owner) { addresses[i] = addresses_of(p, row, owner); });
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int t = warp; t < count; t += kWarps * kRows) {
     Row r[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int at = t + i * kWarps;
-      start_row(p, at < count ? places[at] : TokenPlace{}, lane, r[i]);
+      start_row(p, at < count ? addresses[at] : TokenAddresses{}, lane, r[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) finish_row(p, r[i], lane);
+    for (int i = 0; i < kRows; ++i) convert_and_store_row(p, r[i], lane);
   }
   if constexpr (kPrepare) {
     const int parts = (p.heads_q + kHeads - 1) / kHeads;
-    for (int i = warp; i < count * parts; i += kWarps) turn_heads(p, places[i / parts], i % parts * kHeads, lane);
+    for (int i = warp; i < count * parts; i += kWarps) rotate_heads(p, addresses[i / parts], i % parts * kHeads, lane);
   }
 }
 

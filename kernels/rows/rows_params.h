@@ -43,7 +43,7 @@ struct RowCache {
   int power_of_two_scales;
 };
 
-// Which rows there are and where their tokens stand.
+// The rows, and their tokens' sequences or slots.
 struct RowTokens {
   long long total;           // rows
   long long rows_per_outer;  // 0: no outer axis

@@ -2,18 +2,18 @@
 // Rows of new tokens through the prologue to outputs and to a cache: qkv_prepare, append, quantise.
 //
 // Maths. docs/semantics.md, "The prologue" and "Caches": x = RoPE(IA3 * (scale * code + bias)), q times log-n; outputs
-// are x rounded once, the cache holds x or round(x / scale), where scale is the caller's or made of the row's largest
-// magnitude.
+// are x rounded once, the cache holds x or round(x / scale), where scale is the caller's or computed from the row's
+// largest magnitude.
 //
 // Tiles. A block takes tile tokens; ATTUNE_LANES threads take a row (token, head of q, k or v), each ATTUNE_UNITS units
 // of two runs of ATTUNE_WIDTH channels. RoPE's partners are the two runs of a unit, so no thread needs another's
 // channels; only the largest magnitude of a row, or of an MLA group, is exchanged, by shuffles.
 //
-// Order. 1. One thread a token finds its sequence, position and addresses, into shared memory. 2. A thread stays with a
-// token for several heads, and keeps what turns its channels; it loads its runs of ATTUNE_ROWS rows, then finishes and
-// stores them row by row. A row is read whole before any of it is written: outputs may be the inputs themselves.
+// Order. 1. One thread a token computes its sequence, position and addresses, in shared memory. 2. A thread stays with
+// a token for several heads, and keeps its cosines and sines in registers; it loads its runs of ATTUNE_ROWS rows, then
+// converts and stores them row by row. A whole row is read before any of it is written: outputs may alias the inputs.
 #include "ptx/grid.cuh"
-#include "rows/places.cuh"
+#include "rows/addresses.cuh"
 
 namespace attune::rows {
 
@@ -25,7 +25,7 @@ using tile::PrologueToken;
 using tile::RawRun;
 
 constexpr bool kPrepare = ATTUNE_PREPARE != 0;    // qkv_prepare: rows of q, outputs
-constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // with something to do
+constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // more than append
 #ifndef ATTUNE_COPIES
 #define ATTUNE_COPIES 0
 #endif
@@ -37,30 +37,30 @@ using Channels = float[kUnits][2][kWidth];
 using RopeUnits = tile::RopeUnit<kWidth>[kUnits];
 
 // Rows of head 0 of a token.
-struct TokenPlace {
+struct TokenAddresses {
   PrologueToken prologue;
   const char* in[3];
   char* out[3];
   char* cache[2];   // of K and V; null: not appended
   char* scales[2];  // of the row; packed formats: of the token
-  int written;      // 0: nothing of the token is
+  int written;      // 0: the token is skipped
 };
 
-__device__ __forceinline__ TokenPlace place_of(const StoreParams& p, long long row, const Owner& owner) {
-  TokenPlace place{};
+__device__ __forceinline__ TokenAddresses addresses_of(const StoreParams& p, long long row, const Owner& owner) {
+  TokenAddresses address{};
   const long long outer = p.tokens.rows_per_outer > 0 ? row / p.tokens.rows_per_outer : 0;
   const long long inner = row - outer * p.tokens.rows_per_outer;
 #pragma unroll
   for (int part = 0; part < 3; ++part) {
-    if (p.in[part].data != nullptr) place.in[part] = row_at(p.in[part], outer, inner);
-    if (kPrepare && p.out[part].data != nullptr) place.out[part] = row_at(p.out[part], outer, inner);
+    if (p.in[part].data != nullptr) address.in[part] = row_at(p.in[part], outer, inner);
+    if (kPrepare && p.out[part].data != nullptr) address.out[part] = row_at(p.out[part], outer, inner);
   }
   const Target target = target_of(p.tokens, p.cache, p.append != 0, p.has_v != 0, row, owner);
-  place.written = target.written ? 1 : 0;
-  if (!target.written) return place;
-  if (kPrologue) place.prologue = tile::prologue_token(p.prologue, row, owner.sequence, target.position);
-  place_slots(p, target.slots.k, target.slots.v, place);
-  return place;
+  address.written = target.written ? 1 : 0;
+  if (!target.written) return address;
+  if (kPrologue) address.prologue = tile::prologue_token(p.prologue, row, owner.sequence, target.position);
+  set_slot_addresses(p, target.slots.k, target.slots.v, address);
+  return address;
 }
 
 // The channels of a thread in rows of q and k, and of v. first -1: none.
@@ -90,7 +90,7 @@ struct Units {
 // A row in flight.
 struct Row {
   int part, head;
-  bool live;    // else there is none, or nothing becomes of it
+  bool live;    // false: no such row, or it is skipped
   char* out;    // null: not wanted
   char* cache;  // null: not appended
   char* scale;
@@ -98,8 +98,8 @@ struct Row {
 };
 
 // Row j of a token: its heads of q, of k, of v.
-__device__ __forceinline__ void start_row(const StoreParams& p, const TokenPlace& place, const Units& units, int j,
-                                          bool live, Row& r) {
+__device__ __forceinline__ void start_row(const StoreParams& p, const TokenAddresses& address, const Units& units,
+                                          int j, bool live, Row& r) {
   const int heads_q = kPrepare ? p.heads_q : 0;
   r.part = j < heads_q ? kRowOfQ : j < heads_q + p.heads_kv ? kRowOfK : kRowOfV;
   r.head = j - (r.part == kRowOfQ ? 0 : r.part == kRowOfK ? heads_q : heads_q + p.heads_kv);
@@ -107,10 +107,10 @@ __device__ __forceinline__ void start_row(const StoreParams& p, const TokenPlace
   r.out = r.cache = r.scale = nullptr;
   if (!live) return;
   const int of_v = r.part == kRowOfV ? 1 : 0;
-  const char* row = place.in[r.part];
-  if (r.part != kRowOfQ) r.cache = place.cache[of_v];
-  if constexpr (kPrepare) r.out = place.out[r.part];
-  if (kScales != 0 || kFormat != 0) r.scale = place.scales[of_v];
+  const char* row = address.in[r.part];
+  if (r.part != kRowOfQ) r.cache = address.cache[of_v];
+  if constexpr (kPrepare) r.out = address.out[r.part];
+  if (kScales != 0 || kFormat != 0) r.scale = address.scales[of_v];
   if (row == nullptr || (r.cache == nullptr && r.out == nullptr)) return;
   r.live = true;
   const RowTensor& in = p.in[r.part];
@@ -130,7 +130,7 @@ __device__ __forceinline__ void start_row(const StoreParams& p, const TokenPlace
   }
 }
 
-// What was loaded, through the prologue, in fp32; zeros where the thread has no channels.
+// The loaded row after the prologue, in fp32; zeros where the thread has no channels.
 __device__ __forceinline__ void prepare_row(const StoreParams& p, const PrologueToken& token, const Units& units,
                                             const RopeUnits& rope, const Row& r, Channels& x) {
   const int dtype = type_of(kRowType, p.in[r.part].dtype);
@@ -146,7 +146,7 @@ __device__ __forceinline__ void prepare_row(const StoreParams& p, const Prologue
   }
 }
 
-// The largest magnitude of the row: kLanes threads meet here, also of rows that are not live.
+// The largest magnitude of the row. Shuffles: all kLanes threads must call it, also for rows that are not live.
 __device__ __forceinline__ float amax_of_row(const Units& units, const Row& r, const Channels& x) {
   float amax = 0;
 #pragma unroll
@@ -197,7 +197,7 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
   }
 }
 
-// The scales of this thread's runs of a packed row, which a whole warp holds; they are stored too.
+// Computes and stores the scales of a packed row, which a whole warp holds; returns those of this thread's runs.
 __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales, const Units& units, const Row& r,
                                              int lane, const Channels& x, float (&scale)[kUnits][2]) {
   const bool power_of_two = p.cache.power_of_two_scales != 0;
@@ -219,7 +219,7 @@ __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales,
     }
   }
   constexpr bool kInOrder = kWidth == 8 && !kPrologue;
-  // Where no pair turns across groups, the unit of lane l is channels 16 l.., and neighbours share a group.
+  // If no RoPE pair crosses groups, lane l has channels 16 l.., and neighbouring lanes share a group.
   if (kInOrder || (kWidth == 8 && (p.prologue.cos_sin == nullptr || p.prologue.rope_offset >= Mla::kNope))) {
     constexpr int kLanesOfGroup = Mla::kGroup / 16;
     float largest = fmaxf(amax[0][0], amax[0][1]);
@@ -240,7 +240,7 @@ __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales,
         if (group[u][0] == g) largest = fmaxf(largest, amax[u][0]);
         if (group[u][1] == g) largest = fmaxf(largest, amax[u][1]);
       }
-      // Magnitudes are in the order of their bits.
+      // Non-negative floats are ordered as their bits.
       largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
       const float of_group = tile::mla_scale<kFormat>(largest, power_of_two);
       if (lane == 0) Mla::store_scale(scales, g, of_group);
@@ -292,12 +292,13 @@ __device__ __forceinline__ void copy_row(const StoreParams& p, const Units& unit
   }
 }
 
-__device__ __forceinline__ void finish_row(const StoreParams& p, const TokenPlace& place, const Units& units,
-                                           const RopeUnits& rope, const Row& r, int lane) {
+__device__ __forceinline__ void convert_and_store_row(const StoreParams& p, const TokenAddresses& address,
+                                                      const Units& units, const RopeUnits& rope, const Row& r,
+                                                      int lane) {
   Channels x = {};
-  if (r.live && !kCopies) prepare_row(p, place.prologue, units, rope, r, x);
+  if (r.live && !kCopies) prepare_row(p, address.prologue, units, rope, r, x);
   if (kPrepare && r.out != nullptr && r.live) {
-    if (kCopies) prepare_row(p, place.prologue, units, rope, r, x);
+    if (kCopies) prepare_row(p, address.prologue, units, rope, r, x);
     const RowTensor& out = p.out[r.part];
     const int dtype = type_of(kOutType, out.dtype);
 #pragma unroll
@@ -317,58 +318,59 @@ __device__ __forceinline__ void finish_row(const StoreParams& p, const TokenPlac
 }
 
 __device__ __forceinline__ void store_rows(const StoreParams& p) {
-  __shared__ TokenPlace places[kMaxTileTokens];
-  const int count =
-      for_each_token(p.tokens, [&](int i, long long row, const Owner& owner) { places[i] = place_of(p, row, owner); });
-  const Turn turn(p.tokens);
-  const Units units(p, turn.lane);
+  __shared__ TokenAddresses addresses[kMaxTileTokens];
+  const int count = for_each_token(
+      p.tokens, [&](int i, long long row, const Owner& owner) { addresses[i] = addresses_of(p, row, owner); });
+  const ThreadRows thread_rows(p.tokens);
+  const Units units(p, thread_rows.lane);
   const int rows = p.heads_q + p.heads_kv * (1 + p.has_v);
-  // The loops turn as often for all threads of a warp: they meet in shuffles.
+  // All threads of a warp must run the same number of iterations, because of the shuffles.
   if constexpr (!kPrologue) {
     const RopeUnits none = {};
-    const int visits = ((count + turn.tokens - 1) / turn.tokens) * ((rows + turn.rows - 1) / turn.rows);
-    int t = turn.token, j = turn.row;
+    const int visits =
+        ((count + thread_rows.tokens - 1) / thread_rows.tokens) * ((rows + thread_rows.rows - 1) / thread_rows.rows);
+    int t = thread_rows.token, j = thread_rows.row;
     for (int v = 0; v < visits; v += kRows) {
       Row r[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const bool exists = t < count && j < rows;
-        const TokenPlace& place = places[exists ? t : 0];
-        start_row(p, place, units, j, exists && place.written, r[i]);
-        turn.advance(rows, t, j);
+        const TokenAddresses& address = addresses[exists ? t : 0];
+        start_row(p, address, units, j, exists && address.written, r[i]);
+        thread_rows.advance(rows, t, j);
       }
-      __syncwarp();  // an output may be narrower than its input and lie in the same place
+      __syncwarp();  // an output may alias its input and be narrower
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         if constexpr (kOutputsAreInputs) {
           copy_row(p, units, r[i]);
         } else {
-          finish_row(p, places[0], units, none, r[i], turn.lane);
+          convert_and_store_row(p, addresses[0], units, none, r[i], thread_rows.lane);
         }
       }
     }
   } else {
-    for (int base = 0; base < count; base += turn.tokens) {
-      const bool exists = base + turn.token < count;
-      const TokenPlace& place = places[exists ? base + turn.token : 0];
-      const bool live = exists && place.written;
+    for (int base = 0; base < count; base += thread_rows.tokens) {
+      const bool exists = base + thread_rows.token < count;
+      const TokenAddresses& address = addresses[exists ? base + thread_rows.token : 0];
+      const bool live = exists && address.written;
       RopeUnits rope;
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        rope[u].turned = 0;
+        rope[u].rotated = 0;
         const Unit unit = units.qk[u];
-        if (live && unit.first >= 0) rope[u] = tile::load_rope<kWidth>(p.prologue, place.prologue, unit);
+        if (live && unit.first >= 0) rope[u] = tile::load_rope<kWidth>(p.prologue, address.prologue, unit);
       }
-      for (int j = turn.row; j - turn.row < rows; j += turn.rows * kRows) {
+      for (int j = thread_rows.row; j - thread_rows.row < rows; j += thread_rows.rows * kRows) {
         Row r[kRows];
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          const int at = j + i * turn.rows;
-          start_row(p, place, units, at, live && at < rows, r[i]);
+          const int at = j + i * thread_rows.rows;
+          start_row(p, address, units, at, live && at < rows, r[i]);
         }
-        __syncwarp();  // an output may be narrower than its input and lie in the same place
+        __syncwarp();  // an output may alias its input and be narrower
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) finish_row(p, place, units, rope, r[i], turn.lane);
+        for (int i = 0; i < kRows; ++i) convert_and_store_row(p, address, units, rope, r[i], thread_rows.lane);
       }
     }
   }

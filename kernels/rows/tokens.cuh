@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which sequence owns a row, and in which slot of a cache its token stands: worked out once a token, before the rows
-// move. Rules of docs/semantics.md: what tables say is clamped, tokens without a place are masked.
+// The sequence that owns a row, and the cache slot of its token: computed once a token, before rows are moved. By
+// docs/semantics.md values of tables are clamped, and tokens without a slot are masked.
 #pragma once
 
 #include "rows/rows_params.h"
@@ -24,7 +24,7 @@ struct Owner {
   long long index, count;
 };
 
-// A token's page, -1 where there is none.
+// A token's slot. Page -1: none.
 struct Slot {
   long long page, offset;
 };
@@ -35,7 +35,7 @@ __device__ __forceinline__ Slot slot_of_number(const RowCache& c, long long slot
   return {page, slot - page * c.page_size};
 }
 
-// Position t, which the cache holds, of a sequence.
+// The slot of position t of a sequence, which the cache must hold.
 __device__ __forceinline__ Slot slot_of_position(const RowCache& c, const IntList& table, int sequence, long long t) {
   if (c.ring_capacity > 0) t %= c.ring_capacity;
   if (!c.paged) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ SlotPair slots_of_position(const RowCache& c, int seq
   return s;
 }
 
-// The largest of x over the lanes up to this one.
+// Prefix maximum: the largest x of the lanes up to this one.
 __device__ __forceinline__ long long running_max(long long x) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -69,15 +69,15 @@ __device__ __forceinline__ long long running_max(long long x) {
   return x;
 }
 
-// Owners of rows first..first + count - 1 by cu_seqlens, as a whole block. Offsets are clamped to the rows and never
-// decrease: sequence b has the rows from max(offsets up to b) to max(offsets up to b + 1).
+// Finds the owners of rows first..first + count - 1 from cu_seqlens; called by the whole block. Offsets are clamped to
+// the rows and made monotonic: sequence b has the rows from max(offsets up to b) to max(offsets up to b + 1).
 __device__ __forceinline__ void find_owners(const RowTokens& t, long long first, int count, Owner* owners) {
   constexpr int kEach = 4, kWarps = kRowsThreads / 32;
   __shared__ long long warp_max[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int i = threadIdx.x; i < count; i += kRowsThreads) owners[i] = {-1, 0, 0};
   const long long offsets = static_cast<long long>(t.batch) + 1, end = first + count;
-  long long before = 0;  // the largest offset so far; no offset: nothing is owned before the first
+  long long before = 0;  // the largest offset so far
   for (long long base = 0; base < offsets; base += kRowsThreads * kEach) {
     long long own[kEach];
 #pragma unroll
@@ -87,7 +87,7 @@ __device__ __forceinline__ void find_owners(const RowTokens& t, long long first,
       if (e > 0 && own[e] < own[e - 1]) own[e] = own[e - 1];
     }
     const long long upto = running_max(own[kEach - 1]);
-    __syncthreads();  // owners are empty; the last round has read warp_max
+    __syncthreads();  // owners are cleared; the previous round has read warp_max
     if (lane == 31) warp_max[warp] = upto;
     __syncthreads();
     long long begin = before, next = before;
@@ -122,8 +122,8 @@ __device__ __forceinline__ bool is_finished(const RowTokens& t, int sequence) {
   return t.finished != nullptr && t.finished[sequence * t.finished_stride] != 0;
 }
 
-// Calls f(i, row, owner) for the rows of this block, a thread each; all threads see what f left in shared memory.
-// Returns how many rows the block has.
+// Calls f(i, row, owner) for the rows of this block, one thread for each, then synchronises. Returns the number of
+// rows.
 template <class F>
 __device__ __forceinline__ int for_each_token(const RowTokens& t, F f) {
   __shared__ Owner owners[kMaxTileTokens];
@@ -143,9 +143,9 @@ __device__ __forceinline__ Slot slot_of_row(const RowTokens& t, const RowCache& 
   return slot_of_number(c, t.slots != nullptr ? t.slots[row * t.slot_stride] : row);
 }
 
-// Where a row goes to; pages of -1: nowhere.
+// The destination of a row. Pages of -1: not stored in the cache.
 struct Target {
-  bool written;        // else nothing becomes of the row
+  bool written;        // false: the row is skipped
   long long position;  // by sequence
   SlotPair slots;
 };
@@ -161,13 +161,13 @@ __device__ __forceinline__ Target target_of(const RowTokens& t, const RowCache& 
   long long used = t.seqused.data != nullptr ? at(t.seqused, owner.sequence) : 0;
   used = used < 0 ? 0 : t.clamp_used && used > c.capacity ? c.capacity : used;
   target.position = used + owner.index;
-  // In a ring a later token of this call takes the slot of all but the last ones.
+  // In a ring, later tokens of this call overwrite all but the last ones.
   if (append && (c.ring_capacity > 0 ? owner.index >= owner.count - c.ring_capacity : target.position < c.capacity))
     target.slots = slots_of_position(c, owner.sequence, target.position, with_v);
   return target;
 }
 
-// Where a row comes from; pages of -1: it is zeros.
+// The source of a row. Pages of -1: the row is zeros.
 struct Source {
   bool written;  // else the row is left as it is
   SlotPair slots;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deals the key tiles of a batch to the blocks of the decode kernel, from lengths on the device, and clears the blocks'
-// counters.
+// The stream-K schedule of the decode kernel: cuts the key tiles of a batch into one range for each block, from lengths
+// on the device, and clears the blocks' counters.
 //
-//   tiles(b) = groups of heads * row blocks(b) * key tiles(b), total = sum over b
-//   share c  = a run of the line that the tiles of all sequences form one after the other
+//   tiles(b) = groups of heads * row blocks(b) * key tiles(b);  total = sum over b
+//   range c  = tiles [first(c), first(c + 1)) of all sequences, one after the other
 //
-// One block, of few threads where the batch is small: latency is all that it costs. Threads sum runs of sequences, a
-// scan places the runs, and then each thread finds the sequences in which its blocks' shares begin: by bisection over
-// the runs, then along one run. One schedule serves every layer that has the same lengths.
+// One block runs, with few threads for a small batch: only its latency counts. Each thread sums a run of sequences, a
+// scan yields where runs end, and then each thread finds the sequences in which its ranges begin: by bisection over the
+// runs, then along one run. One schedule serves every layer with the same lengths.
 #include "ptx/grid.cuh"
-#include "schedule/cursor.cuh"
 #include "schedule/scan.cuh"
 #include "schedule/stamp.cuh"
+#include "schedule/stream_k_range.cuh"
 
 namespace attune::schedule {
 
@@ -19,21 +19,21 @@ struct Config {
   static constexpr int kThreads = ATTUNE_THREADS, kWarps = kThreads / 32;
   static constexpr int kTileKeys = ATTUNE_WARPS * kernels::kKeysOfWarp;
   static constexpr int kBlockRows = 8 * ATTUNE_ROW_TILES;
-  static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp adds up the sums of all");
+  static_assert(kThreads % 32 == 0 && kWarps <= 32, "one warp scans the sums of all warps");
 };
 
 struct SharedStorage {
   long long warp_sum[Config::kWarps];
-  long long end[Config::kThreads];  // of each thread's run, in tiles of the line
+  long long end[Config::kThreads];  // stream-K tile behind each thread's run of sequences
   unsigned stamp;
 };
 
 __device__ __forceinline__ long long tiles_of(const DecodeParams& p, int b) {
-  return line_tiles(p, read_sequence<Config::kTileKeys, Config::kBlockRows>(p, b));
+  return tiles_of_sequence(p, read_sequence<Config::kTileKeys, Config::kBlockRows>(p, b));
 }
 
-// Where each thread's run ends.
-__device__ __forceinline__ void place_runs(const DecodeParams& p, int run, SharedStorage& shared) {
+// Fills shared.end.
+__device__ __forceinline__ void scan_tiles(const DecodeParams& p, int run, SharedStorage& shared) {
   const int begin = min(p.batch, static_cast<int>(threadIdx.x) * run), end = min(p.batch, begin + run);
   long long mine = 0;
   for (int b = begin; b < end; ++b) mine += tiles_of(p, b);
@@ -49,8 +49,8 @@ __device__ __forceinline__ void place_runs(const DecodeParams& p, int run, Share
   __syncthreads();
 }
 
-// Where prompts are served by another kernel meanwhile: as many as the work's part of both asks for, and a margin, as
-// the other one takes what is left, and what becomes free.
+// The blocks that get work. Beside a prefill kernel: in proportion to decode's part of all work, and a margin, because
+// prefill takes the multiprocessors that are left or become free.
 __device__ __forceinline__ int blocks_to_use(const DecodeParams& p, long long total) {
   if (p.prompt_tiles == nullptr) return p.blocks;
   constexpr float kMargin = 1.35f;
@@ -59,12 +59,12 @@ __device__ __forceinline__ int blocks_to_use(const DecodeParams& p, long long to
   return max(min(static_cast<int>(kMargin * part * static_cast<float>(p.blocks)) + 1, p.blocks), 1);
 }
 
-__device__ __forceinline__ Share find_share(const DecodeParams& p, int run, const SharedStorage& shared,
-                                            const Deal& deal, int block) {
+__device__ __forceinline__ StreamKRange find_range(const DecodeParams& p, int run, const SharedStorage& shared,
+                                                   const StreamKPartition& partition, int block) {
   const long long total = shared.end[Config::kThreads - 1];
-  if (block >= deal.blocks) return {};
-  const long long first = deal.first_tile(block);
-  int low = 0, high = Config::kThreads - 1;  // the first run that ends beyond it
+  if (block >= partition.blocks) return {};
+  const long long first = partition.first_tile(block);
+  int low = 0, high = Config::kThreads - 1;  // bisection for the first run that ends behind `first`
   while (low < high) {
     const int middle = (low + high) / 2;
     if (shared.end[middle] > first) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ Share find_share(const DecodeParams& p, int run, cons
   if (run > 1) {
     for (long long tiles = tiles_of(p, b); first >= at + tiles; tiles = tiles_of(p, ++b)) at += tiles;
   }
-  return start<Config::kTileKeys, Config::kBlockRows>(p, total, first, deal.num_tiles(block), b, first - at);
+  return start<Config::kTileKeys, Config::kBlockRows>(p, total, first, partition.num_tiles(block), b, first - at);
 }
 
 }  // namespace attune::schedule
@@ -94,14 +94,14 @@ extern "C" __global__ void __launch_bounds__(attune::schedule::Config::kThreads)
   if (threadIdx.x == 0) shared.stamp = 0;
   __syncthreads();
   schedule::add_stamps(p, threadIdx.x, Config::kThreads, &shared.stamp);
-  schedule::place_runs(p, run, shared);  // whose threads meet
+  schedule::scan_tiles(p, run, shared);  // synchronises
   const long long total = shared.end[Config::kThreads - 1];
   const int most = schedule::blocks_to_use(p, total);
-  const schedule::Deal deal(most, total);
+  const schedule::StreamKPartition partition(most, total);
   for (int block = threadIdx.x; block < p.blocks; block += Config::kThreads) {
-    schedule::Share share = schedule::find_share(p, run, shared, deal, block);
-    share.blocks = most, share.stamp = shared.stamp;
-    p.shares[block] = share;
+    schedule::StreamKRange range = schedule::find_range(p, run, shared, partition, block);
+    range.blocks = most, range.stamp = shared.stamp;
+    p.stream_k[block] = range;
   }
   for (int block = threadIdx.x; block < p.blocks * p.head_lanes; block += Config::kThreads) p.arrivals[block] = 0;
   if (p.tiles_done != nullptr) {

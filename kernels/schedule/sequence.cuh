@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the lengths on the device say about a sequence: its queries, the keys that they may see, and how many tiles of
-// work that is.
+// From the lengths on the device to a sequence: its queries, the keys that they may see, and the tiles of those.
 #pragma once
 
 #include "decode/decode_params.h"
@@ -26,7 +25,7 @@ constexpr bool kMayHaveRanges = true;
 constexpr bool kMayHaveRanges = false;  // saves registers
 #endif
 
-// The rest of sequence b, of which q_begin and num_q are there. used: its entry of seqused_kv.
+// Fills all fields of sequence b but q_begin and num_q, which are set. used: its entry of seqused_kv.
 template <int kTileKeys, int kBlockRows>
 __device__ __forceinline__ void complete_sequence(const DecodeParams& p, int b, int used, bool finished, Sequence& s) {
   const int num_cached = used < 0 ? 0 : p.ring_capacity > 0 ? used : min(used, p.capacity);
@@ -71,13 +70,13 @@ __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) 
   return s;
 }
 
-// The lane of this block.
+// The head lane of this block (DecodeParams::head_lanes).
 __device__ __forceinline__ int head_lane(const DecodeParams& p) {
   return static_cast<int>(blockIdx.x) & (p.head_lanes - 1);
 }
 
-// Tiles of the line that the sequence takes: groups of heads, then row blocks, then key tiles.
-__device__ __forceinline__ long long line_tiles(const DecodeParams& p, const Sequence& s) {
+// Stream-K tiles of a sequence, in their order: groups of heads, row blocks, key tiles.
+__device__ __forceinline__ long long tiles_of_sequence(const DecodeParams& p, const Sequence& s) {
   return static_cast<long long>(p.num_heads_kv / p.head_lanes) * s.row_blocks * s.num_tiles;
 }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a schedule was made for this call. A schedule serves every layer of a step (attune_run_scheduled); made of
-// other lengths it would leave rows out, and nobody would see it. It carries a stamp, a number that follows from all
-// that it follows from: what the host knows (stamp_of_call), lengths, offsets, who has finished, ranges, and the
-// lengths of lists. The kernel that attends computes it again while its first copies are on their way. Where the two
-// differ, every row that it writes is NaN.
+// Detects a schedule that was made for another call. A schedule serves every layer of a step (attune_run_scheduled);
+// with other lengths it would silently leave rows out. So it carries a stamp, a hash of all its inputs: what the host
+// knows (stamp_of_call), lengths, offsets, finished sequences, ranges, and lengths of index lists. The attention kernel
+// computes the stamp again while its first copies are in flight. If the two differ, it writes NaN to every row.
 #pragma once
 
 #include "ptx/atomic.cuh"
@@ -17,7 +16,7 @@ __device__ __forceinline__ unsigned mixed(unsigned x, int with) {
   return x ^ x >> 15;
 }
 
-// Of sequence b. The stamp of a batch is the sum over its sequences, in any order.
+// The stamp of sequence b. A batch's stamp is the sum over its sequences, in any order.
 __device__ __forceinline__ unsigned stamp_of(const DecodeParams& p, int b) {
   unsigned x = mixed(p.stamp_of_call, b);
   if (p.cu_seqlens_q.data != nullptr) x = mixed(mixed(x, int_at(p.cu_seqlens_q, b)), int_at(p.cu_seqlens_q, b + 1));
@@ -35,7 +34,7 @@ __device__ __forceinline__ unsigned stamp_of(const DecodeParams& p, int b) {
   return x;
 }
 
-// Of the entries in use of a list's sequences or rows (prefill/prefill_params.h), those of one thread.
+// One thread's part of the stamp of an index list (prefill/prefill_params.h): the lengths of its sequences or rows.
 template <class List>
 __device__ __forceinline__ unsigned stamp_of_list(const DecodeParams& p, const List& list, int number, int thread,
                                                   int threads) {
@@ -54,8 +53,8 @@ __device__ __forceinline__ unsigned stamp_of_list(const DecodeParams& p, const L
   return sum;
 }
 
-// Adds the stamps of the batch to *sum, in shared memory, by `threads` threads (whole warps) that are numbered from 0.
-// kSparse: keys are entries of lists.
+// Adds the batch's stamp to *sum, in shared memory. Threads 0 to threads - 1, whole warps, take part. kSparse: keys
+// come from index lists.
 template <bool kSparse = false, class Params>
 __device__ __forceinline__ void add_stamps(const Params& p, int thread, int threads, unsigned* sum) {
   unsigned mine = 0;
@@ -69,13 +68,12 @@ __device__ __forceinline__ void add_stamps(const Params& p, int thread, int thre
   if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
 }
 
-// What the sum of a row's probabilities begins with: NaN where the schedule was made for another call.
+// The initial row_sum: NaN where the schedule was made for another call.
 __device__ __forceinline__ float first_sum(unsigned sum, unsigned stamp) {
   return sum == stamp ? 0.0f : __uint_as_float(0x7fffffffu);
 }
 
-// By threads that are numbered from 0, before their first work tile; they meet by sync(). check was {} at the
-// beginning.
+// Called by threads 0 to threads - 1 before their first work tile; sync() synchronises them. check starts as {}.
 template <bool kSparse = false, class Params, class Check, class Sync>
 __device__ __forceinline__ void check_stamp(const Params& p, int thread, int threads, Check& check, const Sync& sync) {
   if (p.checks_stamp == 0) return;

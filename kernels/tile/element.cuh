@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single elements of a type known at run time, for what is not on a hot path. Types are numbered as attune_dtype.
+// Single elements of a type that is known at run time, for code that is not hot. Types are numbered as attune_dtype.
 #pragma once
 
 #include "ptx/convert.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of attention for one row: sinks, normalisation, lse, max_logits.
+// The epilogue of one row: sinks, normalisation, lse, max_logits.
 #pragma once
 
 #include "ptx/math.cuh"
@@ -13,7 +13,7 @@ using kernels::DecodeParams;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kLog2E = 1.4426950408889634f;
 
-// First row of q of a sequence, where rows of a ragged batch count on.
+// First row of q of a sequence in a varlen batch; else 0.
 __device__ __forceinline__ long long query_begin(const DecodeParams& p, int batch) {
   return p.cu_seqlens_q.data != nullptr ? schedule::clamp_int(schedule::int_at(p.cu_seqlens_q, batch), 0, p.total_q)
                                         : 0;
@@ -27,13 +27,13 @@ __device__ __forceinline__ long long row_offset(const DecodeParams& p, int batch
          head * head_stride;
 }
 
-// Stores lse and max_logits of a row with maximum `max` (base 2) and sum `sum`, unless somebody else does; returns what
-// its output is to be multiplied with.
+// Returns the factor that normalises the O of a row with row_max `max` (base 2) and row_sum `sum`: 1 / sum, with sinks
+// and out_scale. stores: stores lse and max_logits too.
 __device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, long long q_begin, int query, int head,
                                             float max, float sum, bool stores = true) {
   const float infinity = ptx::infinity();
   const bool empty = max == -infinity && sum == 0;
-  if (sum != sum && max != infinity) max = sum;  // maxima pass over NaN
+  if (sum != sum && max != infinity) max = sum;  // fmaxf ignores NaN
   if (stores && p.lse != nullptr) {
     p.lse[row_offset(p, batch, q_begin, query, head, p.lse_batch_stride, p.lse_row_stride, p.lse_head_stride)] =
         empty ? -infinity : (max + log2f(sum)) * kLn2;
@@ -46,7 +46,7 @@ __device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, lo
   float factor = 1.0f / sum;
   if (p.sinks != nullptr) {
     const float sink = load_element(p.sinks_dtype, p.sinks + head * p.sinks_stride, 0) * kLog2E;
-    // The larger of the two is the reference, so that neither exponential overflows; an infinite sink takes everything.
+    // Relative to the larger of max and sink, so that no exponential overflows. An infinite sink leaves 0.
     const float top = fmaxf(max, sink);
     factor = sink == infinity ? 0.0f : exp2f(max - top) / (sum * exp2f(max - top) + exp2f(sink - top));
     if (sink != sink) factor = sink;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How numbers become codes of a quantised cache, with the same bits as the CPU backend (docs/semantics.md, "Caches").
-// By element, so that any kernel can use them with its own layout of rows over threads:
+// Quantisation to 8-bit caches, with the same bits as the CPU backend (docs/semantics.md, "Caches"). By element, so
+// that kernels can have any layout of rows over threads:
 //
 //   float scale = token_scale(dtype, amax);              // per token and head; amax: largest magnitude of the row
 //   const Divider over(scale);                           // fixed scales are used the same way
@@ -14,7 +14,7 @@
 
 namespace attune::tile {
 
-// The larger magnitude; NaN is passed over.
+// The larger magnitude; NaN is ignored.
 __device__ __forceinline__ float larger_magnitude(float amax, float x) { return fmaxf(amax, fabsf(x)); }
 
 // An infinity counts as the largest float.
@@ -37,9 +37,9 @@ __device__ __forceinline__ float token_scale(int dtype, float amax, bool power_o
   return scale == 0.0f ? 1.0f : scale;
 }
 
-// x / scale to nearest even, as the CPU divides: one multiplication and one step of Newton's method with an exact
-// remainder. A scale far from 1 is moved, and x with it, by a power of two, so that no remainder that matters to 8 bits
-// is rounded; quotients so large or small that x leaves fp32's range saturate, or are 0, in any case.
+// x / scale to nearest even, as the CPU divides: a multiplication by the reciprocal and one Newton step with an exact
+// remainder. A scale far from 1, and x with it, is first multiplied by a power of two, so that no remainder that
+// matters to 8 bits is rounded. Quotients so large or small that x leaves fp32's range saturate, or are 0, in any case.
 class Divider {
  public:
   __device__ __forceinline__ explicit Divider(float scale) {
@@ -49,7 +49,7 @@ class Divider {
     reciprocal_ = __frcp_rn(scale_);
   }
   __device__ __forceinline__ float operator()(float x) const { return quotient(x * move_); }
-  // Several at a time ask once whether to move.
+  // Divides several numbers, with one check of the factor.
   template <int kCount>
   __device__ __forceinline__ void divide(float (&x)[kCount]) const {
     if (move_ != 1.0f) {
@@ -59,7 +59,7 @@ class Divider {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = quotient(x[i]);
   }
-  // The same for numbers that are NaN or at most amax: only an infinity needs to be looked for.
+  // The same for numbers that are NaN or at most amax: only if amax is infinite do they need the checks.
   template <int kCount>
   __device__ __forceinline__ void divide(float (&x)[kCount], float amax) const {
     if (move_ != 1.0f || amax > __uint_as_float(0x7f7fffffu)) return divide(x);
@@ -68,14 +68,14 @@ class Divider {
   }
 
  private:
-  // The remainder is taken away, not added, so that -0 stays -0.
+  // The remainder is subtracted, not added, so that -0 stays -0.
   __device__ __forceinline__ float corrected(float x, float q) const {
     return fmaf(fmaf(q, scale_, -x), -reciprocal_, q);
   }
   __device__ __forceinline__ float quotient(float x) const {
     const float q = x * reciprocal_;
     const float exact = corrected(x, q);
-    return exact == exact ? exact : q;  // infinities have no remainder
+    return exact == exact ? exact : q;  // infinity: the remainder is NaN
   }
   float scale_, reciprocal_, move_;
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The packed MLA formats (docs/semantics.md, "Caches"): where things lie, and how numbers become codes, with the same
-// bits as the CPU backend. The first kNope channels are e4m3 with one scale for kGroup of them, the rest are bf16.
+// The packed MLA formats (docs/semantics.md, "Caches"): their layout and their quantisation, with the same bits as the
+// CPU backend. The first kNope channels are e4m3 with one scale for kGroup of them, the rest are bf16.
 //
 //   const char* scales = MlaRow<584>::scales(row, page, page_size, offset);          // of the token at `row`
 //   x = code of channel d * MlaRow<584>::load_scale(scales, d / MlaRow<584>::kGroup);  // d < kNope
 //   x = bf16 at row + kRope + 2 * (d - kNope);                                       // else
-//   scale = mla_scale<584>(amax of the group, power_of_two);                         // the other way round
+//   scale = mla_scale<584>(amax of the group, power_of_two);                         // quantise
 //   divide_by_scale<584>(x, amax, scale, power_of_two);                              // then encode_run(kE4m3, x)
 #pragma once
 
@@ -26,7 +26,7 @@ struct MlaRow {
   static constexpr int kNope = kFormat == 656 ? 512 : 448, kGroup = kFormat == 656 ? 128 : 64;
   static constexpr int kGroups = kNope / kGroup;
   static constexpr int kRope = kFormat == 656 ? 528 : 448;      // first byte of the bf16 part
-  static constexpr int kRowBytes = kFormat == 656 ? 656 : 576;  // 584: scales lie after all rows of the page
+  static constexpr int kRowBytes = kFormat == 656 ? 656 : 576;  // 584: the scales follow all rows of the page
   static constexpr int kScaleStep = kFormat == 656 ? 4 : 1;     // bytes of one scale
   // Scales of the row at `row`, token `offset` of a page that begins at `page` and holds page_size.
   __device__ static char* scales(char* row, char* page, long long page_size, long long offset) {

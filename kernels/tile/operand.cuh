@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tile of 16 keys in shared memory as the A operand of mma.m16n8k16: K by itself (rows are keys), V transposed (rows
-// are channels). 8-bit elements become 16-bit ones on the way. A 16-byte chunk of them holds 16 channels, so ldmatrix,
-// which moves 16-bit pairs, deals the channels of a block of 16 to other places than it does for 16-bit elements:
-//   K: place 2t + e (e < 2) holds channel 4t + e, place 8 + 2t + e holds channel 4t + 2 + e;
-//   V: row g holds channel 2g, row g + 8 holds channel 2g + 1.
-// Queries are stored in the first order, results are read in the second.
+// A tile of 16 keys in shared memory as the A operand of mma.m16n8k16: K as it is (M rows are keys), V transposed (M
+// rows are channels). 8-bit elements are converted to 16 bits after ldmatrix. ldmatrix moves 16-bit pairs, so 8-bit
+// channels arrive in another order within a block of 16:
+//   K: k = 2t + e (e < 2) is channel 4t + e, k = 8 + 2t + e is channel 4t + 2 + e;
+//   V: row g is channel 2g, row g + 8 is channel 2g + 1.
+// Queries are stored in the first order, O is read in the second.
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -15,34 +15,34 @@
 
 namespace attune::tile {
 
-// Type of the products. Codes of 8 bits are exact in both; parts of fp32 queries and weights need the range of bf16.
+// The type of the mma's operands. 8-bit elements are exact in both; parts of fp32 Q and P need the range of bf16.
 __host__ __device__ constexpr int compute_type(int q_type, int kv_type) {
   const bool wide = kv_type == kBFloat16 || kv_type == kFloat32 || (element_size(kv_type) == 1 && q_type == kFloat32);
   return wide ? kBFloat16 : kFloat16;
 }
 
-// Place, within its block of 16, of a channel of K and the queries.
+// The k of a channel in the mma's operands K and Q. The block of 16 stays the same.
 template <int kKvType>
-__device__ constexpr int place_of_channel(int channel) {
+__device__ constexpr int k_of_channel(int channel) {
   if (element_size(kKvType) != 1) return channel;
   const int c = channel & 15;
   return (channel & ~15) + ((c >> 2) << 1) + (c & 1) + ((c & 2) << 2);
 }
 
 template <int kKvType>
-__device__ constexpr int channel_of_place(int place) {
-  if (element_size(kKvType) != 1) return place;
-  const int p = place & 15;
-  return (place & ~15) + ((p & 6) << 1) + ((p & 8) >> 2) + (p & 1);
+__device__ constexpr int channel_of_k(int k) {
+  if (element_size(kKvType) != 1) return k;
+  const int p = k & 15;
+  return (k & ~15) + ((p & 6) << 1) + ((p & 8) >> 2) + (p & 1);
 }
 
-// Channel of row g + 8 * half of block i of the transposed V.
+// The channel of M row g + 8 * half in block i of the transposed V.
 template <int kKvType>
 __device__ constexpr int channel_of_row(int i, int g, int half) {
   return element_size(kKvType) != 1 ? 16 * i + g + 8 * half : 16 * i + 2 * g + half;
 }
 
-// Two codes in the low half of x.
+// Converts the two 8-bit floats in the low half of x.
 template <int kKvType>
 __device__ __forceinline__ unsigned pair_to_f16(unsigned x) {
   static_assert(kKvType == kE4m3 || kKvType == kE5m2, "int8 converts four at a time");
@@ -50,7 +50,7 @@ __device__ __forceinline__ unsigned pair_to_f16(unsigned x) {
   return ptx::e5m2_to_f16(static_cast<unsigned short>(x));
 }
 
-// Bytes 0, 1 of x to lo and bytes 2, 3 to hi.
+// Converts bytes 0, 1 of x to lo and bytes 2, 3 to hi.
 template <int kKvType>
 __device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& hi) {
   if constexpr (kKvType == kInt8) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void quad_to_f16(unsigned x, unsigned& lo, unsigned& 
   }
 }
 
-// Two fp16 numbers that were codes, in the type of the products: exactly.
+// Two fp16 numbers that came from 8 bits, exactly, in the type of the mma.
 template <int kComputeType>
 __device__ __forceinline__ unsigned from_codes(unsigned two) {
   if constexpr (kComputeType == kFloat16) return two;
@@ -72,7 +72,7 @@ __device__ __forceinline__ unsigned from_codes(unsigned two) {
                         ptx::f16_to_float(static_cast<unsigned short>(two >> 16)));
 }
 
-// Bytes 0, 2 of x to lo and bytes 1, 3 to hi.
+// Converts bytes 0, 2 of x to lo and bytes 1, 3 to hi.
 template <int kKvType>
 __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, unsigned& hi) {
   if constexpr (kKvType == kInt8) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void crossed_quad_to_f16(unsigned x, unsigned& lo, un
   }
 }
 
-// fp32 numbers as sums of three bf16, the largest first: what is left out is below 2^-24 of them.
+// bf16x3: fp32 numbers as sums of three bf16, the largest first. The remainder is below 2^-24 of the number.
 constexpr int kSplitParts = 3;
 __device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[kSplitParts]) {
 #pragma unroll
@@ -95,7 +95,7 @@ __device__ __forceinline__ void split_pair(float x, float y, unsigned (&parts)[k
   }
 }
 
-// Which rows and chunks this lane names to ldmatrix is computed once.
+// K as the A operand. The ldmatrix address of this lane is computed once.
 template <int kKvType, int kComputeType, int kChunks>
 struct KeyOperand {
   using Layout = RowLayout<kChunks>;
@@ -106,21 +106,21 @@ struct KeyOperand {
   }
   __device__ unsigned address(unsigned tile, int chunk) const { return Layout::chunks_on(tile + lane_at_, chunk); }
 
-  // Blocks 2j and 2j + 1 (8-bit elements), or block j (16-bit ones), of channels.
-  __device__ __forceinline__ void load_wide(unsigned tile, int block, unsigned (&a)[4]) const {
+  // Loads block j of 16 channels (16-bit elements), or blocks 2j and 2j + 1 (8-bit ones).
+  __device__ __forceinline__ void load_16bit(unsigned tile, int block, unsigned (&a)[4]) const {
     ptx::load_matrix_x4(a, address(tile, 2 * block));
   }
-  __device__ __forceinline__ void load_narrow(unsigned tile, int pair, unsigned (&a)[2][4]) const {
+  __device__ __forceinline__ void load_8bit(unsigned tile, int pair, unsigned (&a)[2][4]) const {
     unsigned raw[4];
     ptx::load_matrix_x4(raw, address(tile, 2 * pair));
     unpack(raw[0], raw[1], a[0]);
     unpack(raw[2], raw[3], a[1]);
   }
-  // Block of fp32 channels, in parts.
-  __device__ __forceinline__ static void load_split(unsigned tile, int block, unsigned (&a)[kSplitParts][4]) {
+  // Loads a block of fp32 channels, as three bf16 parts.
+  __device__ __forceinline__ static void load_bf16x3(unsigned tile, int block, unsigned (&a)[kSplitParts][4]) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // rows g, g + 8; then channels 8 further on
+    for (int i = 0; i < 4; ++i) {  // rows g, g + 8 at channels 2t..; then at channels 2t + 8..
       const float2 x =
           ptx::load_shared_pair(tile + Layout::offset(g + i % 2 * 8, 4 * block + i / 2 * 2 + t / 2) + t % 2 * 8);
       unsigned parts[kSplitParts];
@@ -129,8 +129,8 @@ struct KeyOperand {
       for (int part = 0; part < kSplitParts; ++part) a[part][i] = parts[part];
     }
   }
-  // The last block where their number is odd.
-  __device__ __forceinline__ void load_last(unsigned tile, int block, unsigned (&a)[4]) const {
+  // Loads the last block where the number of 8-bit blocks is odd.
+  __device__ __forceinline__ void load_8bit_last(unsigned tile, int block, unsigned (&a)[4]) const {
     unsigned raw[2];
     ptx::load_matrix_x2(raw, Layout::chunks_on(tile + first_chunk_, block));
     unpack(raw[0], raw[1], a);
@@ -146,6 +146,7 @@ struct KeyOperand {
   int lane_at_, first_chunk_;
 };
 
+// V transposed as the A operand.
 template <int kKvType, int kComputeType, int kChunks>
 struct ValueOperand {
   using Layout = RowLayout<kChunks>;
@@ -158,19 +159,19 @@ struct ValueOperand {
   }
   __device__ unsigned address(unsigned tile, int chunk) const { return Layout::chunks_on(tile + lane_at_, chunk); }
 
-  __device__ __forceinline__ void load_wide(unsigned tile, int block, unsigned (&a)[4]) const {
+  __device__ __forceinline__ void load_16bit(unsigned tile, int block, unsigned (&a)[4]) const {
     ptx::load_matrix_x4_transposed(a, address(tile, 2 * block));
   }
-  __device__ __forceinline__ void load_narrow(unsigned tile, int pair, unsigned (&a)[2][4]) const {
+  __device__ __forceinline__ void load_8bit(unsigned tile, int pair, unsigned (&a)[2][4]) const {
     unsigned raw[4];
     ptx::load_matrix_x4_transposed(raw, address(tile, 2 * pair));
     unpack(raw[0], raw[1], a[0]);
     unpack(raw[2], raw[3], a[1]);
   }
-  __device__ __forceinline__ static void load_split(unsigned tile, int block, unsigned (&a)[kSplitParts][4]) {
+  __device__ __forceinline__ static void load_bf16x3(unsigned tile, int block, unsigned (&a)[kSplitParts][4]) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // channels g, g + 8; then keys 8 further on
+    for (int i = 0; i < 4; ++i) {  // channels g, g + 8 at keys 2t..; then at keys 2t + 8..
       const int key = 2 * t + i / 2 * 8, chunk = 4 * block + i % 2 * 2 + g / 4;
       unsigned parts[kSplitParts];
       split_pair(ptx::load_shared(tile + Layout::offset(key, chunk) + g % 4 * 4),
@@ -179,14 +180,14 @@ struct ValueOperand {
       for (int part = 0; part < kSplitParts; ++part) a[part][i] = parts[part];
     }
   }
-  __device__ __forceinline__ void load_last(unsigned tile, int block, unsigned (&a)[4]) const {
+  __device__ __forceinline__ void load_8bit_last(unsigned tile, int block, unsigned (&a)[4]) const {
     unsigned raw[2];
     ptx::load_matrix_x2_transposed(raw, Layout::chunks_on(tile + first_chunk_, block));
     unpack(raw[0], raw[1], a);
   }
 
  private:
-  // A register holds channels 2g, 2g + 1 of key 2t, then of key 2t + 1.
+  // Each register holds channels 2g, 2g + 1 of key 2t, then of key 2t + 1.
   __device__ __forceinline__ static void unpack(unsigned keys_lo, unsigned keys_hi, unsigned (&a)[4]) {
     crossed_quad_to_f16<kKvType>(keys_lo, a[0], a[1]);
     crossed_quad_to_f16<kKvType>(keys_hi, a[2], a[3]);
@@ -211,7 +212,7 @@ __device__ __forceinline__ unsigned pack(float lo, float hi) {
   return ptx::pack_f16(lo, hi);
 }
 
-// The halves of a pack as they were rounded.
+// The rounded numbers of a pack, as fp32.
 template <int kComputeType>
 __device__ __forceinline__ float low_half(unsigned x) {
   if constexpr (kComputeType == kBFloat16) return __uint_as_float(x << 16);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counting through a ring of stages, each with barriers whose phases alternate.
+// The position in a pipeline: a ring of stages with mbarriers, whose phases alternate.
 #pragma once
 
 namespace attune::tile {
 
-// Stage and parity of the n-th use of a ring.
+// Stage, and parity of the mbarriers' phase.
 struct PipelineState {
   int stage = 0;
   unsigned phase = 0;

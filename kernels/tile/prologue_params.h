@@ -16,7 +16,7 @@ struct FloatTable {
   const char* data;
   long long outer_stride, head_stride, channel_stride;  // in bytes
   int dtype;
-  int vector;  // 8 channels from a multiple of 8 follow each other, aligned to 16 bytes
+  int vector;  // runs of 8 channels from a multiple of 8 are contiguous and aligned to 16 bytes
 };
 
 struct PrologueParams {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prologue of a row of q, k or v in registers: dequantise, bias, IA3, RoPE, log-n, in fp32. Channels go in units of
-// two runs of kWidth (8, or 1 for anything), chosen so that RoPE's partners share a thread: no exchange is needed.
+// The prologue of a row of q, k or v in registers: dequantise, bias, IA3, RoPE, log-n, in fp32. A thread takes units of
+// two runs of kWidth channels (8, or 1 for any layout), such that it holds both channels of each RoPE pair.
 //
 //   const PrologueToken token = prologue_token(p, row, sequence, position);          // once a token
 //   for (int u = lane; u < num_units<kWidth>(rotary, head_dim); u += lanes) {        // rotary: 0 for rows of v
@@ -9,7 +9,7 @@
 //     prepare_unit<kWidth>(p, token, kRowOfK, head, unit, load_rope<kWidth>(p, token, unit), /*narrow=*/8-bit, x);
 //   }
 //
-// The tensors of the prologue may be absent (null); all branches are the same for a whole warp with one token.
+// The tensors of the prologue may be absent (null). Branches do not diverge in a warp with one token.
 #pragma once
 
 #include "tile/element.cuh"
@@ -22,9 +22,9 @@ using kernels::PrologueParams;
 
 constexpr int kRowOfQ = 0, kRowOfK = 1, kRowOfV = 2;
 
-// What the prologue of all rows of a token has in common.
+// The terms of the prologue that all rows of a token share.
 struct PrologueToken {
-  const float* rope[3];  // cosines and sines by component of the position; null: outside the table, unturned
+  const float* rope[3];  // cosines and sines by component of the position; null: outside the table, no RoPE
   float logn;
   int task;  // of IA3; -1: none
 };
@@ -46,7 +46,7 @@ __device__ __forceinline__ PrologueToken prologue_token(const PrologueParams& p,
       p.rope_table_index.data != nullptr ? p.rope_table_index.data[sequence * p.rope_table_index.column_stride] : 0;
   if (table < 0 || table >= p.num_tables) return t;
   const int components = p.positions.data != nullptr ? p.components : 1;
-#pragma unroll  // no array in memory
+#pragma unroll  // keeps rope[] in registers
   for (int c = 0; c < 3; ++c) {
     if (c >= components) break;
     const long long at = p.positions.data != nullptr
@@ -57,12 +57,12 @@ __device__ __forceinline__ PrologueToken prologue_token(const PrologueParams& p,
   return t;
 }
 
-// Two runs of channels. pair: RoPE's first pair of the unit, -1 where nothing turns.
+// Two runs of channels. pair: the unit's first RoPE pair; -1: no RoPE.
 struct Unit {
   int first, second, pair;
 };
 
-// Channels outside the rotary range come first, two runs a unit; so MLA's groups of channels stay together.
+// The first units are those without RoPE, so that a scale group of MLA is in neighbouring units.
 template <int kWidth>
 __device__ __forceinline__ int num_units(int rotary_dim, int head_dim) {
   return ((head_dim - rotary_dim) / kWidth + 1) / 2 + rotary_dim / (2 * kWidth);
@@ -72,14 +72,14 @@ __device__ __forceinline__ int num_units(int rotary_dim, int head_dim) {
 template <int kWidth>
 __device__ __forceinline__ Unit unit_at(const PrologueParams& p, int rotary_dim, int head_dim, int u) {
   const int passing = (head_dim - rotary_dim) / kWidth;  // runs
-  const int turned = u - (passing + 1) / 2;
-  if (turned >= 0) {
+  const int rotary_unit = u - (passing + 1) / 2;
+  if (rotary_unit >= 0) {
     if (p.interleaved) {
-      const int first = p.rope_offset + turned * 2 * kWidth;
-      return {first, first + kWidth, turned * kWidth};
+      const int first = p.rope_offset + rotary_unit * 2 * kWidth;
+      return {first, first + kWidth, rotary_unit * kWidth};
     }
-    const int first = p.rope_offset + turned * kWidth;
-    return {first, first + rotary_dim / 2, turned * kWidth};
+    const int first = p.rope_offset + rotary_unit * kWidth;
+    return {first, first + rotary_dim / 2, rotary_unit * kWidth};
   }
   int first = 2 * u * kWidth, second = first + kWidth;
   if (rotary_dim > 0) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ Unit unit_at(const PrologueParams& p, int rotary_dim,
   return {first, 2 * u + 1 < passing ? second : -1, -1};
 }
 
-// Which component of the position turns pair j.
+// The component of the position that rotates pair j.
 __device__ __forceinline__ int mrope_component(const PrologueParams& p, int j) {
   if (p.mrope_interleaved) {
     if (j % 3 == 1 && j < 3 * p.mrope_section[1]) return 1;
@@ -106,18 +106,18 @@ __device__ __forceinline__ void rotate_pair(float& x, float& y, float c, float s
   y = c * b + s * a;
 }
 
-// What turns a unit: the same for all heads of q and k of a token, so worth keeping.
+// Cosines and sines of a unit, which all heads of q and k of a token share.
 template <int kWidth>
 struct RopeUnit {
   float c[kWidth], s[kWidth];
-  unsigned turned;  // bit k: pair k has a position inside the table
+  unsigned rotated;  // bit k: pair k has a position inside the table
 };
 
 template <int kWidth>
 __device__ __forceinline__ RopeUnit<kWidth> load_rope(const PrologueParams& p, const PrologueToken& t,
                                                       const Unit& unit) {
   RopeUnit<kWidth> r;
-  r.turned = 0;
+  r.rotated = 0;
   if (unit.pair < 0) return r;
   const int half = p.rotary_dim / 2;
   if (p.positions.data != nullptr && p.components == 3) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ RopeUnit<kWidth> load_rope(const PrologueParams& p, c
       if (row == nullptr) continue;
       r.c[k] = row[j * p.channel_stride];
       r.s[k] = row[(half + j) * p.channel_stride];
-      r.turned |= 1u << k;
+      r.rotated |= 1u << k;
     }
     return r;
   }
@@ -138,16 +138,16 @@ __device__ __forceinline__ RopeUnit<kWidth> load_rope(const PrologueParams& p, c
   const bool vector = p.cos_sin_vector != 0;
   decode_run<kWidth>(kFloat32, load_run<kWidth>(kFloat32, row + unit.pair * step, step, vector), r.c);
   decode_run<kWidth>(kFloat32, load_run<kWidth>(kFloat32, row + (half + unit.pair) * step, step, vector), r.s);
-  r.turned = (1u << kWidth) - 1;
+  r.rotated = (1u << kWidth) - 1;
   return r;
 }
 
 template <int kWidth>
 __device__ __forceinline__ void rotate_unit(const PrologueParams& p, const RopeUnit<kWidth>& r, float (&x)[2][kWidth]) {
-  if (r.turned == 0) return;
+  if (r.rotated == 0) return;
 #pragma unroll
   for (int k = 0; k < kWidth; ++k) {
-    if ((r.turned >> k & 1) == 0) continue;
+    if ((r.rotated >> k & 1) == 0) continue;
     if (p.interleaved) {
       rotate_pair(x[2 * k / kWidth][2 * k % kWidth], x[(2 * k + 1) / kWidth][(2 * k + 1) % kWidth], r.c[k], r.s[k]);
     } else {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void rotate_unit(const PrologueParams& p, const RopeU
   }
 }
 
-// A row of weights, by value: a choice between tables must not become one between addresses.
+// A row of bias or IA3 weights. By value, so that the compiler selects between values, not addresses.
 struct WeightRow {
   const char* data;  // null: none
   long long stride;
@@ -183,7 +183,7 @@ __device__ __forceinline__ void for_weights(const WeightRow& row, const Unit& un
   }
 }
 
-// All steps, in their order, on the channels of a unit of a row of q, k or v (kRowOf..). narrow: the input is 8-bit, so
+// The whole prologue on the channels of a unit of a row of q, k or v (kRowOf..). narrow: the input is 8-bit, so
 // qkv_scale applies. rope: of the unit; unused for rows of v.
 template <int kWidth>
 __device__ __forceinline__ void prepare_unit(const PrologueParams& p, const PrologueToken& t, int row, int head,

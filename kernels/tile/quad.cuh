@@ -4,7 +4,7 @@
 
 namespace attune::tile {
 
-// Lane t of four gets what all of them hold in r[t]: r[i] = lane i's.
+// Transposes a 4 x 4 matrix over four lanes: r[i] of lane t becomes r[t] of lane i.
 __device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
   const bool odd = threadIdx.x % 2 != 0, upper = threadIdx.x % 4 >= 2;
 #pragma unroll

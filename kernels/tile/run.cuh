@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs of 8 channels (or of 1) of any element type between memory and fp32 registers: 16-byte accesses where the caller
-// knows that they are aligned, element by element otherwise. dtype is best a constant: then nothing is left of the
-// choice. Loading and decoding are apart, so that a thread can have several runs on their way.
+// knows that they are aligned, element by element otherwise. A constant dtype removes its branches. Loading and
+// decoding are separate, so that a thread can have several runs in flight.
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -9,7 +9,7 @@
 
 namespace attune::tile {
 
-// Elements as they lie in memory, from the low bits on.
+// Elements as they are in memory, from the low bits on.
 template <int kWidth>
 struct RawRun {
   static_assert(kWidth == 8 || kWidth == 1, "runs are of 8 channels, or of one");
@@ -31,7 +31,7 @@ __device__ __forceinline__ void store_bits(int size, char* at, unsigned bits) {
   }
 }
 
-// stride in bytes; vector: elements follow each other and `at` is aligned to the run, or to 16 bytes.
+// stride: in bytes. vector: elements are contiguous, and `at` is aligned to the run's size, or to 16 bytes.
 template <int kWidth>
 __device__ __forceinline__ RawRun<kWidth> load_run(int dtype, const char* at, long long stride, bool vector) {
   RawRun<kWidth> r;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_run(int dtype, const RawRun<kWidth>& r, ch
   }
 }
 
-// 16-bit elements that follow each other at any address, if need be byte by byte: the bf16 part of packed formats.
+// Contiguous 16-bit elements at any address, byte by byte unless vector: the bf16 part of packed formats.
 template <int kWidth>
 __device__ __forceinline__ RawRun<kWidth> load_halves(const char* at, bool vector) {
   if (kWidth == 8 && vector) return load_run<kWidth>(kBFloat16, at, 2, true);
@@ -133,7 +133,7 @@ __device__ __forceinline__ float2 decode_pair(int dtype, unsigned bits) {
                      ptx::f16_to_float(static_cast<unsigned short>(bits >> 16)));
 }
 
-// Exactly.
+// To fp32, exactly.
 template <int kWidth>
 __device__ __forceinline__ void decode_run(int dtype, const RawRun<kWidth>& r, float (&x)[kWidth]) {
   const int size = element_size(dtype);
@@ -152,7 +152,7 @@ __device__ __forceinline__ void decode_run(int dtype, const RawRun<kWidth>& r, f
   }
 }
 
-// To nearest even and to -127..127; NaN becomes 0.
+// Rounds to nearest even, saturates to -127..127; NaN becomes 0.
 __device__ __forceinline__ unsigned encode_int8(float x) {
   return static_cast<unsigned>(min(max(__float2int_rn(x), -127), 127)) & 0xff;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is added to scores and taken from them by tables: biases, T5, bit masks.
+// Score terms and masks from tables: biases, T5, mask bits.
 #pragma once
 
 #include "decode/decode_params.h"
@@ -27,7 +27,7 @@ __device__ __forceinline__ int t5_bucket(const kernels::T5Table& t, int relative
   return offset + bucket;
 }
 
-// The sum of the tables' terms, in natural units, for query `query` of a sequence whose first one is at first_position.
+// The sum of bias terms, in natural units, for query `query` of a sequence whose query 0 is at first_position.
 template <int kScore>
 __device__ __forceinline__ float table_terms(const kernels::DecodeParams& p, int head, int query, int first_position,
                                              int key, int distance) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ float table_terms(const kernels::DecodeParams& p, int
   return x;
 }
 
-// Whether the bit masks let a query see a key. row: of mask_bits; column: key minus mask_start.
+// True if the mask bits let a query see a key. row: of mask_bits; column: key minus mask_start.
 __device__ __forceinline__ bool mask_bit(const kernels::DecodeParams& p, long long row, int head, long long column) {
   if (column < 0 || column >= p.mask_columns) return true;
   const unsigned char byte =

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the structs of shared memory are made of, for kernels and for the host, which asks for their size.
+// Parts of SharedStorage structs, for kernels and for the host, which uses their sizeof.
 #pragma once
 
 namespace attune::kernels {
 
-// A field of kCount values, which takes no bytes where there are none ([[no_unique_address]] at its place).
+// A field of kCount values; with [[no_unique_address]] it takes no bytes if kCount is 0.
 template <class T, int kCount>
 struct SharedArray {
   T at[kCount];
@@ -12,7 +12,7 @@ struct SharedArray {
 template <class T>
 struct SharedArray<T, 0> {};
 
-// 8 bytes that threads and copies arrive at (ptx/barrier.cuh).
+// An mbarrier (ptx/barrier.cuh).
 using Barrier = unsigned long long;
 
 constexpr int kMostSharedBytes = 232448;  // of a block, on Hopper

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory as one struct a kernel: the compiler places its fields, so that none overlap, and the host asks for its
-// size. PTX takes addresses in shared memory, which are those of the fields.
+// Shared memory as one struct a kernel: the compiler lays out its fields, and the host uses its sizeof. A view turns
+// fields into the 32-bit shared addresses that PTX takes.
 #pragma once
 
 #include "ptx/async_copy.cuh"

@@ -162,7 +162,7 @@ oracle::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
   terms.of_products = rounded_qk ? 1.5 * compute * spread : 0.0;
   terms.additive = problem.additive_bound();
   const double of_weights = weights != ATTUNE_DTYPE_NONE ? unit_roundoff(weights) : compute;
-  terms.of_weights = rounds ? of_weights : 0.0;
+  terms.of_p = rounds ? of_weights : 0.0;
   terms.of_values = rounded_v ? compute : 0.0;
   // Half a step of e4m3's subnormal numbers, where the largest weight is 2^5 at least
   // (kernels/prefill/attend_codes.cuh).

@@ -18,7 +18,7 @@ inline constexpr OnPurpose kOnPurpose[] = {
     {"nobody has written", "packed_keys", "", "the same of packed ones"},
     {"nobody has written", "packed_values", "", "and of their values"},
     {"nobody has written", "Converter::convert", "", "which keys are hidden counts only where some are"},
-    {"nobody has written", "indexer::Keys::take", "", "a scale that a cache without scales does not have"},
+    {"nobody has written", "indexer::Keys::load_fragments", "", "a scale that a cache without scales does not have"},
     {"nobody has written", "HalfQueries::convert", "", "rows that a block does not have"},
     {"nobody has written", "mla::Note", "", "sparse tiles have no edges"},
     {"of static shared memory", "rows::", "nobody has written", "gcc does not tell of what functions return there"},

@@ -30,7 +30,7 @@ int64_t cache_alignment(const Problem& p) {
   return std::min(row_alignment(p.cache.k, p.head_dim_qk), row_alignment(p.cache.v, p.head_dim_v));
 }
 
-// 16-bit numbers whose sum is a query, and a probability, to the precision of the queries.
+// The number of 16-bit numbers whose sum is Q, or P, to the precision of the queries.
 int parts_of(int32_t q_dtype, int32_t kv_dtype) {
   if (q_dtype == ATTUNE_FLOAT32) return kv_dtype == ATTUNE_FLOAT16 ? 2 : 3;  // of fp16, else of bf16
   const bool bf16 = kv_dtype == ATTUNE_BFLOAT16 || kv_dtype == ATTUNE_FLOAT32;
@@ -66,7 +66,7 @@ int stages_that_fit(const Config& c, const DeviceShape& device) {
 // Channels that a lane holds of a row (kernels/decode/prologue.cuh).
 int64_t lane_channels(int64_t head_dim) { return head_dim <= 128 ? 4 : 8; }
 
-// What keeps copies of `unit` bytes from an array, which a plan's had not; strides in bytes. "" if nothing does.
+// Why copies of `unit` bytes cannot read an array, although the plan's could; strides in bytes. "" if they can.
 std::string misplaced(const char* name, const void* data, std::initializer_list<int64_t> strides, bool side_by_side,
                       int64_t unit) {
   constexpr const char* kAsPlanned = ", as they did when the plan was made; plan with such rows";
@@ -133,16 +133,16 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
       16384;  // beyond, the multiprocessors that clusters leave idle cost more than a launch less saves
   constexpr int64_t kLongBlock = 1024;  // keys of each block of a cluster
   constexpr int64_t kShort = 512;       // keys
-  // What a sequence's sums are made of must not follow from the rest of the batch where that is asked for.
-  const int64_t pairs = (p.batch_invariant ? 1 : p.batch) * p.heads_kv * blocks_of_rows, sms = device.num_sms;
+  // With batch invariance, how a sequence is split must not depend on the rest of the batch.
+  const int64_t output_tiles = (p.batch_invariant ? 1 : p.batch) * p.heads_kv * blocks_of_rows, sms = device.num_sms;
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128, light = dtype_size(c.kv_dtype) == 1;
-  // As many blocks a pair as there are multiprocessors, up to the 8 that every device takes. Two of these blocks fit
-  // one of them, so that clusters find room in any part of the device and none waits for another. Where a block has
-  // many tiles, that would leave part of the device with two blocks and part with none: it has eight warps and a
-  // multiprocessor to itself, in smaller clusters where not all would find room.
+  // As many blocks an output tile as there are multiprocessors, up to the 8 that every device takes in a cluster. Two
+  // of these blocks fit one multiprocessor, so that clusters find room in any part of the device and none waits for
+  // another. Where a block has many tiles, that would leave some multiprocessors with two blocks and some with none: so
+  // it has eight warps and a multiprocessor to itself, in smaller clusters where not all would find room.
   if (may_cluster && !p.cu_q && !p.batch_invariant && p.max_seqlen_kv <= kClusterKeys) {
     for (const int size : {2, 4, 8}) {
-      if (pairs * size <= sms) c.cluster = size;
+      if (output_tiles * size <= sms) c.cluster = size;
     }
   }
   c.warps = wide && dtype_size(c.kv_dtype) == 4 ? 2 : 4;  // of 256 channels in fp32 no more fit shared memory
@@ -158,19 +158,19 @@ void choose_blocks(const Problem& p, const DeviceShape& device, int64_t blocks_o
     // as above
   } else if (dtype_size(c.kv_dtype) == 4) {
     // rows of any length fill shared memory
-  } else if (p.max_seqlen_kv <= kShort && pairs >= 2 * sms && c.row_tiles == 1) {
-    c.warps = 2, c.blocks_per_sm = 4;  // more sequences at a time, less to merge in each
-  } else if (c.row_tiles == 2 || (c.row_tiles == 1 && pairs < 2 * sms)) {
-    c.warps = 8, c.blocks_per_sm = 1;  // fewer, larger parts of each pair
+  } else if (p.max_seqlen_kv <= kShort && output_tiles >= 2 * sms && c.row_tiles == 1) {
+    c.warps = 2, c.blocks_per_sm = 4;  // more sequences at a time, a cheaper epilogue of each
+  } else if (c.row_tiles == 2 || (c.row_tiles == 1 && output_tiles < 2 * sms)) {
+    c.warps = 8, c.blocks_per_sm = 1;  // fewer, larger splits of each output tile
   }
   for (;; --c.blocks_per_sm) {
     c.stages = stages_that_fit(c, device);
     if (c.stages >= 3 || c.blocks_per_sm == 1) break;
   }
-  if (c.cluster > 0) c.blocks = static_cast<int>(pairs) * c.cluster;
+  if (c.cluster > 0) c.blocks = static_cast<int>(output_tiles) * c.cluster;
 }
 
-// As many neighbouring heads as follow each other in memory (NHD), so that their rows are read together.
+// How many neighbouring heads, whose rows are adjacent in memory (NHD), are read together.
 int choose_head_lanes(const Problem& p, int blocks) {
   constexpr int kMost = 8;
   const KvPlane& k = p.cache.k;
@@ -188,9 +188,9 @@ int64_t rows_of_sequence(const Problem& p) { return std::max<int64_t>(1, p.max_s
 
 // Never more blocks than tiles.
 void choose_grid(const Problem& p, int most, Config& c) {
-  const int64_t tiles_of_pair = std::max<int64_t>(1, ceil_div(p.max_seqlen_kv, c.warps * kKeysOfWarp));
+  const int64_t key_tiles = std::max<int64_t>(1, ceil_div(p.max_seqlen_kv, c.warps * kKeysOfWarp));
   const double tiles = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) *
-                       static_cast<double>(ceil_div(rows_of_sequence(p), c.rows()) * tiles_of_pair);
+                       static_cast<double>(ceil_div(rows_of_sequence(p), c.rows()) * key_tiles);
   c.blocks = static_cast<int>(std::clamp(tiles, 1.0, static_cast<double>(most)));
   c.head_lanes = choose_head_lanes(p, c.blocks);
   c.blocks -= c.blocks % c.head_lanes;
@@ -200,7 +200,7 @@ void choose_grid(const Problem& p, int most, Config& c) {
 
 size_t Config::shared_bytes() const { return shared_bytes_with(*this, stages); }
 
-// Clusters have axes for what they would have to divide for: kernels/decode/decode_cluster.cu.
+// In clusters the grid's axes replace divisions: kernels/decode/decode_cluster.cu.
 Grid Config::grid(const kernels::DecodeParams& params) const {
   if (cluster == 0) return {static_cast<uint32_t>(blocks), 1, 1};
   return {static_cast<uint32_t>(cluster * params.row_blocks), static_cast<uint32_t>(params.num_heads_kv),
@@ -312,10 +312,10 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   c.load = choose_load(p, alignment);
   c.copy_bytes = c.load == Load::kElements ? 16 : static_cast<int>(alignment);
 
-  // As few rows a block as hold a sequence's: registers that are not there cannot wait for memory.
+  // The fewest rows a block that hold a sequence's: rows take registers that copies in flight need.
   const int64_t rows = rows_of_sequence(p);
   const bool wide = std::max(p.head_dim_qk, p.head_dim_v) > 128;
-  // Scales by token, masks by bits, tables of scores and parts of fp32 numbers take registers too.
+  // Scales by token, mask bits, score tables and bf16x3 take registers too.
   const bool busy = c.mask != 0 || c.score >= 8 || dtype_size(c.kv_dtype) == 4;
   c.row_tiles = rows <= 8 || (wide && busy) ? 1 : rows <= 16 || wide || c.token_scales || busy ? 2 : 4;
   const int64_t blocks_of_rows = std::max<int64_t>(1, ceil_div(rows, c.rows()));
@@ -340,7 +340,7 @@ Config choose_config_of_few(const Problem& p, const DeviceShape& device, const B
   constexpr int kMostWarps = 8;
   Problem few = p;
   few.max_seqlen_q = std::min<int64_t>(p.max_seqlen_q, beside.few_q);
-  Config c = choose_config(few, device, false);  // clusters are dealt without a look at lengths
+  Config c = choose_config(few, device, false);  // clusters are launched without a look at lengths
   c.beside = beside;
   // A block a multiprocessor, so that what the schedule leaves to the other kernel are whole ones.
   c.warps = std::min(kMostWarps, c.warps * c.blocks_per_sm), c.blocks_per_sm = 1;
@@ -377,7 +377,7 @@ WorkspaceLayout workspace_layout(const Config& c) {
     w.total += (bytes + 255) / 256 * 256;
     return begin;
   };
-  w.shares = take(blocks * sizeof(kernels::Share));
+  w.stream_k = take(blocks * sizeof(kernels::StreamKRange));
   w.arrivals = take(blocks * sizeof(unsigned));
   w.tiles_done = take(static_cast<size_t>(c.append_counters) * sizeof(unsigned));
   w.stats = take(rows * 2 * sizeof(float));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which specialisation of the decode kernel a problem gets, and how its work is dealt to the device.
+// Which specialisation of the decode kernel a problem gets, and its grid.
 #pragma once
 
 #include <array>
@@ -40,11 +40,11 @@ struct Config {
   bool prologue = false;    // something but append
   bool vectors = false;     // rows of q, k, v and of the prologue's tables take vector loads
 
-  int blocks = 1;      // of the grid; all of them run at a time
-  int head_lanes = 1;  // blocks side by side that take neighbouring heads of the same keys (decode_params.h)
-  int cluster = 0;     // blocks that share a (sequence, KV head, block of rows); 0: decode.cu, else decode_cluster.cu
+  int blocks = 1;              // of the grid; all of them run at a time
+  int head_lanes = 1;          // neighbouring heads whose blocks read the same keys together (decode_params.h)
+  int cluster = 0;             // blocks that split one output tile; 0: decode.cu, else decode_cluster.cu
   int schedule_threads = 256;  // of the schedule kernel's one block
-  // Appending waits for readers of the slots: counters, of a KV head and the sequences that read each other's slots.
+  // Counters with which appending waits for readers of the slots: by KV head and sequences that share slots.
   int64_t append_counters = 0;
   kernels::T5Table t5 = {};  // buckets; the table itself comes with a run
   Beside beside;
@@ -80,9 +80,9 @@ void check_run(const Problem& p, const Config& c);
 // Of it: that ranges, which an array without entries has none of, are what a kernel with such a mask takes.
 void check_ranges(const Problem& p, int mask);
 
-// Where the pieces of the workspace begin.
+// Offsets of the workspace's parts.
 struct WorkspaceLayout {
-  size_t shares = 0, arrivals = 0, tiles_done = 0, stats = 0, out = 0, total = 0;
+  size_t stream_k = 0, arrivals = 0, tiles_done = 0, stats = 0, out = 0, total = 0;
 };
 WorkspaceLayout workspace_layout(const Config& c);
 

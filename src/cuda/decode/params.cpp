@@ -220,7 +220,7 @@ DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
   fill_schedule(p, c, k);
   const WorkspaceLayout w = workspace_layout(c);
   char* base = static_cast<char*>(workspace);
-  k.shares = reinterpret_cast<kernels::Share*>(base + w.shares);
+  k.stream_k = reinterpret_cast<kernels::StreamKRange*>(base + w.stream_k);
   k.arrivals = reinterpret_cast<unsigned*>(base + w.arrivals);
   if (c.beside.list_at != 0) {
     auto& list = *reinterpret_cast<kernels::WorkList*>(base + c.beside.list_at);

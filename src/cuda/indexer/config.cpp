@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kSharedBytes = 232448;              // of a block, on Hopper
 constexpr int64_t kScoreBytes = int64_t{128} << 20;  // of the scores of a launch, unless one row has more
 constexpr int64_t kPanel = 64;                       // channels
-constexpr int kMathThreads = 256;
+constexpr int kConsumerThreads = 256;
 
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
 
@@ -24,7 +24,7 @@ bool aligned(const void* data, int64_t element_size, Strides... strides) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && ((strides * element_size % 16 == 0) && ...);
 }
 
-// Whole pieces of 16 channels, each at a multiple of 16 bytes.
+// True if rows are whole, aligned runs of 16 channels.
 bool has_vectors(const RowView& q, int64_t head_dim) {
   return head_dim % 16 == 0 && q.dim_stride == 1 &&
          aligned(q.data, q.element_size, q.batch_stride, q.row_stride, q.head_stride);
@@ -33,7 +33,7 @@ bool has_vectors(const KvPlane& k, int64_t head_dim) {
   return head_dim % 16 == 0 && k.contiguous && aligned(k.data, k.element_size, k.page_stride, k.slot_stride);
 }
 
-// Takes as many stages as there is room for; false: not even the fewest.
+// Chooses as many stages as fit shared memory. False: not even the fewest do.
 bool fit_stages(bool staged_keys, ScoresConfig& c) {
   constexpr int kMostKeyStages = 3, kMostQueryStages = 4, kLeastQueryStages = 2;
   for (c.key_stages = staged_keys ? kMostKeyStages : 0; c.key_stages >= (staged_keys ? 1 : 0); --c.key_stages) {
@@ -48,15 +48,15 @@ bool fit_stages(bool staged_keys, ScoresConfig& c) {
 
 size_t ScoresConfig::shared_bytes() const {
   if (exact) return 0;
-  constexpr size_t kUnits = 8, kUnitBytes = 32, kAlignment = 16;
+  constexpr size_t kWorkSlots = 8, kWorkTileBytes = 32, kAlignment = 16;
   const auto n = [](int x) { return static_cast<size_t>(x); };
   const size_t key_slots = n(std::max(key_stages, 1)), q_slots = n(q_stages);
-  const size_t pieces = n(2 * key_tiles) * n(channels / 64) * n(static_cast<int>(dtype_size(k_type)));
+  const size_t chunks = n(2 * key_tiles) * n(channels / 64) * n(static_cast<int>(dtype_size(k_type)));
   size_t bytes = q_slots * n(pass_heads) * n(channels) * 2;
-  bytes += key_stages > 0 ? key_slots * pieces * kMathThreads * 16 : kAlignment;
-  bytes += key_slots * kMathThreads * 8;
-  bytes += q_slots * (n(pass_heads) * 4 + 8) + kUnits * kUnitBytes;
-  bytes += (2 * q_slots + 2 * kUnits) * 8;
+  bytes += key_stages > 0 ? key_slots * chunks * kConsumerThreads * 16 : kAlignment;
+  bytes += key_slots * kConsumerThreads * 8;
+  bytes += q_slots * (n(pass_heads) * 4 + 8) + kWorkSlots * kWorkTileBytes;
+  bytes += (2 * q_slots + 2 * kWorkSlots) * 8;
   return bytes + kAlignment;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which specialisations of the kernels in kernels/indexer/ an operation gets, how it is cut into launches, and what
-// lies where in the workspace.
+// Which specialisations of the kernels in kernels/indexer/ an operation gets, its launches, and the layout of the
+// workspace.
 #pragma once
 
 #include <array>
@@ -12,13 +12,13 @@
 
 namespace attune::cuda::indexer {
 
-// Of the scores. exact: products in fp32, element by element (kernels/indexer/scores_exact.cu); the rest is for the
-// other.
+// Of the scores. exact: fp32 arithmetic, element by element (kernels/indexer/scores_exact.cu); all other fields are for
+// kernels/indexer/scores.cu.
 struct ScoresConfig {
   bool exact = false;
-  bool bf16 = false;  // of products; else fp16
+  bool bf16 = false;  // of the wgmma operands; else fp16
   int q_type = 0, k_type = 0;
-  int heads = 1, pass_heads = 64;  // in all; of one product
+  int heads = 1, pass_heads = 64;  // in all; N of one wgmma
   int channels = 64;
   int key_tiles = 2, key_stages = 0, q_stages = 2;
   bool q_vectors = false;

@@ -17,7 +17,7 @@ int64_t units_of(int64_t rotary_dim, int64_t head_dim, int width) {
   return ((head_dim - rotary_dim) / width + 1) / 2 + rotary_dim / (2 * width);
 }
 
-// The one dtype of those that are there; 0 where they differ.
+// The common dtype of those that are present; 0 where they differ.
 template <class... Views>
 int common_type(const Views&... views) {
   int type = -1;
@@ -89,7 +89,7 @@ void check_head_dims(int64_t qk, int64_t v) {
   require(v <= kMaxHeadDim, "cache.v has head_dim ", v, "; it must be at most ", kMaxHeadDim);
 }
 
-// Whether all that a prologue does is to turn the part of k, and of q in place, that a packed row keeps in bf16.
+// True if the prologue is just RoPE on the channels of k, and of q in place, that a packed row keeps in bf16.
 bool turns_tail_only(const PrepareProblem& op) {
   const Prologue& p = op.prologue;
   const kernels::PrologueParams k = prologue_params(p);
@@ -182,7 +182,7 @@ uint64_t Config::key() const {
 }
 
 int Config::tile_tokens(int64_t total, int num_sms) const {
-  // Rounds of a block's threads over its tokens, and over its rows: enough to hide how it begins.
+  // Iterations of a block over its tokens and rows: enough to hide its start.
   constexpr int64_t kVisits = 4, kRounds = 16;
   const int64_t at_once = kernels::kRowsThreads / lanes, tokens = std::max<int64_t>(1, at_once / groups);
   const int64_t visits = std::max(kVisits, kRounds * at_once / std::max<int64_t>(1, rows_of_token * tokens));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which specialisation of the kernels in kernels/rows/ an operation gets, and how it is dealt to the device. Few of
+// Which specialisation of the kernels in kernels/rows/ an operation gets, and its grid. Few of
 // them: rows that are not vectors go through one kernel with types known at run time.
 #pragma once
 
@@ -21,7 +21,7 @@ struct Config {
   int scales = 0;    // a mode, or kernels::kScalesAtRunTime
   int head_dim = 0;  // of K and V; 0: at run time
   bool prepare = false, prologue = false;
-  bool tail_only = false;  // of packed rows and q only the last 64 channels turn
+  bool tail_only = false;  // RoPE only, on the last 64 channels of packed rows and q
   bool copies = false;     // outputs are the inputs
 
   int64_t rows_of_token = 1;

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The units of work of one block, in order, found by a warp: which keys against which rows.
+// The tile scheduler: a warp finds the work tiles of its block, in order.
 //
-// Item (tile, key block) of the grid's line is tile_rows rows of the launch, whosever they are, against keys [block *
-// kKeys, ..) of their sequences. Block x of the grid has items x, x + gridDim, ..: neighbouring blocks have
-// neighbouring keys of the same rows, so that rows which see few keys, as the first ones of a causal prompt, burden all
-// alike. Lengths are known here only, so many items may be empty; each lane looks at one, 32 at a time.
+// Item (tile, key block) is tile_rows rows of the launch, of any sequences, against keys [block * kKeys, ..) of their
+// sequences. Block x of the persistent grid takes items x, x + gridDim, ..: neighbouring blocks have neighbouring keys
+// of the same rows, so that rows with few keys, as the first ones of a causal prompt, load all blocks alike. Only the
+// device knows lengths, so many items may be empty; each lane looks at one, 32 at a time.
 #pragma once
 
 #include "indexer/scores_config.cuh"
 
 namespace attune::indexer {
 
-class UnitFinder {
+class TileScheduler {
  public:
-  __device__ __forceinline__ explicit UnitFinder(const IndexScoresParams& p) : p_(p), base_(blockIdx.x) {}
+  __device__ __forceinline__ explicit TileScheduler(const IndexScoresParams& p) : p_(p), base_(blockIdx.x) {}
 
-  // All lanes of a warp get the same; false: there are no more.
-  __device__ __forceinline__ bool next(Unit& unit) {
+  // The next work tile, the same in all lanes of the warp. False: end of work.
+  __device__ __forceinline__ bool next(WorkTile& work) {
     for (;;) {
       while (row_ < row_end_) {
-        if (next_of_item(unit)) return true;
+        if (next_of_item(work)) return true;
       }
       if (found_ == 0) {
         if (base_ >= p_.items) return false;
@@ -45,7 +45,7 @@ class UnitFinder {
     row_end = min(row + p_.tile_rows, p_.rows.first + p_.rows.count);
   }
 
-  // A cheap test: the last row sees furthest.
+  // A cheap test: the last row sees the last key.
   __device__ __forceinline__ bool may_have_work(long long item) const {
     long long row, row_end;
     int key;
@@ -58,8 +58,8 @@ class UnitFinder {
     return key < (p_.rows.causal ? clamp_int(static_cast<long long>(s) - last.n + last.i + 1, 0, s) : s);
   }
 
-  // The rows of the item's next sequence. False: none of them needs these keys.
-  __device__ __forceinline__ bool next_of_item(Unit& unit) {
+  // The work tile of the item's next sequence. False: none of its rows needs these keys.
+  __device__ __forceinline__ bool next_of_item(WorkTile& work) {
     const Owner owner = owner_of(p_.rows, row_);
     if (owner.sequence < 0) {
       ++row_;
@@ -73,15 +73,15 @@ class UnitFinder {
       const bool scored = max(r.begin, key_) < min(r.end, key_ + Config::kKeys) && r.end - r.begin > p_.most_kept;
       needed = scored || (p_.clear && key_ < p_.num_columns);
     }
-    unit = {row_, owner.i, owner.n, owner.sequence, s, key_, __ballot_sync(0xffffffffu, needed)};
+    work = {row_, owner.i, owner.n, owner.sequence, s, key_, __ballot_sync(0xffffffffu, needed)};
     row_ = end;
-    return unit.mask != 0;
+    return work.mask != 0;
   }
 
   const IndexScoresParams& p_;
   long long base_, found_base_ = 0;  // items
-  unsigned found_ = 0;               // those from found_base_ on that may have work
-  long long row_ = 0, row_end_ = 0;  // what is left of the item
+  unsigned found_ = 0;               // bits: items from found_base_ on that may have work
+  long long row_ = 0, row_end_ = 0;  // rows left of the item
   int key_ = 0;
 };
 

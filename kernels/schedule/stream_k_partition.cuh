@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the line of tiles is dealt to the blocks of the decode grid. Pure arithmetic: any block can tell which block has
-// which tile.
+// How stream-K cuts the tiles of a call into ranges. Pure arithmetic: any block can tell which block has which tile.
 #pragma once
 
 #include "schedule/sequence.cuh"
 
 namespace attune::schedule {
 
-// 64-bit division is a hundred instructions; what fits 32 bits is the rule.
+// A 64-bit division takes a hundred instructions, and numerators nearly always fit 32 bits.
 __device__ __forceinline__ long long divide(long long a, int b) {
   if ((a >> 32) == 0) return static_cast<unsigned>(a) / static_cast<unsigned>(b);
   return a / b;
 }
 
-// Every block has `each` tiles, the first `more` blocks one more. With fewer tiles than blocks the last blocks have
-// none, so the parts of a pair always lie in consecutive blocks.
-struct Deal {
+// Every block gets `each` tiles, the first `more` blocks one more. With fewer tiles than blocks the last blocks get
+// none, so the splits of an output tile always belong to consecutive blocks.
+struct StreamKPartition {
   long long each, more;
-  int blocks;  // that have tiles
+  int blocks;  // with tiles
 
-  __device__ __forceinline__ Deal(int most, long long total)
+  __device__ __forceinline__ StreamKPartition(int most, long long total)
       : blocks(static_cast<int>(min(total, static_cast<long long>(most)))) {
     each = blocks > 0 ? divide(total, blocks) : 0;
     more = total - each * blocks;

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// The epilogue of a split, inside a block: merges the warps' results in the order of the warps, and stores the output,
+// or a partial result where other blocks have splits of the same output tile.
+#pragma once
+
+#include "decode/mainloop.cuh"
+#include "decode/shared_storage.cuh"
+#include "tile/finish.cuh"
+
+namespace attune::decode {
+
+constexpr float kUndoMaxOffset = 1.0f / (1 << static_cast<int>(kMaxOffset));
+
+// Row statistics of the warps, [warp][row] in shared memory.
+struct WarpStats {
+  float* row_max;
+  float* row_sum;
+  float* pv_max;
+  float* o_rescale;  // over row_sum, once that has been read
+  __device__ __forceinline__ explicit WarpStats(SharedStorage& shared) {
+    row_max = shared.row_max[0];
+    row_sum = shared.row_sum[0];
+    pv_max = shared.pv_max[0];
+    o_rescale = shared.o_rescale[0];
+  }
+
+  __device__ __forceinline__ float block_max(int row) const {
+    float result = -ptx::infinity();
+#pragma unroll
+    for (int w = 0; w < Config::kWarps; ++w) result = fmaxf(result, row_max[w * Config::kRows + row]);
+    return result;
+  }
+  __device__ __forceinline__ float block_sum(int row, float row_max_ref) const {
+    float result = 0;
+#pragma unroll
+    for (int w = 0; w < Config::kWarps; ++w) {
+      const int at = w * Config::kRows + row;
+      result += row_sum[at] * ptx::exp2_approx(row_max[at] - row_max_ref);
+    }
+    return result;
+  }
+  // The factor of a warp's O in the block's, without the scale of V. at: warp * kRows + row.
+  __device__ __forceinline__ float rescale_of_warp(int at, float row_max_ref) const {
+    return kUndoMaxOffset * ptx::exp2_approx((Config::kTokenScales ? pv_max[at] : row_max[at]) - row_max_ref);
+  }
+};
+
+// The scale of cached values per tensor or per head, which the epilogue applies; else 1.
+__device__ __forceinline__ float epilogue_v_scale(const DecodeParams& p, int head) {
+  float factor = 1.0f;
+  if (!Config::kNewTokens && p.v_scale.mode == 1) factor = p.v_scale.data[0];
+  if (!Config::kNewTokens && p.v_scale.mode == 2) factor = p.v_scale.data[head * p.v_scale.head_stride];
+  return factor;
+}
+
+// Four channels of a row, summed over the warps. exchange: [kWarps][kRows] rows of `pitch` floats.
+__device__ __forceinline__ float4 sum_over_warps(const float* exchange, int pitch, int row, int channel) {
+  float4 sum{0, 0, 0, 0};
+#pragma unroll
+  for (int w = 0; w < Config::kWarps; ++w) {
+    const float4 x = *reinterpret_cast<const float4*>(exchange + (w * Config::kRows + row) * pitch + channel);
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
+  return sum;
+}
+
+// Where a block stores the partial result of a split: rows of head_dim_v floats, and of (row_max, row_sum). out null:
+// the block has the whole output tile and stores the output.
+struct PartialAddress {
+  float* out;
+  float* stats;
+};
+
+__device__ __forceinline__ void store_warp_stats(const AttentionState& state, const WarpStats& stats) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float row_sum = kUndoMaxOffset * sum_over_keys(state.row_sum[n][e]);
+      const int at = warp * Config::kRows + 8 * n + lane % 4 * 2 + e;
+      if (lane >= 4) continue;
+      stats.row_max[at] = state.row_max[n][e];
+      stats.row_sum[at] = row_sum;
+      if constexpr (Config::kTokenScales) stats.pv_max[at] = state.pv_max[n][e];
+    }
+  }
+}
+
+// One thread a row: merges the warps' statistics, stores them, and leaves the factor of each warp's O.
+__device__ __forceinline__ void merge_row_stats(const DecodeParams& p, const Split& split, long long q_begin,
+                                                const PartialAddress& partial, const WarpStats& stats, int row) {
+  const float row_max = stats.block_max(row), row_max_ref = finite_row_max(row_max),
+              row_sum = stats.block_sum(row, row_max_ref);
+  float factor = epilogue_v_scale(p, split.head);
+  if (row < split.num_rows) {
+    if (partial.out == nullptr) {
+      const int packed = split.row_begin + row, query = kernels::divide(packed, p.by_group);
+      const float normalise = tile::finish_row(p, split.batch, q_begin, query,
+                                               split.head * p.group + packed - query * p.group, row_max, row_sum);
+      factor = row_max == -ptx::infinity() && row_sum == 0 ? 0.0f : factor * normalise;
+    } else {
+      partial.stats[2 * row] = row_max;
+      partial.stats[2 * row + 1] = row_sum;
+    }
+  }
+#pragma unroll
+  for (int w = 0; w < Config::kWarps; ++w) {
+    const int at = w * Config::kRows + row;
+    stats.o_rescale[at] = factor * stats.rescale_of_warp(at, row_max_ref);
+  }
+}
+
+// Each warp's rescaled O to the exchange: kMergeChannels channels of every row, from block first_block of 16 on.
+// belongs.
+__device__ __forceinline__ void store_warp_o(const AttentionState& state, const WarpStats& stats, float* exchange,
+                                             int first_block) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < Config::kBlocksV; ++i) {
+    const int local = i - first_block;
+    if (local < 0 || local >= Config::kMergeChannels / 16) continue;
+#pragma unroll
+    for (int n = 0; n < Config::kRowTiles; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int row = 8 * n + 2 * t + j % 2;
+        const float o_rescale = stats.o_rescale[warp * Config::kRows + row];
+        exchange[(warp * Config::kRows + row) * Config::kMergePitch +
+                 tile::channel_of_row<Config::kKvType>(local, g, j / 2)] = state.o[i][n][j] * o_rescale;
+      }
+    }
+  }
+}
+
+// Stores four channels of a row of the output, from element `at` on.
+__device__ __forceinline__ void store_four(const DecodeParams& p, long long at, const float4& x) {
+  tile::store_element(Config::kOutType, p.out, at, x.x);
+  tile::store_element(Config::kOutType, p.out, at + p.out_dim_stride, x.y);
+  tile::store_element(Config::kOutType, p.out, at + 2 * p.out_dim_stride, x.z);
+  tile::store_element(Config::kOutType, p.out, at + 3 * p.out_dim_stride, x.w);
+}
+
+// The exchanged channels, summed over the warps, to the output or the partial result.
+__device__ __forceinline__ void store_channels(const DecodeParams& p, const Split& split, long long q_begin,
+                                               const PartialAddress& partial, const float* exchange,
+                                               int first_channel) {
+  constexpr int kGroups = Config::kMergeChannels / 4;  // of four channels, a row
+#pragma unroll 1
+  for (int i = threadIdx.x; i < Config::kRows * kGroups; i += Config::kThreads) {
+    const int row = i / kGroups, local = i % kGroups * 4, channel = first_channel + local;
+    if (row >= split.num_rows || channel >= Config::kHeadDimV) continue;
+    const float4 sum = sum_over_warps(exchange, Config::kMergePitch, row, local);
+    if (partial.out != nullptr) {
+      *reinterpret_cast<float4*>(partial.out + row * Config::kHeadDimV + channel) = sum;
+      continue;
+    }
+    const int packed = split.row_begin + row, query = kernels::divide(packed, p.by_group);
+    const long long at =
+        tile::row_offset(p, split.batch, q_begin, query, split.head * p.group + packed - query * p.group,
+                         p.out_batch_stride, p.out_row_stride, p.out_head_stride) +
+        channel * p.out_dim_stride;
+    store_four(p, at, sum);
+  }
+}
+
+// The whole epilogue. Synchronises the block, but not at its end.
+__device__ __forceinline__ void epilogue(const DecodeParams& p, const Split& split, long long q_begin,
+                                         const PartialAddress& partial, const AttentionState& state,
+                                         SharedStorage& shared) {
+  const WarpStats stats(shared);
+  float* const exchange = shared.exchange[0];
+  store_warp_stats(state, stats);
+  __syncthreads();
+  for (int row = threadIdx.x; row < Config::kRows; row += Config::kThreads)
+    merge_row_stats(p, split, q_begin, partial, stats, row);
+  __syncthreads();
+#pragma unroll
+  for (int block = 0; block < Config::kBlocksV; block += Config::kMergeChannels / 16) {
+    if (block != 0) __syncthreads();
+    store_warp_o(state, stats, exchange, block);
+    __syncthreads();
+    store_channels(p, split, q_begin, partial, exchange, block * 16);
+  }
+}
+
+}  // namespace attune::decode
