@@ -17,7 +17,7 @@ struct Accumulators {
   float factor[2];                     // of o, at the work tile's end
   float limit[Rows::kCapped ? 2 : 1];  // a maximum up to which the reference need not follow; NaN: there is no row
 
-  // Transposed codes have their channels in an order of their own (transpose.cuh).
+  // Transposed codes have their channels in an order of their own (transpose_v.cuh).
   __device__ __forceinline__ static constexpr int pair_at(int h, int i) {
     return Config::kCodes ? i / 2 * 8 + 2 * h + i % 2 : 4 * i + 2 * h;
   }

@@ -65,7 +65,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
 // By all math threads, before their first work tile.
 __device__ __forceinline__ void check_stamp(const PrefillParams& p, const Smem& smem) {
   schedule::check_stamp(p, math_thread(), Config::kMathThreads, smem.check(),
-                        [] { ptx::sync_some(kAllMath, Config::kMathThreads); });
+                        [] { ptx::sync_some(kMathBarrier, Config::kMathThreads); });
 }
 
 // The head tile of the slot's work tile, or kNoMoreWork; waits for it. The same for a warp.

@@ -37,8 +37,8 @@ struct Config {
   static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
   // An x-packed cache enters the products as it lies; new tokens beside it as rows. Of one of codes K becomes rows, V
-  // what it is in one of 16 bits (convert_packed.cuh).
-  static constexpr bool kPacked = ATTUNE_XPACKED != 0;
+  // what it is in one of 16 bits (dequant_xpacked.cuh).
+  static constexpr bool kXpacked = ATTUNE_XPACKED != 0;
   // q, k and v are codes of 8 bits that enter the products as they are (prefill_fp8.cu). Two warps beside the producer
   // transpose V, which comes to the ring of codes.
   static constexpr int kElementSize = tile::element_size(kType);
@@ -57,10 +57,10 @@ struct Config {
   // The TMA does not take the cache's rows: four warps copy them, so many bytes at a time.
   static constexpr int kGather = ATTUNE_GATHER;
   static constexpr bool kGathers = kGather > 0;
-  static constexpr bool kPackedKeys = kPacked && !kConverts && !kGathers;  // K enters the products in pieces
+  static constexpr bool kXpackedK = kXpacked && !kConverts && !kGathers;  // K enters the products in pieces
   // Codes are exact in fp16, which takes one instruction for two of them, so bf16 queries become fp16 before they meet
-  // those (queries.cuh). Scales never touch codes, which would round. One scale for all keys of a head is part of what
-  // scores are multiplied with, that of V multiplies O, and weights are fp16. Scales of tokens multiply scores and
+  // those (fp16_queries.cuh). Scales never touch codes, which would round. One scale for all keys of a head is part of
+  // what scores are multiplied with, that of V multiplies O, and weights are fp16. Scales of tokens multiply scores and
   // weights. Weights with scales would leave fp16's range, so they are bf16, as V is; where q is fp16 each is the sum
   // of two of bf16, because one has fewer bits than fp16 outputs show.
   static constexpr bool kTokenScales = kConverts && ATTUNE_TOKEN_SCALES != 0;
@@ -79,7 +79,7 @@ struct Config {
   // The warps beside the producer leave the math groups few.
   static constexpr bool kCramped = kConverts || (kGathers && kScore != 0);
   // Exponentials wait for no maximum but the first of a row.
-  static constexpr bool kMayBeLate = kElementSize == 2 && kHeadDimV <= 128 && kMask == 0 && !kCramped && !kPacked;
+  static constexpr bool kMayBeLate = kElementSize == 2 && kHeadDimV <= 128 && kMask == 0 && !kCramped && !kXpacked;
   static constexpr bool kLate = kMayBeLate && (kScore == 0 || kScore == kAlibi);
   // The same while scores are small beside a softcap, unless it is so low that they hardly ever are.
   static constexpr bool kLateCaps = kMayBeLate && kScore == kSoftcap && ATTUNE_LOW_CAP == 0;
@@ -103,7 +103,7 @@ struct Config {
   static constexpr int kBytesQ = kParts * kBlocksQk * kRows * 128, kBytesK = kParts * kBlocksQk * kKeys * 128,
                        kBytesV = kCodes ? kChannels * 128 : kParts * kBlocksV * kKeys * 128,  // codes: a line a channel
                        kBytesRaw = kernels::raw_bytes(kKeys, kCodes ? kHeadDimV : kHeadDimQk, kHeadDimV);
-  static constexpr int kPackedKeyBytes = 32 * kStepsQk, kPackedValueBytes = 2 * kChannels;  // of a key
+  static constexpr int kXpackedKBytes = 32 * kStepsQk, kXpackedVBytes = 2 * kChannels;  // of a key
   // kCodesOfCache: of tiles that were codes.
   template <bool kCodesOfCache>
   static constexpr ptx::Type kKeysProduct =
@@ -117,14 +117,14 @@ struct Config {
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3 || kType == tile::kFloat32,
                 "what wgmma takes, and fp32");
-  static_assert(!kPacked || (kCached && !kCodes && !kFloats), "x-packed caches are of q's 16 bits, or of codes");
+  static_assert(!kXpacked || (kCached && !kCodes && !kFloats), "x-packed caches are of q's 16 bits, or of codes");
   static_assert(!kGathers || (kCached && !kOtherCache && !kCodes && !kFloats), "of caches of q's 16 bits");
   static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
   static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
                 "what codes are not made for");
   static_assert(!(kConverts || kCodes) || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0),
                 "TMA copies multiples of 16 bytes");
-  static_assert(!kPacked || kHeadDimQk % 8 == 0, "x-packed keys come in pieces of 16 bytes");
+  static_assert(!kXpacked || kHeadDimQk % 8 == 0, "x-packed keys come in pieces of 16 bytes");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kKeys % 32 == 0 && kKeys <= 256, "wgmma's columns, as ptx/wgmma.cuh has them");
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
@@ -143,7 +143,7 @@ __device__ __forceinline__ int row_of_thread() {
 
 // Numbered barriers.
 constexpr int kWarpSchedulerBarrier = 1;  // and 2
-constexpr int kAllMath = 3, kAllConverters = 4;
-constexpr int kQueriesOfGroup = 5;  // and 6
+constexpr int kMathBarrier = 3, kLoadBarrier = 4;
+constexpr int kGroupBarrier = 5;  // and 6
 
 }  // namespace attune::prefill

@@ -7,8 +7,8 @@
 // lists work tiles, longest first, and the blocks of a persistent grid take them one after the other. Masks touch only
 // tiles at the edges; tiles that nobody sees are not in the list.
 //
-// Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp or two (load.cuh);
-// groups 1 and 2 have 64 rows each (attend.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
+// Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp or two (producer.cuh);
+// groups 1 and 2 have 64 rows each (mainloop.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
 //
 //   producer: K0 Q   K1 V0   K2 V1   K3 V2 ..    (K and V by warps of their own)
 //   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..
@@ -17,14 +17,14 @@
 // Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty"
 // (a lane of each of the eight math warps); q that comes early is counted with the work tile's first K. Where the cache
 // has 8 bits, its tiles come to a ring of their own, and three warps beside the producer make them K and V
-// (convert.cuh). Where the TMA does not take the cache, four warps copy it in its place (gather.cuh). Work tiles go
-// through three slots the same way.
-#include "prefill/attend.cuh"
+// (dequant.cuh). Where the TMA does not take the cache, four warps copy it in its place (producer_gather.cuh). Work
+// tiles go through three slots the same way.
+#include "prefill/mainloop.cuh"
 #include "prefill/block.cuh"
-#include "prefill/convert.cuh"
-#include "prefill/finish_work_tile.cuh"
-#include "prefill/gather.cuh"
-#include "prefill/load.cuh"
+#include "prefill/dequant.cuh"
+#include "prefill/epilogue.cuh"
+#include "prefill/producer_gather.cuh"
+#include "prefill/producer.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
@@ -36,48 +36,48 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
   // The first group's first turn.
   if (group == 1) ptx::arrive_some(kWarpSchedulerBarrier, Config::kMathThreads);
   check_stamp(p, smem);
-  Attend attend(p, smem, group);
+  Mainloop mainloop(p, smem, group);
   float s[Config::kKeys / 2];
   Accumulators a;
   PipelineState slot;
   // The next work tile may be looked up beside the last product of one.
   constexpr bool kAhead = Config::kFarsighted;
   int next = kAhead ? head_tile_of(smem, slot) : 0;
-  if (Config::kEarly) attend.start_early(next != kNoMoreWork, s);
+  if (Config::kEarly) mainloop.start_early(next != kNoMoreWork, s);
   while (kAhead ? next != kNoMoreWork : has_work(smem, slot)) {
     if constexpr (Config::kLateCaps)  // what is the warp's takes no registers of lanes
       slot = {__shfl_sync(0xffffffffu, slot.stage, 0), __shfl_sync(0xffffffffu, slot.phase, 0)};
     const int at = slot.stage;
     const WorkTile& work = smem.work(at);  // read where needed: registers are scarce
     const int kv_head = Config::kConverts ? smem.head_tile(at) * p.heads_of_tile / p.group : 0;
-    if (!Config::kEarly) attend.start(work, kv_head, s);
+    if (!Config::kEarly) mainloop.start(work, kv_head, s);
     Rows rows;
     rows.start(p, work, smem.head_tile(at));
     OutRows out;
     bool whole = true;
-    attend.run(work, kv_head, rows, s, a, [&] {
+    mainloop.run(work, kv_head, rows, s, a, [&] {
       if (kAhead) slot.next<kernels::kWorkSlots>(), next = head_tile_of(smem, slot);
       if constexpr (Config::kEarly) {
-        attend.start_early(next != kNoMoreWork, s);
+        mainloop.start_early(next != kNoMoreWork, s);
         whole = work.num_splits == 1;
-        attend.add_lanes(a);
+        mainloop.add_lanes(a);
         a.factor[0] = a.factor[1] = 1.0f;
         if (whole && p.plain_out) {
           out = finish_plain_rows(p, rows, a, smem.out_base(at));
         } else {
-          attend.conclude(a);
+          mainloop.conclude(a);
           if (whole) out = finish_rows(p, work, rows, a);
         }
         // All warps of the group have done with q as such.
-        if (Config::kOutThroughQueries) ptx::sync_some(kQueriesOfGroup + group, 128);
+        if (Config::kOutThroughQueries) ptx::sync_some(kGroupBarrier + group, 128);
       }
     });
     if constexpr (Config::kEarly) {
-      finish_work_tile(p, smem, at, rows, a, whole, &out, attend.old_queries());
-      if (Config::kOutThroughQueries) attend.release_old_queries();
+      epilogue(p, smem, at, rows, a, whole, &out, mainloop.old_queries());
+      if (Config::kOutThroughQueries) mainloop.release_old_queries();
     } else {
       if constexpr (Config::kLateCaps) rows.start(p, work, smem.head_tile(at));  // no registers for it meanwhile
-      finish_work_tile(p, smem, at, rows, a, work.num_splits == 1);
+      epilogue(p, smem, at, rows, a, work.num_splits == 1);
     }
     if (!kAhead) slot.next<kernels::kWorkSlots>();
   }
@@ -104,21 +104,21 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     ptx::give_up_registers<Config::kProducerRegisters>();
     if constexpr (Config::kGathers) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Gatherer gatherer(p, maps, smem);
-      gatherer.run();
+      GatherProducer producer(p, maps, smem);
+      producer.run();
       end_after_previous_kernels(p);
     } else if (threadIdx.x < 32) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Loader loader(p, maps, smem);
-      loader.run();
+      Producer producer(p, maps, smem);
+      producer.run();
       end_after_previous_kernels(p);
     } else if constexpr (Config::kConverts) {
-      Converter converter(p, smem);
-      converter.run();
+      Dequantizer dequantizer(p, smem);
+      dequantizer.run();
     } else if (Config::kTwoLoaders && threadIdx.x < 64) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Loader loader(p, maps, smem);
-      loader.run_values();
+      Producer producer(p, maps, smem);
+      producer.run_values();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();

@@ -2,8 +2,8 @@
 // Prefill attention on fp32 numbers, which enter the tensor cores as sums of three of bf16: what is left out is below
 // 2^-24 of a product. There is no TF32.
 //
-// Work tiles, rows, masks and the end of a work tile are those of prefill.cu; the math is that of attend_floats.cuh. In
-// place of the TMA four warps load rows and split them (load_floats.cuh).
+// Work tiles, rows, masks and the end of a work tile are those of prefill.cu; the math is that of mainloop_fp32.cuh. In
+// place of the TMA four warps load rows and split them (producer_fp32.cuh).
 //
 // Tiles: 128 rows x 64 keys x the head dims, or 64 rows where a row has more than 128 channels: then one math group.
 //
@@ -13,10 +13,10 @@
 //
 // Shared memory: q, K and V three times as bf16. With 128 channels there is room for one stage of K and V: K of the
 // next tile comes while both groups have V, V while they have K.
-#include "prefill/attend_floats.cuh"
+#include "prefill/mainloop_fp32.cuh"
 #include "prefill/block.cuh"
-#include "prefill/finish_work_tile.cuh"
-#include "prefill/load_floats.cuh"
+#include "prefill/epilogue.cuh"
+#include "prefill/producer_fp32.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
@@ -25,14 +25,14 @@ namespace attune::prefill {
 
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
   check_stamp(p, smem);
-  AttendFloats attend(p, smem, math_thread() / 128);
+  MainloopFp32 mainloop(p, smem, math_thread() / 128);
   PipelineState slot;
   while (has_work(smem, slot)) {
     Accumulators a;
-    attend.run(smem.work(slot.stage), smem.head_tile(slot.stage), a);
+    mainloop.run(smem.work(slot.stage), smem.head_tile(slot.stage), a);
     Rows rows;
     rows.start(p, smem.work(slot.stage), smem.head_tile(slot.stage));
-    finish_work_tile(p, smem, slot.stage, rows, a, smem.work(slot.stage).num_splits == 1);
+    epilogue(p, smem, slot.stage, rows, a, smem.work(slot.stage).num_splits == 1);
     slot.next<kernels::kWorkSlots>();
   }
 }
@@ -51,8 +51,8 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   constexpr bool kShares = Config::kMathGroups > 1;
   if (threadIdx.x < 128) {
     if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
-    FloatLoader loader(p, in_fours, smem);
-    loader.run();
+    Fp32Producer producer(p, in_fours, smem);
+    producer.run();
     end_after_previous_kernels(p);
   } else {
     if constexpr (kShares) ptx::take_registers<Config::kMathRegisters>();

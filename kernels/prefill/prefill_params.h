@@ -24,7 +24,7 @@ struct alignas(16) WorkTile {
   int first_split;            // of all parts of blocks that are split: where partial results go
   union {
     int split_tile;      // of all blocks that are split: its counter, where the kernel that attends merges
-    int next_work;  // where another one does: the share's next work tile (shares.cuh); 0 where there is none
+    int next_work;  // where another one does: the share's next work tile (balanced.cuh); 0 where there is none
   };
 };
 

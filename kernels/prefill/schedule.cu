@@ -2,7 +2,7 @@
 // Lists the work tiles of a batch from the lengths on the device, those with most tiles first, and cuts blocks of rows
 // into parts where there are too few of them to fill the grid, or where one alone would take longer than all others;
 // where parts for one round would leave much of the grid idle, into short ones, for several rounds, or into shares of
-// all tiles (shares.cuh).
+// all tiles (balanced.cuh).
 //
 //   blocks of rows of sequence b: ceil(num_q / tokens_of_tile);  cost of a block: its tiles of keys;
 //   C = all tiles times head tiles;  ideal = C / blocks of the grid, which no schedule beats
@@ -17,8 +17,8 @@
 //
 // Its code runs about once, so what it takes is the fetching of its instructions: all passes are one loop, in which
 // whatever several of them do stands once, and nothing is unrolled.
-#include "prefill/listing.cuh"
-#include "prefill/shares.cuh"
+#include "prefill/schedule_common.cuh"
+#include "prefill/balanced.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/reduce.cuh"
 #include "schedule/stamp.cuh"

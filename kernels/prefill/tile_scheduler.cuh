@@ -31,7 +31,7 @@ __device__ __forceinline__ void pass_list_on(const kernels::PrefillParams& p) {
 // tile go together (bytes_of_key is 0). That work tile is asked for with the list, before the kernels before this one
 // have ended: the schedule, which alone writes both, lets no other kernel begin before it has. Where no work tile is
 // left for a second round, nobody counts. Such a feed begins with first(), and look_ahead() once those kernels have
-// ended. A work tile may say which one its block takes next (shares.cuh).
+// ended. A work tile may say which one its block takes next (balanced.cuh).
 template <class Smem, int kCluster = 1, bool kBeside = false, bool kShort = false>
 class TileScheduler {
   static_assert(kShort || kCluster == 1, "clusters begin with first()");

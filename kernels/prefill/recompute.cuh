@@ -4,15 +4,15 @@
 // slow, and never needed unless there are such values.
 #pragma once
 
-#include "prefill/store.cuh"
+#include "prefill/epilogue_store.cuh"
 #include "prefill/strided.cuh"
 
 namespace attune::prefill {
 
-class Repair {
+class NonfiniteRows {
  public:
   // Which of the thread's rows have something that is no finite number.
-  __device__ __forceinline__ explicit Repair(const Rows& rows, const Accumulators& a) {
+  __device__ __forceinline__ explicit NonfiniteRows(const Rows& rows, const Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float probe[4] = {};
@@ -20,21 +20,22 @@ class Repair {
       for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN as soon as one is not finite
         probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
       if constexpr (Config::kCodes) probe[0] = fmaf(a.sum[h], 0.0f, probe[0]);  // codes of weights are finite
-      bad_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
+      nonfinite_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }
 
   // All lanes of the warp, after the work tile's rows, or its part of them, have been stored: stores the bad ones
   // again.
-  __device__ __forceinline__ void operator()(const PrefillParams& p, const WorkTile& t, int head_tile,
+  __device__ __forceinline__ void recompute(const PrefillParams& p, const WorkTile& t, int head_tile,
                                              const Rows& rows) const {
-    if (!__any_sync(0xffffffffu, bad_[0] || bad_[1])) return;
+    if (!__any_sync(0xffffffffu, nonfinite_[0] || nonfinite_[1])) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       for (int row = 0; row < 8; ++row) {
         bool any = false;
-        for (int lane = 0; lane < 4; ++lane) any |= __shfl_sync(0xffffffffu, bad_[h] ? 1 : 0, 4 * row + lane) != 0;
-        if (any) again(p, t, head_tile, rows, h, row);
+        for (int lane = 0; lane < 4; ++lane)
+          any |= __shfl_sync(0xffffffffu, nonfinite_[h] ? 1 : 0, 4 * row + lane) != 0;
+        if (any) recompute_row(p, t, head_tile, rows, h, row);
       }
     }
   }
@@ -67,7 +68,7 @@ class Repair {
 
   __device__ __forceinline__ static float element(const PrefillParams& p, const WorkTile& t, int key, bool values,
                                                   const KeyRow& row, int channel) {
-    if constexpr (Config::kFloats || Config::kPacked) {
+    if constexpr (Config::kFloats || Config::kXpacked) {
       const bool cached = Config::kCached && key < t.num_cached;
       const Strided place = cached ? Strided::of(values ? p.v : p.k) : Strided::of(values ? p.new_v : p.new_k);
       return tile::load_element(row.dtype, row.data, place.offset(channel)) * row.scale;
@@ -90,7 +91,7 @@ class Repair {
     return seen;
   }
 
-  __device__ __forceinline__ static void again(const PrefillParams& p, const WorkTile& t, int head_tile,
+  __device__ __forceinline__ static void recompute_row(const PrefillParams& p, const WorkTile& t, int head_tile,
                                                const Rows& rows, int h, int row) {
     const int lane = threadIdx.x % 32, kv_head = head_tile * p.heads_of_tile / p.group;
     const auto of_row = [&](auto x) { return __shfl_sync(0xffffffffu, x, 4 * row); };
@@ -161,7 +162,7 @@ class Repair {
     }
   }
 
-  bool bad_[2];
+  bool nonfinite_[2];
 };
 
 }  // namespace attune::prefill

@@ -10,7 +10,7 @@
 
 #include "prefill/shared_storage.cuh"
 #include "prefill/tile_scheduler.cuh"
-#include "prefill/packed.cuh"
+#include "prefill/xpacked.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tensor_copy.cuh"
@@ -22,9 +22,9 @@ struct Maps {
   const ptx::TensorMap &q, &k, &v, &dense_k, &dense_v;
 };
 
-class Loader {
+class Producer {
  public:
-  __device__ __forceinline__ Loader(const PrefillParams& p, const Maps& maps, const Smem& smem)
+  __device__ __forceinline__ Producer(const PrefillParams& p, const Maps& maps, const Smem& smem)
       : p_(p), maps_(maps), smem_(smem), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
@@ -135,13 +135,13 @@ class Loader {
   struct Boxes {
     int first, count, keys;
   };
-  static constexpr int kMostBlocks = Config::kPacked                          ? 1
+  static constexpr int kMostBlocks = Config::kXpacked                          ? 1
                                      : Config::kBlocksQk > Config::kBlocksV ? Config::kBlocksQk
                                                                             : Config::kBlocksV;
   // Codes of K and of V: half of the lanes each, as one lane's copy is issued after the other's, and the rest of the
   // work is the same for both.
   static constexpr bool kPairs =
-      Config::kConverts && (Config::kPacked || (Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128));
+      Config::kConverts && (Config::kXpacked || (Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128));
   static constexpr int kBoxLanes = kPairs ? 16 : kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
 
   __device__ __forceinline__ Boxes boxes_of(const Tile& tile) const {
@@ -203,7 +203,7 @@ class Loader {
                                               const ptx::TensorMap& map, unsigned to, unsigned barrier,
                                               int kv_head) const {
     static_assert(Config::kKeys / 16 <= 32);
-    const int key_bytes = values ? Config::kPackedValueBytes : Config::kPackedKeyBytes;
+    const int key_bytes = values ? Config::kXpackedVBytes : Config::kXpackedKBytes;
     const Boxes b = boxes_of(tile);
     if (lane_ == 0) ptx::arrive_expecting(barrier, b.count * b.keys * key_bytes);
     __syncwarp();
@@ -218,7 +218,7 @@ class Loader {
   template <int kBlocks>
   __device__ __forceinline__ void copy(const WorkTile& work, const Tile& tile, int page, bool values, unsigned to,
                                        unsigned barrier, int kv_head, int more = 0) const {
-    if (Config::kPackedKeys && tile.cached) {
+    if (Config::kXpackedK && tile.cached) {
       copy_packed(work, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
     } else if (Config::kCached && tile.cached) {
       copy_cached<kBlocks, 128, 64>(work, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
@@ -244,7 +244,7 @@ class Loader {
     const ptx::TensorMap& map = is_of_values() ? maps_.v : maps_.k;
     const unsigned to = smem_.raw(stage), full = smem_.raw_full(stage);
     const int key_bytes =
-        !Config::kPacked ? kernels::kRawPitch : is_of_values() ? Config::kChannels : Config::kHeadDimQk;
+        !Config::kXpacked ? kernels::kRawPitch : is_of_values() ? Config::kChannels : Config::kHeadDimQk;
     if (lane_ % kBoxLanes == 0) ptx::arrive_expecting(full, b.count * b.keys * key_bytes);
     __syncwarp();
 #pragma unroll 1
@@ -253,7 +253,7 @@ class Loader {
       if (i >= kBoxLanes) page = find_box(work, tile, box, is_of_values()).page;
       const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
       const int slot = slot_in_page(p_, tile.start + box * b.keys);
-      if constexpr (Config::kPacked) {
+      if constexpr (Config::kXpacked) {
         ptx::copy_box(to + box * b.keys * key_bytes, map, full, is_of_values() ? slot : 0, 0,
                       is_of_values() ? 0 : slot / 8, kv_head, outer);
       } else {
@@ -306,7 +306,7 @@ class Loader {
     if (whole) return;
     ptx::wait_phase(smem_.edge(), edge_phase_);
     edge_phase_ ^= 1;
-    if (Config::kPackedKeys && tile.cached) {
+    if (Config::kXpackedK && tile.cached) {
       clear_columns<32>(at, tile.low - tile.start, tile.high - tile.start, lane_);
     } else {
       clear_rows(at, 0, tile.low - tile.start);
@@ -334,7 +334,7 @@ class Loader {
       }
     }
     const bool any = __any_sync(0xffffffffu, bad) != 0;
-    // racecheck reports this beside Weigh::hide_edge(): it does not follow a barrier that copies complete.
+    // racecheck reports this beside Softmax::hide_edge(): it does not follow a barrier that copies complete.
     if (lane_ == 0) ptx::store_shared_u32(at, any ? 1u : 0u);
     if (any) hide_boxes(at, work, tile);
     __syncwarp();

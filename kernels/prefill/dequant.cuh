@@ -4,9 +4,9 @@
 // become zero.
 #pragma once
 
-#include "prefill/codes.cuh"
+#include "prefill/dequant_elements.cuh"
 #include "prefill/shared_storage.cuh"
-#include "prefill/convert_packed.cuh"
+#include "prefill/dequant_xpacked.cuh"
 #include "prefill/tile_scheduler.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/registers.cuh"
@@ -14,12 +14,12 @@
 
 namespace attune::prefill {
 
-class Converter {
+class Dequantizer {
  public:
-  static constexpr int kThreads = kConverters;
+  static constexpr int kThreads = kDequantThreads;
   static_assert(!Config::kConverts || kThreads == 32 * Config::kConvertWarps);
 
-  __device__ __forceinline__ Converter(const PrefillParams& p, const Smem& smem)
+  __device__ __forceinline__ Dequantizer(const PrefillParams& p, const Smem& smem)
       : p_(p), smem_(smem), thread_(static_cast<int>(threadIdx.x) - 32) {}
 
   __device__ __forceinline__ void run() {
@@ -55,13 +55,13 @@ class Converter {
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
     if (Config::kTokenScales) load_scales(work, kv_head, tile, pipe.stage);
-    // racecheck reports this beside Weigh::hide_edge(): it does not follow a thread's arrival for those that it met.
+    // racecheck reports this beside Softmax::hide_edge(): it does not follow a thread's arrival for those that it met.
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
       ptx::store_shared_u32(smem_.mask(pipe.stage) + 4 * thread_,
                             ptx::load_shared_u32(smem_.raw_mask(raw.stage) + 4 * thread_));
     }
-    if constexpr (Config::kPacked) {
-      packed_keys(smem_.raw(raw.stage), smem_.k(pipe.stage), thread_);
+    if constexpr (Config::kXpacked) {
+      dequant_xpacked_k(smem_.raw(raw.stage), smem_.k(pipe.stage), thread_);
     } else {
       tile_of<Config::kHeadDimQk, tile::kFloat16>(smem_.raw(raw.stage), smem_.k(pipe.stage), 0, Config::kKeys);
     }
@@ -79,8 +79,8 @@ class Converter {
     constexpr int kTo = Config::kTokenScales ? tile::kBFloat16 : tile::kFloat16;
     const unsigned from = smem_.raw(raw.stage), to = smem_.v(pipe.stage);
     const int low = tile.low - tile.start, high = tile.high - tile.start;
-    if constexpr (Config::kPacked) {
-      packed_values<kTo>(from, to, low, high, p_.box_shift, thread_);
+    if constexpr (Config::kXpacked) {
+      dequant_xpacked_v<kTo>(from, to, low, high, p_.box_shift, thread_);
     } else {
       tile_of<Config::kHeadDimV, kTo>(from, to, low, high);
     }
@@ -89,7 +89,7 @@ class Converter {
 
   __device__ __forceinline__ void hand_over(unsigned raw_empty, unsigned full) {
     ptx::fence_async_proxy();
-    ptx::sync_some(kAllConverters, kThreads);
+    ptx::sync_some(kLoadBarrier, kThreads);
     if (thread_ == 0) {
       ptx::arrive(raw_empty);
       ptx::arrive(full);
@@ -105,7 +105,7 @@ class Converter {
       smem_.scales(stage, false)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, false) : 0.0f;
       smem_.scales(stage, true)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, true) : 0.0f;
     }
-    ptx::sync_some(kAllConverters, kThreads);
+    ptx::sync_some(kLoadBarrier, kThreads);
   }
 
   // Every code of a tile: its raw rows to rows of kTo, swizzled. Rows outside of [low, high) become zero.

@@ -10,7 +10,7 @@
 
 namespace attune::prefill {
 
-class HalfQueries {
+class Fp16Queries {
  public:
   // The thread's two rows; a quad has a row. k_scale: of all keys; its sign moves to q. Row h's products are to be
   // multiplied with factor[h].
@@ -52,7 +52,7 @@ class HalfQueries {
       }
     }
     ptx::fence_async_proxy();
-    ptx::sync_some(kQueriesOfGroup + group, 128);
+    ptx::sync_some(kGroupBarrier + group, 128);
   }
 
  private:

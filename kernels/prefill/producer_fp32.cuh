@@ -19,9 +19,9 @@
 
 namespace attune::prefill {
 
-class FloatLoader {
+class Fp32Producer {
  public:
-  __device__ __forceinline__ FloatLoader(const PrefillParams& p, const kernels::FloatRows& in_fours,
+  __device__ __forceinline__ Fp32Producer(const PrefillParams& p, const kernels::FloatRows& in_fours,
                                          const Smem& smem)
       : p_(p), in_fours_(in_fours), smem_(smem), thread_(static_cast<int>(threadIdx.x)) {}
 
@@ -231,7 +231,7 @@ class FloatLoader {
       if (thread_ == 0) ptx::store_shared_u32(at + 4 + 4 * word, bits);
       any |= bits;
     }
-    // racecheck reports this beside the loads of attend_floats.cuh: it does not follow a thread's arrival for its warp.
+    // racecheck reports this beside the loads of mainloop_fp32.cuh: it does not follow a thread's arrival for its warp.
     if (thread_ == 0) ptx::store_shared_u32(at, any != 0 ? 1 : 0);
   }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all passes of the schedule use (schedule.cu, shares.cuh): the sums of a thread block, the sequence of a block of
-// rows, and the parts of one that is cut.
+// What all passes of the schedule use (schedule.cu, balanced.cuh): the sums of a thread block, the sequence of a block
+// of rows, and the parts of one that is cut.
 #pragma once
 
 #include "prefill/tiles.cuh"

@@ -15,7 +15,7 @@
 // what is cut is the same in each run.
 #pragma once
 
-#include "prefill/listing.cuh"
+#include "prefill/schedule_common.cuh"
 #include "ptx/reduce.cuh"
 
 namespace attune::prefill {

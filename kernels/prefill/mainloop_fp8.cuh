@@ -12,16 +12,16 @@
 #pragma once
 
 #include "prefill/accumulators.cuh"
-#include "prefill/scores.cuh"
+#include "prefill/qk_gemm.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::prefill {
 
-class AttendCodes {
+class MainloopFp8 {
  public:
-  __device__ __forceinline__ AttendCodes(const PrefillParams& p, const Smem& smem, int group)
+  __device__ __forceinline__ MainloopFp8(const PrefillParams& p, const Smem& smem, int group)
       : p_(p), smem_(smem), group_(group), c_(p.scale * kLog2e * code_scale(p, false)) {
     q_ = ptx::uniform(ptx::descriptor_k_major(smem.q() + group * 64 * 128));
   }
@@ -248,7 +248,7 @@ class AttendCodes {
   // For the compiler the answer is the warp's. The group is found anew, as registers are scarce.
   __device__ __forceinline__ static bool any_of_group(bool x) {
     const int group = static_cast<int>(ptx::kept(threadIdx.x) / 128) - 1;
-    return __any_sync(0xffffffffu, ptx::any_of_some(kQueriesOfGroup + group, 128, x));
+    return __any_sync(0xffffffffu, ptx::any_of_some(kGroupBarrier + group, 128, x));
   }
 
   __device__ __forceinline__ static float top_of_row(const float (&s)[Config::kKeys / 2], int h) {
@@ -274,7 +274,7 @@ class AttendCodes {
 
   // Has references rise where weights are too large, by whole powers of two: nothing is rounded. Not where those of
   // another row of the warp are: it may be of another sequence. A weight that is infinite by now stays that, and the
-  // row is computed again (repair.cuh).
+  // row is computed again (recompute.cuh).
   __device__ __forceinline__ static void lower(float (&s)[Config::kKeys / 2], float (&lowered)[2], Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -290,7 +290,7 @@ class AttendCodes {
     }
   }
 
-  // The weights of groups [first, end) as an operand: ptx/wgmma.cuh, its keys in the order of transpose.cuh.
+  // The weights of groups [first, end) as an operand: ptx/wgmma.cuh, its keys in the order of transpose_v.cuh.
   __device__ __forceinline__ static void pack(int first, int end, const float (&s)[Config::kKeys / 2],
                                               unsigned (&weights)[Config::kKeys / 8]) {
 #pragma unroll

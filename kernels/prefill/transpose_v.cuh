@@ -19,10 +19,10 @@
 
 namespace attune::prefill {
 
-class Transposer {
+class VTransposer {
  public:
   // warp: of those that transpose.
-  __device__ __forceinline__ Transposer(const Smem& smem, int warp)
+  __device__ __forceinline__ VTransposer(const Smem& smem, int warp)
       : smem_(smem), warp_(warp), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of codes from an x-packed cache: K becomes rows, swizzled as the TMA would have written them, V what it is in a
-// tile of 16 bits (packed.cuh). The TMA brings of each 8 keys pieces of 16 channels, of those keys one after the other;
-// and of V all channels of a box, each with the box's keys.
+// tile of 16 bits (xpacked.cuh). The TMA brings of each 8 keys pieces of 16 channels, of those keys one after the
+// other; and of V all channels of a box, each with the box's keys.
 #pragma once
 
-#include "prefill/codes.cuh"
-#include "prefill/packed.cuh"
+#include "prefill/dequant_elements.cuh"
+#include "prefill/xpacked.cuh"
 
 namespace attune::prefill {
 
 // K. A warp takes four pieces of 8 keys at a time: eight lanes a piece, which they load side by side and store to eight
 // rows, whose swizzle puts them into different banks.
-class PackedKeys {
+class XpackedKeys {
  public:
   static constexpr int kPieces = (Config::kHeadDimQk + 15) / 16, kBlocks = (kPieces + 3) / 4;  // of 64 channels
   static constexpr int kUnits = Config::kKeys / 8 * kBlocks, kSteps = (kUnits + 2) / 3;
 
-  __device__ __forceinline__ PackedKeys(unsigned raw, unsigned to, int thread)
+  __device__ __forceinline__ XpackedKeys(unsigned raw, unsigned to, int thread)
       : warp_(thread / 32),
         piece_(thread / 8 % 4),
         from_(raw + thread % 32 * 16),
@@ -43,9 +43,9 @@ class PackedKeys {
   unsigned from_, to_;
 };
 
-__device__ __forceinline__ void packed_keys(unsigned raw, unsigned to, int thread) {
-  const PackedKeys mine(raw, to, static_cast<int>(ptx::kept(thread)));
-  convert_steps<PackedKeys::kSteps, kCodesAhead>(
+__device__ __forceinline__ void dequant_xpacked_k(unsigned raw, unsigned to, int thread) {
+  const XpackedKeys mine(raw, to, static_cast<int>(ptx::kept(thread)));
+  convert_steps<XpackedKeys::kSteps, kCodesAhead>(
       [&](int step) { return mine.has(step); },
       [&](int step, unsigned(&words)[4]) { ptx::load_shared_four(mine.from(step), words); },
       [&](int step, const unsigned(&words)[4]) {
@@ -59,9 +59,9 @@ __device__ __forceinline__ void packed_keys(unsigned raw, unsigned to, int threa
 // V. A thread takes 16 keys of a channel at a time: 16 bytes become 32. Eight threads have eight neighbouring channels,
 // so that what they store lies in different banks. Where a box has several sixteens they have different ones at a time,
 // so that what they load does, too.
-class PackedValues {
+class XpackedValues {
  public:
-  static constexpr int kSixteens = Config::kKeys / 16, kEights = kConverters / 8;  // of threads
+  static constexpr int kSixteens = Config::kKeys / 16, kEights = kDequantThreads / 8;  // of threads
   static constexpr int kUnits = kSixteens * Config::kChannels / 8, kSteps = (kUnits + kEights - 1) / kEights;
   // As many steps later a thread has the same sixteen of other channels.
   static constexpr int kPeriod = kSixteens == 8 ? 2 : 1, kFurther = kEights * kPeriod / kSixteens * 8;
@@ -73,7 +73,7 @@ class PackedValues {
   };
 
   // box_shift: log2 of the keys of a box.
-  __device__ __forceinline__ PackedValues(unsigned raw, unsigned to, int box_shift, int thread)
+  __device__ __forceinline__ XpackedValues(unsigned raw, unsigned to, int box_shift, int thread)
       : raw_(raw), to_(to), shift_(box_shift - 4), lane_(thread % 8), eight_(thread / 8) {}
 
   __device__ __forceinline__ bool has(int step) const { return eight_ + step * kEights < kUnits; }
@@ -93,16 +93,16 @@ class PackedValues {
 
 // Keys outside of [low, high) become zero.
 template <int kTo>
-__device__ __forceinline__ void packed_values(unsigned raw, unsigned to, int low, int high, int box_shift,
+__device__ __forceinline__ void dequant_xpacked_v(unsigned raw, unsigned to, int low, int high, int box_shift,
                                               int thread) {
-  constexpr int kPeriod = PackedValues::kPeriod, kSteps = PackedValues::kSteps;
-  const PackedValues mine(raw, to, box_shift, static_cast<int>(ptx::kept(thread)));
-  PackedValues::Place first[kPeriod];
+  constexpr int kPeriod = XpackedValues::kPeriod, kSteps = XpackedValues::kSteps;
+  const XpackedValues mine(raw, to, box_shift, static_cast<int>(ptx::kept(thread)));
+  XpackedValues::Place first[kPeriod];
 #pragma unroll
   for (int i = 0; i < kPeriod; ++i) first[i] = mine.place(i);
-  const auto further = [](int step) { return step / kPeriod * PackedValues::kFurther; };
+  const auto further = [](int step) { return step / kPeriod * XpackedValues::kFurther; };
   convert_steps<kSteps, kCodesAhead>(
-      [&](int step) { return (step + 1) * PackedValues::kEights <= PackedValues::kUnits || mine.has(step); },
+      [&](int step) { return (step + 1) * XpackedValues::kEights <= XpackedValues::kUnits || mine.has(step); },
       [&](int step, unsigned(&words)[4]) {
         ptx::load_shared_four(mine.from(first[step % kPeriod].from, further(step)), words);
       },
@@ -114,8 +114,8 @@ __device__ __forceinline__ void packed_values(unsigned raw, unsigned to, int low
         ptx::store_shared_four(at ^ 16, out + 4);
       });
   if (low == 0 && high == Config::kKeys) return;
-  ptx::sync_some(kAllConverters, kConverters);
-  clear_columns<kConverters>(to, low, high, thread);
+  ptx::sync_some(kLoadBarrier, kDequantThreads);
+  clear_columns<kDequantThreads>(to, low, high, thread);
 }
 
 }  // namespace attune::prefill

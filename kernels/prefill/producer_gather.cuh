@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Four warps that bring all there is where the TMA does not take the cache's rows. They copy the cache asynchronously,
 // by 4, 8 or 16 bytes, to where the TMA or the converters would have put it: rows, swizzled, and V of an x-packed cache
-// as packed.cuh has it. The first of them takes work tiles, and has the TMA copy q, and new tokens beside the cache.
+// as xpacked.cuh has it. The first of them takes work tiles, and has the TMA copy q, and new tokens beside the cache.
 //
 // A warp has 32 keys of a tile, or shares them with others where a tile has fewer; a lane knows where one of them lies.
 // What nobody may see, and what is on pages that are not there, is not read, and becomes zero.
 #pragma once
 
-#include "prefill/load.cuh"
+#include "prefill/producer.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/registers.cuh"
 
 namespace attune::prefill {
 
-class Gatherer : Loader {
+class GatherProducer : Producer {
  public:
-  __device__ __forceinline__ Gatherer(const PrefillParams& p, const Maps& maps, const Smem& smem)
-      : Loader(p, maps, smem),
+  __device__ __forceinline__ GatherProducer(const PrefillParams& p, const Maps& maps, const Smem& smem)
+      : Producer(p, maps, smem),
         warp_(static_cast<int>(threadIdx.x) / 32),
         inverse_(p.paged ? 0xffffffffu / static_cast<unsigned>(p.page_size) : 0) {}
 
@@ -71,7 +71,7 @@ class Gatherer : Loader {
       const char* row = nullptr;
       if (!is_new) {
         if (p_.v_page_table.data != nullptr) key = ask(work, tile, true);
-        row = find<Config::kPacked ? kUnit / 2 : 1>(p_.v, kv_head, tile, key);
+        row = find<Config::kXpacked ? kUnit / 2 : 1>(p_.v, kv_head, tile, key);
       }
       // The table is asked for the next tile's page when it is needed for this one no more.
       if (i > work.tile_begin) key = ask(work, tile_at(work, line, i - 1), false);
@@ -103,7 +103,7 @@ class Gatherer : Loader {
     const char* const row = find<1>(p_.k, kv_head, tile, key);
     ptx::wait_phase(smem_.k_empty(pipe_.stage), pipe_.phase ^ 1);
     note_hidden(smem_.mask(pipe_.stage), work, tile, key);
-    if constexpr (Config::kPacked) {
+    if constexpr (Config::kXpacked) {
       copy_pieces(row, smem_.k(pipe_.stage));
     } else {
       copy_rows<Config::kHeadDimQk, 32 * Config::kStepsQk>(row, smem_.k(pipe_.stage));
@@ -114,12 +114,12 @@ class Gatherer : Loader {
   __device__ __forceinline__ void values(const Tile& tile, const char* row) {
     const unsigned to = smem_.v(pipe_.stage), full = smem_.v_full(pipe_.stage);
     ptx::wait_phase(smem_.v_empty(pipe_.stage), pipe_.phase ^ 1);
-    if constexpr (Config::kPacked) {
+    if constexpr (Config::kXpacked) {
       copy_columns(row, to);
       if (tile.low != tile.start || tile.high != tile.start + Config::kKeys) {
         hand_over_all();
         // racecheck reports the copies beside the zeros: it does not follow that each thread has waited for its own.
-        ptx::sync_some(kAllConverters, 32 * kWarps);  // what others have copied is there
+        ptx::sync_some(kLoadBarrier, 32 * kWarps);  // what others have copied is there
         clear_columns<32 * kWarps>(to, tile.low - tile.start, tile.high - tile.start, 32 * warp_ + lane_);
         hand_over(full);
         return;

@@ -8,7 +8,7 @@
 
 namespace attune::prefill {
 
-constexpr int kConverters = 96;  // threads
+constexpr int kDequantThreads = 96;  // threads
 
 // Two codes of a word, the lower or the upper ones, as fp16 numbers: exactly.
 template <int kType, bool kUpper>

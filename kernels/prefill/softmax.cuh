@@ -3,18 +3,18 @@
 #pragma once
 
 #include "prefill/accumulators.cuh"
-#include "prefill/weights.cuh"
+#include "prefill/softmax_ops.cuh"
 #include "ptx/convert.cuh"
 
 namespace attune::prefill {
 
-class Weigh {
+class Softmax {
  protected:
-  __device__ __forceinline__ Weigh(const PrefillParams& p, const Smem& smem)
+  __device__ __forceinline__ Softmax(const PrefillParams& p, const Smem& smem)
       : p_(p), smem_(smem), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
   // A work tile may have tiles of codes, or x-packed ones, and others, which come first: those meet q as it is.
-  static constexpr bool kTwoKinds = (Config::kConverts || Config::kPacked) && Config::kDense;
+  static constexpr bool kTwoKinds = (Config::kConverts || Config::kXpacked) && Config::kDense;
 
   // Weights may reach 2^kMost before o is rescaled, which is seldom after the first tile; then the largest is 2^kLift.
   // fp16 loses what is below 2^-25, so those weights begin as high as their range allows.
@@ -217,7 +217,7 @@ class Weigh {
   }
 
   // Has references rise where weights are too large, by whole powers of two: nothing is rounded. A weight that is
-  // infinite stays that, and the row is computed again (repair.cuh).
+  // infinite stays that, and the row is computed again (recompute.cuh).
   template <bool kCodes>
   __device__ __forceinline__ static void lower(const float (&s)[Config::kKeys / 2], float (&lowered)[2],
                                                Accumulators& a, unsigned (&weights)[Config::kWeights]) {

@@ -19,9 +19,9 @@
 
 namespace attune::prefill {
 
-class AttendFloats {
+class MainloopFp32 {
  public:
-  __device__ __forceinline__ AttendFloats(const PrefillParams& p, const Smem& smem, int group)
+  __device__ __forceinline__ MainloopFp32(const PrefillParams& p, const Smem& smem, int group)
       : p_(p), smem_(smem), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
   // All tiles of a work tile.

@@ -9,31 +9,31 @@
 // other's.
 #pragma once
 
-#include "prefill/queries.cuh"
-#include "prefill/scores.cuh"
-#include "prefill/weigh.cuh"
+#include "prefill/fp16_queries.cuh"
+#include "prefill/qk_gemm.cuh"
+#include "prefill/softmax.cuh"
 #include "ptx/wgmma_along_k.cuh"
 
 namespace attune::prefill {
 
-class Attend : Weigh {
+class Mainloop : Softmax {
  public:
   // kCodes: of tiles that were codes, or are x-packed.
   template <bool kCodes>
   using KeysProduct = ptx::Product<Config::kKeys, Config::kKeysProduct<kCodes>>;
   template <bool kCodes>
   using ValuesProduct =
-      typename Choice<(Config::kPacked && kCodes),
+      typename Choice<(Config::kXpacked && kCodes),
                       ptx::ProductAlongK<Config::kChannels, Config::kValuesProduct<kCodes>>,
                       ptx::Product<Config::kChannels, Config::kValuesProduct<kCodes>>>::Type;
   template <bool kCodes>
-  using Keys = typename Choice<(Config::kPackedKeys && kCodes), ptx::PieceDescriptor<8 * Config::kPackedKeyBytes>,
+  using Keys = typename Choice<(Config::kXpackedK && kCodes), ptx::PieceDescriptor<8 * Config::kXpackedKBytes>,
                                ptx::Descriptor>::Type;
   template <bool kCodes>
-  using Values = typename Choice<(Config::kPacked && kCodes), ptx::NarrowDescriptor, ptx::Descriptor>::Type;
+  using Values = typename Choice<(Config::kXpacked && kCodes), ptx::NarrowDescriptor, ptx::Descriptor>::Type;
 
-  __device__ __forceinline__ Attend(const PrefillParams& p, const Smem& smem, int group)
-      : Weigh(p, smem), group_(group) {
+  __device__ __forceinline__ Mainloop(const PrefillParams& p, const Smem& smem, int group)
+      : Softmax(p, smem), group_(group) {
     q_ = queries(0);
   }
 
@@ -111,7 +111,7 @@ class Attend : Weigh {
             if (middle < end && a.max[h] != -ptx::infinity()) highest[h] = level_of(a.max[h], h);
             a.max[h] = -ptx::infinity();
           }
-          ptx::sync_some(kQueriesOfGroup + group_, 128);  // all warps are done with q as it was
+          ptx::sync_some(kGroupBarrier + group_, 128);  // all warps are done with q as it was
           halve_queries(work, kv_head);
         }
         if (Config::kHalfWeights && middle < end) divide_values(v_scale, a);
@@ -170,7 +170,7 @@ class Attend : Weigh {
     return __shfl_sync(0xffffffffu, keys, 0) <= Config::kKeys / 2;
   }
 
-  static constexpr bool kOwnForm = Config::kConverts || Config::kPacked;  // of the tiles, where there is one kind
+  static constexpr bool kOwnForm = Config::kConverts || Config::kXpacked;  // of the tiles, where there is one kind
 
   // Tiles [first, behind), the last first. kCodes: they were codes, or are x-packed. kFirst: nothing came before; else
   // `accumulate` says so.
@@ -379,7 +379,7 @@ class Attend : Weigh {
         ptx::pin(s);
         forget();
         held = true;
-        ptx::sync_some(kQueriesOfGroup + group_, 128);  // all have read it, before it may be cleared
+        ptx::sync_some(kGroupBarrier + group_, 128);  // all have read it, before it may be cleared
         return i + 1;
       }
       release_asked();
@@ -413,7 +413,7 @@ class Attend : Weigh {
   }
 
   __device__ __forceinline__ bool any_of_group(bool x) const {
-    return __any_sync(0xffffffffu, ptx::any_of_some(kQueriesOfGroup + group_, 128, x));  // the compiler is to know
+    return __any_sync(0xffffffffu, ptx::any_of_some(kGroupBarrier + group_, 128, x));  // the compiler is to know
   }
 
   __device__ __forceinline__ static PipelineState uniform(PipelineState x) {
@@ -429,7 +429,7 @@ class Attend : Weigh {
   // q of fp16; with it the units of products change.
   __device__ __forceinline__ void halve_queries(const WorkTile& work, int kv_head) {
     const float k_scale = Config::kHalfWeights ? scale_of(p_, work, kv_head, 0, false) : 1.0f;
-    HalfQueries::convert(smem_, group_, k_scale, factor_);
+    Fp16Queries::convert(smem_, group_, k_scale, factor_);
     if constexpr (Rows::kPlain) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -439,7 +439,7 @@ class Attend : Weigh {
     }
   }
   // Before what comes from codes is added, which is multiplied with v_scale afterwards, and has fp16 weights.
-  // A scale that has no inverse leaves NaN, and the row is computed again (repair.cuh).
+  // A scale that has no inverse leaves NaN, and the row is computed again (recompute.cuh).
   __device__ __forceinline__ static void divide_values(float v_scale, Accumulators& a) {
     constexpr float kUp = static_cast<float>(1 << static_cast<int>(kLift<true>));
     const float size = fabsf(v_scale);
@@ -453,15 +453,15 @@ class Attend : Weigh {
   // Of the next tile's. Well before they are needed: a shuffle takes its time.
   template <bool kCodes>
   __device__ __forceinline__ Keys<kCodes> keys() const {
-    if constexpr (Config::kPackedKeys && kCodes) {
-      return ptx::uniform(ptx::descriptor_of_pieces<8 * Config::kPackedKeyBytes>(smem_.k(k_pipe_.stage)));
+    if constexpr (Config::kXpackedK && kCodes) {
+      return ptx::uniform(ptx::descriptor_of_pieces<8 * Config::kXpackedKBytes>(smem_.k(k_pipe_.stage)));
     } else {
       return ptx::uniform(ptx::descriptor_k_major(smem_.k(k_pipe_.stage)));
     }
   }
   template <bool kCodes>
   __device__ __forceinline__ Values<kCodes> values() const {
-    if constexpr (Config::kPacked && kCodes) {
+    if constexpr (Config::kXpacked && kCodes) {
       return ptx::uniform(ptx::descriptor_of_narrow_rows(smem_.v(v_pipe_.stage)));
     } else {
       return ptx::uniform(ptx::descriptor_mn_major(smem_.v(v_pipe_.stage), Config::kKeys * 128));
@@ -472,7 +472,7 @@ class Attend : Weigh {
   __device__ __forceinline__ void multiply_values(unsigned (&weights)[Config::kWeights], Values<kCodes> v,
                                                   int accumulate, float (&o)[Config::kChannels / 2]) const {
     constexpr int kParts = kCodes ? Config::kWeightParts : 1;
-    constexpr int kStep = Config::kPacked && kCodes ? 16 * Config::kPackedValueBytes : 16 * 128;
+    constexpr int kStep = Config::kXpacked && kCodes ? 16 * Config::kXpackedVBytes : 16 * 128;
     ptx::pin(o);
     ptx::pin(weights);
     ptx::fence_products();
