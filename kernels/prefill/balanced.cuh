@@ -20,8 +20,8 @@
 
 namespace attune::prefill {
 
-constexpr int kTilesOfStart = 2;   // of a work tile: an estimate
-constexpr int kMergeTiles = 4;  // of merging a few blocks of rows, likewise
+constexpr int kTilesOfStart = 2;  // of a work tile: an estimate
+constexpr int kMergeTiles = 4;    // of merging a few blocks of rows, likewise
 constexpr int kMostDealt = kThreads, kMostGroups = 256, kMostDealtTiles = 1 << 21;
 static_assert(kMostDealtTiles <= 1 << (31 - 10) && kMostDealt == 1 << 10, "a length and a number are one word");
 
@@ -45,12 +45,12 @@ __device__ __forceinline__ Dealing choose_dealing(const PrefillParams& p, int nu
 }
 
 struct Dealt {
-  int order[kMostDealt];       // blocks of rows, longest first
-  int last[kMostDealt];        // of those on the line: the run with their last part
-  int begin[kMostGroups];      // of runs, on the line
-  int run[kMostGroups];        // that a group has, or -1
-  int most;                    // tiles that a group has where all stay whole
-  int sum;                     // of all threads
+  int order[kMostDealt];   // blocks of rows, longest first
+  int last[kMostDealt];    // of those on the line: the run with their last part
+  int begin[kMostGroups];  // of runs, on the line
+  int run[kMostGroups];    // that a group has, or -1
+  int most;                // tiles that a group has where all stay whole
+  int sum;                 // of all threads
 };
 
 __device__ __forceinline__ int total_of(int x, Dealt& dealt) {
@@ -111,8 +111,8 @@ __device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blo
 #pragma unroll 1
     for (int i = 0; i < num_blocks; i += 4) {
       const uint4 others = *reinterpret_cast<const uint4*>(&shared.bucket[i]);
-      before += (others.x > key ? 1 : 0) + (others.y > key ? 1 : 0) + (others.z > key ? 1 : 0) +
-                (others.w > key ? 1 : 0);
+      before +=
+          (others.x > key ? 1 : 0) + (others.y > key ? 1 : 0) + (others.z > key ? 1 : 0) + (others.w > key ? 1 : 0);
     }
     dealt.order[before] = thread;
   }
@@ -162,8 +162,8 @@ __device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blo
   }
   __syncthreads();
   const bool follows = is_cut && number > 0 && dealt.last[number - 1] == first;
-  const bool is_followed = is_cut && number + 1 < on_line &&
-                           run_at(dealt, num_runs, end + kTilesOfStart + p.fewest_tiles - 1) == last;
+  const bool is_followed =
+      is_cut && number + 1 < on_line && run_at(dealt, num_runs, end + kTilesOfStart + p.fewest_tiles - 1) == last;
   const int used = on_line > 0 ? dealt.last[on_line - 1] + 1 : 0;  // runs: the last may have nothing
   sum_of_block(follows ? 1 : 0, shared, before);
 

@@ -33,9 +33,9 @@ __device__ __forceinline__ void end_after_previous_kernels(const PrefillParams& 
 }
 
 __device__ __forceinline__ void init_barriers(const Smem& smem) {
-  constexpr int kQueryWriters = Config::kFloats ? Config::kSplitWarps : 1;
+  constexpr int kQueryWriters = Config::kFp32 ? Config::kBf16x3Warps : 1;
   constexpr int kKeyWriters = Config::kGathers ? Config::kGatherWarps : kQueryWriters;
-  constexpr int kValueWriters = Config::kCodes ? Config::kTransposeWarps : kKeyWriters;
+  constexpr int kValueWriters = Config::kFp8 ? Config::kTransposeWarps : kKeyWriters;
   if (threadIdx.x == 0) {
     smem.check() = {};
     for (int i = 0; i < Config::kStages; ++i) {

@@ -45,12 +45,12 @@ class XpackedKeys {
 
 __device__ __forceinline__ void dequant_xpacked_k(unsigned raw, unsigned to, int thread) {
   const XpackedKeys mine(raw, to, static_cast<int>(ptx::kept(thread)));
-  convert_steps<XpackedKeys::kSteps, kCodesAhead>(
+  dequant_steps<XpackedKeys::kSteps, kLoadsAhead>(
       [&](int step) { return mine.has(step); },
       [&](int step, unsigned(&words)[4]) { ptx::load_shared_four(mine.from(step), words); },
       [&](int step, const unsigned(&words)[4]) {
         unsigned out[8];
-        decode_sixteen<Config::kCacheType, tile::kFloat16>(words, out);
+        dequant_16<Config::kCacheType, tile::kFloat16>(words, out);
         ptx::store_shared_four(mine.to(step, 0), out);
         ptx::store_shared_four(mine.to(step, 1), out + 4);
       });
@@ -68,7 +68,7 @@ class XpackedValues {
   static_assert(kEights * kPeriod % kSixteens == 0);
 
   // 16 keys of a channel.
-  struct Place {
+  struct Address {
     unsigned from, to;
   };
 
@@ -77,7 +77,7 @@ class XpackedValues {
       : raw_(raw), to_(to), shift_(box_shift - 4), lane_(thread % 8), eight_(thread / 8) {}
 
   __device__ __forceinline__ bool has(int step) const { return eight_ + step * kEights < kUnits; }
-  __device__ __forceinline__ Place place(int step) const {
+  __device__ __forceinline__ Address address(int step) const {
     const int unit = eight_ + step * kEights, mask = (1 << shift_) - 1, box = unit % kSixteens & ~mask;
     const int within = (unit % kSixteens + (lane_ << shift_ >> 3)) & mask, channel = unit / kSixteens * 8 + lane_;
     return {raw_ + (box * Config::kChannels + (channel << shift_) + within) * 16,
@@ -94,14 +94,14 @@ class XpackedValues {
 // Keys outside of [low, high) become zero.
 template <int kTo>
 __device__ __forceinline__ void dequant_xpacked_v(unsigned raw, unsigned to, int low, int high, int box_shift,
-                                              int thread) {
+                                                  int thread) {
   constexpr int kPeriod = XpackedValues::kPeriod, kSteps = XpackedValues::kSteps;
   const XpackedValues mine(raw, to, box_shift, static_cast<int>(ptx::kept(thread)));
-  XpackedValues::Place first[kPeriod];
+  XpackedValues::Address first[kPeriod];
 #pragma unroll
-  for (int i = 0; i < kPeriod; ++i) first[i] = mine.place(i);
+  for (int i = 0; i < kPeriod; ++i) first[i] = mine.address(i);
   const auto further = [](int step) { return step / kPeriod * XpackedValues::kFurther; };
-  convert_steps<kSteps, kCodesAhead>(
+  dequant_steps<kSteps, kLoadsAhead>(
       [&](int step) { return (step + 1) * XpackedValues::kEights <= XpackedValues::kUnits || mine.has(step); },
       [&](int step, unsigned(&words)[4]) {
         ptx::load_shared_four(mine.from(first[step % kPeriod].from, further(step)), words);
@@ -109,13 +109,13 @@ __device__ __forceinline__ void dequant_xpacked_v(unsigned raw, unsigned to, int
       [&](int step, const unsigned(&words)[4]) {
         const unsigned at = first[step % kPeriod].to + further(step) * 32;
         unsigned out[8];
-        decode_sixteen<Config::kCacheType, kTo>(words, out);
+        dequant_16<Config::kCacheType, kTo>(words, out);
         ptx::store_shared_four(at, out);
         ptx::store_shared_four(at ^ 16, out + 4);
       });
   if (low == 0 && high == Config::kKeys) return;
   ptx::sync_some(kLoadBarrier, kDequantThreads);
-  clear_columns<kDequantThreads>(to, low, high, thread);
+  zero_v_columns<kDequantThreads>(to, low, high, thread);
 }
 
 }  // namespace attune::prefill

@@ -10,19 +10,19 @@ namespace attune::prefill {
 // slot. whole: it is no part; out: what finish_rows() has said then, or null if nobody has asked; shared: where outputs
 // may pass through.
 __device__ __forceinline__ void epilogue(const PrefillParams& p, const Smem& smem, int slot, const Rows& rows,
-                                            Accumulators& a, bool whole, const OutRows* out = nullptr,
-                                            unsigned shared = 0) {
+                                         Accumulators& a, bool whole, const OutRows* out = nullptr,
+                                         unsigned shared = 0) {
   const WorkTile& work = smem.work(slot);
   const int head_tile = smem.head_tile(slot);
   const NonfiniteRows nonfinite(rows, a);
   if (whole) {
-    store_whole(p, out != nullptr ? *out : finish_rows(p, work, rows, a), a, shared);
+    store_out(p, out != nullptr ? *out : finish_rows(p, work, rows, a), a, shared);
   } else {
-    store_part(p, work, head_tile, a);
+    store_split(p, work, head_tile, a);
   }
   __syncwarp();
   // there NaN sums are repaired
-  if (!Config::kCodes || smem.first_sum() == 0.0f) nonfinite.recompute(p, work, head_tile, rows);
+  if (!Config::kFp8 || smem.first_sum() == 0.0f) nonfinite.recompute(p, work, head_tile, rows);
   if (!whole) combine_last(p, work, head_tile, smem.is_last());
   __syncwarp();
   // Over x-packed pages no register is left for the address of the slot's barriers: it is computed anew.

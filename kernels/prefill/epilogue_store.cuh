@@ -27,8 +27,8 @@ __device__ __forceinline__ long long out_at(const PrefillParams& p, const WorkTi
 
 // Rows of attention to codes, of 16-bit elements: a thread has four channels side by side, four threads all of a
 // sector.
-__device__ __forceinline__ void store_sectors(const PrefillParams& p, const Accumulators& a, const float (&factor)[2],
-                                              const long long (&at)[2]) {
+__device__ __forceinline__ void store_permuted(const PrefillParams& p, const Accumulators& a, const float (&factor)[2],
+                                               const long long (&at)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (at[h] < 0) continue;
@@ -51,8 +51,8 @@ __device__ __forceinline__ void store_sectors(const PrefillParams& p, const Accu
 // Rows of 16-bit elements by way of shared memory, 16 rows of 128 bytes each 64 channels, the blocks of channels kRows
 // of them apart: a product's registers to matrices, pieces of 16 bytes to `out`. Pieces are swizzled so that neither
 // eight rows of a matrix nor those of a load meet in banks.
-__device__ __forceinline__ void store_through(const PrefillParams& p, unsigned shared, const Accumulators& a,
-                                              const float (&factor)[2], const long long (&at)[2]) {
+__device__ __forceinline__ void store_through_smem(const PrefillParams& p, unsigned shared, const Accumulators& a,
+                                                   const float (&factor)[2], const long long (&at)[2]) {
   constexpr int kBlock = Config::kRows * 128, kEightRows = 8 * 128;
   const int lane = threadIdx.x % 32;
   const auto swizzle = [](int row) { return (row & 1) << 2 | (row >> 1 & 3); };
@@ -103,14 +103,14 @@ __device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const Wor
   if (token >= 0) {
     own_at = out_at(p, t, token, head);
     if (lane % 4 < 2)
-      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, mine != 0 ? a.max[1] : a.max[0],
-                                    mine != 0 ? a.sum[1] : a.sum[0]);
+      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, mine != 0 ? a.row_max[1] : a.row_max[0],
+                                    mine != 0 ? a.row_sum[1] : a.row_sum[0]);
   }
   __syncwarp();
   OutRows out;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    out.factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * a.factor[h];
+    out.factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * a.o_scale[h];
     out.at[h] = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
   }
   return out;
@@ -125,24 +125,24 @@ __device__ __forceinline__ OutRows finish_plain_rows(const PrefillParams& p, con
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = row_of_thread() + 8 * h, token = token_of_row(p, row);
-    out.factor[h] = a.sum[h] == 0 ? 0.0f : ptx::reciprocal_approx(a.sum[h]);
+    out.factor[h] = a.row_sum[h] == 0 ? 0.0f : ptx::reciprocal_approx(a.row_sum[h]);
     out.at[h] = rows.token[h] >= 0 ? base + (token * step + (row - token * p.heads_of_tile) * head_step) : -1;
   }
   return out;
 }
 
 // Normalised rows. shared: where they may pass through, or 0.
-__device__ __forceinline__ void store_whole(const PrefillParams& p, const OutRows& out, const Accumulators& a,
-                                            unsigned shared) {
-  constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+__device__ __forceinline__ void store_out(const PrefillParams& p, const OutRows& out, const Accumulators& a,
+                                          unsigned shared) {
+  constexpr bool k16Bits = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
   const int lane = threadIdx.x % 32;
-  const float (&factor)[2] = out.factor;
-  const long long (&at)[2] = out.at;
-  if constexpr (Config::kCodes && kHalves) {
-    if (p.store_vectors) return store_sectors(p, a, factor, at);
-  } else if constexpr (Config::kOutThroughQueries) {
-    if (p.store_vectors) return store_through(p, shared, a, factor, at);
-  } else if (kHalves && p.store_vectors) {
+  const float(&factor)[2] = out.factor;
+  const long long(&at)[2] = out.at;
+  if constexpr (Config::kFp8 && k16Bits) {
+    if (p.store_vectors) return store_permuted(p, a, factor, at);
+  } else if constexpr (Config::kStoreOutThroughQ) {
+    if (p.store_vectors) return store_through_smem(p, shared, a, factor, at);
+  } else if (k16Bits && p.store_vectors) {
     // All of a row before the first store: transposing waits for shuffles, which then overlap.
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -183,18 +183,18 @@ __device__ __forceinline__ long long split_row(const PrefillParams& p, const Wor
   return (static_cast<long long>(t.first_split + i) * p.num_head_tiles + head_tile) * Config::kRows;
 }
 
-__device__ __forceinline__ void store_part(const PrefillParams& p, const WorkTile& t, int head_tile,
-                                           const Accumulators& a) {
+__device__ __forceinline__ void store_split(const PrefillParams& p, const WorkTile& t, int head_tile,
+                                            const Accumulators& a) {
   const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const long long at = split_row(p, t, head_tile, t.split_idx) + row + 8 * h;
-    if (pair == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
+    if (pair == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.row_max[h], a.row_sum[h]);
 #pragma unroll
     for (int j = 0; j < Accumulators::kPairs; ++j) {
       const int from = Accumulators::pair_at(h, j);
       *reinterpret_cast<float2*>(p.partial_out + at * Config::kChannels + Accumulators::first_of_pair(j, pair)) =
-          make_float2(a.o[from] * a.factor[h], a.o[from + Accumulators::kPairStep] * a.factor[h]);
+          make_float2(a.o[from] * a.o_scale[h], a.o[from + Accumulators::kPairStep] * a.o_scale[h]);
     }
   }
 }
@@ -211,26 +211,26 @@ __device__ __forceinline__ void combine_row(const PrefillParams& p, const WorkTi
   for (int i = lane; i < t.num_splits; i += 32) max = fmaxf(max, stats(i).x);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
-  const float reference = reference_of(max);
-  float sum = 0;
+  const float row_max_ref = finite_or_zero(max);
+  float row_sum = 0;
   float2 o[kPairs] = {};
   for (int i = 0; i < t.num_splits; ++i) {
     const float2 part = stats(i);
-    const float weight = ptx::exp2_approx(part.x - reference);
-    sum += weight * part.y;
+    const float rescale = ptx::exp2_approx(part.x - row_max_ref);
+    row_sum += rescale * part.y;
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
       const int channel = 64 * k + 2 * lane;
       if (channel >= Config::kChannels) continue;
       const float2 x = ptx::load_from_l2(reinterpret_cast<const float2*>(
           p.partial_out + (split_row(p, t, head_tile, i) + row) * Config::kChannels + channel));
-      o[k].x += weight * x.x, o[k].y += weight * x.y;
+      o[k].x += rescale * x.x, o[k].y += rescale * x.y;
     }
   }
   const int local = row / p.heads_of_tile, token = t.token_begin + local,
             head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
   float factor = 0;
-  if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, max, sum);
+  if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, max, row_sum);
   factor = __shfl_sync(0xffffffffu, factor, 0);
 #pragma unroll
   for (int k = 0; k < kPairs; ++k)

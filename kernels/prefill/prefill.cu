@@ -19,12 +19,12 @@
 // has 8 bits, its tiles come to a ring of their own, and three warps beside the producer make them K and V
 // (dequant.cuh). Where the TMA does not take the cache, four warps copy it in its place (producer_gather.cuh). Work
 // tiles go through three slots the same way.
-#include "prefill/mainloop.cuh"
 #include "prefill/block.cuh"
 #include "prefill/dequant.cuh"
 #include "prefill/epilogue.cuh"
-#include "prefill/producer_gather.cuh"
+#include "prefill/mainloop_softcap.cuh"
 #include "prefill/producer.cuh"
+#include "prefill/producer_gather.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
@@ -41,47 +41,48 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
   Accumulators a;
   PipelineState slot;
   // The next work tile may be looked up beside the last product of one.
-  constexpr bool kAhead = Config::kFarsighted;
-  int next = kAhead ? head_tile_of(smem, slot) : 0;
-  if (Config::kEarly) mainloop.start_early(next != kNoMoreWork, s);
-  while (kAhead ? next != kNoMoreWork : has_work(smem, slot)) {
-    if constexpr (Config::kLateCaps)  // what is the warp's takes no registers of lanes
+  constexpr bool kPeekNextWork = Config::kPrecomputeMask;
+  int next = kPeekNextWork ? head_tile_of(smem, slot) : 0;
+  if (Config::kOverlapNextQK) mainloop.start_next_qk(next != kNoMoreWork, s);
+  while (kPeekNextWork ? next != kNoMoreWork : has_work(smem, slot)) {
+    if constexpr (Config::kDeferredMaxSoftcap)  // what is the warp's takes no registers of lanes
       slot = {__shfl_sync(0xffffffffu, slot.stage, 0), __shfl_sync(0xffffffffu, slot.phase, 0)};
     const int at = slot.stage;
     const WorkTile& work = smem.work(at);  // read where needed: registers are scarce
-    const int kv_head = Config::kConverts ? smem.head_tile(at) * p.heads_of_tile / p.group : 0;
-    if (!Config::kEarly) mainloop.start(work, kv_head, s);
+    const int kv_head = Config::kQuantized ? smem.head_tile(at) * p.heads_of_tile / p.group : 0;
+    if (!Config::kOverlapNextQK) mainloop.start_first_qk(work, kv_head, s);
     Rows rows;
     rows.start(p, work, smem.head_tile(at));
     OutRows out;
     bool whole = true;
     mainloop.run(work, kv_head, rows, s, a, [&] {
-      if (kAhead) slot.next<kernels::kWorkSlots>(), next = head_tile_of(smem, slot);
-      if constexpr (Config::kEarly) {
-        mainloop.start_early(next != kNoMoreWork, s);
+      if (kPeekNextWork) slot.next<kernels::kWorkSlots>(), next = head_tile_of(smem, slot);
+      if constexpr (Config::kOverlapNextQK) {
+        mainloop.start_next_qk(next != kNoMoreWork, s);
         whole = work.num_splits == 1;
-        mainloop.add_lanes(a);
-        a.factor[0] = a.factor[1] = 1.0f;
+        mainloop.reduce_row_sum(a);
+        a.o_scale[0] = a.o_scale[1] = 1.0f;
         if (whole && p.plain_out) {
           out = finish_plain_rows(p, rows, a, smem.out_base(at));
         } else {
-          mainloop.conclude(a);
+          mainloop.finalize(a);
           if (whole) out = finish_rows(p, work, rows, a);
         }
         // All warps of the group have done with q as such.
-        if (Config::kOutThroughQueries) ptx::sync_some(kGroupBarrier + group, 128);
+        if (Config::kStoreOutThroughQ) ptx::sync_some(kGroupBarrier + group, 128);
       }
     });
-    if constexpr (Config::kEarly) {
-      epilogue(p, smem, at, rows, a, whole, &out, mainloop.old_queries());
-      if (Config::kOutThroughQueries) mainloop.release_old_queries();
+    if constexpr (Config::kOverlapNextQK) {
+      epilogue(p, smem, at, rows, a, whole, &out, mainloop.old_q());
+      if (Config::kStoreOutThroughQ) mainloop.release_old_q();
     } else {
-      if constexpr (Config::kLateCaps) rows.start(p, work, smem.head_tile(at));  // no registers for it meanwhile
+      if constexpr (Config::kDeferredMaxSoftcap)
+        rows.start(p, work, smem.head_tile(at));  // no registers for it meanwhile
       epilogue(p, smem, at, rows, a, work.num_splits == 1);
     }
-    if (!kAhead) slot.next<kernels::kWorkSlots>();
+    if (!kPeekNextWork) slot.next<kernels::kWorkSlots>();
   }
-  if (Config::kEarly) {
+  if (Config::kOverlapNextQK) {
     ptx::wait_products<0>();
     ptx::pin(s);
   }
@@ -112,13 +113,13 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
       Producer producer(p, maps, smem);
       producer.run();
       end_after_previous_kernels(p);
-    } else if constexpr (Config::kConverts) {
+    } else if constexpr (Config::kQuantized) {
       Dequantizer dequantizer(p, smem);
       dequantizer.run();
-    } else if (Config::kTwoLoaders && threadIdx.x < 64) {
+    } else if (Config::kTwoProducerWarps && threadIdx.x < 64) {
       const Maps maps{q, k, v, dense_k, dense_v};
       Producer producer(p, maps, smem);
-      producer.run_values();
+      producer.run_v();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();

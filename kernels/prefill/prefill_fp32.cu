@@ -13,9 +13,9 @@
 //
 // Shared memory: q, K and V three times as bf16. With 128 channels there is room for one stage of K and V: K of the
 // next tile comes while both groups have V, V while they have K.
-#include "prefill/mainloop_fp32.cuh"
 #include "prefill/block.cuh"
 #include "prefill/epilogue.cuh"
+#include "prefill/mainloop_fp32.cuh"
 #include "prefill/producer_fp32.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
@@ -41,7 +41,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
 
 extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1)
     attune_prefill_fp32(const __grid_constant__ attune::kernels::PrefillParams p,
-                        const __grid_constant__ attune::kernels::FloatRows in_fours) {
+                        const __grid_constant__ attune::kernels::FloatRows vec4) {
   using namespace attune;
   using namespace attune::prefill;
   const Smem smem(ptx::dynamic_shared());
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   constexpr bool kShares = Config::kMathGroups > 1;
   if (threadIdx.x < 128) {
     if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
-    Fp32Producer producer(p, in_fours, smem);
+    Fp32Producer producer(p, vec4, smem);
     producer.run();
     end_after_previous_kernels(p);
   } else {

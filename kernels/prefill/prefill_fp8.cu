@@ -10,9 +10,9 @@
 //   group 2:          S0 |softmax|     S1 PV0 |softmax  O+=PV0| S2 PV1 |softmax ..
 //
 // A math thread has O, P V of a tile and S in 64 registers each (128 channels, 128 keys), and P in 16.
-#include "prefill/mainloop_fp8.cuh"
 #include "prefill/block.cuh"
 #include "prefill/epilogue.cuh"
+#include "prefill/mainloop_fp8.cuh"
 #include "prefill/producer.cuh"
 #include "prefill/transpose_v.cuh"
 #include "ptx/grid.cuh"
@@ -40,13 +40,10 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
 
 }  // namespace attune::prefill
 
-extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1)
-    attune_prefill_fp8(const __grid_constant__ attune::kernels::PrefillParams p,
-                       const __grid_constant__ attune::ptx::TensorMap q,
-                       const __grid_constant__ attune::ptx::TensorMap k,
-                       const __grid_constant__ attune::ptx::TensorMap v,
-                       const __grid_constant__ attune::ptx::TensorMap dense_k,
-                       const __grid_constant__ attune::ptx::TensorMap dense_v) {
+extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1) attune_prefill_fp8(
+    const __grid_constant__ attune::kernels::PrefillParams p, const __grid_constant__ attune::ptx::TensorMap q,
+    const __grid_constant__ attune::ptx::TensorMap k, const __grid_constant__ attune::ptx::TensorMap v,
+    const __grid_constant__ attune::ptx::TensorMap dense_k, const __grid_constant__ attune::ptx::TensorMap dense_v) {
   using namespace attune;
   using namespace attune::prefill;
   const Smem smem(ptx::dynamic_shared());
@@ -65,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     } else {
       const Maps maps{q, k, v, dense_k, dense_v};
       Producer producer(p, maps, smem);
-      producer.run_values();
+      producer.run_v();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();

@@ -11,20 +11,20 @@ namespace attune::kernels {
 // head tile. Tiles of keys in the cache begin at multiples of the tile, those of dense keys at the first one
 // that is seen; both are counted in one line.
 struct alignas(16) WorkTile {
-  long long q_begin;   // first row of q in a ragged batch
-  long long q_row;     // the sequence's first row of q among those that the TMA knows by one number
-  long long kv_row;    // likewise of dense k and v
+  long long q_begin;  // first row of q in a ragged batch
+  long long q_row;    // the sequence's first row of q among those that the TMA knows by one number
+  long long kv_row;   // likewise of dense k and v
   int batch;
   int token_begin, num_tokens;
   int num_q;
   int num_cached, num_keys;
-  int first_key, end_key;    // that some row of the block may see
-  int tile_begin, tile_end;  // of this part
-  int split_idx, num_splits;       // of the block's tiles
+  int first_key, end_key;     // that some row of the block may see
+  int tile_begin, tile_end;   // of this part
+  int split_idx, num_splits;  // of the block's tiles
   int first_split;            // of all parts of blocks that are split: where partial results go
   union {
-    int split_tile;      // of all blocks that are split: its counter, where the kernel that attends merges
-    int next_work;  // where another one does: the share's next work tile (balanced.cuh); 0 where there is none
+    int split_tile;  // of all blocks that are split: its counter, where the kernel that attends merges
+    int next_work;   // where another one does: the share's next work tile (balanced.cuh); 0 where there is none
   };
 };
 
@@ -37,11 +37,11 @@ struct CapPolynomial {
 
 // At the beginning of the schedule's part of the workspace.
 struct alignas(16) WorkList {
-  int num_work_tiles;        // of which each goes to whoever is free; or with which shares begin
+  int num_work_tiles;   // of which each goes to whoever is free; or with which shares begin
   int heads_at_a_time;  // head tiles whose keys fit the L2 together: all work tiles of some, then of the next
   unsigned next_item;   // (work tile, head tile) pairs that have been taken, as tile_scheduler.cuh counts; 0 before and
                         // after a run
-  int num_split_tiles;       // blocks of rows that are cut into parts
+  int num_split_tiles;  // blocks of rows that are cut into parts
   long long num_tiles;  // of all work tiles, times head tiles
   // What a kernel acquires that reads what kernels before the one before it have written (ptx/atomic.cuh).
   unsigned seen;         // 1 when a block of the attention has the list: for the kernel that merges
@@ -57,7 +57,7 @@ struct SlotList {
   const int* indices;
   long long batch_stride;  // in elements; 0 where rows of a ragged batch count on
   long long row_stride, head_stride, entry_stride;
-  IntTable length;    // entries in use, of a sequence or a row of q; absent: topk
+  IntTable length;  // entries in use, of a sequence or a row of q; absent: topk
   int length_by_row;
   int topk;
 };
@@ -79,28 +79,28 @@ struct PrefillParams : DecodeParams {
   SlotList list_of_slots, list_of_extra;
   // Where rows of keys lie for threads that copy them one by one: the cache; a second cache, or dense rows.
   RowPool pools[2];
-  long long total_kv;          // dense rows
-  IntTable cu_seqlens_kv;      // of dense keys that are not q's tokens
-  int q_flat, kv_flat;         // rows of q, and dense rows, have one number; else a batch and a row of it
-  int fixed_kv;                // dense keys of each sequence where there is no cu_seqlens_kv
-  int dense;                   // there are dense keys: all of them, or new tokens after the cache
-  int cached;                  // there is a cache
-  int box_shift;               // of the cache: log2 of the keys of one copy
-  int heads_of_tile;           // query heads that share a block of rows; divides group
-  unsigned inverse_heads;      // a row of a block * inverse_heads >> 16 is the token that it is of
-  int tokens_of_tile;          // most tokens of a block of rows
+  long long total_kv;      // dense rows
+  IntTable cu_seqlens_kv;  // of dense keys that are not q's tokens
+  int q_flat, kv_flat;     // rows of q, and dense rows, have one number; else a batch and a row of it
+  int fixed_kv;            // dense keys of each sequence where there is no cu_seqlens_kv
+  int dense;               // there are dense keys: all of them, or new tokens after the cache
+  int cached;              // there is a cache
+  int box_shift;           // of the cache: log2 of the keys of one copy
+  int heads_of_tile;       // query heads that share a block of rows; divides group
+  unsigned inverse_heads;  // a row of a block * inverse_heads >> 16 is the token that it is of
+  int tokens_of_tile;      // most tokens of a block of rows
   int num_head_tiles;
-  int num_blocks;              // of the grid
+  int num_blocks;  // of the grid
   int max_work_tiles;
-  int blocks_each;             // blocks of rows of a sequence, where the host knows all alike and uncut; else 0
-  int bytes_of_key;  // of K and V of one KV head; 0: work tiles go through all head tiles before the next begins
-  int plain_out;               // only rows of out, without sinks and scale; a block's lie within 2^31 elements
-  int store_vectors;           // rows of out take 16-byte stores
+  int blocks_each;    // blocks of rows of a sequence, where the host knows all alike and uncut; else 0
+  int bytes_of_key;   // of K and V of one KV head; 0: work tiles go through all head tiles before the next begins
+  int plain_out;      // only rows of out, without sinks and scale; a block's lie within 2^31 elements
+  int store_vectors;  // rows of out take 16-byte stores
   WorkList* list;
-  WorkTile* work_tiles;                 // [max_work_tiles]
-  int* block_begin;            // [batch]: blocks of rows before each sequence, from the first that its thread has
-  unsigned* splits_done;        // [splits][num_head_tiles]; 0 before and after each run
-  WorkTile* split_tiles;           // [splits]: the blocks of rows that are cut, for a kernel that merges them; or null
+  WorkTile* work_tiles;   // [max_work_tiles]
+  int* block_begin;       // [batch]: blocks of rows before each sequence, from the first that its thread has
+  unsigned* splits_done;  // [splits][num_head_tiles]; 0 before and after each run
+  WorkTile* split_tiles;  // [splits]: the blocks of rows that are cut, for a kernel that merges them; or null
   // Softcap: the score in base 2 of a product s is cap_level tanh(cap_unit s). In a row whose products' maximum is
   // small enough it is a polynomial, as far as that matters: the smaller, the shorter.
   float cap_unit;
@@ -108,7 +108,7 @@ struct PrefillParams : DecodeParams {
   CapPolynomial<3> cap_short;
   CapPolynomial<5> cap_long;
   CapPolynomial<7> cap_wide;
-  int fewest_tiles;            // of a part of a block of rows: less would not pay for the merge
+  int fewest_tiles;  // of a part of a block of rows: less would not pay for the merge
 };
 
 // Rows of a cache of 8 bits as the TMA brings them: in blocks of 128 channels, zeros beyond the head dim. A box of a

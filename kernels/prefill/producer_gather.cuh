@@ -28,17 +28,17 @@ class GatherProducer : Producer {
       ptx::wait_phase(smem_.work_full(slot), count / kernels::kWorkSlots % 2);
       const int head_tile = smem_.head_tile(slot);
       if (head_tile == kNoMoreWork) break;
-      gather(smem_.work(slot), head_tile, scheduler);
+      load(smem_.work(slot), head_tile, scheduler);
       __syncwarp();
       if (lane_ == 0) ptx::arrive(smem_.work_empty(slot_of(count)));
     }
-    hand_over_all();
+    producer_commit_all();
   }
 
  private:
   static constexpr int kUnit = Config::kGather > 0 ? Config::kGather : 16;  // bytes of a copy
-  static constexpr int kWarps = 4, kWords = Config::kKeys / 32, kShares = kWarps / kWords;
-  static_assert(!Config::kGathers || (kWarps == Config::kGatherWarps && kShares * kWords == kWarps));
+  static constexpr int kWarps = 4, kWords = Config::kKeys / 32, kWarpsPerGroup = kWarps / kWords;
+  static_assert(!Config::kGathers || (kWarps == Config::kGatherWarps && kWarpsPerGroup * kWords == kWarps));
 
   // Computed anew, to be kept by nobody.
   __device__ __forceinline__ static int slot_of(unsigned count) {
@@ -51,92 +51,92 @@ class GatherProducer : Producer {
   };
 
   template <class Scheduler>
-  __device__ __forceinline__ void gather(const WorkTile& work, int head_tile, Scheduler& scheduler) {
+  __device__ __forceinline__ void load(const WorkTile& work, int head_tile, Scheduler& scheduler) {
     const int kv_head = kv_head_of(head_tile);
     const Line line(work.num_cached, work.first_key, work.end_key);
-    Key key = ask(work, tile_at(work, line, work.tile_end - 1), false);
+    Key key = look_up(work, tile_at(work, line, work.tile_end - 1), false);
 #pragma unroll 1
     for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
       const Tile tile = tile_at(work, line, i);
       const bool is_new = Config::kDense && !tile.cached;
       if (is_new) {
-        new_keys(work, kv_head, tile);
+        load_new_k(work, kv_head, tile);
       } else {
-        keys(work, tile, kv_head, key);
+        gather_k(work, tile, kv_head, key);
       }
       if (i == work.tile_end - 1 && warp_ == 0) {
-        load_queries_alone(work, head_tile);
+        load_q_alone(work, head_tile);
         scheduler.next();
       }
       const char* row = nullptr;
       if (!is_new) {
-        if (p_.v_page_table.data != nullptr) key = ask(work, tile, true);
-        row = find<Config::kXpacked ? kUnit / 2 : 1>(p_.v, kv_head, tile, key);
+        if (p_.v_page_table.data != nullptr) key = look_up(work, tile, true);
+        row = row_pointer<Config::kXpacked ? kUnit / 2 : 1>(p_.v, kv_head, tile, key);
       }
       // The table is asked for the next tile's page when it is needed for this one no more.
-      if (i > work.tile_begin) key = ask(work, tile_at(work, line, i - 1), false);
+      if (i > work.tile_begin) key = look_up(work, tile_at(work, line, i - 1), false);
       if (is_new) {
-        new_values(work, kv_head, tile);
+        load_new_v(work, kv_head, tile);
       } else {
-        values(tile, row);
+        gather_v(tile, row);
       }
       pipe_.next<Config::kStages>();
     }
   }
 
   // Of new tokens. Each warp arrives, when the stage is its own.
-  __device__ __forceinline__ void new_keys(const WorkTile& work, int kv_head, const Tile& tile) {
-    hand_over_all();  // nothing else would before these are needed
+  __device__ __forceinline__ void load_new_k(const WorkTile& work, int kv_head, const Tile& tile) {
+    producer_commit_all();  // nothing else would before these are needed
     k_pipe_ = pipe_;
-    if (warp_ == 0) return load_keys(work, kv_head, tile, 0, 0);
+    if (warp_ == 0) return load_k(work, kv_head, tile, 0, 0);
     ptx::wait_phase(smem_.k_empty(pipe_.stage), pipe_.phase ^ 1);
     if (lane_ == 0) ptx::arrive(smem_.k_full(pipe_.stage));
   }
-  __device__ __forceinline__ void new_values(const WorkTile& work, int kv_head, const Tile& tile) {
+  __device__ __forceinline__ void load_new_v(const WorkTile& work, int kv_head, const Tile& tile) {
     v_pipe_ = pipe_;
-    if (warp_ == 0) return load_values(work, kv_head, tile, 0);
+    if (warp_ == 0) return load_v(work, kv_head, tile, 0);
     ptx::wait_phase(smem_.v_empty(pipe_.stage), pipe_.phase ^ 1);
     if (lane_ == 0) ptx::arrive(smem_.v_full(pipe_.stage));
   }
 
-  __device__ __forceinline__ void keys(const WorkTile& work, const Tile& tile, int kv_head, const Key& key) {
-    const char* const row = find<1>(p_.k, kv_head, tile, key);
+  __device__ __forceinline__ void gather_k(const WorkTile& work, const Tile& tile, int kv_head, const Key& key) {
+    const char* const row = row_pointer<1>(p_.k, kv_head, tile, key);
     ptx::wait_phase(smem_.k_empty(pipe_.stage), pipe_.phase ^ 1);
-    note_hidden(smem_.mask(pipe_.stage), work, tile, key);
+    write_tile_mask(smem_.mask(pipe_.stage), work, tile, key);
     if constexpr (Config::kXpacked) {
-      copy_pieces(row, smem_.k(pipe_.stage));
+      copy_xpacked_k(row, smem_.k(pipe_.stage));
     } else {
-      copy_rows<Config::kHeadDimQk, 32 * Config::kStepsQk>(row, smem_.k(pipe_.stage));
+      copy_rows<Config::kHeadDimQk, 32 * Config::kQkSteps>(row, smem_.k(pipe_.stage));
     }
-    hand_over_later(smem_.k_full(pipe_.stage));
+    producer_commit_previous(smem_.k_full(pipe_.stage));
   }
 
-  __device__ __forceinline__ void values(const Tile& tile, const char* row) {
+  __device__ __forceinline__ void gather_v(const Tile& tile, const char* row) {
     const unsigned to = smem_.v(pipe_.stage), full = smem_.v_full(pipe_.stage);
     ptx::wait_phase(smem_.v_empty(pipe_.stage), pipe_.phase ^ 1);
     if constexpr (Config::kXpacked) {
-      copy_columns(row, to);
+      copy_xpacked_v(row, to);
       if (tile.low != tile.start || tile.high != tile.start + Config::kKeys) {
-        hand_over_all();
+        producer_commit_all();
         // racecheck reports the copies beside the zeros: it does not follow that each thread has waited for its own.
         ptx::sync_some(kLoadBarrier, 32 * kWarps);  // what others have copied is there
-        clear_columns<32 * kWarps>(to, tile.low - tile.start, tile.high - tile.start, 32 * warp_ + lane_);
-        hand_over(full);
+        zero_v_columns<32 * kWarps>(to, tile.low - tile.start, tile.high - tile.start, 32 * warp_ + lane_);
+        producer_commit(full);
         return;
       }
     } else {
       copy_rows<Config::kHeadDimV, 2 * Config::kChannels>(row, to);
     }
-    hand_over_later(full);
+    producer_commit_previous(full);
   }
 
   // --- Where keys lie
 
-  __device__ __forceinline__ int word() const { return warp_ / kShares; }
-  __device__ __forceinline__ int share() const { return kShares > 1 ? warp_ % kShares : 0; }
-  __device__ __forceinline__ int key_of(const Tile& tile) const { return tile.start + 32 * word() + lane_; }
+  __device__ __forceinline__ int key_group() const { return warp_ / kWarpsPerGroup; }
+  __device__ __forceinline__ int warp_in_group() const { return kWarpsPerGroup > 1 ? warp_ % kWarpsPerGroup : 0; }
+  __device__ __forceinline__ int key_of(const Tile& tile) const { return tile.start + 32 * key_group() + lane_; }
 
-  __device__ __forceinline__ Key ask(const WorkTile& work, const Tile& tile, bool values) const {
+  __device__ __forceinline__ Key look_up(const WorkTile& work, const Tile& tile, bool values) const {
     if (!tile.cached || tile.low >= tile.high) return {-1, 0};
     const int key = key_of(tile), seen = min(max(key, tile.low), tile.high - 1);
     if (!p_.paged) return {find_slot(p_, work.batch, seen, values).page, key};
@@ -151,24 +151,23 @@ class GatherProducer : Producer {
 
   // The row of the lane's key, or null. kTogether: keys that come in one copy, of which some may be hidden.
   template <int kTogether>
-  __device__ __forceinline__ const char* find(const kernels::KvPlane& plane, int kv_head, const Tile& tile,
-                                              const Key& key) const {
+  __device__ __forceinline__ const char* row_pointer(const kernels::KvPlane& plane, int kv_head, const Tile& tile,
+                                                     const Key& key) const {
     const int first = key_of(tile) & -kTogether;
     const bool seen = first < tile.high && first + kTogether > tile.low && is_there(p_, key.page);
-    return seen ? plane.data + key.page * plane.page_stride + key.slot * plane.slot_stride +
-                      kv_head * plane.head_stride
+    return seen ? plane.data + key.page * plane.page_stride + key.slot * plane.slot_stride + kv_head * plane.head_stride
                 : nullptr;
   }
 
   // Tells the math warps which keys lie on pages that are not there. A byte of the flag is a warp's. The stage is free.
-  __device__ __forceinline__ void note_hidden(unsigned at, const WorkTile& work, const Tile& tile,
-                                              const Key& key) const {
+  __device__ __forceinline__ void write_tile_mask(unsigned at, const WorkTile& work, const Tile& tile,
+                                                  const Key& key) const {
     const bool bad = key_of(tile) >= tile.low && key_of(tile) < tile.high &&
                      !(is_there(p_, key.page) && has_value(p_, work.batch, key_of(tile)));
     const unsigned bits = __ballot_sync(0xffffffffu, bad);
     if (lane_ != 0) return;
     ptx::store_shared_u8(at + warp_, bits != 0 ? 1 : 0);
-    ptx::store_shared_u32(at + 4 + 4 * word(), bits);
+    ptx::store_shared_u32(at + 4 + 4 * key_group(), bits);
   }
 
   // --- Copies
@@ -177,22 +176,19 @@ class GatherProducer : Producer {
     ptx::copy_async_cached<kUnit>(to, from, there ? kUnit : 0);
   }
   __device__ __forceinline__ static const char* row_of(const char* row, int lane) {
-    return reinterpret_cast<const char*>(
-        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane));
+    return reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane));
   }
   // What comes of it is computed where it is needed: registers are scarce.
-  __device__ __forceinline__ int own_lane() const {
-    return static_cast<int>(ptx::kept(static_cast<unsigned>(lane_)));
-  }
+  __device__ __forceinline__ int own_lane() const { return static_cast<int>(ptx::kept(static_cast<unsigned>(lane_))); }
 
   // Rows of kHeadDim channels side by side, zeros up to kBytes: the lanes of a row have a line of 128 bytes.
   template <int kHeadDim, int kBytes>
   __device__ __forceinline__ void copy_rows(const char* own, unsigned to) const {
     constexpr int kLanes = 128 / kUnit, kAtATime = 32 / kLanes, kLines = (kBytes + 127) / 128;
     const int lane = own_lane(), byte = lane % kLanes * kUnit, first = lane / kLanes;
-    to += word() * 4096 + first * 128 + ((byte / 16 ^ first) << 4) + byte % 16;
+    to += key_group() * 4096 + first * 128 + ((byte / 16 ^ first) << 4) + byte % 16;
 #pragma unroll 1
-    for (int eight = share(); eight < 4; eight += kShares) {
+    for (int eight = warp_in_group(); eight < 4; eight += kWarpsPerGroup) {
 #pragma unroll
       for (int key = 0; key < 8; key += kAtATime) {
         const char* const row = row_of(own, eight * 8 + key + first);
@@ -213,17 +209,17 @@ class GatherProducer : Producer {
   }
 
   // K of an x-packed cache: pieces of 8 channels, a lane a key.
-  __device__ __forceinline__ void copy_pieces(const char* from, unsigned to) const {
-    constexpr int kPieces = 2 * Config::kStepsQk;
+  __device__ __forceinline__ void copy_xpacked_k(const char* from, unsigned to) const {
+    constexpr int kPieces = 2 * Config::kQkSteps;
     const int lane = own_lane();
     const long long outer = 2 * p_.k.outer_stride;
     const bool there = from != nullptr;
-    to += word() * 4096 + lane * 128 + (lane % 8 << 4);
-    from += share() * outer;
+    to += key_group() * 4096 + lane * 128 + (lane % 8 << 4);
+    from += warp_in_group() * outer;
 #pragma unroll(kUnit)
-    for (int begin = 0; begin < kPieces; begin += kShares, from += kShares * outer) {
-      const int piece = begin + share();
-      if (kPieces % kShares != 0 && piece >= kPieces) break;
+    for (int begin = 0; begin < kPieces; begin += kWarpsPerGroup, from += kWarpsPerGroup * outer) {
+      const int piece = begin + warp_in_group();
+      if (kPieces % kWarpsPerGroup != 0 && piece >= kPieces) break;
 #pragma unroll
       for (int byte = 0; byte < 16; byte += kUnit)
         copy((to ^ (piece % 8 << 4)) + piece / 8 * (Config::kKeys * 128) + byte, from + byte,
@@ -232,14 +228,15 @@ class GatherProducer : Producer {
   }
 
   // V of an x-packed cache: a copy is a few keys of a channel. The lanes have all keys of a few channels at a time.
-  __device__ __forceinline__ void copy_columns(const char* own, unsigned to) const {
-    constexpr int kKeysOfUnit = kUnit / 2, kAtATime = kKeysOfUnit, kStep = kShares * kAtATime;
-    const int lane = own_lane(), key = lane / kAtATime * kKeysOfUnit, first = share() * kAtATime + lane % kAtATime;
+  __device__ __forceinline__ void copy_xpacked_v(const char* own, unsigned to) const {
+    constexpr int kKeysOfUnit = kUnit / 2, kAtATime = kKeysOfUnit, kStep = kWarpsPerGroup * kAtATime;
+    const int lane = own_lane(), key = lane / kAtATime * kKeysOfUnit,
+              first = warp_in_group() * kAtATime + lane % kAtATime;
     const long long inner = 2 * p_.v.inner_stride;
     const char* from = row_of(own, key);
     const bool there = from != nullptr;
     from += first * inner;
-    to += (2 * word() + key / 16) * (Config::kChannels * 32) + key % 8 * 2 + first * 32 +
+    to += (2 * key_group() + key / 16) * (Config::kChannels * 32) + key % 8 * 2 + first * 32 +
           ((key / 8 ^ first / 4) % 2 << 4);
     static_assert(Config::kChannels % kStep == 0 && (kStep % 8 == 0 || kStep <= 4));  // of the swizzling
 #pragma unroll(16)
@@ -250,22 +247,22 @@ class GatherProducer : Producer {
   // --- What has come
 
   // Copies are handed over one tile of K or V late, when those of the next one are under way.
-  __device__ __forceinline__ void hand_over_later(unsigned full) {
+  __device__ __forceinline__ void producer_commit_previous(unsigned full) {
     ptx::commit_copies();
     if (pending_ != 0) {
       ptx::wait_copies<1>();
-      hand_over(pending_);
+      producer_commit(pending_);
     }
     pending_ = full;
   }
-  __device__ __forceinline__ void hand_over_all() {
+  __device__ __forceinline__ void producer_commit_all() {
     ptx::commit_copies();
     ptx::wait_copies<0>();
-    if (pending_ != 0) hand_over(pending_);
+    if (pending_ != 0) producer_commit(pending_);
     pending_ = 0;
   }
   // By each warp.
-  __device__ __forceinline__ void hand_over(unsigned full) const {
+  __device__ __forceinline__ void producer_commit(unsigned full) const {
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) ptx::arrive(full);
@@ -273,7 +270,7 @@ class GatherProducer : Producer {
 
   const int warp_;
   const unsigned inverse_;  // of a page's size
-  PipelineState pipe_;               // of K and of V
+  PipelineState pipe_;      // of K and of V
   unsigned pending_ = 0;    // the barrier of what has been copied last
 };
 

@@ -9,23 +9,23 @@ namespace attune::prefill {
 
 // Where the channels of step i of the product lie, in units of 16 bytes: blocks of 64 16-bit channels, or of 128 codes,
 // are 128 bytes wide; x-packed keys lie in pieces.
-__device__ __forceinline__ constexpr int step_of_rows(int i, int rows) {
+__device__ __forceinline__ constexpr int step_offset(int i, int rows) {
   return i / 4 * (rows * 8) + i % 4 * ptx::kStepK;
 }
-__device__ __forceinline__ int step_of_keys(ptx::Descriptor, int i) { return step_of_rows(i, Config::kKeys); }
+__device__ __forceinline__ int k_step_offset(ptx::Descriptor, int i) { return step_offset(i, Config::kKeys); }
 template <unsigned kHigh>
-__device__ __forceinline__ int step_of_keys(ptx::DescriptorOf<kHigh>, int i) {
+__device__ __forceinline__ int k_step_offset(ptx::DescriptorOf<kHigh>, int i) {
   return i * ptx::kStepOfPieces;
 }
 
 // Issues S = Q K^T of a group's 64 rows and a tile.
-template <class Product, class Keys>
-__device__ __forceinline__ void multiply_keys(ptx::Descriptor q, Keys k, float (&s)[Config::kKeys / 2]) {
+template <class Product, class KDescriptor>
+__device__ __forceinline__ void qk_gemm(ptx::Descriptor q, KDescriptor k, float (&s)[Config::kKeys / 2]) {
   ptx::pin(s);
   ptx::fence_products();
 #pragma unroll
-  for (int i = 0; i < Config::kStepsQk; ++i) {
-    Product::shared(s, q + step_of_rows(i, Config::kRows), k + step_of_keys(k, i), i == 0 ? 0 : 1);
+  for (int i = 0; i < Config::kQkSteps; ++i) {
+    Product::shared(s, q + step_offset(i, Config::kRows), k + k_step_offset(k, i), i == 0 ? 0 : 1);
   }
   ptx::commit_products();
 }

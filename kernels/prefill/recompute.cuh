@@ -19,7 +19,7 @@ class NonfiniteRows {
 #pragma unroll
       for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN as soon as one is not finite
         probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
-      if constexpr (Config::kCodes) probe[0] = fmaf(a.sum[h], 0.0f, probe[0]);  // codes of weights are finite
+      if constexpr (Config::kFp8) probe[0] = fmaf(a.row_sum[h], 0.0f, probe[0]);  // codes of weights are finite
       nonfinite_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }
@@ -27,7 +27,7 @@ class NonfiniteRows {
   // All lanes of the warp, after the work tile's rows, or its part of them, have been stored: stores the bad ones
   // again.
   __device__ __forceinline__ void recompute(const PrefillParams& p, const WorkTile& t, int head_tile,
-                                             const Rows& rows) const {
+                                            const Rows& rows) const {
     if (!__any_sync(0xffffffffu, nonfinite_[0] || nonfinite_[1])) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -63,12 +63,12 @@ class NonfiniteRows {
     const Slot s = find_slot(p, t.batch, key, values);
     if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, 0.0f};
     return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + head * plane.head_stride,
-            Config::kCacheType, Config::kOtherCache ? scale_of(p, t, head, key, values) : 1.0f};
+            Config::kCacheType, Config::kCacheTypeDiffers ? scale_of(p, t, head, key, values) : 1.0f};
   }
 
   __device__ __forceinline__ static float element(const PrefillParams& p, const WorkTile& t, int key, bool values,
                                                   const KeyRow& row, int channel) {
-    if constexpr (Config::kFloats || Config::kXpacked) {
+    if constexpr (Config::kFp32 || Config::kXpacked) {
       const bool cached = Config::kCached && key < t.num_cached;
       const Strided place = cached ? Strided::of(values ? p.v : p.k) : Strided::of(values ? p.new_v : p.new_k);
       return tile::load_element(row.dtype, row.data, place.offset(channel)) * row.scale;
@@ -79,20 +79,20 @@ class NonfiniteRows {
 
   __device__ __forceinline__ static bool sees(const PrefillParams& p, const Rows& rows, const Rows::Terms& terms,
                                               int position, int first, int end, int key) {
-    bool seen = first <= key && key < end;
+    bool visible = first <= key && key < end;
     if constexpr (Rows::kRanges) {
       for (int i = 0; i < p.num_ranges; ++i) {
         int range_first, range_last;
-        seen |= Rows::in_range(p, rows.batch, i, position, range_first, range_last) && range_first <= key &&
-                key <= range_last;
+        visible |= Rows::in_range(p, rows.batch, i, position, range_first, range_last) && range_first <= key &&
+                   key <= range_last;
       }
     }
-    if constexpr (Rows::kBits) seen = seen && Rows::bit_of(p, rows.first_row, rows.mask_start, terms, key);
-    return seen;
+    if constexpr (Rows::kBits) visible = visible && Rows::bit_of(p, rows.first_row, rows.mask_start, terms, key);
+    return visible;
   }
 
   __device__ __forceinline__ static void recompute_row(const PrefillParams& p, const WorkTile& t, int head_tile,
-                                               const Rows& rows, int h, int row) {
+                                                       const Rows& rows, int h, int row) {
     const int lane = threadIdx.x % 32, kv_head = head_tile * p.heads_of_tile / p.group;
     const auto of_row = [&](auto x) { return __shfl_sync(0xffffffffu, x, 4 * row); };
     Rows::Terms terms = rows.terms(h);
@@ -103,38 +103,38 @@ class NonfiniteRows {
         p.q + tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride, p.q_head_stride) *
                   tile::element_size(Config::kType);
     const Line line(t.num_cached, t.first_key, t.end_key);
-    float o[kVectors] = {}, highest = -ptx::infinity(), sum = 0;
+    float o[kVectors] = {}, row_max = -ptx::infinity(), row_sum = 0;
     for (int i = t.tile_begin; i < t.tile_end; ++i) {
       const Tile tile = tile_at(t, line, i);
       for (int begin = tile.low; begin < tile.high; begin += 32) {
         const int key = begin + lane;
-        const bool seen = key < tile.high && sees(p, rows, terms, position, first, end, key);
+        const bool visible = key < tile.high && sees(p, rows, terms, position, first, end, key);
         KeyRow k{nullptr, Config::kType, 0.0f};
-        if (seen) k = row_at(p, t, key, kv_head, false);
-        if (Config::kCached && seen && key < t.num_cached && !has_value(p, t.batch, key)) k.data = nullptr;
+        if (visible) k = row_at(p, t, key, kv_head, false);
+        if (Config::kCached && visible && key < t.num_cached && !has_value(p, t.batch, key)) k.data = nullptr;
         float s = -ptx::infinity();
         if (k.data != nullptr) {
           s = 0;
           for (int d = 0; d < Config::kHeadDimQk; ++d)
-            s = fmaf(tile::load_element(Config::kType, q, Config::kFloats ? d * p.q_dim_stride : d),
+            s = fmaf(tile::load_element(Config::kType, q, Config::kFp32 ? d * p.q_dim_stride : d),
                      element(p, t, key, false, k, d), s);
           s = Rows::score_of(p, s, terms, key, static_cast<float>(position - key));
           if (s == -ptx::infinity()) k.data = nullptr;  // it counts for nothing, whatever its value is
         }
-        float top = fmaxf(highest, s);
+        float new_max = fmaxf(row_max, s);
 #pragma unroll
-        for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-        const float reference = reference_of(top), lowered = ptx::exp2_approx(highest - reference);
-        const float weight = ptx::exp2_approx(s - reference);
-        highest = top;
-        sum *= lowered;
+        for (int step = 16; step > 0; step /= 2) new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffu, new_max, step));
+        const float row_max_ref = finite_or_zero(new_max), rescale = ptx::exp2_approx(row_max - row_max_ref);
+        const float weight = ptx::exp2_approx(s - row_max_ref);
+        row_max = new_max;
+        row_sum *= rescale;
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) o[v] *= lowered;
+        for (int v = 0; v < kVectors; ++v) o[v] *= rescale;
         for (int j = 0; j < min(32, tile.high - begin); ++j) {
           const float w = __shfl_sync(0xffffffffu, weight, j);
           if (__shfl_sync(0xffffffffu, k.data != nullptr ? 1 : 0, j) == 0) continue;
           const KeyRow value = row_at(p, t, begin + j, kv_head, true);
-          sum += w;
+          row_sum += w;
           if (value.data == nullptr) continue;
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
@@ -146,13 +146,13 @@ class NonfiniteRows {
     }
     if (t.num_splits > 1) {
       const long long at = split_row(p, t, head_tile, t.split_idx) + row_of_thread() - lane / 4 + row + 8 * h;
-      if (lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(highest, sum);
+      if (lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(row_max, row_sum);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) p.partial_out[at * Config::kChannels + 32 * v + lane] = o[v];
       return;
     }
     float factor = 0;
-    if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, highest, sum);
+    if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum);
     factor = __shfl_sync(0xffffffffu, factor, 0);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {

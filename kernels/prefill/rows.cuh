@@ -23,11 +23,11 @@ struct Choice<false, A, B> {
 };
 
 // Exponents are taken against this: a row that has seen nothing has no maximum yet.
-__device__ __forceinline__ float reference_of(float max) { return max == -ptx::infinity() ? 0.0f : max; }
+__device__ __forceinline__ float finite_or_zero(float max) { return max == -ptx::infinity() ? 0.0f : max; }
 
 // What products of codes are multiplied with: the scales of q and k, or that of v.
 __device__ __forceinline__ float code_scale(const PrefillParams& p, bool values) {
-  if (!Config::kCodes || p.prologue.qkv_scale == nullptr) return 1.0f;
+  if (!Config::kFp8 || p.prologue.qkv_scale == nullptr) return 1.0f;
   const float* const scale = p.prologue.qkv_scale;
   const long long step = p.prologue.qkv_scale_stride;
   return values ? scale[2 * step] : scale[0] * scale[step];
@@ -44,8 +44,8 @@ struct Rows {
   // With ALiBi the slope's share within a tile is added to products. With anything else, where that would spill, and
   // where it is not exact enough, scores are computed first.
   static constexpr bool kWide = Config::kCached && Config::kChannels > 128;
-  static constexpr bool kPlain = Config::kScore == 0, kSloped = Config::kScore == kAlibi && !kWide && !Config::kFloats,
-                        kCapped = Config::kScore == kSoftcap && !kWide && !Config::kCramped && !Config::kFloats,
+  static constexpr bool kPlain = Config::kScore == 0, kSloped = Config::kScore == kAlibi && !kWide && !Config::kFp32,
+                        kCapped = Config::kScore == kSoftcap && !kWide && !Config::kLowRegisters && !Config::kFp32,
                         kProducts = kPlain || kCapped || kSloped;
   static constexpr bool kTables = (Config::kScore & (kBias | kT5)) != 0;
   static constexpr bool kBits = (Config::kMask & kMaskBits) != 0, kRanges = (Config::kMask & kMaskRanges) != 0;
@@ -90,9 +90,7 @@ struct Rows {
     int head, query, before;
     float slope;
   };
-  __device__ __forceinline__ Terms terms(int h) const {
-    return {head[h], token[h], before, slope[kAlibiOn ? h : 0]};
-  }
+  __device__ __forceinline__ Terms terms(int h) const { return {head[h], token[h], before, slope[kAlibiOn ? h : 0]}; }
   // A product to a score in base 2. distance: of key and query, as a number: conversions take the unit that
   // exponentials need.
   __device__ __forceinline__ static float score_of(const PrefillParams& p, float s, const Terms& t, int key,
@@ -131,22 +129,21 @@ struct Rows {
   // What ALiBi adds from the thread's first key to its others.
   __device__ __forceinline__ void add_slope(float (&s)[Config::kKeys / 2]) const {
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 2; ++i)
-      s[i] = fmaf(product_slope[kSloped ? i / 2 % 2 : 0], place_of(i), s[i]);
+    for (int i = 0; i < Config::kKeys / 2; ++i) s[i] = fmaf(product_slope[kSloped ? i / 2 % 2 : 0], place_of(i), s[i]);
   }
   // The exponent of a product's weight where it takes the polynomial. A hidden product, -inf, stays that.
   template <int kTerms>
   __device__ __forceinline__ static float capped_exponent(const kernels::CapPolynomial<kTerms>& cap, float s,
-                                                          float reference) {
-    return capped_exponent(cap, s, s * s, reference);
+                                                          float row_max_ref) {
+    return capped_exponent(cap, s, s * s, row_max_ref);
   }
   template <int kTerms>
   __device__ __forceinline__ static float capped_exponent(const kernels::CapPolynomial<kTerms>& cap, float s,
-                                                          float square, float reference) {
+                                                          float square, float row_max_ref) {
     float factor = cap.terms[kTerms - 1];
 #pragma unroll
     for (int i = kTerms - 2; i >= 0; --i) factor = fmaf(factor, square, cap.terms[i]);
-    return fmaf(s, factor, -reference);
+    return fmaf(s, factor, -row_max_ref);
   }
   // Whether all rows of the warp take a polynomial, by this thread's maxima of products. Rows that are not there have
   // no say, as their queries are those of another sequence: their limit is NaN (Accumulators).
@@ -155,7 +152,7 @@ struct Rows {
                                                   const float (&limit)[kCapped ? 2 : 1]) {
     bool both = true;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) both = both && ((cap.low <= max[h] && max[h] <= cap.high) || is_absent(limit, h));
+    for (int h = 0; h < 2; ++h) both = both && ((cap.low <= max[h] && max[h] <= cap.high) || is_padding(limit, h));
     return !__any_sync(0xffffffffu, !both);
   }
   // The same where the maxima are not far enough above what lies below the polynomial's range, but nothing does.
@@ -166,8 +163,8 @@ struct Rows {
     bool high = false, low[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      high = high || (max[h] > cap.high && !is_absent(limit, h));
-      low[h] = max[h] < cap.low && !is_absent(limit, h);
+      high = high || (max[h] > cap.high && !is_padding(limit, h));
+      low[h] = max[h] < cap.low && !is_padding(limit, h);
     }
     if (__any_sync(0xffffffffu, high)) return false;
     bool below = low[0] || low[1];
@@ -177,7 +174,7 @@ struct Rows {
     }
     return !__any_sync(0xffffffffu, below);
   }
-  __device__ __forceinline__ static bool is_absent(const float (&limit)[kCapped ? 2 : 1], int h) {
+  __device__ __forceinline__ static bool is_padding(const float (&limit)[kCapped ? 2 : 1], int h) {
     const float x = limit[kCapped ? h : 0];
     return x != x;
   }
@@ -193,42 +190,43 @@ struct Rows {
   }
 
   // Bit 2 j + e: this thread's key 8 j + 2 (lane % 4) + e of the tile.
-  using Seen = typename Choice<(Config::kKeys > 128), unsigned long long, unsigned>::Type;
+  using KeyBits = typename Choice<(Config::kKeys > 128), unsigned long long, unsigned>::Type;
 
   // The thread's keys before key x of the tile.
-  __device__ __forceinline__ static Seen keys_before(int x) {
+  __device__ __forceinline__ static KeyBits keys_before(int x) {
     x = min(max(x - static_cast<int>(threadIdx.x % 4) * 2, 0), Config::kKeys);
     const int count = x / 8 * 2 + min(x % 8, 2);
-    return count >= static_cast<int>(8 * sizeof(Seen)) ? ~Seen{0} : (Seen{1} << count) - 1;
+    return count >= static_cast<int>(8 * sizeof(KeyBits)) ? ~KeyBits{0} : (KeyBits{1} << count) - 1;
   }
-  __device__ __forceinline__ static Seen keys_between(int first, int end) {
-    return first < end ? keys_before(end) & ~keys_before(first) : Seen{0};
+  __device__ __forceinline__ static KeyBits keys_between(int first, int end) {
+    return first < end ? keys_before(end) & ~keys_before(first) : KeyBits{0};
   }
   // Row h of those that `seen` has no bit of.
   template <int kCount = Config::kKeys / 2>
-  __device__ __forceinline__ static void hide_row(int h, Seen seen, float (&s)[Config::kKeys / 2]) {
+  __device__ __forceinline__ static void mask_row(int h, KeyBits visible, float (&s)[Config::kKeys / 2]) {
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) {
-      if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
+      if ((visible >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
     }
   }
   // What the rows see of a tile by their positions.
-  struct View {
-    Seen row[2];
+  struct VisibleKeys {
+    KeyBits row[2];
   };
-  __device__ __forceinline__ View view(const PrefillParams& p, const Tile& tile) const {
-    return {{seen_by_position(p, tile, 0), seen_by_position(p, tile, 1)}};
+  __device__ __forceinline__ VisibleKeys visible_keys(const PrefillParams& p, const Tile& tile) const {
+    return {{visible_by_position(p, tile, 0), visible_by_position(p, tile, 1)}};
   }
   // flagged: keys of the tile may lie on pages that are not there; `hidden` is the shared address of which.
   template <int kCount>
-  __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, const View& view, bool flagged,
-                                       unsigned hidden, float (&s)[Config::kKeys / 2]) const {
+  __device__ __forceinline__ void apply_mask(const PrefillParams& p, const Tile& tile, const VisibleKeys& visible_keys,
+                                             bool any_invalid, unsigned tile_mask,
+                                             float (&s)[Config::kKeys / 2]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      Seen seen = view.row[h];
-      if (flagged) seen &= ~hidden_keys(hidden);
-      if constexpr (kBits) seen = seen_by_bits(p, tile, h, seen);
-      hide_row<kCount>(h, seen, s);
+      KeyBits visible = visible_keys.row[h];
+      if (any_invalid) visible &= ~invalid_keys(tile_mask);
+      if constexpr (kBits) visible = visible_by_mask_bits(p, tile, h, visible);
+      mask_row<kCount>(h, visible, s);
     }
   }
 
@@ -245,37 +243,38 @@ struct Rows {
   }
 
  private:
-  __device__ __forceinline__ Seen seen_by_position(const PrefillParams& p, const Tile& tile, int h) const {
+  __device__ __forceinline__ KeyBits visible_by_position(const PrefillParams& p, const Tile& tile, int h) const {
     // first and end lie within the work tile's keys; ranges and cached tiles may not.
     if constexpr (!kRanges)
       return keys_between(first[h] - tile.start, (Config::kCached ? min(end[h], tile.high) : end[h]) - tile.start);
-    Seen seen = keys_between(first[h] - tile.start, end[h] - tile.start);
+    KeyBits visible = keys_between(first[h] - tile.start, end[h] - tile.start);
     for (int i = 0; i < p.num_ranges && token[h] >= 0; ++i) {
       int range_first, range_last;
       if (in_range(p, batch, i, position[h], range_first, range_last))
-        seen |= keys_between(range_first - tile.start, min(range_last, num_keys - 1) + 1 - tile.start);
+        visible |= keys_between(range_first - tile.start, min(range_last, num_keys - 1) + 1 - tile.start);
     }
-    return seen & keys_between(tile.low - tile.start, tile.high - tile.start);
+    return visible & keys_between(tile.low - tile.start, tile.high - tile.start);
   }
-  __device__ __forceinline__ static Seen hidden_keys(unsigned hidden) {
-    Seen keys = 0;
+  __device__ __forceinline__ static KeyBits invalid_keys(unsigned tile_mask) {
+    KeyBits keys = 0;
 #pragma unroll
     for (int word = 0; word < Config::kKeys / 32; ++word) {
-      const unsigned bits = ptx::load_shared_u32(hidden + 4 + 4 * word) >> (threadIdx.x % 4 * 2);
+      const unsigned bits = ptx::load_shared_u32(tile_mask + 4 + 4 * word) >> (threadIdx.x % 4 * 2);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) keys |= static_cast<Seen>(bits >> (8 * j) & 3) << (8 * word + 2 * j);
+      for (int j = 0; j < 4; ++j) keys |= static_cast<KeyBits>(bits >> (8 * j) & 3) << (8 * word + 2 * j);
     }
     return keys;
   }
-  __device__ __forceinline__ Seen seen_by_bits(const PrefillParams& p, const Tile& tile, int h, Seen seen) const {
+  __device__ __forceinline__ KeyBits visible_by_mask_bits(const PrefillParams& p, const Tile& tile, int h,
+                                                          KeyBits visible) const {
     if (token[h] < 0) return 0;
     const Terms t = terms(h);
 #pragma unroll 4
     for (int i = 0; i < Config::kKeys / 4; ++i) {
       const int key = tile.start + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
-      if ((seen >> i & 1) != 0 && !bit_of(p, first_row, mask_start, t, key)) seen &= ~(Seen{1} << i);
+      if ((visible >> i & 1) != 0 && !bit_of(p, first_row, mask_start, t, key)) visible &= ~(KeyBits{1} << i);
     }
-    return seen;
+    return visible;
   }
 };
 

@@ -17,8 +17,8 @@
 //
 // Its code runs about once, so what it takes is the fetching of its instructions: all passes are one loop, in which
 // whatever several of them do stands once, and nothing is unrolled.
-#include "prefill/schedule_common.cuh"
 #include "prefill/balanced.cuh"
+#include "prefill/schedule_common.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/reduce.cuh"
 #include "schedule/stamp.cuh"

@@ -40,18 +40,18 @@ struct SharedStorage {
   Barriers barriers;
   TileMask masks[Config::kStages + Config::kRawStages];  // of the ring of K, then of the ring of codes
   alignas(16) unsigned over_cap[2][2];                   // [math group][tile % 2]
-  [[no_unique_address]] kernels::SharedArray<uint4, Config::kCodes ? Config::kMathThreads : 0> limits;
-  [[no_unique_address]] kernels::SharedArray<TileScales, Config::kConverts ? Config::kStages : 0> scales;
+  [[no_unique_address]] kernels::SharedArray<uint4, Config::kFp8 ? Config::kMathThreads : 0> limits;
+  [[no_unique_address]] kernels::SharedArray<TileScales, Config::kQuantized ? Config::kStages : 0> scales;
   using Slot = kernels::WorkSlot;
   Slot slots[kernels::kWorkSlots];
   alignas(16) int is_last;  // whether this block has the last part of a cut block of rows
   kernels::ScheduleCheck check;
 };
 
-static_assert(sizeof(SharedStorage) ==
-                  kernels::prefill_shared_bytes(Config::kRows, Config::kKeys, Config::kStages, Config::kRawStages,
-                                                Config::kHeadDimQk, Config::kHeadDimV, Config::kElementSize,
-                                                Config::kQueryStages),
+static_assert(sizeof(SharedStorage) == kernels::prefill_shared_bytes(Config::kRows, Config::kKeys, Config::kStages,
+                                                                     Config::kRawStages, Config::kHeadDimQk,
+                                                                     Config::kHeadDimV, Config::kElementSize,
+                                                                     Config::kQueryStages),
               "the host asks for another size");
 static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
@@ -110,8 +110,8 @@ struct Smem : tile::SharedView<SharedStorage> {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, masks, stage);
   }
   __device__ __forceinline__ unsigned raw_mask(int stage) const { return mask(Config::kStages + stage); }
-  // Whether a tile of a math group had products that run_small_caps() must not have. A warp may write that of the next
-  // tile before another has read it.
+  // Whether a tile of a math group had products that run_softcap_small() must not have. A warp may write that of the
+  // next tile before another has read it.
   __device__ __forceinline__ unsigned over_cap(int group, int tile) const {
     return ATTUNE_SHARED_AT_INDICES(SharedStorage, over_cap, group, tile & 1);
   }

@@ -9,22 +9,22 @@
 namespace attune::prefill {
 
 constexpr bool kManyRegisters = Config::kChannels <= 128;
-constexpr int kChains = kManyRegisters ? 4 : 1;  // of sums and maxima
+constexpr int kReduceChains = kManyRegisters ? 4 : 1;  // of sums and maxima
 
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
-constexpr int kGroup = Rows::kCapped ? 8 : 16;  // of exponentials
-constexpr int kLag = Config::kLateCaps ? kGroup / 2 : kGroup;  // of sums behind exponentials
-constexpr bool kTakesBeside = !Config::kCramped;  // the exponentials; there it spills
+constexpr int kExpGroup = Rows::kCapped ? 8 : 16;                                    // of exponentials
+constexpr int kReduceLag = Config::kDeferredMaxSoftcap ? kExpGroup / 2 : kExpGroup;  // of sums behind exponentials
+constexpr bool kInterleaveReduce = !Config::kLowRegisters;  // the exponentials; there it spills
 // From here on kCount weights are taken after the last exponential.
 template <int kCount>
-constexpr int kTakenLast = kTakesBeside ? kCount - kLag : 0;
+constexpr int kReduceTail = kInterleaveReduce ? kCount - kReduceLag : 0;
 // The sums of weights first..end - 1. kPairs: for a shorter chain, and more registers.
 template <bool kPairs = false>
-__device__ __forceinline__ void add_up(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
+__device__ __forceinline__ void add_row_sum(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
 #pragma unroll
   for (int j = first; j < end; j += 2) {
-    float& sum = a.sum[j / 2 % 2];
+    float& sum = a.row_sum[j / 2 % 2];
     if constexpr (kPairs) {
       sum += s[j] + s[j + 1];
     } else {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void add_up(int first, int end, const float (&s)[Conf
 
 // The largest bits of weights first..end - 1 and of `top`: numbers that are not negative are in the order of their
 // bits, and integers have maxima of three. NaN is above all.
-__device__ __forceinline__ void raise_top(int first, int end, const float (&s)[Config::kKeys / 2], int& top) {
+__device__ __forceinline__ void update_p_max_bits(int first, int end, const float (&s)[Config::kKeys / 2], int& top) {
 #pragma unroll
   for (int j = first; j < end; j += 2) top = max(max(top, bits_of(s[j])), bits_of(s[j + 1]));
 }
@@ -48,65 +48,68 @@ __device__ __forceinline__ void raise_top(int first, int end, const float (&s)[C
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
-template <int kCount, bool kLate = Config::kLate, class Exponent, class Take, class Last = Nothing,
+template <int kCount, bool kDeferredMax = Config::kDeferredMax, class Exponent, class Reduce, class Last = Nothing,
           class BesideLast = Nothing>
 __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent,
-                                             const Take& take, const Last& last = {},
+                                             const Reduce& reduce, const Last& last = {},
                                              const BesideLast& beside_last = {}) {
-  static_assert(kCount % kGroup == 0);
+  static_assert(kCount % kExpGroup == 0);
 #pragma unroll
-  for (int j = 0; j < kGroup; ++j) s[j] = exponent(j);
+  for (int j = 0; j < kExpGroup; ++j) s[j] = exponent(j);
 #pragma unroll
-  for (int first = 0; first < kCount; first += kGroup) {
-    if (first == kCount - kGroup) last();
+  for (int first = 0; first < kCount; first += kExpGroup) {
+    if (first == kCount - kExpGroup) last();
     do {
 #pragma unroll
-      for (int j = first; j < first + kGroup; ++j) {
+      for (int j = first; j < first + kExpGroup; ++j) {
         s[j] = ptx::exp2_approx(s[j]);
-        if (j + kGroup < kCount) s[j + kGroup] = exponent(j + kGroup);
+        if (j + kExpGroup < kCount) s[j + kExpGroup] = exponent(j + kExpGroup);
       }
-      if (kTakesBeside && first > 0) take(first - kLag, first);
-      if (kTakesBeside && kLag < kGroup) take(first, first + kGroup - kLag);
-      if (first == kCount - kGroup) beside_last();
-    } while ((!kLate || first + kGroup < kCount) && static_cast<int>(ptx::kept(tile)) < 0);
+      if (kInterleaveReduce && first > 0) reduce(first - kReduceLag, first);
+      if (kInterleaveReduce && kReduceLag < kExpGroup) reduce(first, first + kExpGroup - kReduceLag);
+      if (first == kCount - kExpGroup) beside_last();
+    } while ((!kDeferredMax || first + kExpGroup < kCount) && static_cast<int>(ptx::kept(tile)) < 0);
   }
 }
 
 // The maximum of this thread's products of row h and, without slopes, of x. Chains of their own for neighbours: too few
 // warps hide what a long chain waits for.
 template <int kCount, class T, class Bits, class Max>
-__device__ __forceinline__ T top_of_row(const float (&s)[Config::kKeys / 2], int h, T x, const Bits& bits,
-                                        const Max& largest) {
-  T top[kChains];
+__device__ __forceinline__ T thread_row_max(const float (&s)[Config::kKeys / 2], int h, T x, const Bits& bits,
+                                            const Max& largest) {
+  T top[kReduceChains];
 #pragma unroll
   for (int j = 0; j < kCount / 4; ++j) {
     const T first = bits(s[4 * j + 2 * h]), second = bits(s[4 * j + 2 * h + 1]);
-    top[j % kChains] = largest(j >= kChains ? top[j % kChains] : Rows::kSloped ? first : x, first, second);
+    top[j % kReduceChains] = largest(j >= kReduceChains ? top[j % kReduceChains]
+                                     : Rows::kSloped    ? first
+                                                        : x,
+                                     first, second);
   }
 #pragma unroll
-  for (int j = 1; j < kChains; j += 2) top[0] = largest(top[0], top[j], top[j + 1 < kChains ? j + 1 : j]);
+  for (int j = 1; j < kReduceChains; j += 2) top[0] = largest(top[0], top[j], top[j + 1 < kReduceChains ? j + 1 : j]);
   return top[0];
 }
 
 // Whether no maximum of the warp is negative.
-__device__ __forceinline__ bool all_high(const float (&max)[2]) {
+__device__ __forceinline__ bool all_nonnegative(const float (&max)[2]) {
   return !__any_sync(0xffffffffu, (bits_of(max[0]) | bits_of(max[1])) < 0);
 }
 
 // Maxima are of a thread's own keys until a reference moves, or the work tile ends: whether one must, each lane of four
 // can tell for itself.
-constexpr bool kOwnMaxima = Rows::kPlain;
+constexpr bool kThreadRowMax = Rows::kPlain;
 
 // Of the four lanes of a row.
-__device__ __forceinline__ float max_of_row(float x) {
+__device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// a.max, with this tile. high: all_high(a.max), of a first tile anything.
+// a.max, with this tile. high: all_nonnegative(a.max), of a first tile anything.
 template <int kCount, bool kFirst>
-__device__ __forceinline__ void raise(const Rows& rows, int start, const float (&s)[Config::kKeys / 2], bool high,
-                                      Accumulators& a) {
+__device__ __forceinline__ void update_row_max(const Rows& rows, int start, const float (&s)[Config::kKeys / 2],
+                                               bool nonnegative, Accumulators& a) {
   float top[2];
   // Where the largest is not negative, it is that of the numbers' bits as integers: three at a time. Of a first tile it
   // shows afterwards.
@@ -114,19 +117,20 @@ __device__ __forceinline__ void raise(const Rows& rows, int start, const float (
   const auto as_bits = [&] {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      top[h] = __uint_as_float(top_of_row<kCount>(s, h, bits_of(a.max[h]), bits_of,
-                                         [](int x, int y, int z) { return max(max(x, y), z); }));
+      top[h] = __uint_as_float(thread_row_max<kCount>(s, h, bits_of(a.row_max[h]), bits_of,
+                                                      [](int x, int y, int z) { return max(max(x, y), z); }));
   };
   const auto as_numbers = [&] {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      top[h] = top_of_row<kCount>(s, h, a.max[h], [](float x) { return x; },
-                          [](float x, float y, float z) { return fmaxf(x, fmaxf(y, z)); });
+      top[h] = thread_row_max<kCount>(
+          s, h, a.row_max[h], [](float x) { return x; },
+          [](float x, float y, float z) { return fmaxf(x, fmaxf(y, z)); });
   };
   if constexpr (kAsBits && kFirst) {
     as_bits();
-    if (!all_high(top)) as_numbers();
-  } else if (kAsBits && high) {
+    if (!all_nonnegative(top)) as_numbers();
+  } else if (kAsBits && nonnegative) {
     as_bits();
   } else {
     as_numbers();
@@ -134,8 +138,8 @@ __device__ __forceinline__ void raise(const Rows& rows, int start, const float (
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if constexpr (Rows::kSloped)
-      top[h] = fmaxf(a.max[h], fmaf(-rows.product_slope[h], rows.distance_of(h, start), top[h]));
-    a.max[h] = kOwnMaxima ? top[h] : max_of_row(top[h]);
+      top[h] = fmaxf(a.row_max[h], fmaf(-rows.product_slope[h], rows.distance_of(h, start), top[h]));
+    a.row_max[h] = kThreadRowMax ? top[h] : quad_max(top[h]);
   }
 }
 
@@ -143,18 +147,18 @@ __device__ __forceinline__ void raise(const Rows& rows, int start, const float (
 // largest.
 template <int kCount>
 __device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 2], int h) {
-  unsigned top[kChains] = {};
+  unsigned top[kReduceChains] = {};
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i)
-    top[i % kChains] =
-        max(max(top[i % kChains], __float_as_uint(s[4 * i + 2 * h])), __float_as_uint(s[4 * i + 2 * h + 1]));
+    top[i % kReduceChains] =
+        max(max(top[i % kReduceChains], __float_as_uint(s[4 * i + 2 * h])), __float_as_uint(s[4 * i + 2 * h + 1]));
 #pragma unroll
-  for (int j = 1; j < kChains; ++j) top[0] = max(top[0], top[j]);
+  for (int j = 1; j < kReduceChains; ++j) top[0] = max(top[0], top[j]);
   return top[0];
 }
 
 // scales: of the tile's keys, in shared memory.
-__device__ __forceinline__ void multiply_columns(const float* scales, float (&s)[Config::kKeys / 2]) {
+__device__ __forceinline__ void scale_columns(const float* scales, float (&s)[Config::kKeys / 2]) {
 #pragma unroll
   for (int j = 0; j < Config::kKeys / 8; ++j) {
     const float2 x = *reinterpret_cast<const float2*>(scales + 8 * j + threadIdx.x % 4 * 2);
@@ -162,14 +166,14 @@ __device__ __forceinline__ void multiply_columns(const float* scales, float (&s)
   }
 }
 
-__device__ __forceinline__ void multiply_rows(const float (&factor)[2], float (&s)[Config::kKeys / 2]) {
+__device__ __forceinline__ void scale_rows(const float (&factor)[2], float (&s)[Config::kKeys / 2]) {
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) s[i] *= factor[i / 2 % 2];
 }
 
-__device__ __forceinline__ void rescale(const float (&lowered)[2], float (&o)[Config::kChannels / 2]) {
+__device__ __forceinline__ void rescale_o(const float (&rescale)[2], float (&o)[Config::kChannels / 2]) {
 #pragma unroll
-  for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= lowered[i / 2 % 2];
+  for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
 }  // namespace attune::prefill

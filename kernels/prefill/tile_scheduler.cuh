@@ -180,8 +180,8 @@ class TileScheduler {
   const kernels::PrefillParams& p_;
   const Smem& smem_;
   const int lane_;
-  unsigned next_;  // the first lane's counts
-  int num_items_ = 0;  // where there is a first()
+  unsigned next_;       // the first lane's counts
+  int num_items_ = 0;   // where there is a first()
   unsigned count_ = 0;  // of work tiles
 };
 

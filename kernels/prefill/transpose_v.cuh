@@ -48,7 +48,7 @@ class VTransposer {
     ptx::wait_phase(smem_.raw_full(from), tiles_ / Config::kRawStages % 2);
     const unsigned raw = smem_.raw(from);
     if (seen < Config::kKeys) {
-      clear_rows_from(max(seen, 0), raw);
+      zero_rows_from(max(seen, 0), raw);
       __syncwarp();
     }
     ptx::wait_phase(smem_.v_empty(to), tiles_ / Config::kStages % 2 ^ 1);
@@ -79,7 +79,7 @@ class VTransposer {
   }
 
   // Keys from `begin` on, of this warp's channels, which nobody may see, become zero.
-  __device__ __forceinline__ void clear_rows_from(int begin, unsigned raw) const {
+  __device__ __forceinline__ void zero_rows_from(int begin, unsigned raw) const {
 #pragma unroll 1
     for (int key = begin + lane_; key < Config::kKeys; key += 32) {
 #pragma unroll 1

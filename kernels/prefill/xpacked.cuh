@@ -10,7 +10,7 @@ namespace attune::prefill {
 
 // All keys but [low, high) become zero; 8 of them are a piece of 16 bytes of each channel. thread: of kThreads.
 template <int kThreads>
-__device__ __forceinline__ void clear_columns(unsigned at, int low, int high, int thread) {
+__device__ __forceinline__ void zero_v_columns(unsigned at, int low, int high, int thread) {
 #pragma unroll 1
   for (int key = 0; key < Config::kKeys; key += 8) {
     const int first = min(max(low - key, 0), 8), end = min(max(high - key, first), 8);
