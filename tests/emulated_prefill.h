@@ -36,20 +36,20 @@ class EmulatedPrefill : public tests::Emulated {
     return to;
   }
 
-  // edit: of the problem's memory on the host. rows: kFloats are what cuda_prefill_fp32 makes of 16-bit queries.
+  // edit: of the problem's memory on the host. rows: kFp32 are what cuda_prefill_fp32 makes of 16-bit queries.
   static std::string run(const cases::Case& spec, int layers = 1,
                          const std::function<void(const attune_attention&)>& edit = {}, Twist twist = Twist::kNone,
-                         prefill::Rows rows_are = prefill::Rows::kTheirs) {
+                         prefill::Rows rows_are = prefill::Rows::kOwnType) {
     cases::Problem problem(spec);
     if (edit) edit(problem.host());
     return run(problem, layers, twist, rows_are);
   }
   static std::string run(cases::Problem& problem, int layers = 1, Twist twist = Twist::kNone,
-                         prefill::Rows rows_are = prefill::Rows::kTheirs) {
+                         prefill::Rows rows_are = prefill::Rows::kOwnType) {
     problem.arena().upload();
     const attune_attention a = problem.device();
     Problem given = make_problem(a, Data::kRequired);
-    const bool widens = rows_are == prefill::Rows::kFloats;
+    const bool widens = rows_are == prefill::Rows::kFp32;
     const Kernel& kernel = widens ? prefill_fp32_kernel() : prefill::kernel_for(given);
     if (!kernel.coverage.difference(traits_of(given, a)).empty() || !kernel.refusal(given).empty())
       return tests::kNotCovered;

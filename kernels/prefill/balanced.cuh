@@ -20,56 +20,56 @@
 
 namespace attune::prefill {
 
-constexpr int kTilesOfStart = 2;  // of a work tile: an estimate
-constexpr int kMergeTiles = 4;    // of merging a few blocks of rows, likewise
-constexpr int kMostDealt = kThreads, kMostGroups = 256, kMostDealtTiles = 1 << 21;
-static_assert(kMostDealtTiles <= 1 << (31 - 10) && kMostDealt == 1 << 10, "a length and a number are one word");
+constexpr int kOverheadTiles = 2;  // of a work tile: an estimate
+constexpr int kCombineTiles = 4;   // of merging a few blocks of rows, likewise
+constexpr int kMaxRowBlocks = kThreads, kMaxGroups = 256, kMaxTiles = 1 << 21;
+static_assert(kMaxTiles <= 1 << (31 - 10) && kMaxRowBlocks == 1 << 10, "a length and a number are one word");
 
-enum Dealing { kAsEver, kWhole, kDeal };
+enum Balance { kUnchanged, kWhole, kStreamK };
 
 // Whether to deal; or to leave blocks whole, for whoever is free. piece: tiles of the longest part otherwise, which is
 // cut for one round where there are fewer blocks of rows than groups.
-__device__ __forceinline__ Dealing choose_dealing(const PrefillParams& p, int num_blocks, long long total, int max_cost,
-                                                  int piece) {
+__device__ __forceinline__ Balance choose_balance(const PrefillParams& p, int num_blocks, long long total, int max_cost,
+                                                  int split_size) {
   const bool cuts = num_blocks * p.num_head_tiles < p.num_blocks;
-  if (piece <= kMergeTiles || p.whole_pairs || num_blocks > min(kMostDealt, p.max_work_tiles - p.num_blocks))
-    return kAsEver;
+  if (split_size <= kCombineTiles || p.whole_pairs || num_blocks > min(kMaxRowBlocks, p.max_work_tiles - p.num_blocks))
+    return kUnchanged;
   const int groups = p.num_blocks / p.num_head_tiles;
-  if (groups < 2 || groups > kMostGroups || total > kMostDealtTiles) return kAsEver;
+  if (groups < 2 || groups > kMaxGroups || total > kMaxTiles) return kUnchanged;
   const auto tiles = static_cast<int>(total);
-  const long long now = cuts ? piece : static_cast<long long>(max_cost) * ((num_blocks + groups - 1) / groups);
+  const long long now = cuts ? split_size : static_cast<long long>(max_cost) * ((num_blocks + groups - 1) / groups);
   // Fewer than groups are all cut, and merged.
-  const int merging = cuts ? 2 + p.heads_of_tile * p.tokens_of_tile / 8 : kMergeTiles;
-  if (16 * now * groups > 17 * tiles + 16 * merging * groups) return kDeal;
-  return cuts ? kAsEver : kWhole;
+  const int merging = cuts ? 2 + p.heads_of_tile * p.tokens_of_tile / 8 : kCombineTiles;
+  if (16 * now * groups > 17 * tiles + 16 * merging * groups) return kStreamK;
+  return cuts ? kUnchanged : kWhole;
 }
 
-struct Dealt {
-  int order[kMostDealt];   // blocks of rows, longest first
-  int last[kMostDealt];    // of those on the line: the run with their last part
-  int begin[kMostGroups];  // of runs, on the line
-  int run[kMostGroups];    // that a group has, or -1
-  int most;                // tiles that a group has where all stay whole
-  int sum;                 // of all threads
+struct BalanceState {
+  int order[kMaxRowBlocks];  // blocks of rows, longest first
+  int last[kMaxRowBlocks];   // of those on the line: the run with their last part
+  int begin[kMaxGroups];     // of runs, on the line
+  int range[kMaxGroups];     // that a group has, or -1
+  int most;                  // tiles that a group has where all stay whole
+  int sum;                   // of all threads
 };
 
-__device__ __forceinline__ int total_of(int x, Dealt& dealt) {
+__device__ __forceinline__ int block_sum(int x, BalanceState& state) {
   __syncthreads();
-  if (threadIdx.x == 0) dealt.sum = 0;
+  if (threadIdx.x == 0) state.sum = 0;
   __syncthreads();
   x = ptx::sum_of_warp(x);
-  if (threadIdx.x % 32 == 0) atomicAdd(&dealt.sum, x);
+  if (threadIdx.x % 32 == 0) atomicAdd(&state.sum, x);
   __syncthreads();
-  return dealt.sum;
+  return state.sum;
 }
 
 // The last run that begins at x of the line or before.
-__device__ __forceinline__ int run_at(const Dealt& dealt, int num_runs, int x) {
-  int low = 0, high = num_runs - 1;
+__device__ __forceinline__ int range_at(const BalanceState& state, int num_ranges, int x) {
+  int low = 0, high = num_ranges - 1;
 #pragma unroll 1
   while (low < high) {
     const int middle = (low + high + 1) / 2;
-    if (dealt.begin[middle] <= x) {
+    if (state.begin[middle] <= x) {
       low = middle;
     } else {
       high = middle - 1;
@@ -79,32 +79,33 @@ __device__ __forceinline__ int run_at(const Dealt& dealt, int num_runs, int x) {
 }
 
 // Of a round, the place of a group, and the other way round.
-__device__ __forceinline__ int turned(int round, int groups, int i) { return round % 2 == 0 ? i : groups - 1 - i; }
+__device__ __forceinline__ int snake_index(int round, int groups, int i) { return round % 2 == 0 ? i : groups - 1 - i; }
 
 // Tiles that a group has from so many rounds of blocks, from one in order on.
-__device__ __forceinline__ int load_of(const Dealt& dealt, const SharedStorage& shared, int num_blocks, int groups,
-                                       int first, int rounds) {
+__device__ __forceinline__ int group_load(const BalanceState& state, const SharedStorage& shared, int num_blocks,
+                                          int groups, int first, int rounds) {
   const auto group = static_cast<int>(threadIdx.x);
   int load = 0;
   if (group >= groups) return 0;
 #pragma unroll 1
   for (int k = 0; k < rounds; ++k) {
-    const int i = first + k * groups + turned(k, groups, group);
-    if (i < num_blocks) load += shared.cost[dealt.order[i]] + kTilesOfStart;
+    const int i = first + k * groups + snake_index(k, groups, group);
+    if (i < num_blocks) load += shared.cost[state.order[i]] + kOverheadTiles;
   }
   return load;
 }
 
 // run: sequences that each thread has counted. Returns the groups that have work tiles; their first ones come first.
 template <int kKeys, bool kSparse>
-__device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blocks, SharedStorage& shared) {
-  __shared__ Dealt dealt;
+__device__ __forceinline__ int list_balanced(const PrefillParams& p, int sequences_each, int num_blocks,
+                                             SharedStorage& shared) {
+  __shared__ BalanceState state;
   const int thread = static_cast<int>(threadIdx.x), groups = p.num_blocks / p.num_head_tiles;
   const bool has = thread < num_blocks;
   // Longest first, of the same length by their numbers: a key is larger than those behind it.
-  const unsigned key = has ? shared.cost[thread] * kMostDealt + kMostDealt - 1 - thread : 0;
+  const unsigned key = has ? shared.cost[thread] * kMaxRowBlocks + kMaxRowBlocks - 1 - thread : 0;
   shared.bucket[thread] = static_cast<int>(key);
-  if (thread == 0) dealt.most = 0;
+  if (thread == 0) state.most = 0;
   __syncthreads();
   if (has) {
     int before = 0;
@@ -114,83 +115,83 @@ __device__ __forceinline__ int deal(const PrefillParams& p, int run, int num_blo
       before +=
           (others.x > key ? 1 : 0) + (others.y > key ? 1 : 0) + (others.z > key ? 1 : 0) + (others.w > key ? 1 : 0);
     }
-    dealt.order[before] = thread;
+    state.order[before] = thread;
   }
   __syncthreads();
   // From here on a thread has the block of rows that is the thread-th in order.
-  const int block = has ? dealt.order[thread] : 0, tiles = has ? shared.cost[block] : 0;
-  int target = (total_of(has ? tiles + kTilesOfStart : 0, dealt) + groups - 1) / groups;
+  const int block = has ? state.order[thread] : 0, tiles = has ? shared.cost[block] : 0;
+  int target = (block_sum(has ? tiles + kOverheadTiles : 0, state) + groups - 1) / groups;
   int rounds = (num_blocks + groups - 1) / groups, too_long = 0;
-  int load = load_of(dealt, shared, num_blocks, groups, 0, rounds);
-  atomicMax(&dealt.most, load);
+  int load = group_load(state, shared, num_blocks, groups, 0, rounds);
+  atomicMax(&state.most, load);
   __syncthreads();
-  if (dealt.most > target + target / 16 + kMergeTiles) {
-    too_long = total_of(has && tiles + kTilesOfStart > target ? 1 : 0, dealt);
+  if (state.most > target + target / 16 + kCombineTiles) {
+    too_long = block_sum(has && tiles + kOverheadTiles > target ? 1 : 0, state);
     rounds = (num_blocks - too_long) / groups;
-    load = load_of(dealt, shared, num_blocks, groups, too_long, rounds);
+    load = group_load(state, shared, num_blocks, groups, too_long, rounds);
   }
 
   // The line, and runs of what groups lack.
-  const bool is_cut = has && (thread < too_long || thread >= too_long + rounds * groups);
+  const bool is_streamed = has && (thread < too_long || thread >= too_long + rounds * groups);
   const int number = thread < too_long ? thread : thread - rounds * groups;  // on the line
-  const int on_line = max(num_blocks - rounds * groups, 0);
+  const int num_streamed = max(num_blocks - rounds * groups, 0);
   long long before;
-  const auto line = static_cast<int>(sum_of_block(is_cut ? tiles + kTilesOfStart : 0, shared, before));
-  const int from = static_cast<int>(before), end = from + kTilesOfStart + tiles;
+  const auto stream = static_cast<int>(sum_of_block(is_streamed ? tiles + kOverheadTiles : 0, shared, before));
+  const int from = static_cast<int>(before), end = from + kOverheadTiles + tiles;
   int lacking = 0;
 #pragma unroll 1
-  while (line > 0) {
-    lacking = thread < groups ? target - load - kTilesOfStart : 0;
-    if (lacking < kTilesOfStart + 2 * p.fewest_tiles) lacking = 0;
-    const int all = total_of(lacking, dealt);
-    if (all >= line) break;
-    target += (line - all) / groups + 1;
+  while (stream > 0) {
+    lacking = thread < groups ? target - load - kOverheadTiles : 0;
+    if (lacking < kOverheadTiles + 2 * p.fewest_tiles) lacking = 0;
+    const int all = block_sum(lacking, state);
+    if (all >= stream) break;
+    target += (stream - all) / groups + 1;
   }
   __syncthreads();
-  const long long runs = sum_of_block(lacking > 0 ? (1ll << 32) + lacking : 0, shared, before);
-  const auto num_runs = static_cast<int>(runs >> 32);
+  const long long ranges = sum_of_block(lacking > 0 ? (1ll << 32) + lacking : 0, shared, before);
+  const auto num_ranges = static_cast<int>(ranges >> 32);
   if (thread < groups) {
-    dealt.run[thread] = lacking > 0 ? static_cast<int>(before >> 32) : -1;
-    if (lacking > 0) dealt.begin[before >> 32] = static_cast<int>(before);
+    state.range[thread] = lacking > 0 ? static_cast<int>(before >> 32) : -1;
+    if (lacking > 0) state.begin[before >> 32] = static_cast<int>(before);
   }
   __syncthreads();
   int first = 0, last = 0;
-  if (is_cut) {
-    first = run_at(dealt, num_runs, from + kTilesOfStart + p.fewest_tiles - 1);
-    last = max(first, run_at(dealt, num_runs, end - p.fewest_tiles));
-    dealt.last[number] = last;
+  if (is_streamed) {
+    first = range_at(state, num_ranges, from + kOverheadTiles + p.fewest_tiles - 1);
+    last = max(first, range_at(state, num_ranges, end - p.fewest_tiles));
+    state.last[number] = last;
   }
   __syncthreads();
-  const bool follows = is_cut && number > 0 && dealt.last[number - 1] == first;
-  const bool is_followed =
-      is_cut && number + 1 < on_line && run_at(dealt, num_runs, end + kTilesOfStart + p.fewest_tiles - 1) == last;
-  const int used = on_line > 0 ? dealt.last[on_line - 1] + 1 : 0;  // runs: the last may have nothing
+  const bool follows = is_streamed && number > 0 && state.last[number - 1] == first;
+  const bool is_followed = is_streamed && number + 1 < num_streamed &&
+                           range_at(state, num_ranges, end + kOverheadTiles + p.fewest_tiles - 1) == last;
+  const int used = num_streamed > 0 ? state.last[num_streamed - 1] + 1 : 0;  // runs: the last may have nothing
   sum_of_block(follows ? 1 : 0, shared, before);
 
   // Work tiles: whole blocks, by rounds; those with which runs begin; those that follow within a run.
-  const int run_work_tiles = rounds * groups, others = run_work_tiles + used + static_cast<int>(before);
+  const int num_whole_work_tiles = rounds * groups, others = num_whole_work_tiles + used + static_cast<int>(before);
   if (has) {
-    const Place at = find_sequence(p, run, shared, block);
+    const SequenceOfBlock at = find_sequence(p, sequences_each, shared, block);
     WorkTile t = block_work<kKeys, kSparse>(p, read_sequence<kSparse>(p, at.batch), at.batch, block - at.begin);
-    cut(p, is_cut ? last - first + 1 : 1, shared, t);
+    set_splits(p, is_streamed ? last - first + 1 : 1, shared, t);
     t.tile_end = 0;
 #pragma unroll 1
     for (; t.split_idx < t.num_splits; ++t.split_idx) {
       int work, next = 0;
       t.tile_begin = t.tile_end, t.tile_end = tiles;
-      if (is_cut) {
+      if (is_streamed) {
         const int own = first + t.split_idx;
-        if (own < last) t.tile_end = dealt.begin[own + 1] - from - kTilesOfStart;
-        work = t.split_idx == 0 && follows ? others : run_work_tiles + own;
+        if (own < last) t.tile_end = state.begin[own + 1] - from - kOverheadTiles;
+        work = t.split_idx == 0 && follows ? others : num_whole_work_tiles + own;
         if (own == last && is_followed) next = others + (follows ? 1 : 0);
       } else {
-        const int whole = thread - too_long, round = whole / groups, group = turned(round, groups, whole % groups);
+        const int whole = thread - too_long, round = whole / groups, group = snake_index(round, groups, whole % groups);
         const int after = (round + 1) * groups;
         work = round * groups + group;
-        if (round + 1 < rounds && too_long + after + turned(round + 1, groups, group) < num_blocks) {
+        if (round + 1 < rounds && too_long + after + snake_index(round + 1, groups, group) < num_blocks) {
           next = after + group;
-        } else if (on_line > 0 && dealt.run[group] >= 0 && dealt.run[group] < used) {
-          next = run_work_tiles + dealt.run[group];
+        } else if (num_streamed > 0 && state.range[group] >= 0 && state.range[group] < used) {
+          next = num_whole_work_tiles + state.range[group];
         }
       }
       t.next_work = next;

@@ -140,7 +140,7 @@ struct Config {
   static_assert(kQueryStages <= 2 && kValueStages > 0, "two of q at most, which take a stage of V");
 };
 
-using Line = TileLine<Config::kKeys, Config::kCached>;
+using Tiles = KeyTiles<Config::kKeys, Config::kCached>;
 
 // Of the math threads, from 0.
 __device__ __forceinline__ int math_thread() { return static_cast<int>(threadIdx.x) - 128; }

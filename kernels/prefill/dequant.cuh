@@ -36,10 +36,10 @@ class Dequantizer {
  private:
   // The order of the producer.
   __device__ __forceinline__ void dequant_tiles(const WorkTile& work, int kv_head) {
-    const Line line(work.num_cached, work.first_key, work.end_key);
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
 #pragma unroll 1
     for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
-      const Tile tile = tile_at(work, line, i);
+      const Tile tile = tile_at(work, tiles, i);
       dequant_k(work, kv_head, tile);
       dequant_v(tile);
     }

@@ -76,7 +76,7 @@ class Mainloop : Softmax {
   template <class Beside>
   __device__ __forceinline__ void run(const WorkTile& work, int kv_head, const Rows& rows,
                                       float (&s)[Config::kKeys / 2], Accumulators& a, const Beside& beside) {
-    const Line line(work.num_cached, work.first_key, work.end_key);
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.row_max[h] = -ptx::infinity();
@@ -94,12 +94,12 @@ class Mainloop : Softmax {
     if constexpr (!kTwoForms) {
       const int begin = work.tile_begin, end = work.tile_end;
       if (Config::kFp16P) v_scale = scale_of(p_, work, kv_head, 0, true);
-      run_tiles<kSingleForm, true>(work, rows, line, begin, end, 0, s, a, beside);
+      run_tiles<kSingleForm, true>(work, rows, tiles, begin, end, 0, s, a, beside);
     } else {
-      const int begin = work.tile_begin, end = work.tile_end, middle = max(begin, min(line.num_cached_tiles, end));
+      const int begin = work.tile_begin, end = work.tile_end, middle = max(begin, min(tiles.num_cached_tiles, end));
       if (middle < end) {
         issue_qk<false>(s);
-        run_tiles<false, true>(work, rows, line, middle, end, 0, s, a, beside);
+        run_tiles<false, true>(work, rows, tiles, middle, end, 0, s, a, beside);
       }
       if (begin < middle) {
         if (Config::kFp16P) v_scale = scale_of(p_, work, kv_head, 0, true);
@@ -115,7 +115,7 @@ class Mainloop : Softmax {
         }
         if (Config::kFp16P && middle < end) divide_o_by_v_scale(v_scale, a);
         issue_qk<true>(s);
-        run_tiles<true, false>(work, rows, line, begin, middle, middle < end ? 1 : 0, s, a, beside);
+        run_tiles<true, false>(work, rows, tiles, begin, middle, middle < end ? 1 : 0, s, a, beside);
       }
     }
     if constexpr (!Config::kOverlapNextQK) {
@@ -174,17 +174,17 @@ class Mainloop : Softmax {
   // Tiles [first, behind), the last first. kCodes: they were codes, or are x-packed. kFirst: nothing came before; else
   // `accumulate` says so.
   template <bool kCacheForm, bool kFirst, class Beside>
-  __device__ __forceinline__ void run_tiles(const WorkTile& work, const Rows& rows, const Line& line, int first,
+  __device__ __forceinline__ void run_tiles(const WorkTile& work, const Rows& rows, const Tiles& tiles, int first,
                                             int behind, int accumulate, float (&s)[Config::kKeys / 2], Accumulators& a,
                                             const Beside& beside) {
-    const Run whole = rows.whole_tiles(work, line);
+    const TileSpan whole = rows.whole_tiles(work, tiles);
     unsigned p_regs[Config::kPRegs];
     float rescale[2];
     bool rescales = false;
 
     // Most first tiles are edges; what is computed here the product hides.
     const Rows::VisibleKeys first_mask =
-        Config::kPrecomputeMask ? rows.visible_keys(p_, tile_at(work, line, behind - 1)) : Rows::VisibleKeys{};
+        Config::kPrecomputeMask ? rows.visible_keys(p_, tile_at(work, tiles, behind - 1)) : Rows::VisibleKeys{};
     const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
     const bool half = kHalfFirstTile && ends_in_half(work, end);
     ptx::wait_products<0>();
@@ -197,19 +197,19 @@ class Mainloop : Softmax {
     if (!Config::kCached) release_k();
     if constexpr (kHalfFirstTile) {
       if (half) {
-        online_softmax<kCacheForm, kHalf, true>(rows, work, line, end - 1, whole, false, s, rescale, a, &first_mask);
+        online_softmax<kCacheForm, kHalf, true>(rows, work, tiles, end - 1, whole, false, s, rescale, a, &first_mask);
         reduce_p(kReduceTail<kHalf>, kHalf, s, a);
         pack_p<kCacheForm, 0, kHalf>(s, p_regs);
 #pragma unroll
         for (int j = kHalf / 2; j < Config::kKeys / 4; ++j) p_regs[j] = 0;
       } else {
-        online_softmax<kCacheForm, kScores, true>(rows, work, line, end - 1, whole, false, s, rescale, a, &first_mask);
+        online_softmax<kCacheForm, kScores, true>(rows, work, tiles, end - 1, whole, false, s, rescale, a, &first_mask);
         reduce_p(kReduceTail<kScores>, kScores, s, a);
         pack_p<kCacheForm>(s, p_regs);
       }
     } else {
       rescales =
-          online_softmax<kCacheForm>(rows, work, line, end - 1, kManyRegisters ? whole : rows.whole_tiles(work, line),
+          online_softmax<kCacheForm>(rows, work, tiles, end - 1, kManyRegisters ? whole : rows.whole_tiles(work, tiles),
                                      all_nonnegative(a.row_max), s, rescale, a);
     }
     if (!kFirst && rescales) rescale_o(rescale, a.o);
@@ -231,7 +231,7 @@ class Mainloop : Softmax {
           int limit[2];
           find_limits(a, limit);
           // What decides is the warp's for the compiler, or each border of a group of exponentials costs 40 clocks.
-          const Run full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
+          const TileSpan full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
           if (math_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
           if (may_run_small && full.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
             i = run_softcap_small<kCacheForm>(max(begin, full.begin), i, begin, last_use, limit, accumulate, redo,
@@ -240,7 +240,7 @@ class Mainloop : Softmax {
             redo = __any_sync(0xffffffffu, redo), holds_barrier = __any_sync(0xffffffffu, holds_barrier);
             may_run_small = false, retry_end = i - 3;
           } else if (!any_of_group(!may_defer_max(a))) {
-            i = run_softcap_deferred<kCacheForm>(work, rows, line, whole, i, begin, last_use, accumulate, redo, p_regs,
+            i = run_softcap_deferred<kCacheForm>(work, rows, tiles, whole, i, begin, last_use, accumulate, redo, p_regs,
                                                  s, a);
           }
           if (i < begin) break;
@@ -262,14 +262,14 @@ class Mainloop : Softmax {
       ptx::pin(s);
       if (i == begin && last_use) release_q();
       if (!Config::kCached) release_k();
-      const Run& unmasked = kManyRegisters ? whole : rows.whole_tiles(work, line);
+      const TileSpan& unmasked = kManyRegisters ? whole : rows.whole_tiles(work, tiles);
       if constexpr (Config::kDeferredMax) {
         const auto last = [&] {
           ptx::wait_products<0>();
           ptx::pin(a.o);
           release_v();
         };
-        rescales = online_softmax<kCacheForm>(rows, work, line, i, unmasked, nonnegative, s, rescale, a, nullptr, last,
+        rescales = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a, nullptr, last,
                                               [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
         reduce_p<true>(kLastGroup, kScores, s, a);
         pack_p<kCacheForm, kLastGroup>(s, p_regs);
@@ -278,7 +278,7 @@ class Mainloop : Softmax {
           rescale_o(rescale, a.o);
         }
       } else {
-        const bool rescales_o = online_softmax<kCacheForm>(rows, work, line, i, unmasked, nonnegative, s, rescale, a);
+        const bool rescales_o = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a);
         ptx::wait_products<0>();  // by all warps in one place: each may lower or not
         ptx::pin(a.o);
         if (rescales_o) rescale_o(rescale, a.o);
@@ -302,8 +302,8 @@ class Mainloop : Softmax {
   // Tiles from i on while softmax_softcap_deferred() may have them. Returns that which it may not: it has weighed
   // nothing, and is to be multiplied again (`again`); or begin - 1.
   template <bool kCacheForm>
-  __device__ __forceinline__ int run_softcap_deferred(const WorkTile& work, const Rows& rows, const Line& line,
-                                                      const Run& whole, int i, int begin, bool last_use,
+  __device__ __forceinline__ int run_softcap_deferred(const WorkTile& work, const Rows& rows, const Tiles& tiles,
+                                                      const TileSpan& whole, int i, int begin, bool last_use,
                                                       int& accumulate, bool& redo, unsigned (&p_regs)[Config::kPRegs],
                                                       float (&s)[Config::kKeys / 2], Accumulators& a);
   // The same with softmax_softcap_small(), of tiles from i to `least`, without hidden keys. Whether a tile's products

@@ -138,12 +138,12 @@ class MainloopFp32 {
   __device__ __forceinline__ void online_softmax(const Rows& rows, const WorkTile& work, int i,
                                                  float (&s)[Config::kKeys / 2], float (&rescale)[2],
                                                  Accumulators& a) const {
-    const Line line(work.num_cached, work.first_key, work.end_key);
-    if constexpr (!Rows::kProducts) rows.score(p_, line.start(i), s);
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
+    if constexpr (!Rows::kProducts) rows.score(p_, tiles.start(i), s);
     const unsigned tile_mask = Config::kCached ? smem_.mask(k_pipe_.stage) : 0;
     const bool any_invalid = Config::kCached && ptx::load_shared_u32(tile_mask) != 0;
-    if (Rows::kBits || any_invalid || !rows.whole_tiles(work, line).has(i)) {
-      const Tile tile = tile_at(work, line, i);
+    if (Rows::kBits || any_invalid || !rows.whole_tiles(work, tiles).has(i)) {
+      const Tile tile = tile_at(work, tiles, i);
       rows.apply_mask<Config::kKeys / 2>(p_, tile, rows.visible_keys(p_, tile), any_invalid, tile_mask, s);
     }
 #pragma unroll

@@ -45,14 +45,14 @@ class MainloopFp8 {
     ptx::wait_phase(smem_.k_full(stage()), phase());
     ptx::wait_phase(smem_.q_full(), work_tiles() % 2);
     qk_gemm<QkMma>(q_, first, s);
-    Run whole;
+    TileSpan whole;
     {
       Rows rows;
       rows.start(p_, work, smem_.head_tile(slot));
-      const Line line(work.num_cached, work.first_key, work.end_key);
-      whole = rows.whole_tiles(work, line);
+      const Tiles tiles(work.num_cached, work.first_key, work.end_key);
+      whole = rows.whole_tiles(work, tiles);
       whole = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
-      const int key = line.dense_start;
+      const int key = tiles.dense_start;
       unsigned limits[4];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {

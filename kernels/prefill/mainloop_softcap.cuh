@@ -7,9 +7,9 @@
 namespace attune::prefill {
 
 template <bool kCodes>
-__device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& work, const Rows& rows, const Line& line,
-                                                              const Run& whole, int i, int begin, bool last_use,
-                                                              int& accumulate, bool& again,
+__device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& work, const Rows& rows,
+                                                              const Tiles& tiles, const TileSpan& whole, int i,
+                                                              int begin, bool last_use, int& accumulate, bool& again,
                                                               unsigned (&p_regs)[Config::kPRegs],
                                                               float (&s)[Config::kKeys / 2], Accumulators& a) {
   const float edge = Rows::score_of(p_, p_.cap_short.high, {}, 0, 0.0f);
@@ -25,7 +25,7 @@ __device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& wo
     ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
     ptx::wait_products<1>();
     ptx::pin(s);
-    mask_edge(rows, work, line, i, whole, s);
+    mask_edge(rows, work, tiles, i, whole, s);
     const float sum[2] = {a.row_sum[0], a.row_sum[1]};
     const auto last = [&] {
       ptx::wait_products<0>();

@@ -41,7 +41,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
 
 extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1)
     attune_prefill_fp32(const __grid_constant__ attune::kernels::PrefillParams p,
-                        const __grid_constant__ attune::kernels::FloatRows vec4) {
+                        const __grid_constant__ attune::kernels::Fp32Rows vec4) {
   using namespace attune;
   using namespace attune::prefill;
   const Smem smem(ptx::dynamic_shared());

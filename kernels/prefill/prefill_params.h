@@ -160,7 +160,7 @@ ATTUNE_SHARED_FUNCTION int prefill_shared_bytes(int rows, int keys, int stages, 
 
 // What threads that load rows themselves need to know of each: whether four channels from a multiple of four on lie
 // side by side at an address that is aligned to them.
-struct FloatRows {
+struct Fp32Rows {
   int q, dense_k, dense_v, cached_k, cached_v;
 };
 

@@ -39,12 +39,12 @@ class Producer {
       const int head_tile = smem_.head_tile(slot.stage);
       if (head_tile == kNoMoreWork) return;
       const WorkTile& work = smem_.work(slot.stage);
-      const Line line(work.num_cached, work.first_key, work.end_key);
-      int page = prefetch_page(work, tile_at(work, line, work.tile_end - 1), true);
+      const Tiles tiles(work.num_cached, work.first_key, work.end_key);
+      int page = prefetch_page(work, tile_at(work, tiles, work.tile_end - 1), true);
       for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
         int next = 0;
-        if (i > work.tile_begin) next = prefetch_page(work, tile_at(work, line, i - 1), true);
-        load_v(work, kv_head_of(head_tile), tile_at(work, line, i), page);
+        if (i > work.tile_begin) next = prefetch_page(work, tile_at(work, tiles, i - 1), true);
+        load_v(work, kv_head_of(head_tile), tile_at(work, tiles, i), page);
         page = next;
       }
       __syncwarp();
@@ -61,12 +61,12 @@ class Producer {
           tile::row_offset(p_, work.batch, work.q_begin, work.token_begin, head_tile * p_.heads_of_tile,
                            p_.out_batch_stride, p_.out_row_stride, p_.out_head_stride);
     const int kv_head = kv_head_of(head_tile), last = work.tile_end - 1;
-    const Line line(work.num_cached, work.first_key, work.end_key);
-    int page = prefetch_page(work, tile_at(work, line, last), false), page_before = page;
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
+    int page = prefetch_page(work, tile_at(work, tiles, last), false), page_before = page;
     for (int i = last; i >= work.tile_begin; --i) {
       int next = 0;
-      if (i > work.tile_begin) next = prefetch_page(work, tile_at(work, line, i - 1), false);
-      const Tile tile = tile_at(work, line, i);
+      if (i > work.tile_begin) next = prefetch_page(work, tile_at(work, tiles, i - 1), false);
+      const Tile tile = tile_at(work, tiles, i);
       const bool both = kLoadsKvTogether && tile.cached;
       // Where q has two stages it counts with the first tile of K: math groups wait once.
       const bool with_q = Config::kOverlapNextQK && i == last;
@@ -85,13 +85,13 @@ class Producer {
         load_q(work, head_tile, q_full);
         q_pipe_.next<Config::kQueryStages>();
       } else if (!Config::kTwoProducerWarps && !Config::kQuantized) {
-        load_v_of(work, kv_head, tile_at(work, line, i + 1), page_before);
+        load_v_of(work, kv_head, tile_at(work, tiles, i + 1), page_before);
       }
       if (Config::kQuantized && !both) load_v_of(work, kv_head, tile, page);
       page_before = page, page = next;
     }
     if (!Config::kTwoProducerWarps && !Config::kQuantized)
-      load_v_of(work, kv_head, tile_at(work, line, work.tile_begin), page_before);
+      load_v_of(work, kv_head, tile_at(work, tiles, work.tile_begin), page_before);
   }
   __device__ __forceinline__ void load_q_alone(const WorkTile& work, int head_tile) {
     acquire_q();

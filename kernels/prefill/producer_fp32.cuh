@@ -21,7 +21,7 @@ namespace attune::prefill {
 
 class Fp32Producer {
  public:
-  __device__ __forceinline__ Fp32Producer(const PrefillParams& p, const kernels::FloatRows& vec4, const Smem& smem)
+  __device__ __forceinline__ Fp32Producer(const PrefillParams& p, const kernels::Fp32Rows& vec4, const Smem& smem)
       : p_(p), vec4_(vec4), smem_(smem), thread_(static_cast<int>(threadIdx.x)) {}
 
   // The first warp also takes work tiles from the list.
@@ -41,9 +41,9 @@ class Fp32Producer {
  private:
   __device__ __forceinline__ void load(const WorkTile& work, int head_tile) {
     const int kv_head = head_tile * p_.heads_of_tile / p_.group;
-    const Line line(work.num_cached, work.first_key, work.end_key);
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
     for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
-      const Tile tile = tile_at(work, line, i);
+      const Tile tile = tile_at(work, tiles, i);
       load_k(work, kv_head, tile);
       if (i == work.tile_end - 1) load_q(work, head_tile);
       load_v(work, kv_head, tile);
@@ -235,7 +235,7 @@ class Fp32Producer {
   }
 
   const PrefillParams& p_;
-  const kernels::FloatRows& vec4_;
+  const kernels::Fp32Rows& vec4_;
   const Smem& smem_;
   const int thread_;
   PipelineState k_pipe_, v_pipe_;

@@ -53,11 +53,11 @@ class GatherProducer : Producer {
   template <class Scheduler>
   __device__ __forceinline__ void load(const WorkTile& work, int head_tile, Scheduler& scheduler) {
     const int kv_head = kv_head_of(head_tile);
-    const Line line(work.num_cached, work.first_key, work.end_key);
-    Key key = look_up(work, tile_at(work, line, work.tile_end - 1), false);
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
+    Key key = look_up(work, tile_at(work, tiles, work.tile_end - 1), false);
 #pragma unroll 1
     for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
-      const Tile tile = tile_at(work, line, i);
+      const Tile tile = tile_at(work, tiles, i);
       const bool is_new = Config::kDense && !tile.cached;
       if (is_new) {
         load_new_k(work, kv_head, tile);
@@ -74,7 +74,7 @@ class GatherProducer : Producer {
         row = row_pointer<Config::kXpacked ? kUnit / 2 : 1>(p_.v, kv_head, tile, key);
       }
       // The table is asked for the next tile's page when it is needed for this one no more.
-      if (i > work.tile_begin) key = look_up(work, tile_at(work, line, i - 1), false);
+      if (i > work.tile_begin) key = look_up(work, tile_at(work, tiles, i - 1), false);
       if (is_new) {
         load_new_v(work, kv_head, tile);
       } else {

@@ -102,10 +102,10 @@ class NonfiniteRows {
     const char* q =
         p.q + tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride, p.q_head_stride) *
                   tile::element_size(Config::kType);
-    const Line line(t.num_cached, t.first_key, t.end_key);
+    const Tiles tiles(t.num_cached, t.first_key, t.end_key);
     float o[kVectors] = {}, row_max = -ptx::infinity(), row_sum = 0;
     for (int i = t.tile_begin; i < t.tile_end; ++i) {
-      const Tile tile = tile_at(t, line, i);
+      const Tile tile = tile_at(t, tiles, i);
       for (int begin = tile.low; begin < tile.high; begin += 32) {
         const int key = begin + lane;
         const bool visible = key < tile.high && sees(p, rows, terms, position, first, end, key);

@@ -180,9 +180,9 @@ struct Rows {
   }
 
   // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.
-  __device__ __forceinline__ Run whole_tiles(const WorkTile& t, const Line& line) const {
-    const bool cached = Config::kCached && line.num_cached_tiles > 0;
-    const int base = cached ? 0 : line.dense_start, origin = cached ? line.cached_begin : 0;
+  __device__ __forceinline__ TileSpan whole_tiles(const WorkTile& t, const Tiles& tiles) const {
+    const bool cached = Config::kCached && tiles.num_cached_tiles > 0;
+    const int base = cached ? 0 : tiles.dense_start, origin = cached ? tiles.cached_begin : 0;
     int low = max(t.first_key, first_of_all), high = min(t.end_key, end_of_all);
     if (cached) high = min(high, t.num_cached);
     return {(max(low - base, 0) + Config::kKeys - 1) / Config::kKeys - origin,

@@ -26,26 +26,26 @@
 namespace attune::prefill {
 
 constexpr int kKeys = ATTUNE_KEYS;
-constexpr bool kSparse = ATTUNE_SPARSE != 0, kShares = ATTUNE_SHARES != 0;
+constexpr bool kSparse = ATTUNE_SPARSE != 0, kBalanced = ATTUNE_SHARES != 0;
 constexpr int kL2Bytes = 32 << 20;        // that keys may take of it
 constexpr int kMostKeys = kL2Bytes / 32;  // that a thread counts: a key takes two rows of 16 bytes or more
 static_assert(1ll * kMostKeys * kThreads < 1ll << 31, "keys of all threads are summed in 31 bits");
 
-enum Pass { kSequences, kCosts, kCounts, kPlaces };
+enum Pass { kSequences, kCosts, kCounts, kAssign };
 
-__device__ __forceinline__ int parts_of(int cost, int piece) {
-  return static_cast<int>(static_cast<unsigned>(cost + piece - 1) / static_cast<unsigned>(piece));
+__device__ __forceinline__ int num_splits_of(int cost, int split_size) {
+  return static_cast<int>(static_cast<unsigned>(cost + split_size - 1) / static_cast<unsigned>(split_size));
 }
 
 // Most tiles of a part.
-__device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_blocks, long long total, int max_cost,
-                                            SharedStorage& shared) {
+__device__ __forceinline__ int choose_split_size(const PrefillParams& p, int num_blocks, long long total, int max_cost,
+                                                 SharedStorage& shared) {
   const long long cost = total * p.num_head_tiles;
   const bool ideal_is_less = cost <= static_cast<long long>(max_cost - 1) * p.num_blocks;
   if (p.whole_pairs || max_cost <= p.fewest_tiles || !ideal_is_less) return max_cost;
   if (cost >> 32 != 0) return max_cost;  // a sequence of more than 2^30 keys: no division of 64 bits for it
-  const unsigned share = (static_cast<unsigned>(cost) - 1) / static_cast<unsigned>(p.num_blocks) + 1;
-  const int ideal = max(static_cast<int>(share), p.fewest_tiles);
+  const unsigned even_share = (static_cast<unsigned>(cost) - 1) / static_cast<unsigned>(p.num_blocks) + 1;
+  const int ideal = max(static_cast<int>(even_share), p.fewest_tiles);
   if (num_blocks > kThreads || static_cast<long long>(num_blocks) * p.num_head_tiles >= p.num_blocks) return ideal;
   // So few that all can be looked at: the smallest part for which the grid takes all parts at a time. A larger size
   // never makes more parts: the warps try every 32nd of 1,024 sizes, then those up to the first of them that fits.
@@ -54,18 +54,18 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
   int fit = kThreads - 1;
 #pragma unroll 1
   for (int stride = kWarps; stride > 0; stride /= kWarps) {
-    const int size = fit - stride * (kWarps - 1 - warp), piece = ideal + size * step;
-    int parts = 0;
+    const int size = fit - stride * (kWarps - 1 - warp), split_size = ideal + size * step;
+    int splits = 0;
 #pragma unroll 1
-    for (int i = lane; i < num_blocks; i += 32) parts += parts_of(shared.cost[i], piece);
-    parts = ptx::sum_of_warp(parts);
-    if (lane == 0 && parts * p.num_head_tiles <= p.num_blocks) atomicMin(&shared.first_fit, size);
+    for (int i = lane; i < num_blocks; i += 32) splits += num_splits_of(shared.cost[i], split_size);
+    splits = ptx::sum_of_warp(splits);
+    if (lane == 0 && splits * p.num_head_tiles <= p.num_blocks) atomicMin(&shared.first_fit, size);
     __syncthreads();
     fit = shared.first_fit;
     __syncthreads();
   }
   const int at_once = min(ideal + fit * step, max_cost);
-  if constexpr (kShares) return at_once;
+  if constexpr (kBalanced) return at_once;
   // Where lengths are so unlike that one round of parts leaves the grid idle, shorter parts in several rounds, longest
   // first: of two thirds of the ideal, or of the ideal, if no more parts than blocks take more than half of the time
   // that is to be reached, and no more than twice as many a third.
@@ -75,16 +75,16 @@ __device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_bloc
   if (threadIdx.x == 0) shared.first_fit = 2;
   __syncthreads();
   if (warp < 2) {
-    const int piece = warp == 0 ? shorter() : ideal;
-    int parts = 0, halves = 0, thirds = 0;
+    const int split_size = warp == 0 ? shorter() : ideal;
+    int splits = 0, halves = 0, thirds = 0;
 #pragma unroll 1
     for (int i = lane; i < num_blocks; i += 32) {
-      const int cost = shared.cost[i], n = parts_of(cost, piece), size = parts_of(cost, max(n, 1));
-      parts += n, halves += 2 * size > aim ? n : 0, thirds += 3 * size > aim ? n : 0;
+      const int cost = shared.cost[i], n = num_splits_of(cost, split_size), size = num_splits_of(cost, max(n, 1));
+      splits += n, halves += 2 * size > aim ? n : 0, thirds += 3 * size > aim ? n : 0;
     }
-    parts = ptx::sum_of_warp(parts), halves = ptx::sum_of_warp(halves), thirds = ptx::sum_of_warp(thirds);
+    splits = ptx::sum_of_warp(splits), halves = ptx::sum_of_warp(halves), thirds = ptx::sum_of_warp(thirds);
     const int heads = p.num_head_tiles, twice = 2 * p.num_blocks;  // and what the workspace has room for
-    const bool holds = parts <= p.max_work_tiles && parts * heads <= twice;
+    const bool holds = splits <= p.max_work_tiles && splits * heads <= twice;
     if (lane == 0 && holds && halves * heads <= p.num_blocks && thirds * heads <= twice)
       atomicMin(&shared.first_fit, warp);
   }
@@ -106,7 +106,7 @@ __device__ __forceinline__ void finish_list(const PrefillParams& p, int total_ke
 }
 
 // Nothing lies on the device.
-__device__ __forceinline__ void list_alike(const PrefillParams& p) {
+__device__ __forceinline__ void list_uniform(const PrefillParams& p) {
   const int num_work_tiles = p.blocks_each * p.batch, thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
   for (int i = thread;; i += kThreads) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void list_alike(const PrefillParams& p) {
 __device__ __forceinline__ void list_all(const PrefillParams& p) {
   __shared__ SharedStorage shared;
   ptx::wait_for_previous_kernels();
-  const int run = (p.batch + kThreads - 1) / kThreads, thread = static_cast<int>(threadIdx.x);
+  const int sequences_each = (p.batch + kThreads - 1) / kThreads, thread = static_cast<int>(threadIdx.x);
   if (thread == 0)
     shared.max_cost = 0, shared.first_fit = kThreads - 1, shared.num_split_tiles = 0, shared.num_splits = 0;
   if (thread == 0) shared.stamp = 0;
@@ -138,9 +138,9 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
   schedule::add_stamps<kSparse>(p, thread, kThreads, &shared.stamp);  // for all threads behind the first sum
 
   // Of the pass: sequences of this thread's run, then every 1,024th block of rows.
-  int begin = min(p.batch, thread * run), end = min(p.batch, begin + run), step = 1;
-  int total_keys = 0, num_blocks = 0, num_work_tiles = 0, piece = 1, shift = 0;
-  bool deals = false;
+  int begin = min(p.batch, thread * sequences_each), end = min(p.batch, begin + sequences_each), step = 1;
+  int total_keys = 0, num_blocks = 0, num_work_tiles = 0, split_size = 1, shift = 0;
+  bool balances = false;
   const auto bucket_of = [&](int cost) { return &shared.bucket[kThreads - 1 - (cost >> shift)]; };  // long ones first
 #pragma unroll 1
   for (int pass = kSequences;; ++pass) {
@@ -152,8 +152,8 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
       if (pass == kCounts && i < kThreads) {  // which asks for the cost only
         t.tile_end = shared.cost[i];
       } else {
-        Place at{i, 0};
-        if (pass != kSequences) at = find_sequence(p, run, shared, i);
+        SequenceOfBlock at{i, 0};
+        if (pass != kSequences) at = find_sequence(p, sequences_each, shared, i);
         const SequenceInfo s = read_sequence<kSparse>(p, at.batch);
         if (pass == kSequences) {
           p.block_begin[i] = static_cast<int>(sum);  // counted from the run's first
@@ -171,16 +171,16 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
         continue;
       }
       // Parts of a block are of equal size, as far as possible: `longer` of them have one tile more.
-      const int parts = parts_of(cost, piece), size = cost / parts, longer = cost - size * parts;
+      const int splits = num_splits_of(cost, split_size), size = cost / splits, longer = cost - size * splits;
       if (pass == kCounts) {
-        atomicAdd(bucket_of(size), parts - longer);
+        atomicAdd(bucket_of(size), splits - longer);
         if (longer > 0) atomicAdd(bucket_of(size + 1), longer);
         continue;
       }
-      cut(p, parts, shared, t);
+      set_splits(p, splits, shared, t);
       t.tile_end = 0;
 #pragma unroll 1
-      for (t.split_idx = 0; t.split_idx < parts; ++t.split_idx) {
+      for (t.split_idx = 0; t.split_idx < splits; ++t.split_idx) {
         t.tile_begin = t.tile_end, t.tile_end += size + (t.split_idx < longer ? 1 : 0);
         const int work = atomicAdd(bucket_of(t.tile_end - t.tile_begin), 1);
         if (work < p.max_work_tiles) p.work_tiles[work] = t;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
     }
     if (pass >= kCounts) {
       __syncthreads();
-      if (pass == kPlaces) break;
+      if (pass == kAssign) break;
       sum = shared.bucket[thread];
     }
     const long long total = sum_of_block(sum, shared, before);
@@ -203,23 +203,23 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
       begin = thread, end = num_blocks, step = kThreads;
     } else if (pass == kCosts) {
       if (thread == 0) p.list->num_tiles = total * p.num_head_tiles;
-      piece = choose_piece(p, num_blocks, total, shared.max_cost, shared);
-      if constexpr (kShares) {
-        const Dealing dealing = choose_dealing(p, num_blocks, total, shared.max_cost, piece);
-        deals = dealing == kDeal;
-        if (deals) break;
-        if (dealing == kWhole) piece = shared.max_cost;
+      split_size = choose_split_size(p, num_blocks, total, shared.max_cost, shared);
+      if constexpr (kBalanced) {
+        const Balance balance = choose_balance(p, num_blocks, total, shared.max_cost, split_size);
+        balances = balance == kStreamK;
+        if (balances) break;
+        if (balance == kWhole) split_size = shared.max_cost;
       }
 #pragma unroll 1
-      while (piece >> shift >= kThreads) ++shift;
+      while (split_size >> shift >= kThreads) ++shift;
     } else {
       num_work_tiles = static_cast<int>(total);
       shared.bucket[thread] = static_cast<int>(before);
     }
     __syncthreads();
   }
-  if constexpr (kShares) {
-    if (deals) num_work_tiles = deal<kKeys, kSparse>(p, run, num_blocks, shared);
+  if constexpr (kBalanced) {
+    if (balances) num_work_tiles = list_balanced<kKeys, kSparse>(p, sequences_each, num_blocks, shared);
   }
 #pragma unroll 1
   for (int i = thread; i < shared.num_split_tiles * p.num_head_tiles; i += kThreads) p.splits_done[i] = 0;
@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     attune_schedule_prefill(const __grid_constant__ attune::kernels::PrefillParams p) {
   using namespace attune;
   if (p.blocks_each > 0) {
-    prefill::list_alike(p);
+    prefill::list_uniform(p);
   } else {
     prefill::list_all(p);
   }

@@ -34,18 +34,19 @@ __device__ __forceinline__ long long sum_of_block(long long x, SharedStorage& sh
 }
 
 // The sequence of a block of rows, and its first block.
-struct Place {
+struct SequenceOfBlock {
   int batch, begin;
 };
-__device__ __forceinline__ Place find_sequence(const PrefillParams& p, int run, const SharedStorage& shared, int i) {
+__device__ __forceinline__ SequenceOfBlock find_sequence(const PrefillParams& p, int sequences_each,
+                                                         const SharedStorage& shared, int i) {
   int thread = 0;  // the first whose run ends beyond i
 #pragma unroll 1
   for (int step = kThreads / 2; step > 0; step /= 2) {
     if (shared.end[thread + step - 1] <= i) thread += step;
   }
   const int run_begin = thread == 0 ? 0 : shared.end[thread - 1];
-  const int last = min(p.batch, (thread + 1) * run) - 1;
-  Place x{thread * run, run_begin};
+  const int last = min(p.batch, (thread + 1) * sequences_each) - 1;
+  SequenceOfBlock x{thread * sequences_each, run_begin};
 #pragma unroll 1
   while (x.batch < last) {
     const int next = run_begin + p.block_begin[x.batch + 1];
@@ -56,11 +57,11 @@ __device__ __forceinline__ Place find_sequence(const PrefillParams& p, int run, 
 }
 
 // A block of rows that becomes so many parts.
-__device__ __forceinline__ void cut(const PrefillParams& p, int parts, SharedStorage& shared, WorkTile& t) {
-  t.num_splits = parts;
-  if (parts == 1) return;
+__device__ __forceinline__ void set_splits(const PrefillParams& p, int splits, SharedStorage& shared, WorkTile& t) {
+  t.num_splits = splits;
+  if (splits == 1) return;
   const int split = atomicAdd(&shared.num_split_tiles, 1);
-  t.first_split = atomicAdd(&shared.num_splits, parts);
+  t.first_split = atomicAdd(&shared.num_splits, splits);
   if (p.split_tiles != nullptr) {
     p.split_tiles[split] = t;
   } else {

@@ -43,17 +43,17 @@ class Softmax {
   // kCount: registers that have products; high: all_nonnegative(a.max), but of a first tile.
   template <bool kCacheForm, int kCount = kScores, bool kFirst = false, class Last = Nothing,
             class BesideLast = Nothing>
-  __device__ __forceinline__ bool online_softmax(const Rows& rows, const WorkTile& work, const Line& line, int i,
-                                                 const Run& whole, bool nonnegative, float (&s)[Config::kKeys / 2],
+  __device__ __forceinline__ bool online_softmax(const Rows& rows, const WorkTile& work, const Tiles& tiles, int i,
+                                                 const TileSpan& whole, bool nonnegative, float (&s)[Config::kKeys / 2],
                                                  float (&rescale)[2], Accumulators& a,
                                                  const Rows::VisibleKeys* visible_keys = nullptr, const Last& last = {},
                                                  const BesideLast& beside_last = {}) {
     if constexpr (kCacheForm && Config::kTokenScales) scale_columns(smem_.scales(k_pipe_.stage, false), s);
     if constexpr (kCacheForm && Config::kQuantized && !Rows::kPlain) scale_rows(factor_, s);
-    const int start = line.start(i);
+    const int start = tiles.start(i);
     if constexpr (Rows::kSloped && !Config::kDeferredMax) rows.add_slope(s);
     if constexpr (!Rows::kProducts) rows.score(p_, start, s);
-    const auto apply_mask = [&] { return mask_edge<kCount>(rows, work, line, i, whole, s, visible_keys); };
+    const auto apply_mask = [&] { return mask_edge<kCount>(rows, work, tiles, i, whole, s, visible_keys); };
     const bool edge = apply_mask();
     if (Config::kCached && !kReleaseKAfterPack<kCacheForm>) release_k();
     rescale[0] = rescale[1] = 1.0f;
@@ -120,13 +120,13 @@ class Softmax {
 
   // Replaces what is hidden of a tile at an edge by -inf: whether it is one.
   template <int kCount = kScores>
-  __device__ __forceinline__ bool mask_edge(const Rows& rows, const WorkTile& work, const Line& line, int i,
-                                            const Run& whole, float (&s)[Config::kKeys / 2],
+  __device__ __forceinline__ bool mask_edge(const Rows& rows, const WorkTile& work, const Tiles& tiles, int i,
+                                            const TileSpan& whole, float (&s)[Config::kKeys / 2],
                                             const Rows::VisibleKeys* visible_keys = nullptr) const {
     const unsigned tile_mask = Config::kCached ? smem_.mask(k_pipe_.stage) : 0;
     const bool any_invalid = Config::kCached && ptx::load_shared_u32(tile_mask) != 0;
     if (!Rows::kBits && !any_invalid && whole.has(i)) return false;
-    const Tile tile = tile_at(work, line, i);
+    const Tile tile = tile_at(work, tiles, i);
     rows.template apply_mask<kCount>(p_, tile, visible_keys != nullptr ? *visible_keys : rows.visible_keys(p_, tile),
                                      any_invalid, tile_mask, s);
     return true;

@@ -13,7 +13,7 @@ constexpr int kNoMoreWork = -1;  // in place of a head tile
 
 // By one thread of the grid, when it has waited for the kernels before: the list is visible to who acquires `seen`. It
 // takes about as long as the first keys take to come.
-__device__ __forceinline__ void pass_list_on(const kernels::PrefillParams& p) {
+__device__ __forceinline__ void release_list(const kernels::PrefillParams& p) {
   if (p.split_tiles != nullptr) ptx::store_release(&p.list->seen, 1);
 }
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ void pass_list_on(const kernels::PrefillParams& p) {
 // work_empty(slot).
 //
 // kCluster: blocks of a cluster that take the same work tile, each its own one of as many neighbouring head tiles. Its
-// first block takes work tiles and tells the others: Smem also has tell_others(n, item) and hear(n) for the n-th that
+// first block takes work tiles and tells the others: Smem also has send_item(n, item) and hear(n) for the n-th that
 // is told.
 //
 // kShort: calls may be so short that what the first work tile waits for is much of them, and all head tiles of a work
@@ -46,14 +46,14 @@ class TileScheduler {
   // The list, and the lane's piece of what may be the first work tile.
   struct First {
     float4 list;
-    uint4 part;
+    uint4 vector;
   };
-  __device__ __forceinline__ static int guess(const kernels::PrefillParams& p) {
+  __device__ __forceinline__ static int first_index(const kernels::PrefillParams& p) {
     return min(static_cast<int>(blockIdx.x) / max(p.num_head_tiles, kCluster), p.max_work_tiles - 1);
   }
   __device__ __forceinline__ static First ask_first(const kernels::PrefillParams& p) {
     First x{};
-    if (threadIdx.x < kWorkVectors) x.part = vector_of(p.work_tiles + guess(p), threadIdx.x);
+    if (threadIdx.x < kWorkVectors) x.vector = load_vector_of(p.work_tiles + first_index(p), threadIdx.x);
     if (threadIdx.x < 32) x.list = ptx::load_from_l2(reinterpret_cast<const float4*>(p.list));
     return x;
   }
@@ -63,11 +63,11 @@ class TileScheduler {
     if (item >= num_items_) {
       publish(nullptr, kNoMoreWork);
     } else {
-      publish(nullptr, (item - guess(p_) * head_tiles) * kCluster + rank(), true, asked.part);
+      publish(nullptr, (item - first_index(p_) * head_tiles) * kCluster + rank(), true, asked.vector);
     }
   }
   __device__ __forceinline__ void look_ahead() {
-    if (kCluster == 1 && lane_ == 0) next_ = take(num_items_);
+    if (kCluster == 1 && lane_ == 0) next_ = count_item(num_items_);
   }
 
   // All lanes of the warp, in a loop: the slot of the next work tile, or -1. The work tile stays readable until the
@@ -78,8 +78,8 @@ class TileScheduler {
     const int heads_at_a_time = max(p_.list->heads_at_a_time, 1), num_work_tiles = p_.list->num_work_tiles;
     const int head_tiles = p_.num_head_tiles;
     const int num_items = num_work_tiles * head_tiles;  // the host refuses more than 2^31
-    if (first && is_beside() && lane_ == 0) next_ = take(num_items);
-    const int item = agree(num_items);
+    if (first && is_beside() && lane_ == 0) next_ = count_item(num_items);
+    const int item = next_item(num_items);
     if (item >= num_items) {
       publish(nullptr, kNoMoreWork);
       return -1;
@@ -88,7 +88,7 @@ class TileScheduler {
     const int section = item / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
     const int within = item - section * num_work_tiles * heads_at_a_time;
     const int heads = min(heads_at_a_time, head_tiles - first_head);
-    if (lane_ == 0) next_ = take(num_items);  // ahead
+    if (lane_ == 0) next_ = count_item(num_items);  // ahead
     const int work = within / heads;
     return publish(p_.work_tiles + work, first_head + within % heads);
   }
@@ -101,17 +101,17 @@ class TileScheduler {
   // Behind first(): what the present work tile says, or else what the counter does. Heads go together here, but without
   // the same arithmetic as above loaders of packed rows spill in their loop.
   __device__ __forceinline__ int next_short() {
-    const int present = static_cast<int>((count_ - 1) % kernels::kWorkSlots);
-    int work = smem_.work(present).next_work, head_tile = smem_.head_tile(present);
+    const int current = static_cast<int>((count_ - 1) % kernels::kWorkSlots);
+    int work = smem_.work(current).next_work, head_tile = smem_.head_tile(current);
     if (work == 0) {
       const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_work_tiles = p_.list->num_work_tiles;
       const int head_tiles = p_.num_head_tiles / kCluster, num_items = num_work_tiles * head_tiles;
-      const int item = agree(num_items);
+      const int item = next_item(num_items);
       if (item >= num_items) return publish(nullptr, kNoMoreWork);
       const int section = item / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
       const int within = item - section * num_work_tiles * heads_at_a_time;
       const int heads = min(heads_at_a_time, head_tiles - first_head);
-      if (kCluster == 1 && lane_ == 0) next_ = take(num_items);  // ahead
+      if (kCluster == 1 && lane_ == 0) next_ = count_item(num_items);  // ahead
       work = within / heads, head_tile = (first_head + within % heads) * kCluster + rank();
     }
     return publish(p_.work_tiles + work, head_tile);
@@ -126,45 +126,45 @@ class TileScheduler {
     return kShort && num_items <= static_cast<int>(gridDim.x / kCluster);
   }
   // The counter ends at 0, whoever counts last.
-  __device__ __forceinline__ unsigned take(int num_items) {
+  __device__ __forceinline__ unsigned count_item(int num_items) {
     if (has_one_round(num_items)) return num_items;
     const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;  // items that blocks have without asking
     return known + ptx::count_arrival(&p_.list->next_item, num_items - 1 + (is_beside() ? gridDim.x : 0));
   }
   // The next item: in a cluster, which knows its first one, as its first block takes it.
-  __device__ __forceinline__ int agree(int num_items) {
+  __device__ __forceinline__ int next_item(int num_items) {
     if constexpr (kCluster == 1) {
       return __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
     } else {
       int item;
       if (has_one_round(num_items)) return num_items;
-      if (rank() != 0) return smem_.hear(count_ - 1);
+      if (rank() != 0) return smem_.receive_item(count_ - 1);
       if (lane_ == 0) {
-        item = static_cast<int>(take(num_items));
-        smem_.tell_others(count_ - 1, item);
+        item = static_cast<int>(count_item(num_items));
+        smem_.send_item(count_ - 1, item);
       }
       return __shfl_sync(0xffffffffu, item, 0);
     }
   }
 
-  __device__ __forceinline__ static uint4 vector_of(const kernels::WorkTile* from, unsigned i) {
+  __device__ __forceinline__ static uint4 load_vector_of(const kernels::WorkTile* from, unsigned i) {
     if (!kShort) return reinterpret_cast<const uint4*>(from)[i];
     const float4 x = ptx::load_from_l2(reinterpret_cast<const float4*>(from) + i);
     return {__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)};
   }
   // The lane's piece of a work tile.
-  __device__ __forceinline__ uint4 part_of(const kernels::WorkTile* from) const {
-    return lane_ < kWorkVectors ? vector_of(from, lane_) : uint4{};
+  __device__ __forceinline__ uint4 load_vector(const kernels::WorkTile* from) const {
+    return lane_ < kWorkVectors ? load_vector_of(from, lane_) : uint4{};
   }
   // known: the lane has its part of the work tile.
-  __device__ __forceinline__ int publish(const kernels::WorkTile* from, int head_tile, bool known = false,
-                                         uint4 part = {}) {
+  __device__ __forceinline__ int publish(const kernels::WorkTile* from, int head_tile, bool loaded = false,
+                                         uint4 vector = {}) {
     const int to = slot();
-    if (from != nullptr && !known) part = part_of(from);
+    if (from != nullptr && !loaded) vector = load_vector(from);
     ptx::wait_phase(smem_.work_empty(to), phase() ^ 1);
     __syncwarp();  // some lanes' arrivals are enough for the work tile to be taken, and for the slot to be free again
     if (lane_ < kWorkVectors) {
-      reinterpret_cast<uint4*>(&smem_.work(to))[lane_] = part;
+      reinterpret_cast<uint4*>(&smem_.work(to))[lane_] = vector;
       if (lane_ == 0) smem_.head_tile(to) = head_tile;
       ptx::arrive(smem_.work_full(to));
     }

@@ -107,10 +107,10 @@ __device__ __forceinline__ float scale_of(const PrefillParams& p, const WorkTile
 // Tiles of a key range. Those of cached keys come first, and begin at multiples, as pages do; those of dense keys begin
 // at the first that is seen, so that none is touched for a few.
 template <int kKeys, bool kCached = true>
-struct TileLine {
+struct KeyTiles {
   int cached_begin, num_cached_tiles, num_tiles;
   int dense_start;  // a key
-  __device__ __forceinline__ TileLine(int num_cached, int first_key, int end_key) {
+  __device__ __forceinline__ KeyTiles(int num_cached, int first_key, int end_key) {
     cached_begin = first_key / kKeys;
     num_cached_tiles = 0;
     if (!kCached) num_cached = 0;
@@ -128,7 +128,7 @@ struct TileLine {
 };
 
 // Tiles begin .. end - 1.
-struct Run {
+struct TileSpan {
   int begin, end;
   __device__ __forceinline__ bool has(int i) const { return begin <= i && i < end; }
 };
@@ -139,10 +139,10 @@ struct Tile {
   bool cached;
 };
 template <int kKeys, bool kCached>
-__device__ __forceinline__ Tile tile_at(const WorkTile& t, const TileLine<kKeys, kCached>& line, int i) {
+__device__ __forceinline__ Tile tile_at(const WorkTile& t, const KeyTiles<kKeys, kCached>& tiles, int i) {
   Tile x;
-  x.cached = line.is_cached(i);
-  x.start = line.start(i);
+  x.cached = tiles.is_cached(i);
+  x.start = tiles.start(i);
   x.low = max(x.start, t.first_key);
   x.high = max(x.low, min(min(x.start + kKeys, t.end_key), x.cached ? t.num_cached : t.end_key));
   return x;
@@ -181,7 +181,7 @@ __device__ __forceinline__ WorkTile rows_of_block(const PrefillParams& p, const 
 template <int kKeys>
 __device__ __forceinline__ void take_all_tiles(WorkTile& t) {
   t.num_splits = 1;
-  t.tile_end = max(TileLine<kKeys>(t.num_cached, t.first_key, t.end_key).num_tiles, 1);
+  t.tile_end = max(KeyTiles<kKeys>(t.num_cached, t.first_key, t.end_key).num_tiles, 1);
 }
 
 // The whole block of rows as a work tile of one part. Where attention is sparse its keys are the entries of the one

@@ -145,7 +145,7 @@ size_t Config::shared_bytes() const {
 }
 
 KernelSpec Config::main_kernel() const {
-  const char* const variant = floats() ? "_fp32" : codes() ? "_fp8" : "";
+  const char* const variant = fp32() ? "_fp32" : fp8() ? "_fp8" : "";
   KernelSpec spec{
       cat("prefill/prefill", variant, ".cu"),
       cat("attune_prefill", variant),
@@ -172,14 +172,14 @@ KernelSpec Config::schedule_kernel() const {
 namespace {
 
 // Threads load the rows that products are made of: they may lie anywhere.
-std::string refusal_of_floats(const Problem& p) {
+std::string fp32_refusal(const Problem& p) {
   if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
     return "q, k and v of different dtypes";
   if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
   return "";
 }
 
-std::string refusal_of_copies(const Problem& p) {
+std::string tma_refusal(const Problem& p) {
   if (p.q.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with queries of 8 bits";
   const bool copied = has_prologue(p) || copies_rows(p);  // q, k and v
@@ -214,9 +214,9 @@ std::string refusal_of(const Problem& p, std::string (*of_rows)(const Problem&))
 }  // namespace
 
 std::string refusal(const Problem& p) {
-  return p.q.dtype == ATTUNE_FLOAT32 ? refusal_as_floats(p) : refusal_of(p, refusal_of_copies);
+  return p.q.dtype == ATTUNE_FLOAT32 ? refusal_as_fp32(p) : refusal_of(p, tma_refusal);
 }
-std::string refusal_as_floats(const Problem& p) { return refusal_of(p, refusal_of_floats); }
+std::string refusal_as_fp32(const Problem& p) { return refusal_of(p, fp32_refusal); }
 
 namespace {
 
@@ -225,15 +225,15 @@ void choose_tiles(const Problem& p, Config& c) {
   const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
   c.keys = widest > 192 || p.head_dim_v > 128 ? 64 : 128;
   if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
-  const bool converts = c.cache_dtype != c.dtype;
-  if ((converts || c.gather > 0) && widest > 192) c.keys = 32;
+  const bool quantized = c.cache_dtype != c.dtype;
+  if ((quantized || c.gather > 0) && widest > 192) c.keys = 32;
   // Weights with scales of tokens are two numbers each where q is fp16.
-  if (converts && c.token_scales && c.dtype == ATTUNE_FLOAT16) c.keys = std::min(c.keys, 64);
+  if (quantized && c.token_scales && c.dtype == ATTUNE_FLOAT16) c.keys = std::min(c.keys, 64);
   // x-packed values take registers, and so do those who gather them.
   if (c.gather > 0 && c.x_packed && c.score != 0 && widest > 64) c.keys = std::min(c.keys, 64);
   // Two loops over tiles, of cached and of new values.
   if (c.x_packed && c.dense && p.head_dim_v > 224) c.keys = 32;
-  c.stages = 4, c.raw_stages = converts ? 4 : 0;
+  c.stages = 4, c.raw_stages = quantized ? 4 : 0;
   while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
   while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
@@ -246,7 +246,7 @@ void choose_tiles(const Problem& p, Config& c) {
 
 // S takes keys / 2 registers of a thread and P in three parts 3 keys / 4. Products of fewer than 64 keys would wait for
 // shared memory.
-void choose_tiles_of_floats(Config& c) {
+void choose_fp32_tiles(Config& c) {
   c.token_scales = false;  // all are applied before numbers are split
   c.rows = kernels::prefill_rows(c.head_dim_qk, c.head_dim_v, static_cast<int>(sizeof(float)));
   c.keys = 64, c.stages = 4;
@@ -255,7 +255,7 @@ void choose_tiles_of_floats(Config& c) {
 }
 
 // Tiles of codes: transposed by whole lines of 128 keys; its rings are counted in powers of two.
-void choose_tiles_of_codes(Config& c) {
+void choose_fp8_tiles(Config& c) {
   c.score = 0;  // the sign of the scale shows on the device, with the scales of q and k
   c.keys = 128, c.stages = 4, c.raw_stages = 2;
   if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.stages = 2;
@@ -279,14 +279,14 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
   c.t5 = decode::t5_buckets(p);
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
-  c.x_packed = p.cache.x_packed && !c.floats();
+  c.x_packed = p.cache.x_packed && !c.fp32();
   c.gather = gathers(p) ? bytes_to_gather(p.cache) : 0;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  if (c.floats()) {
-    choose_tiles_of_floats(c);
-  } else if (c.codes()) {
-    choose_tiles_of_codes(c);
+  if (c.fp32()) {
+    choose_fp32_tiles(c);
+  } else if (c.fp8()) {
+    choose_fp8_tiles(c);
   } else {
     choose_tiles(p, c);
   }
@@ -313,16 +313,16 @@ void check_alignment(const Problem& p, bool gathered) {
 
 void check_run(const Problem& p, const Config& c) {
   check_alignment(p, c.gather > 0);
-  const bool floats = p.q.dtype == ATTUNE_FLOAT32;
-  const char* const moved = floats ? nullptr : row_to_copy(p);
+  const bool fp32 = p.q.dtype == ATTUNE_FLOAT32;
+  const char* const moved = fp32 ? nullptr : row_to_copy(p);
   require(moved == nullptr, "rows of ", moved,
           " do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such rows");
-  std::string why = p.cache && !floats && c.gather == 0 ? refusal_of_cache(p.cache) : "";
+  std::string why = p.cache && !fp32 && c.gather == 0 ? refusal_of_cache(p.cache) : "";
   if (why.empty()) why = refusal(p);
   if (why.empty() && c.gather > bytes_to_gather(p.cache))
     why = cat("a cache whose rows do not lie at multiples of ", c.gather, " bytes");
   require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);
-  require(c.codes() || (score_bits(p) & kAnyScale & ~c.score) == 0, "softmax_scale is ", p.scale,
+  require(c.fp8() || (score_bits(p) & kAnyScale & ~c.score) == 0, "softmax_scale is ", p.scale,
           "; the plan was made for one that is positive");
   decode::check_ranges(p, c.mask);
 }
@@ -411,7 +411,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   return k;
 }
 
-kernels::FloatRows float_rows(const Problem& p) {
+kernels::Fp32Rows fp32_rows(const Problem& p) {
   const auto lies_in_fours = [](const void* data, int64_t size, std::initializer_list<int64_t> counts) {
     return std::ranges::all_of(counts, [](int64_t x) { return x % 4 == 0; }) &&
                    reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(4 * size) == 0
@@ -432,7 +432,7 @@ kernels::FloatRows float_rows(const Problem& p) {
                                                    v.contiguous ? 0 : v.outer_stride};
     return v.inner_stride == 1 ? lies_in_fours(v.data, v.element_size, counts) : 0;
   };
-  kernels::FloatRows r{};
+  kernels::Fp32Rows r{};
   r.q = rows(p.q, p.head_dim_qk);
   if (p.dense_kv || p.new_tokens) r.dense_k = rows(p.k, p.head_dim_qk), r.dense_v = rows(p.v, p.head_dim_v);
   if (p.cache) r.cached_k = plane(p.cache.k, p.head_dim_qk), r.cached_v = plane(p.cache.v, p.head_dim_v);
@@ -449,8 +449,8 @@ Maps describe_maps(const Problem& p, const Config& c) {
   }
   if (c.gather > 0) return m;
   if (c.x_packed) {
-    m.k = packed_key_map(p, box_keys(p, c));
-    m.v = p.cache.v.element_size == 1 ? packed_code_map(p, box_keys(p, c)) : packed_value_map(p, box_keys(p, c));
+    m.k = xpacked_k_map(p, box_keys(p, c));
+    m.v = p.cache.v.element_size == 1 ? xpacked_quantized_v_map(p, box_keys(p, c)) : xpacked_v_map(p, box_keys(p, c));
   } else if (c.cached) {
     m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
     m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));

@@ -36,9 +36,9 @@ struct Config {
   bool splits = true;  // blocks of rows may be cut along the keys
   int few_q = 0;       // sequences of no more queries are left to another kernel
 
-  bool codes() const { return dtype == ATTUNE_FLOAT8_E4M3; }  // kernels/prefill/prefill_fp8.cu
-  bool floats() const { return dtype == ATTUNE_FLOAT32; }     // kernels/prefill/prefill_fp32.cu
-  const char* name() const { return floats() ? "cuda_prefill_fp32" : codes() ? "cuda_prefill_fp8" : "cuda_prefill"; }
+  bool fp8() const { return dtype == ATTUNE_FLOAT8_E4M3; }  // kernels/prefill/prefill_fp8.cu
+  bool fp32() const { return dtype == ATTUNE_FLOAT32; }     // kernels/prefill/prefill_fp32.cu
+  const char* name() const { return fp32() ? "cuda_prefill_fp32" : fp8() ? "cuda_prefill_fp8" : "cuda_prefill"; }
   int threads() const { return 128 + 2 * rows; }
   int tokens_of_tile() const { return rows / heads_of_tile; }
   size_t shared_bytes() const;
@@ -60,7 +60,7 @@ int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens = 
 // "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
 std::string refusal(const Problem& p);
 // Of cuda_prefill_fp32, which takes 16-bit queries, too: where the TMA does not take a cache's rows.
-std::string refusal_as_floats(const Problem& p);
+std::string refusal_as_fp32(const Problem& p);
 // few_q: sequences of at most so many queries are left to another kernel.
 Config choose_config(const Problem& p, int num_sms, int few_q = 0);
 
@@ -79,7 +79,7 @@ WorkspaceLayout workspace_layout(const Config& c);
 
 kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace);
 // Of fp32 queries: which of a run's rows can be loaded four channels at a time.
-kernels::FloatRows float_rows(const Problem& p);
+kernels::Fp32Rows fp32_rows(const Problem& p);
 
 // What the TMA must know of the problem's arrays, in the order of the kernel's parameters; absent ones repeat q's.
 struct Maps {

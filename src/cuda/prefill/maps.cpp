@@ -59,7 +59,7 @@ bool strides_fit(const KvPlane& v, int64_t unit) {
 std::string refusal_of_cache(const KvCache& cache, int64_t unit) {
   const std::pair<const char*, const KvPlane*> planes[] = {{"cache.k", &cache.k}, {"cache.v", &cache.v}};
   if (cache.x_packed) {
-    if (std::string why = packed_refusal(cache, unit); !why.empty()) return why;
+    if (std::string why = xpacked_refusal(cache, unit); !why.empty()) return why;
   } else {
     for (const auto& [name, plane] : planes)
       if (!strides_fit(*plane, unit)) return cat("rows of ", name, " that do not lie at multiples of ", unit, " bytes");
@@ -100,7 +100,7 @@ int bytes_to_gather(const KvCache& cache) {
   return unit < kFewestGathered ? 0 : unit;
 }
 
-std::string packed_refusal(const KvCache& cache, int64_t unit) {
+std::string xpacked_refusal(const KvCache& cache, int64_t unit) {
   const KvPlane &k = cache.k, &v = cache.v;
   const bool by_threads = unit < kAlignment;
   if (cache.v_aliases_k) return "an x-packed cache whose V is part of K";
@@ -150,7 +150,7 @@ TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, in
   return m;
 }
 
-TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box) {
+TensorMapDesc xpacked_k_map(const Problem& p, int tokens_of_box) {
   const KvPlane& k = p.cache.k;
   TensorMapDesc m = start_packed_map(p, k);
   m.swizzle = TensorMapSwizzle::kNone;
@@ -161,7 +161,7 @@ TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box) {
   m.box[2] = static_cast<uint32_t>(tokens_of_box / 8);
   return m;
 }
-TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box) {
+TensorMapDesc xpacked_v_map(const Problem& p, int tokens_of_box) {
   const KvPlane& v = p.cache.v;
   TensorMapDesc m = start_packed_map(p, v);
   m.swizzle = TensorMapSwizzle::k32B;
@@ -172,7 +172,7 @@ TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box) {
   m.box[2] = static_cast<uint32_t>(tokens_of_box / 16);
   return m;
 }
-TensorMapDesc packed_code_map(const Problem& p, int tokens_of_box) {
+TensorMapDesc xpacked_quantized_v_map(const Problem& p, int tokens_of_box) {
   const KvPlane& v = p.cache.v;
   TensorMapDesc m = start_packed_map(p, v);
   m.swizzle = TensorMapSwizzle::kNone;

@@ -20,7 +20,7 @@ bool strides_fit(const KvPlane& v, int64_t unit = kAlignment);
 // "" if the TMA, or for fewer than 16 bytes threads, takes the cache as it lies, else what it does not take.
 std::string refusal_of_cache(const KvCache& cache, int64_t unit = kAlignment);
 // The same of an x-packed one but for its addresses.
-std::string packed_refusal(const KvCache& cache, int64_t unit = kAlignment);
+std::string xpacked_refusal(const KvCache& cache, int64_t unit = kAlignment);
 // Bytes, 16, 8 or 4, that threads can copy at a time from a cache of 16 bits, which the TMA may not take: pieces of
 // rows, of the keys' elements and the values' tokens where it is x-packed. 0: not even that.
 int bytes_to_gather(const KvCache& cache);
@@ -36,8 +36,8 @@ TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, in
 // Of an x-packed cache, for boxes of so many tokens: K [pages, heads, eights of tokens, xs of channels, 8 tokens x x
 // channels]; V of 16 bits [pages, heads, sixteens of tokens, channels, 16 tokens], swizzled by 32 bytes, and of codes
 // [pages, heads, 1, channels, tokens].
-TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box);
-TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box);
-TensorMapDesc packed_code_map(const Problem& p, int tokens_of_box);
+TensorMapDesc xpacked_k_map(const Problem& p, int tokens_of_box);
+TensorMapDesc xpacked_v_map(const Problem& p, int tokens_of_box);
+TensorMapDesc xpacked_quantized_v_map(const Problem& p, int tokens_of_box);
 
 }  // namespace attune::cuda::prefill

@@ -13,7 +13,7 @@
 namespace attune::cuda::prefill {
 
 // Whether q, k and v are e4m3 codes that enter the products as they are, their scales with them.
-bool attends_codes(const Problem& p);
+bool is_fp8_attention(const Problem& p);
 
 bool has_prologue(const Problem& p);
 
@@ -27,14 +27,14 @@ bool copies_rows(const Problem& p);
 const char* row_to_copy(const Problem& p);
 
 // What q, k and v are in the workspace: of their own type, or of fp32, for the kernel of that.
-enum class Rows { kTheirs, kFloats };
+enum class Rows { kOwnType, kFp32 };
 
 // Bytes of the workspace for q, k and v; 0 without a prologue or copies.
-size_t prologue_bytes(const Problem& p, Rows rows = Rows::kTheirs);
+size_t prologue_bytes(const Problem& p, Rows rows = Rows::kOwnType);
 
 // What is launched for a prologue, and what attention sees then: no prologue, and q, k and v at `memory`.
-PrepareProblem to_prepare(const Problem& p, void* memory, Rows rows = Rows::kTheirs);
-Problem after_prologue(const Problem& p, void* memory, Rows rows = Rows::kTheirs);
+PrepareProblem to_prepare(const Problem& p, void* memory, Rows rows = Rows::kOwnType);
+Problem after_prologue(const Problem& p, void* memory, Rows rows = Rows::kOwnType);
 
 // The same where there may be no prologue: copies then, of k and v apart where they are not rows of q's tokens. What it
 // copies it copies from anywhere: a plan made for rows at any address takes those that lie well, too.
@@ -44,6 +44,6 @@ struct Launches {
   const PrepareProblem* begin() const { return ops; }
   const PrepareProblem* end() const { return ops + count; }
 };
-Launches launches_before(const Problem& p, void* memory, Rows rows = Rows::kTheirs);
+Launches launches_before(const Problem& p, void* memory, Rows rows = Rows::kOwnType);
 
 }  // namespace attune::cuda::prefill
