@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math of a warpgroup: 64 rows of the block against the tiles that the producer brings.
+// The mainloop of a math warpgroup: 64 rows of the block against the tiles that the producer loads.
 //
 //   S_i = Q K_i^T;  m' = max(m, rowmax S_i);  P_i = 2^(c (S_i - m'));  l = l 2^(c (m - m')) + rowsum P_i;
 //   O = (O 2^(c (m - m'))) + P_i V_i;   c = scale log2 e
 //
-// The products of S_i+1 and of P_i V_i run while the softmax of S_i+1 waits for the former only, so O is rescaled one
-// tile late. The two groups take turns at issuing products: while one computes exponentials the tensor cores have the
-// other's.
+// QK GEMM i+1 and PV GEMM i are issued together. Softmax i+1 waits for the QK GEMM only, so O is rescaled one tile
+// late. The two warpgroups alternate (FA3's ping-pong): while one computes exponentials, the tensor cores run the
+// other's GEMMs.
 #pragma once
 
 #include "prefill/fp16_queries.cuh"
@@ -18,7 +18,7 @@ namespace attune::prefill {
 
 class Mainloop : Softmax {
  public:
-  // kCodes: of tiles that were codes, or are x-packed.
+  // kCacheForm: the tile was dequantized or is x-packed.
   template <bool kCacheForm>
   using QkMma = ptx::Product<Config::kKeys, Config::kQkMmaType<kCacheForm>>;
   template <bool kCacheForm>
@@ -36,7 +36,8 @@ class Mainloop : Softmax {
     q_ = q_descriptor(0);
   }
 
-  // Issues the first product of a work tile, unless tiles of codes may come after others: those begin by themselves.
+  // Issues the first QK GEMM of a work tile. Not where both dense and cache-form tiles may follow: run() issues it
+  // then.
   __device__ __forceinline__ void start_first_qk(const WorkTile& work, int kv_head, float (&s)[Config::kKeys / 2]) {
     if constexpr (kTwoForms) {
       factor_[0] = factor_[1] = c_;
@@ -54,34 +55,35 @@ class Mainloop : Softmax {
     q_pipe_.next<1>();
   }
 
-  // The same beside the last product of the work tile before. Without another one what lies in shared memory is
-  // multiplied, unseen: the compiler waits for every product that only some ways through a loop issue.
+  // Issues the first QK GEMM of the next work tile while the last PV GEMM of this one runs. Where there is none (any is
+  // false) it multiplies stale shared memory and nobody reads the result: wgmma in a conditional branch makes the
+  // compiler serialize all products.
   __device__ __forceinline__ void start_next_qk(bool any, float (&s)[Config::kKeys / 2]) {
     const KDescriptor<kSingleForm> k = k_descriptor<kSingleForm>();
-    const unsigned past = any ? 0 : 1;  // a phase that has ended
+    const unsigned past = any ? 0 : 1;  // a phase that has completed
     q_ = q_descriptor(q_pipe_.stage);
-    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase ^ past);  // q's, too
+    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase ^ past);  // counts q's bytes, too
     qk_gemm<QkMma<kSingleForm>>(q_, k, s);
     q_pipe_.next<Config::kQueryStages>();
   }
 
-  // Of the work tile before the one that was started last: this warp's rows of q, in whose place outputs may be.
+  // This warp's rows of the work tile's q, before the one that was issued last. Outputs may be staged there.
   __device__ __forceinline__ unsigned old_q() const { return smem_.q(q_pipe_.stage) + math_thread() / 32 * 16 * 128; }
   __device__ __forceinline__ void release_old_q() const {
     if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty(q_pipe_.stage));
   }
 
-  // All tiles of the work tile that has been started. Turns count tiles over all work tiles. beside() runs beside the
-  // last product.
-  template <class Beside>
+  // All tiles of the work tile whose first QK GEMM was issued. Warp scheduler barriers alternate across work tiles.
+  // overlap() runs while the last PV GEMM does.
+  template <class Overlap>
   __device__ __forceinline__ void run(const WorkTile& work, int kv_head, const Rows& rows,
-                                      float (&s)[Config::kKeys / 2], Accumulators& a, const Beside& beside) {
+                                      float (&s)[Config::kKeys / 2], Accumulators& a, const Overlap& overlap) {
     const Tiles tiles(work.num_cached, work.first_key, work.end_key);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       a.row_max[h] = -ptx::infinity();
       a.row_max_ref[h] =
-          Config::kDeferredMax && rows.token[h] < 0 ? 0.0f : -ptx::infinity();  // absent ones wait for nothing
+          Config::kDeferredMax && rows.token[h] < 0 ? 0.0f : -ptx::infinity();  // padding rows need no max
     }
     a.row_sum[0] = a.row_sum[1] = smem_.first_sum();
     needs_row_max_ = true;
@@ -90,16 +92,16 @@ class Mainloop : Softmax {
       for (int h = 0; h < 2; ++h)
         a.row_max_limit[h] = rows.token[h] < 0 ? __uint_as_float(0x7fffffffu) : -ptx::infinity();
     }
-    float v_scale = 1.0f, first_row_max[2] = {-ptx::infinity(), -ptx::infinity()};  // of the first kind of tiles
+    float v_scale = 1.0f, first_row_max[2] = {-ptx::infinity(), -ptx::infinity()};  // row_max of the dense tiles
     if constexpr (!kTwoForms) {
       const int begin = work.tile_begin, end = work.tile_end;
       if (Config::kFp16P) v_scale = scale_of(p_, work, kv_head, 0, true);
-      run_tiles<kSingleForm, true>(work, rows, tiles, begin, end, 0, s, a, beside);
+      run_tiles<kSingleForm, true>(work, rows, tiles, begin, end, 0, s, a, overlap);
     } else {
       const int begin = work.tile_begin, end = work.tile_end, middle = max(begin, min(tiles.num_cached_tiles, end));
       if (middle < end) {
         issue_qk<false>(s);
-        run_tiles<false, true>(work, rows, tiles, middle, end, 0, s, a, beside);
+        run_tiles<false, true>(work, rows, tiles, middle, end, 0, s, a, overlap);
       }
       if (begin < middle) {
         if (Config::kFp16P) v_scale = scale_of(p_, work, kv_head, 0, true);
@@ -110,12 +112,12 @@ class Mainloop : Softmax {
             if (middle < end && a.row_max[h] != -ptx::infinity()) first_row_max[h] = scaled_score(a.row_max[h], h);
             a.row_max[h] = -ptx::infinity();
           }
-          ptx::sync_some(kGroupBarrier + group_, 128);  // all warps are done with q as it was
+          ptx::sync_some(kGroupBarrier + group_, 128);  // all warps have read q in its own type
           convert_q_to_fp16(work, kv_head);
         }
         if (Config::kFp16P && middle < end) divide_o_by_v_scale(v_scale, a);
         issue_qk<true>(s);
-        run_tiles<true, false>(work, rows, tiles, begin, middle, middle < end ? 1 : 0, s, a, beside);
+        run_tiles<true, false>(work, rows, tiles, begin, middle, middle < end ? 1 : 0, s, a, overlap);
       }
     }
     if constexpr (!Config::kOverlapNextQK) {
@@ -124,7 +126,7 @@ class Mainloop : Softmax {
     }
   }
 
-  // Sums of whole rows.
+  // Sums row_sum over the quad of lanes that share a row.
   __device__ __forceinline__ static void reduce_row_sum(Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -132,7 +134,7 @@ class Mainloop : Softmax {
       a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
     }
   }
-  // Maxima in base 2, sums against them, and what O is to be multiplied with: nothing of O, but for its scale.
+  // row_max in base 2, row_sum relative to it, and o_scale. O itself is only multiplied by v_scale, where there is one.
   __device__ __forceinline__ void finalize(Accumulators& a, float v_scale = 1.0f,
                                            const float* first_row_max = nullptr) const {
     float rescale[2];
@@ -160,36 +162,36 @@ class Mainloop : Softmax {
     return ptx::uniform(ptx::descriptor_k_major(smem_.q(stage) + group_ * 64 * 128));
   }
 
-  // The first tile may have so few keys that the first half of the registers has all products that count.
+  // Where the first tile has at most half of its keys, only the first half of the S registers is used.
   static constexpr bool kHalfFirstTile = Config::kPrecomputeMask;
   static constexpr int kHalf = Config::kKeys / (kHalfFirstTile ? 4 : 2);  // registers
-  // Whether the tile before tile `end` has no key in its second half.
+  // Whether the tile before `end` has no key in its second half.
   __device__ __forceinline__ static bool ends_in_half(const WorkTile& work, int end) {
     const int keys = work.end_key - work.first_key - (end - 1) * Config::kKeys;
     return __shfl_sync(0xffffffffu, keys, 0) <= Config::kKeys / 2;
   }
 
-  static constexpr bool kSingleForm = Config::kQuantized || Config::kXpacked;  // of the tiles, where there is one kind
+  static constexpr bool kSingleForm = Config::kQuantized || Config::kXpacked;  // form of the tiles, where there is one
 
-  // Tiles [first, behind), the last first. kCodes: they were codes, or are x-packed. kFirst: nothing came before; else
-  // `accumulate` says so.
-  template <bool kCacheForm, bool kFirst, class Beside>
+  // Tiles [first, behind), last tile first. kCacheForm: they were dequantized or are x-packed. kFirst: O is empty; else
+  // `accumulate` says whether it is.
+  template <bool kCacheForm, bool kFirst, class Overlap>
   __device__ __forceinline__ void run_tiles(const WorkTile& work, const Rows& rows, const Tiles& tiles, int first,
                                             int behind, int accumulate, float (&s)[Config::kKeys / 2], Accumulators& a,
-                                            const Beside& beside) {
+                                            const Overlap& overlap) {
     const TileSpan whole = rows.whole_tiles(work, tiles);
     unsigned p_regs[Config::kPRegs];
     float rescale[2];
     bool rescales = false;
 
-    // Most first tiles are edges; what is computed here the product hides.
+    // Most first tiles are at an edge. The QK GEMM hides the cost of their mask.
     const Rows::VisibleKeys first_mask =
         Config::kPrecomputeMask ? rows.visible_keys(p_, tile_at(work, tiles, behind - 1)) : Rows::VisibleKeys{};
     const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
     const bool half = kHalfFirstTile && ends_in_half(work, end);
     ptx::wait_products<0>();
     ptx::pin(s);
-    // What the compiler knows to be a warp's takes no registers of lanes; two kinds of tiles keep it from that.
+    // Warp-uniform values take no registers of lanes. With two forms of tiles the compiler does not see that.
     if constexpr (!kTwoForms) k_pipe_ = uniform(k_pipe_), v_pipe_ = uniform(v_pipe_);
     if constexpr (Config::kDeferredMaxSoftcap) q_pipe_ = uniform(q_pipe_);
     const bool last_use = !kTwoForms || kCacheForm || begin == __shfl_sync(0xffffffffu, work.tile_begin, 0);  // of q
@@ -220,17 +222,19 @@ class Mainloop : Softmax {
     }
     if (kReleaseKAfterPack<kCacheForm>) release_k();
 
-    int retry_end = end - 4;    // what does not show in three tiles hardly will
-    bool may_run_small = true;  // run_softcap_small() has not been left
-    bool redo = false;  // the tile before is the next one again: it weighed nothing, and keeps its stages and its turn
-    bool holds_barrier = false;  // the turn of the one after it has begun
+    int retry_end = end - 4;    // rows that did not start small within three tiles hardly will
+    bool may_run_small = true;  // until run_softcap_small() has failed once
+    // Redo the tile before: its softmax was discarded. It keeps its stage, phase and warp scheduler barrier.
+    bool redo = false;
+    bool holds_barrier = false;  // this warpgroup has passed its warp scheduler barrier already
     for (int i = end - 2; i >= begin; --i) {
       if constexpr (Config::kDeferredMaxSoftcap) {
-        // All warps of the group, or none: they multiply together.
+        // A decision of the whole warpgroup: wgmma is warpgroup-wide.
         if (i >= retry_end && !redo && !holds_barrier && p_.max_logits == nullptr) {
           int limit[2];
           find_limits(a, limit);
-          // What decides is the warp's for the compiler, or each border of a group of exponentials costs 40 clocks.
+          // The loop condition must be warp-uniform for the compiler: else each group of exponentials costs 40 clocks
+          // more.
           const TileSpan full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
           if (math_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
           if (may_run_small && full.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
@@ -279,7 +283,7 @@ class Mainloop : Softmax {
         }
       } else {
         const bool rescales_o = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a);
-        ptx::wait_products<0>();  // by all warps in one place: each may lower or not
+        ptx::wait_products<0>();  // outside of the branch: wgmma waits are for the whole warpgroup
         ptx::pin(a.o);
         if (rescales_o) rescale_o(rescale, a.o);
         if (!Config::kDeferredMaxSoftcap || !redo) release_v();
@@ -293,22 +297,22 @@ class Mainloop : Softmax {
     const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
     ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
     pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
-    if (last_use) beside();
-    ptx::wait_products<Config::kOverlapNextQK ? 1 : 0>();  // what beside() has issued runs on
+    if (last_use) overlap();
+    ptx::wait_products<Config::kOverlapNextQK ? 1 : 0>();  // overlap() may have issued a product, which keeps running
     ptx::pin(a.o);
     release_v();
   }
 
-  // Tiles from i on while softmax_softcap_deferred() may have them. Returns that which it may not: it has weighed
-  // nothing, and is to be multiplied again (`again`); or begin - 1.
+  // Runs tiles from i on with softmax_softcap_deferred() while their scores stay in its range. Returns begin - 1, or
+  // sets `redo` and returns the tile whose softmax was discarded.
   template <bool kCacheForm>
   __device__ __forceinline__ int run_softcap_deferred(const WorkTile& work, const Rows& rows, const Tiles& tiles,
                                                       const TileSpan& whole, int i, int begin, bool last_use,
                                                       int& accumulate, bool& redo, unsigned (&p_regs)[Config::kPRegs],
                                                       float (&s)[Config::kKeys / 2], Accumulators& a);
-  // The same with softmax_softcap_small(), of tiles from i to `least`, without hidden keys. Whether a tile's products
-  // were beyond is asked when the next one's are under way: the group has met at its turn by then. Then that turn is
-  // `held`.
+  // The same with softmax_softcap_small(), for unmasked tiles from i down to `least`. Whether a tile's scores were in
+  // range is tested after the next QK GEMM is issued, when the warp scheduler barrier has synchronized the group
+  // anyway. On failure `holds_barrier` is set.
   template <bool kCacheForm>
   __device__ __forceinline__ int run_softcap_small(int least, int i, int begin, bool last_use, const int (&limit)[2],
                                                    int& accumulate, bool& redo, bool& holds_barrier,
@@ -316,7 +320,7 @@ class Mainloop : Softmax {
                                                    Accumulators& a);
 
   __device__ __forceinline__ bool any_of_group(bool x) const {
-    return __any_sync(0xffffffffu, ptx::any_of_some(kGroupBarrier + group_, 128, x));  // the compiler is to know
+    return __any_sync(0xffffffffu, ptx::any_of_some(kGroupBarrier + group_, 128, x));  // warp-uniform for the compiler
   }
 
   __device__ __forceinline__ static PipelineState uniform(PipelineState x) {
@@ -329,7 +333,7 @@ class Mainloop : Softmax {
     qk_gemm<QkMma<kCacheForm>>(q_, k, s);
   }
 
-  // q of fp16; with it the units of products change.
+  // Converts q to fp16, which changes the scale of the scores.
   __device__ __forceinline__ void convert_q_to_fp16(const WorkTile& work, int kv_head) {
     const float k_scale = Config::kFp16P ? scale_of(p_, work, kv_head, 0, false) : 1.0f;
     Fp16Queries::convert(smem_, group_, k_scale, factor_);
@@ -337,12 +341,12 @@ class Mainloop : Softmax {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         factor_[h] *= c_;
-        if (factor_[h] == 0.0f) factor_[h] = __uint_as_float(1);  // times -inf it stays that; products are below 2^41
+        if (factor_[h] == 0.0f) factor_[h] = __uint_as_float(1);  // avoids 0 * -inf; products are below 2^41
       }
     }
   }
-  // Before what comes from codes is added, which is multiplied with v_scale afterwards, and has fp16 weights.
-  // A scale that has no inverse leaves NaN, and the row is computed again (recompute.cuh).
+  // Prepares O for dequantized tiles, whose P is fp16 and whose sum is multiplied by v_scale at the end. A scale
+  // without an inverse gives NaN, and the row is recomputed (recompute.cuh).
   __device__ __forceinline__ static void divide_o_by_v_scale(float v_scale, Accumulators& a) {
     constexpr float kUp = static_cast<float>(1 << static_cast<int>(kMaxOffset<true>));
     const float size = fabsf(v_scale);
@@ -353,7 +357,7 @@ class Mainloop : Softmax {
     for (int h = 0; h < 2; ++h) a.row_sum[h] *= kUp, a.row_max_ref[h] -= kMaxOffset<true>;
   }
 
-  // Of the next tile's. Well before they are needed: a shuffle takes its time.
+  // Descriptors of the next tile, made well ahead of their use: the shuffle has latency.
   template <bool kCacheForm>
   __device__ __forceinline__ KDescriptor<kCacheForm> k_descriptor() const {
     if constexpr (Config::kXpackedK && kCacheForm) {
@@ -387,7 +391,7 @@ class Mainloop : Softmax {
   }
 
   __device__ __forceinline__ void release_q() const {
-    if (Config::kStoreOutThroughQ) return;  // but when the work tile has been stored
+    if (Config::kStoreOutThroughQ) return;  // released after the epilogue's stores
     if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty(Config::kOverlapNextQK ? q_pipe_.stage ^ 1 : 0));
   }
   __device__ __forceinline__ void release_v() {

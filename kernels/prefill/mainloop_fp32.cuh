@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math of a warpgroup on fp32 numbers, each the sum of three of bf16: 64 rows of the block against the tiles that
-// are brought.
+// The mainloop of a math warpgroup on fp32 inputs as bf16x3: 64 rows of the block against the tiles that are loaded.
 //
 //   S_i = Q K_i^T;  m' = max(m, rowmax c S_i);  P_i = 2^(c S_i - m');  l = l 2^(m - m') + rowsum P_i;
 //   O = O 2^(m - m') + (P_i V_i);   c = scale log2 e
 //
-// Of the nine products of three parts by three those are left out that are below 2^-24 of the whole; the other six are
-// added up from the smallest, so that the largest parts meet sums that are rounded (towards zero) few times. For the
-// same reason P V of a tile is summed from zero and then added to O in fp32, which rescales O at no cost.
+// Of the nine products of three parts by three, six are computed; the others are below 2^-24 of the whole. The smallest
+// is added first, so that the largest parts meet few roundings of the accumulator (towards zero). For the same reason
+// PV of a tile starts from zero and is added to O in fp32, which rescales O at no cost.
 //
-// Nothing is overlapped within a group: products take several times as long as what is between them, and while one
-// group does that the other has the tensor cores.
+// A warpgroup overlaps nothing: its GEMMs take several times as long as its softmax, during which the other warpgroup
+// has the tensor cores.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -28,7 +27,7 @@ class MainloopFp32 {
   __device__ __forceinline__ void run(const WorkTile& work, int head_tile, Accumulators& a) {
     Rows rows;
     if (kKeepsRows) rows.start(p_, work, head_tile);
-    q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q() + group_ * 64 * 128));  // anew: kept, it spilled
+    q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q() + group_ * 64 * 128));  // recomputed: keeping it spilled
     const int begin = __shfl_sync(0xffffffffu, work.tile_begin, 0), end = __shfl_sync(0xffffffffu, work.tile_end, 0);
     a.row_max[0] = a.row_max[1] = -ptx::infinity();
     a.row_sum[0] = a.row_sum[1] = smem_.first_sum();
@@ -69,7 +68,7 @@ class MainloopFp32 {
   }
 
  private:
-  // The products of parts that count, from the smallest on.
+  // The products of parts, smallest first.
   static constexpr int kPairs = 6;
   __device__ __forceinline__ static constexpr int left_part(int pair) {
     return pair == 0 ? 2 : pair == 2 || pair == 3 ? 1 : 0;
@@ -77,9 +76,9 @@ class MainloopFp32 {
   __device__ __forceinline__ static constexpr int right_part(int pair) {
     return pair == 1 ? 2 : pair == 2 || pair == 4 ? 1 : 0;
   }
-  // Beside O of wide rows there are no registers for what is known of rows: it is found again for each tile.
+  // With wide O there are no registers for the rows: they are computed again for each tile.
   static constexpr bool kKeepsRows = Config::kChannels <= 128;
-  // Channels of O that a product has: as many registers as are left for it.
+  // Channels of O in one PV GEMM: as many as registers allow.
   static constexpr int kMostChannels = Config::kChannels < 128 ? Config::kChannels : 64;
 
   __device__ __forceinline__ void qk_gemm(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
@@ -101,8 +100,8 @@ class MainloopFp32 {
     ptx::pin(s);
   }
 
-  // O of channels kFirst.. = O lowered + P V. What adds them up is a loop that is left at once, as tile numbers are not
-  // negative: the compiler moves nothing across its borders, and would else keep all products until the last has come.
+  // Channels kFirst.. of O = O rescale + P V. The addition is in a loop that exits at once, as tile numbers are not
+  // negative: the compiler moves nothing across its borders. Without it all products stay live until the last one.
   template <int kFirst>
   __device__ __forceinline__ static void pv_gemm_add(int tile,
                                                      unsigned (&p_regs)[Config::kBf16Parts][Config::kKeys / 4],
@@ -134,7 +133,7 @@ class MainloopFp32 {
     if constexpr (kRest > kCount) pv_gemm_add<kFirst + kCount>(tile, p_regs, v, rescale, o);
   }
 
-  // Products of tile i to weights in place, and how much what came before counts less.
+  // Turns S of tile i into P in place, updates row_max and row_sum, and sets `rescale` for O.
   __device__ __forceinline__ void online_softmax(const Rows& rows, const WorkTile& work, int i,
                                                  float (&s)[Config::kKeys / 2], float (&rescale)[2],
                                                  Accumulators& a) const {
@@ -168,7 +167,7 @@ class MainloopFp32 {
     }
   }
 
-  // By all lanes, which have read what the barrier is about.
+  // Called by all lanes after their last read.
   __device__ __forceinline__ static void release(unsigned barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(barrier);

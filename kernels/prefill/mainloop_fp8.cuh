@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math of a warpgroup on e4m3 codes: 64 rows of the block against the tiles that the producer brings.
+// The mainloop of a math warpgroup on e4m3 inputs: 64 rows of the block against the tiles that the producer loads.
 //
 //   S_i = Q K_i^T;  P_i = 2^(c S_i - r), rounded to e4m3;  l = l + rowsum P_i;  O = O + (P_i V_i);
 //   where r rises by d: P_i, l and O times 2^-d;   c = scale log2 e, with the scales of q and k
 //
-// Each tile's P V is summed by the tensor cores from zero and then added to O in fp32, as their sums of codes keep
-// about 14 bits. The reference r is the maximum of the first tile that a row sees anything of, less kMaxOffset. Later
-// it rises where weights would leave e4m3's range: whether they do is seen after the exponentials, which wait for no
-// maximum. The largest weight of the first tile is 2^kMaxOffset: small ones have as many bits more before they become
-// subnormal, and later ones may be up to 448.
+// The tensor cores accumulate e4m3 products with about 14 bits, so PV of each tile starts from zero and is added to O
+// in fp32. r is row_max_ref: the max of the row's first visible tile, less kMaxOffset. The largest P of that tile is
+// 2^kMaxOffset, which keeps small P normal numbers and lets later P grow to 448. Where P would be larger, r is raised.
+// This shows after the exponentials, so they wait for no max.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -26,7 +25,7 @@ class MainloopFp8 {
     q_ = ptx::uniform(ptx::descriptor_k_major(smem.q() + group * 64 * 128));
   }
 
-  // Of the current work tile.
+  // The slot of the current work tile.
   __device__ __forceinline__ PipelineState slot() const {
     return {static_cast<int>(work_tiles() % kernels::kWorkSlots), work_tiles() / kernels::kWorkSlots};
   }
@@ -37,7 +36,7 @@ class MainloopFp8 {
   // All tiles of the work tile in its slot.
   __device__ __forceinline__ void run(Accumulators& a) {
     const int slot = this->slot().stage;
-    const WorkTile& work = smem_.work(slot);  // read where needed
+    const WorkTile& work = smem_.work(slot);  // read from shared memory where needed
     const int end = __shfl_sync(0xffffffffu, work.tile_end, 0), begin = __shfl_sync(0xffffffffu, work.tile_begin, 0);
     float s[Config::kKeys / 2], pv[Config::kChannels / 2];
     unsigned p_regs[Config::kKeys / 8];
@@ -72,10 +71,10 @@ class MainloopFp8 {
     if (end - begin == 1) release_q();
     release_k(count_);
     online_softmax<false>(end - 1, whole.has(end - 1), 0, s, pv, p_regs, a);
-    // Of tile i is count - i: counted like i, which the compiler keeps in registers of the warp.
+    // The count of tile i is count - i: in this form the compiler keeps it in warp-uniform registers.
     const unsigned count = __shfl_sync(0xffffffffu, count_, 0) + end - 1;
     for (int i = end - 2; i >= begin; --i) {
-      // The keys of this tile, and the values of the one before.
+      // K of this tile, and V of the one before.
       const unsigned now = count - i, before = now - 1;
       ptx::wait_phase(smem_.k_full(stage(now)), phase(now));
       ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
@@ -90,7 +89,8 @@ class MainloopFp8 {
       online_softmax<true>(i, whole.has(i), before, s, pv, p_regs, a);
     }
     count_ =
-        ptx::kept((count_ & 0xffff0000) | (count - begin & 0xffff));  // what follows from the work tile is found again
+        // recomputed from the work tile: registers are scarce
+        ptx::kept((count_ & 0xffff0000) | (count - begin & 0xffff));
     const ptx::Descriptor v = ptx::uniform(v_descriptor(count_));
     ptx::wait_phase(smem_.v_full(stage()), phase());
     pv_gemm(p_regs, v, pv);
@@ -118,9 +118,10 @@ class MainloopFp8 {
   using PvMma = ptx::Product<Config::kChannels, ptx::Type::kE4m3>;
   static constexpr int kMaxOffset = 5;
   static constexpr float kMaxP = 448;
-  // In place of a reference. Weights against it are 0, as all scores are -inf.
+  // row_max_ref of a row that has seen no key. P against it is 0, as all scores are -inf.
   static constexpr float kNoRowMax = -3e38f;
-  // Of exponentials; those before P V is waited for, and how much of it is added beside each of the others.
+  // Exponentials of a group; groups before the wait for the PV GEMM; registers of PV added to O beside each later
+  // group.
   static constexpr int kExpGroup = 8, kExpGroups = Config::kKeys / 2 / kExpGroup, kGroupsBeforePv = kExpGroups / 2;
   static constexpr int kPvAdded = Config::kChannels / 2 / (kExpGroups - kGroupsBeforePv);
 
@@ -132,7 +133,7 @@ class MainloopFp8 {
   __device__ __forceinline__ int stage() const { return stage(count_); }
   __device__ __forceinline__ unsigned phase(unsigned tile) const { return tile / Config::kStages % 2; }
   __device__ __forceinline__ unsigned phase() const { return phase(count_); }
-  // Well before they are needed: a shuffle takes its time.
+  // Made well ahead of their use: the shuffle has latency.
   __device__ __forceinline__ ptx::Descriptor k_descriptor(unsigned tile) const {
     return ptx::descriptor_k_major(smem_.k(stage(tile)));
   }
@@ -161,17 +162,17 @@ class MainloopFp8 {
     for (int i = 0; i < Config::kChannels / 2; ++i) o[i] *= rescale[i / 2 % 2];
   }
 
-  // Products of tile i to weights. kAddsPv: the tile before has P V in `product`, which is added to O on the way.
+  // Turns S of tile i into P. kAddsPv: adds PV of the tile before to O on the way.
   //
-  // Exponentials come in groups. Beside those of one, of which the special-function unit takes one every 8 clocks,
-  // stand the exponents of the next, the sums and maxima of the one before, and O's sums. A group is a loop that is
-  // left at once, as tile numbers are not negative: the compiler moves nothing across its borders.
+  // Exponentials go in groups. While the special-function unit computes one (8 clocks each), the exponents of the next,
+  // the sums and maxima of the one before and the additions to O are issued. A group is a loop that exits at once, as
+  // tile numbers are not negative: the compiler moves nothing across its borders.
   template <bool kAddsPv>
   __device__ __forceinline__ void online_softmax(int i, bool whole, unsigned before, float (&s)[Config::kKeys / 2],
                                                  float (&pv)[Config::kChannels / 2],
                                                  unsigned (&p_regs)[Config::kKeys / 8], Accumulators& a) {
     float c = c_;
-    if (!(c_ > 0 && c_ < ptx::infinity())) {  // the order of products is not that of scores
+    if (!(c_ > 0 && c_ < ptx::infinity())) {  // products are not ordered as scores are
       c = 1;
 #pragma unroll
       for (float& x : s) x *= c_;
@@ -185,7 +186,7 @@ class MainloopFp8 {
         Rows::mask_row(h, Rows::keys_between(first - i * Config::kKeys, end - i * Config::kKeys), s);
       }
     }
-    if (needs_row_max_) {  // all warps of the group, or none: they wait for products together
+    if (needs_row_max_) {  // a decision of the whole warpgroup: wgmma waits are warpgroup-wide
       float rescale[2] = {1, 1};
       update_row_max_ref(s, c, rescale, a);
       if (kAddsPv && any_of_group(rescale[0] != 1.0f || rescale[1] != 1.0f)) {
@@ -201,7 +202,7 @@ class MainloopFp8 {
           p_.max_logits != nullptr || any_of_group(a.row_max_ref[0] == kNoRowMax || a.row_max_ref[1] == kNoRowMax);
     }
     const auto exponent = [&](int j) { s[j] = fmaf(s[j], c, -a.row_max_ref[j / 2 % 2]); };
-    // Numbers that are not negative are in the order of their bits, and integers have maxima of three.
+    // Nonnegative floats compare like integers, and integers have a three-input max.
     int top = 0;
     const auto reduce = [&](int group) {
 #pragma unroll
@@ -235,7 +236,7 @@ class MainloopFp8 {
     }
     reduce(kExpGroups - 1);
     pack_p(kExpGroups - 1, kExpGroups, s, p_regs);
-    // NaN is above all of them: it must not hide another row's.
+    // NaN compares as the largest: raise_row_max_ref() decides for each row.
     if (__any_sync(0xffffffffu, top > static_cast<int>(__float_as_uint(kMaxP)))) {
       float rescale[2] = {1, 1};
       raise_row_max_ref(s, rescale, a);
@@ -244,7 +245,7 @@ class MainloopFp8 {
     }
   }
 
-  // For the compiler the answer is the warp's. The group is found anew, as registers are scarce.
+  // Warp-uniform for the compiler. The group is recomputed: registers are scarce.
   __device__ __forceinline__ static bool any_of_group(bool x) {
     const int group = static_cast<int>(ptx::kept(threadIdx.x) / 128) - 1;
     return __any_sync(0xffffffffu, ptx::any_of_some(kGroupBarrier + group, 128, x));
@@ -271,9 +272,9 @@ class MainloopFp8 {
     }
   }
 
-  // Has references rise where weights are too large, by whole powers of two: nothing is rounded. Not where those of
-  // another row of the warp are: it may be of another sequence. A weight that is infinite by now stays that, and the
-  // row is computed again (recompute.cuh).
+  // Deferred rescale: raises row_max_ref of rows whose P is too large, by whole powers of two, which round nothing.
+  // Only of these rows: others of the warp may belong to another sequence. An infinite P stays infinite, and the row is
+  // recomputed (recompute.cuh).
   __device__ __forceinline__ static void raise_row_max_ref(float (&s)[Config::kKeys / 2], float (&rescale)[2],
                                                            Accumulators& a) {
 #pragma unroll
@@ -290,7 +291,7 @@ class MainloopFp8 {
     }
   }
 
-  // The weights of groups [first, end) as an operand: ptx/wgmma.cuh, its keys in the order of transpose_v.cuh.
+  // Packs P of groups [first, end) as a wgmma operand (ptx/wgmma.cuh), with keys in the order of transpose_v.cuh.
   __device__ __forceinline__ static void pack_p(int first, int end, const float (&s)[Config::kKeys / 2],
                                                 unsigned (&p_regs)[Config::kKeys / 8]) {
 #pragma unroll
@@ -314,10 +315,10 @@ class MainloopFp8 {
   const Smem& smem_;
   const int group_;
   const float c_;
-  bool needs_row_max_ = true;  // some row of the group has no reference yet, or maxima are asked for
+  bool needs_row_max_ = true;  // some row of the group has no row_max_ref yet, or max_logits are asked for
   ptx::Descriptor q_;
-  // Tiles before the current one in the lower half, work tiles in the upper, as far as stages, slots and parities come
-  // of them: registers are scarce.
+  // Tiles before the current one in the lower half, work tiles in the upper half: stages, slots and phases follow from
+  // it. One register for all, as they are scarce.
   unsigned count_ = 0;
 };
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill attention on e4m3 codes: q, k and v enter the tensor cores as they are, and so do the weights, rounded.
+// Prefill attention where q, k and v are e4m3: they enter the tensor cores as they are, and so does P, rounded to e4m3.
 //
-// Work tiles, rows, the producer and the end of a work tile are those of prefill.cu; the math is that of
-// mainloop_fp8.cuh. Two warps beside the producers of K and V transpose V (transpose_v.cuh).
+// Work tiles, rows, producer and epilogue are those of prefill.cu; the mainloop is in mainloop_fp8.cuh. Two warps
+// beside the producers of K and V transpose V (transpose_v.cuh).
 //
 //   producer:  K0 Q   K1 V0   K2 V1   K3 V2 ..
 //   transpose:              V0      V1      V2 ..
 //   group 1:       S0 |softmax| S1 PV0 |softmax  O+=PV0| S2 PV1 |softmax  O+=PV1| ..
 //   group 2:          S0 |softmax|     S1 PV0 |softmax  O+=PV0| S2 PV1 |softmax ..
 //
-// A math thread has O, P V of a tile and S in 64 registers each (128 channels, 128 keys), and P in 16.
+// A math thread has O, PV of a tile and S in 64 registers each (128 channels, 128 keys), and P in 16.
 #include "prefill/block.cuh"
 #include "prefill/epilogue.cuh"
 #include "prefill/mainloop_fp8.cuh"
@@ -21,10 +21,10 @@
 
 namespace attune::prefill {
 
-// What rows a thread has is computed where it is needed: there are no registers for it beside those of the math.
+// The thread's rows are computed again where needed: the mainloop leaves no registers for them.
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
-  // The first group's first turn.
+  // Opens the warp scheduler barrier for the first warpgroup.
   if (group == 1) ptx::arrive_some(kWarpSchedulerBarrier, Config::kMathThreads);
   check_stamp(p, smem);
   MainloopFp8 mainloop(p, smem, group);

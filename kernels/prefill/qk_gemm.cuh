@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first product of a tile.
+// The QK GEMM of a tile.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -7,8 +7,8 @@
 
 namespace attune::prefill {
 
-// Where the channels of step i of the product lie, in units of 16 bytes: blocks of 64 16-bit channels, or of 128 codes,
-// are 128 bytes wide; x-packed keys lie in pieces.
+// Offset of the operands of k-step i, in units of 16 bytes. A line of 128 bytes has 64 channels of 16 bits, or 128 of
+// fp8. x-packed K is not swizzled.
 __device__ __forceinline__ constexpr int step_offset(int i, int rows) {
   return i / 4 * (rows * 8) + i % 4 * ptx::kStepK;
 }
@@ -18,7 +18,7 @@ __device__ __forceinline__ int k_step_offset(ptx::DescriptorOf<kHigh>, int i) {
   return i * ptx::kStepOfPieces;
 }
 
-// Issues S = Q K^T of a group's 64 rows and a tile.
+// Issues S = Q K^T of a warpgroup's 64 rows and a tile.
 template <class Product, class KDescriptor>
 __device__ __forceinline__ void qk_gemm(ptx::Descriptor q, KDescriptor k, float (&s)[Config::kKeys / 2]) {
   ptx::pin(s);

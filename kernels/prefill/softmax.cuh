@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The softmax of a warpgroup's tile: products become weights, in place and as an operand, and references follow maxima.
+// Online softmax of a math warpgroup: S becomes P in place and as a wgmma operand; row_max_ref follows row_max.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -13,41 +13,43 @@ class Softmax {
   __device__ __forceinline__ Softmax(const PrefillParams& p, const Smem& smem)
       : p_(p), smem_(smem), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
-  // A work tile may have tiles of codes, or x-packed ones, and others, which come first: those meet q as it is.
+  // A work tile may have dense tiles and tiles in the cache's form. The dense ones come first and use q in its own
+  // type.
   static constexpr bool kTwoForms = (Config::kQuantized || Config::kXpacked) && Config::kDense;
 
-  // Weights may reach 2^kRescaleThreshold before o is rescaled, which is seldom after the first tile; then the largest
-  // is 2^kMaxOffset. fp16 loses what is below 2^-25, so those weights begin as high as their range allows.
+  // O is rescaled only where P would exceed 2^kRescaleThreshold, which is rare after the first tile. The largest P is
+  // then 2^kMaxOffset. fp16 drops numbers below 2^-25, so P in fp16 starts as high as its range allows.
   template <bool kCacheForm>
   static constexpr float kMaxOffset = kCacheForm&& Config::kFp16P ? 7 : 0;
   template <bool kCacheForm>
   static constexpr float kRescaleThreshold = 8 + kMaxOffset<kCacheForm>;
-  static constexpr int kLastGroup = Config::kKeys / 2 - kExpGroup;  // weights
-  // With late maxima references rise where weights are larger than this.
+  static constexpr int kLastGroup = Config::kKeys / 2 - kExpGroup;  // scores before the last group
+  // With a deferred max, row_max_ref is raised where P is larger than this.
   static constexpr float kMaxP = Config::kType == tile::kBFloat16 ? 0x1p64f : 0x1p15f;
 
-  // Of a maximum of row h's products: the score in base 2.
+  // The score in base 2 of a max of row h's products.
   __device__ __forceinline__ float scaled_score(float max, int h) const {
     return Rows::kCapped ? Rows::score_of(p_, max, {}, 0, 0.0f) : max * score_scale(h);
   }
   __device__ __forceinline__ float score_scale(int h) const {
     return Config::kQuantized && Rows::kPlain ? factor_[h] : c_;
   }
-  // Whether keys are handed back after the weights are packed, because scales lie beside them.
+  // Whether the stage of K is released after P is packed, because the scales of the tile lie beside it.
   template <bool kCacheForm>
   static constexpr bool kReleaseKAfterPack = Config::kCached && !(kCacheForm && Config::kFp16P);
 
-  static constexpr int kScores = Config::kKeys / 2;  // of two rows together
+  static constexpr int kScores = Config::kKeys / 2;  // of both rows
 
-  // Products to weights in place, and how much what came before counts less: whether that is so for a row of the warp.
-  // kCount: registers that have products; high: all_nonnegative(a.max), but of a first tile.
+  // Turns S into P in place, updates row_max and row_max_ref, and sets `rescale` for what is accumulated so far.
+  // Returns whether a row of the warp is rescaled.
+  // kCount: registers in use; nonnegative: all_nonnegative(a.row_max), unused in a first tile.
   template <bool kCacheForm, int kCount = kScores, bool kFirst = false, class Last = Nothing,
-            class BesideLast = Nothing>
+            class OverlapLast = Nothing>
   __device__ __forceinline__ bool online_softmax(const Rows& rows, const WorkTile& work, const Tiles& tiles, int i,
                                                  const TileSpan& whole, bool nonnegative, float (&s)[Config::kKeys / 2],
                                                  float (&rescale)[2], Accumulators& a,
                                                  const Rows::VisibleKeys* visible_keys = nullptr, const Last& last = {},
-                                                 const BesideLast& beside_last = {}) {
+                                                 const OverlapLast& overlap_last = {}) {
     if constexpr (kCacheForm && Config::kTokenScales) scale_columns(smem_.scales(k_pipe_.stage, false), s);
     if constexpr (kCacheForm && Config::kQuantized && !Rows::kPlain) scale_rows(factor_, s);
     const int start = tiles.start(i);
@@ -98,27 +100,27 @@ class Softmax {
         return rescales;
       }
       rows.score(p_, start, s);
-      if (edge) apply_mask();  // the least product has a finite score
+      if (edge) apply_mask();  // a finite score may have replaced -inf
       c[0] = c[1] = 1;
     }
-    // The slope last: the compiler would take what hangs on it alone before the group.
+    // The slope comes last: else the compiler moves what depends on it alone to before the group.
     const auto exponent = [&](int j) {
       const int h = j / 2 % 2;
       const float x = fmaf(s[j], c[h], -row_max_ref[h]);
       return kSlopedDeferredMax ? fmaf(rows.slope[Rows::kSloped ? h : 0], Rows::place_of(j), x) : x;
     };
-    exponentiate<kCount>(i, s, exponent, reduce, last, beside_last);
+    exponentiate<kCount>(i, s, exponent, reduce, last, overlap_last);
     return rescales;
   }
 
   static constexpr bool kSlopedDeferredMax = Rows::kSloped && Config::kDeferredMax;
-  // Whether row h needs its maximum of the next tile, too: it has no reference yet, or its scores may grow from tile to
-  // tile by more than weights can.
+  // Whether row h needs its max before the next tile's exponentials: it has no row_max_ref yet, or its ALiBi slope lets
+  // scores grow from tile to tile without bound.
   __device__ __forceinline__ static bool needs_next_max(const Rows& rows, const Accumulators& a, int h) {
     return a.row_max_ref[h] == -ptx::infinity() || (kSlopedDeferredMax && rows.slope[Rows::kSloped ? h : 0] < 0.0f);
   }
 
-  // Replaces what is hidden of a tile at an edge by -inf: whether it is one.
+  // Masks a tile at an edge with -inf. Returns whether it is one.
   template <int kCount = kScores>
   __device__ __forceinline__ bool mask_edge(const Rows& rows, const WorkTile& work, const Tiles& tiles, int i,
                                             const TileSpan& whole, float (&s)[Config::kKeys / 2],
@@ -132,7 +134,8 @@ class Softmax {
     return true;
   }
 
-  // Has references follow maxima that are too far ahead: whether one of the warp's is. Of a first tile all are.
+  // Updates row_max_ref of rows whose row_max is too far above it, in a first tile of all rows. Returns whether one of
+  // the warp was updated.
   template <bool kCacheForm, bool kFirst>
   __device__ __forceinline__ bool update_row_max_ref(float (&rescale)[2], Accumulators& a) const {
     const auto is_far = [&](int h) {
@@ -145,8 +148,7 @@ class Softmax {
       if (kThreadRowMax) a.row_max[h] = quad_max(a.row_max[h]);
       if (is_far(h)) {
         float level = scaled_score(a.row_max[h], h) - kMaxOffset<kCacheForm>;
-        if (Config::kDeferredMaxSoftcap)
-          level = fmaxf(level, a.row_max_ref[h]);  // it may have risen without the maximum
+        if (Config::kDeferredMaxSoftcap) level = fmaxf(level, a.row_max_ref[h]);  // it may be above row_max already
         rescale[h] = ptx::exp2_approx(a.row_max_ref[h] - level);
         a.row_sum[h] *= rescale[h];
         a.row_max_ref[h] = level;
@@ -159,22 +161,22 @@ class Softmax {
     return true;
   }
 
-  // With softcap, once all maxima are known to be small, the short polynomial takes the tanh's place, and references
-  // stay. It grows beyond its range, too, faster than the tanh, and so weights tell whether a product is beyond.
+  // With softcap: once all row maxima are known to be small, a short polynomial replaces tanh and row_max_ref stays.
+  // Beyond its range the polynomial grows faster than tanh, so P shows afterwards whether a score left the range.
   __device__ __forceinline__ bool may_defer_max(const Accumulators& a) const {
     return Rows::all_take(p_.cap_short, a.row_max, a.row_max_limit);
   }
-  // Products of such a tile to weights in place. The last ones are not in the sums yet.
-  template <class Last, class BesideLast>
+  // Turns S of such a tile into P in place. The last group is not in row_sum yet.
+  template <class Last, class OverlapLast>
   __device__ __forceinline__ void softmax_softcap_deferred(int i, float (&s)[Config::kKeys / 2], Accumulators& a,
-                                                           const Last& last, const BesideLast& beside_last) const {
+                                                           const Last& last, const OverlapLast& overlap_last) const {
     const float row_max_ref[2] = {finite_or_zero(a.row_max_ref[0]), finite_or_zero(a.row_max_ref[1])};
     exponentiate<kScores, true>(
         i, s, [&](int j) { return Rows::capped_exponent(p_.cap_short, s[j], row_max_ref[j / 2 % 2]); },
-        [&](int first, int end) { add_row_sum(first, end, s, a); }, last, beside_last);
+        [&](int first, int end) { add_row_sum(first, end, s, a); }, last, overlap_last);
   }
-  // Whether a product of the thread's rows may have been beyond the range, whose end has the score `edge`: the sum of a
-  // tile's weights, of which none is negative, is no less than the largest.
+  // Whether a score of the thread's rows may have left the range, whose end has the score `edge`. The test is
+  // conservative: P is not negative, so a tile's sum is at least its largest P.
   __device__ __forceinline__ static bool may_exceed_range(const float (&added)[2], float edge, const Accumulators& a) {
     bool beyond[2];
 #pragma unroll
@@ -185,11 +187,11 @@ class Softmax {
     return beyond[0] | beyond[1];
   }
 
-  // The same with the polynomial of two terms, which is for products in its range alone: squares tell. Those of row h
-  // may be up to limit[h], as bits, beyond which weights would leave their range, too; of rows that are not there
-  // anything. Whether a row has begun with such products; where one has not the limit is negative.
+  // The polynomial of two terms is right in its range only, so squares of products are tested. limit[h] is the largest
+  // allowed square of row h as integer bits, which also keeps P in range; any square is allowed in padding rows. The
+  // limit is negative where the row has not started with small products.
   __device__ __forceinline__ void find_limits(const Accumulators& a, int (&limit)[2]) const {
-    constexpr float kPowers = Config::kType == tile::kBFloat16 ? 64 : 15;  // kMaxP
+    constexpr float kPowers = Config::kType == tile::kBFloat16 ? 64 : 15;  // log2 of kMaxP
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float high = fminf(p_.cap_small.high, (a.row_max_ref[h] + kPowers) * ptx::reciprocal_approx(c_));
@@ -197,10 +199,10 @@ class Softmax {
       limit[h] = Rows::is_padding(a.row_max_limit, h) ? 0x7fffffff : begun ? bits_of(high * high) : -1;
     }
   }
-  template <class Last, class BesideLast>
+  template <class Last, class OverlapLast>
   __device__ __forceinline__ bool softmax_softcap_small(int i, float (&s)[Config::kKeys / 2], const int (&limit)[2],
                                                         Accumulators& a, const Last& last,
-                                                        const BesideLast& beside_last) const {
+                                                        const OverlapLast& overlap_last) const {
     const float row_max_ref[2] = {a.row_max_ref[0], a.row_max_ref[1]};
     int top[2] = {0, 0};
     float before = 0.0f;
@@ -215,19 +217,19 @@ class Softmax {
             top[h] = max(max(top[h], bits_of(before)), bits_of(square));
           return Rows::capped_exponent(p_.cap_small, s[j], square, row_max_ref[h]);
         },
-        [&](int first, int end) { add_row_sum(first, end, s, a); }, last, beside_last);
+        [&](int first, int end) { add_row_sum(first, end, s, a); }, last, overlap_last);
     return top[0] > limit[0] || top[1] > limit[1];
   }
 
-  // Weights first..end - 1.
+  // Adds P of registers first..end - 1 to row_sum and, with a deferred max, to the largest P.
   template <bool kPairs = false>
   __device__ __forceinline__ void reduce_p(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
     add_row_sum<kPairs>(first, end, s, a);
     if (Config::kDeferredMax) update_p_max_bits(first, end, s, p_max_bits_);
   }
 
-  // Has references rise where weights are too large, by whole powers of two: nothing is rounded. A weight that is
-  // infinite stays that, and the row is computed again (recompute.cuh).
+  // Deferred rescale: raises row_max_ref of rows whose P is too large, by whole powers of two, which round nothing. An
+  // infinite P stays infinite, and the row is recomputed (recompute.cuh).
   template <bool kCacheForm>
   __device__ __forceinline__ static void raise_row_max_ref(const float (&s)[Config::kKeys / 2], float (&rescale)[2],
                                                            Accumulators& a, unsigned (&p_regs)[Config::kPRegs]) {
@@ -255,14 +257,14 @@ class Softmax {
   __device__ __forceinline__ void scale_p(float (&s)[Config::kKeys / 2]) const {
     if constexpr (kCacheForm && Config::kTokenScales) scale_columns(smem_.scales(k_pipe_.stage, true), s);
   }
-  // Weights kFirst..kEnd - 1 as an operand.
+  // Packs P of registers kFirst..kEnd - 1 as a wgmma operand.
   template <bool kCacheForm, int kFirst = 0, int kEnd = Config::kKeys / 2>
   __device__ __forceinline__ static void pack_p(const float (&s)[Config::kKeys / 2],
                                                 unsigned (&p_regs)[Config::kPRegs]) {
 #pragma unroll
     for (int i = kFirst / 2; i < kEnd / 2; ++i) {
       p_regs[i] = pack_p_pair<kCacheForm>(s[2 * i], s[2 * i + 1]);
-      if constexpr (kCacheForm && Config::kPParts == 2) {  // what bf16 has left out
+      if constexpr (kCacheForm && Config::kPParts == 2) {  // the remainder after rounding to bf16
         p_regs[Config::kKeys / 4 + i] = pack_p_pair<kCacheForm>(
             s[2 * i] - __uint_as_float(p_regs[i] << 16), s[2 * i + 1] - __uint_as_float(p_regs[i] & 0xffff0000u));
       }
@@ -274,7 +276,7 @@ class Softmax {
   }
 
   __device__ __forceinline__ void release_k() {
-    if (Config::kCached) __syncwarp();  // all lanes have read what lies beside the keys
+    if (Config::kCached) __syncwarp();  // all lanes have read the scales and masks beside K
     if (threadIdx.x % 32 == 0) ptx::arrive(smem_.k_empty(k_pipe_.stage));
     k_pipe_.next<Config::kStages>();
   }
@@ -282,9 +284,9 @@ class Softmax {
   const PrefillParams& p_;
   const Smem& smem_;
   const float c_;
-  float factor_[2];            // of products with fp16 queries, c_ included where all are only multiplied
-  bool needs_row_max_ = true;  // some row has no reference yet, or maxima are asked for
-  int p_max_bits_ = 0;         // the largest bits of a tile's weights
+  float factor_[2];            // scale of products with fp16 queries; includes c_ where scores need nothing else
+  bool needs_row_max_ = true;  // some row has no row_max_ref yet, or max_logits are asked for
+  int p_max_bits_ = 0;         // the largest P of the tile, as integer bits
   PipelineState k_pipe_;
 };
 

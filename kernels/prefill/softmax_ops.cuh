@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a thread's products of a tile: maxima, exponentials, sums, and factors. kCount: registers that have
-// products.
+// Steps of the softmax over a thread's scores of a tile: max, exponentials, sums and scaling. kCount: registers in use.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -9,17 +8,19 @@
 namespace attune::prefill {
 
 constexpr bool kManyRegisters = Config::kChannels <= 128;
-constexpr int kReduceChains = kManyRegisters ? 4 : 1;  // of sums and maxima
+constexpr int kReduceChains = kManyRegisters ? 4 : 1;  // independent chains of sums and maxima
 
 __device__ __forceinline__ int bits_of(float x) { return static_cast<int>(__float_as_uint(x)); }
 
-constexpr int kExpGroup = Rows::kCapped ? 8 : 16;                                    // of exponentials
-constexpr int kReduceLag = Config::kDeferredMaxSoftcap ? kExpGroup / 2 : kExpGroup;  // of sums behind exponentials
-constexpr bool kInterleaveReduce = !Config::kLowRegisters;  // the exponentials; there it spills
-// From here on kCount weights are taken after the last exponential.
+constexpr int kExpGroup = Rows::kCapped ? 8 : 16;  // exponentials between two borders
+// row_sum runs this far behind the exponentials
+constexpr int kReduceLag = Config::kDeferredMaxSoftcap ? kExpGroup / 2 : kExpGroup;
+// row_sum beside the exponentials; with few registers it spills
+constexpr bool kInterleaveReduce = !Config::kLowRegisters;
+// The first register that is reduced after the last exponential.
 template <int kCount>
 constexpr int kReduceTail = kInterleaveReduce ? kCount - kReduceLag : 0;
-// The sums of weights first..end - 1. kPairs: for a shorter chain, and more registers.
+// Adds P of registers first..end - 1 to row_sum. kPairs: a shorter dependency chain, for more registers.
 template <bool kPairs = false>
 __device__ __forceinline__ void add_row_sum(int first, int end, const float (&s)[Config::kKeys / 2], Accumulators& a) {
 #pragma unroll
@@ -33,26 +34,27 @@ __device__ __forceinline__ void add_row_sum(int first, int end, const float (&s)
   }
 }
 
-// The largest bits of weights first..end - 1 and of `top`: numbers that are not negative are in the order of their
-// bits, and integers have maxima of three. NaN is above all.
+// The largest bits of P in registers first..end - 1 and `top`. Nonnegative floats compare like integers, and integers
+// have a three-input max. NaN is the largest.
 __device__ __forceinline__ void update_p_max_bits(int first, int end, const float (&s)[Config::kKeys / 2], int& top) {
 #pragma unroll
   for (int j = first; j < end; j += 2) top = max(max(top, bits_of(s[j])), bits_of(s[j + 1]));
 }
 
-// 2^exponent(j) to s[j], in groups: beside the exponentials of one, of which the special-function unit takes one every
-// 8 clocks, the exponents of the next are computed, and take(first, end) has the weights of the one before. Those of
-// the last would have to be waited for: they are the caller's. Before the last group stands last(), beside it
-// beside_last(). A group is a loop that is left at once, as tile numbers are not negative: the compiler moves nothing
-// across its borders, and would else have all exponents computed first.
+// s[j] = 2^exponent(j), in groups. While the special-function unit computes one group (8 clocks each), the exponents of
+// the next group are computed and reduce(first, end) takes the group before. The caller reduces the last group. last()
+// runs before the last group, overlap_last() beside it.
+//
+// Each group is a loop that exits at once, as tile numbers are not negative. The compiler moves nothing across its
+// borders; without them it computes all exponents first.
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
 template <int kCount, bool kDeferredMax = Config::kDeferredMax, class Exponent, class Reduce, class Last = Nothing,
-          class BesideLast = Nothing>
+          class OverlapLast = Nothing>
 __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys / 2], const Exponent& exponent,
                                              const Reduce& reduce, const Last& last = {},
-                                             const BesideLast& beside_last = {}) {
+                                             const OverlapLast& overlap_last = {}) {
   static_assert(kCount % kExpGroup == 0);
 #pragma unroll
   for (int j = 0; j < kExpGroup; ++j) s[j] = exponent(j);
@@ -67,13 +69,13 @@ __device__ __forceinline__ void exponentiate(int tile, float (&s)[Config::kKeys 
       }
       if (kInterleaveReduce && first > 0) reduce(first - kReduceLag, first);
       if (kInterleaveReduce && kReduceLag < kExpGroup) reduce(first, first + kExpGroup - kReduceLag);
-      if (first == kCount - kExpGroup) beside_last();
+      if (first == kCount - kExpGroup) overlap_last();
     } while ((!kDeferredMax || first + kExpGroup < kCount) && static_cast<int>(ptx::kept(tile)) < 0);
   }
 }
 
-// The maximum of this thread's products of row h and, without slopes, of x. Chains of their own for neighbours: too few
-// warps hide what a long chain waits for.
+// The max over this thread's scores of row h and, without slopes, x. Several chains, as too few warps run to hide the
+// latency of one.
 template <int kCount, class T, class Bits, class Max>
 __device__ __forceinline__ T thread_row_max(const float (&s)[Config::kKeys / 2], int h, T x, const Bits& bits,
                                             const Max& largest) {
@@ -91,28 +93,28 @@ __device__ __forceinline__ T thread_row_max(const float (&s)[Config::kKeys / 2],
   return top[0];
 }
 
-// Whether no maximum of the warp is negative.
+// Whether no row_max of the warp is negative.
 __device__ __forceinline__ bool all_nonnegative(const float (&max)[2]) {
   return !__any_sync(0xffffffffu, (bits_of(max[0]) | bits_of(max[1])) < 0);
 }
 
-// Maxima are of a thread's own keys until a reference moves, or the work tile ends: whether one must, each lane of four
-// can tell for itself.
+// row_max covers a thread's own keys until row_max_ref is updated or the work tile ends: each lane of a quad can tell
+// by itself whether an update is needed.
 constexpr bool kThreadRowMax = Rows::kPlain;
 
-// Of the four lanes of a row.
+// The max over the quad of lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// a.max, with this tile. high: all_nonnegative(a.max), of a first tile anything.
+// Updates row_max with this tile. nonnegative: all_nonnegative(a.row_max), unused in a first tile.
 template <int kCount, bool kFirst>
 __device__ __forceinline__ void update_row_max(const Rows& rows, int start, const float (&s)[Config::kKeys / 2],
                                                bool nonnegative, Accumulators& a) {
   float top[2];
-  // Where the largest is not negative, it is that of the numbers' bits as integers: three at a time. Of a first tile it
-  // shows afterwards.
+  // If the max is not negative, it is also the max of the integer bits, three at a time. In a first tile that is tested
+  // afterwards.
   constexpr bool kAsBits = kManyRegisters && !Rows::kSloped;
   const auto as_bits = [&] {
 #pragma unroll
@@ -143,8 +145,8 @@ __device__ __forceinline__ void update_row_max(const Rows& rows, int start, cons
   }
 }
 
-// Of this thread's least product of row h, if one is negative: as numbers without sign, the bits of such are the
-// largest.
+// The bits of this thread's least score of row h, if it is negative: as unsigned integers, negative floats are the
+// largest, and grow with their magnitude.
 template <int kCount>
 __device__ __forceinline__ unsigned least_bits(const float (&s)[Config::kKeys / 2], int h) {
   unsigned top[kReduceChains] = {};
