@@ -125,19 +125,19 @@ struct Config {
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3 || kType == tile::kFloat32,
                 "what wgmma takes, and fp32");
-  static_assert(!kXpacked || (kCached && !kFp8 && !kFp32), "x-packed caches are of q's 16 bits, or of codes");
-  static_assert(!kGathers || (kCached && !kCacheTypeDiffers && !kFp8 && !kFp32), "of caches of q's 16 bits");
-  static_assert((kQuantized || kFp8) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
+  static_assert(!kXpacked || (kCached && !kFp8 && !kFp32), "x-packed caches have q's 16 bits, or 8 bits");
+  static_assert(!kGathers || (kCached && !kCacheTypeDiffers && !kFp8 && !kFp32), "gathered caches have q's 16 bits");
+  static_assert((kQuantized || kFp8) == (kRawStages > 0), "raw stages where there are 8-bit tiles, and nowhere else");
   static_assert(!kFp8 || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
-                "what codes are not made for");
+                "not supported with fp8");
   static_assert(!(kQuantized || kFp8) || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0),
                 "TMA copies multiples of 16 bytes");
-  static_assert(!kXpacked || kHeadDimQk % 8 == 0, "x-packed keys come in pieces of 16 bytes");
+  static_assert(!kXpacked || kHeadDimQk % 8 == 0, "x-packed K is copied in pieces of 16 bytes");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kKeys % 32 == 0 && kKeys <= 256, "wgmma's columns, as ptx/wgmma.cuh has them");
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
-  static_assert(!kOverlapNextQK || kPrecomputeMask, "S of the next work takes registers while a work is stored");
-  static_assert(kQueryStages <= 2 && kValueStages > 0, "two of q at most, which take a stage of V");
+  static_assert(!kOverlapNextQK || kPrecomputeMask, "S of the next work tile needs registers during the epilogue");
+  static_assert(kQueryStages <= 2 && kValueStages > 0, "at most two stages of q; the second takes one of V");
 };
 
 using Tiles = KeyTiles<Config::kKeys, Config::kCached>;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Three warps that make tiles of 8-bit codes, which the producer's copies bring, K and V of 16 bits, in rows swizzled
-// as the TMA would have written them, and lay the scales beside them for the math groups. Values that nobody may see
-// become zero.
+// The dequant warps: three warps convert raw 8-bit tiles, which the producer copies, to 16-bit K and V, in rows
+// swizzled as the TMA writes them. They store per-token scales beside K, and zero rows of V that nobody may see.
 #pragma once
 
 #include "prefill/dequant_elements.cuh"
@@ -34,7 +33,7 @@ class Dequantizer {
   }
 
  private:
-  // The order of the producer.
+  // In the order of the producer.
   __device__ __forceinline__ void dequant_tiles(const WorkTile& work, int kv_head) {
     const Tiles tiles(work.num_cached, work.first_key, work.end_key);
 #pragma unroll 1
@@ -51,11 +50,12 @@ class Dequantizer {
     if (!tile.cached) return;
     const PipelineState raw = raw_pipe_;
     raw_pipe_.next<Config::kRawStages>();
-    // Codes are copied when earlier tiles of others have their stages: then k_empty is not two uses behind.
+    // The producer copies raw tiles after all earlier dense tiles have their stages: then the phase of k_empty never
+    // lags by two.
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
     if (Config::kTokenScales) load_scales(work, kv_head, tile, pipe.stage);
-    // racecheck reports this beside Softmax::hide_edge(): it does not follow a thread's arrival for those that it met.
+    // racecheck reports this beside Softmax::mask_edge(): it does not follow a thread's arrival for those that it met.
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
       ptx::store_shared_u32(smem_.mask(pipe.stage) + 4 * thread_,
                             ptx::load_shared_u32(smem_.raw_mask(raw.stage) + 4 * thread_));
@@ -96,7 +96,7 @@ class Dequantizer {
     }
   }
 
-  // Of both K and V of the tile; before the codes are waited for, because it takes two dependent loads.
+  // Loads the scales of K and V of a tile. Before the wait for the raw tile, as these are two dependent loads.
   __device__ __forceinline__ void load_scales(const WorkTile& work, int kv_head, const Tile& tile, int stage) {
 #pragma unroll 1
     for (int key = thread_; key < Config::kKeys; key += kThreads) {
@@ -108,7 +108,7 @@ class Dequantizer {
     ptx::sync_some(kLoadBarrier, kThreads);
   }
 
-  // Every code of a tile: its raw rows to rows of kTo, swizzled. Rows outside of [low, high) become zero.
+  // Converts a raw tile to swizzled rows of kTo. Rows outside of [low, high) become zero.
   template <int kHeadDim, int kTo>
   __device__ __forceinline__ void dequant_tile(unsigned raw, unsigned to, int low, int high) const {
     dequant_blocks<kHeadDim, kTo>(raw, to);
@@ -116,8 +116,8 @@ class Dequantizer {
     zero_rows<kHeadDim>(to, low, high);
   }
 
-  // A block of up to 128 channels: each thread has a piece of 16 of them, of every so many rows. Eight lanes load
-  // pieces of all banks, and store to all banks: of a row's eight pieces those of the second half are the next row's.
+  // A thread's share of up to 128 channels: a piece of 16 channels, of every kRowsAtATime-th row. Eight lanes load from
+  // all banks and store to all banks: the second half of a row's eight pieces is taken from the next row.
   template <int kRest>
   struct ThreadPieces {
     static constexpr int kPieces = kRest <= 64 ? 4 : 8, kRowsAtATime = kThreads / kPieces,
@@ -129,7 +129,7 @@ class Dequantizer {
       row = kPieces == 4 ? thread / 4 : thread / 16 * 2 + (thread / 4 + thread / 8) % 2;
     }
     __device__ __forceinline__ unsigned from(unsigned raw) const { return raw + row * kernels::kRawPitch + 16 * piece; }
-    // The first half of the piece's line; the second lies at ^ 16.
+    // The first half of the piece's output; the second is at ^ 16.
     __device__ __forceinline__ unsigned to(unsigned block) const {
       return block + piece / 4 * (Config::kKeys * 128) + row * 128 + ((piece % 4 * 2) ^ (row & 7)) * 16;
     }
@@ -144,7 +144,7 @@ class Dequantizer {
   template <int kHeadDim, int kTo, int kBlock = 0>
   __device__ __forceinline__ void dequant_blocks(unsigned raw, unsigned to) const {
     using Mine = ThreadPieces<kHeadDim - 128 * kBlock>;
-    const Mine mine(ptx::kept(thread_));  // computed where it is needed: registers are scarce
+    const Mine mine(ptx::kept(thread_));  // recomputed where needed: registers are scarce
     const unsigned from = mine.from(raw + kBlock * Config::kKeys * kernels::kRawPitch);
     const unsigned at = mine.to(to + 2 * kBlock * Config::kKeys * 128);
     const auto load = [&](int step, unsigned(&words)[4]) {
@@ -160,7 +160,7 @@ class Dequantizer {
     if constexpr (kHeadDim > 128 * (kBlock + 1)) dequant_blocks<kHeadDim, kTo, kBlock + 1>(raw, to);
   }
 
-  // Each thread its own rows.
+  // Each thread zeroes its own rows.
   template <int kHeadDim, int kBlock = 0>
   __device__ __forceinline__ void zero_rows(unsigned to, int low, int high) const {
     using Mine = ThreadPieces<kHeadDim - 128 * kBlock>;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a work tile in a math warp of all prefill kernels.
+// The epilogue of a work tile, by the math warps of all prefill kernels.
 #pragma once
 
 #include "prefill/recompute.cuh"
 
 namespace attune::prefill {
 
-// Stores what `a` has of the work tile in `slot`, merges its parts where this block has the last of them, and frees the
-// slot. whole: it is no part; out: what finish_rows() has said then, or null if nobody has asked; shared: where outputs
-// may pass through.
+// Stores the output of the work tile in `slot`, or its split; combines the splits if this block finished the last one;
+// releases the slot. whole: there is one split; out: the result of finish_rows(), or null; shared: where outputs may be
+// staged, or 0.
 __device__ __forceinline__ void epilogue(const PrefillParams& p, const Smem& smem, int slot, const Rows& rows,
                                          Accumulators& a, bool whole, const OutRows* out = nullptr,
                                          unsigned shared = 0) {
@@ -21,11 +21,11 @@ __device__ __forceinline__ void epilogue(const PrefillParams& p, const Smem& sme
     store_split(p, work, head_tile, a);
   }
   __syncwarp();
-  // there NaN sums are repaired
+  // fp8: a failed ScheduleCheck makes all sums NaN, and they must stay so.
   if (!Config::kFp8 || smem.first_sum() == 0.0f) nonfinite.recompute(p, work, head_tile, rows);
   if (!whole) combine_last(p, work, head_tile, smem.is_last());
   __syncwarp();
-  // Over x-packed pages no register is left for the address of the slot's barriers: it is computed anew.
+  // Recomputed: with x-packed pages no register is left to keep it.
   const int again = Config::kXpacked ? __shfl_sync(0xffffffffu, slot, 0) : slot;
   if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(again));
 }

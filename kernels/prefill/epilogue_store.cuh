@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a work tile: normalised rows to `out`, or a part of a block's tiles to the workspace, where the block that
-// comes last merges all parts in the order of their keys.
+// Stores of the epilogue: normalized rows to `out`, or a split to the workspace. The block that finishes the last split
+// combines all of them, in the order of their keys.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -13,7 +13,7 @@
 
 namespace attune::prefill {
 
-// Channels channel, channel + 1 of the row whose first element is `at`.
+// Stores two channels of the row whose first element is `at`.
 __device__ __forceinline__ void store_pair(const PrefillParams& p, long long at, int channel, float x, float y) {
   if (channel >= Config::kHeadDimV) return;
   tile::store_element(Config::kOutType, p.out, at + channel * p.out_dim_stride, x);
@@ -25,8 +25,7 @@ __device__ __forceinline__ long long out_at(const PrefillParams& p, const WorkTi
   return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
 }
 
-// Rows of attention to codes, of 16-bit elements: a thread has four channels side by side, four threads all of a
-// sector.
+// fp8 inputs, 16-bit outputs: a thread has four contiguous channels, four threads fill a sector of 32 bytes.
 __device__ __forceinline__ void store_permuted(const PrefillParams& p, const Accumulators& a, const float (&factor)[2],
                                                const long long (&at)[2]) {
 #pragma unroll
@@ -48,9 +47,9 @@ __device__ __forceinline__ void store_permuted(const PrefillParams& p, const Acc
   }
 }
 
-// Rows of 16-bit elements by way of shared memory, 16 rows of 128 bytes each 64 channels, the blocks of channels kRows
-// of them apart: a product's registers to matrices, pieces of 16 bytes to `out`. Pieces are swizzled so that neither
-// eight rows of a matrix nor those of a load meet in banks.
+// 16-bit rows through shared memory: 16 rows of 128 bytes for each 64 channels, blocks of channels kRows rows apart.
+// stmatrix writes accumulators there; rows leave in pieces of 16 bytes. The swizzle keeps the eight rows of a matrix,
+// and those of a load, in different banks.
 __device__ __forceinline__ void store_through_smem(const PrefillParams& p, unsigned shared, const Accumulators& a,
                                                    const float (&factor)[2], const long long (&at)[2]) {
   constexpr int kBlock = Config::kRows * 128, kEightRows = 8 * 128;
@@ -71,7 +70,7 @@ __device__ __forceinline__ void store_through_smem(const PrefillParams& p, unsig
   }
   __syncwarp();
   const unsigned from = shared + lane / 4 * 128 + (lane % 4 ^ swizzle(lane / 4)) * 16;
-  unsigned r[2][Config::kChannels / 32][4];  // all before the first store, so that none waits for another
+  unsigned r[2][Config::kChannels / 32][4];  // all loads before the first store: stores in between would wait
 #pragma unroll
   for (int i = 0; i < 2 * (Config::kChannels / 32); ++i) {
     const int h = i % 2, j = i / 2;
@@ -88,12 +87,12 @@ __device__ __forceinline__ void store_through_smem(const PrefillParams& p, unsig
   }
 }
 
-// Of this thread's rows: what O is multiplied with, and where it goes; -1: nowhere.
+// For each of this thread's rows: the factor of O and the place in `out`; -1: no store.
 struct OutRows {
   float factor[2];
   long long at[2];
 };
-// Needs nothing of O. All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each.
+// Does not need O. Called by all lanes of the warp, also for padding rows. Lanes 0 and 1 of a quad finish one row each.
 __device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const WorkTile& t, const Rows& rows,
                                                const Accumulators& a) {
   const int lane = threadIdx.x % 32, mine = lane % 2;
@@ -116,8 +115,8 @@ __device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const Wor
   return out;
 }
 
-// The same where there is nothing but out, without sinks and scale, of sums that are not lowered to the maximum. base:
-// the work tile's place in out.
+// The same where only `out` is stored, without sinks and out_scale, and row_sum is still relative to row_max_ref. base:
+// the work tile's first element in out.
 __device__ __forceinline__ OutRows finish_plain_rows(const PrefillParams& p, const Rows& rows, const Accumulators& a,
                                                      long long base) {
   const int step = static_cast<int>(p.out_row_stride), head_step = static_cast<int>(p.out_head_stride);
@@ -131,7 +130,7 @@ __device__ __forceinline__ OutRows finish_plain_rows(const PrefillParams& p, con
   return out;
 }
 
-// Normalised rows. shared: where they may pass through, or 0.
+// Stores normalized rows. shared: where they may be staged, or 0.
 __device__ __forceinline__ void store_out(const PrefillParams& p, const OutRows& out, const Accumulators& a,
                                           unsigned shared) {
   constexpr bool k16Bits = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
@@ -143,7 +142,7 @@ __device__ __forceinline__ void store_out(const PrefillParams& p, const OutRows&
   } else if constexpr (Config::kStoreOutThroughQ) {
     if (p.store_vectors) return store_through_smem(p, shared, a, factor, at);
   } else if (k16Bits && p.store_vectors) {
-    // All of a row before the first store: transposing waits for shuffles, which then overlap.
+    // The whole row before the first store: the shuffles of the transposition then overlap.
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       unsigned r[Config::kChannels / 32][4];
@@ -178,7 +177,7 @@ __device__ __forceinline__ void store_out(const PrefillParams& p, const OutRows&
   }
 }
 
-// Where part i of the work tile's block and head tile lies.
+// The first workspace row of split i of the work tile's row block and head tile.
 __device__ __forceinline__ long long split_row(const PrefillParams& p, const WorkTile& t, int head_tile, int i) {
   return (static_cast<long long>(t.first_split + i) * p.num_head_tiles + head_tile) * Config::kRows;
 }
@@ -199,9 +198,9 @@ __device__ __forceinline__ void store_split(const PrefillParams& p, const WorkTi
   }
 }
 
-// One warp, one packed row. M = max_i m_i; L = sum_i l_i 2^(m_i - M); O = sum_i o_i 2^(m_i - M).
+// One warp combines one packed row. M = max_i m_i; L = sum_i l_i 2^(m_i - M); O = sum_i o_i 2^(m_i - M).
 __device__ __forceinline__ void combine_row(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
-  constexpr int kPairs = (Config::kChannels + 63) / 64;  // of channels, a lane
+  constexpr int kPairs = (Config::kChannels + 63) / 64;  // pairs of channels of a lane
   const int lane = threadIdx.x % 32;
   auto stats = [&](int i) {
     return ptx::load_from_l2(
@@ -237,10 +236,10 @@ __device__ __forceinline__ void combine_row(const PrefillParams& p, const WorkTi
     store_pair(p, out_at(p, t, token, head), 64 * k + 2 * lane, o[k].x * factor, o[k].y * factor);
 }
 
-// All math threads. Whoever comes last merges; that differs from run to run, the bits do not.
+// Called by all math threads. Which block combines differs between runs; the bits do not.
 __device__ __forceinline__ void combine_last(const PrefillParams& p, const WorkTile& t, int head_tile, int& is_last) {
   ptx::sync_some(kMathBarrier, Config::kMathThreads);
-  if (math_thread() == 0) {  // racecheck has reported is_last: two meetings order it
+  if (math_thread() == 0) {  // racecheck has reported is_last: two named-barrier syncs order it
     const unsigned last = static_cast<unsigned>(t.num_splits - 1);
     is_last = ptx::count_arrival(p.splits_done + t.split_tile * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
   }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: a warp that takes work tiles from the list and has the TMA copy K tile by tile, from the last tile to
-// the first, and q, and often a second one that does so with V. They run ahead of the math warps as far as the rings
-// allow, into the next work tiles too.
+// The TMA producer. One warp takes work tiles from the list and copies q and K, tile by tile, from the last to the
+// first; it copies V too, or a second warp does. Producers run ahead of the math warps as far as the stages allow, also
+// into the next work tiles.
 //
-// Where a tile reaches beyond the keys that the block may see, the rows of V there may be anything, NaN included, and
-// would be multiplied by weights of 0. They become zero before the tile is handed over; rows of K need not, because
-// their scores are replaced.
+// In a tile at an edge, rows of V that the block may not see can hold anything. P is 0 there, but 0 * NaN is NaN, so
+// the producer zeroes these rows before it commits the tile. Rows of K stay, as their scores are masked.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -17,7 +16,7 @@
 
 namespace attune::prefill {
 
-// [.., rows, heads, channels] each, as copies of boxes of a line's channels.
+// Tensor maps [.., rows, heads, channels], for boxes of one line of channels.
 struct Maps {
   const ptx::TensorMap &q, &k, &v, &dense_k, &dense_v;
 };
@@ -32,7 +31,7 @@ class Producer {
     for (int slot = scheduler.next(); slot >= 0; slot = scheduler.next()) load(slot);
   }
 
-  // The second warp.
+  // The second producer warp, for V.
   __device__ __forceinline__ void run_v() {
     for (PipelineState slot;; slot.next<kernels::kWorkSlots>()) {
       ptx::wait_phase(smem_.work_full(slot.stage), slot.phase);
@@ -68,7 +67,7 @@ class Producer {
       if (i > work.tile_begin) next = prefetch_page(work, tile_at(work, tiles, i - 1), false);
       const Tile tile = tile_at(work, tiles, i);
       const bool both = kLoadsKvTogether && tile.cached;
-      // Where q has two stages it counts with the first tile of K: math groups wait once.
+      // With two stages of q, q is counted by the full barrier of the first K: the math warps wait once.
       const bool with_q = Config::kOverlapNextQK && i == last;
       const unsigned q_full = Config::kOverlapNextQK ? smem_.k_full(k_pipe_.stage) : smem_.q_full();
       if (with_q) acquire_q();
@@ -99,7 +98,7 @@ class Producer {
     load_q(work, head_tile, smem_.q_full());
     q_pipe_.next<Config::kQueryStages>();
   }
-  // page: of the keys.
+  // page: prefetched for K.
   __device__ __forceinline__ void load_v_of(const WorkTile& work, int kv_head, const Tile& tile, int page) {
     load_v(work, kv_head, tile, p_.v_page_table.data != nullptr ? prefetch_page(work, tile, true) : page);
   }
@@ -130,16 +129,16 @@ class Producer {
     __syncwarp();
   }
 
-  // The copies that a cached tile needs: boxes first..first + count - 1 of `keys` keys each. Lanes box,
-  // box + kBoxLanes, .. share a box, one for each block of channels.
+  // The TMA boxes of a cached tile: first..first + count - 1, of `keys` keys each. Lanes box, box + kBoxLanes, .. share
+  // a box, one lane a block of channels.
   struct Boxes {
     int first, count, keys;
   };
   static constexpr int kMostBlocks = Config::kXpacked                       ? 1
                                      : Config::kBlocksQk > Config::kBlocksV ? Config::kBlocksQk
                                                                             : Config::kBlocksV;
-  // Codes of K and of V: half of the lanes each, as one lane's copy is issued after the other's, and the rest of the
-  // work is the same for both.
+  // 8-bit K and V are copied together, by half of the lanes each: the lanes' copies are issued one after the other, and
+  // all other work is the same for both.
   static constexpr bool kLoadsKvTogether =
       Config::kQuantized && (Config::kXpacked || (Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128));
   static constexpr int kBoxLanes = kLoadsKvTogether ? 16 : kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
@@ -151,7 +150,7 @@ class Producer {
   __device__ __forceinline__ Slot find_box(const WorkTile& work, const Tile& tile, int box, bool values) const {
     return find_slot(p_, work.batch, tile.start + (box << p_.box_shift), values);
   }
-  // The page of this lane's first box of a tile, asked for a tile ahead; nothing waits for it before it is looked at.
+  // The page of this lane's first box, requested one tile ahead: the load's latency is hidden until the page is used.
   __device__ __forceinline__ int prefetch_page(const WorkTile& work, const Tile& tile, bool values) const {
     if (!(Config::kCached && tile.cached)) return 0;
     const Boxes b = boxes_of(tile);
@@ -159,7 +158,7 @@ class Producer {
     return find_box(work, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
-  // The one box of a tile of dense keys. more: bytes of others that the barrier is to count.
+  // Copies a tile of dense keys, which is one box. more: further bytes that the barrier expects.
   template <int kBlocks>
   __device__ __forceinline__ void copy_dense(const WorkTile& work, const Tile& tile, const ptx::TensorMap& map,
                                              unsigned to, unsigned barrier, int kv_head, int more) const {
@@ -176,7 +175,8 @@ class Producer {
     __syncwarp();
   }
 
-  // The boxes of a cached tile: kBlocks of kChannels, in rows of kPitch bytes. page: what prefetch_page() said.
+  // Copies a cached tile: boxes of kBlocks times kChannels channels, in rows of kPitch bytes. page: from
+  // prefetch_page().
   template <int kBlocks, int kPitch, int kChannels>
   __device__ __forceinline__ void copy_cached(const WorkTile& work, const Tile& tile, int page, bool values,
                                               const ptx::TensorMap& map, unsigned to, unsigned barrier,
@@ -190,7 +190,7 @@ class Producer {
       for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
         const int box = b.first + i;
         if (i >= kBoxLanes) page = find_box(work, tile, box, values).page;
-        // Beyond the pages there is nothing: the copy brings zeros.
+        // An invalid page becomes one beyond the tensor, which the TMA fills with zeros.
         const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
         ptx::copy_box(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block,
                       kv_head, slot_in_page(p_, tile.start + box * b.keys), outer);
@@ -198,7 +198,7 @@ class Producer {
     }
     __syncwarp();
   }
-  // Those of an x-packed cache, a lane each: K in groups of 8 keys, V in groups of 16, each with all its channels.
+  // Copies an x-packed tile, one box a lane: K in groups of 8 keys, V in groups of 16, with all channels each.
   __device__ __forceinline__ void copy_packed(const WorkTile& work, const Tile& tile, int page, bool values,
                                               const ptx::TensorMap& map, unsigned to, unsigned barrier,
                                               int kv_head) const {
@@ -262,7 +262,7 @@ class Producer {
     __syncwarp();
   }
 
-  // Codes go to the converters, who hand them on as K and V, or those of V to the warps that transpose them.
+  // Copies an 8-bit tile to a raw stage, for the dequant warps or, in fp8, for the warps that transpose V.
   template <int kHeadDim, bool kValues>
   __device__ __forceinline__ void load_quantized(const WorkTile& work, int kv_head, const Tile& tile, int page) {
     const PipelineState pipe = raw_pipe_;
@@ -280,12 +280,12 @@ class Producer {
     }
   }
 
-  // more: bytes that count with those of the tile, where it is dense.
+  // more: further bytes that the barrier expects, where the tile is dense.
   __device__ __forceinline__ void load_k(const WorkTile& work, int kv_head, const Tile& tile, int page, int more) {
     const PipelineState pipe = k_pipe_;
     k_pipe_.next<Config::kStages>();
     if (Config::kQuantized && tile.cached) return load_quantized<Config::kHeadDimQk, false>(work, kv_head, tile, page);
-    // The converters have filled what comes before, so that K's and V's stages are not two uses behind.
+    // Waits until the dequant warps have filled all earlier stages: the phases of K and V never lag by two.
     if (Config::kQuantized) ptx::wait_phase(smem_.raw_empty(last_raw_.stage), last_raw_.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
     write_tile_mask(smem_.mask(pipe.stage), work, tile, page);
@@ -316,7 +316,7 @@ class Producer {
     __syncwarp();
   }
 
-  // Tells the math warps which keys lie on pages that are not there.
+  // Writes the TileMask: which keys are on pages that do not exist.
   __device__ __forceinline__ void write_tile_mask(unsigned at, const WorkTile& work, const Tile& tile, int page) const {
     if constexpr (!Config::kCached) return;
     bool bad = false;
@@ -332,13 +332,13 @@ class Producer {
       }
     }
     const bool any = __any_sync(0xffffffffu, bad) != 0;
-    // racecheck reports this beside Softmax::hide_edge(): it does not follow a barrier that copies complete.
+    // racecheck reports this beside Softmax::mask_edge(): it does not follow a barrier that copies complete.
     if (lane_ == 0) ptx::store_shared_u32(at, any ? 1u : 0u);
     if (any) mask_boxes(at, work, tile);
     __syncwarp();
   }
   __device__ __forceinline__ void mask_boxes(unsigned at, const WorkTile& work, const Tile& tile) const {
-    // Word i / 32 of the tile's keys, one lane each: rare, so plain.
+    // Each lane writes the word of 32 keys. This is rare, so it is kept simple.
     if (lane_ < Config::kKeys / 32) {
       const Boxes b = boxes_of(tile);
       unsigned bits = 0;
@@ -354,7 +354,7 @@ class Producer {
     }
   }
 
-  // Rows [begin, end) of V become zero; swizzling stays within a row.
+  // Zeroes rows [begin, end) of V. The swizzle stays within a row.
   __device__ __forceinline__ void zero_v_rows(unsigned at, int begin, int end) {
 #pragma unroll 1
     for (int i = lane_; i < (end - begin) * 8; i += 32) {
@@ -369,7 +369,7 @@ class Producer {
   const Smem& smem_;
   const int lane_;
   PipelineState q_pipe_, k_pipe_, v_pipe_, raw_pipe_;
-  PipelineState last_raw_{0, 1};  // the last use of the ring of codes; none yet counts as read
+  PipelineState last_raw_{0, 1};  // the last raw stage used; initially one that counts as read
   unsigned edge_phase_ = 0;
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four warps that load rows of q, K and V as fp32 numbers, four channels a thread at a time, and store each number as
-// the sum of three of bf16, in tiles of their own for each of the three, swizzled as the TMA would have written them.
-// Tiles are loaded from the last to the first, as far ahead of the math warps as the rings allow.
+// The producer of fp32 inputs: four warps load rows of q, K and V, four channels a thread at a time, split each number
+// into three bf16 and store these as three tiles, swizzled as the TMA writes them. Tiles come from the last to the
+// first, as far ahead of the math warps as the stages allow.
 //
-// As threads load, a row may lie anywhere: any strides, any layout and element type of a cache. What a block may not
-// see, what is on pages that are not there, and channels beyond the row are not read: there are zeros.
+// Threads load the rows, so any strides and any layout and element type of a cache will do. Keys that the block may not
+// see, keys on pages that do not exist, and channels beyond the head dim are not read: zeros are stored.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -24,7 +24,7 @@ class Fp32Producer {
   __device__ __forceinline__ Fp32Producer(const PrefillParams& p, const kernels::Fp32Rows& vec4, const Smem& smem)
       : p_(p), vec4_(vec4), smem_(smem), thread_(static_cast<int>(threadIdx.x)) {}
 
-  // The first warp also takes work tiles from the list.
+  // The first warp also takes the work tiles from the list.
   __device__ __forceinline__ void run() {
     TileScheduler<Smem, 1, Config::kCached> scheduler(p_, smem_);
     for (PipelineState slot;; slot.next<kernels::kWorkSlots>()) {
@@ -52,17 +52,17 @@ class Fp32Producer {
 
   // --- Rows
 
-  // data null: not there, or not to be seen.
+  // data null: an invalid or invisible row, read as zeros.
   struct Row {
     const char* data;
     float scale;
   };
   struct Piece {
-    unsigned words[4];  // the elements, from the low bits on
+    unsigned words[4];  // the elements, in order from the low bits
     float scale;
   };
 
-  // The four channels of a row from `channel` on; those beyond kHeadDim are zeros.
+  // Loads four channels of a row from `channel` on, zeros beyond kHeadDim.
   template <int kType, int kHeadDim, bool kVec4>
   __device__ __forceinline__ static Piece load_piece(const Row& row, const Strided& place, int channel) {
     constexpr int kSize = tile::element_size(kType);
@@ -103,14 +103,15 @@ class Fp32Producer {
     }
   }
 
-  // kRows rows of kHeadDim channels to three tiles from `to` on. find: the Row of a number. empty, parity: when there
-  // is room. The threads have eight rows of 64 channels at a time, which all have the same place in the eight rows that
-  // swizzling knows. rows_contiguous: elements of neighbouring rows lie side by side, not those of neighbouring
-  // channels, so neighbouring threads have rows.
+  // Loads kRows rows of kHeadDim channels and stores them as three bf16 tiles from `to` on. find: row number to Row.
+  // empty, phase: the barrier to wait for before storing. The threads cover eight rows of 64 channels at a time: a
+  // thread has the same place in each such set, and so the same swizzle.
+  // rows_contiguous: neighbouring rows are contiguous in memory, neighbouring channels are not. Then neighbouring
+  // threads have rows, not channels.
   template <int kType, int kHeadDim, int kRows, bool kVec4, class Find>
   __device__ __forceinline__ void store_bf16x3(const Find& find, const Strided& place, unsigned to, unsigned empty,
                                                unsigned phase, bool rows_contiguous = false) const {
-    // Pieces of four channels that a thread has on their way; blocks of 256 threads have registers for more.
+    // Pieces of four channels that a thread loads ahead. Blocks of 256 threads have registers for more.
     constexpr int kAtATime = !kVec4 ? 4 : Config::kMathGroups == 1 ? 16 : 8;
     constexpr int kBlocks = (kHeadDim + 63) / 64, kEights = kRows / 8, kTotal = kBlocks * kEights;
     const int piece = rows_contiguous ? thread_ / 8 : thread_ % 16,
@@ -191,7 +192,7 @@ class Fp32Producer {
   template <bool kValues, int kHeadDim>
   __device__ __forceinline__ void load_tile(const WorkTile& work, int kv_head, const Tile& tile, unsigned to,
                                             unsigned empty, unsigned phase) const {
-    if (Config::kCached && (tile.cached || !Config::kDense)) {  // of no keys, if it is not
+    if (Config::kCached && (tile.cached || !Config::kDense)) {  // else the tile has no keys
       const kernels::KvPlane& plane = kValues ? p_.v : p_.k;
       const auto find = [&](int row) -> Row {
         const int key = tile.start + row;
@@ -218,7 +219,7 @@ class Fp32Producer {
     }
   }
 
-  // Tells the math warps which keys lie on pages that are not there. The stage is free.
+  // Writes the TileMask: which keys are on pages that do not exist. The stage is empty.
   __device__ __forceinline__ void write_tile_mask(unsigned at, const WorkTile& work, const Tile& tile) const {
     unsigned any = 0;
 #pragma unroll

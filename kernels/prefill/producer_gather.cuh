@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four warps that bring all there is where the TMA does not take the cache's rows. They copy the cache asynchronously,
-// by 4, 8 or 16 bytes, to where the TMA or the converters would have put it: rows, swizzled, and V of an x-packed cache
-// as xpacked.cuh has it. The first of them takes work tiles, and has the TMA copy q, and new tokens beside the cache.
+// The producer of caches that the TMA cannot copy: four warps gather rows by cp.async of 4, 8 or 16 bytes, in the
+// layout of the TMA and the dequant warps: swizzled rows, and x-packed V as in xpacked.cuh. The first warp also takes
+// work tiles and has the TMA copy q and the new tokens.
 //
-// A warp has 32 keys of a tile, or shares them with others where a tile has fewer; a lane knows where one of them lies.
-// What nobody may see, and what is on pages that are not there, is not read, and becomes zero.
+// A warp has 32 keys of a tile; smaller tiles have several warps for 32 keys. Each lane finds where one key lies. Keys
+// that the block may not see, and keys on pages that do not exist, are not read: zeros are stored.
 #pragma once
 
 #include "prefill/producer.cuh"
@@ -36,16 +36,16 @@ class GatherProducer : Producer {
   }
 
  private:
-  static constexpr int kUnit = Config::kGather > 0 ? Config::kGather : 16;  // bytes of a copy
+  static constexpr int kUnit = Config::kGather > 0 ? Config::kGather : 16;  // bytes of a cp.async
   static constexpr int kWarps = 4, kWords = Config::kKeys / 32, kWarpsPerGroup = kWarps / kWords;
   static_assert(!Config::kGathers || (kWarps == Config::kGatherWarps && kWarpsPerGroup * kWords == kWarps));
 
-  // Computed anew, to be kept by nobody.
+  // Recomputed at each use, so that it takes no register.
   __device__ __forceinline__ static int slot_of(unsigned count) {
     return static_cast<int>(ptx::kept(count) % kernels::kWorkSlots);
   }
 
-  // Of the lane's key: its page, as the tables say, and its place in it.
+  // The page and slot of the lane's key, as the tables say.
   struct Key {
     int page, slot;
   };
@@ -73,7 +73,7 @@ class GatherProducer : Producer {
         if (p_.v_page_table.data != nullptr) key = look_up(work, tile, true);
         row = row_pointer<Config::kXpacked ? kUnit / 2 : 1>(p_.v, kv_head, tile, key);
       }
-      // The table is asked for the next tile's page when it is needed for this one no more.
+      // The page for the next tile is requested as soon as this tile's is no longer needed.
       if (i > work.tile_begin) key = look_up(work, tile_at(work, tiles, i - 1), false);
       if (is_new) {
         load_new_v(work, kv_head, tile);
@@ -84,9 +84,9 @@ class GatherProducer : Producer {
     }
   }
 
-  // Of new tokens. Each warp arrives, when the stage is its own.
+  // New tokens, by the TMA. Each warp arrives once the stage is empty.
   __device__ __forceinline__ void load_new_k(const WorkTile& work, int kv_head, const Tile& tile) {
-    producer_commit_all();  // nothing else would before these are needed
+    producer_commit_all();  // nothing else would commit them before the math warps wait
     k_pipe_ = pipe_;
     if (warp_ == 0) return load_k(work, kv_head, tile, 0, 0);
     ptx::wait_phase(smem_.k_empty(pipe_.stage), pipe_.phase ^ 1);
@@ -119,7 +119,7 @@ class GatherProducer : Producer {
       if (tile.low != tile.start || tile.high != tile.start + Config::kKeys) {
         producer_commit_all();
         // racecheck reports the copies beside the zeros: it does not follow that each thread has waited for its own.
-        ptx::sync_some(kLoadBarrier, 32 * kWarps);  // what others have copied is there
+        ptx::sync_some(kLoadBarrier, 32 * kWarps);  // the copies of all warps have arrived
         zero_v_columns<32 * kWarps>(to, tile.low - tile.start, tile.high - tile.start, 32 * warp_ + lane_);
         producer_commit(full);
         return;
@@ -143,13 +143,13 @@ class GatherProducer : Producer {
     const kernels::IntTable& table = values && p_.v_page_table.data != nullptr ? p_.v_page_table : p_.page_table;
     return {int_at(table, work.batch, index_of(seen)), key - index_of(key) * p_.page_size};
   }
-  // Of a page: the quotient as the inverse says it is at most 1 too small.
+  // The index of a key's page. The quotient by the inverse is at most 1 too small.
   __device__ __forceinline__ int index_of(int key) const {
     const int index = static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(key)) * inverse_ >> 32);
     return index + (key - index * p_.page_size >= p_.page_size ? 1 : 0);
   }
 
-  // The row of the lane's key, or null. kTogether: keys that come in one copy, of which some may be hidden.
+  // The row of the lane's key, or null. kTogether: keys that one copy brings, of which some may be invisible.
   template <int kTogether>
   __device__ __forceinline__ const char* row_pointer(const kernels::KvPlane& plane, int kv_head, const Tile& tile,
                                                      const Key& key) const {
@@ -159,7 +159,8 @@ class GatherProducer : Producer {
                 : nullptr;
   }
 
-  // Tells the math warps which keys lie on pages that are not there. A byte of the flag is a warp's. The stage is free.
+  // Writes the TileMask: which keys are on pages that do not exist. Each warp has one byte of `any`. The stage is
+  // empty.
   __device__ __forceinline__ void write_tile_mask(unsigned at, const WorkTile& work, const Tile& tile,
                                                   const Key& key) const {
     const bool bad = key_of(tile) >= tile.low && key_of(tile) < tile.high &&
@@ -178,10 +179,10 @@ class GatherProducer : Producer {
   __device__ __forceinline__ static const char* row_of(const char* row, int lane) {
     return reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), lane));
   }
-  // What comes of it is computed where it is needed: registers are scarce.
+  // Addresses are recomputed where needed: registers are scarce.
   __device__ __forceinline__ int own_lane() const { return static_cast<int>(ptx::kept(static_cast<unsigned>(lane_))); }
 
-  // Rows of kHeadDim channels side by side, zeros up to kBytes: the lanes of a row have a line of 128 bytes.
+  // Copies rows of kHeadDim contiguous channels and zeros up to kBytes. The lanes of a row have a line of 128 bytes.
   template <int kHeadDim, int kBytes>
   __device__ __forceinline__ void copy_rows(const char* own, unsigned to) const {
     constexpr int kLanes = 128 / kUnit, kAtATime = 32 / kLanes, kLines = (kBytes + 127) / 128;
@@ -199,7 +200,7 @@ class GatherProducer : Producer {
           if (128 * (line + 1) > kBytes && begin >= kBytes) break;
           if constexpr (2 * kHeadDim % kUnit == 0) {
             copy(at + line * Config::kKeys * 128, row + begin, row != nullptr && rest > 0);
-          } else {  // the last one is read in part
+          } else {  // the last copy reads fewer bytes
             ptx::copy_async_cached<kUnit>(at + line * Config::kKeys * 128, row + begin,
                                           row == nullptr ? 0 : min(max(rest, 0), kUnit));
           }
@@ -208,7 +209,7 @@ class GatherProducer : Producer {
     }
   }
 
-  // K of an x-packed cache: pieces of 8 channels, a lane a key.
+  // x-packed K: pieces of 8 channels, one key a lane.
   __device__ __forceinline__ void copy_xpacked_k(const char* from, unsigned to) const {
     constexpr int kPieces = 2 * Config::kQkSteps;
     const int lane = own_lane();
@@ -227,7 +228,7 @@ class GatherProducer : Producer {
     }
   }
 
-  // V of an x-packed cache: a copy is a few keys of a channel. The lanes have all keys of a few channels at a time.
+  // x-packed V: one copy has a few keys of a channel. The lanes have all keys of a few channels at a time.
   __device__ __forceinline__ void copy_xpacked_v(const char* own, unsigned to) const {
     constexpr int kKeysOfUnit = kUnit / 2, kAtATime = kKeysOfUnit, kStep = kWarpsPerGroup * kAtATime;
     const int lane = own_lane(), key = lane / kAtATime * kKeysOfUnit,
@@ -238,15 +239,15 @@ class GatherProducer : Producer {
     from += first * inner;
     to += (2 * key_group() + key / 16) * (Config::kChannels * 32) + key % 8 * 2 + first * 32 +
           ((key / 8 ^ first / 4) % 2 << 4);
-    static_assert(Config::kChannels % kStep == 0 && (kStep % 8 == 0 || kStep <= 4));  // of the swizzling
+    static_assert(Config::kChannels % kStep == 0 && (kStep % 8 == 0 || kStep <= 4));  // the swizzle repeats
 #pragma unroll(16)
     for (int channel = 0; channel < Config::kChannels; channel += kStep, from += kStep * inner)
       copy((to + channel * 32) ^ (channel / 4 % 2 << 4), from, there && channel + first < Config::kHeadDimV);
   }
 
-  // --- What has come
+  // --- Commits
 
-  // Copies are handed over one tile of K or V late, when those of the next one are under way.
+  // A tile of K or V is committed when the copies of the next one are under way.
   __device__ __forceinline__ void producer_commit_previous(unsigned full) {
     ptx::commit_copies();
     if (pending_ != 0) {
@@ -261,7 +262,7 @@ class GatherProducer : Producer {
     if (pending_ != 0) producer_commit(pending_);
     pending_ = 0;
   }
-  // By each warp.
+  // Called by each warp.
   __device__ __forceinline__ void producer_commit(unsigned full) const {
     ptx::fence_async_proxy();
     __syncwarp();
@@ -269,9 +270,9 @@ class GatherProducer : Producer {
   }
 
   const int warp_;
-  const unsigned inverse_;  // of a page's size
-  PipelineState pipe_;      // of K and of V
-  unsigned pending_ = 0;    // the barrier of what has been copied last
+  const unsigned inverse_;  // of the page size
+  PipelineState pipe_;      // K and V advance together
+  unsigned pending_ = 0;    // the full barrier of the last copies
 };
 
 }  // namespace attune::prefill

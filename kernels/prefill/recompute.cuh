@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A value that one row of a block may not see but another does is multiplied by a weight of 0, which leaves NaN if it
-// is NaN or infinite. That shows in the row's output. Such rows are computed again, key by key, from what they may see:
-// slow, and never needed unless there are such values.
+// Recomputes rows with non-finite outputs. P is 0 where a row of the block may not see a key, but 0 times a NaN or
+// infinite V is NaN. Such rows are computed again key by key, from what they may see. This is slow, and needed only
+// where V has such values.
 #pragma once
 
 #include "prefill/epilogue_store.cuh"
@@ -11,21 +11,20 @@ namespace attune::prefill {
 
 class NonfiniteRows {
  public:
-  // Which of the thread's rows have something that is no finite number.
+  // Finds the thread's rows with a non-finite output.
   __device__ __forceinline__ explicit NonfiniteRows(const Rows& rows, const Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float probe[4] = {};
 #pragma unroll
-      for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN as soon as one is not finite
+      for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN where one is not finite
         probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
-      if constexpr (Config::kFp8) probe[0] = fmaf(a.row_sum[h], 0.0f, probe[0]);  // codes of weights are finite
+      if constexpr (Config::kFp8) probe[0] = fmaf(a.row_sum[h], 0.0f, probe[0]);  // P in e4m3 is finite
       nonfinite_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }
 
-  // All lanes of the warp, after the work tile's rows, or its part of them, have been stored: stores the bad ones
-  // again.
+  // Called by all lanes of the warp after the work tile, or its split, was stored. Stores the recomputed rows again.
   __device__ __forceinline__ void recompute(const PrefillParams& p, const WorkTile& t, int head_tile,
                                             const Rows& rows) const {
     if (!__any_sync(0xffffffffu, nonfinite_[0] || nonfinite_[1])) return;
@@ -43,7 +42,7 @@ class NonfiniteRows {
  private:
   static constexpr int kVectors = (Config::kChannels + 31) / 32;
 
-  // A row of K or of V; data null: on a page that is not there.
+  // A row of K or V; data null: on a page that does not exist.
   struct KeyRow {
     const char* data;
     int dtype;
@@ -119,7 +118,7 @@ class NonfiniteRows {
             s = fmaf(tile::load_element(Config::kType, q, Config::kFp32 ? d * p.q_dim_stride : d),
                      element(p, t, key, false, k, d), s);
           s = Rows::score_of(p, s, terms, key, static_cast<float>(position - key));
-          if (s == -ptx::infinity()) k.data = nullptr;  // it counts for nothing, whatever its value is
+          if (s == -ptx::infinity()) k.data = nullptr;  // P is 0, so V must not count either
         }
         float new_max = fmaxf(row_max, s);
 #pragma unroll
