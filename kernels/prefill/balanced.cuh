@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deals a batch to the blocks of a grid so that all have about as many tiles, whatever the lengths: a share for each
-// group, as many blocks as there are head tiles, which take a chain of work tiles one after the other
-// (WorkTile::next_work).
+// A balanced schedule in the manner of stream-K: all groups of a grid get about the same number of tiles, whatever the
+// lengths. A group is as many blocks as there are head tiles, and takes a chain of work tiles (WorkTile::next_work).
 //
-//   blocks of rows by length   too long | rounds of one for each group, every other one backwards | rest
-//   line                       the too long and the rest, one behind the other
-//   share of a group           its whole blocks, then a run of the line, as long as brings it to the target
+//   row blocks by length    too long | rounds of one for each group, every other one backwards | rest
+//   stream                  the tiles of the too long and of the rest, one block after the other
+//   tiles of a group        its whole blocks, then a range of the stream that brings it to the target
 //
-// Runs are cut wherever they end, but where fewer than `fewest` tiles of a block would come before or behind. Where
-// rounds alone come near the target nothing is cut. Few are cut, as parts are stored and merged: of 70 alike on 66
-// groups only four, and 66 stay whole.
+// A row block is split where a range ends, unless a split would have fewer than fewest_tiles. Where the rounds alone
+// come near the target, nothing is split. Few blocks are split, as splits are stored and combined: of 70 equal ones on
+// 66 groups four are, and 66 stay whole.
 //
-// What a work tile takes beside its tiles counts as tiles before them. Everything follows from the lengths, so that
-// what is cut is the same in each run.
+// The overhead of a work tile counts as tiles. Everything follows from the lengths, so the splits are the same in each
+// run.
 #pragma once
 
 #include "prefill/schedule_common.cuh"
@@ -21,14 +20,14 @@
 namespace attune::prefill {
 
 constexpr int kOverheadTiles = 2;  // of a work tile: an estimate
-constexpr int kCombineTiles = 4;   // of merging a few blocks of rows, likewise
+constexpr int kCombineTiles = 4;   // of combining a few row blocks, likewise
 constexpr int kMaxRowBlocks = kThreads, kMaxGroups = 256, kMaxTiles = 1 << 21;
 static_assert(kMaxTiles <= 1 << (31 - 10) && kMaxRowBlocks == 1 << 10, "a length and a number are one word");
 
 enum Balance { kUnchanged, kWhole, kStreamK };
 
-// Whether to deal; or to leave blocks whole, for whoever is free. piece: tiles of the longest part otherwise, which is
-// cut for one round where there are fewer blocks of rows than groups.
+// Chooses stream-K ranges; or whole blocks, taken dynamically; or what schedule.cu does otherwise. split_size: tiles of
+// the longest split then, which is for one round where there are fewer row blocks than groups.
 __device__ __forceinline__ Balance choose_balance(const PrefillParams& p, int num_blocks, long long total, int max_cost,
                                                   int split_size) {
   const bool cuts = num_blocks * p.num_head_tiles < p.num_blocks;
@@ -38,18 +37,18 @@ __device__ __forceinline__ Balance choose_balance(const PrefillParams& p, int nu
   if (groups < 2 || groups > kMaxGroups || total > kMaxTiles) return kUnchanged;
   const auto tiles = static_cast<int>(total);
   const long long now = cuts ? split_size : static_cast<long long>(max_cost) * ((num_blocks + groups - 1) / groups);
-  // Fewer than groups are all cut, and merged.
+  // Fewer row blocks than groups are all split, and combined.
   const int merging = cuts ? 2 + p.heads_of_tile * p.tokens_of_tile / 8 : kCombineTiles;
   if (16 * now * groups > 17 * tiles + 16 * merging * groups) return kStreamK;
   return cuts ? kUnchanged : kWhole;
 }
 
 struct BalanceState {
-  int order[kMaxRowBlocks];  // blocks of rows, longest first
-  int last[kMaxRowBlocks];   // of those on the line: the run with their last part
-  int begin[kMaxGroups];     // of runs, on the line
-  int range[kMaxGroups];     // that a group has, or -1
-  int most;                  // tiles that a group has where all stay whole
+  int order[kMaxRowBlocks];  // row blocks, longest first
+  int last[kMaxRowBlocks];   // of streamed blocks: the range of their last split
+  int begin[kMaxGroups];     // of ranges, in the stream
+  int range[kMaxGroups];     // of a group, or -1
+  int most;                  // tiles of the longest group where all blocks stay whole
   int sum;                   // of all threads
 };
 
@@ -63,7 +62,7 @@ __device__ __forceinline__ int block_sum(int x, BalanceState& state) {
   return state.sum;
 }
 
-// The last run that begins at x of the line or before.
+// The last range that begins at tile x of the stream or before.
 __device__ __forceinline__ int range_at(const BalanceState& state, int num_ranges, int x) {
   int low = 0, high = num_ranges - 1;
 #pragma unroll 1
@@ -78,10 +77,10 @@ __device__ __forceinline__ int range_at(const BalanceState& state, int num_range
   return low;
 }
 
-// Of a round, the place of a group, and the other way round.
+// The group at a place of a round, and the place of a group: rounds alternate their direction.
 __device__ __forceinline__ int snake_index(int round, int groups, int i) { return round % 2 == 0 ? i : groups - 1 - i; }
 
-// Tiles that a group has from so many rounds of blocks, from one in order on.
+// Tiles of this thread's group in `rounds` rounds of blocks, starting with the first-th in order.
 __device__ __forceinline__ int group_load(const BalanceState& state, const SharedStorage& shared, int num_blocks,
                                           int groups, int first, int rounds) {
   const auto group = static_cast<int>(threadIdx.x);
@@ -95,14 +94,15 @@ __device__ __forceinline__ int group_load(const BalanceState& state, const Share
   return load;
 }
 
-// run: sequences that each thread has counted. Returns the groups that have work tiles; their first ones come first.
+// sequences_each: sequences that each thread has counted. Returns the number of groups with work. Their first work
+// tiles come first.
 template <int kKeys, bool kSparse>
 __device__ __forceinline__ int list_balanced(const PrefillParams& p, int sequences_each, int num_blocks,
                                              SharedStorage& shared) {
   __shared__ BalanceState state;
   const int thread = static_cast<int>(threadIdx.x), groups = p.num_blocks / p.num_head_tiles;
   const bool has = thread < num_blocks;
-  // Longest first, of the same length by their numbers: a key is larger than those behind it.
+  // Longest first; ties by index. The sort key decreases along the order.
   const unsigned key = has ? shared.cost[thread] * kMaxRowBlocks + kMaxRowBlocks - 1 - thread : 0;
   shared.bucket[thread] = static_cast<int>(key);
   if (thread == 0) state.most = 0;
@@ -118,7 +118,7 @@ __device__ __forceinline__ int list_balanced(const PrefillParams& p, int sequenc
     state.order[before] = thread;
   }
   __syncthreads();
-  // From here on a thread has the block of rows that is the thread-th in order.
+  // From here on, each thread has the row block with its own place in the order.
   const int block = has ? state.order[thread] : 0, tiles = has ? shared.cost[block] : 0;
   int target = (block_sum(has ? tiles + kOverheadTiles : 0, state) + groups - 1) / groups;
   int rounds = (num_blocks + groups - 1) / groups, too_long = 0;
@@ -131,9 +131,9 @@ __device__ __forceinline__ int list_balanced(const PrefillParams& p, int sequenc
     load = group_load(state, shared, num_blocks, groups, too_long, rounds);
   }
 
-  // The line, and runs of what groups lack.
+  // The stream, and the ranges of it that groups need to reach the target.
   const bool is_streamed = has && (thread < too_long || thread >= too_long + rounds * groups);
-  const int number = thread < too_long ? thread : thread - rounds * groups;  // on the line
+  const int number = thread < too_long ? thread : thread - rounds * groups;  // place in the stream
   const int num_streamed = max(num_blocks - rounds * groups, 0);
   long long before;
   const auto stream = static_cast<int>(sum_of_block(is_streamed ? tiles + kOverheadTiles : 0, shared, before));
@@ -165,10 +165,11 @@ __device__ __forceinline__ int list_balanced(const PrefillParams& p, int sequenc
   const bool follows = is_streamed && number > 0 && state.last[number - 1] == first;
   const bool is_followed = is_streamed && number + 1 < num_streamed &&
                            range_at(state, num_ranges, end + kOverheadTiles + p.fewest_tiles - 1) == last;
-  const int used = num_streamed > 0 ? state.last[num_streamed - 1] + 1 : 0;  // runs: the last may have nothing
+  // ranges in use: the last ones may be empty
+  const int used = num_streamed > 0 ? state.last[num_streamed - 1] + 1 : 0;
   sum_of_block(follows ? 1 : 0, shared, before);
 
-  // Work tiles: whole blocks, by rounds; those with which runs begin; those that follow within a run.
+  // Order of the work tiles: whole blocks by rounds; then the first of each range; then the others of ranges.
   const int num_whole_work_tiles = rounds * groups, others = num_whole_work_tiles + used + static_cast<int>(before);
   if (has) {
     const SequenceOfBlock at = find_sequence(p, sequences_each, shared, block);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all passes of the schedule use (schedule.cu, balanced.cuh): the sums of a thread block, the sequence of a block
-// of rows, and the parts of one that is cut.
+// Shared by all passes of the schedule (schedule.cu, balanced.cuh): block-wide sums, the sequence of a row block, and
+// the splits of one.
 #pragma once
 
 #include "prefill/tiles.cuh"
@@ -14,15 +14,15 @@ constexpr int kThreads = 1024, kWarps = kThreads / 32;
 static_assert(kWarps == 32, "a warp sums what the warps have summed");
 
 struct alignas(16) SharedStorage {
-  int end[kThreads];     // of each thread's run of sequences, in blocks of rows
-  int bucket[kThreads];  // work tiles of a cost, then where the next one goes; or keys to sort blocks of rows by
-  int cost[kThreads];    // of the first blocks of rows
+  int end[kThreads];     // of each thread's sequences, in row blocks
+  int bucket[kThreads];  // work tiles of a cost, then the place of the next; or sort keys of row blocks
+  int cost[kThreads];    // of the first row blocks
   long long warp[kWarps];
   int max_cost, first_fit, num_split_tiles, num_splits;
   unsigned stamp;
 };
 
-// Over all threads; also where this one begins. Threads meet before the next call.
+// The sum over all threads, and before this one. Synchronize before the next call.
 __device__ __forceinline__ long long sum_of_block(long long x, SharedStorage& shared, long long& before) {
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const long long inclusive = inclusive_sum_of_warp(x);
@@ -33,13 +33,13 @@ __device__ __forceinline__ long long sum_of_block(long long x, SharedStorage& sh
   return __shfl_sync(0xffffffffu, all, 31);
 }
 
-// The sequence of a block of rows, and its first block.
+// The sequence of a row block, and the sequence's first row block.
 struct SequenceOfBlock {
   int batch, begin;
 };
 __device__ __forceinline__ SequenceOfBlock find_sequence(const PrefillParams& p, int sequences_each,
                                                          const SharedStorage& shared, int i) {
-  int thread = 0;  // the first whose run ends beyond i
+  int thread = 0;  // the first whose sequences end after i
 #pragma unroll 1
   for (int step = kThreads / 2; step > 0; step /= 2) {
     if (shared.end[thread + step - 1] <= i) thread += step;
@@ -56,7 +56,7 @@ __device__ __forceinline__ SequenceOfBlock find_sequence(const PrefillParams& p,
   return x;
 }
 
-// A block of rows that becomes so many parts.
+// Gives a row block its splits.
 __device__ __forceinline__ void set_splits(const PrefillParams& p, int splits, SharedStorage& shared, WorkTile& t) {
   t.num_splits = splits;
   if (splits == 1) return;
