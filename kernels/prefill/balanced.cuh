@@ -30,17 +30,18 @@ enum Balance { kUnchanged, kWhole, kStreamK };
 // the longest split then, which is for one round where there are fewer row blocks than groups.
 __device__ __forceinline__ Balance choose_balance(const PrefillParams& p, int num_blocks, long long total, int max_cost,
                                                   int split_size) {
-  const bool cuts = num_blocks * p.num_head_tiles < p.num_blocks;
+  const bool splits_all = num_blocks * p.num_head_tiles < p.num_blocks;
   if (split_size <= kCombineTiles || p.whole_pairs || num_blocks > min(kMaxRowBlocks, p.max_work_tiles - p.num_blocks))
     return kUnchanged;
   const int groups = p.num_blocks / p.num_head_tiles;
   if (groups < 2 || groups > kMaxGroups || total > kMaxTiles) return kUnchanged;
   const auto tiles = static_cast<int>(total);
-  const long long now = cuts ? split_size : static_cast<long long>(max_cost) * ((num_blocks + groups - 1) / groups);
+  const long long now =
+      splits_all ? split_size : static_cast<long long>(max_cost) * ((num_blocks + groups - 1) / groups);
   // Fewer row blocks than groups are all split, and combined.
-  const int merging = cuts ? 2 + p.heads_of_tile * p.tokens_of_tile / 8 : kCombineTiles;
-  if (16 * now * groups > 17 * tiles + 16 * merging * groups) return kStreamK;
-  return cuts ? kUnchanged : kWhole;
+  const int combine_cost = splits_all ? 2 + p.heads_of_tile * p.tokens_of_tile / 8 : kCombineTiles;
+  if (16 * now * groups > 17 * tiles + 16 * combine_cost * groups) return kStreamK;
+  return splits_all ? kUnchanged : kWhole;
 }
 
 struct BalanceState {

@@ -150,7 +150,7 @@ __device__ __forceinline__ int row_of_thread() {
 }
 
 // Named barriers.
-constexpr int kWarpSchedulerBarrier = 1;  // and 2: one a math group, as FA3's ping-pong
+constexpr int kWarpSchedulerBarrier = 1;  // and 2: one a math group (FA3's ping-pong)
 constexpr int kMathBarrier = 3, kLoadBarrier = 4;
 constexpr int kGroupBarrier = 5;  // and 6: one a math group
 

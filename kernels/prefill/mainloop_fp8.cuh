@@ -125,7 +125,8 @@ class MainloopFp8 {
   static constexpr int kExpGroup = 8, kExpGroups = Config::kKeys / 2 / kExpGroup, kGroupsBeforePv = kExpGroups / 2;
   static constexpr int kPvAdded = Config::kChannels / 2 / (kExpGroups - kGroupsBeforePv);
 
-  static_assert(0x10000 % (2 * Config::kStages) == 0 && kernels::kWorkSlots % 2 == 1, "turns go on where counts wrap");
+  static_assert(0x10000 % (2 * Config::kStages) == 0 && kernels::kWorkSlots % 2 == 1,
+                "phases continue where counts wrap");
   __device__ __forceinline__ unsigned work_tiles() const { return count_ >> 16; }
   __device__ __forceinline__ void next_tile() { count_ = (count_ & 0xffff0000) | (count_ + 1 & 0xffff); }
   // Of the current tile in both rings.

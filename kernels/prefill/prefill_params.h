@@ -144,15 +144,16 @@ struct ScheduleCheck {
 // (bf16x3).
 ATTUNE_SHARED_FUNCTION int prefill_shared_bytes(int rows, int keys, int stages, int raw_stages, int head_dim_qk,
                                                 int head_dim_v, int element_size, int query_stages = 1) {
-  const bool codes = element_size == 1;
-  const int parts = element_size == 4 ? 3 : 1, line = codes ? 128 : 64;
-  const int blocks_qk = (head_dim_qk + line - 1) / line * parts, blocks_v = (head_dim_v + line - 1) / line * parts;
+  const bool fp8 = element_size == 1;
+  const int bf16_parts = element_size == 4 ? 3 : 1, line = fp8 ? 128 : 64;
+  const int blocks_qk = (head_dim_qk + line - 1) / line * bf16_parts,
+            blocks_v = (head_dim_v + line - 1) / line * bf16_parts;
   const int q = query_stages * blocks_qk * rows * 128, k = stages * blocks_qk * keys * 128;
-  const int v = (stages - (query_stages - 1)) * (codes ? align_up(head_dim_v, 32) : blocks_v * keys) * 128;
-  const int raw = raw_stages * raw_bytes(keys, codes ? head_dim_v : head_dim_qk, head_dim_v);
+  const int v = (stages - (query_stages - 1)) * (fp8 ? align_up(head_dim_v, 32) : blocks_v * keys) * 128;
+  const int raw = raw_stages * raw_bytes(keys, fp8 ? head_dim_v : head_dim_qk, head_dim_v);
   const int barriers = align_up((4 * stages + 2 * raw_stages + 2 * kWorkSlots + 1 + 2 * query_stages) * 8, 16);
   const int masks = (stages + raw_stages) * align_up(4 + keys / 8, 16), over_cap = 16;
-  const int limits = codes ? rows * 2 * 16 : 0, scales = !codes && raw_stages > 0 ? stages * 2 * keys * 4 : 0;
+  const int limits = fp8 ? rows * 2 * 16 : 0, scales = !fp8 && raw_stages > 0 ? stages * 2 * keys * 4 : 0;
   const int slots = kWorkSlots * static_cast<int>(sizeof(WorkSlot)), is_last = 16;
   return align_up(q + k + v + raw + barriers + masks + over_cap + limits + scales + slots + is_last, 1024);
 }

@@ -124,21 +124,21 @@ class NonfiniteRows {
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffu, new_max, step));
         const float row_max_ref = finite_or_zero(new_max), rescale = ptx::exp2_approx(row_max - row_max_ref);
-        const float weight = ptx::exp2_approx(s - row_max_ref);
+        const float own_p = ptx::exp2_approx(s - row_max_ref);
         row_max = new_max;
         row_sum *= rescale;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) o[v] *= rescale;
         for (int j = 0; j < min(32, tile.high - begin); ++j) {
-          const float w = __shfl_sync(0xffffffffu, weight, j);
+          const float key_p = __shfl_sync(0xffffffffu, own_p, j);
           if (__shfl_sync(0xffffffffu, k.data != nullptr ? 1 : 0, j) == 0) continue;
           const KeyRow value = row_at(p, t, begin + j, kv_head, true);
-          row_sum += w;
+          row_sum += key_p;
           if (value.data == nullptr) continue;
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
             const int channel = 32 * v + lane;
-            if (channel < Config::kHeadDimV) o[v] = fmaf(w, element(p, t, begin + j, true, value, channel), o[v]);
+            if (channel < Config::kHeadDimV) o[v] = fmaf(key_p, element(p, t, begin + j, true, value, channel), o[v]);
           }
         }
       }

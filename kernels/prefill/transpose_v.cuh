@@ -57,12 +57,12 @@ class VTransposer {
     for (int block = warp_; block < kBlocks; block += Config::kTransposeWarps) {
       const unsigned load = raw + lane_ * 128 + ((block ^ line) << 4);
       const unsigned store = v + block * 2048;
-      unsigned codes[Config::kKeys / 32][4];
+      unsigned bytes[Config::kKeys / 32][4];
 #pragma unroll
-      for (int i = 0; i < Config::kKeys / 32; ++i) ptx::load_matrix_x4_transposed(codes[i], load + i * 4096);
+      for (int i = 0; i < Config::kKeys / 32; ++i) ptx::load_matrix_x4_transposed(bytes[i], load + i * 4096);
 #pragma unroll
       for (int i = 0; i < Config::kKeys / 32; ++i) {
-        const unsigned(&c)[4] = codes[i];
+        const unsigned(&c)[4] = bytes[i];
         const unsigned rows[4] = {ptx::permute_bytes(c[0], c[1], 0x6420), ptx::permute_bytes(c[0], c[1], 0x7531),
                                   ptx::permute_bytes(c[2], c[3], 0x6420), ptx::permute_bytes(c[2], c[3], 0x7531)};
         ptx::store_matrix_x4(store + (((2 * i + half) ^ line) << 4), rows);

@@ -18,18 +18,18 @@ TensorMapDesc start_map(const Problem& p, const void* data, int32_t rows_of_box,
   m.swizzle = TensorMapSwizzle::k128B;
   return m;
 }
-// Rows of 128 bytes; zeros beyond the head dim.
+// Rows of 128 bytes, zeros beyond the head dim.
 void take_codes(TensorMapDesc& m) {
   m.type = TensorMapType::kUint8;
   m.box[0] = kernels::kRawPitch;
 }
-// An axis of one element may have any stride, which the driver would refuse.
+// The stride of an axis with one element does not matter, and the driver would refuse some.
 void set_axis(TensorMapDesc& m, int axis, int64_t extent, int64_t stride_bytes) {
   m.shape[axis] = static_cast<uint64_t>(std::max<int64_t>(1, extent));
   m.stride_bytes[axis] = static_cast<uint64_t>(extent > 1 ? stride_bytes : kAlignment);
 }
 
-// Of a plane of an x-packed cache; the two inner axes and those of groups of tokens are the caller's.
+// A plane of an x-packed cache. The caller fills in the two inner axes and the groups of tokens.
 TensorMapDesc start_packed_map(const Problem& p, const KvPlane& v) {
   TensorMapDesc m = start_map(p, v.data, 1, 1);
   if (v.element_size == 1) m.type = TensorMapType::kUint8;
@@ -72,7 +72,7 @@ std::string refusal_of_cache(const KvCache& cache, int64_t unit) {
 
 namespace {
 
-// The largest power of two, 16 at most, that divides them all.
+// The largest power of two, at most 16, that divides all of them.
 int common_unit(std::initializer_list<int64_t> bytes) {
   uint64_t bits = kAlignment;
   for (const int64_t x : bytes) bits |= static_cast<uint64_t>(x);
@@ -135,7 +135,7 @@ TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t
   return m;
 }
 
-// [pages or sequences, slots, heads, channels]; codes of 8 bits come as they are.
+// [pages or sequences, slots, heads, channels]; 8-bit elements are copied as they are.
 TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box) {
   TensorMapDesc m = start_map(p, v.data, rows_of_box, 1);
   const int64_t size = v.element_size;
@@ -176,7 +176,7 @@ TensorMapDesc xpacked_quantized_v_map(const Problem& p, int tokens_of_box) {
   const KvPlane& v = p.cache.v;
   TensorMapDesc m = start_packed_map(p, v);
   m.swizzle = TensorMapSwizzle::kNone;
-  // Where a box is a page whose channels lie side by side, the same bytes in rows of 256.
+  // Where a box is a page with contiguous channels: the same bytes in rows of 256.
   const bool whole = tokens_of_box == p.cache.page_size && tokens_of_box == v.inner_stride;
   const int64_t row = whole ? 256 : tokens_of_box, channels_of_row = row / tokens_of_box;
   m.shape[0] = static_cast<uint64_t>(whole ? row : p.cache.page_size);

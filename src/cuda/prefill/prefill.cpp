@@ -57,7 +57,7 @@ class PrefillPlan final : public KernelPlan {
       prefill::check_run(p, config_);
       return attend(p, workspace, stream);
     }
-    // What tables say of whose tokens k and v are shows in their addresses, which a plan may not have.
+    // Whether k and v are of q's tokens can depend on the addresses of tables, which a plan may not have.
     const std::string why = prefill::prologue_refusal(p);
     require(why.empty(), "the plan's kernel does not take ", why, ", which this run has");
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
@@ -87,7 +87,7 @@ class PrefillPlan final : public KernelPlan {
 
   int32_t device_;
   Rows rows_;
-  bool prepares_;  // q, k and v in the workspace
+  bool prepares_;  // q, k and v are copied to the workspace
   Config config_;
   size_t prologue_begin_ = 0, workspace_size_ = 0;
   const CompiledKernel* schedule_ = nullptr;
@@ -143,17 +143,17 @@ Coverage fp8_coverage() {
   return c;
 }
 
-// As many rows as sequences are a step of decoding, even if nobody has said how long a sequence is at most; but what
-// kernel a sequence has may be asked not to follow from the others.
+// As many rows as sequences is a decode step, even without max_seqlen_q. With batch_invariant the choice must not
+// depend on the other sequences.
 int64_t most_rows(const Problem& p) {
   return (p.total_q == p.batch && !p.batch_invariant ? 1 : p.max_seqlen_q) * p.group;
 }
 
-// Blocks of 128 rows are no match for those of 16 where sequences have few.
+// Blocks of 128 rows waste work where sequences have few rows; decode has blocks of 16.
 bool has_few_rows(const Problem& p) { return p.cache && most_rows(p) < 32; }
 
-// 16-bit queries come here where the TMA does not take their cache's rows, and a block is full of them: until then
-// decode is no slower.
+// 16-bit queries come here where the TMA cannot copy their cache and they fill a block: with fewer rows decode is no
+// slower.
 bool leaves_fp32(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return has_few_rows(p);
   return p.cache && most_rows(p) < 128;
@@ -192,7 +192,7 @@ const Kernel& kernel_for(const Problem& p) {
   return is_fp8_attention(p) ? prefill_fp8_kernel() : prefill_kernel();
 }
 
-// The kernel's variant goes by q's dtype.
+// q's dtype chooses the kernel.
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int few_q) {
   if (const std::string why = refusal(p); !why.empty())
     fail(ATTUNE_UNSUPPORTED, "kernel ", kernel_for(p).name, " does not take ", why);

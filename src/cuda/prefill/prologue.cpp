@@ -10,8 +10,8 @@ namespace {
 
 constexpr size_t kRowsAlignment = 256;  // of q, k and v in the workspace
 
-// Rows as in `like`, each at a multiple of 16 bytes, `at` bytes into memory, which moves on. Memory may be null
-// (planning): data is, too.
+// Rows as in `like`, each at a multiple of 16 bytes, `at` bytes into memory; advances `at`. While planning, memory and
+// so data are null.
 RowView dense_rows(const RowView& like, Rows rows, int64_t heads, int64_t head_dim, void* memory, size_t& at) {
   RowView v = like;
   if (rows == Rows::kFp32) v.dtype = ATTUNE_FLOAT32, v.element_size = static_cast<int32_t>(sizeof(float));
@@ -42,7 +42,7 @@ PreparedRows place_rows(const Problem& p, void* memory, Rows rows) {
   return r;
 }
 
-// Whether it depends on where a query stands, which the launch before counts from the first new token.
+// Whether it depends on a query's position, which the launch before counts from the first new token.
 bool uses_place(const Prologue& p) { return (p.turns() && !p.has_positions) || p.logn; }
 
 bool lies_aligned(const RowView& v) {
@@ -96,14 +96,14 @@ PrepareProblem start_prepare(const Problem& p, void* memory, Rows rows) {
   return op;
 }
 
-// All rows that lie as these, whose they may be.
+// All rows, whichever sequence they belong to.
 void take_all(PrepareProblem& op, const RowView& rows) {
   op.total = rows.rows;
   op.fixed = rows.rows_per_batch > 0 ? rows.rows_per_batch : rows.rows;
   op.batch = rows.rows / std::max<int64_t>(1, op.fixed);
 }
 
-// Rows of whole 8 bytes are copied as bytes, which come in vectors of 8 from any such address.
+// Rows of a multiple of 8 bytes are copied as bytes, in vectors of 8 from any such address.
 constexpr int64_t kVector = 8;
 
 bool lies_in_vectors(const RowView& v, int64_t head_dim) {
