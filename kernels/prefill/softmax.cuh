@@ -20,7 +20,7 @@ class Softmax {
   // O is rescaled only where P would exceed 2^kRescaleThreshold, which is rare after the first tile. The largest P is
   // then 2^kMaxOffset. fp16 drops numbers below 2^-25, so P in fp16 starts as high as its range allows.
   template <bool kCacheForm>
-  static constexpr float kMaxOffset = kCacheForm&& Config::kFp16P ? 7 : 0;
+  static constexpr float kMaxOffset = kCacheForm && Config::kFp16P ? 7 : 0;
   template <bool kCacheForm>
   static constexpr float kRescaleThreshold = 8 + kMaxOffset<kCacheForm>;
   static constexpr int kLastGroup = Config::kKeys / 2 - kExpGroup;  // scores before the last group
