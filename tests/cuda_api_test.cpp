@@ -155,11 +155,11 @@ TEST(CudaApi, RunsLikeTheirPlansAreTaken) {
       continue;
     }
     using namespace cuda;  // NOLINT: all of its kernels
-    const bool as_floats = name == "cuda_prefill_fp32";
-    const bool moved = prefill::has_prologue(p) || (name != "cuda_mla" && prefill::copies_rows(p)) || as_floats;
+    const bool as_fp32 = name == "cuda_prefill_fp32";
+    const bool moved = prefill::has_prologue(p) || (name != "cuda_mla" && prefill::copies_rows(p)) || as_fp32;
     const Problem after =
         moved && name != "cuda_decode"
-            ? prefill::after_prologue(p, rows, as_floats ? prefill::Rows::kFloats : prefill::Rows::kTheirs)
+            ? prefill::after_prologue(p, rows, as_fp32 ? prefill::Rows::kFp32 : prefill::Rows::kOwnType)
             : p;
     const decode::DeviceShape device;
     if (name == "cuda_mla") {

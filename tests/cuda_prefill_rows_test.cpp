@@ -46,7 +46,7 @@ class AsFloats final : public CaseSubject {
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     if (!takes(a, p)) return {};
-    const prefill::Config c = prefill::choose_config(prefill::after_prologue(p, nullptr, prefill::Rows::kFloats),
+    const prefill::Config c = prefill::choose_config(prefill::after_prologue(p, nullptr, prefill::Rows::kFp32),
                                                      require_device(kDevice).num_sms);
     return {c.main_kernel(), c.schedule_kernel()};
   }

@@ -286,7 +286,7 @@ TEST(CudaPrefillConfig, LoadsFloatsInFoursWhereTheyLieSo) {
     Problem p = make_problem(problem.host(), Data::kRequired);
     change(p);
     EXPECT_EQ(prefill::refusal(p), "");
-    const kernels::FloatRows r = prefill::float_rows(p);
+    const kernels::Fp32Rows r = prefill::fp32_rows(p);
     return std::array{r.q, r.dense_k, r.dense_v, r.cached_k, r.cached_v};
   };
   const auto as_is = [](Problem&) {};

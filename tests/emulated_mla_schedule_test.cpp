@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What MLA's schedule lists (kernels/prefill/schedule.cu and shares.cuh in the emulator) for the grid of an H200: every
+// What MLA's schedule lists (kernels/prefill/schedule.cu and balanced.cuh in the emulator) for the grid of an H200: every
 // tile of every sequence once, in chains of work tiles that are of one length whatever the batch; and attention by
 // them.
 #include <algorithm>

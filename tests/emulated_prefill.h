@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefill kernel's own source on the CPU (tests/emulator): what it computes, against the oracle, with poisoned
-// memory, without a GPU.
+// The prefill kernels' own source on the CPU (tests/emulator), without a GPU and with poisoned memory: compares their
+// output with the oracle's.
 #pragma once
 
 #include <cstring>
@@ -19,10 +19,10 @@ class EmulatedPrefill : public tests::Emulated {
  protected:
   static constexpr int kBlocks = 3;  // of the grid, so that each takes several work tiles
 
-  // kRepairsFail: rows that are computed again (repair.cuh) read keys themselves, and find others. kMovedRows: q,
-  // k and v of the new tokens lie at odd addresses. kTwoHeadTiles: as if the keys of no more than two fitted the L2.
-  // kOneBlock: one of the grid takes all work tiles, so that parts and the work tiles behind them are its own.
-  enum class Twist { kNone, kRepairsFail, kMovedRows, kTwoHeadTiles, kOneBlock };
+  // kRecomputeFails: rows that are recomputed (recompute.cuh) read other keys, so they differ. kMovedRows: q, k and v
+  // of the new tokens lie at odd addresses. kTwoHeadTiles: as if the keys of at most two head tiles fit the L2.
+  // kOneBlock: one block of the grid takes all work tiles, so splits and the work tiles after them are its own.
+  enum class Twist { kNone, kRecomputeFails, kMovedRows, kTwoHeadTiles, kOneBlock };
 
   static RowView moved(const RowView& v, int64_t heads, int64_t dim, std::vector<uint16_t>& memory) {
     RowView to = v;
@@ -36,20 +36,20 @@ class EmulatedPrefill : public tests::Emulated {
     return to;
   }
 
-  // edit: of the problem's memory on the host. rows: kFloats are what cuda_prefill_fp32 makes of 16-bit queries.
+  // edit: changes the problem's memory on the host. rows: kFp32 is what cuda_prefill_fp32 makes of 16-bit queries.
   static std::string run(const cases::Case& spec, int layers = 1,
                          const std::function<void(const attune_attention&)>& edit = {}, Twist twist = Twist::kNone,
-                         prefill::Rows rows_are = prefill::Rows::kTheirs) {
+                         prefill::Rows rows_are = prefill::Rows::kOwnType) {
     cases::Problem problem(spec);
     if (edit) edit(problem.host());
     return run(problem, layers, twist, rows_are);
   }
   static std::string run(cases::Problem& problem, int layers = 1, Twist twist = Twist::kNone,
-                         prefill::Rows rows_are = prefill::Rows::kTheirs) {
+                         prefill::Rows rows_are = prefill::Rows::kOwnType) {
     problem.arena().upload();
     const attune_attention a = problem.device();
     Problem given = make_problem(a, Data::kRequired);
-    const bool widens = rows_are == prefill::Rows::kFloats;
+    const bool widens = rows_are == prefill::Rows::kFp32;
     const Kernel& kernel = widens ? prefill_fp32_kernel() : prefill::kernel_for(given);
     if (!kernel.coverage.difference(traits_of(given, a)).empty() || !kernel.refusal(given).empty())
       return tests::kNotCovered;
@@ -76,7 +76,7 @@ class EmulatedPrefill : public tests::Emulated {
       params.bytes_of_key = static_cast<int>((14 << 20) / keys);
     }
     std::vector<char> other;
-    if (twist == Twist::kRepairsFail) {
+    if (twist == Twist::kRecomputeFails) {
       const auto bytes_of = [&](const KvPlane& v) { return p.cache.num_pages * v.page_stride * v.element_size; };
       const auto bytes_of_rows = [](const RowView& v) {
         const int64_t batches = v.rows_per_batch > 0 ? v.rows / v.rows_per_batch : 0;
@@ -102,7 +102,7 @@ class EmulatedPrefill : public tests::Emulated {
     if (const std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
     return cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure;
   }
-  static inline int splits_ = 0;  // blocks of rows of the last case that are cut
+  static inline int splits_ = 0;  // split row blocks of the last case
 };
 
 }  // namespace attune::cuda

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefill kernels' own source on the CPU (tests/emulator): batches of many work tiles, and of pages that are not
-// there.
+// The prefill kernels in the emulator: batches of many work tiles, and pages that do not exist.
 #include <map>
 
 #include "emulated_prefill.h"
@@ -11,8 +10,8 @@ namespace {
 
 class EmulatedPrefillBatches : public EmulatedPrefill {};
 
-// A token whose key, or whose value, is on a page that is not there is seen by nobody, whoever brings the tiles.
-// Every third entry of V's table, and none of K's.
+// A token whose key or value is on a page that does not exist is masked, whichever producer loads the tiles. Every
+// third entry of V's table is bad, and none of K's.
 void spoil_values(const attune_attention& a) {
   const attune_tensor& table = a.cache.v_page_table;
   for (int64_t b = 0; b < table.shape[0]; ++b) {
@@ -58,7 +57,7 @@ TEST_F(EmulatedPrefillBatches, BadPagesOfValues) {
   }
 }
 
-// Rows that are computed again, as another sees a NaN that they do not, leave such tokens out, too.
+// Rows that are recomputed, because another row sees a NaN, must mask such tokens, too.
 TEST_F(EmulatedPrefillBatches, BadPagesOfValuesBesideNan) {
   for (const char* rest :
        {R"("dtype": "bf16", "cache": {"page_size": 16, "separate_v_table": true})",
@@ -71,8 +70,8 @@ TEST_F(EmulatedPrefillBatches, BadPagesOfValuesBesideNan) {
   }
 }
 
-// A block that has merged a cut block of rows goes on with other work tiles, of which slots hold the next ones
-// meanwhile. Outputs alone, and with sums.
+// A block that combined the splits of a row block goes on with other work tiles; slots hold the next ones meanwhile.
+// Once with outputs alone, once with sums.
 TEST_F(EmulatedPrefillBatches, TasksBehindCutOnes) {
   std::string queries = "[16", keys = "[3000";
   for (int i = 0; i < 30; ++i) queries += ", 16", keys += ", 16";
@@ -88,7 +87,7 @@ TEST_F(EmulatedPrefillBatches, TasksBehindCutOnes) {
   }
 }
 
-// The schedule of more sequences than its threads, each of which has several then: every block of rows once.
+// More sequences than the schedule has threads, so each thread has several: every row block is listed once.
 TEST_F(EmulatedPrefillBatches, MoreSequencesThanThreadsOfTheSchedule) {
   std::vector<int64_t> queries(2100, 1);
   for (size_t b = 0; b < queries.size(); b += 7) queries[b] = 130 + static_cast<int64_t>(b % 5) * 64;

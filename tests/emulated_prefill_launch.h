@@ -17,16 +17,16 @@ void emulate_schedule(const Config& c, const kernels::PrefillParams& params) {
 // p: what the parameters are of.
 inline void emulate_attention(const Problem& p, const prefill::Config& c, const kernels::PrefillParams& params) {
   using ptx::TensorMap;
-  using Attend = void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap, TensorMap, TensorMap);
-  using AttendFloats = void (*)(kernels::PrefillParams, kernels::FloatRows);
+  using MainKernel = void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap, TensorMap, TensorMap);
+  using Fp32Kernel = void (*)(kernels::PrefillParams, kernels::Fp32Rows);
   void* const kernel = emulator::find_kernel(c.main_kernel());
-  const kernels::FloatRows in_fours = prefill::float_rows(p);
+  const kernels::Fp32Rows vec4 = prefill::fp32_rows(p);
   const prefill::Maps m = prefill::describe_maps(p, c);
   emulator::run(static_cast<unsigned>(c.blocks), static_cast<unsigned>(c.threads()), [&] {
-    if (c.floats()) return reinterpret_cast<AttendFloats>(kernel)(params, in_fours);
-    reinterpret_cast<Attend>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
-                                     emulator::tensor_map(m.v), emulator::tensor_map(m.dense_k),
-                                     emulator::tensor_map(m.dense_v));
+    if (c.fp32()) return reinterpret_cast<Fp32Kernel>(kernel)(params, vec4);
+    reinterpret_cast<MainKernel>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
+                                         emulator::tensor_map(m.v), emulator::tensor_map(m.dense_k),
+                                         emulator::tensor_map(m.dense_v));
   });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefill kernel over x-packed caches, in the emulator.
+// Prefill over x-packed caches, in the emulator.
 #include "emulated_prefill.h"
 
 namespace attune::cuda {
@@ -23,7 +23,7 @@ TEST_F(EmulatedPrefill, PackedCaches) {
   }
 }
 
-// Whatever else a call over x-packed pages may ask for.
+// Everything else that a call over x-packed pages may ask for.
 TEST_F(EmulatedPrefill, PackedCachesWithAllElse) {
   for (const char* rest :
        {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
@@ -49,7 +49,7 @@ TEST_F(EmulatedPrefill, PackedCachesWithAllElse) {
   }
 }
 
-// Codes in x-packed pages, with every kind of scale, and keys at all places of a page that a mask may end at.
+// 8-bit x-packed pages, with every kind of scale, and masks that end at every place in a page.
 TEST_F(EmulatedPrefill, PackedCachesOfEightBits) {
   for (const char* rest :
        {R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "tensor", "page_size": 16})",
@@ -76,7 +76,7 @@ TEST_F(EmulatedPrefill, PackedCachesOfEightBits) {
   }
 }
 
-// What nobody may see is NaN here, and becomes zero before it is multiplied.
+// What nobody may see is NaN here, and must be zeroed before it is multiplied.
 TEST_F(EmulatedPrefill, ClearsWhatNobodySees) {
   for (const char* cache : {R"({"page_size": 16})", R"({"page_size": 16, "layout": "xpacked"})",
                             R"({"page_size": 16, "dtype": "e4m3", "scales": "head"})",
@@ -85,7 +85,7 @@ TEST_F(EmulatedPrefill, ClearsWhatNobodySees) {
         "dtype": "bf16", "kv": "paged", "causal": true, "window": [100, 0], "seqlens_q": [40, 17],
         "seqlens_kv": [261, 203], "cache": )") +
                                    cache + "}"),
-                  1, {}, Twist::kRepairsFail),
+                  1, {}, Twist::kRecomputeFails),
               "")
         << cache;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prompts in the emulator whose rows the TMA does not take as they lie, or whose tables are wrong.
+// Prefill in the emulator: rows that the TMA cannot copy, and wrong tables.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 namespace attune::cuda {
 namespace {
 
-// q, k and v that the TMA does not take as they lie are copied first.
+// q, k and v that the TMA cannot read are copied first.
 TEST_F(EmulatedPrefill, RowsAtAnyAddress) {
   for (const char* rest :
        {R"("kv": "dense", "cu_seqlens_kv": false, "seqlens_kv": [40, 1, 9])", R"("kv": "dense")",
@@ -26,7 +26,7 @@ TEST_F(EmulatedPrefill, RowsAtAnyAddress) {
   }
 }
 
-// Rows end where the next one begins, or behind numbers that are none: copied first, or as they lie.
+// Rows end where the next one begins, or before NaN: copied first, or read in place.
 TEST_F(EmulatedPrefill, HeadDimsOfAnySize) {
   for (const char* rest :
        {R"("head_dim": [36, 36])", R"("head_dim": [100, 100], "lse": false, "dtype": "f16")", R"("head_dim": [1, 1])",
@@ -46,13 +46,13 @@ TEST_F(EmulatedPrefill, HeadDimsOfAnySize) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "dense",
         "causal": true, "seqlens_q": [70, 1, 0], "seqlens_kv": [90, 260, 7], )") +
                                    rest + "}"),
-                  1, {}, Twist::kRepairsFail),
+                  1, {}, Twist::kRecomputeFails),
               "")
         << rest;
   }
 }
 
-// Over caches whose rows the TMA does not take: 16-bit queries in the kernel of fp32.
+// Caches that the TMA cannot copy: 16-bit queries in the fp32 kernel.
 TEST_F(EmulatedPrefill, SixteenBitsAsFloats) {
   for (
       const char* rest :
@@ -70,13 +70,13 @@ TEST_F(EmulatedPrefill, SixteenBitsAsFloats) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "paged",
         "causal": true, "seqlens_q": [70, 0, 9], "seqlens_kv": [200, 60, 9], "cache": {"page_size": 16}, )") +
                                    rest + "}"),
-                  2, {}, Twist::kNone, prefill::Rows::kFloats),
+                  2, {}, Twist::kNone, prefill::Rows::kFp32),
               "")
         << rest;
   }
 }
 
-// Caches of q's 16 bits whose rows the TMA does not take: threads copy them, 8 or 4 bytes at a time.
+// 16-bit caches that the TMA cannot copy: gathered, 8 or 4 bytes at a time.
 TEST_F(EmulatedPrefill, GathersRows) {
   for (
       const char* rest :
@@ -98,7 +98,7 @@ TEST_F(EmulatedPrefill, GathersRows) {
   }
 }
 
-// The same of x-packed pages, whose values' tokens come 8, 4 or 2 at a time.
+// The same with x-packed pages, where 8, 4 or 2 tokens of V are gathered at a time.
 TEST_F(EmulatedPrefill, GathersPackedPages) {
   for (const char* cache : {R"("page_size": 24)", R"("page_size": 8)", R"("page_size": 20)", R"("page_size": 6)",
                             R"("page_size": 136, "separate_v_table": true)"}) {
@@ -117,7 +117,7 @@ TEST_F(EmulatedPrefill, GathersPackedPages) {
   }
 }
 
-// Rows of codes that the TMA does not take as they lie are copied first; scales stay what they are.
+// e4m3 rows that the TMA cannot read are copied first; their scales stay.
 TEST_F(EmulatedPrefill, CodesAtAnyAddress) {
   for (const char* rest : {R"("prologue": {"qkv_scale": true})", R"("plant": "nan_k")",
                            R"("queries": "fixed", "seqlens_q": 20, "prologue": {"qkv_scale": true})",
@@ -131,8 +131,7 @@ TEST_F(EmulatedPrefill, CodesAtAnyAddress) {
   }
 }
 
-// What the device alone knows: lengths are clamped to what there is, pages and rows of a cache out of range hide their
-// keys.
+// What only the device knows: lengths are clamped, and keys on pages and rows out of range are masked.
 TEST_F(EmulatedPrefill, TablesOutOfRange) {
   const auto set = [](const attune_tensor& t, const std::vector<int32_t>& values) {
     for (size_t i = 0; t.rank > 0 && i < values.size(); ++i)

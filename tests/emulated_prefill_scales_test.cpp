@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales of caches of 8 bits in the prefill kernel: whatever they are, no value of K or V is rounded.
+// Scales of 8-bit caches in the prefill kernel: whatever they are, no element of K or V is rounded.
 #include "emulated_prefill.h"
 
 namespace attune::cuda {
@@ -13,7 +13,7 @@ void multiply(const attune_tensor& t, float times, int axis = 0, int64_t offset 
   for (int64_t i = 0; i < t.shape[axis]; ++i) multiply(t, times, axis + 1, offset + i * t.stride[axis]);
 }
 
-// Elements of K and V times their scales are beyond fp16's range, above or below it, where q is fp16.
+// fp16 queries, and elements of K and V that leave fp16's range when scaled.
 TEST_F(EmulatedPrefill, ScalesBeyondFp16) {
   for (const char* scales : {"head", "token"}) {
     for (const char* cache :

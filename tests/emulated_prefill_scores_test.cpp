@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks, tables, softcap and ALiBi in the prefill kernel's own source on the CPU (tests/emulator), against the oracle.
+// Masks, tables, softcap and ALiBi of the prefill kernel in the emulator, compared with the oracle.
 #include <array>
 #include <cmath>
 
@@ -8,7 +8,7 @@
 namespace attune::cuda {
 namespace {
 
-// Channel 0 of each row of a tensor of 16-bit elements to x(row, head), the others to zero.
+// Sets channel 0 of each row of a 16-bit tensor to x(row, head), the others to zero.
 template <class Value>
 void set_rows(const attune_tensor& t, const Value& x) {
   for (int64_t row = 0; row < t.shape[0]; ++row) {
@@ -39,7 +39,7 @@ TEST_F(EmulatedPrefill, MasksAndTables) {
   }
 }
 
-// Scores that one way or the other of capping takes, and a mix: of rows, of tiles at edges and inside.
+// Scores in the range of each softcap method, and mixtures: of rows, of tiles at edges and inside.
 TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
   for (const char* rest :
        {R"("softcap": 30)", R"("softcap": 50, "data": "spread")", R"("softcap": 20, "data": "spread", "dtype": "f16")",
@@ -57,7 +57,7 @@ TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
   }
 }
 
-// However high the cap, scores are as exact as without: a polynomial of the tanh with a small absolute error is not.
+// However high the cap, scores are as exact as without one. A polynomial of tanh with a small absolute error is not.
 TEST_F(EmulatedPrefill, HighSoftcapsLeaveScoresAsTheyAre) {
   for (const char* cap : {"100", "101", "1e4", "1e6", "1e7"}) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "causal": true, "max_logits": true,
@@ -68,8 +68,8 @@ TEST_F(EmulatedPrefill, HighSoftcapsLeaveScoresAsTheyAre) {
   }
 }
 
-// Scores of one to three caps below zero, where the polynomials sink and the cap does not: row i's are all beyond, or
-// reach up to -0.8 caps, or to 1.2.
+// Scores of one to three caps below zero, where the polynomials fall and the cap does not: row i's are all out of
+// range, or reach up to -0.8 caps, or to 1.2.
 TEST_F(EmulatedPrefill, SoftcapOfLowScores) {
   const auto edit = [](const attune_attention& a) {
     set_rows(a.q, [](int64_t row, int64_t) { return row / 64 % 2 == 0 ? 1.0f : -0.25f; });
@@ -86,15 +86,15 @@ TEST_F(EmulatedPrefill, SoftcapOfLowScores) {
   }
 }
 
-// Rows of mask bits where a tensor's second axis is a sequence's tokens.
+// Mask bits of fixed queries: a row for each token of a sequence.
 TEST_F(EmulatedPrefill, MaskBitsOfFixedQueries) {
   EXPECT_EQ(run(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "dense",
       "queries": "fixed", "cu_seqlens_kv": false, "seqlens_q": 70, "seqlens_kv": [90, 90], "mask_bits": 2})")),
             "");
 }
 
-// The last of a block's 64 tokens, 193, and the first of the next see later and earlier keys by a range alone; a range
-// ends where integers do.
+// Token 193, the last of a block's 64, and the first one of the next block see later and earlier keys by a range alone.
+// A range ends at the largest integer.
 TEST_F(EmulatedPrefill, RangesThatOneRowOfABlockIsIn) {
   for (const char* rest : {R"("ranges": [[193, 199]])", R"("window": [10, 0], "ranges": [[3, 194]])",
                            R"("window": [10, 0], "ranges": [[0, 2147483647]])"}) {
@@ -106,7 +106,7 @@ TEST_F(EmulatedPrefill, RangesThatOneRowOfABlockIsIn) {
   }
 }
 
-// Positions beyond a bias' rows have none: what lies behind them in memory is the next head's.
+// Positions beyond a bias's rows have none: in memory the next head's follow.
 TEST_F(EmulatedPrefill, BiasOfFewerRowsThanPositions) {
   cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
       "kv": "dense", "causal": true, "seqlens_q": [70], "seqlens_kv": [90], "bias": 2})"));
@@ -126,9 +126,8 @@ TEST_F(EmulatedPrefill, Alibi) {
   }
 }
 
-// Scores that grow from tile to tile, in the order in which tiles come: products leave the range of one polynomial
-// after the other, at one end or at both, and weights what 16 bits hold. No row may be computed again: that would hide
-// it.
+// Scores that grow from tile to tile, in the order of the tiles: products leave the range of each polynomial, at one
+// end or at both, and P the range of 16 bits. No row may be recomputed: that would hide it.
 TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
   constexpr int kTiles = 8;
   struct Scores {
@@ -164,15 +163,15 @@ TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 1], "head_dim": [64, 64], "kv": "dense",
         "causal": true, "softmax_scale": 1, "seqlens_q": [70], "seqlens_kv": [1024], )") +
                                    x.rest + "}"),
-                  1, edit, Twist::kRepairsFail),
+                  1, edit, Twist::kRecomputeFails),
               "")
         << x.rest;
   }
 }
 
-// Small scores but for half of a tile's keys, which are just within the range of the polynomial of two terms, just
-// beyond it, and further, at one end: there it comes back to zero at -1.73 caps. Only a warp of one of the groups, and
-// only one of a thread's two rows, sees it, in the last tile of a part or in the one before.
+// Small scores except in half of a tile, where they are just inside, just outside or further outside of the two-term
+// polynomial's range, at one end: it returns to zero at -1.73 caps. Only one warp of one group, and one of a thread's
+// two rows, sees them, in the last tile of a split or in the one before.
 TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
   struct Where {
     int warp, half, tile;
@@ -190,14 +189,14 @@ TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
       EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 1], "head_dim": [64, 64], "kv": "dense",
           "causal": true, "softmax_scale": 1, "seqlens_q": [40], "seqlens_kv": [700], "softcap": )") +
                                      (x.half == 0 ? R"(30, "dtype": "bf16"})" : R"(50, "dtype": "f16"})")),
-                    1, edit, Twist::kRepairsFail),
+                    1, edit, Twist::kRecomputeFails),
                 "")
           << part << " " << x.warp << " " << x.half << " " << x.tile;
     }
   }
 }
 
-// Small scores, and some that leave the range after a few tiles; pages that are not there, and windows.
+// Small scores, and some that leave the range after a few tiles; missing pages, and windows.
 TEST_F(EmulatedPrefill, SoftcapOverCaches) {
   for (const char* rest : {R"("softcap": 50, "dtype": "bf16", "new_tokens": true)",
                            R"("softcap": 30, "dtype": "f16", "softmax_scale": 0.45, "seqlens_q": [70, 3])",
@@ -205,13 +204,13 @@ TEST_F(EmulatedPrefill, SoftcapOverCaches) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "kv": "paged",
         "cache": {"page_size": 16}, "causal": true, "seqlens_q": [70, 40], "seqlens_kv": [700, 300], )") +
                                    rest + "}"),
-                  2, {}, Twist::kRepairsFail),
+                  2, {}, Twist::kRecomputeFails),
               "")
         << rest;
   }
 }
 
-// A page is missing from every tile: none is for the loop of small scores, which hides nothing.
+// A page is missing in every tile: the loop of small scores, which masks nothing, must take none.
 TEST_F(EmulatedPrefill, SoftcapOverCachesWithoutSomePages) {
   const auto lose_pages = [](const attune_attention& a) {
     const attune_tensor& table = a.cache.page_table;
@@ -221,13 +220,13 @@ TEST_F(EmulatedPrefill, SoftcapOverCachesWithoutSomePages) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "kv": "paged",
         "cache": {"page_size": 16}, "causal": true, "seqlens_q": [70, 40], "seqlens_kv": [700, 300], "softcap": 50,
         "dtype": ")") + dtype + "\"}"),
-                  1, lose_pages, Twist::kRepairsFail),
+                  1, lose_pages, Twist::kRecomputeFails),
               "")
         << dtype;
   }
 }
 
-// Slopes of both signs, so steep that weights leave what fp32 holds within a tile.
+// Slopes of both signs, so steep that P leaves the range of fp32 within a tile.
 TEST_F(EmulatedPrefill, AlibiOfBothSigns) {
   const auto edit = [](const attune_attention& a) {
     for (int h = 0; h < 2; ++h)
@@ -238,14 +237,14 @@ TEST_F(EmulatedPrefill, AlibiOfBothSigns) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 2], "head_dim": [64, 64], "kv": "dense",
         "alibi": 1, "seqlens_q": [70, 130], "seqlens_kv": [900, 130], )") +
                                    rest + "}"),
-                  1, edit, Twist::kRepairsFail),
+                  1, edit, Twist::kRecomputeFails),
               "")
         << rest;
   }
 }
 
-// Queries and keys of finished sequences, which other cases poison, are numbers like others, and keys of the work tiles
-// before lie in shared memory.
+// Queries and keys of finished sequences, which other cases poison, hold numbers here, and shared memory holds keys of
+// earlier work tiles.
 TEST_F(EmulatedPrefill, FinishedSequencesOfNumbers) {
   for (const char* rest :
        {R"("kv": "dense", "finished": [0, 1, 0])", R"("kv": "dense", "finished": [0, 0, 0], "skip_decode": true)",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefill kernel's own source on the CPU (tests/emulator): what it computes, against the oracle, with poisoned
-// memory, without a GPU.
+// The prefill kernels' own source on the CPU (tests/emulator), without a GPU and with poisoned memory: compares their
+// output with the oracle's.
 #include "emulated_prefill.h"
 
 #include <bit>
@@ -17,7 +17,7 @@ TEST_F(EmulatedPrefill, DenseCausal) {
             "");
 }
 
-// Lengths that the host knows: blocks of rows are listed by their number, where nothing is to be cut.
+// Lengths that the host knows: the list follows from the block's index where nothing is split.
 TEST_F(EmulatedPrefill, SequencesThatAreAlike) {
   for (const char* rest : {R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150], "causal": true)",
                            R"("seqlens_q": 70, "seqlens_kv": [400, 400], "causal": true, "max_logits": true)",
@@ -33,8 +33,8 @@ TEST_F(EmulatedPrefill, SequencesThatAreAlike) {
   }
 }
 
-// Rows are finished with less where nobody asks for sums or maxima; among them blocks with fewer tokens than fit,
-// parts, rows that are computed again, heads that do not fill a block, and rows of out in any order.
+// The short epilogue, where nobody asks for sums or maxima: blocks with padding rows, splits, recomputed rows, heads
+// that do not fill a block, and rows of out in any order.
 TEST_F(EmulatedPrefill, NothingButOutputs) {
   for (
       const char* rest :
@@ -56,11 +56,11 @@ TEST_F(EmulatedPrefill, NothingButOutputs) {
   }
 }
 
-// Rows of out that vectors do not fit, each for one reason: where they begin, how far apart they are, what lies behind.
+// Rows of out that 16-byte stores do not fit, each for one reason: first address, strides, or what follows.
 TEST_F(EmulatedPrefill, OutputsAnywhere) {
   struct Out {
     const char* rest;
-    int64_t padding;  // elements behind each row
+    int64_t padding;  // elements after each row
     size_t offset;    // bytes
   };
   for (const Out& x : {Out{R"("head_dim": [64, 64])", 0, 2}, Out{R"("head_dim": [64, 64])", 3, 0},
@@ -78,8 +78,7 @@ TEST_F(EmulatedPrefill, OutputsAnywhere) {
   }
 }
 
-// Scores that grow by so much from tile to tile that references must rise, or rows are computed again; bad values;
-// parts.
+// Scores that grow from tile to tile so much that row_max_ref must rise, or rows are recomputed; bad values; splits.
 TEST_F(EmulatedPrefill, ScoresOfAllSizes) {
   for (const char* rest :
        {R"("data": "spread", "dtype": "bf16")", R"("data": "far", "dtype": "f16")",
@@ -100,8 +99,7 @@ TEST_F(EmulatedPrefill, ScoresOfAllSizes) {
   }
 }
 
-// An infinity in a key that is a value too: where it makes the score -inf the key counts for nothing, whatever it
-// holds.
+// An infinity in a key that is also a value: where it makes the score -inf, the key must not count.
 TEST_F(EmulatedPrefill, KeysOfInfiniteScores) {
   for (const char* rest :
        {R"("dtype": "bf16", "kv": "dense")", R"("dtype": "f32", "kv": "dense")",
@@ -130,8 +128,8 @@ TEST_F(EmulatedPrefill, ScoresOfAllSizesOverCaches) {
   }
 }
 
-// Their rows become zero, or stay as they are; with skip_decode those of sequences of one query, too. All of the rings
-// is full of others' keys by then.
+// Their rows become zero, or stay as they are; with skip_decode also those of sequences with one query. By then all
+// stages hold others' keys.
 TEST_F(EmulatedPrefill, FinishedSequences) {
   for (const char* rest :
        {R"("kv": "dense", "zero_finished": true)", R"("kv": "dense")",
@@ -160,7 +158,7 @@ TEST_F(EmulatedPrefill, CacheAndNewTokens) {
                                    cache + "}")),
               "")
         << cache;
-    // The cache ends within a tile that later rows see whole, and go on behind.
+    // The cache ends within a tile that later rows see whole, and new tokens follow.
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "head_dim": [64, 64],
         "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [90, 200],
         "seqlens_kv": [255, 127], "cache": )") +
@@ -232,7 +230,7 @@ TEST_F(EmulatedPrefill, SplitsAlongTheKeysAndRunsAgain) {
   }
 }
 
-// Work tiles go through some head tiles before the next ones, the last of which are fewer.
+// Work tiles go through some head tiles, then the next ones, of which there are fewer at the end.
 TEST_F(EmulatedPrefill, HeadTilesInTurns) {
   for (const char* rest : {R"("heads": [5, 5], "seqlens_q": [150, 0, 70], "seqlens_kv": [150, 5, 300])",
                            R"("heads": [3, 3], "seqlens_q": [1, 2], "seqlens_kv": [1400, 300])",
@@ -246,7 +244,7 @@ TEST_F(EmulatedPrefill, HeadTilesInTurns) {
   }
 }
 
-// Parts in which no row, or not every row, sees anything, and parts whose rows are computed again.
+// Splits in which no row, or not every row, sees a key, and splits whose rows are recomputed.
 TEST_F(EmulatedPrefill, PartsOfAllKinds) {
   const auto spoil_pages = [](const attune_attention& a, int64_t first, int64_t end) {
     const attune_tensor& table = a.cache.page_table;
@@ -319,7 +317,7 @@ TEST_F(EmulatedPrefill, CachesOfEightBitsWithScoresOfAllKinds) {
   }
 }
 
-// Rows of queries of very different sizes, and scales that bring them back, turn scores around, or have no inverse.
+// Query rows of very different magnitude, and scales that undo it, negate scores, or have no inverse.
 TEST_F(EmulatedPrefill, CachesOfEightBitsWithScalesOfAllSizes) {
   struct Sizes {
     int q, row;  // powers of two: of all queries, and from a row to the next
@@ -352,7 +350,7 @@ TEST_F(EmulatedPrefill, CachesOfEightBitsWithScalesOfAllSizes) {
   }
 }
 
-// Queries, keys and values of e4m3: lengths around a tile, rows that see nothing of their first tile or at all.
+// e4m3 queries, keys and values: lengths around a tile, rows that see nothing of their first tile or at all.
 TEST_F(EmulatedPrefill, Codes) {
   for (const char* rest :
        {R"("causal": true, "heads": [4, 2], "max_logits": true)", R"("causal": true, "prologue": {"qkv_scale": true})",
@@ -381,8 +379,7 @@ TEST_F(EmulatedPrefill, CodesOfOtherHeadDims) {
   }
 }
 
-// Scores that grow by so much from tile to tile that references must rise, or rows are computed again; bad values;
-// parts.
+// Scores that grow from tile to tile so much that row_max_ref must rise, or rows are recomputed; bad values; splits.
 TEST_F(EmulatedPrefill, CodesOfAllSizes) {
   for (const char* rest :
        {R"("data": "spread")", R"("data": "far")", R"("data": "far", "window": [2, 0])", R"("data": "equal")",
@@ -453,7 +450,7 @@ TEST_F(EmulatedPrefill, FloatsOverCaches) {
   }
 }
 
-// Scores that leave the range of one tile's for the next one's, values that are no numbers, masks and tables, parts.
+// Scores that grow by more than a tile's range from tile to tile, non-finite values, masks and tables, splits.
 TEST_F(EmulatedPrefill, FloatsOfAllSizes) {
   for (const char* rest :
        {R"("data": "spread")", R"("data": "far", "window": [2, 0])", R"("data": "equal")", R"("plant": "nan_v")",

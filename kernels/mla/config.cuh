@@ -203,11 +203,11 @@ struct Smem : tile::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned item_full(unsigned n) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.item_full, n % kernels::kMlaItems);
   }
-  __device__ __forceinline__ void tell_others(unsigned n, int x) const {
+  __device__ __forceinline__ void send_item(unsigned n, int x) const {
     const unsigned there = to_other();
     ptx::store_async(item(n) + there, static_cast<unsigned>(x), item_full(n) + there);
   }
-  __device__ __forceinline__ int hear(unsigned n) const {
+  __device__ __forceinline__ int receive_item(unsigned n) const {
     if (threadIdx.x % 32 == 0) ptx::arrive_expecting(item_full(n), 4);
     __syncwarp();
     ptx::wait_phase(item_full(n), n / kernels::kMlaItems % 2);
@@ -224,6 +224,6 @@ __device__ __forceinline__ int second_is_ready() { return 5 + static_cast<int>(t
 __device__ __forceinline__ int twins() { return 9 + static_cast<int>(threadIdx.x) / 32 % 4; }
 constexpr int kAllMath = 13;
 
-using Line = prefill::TileLine<Config::kKeys>;
+using Line = prefill::KeyTiles<Config::kKeys>;
 
 }  // namespace attune::mla

@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Few::kThreads, 1)
   } else {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    if (blockIdx.x == 0 && threadIdx.x == Few::kLoaderThreads) prefill::pass_list_on(p);
+    if (blockIdx.x == 0 && threadIdx.x == Few::kLoaderThreads) prefill::release_list(p);
     ptx::take_registers<Few::kMathRegisters>();
     run_few(p, smem);
   }

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Half::kThreads, 1)
   } else if (half_group() < 2) {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    if (blockIdx.x == 0 && threadIdx.x == Half::kLoaderThreads) prefill::pass_list_on(p);
+    if (blockIdx.x == 0 && threadIdx.x == Half::kLoaderThreads) prefill::release_list(p);
     ptx::take_registers<Half::kScoreRegisters>();
     run_scores(p, smem);
   } else {

@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   } else {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    if (blockIdx.x == 0 && threadIdx.x == Config::kLoaders) prefill::pass_list_on(p);
+    if (blockIdx.x == 0 && threadIdx.x == Config::kLoaders) prefill::release_list(p);
     ptx::take_registers<Config::kMathRegisters>();
     run_math(p, smem, q);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the blocks of all prefill kernels do: barriers, and waiting for work tiles.
+// What the thread blocks of all prefill kernels share: programmatic dependent launch, barrier setup, waiting for work.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -9,10 +9,11 @@
 
 namespace attune::prefill {
 
-// Where the launch before this one serves the call's short sequences (few_q), this one runs beside it: that one writes
-// nothing that this one reads. Its first block waits for all kernels before it, which wrote q, k, v, the cache and the
-// schedule, and then releases few_begun (decode/decode.cu): who acquires that sees what they have written. A loader of
-// each block waits for that launch at the end: who waits for this one waits for both.
+// In a mixed batch the launch before this one is decode, which serves the short sequences (few_q) and writes nothing
+// that this kernel reads, so this kernel runs beside it. Decode's first block waits for all earlier kernels, which
+// wrote q, k, v, the cache and the schedule, and then releases few_begun (decode/decode.cu). Acquiring few_begun makes
+// their writes visible. A producer of each block waits for decode at the end, so whoever waits for this kernel waits
+// for both.
 __device__ __forceinline__ void start_after_previous_kernels(const PrefillParams& p) {
   if (!Config::kCached || p.few_q == 0) {
     ptx::wait_for_previous_kernels();
@@ -23,7 +24,7 @@ __device__ __forceinline__ void start_after_previous_kernels(const PrefillParams
   }
   ptx::allow_next_kernel();
 }
-// By loaders, thread 0 among them.
+// Called by producer warps, thread 0 among them.
 __device__ __forceinline__ void end_after_previous_kernels(const PrefillParams& p) {
   if constexpr (!Config::kCached) return;
   ptx::wait_for_previous_kernels();
@@ -33,9 +34,9 @@ __device__ __forceinline__ void end_after_previous_kernels(const PrefillParams& 
 }
 
 __device__ __forceinline__ void init_barriers(const Smem& smem) {
-  constexpr int kQueryWriters = Config::kFloats ? Config::kSplitWarps : 1;
+  constexpr int kQueryWriters = Config::kFp32 ? Config::kBf16x3Warps : 1;
   constexpr int kKeyWriters = Config::kGathers ? Config::kGatherWarps : kQueryWriters;
-  constexpr int kValueWriters = Config::kCodes ? Config::kTransposeWarps : kKeyWriters;
+  constexpr int kValueWriters = Config::kFp8 ? Config::kTransposeWarps : kKeyWriters;
   if (threadIdx.x == 0) {
     smem.check() = {};
     for (int i = 0; i < Config::kStages; ++i) {
@@ -62,13 +63,13 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
   __syncthreads();
 }
 
-// By all math threads, before their first work tile.
+// Called by all math threads before their first work tile.
 __device__ __forceinline__ void check_stamp(const PrefillParams& p, const Smem& smem) {
   schedule::check_stamp(p, math_thread(), Config::kMathThreads, smem.check(),
-                        [] { ptx::sync_some(kAllMath, Config::kMathThreads); });
+                        [] { ptx::sync_some(kMathBarrier, Config::kMathThreads); });
 }
 
-// The head tile of the slot's work tile, or kNoMoreWork; waits for it. The same for a warp.
+// Waits for the slot's work tile. Returns its head tile, or kNoMoreWork; warp-uniform.
 __device__ __forceinline__ int head_tile_of(const Smem& smem, const PipelineState& slot) {
   ptx::wait_phase(smem.work_full(slot.stage), slot.phase);
   return __shfl_sync(0xffffffffu, smem.head_tile(slot.stage), 0);

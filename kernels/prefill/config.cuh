@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a prefill kernel is compiled for.
+// The compile-time configuration of a prefill kernel.
 #pragma once
 
 #include "prefill/tiles.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
-#include "tile/score_terms.cuh"
 #include "tile/pipeline_state.cuh"
+#include "tile/score_terms.cuh"
 
 namespace attune::prefill {
 
@@ -29,121 +29,129 @@ using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskR
 #define ATTUNE_QUERY_STAGES 1
 #endif
 
-constexpr int kScaleFirst = 32;  // of ATTUNE_SCORE too: the scale is not positive
+constexpr int kScaleFirst = 32;  // a bit of ATTUNE_SCORE: softmax_scale is not positive
 
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
   static constexpr int kType = ATTUNE_TYPE, kCacheType = ATTUNE_CACHE_TYPE, kOutType = ATTUNE_OUT_TYPE;
   static constexpr int kScore = ATTUNE_SCORE, kMask = ATTUNE_MASK;
   static constexpr bool kCached = ATTUNE_CACHED != 0, kDense = ATTUNE_DENSE != 0;
-  // An x-packed cache enters the products as it lies; new tokens beside it as rows. Of one of codes K becomes rows, V
-  // what it is in one of 16 bits (convert_packed.cuh).
-  static constexpr bool kPacked = ATTUNE_XPACKED != 0;
-  // q, k and v are codes of 8 bits that enter the products as they are (prefill_fp8.cu). Two warps beside the producer
-  // transpose V, which comes to the ring of codes.
+  // Tiles of an x-packed 16-bit cache are wgmma operands as they lie in memory; dense tiles of new tokens are swizzled
+  // rows. Of an x-packed 8-bit cache, K is dequantized to rows and V to the x-packed layout of 16 bits
+  // (dequant_xpacked.cuh).
+  static constexpr bool kXpacked = ATTUNE_XPACKED != 0;
+  // q, k and v are e4m3 and enter the tensor cores as they are (prefill_fp8.cu). Two warps beside the producer
+  // transpose V, which arrives in the ring of raw stages.
   static constexpr int kElementSize = tile::element_size(kType);
-  static constexpr bool kCodes = kElementSize == 1;
-  static constexpr int kTransposeWarps = kCodes ? 2 : 0;
-  // q is fp32, and so are dense k and v (prefill_fp32.cu): four warps load all rows and make each number three of bf16.
-  static constexpr bool kFloats = kElementSize == 4;
-  static constexpr int kParts = kFloats ? 3 : 1, kSplitWarps = kFloats ? 4 : 0;
+  static constexpr bool kFp8 = kElementSize == 1;
+  static constexpr int kTransposeWarps = kFp8 ? 2 : 0;
+  // q and dense k and v are fp32 (prefill_fp32.cu): four warps load all rows and split each number into three bf16.
+  static constexpr bool kFp32 = kElementSize == 4;
+  static constexpr int kBf16Parts = kFp32 ? 3 : 1, kBf16x3Warps = kFp32 ? 4 : 0;
   static constexpr int kRows = kernels::prefill_rows(kHeadDimQk, kHeadDimV, kElementSize);
   static constexpr int kMathGroups = kRows / 64, kMathWarps = 4 * kMathGroups, kMathThreads = 128 * kMathGroups;
   static constexpr int kThreads = 128 + kMathThreads;
-  // Elements of the cache are not of q's type, and may have scales.
-  static constexpr bool kOtherCache = kCached && kCacheType != kType;
-  // The cache has 8 bits: three warps beside the producer make them elements of kType.
-  static constexpr bool kConverts = kOtherCache && !kFloats;
-  // The TMA does not take the cache's rows: four warps copy them, so many bytes at a time.
+  // The cache's element type is not that of q. It may have scales.
+  static constexpr bool kCacheTypeDiffers = kCached && kCacheType != kType;
+  // The cache has 8 bits: three dequant warps convert it to kType or fp16.
+  static constexpr bool kQuantized = kCacheTypeDiffers && !kFp32;
+  // Bytes of a cp.async where the TMA cannot copy the cache's rows and four warps gather them; else 0.
   static constexpr int kGather = ATTUNE_GATHER;
   static constexpr bool kGathers = kGather > 0;
-  static constexpr bool kPackedKeys = kPacked && !kConverts && !kGathers;  // K enters the products in pieces
-  // Codes are exact in fp16, which takes one instruction for two of them, so bf16 queries become fp16 before they meet
-  // those (queries.cuh). Scales never touch codes, which would round. One scale for all keys of a head is part of what
-  // scores are multiplied with, that of V multiplies O, and weights are fp16. Scales of tokens multiply scores and
-  // weights. Weights with scales would leave fp16's range, so they are bf16, as V is; where q is fp16 each is the sum
-  // of two of bf16, because one has fewer bits than fp16 outputs show.
-  static constexpr bool kTokenScales = kConverts && ATTUNE_TOKEN_SCALES != 0;
-  static constexpr bool kHalfWeights = kConverts && !kTokenScales;
-  static constexpr int kWeightParts = kTokenScales && kType == tile::kFloat16 ? 2 : 1;
-  // K and V come by warps of their own, where their registers and those of the math leave room.
-  static constexpr bool kTwoLoaders =
-      !kConverts && !kGathers && !kFloats && kHeadDimV <= 128 && !(kCached && kScore != 0);
-  static constexpr int kConvertWarps = kConverts ? 3 : 0, kGatherWarps = kGathers ? 4 : 0,
+  static constexpr bool kXpackedK = kXpacked && !kQuantized && !kGathers;  // K is read by wgmma without swizzle
+  // 8-bit values are exact in fp16, and two convert in one instruction. bf16 queries become fp16 to match
+  // (fp16_queries.cuh). K and V are never scaled themselves, which would round them. A scale per tensor or head
+  // multiplies the scores (K) and O (V), and P is fp16. Scales per token multiply scores and P; such a P would overflow
+  // fp16, so P and V are bf16. With fp16 queries each such P is the sum of two bf16 numbers, as fp16 outputs show more
+  // bits than one has.
+  static constexpr bool kTokenScales = kQuantized && ATTUNE_TOKEN_SCALES != 0;
+  static constexpr bool kFp16P = kQuantized && !kTokenScales;
+  static constexpr int kPParts = kTokenScales && kType == tile::kFloat16 ? 2 : 1;
+  // K and V have a producer warp each, where the register budget allows.
+  static constexpr bool kTwoProducerWarps =
+      !kQuantized && !kGathers && !kFp32 && kHeadDimV <= 128 && !(kCached && kScore != 0);
+  static constexpr int kDequantWarps = kQuantized ? 3 : 0, kGatherWarps = kGathers ? 4 : 0,
                        kRawStages = ATTUNE_RAW_STAGES;
   static constexpr int kWorkReaders =  // warps
-      kMathWarps + kConvertWarps + kGatherWarps + kTransposeWarps + kSplitWarps + (kTwoLoaders ? 1 : 0);
-  // Where math groups have registers for what is found out ahead of its use.
-  static constexpr bool kFarsighted =
+      kMathWarps + kDequantWarps + kGatherWarps + kTransposeWarps + kBf16x3Warps + (kTwoProducerWarps ? 1 : 0);
+  // The mask of the first tile is computed before its scores arrive, where registers allow.
+  static constexpr bool kPrecomputeMask =
       !kCached && kHeadDimV <= 128 && (kScore == 0 || (kScore == kAlibi && kElementSize == 2)) && kMask == 0;
-  // The warps beside the producer leave the math groups few.
-  static constexpr bool kCramped = kConverts || (kGathers && kScore != 0);
-  // Exponentials wait for no maximum but the first of a row.
-  static constexpr bool kMayBeLate = kElementSize == 2 && kHeadDimV <= 128 && kMask == 0 && !kCramped && !kPacked;
-  static constexpr bool kLate = kMayBeLate && (kScore == 0 || kScore == kAlibi);
-  // The same while scores are small beside a softcap, unless it is so low that they hardly ever are.
-  static constexpr bool kLateCaps = kMayBeLate && kScore == kSoftcap && ATTUNE_LOW_CAP == 0;
-  static constexpr int kProducerRegisters =
-      kFloats ? 104 : kConverts || kGathers ? 72 : kCodes || !kTwoLoaders ? 40 : kCached ? 72 : 56;
+  // The warps beside the producer leave the math warps few registers.
+  static constexpr bool kLowRegisters = kQuantized || (kGathers && kScore != 0);
+  // Deferred max: exponentials use a max of earlier tiles; only the first visible tile of a row waits for its own max.
+  static constexpr bool kMayDeferMax =
+      kElementSize == 2 && kHeadDimV <= 128 && kMask == 0 && !kLowRegisters && !kXpacked;
+  static constexpr bool kDeferredMax = kMayDeferMax && (kScore == 0 || kScore == kAlibi);
+  // The same with softcap, while scores are small beside the cap. Not for low caps, where they hardly ever are.
+  static constexpr bool kDeferredMaxSoftcap = kMayDeferMax && kScore == kSoftcap && ATTUNE_LOW_CAP == 0;
+  static constexpr int kProducerRegisters = kFp32                        ? 104
+                                            : kQuantized || kGathers     ? 72
+                                            : kFp8 || !kTwoProducerWarps ? 40
+                                            : kCached                    ? 72
+                                                                         : 56;
   static constexpr int kMathRegisters = (504 - kProducerRegisters) / 2;
   static constexpr int kKeys = ATTUNE_KEYS, kStages = ATTUNE_STAGES;
-  static constexpr int kWeights = kWeightParts * kKeys / 4;  // registers
-  // Two of q: that of the next work tile is there while one runs, and its first product begins beside the last one. V,
-  // which is needed a tile after K, has a stage less.
+  static constexpr int kPRegs = kPParts * kKeys / 4;  // registers of P
+  // With two stages of q the next work tile's q arrives early, and its first QK GEMM overlaps the last PV GEMM. V is
+  // needed one tile after K, so it has one stage less then.
   static constexpr int kQueryStages = ATTUNE_QUERY_STAGES, kValueStages = kStages - (kQueryStages - 1);
-  static constexpr bool kEarly = kQueryStages > 1;
+  static constexpr bool kOverlapNextQK = kQueryStages > 1;
 
-  // A product takes 32 bytes along its sum, a line of shared memory has 128.
-  static constexpr int kProductBytes = kFloats ? 2 : kElementSize;
-  static constexpr int kOfStep = 32 / kProductBytes, kOfLine = 128 / kProductBytes;
-  static constexpr int kStepsQk = (kHeadDimQk + kOfStep - 1) / kOfStep, kStepsKeys = kKeys / kOfStep;
-  static constexpr int kBlocksQk = (kHeadDimQk + kOfLine - 1) / kOfLine,
-                       kBlocksV = (kHeadDimV + kOfLine - 1) / kOfLine;                        // of a line's channels
-  static constexpr int kChannels = (kHeadDimV + 31) / 32 * 32;                                // of the accumulators
-  static constexpr int kBytesQ = kParts * kBlocksQk * kRows * 128, kBytesK = kParts * kBlocksQk * kKeys * 128,
-                       kBytesV = kCodes ? kChannels * 128 : kParts * kBlocksV * kKeys * 128,  // codes: a line a channel
-                       kBytesRaw = kernels::raw_bytes(kKeys, kCodes ? kHeadDimV : kHeadDimQk, kHeadDimV);
-  static constexpr int kPackedKeyBytes = 32 * kStepsQk, kPackedValueBytes = 2 * kChannels;  // of a key
-  // kCodesOfCache: of tiles that were codes.
-  template <bool kCodesOfCache>
-  static constexpr ptx::Type kKeysProduct =
-      kType == tile::kBFloat16 && !(kConverts && kCodesOfCache) ? ptx::Type::kBf16 : ptx::Type::kF16;
-  template <bool kCodesOfCache>
-  static constexpr ptx::Type kValuesProduct =
-      (kConverts && kCodesOfCache ? kTokenScales : kType == tile::kBFloat16) ? ptx::Type::kBf16 : ptx::Type::kF16;
-  // Rows of outputs pass through those of q, which is needed no more, to be stored by pieces of 16 bytes.
-  static constexpr bool kOutThroughQueries =
-      kEarly && kBlocksV <= kBlocksQk && (kOutType == tile::kBFloat16 || kOutType == tile::kFloat16);
+  // One wgmma takes 32 bytes along k. A swizzled line of shared memory has 128.
+  static constexpr int kMmaBytes = kFp32 ? 2 : kElementSize;
+  static constexpr int kChannelsPerMma = 32 / kMmaBytes, kChannelsPerLine = 128 / kMmaBytes;
+  static constexpr int kQkSteps = (kHeadDimQk + kChannelsPerMma - 1) / kChannelsPerMma,
+                       kPvSteps = kKeys / kChannelsPerMma;
+  static constexpr int kBlocksQk = (kHeadDimQk + kChannelsPerLine - 1) / kChannelsPerLine;  // lines of a row
+  static constexpr int kBlocksV = (kHeadDimV + kChannelsPerLine - 1) / kChannelsPerLine;
+  static constexpr int kChannels = (kHeadDimV + 31) / 32 * 32;  // of the accumulators
+  static constexpr int kBytesQ = kBf16Parts * kBlocksQk * kRows * 128, kBytesK = kBf16Parts * kBlocksQk * kKeys * 128;
+  // fp8: V is transposed, one line a channel.
+  static constexpr int kBytesV = kFp8 ? kChannels * 128 : kBf16Parts * kBlocksV * kKeys * 128;
+  static constexpr int kBytesRaw = kernels::raw_bytes(kKeys, kFp8 ? kHeadDimV : kHeadDimQk, kHeadDimV);
+  static constexpr int kXpackedKBytes = 32 * kQkSteps, kXpackedVBytes = 2 * kChannels;  // of a key
+  // kQuantizedTile: the tile was dequantized.
+  template <bool kQuantizedTile>
+  static constexpr ptx::Type kQkMmaType =
+      kType == tile::kBFloat16 && !(kQuantized && kQuantizedTile) ? ptx::Type::kBf16 : ptx::Type::kF16;
+  template <bool kQuantizedTile>
+  static constexpr ptx::Type kPvMmaType = (kQuantized && kQuantizedTile ? kTokenScales : kType == tile::kBFloat16)
+                                              ? ptx::Type::kBf16
+                                              : ptx::Type::kF16;
+  // Output rows pass through the shared memory of q, which is no longer needed, for stores of 16 bytes.
+  static constexpr bool kStoreOutThroughQ =
+      kOverlapNextQK && kBlocksV <= kBlocksQk && (kOutType == tile::kBFloat16 || kOutType == tile::kFloat16);
 
   static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3 || kType == tile::kFloat32,
                 "what wgmma takes, and fp32");
-  static_assert(!kPacked || (kCached && !kCodes && !kFloats), "x-packed caches are of q's 16 bits, or of codes");
-  static_assert(!kGathers || (kCached && !kOtherCache && !kCodes && !kFloats), "of caches of q's 16 bits");
-  static_assert((kConverts || kCodes) == (kRawStages > 0), "a ring of codes where there are codes, and nowhere else");
-  static_assert(!kCodes || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
-                "what codes are not made for");
-  static_assert(!(kConverts || kCodes) || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0),
+  static_assert(!kXpacked || (kCached && !kFp8 && !kFp32), "x-packed caches have q's 16 bits, or 8 bits");
+  static_assert(!kGathers || (kCached && !kCacheTypeDiffers && !kFp8 && !kFp32), "gathered caches have q's 16 bits");
+  static_assert((kQuantized || kFp8) == (kRawStages > 0), "raw stages where there are 8-bit tiles, and nowhere else");
+  static_assert(!kFp8 || (kKeys <= 128 && kHeadDimV <= 128 && kDense && !kCached && kScore == 0 && kMask == 0),
+                "not supported with fp8");
+  static_assert(!(kQuantized || kFp8) || (kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0),
                 "TMA copies multiples of 16 bytes");
-  static_assert(!kPacked || kHeadDimQk % 8 == 0, "x-packed keys come in pieces of 16 bytes");
+  static_assert(!kXpacked || kHeadDimQk % 8 == 0, "x-packed K is copied in pieces of 16 bytes");
   static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
   static_assert(kKeys % 32 == 0 && kKeys <= 256, "wgmma's columns, as ptx/wgmma.cuh has them");
   static_assert(kKeys <= 128 || kMask == 0, "masks have a bit for each of a thread's keys in one word");
-  static_assert(!kEarly || kFarsighted, "S of the next work takes registers while a work is stored");
-  static_assert(kQueryStages <= 2 && kValueStages > 0, "two of q at most, which take a stage of V");
+  static_assert(!kOverlapNextQK || kPrecomputeMask, "S of the next work tile needs registers during the epilogue");
+  static_assert(kQueryStages <= 2 && kValueStages > 0, "at most two stages of q; the second takes one of V");
 };
 
-using Line = TileLine<Config::kKeys, Config::kCached>;
+using Tiles = KeyTiles<Config::kKeys, Config::kCached>;
 
-// Of the math threads, from 0.
+// The number of this math thread.
 __device__ __forceinline__ int math_thread() { return static_cast<int>(threadIdx.x) - 128; }
-// The first of this thread's two packed rows of the block; the other is 8 further.
+// The first of this thread's two packed rows of the block. The other is row + 8.
 __device__ __forceinline__ int row_of_thread() {
   return math_thread() / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Numbered barriers.
-constexpr int kWarpSchedulerBarrier = 1;  // and 2
-constexpr int kAllMath = 3, kAllConverters = 4;
-constexpr int kQueriesOfGroup = 5;  // and 6
+// Named barriers.
+constexpr int kWarpSchedulerBarrier = 1;  // and 2: one a math group (FA3's ping-pong)
+constexpr int kMathBarrier = 3, kLoadBarrier = 4;
+constexpr int kGroupBarrier = 5;  // and 6: one a math group
 
 }  // namespace attune::prefill

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill attention: many query rows a sequence over dense keys, over a cache, or over both, at the speed of the tensor
-// cores.
+// Prefill attention: many query rows a sequence over dense keys, over a KV cache, or over both.
 //
-// Rows are packed: the tokens of a sequence times the query heads that share a KV head, so that K and V come once for
-// all of them. A work tile is a block of 128 packed rows and the tiles of keys that they may see; prefill/schedule.cu
-// lists work tiles, longest first, and the blocks of a persistent grid take them one after the other. Masks touch only
-// tiles at the edges; tiles that nobody sees are not in the list.
+// Rows are packed (pack-GQA): a row is a token of a sequence and one of the query heads that share a KV head, so K and
+// V are loaded once for all of these heads. A work tile is a block of 128 packed rows and the tiles of keys that these
+// rows may see. prefill/schedule.cu lists the work tiles, longest first; the thread blocks of a persistent grid take
+// them in that order. Only tiles at the edges are masked. Tiles that no row sees are not listed.
 //
-// Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one warp or two (load.cuh);
-// groups 1 and 2 have 64 rows each (attend.cuh), O in kChannels / 2 registers a thread, S in kKeys / 2.
+// Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one or two warps (producer.cuh).
+// Warpgroups 1 and 2 are the consumers and have 64 rows each (mainloop.cuh), O in kChannels / 2 registers a thread, S
+// in kKeys / 2.
 //
-//   producer: K0 Q   K1 V0   K2 V1   K3 V2 ..    (K and V by warps of their own)
+//   producer: K0 Q   K1 V0   K2 V1   K3 V2 ..    (K and V by a warp each)
 //   group 1:       S0 |softmax| S1 PV0 |softmax    | S2 PV1 |softmax ..
 //   group 2:          S0 |softmax|     S1 PV0 |softmax    | S2 PV1 |softmax ..
 //
-// Barriers: q, and each stage of K and V, have one for "full" (one arrival and the copies' bytes) and one for "empty"
-// (a lane of each of the eight math warps); q that comes early is counted with the work tile's first K. Where the cache
-// has 8 bits, its tiles come to a ring of their own, and three warps beside the producer make them K and V
-// (convert.cuh). Where the TMA does not take the cache, four warps copy it in its place (gather.cuh). Work tiles go
-// through three slots the same way.
-#include "prefill/attend.cuh"
+// Barriers: q and each stage of K and V have a full barrier (one arrival and the bytes of the copies) and an empty
+// barrier (one lane of each of the eight math warps arrives). With two stages of q, q is counted by the full barrier of
+// its work tile's first K. Tiles of an 8-bit cache arrive in a ring of raw stages; three dequant warps beside the
+// producer convert them to K and V (dequant.cuh). Four warps gather a cache that the TMA cannot copy
+// (producer_gather.cuh). Work tiles pass through three slots with full and empty barriers, too.
 #include "prefill/block.cuh"
-#include "prefill/convert.cuh"
-#include "prefill/finish_work_tile.cuh"
-#include "prefill/gather.cuh"
-#include "prefill/load.cuh"
+#include "prefill/dequant.cuh"
+#include "prefill/epilogue.cuh"
+#include "prefill/mainloop_softcap.cuh"
+#include "prefill/producer.cuh"
+#include "prefill/producer_gather.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
@@ -33,55 +33,56 @@ namespace attune::prefill {
 
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
-  // The first group's first turn.
+  // Opens the warp scheduler barrier for the first warpgroup.
   if (group == 1) ptx::arrive_some(kWarpSchedulerBarrier, Config::kMathThreads);
   check_stamp(p, smem);
-  Attend attend(p, smem, group);
+  Mainloop mainloop(p, smem, group);
   float s[Config::kKeys / 2];
   Accumulators a;
   PipelineState slot;
-  // The next work tile may be looked up beside the last product of one.
-  constexpr bool kAhead = Config::kFarsighted;
-  int next = kAhead ? head_tile_of(smem, slot) : 0;
-  if (Config::kEarly) attend.start_early(next != kNoMoreWork, s);
-  while (kAhead ? next != kNoMoreWork : has_work(smem, slot)) {
-    if constexpr (Config::kLateCaps)  // what is the warp's takes no registers of lanes
+  // Reads the next work tile while the last PV GEMM of this one runs.
+  constexpr bool kPeekNextWork = Config::kPrecomputeMask;
+  int next = kPeekNextWork ? head_tile_of(smem, slot) : 0;
+  if (Config::kOverlapNextQK) mainloop.start_next_qk(next != kNoMoreWork, s);
+  while (kPeekNextWork ? next != kNoMoreWork : has_work(smem, slot)) {
+    if constexpr (Config::kDeferredMaxSoftcap)  // a warp-uniform slot takes no registers of lanes
       slot = {__shfl_sync(0xffffffffu, slot.stage, 0), __shfl_sync(0xffffffffu, slot.phase, 0)};
     const int at = slot.stage;
-    const WorkTile& work = smem.work(at);  // read where needed: registers are scarce
-    const int kv_head = Config::kConverts ? smem.head_tile(at) * p.heads_of_tile / p.group : 0;
-    if (!Config::kEarly) attend.start(work, kv_head, s);
+    const WorkTile& work = smem.work(at);  // read from shared memory where needed: registers are scarce
+    const int kv_head = Config::kQuantized ? smem.head_tile(at) * p.heads_of_tile / p.group : 0;
+    if (!Config::kOverlapNextQK) mainloop.start_first_qk(work, kv_head, s);
     Rows rows;
     rows.start(p, work, smem.head_tile(at));
     OutRows out;
     bool whole = true;
-    attend.run(work, kv_head, rows, s, a, [&] {
-      if (kAhead) slot.next<kernels::kWorkSlots>(), next = head_tile_of(smem, slot);
-      if constexpr (Config::kEarly) {
-        attend.start_early(next != kNoMoreWork, s);
+    mainloop.run(work, kv_head, rows, s, a, [&] {
+      if (kPeekNextWork) slot.next<kernels::kWorkSlots>(), next = head_tile_of(smem, slot);
+      if constexpr (Config::kOverlapNextQK) {
+        mainloop.start_next_qk(next != kNoMoreWork, s);
         whole = work.num_splits == 1;
-        attend.add_lanes(a);
-        a.factor[0] = a.factor[1] = 1.0f;
+        mainloop.reduce_row_sum(a);
+        a.o_scale[0] = a.o_scale[1] = 1.0f;
         if (whole && p.plain_out) {
           out = finish_plain_rows(p, rows, a, smem.out_base(at));
         } else {
-          attend.conclude(a);
+          mainloop.finalize(a);
           if (whole) out = finish_rows(p, work, rows, a);
         }
-        // All warps of the group have done with q as such.
-        if (Config::kOutThroughQueries) ptx::sync_some(kQueriesOfGroup + group, 128);
+        // All warps of the group have read q for the last time.
+        if (Config::kStoreOutThroughQ) ptx::sync_some(kGroupBarrier + group, 128);
       }
     });
-    if constexpr (Config::kEarly) {
-      finish_work_tile(p, smem, at, rows, a, whole, &out, attend.old_queries());
-      if (Config::kOutThroughQueries) attend.release_old_queries();
+    if constexpr (Config::kOverlapNextQK) {
+      epilogue(p, smem, at, rows, a, whole, &out, mainloop.old_q());
+      if (Config::kStoreOutThroughQ) mainloop.release_old_q();
     } else {
-      if constexpr (Config::kLateCaps) rows.start(p, work, smem.head_tile(at));  // no registers for it meanwhile
-      finish_work_tile(p, smem, at, rows, a, work.num_splits == 1);
+      if constexpr (Config::kDeferredMaxSoftcap)
+        rows.start(p, work, smem.head_tile(at));  // recomputed: there are no registers to keep it
+      epilogue(p, smem, at, rows, a, work.num_splits == 1);
     }
-    if (!kAhead) slot.next<kernels::kWorkSlots>();
+    if (!kPeekNextWork) slot.next<kernels::kWorkSlots>();
   }
-  if (Config::kEarly) {
+  if (Config::kOverlapNextQK) {
     ptx::wait_products<0>();
     ptx::pin(s);
   }
@@ -104,21 +105,21 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     ptx::give_up_registers<Config::kProducerRegisters>();
     if constexpr (Config::kGathers) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Gatherer gatherer(p, maps, smem);
-      gatherer.run();
+      GatherProducer producer(p, maps, smem);
+      producer.run();
       end_after_previous_kernels(p);
     } else if (threadIdx.x < 32) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Loader loader(p, maps, smem);
-      loader.run();
+      Producer producer(p, maps, smem);
+      producer.run();
       end_after_previous_kernels(p);
-    } else if constexpr (Config::kConverts) {
-      Converter converter(p, smem);
-      converter.run();
-    } else if (Config::kTwoLoaders && threadIdx.x < 64) {
+    } else if constexpr (Config::kQuantized) {
+      Dequantizer dequantizer(p, smem);
+      dequantizer.run();
+    } else if (Config::kTwoProducerWarps && threadIdx.x < 64) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Loader loader(p, maps, smem);
-      loader.run_values();
+      Producer producer(p, maps, smem);
+      producer.run_v();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill attention on fp32 numbers, which enter the tensor cores as sums of three of bf16: what is left out is below
-// 2^-24 of a product. There is no TF32.
+// Prefill attention on fp32 inputs. Each number enters the tensor cores as the sum of three bf16 numbers (bf16x3); the
+// error is below 2^-24 of a product. TF32 is not used.
 //
-// Work tiles, rows, masks and the end of a work tile are those of prefill.cu; the math is that of attend_floats.cuh. In
-// place of the TMA four warps load rows and split them (load_floats.cuh).
+// Work tiles, rows, masks and epilogue are those of prefill.cu; the mainloop is in mainloop_fp32.cuh. Four producer
+// warps load rows and split them, in place of the TMA (producer_fp32.cuh).
 //
-// Tiles: 128 rows x 64 keys x the head dims, or 64 rows where a row has more than 128 channels: then one math group.
+// Tiles: 128 rows x 64 keys x the head dims. Where a head dim is above 128: 64 rows and one math warpgroup.
 //
-//   loaders:  K0 Q V0 | K1   V1       | K2    V2
+//   producer: K0 Q V0 | K1   V1       | K2    V2
 //   group 1:       S0 softmax PV0 | S1 softmax PV1 ..
 //   group 2:        S0 softmax PV0 | S1 softmax PV1 ..
 //
-// Shared memory: q, K and V three times as bf16. With 128 channels there is room for one stage of K and V: K of the
-// next tile comes while both groups have V, V while they have K.
-#include "prefill/attend_floats.cuh"
+// Shared memory holds q, K and V three times as bf16. At 128 channels one stage of K and V fits: the next K is loaded
+// while both groups read V, the next V while they read K.
 #include "prefill/block.cuh"
-#include "prefill/finish_work_tile.cuh"
-#include "prefill/load_floats.cuh"
+#include "prefill/epilogue.cuh"
+#include "prefill/mainloop_fp32.cuh"
+#include "prefill/producer_fp32.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
@@ -25,14 +25,14 @@ namespace attune::prefill {
 
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
   check_stamp(p, smem);
-  AttendFloats attend(p, smem, math_thread() / 128);
+  MainloopFp32 mainloop(p, smem, math_thread() / 128);
   PipelineState slot;
   while (has_work(smem, slot)) {
     Accumulators a;
-    attend.run(smem.work(slot.stage), smem.head_tile(slot.stage), a);
+    mainloop.run(smem.work(slot.stage), smem.head_tile(slot.stage), a);
     Rows rows;
     rows.start(p, smem.work(slot.stage), smem.head_tile(slot.stage));
-    finish_work_tile(p, smem, slot.stage, rows, a, smem.work(slot.stage).num_splits == 1);
+    epilogue(p, smem, slot.stage, rows, a, smem.work(slot.stage).num_splits == 1);
     slot.next<kernels::kWorkSlots>();
   }
 }
@@ -41,18 +41,18 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
 
 extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1)
     attune_prefill_fp32(const __grid_constant__ attune::kernels::PrefillParams p,
-                        const __grid_constant__ attune::kernels::FloatRows in_fours) {
+                        const __grid_constant__ attune::kernels::Fp32Rows vec4) {
   using namespace attune;
   using namespace attune::prefill;
   const Smem smem(ptx::dynamic_shared());
   init_barriers(smem);
   start_after_previous_kernels(p);
-  // Blocks of 256 threads have enough for all.
+  // Blocks of 256 threads need no register reallocation.
   constexpr bool kShares = Config::kMathGroups > 1;
   if (threadIdx.x < 128) {
     if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
-    FloatLoader loader(p, in_fours, smem);
-    loader.run();
+    Fp32Producer producer(p, vec4, smem);
+    producer.run();
     end_after_previous_kernels(p);
   } else {
     if constexpr (kShares) ptx::take_registers<Config::kMathRegisters>();

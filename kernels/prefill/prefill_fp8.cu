@@ -1,52 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill attention on e4m3 codes: q, k and v enter the tensor cores as they are, and so do the weights, rounded.
+// Prefill attention where q, k and v are e4m3: they enter the tensor cores as they are, and so does P, rounded to e4m3.
 //
-// Work tiles, rows, the producer and the end of a work tile are those of prefill.cu; the math is that of
-// attend_codes.cuh. Two warps beside the producers of K and V transpose V (transpose.cuh).
+// Work tiles, rows, producer and epilogue are those of prefill.cu; the mainloop is in mainloop_fp8.cuh. Two warps
+// beside the producers of K and V transpose V (transpose_v.cuh).
 //
 //   producer:  K0 Q   K1 V0   K2 V1   K3 V2 ..
 //   transpose:              V0      V1      V2 ..
 //   group 1:       S0 |softmax| S1 PV0 |softmax  O+=PV0| S2 PV1 |softmax  O+=PV1| ..
 //   group 2:          S0 |softmax|     S1 PV0 |softmax  O+=PV0| S2 PV1 |softmax ..
 //
-// A math thread has O, P V of a tile and S in 64 registers each (128 channels, 128 keys), and P in 16.
-#include "prefill/attend_codes.cuh"
+// A math thread has O, PV of a tile and S in 64 registers each (128 channels, 128 keys), and P in 16.
 #include "prefill/block.cuh"
-#include "prefill/finish_work_tile.cuh"
-#include "prefill/load.cuh"
-#include "prefill/transpose.cuh"
+#include "prefill/epilogue.cuh"
+#include "prefill/mainloop_fp8.cuh"
+#include "prefill/producer.cuh"
+#include "prefill/transpose_v.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::prefill {
 
-// What rows a thread has is computed where it is needed: there are no registers for it beside those of the math.
+// The thread's rows are computed again where needed: the mainloop leaves no registers for them.
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
-  // The first group's first turn.
+  // Opens the warp scheduler barrier for the first warpgroup.
   if (group == 1) ptx::arrive_some(kWarpSchedulerBarrier, Config::kMathThreads);
   check_stamp(p, smem);
-  AttendCodes attend(p, smem, group);
-  for (; has_work(smem, attend.slot()); attend.next_work()) {
+  MainloopFp8 mainloop(p, smem, group);
+  for (; has_work(smem, mainloop.slot()); mainloop.next_work()) {
     Accumulators a;
-    attend.run(a);
-    const int slot = attend.slot().stage;
+    mainloop.run(a);
+    const int slot = mainloop.slot().stage;
     Rows rows;
     rows.start(p, smem.work(slot), smem.head_tile(slot));
-    finish_work_tile(p, smem, slot, rows, a, smem.work(slot).num_splits == 1);
+    epilogue(p, smem, slot, rows, a, smem.work(slot).num_splits == 1);
   }
 }
 
 }  // namespace attune::prefill
 
-extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1)
-    attune_prefill_fp8(const __grid_constant__ attune::kernels::PrefillParams p,
-                       const __grid_constant__ attune::ptx::TensorMap q,
-                       const __grid_constant__ attune::ptx::TensorMap k,
-                       const __grid_constant__ attune::ptx::TensorMap v,
-                       const __grid_constant__ attune::ptx::TensorMap dense_k,
-                       const __grid_constant__ attune::ptx::TensorMap dense_v) {
+extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1) attune_prefill_fp8(
+    const __grid_constant__ attune::kernels::PrefillParams p, const __grid_constant__ attune::ptx::TensorMap q,
+    const __grid_constant__ attune::ptx::TensorMap k, const __grid_constant__ attune::ptx::TensorMap v,
+    const __grid_constant__ attune::ptx::TensorMap dense_k, const __grid_constant__ attune::ptx::TensorMap dense_v) {
   using namespace attune;
   using namespace attune::prefill;
   const Smem smem(ptx::dynamic_shared());
@@ -57,15 +54,15 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
     ptx::give_up_registers<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Loader loader(p, maps, smem);
-      loader.run();
+      Producer producer(p, maps, smem);
+      producer.run();
     } else if (threadIdx.x < 32 + 32 * Config::kTransposeWarps) {
-      Transposer transposer(smem, static_cast<int>(threadIdx.x) / 32 - 1);
+      VTransposer transposer(smem, static_cast<int>(threadIdx.x) / 32 - 1);
       transposer.run();
     } else {
       const Maps maps{q, k, v, dense_k, dense_v};
-      Loader loader(p, maps, smem);
-      loader.run_values();
+      Producer producer(p, maps, smem);
+      producer.run_v();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two rows of a thread (l / 4 and l / 4 + 8 of its warp's sixteen): who they are, what they may see, and what is
-// done to their scores.
+// The two rows of a math thread (l / 4 and l / 4 + 8 of its warp's sixteen): their tokens, their masks and the terms of
+// their scores.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -22,40 +22,40 @@ struct Choice<false, A, B> {
   using Type = B;
 };
 
-// Exponents are taken against this: a row that has seen nothing has no maximum yet.
-__device__ __forceinline__ float reference_of(float max) { return max == -ptx::infinity() ? 0.0f : max; }
+// The reference of exponents: a row that has seen no key has a row_max of -inf.
+__device__ __forceinline__ float finite_or_zero(float max) { return max == -ptx::infinity() ? 0.0f : max; }
 
-// What products of codes are multiplied with: the scales of q and k, or that of v.
+// fp8: the scales of q and k together, or that of v.
 __device__ __forceinline__ float code_scale(const PrefillParams& p, bool values) {
-  if (!Config::kCodes || p.prologue.qkv_scale == nullptr) return 1.0f;
+  if (!Config::kFp8 || p.prologue.qkv_scale == nullptr) return 1.0f;
   const float* const scale = p.prologue.qkv_scale;
   const long long step = p.prologue.qkv_scale_stride;
   return values ? scale[2 * step] : scale[0] * scale[step];
 }
 
-// Which of a block's tokens a row is of.
+// The token of a packed row, counted within the block.
 __device__ __forceinline__ int token_of_row(const PrefillParams& p, int row) {
   return static_cast<int>(static_cast<unsigned>(row) * p.inverse_heads >> 16);
 }
 
 struct Rows {
   static constexpr bool kAlibiOn = (Config::kScore & (kAlibi | kAlibiSqrt)) != 0;
-  // Scores stay products until their exponential is taken: they grow with them, so the products' maximum is theirs.
-  // With ALiBi the slope's share within a tile is added to products. With anything else, where that would spill, and
-  // where it is not exact enough, scores are computed first.
+  // kProducts: scores stay unscaled products until the exponential. The map from products to scores is monotonic, so
+  // row_max may be that of products. ALiBi alone adds its slope to the products. All other terms, and cases that would
+  // spill or are not exact enough, are computed first.
   static constexpr bool kWide = Config::kCached && Config::kChannels > 128;
-  static constexpr bool kPlain = Config::kScore == 0, kSloped = Config::kScore == kAlibi && !kWide && !Config::kFloats,
-                        kCapped = Config::kScore == kSoftcap && !kWide && !Config::kCramped && !Config::kFloats,
+  static constexpr bool kPlain = Config::kScore == 0, kSloped = Config::kScore == kAlibi && !kWide && !Config::kFp32,
+                        kCapped = Config::kScore == kSoftcap && !kWide && !Config::kLowRegisters && !Config::kFp32,
                         kProducts = kPlain || kCapped || kSloped;
   static constexpr bool kTables = (Config::kScore & (kBias | kT5)) != 0;
   static constexpr bool kBits = (Config::kMask & kMaskBits) != 0, kRanges = (Config::kMask & kMaskRanges) != 0;
 
-  int token[2], head[2];                 // in the sequence, of all query heads; token -1: no such row
+  int token[2], head[2];                 // of the sequence, and of all query heads; token -1: padding row
   int position[2];                       // absolute
-  int first[2], end[2];                  // keys that it may see
-  int first_of_all, end_of_all;          // that all rows of the block see
-  float slope[kAlibiOn ? 2 : 1];         // of scores in base 2
-  float product_slope[kSloped ? 2 : 1];  // of products
+  int first[2], end[2];                  // visible keys
+  int first_of_all, end_of_all;          // keys that all rows of the block see
+  float slope[kAlibiOn ? 2 : 1];         // for scores in base 2
+  float product_slope[kSloped ? 2 : 1];  // for products
   int batch, num_keys, before;           // before: keys before the sequence's first query
   long long first_row;                   // of mask_bits: the row of the first query
   int mask_start;
@@ -85,16 +85,14 @@ struct Rows {
     }
   }
 
-  // What is done to the score of a row and a key.
+  // What the terms of a score depend on.
   struct Terms {
     int head, query, before;
     float slope;
   };
-  __device__ __forceinline__ Terms terms(int h) const {
-    return {head[h], token[h], before, slope[kAlibiOn ? h : 0]};
-  }
-  // A product to a score in base 2. distance: of key and query, as a number: conversions take the unit that
-  // exponentials need.
+  __device__ __forceinline__ Terms terms(int h) const { return {head[h], token[h], before, slope[kAlibiOn ? h : 0]}; }
+  // A product as a score in base 2. distance: from key to query, as a float: conversions would occupy the
+  // special-function unit.
   __device__ __forceinline__ static float score_of(const PrefillParams& p, float s, const Terms& t, int key,
                                                    float distance) {
     if constexpr ((Config::kScore & kSoftcap) != 0) {
@@ -122,43 +120,42 @@ struct Rows {
     }
   }
 
-  // Of row h and the thread's first key of the tile.
+  // The distance from the thread's first key of the tile to row h.
   __device__ __forceinline__ float distance_of(int h, int start) const {
     return static_cast<float>(position[h] - start - static_cast<int>(threadIdx.x % 4) * 2);
   }
-  // From the thread's first key to that of register i.
+  // The distance from the thread's first key to that of register i.
   __device__ __forceinline__ static constexpr float place_of(int i) { return static_cast<float>(i / 4 * 8 + i % 2); }
-  // What ALiBi adds from the thread's first key to its others.
+  // Adds ALiBi relative to the thread's first key.
   __device__ __forceinline__ void add_slope(float (&s)[Config::kKeys / 2]) const {
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 2; ++i)
-      s[i] = fmaf(product_slope[kSloped ? i / 2 % 2 : 0], place_of(i), s[i]);
+    for (int i = 0; i < Config::kKeys / 2; ++i) s[i] = fmaf(product_slope[kSloped ? i / 2 % 2 : 0], place_of(i), s[i]);
   }
-  // The exponent of a product's weight where it takes the polynomial. A hidden product, -inf, stays that.
+  // The exponent of P by the polynomial. A masked product, -inf, stays -inf.
   template <int kTerms>
   __device__ __forceinline__ static float capped_exponent(const kernels::CapPolynomial<kTerms>& cap, float s,
-                                                          float reference) {
-    return capped_exponent(cap, s, s * s, reference);
+                                                          float row_max_ref) {
+    return capped_exponent(cap, s, s * s, row_max_ref);
   }
   template <int kTerms>
   __device__ __forceinline__ static float capped_exponent(const kernels::CapPolynomial<kTerms>& cap, float s,
-                                                          float square, float reference) {
+                                                          float square, float row_max_ref) {
     float factor = cap.terms[kTerms - 1];
 #pragma unroll
     for (int i = kTerms - 2; i >= 0; --i) factor = fmaf(factor, square, cap.terms[i]);
-    return fmaf(s, factor, -reference);
+    return fmaf(s, factor, -row_max_ref);
   }
-  // Whether all rows of the warp take a polynomial, by this thread's maxima of products. Rows that are not there have
-  // no say, as their queries are those of another sequence: their limit is NaN (Accumulators).
+  // Whether all rows of the warp may use a polynomial, by this thread's row_max of products. Padding rows hold queries
+  // of another sequence and have no vote: their limit is NaN (Accumulators).
   template <int kTerms>
   __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2],
                                                   const float (&limit)[kCapped ? 2 : 1]) {
     bool both = true;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) both = both && ((cap.low <= max[h] && max[h] <= cap.high) || is_absent(limit, h));
+    for (int h = 0; h < 2; ++h) both = both && ((cap.low <= max[h] && max[h] <= cap.high) || is_padding(limit, h));
     return !__any_sync(0xffffffffu, !both);
   }
-  // The same where the maxima are not far enough above what lies below the polynomial's range, but nothing does.
+  // The same where row_max is not far enough above the polynomial's range, but no product is below the range.
   // least_bits(h): of this thread's least product of row h.
   template <int kTerms, class LeastBits>
   __device__ __forceinline__ static bool all_take(const kernels::CapPolynomial<kTerms>& cap, const float (&max)[2],
@@ -166,8 +163,8 @@ struct Rows {
     bool high = false, low[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      high = high || (max[h] > cap.high && !is_absent(limit, h));
-      low[h] = max[h] < cap.low && !is_absent(limit, h);
+      high = high || (max[h] > cap.high && !is_padding(limit, h));
+      low[h] = max[h] < cap.low && !is_padding(limit, h);
     }
     if (__any_sync(0xffffffffu, high)) return false;
     bool below = low[0] || low[1];
@@ -177,15 +174,15 @@ struct Rows {
     }
     return !__any_sync(0xffffffffu, below);
   }
-  __device__ __forceinline__ static bool is_absent(const float (&limit)[kCapped ? 2 : 1], int h) {
+  __device__ __forceinline__ static bool is_padding(const float (&limit)[kCapped ? 2 : 1], int h) {
     const float x = limit[kCapped ? h : 0];
     return x != x;
   }
 
-  // Tiles that need no mask, of the cached ones or, where there are none, of the dense ones.
-  __device__ __forceinline__ Run whole_tiles(const WorkTile& t, const Line& line) const {
-    const bool cached = Config::kCached && line.num_cached_tiles > 0;
-    const int base = cached ? 0 : line.dense_start, origin = cached ? line.cached_begin : 0;
+  // The tiles that need no mask, of the cached tiles or, without a cache, of the dense ones.
+  __device__ __forceinline__ TileSpan whole_tiles(const WorkTile& t, const Tiles& tiles) const {
+    const bool cached = Config::kCached && tiles.num_cached_tiles > 0;
+    const int base = cached ? 0 : tiles.dense_start, origin = cached ? tiles.cached_begin : 0;
     int low = max(t.first_key, first_of_all), high = min(t.end_key, end_of_all);
     if (cached) high = min(high, t.num_cached);
     return {(max(low - base, 0) + Config::kKeys - 1) / Config::kKeys - origin,
@@ -193,46 +190,47 @@ struct Rows {
   }
 
   // Bit 2 j + e: this thread's key 8 j + 2 (lane % 4) + e of the tile.
-  using Seen = typename Choice<(Config::kKeys > 128), unsigned long long, unsigned>::Type;
+  using KeyBits = typename Choice<(Config::kKeys > 128), unsigned long long, unsigned>::Type;
 
   // The thread's keys before key x of the tile.
-  __device__ __forceinline__ static Seen keys_before(int x) {
+  __device__ __forceinline__ static KeyBits keys_before(int x) {
     x = min(max(x - static_cast<int>(threadIdx.x % 4) * 2, 0), Config::kKeys);
     const int count = x / 8 * 2 + min(x % 8, 2);
-    return count >= static_cast<int>(8 * sizeof(Seen)) ? ~Seen{0} : (Seen{1} << count) - 1;
+    return count >= static_cast<int>(8 * sizeof(KeyBits)) ? ~KeyBits{0} : (KeyBits{1} << count) - 1;
   }
-  __device__ __forceinline__ static Seen keys_between(int first, int end) {
-    return first < end ? keys_before(end) & ~keys_before(first) : Seen{0};
+  __device__ __forceinline__ static KeyBits keys_between(int first, int end) {
+    return first < end ? keys_before(end) & ~keys_before(first) : KeyBits{0};
   }
-  // Row h of those that `seen` has no bit of.
+  // Masks the keys of row h that are not in `visible`.
   template <int kCount = Config::kKeys / 2>
-  __device__ __forceinline__ static void hide_row(int h, Seen seen, float (&s)[Config::kKeys / 2]) {
+  __device__ __forceinline__ static void mask_row(int h, KeyBits visible, float (&s)[Config::kKeys / 2]) {
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) {
-      if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
+      if ((visible >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -ptx::infinity();
     }
   }
-  // What the rows see of a tile by their positions.
-  struct View {
-    Seen row[2];
+  // The keys of a tile that each row sees by position.
+  struct VisibleKeys {
+    KeyBits row[2];
   };
-  __device__ __forceinline__ View view(const PrefillParams& p, const Tile& tile) const {
-    return {{seen_by_position(p, tile, 0), seen_by_position(p, tile, 1)}};
+  __device__ __forceinline__ VisibleKeys visible_keys(const PrefillParams& p, const Tile& tile) const {
+    return {{visible_by_position(p, tile, 0), visible_by_position(p, tile, 1)}};
   }
-  // flagged: keys of the tile may lie on pages that are not there; `hidden` is the shared address of which.
+  // any_invalid: keys of the tile are on pages that do not exist, as the TileMask at shared address tile_mask says.
   template <int kCount>
-  __device__ __forceinline__ void hide(const PrefillParams& p, const Tile& tile, const View& view, bool flagged,
-                                       unsigned hidden, float (&s)[Config::kKeys / 2]) const {
+  __device__ __forceinline__ void apply_mask(const PrefillParams& p, const Tile& tile, const VisibleKeys& visible_keys,
+                                             bool any_invalid, unsigned tile_mask,
+                                             float (&s)[Config::kKeys / 2]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      Seen seen = view.row[h];
-      if (flagged) seen &= ~hidden_keys(hidden);
-      if constexpr (kBits) seen = seen_by_bits(p, tile, h, seen);
-      hide_row<kCount>(h, seen, s);
+      KeyBits visible = visible_keys.row[h];
+      if (any_invalid) visible &= ~invalid_keys(tile_mask);
+      if constexpr (kBits) visible = visible_by_mask_bits(p, tile, h, visible);
+      mask_row<kCount>(h, visible, s);
     }
   }
 
-  // Whether row h sees a key that no interval hides; of terms that a row has once.
+  // Whether row h sees a key of its range, by mask bits.
   __device__ __forceinline__ static bool bit_of(const PrefillParams& p, long long first_row, int mask_start,
                                                 const Terms& t, int key) {
     return tile::mask_bit(p, first_row + t.query, t.head, static_cast<long long>(key) - mask_start);
@@ -245,37 +243,38 @@ struct Rows {
   }
 
  private:
-  __device__ __forceinline__ Seen seen_by_position(const PrefillParams& p, const Tile& tile, int h) const {
+  __device__ __forceinline__ KeyBits visible_by_position(const PrefillParams& p, const Tile& tile, int h) const {
     // first and end lie within the work tile's keys; ranges and cached tiles may not.
     if constexpr (!kRanges)
       return keys_between(first[h] - tile.start, (Config::kCached ? min(end[h], tile.high) : end[h]) - tile.start);
-    Seen seen = keys_between(first[h] - tile.start, end[h] - tile.start);
+    KeyBits visible = keys_between(first[h] - tile.start, end[h] - tile.start);
     for (int i = 0; i < p.num_ranges && token[h] >= 0; ++i) {
       int range_first, range_last;
       if (in_range(p, batch, i, position[h], range_first, range_last))
-        seen |= keys_between(range_first - tile.start, min(range_last, num_keys - 1) + 1 - tile.start);
+        visible |= keys_between(range_first - tile.start, min(range_last, num_keys - 1) + 1 - tile.start);
     }
-    return seen & keys_between(tile.low - tile.start, tile.high - tile.start);
+    return visible & keys_between(tile.low - tile.start, tile.high - tile.start);
   }
-  __device__ __forceinline__ static Seen hidden_keys(unsigned hidden) {
-    Seen keys = 0;
+  __device__ __forceinline__ static KeyBits invalid_keys(unsigned tile_mask) {
+    KeyBits keys = 0;
 #pragma unroll
     for (int word = 0; word < Config::kKeys / 32; ++word) {
-      const unsigned bits = ptx::load_shared_u32(hidden + 4 + 4 * word) >> (threadIdx.x % 4 * 2);
+      const unsigned bits = ptx::load_shared_u32(tile_mask + 4 + 4 * word) >> (threadIdx.x % 4 * 2);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) keys |= static_cast<Seen>(bits >> (8 * j) & 3) << (8 * word + 2 * j);
+      for (int j = 0; j < 4; ++j) keys |= static_cast<KeyBits>(bits >> (8 * j) & 3) << (8 * word + 2 * j);
     }
     return keys;
   }
-  __device__ __forceinline__ Seen seen_by_bits(const PrefillParams& p, const Tile& tile, int h, Seen seen) const {
+  __device__ __forceinline__ KeyBits visible_by_mask_bits(const PrefillParams& p, const Tile& tile, int h,
+                                                          KeyBits visible) const {
     if (token[h] < 0) return 0;
     const Terms t = terms(h);
 #pragma unroll 4
     for (int i = 0; i < Config::kKeys / 4; ++i) {
       const int key = tile.start + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
-      if ((seen >> i & 1) != 0 && !bit_of(p, first_row, mask_start, t, key)) seen &= ~(Seen{1} << i);
+      if ((visible >> i & 1) != 0 && !bit_of(p, first_row, mask_start, t, key)) visible &= ~(KeyBits{1} << i);
     }
-    return seen;
+    return visible;
   }
 };
 

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists the work tiles of a batch from the lengths on the device, those with most tiles first, and cuts blocks of rows
-// into parts where there are too few of them to fill the grid, or where one alone would take longer than all others;
-// where parts for one round would leave much of the grid idle, into short ones, for several rounds, or into shares of
-// all tiles (shares.cuh).
+// The schedule of a batch: lists work tiles from the lengths on the device, longest first. Row blocks are split along
+// the keys where there are too few of them to fill the grid, or where one alone would take longer than all others.
+// Where splits for one round would leave much of the grid idle, there are shorter splits for several rounds, or
+// stream-K ranges (balanced.cuh).
 //
-//   blocks of rows of sequence b: ceil(num_q / tokens_of_tile);  cost of a block: its tiles of keys;
-//   C = all tiles times head tiles;  ideal = C / blocks of the grid, which no schedule beats
+//   row blocks of sequence b: ceil(num_q / tokens_of_tile);  cost of a row block: its tiles of keys;
+//   C = all tiles times head tiles;  ideal = C / blocks of the grid, a lower bound for any schedule
 //
-// One thread block. Threads sum runs of sequences and a scan places them; then each thread finds the sequences of its
-// blocks of rows by bisection. Work tiles are sorted by counting: their order within a cost differs from run to run,
-// which no result depends on. One schedule serves every layer with the same lengths.
+// One thread block. Each thread sums consecutive sequences, and a scan places them. Then each thread finds the
+// sequences of its row blocks by binary search. Work tiles are sorted by counting. Their order within a cost differs
+// between runs, and no result depends on it. One schedule serves every layer with the same lengths.
 //
-// Where the host knows that all sequences are alike and nothing is to be cut, work tiles go by the number of their
-// block, the last, which sees most, first. They are found before the kernels before this one have ended, so that they
-// wait for little.
+// Where the host knows that all sequences are the same and unsplit, the index of a work tile follows from its row
+// block. The last blocks, which see most keys, come first. Such a list is computed before the previous kernels have
+// ended.
 //
-// Its code runs about once, so what it takes is the fetching of its instructions: all passes are one loop, in which
-// whatever several of them do stands once, and nothing is unrolled.
-#include "prefill/listing.cuh"
-#include "prefill/shares.cuh"
+// The code runs about once, so instruction fetches dominate: all passes are one loop, their common code appears once,
+// and nothing is unrolled.
+#include "prefill/balanced.cuh"
+#include "prefill/schedule_common.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/reduce.cuh"
 #include "schedule/stamp.cuh"
@@ -26,65 +26,65 @@
 namespace attune::prefill {
 
 constexpr int kKeys = ATTUNE_KEYS;
-constexpr bool kSparse = ATTUNE_SPARSE != 0, kShares = ATTUNE_SHARES != 0;
-constexpr int kL2Bytes = 32 << 20;        // that keys may take of it
-constexpr int kMostKeys = kL2Bytes / 32;  // that a thread counts: a key takes two rows of 16 bytes or more
+constexpr bool kSparse = ATTUNE_SPARSE != 0, kBalanced = ATTUNE_SHARES != 0;
+constexpr int kL2Bytes = 32 << 20;        // for keys
+constexpr int kMostKeys = kL2Bytes / 32;  // a thread's limit: a key has two rows of 16 bytes or more
 static_assert(1ll * kMostKeys * kThreads < 1ll << 31, "keys of all threads are summed in 31 bits");
 
-enum Pass { kSequences, kCosts, kCounts, kPlaces };
+enum Pass { kSequences, kCosts, kCounts, kAssign };
 
-__device__ __forceinline__ int parts_of(int cost, int piece) {
-  return static_cast<int>(static_cast<unsigned>(cost + piece - 1) / static_cast<unsigned>(piece));
+__device__ __forceinline__ int num_splits_of(int cost, int split_size) {
+  return static_cast<int>(static_cast<unsigned>(cost + split_size - 1) / static_cast<unsigned>(split_size));
 }
 
-// Most tiles of a part.
-__device__ __forceinline__ int choose_piece(const PrefillParams& p, int num_blocks, long long total, int max_cost,
-                                            SharedStorage& shared) {
+// The most tiles of a split.
+__device__ __forceinline__ int choose_split_size(const PrefillParams& p, int num_blocks, long long total, int max_cost,
+                                                 SharedStorage& shared) {
   const long long cost = total * p.num_head_tiles;
   const bool ideal_is_less = cost <= static_cast<long long>(max_cost - 1) * p.num_blocks;
   if (p.whole_pairs || max_cost <= p.fewest_tiles || !ideal_is_less) return max_cost;
-  if (cost >> 32 != 0) return max_cost;  // a sequence of more than 2^30 keys: no division of 64 bits for it
-  const unsigned share = (static_cast<unsigned>(cost) - 1) / static_cast<unsigned>(p.num_blocks) + 1;
-  const int ideal = max(static_cast<int>(share), p.fewest_tiles);
+  if (cost >> 32 != 0) return max_cost;  // a sequence of more than 2^30 keys: avoids a 64-bit division
+  const unsigned even_share = (static_cast<unsigned>(cost) - 1) / static_cast<unsigned>(p.num_blocks) + 1;
+  const int ideal = max(static_cast<int>(even_share), p.fewest_tiles);
   if (num_blocks > kThreads || static_cast<long long>(num_blocks) * p.num_head_tiles >= p.num_blocks) return ideal;
-  // So few that all can be looked at: the smallest part for which the grid takes all parts at a time. A larger size
-  // never makes more parts: the warps try every 32nd of 1,024 sizes, then those up to the first of them that fits.
+  // Few blocks: tests them all for the shortest split with which one round takes all splits. A larger size never makes
+  // more splits: the warps try every 32nd of 1,024 sizes, then those up to the first that fits.
   const int step = (max_cost - ideal + kThreads - 2) / (kThreads - 1);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int fit = kThreads - 1;
 #pragma unroll 1
   for (int stride = kWarps; stride > 0; stride /= kWarps) {
-    const int size = fit - stride * (kWarps - 1 - warp), piece = ideal + size * step;
-    int parts = 0;
+    const int size = fit - stride * (kWarps - 1 - warp), split_size = ideal + size * step;
+    int splits = 0;
 #pragma unroll 1
-    for (int i = lane; i < num_blocks; i += 32) parts += parts_of(shared.cost[i], piece);
-    parts = ptx::sum_of_warp(parts);
-    if (lane == 0 && parts * p.num_head_tiles <= p.num_blocks) atomicMin(&shared.first_fit, size);
+    for (int i = lane; i < num_blocks; i += 32) splits += num_splits_of(shared.cost[i], split_size);
+    splits = ptx::sum_of_warp(splits);
+    if (lane == 0 && splits * p.num_head_tiles <= p.num_blocks) atomicMin(&shared.first_fit, size);
     __syncthreads();
     fit = shared.first_fit;
     __syncthreads();
   }
   const int at_once = min(ideal + fit * step, max_cost);
-  if constexpr (kShares) return at_once;
-  // Where lengths are so unlike that one round of parts leaves the grid idle, shorter parts in several rounds, longest
-  // first: of two thirds of the ideal, or of the ideal, if no more parts than blocks take more than half of the time
-  // that is to be reached, and no more than twice as many a third.
+  if constexpr (kBalanced) return at_once;
+  // Lengths so different that one round would leave the grid idle: shorter splits in several rounds, longest first.
+  // Their size is two thirds of the ideal, or the ideal, if at most as many splits as blocks take more than half of the
+  // target time, and at most twice as many a third.
   const int aim = at_once - at_once / 8 - 4;
   if (ideal + ideal / 4 >= aim) return at_once;
   const auto shorter = [&] { return max((2 * ideal + 2) / 3, p.fewest_tiles); };
   if (threadIdx.x == 0) shared.first_fit = 2;
   __syncthreads();
   if (warp < 2) {
-    const int piece = warp == 0 ? shorter() : ideal;
-    int parts = 0, halves = 0, thirds = 0;
+    const int split_size = warp == 0 ? shorter() : ideal;
+    int splits = 0, halves = 0, thirds = 0;
 #pragma unroll 1
     for (int i = lane; i < num_blocks; i += 32) {
-      const int cost = shared.cost[i], n = parts_of(cost, piece), size = parts_of(cost, max(n, 1));
-      parts += n, halves += 2 * size > aim ? n : 0, thirds += 3 * size > aim ? n : 0;
+      const int cost = shared.cost[i], n = num_splits_of(cost, split_size), size = num_splits_of(cost, max(n, 1));
+      splits += n, halves += 2 * size > aim ? n : 0, thirds += 3 * size > aim ? n : 0;
     }
-    parts = ptx::sum_of_warp(parts), halves = ptx::sum_of_warp(halves), thirds = ptx::sum_of_warp(thirds);
+    splits = ptx::sum_of_warp(splits), halves = ptx::sum_of_warp(halves), thirds = ptx::sum_of_warp(thirds);
     const int heads = p.num_head_tiles, twice = 2 * p.num_blocks;  // and what the workspace has room for
-    const bool holds = parts <= p.max_work_tiles && parts * heads <= twice;
+    const bool holds = splits <= p.max_work_tiles && splits * heads <= twice;
     if (lane == 0 && holds && halves * heads <= p.num_blocks && thirds * heads <= twice)
       atomicMin(&shared.first_fit, warp);
   }
@@ -105,8 +105,8 @@ __device__ __forceinline__ void finish_list(const PrefillParams& p, int total_ke
   p.list->stamp = stamp;
 }
 
-// Nothing lies on the device.
-__device__ __forceinline__ void list_alike(const PrefillParams& p) {
+// Lengths that the host knows.
+__device__ __forceinline__ void list_uniform(const PrefillParams& p) {
   const int num_work_tiles = p.blocks_each * p.batch, thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
   for (int i = thread;; i += kThreads) {
@@ -129,19 +129,19 @@ __device__ __forceinline__ void list_alike(const PrefillParams& p) {
 __device__ __forceinline__ void list_all(const PrefillParams& p) {
   __shared__ SharedStorage shared;
   ptx::wait_for_previous_kernels();
-  const int run = (p.batch + kThreads - 1) / kThreads, thread = static_cast<int>(threadIdx.x);
+  const int sequences_each = (p.batch + kThreads - 1) / kThreads, thread = static_cast<int>(threadIdx.x);
   if (thread == 0)
     shared.max_cost = 0, shared.first_fit = kThreads - 1, shared.num_split_tiles = 0, shared.num_splits = 0;
   if (thread == 0) shared.stamp = 0;
   shared.bucket[thread] = 0;
   __syncthreads();
-  schedule::add_stamps<kSparse>(p, thread, kThreads, &shared.stamp);  // for all threads behind the first sum
+  schedule::add_stamps<kSparse>(p, thread, kThreads, &shared.stamp);  // visible to all threads after the first sum
 
-  // Of the pass: sequences of this thread's run, then every 1,024th block of rows.
-  int begin = min(p.batch, thread * run), end = min(p.batch, begin + run), step = 1;
-  int total_keys = 0, num_blocks = 0, num_work_tiles = 0, piece = 1, shift = 0;
-  bool deals = false;
-  const auto bucket_of = [&](int cost) { return &shared.bucket[kThreads - 1 - (cost >> shift)]; };  // long ones first
+  // Of the pass: this thread's sequences, then every 1,024th row block.
+  int begin = min(p.batch, thread * sequences_each), end = min(p.batch, begin + sequences_each), step = 1;
+  int total_keys = 0, num_blocks = 0, num_work_tiles = 0, split_size = 1, shift = 0;
+  bool balances = false;
+  const auto bucket_of = [&](int cost) { return &shared.bucket[kThreads - 1 - (cost >> shift)]; };  // longest first
 #pragma unroll 1
   for (int pass = kSequences;; ++pass) {
     long long sum = 0, before;
@@ -149,14 +149,14 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
 #pragma unroll 1
     for (int i = begin; i < end; i += step) {
       WorkTile t{};
-      if (pass == kCounts && i < kThreads) {  // which asks for the cost only
+      if (pass == kCounts && i < kThreads) {  // needs the cost only
         t.tile_end = shared.cost[i];
       } else {
-        Place at{i, 0};
-        if (pass != kSequences) at = find_sequence(p, run, shared, i);
+        SequenceOfBlock at{i, 0};
+        if (pass != kSequences) at = find_sequence(p, sequences_each, shared, i);
         const SequenceInfo s = read_sequence<kSparse>(p, at.batch);
         if (pass == kSequences) {
-          p.block_begin[i] = static_cast<int>(sum);  // counted from the run's first
+          p.block_begin[i] = static_cast<int>(sum);  // from the thread's first sequence on
           sum += s.row_blocks;
           keys = min(keys + min(s.num_keys, kMostKeys), kMostKeys);
           continue;
@@ -170,17 +170,17 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
         longest = max(longest, cost);
         continue;
       }
-      // Parts of a block are of equal size, as far as possible: `longer` of them have one tile more.
-      const int parts = parts_of(cost, piece), size = cost / parts, longer = cost - size * parts;
+      // Splits of a block have equal sizes, as far as possible: `longer` of them have one tile more.
+      const int splits = num_splits_of(cost, split_size), size = cost / splits, longer = cost - size * splits;
       if (pass == kCounts) {
-        atomicAdd(bucket_of(size), parts - longer);
+        atomicAdd(bucket_of(size), splits - longer);
         if (longer > 0) atomicAdd(bucket_of(size + 1), longer);
         continue;
       }
-      cut(p, parts, shared, t);
+      set_splits(p, splits, shared, t);
       t.tile_end = 0;
 #pragma unroll 1
-      for (t.split_idx = 0; t.split_idx < parts; ++t.split_idx) {
+      for (t.split_idx = 0; t.split_idx < splits; ++t.split_idx) {
         t.tile_begin = t.tile_end, t.tile_end += size + (t.split_idx < longer ? 1 : 0);
         const int work = atomicAdd(bucket_of(t.tile_end - t.tile_begin), 1);
         if (work < p.max_work_tiles) p.work_tiles[work] = t;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
     }
     if (pass >= kCounts) {
       __syncthreads();
-      if (pass == kPlaces) break;
+      if (pass == kAssign) break;
       sum = shared.bucket[thread];
     }
     const long long total = sum_of_block(sum, shared, before);
@@ -203,23 +203,23 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
       begin = thread, end = num_blocks, step = kThreads;
     } else if (pass == kCosts) {
       if (thread == 0) p.list->num_tiles = total * p.num_head_tiles;
-      piece = choose_piece(p, num_blocks, total, shared.max_cost, shared);
-      if constexpr (kShares) {
-        const Dealing dealing = choose_dealing(p, num_blocks, total, shared.max_cost, piece);
-        deals = dealing == kDeal;
-        if (deals) break;
-        if (dealing == kWhole) piece = shared.max_cost;
+      split_size = choose_split_size(p, num_blocks, total, shared.max_cost, shared);
+      if constexpr (kBalanced) {
+        const Balance balance = choose_balance(p, num_blocks, total, shared.max_cost, split_size);
+        balances = balance == kStreamK;
+        if (balances) break;
+        if (balance == kWhole) split_size = shared.max_cost;
       }
 #pragma unroll 1
-      while (piece >> shift >= kThreads) ++shift;
+      while (split_size >> shift >= kThreads) ++shift;
     } else {
       num_work_tiles = static_cast<int>(total);
       shared.bucket[thread] = static_cast<int>(before);
     }
     __syncthreads();
   }
-  if constexpr (kShares) {
-    if (deals) num_work_tiles = deal<kKeys, kSparse>(p, run, num_blocks, shared);
+  if constexpr (kBalanced) {
+    if (balances) num_work_tiles = list_balanced<kKeys, kSparse>(p, sequences_each, num_blocks, shared);
   }
 #pragma unroll 1
   for (int i = thread; i < shared.num_split_tiles * p.num_head_tiles; i += kThreads) p.splits_done[i] = 0;
@@ -232,11 +232,11 @@ extern "C" __global__ void __launch_bounds__(1024)
     attune_schedule_prefill(const __grid_constant__ attune::kernels::PrefillParams p) {
   using namespace attune;
   if (p.blocks_each > 0) {
-    prefill::list_alike(p);
+    prefill::list_uniform(p);
   } else {
     prefill::list_all(p);
   }
-  // Not before: first work tiles are read as soon as a kernel begins (tile_scheduler.cuh).
+  // Not earlier: a kernel reads its first work tile as soon as it starts (tile_scheduler.cuh).
   ptx::fence_device();
   __syncthreads();
   ptx::allow_next_kernel();

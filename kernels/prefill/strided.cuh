@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the channels of a row lie that threads read themselves: fp32 rows may have any strides.
+// Offsets of a row's channels for threads that read rows themselves: fp32 rows may have any strides.
 #pragma once
 
 #include "prefill/prefill_params.h"
 
 namespace attune::prefill {
 
-// Element d at (d / pack) * outer + (d % pack) * inner; pack 0: at d * inner.
+// Element d is at (d / pack) * outer + (d % pack) * inner; with pack 0 at d * inner.
 struct Strided {
   int pack;
   long long outer, inner;

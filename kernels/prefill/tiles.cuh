@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the lengths on the device say about a sequence and a block of its rows: which keys they may see, and in which
-// tiles those lie.
+// What follows from the lengths on the device: the sequences, the keys that a block of rows may see, and the tiles of
+// these keys.
 #pragma once
 
 #include "prefill/prefill_params.h"
@@ -16,11 +16,11 @@ using schedule::int_at;
 struct SequenceInfo {
   long long q_begin, q_row, kv_row;  // as in WorkTile
   int num_q, num_cached, num_keys;
-  int skipped;     // nobody attends: rows become zero, or stay as they are
-  int row_blocks;  // 0: nothing is to be done
+  int skipped;     // rows become zero, or stay as they are
+  int row_blocks;  // 0: nothing to do
 };
 
-// kSparse: rows attend to entries of lists, which are no keys of a cached sequence.
+// kSparse: rows attend to entries of lists, not to the keys of a sequence.
 template <bool kSparse = false>
 __device__ __forceinline__ SequenceInfo read_sequence(const PrefillParams& p, int b) {
   SequenceInfo s{};
@@ -54,17 +54,18 @@ __device__ __forceinline__ SequenceInfo read_sequence(const PrefillParams& p, in
   return s;
 }
 
-// Keys [first, end) that a position, of num_keys at most, may see by causality and windows.
+// Keys [first, end) that a position may see by causality and windows. num_keys is at least the position.
 __device__ __forceinline__ int first_visible(const PrefillParams& p, int position) {
   const int left = static_cast<int>(p.window_left);
   return left >= 0 ? max(max(position, 0) - left, 0) : 0;
 }
 __device__ __forceinline__ int end_visible(const PrefillParams& p, int num_keys, int position) {
-  const unsigned right = p.causal ? 0 : static_cast<unsigned>(p.window_right);  // no limit: more than there are
+  // negative: no limit, a large unsigned number
+  const unsigned right = p.causal ? 0 : static_cast<unsigned>(p.window_right);
   return max(position + 1 + static_cast<int>(min(right, static_cast<unsigned>(num_keys - 1 - position))), 0);
 }
 
-// Where a cached key lies, as the tables say it: nothing waits for a table until the page is looked at.
+// The page and slot of a cached key. The table load has latency until the page is used.
 struct Slot {
   int page, slot;
 };
@@ -85,14 +86,14 @@ __device__ __forceinline__ Slot find_slot(const PrefillParams& p, int batch, int
   return s;
 }
 __device__ __forceinline__ bool is_there(const PrefillParams& p, int page) { return page >= 0 && page < p.num_pages; }
-// Whether a cached key lies on a page that is there, and its value too: else nobody sees it.
+// Whether the page of a cached key's value exists. Keys without a value are masked.
 __device__ __forceinline__ bool has_value(const PrefillParams& p, int batch, int key) {
   return p.v_page_table.data == nullptr || is_there(p, find_slot(p, batch, key, true).page);
 }
 
 constexpr int kScaleByToken = 3;  // of KvScale::mode
 
-// What the codes of a cached key are multiplied with.
+// The dequantization scale of a cached key.
 __device__ __forceinline__ float scale_of(const PrefillParams& p, const WorkTile& t, int kv_head, int key,
                                           bool values) {
   const kernels::KvScale& scale = values ? p.v_scale : p.k_scale;
@@ -104,13 +105,12 @@ __device__ __forceinline__ float scale_of(const PrefillParams& p, const WorkTile
   return scale.data[s.page * scale.page_stride + s.slot * scale.slot_stride + kv_head * scale.head_stride];
 }
 
-// Tiles of a key range. Those of cached keys come first, and begin at multiples, as pages do; those of dense keys begin
-// at the first that is seen, so that none is touched for a few.
+// The tiles of a key range. Cached tiles come first and are page aligned. Dense tiles start at the first visible key.
 template <int kKeys, bool kCached = true>
-struct TileLine {
+struct KeyTiles {
   int cached_begin, num_cached_tiles, num_tiles;
   int dense_start;  // a key
-  __device__ __forceinline__ TileLine(int num_cached, int first_key, int end_key) {
+  __device__ __forceinline__ KeyTiles(int num_cached, int first_key, int end_key) {
     cached_begin = first_key / kKeys;
     num_cached_tiles = 0;
     if (!kCached) num_cached = 0;
@@ -128,21 +128,21 @@ struct TileLine {
 };
 
 // Tiles begin .. end - 1.
-struct Run {
+struct TileSpan {
   int begin, end;
   __device__ __forceinline__ bool has(int i) const { return begin <= i && i < end; }
 };
 
-// One tile: keys [low, high) of those from `start` on are to be read.
+// One tile: of its keys from `start` on, [low, high) are read.
 struct Tile {
   int start, low, high;
   bool cached;
 };
 template <int kKeys, bool kCached>
-__device__ __forceinline__ Tile tile_at(const WorkTile& t, const TileLine<kKeys, kCached>& line, int i) {
+__device__ __forceinline__ Tile tile_at(const WorkTile& t, const KeyTiles<kKeys, kCached>& tiles, int i) {
   Tile x;
-  x.cached = line.is_cached(i);
-  x.start = line.start(i);
+  x.cached = tiles.is_cached(i);
+  x.start = tiles.start(i);
   x.low = max(x.start, t.first_key);
   x.high = max(x.low, min(min(x.start + kKeys, t.end_key), x.cached ? t.num_cached : t.end_key));
   return x;
@@ -153,7 +153,7 @@ __device__ __forceinline__ int entries_in_use(const kernels::SlotList& list, int
   if (list.indices == nullptr || list.length.data == nullptr) return list.indices == nullptr ? 0 : list.topk;
   return clamp_int(int_at(list.length, list.length_by_row ? row : b), 0, list.topk);
 }
-// The list of the one token of a work tile.
+// The list of a work tile's only token.
 __device__ __forceinline__ const int* entries_of(const kernels::SlotList& list, const WorkTile& t, int kv_head) {
   return list.indices + t.batch * list.batch_stride + (t.q_begin + t.token_begin) * list.row_stride +
          kv_head * list.head_stride;
@@ -176,16 +176,16 @@ __device__ __forceinline__ WorkTile rows_of_block(const PrefillParams& p, const 
   if (t.end_key <= t.first_key) t.first_key = t.end_key = 0;
   return t;
 }
-// All tiles of a block as one part. Where there is nothing to see, a tile of no keys: such rows need no way of their
-// own.
+// Gives a block all its tiles as one split. A block that sees nothing has a tile without keys, so it needs no special
+// case.
 template <int kKeys>
 __device__ __forceinline__ void take_all_tiles(WorkTile& t) {
   t.num_splits = 1;
-  t.tile_end = max(TileLine<kKeys>(t.num_cached, t.first_key, t.end_key).num_tiles, 1);
+  t.tile_end = max(KeyTiles<kKeys>(t.num_cached, t.first_key, t.end_key).num_tiles, 1);
 }
 
-// The whole block of rows as a work tile of one part. Where attention is sparse its keys are the entries of the one
-// token's lists, those of the first counted as cached.
+// A whole row block as a work tile with one split. In sparse attention its keys are the entries of its token's lists,
+// and those of the first list count as cached.
 template <int kKeys, bool kSparse = false>
 __device__ __forceinline__ WorkTile block_work(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
   WorkTile t = rows_of_block(p, s, b, block);

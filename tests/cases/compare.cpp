@@ -165,7 +165,7 @@ oracle::BoundTerms bound_terms(const Problem& problem, attune_dtype weights) {
   terms.of_p = rounds ? of_weights : 0.0;
   terms.of_values = rounded_v ? compute : 0.0;
   // Half a step of e4m3's subnormal numbers, where the largest weight is 2^5 at least
-  // (kernels/prefill/attend_codes.cuh).
+  // (kernels/prefill/mainloop_fp8.cuh).
   terms.least = weights == ATTUNE_FLOAT8_E4M3 ? std::ldexp(1.0, -10 - 5) : 0.0;
   // And of fp16's in cuda_mla, where it is 1 at least: values may be as small beside it.
   if (compute_dtype(c) == ATTUNE_FLOAT16 && c.head_dim_v > 256) terms.least = std::ldexp(1.0, -25);

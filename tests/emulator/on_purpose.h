@@ -12,18 +12,21 @@ struct OnPurpose {
 };
 
 inline constexpr OnPurpose kOnPurpose[] = {
-    {"reads", "start_early", "store_through", "behind the last task what lies there is multiplied, and nobody looks"},
-    {"nobody has written", "multiply_keys", "", "no box brings keys that nobody sees; their scores are hidden"},
-    {"nobody has written", "Converter::blocks_of", "", "the same of codes"},
-    {"nobody has written", "packed_keys", "", "the same of packed ones"},
-    {"nobody has written", "packed_values", "", "and of their values"},
-    {"nobody has written", "Converter::convert", "", "which keys are hidden counts only where some are"},
+    {"reads", "start_next_qk", "store_through_smem",
+     "after the last work tile stale memory is multiplied, and nobody reads the result"},
+    {"nobody has written", "qk_gemm", "", "no box copies keys that nobody sees; their scores are masked"},
+    {"nobody has written", "multiply_keys", "", "the same in MLA"},
+    {"nobody has written", "Dequantizer::dequant_blocks", "", "the same of 8-bit tiles"},
+    {"nobody has written", "dequant_xpacked_k", "", "the same of x-packed ones"},
+    {"nobody has written", "dequant_xpacked_v", "", "and of their V"},
+    {"nobody has written", "Dequantizer::dequant_tiles", "", "the TileMask is read only where `any` is set"},
     {"nobody has written", "indexer::Keys::load_fragments", "", "a scale that a cache without scales does not have"},
-    {"nobody has written", "HalfQueries::convert", "", "rows that a block does not have"},
+    {"nobody has written", "Fp16Queries::convert", "", "rows that a block does not have"},
     {"nobody has written", "mla::Note", "", "sparse tiles have no edges"},
     {"of static shared memory", "rows::", "nobody has written", "gcc does not tell of what functions return there"},
-    {" writes, perhaps", "lane 0 of warp", "Gatherer::note_hidden", "warps that share keys say the same of them"},
-    {" writes, perhaps", "lane ", "run_small_caps", "all who write the flag write 1"},
+    {" writes, perhaps", "lane 0 of warp", "GatherProducer::write_tile_mask",
+     "warps that share keys say the same of them"},
+    {" writes, perhaps", "lane ", "run_softcap_small", "all who write the flag write 1"},
     {"writes, perhaps later", "fetch_table", "cp.async", "what it copies nobody reads: the L1 is to have it"},
 };
 

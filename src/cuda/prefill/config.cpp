@@ -18,18 +18,18 @@ namespace attune::cuda::prefill {
 namespace {
 
 constexpr int kMaxShared = 232448;
-constexpr int kFewestTiles = 4;  // of a part of a block of rows
+constexpr int kFewestTiles = 4;  // of a split
 
 constexpr int kAlibi = 2, kAnyScale = 32;  // of Config::score
 
 int score_bits(const Problem& p) {
-  // The largest product is the largest score only under a positive scale; ALiBi's slopes are divided by it.
+  // The largest product is the largest score only if the scale is positive. ALiBi's slopes are divided by the scale.
   return decode::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : kAnyScale);
 }
 
-// tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, by least squares with weights that even out the error, 8.1e-7 at
-// most. Beyond, it sinks faster than tanh: the row's largest score must be `gap` powers of two above those. That leaves
-// errors of weights of 2^-26 of the largest at most.
+// tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, least squares with weights that even out the error, at most 8.1e-7.
+// Outside of the range it falls faster than tanh: the row's largest score must be `gap` powers of two above such
+// scores. Then P is wrong by at most 2^-26 of the largest P.
 struct Tanh3 {
   static constexpr double kRange = 0.375, kGap = 16.5;
   static constexpr std::array<double, 3> kTerms = {0.9999854, -0.33248844, 0.12098797};
@@ -44,12 +44,12 @@ struct Tanh7 {
                                                    0.016732740, -0.0038453779, 0.00042812011};
 };
 
-// Of the polynomials of the tanh; and what one may change a score by.
+// The error of the polynomials, and how much one may change a score.
 constexpr double kTanhError = 8.1e-7, kScoreError = 8.1e-5;
 
-// Of a softcap of level / log2 e, for y = product * of_product. No row takes one whose terms are not exact enough: down
-// to 1e-40 they are within 7e-6 of themselves, and the last ones small. Nor above a softcap of 100, which would make
-// more than kScoreError of the tanh's error.
+// For a softcap of level / log2 e and y = product * of_product. A polynomial is used only if its terms are accurate:
+// down to 1e-40 they are within 7e-6 of themselves, and the last ones are small. Not for softcaps above 100, where
+// tanh's error would exceed kScoreError.
 template <class Tanh, int kTerms>
 void fill_polynomial(double level, double of_product, kernels::CapPolynomial<kTerms>& k) {
   const double edge = std::tanh(Tanh::kRange);
@@ -65,11 +65,10 @@ void fill_polynomial(double level, double of_product, kernels::CapPolynomial<kTe
   k.high = exact ? static_cast<float>(Tanh::kRange / of_product) : -std::numeric_limits<float>::infinity();
 }
 
-// The same of two terms, where all products of a row are within the range: it is as large as leaves scores within
-// kScoreError.
+// Two terms, where all products of a row are in range. The range is as large as kScoreError allows.
 void fill_small(double softcap, double level, double of_product, kernels::CapPolynomial<2>& k) {
   const double range = std::pow(120 * kScoreError / softcap, 0.2), square = range * range;
-  // What comes of y - y^3 / 3 + 2 y^5 / 15 - 17 y^7 / 315 without what Chebyshev's T5 and T7 have of it.
+  // y - y^3 / 3 + 2 y^5 / 15 - 17 y^7 / 315 without its components of Chebyshev's T5 and T7.
   const double terms[] = {1 - square * square / 24 + 17 * square * square * square / 720,
                           -1.0 / 3 + square / 6 - 17 * square * square / 240};
   k.terms[0] = static_cast<float>(terms[0] * level * of_product);
@@ -88,7 +87,7 @@ void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
   fill_polynomial<Tanh7>(level, of_product, k.cap_wide);
 }
 
-// Whether a row's maximum must be beyond 2^4 for the short polynomial: many never are.
+// Whether a row's max must be beyond 2^4 for the short polynomial. Many rows' never is.
 bool is_low_cap(double softcap) { return Tanh3::kGap - softcap * std::numbers::log2e * std::tanh(Tanh3::kRange) > 4; }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -104,13 +103,14 @@ int to_int(int64_t x) {
   return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
 }
 
-// Whether threads copy the cache where the TMA does not take it, if they can.
+// Whether threads may gather a cache that the TMA cannot copy.
 bool may_gather(const Problem& p) { return p.cache && p.q.element_size == 2 && p.cache.k.dtype == p.q.dtype; }
 bool gathers(const Problem& p) {
   return may_gather(p) && !refusal_of_cache(p.cache).empty() && refusal_of_cache(p.cache, kFewestGathered).empty();
 }
 
-// The first array that the TMA cannot copy from where it lies. copied: q, k and v, before; gathered: the cache.
+// The first array whose address the TMA cannot copy from. copied: q, k and v are copied before; gathered: so is the
+// cache.
 struct Misaligned {
   const char* name = nullptr;
   size_t over = 0;
@@ -145,7 +145,7 @@ size_t Config::shared_bytes() const {
 }
 
 KernelSpec Config::main_kernel() const {
-  const char* const variant = floats() ? "_fp32" : codes() ? "_fp8" : "";
+  const char* const variant = fp32() ? "_fp32" : fp8() ? "_fp8" : "";
   KernelSpec spec{
       cat("prefill/prefill", variant, ".cu"),
       cat("attune_prefill", variant),
@@ -171,15 +171,15 @@ KernelSpec Config::schedule_kernel() const {
 
 namespace {
 
-// Threads load the rows that products are made of: they may lie anywhere.
-std::string refusal_of_floats(const Problem& p) {
+// Threads load the rows, so these may lie anywhere.
+std::string fp32_refusal(const Problem& p) {
   if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
     return "q, k and v of different dtypes";
   if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
   return "";
 }
 
-std::string refusal_of_copies(const Problem& p) {
+std::string tma_refusal(const Problem& p) {
   if (p.q.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with queries of 8 bits";
   const bool copied = has_prologue(p) || copies_rows(p);  // q, k and v
@@ -214,49 +214,49 @@ std::string refusal_of(const Problem& p, std::string (*of_rows)(const Problem&))
 }  // namespace
 
 std::string refusal(const Problem& p) {
-  return p.q.dtype == ATTUNE_FLOAT32 ? refusal_as_floats(p) : refusal_of(p, refusal_of_copies);
+  return p.q.dtype == ATTUNE_FLOAT32 ? refusal_as_fp32(p) : refusal_of(p, tma_refusal);
 }
-std::string refusal_as_floats(const Problem& p) { return refusal_of(p, refusal_of_floats); }
+std::string refusal_as_fp32(const Problem& p) { return refusal_of(p, fp32_refusal); }
 
 namespace {
 
 void choose_tiles(const Problem& p, Config& c) {
-  // O takes head_dim_v / 2 registers of a thread, S keys / 2 and P keys / 4; masks and tables take some too.
+  // Registers of a thread: head_dim_v / 2 for O, keys / 2 for S, keys / 4 for P; masks and tables take some too.
   const int64_t widest = std::max(p.head_dim_qk, p.head_dim_v);
   c.keys = widest > 192 || p.head_dim_v > 128 ? 64 : 128;
   if ((c.mask != 0 || c.score >= 8) && widest > 64) c.keys /= 2;
-  const bool converts = c.cache_dtype != c.dtype;
-  if ((converts || c.gather > 0) && widest > 192) c.keys = 32;
-  // Weights with scales of tokens are two numbers each where q is fp16.
-  if (converts && c.token_scales && c.dtype == ATTUNE_FLOAT16) c.keys = std::min(c.keys, 64);
-  // x-packed values take registers, and so do those who gather them.
+  const bool quantized = c.cache_dtype != c.dtype;
+  if ((quantized || c.gather > 0) && widest > 192) c.keys = 32;
+  // Per-token scales and fp16 queries: each P is two bf16 numbers.
+  if (quantized && c.token_scales && c.dtype == ATTUNE_FLOAT16) c.keys = std::min(c.keys, 64);
+  // x-packed V takes registers, and so do the gathering warps.
   if (c.gather > 0 && c.x_packed && c.score != 0 && widest > 64) c.keys = std::min(c.keys, 64);
-  // Two loops over tiles, of cached and of new values.
+  // There are two loops over tiles, for cached and for dense V.
   if (c.x_packed && c.dense && p.head_dim_v > 224) c.keys = 32;
-  c.stages = 4, c.raw_stages = converts ? 4 : 0;
+  c.stages = 4, c.raw_stages = quantized ? 4 : 0;
   while (c.stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   while (c.raw_stages > 2 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.raw_stages;
   while (c.keys > 32 && static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys /= 2;
-  // The next work tile's first product needs its q, and registers beside those of what is stored.
+  // The next work tile's first QK GEMM needs its own q, and registers for S during the epilogue.
   const bool has_registers = !c.cached && p.head_dim_v <= 128 && (c.score == 0 || c.score == kAlibi) && c.mask == 0;
   if (!has_registers || c.stages < 3) return;
   c.query_stages = 2;
   if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.query_stages = 1;
 }
 
-// S takes keys / 2 registers of a thread and P in three parts 3 keys / 4. Products of fewer than 64 keys would wait for
-// shared memory.
-void choose_tiles_of_floats(Config& c) {
-  c.token_scales = false;  // all are applied before numbers are split
+// Registers of a thread: keys / 2 for S, 3 keys / 4 for P in three bf16 parts. GEMMs of fewer than 64 keys would be
+// bound by shared memory.
+void choose_fp32_tiles(Config& c) {
+  c.token_scales = false;  // all scales are applied before numbers are split
   c.rows = kernels::prefill_rows(c.head_dim_qk, c.head_dim_v, static_cast<int>(sizeof(float)));
   c.keys = 64, c.stages = 4;
   while (c.stages > 1 && static_cast<int>(c.shared_bytes()) > kMaxShared) --c.stages;
   if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.keys = 32;
 }
 
-// Tiles of codes: transposed by whole lines of 128 keys; its rings are counted in powers of two.
-void choose_tiles_of_codes(Config& c) {
-  c.score = 0;  // the sign of the scale shows on the device, with the scales of q and k
+// fp8: V is transposed by lines of 128 keys. Stages are counted in powers of two.
+void choose_fp8_tiles(Config& c) {
+  c.score = 0;  // the sign of the scale is known on the device only, with the scales of q and k
   c.keys = 128, c.stages = 4, c.raw_stages = 2;
   if (static_cast<int>(c.shared_bytes()) > kMaxShared) c.stages = 2;
 }
@@ -279,14 +279,14 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
   c.t5 = decode::t5_buckets(p);
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
-  c.x_packed = p.cache.x_packed && !c.floats();
+  c.x_packed = p.cache.x_packed && !c.fp32();
   c.gather = gathers(p) ? bytes_to_gather(p.cache) : 0;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  if (c.floats()) {
-    choose_tiles_of_floats(c);
-  } else if (c.codes()) {
-    choose_tiles_of_codes(c);
+  if (c.fp32()) {
+    choose_fp32_tiles(c);
+  } else if (c.fp8()) {
+    choose_fp8_tiles(c);
   } else {
     choose_tiles(p, c);
   }
@@ -298,7 +298,7 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
 }
 
 WorkLimits work_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms) {
-  // Blocks of rows of all sequences, at most; a sequence's last one may be of a single token.
+  // Row blocks of all sequences, at most: a sequence's last one may have a single token.
   const int64_t row_blocks = p.cu_q ? p.total_q / tokens + p.batch : p.batch * ceil_div(p.fixed_q, tokens);
   const int64_t most = splits ? num_sms : row_blocks * (p.heads_q / heads);
   return {row_blocks + num_sms, static_cast<int>(std::clamp<int64_t>(most, 1, num_sms))};
@@ -313,16 +313,16 @@ void check_alignment(const Problem& p, bool gathered) {
 
 void check_run(const Problem& p, const Config& c) {
   check_alignment(p, c.gather > 0);
-  const bool floats = p.q.dtype == ATTUNE_FLOAT32;
-  const char* const moved = floats ? nullptr : row_to_copy(p);
+  const bool fp32 = p.q.dtype == ATTUNE_FLOAT32;
+  const char* const moved = fp32 ? nullptr : row_to_copy(p);
   require(moved == nullptr, "rows of ", moved,
           " do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such rows");
-  std::string why = p.cache && !floats && c.gather == 0 ? refusal_of_cache(p.cache) : "";
+  std::string why = p.cache && !fp32 && c.gather == 0 ? refusal_of_cache(p.cache) : "";
   if (why.empty()) why = refusal(p);
   if (why.empty() && c.gather > bytes_to_gather(p.cache))
     why = cat("a cache whose rows do not lie at multiples of ", c.gather, " bytes");
   require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);
-  require(c.codes() || (score_bits(p) & kAnyScale & ~c.score) == 0, "softmax_scale is ", p.scale,
+  require(c.fp8() || (score_bits(p) & kAnyScale & ~c.score) == 0, "softmax_scale is ", p.scale,
           "; the plan was made for one that is positive");
   decode::check_ranges(p, c.mask);
 }
@@ -346,8 +346,8 @@ WorkspaceLayout workspace_layout(const Config& c) {
 
 namespace {
 
-// Blocks of rows of each sequence, where their lengths are no tables and the schedule would cut none; else 0. What is
-// cut goes by the tiles of all, of which this counts no more than there are.
+// Row blocks of each sequence, where the host knows the lengths and the schedule would split none; else 0. Whether it
+// splits depends on the number of all tiles, of which this is a lower bound.
 int blocks_alike(const Problem& p, const Config& c) {
   const bool plain = !p.cu_q && !p.cu_kv && !p.seqused && !c.cached && p.finished == nullptr && p.num_ranges == 0 &&
                      !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.few_q == 0;
@@ -356,8 +356,8 @@ int blocks_alike(const Problem& p, const Config& c) {
   if (!plain || ahead < 0 || blocks * p.batch > c.max_work_tiles) return 0;
   const int64_t keys = p.causal ? blocks * ahead + (blocks - 1) * blocks / 2 * c.tokens_of_tile() : blocks * p.fixed_kv;
   const int64_t tiles = keys / c.keys * p.batch * (p.heads_q / c.heads_of_tile);
-  const bool cuts = c.splits && most > kFewestTiles && tiles <= (most - 1) * c.blocks;
-  return cuts ? 0 : static_cast<int>(blocks);
+  const bool splits = c.splits && most > kFewestTiles && tiles <= (most - 1) * c.blocks;
+  return splits ? 0 : static_cast<int>(blocks);
 }
 
 }  // namespace
@@ -386,7 +386,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.max_work_tiles = to_int(c.max_work_tiles);
   k.fewest_tiles = kFewestTiles;
   k.blocks_each = blocks_alike(p, c);
-  if (k.blocks_each > 0) k.checks_stamp = 0;  // nothing of it lies on the device
+  if (k.blocks_each > 0) k.checks_stamp = 0;  // the schedule depends on nothing on the device
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);
   const auto out_of_block = static_cast<double>(c.tokens_of_tile()) * static_cast<double>(std::abs(k.out_row_stride)) +
@@ -411,7 +411,7 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   return k;
 }
 
-kernels::FloatRows float_rows(const Problem& p) {
+kernels::Fp32Rows fp32_rows(const Problem& p) {
   const auto lies_in_fours = [](const void* data, int64_t size, std::initializer_list<int64_t> counts) {
     return std::ranges::all_of(counts, [](int64_t x) { return x % 4 == 0; }) &&
                    reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(4 * size) == 0
@@ -432,7 +432,7 @@ kernels::FloatRows float_rows(const Problem& p) {
                                                    v.contiguous ? 0 : v.outer_stride};
     return v.inner_stride == 1 ? lies_in_fours(v.data, v.element_size, counts) : 0;
   };
-  kernels::FloatRows r{};
+  kernels::Fp32Rows r{};
   r.q = rows(p.q, p.head_dim_qk);
   if (p.dense_kv || p.new_tokens) r.dense_k = rows(p.k, p.head_dim_qk), r.dense_v = rows(p.v, p.head_dim_v);
   if (p.cache) r.cached_k = plane(p.cache.k, p.head_dim_qk), r.cached_v = plane(p.cache.v, p.head_dim_v);
@@ -449,8 +449,8 @@ Maps describe_maps(const Problem& p, const Config& c) {
   }
   if (c.gather > 0) return m;
   if (c.x_packed) {
-    m.k = packed_key_map(p, box_keys(p, c));
-    m.v = p.cache.v.element_size == 1 ? packed_code_map(p, box_keys(p, c)) : packed_value_map(p, box_keys(p, c));
+    m.k = xpacked_k_map(p, box_keys(p, c));
+    m.v = p.cache.v.element_size == 1 ? xpacked_quantized_v_map(p, box_keys(p, c)) : xpacked_v_map(p, box_keys(p, c));
   } else if (c.cached) {
     m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
     m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));

@@ -18,18 +18,18 @@ TensorMapDesc start_map(const Problem& p, const void* data, int32_t rows_of_box,
   m.swizzle = TensorMapSwizzle::k128B;
   return m;
 }
-// Rows of 128 bytes; zeros beyond the head dim.
+// Rows of 128 bytes, zeros beyond the head dim.
 void take_codes(TensorMapDesc& m) {
   m.type = TensorMapType::kUint8;
   m.box[0] = kernels::kRawPitch;
 }
-// An axis of one element may have any stride, which the driver would refuse.
+// The stride of an axis with one element does not matter, and the driver would refuse some.
 void set_axis(TensorMapDesc& m, int axis, int64_t extent, int64_t stride_bytes) {
   m.shape[axis] = static_cast<uint64_t>(std::max<int64_t>(1, extent));
   m.stride_bytes[axis] = static_cast<uint64_t>(extent > 1 ? stride_bytes : kAlignment);
 }
 
-// Of a plane of an x-packed cache; the two inner axes and those of groups of tokens are the caller's.
+// A plane of an x-packed cache. The caller fills in the two inner axes and the groups of tokens.
 TensorMapDesc start_packed_map(const Problem& p, const KvPlane& v) {
   TensorMapDesc m = start_map(p, v.data, 1, 1);
   if (v.element_size == 1) m.type = TensorMapType::kUint8;
@@ -59,7 +59,7 @@ bool strides_fit(const KvPlane& v, int64_t unit) {
 std::string refusal_of_cache(const KvCache& cache, int64_t unit) {
   const std::pair<const char*, const KvPlane*> planes[] = {{"cache.k", &cache.k}, {"cache.v", &cache.v}};
   if (cache.x_packed) {
-    if (std::string why = packed_refusal(cache, unit); !why.empty()) return why;
+    if (std::string why = xpacked_refusal(cache, unit); !why.empty()) return why;
   } else {
     for (const auto& [name, plane] : planes)
       if (!strides_fit(*plane, unit)) return cat("rows of ", name, " that do not lie at multiples of ", unit, " bytes");
@@ -72,7 +72,7 @@ std::string refusal_of_cache(const KvCache& cache, int64_t unit) {
 
 namespace {
 
-// The largest power of two, 16 at most, that divides them all.
+// The largest power of two, at most 16, that divides all of them.
 int common_unit(std::initializer_list<int64_t> bytes) {
   uint64_t bits = kAlignment;
   for (const int64_t x : bytes) bits |= static_cast<uint64_t>(x);
@@ -100,7 +100,7 @@ int bytes_to_gather(const KvCache& cache) {
   return unit < kFewestGathered ? 0 : unit;
 }
 
-std::string packed_refusal(const KvCache& cache, int64_t unit) {
+std::string xpacked_refusal(const KvCache& cache, int64_t unit) {
   const KvPlane &k = cache.k, &v = cache.v;
   const bool by_threads = unit < kAlignment;
   if (cache.v_aliases_k) return "an x-packed cache whose V is part of K";
@@ -135,7 +135,7 @@ TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t
   return m;
 }
 
-// [pages or sequences, slots, heads, channels]; codes of 8 bits come as they are.
+// [pages or sequences, slots, heads, channels]; 8-bit elements are copied as they are.
 TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box) {
   TensorMapDesc m = start_map(p, v.data, rows_of_box, 1);
   const int64_t size = v.element_size;
@@ -150,7 +150,7 @@ TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, in
   return m;
 }
 
-TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box) {
+TensorMapDesc xpacked_k_map(const Problem& p, int tokens_of_box) {
   const KvPlane& k = p.cache.k;
   TensorMapDesc m = start_packed_map(p, k);
   m.swizzle = TensorMapSwizzle::kNone;
@@ -161,7 +161,7 @@ TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box) {
   m.box[2] = static_cast<uint32_t>(tokens_of_box / 8);
   return m;
 }
-TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box) {
+TensorMapDesc xpacked_v_map(const Problem& p, int tokens_of_box) {
   const KvPlane& v = p.cache.v;
   TensorMapDesc m = start_packed_map(p, v);
   m.swizzle = TensorMapSwizzle::k32B;
@@ -172,11 +172,11 @@ TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box) {
   m.box[2] = static_cast<uint32_t>(tokens_of_box / 16);
   return m;
 }
-TensorMapDesc packed_code_map(const Problem& p, int tokens_of_box) {
+TensorMapDesc xpacked_quantized_v_map(const Problem& p, int tokens_of_box) {
   const KvPlane& v = p.cache.v;
   TensorMapDesc m = start_packed_map(p, v);
   m.swizzle = TensorMapSwizzle::kNone;
-  // Where a box is a page whose channels lie side by side, the same bytes in rows of 256.
+  // Where a box is a page with contiguous channels: the same bytes in rows of 256.
   const bool whole = tokens_of_box == p.cache.page_size && tokens_of_box == v.inner_stride;
   const int64_t row = whole ? 256 : tokens_of_box, channels_of_row = row / tokens_of_box;
   m.shape[0] = static_cast<uint64_t>(whole ? row : p.cache.page_size);

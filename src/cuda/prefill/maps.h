@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the kernels of prefill and of MLA see a problem's arrays: what the TMA must know, and rows that threads read.
+// How the prefill and MLA kernels see a problem's arrays: tensor maps, and rows for threads.
 #pragma once
 
 #include <string>
@@ -10,19 +10,19 @@
 
 namespace attune::cuda::prefill {
 
-inline constexpr int64_t kAlignment = 16;      // bytes, of everything that the TMA copies
-inline constexpr int64_t kFewestGathered = 4;  // bytes that threads copy at a time at least
+inline constexpr int64_t kAlignment = 16;      // bytes, for the TMA
+inline constexpr int64_t kFewestGathered = 4;  // bytes, for cp.async
 
-// Whether all rows lie at multiples of 16 bytes, or so many, from the first, their elements side by side.
+// Whether all rows are contiguous, at multiples of 16 bytes, or of `unit`, from the first one.
 bool strides_fit(const RowView& v);
 bool strides_fit(const KvPlane& v, int64_t unit = kAlignment);
 
-// "" if the TMA, or for fewer than 16 bytes threads, takes the cache as it lies, else what it does not take.
+// "" if the TMA, or with a smaller unit cp.async, can copy the cache; else why not.
 std::string refusal_of_cache(const KvCache& cache, int64_t unit = kAlignment);
-// The same of an x-packed one but for its addresses.
-std::string packed_refusal(const KvCache& cache, int64_t unit = kAlignment);
-// Bytes, 16, 8 or 4, that threads can copy at a time from a cache of 16 bits, which the TMA may not take: pieces of
-// rows, of the keys' elements and the values' tokens where it is x-packed. 0: not even that.
+// The same of an x-packed cache, except its addresses.
+std::string xpacked_refusal(const KvCache& cache, int64_t unit = kAlignment);
+// Bytes, 16, 8 or 4, of a cp.async from a 16-bit cache that the TMA may not copy: parts of rows; in x-packed caches of
+// a key's x elements, and of the tokens of V. 0: none.
 int bytes_to_gather(const KvCache& cache);
 
 kernels::NewRows dense_rows(const RowView& v);
@@ -30,14 +30,14 @@ kernels::NewRows dense_rows(const RowView& v);
 // [batch or 1, rows, heads, channels] in boxes of 64 channels, swizzled by 128 bytes.
 TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t head_dim, int rows_of_box,
                       int heads_of_box);
-// [pages or sequences, slots, heads, channels]; codes of 8 bits come as they are.
+// [pages or sequences, slots, heads, channels]; 8-bit elements are copied as they are.
 TensorMapDesc cache_map(const Problem& p, const KvPlane& v, int64_t head_dim, int rows_of_box);
 
-// Of an x-packed cache, for boxes of so many tokens: K [pages, heads, eights of tokens, xs of channels, 8 tokens x x
-// channels]; V of 16 bits [pages, heads, sixteens of tokens, channels, 16 tokens], swizzled by 32 bytes, and of codes
-// [pages, heads, 1, channels, tokens].
-TensorMapDesc packed_key_map(const Problem& p, int tokens_of_box);
-TensorMapDesc packed_value_map(const Problem& p, int tokens_of_box);
-TensorMapDesc packed_code_map(const Problem& p, int tokens_of_box);
+// x-packed caches, for boxes of tokens_of_box tokens: K [pages, heads, groups of 8 tokens, groups of x channels, 8
+// tokens x x channels]; 16-bit V [pages, heads, groups of 16 tokens, channels, 16 tokens], swizzled by 32 bytes; 8-bit
+// V [pages, heads, 1, channels, tokens].
+TensorMapDesc xpacked_k_map(const Problem& p, int tokens_of_box);
+TensorMapDesc xpacked_v_map(const Problem& p, int tokens_of_box);
+TensorMapDesc xpacked_quantized_v_map(const Problem& p, int tokens_of_box);
 
 }  // namespace attune::cuda::prefill

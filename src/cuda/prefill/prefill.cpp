@@ -20,7 +20,7 @@ class PrefillPlan final : public KernelPlan {
   PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info, int few_q, Rows rows)
       : device_(device),
         rows_(rows),
-        prepares_(prefill::has_prologue(p) || prefill::copies_rows(p) || rows == Rows::kFloats),
+        prepares_(prefill::has_prologue(p) || prefill::copies_rows(p) || rows == Rows::kFp32),
         config_(
             prefill::choose_config(prepares_ ? prefill::after_prologue(p, nullptr, rows) : p, info.num_sms, few_q)) {
     std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
@@ -57,7 +57,7 @@ class PrefillPlan final : public KernelPlan {
       prefill::check_run(p, config_);
       return attend(p, workspace, stream);
     }
-    // What tables say of whose tokens k and v are shows in their addresses, which a plan may not have.
+    // Whether k and v are of q's tokens can depend on the addresses of tables, which a plan may not have.
     const std::string why = prefill::prologue_refusal(p);
     require(why.empty(), "the plan's kernel does not take ", why, ", which this run has");
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
@@ -75,8 +75,8 @@ class PrefillPlan final : public KernelPlan {
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     launch.programmatic = true;
     launch.stream = stream;
-    if (config_.floats())
-      return launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), prefill::float_rows(p));
+    if (config_.fp32())
+      return launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), prefill::fp32_rows(p));
     const prefill::Maps maps = prefill::describe_maps(p, config_);
     const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
     launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), encode(maps.q), encode(maps.k),
@@ -87,7 +87,7 @@ class PrefillPlan final : public KernelPlan {
 
   int32_t device_;
   Rows rows_;
-  bool prepares_;  // q, k and v in the workspace
+  bool prepares_;  // q, k and v are copied to the workspace
   Config config_;
   size_t prologue_begin_ = 0, workspace_size_ = 0;
   const CompiledKernel* schedule_ = nullptr;
@@ -143,25 +143,25 @@ Coverage fp8_coverage() {
   return c;
 }
 
-// As many rows as sequences are a step of decoding, even if nobody has said how long a sequence is at most; but what
-// kernel a sequence has may be asked not to follow from the others.
+// As many rows as sequences is a decode step, even without max_seqlen_q. With batch_invariant the choice must not
+// depend on the other sequences.
 int64_t most_rows(const Problem& p) {
   return (p.total_q == p.batch && !p.batch_invariant ? 1 : p.max_seqlen_q) * p.group;
 }
 
-// Blocks of 128 rows are no match for those of 16 where sequences have few.
+// Blocks of 128 rows waste work where sequences have few rows; decode has blocks of 16.
 bool has_few_rows(const Problem& p) { return p.cache && most_rows(p) < 32; }
 
-// 16-bit queries come here where the TMA does not take their cache's rows, and a block is full of them: until then
-// decode is no slower.
-bool leaves_floats(const Problem& p) {
+// 16-bit queries come here where the TMA cannot copy their cache and they fill a block: with fewer rows decode is no
+// slower.
+bool leaves_fp32(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return has_few_rows(p);
   return p.cache && most_rows(p) < 128;
 }
 
-std::unique_ptr<KernelPlan> make_plan_as_floats(const Problem& p, int32_t device) {
+std::unique_ptr<KernelPlan> make_plan_as_fp32(const Problem& p, int32_t device) {
   if (p.q.dtype == ATTUNE_FLOAT32) return make_plan(p, device);
-  return std::make_unique<PrefillPlan>(p, device, require_device(device), 0, Rows::kFloats);
+  return std::make_unique<PrefillPlan>(p, device, require_device(device), 0, Rows::kFp32);
 }
 
 }  // namespace
@@ -179,9 +179,9 @@ const Kernel& prefill_fp8_kernel() {
 }
 
 const Kernel& prefill_fp32_kernel() {
-  static const Kernel kernel{"cuda_prefill_fp32", "attention",         ATTUNE_DEVICE_CUDA,
-                             fp32_coverage(),     make_plan_as_floats, prefill::refusal_as_floats,
-                             leaves_floats};
+  static const Kernel kernel{"cuda_prefill_fp32", "attention",       ATTUNE_DEVICE_CUDA,
+                             fp32_coverage(),     make_plan_as_fp32, prefill::refusal_as_fp32,
+                             leaves_fp32};
   return kernel;
 }
 
@@ -189,14 +189,14 @@ namespace prefill {
 
 const Kernel& kernel_for(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill_fp32_kernel();
-  return attends_codes(p) ? prefill_fp8_kernel() : prefill_kernel();
+  return is_fp8_attention(p) ? prefill_fp8_kernel() : prefill_kernel();
 }
 
-// The kernel's variant goes by q's dtype.
+// q's dtype chooses the kernel.
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int few_q) {
   if (const std::string why = refusal(p); !why.empty())
     fail(ATTUNE_UNSUPPORTED, "kernel ", kernel_for(p).name, " does not take ", why);
-  return std::make_unique<PrefillPlan>(p, device, require_device(device), few_q, Rows::kTheirs);
+  return std::make_unique<PrefillPlan>(p, device, require_device(device), few_q, Rows::kOwnType);
 }
 
 }  // namespace prefill

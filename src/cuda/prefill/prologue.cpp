@@ -10,11 +10,11 @@ namespace {
 
 constexpr size_t kRowsAlignment = 256;  // of q, k and v in the workspace
 
-// Rows as in `like`, each at a multiple of 16 bytes, `at` bytes into memory, which moves on. Memory may be null
-// (planning): data is, too.
+// Rows as in `like`, each at a multiple of 16 bytes, `at` bytes into memory; advances `at`. While planning, memory and
+// so data are null.
 RowView dense_rows(const RowView& like, Rows rows, int64_t heads, int64_t head_dim, void* memory, size_t& at) {
   RowView v = like;
-  if (rows == Rows::kFloats) v.dtype = ATTUNE_FLOAT32, v.element_size = static_cast<int32_t>(sizeof(float));
+  if (rows == Rows::kFp32) v.dtype = ATTUNE_FLOAT32, v.element_size = static_cast<int32_t>(sizeof(float));
   v.data = memory == nullptr ? nullptr : static_cast<std::byte*>(memory) + at;
   v.dim_stride = 1;
   const int64_t unit = std::max<int64_t>(1, kAlignment / v.element_size);
@@ -42,7 +42,7 @@ PreparedRows place_rows(const Problem& p, void* memory, Rows rows) {
   return r;
 }
 
-// Whether it depends on where a query stands, which the launch before counts from the first new token.
+// Whether it depends on a query's position, which the launch before counts from the first new token.
 bool uses_place(const Prologue& p) { return (p.turns() && !p.has_positions) || p.logn; }
 
 bool lies_aligned(const RowView& v) {
@@ -51,14 +51,14 @@ bool lies_aligned(const RowView& v) {
 
 }  // namespace
 
-bool attends_codes(const Problem& p) {
+bool is_fp8_attention(const Problem& p) {
   const Prologue& g = p.prologue;
   const bool others = g.q_bias || g.k_bias || g.v_bias || g.ia3_k || g.ia3_v || g.turns() || g.logn || g.append;
   return p.dense_kv && !p.sparse && !others && p.q.dtype == ATTUNE_FLOAT8_E4M3 && p.k.dtype == ATTUNE_FLOAT8_E4M3 &&
          p.v.dtype == ATTUNE_FLOAT8_E4M3;
 }
 
-bool has_prologue(const Problem& p) { return (p.prologue.any && !attends_codes(p)) || p.prologue.append; }
+bool has_prologue(const Problem& p) { return (p.prologue.any && !is_fp8_attention(p)) || p.prologue.append; }
 
 std::string prologue_refusal(const Problem& p) {
   if (!has_prologue(p)) return "";
@@ -75,13 +75,13 @@ std::string prologue_refusal(const Problem& p) {
 bool copies_rows(const Problem& p) { return row_to_copy(p) != nullptr; }
 
 const char* row_to_copy(const Problem& p) {
-  if (has_prologue(p) || !(p.q.element_size == 2 || attends_codes(p))) return nullptr;
+  if (has_prologue(p) || !(p.q.element_size == 2 || is_fp8_attention(p))) return nullptr;
   const bool rows = p.dense_kv || p.new_tokens;
   return !lies_aligned(p.q) ? "q" : rows && !lies_aligned(p.k) ? "k" : rows && !lies_aligned(p.v) ? "v" : nullptr;
 }
 
 size_t prologue_bytes(const Problem& p, Rows rows) {
-  return has_prologue(p) || copies_rows(p) || rows == Rows::kFloats ? place_rows(p, nullptr, rows).bytes : 0;
+  return has_prologue(p) || copies_rows(p) || rows == Rows::kFp32 ? place_rows(p, nullptr, rows).bytes : 0;
 }
 
 namespace {
@@ -96,14 +96,14 @@ PrepareProblem start_prepare(const Problem& p, void* memory, Rows rows) {
   return op;
 }
 
-// All rows that lie as these, whose they may be.
+// All rows, whichever sequence they belong to.
 void take_all(PrepareProblem& op, const RowView& rows) {
   op.total = rows.rows;
   op.fixed = rows.rows_per_batch > 0 ? rows.rows_per_batch : rows.rows;
   op.batch = rows.rows / std::max<int64_t>(1, op.fixed);
 }
 
-// Rows of whole 8 bytes are copied as bytes, which come in vectors of 8 from any such address.
+// Rows of a multiple of 8 bytes are copied as bytes, in vectors of 8 from any such address.
 constexpr int64_t kVector = 8;
 
 bool lies_in_vectors(const RowView& v, int64_t head_dim) {
@@ -155,7 +155,7 @@ Launches launches_before(const Problem& p, void* memory, Rows rows) {
     keys.q = keys.q_out = {};
     first.k = first.k_out = first.v = first.v_out = {};
   }
-  if (rows == Rows::kTheirs)
+  if (rows == Rows::kOwnType)
     for (int i = 0; i < before.count; ++i) copy_in_vectors(before.ops[i]);
   return before;
 }

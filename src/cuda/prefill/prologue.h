@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A prologue before the attention of prompts and of MLA: a launch of its own (kernels/rows/store.cu, as for
-// attune_qkv_prepare) that writes q, k and v as they enter the products to the workspace and new keys to the cache.
-// There are many products to a byte in prompts, and with the many heads of MLA: fusing it, as decode does, would save
-// little.
+// The prologue of prefill and MLA: a separate launch (kernels/rows/store.cu, as for attune_qkv_prepare) that writes q,
+// k and v to the workspace and appends new keys to the cache. Prefill, and MLA with its many heads, do many operations
+// a byte, so fusing the prologue, as decode does, would save little.
 #pragma once
 
 #include <cstddef>
@@ -12,38 +11,37 @@
 
 namespace attune::cuda::prefill {
 
-// Whether q, k and v are e4m3 codes that enter the products as they are, their scales with them.
-bool attends_codes(const Problem& p);
+// Whether q, k and v are e4m3 and enter the tensor cores as they are, with their scales.
+bool is_fp8_attention(const Problem& p);
 
 bool has_prologue(const Problem& p);
 
-// "" if the prologue can go ahead, else what cannot.
+// "" if the prologue is supported, else what is not.
 std::string prologue_refusal(const Problem& p);
 
-// Whether q, or dense k and v, do not lie as the TMA takes them, but for a launch before that copies them: of 16 bits,
-// or codes that enter the products.
+// Whether q, or dense k and v, of 16 bits or e4m3, must be copied by a launch before, as the TMA cannot read them.
 bool copies_rows(const Problem& p);
-// The first of them by name; null if none does.
+// The name of the first of them, or null.
 const char* row_to_copy(const Problem& p);
 
-// What q, k and v are in the workspace: of their own type, or of fp32, for the kernel of that.
-enum class Rows { kTheirs, kFloats };
+// The type of q, k and v in the workspace: their own, or fp32.
+enum class Rows { kOwnType, kFp32 };
 
 // Bytes of the workspace for q, k and v; 0 without a prologue or copies.
-size_t prologue_bytes(const Problem& p, Rows rows = Rows::kTheirs);
+size_t prologue_bytes(const Problem& p, Rows rows = Rows::kOwnType);
 
-// What is launched for a prologue, and what attention sees then: no prologue, and q, k and v at `memory`.
-PrepareProblem to_prepare(const Problem& p, void* memory, Rows rows = Rows::kTheirs);
-Problem after_prologue(const Problem& p, void* memory, Rows rows = Rows::kTheirs);
+// The launch of a prologue, and the problem that attention sees afterwards: no prologue, and q, k and v at `memory`.
+PrepareProblem to_prepare(const Problem& p, void* memory, Rows rows = Rows::kOwnType);
+Problem after_prologue(const Problem& p, void* memory, Rows rows = Rows::kOwnType);
 
-// The same where there may be no prologue: copies then, of k and v apart where they are not rows of q's tokens. What it
-// copies it copies from anywhere: a plan made for rows at any address takes those that lie well, too.
+// The launches before attention: a prologue, or copies; two where k and v are not of q's tokens. Copies read from any
+// address, so a plan made for unaligned rows also takes aligned ones.
 struct Launches {
   PrepareProblem ops[2];
   int count = 0;
   const PrepareProblem* begin() const { return ops; }
   const PrepareProblem* end() const { return ops + count; }
 };
-Launches launches_before(const Problem& p, void* memory, Rows rows = Rows::kTheirs);
+Launches launches_before(const Problem& p, void* memory, Rows rows = Rows::kOwnType);
 
 }  // namespace attune::cuda::prefill

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes of 8 bits to numbers of 16, sixteen at a time, and the order in which a thread of the converters does so.
+// Exact conversion of 8-bit elements to 16 bits, sixteen at a time, and the software pipeline of a dequant thread.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -8,25 +8,25 @@
 
 namespace attune::prefill {
 
-constexpr int kConverters = 96;  // threads
+constexpr int kDequantThreads = 96;  // threads
 
-// Two codes of a word, the lower or the upper ones, as fp16 numbers: exactly.
+// Two elements of a word, the lower or the upper pair, as fp16. Exact.
 template <int kType, bool kUpper>
-__device__ __forceinline__ unsigned decode_pair(unsigned word) {
+__device__ __forceinline__ unsigned dequant_pair(unsigned word) {
   const auto pair = static_cast<unsigned short>(kUpper ? word >> 16 : word);
   if constexpr (kType == tile::kE4m3) return ptx::e4m3_to_f16(pair);
   if constexpr (kType == tile::kE5m2) return ptx::permute_bytes(word, 0, kUpper ? 0x3424 : 0x1404);
-  // Below 1,024 a number of fp16 plus 1,024 has it in its last bits.
+  // An fp16 number from 1,024 to 2,047 has its integer part in its low bits.
   const unsigned raised = ptx::permute_bytes(word ^ 0x80808080u, 0x64646464u, kUpper ? 0x4342 : 0x4140);
   return ptx::subtract_f16x2(raised, 0x64806480u);
 }
 
-// Sixteen codes to as many numbers of kTo, exactly.
+// Converts sixteen elements to kTo. Exact.
 template <int kFrom, int kTo>
-__device__ __forceinline__ void decode_sixteen(const unsigned (&words)[4], unsigned (&out)[8]) {
+__device__ __forceinline__ void dequant_16(const unsigned (&words)[4], unsigned (&out)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    out[i] = i % 2 == 0 ? decode_pair<kFrom, false>(words[i / 2]) : decode_pair<kFrom, true>(words[i / 2]);
+    out[i] = i % 2 == 0 ? dequant_pair<kFrom, false>(words[i / 2]) : dequant_pair<kFrom, true>(words[i / 2]);
     if constexpr (kTo == tile::kBFloat16) {
       out[i] = ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(out[i])),
                               ptx::f16_to_float(static_cast<unsigned short>(out[i] >> 16)));
@@ -34,10 +34,9 @@ __device__ __forceinline__ void decode_sixteen(const unsigned (&words)[4], unsig
   }
 }
 
-// Steps of 16 bytes: load(step, words) of kAhead of them are under way while decode(step, words) goes through those
-// before.
-template <int kSteps, int kAhead, class Has, class Load, class Decode>
-__device__ __forceinline__ void convert_steps(const Has& has, const Load& load, const Decode& decode) {
+// Steps of 16 bytes: load(step, words) runs kAhead steps ahead of dequant(step, words).
+template <int kSteps, int kAhead, class Has, class Load, class Dequant>
+__device__ __forceinline__ void dequant_steps(const Has& has, const Load& load, const Dequant& dequant) {
   constexpr int kBatches = (kSteps + kAhead - 1) / kAhead;
   unsigned words[2][kAhead][4];
 #pragma unroll
@@ -50,11 +49,11 @@ __device__ __forceinline__ void convert_steps(const Has& has, const Load& load, 
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int step = (batch - 1) * kAhead + i;
-      if (step >= 0 && step < kSteps && has(step)) decode(step, words[(batch + 1) % 2][i]);
+      if (step >= 0 && step < kSteps && has(step)) dequant(step, words[(batch + 1) % 2][i]);
     }
   }
 }
-// Steps ahead.
-constexpr int kCodesAhead = Config::kHalfWeights ? 2 : 1;
+// Steps that are loaded ahead.
+constexpr int kLoadsAhead = Config::kFp16P ? 2 : 1;
 
 }  // namespace attune::prefill

@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// A value that one row of a block may not see but another does is multiplied by a weight of 0, which leaves NaN if it
-// is NaN or infinite. That shows in the row's output. Such rows are computed again, key by key, from what they may see:
-// slow, and never needed unless there are such values.
+// Recomputes rows with non-finite outputs. P is 0 where a row of the block may not see a key, but 0 times a NaN or
+// infinite V is NaN. Such rows are computed again key by key, from what they may see. This is slow, and needed only
+// where V has such values.
 #pragma once
 
-#include "prefill/store.cuh"
+#include "prefill/epilogue_store.cuh"
 #include "prefill/strided.cuh"
 
 namespace attune::prefill {
 
-class Repair {
+class NonfiniteRows {
  public:
-  // Which of the thread's rows have something that is no finite number.
-  __device__ __forceinline__ explicit Repair(const Rows& rows, const Accumulators& a) {
+  // Finds the thread's rows with a non-finite output.
+  __device__ __forceinline__ explicit NonfiniteRows(const Rows& rows, const Accumulators& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float probe[4] = {};
 #pragma unroll
-      for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN as soon as one is not finite
+      for (int i = 0; i < Config::kChannels / 4; ++i)  // NaN where one is not finite
         probe[i % 4] = fmaf(a.o[i / 2 * 4 + 2 * h + i % 2], 0.0f, probe[i % 4]);
-      if constexpr (Config::kCodes) probe[0] = fmaf(a.sum[h], 0.0f, probe[0]);  // codes of weights are finite
-      bad_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
+      if constexpr (Config::kFp8) probe[0] = fmaf(a.row_sum[h], 0.0f, probe[0]);  // P in e4m3 is finite
+      nonfinite_[h] = rows.token[h] >= 0 && (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f;
     }
   }
 
-  // All lanes of the warp, after the work tile's rows, or its part of them, have been stored: stores the bad ones
-  // again.
-  __device__ __forceinline__ void operator()(const PrefillParams& p, const WorkTile& t, int head_tile,
-                                             const Rows& rows) const {
-    if (!__any_sync(0xffffffffu, bad_[0] || bad_[1])) return;
+  // Called by all lanes of the warp after the work tile, or its split, was stored. Stores the recomputed rows again.
+  __device__ __forceinline__ void recompute(const PrefillParams& p, const WorkTile& t, int head_tile,
+                                            const Rows& rows) const {
+    if (!__any_sync(0xffffffffu, nonfinite_[0] || nonfinite_[1])) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       for (int row = 0; row < 8; ++row) {
         bool any = false;
-        for (int lane = 0; lane < 4; ++lane) any |= __shfl_sync(0xffffffffu, bad_[h] ? 1 : 0, 4 * row + lane) != 0;
-        if (any) again(p, t, head_tile, rows, h, row);
+        for (int lane = 0; lane < 4; ++lane)
+          any |= __shfl_sync(0xffffffffu, nonfinite_[h] ? 1 : 0, 4 * row + lane) != 0;
+        if (any) recompute_row(p, t, head_tile, rows, h, row);
       }
     }
   }
@@ -42,7 +42,7 @@ class Repair {
  private:
   static constexpr int kVectors = (Config::kChannels + 31) / 32;
 
-  // A row of K or of V; data null: on a page that is not there.
+  // A row of K or V; data null: on a page that does not exist.
   struct KeyRow {
     const char* data;
     int dtype;
@@ -62,12 +62,12 @@ class Repair {
     const Slot s = find_slot(p, t.batch, key, values);
     if (!is_there(p, s.page)) return {nullptr, Config::kCacheType, 0.0f};
     return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + head * plane.head_stride,
-            Config::kCacheType, Config::kOtherCache ? scale_of(p, t, head, key, values) : 1.0f};
+            Config::kCacheType, Config::kCacheTypeDiffers ? scale_of(p, t, head, key, values) : 1.0f};
   }
 
   __device__ __forceinline__ static float element(const PrefillParams& p, const WorkTile& t, int key, bool values,
                                                   const KeyRow& row, int channel) {
-    if constexpr (Config::kFloats || Config::kPacked) {
+    if constexpr (Config::kFp32 || Config::kXpacked) {
       const bool cached = Config::kCached && key < t.num_cached;
       const Strided place = cached ? Strided::of(values ? p.v : p.k) : Strided::of(values ? p.new_v : p.new_k);
       return tile::load_element(row.dtype, row.data, place.offset(channel)) * row.scale;
@@ -78,20 +78,20 @@ class Repair {
 
   __device__ __forceinline__ static bool sees(const PrefillParams& p, const Rows& rows, const Rows::Terms& terms,
                                               int position, int first, int end, int key) {
-    bool seen = first <= key && key < end;
+    bool visible = first <= key && key < end;
     if constexpr (Rows::kRanges) {
       for (int i = 0; i < p.num_ranges; ++i) {
         int range_first, range_last;
-        seen |= Rows::in_range(p, rows.batch, i, position, range_first, range_last) && range_first <= key &&
-                key <= range_last;
+        visible |= Rows::in_range(p, rows.batch, i, position, range_first, range_last) && range_first <= key &&
+                   key <= range_last;
       }
     }
-    if constexpr (Rows::kBits) seen = seen && Rows::bit_of(p, rows.first_row, rows.mask_start, terms, key);
-    return seen;
+    if constexpr (Rows::kBits) visible = visible && Rows::bit_of(p, rows.first_row, rows.mask_start, terms, key);
+    return visible;
   }
 
-  __device__ __forceinline__ static void again(const PrefillParams& p, const WorkTile& t, int head_tile,
-                                               const Rows& rows, int h, int row) {
+  __device__ __forceinline__ static void recompute_row(const PrefillParams& p, const WorkTile& t, int head_tile,
+                                                       const Rows& rows, int h, int row) {
     const int lane = threadIdx.x % 32, kv_head = head_tile * p.heads_of_tile / p.group;
     const auto of_row = [&](auto x) { return __shfl_sync(0xffffffffu, x, 4 * row); };
     Rows::Terms terms = rows.terms(h);
@@ -101,57 +101,57 @@ class Repair {
     const char* q =
         p.q + tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride, p.q_head_stride) *
                   tile::element_size(Config::kType);
-    const Line line(t.num_cached, t.first_key, t.end_key);
-    float o[kVectors] = {}, highest = -ptx::infinity(), sum = 0;
+    const Tiles tiles(t.num_cached, t.first_key, t.end_key);
+    float o[kVectors] = {}, row_max = -ptx::infinity(), row_sum = 0;
     for (int i = t.tile_begin; i < t.tile_end; ++i) {
-      const Tile tile = tile_at(t, line, i);
+      const Tile tile = tile_at(t, tiles, i);
       for (int begin = tile.low; begin < tile.high; begin += 32) {
         const int key = begin + lane;
-        const bool seen = key < tile.high && sees(p, rows, terms, position, first, end, key);
+        const bool visible = key < tile.high && sees(p, rows, terms, position, first, end, key);
         KeyRow k{nullptr, Config::kType, 0.0f};
-        if (seen) k = row_at(p, t, key, kv_head, false);
-        if (Config::kCached && seen && key < t.num_cached && !has_value(p, t.batch, key)) k.data = nullptr;
+        if (visible) k = row_at(p, t, key, kv_head, false);
+        if (Config::kCached && visible && key < t.num_cached && !has_value(p, t.batch, key)) k.data = nullptr;
         float s = -ptx::infinity();
         if (k.data != nullptr) {
           s = 0;
           for (int d = 0; d < Config::kHeadDimQk; ++d)
-            s = fmaf(tile::load_element(Config::kType, q, Config::kFloats ? d * p.q_dim_stride : d),
+            s = fmaf(tile::load_element(Config::kType, q, Config::kFp32 ? d * p.q_dim_stride : d),
                      element(p, t, key, false, k, d), s);
           s = Rows::score_of(p, s, terms, key, static_cast<float>(position - key));
-          if (s == -ptx::infinity()) k.data = nullptr;  // it counts for nothing, whatever its value is
+          if (s == -ptx::infinity()) k.data = nullptr;  // P is 0, so V must not count either
         }
-        float top = fmaxf(highest, s);
+        float new_max = fmaxf(row_max, s);
 #pragma unroll
-        for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-        const float reference = reference_of(top), lowered = ptx::exp2_approx(highest - reference);
-        const float weight = ptx::exp2_approx(s - reference);
-        highest = top;
-        sum *= lowered;
+        for (int step = 16; step > 0; step /= 2) new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffu, new_max, step));
+        const float row_max_ref = finite_or_zero(new_max), rescale = ptx::exp2_approx(row_max - row_max_ref);
+        const float own_p = ptx::exp2_approx(s - row_max_ref);
+        row_max = new_max;
+        row_sum *= rescale;
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) o[v] *= lowered;
+        for (int v = 0; v < kVectors; ++v) o[v] *= rescale;
         for (int j = 0; j < min(32, tile.high - begin); ++j) {
-          const float w = __shfl_sync(0xffffffffu, weight, j);
+          const float key_p = __shfl_sync(0xffffffffu, own_p, j);
           if (__shfl_sync(0xffffffffu, k.data != nullptr ? 1 : 0, j) == 0) continue;
           const KeyRow value = row_at(p, t, begin + j, kv_head, true);
-          sum += w;
+          row_sum += key_p;
           if (value.data == nullptr) continue;
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
             const int channel = 32 * v + lane;
-            if (channel < Config::kHeadDimV) o[v] = fmaf(w, element(p, t, begin + j, true, value, channel), o[v]);
+            if (channel < Config::kHeadDimV) o[v] = fmaf(key_p, element(p, t, begin + j, true, value, channel), o[v]);
           }
         }
       }
     }
     if (t.num_splits > 1) {
       const long long at = split_row(p, t, head_tile, t.split_idx) + row_of_thread() - lane / 4 + row + 8 * h;
-      if (lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(highest, sum);
+      if (lane == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(row_max, row_sum);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) p.partial_out[at * Config::kChannels + 32 * v + lane] = o[v];
       return;
     }
     float factor = 0;
-    if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, highest, sum);
+    if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum);
     factor = __shfl_sync(0xffffffffu, factor, 0);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -161,7 +161,7 @@ class Repair {
     }
   }
 
-  bool bad_[2];
+  bool nonfinite_[2];
 };
 
 }  // namespace attune::prefill

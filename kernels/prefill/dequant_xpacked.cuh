@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of codes from an x-packed cache: K becomes rows, swizzled as the TMA would have written them, V what it is in a
-// tile of 16 bits (packed.cuh). The TMA brings of each 8 keys pieces of 16 channels, of those keys one after the other;
-// and of V all channels of a box, each with the box's keys.
+// Dequantizes tiles of an x-packed 8-bit cache: K to swizzled rows, V to the layout of an x-packed 16-bit tile
+// (xpacked.cuh). The TMA brings K as pieces of 16 channels for each 8 keys, key after key, and V as all channels of a
+// box, each with the keys of the box.
 #pragma once
 
-#include "prefill/codes.cuh"
-#include "prefill/packed.cuh"
+#include "prefill/dequant_elements.cuh"
+#include "prefill/xpacked.cuh"
 
 namespace attune::prefill {
 
-// K. A warp takes four pieces of 8 keys at a time: eight lanes a piece, which they load side by side and store to eight
-// rows, whose swizzle puts them into different banks.
-class PackedKeys {
+// K. A warp converts four pieces of 8 keys at a time, eight lanes a piece. The lanes load contiguous bytes and store to
+// eight rows, which the swizzle puts into different banks.
+class XpackedKeys {
  public:
   static constexpr int kPieces = (Config::kHeadDimQk + 15) / 16, kBlocks = (kPieces + 3) / 4;  // of 64 channels
   static constexpr int kUnits = Config::kKeys / 8 * kBlocks, kSteps = (kUnits + 2) / 3;
 
-  __device__ __forceinline__ PackedKeys(unsigned raw, unsigned to, int thread)
+  __device__ __forceinline__ XpackedKeys(unsigned raw, unsigned to, int thread)
       : warp_(thread / 32),
         piece_(thread / 8 % 4),
         from_(raw + thread % 32 * 16),
         to_(to + thread % 8 * 128 + ((2 * piece_) ^ (thread % 8)) * 16) {}
 
-  // As many steps later as there are blocks, a warp is 24 keys further in the same one.
+  // kBlocks steps later, a warp is 24 keys further in the same block.
   __device__ __forceinline__ bool has(int step) const {
     return (3 * step + 2 < kUnits || warp_ + 3 * step < kUnits) &&
            (kPieces % 4 == 0 || 4 * block_of(step) + piece_ < kPieces);
@@ -43,47 +43,47 @@ class PackedKeys {
   unsigned from_, to_;
 };
 
-__device__ __forceinline__ void packed_keys(unsigned raw, unsigned to, int thread) {
-  const PackedKeys mine(raw, to, static_cast<int>(ptx::kept(thread)));
-  convert_steps<PackedKeys::kSteps, kCodesAhead>(
+__device__ __forceinline__ void dequant_xpacked_k(unsigned raw, unsigned to, int thread) {
+  const XpackedKeys mine(raw, to, static_cast<int>(ptx::kept(thread)));
+  dequant_steps<XpackedKeys::kSteps, kLoadsAhead>(
       [&](int step) { return mine.has(step); },
       [&](int step, unsigned(&words)[4]) { ptx::load_shared_four(mine.from(step), words); },
       [&](int step, const unsigned(&words)[4]) {
         unsigned out[8];
-        decode_sixteen<Config::kCacheType, tile::kFloat16>(words, out);
+        dequant_16<Config::kCacheType, tile::kFloat16>(words, out);
         ptx::store_shared_four(mine.to(step, 0), out);
         ptx::store_shared_four(mine.to(step, 1), out + 4);
       });
 }
 
-// V. A thread takes 16 keys of a channel at a time: 16 bytes become 32. Eight threads have eight neighbouring channels,
-// so that what they store lies in different banks. Where a box has several sixteens they have different ones at a time,
-// so that what they load does, too.
-class PackedValues {
+// V. A thread converts 16 keys of a channel at a time: 16 bytes become 32. Eight threads have neighbouring channels, so
+// they store to different banks. Where a box has several groups of 16 keys, the threads take different groups, so they
+// load from different banks, too.
+class XpackedValues {
  public:
-  static constexpr int kSixteens = Config::kKeys / 16, kEights = kConverters / 8;  // of threads
+  static constexpr int kSixteens = Config::kKeys / 16, kEights = kDequantThreads / 8;  // groups of 8 threads
   static constexpr int kUnits = kSixteens * Config::kChannels / 8, kSteps = (kUnits + kEights - 1) / kEights;
-  // As many steps later a thread has the same sixteen of other channels.
+  // kPeriod steps later, a thread has the same keys of other channels.
   static constexpr int kPeriod = kSixteens == 8 ? 2 : 1, kFurther = kEights * kPeriod / kSixteens * 8;
   static_assert(kEights * kPeriod % kSixteens == 0);
 
-  // 16 keys of a channel.
-  struct Place {
+  // Where 16 keys of a channel are read and written.
+  struct Address {
     unsigned from, to;
   };
 
   // box_shift: log2 of the keys of a box.
-  __device__ __forceinline__ PackedValues(unsigned raw, unsigned to, int box_shift, int thread)
+  __device__ __forceinline__ XpackedValues(unsigned raw, unsigned to, int box_shift, int thread)
       : raw_(raw), to_(to), shift_(box_shift - 4), lane_(thread % 8), eight_(thread / 8) {}
 
   __device__ __forceinline__ bool has(int step) const { return eight_ + step * kEights < kUnits; }
-  __device__ __forceinline__ Place place(int step) const {
+  __device__ __forceinline__ Address address(int step) const {
     const int unit = eight_ + step * kEights, mask = (1 << shift_) - 1, box = unit % kSixteens & ~mask;
     const int within = (unit % kSixteens + (lane_ << shift_ >> 3)) & mask, channel = unit / kSixteens * 8 + lane_;
     return {raw_ + (box * Config::kChannels + (channel << shift_) + within) * 16,
             to_ + ((box + within) * Config::kChannels + channel) * 32 + lane_ / 4 * 16};
   }
-  // Channels `further` than `from`.
+  // The address `further` channels after `from`.
   __device__ __forceinline__ unsigned from(unsigned from, int further) const { return from + (further * 16 << shift_); }
 
  private:
@@ -93,29 +93,29 @@ class PackedValues {
 
 // Keys outside of [low, high) become zero.
 template <int kTo>
-__device__ __forceinline__ void packed_values(unsigned raw, unsigned to, int low, int high, int box_shift,
-                                              int thread) {
-  constexpr int kPeriod = PackedValues::kPeriod, kSteps = PackedValues::kSteps;
-  const PackedValues mine(raw, to, box_shift, static_cast<int>(ptx::kept(thread)));
-  PackedValues::Place first[kPeriod];
+__device__ __forceinline__ void dequant_xpacked_v(unsigned raw, unsigned to, int low, int high, int box_shift,
+                                                  int thread) {
+  constexpr int kPeriod = XpackedValues::kPeriod, kSteps = XpackedValues::kSteps;
+  const XpackedValues mine(raw, to, box_shift, static_cast<int>(ptx::kept(thread)));
+  XpackedValues::Address first[kPeriod];
 #pragma unroll
-  for (int i = 0; i < kPeriod; ++i) first[i] = mine.place(i);
-  const auto further = [](int step) { return step / kPeriod * PackedValues::kFurther; };
-  convert_steps<kSteps, kCodesAhead>(
-      [&](int step) { return (step + 1) * PackedValues::kEights <= PackedValues::kUnits || mine.has(step); },
+  for (int i = 0; i < kPeriod; ++i) first[i] = mine.address(i);
+  const auto further = [](int step) { return step / kPeriod * XpackedValues::kFurther; };
+  dequant_steps<kSteps, kLoadsAhead>(
+      [&](int step) { return (step + 1) * XpackedValues::kEights <= XpackedValues::kUnits || mine.has(step); },
       [&](int step, unsigned(&words)[4]) {
         ptx::load_shared_four(mine.from(first[step % kPeriod].from, further(step)), words);
       },
       [&](int step, const unsigned(&words)[4]) {
         const unsigned at = first[step % kPeriod].to + further(step) * 32;
         unsigned out[8];
-        decode_sixteen<Config::kCacheType, kTo>(words, out);
+        dequant_16<Config::kCacheType, kTo>(words, out);
         ptx::store_shared_four(at, out);
         ptx::store_shared_four(at ^ 16, out + 4);
       });
   if (low == 0 && high == Config::kKeys) return;
-  ptx::sync_some(kAllConverters, kConverters);
-  clear_columns<kConverters>(to, low, high, thread);
+  ptx::sync_some(kLoadBarrier, kDequantThreads);
+  zero_v_columns<kDequantThreads>(to, low, high, thread);
 }
 
 }  // namespace attune::prefill

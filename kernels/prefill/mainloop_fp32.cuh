@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math of a warpgroup on fp32 numbers, each the sum of three of bf16: 64 rows of the block against the tiles that
-// are brought.
+// The mainloop of a math warpgroup on fp32 inputs as bf16x3: 64 rows of the block against the tiles that are loaded.
 //
 //   S_i = Q K_i^T;  m' = max(m, rowmax c S_i);  P_i = 2^(c S_i - m');  l = l 2^(m - m') + rowsum P_i;
 //   O = O 2^(m - m') + (P_i V_i);   c = scale log2 e
 //
-// Of the nine products of three parts by three those are left out that are below 2^-24 of the whole; the other six are
-// added up from the smallest, so that the largest parts meet sums that are rounded (towards zero) few times. For the
-// same reason P V of a tile is summed from zero and then added to O in fp32, which rescales O at no cost.
+// Of the nine products of three parts by three, six are computed; the others are below 2^-24 of the whole. The smallest
+// is added first, so that the largest parts meet few roundings of the accumulator (towards zero). For the same reason
+// PV of a tile starts from zero and is added to O in fp32, which rescales O at no cost.
 //
-// Nothing is overlapped within a group: products take several times as long as what is between them, and while one
-// group does that the other has the tensor cores.
+// A warpgroup overlaps nothing: its GEMMs take several times as long as its softmax, during which the other warpgroup
+// has the tensor cores.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -19,57 +18,57 @@
 
 namespace attune::prefill {
 
-class AttendFloats {
+class MainloopFp32 {
  public:
-  __device__ __forceinline__ AttendFloats(const PrefillParams& p, const Smem& smem, int group)
+  __device__ __forceinline__ MainloopFp32(const PrefillParams& p, const Smem& smem, int group)
       : p_(p), smem_(smem), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
   // All tiles of a work tile.
   __device__ __forceinline__ void run(const WorkTile& work, int head_tile, Accumulators& a) {
     Rows rows;
     if (kKeepsRows) rows.start(p_, work, head_tile);
-    q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q() + group_ * 64 * 128));  // anew: kept, it spilled
+    q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q() + group_ * 64 * 128));  // recomputed: keeping it spilled
     const int begin = __shfl_sync(0xffffffffu, work.tile_begin, 0), end = __shfl_sync(0xffffffffu, work.tile_end, 0);
-    a.max[0] = a.max[1] = -ptx::infinity();
-    a.sum[0] = a.sum[1] = smem_.first_sum();
+    a.row_max[0] = a.row_max[1] = -ptx::infinity();
+    a.row_sum[0] = a.row_sum[1] = smem_.first_sum();
 #pragma unroll
     for (float& x : a.o) x = 0;
     for (int i = end - 1; i >= begin; --i) {
-      float s[Config::kKeys / 2], lowered[2];
+      float s[Config::kKeys / 2], rescale[2];
       const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(smem_.k(k_pipe_.stage)));
       const ptx::Descriptor v = ptx::uniform(ptx::descriptor_mn_major(smem_.v(v_pipe_.stage), Config::kKeys * 128));
       ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
       if (i == end - 1) ptx::wait_phase(smem_.q_full(), q_phase_);
-      multiply_keys(k, s);
+      qk_gemm(k, s);
       if (i == begin) release(smem_.q_empty());
       if (!kKeepsRows) rows.start(p_, work, head_tile);
-      weigh(rows, work, i, s, lowered, a);
+      online_softmax(rows, work, i, s, rescale, a);
       release(smem_.k_empty(k_pipe_.stage));
       k_pipe_.next<Config::kStages>();
-      unsigned weights[Config::kParts][Config::kKeys / 4];
+      unsigned p_regs[Config::kBf16Parts][Config::kKeys / 4];
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 4; ++j) {
         unsigned parts[tile::kSplitParts];
         tile::split_pair(s[2 * j], s[2 * j + 1], parts);
 #pragma unroll
-        for (int part = 0; part < Config::kParts; ++part) weights[part][j] = parts[part];
+        for (int part = 0; part < Config::kBf16Parts; ++part) p_regs[part][j] = parts[part];
       }
       ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
-      add_products<0>(i, weights, v, lowered, a.o);
+      pv_gemm_add<0>(i, p_regs, v, rescale, a.o);
       release(smem_.v_empty(v_pipe_.stage));
       v_pipe_.next<Config::kStages>();
     }
     q_phase_ ^= 1;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      a.factor[h] = 1.0f;
-      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 1);
-      a.sum[h] += __shfl_xor_sync(0xffffffffu, a.sum[h], 2);
+      a.o_scale[h] = 1.0f;
+      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
+      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
     }
   }
 
  private:
-  // The products of parts that count, from the smallest on.
+  // The products of parts, smallest first.
   static constexpr int kPairs = 6;
   __device__ __forceinline__ static constexpr int left_part(int pair) {
     return pair == 0 ? 2 : pair == 2 || pair == 3 ? 1 : 0;
@@ -77,19 +76,19 @@ class AttendFloats {
   __device__ __forceinline__ static constexpr int right_part(int pair) {
     return pair == 1 ? 2 : pair == 2 || pair == 4 ? 1 : 0;
   }
-  // Beside O of wide rows there are no registers for what is known of rows: it is found again for each tile.
+  // With wide O there are no registers for the rows: they are computed again for each tile.
   static constexpr bool kKeepsRows = Config::kChannels <= 128;
-  // Channels of O that a product has: as many registers as are left for it.
+  // Channels of O in one PV GEMM: as many as registers allow.
   static constexpr int kMostChannels = Config::kChannels < 128 ? Config::kChannels : 64;
 
-  __device__ __forceinline__ void multiply_keys(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
+  __device__ __forceinline__ void qk_gemm(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
     constexpr int kPartQ = Config::kBlocksQk * Config::kRows * 8, kPartK = Config::kBlocksQk * Config::kKeys * 8;
     ptx::pin(s);
     ptx::fence_products();
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
-      for (int i = 0; i < Config::kStepsQk; ++i) {
+      for (int i = 0; i < Config::kQkSteps; ++i) {
         const int block = i / 4, within = i % 4 * ptx::kStepK;
         ptx::Product<Config::kKeys, ptx::Type::kBf16>::shared(
             s, q_ + left_part(pair) * kPartQ + block * (Config::kRows * 8) + within,
@@ -101,48 +100,50 @@ class AttendFloats {
     ptx::pin(s);
   }
 
-  // O of channels kFirst.. = O lowered + P V. What adds them up is a loop that is left at once, as tile numbers are not
-  // negative: the compiler moves nothing across its borders, and would else keep all products until the last has come.
+  // Channels kFirst.. of O = O rescale + P V. The addition is in a loop that exits at once, as tile numbers are not
+  // negative: the compiler moves nothing across its borders. Without it all products stay live until the last one.
   template <int kFirst>
-  __device__ __forceinline__ static void add_products(int tile, unsigned (&weights)[Config::kParts][Config::kKeys / 4],
-                                                      ptx::Descriptor v, const float (&lowered)[2],
-                                                      float (&o)[Config::kChannels / 2]) {
+  __device__ __forceinline__ static void pv_gemm_add(int tile,
+                                                     unsigned (&p_regs)[Config::kBf16Parts][Config::kKeys / 4],
+                                                     ptx::Descriptor v, const float (&rescale)[2],
+                                                     float (&o)[Config::kChannels / 2]) {
     constexpr int kRest = Config::kChannels - kFirst, kCount = kRest < kMostChannels ? kRest : kMostChannels;
     constexpr int kPartV = Config::kBlocksV * Config::kKeys * 8, kBlock = kFirst / 64 * Config::kKeys * 8;
-    float product[kCount / 2];
-    ptx::pin(product);
+    float pv[kCount / 2];
+    ptx::pin(pv);
 #pragma unroll
-    for (int part = 0; part < Config::kParts; ++part) ptx::pin(weights[part]);
+    for (int part = 0; part < Config::kBf16Parts; ++part) ptx::pin(p_regs[part]);
     ptx::fence_products();
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
-      for (int i = 0; i < Config::kStepsKeys; ++i) {
-        ptx::Product<kCount, ptx::Type::kBf16>::registers(product, weights[left_part(pair)] + 4 * i,
+      for (int i = 0; i < Config::kPvSteps; ++i) {
+        ptx::Product<kCount, ptx::Type::kBf16>::registers(pv, p_regs[left_part(pair)] + 4 * i,
                                                           v + right_part(pair) * kPartV + kBlock + i * (2048 >> 4),
                                                           pair == 0 && i == 0 ? 0 : 1);
       }
     }
     ptx::commit_products();
     ptx::wait_products<0>();
-    ptx::pin(product);
+    ptx::pin(pv);
     do {
 #pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) o[kFirst / 2 + i] = fmaf(o[kFirst / 2 + i], lowered[i / 2 % 2], product[i]);
+      for (int i = 0; i < kCount / 2; ++i) o[kFirst / 2 + i] = fmaf(o[kFirst / 2 + i], rescale[i / 2 % 2], pv[i]);
     } while (kRest > kCount && static_cast<int>(ptx::kept(tile)) < 0);
-    if constexpr (kRest > kCount) add_products<kFirst + kCount>(tile, weights, v, lowered, o);
+    if constexpr (kRest > kCount) pv_gemm_add<kFirst + kCount>(tile, p_regs, v, rescale, o);
   }
 
-  // Products of tile i to weights in place, and how much what came before counts less.
-  __device__ __forceinline__ void weigh(const Rows& rows, const WorkTile& work, int i, float (&s)[Config::kKeys / 2],
-                                        float (&lowered)[2], Accumulators& a) const {
-    const Line line(work.num_cached, work.first_key, work.end_key);
-    if constexpr (!Rows::kProducts) rows.score(p_, line.start(i), s);
-    const unsigned hidden = Config::kCached ? smem_.mask(k_pipe_.stage) : 0;
-    const bool flagged = Config::kCached && ptx::load_shared_u32(hidden) != 0;
-    if (Rows::kBits || flagged || !rows.whole_tiles(work, line).has(i)) {
-      const Tile tile = tile_at(work, line, i);
-      rows.hide<Config::kKeys / 2>(p_, tile, rows.view(p_, tile), flagged, hidden, s);
+  // Turns S of tile i into P in place, updates row_max and row_sum, and sets `rescale` for O.
+  __device__ __forceinline__ void online_softmax(const Rows& rows, const WorkTile& work, int i,
+                                                 float (&s)[Config::kKeys / 2], float (&rescale)[2],
+                                                 Accumulators& a) const {
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
+    if constexpr (!Rows::kProducts) rows.score(p_, tiles.start(i), s);
+    const unsigned tile_mask = Config::kCached ? smem_.mask(k_pipe_.stage) : 0;
+    const bool any_invalid = Config::kCached && ptx::load_shared_u32(tile_mask) != 0;
+    if (Rows::kBits || any_invalid || !rows.whole_tiles(work, tiles).has(i)) {
+      const Tile tile = tile_at(work, tiles, i);
+      rows.apply_mask<Config::kKeys / 2>(p_, tile, rows.visible_keys(p_, tile), any_invalid, tile_mask, s);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -151,22 +152,22 @@ class AttendFloats {
       for (int j = 1; j < Config::kKeys / 4; ++j) top = fmaxf(top, s[j / 2 * 4 + 2 * h + j % 2]);
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      const float before = a.max[h];
-      a.max[h] = fmaxf(before, top * c_);
-      const float reference = reference_of(a.max[h]);
-      lowered[h] = ptx::exp2_approx(before - reference);
+      const float before = a.row_max[h];
+      a.row_max[h] = fmaxf(before, top * c_);
+      const float row_max_ref = finite_or_zero(a.row_max[h]);
+      rescale[h] = ptx::exp2_approx(before - row_max_ref);
       float sum[2] = {};
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 4; ++j) {
         float& x = s[j / 2 * 4 + 2 * h + j % 2];
-        x = ptx::exp2_approx(fmaf(x, c_, -reference));
+        x = ptx::exp2_approx(fmaf(x, c_, -row_max_ref));
         sum[j % 2] += x;
       }
-      a.sum[h] = fmaf(a.sum[h], lowered[h], sum[0] + sum[1]);
+      a.row_sum[h] = fmaf(a.row_sum[h], rescale[h], sum[0] + sum[1]);
     }
   }
 
-  // By all lanes, which have read what the barrier is about.
+  // Called by all lanes after their last read.
   __device__ __forceinline__ static void release(unsigned barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(barrier);

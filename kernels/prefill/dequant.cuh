@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Three warps that make tiles of 8-bit codes, which the producer's copies bring, K and V of 16 bits, in rows swizzled
-// as the TMA would have written them, and lay the scales beside them for the math groups. Values that nobody may see
-// become zero.
+// The dequant warps: three warps convert raw 8-bit tiles, which the producer copies, to 16-bit K and V, in rows
+// swizzled as the TMA writes them. They store per-token scales beside K, and zero rows of V that nobody may see.
 #pragma once
 
-#include "prefill/codes.cuh"
+#include "prefill/dequant_elements.cuh"
+#include "prefill/dequant_xpacked.cuh"
 #include "prefill/shared_storage.cuh"
-#include "prefill/convert_packed.cuh"
 #include "prefill/tile_scheduler.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/registers.cuh"
@@ -14,12 +13,12 @@
 
 namespace attune::prefill {
 
-class Converter {
+class Dequantizer {
  public:
-  static constexpr int kThreads = kConverters;
-  static_assert(!Config::kConverts || kThreads == 32 * Config::kConvertWarps);
+  static constexpr int kThreads = kDequantThreads;
+  static_assert(!Config::kQuantized || kThreads == 32 * Config::kDequantWarps);
 
-  __device__ __forceinline__ Converter(const PrefillParams& p, const Smem& smem)
+  __device__ __forceinline__ Dequantizer(const PrefillParams& p, const Smem& smem)
       : p_(p), smem_(smem), thread_(static_cast<int>(threadIdx.x) - 32) {}
 
   __device__ __forceinline__ void run() {
@@ -27,48 +26,49 @@ class Converter {
       ptx::wait_phase(smem_.work_full(slot.stage), slot.phase);
       const int head_tile = smem_.head_tile(slot.stage);
       if (head_tile == kNoMoreWork) return;
-      convert(smem_.work(slot.stage), head_tile * p_.heads_of_tile / p_.group);
+      dequant_tiles(smem_.work(slot.stage), head_tile * p_.heads_of_tile / p_.group);
       __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::arrive(smem_.work_empty(slot.stage));
     }
   }
 
  private:
-  // The order of the producer.
-  __device__ __forceinline__ void convert(const WorkTile& work, int kv_head) {
-    const Line line(work.num_cached, work.first_key, work.end_key);
+  // In the order of the producer.
+  __device__ __forceinline__ void dequant_tiles(const WorkTile& work, int kv_head) {
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
 #pragma unroll 1
     for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
-      const Tile tile = tile_at(work, line, i);
-      keys(work, kv_head, tile);
-      values(tile);
+      const Tile tile = tile_at(work, tiles, i);
+      dequant_k(work, kv_head, tile);
+      dequant_v(tile);
     }
   }
 
-  __device__ __forceinline__ void keys(const WorkTile& work, int kv_head, const Tile& tile) {
+  __device__ __forceinline__ void dequant_k(const WorkTile& work, int kv_head, const Tile& tile) {
     const PipelineState pipe = k_pipe_;
     k_pipe_.next<Config::kStages>();
     if (!tile.cached) return;
     const PipelineState raw = raw_pipe_;
     raw_pipe_.next<Config::kRawStages>();
-    // Codes are copied when earlier tiles of others have their stages: then k_empty is not two uses behind.
+    // The producer copies raw tiles after all earlier dense tiles have their stages: then the phase of k_empty never
+    // lags by two.
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
     if (Config::kTokenScales) load_scales(work, kv_head, tile, pipe.stage);
-    // racecheck reports this beside Weigh::hide_edge(): it does not follow a thread's arrival for those that it met.
+    // racecheck reports this beside Softmax::mask_edge(): it does not follow a thread's arrival for those that it met.
     if (thread_ < static_cast<int>(sizeof(TileMask) / 4)) {
       ptx::store_shared_u32(smem_.mask(pipe.stage) + 4 * thread_,
                             ptx::load_shared_u32(smem_.raw_mask(raw.stage) + 4 * thread_));
     }
-    if constexpr (Config::kPacked) {
-      packed_keys(smem_.raw(raw.stage), smem_.k(pipe.stage), thread_);
+    if constexpr (Config::kXpacked) {
+      dequant_xpacked_k(smem_.raw(raw.stage), smem_.k(pipe.stage), thread_);
     } else {
-      tile_of<Config::kHeadDimQk, tile::kFloat16>(smem_.raw(raw.stage), smem_.k(pipe.stage), 0, Config::kKeys);
+      dequant_tile<Config::kHeadDimQk, tile::kFloat16>(smem_.raw(raw.stage), smem_.k(pipe.stage), 0, Config::kKeys);
     }
-    hand_over(smem_.raw_empty(raw.stage), smem_.k_full(pipe.stage));
+    publish(smem_.raw_empty(raw.stage), smem_.k_full(pipe.stage));
   }
 
-  __device__ __forceinline__ void values(const Tile& tile) {
+  __device__ __forceinline__ void dequant_v(const Tile& tile) {
     const PipelineState pipe = v_pipe_;
     v_pipe_.next<Config::kStages>();
     if (!tile.cached) return;
@@ -79,59 +79,57 @@ class Converter {
     constexpr int kTo = Config::kTokenScales ? tile::kBFloat16 : tile::kFloat16;
     const unsigned from = smem_.raw(raw.stage), to = smem_.v(pipe.stage);
     const int low = tile.low - tile.start, high = tile.high - tile.start;
-    if constexpr (Config::kPacked) {
-      packed_values<kTo>(from, to, low, high, p_.box_shift, thread_);
+    if constexpr (Config::kXpacked) {
+      dequant_xpacked_v<kTo>(from, to, low, high, p_.box_shift, thread_);
     } else {
-      tile_of<Config::kHeadDimV, kTo>(from, to, low, high);
+      dequant_tile<Config::kHeadDimV, kTo>(from, to, low, high);
     }
-    hand_over(smem_.raw_empty(raw.stage), smem_.v_full(pipe.stage));
+    publish(smem_.raw_empty(raw.stage), smem_.v_full(pipe.stage));
   }
 
-  __device__ __forceinline__ void hand_over(unsigned raw_empty, unsigned full) {
+  __device__ __forceinline__ void publish(unsigned raw_empty, unsigned full) {
     ptx::fence_async_proxy();
-    ptx::sync_some(kAllConverters, kThreads);
+    ptx::sync_some(kLoadBarrier, kThreads);
     if (thread_ == 0) {
       ptx::arrive(raw_empty);
       ptx::arrive(full);
     }
   }
 
-  // Of both K and V of the tile; before the codes are waited for, because it takes two dependent loads.
+  // Loads the scales of K and V of a tile. Before the wait for the raw tile, as these are two dependent loads.
   __device__ __forceinline__ void load_scales(const WorkTile& work, int kv_head, const Tile& tile, int stage) {
 #pragma unroll 1
     for (int key = thread_; key < Config::kKeys; key += kThreads) {
       const bool there = tile.start + key >= tile.low && tile.start + key < tile.high;
-      // racecheck reports these beside multiply_columns(): it does not follow a thread's arrival for those that it met.
+      // racecheck reports these beside scale_columns(): it does not follow a thread's arrival for those that it met.
       smem_.scales(stage, false)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, false) : 0.0f;
       smem_.scales(stage, true)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, true) : 0.0f;
     }
-    ptx::sync_some(kAllConverters, kThreads);
+    ptx::sync_some(kLoadBarrier, kThreads);
   }
 
-  // Every code of a tile: its raw rows to rows of kTo, swizzled. Rows outside of [low, high) become zero.
+  // Converts a raw tile to swizzled rows of kTo. Rows outside of [low, high) become zero.
   template <int kHeadDim, int kTo>
-  __device__ __forceinline__ void tile_of(unsigned raw, unsigned to, int low, int high) const {
-    blocks_of<kHeadDim, kTo>(raw, to);
+  __device__ __forceinline__ void dequant_tile(unsigned raw, unsigned to, int low, int high) const {
+    dequant_blocks<kHeadDim, kTo>(raw, to);
     if (low == 0 && high == Config::kKeys) return;
-    clear_blocks<kHeadDim>(to, low, high);
+    zero_rows<kHeadDim>(to, low, high);
   }
 
-  // A block of up to 128 channels: each thread has a piece of 16 of them, of every so many rows. Eight lanes load
-  // pieces of all banks, and store to all banks: of a row's eight pieces those of the second half are the next row's.
+  // A thread's share of up to 128 channels: a piece of 16 channels, of every kRowsAtATime-th row. Eight lanes load from
+  // all banks and store to all banks: the second half of a row's eight pieces is taken from the next row.
   template <int kRest>
-  struct Share {
+  struct ThreadPieces {
     static constexpr int kPieces = kRest <= 64 ? 4 : 8, kRowsAtATime = kThreads / kPieces,
                          kSteps = (Config::kKeys + kRowsAtATime - 1) / kRowsAtATime;
     static_assert(kRowsAtATime % 4 == 0, "rows so far apart are swizzled alike, or by the other half of a line");
     unsigned row, piece;
-    __device__ __forceinline__ explicit Share(unsigned thread) {
+    __device__ __forceinline__ explicit ThreadPieces(unsigned thread) {
       piece = thread % kPieces;
       row = kPieces == 4 ? thread / 4 : thread / 16 * 2 + (thread / 4 + thread / 8) % 2;
     }
-    __device__ __forceinline__ unsigned from(unsigned raw) const {
-      return raw + row * kernels::kRawPitch + 16 * piece;
-    }
-    // The first half of the piece's line; the second lies at ^ 16.
+    __device__ __forceinline__ unsigned from(unsigned raw) const { return raw + row * kernels::kRawPitch + 16 * piece; }
+    // The first half of the piece's output; the second is at ^ 16.
     __device__ __forceinline__ unsigned to(unsigned block) const {
       return block + piece / 4 * (Config::kKeys * 128) + row * 128 + ((piece % 4 * 2) ^ (row & 7)) * 16;
     }
@@ -144,28 +142,28 @@ class Converter {
   };
 
   template <int kHeadDim, int kTo, int kBlock = 0>
-  __device__ __forceinline__ void blocks_of(unsigned raw, unsigned to) const {
-    using Mine = Share<kHeadDim - 128 * kBlock>;
-    const Mine mine(ptx::kept(thread_));  // computed where it is needed: registers are scarce
+  __device__ __forceinline__ void dequant_blocks(unsigned raw, unsigned to) const {
+    using Mine = ThreadPieces<kHeadDim - 128 * kBlock>;
+    const Mine mine(ptx::kept(thread_));  // recomputed where needed: registers are scarce
     const unsigned from = mine.from(raw + kBlock * Config::kKeys * kernels::kRawPitch);
     const unsigned at = mine.to(to + 2 * kBlock * Config::kKeys * 128);
     const auto load = [&](int step, unsigned(&words)[4]) {
       ptx::load_shared_four(from + step * Mine::kRowsAtATime * kernels::kRawPitch, words);
     };
-    const auto decode = [&](int step, const unsigned(&words)[4]) {
+    const auto dequant = [&](int step, const unsigned(&words)[4]) {
       unsigned out[8];
-      decode_sixteen<Config::kCacheType, kTo>(words, out);
+      dequant_16<Config::kCacheType, kTo>(words, out);
       ptx::store_shared_four(Mine::further(at, step), out);
       ptx::store_shared_four(Mine::further(at ^ 16, step), out + 4);
     };
-    convert_steps<Mine::kSteps, kCodesAhead>([&](int step) { return mine.has(step); }, load, decode);
-    if constexpr (kHeadDim > 128 * (kBlock + 1)) blocks_of<kHeadDim, kTo, kBlock + 1>(raw, to);
+    dequant_steps<Mine::kSteps, kLoadsAhead>([&](int step) { return mine.has(step); }, load, dequant);
+    if constexpr (kHeadDim > 128 * (kBlock + 1)) dequant_blocks<kHeadDim, kTo, kBlock + 1>(raw, to);
   }
 
-  // Each thread its own rows.
+  // Each thread zeroes its own rows.
   template <int kHeadDim, int kBlock = 0>
-  __device__ __forceinline__ void clear_blocks(unsigned to, int low, int high) const {
-    using Mine = Share<kHeadDim - 128 * kBlock>;
+  __device__ __forceinline__ void zero_rows(unsigned to, int low, int high) const {
+    using Mine = ThreadPieces<kHeadDim - 128 * kBlock>;
     const Mine mine(ptx::kept(thread_));
     const unsigned at = mine.to(to + 2 * kBlock * Config::kKeys * 128);
 #pragma unroll 1
@@ -175,7 +173,7 @@ class Converter {
       ptx::store_shared_zero(Mine::further(at, step));
       ptx::store_shared_zero(Mine::further(at ^ 16, step));
     }
-    if constexpr (kHeadDim > 128 * (kBlock + 1)) clear_blocks<kHeadDim, kBlock + 1>(to, low, high);
+    if constexpr (kHeadDim > 128 * (kBlock + 1)) zero_rows<kHeadDim, kBlock + 1>(to, low, high);
   }
 
   const PrefillParams& p_;

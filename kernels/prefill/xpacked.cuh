@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// V of an x-packed tile, as the products take it: sixteens of keys, each with all channels, a channel's 16 keys in a
-// row of 32 bytes, swizzled by as much.
+// V of an x-packed tile, as wgmma reads it: for each 16 keys all channels, each a row of 32 bytes, swizzled by 32
+// bytes.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -8,14 +8,14 @@
 
 namespace attune::prefill {
 
-// All keys but [low, high) become zero; 8 of them are a piece of 16 bytes of each channel. thread: of kThreads.
+// Zeroes all keys outside of [low, high). 8 keys are 16 bytes of each channel. thread: of kThreads.
 template <int kThreads>
-__device__ __forceinline__ void clear_columns(unsigned at, int low, int high, int thread) {
+__device__ __forceinline__ void zero_v_columns(unsigned at, int low, int high, int thread) {
 #pragma unroll 1
   for (int key = 0; key < Config::kKeys; key += 8) {
     const int first = min(max(low - key, 0), 8), end = min(max(high - key, first), 8);
     if (first == 0 && end == 8) continue;
-    const unsigned kept = (1u << end) - (1u << first);  // bits
+    const unsigned kept = (1u << end) - (1u << first);  // a bit for each key to keep
     unsigned keep[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) keep[i] = (kept >> (2 * i) & 1) * 0xffffu | (kept >> (2 * i + 1) & 1) * 0xffff0000u;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four warps that load rows of q, K and V as fp32 numbers, four channels a thread at a time, and store each number as
-// the sum of three of bf16, in tiles of their own for each of the three, swizzled as the TMA would have written them.
-// Tiles are loaded from the last to the first, as far ahead of the math warps as the rings allow.
+// The producer of fp32 inputs: four warps load rows of q, K and V, four channels a thread at a time, split each number
+// into three bf16 and store these as three tiles, swizzled as the TMA writes them. Tiles come from the last to the
+// first, as far ahead of the math warps as the stages allow.
 //
-// As threads load, a row may lie anywhere: any strides, any layout and element type of a cache. What a block may not
-// see, what is on pages that are not there, and channels beyond the row are not read: there are zeros.
+// Threads load the rows, so any strides and any layout and element type of a cache will do. Keys that the block may not
+// see, keys on pages that do not exist, and channels beyond the head dim are not read: zeros are stored.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
-#include "prefill/tile_scheduler.cuh"
 #include "prefill/strided.cuh"
+#include "prefill/tile_scheduler.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
@@ -19,13 +19,12 @@
 
 namespace attune::prefill {
 
-class FloatLoader {
+class Fp32Producer {
  public:
-  __device__ __forceinline__ FloatLoader(const PrefillParams& p, const kernels::FloatRows& in_fours,
-                                         const Smem& smem)
-      : p_(p), in_fours_(in_fours), smem_(smem), thread_(static_cast<int>(threadIdx.x)) {}
+  __device__ __forceinline__ Fp32Producer(const PrefillParams& p, const kernels::Fp32Rows& vec4, const Smem& smem)
+      : p_(p), vec4_(vec4), smem_(smem), thread_(static_cast<int>(threadIdx.x)) {}
 
-  // The first warp also takes work tiles from the list.
+  // The first warp also takes the work tiles from the list.
   __device__ __forceinline__ void run() {
     TileScheduler<Smem, 1, Config::kCached> scheduler(p_, smem_);
     for (PipelineState slot;; slot.next<kernels::kWorkSlots>()) {
@@ -40,36 +39,35 @@ class FloatLoader {
   }
 
  private:
-
   __device__ __forceinline__ void load(const WorkTile& work, int head_tile) {
     const int kv_head = head_tile * p_.heads_of_tile / p_.group;
-    const Line line(work.num_cached, work.first_key, work.end_key);
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
     for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
-      const Tile tile = tile_at(work, line, i);
-      load_keys(work, kv_head, tile);
-      if (i == work.tile_end - 1) load_queries(work, head_tile);
-      load_values(work, kv_head, tile);
+      const Tile tile = tile_at(work, tiles, i);
+      load_k(work, kv_head, tile);
+      if (i == work.tile_end - 1) load_q(work, head_tile);
+      load_v(work, kv_head, tile);
     }
   }
 
   // --- Rows
 
-  // data null: not there, or not to be seen.
+  // data null: an invalid or invisible row, read as zeros.
   struct Row {
     const char* data;
     float scale;
   };
   struct Piece {
-    unsigned words[4];  // the elements, from the low bits on
+    unsigned words[4];  // the elements, in order from the low bits
     float scale;
   };
 
-  // The four channels of a row from `channel` on; those beyond kHeadDim are zeros.
-  template <int kType, int kHeadDim, bool kInFours>
+  // Loads four channels of a row from `channel` on, zeros beyond kHeadDim.
+  template <int kType, int kHeadDim, bool kVec4>
   __device__ __forceinline__ static Piece load_piece(const Row& row, const Strided& place, int channel) {
     constexpr int kSize = tile::element_size(kType);
     Piece piece{{0, 0, 0, 0}, row.scale};
-    if constexpr (!kInFours) {
+    if constexpr (!kVec4) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         if (row.data != nullptr && channel + k < kHeadDim)
@@ -105,17 +103,19 @@ class FloatLoader {
     }
   }
 
-  // kRows rows of kHeadDim channels to three tiles from `to` on. find: the Row of a number. empty, parity: when there
-  // is room. The threads have eight rows of 64 channels at a time, which all have the same place in the eight rows that
-  // swizzling knows. rows_meet: elements of neighbouring rows lie side by side, not those of neighbouring channels, so
-  // neighbouring threads have rows.
-  template <int kType, int kHeadDim, int kRows, bool kInFours, class Find>
-  __device__ __forceinline__ void split_rows(const Find& find, const Strided& place, unsigned to, unsigned empty,
-                                             unsigned phase, bool rows_meet = false) const {
-    // Pieces of four channels that a thread has on their way; blocks of 256 threads have registers for more.
-    constexpr int kAtATime = !kInFours ? 4 : Config::kMathGroups == 1 ? 16 : 8;
+  // Loads kRows rows of kHeadDim channels and stores them as three bf16 tiles from `to` on. find: row number to Row.
+  // empty, phase: the barrier to wait for before storing. The threads cover eight rows of 64 channels at a time: a
+  // thread has the same place in each such set, and so the same swizzle.
+  // rows_contiguous: neighbouring rows are contiguous in memory, neighbouring channels are not. Then neighbouring
+  // threads have rows, not channels.
+  template <int kType, int kHeadDim, int kRows, bool kVec4, class Find>
+  __device__ __forceinline__ void store_bf16x3(const Find& find, const Strided& place, unsigned to, unsigned empty,
+                                               unsigned phase, bool rows_contiguous = false) const {
+    // Pieces of four channels that a thread loads ahead. Blocks of 256 threads have registers for more.
+    constexpr int kAtATime = !kVec4 ? 4 : Config::kMathGroups == 1 ? 16 : 8;
     constexpr int kBlocks = (kHeadDim + 63) / 64, kEights = kRows / 8, kTotal = kBlocks * kEights;
-    const int piece = rows_meet ? thread_ / 8 : thread_ % 16, first = rows_meet ? thread_ % 8 : thread_ / 16;
+    const int piece = rows_contiguous ? thread_ / 8 : thread_ % 16,
+              first = rows_contiguous ? thread_ % 8 : thread_ / 16;
     to += first * 128 + ((piece / 2 ^ first) << 4) + piece % 2 * 8;
 #pragma unroll 1
     for (int begin = 0; begin < kTotal; begin += kAtATime) {
@@ -124,7 +124,7 @@ class FloatLoader {
       for (int j = 0; j < kAtATime; ++j) {
         const int block = (begin + j) / kEights, row = (begin + j) % kEights * 8 + first;
         if (kTotal % kAtATime == 0 || begin + j < kTotal)
-          pieces[j] = load_piece<kType, kHeadDim, kInFours>(find(row), place, 64 * block + 4 * piece);
+          pieces[j] = load_piece<kType, kHeadDim, kVec4>(find(row), place, 64 * block + 4 * piece);
       }
       ptx::wait_phase(empty, phase);
 #pragma unroll
@@ -142,15 +142,15 @@ class FloatLoader {
     }
   }
   template <int kType, int kHeadDim, int kRows, class Find>
-  __device__ __forceinline__ void split_rows(const Find& find, const Strided& place, int in_fours, unsigned to,
-                                             unsigned empty, unsigned phase, bool rows_meet = false) const {
-    if (in_fours != 0) {
-      split_rows<kType, kHeadDim, kRows, true>(find, place, to, empty, phase);
+  __device__ __forceinline__ void store_bf16x3(const Find& find, const Strided& place, int vec4, unsigned to,
+                                               unsigned empty, unsigned phase, bool rows_contiguous = false) const {
+    if (vec4 != 0) {
+      store_bf16x3<kType, kHeadDim, kRows, true>(find, place, to, empty, phase);
     } else {
-      split_rows<kType, kHeadDim, kRows, false>(find, place, to, empty, phase, rows_meet);
+      store_bf16x3<kType, kHeadDim, kRows, false>(find, place, to, empty, phase, rows_contiguous);
     }
   }
-  __device__ __forceinline__ void hand_over(unsigned full) const {
+  __device__ __forceinline__ void producer_commit(unsigned full) const {
     ptx::fence_async_proxy();
     __syncwarp();
     if (thread_ % 32 == 0) ptx::arrive(full);
@@ -158,7 +158,7 @@ class FloatLoader {
 
   // --- Tiles
 
-  __device__ __forceinline__ void load_queries(const WorkTile& work, int head_tile) {
+  __device__ __forceinline__ void load_q(const WorkTile& work, int head_tile) {
     const auto find = [&](int row) -> Row {
       const int local = row / p_.heads_of_tile, head = head_tile * p_.heads_of_tile + row - local * p_.heads_of_tile;
       if (local >= work.num_tokens) return {nullptr, 1.0f};
@@ -166,33 +166,33 @@ class FloatLoader {
                                           p_.q_batch_stride, p_.q_row_stride, p_.q_head_stride),
               1.0f};
     };
-    split_rows<tile::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p_.q_dim_stride}, in_fours_.q,
-                                                                  smem_.q(), smem_.q_empty(), q_phase_ ^ 1);
+    store_bf16x3<tile::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p_.q_dim_stride}, vec4_.q, smem_.q(),
+                                                                    smem_.q_empty(), q_phase_ ^ 1);
     q_phase_ ^= 1;
-    hand_over(smem_.q_full());
+    producer_commit(smem_.q_full());
   }
 
-  __device__ __forceinline__ void load_keys(const WorkTile& work, int kv_head, const Tile& tile) {
+  __device__ __forceinline__ void load_k(const WorkTile& work, int kv_head, const Tile& tile) {
     const PipelineState pipe = k_pipe_;
     k_pipe_.next<Config::kStages>();
     load_tile<false, Config::kHeadDimQk>(work, kv_head, tile, smem_.k(pipe.stage), smem_.k_empty(pipe.stage),
                                          pipe.phase ^ 1);
-    if (Config::kCached && thread_ < 32) note_hidden(smem_.mask(pipe.stage), work, tile);
-    hand_over(smem_.k_full(pipe.stage));
+    if (Config::kCached && thread_ < 32) write_tile_mask(smem_.mask(pipe.stage), work, tile);
+    producer_commit(smem_.k_full(pipe.stage));
   }
 
-  __device__ __forceinline__ void load_values(const WorkTile& work, int kv_head, const Tile& tile) {
+  __device__ __forceinline__ void load_v(const WorkTile& work, int kv_head, const Tile& tile) {
     const PipelineState pipe = v_pipe_;
     v_pipe_.next<Config::kStages>();
     load_tile<true, Config::kHeadDimV>(work, kv_head, tile, smem_.v(pipe.stage), smem_.v_empty(pipe.stage),
                                        pipe.phase ^ 1);
-    hand_over(smem_.v_full(pipe.stage));
+    producer_commit(smem_.v_full(pipe.stage));
   }
 
   template <bool kValues, int kHeadDim>
   __device__ __forceinline__ void load_tile(const WorkTile& work, int kv_head, const Tile& tile, unsigned to,
                                             unsigned empty, unsigned phase) const {
-    if (Config::kCached && (tile.cached || !Config::kDense)) {  // of no keys, if it is not
+    if (Config::kCached && (tile.cached || !Config::kDense)) {  // else the tile has no keys
       const kernels::KvPlane& plane = kValues ? p_.v : p_.k;
       const auto find = [&](int row) -> Row {
         const int key = tile.start + row;
@@ -200,10 +200,10 @@ class FloatLoader {
         const Slot s = find_slot(p_, work.batch, key, kValues);
         if (!is_there(p_, s.page)) return {nullptr, 1.0f};
         return {plane.data + s.page * plane.page_stride + s.slot * plane.slot_stride + kv_head * plane.head_stride,
-                Config::kOtherCache ? scale_of(p_, work, kv_head, key, kValues) : 1.0f};
+                Config::kCacheTypeDiffers ? scale_of(p_, work, kv_head, key, kValues) : 1.0f};
       };
-      split_rows<Config::kCacheType, kHeadDim, Config::kKeys>(
-          find, Strided::of(plane), kValues ? in_fours_.cached_v : in_fours_.cached_k, to, empty, phase,
+      store_bf16x3<Config::kCacheType, kHeadDim, Config::kKeys>(
+          find, Strided::of(plane), kValues ? vec4_.cached_v : vec4_.cached_k, to, empty, phase,
           plane.slot_stride == tile::element_size(Config::kCacheType));
     } else if constexpr (Config::kDense) {
       const kernels::NewRows& rows = kValues ? p_.new_v : p_.new_k;
@@ -214,13 +214,13 @@ class FloatLoader {
       const auto find = [&](int row) -> Row {
         return {low <= row && row < high ? first + 4 * row * rows.row_stride : nullptr, 1.0f};
       };
-      split_rows<tile::kFloat32, kHeadDim, Config::kKeys>(
-          find, Strided::of(rows), kValues ? in_fours_.dense_v : in_fours_.dense_k, to, empty, phase);
+      store_bf16x3<tile::kFloat32, kHeadDim, Config::kKeys>(find, Strided::of(rows),
+                                                            kValues ? vec4_.dense_v : vec4_.dense_k, to, empty, phase);
     }
   }
 
-  // Tells the math warps which keys lie on pages that are not there. The stage is free.
-  __device__ __forceinline__ void note_hidden(unsigned at, const WorkTile& work, const Tile& tile) const {
+  // Writes the TileMask: which keys are on pages that do not exist. The stage is empty.
+  __device__ __forceinline__ void write_tile_mask(unsigned at, const WorkTile& work, const Tile& tile) const {
     unsigned any = 0;
 #pragma unroll
     for (int word = 0; word < Config::kKeys / 32; ++word) {
@@ -231,12 +231,12 @@ class FloatLoader {
       if (thread_ == 0) ptx::store_shared_u32(at + 4 + 4 * word, bits);
       any |= bits;
     }
-    // racecheck reports this beside the loads of attend_floats.cuh: it does not follow a thread's arrival for its warp.
+    // racecheck reports this beside the loads of mainloop_fp32.cuh: it does not follow a thread's arrival for its warp.
     if (thread_ == 0) ptx::store_shared_u32(at, any != 0 ? 1 : 0);
   }
 
   const PrefillParams& p_;
-  const kernels::FloatRows& in_fours_;
+  const kernels::Fp32Rows& vec4_;
   const Smem& smem_;
   const int thread_;
   PipelineState k_pipe_, v_pipe_;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two warps that transpose tiles of V of 8-bit codes: products of codes take both operands along the sum, so V must lie
-// as [channels][keys]. The producer's copies bring [keys][channels] to a ring of its own.
+// fp8: two warps transpose tiles of V. wgmma of 8-bit types needs both operands K-major, so V must be [channels][keys].
+// The producer copies [keys][channels] to raw stages.
 //
-// ldmatrix moves pairs of bytes: of 16 channels it gives lane (g, t) = (l / 4, l % 4) channels 2g, 2g + 1 of keys 2t,
-// 2t + 1 and, from the next matrix, of keys 2t + 8, 2t + 9. Their bytes are sorted by channel and stored as rows of 16
-// keys: place 4t + i of them has key {2t, 2t + 1, 2t + 8, 2t + 9}[i], which is the order in which a thread has its
-// weights of these keys in the accumulators of the first product. Even channels go to rows 0..7, odd ones to rows 8..15
-// of the block, so that eight neighbouring lines are stored at a time; a thread of the second product has channels 4t
-// .. 4t + 3 then.
+// ldmatrix moves pairs of bytes: of 16 channels, lane (g, t) = (l / 4, l % 4) receives channels 2g, 2g + 1 of keys 2t,
+// 2t + 1 and, from the next matrix, of keys 2t + 8, 2t + 9. The bytes are sorted by channel and stored as rows of 16
+// keys: place 4t + i has key {2t, 2t + 1, 2t + 8, 2t + 9}[i]. In this order a thread has its P in the accumulators of
+// the QK GEMM. Even channels go to rows 0..7 of the block, odd ones to rows 8..15, so eight neighbouring lines are
+// stored at a time. In the PV GEMM a thread then has channels 4t .. 4t + 3.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -19,10 +18,10 @@
 
 namespace attune::prefill {
 
-class Transposer {
+class VTransposer {
  public:
-  // warp: of those that transpose.
-  __device__ __forceinline__ Transposer(const Smem& smem, int warp)
+  // warp: of the transposing warps.
+  __device__ __forceinline__ VTransposer(const Smem& smem, int warp)
       : smem_(smem), warp_(warp), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
@@ -39,31 +38,31 @@ class Transposer {
   }
 
  private:
-  static constexpr int kBlocks = Config::kChannels / 16;  // of 16 channels: a warp has every second one
+  static constexpr int kBlocks = Config::kChannels / 16;  // of 16 channels: each warp has every second block
 
-  // The next tile, of which the first `seen` keys are to be read; all, where that is more. (Clamped here it would not
-  // be compared as it stands: HACKING.md, "Style".)
+  // Transposes the next tile, of which the first `seen` keys may be read; all, where that is more. (seen is not clamped
+  // before the comparison: HACKING.md, "Style".)
   __device__ __forceinline__ void transpose(int seen) {
     const int from = tiles_ % Config::kRawStages, to = tiles_ % Config::kStages;
     ptx::wait_phase(smem_.raw_full(from), tiles_ / Config::kRawStages % 2);
     const unsigned raw = smem_.raw(from);
     if (seen < Config::kKeys) {
-      clear_rows_from(max(seen, 0), raw);
+      zero_rows_from(max(seen, 0), raw);
       __syncwarp();
     }
     ptx::wait_phase(smem_.v_empty(to), tiles_ / Config::kStages % 2 ^ 1);
-    const int line = lane_ & 7, half = lane_ >> 4;  // this lane's of the stored matrices
+    const int line = lane_ & 7, half = lane_ >> 4;  // this lane's in the stored matrices
     const unsigned v = smem_.v(to) + (lane_ & 15) * 128;
 #pragma unroll 1
     for (int block = warp_; block < kBlocks; block += Config::kTransposeWarps) {
       const unsigned load = raw + lane_ * 128 + ((block ^ line) << 4);
       const unsigned store = v + block * 2048;
-      unsigned codes[Config::kKeys / 32][4];
+      unsigned bytes[Config::kKeys / 32][4];
 #pragma unroll
-      for (int i = 0; i < Config::kKeys / 32; ++i) ptx::load_matrix_x4_transposed(codes[i], load + i * 4096);
+      for (int i = 0; i < Config::kKeys / 32; ++i) ptx::load_matrix_x4_transposed(bytes[i], load + i * 4096);
 #pragma unroll
       for (int i = 0; i < Config::kKeys / 32; ++i) {
-        const unsigned(&c)[4] = codes[i];
+        const unsigned(&c)[4] = bytes[i];
         const unsigned rows[4] = {ptx::permute_bytes(c[0], c[1], 0x6420), ptx::permute_bytes(c[0], c[1], 0x7531),
                                   ptx::permute_bytes(c[2], c[3], 0x6420), ptx::permute_bytes(c[2], c[3], 0x7531)};
         ptx::store_matrix_x4(store + (((2 * i + half) ^ line) << 4), rows);
@@ -78,8 +77,8 @@ class Transposer {
     ++tiles_;
   }
 
-  // Keys from `begin` on, of this warp's channels, which nobody may see, become zero.
-  __device__ __forceinline__ void clear_rows_from(int begin, unsigned raw) const {
+  // Zeroes keys from `begin` on, which nobody may see, in this warp's channels.
+  __device__ __forceinline__ void zero_rows_from(int begin, unsigned raw) const {
 #pragma unroll 1
     for (int key = begin + lane_; key < Config::kKeys; key += 32) {
 #pragma unroll 1
@@ -90,7 +89,7 @@ class Transposer {
 
   const Smem& smem_;
   const int warp_, lane_;
-  unsigned tiles_ = 0;  // before the current one
+  unsigned tiles_ = 0;  // tiles before the current one
 };
 
 }  // namespace attune::prefill

@@ -1,30 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: a warp that takes work tiles from the list and has the TMA copy K tile by tile, from the last tile to
-// the first, and q, and often a second one that does so with V. They run ahead of the math warps as far as the rings
-// allow, into the next work tiles too.
+// The TMA producer. One warp takes work tiles from the list and copies q and K, tile by tile, from the last to the
+// first; it copies V too, or a second warp does. Producers run ahead of the math warps as far as the stages allow, also
+// into the next work tiles.
 //
-// Where a tile reaches beyond the keys that the block may see, the rows of V there may be anything, NaN included, and
-// would be multiplied by weights of 0. They become zero before the tile is handed over; rows of K need not, because
-// their scores are replaced.
+// In a tile at an edge, rows of V that the block may not see can hold anything. P is 0 there, but 0 * NaN is NaN, so
+// the producer zeroes these rows before it commits the tile. Rows of K stay, as their scores are masked.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
 #include "prefill/tile_scheduler.cuh"
-#include "prefill/packed.cuh"
 #include "prefill/tiles.cuh"
+#include "prefill/xpacked.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tensor_copy.cuh"
 
 namespace attune::prefill {
 
-// [.., rows, heads, channels] each, as copies of boxes of a line's channels.
+// Tensor maps [.., rows, heads, channels], for boxes of one line of channels.
 struct Maps {
   const ptx::TensorMap &q, &k, &v, &dense_k, &dense_v;
 };
 
-class Loader {
+class Producer {
  public:
-  __device__ __forceinline__ Loader(const PrefillParams& p, const Maps& maps, const Smem& smem)
+  __device__ __forceinline__ Producer(const PrefillParams& p, const Maps& maps, const Smem& smem)
       : p_(p), maps_(maps), smem_(smem), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
@@ -32,19 +31,19 @@ class Loader {
     for (int slot = scheduler.next(); slot >= 0; slot = scheduler.next()) load(slot);
   }
 
-  // The second warp.
-  __device__ __forceinline__ void run_values() {
+  // The second producer warp, for V.
+  __device__ __forceinline__ void run_v() {
     for (PipelineState slot;; slot.next<kernels::kWorkSlots>()) {
       ptx::wait_phase(smem_.work_full(slot.stage), slot.phase);
       const int head_tile = smem_.head_tile(slot.stage);
       if (head_tile == kNoMoreWork) return;
       const WorkTile& work = smem_.work(slot.stage);
-      const Line line(work.num_cached, work.first_key, work.end_key);
-      int page = ask_table(work, tile_at(work, line, work.tile_end - 1), true);
+      const Tiles tiles(work.num_cached, work.first_key, work.end_key);
+      int page = prefetch_page(work, tile_at(work, tiles, work.tile_end - 1), true);
       for (int i = work.tile_end - 1; i >= work.tile_begin; --i) {
         int next = 0;
-        if (i > work.tile_begin) next = ask_table(work, tile_at(work, line, i - 1), true);
-        load_values(work, kv_head_of(head_tile), tile_at(work, line, i), page);
+        if (i > work.tile_begin) next = prefetch_page(work, tile_at(work, tiles, i - 1), true);
+        load_v(work, kv_head_of(head_tile), tile_at(work, tiles, i), page);
         page = next;
       }
       __syncwarp();
@@ -56,93 +55,93 @@ class Loader {
   __device__ __forceinline__ void load(int slot) {
     const WorkTile& work = smem_.work(slot);
     const int head_tile = smem_.head_tile(slot);
-    if (Config::kEarly && lane_ == 0)
+    if (Config::kOverlapNextQK && lane_ == 0)
       smem_.out_base(slot) =
           tile::row_offset(p_, work.batch, work.q_begin, work.token_begin, head_tile * p_.heads_of_tile,
                            p_.out_batch_stride, p_.out_row_stride, p_.out_head_stride);
     const int kv_head = kv_head_of(head_tile), last = work.tile_end - 1;
-    const Line line(work.num_cached, work.first_key, work.end_key);
-    int page = ask_table(work, tile_at(work, line, last), false), page_before = page;
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
+    int page = prefetch_page(work, tile_at(work, tiles, last), false), page_before = page;
     for (int i = last; i >= work.tile_begin; --i) {
       int next = 0;
-      if (i > work.tile_begin) next = ask_table(work, tile_at(work, line, i - 1), false);
-      const Tile tile = tile_at(work, line, i);
-      const bool pair = kPairs && tile.cached;
-      // Where q has two stages it counts with the first tile of K: math groups wait once.
-      const bool with_q = Config::kEarly && i == last;
-      const unsigned q_full = Config::kEarly ? smem_.k_full(k_pipe_.stage) : smem_.q_full();
-      if (with_q) wait_for_queries();
-      if (pair) {
-        load_pair(work, kv_head, tile, page);
+      if (i > work.tile_begin) next = prefetch_page(work, tile_at(work, tiles, i - 1), false);
+      const Tile tile = tile_at(work, tiles, i);
+      const bool both = kLoadsKvTogether && tile.cached;
+      // With two stages of q, q is counted by the full barrier of the first K: the math warps wait once.
+      const bool with_q = Config::kOverlapNextQK && i == last;
+      const unsigned q_full = Config::kOverlapNextQK ? smem_.k_full(k_pipe_.stage) : smem_.q_full();
+      if (with_q) acquire_q();
+      if (both) {
+        load_k_and_v(work, kv_head, tile, page);
       } else {
-        load_keys(work, kv_head, tile, page, with_q ? query_bytes() : 0);
+        load_k(work, kv_head, tile, page, with_q ? q_bytes() : 0);
       }
       if (i == last) {
-        if (!Config::kEarly) {
-          wait_for_queries();
-          expect_queries(q_full);
+        if (!Config::kOverlapNextQK) {
+          acquire_q();
+          expect_q_bytes(q_full);
         }
-        load_queries(work, head_tile, q_full);
+        load_q(work, head_tile, q_full);
         q_pipe_.next<Config::kQueryStages>();
-      } else if (!Config::kTwoLoaders && !Config::kConverts) {
-        load_values_of(work, kv_head, tile_at(work, line, i + 1), page_before);
+      } else if (!Config::kTwoProducerWarps && !Config::kQuantized) {
+        load_v_of(work, kv_head, tile_at(work, tiles, i + 1), page_before);
       }
-      if (Config::kConverts && !pair) load_values_of(work, kv_head, tile, page);
+      if (Config::kQuantized && !both) load_v_of(work, kv_head, tile, page);
       page_before = page, page = next;
     }
-    if (!Config::kTwoLoaders && !Config::kConverts)
-      load_values_of(work, kv_head, tile_at(work, line, work.tile_begin), page_before);
+    if (!Config::kTwoProducerWarps && !Config::kQuantized)
+      load_v_of(work, kv_head, tile_at(work, tiles, work.tile_begin), page_before);
   }
-  __device__ __forceinline__ void load_queries_alone(const WorkTile& work, int head_tile) {
-    wait_for_queries();
-    expect_queries(smem_.q_full());
-    load_queries(work, head_tile, smem_.q_full());
+  __device__ __forceinline__ void load_q_alone(const WorkTile& work, int head_tile) {
+    acquire_q();
+    expect_q_bytes(smem_.q_full());
+    load_q(work, head_tile, smem_.q_full());
     q_pipe_.next<Config::kQueryStages>();
   }
-  // page: of the keys.
-  __device__ __forceinline__ void load_values_of(const WorkTile& work, int kv_head, const Tile& tile, int page) {
-    load_values(work, kv_head, tile, p_.v_page_table.data != nullptr ? ask_table(work, tile, true) : page);
+  // page: prefetched for K.
+  __device__ __forceinline__ void load_v_of(const WorkTile& work, int kv_head, const Tile& tile, int page) {
+    load_v(work, kv_head, tile, p_.v_page_table.data != nullptr ? prefetch_page(work, tile, true) : page);
   }
 
   __device__ __forceinline__ int kv_head_of(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
-  __device__ __forceinline__ int query_bytes() const {
+  __device__ __forceinline__ int q_bytes() const {
     return Config::kBlocksQk * 128 * p_.heads_of_tile * p_.tokens_of_tile;
   }
-  __device__ __forceinline__ void wait_for_queries() const {
+  __device__ __forceinline__ void acquire_q() const {
     ptx::wait_phase(smem_.q_empty(q_pipe_.stage), q_pipe_.phase ^ 1);
-    if (Config::kOutThroughQueries) ptx::fence_async_proxy();  // math warps have written there
+    if (Config::kStoreOutThroughQ) ptx::fence_async_proxy();  // math warps have written there
   }
-  __device__ __forceinline__ void expect_queries(unsigned full) const {
-    if (ptx::elect()) ptx::arrive_expecting(full, query_bytes());
+  __device__ __forceinline__ void expect_q_bytes(unsigned full) const {
+    if (ptx::elect()) ptx::arrive_expecting(full, q_bytes());
     __syncwarp();
   }
-  __device__ __forceinline__ void load_queries(const WorkTile& work, int head_tile, unsigned full) {
+  __device__ __forceinline__ void load_q(const WorkTile& work, int head_tile, unsigned full) {
     const int row = static_cast<int>(work.q_row) + work.token_begin, batch = p_.q_flat ? 0 : work.batch;
     const int head = head_tile * p_.heads_of_tile;
     const unsigned to = smem_.q(q_pipe_.stage);
     if (ptx::elect()) {
 #pragma unroll
       for (int i = 0; i < Config::kBlocksQk; ++i) {
-        ptx::copy_box(to + i * Config::kRows * 128, maps_.q, full, Config::kOfLine * i, head, row, batch);
+        ptx::copy_box(to + i * Config::kRows * 128, maps_.q, full, Config::kChannelsPerLine * i, head, row, batch);
       }
     }
     __syncwarp();
   }
 
-  // The copies that a cached tile needs: boxes first..first + count - 1 of `keys` keys each. Lanes box,
-  // box + kBoxLanes, .. share a box, one for each block of channels.
+  // The TMA boxes of a cached tile: first..first + count - 1, of `keys` keys each. Lanes box, box + kBoxLanes, .. share
+  // a box, one lane a block of channels.
   struct Boxes {
     int first, count, keys;
   };
-  static constexpr int kMostBlocks = Config::kPacked                          ? 1
+  static constexpr int kMostBlocks = Config::kXpacked                       ? 1
                                      : Config::kBlocksQk > Config::kBlocksV ? Config::kBlocksQk
                                                                             : Config::kBlocksV;
-  // Codes of K and of V: half of the lanes each, as one lane's copy is issued after the other's, and the rest of the
-  // work is the same for both.
-  static constexpr bool kPairs =
-      Config::kConverts && (Config::kPacked || (Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128));
-  static constexpr int kBoxLanes = kPairs ? 16 : kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
+  // 8-bit K and V are copied together, by half of the lanes each: the lanes' copies are issued one after the other, and
+  // all other work is the same for both.
+  static constexpr bool kLoadsKvTogether =
+      Config::kQuantized && (Config::kXpacked || (Config::kHeadDimQk <= 128 && Config::kHeadDimV <= 128));
+  static constexpr int kBoxLanes = kLoadsKvTogether ? 16 : kMostBlocks == 1 ? 32 : kMostBlocks == 2 ? 16 : 8;
 
   __device__ __forceinline__ Boxes boxes_of(const Tile& tile) const {
     const int first = (tile.low - tile.start) >> p_.box_shift, keys = 1 << p_.box_shift;
@@ -151,15 +150,15 @@ class Loader {
   __device__ __forceinline__ Slot find_box(const WorkTile& work, const Tile& tile, int box, bool values) const {
     return find_slot(p_, work.batch, tile.start + (box << p_.box_shift), values);
   }
-  // The page of this lane's first box of a tile, asked for a tile ahead; nothing waits for it before it is looked at.
-  __device__ __forceinline__ int ask_table(const WorkTile& work, const Tile& tile, bool values) const {
+  // The page of this lane's first box, requested one tile ahead: the load's latency is hidden until the page is used.
+  __device__ __forceinline__ int prefetch_page(const WorkTile& work, const Tile& tile, bool values) const {
     if (!(Config::kCached && tile.cached)) return 0;
     const Boxes b = boxes_of(tile);
-    if (kPairs && is_of_values()) values = true;
+    if (kLoadsKvTogether && loads_v()) values = true;
     return find_box(work, tile, b.first + min(lane_ % kBoxLanes, b.count - 1), values).page;
   }
 
-  // The one box of a tile of dense keys. more: bytes of others that the barrier is to count.
+  // Copies a tile of dense keys, which is one box. more: further bytes that the barrier expects.
   template <int kBlocks>
   __device__ __forceinline__ void copy_dense(const WorkTile& work, const Tile& tile, const ptx::TensorMap& map,
                                              unsigned to, unsigned barrier, int kv_head, int more) const {
@@ -170,13 +169,14 @@ class Loader {
       if (any) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i)
-          ptx::copy_box(to + i * Config::kKeys * 128, map, barrier, Config::kOfLine * i, kv_head, row, outer);
+          ptx::copy_box(to + i * Config::kKeys * 128, map, barrier, Config::kChannelsPerLine * i, kv_head, row, outer);
       }
     }
     __syncwarp();
   }
 
-  // The boxes of a cached tile: kBlocks of kChannels, in rows of kPitch bytes. page: what ask_table() said.
+  // Copies a cached tile: boxes of kBlocks times kChannels channels, in rows of kPitch bytes. page: from
+  // prefetch_page().
   template <int kBlocks, int kPitch, int kChannels>
   __device__ __forceinline__ void copy_cached(const WorkTile& work, const Tile& tile, int page, bool values,
                                               const ptx::TensorMap& map, unsigned to, unsigned barrier,
@@ -190,7 +190,7 @@ class Loader {
       for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
         const int box = b.first + i;
         if (i >= kBoxLanes) page = find_box(work, tile, box, values).page;
-        // Beyond the pages there is nothing: the copy brings zeros.
+        // An invalid page becomes one beyond the tensor, which the TMA fills with zeros.
         const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
         ptx::copy_box(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block,
                       kv_head, slot_in_page(p_, tile.start + box * b.keys), outer);
@@ -198,12 +198,12 @@ class Loader {
     }
     __syncwarp();
   }
-  // Those of an x-packed cache, a lane each: K in groups of 8 keys, V in groups of 16, each with all its channels.
+  // Copies an x-packed tile, one box a lane: K in groups of 8 keys, V in groups of 16, with all channels each.
   __device__ __forceinline__ void copy_packed(const WorkTile& work, const Tile& tile, int page, bool values,
                                               const ptx::TensorMap& map, unsigned to, unsigned barrier,
                                               int kv_head) const {
     static_assert(Config::kKeys / 16 <= 32);
-    const int key_bytes = values ? Config::kPackedValueBytes : Config::kPackedKeyBytes;
+    const int key_bytes = values ? Config::kXpackedVBytes : Config::kXpackedKBytes;
     const Boxes b = boxes_of(tile);
     if (lane_ == 0) ptx::arrive_expecting(barrier, b.count * b.keys * key_bytes);
     __syncwarp();
@@ -218,7 +218,7 @@ class Loader {
   template <int kBlocks>
   __device__ __forceinline__ void copy(const WorkTile& work, const Tile& tile, int page, bool values, unsigned to,
                                        unsigned barrier, int kv_head, int more = 0) const {
-    if (Config::kPackedKeys && tile.cached) {
+    if (Config::kXpackedK && tile.cached) {
       copy_packed(work, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
     } else if (Config::kCached && tile.cached) {
       copy_cached<kBlocks, 128, 64>(work, tile, page, values, values ? maps_.v : maps_.k, to, barrier, kv_head);
@@ -227,9 +227,9 @@ class Loader {
     }
   }
 
-  __device__ __forceinline__ bool is_of_values() const { return lane_ >= 16; }
+  __device__ __forceinline__ bool loads_v() const { return lane_ >= 16; }
 
-  __device__ __forceinline__ void load_pair(const WorkTile& work, int kv_head, const Tile& tile, int page) {
+  __device__ __forceinline__ void load_k_and_v(const WorkTile& work, int kv_head, const Tile& tile, int page) {
     const PipelineState k = raw_pipe_;
     raw_pipe_.next<Config::kRawStages>();
     const PipelineState v = raw_pipe_;
@@ -237,25 +237,24 @@ class Loader {
     raw_pipe_.next<Config::kRawStages>();
     k_pipe_.next<Config::kStages>(), v_pipe_.next<Config::kValueStages>();
     ptx::wait_phase(smem_.raw_empty(k.stage), k.phase ^ 1);
-    note_hidden(smem_.raw_mask(k.stage), work, tile, page);
+    write_tile_mask(smem_.raw_mask(k.stage), work, tile, page);
     ptx::wait_phase(smem_.raw_empty(v.stage), v.phase ^ 1);
     const Boxes b = boxes_of(tile);
-    const int stage = is_of_values() ? v.stage : k.stage;
-    const ptx::TensorMap& map = is_of_values() ? maps_.v : maps_.k;
+    const int stage = loads_v() ? v.stage : k.stage;
+    const ptx::TensorMap& map = loads_v() ? maps_.v : maps_.k;
     const unsigned to = smem_.raw(stage), full = smem_.raw_full(stage);
-    const int key_bytes =
-        !Config::kPacked ? kernels::kRawPitch : is_of_values() ? Config::kChannels : Config::kHeadDimQk;
+    const int key_bytes = !Config::kXpacked ? kernels::kRawPitch : loads_v() ? Config::kChannels : Config::kHeadDimQk;
     if (lane_ % kBoxLanes == 0) ptx::arrive_expecting(full, b.count * b.keys * key_bytes);
     __syncwarp();
 #pragma unroll 1
     for (int i = lane_ % kBoxLanes; i < b.count; i += kBoxLanes) {
       const int box = b.first + i;
-      if (i >= kBoxLanes) page = find_box(work, tile, box, is_of_values()).page;
+      if (i >= kBoxLanes) page = find_box(work, tile, box, loads_v()).page;
       const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
       const int slot = slot_in_page(p_, tile.start + box * b.keys);
-      if constexpr (Config::kPacked) {
-        ptx::copy_box(to + box * b.keys * key_bytes, map, full, is_of_values() ? slot : 0, 0,
-                      is_of_values() ? 0 : slot / 8, kv_head, outer);
+      if constexpr (Config::kXpacked) {
+        ptx::copy_box(to + box * b.keys * key_bytes, map, full, loads_v() ? slot : 0, 0, loads_v() ? 0 : slot / 8,
+                      kv_head, outer);
       } else {
         ptx::copy_box(to + box * b.keys * key_bytes, map, full, 0, kv_head, slot, outer);
       }
@@ -263,17 +262,17 @@ class Loader {
     __syncwarp();
   }
 
-  // Codes go to the converters, who hand them on as K and V, or those of V to the warps that transpose them.
+  // Copies an 8-bit tile to a raw stage, for the dequant warps or, in fp8, for the warps that transpose V.
   template <int kHeadDim, bool kValues>
-  __device__ __forceinline__ void load_codes(const WorkTile& work, int kv_head, const Tile& tile, int page) {
+  __device__ __forceinline__ void load_quantized(const WorkTile& work, int kv_head, const Tile& tile, int page) {
     const PipelineState pipe = raw_pipe_;
-    if (Config::kConverts) last_raw_ = pipe;
+    if (Config::kQuantized) last_raw_ = pipe;
     raw_pipe_.next<Config::kRawStages>();
     ptx::wait_phase(smem_.raw_empty(pipe.stage), pipe.phase ^ 1);
-    if constexpr (!kValues) note_hidden(smem_.raw_mask(pipe.stage), work, tile, page);
+    if constexpr (!kValues) write_tile_mask(smem_.raw_mask(pipe.stage), work, tile, page);
     constexpr int kBlocks = kernels::raw_blocks(kHeadDim);
     const unsigned to = smem_.raw(pipe.stage), full = smem_.raw_full(pipe.stage);
-    if constexpr (Config::kCodes) {
+    if constexpr (Config::kFp8) {
       copy_dense<kBlocks>(work, tile, maps_.dense_v, to, full, kv_head, 0);
     } else {
       copy_cached<kBlocks, kernels::kRawPitch, 128>(work, tile, page, kValues, kValues ? maps_.v : maps_.k, to, full,
@@ -281,24 +280,23 @@ class Loader {
     }
   }
 
-  // more: bytes that count with those of the tile, where it is dense.
-  __device__ __forceinline__ void load_keys(const WorkTile& work, int kv_head, const Tile& tile, int page, int more) {
+  // more: further bytes that the barrier expects, where the tile is dense.
+  __device__ __forceinline__ void load_k(const WorkTile& work, int kv_head, const Tile& tile, int page, int more) {
     const PipelineState pipe = k_pipe_;
     k_pipe_.next<Config::kStages>();
-    if (Config::kConverts && tile.cached) return load_codes<Config::kHeadDimQk, false>(work, kv_head, tile, page);
-    // The converters have filled what comes before, so that K's and V's stages are not two uses behind.
-    if (Config::kConverts) ptx::wait_phase(smem_.raw_empty(last_raw_.stage), last_raw_.phase);
+    if (Config::kQuantized && tile.cached) return load_quantized<Config::kHeadDimQk, false>(work, kv_head, tile, page);
+    // Waits until the dequant warps have filled all earlier stages: the phases of K and V never lag by two.
+    if (Config::kQuantized) ptx::wait_phase(smem_.raw_empty(last_raw_.stage), last_raw_.phase);
     ptx::wait_phase(smem_.k_empty(pipe.stage), pipe.phase ^ 1);
-    note_hidden(smem_.mask(pipe.stage), work, tile, page);
-    copy<Config::kBlocksQk>(work, tile, page, false, smem_.k(pipe.stage), smem_.k_full(pipe.stage), kv_head,
-                            more);
+    write_tile_mask(smem_.mask(pipe.stage), work, tile, page);
+    copy<Config::kBlocksQk>(work, tile, page, false, smem_.k(pipe.stage), smem_.k_full(pipe.stage), kv_head, more);
   }
 
-  __device__ __forceinline__ void load_values(const WorkTile& work, int kv_head, const Tile& tile, int page) {
+  __device__ __forceinline__ void load_v(const WorkTile& work, int kv_head, const Tile& tile, int page) {
     const PipelineState pipe = v_pipe_;
     v_pipe_.next<Config::kValueStages>();
-    if (Config::kCodes || (Config::kConverts && tile.cached))
-      return load_codes<Config::kHeadDimV, true>(work, kv_head, tile, page);
+    if (Config::kFp8 || (Config::kQuantized && tile.cached))
+      return load_quantized<Config::kHeadDimV, true>(work, kv_head, tile, page);
     const unsigned full = smem_.v_full(pipe.stage), at = smem_.v(pipe.stage);
     const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys;
     ptx::wait_phase(smem_.v_empty(pipe.stage), pipe.phase ^ 1);
@@ -306,11 +304,11 @@ class Loader {
     if (whole) return;
     ptx::wait_phase(smem_.edge(), edge_phase_);
     edge_phase_ ^= 1;
-    if (Config::kPackedKeys && tile.cached) {
-      clear_columns<32>(at, tile.low - tile.start, tile.high - tile.start, lane_);
+    if (Config::kXpackedK && tile.cached) {
+      zero_v_columns<32>(at, tile.low - tile.start, tile.high - tile.start, lane_);
     } else {
-      clear_rows(at, 0, tile.low - tile.start);
-      clear_rows(at, tile.high - tile.start, Config::kKeys);
+      zero_v_rows(at, 0, tile.low - tile.start);
+      zero_v_rows(at, tile.high - tile.start, Config::kKeys);
     }
     ptx::fence_async_proxy();
     __syncwarp();
@@ -318,8 +316,8 @@ class Loader {
     __syncwarp();
   }
 
-  // Tells the math warps which keys lie on pages that are not there.
-  __device__ __forceinline__ void note_hidden(unsigned at, const WorkTile& work, const Tile& tile, int page) const {
+  // Writes the TileMask: which keys are on pages that do not exist.
+  __device__ __forceinline__ void write_tile_mask(unsigned at, const WorkTile& work, const Tile& tile, int page) const {
     if constexpr (!Config::kCached) return;
     bool bad = false;
     if (tile.cached) {
@@ -334,13 +332,13 @@ class Loader {
       }
     }
     const bool any = __any_sync(0xffffffffu, bad) != 0;
-    // racecheck reports this beside Weigh::hide_edge(): it does not follow a barrier that copies complete.
+    // racecheck reports this beside Softmax::mask_edge(): it does not follow a barrier that copies complete.
     if (lane_ == 0) ptx::store_shared_u32(at, any ? 1u : 0u);
-    if (any) hide_boxes(at, work, tile);
+    if (any) mask_boxes(at, work, tile);
     __syncwarp();
   }
-  __device__ __forceinline__ void hide_boxes(unsigned at, const WorkTile& work, const Tile& tile) const {
-    // Word i / 32 of the tile's keys, one lane each: rare, so plain.
+  __device__ __forceinline__ void mask_boxes(unsigned at, const WorkTile& work, const Tile& tile) const {
+    // Each lane writes the word of 32 keys. This is rare, so it is kept simple.
     if (lane_ < Config::kKeys / 32) {
       const Boxes b = boxes_of(tile);
       unsigned bits = 0;
@@ -356,8 +354,8 @@ class Loader {
     }
   }
 
-  // Rows [begin, end) of V become zero; swizzling stays within a row.
-  __device__ __forceinline__ void clear_rows(unsigned at, int begin, int end) {
+  // Zeroes rows [begin, end) of V. The swizzle stays within a row.
+  __device__ __forceinline__ void zero_v_rows(unsigned at, int begin, int end) {
 #pragma unroll 1
     for (int i = lane_; i < (end - begin) * 8; i += 32) {
 #pragma unroll
@@ -371,7 +369,7 @@ class Loader {
   const Smem& smem_;
   const int lane_;
   PipelineState q_pipe_, k_pipe_, v_pipe_, raw_pipe_;
-  PipelineState last_raw_{0, 1};  // the last use of the ring of codes; none yet counts as read
+  PipelineState last_raw_{0, 1};  // the last raw stage used; initially one that counts as read
   unsigned edge_phase_ = 0;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queries where they meet codes, which are fp16. Those of bf16 become fp16, in place: each row times a power of two,
-// after which its largest number is between 2^15 and 2^16. That is exact but for numbers that are 2^-32 or less of the
-// row's largest, which are rounded to multiples of 2^-39 of it. Those of fp16 take the sign of the scale at most.
+// Converts q to fp16 in place, to match 8-bit caches dequantized to fp16. Each row of bf16 is multiplied by a power of
+// two that brings its largest number to between 2^15 and 2^16. This is exact but for numbers below 2^-32 of the row's
+// largest, which are rounded to multiples of 2^-39 of it. fp16 rows take at most the sign of the scale.
 #pragma once
 
 #include "prefill/shared_storage.cuh"
@@ -10,10 +10,10 @@
 
 namespace attune::prefill {
 
-class HalfQueries {
+class Fp16Queries {
  public:
-  // The thread's two rows; a quad has a row. k_scale: of all keys; its sign moves to q. Row h's products are to be
-  // multiplied with factor[h].
+  // Converts the thread's two rows; a quad shares a row. k_scale: of all keys of the head; its sign moves to q.
+  // Products of row h are to be multiplied by factor[h].
   __device__ __forceinline__ static void convert(const Smem& smem, int group, float k_scale, float (&factor)[2]) {
     if constexpr (!kRaises) {
       factor[0] = factor[1] = fabsf(k_scale);
@@ -22,7 +22,7 @@ class HalfQueries {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const unsigned row = row_of_thread() + 8 * h;
-      // A quad's chunks, of the line's first half and of its second, so that neighbours' do not meet in banks.
+      // The quad's chunks alternate between the halves of a line: rows next to each other then use different banks.
       const unsigned at = smem.q() + row * 128 + ((threadIdx.x % 4 * 16) ^ (row % 2 * 64));
       float raise = 1.0f;
       if constexpr (kRaises) {
@@ -36,7 +36,7 @@ class HalfQueries {
         }
         top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        // As bits of fp32. Rows of nothing beyond 2^-100 stay that small.
+        // As fp32 bits. A row below 2^-100 is raised as one of 2^-100.
         const unsigned exponent = max(top & 0x7f800000u, 27u << 23);
         raise = __uint_as_float((269u << 23) - exponent);
         factor[h] = fabsf(k_scale) * __uint_as_float(exponent - (15u << 23));
@@ -52,7 +52,7 @@ class HalfQueries {
       }
     }
     ptx::fence_async_proxy();
-    ptx::sync_some(kQueriesOfGroup + group, 128);
+    ptx::sync_some(kGroupBarrier + group, 128);
   }
 
  private:

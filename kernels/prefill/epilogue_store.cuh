@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a work tile: normalised rows to `out`, or a part of a block's tiles to the workspace, where the block that
-// comes last merges all parts in the order of their keys.
+// Stores of the epilogue: normalized rows to `out`, or a split to the workspace. The block that finishes the last split
+// combines all of them, in the order of their keys.
 #pragma once
 
 #include "prefill/accumulators.cuh"
@@ -13,7 +13,7 @@
 
 namespace attune::prefill {
 
-// Channels channel, channel + 1 of the row whose first element is `at`.
+// Stores two channels of the row whose first element is `at`.
 __device__ __forceinline__ void store_pair(const PrefillParams& p, long long at, int channel, float x, float y) {
   if (channel >= Config::kHeadDimV) return;
   tile::store_element(Config::kOutType, p.out, at + channel * p.out_dim_stride, x);
@@ -25,10 +25,9 @@ __device__ __forceinline__ long long out_at(const PrefillParams& p, const WorkTi
   return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
 }
 
-// Rows of attention to codes, of 16-bit elements: a thread has four channels side by side, four threads all of a
-// sector.
-__device__ __forceinline__ void store_sectors(const PrefillParams& p, const Accumulators& a, const float (&factor)[2],
-                                              const long long (&at)[2]) {
+// fp8 inputs, 16-bit outputs: a thread has four contiguous channels, four threads fill a sector of 32 bytes.
+__device__ __forceinline__ void store_permuted(const PrefillParams& p, const Accumulators& a, const float (&factor)[2],
+                                               const long long (&at)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (at[h] < 0) continue;
@@ -48,11 +47,11 @@ __device__ __forceinline__ void store_sectors(const PrefillParams& p, const Accu
   }
 }
 
-// Rows of 16-bit elements by way of shared memory, 16 rows of 128 bytes each 64 channels, the blocks of channels kRows
-// of them apart: a product's registers to matrices, pieces of 16 bytes to `out`. Pieces are swizzled so that neither
-// eight rows of a matrix nor those of a load meet in banks.
-__device__ __forceinline__ void store_through(const PrefillParams& p, unsigned shared, const Accumulators& a,
-                                              const float (&factor)[2], const long long (&at)[2]) {
+// 16-bit rows through shared memory: 16 rows of 128 bytes for each 64 channels, blocks of channels kRows rows apart.
+// stmatrix writes accumulators there; rows leave in pieces of 16 bytes. The swizzle keeps the eight rows of a matrix,
+// and those of a load, in different banks.
+__device__ __forceinline__ void store_through_smem(const PrefillParams& p, unsigned shared, const Accumulators& a,
+                                                   const float (&factor)[2], const long long (&at)[2]) {
   constexpr int kBlock = Config::kRows * 128, kEightRows = 8 * 128;
   const int lane = threadIdx.x % 32;
   const auto swizzle = [](int row) { return (row & 1) << 2 | (row >> 1 & 3); };
@@ -71,7 +70,7 @@ __device__ __forceinline__ void store_through(const PrefillParams& p, unsigned s
   }
   __syncwarp();
   const unsigned from = shared + lane / 4 * 128 + (lane % 4 ^ swizzle(lane / 4)) * 16;
-  unsigned r[2][Config::kChannels / 32][4];  // all before the first store, so that none waits for another
+  unsigned r[2][Config::kChannels / 32][4];  // all loads before the first store: stores in between would wait
 #pragma unroll
   for (int i = 0; i < 2 * (Config::kChannels / 32); ++i) {
     const int h = i % 2, j = i / 2;
@@ -88,12 +87,12 @@ __device__ __forceinline__ void store_through(const PrefillParams& p, unsigned s
   }
 }
 
-// Of this thread's rows: what O is multiplied with, and where it goes; -1: nowhere.
+// For each of this thread's rows: the factor of O and the place in `out`; -1: no store.
 struct OutRows {
   float factor[2];
   long long at[2];
 };
-// Needs nothing of O. All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each.
+// Does not need O. Called by all lanes of the warp, also for padding rows. Lanes 0 and 1 of a quad finish one row each.
 __device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const WorkTile& t, const Rows& rows,
                                                const Accumulators& a) {
   const int lane = threadIdx.x % 32, mine = lane % 2;
@@ -103,21 +102,21 @@ __device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const Wor
   if (token >= 0) {
     own_at = out_at(p, t, token, head);
     if (lane % 4 < 2)
-      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, mine != 0 ? a.max[1] : a.max[0],
-                                    mine != 0 ? a.sum[1] : a.sum[0]);
+      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, mine != 0 ? a.row_max[1] : a.row_max[0],
+                                    mine != 0 ? a.row_sum[1] : a.row_sum[0]);
   }
   __syncwarp();
   OutRows out;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    out.factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * a.factor[h];
+    out.factor[h] = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * a.o_scale[h];
     out.at[h] = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
   }
   return out;
 }
 
-// The same where there is nothing but out, without sinks and scale, of sums that are not lowered to the maximum. base:
-// the work tile's place in out.
+// The same where only `out` is stored, without sinks and out_scale, and row_sum is still relative to row_max_ref. base:
+// the work tile's first element in out.
 __device__ __forceinline__ OutRows finish_plain_rows(const PrefillParams& p, const Rows& rows, const Accumulators& a,
                                                      long long base) {
   const int step = static_cast<int>(p.out_row_stride), head_step = static_cast<int>(p.out_head_stride);
@@ -125,25 +124,25 @@ __device__ __forceinline__ OutRows finish_plain_rows(const PrefillParams& p, con
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = row_of_thread() + 8 * h, token = token_of_row(p, row);
-    out.factor[h] = a.sum[h] == 0 ? 0.0f : ptx::reciprocal_approx(a.sum[h]);
+    out.factor[h] = a.row_sum[h] == 0 ? 0.0f : ptx::reciprocal_approx(a.row_sum[h]);
     out.at[h] = rows.token[h] >= 0 ? base + (token * step + (row - token * p.heads_of_tile) * head_step) : -1;
   }
   return out;
 }
 
-// Normalised rows. shared: where they may pass through, or 0.
-__device__ __forceinline__ void store_whole(const PrefillParams& p, const OutRows& out, const Accumulators& a,
-                                            unsigned shared) {
-  constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+// Stores normalized rows. shared: where they may be staged, or 0.
+__device__ __forceinline__ void store_out(const PrefillParams& p, const OutRows& out, const Accumulators& a,
+                                          unsigned shared) {
+  constexpr bool k16Bits = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
   const int lane = threadIdx.x % 32;
-  const float (&factor)[2] = out.factor;
-  const long long (&at)[2] = out.at;
-  if constexpr (Config::kCodes && kHalves) {
-    if (p.store_vectors) return store_sectors(p, a, factor, at);
-  } else if constexpr (Config::kOutThroughQueries) {
-    if (p.store_vectors) return store_through(p, shared, a, factor, at);
-  } else if (kHalves && p.store_vectors) {
-    // All of a row before the first store: transposing waits for shuffles, which then overlap.
+  const float(&factor)[2] = out.factor;
+  const long long(&at)[2] = out.at;
+  if constexpr (Config::kFp8 && k16Bits) {
+    if (p.store_vectors) return store_permuted(p, a, factor, at);
+  } else if constexpr (Config::kStoreOutThroughQ) {
+    if (p.store_vectors) return store_through_smem(p, shared, a, factor, at);
+  } else if (k16Bits && p.store_vectors) {
+    // The whole row before the first store: the shuffles of the transposition then overlap.
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       unsigned r[Config::kChannels / 32][4];
@@ -178,30 +177,30 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const OutRow
   }
 }
 
-// Where part i of the work tile's block and head tile lies.
+// The first workspace row of split i of the work tile's row block and head tile.
 __device__ __forceinline__ long long split_row(const PrefillParams& p, const WorkTile& t, int head_tile, int i) {
   return (static_cast<long long>(t.first_split + i) * p.num_head_tiles + head_tile) * Config::kRows;
 }
 
-__device__ __forceinline__ void store_part(const PrefillParams& p, const WorkTile& t, int head_tile,
-                                           const Accumulators& a) {
+__device__ __forceinline__ void store_split(const PrefillParams& p, const WorkTile& t, int head_tile,
+                                            const Accumulators& a) {
   const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const long long at = split_row(p, t, head_tile, t.split_idx) + row + 8 * h;
-    if (pair == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.max[h], a.sum[h]);
+    if (pair == 0) *reinterpret_cast<float2*>(p.partial_stats + 2 * at) = make_float2(a.row_max[h], a.row_sum[h]);
 #pragma unroll
     for (int j = 0; j < Accumulators::kPairs; ++j) {
       const int from = Accumulators::pair_at(h, j);
       *reinterpret_cast<float2*>(p.partial_out + at * Config::kChannels + Accumulators::first_of_pair(j, pair)) =
-          make_float2(a.o[from] * a.factor[h], a.o[from + Accumulators::kPairStep] * a.factor[h]);
+          make_float2(a.o[from] * a.o_scale[h], a.o[from + Accumulators::kPairStep] * a.o_scale[h]);
     }
   }
 }
 
-// One warp, one packed row. M = max_i m_i; L = sum_i l_i 2^(m_i - M); O = sum_i o_i 2^(m_i - M).
+// One warp combines one packed row. M = max_i m_i; L = sum_i l_i 2^(m_i - M); O = sum_i o_i 2^(m_i - M).
 __device__ __forceinline__ void combine_row(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
-  constexpr int kPairs = (Config::kChannels + 63) / 64;  // of channels, a lane
+  constexpr int kPairs = (Config::kChannels + 63) / 64;  // pairs of channels of a lane
   const int lane = threadIdx.x % 32;
   auto stats = [&](int i) {
     return ptx::load_from_l2(
@@ -211,40 +210,40 @@ __device__ __forceinline__ void combine_row(const PrefillParams& p, const WorkTi
   for (int i = lane; i < t.num_splits; i += 32) max = fmaxf(max, stats(i).x);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
-  const float reference = reference_of(max);
-  float sum = 0;
+  const float row_max_ref = finite_or_zero(max);
+  float row_sum = 0;
   float2 o[kPairs] = {};
   for (int i = 0; i < t.num_splits; ++i) {
     const float2 part = stats(i);
-    const float weight = ptx::exp2_approx(part.x - reference);
-    sum += weight * part.y;
+    const float rescale = ptx::exp2_approx(part.x - row_max_ref);
+    row_sum += rescale * part.y;
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
       const int channel = 64 * k + 2 * lane;
       if (channel >= Config::kChannels) continue;
       const float2 x = ptx::load_from_l2(reinterpret_cast<const float2*>(
           p.partial_out + (split_row(p, t, head_tile, i) + row) * Config::kChannels + channel));
-      o[k].x += weight * x.x, o[k].y += weight * x.y;
+      o[k].x += rescale * x.x, o[k].y += rescale * x.y;
     }
   }
   const int local = row / p.heads_of_tile, token = t.token_begin + local,
             head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
   float factor = 0;
-  if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, max, sum);
+  if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, max, row_sum);
   factor = __shfl_sync(0xffffffffu, factor, 0);
 #pragma unroll
   for (int k = 0; k < kPairs; ++k)
     store_pair(p, out_at(p, t, token, head), 64 * k + 2 * lane, o[k].x * factor, o[k].y * factor);
 }
 
-// All math threads. Whoever comes last merges; that differs from run to run, the bits do not.
+// Called by all math threads. Which block combines differs between runs; the bits do not.
 __device__ __forceinline__ void combine_last(const PrefillParams& p, const WorkTile& t, int head_tile, int& is_last) {
-  ptx::sync_some(kAllMath, Config::kMathThreads);
-  if (math_thread() == 0) {  // racecheck has reported is_last: two meetings order it
+  ptx::sync_some(kMathBarrier, Config::kMathThreads);
+  if (math_thread() == 0) {  // racecheck has reported is_last: two named-barrier syncs order it
     const unsigned last = static_cast<unsigned>(t.num_splits - 1);
     is_last = ptx::count_arrival(p.splits_done + t.split_tile * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
   }
-  ptx::sync_some(kAllMath, Config::kMathThreads);
+  ptx::sync_some(kMathBarrier, Config::kMathThreads);
   if (is_last == 0) return;
   for (int row = math_thread() / 32; row < t.num_tokens * p.heads_of_tile; row += Config::kMathWarps)
     combine_row(p, t, head_tile, row);

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// The epilogue of a work tile, by the math warps of all prefill kernels.
+#pragma once
+
+#include "prefill/recompute.cuh"
+
+namespace attune::prefill {
+
+// Stores the output of the work tile in `slot`, or its split; combines the splits if this block finished the last one;
+// releases the slot. whole: there is one split; out: the result of finish_rows(), or null; shared: where outputs may be
+// staged, or 0.
+__device__ __forceinline__ void epilogue(const PrefillParams& p, const Smem& smem, int slot, const Rows& rows,
+                                         Accumulators& a, bool whole, const OutRows* out = nullptr,
+                                         unsigned shared = 0) {
+  const WorkTile& work = smem.work(slot);
+  const int head_tile = smem.head_tile(slot);
+  const NonfiniteRows nonfinite(rows, a);
+  if (whole) {
+    store_out(p, out != nullptr ? *out : finish_rows(p, work, rows, a), a, shared);
+  } else {
+    store_split(p, work, head_tile, a);
+  }
+  __syncwarp();
+  // fp8: a failed ScheduleCheck makes all sums NaN, and they must stay so.
+  if (!Config::kFp8 || smem.first_sum() == 0.0f) nonfinite.recompute(p, work, head_tile, rows);
+  if (!whole) combine_last(p, work, head_tile, smem.is_last());
+  __syncwarp();
+  // Recomputed: with x-packed pages no register is left to keep it.
+  const int again = Config::kXpacked ? __shfl_sync(0xffffffffu, slot, 0) : slot;
+  if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(again));
+}
+
+}  // namespace attune::prefill

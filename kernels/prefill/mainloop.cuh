@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mainloop of a math warpgroup: 64 rows of the block against the tiles that the producer loads.
+//
+//   S_i = Q K_i^T;  m' = max(m, rowmax S_i);  P_i = 2^(c (S_i - m'));  l = l 2^(c (m - m')) + rowsum P_i;
+//   O = (O 2^(c (m - m'))) + P_i V_i;   c = scale log2 e
+//
+// QK GEMM i+1 and PV GEMM i are issued together. Softmax i+1 waits for the QK GEMM only, so O is rescaled one tile
+// late. The two warpgroups alternate (FA3's ping-pong): while one computes exponentials, the tensor cores run the
+// other's GEMMs.
+#pragma once
+
+#include "prefill/fp16_queries.cuh"
+#include "prefill/qk_gemm.cuh"
+#include "prefill/softmax.cuh"
+#include "ptx/wgmma_along_k.cuh"
+
+namespace attune::prefill {
+
+class Mainloop : Softmax {
+ public:
+  // kCacheForm: the tile was dequantized or is x-packed.
+  template <bool kCacheForm>
+  using QkMma = ptx::Product<Config::kKeys, Config::kQkMmaType<kCacheForm>>;
+  template <bool kCacheForm>
+  using PvMma = typename Choice<(Config::kXpacked && kCacheForm),
+                                ptx::ProductAlongK<Config::kChannels, Config::kPvMmaType<kCacheForm>>,
+                                ptx::Product<Config::kChannels, Config::kPvMmaType<kCacheForm>>>::Type;
+  template <bool kCacheForm>
+  using KDescriptor = typename Choice<(Config::kXpackedK && kCacheForm),
+                                      ptx::PieceDescriptor<8 * Config::kXpackedKBytes>, ptx::Descriptor>::Type;
+  template <bool kCacheForm>
+  using VDescriptor = typename Choice<(Config::kXpacked && kCacheForm), ptx::NarrowDescriptor, ptx::Descriptor>::Type;
+
+  __device__ __forceinline__ Mainloop(const PrefillParams& p, const Smem& smem, int group)
+      : Softmax(p, smem), group_(group) {
+    q_ = q_descriptor(0);
+  }
+
+  // Issues the first QK GEMM of a work tile. Not where both dense and cache-form tiles may follow: run() issues it
+  // then.
+  __device__ __forceinline__ void start_first_qk(const WorkTile& work, int kv_head, float (&s)[Config::kKeys / 2]) {
+    if constexpr (kTwoForms) {
+      factor_[0] = factor_[1] = c_;
+      ptx::wait_phase(smem_.q_full(), q_pipe_.phase);
+    } else {
+      if constexpr (Config::kQuantized) {
+        ptx::wait_phase(smem_.q_full(), q_pipe_.phase);
+        convert_q_to_fp16(work, kv_head);
+      }
+      const KDescriptor<kSingleForm> k = k_descriptor<kSingleForm>();
+      ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+      if constexpr (!Config::kQuantized) ptx::wait_phase(smem_.q_full(), q_pipe_.phase);
+      qk_gemm<QkMma<kSingleForm>>(q_, k, s);
+    }
+    q_pipe_.next<1>();
+  }
+
+  // Issues the first QK GEMM of the next work tile while the last PV GEMM of this one runs. Where there is none (any is
+  // false) it multiplies stale shared memory and nobody reads the result: wgmma in a conditional branch makes the
+  // compiler serialize all products.
+  __device__ __forceinline__ void start_next_qk(bool any, float (&s)[Config::kKeys / 2]) {
+    const KDescriptor<kSingleForm> k = k_descriptor<kSingleForm>();
+    const unsigned past = any ? 0 : 1;  // a phase that has completed
+    q_ = q_descriptor(q_pipe_.stage);
+    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase ^ past);  // counts q's bytes, too
+    qk_gemm<QkMma<kSingleForm>>(q_, k, s);
+    q_pipe_.next<Config::kQueryStages>();
+  }
+
+  // This warp's rows of the work tile's q, before the one that was issued last. Outputs may be staged there.
+  __device__ __forceinline__ unsigned old_q() const { return smem_.q(q_pipe_.stage) + math_thread() / 32 * 16 * 128; }
+  __device__ __forceinline__ void release_old_q() const {
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty(q_pipe_.stage));
+  }
+
+  // All tiles of the work tile whose first QK GEMM was issued. Warp scheduler barriers alternate across work tiles.
+  // overlap() runs while the last PV GEMM does.
+  template <class Overlap>
+  __device__ __forceinline__ void run(const WorkTile& work, int kv_head, const Rows& rows,
+                                      float (&s)[Config::kKeys / 2], Accumulators& a, const Overlap& overlap) {
+    const Tiles tiles(work.num_cached, work.first_key, work.end_key);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      a.row_max[h] = -ptx::infinity();
+      a.row_max_ref[h] =
+          Config::kDeferredMax && rows.token[h] < 0 ? 0.0f : -ptx::infinity();  // padding rows need no max
+    }
+    a.row_sum[0] = a.row_sum[1] = smem_.first_sum();
+    needs_row_max_ = true;
+    if constexpr (Rows::kCapped) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        a.row_max_limit[h] = rows.token[h] < 0 ? __uint_as_float(0x7fffffffu) : -ptx::infinity();
+    }
+    float v_scale = 1.0f, first_row_max[2] = {-ptx::infinity(), -ptx::infinity()};  // row_max of the dense tiles
+    if constexpr (!kTwoForms) {
+      const int begin = work.tile_begin, end = work.tile_end;
+      if (Config::kFp16P) v_scale = scale_of(p_, work, kv_head, 0, true);
+      run_tiles<kSingleForm, true>(work, rows, tiles, begin, end, 0, s, a, overlap);
+    } else {
+      const int begin = work.tile_begin, end = work.tile_end, middle = max(begin, min(tiles.num_cached_tiles, end));
+      if (middle < end) {
+        issue_qk<false>(s);
+        run_tiles<false, true>(work, rows, tiles, middle, end, 0, s, a, overlap);
+      }
+      if (begin < middle) {
+        if (Config::kFp16P) v_scale = scale_of(p_, work, kv_head, 0, true);
+        if constexpr (Config::kQuantized) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            if (kThreadRowMax) a.row_max[h] = quad_max(a.row_max[h]);
+            if (middle < end && a.row_max[h] != -ptx::infinity()) first_row_max[h] = scaled_score(a.row_max[h], h);
+            a.row_max[h] = -ptx::infinity();
+          }
+          ptx::sync_some(kGroupBarrier + group_, 128);  // all warps have read q in its own type
+          convert_q_to_fp16(work, kv_head);
+        }
+        if (Config::kFp16P && middle < end) divide_o_by_v_scale(v_scale, a);
+        issue_qk<true>(s);
+        run_tiles<true, false>(work, rows, tiles, begin, middle, middle < end ? 1 : 0, s, a, overlap);
+      }
+    }
+    if constexpr (!Config::kOverlapNextQK) {
+      reduce_row_sum(a);
+      finalize(a, v_scale, first_row_max);
+    }
+  }
+
+  // Sums row_sum over the quad of lanes that share a row.
+  __device__ __forceinline__ static void reduce_row_sum(Accumulators& a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
+      a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
+    }
+  }
+  // row_max in base 2, row_sum relative to it, and o_scale. O itself is only multiplied by v_scale, where there is one.
+  __device__ __forceinline__ void finalize(Accumulators& a, float v_scale = 1.0f,
+                                           const float* first_row_max = nullptr) const {
+    float rescale[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if ((Config::kDeferredMax || Config::kDeferredMaxSoftcap) && p_.max_logits == nullptr) {
+        a.row_max[h] = a.row_max_ref[h];
+      } else {
+        if (kThreadRowMax) a.row_max[h] = quad_max(a.row_max[h]);
+        if (a.row_max[h] != -ptx::infinity()) a.row_max[h] = scaled_score(a.row_max[h], h);
+      }
+      if constexpr (kTwoForms && Config::kQuantized) a.row_max[h] = fmaxf(a.row_max[h], first_row_max[h]);
+      rescale[h] = a.row_max[h] == a.row_max_ref[h] ? 1.0f : ptx::exp2_approx(a.row_max_ref[h] - a.row_max[h]);
+      a.o_scale[h] = Config::kFp16P ? 1.0f : rescale[h];
+      a.row_sum[h] *= rescale[h];
+    }
+    if constexpr (Config::kFp16P) {
+      const float with_scale[2] = {rescale[0] * v_scale, rescale[1] * v_scale};
+      rescale_o(with_scale, a.o);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ ptx::Descriptor q_descriptor(int stage) const {
+    return ptx::uniform(ptx::descriptor_k_major(smem_.q(stage) + group_ * 64 * 128));
+  }
+
+  // Where the first tile has at most half of its keys, only the first half of the S registers is used.
+  static constexpr bool kHalfFirstTile = Config::kPrecomputeMask;
+  static constexpr int kHalf = Config::kKeys / (kHalfFirstTile ? 4 : 2);  // registers
+  // Whether the tile before `end` has no key in its second half.
+  __device__ __forceinline__ static bool ends_in_half(const WorkTile& work, int end) {
+    const int keys = work.end_key - work.first_key - (end - 1) * Config::kKeys;
+    return __shfl_sync(0xffffffffu, keys, 0) <= Config::kKeys / 2;
+  }
+
+  static constexpr bool kSingleForm = Config::kQuantized || Config::kXpacked;  // form of the tiles, where there is one
+
+  // Tiles [first, behind), last tile first. kCacheForm: they were dequantized or are x-packed. kFirst: O is empty; else
+  // `accumulate` says whether it is.
+  template <bool kCacheForm, bool kFirst, class Overlap>
+  __device__ __forceinline__ void run_tiles(const WorkTile& work, const Rows& rows, const Tiles& tiles, int first,
+                                            int behind, int accumulate, float (&s)[Config::kKeys / 2], Accumulators& a,
+                                            const Overlap& overlap) {
+    const TileSpan whole = rows.whole_tiles(work, tiles);
+    unsigned p_regs[Config::kPRegs];
+    float rescale[2];
+    bool rescales = false;
+
+    // Most first tiles are at an edge. The QK GEMM hides the cost of their mask.
+    const Rows::VisibleKeys first_mask =
+        Config::kPrecomputeMask ? rows.visible_keys(p_, tile_at(work, tiles, behind - 1)) : Rows::VisibleKeys{};
+    const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
+    const bool half = kHalfFirstTile && ends_in_half(work, end);
+    ptx::wait_products<0>();
+    ptx::pin(s);
+    // Warp-uniform values take no registers of lanes. With two forms of tiles the compiler does not see that.
+    if constexpr (!kTwoForms) k_pipe_ = uniform(k_pipe_), v_pipe_ = uniform(v_pipe_);
+    if constexpr (Config::kDeferredMaxSoftcap) q_pipe_ = uniform(q_pipe_);
+    const bool last_use = !kTwoForms || kCacheForm || begin == __shfl_sync(0xffffffffu, work.tile_begin, 0);  // of q
+    if (end - begin == 1 && last_use) release_q();
+    if (!Config::kCached) release_k();
+    if constexpr (kHalfFirstTile) {
+      if (half) {
+        online_softmax<kCacheForm, kHalf, true>(rows, work, tiles, end - 1, whole, false, s, rescale, a, &first_mask);
+        reduce_p(kReduceTail<kHalf>, kHalf, s, a);
+        pack_p<kCacheForm, 0, kHalf>(s, p_regs);
+#pragma unroll
+        for (int j = kHalf / 2; j < Config::kKeys / 4; ++j) p_regs[j] = 0;
+      } else {
+        online_softmax<kCacheForm, kScores, true>(rows, work, tiles, end - 1, whole, false, s, rescale, a, &first_mask);
+        reduce_p(kReduceTail<kScores>, kScores, s, a);
+        pack_p<kCacheForm>(s, p_regs);
+      }
+    } else {
+      rescales =
+          online_softmax<kCacheForm>(rows, work, tiles, end - 1, kManyRegisters ? whole : rows.whole_tiles(work, tiles),
+                                     all_nonnegative(a.row_max), s, rescale, a);
+    }
+    if (!kFirst && rescales) rescale_o(rescale, a.o);
+    if constexpr (!kHalfFirstTile) {
+      reduce_p(kReduceTail<kScores>, kScores, s, a);
+      scale_p<kCacheForm>(s);
+      pack_p<kCacheForm>(s, p_regs);
+    }
+    if (kReleaseKAfterPack<kCacheForm>) release_k();
+
+    int retry_end = end - 4;    // rows that did not start small within three tiles hardly will
+    bool may_run_small = true;  // until run_softcap_small() has failed once
+    // Redo the tile before: its softmax was discarded. It keeps its stage, phase and warp scheduler barrier.
+    bool redo = false;
+    bool holds_barrier = false;  // this warpgroup has passed its warp scheduler barrier already
+    for (int i = end - 2; i >= begin; --i) {
+      if constexpr (Config::kDeferredMaxSoftcap) {
+        // A decision of the whole warpgroup: wgmma is warpgroup-wide.
+        if (i >= retry_end && !redo && !holds_barrier && p_.max_logits == nullptr) {
+          int limit[2];
+          find_limits(a, limit);
+          // The loop condition must be warp-uniform for the compiler: else each group of exponentials costs 40 clocks
+          // more.
+          const TileSpan full = {__shfl_sync(0xffffffffu, whole.begin, 0), __shfl_sync(0xffffffffu, whole.end, 0)};
+          if (math_thread() % 128 == 0) ptx::store_shared_two(smem_.over_cap(group_, 0), 0, 0);
+          if (may_run_small && full.has(i) && !any_of_group(limit[0] < 0 || limit[1] < 0)) {
+            i = run_softcap_small<kCacheForm>(max(begin, full.begin), i, begin, last_use, limit, accumulate, redo,
+                                              holds_barrier, p_regs, s, a);
+            i = __shfl_sync(0xffffffffu, i, 0);
+            redo = __any_sync(0xffffffffu, redo), holds_barrier = __any_sync(0xffffffffu, holds_barrier);
+            may_run_small = false, retry_end = i - 3;
+          } else if (!any_of_group(!may_defer_max(a))) {
+            i = run_softcap_deferred<kCacheForm>(work, rows, tiles, whole, i, begin, last_use, accumulate, redo, p_regs,
+                                                 s, a);
+          }
+          if (i < begin) break;
+        }
+      }
+      const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
+      const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
+      ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+      if (!Config::kDeferredMaxSoftcap || !(redo || holds_barrier))
+        ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
+      qk_gemm<QkMma<kCacheForm>>(q_, k, s);
+      ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
+      pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
+      accumulate = 1;
+      if (!Config::kDeferredMaxSoftcap || !redo)
+        ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads), holds_barrier = false;
+      const bool nonnegative = !Config::kDeferredMax && all_nonnegative(a.row_max);
+      ptx::wait_products<1>();
+      ptx::pin(s);
+      if (i == begin && last_use) release_q();
+      if (!Config::kCached) release_k();
+      const TileSpan& unmasked = kManyRegisters ? whole : rows.whole_tiles(work, tiles);
+      if constexpr (Config::kDeferredMax) {
+        const auto last = [&] {
+          ptx::wait_products<0>();
+          ptx::pin(a.o);
+          release_v();
+        };
+        rescales = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a, nullptr, last,
+                                              [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
+        reduce_p<true>(kLastGroup, kScores, s, a);
+        pack_p<kCacheForm, kLastGroup>(s, p_regs);
+        if (__any_sync(0xffffffffu, p_max_bits_ > bits_of(kMaxP)) || rescales) {
+          raise_row_max_ref<kCacheForm>(s, rescale, a, p_regs);
+          rescale_o(rescale, a.o);
+        }
+      } else {
+        const bool rescales_o = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a);
+        ptx::wait_products<0>();  // outside of the branch: wgmma waits are for the whole warpgroup
+        ptx::pin(a.o);
+        if (rescales_o) rescale_o(rescale, a.o);
+        if (!Config::kDeferredMaxSoftcap || !redo) release_v();
+        redo = false;
+        reduce_p(kReduceTail<kScores>, kScores, s, a);
+        scale_p<kCacheForm>(s);
+        pack_p<kCacheForm>(s, p_regs);
+      }
+      if (kReleaseKAfterPack<kCacheForm>) release_k();
+    }
+    const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
+    ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
+    pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
+    if (last_use) overlap();
+    ptx::wait_products<Config::kOverlapNextQK ? 1 : 0>();  // overlap() may have issued a product, which keeps running
+    ptx::pin(a.o);
+    release_v();
+  }
+
+  // Runs tiles from i on with softmax_softcap_deferred() while their scores stay in its range. Returns begin - 1, or
+  // sets `redo` and returns the tile whose softmax was discarded.
+  template <bool kCacheForm>
+  __device__ __forceinline__ int run_softcap_deferred(const WorkTile& work, const Rows& rows, const Tiles& tiles,
+                                                      const TileSpan& whole, int i, int begin, bool last_use,
+                                                      int& accumulate, bool& redo, unsigned (&p_regs)[Config::kPRegs],
+                                                      float (&s)[Config::kKeys / 2], Accumulators& a);
+  // The same with softmax_softcap_small(), for unmasked tiles from i down to `least`. Whether a tile's scores were in
+  // range is tested after the next QK GEMM is issued, when the warp scheduler barrier has synchronized the group
+  // anyway. On failure `holds_barrier` is set.
+  template <bool kCacheForm>
+  __device__ __forceinline__ int run_softcap_small(int least, int i, int begin, bool last_use, const int (&limit)[2],
+                                                   int& accumulate, bool& redo, bool& holds_barrier,
+                                                   unsigned (&p_regs)[Config::kPRegs], float (&s)[Config::kKeys / 2],
+                                                   Accumulators& a);
+
+  __device__ __forceinline__ bool any_of_group(bool x) const {
+    return __any_sync(0xffffffffu, ptx::any_of_some(kGroupBarrier + group_, 128, x));  // warp-uniform for the compiler
+  }
+
+  __device__ __forceinline__ static PipelineState uniform(PipelineState x) {
+    return {__shfl_sync(0xffffffffu, x.stage, 0), __shfl_sync(0xffffffffu, x.phase, 0)};
+  }
+  template <bool kCacheForm>
+  __device__ __forceinline__ void issue_qk(float (&s)[Config::kKeys / 2]) {
+    const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
+    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+    qk_gemm<QkMma<kCacheForm>>(q_, k, s);
+  }
+
+  // Converts q to fp16, which changes the scale of the scores.
+  __device__ __forceinline__ void convert_q_to_fp16(const WorkTile& work, int kv_head) {
+    const float k_scale = Config::kFp16P ? scale_of(p_, work, kv_head, 0, false) : 1.0f;
+    Fp16Queries::convert(smem_, group_, k_scale, factor_);
+    if constexpr (Rows::kPlain) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        factor_[h] *= c_;
+        if (factor_[h] == 0.0f) factor_[h] = __uint_as_float(1);  // avoids 0 * -inf; products are below 2^41
+      }
+    }
+  }
+  // Prepares O for dequantized tiles, whose P is fp16 and whose sum is multiplied by v_scale at the end. A scale
+  // without an inverse gives NaN, and the row is recomputed (recompute.cuh).
+  __device__ __forceinline__ static void divide_o_by_v_scale(float v_scale, Accumulators& a) {
+    constexpr float kUp = static_cast<float>(1 << static_cast<int>(kMaxOffset<true>));
+    const float size = fabsf(v_scale);
+    const float over =
+        size >= 0x1p-64f && size <= 0x1p64f ? kUp * ptx::reciprocal_approx(v_scale) : __uint_as_float(0x7fffffffu);
+    rescale_o({over, over}, a.o);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) a.row_sum[h] *= kUp, a.row_max_ref[h] -= kMaxOffset<true>;
+  }
+
+  // Descriptors of the next tile, made well ahead of their use: the shuffle has latency.
+  template <bool kCacheForm>
+  __device__ __forceinline__ KDescriptor<kCacheForm> k_descriptor() const {
+    if constexpr (Config::kXpackedK && kCacheForm) {
+      return ptx::uniform(ptx::descriptor_of_pieces<8 * Config::kXpackedKBytes>(smem_.k(k_pipe_.stage)));
+    } else {
+      return ptx::uniform(ptx::descriptor_k_major(smem_.k(k_pipe_.stage)));
+    }
+  }
+  template <bool kCacheForm>
+  __device__ __forceinline__ VDescriptor<kCacheForm> v_descriptor() const {
+    if constexpr (Config::kXpacked && kCacheForm) {
+      return ptx::uniform(ptx::descriptor_of_narrow_rows(smem_.v(v_pipe_.stage)));
+    } else {
+      return ptx::uniform(ptx::descriptor_mn_major(smem_.v(v_pipe_.stage), Config::kKeys * 128));
+    }
+  }
+
+  template <bool kCacheForm>
+  __device__ __forceinline__ void pv_gemm(unsigned (&p_regs)[Config::kPRegs], VDescriptor<kCacheForm> v, int accumulate,
+                                          float (&o)[Config::kChannels / 2]) const {
+    constexpr int kNumParts = kCacheForm ? Config::kPParts : 1;
+    constexpr int kStep = Config::kXpacked && kCacheForm ? 16 * Config::kXpackedVBytes : 16 * 128;
+    ptx::pin(o);
+    ptx::pin(p_regs);
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < kNumParts * Config::kPvSteps; ++i)
+      PvMma<kCacheForm>::registers(o, p_regs + i % kNumParts * (Config::kKeys / 4) + i / kNumParts * 4,
+                                   v + i / kNumParts * (kStep >> 4), i == 0 ? accumulate : 1);
+    ptx::commit_products();
+  }
+
+  __device__ __forceinline__ void release_q() const {
+    if (Config::kStoreOutThroughQ) return;  // released after the epilogue's stores
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty(Config::kOverlapNextQK ? q_pipe_.stage ^ 1 : 0));
+  }
+  __device__ __forceinline__ void release_v() {
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.v_empty(v_pipe_.stage));
+    v_pipe_.next<Config::kValueStages>();
+  }
+
+  const int group_;
+  ptx::Descriptor q_;
+  PipelineState q_pipe_, v_pipe_;
+};
+
+}  // namespace attune::prefill

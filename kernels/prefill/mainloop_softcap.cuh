@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Softcap loops of the mainloop: while scores are small beside the cap no row max is taken before the exponentials.
+#pragma once
+
+#include "prefill/mainloop.cuh"
+
+namespace attune::prefill {
+
+template <bool kCacheForm>
+__device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& work, const Rows& rows,
+                                                              const Tiles& tiles, const TileSpan& whole, int i,
+                                                              int begin, bool last_use, int& accumulate, bool& redo,
+                                                              unsigned (&p_regs)[Config::kPRegs],
+                                                              float (&s)[Config::kKeys / 2], Accumulators& a) {
+  const float edge = Rows::score_of(p_, p_.cap_short.high, {}, 0, 0.0f);
+  for (; i >= begin; --i) {
+    const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
+    const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
+    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+    ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
+    qk_gemm<QkMma<kCacheForm>>(q_, k, s);
+    ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
+    pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
+    accumulate = 1;
+    ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
+    ptx::wait_products<1>();
+    ptx::pin(s);
+    mask_edge(rows, work, tiles, i, whole, s);
+    const float saved_sum[2] = {a.row_sum[0], a.row_sum[1]};
+    const auto last = [&] {
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+      release_v();
+    };
+    softmax_softcap_deferred(i, s, a, last, [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
+    add_row_sum<true>(kScores - kReduceLag, kScores, s, a);
+    pack_p<kCacheForm, kLastGroup>(s, p_regs);
+    const float added[2] = {a.row_sum[0] - saved_sum[0], a.row_sum[1] - saved_sum[1]};
+    ptx::pin(p_regs);  // else the compiler packs them after the vote
+    redo = any_of_group(may_exceed_range(added, edge, a));
+    if (redo) {
+      a.row_sum[0] = saved_sum[0], a.row_sum[1] = saved_sum[1];
+#pragma unroll
+      for (int j = 0; j < Config::kKeys / 4; ++j) p_regs[j] = ptx::kept(0);
+      break;
+    }
+    if (__any_sync(0xffffffffu, added[0] > kMaxP || added[1] > kMaxP)) {
+      float rescale[2] = {1.0f, 1.0f};
+      raise_row_max_ref<kCacheForm>(s, rescale, a, p_regs);
+      rescale_o(rescale, a.o);
+    }
+    release_k();
+    if (i == begin && last_use) release_q();
+  }
+  return i;
+}
+
+template <bool kCacheForm>
+__device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int begin, bool last_use,
+                                                           const int (&limit)[2], int& accumulate, bool& redo,
+                                                           bool& holds_barrier, unsigned (&p_regs)[Config::kPRegs],
+                                                           float (&s)[Config::kKeys / 2], Accumulators& a) {
+  float saved_sum[2] = {a.row_sum[0], a.row_sum[1]};  // without the tile whose range check is pending
+  PipelineState pending = k_pipe_;                    // the stage of that tile's K
+  bool has_pending = false, out_of_range = false;
+  const auto discard = [&] {
+    a.row_sum[0] = saved_sum[0], a.row_sum[1] = saved_sum[1];
+#pragma unroll
+    for (int j = 0; j < Config::kKeys / 4; ++j) p_regs[j] = ptx::kept(0);
+    k_pipe_ = pending;
+    redo = true;
+  };
+  const auto release_pending = [&] {
+    if (has_pending && threadIdx.x % 32 == 0) ptx::arrive(smem_.k_empty(pending.stage));
+  };
+  for (; i >= least; --i) {
+    const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
+    const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
+    ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
+    if (Config::kCached && __any_sync(0xffffffffu, ptx::load_shared_u32(smem_.mask(k_pipe_.stage)) != 0)) break;
+    ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
+    qk_gemm<QkMma<kCacheForm>>(q_, k, s);
+    ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
+    if (__any_sync(0xffffffffu, ptx::load_shared_u32(smem_.over_cap(group_, i + 1)) != 0)) {
+      ptx::wait_products<0>();
+      ptx::pin(s);
+      discard();
+      holds_barrier = true;
+      ptx::sync_some(kGroupBarrier + group_, 128);  // all warps have read the flag before it may be cleared
+      return i + 1;
+    }
+    release_pending();
+    pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
+    accumulate = 1;
+    ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
+    ptx::wait_products<1>();
+    ptx::pin(s);
+    saved_sum[0] = a.row_sum[0], saved_sum[1] = a.row_sum[1];
+    const auto last = [&] {
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+      release_v();
+    };
+    out_of_range = softmax_softcap_small(i, s, limit, a, last, [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
+    add_row_sum<true>(kScores - kReduceLag, kScores, s, a);
+    pack_p<kCacheForm, kLastGroup>(s, p_regs);
+    // racecheck reports this beside the load above: it does not follow arrive_some(), for which the group waits.
+    if (out_of_range) ptx::store_shared_u32(smem_.over_cap(group_, i), 1);
+    pending = k_pipe_, has_pending = true;
+    k_pipe_.next<Config::kStages>();
+  }
+  if (!has_pending) return i;
+  if (any_of_group(out_of_range)) {
+    discard();
+    return i + 1;
+  }
+  release_pending();
+  if (i < begin && last_use) release_q();
+  return i;
+}
+
+}  // namespace attune::prefill
