@@ -4,10 +4,10 @@
 //   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L, with sinks as everywhere
 //
 // A group of 128 threads has two rows, or of those half of the channels where parts are fp32, as parts hold them
-// (parts.cuh): 16 bytes of each part a thread. Where there are so few that all are merged at a time, two or four groups
+// (mla/partial_out.cuh): 16 bytes of each part a thread. Where there are so few that all are merged at a time, two or four groups
 // share them, with every second or fourth part each, and two of these finish a row each. Up to four parts are asked for
 // at a time; while they come, one of the groups computes the parts' weights.
-#include "mla/parts.cuh"
+#include "mla/partial_out.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"

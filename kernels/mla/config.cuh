@@ -47,10 +47,10 @@ struct Config {
   // Threads that bring keys; threads of a block.
   static constexpr int kThreads = kernels::mla_threads(kLoader, kCluster), kLoaders = kThreads - 32 * kMathWarps;
   static constexpr int kWorkReaders = kThreads / 32 - 1;  // warps, without the one that writes
-  // Packed rows in pairs of blocks: what is decoded of the next tile waits in registers (load_held.cuh).
+  // Packed rows in pairs of blocks: what is decoded of the next tile waits in registers (mla/producers/dequant_registers.cuh).
   static constexpr bool kHolds = kDecodes && kCluster > 1;
   // Lists of 16-bit rows, and boxes: group 1 has a product under way when it hands over its weights; lists: group 0 one
-  // more (attend.cuh). That takes registers.
+  // more (mla/m64/mainloop.cuh). That takes registers.
   static constexpr bool kLooksAhead = kGathers && kSparse, kHandsOverFirst = kLooksAhead || kCopiesBoxes;
   static constexpr int kLoaderRegisters = kHandsOverFirst ? 56 : !kDecodes ? 72 : kLoaders == 128 ? 88 : 48;
   static constexpr int kMathRegisters = kDecodes ? 208 : kHandsOverFirst ? 224 : 216;

@@ -3,15 +3,15 @@
 // More heads are several blocks of rows. As mla/mla.cu, but rows of queries are not padded to 64 nor in shared memory,
 // which three tiles fill, so that memory is not waited for. Over packed rows: mla/half.cu.
 //
-// A work tile is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh),
-// eight do the math (few_attend.cuh): each tile's scores are computed by all of them, eight keys each, and its values
+// A work tile is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (mla/producers/bulk_copy.cuh),
+// eight do the math (mla/m16/mainloop.cuh): each tile's scores are computed by all of them, eight keys each, and its values
 // multiplied by all, 64 channels each.
 //
 // Barriers: "full" and "empty" of each tile's place; "full" of the maxima and the weights of a tile, that all warps
 // need of each, in two buffers each: who writes to one has heard from all since they read it.
-#include "mla/few_attend.cuh"
-#include "mla/few_load.cuh"
-#include "mla/store.cuh"
+#include "mla/m16/mainloop.cuh"
+#include "mla/producers/bulk_copy.cuh"
+#include "mla/m64/epilogue.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 
@@ -42,7 +42,7 @@ __device__ __forceinline__ int few_channel() {
   return few_warp() * Few::kChannelsOfWarp + FewOperands::channel();
 }
 
-// A part, against the reference: of rows g and g + 8 a lane has pieces of two channels each (parts.cuh).
+// A part, against the reference: of rows g and g + 8 a lane has pieces of two channels each (mla/partial_out.cuh).
 __device__ __forceinline__ void store_few_part(const PrefillParams& p, const WorkTile& t, int head_tile, FewAttend& a) {
   const int lane = threadIdx.x % 32, row = lane / 4, unit = part_unit(p, t, head_tile);
   float factors[2] = {1, 1};

@@ -4,14 +4,14 @@
 // whose left operand are codes that become 16-bit numbers in registers, and the right one queries and weights in shared
 // memory.
 //
-// A work tile is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), one
-// follows their scales (half_units.cuh), four have scores of all of them (half_scores.cuh), four values and outputs
-// (half_attend.cuh).
+// A work tile is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (mla/producers/bulk_copy.cuh), one
+// follows their scales (mla/swap_ab/scale_units.cuh), four have scores of all of them (mla/swap_ab/softmax.cuh), four values and outputs
+// (mla/swap_ab/pv.cuh).
 //
 // Barriers: "full" and "empty" of each tile's place; "full" of the maxima, and units, of a tile, in two buffers; "full"
 // and "empty" of the weights of a tile, from the warps that have scores to those that have values.
-#include "mla/few_load.cuh"
-#include "mla/half_store.cuh"
+#include "mla/producers/bulk_copy.cuh"
+#include "mla/swap_ab/epilogue.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 

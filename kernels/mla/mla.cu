@@ -8,8 +8,8 @@
 // that it cuts along the keys are merged by mla/combine.cu.
 //
 // Tiles: 64 rows x 64 keys x all channels, two tiles at a time. The first warps bring keys: they have the TMA copy them
-// (load_boxes.cuh), gather rows (load_rows.cuh), or decode them (load_codes.cuh; load_held.cuh in pairs of blocks):
-// four, but eight that decode in blocks by themselves. The last two warpgroups do the math (attend.cuh): S of every
+// (mla/producers/tma.cuh), gather rows (mla/producers/gather.cuh), or decode them (mla/producers/dequant_shared.cuh; mla/producers/dequant_registers.cuh in pairs of blocks):
+// four, but eight that decode in blocks by themselves. The last two warpgroups do the math (mla/m64/mainloop.cuh): S of every
 // other tile in 32 registers a thread, and half of O's channels in 128.
 //
 // Decoding takes longer than the math, so two blocks that have neighbouring head tiles, and so the same keys, are a
@@ -17,12 +17,12 @@
 //
 // Barriers: each tile has one "full" a part of its channels, or two parts of gathered rows, and an "empty" for what is
 // in K only and for each half of V; q has both. Work tiles go through three slots the same way.
-#include "mla/load_boxes.cuh"
-#include "mla/load_codes.cuh"
-#include "mla/load_held.cuh"
-#include "mla/load_rows.cuh"
-#include "mla/repair.cuh"
-#include "mla/store.cuh"
+#include "mla/producers/tma.cuh"
+#include "mla/producers/dequant_shared.cuh"
+#include "mla/producers/dequant_registers.cuh"
+#include "mla/producers/gather.cuh"
+#include "mla/m64/recompute.cuh"
+#include "mla/m64/epilogue.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shared memory of a block of each MLA kernel, whose size the host asks for. Compiled by NVRTC and by the host's
-// compiler; no standard headers. Addresses in it: mla/config.cuh, few_config.cuh, half_config.cuh.
+// compiler; no standard headers. Addresses in it: mla/config.cuh, mla/m16/config.cuh, mla/swap_ab/config.cuh.
 #pragma once
 
 #include "mla/mla_params.h"
@@ -53,7 +53,7 @@ struct MlaStorage {
 };
 
 // Of the kernels whose blocks have fewer rows of queries: which keys of a tile are not there, a bit each; and, where
-// rows are packed, what weights are multiplied with (mla/half_units.cuh).
+// rows are packed, what weights are multiplied with (mla/swap_ab/scale_units.cuh).
 struct alignas(16) MlaFewNote {
   unsigned absent[2];
   unsigned units[2];

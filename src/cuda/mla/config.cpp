@@ -8,7 +8,7 @@
 
 #include "core/dtype.h"
 #include "cuda/decode/config.h"
-#include "cuda/mla/few.h"
+#include "cuda/mla/kernel_choice.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/maps.h"
 #include "cuda/prefill/prologue.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the packed rows of a work tile's tiles lie. As source.cuh, with less to compute: finding rows would otherwise
+// Where the packed rows of a work tile's tiles lie. As mla/producers/kv_source.cuh, with less to compute: finding rows would otherwise
 // cost a third of what decoding them does. Nothing is kept from tile to tile, as registers are scarce.
 #pragma once
 

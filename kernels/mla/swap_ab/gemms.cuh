@@ -7,16 +7,16 @@
 // So keys, and channels, are the rows of a warpgroup's product, codes become its left operand in registers, each once
 // for all rows of queries, and those, and weights, are its right operand. Nothing is rounded here: codes are exact as
 // fp16, by which the queries are multiplied after each group of each row has been brought near 2^13 by a power of two.
-// So are weights, which have the scales in them, each group's against a unit (half_units.cuh), where no scale of a tile
+// So are weights, which have the scales in them, each group's against a unit (mla/swap_ab/scale_units.cuh), where no scale of a tile
 // is far below it; else codes become bf16, as exactly, and weights too.
 //
 // Two groups of four warps multiply keys, of every other tile each, 16 of them a warp, by all channels; four others
 // values, 32 channels a warp of each scale group, by all keys.
 #pragma once
 
-#include "mla/few_operands.cuh"
-#include "mla/half_config.cuh"
-#include "mla/half_units.cuh"
+#include "mla/m16/operands.cuh"
+#include "mla/swap_ab/config.cuh"
+#include "mla/swap_ab/scale_units.cuh"
 #include "ptx/wgmma_along_k.cuh"
 
 namespace attune::mla {

@@ -10,10 +10,10 @@
 // What other warps need of it, maxima and weights, they need a product later, so that they hardly wait.
 #pragma once
 
-#include "mla/few_elements.cuh"
-#include "mla/parts.cuh"
-#include "mla/rows.cuh"
-#include "mla/source.cuh"
+#include "mla/m16/mma.cuh"
+#include "mla/partial_out.cuh"
+#include "mla/m64/mask.cuh"
+#include "mla/producers/kv_source.cuh"
 
 namespace attune::mla {
 

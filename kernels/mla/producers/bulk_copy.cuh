@@ -5,8 +5,8 @@
 // room, into the next work tiles too.
 #pragma once
 
-#include "mla/code_rows.cuh"
-#include "mla/few_config.cuh"
+#include "mla/producers/cached_source.cuh"
+#include "mla/m16/config.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tensor_copy.cuh"

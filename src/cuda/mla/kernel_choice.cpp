@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/mla/few.h"
+#include "cuda/mla/kernel_choice.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Half a block of rows: the warps that have scores, and make weights of them for those that have values
-// (half_attend.cuh).
+// (mla/swap_ab/pv.cuh).
 //
 //   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r a reference for each row;  O = O 2^(c (r - r')) + P V
 //
@@ -8,9 +8,9 @@
 // lane knows of one: maximum and reference, which follow all tiles one after the other, in all warps alike.
 #pragma once
 
-#include "mla/half_products.cuh"
-#include "mla/rows.cuh"
-#include "mla/source.cuh"
+#include "mla/swap_ab/gemms.cuh"
+#include "mla/m64/mask.cuh"
+#include "mla/producers/kv_source.cuh"
 
 namespace attune::mla {
 

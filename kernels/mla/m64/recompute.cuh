@@ -4,8 +4,8 @@
 // slow, and never needed unless there are such values. Where attention is sparse all rows of a block see the same.
 #pragma once
 
-#include "mla/source.cuh"
-#include "mla/store.cuh"
+#include "mla/producers/kv_source.cuh"
+#include "mla/m64/epilogue.cuh"
 
 namespace attune::mla {
 

@@ -3,7 +3,7 @@
 // where operands and outputs are.
 #pragma once
 
-#include "mla/few_config.cuh"
+#include "mla/m16/config.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/matrix.cuh"

@@ -9,7 +9,7 @@
 //   arrange(o)                                     and then FewOut::channel() is what a lane has
 #pragma once
 
-#include "mla/few_operands.cuh"
+#include "mla/m16/operands.cuh"
 #include "tile/quad.cuh"
 
 namespace attune::mla {

@@ -12,7 +12,7 @@
 // two flags.
 #pragma once
 
-#include "mla/half_config.cuh"
+#include "mla/swap_ab/config.cuh"
 #include "ptx/math.cuh"
 #include "ptx/shared.cuh"
 

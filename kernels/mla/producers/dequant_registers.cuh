@@ -2,13 +2,13 @@
 // Threads that bring rows of the packed formats in pairs of blocks: codes are multiplied by their scales and rounded to
 // bf16 once. What a lane decodes of the next tile it has in registers while that tile's buffer is not empty yet, so
 // that between the two lies no copy. Each block has half of the rows, and the copy engine brings them to the other,
-// half of V at a time. Rows that are not in a cache come as in load_rows.cuh.
+// half of V at a time. Rows that are not in a cache come as in mla/producers/gather.cuh.
 //
 // What takes time are these warps' own instructions, one after the other: hence few fences, and no question for the
 // thread's number.
 #pragma once
 
-#include "mla/packed_tiles.cuh"
+#include "mla/producers/dequant.cuh"
 
 namespace attune::mla {
 

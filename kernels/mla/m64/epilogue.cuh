@@ -3,8 +3,8 @@
 // tiles to the workspace, from where mla/combine.cu merges all parts.
 #pragma once
 
-#include "mla/attend.cuh"
-#include "mla/parts.cuh"
+#include "mla/m64/mainloop.cuh"
+#include "mla/partial_out.cuh"
 #include "tile/finish.cuh"
 #include "tile/quad.cuh"
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ void store_part(const PrefillParams& p, const WorkTil
   if constexpr (kHalfParts) {
     Bounds bounds;
     find_bounds<false>(a, bounds);
-    // Where attention is not sparse such rows are computed again (repair.cuh).
+    // Where attention is not sparse such rows are computed again (mla/m64/recompute.cuh).
     if (Config::kSparse && __any_sync(0xffffffffu, !bounds.finite())) [[unlikely]]
       find_bounds<true>(a, bounds);
     unsigned exponents[2];

@@ -3,9 +3,9 @@
 // neighbouring channels of eight rows in each block of 64 channels; what it must know of rows, a lane has of one.
 #pragma once
 
-#include "mla/half_attend.cuh"
-#include "mla/parts.cuh"
-#include "mla/store.cuh"
+#include "mla/swap_ab/pv.cuh"
+#include "mla/partial_out.cuh"
+#include "mla/m64/epilogue.cuh"
 
 namespace attune::mla {
 
@@ -89,7 +89,7 @@ class HalfStore {
     }
   }
 
-  // As parts.cuh has them: of rows 16 further on, and eight, and of channels side by side. Two warps share 64 channels
+  // As mla/partial_out.cuh has them: of rows 16 further on, and eight, and of channels side by side. Two warps share 64 channels
   // of each scale group.
   __device__ __forceinline__ void store_part(const HalfAttend::Row& own, const HalfOut& o) const {
     const int unit = part_unit(p_, t_, head_tile_);

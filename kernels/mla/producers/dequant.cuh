@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What threads that decode rows of the packed formats do alike, wherever codes wait to be decoded (load_codes.cuh,
-// load_held.cuh): finding rows, telling what is not there, and loading rows that are not in a cache.
+// What threads that decode rows of the packed formats do alike, wherever codes wait to be decoded (mla/producers/dequant_shared.cuh,
+// mla/producers/dequant_registers.cuh): finding rows, telling what is not there, and loading rows that are not in a cache.
 //
 // A warp has eight rows of every tile, from the first byte to the last; four lanes decode a row. In a cluster each
 // block has half of the rows. The rows of four tiles are found at a time, one by each of these lanes.
 #pragma once
 
-#include "mla/code_rows.cuh"
-#include "mla/load_rows.cuh"
+#include "mla/producers/cached_source.cuh"
+#include "mla/producers/gather.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
 

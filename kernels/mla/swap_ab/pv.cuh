@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Half a block of rows: the four warps that have values, and outputs. Weights come from those that have scores
-// (half_scores.cuh), of each tile against its rows' references.
+// (mla/swap_ab/softmax.cuh), of each tile against its rows' references.
 #pragma once
 
-#include "mla/half_scores.cuh"
+#include "mla/swap_ab/softmax.cuh"
 
 namespace attune::mla {
 

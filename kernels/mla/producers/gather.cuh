@@ -8,8 +8,8 @@
 // side by side.
 #pragma once
 
-#include "mla/source.cuh"
-#include "mla/work_tiles.cuh"
+#include "mla/producers/kv_source.cuh"
+#include "mla/producers/work_tile_reader.cuh"
 
 namespace attune::mla {
 

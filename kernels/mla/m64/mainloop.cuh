@@ -15,7 +15,7 @@
 // that is far ahead, so O is hardly ever multiplied after the first tile.
 #pragma once
 
-#include "mla/rows.cuh"
+#include "mla/m64/mask.cuh"
 #include "ptx/convert.cuh"
 
 namespace attune::mla {

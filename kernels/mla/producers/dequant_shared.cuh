@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads that bring rows of the packed formats in blocks by themselves: a row lands in shared memory as it is, and its
 // codes are decoded there: multiplied by their scales and rounded to bf16 once. Rows that are not in a cache come as in
-// load_rows.cuh.
+// mla/producers/gather.cuh.
 //
 // There is no room beside the tiles, so codes land in the first half of V of their own tile's buffer, which is empty
 // before the second: 128 codes of a row in each of its four chunks, in the place of that row. They are decoded in an
@@ -16,7 +16,7 @@
 // The copies of the next tile begin as soon as its buffer is empty, which is asked for in between.
 #pragma once
 
-#include "mla/packed_tiles.cuh"
+#include "mla/producers/dequant.cuh"
 
 namespace attune::mla {
 

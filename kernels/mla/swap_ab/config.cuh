@@ -2,7 +2,7 @@
 // Of the kernel of half a block of rows, or a quarter: its sizes, and the addresses in its shared memory.
 #pragma once
 
-#include "mla/few_config.cuh"
+#include "mla/m16/config.cuh"
 
 namespace attune::mla {
 

@@ -9,8 +9,8 @@
 // multiplied by weights of 0: they become zero before the tile is handed over.
 #pragma once
 
-#include "mla/source.cuh"
-#include "mla/work_tiles.cuh"
+#include "mla/producers/kv_source.cuh"
+#include "mla/producers/work_tile_reader.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::mla {
