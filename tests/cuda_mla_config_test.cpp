@@ -130,16 +130,16 @@ TEST(CudaMlaConfig, PrologueLeavesItsRowsInTheWorkspace) {
 }
 
 TEST(CudaMlaConfig, ChoosesHowKeysCome) {
-  for (const auto& [kv, loader] : {std::pair{R"("kv": "paged", "cache": {"page_size": 64})", kernels::kMlaBoxes},
-                                   {R"("kv": "paged", "cache": {"page_size": 8})", kernels::kMlaBoxes},
-                                   {R"("kv": "paged", "cache": {"page_size": 12})", kernels::kMlaRows},
-                                   {R"("kv": "contiguous")", kernels::kMlaBoxes},
-                                   {R"("kv": "slots", "sparse": {"topk": 9})", kernels::kMlaRows}}) {
+  for (const auto& [kv, producer] : {std::pair{R"("kv": "paged", "cache": {"page_size": 64})", kernels::kMlaTma},
+                                     {R"("kv": "paged", "cache": {"page_size": 8})", kernels::kMlaTma},
+                                     {R"("kv": "paged", "cache": {"page_size": 12})", kernels::kMlaGather},
+                                     {R"("kv": "contiguous")", kernels::kMlaTma},
+                                     {R"("kv": "slots", "sparse": {"topk": 9})", kernels::kMlaGather}}) {
     cases::Problem problem(tests::make_case(
         std::string(R"({"name": "x", "heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
             "seqlens_q": [2], "seqlens_kv": [5], )") +
         kv + "}"));
-    EXPECT_EQ(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).loader, loader) << kv;
+    EXPECT_EQ(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).producer, producer) << kv;
   }
 }
 
@@ -219,7 +219,7 @@ TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
                                             queries + "], " + kv + more + "}"));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     const mla::Config c = mla::choose_config(p, num_sms);
-    EXPECT_TRUE((!c.few && !c.half) || c.cluster == 1);
+    EXPECT_TRUE((!c.m16 && !c.swap_ab) || c.cluster == 1);
     EXPECT_LE(c.heads_of_tile, c.rows);
     EXPECT_EQ(mla::to_params(p, c, nullptr).fewest_tiles, c.fewest_tiles);
     return cat(c.rows, " ", c.fewest_tiles);
@@ -261,7 +261,7 @@ TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
   EXPECT_EQ(form(2, R"("kv": "slots", "shared_kv": true, "sparse": {"topk": 2048}, "heads": [64, 1])"), "16 2");
   cases::Problem tokens(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "heads": [128, 1],
       "kv": "paged", "cache": {"format": "mla_656", "page_size": 64}, "seqlens_q": [2], "seqlens_kv": [2048]})"));
-  EXPECT_FALSE(mla::choose_config(make_problem(tokens.host(), Data::kRequired), 132).half);
+  EXPECT_FALSE(mla::choose_config(make_problem(tokens.host(), Data::kRequired), 132).swap_ab);
 }
 
 // Where two blocks of rows have the same keys, and these are decoded or copied by the TMA.

@@ -41,8 +41,8 @@ class EmulatedMla : public tests::Emulated {
     const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
     try {
       emulate_schedule(c, params);
-      dealt_ = std::any_of(params.work_tiles, params.work_tiles + params.list->num_work_tiles,
-                           [](const kernels::WorkTile& t) { return t.next_work > 0; });
+      balanced_ = std::any_of(params.work_tiles, params.work_tiles + params.list->num_work_tiles,
+                              [](const kernels::WorkTile& t) { return t.next_work > 0; });
       splits_ = params.list->num_split_tiles;
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
@@ -56,7 +56,7 @@ class EmulatedMla : public tests::Emulated {
     return cases::compare(problem, expected).failure;
   }
   // Of the last case: whether work tiles follow each other, and the blocks of rows that are cut.
-  static inline bool dealt_ = false;
+  static inline bool balanced_ = false;
   static inline int splits_ = 0;
 
   // Cases that have `common` and, one after the other, what is in `rest`.
@@ -65,11 +65,11 @@ class EmulatedMla : public tests::Emulated {
       EXPECT_EQ(run(tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}"), layers), "") << more;
   }
   // Cases that the kernel of half a block of rows gets.
-  static void check_half(const std::string& common, std::initializer_list<const char*> rest) {
+  static void check_swap_ab(const std::string& common, std::initializer_list<const char*> rest) {
     for (const char* more : rest) {
       const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
       cases::Problem problem(spec);
-      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), kBlocks).half) << more;
+      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), kBlocks).swap_ab) << more;
       EXPECT_EQ(run(spec, 2), "") << more;
     }
   }

@@ -21,7 +21,7 @@ inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::P
   const auto combine = reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.combine_kernel()));
   // How many groups of threads share rows depends on the blocks: none, two or four, each for some of the cases.
   const unsigned blocks[] = {2, 24, 130};
-  emulator::run(blocks[(p.total_q + p.heads_q) % 3], kernels::kMlaMergeThreads, [&] { combine(params); });
+  emulator::run(blocks[(p.total_q + p.heads_q) % 3], kernels::kMlaCombineThreads, [&] { combine(params); });
 }
 
 }  // namespace attune::cuda

@@ -199,7 +199,7 @@ TEST_F(EmulatedMlaSchedule, AttendsByShares) {
     for (const char* more : rest) {
       const std::string spec = R"({"name": "x", "dtype": "bf16", "max_logits": true, )" + common + more + "}";
       EXPECT_EQ(run(tests::make_case(spec), 1, blocks, blocks), "") << spec;
-      EXPECT_TRUE(dealt_) << spec;
+      EXPECT_TRUE(balanced_) << spec;
       splits += splits_;
     }
   };

@@ -24,28 +24,39 @@
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "tile/element.cuh"
+#include "tile/finish.cuh"
 
 namespace attune::mla {
 
-constexpr bool kHalfParts = ATTUNE_OUT_TYPE != tile::kFloat32 && ATTUNE_OUT_TYPE != tile::kFloat16;
-constexpr int kPartBytes = kHalfParts ? 2 : 4;  // of a number
+constexpr bool kFp16Partials = ATTUNE_OUT_TYPE != tile::kFloat32 && ATTUNE_OUT_TYPE != tile::kFloat16;
+constexpr int kPartialBytes = kFp16Partials ? 2 : 4;  // of a number
 constexpr int kChannelsOfHalf = kernels::kMlaHeadDimV / 2;
-constexpr int kPartStats = kernels::kMlaPartStats;
+constexpr int kPartialStats = kernels::kMlaPartialStats;
 constexpr int kScalesOfHalf = 4, kChannelsOfScale = kChannelsOfHalf / kScalesOfHalf;
 
+__device__ __forceinline__ long long out_at(const kernels::PrefillParams& p, const kernels::WorkTile& t, int token,
+                                            int head) {
+  return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
+}
+
+// The head tile of the work tile's part, counted over all parts.
+__device__ __forceinline__ int partial_idx(const kernels::PrefillParams& p, const kernels::WorkTile& t, int head_tile) {
+  return (t.first_split + t.split_idx) * p.num_head_tiles + head_tile;
+}
+
 // unit: a part's head tile, counted over all parts.
-__device__ __forceinline__ float* part_stats(float* stats, int unit, unsigned row, unsigned half) {
-  return stats + (kPartStats * (unit * kernels::kMlaRowsOfBlock + row) + kPartStats / 2 * half);
+__device__ __forceinline__ float* partial_stats_at(float* stats, int unit, unsigned row, unsigned half) {
+  return stats + (kPartialStats * (unit * kernels::kMlaBlockM + row) + kPartialStats / 2 * half);
 }
 // channel: even. Where the number is.
-__device__ __forceinline__ char* part_channel(float* parts, int unit, unsigned row, unsigned channel) {
+__device__ __forceinline__ char* partial_out_at(float* parts, int unit, unsigned row, unsigned channel) {
   const unsigned g = row % 8, half = channel / kChannelsOfHalf, within = channel % kChannelsOfHalf, upper = row / 8 % 2;
-  const unsigned in_block = kHalfParts ? within / 16 * 256 + g * 32 + within % 8 * 4 + within / 8 % 2 * 4 + upper * 2
-                                  : within / 8 * 128 + g * 16 + within % 8 * 2 + upper * 2;
+  const unsigned in_block = kFp16Partials ? within / 16 * 256 + g * 32 + within % 8 * 4 + within / 8 % 2 * 4 + upper * 2
+                                          : within / 8 * 128 + g * 16 + within % 8 * 2 + upper * 2;
   return reinterpret_cast<char*>(parts) +
-         (static_cast<long long>(unit) * (kernels::kMlaRowsOfBlock * kernels::kMlaHeadDimV) +
+         (static_cast<long long>(unit) * (kernels::kMlaBlockM * kernels::kMlaHeadDimV) +
           (row / 16 * 2 + half) * (16 * kChannelsOfHalf) + in_block) *
-             kPartBytes;
+             kPartialBytes;
 }
 
 // A thread has 16 numbers of a row's 64 channels: number(i) is the i-th. At least the largest magnitude of them and at

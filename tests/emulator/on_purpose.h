@@ -20,7 +20,7 @@ inline constexpr OnPurpose kOnPurpose[] = {
     {"nobody has written", "Converter::convert", "", "which keys are hidden counts only where some are"},
     {"nobody has written", "indexer::Keys::take", "", "a scale that a cache without scales does not have"},
     {"nobody has written", "HalfQueries::convert", "", "rows that a block does not have"},
-    {"nobody has written", "mla::Note", "", "sparse tiles have no edges"},
+    {"nobody has written", "mla::TileMask", "", "sparse tiles have no edges"},
     {"of static shared memory", "rows::", "nobody has written", "gcc does not tell of what functions return there"},
     {" writes, perhaps", "lane 0 of warp", "Gatherer::note_hidden", "warps that share keys say the same of them"},
     {" writes, perhaps", "lane ", "run_small_caps", "all who write the flag write 1"},

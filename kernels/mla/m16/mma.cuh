@@ -14,16 +14,16 @@
 
 namespace attune::mla {
 
-class FewOperands {
-  static_assert(!Config::kDecodes, "packed rows: mla/half.cu");
+class M16Mma {
+  static_assert(!Config::kDequant, "packed rows: mla/half.cu");
 
  public:
   // A lane loads eight neighbouring channels, and exchanges them with its three neighbours.
-  __device__ __forceinline__ void load_queries(const PrefillParams& p, const WorkTile& work, int head_tile) {
+  __device__ __forceinline__ void load_q(const PrefillParams& p, const WorkTile& work, int head_tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const char* const row = few_query(p, work, head_tile, lane / 4 + 8 * h);
+      const char* const row = query_row(p, work, head_tile, lane / 4 + 8 * h);
 #pragma unroll
       for (int i = 0; i < kBlocks; i += 2) {
         uint4 eight = make_uint4(0, 0, 0, 0);
@@ -42,56 +42,54 @@ class FewOperands {
     }
   }
 
-  __device__ __forceinline__ void multiply_keys(const FewSmem& smem, int stage, float (&s)[4]) const {
-    const unsigned from = few_keys(smem, stage);
+  __device__ __forceinline__ void qk_gemm(const M16Smem& smem, int stage, float (&s)[4]) const {
+    const unsigned from = m16_k_address(smem, stage);
     float products[4][4] = {};  // sums of every fourth block, as each waits for the one before
 #pragma unroll
     for (int i = 0; i < kBlocks; i += 2) {
       unsigned keys[4];
       ptx::load_matrix_x4(keys, from + 32 * i);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) multiply(products[(i + j) % 4], q_[i + j], {keys[2 * j], keys[2 * j + 1]});
+      for (int j = 0; j < 2; ++j) mma(products[(i + j) % 4], q_[i + j], {keys[2 * j], keys[2 * j + 1]});
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[i] = (products[0][i] + products[1][i]) + (products[2][i] + products[3][i]);
   }
 
-  __device__ __forceinline__ void store_weights(const FewSmem& smem, unsigned buffer,
-                                                const float (&weights)[4]) const {
-    const unsigned to = smem.weights(buffer) + few_weights_of_lane();
+  __device__ __forceinline__ void publish_p(const M16Smem& smem, unsigned buffer, const float (&p_regs)[4]) const {
+    const unsigned to = smem.p(buffer) + m16_p_offset();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       ptx::store_shared_u32(to + h * (8 * 128), Config::kType == tile::kBFloat16
-                                                    ? ptx::pack_bf16(weights[2 * h], weights[2 * h + 1])
-                                                    : ptx::pack_f16(weights[2 * h], weights[2 * h + 1]));
+                                                    ? ptx::pack_bf16(p_regs[2 * h], p_regs[2 * h + 1])
+                                                    : ptx::pack_f16(p_regs[2 * h], p_regs[2 * h + 1]));
     }
   }
 
-  __device__ __forceinline__ void multiply_values(const FewSmem& smem, int stage, unsigned buffer,
-                                                  FewOut& o) const {
-    const int lane = few_lane_anew();
-    const unsigned row = few_weights_row(smem, buffer, lane);
-    const unsigned from = few_values(smem, stage);
+  __device__ __forceinline__ void pv_gemm(const M16Smem& smem, int stage, unsigned buffer, M16Out& o) const {
+    const int lane = lane_anew();
+    const unsigned row = m16_p_row(smem, buffer, lane);
+    const unsigned from = m16_v_address(smem, stage);
 #pragma unroll
-    for (int step = 0; step < Few::kKeys / 16; ++step) {
-      unsigned weights[4];
-      load_few_weights(row, lane, step, weights);
+    for (int step = 0; step < M16Config::kBlockN / 16; ++step) {
+      unsigned p_regs[4];
+      m16_load_p(row, lane, step, p_regs);
 #pragma unroll
-      for (int b = 0; b < FewOut::kBlocks; ++b) {
+      for (int b = 0; b < M16Out::kBlocks; ++b) {
         unsigned values[4];
-        ptx::load_matrix_x4_transposed(values, from + step * (16 * Few::kPitch) + 32 * b);
+        ptx::load_matrix_x4_transposed(values, from + step * (16 * M16Config::kPitch) + 32 * b);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) multiply(o.blocks[b][i], weights, {values[2 * i], values[2 * i + 1]});
+        for (int i = 0; i < 2; ++i) mma(o.blocks[b][i], p_regs, {values[2 * i], values[2 * i + 1]});
       }
     }
   }
 
   // Columns 2 t and 2 t + 1 of the two accumulators are those of eight channels each. Of two neighbouring lanes one has
   // the first accumulator's four, and the other the second's.
-  __device__ __forceinline__ static void arrange(FewOut& o) {
+  __device__ __forceinline__ static void transpose_channels(M16Out& o) {
     const bool odd = threadIdx.x % 2 != 0;
 #pragma unroll
-    for (int i = 0; i < 4 * FewOut::kBlocks; ++i) {
+    for (int i = 0; i < 4 * M16Out::kBlocks; ++i) {
       float& x = o.blocks[i / 4][0][i % 4];
       float& y = o.blocks[i / 4][1][i % 4];
       const float got = __shfl_xor_sync(0xffffffffu, odd ? x : y, 1);
@@ -107,7 +105,7 @@ class FewOperands {
  private:
   static constexpr int kBlocks = Config::kHeadDimQk / 16;
 
-  __device__ __forceinline__ static void multiply(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  __device__ __forceinline__ static void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     if constexpr (Config::kType == tile::kBFloat16) {
       ptx::mma_bf16(c, a, b);
     } else {

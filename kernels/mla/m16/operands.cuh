@@ -13,22 +13,22 @@
 namespace attune::mla {
 
 // 64 channels of O, in blocks of 16: of each and of rows g and g + 8 four channels.
-struct FewOut {
-  static constexpr int kBlocks = Few::kChannelsOfWarp / 16, kCount = kBlocks * 8;
+struct M16Out {
+  static constexpr int kBlocks = M16Config::kChannelsOfWarp / 16, kCount = kBlocks * 8;
   // Two accumulators a block, each [row g, two columns], [row g + 8, two columns].
   float blocks[kBlocks][2][4];
   __device__ __forceinline__ float& at(int i) { return blocks[i / 8][i / 4 % 2][i % 4]; }
 };
 
 // Where one of the block's rows of queries begins, null where there is none.
-__device__ __forceinline__ const char* few_query(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
+__device__ __forceinline__ const char* query_row(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
   if (row >= p.heads_of_tile) return nullptr;
   return p.q + 2 * tile::row_offset(p, t.batch, t.q_begin, t.token_begin, head_tile * p.heads_of_tile + row,
                                     p.q_batch_stride, p.q_row_stride, p.q_head_stride);
 }
 
 // A query's product with a row of a new token, by a warp; 0 where there is no query.
-__device__ __forceinline__ float multiply_new_row(const char* query, const char* row, int lane) {
+__device__ __forceinline__ float dot_new_token(const char* query, const char* row, int lane) {
   float s = 0;
 #pragma unroll 1
   for (int d = lane; query != nullptr && d < Config::kHeadDimQk; d += 32)
@@ -38,39 +38,29 @@ __device__ __forceinline__ float multiply_new_row(const char* query, const char*
   return s;
 }
 
-// The maximum, and when it is far ahead the reference, with what came before: what that is to be multiplied with.
-__device__ __forceinline__ float follow_maximum(float top, float c, float& highest, float& reference) {
-  constexpr float kSlack = 8;  // weights may exceed 1 by so many powers of 2 before outputs are multiplied
-  highest = fmaxf(highest, top);
-  if (!((highest - reference) * c > kSlack)) return 1.0f;
-  const float lowered = ptx::exp2_approx((reference - highest) * c);
-  reference = highest;
-  return lowered;
-}
-
 // Where lane l begins to read pieces of 16 bytes of cached rows by ldmatrix. Keys: of eight rows four neighbouring
 // pieces. Values: of sixteen rows two, so that lanes hold two keys side by side.
-__device__ __forceinline__ unsigned few_keys(const FewSmem& smem, int stage) {
-  const int lane = few_lane_anew();
-  return smem.row(stage, few_warp() * Few::kKeysOfWarp + lane % 8) + lane / 8 * 16;
+__device__ __forceinline__ unsigned m16_k_address(const M16Smem& smem, int stage) {
+  const int lane = lane_anew();
+  return smem.row(stage, math_warp() * M16Config::kKeysOfWarp + lane % 8) + lane / 8 * 16;
 }
-__device__ __forceinline__ unsigned few_values(const FewSmem& smem, int stage) {
-  const int lane = few_lane_anew();
-  return smem.row(stage, lane % 16) + few_warp() * Few::kChannelsOfWarp * 2 + lane / 16 * 16;
+__device__ __forceinline__ unsigned m16_v_address(const M16Smem& smem, int stage) {
+  const int lane = lane_anew();
+  return smem.row(stage, lane % 16) + math_warp() * M16Config::kChannelsOfWarp * 2 + lane / 16 * 16;
 }
 
 // Weights of all keys: a row has 128 bytes, its pieces of 16 bytes swizzled. Where those of row g and the lane's two
 // keys lie, from where they begin; row g + 8 is 8 * 128 further.
-__device__ __forceinline__ unsigned few_weights_of_lane() {
-  const int lane = few_lane_anew();
-  return lane / 4 * 128 + (few_warp() ^ lane / 4) * 16 + lane % 4 * 4;
+__device__ __forceinline__ unsigned m16_p_offset() {
+  const int lane = lane_anew();
+  return lane / 4 * 128 + (math_warp() ^ lane / 4) * 16 + lane % 4 * 4;
 }
 // The row that the lane gives to ldmatrix; and 16 keys as an operand, from there.
-__device__ __forceinline__ unsigned few_weights_row(const FewSmem& smem, unsigned buffer, int lane) {
-  return smem.weights(buffer) + lane % 16 * 128;
+__device__ __forceinline__ unsigned m16_p_row(const M16Smem& smem, unsigned buffer, int lane) {
+  return smem.p(buffer) + lane % 16 * 128;
 }
-__device__ __forceinline__ void load_few_weights(unsigned row, int lane, int step, unsigned (&weights)[4]) {
-  ptx::load_matrix_x4(weights, row + ((2 * step + lane / 16) ^ lane % 8) * 16);
+__device__ __forceinline__ void m16_load_p(unsigned row, int lane, int step, unsigned (&p_regs)[4]) {
+  ptx::load_matrix_x4(p_regs, row + ((2 * step + lane / 16) ^ lane % 8) * 16);
 }
 
 }  // namespace attune::mla

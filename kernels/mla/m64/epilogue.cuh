@@ -5,40 +5,35 @@
 
 #include "mla/m64/mainloop.cuh"
 #include "mla/partial_out.cuh"
-#include "tile/finish.cuh"
 #include "tile/quad.cuh"
 
 namespace attune::mla {
 
-__device__ __forceinline__ long long out_at(const PrefillParams& p, const WorkTile& t, int token, int head) {
-  return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
-}
-
 // All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each. lowered: what o is
 // to be multiplied with, for sum.
-__device__ __forceinline__ void store_whole(const PrefillParams& p, const WorkTile& t, const Rows& rows,
-                                            const Accumulators& a, const float (&lowered)[2]) {
-  constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+__device__ __forceinline__ void store_out(const PrefillParams& p, const WorkTile& t, const Rows& rows,
+                                          const Accumulators& a, const float (&rescale)[2]) {
+  constexpr bool kOut16Bit = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = rows.token(mine), head = rows.head(mine);
-  const auto own = [mine](const float (&x)[2]) { return mine != 0 ? x[1] : x[0]; };
+  const auto own = [mine](const float(&x)[2]) { return mine != 0 ? x[1] : x[0]; };
   // Where loaders decode, not before the branch: which of the two spills less depends on them.
-  const float max = Config::kDecodes ? 0 : own(a.max), sum = Config::kDecodes ? 0 : own(a.sum);
+  const float max = Config::kDequant ? 0 : own(a.row_max), row_sum = Config::kDequant ? 0 : own(a.row_sum);
   float own_factor = 0;
   long long own_at = -1;
   if (token >= 0) {
     own_at = out_at(p, t, token, head);
     if (lane % 4 < 2)
-      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, Config::kDecodes ? own(a.max) : max,
-                                    Config::kDecodes ? own(a.sum) : sum, math_group() == 0);
+      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, Config::kDequant ? own(a.row_max) : max,
+                                    Config::kDequant ? own(a.row_sum) : row_sum, math_warpgroup() == 0);
   }
   __syncwarp();
   // Few instructions on the way that is taken: they are fetched for each work tile anew.
-  const int channel = math_group() * Config::kChannels;
-  if (kHalves && p.store_vectors) {
+  const int channel = math_warpgroup() * Config::kChannels;
+  if (kOut16Bit && p.store_vectors) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float factor = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * lowered[h];
+      const float factor = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * rescale[h];
       const long long at = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
       char* const to = p.out + (at + channel + 8 * (lane % 4)) * 2;
 #pragma unroll
@@ -57,7 +52,7 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const WorkTi
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float factor = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * lowered[h];
+    const float factor = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * rescale[h];
     const long long at = __shfl_sync(0xffffffffu, own_at, (lane & ~3) + h);
 #pragma unroll
     for (int i = 0; i < Config::kChannels / 4; ++i) {
@@ -69,17 +64,12 @@ __device__ __forceinline__ void store_whole(const PrefillParams& p, const WorkTi
   }
 }
 
-// The head tile of the work tile's part, counted over all parts.
-__device__ __forceinline__ int part_unit(const PrefillParams& p, const WorkTile& t, int head_tile) {
-  return (t.first_split + t.split_idx) * p.num_head_tiles + head_tile;
-}
-
 // Bounds of the thread's numbers of two rows, of two of four times 64 channels each.
 struct Bounds {
   unsigned of_row[2][2];
   __device__ __forceinline__ bool finite() const {
-    return are_finite(ptx::max_u16x2(ptx::max_u16x2(of_row[0][0], of_row[0][1]),
-                                     ptx::max_u16x2(of_row[1][0], of_row[1][1])));
+    return are_finite(
+        ptx::max_u16x2(ptx::max_u16x2(of_row[0][0], of_row[0][1]), ptx::max_u16x2(of_row[1][0], of_row[1][1])));
   }
 };
 template <bool kFinite>
@@ -98,17 +88,18 @@ __device__ __forceinline__ void find_bounds(const Accumulators& a, Bounds& bound
 // Where the words beside a part's outputs begin, of the thread's first row.
 __device__ __forceinline__ float* own_stats(const PrefillParams& p, const WorkTile& t, int head_tile) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128;
-  return part_stats(p.partial_stats, part_unit(p, t, head_tile), thread / 32 * 16 + thread % 32 / 4, math_group());
+  return partial_stats_at(p.partial_stats, partial_idx(p, t, head_tile), thread / 32 * 16 + thread % 32 / 4,
+                          math_warpgroup());
 }
 
 // What has been summed up, against the reference. infinite: whether rows have something that is no finite number, or
 // may have, which only parts of fp16 tell.
-__device__ __forceinline__ void store_part(const PrefillParams& p, const WorkTile& t, int head_tile,
-                                           const Accumulators& a, bool (&infinite)[2]) {
+__device__ __forceinline__ void store_partial(const PrefillParams& p, const WorkTile& t, int head_tile,
+                                              const Accumulators& a, bool (&nonfinite)[2]) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128, lane = thread % 32;
-  char* const to = part_channel(p.partial_out, part_unit(p, t, head_tile), thread / 32 * 16 + lane / 4,
-                                math_group() * Config::kChannels + lane % 4 * 2);
-  if constexpr (kHalfParts) {
+  char* const to = partial_out_at(p.partial_out, partial_idx(p, t, head_tile), thread / 32 * 16 + lane / 4,
+                                  math_warpgroup() * Config::kChannels + lane % 4 * 2);
+  if constexpr (kFp16Partials) {
     Bounds bounds;
     find_bounds<false>(a, bounds);
     // Where attention is not sparse such rows are computed again (mla/m64/recompute.cuh).
@@ -133,9 +124,8 @@ __device__ __forceinline__ void store_part(const PrefillParams& p, const WorkTil
     float* const stats = own_stats(p, t, head_tile);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      infinite[h] = is_any_infinite(exponents[h]);
-      if (lane % 4 == 0)
-        stats[8 * kPartStats * h + 3] = __uint_as_float(exponents[h] - kToInverse * 0x01010101);
+      nonfinite[h] = is_any_infinite(exponents[h]);
+      if (lane % 4 == 0) stats[8 * kPartialStats * h + 3] = __uint_as_float(exponents[h] - kToInverse * 0x01010101);
     }
   } else {
 #pragma unroll
@@ -146,14 +136,14 @@ __device__ __forceinline__ void store_part(const PrefillParams& p, const WorkTil
   }
 }
 // What lies beside them.
-__device__ __forceinline__ void store_part_stats(const PrefillParams& p, const WorkTile& t, int head_tile,
-                                                 const Accumulators& a, const float (&lowered)[2]) {
+__device__ __forceinline__ void store_partial_stats(const PrefillParams& p, const WorkTile& t, int head_tile,
+                                                    const Accumulators& a, const float (&rescale)[2]) {
   if (ptx::kept(threadIdx.x) % 4 != 0) return;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float* const stats = own_stats(p, t, head_tile) + 8 * kPartStats * h;
-    *reinterpret_cast<float2*>(stats) = make_float2(a.max[h], a.sum[h]);
-    stats[2] = lowered[h];
+    float* const stats = own_stats(p, t, head_tile) + 8 * kPartialStats * h;
+    *reinterpret_cast<float2*>(stats) = make_float2(a.row_max[h], a.row_sum[h]);
+    stats[2] = rescale[h];
   }
 }
 

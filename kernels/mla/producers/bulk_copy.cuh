@@ -5,28 +5,28 @@
 // room, into the next work tiles too.
 #pragma once
 
-#include "mla/producers/cached_source.cuh"
 #include "mla/m16/config.cuh"
+#include "mla/producers/cached_source.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tensor_copy.cuh"
 
 namespace attune::mla {
 
-static __device__ const uint4 kZeroRow[Few::kRowBytes / 16] = {};
+static __device__ const uint4 kZeroRow[M16Config::kRowBytes / 16] = {};
 
 // Sizes, Layout: of the block, as Few and FewSmem.
 template <class Sizes, class Layout>
-class CachedRowLoader {
+class BulkCopyProducer {
  public:
   using Scheduler = prefill::TileScheduler<Layout, 1, false, true>;
 
-  __device__ __forceinline__ CachedRowLoader(const PrefillParams& p, const Layout& smem)
+  __device__ __forceinline__ BulkCopyProducer(const PrefillParams& p, const Layout& smem)
       : p_(p), smem_(smem), scheduler_(p, smem) {}
 
   // Waits for the kernels before this one.
   __device__ __forceinline__ void run(const typename Scheduler::First& asked) {
-    if (warp() >= Sizes::kLoaderWarps) return;
+    if (warp() >= Sizes::kProducerWarps) return;
     if (warp() == 0) scheduler_.first(asked);
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
@@ -47,7 +47,7 @@ class CachedRowLoader {
   static constexpr int kRun = 16;  // rows of one copy
   static constexpr bool kHasRuns = Sizes::kPitch == Sizes::kRowBytes && !Config::kSparse;
 
-  __device__ __forceinline__ void take() {
+  __device__ __forceinline__ void fetch_next() {
     if (warp() == 0) scheduler_.next();
   }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
@@ -55,18 +55,18 @@ class CachedRowLoader {
   __device__ __forceinline__ static int key() { return static_cast<int>(threadIdx.x); }
 
   __device__ __forceinline__ void load(const WorkTile& work, int head_tile) {
-    const CodeRows rows(p_, work, head_tile);
-    int i = few_tile_end(work) - 1, answer = -1;
-    if (i >= work.tile_begin) answer = rows.ask(i, key());
+    const CachedSource rows(p_, work, head_tile);
+    int i = cached_tile_end(work) - 1, index = -1;
+    if (i >= work.tile_begin) index = rows.load_index(i, key());
     bool first = true;
 #pragma unroll 1
     do {  // once, even where there is no tile
       if (i >= work.tile_begin) {
-        const char* const row = rows.find(i, key(), answer).row;
-        if (i > work.tile_begin) answer = rows.ask(i - 1, key());
+        const char* const row = rows.locate(i, key(), index).row;
+        if (i > work.tile_begin) index = rows.load_index(i - 1, key());
         copy(row);
       }
-      if (first) take();
+      if (first) fetch_next();
       first = false;
     } while (--i >= work.tile_begin);
   }
@@ -81,7 +81,7 @@ class CachedRowLoader {
   // The lane's row of the next tile, or null. Copies are issued by one lane (elect.sync), which finds where the rows of
   // all lie in shared memory: around what each lane issues for itself the compiler puts a loop, of 80 clocks a copy.
   __device__ __forceinline__ void copy(const char* row) {
-    const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr);
+    const unsigned invalid = __ballot_sync(0xffffffffu, row == nullptr);
     unsigned runs = 0;  // a bit for each lane whose row is of a run
     if constexpr (kHasRuns) {
       const auto at = reinterpret_cast<unsigned long long>(row);
@@ -94,20 +94,20 @@ class CachedRowLoader {
     const unsigned full = smem_.full(pipe_.stage);
     ptx::wait_phase(smem_.empty(pipe_.stage), pipe_.phase ^ 1);
     if (lane() == 0) {
-      ptx::store_shared_u32(smem_.note(pipe_.stage) + 4 * warp(), absent);
-      ptx::arrive_expecting(full, Sizes::kKeysOfLoader * Sizes::kRowBytes);
+      ptx::store_shared_u32(smem_.mask(pipe_.stage) + 4 * warp(), invalid);
+      ptx::arrive_expecting(full, Sizes::kKeysOfProducer * Sizes::kRowBytes);
     }
     __syncwarp();
-    const unsigned to = smem_.row(pipe_.stage, Sizes::kKeysOfLoader * warp());
+    const unsigned to = smem_.row(pipe_.stage, Sizes::kKeysOfProducer * warp());
     const char* const from = row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow);
     const auto bits = reinterpret_cast<unsigned long long>(from);
-    const unsigned sources = smem_.source(Sizes::kKeysOfLoader * warp());
+    const unsigned sources = smem_.row_source(Sizes::kKeysOfProducer * warp());
     ptx::store_shared_two(sources + 8 * lane(), static_cast<unsigned>(bits), static_cast<unsigned>(bits >> 32));
     __syncwarp();
     if (ptx::elect()) {
-      constexpr int kPiece = kHasRuns ? kRun : Sizes::kKeysOfLoader;
+      constexpr int kRowsPerStep = kHasRuns ? kRun : Sizes::kKeysOfProducer;
 #pragma unroll 1
-      for (int begin = 0; begin < Sizes::kKeysOfLoader; begin += kPiece) {
+      for (int begin = 0; begin < Sizes::kKeysOfProducer; begin += kRowsPerStep) {
         unsigned x[4];  // addresses of two rows
         if (kHasRuns && (runs >> begin & 1) != 0) {
           ptx::load_shared_four(sources + 8 * begin, x);
@@ -115,7 +115,7 @@ class CachedRowLoader {
           continue;
         }
 #pragma unroll 2
-        for (int i = begin; i < begin + kPiece; i += 2) {
+        for (int i = begin; i < begin + kRowsPerStep; i += 2) {
           ptx::load_shared_four(sources + 8 * i, x);
           copy_rows<1>(to + i * Sizes::kPitch, x[0], x[1], full);
           copy_rows<1>(to + (i + 1) * Sizes::kPitch, x[2], x[3], full);
@@ -132,6 +132,6 @@ class CachedRowLoader {
   PipelineState pipe_;
 };
 
-using FewLoader = CachedRowLoader<Few, FewSmem>;
+using M16Producer = BulkCopyProducer<M16Config, M16Smem>;
 
 }  // namespace attune::mla

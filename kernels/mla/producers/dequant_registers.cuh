@@ -12,32 +12,32 @@
 
 namespace attune::mla {
 
-class HeldLoader : PackedTiles {
+class RegisterDequantProducer : DequantProducer {
  public:
-  __device__ __forceinline__ HeldLoader(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
-      : PackedTiles(p, smem), q_(q), to_other_(smem.to_other()) {}
+  __device__ __forceinline__ RegisterDequantProducer(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
+      : DequantProducer(p, smem), q_(q), to_other_(smem.to_other()) {}
 
   __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& asked) {
-    WorkTileReader walk(p_, smem_, q_);
-    for (walk.take_first(asked); walk.has_work(); walk.go_on()) {
-      load(walk);
+    WorkTileReader reader(p_, smem_, q_);
+    for (reader.fetch_first(asked); reader.has_work(); reader.advance()) {
+      load(reader);
     }
   }
 
  private:
-  __device__ __forceinline__ void load(WorkTileReader& walk) {
-    const WorkTile& work = walk.work();
-    const int head_tile = walk.head_tile();
-    int i = load_uncached(work, head_tile, [&] { walk.copy_queries(), walk.take(); });
+  __device__ __forceinline__ void load(WorkTileReader& reader) {
+    const WorkTile& work = reader.work();
+    const int head_tile = reader.head_tile();
+    int i = load_uncached(work, head_tile, [&] { reader.load_next_q(), reader.fetch_next(); });
     if (i < work.tile_begin) return;
-    const CodeRows rows(p_, work, head_tile);
-    find_first(rows, work, i);
+    const CachedSource rows(p_, work, head_tile);
+    locate_first(rows, work, i);
 #pragma unroll 1
     for (; i >= work.tile_begin; --i) {
-      hold(second_of(work, i));
-      if (i == work.tile_end - 1) walk.copy_queries();
-      decode(rows, work, i);
-      if (i == work.tile_end - 1) walk.take();
+      load_next(second_of(work, i));
+      if (i == work.tile_end - 1) reader.load_next_q();
+      dequant(rows, work, i);
+      if (i == work.tile_end - 1) reader.fetch_next();
     }
   }
 
@@ -46,46 +46,46 @@ class HeldLoader : PackedTiles {
     return work.tile_end - 1 - i & 1;
   }
   // Of parts 1 to 4, counted from 0: the one that is decoded as the i-th (part_in_turn()).
-  __device__ __forceinline__ static unsigned part_held(unsigned i, unsigned second) { return i ^ 2 * second; }
+  __device__ __forceinline__ static unsigned slice_in_turn(unsigned i, unsigned second) { return i ^ 2 * second; }
 
   // Asks for what the lane decodes of the next tile, of each chunk 16 codes.
-  __device__ __forceinline__ void hold(unsigned second) {
+  __device__ __forceinline__ void load_next(unsigned second) {
     const char* const row = own_row();
-    scales_ = ask_scales(row);
+    scales_ = load_scales(row);
 #pragma unroll
     for (int j = 0; j < 2; ++j) ptx::load_early_four(row + Packed::kRope + lane() % kLanes * 32 + 16 * j, rope_[j]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const char* const from = row + lane() % kLanes * 16 + 128 * part_held(i, second);
+      const char* const from = row + lane() % kLanes * 16 + 128 * slice_in_turn(i, second);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) ptx::load_early_four(from + 64 * j, held_[i][j]);
+      for (int j = 0; j < 2; ++j) ptx::load_early_four(from + 64 * j, staged_[i][j]);
     }
   }
   // Tile i, which the lane has.
-  __device__ __forceinline__ void decode(const CodeRows& rows, const WorkTile& work, int i) {
-    const PipelineState pipe = turn_of(begun_++);
-    const unsigned second = second_of(work, i), not_there = absent();
-    go_on(rows, i - 1, work.tile_begin);
-    wait_empty(smem_, pipe, kKeysOnly);
+  __device__ __forceinline__ void dequant(const CachedSource& rows, const WorkTile& work, int i) {
+    const PipelineState pipe = pipeline_state(num_started_++);
+    const unsigned second = second_of(work, i), invalid = invalid_rows();
+    advance(rows, i - 1, work.tile_begin);
+    wait_empty(smem_, pipe, kKOnly);
     wait_empty(smem_, pipe, 1 + static_cast<int>(second));
-    note(pipe.stage, not_there, to_other_);
-    note_edge(work, i, pipe.stage);
+    store_row_mask(pipe.stage, invalid, to_other_);
+    store_needs_row_mask(work, i, pipe.stage);
     const unsigned line = smem_.k(pipe.stage) + units();
     if (k656) write_rope(line);
 #pragma unroll
     for (int in_turn = 0; in_turn < 4; ++in_turn) {
-      const unsigned part = part_held(in_turn, second);
+      const unsigned slice = slice_in_turn(in_turn, second);
       if (in_turn == 2) wait_empty(smem_, pipe, 2 - static_cast<int>(second));
-      const unsigned scale = __shfl_sync(0xffffffffu, scales_, static_cast<int>(part), kLanes);
+      const unsigned scale = __shfl_sync(0xffffffffu, scales_, static_cast<int>(slice), kLanes);
 #pragma unroll
       for (unsigned j = 0; j < 2; ++j) {
-        if (!k656 && j == 1 && part == 3) {
+        if (!k656 && j == 1 && slice == 3) {
           write_rope(line);
         } else {
-          write_chunk(line + (2 * part + j) * Config::kChunkBytes, held_[in_turn][j], factor_of_chunk(scale, j));
+          write_chunk(line + (2 * slice + j) * Config::kChunkBytes, staged_[in_turn][j], factor_of_chunk(scale, j));
         }
       }
-      if (in_turn % 2 == 1) hand_over(pipe.stage, part / 2, in_turn == 1);
+      if (in_turn % 2 == 1) publish(pipe.stage, slice / 2, in_turn == 1);
     }
   }
   __device__ __forceinline__ void write_rope(unsigned line) const {
@@ -94,17 +94,17 @@ class HeldLoader : PackedTiles {
   }
 
   // A half of V, 0 or 1. first: with what is in K only.
-  __device__ __forceinline__ void hand_over(int stage, unsigned half, bool first) const {
-    constexpr unsigned kNotes = 4 * (kRowsOfBlock / 8);
+  __device__ __forceinline__ void publish(int stage, unsigned half, bool first) const {
+    constexpr unsigned kMaskBytes = 4 * (kRowsOfCta / 8);
     ptx::fence_async_proxy();
     __syncwarp();
     if (!ptx::elect()) return;
-    if (k656 && first) hand_over_chunks<1>(stage, kKeysOnly, kRopeChunk, kNotes);
-    hand_over_chunks<4>(stage, 2 + 2 * static_cast<int>(half), 4 * half, !k656 && half == 0 ? kNotes : 0);
+    if (k656 && first) publish_chunks<1>(stage, kKOnly, kRopeChunk, kMaskBytes);
+    publish_chunks<4>(stage, 2 + 2 * static_cast<int>(half), 4 * half, !k656 && half == 0 ? kMaskBytes : 0);
   }
   // The warp's rows of a chunk lie side by side. notes: bytes that come beside them.
   template <unsigned kCount>
-  __device__ __forceinline__ void hand_over_chunks(int stage, int barrier, unsigned chunk, unsigned notes) const {
+  __device__ __forceinline__ void publish_chunks(int stage, int barrier, unsigned chunk, unsigned mask_bytes) const {
     const unsigned full = smem_.k_full(stage, barrier), own = smem_.k(stage) + first_row() * 128;
 #pragma unroll
     for (unsigned j = 0; j < kCount; ++j) {
@@ -112,7 +112,7 @@ class HeldLoader : PackedTiles {
       ptx::copy_to_block(from + to_other_, from, kRowsOfWarp * 128, full + to_other_);
     }
     if (thread_ < 32) {
-      ptx::arrive_expecting(full, kRowsOfBlock * 128 * kCount + notes);
+      ptx::arrive_expecting(full, kRowsOfCta * 128 * kCount + mask_bytes);
     } else {
       ptx::arrive(full);
     }
@@ -120,8 +120,8 @@ class HeldLoader : PackedTiles {
 
   const ptx::TensorMap& q_;
   const unsigned to_other_;
-  unsigned scales_;       // of the tile that is decoded next
-  unsigned held_[4][2][4], rope_[2][4];
+  unsigned scales_;  // of the tile that is decoded next
+  unsigned staged_[4][2][4], rope_[2][4];
 };
 
 }  // namespace attune::mla

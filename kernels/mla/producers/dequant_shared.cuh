@@ -20,18 +20,18 @@
 
 namespace attune::mla {
 
-class CodeLoader : PackedTiles {
+class SharedDequantProducer : DequantProducer {
  public:
-  __device__ __forceinline__ CodeLoader(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
-      : PackedTiles(p, smem),
+  __device__ __forceinline__ SharedDequantProducer(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
+      : DequantProducer(p, smem),
         q_(q),
-        codes_(ptx::kept(decoded_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(decoded_row())) * 16)),
+        codes_(ptx::kept(dequant_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(dequant_row())) * 16)),
         units_(ptx::kept(units())) {}
 
   __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& asked) {
-    WorkTileReader walk(p_, smem_, q_);
-    for (walk.take_first(asked); walk.has_work(); walk.go_on()) {
-      load(walk);
+    WorkTileReader reader(p_, smem_, q_);
+    for (reader.fetch_first(asked); reader.has_work(); reader.advance()) {
+      load(reader);
     }
   }
 
@@ -39,32 +39,32 @@ class CodeLoader : PackedTiles {
   // Units of 16 bytes of a row as it landed: eight lanes that read four units of two rows have them from all banks.
   __device__ __forceinline__ static constexpr unsigned raw_swizzle(unsigned row) { return row % 2 * 4; }
 
-  __device__ __forceinline__ void load(WorkTileReader& walk) {
-    const WorkTile& work = walk.work();
-    const int head_tile = walk.head_tile();
-    int i = load_uncached(work, head_tile, [&] { walk.copy_queries(), walk.take(); });
+  __device__ __forceinline__ void load(WorkTileReader& reader) {
+    const WorkTile& work = reader.work();
+    const int head_tile = reader.head_tile();
+    int i = load_uncached(work, head_tile, [&] { reader.load_next_q(), reader.fetch_next(); });
     if (i < work.tile_begin) return;
     bool first = i == work.tile_end - 1;
-    const CodeRows rows(p_, work, head_tile);
-    find_first(rows, work, i);
+    const CachedSource rows(p_, work, head_tile);
+    locate_first(rows, work, i);
     wait_for_buffer();
     copy(work, i);
-    if (first) walk.copy_queries();
+    if (first) reader.load_next_q();
 #pragma unroll 1
     for (; i >= work.tile_begin; --i) {
-      decode(rows, work, i);
-      if (first) walk.take();
+      dequant(rows, work, i);
+      if (first) reader.fetch_next();
       first = false;
     }
   }
 
   // The buffer of the tile that is copied next: what of it is written before it is decoded.
   __device__ __forceinline__ bool buffer_is_empty() const {
-    const PipelineState pipe = turn_of(begun_);
+    const PipelineState pipe = pipeline_state(num_started_);
     bool empty = true;
 #pragma unroll
     for (int half = 0; half < 3; ++half) {
-      if (is_written_early(half))
+      if (written_before_dequant(half))
         empty = empty && ptx::phase_has_ended(smem_.k_empty(pipe.stage, half), pipe.phase ^ 1);
     }
     return !__any_sync(0xffffffffu, !empty);
@@ -72,16 +72,16 @@ class CodeLoader : PackedTiles {
   __device__ __forceinline__ void wait_for_buffer() const {
 #pragma unroll
     for (int half = 0; half < 3; ++half)
-      if (is_written_early(half)) wait_empty(smem_, turn_of(begun_), half);
+      if (written_before_dequant(half)) wait_empty(smem_, pipeline_state(num_started_), half);
   }
   // The note, codes, and the rope part.
-  __device__ __forceinline__ static constexpr bool is_written_early(int half) {
-    return half == kKeysOnly || half == 1 || half == half_of(kRopePart);
+  __device__ __forceinline__ static constexpr bool written_before_dequant(int half) {
+    return half == kKOnly || half == 1 || half == half_of(kRopeSlice);
   }
 
   // Has the rows that have been found, tile i, copied as they are.
   __device__ __forceinline__ void copy(const WorkTile& work, int i) {
-    const int stage = turn_of(begun_++).stage;
+    const int stage = pipeline_state(num_started_++).stage;
     // A lane has 16 bytes of each 128 of every fourth row.
     const unsigned mine = lane(), unit = mine % 8, row = mine / 8, line = smem_.k(stage) + (first_row() + row) * 128;
     const unsigned codes = line + (unit ^ raw_swizzle(row)) * 16;
@@ -90,23 +90,23 @@ class CodeLoader : PackedTiles {
     for (int j = 0; j < kRowsOfWarp / 4; ++j) {
       const char* const from = found_row(4 * j + row) + 16 * unit;
 #pragma unroll
-      for (int part = 1; part < kParts; ++part) {
-        if (unit < 4 * chunks_of(part))
-          ptx::copy_async<16>(codes + j * (4 * 128) + (part - 1) * Config::kChunkBytes, from + 128 * (part - 1), 16);
+      for (int slice = 1; slice < kSlices; ++slice) {
+        if (unit < 4 * chunks_of(slice))
+          ptx::copy_async<16>(codes + j * (4 * 128) + (slice - 1) * Config::kChunkBytes, from + 128 * (slice - 1), 16);
       }
       ptx::copy_async<16>((rope ^ (j % 2 * 64)) + j * (4 * 128), from + Packed::kRope, 16);
     }
     ptx::commit_copies();
-    scales_ = ask_scales(own_row());
-    note(stage, absent(), 0);
-    note_edge(work, i, stage);
+    scales_ = load_scales(own_row());
+    store_row_mask(stage, invalid_rows(), 0);
+    store_needs_row_mask(work, i, stage);
   }
 
   // Tile i, which is being copied.
-  __device__ __forceinline__ void decode(const CodeRows& rows, const WorkTile& work, int i) {
-    const PipelineState pipe = turn_of(begun_ - 1);
+  __device__ __forceinline__ void dequant(const CachedSource& rows, const WorkTile& work, int i) {
+    const PipelineState pipe = pipeline_state(num_started_ - 1);
     bool copies = i > work.tile_begin;  // the next tile is still to be copied
-    go_on(rows, i - 1, work.tile_begin);
+    advance(rows, i - 1, work.tile_begin);
     ptx::wait_copies<0>();
     __syncwarp();
     Codes first, second, third;
@@ -114,52 +114,52 @@ class CodeLoader : PackedTiles {
     read(pipe.stage, 2, second);
     __syncwarp();
     write(pipe.stage, 1, first, scale_of(1));
-    hand_over(pipe.stage, kFirstPart, 1);
+    publish(pipe.stage, kFirstSlice, 1);
     read(pipe.stage, 3, third);
     wait_empty(smem_, pipe, 2);
     write(pipe.stage, 3, third, scale_of(3));
-    hand_over(pipe.stage, 3, 3);
+    publish(pipe.stage, 3, 3);
     read(pipe.stage, 4, first);
     write(pipe.stage, 4, first, scale_of(4));
-    hand_over(pipe.stage, 4, 4);
+    publish(pipe.stage, 4, 4);
     const unsigned scale = scale_of(2);  // before those of the next tile come
     if (copies && buffer_is_empty()) {
       copy(work, i - 1);
       copies = false;
     }
     write(pipe.stage, 2, second, scale);
-    hand_over(pipe.stage, 2, 2);
+    publish(pipe.stage, 2, 2);
     if (copies) {
       wait_for_buffer();
       copy(work, i - 1);
     }
   }
 
-  __device__ __forceinline__ unsigned scale_of(int part) const {
-    return __shfl_sync(0xffffffffu, scales_, part - 1, kLanes);
+  __device__ __forceinline__ unsigned scale_of(int slice) const {
+    return __shfl_sync(0xffffffffu, scales_, slice - 1, kLanes);
   }
   struct Codes {
     unsigned words[2][4];  // of each chunk 16
   };
-  __device__ __forceinline__ void read(int stage, int part, Codes& codes) const {
+  __device__ __forceinline__ void read(int stage, int slice, Codes& codes) const {
     const unsigned line = smem_.k(stage) + codes_;
 #pragma unroll
-    for (unsigned j = 0; j < chunks_of(part); ++j)
-      ptx::load_shared_four((line ^ (64 * j)) + (part - 1) * Config::kChunkBytes, codes.words[j]);
+    for (unsigned j = 0; j < chunks_of(slice); ++j)
+      ptx::load_shared_four((line ^ (64 * j)) + (slice - 1) * Config::kChunkBytes, codes.words[j]);
   }
-  __device__ __forceinline__ void write(int stage, int part, const Codes& codes, unsigned scale) const {
+  __device__ __forceinline__ void write(int stage, int slice, const Codes& codes, unsigned scale) const {
     const unsigned line = smem_.k(stage) + units_;
 #pragma unroll
-    for (unsigned j = 0; j < chunks_of(part); ++j)
-      write_chunk(line + (part_at(part).chunk + j) * Config::kChunkBytes, codes.words[j], factor_of_chunk(scale, j));
+    for (unsigned j = 0; j < chunks_of(slice); ++j)
+      write_chunk(line + (slice_at(slice).chunk + j) * Config::kChunkBytes, codes.words[j], factor_of_chunk(scale, j));
   }
 
   // Parts that the warp has decoded, or copied.
-  __device__ __forceinline__ void hand_over(int stage, int first, int last) const {
+  __device__ __forceinline__ void publish(int stage, int first, int last) const {
     __syncwarp();
     if (!ptx::elect()) return;
 #pragma unroll
-    for (int part = first; part <= last; ++part) ptx::arrive(smem_.k_full(stage, part));
+    for (int slice = first; slice <= last; ++slice) ptx::arrive(smem_.k_full(stage, slice));
   }
 
   const ptx::TensorMap& q_;

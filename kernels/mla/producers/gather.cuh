@@ -19,13 +19,13 @@ __device__ __forceinline__ Tile tile_of(const WorkTile& work, int i) {
 }
 
 // What lies beside tile i and is the same for all of its rows. After the stage is empty, before it is handed over.
-__device__ __forceinline__ void note_tile(const PrefillParams& p, const Smem& smem, int stage, const WorkTile& work,
-                                          int i) {
+__device__ __forceinline__ void store_tile_start(const PrefillParams& p, const Smem& smem, int stage,
+                                                 const WorkTile& work, int i) {
   if (Config::kSparse || threadIdx.x != 0) return;
   const Tile tile = tile_of(work, i);
-  const unsigned at = smem.note(stage) + 4 * Config::kHiddenWords;
+  const unsigned at = smem.mask(stage) + 4 * Config::kMaskWords;
   ptx::store_shared_u32(at, static_cast<unsigned>(tile.start));
-  ptx::store_shared_u32(at + 4, is_edge(p, work, tile) ? 1 : 0);
+  ptx::store_shared_u32(at + 4, needs_row_mask(p, work, tile) ? 1 : 0);
 }
 
 __device__ __forceinline__ void wait_empty(const Smem& smem, const PipelineState& pipe, int half) {
@@ -33,173 +33,176 @@ __device__ __forceinline__ void wait_empty(const Smem& smem, const PipelineState
 }
 
 // What is in K only, or a half of V; and the part at whose barrier it is handed over.
-__device__ __forceinline__ constexpr Part channels_of(int half) {
-  return half == kKeysOnly ? part_at(0) : Part{4 * (half - 1), 4};
+__device__ __forceinline__ constexpr Slice channels_of(int half) {
+  return half == kKOnly ? slice_at(0) : Slice{4 * (half - 1), 4};
 }
-__device__ __forceinline__ constexpr int part_of(int half) { return 2 * half; }
+__device__ __forceinline__ constexpr int slice_of_half(int half) { return 2 * half; }
 
 // A warp's rows of a tile.
-class RowCopies {
+class GatherCopies {
  public:
-  static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes, kRows = Config::kKeys / (Config::kLoaders / 32),
-                       kRowsOfLane = kRows / kRowsAtATime;
-  static constexpr int kFound = Config::kGathers ? 32 / kRows : 1;  // tiles whose rows are found together
+  static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes,
+                       kRowsOfWarp = Config::kBlockN / (Config::kProducerThreads / 32),
+                       kRowsOfLane = kRowsOfWarp / kRowsAtATime;
+  static constexpr int kFound = Config::kGather ? 32 / kRowsOfWarp : 1;  // tiles whose rows are found together
 
-  __device__ __forceinline__ RowCopies(const PrefillParams& p, const Smem& smem) : p_(p), smem_(smem) {}
+  __device__ __forceinline__ GatherCopies(const PrefillParams& p, const Smem& smem) : p_(p), smem_(smem) {}
 
   // What the lists or the tables say of the lane's row, of tile i or of one of those before it.
-  __device__ __forceinline__ int ask(const WorkTile& work, int head_tile, int i) const {
+  __device__ __forceinline__ int load_index(const WorkTile& work, int head_tile, int i) const {
     i -= found_tile();
     if (kFound > 1 && i < work.tile_begin) return -1;
     const Tile tile = tile_of(work, i);
-    return Source(p_, work, kv_head(head_tile), tile).ask(tile.start + own());
+    return KvSource(p_, work, kv_head(head_tile), tile).load_index(tile.start + own());
   }
   // Where these rows are. answer: what ask() said.
-  __device__ __forceinline__ void find(const WorkTile& work, int head_tile, int i, int answer) {
+  __device__ __forceinline__ void locate(const WorkTile& work, int head_tile, int i, int index) {
     const Tile tile = tile_of(work, i - found_tile());
-    const char* const row = Source(p_, work, kv_head(head_tile), tile).find(tile.start + own(), answer);
-    absent_ = __ballot_sync(0xffffffffu, row == nullptr);
+    const char* const row = KvSource(p_, work, kv_head(head_tile), tile).locate(tile.start + own(), index);
+    invalid_ = __ballot_sync(0xffffffffu, row == nullptr);
     found_ = row != nullptr ? row : p_.q;  // not read
     position_ = 0;
   }
   // The rows of the next of these tiles, of which the lane copies pieces. What is not there is not read: it begins
   // where q does, whose rows are as long.
-  struct Pieces {
+  struct CopySources {
     const char* from[kRowsOfLane];
-    unsigned valid[kRowsOfLane], absent;  // absent: a bit for each row
+    unsigned valid[kRowsOfLane], invalid;  // absent: a bit for each row
   };
-  __device__ __forceinline__ Pieces next() {
-    Pieces pieces;
-    const unsigned first = kFound > 1 ? position_++ * kRows : 0;
+  __device__ __forceinline__ CopySources next() {
+    CopySources sources;
+    const unsigned first_row = kFound > 1 ? position_++ * kRowsOfWarp : 0;
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      const unsigned who = first + kRowsAtATime * i + lane() / kLanes;
-      pieces.from[i] = reinterpret_cast<const char*>(__shfl_sync(
-                           0xffffffffu, reinterpret_cast<unsigned long long>(found_), static_cast<int>(who))) +
-                       16 * (lane() % kLanes);
-      pieces.valid[i] = (absent_ >> who & 1) != 0 ? 0 : 16;
+      const unsigned who = first_row + kRowsAtATime * i + lane() / kLanes;
+      sources.from[i] = reinterpret_cast<const char*>(__shfl_sync(
+                            0xffffffffu, reinterpret_cast<unsigned long long>(found_), static_cast<int>(who))) +
+                        16 * (lane() % kLanes);
+      sources.valid[i] = (invalid_ >> who & 1) != 0 ? 0 : 16;
     }
-    pieces.absent = absent_ >> first;
-    return pieces;
+    sources.invalid = invalid_ >> first_row;
+    return sources;
   }
   // Tells the math groups which rows are not there. After the stage is empty, before it is handed over.
-  __device__ __forceinline__ void note(int stage, const WorkTile& work, int i, const Pieces& pieces) const {
-    if (lane() < kRows / 8) {
-      const int word = first() / 8 + lane();
-      ptx::store_shared_u32(smem_.note(stage) + 4 * word, (pieces.absent >> (8 * lane()) & 0xff) << (word % 4 * 8));
+  __device__ __forceinline__ void store_row_mask(int stage, const WorkTile& work, int i,
+                                                 const CopySources& sources) const {
+    if (lane() < kRowsOfWarp / 8) {
+      const int word = first_row() / 8 + lane();
+      ptx::store_shared_u32(smem_.mask(stage) + 4 * word, (sources.invalid >> (8 * lane()) & 0xff) << (word % 4 * 8));
     }
-    note_tile(p_, smem_, stage, work, i);
+    store_tile_start(p_, smem_, stage, work, i);
     __syncwarp();
   }
-  __device__ __forceinline__ void copy(int stage, Part channels, const Pieces& pieces) const {
+  __device__ __forceinline__ void copy(int stage, Slice channels, const CopySources& sources) const {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
       const int row = row_of_lane(i);
-      const unsigned to = smem_.k(stage) + channels.chunk * Config::kChunkBytes + row * 128 +
-                          (lane() % kLanes ^ (row & 7)) * 16;
-      const char* const from = pieces.from[i] + static_cast<unsigned>(128 * channels.chunk);
+      const unsigned to =
+          smem_.k(stage) + channels.chunk * Config::kChunkBytes + row * 128 + (lane() % kLanes ^ (row & 7)) * 16;
+      const char* const from = sources.from[i] + static_cast<unsigned>(128 * channels.chunk);
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        if (j < channels.count) ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, pieces.valid[i]);
+        if (j < channels.count) ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, sources.valid[i]);
     }
   }
   // All of the next tile, when its buffer is empty.
   __device__ __forceinline__ void copy_tile(const PipelineState& pipe, const WorkTile& work, int i) {
-    const Pieces pieces = next();
-    wait_empty(smem_, pipe, kKeysOnly);
-    note(pipe.stage, work, i, pieces);
-    copy(pipe.stage, channels_of(kKeysOnly), pieces);
+    const CopySources sources = next();
+    wait_empty(smem_, pipe, kKOnly);
+    store_row_mask(pipe.stage, work, i, sources);
+    copy(pipe.stage, channels_of(kKOnly), sources);
 #pragma unroll
     for (int half = 1; half <= 2; ++half) {
       wait_empty(smem_, pipe, half);
-      copy(pipe.stage, channels_of(half), pieces);
+      copy(pipe.stage, channels_of(half), sources);
     }
   }
 
  private:
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
-  __device__ __forceinline__ static int first() { return static_cast<int>(threadIdx.x) / 32 * kRows; }
-  __device__ __forceinline__ static int own() { return first() + lane() % kRows; }
-  __device__ __forceinline__ static int found_tile() { return kFound > 1 ? lane() / kRows : 0; }
-  __device__ __forceinline__ static int row_of_lane(int i) { return first() + kRowsAtATime * i + lane() / kLanes; }
+  __device__ __forceinline__ static int first_row() { return static_cast<int>(threadIdx.x) / 32 * kRowsOfWarp; }
+  __device__ __forceinline__ static int own() { return first_row() + lane() % kRowsOfWarp; }
+  __device__ __forceinline__ static int found_tile() { return kFound > 1 ? lane() / kRowsOfWarp : 0; }
+  __device__ __forceinline__ static int row_of_lane(int i) { return first_row() + kRowsAtATime * i + lane() / kLanes; }
   __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
   const PrefillParams& p_;
   const Smem& smem_;
   const char* found_ = nullptr;  // the lane's row
-  unsigned absent_ = 0;          // of these rows, a bit each
+  unsigned invalid_ = 0;         // of these rows, a bit each
   unsigned position_ = 0;        // of the next tile, in those whose rows have been found together
 };
 
-class RowLoader {
+class GatherProducer {
  public:
-  __device__ __forceinline__ RowLoader(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
+  __device__ __forceinline__ GatherProducer(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
       : p_(p), q_(q), smem_(smem), copies_(p, smem) {}
 
   __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& asked) {
-    WorkTileReader walk(p_, smem_, q_);
-    for (walk.take_first(asked); walk.has_work(); walk.go_on()) {
-      load(walk);
+    WorkTileReader reader(p_, smem_, q_);
+    for (reader.fetch_first(asked); reader.has_work(); reader.advance()) {
+      load(reader);
     }
   }
 
  private:
-  static_assert(RowCopies::kFound == 2 || !Config::kGathers, "rows are found for two tiles at a time");
+  static_assert(GatherCopies::kFound == 2 || !Config::kGather, "rows are found for two tiles at a time");
 
   // Rows are found for a pair of tiles of the math groups when the pair before is under way, as there is nothing to do
   // then until the first's buffer is empty again; what the list says of the pair after them is asked for then too, and
   // the next work tile is taken, a pair before the last. The second's buffer is empty soon after the first's.
-  __device__ __forceinline__ void load(WorkTileReader& walk) {
-    const WorkTile& work = walk.work();
-    const int head_tile = walk.head_tile();
+  __device__ __forceinline__ void load(WorkTileReader& reader) {
+    const WorkTile& work = reader.work();
+    const int head_tile = reader.head_tile();
     int i = work.tile_end - 1;
-    copies_.find(work, head_tile, i, copies_.ask(work, head_tile, i));
-    int answer = copies_.ask(work, head_tile, i - 2);
+    copies_.locate(work, head_tile, i, copies_.load_index(work, head_tile, i));
+    int index = copies_.load_index(work, head_tile, i - 2);
     const int tiles = i + 1 - work.tile_begin, take_at = tiles < 2 ? 0 : max(tiles - 2 - (tiles & 1 ^ 1), 1);
     int tile = 0;
 #pragma unroll 1
     for (; i >= work.tile_begin; --i, ++tile) {
       // The same for all lanes, as the compiler learns from a shuffle: barriers' addresses are.
       const unsigned same = __shfl_sync(0xffffffffu, tiles_++ << 1 | (tile & 1), 0);
-      const PipelineState pipe = turn_of(same >> 1);
-      const RowCopies::Pieces pieces = copies_.next();
-      wait_empty(smem_, pipe, kKeysOnly);
-      copies_.note(pipe.stage, work, i, pieces);
-      copy(pipe.stage, kKeysOnly, pieces);
+      const PipelineState pipe = pipeline_state(same >> 1);
+      const GatherCopies::CopySources sources = copies_.next();
+      wait_empty(smem_, pipe, kKOnly);
+      copies_.store_row_mask(pipe.stage, work, i, sources);
+      copy(pipe.stage, kKOnly, sources);
       if ((same & 1) == 0) {
-        copy_halves<1>(pipe, pieces);
+        copy_halves<1>(pipe, sources);
       } else {
-        copy_halves<2>(pipe, pieces);
+        copy_halves<2>(pipe, sources);
         if (i > work.tile_begin) {
-          copies_.find(work, head_tile, i - 1, answer);
-          answer = copies_.ask(work, head_tile, i - 3);
+          copies_.locate(work, head_tile, i - 1, index);
+          index = copies_.load_index(work, head_tile, i - 3);
         }
       }
-      if (tile == 0) walk.copy_queries();
-      if (tile == take_at) walk.take();
+      if (tile == 0) reader.load_next_q();
+      if (tile == take_at) reader.fetch_next();
     }
   }
   template <int kFirst>
-  __device__ __forceinline__ void copy_halves(const PipelineState& pipe, const RowCopies::Pieces& pieces) const {
+  __device__ __forceinline__ void copy_halves(const PipelineState& pipe,
+                                              const GatherCopies::CopySources& sources) const {
 #pragma unroll
     for (int half = kFirst; half >= 1 && half <= 2; half += 3 - 2 * kFirst) {
       wait_empty(smem_, pipe, half);
-      copy(pipe.stage, half, pieces);
+      copy(pipe.stage, half, sources);
     }
   }
-  __device__ __forceinline__ void copy(int stage, int half, const RowCopies::Pieces& pieces) const {
+  __device__ __forceinline__ void copy(int stage, int half, const GatherCopies::CopySources& sources) const {
     if (channels_of(half).count == 0) return;
-    copies_.copy(stage, channels_of(half), pieces);
+    copies_.copy(stage, channels_of(half), sources);
     // The copies count when they are there; what the warp has stored, now.
-    const unsigned full = smem_.k_full(stage, part_of(half));
+    const unsigned full = smem_.k_full(stage, slice_of_half(half));
     ptx::arrive_after_copies(full);
-    if (part_of(half) == kNotedPart && threadIdx.x % 32 == 0) ptx::arrive(full);
+    if (slice_of_half(half) == kMaskSlice && threadIdx.x % 32 == 0) ptx::arrive(full);
   }
 
   const PrefillParams& p_;
   const ptx::TensorMap& q_;
   const Smem& smem_;
-  RowCopies copies_;
+  GatherCopies copies_;
   unsigned tiles_ = 0;  // of all work tiles
 };
 

@@ -7,9 +7,9 @@
 namespace attune::mla {
 
 // Of one tile.
-class Source {
+class KvSource {
  public:
-  __device__ __forceinline__ Source(const PrefillParams& p, const WorkTile& t, int kv_head, const Tile& tile)
+  __device__ __forceinline__ KvSource(const PrefillParams& p, const WorkTile& t, int kv_head, const Tile& tile)
       : p_(p), tile_(tile), pool_(p.pools[is_dense(p, tile) || (Config::kSparse && !tile.cached) ? 1 : 0]) {
     data_ = pool_.data + kv_head * pool_.head_stride;
     limit_ = pool_.num_slots;
@@ -34,7 +34,7 @@ class Source {
   }
 
   // What the list or the table says of a key; a load, so that it can be asked for ahead. -1: the key is not to be read.
-  __device__ __forceinline__ int ask(int key) const {
+  __device__ __forceinline__ int load_index(int key) const {
     if (key < tile_.low || key >= tile_.high) return -1;
     if constexpr (Config::kSparse) return table_[(key - offset_) * step_];
     if (is_dense(p_, tile_)) return key - offset_;
@@ -42,20 +42,20 @@ class Source {
   }
 
   // The row of a key, or null where there is none: an entry or a page out of range. answer: what ask() said.
-  __device__ __forceinline__ const char* find(int key, int answer) const {
+  __device__ __forceinline__ const char* locate(int key, int index) const {
     if (Config::kSparse || is_dense(p_, tile_)) {
-      if (static_cast<unsigned>(answer) >= static_cast<unsigned>(limit_)) return nullptr;
-      const int page = page_of(pool_, answer);
-      return data_ + page * pool_.page_stride + (answer - page * pool_.page_size) * pool_.slot_stride;
+      if (static_cast<unsigned>(index) >= static_cast<unsigned>(limit_)) return nullptr;
+      const int page = page_of(pool_, index);
+      return data_ + page * pool_.page_stride + (index - page * pool_.page_size) * pool_.slot_stride;
     }
-    if (!prefill::is_there(p_, answer)) return nullptr;
-    return data_ + answer * pool_.page_stride + slot_of(key) * pool_.slot_stride;
+    if (!prefill::is_there(p_, index)) return nullptr;
+    return data_ + index * pool_.page_stride + slot_of(key) * pool_.slot_stride;
   }
 
   // Of a row of a packed format, how far from it its scales are: within it, or in a plane behind the page's rows.
-  __device__ __forceinline__ int scales_of(int key, int answer) const {
-    if constexpr (Config::kLoader != kernels::kMlaCodes584) return Packed::kNope;
-    const int slot = Config::kSparse ? answer - page_of(pool_, answer) * pool_.page_size : slot_of(key);
+  __device__ __forceinline__ int scales_of(int key, int index) const {
+    if constexpr (Config::kProducer != kernels::kMlaDequant584) return Packed::kNope;
+    const int slot = Config::kSparse ? index - page_of(pool_, index) * pool_.page_size : slot_of(key);
     return pool_.page_size * Packed::kRowBytes + slot * (8 - Packed::kRowBytes);
   }
 

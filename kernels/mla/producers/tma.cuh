@@ -17,25 +17,25 @@ namespace attune::mla {
 
 // hidden: a bit for each key of the tile that nobody sees; start: its first key; edge: rows of the block see different
 // keys.
-__device__ __forceinline__ void store_note(const Smem& smem, int stage, unsigned long long hidden, int start,
-                                           bool edge) {
-  const unsigned words[4] = {static_cast<unsigned>(hidden), static_cast<unsigned>(hidden >> 32),
-                             static_cast<unsigned>(start), edge ? 1u : 0u};
-  ptx::store_shared_four(smem.note(stage), words);
+__device__ __forceinline__ void store_mask(const Smem& smem, int stage, unsigned long long masked, int start,
+                                           bool needs_row_mask) {
+  const unsigned words[4] = {static_cast<unsigned>(masked), static_cast<unsigned>(masked >> 32),
+                             static_cast<unsigned>(start), needs_row_mask ? 1u : 0u};
+  ptx::store_shared_four(smem.mask(stage), words);
 }
 
-class BoxLoader {
+class TmaProducer {
  public:
-  __device__ __forceinline__ BoxLoader(const PrefillParams& p, const ptx::TensorMap& q, const ptx::TensorMap& k,
-                                       const ptx::TensorMap& dense_k, const Smem& smem)
+  __device__ __forceinline__ TmaProducer(const PrefillParams& p, const ptx::TensorMap& q, const ptx::TensorMap& k,
+                                         const ptx::TensorMap& dense_k, const Smem& smem)
       : p_(p), q_(q), k_(k), dense_k_(dense_k), smem_(smem), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
   __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& asked) {
-    WorkTileReader walk(p_, smem_, q_);
-    for (walk.take_first(asked); walk.has_work(); walk.go_on()) {
-      load_all(walk.work(), walk.head_tile() * p_.heads_of_tile / p_.group, [&] {
-        walk.copy_queries();
-        walk.take();
+    WorkTileReader reader(p_, smem_, q_);
+    for (reader.fetch_first(asked); reader.has_work(); reader.advance()) {
+      load_all(reader.work(), reader.head_tile() * p_.heads_of_tile / p_.group, [&] {
+        reader.load_next_q();
+        reader.fetch_next();
       });
     }
   }
@@ -49,20 +49,20 @@ class BoxLoader {
   template <class AfterFirst>
   __device__ __forceinline__ void load_all(const WorkTile& work, int kv_head, AfterFirst&& after_first) {
     // Tiles by their numbers in the sequence, those of a page's keys.
-    const int skipped = work.first_key / Config::kKeys, begin = work.tile_begin + skipped, batch = work.batch;
-    const Plain plain = plain_tiles(work);
+    const int skipped = work.first_key / Config::kBlockN, begin = work.tile_begin + skipped, batch = work.batch;
+    const TileRange unmasked = unmasked_tiles(work);
     int i = work.tile_end + skipped - 1 - (has(kOddTiles) != (stage() != 0) ? 1 : 0);
     if ((work.tile_end - work.tile_begin) % 2 != 0) state_ ^= kOddTiles;
-    bool fresh = true, first = true;
+    bool first_of_run = true, first = true;
     do {  // once, even where the warp has no tile
       if (i < begin) {
-      } else if (plain.begin <= i && i < plain.end) {
-        load_plain(batch, i * Config::kKeys, kv_head, fresh, i - 2 >= max(begin, plain.begin));
-        fresh = false;
+      } else if (unmasked.begin <= i && i < unmasked.end) {
+        load_unmasked(batch, i * Config::kBlockN, kv_head, first_of_run, i - 2 >= max(begin, unmasked.begin));
+        first_of_run = false;
       } else {
         const Line line(work.num_cached, work.first_key, work.end_key);
         const Tile tile = tile_at(work, line, i - line.cached_begin);
-        load(work, tile, kv_head, ask(work, tile));
+        load(work, tile, kv_head, load_index(work, tile));
       }
       if (first) after_first();
       first = false;
@@ -76,70 +76,70 @@ class BoxLoader {
 
   // ---- tiles whose keys are all in the cache, and seen by all rows of the block
 
-  struct Plain {
+  struct TileRange {
     int begin, end;
   };
-  __device__ __forceinline__ Plain plain_tiles(const WorkTile& t) const {
+  __device__ __forceinline__ TileRange unmasked_tiles(const WorkTile& t) const {
     const int position = t.num_keys - t.num_q + t.token_begin;
     const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
     const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
-    return {(low + Config::kKeys - 1) / Config::kKeys, high / Config::kKeys};
+    return {(low + Config::kBlockN - 1) / Config::kBlockN, high / Config::kBlockN};
   }
 
   // start: the first key. fresh: it is the first of a run; more: the warp's next tile is one too.
-  __device__ __forceinline__ void load_plain(int batch, int start, int kv_head, bool fresh, bool more) {
-    if (fresh) next_page_ = page_of_box(batch, start);
+  __device__ __forceinline__ void load_unmasked(int batch, int start, int kv_head, bool first_of_run, bool more) {
+    if (first_of_run) next_page_ = page_of_box(batch, start);
     const int page = next_page_;
-    if (more) next_page_ = page_of_box(batch, start - 2 * Config::kKeys);
-    const bool absent = !prefill::is_there(p_, page);
+    if (more) next_page_ = page_of_box(batch, start - 2 * Config::kBlockN);
+    const bool invalid = !prefill::is_there(p_, page);
     // Beyond the pages there is nothing: a copy brings zeros.
-    const int outer = absent ? static_cast<int>(p_.num_pages) : page,
+    const int outer = invalid ? static_cast<int>(p_.num_pages) : page,
               row = prefill::slot_in_page(p_, start + box_of_lane());
     if (!second_half()) {
-      wait_empty(kKeysOnly);
-      if (__any_sync(0xffffffffu, absent) || has(kNoted)) note_plain(absent);
-      copy_parts<0, 1>(kv_head, row, outer);
+      wait_empty(kKOnly);
+      if (__any_sync(0xffffffffu, invalid) || has(kMaskWritten)) store_unmasked_tile_mask(invalid);
+      copy_slices<0, 1>(kv_head, row, outer);
       wait_empty(1);
-      copy_parts<1, 3>(kv_head, row, outer);
+      copy_slices<1, 3>(kv_head, row, outer);
     } else {
       wait_empty(2);
-      copy_parts<3, kParts>(kv_head, row, outer);
+      copy_slices<3, kSlices>(kv_head, row, outer);
     }
     state_ ^= kPhase;
   }
   // A lane has a box of a tile, one after the other, again and again: its first key.
   __device__ __forceinline__ int box_of_lane() const {
-    return (lane_ & ((Config::kKeys >> p_.box_shift) - 1)) << p_.box_shift;
+    return (lane_ & ((Config::kBlockN >> p_.box_shift) - 1)) << p_.box_shift;
   }
   // Parts whose place is empty. row, outer: of the lane's box. Math groups wait for this: few instructions.
   template <int kBegin, int kEnd>
-  __device__ __forceinline__ void copy_parts(int kv_head, int row, int outer) const {
+  __device__ __forceinline__ void copy_slices(int kv_head, int row, int outer) const {
     const int shift = p_.box_shift;
     if (ptx::elect()) {
 #pragma unroll
-      for (int part = kBegin; part < kEnd; ++part) {
-        if (part_at(part).count != 0)
-          ptx::arrive_expecting(smem_.k_full(stage(), part), part_at(part).count * Config::kChunkBytes);
+      for (int slice = kBegin; slice < kEnd; ++slice) {
+        if (slice_at(slice).count != 0)
+          ptx::arrive_expecting(smem_.k_full(stage(), slice), slice_at(slice).count * Config::kChunkBytes);
       }
     }
 #pragma unroll 1
-    for (int b = 0; b < Config::kKeys >> shift; ++b) {
+    for (int b = 0; b < Config::kBlockN >> shift; ++b) {
       const int row_of_box = __shfl_sync(0xffffffffu, row, b), outer_of_box = __shfl_sync(0xffffffffu, outer, b);
       if (ptx::elect()) {
 #pragma unroll
-        for (int part = kBegin; part < kEnd; ++part) {
-          const unsigned to = smem_.k(stage()) + (b << shift) * 128, barrier = smem_.k_full(stage(), part);
+        for (int slice = kBegin; slice < kEnd; ++slice) {
+          const unsigned to = smem_.k(stage()) + (b << shift) * 128, barrier = smem_.k_full(stage(), slice);
           if constexpr (Config::kCluster > 1) {
             // Every other chunk of a part, to both blocks.
-            const int odd = (stage() + ptx::cluster_rank()) % 2, chunk = part_at(part).chunk + odd;
-            if (odd < part_at(part).count) {
+            const int odd = (stage() + ptx::cluster_rank()) % 2, chunk = slice_at(slice).chunk + odd;
+            if (odd < slice_at(slice).count) {
               ptx::copy_box_to_blocks(3, to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box,
                                       outer_of_box);
             }
           } else {
 #pragma unroll
-            for (int j = 0; j < part_at(part).count; ++j) {
-              const int chunk = part_at(part).chunk + j;
+            for (int j = 0; j < slice_at(slice).count; ++j) {
+              const int chunk = slice_at(slice).chunk + j;
               ptx::copy_box(to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box,
                             outer_of_box);
             }
@@ -153,16 +153,16 @@ class BoxLoader {
     // Where the table's row begins is computed anew, rather than kept in registers.
     return prefill::find_slot(p_, ptx::kept(batch), start + box_of_lane(), false).page;
   }
-  __device__ __forceinline__ void note_plain(bool absent) {
-    const unsigned boxes = __ballot_sync(0xffffffffu, absent && lane_ < Config::kKeys >> p_.box_shift);
+  __device__ __forceinline__ void store_unmasked_tile_mask(bool invalid) {
+    const unsigned boxes = __ballot_sync(0xffffffffu, invalid && lane_ < Config::kBlockN >> p_.box_shift);
     if (lane_ == 0) {
-      unsigned long long hidden = 0;
+      unsigned long long masked = 0;
 #pragma unroll 1
       for (int b = 0; b < kMostBoxes; ++b)
-        if ((boxes >> b & 1) != 0) hidden |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
-      store_note(smem_, stage(), hidden, 0, false);
+        if ((boxes >> b & 1) != 0) masked |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
+      store_mask(smem_, stage(), masked, 0, false);
     }
-    state_ = (state_ & ~kNoted) | (boxes != 0 ? kNoted : 0);
+    state_ = (state_ & ~kMaskWritten) | (boxes != 0 ? kMaskWritten : 0);
     __syncwarp();
   }
   // ---- all others
@@ -173,30 +173,30 @@ class BoxLoader {
   __device__ __forceinline__ int shift_of(const Tile& tile) const { return tile.cached ? p_.box_shift : 6; }
   __device__ __forceinline__ bool has_box(const Tile& tile) const {
     const int begin = tile.start + (box() << shift_of(tile));
-    return box() < Config::kKeys >> shift_of(tile) && begin < tile.high && begin + (1 << shift_of(tile)) > tile.low;
+    return box() < Config::kBlockN >> shift_of(tile) && begin < tile.high && begin + (1 << shift_of(tile)) > tile.low;
   }
-  __device__ __forceinline__ int ask(const WorkTile& work, const Tile& tile) const {
+  __device__ __forceinline__ int load_index(const WorkTile& work, const Tile& tile) const {
     if (!tile.cached || !has_box(tile)) return -1;
     return prefill::find_slot(p_, work.batch, max(tile.start + (box() << p_.box_shift), tile.low), false).page;
   }
 
   __device__ __forceinline__ void load(const WorkTile& work, const Tile& tile, int kv_head, int page) {
-    const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kKeys, mine = has_box(tile);
+    const bool whole = tile.low == tile.start && tile.high == tile.start + Config::kBlockN, mine = has_box(tile);
     const int keys = 1 << shift_of(tile);
     const unsigned bytes = __popc(__ballot_sync(0xffffffffu, mine)) / 2 * keys * 128;
     const ptx::TensorMap& map = tile.cached ? k_ : dense_k_;
     const Origin from = origin_of(work, tile, page);
     const unsigned to = smem_.k(stage()) + lane_ % 2 * Config::kChunkBytes + box() * keys * 128;
     if (!second_half()) {
-      wait_empty(kKeysOnly);
-      note(work, tile, page);
+      wait_empty(kKOnly);
+      store_tile_mask(work, tile, page);
     }
 #pragma unroll 1
-    for (int part = 0; part < kParts; ++part) {
-      const Part channels = part_at(part);
-      if ((part >= 3) != second_half() || channels.count == 0) continue;
-      if (part == 1 || part == 3) wait_empty(half_of(part));
-      const unsigned full = smem_.k_full(stage(), part), barrier = whole ? full : smem_.edge(warp_);
+    for (int slice = 0; slice < kSlices; ++slice) {
+      const Slice channels = slice_at(slice);
+      if ((slice >= 3) != second_half() || channels.count == 0) continue;
+      if (slice == 1 || slice == 3) wait_empty(half_of(slice));
+      const unsigned full = smem_.k_full(stage(), slice), barrier = whole ? full : smem_.partial_full(warp_);
       if (lane_ == 0) ptx::arrive_expecting(barrier, channels.count * bytes);
       __syncwarp();
       if (mine && lane_ % 2 < channels.count) {
@@ -205,13 +205,13 @@ class BoxLoader {
       }
       __syncwarp();
       if (whole) continue;
-      ptx::wait_phase(barrier, has(kEdgePhase) ? 1 : 0);
-      state_ ^= kEdgePhase;
+      ptx::wait_phase(barrier, has(kPartialPhase) ? 1 : 0);
+      state_ ^= kPartialPhase;
 #pragma unroll 1
       for (int j = 0; j < channels.count; ++j) {
         const unsigned at = smem_.k(stage()) + (channels.chunk + j) * Config::kChunkBytes;
         clear_rows(at, 0, tile.low - tile.start);
-        clear_rows(at, tile.high - tile.start, Config::kKeys);
+        clear_rows(at, tile.high - tile.start, Config::kBlockN);
       }
       ptx::fence_async_proxy();
       __syncwarp();
@@ -234,23 +234,23 @@ class BoxLoader {
   }
 
   // Tells the math groups which keys nobody sees, or lie on pages that are not there.
-  __device__ __forceinline__ void note(const WorkTile& work, const Tile& tile, int page) {
-    const bool absent = tile.cached && has_box(tile) && !prefill::is_there(p_, page);
-    unsigned long long hidden = ~keys_between(tile.low - tile.start, tile.high - tile.start);
-    if (__any_sync(0xffffffffu, absent)) {
+  __device__ __forceinline__ void store_tile_mask(const WorkTile& work, const Tile& tile, int page) {
+    const bool invalid = tile.cached && has_box(tile) && !prefill::is_there(p_, page);
+    unsigned long long masked = ~keys_between(tile.low - tile.start, tile.high - tile.start);
+    if (__any_sync(0xffffffffu, invalid)) {
 #pragma unroll 1
       for (int b = 0; b < kMostBoxes; ++b) {
-        if (__shfl_sync(0xffffffffu, absent ? 1 : 0, 2 * b) != 0)
-          hidden |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
+        if (__shfl_sync(0xffffffffu, invalid ? 1 : 0, 2 * b) != 0)
+          masked |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
       }
     }
-    if (lane_ == 0) store_note(smem_, stage(), hidden, tile.start, is_edge(p_, work, tile));
-    state_ |= kNoted;
+    if (lane_ == 0) store_mask(smem_, stage(), masked, tile.start, needs_row_mask(p_, work, tile));
+    state_ |= kMaskWritten;
     __syncwarp();
   }
   // Bits of the keys [begin, end) of a tile.
   __device__ __forceinline__ static unsigned long long keys_between(int begin, int end) {
-    const auto before = [](int x) { return x >= Config::kKeys ? ~0ull : (1ull << x) - 1; };
+    const auto before = [](int x) { return x >= Config::kBlockN ? ~0ull : (1ull << x) - 1; };
     return before(end) & ~before(begin);
   }
 
@@ -266,9 +266,9 @@ class BoxLoader {
   const int lane_, warp_;
   // Bits, as registers are scarce: the parity of the buffer's next use, and of the next copy that has an edge; whether
   // the note in the buffer says something; and whether the tiles of all work tiles so far are odd in number.
-  static constexpr unsigned kPhase = 1, kEdgePhase = 2, kNoted = 4, kOddTiles = 8;
+  static constexpr unsigned kPhase = 1, kPartialPhase = 2, kMaskWritten = 4, kOddTiles = 8;
   __device__ __forceinline__ bool has(unsigned bit) const { return (state_ & bit) != 0; }
-  unsigned state_ = kPhase | kNoted;
+  unsigned state_ = kPhase | kMaskWritten;
   int next_page_ = -1;  // of the lane's box of the next plain tile
 };
 

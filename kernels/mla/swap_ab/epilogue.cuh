@@ -3,63 +3,64 @@
 // neighbouring channels of eight rows in each block of 64 channels; what it must know of rows, a lane has of one.
 #pragma once
 
-#include "mla/swap_ab/pv.cuh"
 #include "mla/partial_out.cuh"
-#include "mla/m64/epilogue.cuh"
+#include "mla/swap_ab/pv.cuh"
 
 namespace attune::mla {
 
 // A numbered barrier: those that have values have heard of rows, and others may be told of.
-constexpr int kHeard = 3;
+constexpr int kRowStatsRead = 3;
 
-class HalfStore {
+class SwapAbEpilogue {
  public:
-  __device__ __forceinline__ HalfStore(const PrefillParams& p, const HalfSmem& smem, const WorkTile& work,
-                                       int head_tile)
-      : p_(p), smem_(smem), t_(work), head_tile_(head_tile), lane_(few_lane_anew()) {}
+  __device__ __forceinline__ SwapAbEpilogue(const PrefillParams& p, const SwapAbSmem& smem, const WorkTile& work,
+                                            int head_tile)
+      : p_(p), smem_(smem), t_(work), head_tile_(head_tile), lane_(lane_anew()) {}
 
   // All warps that have values, when the others have told of rows.
-  __device__ __forceinline__ void store(HalfAttend& a) const {
-    const bool is_part = t_.num_splits > 1;
-    if (kHalfParts && is_part) tell_bounds(a.o);
-    meet_half();
-    const HalfAttend::Row row = a.hear_row(lane() % Half::kRows);
-    if (is_part) {
-      store_part(row, a.o);
+  __device__ __forceinline__ void store(SwapAbPv& a) const {
+    const bool is_split = t_.num_splits > 1;
+    if (kFp16Partials && is_split) publish_bounds(a.o);
+    sync_swap_ab_math_warps();
+    const SwapAbPv::RowStats row = a.read_row_stats(lane() % SwapAbConfig::kBlockM);
+    if (is_split) {
+      store_partial(row, a.o);
     } else {
-      say_heard();
-      store_whole(row, a.o);
+      arrive_row_stats_read();
+      store_out(row, a.o);
     }
   }
 
  private:
-  __device__ __forceinline__ static void say_heard() { ptx::arrive_roles(kHeard, 32 * Half::kMathWarps); }
+  __device__ __forceinline__ static void arrive_row_stats_read() {
+    ptx::arrive_roles(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
+  }
   __device__ __forceinline__ int lane() const { return lane_; }
   // The lane's i-th row of the block: element of a product's rows.
   __device__ __forceinline__ int row_at(int i) const { return i / 2 * 8 + lane() % 4 * 2 + i % 2; }
   // What the lane of a row has.
   __device__ __forceinline__ static float of_row(float x, int row) { return __shfl_sync(0xffffffffu, x, row); }
 
-  __device__ __forceinline__ void store_whole(const HalfAttend::Row& own, const HalfOut& o) const {
-    constexpr bool kHalves = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+  __device__ __forceinline__ void store_out(const SwapAbPv::RowStats& own, const SwapAbOut& o) const {
+    constexpr bool kOut16Bit = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
     const int first_head = head_tile_ * p_.heads_of_tile;
     float own_factor = 0;
     if (lane() < p_.heads_of_tile)
-      own_factor = own.lowered * tile::finish_row(p_, t_.batch, t_.q_begin, t_.token_begin, first_head + lane(),
-                                                  own.highest, own.sum, half_warp() == 0);
+      own_factor = own.rescale * tile::finish_row(p_, t_.batch, t_.q_begin, t_.token_begin, first_head + lane(),
+                                                  own.row_max, own.row_sum, swap_ab_warp() == 0);
     __syncwarp();
     const long long first = out_at(p_, t_, t_.token_begin, first_head);
 #pragma unroll
-    for (int i = 0; i < Half::kRows / 4; ++i) {
+    for (int i = 0; i < SwapAbConfig::kBlockM / 4; ++i) {
       const int row = row_at(i), element = i / 2 * 4 + i % 2;
       const float factor = of_row(own_factor, row);
       if (row >= p_.heads_of_tile) continue;
       const long long at = first + row * p_.out_head_stride;
 #pragma unroll
-      for (int b = 0; b < HalfOut::kBlocks; ++b) {
-        const int channel = HalfOut::channel(b);
+      for (int b = 0; b < SwapAbOut::kBlocks; ++b) {
+        const int channel = SwapAbOut::channel(b);
         const float x = o.blocks[b][element] * factor, y = o.blocks[b][element + 2] * factor;
-        if (kHalves && p_.store_vectors) {
+        if (kOut16Bit && p_.store_vectors) {
           *reinterpret_cast<unsigned*>(p_.out + (at + channel) * 2) =
               Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
         } else {
@@ -71,11 +72,11 @@ class HalfStore {
   }
 
   // Bounds of the warp's channels of each row: in either half of a word those of one scale group.
-  __device__ __forceinline__ void tell_bounds(const HalfOut& o) const {
+  __device__ __forceinline__ void publish_bounds(const SwapAbOut& o) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int i = 0; i < Half::kRows / 4; ++i) {
+      for (int i = 0; i < SwapAbConfig::kBlockM / 4; ++i) {
         float largest[2] = {};
 #pragma unroll
         for (int b = 0; b < 8; ++b)
@@ -84,20 +85,20 @@ class HalfStore {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
           bounds = ptx::max_u16x2(bounds, __shfl_xor_sync(0xffffffffu, bounds, step));
-        if (lane() < 4) ptx::store_shared_u32(smem_.bounds(row_at(i)) + 16 * half + 4 * half_warp(), bounds);
+        if (lane() < 4) ptx::store_shared_u32(smem_.bounds(row_at(i)) + 16 * half + 4 * swap_ab_warp(), bounds);
       }
     }
   }
 
-  // As mla/partial_out.cuh has them: of rows 16 further on, and eight, and of channels side by side. Two warps share 64 channels
-  // of each scale group.
-  __device__ __forceinline__ void store_part(const HalfAttend::Row& own, const HalfOut& o) const {
-    const int unit = part_unit(p_, t_, head_tile_);
-    const int own_row = lane() % Half::kRows;
+  // As mla/partial_out.cuh has them: of rows 16 further on, and eight, and of channels side by side. Two warps share 64
+  // channels of each scale group.
+  __device__ __forceinline__ void store_partial(const SwapAbPv::RowStats& own, const SwapAbOut& o) const {
+    const int unit = partial_idx(p_, t_, head_tile_);
+    const int own_row = lane() % SwapAbConfig::kBlockM;
     float own_factors[Packed::kGroups] = {1, 1, 1, 1};
     // Words beside it are of each half of the channels; a warp stores those of one.
-    float* const stats = part_stats(p_.partial_stats, unit, own_row, half_warp());
-    if constexpr (kHalfParts) {
+    float* const stats = partial_stats_at(p_.partial_stats, unit, own_row, swap_ab_warp());
+    if constexpr (kFp16Partials) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         unsigned bounds[4];
@@ -106,37 +107,36 @@ class HalfStore {
           return ptx::max_u16x2(ptx::max_u16x2(bounds[2 * i], bounds[2 * i + 1]), kLeastExponent * 0x00800080);
         };
         const auto exponent = [](unsigned two, int i) { return two >> (7 + 16 * i) & 0xff; };
-        const unsigned first = of_two_warps(0), second = of_two_warps(1), mine = half_warp() < 2 ? first : second;
+        const unsigned first = of_two_warps(0), second = of_two_warps(1), mine = swap_ab_warp() < 2 ? first : second;
 #pragma unroll
         for (int i = 0; i < 2; ++i) own_factors[2 * half + i] = factor_of(exponent(mine, i));
-        if (half_warp() == half) {
+        if (swap_ab_warp() == half) {
           const unsigned exponents =
               exponent(first, 0) | exponent(second, 0) << 8 | exponent(first, 1) << 16 | exponent(second, 1) << 24;
           stats[3] = __uint_as_float(exponents - kToInverse * 0x01010101);
         }
       }
     }
-    say_heard();  // of bounds, too
-    if (half_warp() < 2) {
-      *reinterpret_cast<float2*>(stats) = make_float2(own.highest, own.sum);
-      stats[2] = own.lowered;
+    arrive_row_stats_read();  // of bounds, too
+    if (swap_ab_warp() < 2) {
+      *reinterpret_cast<float2*>(stats) = make_float2(own.row_max, own.row_sum);
+      stats[2] = own.rescale;
     }
 #pragma unroll
-    for (int i = 0; i < Half::kRows / 8; ++i) {  // two rows that are eight apart
+    for (int i = 0; i < SwapAbConfig::kBlockM / 8; ++i) {  // two rows that are eight apart
       const int row = i / 2 * 16 + lane() % 4 * 2 + i % 2, element = i / 2 * 8 + i % 2;
       float factors[Packed::kGroups][2];
 #pragma unroll
       for (int j = 0; j < 2 * Packed::kGroups; ++j)
-        factors[j / 2][j % 2] = kHalfParts ? of_row(own_factors[j / 2], row + j % 2 * 8) : 1.0f;
-      char* const first = part_channel(p_.partial_out, unit, row, HalfOut::channel(0));
+        factors[j / 2][j % 2] = kFp16Partials ? of_row(own_factors[j / 2], row + j % 2 * 8) : 1.0f;
+      char* const first = partial_out_at(p_.partial_out, unit, row, SwapAbOut::channel(0));
 #pragma unroll
-      for (int b = 0; b < HalfOut::kBlocks; ++b) {
+      for (int b = 0; b < SwapAbOut::kBlocks; ++b) {
         float x[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = o.blocks[b][element + j / 2 * 4 + j % 2 * 2] * factors[b / 2][j / 2];
-        char* const to =
-            first + (b / 4 * (16 * kChannelsOfHalf) + (b / 2 % 2 * 8 + b % 2) * 256) * kPartBytes;
-        if constexpr (kHalfParts) {
+        char* const to = first + (b / 4 * (16 * kChannelsOfHalf) + (b / 2 % 2 * 8 + b % 2) * 256) * kPartialBytes;
+        if constexpr (kFp16Partials) {
           *reinterpret_cast<uint2*>(to) = make_uint2(ptx::pack_f16(x[0], x[1]), ptx::pack_f16(x[2], x[3]));
         } else {
           *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
@@ -146,7 +146,7 @@ class HalfStore {
   }
 
   const PrefillParams& p_;
-  const HalfSmem& smem_;
+  const SwapAbSmem& smem_;
   const WorkTile& t_;
   const int head_tile_, lane_;
 };

@@ -7,8 +7,8 @@
 // So keys, and channels, are the rows of a warpgroup's product, codes become its left operand in registers, each once
 // for all rows of queries, and those, and weights, are its right operand. Nothing is rounded here: codes are exact as
 // fp16, by which the queries are multiplied after each group of each row has been brought near 2^13 by a power of two.
-// So are weights, which have the scales in them, each group's against a unit (mla/swap_ab/scale_units.cuh), where no scale of a tile
-// is far below it; else codes become bf16, as exactly, and weights too.
+// So are weights, which have the scales in them, each group's against a unit (mla/swap_ab/scale_units.cuh), where no
+// scale of a tile is far below it; else codes become bf16, as exactly, and weights too.
 //
 // Two groups of four warps multiply keys, of every other tile each, 16 of them a warp, by all channels; four others
 // values, 32 channels a warp of each scale group, by all keys.
@@ -22,39 +22,39 @@
 namespace attune::mla {
 
 // 0 or 1 of the warps that multiply keys, 2 of those that multiply values; and the warp's number among them.
-__device__ __forceinline__ int half_group() { return few_warp() / 4; }
-__device__ __forceinline__ int half_warp() { return few_warp() % 4; }
+__device__ __forceinline__ int swap_ab_warpgroup() { return math_warp() / 4; }
+__device__ __forceinline__ int swap_ab_warp() { return math_warp() % 4; }
 // All math warps; and those that multiply keys.
-__device__ __forceinline__ void meet_half() {
+__device__ __forceinline__ void sync_swap_ab_math_warps() {
   // With .aligned for 32 rows and new tokens, whose registers do not suffice for the other: 136 bytes of spills.
-  if constexpr (Half::kRows == 32 && Config::kDense) {
-    ptx::sync_some(1, 32 * Half::kMathWarps);
+  if constexpr (SwapAbConfig::kBlockM == 32 && Config::kDense) {
+    ptx::sync_some(1, 32 * SwapAbConfig::kMathWarps);
   } else {
-    ptx::sync_roles(1, 32 * Half::kMathWarps);
+    ptx::sync_roles(1, 32 * SwapAbConfig::kMathWarps);
   }
 }
-__device__ __forceinline__ void meet_scorers() { ptx::sync_some(2, 32 * Half::kScoreWarps); }
+__device__ __forceinline__ void sync_softmax_warps() { ptx::sync_some(2, 32 * SwapAbConfig::kSoftmaxWarps); }
 
 // Lane: g = lane / 4, t = lane % 4. Element 4 j + 2 h + e of a product: key or channel g + 8 h, row 8 j + 2 t + e.
-using HalfSums = float[Half::kRows / 2];
+using SwapAbAccum = float[SwapAbConfig::kBlockM / 2];
 
-class HalfKeys {
+class SwapAbQkGemm {
  public:
-  __device__ __forceinline__ explicit HalfKeys(const HalfSmem& smem) : smem_(smem) {}
+  __device__ __forceinline__ explicit SwapAbQkGemm(const SwapAbSmem& smem) : smem_(smem) {}
 
   // Descriptors, in registers that a warp shares.
   __device__ __forceinline__ void begin() { q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q(0))); }
 
   // All warps that multiply keys together: each brings a group of channels, and a block of the rope part, of half of
   // the rows.
-  __device__ __forceinline__ void load_queries(const PrefillParams& p, const WorkTile& work, int head_tile) const {
-    static_assert(2 * kGroups == Half::kScoreWarps && kRopeBlocks == kGroups,
+  __device__ __forceinline__ void load_q(const PrefillParams& p, const WorkTile& work, int head_tile) const {
+    static_assert(2 * kGroups == SwapAbConfig::kSoftmaxWarps && kRopeBlocks == kGroups,
                   "a warp has a group of half of the rows");
-    const int group = few_warp_anew() / 2, lane = few_lane_anew(), g = lane / 4, t = lane % 4;
+    const int group = math_warp_anew() / 2, lane = lane_anew(), g = lane / 4, t = lane % 4;
 #pragma unroll 1
-    for (int n = few_warp_anew() % 2; n < Half::kRows / 8; n += 2) {
+    for (int n = math_warp_anew() % 2; n < SwapAbConfig::kBlockM / 8; n += 2) {
       const int query = n * 8 + g;
-      const char* const row = few_query(p, work, head_tile, query);
+      const char* const row = query_row(p, work, head_tile, query);
       uint2 x[kBlocksOfGroup];
       unsigned largest = 0;
 #pragma unroll
@@ -72,7 +72,7 @@ class HalfKeys {
       // What the largest is multiplied with to be near 2^13, and the inverse. What is not finite stays so.
       const unsigned exponent = max(largest >> 23, 14u), up = exponent == 255 ? 127 : 267 - exponent;
       const float factor = __uint_as_float(up << 23);
-      if (t == 0) ptx::store_shared_u32(smem_.factor(group, query), 254 - up << 23);
+      if (t == 0) ptx::store_shared_u32(smem_.q_factor(group, query), 254 - up << 23);
 #pragma unroll
       for (int i = 0; i < kBlocksOfGroup; ++i) {
         // Of each 16 channels places 2 t and 2 t + 1 have 4 t and 4 t + 1, those eight further the next two, as
@@ -90,12 +90,12 @@ class HalfKeys {
       }
     }
     ptx::fence_async_proxy();
-    meet_scorers();
+    sync_softmax_warps();
   }
 
   // s: products with a tile's keys. Of two scale groups one is added up while the next runs.
-  __device__ __forceinline__ void multiply(int stage, HalfSums& s) const {
-    const unsigned from = smem_.row(stage, 0) + keys_at_;
+  __device__ __forceinline__ void gemm(int stage, SwapAbAccum& s) const {
+    const unsigned from = smem_.row(stage, 0) + k_offset_;
     unsigned codes[2][4], rope[kRopeBlocks][4];
 #pragma unroll
     for (int i = 0; i < kRopeBlocks; ++i) ptx::load_matrix_x4(rope[i], from + Packed::kRope + 32 * i);
@@ -103,63 +103,63 @@ class HalfKeys {
     ptx::fence_products();
 #pragma unroll
     for (int i = 0; i < kRopeBlocks; ++i)
-      ptx::ProductAlongK<Half::kRows, ptx::Type::kBf16>::registers(
-          s, rope[i], q_ + (2 * kGroups * (Half::kChunkBytes >> 4) + i * ptx::kStepK), i);
+      ptx::ProductAlongK<SwapAbConfig::kBlockM, ptx::Type::kBf16>::registers(
+          s, rope[i], q_ + (2 * kGroups * (SwapAbConfig::kChunkBytes >> 4) + i * ptx::kStepK), i);
     ptx::commit_products();
-    HalfSums sums[2];
+    SwapAbAccum accum[2];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int part = 2 * group + i;
+        const int slice = 2 * group + i;
         unsigned a[4][4];
-        if (part > 0) ptx::wait_products<1>();
-        convert(codes, a);
-        if (part < kParts - 1) load(from, part + 1, codes);
+        if (slice > 0) ptx::wait_products<1>();
+        convert_a(codes, a);
+        if (slice < kSlices - 1) load(from, slice + 1, codes);
         ptx::fence_products();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          ptx::ProductAlongK<Half::kRows, ptx::Type::kF16>::registers(
-              sums[group % 2], a[k], q_ + (part * (Half::kChunkBytes >> 4) + k * ptx::kStepK), i + k);
+          ptx::ProductAlongK<SwapAbConfig::kBlockM, ptx::Type::kF16>::registers(
+              accum[group % 2], a[k], q_ + (slice * (SwapAbConfig::kChunkBytes >> 4) + k * ptx::kStepK), i + k);
         ptx::commit_products();
-        if (i == 0 && group > 0) add<1>(stage, group - 1, sums[(group - 1) % 2], s);
+        if (i == 0 && group > 0) scale_and_add<1>(stage, group - 1, accum[(group - 1) % 2], s);
       }
     }
-    add<0>(stage, kGroups - 1, sums[(kGroups - 1) % 2], s);
+    scale_and_add<0>(stage, kGroups - 1, accum[(kGroups - 1) % 2], s);
   }
 
   // Weights, s[4 j + 2 h + e] of key g + 8 h and row 8 j + 2 t + e, times the scales of each group of channels.
-  using Weights = unsigned[Packed::kGroups][Half::kRows / 16][4];
+  using PRegs = unsigned[Packed::kGroups][SwapAbConfig::kBlockM / 16][4];
   template <ptx::Type kType>
-  __device__ __forceinline__ void scale_weights(int stage, const HalfUnits& units, const HalfSums& s,
-                                                Weights& weights) const {
+  __device__ __forceinline__ void scale_p(int stage, const ScaleUnits& units, const SwapAbAccum& s,
+                                          PRegs& p_regs) const {
     unsigned scales[2][4];
     load_scales(stage, scales);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      const float unit = units.factor(i), of_keys[2] = {__uint_as_float(scales[0][i]) * unit,
-                                                        __uint_as_float(scales[1][i]) * unit};
+      const float unit = units.factor(i),
+                  of_keys[2] = {__uint_as_float(scales[0][i]) * unit, __uint_as_float(scales[1][i]) * unit};
 #pragma unroll
-      for (int j = 0; j < Half::kRows / 4; ++j) {
+      for (int j = 0; j < SwapAbConfig::kBlockM / 4; ++j) {
         const float x = s[2 * j] * of_keys[j % 2], y = s[2 * j + 1] * of_keys[j % 2];
-        weights[i][j / 4][j % 4] = kType == ptx::Type::kF16 ? ptx::pack_f16(x, y) : ptx::pack_bf16(x, y);
+        p_regs[i][j / 4][j % 4] = kType == ptx::Type::kF16 ? ptx::pack_f16(x, y) : ptx::pack_bf16(x, y);
       }
     }
   }
-  __device__ __forceinline__ void store_weights(const Weights& weights) const {
-    const int lane = few_lane_anew();  // gives stmatrix the place of a row of queries, and eight keys
-    const unsigned to = smem_.weights(0) + (lane / 16 * 8 + lane % 8) * 128 +
-                        ((half_warp() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+  __device__ __forceinline__ void store_p(const PRegs& p_regs) const {
+    const int lane = lane_anew();  // gives stmatrix the place of a row of queries, and eight keys
+    const unsigned to =
+        smem_.p(0) + (lane / 16 * 8 + lane % 8) * 128 + ((swap_ab_warp() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
 #pragma unroll
-      for (int j = 0; j < Half::kRows / 16; ++j)
-        ptx::store_matrix_x4_transposed(to + i * Half::kWeightsBytes + j * (16 * 128), weights[i][j]);
+      for (int j = 0; j < SwapAbConfig::kBlockM / 16; ++j)
+        ptx::store_matrix_x4_transposed(to + i * SwapAbConfig::kPBytes + j * (16 * 128), p_regs[i][j]);
     }
   }
 
  private:
-  static constexpr int kParts = 8;  // of the codes, 64 channels each
+  static constexpr int kSlices = 8;  // of the codes, 64 channels each
   static constexpr int kGroups = Packed::kGroups, kBlocksOfGroup = Packed::kGroup / 16,
                        kRopeBlocks = (Packed::kHeadDim - Packed::kNope) / 16;
 
@@ -170,38 +170,38 @@ class HalfKeys {
   }
   // Codes of 64 channels, and what becomes of them.
   using Codes = unsigned[2][4];
-  __device__ __forceinline__ static void load(unsigned from, int part, Codes& codes) {
+  __device__ __forceinline__ static void load(unsigned from, int slice, Codes& codes) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(codes[i], from + 64 * part + 32 * i);
+    for (int i = 0; i < 2; ++i) ptx::load_matrix_x4(codes[i], from + 64 * slice + 32 * i);
   }
-  __device__ __forceinline__ static void convert(const Codes& codes, unsigned (&a)[4][4]) {
+  __device__ __forceinline__ static void convert_a(const Codes& codes, unsigned (&a)[4][4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const uint2 halves = ptx::four_e4m3_to_f16(codes[i][j]);
-        a[2 * i + j / 2][j % 2] = halves.x, a[2 * i + j / 2][j % 2 + 2] = halves.y;
+        const uint2 f16x2 = ptx::four_e4m3_to_f16(codes[i][j]);
+        a[2 * i + j / 2][j % 2] = f16x2.x, a[2 * i + j / 2][j % 2 + 2] = f16x2.y;
       }
     }
   }
   // s += a scale group's products. kPending: committed after them.
   template <int kPending>
-  __device__ __forceinline__ void add(int stage, int group, HalfSums& sums, HalfSums& s) const {
+  __device__ __forceinline__ void scale_and_add(int stage, int group, SwapAbAccum& accum, SwapAbAccum& s) const {
     const unsigned from = smem_.row(stage, 0) + scales_at() + 4 * group;
-    const unsigned factors = smem_.factor(group, few_lane_anew() % 4 * 2);
+    const unsigned factors = smem_.q_factor(group, lane_anew() % 4 * 2);
     float scales[2];  // of the lane's two keys
 #pragma unroll
-    for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared(from + h * (8 * Half::kPitch));
+    for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared(from + h * (8 * SwapAbConfig::kPitch));
     ptx::wait_products<kPending>();
-    ptx::pin(sums);
+    ptx::pin(accum);
     if (group == 0) ptx::pin(s);
 #pragma unroll
-    for (int j = 0; j < Half::kRows / 8; ++j) {
+    for (int j = 0; j < SwapAbConfig::kBlockM / 8; ++j) {
       const float2 factor = ptx::load_shared_pair(factors + 8 * 4 * j);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float* const x = s + 4 * j + 2 * h;
-        const float* const y = sums + 4 * j + 2 * h;
+        const float* const y = accum + 4 * j + 2 * h;
         x[0] = fmaf(y[0] * factor.x, scales[h], x[0]), x[1] = fmaf(y[1] * factor.y, scales[h], x[1]);
       }
     }
@@ -209,50 +209,50 @@ class HalfKeys {
   __device__ __forceinline__ void load_scales(int stage, unsigned (&scales)[2][4]) const {
     const unsigned from = smem_.row(stage, 0) + scales_at();
 #pragma unroll
-    for (int h = 0; h < 2; ++h) ptx::load_shared_four(from + h * (8 * Half::kPitch), scales[h]);
+    for (int h = 0; h < 2; ++h) ptx::load_shared_four(from + h * (8 * SwapAbConfig::kPitch), scales[h]);
   }
 
   // Where the scales of the lane's first key lie, from a tile's first row.
   __device__ __forceinline__ static unsigned scales_at() {
-    return (half_warp() * 16 + few_lane_anew() / 4) * Half::kPitch + Packed::kNope;
+    return (swap_ab_warp() * 16 + lane_anew() / 4) * SwapAbConfig::kPitch + Packed::kNope;
   }
 
-  const HalfSmem& smem_;
+  const SwapAbSmem& smem_;
   ptx::Descriptor q_{};
   // Where ldmatrix begins, from a tile's first row.
-  const unsigned keys_at_ = ptx::kept((half_warp() * 16 + lane() % 16) * Half::kPitch + lane() / 16 * 16);
+  const unsigned k_offset_ = ptx::kept((swap_ab_warp() * 16 + lane() % 16) * SwapAbConfig::kPitch + lane() / 16 * 16);
 };
 
 // O^T, in blocks of 64 channels: block 2 i + b has, of scale group i, the warp's channels 16 b .. + 15, 2 g and 2 g + 1
 // of them where a product has g and g + 8.
-struct HalfOut {
+struct SwapAbOut {
   static constexpr int kBlocks = 2 * Packed::kGroups;
-  HalfSums blocks[kBlocks];
+  SwapAbAccum blocks[kBlocks];
   // The lane's first channel of a block; the next one is its other.
   __device__ __forceinline__ static int channel(int block) {
-    return block / 2 * Packed::kGroup + few_warp_anew() % 4 * 32 + block % 2 * 16 + few_lane_anew() / 4 * 2;
+    return block / 2 * Packed::kGroup + math_warp_anew() % 4 * 32 + block % 2 * 16 + lane_anew() / 4 * 2;
   }
 };
 
-class HalfValues {
+class SwapAbPvGemm {
  public:
-  static constexpr int kSteps = Half::kKeys / 16 * 2;  // of 16 keys and two scale groups each
+  static constexpr int kSteps = SwapAbConfig::kBlockN / 16 * 2;  // of 16 keys and two scale groups each
 
-  __device__ __forceinline__ explicit HalfValues(const HalfSmem& smem) : smem_(smem) {}
+  __device__ __forceinline__ explicit SwapAbPvGemm(const SwapAbSmem& smem) : smem_(smem) {}
 
-  __device__ __forceinline__ void begin() { weights_ = ptx::uniform(ptx::descriptor_k_major(smem_.weights(0))); }
+  __device__ __forceinline__ void begin() { p_ = ptx::uniform(ptx::descriptor_k_major(smem_.p(0))); }
 
   using Codes = unsigned[2][4];
   __device__ __forceinline__ void load(int stage, int step, Codes& codes) const {
     const unsigned from =
-        smem_.row(stage, 0) + values_at_ + step / 2 * (16 * Half::kPitch) + step % 2 * (2 * Packed::kGroup);
+        smem_.row(stage, 0) + v_offset_ + step / 2 * (16 * SwapAbConfig::kPitch) + step % 2 * (2 * Packed::kGroup);
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(codes[i], from + i * Packed::kGroup);
   }
   // o += values of a tile * weights, which runs on. codes: of the step, then of the next but one. kType: of the
   // weights.
   template <ptx::Type kType, int kStep>
-  __device__ __forceinline__ void multiply(int stage, Codes& codes, HalfOut& o) const {
+  __device__ __forceinline__ void gemm(int stage, Codes& codes, SwapAbOut& o) const {
     unsigned a[4][4];
     if constexpr (kStep > 1) ptx::wait_products<1>();
 #pragma unroll
@@ -269,14 +269,14 @@ class HalfValues {
     ptx::fence_products();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      ptx::ProductAlongK<Half::kRows, kType>::registers(
+      ptx::ProductAlongK<SwapAbConfig::kBlockM, kType>::registers(
           o.blocks[kStep % 2 * 4 + i], a[i],
-          weights_ + ((kStep % 2 * 2 + i / 2) * (Half::kWeightsBytes >> 4) + kStep / 2 * ptx::kStepK), 1);
+          p_ + ((kStep % 2 * 2 + i / 2) * (SwapAbConfig::kPBytes >> 4) + kStep / 2 * ptx::kStepK), 1);
     ptx::commit_products();
   }
-  __device__ __forceinline__ static void pin(HalfOut& o) {
+  __device__ __forceinline__ static void pin(SwapAbOut& o) {
 #pragma unroll
-    for (int i = 0; i < HalfOut::kBlocks; ++i) ptx::pin(o.blocks[i]);
+    for (int i = 0; i < SwapAbOut::kBlocks; ++i) ptx::pin(o.blocks[i]);
   }
 
  private:
@@ -294,10 +294,10 @@ class HalfValues {
                           ptx::f16_to_float(static_cast<unsigned short>(two >> 16)));
   }
 
-  const HalfSmem& smem_;
-  ptx::Descriptor weights_{};
+  const SwapAbSmem& smem_;
+  ptx::Descriptor p_{};
   // Where ldmatrix begins, from a tile's first row.
-  const unsigned values_at_ = ptx::kept(lane() % 16 * Half::kPitch + half_warp() * 32 + lane() / 16 * 16);
+  const unsigned v_offset_ = ptx::kept(lane() % 16 * SwapAbConfig::kPitch + swap_ab_warp() * 32 + lane() / 16 * 16);
 };
 
 }  // namespace attune::mla

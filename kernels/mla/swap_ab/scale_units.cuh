@@ -19,7 +19,7 @@
 namespace attune::mla {
 
 // Of all groups, as they lie beside a tile: two groups a word.
-struct HalfUnits {
+struct ScaleUnits {
   // In the first word's lowest bits. Changed: others than for the work tile's tile before.
   static constexpr unsigned kRange = 1, kChanged = 2, kFlags = kRange | kChanged;
 
@@ -28,7 +28,7 @@ struct HalfUnits {
   unsigned words[2];
 
   // at: HalfSmem::units().
-  __device__ __forceinline__ explicit HalfUnits(unsigned at) {
+  __device__ __forceinline__ explicit ScaleUnits(unsigned at) {
     const float2 two = ptx::load_shared_pair(at);
     words[0] = __float_as_uint(two.x), words[1] = __float_as_uint(two.y);
   }
@@ -47,9 +47,9 @@ struct HalfUnits {
 };
 
 // The warp that follows scales.
-class HalfUnitWarp {
+class ScaleUnitWarp {
  public:
-  __device__ __forceinline__ explicit HalfUnitWarp(const HalfSmem& smem) : smem_(smem) {}
+  __device__ __forceinline__ explicit ScaleUnitWarp(const SwapAbSmem& smem) : smem_(smem) {}
 
   __device__ __forceinline__ void run() {
     for (unsigned count = 0;; ++count) {
@@ -57,7 +57,7 @@ class HalfUnitWarp {
       ptx::wait_phase(smem_.work_full(slot), count / kernels::kWorkSlots % 2);
       if (smem_.head_tile(slot) == prefill::kNoMoreWork) return;
       const WorkTile& work = smem_.work(slot);
-      follow(few_tile_end(work) - work.tile_begin);
+      follow_scales(cached_tile_end(work) - work.tile_begin);
       __syncwarp();
       if (lane() == 0) ptx::arrive(smem_.work_empty(slot));
     }
@@ -73,26 +73,26 @@ class HalfUnitWarp {
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
   // All tiles of a work tile. A lane looks at the scales of one group of every eighth key.
-  __device__ __forceinline__ void follow(int tiles) {
+  __device__ __forceinline__ void follow_scales(int tiles) {
     unsigned unit = kLeast;
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
       ptx::wait_phase(smem_.full(pipe_.stage), pipe_.phase);
       const unsigned from = smem_.row(pipe_.stage, lane() / 4) + Packed::kNope + lane() % 4 * 4;
-      unsigned scales[Half::kKeys / 8], largest = 0, smallest = ~0u;  // smallest: less 1, so that no zero is
+      unsigned scales[SwapAbConfig::kBlockN / 8], largest = 0, smallest = ~0u;  // smallest: less 1, so that no zero is
 #pragma unroll
-      for (int j = 0; j < Half::kKeys / 8; ++j)
-        scales[j] = ptx::load_shared_u32(from + 8 * j * Half::kPitch) & 0x7fffffff;
+      for (int j = 0; j < SwapAbConfig::kBlockN / 8; ++j)
+        scales[j] = ptx::load_shared_u32(from + 8 * j * SwapAbConfig::kPitch) & 0x7fffffff;
 #pragma unroll
-      for (int j = 0; j < Half::kKeys / 8; ++j)
+      for (int j = 0; j < SwapAbConfig::kBlockN / 8; ++j)
         largest = max(largest, scales[j]), smallest = min(smallest, scales[j] - 1);
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
       const unsigned before = unit;
       unit = max(unit, min((largest + 0x7fffff) >> 23, kMost));
       const bool out_of_range = largest > unit << 23 || smallest < (unit - kBelow << 23) - 1;
-      unsigned flags = __any_sync(0xffffffffu, out_of_range) ? HalfUnits::kRange : 0;
-      if (i == 0 || __any_sync(0xffffffffu, unit != before)) flags |= HalfUnits::kChanged;
+      unsigned flags = __any_sync(0xffffffffu, out_of_range) ? ScaleUnits::kRange : 0;
+      if (i == 0 || __any_sync(0xffffffffu, unit != before)) flags |= ScaleUnits::kChanged;
       const unsigned half = 254 + kHeadroom - unit << 7, next = __shfl_xor_sync(0xffffffffu, half, 1);
       // racecheck reports this beside the loads of HalfUnits(): it does not follow a lane's arrival for its warp.
       if (lane() < 4 && lane() % 2 == 0)
@@ -100,16 +100,16 @@ class HalfUnitWarp {
       __syncwarp();
       if (lane() == 0) {
         // That of the maxima of the tile before in the same place.
-        const unsigned barrier = smem_.maxima_full(pipe_.stage);
+        const unsigned barrier = smem_.row_max_full(pipe_.stage);
         ptx::wait_phase(barrier, pipe_.phase ^ 1);
         ptx::arrive(barrier);
       }
       __syncwarp();
-      pipe_.next<Half::kStages>();
+      pipe_.next<SwapAbConfig::kStages>();
     }
   }
 
-  const HalfSmem& smem_;
+  const SwapAbSmem& smem_;
   PipelineState pipe_;
 };
 

@@ -17,8 +17,8 @@
 namespace attune::cuda::mla {
 namespace {
 
-using kernels::kMlaKeys;
-using kernels::kMlaRowsOfBlock;
+using kernels::kMlaBlockM;
+using kernels::kMlaBlockN;
 using prefill::kAlignment;
 
 constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many copies by the TMA
@@ -32,13 +32,13 @@ int to_int(int64_t x) {
 
 bool is_packed(const KvCache& c) { return c && !c.format->plain; }
 
-int64_t keys_of_box(const KvCache& c) { return c.paged ? std::gcd<int64_t>(c.page_size, kMlaKeys) : kMlaKeys; }
+int64_t keys_of_box(const KvCache& c) { return c.paged ? std::gcd<int64_t>(c.page_size, kMlaBlockN) : kMlaBlockN; }
 
-kernels::MlaLoader choose_loader(const Problem& p) {
+kernels::MlaProducer choose_producer(const Problem& p) {
   if (is_packed(p.cache))
-    return p.cache.format->id == ATTUNE_KV_MLA_656 ? kernels::kMlaCodes656 : kernels::kMlaCodes584;
-  if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaRows;
-  return kernels::kMlaBoxes;
+    return p.cache.format->id == ATTUNE_KV_MLA_656 ? kernels::kMlaDequant656 : kernels::kMlaDequant584;
+  if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaGather;
+  return kernels::kMlaTma;
 }
 
 bool strides_fit(const KvCache& c) {
@@ -125,39 +125,39 @@ kernels::RowPool dense_pool(const RowView& v) {
 }  // namespace
 
 unsigned Config::threads() const {
-  return static_cast<unsigned>(few    ? kernels::kMlaFewThreads
-                               : half ? kernels::kMlaHalfThreads
-                                      : kernels::mla_threads(loader, cluster));
+  return static_cast<unsigned>(m16       ? kernels::kMlaM16Threads
+                               : swap_ab ? kernels::kMlaSwapAbThreads
+                                         : kernels::mla_threads(producer, cluster));
 }
-unsigned Config::merge_blocks(int num_sms) const {
-  return static_cast<unsigned>(std::clamp<int64_t>(max_pairs, 1, int64_t{2} * num_sms));
+unsigned Config::combine_blocks(int num_sms) const {
+  return static_cast<unsigned>(std::clamp<int64_t>(max_row_pairs, 1, int64_t{2} * num_sms));
 }
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(few    ? kernels::mla_few_shared_bytes(head_dim_qk)
-                             : half ? kernels::mla_half_shared_bytes(rows)
-                                    : kernels::mla_shared_bytes(loader, head_dim_qk));
+  return static_cast<size_t>(m16       ? kernels::mla_m16_shared_bytes(head_dim_qk)
+                             : swap_ab ? kernels::mla_swap_ab_shared_bytes(rows)
+                                       : kernels::mla_shared_bytes(producer, head_dim_qk));
 }
 
 KernelSpec Config::main_kernel() const {
   KernelSpec spec{
-      few    ? "mla/few.cu"
-      : half ? "mla/half.cu"
-             : "mla/mla.cu",
-      few    ? "attune_mla_few"
-      : half ? "attune_mla_half"
-             : "attune_mla",
+      m16       ? "mla/few.cu"
+      : swap_ab ? "mla/half.cu"
+                : "mla/mla.cu",
+      m16       ? "attune_mla_few"
+      : swap_ab ? "attune_mla_half"
+                : "attune_mla",
       {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype),
-       define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
-       define("ATTUNE_CLUSTER", cluster)},
+       define("ATTUNE_LOADER", producer), define("ATTUNE_SPARSE", sparse ? 1 : 0),
+       define("ATTUNE_DENSE", dense ? 1 : 0), define("ATTUNE_CLUSTER", cluster)},
       shared_bytes()};
-  if (half) spec.defines.push_back(define("ATTUNE_ROWS", rows));
+  if (swap_ab) spec.defines.push_back(define("ATTUNE_ROWS", rows));
   return spec;
 }
 
 KernelSpec Config::schedule_kernel() const {
   return {"prefill/schedule.cu",
           "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_SHARES", 1)},
+          {define("ATTUNE_KEYS", kMlaBlockN), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_SHARES", 1)},
           0};
 }
 
@@ -191,27 +191,27 @@ Config choose_config(const Problem& p, int num_sms) {
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.dtype = p.q.dtype;
   c.out_dtype = p.out.dtype;
-  c.loader = choose_loader(p);
+  c.producer = choose_producer(p);
   c.sparse = p.sparse;
   c.dense = p.dense_kv || p.new_tokens;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  const Form form = choose_form(p, c.loader, num_sms);
-  c.rows = form.rows;
-  c.half = c.rows < kMlaRowsOfBlock && c.loader == kernels::kMlaCodes656;
-  c.few = c.rows == kernels::kMlaFewRows && !c.half;
-  c.fewest_tiles = form.fewest_tiles;
-  if (c.few && c.loader == kernels::kMlaBoxes) c.loader = kernels::kMlaRows;
-  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, form.rows, tokens_of_keys(p));
-  c.tokens_of_tile = p.sparse || c.few || c.half ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
+  const KernelChoice choice = choose_kernel(p, c.producer, num_sms);
+  c.rows = choice.rows;
+  c.swap_ab = c.rows < kMlaBlockM && c.producer == kernels::kMlaDequant656;
+  c.m16 = c.rows == kernels::kMlaM16Rows && !c.swap_ab;
+  c.fewest_tiles = choice.fewest_tiles;
+  if (c.m16 && c.producer == kernels::kMlaTma) c.producer = kernels::kMlaGather;
+  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, choice.rows, tokens_of_keys(p));
+  c.tokens_of_tile = p.sparse || c.m16 || c.swap_ab ? 1 : kMlaBlockM / c.heads_of_tile;
 
   const auto limits = prefill::work_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_work_tiles = limits.max_work_tiles, c.blocks = limits.blocks;
   const bool halves = c.out_dtype == ATTUNE_FLOAT32 || c.out_dtype == ATTUNE_FLOAT16;  // of channels, of fp32 parts
-  c.max_pairs = (limits.max_work_tiles - num_sms) * (p.heads_q / c.heads_of_tile) *
-                (kernels::align_up(c.tokens_of_tile * c.heads_of_tile, 16) / 2) * (halves ? 2 : 1);
+  c.max_row_pairs = (limits.max_work_tiles - num_sms) * (p.heads_q / c.heads_of_tile) *
+                    (kernels::align_up(c.tokens_of_tile * c.heads_of_tile, 16) / 2) * (halves ? 2 : 1);
   // Head tiles of one KV head read the same keys: pairs of blocks have them copied to both, or decode them together.
-  const bool shares = !c.few && !c.half && (is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache));
+  const bool shares = !c.m16 && !c.swap_ab && (is_packed(p.cache) || (c.producer == kernels::kMlaTma && p.cache));
   if (shares && p.group / c.heads_of_tile % 2 == 0 && c.blocks % 2 == 0) c.cluster = 2;
   return c;
 }
@@ -226,7 +226,7 @@ void check_run(const Problem& p, const Config& c) {
   check_alignment(p);
   const std::string why = refusal(p);
   require(why.empty(), "attention differs from its plan: kernel cuda_mla does not take ", why);
-  require(c.loader != kernels::kMlaBoxes || !p.cache || keys_of_box(p.cache) >= kFewestKeysOfBox, "cache.page_size is ",
+  require(c.producer != kernels::kMlaTma || !p.cache || keys_of_box(p.cache) >= kFewestKeysOfBox, "cache.page_size is ",
           p.cache.page_size, "; the plan was made for pages of multiples of ", kFewestKeysOfBox, " tokens");
 }
 
@@ -237,13 +237,13 @@ WorkspaceLayout workspace_layout(const Config& c) {
     w.total += (bytes + 255) / 256 * 256;
     return begin;
   };
-  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * kMlaRowsOfBlock : 0;
+  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * kMlaBlockM : 0;
   w.list = take(sizeof(kernels::WorkList));
   w.work_tiles = take(static_cast<size_t>(c.max_work_tiles) * sizeof(kernels::WorkTile));
   w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));
   w.splits_done = take(blocks * sizeof(unsigned));
   w.split_tiles = take(c.splits ? blocks * sizeof(kernels::WorkTile) : 0);
-  w.stats = take(rows * kernels::kMlaPartStats * sizeof(float));
+  w.stats = take(rows * kernels::kMlaPartialStats * sizeof(float));
   w.out = take(rows * kernels::kMlaHeadDimV * sizeof(float));
   return w;
 }
@@ -294,8 +294,8 @@ Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
   m.q = prefill::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
   m.k = m.dense_k = m.q;
-  if (c.loader != kernels::kMlaBoxes) return m;
-  if (p.dense_kv || p.new_tokens) m.dense_k = prefill::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaKeys, 1);
+  if (c.producer != kernels::kMlaTma) return m;
+  if (p.dense_kv || p.new_tokens) m.dense_k = prefill::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaBlockN, 1);
   if (p.cache) m.k = prefill::cache_map(p, p.cache.k, p.head_dim_qk, static_cast<int>(keys_of_box(p.cache)));
   return m;
 }

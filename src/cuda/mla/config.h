@@ -16,11 +16,11 @@ struct Config {
   // What the kernel is compiled for.
   int head_dim_qk = 0;
   int32_t dtype = 0, out_dtype = 0;
-  kernels::MlaLoader loader = kernels::kMlaBoxes;
-  bool sparse = false, dense = false;   // dense: rows that are not in a cache
-  int rows = kernels::kMlaRowsOfBlock;  // of queries that a block has at most
-  bool few = false;                     // the kernel of few rows
-  bool half = false;                    // that of half a block of rows, or a quarter
+  kernels::MlaProducer producer = kernels::kMlaTma;
+  bool sparse = false, dense = false;  // dense: rows that are not in a cache
+  int rows = kernels::kMlaBlockM;      // of queries that a block has at most
+  bool m16 = false;                    // the kernel of few rows
+  bool swap_ab = false;                // that of half a block of rows, or a quarter
 
   int heads_of_tile = 1;   // query heads that share a block of rows
   int tokens_of_tile = 1;  // most tokens that do
@@ -28,11 +28,11 @@ struct Config {
   int cluster = 1;         // blocks that share the keys they have copied or decode
   int fewest_tiles = 1;    // of a part of a block of rows
   int64_t batch = 0, max_work_tiles = 0;
-  int64_t max_pairs = 0;  // of rows that are merged
-  bool splits = true;     // blocks of rows may be cut along the keys
+  int64_t max_row_pairs = 0;  // of rows that are merged
+  bool splits = true;         // blocks of rows may be cut along the keys
 
   unsigned threads() const;
-  unsigned merge_blocks(int num_sms) const;  // two a multiprocessor, or as many as there is work for
+  unsigned combine_blocks(int num_sms) const;  // two a multiprocessor, or as many as there is work for
   size_t shared_bytes() const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;

@@ -13,12 +13,12 @@ int64_t tokens_of_keys(const Problem& p);
 
 // Which kernel a problem gets, by the rows of queries that its blocks have at most: kMlaFewRows, kMlaHalfRows or
 // kMlaRowsOfBlock; and tiles of a part of such a block at least, where it is cut along the keys.
-struct Form {
+struct KernelChoice {
   int rows, fewest_tiles;
 };
 
 // loader: of the cache's rows. What the number of heads says, but for so few tokens that blocks would wait for most of
 // their time.
-Form choose_form(const Problem& p, kernels::MlaLoader loader, int num_sms);
+KernelChoice choose_kernel(const Problem& p, kernels::MlaProducer producer, int num_sms);
 
 }  // namespace attune::cuda::mla

@@ -11,7 +11,7 @@ namespace attune::cuda {
 namespace {
 
 // Parts of fp16, whose numbers are multiplied by powers of two: far smaller ones than fp16 has are exact.
-TEST_F(EmulatedMla, PartsOfSmallValues) {
+TEST_F(EmulatedMla, SplitsOfSmallValues) {
   for (const int powers : {-20, -60}) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "shared_kv": true,
         "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [900, 70], "cache": {"page_size": 64}})"));
@@ -39,7 +39,7 @@ TEST_F(EmulatedMla, SplitsAlongTheKeysAndRunsAgain) {
 }
 
 // One token's heads at a time, as many as the kernel of few rows takes.
-TEST_F(EmulatedMla, FewRows) {
+TEST_F(EmulatedMla, M16Kernel) {
   check(
       R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
       {R"("heads": [16, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
@@ -72,7 +72,7 @@ TEST_F(EmulatedMla, FewRows) {
 }
 
 // More heads are several blocks of rows, where there are too few tokens to fill the device otherwise.
-TEST_F(EmulatedMla, FewRowsOfManyHeads) {
+TEST_F(EmulatedMla, M16KernelOfManyHeads) {
   check_small(
       16, 1, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
       {R"("heads": [24, 1], "seqlens_q": [1, 1], "sparse": {"topk": 450, "topk_length": "token", "invalid": 0.2},
@@ -88,7 +88,7 @@ TEST_F(EmulatedMla, FewRowsOfManyHeads) {
 
 // Parts of half a block too, and parts of one tile of blocks of 64 rows: of tiles that two blocks share, and of one's
 // own.
-TEST_F(EmulatedMla, HalfBlocksAndShortPartsOfManyHeads) {
+TEST_F(EmulatedMla, SwapAbAndShortSplitsOfManyHeads) {
   check_small(32, 2, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
               {R"("heads": [66, 1], "batch": 14, "queries": "fixed", "seqlens_q": 1, "sparse": {"topk": 560,
             "topk_length": "token", "invalid": 0.2}, "sinks": "mixed")",
@@ -107,7 +107,7 @@ TEST_F(EmulatedMla, HalfBlocksAndShortPartsOfManyHeads) {
 }
 
 // Groups of channels that differ by more than fp16 can hold, of rows and of what packed rows have scales for.
-TEST_F(EmulatedMla, PartsOfChannelsFarApart) {
+TEST_F(EmulatedMla, SplitsOfChannelsFarApart) {
   constexpr double kLower = 0x1p-90;
   for (const char* more : {R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true)",
                            R"("heads": [128, 1], "cache": {"page_size": 64}, "shared_kv": true)",
@@ -142,7 +142,7 @@ TEST_F(EmulatedMla, PartsOfChannelsFarApart) {
 
 // A key's infinity that makes its scores -inf, and so its weights 0, makes one channel NaN: the others are what they
 // are without that key. The oracle's bounds of such a row are infinite.
-TEST_F(EmulatedMla, PartsBesideInfinities) {
+TEST_F(EmulatedMla, SplitsBesideInfinities) {
   for (const char* heads : {"16", "64"}) {
     cases::Problem problem(
         tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "slots", "head_dim": [576, 512], "shared_kv": true,
@@ -185,8 +185,8 @@ TEST_F(EmulatedMla, PartsBesideInfinities) {
 
 // The weights of 32 parts are computed at a time. Parts have two tiles at least, and there are no more than blocks.
 // 17 to 32 heads over packed rows of 656 bytes.
-TEST_F(EmulatedMla, HalfABlockOfRows) {
-  check_half(
+TEST_F(EmulatedMla, SwapAbKernel) {
+  check_swap_ab(
       R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
       {R"("heads": [32, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
        R"("heads": [32, 1], "seqlens_kv": [900, 70], "cache": {"format": "mla_656", "page_size": 16})",
@@ -199,12 +199,12 @@ TEST_F(EmulatedMla, HalfABlockOfRows) {
        R"("heads": [30, 1], "seqlens_kv": [600, 900, 800, 64], "cache": {"format": "mla_656", "page_size": 64},
             "data": "spread")",
        R"("heads": [19, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"});
-  check_half(
+  check_swap_ab(
       R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"}, )",
       {R"("heads": [32, 1], "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2},
             "extra": {"topk": 9, "page_size": 16})",
        R"("heads": [21, 1], "sparse": {"topk": 70, "invalid": 1})"});
-  check_half(
+  check_swap_ab(
       R"("kv": "paged", "head_dim": [576, 512], "heads": [32, 1], "causal": true, "new_tokens": true, "max_logits": true,
          "cache": {"format": "mla_656", "page_size": 64}, )",
       {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900])",
@@ -282,7 +282,7 @@ TEST_F(EmulatedMla, ZerosOfLargeScales) {
 }
 
 // The weights of 32 parts are computed at a time.
-TEST_F(EmulatedMla, ManyParts) {
+TEST_F(EmulatedMla, ManySplits) {
   constexpr int kMany = 36;
   for (const char* more : {R"("cache": {"format": "mla_656", "page_size": 64}, "sinks": "mixed")",
                            R"("cache": {"page_size": 64}, "shared_kv": true, "out_dtype": "f32")"}) {
@@ -294,7 +294,7 @@ TEST_F(EmulatedMla, ManyParts) {
   }
 }
 
-TEST_F(EmulatedMla, FewRowsWithNewTokens) {
+TEST_F(EmulatedMla, M16KernelWithNewTokens) {
   check(
       R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "causal": true, "new_tokens": true, "max_logits": true, )",
       {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900], "cache": {"format": "mla_656", "page_size": 64})",

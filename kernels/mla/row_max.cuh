@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The running row max of the online softmax, and the reference that exponents are taken against.
+#pragma once
+
+#include "ptx/math.cuh"
+
+namespace attune::mla {
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+// Exponents are taken against this: a row that has seen nothing has no maximum yet.
+__device__ __forceinline__ float finite_row_max(float max) { return max == -ptx::infinity() ? 0.0f : max; }
+
+// The maximum, and when it is far ahead the reference, with what came before: what that is to be multiplied with.
+__device__ __forceinline__ float update_row_max(float tile_max, float c, float& row_max, float& row_max_ref) {
+  constexpr float kRescaleThreshold = 8;  // P may reach 2^8 before O is rescaled
+  row_max = fmaxf(row_max, tile_max);
+  if (!((row_max - row_max_ref) * c > kRescaleThreshold)) return 1.0f;
+  const float rescale = ptx::exp2_approx((row_max_ref - row_max) * c);
+  row_max_ref = row_max;
+  return rescale;
+}
+
+}  // namespace attune::mla
