@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the parts of blocks of rows that were cut along the keys, in a fixed order.
+// Merges the partial outputs of splits, in a fixed order.
 //
 //   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L, with sinks as everywhere
 //
-// A group of 128 threads has two rows, or of those half of the channels where parts are fp32, as parts hold them
-// (mla/partial_out.cuh): 16 bytes of each part a thread. Where there are so few that all are merged at a time, two or
-// four groups share them, with every second or fourth part each, and two of these finish a row each. Up to four parts
-// are asked for at a time; while they come, one of the groups computes the parts' weights.
+// A warpgroup has two rows (fp32 partials: half of their channels), 16 bytes of each split a thread, in the layout of
+// mla/partial_out.cuh. If there are so few rows that the grid has threads to spare, two or four warpgroups share them:
+// each takes every second or fourth split, and two of them finish a row each. Four splits are loaded at a time;
+// meanwhile one warpgroup computes their scales.
 #include "mla/partial_out.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/atomic.cuh"
@@ -22,24 +22,24 @@ namespace attune::mla {
 constexpr int kBlockM = kernels::kMlaBlockM, kSplitsAtATime = 4;
 constexpr int kWarpgroups = kernels::kMlaCombineThreads / 128;
 
-// A thread's channels of a row, in pairs, eight channels apart; pieces of the channels of two rows that groups have.
+// A thread's channels of a row, in pairs, eight channels apart; parts of a row's channels that warpgroups have.
 constexpr int kChannelPairs = kFp16Partials ? 2 : 1, kChannelHalves = kFp16Partials ? 1 : 2;
 
-// Scales of a row of a part. A thread's channels have one; of a group that weighs parts, a warp does it for two.
+// Scales of a row of a split: a thread's channels have one. A warp computes those of two scale groups.
 constexpr int kScaleGroups = kFp16Partials ? 2 * kScalesOfHalf : 1, kScaleThreads = kFp16Partials ? 128 : 32;
 
-// Two rows, eight apart, of a block of rows; which piece of their channels.
+// Two rows of an M block, eight apart, and which half of their channels.
 struct RowPair {
   int head_tile, row, channel_half;
 };
 
-// What the groups that share a pair of rows share.
+// Shared by the warpgroups of a team.
 struct Shared {
-  float2 scales[kScaleGroups][32];           // of parts, for each scale: of each row
-  float row_max[2], row_sum[2], rescale[2];  // lowered: what came before these parts counts so much less
+  float2 scales[kScaleGroups][32];           // of each split and scale group, for both rows
+  float row_max[2], row_sum[2], rescale[2];  // rescale: the factor for the splits before these
 };
 
-// The thread's first.
+// The thread's first channel.
 __device__ __forceinline__ int channel_of(const RowPair& rows) {
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
   return kFp16Partials ? thread / 4 * 16 + thread % 4 * 2 : rows.channel_half * kChannelsOfHalf + thread * 2;
@@ -49,7 +49,7 @@ __device__ __forceinline__ int unit_of(const kernels::PrefillParams& p, const ke
   return (t.first_split + split_idx) * p.num_head_tiles + rows.head_tile;
 }
 
-// Pairs of channels of both rows.
+// O of both rows, in pairs of channels.
 struct Accum {
   float2 o[2][kChannelPairs];
   __device__ __forceinline__ void add(const float4& x, const float2& scale) {
@@ -73,15 +73,16 @@ struct Accum {
   }
 };
 
-// Of numbers that are not NaN: as whole numbers that compare as they do, which one instruction takes.
+// The warp's maximum of floats that are not NaN. They are mapped to unsigned integers of the same order, which
+// redux.sync takes.
 __device__ __forceinline__ float largest_of_warp(float x) {
   const unsigned bits = __float_as_uint(x);
   const unsigned largest = ptx::max_of_warp(bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u));
   return __uint_as_float(largest ^ ((largest >> 31) != 0 ? 0x80000000u : 0xffffffffu));
 }
 
-// A warp: the weights of 32 parts for its scales, a lane's its own, from what has been loaded of them, and with those
-// before the maxima, and sums to be added up. first: there are none before.
+// By a warp: folds in the row max of 32 splits, one a lane, and stores their scales. first: there are no splits before.
+// Returns the row max, and the lane's row sum, which is still to be reduced.
 struct SplitStats {
   float row_max[2], row_sum[2];
 };
@@ -98,7 +99,7 @@ __device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Sha
     scale[h] *= stats[h].z;
     if (thread == 0) shared.rescale[h] = ptx::exp2_approx(before - finite_max);
   }
-  constexpr int kGroupsOfWarp = kFp16Partials ? 2 : 1;  // of the scales
+  constexpr int kGroupsOfWarp = kFp16Partials ? 2 : 1;  // of the scale groups
   float2* const scales = &shared.scales[0][kGroupsOfWarp * 32 * warp + thread % 32];
 #pragma unroll
   for (int i = 0; i < kGroupsOfWarp; ++i) {
@@ -112,7 +113,7 @@ __device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Sha
   }
   return {{new_row_max[0], new_row_max[1]}, {split_idx[0], split_idx[1]}};
 }
-// The first warp, when nobody needs the maxima before any more.
+// By the first warp, when nobody reads the row max before any more.
 __device__ __forceinline__ void reduce_row_sum(const SplitStats& own, Shared& shared, bool first) {
   float row_sum[2] = {own.row_sum[0], own.row_sum[1]};
 #pragma unroll
@@ -128,7 +129,7 @@ __device__ __forceinline__ void reduce_row_sum(const SplitStats& own, Shared& sh
   }
 }
 
-// Row h of the pair.
+// Stores row h of the pair.
 __device__ __forceinline__ void store_row(const kernels::PrefillParams& p, const kernels::WorkTile& t,
                                           const RowPair& rows, int h, float row_max, float row_sum,
                                           const float2 (&o)[kChannelPairs]) {
@@ -155,7 +156,7 @@ __device__ __forceinline__ void store_row(const kernels::PrefillParams& p, const
   }
 }
 
-// Groups that share a pair: a power of two, the set-th of a block; the thread is in the group-th.
+// A team of 1, 2 or 4 warpgroups that share a pair of rows: team idx of the block; this warpgroup is its rank-th.
 struct WarpgroupTeam {
   int shift;
   __device__ __forceinline__ static int own() { return static_cast<int>(ptx::kept(threadIdx.x)) / 128; }
@@ -165,7 +166,7 @@ struct WarpgroupTeam {
   __device__ __forceinline__ void sync() const { ptx::sync_some(1 + idx(), 128 * size()); }
 };
 
-// from: the work tile that has been cut.
+// from: the work tile that was split.
 __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, const kernels::WorkTile& from,
                                              const RowPair& rows, const WarpgroupTeam& team) {
   __shared__ Shared shared_by[kWarpgroups];
@@ -175,22 +176,22 @@ __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, co
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
   const int lane = thread % 32;
   Shared& shared = shared_by[team.idx()];
-  kernels::WorkTile& t = work_tiles[team.idx()];  // for the end; read after they have met
+  kernels::WorkTile& t = work_tiles[team.idx()];  // for store_row(); read after a sync
   if (team.rank() == 0 && thread < static_cast<int>(sizeof(kernels::WorkTile) / 16))
     reinterpret_cast<uint4*>(&t)[thread] = reinterpret_cast<const uint4*>(&from)[thread];
   if (team.rank() == 0 && thread == 32) all_rows[team.idx()] = rows;
   int count = min(from.num_splits, 32);
   const bool computes_scales = team.rank() == 0 && thread < kScaleThreads;
   Accum accum{};
-  const auto step = [&] {  // from a part to the next
+  const auto step = [&] {  // from a split to the next
     return ptx::kept(p.num_head_tiles) * (kBlockM * kernels::kMlaHeadDimV * kPartialBytes);
   };
-  const char* const partials = reinterpret_cast<const char*>(p.partial_out);  // all of which are less than 2^32 bytes
+  const char* const partials = reinterpret_cast<const char*>(p.partial_out);  // all less than 2^32 bytes
   auto partial = static_cast<unsigned>(
       partial_out_at(p.partial_out, unit_of(p, from, rows, 0), rows.row, channel_of(rows)) - partials);
   const float* own_stats = partial_stats_at(p.partial_stats, unit_of(p, from, rows, lane), rows.row,
                                             kFp16Partials ? thread / 64 : rows.channel_half);
-  ptx::wait_for_previous_kernels();  // once; then it does nothing
+  ptx::wait_for_previous_kernels();  // once; then it returns at once
   ptx::allow_next_kernel();
 #pragma unroll 1
   for (int first = 0;;) {
@@ -203,7 +204,7 @@ __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, co
     bool fresh = true;
 #pragma unroll 1
     for (int i = team.rank(); i < count || fresh; i += kSplitsAtATime << team.shift) {
-      // Where there are fewer, the last again: around loads that may be left out the compiler waits for each.
+      // Beyond the last split, loads the last one again: the compiler would wait for each load that is conditional.
       float4 x[kSplitsAtATime];
       const unsigned bytes = step();
 #pragma unroll
@@ -234,7 +235,7 @@ __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, co
     if (first >= t.num_splits) break;
     count = min(t.num_splits - first, 32);
     partial += 32 * step(), own_stats += 32 * kPartialStats * kBlockM * p.num_head_tiles;
-    team.sync();  // before other weights are written
+    team.sync();  // before the scales are overwritten
   }
   const RowPair& same = all_rows[team.idx()];
   const int own = WarpgroupTeam::own(), column = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
@@ -257,7 +258,7 @@ __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, co
     }
     store_row(p, t, same, h, shared.row_max[h], shared.row_sum[h], all);
   }
-  team.sync();  // before the next pair's are written
+  team.sync();  // before the next pair's sums are written
 }
 
 }  // namespace attune::mla
@@ -265,11 +266,12 @@ __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, co
 extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaCombineThreads, 2)
     attune_combine_mla(const __grid_constant__ attune::kernels::PrefillParams p) {
   using namespace attune;
-  // In shared memory to save registers; what follows from the thread's number is computed anew.
+  // In shared memory to save registers; what follows from threadIdx is recomputed.
   __shared__ unsigned all, of_tile;
-  __shared__ int shift;  // 2^shift groups share a pair
+  __shared__ int shift;  // 2^shift warpgroups share a pair
   if (threadIdx.x == 0) {
-    // The list is that of the schedule, which ended before the attention began: a block of that has it, and says so.
+    // The list is that of the schedule, which ended before the attention began. A block of the attention has seen it,
+    // and sets `seen`.
     ptx::wait_for_change(&p.list->seen, 0);
     const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
     of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kChannelHalves;

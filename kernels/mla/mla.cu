@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA attention: all query heads share a KV head whose rows of 576 or 512 channels are keys and, by their first 512,
-// values; dense over pages or rows, or sparse over lists of slots; rows of 16 bits or of the packed 8-bit formats.
+// MLA attention on M = 64 tiles. All query heads share one KV head. A cached row of 576 or 512 channels is a key; its
+// first 512 channels are the value. Dense (paged or contiguous rows) or sparse (lists of slots); rows of 16-bit
+// elements or of the packed 8-bit formats.
 //
-// Rows are packed: the tokens of a sequence times the query heads. A work tile is a block of 64 packed rows and the
-// tiles of keys that they may see; where attention is sparse, the entries of one token's lists. prefill/schedule.cu
-// lists work tiles, longest first, and the blocks of a persistent grid take them one after the other; blocks of rows
-// that it cuts along the keys are merged by mla/combine.cu.
+// Rows are packed: M = tokens of a sequence times query heads. A work tile is an M block of 64 packed rows and the key
+// tiles that it may see (sparse: the entries of one token's lists). prefill/schedule.cu lists the work tiles, longest
+// first; a persistent grid takes them one after the other. mla/combine.cu merges M blocks that are split along the
+// keys.
 //
-// Tiles: 64 rows x 64 keys x all channels, two tiles at a time. The first warps bring keys: they have the TMA copy them
-// (mla/producers/tma.cuh), gather rows (mla/producers/gather.cuh), or decode them (mla/producers/dequant_shared.cuh;
-// mla/producers/dequant_registers.cuh in pairs of blocks): four, but eight that decode in blocks by themselves. The
-// last two warpgroups do the math (mla/m64/mainloop.cuh): S of every other tile in 32 registers a thread, and half of
-// O's channels in 128.
+// Tile: 64 rows x 64 keys x all channels, two pipeline stages. Warp roles:
+//   producers      TMA boxes (mla/producers/tma.cuh), gathered rows (gather.cuh), or dequantized rows
+//                  (dequant_shared.cuh; dequant_registers.cuh in clusters): 4 warps; 8 that dequantize without a
+//                  cluster
+//   2 warpgroups   the mainloop (mla/m64/mainloop.cuh): S of every other tile, 32 registers a thread, and half of O's
+//                  channels, 128 registers
 //
-// Decoding takes longer than the math, so two blocks that have neighbouring head tiles, and so the same keys, are a
-// cluster: each decodes half of the rows and stores them in both.
+// Dequantization takes longer than the math. So two blocks with neighbouring head tiles, which read the same keys, form
+// a cluster: each dequantizes half of the rows and stores them in both.
 //
-// Barriers: each tile has one "full" a part of its channels, or two parts of gathered rows, and an "empty" for what is
-// in K only and for each half of V; q has both. Work tiles go through three slots the same way.
+// Barriers: each stage has one "full" for each channel slice (gathered rows: for each half of V), and three "empty":
+// for the channels that only K has and for each half of V. q has one of each. Work tiles go through a ring of three
+// slots.
 #include "mla/producers/dequant_registers.cuh"
 #include "mla/producers/dequant_shared.cuh"
 #include "mla/producers/gather.cuh"
@@ -30,15 +33,15 @@
 
 namespace attune::mla {
 
-// At a part of a tile: the copy engine; warps that decode; or threads for their copies and, once, warps for what they
-// store beside the tile.
+// Arrivals at a slice's "full" barrier: one of the TMA; one of each dequant warp; or one of each thread for its
+// cp.async copies, and one of each warp for the mask.
 __device__ __forceinline__ constexpr int full_arrivals(int slice) {
   if (Config::kTma) return 1;
   if (Config::kDequant) return Config::kProducerThreads / 32;
   return Config::kProducerThreads + (slice == kMaskSlice ? Config::kProducerThreads / 32 : 0);
 }
 
-// All threads that use each other's shared memory.
+// Syncs all threads that use each other's shared memory.
 __device__ __forceinline__ void sync_block_or_cluster() {
   if constexpr (Config::kCluster == 1) {
     __syncthreads();
@@ -67,23 +70,22 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
   sync_block_or_cluster();
 }
 
-// The thread will touch the other block's shared memory no more: said before results are stored, so that what they take
-// to arrive is not waited for.
+// Says that this thread no longer touches the other block's shared memory. It comes before the output is stored, so
+// that nobody waits for those stores.
 __device__ __forceinline__ void cluster_arrive() {
   if constexpr (Config::kCluster > 1) {
     __syncwarp();
     ptx::arrive_at_cluster_releasing();
   }
 }
-// Whether no work tile follows the present one; the loaders have asked while its first tile came.
+// Whether no work tile follows. The producers asked for the next one while the first tile came.
 __device__ __forceinline__ bool is_last(const Smem& smem, const TileCounts& counts) {
   const unsigned next = counts.work_tiles() + 1;
   ptx::wait_phase(smem.work_full(slot_of_work(next)), next / kernels::kWorkSlots % 2);
   return __shfl_sync(0xffffffffu, smem.head_tile(slot_of_work(next)), 0) == prefill::kNoMoreWork;
 }
 
-// Of the first work tile, by the second group's first warp, so that a loader's warp is not behind the others with its
-// rows.
+// Loads q of the first work tile. A math warp does it, so that no producer warp falls behind with its rows.
 __device__ __forceinline__ void load_first_q(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& q) {
   if (threadIdx.x / 32 != (Config::kProducerThreads + 128) / 32) return;
   ptx::wait_phase(smem.work_full(0), 0);
@@ -91,7 +93,7 @@ __device__ __forceinline__ void load_first_q(const PrefillParams& p, const Smem&
   if (head_tile != prefill::kNoMoreWork) load_q(p, smem, q, smem.work(0), head_tile);
 }
 
-// The tiles of the present work tile.
+// Runs the mainloop of the present work tile.
 __device__ __forceinline__ void mainloop(const PrefillParams& p, const Smem& smem, TileCounts& counts,
                                          Accumulators& a) {
   const WorkTile& work = smem.work(counts.slot());
@@ -103,7 +105,7 @@ __device__ __forceinline__ void mainloop(const PrefillParams& p, const Smem& sme
   }
 }
 
-// Both groups: what is not the tiles is the same code, as what it takes is the fetching of its instructions.
+// The epilogue is the same code for both warpgroups, as its time is the fetching of its instructions.
 __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& q) {
   load_first_q(p, smem, q);
   schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kProducerThreads,
@@ -117,7 +119,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
       return;
     }
     mainloop(p, smem, counts, a);
-    counts.refresh();  // where the work tile lies is computed anew: registers are scarce
+    counts.refresh();  // recomputes the slot's address: registers are scarce
     const WorkTile& work = smem.work(counts.slot());
     const int head_tile = __shfl_sync(0xffffffffu, smem.head_tile(counts.slot()), 0);
     const Rows rows{p, work, head_tile};
@@ -125,7 +127,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
     float rescale[2];
     bool nonfinite[2] = {};
     if (work.num_splits > 1)
-      store_partial(p, work, head_tile, a, nonfinite);  // before its statistics, which take a while
+      store_partial(p, work, head_tile, a, nonfinite);  // before the row stats, which take a while
     finalize_softmax(smem, p.scale * kLog2e, a, rescale);
     const RecomputeNonfinite recompute(rows, a, work.num_splits > 1, nonfinite);
     if (work.num_splits == 1) {
@@ -151,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   using namespace attune::mla;
   const Smem smem(ptx::dynamic_shared());
   const WorkTileReader::Scheduler::First asked =
-      WorkTileReader::Scheduler::ask_first(p);  // while the barriers are prepared
+      WorkTileReader::Scheduler::ask_first(p);  // while the barriers are initialised
   init_barriers(smem);
   if (threadIdx.x < Config::kProducerThreads) {
     ptx::give_up_registers<Config::kProducerRegisters>();
@@ -172,5 +174,6 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
     ptx::take_registers<Config::kMathRegisters>();
     run_math(p, smem, q);
   }
-  if constexpr (Config::kCluster > 1) ptx::wait_for_cluster();  // nobody ends whose memory another may still write to
+  if constexpr (Config::kCluster > 1)
+    ptx::wait_for_cluster();  // a block must not end while others write to its shared memory
 }

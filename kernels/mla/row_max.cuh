@@ -8,10 +8,10 @@ namespace attune::mla {
 
 constexpr float kLog2e = 1.4426950408889634f;
 
-// Exponents are taken against this: a row that has seen nothing has no maximum yet.
+// The row max for exponents: 0 while a row has seen no key, as -inf - -inf is NaN.
 __device__ __forceinline__ float finite_row_max(float max) { return max == -ptx::infinity() ? 0.0f : max; }
 
-// The maximum, and when it is far ahead the reference, with what came before: what that is to be multiplied with.
+// Folds in a tile's row max. Returns the rescale factor for O and row_sum: 1 unless the reference moves.
 __device__ __forceinline__ float update_row_max(float tile_max, float c, float& row_max, float& row_max_ref) {
   constexpr float kRescaleThreshold = 8;  // P may reach 2^8 before O is rescaled
   row_max = fmaxf(row_max, tile_max);

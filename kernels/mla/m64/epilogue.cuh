@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a work tile: each group stores its half of the channels, normalised to `out`, or as a part of the block's
-// tiles to the workspace, from where mla/combine.cu merges all parts.
+// The epilogue: each warpgroup stores its half of the channels, normalised to `out`, or unnormalised to the workspace
+// as the partial output of a split, which mla/combine.cu merges.
 #pragma once
 
 #include "mla/m64/mainloop.cuh"
@@ -9,15 +9,15 @@
 
 namespace attune::mla {
 
-// All lanes of the warp, with rows that are not there too. Lanes 0 and 1 of four finish a row each. lowered: what o is
-// to be multiplied with, for sum.
+// By all lanes of the warp, also for rows that do not exist. Lanes 0 and 1 of four finish a row each. rescale: O's
+// factor to be relative to row_max.
 __device__ __forceinline__ void store_out(const PrefillParams& p, const WorkTile& t, const Rows& rows,
                                           const Accumulators& a, const float (&rescale)[2]) {
   constexpr bool kOut16Bit = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = rows.token(mine), head = rows.head(mine);
   const auto own = [mine](const float(&x)[2]) { return mine != 0 ? x[1] : x[0]; };
-  // Where loaders decode, not before the branch: which of the two spills less depends on them.
+  // For dequant producers, not before the branch: which order spills less depends on the producer.
   const float max = Config::kDequant ? 0 : own(a.row_max), row_sum = Config::kDequant ? 0 : own(a.row_sum);
   float own_factor = 0;
   long long own_at = -1;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void store_out(const PrefillParams& p, const WorkTile
                                     Config::kDequant ? own(a.row_sum) : row_sum, math_warpgroup() == 0);
   }
   __syncwarp();
-  // Few instructions on the way that is taken: they are fetched for each work tile anew.
+  // Few instructions on the common path: they are fetched anew for each work tile.
   const int channel = math_warpgroup() * Config::kChannels;
   if (kOut16Bit && p.store_vectors) {
 #pragma unroll
@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_out(const PrefillParams& p, const WorkTile
   }
 }
 
-// Bounds of the thread's numbers of two rows, of two of four times 64 channels each.
+// Upper bounds of the thread's elements of O: for two rows, two words of two groups of 64 channels.
 struct Bounds {
   unsigned of_row[2][2];
   __device__ __forceinline__ bool finite() const {
@@ -85,15 +85,15 @@ __device__ __forceinline__ void find_bounds(const Accumulators& a, Bounds& bound
   }
 }
 
-// Where the words beside a part's outputs begin, of the thread's first row.
+// Row stats of the partial output, of the thread's first row.
 __device__ __forceinline__ float* own_stats(const PrefillParams& p, const WorkTile& t, int head_tile) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128;
   return partial_stats_at(p.partial_stats, partial_idx(p, t, head_tile), thread / 32 * 16 + thread % 32 / 4,
                           math_warpgroup());
 }
 
-// What has been summed up, against the reference. infinite: whether rows have something that is no finite number, or
-// may have, which only parts of fp16 tell.
+// Stores O relative to row_max_ref. nonfinite: rows that have, or may have, an element that is not finite; only set for
+// fp16 partials.
 __device__ __forceinline__ void store_partial(const PrefillParams& p, const WorkTile& t, int head_tile,
                                               const Accumulators& a, bool (&nonfinite)[2]) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128, lane = thread % 32;
@@ -102,7 +102,7 @@ __device__ __forceinline__ void store_partial(const PrefillParams& p, const Work
   if constexpr (kFp16Partials) {
     Bounds bounds;
     find_bounds<false>(a, bounds);
-    // Where attention is not sparse such rows are computed again (mla/m64/recompute.cuh).
+    // Dense rows that are not finite are recomputed (mla/m64/recompute.cuh).
     if (Config::kSparse && __any_sync(0xffffffffu, !bounds.finite())) [[unlikely]]
       find_bounds<true>(a, bounds);
     unsigned exponents[2];
@@ -135,7 +135,7 @@ __device__ __forceinline__ void store_partial(const PrefillParams& p, const Work
     }
   }
 }
-// What lies beside them.
+// Stores the row stats of the partial output.
 __device__ __forceinline__ void store_partial_stats(const PrefillParams& p, const WorkTile& t, int head_tile,
                                                     const Accumulators& a, const float (&rescale)[2]) {
   if (ptx::kept(threadIdx.x) % 4 != 0) return;

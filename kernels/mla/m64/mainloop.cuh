@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math of the two groups: 64 rows against the tiles that the loaders bring, which are K and, without what only K
-// has, V. Tiles go by in pairs A, B.
+// The mainloop of the two math warpgroups: 64 rows against the tiles that the producers bring. A tile is K and, without
+// the rope channels, V. Tiles go in pairs A, B.
 //
-//   S_A = Q A^T by group 0, S_B = Q B^T by group 1;  P = 2^(c (S - r)), c = scale log2 e, r a reference for each row
-//   group g has half g of O's channels:  O = O 2^(c (r - r_A)) + P_A A, then O = O 2^(c (r_A - r_B)) + P_B B
+//   S_A = Q A^T by WG0, S_B = Q B^T by WG1;  P = 2^(c (S - r)), c = scale log2 e, r the reference row max of each row
+//   WG g has half g of O's channels:  O = O 2^(c (r - r_A)) + P_A A, then O = O 2^(c (r_A - r_B)) + P_B B
 //
-//   group 0:  S_A   softmax  P_A A |         (P_B) P_B B | S_A' ..
-//   group 1:        S_B (P_A) P_A A  softmax       P_B B |      S_B' ..
+//   WG0:  S_A   softmax  P_A A |         (P_B) P_B B | S_A' ..
+//   WG1:        S_B (P_A) P_A A  softmax       P_B B |      S_B' ..
 //
-// Keys that are decoded come later than the other group's weights: then group 1 has P_A A before S_B.
+// Dequantized keys come later than the other warpgroup's P: then WG1 has P_A A before S_B.
 //
-// A group hands its weights to the other through shared memory, each thread to its twin, who holds the same rows and
-// keys: the layout of S is that of the left operand of the next product. The reference follows the maximum only when
-// that is far ahead, so O is hardly ever multiplied after the first tile.
+// Each thread publishes its P through shared memory to the same thread of the other warpgroup, which holds the same
+// rows and keys: the accumulator layout of S is the A-operand layout of the PV GEMM. The rescale is deferred: the
+// reference follows the row max only when that is far ahead, so O is rarely rescaled after the first tile.
 #pragma once
 
 #include "mla/m64/softmax.cuh"
@@ -24,27 +24,26 @@ class Mainloop {
  public:
   using Softmax = mla::Softmax<kWarpgroup>;
   using QkProduct = ptx::Product<Config::kBlockN, Config::kProduct>;
-  // An instruction may take no more registers than threads begin with.
+  // A wgmma may not have more registers than threads begin with.
   static constexpr int kColumns = Config::kThreads > 384 ? Config::kChannels / 2 : Config::kChannels;
   using PvProduct = ptx::Product<kColumns, Config::kProduct>;
-  // Group 0 has S of its next tile computed while its last product runs; keys that are decoded come too late for that.
+  // WG0 issues the QK GEMM of its next tile behind its last PV GEMM. Dequantized keys come too late for that.
   static constexpr bool kOverlapNextQK = kWarpgroup == 0 && Config::kOverlapNextQK;
-  // Group 1 waits for the product of group 0's weights before it hands over its own, for lack of registers.
+  // WG1 waits for its PV GEMM of P_A before it publishes P_B: there are too few registers for both.
   static constexpr bool kPvBeforePublish = !Config::kPublishPEarly && !Config::kDequant;
 
   __device__ __forceinline__ Mainloop(const PrefillParams& p, const Smem& smem) : smem_(smem), c_(p.scale * kLog2e) {}
 
-  // All tiles of a work tile, from the last to the first.
+  // Runs all tiles of a work tile, from the last to the first.
   __device__ __forceinline__ void run(const WorkTile& work, const Rows& rows, TileCounts& counts, Accumulators& a) {
-    if (kWarpgroup == 0)
-      rows.store_row_limits(smem_), __syncwarp();  // the other group waits for this one's weights first
+    if (kWarpgroup == 0) rows.store_row_limits(smem_), __syncwarp();  // WG1 waits for P_A first, so it sees them
     int left = __shfl_sync(0xffffffffu, work.tile_end - work.tile_begin, 0);
     a.row_max[0] = a.row_max[1] = a.row_max_ref[0] = a.row_max_ref[1] = -ptx::infinity();
-    // A row has a sum in each group.
+    // Each warpgroup has a row sum of its own tiles.
     a.row_sum[0] = a.row_sum[1] = smem_.first_sum();
     ptx::wait_phase(smem_.q_full(), counts.work_tiles() % 2);
     accumulate_ = 0;
-    float s[Config::kBlockN / 2];  // of group 0
+    float s[Config::kBlockN / 2];  // WG0's
     if (kOverlapNextQK && left > 0) {
       qk_gemm(counts.pipe(0), s, [] {});
       ptx::wait_products<0>();
@@ -67,7 +66,7 @@ class Mainloop {
         wg0_local(first, true, s, a);
       } else {
         if (accumulate_ == 0) {  // there was no pair
-          __syncwarp();          // all lanes have seen that q is there: the next one's phase would hide it
+          __syncwarp();          // all lanes have seen q_full, whose next phase would hide it
           release_q();
         }
         wait_v(first);
@@ -80,7 +79,7 @@ class Mainloop {
   }
 
  private:
-  // Group 0: its tile.
+  // WG0: tile A, whose S is its own.
   __device__ __forceinline__ void wg0_local(PipelineState pipe, bool last, float (&s)[Config::kBlockN / 2],
                                             Accumulators& a) {
     float rescale[2];
@@ -103,7 +102,7 @@ class Mainloop {
     ptx::pin(a.o);
     release(pipe, 1);
   }
-  // Group 0, the tile of group 1; and S of its next one, if there are more.
+  // WG0: tile B with WG1's P; and S of the next tile A, if there is one.
   __device__ __forceinline__ void wg0_remote(PipelineState pipe, PipelineState next, bool more,
                                              float (&s)[Config::kBlockN / 2], Accumulators& a) {
     wait_v(pipe);
@@ -127,13 +126,13 @@ class Mainloop {
     }
   }
 
-  // Group 1: both tiles.
+  // WG1: tiles A and B.
   __device__ __forceinline__ void wg1_both(PipelineState first, PipelineState second, bool last, Accumulators& a) {
     float s[Config::kBlockN / 2], rescale[2];
     unsigned p_regs[Softmax::kPRegs];
     wait_v(first);
     const ptx::Descriptor v0 = v_descriptor(first);
-    // Keys that are decoded come late: the product of group 0's weights is done by then, and its values are released.
+    // Dequantized keys come late: the PV GEMM of tile A is done by then, and its V is released.
     if constexpr (Config::kDequant) {
       pv_gemm_p0(v0, a);
       ptx::wait_products<0>();
@@ -142,8 +141,8 @@ class Mainloop {
       qk_gemm(second, s, [] {});
     } else {
       qk_gemm(second, s, [] {});
-      // Nothing to wait for, which ptxas must be told: it else puts a wait where O is multiplied beside S (C7517), to
-      // which some warps of the group would come, and others not. It counts the products of each part.
+      // There is nothing to wait for, but ptxas must be told so. Else it adds a wait where O is rescaled beside S
+      // (C7517), which only some warps of the warpgroup would reach. It counts the wgmma groups of each slice.
       ptx::wait_products<kSlices>();
       ptx::pin(a.o);
       pv_gemm_p0(v0, a);
@@ -154,7 +153,7 @@ class Mainloop {
     if (last) release_q();
     Softmax::softmax(smem_, c_, mask, s, rescale, a);
     release(second, kKOnly);
-    Softmax::accumulate_row_sum(rescale, s, a);  // before they are packed: registers are scarce while a product runs
+    Softmax::accumulate_row_sum(rescale, s, a);  // before they become P: registers are scarce while a GEMM runs
     if constexpr (kPvBeforePublish) {
       ptx::pin(s);
       finish_pv_p0(first, a);
@@ -170,20 +169,20 @@ class Mainloop {
     ptx::pin(a.o);
     release(second, 2);
   }
-  // Group 1: the product of group 0's weights is done.
+  // WG1: waits for the PV GEMM of P_A and releases V of tile A.
   __device__ __forceinline__ void finish_pv_p0(PipelineState first, Accumulators& a) const {
     ptx::wait_products<0>();
     ptx::pin(a.o);
     release(first, 2);
   }
-  // Group 1: the product of group 0's weights, which runs on.
+  // WG1: issues the PV GEMM of P_A.
   __device__ __forceinline__ void pv_gemm_p0(ptx::Descriptor v, Accumulators& a) {
     ptx::sync_some(p0_ready(), 64);
     receive_p(p_regs_, a);
     pv_gemm(p_regs_, v, a);
   }
 
-  // between: when the products of the first half of the channels have been issued.
+  // between: called when the GEMMs of the first half of the channels are issued.
   template <class Between>
   __device__ __forceinline__ void qk_gemm(PipelineState pipe, float (&s)[Config::kBlockN / 2],
                                           Between&& between) const {
@@ -211,7 +210,7 @@ class Mainloop {
     ptx::commit_products();
   }
 
-  // The group's half of a tile's values.
+  // This warpgroup's half of a tile's V.
   __device__ __forceinline__ ptx::Descriptor v_descriptor(PipelineState pipe) const {
     return ptx::uniform(ptx::descriptor_mn_major(
         smem_.k(pipe.stage) + kWarpgroup * (Config::kChunksV / 2) * Config::kChunkBytes, Config::kChunkBytes));
@@ -231,14 +230,15 @@ class Mainloop {
     ptx::commit_products();
     accumulate_ = 1;
   }
-  // Of the other group's tile: that group has waited, not this one.
+  // Waits for V of the other warpgroup's tile. For its own tile the QK GEMM has waited.
   __device__ __forceinline__ void wait_v(PipelineState pipe) const {
     if (!kSignalByHalf) ptx::wait_phase(smem_.k_full(pipe.stage, 1 + 2 * kWarpgroup), pipe.phase);
     ptx::wait_phase(smem_.k_full(pipe.stage, 2 + 2 * kWarpgroup), pipe.phase);
     if (Config::kConsumerFence) ptx::fence_async_proxy();
   }
 
-  // racecheck reports these stores beside receive()'s loads: it does not follow bar.arrive, for which the twin waits.
+  // racecheck reports these stores beside receive_p()'s loads: it does not follow bar.arrive, for which the other warp
+  // waits.
   __device__ __forceinline__ void publish_p(const unsigned (&p_regs)[Softmax::kPRegs], const Accumulators& a) const {
     const int thread = threadIdx.x % 128;
     if (threadIdx.x % 4 == 0) {
@@ -250,7 +250,7 @@ class Mainloop {
 #pragma unroll
     for (int i = 0; i < 4; ++i) ptx::store_shared_four(smem_.p(thread, i), p_regs + 4 * i);
   }
-  // The twin's weights for a tile, and its reference; o and sum are then against that.
+  // Takes the other warpgroup's P of a tile and its row_max_ref. O and row_sum are rescaled to that.
   __device__ __forceinline__ void receive_p(unsigned (&p_regs)[Softmax::kPRegs], Accumulators& a) const {
     const int thread = threadIdx.x % 128;
     float row_max_ref[2];
@@ -279,11 +279,11 @@ class Mainloop {
   }
 
   __device__ __forceinline__ void release(PipelineState pipe, int half) const {
-    if (half == kKOnly) __syncwarp();  // all lanes have read what lies beside the keys
+    if (half == kKOnly) __syncwarp();  // all lanes have read the mask
     const unsigned barrier = smem_.k_empty(pipe.stage, half);
     if constexpr (Config::kCluster == 1) {
       if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
-    } else {  // both blocks write to the buffers of both
+    } else {  // both blocks write to the stages of both
       if (threadIdx.x % 32 < Config::kCluster) ptx::arrive_in_cluster(ptx::shared_in_block(barrier, threadIdx.x % 32));
     }
   }
@@ -293,7 +293,7 @@ class Mainloop {
 
   const Smem& smem_;
   const float c_;
-  unsigned p_regs_[Softmax::kPRegs];  // of the first tile of a pair
+  unsigned p_regs_[Softmax::kPRegs];  // of tile A
   int accumulate_ = 0;
 };
 

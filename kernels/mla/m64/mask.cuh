@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two rows of a math thread (l / 4 and l / 4 + 8 of its warp's sixteen): who they are and what they may see.
+// Which keys a math thread's rows see. A thread has rows l / 4 and l / 4 + 8 of its warp's sixteen.
 #pragma once
 
 #include "mla/config.cuh"
@@ -8,28 +8,28 @@
 
 namespace attune::mla {
 
-// The first of the thread's two rows of the block.
+// The thread's first row in the M block.
 __device__ __forceinline__ int row_of_thread() {
   return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Computed where needed: registers are scarce.
+// Recomputed wherever needed: registers are scarce.
 struct Rows {
   const PrefillParams& p;
   const WorkTile& t;
   const int head_tile;
 
   __device__ __forceinline__ int local_token(int h) const { return (row_of_thread() + 8 * h) / p.heads_of_tile; }
-  // In the sequence; -1: there is no such row.
+  // The token in its sequence; -1: there is no such row.
   __device__ __forceinline__ int token(int h) const {
     return local_token(h) < t.num_tokens ? t.token_begin + local_token(h) : -1;
   }
-  // Of all query heads.
+  // The query head.
   __device__ __forceinline__ int head(int h) const {
     return head_tile * p.heads_of_tile + row_of_thread() + 8 * h - local_token(h) * p.heads_of_tile;
   }
 
-  // Lays down what the block's rows may see. One group's threads, before hide().
+  // Stores the key range of each row. By one warpgroup, before apply_mask().
   __device__ __forceinline__ void store_row_limits(const Smem& smem) const {
     if constexpr (!Config::kSparse) {
       if (threadIdx.x % 4 != 0) return;
@@ -49,9 +49,9 @@ __device__ __forceinline__ unsigned keys_before(int x) {
   return (1u << (x / 8 * 2 + min(max(x % 8 - static_cast<int>(threadIdx.x % 4) * 2, 0), 2))) - 1;
 }
 
-// What lies beside a tile.
+// A tile's mask, as the producers wrote it.
 struct TileMask {
-  unsigned masked[2];  // a bit for each key that nobody sees
+  unsigned masked[2];  // a bit for each key that no row sees
   int start;
   bool needs_row_mask;
   __device__ __forceinline__ TileMask(const Smem& smem, int stage) {
@@ -72,7 +72,7 @@ struct TileMask {
   }
 };
 
-// Scores of keys that a row may not see become -inf.
+// Sets scores of masked keys to -inf.
 __device__ __forceinline__ void apply_mask(const Smem& smem, const TileMask& mask, float (&s)[Config::kBlockN / 2]) {
   if (mask.needs_row_mask || (mask.masked[0] | mask.masked[1]) != 0) [[unlikely]] {
     unsigned visible_to_all = 0;

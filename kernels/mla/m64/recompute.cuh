@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A value that one row of a block may not see but another does is multiplied by a weight of 0, which leaves NaN if it
-// is NaN or infinite. That shows in the row's output. Such rows are computed again, key by key, from what they may see:
-// slow, and never needed unless there are such values. Where attention is sparse all rows of a block see the same.
+// Recomputes rows that are not finite. P is 0 for a key that one row of an M block sees and another does not; if its
+// value is NaN or infinite, 0 * value leaves NaN in the other row. That shows in the output. Such rows are recomputed
+// key by key, from what they see: slow, but only needed for such values. Sparse attention needs none, as all rows of an
+// M block see the same keys.
 #pragma once
 
 #include "mla/m64/epilogue.cuh"
@@ -11,7 +12,7 @@ namespace attune::mla {
 
 class RecomputeNonfinite {
  public:
-  // Which of the thread's rows have something that is no finite number. infinite: of a part, whose bounds tell.
+  // Finds the thread's rows that are not finite. nonfinite: of a partial output, from its bounds.
   __device__ __forceinline__ RecomputeNonfinite(const Rows& rows, const Accumulators& a, bool is_split,
                                                 const bool (&nonfinite)[2]) {
 #pragma unroll
@@ -32,8 +33,7 @@ class RecomputeNonfinite {
     }
   }
 
-  // All lanes of the warp, after the work tile's rows, or its part of them, have been stored: stores the bad ones
-  // again.
+  // By all lanes of the warp, after the work tile's rows are stored: stores those that are not finite again.
   __device__ __forceinline__ void operator()(const PrefillParams& p, const WorkTile& t, int head_tile,
                                              const Rows& rows) const {
     if constexpr (!Config::kSparse) {
@@ -50,10 +50,10 @@ class RecomputeNonfinite {
   }
 
  private:
-  // The channels of the group that a lane has: every 32nd.
+  // A lane's channels of the warpgroup's half: every 32nd.
   static constexpr int kChannelsOfLane = Config::kChannels / 32;
 
-  // A channel of a row of keys.
+  // One channel of a key's row, dequantized.
   __device__ __forceinline__ static float element(const KvSource& source, int key, int index, const char* row,
                                                   bool quantized, int channel) {
     if (!quantized) return tile::load_element(Config::kType, row, channel);
@@ -65,7 +65,7 @@ class RecomputeNonfinite {
         static_cast<unsigned short>(ptx::pack_bf16(tile::load_element(tile::kE4m3, row, channel) * scale, 0.0f)));
   }
 
-  // row: of the block.
+  // row: in the M block.
   __device__ __forceinline__ static void recompute_row(const PrefillParams& p, const WorkTile& t, int head_tile,
                                                        int row) {
     const int lane = threadIdx.x % 32, kv_head = head_tile * p.heads_of_tile / p.group, local = row / p.heads_of_tile;
@@ -93,7 +93,7 @@ class RecomputeNonfinite {
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
         s *= p.scale * kLog2e;
-        if (s == -ptx::infinity()) continue;  // it counts for nothing, whatever its value is
+        if (s == -ptx::infinity()) continue;  // P is 0, so the value does not count
         const float new_row_max = fmaxf(row_max, s), row_max_ref = finite_row_max(new_row_max);
         const float rescale = ptx::exp2_approx(row_max - row_max_ref), p_key = ptx::exp2_approx(s - row_max_ref);
         row_max = new_row_max;
@@ -113,7 +113,7 @@ class RecomputeNonfinite {
       unsigned inverses = 0;
       if constexpr (kFp16Partials) {
 #pragma unroll
-        for (int k = 0; k < kScalesOfHalf; ++k) {  // two numbers of a lane
+        for (int k = 0; k < kScalesOfHalf; ++k) {  // a lane has two elements of each scale
           float largest = fmaxf(magnitude(o[2 * k]), magnitude(o[2 * k + 1]));
 #pragma unroll
           for (int step = 16; step > 0; step /= 2)

@@ -9,8 +9,8 @@ namespace attune::mla {
 
 struct Accumulators {
   float o[Config::kChannels / 2];
-  // In the scale of raw products. max, sum: of this group's tiles and, of sum, this thread's keys. o and sum are taken
-  // against reference.
+  // In units of S before scaling. row_max and row_sum are of this warpgroup's tiles; row_sum also only of this thread's
+  // keys. O and row_sum are relative to row_max_ref.
   float row_max[2], row_max_ref[2], row_sum[2];
 };
 
@@ -27,7 +27,7 @@ struct Softmax {
   // Deferred rescale: P may reach 2^8 before O is rescaled, which is rare after the first tile.
   static constexpr float kRescaleThreshold = 8;
 
-  // Products to weights in place, and how much what came before counts less.
+  // Replaces S by P in place, and sets the factor by which O and row_sum are to be rescaled.
   __device__ __forceinline__ static void softmax(const Smem& smem, float c, const TileMask& mask,
                                                  float (&s)[Config::kBlockN / 2], float (&rescale)[2],
                                                  Accumulators& a) {
@@ -58,7 +58,7 @@ struct Softmax {
     }
   }
 
-  // The weights as an operand.
+  // P as the A operand of the PV GEMM.
   __device__ __forceinline__ static void convert_p(const float (&s)[Config::kBlockN / 2], unsigned (&p_regs)[kPRegs]) {
 #pragma unroll
     for (int i = 0; i < kPRegs; ++i) {
@@ -66,7 +66,7 @@ struct Softmax {
                                                    : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
     }
   }
-  // Their sums. The other group need not wait for them.
+  // Adds P to the row sum. It comes after P is published where that matters, as the other warpgroup does not need it.
   __device__ __forceinline__ static void accumulate_row_sum(const float (&rescale)[2],
                                                             const float (&s)[Config::kBlockN / 2], Accumulators& a) {
 #pragma unroll
@@ -79,12 +79,13 @@ struct Softmax {
   }
 };
 
-// The end of a work tile's tiles, of both groups: the maximum as a score in base 2, and the sum against it. lowered:
-// what o, which stays against the reference, is to be multiplied with for that. scale: of products to scores in base 2.
+// Merges the row stats of both warpgroups after the last tile: row_max becomes a score in base 2, row_sum is relative
+// to it. O stays relative to row_max_ref; rescale: its factor. scale: from S to scores in base 2.
 __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, Accumulators& a, float (&rescale)[2]) {
   const int warpgroup = math_warpgroup();
-  // racecheck reports the stores beside receive()'s loads, and beside those below: twins meet between them.
-  ptx::sync_some(warp_pair(), 64);  // nobody reads weights any more
+  // racecheck reports the stores beside receive_p()'s loads, and beside those below: the warps of a pair sync between
+  // them.
+  ptx::sync_some(warp_pair(), 64);  // nobody reads P any more
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
@@ -101,7 +102,7 @@ __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, 
     a.row_sum[h] = row_sum * rescale[h];
     if (a.row_max[h] != -ptx::infinity()) a.row_max[h] *= scale;
   }
-  ptx::sync_some(warp_pair(), 64);  // before the next work tile's are written
+  ptx::sync_some(warp_pair(), 64);  // before the next work tile's stats are written
 }
 
 }  // namespace attune::mla

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two warps that have cached rows copied to shared memory as they are, from a work tile's last tile to its first: each
-// half of every tile, a lane a row. Sixteen rows that lie one after the other, there as here, are one copy. In place of
-// rows that are not there, or that nobody may see, come zeros. They run ahead of the math warps as far as there is
-// room, into the next work tiles too.
+// The producer of the m16 and swap-AB kernels: two warps that copy cached rows to shared memory as they are
+// (cp.async.bulk), from a work tile's last tile to its first. Each warp has half of every tile, a row a lane. Sixteen
+// rows that are contiguous, in the cache as in shared memory, are one copy. Invalid rows, and those that no row sees,
+// are copied from zeros. The warps run ahead of the math warps as far as stages allow, into the next work tile too.
 #pragma once
 
 #include "mla/m16/config.cuh"
@@ -15,7 +15,7 @@ namespace attune::mla {
 
 static __device__ const uint4 kZeroRow[M16Config::kRowBytes / 16] = {};
 
-// Sizes, Layout: of the block, as Few and FewSmem.
+// Sizes, Layout: of the kernel, as M16Config and M16Smem.
 template <class Sizes, class Layout>
 class BulkCopyProducer {
  public:
@@ -38,7 +38,7 @@ class BulkCopyProducer {
       if (head_tile == prefill::kNoMoreWork) return;
       load(smem_.work(slot), head_tile);
       __syncwarp();
-      count = ptx::kept(count);  // the slot is computed anew, rather than kept in a register
+      count = ptx::kept(count);  // recomputes the slot, rather than keep it in a register
       if (warp() != 0 && lane() == 0) ptx::arrive(smem_.work_empty(slot_of_work(count)));
     }
   }
@@ -60,7 +60,7 @@ class BulkCopyProducer {
     if (i >= work.tile_begin) index = rows.load_index(i, key());
     bool first = true;
 #pragma unroll 1
-    do {  // once, even where there is no tile
+    do {  // once, even if there is no tile
       if (i >= work.tile_begin) {
         const char* const row = rows.locate(i, key(), index).row;
         if (i > work.tile_begin) index = rows.load_index(i - 1, key());
@@ -71,18 +71,18 @@ class BulkCopyProducer {
     } while (--i >= work.tile_begin);
   }
 
-  // low, high: halves of the address of the first.
+  // low, high: halves of the first row's address.
   template <int kCount>
   __device__ __forceinline__ static void copy_rows(unsigned to, unsigned low, unsigned high, unsigned full) {
     const unsigned long long from = static_cast<unsigned long long>(high) << 32 | low;
     ptx::copy_bytes(to, reinterpret_cast<const char*>(from), kCount * Sizes::kRowBytes, full);
   }
 
-  // The lane's row of the next tile, or null. Copies are issued by one lane (elect.sync), which finds where the rows of
-  // all lie in shared memory: around what each lane issues for itself the compiler puts a loop, of 80 clocks a copy.
+  // row: the lane's row of the next tile, or null. One lane issues all copies (elect.sync), and reads the rows'
+  // addresses from shared memory: for copies that each lane issues the compiler adds a loop of 80 clocks a copy.
   __device__ __forceinline__ void copy(const char* row) {
     const unsigned invalid = __ballot_sync(0xffffffffu, row == nullptr);
-    unsigned runs = 0;  // a bit for each lane whose row is of a run
+    unsigned runs = 0;  // a bit for each lane whose row is in a run
     if constexpr (kHasRuns) {
       const auto at = reinterpret_cast<unsigned long long>(row);
       const unsigned long long begin = __shfl_sync(0xffffffffu, at, 0, kRun);

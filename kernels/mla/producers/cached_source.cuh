@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the packed rows of a work tile's tiles lie. As mla/producers/kv_source.cuh, with less to compute: finding rows
-// would otherwise cost a third of what decoding them does. Nothing is kept from tile to tile, as registers are scarce.
+// Where the cached rows of a work tile lie. As KvSource (mla/producers/kv_source.cuh) with less arithmetic: address
+// computation would otherwise take a third of the time of the dequantization. It keeps nothing from tile to tile, as
+// registers are scarce.
 #pragma once
 
 #include "mla/config.cuh"
@@ -12,7 +13,7 @@ class CachedSource {
   __device__ __forceinline__ CachedSource(const PrefillParams& p, const WorkTile& work, int head_tile)
       : p_(p), t_(work), kv_head_(head_tile * p.heads_of_tile / p.group) {}
 
-  // What the list or the table says of row `row` of tile i: to be asked for ahead. -1: it is not to be read.
+  // Loads the list's or page table's entry of row `row` of tile i, so that it can be prefetched. -1: it is not read.
   __device__ __forceinline__ int load_index(int i, int row) const {
     if constexpr (Config::kSparse) {
       const bool extra = is_extra(i);
@@ -27,7 +28,7 @@ class CachedSource {
     return p_.page_table.data[b * p_.page_table.row_stride + page_of(p_.pools[0], key) * p_.page_table.col_stride];
   }
 
-  // Where it is, null where there is none; of MLA-584, how far from there its scales are. answer: what ask() said.
+  // Its address, null if there is none; and the offset of its scales (MLA-584). index: from load_index().
   __device__ __forceinline__ RowAddress locate(int i, int row, int index) const {
     if constexpr (Config::kSparse) {
       if (is_extra(i)) return of_slot(p_.pools[1], index);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What threads that decode rows of the packed formats do alike, wherever codes wait to be decoded
-// (mla/producers/dequant_shared.cuh, mla/producers/dequant_registers.cuh): finding rows, telling what is not there, and
-// loading rows that are not in a cache.
+// What both dequant producers share (mla/producers/dequant_shared.cuh, mla/producers/dequant_registers.cuh): locating
+// rows, masking invalid ones, and loading rows outside of a cache.
 //
-// A warp has eight rows of every tile, from the first byte to the last; four lanes decode a row. In a cluster each
-// block has half of the rows. The rows of four tiles are found at a time, one by each of these lanes.
+// A warp has eight rows of every tile, from first byte to last; four lanes dequantize a row. In a cluster each block
+// has half of the rows. Rows of four tiles are located at a time, one by each of these lanes.
 #pragma once
 
 #include "mla/producers/cached_source.cuh"
@@ -14,19 +13,20 @@
 
 namespace attune::mla {
 
-// In place of rows that are not there: codes and scales of zero.
+// In place of invalid rows: codes and scales of zero.
 static __device__ const uint4 kNoRow[(Packed::kRowBytes + 15) / 16] = {};
 
 class DequantProducer {
  protected:
   static constexpr bool k656 = Config::kProducer != kernels::kMlaDequant584;
-  static constexpr int kRowsOfCta = Config::kBlockN / Config::kCluster;  // that it decodes
-  static constexpr int kLanes = 4, kRowsOfWarp = 32 / kLanes;            // lanes that decode a row
-  static constexpr int kFound = kLanes;                                  // tiles whose rows are found together
-  static_assert(!Config::kDequant || Config::kProducerThreads / 32 * kRowsOfWarp == kRowsOfCta,
+  static constexpr int kRowsOfBlock = Config::kBlockN / Config::kCluster;  // that it dequantizes
+  static constexpr int kLanes = 4, kRowsOfWarp = 32 / kLanes;              // lanes that dequantize a row
+  static constexpr int kFound = kLanes;                                    // tiles that are located together
+  static_assert(!Config::kDequant || Config::kProducerThreads / 32 * kRowsOfWarp == kRowsOfBlock,
                 "a lane has one row of a tile");
 
-  // Parts 1 to 4 are 128 codes each; of 584 the last is 64 codes and the rope part, which is a part of its own in 656.
+  // Slices 1 to 4 have 128 codes each; of 584 the last has 64 codes and the rope channels, which are a slice of their
+  // own in 656.
   static constexpr int kRopeChunk = Packed::kNope / 64, kRopeSlice = k656 ? 0 : 4;
   static constexpr int kFirstSlice = k656 ? 0 : 1;
   __device__ __forceinline__ static constexpr unsigned chunks_of(int slice) { return slice < 4 || k656 ? 2 : 1; }
@@ -34,26 +34,26 @@ class DequantProducer {
   __device__ __forceinline__ DequantProducer(const PrefillParams& p, const Smem& smem)
       : p_(p), smem_(smem), thread_(Config::kRegisterStaged ? shuffled_thread() : ptx::kept(threadIdx.x)) {}
 
-  // By way of a shuffle: ptxas would ask for it again wherever it is used, which takes 100 clocks.
+  // Through a shuffle: ptxas would read threadIdx again wherever it is used, 100 clocks each.
   __device__ __forceinline__ static unsigned shuffled_thread() {
     return __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
   }
 
-  // Computed anew wherever it is asked for, with what follows from it, as registers are scarce.
+  // Recomputed wherever it is used, as registers are scarce.
   __device__ __forceinline__ unsigned lane() const { return ptx::kept(thread_) % 32; }
   __device__ __forceinline__ unsigned first_row() const {
-    return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfCta : 0) + ptx::kept(thread_) / 32 * kRowsOfWarp;
+    return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + ptx::kept(thread_) / 32 * kRowsOfWarp;
   }
-  // The row that the lane decodes with its three neighbours. It finds that of one of four tiles.
+  // The row that the lane dequantizes with its three neighbours. It locates that row of one of four tiles.
   __device__ __forceinline__ unsigned dequant_row() const { return first_row() + lane() / kLanes; }
   __device__ __forceinline__ int found_tile() const { return static_cast<int>(lane() % kLanes); }
-  // Where the lane writes, in a chunk: the first of two neighbouring units of 16 bytes.
+  // Where the lane writes in a chunk: the first of two neighbouring units of 16 bytes.
   __device__ __forceinline__ unsigned units() const {
     return dequant_row() * 128 + ((lane() % kLanes * 2) ^ (dequant_row() & 7)) * 16;
   }
 
-  // Loads tiles that are not in a cache, which come last in the line; returns the tile before them. after_first: to be
-  // called when the first has come.
+  // Loads tiles outside of a cache, which come last in a sequence. Returns the tile before them. after_first: called
+  // when the first one is there.
   template <class AfterFirst>
   __device__ __forceinline__ int load_uncached(const WorkTile& work, int head_tile, AfterFirst&& after_first) {
     int i = work.tile_end - 1;
@@ -66,15 +66,15 @@ class DequantProducer {
     }
     return i;
   }
-  // Finds the rows of tile i, the first of a work tile that are decoded, and those of the tiles before it.
+  // Locates the rows of tile i, the work tile's first cached one, and those of the tiles before it.
   __device__ __forceinline__ void locate_first(const CachedSource& rows, const WorkTile& work, int i) {
     load_index(rows, i, work.tile_begin);
     if (!Config::kSparse && thread_ < 32) find_unmasked(work);
     position_ = kFound - 1;
     advance(rows, i, work.tile_begin);
   }
-  // Tile i is next: finds its rows, with those of the tiles before it, unless they have been, and has the L2 fetch
-  // them. None where there is no such tile.
+  // Moves to tile i, if there is one: locates its rows, with those of the tiles before it, unless that has been done,
+  // and prefetches them to the L2.
   __device__ __forceinline__ void advance(const CachedSource& rows, int i, int tile_begin) {
     position_ = (position_ + 1) % kFound;
     if (position_ == 0) {
@@ -85,14 +85,14 @@ class DequantProducer {
       invalid_ = __ballot_sync(0xffffffffu, !there);
       load_index(rows, i - kFound, tile_begin);
     }
-    // A row's lines are spread over the four lanes that decode it.
+    // The four lanes that dequantize a row prefetch its lines.
     const char* const row = own_row() + found_tile() * 128;
 #pragma unroll
     for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kFound) {
       if (byte + found_tile() * 128 < Packed::kRowBytes) ptx::prefetch_line(row + byte);
     }
   }
-  // Of the next tile: the lane's row, and what it has of its scales: one, of 584 two.
+  // Of the next tile: the lane's row, and its scales: one, for 584 two.
   __device__ __forceinline__ const char* own_row() const { return row_of(found_.row, position_, kLanes); }
   __device__ __forceinline__ unsigned load_scales(const char* row) const {
     if constexpr (k656) {
@@ -102,15 +102,15 @@ class DequantProducer {
       return ptx::load_early(reinterpret_cast<const unsigned short*>(scales) + lane() % kLanes);
     }
   }
-  // Of the next tile: row i of the warp's.
+  // Of the next tile: row i of the warp.
   __device__ __forceinline__ const char* found_row(unsigned i) const {
     return row_of(found_.row, kLanes * i + position_, 32);
   }
-  // Of the next tile's rows, which are not there: a bit of each four lanes, of some that means nothing.
+  // The next tile's invalid rows: bit 4 i is row i; the other bits have no meaning.
   __device__ __forceinline__ unsigned invalid_rows() const { return invalid_ >> position_; }
 
-  // The work tile's tiles of which all of the block's rows see all keys: found once, as the first warp would be the
-  // last to have its rows decoded if it asked at every tile.
+  // Finds the work tile's tiles of which all rows see all keys. Once a work tile: the first warp would be the last to
+  // dequantize if it asked at every tile.
   __device__ __forceinline__ void find_unmasked(const WorkTile& t) {
     const int position = t.num_keys - t.num_q + t.token_begin;
     const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
@@ -119,9 +119,9 @@ class DequantProducer {
     ptx::store_shared_u32(unmasked(), (low + Config::kBlockN - 1) / Config::kBlockN - t.first_key / Config::kBlockN);
     ptx::store_shared_u32(unmasked() + 4, high / Config::kBlockN - t.first_key / Config::kBlockN);
   }
-  // [begin, end) of them, of no use but to the first thread, which has no registers for them.
+  // [begin, end) of them, in shared memory: only the first thread needs them, and it has no registers to spare.
   __device__ __forceinline__ unsigned unmasked() const { return smem_.unmasked_tiles(); }
-  // As note_tile().
+  // As store_tile_start().
   __device__ __forceinline__ void store_needs_row_mask(const WorkTile& work, int i, int stage) const {
     if (Config::kSparse || thread_ != 0) return;
     const unsigned at = smem_.mask(stage) + 4 * Config::kMaskWords;
@@ -133,7 +133,7 @@ class DequantProducer {
     }
     ptx::store_shared_u32(at + 4, edge ? 1 : 0);
   }
-  // Tells the math groups which rows are not there; to_other: those of the other block, too, by their first barrier.
+  // Masks the warp's invalid rows. to_other: also in the other block, counted at its first "full" barrier.
   __device__ __forceinline__ void store_row_mask(int stage, unsigned invalid, unsigned to_other) const {
     if (lane() != 0) return;
     invalid &= 0x11111111;
@@ -147,7 +147,7 @@ class DequantProducer {
       ptx::store_async(at + to_other, x, smem_.k_full(stage, barrier_of(kFirstSlice)) + to_other);
   }
 
-  // A lane's codes of a chunk, to two neighbouring units. line: the chunk's first, in its buffer.
+  // Writes a lane's codes of a chunk as bf16, to two neighbouring units. line: the first one's address.
   __device__ __forceinline__ static void write_chunk(unsigned line, const unsigned (&codes)[4], float factor) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -161,7 +161,7 @@ class DequantProducer {
       ptx::store_shared_four(line ^ (16 * half), out);
     }
   }
-  // scale: of a part; of 584 those of two chunks.
+  // scale: of a slice; for 584 those of its two chunks.
   __device__ __forceinline__ static float factor_of_chunk(unsigned scale, unsigned chunk) {
     return k656 ? __uint_as_float(scale) : tile::e8m0_to_float(scale >> (8 * chunk) & 0xff);
   }
@@ -172,17 +172,17 @@ class DequantProducer {
   unsigned num_started_ = 0;  // tiles, of all work tiles
 
  private:
-  // What a lane of each `width` has found.
+  // What lane `lane` of each `width` has located.
   __device__ __forceinline__ static const char* row_of(const char* found, unsigned lane, int width) {
     return reinterpret_cast<const char*>(
         __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(found), lane, width));
   }
-  // Two fp16 numbers.
+  // Scales two fp16 numbers and rounds them to bf16.
   __device__ __forceinline__ static unsigned scale_two(unsigned halves, float factor) {
     return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(halves)) * factor,
                           ptx::f16_to_float(static_cast<unsigned short>(halves >> 16)) * factor);
   }
-  // Asks for the rows of tile i and those before it that are found with it.
+  // Loads the indices of the rows of tile i and of those before it that are located with it.
   __device__ __forceinline__ void load_index(const CachedSource& rows, int i, int tile_begin) {
     i -= found_tile();
     if (i >= tile_begin) index_ = rows.load_index(i, static_cast<int>(dequant_row()));
@@ -205,10 +205,10 @@ class DequantProducer {
     __syncwarp();
   }
 
-  int index_ = -1;        // for the row that is found next
-  unsigned position_;     // of the next tile, in those that have been found with it
+  int index_ = -1;        // of the row that is located next
+  unsigned position_;     // of the next tile, among those located together
   RowAddress found_;      // the lane's row of these
-  unsigned invalid_ = 0;  // where it is not there, a bit each lane
+  unsigned invalid_ = 0;  // a bit for each lane whose row is invalid
 };
 
 }  // namespace attune::mla

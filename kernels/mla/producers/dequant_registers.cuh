@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that bring rows of the packed formats in pairs of blocks: codes are multiplied by their scales and rounded to
-// bf16 once. What a lane decodes of the next tile it has in registers while that tile's buffer is not empty yet, so
-// that between the two lies no copy. Each block has half of the rows, and the copy engine brings them to the other,
-// half of V at a time. Rows that are not in a cache come as in mla/producers/gather.cuh.
+// The dequant producer of clusters: codes times scales, rounded to bf16 once. Codes of the next tile wait in the lane's
+// registers until its stage is empty, so that no copy lies between an empty stage and the dequantization. Each block
+// dequantizes half of the rows, and the copy engine sends them to the other block (DSMEM), one half of V at a time.
+// Rows outside of a cache come as in mla/producers/gather.cuh.
 //
-// What takes time are these warps' own instructions, one after the other: hence few fences, and no question for the
-// thread's number.
+// The time is in these warps' own instructions: hence few fences, and no repeated reads of threadIdx.
 #pragma once
 
 #include "mla/producers/dequant.cuh"
@@ -41,14 +40,14 @@ class RegisterDequantProducer : DequantProducer {
     }
   }
 
-  // 1: tile i is one of math group 1.
+  // 1: tile i is one of warpgroup 1.
   __device__ __forceinline__ static unsigned second_of(const WorkTile& work, int i) {
     return work.tile_end - 1 - i & 1;
   }
-  // Of parts 1 to 4, counted from 0: the one that is decoded as the i-th (part_in_turn()).
+  // Of slices 1 to 4, counted from 0: the one that is dequantized as the i-th (slice_in_order()).
   __device__ __forceinline__ static unsigned slice_in_turn(unsigned i, unsigned second) { return i ^ 2 * second; }
 
-  // Asks for what the lane decodes of the next tile, of each chunk 16 codes.
+  // Loads what the lane dequantizes of the next tile: 16 codes of each chunk.
   __device__ __forceinline__ void load_next(unsigned second) {
     const char* const row = own_row();
     scales_ = load_scales(row);
@@ -61,7 +60,7 @@ class RegisterDequantProducer : DequantProducer {
       for (int j = 0; j < 2; ++j) ptx::load_early_four(from + 64 * j, staged_[i][j]);
     }
   }
-  // Tile i, which the lane has.
+  // Dequantizes tile i, whose codes are in registers.
   __device__ __forceinline__ void dequant(const CachedSource& rows, const WorkTile& work, int i) {
     const PipelineState pipe = pipeline_state(num_started_++);
     const unsigned second = second_of(work, i), invalid = invalid_rows();
@@ -93,16 +92,16 @@ class RegisterDequantProducer : DequantProducer {
     for (int j = 0; j < 2; ++j) ptx::store_shared_four((line ^ (16 * j)) + kRopeChunk * Config::kChunkBytes, rope_[j]);
   }
 
-  // A half of V, 0 or 1. first: with what is in K only.
+  // Publishes half 0 or 1 of V. first: with the channels that only K has.
   __device__ __forceinline__ void publish(int stage, unsigned half, bool first) const {
-    constexpr unsigned kMaskBytes = 4 * (kRowsOfCta / 8);
+    constexpr unsigned kMaskBytes = 4 * (kRowsOfBlock / 8);
     ptx::fence_async_proxy();
     __syncwarp();
     if (!ptx::elect()) return;
     if (k656 && first) publish_chunks<1>(stage, kKOnly, kRopeChunk, kMaskBytes);
     publish_chunks<4>(stage, 2 + 2 * static_cast<int>(half), 4 * half, !k656 && half == 0 ? kMaskBytes : 0);
   }
-  // The warp's rows of a chunk lie side by side. notes: bytes that come beside them.
+  // The warp's rows of a chunk are contiguous. mask_bytes: what the other block's mask adds at the barrier.
   template <unsigned kCount>
   __device__ __forceinline__ void publish_chunks(int stage, int barrier, unsigned chunk, unsigned mask_bytes) const {
     const unsigned full = smem_.k_full(stage, barrier), own = smem_.k(stage) + first_row() * 128;
@@ -112,7 +111,7 @@ class RegisterDequantProducer : DequantProducer {
       ptx::copy_to_block(from + to_other_, from, kRowsOfWarp * 128, full + to_other_);
     }
     if (thread_ < 32) {
-      ptx::arrive_expecting(full, kRowsOfCta * 128 * kCount + mask_bytes);
+      ptx::arrive_expecting(full, kRowsOfBlock * 128 * kCount + mask_bytes);
     } else {
       ptx::arrive(full);
     }
@@ -120,7 +119,7 @@ class RegisterDequantProducer : DequantProducer {
 
   const ptx::TensorMap& q_;
   const unsigned to_other_;
-  unsigned scales_;  // of the tile that is decoded next
+  unsigned scales_;  // of the tile that is dequantized next
   unsigned staged_[4][2][4], rope_[2][4];
 };
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that bring rows of the packed formats in blocks by themselves: a row lands in shared memory as it is, and its
-// codes are decoded there: multiplied by their scales and rounded to bf16 once. Rows that are not in a cache come as in
+// The dequant producer of blocks without a cluster. cp.async copies packed rows to shared memory as they are; the warps
+// dequantize them there: codes times scales, rounded to bf16 once. Rows outside of a cache come as in
 // mla/producers/gather.cuh.
 //
-// There is no room beside the tiles, so codes land in the first half of V of their own tile's buffer, which is empty
-// before the second: 128 codes of a row in each of its four chunks, in the place of that row. They are decoded in an
-// order in which nothing is overwritten that is still needed.
+// There is no room beside the stages, so codes land in their own tile's stage, in the half of V that is empty first:
+// 128 codes of a row in each of its four chunks, in the place of that row. The order of dequantization overwrites
+// nothing that is still needed.
 //
 //   chunks            0    1    2    3    4    5    6    7    8
 //   landed            c1   c2   c3   c4                       rope (656)
@@ -13,7 +13,7 @@
 //   c3, c4            V1   V1   c3   c4   V3   V3   V4   V4
 //   c2                V1   V1   V2   V2   V3   V3   V4   V4
 //
-// The copies of the next tile begin as soon as its buffer is empty, which is asked for in between.
+// Copies of the next tile begin as soon as its stage is empty, which is polled in between.
 #pragma once
 
 #include "mla/producers/dequant.cuh"
@@ -36,7 +36,7 @@ class SharedDequantProducer : DequantProducer {
   }
 
  private:
-  // Units of 16 bytes of a row as it landed: eight lanes that read four units of two rows have them from all banks.
+  // Swizzle of landed codes in units of 16 bytes: eight lanes that read four units of two rows hit all banks.
   __device__ __forceinline__ static constexpr unsigned raw_swizzle(unsigned row) { return row % 2 * 4; }
 
   __device__ __forceinline__ void load(WorkTileReader& reader) {
@@ -58,7 +58,7 @@ class SharedDequantProducer : DequantProducer {
     }
   }
 
-  // The buffer of the tile that is copied next: what of it is written before it is decoded.
+  // Whether the regions of the next stage are empty that are written before dequantization.
   __device__ __forceinline__ bool buffer_is_empty() const {
     const PipelineState pipe = pipeline_state(num_started_);
     bool empty = true;
@@ -74,15 +74,15 @@ class SharedDequantProducer : DequantProducer {
     for (int half = 0; half < 3; ++half)
       if (written_before_dequant(half)) wait_empty(smem_, pipeline_state(num_started_), half);
   }
-  // The note, codes, and the rope part.
+  // The mask, the codes and the rope channels.
   __device__ __forceinline__ static constexpr bool written_before_dequant(int half) {
     return half == kKOnly || half == 1 || half == half_of(kRopeSlice);
   }
 
-  // Has the rows that have been found, tile i, copied as they are.
+  // Issues the copies of tile i's packed rows, which have been located.
   __device__ __forceinline__ void copy(const WorkTile& work, int i) {
     const int stage = pipeline_state(num_started_++).stage;
-    // A lane has 16 bytes of each 128 of every fourth row.
+    // A lane copies 16 bytes of each 128, of every fourth row.
     const unsigned mine = lane(), unit = mine % 8, row = mine / 8, line = smem_.k(stage) + (first_row() + row) * 128;
     const unsigned codes = line + (unit ^ raw_swizzle(row)) * 16;
     const unsigned rope = line + kRopeChunk * Config::kChunkBytes + (unit ^ row) * 16;
@@ -102,7 +102,7 @@ class SharedDequantProducer : DequantProducer {
     store_needs_row_mask(work, i, stage);
   }
 
-  // Tile i, which is being copied.
+  // Dequantizes tile i, whose copies have been issued.
   __device__ __forceinline__ void dequant(const CachedSource& rows, const WorkTile& work, int i) {
     const PipelineState pipe = pipeline_state(num_started_ - 1);
     bool copies = i > work.tile_begin;  // the next tile is still to be copied
@@ -122,7 +122,7 @@ class SharedDequantProducer : DequantProducer {
     read(pipe.stage, 4, first);
     write(pipe.stage, 4, first, scale_of(4));
     publish(pipe.stage, 4, 4);
-    const unsigned scale = scale_of(2);  // before those of the next tile come
+    const unsigned scale = scale_of(2);  // before the next tile's scales come
     if (copies && buffer_is_empty()) {
       copy(work, i - 1);
       copies = false;
@@ -139,7 +139,7 @@ class SharedDequantProducer : DequantProducer {
     return __shfl_sync(0xffffffffu, scales_, slice - 1, kLanes);
   }
   struct Codes {
-    unsigned words[2][4];  // of each chunk 16
+    unsigned words[2][4];  // 16 codes of each chunk
   };
   __device__ __forceinline__ void read(int stage, int slice, Codes& codes) const {
     const unsigned line = smem_.k(stage) + codes_;
@@ -154,7 +154,7 @@ class SharedDequantProducer : DequantProducer {
       write_chunk(line + (slice_at(slice).chunk + j) * Config::kChunkBytes, codes.words[j], factor_of_chunk(scale, j));
   }
 
-  // Parts that the warp has decoded, or copied.
+  // Publishes slices that the warp has dequantized, or copied.
   __device__ __forceinline__ void publish(int stage, int first, int last) const {
     __syncwarp();
     if (!ptx::elect()) return;
@@ -164,8 +164,8 @@ class SharedDequantProducer : DequantProducer {
 
   const ptx::TensorMap& q_;
   const unsigned codes_;  // where the lane reads codes of its row, in a chunk
-  const unsigned units_;  // where it writes
-  unsigned scales_;       // of the tile that is decoded next
+  const unsigned units_;  // where it writes bf16
+  unsigned scales_;       // of the tile that is dequantized next
 };
 
 }  // namespace attune::mla

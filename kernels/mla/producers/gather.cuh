@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that bring keys row by row, from where a list or a table says: rows of 16-bit elements, by asynchronous
-// copies. They lie swizzled, as the TMA would have written them. Rows that are not there, or that nobody may see,
-// become zero.
+// The gather producer: rows of 16-bit elements, from where a list or a page table says, by cp.async. They are written
+// in the TMA's swizzle. Rows that are invalid, or that no row of the M block sees, are zero-filled.
 //
-// A warp has sixteen rows of every tile. Its lanes find out where those of two tiles lie, a lane a row, while no buffer
-// is empty, so that nothing is between that and the copies. Eight neighbouring lanes have the bytes of a row's chunk
-// side by side.
+// A warp has sixteen rows of every tile. While no stage is empty, its lanes locate those of two tiles, one row a lane,
+// so that the copies start at once when a stage is. Eight neighbouring lanes copy 128 bytes of one row.
 #pragma once
 
 #include "mla/producers/kv_source.cuh"
@@ -13,12 +11,12 @@
 
 namespace attune::mla {
 
-// Tile i of a work tile: computed anew wherever it is needed, as what is needed of it is little and registers are few.
+// Tile i of a work tile. Recomputed wherever needed: it is cheap, and registers are scarce.
 __device__ __forceinline__ Tile tile_of(const WorkTile& work, int i) {
   return tile_at(work, Line(work.num_cached, work.first_key, work.end_key), i);
 }
 
-// What lies beside tile i and is the same for all of its rows. After the stage is empty, before it is handed over.
+// Stores what the mask says of tile i as a whole. After the stage is empty, before it is published.
 __device__ __forceinline__ void store_tile_start(const PrefillParams& p, const Smem& smem, int stage,
                                                  const WorkTile& work, int i) {
   if (Config::kSparse || threadIdx.x != 0) return;
@@ -32,30 +30,30 @@ __device__ __forceinline__ void wait_empty(const Smem& smem, const PipelineState
   ptx::wait_phase(smem.k_empty(pipe.stage, half), pipe.phase ^ 1);
 }
 
-// What is in K only, or a half of V; and the part at whose barrier it is handed over.
+// The channels of a region: what only K has, or a half of V; and the slice whose "full" barrier it has.
 __device__ __forceinline__ constexpr Slice channels_of(int half) {
   return half == kKOnly ? slice_at(0) : Slice{4 * (half - 1), 4};
 }
 __device__ __forceinline__ constexpr int slice_of_half(int half) { return 2 * half; }
 
-// A warp's rows of a tile.
+// Copies a warp's rows of a tile.
 class GatherCopies {
  public:
   static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes,
                        kRowsOfWarp = Config::kBlockN / (Config::kProducerThreads / 32),
                        kRowsOfLane = kRowsOfWarp / kRowsAtATime;
-  static constexpr int kFound = Config::kGather ? 32 / kRowsOfWarp : 1;  // tiles whose rows are found together
+  static constexpr int kFound = Config::kGather ? 32 / kRowsOfWarp : 1;  // tiles that are located together
 
   __device__ __forceinline__ GatherCopies(const PrefillParams& p, const Smem& smem) : p_(p), smem_(smem) {}
 
-  // What the lists or the tables say of the lane's row, of tile i or of one of those before it.
+  // Loads the index of the lane's row, which is of tile i or of one before it.
   __device__ __forceinline__ int load_index(const WorkTile& work, int head_tile, int i) const {
     i -= found_tile();
     if (kFound > 1 && i < work.tile_begin) return -1;
     const Tile tile = tile_of(work, i);
     return KvSource(p_, work, kv_head(head_tile), tile).load_index(tile.start + own());
   }
-  // Where these rows are. answer: what ask() said.
+  // Locates these rows. index: from load_index().
   __device__ __forceinline__ void locate(const WorkTile& work, int head_tile, int i, int index) {
     const Tile tile = tile_of(work, i - found_tile());
     const char* const row = KvSource(p_, work, kv_head(head_tile), tile).locate(tile.start + own(), index);
@@ -63,11 +61,11 @@ class GatherCopies {
     found_ = row != nullptr ? row : p_.q;  // not read
     position_ = 0;
   }
-  // The rows of the next of these tiles, of which the lane copies pieces. What is not there is not read: it begins
-  // where q does, whose rows are as long.
+  // Where the lane's vectors of the next located tile come from. Invalid rows are not read; their address is that of q,
+  // whose rows are as long.
   struct CopySources {
     const char* from[kRowsOfLane];
-    unsigned valid[kRowsOfLane], invalid;  // absent: a bit for each row
+    unsigned valid[kRowsOfLane], invalid;  // invalid: a bit for each row
   };
   __device__ __forceinline__ CopySources next() {
     CopySources sources;
@@ -83,7 +81,7 @@ class GatherCopies {
     sources.invalid = invalid_ >> first_row;
     return sources;
   }
-  // Tells the math groups which rows are not there. After the stage is empty, before it is handed over.
+  // Masks the warp's invalid rows. After the stage is empty, before it is published.
   __device__ __forceinline__ void store_row_mask(int stage, const WorkTile& work, int i,
                                                  const CopySources& sources) const {
     if (lane() < kRowsOfWarp / 8) {
@@ -105,7 +103,7 @@ class GatherCopies {
         if (j < channels.count) ptx::copy_async<16>(to + j * Config::kChunkBytes, from + 128 * j, sources.valid[i]);
     }
   }
-  // All of the next tile, when its buffer is empty.
+  // Copies all of the next tile, as its regions become empty.
   __device__ __forceinline__ void copy_tile(const PipelineState& pipe, const WorkTile& work, int i) {
     const CopySources sources = next();
     wait_empty(smem_, pipe, kKOnly);
@@ -129,8 +127,8 @@ class GatherCopies {
   const PrefillParams& p_;
   const Smem& smem_;
   const char* found_ = nullptr;  // the lane's row
-  unsigned invalid_ = 0;         // of these rows, a bit each
-  unsigned position_ = 0;        // of the next tile, in those whose rows have been found together
+  unsigned invalid_ = 0;         // a bit for each of these rows
+  unsigned position_ = 0;        // of the next tile, among those located together
 };
 
 class GatherProducer {
@@ -148,9 +146,9 @@ class GatherProducer {
  private:
   static_assert(GatherCopies::kFound == 2 || !Config::kGather, "rows are found for two tiles at a time");
 
-  // Rows are found for a pair of tiles of the math groups when the pair before is under way, as there is nothing to do
-  // then until the first's buffer is empty again; what the list says of the pair after them is asked for then too, and
-  // the next work tile is taken, a pair before the last. The second's buffer is empty soon after the first's.
+  // Rows are located for a pair of tiles while the pair before is under way, as the producer must wait then for an
+  // empty stage. At that time it also prefetches the indices of the pair after, and fetches the next work tile, one
+  // pair before the last. The second stage of a pair is empty soon after the first.
   __device__ __forceinline__ void load(WorkTileReader& reader) {
     const WorkTile& work = reader.work();
     const int head_tile = reader.head_tile();
@@ -161,7 +159,7 @@ class GatherProducer {
     int tile = 0;
 #pragma unroll 1
     for (; i >= work.tile_begin; --i, ++tile) {
-      // The same for all lanes, as the compiler learns from a shuffle: barriers' addresses are.
+      // The shuffle tells the compiler that the value is uniform, and so are the barriers' addresses.
       const unsigned same = __shfl_sync(0xffffffffu, tiles_++ << 1 | (tile & 1), 0);
       const PipelineState pipe = pipeline_state(same >> 1);
       const GatherCopies::CopySources sources = copies_.next();
@@ -193,7 +191,7 @@ class GatherProducer {
   __device__ __forceinline__ void copy(int stage, int half, const GatherCopies::CopySources& sources) const {
     if (channels_of(half).count == 0) return;
     copies_.copy(stage, channels_of(half), sources);
-    // The copies count when they are there; what the warp has stored, now.
+    // cp.async copies arrive when they land; the warp's own stores of the mask arrive now.
     const unsigned full = smem_.k_full(stage, slice_of_half(half));
     ptx::arrive_after_copies(full);
     if (slice_of_half(half) == kMaskSlice && threadIdx.x % 32 == 0) ptx::arrive(full);

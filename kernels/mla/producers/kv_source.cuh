@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of keys lie, for threads that copy them one by one: in slots by a list, in pages by a table, or dense.
+// Where key rows lie, for threads that copy them one by one: in slots named by a list, in pages named by a page table,
+// or dense.
 #pragma once
 
 #include "mla/config.cuh"
@@ -33,7 +34,7 @@ class KvSource {
     }
   }
 
-  // What the list or the table says of a key; a load, so that it can be asked for ahead. -1: the key is not to be read.
+  // Loads the list's or page table's entry of a key, so that it can be prefetched. -1: the key is not read.
   __device__ __forceinline__ int load_index(int key) const {
     if (key < tile_.low || key >= tile_.high) return -1;
     if constexpr (Config::kSparse) return table_[(key - offset_) * step_];
@@ -41,7 +42,7 @@ class KvSource {
     return p_.paged ? table_[page_of(pool_, key) * step_] : only_page_;
   }
 
-  // The row of a key, or null where there is none: an entry or a page out of range. answer: what ask() said.
+  // The address of a key's row; null if its entry or page is out of range. index: from load_index().
   __device__ __forceinline__ const char* locate(int key, int index) const {
     if (Config::kSparse || is_dense(p_, tile_)) {
       if (static_cast<unsigned>(index) >= static_cast<unsigned>(limit_)) return nullptr;
@@ -52,7 +53,7 @@ class KvSource {
     return data_ + index * pool_.page_stride + slot_of(key) * pool_.slot_stride;
   }
 
-  // Of a row of a packed format, how far from it its scales are: within it, or in a plane behind the page's rows.
+  // The offset of the scales from a packed row: within it (656), or in a plane behind the page's rows (584).
   __device__ __forceinline__ int scales_of(int key, int index) const {
     if constexpr (Config::kProducer != kernels::kMlaDequant584) return Packed::kNope;
     const int slot = Config::kSparse ? index - page_of(pool_, index) * pool_.page_size : slot_of(key);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four warps that have the TMA copy tiles of keys, from the last to the first: one for each half of each of the two
-// buffers, so that none waits for another's to be empty. They run ahead of the math groups as far as the buffers allow,
-// into the next work tile too. The first one also takes work tiles from the list and has the queries copied.
+// The TMA producer: four warps, one for each half of V of each of the two stages, so that none waits for another's
+// "empty" barrier. They copy tiles from the last to the first, and run ahead of the math warpgroups as far as the
+// stages allow, into the next work tile too. The first warp also fetches work tiles and copies q.
 //
-// In a cluster each of the two blocks has every other chunk of a tile copied, to both.
+// In a cluster, each of the two blocks multicasts every other chunk of a tile to both.
 //
-// Rows of a tile beyond the keys that the block may see may be anything, NaN included, and as values would be
-// multiplied by weights of 0: they become zero before the tile is handed over.
+// Rows outside of the block's keys may hold anything, NaN included, and 0 * NaN would spoil the PV GEMM: they are set
+// to zero before the tile is published.
 #pragma once
 
 #include "mla/producers/kv_source.cuh"
@@ -15,7 +15,7 @@
 
 namespace attune::mla {
 
-// hidden: a bit for each key of the tile that nobody sees; start: its first key; edge: rows of the block see different
+// masked: a bit for each key of the tile that no row sees; start: its first key; needs_row_mask: rows see different
 // keys.
 __device__ __forceinline__ void store_mask(const Smem& smem, int stage, unsigned long long masked, int start,
                                            bool needs_row_mask) {
@@ -41,20 +41,20 @@ class TmaProducer {
   }
 
  private:
-  // Of the two buffers and the two halves of a tile the warp has one each; the first half comes with what is in K only.
+  // The warp's stage and half of V. The first half comes with the channels that only K has.
   __device__ __forceinline__ int stage() const { return warp_ % 2; }
   __device__ __forceinline__ bool second_half() const { return warp_ >= 2; }
 
-  // after_first: to be called once, when the first of the warp's tiles is under way.
+  // after_first: called once, when the copies of the warp's first tile are issued.
   template <class AfterFirst>
   __device__ __forceinline__ void load_all(const WorkTile& work, int kv_head, AfterFirst&& after_first) {
-    // Tiles by their numbers in the sequence, those of a page's keys.
+    // Tiles by their number in the sequence, as those of a page's keys.
     const int skipped = work.first_key / Config::kBlockN, begin = work.tile_begin + skipped, batch = work.batch;
     const TileRange unmasked = unmasked_tiles(work);
     int i = work.tile_end + skipped - 1 - (has(kOddTiles) != (stage() != 0) ? 1 : 0);
     if ((work.tile_end - work.tile_begin) % 2 != 0) state_ ^= kOddTiles;
     bool first_of_run = true, first = true;
-    do {  // once, even where the warp has no tile
+    do {  // once, even if the warp has no tile
       if (i < begin) {
       } else if (unmasked.begin <= i && i < unmasked.end) {
         load_unmasked(batch, i * Config::kBlockN, kv_head, first_of_run, i - 2 >= max(begin, unmasked.begin));
@@ -74,7 +74,7 @@ class TmaProducer {
     ptx::wait_phase(smem_.k_empty(stage(), half), state_ & kPhase);
   }
 
-  // ---- tiles whose keys are all in the cache, and seen by all rows of the block
+  // ---- tiles whose keys all lie in the cache and are seen by all rows of the M block
 
   struct TileRange {
     int begin, end;
@@ -86,13 +86,14 @@ class TmaProducer {
     return {(low + Config::kBlockN - 1) / Config::kBlockN, high / Config::kBlockN};
   }
 
-  // start: the first key. fresh: it is the first of a run; more: the warp's next tile is one too.
+  // start: the first key. first_of_run: no unmasked tile came directly before; more: the warp's next tile is unmasked
+  // too.
   __device__ __forceinline__ void load_unmasked(int batch, int start, int kv_head, bool first_of_run, bool more) {
     if (first_of_run) next_page_ = page_of_box(batch, start);
     const int page = next_page_;
     if (more) next_page_ = page_of_box(batch, start - 2 * Config::kBlockN);
     const bool invalid = !prefill::is_there(p_, page);
-    // Beyond the pages there is nothing: a copy brings zeros.
+    // Page num_pages is out of bounds: the TMA fills with zeros.
     const int outer = invalid ? static_cast<int>(p_.num_pages) : page,
               row = prefill::slot_in_page(p_, start + box_of_lane());
     if (!second_half()) {
@@ -107,11 +108,12 @@ class TmaProducer {
     }
     state_ ^= kPhase;
   }
-  // A lane has a box of a tile, one after the other, again and again: its first key.
+  // The first key of the lane's box. Lanes beyond the number of boxes repeat them.
   __device__ __forceinline__ int box_of_lane() const {
     return (lane_ & ((Config::kBlockN >> p_.box_shift) - 1)) << p_.box_shift;
   }
-  // Parts whose place is empty. row, outer: of the lane's box. Math groups wait for this: few instructions.
+  // Copies slices whose region is empty. row, outer: of the lane's box. Few instructions, as the math warpgroups wait
+  // for this.
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void copy_slices(int kv_head, int row, int outer) const {
     const int shift = p_.box_shift;
@@ -130,7 +132,7 @@ class TmaProducer {
         for (int slice = kBegin; slice < kEnd; ++slice) {
           const unsigned to = smem_.k(stage()) + (b << shift) * 128, barrier = smem_.k_full(stage(), slice);
           if constexpr (Config::kCluster > 1) {
-            // Every other chunk of a part, to both blocks.
+            // Multicasts every other chunk of a slice to both blocks.
             const int odd = (stage() + ptx::cluster_rank()) % 2, chunk = slice_at(slice).chunk + odd;
             if (odd < slice_at(slice).count) {
               ptx::copy_box_to_blocks(3, to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box,
@@ -150,7 +152,7 @@ class TmaProducer {
     }
   }
   __device__ __forceinline__ int page_of_box(int batch, int start) const {
-    // Where the table's row begins is computed anew, rather than kept in registers.
+    // Recomputes where the row of the page table begins, rather than keep it in registers.
     return prefill::find_slot(p_, ptx::kept(batch), start + box_of_lane(), false).page;
   }
   __device__ __forceinline__ void store_unmasked_tile_mask(bool invalid) {
@@ -165,9 +167,9 @@ class TmaProducer {
     state_ = (state_ & ~kMaskWritten) | (boxes != 0 ? kMaskWritten : 0);
     __syncwarp();
   }
-  // ---- all others
+  // ---- all other tiles
 
-  // Lanes 2 b and 2 b + 1 copy box b of a tile. Its page, or -1 where no key of it is to be read.
+  // Lanes 2 b and 2 b + 1 copy box b of a tile. page: -1 if no key of the box is read.
   static constexpr int kMostBoxes = 8;
   __device__ __forceinline__ int box() const { return lane_ / 2; }
   __device__ __forceinline__ int shift_of(const Tile& tile) const { return tile.cached ? p_.box_shift : 6; }
@@ -228,12 +230,12 @@ class TmaProducer {
   __device__ __forceinline__ Origin origin_of(const WorkTile& work, const Tile& tile, int page) const {
     if (!tile.cached)
       return {static_cast<int>(work.kv_row) + tile.start - work.num_cached, p_.kv_flat ? 0 : work.batch};
-    // Beyond the pages there is nothing: a copy brings zeros.
+    // Page num_pages is out of bounds: the TMA fills with zeros.
     return {prefill::slot_in_page(p_, tile.start + (box() << p_.box_shift)),
             prefill::is_there(p_, page) ? page : static_cast<int>(p_.num_pages)};
   }
 
-  // Tells the math groups which keys nobody sees, or lie on pages that are not there.
+  // Masks keys that no row sees, or whose page is invalid.
   __device__ __forceinline__ void store_tile_mask(const WorkTile& work, const Tile& tile, int page) {
     const bool invalid = tile.cached && has_box(tile) && !prefill::is_there(p_, page);
     unsigned long long masked = ~keys_between(tile.low - tile.start, tile.high - tile.start);
@@ -254,7 +256,7 @@ class TmaProducer {
     return before(end) & ~before(begin);
   }
 
-  // Swizzling stays within a row.
+  // Zeroes rows. The swizzle permutes bytes within a row only.
   __device__ __forceinline__ void clear_rows(unsigned at, int begin, int end) const {
 #pragma unroll 1
     for (int i = 8 * begin + lane_; i < 8 * end; i += 32) ptx::store_shared_zero(at + 16 * i);
@@ -264,12 +266,12 @@ class TmaProducer {
   const ptx::TensorMap &q_, &k_, &dense_k_;
   const Smem& smem_;
   const int lane_, warp_;
-  // Bits, as registers are scarce: the parity of the buffer's next use, and of the next copy that has an edge; whether
-  // the note in the buffer says something; and whether the tiles of all work tiles so far are odd in number.
+  // State bits, as registers are scarce: the phase of the stage's next use, and of the barrier for partial tiles;
+  // whether the stage's mask has bits set; and whether the number of tiles so far, over all work tiles, is odd.
   static constexpr unsigned kPhase = 1, kPartialPhase = 2, kMaskWritten = 4, kOddTiles = 8;
   __device__ __forceinline__ bool has(unsigned bit) const { return (state_ & bit) != 0; }
   unsigned state_ = kPhase | kMaskWritten;
-  int next_page_ = -1;  // of the lane's box of the next plain tile
+  int next_page_ = -1;  // of the lane's box of the next unmasked tile
 };
 
 }  // namespace attune::mla

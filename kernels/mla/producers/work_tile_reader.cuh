@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every loader does: it goes through the work tiles, and the first of its warps takes them from the list and has
-// the queries copied.
+// What the producers of the M = 64 kernel share: the loop over work tiles. Their first warp also fetches the work tiles
+// and issues the copies of q.
 #pragma once
 
 #include "mla/config.cuh"
@@ -9,7 +9,7 @@
 
 namespace attune::mla {
 
-// Of a block's queries: one box a chunk. All lanes of a warp.
+// Issues the TMA copies of a work tile's q: one box for each 64 channels. By all lanes of a warp.
 __device__ __forceinline__ void load_q(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& map,
                                        const WorkTile& work, int head_tile) {
   if (ptx::elect()) {
@@ -24,8 +24,8 @@ __device__ __forceinline__ void load_q(const PrefillParams& p, const Smem& smem,
   __syncwarp();
 }
 
-// A loader warp's way through the work tiles: all lanes. The first warp takes them from the list for all others: the
-// first by take_first(), the next by take(), once a work tile and behind copy_queries().
+// A producer warp's loop over the work tiles, by all lanes. The first warp fetches them for all: the first by
+// fetch_first(), each next one by fetch_next(), once a work tile and after load_next_q().
 class WorkTileReader {
  public:
   __device__ __forceinline__ WorkTileReader(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& q)
@@ -51,33 +51,33 @@ class WorkTileReader {
       scheduler_.pass();
     }
   }
-  // Whether there is a work tile to be loaded; waits until it has been taken.
+  // Whether there is a work tile to be loaded. Waits until it has been fetched.
   __device__ __forceinline__ bool has_work() const {
     ptx::wait_phase(smem_.work_full(slot_of_work(before())), before() / kernels::kWorkSlots % 2);
     return head_tile() != prefill::kNoMoreWork;
   }
-  // Until the next one is taken.
+  // Valid until the next one is fetched.
   __device__ __forceinline__ const WorkTile& work() const { return smem_.work(slot_of_work(before())); }
   __device__ __forceinline__ int head_tile() const { return smem_.head_tile(slot_of_work(before())); }
-  // Has the present work tile's queries copied, once those before are no longer needed. The first work tile's a math
-  // warp has had copied, which has nothing else to do yet.
+  // Issues the copies of the present work tile's q, once the one before is released. The first work tile's q comes from
+  // a math warp, which has nothing else to do yet (load_first_q).
   __device__ __forceinline__ void load_next_q() const {
     if (!is_scheduler_warp() || before() == 0) return;
     ptx::wait_phase(smem_.q_empty(), (before() + 1) % 2);
     load_q(p_, smem_, q_, work(), head_tile());
   }
-  // The present work tile has been loaded, and the next one taken.
+  // Ends the present work tile, after the next one has been fetched.
   __device__ __forceinline__ void advance() {
     __syncwarp();
-    if constexpr (kOwnCount) count_ = ptx::kept(count_);  // the slot is computed anew, rather than kept in a register
+    if constexpr (kOwnCount) count_ = ptx::kept(count_);  // recomputes the slot, rather than keep it in a register
     const unsigned present = kOwnCount ? count_ : ptx::kept(scheduler_.count()) - 2;
     if (!is_scheduler_warp() && threadIdx.x % 32 == 0) ptx::arrive(smem_.work_empty(slot_of_work(present)));
     if constexpr (kOwnCount) ++count_;
   }
 
  private:
-  // Of work tiles, beside the feed's, which the first warp has one ahead: with one count for both, loaders that decode
-  // spill in the loop over tiles; with two the others spill.
+  // A count of work tiles beside the scheduler's, which is one ahead in the first warp. With one count for both,
+  // dequant producers spill in the loop over tiles; with two, the others spill.
   static constexpr bool kOwnCount = Config::kDequant;
   __device__ __forceinline__ static bool is_scheduler_warp() { return threadIdx.x < 32; }
   __device__ __forceinline__ unsigned before() const { return kOwnCount ? count_ : scheduler_.count() - 1; }
@@ -89,7 +89,7 @@ class WorkTileReader {
   unsigned count_ = 0;  // work tiles before the present one
 };
 
-// Whether rows of the block see different keys of a tile.
+// Whether the rows of the M block see different keys of a tile.
 __device__ __forceinline__ bool needs_row_mask(const PrefillParams& p, const WorkTile& t, const Tile& tile) {
   const int position = t.num_keys - t.num_q + t.token_begin;
   return tile.start < prefill::first_visible(p, position + t.num_tokens - 1) ||
