@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements; dense or sparse.
-// More heads are several blocks of rows. As mla/mla.cu, but rows of queries are not padded to 64 nor in shared memory,
-// which three tiles fill, so that memory is not waited for. Over packed rows: mla/half.cu.
+// The m16 kernel: MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements;
+// dense or sparse. More heads are several M blocks. Unlike mla/mla.cu, it neither pads queries to 64 rows nor keeps
+// them in shared memory: three pipeline stages fill that, so that memory latency is hidden. Packed rows: mla/half.cu.
 //
-// A work tile is a token and the tiles of keys that it may see, 64 each. Two warps have them copied
-// (mla/producers/bulk_copy.cuh), eight do the math (mla/m16/mainloop.cuh): each tile's scores are computed by all of
-// them, eight keys each, and its values multiplied by all, 64 channels each.
+// A work tile is a token and the key tiles that it may see, 64 keys each. Two producer warps copy them
+// (mla/producers/bulk_copy.cuh). Eight math warps (mla/m16/mainloop.cuh) share each tile: eight keys of S each, and 64
+// channels of O each.
 //
-// Barriers: "full" and "empty" of each tile's place; "full" of the maxima and the weights of a tile, that all warps
-// need of each, in two buffers each: who writes to one has heard from all since they read it.
+// Barriers: "full" and "empty" of each stage; "full" of a tile's row max and of P, which all warps need of each other.
+// Both have two buffers: a warp writes to one when all have arrived since they read it.
 #include "mla/m16/epilogue.cuh"
 #include "mla/producers/bulk_copy.cuh"
 #include "ptx/grid.cuh"
@@ -46,7 +46,8 @@ __device__ __forceinline__ void run_m16(const PrefillParams& p, const M16Smem& s
     if (smem.head_tile(slot) == prefill::kNoMoreWork) return;
     const WorkTile& work = smem.work(slot);
     a.run(work, smem.head_tile(slot));
-    if (work.num_splits > 1) m16_store_partial(p, work, smem.head_tile(slot), a);  // before sums, which take a while
+    if (work.num_splits > 1)
+      m16_store_partial(p, work, smem.head_tile(slot), a);  // before the row sums, which take a while
     a.reduce_row_sum();
     if (work.num_splits > 1) {
       m16_store_partial_stats(p, work, smem.head_tile(slot), a);
@@ -67,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(attune::mla::M16Config::kThreads, 1
   using namespace attune;
   using namespace attune::mla;
   const M16Smem smem(ptx::dynamic_shared());
-  const M16Producer::Scheduler::First asked = M16Producer::Scheduler::ask_first(p);  // while the barriers are prepared
+  const M16Producer::Scheduler::First asked =
+      M16Producer::Scheduler::ask_first(p);  // while the barriers are initialised
   init_barriers(smem);
   if (threadIdx.x < M16Config::kProducerThreads) {
     ptx::give_up_registers<M16Config::kProducerRegisters>();

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA attention of at most 32 query heads, or 16, one token at a time, over packed rows of 656 bytes; dense or sparse.
-// As mla/few.cu, with rows as they lie in the cache in shared memory, four tiles at a time; but products are by wgmma,
-// whose left operand are codes that become 16-bit numbers in registers, and the right one queries and weights in shared
-// memory.
+// The swap-AB kernel: MLA attention of at most 32 query heads, or 16, one token at a time, over packed rows of 656
+// bytes; dense or sparse. Four pipeline stages of packed rows as they lie in the cache. The GEMMs are wgmma with A and
+// B swapped: codes are converted to the A operand in registers, queries and P are the B operand in shared memory.
 //
-// A work tile is a token and the tiles of keys that it may see, 64 each. Two warps have them copied
-// (mla/producers/bulk_copy.cuh), one follows their scales (mla/swap_ab/scale_units.cuh), four have scores of all of
-// them (mla/swap_ab/softmax.cuh), four values and outputs (mla/swap_ab/pv.cuh).
+// A work tile is a token and the key tiles that it may see, 64 keys each. Warp roles:
+//   2 producer warps        copy rows (mla/producers/bulk_copy.cuh)
+//   1 scale unit warp       sets the units of the scales (mla/swap_ab/scale_units.cuh)
+//   2 softmax warpgroups    S and P, of every other tile each (mla/swap_ab/softmax.cuh)
+//   1 PV warpgroup          O (mla/swap_ab/pv.cuh)
 //
-// Barriers: "full" and "empty" of each tile's place; "full" of the maxima, and units, of a tile, in two buffers; "full"
-// and "empty" of the weights of a tile, from the warps that have scores to those that have values.
+// Barriers: "full" and "empty" of each stage; "full" of a tile's row max and units, for each stage; "full" and "empty"
+// of P, from the softmax warps to the PV warps.
 #include "mla/producers/bulk_copy.cuh"
 #include "mla/swap_ab/epilogue.cuh"
 #include "ptx/grid.cuh"
@@ -38,7 +39,7 @@ __device__ __forceinline__ void init_barriers(const SwapAbSmem& smem) {
   __syncthreads();
 }
 
-// attend(work tile, head_tile): one work tile.
+// run(work tile, head_tile): one work tile.
 template <class Run>
 __device__ __forceinline__ void run_work_tiles(const SwapAbSmem& smem, const Run& run) {
   for (unsigned count = 0;; ++count) {
@@ -79,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads
   using namespace attune::mla;
   const SwapAbSmem smem(ptx::dynamic_shared());
   const SwapAbProducer::Scheduler::First asked =
-      SwapAbProducer::Scheduler::ask_first(p);  // while the barriers are prepared
+      SwapAbProducer::Scheduler::ask_first(p);  // while the barriers are initialised
   init_barriers(smem);
   if (threadIdx.x < SwapAbConfig::kProducerThreads) {
     ptx::give_up_registers<SwapAbConfig::kProducerRegisters>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of the kernel of few rows: its sizes, and the addresses in its shared memory.
+// The m16 kernel's sizes, and the addresses in its shared memory.
 #pragma once
 
 #include "mla/config.cuh"
@@ -14,10 +14,11 @@ struct M16Config {
   static constexpr int kMathWarps = kernels::kMlaM16MathWarps, kThreads = kernels::kMlaM16Threads;
   static constexpr int kProducerThreads = kThreads - 32 * kMathWarps;  // a warpgroup, of which two warps load
   static constexpr int kProducerWarps = 2, kKeysOfProducer = kBlockN / kProducerWarps;
-  static constexpr int kWorkReaders = kMathWarps + kProducerWarps - 1;  // warps, without the one that takes work tiles
+  static constexpr int kWorkReaders =
+      kMathWarps + kProducerWarps - 1;  // warps, without the one that fetches work tiles
   static constexpr int kProducerRegisters = 56, kMathRegisters = 224;
-  static constexpr int kKeysOfWarp = kBlockN / kMathWarps;                // of which it computes scores
-  static constexpr int kChannelsOfWarp = Config::kHeadDimV / kMathWarps;  // of its output
+  static constexpr int kKeysOfWarp = kBlockN / kMathWarps;                // a warp's keys of S
+  static constexpr int kChannelsOfWarp = Config::kHeadDimV / kMathWarps;  // a warp's channels of O
 
   static_assert(!Config::kTma && Config::kProducer != kernels::kMlaDequant584 && Config::kCluster == 1 &&
                     !(Config::kDense && Config::kSparse),
@@ -36,21 +37,21 @@ static_assert(sizeof(M16Storage) <= kernels::kMostSharedBytes, "more shared memo
 struct M16Smem : tile::SharedView<M16Storage> {
   using SharedView::SharedView;
   __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(M16Storage, check); }
-  // With which sums begin (kernels::ScheduleCheck).
+  // The value that row sums begin with (kernels::ScheduleCheck).
   __device__ __forceinline__ float first_sum() const {
     return ptx::load_shared(ATTUNE_SHARED_AT(M16Storage, check.first_sum));
   }
   __device__ __forceinline__ unsigned row(int stage, int key) const {
     return ATTUNE_SHARED_AT_INDICES(M16Storage, tiles, stage, key);
   }
-  // kernels::MlaFewNote, whose first words are `absent`.
+  // kernels::MlaCachedTileMask, whose first words are `masked`.
   __device__ __forceinline__ unsigned mask(int stage) const { return ATTUNE_SHARED_AT_INDEX(M16Storage, masks, stage); }
   __device__ __forceinline__ unsigned row_source(int key) const {
     return ATTUNE_SHARED_AT_INDEX(M16Storage, row_sources, key);
   }
-  // A row has 128 bytes.
+  // 128 bytes a row.
   __device__ __forceinline__ unsigned p(unsigned buffer) const { return ATTUNE_SHARED_AT_INDEX(M16Storage, p, buffer); }
-  // Eight numbers of a row, one from each warp.
+  // Eight floats of a row, one of each warp.
   __device__ __forceinline__ unsigned tile_row_max(unsigned buffer, int row) const {
     return ATTUNE_SHARED_AT_INDICES(M16Storage, tile_row_max, buffer, row);
   }
@@ -84,7 +85,7 @@ __device__ __forceinline__ int cached_tile_end(const WorkTile& work) {
   return work.tile_end;
 }
 
-// Of the math warps. _anew: computed, with what follows from it, wherever it is asked for, as registers are scarce.
+// Of the math warps. _anew: recomputed wherever it is used, as registers are scarce.
 __device__ __forceinline__ int math_warp() {
   return static_cast<int>(threadIdx.x) / 32 - M16Config::kProducerThreads / 32;
 }

@@ -7,10 +7,10 @@
 
 namespace attune::mla {
 
-// The channels of the lane: its first.
+// The lane's first channel.
 __device__ __forceinline__ int m16_channel() { return math_warp() * M16Config::kChannelsOfWarp + M16Mma::channel(); }
 
-// A part, against the reference: of rows g and g + 8 a lane has pieces of two channels each (mla/partial_out.cuh).
+// Stores O relative to row_max_ref, in the layout of mla/partial_out.cuh.
 __device__ __forceinline__ void m16_store_partial(const PrefillParams& p, const WorkTile& t, int head_tile,
                                                   M16Mainloop& a) {
   const int lane = threadIdx.x % 32, row = lane / 4, unit = partial_idx(p, t, head_tile);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void m16_store_partial(const PrefillParams& p, const 
     }
   }
 }
-// What lies beside it.
+// Stores the row stats of the partial output.
 __device__ __forceinline__ void m16_store_partial_stats(const PrefillParams& p, const WorkTile& t, int head_tile,
                                                         M16Mainloop& a) {
   const int lane = threadIdx.x % 32;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void m16_store_partial_stats(const PrefillParams& p, 
   }
 }
 
-// The lane's two rows.
+// Stores the lane's two rows, normalised.
 __device__ __forceinline__ void m16_store_out(const PrefillParams& p, const WorkTile& t, int head_tile,
                                               M16Mainloop& a) {
   constexpr bool kOut16Bit = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math of few rows: 16 rows of queries against tiles of 64 cached rows, which become operands in registers.
+// The m16 mainloop: 16 rows of queries against tiles of 64 cached rows.
 //
-//   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r a reference for each row;  O = O 2^(c (r - r')) + P V
+//   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r the reference row max of each row;  O = O 2^(c (r - r')) + P V
 //
-// Warp w computes scores of keys 8 w .. + 7, with all queries in registers, and has channels 64 w .. + 63 of O.
+// Warp w computes S of keys 8 w .. + 7, with all queries in registers, and has channels 64 w .. + 63 of O.
 //
 //   warp:   S_1  max_1 >  O += P_0 V_0  > max_1 of all, P_1 >  S_2  max_2 >  O += P_1 V_1 ..
 //
-// What other warps need of it, maxima and weights, they need a product later, so that they hardly wait.
+// A warp's row max and P are needed by the others one GEMM later, so that they hardly wait.
 #pragma once
 
 #include "mla/m16/mma.cuh"
@@ -19,15 +19,15 @@ namespace attune::mla {
 
 class M16Mainloop {
  public:
-  // Lane: rows g and g + 8 of the queries, with g = lane / 4; keys 2 t and 2 t + 1 of the warp's, with t = lane % 4.
-  // highest and reference are the same in all warps; sum is of the lane's keys, against reference.
+  // A lane has rows g and g + 8 of the queries, g = lane / 4, and keys 2 t and 2 t + 1 of the warp's, t = lane % 4.
+  // row_max and row_max_ref are the same in all warps; row_sum is of the lane's keys, relative to row_max_ref.
   float row_max[2], row_max_ref[2], row_sum[2];
   M16Out o;
 
   __device__ __forceinline__ M16Mainloop(const PrefillParams& p, const M16Smem& smem)
       : p_(p), smem_(smem), warp_(math_warp()), lane_(threadIdx.x % 32) {}
 
-  // All tiles of a work tile. All math warps, when they have met after the work tile before.
+  // Runs all tiles of a work tile. By all math warps, synced since the work tile before.
   __device__ __forceinline__ void run(const WorkTile& work, int head_tile) {
     operands_.load_q(p_, work, head_tile);
 #pragma unroll
@@ -35,7 +35,7 @@ class M16Mainloop {
 #pragma unroll
     for (int i = 0; i < M16Out::kCount; ++i) o.at(i) = 0;
     const int tiles = cached_tile_end(work) - work.tile_begin;
-    // What all lanes have alike, in registers that they share.
+    // Uniform values, by a shuffle: the compiler then has them in uniform registers.
     pipe_ = {__shfl_sync(0xffffffffu, pipe_.stage, 0), __shfl_sync(0xffffffffu, pipe_.phase, 0)};
     last_ = __shfl_sync(0xffffffffu, last_, 0), count_ = __shfl_sync(0xffffffffu, count_, 0);
 #pragma unroll 1
@@ -54,7 +54,7 @@ class M16Mainloop {
     if constexpr (Config::kDense) add_new_tokens(work, head_tile);
   }
 
-  // The sum of all keys, of all warps. Nobody needs what the work tile has used of shared memory any more.
+  // Reduces row_sum over all warps. After its sync nobody needs the work tile's shared memory any more.
   __device__ __forceinline__ void reduce_row_sum() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -71,7 +71,7 @@ class M16Mainloop {
     }
   }
 
-  // Of o, row g in the lower half.
+  // Bounds of O, row g in the lower half.
   __device__ __forceinline__ unsigned bounds() {
     float bound[2];
 #pragma unroll
@@ -83,7 +83,7 @@ class M16Mainloop {
     return two_bounds(bound[0], bound[1]);
   }
 
-  // What o is to be multiplied with to be against the maximum, as sum then is. The maximum becomes a score in base 2.
+  // Makes row_sum relative to row_max, and row_max a score in base 2. Returns O's factor for that.
   __device__ __forceinline__ float final_rescale(int h) {
     const float rescale = row_max[h] == row_max_ref[h] ? 1.0f : ptx::exp2_approx((row_max_ref[h] - row_max[h]) * c());
     row_sum[h] *= rescale;
@@ -92,7 +92,7 @@ class M16Mainloop {
   }
 
  private:
-  // From products to scores in base 2.
+  // From S to scores in base 2.
   __device__ __forceinline__ float c() const { return p_.scale * kLog2e; }
   __device__ __forceinline__ int g() const { return lane_ / 4; }
   __device__ __forceinline__ int t() const { return lane_ % 4; }
@@ -106,7 +106,7 @@ class M16Mainloop {
     }
   }
 
-  // Products with the warp's keys of the next tile, and their maxima, for all warps.
+  // S of the warp's keys of the next tile, and their row max, published to all warps.
   __device__ __forceinline__ void qk_gemm(const PipelineState& tile) {
     ptx::wait_phase(smem_.full(tile.stage), tile.phase);
     operands_.qk_gemm(smem_, tile.stage, s_);
@@ -120,7 +120,7 @@ class M16Mainloop {
       float tile_max = fmaxf(s_[2 * h], s_[2 * h + 1]);
       tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
       tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-      // racecheck reports this beside weigh()'s loads: it does not follow a lane's arrival for its warp.
+      // racecheck reports this beside softmax()'s loads: it does not follow that a lane arrives for its warp.
       if (t() == 0)
         ptx::store_shared_u32(smem_.tile_row_max(count_ % 2, g() + 8 * h) + 4 * warp_, __float_as_uint(tile_max));
     }
@@ -128,7 +128,7 @@ class M16Mainloop {
     if (lane_ == 0) ptx::arrive(smem_.row_max_full(count_ % 2));
   }
 
-  // Weights of the warp's keys, for all warps.
+  // P of the warp's keys, published to all warps.
   __device__ __forceinline__ void softmax(int stage) {
     ptx::wait_phase(smem_.row_max_full(count_ % 2), count_ / 2 % 2);
     const float scale = c();
@@ -144,7 +144,7 @@ class M16Mainloop {
       for (int e = 0; e < 2; ++e) s_[2 * h + e] = ptx::exp2_approx(fmaf(s_[2 * h + e], scale, -from));
       row_sum[h] = fmaf(row_sum[h], rescale[h], s_[2 * h] + s_[2 * h + 1]);
     }
-    // racecheck reports this beside take_values()'s loads: it does not follow a lane's arrival for its warp.
+    // racecheck reports this beside pv_gemm()'s loads: it does not follow that a lane arrives for its warp.
     operands_.publish_p(smem_, count_ % 2, s_);
     __syncwarp();
     if (lane_ == 0) ptx::arrive(smem_.p_full(count_ % 2));
@@ -154,7 +154,7 @@ class M16Mainloop {
     }
   }
 
-  // The product of all keys' weights and the warp's channels.
+  // O += P of all keys * V of the warp's channels.
   __device__ __forceinline__ void pv_gemm(int stage, unsigned count) {
     ptx::wait_phase(smem_.p_full(count % 2), count / 2 % 2);
     operands_.pv_gemm(smem_, stage, count % 2, o);
@@ -162,11 +162,11 @@ class M16Mainloop {
     if (lane_ == 0) ptx::arrive(smem_.empty(stage));
   }
 
-  // ---- new tokens, one by one: there is hardly more than one
+  // ---- new tokens, one by one: there is rarely more than one
 
   __device__ __forceinline__ void add_new_tokens(const WorkTile& work, int head_tile) {
     const Line line(work.num_cached, work.first_key, work.end_key);
-    sync_m16_math_warps();  // nobody reads the sums of the work tile before, which may have been followed by no tile
+    sync_m16_math_warps();  // the row sums of the work tile before, if no tile came since, have been read
 #pragma unroll 1
     for (int i = max(work.tile_begin, line.num_cached_tiles); i < work.tile_end; ++i) {
       const Tile tile = tile_at(work, line, i);
@@ -178,7 +178,7 @@ class M16Mainloop {
   }
   // row: of its key and value.
   __device__ __forceinline__ void add_new_token(const WorkTile& work, int head_tile, const char* row) {
-    // A warp has the products of two rows of queries.
+    // A warp computes S of two rows of queries.
 #pragma unroll 1
     for (int own = 2 * warp_; own < 2 * warp_ + 2; ++own) {
       const float s = dot_new_token(query_row(p_, work, head_tile, own), row, lane_);
@@ -209,9 +209,9 @@ class M16Mainloop {
   const M16Smem& smem_;
   const int warp_, lane_;
   M16Mma operands_;
-  float s_[4];          // products, then weights, of (row g, keys 2 t, 2 t + 1), then row g + 8
+  float s_[4];          // S, then P, of (row g, keys 2 t, 2 t + 1), then row g + 8
   PipelineState pipe_;  // of the next tile
-  int last_ = 0;        // stage of the one before
+  int last_ = 0;        // stage of the tile before
   unsigned count_ = 0;  // tiles, of all work tiles
 };
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cached rows become in the kernel of few rows: operands, which ldmatrix brings as they are needed. FewOperands is
-// a warp's, with the queries in registers; lane: g = lane / 4, t = lane % 4.
+// The m16 kernel's GEMMs by mma.sync, with cached rows as operands by ldmatrix. Of one warp, with q in registers; g =
+// lane / 4, t = lane % 4.
 //
-//   load_queries(p, work tile, head_tile)               all math warps together
-//   multiply_keys(places, stage, s)                s = (row g, keys 2 t, 2 t + 1 of the warp's), then row g + 8
-//   store_weights(places, buffer, s)               weights where s had scores, to all warps
-//   multiply_values(places, stage, buffer, o)      o += weights of all keys * the warp's channels
-//   arrange(o)                                     and then FewOut::channel() is what a lane has
+//   load_q(p, work, head_tile)           by all math warps together
+//   qk_gemm(smem, stage, s)              s = (row g, keys 2 t, 2 t + 1 of the warp's), then row g + 8
+//   publish_p(smem, buffer, s)           P in place of S, to all warps
+//   pv_gemm(smem, stage, buffer, o)      o += P of all keys * V of the warp's channels
+//   transpose_channels(o)                then channel() is the lane's first channel of a block
 #pragma once
 
 #include "mla/m16/operands.cuh"
@@ -44,7 +44,7 @@ class M16Mma {
 
   __device__ __forceinline__ void qk_gemm(const M16Smem& smem, int stage, float (&s)[4]) const {
     const unsigned from = m16_k_address(smem, stage);
-    float products[4][4] = {};  // sums of every fourth block, as each waits for the one before
+    float products[4][4] = {};  // every fourth block has its own accumulator, as an mma waits for the one before
 #pragma unroll
     for (int i = 0; i < kBlocks; i += 2) {
       unsigned keys[4];
@@ -84,8 +84,8 @@ class M16Mma {
     }
   }
 
-  // Columns 2 t and 2 t + 1 of the two accumulators are those of eight channels each. Of two neighbouring lanes one has
-  // the first accumulator's four, and the other the second's.
+  // The accumulators of a block have columns 2 t and 2 t + 1 of eight channels each. Afterwards one of two neighbouring
+  // lanes has four channels of the first accumulator, the other four of the second.
   __device__ __forceinline__ static void transpose_channels(M16Out& o) {
     const bool odd = threadIdx.x % 2 != 0;
 #pragma unroll

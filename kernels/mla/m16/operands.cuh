@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of the kernels whose blocks have fewer rows of queries: where those are, and references; and of that of few rows
-// where operands and outputs are.
+// Rows of queries and new tokens in the m16 and swap-AB kernels; and where the m16 kernel's operands and O lie.
 #pragma once
 
 #include "mla/m16/config.cuh"
@@ -12,7 +11,7 @@
 
 namespace attune::mla {
 
-// 64 channels of O, in blocks of 16: of each and of rows g and g + 8 four channels.
+// 64 channels of O, in blocks of 16: four channels of each block, for rows g and g + 8.
 struct M16Out {
   static constexpr int kBlocks = M16Config::kChannelsOfWarp / 16, kCount = kBlocks * 8;
   // Two accumulators a block, each [row g, two columns], [row g + 8, two columns].
@@ -20,14 +19,14 @@ struct M16Out {
   __device__ __forceinline__ float& at(int i) { return blocks[i / 8][i / 4 % 2][i % 4]; }
 };
 
-// Where one of the block's rows of queries begins, null where there is none.
+// The address of a row of queries; null if there is none.
 __device__ __forceinline__ const char* query_row(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
   if (row >= p.heads_of_tile) return nullptr;
   return p.q + 2 * tile::row_offset(p, t.batch, t.q_begin, t.token_begin, head_tile * p.heads_of_tile + row,
                                     p.q_batch_stride, p.q_row_stride, p.q_head_stride);
 }
 
-// A query's product with a row of a new token, by a warp; 0 where there is no query.
+// A query's dot product with a new token's row, by a warp; 0 if there is no query.
 __device__ __forceinline__ float dot_new_token(const char* query, const char* row, int lane) {
   float s = 0;
 #pragma unroll 1
@@ -38,8 +37,8 @@ __device__ __forceinline__ float dot_new_token(const char* query, const char* ro
   return s;
 }
 
-// Where lane l begins to read pieces of 16 bytes of cached rows by ldmatrix. Keys: of eight rows four neighbouring
-// pieces. Values: of sixteen rows two, so that lanes hold two keys side by side.
+// Addresses of cached rows that the lane gives to ldmatrix. K: four neighbouring vectors of 16 bytes of eight rows. V:
+// two of sixteen rows, transposed, so that lanes have two keys side by side.
 __device__ __forceinline__ unsigned m16_k_address(const M16Smem& smem, int stage) {
   const int lane = lane_anew();
   return smem.row(stage, math_warp() * M16Config::kKeysOfWarp + lane % 8) + lane / 8 * 16;
@@ -49,13 +48,13 @@ __device__ __forceinline__ unsigned m16_v_address(const M16Smem& smem, int stage
   return smem.row(stage, lane % 16) + math_warp() * M16Config::kChannelsOfWarp * 2 + lane / 16 * 16;
 }
 
-// Weights of all keys: a row has 128 bytes, its pieces of 16 bytes swizzled. Where those of row g and the lane's two
-// keys lie, from where they begin; row g + 8 is 8 * 128 further.
+// P of all keys has 128 bytes a row, in vectors of 16 bytes, swizzled. The offset of row g and the lane's two keys; row
+// g + 8 is 8 * 128 further.
 __device__ __forceinline__ unsigned m16_p_offset() {
   const int lane = lane_anew();
   return lane / 4 * 128 + (math_warp() ^ lane / 4) * 16 + lane % 4 * 4;
 }
-// The row that the lane gives to ldmatrix; and 16 keys as an operand, from there.
+// The row that the lane gives to ldmatrix; and the A operand of 16 keys, from there.
 __device__ __forceinline__ unsigned m16_p_row(const M16Smem& smem, unsigned buffer, int lane) {
   return smem.p(buffer) + lane % 16 * 128;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of the kernel of half a block of rows, or a quarter: its sizes, and the addresses in its shared memory.
+// The swap-AB kernel's sizes, and the addresses in its shared memory.
 #pragma once
 
 #include "mla/m16/config.cuh"
@@ -10,8 +10,8 @@ struct SwapAbConfig : M16Config {
   static constexpr int kBlockM = ATTUNE_ROWS;  // 16 or 32
   static constexpr int kChunkBytes = kBlockM * 128;
   static constexpr int kPBytes = kBlockM * kBlockN * 2;
-  static constexpr int kUnitWarp = kProducerWarps;  // that follows scales
-  // Two groups of four warps have scores, of every other tile each; one values.
+  static constexpr int kUnitWarp = kProducerWarps;  // the scale unit warp
+  // Two softmax warpgroups, which take every other tile each; one PV warpgroup.
   static constexpr int kThreads = kernels::kMlaSwapAbThreads, kMathWarps = 12, kSoftmaxWarps = 8;
   static constexpr int kWorkReaders = kMathWarps + kProducerWarps;
   static constexpr int kProducerRegisters = kBlockM == 16 ? 56 : 48, kSoftmaxRegisters = 136,
@@ -32,14 +32,14 @@ static_assert(sizeof(SwapAbStorage) <= kernels::kMostSharedBytes, "more shared m
 struct SwapAbSmem : tile::SharedView<SwapAbStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(SwapAbStorage, check); }
-  // With which sums begin (kernels::ScheduleCheck).
+  // The value that row sums begin with (kernels::ScheduleCheck).
   __device__ __forceinline__ float first_sum() const {
     return ptx::load_shared(ATTUNE_SHARED_AT(SwapAbStorage, check.first_sum));
   }
   __device__ __forceinline__ unsigned row(int stage, int key) const {
     return ATTUNE_SHARED_AT_INDICES(SwapAbStorage, tiles, stage, key);
   }
-  // kernels::MlaFewNote, whose first words are `absent`.
+  // kernels::MlaCachedTileMask, whose first words are `masked`.
   __device__ __forceinline__ unsigned mask(int stage) const {
     return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, masks, stage);
   }
@@ -49,11 +49,11 @@ struct SwapAbSmem : tile::SharedView<SwapAbStorage> {
   __device__ __forceinline__ unsigned row_source(int key) const {
     return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, row_sources, key);
   }
-  // 64 channels of all queries; the last are those of the rope part.
+  // 64 channels of all queries; the last chunk is the rope channels.
   __device__ __forceinline__ unsigned q(int chunk) const { return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, q, chunk); }
-  // Of one group of channels: weights of all keys for each row.
+  // P times the scales of one scale group: all keys of each row.
   __device__ __forceinline__ unsigned p(int group) const { return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, p, group); }
-  // Four numbers of a row of a tile's scores.
+  // Four floats of a row, one of each warp.
   __device__ __forceinline__ unsigned tile_row_max(int stage, int row) const {
     return ATTUNE_SHARED_AT_INDICES(SwapAbStorage, tile_row_max, stage, row);
   }

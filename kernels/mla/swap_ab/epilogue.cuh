@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a work tile of half a block of rows: outputs, normalised, or as a part to the workspace. A lane has two
-// neighbouring channels of eight rows in each block of 64 channels; what it must know of rows, a lane has of one.
+// The swap-AB epilogue: stores O normalised, or as the partial output of a split. A lane has two neighbouring channels
+// of eight rows in each block of 64 channels; row stats are in the lane of that row.
 #pragma once
 
 #include "mla/partial_out.cuh"
@@ -8,7 +8,7 @@
 
 namespace attune::mla {
 
-// A numbered barrier: those that have values have heard of rows, and others may be told of.
+// Named barrier: the PV warps have read the row stats, which may be overwritten.
 constexpr int kRowStatsRead = 3;
 
 class SwapAbEpilogue {
@@ -17,7 +17,7 @@ class SwapAbEpilogue {
                                             int head_tile)
       : p_(p), smem_(smem), t_(work), head_tile_(head_tile), lane_(lane_anew()) {}
 
-  // All warps that have values, when the others have told of rows.
+  // By all PV warps, when the softmax warps have published the row stats.
   __device__ __forceinline__ void store(SwapAbPv& a) const {
     const bool is_split = t_.num_splits > 1;
     if (kFp16Partials && is_split) publish_bounds(a.o);
@@ -36,9 +36,9 @@ class SwapAbEpilogue {
     ptx::arrive_roles(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
   }
   __device__ __forceinline__ int lane() const { return lane_; }
-  // The lane's i-th row of the block: element of a product's rows.
+  // The lane's i-th row of the M block.
   __device__ __forceinline__ int row_at(int i) const { return i / 2 * 8 + lane() % 4 * 2 + i % 2; }
-  // What the lane of a row has.
+  // Takes a value from the lane that has this row's stats.
   __device__ __forceinline__ static float of_row(float x, int row) { return __shfl_sync(0xffffffffu, x, row); }
 
   __device__ __forceinline__ void store_out(const SwapAbPv::RowStats& own, const SwapAbOut& o) const {
@@ -71,7 +71,7 @@ class SwapAbEpilogue {
     }
   }
 
-  // Bounds of the warp's channels of each row: in either half of a word those of one scale group.
+  // Publishes bounds of the warp's channels of each row: each half of a word is one scale group.
   __device__ __forceinline__ void publish_bounds(const SwapAbOut& o) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -90,13 +90,12 @@ class SwapAbEpilogue {
     }
   }
 
-  // As mla/partial_out.cuh has them: of rows 16 further on, and eight, and of channels side by side. Two warps share 64
-  // channels of each scale group.
+  // In the layout of mla/partial_out.cuh. Two warps share 64 channels of each scale group.
   __device__ __forceinline__ void store_partial(const SwapAbPv::RowStats& own, const SwapAbOut& o) const {
     const int unit = partial_idx(p_, t_, head_tile_);
     const int own_row = lane() % SwapAbConfig::kBlockM;
     float own_factors[Packed::kGroups] = {1, 1, 1, 1};
-    // Words beside it are of each half of the channels; a warp stores those of one.
+    // The row stats have one entry for each half of the channels; a warp stores one of them.
     float* const stats = partial_stats_at(p_.partial_stats, unit, own_row, swap_ab_warp());
     if constexpr (kFp16Partials) {
 #pragma unroll
@@ -117,7 +116,7 @@ class SwapAbEpilogue {
         }
       }
     }
-    arrive_row_stats_read();  // of bounds, too
+    arrive_row_stats_read();  // and bounds
     if (swap_ab_warp() < 2) {
       *reinterpret_cast<float2*>(stats) = make_float2(own.row_max, own.row_sum);
       stats[2] = own.rescale;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of half a block of rows, of packed rows as they lie in shared memory:
+// The swap-AB GEMMs over packed rows as they lie in shared memory:
 //
-//   S^T = sum over groups g of channels  s_g (C_g Q_g^T) + K_rope Q_rope^T,  C codes, s_g a scale of each key
+//   S^T = sum over scale groups g of channels  s_g (C_g Q_g^T) + K_rope Q_rope^T,  C codes, s_g a scale of each key
 //   O_g^T += C_g^T (P s_g)^T
 //
-// So keys, and channels, are the rows of a warpgroup's product, codes become its left operand in registers, each once
-// for all rows of queries, and those, and weights, are its right operand. Nothing is rounded here: codes are exact as
-// fp16, by which the queries are multiplied after each group of each row has been brought near 2^13 by a power of two.
-// So are weights, which have the scales in them, each group's against a unit (mla/swap_ab/scale_units.cuh), where no
-// scale of a tile is far below it; else codes become bf16, as exactly, and weights too.
+// So wgmma's M is keys, or channels. Codes are converted once for all rows of queries, to the A operand in registers;
+// queries and P are the B operand in shared memory. No code is rounded: they are exact as fp16. Queries become fp16
+// after each scale group of each row is scaled by a power of two to near 2^13. P, with the scales folded in, is fp16
+// relative to a unit of each scale group (mla/swap_ab/scale_units.cuh), unless a scale of the tile is far below it:
+// then codes, still exact, and P are bf16.
 //
-// Two groups of four warps multiply keys, of every other tile each, 16 of them a warp, by all channels; four others
-// values, 32 channels a warp of each scale group, by all keys.
+// Two softmax warpgroups have S of every other tile each: a warp has 16 keys and all channels. The PV warpgroup has O:
+// a warp has 32 channels of each scale group and all keys.
 #pragma once
 
 #include "mla/m16/operands.cuh"
@@ -21,12 +21,12 @@
 
 namespace attune::mla {
 
-// 0 or 1 of the warps that multiply keys, 2 of those that multiply values; and the warp's number among them.
+// 0 or 1: softmax warpgroups; 2: the PV warpgroup. And the warp's number in it.
 __device__ __forceinline__ int swap_ab_warpgroup() { return math_warp() / 4; }
 __device__ __forceinline__ int swap_ab_warp() { return math_warp() % 4; }
-// All math warps; and those that multiply keys.
+// Syncs all math warps; and the softmax warps.
 __device__ __forceinline__ void sync_swap_ab_math_warps() {
-  // With .aligned for 32 rows and new tokens, whose registers do not suffice for the other: 136 bytes of spills.
+  // With .aligned for 32 rows and new tokens: without it registers do not suffice, 136 bytes spill.
   if constexpr (SwapAbConfig::kBlockM == 32 && Config::kDense) {
     ptx::sync_some(1, 32 * SwapAbConfig::kMathWarps);
   } else {
@@ -35,18 +35,17 @@ __device__ __forceinline__ void sync_swap_ab_math_warps() {
 }
 __device__ __forceinline__ void sync_softmax_warps() { ptx::sync_some(2, 32 * SwapAbConfig::kSoftmaxWarps); }
 
-// Lane: g = lane / 4, t = lane % 4. Element 4 j + 2 h + e of a product: key or channel g + 8 h, row 8 j + 2 t + e.
+// g = lane / 4, t = lane % 4. Element 4 j + 2 h + e of an accumulator: key or channel g + 8 h, row 8 j + 2 t + e.
 using SwapAbAccum = float[SwapAbConfig::kBlockM / 2];
 
 class SwapAbQkGemm {
  public:
   __device__ __forceinline__ explicit SwapAbQkGemm(const SwapAbSmem& smem) : smem_(smem) {}
 
-  // Descriptors, in registers that a warp shares.
+  // Computes the descriptors, in uniform registers.
   __device__ __forceinline__ void begin() { q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q(0))); }
 
-  // All warps that multiply keys together: each brings a group of channels, and a block of the rope part, of half of
-  // the rows.
+  // By all softmax warps together: each loads a scale group, and a block of the rope channels, of half of the rows.
   __device__ __forceinline__ void load_q(const PrefillParams& p, const WorkTile& work, int head_tile) const {
     static_assert(2 * kGroups == SwapAbConfig::kSoftmaxWarps && kRopeBlocks == kGroups,
                   "a warp has a group of half of the rows");
@@ -69,14 +68,14 @@ class SwapAbQkGemm {
       }
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-      // What the largest is multiplied with to be near 2^13, and the inverse. What is not finite stays so.
+      // The power of two that brings the largest near 2^13; its inverse is stored. Inf and NaN stay what they are.
       const unsigned exponent = max(largest >> 23, 14u), up = exponent == 255 ? 127 : 267 - exponent;
       const float factor = __uint_as_float(up << 23);
       if (t == 0) ptx::store_shared_u32(smem_.q_factor(group, query), 254 - up << 23);
 #pragma unroll
       for (int i = 0; i < kBlocksOfGroup; ++i) {
-        // Of each 16 channels places 2 t and 2 t + 1 have 4 t and 4 t + 1, those eight further the next two, as
-        // ldmatrix deals codes.
+        // The order of channels that ldmatrix gives codes: of each 16 channels, places 2 t and 2 t + 1 have 4 t and 4 t
+        // + 1, and the places eight further have the next two.
         const unsigned at = smem_.q(group * 2 + i / 4) + query * 128 + 4 * t;
         ptx::store_shared_u32(at + ((i % 4 * 2) ^ g) * 16, scaled(x[i].x, factor));
         ptx::store_shared_u32(at + ((i % 4 * 2 + 1) ^ g) * 16, scaled(x[i].y, factor));
@@ -93,7 +92,7 @@ class SwapAbQkGemm {
     sync_softmax_warps();
   }
 
-  // s: products with a tile's keys. Of two scale groups one is added up while the next runs.
+  // S of a tile. The accumulator of one scale group is added to s while the next one's GEMM runs.
   __device__ __forceinline__ void gemm(int stage, SwapAbAccum& s) const {
     const unsigned from = smem_.row(stage, 0) + k_offset_;
     unsigned codes[2][4], rope[kRopeBlocks][4];
@@ -128,7 +127,7 @@ class SwapAbQkGemm {
     scale_and_add<0>(stage, kGroups - 1, accum[(kGroups - 1) % 2], s);
   }
 
-  // Weights, s[4 j + 2 h + e] of key g + 8 h and row 8 j + 2 t + e, times the scales of each group of channels.
+  // P, s[4 j + 2 h + e] of key g + 8 h and row 8 j + 2 t + e, times the scales of each scale group.
   using PRegs = unsigned[Packed::kGroups][SwapAbConfig::kBlockM / 16][4];
   template <ptx::Type kType>
   __device__ __forceinline__ void scale_p(int stage, const ScaleUnits& units, const SwapAbAccum& s,
@@ -147,7 +146,7 @@ class SwapAbQkGemm {
     }
   }
   __device__ __forceinline__ void store_p(const PRegs& p_regs) const {
-    const int lane = lane_anew();  // gives stmatrix the place of a row of queries, and eight keys
+    const int lane = lane_anew();  // gives stmatrix a row of queries, and eight keys
     const unsigned to =
         smem_.p(0) + (lane / 16 * 8 + lane % 8) * 128 + ((swap_ab_warp() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
@@ -168,7 +167,7 @@ class SwapAbQkGemm {
   __device__ __forceinline__ static unsigned scaled(unsigned two, float factor) {
     return ptx::pack_f16(__uint_as_float(two << 16) * factor, __uint_as_float(two & 0xffff0000) * factor);
   }
-  // Codes of 64 channels, and what becomes of them.
+  // Codes of 64 channels, and their A operands.
   using Codes = unsigned[2][4];
   __device__ __forceinline__ static void load(unsigned from, int slice, Codes& codes) {
 #pragma unroll
@@ -184,7 +183,7 @@ class SwapAbQkGemm {
       }
     }
   }
-  // s += a scale group's products. kPending: committed after them.
+  // s += a scale group's accumulator times its scales. kPending: GEMMs committed after it.
   template <int kPending>
   __device__ __forceinline__ void scale_and_add(int stage, int group, SwapAbAccum& accum, SwapAbAccum& s) const {
     const unsigned from = smem_.row(stage, 0) + scales_at() + 4 * group;
@@ -212,23 +211,23 @@ class SwapAbQkGemm {
     for (int h = 0; h < 2; ++h) ptx::load_shared_four(from + h * (8 * SwapAbConfig::kPitch), scales[h]);
   }
 
-  // Where the scales of the lane's first key lie, from a tile's first row.
+  // The offset of the scales of the lane's first key from a tile's first row.
   __device__ __forceinline__ static unsigned scales_at() {
     return (swap_ab_warp() * 16 + lane_anew() / 4) * SwapAbConfig::kPitch + Packed::kNope;
   }
 
   const SwapAbSmem& smem_;
   ptx::Descriptor q_{};
-  // Where ldmatrix begins, from a tile's first row.
+  // The offset that the lane gives to ldmatrix, from a tile's first row.
   const unsigned k_offset_ = ptx::kept((swap_ab_warp() * 16 + lane() % 16) * SwapAbConfig::kPitch + lane() / 16 * 16);
 };
 
-// O^T, in blocks of 64 channels: block 2 i + b has, of scale group i, the warp's channels 16 b .. + 15, 2 g and 2 g + 1
-// of them where a product has g and g + 8.
+// O^T, in blocks of 64 channels. Block 2 i + b has, of scale group i, the warp's channels 16 b .. + 15: channels 2 g
+// and 2 g + 1 of these where the accumulator layout has g and g + 8.
 struct SwapAbOut {
   static constexpr int kBlocks = 2 * Packed::kGroups;
   SwapAbAccum blocks[kBlocks];
-  // The lane's first channel of a block; the next one is its other.
+  // The lane's first channel of a block; its other is the next one.
   __device__ __forceinline__ static int channel(int block) {
     return block / 2 * Packed::kGroup + math_warp_anew() % 4 * 32 + block % 2 * 16 + lane_anew() / 4 * 2;
   }
@@ -249,8 +248,7 @@ class SwapAbPvGemm {
 #pragma unroll
     for (int i = 0; i < 2; ++i) ptx::load_matrix_x4_transposed(codes[i], from + i * Packed::kGroup);
   }
-  // o += values of a tile * weights, which runs on. codes: of the step, then of the next but one. kType: of the
-  // weights.
+  // o += V of a tile * P, which runs on. codes: of this step, then of the next but one. kType: of P.
   template <ptx::Type kType, int kStep>
   __device__ __forceinline__ void gemm(int stage, Codes& codes, SwapAbOut& o) const {
     unsigned a[4][4];
@@ -281,14 +279,15 @@ class SwapAbPvGemm {
 
  private:
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  // Codes of two channels of a key, then of another key: as numbers, both keys' of each channel.
+  // Codes of two channels of a key, then of another key: converted, with both keys' numbers of each channel side by
+  // side.
   template <ptx::Type kType>
   __device__ __forceinline__ static uint2 two_keys(unsigned codes) {
     const uint2 x = ptx::four_e4m3_to_f16(ptx::permute_bytes(codes, codes, 0x3120));
     if constexpr (kType == ptx::Type::kF16) return x;
     return make_uint2(to_bf16(x.x), to_bf16(x.y));
   }
-  // Two fp16 numbers that were codes.
+  // Two fp16 numbers that were codes: exact.
   __device__ __forceinline__ static unsigned to_bf16(unsigned two) {
     return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(two)),
                           ptx::f16_to_float(static_cast<unsigned short>(two >> 16)));
@@ -296,7 +295,7 @@ class SwapAbPvGemm {
 
   const SwapAbSmem& smem_;
   ptx::Descriptor p_{};
-  // Where ldmatrix begins, from a tile's first row.
+  // The offset that the lane gives to ldmatrix, from a tile's first row.
   const unsigned v_offset_ = ptx::kept(lane() % 16 * SwapAbConfig::kPitch + swap_ab_warp() * 32 + lane() / 16 * 16);
 };
 

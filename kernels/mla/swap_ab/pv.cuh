@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Half a block of rows: the four warps that have values, and outputs. Weights come from those that have scores
-// (mla/swap_ab/softmax.cuh), of each tile against its rows' references.
+// The swap-AB PV warpgroup, which has O. P of each tile comes from the softmax warps (mla/swap_ab/softmax.cuh),
+// relative to row_max_ref.
 #pragma once
 
 #include "mla/swap_ab/softmax.cuh"
@@ -14,7 +14,7 @@ class SwapAbPv {
   __device__ __forceinline__ SwapAbPv(const PrefillParams& p, const SwapAbSmem& smem)
       : p_(p), smem_(smem), pv_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  // All tiles of a work tile.
+  // Runs all tiles of a work tile.
   __device__ __forceinline__ void run(const WorkTile& work, int head_tile) {
 #pragma unroll
     for (int i = 0; i < SwapAbOut::kBlocks; ++i) {
@@ -37,12 +37,12 @@ class SwapAbPv {
       }
       if (!in_range) pv_tile<ptx::Type::kBf16>(), ++i;
     }
-    if (tiles > 0) rescale_to_units({ScaleUnits::kNone, ScaleUnits::kNone});  // none from here on
+    if (tiles > 0) rescale_to_units({ScaleUnits::kNone, ScaleUnits::kNone});  // no units from here on
     if constexpr (Config::kDense)
       for_each_new_token(p_, smem_, work, head_tile, [&](const char* row) { add_new_token(row); });
   }
 
-  // A row's maximum, a score in base 2, and sum against it; and what o is to be multiplied with to be against it, too.
+  // row_max, a score in base 2; row_sum, relative to it; O's rescale factor, to be relative to it too.
   struct RowStats {
     float row_max, row_sum, rescale;
   };
@@ -61,7 +61,7 @@ class SwapAbPv {
   }
 
  private:
-  // The next tile's weights. Whether they are fp16.
+  // Waits for the next tile's P, and rescales O if units or row_max_ref have changed. Returns whether P is fp16.
   __device__ __forceinline__ bool wait_p() {
     ptx::wait_phase(smem_.full(pipe_.stage), pipe_.phase);
     pv_.load(pipe_.stage, 0, codes_[0]);
@@ -80,7 +80,7 @@ class SwapAbPv {
     }
     return (flags & ScaleUnits::kRange) == 0;
   }
-  // The product of its values. kType: of the weights.
+  // The PV GEMM of a tile. kType: of P.
   template <ptx::Type kType>
   __device__ __forceinline__ void pv_tile() {
     const int stage = pipe_.stage;
@@ -104,7 +104,7 @@ class SwapAbPv {
     pipe_.next<SwapAbConfig::kStages>();
     ++count_;
   }
-  // Outputs, as they are against other units.
+  // Makes O relative to other units.
   struct Units {
     unsigned words[2];
   };
@@ -120,7 +120,7 @@ class SwapAbPv {
     }
     units_[0] = units.words[0], units_[1] = units.words[1];
   }
-  // As they are against other references.
+  // Makes O relative to the new row_max_ref.
   __device__ __forceinline__ void rescale_o() {
 #pragma unroll
     for (int j = 0; j < SwapAbConfig::kBlockM / 8; ++j) {
@@ -131,9 +131,9 @@ class SwapAbPv {
     }
   }
 
-  // A new token; row: of its value.
+  // Adds a new token. row: of its value.
   __device__ __forceinline__ void add_new_token(const char* row) {
-    sync_swap_ab_math_warps();  // there are weights
+    sync_swap_ab_math_warps();  // its P has been written
     rescale_o();
 #pragma unroll
     for (int b = 0; b < SwapAbOut::kBlocks; ++b) {
@@ -159,7 +159,7 @@ class SwapAbPv {
   const int lane_;
   SwapAbPvGemm::Codes codes_[2];  // of the next two steps
   PipelineState pipe_;            // of the next tile
-  unsigned units_[2];             // HalfUnits, against which o is
+  unsigned units_[2];             // ScaleUnits that O is relative to
   unsigned count_ = 0;            // tiles, of all work tiles
 };
 

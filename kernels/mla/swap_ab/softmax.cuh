@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Half a block of rows: the warps that have scores, and make weights of them for those that have values
-// (mla/swap_ab/pv.cuh).
+// The swap-AB softmax warps: S, and P for the PV warps (mla/swap_ab/pv.cuh).
 //
-//   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r a reference for each row;  O = O 2^(c (r - r')) + P V
+//   S = Q K^T;  P = 2^(c (S - r)), c = scale log2 e, r the reference row max of each row;  O = O 2^(c (r - r')) + P V
 //
-// Two groups of four warps take every other tile each. A warp has 16 keys of it and all rows. What it knows of rows a
-// lane knows of one: maximum and reference, which follow all tiles one after the other, in all warps alike.
+// Two warpgroups take every other tile each. A warp has 16 keys and all rows. A lane keeps the stats of one row:
+// row_max and row_max_ref, which fold in all tiles in order, the same in all warps.
 #pragma once
 
 #include "mla/producers/kv_source.cuh"
@@ -14,7 +13,7 @@
 
 namespace attune::mla {
 
-// Products of a new token, a row, and all rows of queries: all math warps, as many rows each.
+// S of a new token's row and all rows of queries, spread over all math warps.
 __device__ __forceinline__ void qk_new_token(const PrefillParams& p, const SwapAbSmem& smem, const WorkTile& work,
                                              int head_tile, const char* row) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -25,7 +24,7 @@ __device__ __forceinline__ void qk_new_token(const PrefillParams& p, const SwapA
   }
   sync_swap_ab_math_warps();
 }
-// New tokens, one by one: there is hardly more than one. take(row): by all math warps.
+// New tokens, one by one: there is rarely more than one. take(row): called by all math warps.
 template <class Take>
 __device__ __forceinline__ void for_each_new_token(const PrefillParams& p, const SwapAbSmem& smem, const WorkTile& work,
                                                    int head_tile, const Take& take) {
@@ -48,12 +47,12 @@ class SwapAbSoftmax {
   __device__ __forceinline__ SwapAbSoftmax(const PrefillParams& p, const SwapAbSmem& smem)
       : p_(p), smem_(smem), qk_(smem) {}
 
-  // All tiles of a work tile.
+  // Runs all tiles of a work tile.
   __device__ __forceinline__ void run(const WorkTile& work, int head_tile) {
     qk_.load_q(p_, work, head_tile);
     row_max_ = row_max_ref_ = -ptx::infinity();
     row_sum_ = smem_.first_sum();
-    // What all lanes have alike, in registers that they share.
+    // Uniform values, by a shuffle: the compiler then has them in uniform registers.
     const unsigned end = __shfl_sync(0xffffffffu, count_ + max(cached_tile_end(work) - work.tile_begin, 0), 0);
     num_folded_ = count_ = __shfl_sync(0xffffffffu, count_, 0);
 #pragma unroll 1
@@ -62,16 +61,16 @@ class SwapAbSoftmax {
     while (num_folded_ != end) fold_next_row_max();
     count_ = end;
     if constexpr (Config::kDense) {
-      // New tokens count with the first tile's keys, whichever group has had those: sums do not follow from the work
-      // tiles before.
+      // New tokens count in the row sum of the warpgroup that had the first tile, so that the order of sums does not
+      // depend on the work tiles before.
       const unsigned begin = end - max(cached_tile_end(work) - work.tile_begin, 0);
       const int counting_warp = static_cast<int>(begin % 2) * (SwapAbConfig::kSoftmaxWarps / 2);
       for_each_new_token(p_, smem_, work, head_tile, [&](const char*) { add_new_token(math_warp() == counting_warp); });
     }
   }
 
-  // Tells the warps that have values of the rows; they have heard when all meet.
-  // racecheck reports this beside hear_row(): it does not follow meetings of roles, which are an instruction each.
+  // Publishes the row stats to the PV warps, which read them after the next sync of all math warps. racecheck reports
+  // this beside read_row_stats(): it does not follow syncs by roles, which are an instruction each.
   __device__ __forceinline__ void publish_row_stats() {
     ptx::store_shared_u32(smem_.row_sums(own_row()) + 4 * math_warp(), __float_as_uint(row_sum_));
     if (math_warp() == 0)
@@ -79,24 +78,24 @@ class SwapAbSoftmax {
   }
 
  private:
-  static constexpr int kRowsOfLane = SwapAbConfig::kBlockM / 4;  // 8 j + 2 t + e, of which it has two keys' scores
+  static constexpr int kRowsOfLane = SwapAbConfig::kBlockM / 4;  // row 8 j + 2 t + e, with two keys' scores each
 
   __device__ __forceinline__ static int lane() { return lane_anew(); }
-  // From products to scores in base 2.
+  // From S to scores in base 2.
   __device__ __forceinline__ float c() const { return p_.scale * kLog2e; }
-  // The one of them that the lane knows about, 2 j + e being the upper bits of its g.
+  // The row whose stats the lane has: index 2 j + e is the upper bits of its g.
   __device__ __forceinline__ int own_row() const {
     const int own = lane(), i = own / (32 / kRowsOfLane);
     return i / 2 * 8 + own % 4 * 2 + i % 2;
   }
-  // What the lane knows that has row i of this lane's, of 2 j + e. first: that of the first row, computed anew, with
-  // what follows from it, rather than kept in registers.
+  // The stats of row i = 2 j + e of this lane's rows, from the lane that has them. first: the lane of the first row,
+  // recomputed rather than kept in registers.
   __device__ __forceinline__ int first_lane() const { return lane() % 4; }
   __device__ __forceinline__ static float of_row(float x, int first, int i) {
     return __shfl_sync(0xffffffffu, x, first + i * (32 / kRowsOfLane));
   }
-  // Of all lanes that have the own row: each step a lane goes on with half of the rows, of which it gets the other
-  // lane's.
+  // Reduces over the lanes that have the own row. At each step a lane keeps half of the rows, and gets the other lane's
+  // values of these.
   template <class Merge>
   __device__ __forceinline__ float reduce_own_row(const float (&x)[kRowsOfLane], const Merge& merge) const {
     float rows[kRowsOfLane];
@@ -117,7 +116,7 @@ class SwapAbSoftmax {
     return rows[0];
   }
 
-  // A tile's scores, the rows' maxima, for all warps, and weights of the warp's keys.
+  // S of a tile, its row max published to all warps, and P of the warp's keys.
   __device__ __forceinline__ void softmax_tile() {
     const int stage = static_cast<int>(count_ % SwapAbConfig::kStages);
     ptx::wait_phase(smem_.full(stage), count_ / SwapAbConfig::kStages % 2);
@@ -132,14 +131,14 @@ class SwapAbSoftmax {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) tile_max[i] = fmaxf(s_[i / 2 * 4 + i % 2], s_[i / 2 * 4 + 2 + i % 2]);
     const float row_max = reduce_own_row(tile_max, [](float x, float y) { return fmaxf(x, y); });
-    // racecheck reports this beside follow_next(): it does not follow a lane's arrival for its warp.
+    // racecheck reports this beside fold_next_row_max(): it does not follow that a lane arrives for its warp.
     ptx::store_shared_u32(smem_.tile_row_max(stage, own_row()) + 4 * swap_ab_warp(), __float_as_uint(row_max));
     __syncwarp();
     if (lane() == 0) ptx::arrive(smem_.row_max_full(stage));
     if (num_folded_ != count_) fold_next_row_max();
     softmax(stage, fold_next_row_max());
   }
-  // The next tile's maxima, which may be the other group's. What is to be multiplied with to be against the reference.
+  // Folds in the next tile's row max, which may be the other warpgroup's; returns the rescale factor.
   __device__ __forceinline__ float fold_next_row_max() {
     const int stage = static_cast<int>(num_folded_ % SwapAbConfig::kStages);
     ptx::wait_phase(smem_.row_max_full(stage), num_folded_ / SwapAbConfig::kStages % 2);
@@ -151,10 +150,10 @@ class SwapAbSoftmax {
     ++num_folded_;
     return rescale;
   }
-  // lowered: what outputs are to be multiplied with before.
+  // Writes P of a tile for the PV warps. rescale: O's factor before it.
   __device__ __forceinline__ void softmax(int stage, float rescale) {
     const ScaleUnits units(smem_.units(stage));
-    const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0);  // in a register that all share
+    const unsigned flags = __shfl_sync(0xffffffffu, units.flags(), 0);  // uniform
     const bool any_rescale = __any_sync(0xffffffffu, rescale != 1.0f);
     const float scale = c(), own_from = finite_row_max(row_max_ref_);
     const int first = first_lane();
@@ -164,18 +163,18 @@ class SwapAbSoftmax {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float& x = s_[i / 2 * 4 + 2 * h + i % 2];
-        x = ptx::exp2_approx((x - from) * scale);  // at most 2^8, however large scores are
+        x = ptx::exp2_approx((x - from) * scale);  // at most 2^8, however large the scores are
       }
     }
     SwapAbQkGemm::PRegs p_regs;
     qk_.scale_p<ptx::Type::kF16>(stage, units, s_, p_regs);
     if (flags != 0) [[unlikely]]
       scale_p_to_units(stage, units, p_regs);
-    // The other group's have been there, and are no longer needed.
+    // The other warpgroup's P has been published and consumed.
     ptx::wait_phase(smem_.p_full(), count_ % 2 ^ 1);
     ptx::wait_phase(smem_.p_empty(), count_ % 2 ^ 1);
     qk_.store_p(p_regs);
-    // racecheck reports these beside HalfAttend::await() and lower(), for the same reason.
+    // racecheck reports these beside SwapAbPv::wait_p() and rescale_o(), for the same reason.
     if (swap_ab_warp() == 0) {
       if (lane() == 0) ptx::store_shared_u32(smem_.any_rescale(), any_rescale ? 1 : 0);
       if (any_rescale) ptx::store_shared_u32(smem_.rescale(own_row()), __float_as_uint(rescale));
@@ -187,14 +186,14 @@ class SwapAbSoftmax {
     for (int i = 0; i < kRowsOfLane; ++i) sums[i] = s_[i / 2 * 4 + i % 2] + s_[i / 2 * 4 + 2 + i % 2];
     row_sum_ += reduce_own_row(sums, [](float x, float y) { return x + y; });
   }
-  // That all of them are there.
+  // Publishes P.
   __device__ __forceinline__ void arrive_p_full() const {
     __syncwarp();
     if (lane() == 0) ptx::arrive(smem_.p_full());
   }
-  // Where units have flags.
+  // P times the scales, if the units have flags.
   __device__ __forceinline__ void scale_p_to_units(int stage, ScaleUnits units, SwapAbQkGemm::PRegs& p_regs) {
-    ptx::pin(s_);  // products are computed anew, rather than kept in registers
+    ptx::pin(s_);  // recomputes products, rather than keep them in registers
     const bool in_range = (units.flags() & ScaleUnits::kRange) == 0;
     units.drop_flags();
     if (in_range) {
@@ -204,19 +203,19 @@ class SwapAbSoftmax {
     }
   }
 
-  // A new token, of which there are products: their weights, in the same place. counts: in this warp's sum.
+  // Turns a new token's S into its P, in place. counts: in this warp's row sum.
   __device__ __forceinline__ void add_new_token(bool counts) {
     const float s = ptx::load_shared(smem_.token(own_row())), rescale = fold_row_max(s);
     const float p_token = ptx::exp2_approx(fmaf(s, c(), -finite_row_max(row_max_ref_) * c()));
     row_sum_ = fmaf(row_sum_, rescale, counts ? p_token : 0.0f);
-    sync_softmax_warps();  // all have read the products
-    // racecheck reports these beside HalfAttend::take_token(), which has met: an instruction of its own.
+    sync_softmax_warps();  // all have read S
+    // racecheck reports these beside SwapAbPv::add_new_token(), which has synced by an instruction of its own.
     if (math_warp() == 0) {
       ptx::store_shared_u32(smem_.rescale(own_row()), __float_as_uint(rescale));
       ptx::store_shared_u32(smem_.token(own_row()), __float_as_uint(p_token));
     }
     sync_swap_ab_math_warps();
-    sync_swap_ab_math_warps();  // outputs have been added to
+    sync_swap_ab_math_warps();  // O has the new token
   }
 
   __device__ __forceinline__ float fold_row_max(float tile_max) {
@@ -226,11 +225,11 @@ class SwapAbSoftmax {
   const PrefillParams& p_;
   const SwapAbSmem& smem_;
   SwapAbQkGemm qk_;
-  // Of the own row; sum_ is of the warp's keys, against the reference.
+  // Of the own row. row_sum_ is of the warp's keys, relative to row_max_ref_.
   float row_max_, row_max_ref_, row_sum_;
-  SwapAbAccum s_;            // scores, then weights: [4 j + 2 h + e] of key g + 8 h of the warp's, row 8 j + 2 t + e
-  unsigned count_ = 0;       // tiles before the present one, of all work tiles and both groups
-  unsigned num_folded_ = 0;  // those that the reference follows
+  SwapAbAccum s_;            // S, then P: [4 j + 2 h + e] of key g + 8 h of the warp's, row 8 j + 2 t + e
+  unsigned count_ = 0;       // tiles before the present one, of all work tiles and both warpgroups
+  unsigned num_folded_ = 0;  // tiles that have been folded into row_max_
 };
 
 }  // namespace attune::mla
