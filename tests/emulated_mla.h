@@ -55,7 +55,7 @@ class EmulatedMla : public tests::Emulated {
     if (params.list->next_item != 0) return "the counter of work tiles is not 0 for the next layer";
     return cases::compare(problem, expected).failure;
   }
-  // Of the last case: whether work tiles follow each other, and the blocks of rows that are cut.
+  // Of the last case: whether its schedule is balanced, and the M blocks that are split.
   static inline bool balanced_ = false;
   static inline int splits_ = 0;
 
@@ -64,7 +64,7 @@ class EmulatedMla : public tests::Emulated {
     for (const char* more : rest)
       EXPECT_EQ(run(tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}"), layers), "") << more;
   }
-  // Cases that the kernel of half a block of rows gets.
+  // Cases that the swap-AB kernel takes.
   static void check_swap_ab(const std::string& common, std::initializer_list<const char*> rest) {
     for (const char* more : rest) {
       const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
@@ -73,7 +73,7 @@ class EmulatedMla : public tests::Emulated {
       EXPECT_EQ(run(spec, 2), "") << more;
     }
   }
-  // Cases of an H200's small batches, which get blocks of so many rows, in parts of so many tiles at least.
+  // Cases of an H200's small batches, which get M blocks of so many rows, and splits of so many tiles at least.
   static void check_small(int rows, int fewest_tiles, const std::string& common,
                           std::initializer_list<const char*> rest) {
     for (const char* more : rest) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MLA kernels in the emulator (emulated_mla.h): parts along the keys and their merge, and the kernels of 32 rows or
-// fewer.
+// The MLA kernels in the emulator (emulated_mla.h): splits along the keys and their combine, and the m16 and swap-AB
+// kernels.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace attune::cuda {
 namespace {
 
-// Parts of fp16, whose numbers are multiplied by powers of two: far smaller ones than fp16 has are exact.
+// fp16 partials are scaled by powers of two: numbers far smaller than fp16's are exact.
 TEST_F(EmulatedMla, SplitsOfSmallValues) {
   for (const int powers : {-20, -60}) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "shared_kv": true,
@@ -32,13 +32,13 @@ TEST_F(EmulatedMla, SplitsAlongTheKeysAndRunsAgain) {
   check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "seqlens_kv": [900, 70], "max_logits": true,
         "cache": {"page_size": 64}, )",
         {R"("heads": [16, 1])", R"("heads": [128, 1])",
-         // More parts than the grid has blocks.
+         // More splits than the grid has blocks.
          R"("heads": [16, 1], "seqlens_kv": [760, 60, 760, 60, 760, 60])",
          R"("heads": [48, 1], "seqlens_kv": [760, 60, 760, 60, 760, 60])"},
         2);
 }
 
-// One token's heads at a time, as many as the kernel of few rows takes.
+// One token's heads at a time, as many as the m16 kernel takes.
 TEST_F(EmulatedMla, M16Kernel) {
   check(
       R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
@@ -71,7 +71,7 @@ TEST_F(EmulatedMla, M16Kernel) {
       2);
 }
 
-// More heads are several blocks of rows, where there are too few tokens to fill the device otherwise.
+// More heads are several M blocks, if there are too few tokens to fill the device otherwise.
 TEST_F(EmulatedMla, M16KernelOfManyHeads) {
   check_small(
       16, 1, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
@@ -86,8 +86,8 @@ TEST_F(EmulatedMla, M16KernelOfManyHeads) {
        R"("shared_kv": true, "cache": {"page_size": 3}, "heads": [64, 1], "seqlens_kv": [250, 0], "sinks": "mixed")"});
 }
 
-// Parts of half a block too, and parts of one tile of blocks of 64 rows: of tiles that two blocks share, and of one's
-// own.
+// Splits of the swap-AB kernel too, and splits of one tile in the M = 64 kernel: of tiles that a cluster shares, and of
+// a block's own.
 TEST_F(EmulatedMla, SwapAbAndShortSplitsOfManyHeads) {
   check_small(32, 2, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
               {R"("heads": [66, 1], "batch": 14, "queries": "fixed", "seqlens_q": 1, "sparse": {"topk": 560,
@@ -106,7 +106,7 @@ TEST_F(EmulatedMla, SwapAbAndShortSplitsOfManyHeads) {
             "seqlens_q": 2, "seqlens_kv": [300, 130], "cache": {"page_size": 64}, "causal": true)"});
 }
 
-// Groups of channels that differ by more than fp16 can hold, of rows and of what packed rows have scales for.
+// Groups of channels that differ by more than fp16 can hold: of partials, and of packed rows' scales.
 TEST_F(EmulatedMla, SplitsOfChannelsFarApart) {
   constexpr double kLower = 0x1p-90;
   for (const char* more : {R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true)",
@@ -140,8 +140,8 @@ TEST_F(EmulatedMla, SplitsOfChannelsFarApart) {
   }
 }
 
-// A key's infinity that makes its scores -inf, and so its weights 0, makes one channel NaN: the others are what they
-// are without that key. The oracle's bounds of such a row are infinite.
+// An infinity in a key that makes its scores -inf, and so its P 0, makes one channel NaN: the other channels are what
+// they are without that key. The oracle's bounds of such a row are infinite.
 TEST_F(EmulatedMla, SplitsBesideInfinities) {
   for (const char* heads : {"16", "64"}) {
     cases::Problem problem(
@@ -183,8 +183,8 @@ TEST_F(EmulatedMla, SplitsBesideInfinities) {
   }
 }
 
-// The weights of 32 parts are computed at a time. Parts have two tiles at least, and there are no more than blocks.
-// 17 to 32 heads over packed rows of 656 bytes.
+// combine.cu computes the scales of 32 splits at a time. Splits have two tiles at least, and there are no more than
+// blocks. 17 to 32 heads over packed rows of 656 bytes.
 TEST_F(EmulatedMla, SwapAbKernel) {
   check_swap_ab(
       R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
@@ -213,8 +213,9 @@ TEST_F(EmulatedMla, SwapAbKernel) {
             "prologue": {"append": true, "rope": {"style": "yarn", "dim": 64, "offset": 512, "interleaved": true}})"});
 }
 
-// Scales of packed rows that differ by more than fp16 weights could hold. Some channels are 0 but in one kind of keys,
-// so that those are seen, however small their scales are. Queries see the rope part alone, so that no key is alone.
+// Scales of packed rows that differ by more than fp16 P could hold. Some channels are 0 except in one kind of keys, so
+// that these are seen however small their scales are. Queries are 0 except in the rope channels, so that no key has all
+// of P.
 TEST_F(EmulatedMla, ScalesFarApart) {
   struct Kinds {
     const char* name;
@@ -226,7 +227,7 @@ TEST_F(EmulatedMla, ScalesFarApart) {
       {"hardly within a tile", [](int64_t key) { return static_cast<int>(key % 2); }, {-2, -7, 5, 6}},
       {"within a tile", [](int64_t key) { return static_cast<int>(key % 2); }, {-6, -20, -30, 20}},
       {"a key", [](int64_t key) { return key == 100 ? 1 : 0; }, {30, -30, 0, 9}},
-      // Tiles are taken from the last one on.
+      // Tiles are processed from the last one on.
       {"tiles that grow", [](int64_t key) { return key < 128 ? 1 : 0; }, {5, 20, 30, 40}},
       {"tiles that shrink", [](int64_t key) { return key < 128 ? 1 : 0; }, {-5, -20, -30, -40}},
   };
@@ -260,7 +261,7 @@ TEST_F(EmulatedMla, ScalesFarApart) {
   }
 }
 
-// One key has values of zero and a scale of 2^60. The scales of all others are 2^-110: no value of theirs is lost.
+// One key has values of zero and a scale of 2^60. The scales of all others are 2^-110: none of their values is lost.
 TEST_F(EmulatedMla, ZerosOfLargeScales) {
   for (const char* heads : {"32", "16"}) {
     cases::Problem problem(tests::make_case(
@@ -281,7 +282,7 @@ TEST_F(EmulatedMla, ZerosOfLargeScales) {
   }
 }
 
-// The weights of 32 parts are computed at a time.
+// combine.cu computes the scales of 32 splits at a time.
 TEST_F(EmulatedMla, ManySplits) {
   constexpr int kMany = 36;
   for (const char* more : {R"("cache": {"format": "mla_656", "page_size": 64}, "sinks": "mixed")",

@@ -68,12 +68,12 @@ extern "C" __global__ void __launch_bounds__(attune::mla::M16Config::kThreads, 1
   using namespace attune;
   using namespace attune::mla;
   const M16Smem smem(ptx::dynamic_shared());
-  const M16Producer::Scheduler::First asked =
+  const M16Producer::Scheduler::First first_work =
       M16Producer::Scheduler::ask_first(p);  // while the barriers are initialised
   init_barriers(smem);
   if (threadIdx.x < M16Config::kProducerThreads) {
     ptx::give_up_registers<M16Config::kProducerRegisters>();
-    M16Producer(p, smem).run(asked);
+    M16Producer(p, smem).run(first_work);
   } else {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();

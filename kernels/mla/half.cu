@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads
   using namespace attune;
   using namespace attune::mla;
   const SwapAbSmem smem(ptx::dynamic_shared());
-  const SwapAbProducer::Scheduler::First asked =
+  const SwapAbProducer::Scheduler::First first_work =
       SwapAbProducer::Scheduler::ask_first(p);  // while the barriers are initialised
   init_barriers(smem);
   if (threadIdx.x < SwapAbConfig::kProducerThreads) {
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads
     if (threadIdx.x / 32 == SwapAbConfig::kUnitWarp) {
       ScaleUnitWarp(smem).run();
     } else {
-      SwapAbProducer(p, smem).run(asked);
+      SwapAbProducer(p, smem).run(first_work);
     }
   } else if (swap_ab_warpgroup() < 2) {
     ptx::wait_for_previous_kernels();

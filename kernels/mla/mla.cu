@@ -152,19 +152,19 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   using namespace attune;
   using namespace attune::mla;
   const Smem smem(ptx::dynamic_shared());
-  const WorkTileReader::Scheduler::First asked =
+  const WorkTileReader::Scheduler::First first_work =
       WorkTileReader::Scheduler::ask_first(p);  // while the barriers are initialised
   init_barriers(smem);
   if (threadIdx.x < Config::kProducerThreads) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     if constexpr (Config::kTma) {
-      TmaProducer(p, q, k, dense_k, smem).run(asked);
+      TmaProducer(p, q, k, dense_k, smem).run(first_work);
     } else if constexpr (Config::kRegisterStaged) {
-      RegisterDequantProducer(p, q, smem).run(asked);
+      RegisterDequantProducer(p, q, smem).run(first_work);
     } else if constexpr (Config::kDequant) {
-      SharedDequantProducer(p, q, smem).run(asked);
+      SharedDequantProducer(p, q, smem).run(first_work);
     } else {
-      GatherProducer(p, q, smem).run(asked);
+      GatherProducer(p, q, smem).run(first_work);
     }
     cluster_arrive();
   } else {

@@ -49,11 +49,11 @@ __device__ __forceinline__ float* partial_stats_at(float* stats, int unit, unsig
   return stats + (kPartialStats * (unit * kernels::kMlaBlockM + row) + kPartialStats / 2 * half);
 }
 // Where the element of an even channel lies.
-__device__ __forceinline__ char* partial_out_at(float* parts, int unit, unsigned row, unsigned channel) {
+__device__ __forceinline__ char* partial_out_at(float* partials, int unit, unsigned row, unsigned channel) {
   const unsigned g = row % 8, half = channel / kChannelsOfHalf, within = channel % kChannelsOfHalf, upper = row / 8 % 2;
   const unsigned in_block = kFp16Partials ? within / 16 * 256 + g * 32 + within % 8 * 4 + within / 8 % 2 * 4 + upper * 2
                                           : within / 8 * 128 + g * 16 + within % 8 * 2 + upper * 2;
-  return reinterpret_cast<char*>(parts) +
+  return reinterpret_cast<char*>(partials) +
          (static_cast<long long>(unit) * (kernels::kMlaBlockM * kernels::kMlaHeadDimV) +
           (row / 16 * 2 + half) * (16 * kChannelsOfHalf) + in_block) *
              kPartialBytes;

@@ -25,9 +25,9 @@ class BulkCopyProducer {
       : p_(p), smem_(smem), scheduler_(p, smem) {}
 
   // Waits for the kernels before this one.
-  __device__ __forceinline__ void run(const typename Scheduler::First& asked) {
+  __device__ __forceinline__ void run(const typename Scheduler::First& first_work) {
     if (warp() >= Sizes::kProducerWarps) return;
-    if (warp() == 0) scheduler_.first(asked);
+    if (warp() == 0) scheduler_.first(first_work);
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
     if (warp() == 0) scheduler_.look_ahead();

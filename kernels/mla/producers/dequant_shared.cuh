@@ -28,9 +28,9 @@ class SharedDequantProducer : DequantProducer {
         codes_(ptx::kept(dequant_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(dequant_row())) * 16)),
         units_(ptx::kept(units())) {}
 
-  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& asked) {
+  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& first_work) {
     WorkTileReader reader(p_, smem_, q_);
-    for (reader.fetch_first(asked); reader.has_work(); reader.advance()) {
+    for (reader.fetch_first(first_work); reader.has_work(); reader.advance()) {
       load(reader);
     }
   }

@@ -30,9 +30,9 @@ class TmaProducer {
                                          const ptx::TensorMap& dense_k, const Smem& smem)
       : p_(p), q_(q), k_(k), dense_k_(dense_k), smem_(smem), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
-  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& asked) {
+  __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& first_work) {
     WorkTileReader reader(p_, smem_, q_);
-    for (reader.fetch_first(asked); reader.has_work(); reader.advance()) {
+    for (reader.fetch_first(first_work); reader.has_work(); reader.advance()) {
       load_all(reader.work(), reader.head_tile() * p_.heads_of_tile / p_.group, [&] {
         reader.load_next_q();
         reader.fetch_next();

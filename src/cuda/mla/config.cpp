@@ -21,7 +21,7 @@ using kernels::kMlaBlockM;
 using kernels::kMlaBlockN;
 using prefill::kAlignment;
 
-constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many copies by the TMA
+constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many TMA copies
 constexpr int64_t kMostTokensOfPage = 1 << 21;  // of the format whose scales lie behind a page's rows
 
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
@@ -63,7 +63,7 @@ std::string cache_refusal(const char* name, const KvCache& c, const Problem& p) 
   return "";
 }
 
-// The first array that copies of 16 bytes cannot take from where it lies.
+// The first array that is not aligned to the 16 bytes of a copy.
 struct Misaligned {
   const char* name = nullptr;
   size_t over = 0;
@@ -74,7 +74,7 @@ Misaligned find_misaligned(const Problem& p) {
     const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
     if (over != 0 && found.name == nullptr) found = {name, over};
   };
-  const bool copied = prefill::has_prologue(p);  // q and k
+  const bool copied = prefill::has_prologue(p);  // q and k come from the prologue
   if (!copied) check("q.data", p.q.data);
   if ((p.dense_kv || p.new_tokens) && !copied) check("k.data", p.k.data);
   if (p.cache) check("cache.k.data", p.cache.k.data);
@@ -93,7 +93,7 @@ kernels::SlotList slot_list(const Problem& p, const SparseList& l) {
   return k;
 }
 
-// A page size such that quotients of 31-bit numbers are exact: 2^(shift - 31) is the next power of two.
+// Multiplier and shift that divide 31-bit numbers exactly: 2^(shift - 31) is the next power of two.
 void set_page_size(kernels::RowPool& pool, int64_t size) {
   const int bits = size > 1 ? static_cast<int>(std::bit_width(static_cast<uint64_t>(size - 1))) : 0;
   pool.page_size = to_int(size);
@@ -169,7 +169,7 @@ std::string refusal(const Problem& p) {
   if (p.head_dim_v != kernels::kMlaHeadDimV || (p.head_dim_qk != 512 && p.head_dim_qk != 576))
     return cat("head_dim_qk ", p.head_dim_qk, " with head_dim_v ", p.head_dim_v, "; it takes 576 or 512 with 512");
   if (!(p.scale > 0)) return cat("softmax_scale ", p.scale, "; it takes positive ones");
-  const bool copied = prefill::has_prologue(p);  // q and k
+  const bool copied = prefill::has_prologue(p);  // q and k come from the prologue
   if (!copied && !prefill::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
   if (rows && p.k.dtype != p.q.dtype) return two_dtypes("k", p.k.dtype, p);
@@ -207,10 +207,11 @@ Config choose_config(const Problem& p, int num_sms) {
 
   const auto limits = prefill::work_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_work_tiles = limits.max_work_tiles, c.blocks = limits.blocks;
-  const bool halves = c.out_dtype == ATTUNE_FLOAT32 || c.out_dtype == ATTUNE_FLOAT16;  // of channels, of fp32 parts
+  const bool halves = c.out_dtype == ATTUNE_FLOAT32 ||
+                      c.out_dtype == ATTUNE_FLOAT16;  // fp32 partials: a row pair is combined in two halves
   c.max_row_pairs = (limits.max_work_tiles - num_sms) * (p.heads_q / c.heads_of_tile) *
                     (kernels::align_up(c.tokens_of_tile * c.heads_of_tile, 16) / 2) * (halves ? 2 : 1);
-  // Head tiles of one KV head read the same keys: pairs of blocks have them copied to both, or decode them together.
+  // Head tiles of one KV head read the same keys: clusters multicast them, or dequantize them together.
   const bool shares = !c.m16 && !c.swap_ab && (is_packed(p.cache) || (c.producer == kernels::kMlaTma && p.cache));
   if (shares && p.group / c.heads_of_tile % 2 == 0 && c.blocks % 2 == 0) c.cluster = 2;
   return c;

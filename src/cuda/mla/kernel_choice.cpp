@@ -15,29 +15,28 @@ using kernels::kMlaSwapAbRows;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// One token's heads are the rows of a block. Several tokens of a sequence see the same keys: in a block of the other
-// kernel, which reads them once.
+// The m16 and swap-AB kernels take one token's heads as rows. Several tokens of a sequence see the same keys: the M =
+// 64 kernel reads them once.
 bool takes_one_token(const Problem& p, kernels::MlaProducer producer) {
   return p.cache && !p.dense_kv && !(p.sparse && p.new_tokens) && tokens_of_keys(p) == 1 &&
          producer != kernels::kMlaDequant584;
 }
 
-// What a token sees at most.
+// The most tiles that a token sees.
 int64_t tiles_of_token(const Problem& p) {
   if (p.sparse) return ceil_div(p.list.topk, kMlaBlockN) + ceil_div(p.extra_list.topk, kMlaBlockN);
   return ceil_div(p.max_seqlen_kv, kMlaBlockN);
 }
 
-// In microseconds of an H200, as measured for small batches in graphs (docs/kernels/mla.md): of a call whose blocks of
-// rows are cut along the keys, of each tile of a part, and of each block of the grid that has one, as they share the
-// memory.
+// Microseconds on an H200, as measured for small batches in graphs (docs/kernels/mla.md): of a call whose M blocks are
+// split, of each tile of a split, and of each block of the grid that has a split, as they share the memory bandwidth.
 struct Cost {
   double call, tile, block;
 };
 constexpr Cost kM16Packed{6.3, 1.42, 0.0185}, kM16Plain{7.0, 1.4, 0.013}, kSwapAbPacked{9.2, 1.4, 0.023},
     kM64PairPacked{7.0, 2.4, 0.029}, kM64Packed{7.0, 2.9, 0.029}, kM64Plain{6.95, 1.85, 0.028};
-constexpr double kCombinedSplit = 0.07;        // of each part of a row beyond
-constexpr int64_t kSplitsCombinedAtOnce = 16;  // those that a merge asks for at a time
+constexpr double kCombinedSplit = 0.07;        // of each split of a row beyond those
+constexpr int64_t kSplitsCombinedAtOnce = 16;  // splits that mla/combine.cu loads at once
 
 int heads_of_block(const Problem& p, int rows) {
   return prefill::choose_heads_of_tile(p.group, rows, tokens_of_keys(p));
@@ -51,7 +50,7 @@ Cost cost_of(const Problem& p, int rows, kernels::MlaProducer producer) {
   return p.group / heads_of_block(p, rows) % 2 == 0 ? kM64PairPacked : kM64Packed;
 }
 
-// What the schedule makes of equal sequences: tiles of a part, parts of a block of rows, and all parts.
+// What the schedule makes of equal sequences: tiles of a split, splits of an M block, and splits in all.
 struct Cut {
   int64_t tiles, splits, all;
 };
@@ -80,7 +79,7 @@ int64_t tokens_of_keys(const Problem& p) {
 KernelChoice choose_kernel(const Problem& p, kernels::MlaProducer producer, int num_sms) {
   constexpr int kFewestTiles = 2;
   const bool m16 = takes_one_token(p, producer), swap_ab = m16 && producer == kernels::kMlaDequant656;
-  KernelChoice choice{kMlaBlockM, kFewestTiles};  // what the number of heads says
+  KernelChoice choice{kMlaBlockM, kFewestTiles};  // by the number of heads
   if (m16 && p.group <= kMlaM16Rows) {
     choice.rows = kMlaM16Rows;
   } else if (swap_ab && p.group <= kMlaSwapAbRows) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How blocks of rows of a problem are formed, and so which of the MLA kernels it gets.
+// Which of the MLA kernels a problem gets, by the size of its M blocks.
 #pragma once
 
 #include "core/problem.h"
@@ -7,18 +7,18 @@
 
 namespace attune::cuda::mla {
 
-// Most tokens that see the same keys: of a sequence, or where each has lists of its own one. That other sequences have
-// one token counts only where bits may depend on them.
+// The most tokens that see the same keys: of a sequence, or 1 where each token has its own list. That all sequences
+// have one token counts only if bits may depend on the batch.
 int64_t tokens_of_keys(const Problem& p);
 
-// Which kernel a problem gets, by the rows of queries that its blocks have at most: kMlaFewRows, kMlaHalfRows or
-// kMlaRowsOfBlock; and tiles of a part of such a block at least, where it is cut along the keys.
+// The rows of queries in an M block, which say the kernel: kMlaM16Rows, kMlaSwapAbRows or kMlaBlockM; and the fewest
+// tiles of a split.
 struct KernelChoice {
   int rows, fewest_tiles;
 };
 
-// loader: of the cache's rows. What the number of heads says, but for so few tokens that blocks would wait for most of
-// their time.
+// producer: of the cache's rows. The number of heads decides, unless there are so few tokens that blocks would mostly
+// be idle.
 KernelChoice choose_kernel(const Problem& p, kernels::MlaProducer producer, int num_sms);
 
 }  // namespace attune::cuda::mla
