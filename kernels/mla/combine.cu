@@ -81,23 +81,24 @@ __device__ __forceinline__ float largest_of_warp(float x) {
   return __uint_as_float(largest ^ ((largest >> 31) != 0 ? 0x80000000u : 0xffffffffu));
 }
 
-// By a warp: folds in the row max of 32 splits, one a lane, and stores their scales. first: there are no splits before.
-// Returns the row max, and the lane's row sum, which is still to be reduced.
+// Of both rows.
 struct SplitStats {
   float row_max[2], row_sum[2];
 };
+// By a warp: folds in the row max of 32 splits, one a lane, and stores their scales. first: there are no splits before.
+// Returns the row max, and the lane's row sum, which is still to be reduced.
 __device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Shared& shared, bool first) {
-  float new_row_max[2], scale[2], split_idx[2];
+  float new_row_max[2], scale[2], row_sum[2];
   const unsigned thread = ptx::kept(threadIdx.x) % kScaleThreads, warp = thread / 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float before = first ? -ptx::infinity() : shared.row_max[h];
-    new_row_max[h] = fmaxf(largest_of_warp(stats[h].x), before);
+    const float prev_row_max = first ? -ptx::infinity() : shared.row_max[h];
+    new_row_max[h] = fmaxf(largest_of_warp(stats[h].x), prev_row_max);
     const float finite_max = new_row_max[h] == -ptx::infinity() ? 0.0f : new_row_max[h];
     scale[h] = ptx::exp2_approx(stats[h].x - finite_max);
-    split_idx[h] = scale[h] * stats[h].y;
+    row_sum[h] = scale[h] * stats[h].y;
     scale[h] *= stats[h].z;
-    if (thread == 0) shared.rescale[h] = ptx::exp2_approx(before - finite_max);
+    if (thread == 0) shared.rescale[h] = ptx::exp2_approx(prev_row_max - finite_max);
   }
   constexpr int kGroupsOfWarp = kFp16Partials ? 2 : 1;  // of the scale groups
   float2* const scales = &shared.scales[0][kGroupsOfWarp * 32 * warp + thread % 32];
@@ -111,7 +112,7 @@ __device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Sha
     }
     scales[32 * i] = make_float2(both[0], both[1]);
   }
-  return {{new_row_max[0], new_row_max[1]}, {split_idx[0], split_idx[1]}};
+  return {{new_row_max[0], new_row_max[1]}, {row_sum[0], row_sum[1]}};
 }
 // By the first warp, when nobody reads the row max before any more.
 __device__ __forceinline__ void reduce_row_sum(const SplitStats& own, Shared& shared, bool first) {
@@ -201,9 +202,9 @@ __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, co
       for (int h = 0; h < 2; ++h)
         stats[h] = ptx::load_from_l2(reinterpret_cast<const float4*>(own_stats + 8 * kPartialStats * h));
     }
-    bool fresh = true;
+    bool first_loads = true;
 #pragma unroll 1
-    for (int i = team.rank(); i < count || fresh; i += kSplitsAtATime << team.shift) {
+    for (int i = team.rank(); i < count || first_loads; i += kSplitsAtATime << team.shift) {
       // Beyond the last split, loads the last one again: the compiler would wait for each load that is conditional.
       float4 x[kSplitsAtATime];
       const unsigned bytes = step();
@@ -212,12 +213,12 @@ __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, co
         const unsigned split_idx = min(i + (j << team.shift), count - 1);
         x[j] = ptx::load_from_l2(reinterpret_cast<const float4*>(partials + (partial + split_idx * bytes)));
       }
-      if (fresh) {
+      if (first_loads) {
         SplitStats split_stats;
         if (computes_scales) split_stats = split_scales(stats, shared, first == 0);
         team.sync();
         if (computes_scales && ptx::kept(threadIdx.x) % 128 < 32) reduce_row_sum(split_stats, shared, first == 0);
-        fresh = false;
+        first_loads = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float rescale = shared.rescale[h];
@@ -237,7 +238,7 @@ __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, co
     partial += 32 * step(), own_stats += 32 * kPartialStats * kBlockM * p.num_head_tiles;
     team.sync();  // before the scales are overwritten
   }
-  const RowPair& same = all_rows[team.idx()];
+  const RowPair& rows_again = all_rows[team.idx()];
   const int own = WarpgroupTeam::own(), column = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -256,7 +257,7 @@ __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, co
         all[k].x += x.x, all[k].y += x.y;
       }
     }
-    store_row(p, t, same, h, shared.row_max[h], shared.row_sum[h], all);
+    store_row(p, t, rows_again, h, shared.row_max[h], shared.row_sum[h], all);
   }
   team.sync();  // before the next pair's sums are written
 }
@@ -267,27 +268,27 @@ extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaCombineThreads
     attune_combine_mla(const __grid_constant__ attune::kernels::PrefillParams p) {
   using namespace attune;
   // In shared memory to save registers; what follows from threadIdx is recomputed.
-  __shared__ unsigned all, of_tile;
-  __shared__ int shift;  // 2^shift warpgroups share a pair
+  __shared__ unsigned num_pairs, pairs_of_tile;
+  __shared__ int shift;  // 2^shift warpgroups share a row pair
   if (threadIdx.x == 0) {
     // The list is that of the schedule, which ended before the attention began. A block of the attention has seen it,
     // and sets `seen`.
     ptx::wait_for_change(&p.list->seen, 0);
     const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
-    of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kChannelHalves;
-    all = p.list->num_split_tiles * p.num_head_tiles * of_tile;
-    shift = all <= gridDim.x ? 2 : all <= 2 * gridDim.x ? 1 : 0;
+    pairs_of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kChannelHalves;
+    num_pairs = p.list->num_split_tiles * p.num_head_tiles * pairs_of_tile;
+    shift = num_pairs <= gridDim.x ? 2 : num_pairs <= 2 * gridDim.x ? 1 : 0;
   }
   __syncthreads();
 #pragma unroll 1
   for (unsigned block = blockIdx.x;; block += gridDim.x) {
     const mla::WarpgroupTeam team{shift};
     const unsigned i = block * (mla::kWarpgroups >> shift) + team.idx();
-    if (i >= all) break;
-    const unsigned tile = i / of_tile, rows = (i - tile * of_tile) / mla::kChannelHalves,
+    if (i >= num_pairs) break;
+    const unsigned tile = i / pairs_of_tile, pair = (i - tile * pairs_of_tile) / mla::kChannelHalves,
                    split = tile / p.num_head_tiles;
     const int head_tile = static_cast<int>(tile - split * p.num_head_tiles);
-    const int row = static_cast<int>(rows / 8 * 16 + rows % 8),
+    const int row = static_cast<int>(pair / 8 * 16 + pair % 8),
               channel_half = static_cast<int>(i % mla::kChannelHalves);
     mla::combine_rows(p, p.split_tiles[split], {head_tile, row, channel_half}, team);
   }

@@ -227,6 +227,6 @@ __device__ __forceinline__ int p1_ready() { return 5 + static_cast<int>(threadId
 __device__ __forceinline__ int warp_pair() { return 9 + static_cast<int>(threadIdx.x) / 32 % 4; }
 constexpr int kAllMath = 13;
 
-using Line = prefill::TileLine<Config::kBlockN>;
+using KeyTiles = prefill::TileLine<Config::kBlockN>;
 
 }  // namespace attune::mla

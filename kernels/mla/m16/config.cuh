@@ -81,7 +81,7 @@ struct M16Smem : tile::SharedView<M16Storage> {
 // The end of a work tile's tiles of cached keys; new tokens come after them.
 __device__ __forceinline__ int cached_tile_end(const WorkTile& work) {
   if constexpr (Config::kDense)
-    return min(work.tile_end, Line(work.num_cached, work.first_key, work.end_key).num_cached_tiles);
+    return min(work.tile_end, KeyTiles(work.num_cached, work.first_key, work.end_key).num_cached_tiles);
   return work.tile_end;
 }
 

@@ -165,11 +165,11 @@ class M16Mainloop {
   // ---- new tokens, one by one: there is rarely more than one
 
   __device__ __forceinline__ void add_new_tokens(const WorkTile& work, int head_tile) {
-    const Line line(work.num_cached, work.first_key, work.end_key);
+    const KeyTiles key_tiles(work.num_cached, work.first_key, work.end_key);
     sync_m16_math_warps();  // the row sums of the work tile before, if no tile came since, have been read
 #pragma unroll 1
-    for (int i = max(work.tile_begin, line.num_cached_tiles); i < work.tile_end; ++i) {
-      const Tile tile = tile_at(work, line, i);
+    for (int i = max(work.tile_begin, key_tiles.num_cached_tiles); i < work.tile_end; ++i) {
+      const Tile tile = tile_at(work, key_tiles, i);
       const KvSource source(p_, work, head_tile * p_.heads_of_tile / p_.group, tile);
 #pragma unroll 1
       for (int key = tile.low; key < tile.high; ++key)

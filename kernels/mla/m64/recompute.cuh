@@ -74,11 +74,11 @@ class RecomputeNonfinite {
               end = prefill::end_visible(p, t.num_keys, position);
     const char* q = p.q + 2 * tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride,
                                                p.q_head_stride);
-    const Line line(t.num_cached, t.first_key, t.end_key);
+    const KeyTiles key_tiles(t.num_cached, t.first_key, t.end_key);
     float o[kChannelsOfLane] = {}, row_max = -ptx::infinity(), row_sum = 0;
 #pragma unroll 1
     for (int i = t.tile_begin; i < t.tile_end; ++i) {
-      const Tile tile = tile_at(t, line, i);
+      const Tile tile = tile_at(t, key_tiles, i);
       const KvSource source(p, t, kv_head, tile);
       const bool quantized = Config::kDequant && tile.cached;
 #pragma unroll 1

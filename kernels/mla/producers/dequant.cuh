@@ -21,7 +21,7 @@ class DequantProducer {
   static constexpr bool k656 = Config::kProducer != kernels::kMlaDequant584;
   static constexpr int kRowsOfBlock = Config::kBlockN / Config::kCluster;  // that it dequantizes
   static constexpr int kLanes = 4, kRowsOfWarp = 32 / kLanes;              // lanes that dequantize a row
-  static constexpr int kFound = kLanes;                                    // tiles that are located together
+  static constexpr int kTilesLocated = kLanes;                             // tiles that are located together
   static_assert(!Config::kDequant || Config::kProducerThreads / 32 * kRowsOfWarp == kRowsOfBlock,
                 "a lane has one row of a tile");
 
@@ -46,7 +46,7 @@ class DequantProducer {
   }
   // The row that the lane dequantizes with its three neighbours. It locates that row of one of four tiles.
   __device__ __forceinline__ unsigned dequant_row() const { return first_row() + lane() / kLanes; }
-  __device__ __forceinline__ int found_tile() const { return static_cast<int>(lane() % kLanes); }
+  __device__ __forceinline__ int located_tile() const { return static_cast<int>(lane() % kLanes); }
   // Where the lane writes in a chunk: the first of two neighbouring units of 16 bytes.
   __device__ __forceinline__ unsigned units() const {
     return dequant_row() * 128 + ((lane() % kLanes * 2) ^ (dequant_row() & 7)) * 16;
@@ -70,41 +70,41 @@ class DequantProducer {
   __device__ __forceinline__ void locate_first(const CachedSource& rows, const WorkTile& work, int i) {
     load_index(rows, i, work.tile_begin);
     if (!Config::kSparse && thread_ < 32) find_unmasked(work);
-    position_ = kFound - 1;
+    position_ = kTilesLocated - 1;
     advance(rows, i, work.tile_begin);
   }
   // Moves to tile i, if there is one: locates its rows, with those of the tiles before it, unless that has been done,
   // and prefetches them to the L2.
   __device__ __forceinline__ void advance(const CachedSource& rows, int i, int tile_begin) {
-    position_ = (position_ + 1) % kFound;
+    position_ = (position_ + 1) % kTilesLocated;
     if (position_ == 0) {
-      const int own = i - found_tile();
-      found_ = rows.locate(max(own, tile_begin), static_cast<int>(dequant_row()), index_);
-      const bool there = found_.row != nullptr && own >= tile_begin;
-      if (!there) found_ = {reinterpret_cast<const char*>(kNoRow), 0};
+      const int own = i - located_tile();
+      located_ = rows.locate(max(own, tile_begin), static_cast<int>(dequant_row()), index_);
+      const bool there = located_.row != nullptr && own >= tile_begin;
+      if (!there) located_ = {reinterpret_cast<const char*>(kNoRow), 0};
       invalid_ = __ballot_sync(0xffffffffu, !there);
-      load_index(rows, i - kFound, tile_begin);
+      load_index(rows, i - kTilesLocated, tile_begin);
     }
     // The four lanes that dequantize a row prefetch its lines.
-    const char* const row = own_row() + found_tile() * 128;
+    const char* const row = own_row() + located_tile() * 128;
 #pragma unroll
-    for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kFound) {
-      if (byte + found_tile() * 128 < Packed::kRowBytes) ptx::prefetch_line(row + byte);
+    for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kTilesLocated) {
+      if (byte + located_tile() * 128 < Packed::kRowBytes) ptx::prefetch_line(row + byte);
     }
   }
   // Of the next tile: the lane's row, and its scales: one, for 584 two.
-  __device__ __forceinline__ const char* own_row() const { return row_of(found_.row, position_, kLanes); }
+  __device__ __forceinline__ const char* own_row() const { return row_of(located_.row, position_, kLanes); }
   __device__ __forceinline__ unsigned load_scales(const char* row) const {
     if constexpr (k656) {
       return ptx::load_early(reinterpret_cast<const unsigned*>(row + Packed::kNope) + lane() % kLanes);
     } else {
-      const char* const scales = row + __shfl_sync(0xffffffffu, found_.scales, position_, kLanes);
+      const char* const scales = row + __shfl_sync(0xffffffffu, located_.scales, position_, kLanes);
       return ptx::load_early(reinterpret_cast<const unsigned short*>(scales) + lane() % kLanes);
     }
   }
   // Of the next tile: row i of the warp.
-  __device__ __forceinline__ const char* found_row(unsigned i) const {
-    return row_of(found_.row, kLanes * i + position_, 32);
+  __device__ __forceinline__ const char* located_row(unsigned i) const {
+    return row_of(located_.row, kLanes * i + position_, 32);
   }
   // The next tile's invalid rows: bit 4 i is row i; the other bits have no meaning.
   __device__ __forceinline__ unsigned invalid_rows() const { return invalid_ >> position_; }
@@ -125,13 +125,13 @@ class DequantProducer {
   __device__ __forceinline__ void store_needs_row_mask(const WorkTile& work, int i, int stage) const {
     if (Config::kSparse || thread_ != 0) return;
     const unsigned at = smem_.mask(stage) + 4 * Config::kMaskWords;
-    const bool edge = i < static_cast<int>(ptx::load_shared_u32(unmasked())) ||
-                      i >= static_cast<int>(ptx::load_shared_u32(unmasked() + 4));
-    if (edge) {
+    const bool needs_mask = i < static_cast<int>(ptx::load_shared_u32(unmasked())) ||
+                            i >= static_cast<int>(ptx::load_shared_u32(unmasked() + 4));
+    if (needs_mask) {
       const int start = (work.first_key / Config::kBlockN + i) * Config::kBlockN;
       ptx::store_shared_u32(at, static_cast<unsigned>(start));
     }
-    ptx::store_shared_u32(at + 4, edge ? 1 : 0);
+    ptx::store_shared_u32(at + 4, needs_mask ? 1 : 0);
   }
   // Masks the warp's invalid rows. to_other: also in the other block, counted at its first "full" barrier.
   __device__ __forceinline__ void store_row_mask(int stage, unsigned invalid, unsigned to_other) const {
@@ -173,9 +173,9 @@ class DequantProducer {
 
  private:
   // What lane `lane` of each `width` has located.
-  __device__ __forceinline__ static const char* row_of(const char* found, unsigned lane, int width) {
+  __device__ __forceinline__ static const char* row_of(const char* located, unsigned lane, int width) {
     return reinterpret_cast<const char*>(
-        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(found), lane, width));
+        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(located), lane, width));
   }
   // Scales two fp16 numbers and rounds them to bf16.
   __device__ __forceinline__ static unsigned scale_two(unsigned halves, float factor) {
@@ -184,7 +184,7 @@ class DequantProducer {
   }
   // Loads the indices of the rows of tile i and of those before it that are located with it.
   __device__ __forceinline__ void load_index(const CachedSource& rows, int i, int tile_begin) {
-    i -= found_tile();
+    i -= located_tile();
     if (i >= tile_begin) index_ = rows.load_index(i, static_cast<int>(dequant_row()));
   }
   __device__ __forceinline__ void load_dense_tile(const WorkTile& work, int head_tile, int i) {
@@ -207,7 +207,7 @@ class DequantProducer {
 
   int index_ = -1;        // of the row that is located next
   unsigned position_;     // of the next tile, among those located together
-  RowAddress found_;      // the lane's row of these
+  RowAddress located_;    // the lane's row of these
   unsigned invalid_ = 0;  // a bit for each lane whose row is invalid
 };
 

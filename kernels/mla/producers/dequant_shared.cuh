@@ -88,7 +88,7 @@ class SharedDequantProducer : DequantProducer {
     const unsigned rope = line + kRopeChunk * Config::kChunkBytes + (unit ^ row) * 16;
 #pragma unroll
     for (int j = 0; j < kRowsOfWarp / 4; ++j) {
-      const char* const from = found_row(4 * j + row) + 16 * unit;
+      const char* const from = located_row(4 * j + row) + 16 * unit;
 #pragma unroll
       for (int slice = 1; slice < kSlices; ++slice) {
         if (unit < 4 * chunks_of(slice))

@@ -13,7 +13,7 @@ namespace attune::mla {
 
 // Tile i of a work tile. Recomputed wherever needed: it is cheap, and registers are scarce.
 __device__ __forceinline__ Tile tile_of(const WorkTile& work, int i) {
-  return tile_at(work, Line(work.num_cached, work.first_key, work.end_key), i);
+  return tile_at(work, KeyTiles(work.num_cached, work.first_key, work.end_key), i);
 }
 
 // Stores what the mask says of tile i as a whole. After the stage is empty, before it is published.
@@ -42,23 +42,23 @@ class GatherCopies {
   static constexpr int kLanes = 8, kRowsAtATime = 32 / kLanes,
                        kRowsOfWarp = Config::kBlockN / (Config::kProducerThreads / 32),
                        kRowsOfLane = kRowsOfWarp / kRowsAtATime;
-  static constexpr int kFound = Config::kGather ? 32 / kRowsOfWarp : 1;  // tiles that are located together
+  static constexpr int kTilesLocated = Config::kGather ? 32 / kRowsOfWarp : 1;  // tiles that are located together
 
   __device__ __forceinline__ GatherCopies(const PrefillParams& p, const Smem& smem) : p_(p), smem_(smem) {}
 
   // Loads the index of the lane's row, which is of tile i or of one before it.
   __device__ __forceinline__ int load_index(const WorkTile& work, int head_tile, int i) const {
-    i -= found_tile();
-    if (kFound > 1 && i < work.tile_begin) return -1;
+    i -= located_tile();
+    if (kTilesLocated > 1 && i < work.tile_begin) return -1;
     const Tile tile = tile_of(work, i);
     return KvSource(p_, work, kv_head(head_tile), tile).load_index(tile.start + own());
   }
   // Locates these rows. index: from load_index().
   __device__ __forceinline__ void locate(const WorkTile& work, int head_tile, int i, int index) {
-    const Tile tile = tile_of(work, i - found_tile());
+    const Tile tile = tile_of(work, i - located_tile());
     const char* const row = KvSource(p_, work, kv_head(head_tile), tile).locate(tile.start + own(), index);
     invalid_ = __ballot_sync(0xffffffffu, row == nullptr);
-    found_ = row != nullptr ? row : p_.q;  // not read
+    located_ = row != nullptr ? row : p_.q;  // not read
     position_ = 0;
   }
   // Where the lane's vectors of the next located tile come from. Invalid rows are not read; their address is that of q,
@@ -69,12 +69,12 @@ class GatherCopies {
   };
   __device__ __forceinline__ CopySources next() {
     CopySources sources;
-    const unsigned first_row = kFound > 1 ? position_++ * kRowsOfWarp : 0;
+    const unsigned first_row = kTilesLocated > 1 ? position_++ * kRowsOfWarp : 0;
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
       const unsigned who = first_row + kRowsAtATime * i + lane() / kLanes;
       sources.from[i] = reinterpret_cast<const char*>(__shfl_sync(
-                            0xffffffffu, reinterpret_cast<unsigned long long>(found_), static_cast<int>(who))) +
+                            0xffffffffu, reinterpret_cast<unsigned long long>(located_), static_cast<int>(who))) +
                         16 * (lane() % kLanes);
       sources.valid[i] = (invalid_ >> who & 1) != 0 ? 0 : 16;
     }
@@ -120,15 +120,15 @@ class GatherCopies {
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ static int first_row() { return static_cast<int>(threadIdx.x) / 32 * kRowsOfWarp; }
   __device__ __forceinline__ static int own() { return first_row() + lane() % kRowsOfWarp; }
-  __device__ __forceinline__ static int found_tile() { return kFound > 1 ? lane() / kRowsOfWarp : 0; }
+  __device__ __forceinline__ static int located_tile() { return kTilesLocated > 1 ? lane() / kRowsOfWarp : 0; }
   __device__ __forceinline__ static int row_of_lane(int i) { return first_row() + kRowsAtATime * i + lane() / kLanes; }
   __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
   const PrefillParams& p_;
   const Smem& smem_;
-  const char* found_ = nullptr;  // the lane's row
-  unsigned invalid_ = 0;         // a bit for each of these rows
-  unsigned position_ = 0;        // of the next tile, among those located together
+  const char* located_ = nullptr;  // the lane's row
+  unsigned invalid_ = 0;           // a bit for each of these rows
+  unsigned position_ = 0;          // of the next tile, among those located together
 };
 
 class GatherProducer {
@@ -144,7 +144,7 @@ class GatherProducer {
   }
 
  private:
-  static_assert(GatherCopies::kFound == 2 || !Config::kGather, "rows are found for two tiles at a time");
+  static_assert(GatherCopies::kTilesLocated == 2 || !Config::kGather, "rows are located for two tiles at a time");
 
   // Rows are located for a pair of tiles while the pair before is under way, as the producer must wait then for an
   // empty stage. At that time it also prefetches the indices of the pair after, and fetches the next work tile, one
@@ -155,18 +155,18 @@ class GatherProducer {
     int i = work.tile_end - 1;
     copies_.locate(work, head_tile, i, copies_.load_index(work, head_tile, i));
     int index = copies_.load_index(work, head_tile, i - 2);
-    const int tiles = i + 1 - work.tile_begin, take_at = tiles < 2 ? 0 : max(tiles - 2 - (tiles & 1 ^ 1), 1);
+    const int tiles = i + 1 - work.tile_begin, fetch_at = tiles < 2 ? 0 : max(tiles - 2 - (tiles & 1 ^ 1), 1);
     int tile = 0;
 #pragma unroll 1
     for (; i >= work.tile_begin; --i, ++tile) {
       // The shuffle tells the compiler that the value is uniform, and so are the barriers' addresses.
-      const unsigned same = __shfl_sync(0xffffffffu, tiles_++ << 1 | (tile & 1), 0);
-      const PipelineState pipe = pipeline_state(same >> 1);
+      const unsigned uniform = __shfl_sync(0xffffffffu, tiles_++ << 1 | (tile & 1), 0);
+      const PipelineState pipe = pipeline_state(uniform >> 1);
       const GatherCopies::CopySources sources = copies_.next();
       wait_empty(smem_, pipe, kKOnly);
       copies_.store_row_mask(pipe.stage, work, i, sources);
       copy(pipe.stage, kKOnly, sources);
-      if ((same & 1) == 0) {
+      if ((uniform & 1) == 0) {
         copy_halves<1>(pipe, sources);
       } else {
         copy_halves<2>(pipe, sources);
@@ -176,7 +176,7 @@ class GatherProducer {
         }
       }
       if (tile == 0) reader.load_next_q();
-      if (tile == take_at) reader.fetch_next();
+      if (tile == fetch_at) reader.fetch_next();
     }
   }
   template <int kFirst>

@@ -53,15 +53,15 @@ class TmaProducer {
     const TileRange unmasked = unmasked_tiles(work);
     int i = work.tile_end + skipped - 1 - (has(kOddTiles) != (stage() != 0) ? 1 : 0);
     if ((work.tile_end - work.tile_begin) % 2 != 0) state_ ^= kOddTiles;
-    bool first_of_run = true, first = true;
+    bool first_unmasked = true, first = true;
     do {  // once, even if the warp has no tile
       if (i < begin) {
       } else if (unmasked.begin <= i && i < unmasked.end) {
-        load_unmasked(batch, i * Config::kBlockN, kv_head, first_of_run, i - 2 >= max(begin, unmasked.begin));
-        first_of_run = false;
+        load_unmasked(batch, i * Config::kBlockN, kv_head, first_unmasked, i - 2 >= max(begin, unmasked.begin));
+        first_unmasked = false;
       } else {
-        const Line line(work.num_cached, work.first_key, work.end_key);
-        const Tile tile = tile_at(work, line, i - line.cached_begin);
+        const KeyTiles key_tiles(work.num_cached, work.first_key, work.end_key);
+        const Tile tile = tile_at(work, key_tiles, i - key_tiles.cached_begin);
         load(work, tile, kv_head, load_index(work, tile));
       }
       if (first) after_first();
@@ -86,10 +86,10 @@ class TmaProducer {
     return {(low + Config::kBlockN - 1) / Config::kBlockN, high / Config::kBlockN};
   }
 
-  // start: the first key. first_of_run: no unmasked tile came directly before; more: the warp's next tile is unmasked
-  // too.
-  __device__ __forceinline__ void load_unmasked(int batch, int start, int kv_head, bool first_of_run, bool more) {
-    if (first_of_run) next_page_ = page_of_box(batch, start);
+  // start: the first key. first_unmasked: the warp's first unmasked tile of the work tile; more: the warp's next tile
+  // is unmasked too.
+  __device__ __forceinline__ void load_unmasked(int batch, int start, int kv_head, bool first_unmasked, bool more) {
+    if (first_unmasked) next_page_ = page_of_box(batch, start);
     const int page = next_page_;
     if (more) next_page_ = page_of_box(batch, start - 2 * Config::kBlockN);
     const bool invalid = !prefill::is_there(p_, page);
@@ -98,7 +98,7 @@ class TmaProducer {
               row = prefill::slot_in_page(p_, start + box_of_lane());
     if (!second_half()) {
       wait_empty(kKOnly);
-      if (__any_sync(0xffffffffu, invalid) || has(kMaskWritten)) store_unmasked_tile_mask(invalid);
+      if (__any_sync(0xffffffffu, invalid) || has(kMaskSet)) store_unmasked_tile_mask(invalid);
       copy_slices<0, 1>(kv_head, row, outer);
       wait_empty(1);
       copy_slices<1, 3>(kv_head, row, outer);
@@ -164,7 +164,7 @@ class TmaProducer {
         if ((boxes >> b & 1) != 0) masked |= keys_between(b << p_.box_shift, (b + 1) << p_.box_shift);
       store_mask(smem_, stage(), masked, 0, false);
     }
-    state_ = (state_ & ~kMaskWritten) | (boxes != 0 ? kMaskWritten : 0);
+    state_ = (state_ & ~kMaskSet) | (boxes != 0 ? kMaskSet : 0);
     __syncwarp();
   }
   // ---- all other tiles
@@ -247,7 +247,7 @@ class TmaProducer {
       }
     }
     if (lane_ == 0) store_mask(smem_, stage(), masked, tile.start, needs_row_mask(p_, work, tile));
-    state_ |= kMaskWritten;
+    state_ |= kMaskSet;
     __syncwarp();
   }
   // Bits of the keys [begin, end) of a tile.
@@ -268,9 +268,9 @@ class TmaProducer {
   const int lane_, warp_;
   // State bits, as registers are scarce: the phase of the stage's next use, and of the barrier for partial tiles;
   // whether the stage's mask has bits set; and whether the number of tiles so far, over all work tiles, is odd.
-  static constexpr unsigned kPhase = 1, kPartialPhase = 2, kMaskWritten = 4, kOddTiles = 8;
+  static constexpr unsigned kPhase = 1, kPartialPhase = 2, kMaskSet = 4, kOddTiles = 8;
   __device__ __forceinline__ bool has(unsigned bit) const { return (state_ & bit) != 0; }
-  unsigned state_ = kPhase | kMaskWritten;
+  unsigned state_ = kPhase | kMaskSet;
   int next_page_ = -1;  // of the lane's box of the next unmasked tile
 };
 

@@ -28,10 +28,10 @@ __device__ __forceinline__ void qk_new_token(const PrefillParams& p, const SwapA
 template <class Take>
 __device__ __forceinline__ void for_each_new_token(const PrefillParams& p, const SwapAbSmem& smem, const WorkTile& work,
                                                    int head_tile, const Take& take) {
-  const Line line(work.num_cached, work.first_key, work.end_key);
+  const KeyTiles key_tiles(work.num_cached, work.first_key, work.end_key);
 #pragma unroll 1
-  for (int i = max(work.tile_begin, line.num_cached_tiles); i < work.tile_end; ++i) {
-    const Tile tile = tile_at(work, line, i);
+  for (int i = max(work.tile_begin, key_tiles.num_cached_tiles); i < work.tile_end; ++i) {
+    const Tile tile = tile_at(work, key_tiles, i);
     const KvSource source(p, work, head_tile * p.heads_of_tile / p.group, tile);
 #pragma unroll 1
     for (int key = tile.low; key < tile.high; ++key) {
@@ -142,10 +142,10 @@ class SwapAbSoftmax {
   __device__ __forceinline__ float fold_next_row_max() {
     const int stage = static_cast<int>(num_folded_ % SwapAbConfig::kStages);
     ptx::wait_phase(smem_.row_max_full(stage), num_folded_ / SwapAbConfig::kStages % 2);
-    unsigned maxima[4];
-    ptx::load_shared_four(smem_.tile_row_max(stage, own_row()), maxima);
-    const float rescale = fold_row_max(fmaxf(fmaxf(__uint_as_float(maxima[0]), __uint_as_float(maxima[1])),
-                                             fmaxf(__uint_as_float(maxima[2]), __uint_as_float(maxima[3]))));
+    unsigned row_maxes[4];
+    ptx::load_shared_four(smem_.tile_row_max(stage, own_row()), row_maxes);
+    const float rescale = fold_row_max(fmaxf(fmaxf(__uint_as_float(row_maxes[0]), __uint_as_float(row_maxes[1])),
+                                             fmaxf(__uint_as_float(row_maxes[2]), __uint_as_float(row_maxes[3]))));
     row_sum_ *= rescale;
     ++num_folded_;
     return rescale;
