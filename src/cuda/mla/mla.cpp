@@ -32,8 +32,8 @@ class MlaPlan final : public KernelPlan {
   size_t workspace_size() const override { return workspace_size_; }
 
   std::string describe() const override {
-    static constexpr const char* kHow[] = {"boxes copied by the TMA", "rows copied by threads", "rows of 656 bytes",
-                                           "rows of 584 bytes", "rows as they lie in the cache"};
+    static constexpr const char* kHow[] = {"TMA boxes", "rows gathered by cp.async", "rows of 656 bytes dequantized",
+                                           "rows of 584 bytes dequantized", "cached rows by bulk copies"};
     return cat("kernel cuda_mla: ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
                kernels::kMlaBlockN, " keys, ", kHow[config_.m16 || config_.swap_ab ? 4 : config_.producer],
                config_.sparse ? " by lists, " : ", ", main_->num_regs, " registers, ", config_.shared_bytes(),
