@@ -30,7 +30,7 @@ TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
     const std::string refusal = mla::refusal(make_problem(problem.host(), Data::kRequired));
     EXPECT_NE(refusal.find(why), std::string::npos) << wrong << ": " << refusal;
   }
-  // What a case of the table is not.
+  // What no case of the table has.
   const auto refusal_of = [](const char* kv, const std::function<void(Problem&)>& change) {
     cases::Problem problem(tests::make_case(
         std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true, )") +
@@ -129,22 +129,22 @@ TEST(CudaMlaConfig, PrologueLeavesItsRowsInTheWorkspace) {
   EXPECT_EQ(mla::refusal(after), "");
 }
 
-TEST(CudaMlaConfig, ChoosesHowKeysCome) {
-  for (const auto& [kv, loader] : {std::pair{R"("kv": "paged", "cache": {"page_size": 64})", kernels::kMlaBoxes},
-                                   {R"("kv": "paged", "cache": {"page_size": 8})", kernels::kMlaBoxes},
-                                   {R"("kv": "paged", "cache": {"page_size": 12})", kernels::kMlaRows},
-                                   {R"("kv": "contiguous")", kernels::kMlaBoxes},
-                                   {R"("kv": "slots", "sparse": {"topk": 9})", kernels::kMlaRows}}) {
+TEST(CudaMlaConfig, ChoosesTheProducer) {
+  for (const auto& [kv, producer] : {std::pair{R"("kv": "paged", "cache": {"page_size": 64})", kernels::kMlaTma},
+                                     {R"("kv": "paged", "cache": {"page_size": 8})", kernels::kMlaTma},
+                                     {R"("kv": "paged", "cache": {"page_size": 12})", kernels::kMlaGather},
+                                     {R"("kv": "contiguous")", kernels::kMlaTma},
+                                     {R"("kv": "slots", "sparse": {"topk": 9})", kernels::kMlaGather}}) {
     cases::Problem problem(tests::make_case(
         std::string(R"({"name": "x", "heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
             "seqlens_q": [2], "seqlens_kv": [5], )") +
         kv + "}"));
-    EXPECT_EQ(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).loader, loader) << kv;
+    EXPECT_EQ(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).producer, producer) << kv;
   }
 }
 
 // One token's heads over cached rows: 16 at most, or 32 of packed rows of 656 bytes, whatever else there is.
-TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
+TEST(CudaMlaConfig, ChoosesTheKernelByItsRows) {
   const auto entry = [](const std::string& more) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "seqlens_kv": [5, 9], )" + more + "}"));
     const KernelSpec kernel = mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).main_kernel();
@@ -154,36 +154,36 @@ TEST(CudaMlaConfig, GivesFewRowsToTheirKernel) {
     }
     return kernel.entry + rows;
   };
-  const std::string few = "attune_mla_few", quarter = "attune_mla_half 16", half = "attune_mla_half 32",
-                    many = "attune_mla";
+  const std::string m16 = "attune_mla_few", swap_ab_16 = "attune_mla_half 16", swap_ab_32 = "attune_mla_half 32",
+                    m64 = "attune_mla";
   const std::string packed = R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"}, )";
-  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1])"), quarter);
-  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), many);
-  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "queries": "fixed", "batch_invariant": true)"), quarter);
-  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), many);
-  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [2, 1])"), many);
-  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [1, 1], "new_tokens": true)"), quarter);
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1])"), swap_ab_16);
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), m64);
+  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "queries": "fixed", "batch_invariant": true)"), swap_ab_16);
+  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), m64);
+  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [2, 1])"), m64);
+  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [1, 1], "new_tokens": true)"), swap_ab_16);
   EXPECT_EQ(entry(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [16, 1],
       "seqlens_q": [2, 1], "sparse": {"topk": 9})"),
-            quarter);
-  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 2])"), few);
+            swap_ab_16);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 2])"), m16);
   // Up to 32 over packed rows of 656 bytes.
-  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1])"), half);
-  EXPECT_EQ(entry(packed + R"("heads": [32, 1], "queries": "fixed", "batch_invariant": true)"), half);
-  EXPECT_EQ(entry(packed + R"("heads": [33, 1], "seqlens_q": [1, 1])"), many);
-  EXPECT_EQ(entry(packed + R"("heads": [32, 1], "seqlens_q": [2, 1])"), many);
+  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1])"), swap_ab_32);
+  EXPECT_EQ(entry(packed + R"("heads": [32, 1], "queries": "fixed", "batch_invariant": true)"), swap_ab_32);
+  EXPECT_EQ(entry(packed + R"("heads": [33, 1], "seqlens_q": [1, 1])"), m64);
+  EXPECT_EQ(entry(packed + R"("heads": [32, 1], "seqlens_q": [2, 1])"), m64);
   EXPECT_EQ(entry(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [32, 1],
       "seqlens_q": [2, 1], "sparse": {"topk": 9})"),
-            half);
-  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 1])"), many);
-  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [32, 1])"), many);
+            swap_ab_32);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 1])"), m64);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [32, 1])"), m64);
   EXPECT_EQ(entry(R"("kv": "dense", "head_dim": [576, 512], "shared_kv": true, "heads": [16, 1], "seqlens_q": [1, 1])"),
-            many);
-  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [16, 1])"), many);
+            m64);
+  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [16, 1])"), m64);
 }
 
-// Blocks have as many heads as there are tokens to have beside them: each block reads all keys.
-TEST(CudaMlaConfig, FillsBlocksWithTheTokensThatThereAre) {
+// M blocks have as many heads as leave room for the tokens that there are: each block reads all keys.
+TEST(CudaMlaConfig, FillsMBlocksWithTokens) {
   const auto heads = [](int of_query, const std::string& more) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
         "heads": [)" + std::to_string(of_query) +
@@ -208,9 +208,9 @@ TEST(CudaMlaConfig, FillsBlocksWithTheTokensThatThereAre) {
   EXPECT_EQ(heads(97, one), 1);
 }
 
-// Most rows of a block and fewest tiles of a part, where blocks of as many rows as there are heads would be cut into
-// parts of a few tiles: what was the fastest on an H200.
-TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
+// Rows of an M block and fewest tiles of a split, where blocks of as many rows as heads would be split into few tiles
+// each: what was fastest on an H200.
+TEST(CudaMlaConfig, ChoosesTheKernelOfSmallBatches) {
   const auto form = [](int64_t batch, const std::string& more, int num_sms = 132, const std::string& of_each = "4096") {
     std::string queries = "1", keys = of_each;
     for (int64_t i = 1; i < batch; ++i) queries += ", 1", keys += ", " + of_each;
@@ -219,7 +219,7 @@ TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
                                             queries + "], " + kv + more + "}"));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     const mla::Config c = mla::choose_config(p, num_sms);
-    EXPECT_TRUE((!c.few && !c.half) || c.cluster == 1);
+    EXPECT_TRUE((!c.m16 && !c.swap_ab) || c.cluster == 1);
     EXPECT_LE(c.heads_of_tile, c.rows);
     EXPECT_EQ(mla::to_params(p, c, nullptr).fewest_tiles, c.fewest_tiles);
     return cat(c.rows, " ", c.fewest_tiles);
@@ -242,7 +242,7 @@ TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
   EXPECT_EQ(form(8, sparse(16, 1024)), "16 1");
   EXPECT_EQ(form(1, sparse(16, 2048)), "16 1");
   EXPECT_EQ(form(1, sparse(128, 2048), 66), "64 1");
-  // What nothing may depend on the batch for, or what is not cut, goes by its number of heads.
+  // Batch-invariant calls, and those that are not split, go by the number of heads.
   EXPECT_EQ(form(1, sparse(128, 2048) + R"(, "batch_invariant": true)"), "64 2");
   EXPECT_EQ(form(1, sparse(32, 2048) + R"(, "batch_invariant": true)"), "32 2");
   EXPECT_EQ(form(132, sparse(64, 70)), "64 2");
@@ -253,19 +253,19 @@ TEST(CudaMlaConfig, FormsBlocksOfSmallBatches) {
   EXPECT_EQ(form(8, paged, 132, "512"), "64 1");
   EXPECT_EQ(form(1, paged), "64 2");
   EXPECT_EQ(form(2, paged), "64 2");
-  // Neither kernel of fewer rows takes the other packed format, nor several tokens of a sequence; that of half a block
-  // no 16-bit rows.
+  // Neither the m16 nor the swap-AB kernel takes the other packed format, or several tokens of a sequence; the swap-AB
+  // kernel takes no 16-bit rows.
   EXPECT_EQ(form(2, R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 2048},
       "heads": [128, 1])"),
             "64 2");
   EXPECT_EQ(form(2, R"("kv": "slots", "shared_kv": true, "sparse": {"topk": 2048}, "heads": [64, 1])"), "16 2");
   cases::Problem tokens(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "heads": [128, 1],
       "kv": "paged", "cache": {"format": "mla_656", "page_size": 64}, "seqlens_q": [2], "seqlens_kv": [2048]})"));
-  EXPECT_FALSE(mla::choose_config(make_problem(tokens.host(), Data::kRequired), 132).half);
+  EXPECT_FALSE(mla::choose_config(make_problem(tokens.host(), Data::kRequired), 132).swap_ab);
 }
 
-// Where two blocks of rows have the same keys, and these are decoded or copied by the TMA.
-TEST(CudaMlaConfig, PairsBlocksThatShareKeys) {
+// Clusters, where two M blocks have the same keys, which are dequantized or copied by the TMA.
+TEST(CudaMlaConfig, FormsClustersThatShareKeys) {
   const auto cluster = [](const std::string& heads, const std::string& more, int num_sms) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [60],
         "heads": )" + heads + more + "}"));

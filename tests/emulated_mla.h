@@ -41,8 +41,8 @@ class EmulatedMla : public tests::Emulated {
     const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
     try {
       emulate_schedule(c, params);
-      dealt_ = std::any_of(params.work_tiles, params.work_tiles + params.list->num_work_tiles,
-                           [](const kernels::WorkTile& t) { return t.next_work > 0; });
+      balanced_ = std::any_of(params.work_tiles, params.work_tiles + params.list->num_work_tiles,
+                              [](const kernels::WorkTile& t) { return t.next_work > 0; });
       splits_ = params.list->num_split_tiles;
       for (int i = 0; i < layers; ++i) {
         if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
@@ -55,8 +55,8 @@ class EmulatedMla : public tests::Emulated {
     if (params.list->next_item != 0) return "the counter of work tiles is not 0 for the next layer";
     return cases::compare(problem, expected).failure;
   }
-  // Of the last case: whether work tiles follow each other, and the blocks of rows that are cut.
-  static inline bool dealt_ = false;
+  // Of the last case: whether its schedule is balanced, and the M blocks that are split.
+  static inline bool balanced_ = false;
   static inline int splits_ = 0;
 
   // Cases that have `common` and, one after the other, what is in `rest`.
@@ -64,16 +64,16 @@ class EmulatedMla : public tests::Emulated {
     for (const char* more : rest)
       EXPECT_EQ(run(tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}"), layers), "") << more;
   }
-  // Cases that the kernel of half a block of rows gets.
-  static void check_half(const std::string& common, std::initializer_list<const char*> rest) {
+  // Cases that the swap-AB kernel takes.
+  static void check_swap_ab(const std::string& common, std::initializer_list<const char*> rest) {
     for (const char* more : rest) {
       const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
       cases::Problem problem(spec);
-      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), kBlocks).half) << more;
+      EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), kBlocks).swap_ab) << more;
       EXPECT_EQ(run(spec, 2), "") << more;
     }
   }
-  // Cases of an H200's small batches, which get blocks of so many rows, in parts of so many tiles at least.
+  // Cases of an H200's small batches, which get M blocks of so many rows, and splits of so many tiles at least.
   static void check_small(int rows, int fewest_tiles, const std::string& common,
                           std::initializer_list<const char*> rest) {
     for (const char* more : rest) {

@@ -7,7 +7,7 @@
 
 namespace attune::cuda {
 
-// p: what the parameters are of.
+// p: the problem that params are of.
 inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::PrefillParams& params) {
   using ptx::TensorMap;
   using Attend = void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap);
@@ -19,9 +19,9 @@ inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::P
       static_cast<unsigned>(c.cluster));
   if (!c.splits) return;
   const auto combine = reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.combine_kernel()));
-  // How many groups of threads share rows depends on the blocks: none, two or four, each for some of the cases.
+  // How many warpgroups share rows depends on the blocks: one, two or four, each in some of the cases.
   const unsigned blocks[] = {2, 24, 130};
-  emulator::run(blocks[(p.total_q + p.heads_q) % 3], kernels::kMlaMergeThreads, [&] { combine(params); });
+  emulator::run(blocks[(p.total_q + p.heads_q) % 3], kernels::kMlaCombineThreads, [&] { combine(params); });
 }
 
 }  // namespace attune::cuda

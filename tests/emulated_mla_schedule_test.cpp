@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What MLA's schedule lists (kernels/prefill/schedule.cu and balanced.cuh in the emulator) for the grid of an H200: every
-// tile of every sequence once, in chains of work tiles that are of one length whatever the batch; and attention by
-// them.
+// MLA's schedule (kernels/prefill/schedule.cu in the emulator) for the grid of an H200: it lists every tile of every
+// sequence once, in chains of work tiles of equal length whatever the batch; and attention by it.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -13,20 +12,20 @@
 namespace attune::cuda {
 namespace {
 
-constexpr int kCapacity = 1 << 18, kSms = 132, kMostMargin = 10;  // of tiles, beside what each share would ideally have
+constexpr int kCapacity = 1 << 18, kSms = 132, kMostMargin = 10;  // of tiles, beyond a block's ideal number
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class EmulatedMlaSchedule : public EmulatedMla {
  protected:
   struct Listed {
-    std::string wrong;    // "" if nothing is
-    bool shares = false;  // else work tiles go to whoever is free
+    std::string wrong;      // "" if nothing is
+    bool balanced = false;  // else free blocks take work tiles from the counter
     int splits = 0;
     int64_t longest = 0, ideal = 0;  // tiles of a chain of work tiles
   };
 
-  // Of one token a sequence, over so many keys. most_work_tiles: fewer than the workspace has room for; 0: all.
+  // One token a sequence, over these numbers of keys. most_work_tiles: fewer than the workspace has room for; 0: all.
   static Listed list(const std::string& heads, const std::vector<int>& keys, const char* rest = "",
                      int most_work_tiles = 0) {
     // The case's own lengths are short, as nothing is read but lengths.
@@ -54,14 +53,14 @@ class EmulatedMlaSchedule : public EmulatedMla {
     Listed x;
     const int groups = p.num_blocks / p.num_head_tiles;
     std::set<int> seen;
-    std::map<int, std::map<int, kernels::WorkTile>> parts;  // of a sequence, by their numbers
+    std::map<int, std::map<int, kernels::WorkTile>> splits;  // of a sequence, by split_idx
     for (int i = 0; i < p.list->num_work_tiles; ++i) {
       int64_t tiles = 0;
       for (int at = i;; at = p.work_tiles[at].next_work) {
         const kernels::WorkTile& t = p.work_tiles[at];
-        if (at >= p.max_work_tiles || !seen.insert(at).second || !parts[t.batch].emplace(t.split_idx, t).second)
+        if (at >= p.max_work_tiles || !seen.insert(at).second || !splits[t.batch].emplace(t.split_idx, t).second)
           x.wrong = cat("work tile ", at, " is listed twice");
-        if (t.next_work != 0) x.shares = true;
+        if (t.next_work != 0) x.balanced = true;
         if (!x.wrong.empty()) return x;
         tiles += t.tile_end - t.tile_begin;
         if (t.next_work == 0) break;
@@ -70,19 +69,19 @@ class EmulatedMlaSchedule : public EmulatedMla {
       x.longest = std::max(x.longest, tiles), x.ideal += tiles;
     }
     x.ideal = ceil_div(x.ideal, groups);
-    if (x.shares && p.list->num_work_tiles > groups) x.wrong = cat(p.list->num_work_tiles, " shares of ", groups);
-    if (parts.size() != keys.size()) x.wrong = cat(parts.size(), " sequences");
-    std::set<int> places;  // of parts' results
-    for (const auto& [b, own] : parts) {
+    if (x.balanced && p.list->num_work_tiles > groups) x.wrong = cat(p.list->num_work_tiles, " balanced of ", groups);
+    if (splits.size() != keys.size()) x.wrong = cat(splits.size(), " sequences");
+    std::set<int> places;  // of partial outputs
+    for (const auto& [b, own] : splits) {
       int end = 0;
       const kernels::WorkTile& first = own.begin()->second;
       for (const auto& [part, t] : own) {
         if (t.tile_begin != end || t.num_splits != std::ssize(own) || t.first_split != first.first_split)
-          x.wrong = cat("sequence ", b, ", part ", part, " begins at ", t.tile_begin, " behind ", end);
+          x.wrong = cat("sequence ", b, ", split ", part, " begins at ", t.tile_begin, " behind ", end);
         end = t.tile_end;
-        if (x.shares && t.num_splits > 1 && end - t.tile_begin < p.fewest_tiles)
-          x.wrong = cat("sequence ", b, ", part ", part, " has ", end - t.tile_begin, " tiles");
-        if (t.num_splits > 1 && !places.insert(t.first_split + part).second) x.wrong = "parts at one place";
+        if (x.balanced && t.num_splits > 1 && end - t.tile_begin < p.fewest_tiles)
+          x.wrong = cat("sequence ", b, ", split ", part, " has ", end - t.tile_begin, " tiles");
+        if (t.num_splits > 1 && !places.insert(t.first_split + part).second) x.wrong = "splits at one place";
       }
       if (end != std::max<int64_t>(ceil_div(std::clamp<int64_t>(keys[static_cast<size_t>(b)], 0, p.capacity), 64), 1))
         x.wrong = cat("sequence ", b, " has ", end, " tiles");
@@ -92,7 +91,7 @@ class EmulatedMlaSchedule : public EmulatedMla {
     for (int i = 0; i < p.list->num_split_tiles; ++i) {
       const kernels::WorkTile& t = p.split_tiles[i];
       split.insert(t.batch);
-      if (const auto& own = parts[t.batch];
+      if (const auto& own = splits[t.batch];
           own.empty() || t.num_splits != std::ssize(own) || t.first_split != own.begin()->second.first_split)
         x.wrong = cat("sequence ", t.batch, " is merged otherwise");
     }
@@ -111,15 +110,15 @@ std::vector<int> even(int batch, int from, int to) {
   return keys;
 }
 
-// Batches between rounds, and of unlike lengths: shares of one length, one for each block or pair of blocks.
-TEST_F(EmulatedMlaSchedule, SharesAreAlikeWhateverTheBatch) {
+// Batches between rounds, and of unequal lengths: chains of equal length, one for each block or cluster.
+TEST_F(EmulatedMlaSchedule, IsBalancedWhateverTheBatch) {
   std::vector<int> one_long(70, 1000), random;
   one_long[33] = 131072;
   for (unsigned i = 0, x = 1; i < 200; ++i) random.push_back(static_cast<int>((x = x * 1664525 + 1013904223) >> 20));
   struct Batch {
     const char* heads;
     std::vector<int> keys;
-    int most_splits;  // others stay whole
+    int most_splits;  // other M blocks stay whole
   };
   for (const Batch& b : {Batch{"128", even(70, 8192, 8192), 4},
                          {"128", even(96, 8192, 8192), 30},
@@ -137,14 +136,14 @@ TEST_F(EmulatedMlaSchedule, SharesAreAlikeWhateverTheBatch) {
                          {"128", random, 20}}) {
     const Listed x = list(b.heads, b.keys);
     EXPECT_EQ(x.wrong, "") << b.heads << ", " << b.keys.size();
-    EXPECT_TRUE(x.shares) << b.heads << ", " << b.keys.size();
+    EXPECT_TRUE(x.balanced) << b.heads << ", " << b.keys.size();
     EXPECT_LE(x.splits, b.most_splits) << b.heads << ", " << b.keys.size();
     EXPECT_LE(x.longest, x.ideal + x.ideal / 16 + kMostMargin) << b.heads << ", " << b.keys.size();
   }
 }
 
-// What fills rounds, or is cut for one, stays as it is; what may not depend on the batch is not cut at all.
-TEST_F(EmulatedMlaSchedule, NothingIsSharedForNothing) {
+// What fills whole rounds, or is split for one, is not balanced; batch-invariant calls are not split at all.
+TEST_F(EmulatedMlaSchedule, LeavesWholeRoundsAlone) {
   for (const auto& [heads, keys, splits] : {std::tuple{"128", even(128, 8192, 8192), 0},
                                             {"128", even(132, 4096, 4096), 0},
                                             {"64", even(130, 8192, 8192), 0},
@@ -155,14 +154,14 @@ TEST_F(EmulatedMlaSchedule, NothingIsSharedForNothing) {
                                             {"128", even(1030, 500, 500), 0}}) {
     const Listed x = list(heads, keys);
     EXPECT_EQ(x.wrong, "") << heads << ", " << keys.size();
-    EXPECT_FALSE(x.shares) << heads << ", " << keys.size();
+    EXPECT_FALSE(x.balanced) << heads << ", " << keys.size();
     EXPECT_EQ(x.splits, splits) << heads << ", " << keys.size();
   }
-  // Tables may ask for more blocks of rows than a batch has: no room, no shares.
+  // Tables may ask for more M blocks than a batch has: there is no room, and nothing is balanced.
   for (const Listed& x : {list("128", even(70, 8192, 8192), R"(, "batch_invariant": true)"),
                           list("128", even(70, 8192, 8192), "", 100)}) {
     EXPECT_EQ(x.wrong, "");
-    EXPECT_FALSE(x.shares);
+    EXPECT_FALSE(x.balanced);
     EXPECT_EQ(x.splits, 0);
   }
 }
@@ -182,46 +181,45 @@ TEST_F(EmulatedMlaSchedule, EveryTileIsListedOnce) {
     const char* const heads[] = {"16", "32", "48", "64", "128", "256"};
     const Listed x = list(heads[random(6)], keys);
     EXPECT_EQ(x.wrong, "") << i;
-    shared += x.shares ? 1 : 0;
-    if (x.shares) {
+    shared += x.balanced ? 1 : 0;
+    if (x.balanced) {
       EXPECT_LE(x.longest, x.ideal + x.ideal / 8 + 3 * kMostMargin) << i;
     }
   }
   EXPECT_GT(shared, 5);
 }
 
-// Of every kernel, over every kind of row: work tiles that follow each other, and parts of one tile line in several
-// shares.
-TEST_F(EmulatedMlaSchedule, AttendsByShares) {
+// Of every kernel and producer: work tiles that follow each other, and splits of one sequence in several chains.
+TEST_F(EmulatedMlaSchedule, AttendsByABalancedSchedule) {
   int splits = 0;
-  const auto check_shares = [&](const std::string& common, std::initializer_list<const char*> rest,
-                                int blocks = kBlocks) {
+  const auto check_balanced = [&](const std::string& common, std::initializer_list<const char*> rest,
+                                  int blocks = kBlocks) {
     for (const char* more : rest) {
       const std::string spec = R"({"name": "x", "dtype": "bf16", "max_logits": true, )" + common + more + "}";
       EXPECT_EQ(run(tests::make_case(spec), 1, blocks, blocks), "") << spec;
-      EXPECT_TRUE(dealt_) << spec;
+      EXPECT_TRUE(balanced_) << spec;
       splits += splits_;
     }
   };
-  check_shares(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64}, )",
-               {R"("heads": [128, 1], "seqlens_kv": [300, 900, 1300, 20])",
-                R"("heads": [64, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
-                R"("heads": [16, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 0], "sinks": "mixed")",
-                R"("heads": [32, 1], "seqlens_q": [2, 1, 3, 2, 1], "seqlens_kv": [900, 900, 950, 800, 900],
+  check_balanced(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64}, )",
+                 {R"("heads": [128, 1], "seqlens_kv": [300, 900, 1300, 20])",
+                  R"("heads": [64, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
+                  R"("heads": [16, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 0], "sinks": "mixed")",
+                  R"("heads": [32, 1], "seqlens_q": [2, 1, 3, 2, 1], "seqlens_kv": [900, 900, 950, 800, 900],
                    "causal": true)",
-                R"("heads": [128, 1], "seqlens_kv": [500, 900, 1300], "cache": {"page_size": 3})"});
-  check_shares(R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64}, )",
-               {R"("heads": [128, 1], "seqlens_kv": [300, 900, 1300, 20])",
-                R"("heads": [64, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
-                R"("heads": [32, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
-                R"("heads": [16, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])"});
-  check_shares(R"("kv": "slots", "head_dim": [576, 512], "heads": [64, 1], "seqlens_q": [2, 1, 3],
+                  R"("heads": [128, 1], "seqlens_kv": [500, 900, 1300], "cache": {"page_size": 3})"});
+  check_balanced(R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64}, )",
+                 {R"("heads": [128, 1], "seqlens_kv": [300, 900, 1300, 20])",
+                  R"("heads": [64, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
+                  R"("heads": [32, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
+                  R"("heads": [16, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])"});
+  check_balanced(R"("kv": "slots", "head_dim": [576, 512], "heads": [64, 1], "seqlens_q": [2, 1, 3],
                   "sparse": {"topk": 900, "invalid": 0.1}, )",
-               {R"("shared_kv": true)", R"("cache": {"format": "mla_656"}, "extra": {"topk": 90, "page_size": 16})"});
-  // Several blocks, or pairs, for each share: one for each block of heads. Two are not needed, or none is.
-  check_shares(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64},
+                 {R"("shared_kv": true)", R"("cache": {"format": "mla_656"}, "extra": {"topk": 90, "page_size": 16})"});
+  // Several blocks, or clusters, for each chain: one for each head tile. Some are not needed.
+  check_balanced(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64},
                   "seqlens_kv": [300, 900, 1300], "out_dtype": "f32", )",
-               {R"("heads": [256, 1])", R"("heads": [192, 1])"}, 8);
+                 {R"("heads": [256, 1])", R"("heads": [192, 1])"}, 8);
   EXPECT_GT(splits, 5);
 }
 

@@ -21,7 +21,7 @@ TEST_F(EmulatedMla, PagedDecode) {
        R"("heads": [96, 1], "cache": {"page_size": 64})"});
 }
 
-// Blocks of heads that are no power of two, beside as many tokens as there are.
+// Head tiles that are no power of two, beside as many tokens as fit.
 TEST_F(EmulatedMla, OddNumbersOfHeads) {
   check(R"("kv": "paged", "head_dim": [576, 512], "seqlens_kv": [65, 0, 130], "causal": true, "max_logits": true, )",
         {R"("heads": [24, 1], "shared_kv": true, "queries": "fixed", "seqlens_q": 2, "cache": {"page_size": 64})",
@@ -53,7 +53,7 @@ TEST_F(EmulatedMla, SeveralTokens) {
          R"("seqlens_q": [2, 3], "seqlens_kv": [70, 0], "causal": true, "new_tokens": true)"});
 }
 
-// What only some rows of a block see, and is no number, stays theirs.
+// NaN and infinite values that only some rows of an M block see do not spoil the other rows.
 TEST_F(EmulatedMla, BadValuesStayWithThoseWhoSeeThem) {
   check(R"("head_dim": [576, 512], "heads": [16, 1], "causal": true, "plant": "nan_v", "shared_kv": true, )",
         {R"("kv": "paged", "cache": {"page_size": 64}, "seqlens_q": [4, 3], "seqlens_kv": [70, 4])",
@@ -63,7 +63,7 @@ TEST_F(EmulatedMla, BadValuesStayWithThoseWhoSeeThem) {
       R"("kv": "paged", "heads": [16, 1], "causal": true, "plant": "nan_v", "seqlens_q": [4, 3], "seqlens_kv": [70, 4], )",
       {R"("head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
        R"("head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 16})"});
-  // In parts, as fp16 and as fp32; some rows of a block see it, and some do not.
+  // With splits, as fp16 and as fp32; some rows of an M block see the value, and some do not.
   check(
       R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "causal": true, "plant": "nan_v", "seqlens_q": [1, 4],
         "seqlens_kv": [70, 1500], "window": [747, 0], "max_logits": true, )",
@@ -72,7 +72,7 @@ TEST_F(EmulatedMla, BadValuesStayWithThoseWhoSeeThem) {
        R"("cache": {"format": "mla_656", "page_size": 64})"});
 }
 
-// What stands in place of rows that are not there, and is multiplied by nothing, is no other row's.
+// Rows of queries that do not exist do not spoil those that do.
 TEST_F(EmulatedMla, BadQueriesStayTheirOwn) {
   for (const char* more : {R"("heads": [20, 1], "sparse": {"topk": 70, "invalid": 0.5})",
                            R"("heads": [128, 1], "sparse": {"topk": 150, "topk_length": "token"})",
@@ -88,8 +88,7 @@ TEST_F(EmulatedMla, BadQueriesStayTheirOwn) {
   }
 }
 
-// An infinity in a key that is a value too: where it makes the score -inf the key counts for nothing, whatever it
-// holds.
+// An infinity in a key that is also a value: if it makes the score -inf, the key counts for nothing, whatever it holds.
 TEST_F(EmulatedMla, KeysOfInfiniteScores) {
   check(R"("head_dim": [576, 512], "shared_kv": true, "causal": true, "plant": "inf_v", "max_logits": true, )",
         {R"("heads": [16, 1], "kv": "paged", "cache": {"page_size": 64}, "seqlens_q": [4, 3], "seqlens_kv": [70, 4])",
@@ -111,8 +110,7 @@ TEST_F(EmulatedMla, FinishedSequences) {
             "extra": {"topk": 9, "page_size": 16})"});
 }
 
-// Their queries and keys, which other cases poison, are numbers like others, and keys of the work tiles before lie in
-// shared memory.
+// Their queries and keys, which other cases poison, are finite, and keys of the work tiles before lie in shared memory.
 TEST_F(EmulatedMla, FinishedSequencesOfNumbers) {
   for (const char* rest :
        {R"("kv": "dense", "shared_kv": true, "heads": [16, 1], "seqlens_q": [90, 40, 5])",
@@ -153,8 +151,8 @@ TEST_F(EmulatedMla, Prologues) {
             "prologue": {"rope": {"style": "linear", "dim": 64, "offset": 512, "positions": 1}})"});
 }
 
-// What has nearly all of the weight has a value of 2^-23 or so in some channel, so that those whose weights are nothing
-// in fp16 are missed there.
+// The key with nearly all of P has a value of about 2^-23 in some channel, so that keys whose P vanishes in fp16 are
+// missed there.
 TEST_F(EmulatedMla, WeightsThatVanishInHalf) {
   check(R"("dtype": "f16", "data": "spread", "shared_kv": true, "head_dim": [576, 512], "heads": [20, 1],
         "seqlens_q": [3], "seqlens_kv": [64], "kv": "paged", "cache": {"page_size": 3}, "causal": true, )",
@@ -216,7 +214,7 @@ TEST_F(EmulatedMla, ListsOfSequencesApart) {
         2);
 }
 
-// Two blocks decode the rows of a tile together.
+// Two blocks of a cluster dequantize the rows of a tile together.
 TEST_F(EmulatedMla, PairsSharePackedRows) {
   check(R"("kv": "slots", "seqlens_q": [2, 1, 4], "max_logits": true, )",
         {R"("heads": [128, 1], "head_dim": [576, 512], "cache": {"format": "mla_656"}, "sinks": "mixed",
@@ -232,7 +230,7 @@ TEST_F(EmulatedMla, PairsSharePackedRows) {
         2);
 }
 
-// Rows are found for two tiles at a time: odd and even numbers of tiles, one, and lists of which rows are not there.
+// Rows are located for two tiles at a time: odd and even numbers of tiles, one tile, and lists with invalid entries.
 TEST_F(EmulatedMla, GatheredRowsOfSeveralTiles) {
   check(R"("kv": "slots", "seqlens_q": [2, 1, 4], "max_logits": true, "shared_kv": true, )",
         {R"("heads": [128, 1], "head_dim": [576, 512], "sinks": "mixed",
@@ -240,7 +238,7 @@ TEST_F(EmulatedMla, GatheredRowsOfSeveralTiles) {
          R"("heads": [128, 1], "head_dim": [512, 512], "sparse": {"topk": 70})",
          R"("heads": [256, 1], "head_dim": [576, 512], "sparse": {"topk": 1})"},
         2);
-  // Weights that grow from tile to tile by more than fp16 holds; nothing is computed again here.
+  // P that grows from tile to tile by more than fp16 holds; sparse rows are not recomputed.
   check(R"("kv": "slots", "seqlens_q": [1, 2], "shared_kv": true, "dtype": "f16", "data": "spread", "max_logits": true,
         "head_dim": [576, 512], )",
         {R"("heads": [64, 1], "sparse": {"topk": 300})", R"("heads": [20, 1], "sparse": {"topk": 200, "invalid": 0.2})",
@@ -266,7 +264,7 @@ TEST_F(EmulatedMla, SparsePrefill) {
             "sparse": {"topk": 75, "topk_length": "token", "per_head": true})"});
 }
 
-// Every third: each way in which keys come meets some, and each table.
+// Every third case: each producer meets some of them, and each table.
 TEST_F(EmulatedMla, TablesThatMakeNoSense) {
   const std::vector<tests::SpoiltCase> list = tests::spoilt_mla_cases();
   for (size_t i = 0; i < list.size(); i += 3) {

@@ -18,7 +18,8 @@ SWAPS = ["q k", "k v", "row head", "begin end", "first last", "first end", "low 
          "true false"]
 # What a call may begin with whose absence nobody but a race, a stale value or a bad input shows.
 CALLS = r"""sync\w*|fence\w*|arrive\w*|wait\w*|barrier\w*|clamp\w*|require|check\w*|meet\w*|commit\w*|release\w*|
-            hand_over|forget|clear\w*|note_\w+|store_release""".replace("\n", "").replace(" ", "")
+            hand_over|publish\w*|forget|refresh|clear\w*|note_\w+|store_\w*(?:mask|limits)|
+            store_release""".replace("\n", "").replace(" ", "")
 # Name, what is sought in a line of code, what takes its place.
 OPERATORS = [
     ("comparison", r"(?<= )<(?= )", "<="), ("comparison", r"(?<= )<=(?= )", "<"),

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the parts of blocks of rows that were cut along the keys, in a fixed order.
+// Merges the partial outputs of splits, in a fixed order.
 //
 //   M = max_i m_i;  L = sum_i l_i 2^(m_i - M);  O = sum_i o_i 2^(m_i - M);  out = O / L, with sinks as everywhere
 //
-// A group of 128 threads has two rows, or of those half of the channels where parts are fp32, as parts hold them
-// (parts.cuh): 16 bytes of each part a thread. Where there are so few that all are merged at a time, two or four groups
-// share them, with every second or fourth part each, and two of these finish a row each. Up to four parts are asked for
-// at a time; while they come, one of the groups computes the parts' weights.
-#include "mla/parts.cuh"
+// A warpgroup has two rows (fp32 partials: half of their channels), 16 bytes of each split a thread, in the layout of
+// mla/partial_out.cuh. If there are so few rows that the grid has threads to spare, two or four warpgroups share them:
+// each takes every second or fourth split, and two of them finish a row each. Four splits are loaded at a time;
+// meanwhile one warpgroup computes their scales.
+#include "mla/partial_out.cuh"
 #include "prefill/tiles.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"
@@ -19,132 +19,135 @@
 
 namespace attune::mla {
 
-constexpr int kRows = kernels::kMlaRowsOfBlock, kAtATime = 4;
-constexpr int kGroups = kernels::kMlaMergeThreads / 128;
+constexpr int kBlockM = kernels::kMlaBlockM, kSplitsAtATime = 4;
+constexpr int kWarpgroups = kernels::kMlaCombineThreads / 128;
 
-// A thread's channels of a row, in pairs, eight channels apart; pieces of the channels of two rows that groups have.
-constexpr int kPairs = kHalfParts ? 2 : 1, kPieces = kHalfParts ? 1 : 2;
+// A thread's channels of a row, in pairs, eight channels apart; parts of a row's channels that warpgroups have.
+constexpr int kChannelPairs = kFp16Partials ? 2 : 1, kChannelHalves = kFp16Partials ? 1 : 2;
 
-// Scales of a row of a part. A thread's channels have one; of a group that weighs parts, a warp does it for two.
-constexpr int kScales = kHalfParts ? 2 * kScalesOfHalf : 1, kWeighing = kHalfParts ? 128 : 32;
+// Scales of a row of a split: a thread's channels have one. A warp computes those of two scale groups.
+constexpr int kScaleGroups = kFp16Partials ? 2 * kScalesOfHalf : 1, kScaleThreads = kFp16Partials ? 128 : 32;
 
-// Two rows, eight apart, of a block of rows; which piece of their channels.
-struct Pair {
-  int head_tile, row, piece;
+// Two rows of an M block, eight apart, and which half of their channels.
+struct RowPair {
+  int head_tile, row, channel_half;
 };
 
-// What the groups that share a pair of rows share.
+// Shared by the warpgroups of a team.
 struct Shared {
-  float2 weights[kScales][32];       // of parts, for each scale: of each row
-  float max[2], sum[2], lowered[2];  // lowered: what came before these parts counts so much less
+  float2 scales[kScaleGroups][32];           // of each split and scale group, for both rows
+  float row_max[2], row_sum[2], rescale[2];  // rescale: the factor for the splits before these
 };
 
-// The thread's first.
-__device__ __forceinline__ int channel_of(const Pair& pair) {
+// The thread's first channel.
+__device__ __forceinline__ int channel_of(const RowPair& rows) {
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
-  return kHalfParts ? thread / 4 * 16 + thread % 4 * 2 : pair.piece * kChannelsOfHalf + thread * 2;
+  return kFp16Partials ? thread / 4 * 16 + thread % 4 * 2 : rows.channel_half * kChannelsOfHalf + thread * 2;
 }
-__device__ __forceinline__ int unit_of(const kernels::PrefillParams& p, const kernels::WorkTile& t, const Pair& pair,
-                                       int part) {
-  return (t.first_split + part) * p.num_head_tiles + pair.head_tile;
+__device__ __forceinline__ int unit_of(const kernels::PrefillParams& p, const kernels::WorkTile& t, const RowPair& rows,
+                                       int split_idx) {
+  return (t.first_split + split_idx) * p.num_head_tiles + rows.head_tile;
 }
 
-// Pairs of channels of both rows.
-struct Sums {
-  float2 o[2][kPairs];
-  __device__ __forceinline__ void add(const float4& x, const float2& weight) {
+// O of both rows, in pairs of channels.
+struct Accum {
+  float2 o[2][kChannelPairs];
+  __device__ __forceinline__ void add(const float4& x, const float2& scale) {
     const float* const words = &x.x;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
+    for (int i = 0; i < kChannelPairs; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float first, second;
-        if constexpr (kHalfParts) {
+        if constexpr (kFp16Partials) {
           const unsigned two = __float_as_uint(words[2 * i + h]);
           first = ptx::f16_to_float(static_cast<unsigned short>(two));
           second = ptx::f16_to_float(static_cast<unsigned short>(two >> 16));
         } else {
           first = words[2 * h], second = words[2 * h + 1];
         }
-        o[h][i].x = fmaf(h == 0 ? weight.x : weight.y, first, o[h][i].x);
-        o[h][i].y = fmaf(h == 0 ? weight.x : weight.y, second, o[h][i].y);
+        o[h][i].x = fmaf(h == 0 ? scale.x : scale.y, first, o[h][i].x);
+        o[h][i].y = fmaf(h == 0 ? scale.x : scale.y, second, o[h][i].y);
       }
     }
   }
 };
 
-// Of numbers that are not NaN: as whole numbers that compare as they do, which one instruction takes.
+// The warp's maximum of floats that are not NaN. They are mapped to unsigned integers of the same order, which
+// redux.sync takes.
 __device__ __forceinline__ float largest_of_warp(float x) {
   const unsigned bits = __float_as_uint(x);
   const unsigned largest = ptx::max_of_warp(bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u));
   return __uint_as_float(largest ^ ((largest >> 31) != 0 ? 0x80000000u : 0xffffffffu));
 }
 
-// A warp: the weights of 32 parts for its scales, a lane's its own, from what has been loaded of them, and with those
-// before the maxima, and sums to be added up. first: there are none before.
-struct Weighed {
-  float max[2], sum[2];
+// Of both rows.
+struct SplitStats {
+  float row_max[2], row_sum[2];
 };
-__device__ __forceinline__ Weighed weigh(const float4 (&stats)[2], Shared& shared, bool first) {
-  float top[2], weight[2], part[2];
-  const unsigned thread = ptx::kept(threadIdx.x) % kWeighing, warp = thread / 32;
+// By a warp: folds in the row max of 32 splits, one a lane, and stores their scales. first: there are no splits before.
+// Returns the row max, and the lane's row sum, which is still to be reduced.
+__device__ __forceinline__ SplitStats split_scales(const float4 (&stats)[2], Shared& shared, bool first) {
+  float new_row_max[2], scale[2], row_sum[2];
+  const unsigned thread = ptx::kept(threadIdx.x) % kScaleThreads, warp = thread / 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float before = first ? -ptx::infinity() : shared.max[h];
-    top[h] = fmaxf(largest_of_warp(stats[h].x), before);
-    const float reference = top[h] == -ptx::infinity() ? 0.0f : top[h];
-    weight[h] = ptx::exp2_approx(stats[h].x - reference);
-    part[h] = weight[h] * stats[h].y;
-    weight[h] *= stats[h].z;
-    if (thread == 0) shared.lowered[h] = ptx::exp2_approx(before - reference);
+    const float prev_row_max = first ? -ptx::infinity() : shared.row_max[h];
+    new_row_max[h] = fmaxf(largest_of_warp(stats[h].x), prev_row_max);
+    const float finite_max = new_row_max[h] == -ptx::infinity() ? 0.0f : new_row_max[h];
+    scale[h] = ptx::exp2_approx(stats[h].x - finite_max);
+    row_sum[h] = scale[h] * stats[h].y;
+    scale[h] *= stats[h].z;
+    if (thread == 0) shared.rescale[h] = ptx::exp2_approx(prev_row_max - finite_max);
   }
-  constexpr int kOwn = kHalfParts ? 2 : 1;  // of the scales
-  float2* const weights = &shared.weights[0][kOwn * 32 * warp + thread % 32];
+  constexpr int kGroupsOfWarp = kFp16Partials ? 2 : 1;  // of the scale groups
+  float2* const scales = &shared.scales[0][kGroupsOfWarp * 32 * warp + thread % 32];
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
+  for (int i = 0; i < kGroupsOfWarp; ++i) {
     float both[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const unsigned inverses = __float_as_uint(stats[h].w) >> warp % 2 * 16;
-      both[h] = kHalfParts ? weight[h] * __uint_as_float(inverses >> 8 * i << 23 & 0x7f800000) : weight[h];
+      both[h] = kFp16Partials ? scale[h] * __uint_as_float(inverses >> 8 * i << 23 & 0x7f800000) : scale[h];
     }
-    weights[32 * i] = make_float2(both[0], both[1]);
+    scales[32 * i] = make_float2(both[0], both[1]);
   }
-  return {{top[0], top[1]}, {part[0], part[1]}};
+  return {{new_row_max[0], new_row_max[1]}, {row_sum[0], row_sum[1]}};
 }
-// The first warp, when nobody needs the maxima before any more.
-__device__ __forceinline__ void add_up(const Weighed& own, Shared& shared, bool first) {
-  float sum[2] = {own.sum[0], own.sum[1]};
+// By the first warp, when nobody reads the row max before any more.
+__device__ __forceinline__ void reduce_row_sum(const SplitStats& own, Shared& shared, bool first) {
+  float row_sum[2] = {own.row_sum[0], own.row_sum[1]};
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], step);
+    for (int h = 0; h < 2; ++h) row_sum[h] += __shfl_xor_sync(0xffffffffu, row_sum[h], step);
   }
   if (ptx::kept(threadIdx.x) % 32 != 0) return;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    shared.max[h] = own.max[h];
-    shared.sum[h] = fmaf(first ? 0.0f : shared.sum[h], shared.lowered[h], sum[h]);
+    shared.row_max[h] = own.row_max[h];
+    shared.row_sum[h] = fmaf(first ? 0.0f : shared.row_sum[h], shared.rescale[h], row_sum[h]);
   }
 }
 
-// Row h of the pair.
-__device__ __forceinline__ void finish(const kernels::PrefillParams& p, const kernels::WorkTile& t, const Pair& pair,
-                                       int h, float max, float sum, const float2 (&o)[kPairs]) {
-  constexpr bool kHalves = ATTUNE_OUT_TYPE == tile::kBFloat16 || ATTUNE_OUT_TYPE == tile::kFloat16;
-  const int row = pair.row + 8 * h, local = row / p.heads_of_tile;
+// Stores row h of the pair.
+__device__ __forceinline__ void store_row(const kernels::PrefillParams& p, const kernels::WorkTile& t,
+                                          const RowPair& rows, int h, float row_max, float row_sum,
+                                          const float2 (&o)[kChannelPairs]) {
+  constexpr bool kOut16Bit = ATTUNE_OUT_TYPE == tile::kBFloat16 || ATTUNE_OUT_TYPE == tile::kFloat16;
+  const int row = rows.row + 8 * h, local = row / p.heads_of_tile;
   if (local >= t.num_tokens) return;
-  const int token = t.token_begin + local, head = pair.head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
-  const int channel = channel_of(pair);
-  const float factor = tile::finish_row(p, t.batch, t.q_begin, token, head, max, sum, channel == 0);
-  const long long to = tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride,
-                                        p.out_head_stride) +
-                       channel * p.out_dim_stride;
+  const int token = t.token_begin + local, head = rows.head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
+  const int channel = channel_of(rows);
+  const float factor = tile::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum, channel == 0);
+  const long long to =
+      tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride) +
+      channel * p.out_dim_stride;
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
+  for (int i = 0; i < kChannelPairs; ++i) {
     const float x = o[i].x * factor, y = o[i].y * factor;
     const long long at = to + 8 * i * p.out_dim_stride;
-    if (kHalves && p.store_vectors) {
+    if (kOut16Bit && p.store_vectors) {
       *reinterpret_cast<unsigned*>(p.out + at * 2) =
           ATTUNE_OUT_TYPE == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
     } else {
@@ -154,137 +157,140 @@ __device__ __forceinline__ void finish(const kernels::PrefillParams& p, const ke
   }
 }
 
-// Groups that share a pair: a power of two, the set-th of a block; the thread is in the group-th.
-struct Team {
+// A team of 1, 2 or 4 warpgroups that share a pair of rows: team idx of the block; this warpgroup is its rank-th.
+struct WarpgroupTeam {
   int shift;
   __device__ __forceinline__ static int own() { return static_cast<int>(ptx::kept(threadIdx.x)) / 128; }
-  __device__ __forceinline__ int sharing() const { return 1 << shift; }
-  __device__ __forceinline__ int set() const { return own() >> shift; }
-  __device__ __forceinline__ int group() const { return own() & (sharing() - 1); }
-  __device__ __forceinline__ void meet() const { ptx::sync_some(1 + set(), 128 * sharing()); }
+  __device__ __forceinline__ int size() const { return 1 << shift; }
+  __device__ __forceinline__ int idx() const { return own() >> shift; }
+  __device__ __forceinline__ int rank() const { return own() & (size() - 1); }
+  __device__ __forceinline__ void sync() const { ptx::sync_some(1 + idx(), 128 * size()); }
 };
 
-// from: the work tile that has been cut.
-__device__ __forceinline__ void merge_pair(const kernels::PrefillParams& p, const kernels::WorkTile& from,
-                                           const Pair& pair, const Team& team) {
-  __shared__ Shared shared_by[kGroups];
-  __shared__ kernels::WorkTile work_tiles[kGroups];
-  __shared__ Pair pairs[kGroups];
-  __shared__ float2 out[kGroups][2][kPairs][128];
+// from: the work tile that was split.
+__device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, const kernels::WorkTile& from,
+                                             const RowPair& rows, const WarpgroupTeam& team) {
+  __shared__ Shared shared_by[kWarpgroups];
+  __shared__ kernels::WorkTile work_tiles[kWarpgroups];
+  __shared__ RowPair all_rows[kWarpgroups];
+  __shared__ float2 out[kWarpgroups][2][kChannelPairs][128];
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
   const int lane = thread % 32;
-  Shared& shared = shared_by[team.set()];
-  kernels::WorkTile& t = work_tiles[team.set()];  // for the end; read after they have met
-  if (team.group() == 0 && thread < static_cast<int>(sizeof(kernels::WorkTile) / 16))
+  Shared& shared = shared_by[team.idx()];
+  kernels::WorkTile& t = work_tiles[team.idx()];  // for store_row(); read after a sync
+  if (team.rank() == 0 && thread < static_cast<int>(sizeof(kernels::WorkTile) / 16))
     reinterpret_cast<uint4*>(&t)[thread] = reinterpret_cast<const uint4*>(&from)[thread];
-  if (team.group() == 0 && thread == 32) pairs[team.set()] = pair;
+  if (team.rank() == 0 && thread == 32) all_rows[team.idx()] = rows;
   int count = min(from.num_splits, 32);
-  const bool weighs = team.group() == 0 && thread < kWeighing;
-  Sums sums{};
-  const auto step = [&] {  // from a part to the next
-    return ptx::kept(p.num_head_tiles) * (kRows * kernels::kMlaHeadDimV * kPartBytes);
+  const bool computes_scales = team.rank() == 0 && thread < kScaleThreads;
+  Accum accum{};
+  const auto step = [&] {  // from a split to the next
+    return ptx::kept(p.num_head_tiles) * (kBlockM * kernels::kMlaHeadDimV * kPartialBytes);
   };
-  const char* const outputs = reinterpret_cast<const char*>(p.partial_out);  // all of which are less than 2^32 bytes
-  auto parts = static_cast<unsigned>(
-      part_channel(p.partial_out, unit_of(p, from, pair, 0), pair.row, channel_of(pair)) - outputs);
-  const float* own_stats = part_stats(p.partial_stats, unit_of(p, from, pair, lane), pair.row,
-                                      kHalfParts ? thread / 64 : pair.piece);
-  ptx::wait_for_previous_kernels();  // once; then it does nothing
+  const char* const partials = reinterpret_cast<const char*>(p.partial_out);  // all less than 2^32 bytes
+  auto partial = static_cast<unsigned>(
+      partial_out_at(p.partial_out, unit_of(p, from, rows, 0), rows.row, channel_of(rows)) - partials);
+  const float* own_stats = partial_stats_at(p.partial_stats, unit_of(p, from, rows, lane), rows.row,
+                                            kFp16Partials ? thread / 64 : rows.channel_half);
+  ptx::wait_for_previous_kernels();  // once; then it returns at once
   ptx::allow_next_kernel();
 #pragma unroll 1
   for (int first = 0;;) {
     float4 stats[2] = {{-ptx::infinity(), 0, 0, 0}, {-ptx::infinity(), 0, 0, 0}};
-    if (weighs && static_cast<int>(ptx::kept(threadIdx.x)) % 32 < count) {
+    if (computes_scales && static_cast<int>(ptx::kept(threadIdx.x)) % 32 < count) {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        stats[h] = ptx::load_from_l2(reinterpret_cast<const float4*>(own_stats + 8 * kPartStats * h));
+        stats[h] = ptx::load_from_l2(reinterpret_cast<const float4*>(own_stats + 8 * kPartialStats * h));
     }
-    bool fresh = true;
+    bool first_loads = true;
 #pragma unroll 1
-    for (int i = team.group(); i < count || fresh; i += kAtATime << team.shift) {
-      // Where there are fewer, the last again: around loads that may be left out the compiler waits for each.
-      float4 x[kAtATime];
+    for (int i = team.rank(); i < count || first_loads; i += kSplitsAtATime << team.shift) {
+      // Beyond the last split, loads the last one again: the compiler would wait for each load that is conditional.
+      float4 x[kSplitsAtATime];
       const unsigned bytes = step();
 #pragma unroll
-      for (int j = 0; j < kAtATime; ++j) {
-        const unsigned part = min(i + (j << team.shift), count - 1);
-        x[j] = ptx::load_from_l2(reinterpret_cast<const float4*>(outputs + (parts + part * bytes)));
+      for (int j = 0; j < kSplitsAtATime; ++j) {
+        const unsigned split_idx = min(i + (j << team.shift), count - 1);
+        x[j] = ptx::load_from_l2(reinterpret_cast<const float4*>(partials + (partial + split_idx * bytes)));
       }
-      if (fresh) {
-        Weighed weighed;
-        if (weighs) weighed = weigh(stats, shared, first == 0);
-        team.meet();
-        if (weighs && ptx::kept(threadIdx.x) % 128 < 32) add_up(weighed, shared, first == 0);
-        fresh = false;
+      if (first_loads) {
+        SplitStats split_stats;
+        if (computes_scales) split_stats = split_scales(stats, shared, first == 0);
+        team.sync();
+        if (computes_scales && ptx::kept(threadIdx.x) % 128 < 32) reduce_row_sum(split_stats, shared, first == 0);
+        first_loads = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float lowered = shared.lowered[h];
+          const float rescale = shared.rescale[h];
 #pragma unroll
-          for (int k = 0; k < kPairs; ++k) sums.o[h][k].x *= lowered, sums.o[h][k].y *= lowered;
+          for (int k = 0; k < kChannelPairs; ++k) accum.o[h][k].x *= rescale, accum.o[h][k].y *= rescale;
         }
       }
-      const unsigned own = ptx::kept(ptx::kept(threadIdx.x) % 128 / (128 / kScales) * 32 + i);
+      const unsigned own = ptx::kept(ptx::kept(threadIdx.x) % 128 / (128 / kScaleGroups) * 32 + i);
 #pragma unroll
-      for (int j = 0; j < kAtATime; ++j) {
-        if (i + (j << team.shift) < count) sums.add(x[j], (&shared.weights[0][0])[own + (j << team.shift)]);
+      for (int j = 0; j < kSplitsAtATime; ++j) {
+        if (i + (j << team.shift) < count) accum.add(x[j], (&shared.scales[0][0])[own + (j << team.shift)]);
       }
     }
     first += 32;
     if (first >= t.num_splits) break;
     count = min(t.num_splits - first, 32);
-    parts += 32 * step(), own_stats += 32 * kPartStats * kRows * p.num_head_tiles;
-    team.meet();  // before other weights are written
+    partial += 32 * step(), own_stats += 32 * kPartialStats * kBlockM * p.num_head_tiles;
+    team.sync();  // before the scales are overwritten
   }
-  const Pair& same = pairs[team.set()];
-  const int own = Team::own(), column = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
+  const RowPair& rows_again = all_rows[team.idx()];
+  const int own = WarpgroupTeam::own(), column = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
 #pragma unroll
-    for (int k = 0; k < kPairs; ++k) out[own][h][k][column] = sums.o[h][k];
+    for (int k = 0; k < kChannelPairs; ++k) out[own][h][k][column] = accum.o[h][k];
   }
-  team.meet();
+  team.sync();
 #pragma unroll 1
-  for (int h = team.group(); h < 2; h += team.sharing()) {
-    float2 all[kPairs] = {};
+  for (int h = team.rank(); h < 2; h += team.size()) {
+    float2 all[kChannelPairs] = {};
 #pragma unroll 1
-    for (int i = 0; i < team.sharing(); ++i) {
+    for (int i = 0; i < team.size(); ++i) {
 #pragma unroll
-      for (int k = 0; k < kPairs; ++k) {
-        const float2 x = out[own - team.group() + i][h][k][column];
+      for (int k = 0; k < kChannelPairs; ++k) {
+        const float2 x = out[own - team.rank() + i][h][k][column];
         all[k].x += x.x, all[k].y += x.y;
       }
     }
-    finish(p, t, same, h, shared.max[h], shared.sum[h], all);
+    store_row(p, t, rows_again, h, shared.row_max[h], shared.row_sum[h], all);
   }
-  team.meet();  // before the next pair's are written
+  team.sync();  // before the next pair's sums are written
 }
 
 }  // namespace attune::mla
 
-extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaMergeThreads, 2)
+extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaCombineThreads, 2)
     attune_combine_mla(const __grid_constant__ attune::kernels::PrefillParams p) {
   using namespace attune;
-  // In shared memory to save registers; what follows from the thread's number is computed anew.
-  __shared__ unsigned all, of_tile;
-  __shared__ int shift;  // 2^shift groups share a pair
+  // In shared memory to save registers; what follows from threadIdx is recomputed.
+  __shared__ unsigned num_pairs, pairs_of_tile;
+  __shared__ int shift;  // 2^shift warpgroups share a row pair
   if (threadIdx.x == 0) {
-    // The list is that of the schedule, which ended before the attention began: a block of that has it, and says so.
+    // The list is that of the schedule, which ended before the attention began. A block of the attention has seen it,
+    // and sets `seen`.
     ptx::wait_for_change(&p.list->seen, 0);
     const int tokens = p.cu_seqlens_q.data != nullptr ? p.tokens_of_tile : min(p.tokens_of_tile, p.fixed_q);
-    of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kPieces;
-    all = p.list->num_split_tiles * p.num_head_tiles * of_tile;
-    shift = all <= gridDim.x ? 2 : all <= 2 * gridDim.x ? 1 : 0;
+    pairs_of_tile = (tokens * p.heads_of_tile + 15) / 16 * 8 * mla::kChannelHalves;
+    num_pairs = p.list->num_split_tiles * p.num_head_tiles * pairs_of_tile;
+    shift = num_pairs <= gridDim.x ? 2 : num_pairs <= 2 * gridDim.x ? 1 : 0;
   }
   __syncthreads();
 #pragma unroll 1
   for (unsigned block = blockIdx.x;; block += gridDim.x) {
-    const mla::Team team{shift};
-    const unsigned i = block * (mla::kGroups >> shift) + team.set();
-    if (i >= all) break;
-    const unsigned tile = i / of_tile, pair = (i - tile * of_tile) / mla::kPieces, split = tile / p.num_head_tiles;
+    const mla::WarpgroupTeam team{shift};
+    const unsigned i = block * (mla::kWarpgroups >> shift) + team.idx();
+    if (i >= num_pairs) break;
+    const unsigned tile = i / pairs_of_tile, pair = (i - tile * pairs_of_tile) / mla::kChannelHalves,
+                   split = tile / p.num_head_tiles;
     const int head_tile = static_cast<int>(tile - split * p.num_head_tiles);
-    const int row = static_cast<int>(pair / 8 * 16 + pair % 8), piece = static_cast<int>(i % mla::kPieces);
-    mla::merge_pair(p, p.split_tiles[split], {head_tile, row, piece}, team);
+    const int row = static_cast<int>(pair / 8 * 16 + pair % 8),
+              channel_half = static_cast<int>(i % mla::kChannelHalves);
+    mla::combine_rows(p, p.split_tiles[split], {head_tile, row, channel_half}, team);
   }
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();

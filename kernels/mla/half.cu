@@ -1,102 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA attention of at most 32 query heads, or 16, one token at a time, over packed rows of 656 bytes; dense or sparse.
-// As mla/few.cu, with rows as they lie in the cache in shared memory, four tiles at a time; but products are by wgmma,
-// whose left operand are codes that become 16-bit numbers in registers, and the right one queries and weights in shared
-// memory.
+// The swap-AB kernel: MLA attention of at most 32 query heads, or 16, one token at a time, over packed rows of 656
+// bytes; dense or sparse. Four pipeline stages of packed rows as they lie in the cache. The GEMMs are wgmma with A and
+// B swapped: codes are converted to the A operand in registers, queries and P are the B operand in shared memory.
 //
-// A work tile is a token and the tiles of keys that it may see, 64 each. Two warps have them copied (few_load.cuh), one
-// follows their scales (half_units.cuh), four have scores of all of them (half_scores.cuh), four values and outputs
-// (half_attend.cuh).
+// A work tile is a token and the key tiles that it may see, 64 keys each. Warp roles:
+//   2 producer warps        copy rows (mla/producers/bulk_copy.cuh)
+//   1 scale unit warp       sets the units of the scales (mla/swap_ab/scale_units.cuh)
+//   2 softmax warpgroups    S and P, of every other tile each (mla/swap_ab/softmax.cuh)
+//   1 PV warpgroup          O (mla/swap_ab/pv.cuh)
 //
-// Barriers: "full" and "empty" of each tile's place; "full" of the maxima, and units, of a tile, in two buffers; "full"
-// and "empty" of the weights of a tile, from the warps that have scores to those that have values.
-#include "mla/few_load.cuh"
-#include "mla/half_store.cuh"
+// Barriers: "full" and "empty" of each stage; "full" of a tile's row max and units, for each stage; "full" and "empty"
+// of P, from the softmax warps to the PV warps.
+#include "mla/producers/bulk_copy.cuh"
+#include "mla/swap_ab/epilogue.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 
 namespace attune::mla {
 
-using HalfLoader = CachedRowLoader<Half, HalfSmem>;
+using SwapAbProducer = BulkCopyProducer<SwapAbConfig, SwapAbSmem>;
 
-__device__ __forceinline__ void init_barriers(const HalfSmem& smem) {
+__device__ __forceinline__ void init_barriers(const SwapAbSmem& smem) {
   if (threadIdx.x == 32) {
     smem.check() = {};
-    for (int stage = 0; stage < Half::kStages; ++stage) {
-      ptx::init_barrier(smem.full(stage), Half::kLoaderWarps);
+    for (int stage = 0; stage < SwapAbConfig::kStages; ++stage) {
+      ptx::init_barrier(smem.full(stage), SwapAbConfig::kProducerWarps);
       ptx::init_barrier(smem.empty(stage), 4);
-      ptx::init_barrier(smem.maxima_full(stage), 4 + 1);
+      ptx::init_barrier(smem.row_max_full(stage), 4 + 1);
     }
-    ptx::init_barrier(smem.weights_full(), 4);
-    ptx::init_barrier(smem.weights_empty(), 4);
+    ptx::init_barrier(smem.p_full(), 4);
+    ptx::init_barrier(smem.p_empty(), 4);
     for (int i = 0; i < kernels::kWorkSlots; ++i) {
-      ptx::init_barrier(smem.work_full(i), prefill::TileScheduler<HalfSmem>::kWorkVectors);
-      ptx::init_barrier(smem.work_empty(i), Half::kWorkReaders);
+      ptx::init_barrier(smem.work_full(i), prefill::TileScheduler<SwapAbSmem>::kWorkVectors);
+      ptx::init_barrier(smem.work_empty(i), SwapAbConfig::kWorkReaders);
     }
     ptx::publish_barriers();
   }
   __syncthreads();
 }
 
-// attend(work tile, head_tile): one work tile.
-template <class Attend>
-__device__ __forceinline__ void run_work_tiles(const HalfSmem& smem, const Attend& attend) {
+// run(work tile, head_tile): one work tile.
+template <class Run>
+__device__ __forceinline__ void run_work_tiles(const SwapAbSmem& smem, const Run& run) {
   for (unsigned count = 0;; ++count) {
     const int slot = slot_of_work(count);
     ptx::wait_phase(smem.work_full(slot), count / kernels::kWorkSlots % 2);
     if (smem.head_tile(slot) == prefill::kNoMoreWork) return;
-    attend(smem.work(slot), smem.head_tile(slot));
+    run(smem.work(slot), smem.head_tile(slot));
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(slot));
   }
 }
-__device__ __forceinline__ void run_scores(const PrefillParams& p, const HalfSmem& smem) {
-  schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Half::kLoaderThreads,
-                                         32 * Half::kScoreWarps, smem.check(), [] { meet_scorers(); });
-  HalfScores a(p, smem);
+__device__ __forceinline__ void run_softmax(const PrefillParams& p, const SwapAbSmem& smem) {
+  schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - SwapAbConfig::kProducerThreads,
+                                         32 * SwapAbConfig::kSoftmaxWarps, smem.check(), [] { sync_softmax_warps(); });
+  SwapAbSoftmax a(p, smem);
   run_work_tiles(smem, [&](const WorkTile& work, int head_tile) {
     a.run(work, head_tile);
-    a.tell_rows();
-    meet_half();
-    ptx::sync_roles(kHeard, 32 * Half::kMathWarps);
+    a.publish_row_stats();
+    sync_swap_ab_math_warps();
+    ptx::sync_roles(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
   });
 }
-__device__ __forceinline__ void run_values(const PrefillParams& p, const HalfSmem& smem) {
-  HalfAttend a(p, smem);
+__device__ __forceinline__ void run_pv(const PrefillParams& p, const SwapAbSmem& smem) {
+  SwapAbPv a(p, smem);
   run_work_tiles(smem, [&](const WorkTile& work, int head_tile) {
     a.run(work, head_tile);
-    HalfStore(p, smem, work, head_tile).store(a);
+    SwapAbEpilogue(p, smem, work, head_tile).store(a);
   });
 }
 
 }  // namespace attune::mla
 
-extern "C" __global__ void __launch_bounds__(attune::mla::Half::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads, 1)
     attune_mla_half(const __grid_constant__ attune::kernels::PrefillParams p,
                     const __grid_constant__ attune::ptx::TensorMap, const __grid_constant__ attune::ptx::TensorMap,
                     const __grid_constant__ attune::ptx::TensorMap) {
   using namespace attune;
   using namespace attune::mla;
-  const HalfSmem smem(ptx::dynamic_shared());
-  const HalfLoader::Scheduler::First asked = HalfLoader::Scheduler::ask_first(p);  // while the barriers are prepared
+  const SwapAbSmem smem(ptx::dynamic_shared());
+  const SwapAbProducer::Scheduler::First first_work =
+      SwapAbProducer::Scheduler::ask_first(p);  // while the barriers are initialised
   init_barriers(smem);
-  if (threadIdx.x < Half::kLoaderThreads) {
-    ptx::give_up_registers<Half::kLoaderRegisters>();
-    if (threadIdx.x / 32 == Half::kUnitWarp) {
-      HalfUnitWarp(smem).run();
+  if (threadIdx.x < SwapAbConfig::kProducerThreads) {
+    ptx::give_up_registers<SwapAbConfig::kProducerRegisters>();
+    if (threadIdx.x / 32 == SwapAbConfig::kUnitWarp) {
+      ScaleUnitWarp(smem).run();
     } else {
-      HalfLoader(p, smem).run(asked);
+      SwapAbProducer(p, smem).run(first_work);
     }
-  } else if (half_group() < 2) {
+  } else if (swap_ab_warpgroup() < 2) {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    if (blockIdx.x == 0 && threadIdx.x == Half::kLoaderThreads) prefill::release_list(p);
-    ptx::take_registers<Half::kScoreRegisters>();
-    run_scores(p, smem);
+    if (blockIdx.x == 0 && threadIdx.x == SwapAbConfig::kProducerThreads) prefill::release_list(p);
+    ptx::take_registers<SwapAbConfig::kSoftmaxRegisters>();
+    run_softmax(p, smem);
   } else {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    ptx::take_registers<Half::kValueRegisters>();
-    run_values(p, smem);
+    ptx::take_registers<SwapAbConfig::kPvRegisters>();
+    run_pv(p, smem);
   }
 }

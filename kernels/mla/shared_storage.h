@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared memory of a block of each MLA kernel, whose size the host asks for. Compiled by NVRTC and by the host's
-// compiler; no standard headers. Addresses in it: mla/config.cuh, few_config.cuh, half_config.cuh.
+// The shared memory of each MLA kernel, whose size the host asks for. Compiled by NVRTC and by the host's compiler; no
+// standard headers. Addresses in it: mla/config.cuh, mla/m16/config.cuh, mla/swap_ab/config.cuh.
 #pragma once
 
 #include "mla/mla_params.h"
@@ -8,43 +8,43 @@
 
 namespace attune::kernels {
 
-// Beside a tile: a bit for each key that nobody sees, of keys 0 to 31 in the first half of the words, which are to be
-// combined, and of the others in the second; the tile's first key; whether some rows see less than others.
-template <int kHiddenWords>
-struct alignas(16) MlaTileNote {
-  unsigned hidden[kHiddenWords];
+// A tile's mask: a bit for each key that no row sees. The first half of the words is of keys 0 to 31, to be ORed, the
+// second of the others. Then the tile's first key, and whether rows see different keys.
+template <int kMaskWords>
+struct alignas(16) MlaTileMask {
+  unsigned masked[kMaskWords];
   int start;
-  unsigned edge;
+  unsigned needs_row_mask;
 };
 
-// Of mla/mla.cu. "full" says that data have come, "empty" that all who read them have.
+// Of mla/mla.cu. "full": the data have landed; "empty": all readers are done.
 struct alignas(16) MlaBarriers {
-  Barrier k_full[kMlaStages][kMlaParts], k_empty[kMlaStages][3];
+  Barrier k_full[kMlaStages][kMlaSlices], k_empty[kMlaStages][3];
   Barrier work_full[kWorkSlots], work_empty[kWorkSlots];
   Barrier q_full, q_empty;
-  Barrier edge[4];  // of each loader warp alone
+  Barrier partial_full[4];  // of each producer warp alone, for tiles that are partly invalid
   Barrier item_full[kMlaItems];
 };
 
-// Maxima and sums of the two rows that four threads share, where the first of them had a piece of its weights.
+// row_max and row_sum of the two rows that four threads share, in the place of the first thread's P.
 struct alignas(64) MlaRowStats {
   float stats[2][2];
 };
 
-template <int kHeadDimQk, int kHiddenWords>
+template <int kHeadDimQk, int kMaskWords>
 struct MlaStorage {
-  // Swizzled in atoms of 1,024 bytes: [chunks of 64 channels][rows or keys][128 bytes].
+  // In swizzle atoms of 1,024 bytes: [chunks of 64 channels][rows or keys][128 bytes].
   alignas(1024) unsigned char q[kHeadDimQk / 64][kMlaChunkBytes];
   unsigned char k[kMlaStages][kHeadDimQk / 64][kMlaChunkBytes];
   union {
-    // What a math thread hands to its twin of the other group.
-    alignas(16) unsigned char weights[4][128][16];
-    MlaRowStats row_stats[2][32];  // [group]: at a work tile's end; other warps may still read their weights
+    // P, from each math thread to the same thread of the other warpgroup.
+    alignas(16) unsigned char p[4][128][16];
+    MlaRowStats row_stats[2][32];  // [warpgroup]: at the end, when other warps may still read their P
   };
-  float references[2][kMlaRowsOfBlock];  // [group]
-  int plain_tiles[2];                    // [begin, end) of the work tile's tiles of which all rows see all keys
-  alignas(8) int limits[kMlaRowsOfBlock][2];
-  MlaTileNote<kHiddenWords> notes[kMlaStages];
+  float row_max_refs[2][kMlaBlockM];  // [warpgroup]
+  int unmasked_tiles[2];              // [begin, end) of the work tile's tiles of which all rows see all keys
+  alignas(8) int row_limits[kMlaBlockM][2];
+  MlaTileMask<kMaskWords> masks[kMlaStages];
   alignas(16) unsigned items[kMlaItems];
   MlaBarriers barriers;
   ScheduleCheck check;
@@ -52,24 +52,24 @@ struct MlaStorage {
   Slot slots[kWorkSlots];
 };
 
-// Of the kernels whose blocks have fewer rows of queries: which keys of a tile are not there, a bit each; and, where
-// rows are packed, what weights are multiplied with (mla/half_units.cuh).
-struct alignas(16) MlaFewNote {
-  unsigned absent[2];
+// A tile's mask in the m16 and swap-AB kernels: a bit for each masked key; and, for packed rows, the factors of P
+// (mla/swap_ab/scale_units.cuh).
+struct alignas(16) MlaCachedTileMask {
+  unsigned masked[2];
   unsigned units[2];
 };
 
 // Of mla/few.cu.
 template <int kStages, int kPitch>
-struct MlaFewStorage {
-  alignas(1024) unsigned char tiles[kStages][kMlaKeys][kPitch];  // cached rows as they are
-  alignas(128) unsigned char weights[2][kMlaFewRows][128];       // of all keys, in pieces of 16 bytes, swizzled
-  float maxima[2][kMlaFewRows][kMlaFewMathWarps];
-  float sums[kMlaFewRows][kMlaFewMathWarps];
-  MlaFewNote notes[kStages];
-  unsigned long long sources[kMlaKeys];  // where the rows of the tile that is being copied lie
+struct MlaM16Storage {
+  alignas(1024) unsigned char tiles[kStages][kMlaBlockN][kPitch];  // cached rows as they are
+  alignas(128) unsigned char p[2][kMlaM16Rows][128];               // of all keys, in vectors of 16 bytes, swizzled
+  float tile_row_max[2][kMlaM16Rows][kMlaM16MathWarps];
+  float row_sums[kMlaM16Rows][kMlaM16MathWarps];
+  MlaCachedTileMask masks[kStages];
+  unsigned long long row_sources[kMlaBlockN];  // addresses of the rows that are being copied
   struct alignas(16) {
-    Barrier full[kStages], empty[kStages], maxima_full[2], weights_full[2];
+    Barrier full[kStages], empty[kStages], row_max_full[2], p_full[2];
     Barrier work_full[kWorkSlots], work_empty[kWorkSlots];
   } barriers;
   ScheduleCheck check;
@@ -78,30 +78,29 @@ struct MlaFewStorage {
 };
 
 // Of mla/half.cu.
-template <int kRows>
-struct MlaHalfStorage {
-  static constexpr MlaFewFormat kFormat = mla_few_format(kMlaCodes656, 576);
+template <int kBlockM>
+struct MlaSwapAbStorage {
+  static constexpr MlaCachedRowFormat kFormat = mla_cached_row_format(kMlaDequant656, 576);
   static constexpr int kStages = kFormat.stages;
 
-  alignas(1024) unsigned char tiles[kStages][kMlaKeys][kFormat.pitch];
-  alignas(1024) unsigned char q[576 / 64][kRows][128];                       // chunks of 64 channels
-  alignas(1024) unsigned char weights[kMlaHalfGroups][kRows][2 * kMlaKeys];  // of each group of channels
-  // After a work tile's tiles: sums of the eight warps that have scores; maximum and reference; bounds of the four
-  // warps' outputs that have values, of either half of the channels; and of a new token, a row's product, then its
-  // weight.
-  float sums[kRows][8];
-  float state[kRows][2];
-  unsigned bounds[kRows][8];
-  alignas(16) float token[kRows];
-  float maxima[kStages][kRows][4];       // of a tile's scores, one from each warp that has them
-  float factors[kMlaHalfGroups][kRows];  // of the queries, to be undone
-  // What outputs are to be multiplied with before a tile's values are added, and whether to: not 0 if some rows are.
-  alignas(16) float lowered[kRows];
-  alignas(16) unsigned changes;
-  MlaFewNote notes[kStages];
-  unsigned long long sources[kMlaKeys];
+  alignas(1024) unsigned char tiles[kStages][kMlaBlockN][kFormat.pitch];
+  alignas(1024) unsigned char q[576 / 64][kBlockM][128];                    // chunks of 64 channels
+  alignas(1024) unsigned char p[kMlaScaleGroups][kBlockM][2 * kMlaBlockN];  // of each scale group
+  // After the last tile: row sums of the eight softmax warps; row_max and row_max_ref; bounds of O of the four PV
+  // warps, for either half of the channels. Of a new token: S of a row, then P.
+  float row_sums[kBlockM][8];
+  float row_max[kBlockM][2];
+  unsigned bounds[kBlockM][8];
+  alignas(16) float token[kBlockM];
+  float tile_row_max[kStages][kBlockM][4];    // of a tile, one of each warp
+  float q_factors[kMlaScaleGroups][kBlockM];  // inverse factors of q
+  // O's rescale factors before a tile is added, and whether any is needed: not 0 if so.
+  alignas(16) float rescale[kBlockM];
+  alignas(16) unsigned any_rescale;
+  MlaCachedTileMask masks[kStages];
+  unsigned long long row_sources[kMlaBlockN];
   struct alignas(16) {
-    Barrier full[kStages], empty[kStages], maxima_full[kStages], weights_full, weights_empty;
+    Barrier full[kStages], empty[kStages], row_max_full[kStages], p_full, p_empty;
     Barrier work_full[kWorkSlots], work_empty[kWorkSlots];
   } barriers;
   ScheduleCheck check;
@@ -109,19 +108,20 @@ struct MlaHalfStorage {
   Slot slots[kWorkSlots];
 };
 
-// What the host asks for.
-ATTUNE_SHARED_FUNCTION int mla_shared_bytes(int loader, int head_dim_qk) {
-  const bool boxes = loader == kMlaBoxes;
-  if (head_dim_qk == 512) return static_cast<int>(boxes ? sizeof(MlaStorage<512, 2>) : sizeof(MlaStorage<512, 8>));
-  return static_cast<int>(boxes ? sizeof(MlaStorage<576, 2>) : sizeof(MlaStorage<576, 8>));
+// The size that the host asks for.
+ATTUNE_SHARED_FUNCTION int mla_shared_bytes(int producer, int head_dim_qk) {
+  const bool tma = producer == kMlaTma;
+  if (head_dim_qk == 512) return static_cast<int>(tma ? sizeof(MlaStorage<512, 2>) : sizeof(MlaStorage<512, 8>));
+  return static_cast<int>(tma ? sizeof(MlaStorage<576, 2>) : sizeof(MlaStorage<576, 8>));
 }
-ATTUNE_SHARED_FUNCTION int mla_few_shared_bytes(int head_dim_qk) {
-  constexpr MlaFewFormat k512 = mla_few_format(kMlaRows, 512), k576 = mla_few_format(kMlaRows, 576);
-  return static_cast<int>(head_dim_qk == 512 ? sizeof(MlaFewStorage<k512.stages, k512.pitch>)
-                                             : sizeof(MlaFewStorage<k576.stages, k576.pitch>));
+ATTUNE_SHARED_FUNCTION int mla_m16_shared_bytes(int head_dim_qk) {
+  constexpr MlaCachedRowFormat k512 = mla_cached_row_format(kMlaGather, 512),
+                               k576 = mla_cached_row_format(kMlaGather, 576);
+  return static_cast<int>(head_dim_qk == 512 ? sizeof(MlaM16Storage<k512.stages, k512.pitch>)
+                                             : sizeof(MlaM16Storage<k576.stages, k576.pitch>));
 }
-ATTUNE_SHARED_FUNCTION int mla_half_shared_bytes(int rows) {
-  return static_cast<int>(rows == 16 ? sizeof(MlaHalfStorage<16>) : sizeof(MlaHalfStorage<32>));
+ATTUNE_SHARED_FUNCTION int mla_swap_ab_shared_bytes(int rows) {
+  return static_cast<int>(rows == 16 ? sizeof(MlaSwapAbStorage<16>) : sizeof(MlaSwapAbStorage<32>));
 }
 
 }  // namespace attune::kernels

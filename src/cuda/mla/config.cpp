@@ -8,7 +8,7 @@
 
 #include "core/dtype.h"
 #include "cuda/decode/config.h"
-#include "cuda/mla/few.h"
+#include "cuda/mla/kernel_choice.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/maps.h"
 #include "cuda/prefill/prologue.h"
@@ -17,11 +17,11 @@
 namespace attune::cuda::mla {
 namespace {
 
-using kernels::kMlaKeys;
-using kernels::kMlaRowsOfBlock;
+using kernels::kMlaBlockM;
+using kernels::kMlaBlockN;
 using prefill::kAlignment;
 
-constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many copies by the TMA
+constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many TMA copies
 constexpr int64_t kMostTokensOfPage = 1 << 21;  // of the format whose scales lie behind a page's rows
 
 std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
@@ -32,13 +32,13 @@ int to_int(int64_t x) {
 
 bool is_packed(const KvCache& c) { return c && !c.format->plain; }
 
-int64_t keys_of_box(const KvCache& c) { return c.paged ? std::gcd<int64_t>(c.page_size, kMlaKeys) : kMlaKeys; }
+int64_t keys_of_box(const KvCache& c) { return c.paged ? std::gcd<int64_t>(c.page_size, kMlaBlockN) : kMlaBlockN; }
 
-kernels::MlaLoader choose_loader(const Problem& p) {
+kernels::MlaProducer choose_producer(const Problem& p) {
   if (is_packed(p.cache))
-    return p.cache.format->id == ATTUNE_KV_MLA_656 ? kernels::kMlaCodes656 : kernels::kMlaCodes584;
-  if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaRows;
-  return kernels::kMlaBoxes;
+    return p.cache.format->id == ATTUNE_KV_MLA_656 ? kernels::kMlaDequant656 : kernels::kMlaDequant584;
+  if (p.sparse || (p.cache && keys_of_box(p.cache) < kFewestKeysOfBox)) return kernels::kMlaGather;
+  return kernels::kMlaTma;
 }
 
 bool strides_fit(const KvCache& c) {
@@ -63,7 +63,7 @@ std::string cache_refusal(const char* name, const KvCache& c, const Problem& p) 
   return "";
 }
 
-// The first array that copies of 16 bytes cannot take from where it lies.
+// The first array that is not aligned to the 16 bytes of a copy.
 struct Misaligned {
   const char* name = nullptr;
   size_t over = 0;
@@ -74,7 +74,7 @@ Misaligned find_misaligned(const Problem& p) {
     const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
     if (over != 0 && found.name == nullptr) found = {name, over};
   };
-  const bool copied = prefill::has_prologue(p);  // q and k
+  const bool copied = prefill::has_prologue(p);  // q and k come from the prologue
   if (!copied) check("q.data", p.q.data);
   if ((p.dense_kv || p.new_tokens) && !copied) check("k.data", p.k.data);
   if (p.cache) check("cache.k.data", p.cache.k.data);
@@ -93,7 +93,7 @@ kernels::SlotList slot_list(const Problem& p, const SparseList& l) {
   return k;
 }
 
-// A page size such that quotients of 31-bit numbers are exact: 2^(shift - 31) is the next power of two.
+// Multiplier and shift that divide 31-bit numbers exactly: 2^(shift - 31) is the next power of two.
 void set_page_size(kernels::RowPool& pool, int64_t size) {
   const int bits = size > 1 ? static_cast<int>(std::bit_width(static_cast<uint64_t>(size - 1))) : 0;
   pool.page_size = to_int(size);
@@ -125,39 +125,39 @@ kernels::RowPool dense_pool(const RowView& v) {
 }  // namespace
 
 unsigned Config::threads() const {
-  return static_cast<unsigned>(few    ? kernels::kMlaFewThreads
-                               : half ? kernels::kMlaHalfThreads
-                                      : kernels::mla_threads(loader, cluster));
+  return static_cast<unsigned>(m16       ? kernels::kMlaM16Threads
+                               : swap_ab ? kernels::kMlaSwapAbThreads
+                                         : kernels::mla_threads(producer, cluster));
 }
-unsigned Config::merge_blocks(int num_sms) const {
-  return static_cast<unsigned>(std::clamp<int64_t>(max_pairs, 1, int64_t{2} * num_sms));
+unsigned Config::combine_blocks(int num_sms) const {
+  return static_cast<unsigned>(std::clamp<int64_t>(max_row_pairs, 1, int64_t{2} * num_sms));
 }
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(few    ? kernels::mla_few_shared_bytes(head_dim_qk)
-                             : half ? kernels::mla_half_shared_bytes(rows)
-                                    : kernels::mla_shared_bytes(loader, head_dim_qk));
+  return static_cast<size_t>(m16       ? kernels::mla_m16_shared_bytes(head_dim_qk)
+                             : swap_ab ? kernels::mla_swap_ab_shared_bytes(rows)
+                                       : kernels::mla_shared_bytes(producer, head_dim_qk));
 }
 
 KernelSpec Config::main_kernel() const {
   KernelSpec spec{
-      few    ? "mla/few.cu"
-      : half ? "mla/half.cu"
-             : "mla/mla.cu",
-      few    ? "attune_mla_few"
-      : half ? "attune_mla_half"
-             : "attune_mla",
+      m16       ? "mla/few.cu"
+      : swap_ab ? "mla/half.cu"
+                : "mla/mla.cu",
+      m16       ? "attune_mla_few"
+      : swap_ab ? "attune_mla_half"
+                : "attune_mla",
       {define("ATTUNE_HEAD_DIM_QK", head_dim_qk), define("ATTUNE_TYPE", dtype), define("ATTUNE_OUT_TYPE", out_dtype),
-       define("ATTUNE_LOADER", loader), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_DENSE", dense ? 1 : 0),
-       define("ATTUNE_CLUSTER", cluster)},
+       define("ATTUNE_LOADER", producer), define("ATTUNE_SPARSE", sparse ? 1 : 0),
+       define("ATTUNE_DENSE", dense ? 1 : 0), define("ATTUNE_CLUSTER", cluster)},
       shared_bytes()};
-  if (half) spec.defines.push_back(define("ATTUNE_ROWS", rows));
+  if (swap_ab) spec.defines.push_back(define("ATTUNE_ROWS", rows));
   return spec;
 }
 
 KernelSpec Config::schedule_kernel() const {
   return {"prefill/schedule.cu",
           "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", kMlaKeys), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_SHARES", 1)},
+          {define("ATTUNE_KEYS", kMlaBlockN), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_SHARES", 1)},
           0};
 }
 
@@ -169,7 +169,7 @@ std::string refusal(const Problem& p) {
   if (p.head_dim_v != kernels::kMlaHeadDimV || (p.head_dim_qk != 512 && p.head_dim_qk != 576))
     return cat("head_dim_qk ", p.head_dim_qk, " with head_dim_v ", p.head_dim_v, "; it takes 576 or 512 with 512");
   if (!(p.scale > 0)) return cat("softmax_scale ", p.scale, "; it takes positive ones");
-  const bool copied = prefill::has_prologue(p);  // q and k
+  const bool copied = prefill::has_prologue(p);  // q and k come from the prologue
   if (!copied && !prefill::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
   if (rows && p.k.dtype != p.q.dtype) return two_dtypes("k", p.k.dtype, p);
@@ -191,27 +191,28 @@ Config choose_config(const Problem& p, int num_sms) {
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.dtype = p.q.dtype;
   c.out_dtype = p.out.dtype;
-  c.loader = choose_loader(p);
+  c.producer = choose_producer(p);
   c.sparse = p.sparse;
   c.dense = p.dense_kv || p.new_tokens;
   c.batch = p.batch;
   c.splits = !p.batch_invariant;
-  const Form form = choose_form(p, c.loader, num_sms);
-  c.rows = form.rows;
-  c.half = c.rows < kMlaRowsOfBlock && c.loader == kernels::kMlaCodes656;
-  c.few = c.rows == kernels::kMlaFewRows && !c.half;
-  c.fewest_tiles = form.fewest_tiles;
-  if (c.few && c.loader == kernels::kMlaBoxes) c.loader = kernels::kMlaRows;
-  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, form.rows, tokens_of_keys(p));
-  c.tokens_of_tile = p.sparse || c.few || c.half ? 1 : kMlaRowsOfBlock / c.heads_of_tile;
+  const KernelChoice choice = choose_kernel(p, c.producer, num_sms);
+  c.rows = choice.rows;
+  c.swap_ab = c.rows < kMlaBlockM && c.producer == kernels::kMlaDequant656;
+  c.m16 = c.rows == kernels::kMlaM16Rows && !c.swap_ab;
+  c.fewest_tiles = choice.fewest_tiles;
+  if (c.m16 && c.producer == kernels::kMlaTma) c.producer = kernels::kMlaGather;
+  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, choice.rows, tokens_of_keys(p));
+  c.tokens_of_tile = p.sparse || c.m16 || c.swap_ab ? 1 : kMlaBlockM / c.heads_of_tile;
 
   const auto limits = prefill::work_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_work_tiles = limits.max_work_tiles, c.blocks = limits.blocks;
-  const bool halves = c.out_dtype == ATTUNE_FLOAT32 || c.out_dtype == ATTUNE_FLOAT16;  // of channels, of fp32 parts
-  c.max_pairs = (limits.max_work_tiles - num_sms) * (p.heads_q / c.heads_of_tile) *
-                (kernels::align_up(c.tokens_of_tile * c.heads_of_tile, 16) / 2) * (halves ? 2 : 1);
-  // Head tiles of one KV head read the same keys: pairs of blocks have them copied to both, or decode them together.
-  const bool shares = !c.few && !c.half && (is_packed(p.cache) || (c.loader == kernels::kMlaBoxes && p.cache));
+  const bool halves = c.out_dtype == ATTUNE_FLOAT32 ||
+                      c.out_dtype == ATTUNE_FLOAT16;  // fp32 partials: a row pair is combined in two halves
+  c.max_row_pairs = (limits.max_work_tiles - num_sms) * (p.heads_q / c.heads_of_tile) *
+                    (kernels::align_up(c.tokens_of_tile * c.heads_of_tile, 16) / 2) * (halves ? 2 : 1);
+  // Head tiles of one KV head read the same keys: clusters multicast them, or dequantize them together.
+  const bool shares = !c.m16 && !c.swap_ab && (is_packed(p.cache) || (c.producer == kernels::kMlaTma && p.cache));
   if (shares && p.group / c.heads_of_tile % 2 == 0 && c.blocks % 2 == 0) c.cluster = 2;
   return c;
 }
@@ -226,7 +227,7 @@ void check_run(const Problem& p, const Config& c) {
   check_alignment(p);
   const std::string why = refusal(p);
   require(why.empty(), "attention differs from its plan: kernel cuda_mla does not take ", why);
-  require(c.loader != kernels::kMlaBoxes || !p.cache || keys_of_box(p.cache) >= kFewestKeysOfBox, "cache.page_size is ",
+  require(c.producer != kernels::kMlaTma || !p.cache || keys_of_box(p.cache) >= kFewestKeysOfBox, "cache.page_size is ",
           p.cache.page_size, "; the plan was made for pages of multiples of ", kFewestKeysOfBox, " tokens");
 }
 
@@ -237,13 +238,13 @@ WorkspaceLayout workspace_layout(const Config& c) {
     w.total += (bytes + 255) / 256 * 256;
     return begin;
   };
-  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * kMlaRowsOfBlock : 0;
+  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * kMlaBlockM : 0;
   w.list = take(sizeof(kernels::WorkList));
   w.work_tiles = take(static_cast<size_t>(c.max_work_tiles) * sizeof(kernels::WorkTile));
   w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));
   w.splits_done = take(blocks * sizeof(unsigned));
   w.split_tiles = take(c.splits ? blocks * sizeof(kernels::WorkTile) : 0);
-  w.stats = take(rows * kernels::kMlaPartStats * sizeof(float));
+  w.stats = take(rows * kernels::kMlaPartialStats * sizeof(float));
   w.out = take(rows * kernels::kMlaHeadDimV * sizeof(float));
   return w;
 }
@@ -294,8 +295,8 @@ Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
   m.q = prefill::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
   m.k = m.dense_k = m.q;
-  if (c.loader != kernels::kMlaBoxes) return m;
-  if (p.dense_kv || p.new_tokens) m.dense_k = prefill::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaKeys, 1);
+  if (c.producer != kernels::kMlaTma) return m;
+  if (p.dense_kv || p.new_tokens) m.dense_k = prefill::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaBlockN, 1);
   if (p.cache) m.k = prefill::cache_map(p, p.cache.k, p.head_dim_qk, static_cast<int>(keys_of_box(p.cache)));
   return m;
 }

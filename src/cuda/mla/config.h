@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which specialisation of the MLA kernel a problem gets, and what a run hands to it.
+// Which MLA kernel a problem gets, what it is compiled for, and its parameters.
 #pragma once
 
 #include <cstdint>
@@ -16,39 +16,39 @@ struct Config {
   // What the kernel is compiled for.
   int head_dim_qk = 0;
   int32_t dtype = 0, out_dtype = 0;
-  kernels::MlaLoader loader = kernels::kMlaBoxes;
-  bool sparse = false, dense = false;   // dense: rows that are not in a cache
-  int rows = kernels::kMlaRowsOfBlock;  // of queries that a block has at most
-  bool few = false;                     // the kernel of few rows
-  bool half = false;                    // that of half a block of rows, or a quarter
+  kernels::MlaProducer producer = kernels::kMlaTma;
+  bool sparse = false, dense = false;  // dense: there are rows outside of a cache
+  int rows = kernels::kMlaBlockM;      // of queries in an M block, at most
+  bool m16 = false;                    // the m16 kernel
+  bool swap_ab = false;                // the swap-AB kernel
 
-  int heads_of_tile = 1;   // query heads that share a block of rows
-  int tokens_of_tile = 1;  // most tokens that do
-  int blocks = 1;          // of the grid; all of them run at a time
-  int cluster = 1;         // blocks that share the keys they have copied or decode
-  int fewest_tiles = 1;    // of a part of a block of rows
+  int heads_of_tile = 1;   // query heads in an M block
+  int tokens_of_tile = 1;  // tokens in an M block, at most
+  int blocks = 1;          // of the grid; all of them are resident
+  int cluster = 1;         // blocks that share the keys that they copy or dequantize
+  int fewest_tiles = 1;    // of a split
   int64_t batch = 0, max_work_tiles = 0;
-  int64_t max_pairs = 0;  // of rows that are merged
-  bool splits = true;     // blocks of rows may be cut along the keys
+  int64_t max_row_pairs = 0;  // rows that are combined, in pairs
+  bool splits = true;         // M blocks may be split along the keys
 
   unsigned threads() const;
-  unsigned merge_blocks(int num_sms) const;  // two a multiprocessor, or as many as there is work for
+  unsigned combine_blocks(int num_sms) const;  // two a multiprocessor, or as many as there is work for
   size_t shared_bytes() const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
   KernelSpec combine_kernel() const;
 };
 
-// "" if the kernel takes the problem, else what it does not take, where the coverage row cannot say it.
+// "" if the kernel takes the problem, else what it does not take beyond what the coverage row says.
 std::string refusal(const Problem& p);
 Config choose_config(const Problem& p, int num_sms);
 
-// Throws INVALID_ARGUMENT where the pointers of a run are not aligned as copies of 16 bytes need them.
+// Throws INVALID_ARGUMENT if a pointer of a run is not aligned to 16 bytes as the copies need.
 void check_alignment(const Problem& p);
-// And where a run, after its prologue, has strides, pages or a scale that the kernel of its plan does not take.
+// Also throws if a run, after its prologue, has strides, pages or a scale that its plan's kernel does not take.
 void check_run(const Problem& p, const Config& c);
 
-// Where the pieces of the workspace begin.
+// Offsets of the parts of the workspace, in bytes.
 struct WorkspaceLayout {
   size_t list = 0, work_tiles = 0, block_begin = 0, splits_done = 0, split_tiles = 0, stats = 0, out = 0, total = 0;
 };
@@ -56,7 +56,7 @@ WorkspaceLayout workspace_layout(const Config& c);
 
 kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace);
 
-// What the TMA must know of the problem's arrays, in the order of the kernel's parameters; absent ones repeat q's.
+// The TMA's tensor maps, in the order of the kernel's parameters. A map that is not needed is that of q.
 struct Maps {
   TensorMapDesc q, k, dense_k;
 };

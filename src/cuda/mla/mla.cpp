@@ -32,10 +32,10 @@ class MlaPlan final : public KernelPlan {
   size_t workspace_size() const override { return workspace_size_; }
 
   std::string describe() const override {
-    static constexpr const char* kHow[] = {"boxes copied by the TMA", "rows copied by threads", "rows of 656 bytes",
-                                           "rows of 584 bytes", "rows as they lie in the cache"};
+    static constexpr const char* kHow[] = {"TMA boxes", "rows gathered by cp.async", "rows of 656 bytes dequantized",
+                                           "rows of 584 bytes dequantized", "cached rows by bulk copies"};
     return cat("kernel cuda_mla: ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
-               kernels::kMlaKeys, " keys, ", kHow[config_.few || config_.half ? 4 : config_.loader],
+               kernels::kMlaBlockN, " keys, ", kHow[config_.m16 || config_.swap_ab ? 4 : config_.producer],
                config_.sparse ? " by lists, " : ", ", main_->num_regs, " registers, ", config_.shared_bytes(),
                " bytes of shared memory; ", config_.blocks, config_.cluster > 1 ? " blocks in pairs; " : " blocks; ",
                workspace_size_ > prologue_begin_ ? "prologue in a launch before; " : "", "workspace ", workspace_size_,
@@ -81,8 +81,8 @@ class MlaPlan final : public KernelPlan {
     launch_kernel(*main_, launch, params, encode(maps.q), encode(maps.k), encode(maps.dense_k));
     if (combine_ == nullptr) return;
     LaunchConfig merge;
-    merge.grid[0] = config_.merge_blocks(num_sms_);
-    merge.block[0] = kernels::kMlaMergeThreads;
+    merge.grid[0] = config_.combine_blocks(num_sms_);
+    merge.block[0] = kernels::kMlaCombineThreads;
     merge.programmatic = true;
     merge.stream = stream;
     launch_kernel(*combine_, merge, params);

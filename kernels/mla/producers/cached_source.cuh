@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the packed rows of a work tile's tiles lie. As source.cuh, with less to compute: finding rows would otherwise
-// cost a third of what decoding them does. Nothing is kept from tile to tile, as registers are scarce.
+// Where the cached rows of a work tile lie. As KvSource (mla/producers/kv_source.cuh) with less arithmetic: address
+// computation would otherwise take a third of the time of the dequantization. It keeps nothing from tile to tile, as
+// registers are scarce.
 #pragma once
 
 #include "mla/config.cuh"
 
 namespace attune::mla {
 
-class CodeRows {
+class CachedSource {
  public:
-  __device__ __forceinline__ CodeRows(const PrefillParams& p, const WorkTile& work, int head_tile)
+  __device__ __forceinline__ CachedSource(const PrefillParams& p, const WorkTile& work, int head_tile)
       : p_(p), t_(work), kv_head_(head_tile * p.heads_of_tile / p.group) {}
 
-  // What the list or the table says of row `row` of tile i: to be asked for ahead. -1: it is not to be read.
-  __device__ __forceinline__ int ask(int i, int row) const {
+  // Loads the list's or page table's entry of row `row` of tile i, so that it can be prefetched. -1: it is not read.
+  __device__ __forceinline__ int load_index(int i, int row) const {
     if constexpr (Config::kSparse) {
       const bool extra = is_extra(i);
       const kernels::SlotList& list = extra ? p_.list_of_extra : p_.list_of_slots;
-      const int entry = (extra ? i - first_extra() : i) * Config::kKeys + row;
+      const int entry = (extra ? i - first_extra() : i) * Config::kBlockN + row;
       if (entry >= (extra ? t_.end_key - t_.num_cached : t_.num_cached)) return -1;
       return prefill::entries_of(list, t_, kv_head_)[entry * list.entry_stride];
     }
@@ -27,31 +28,31 @@ class CodeRows {
     return p_.page_table.data[b * p_.page_table.row_stride + page_of(p_.pools[0], key) * p_.page_table.col_stride];
   }
 
-  // Where it is, null where there is none; of MLA-584, how far from there its scales are. answer: what ask() said.
-  __device__ __forceinline__ RowPlace find(int i, int row, int answer) const {
+  // Its address, null if there is none; and the offset of its scales (MLA-584). index: from load_index().
+  __device__ __forceinline__ RowAddress locate(int i, int row, int index) const {
     if constexpr (Config::kSparse) {
-      if (is_extra(i)) return of_slot(p_.pools[1], answer);
-      return of_slot(p_.pools[0], answer);
+      if (is_extra(i)) return of_slot(p_.pools[1], index);
+      return of_slot(p_.pools[0], index);
     }
-    if (!prefill::is_there(p_, answer)) return {nullptr, 0};
+    if (!prefill::is_there(p_, index)) return {nullptr, 0};
     const int key = key_of(i, row);
-    return at(p_.pools[0], answer, key - page_of(p_.pools[0], key) * p_.pools[0].page_size);
+    return at(p_.pools[0], index, key - page_of(p_.pools[0], key) * p_.pools[0].page_size);
   }
 
  private:
-  __device__ __forceinline__ int first_extra() const { return (t_.num_cached + Config::kKeys - 1) / Config::kKeys; }
+  __device__ __forceinline__ int first_extra() const { return (t_.num_cached + Config::kBlockN - 1) / Config::kBlockN; }
   __device__ __forceinline__ bool is_extra(int i) const {
     return p_.list_of_extra.indices != nullptr && i >= first_extra();
   }
   __device__ __forceinline__ int key_of(int i, int row) const {
-    return (t_.first_key / Config::kKeys + i) * Config::kKeys + row;
+    return (t_.first_key / Config::kBlockN + i) * Config::kBlockN + row;
   }
-  __device__ __forceinline__ RowPlace of_slot(const kernels::RowPool& pool, int slot) const {
+  __device__ __forceinline__ RowAddress of_slot(const kernels::RowPool& pool, int slot) const {
     if (static_cast<unsigned>(slot) >= static_cast<unsigned>(pool.num_slots)) return {nullptr, 0};
     const int page = page_of(pool, slot);
     return at(pool, page, slot - page * pool.page_size);
   }
-  __device__ __forceinline__ RowPlace at(const kernels::RowPool& pool, int page, int slot) const {
+  __device__ __forceinline__ RowAddress at(const kernels::RowPool& pool, int page, int slot) const {
     return {pool.data + kv_head_ * pool.head_stride + page * pool.page_stride + slot * pool.slot_stride,
             pool.page_size * Packed::kRowBytes + slot * (8 - Packed::kRowBytes)};
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MLA kernels in the emulator (emulated_mla.h): parts along the keys and their merge, and the kernels of 32 rows or
-// fewer.
+// The MLA kernels in the emulator (emulated_mla.h): splits along the keys and their combine, and the m16 and swap-AB
+// kernels.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -10,8 +10,8 @@
 namespace attune::cuda {
 namespace {
 
-// Parts of fp16, whose numbers are multiplied by powers of two: far smaller ones than fp16 has are exact.
-TEST_F(EmulatedMla, PartsOfSmallValues) {
+// fp16 partials are scaled by powers of two: numbers far smaller than fp16's are exact.
+TEST_F(EmulatedMla, SplitsOfSmallValues) {
   for (const int powers : {-20, -60}) {
     cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "shared_kv": true,
         "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [900, 70], "cache": {"page_size": 64}})"));
@@ -32,14 +32,14 @@ TEST_F(EmulatedMla, SplitsAlongTheKeysAndRunsAgain) {
   check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "seqlens_kv": [900, 70], "max_logits": true,
         "cache": {"page_size": 64}, )",
         {R"("heads": [16, 1])", R"("heads": [128, 1])",
-         // More parts than the grid has blocks.
+         // More splits than the grid has blocks.
          R"("heads": [16, 1], "seqlens_kv": [760, 60, 760, 60, 760, 60])",
          R"("heads": [48, 1], "seqlens_kv": [760, 60, 760, 60, 760, 60])"},
         2);
 }
 
-// One token's heads at a time, as many as the kernel of few rows takes.
-TEST_F(EmulatedMla, FewRows) {
+// One token's heads at a time, as many as the m16 kernel takes.
+TEST_F(EmulatedMla, M16Kernel) {
   check(
       R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
       {R"("heads": [16, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
@@ -71,8 +71,8 @@ TEST_F(EmulatedMla, FewRows) {
       2);
 }
 
-// More heads are several blocks of rows, where there are too few tokens to fill the device otherwise.
-TEST_F(EmulatedMla, FewRowsOfManyHeads) {
+// More heads are several M blocks, if there are too few tokens to fill the device otherwise.
+TEST_F(EmulatedMla, M16KernelOfManyHeads) {
   check_small(
       16, 1, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
       {R"("heads": [24, 1], "seqlens_q": [1, 1], "sparse": {"topk": 450, "topk_length": "token", "invalid": 0.2},
@@ -86,9 +86,9 @@ TEST_F(EmulatedMla, FewRowsOfManyHeads) {
        R"("shared_kv": true, "cache": {"page_size": 3}, "heads": [64, 1], "seqlens_kv": [250, 0], "sinks": "mixed")"});
 }
 
-// Parts of half a block too, and parts of one tile of blocks of 64 rows: of tiles that two blocks share, and of one's
-// own.
-TEST_F(EmulatedMla, HalfBlocksAndShortPartsOfManyHeads) {
+// Splits of the swap-AB kernel too, and splits of one tile in the M = 64 kernel: of tiles that a cluster shares, and of
+// a block's own.
+TEST_F(EmulatedMla, SwapAbAndShortSplitsOfManyHeads) {
   check_small(32, 2, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
               {R"("heads": [66, 1], "batch": 14, "queries": "fixed", "seqlens_q": 1, "sparse": {"topk": 560,
             "topk_length": "token", "invalid": 0.2}, "sinks": "mixed")",
@@ -106,8 +106,8 @@ TEST_F(EmulatedMla, HalfBlocksAndShortPartsOfManyHeads) {
             "seqlens_q": 2, "seqlens_kv": [300, 130], "cache": {"page_size": 64}, "causal": true)"});
 }
 
-// Groups of channels that differ by more than fp16 can hold, of rows and of what packed rows have scales for.
-TEST_F(EmulatedMla, PartsOfChannelsFarApart) {
+// Groups of channels that differ by more than fp16 can hold: of partials, and of packed rows' scales.
+TEST_F(EmulatedMla, SplitsOfChannelsFarApart) {
   constexpr double kLower = 0x1p-90;
   for (const char* more : {R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true)",
                            R"("heads": [128, 1], "cache": {"page_size": 64}, "shared_kv": true)",
@@ -140,9 +140,9 @@ TEST_F(EmulatedMla, PartsOfChannelsFarApart) {
   }
 }
 
-// A key's infinity that makes its scores -inf, and so its weights 0, makes one channel NaN: the others are what they
-// are without that key. The oracle's bounds of such a row are infinite.
-TEST_F(EmulatedMla, PartsBesideInfinities) {
+// An infinity in a key that makes its scores -inf, and so its P 0, makes one channel NaN: the other channels are what
+// they are without that key. The oracle's bounds of such a row are infinite.
+TEST_F(EmulatedMla, SplitsBesideInfinities) {
   for (const char* heads : {"16", "64"}) {
     cases::Problem problem(
         tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "slots", "head_dim": [576, 512], "shared_kv": true,
@@ -183,10 +183,10 @@ TEST_F(EmulatedMla, PartsBesideInfinities) {
   }
 }
 
-// The weights of 32 parts are computed at a time. Parts have two tiles at least, and there are no more than blocks.
-// 17 to 32 heads over packed rows of 656 bytes.
-TEST_F(EmulatedMla, HalfABlockOfRows) {
-  check_half(
+// combine.cu computes the scales of 32 splits at a time. Splits have two tiles at least, and there are no more than
+// blocks. 17 to 32 heads over packed rows of 656 bytes.
+TEST_F(EmulatedMla, SwapAbKernel) {
+  check_swap_ab(
       R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
       {R"("heads": [32, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
        R"("heads": [32, 1], "seqlens_kv": [900, 70], "cache": {"format": "mla_656", "page_size": 16})",
@@ -199,12 +199,12 @@ TEST_F(EmulatedMla, HalfABlockOfRows) {
        R"("heads": [30, 1], "seqlens_kv": [600, 900, 800, 64], "cache": {"format": "mla_656", "page_size": 64},
             "data": "spread")",
        R"("heads": [19, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"});
-  check_half(
+  check_swap_ab(
       R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"}, )",
       {R"("heads": [32, 1], "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2},
             "extra": {"topk": 9, "page_size": 16})",
        R"("heads": [21, 1], "sparse": {"topk": 70, "invalid": 1})"});
-  check_half(
+  check_swap_ab(
       R"("kv": "paged", "head_dim": [576, 512], "heads": [32, 1], "causal": true, "new_tokens": true, "max_logits": true,
          "cache": {"format": "mla_656", "page_size": 64}, )",
       {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900])",
@@ -213,8 +213,9 @@ TEST_F(EmulatedMla, HalfABlockOfRows) {
             "prologue": {"append": true, "rope": {"style": "yarn", "dim": 64, "offset": 512, "interleaved": true}})"});
 }
 
-// Scales of packed rows that differ by more than fp16 weights could hold. Some channels are 0 but in one kind of keys,
-// so that those are seen, however small their scales are. Queries see the rope part alone, so that no key is alone.
+// Scales of packed rows that differ by more than fp16 P could hold. Some channels are 0 except in one kind of keys, so
+// that these are seen however small their scales are. Queries are 0 except in the rope channels, so that no key has all
+// of P.
 TEST_F(EmulatedMla, ScalesFarApart) {
   struct Kinds {
     const char* name;
@@ -226,7 +227,7 @@ TEST_F(EmulatedMla, ScalesFarApart) {
       {"hardly within a tile", [](int64_t key) { return static_cast<int>(key % 2); }, {-2, -7, 5, 6}},
       {"within a tile", [](int64_t key) { return static_cast<int>(key % 2); }, {-6, -20, -30, 20}},
       {"a key", [](int64_t key) { return key == 100 ? 1 : 0; }, {30, -30, 0, 9}},
-      // Tiles are taken from the last one on.
+      // Tiles are processed from the last one on.
       {"tiles that grow", [](int64_t key) { return key < 128 ? 1 : 0; }, {5, 20, 30, 40}},
       {"tiles that shrink", [](int64_t key) { return key < 128 ? 1 : 0; }, {-5, -20, -30, -40}},
   };
@@ -260,7 +261,7 @@ TEST_F(EmulatedMla, ScalesFarApart) {
   }
 }
 
-// One key has values of zero and a scale of 2^60. The scales of all others are 2^-110: no value of theirs is lost.
+// One key has values of zero and a scale of 2^60. The scales of all others are 2^-110: none of their values is lost.
 TEST_F(EmulatedMla, ZerosOfLargeScales) {
   for (const char* heads : {"32", "16"}) {
     cases::Problem problem(tests::make_case(
@@ -281,8 +282,8 @@ TEST_F(EmulatedMla, ZerosOfLargeScales) {
   }
 }
 
-// The weights of 32 parts are computed at a time.
-TEST_F(EmulatedMla, ManyParts) {
+// combine.cu computes the scales of 32 splits at a time.
+TEST_F(EmulatedMla, ManySplits) {
   constexpr int kMany = 36;
   for (const char* more : {R"("cache": {"format": "mla_656", "page_size": 64}, "sinks": "mixed")",
                            R"("cache": {"page_size": 64}, "shared_kv": true, "out_dtype": "f32")"}) {
@@ -294,7 +295,7 @@ TEST_F(EmulatedMla, ManyParts) {
   }
 }
 
-TEST_F(EmulatedMla, FewRowsWithNewTokens) {
+TEST_F(EmulatedMla, M16KernelWithNewTokens) {
   check(
       R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "causal": true, "new_tokens": true, "max_logits": true, )",
       {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900], "cache": {"format": "mla_656", "page_size": 64})",

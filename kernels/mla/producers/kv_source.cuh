@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of keys lie, for threads that copy them one by one: in slots by a list, in pages by a table, or dense.
+// Where key rows lie, for threads that copy them one by one: in slots named by a list, in pages named by a page table,
+// or dense.
 #pragma once
 
 #include "mla/config.cuh"
@@ -7,9 +8,9 @@
 namespace attune::mla {
 
 // Of one tile.
-class Source {
+class KvSource {
  public:
-  __device__ __forceinline__ Source(const PrefillParams& p, const WorkTile& t, int kv_head, const Tile& tile)
+  __device__ __forceinline__ KvSource(const PrefillParams& p, const WorkTile& t, int kv_head, const Tile& tile)
       : p_(p), tile_(tile), pool_(p.pools[is_dense(p, tile) || (Config::kSparse && !tile.cached) ? 1 : 0]) {
     data_ = pool_.data + kv_head * pool_.head_stride;
     limit_ = pool_.num_slots;
@@ -33,29 +34,29 @@ class Source {
     }
   }
 
-  // What the list or the table says of a key; a load, so that it can be asked for ahead. -1: the key is not to be read.
-  __device__ __forceinline__ int ask(int key) const {
+  // Loads the list's or page table's entry of a key, so that it can be prefetched. -1: the key is not read.
+  __device__ __forceinline__ int load_index(int key) const {
     if (key < tile_.low || key >= tile_.high) return -1;
     if constexpr (Config::kSparse) return table_[(key - offset_) * step_];
     if (is_dense(p_, tile_)) return key - offset_;
     return p_.paged ? table_[page_of(pool_, key) * step_] : only_page_;
   }
 
-  // The row of a key, or null where there is none: an entry or a page out of range. answer: what ask() said.
-  __device__ __forceinline__ const char* find(int key, int answer) const {
+  // The address of a key's row; null if its entry or page is out of range. index: from load_index().
+  __device__ __forceinline__ const char* locate(int key, int index) const {
     if (Config::kSparse || is_dense(p_, tile_)) {
-      if (static_cast<unsigned>(answer) >= static_cast<unsigned>(limit_)) return nullptr;
-      const int page = page_of(pool_, answer);
-      return data_ + page * pool_.page_stride + (answer - page * pool_.page_size) * pool_.slot_stride;
+      if (static_cast<unsigned>(index) >= static_cast<unsigned>(limit_)) return nullptr;
+      const int page = page_of(pool_, index);
+      return data_ + page * pool_.page_stride + (index - page * pool_.page_size) * pool_.slot_stride;
     }
-    if (!prefill::is_there(p_, answer)) return nullptr;
-    return data_ + answer * pool_.page_stride + slot_of(key) * pool_.slot_stride;
+    if (!prefill::is_there(p_, index)) return nullptr;
+    return data_ + index * pool_.page_stride + slot_of(key) * pool_.slot_stride;
   }
 
-  // Of a row of a packed format, how far from it its scales are: within it, or in a plane behind the page's rows.
-  __device__ __forceinline__ int scales_of(int key, int answer) const {
-    if constexpr (Config::kLoader != kernels::kMlaCodes584) return Packed::kNope;
-    const int slot = Config::kSparse ? answer - page_of(pool_, answer) * pool_.page_size : slot_of(key);
+  // The offset of the scales from a packed row: within it (656), or in a plane behind the page's rows (584).
+  __device__ __forceinline__ int scales_of(int key, int index) const {
+    if constexpr (Config::kProducer != kernels::kMlaDequant584) return Packed::kNope;
+    const int slot = Config::kSparse ? index - page_of(pool_, index) * pool_.page_size : slot_of(key);
     return pool_.page_size * Packed::kRowBytes + slot * (8 - Packed::kRowBytes);
   }
 

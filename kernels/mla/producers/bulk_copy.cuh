@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two warps that have cached rows copied to shared memory as they are, from a work tile's last tile to its first: each
-// half of every tile, a lane a row. Sixteen rows that lie one after the other, there as here, are one copy. In place of
-// rows that are not there, or that nobody may see, come zeros. They run ahead of the math warps as far as there is
-// room, into the next work tiles too.
+// The producer of the m16 and swap-AB kernels: two warps that copy cached rows to shared memory as they are
+// (cp.async.bulk), from a work tile's last tile to its first. Each warp has half of every tile, a row a lane. Sixteen
+// rows that are contiguous, in the cache as in shared memory, are one copy. Invalid rows, and those that no row sees,
+// are copied from zeros. The warps run ahead of the math warps as far as stages allow, into the next work tile too.
 #pragma once
 
-#include "mla/code_rows.cuh"
-#include "mla/few_config.cuh"
+#include "mla/m16/config.cuh"
+#include "mla/producers/cached_source.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tensor_copy.cuh"
 
 namespace attune::mla {
 
-static __device__ const uint4 kZeroRow[Few::kRowBytes / 16] = {};
+static __device__ const uint4 kZeroRow[M16Config::kRowBytes / 16] = {};
 
-// Sizes, Layout: of the block, as Few and FewSmem.
+// Sizes, Layout: of the kernel, as M16Config and M16Smem.
 template <class Sizes, class Layout>
-class CachedRowLoader {
+class BulkCopyProducer {
  public:
   using Scheduler = prefill::TileScheduler<Layout, 1, false, true>;
 
-  __device__ __forceinline__ CachedRowLoader(const PrefillParams& p, const Layout& smem)
+  __device__ __forceinline__ BulkCopyProducer(const PrefillParams& p, const Layout& smem)
       : p_(p), smem_(smem), scheduler_(p, smem) {}
 
   // Waits for the kernels before this one.
-  __device__ __forceinline__ void run(const typename Scheduler::First& asked) {
-    if (warp() >= Sizes::kLoaderWarps) return;
-    if (warp() == 0) scheduler_.first(asked);
+  __device__ __forceinline__ void run(const typename Scheduler::First& first_work) {
+    if (warp() >= Sizes::kProducerWarps) return;
+    if (warp() == 0) scheduler_.first(first_work);
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
     if (warp() == 0) scheduler_.look_ahead();
@@ -38,7 +38,7 @@ class CachedRowLoader {
       if (head_tile == prefill::kNoMoreWork) return;
       load(smem_.work(slot), head_tile);
       __syncwarp();
-      count = ptx::kept(count);  // the slot is computed anew, rather than kept in a register
+      count = ptx::kept(count);  // recomputes the slot, rather than keep it in a register
       if (warp() != 0 && lane() == 0) ptx::arrive(smem_.work_empty(slot_of_work(count)));
     }
   }
@@ -47,7 +47,7 @@ class CachedRowLoader {
   static constexpr int kRun = 16;  // rows of one copy
   static constexpr bool kHasRuns = Sizes::kPitch == Sizes::kRowBytes && !Config::kSparse;
 
-  __device__ __forceinline__ void take() {
+  __device__ __forceinline__ void fetch_next() {
     if (warp() == 0) scheduler_.next();
   }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
@@ -55,34 +55,34 @@ class CachedRowLoader {
   __device__ __forceinline__ static int key() { return static_cast<int>(threadIdx.x); }
 
   __device__ __forceinline__ void load(const WorkTile& work, int head_tile) {
-    const CodeRows rows(p_, work, head_tile);
-    int i = few_tile_end(work) - 1, answer = -1;
-    if (i >= work.tile_begin) answer = rows.ask(i, key());
+    const CachedSource rows(p_, work, head_tile);
+    int i = cached_tile_end(work) - 1, index = -1;
+    if (i >= work.tile_begin) index = rows.load_index(i, key());
     bool first = true;
 #pragma unroll 1
-    do {  // once, even where there is no tile
+    do {  // once, even if there is no tile
       if (i >= work.tile_begin) {
-        const char* const row = rows.find(i, key(), answer).row;
-        if (i > work.tile_begin) answer = rows.ask(i - 1, key());
+        const char* const row = rows.locate(i, key(), index).row;
+        if (i > work.tile_begin) index = rows.load_index(i - 1, key());
         copy(row);
       }
-      if (first) take();
+      if (first) fetch_next();
       first = false;
     } while (--i >= work.tile_begin);
   }
 
-  // low, high: halves of the address of the first.
+  // low, high: halves of the first row's address.
   template <int kCount>
   __device__ __forceinline__ static void copy_rows(unsigned to, unsigned low, unsigned high, unsigned full) {
     const unsigned long long from = static_cast<unsigned long long>(high) << 32 | low;
     ptx::copy_bytes(to, reinterpret_cast<const char*>(from), kCount * Sizes::kRowBytes, full);
   }
 
-  // The lane's row of the next tile, or null. Copies are issued by one lane (elect.sync), which finds where the rows of
-  // all lie in shared memory: around what each lane issues for itself the compiler puts a loop, of 80 clocks a copy.
+  // row: the lane's row of the next tile, or null. One lane issues all copies (elect.sync), and reads the rows'
+  // addresses from shared memory: for copies that each lane issues the compiler adds a loop of 80 clocks a copy.
   __device__ __forceinline__ void copy(const char* row) {
-    const unsigned absent = __ballot_sync(0xffffffffu, row == nullptr);
-    unsigned runs = 0;  // a bit for each lane whose row is of a run
+    const unsigned invalid = __ballot_sync(0xffffffffu, row == nullptr);
+    unsigned runs = 0;  // a bit for each lane whose row is in a run
     if constexpr (kHasRuns) {
       const auto at = reinterpret_cast<unsigned long long>(row);
       const unsigned long long begin = __shfl_sync(0xffffffffu, at, 0, kRun);
@@ -94,20 +94,20 @@ class CachedRowLoader {
     const unsigned full = smem_.full(pipe_.stage);
     ptx::wait_phase(smem_.empty(pipe_.stage), pipe_.phase ^ 1);
     if (lane() == 0) {
-      ptx::store_shared_u32(smem_.note(pipe_.stage) + 4 * warp(), absent);
-      ptx::arrive_expecting(full, Sizes::kKeysOfLoader * Sizes::kRowBytes);
+      ptx::store_shared_u32(smem_.mask(pipe_.stage) + 4 * warp(), invalid);
+      ptx::arrive_expecting(full, Sizes::kKeysOfProducer * Sizes::kRowBytes);
     }
     __syncwarp();
-    const unsigned to = smem_.row(pipe_.stage, Sizes::kKeysOfLoader * warp());
+    const unsigned to = smem_.row(pipe_.stage, Sizes::kKeysOfProducer * warp());
     const char* const from = row != nullptr ? row : reinterpret_cast<const char*>(kZeroRow);
     const auto bits = reinterpret_cast<unsigned long long>(from);
-    const unsigned sources = smem_.source(Sizes::kKeysOfLoader * warp());
+    const unsigned sources = smem_.row_source(Sizes::kKeysOfProducer * warp());
     ptx::store_shared_two(sources + 8 * lane(), static_cast<unsigned>(bits), static_cast<unsigned>(bits >> 32));
     __syncwarp();
     if (ptx::elect()) {
-      constexpr int kPiece = kHasRuns ? kRun : Sizes::kKeysOfLoader;
+      constexpr int kRowsPerStep = kHasRuns ? kRun : Sizes::kKeysOfProducer;
 #pragma unroll 1
-      for (int begin = 0; begin < Sizes::kKeysOfLoader; begin += kPiece) {
+      for (int begin = 0; begin < Sizes::kKeysOfProducer; begin += kRowsPerStep) {
         unsigned x[4];  // addresses of two rows
         if (kHasRuns && (runs >> begin & 1) != 0) {
           ptx::load_shared_four(sources + 8 * begin, x);
@@ -115,7 +115,7 @@ class CachedRowLoader {
           continue;
         }
 #pragma unroll 2
-        for (int i = begin; i < begin + kPiece; i += 2) {
+        for (int i = begin; i < begin + kRowsPerStep; i += 2) {
           ptx::load_shared_four(sources + 8 * i, x);
           copy_rows<1>(to + i * Sizes::kPitch, x[0], x[1], full);
           copy_rows<1>(to + (i + 1) * Sizes::kPitch, x[2], x[3], full);
@@ -132,6 +132,6 @@ class CachedRowLoader {
   PipelineState pipe_;
 };
 
-using FewLoader = CachedRowLoader<Few, FewSmem>;
+using M16Producer = BulkCopyProducer<M16Config, M16Smem>;
 
 }  // namespace attune::mla

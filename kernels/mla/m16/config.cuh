@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The m16 kernel's sizes, and the addresses in its shared memory.
+#pragma once
+
+#include "mla/config.cuh"
+
+namespace attune::mla {
+
+struct M16Config {
+  static constexpr kernels::MlaCachedRowFormat kFormat =
+      kernels::mla_cached_row_format(Config::kProducer, Config::kHeadDimQk);
+  static constexpr int kBlockM = kernels::kMlaM16Rows, kBlockN = Config::kBlockN, kStages = kFormat.stages;
+  static constexpr int kRowBytes = kFormat.row_bytes, kPitch = kFormat.pitch;  // of cached rows
+  static constexpr int kMathWarps = kernels::kMlaM16MathWarps, kThreads = kernels::kMlaM16Threads;
+  static constexpr int kProducerThreads = kThreads - 32 * kMathWarps;  // a warpgroup, of which two warps load
+  static constexpr int kProducerWarps = 2, kKeysOfProducer = kBlockN / kProducerWarps;
+  static constexpr int kWorkReaders =
+      kMathWarps + kProducerWarps - 1;  // warps, without the one that fetches work tiles
+  static constexpr int kProducerRegisters = 56, kMathRegisters = 224;
+  static constexpr int kKeysOfWarp = kBlockN / kMathWarps;                // a warp's keys of S
+  static constexpr int kChannelsOfWarp = Config::kHeadDimV / kMathWarps;  // a warp's channels of O
+
+  static_assert(!Config::kTma && Config::kProducer != kernels::kMlaDequant584 && Config::kCluster == 1 &&
+                    !(Config::kDense && Config::kSparse),
+                "rows of 656 bytes or of 16-bit elements, in a cache");
+  static_assert(kPitch % 128 == 16, "the same 16 bytes of eight rows lie in different banks");
+  static_assert(kKeysOfWarp == 8, "keys of a warp are the columns of a product");
+};
+
+using M16Storage = kernels::MlaM16Storage<M16Config::kStages, M16Config::kPitch>;
+static_assert(Config::kProducer != kernels::kMlaGather ||
+                  sizeof(M16Storage) == kernels::mla_m16_shared_bytes(Config::kHeadDimQk),
+              "the host asks for another size");
+static_assert(sizeof(M16Storage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
+
+// Addresses in shared memory.
+struct M16Smem : tile::SharedView<M16Storage> {
+  using SharedView::SharedView;
+  __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(M16Storage, check); }
+  // The value that row sums begin with (kernels::ScheduleCheck).
+  __device__ __forceinline__ float first_sum() const {
+    return ptx::load_shared(ATTUNE_SHARED_AT(M16Storage, check.first_sum));
+  }
+  __device__ __forceinline__ unsigned row(int stage, int key) const {
+    return ATTUNE_SHARED_AT_INDICES(M16Storage, tiles, stage, key);
+  }
+  // kernels::MlaCachedTileMask, whose first words are `masked`.
+  __device__ __forceinline__ unsigned mask(int stage) const { return ATTUNE_SHARED_AT_INDEX(M16Storage, masks, stage); }
+  __device__ __forceinline__ unsigned row_source(int key) const {
+    return ATTUNE_SHARED_AT_INDEX(M16Storage, row_sources, key);
+  }
+  // 128 bytes a row.
+  __device__ __forceinline__ unsigned p(unsigned buffer) const { return ATTUNE_SHARED_AT_INDEX(M16Storage, p, buffer); }
+  // Eight floats of a row, one of each warp.
+  __device__ __forceinline__ unsigned tile_row_max(unsigned buffer, int row) const {
+    return ATTUNE_SHARED_AT_INDICES(M16Storage, tile_row_max, buffer, row);
+  }
+  __device__ __forceinline__ unsigned row_sums(int row) const {
+    return ATTUNE_SHARED_AT_INDEX(M16Storage, row_sums, row);
+  }
+  __device__ __forceinline__ unsigned full(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.full, stage);
+  }
+  __device__ __forceinline__ unsigned empty(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.empty, stage);
+  }
+  __device__ __forceinline__ unsigned row_max_full(unsigned buffer) const {
+    return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.row_max_full, buffer);
+  }
+  __device__ __forceinline__ unsigned p_full(unsigned buffer) const {
+    return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.p_full, buffer);
+  }
+  __device__ __forceinline__ unsigned work_full(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.work_full, slot);
+  }
+  __device__ __forceinline__ unsigned work_empty(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.work_empty, slot);
+  }
+};
+
+// The end of a work tile's tiles of cached keys; new tokens come after them.
+__device__ __forceinline__ int cached_tile_end(const WorkTile& work) {
+  if constexpr (Config::kDense)
+    return min(work.tile_end, KeyTiles(work.num_cached, work.first_key, work.end_key).num_cached_tiles);
+  return work.tile_end;
+}
+
+// Of the math warps. _anew: recomputed wherever it is used, as registers are scarce.
+__device__ __forceinline__ int math_warp() {
+  return static_cast<int>(threadIdx.x) / 32 - M16Config::kProducerThreads / 32;
+}
+__device__ __forceinline__ int math_warp_anew() {
+  return static_cast<int>(ptx::kept(threadIdx.x) / 32) - M16Config::kProducerThreads / 32;
+}
+__device__ __forceinline__ int lane_anew() { return static_cast<int>(ptx::kept(threadIdx.x) % 32); }
+__device__ __forceinline__ void sync_m16_math_warps() { ptx::sync_some(1, 32 * M16Config::kMathWarps); }
+
+}  // namespace attune::mla

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of queries and new tokens in the m16 and swap-AB kernels; and where the m16 kernel's operands and O lie.
+#pragma once
+
+#include "mla/m16/config.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/math.cuh"
+#include "ptx/matrix.cuh"
+#include "ptx/registers.cuh"
+#include "tile/finish.cuh"
+
+namespace attune::mla {
+
+// 64 channels of O, in blocks of 16: four channels of each block, for rows g and g + 8.
+struct M16Out {
+  static constexpr int kBlocks = M16Config::kChannelsOfWarp / 16, kCount = kBlocks * 8;
+  // Two accumulators a block, each [row g, two columns], [row g + 8, two columns].
+  float blocks[kBlocks][2][4];
+  __device__ __forceinline__ float& at(int i) { return blocks[i / 8][i / 4 % 2][i % 4]; }
+};
+
+// The address of a row of queries; null if there is none.
+__device__ __forceinline__ const char* query_row(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
+  if (row >= p.heads_of_tile) return nullptr;
+  return p.q + 2 * tile::row_offset(p, t.batch, t.q_begin, t.token_begin, head_tile * p.heads_of_tile + row,
+                                    p.q_batch_stride, p.q_row_stride, p.q_head_stride);
+}
+
+// A query's dot product with a new token's row, by a warp; 0 if there is no query.
+__device__ __forceinline__ float dot_new_token(const char* query, const char* row, int lane) {
+  float s = 0;
+#pragma unroll 1
+  for (int d = lane; query != nullptr && d < Config::kHeadDimQk; d += 32)
+    s = fmaf(tile::load_element(Config::kType, query, d), tile::load_element(Config::kType, row, d), s);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
+  return s;
+}
+
+// Addresses of cached rows that the lane gives to ldmatrix. K: four neighbouring vectors of 16 bytes of eight rows. V:
+// two of sixteen rows, transposed, so that lanes have two keys side by side.
+__device__ __forceinline__ unsigned m16_k_address(const M16Smem& smem, int stage) {
+  const int lane = lane_anew();
+  return smem.row(stage, math_warp() * M16Config::kKeysOfWarp + lane % 8) + lane / 8 * 16;
+}
+__device__ __forceinline__ unsigned m16_v_address(const M16Smem& smem, int stage) {
+  const int lane = lane_anew();
+  return smem.row(stage, lane % 16) + math_warp() * M16Config::kChannelsOfWarp * 2 + lane / 16 * 16;
+}
+
+// P of all keys has 128 bytes a row, in vectors of 16 bytes, swizzled. The offset of row g and the lane's two keys; row
+// g + 8 is 8 * 128 further.
+__device__ __forceinline__ unsigned m16_p_offset() {
+  const int lane = lane_anew();
+  return lane / 4 * 128 + (math_warp() ^ lane / 4) * 16 + lane % 4 * 4;
+}
+// The row that the lane gives to ldmatrix; and the A operand of 16 keys, from there.
+__device__ __forceinline__ unsigned m16_p_row(const M16Smem& smem, unsigned buffer, int lane) {
+  return smem.p(buffer) + lane % 16 * 128;
+}
+__device__ __forceinline__ void m16_load_p(unsigned row, int lane, int step, unsigned (&p_regs)[4]) {
+  ptx::load_matrix_x4(p_regs, row + ((2 * step + lane / 16) ^ lane % 8) * 16);
+}
+
+}  // namespace attune::mla

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mainloop of the two math warpgroups: 64 rows against the tiles that the producers bring. A tile is K and, without
+// the rope channels, V. Tiles go in pairs A, B.
+//
+//   S_A = Q A^T by WG0, S_B = Q B^T by WG1;  P = 2^(c (S - r)), c = scale log2 e, r the reference row max of each row
+//   WG g has half g of O's channels:  O = O 2^(c (r - r_A)) + P_A A, then O = O 2^(c (r_A - r_B)) + P_B B
+//
+//   WG0:  S_A   softmax  P_A A |         (P_B) P_B B | S_A' ..
+//   WG1:        S_B (P_A) P_A A  softmax       P_B B |      S_B' ..
+//
+// Dequantized keys come later than the other warpgroup's P: then WG1 has P_A A before S_B.
+//
+// Each thread publishes its P through shared memory to the same thread of the other warpgroup, which holds the same
+// rows and keys: the accumulator layout of S is the A-operand layout of the PV GEMM. The rescale is deferred: the
+// reference follows the row max only when that is far ahead, so O is rarely rescaled after the first tile.
+#pragma once
+
+#include "mla/m64/softmax.cuh"
+
+namespace attune::mla {
+
+template <int kWarpgroup>
+class Mainloop {
+ public:
+  using Softmax = mla::Softmax<kWarpgroup>;
+  using QkProduct = ptx::Product<Config::kBlockN, Config::kProduct>;
+  // A wgmma may not have more registers than threads begin with.
+  static constexpr int kColumns = Config::kThreads > 384 ? Config::kChannels / 2 : Config::kChannels;
+  using PvProduct = ptx::Product<kColumns, Config::kProduct>;
+  // WG0 issues the QK GEMM of its next tile behind its last PV GEMM. Dequantized keys come too late for that.
+  static constexpr bool kOverlapNextQK = kWarpgroup == 0 && Config::kOverlapNextQK;
+  // WG1 waits for its PV GEMM of P_A before it publishes P_B: there are too few registers for both.
+  static constexpr bool kPvBeforePublish = !Config::kPublishPEarly && !Config::kDequant;
+
+  __device__ __forceinline__ Mainloop(const PrefillParams& p, const Smem& smem) : smem_(smem), c_(p.scale * kLog2e) {}
+
+  // Runs all tiles of a work tile, from the last to the first.
+  __device__ __forceinline__ void run(const WorkTile& work, const Rows& rows, TileCounts& counts, Accumulators& a) {
+    if (kWarpgroup == 0) rows.store_row_limits(smem_), __syncwarp();  // WG1 waits for P_A first, so it sees them
+    int left = __shfl_sync(0xffffffffu, work.tile_end - work.tile_begin, 0);
+    a.row_max[0] = a.row_max[1] = a.row_max_ref[0] = a.row_max_ref[1] = -ptx::infinity();
+    // Each warpgroup has a row sum of its own tiles.
+    a.row_sum[0] = a.row_sum[1] = smem_.first_sum();
+    ptx::wait_phase(smem_.q_full(), counts.work_tiles() % 2);
+    accumulate_ = 0;
+    float s[Config::kBlockN / 2];  // WG0's
+    if (kOverlapNextQK && left > 0) {
+      qk_gemm(counts.pipe(0), s, [] {});
+      ptx::wait_products<0>();
+      ptx::pin(s);
+    }
+    for (; left > 1; left -= 2) {
+      const PipelineState first = counts.pipe(0), second = counts.pipe(1);
+      counts.advance(2);
+      if constexpr (kWarpgroup == 0) {
+        wg0_local(first, left == 2, s, a);
+        wg0_remote(second, counts.pipe(0), left > 2, s, a);
+      } else {
+        wg1_both(first, second, left <= 3, a);
+      }
+    }
+    if (left == 1) {
+      const PipelineState first = counts.pipe(0);
+      counts.advance(1);
+      if constexpr (kWarpgroup == 0) {
+        wg0_local(first, true, s, a);
+      } else {
+        if (accumulate_ == 0) {  // there was no pair
+          __syncwarp();          // all lanes have seen q_full, whose next phase would hide it
+          release_q();
+        }
+        wait_v(first);
+        pv_gemm_p0(v_descriptor(first), a);
+        ptx::wait_products<0>();
+        ptx::pin(a.o);
+        release(first, 2);
+      }
+    }
+  }
+
+ private:
+  // WG0: tile A, whose S is its own.
+  __device__ __forceinline__ void wg0_local(PipelineState pipe, bool last, float (&s)[Config::kBlockN / 2],
+                                            Accumulators& a) {
+    float rescale[2];
+    if constexpr (!kOverlapNextQK) qk_gemm(pipe, s, [] {});
+    const ptx::Descriptor v = v_descriptor(pipe);
+    if constexpr (!kOverlapNextQK) {
+      ptx::wait_products<0>();
+      ptx::pin(s);
+    }
+    if (last) release_q();
+    Softmax::softmax(smem_, c_, TileMask(smem_, pipe.stage), s, rescale, a);
+    release(pipe, kKOnly);
+    Softmax::accumulate_row_sum(rescale, s, a);
+    Softmax::convert_p(s, p_regs_);
+    publish_p(p_regs_, a);
+    ptx::arrive_some(p0_ready(), 64);
+    rescale_o(rescale, a);
+    pv_gemm(p_regs_, v, a);
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(pipe, 1);
+  }
+  // WG0: tile B with WG1's P; and S of the next tile A, if there is one.
+  __device__ __forceinline__ void wg0_remote(PipelineState pipe, PipelineState next, bool more,
+                                             float (&s)[Config::kBlockN / 2], Accumulators& a) {
+    wait_v(pipe);
+    const ptx::Descriptor v = v_descriptor(pipe);
+    ptx::sync_some(p1_ready(), 64);
+    receive_p(p_regs_, a);
+    pv_gemm(p_regs_, v, a);
+    if (kOverlapNextQK && more) {
+      qk_gemm(next, s, [&] {
+        ptx::commit_products();
+        ptx::wait_products<1>();
+        ptx::pin(a.o);
+        release(pipe, 1);
+      });
+      ptx::wait_products<0>();
+      ptx::pin(s);
+    } else {
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+      release(pipe, 1);
+    }
+  }
+
+  // WG1: tiles A and B.
+  __device__ __forceinline__ void wg1_both(PipelineState first, PipelineState second, bool last, Accumulators& a) {
+    float s[Config::kBlockN / 2], rescale[2];
+    unsigned p_regs[Softmax::kPRegs];
+    wait_v(first);
+    const ptx::Descriptor v0 = v_descriptor(first);
+    // Dequantized keys come late: the PV GEMM of tile A is done by then, and its V is released.
+    if constexpr (Config::kDequant) {
+      pv_gemm_p0(v0, a);
+      ptx::wait_products<0>();
+      ptx::pin(a.o);
+      release(first, 2);
+      qk_gemm(second, s, [] {});
+    } else {
+      qk_gemm(second, s, [] {});
+      // There is nothing to wait for, but ptxas must be told so. Else it adds a wait where O is rescaled beside S
+      // (C7517), which only some warps of the warpgroup would reach. It counts the wgmma groups of each slice.
+      ptx::wait_products<kSlices>();
+      ptx::pin(a.o);
+      pv_gemm_p0(v0, a);
+    }
+    const TileMask mask(smem_, second.stage);
+    ptx::wait_products<Config::kDequant ? 0 : 1>();
+    ptx::pin(s);
+    if (last) release_q();
+    Softmax::softmax(smem_, c_, mask, s, rescale, a);
+    release(second, kKOnly);
+    Softmax::accumulate_row_sum(rescale, s, a);  // before they become P: registers are scarce while a GEMM runs
+    if constexpr (kPvBeforePublish) {
+      ptx::pin(s);
+      finish_pv_p0(first, a);
+    }
+    Softmax::convert_p(s, p_regs);
+    publish_p(p_regs, a);
+    ptx::arrive_some(p1_ready(), 64);
+    if constexpr (!kPvBeforePublish && !Config::kDequant) finish_pv_p0(first, a);
+    const ptx::Descriptor v1 = v_descriptor(second);
+    rescale_o(rescale, a);
+    pv_gemm(p_regs, v1, a);
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(second, 2);
+  }
+  // WG1: waits for the PV GEMM of P_A and releases V of tile A.
+  __device__ __forceinline__ void finish_pv_p0(PipelineState first, Accumulators& a) const {
+    ptx::wait_products<0>();
+    ptx::pin(a.o);
+    release(first, 2);
+  }
+  // WG1: issues the PV GEMM of P_A.
+  __device__ __forceinline__ void pv_gemm_p0(ptx::Descriptor v, Accumulators& a) {
+    ptx::sync_some(p0_ready(), 64);
+    receive_p(p_regs_, a);
+    pv_gemm(p_regs_, v, a);
+  }
+
+  // between: called when the GEMMs of the first half of the channels are issued.
+  template <class Between>
+  __device__ __forceinline__ void qk_gemm(PipelineState pipe, float (&s)[Config::kBlockN / 2],
+                                          Between&& between) const {
+    const ptx::Descriptor q = ptx::uniform(ptx::descriptor_k_major(smem_.q())),
+                          k = ptx::uniform(ptx::descriptor_k_major(smem_.k(pipe.stage)));
+    ptx::pin(s);
+    int accumulate = 0;
+#pragma unroll
+    for (int j = 0; j < kSlices; ++j) {
+      const int slice = slice_in_order(j, kWarpgroup == 1);
+      if (slice_at(slice).count == 0) continue;
+      if (has_full_barrier(slice)) {
+        ptx::wait_phase(smem_.k_full(pipe.stage, barrier_of(slice)), pipe.phase);
+        if (Config::kConsumerFence) ptx::fence_async_proxy();
+        ptx::fence_products();
+      }
+#pragma unroll
+      for (int i = 0; i < 4 * slice_at(slice).count; ++i) {
+        const int chunk = slice_at(slice).chunk + i / 4, at = chunk * (Config::kChunkBytes >> 4) + i % 4 * ptx::kStepK;
+        QkProduct::shared(s, q + at, k + at, accumulate);
+        accumulate = 1;
+      }
+      if (j == 2) between();
+    }
+    ptx::commit_products();
+  }
+
+  // This warpgroup's half of a tile's V.
+  __device__ __forceinline__ ptx::Descriptor v_descriptor(PipelineState pipe) const {
+    return ptx::uniform(ptx::descriptor_mn_major(
+        smem_.k(pipe.stage) + kWarpgroup * (Config::kChunksV / 2) * Config::kChunkBytes, Config::kChunkBytes));
+  }
+  __device__ __forceinline__ void pv_gemm(unsigned (&p_regs)[Softmax::kPRegs], ptx::Descriptor v, Accumulators& a) {
+    ptx::pin(a.o);
+    ptx::pin(p_regs);
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < Config::kBlockN / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < Config::kChannels / kColumns; ++j) {
+        PvProduct::registers(reinterpret_cast<float(&)[kColumns / 2]>(a.o[j * kColumns / 2]), p_regs + 4 * i,
+                             v + (i * 2048 + j * kColumns / 64 * Config::kChunkBytes >> 4), i == 0 ? accumulate_ : 1);
+      }
+    }
+    ptx::commit_products();
+    accumulate_ = 1;
+  }
+  // Waits for V of the other warpgroup's tile. For its own tile the QK GEMM has waited.
+  __device__ __forceinline__ void wait_v(PipelineState pipe) const {
+    if (!kSignalByHalf) ptx::wait_phase(smem_.k_full(pipe.stage, 1 + 2 * kWarpgroup), pipe.phase);
+    ptx::wait_phase(smem_.k_full(pipe.stage, 2 + 2 * kWarpgroup), pipe.phase);
+    if (Config::kConsumerFence) ptx::fence_async_proxy();
+  }
+
+  // racecheck reports these stores beside receive_p()'s loads: it does not follow bar.arrive, for which the other warp
+  // waits.
+  __device__ __forceinline__ void publish_p(const unsigned (&p_regs)[Softmax::kPRegs], const Accumulators& a) const {
+    const int thread = threadIdx.x % 128;
+    if (threadIdx.x % 4 == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        ptx::store_shared_u32(smem_.row_max_ref(kWarpgroup, row_of_thread() + 8 * h),
+                              __float_as_uint(a.row_max_ref[h]));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::store_shared_four(smem_.p(thread, i), p_regs + 4 * i);
+  }
+  // Takes the other warpgroup's P of a tile and its row_max_ref. O and row_sum are rescaled to that.
+  __device__ __forceinline__ void receive_p(unsigned (&p_regs)[Softmax::kPRegs], Accumulators& a) const {
+    const int thread = threadIdx.x % 128;
+    float row_max_ref[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      row_max_ref[h] = ptx::load_shared(smem_.row_max_ref(1 - kWarpgroup, row_of_thread() + 8 * h));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      unsigned four[4];
+      ptx::load_shared_four(smem_.p(thread, i), four);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) p_regs[4 * i + j] = four[j];
+    }
+    if (__any_sync(0xffffffffu, row_max_ref[0] != a.row_max_ref[0] || row_max_ref[1] != a.row_max_ref[1]))
+        [[unlikely]] {
+      float rescale[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        rescale[h] =
+            row_max_ref[h] == a.row_max_ref[h] ? 1.0f : ptx::exp2_approx((a.row_max_ref[h] - row_max_ref[h]) * c_);
+        a.row_max_ref[h] = row_max_ref[h];
+        a.row_sum[h] *= rescale[h];
+      }
+      rescale_o(rescale, a);
+    }
+  }
+
+  __device__ __forceinline__ void release(PipelineState pipe, int half) const {
+    if (half == kKOnly) __syncwarp();  // all lanes have read the mask
+    const unsigned barrier = smem_.k_empty(pipe.stage, half);
+    if constexpr (Config::kCluster == 1) {
+      if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
+    } else {  // both blocks write to the stages of both
+      if (threadIdx.x % 32 < Config::kCluster) ptx::arrive_in_cluster(ptx::shared_in_block(barrier, threadIdx.x % 32));
+    }
+  }
+  __device__ __forceinline__ void release_q() const {
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.q_empty());
+  }
+
+  const Smem& smem_;
+  const float c_;
+  unsigned p_regs_[Softmax::kPRegs];  // of tile A
+  int accumulate_ = 0;
+};
+
+}  // namespace attune::mla

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both dequant producers share (mla/producers/dequant_shared.cuh, mla/producers/dequant_registers.cuh): locating
+// rows, masking invalid ones, and loading rows outside of a cache.
+//
+// A warp has eight rows of every tile, from first byte to last; four lanes dequantize a row. In a cluster each block
+// has half of the rows. Rows of four tiles are located at a time, one by each of these lanes.
+#pragma once
+
+#include "mla/producers/cached_source.cuh"
+#include "mla/producers/gather.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
+
+namespace attune::mla {
+
+// In place of invalid rows: codes and scales of zero.
+static __device__ const uint4 kNoRow[(Packed::kRowBytes + 15) / 16] = {};
+
+class DequantProducer {
+ protected:
+  static constexpr bool k656 = Config::kProducer != kernels::kMlaDequant584;
+  static constexpr int kRowsOfBlock = Config::kBlockN / Config::kCluster;  // that it dequantizes
+  static constexpr int kLanes = 4, kRowsOfWarp = 32 / kLanes;              // lanes that dequantize a row
+  static constexpr int kTilesLocated = kLanes;                             // tiles that are located together
+  static_assert(!Config::kDequant || Config::kProducerThreads / 32 * kRowsOfWarp == kRowsOfBlock,
+                "a lane has one row of a tile");
+
+  // Slices 1 to 4 have 128 codes each; of 584 the last has 64 codes and the rope channels, which are a slice of their
+  // own in 656.
+  static constexpr int kRopeChunk = Packed::kNope / 64, kRopeSlice = k656 ? 0 : 4;
+  static constexpr int kFirstSlice = k656 ? 0 : 1;
+  __device__ __forceinline__ static constexpr unsigned chunks_of(int slice) { return slice < 4 || k656 ? 2 : 1; }
+
+  __device__ __forceinline__ DequantProducer(const PrefillParams& p, const Smem& smem)
+      : p_(p), smem_(smem), thread_(Config::kRegisterStaged ? shuffled_thread() : ptx::kept(threadIdx.x)) {}
+
+  // Through a shuffle: ptxas would read threadIdx again wherever it is used, 100 clocks each.
+  __device__ __forceinline__ static unsigned shuffled_thread() {
+    return __shfl_sync(0xffffffffu, threadIdx.x, static_cast<int>(threadIdx.x % 32));
+  }
+
+  // Recomputed wherever it is used, as registers are scarce.
+  __device__ __forceinline__ unsigned lane() const { return ptx::kept(thread_) % 32; }
+  __device__ __forceinline__ unsigned first_row() const {
+    return (Config::kCluster > 1 ? ptx::cluster_rank() * kRowsOfBlock : 0) + ptx::kept(thread_) / 32 * kRowsOfWarp;
+  }
+  // The row that the lane dequantizes with its three neighbours. It locates that row of one of four tiles.
+  __device__ __forceinline__ unsigned dequant_row() const { return first_row() + lane() / kLanes; }
+  __device__ __forceinline__ int located_tile() const { return static_cast<int>(lane() % kLanes); }
+  // Where the lane writes in a chunk: the first of two neighbouring units of 16 bytes.
+  __device__ __forceinline__ unsigned units() const {
+    return dequant_row() * 128 + ((lane() % kLanes * 2) ^ (dequant_row() & 7)) * 16;
+  }
+
+  // Loads tiles outside of a cache, which come last in a sequence. Returns the tile before them. after_first: called
+  // when the first one is there.
+  template <class AfterFirst>
+  __device__ __forceinline__ int load_uncached(const WorkTile& work, int head_tile, AfterFirst&& after_first) {
+    int i = work.tile_end - 1;
+    if constexpr (Config::kDense && !Config::kSparse) {
+#pragma unroll 1
+      for (; i >= work.tile_begin && !tile_of(work, i).cached; --i) {
+        load_dense_tile(work, head_tile, i);
+        if (i == work.tile_end - 1) after_first();
+      }
+    }
+    return i;
+  }
+  // Locates the rows of tile i, the work tile's first cached one, and those of the tiles before it.
+  __device__ __forceinline__ void locate_first(const CachedSource& rows, const WorkTile& work, int i) {
+    load_index(rows, i, work.tile_begin);
+    if (!Config::kSparse && thread_ < 32) find_unmasked(work);
+    position_ = kTilesLocated - 1;
+    advance(rows, i, work.tile_begin);
+  }
+  // Moves to tile i, if there is one: locates its rows, with those of the tiles before it, unless that has been done,
+  // and prefetches them to the L2.
+  __device__ __forceinline__ void advance(const CachedSource& rows, int i, int tile_begin) {
+    position_ = (position_ + 1) % kTilesLocated;
+    if (position_ == 0) {
+      const int own = i - located_tile();
+      located_ = rows.locate(max(own, tile_begin), static_cast<int>(dequant_row()), index_);
+      const bool there = located_.row != nullptr && own >= tile_begin;
+      if (!there) located_ = {reinterpret_cast<const char*>(kNoRow), 0};
+      invalid_ = __ballot_sync(0xffffffffu, !there);
+      load_index(rows, i - kTilesLocated, tile_begin);
+    }
+    // The four lanes that dequantize a row prefetch its lines.
+    const char* const row = own_row() + located_tile() * 128;
+#pragma unroll
+    for (int byte = 0; byte < Packed::kRowBytes; byte += 128 * kTilesLocated) {
+      if (byte + located_tile() * 128 < Packed::kRowBytes) ptx::prefetch_line(row + byte);
+    }
+  }
+  // Of the next tile: the lane's row, and its scales: one, for 584 two.
+  __device__ __forceinline__ const char* own_row() const { return row_of(located_.row, position_, kLanes); }
+  __device__ __forceinline__ unsigned load_scales(const char* row) const {
+    if constexpr (k656) {
+      return ptx::load_early(reinterpret_cast<const unsigned*>(row + Packed::kNope) + lane() % kLanes);
+    } else {
+      const char* const scales = row + __shfl_sync(0xffffffffu, located_.scales, position_, kLanes);
+      return ptx::load_early(reinterpret_cast<const unsigned short*>(scales) + lane() % kLanes);
+    }
+  }
+  // Of the next tile: row i of the warp.
+  __device__ __forceinline__ const char* located_row(unsigned i) const {
+    return row_of(located_.row, kLanes * i + position_, 32);
+  }
+  // The next tile's invalid rows: bit 4 i is row i; the other bits have no meaning.
+  __device__ __forceinline__ unsigned invalid_rows() const { return invalid_ >> position_; }
+
+  // Finds the work tile's tiles of which all rows see all keys. Once a work tile: the first warp would be the last to
+  // dequantize if it asked at every tile.
+  __device__ __forceinline__ void find_unmasked(const WorkTile& t) {
+    const int position = t.num_keys - t.num_q + t.token_begin;
+    const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
+    const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
+    if (thread_ != 0) return;
+    ptx::store_shared_u32(unmasked(), (low + Config::kBlockN - 1) / Config::kBlockN - t.first_key / Config::kBlockN);
+    ptx::store_shared_u32(unmasked() + 4, high / Config::kBlockN - t.first_key / Config::kBlockN);
+  }
+  // [begin, end) of them, in shared memory: only the first thread needs them, and it has no registers to spare.
+  __device__ __forceinline__ unsigned unmasked() const { return smem_.unmasked_tiles(); }
+  // As store_tile_start().
+  __device__ __forceinline__ void store_needs_row_mask(const WorkTile& work, int i, int stage) const {
+    if (Config::kSparse || thread_ != 0) return;
+    const unsigned at = smem_.mask(stage) + 4 * Config::kMaskWords;
+    const bool needs_mask = i < static_cast<int>(ptx::load_shared_u32(unmasked())) ||
+                            i >= static_cast<int>(ptx::load_shared_u32(unmasked() + 4));
+    if (needs_mask) {
+      const int start = (work.first_key / Config::kBlockN + i) * Config::kBlockN;
+      ptx::store_shared_u32(at, static_cast<unsigned>(start));
+    }
+    ptx::store_shared_u32(at + 4, needs_mask ? 1 : 0);
+  }
+  // Masks the warp's invalid rows. to_other: also in the other block, counted at its first "full" barrier.
+  __device__ __forceinline__ void store_row_mask(int stage, unsigned invalid, unsigned to_other) const {
+    if (lane() != 0) return;
+    invalid &= 0x11111111;
+    invalid = (invalid | invalid >> 3) & 0x03030303;
+    invalid = (invalid | invalid >> 6) & 0x000f000f;
+    invalid = (invalid | invalid >> 12) & 0xff;
+    const unsigned word = first_row() / 8;
+    const unsigned at = smem_.mask(stage) + 4 * word, x = invalid << (word % 4 * 8);
+    ptx::store_shared_u32(at, x);
+    if constexpr (Config::kCluster > 1)
+      ptx::store_async(at + to_other, x, smem_.k_full(stage, barrier_of(kFirstSlice)) + to_other);
+  }
+
+  // Writes a lane's codes of a chunk as bf16, to two neighbouring units. line: the first one's address.
+  __device__ __forceinline__ static void write_chunk(unsigned line, const unsigned (&codes)[4], float factor) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned out[4];
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        const uint2 halves = ptx::four_e4m3_to_f16(codes[2 * half + w]);
+        out[2 * w] = scale_two(halves.x, factor);
+        out[2 * w + 1] = scale_two(halves.y, factor);
+      }
+      ptx::store_shared_four(line ^ (16 * half), out);
+    }
+  }
+  // scale: of a slice; for 584 those of its two chunks.
+  __device__ __forceinline__ static float factor_of_chunk(unsigned scale, unsigned chunk) {
+    return k656 ? __uint_as_float(scale) : tile::e8m0_to_float(scale >> (8 * chunk) & 0xff);
+  }
+
+  const PrefillParams& p_;
+  const Smem& smem_;
+  const unsigned thread_;
+  unsigned num_started_ = 0;  // tiles, of all work tiles
+
+ private:
+  // What lane `lane` of each `width` has located.
+  __device__ __forceinline__ static const char* row_of(const char* located, unsigned lane, int width) {
+    return reinterpret_cast<const char*>(
+        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(located), lane, width));
+  }
+  // Scales two fp16 numbers and rounds them to bf16.
+  __device__ __forceinline__ static unsigned scale_two(unsigned halves, float factor) {
+    return ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(halves)) * factor,
+                          ptx::f16_to_float(static_cast<unsigned short>(halves >> 16)) * factor);
+  }
+  // Loads the indices of the rows of tile i and of those before it that are located with it.
+  __device__ __forceinline__ void load_index(const CachedSource& rows, int i, int tile_begin) {
+    i -= located_tile();
+    if (i >= tile_begin) index_ = rows.load_index(i, static_cast<int>(dequant_row()));
+  }
+  __device__ __forceinline__ void load_dense_tile(const WorkTile& work, int head_tile, int i) {
+    GatherCopies copies(p_, smem_);
+    const PipelineState pipe = pipeline_state(num_started_++);
+    copies.locate(work, head_tile, i, copies.load_index(work, head_tile, i));
+    copies.copy_tile(pipe, work, i);
+    ptx::commit_copies();
+    ptx::wait_copies<0>();
+    if (!Config::kConsumerFence) ptx::fence_async_proxy();
+    __syncwarp();
+    if (ptx::elect()) {
+#pragma unroll
+      for (int slice = kFirstSlice; slice < kSlices; ++slice) {
+        if (barrier_of(slice) == slice) ptx::arrive(smem_.k_full(pipe.stage, slice));
+      }
+    }
+    __syncwarp();
+  }
+
+  int index_ = -1;        // of the row that is located next
+  unsigned position_;     // of the next tile, among those located together
+  RowAddress located_;    // the lane's row of these
+  unsigned invalid_ = 0;  // a bit for each lane whose row is invalid
+};
+
+}  // namespace attune::mla

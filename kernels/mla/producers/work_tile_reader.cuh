@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the producers of the M = 64 kernel share: the loop over work tiles. Their first warp also fetches the work tiles
+// and issues the copies of q.
+#pragma once
+
+#include "mla/config.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/tensor_copy.cuh"
+
+namespace attune::mla {
+
+// Issues the TMA copies of a work tile's q: one box for each 64 channels. By all lanes of a warp.
+__device__ __forceinline__ void load_q(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& map,
+                                       const WorkTile& work, int head_tile) {
+  if (ptx::elect()) {
+    ptx::arrive_expecting(smem.q_full(), Config::kChunks * 128 * p.heads_of_tile * p.tokens_of_tile);
+    const int row = static_cast<int>(work.q_row) + work.token_begin, batch = p.q_flat ? 0 : work.batch;
+#pragma unroll 1
+    for (int i = 0; i < Config::kChunks; ++i) {
+      ptx::copy_box(smem.q() + i * Config::kChunkBytes, map, smem.q_full(), 64 * i, head_tile * p.heads_of_tile, row,
+                    batch);
+    }
+  }
+  __syncwarp();
+}
+
+// A producer warp's loop over the work tiles, by all lanes. The first warp fetches them for all: the first by
+// fetch_first(), each next one by fetch_next(), once a work tile and after load_next_q().
+class WorkTileReader {
+ public:
+  __device__ __forceinline__ WorkTileReader(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& q)
+      : p_(p), smem_(smem), q_(q), scheduler_(p, smem) {}
+
+  using Scheduler = prefill::TileScheduler<Smem, Config::kCluster, false, true>;
+
+  // Waits for the kernels before this one.
+  __device__ __forceinline__ void fetch_first(const Scheduler::First& first) {
+    if (is_scheduler_warp()) {
+      scheduler_.first(first);
+    } else if (!kOwnCount) {
+      scheduler_.pass();
+    }
+    ptx::wait_for_previous_kernels();
+    ptx::allow_next_kernel();
+    if (is_scheduler_warp()) scheduler_.look_ahead();
+  }
+  __device__ __forceinline__ void fetch_next() {
+    if (is_scheduler_warp()) {
+      scheduler_.next();
+    } else if (!kOwnCount) {
+      scheduler_.pass();
+    }
+  }
+  // Whether there is a work tile to be loaded. Waits until it has been fetched.
+  __device__ __forceinline__ bool has_work() const {
+    ptx::wait_phase(smem_.work_full(slot_of_work(before())), before() / kernels::kWorkSlots % 2);
+    return head_tile() != prefill::kNoMoreWork;
+  }
+  // Valid until the next one is fetched.
+  __device__ __forceinline__ const WorkTile& work() const { return smem_.work(slot_of_work(before())); }
+  __device__ __forceinline__ int head_tile() const { return smem_.head_tile(slot_of_work(before())); }
+  // Issues the copies of the present work tile's q, once the one before is released. The first work tile's q comes from
+  // a math warp, which has nothing else to do yet (load_first_q).
+  __device__ __forceinline__ void load_next_q() const {
+    if (!is_scheduler_warp() || before() == 0) return;
+    ptx::wait_phase(smem_.q_empty(), (before() + 1) % 2);
+    load_q(p_, smem_, q_, work(), head_tile());
+  }
+  // Ends the present work tile, after the next one has been fetched.
+  __device__ __forceinline__ void advance() {
+    __syncwarp();
+    if constexpr (kOwnCount) count_ = ptx::kept(count_);  // recomputes the slot, rather than keep it in a register
+    const unsigned present = kOwnCount ? count_ : ptx::kept(scheduler_.count()) - 2;
+    if (!is_scheduler_warp() && threadIdx.x % 32 == 0) ptx::arrive(smem_.work_empty(slot_of_work(present)));
+    if constexpr (kOwnCount) ++count_;
+  }
+
+ private:
+  // A count of work tiles beside the scheduler's, which is one ahead in the first warp. With one count for both,
+  // dequant producers spill in the loop over tiles; with two, the others spill.
+  static constexpr bool kOwnCount = Config::kDequant;
+  __device__ __forceinline__ static bool is_scheduler_warp() { return threadIdx.x < 32; }
+  __device__ __forceinline__ unsigned before() const { return kOwnCount ? count_ : scheduler_.count() - 1; }
+
+  const PrefillParams& p_;
+  const Smem& smem_;
+  const ptx::TensorMap& q_;
+  Scheduler scheduler_;
+  unsigned count_ = 0;  // work tiles before the present one
+};
+
+// Whether the rows of the M block see different keys of a tile.
+__device__ __forceinline__ bool needs_row_mask(const PrefillParams& p, const WorkTile& t, const Tile& tile) {
+  const int position = t.num_keys - t.num_q + t.token_begin;
+  return tile.start < prefill::first_visible(p, position + t.num_tokens - 1) ||
+         tile.high > prefill::end_visible(p, t.num_keys, position);
+}
+
+}  // namespace attune::mla

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The running row max of the online softmax, and the reference that exponents are taken against.
+#pragma once
+
+#include "ptx/math.cuh"
+
+namespace attune::mla {
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+// The row max for exponents: 0 while a row has seen no key, as -inf - -inf is NaN.
+__device__ __forceinline__ float finite_row_max(float max) { return max == -ptx::infinity() ? 0.0f : max; }
+
+// Folds in a tile's row max. Returns the rescale factor for O and row_sum: 1 unless the reference moves.
+__device__ __forceinline__ float update_row_max(float tile_max, float c, float& row_max, float& row_max_ref) {
+  constexpr float kRescaleThreshold = 8;  // P may reach 2^8 before O is rescaled
+  row_max = fmaxf(row_max, tile_max);
+  if (!((row_max - row_max_ref) * c > kRescaleThreshold)) return 1.0f;
+  const float rescale = ptx::exp2_approx((row_max_ref - row_max) * c);
+  row_max_ref = row_max;
+  return rescale;
+}
+
+}  // namespace attune::mla

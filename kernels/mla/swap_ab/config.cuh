@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The swap-AB kernel's sizes, and the addresses in its shared memory.
+#pragma once
+
+#include "mla/m16/config.cuh"
+
+namespace attune::mla {
+
+struct SwapAbConfig : M16Config {
+  static constexpr int kBlockM = ATTUNE_ROWS;  // 16 or 32
+  static constexpr int kChunkBytes = kBlockM * 128;
+  static constexpr int kPBytes = kBlockM * kBlockN * 2;
+  static constexpr int kUnitWarp = kProducerWarps;  // the scale unit warp
+  // Two softmax warpgroups, which take every other tile each; one PV warpgroup.
+  static constexpr int kThreads = kernels::kMlaSwapAbThreads, kMathWarps = 12, kSoftmaxWarps = 8;
+  static constexpr int kWorkReaders = kMathWarps + kProducerWarps;
+  static constexpr int kProducerRegisters = kBlockM == 16 ? 56 : 48, kSoftmaxRegisters = 136,
+                       kPvRegisters = kBlockM == 16 ? 184 : 192;
+
+  static_assert(kStages % 2 == 0, "a stage's tile_row_max are one group's, which knows that the other has read them");
+  static_assert(Config::kProducer == kernels::kMlaDequant656 && Packed::kGroups == kernels::kMlaScaleGroups &&
+                    kRowBytes == Packed::kRowBytes && Packed::kHeadDim == Config::kHeadDimQk && kBlockM % 8 == 0,
+                "packed rows with a scale for each 128 channels");
+};
+
+using SwapAbStorage = kernels::MlaSwapAbStorage<SwapAbConfig::kBlockM>;
+static_assert(sizeof(SwapAbStorage) == kernels::mla_swap_ab_shared_bytes(SwapAbConfig::kBlockM),
+              "the host asks for another size");
+static_assert(sizeof(SwapAbStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
+
+// Addresses in shared memory.
+struct SwapAbSmem : tile::SharedView<SwapAbStorage> {
+  using SharedView::SharedView;
+  __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(SwapAbStorage, check); }
+  // The value that row sums begin with (kernels::ScheduleCheck).
+  __device__ __forceinline__ float first_sum() const {
+    return ptx::load_shared(ATTUNE_SHARED_AT(SwapAbStorage, check.first_sum));
+  }
+  __device__ __forceinline__ unsigned row(int stage, int key) const {
+    return ATTUNE_SHARED_AT_INDICES(SwapAbStorage, tiles, stage, key);
+  }
+  // kernels::MlaCachedTileMask, whose first words are `masked`.
+  __device__ __forceinline__ unsigned mask(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, masks, stage);
+  }
+  __device__ __forceinline__ unsigned units(int stage) const {
+    return mask(stage) + ATTUNE_OFFSET_OF(kernels::MlaCachedTileMask, units);
+  }
+  __device__ __forceinline__ unsigned row_source(int key) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, row_sources, key);
+  }
+  // 64 channels of all queries; the last chunk is the rope channels.
+  __device__ __forceinline__ unsigned q(int chunk) const { return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, q, chunk); }
+  // P times the scales of one scale group: all keys of each row.
+  __device__ __forceinline__ unsigned p(int group) const { return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, p, group); }
+  // Four floats of a row, one of each warp.
+  __device__ __forceinline__ unsigned tile_row_max(int stage, int row) const {
+    return ATTUNE_SHARED_AT_INDICES(SwapAbStorage, tile_row_max, stage, row);
+  }
+  __device__ __forceinline__ unsigned q_factor(int group, int row) const {
+    return ATTUNE_SHARED_AT_INDICES(SwapAbStorage, q_factors, group, row);
+  }
+  __device__ __forceinline__ unsigned rescale(int row) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, rescale, row);
+  }
+  __device__ __forceinline__ unsigned any_rescale() const { return ATTUNE_SHARED_AT(SwapAbStorage, any_rescale); }
+  __device__ __forceinline__ unsigned row_sums(int row) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, row_sums, row);
+  }
+  __device__ __forceinline__ unsigned row_max(int row) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, row_max, row);
+  }
+  __device__ __forceinline__ unsigned bounds(int row) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, bounds, row);
+  }
+  __device__ __forceinline__ unsigned token(int row) const { return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, token, row); }
+
+  __device__ __forceinline__ unsigned full(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, barriers.full, stage);
+  }
+  __device__ __forceinline__ unsigned empty(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, barriers.empty, stage);
+  }
+  __device__ __forceinline__ unsigned row_max_full(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, barriers.row_max_full, stage);
+  }
+  __device__ __forceinline__ unsigned p_full() const { return ATTUNE_SHARED_AT(SwapAbStorage, barriers.p_full); }
+  __device__ __forceinline__ unsigned p_empty() const { return ATTUNE_SHARED_AT(SwapAbStorage, barriers.p_empty); }
+  __device__ __forceinline__ unsigned work_full(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, barriers.work_full, slot);
+  }
+  __device__ __forceinline__ unsigned work_empty(int slot) const {
+    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, barriers.work_empty, slot);
+  }
+};
+
+}  // namespace attune::mla
