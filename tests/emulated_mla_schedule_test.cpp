@@ -7,14 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "core/integers.h"
 #include "emulated_mla.h"
 
 namespace attune::cuda {
 namespace {
 
 constexpr int kCapacity = 1 << 18, kSms = 132, kMostMargin = 10;  // of tiles, beyond a block's ideal number
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class EmulatedMlaSchedule : public EmulatedMla {
  protected:

@@ -9,12 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "core/integers.h"
 #include "emulated_prefill.h"
 
 namespace attune::cuda {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class EmulatedSchedule : public EmulatedPrefill {
  protected:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/integers.h"
 #include "core/schedule_stamp.h"
 
 namespace attune::cpu {
@@ -20,8 +21,6 @@ int64_t item_rows(const Problem& p, const Sequence& s) {
 
 // Time of an item in arbitrary units: reading a key costs about as much as 8 rows' arithmetic on it.
 int64_t item_cost(int64_t keys, int64_t rows, int64_t heads) { return keys * (rows + 8) * heads; }
-
-int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 // True if the KV heads of a token follow each other in the cache (NHD), so that an item gains by walking them together:
 // it reads memory in order and looks up each page once.
@@ -41,16 +40,15 @@ int64_t most_heads(const Problem& p, const Sequence* sequences, int threads, boo
     pieces += may_split ? std::max<int64_t>(1, s.seqlen_kv() / kMinPieceKeys) : 1;
   }
   int64_t heads = p.heads_kv;
-  while (heads > 1 && pieces * divide_up(p.heads_kv, heads) < kLeastItemsPerThread * threads)
-    heads = divide_up(heads, 2);
+  while (heads > 1 && pieces * ceil_div(p.heads_kv, heads) < kLeastItemsPerThread * threads) heads = ceil_div(heads, 2);
   return heads;
 }
 
 // KV heads of an item of this sequence, of which each has rows rows.
 int64_t item_heads(const Problem& p, const Sequence& s, int64_t rows, int64_t most) {
   if (is_prefill(p, s)) return 1;
-  const int64_t items = divide_up(p.heads_kv, std::clamp<int64_t>(kDecodeRows / rows, 1, most));
-  return divide_up(p.heads_kv, items);
+  const int64_t items = ceil_div(p.heads_kv, std::clamp<int64_t>(kDecodeRows / rows, 1, most));
+  return ceil_div(p.heads_kv, items);
 }
 
 // Calls emit(item) for every unsplit item, without its cost.
@@ -141,12 +139,12 @@ void make_schedule(const Problem& p, const ScheduleLimits& limits, Schedule& out
     const int64_t begin = whole.kv_begin, end = whole.kv_end, keys = end - begin, cost = cost_of(whole);
     int64_t pieces = 1;
     if (cost > target && whole.num_rows * whole.num_heads <= limits.partial_rows) {
-      pieces = std::clamp<int64_t>(std::min(divide_up(cost, target), keys / kMinPieceKeys), 1,
+      pieces = std::clamp<int64_t>(std::min(ceil_div(cost, target), keys / kMinPieceKeys), 1,
                                    4 * kPiecesPerThread * limits.threads);
       if (merges >= limits.max_merges || partials + pieces > limits.max_partials) pieces = 1;
     }
     const int64_t tile = kMaxTileN;
-    const int64_t step = pieces > 1 ? round_up(divide_up(keys, pieces), tile) : keys;
+    const int64_t step = pieces > 1 ? round_up(ceil_div(keys, pieces), tile) : keys;
     const int32_t first = partials;
     const int64_t aligned = begin / tile * tile;
     for (int64_t i = 0; i < pieces; ++i) {

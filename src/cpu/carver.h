@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace attune::cpu {
+#include "core/integers.h"
 
-inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+namespace attune::cpu {
 
 // Hands out 64-byte aligned pieces; with a null base it only counts.
 class Carver {

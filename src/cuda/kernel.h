@@ -20,6 +20,8 @@ struct KernelSpec {
   Defines defines;          // macros of the specialisation; their order does not matter
   size_t shared_bytes = 0;  // most dynamic shared memory that launches will ask for
 };
+// A macro with a number.
+inline Defines::value_type define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
 // "decode/decode.cu decode_main HEAD_DIM=128 GROUP=8".
 std::string spec_name(const KernelSpec& spec);
 

@@ -5,14 +5,13 @@
 #include <limits>
 #include <numeric>
 
+#include "number.h"
 #include "op_problem.h"
 
 namespace attune::cases {
 namespace {
 
 constexpr double kBad = 0.1;  // share of bad entries where contents may be anything
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 attune_dtype dtype_of(const attune_tensor& t) { return static_cast<attune_dtype>(t.dtype); }
 

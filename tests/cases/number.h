@@ -13,6 +13,8 @@
 
 namespace attune::cases {
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Bytes of one element. 0 for NONE.
 int64_t element_size(attune_dtype dtype);
 // "f32", "f16", "bf16", "e4m3", "e5m2", "i8", "u8", "i32", "i64" and back. An unknown name throws

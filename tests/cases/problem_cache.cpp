@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "number.h"
 #include "problem.h"
 
 namespace attune::cases {
@@ -12,8 +13,6 @@ namespace {
 
 // In table entries that must not be followed.
 constexpr double kBadPages[] = {0x7fffff00, -7, 2147480000.0};
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 double scale_unit(attune_dtype dtype) { return dtype == ATTUNE_INT8 ? 3.3 / 127 : 0.0125; }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/dtype.h"
+#include "core/integers.h"
 #include "core/tables.h"
 #include "cuda/ops/params.h"
 
@@ -179,10 +180,6 @@ int choose_head_lanes(const Problem& p, int blocks) {
   while (lanes * 2 <= kMost && p.heads_kv % (lanes * 2) == 0 && blocks >= 4 * lanes) lanes *= 2;
   return lanes;
 }
-
-std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t rows_of_sequence(const Problem& p) { return std::max<int64_t>(1, p.max_seqlen_q) * p.group; }
 

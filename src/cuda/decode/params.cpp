@@ -5,6 +5,7 @@
 #include <limits>
 #include <numbers>
 
+#include "core/integers.h"
 #include "core/schedule_stamp.h"
 #include "cuda/decode/config.h"
 #include "cuda/ops/params.h"
@@ -47,10 +48,6 @@ RowStrides row_strides(const Problem& p, const RowView& v) {
 kernels::KvScale to_scale(const KvScale& s) {
   return {s.data, static_cast<long long>(s.page_stride), static_cast<long long>(s.slot_stride),
           static_cast<long long>(s.head_stride), static_cast<int>(s.mode)};
-}
-
-int to_int(int64_t x) {
-  return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
 }
 
 void fill_rows(const Problem& p, DecodeParams& k) {

@@ -15,8 +15,6 @@ constexpr int64_t kScoreBytes = int64_t{128} << 20;  // of the scores of a launc
 constexpr int64_t kPanel = 64;                       // channels
 constexpr int kConsumerThreads = 256;
 
-std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
-
 bool is_8bit_or(int32_t dtype, int32_t other) { return is_8bit(dtype) || dtype == other; }
 
 template <class... Strides>

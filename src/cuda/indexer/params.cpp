@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "core/integers.h"
 #include "cuda/ops/params.h"
 
 namespace attune::cuda::indexer {
@@ -12,7 +13,6 @@ namespace {
 
 using ops::int_list;
 using ops::row_tensor;
-using ops::to_int;
 
 // Of numbers below 2^31: what divides by more leaves 0.
 kernels::Divisor divisor_of(int64_t x) { return kernels::divisor_of(std::clamp<int64_t>(x, 1, int64_t{1} << 31)); }

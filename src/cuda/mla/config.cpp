@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/dtype.h"
+#include "core/integers.h"
 #include "cuda/decode/config.h"
 #include "cuda/mla/kernel_choice.h"
 #include "cuda/prefill/config.h"
@@ -23,12 +24,6 @@ using prefill::kAlignment;
 
 constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many TMA copies
 constexpr int64_t kMostTokensOfPage = 1 << 21;  // of the format whose scales lie behind a page's rows
-
-std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
-
-int to_int(int64_t x) {
-  return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
-}
 
 bool is_packed(const KvCache& c) { return c && !c.format->plain; }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/integers.h"
 #include "cuda/prefill/config.h"
 
 namespace attune::cuda::mla {
@@ -12,8 +13,6 @@ using kernels::kMlaBlockM;
 using kernels::kMlaBlockN;
 using kernels::kMlaM16Rows;
 using kernels::kMlaSwapAbRows;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The m16 and swap-AB kernels take one token's heads as rows. Several tokens of a sequence see the same keys: the M =
 // 64 kernel reads them once.

@@ -127,8 +127,6 @@ Config choose_cache_op(const CacheProblem& op, Entry entry) {
   return c;
 }
 
-std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
-
 }  // namespace
 
 bool Config::packed_vectors() const { return format != 0 && width == kRun && (!prepare || tail_only); }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/dtype.h"
+#include "core/integers.h"
 
 namespace attune::cuda::ops {
 namespace {
@@ -72,10 +73,6 @@ kernels::RowTokens cache_tokens(const CacheProblem& op) {
 }
 
 }  // namespace
-
-int to_int(int64_t x) {
-  return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
-}
 
 kernels::IntList int_list(const IntView& v) {
   return v ? kernels::IntList{v.data, v.row_stride, v.col_stride} : kernels::IntList{nullptr, 0, 0};

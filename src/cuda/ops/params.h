@@ -9,7 +9,6 @@
 
 namespace attune::cuda::ops {
 
-int to_int(int64_t x);  // saturating
 kernels::IntList int_list(const IntView& v);
 kernels::FloatTable float_table(const ParamView& v);
 kernels::PrologueParams prologue_params(const Prologue& p);

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "core/dtype.h"
+#include "core/integers.h"
 #include "cuda/decode/config.h"
 #include "cuda/prefill/maps.h"
 #include "cuda/prefill/prologue.h"
@@ -90,17 +91,9 @@ void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
 // Whether a row's max must be beyond 2^4 for the short polynomial. Many rows' never is.
 bool is_low_cap(double softcap) { return Tanh3::kGap - softcap * std::numbers::log2e * std::tanh(Tanh3::kRange) > 4; }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-std::pair<std::string, std::string> define(const char* name, int64_t value) { return {name, std::to_string(value)}; }
-
 // A power of two, as tiles are.
 int box_keys(const Problem& p, const Config& c) {
   return p.cache.paged ? static_cast<int>(std::gcd<int64_t>(p.cache.page_size, c.keys)) : c.keys;
-}
-
-int to_int(int64_t x) {
-  return static_cast<int>(std::clamp<int64_t>(x, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()));
 }
 
 // Whether threads may gather a cache that the TMA cannot copy.
