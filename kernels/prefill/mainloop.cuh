@@ -217,7 +217,7 @@ class Mainloop : Softmax {
     if (!kFirst && rescales) rescale_o(rescale, a.o);
     if constexpr (!kHalfFirstTile) {
       reduce_p(kReduceTail<kScores>, kScores, s, a);
-      scale_p<kCacheForm>(s);
+      scale_p<kCacheForm>(tiles.is_cached(end - 1), s);
       pack_p<kCacheForm>(s, p_regs);
     }
     if (kReleaseKAfterPack<kCacheForm>) release_k();
@@ -289,7 +289,7 @@ class Mainloop : Softmax {
         if (!Config::kDeferredMaxSoftcap || !redo) release_v();
         redo = false;
         reduce_p(kReduceTail<kScores>, kScores, s, a);
-        scale_p<kCacheForm>(s);
+        scale_p<kCacheForm>(tiles.is_cached(i), s);
         pack_p<kCacheForm>(s, p_regs);
       }
       if (kReleaseKAfterPack<kCacheForm>) release_k();

@@ -50,7 +50,9 @@ class Softmax {
                                                  float (&rescale)[2], Accumulators& a,
                                                  const Rows::VisibleKeys* visible_keys = nullptr, const Last& last = {},
                                                  const OverlapLast& overlap_last = {}) {
-    if constexpr (kCacheForm && Config::kTokenScales) scale_columns(smem_.scales(k_pipe_.stage, false), s);
+    // Such tiles are always cached. The branch keeps ptxas from loading all scales early, which spills; likewise below.
+    if (kCacheForm && Config::kTokenScales && tiles.is_cached(i))
+      scale_columns(smem_.scales(k_pipe_.stage, false), s);
     if constexpr (kCacheForm && Config::kQuantized && !Rows::kPlain) scale_rows(factor_, s);
     const int start = tiles.start(i);
     if constexpr (Rows::kSloped && !Config::kDeferredMax) rows.add_slope(s);
@@ -254,8 +256,8 @@ class Softmax {
   }
 
   template <bool kCacheForm>
-  __device__ __forceinline__ void scale_p(float (&s)[Config::kKeys / 2]) const {
-    if constexpr (kCacheForm && Config::kTokenScales) scale_columns(smem_.scales(k_pipe_.stage, true), s);
+  __device__ __forceinline__ void scale_p(bool cached, float (&s)[Config::kKeys / 2]) const {
+    if (kCacheForm && Config::kTokenScales && cached) scale_columns(smem_.scales(k_pipe_.stage, true), s);
   }
   // Packs P of registers kFirst..kEnd - 1 as a wgmma operand.
   template <bool kCacheForm, int kFirst = 0, int kEnd = Config::kKeys / 2>
