@@ -124,6 +124,10 @@ const char* const kHidden = R"({"name": "x", "kv": "paged", "heads": [4, 2], "he
     "ranges": [[20, 149, 3, 9], [7, 12, 20, 28]], "poison": false})";
 const char* const kPrompt = R"({"name": "x", "kv": "dense", "heads": [2, 2], "head_dim": [64, 64], "dtype": "bf16",
     "seqlens_q": [150, 3], "seqlens_kv": [150, 300], "causal": true, "poison": false})";
+// Lengths that the host knows.
+const char* const kFixedPrompt = R"({"name": "x", "kv": "dense", "heads": [2, 2], "head_dim": [64, 64], "dtype": "bf16",
+    "queries": "fixed", "seqlens_q": 150, "seqlens_kv": [300, 300], "cu_seqlens_kv": false, "causal": true,
+    "poison": false})";
 const char* const kHiddenPrompt = R"({"name": "x", "kv": "dense", "heads": [2, 2], "head_dim": [64, 64],
     "dtype": "bf16", "seqlens_q": [150, 3], "seqlens_kv": [150, 300], "causal": true, "window": [40, 0],
     "ranges": [[20, 140, 3, 9], [7, 12, 20, 28]], "poison": false})";
@@ -167,6 +171,7 @@ TEST_F(EmulatedStamp, OtherWindowsAndRangesGiveNan) {
 
 TEST_F(EmulatedStamp, OtherShapesGiveNan) {
   check({{"dense keys", prefill, kPrompt, [](attune_attention& a) { --a.k.shape[0], --a.v.shape[0]; }},
+         {"fixed dense keys", prefill, kFixedPrompt, [](attune_attention& a) { --a.k.shape[1], --a.v.shape[1]; }},
          {"what tables hold", decode, kDecode, [](attune_attention& a) { a.cache.page_table.shape[1] = 18; }},
          {"finished rows", decode, kDecode, [](attune_attention& a) { a.zero_finished = 1; }}});
 }
@@ -174,9 +179,9 @@ TEST_F(EmulatedStamp, OtherShapesGiveNan) {
 // Tables of other widths hold the same lengths.
 TEST_F(EmulatedStamp, TheSameCallGivesNumbers) {
   const Change narrower = [](attune_attention& a) { --a.cache.page_table.shape[1]; };
-  for (const auto& [run, row] :
-       {Row{decode, kDecode}, Row{decode, kFixed}, Row{decode, kHidden}, Row{prefill, kPrompt},
-        Row{prefill, kHiddenPrompt}, Row{mla, kLists}, Row{mla, kTwoLists}, Row{mla, kFewRows}}) {
+  for (const auto& [run, row] : {Row{decode, kDecode}, Row{decode, kFixed}, Row{decode, kHidden}, Row{prefill, kPrompt},
+                                 Row{prefill, kFixedPrompt}, Row{prefill, kHiddenPrompt}, Row{mla, kLists},
+                                 Row{mla, kTwoLists}, Row{mla, kFewRows}}) {
     SCOPED_TRACE(row);
     EXPECT_EQ(run(row, When::kRunScheduled, Schedule::kAsMade, no_change()).nans, 0);
     EXPECT_EQ(run(row, When::kRunScheduled, Schedule::kOtherStamp, no_change()).numbers, 0);

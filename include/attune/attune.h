@@ -334,8 +334,7 @@ ATTUNE_API attune_status attune_run(const attune_plan* plan, const attune_attent
  * workspace: attune_run_scheduled needs that attune_schedule or attune_run of the same plan was the last to write to
  * it, on the same stream, with the same shapes, windows, ranges, lengths, offsets, finished and topk_length. On the
  * CPU anything else is INVALID_ARGUMENT. On CUDA only the device knows: rows are NaN, or right where the kernel needs
- * no schedule; shapes of prompts whose lengths no tensor gives go unseen. A workspace without a schedule is undefined
- * behaviour there. */
+ * no schedule. A workspace without a schedule is undefined behaviour there. */
 ATTUNE_API attune_status attune_schedule(const attune_plan* plan, const attune_attention* attention, void* workspace,
                                          size_t workspace_bytes, void* stream);
 ATTUNE_API attune_status attune_run_scheduled(const attune_plan* plan, const attune_attention* attention,

@@ -94,7 +94,7 @@ __device__ __forceinline__ int choose_split_size(const PrefillParams& p, int num
 }
 
 __device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_work_tiles,
-                                            int num_split_tiles, unsigned stamp = 0) {
+                                            int num_split_tiles, unsigned stamp) {
   const long long bytes = max(static_cast<long long>(max(total_keys, 1)) * p.bytes_of_key, 1ll);
   const unsigned fit = static_cast<unsigned>(kL2Bytes) / static_cast<unsigned>(min(bytes, 1ll * kL2Bytes));
   p.list->num_work_tiles = min(num_work_tiles, p.max_work_tiles);
@@ -107,7 +107,12 @@ __device__ __forceinline__ void finish_list(const PrefillParams& p, int total_ke
 
 // Lengths that the host knows.
 __device__ __forceinline__ void list_uniform(const PrefillParams& p) {
+  __shared__ unsigned stamp;
   const int num_work_tiles = p.blocks_each * p.batch, thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) stamp = 0;
+  __syncthreads();
+  schedule::add_stamps<kSparse>(p, thread, kThreads, &stamp);
+  __syncthreads();
 #pragma unroll 1
   for (int i = thread;; i += kThreads) {
     const int from_last = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(p.batch));
@@ -123,7 +128,7 @@ __device__ __forceinline__ void list_uniform(const PrefillParams& p) {
     p.work_tiles[i] = t;
   }
   const int keys = min(p.fixed_kv, kMostKeys);
-  if (thread == 0) finish_list(p, static_cast<int>(min(1ll * keys * p.batch, 0x7fffffffll)), num_work_tiles, 0);
+  if (thread == 0) finish_list(p, static_cast<int>(min(1ll * keys * p.batch, 0x7fffffffll)), num_work_tiles, 0, stamp);
 }
 
 __device__ __forceinline__ void list_all(const PrefillParams& p) {

@@ -379,7 +379,6 @@ kernels::PrefillParams to_params(const Problem& p, const Config& c, void* worksp
   k.max_work_tiles = to_int(c.max_work_tiles);
   k.fewest_tiles = kFewestTiles;
   k.blocks_each = blocks_alike(p, c);
-  if (k.blocks_each > 0) k.checks_stamp = 0;  // the schedule depends on nothing on the device
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);
   const auto out_of_block = static_cast<double>(c.tokens_of_tile()) * static_cast<double>(std::abs(k.out_row_stride)) +
