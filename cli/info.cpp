@@ -45,22 +45,28 @@ Axes parse_coverage(std::string_view text) {
 
 const char* device_type_name(int32_t type) { return type == ATTUNE_DEVICE_CUDA ? "CUDA" : "CPU"; }
 
+// The axes that any of the kernels has, each once.
+std::vector<std::string> axis_names(const std::vector<Axes>& kernels) {
+  std::vector<std::string> names;
+  for (const Axes& axes : kernels) {
+    for (const auto& [axis, values] : axes)
+      if (std::find(names.begin(), names.end(), axis) == names.end()) names.push_back(axis);
+  }
+  return names;
+}
+
 // One column for each kernel, one row for each axis that any of them has.
 void print_matrix() {
   const std::vector<attune_kernel_info> infos = kernels();
   std::vector<Axes> columns;
-  std::vector<std::string> names;
   std::string head = "| axis |", rule = "|---|";
   for (const attune_kernel_info& info : infos) {
     head += fmt::format(" {} `{}` |", device_type_name(info.device_type), info.name);
     rule += "---|";
     columns.push_back(parse_coverage(info.coverage));
-    for (const auto& [axis, values] : columns.back()) {
-      if (std::find(names.begin(), names.end(), axis) == names.end()) names.push_back(axis);
-    }
   }
   fmt::print("{}\n{}\n", head, rule);
-  for (const std::string& name : names) {
+  for (const std::string& name : axis_names(columns)) {
     std::string line = fmt::format("| {} |", name);
     for (const Axes& axes : columns) {
       const auto at = std::find_if(axes.begin(), axes.end(), [&](const auto& axis) { return axis.first == name; });
@@ -108,16 +114,13 @@ std::string union_of(const std::vector<Axes>& kernels, const std::string& name) 
 
 // One column for each type of device, one row for each axis.
 void print_features() {
-  std::vector<Axes> of_cpu, of_cuda;
-  std::vector<std::string> names;
+  std::vector<Axes> all, of_cpu, of_cuda;
   for (const attune_kernel_info& info : kernels()) {
-    std::vector<Axes>& own = info.device_type == ATTUNE_DEVICE_CUDA ? of_cuda : of_cpu;
-    own.push_back(parse_coverage(info.coverage));
-    for (const auto& [axis, values] : own.back())
-      if (std::find(names.begin(), names.end(), axis) == names.end()) names.push_back(axis);
+    all.push_back(parse_coverage(info.coverage));
+    (info.device_type == ATTUNE_DEVICE_CUDA ? of_cuda : of_cpu).push_back(all.back());
   }
   fmt::print("| feature | CPU | CUDA (Hopper) |\n|---|---|---|\n");
-  for (const std::string& name : names) {
+  for (const std::string& name : axis_names(all)) {
     const std::string cpu = union_of(of_cpu, name), cuda = union_of(of_cuda, name);
     fmt::print("| {} | {} | {} |\n", name, cpu, cuda == cpu ? "the same" : cuda);
   }

@@ -20,12 +20,13 @@
 namespace attune::cuda {
 namespace {
 
-// Machine code of one module, loaded once for all devices. The mutex is held while it is found or compiled, so that
-// threads that want the same module wait for one compiler, and threads that want others do not.
+// Machine code of one module, loaded once for all devices.
 struct LoadedModule {
   Library library = nullptr;
   KernelOrigin origin = KernelOrigin::kCompiled;
 };
+// The mutex is held while it is found or compiled, so that threads that want the same module wait for one compiler, and
+// threads that want others do not.
 struct Module {
   std::mutex mutex;
   LoadedModule loaded;
