@@ -5,9 +5,9 @@
 //   row stats of the warps | barrier | rescaled O of the warps | barrier | sums over the warps -> owner's DSMEM |
 //   owner: mbarrier, all bytes received | combine_row
 //
-// st.async counts its bytes at the owner's mbarrier, so no fence is needed; one at cluster scope would wait for all
-// writes of the thread so far. No block reads another's memory, so each may exit once it has sent. All buffers overlay
-// the stages, which no block needs once all have read their last key.
+// st.async counts its bytes at the owner's mbarrier, so no fence is needed after it. No block reads another's memory, so
+// each may exit once it has sent. All buffers overlay the stages, which no block needs once all have read their last
+// key: the cluster barrier orders those reads before the sends.
 #pragma once
 
 #include "decode/combine.cuh"

@@ -75,7 +75,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
 __device__ __forceinline__ void cluster_arrive() {
   if constexpr (Config::kCluster > 1) {
     __syncwarp();
-    ptx::arrive_at_cluster_releasing();
+    ptx::arrive_at_cluster();
   }
 }
 // Whether no work tile follows. The producers asked for the next one while the first tile came.
