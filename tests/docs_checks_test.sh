@@ -50,6 +50,20 @@ expect pass "includes its own layer" check_sources.sh
 printf '#include "dispatch/registry.h"\n' >>"$tree/src/core/a.cpp"
 expect fail "includes upward" check_sources.sh
 
+kernel_page() { # LINES COLUMNS [FIRST]: a page of that many lines, the last one that wide, beginning with FIRST
+  clean_tree && mkdir "$tree/docs/kernels" && page=$tree/docs/kernels/page.md
+  for ((i = 1; i < $1; ++i)); do echo >>"$page"; done
+  printf '%s%*s\n' "${3:-x}" $(($2 - 1)) x >>"$page"
+}
+kernel_page 150 120
+expect pass "a kernel's page of 150 lines" check_sources.sh
+kernel_page 151 120
+expect fail "a kernel's page of 151 lines" check_sources.sh
+kernel_page 150 121
+expect fail "a kernel's page of long lines" check_sources.sh
+kernel_page 150 300 '|'
+expect pass "a kernel's page with a wide table" check_sources.sh
+
 # shellcheck disable=SC2016
 clean_tree && printf '`src/missing.cpp`\n' >>"$tree/README.md"
 expect fail "missing file in a span" check_paths.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Checks the form of the sources: SPDX line, length, white space, words that must not be left behind, size of files; and
-# that no layer of src/ includes one above it.
+# Checks the form of the sources: SPDX line, length, white space, words that must not be left behind, size of files; that
+# no layer of src/ includes one above it; and the length of the pages of docs/kernels.
 # usage: tools/check_sources.sh [ROOT]
 set -euo pipefail
 cd "${1:-$(dirname "${BASH_SOURCE[0]}")/..}"
@@ -20,6 +20,7 @@ check_files() {
 import os, re, sys
 
 MAX_LINES, MAX_COLUMNS, MAX_BYTES = 500, 120, 512 * 1024
+MAX_PAGE_LINES = 150  # of a kernel: docs/kernels
 SOURCE = re.compile(r"\.(c|cc|cpp|h|hpp|cu|cuh|py|sh|cmake|map)$|CMakeLists\.txt$|^dev$|^\.ci/run$")
 TEXT = re.compile(r"\.(md|json|in|yaml|yml)$|(^|/)\.clang-[^/]*$|(^|/)\.gitignore$")
 # Of src/: who may be included by whom. Nobody includes upward, nor a neighbour.
@@ -56,6 +57,12 @@ for path in sys.stdin.read().splitlines():
         # clang-format leaves these out.
         if is_source and path.startswith("kernels/") and len(line) > MAX_COLUMNS:
             fault(path, f"more than {MAX_COLUMNS} columns: {number}: {line}")
+    if path.startswith("docs/kernels/") and path.endswith(".md"):
+        if len(lines) - 1 > MAX_PAGE_LINES:
+            fault(path, f"{len(lines) - 1} lines; at most {MAX_PAGE_LINES}: what was tried belongs in docs/notes")
+        for number, line in enumerate(lines, 1):
+            if len(line) > MAX_COLUMNS and not line.startswith("|"):  # rows of a table cannot be wrapped
+                fault(path, f"more than {MAX_COLUMNS} columns: {number}: {line}")
     if not is_source:
         continue
     place = re.match(r"src/(" + "|".join(LAYERS) + ")/", path)

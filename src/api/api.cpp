@@ -47,7 +47,7 @@ void return_text(const std::string& from, char* text, size_t capacity, size_t* n
   if (capacity > 0) copy_text(text, capacity, from);
 }
 
-// Names the first thing that a run asks for and the plan was not made for.
+// Throws with the name of the first thing that the run asks for and the plan was not made for.
 void check_fits(const attune_plan& plan, const Problem& p, const attune::Traits& traits) {
   for (int i = 0; i < attune::kNumAxes; ++i) {
     const auto axis = static_cast<attune::Axis>(i);
@@ -75,8 +75,8 @@ Problem check_run(const attune_plan* plan, const attune_attention* attention, vo
   attune::check_workspace("the plan", need, workspace, bytes);
   attune::check_apart(*known, p.prologue.append ? &p.cache : nullptr, workspace, need);
   if (plan->device.type == ATTUNE_DEVICE_CUDA) {
-    // The usual mistake is to pass the host's memory throughout, which would end the context. attune_validate checks
-    // all.
+    // Host memory would end the CUDA context. Callers who make this mistake make it with every pointer, so two are
+    // checked here; attune_validate checks all.
     attune::cuda::check_reachable("workspace", workspace, plan->device.index);
     attune::cuda::check_reachable("q.data", p.q.data, plan->device.index);
   }
@@ -160,7 +160,7 @@ attune_tensor attune_dense_tensor(void* data, attune_dtype dtype, int32_t rank, 
   t.data = data;
   t.dtype = dtype;
   t.rank = rank;
-  // Unsigned: an absurd shape wraps here and is rejected by the checks of the operation that gets the tensor.
+  // Unsigned, so that an absurd shape may wrap here. The checks of the operation that gets the tensor reject it.
   uint64_t stride = 1;
   for (int32_t i = rank - 1; i >= 0; --i) {
     t.shape[i] = shape[i];

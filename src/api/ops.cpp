@@ -31,7 +31,7 @@ void init_struct(const char* name, Struct* s, uint64_t struct_size) {
   attune::write_struct(name, s, struct_size, [](Struct&) {});
 }
 
-// A style's fields, and its frequencies.
+// Checks the fields that the style reads and computes its frequencies.
 std::vector<double> checked_frequencies(const attune_rope& rope) {
   attune::check_rope(rope);
   std::vector<double> frequencies(static_cast<size_t>(rope.dim / 2));

@@ -11,7 +11,8 @@
 namespace attune {
 namespace {
 
-enum class Role { kRead, kWritten, kCacheRows, kKeyScales, kValueScales };  // the last three: as the cache is used
+// The last three are read or written as the operation uses its cache.
+enum class Role { kRead, kWritten, kCacheRows, kKeyScales, kValueScales };
 
 // A tensor of an operation's struct.
 struct Field {
@@ -91,7 +92,7 @@ struct Fields<attune_merge> {
 };
 
 template <>
-struct Fields<attune_cache_op> {  // that writes the cache; or k and v, see check_apart
+struct Fields<attune_cache_op> {  // as if the cache were written; see check_apart for operations that write k and v
   using Op = attune_cache_op;
   static constexpr Field kAll[] = {ATTUNE_READ(k),       ATTUNE_READ(v),          ATTUNE_CACHE,
                                    ATTUNE_READ(slots),   ATTUNE_READ(cu_seqlens), ATTUNE_READ(seqused_kv),
@@ -117,7 +118,7 @@ class Areas {
     area = {name, &t, in_place_of, bytes};
   }
 
-  // Ranges first: strides are looked at only where these meet.
+  // Compares byte ranges first, and strides only where the ranges meet.
   void check() const {
     for (int i = 0; i < num_written_; ++i) {
       for (int j = 0; j < num_read_; ++j) check_pair(written_[i], read_[j]);
@@ -153,7 +154,7 @@ class Areas {
   }
 
   static constexpr int kMost = 64;
-  Area written_[kMost], read_[kMost];  // as far as they are counted
+  Area written_[kMost], read_[kMost];  // the first num_written_ and num_read_ are in use
   int num_written_ = 0, num_read_ = 0;
 };
 

@@ -10,7 +10,7 @@
 
 namespace attune {
 
-// appended: the operation's cache, where it writes to it; else null. workspace: what of it a run may write.
+// appended: the cache that the operation writes to, or null. workspace: the part of it that a run may write.
 void check_apart(const attune_attention& a, const KvCache* appended, const void* workspace, size_t workspace_bytes);
 void check_apart(const attune_qkv_prepare& op, const KvCache* appended);
 void check_apart(const attune_merge& op);

@@ -89,7 +89,7 @@ void read_cache(IndexerProblem& p, const attune_indexer& op, Data data) {
   p.cache = make_kv_cache("cache", c, CacheUse::kSequences, p.batch, p.head_dim, 1, keys);
   if (!p.cache) return;
   require(p.cache.num_heads == 1, "cache.k has ", p.cache.num_heads, " heads; index keys have 1");
-  if (data == Data::kRequired) {  // the tables, whatever SELECT forgives
+  if (data == Data::kRequired) {  // SELECT needs no keys, but it reads the tables
     const struct {
       const char* name;
       const attune_tensor& t;

@@ -26,7 +26,7 @@ struct IndexerProblem {
   int64_t num_heads = 0, head_dim = 0;  // 0 for SELECT
   int64_t topk = 0;                     // 0 for SCORES
   int64_t num_columns = 0;              // of scores
-  int64_t max_seqlen_kv = 0;            // no sequence has more keys than this, whatever seqused says
+  int64_t max_seqlen_kv = 0;            // the number of keys of a sequence is clamped to it
 
   RowView q;                 // [row, head, d]
   RowView q_scale, weights;  // [row, head]
@@ -42,7 +42,8 @@ struct IndexerProblem {
   bool selects() const { return kind != ATTUNE_INDEXER_SCORES; }
   int64_t num_keys(int64_t b) const { return std::clamp<int64_t>(seqused(b), 0, max_seqlen_kv); }
 
-  // What row i of the n rows of a sequence of s keys sees, pages aside; row counts through the whole tensor.
+  // The keys that row i of the n rows of a sequence of s keys sees, if all pages are in range. row: in the whole
+  // tensor.
   KeyRange visible(int64_t row, int64_t i, int64_t n, int64_t s) const {
     KeyRange r;
     r.end = causal ? std::clamp<int64_t>(s - n + i + 1, 0, s) : s;
@@ -50,7 +51,8 @@ struct IndexerProblem {
     if (key_begin) r.begin = std::clamp<int64_t>(key_begin(row), 0, r.end);
     return r;
   }
-  // What indices holds for position t of sequence b; -1: nobody sees the token, its page is out of range.
+  // The entry of indices for position t of sequence b; -1 where the page is out of range, so that nobody sees the
+  // token.
   int64_t entry(int64_t b, int64_t t) const {
     int64_t slot = t;
     if (cache) {

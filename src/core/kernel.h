@@ -132,10 +132,9 @@ struct Kernel {
   int32_t device_type;
   Coverage coverage;
   std::unique_ptr<KernelPlan> (*make_plan)(const Problem& p, int32_t device_index);
-  // What of a covered problem the kernel does not take, because the axes cannot say it ("float32 caches"); "" if it
-  // takes it. Null: it takes all.
+  // Why the kernel refuses a problem that its axes cover ("float32 caches"); "" if it takes it. Null: it takes all.
   std::string (*refusal)(const Problem& p) = nullptr;
-  // Whether a later row that takes the problem too is the better choice. Null: never.
+  // Whether a later row of the registry that also takes the problem is the better choice. Null: never.
   bool (*leaves)(const Problem& p) = nullptr;
 };
 

@@ -56,14 +56,14 @@ struct KvCache {
   int64_t ring_capacity = 0;
 
   explicit operator bool() const { return format != nullptr; }
-  // Scales are written with the rows, not read.
+  // True if scales are computed and written with the rows; else they are only read.
   bool writes_scales() const {
     const auto by_token = [](const KvScale& s) { return s.mode == KvScale::Mode::kTokenHead; };
     return format != nullptr && (!format->plain || (by_token(k_scale) && by_token(v_scale)));
   }
   bool quantized() const { return format != nullptr && (!format->plain || k.element_size == 1); }
   int64_t num_slots() const { return num_pages * page_size; }
-  // Most tokens that one sequence can hold (a ring's count goes on; this is what it retains).
+  // The most tokens that one sequence can hold. A ring counts further; this is what it retains.
   int64_t capacity() const {
     if (ring_capacity > 0) return ring_capacity;
     return paged ? page_table.cols * page_size : page_size;

@@ -36,8 +36,8 @@ FlagView flags(const char* name, const attune_tensor& t, int64_t batch) {
   return {static_cast<const uint8_t*>(t.data), t.stride[0]};
 }
 
-// What make_kv_cache must be told of the columns of V where it is part of K: these operations move whole rows, so any
-// number does.
+// The head_dim_v that make_kv_cache needs where V is part of K. These operations move whole rows, so any number will
+// do.
 int64_t aliased_head_dim_v(const attune_kv_cache& c) { return present(c.v) || c.format != ATTUNE_KV_PLAIN ? 0 : 1; }
 
 // --- qkv_prepare
@@ -47,7 +47,7 @@ struct NamedTensor {
   const attune_tensor* tensor;
 };
 
-// Sequences as in attune_attention, from whichever of q, k and v is there.
+// Reads the sequences, as in attune_attention, from the first of q, k and v that is present.
 void read_tokens(PrepareProblem& p, const attune_qkv_prepare& op, const NamedTensor& first) {
   const attune_tensor& t = *first.tensor;
   p.total = row_view(t).rows;

@@ -50,7 +50,7 @@ struct CacheProblem {
   KvCache cache;
   RowView k, v;  // v absent where V aliases K
   int64_t tokens = 0;
-  const int64_t* slots = nullptr;  // else by sequence
+  const int64_t* slots = nullptr;  // null: tokens are addressed by sequence and position
   int64_t slot_stride = 0;
   bool by_slots = false;
   int64_t batch = 0, fixed = 0;

@@ -10,12 +10,12 @@
 namespace attune {
 namespace {
 
-// Byte distance along an axis; 0 where there is nothing to step over.
+// Bytes from one element of an axis to the next; 0 where the axis has one element.
 int64_t byte_stride(const attune_tensor& t, int axis) {
   return t.shape[axis] > 1 ? t.stride[axis] * dtype_size(t.dtype) : 0;
 }
 
-// Bytes from the first to past the last element, stepping only along axes whose stride is no multiple of period (0: all
+// Bytes from the first element to the end of the last, along the axes whose stride is no multiple of period (0: all
 // axes).
 int64_t span(const attune_tensor& t, int64_t period) {
   int64_t bytes = dtype_size(t.dtype);
@@ -26,7 +26,7 @@ int64_t span(const attune_tensor& t, int64_t period) {
   return bytes;
 }
 
-// Whether, modulo period, the bytes of a and b lie in two separate arcs.
+// Whether the addresses of a and b, modulo period, lie in two intervals that do not meet.
 bool apart_modulo(const attune_tensor& a, const attune_tensor& b, int64_t period) {
   const int64_t span_a = span(a, period), span_b = span(b, period);
   if (span_a > period || span_b > period) return false;
@@ -37,7 +37,7 @@ bool apart_modulo(const attune_tensor& a, const attune_tensor& b, int64_t period
   return from_a_to_b >= span_a && from_b_to_a >= span_b;
 }
 
-// Whether, from the innermost axis out, some axis steps by less than what the axes inside it span.
+// Whether the stride of some axis is less than the span of the axes inside it. Axes are sorted by stride.
 bool overlaps_itself(const attune_tensor& t) {
   bool done[ATTUNE_MAX_RANK] = {};
   int64_t extent = 1;
@@ -86,7 +86,7 @@ bool same_rows(const attune_tensor& out, const attune_tensor& in) {
     }
     return true;
   }
-  // Elements of another size: contiguous rows at the same places, apart even at the larger size.
+  // Elements of different sizes: rows must be contiguous, begin at the same places, and not meet at the larger size.
   const attune_tensor& wider = dtype_size(out.dtype) > dtype_size(in.dtype) ? out : in;
   for (int i = 0; i <= last; ++i) {
     if (out.shape[i] != in.shape[i] || (i < last && byte_stride(out, i) != byte_stride(in, i))) return false;

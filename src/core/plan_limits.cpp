@@ -13,10 +13,10 @@ PlanLimits plan_limits(const Problem& p) {
       {"t5_bias.shape[1]", kSame, p.t5_num_buckets},
       {"t5_max_distance", kSame, p.t5_max_distance},
       {"t5_bidirectional", kSame, p.t5_bidirectional},
-      {"beam_width", kSame, p.beam_width},  // readers of one cache are counted by request
+      {"beam_width", kSame, p.beam_width},  // kernels count the readers of a cache by request: beam_width sequences
       {"batch", kAtMost, p.batch},
       {"total_q", kAtMost, p.total_q},
-      {"seqlen_q", kAtMost, p.fixed_q},  // a sequence's last block of rows may be of one: rows alone say too little
+      {"seqlen_q", kAtMost, p.fixed_q},  // total_q does not bound the blocks: each sequence may end with a partial one
       {"max_seqlen_q", kAtMost, p.max_seqlen_q},
       {"the number of dense keys", kAtMost, p.k.rows},
       {"indices: topk", kAtMost, p.list.topk},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes that a plan's sizes follow from, by name: taken when it is made, compared before each run.
+// The shapes that a plan was sized for, by name: recorded when the plan is made, compared before each run.
 #pragma once
 
 #include <array>

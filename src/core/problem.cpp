@@ -160,7 +160,7 @@ void read_kv(Problem& p, const attune_attention& a, Data data) {
     p.head_dim_v = p.cache.head_dim_v;
     p.v_aliases_k = p.cache.v_aliases_k;
   } else {
-    make_kv_cache("cache", a.cache, CacheUse::kSequences, p.batch, 0, 0, data);  // nothing else of it may be set
+    make_kv_cache("cache", a.cache, CacheUse::kSequences, p.batch, 0, 0, data);  // throws if its other fields are set
   }
   require(present(a.cache.k) || present(a.k), "k and cache.k are both absent: there are no keys");
   require(p.head_dim_v >= 1 && p.head_dim_v <= kMaxHeadDim, "head_dim_v is ", p.head_dim_v, "; it must be 1..",
@@ -186,7 +186,7 @@ void read_kv(Problem& p, const attune_attention& a, Data data) {
             " KV heads, but cache has ", p.heads_kv);
   } else {
     require(!present(a.extra_cache.k), "extra_cache is set, but extra_indices is absent");
-    make_kv_cache("extra_cache", a.extra_cache, CacheUse::kSlots, p.batch, 0, 0, data);  // nor the rest
+    make_kv_cache("extra_cache", a.extra_cache, CacheUse::kSlots, p.batch, 0, 0, data);  // as above
   }
   p.extra_list = read_list("extra_indices", "extra_topk_length", a.extra_indices, a.extra_topk_length, p, a, data);
   if (p.sparse) {
@@ -243,7 +243,8 @@ void read_mask(Problem& p, const attune_attention& a, Data data) {
   p.skip_decode = a.skip_decode == 1;
   p.zero_finished = a.zero_finished == 1;
   if (p.cache.ring_capacity > 0) {
-    // With new tokens the oldest key needed is window_left back; without, the query's own token takes a slot too.
+    // The ring must hold the window_left keys before a query. Without new tokens the query's own token takes a slot
+    // too.
     const int64_t most = p.cache.ring_capacity - (p.new_tokens ? 0 : 1);
     require(a.window_left <= most, "window_left is ", a.window_left, "; a ring of ", p.cache.ring_capacity,
             " tokens serves at most ", most, " (or -1: whatever the ring retains)");
@@ -367,8 +368,8 @@ void read_outputs(Problem& p, const attune_attention& a, Data data) {
   p.allow_tf32 = a.allow_tf32 == 1;
 }
 
-// What shapes allow, or the caller's maxima where these are less. What the whole batch's rows allow says nothing where
-// kernels, which are chosen by these, must not follow from the rest of the batch.
+// The maxima that kernels are chosen by: what shapes allow, or the caller's values where these are less. With
+// batch_invariant, totals of the batch must not decide, so the caller's values are taken as they are.
 void derive_maxima(Problem& p, const attune_attention& a) {
   constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();
   const auto maximum = [&](int64_t given, int64_t possible, bool of_batch) {

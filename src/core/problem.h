@@ -88,10 +88,10 @@ struct Problem {
   const float* out_scale = nullptr;
   bool batch_invariant = false, allow_tf32 = false;
 
-  // Anything that adds to or bends the scores beyond the plain scale.
+  // True if anything but the plain scale changes the scores.
   bool has_score_terms() const { return softcap > 0 || alibi || bias || new_token_bias || t5_bias; }
   bool is_finished(int64_t b) const { return finished != nullptr && finished[b * finished_stride] != 0; }
-  // Visible interval of a query at absolute position p by causality and windows alone: [first, last].
+  // The keys [first, last] that causality and windows let a query at absolute position p see.
   int64_t first_visible(int64_t p) const { return window_left >= 0 ? std::max<int64_t>(0, p - window_left) : 0; }
   int64_t last_visible(int64_t p) const {
     int64_t last = int64_t{1} << 60;  // any key; far from overflow

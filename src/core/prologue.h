@@ -46,7 +46,8 @@ struct PrologueShapes {
 
 // Throws INVALID_ARGUMENT for anything wrong; messages name the field ("prologue.q_bias").
 Prologue make_prologue(const attune_prologue& p, const PrologueShapes& s, Data data);
-// Throws where powers of two are asked for and the cache that is appended to has scales that are only read, or none.
+// Throws if power-of-two scales are asked for, but the cache that is appended to has no scales, or scales that are only
+// read.
 void check_scales(const Prologue& p, const KvCache& cache);
 
 }  // namespace attune

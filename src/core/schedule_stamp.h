@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a run is one that its schedule was made for: a number that follows from all that a schedule follows from.
+// A number computed from everything that a schedule depends on. A run compares it with that of its schedule.
 #pragma once
 
 #include "core/problem.h"
@@ -21,7 +21,7 @@ class Stamp {
   uint64_t value_ = 0;
 };
 
-// What the descriptor itself says: shapes and windows, of which a plan serves several.
+// The part that the descriptor gives: shapes and windows, which may differ between runs of one plan.
 inline Stamp stamp_of_shapes(const Problem& p) {
   Stamp stamp;
   for (const int64_t x : {p.batch, p.total_q, p.fixed_q, p.fixed_kv, p.k.rows, p.list.topk, p.extra_list.topk,

@@ -47,7 +47,7 @@ template <class... Parts>
   throw Failure(status, cat(parts...));
 }
 
-// Throws INVALID_ARGUMENT with the joined message unless ok. Parts should be cheap: they are evaluated either way.
+// Throws INVALID_ARGUMENT with the joined message unless ok. Parts should be cheap: they are evaluated even if ok.
 template <class... Parts>
 void require(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]]

@@ -24,7 +24,7 @@ void require_finite(const char* name, double value) {
   require(std::isfinite(value), name, " is ", value, "; it must be finite");
 }
 
-// Qwen: 2^ceil(log2(L / max_position) + 1) - 1 for L > max_position, by doubling rather than by logarithms.
+// Qwen: 2^ceil(log2(L / max_position) + 1) - 1 for L > max_position. Doubling is exact where logarithms round.
 double qwen_alpha(int64_t seqlen, int64_t max_position) {
   int doublings = 0;
   for (auto reach = static_cast<unsigned __int128>(max_position); reach < static_cast<unsigned __int128>(seqlen);
@@ -93,8 +93,8 @@ bool equal_powers(int64_t x, int64_t a, int64_t y, int64_t b) {
   return c != 0 && exact_root(y, a) == c;
 }
 
-// floor(steps * ln(d / m) / ln(max / m)) for m <= d < max. A boundary of buckets is where the quotient is a whole
-// number, which logarithms may miss by their rounding either way, so there the powers themselves are compared.
+// floor(steps * ln(d / m) / ln(max / m)) for m <= d < max. At a boundary of buckets the quotient is a whole number, and
+// logarithms may round to either side of it. There the powers themselves are compared.
 int64_t log_steps(int64_t d, int64_t m, int64_t max, int64_t steps) {
   const auto base = static_cast<long double>(m);
   const long double x = static_cast<long double>(steps) * std::log(static_cast<long double>(d) / base) /
@@ -195,7 +195,7 @@ void alibi_slopes(int64_t num_heads, float* slopes) {
   if (num_heads <= 0) return;
   const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(num_heads)));
   for (int64_t h = 0; h < num_heads; ++h) {
-    // The slopes of the next lower power of two, then every other one of the list of twice as many.
+    // The slopes of `power` heads, then every other slope of 2 * power heads.
     const double exponent = h < power ? static_cast<double>(h + 1) : static_cast<double>(h - power) + 0.5;
     slopes[h] = static_cast<float>(std::exp2(-8.0 * exponent / static_cast<double>(power)));
   }

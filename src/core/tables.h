@@ -21,7 +21,7 @@ void alibi_slopes(int64_t num_heads, float* slopes);
 
 // Throws INVALID_ARGUMENT unless there are enough buckets and max_distance lies beyond the exact ones.
 void check_t5(int64_t num_buckets, int64_t max_distance, bool bidirectional);
-// Bucket of a relative position key - query: exact, whatever the rounding of logarithms.
+// Bucket of the relative position key - query. Exact: logarithms do not decide at the boundaries.
 int64_t t5_bucket(int64_t relative_position, int64_t num_buckets, int64_t max_distance, bool bidirectional);
 
 }  // namespace attune

@@ -74,7 +74,7 @@ void check_extent(const char* name, const attune_tensor& t, int axis, int64_t ex
 }
 
 void check_no_overlap(const char* name, const attune_tensor& t) {
-  std::array<int, ATTUNE_MAX_RANK> axes{};  // those with more than one element, by growing stride
+  std::array<int, ATTUNE_MAX_RANK> axes{};  // axes with more than one element, sorted by stride
   int n = 0;
   for (int i = 0; i < t.rank; ++i) {
     if (t.shape[i] == 0) return;

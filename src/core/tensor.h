@@ -14,7 +14,8 @@ namespace attune {
 
 inline bool present(const attune_tensor& t) { return t.dtype != ATTUNE_DTYPE_NONE; }
 
-// Two words as one name, e.g. of "cache" and ".k_scale". Not on the heap: runs check their arguments, too.
+// Joins two words to a name, such as "cache" and ".k_scale", without the heap: runs, which allocate nothing, check
+// their arguments too.
 class Name {
  public:
   Name(const char* first, const char* second) {
@@ -32,10 +33,10 @@ class Name {
 
 enum class Data { kOptional, kRequired };  // planning looks at shapes only; a run needs the bytes
 
-// Throws unless t has one of the dtypes, a rank of ranks, legal shape and strides, and (where required) aligned data.
+// Throws unless t has one of the dtypes and ranks, a legal shape and legal strides, and aligned data (where required).
 void check_tensor(const char* name, const attune_tensor& t, std::initializer_list<int32_t> dtypes,
                   std::initializer_list<int> ranks, Data data);
-// Throws unless extent axis of t is expected; what says where the expectation comes from ("num_heads_q").
+// Throws unless t.shape[axis] == expected. what names the source of the expected number ("num_heads_q").
 void check_extent(const char* name, const attune_tensor& t, int axis, int64_t expected, const char* what);
 // Outputs must not write one element twice.
 void check_no_overlap(const char* name, const attune_tensor& t);
@@ -63,7 +64,7 @@ struct RowView {
     return data + (base + head * head_stride) * element_size;
   }
 };
-// From a tensor [rows, heads, dim], [batch, rows, heads, dim], or without dim (lse) when dims == 0.
+// From a tensor [rows, heads, dim] or [batch, rows, heads, dim]; without the last axis (lse) if !has_dim.
 RowView row_view(const attune_tensor& t, bool has_dim = true);
 
 // A float parameter [.., n] with free strides, read element by element.

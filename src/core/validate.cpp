@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contents that attune_run masks, as errors that name the entry.
+// Reports bad contents of tables and lengths, which attune_run masks, as errors that name the entry.
 #include <vector>
 
 #include "core/problem.h"
@@ -14,7 +14,7 @@ void expect(bool ok, const Parts&... parts) {
 
 void validate_offsets(const char* name, const IntView& cu, int64_t batch, int64_t total) {
   if (!cu) return;
-  expect(cu(0) >= 0, name, "[0] is ", cu(0), "; it must be >= 0");  // rows before it are nobody's
+  expect(cu(0) >= 0, name, "[0] is ", cu(0), "; it must be >= 0");  // rows before cu[0] belong to no sequence
   for (int64_t b = 0; b < batch; ++b) {
     expect(cu(b + 1) >= cu(b), name, "[", b + 1, "] is ", cu(b + 1), ", less than ", name, "[", b, "] = ", cu(b));
   }

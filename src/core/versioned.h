@@ -12,7 +12,8 @@
 
 namespace attune {
 
-// Bytes of the struct in the first published header (0.1.0); 0: it has no versions. Never changes once published.
+// Size of the struct in the first published header (0.1.0); 0: the struct has no versions. Never changes once
+// published.
 template <class Struct>
 inline constexpr uint64_t kFirstSize = 0;
 template <>
@@ -32,16 +33,16 @@ inline constexpr uint64_t kFirstSize<attune_device_info> = 224;
 template <>
 inline constexpr uint64_t kFirstSize<attune_kernel_info> = 1136;
 
-// No version of any struct is larger: what says so was never set, and must not be read that far.
+// No version of any struct is larger. A larger struct_size was never set, and so many bytes must not be read.
 inline constexpr uint64_t kMostStructSize = 65536;
 
-// Throws unless a struct of this size can be one of some version.
+// Throws unless some version of the struct may have this size.
 void check_struct_size(const char* name, uint64_t size, uint64_t first);
-// Throws unless the bytes from known on are 0: what a newer caller asks for there would be left out in silence.
+// Throws unless the bytes from `known` on are 0: a request of a newer caller must not be ignored in silence.
 void check_unknown_bytes(const char* name, const void* given, uint64_t size, uint64_t known);
 
-// A caller's struct as this library knows it: in place where it is as large, else a copy whose rest is 0, which stands
-// for absent in every field.
+// A caller's struct in the version that this library knows: the struct itself where sizes agree, else a copy that is
+// filled with 0, which means absent in every field.
 template <class Struct>
 class Known {
   static_assert(std::is_trivially_copyable_v<Struct> && kFirstSize<Struct> > 0 && sizeof(Struct) >= kFirstSize<Struct>);
@@ -72,11 +73,11 @@ class Known {
 
  private:
   const Struct* known_;
-  Struct copy_;  // not set where it is not used
+  Struct copy_;  // uninitialised if known_ is the caller's struct
 };
 
-// Writes struct_size bytes of a caller's struct: what fill(Struct&) sets in one that is 0, as much of it as there is
-// room for, and 0 in what this library does not know.
+// Writes struct_size bytes of a caller's struct. fill(Struct&) gets a struct of zeros; of it goes to the caller what
+// there is room for. Bytes that this library does not know become 0.
 template <class Struct, class Fill>
 void write_struct(const char* name, Struct* to, uint64_t struct_size, const Fill& fill) {
   static_assert(std::is_trivially_copyable_v<Struct> && kFirstSize<Struct> > 0 && sizeof(Struct) >= kFirstSize<Struct>);

@@ -16,8 +16,8 @@
 namespace attune::cpu {
 namespace {
 
-// Arithmetic in bf16 where the machine gains from it and every operand is a bf16 number or will be rounded to one:
-// queries in bf16, keys and values in bf16 or 8 bits (exact in bf16), MLA rows (rounded once).
+// Tiles are bf16 where the machine gains from it and no operand loses by it: bf16 queries; keys and values of bf16 or 8
+// bits, which are exact in bf16; MLA rows, which are rounded once anyway.
 bool is_bf16_exact(int32_t dtype) { return dtype == ATTUNE_BFLOAT16 || is_8bit(dtype); }
 
 bool kv_is_bf16_exact(const Problem& p) {
@@ -34,7 +34,7 @@ Compute choose_compute(const Problem& p) {
   c.kernels = &kernels();
   const bool exact = kv_is_bf16_exact(p);
   if (c.kernels->native_bf16 && p.q.dtype == ATTUNE_BFLOAT16 && exact) c.tile = TileType::kBF16;
-  // Rows in bf16 halve the staging even where the arithmetic is fp32, if nothing is lost.
+  // Staged rows are bf16 where that loses nothing, even if the arithmetic is fp32: half of the bytes.
   const bool packed = (p.cache && !p.cache.format->plain) || (p.extra_cache && !p.extra_cache.format->plain);
   const bool lossless = exact && !packed && !(p.k && p.prologue.any);
   c.decode_rows = c.tile == TileType::kBF16 || lossless ? TileType::kBF16 : TileType::kF32;
@@ -48,11 +48,11 @@ struct Layout {
 };
 
 struct Header {
-  uint64_t owner, stamp;  // the plan, and schedule_stamp: what run_scheduled is compared with
+  uint64_t owner, stamp;  // the plan's number and schedule_stamp(), which run_scheduled compares with its own
   int64_t num_items, num_merges;
 };
 
-// Of one plan in the life of the process; memory of other contents hardly begins with it.
+// A number that no other plan of the process has, and that memory with other contents hardly begins with.
 uint64_t new_owner() {
   static std::atomic<uint64_t> count{0};
   return 0x6174'7475'6e65'0000u + count.fetch_add(1);
@@ -235,8 +235,8 @@ class AttentionPlan final : public KernelPlan {
     }
   }
 
-  // After every read of the cache, so that a ring's evicted tokens are still there for those who see them. From the
-  // source, not from the rows that attended: the cache takes one rounding.
+  // Runs after every read of the cache, as queries may still see tokens that a ring evicts here. Appends from the
+  // inputs, not from the rows that attended, so that each element is rounded once.
   void append(const Problem& p, const Sequence* sequences, std::byte* base) const {
     (void)base;
     parallel_for(p.batch, threads_, [&](int64_t b, int) {

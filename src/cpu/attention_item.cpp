@@ -65,8 +65,8 @@ bool v_row_nonfinite(const Problem& p, const Compute& compute, TileType row_type
              : compute.kernels->any_nonfinite_f32(static_cast<const float*>(tile.v[j]), p.head_dim_v);
 }
 
-// A tile where V or its scale is NaN or infinite: 0 * NaN must not reach a row whose score there is -inf, so products
-// are taken one by one, for the other columns only. Rare, hence plain.
+// True if V or its scale is NaN or infinite somewhere in the tile. 0 * NaN must not reach a row whose score there is
+// -inf, so careful_pv() multiplies the other columns one by one. Rare, hence simple.
 bool v_nonfinite(const Problem& p, const Compute& compute, TileType row_type, const KvTile& tile) {
   for (int j = 0; j < tile.n; ++j) {
     if (tile.scaled && !std::isfinite(tile.v_factor[j])) return true;
@@ -88,8 +88,8 @@ void careful_pv(const Problem& p, TileType row_type, const KvTile& tile, int m, 
   }
 }
 
-// True if a row's weights are numbers and its output is not: some value, seen or hidden, is NaN or infinite, so that
-// the item is to be computed again with care.
+// True if a row's weights are finite and its output is not: some value, visible or hidden, is NaN or infinite. The item
+// is then computed again with care.
 bool needs_care(const Problem& p, const Compute& compute, int64_t num_rows, const Scratch& scratch) {
   for (int64_t r = 0; r < num_rows; ++r) {
     if (std::isfinite(scratch.row_sum[r]) &&
@@ -121,7 +121,7 @@ SoftmaxTile softmax_tile(const Problem& p, const Compute& compute, const KvTile&
   return t;
 }
 
-// Remembers which scores are not -inf, by the mask or by themselves, before the softmax overwrites them.
+// Notes which scores are not -inf (a mask or the score itself makes them so) before the softmax overwrites them.
 void note_visible(const float* s, int m, int n, bool* visible) {
   for (int r = 0; r < m; ++r) {
     for (int j = 0; j < n; ++j) {
@@ -188,7 +188,8 @@ void prefill_pass(const ScoreRows& rows, const TileSource& source, const Compute
         continue;
       }
       bool visible[kRowBlock * kMaxTileN];
-      // Products of bf16 take columns in pairs: the value after an odd number of them is multiplied, by 0.
+      // bf16 products take columns in pairs: with an odd number the next value is multiplied by 0, so it is checked
+      // too.
       scratch.tile->n = bf16 ? std::min(n, columns + columns % 2) : columns;
       const bool careful = with_care && v_nonfinite(p, compute, compute.tile, tile);
       scratch.tile->n = columns;
@@ -218,28 +219,28 @@ void run_prefill_item(const ScoreRows& rows, const TileSource& source, const Com
 
 namespace {
 
-// Memory works on later rows while these are computed: slices of the products alternate with requests for some rows. A
-// core drops requests beyond the few that it can have under way, so every row is asked for twice: first two steps
-// early, while the sums run, then one step early, while the scores run. A step is one KV head's rows of a tile. The
-// functions for codes load tables at each call, so they ask by themselves, and once: for the next step's K during the
-// scores, for its V during the sums.
+// Prefetches later rows while these are computed: slices of the products alternate with requests for some rows. A core
+// drops requests beyond the few that it can have under way, so every row is requested twice: two steps early, during
+// the sums, and one step early, during the scores. A step is one KV head's rows of a tile. The functions for codes load
+// tables at each call, so slices would cost too much: they request rows themselves, once, K of the next step during the
+// scores and V during the sums.
 constexpr int kScoreSlice = 16, kSumSlice = 16;
 
-// The rows of a step to come.
+// The rows of a later step.
 struct Ahead {
   const AheadRows& rows;
   int head;  // counted from the item's first
 };
 
-// Asks for the share of rows that goes with the columns [j, j + n) of the tile being computed.
+// Prefetches the share of rows that goes with columns [j, j + n) of the tile being computed.
 void prefetch_share(const Problem& p, const Ahead& a, int j, int n) {
   const AheadRows& rows = a.rows;
   prefetch_tile(rows.k, rows.k_bytes, p.v_aliases_k ? nullptr : rows.v, rows.v_bytes, std::min(j, rows.n),
                 std::min(j + n, rows.n), a.head * rows.k_step, a.head * rows.v_step);
 }
 
-// Asks for a line of each memory page in which rows start, so that the walks of the page tables, side by side here, are
-// over when the rows themselves are asked for. A tile of codes is computed too fast to wait for them.
+// Prefetches a line of each memory page in which rows start. The page walks overlap here and are over when the rows
+// themselves are requested. A tile of codes is computed too fast to hide them.
 void touch_pages(const Problem& p, const AheadRows& rows) {
   constexpr uintptr_t kPageBytes = 4096;
   const auto page = [](const void* row) { return reinterpret_cast<uintptr_t>(row) / kPageBytes; };
@@ -272,7 +273,7 @@ void code_sums(const Problem& p, const Compute& compute, const KvTile& tile, int
       reinterpret_cast<const uint8_t* const*>(tile.v), scratch.o, static_cast<int>(scratch.ld_o), values);
 }
 
-// Scores of the columns [j, j + n) of a decode tile, by what its rows are.
+// Scores of the columns [j, j + n) of a decode tile, by the function for the type of its rows.
 void row_scores(const Problem& p, const Compute& compute, const KvTile& tile, int m, int j, int n, Scratch& scratch) {
   const KernelTable& kt = *compute.kernels;
   const int d = static_cast<int>(p.head_dim_qk), ld_q = static_cast<int>(scratch.ld_q);
@@ -315,8 +316,8 @@ Scratch scratch_of_head(const Scratch& scratch, const Compute& compute, int64_t 
   return s;
 }
 
-// One KV head against the tile at key first, which is loaded. The rows of the next step and of the one after are asked
-// for on the way.
+// One KV head against the loaded tile that begins at key first. near: the rows of the next step, far: of the one after;
+// both are prefetched on the way.
 void decode_tile(const ScoreRows& rows, const Compute& compute, int64_t first, const Ahead& near, const Ahead& far,
                  bool with_care, Scratch& scratch) {
   const Problem& p = rows.p;

@@ -50,7 +50,7 @@ void store_row(const Problem& p, int64_t q_row, int64_t head, float* o, float ro
   float factor = 1.0f / row_sum;
   if (p.sinks) {
     const float sink = p.sinks(head) * kLog2e;
-    // The larger of the two is the reference, so that neither exponential overflows; an infinite sink takes everything.
+    // Relative to the larger of the two, so that neither exponential overflows. An infinite sink takes all weight.
     const float top = std::max(row_max, sink);
     factor =
         sink == kInf ? 0.0f : std::exp2(row_max - top) / (row_sum * std::exp2(row_max - top) + std::exp2(sink - top));
@@ -60,7 +60,7 @@ void store_row(const Problem& p, int64_t q_row, int64_t head, float* o, float ro
   for (int64_t c = 0; c < p.head_dim_v; ++c) o[c] *= factor;
   store_out(p, q_row, head, o);
   store_scalar(p.lse, q_row, head, (row_max + std::log2(row_sum)) * kLn2);
-  // Maxima pass over NaN, sums do not.
+  // row_max ignores NaN; row_sum shows it.
   store_scalar(p.max_logits, q_row, head, std::isnan(row_sum) && row_max != kInf ? row_sum : row_max * kLn2);
 }
 
@@ -88,7 +88,7 @@ void merge_partials(const Problem& p, const Sequence& s, const MergeTask& task, 
     std::fill(o, o + p.head_dim_v, 0.0f);
     for (int i = 0; i < task.count; ++i) {
       const float* part = row + i * slot_floats;
-      if (part[0] == -kInf && part[1] == 0) continue;  // saw nothing
+      if (part[0] == -kInf && part[1] == 0) continue;  // this part saw no key
       const float weight = std::exp2(part[0] - top);
       sum += weight * part[1];
       for (int64_t c = 0; c < p.head_dim_v; ++c) o[c] += weight * part[2 + c];

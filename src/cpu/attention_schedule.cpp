@@ -19,7 +19,7 @@ int64_t item_rows(const Problem& p, const Sequence& s) {
   return is_prefill(p, s) ? prefill_rows(p.head_dim_qk, p.head_dim_v) : kDecodeRows;
 }
 
-// Time of an item in arbitrary units: reading a key costs about as much as 8 rows' arithmetic on it.
+// Time of an item in arbitrary units: reading a key costs about as much as the arithmetic of 8 rows on it.
 int64_t item_cost(int64_t keys, int64_t rows, int64_t heads) { return keys * (rows + 8) * heads; }
 
 // True if the KV heads of a token follow each other in the cache (NHD), so that an item gains by walking them together:
@@ -30,7 +30,7 @@ bool heads_are_adjacent(const Problem& p) {
          (c.v_aliases_k || c.v.head_stride == p.head_dim_v) && c.k.slot_stride >= p.heads_kv * p.head_dim_qk;
 }
 
-// The most KV heads that an item may walk together and still leave every thread several items.
+// The most KV heads that an item may have if every thread is to get several items.
 int64_t most_heads(const Problem& p, const Sequence* sequences, int threads, bool may_split) {
   if (p.sparse || p.heads_kv == 1 || !heads_are_adjacent(p)) return 1;
   int64_t pieces = 0;
@@ -44,7 +44,7 @@ int64_t most_heads(const Problem& p, const Sequence* sequences, int threads, boo
   return heads;
 }
 
-// KV heads of an item of this sequence, of which each has rows rows.
+// The number of KV heads of an item of this sequence; each head has `rows` rows.
 int64_t item_heads(const Problem& p, const Sequence& s, int64_t rows, int64_t most) {
   if (is_prefill(p, s)) return 1;
   const int64_t items = ceil_div(p.heads_kv, std::clamp<int64_t>(kDecodeRows / rows, 1, most));
@@ -93,7 +93,7 @@ void for_each_item(const Problem& p, const Sequence* sequences, int64_t most_hea
 uint64_t schedule_stamp(const Problem& p) {
   Stamp stamp = stamp_of_shapes(p);
   for (const IntView* t : {&p.cu_q, &p.cu_kv, &p.list.length, &p.extra_list.length}) stamp.add(*t);
-  // As they are clamped: layers may have tables of other widths.
+  // Clamped as a run clamps them, so that layers whose tables have other widths agree.
   const int64_t most = p.cache && p.cache.ring_capacity == 0 ? p.cache.capacity() : INT64_MAX;
   for (int64_t b = 0; b < p.batch; ++b) {
     if (p.seqused) stamp.add(std::min<int64_t>(p.seqused(b), most));
@@ -109,7 +109,7 @@ uint64_t schedule_stamp(const Problem& p) {
 ScheduleLimits schedule_limits(const Problem& p, int threads) {
   ScheduleLimits l;
   l.threads = threads;
-  // Every sequence may end with a partial block of rows; a block is never larger than the rows there are.
+  // An upper bound: every sequence may end with a block that is not full.
   const int64_t least_rows = std::min<int64_t>(
       p.sparse ? std::min<int64_t>(p.group, kDecodeRows) : prefill_rows(p.head_dim_qk, p.head_dim_v), kDecodeRows);
   const int64_t blocks = p.sparse ? p.total_q * ((p.group + least_rows - 1) / least_rows)

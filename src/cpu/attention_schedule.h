@@ -7,7 +7,7 @@
 
 namespace attune::cpu {
 
-// Limits of a plan: no run of it needs more.
+// The most that any run of a plan needs.
 struct ScheduleLimits {
   int64_t max_items = 0;
   int64_t max_merges = 0;
@@ -26,12 +26,12 @@ struct Schedule {
 // Fills the arrays of out (which have the sizes of limits).
 void make_schedule(const Problem& p, const ScheduleLimits& limits, Schedule& out);
 
-// A number that follows from all that a schedule follows from: shapes, lengths, offsets and what hides keys.
+// A number computed from everything that a schedule depends on: shapes, lengths, offsets and what hides keys.
 uint64_t schedule_stamp(const Problem& p);
 
 // True if the sequence runs by GEMM tiles.
 inline bool is_prefill(const Problem& p, const Sequence& s) { return !p.sparse && s.num_q > kDecodeQueries; }
-// True if the sequence is to be left alone (or zeroed).
+// True if attention skips the sequence; its outputs are left alone, or zeroed.
 inline bool is_skipped(const Problem& p, const Sequence& s, int64_t b) {
   return p.is_finished(b) || (p.skip_decode && s.num_q == 1);
 }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr KvSlot kNowhere{-1, 0};
 
-// Slot i of the pool, or nowhere.
+// Slot number `slot` of the pool; kNowhere where it is out of range.
 KvSlot pool_slot(const KvCache& cache, int64_t slot) {
   if (slot < 0 || slot >= cache.num_slots()) return kNowhere;
   return {slot / cache.page_size, slot % cache.page_size};
@@ -95,7 +95,7 @@ void gather_sequences(const CacheProblem& op) {
 }  // namespace
 
 void run_cache_op(const CacheProblem& op) {
-  if (op.tokens == 0) return;  // however many sequences
+  if (op.tokens == 0) return;  // spares the loop over the sequences
   const bool writes = op.kind == ATTUNE_CACHE_APPEND || op.kind == ATTUNE_CACHE_QUANTIZE;
   if (!op.by_slots) {
     if (writes) {

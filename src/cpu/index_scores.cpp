@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kHeads = 64;  // heads of a matrix product: its result stays in L1
 
-// Exact in bfloat16.
+// True if every number of the type is exact in bfloat16.
 bool fits_bf16(int32_t dtype) { return dtype == ATTUNE_BFLOAT16 || is_8bit(dtype); }
 
 // Calls f(first, count, page) for the parts of [begin, begin + n) that lie in one page of a table.
@@ -55,7 +55,7 @@ IndexScorer::IndexScorer(const IndexerProblem& op, const KernelTable& kernels, i
       kernels_(kernels),
       bf16_(kernels.native_bf16 && fits_bf16(op.q.dtype) && fits_bf16(op.cache.k.dtype)),
       ld_(round_up(op.head_dim, 16)) {
-  // As many bytes for either type of tile: the size must not depend on the instruction set.
+  // 4 bytes an element for bf16 tiles too: the size must not depend on the instruction set.
   q_ = carver.take<float>(rows * op.num_heads * ld_);
   weights_ = carver.take<float>(rows * op.num_heads);
   row_ = carver.take<float>(std::max(ld_, op.num_heads));
@@ -89,7 +89,7 @@ void IndexScorer::load_queries(int64_t first, int64_t count) {
   }
 }
 
-// Key i of the tile, as it stands if that is how the tile wants it.
+// Key i of the tile: in place if it has the type of the tile, else converted.
 void IndexScorer::load_key(const std::byte* row, int i) {
   const KvPlane& plane = op_.cache.k;
   if (plane.contiguous && plane.dtype == (bf16_ ? ATTUNE_BFLOAT16 : ATTUNE_FLOAT32)) {
@@ -118,7 +118,7 @@ void IndexScorer::load_keys(int64_t b, int64_t begin, int n) {
     for (int end = i + count; i < end; ++i, ++slot.offset) {
       factor_[i] = 1.0f;
       rows_[i] = nullptr;
-      if (hidden_[i]) continue;  // its bytes may be anything, or not there
+      if (hidden_[i]) continue;  // its bytes may be anything, or out of bounds
       load_key(cache.k.row(slot.page, slot.offset, 0), i);
       if (cache.k_scale.mode != KvScale::Mode::kNone) factor_[i] = *cache.k_scale.at(slot.page, slot.offset, 0);
     }
@@ -132,7 +132,7 @@ void IndexScorer::load_keys(int64_t b, int64_t begin, int n) {
   }
 }
 
-// m rows of q (row * num_heads + head) from first on, times the keys.
+// The products of m rows of q, from row `first` on (row * num_heads + head), with the keys.
 void IndexScorer::multiply(int64_t first, int64_t m, float* to) {
   const int rows = static_cast<int>(m), d = static_cast<int>(op_.head_dim), ld = static_cast<int>(ld_);
   if (bf16_) {

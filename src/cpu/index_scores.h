@@ -12,7 +12,7 @@ inline constexpr int kIndexTile = 128;  // keys a tile
 
 class IndexScorer {
  public:
-  // Carves its memory; rows: the most of a block.
+  // Takes its memory from carver. rows: the most rows of a block.
   IndexScorer(const IndexerProblem& op, const KernelTable& kernels, int64_t rows, Carver& carver);
 
   // Takes rows [first, first + count) of q.
@@ -22,10 +22,11 @@ class IndexScorer {
   // Scores of the loaded rows [first, first + count) against the loaded keys: scores(row)[i].
   void compute(int64_t first, int64_t count);
 
-  // Rows that compute best together.
+  // The number of rows that is best for one compute().
   int64_t rows_at_once() const;
   const float* scores(int64_t row) const { return scores_ + row * kIndexTile; }
-  const bool* hidden() const { return any_hidden_ ? hidden_ : nullptr; }  // [n]: pages out of range; null: none is
+  // [n]: keys on pages out of range; null: there is none.
+  const bool* hidden() const { return any_hidden_ ? hidden_ : nullptr; }
 
  private:
   void load_key(const std::byte* row, int i);
@@ -49,7 +50,7 @@ class IndexScorer {
   bool any_hidden_ = false;
 };
 
-// Marks those of the tokens [begin, begin + n) of sequence b that nobody sees. True if there is one.
+// hidden[i]: whether token begin + i of sequence b lies on a page out of range. Returns whether any does.
 bool find_hidden(const IndexerProblem& op, int64_t b, int64_t begin, int n, bool* hidden);
 
 }  // namespace attune::cpu

@@ -17,21 +17,21 @@
 namespace attune::cpu {
 namespace {
 
-constexpr int64_t kMostRows = 16;             // of a block: they share the conversion of a tile of keys
+constexpr int64_t kMostRows = 16;             // of a block; its rows share the conversion of a tile of keys
 constexpr int64_t kMostQueries = 1024;        // rows times heads of a block
 constexpr int64_t kMostCandidates = 1 << 17;  // of all rows of a block
-constexpr int64_t kPieceKeys = 1024;          // fewer are not worth a piece of their own
+constexpr int64_t kPieceKeys = 1024;          // of a piece, at least; fewer cost more than they gain
 constexpr int64_t kItemsPerThread = 4;
 
 static_assert(TopkList::kMostAtOnce >= kIndexTile);
 
-// Where one sequence's rows are, and the blocks and lists that come before its own.
+// The rows of one sequence, and the number of blocks and lists before its own.
 struct Span {
   int64_t first_row, num_rows, num_keys;
   int64_t first_block, lists_before;
 };
 
-// IndexerProblem::entry for positions that mostly ascend: tables are read, and divisions made, once a page.
+// IndexerProblem::entry() for positions that mostly ascend: it reads tables and divides once a page.
 class Entries {
  public:
   Entries(const IndexerProblem& op, int64_t b) : op_(op), b_(b) {}
@@ -68,7 +68,8 @@ struct Sizes {
     rows = std::max<int64_t>(rows, 1);
     const int64_t by_keys = (op.max_seqlen_kv + kPieceKeys - 1) / kPieceKeys;
     max_pieces = threads == 1 ? 1 : std::clamp<int64_t>(by_keys, 1, kItemsPerThread * threads);
-    // A run of n blocks cuts each into at most kItemsPerThread * threads / n + 1 pieces, and none if n >= 2 * threads.
+    // A run of n blocks cuts each into at most kItemsPerThread * threads / n + 1 pieces; with n >= 2 * threads it cuts
+    // none.
     max_lists = max_pieces == 1 || !op.selects()
                     ? 0
                     : std::min(op.total_q * max_pieces, rows * (kItemsPerThread + 2) * threads);
@@ -139,13 +140,13 @@ class Run {
   }
 
  private:
-  // Rows [first, first + count) of sequence b: row i of n is row_begin + i of the tensors.
+  // Rows [first, first + count) of sequence b.
   struct Block {
     int64_t b, first, count;
     const Span* span;
     KeyRange range[kMostRows];
-    KeyRange all;  // what some row sees
-    bool whole;    // no row sees more keys than it may take
+    KeyRange all;  // the keys that at least one row sees
+    bool whole;    // no row sees more keys than topk, so each takes all
   };
 
   void find_spans() {
@@ -190,7 +191,7 @@ class Run {
     if (op_.clear_scores && piece == 0) clear(block);
     if (block.whole) {
       if (pieces_ == 1) write_whole(block);
-      return;  // else by merge_block
+      return;  // merge_block() writes it
     }
     const int64_t tiles = (block.all.count() + kIndexTile - 1) / kIndexTile;
     const int64_t begin = block.all.begin + tiles * piece / pieces_ * kIndexTile;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMaxTables = 8;
 
-// The tables of this binary and those that this machine runs, best first, under their public names.
+// The tables of this binary (built), and those of them that this machine runs (tables), best first, with public names.
 struct Registry {
   BuiltIsa built[kMaxTables];
   int built_count = 0;
@@ -31,7 +31,7 @@ struct Registry {
     const TargetTable* targets = target_tables(&num_targets);
     const int64_t supported = hwy::SupportedTargets();
     for (int i = 0; i < num_targets; ++i) {
-      // A CPU older than the baseline could not have come this far, so the baseline, the last, always runs.
+      // The last one is the baseline. It always runs: a CPU without it could not run this binary.
       const bool runs_here = (targets[i].target & supported) != 0 || i == num_targets - 1;
       if (targets[i].target == HWY_AVX3) {
         KernelTable table = *targets[i].table;

@@ -32,11 +32,11 @@ struct SoftmaxTile {
   int ldp;
   TileType p_type;  // kBF16: p rounded to nearest even
 };
-// Rules: a row whose max stays -inf gets p = 0, sum and o unchanged. NaN scores give NaN p, sum and o. Columns n.. up
-// to the next multiple of 2 of a bf16 p are written as 0 (ldp allows it).
+// A row whose max stays -inf gets p = 0; its sum and o stay. A NaN score makes p, sum and o NaN. Columns n.. up to the
+// next multiple of 2 of a bf16 p are written as 0 (ldp allows it).
 
-// Rows that a later call will read. A function that takes this asks for row j, bytes bytes from behind bytes after its
-// address, when it comes to row j of its own: a steady stream of requests queues better than a burst.
+// Rows that a later call will read. A function that takes this prefetches `bytes` bytes of rows[j], from `behind` bytes
+// after its address on, when it comes to its own row j: a steady stream of requests queues better than a burst.
 struct RowsAhead {
   const void* const* rows = nullptr;
   int n = 0;
@@ -104,10 +104,10 @@ struct KernelTable {
 // The best table for this machine; ATTUNE_CPU_ISA=<name> (a name from isa_names()) forces another. Never fails: an
 // unknown name is ignored and logged.
 const KernelTable& kernels();
-// Names that this machine can run, best first, and the table of one (null if unknown). For tests.
+// Names of the sets that this machine can run, best first, and the table of a name (null if unknown). For tests.
 const char* const* isa_names(int* count);
 const KernelTable* kernels_for(const char* isa);
-// All sets in this binary, best first, and whether this machine runs them. For tests.
+// All instruction sets of this binary, best first, and whether this machine runs them. For tests.
 struct BuiltIsa {
   const char* name;
   bool runs_here;

@@ -14,7 +14,7 @@ ATTUNE_BEGIN_AVX512BF16
 namespace attune::cpu::avx512bf16 {
 namespace {
 
-// --- GEMM: as in kernels_gemm-inl.h, with pairs along k for elements
+// --- GEMM: as in kernels_gemm-inl.h, but an element is a pair along k
 // ----------------------------------------------------------
 
 template <int R, int V>
@@ -96,7 +96,7 @@ ATTUNE_END_AVX512BF16
 namespace attune::cpu {
 namespace {
 
-// Copies of the base table's entries, for what the functions here leave to it.
+// Entries of the base table, for cases that the functions here do not take.
 void (*base_to_bf16)(attune_dtype dtype, const void* src, int64_t n, bf16_t* dst);
 void (*base_softmax)(const SoftmaxTile& t);
 

@@ -23,7 +23,7 @@
 #define ATTUNE_END_AVX512BF16 ATTUNE_PRAGMA(clang attribute pop)
 #else
 #define ATTUNE_UNROLL ATTUNE_PRAGMA(GCC unroll 16)
-// The compiler's own header passes deliberately undefined registers and is warned about (GCC bug 105593).
+// The compiler's own header passes undefined registers on purpose, and GCC warns about them (GCC bug 105593).
 #define ATTUNE_BEGIN_AVX512BF16                                 \
   ATTUNE_PRAGMA(GCC diagnostic ignored "-Wuninitialized")       \
   ATTUNE_PRAGMA(GCC diagnostic ignored "-Wmaybe-uninitialized") \
@@ -33,7 +33,7 @@
 #endif
 
 #define ATTUNE_INLINE [[gnu::always_inline]] inline
-// A register tile is outlined so that it has all registers.
+// A register tile is a function of its own, so that it has all registers.
 #define ATTUNE_TILE [[gnu::noinline]]
 
 namespace attune::cpu::avx512bf16 {
@@ -47,7 +47,7 @@ void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int 
 void pv_rows_8bit(attune_dtype dtype, int m, int n, int dv, const bf16_t* p, int ldp, const uint8_t* const* rows,
                   float* o, int ldo, const RowsAhead& ahead);
 
-// False: the dtype has no faster way here than that of the base table.
+// Returns false where the base table is as fast for the dtype; then nothing is done.
 bool to_bf16(attune_dtype dtype, const void* src, int64_t n, bf16_t* dst);
 void pack_v_bf16(const bf16_t* const* rows, int n, int dv, bf16_t* out, int ld);
 // Only for a bf16 p and a positive scale.

@@ -8,8 +8,8 @@
 
 namespace attune::cpu::avx512bf16 {
 
-// bfloat16 bits of the 128 codes without sign of an 8-bit float, as separate bytes: two lookups of VPERMI2B make a
-// value.
+// bfloat16 bits of the 128 codes of an 8-bit type without their sign, lower and upper bytes apart: two look-ups by
+// VPERMI2B make a value.
 struct CodeTable {
   alignas(64) uint8_t lower[128] = {};
   alignas(64) uint8_t upper[128] = {};
@@ -54,7 +54,7 @@ constexpr CodeTable e5m2_table() {
 constexpr CodeTable int8_table() {
   CodeTable table;
   for (int code = 1; code < 128; ++code) table.set(code, bf16_bits(code, 0));
-  table.set(0, bf16_bits(128, 0));  // of -128, whose lower seven bits are 0; Lookup makes 0 of 0
+  table.set(0, bf16_bits(128, 0));  // entry 0 is that of -128, whose lower seven bits are 0; Lookup turns code 0 into 0
   return table;
 }
 
@@ -75,8 +75,8 @@ struct Lookup {
   // Lower and upper bytes of 64 values.
   ATTUNE_INLINE void find(__m512i codes, __m512i* lower, __m512i* upper) const {
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-    // Look-ups read the lower seven bits of an index, so that -128 finds entry 0, and so does 0. Its lower byte is 0
-    // for both. The absolute value is a minimum, which any port computes: VPABSB takes those of VDPBF16PS.
+    // Look-ups read the lower seven bits of an index, so -128 and 0 both find entry 0, whose lower byte is 0. The
+    // absolute value is a minimum, which any port computes; VPABSB would compete with VDPBF16PS for its ports.
     const __m512i index = kIsInt8 ? _mm512_min_epu8(codes, _mm512_sub_epi8(_mm512_setzero_si512(), codes)) : codes;
     *lower = _mm512_permutex2var_epi8(lower0, index, lower1);
     const __m512i bytes =

@@ -14,12 +14,12 @@ namespace {
 struct Bf16Source {
   using Element = bf16_t;
   static constexpr int kVectors = 1;    // of 32 values, from one load
-  static constexpr bool kAsks = false;  // for rows ahead
+  static constexpr bool kAsks = false;  // prefetches rows ahead
 
   ATTUNE_INLINE void read(const bf16_t* row, __m512i* out) const { out[0] = load(row); }
   ATTUNE_INLINE void read(const bf16_t* row, int n, __m512i* out) const { out[0] = load(row, n); }
 
-  // Pairs (even row, odd row) of 16 V columns, of which the first n exist where kPartial. odd may be null: zeros.
+  // Pairs (even row, odd row) of 16 * V columns; if kPartial, only the first n exist. odd may be null: a row of zeros.
   template <int V, bool kPartial>
   ATTUNE_INLINE void read_pairs(const bf16_t* even, const bf16_t* odd, int n, __m512i* out) const {
     ATTUNE_UNROLL
@@ -89,7 +89,7 @@ struct CodeSource {
   }
 };
 
-// The rows of ahead from begin on, at most n.
+// At most n rows of `ahead`, from begin on.
 ATTUNE_INLINE RowsAhead rows_from(const RowsAhead& ahead, int begin, int n) {
   if (ahead.n <= begin) return {};
   return {ahead.rows + begin, ahead.n - begin < n ? ahead.n - begin : n, ahead.bytes, ahead.behind};
@@ -240,7 +240,7 @@ ATTUNE_INLINE void qk_rows(const Source& source, int m, int n, int d, const bf16
 // --- Sums of value rows
 // ---------------------------------------------------------------------------------------------------------
 
-// R output rows and 16 V columns, of which the first `columns` exist where kPartial. n may be odd.
+// R output rows and 16 * V columns; if kPartial, only the first `columns` exist. n may be odd.
 template <int R, int V, bool kPartial, class Source>
 ATTUNE_TILE void pv_tile(const Source& source_in, int n, const bf16_t* __restrict p, int64_t ldp,
                          const typename Source::Element* const* __restrict rows, int64_t column, float* __restrict o,

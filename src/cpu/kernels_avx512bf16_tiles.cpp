@@ -28,7 +28,7 @@ ATTUNE_INLINE void decode_row(const CodeTable& table, const void* src, int64_t n
   }
 }
 
-// Halves are normal as bfloat16's wider exponent sees them, so that the flush of denormals does not matter.
+// Denormal fp16 numbers are normal in the wider exponent of bfloat16, so flushing denormals changes nothing.
 ATTUNE_INLINE void half_row(const void* src, int64_t n, bf16_t* dst) {
   const auto* halves = static_cast<const uint16_t*>(src);
   for (int64_t i = 0; i < n; i += 16) {
@@ -181,7 +181,7 @@ void softmax_bf16(const SoftmaxTile& t) {
         t.row_sum[i] *= rescale;
         scale_row(t.o + static_cast<int64_t>(i) * t.ldo, t.dv, rescale);
       }
-      // A row that has seen nothing has only -inf (or NaN): with 0 in place of the max these give 0 (or NaN).
+      // A row that has seen no key has only -inf (or NaN) scores. With 0 in place of the max they give 0 (or NaN).
       const float offset = max == -__builtin_huge_valf() ? 0.0f : max;
       bf16_t* p = static_cast<bf16_t*>(t.p) + static_cast<int64_t>(i) * t.ldp;
       t.row_sum[i] += exp2_row(t.s + static_cast<int64_t>(i) * t.lds, t.n, t.scale2, offset, t.v_scale, p);

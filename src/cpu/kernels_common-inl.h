@@ -12,7 +12,7 @@
 
 #include "cpu/kernels.h"
 
-// Register tiles are arrays: only where every loop over them is unrolled do compilers keep them in registers.
+// Register tiles are arrays. Compilers keep them in registers only if every loop over them is unrolled.
 #undef ATTUNE_UNROLL
 #if defined(__clang__)
 #define ATTUNE_UNROLL _Pragma("clang loop unroll(full)")
@@ -98,7 +98,7 @@ HWY_INLINE VF max_skipping_nan(VF a, VF b) {
 #endif
 }
 
-// Largest of the lanes; v has no NaN. EMU128's own begins at the lowest finite number, which is above -inf.
+// The largest lane; v has no NaN. MaxOfLanes() of EMU128 begins at the lowest finite number, which is above -inf.
 HWY_INLINE float max_of_lanes(VF v) {
 #if HWY_TARGET == HWY_EMU128
   float max = v.raw[0];

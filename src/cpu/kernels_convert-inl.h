@@ -24,7 +24,7 @@ struct FromF32 {
 };
 
 // An IEEE-like float of fewer bits, from the lower bits of each lane. Exponent 0 is read as exponent 1 with an implied
-// one that is then subtracted: exact, and no denormal on the way.
+// one, which is subtracted again: exact, and without a denormal on the way.
 template <int kBits, int kMantissa, int kBias, bool kHasInfinity>
 HWY_INLINE VF decode_float(VU wide) {
   constexpr uint32_t kMagnitude = (1u << (kBits - 1)) - 1u;
@@ -258,7 +258,7 @@ void pack_v_bf16(const bf16_t* const* rows, int n, int dv, bf16_t* out, int ld) 
 // --- Values that are not finite
 // -----------------------------------------------------------------------------------------------
 
-// Keeps the largest magnitude as an integer: NaN and infinity are those with all exponent bits set.
+// Keeps the largest magnitude as an integer. NaN and infinity have all exponent bits set, so they are the largest.
 bool any_nonfinite_f32(const float* x, int64_t n) {
   const DI di;
   const auto magnitude = hn::Set(di, 0x7fffffff);

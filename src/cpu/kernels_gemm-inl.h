@@ -18,8 +18,7 @@ namespace attune::cpu::HWY_NAMESPACE {
 struct GemmF32 {
   using A = float;
   using B = float;
-  // 24 accumulators, 4 vectors of b and one of a of 32 registers; 12, 2 and one of 16. Six rows hide the latency of
-  // FMA.
+  // Of 32 registers 24 are accumulators, 4 hold b and one a; of 16: 12, 2 and one. Six rows hide the latency of FMA.
   static constexpr int kRows = 6;
   static constexpr int kVecs = kManyRegisters ? 4 : 2;
 
@@ -92,7 +91,7 @@ HWY_NOINLINE void gemm_tile(int k, const typename Gemm::A* HWY_RESTRICT a, int64
   }
 }
 
-// All rows of one column panel of V vectors; the rows left over go to a smaller tile.
+// All rows of a panel of V vectors of columns. Rows that are left over go to a smaller tile.
 template <class Gemm, int V>
 HWY_INLINE void gemm_panel(int m, int k, const typename Gemm::A* a, int64_t lda, const typename Gemm::B* b, int64_t ldb,
                            float* c, int64_t ldc, bool accumulate) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefetching of cache rows for the decode loops. Pages lie anywhere, so hardware prefetchers stop at each one's end,
-// and the row kernels cannot know what comes after their tile: the loop that has the next tile's rows asks for them.
+// Prefetching of cache rows for the decode loops. Pages lie anywhere, so hardware prefetchers stop at the end of each.
+// The row functions do not know what comes after their tile; the loop that calls them does.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace attune::cpu {
 
-// Keeps the requests for a row: GCC takes a function that only prefetches for one without effect, and drops the call.
+// Keeps the prefetches of a row: GCC takes a function that only prefetches for one without effect and drops its calls.
 [[gnu::always_inline]] inline void keep_requests(const void* row) { asm volatile("" : : "r"(row)); }
 
-// Asks for the rows [begin, begin + n) of ahead, as far as there are so many.
+// Prefetches those of the rows [begin, begin + n) of `ahead` that exist.
 [[gnu::always_inline]] inline void prefetch_rows(const RowsAhead& ahead, int begin, int n) {
   const int end = begin + n < ahead.n ? begin + n : ahead.n;
   for (int j = begin; j < end; ++j) {
@@ -22,9 +22,9 @@ namespace attune::cpu {
   }
 }
 
-// Asks for rows [begin, end) of k and v, so many bytes behind the addresses given, into L2 (requests for L1 queue in
-// fewer places). The two alternate row by row: two streams keep more of the memory busy than one after the other. v may
-// equal k or be null: then only k.
+// Prefetches rows [begin, end) of k and v into L2, k_behind and v_behind bytes after their addresses. (Requests for L1
+// queue in fewer places.) The two alternate row by row, as two streams keep more of the memory busy. v may equal k or
+// be null: then k only.
 [[gnu::always_inline]] inline void prefetch_tile(const void* const* k, int64_t k_bytes, const void* const* v,
                                                  int64_t v_bytes, int begin, int end, int64_t k_behind = 0,
                                                  int64_t v_behind = 0) {

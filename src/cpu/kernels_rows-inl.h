@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode: scores of query rows with key rows, and sums of value rows, straight from the cache's rows. Every byte of the
-// cache is touched once, so these are built to keep up with memory: query rows and partial sums stay in registers.
-// Prefetching is the caller's (kernels_prefetch.h): only it knows the rows to come.
+// cache is touched once, so these are built to keep up with memory: query rows and partial sums stay in registers. The
+// caller prefetches (kernels_prefetch.h): only it knows the next rows.
 
 #if defined(ATTUNE_CPU_KERNELS_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTUNE_CPU_KERNELS_ROWS_INL_H_
@@ -28,7 +28,7 @@ HWY_INLINE void reduce_four(VF v0, VF v1, VF v2, VF v3, float* four) {
 #else
 using D4 = hn::FixedTag<float, 4>;
 
-// By lanes, not by tag: since Highway 1.1 the halves of a wider tag are other types than D4.
+// Compares lanes, not tags: since Highway 1.1 the half of a wider tag is another type than D4.
 template <class D>
 HWY_INLINE hn::Vec<D4> add_blocks(D d, hn::Vec<D> v) {
   if constexpr (hn::MaxLanes(d) == 4) {
@@ -148,7 +148,7 @@ void qk_rows_bf16(int m, int n, int d, const bf16_t* q, int ldq, const bf16_t* c
 HWY_INLINE VF broadcast(float x) { return hn::Set(DF(), x); }
 HWY_INLINE VF broadcast(bf16_t bits) { return hn::BitCast(DF(), hn::Set(DU(), static_cast<uint32_t>(bits) << 16)); }
 
-// R output rows, V vectors of columns; of the last vector only `rest` lanes where rest > 0.
+// R output rows, V vectors of columns. If rest > 0 the last vector has `rest` lanes.
 template <int R, int V, bool kPartial, class P, class W>
 HWY_NOINLINE void pv_tile(int n, const P* HWY_RESTRICT p, int64_t ldp, const W* const* HWY_RESTRICT rows,
                           int64_t column, float* HWY_RESTRICT o, int64_t ldo, int rest) {
@@ -236,8 +236,8 @@ void pv_rows_bf16(int m, int n, int dv, const bf16_t* p, int ldp, const bf16_t* 
   pv_rows(m, n, dv, p, ldp, rows, o, ldo);
 }
 
-// Codes: a few rows at a time to bf16 on the stack. Blocks are those of the bf16 functions, so that the bits are the
-// same.
+// Codes: a few rows at a time are converted to bf16 on the stack. Blocks are those of the bf16 functions, for the same
+// bits.
 constexpr int kMaxCodes = 1024;
 
 void qk_rows_8bit(attune_dtype dtype, int m, int n, int d, const bf16_t* q, int ldq, const uint8_t* const* rows,

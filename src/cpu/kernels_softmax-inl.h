@@ -94,7 +94,7 @@ HWY_INLINE float exp2_row(const float* s, int n, float scale, float max, const f
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// Scores in units of the exponent, for scales that are not positive: there -inf must still mean "not seen".
+// Scales the scores where the scale is not positive: -inf must still mean "not seen" there.
 HWY_INLINE void apply_scale(float* s, int n, float scale) {
   for (int j = 0; j < n; ++j) s[j] = s[j] == kMinusInf ? kMinusInf : s[j] * scale;
 }
@@ -123,7 +123,7 @@ HWY_INLINE void softmax_rows(const SoftmaxTile& t) {
         t.row_sum[i] *= rescale;
         scale_row(t.o + static_cast<int64_t>(i) * t.ldo, t.dv, rescale);
       }
-      // A row that has seen nothing has only -inf (or NaN): with 0 in place of the max these give 0 (or NaN).
+      // A row that has seen no key has only -inf (or NaN) scores. With 0 in place of the max they give 0 (or NaN).
       const float offset = max == kMinusInf ? 0.0f : max;
       t.row_sum[i] += exp2_row(t.s + static_cast<int64_t>(i) * t.lds, t.n, scale, offset, t.v_scale, p);
       if (sizeof(P) == sizeof(bf16_t) && t.n % 2 != 0) p[t.n] = 0;

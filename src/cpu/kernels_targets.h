@@ -29,8 +29,8 @@ struct TargetTable {
 // Tables of all targets in this binary, best first; the machine need not support them.
 const TargetTable* target_tables(int* count);
 
-// Replaces entries of the AVX3 table by versions that use AVX512-BF16 and VBMI; false, and nothing replaced, where this
-// machine lacks them.
+// Replaces entries of the AVX3 table by versions that use AVX512-BF16 and VBMI. Where this machine lacks them it
+// returns false and replaces nothing.
 bool use_avx512bf16(KernelTable* table);
 
 }  // namespace attune::cpu

@@ -19,8 +19,8 @@ constexpr float kSmallestGroupScale = 1e-4f;  // of power-of-two scales, before 
 constexpr float kSmallestRowAmax = 1e-4f;     // of power-of-two scales of whole rows
 constexpr int64_t kChunk = 128;               // channels quantised at a time
 
-// The largest finite magnitude of a row. NaN is left out and infinity counts as the largest float: neither may spoil
-// the scale.
+// The largest finite magnitude of a row. Ignores NaN and counts infinity as the largest float, as neither may spoil the
+// scale.
 float amax_of(const float* x, int64_t n) {
   float amax = 0.0f;
   for (int64_t i = 0; i < n; ++i) {
@@ -59,8 +59,7 @@ float e8m0_to_float(uint8_t e) {
 
 uint8_t power_of_two_to_e8m0(float scale) { return static_cast<uint8_t>(std::ilogb(scale) + 127); }
 
-// Runs of a row of a plain plane that have one stride: the whole row, or its packs. Calls f(first channel, count,
-// address).
+// Calls f(first channel, count, address) for each run of a row that has one stride: the whole row, or its packs.
 template <class F>
 void for_each_run(const KvPlane& plane, std::byte* row, int64_t n, F f) {
   const int64_t run = plane.contiguous ? std::max<int64_t>(n, 1) : plane.pack;

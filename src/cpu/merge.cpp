@@ -22,7 +22,7 @@ double part_lse(const MergeProblem& op, int64_t part, int64_t row, int64_t head)
 // The largest lse of the parts and the sum of exp(lse_i - largest).
 struct Total {
   double largest = -kInf, sum = 0;
-  bool seen = false;  // some part has keys
+  bool seen = false;  // some part saw a key
 };
 
 Total total_of(const MergeProblem& op, int64_t row, int64_t head) {
@@ -61,7 +61,7 @@ void merge_columns(const MergeProblem& op, const Total& t, double denominator, i
 
 void merge_row(const MergeProblem& op, int64_t row, int64_t head) {
   const Total t = total_of(op, row, head);
-  // Without sinks this is the sum; a sink far above every score makes it infinite and the row 0.
+  // With a sink far above every score this is infinite, and the row 0.
   double denominator = t.sum;
   if (op.sinks) denominator += std::exp(static_cast<double>(op.sinks(head)) - t.largest);
   if (op.lse) {
@@ -75,7 +75,7 @@ void merge_row(const MergeProblem& op, int64_t row, int64_t head) {
 }  // namespace
 
 void run_merge(const MergeProblem& op) {
-  if (op.head_dim_v == 0 && !op.lse) return;  // nothing to write, however many rows
+  if (op.head_dim_v == 0 && !op.lse) return;  // nothing to write: spares the loop over the rows
   parallel_for(op.rows * op.heads, [&](int64_t i) { merge_row(op, i / op.heads, i % op.heads); });
 }
 

@@ -53,7 +53,7 @@ inline void rotate_pair(float& x, float& y, float c, float s) {
   y = c * b + s * a;
 }
 
-// n pairs from x and y (NeoX), or adjacent ones from x.
+// Rotates n pairs (x[j], y[j]) (NeoX), or adjacent pairs of x (interleaved).
 void rotate_run(bool interleaved, float* x, float* y, int64_t n, const float* c, const float* s) {
   if (interleaved) {
     for (int64_t j = 0; j < n; ++j) rotate_pair(x[2 * j], x[2 * j + 1], c[j], s[j]);
@@ -68,7 +68,7 @@ const float* position_row(const Prologue& p, int64_t table, int64_t position) {
   return p.cos_sin + table * p.table_stride + position * p.position_stride;
 }
 
-// Which of the three position components turns pair j.
+// Which of the three components of a position (mRoPE) rotates pair j.
 class SectionOf {
  public:
   explicit SectionOf(const Prologue& p) : p_(p), total_(p.mrope_section[0] + p.mrope_section[1] + p.mrope_section[2]) {}

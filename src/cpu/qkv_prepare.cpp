@@ -23,7 +23,7 @@ void prepare_queries(const PrepareProblem& op, const Token& t) {
   }
 }
 
-// Each row is read whole before any of its outputs is written: they may be the input itself.
+// Reads each row whole before it writes any of its outputs, which may be the input itself.
 void prepare_keys(const PrepareProblem& op, const Token& t) {
   alignas(64) float k[kMaxHeadDim];
   alignas(64) float v[kMaxHeadDim];
@@ -39,11 +39,10 @@ void prepare_keys(const PrepareProblem& op, const Token& t) {
 }  // namespace
 
 void run_qkv_prepare(const PrepareProblem& op) {
-  if (op.total == 0) return;  // however many sequences
+  if (op.total == 0) return;  // spares the loop over the sequences
   RowSplitter split(op.cu, op.fixed, op.total);
   const int64_t ring = op.cache ? op.cache.ring_capacity : 0;
-  // The tokens of a ring that the same call would overwrite are not written: which of two came last must not depend on
-  // timing.
+  // Tokens that later ones of the same call overwrite in a ring are not written: threads would race for the slot.
   auto range = [&](int64_t b) {
     const RowRange r = split(b);
     return op.finished(b) ? RowRange{r.first, 0} : r;

@@ -11,9 +11,9 @@
 
 namespace attune::cpu {
 
-// n elements, stride elements apart, exactly.
+// Reads n elements that are `stride` elements apart, exactly.
 void read_elements(int32_t dtype, const std::byte* from, int64_t stride, int64_t n, float* to);
-// The same back, each rounded once (8-bit dtypes saturate).
+// Writes them, each rounded once (8-bit dtypes saturate).
 void write_elements(int32_t dtype, std::byte* to, int64_t stride, int64_t n, const float* from);
 
 inline void read_row(const RowView& view, int64_t row, int64_t head, int64_t n, float* to) {
@@ -28,8 +28,8 @@ struct RowRange {
   int64_t first = 0, count = 0;
 };
 
-// Rows of each sequence by cu_seqlens, or `fixed` each. Asked for b = 0, 1, .. in order; whatever the table says,
-// ranges lie in the tensor and do not overlap.
+// Rows of each sequence by cu_seqlens, or `fixed` each. Must be called with b = 0, 1, .. in order. Ranges lie in the
+// tensor and do not overlap, whatever the table says.
 class RowSplitter {
  public:
   RowSplitter(const IntView& cu, int64_t fixed, int64_t total) : cu_(cu), fixed_(fixed), total_(total) {}
@@ -45,7 +45,7 @@ class RowSplitter {
   int64_t fixed_, total_, end_ = 0;
 };
 
-// Calls body(b, i, row, count) for row i of the count rows of range(b), for every sequence, in parallel. range is
+// Calls body(b, i, row, count) in parallel for row i of the `count` rows of range(b), for every sequence b. range is
 // called in order, from one thread.
 template <class Range, class Body>
 void for_each_sequence_row(int64_t batch, Range&& range, Body&& body) {

@@ -83,7 +83,7 @@ float apply_score_terms(const ScoreRows& rows, int row, int m, int64_t first, co
   const int n = tile.n;
   const float* factor = tile.scaled ? tile.k_factor : nullptr;
   if (!p.has_score_terms()) {
-    // The softmax scales by itself, except where a negative scale would turn its maximum around.
+    // The softmax scales, unless keys have scales or the scale is not positive: the max would become a min.
     if (factor == nullptr && p.scale > 0) return p.scale * kLog2e;
     kernels.scale_columns(m, n, s, kMaxTileN, p.scale, factor);
     return kLog2e;
@@ -111,7 +111,7 @@ bool fully_visible(const ScoreRows& rows, int row, int m, int64_t first, const K
   if (tile.any_hidden || p.has_mask_bits) return false;
   if (p.sparse) return true;
   if (p.num_ranges > 0) return false;
-  // Positions grow with the row: the last row has the tightest left edge, the first the tightest right edge.
+  // Positions grow with the row: the last row sees the fewest keys on the left, the first the fewest on the right.
   return p.first_visible(rows.position(row + m - 1)) <= first &&
          p.last_visible(rows.position(row)) >= first + tile.n - 1;
 }
@@ -167,7 +167,7 @@ KeyRange visible_keys(const Problem& p, const Sequence& s, int64_t b, int64_t qu
     keys.first = std::min(keys.first, std::max<int64_t>(range.first, 0));
     keys.last = std::max(keys.last, std::min(range.last, s.seqlen_kv() - 1));
   }
-  // What the ring has overwritten is gone.
+  // The ring has overwritten older keys.
   if (p.cache.ring_capacity > 0) keys.first = std::max(keys.first, s.num_cached - p.cache.ring_capacity);
   return keys;
 }

@@ -17,7 +17,7 @@ struct T5Buckets {
 };
 T5Buckets make_t5_buckets(const Problem& p);
 
-// The rows of an item that a tile is scored for: those of one KV head.
+// The rows of one KV head of an item.
 struct ScoreRows {
   const Problem& p;
   const Sequence& sequence;
@@ -37,8 +37,7 @@ float apply_score_terms(const ScoreRows& rows, int row, int m, int64_t first, co
 
 // True if every row of [row, row + m) sees every column: nothing to mask.
 bool fully_visible(const ScoreRows& rows, int row, int m, int64_t first, const KvTile& tile);
-// Writes -inf where a row does not see a column. Returns the number of columns, from the left, beyond which nobody sees
-// anything.
+// Writes -inf where a row does not see a column. Returns the number of columns up to the last one that some row sees.
 int apply_mask(const ScoreRows& rows, int row, int m, int64_t first, const KvTile& tile, float* s);
 
 // Keys [first, last] that queries [query_begin, query_end) may see at all, by causality, windows and ranges; empty if

@@ -14,8 +14,8 @@
 namespace attune::cpu {
 namespace {
 
-// About 25 us (Zen 4) of asking again before a thread goes to sleep: calls follow each other closely in a step. Longer
-// would take a core from whoever has work.
+// A thread spins about 25 us (Zen 4) before it sleeps, as calls of a step follow each other closely. Longer would take
+// a core from others that have work.
 constexpr int kSpins = 1000;
 
 void pause() {
@@ -26,7 +26,7 @@ void pause() {
 #endif
 }
 
-// True as soon as done() is, false when it is time to sleep.
+// Returns true as soon as done() does, and false when it is time to sleep.
 template <class Done>
 bool spin_until(Done&& done) {
   for (int i = 0; i < kSpins; ++i) {
@@ -40,9 +40,9 @@ struct Job {
   void (*work)(void*, int);
   void* context;
   int threads;
-  Job* next = nullptr;          // of the pool's list; under the pool's mutex
-  int begun = 1;                // threads that have taken part, the caller among them; under the pool's mutex
-  std::atomic<int> running{0};  // of the pool's threads; changes under the mutex
+  Job* next = nullptr;          // in the pool's list; guarded by the pool's mutex
+  int begun = 1;                // threads that have begun, with the caller; guarded by the pool's mutex
+  std::atomic<int> running{0};  // threads of the pool that are at work; changes under the mutex
 };
 
 class Pool {
@@ -57,8 +57,8 @@ class Pool {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  // Around a fork: a thread that is just starting may hold a lock of the C library, or of a sanitizer, which nobody
-  // would release in the child.
+  // Waits until all threads have started: one that is just starting may hold a lock of the C library or of a sanitizer,
+  // which nobody would release in the child.
   void before_fork() {
     std::unique_lock lock(mutex_);
     left_.wait(lock, [&] { return started_ == workers_.size(); });
@@ -83,9 +83,9 @@ class Pool {
     work(context, 0);
     {
       const std::lock_guard lock(mutex_);
-      remove(&job);  // from here nobody begins
+      remove(&job);  // no thread begins from here on
     }
-    // The mutex after the last one left: it must not use the job any more.
+    // Takes the mutex even after the last thread left, as that thread still used the job under it.
     spin_until([&] { return job.running.load() == 0; });
     std::unique_lock lock(mutex_);
     left_.wait(lock, [&] { return job.running.load() == 0; });
@@ -97,14 +97,14 @@ class Pool {
     while (*at != nullptr) at = &(*at)->next;
     *at = job;
   }
-  // Nothing where it has been removed.
+  // Does nothing where the job has been removed.
   void remove(const Job* job) {
     Job** at = &jobs_;
     while (*at != nullptr && *at != job) at = &(*at)->next;
     if (*at != nullptr) *at = job->next;
   }
 
-  // With fewer threads than asked for the work is done as well.
+  // Starting fewer threads than asked for is no error: those that started do the work.
   void hire(int count) {
     try {
       while (static_cast<int>(workers_.size()) < count) workers_.emplace_back([this] { serve(); });
@@ -140,14 +140,14 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;  // for the workers
   std::condition_variable left_;  // for callers: a worker has started, or left a job
-  Job* jobs_ = nullptr;           // that still take threads, the oldest first: a list, so that a run allocates nothing
-  std::atomic<uint64_t> posted_{0};  // jobs so far; changes under the mutex
+  Job* jobs_ = nullptr;  // jobs that still take threads, the oldest first; linked, so that a run allocates nothing
+  std::atomic<uint64_t> posted_{0};  // number of jobs so far; changes under the mutex
   bool stopping_ = false;
   std::vector<std::thread> workers_;
-  size_t started_ = 0;  // of the workers
+  size_t started_ = 0;  // workers that have started
 };
 
-// A forked child has none of its parent's threads, and its mutex in any state: it gets a pool of its own.
+// A forked child has no threads of its parent, and the mutex may be locked in it: it gets a pool of its own.
 class PoolOfProcess {
  public:
   PoolOfProcess() : pool_(new Pool) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one pool of threads of the CPU backend. The caller always works too, and waits only for threads that have begun:
-// a thread that gets no core in time costs its share of the speed, not a time slice. OpenMP's barrier waits for every
-// thread.
+// a thread that gets no core in time costs its share of the speed, not a time slice, as it would at OpenMP's barrier.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +11,13 @@ namespace attune::cpu {
 
 int num_threads();                // what new plans use
 void set_num_threads(int count);  // 0: the default
-// Starts the threads that run_together(count, ..) needs, so that it need not. A forked child starts its own as it runs.
+// Starts the threads that run_together(count, ..) needs, so that a run starts none. A forked child starts its own in
+// its first run.
 void ready_threads(int count);
 
-// Calls work(context, thread) on this thread with thread 0 and, on such threads of the pool as come before it returns,
-// with 1, 2 and so on below threads. Returns when all that began have ended. Any number of callers at a time.
+// Calls work(context, 0) on this thread, and work(context, 1), work(context, 2) .. on up to threads - 1 threads of the
+// pool: those that begin before the call returns. Returns when all that began have ended. Any number of callers at a
+// time.
 void run_together(int threads, void (*work)(void* context, int thread), void* context);
 
 // Calls body(i, thread) for i in 0..n-1, dynamically shared; thread is 0..threads-1. body must not throw.

@@ -17,15 +17,15 @@ inline constexpr int kMaxTileN = 128;
 inline constexpr int64_t kDecodeQueries = 16;  // sequences with more queries than this run as prefill
 inline constexpr int kDecodeRows = 128;        // most packed rows of a decode item
 
-// Packed rows of a prefill item: Q, O and S of an item should stay in a core's L2 beside the key tile.
+// Packed rows of a prefill item: as many as leave Q, O and S in a core's L2 beside the key tile.
 inline int prefill_rows(int64_t head_dim_qk, int64_t head_dim_v) {
   const int64_t width = head_dim_qk + head_dim_v;
   return width <= 256 ? 256 : (width <= 512 ? 128 : 64);
 }
 
 // Rows [row_begin, row_begin + num_rows) of KV heads [kv_head, kv_head + num_heads) of a sequence, packed as query *
-// group + head in group, against keys [kv_begin, kv_end). Where results are kept, heads follow each other: row h *
-// num_rows + r.
+// group + head in group, against keys [kv_begin, kv_end). In scratch and in partial results heads follow each other:
+// row h * num_rows + r.
 struct Item {
   int64_t row_begin;
   int64_t kv_begin, kv_end;
@@ -35,7 +35,7 @@ struct Item {
   int32_t partial;  // slot for the partial result; -1: the item is whole
 };
 
-// Merges the partial results of slots [first, first + count) into rows that otherwise belong to one item.
+// Merges the partial results of slots [first, first + count): the pieces of one item.
 struct MergeTask {
   int64_t row_begin;
   int32_t sequence, kv_head;
@@ -57,7 +57,7 @@ struct KvTile {
   float k_factor[kMaxTileN], v_factor[kMaxTileN];
 };
 
-// Addresses of the rows of a tile, of an item's first KV head, to ask for early.
+// Addresses of the rows of a tile, for prefetching. They are those of the item's first KV head.
 struct AheadRows {
   int n = 0;
   int64_t k_bytes = 0, v_bytes = 0;  // of a row

@@ -28,7 +28,7 @@ void TileSource::hide(int i, Scratch& scratch) const {
   t.k_factor[i] = t.v_factor[i] = 1.0f;
 }
 
-// Contiguous elements of dtype as a row of the row type: in place if they already are, else converted.
+// A row of the row type from contiguous elements of dtype: in place if they have that type, else converted.
 const void* TileSource::stage(const std::byte* row, int32_t dtype, int64_t n, std::byte* to, float* temporary) const {
   if (dtype == row_type_dtype(row_type_)) return row;
   if (row_type_ == TileType::kF32) {
@@ -46,7 +46,7 @@ const void* TileSource::place_row(const KvPlane& plane, KvSlot slot, int64_t hea
                                   Scratch& scratch) const {
   const std::byte* row = plane.row(slot.page, slot.offset, head);
   if (plane.contiguous) return stage(row, plane.dtype, n, to, scratch.row_f32);
-  // Gather behind the place of the converted row: a row of any dtype fits 4 bytes an element.
+  // Gathered elements take at most 4 bytes each, whatever their dtype.
   alignas(64) std::byte codes[kMaxHeadDim * 4];
   gather_elements(row, plane.element_size, plane, n, codes);
   if (const void* at = stage(codes, plane.dtype, n, to, scratch.row_f32); at != codes) return at;
@@ -154,7 +154,7 @@ void for_each_run(const KvCache& c, int64_t b, int64_t first, int i, int end, Em
   }
 }
 
-// The cached columns [i, n) of a plain cache. Rows that need no conversion cost an addition.
+// Loads the cached columns [i, n) of a plain cache. A row that needs no conversion costs one addition.
 int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t first, int i, int n,
                           Scratch& scratch) const {
   const KvCache& c = p_.cache;
@@ -183,7 +183,7 @@ int TileSource::load_runs(const Sequence& s, int64_t b, int64_t kv_head, int64_t
   return end > i ? end : i;
 }
 
-// The scales of the cached columns [begin, end) of a plain cache; of hidden columns they do not matter.
+// Loads the scales of the cached columns [begin, end) of a plain cache. Those of hidden columns are not used.
 void TileSource::load_factors(int64_t b, int64_t kv_head, int64_t first, int begin, int end, Scratch& scratch) const {
   const KvCache& c = p_.cache;
   KvTile& t = *scratch.tile;
@@ -206,8 +206,8 @@ void TileSource::load_factors(int64_t b, int64_t kv_head, int64_t first, int beg
   });
 }
 
-// Scales that each token and head has, of all the item's heads and the columns [first, first + n), read in the order of
-// memory.
+// Reads the scales of each token and head, for all heads of the item and the columns [first, first + n), in the order
+// of memory.
 void TileSource::gather_factors(const Item& item, int64_t first, int n, float* factors) const {
   const KvCache& c = p_.cache;
   for_each_run(c, item.sequence, first, 0, n, [&](int at, KvSlot k, KvSlot v, int run) {
@@ -246,8 +246,8 @@ bool TileSource::next_head(const Item& item, int h, int64_t first, Scratch& scra
   return true;
 }
 
-// Asks for the scales of count tokens from slot on, where each has its own. Those of all heads of a token are in a line
-// or two.
+// Prefetches the scales of `count` tokens from slot on, if each token has its own. Those of all heads of a token lie in
+// a line or two.
 void prefetch_scales(const KvScale& scale, KvSlot slot, int64_t kv_head, int count) {
   if (scale.mode != KvScale::Mode::kTokenHead) return;
   const float* from = scale.at(slot.page, slot.offset, kv_head);

@@ -8,7 +8,7 @@
 
 namespace attune::cpu {
 
-// Keys that are not in a cache: the tensors themselves, or what the prologue made of them.
+// Keys that are not in a cache: the tensors themselves, or the outputs of the prologue.
 struct DenseRows {
   RowView k, v;
 };
@@ -20,13 +20,13 @@ class TileSource {
              const KernelTable& kernels)
       : p_(p), dense_(dense), row_type_(row_type), codes_in_place_(codes_in_place), kernels_(kernels) {}
 
-  // Columns [first, first + n) of the keys of sequence b; those below begin are hidden and never read. In sparse mode
-  // the columns are entries of the lists of query row q_row.
+  // Loads columns [first, first + n) of the keys of sequence b. Those below `begin` are hidden and not read. In sparse
+  // mode the columns are entries of the lists of query row q_row.
   void load(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int64_t begin, int n,
             Scratch& scratch) const;
-  // For the item's KV head h > 0: makes the tile of head h - 1 that of h. False: load it.
+  // Turns the tile of the item's KV head h - 1 into that of head h > 0. Returns false if it must be loaded instead.
   bool next_head(const Item& item, int h, int64_t first, Scratch& scratch) const;
-  // Addresses of the cached rows among the columns [first, first + n), as far as they are cheap to tell.
+  // Finds the addresses of those cached rows of columns [first, first + n) for which that is cheap.
   void look_ahead(const Sequence& s, int64_t b, int64_t q_row, int64_t kv_head, int64_t first, int n,
                   AheadRows& a) const;
 

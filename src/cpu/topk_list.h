@@ -9,8 +9,8 @@
 
 namespace attune::cpu {
 
-// A score and its position as one number: larger is better. Order: NaN, then larger scores, then lower positions; no
-// two are equal. -0 is 0. Positions are below 2^31.
+// A score and its position as one number: larger is better. NaN comes first, then larger scores; of equal scores the
+// lower position is better, so no two are equal. -0 counts as 0. Positions are below 2^31.
 inline uint64_t candidate(float score, int64_t position) {
   const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);
   uint32_t rank = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
@@ -23,7 +23,7 @@ inline int64_t position_of(uint64_t candidate) { return 0xffffffffu - static_cas
 class TopkList {
  public:
   static constexpr int kMostAtOnce = 128;
-  // Elements of the memory of a list, and of its spare memory, where no more than most_seen candidates come.
+  // Elements of `keys` and of `spare` if at most most_seen candidates come.
   static int64_t capacity(int64_t k, int64_t most_seen) {
     return std::min(2 * k, std::max(most_seen, k)) + kMostAtOnce;
   }
@@ -36,7 +36,7 @@ class TopkList {
   // Scores of positions first, first + 1, .., n of them, at most kMostAtOnce. hidden[i]: no candidate; may be null.
   void add(const float* scores, const bool* hidden, int64_t first, int n) {
     make_room(n);
-    // Without branches: which scores stay is hard to guess.
+    // Without branches, as the machine cannot predict which scores stay.
     int64_t count = count_;
     for (int i = 0; i < n; ++i) {
       const uint64_t key = candidate(scores[i], first + i);
@@ -76,7 +76,7 @@ class TopkList {
     if (count_ + n > capacity_) finish();
   }
 
-  // Counts candidates by their leading bits, which leaves one bin to look into: three times as fast as a selection.
+  // A histogram of the leading bits leaves one bin to search: three times as fast as a selection.
   uint64_t kth_best() {
     constexpr int kBits = 12, kShift = 64 - kBits;
     int32_t in_bin[1 << kBits] = {};
@@ -96,7 +96,7 @@ class TopkList {
   uint64_t* keys_ = nullptr;
   uint64_t* spare_ = nullptr;
   int64_t k_ = 0, capacity_ = 0, count_ = 0;
-  uint64_t floor_ = 0;  // candidates up to here are not among the k best; 0 is no candidate
+  uint64_t floor_ = 0;  // candidates up to this one are not among the k best; no candidate is 0
 };
 
 }  // namespace attune::cpu

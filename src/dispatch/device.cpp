@@ -95,7 +95,7 @@ std::string describe_cuda() {
                              : "not used: " + gpu.why_not,
                 "\n");
   }
-  constexpr int kNewest = 99;  // without a driver any compiler will do
+  constexpr int kNewest = 99;  // without a driver any version of the compiler will do
   const int major = driver != nullptr ? driver->version / 1000 : kNewest;
   const cuda::ImageFinder::Options options = cuda::ImageFinder::default_options(major);
   const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(major, &why);

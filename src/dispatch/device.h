@@ -10,9 +10,10 @@
 
 namespace attune {
 
-// Throws INVALID_ARGUMENT for a device that no machine has, DEVICE_ERROR with the reason where this machine has it not.
+// Throws INVALID_ARGUMENT for a device that cannot exist, and DEVICE_ERROR with the reason for one that this machine
+// lacks.
 void check_device(attune_device device);
-// The first half alone: type and, on the CPU, index.
+// Throws INVALID_ARGUMENT as check_device does: checks the type and, on the CPU, the index.
 void check_device_argument(attune_device device);
 
 // "cpu", "cuda:0".
@@ -20,7 +21,7 @@ std::string device_name(attune_device device);
 
 // The devices that kernels run on; the CPU first, then usable GPUs in the order of their ordinals.
 int32_t device_count();
-// Entry i of them; i must be in range.
+// Describes device i, 0 <= i < device_count().
 void describe_device(int32_t i, attune_device_info* info);
 // Lines "name: text" about the CUDA runtime: driver, each GPU and why it cannot be used, bundle, disk cache, compiler.
 std::string describe_cuda();

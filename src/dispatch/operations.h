@@ -9,7 +9,7 @@
 
 namespace attune {
 
-// What one backend runs. An operation that it lacks is null.
+// The functions of one backend. An operation that it lacks is null.
 struct Operations {
   void (*merge)(const MergeProblem& op, int32_t device_index, void* stream);
   void (*qkv_prepare)(const PrepareProblem& op, int32_t device_index, void* stream);
@@ -18,12 +18,12 @@ struct Operations {
   void (*indexer)(const IndexerProblem& op, int32_t device_index, void* workspace, size_t bytes, void* stream);
 };
 
-// Throw as check_device does; UNSUPPORTED where the device has no kernel for the operation.
+// These throw what check_device throws, and UNSUPPORTED where the device has no kernel for the operation.
 void run_merge(const MergeProblem& op, attune_device device, void* stream);
 void run_qkv_prepare(const PrepareProblem& op, attune_device device, void* stream);
 void run_cache_op(const CacheProblem& op, attune_device device, void* stream);
 size_t indexer_workspace_size(const IndexerProblem& op, attune_device device);
-// Checks the workspace too.
+// As above; also throws where the workspace is too small or not aligned.
 void run_indexer(const IndexerProblem& op, attune_device device, void* workspace, size_t bytes, void* stream);
 
 }  // namespace attune

@@ -49,7 +49,7 @@ void warm_kernels(std::span<const attune_attention* const> attentions, attune_de
   try {
     for (size_t i = 1; i < wanted; ++i) threads.emplace_back(work);
   } catch (const std::system_error&) {
-    // Fewer threads than wanted do the same work.
+    // The threads that have started do all the work.
   }
   work();
   for (std::thread& thread : threads) thread.join();

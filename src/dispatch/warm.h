@@ -8,8 +8,8 @@
 
 namespace attune {
 
-// Plans each descriptor once, several at a time; the device's backend keeps what that loads. The first failure, with
-// the index of its descriptor, is thrown after all were tried.
+// Plans each descriptor once, several at a time; the backend keeps the kernels that this loads. Tries all, then throws
+// the first failure with the index of its descriptor.
 void warm_kernels(std::span<const attune_attention* const> attentions, attune_device device);
 
 }  // namespace attune
