@@ -138,7 +138,7 @@ TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
                                               std::to_string(softcap) +
                                               ", \"softmax_scale\": " + std::to_string(scale) + "}"));
       const Problem p = make_problem(problem.host(), Data::kRequired);
-      const kernels::PrefillParams params = prefill::to_params(p, prefill::choose_config(p, 132), nullptr);
+      const kernels::WorkTileParams params = prefill::to_params(p, prefill::choose_config(p, 132), nullptr);
       const double level = softcap * std::numbers::log2e;
       const auto exact = [&](double product) { return level * std::tanh(product * scale / softcap); };
       const auto check = [&](const auto& k, double range, double gap) {

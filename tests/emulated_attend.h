@@ -38,8 +38,8 @@ inline void emulate_attention(const attune_attention& a, int num_sms) {
     const size_t few_begin = prefill::workspace_layout(prompts).total;
     cases::Workspace workspace(cases::host_memory(), few_begin + decode::workspace_layout(few).total);
     auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
-    const kernels::PrefillParams of_prompts = prefill::to_params(p, prompts, memory);
-    const kernels::DecodeParams of_few = decode::to_params(p, few, memory + few_begin);
+    const kernels::WorkTileParams of_prompts = prefill::to_params(p, prompts, memory);
+    const kernels::AttentionParams of_few = decode::to_params(p, few, memory + few_begin);
     emulate_schedule(prompts, of_prompts);
     emulate_decode_schedule(few, of_few);
     emulate_decode(few, of_few);

@@ -40,7 +40,7 @@ class EmulatedDecode : public tests::Emulated {
     const cases::Expected expected = cases::evaluate(problem);
     cases::Workspace workspace(cases::host_memory(), decode::workspace_layout(c).total);
     decode::check_run(p, c);
-    const kernels::DecodeParams params = decode::to_params(p, c, workspace.buffer.device());
+    const kernels::AttentionParams params = decode::to_params(p, c, workspace.buffer.device());
     try {
       if (c.cluster == 0) emulate_decode_schedule(c, params);
       for (int i = 0; i < layers; ++i) emulate_decode(c, params);

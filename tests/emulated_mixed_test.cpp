@@ -28,7 +28,7 @@ class EmulatedMixed : public tests::Emulated {
   // alone: without the other kernel, which says that it has begun.
   static void attend_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace, bool alone) {
     prefill::check_run(p, c);
-    const kernels::PrefillParams params = prefill::to_params(p, c, workspace);
+    const kernels::WorkTileParams params = prefill::to_params(p, c, workspace);
     if (alone) ++params.list->few_begun;
     emulate_attention(p, c, params);
     if (params.list->few_ended != params.list->few_begun)

@@ -38,7 +38,7 @@ class EmulatedMla : public tests::Emulated {
     const bool prepares = prefill::has_prologue(given);
     const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
     mla::check_run(p, c);
-    const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
+    const kernels::WorkTileParams params = mla::to_params(p, c, workspace.buffer.device());
     try {
       emulate_schedule(c, params);
       balanced_ = std::any_of(params.work_tiles, params.work_tiles + params.list->num_work_tiles,

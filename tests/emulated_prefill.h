@@ -69,7 +69,7 @@ class EmulatedPrefill : public tests::Emulated {
     std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + own_bytes;
     const Problem p = prepares ? prefill::after_prologue(given, rows, rows_are) : given;
     prefill::check_run(p, c);
-    kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+    kernels::WorkTileParams params = prefill::to_params(p, c, workspace.buffer.device());
     if (twist == Twist::kTwoHeadTiles) {
       int64_t keys = 0;
       for (int64_t b = 0; b < problem.spec().batch(); ++b) keys += problem.spec().keys(b);

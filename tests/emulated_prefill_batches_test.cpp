@@ -100,7 +100,7 @@ TEST_F(EmulatedPrefillBatches, MoreSequencesThanThreadsOfTheSchedule) {
   const Problem p = make_problem(problem.device(), Data::kRequired);
   const prefill::Config c = prefill::choose_config(p, kBlocks);
   cases::Workspace workspace(cases::host_memory(), prefill::workspace_layout(c).total);
-  const kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+  const kernels::WorkTileParams params = prefill::to_params(p, c, workspace.buffer.device());
   emulate_schedule(c, params);
   EXPECT_EQ(workspace.buffer.check_guards(), "");
   std::map<std::pair<int, int>, int64_t> listed;  // the first row of a sequence's block, by its first token

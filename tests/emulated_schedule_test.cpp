@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the schedule of prompts and of MLA lists (kernels/prefill/schedule.cu on the CPU, tests/emulator), beside what
-// the results of attention show: each block of rows once, all of its tiles, parts of one size, long ones first.
+// What the schedule of prompts and of MLA lists (kernels/scheduler/persistent.cu on the CPU, tests/emulator), beside
+// what the results of attention show: each block of rows once, all of its tiles, parts of one size, long ones first.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -31,7 +31,7 @@ class EmulatedSchedule : public EmulatedPrefill {
     const Problem p = make_problem(problem.device(), Data::kRequired);
     const prefill::Config c = prefill::choose_config(p, num_sms);
     cases::Workspace workspace(cases::host_memory(), prefill::workspace_layout(c).total);
-    kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+    kernels::WorkTileParams params = prefill::to_params(p, c, workspace.buffer.device());
     if (fewest_tiles > 0) params.fewest_tiles = fewest_tiles;
     emulate_schedule(c, params);
     if (std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
@@ -89,7 +89,7 @@ class EmulatedSchedule : public EmulatedPrefill {
   }
 
  private:
-  static Time time_of(const kernels::PrefillParams& params) {
+  static Time time_of(const kernels::WorkTileParams& params) {
     std::vector<int64_t> until(static_cast<size_t>(params.num_blocks), 0);
     Time time;
     for (int i = 0; i < params.list->num_work_tiles; ++i) {

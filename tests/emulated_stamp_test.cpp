@@ -51,10 +51,10 @@ class EmulatedStamp : public EmulatedPrefill {
     EXPECT_EQ(workspace.buffer.check_guards(), "");
     return outcome;
   }
-  static void change_stamp(const kernels::DecodeParams& k) {
+  static void change_stamp(const kernels::AttentionParams& k) {
     for (int i = 0; i < k.blocks; ++i) ++k.stream_k[i].stamp;
   }
-  static void change_stamp(const kernels::PrefillParams& k) { ++k.list->stamp; }
+  static void change_stamp(const kernels::WorkTileParams& k) { ++k.list->stamp; }
 
   static Outcome decode(const char* row, When when, Schedule schedule, const Change& change) {
     cases::Problem problem(tests::make_case(row));
@@ -64,7 +64,7 @@ class EmulatedStamp : public EmulatedPrefill {
     const decode::Config c = decode::choose_config(p, device, false);
     return run(problem, c, decode::workspace_layout(c).total, when, schedule, change, decode::to_params,
                emulate_decode_schedule,
-               [](const Problem&, const decode::Config& config, const kernels::DecodeParams& k) {
+               [](const Problem&, const decode::Config& config, const kernels::AttentionParams& k) {
                  emulate_decode(config, k);
                });
   }

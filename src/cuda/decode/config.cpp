@@ -198,7 +198,7 @@ void choose_grid(const Problem& p, int most, Config& c) {
 size_t Config::shared_bytes() const { return shared_bytes_with(*this, stages); }
 
 // In clusters the grid's axes replace divisions: kernels/decode/decode_cluster.cu.
-Grid Config::grid(const kernels::DecodeParams& params) const {
+Grid Config::grid(const kernels::AttentionParams& params) const {
   if (cluster == 0) return {static_cast<uint32_t>(blocks), 1, 1};
   return {static_cast<uint32_t>(cluster * params.row_blocks), static_cast<uint32_t>(params.num_heads_kv),
           static_cast<uint32_t>(params.batch)};
@@ -229,7 +229,7 @@ KernelSpec Config::main_kernel() const {
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {"schedule/schedule.cu",
+  return {"scheduler/stream_k.cu",
           "attune_schedule_decode",
           {define("ATTUNE_THREADS", schedule_threads), define("ATTUNE_WARPS", warps),
            define("ATTUNE_ROW_TILES", row_tiles)},

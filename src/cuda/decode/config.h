@@ -7,10 +7,11 @@
 #include <limits>
 #include <string>
 
+#include "common/attention_params.h"
 #include "core/problem.h"
 #include "cuda/device.h"
 #include "cuda/kernel.h"
-#include "decode/decode_params.h"
+#include "decode/shared_bytes.h"
 
 namespace attune::cuda::decode {
 
@@ -51,7 +52,7 @@ struct Config {
 
   int rows() const { return 8 * row_tiles; }
   size_t shared_bytes() const;
-  Grid grid(const kernels::DecodeParams& params) const;
+  Grid grid(const kernels::AttentionParams& params) const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
 };
@@ -97,7 +98,7 @@ std::string table_refusal(const Problem& p);
 kernels::IntTable int_table(const IntView& v);
 kernels::KvPlane to_plane(const KvPlane& v, bool own_table);
 // What every attention kernel needs of a problem: sizes, rows, cache, scores and masks.
-void fill_problem(const Problem& p, const kernels::T5Table& t5, kernels::DecodeParams& k);
-kernels::DecodeParams to_params(const Problem& p, const Config& c, void* workspace);
+void fill_problem(const Problem& p, const kernels::T5Table& t5, kernels::AttentionParams& k);
+kernels::AttentionParams to_params(const Problem& p, const Config& c, void* workspace);
 
 }  // namespace attune::cuda::decode

@@ -39,7 +39,7 @@ class DecodePlan final : public KernelPlan {
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
     if (is_empty(p) || schedule_ == nullptr) return;
-    const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
+    const kernels::AttentionParams params = decode::to_params(p, config_, workspace);
     LaunchConfig launch;
     launch.block[0] = static_cast<uint32_t>(config_.schedule_threads);
     launch.programmatic = true;
@@ -50,7 +50,7 @@ class DecodePlan final : public KernelPlan {
   void run(const Problem& p, void* workspace, void* stream) const override {
     if (is_empty(p)) return;
     decode::check_run(p, config_);
-    const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
+    const kernels::AttentionParams params = decode::to_params(p, config_, workspace);
     LaunchConfig launch;
     const Grid grid = config_.grid(params);
     std::copy(grid.begin(), grid.end(), launch.grid);

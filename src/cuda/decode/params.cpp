@@ -5,11 +5,11 @@
 #include <limits>
 #include <numbers>
 
+#include "common/work_tile_params.h"
 #include "core/integers.h"
 #include "core/schedule_stamp.h"
 #include "cuda/decode/config.h"
 #include "cuda/ops/params.h"
-#include "prefill/prefill_params.h"
 
 namespace attune::cuda::decode {
 
@@ -35,7 +35,7 @@ kernels::KvPlane to_plane(const KvPlane& v, bool own_table) {
 
 namespace {
 
-using kernels::DecodeParams;
+using kernels::AttentionParams;
 
 struct RowStrides {
   long long batch, row, head;
@@ -50,7 +50,7 @@ kernels::KvScale to_scale(const KvScale& s) {
           static_cast<long long>(s.head_stride), static_cast<int>(s.mode)};
 }
 
-void fill_rows(const Problem& p, DecodeParams& k) {
+void fill_rows(const Problem& p, AttentionParams& k) {
   const RowStrides q = row_strides(p, p.q), out = row_strides(p, p.out), lse = row_strides(p, p.lse),
                    max = row_strides(p, p.max_logits);
   k.q = reinterpret_cast<const char*>(p.q.data);
@@ -73,7 +73,7 @@ kernels::NewRows new_rows(const Problem& p, const RowView& v) {
   return {reinterpret_cast<const char*>(v.data), strides.batch, strides.row, strides.head, v.dim_stride};
 }
 
-void fill_new_tokens(const Problem& p, DecodeParams& k) {
+void fill_new_tokens(const Problem& p, AttentionParams& k) {
   if (p.new_tokens) {
     k.new_k = new_rows(p, p.k);
     k.new_v = new_rows(p, p.v);
@@ -83,7 +83,7 @@ void fill_new_tokens(const Problem& p, DecodeParams& k) {
   k.append = p.prologue.append ? 1 : 0;
 }
 
-void fill_cache(const Problem& p, DecodeParams& k) {
+void fill_cache(const Problem& p, AttentionParams& k) {
   const KvCache& c = p.cache;
   k.k = to_plane(c.k, false);
   k.v = to_plane(c.v, c.paged && static_cast<bool>(c.v_page_table));
@@ -117,7 +117,7 @@ kernels::BiasTable bias_table(const ParamView& v) {
           v.dtype};
 }
 
-void fill_tables(const Problem& p, const kernels::T5Table& t5, DecodeParams& k) {
+void fill_tables(const Problem& p, const kernels::T5Table& t5, AttentionParams& k) {
   k.bias = bias_table(p.bias);
   k.new_token_bias = bias_table(p.new_token_bias);
   k.t5 = t5;
@@ -140,7 +140,7 @@ void fill_tables(const Problem& p, const kernels::T5Table& t5, DecodeParams& k) 
   k.range_end_stride = p.range_end_stride;
 }
 
-void fill_scores(const Problem& p, DecodeParams& k) {
+void fill_scores(const Problem& p, AttentionParams& k) {
   k.scale = p.scale;
   if (p.softcap > 0) {
     k.cap_inverse = static_cast<float>(1.0 / p.softcap);
@@ -168,7 +168,7 @@ void fill_scores(const Problem& p, DecodeParams& k) {
   k.zero_finished = p.zero_finished ? 1 : 0;
 }
 
-void fill_sizes(const Problem& p, DecodeParams& k) {
+void fill_sizes(const Problem& p, AttentionParams& k) {
   k.batch = to_int(p.batch);
   k.num_heads_q = to_int(p.heads_q);
   k.num_heads_kv = to_int(p.heads_kv);
@@ -188,7 +188,7 @@ unsigned stamp_of_call(const Problem& p) {
 // A tile of 128 keys takes a multiprocessor so much longer with 128 rows of a prompt than with those of a block here.
 constexpr float kPromptTile = 1.22f;
 
-void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
+void fill_schedule(const Problem& p, const Config& c, AttentionParams& k) {
   k.blocks = c.blocks / c.head_lanes;
   k.head_lanes = c.head_lanes;
   k.few_q = c.beside.few_q;
@@ -198,7 +198,7 @@ void fill_schedule(const Problem& p, const Config& c, DecodeParams& k) {
 
 }  // namespace
 
-void fill_problem(const Problem& p, const kernels::T5Table& t5, DecodeParams& k) {
+void fill_problem(const Problem& p, const kernels::T5Table& t5, AttentionParams& k) {
   fill_sizes(p, k);
   fill_rows(p, k);
   if (p.cache) fill_cache(p, k);
@@ -210,8 +210,8 @@ void fill_problem(const Problem& p, const kernels::T5Table& t5, DecodeParams& k)
   k.checks_stamp = p.scheduled_before ? 1 : 0;
 }
 
-DecodeParams to_params(const Problem& p, const Config& c, void* workspace) {
-  DecodeParams k{};
+AttentionParams to_params(const Problem& p, const Config& c, void* workspace) {
+  AttentionParams k{};
   fill_problem(p, c.t5, k);
   fill_new_tokens(p, k);
   fill_schedule(p, c, k);

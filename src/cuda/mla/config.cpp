@@ -150,7 +150,7 @@ KernelSpec Config::main_kernel() const {
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {"prefill/schedule.cu",
+  return {"scheduler/persistent.cu",
           "attune_schedule_prefill",
           {define("ATTUNE_KEYS", kMlaBlockN), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_SHARES", 1)},
           0};
@@ -244,8 +244,8 @@ WorkspaceLayout workspace_layout(const Config& c) {
   return w;
 }
 
-kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace) {
-  kernels::PrefillParams k{};
+kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace) {
+  kernels::WorkTileParams k{};
   decode::fill_problem(p, {}, k);
   if (p.cu_kv) k.cu_seqlens_kv = decode::int_table(p.cu_kv);
   const bool rows = p.dense_kv || p.new_tokens;

@@ -54,7 +54,7 @@ struct WorkspaceLayout {
 };
 WorkspaceLayout workspace_layout(const Config& c);
 
-kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace);
+kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace);
 
 // The TMA's tensor maps, in the order of the kernel's parameters. A map that is not needed is that of q.
 struct Maps {

@@ -68,7 +68,7 @@ class MlaPlan final : public KernelPlan {
 
  private:
   void attend(const Problem& p, void* workspace, void* stream) const {
-    const kernels::PrefillParams params = mla::to_params(p, config_, workspace);
+    const kernels::WorkTileParams params = mla::to_params(p, config_, workspace);
     const mla::Maps maps = mla::describe_maps(p, config_);
     const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
     LaunchConfig launch;

@@ -79,7 +79,7 @@ void fill_small(double softcap, double level, double of_product, kernels::CapPol
   k.low = -k.high;
 }
 
-void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
+void fill_cap(double scale, double softcap, kernels::WorkTileParams& k) {
   const double of_product = scale / softcap, level = softcap * std::numbers::log2e;
   k.cap_unit = static_cast<float>(of_product);
   fill_small(softcap, level, of_product, k.cap_small);
@@ -156,7 +156,7 @@ KernelSpec Config::main_kernel() const {
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {"prefill/schedule.cu",
+  return {"scheduler/persistent.cu",
           "attune_schedule_prefill",
           {define("ATTUNE_KEYS", keys), define("ATTUNE_SPARSE", 0), define("ATTUNE_SHARES", 0)},
           0};
@@ -355,8 +355,8 @@ int blocks_alike(const Problem& p, const Config& c) {
 
 }  // namespace
 
-kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace) {
-  kernels::PrefillParams k{};
+kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace) {
+  kernels::WorkTileParams k{};
   decode::fill_problem(p, c.t5, k);
   const IntView& cu_kv = p.cu_kv;
   if (cu_kv) k.cu_seqlens_kv = {cu_kv.data, cu_kv.row_stride, cu_kv.col_stride};

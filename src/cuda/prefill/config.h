@@ -78,7 +78,7 @@ struct WorkspaceLayout {
 };
 WorkspaceLayout workspace_layout(const Config& c);
 
-kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace);
+kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace);
 // fp32: which rows of a run can be loaded four channels at a time.
 kernels::Fp32Rows fp32_rows(const Problem& p);
 

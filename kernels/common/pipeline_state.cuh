@@ -2,7 +2,7 @@
 // The position in a pipeline: a ring of stages with mbarriers, whose phases alternate.
 #pragma once
 
-namespace attune::tile {
+namespace attune::common {
 
 // Stage, and parity of the mbarriers' phase.
 struct PipelineState {
@@ -14,4 +14,4 @@ struct PipelineState {
   }
 };
 
-}  // namespace attune::tile
+}  // namespace attune::common

@@ -3,17 +3,17 @@
 // other warps through a ring of slots in shared memory.
 #pragma once
 
-#include "prefill/prefill_params.h"
+#include "common/work_tile_params.h"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"
 
-namespace attune::prefill {
+namespace attune::scheduler {
 
 constexpr int kNoMoreWork = -1;  // in place of a head tile
 
 // Called by one thread of the grid after its wait for the previous kernels: who acquires `seen` also sees the list. The
 // release takes about as long as the first keys.
-__device__ __forceinline__ void release_list(const kernels::PrefillParams& p) {
+__device__ __forceinline__ void release_list(const kernels::WorkTileParams& p) {
   if (p.split_tiles != nullptr) ptx::store_release(&p.list->seen, 1);
 }
 
@@ -40,7 +40,7 @@ class TileScheduler {
   // 16-byte vectors of a work tile, one a lane.
   static constexpr int kWorkVectors = sizeof(kernels::WorkTile) / 16;
 
-  __device__ __forceinline__ TileScheduler(const kernels::PrefillParams& p, const Smem& smem)
+  __device__ __forceinline__ TileScheduler(const kernels::WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), lane_(threadIdx.x % 32), next_(blockIdx.x / kCluster) {}
 
   // The list, and the lane's vector of the work tile that is probably the first.
@@ -48,10 +48,10 @@ class TileScheduler {
     float4 list;
     uint4 vector;
   };
-  __device__ __forceinline__ static int first_index(const kernels::PrefillParams& p) {
+  __device__ __forceinline__ static int first_index(const kernels::WorkTileParams& p) {
     return min(static_cast<int>(blockIdx.x) / max(p.num_head_tiles, kCluster), p.max_work_tiles - 1);
   }
-  __device__ __forceinline__ static First ask_first(const kernels::PrefillParams& p) {
+  __device__ __forceinline__ static First ask_first(const kernels::WorkTileParams& p) {
     First x{};
     if (threadIdx.x < kWorkVectors) x.vector = load_vector_of(p.work_tiles + first_index(p), threadIdx.x);
     if (threadIdx.x < 32) x.list = ptx::load_from_l2(reinterpret_cast<const float4*>(p.list));
@@ -177,7 +177,7 @@ class TileScheduler {
   __device__ __forceinline__ int slot() const { return static_cast<int>(count_ % kernels::kWorkSlots); }
   __device__ __forceinline__ unsigned phase() const { return count_ / kernels::kWorkSlots % 2; }
 
-  const kernels::PrefillParams& p_;
+  const kernels::WorkTileParams& p_;
   const Smem& smem_;
   const int lane_;
   unsigned next_;       // of lane 0
@@ -185,4 +185,4 @@ class TileScheduler {
   unsigned count_ = 0;  // of work tiles
 };
 
-}  // namespace attune::prefill
+}  // namespace attune::scheduler

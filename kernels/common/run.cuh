@@ -4,10 +4,10 @@
 // decoding are separate, so that a thread can have several runs in flight.
 #pragma once
 
+#include "common/element.cuh"
 #include "ptx/convert.cuh"
-#include "tile/element.cuh"
 
-namespace attune::tile {
+namespace attune::common {
 
 // Elements as they are in memory, from the low bits on.
 template <int kWidth>
@@ -196,4 +196,4 @@ __device__ __forceinline__ RawRun<kWidth> encode_run(int dtype, const float (&x)
   return r;
 }
 
-}  // namespace attune::tile
+}  // namespace attune::common

@@ -2,9 +2,9 @@
 // How stream-K cuts the tiles of a call into ranges. Pure arithmetic: any block can tell which block has which tile.
 #pragma once
 
-#include "schedule/sequence.cuh"
+#include "scheduler/stream_k_sequence.cuh"
 
-namespace attune::schedule {
+namespace attune::scheduler {
 
 // A 64-bit division takes a hundred instructions, and numerators nearly always fit 32 bits.
 __device__ __forceinline__ long long divide(long long a, int b) {
@@ -34,4 +34,4 @@ struct StreamKPartition {
   }
 };
 
-}  // namespace attune::schedule
+}  // namespace attune::scheduler

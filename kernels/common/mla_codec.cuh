@@ -9,9 +9,9 @@
 //   divide_by_scale<584>(x, amax, scale, power_of_two);                              // then encode_run(kE4m3, x)
 #pragma once
 
-#include "tile/kv_codec.cuh"
+#include "common/kv_codec.cuh"
 
-namespace attune::tile {
+namespace attune::common {
 
 // 2^(e - 127); 255 is NaN.
 __device__ __forceinline__ float e8m0_to_float(unsigned e) {
@@ -87,4 +87,4 @@ __device__ __forceinline__ void divide_by_scale(float (&x)[kCount], float amax, 
   }
 }
 
-}  // namespace attune::tile
+}  // namespace attune::common

@@ -2,32 +2,21 @@
 // From the lengths on the device to a sequence: its queries, the keys that they may see, and the tiles of those.
 #pragma once
 
-#include "decode/decode_params.h"
+#include "common/sequence.cuh"
+#include "scheduler/stream_k_params.h"
 
-namespace attune::schedule {
+namespace attune::scheduler {
 
-using kernels::DecodeParams;
-
+using common::clamp_int;
+using common::int_at;
+using common::kMayHaveRanges;
+using kernels::AttentionParams;
 using kernels::Sequence;
-
-__device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i) { return t.data[i * t.col_stride]; }
-__device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i, long long j) {
-  return t.data[i * t.row_stride + j * t.col_stride];
-}
-
-__device__ __forceinline__ int clamp_int(long long x, long long low, long long high) {
-  return static_cast<int>(x < low ? low : x > high ? high : x);
-}
-
-#if !defined(ATTUNE_MASK) || (ATTUNE_MASK & 2) != 0
-constexpr bool kMayHaveRanges = true;
-#else
-constexpr bool kMayHaveRanges = false;  // saves registers
-#endif
 
 // Fills all fields of sequence b but q_begin and num_q, which are set. used: its entry of seqused_kv.
 template <int kTileKeys, int kBlockRows>
-__device__ __forceinline__ void complete_sequence(const DecodeParams& p, int b, int used, bool finished, Sequence& s) {
+__device__ __forceinline__ void complete_sequence(const AttentionParams& p, int b, int used, bool finished,
+                                                  Sequence& s) {
   const int num_cached = used < 0 ? 0 : p.ring_capacity > 0 ? used : min(used, p.capacity);
   const bool skipped = finished || (p.skip_decode && s.num_q == 1);
   const int rows = s.num_q * p.group;
@@ -55,7 +44,7 @@ __device__ __forceinline__ void complete_sequence(const DecodeParams& p, int b, 
 }
 
 template <int kTileKeys, int kBlockRows>
-__device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) {
+__device__ __forceinline__ Sequence read_sequence(const AttentionParams& p, int b) {
   Sequence s{};
   if (p.cu_seqlens_q.data != nullptr) {
     s.q_begin = clamp_int(int_at(p.cu_seqlens_q, b), 0, p.total_q);
@@ -70,14 +59,14 @@ __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, int b) 
   return s;
 }
 
-// The head lane of this block (DecodeParams::head_lanes).
-__device__ __forceinline__ int head_lane(const DecodeParams& p) {
+// The head lane of this block (AttentionParams::head_lanes).
+__device__ __forceinline__ int head_lane(const AttentionParams& p) {
   return static_cast<int>(blockIdx.x) & (p.head_lanes - 1);
 }
 
 // Stream-K tiles of a sequence, in their order: groups of heads, row blocks, key tiles.
-__device__ __forceinline__ long long tiles_of_sequence(const DecodeParams& p, const Sequence& s) {
+__device__ __forceinline__ long long tiles_of_sequence(const AttentionParams& p, const Sequence& s) {
   return static_cast<long long>(p.num_heads_kv / p.head_lanes) * s.row_blocks * s.num_tiles;
 }
 
-}  // namespace attune::schedule
+}  // namespace attune::scheduler

@@ -4,7 +4,7 @@
 
 #include "ptx/convert.cuh"
 
-namespace attune::tile {
+namespace attune::common {
 
 constexpr int kFloat32 = 1, kFloat16 = 2, kBFloat16 = 3, kE4m3 = 4, kE5m2 = 5, kInt8 = 6;
 
@@ -52,4 +52,4 @@ __device__ __forceinline__ void store_element(int dtype, void* array, long long 
   }
 }
 
-}  // namespace attune::tile
+}  // namespace attune::common

@@ -2,16 +2,16 @@
 // The walk over a block's stream-K range, split by split.
 #pragma once
 
-#include "schedule/stream_k_partition.cuh"
+#include "scheduler/stream_k_partition.cuh"
 
-namespace attune::schedule {
+namespace attune::scheduler {
 
 using kernels::Split;
 using kernels::StreamKRange;
 
 // Advances to the next split. live is 0 at the end of the range.
 template <int kTileKeys, int kBlockRows>
-__device__ __forceinline__ void advance(const DecodeParams& p, StreamKRange& s) {
+__device__ __forceinline__ void advance(const AttentionParams& p, StreamKRange& s) {
   s.live = 0;
   if (s.tiles_left <= 0) return;
   while (s.tile_in_sequence >= tiles_of_sequence(p, s.sequence)) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void advance(const DecodeParams& p, StreamKRange& s) 
 
 // Advances a range in shared memory. This is rare and long, so a kernel has one copy of the code.
 template <int kTileKeys, int kBlockRows>
-__device__ __noinline__ void advance_in_place(const DecodeParams& p, StreamKRange& range) {
+__device__ __noinline__ void advance_in_place(const AttentionParams& p, StreamKRange& range) {
   StreamKRange s = range;
   advance<kTileKeys, kBlockRows>(p, s);
   range = s;
@@ -50,8 +50,8 @@ __device__ __noinline__ void advance_in_place(const DecodeParams& p, StreamKRang
 // The range of `count` tiles from tile `first` on, at its first split. Tile `first` is tile `tile_in_sequence` of
 // sequence `batch`.
 template <int kTileKeys, int kBlockRows>
-__device__ __forceinline__ StreamKRange start(const DecodeParams& p, long long total, long long first, long long count,
-                                              int batch, long long tile_in_sequence) {
+__device__ __forceinline__ StreamKRange start(const AttentionParams& p, long long total, long long first,
+                                              long long count, int batch, long long tile_in_sequence) {
   StreamKRange s{};
   s.total_tiles = total, s.next_tile = first, s.tiles_left = count, s.tile_in_sequence = tile_in_sequence;
   s.batch = batch;
@@ -68,4 +68,4 @@ __device__ __forceinline__ StreamKRange start(const DecodeParams& p, long long t
   return s;
 }
 
-}  // namespace attune::schedule
+}  // namespace attune::scheduler

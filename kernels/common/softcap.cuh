@@ -4,7 +4,7 @@
 
 #include "ptx/math.cuh"
 
-namespace attune::tile {
+namespace attune::common {
 
 // In base 2. y: z / cap; level: cap log2 e. Relative error below 4e-7 for any cap: 1 - 2 / (1 + e^2y) loses bits where
 // y is small, so |y| < 0.5 takes a minimax polynomial, y (t0 + t1 y^2 + ..), with a relative error of 1.3e-8. Exact at
@@ -21,4 +21,4 @@ __device__ __forceinline__ float capped_score(float y, float level) {
   return fabsf(y) < 0.5f ? level * y * factor : large;
 }
 
-}  // namespace attune::tile
+}  // namespace attune::common

@@ -7,13 +7,13 @@
 // Queries are stored in the first order, O is read in the second.
 #pragma once
 
+#include "common/element.cuh"
+#include "common/row_layout.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/shared.cuh"
-#include "tile/element.cuh"
-#include "tile/row_layout.cuh"
 
-namespace attune::tile {
+namespace attune::common {
 
 // The type of the mma's operands. 8-bit elements are exact in both; parts of fp32 Q and P need the range of bf16.
 __host__ __device__ constexpr int compute_type(int q_type, int kv_type) {
@@ -224,4 +224,4 @@ __device__ __forceinline__ float high_half(unsigned x) {
   return ptx::f16_to_float(static_cast<unsigned short>(x >> 16));
 }
 
-}  // namespace attune::tile
+}  // namespace attune::common

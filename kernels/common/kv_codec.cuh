@@ -4,15 +4,15 @@
 //
 //   float scale = token_scale(dtype, amax);              // per token and head; amax: largest magnitude of the row
 //   const Divider over(scale);                           // fixed scales are used the same way
-//   codes = encode_pair(dtype, over(x0), over(x1));      // tile/run.cuh; or encode_run
+//   codes = encode_pair(dtype, over(x0), over(x1));      // common/run.cuh; or encode_run
 //
-// The packed formats of MLA: tile/mla_codec.cuh.
+// The packed formats of MLA: common/mla_codec.cuh.
 #pragma once
 
+#include "common/run.cuh"
 #include "ptx/math.cuh"
-#include "tile/run.cuh"
 
-namespace attune::tile {
+namespace attune::common {
 
 // The larger magnitude; NaN is ignored.
 __device__ __forceinline__ float larger_magnitude(float amax, float x) { return fmaxf(amax, fabsf(x)); }
@@ -80,4 +80,4 @@ class Divider {
   float scale_, reciprocal_, move_;
 };
 
-}  // namespace attune::tile
+}  // namespace attune::common

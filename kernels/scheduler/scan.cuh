@@ -2,7 +2,7 @@
 // Prefix sums, for the kernels that make schedules of lengths on the device.
 #pragma once
 
-namespace attune::schedule {
+namespace attune::scheduler {
 
 // The sum of x over this lane and those before it.
 __device__ __forceinline__ long long inclusive_sum_of_warp(long long x) {
@@ -14,4 +14,4 @@ __device__ __forceinline__ long long inclusive_sum_of_warp(long long x) {
   return x;
 }
 
-}  // namespace attune::schedule
+}  // namespace attune::scheduler

@@ -3,7 +3,7 @@
 // bank conflicts.
 #pragma once
 
-namespace attune::tile {
+namespace attune::common {
 
 // Rows of a power of two of chunks are swizzled; others are padded to an odd number of chunks.
 template <int kChunks>
@@ -30,4 +30,4 @@ struct RowLayout {
   }
 };
 
-}  // namespace attune::tile
+}  // namespace attune::common

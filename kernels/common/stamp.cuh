@@ -5,11 +5,11 @@
 // computes the stamp again while its first copies are in flight. If the two differ, it writes NaN to every row.
 #pragma once
 
+#include "common/sequence.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/reduce.cuh"
-#include "schedule/sequence.cuh"
 
-namespace attune::schedule {
+namespace attune::common {
 
 __device__ __forceinline__ unsigned mixed(unsigned x, int with) {
   x = (x ^ static_cast<unsigned>(with)) * 0x9e3779b1u;
@@ -17,7 +17,7 @@ __device__ __forceinline__ unsigned mixed(unsigned x, int with) {
 }
 
 // The stamp of sequence b. A batch's stamp is the sum over its sequences, in any order.
-__device__ __forceinline__ unsigned stamp_of(const DecodeParams& p, int b) {
+__device__ __forceinline__ unsigned stamp_of(const AttentionParams& p, int b) {
   unsigned x = mixed(p.stamp_of_call, b);
   if (p.cu_seqlens_q.data != nullptr) x = mixed(mixed(x, int_at(p.cu_seqlens_q, b)), int_at(p.cu_seqlens_q, b + 1));
   if (p.seqused_kv.data != nullptr) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ unsigned stamp_of(const DecodeParams& p, int b) {
 
 // One thread's part of the stamp of an index list (prefill/prefill_params.h): the lengths of its sequences or rows.
 template <class List>
-__device__ __forceinline__ unsigned stamp_of_list(const DecodeParams& p, const List& list, int number, int thread,
+__device__ __forceinline__ unsigned stamp_of_list(const AttentionParams& p, const List& list, int number, int thread,
                                                   int threads) {
   if (list.indices == nullptr || list.length.data == nullptr) return 0;
   int begin = 0, end = p.batch;
@@ -83,4 +83,4 @@ __device__ __forceinline__ void check_stamp(const Params& p, int thread, int thr
   sync();
 }
 
-}  // namespace attune::schedule
+}  // namespace attune::common

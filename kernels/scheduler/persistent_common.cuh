@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by all passes of the schedule (schedule.cu, balanced.cuh): block-wide sums, the sequence of a row block, and
+// Shared by all passes of the schedule (persistent.cu, balanced.cuh): block-wide sums, the sequence of a row block, and
 // the splits of one.
 #pragma once
 
-#include "prefill/tiles.cuh"
-#include "schedule/scan.cuh"
+#include "scheduler/scan.cuh"
+#include "scheduler/work_tiles.cuh"
 
-namespace attune::prefill {
-
-using schedule::inclusive_sum_of_warp;
+namespace attune::scheduler {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 static_assert(kWarps == 32, "a warp sums what the warps have summed");
@@ -37,7 +35,7 @@ __device__ __forceinline__ long long sum_of_block(long long x, SharedStorage& sh
 struct SequenceOfBlock {
   int batch, begin;
 };
-__device__ __forceinline__ SequenceOfBlock find_sequence(const PrefillParams& p, int sequences_each,
+__device__ __forceinline__ SequenceOfBlock find_sequence(const WorkTileParams& p, int sequences_each,
                                                          const SharedStorage& shared, int i) {
   int thread = 0;  // the first whose sequences end after i
 #pragma unroll 1
@@ -57,7 +55,7 @@ __device__ __forceinline__ SequenceOfBlock find_sequence(const PrefillParams& p,
 }
 
 // Gives a row block its splits.
-__device__ __forceinline__ void set_splits(const PrefillParams& p, int splits, SharedStorage& shared, WorkTile& t) {
+__device__ __forceinline__ void set_splits(const WorkTileParams& p, int splits, SharedStorage& shared, WorkTile& t) {
   t.num_splits = splits;
   if (splits == 1) return;
   const int split = atomicAdd(&shared.num_split_tiles, 1);
@@ -69,4 +67,4 @@ __device__ __forceinline__ void set_splits(const PrefillParams& p, int splits, S
   }
 }
 
-}  // namespace attune::prefill
+}  // namespace attune::scheduler

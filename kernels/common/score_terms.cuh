@@ -2,10 +2,10 @@
 // Score terms and masks from tables: biases, T5, mask bits.
 #pragma once
 
-#include "decode/decode_params.h"
-#include "tile/element.cuh"
+#include "common/attention_params.h"
+#include "common/element.cuh"
 
-namespace attune::tile {
+namespace attune::common {
 
 // Bits of ATTUNE_SCORE and of ATTUNE_MASK.
 constexpr int kSoftcap = 1, kAlibi = 2, kAlibiSqrt = 4, kBias = 8, kT5 = 16;
@@ -29,7 +29,7 @@ __device__ __forceinline__ int t5_bucket(const kernels::T5Table& t, int relative
 
 // The sum of bias terms, in natural units, for query `query` of a sequence whose query 0 is at first_position.
 template <int kScore>
-__device__ __forceinline__ float table_terms(const kernels::DecodeParams& p, int head, int query, int first_position,
+__device__ __forceinline__ float table_terms(const kernels::AttentionParams& p, int head, int query, int first_position,
                                              int key, int distance) {
   float x = 0;
   if constexpr ((kScore & kBias) != 0) {
@@ -44,11 +44,11 @@ __device__ __forceinline__ float table_terms(const kernels::DecodeParams& p, int
 }
 
 // True if the mask bits let a query see a key. row: of mask_bits; column: key minus mask_start.
-__device__ __forceinline__ bool mask_bit(const kernels::DecodeParams& p, long long row, int head, long long column) {
+__device__ __forceinline__ bool mask_bit(const kernels::AttentionParams& p, long long row, int head, long long column) {
   if (column < 0 || column >= p.mask_columns) return true;
   const unsigned char byte =
       p.mask_bits[row * p.mask_row_stride + head * p.mask_head_stride + (column >> 3) * p.mask_byte_stride];
   return (byte >> (column & 7) & 1) != 0;
 }
 
-}  // namespace attune::tile
+}  // namespace attune::common

@@ -17,13 +17,13 @@
 //
 // The code runs about once, so instruction fetches dominate: all passes are one loop, their common code appears once,
 // and nothing is unrolled.
-#include "prefill/balanced.cuh"
-#include "prefill/schedule_common.cuh"
+#include "common/stamp.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/reduce.cuh"
-#include "schedule/stamp.cuh"
+#include "scheduler/balanced.cuh"
+#include "scheduler/persistent_common.cuh"
 
-namespace attune::prefill {
+namespace attune::scheduler {
 
 constexpr int kKeys = ATTUNE_KEYS;
 constexpr bool kSparse = ATTUNE_SPARSE != 0, kBalanced = ATTUNE_SHARES != 0;
@@ -38,7 +38,7 @@ __device__ __forceinline__ int num_splits_of(int cost, int split_size) {
 }
 
 // The most tiles of a split.
-__device__ __forceinline__ int choose_split_size(const PrefillParams& p, int num_blocks, long long total, int max_cost,
+__device__ __forceinline__ int choose_split_size(const WorkTileParams& p, int num_blocks, long long total, int max_cost,
                                                  SharedStorage& shared) {
   const long long cost = total * p.num_head_tiles;
   const bool ideal_is_less = cost <= static_cast<long long>(max_cost - 1) * p.num_blocks;
@@ -93,7 +93,7 @@ __device__ __forceinline__ int choose_split_size(const PrefillParams& p, int num
   return shared.first_fit == 0 ? shorter() : ideal;
 }
 
-__device__ __forceinline__ void finish_list(const PrefillParams& p, int total_keys, int num_work_tiles,
+__device__ __forceinline__ void finish_list(const WorkTileParams& p, int total_keys, int num_work_tiles,
                                             int num_split_tiles, unsigned stamp) {
   const long long bytes = max(static_cast<long long>(max(total_keys, 1)) * p.bytes_of_key, 1ll);
   const unsigned fit = static_cast<unsigned>(kL2Bytes) / static_cast<unsigned>(min(bytes, 1ll * kL2Bytes));
@@ -106,12 +106,12 @@ __device__ __forceinline__ void finish_list(const PrefillParams& p, int total_ke
 }
 
 // Lengths that the host knows.
-__device__ __forceinline__ void list_uniform(const PrefillParams& p) {
+__device__ __forceinline__ void list_uniform(const WorkTileParams& p) {
   __shared__ unsigned stamp;
   const int num_work_tiles = p.blocks_each * p.batch, thread = static_cast<int>(threadIdx.x);
   if (thread == 0) stamp = 0;
   __syncthreads();
-  schedule::add_stamps<kSparse>(p, thread, kThreads, &stamp);
+  common::add_stamps<kSparse>(p, thread, kThreads, &stamp);
   __syncthreads();
 #pragma unroll 1
   for (int i = thread;; i += kThreads) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void list_uniform(const PrefillParams& p) {
   if (thread == 0) finish_list(p, static_cast<int>(min(1ll * keys * p.batch, 0x7fffffffll)), num_work_tiles, 0, stamp);
 }
 
-__device__ __forceinline__ void list_all(const PrefillParams& p) {
+__device__ __forceinline__ void list_all(const WorkTileParams& p) {
   __shared__ SharedStorage shared;
   ptx::wait_for_previous_kernels();
   const int sequences_each = (p.batch + kThreads - 1) / kThreads, thread = static_cast<int>(threadIdx.x);
@@ -140,7 +140,7 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
   if (thread == 0) shared.stamp = 0;
   shared.bucket[thread] = 0;
   __syncthreads();
-  schedule::add_stamps<kSparse>(p, thread, kThreads, &shared.stamp);  // visible to all threads after the first sum
+  common::add_stamps<kSparse>(p, thread, kThreads, &shared.stamp);  // visible to all threads after the first sum
 
   // Of the pass: this thread's sequences, then every 1,024th row block.
   int begin = min(p.batch, thread * sequences_each), end = min(p.batch, begin + sequences_each), step = 1;
@@ -231,15 +231,15 @@ __device__ __forceinline__ void list_all(const PrefillParams& p) {
   if (thread == 0) finish_list(p, total_keys, num_work_tiles, shared.num_split_tiles, shared.stamp);
 }
 
-}  // namespace attune::prefill
+}  // namespace attune::scheduler
 
 extern "C" __global__ void __launch_bounds__(1024)
-    attune_schedule_prefill(const __grid_constant__ attune::kernels::PrefillParams p) {
+    attune_schedule_prefill(const __grid_constant__ attune::kernels::WorkTileParams p) {
   using namespace attune;
   if (p.blocks_each > 0) {
-    prefill::list_uniform(p);
+    scheduler::list_uniform(p);
   } else {
-    prefill::list_all(p);
+    scheduler::list_all(p);
   }
   // Not earlier: a kernel reads its first work tile as soon as it starts (tile_scheduler.cuh).
   ptx::fence_device();

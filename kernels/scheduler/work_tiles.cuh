@@ -3,15 +3,15 @@
 // these keys.
 #pragma once
 
-#include "prefill/prefill_params.h"
-#include "schedule/sequence.cuh"
+#include "common/sequence.cuh"
+#include "common/work_tile_params.h"
 
-namespace attune::prefill {
+namespace attune::scheduler {
 
-using kernels::PrefillParams;
+using kernels::WorkTileParams;
 using kernels::WorkTile;
-using schedule::clamp_int;
-using schedule::int_at;
+using common::clamp_int;
+using common::int_at;
 
 struct SequenceInfo {
   long long q_begin, q_row, kv_row;  // as in WorkTile
@@ -22,7 +22,7 @@ struct SequenceInfo {
 
 // kSparse: rows attend to entries of lists, not to the keys of a sequence.
 template <bool kSparse = false>
-__device__ __forceinline__ SequenceInfo read_sequence(const PrefillParams& p, int b) {
+__device__ __forceinline__ SequenceInfo read_sequence(const WorkTileParams& p, int b) {
   SequenceInfo s{};
   if (p.cu_seqlens_q.data != nullptr) {
     s.q_begin = s.q_row = clamp_int(int_at(p.cu_seqlens_q, b), 0, p.total_q);
@@ -55,54 +55,14 @@ __device__ __forceinline__ SequenceInfo read_sequence(const PrefillParams& p, in
 }
 
 // Keys [first, end) that a position may see by causality and windows. num_keys is at least the position.
-__device__ __forceinline__ int first_visible(const PrefillParams& p, int position) {
+__device__ __forceinline__ int first_visible(const WorkTileParams& p, int position) {
   const int left = static_cast<int>(p.window_left);
   return left >= 0 ? max(max(position, 0) - left, 0) : 0;
 }
-__device__ __forceinline__ int end_visible(const PrefillParams& p, int num_keys, int position) {
+__device__ __forceinline__ int end_visible(const WorkTileParams& p, int num_keys, int position) {
   // negative: no limit, a large unsigned number
   const unsigned right = p.causal ? 0 : static_cast<unsigned>(p.window_right);
   return max(position + 1 + static_cast<int>(min(right, static_cast<unsigned>(num_keys - 1 - position))), 0);
-}
-
-// The page and slot of a cached key. The table load has latency until the page is used.
-struct Slot {
-  int page, slot;
-};
-__device__ __forceinline__ int page_index(const PrefillParams& p, int key) {
-  return p.page_shift >= 0 ? key >> p.page_shift : key / p.page_size;
-}
-__device__ __forceinline__ int slot_in_page(const PrefillParams& p, int key) {
-  return p.paged ? key - page_index(p, key) * p.page_size : key;
-}
-__device__ __forceinline__ Slot find_slot(const PrefillParams& p, int batch, int key, bool values) {
-  Slot s{batch, slot_in_page(p, key)};
-  if (p.paged) {
-    const kernels::IntTable& table = values && p.v_page_table.data != nullptr ? p.v_page_table : p.page_table;
-    s.page = int_at(table, batch, page_index(p, key));
-  } else if (p.batch_index.data != nullptr) {
-    s.page = int_at(p.batch_index, batch);
-  }
-  return s;
-}
-__device__ __forceinline__ bool is_there(const PrefillParams& p, int page) { return page >= 0 && page < p.num_pages; }
-// Whether the page of a cached key's value exists. Keys without a value are masked.
-__device__ __forceinline__ bool has_value(const PrefillParams& p, int batch, int key) {
-  return p.v_page_table.data == nullptr || is_there(p, find_slot(p, batch, key, true).page);
-}
-
-constexpr int kScaleByToken = 3;  // of KvScale::mode
-
-// The dequantization scale of a cached key.
-__device__ __forceinline__ float scale_of(const PrefillParams& p, const WorkTile& t, int kv_head, int key,
-                                          bool values) {
-  const kernels::KvScale& scale = values ? p.v_scale : p.k_scale;
-  if (scale.mode == 0) return 1.0f;
-  if (scale.mode == 1) return scale.data[0];
-  if (scale.mode == 2) return scale.data[kv_head * scale.head_stride];
-  const Slot s = find_slot(p, t.batch, key, values);
-  if (!is_there(p, s.page)) return 0.0f;
-  return scale.data[s.page * scale.page_stride + s.slot * scale.slot_stride + kv_head * scale.head_stride];
 }
 
 // The tiles of a key range. Cached tiles come first and are page aligned. Dense tiles start at the first visible key.
@@ -159,12 +119,12 @@ __device__ __forceinline__ const int* entries_of(const kernels::SlotList& list, 
          kv_head * list.head_stride;
 }
 // The row of q, counted over all sequences.
-__device__ __forceinline__ long long row_of_token(const PrefillParams& p, const WorkTile& t, int token) {
+__device__ __forceinline__ long long row_of_token(const WorkTileParams& p, const WorkTile& t, int token) {
   return (p.cu_seqlens_q.data != nullptr ? t.q_begin : static_cast<long long>(t.batch) * p.fixed_q) + token;
 }
 
 // A block of rows, and the keys that causality and windows let it see.
-__device__ __forceinline__ WorkTile rows_of_block(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
+__device__ __forceinline__ WorkTile rows_of_block(const WorkTileParams& p, const SequenceInfo& s, int b, int block) {
   WorkTile t{};
   t.q_begin = s.q_begin, t.q_row = s.q_row, t.kv_row = s.kv_row, t.batch = b;
   t.token_begin = block * p.tokens_of_tile;
@@ -187,7 +147,7 @@ __device__ __forceinline__ void take_all_tiles(WorkTile& t) {
 // A whole row block as a work tile with one split. In sparse attention its keys are the entries of its token's lists,
 // and those of the first list count as cached.
 template <int kKeys, bool kSparse = false>
-__device__ __forceinline__ WorkTile block_work(const PrefillParams& p, const SequenceInfo& s, int b, int block) {
+__device__ __forceinline__ WorkTile block_work(const WorkTileParams& p, const SequenceInfo& s, int b, int block) {
   WorkTile t = rows_of_block(p, s, b, block);
   const int position = s.num_keys - s.num_q + t.token_begin;
   if constexpr (kSparse) {
@@ -213,4 +173,4 @@ __device__ __forceinline__ WorkTile block_work(const PrefillParams& p, const Seq
   return t;
 }
 
-}  // namespace attune::prefill
+}  // namespace attune::scheduler

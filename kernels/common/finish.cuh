@@ -2,25 +2,25 @@
 // The epilogue of one row: sinks, normalisation, lse, max_logits.
 #pragma once
 
+#include "common/element.cuh"
+#include "common/sequence.cuh"
 #include "ptx/math.cuh"
-#include "schedule/sequence.cuh"
-#include "tile/element.cuh"
 
-namespace attune::tile {
+namespace attune::common {
 
-using kernels::DecodeParams;
+using kernels::AttentionParams;
 
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kLog2E = 1.4426950408889634f;
 
 // First row of q of a sequence in a varlen batch; else 0.
-__device__ __forceinline__ long long query_begin(const DecodeParams& p, int batch) {
-  return p.cu_seqlens_q.data != nullptr ? schedule::clamp_int(schedule::int_at(p.cu_seqlens_q, batch), 0, p.total_q)
+__device__ __forceinline__ long long query_begin(const AttentionParams& p, int batch) {
+  return p.cu_seqlens_q.data != nullptr ? clamp_int(int_at(p.cu_seqlens_q, batch), 0, p.total_q)
                                         : 0;
 }
 
 // Element offset of (sequence, query, head) in a tensor with these strides.
-__device__ __forceinline__ long long row_offset(const DecodeParams& p, int batch, long long q_begin, int query,
+__device__ __forceinline__ long long row_offset(const AttentionParams& p, int batch, long long q_begin, int query,
                                                 int head, long long batch_stride, long long row_stride,
                                                 long long head_stride) {
   return (p.cu_seqlens_q.data != nullptr ? q_begin * row_stride : batch * batch_stride) + query * row_stride +
@@ -29,7 +29,7 @@ __device__ __forceinline__ long long row_offset(const DecodeParams& p, int batch
 
 // Returns the factor that normalises the O of a row with row_max `max` (base 2) and row_sum `sum`: 1 / sum, with sinks
 // and out_scale. stores: stores lse and max_logits too.
-__device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, long long q_begin, int query, int head,
+__device__ __forceinline__ float finish_row(const AttentionParams& p, int batch, long long q_begin, int query, int head,
                                             float max, float sum, bool stores = true) {
   const float infinity = ptx::infinity();
   const bool empty = max == -infinity && sum == 0;
@@ -54,4 +54,4 @@ __device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, lo
   return p.out_scale != nullptr ? factor * *p.out_scale : factor;
 }
 
-}  // namespace attune::tile
+}  // namespace attune::common

@@ -2,7 +2,7 @@
 // Exchanges among the four lanes that share the rows of a wgmma accumulator.
 #pragma once
 
-namespace attune::tile {
+namespace attune::common {
 
 // Transposes a 4 x 4 matrix over four lanes: r[i] of lane t becomes r[t] of lane i.
 __device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
@@ -27,4 +27,4 @@ __device__ __forceinline__ void transpose_quad(unsigned (&r)[4]) {
   }
 }
 
-}  // namespace attune::tile
+}  // namespace attune::common

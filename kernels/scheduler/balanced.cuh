@@ -14,10 +14,10 @@
 // run.
 #pragma once
 
-#include "prefill/schedule_common.cuh"
 #include "ptx/reduce.cuh"
+#include "scheduler/persistent_common.cuh"
 
-namespace attune::prefill {
+namespace attune::scheduler {
 
 constexpr int kOverheadTiles = 2;  // of a work tile: an estimate
 constexpr int kCombineTiles = 4;   // of combining a few row blocks, likewise
@@ -26,10 +26,10 @@ static_assert(kMaxTiles <= 1 << (31 - 10) && kMaxRowBlocks == 1 << 10, "a length
 
 enum Balance { kUnchanged, kWhole, kStreamK };
 
-// Chooses stream-K ranges; or whole blocks, taken dynamically; or what schedule.cu does otherwise. split_size: tiles of
-// the longest split then, which is for one round where there are fewer row blocks than groups.
-__device__ __forceinline__ Balance choose_balance(const PrefillParams& p, int num_blocks, long long total, int max_cost,
-                                                  int split_size) {
+// Chooses stream-K ranges; or whole blocks, taken dynamically; or what persistent.cu does otherwise. split_size: tiles
+// of the longest split then, which is for one round where there are fewer row blocks than groups.
+__device__ __forceinline__ Balance choose_balance(const WorkTileParams& p, int num_blocks, long long total,
+                                                  int max_cost, int split_size) {
   const bool splits_all = num_blocks * p.num_head_tiles < p.num_blocks;
   if (split_size <= kCombineTiles || p.whole_pairs || num_blocks > min(kMaxRowBlocks, p.max_work_tiles - p.num_blocks))
     return kUnchanged;
@@ -98,7 +98,7 @@ __device__ __forceinline__ int group_load(const BalanceState& state, const Share
 // sequences_each: sequences that each thread has counted. Returns the number of groups with work. Their first work
 // tiles come first.
 template <int kKeys, bool kSparse>
-__device__ __forceinline__ int list_balanced(const PrefillParams& p, int sequences_each, int num_blocks,
+__device__ __forceinline__ int list_balanced(const WorkTileParams& p, int sequences_each, int num_blocks,
                                              SharedStorage& shared) {
   __shared__ BalanceState state;
   const int thread = static_cast<int>(threadIdx.x), groups = p.num_blocks / p.num_head_tiles;
@@ -204,4 +204,4 @@ __device__ __forceinline__ int list_balanced(const PrefillParams& p, int sequenc
   return rounds > 0 ? min(groups, num_blocks) : used;
 }
 
-}  // namespace attune::prefill
+}  // namespace attune::scheduler

@@ -12,11 +12,11 @@
 // The tensors of the prologue may be absent (null). Branches do not diverge in a warp with one token.
 #pragma once
 
-#include "tile/element.cuh"
-#include "tile/prologue_params.h"
-#include "tile/run.cuh"
+#include "common/element.cuh"
+#include "common/prologue_params.h"
+#include "common/run.cuh"
 
-namespace attune::tile {
+namespace attune::common {
 
 using kernels::PrologueParams;
 
@@ -210,4 +210,4 @@ __device__ __forceinline__ void prepare_unit(const PrologueParams& p, const Prol
   }
 }
 
-}  // namespace attune::tile
+}  // namespace attune::common

@@ -3,8 +3,8 @@
 // fields into the 32-bit shared addresses that PTX takes.
 #pragma once
 
+#include "common/shared_array.h"
 #include "ptx/async_copy.cuh"
-#include "tile/shared_array.h"
 
 // offsetof(), which NVRTC lacks.
 #ifdef __CUDACC_RTC__
@@ -27,7 +27,7 @@
    ((i) * static_cast<int>(sizeof(Storage::field[0]) / sizeof(Storage::field[0][0])) + (j)) *    \
        static_cast<int>(sizeof(Storage::field[0][0])))
 
-namespace attune::tile {
+namespace attune::common {
 
 // Storage has `slots`, each with a work tile and its head tile.
 template <class Storage>
@@ -51,4 +51,4 @@ struct SharedView {
   __device__ __forceinline__ int& head_tile(int i) const { return slot(i).head_tile; }
 };
 
-}  // namespace attune::tile
+}  // namespace attune::common

@@ -8,12 +8,12 @@
 // One block runs, with few threads for a small batch: only its latency counts. Each thread sums a run of sequences, a
 // scan yields where runs end, and then each thread finds the sequences in which its ranges begin: by bisection over the
 // runs, then along one run. One schedule serves every layer with the same lengths.
+#include "common/stamp.cuh"
 #include "ptx/grid.cuh"
-#include "schedule/scan.cuh"
-#include "schedule/stamp.cuh"
-#include "schedule/stream_k_range.cuh"
+#include "scheduler/scan.cuh"
+#include "scheduler/stream_k_range.cuh"
 
-namespace attune::schedule {
+namespace attune::scheduler {
 
 struct Config {
   static constexpr int kThreads = ATTUNE_THREADS, kWarps = kThreads / 32;
@@ -28,12 +28,12 @@ struct SharedStorage {
   unsigned stamp;
 };
 
-__device__ __forceinline__ long long tiles_of(const DecodeParams& p, int b) {
+__device__ __forceinline__ long long tiles_of(const AttentionParams& p, int b) {
   return tiles_of_sequence(p, read_sequence<Config::kTileKeys, Config::kBlockRows>(p, b));
 }
 
 // Fills shared.end.
-__device__ __forceinline__ void scan_tiles(const DecodeParams& p, int run, SharedStorage& shared) {
+__device__ __forceinline__ void scan_tiles(const AttentionParams& p, int run, SharedStorage& shared) {
   const int begin = min(p.batch, static_cast<int>(threadIdx.x) * run), end = min(p.batch, begin + run);
   long long mine = 0;
   for (int b = begin; b < end; ++b) mine += tiles_of(p, b);
@@ -51,7 +51,7 @@ __device__ __forceinline__ void scan_tiles(const DecodeParams& p, int run, Share
 
 // The blocks that get work. Beside a prefill kernel: in proportion to decode's part of all work, and a margin, because
 // prefill takes the multiprocessors that are left or become free.
-__device__ __forceinline__ int blocks_to_use(const DecodeParams& p, long long total) {
+__device__ __forceinline__ int blocks_to_use(const AttentionParams& p, long long total) {
   if (p.prompt_tiles == nullptr) return p.blocks;
   constexpr float kMargin = 1.35f;
   const float tiles = static_cast<float>(total) * static_cast<float>(p.head_lanes);
@@ -59,7 +59,7 @@ __device__ __forceinline__ int blocks_to_use(const DecodeParams& p, long long to
   return max(min(static_cast<int>(kMargin * part * static_cast<float>(p.blocks)) + 1, p.blocks), 1);
 }
 
-__device__ __forceinline__ StreamKRange find_range(const DecodeParams& p, int run, const SharedStorage& shared,
+__device__ __forceinline__ StreamKRange find_range(const AttentionParams& p, int run, const SharedStorage& shared,
                                                    const StreamKPartition& partition, int block) {
   const long long total = shared.end[Config::kThreads - 1];
   if (block >= partition.blocks) return {};
@@ -81,25 +81,25 @@ __device__ __forceinline__ StreamKRange find_range(const DecodeParams& p, int ru
   return start<Config::kTileKeys, Config::kBlockRows>(p, total, first, partition.num_tiles(block), b, first - at);
 }
 
-}  // namespace attune::schedule
+}  // namespace attune::scheduler
 
-extern "C" __global__ void __launch_bounds__(attune::schedule::Config::kThreads)
-    attune_schedule_decode(const __grid_constant__ attune::kernels::DecodeParams p) {
+extern "C" __global__ void __launch_bounds__(attune::scheduler::Config::kThreads)
+    attune_schedule_decode(const __grid_constant__ attune::kernels::AttentionParams p) {
   using namespace attune;
-  using schedule::Config;
-  __shared__ schedule::SharedStorage shared;
+  using scheduler::Config;
+  __shared__ scheduler::SharedStorage shared;
   ptx::allow_next_kernel();
   ptx::wait_for_previous_kernels();
   const int run = (p.batch + Config::kThreads - 1) / Config::kThreads;
   if (threadIdx.x == 0) shared.stamp = 0;
   __syncthreads();
-  schedule::add_stamps(p, threadIdx.x, Config::kThreads, &shared.stamp);
-  schedule::scan_tiles(p, run, shared);  // synchronises
+  common::add_stamps(p, threadIdx.x, Config::kThreads, &shared.stamp);
+  scheduler::scan_tiles(p, run, shared);  // synchronises
   const long long total = shared.end[Config::kThreads - 1];
-  const int most = schedule::blocks_to_use(p, total);
-  const schedule::StreamKPartition partition(most, total);
+  const int most = scheduler::blocks_to_use(p, total);
+  const scheduler::StreamKPartition partition(most, total);
   for (int block = threadIdx.x; block < p.blocks; block += Config::kThreads) {
-    schedule::StreamKRange range = schedule::find_range(p, run, shared, partition, block);
+    scheduler::StreamKRange range = scheduler::find_range(p, run, shared, partition, block);
     range.blocks = most, range.stamp = shared.stamp;
     p.stream_k[block] = range;
   }
