@@ -110,6 +110,9 @@ struct WorkTileParams : AttentionParams {
   int fewest_tiles;  // of a split: shorter ones would not pay for the combine
 };
 
+// Bytes of a line of a box of 8-bit elements. A box of one row must start at a multiple of 128 bytes.
+constexpr int kRawPitch = 128;
+
 // A slot in which the producer passes a work tile to the other warps.
 constexpr int kWorkSlots = 3;
 struct alignas(16) WorkSlot {

@@ -7,9 +7,7 @@
 
 namespace attune::kernels {
 
-// Raw rows of an 8-bit cache: blocks of 128 channels, zeros beyond the head dim. A box of one row must start at a
-// multiple of 128 bytes.
-constexpr int kRawPitch = 128;
+// Raw rows of an 8-bit cache: blocks of 128 channels, zeros beyond the head dim.
 ATTUNE_SHARED_FUNCTION int raw_blocks(int head_dim) { return (head_dim + 127) / 128; }
 ATTUNE_SHARED_FUNCTION int raw_bytes(int keys, int head_dim_qk, int head_dim_v) {
   return keys * kRawPitch * raw_blocks(head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v);

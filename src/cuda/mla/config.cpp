@@ -8,19 +8,19 @@
 
 #include "core/dtype.h"
 #include "core/integers.h"
-#include "cuda/decode/config.h"
+#include "cuda/attention/params.h"
+#include "cuda/attention/prologue.h"
+#include "cuda/attention/tensor_maps.h"
+#include "cuda/attention/work_tiles.h"
 #include "cuda/mla/kernel_choice.h"
-#include "cuda/prefill/config.h"
-#include "cuda/prefill/maps.h"
-#include "cuda/prefill/prologue.h"
 #include "mla/shared_storage.h"
 
 namespace attune::cuda::mla {
 namespace {
 
+using attention::kAlignment;
 using kernels::kMlaBlockM;
 using kernels::kMlaBlockN;
-using prefill::kAlignment;
 
 constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many TMA copies
 constexpr int64_t kMostTokensOfPage = 1 << 21;  // of the format whose scales lie behind a page's rows
@@ -37,7 +37,7 @@ kernels::MlaProducer choose_producer(const Problem& p) {
 }
 
 bool strides_fit(const KvCache& c) {
-  if (c.format->plain) return prefill::strides_fit(c.k);
+  if (c.format->plain) return attention::strides_fit(c.k);
   return c.k.page_stride % kAlignment == 0 && c.k.slot_stride % kAlignment == 0;
 }
 
@@ -69,7 +69,7 @@ Misaligned find_misaligned(const Problem& p) {
     const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
     if (over != 0 && found.name == nullptr) found = {name, over};
   };
-  const bool copied = prefill::has_prologue(p);  // q and k come from the prologue
+  const bool copied = attention::has_prologue(p);  // q and k come from the prologue
   if (!copied) check("q.data", p.q.data);
   if ((p.dense_kv || p.new_tokens) && !copied) check("k.data", p.k.data);
   if (p.cache) check("cache.k.data", p.cache.k.data);
@@ -82,7 +82,7 @@ kernels::SlotList slot_list(const Problem& p, const SparseList& l) {
   k.indices = l.indices;
   if (!p.cu_q) k.batch_stride = l.rows_per_batch == 0 ? p.fixed_q * l.row_stride : l.batch_stride;
   k.row_stride = l.row_stride, k.head_stride = l.head_stride, k.entry_stride = l.entry_stride;
-  k.length = decode::int_table(l.length);
+  k.length = attention::int_table(l.length);
   k.length_by_row = l.length_by_row ? 1 : 0;
   k.topk = to_int(l.topk);
   return k;
@@ -109,7 +109,7 @@ kernels::RowPool cache_pool(const KvCache& c) {
 }
 
 kernels::RowPool dense_pool(const RowView& v) {
-  const kernels::NewRows rows = prefill::dense_rows(v);
+  const kernels::NewRows rows = attention::dense_rows(v);
   kernels::RowPool pool{};
   pool.data = rows.data;
   pool.slot_stride = rows.row_stride * v.element_size, pool.head_stride = rows.head_stride * v.element_size;
@@ -164,18 +164,18 @@ std::string refusal(const Problem& p) {
   if (p.head_dim_v != kernels::kMlaHeadDimV || (p.head_dim_qk != 512 && p.head_dim_qk != 576))
     return cat("head_dim_qk ", p.head_dim_qk, " with head_dim_v ", p.head_dim_v, "; it takes 576 or 512 with 512");
   if (!(p.scale > 0)) return cat("softmax_scale ", p.scale, "; it takes positive ones");
-  const bool copied = prefill::has_prologue(p);  // q and k come from the prologue
-  if (!copied && !prefill::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
+  const bool copied = attention::has_prologue(p);  // q and k come from the prologue
+  if (!copied && !attention::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
   if (rows && p.k.dtype != p.q.dtype) return two_dtypes("k", p.k.dtype, p);
-  if (rows && !copied && !prefill::strides_fit(p.k)) return "rows of k that do not lie at multiples of 16 bytes";
+  if (rows && !copied && !attention::strides_fit(p.k)) return "rows of k that do not lie at multiples of 16 bytes";
   if (std::string why = cache_refusal("cache", p.cache, p); !why.empty()) return why;
   if (std::string why = cache_refusal("extra_cache", p.extra_cache, p); !why.empty()) return why;
   if (p.extra_cache && p.extra_cache.format != p.cache.format)
     return cat("extra_cache of format ", p.extra_cache.format->name, " beside a cache of format ", p.cache.format->name,
                "; it takes one for both");
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
-  if (std::string why = prefill::prologue_refusal(p); !why.empty()) return why;
+  if (std::string why = attention::prologue_refusal(p); !why.empty()) return why;
   if (const Misaligned m = find_misaligned(p); m.name != nullptr)
     return cat("data that do not lie at multiples of 16 bytes, as ", m.name, " here");
   return "";
@@ -197,10 +197,10 @@ Config choose_config(const Problem& p, int num_sms) {
   c.m16 = c.rows == kernels::kMlaM16Rows && !c.swap_ab;
   c.fewest_tiles = choice.fewest_tiles;
   if (c.m16 && c.producer == kernels::kMlaTma) c.producer = kernels::kMlaGather;
-  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, choice.rows, tokens_of_keys(p));
+  c.heads_of_tile = attention::choose_heads_of_tile(p.group, choice.rows, tokens_of_keys(p));
   c.tokens_of_tile = p.sparse || c.m16 || c.swap_ab ? 1 : kMlaBlockM / c.heads_of_tile;
 
-  const auto limits = prefill::work_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
+  const auto limits = attention::work_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
   c.max_work_tiles = limits.max_work_tiles, c.blocks = limits.blocks;
   const bool halves = c.out_dtype == ATTUNE_FLOAT32 ||
                       c.out_dtype == ATTUNE_FLOAT16;  // fp32 partials: a row pair is combined in two halves
@@ -246,8 +246,8 @@ WorkspaceLayout workspace_layout(const Config& c) {
 
 kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace) {
   kernels::WorkTileParams k{};
-  decode::fill_problem(p, {}, k);
-  if (p.cu_kv) k.cu_seqlens_kv = decode::int_table(p.cu_kv);
+  attention::fill_problem(p, {}, k);
+  if (p.cu_kv) k.cu_seqlens_kv = attention::int_table(p.cu_kv);
   const bool rows = p.dense_kv || p.new_tokens;
   k.total_kv = rows ? p.k.rows : 0;
   k.fixed_kv = to_int(p.fixed_kv);
@@ -269,7 +269,7 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
   k.num_blocks = c.blocks;
   k.max_work_tiles = to_int(c.max_work_tiles);
   k.fewest_tiles = c.fewest_tiles;
-  k.store_vectors = prefill::strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
+  k.store_vectors = attention::strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
                             p.out.element_size == 2
                         ? 1
                         : 0;
@@ -288,11 +288,11 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
 
 Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
-  m.q = prefill::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
+  m.q = attention::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
   m.k = m.dense_k = m.q;
   if (c.producer != kernels::kMlaTma) return m;
-  if (p.dense_kv || p.new_tokens) m.dense_k = prefill::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaBlockN, 1);
-  if (p.cache) m.k = prefill::cache_map(p, p.cache.k, p.head_dim_qk, static_cast<int>(keys_of_box(p.cache)));
+  if (p.dense_kv || p.new_tokens) m.dense_k = attention::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaBlockN, 1);
+  if (p.cache) m.k = attention::cache_map(p, p.cache.k, p.head_dim_qk, static_cast<int>(keys_of_box(p.cache)));
   return m;
 }
 

@@ -3,11 +3,11 @@
 
 #include <limits>
 
+#include "cuda/attention/prologue.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/mla/config.h"
 #include "cuda/ops/ops.h"
-#include "cuda/prefill/prologue.h"
 
 namespace attune::cuda {
 namespace {
@@ -20,13 +20,13 @@ class MlaPlan final : public KernelPlan {
       : device_(device), config_(mla::choose_config(p, info.num_sms)), num_sms_(info.num_sms) {
     std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
     if (config_.splits) specs.push_back(config_.combine_kernel());
-    if (prefill::has_prologue(p)) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
+    if (attention::has_prologue(p)) specs.push_back(kernel_of(attention::to_prepare(p, nullptr)));
     warm(specs, device);
     main_ = &get_kernel(specs[0], device);
     schedule_ = &get_kernel(specs[1], device);
     if (config_.splits) combine_ = &get_kernel(specs[2], device);
     prologue_begin_ = mla::workspace_layout(config_).total;
-    workspace_size_ = prologue_begin_ + prefill::prologue_bytes(p);
+    workspace_size_ = prologue_begin_ + attention::prologue_bytes(p);
   }
 
   size_t workspace_size() const override { return workspace_size_; }
@@ -53,16 +53,16 @@ class MlaPlan final : public KernelPlan {
 
   void run(const Problem& p, void* workspace, void* stream) const override {
     if (is_empty(p)) return;
-    if (!prefill::has_prologue(p)) {
+    if (!attention::has_prologue(p)) {
       mla::check_run(p, config_);
       return attend(p, workspace, stream);
     }
-    const std::string why = prefill::prologue_refusal(p);
+    const std::string why = attention::prologue_refusal(p);
     require(why.empty(), "attention differs from its plan: kernel cuda_mla does not take ", why);
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
-    const Problem after = prefill::after_prologue(p, rows);
+    const Problem after = attention::after_prologue(p, rows);
     mla::check_run(after, config_);  // before anything is appended
-    run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
+    run_qkv_prepare(attention::to_prepare(p, rows), device_, stream);
     attend(after, workspace, stream);
   }
 

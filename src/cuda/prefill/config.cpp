@@ -11,12 +11,16 @@
 
 #include "core/dtype.h"
 #include "core/integers.h"
-#include "cuda/decode/config.h"
-#include "cuda/prefill/maps.h"
-#include "cuda/prefill/prologue.h"
+#include "cuda/attention/params.h"
+#include "cuda/attention/prologue.h"
+#include "cuda/attention/tensor_maps.h"
+#include "cuda/attention/work_tiles.h"
+#include "cuda/prefill/cache_copies.h"
 
 namespace attune::cuda::prefill {
 namespace {
+
+using attention::kAlignment;
 
 constexpr int kMaxShared = 232448;
 constexpr int kFewestTiles = 4;  // of a split
@@ -25,7 +29,7 @@ constexpr int kAlibi = 2, kAnyScale = 32;  // of Config::score
 
 int score_bits(const Problem& p) {
   // The largest product is the largest score only if the scale is positive. ALiBi's slopes are divided by the scale.
-  return decode::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : kAnyScale);
+  return attention::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : kAnyScale);
 }
 
 // tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, least squares with weights that even out the error, at most 8.1e-7.
@@ -122,16 +126,6 @@ Misaligned find_misaligned(const Problem& p, bool copied, bool gathered) {
 
 }  // namespace
 
-int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens) {
-  int64_t best = 1, best_rows = std::min<int64_t>(rows_of_tile, most_tokens);
-  for (int64_t heads = 2; heads <= std::min<int64_t>(group, rows_of_tile); ++heads) {
-    if (group % heads != 0) continue;
-    const int64_t rows = std::min(rows_of_tile / heads, most_tokens) * heads;
-    if (rows * 16 >= best_rows * 15) best = heads, best_rows = std::max(rows, best_rows);
-  }
-  return static_cast<int>(best);
-}
-
 size_t Config::shared_bytes() const {
   return static_cast<size_t>(kernels::prefill_shared_bytes(rows, keys, stages, raw_stages, head_dim_qk, head_dim_v,
                                                            static_cast<int>(dtype_size(dtype)), query_stages));
@@ -175,7 +169,7 @@ std::string fp32_refusal(const Problem& p) {
 std::string tma_refusal(const Problem& p) {
   if (p.q.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with queries of 8 bits";
-  const bool copied = has_prologue(p) || copies_rows(p);  // q, k and v
+  const bool copied = attention::has_prologue(p) || attention::copies_rows(p);  // q, k and v
   if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
     return "q, k and v of different dtypes";
   if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
@@ -199,9 +193,9 @@ namespace {
 
 std::string refusal_of(const Problem& p, std::string (*of_rows)(const Problem&)) {
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
-  if (std::string why = prologue_refusal(p); !why.empty()) return why;
+  if (std::string why = attention::prologue_refusal(p); !why.empty()) return why;
   if (std::string why = of_rows(p); !why.empty()) return why;
-  return decode::table_refusal(p);
+  return attention::table_refusal(p);
 }
 
 }  // namespace
@@ -268,8 +262,8 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
   c.out_dtype = p.out.dtype;
   c.score = score_bits(p);
   c.low_cap = c.score == 1 && is_low_cap(p.softcap);
-  c.mask = decode::mask_bits(p);
-  c.t5 = decode::t5_buckets(p);
+  c.mask = attention::mask_bits(p);
+  c.t5 = attention::t5_buckets(p);
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
   c.x_packed = p.cache.x_packed && !c.fp32();
@@ -283,18 +277,12 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
   } else {
     choose_tiles(p, c);
   }
-  c.heads_of_tile = choose_heads_of_tile(p.group, c.rows);
+  c.heads_of_tile = attention::choose_heads_of_tile(p.group, c.rows);
 
-  const WorkLimits limits = work_limits(p, c.tokens_of_tile(), c.heads_of_tile, c.splits, num_sms);
+  const attention::WorkLimits limits =
+      attention::work_limits(p, c.tokens_of_tile(), c.heads_of_tile, c.splits, num_sms);
   c.max_work_tiles = limits.max_work_tiles, c.blocks = limits.blocks;
   return c;
-}
-
-WorkLimits work_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms) {
-  // Row blocks of all sequences, at most: a sequence's last one may have a single token.
-  const int64_t row_blocks = p.cu_q ? p.total_q / tokens + p.batch : p.batch * ceil_div(p.fixed_q, tokens);
-  const int64_t most = splits ? num_sms : row_blocks * (p.heads_q / heads);
-  return {row_blocks + num_sms, static_cast<int>(std::clamp<int64_t>(most, 1, num_sms))};
 }
 
 void check_alignment(const Problem& p, bool gathered) {
@@ -307,7 +295,7 @@ void check_alignment(const Problem& p, bool gathered) {
 void check_run(const Problem& p, const Config& c) {
   check_alignment(p, c.gather > 0);
   const bool fp32 = p.q.dtype == ATTUNE_FLOAT32;
-  const char* const moved = fp32 ? nullptr : row_to_copy(p);
+  const char* const moved = fp32 ? nullptr : attention::row_to_copy(p);
   require(moved == nullptr, "rows of ", moved,
           " do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such rows");
   std::string why = p.cache && !fp32 && c.gather == 0 ? refusal_of_cache(p.cache) : "";
@@ -317,7 +305,7 @@ void check_run(const Problem& p, const Config& c) {
   require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);
   require(c.fp8() || (score_bits(p) & kAnyScale & ~c.score) == 0, "softmax_scale is ", p.scale,
           "; the plan was made for one that is positive");
-  decode::check_ranges(p, c.mask);
+  attention::check_ranges(p, c.mask);
 }
 
 WorkspaceLayout workspace_layout(const Config& c) {
@@ -357,10 +345,10 @@ int blocks_alike(const Problem& p, const Config& c) {
 
 kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace) {
   kernels::WorkTileParams k{};
-  decode::fill_problem(p, c.t5, k);
+  attention::fill_problem(p, c.t5, k);
   const IntView& cu_kv = p.cu_kv;
   if (cu_kv) k.cu_seqlens_kv = {cu_kv.data, cu_kv.row_stride, cu_kv.col_stride};
-  if (c.dense) k.new_k = dense_rows(p.k), k.new_v = dense_rows(p.v);
+  if (c.dense) k.new_k = attention::dense_rows(p.k), k.new_v = attention::dense_rows(p.v);
   k.prologue.qkv_scale = p.prologue.qkv_scale;
   k.prologue.qkv_scale_stride = p.prologue.qkv_scale_stride;
   k.total_kv = p.dense_kv || p.new_tokens ? p.k.rows : 0;
@@ -387,7 +375,7 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
                         out_of_block < 0x1p31
                     ? 1
                     : 0;
-  k.store_vectors = strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
+  k.store_vectors = attention::strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
                             p.out.element_size == 2 && p.head_dim_v % 8 == 0
                         ? 1
                         : 0;
@@ -433,19 +421,20 @@ kernels::Fp32Rows fp32_rows(const Problem& p) {
 
 Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
-  m.q = row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile(), c.heads_of_tile);
+  m.q = attention::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile(), c.heads_of_tile);
   m.k = m.v = m.dense_k = m.dense_v = m.q;
   if (c.dense) {
-    m.dense_k = row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
-    m.dense_v = row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);
+    m.dense_k = attention::row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
+    m.dense_v = attention::row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);
   }
   if (c.gather > 0) return m;
   if (c.x_packed) {
-    m.k = xpacked_k_map(p, box_keys(p, c));
-    m.v = p.cache.v.element_size == 1 ? xpacked_quantized_v_map(p, box_keys(p, c)) : xpacked_v_map(p, box_keys(p, c));
+    m.k = attention::xpacked_k_map(p, box_keys(p, c));
+    m.v = p.cache.v.element_size == 1 ? attention::xpacked_quantized_v_map(p, box_keys(p, c))
+                                      : attention::xpacked_v_map(p, box_keys(p, c));
   } else if (c.cached) {
-    m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
-    m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));
+    m.k = attention::cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
+    m.v = attention::cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));
   }
   return m;
 }

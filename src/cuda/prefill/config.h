@@ -46,18 +46,6 @@ struct Config {
   KernelSpec schedule_kernel() const;
 };
 
-// The most work tiles that the schedule lists, and the blocks of the grid. tokens, heads: of a row block; splits: row
-// blocks may be split along the keys.
-struct WorkLimits {
-  int64_t max_work_tiles = 0;
-  int blocks = 1;
-};
-WorkLimits work_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms);
-
-// The number of query heads of a KV head that fills a row block best, with at most most_tokens tokens; ties go to more
-// heads.
-int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens = std::numeric_limits<int64_t>::max());
-
 // "" if the kernel takes the problem, else what it does not take. Only what the coverage row cannot say.
 std::string refusal(const Problem& p);
 // Of cuda_prefill_fp32, which also takes 16-bit queries over caches that the TMA and cp.async cannot copy.

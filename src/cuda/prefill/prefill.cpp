@@ -3,34 +3,34 @@
 
 #include <limits>
 
+#include "cuda/attention/prologue.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/ops/ops.h"
 #include "cuda/prefill/config.h"
-#include "cuda/prefill/prologue.h"
 
 namespace attune::cuda {
 namespace {
 
+using attention::Rows;
 using prefill::Config;
-using prefill::Rows;
 
 class PrefillPlan final : public KernelPlan {
  public:
   PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info, int few_q, Rows rows)
       : device_(device),
         rows_(rows),
-        prepares_(prefill::has_prologue(p) || prefill::copies_rows(p) || rows == Rows::kFp32),
+        prepares_(attention::has_prologue(p) || attention::copies_rows(p) || rows == Rows::kFp32),
         config_(
-            prefill::choose_config(prepares_ ? prefill::after_prologue(p, nullptr, rows) : p, info.num_sms, few_q)) {
+            prefill::choose_config(prepares_ ? attention::after_prologue(p, nullptr, rows) : p, info.num_sms, few_q)) {
     std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
     if (prepares_)
-      for (const PrepareProblem& op : prefill::launches_before(p, nullptr, rows_)) specs.push_back(kernel_of(op));
+      for (const PrepareProblem& op : attention::launches_before(p, nullptr, rows_)) specs.push_back(kernel_of(op));
     warm(specs, device);
     main_ = &get_kernel(specs[0], device);
     schedule_ = &get_kernel(specs[1], device);
     prologue_begin_ = prefill::workspace_layout(config_).total;
-    workspace_size_ = prologue_begin_ + prefill::prologue_bytes(p, rows_);
+    workspace_size_ = prologue_begin_ + attention::prologue_bytes(p, rows_);
   }
 
   size_t workspace_size() const override { return workspace_size_; }
@@ -58,12 +58,12 @@ class PrefillPlan final : public KernelPlan {
       return attend(p, workspace, stream);
     }
     // Whether k and v are of q's tokens can depend on the addresses of tables, which a plan may not have.
-    const std::string why = prefill::prologue_refusal(p);
+    const std::string why = attention::prologue_refusal(p);
     require(why.empty(), "the plan's kernel does not take ", why, ", which this run has");
     std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
-    const Problem after = prefill::after_prologue(p, rows, rows_);
+    const Problem after = attention::after_prologue(p, rows, rows_);
     prefill::check_run(after, config_);  // before anything is appended
-    for (const PrepareProblem& op : prefill::launches_before(p, rows, rows_)) run_qkv_prepare(op, device_, stream);
+    for (const PrepareProblem& op : attention::launches_before(p, rows, rows_)) run_qkv_prepare(op, device_, stream);
     attend(after, workspace, stream);
   }
 
@@ -189,7 +189,7 @@ namespace prefill {
 
 const Kernel& kernel_for(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill_fp32_kernel();
-  return is_fp8_attention(p) ? prefill_fp8_kernel() : prefill_kernel();
+  return attention::is_fp8_attention(p) ? prefill_fp8_kernel() : prefill_kernel();
 }
 
 // q's dtype chooses the kernel.

@@ -9,7 +9,7 @@
 #include "core/ops.h"
 #include "core/problem.h"
 
-namespace attune::cuda::prefill {
+namespace attune::cuda::attention {
 
 // Whether q, k and v are e4m3 and enter the tensor cores as they are, with their scales.
 bool is_fp8_attention(const Problem& p);
@@ -44,4 +44,4 @@ struct Launches {
 };
 Launches launches_before(const Problem& p, void* memory, Rows rows = Rows::kOwnType);
 
-}  // namespace attune::cuda::prefill
+}  // namespace attune::cuda::attention

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/prefill/prologue.h"
+#include "cuda/attention/prologue.h"
 
 #include <algorithm>
 
-#include "cuda/prefill/maps.h"
+#include "cuda/attention/tensor_maps.h"
 
-namespace attune::cuda::prefill {
+namespace attune::cuda::attention {
 namespace {
 
 constexpr size_t kRowsAlignment = 256;  // of q, k and v in the workspace
@@ -168,4 +168,4 @@ Problem after_prologue(const Problem& p, void* memory, Rows rows) {
   return after;
 }
 
-}  // namespace attune::cuda::prefill
+}  // namespace attune::cuda::attention

@@ -1,31 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the prefill and MLA kernels see a problem's arrays: tensor maps, and rows for threads.
+// How the prefill and MLA kernels see a problem's arrays: tensor maps.
 #pragma once
 
-#include <string>
-
+#include "common/work_tile_params.h"
 #include "core/problem.h"
 #include "cuda/tensor_map.h"
-#include "prefill/prefill_params.h"
 
-namespace attune::cuda::prefill {
+namespace attune::cuda::attention {
 
-inline constexpr int64_t kAlignment = 16;      // bytes, for the TMA
-inline constexpr int64_t kFewestGathered = 4;  // bytes, for cp.async
+inline constexpr int64_t kAlignment = 16;  // bytes, for the TMA
 
 // Whether all rows are contiguous, at multiples of 16 bytes, or of `unit`, from the first one.
 bool strides_fit(const RowView& v);
 bool strides_fit(const KvPlane& v, int64_t unit = kAlignment);
-
-// "" if the TMA, or with a smaller unit cp.async, can copy the cache; else why not.
-std::string refusal_of_cache(const KvCache& cache, int64_t unit = kAlignment);
-// The same of an x-packed cache, except its addresses.
-std::string xpacked_refusal(const KvCache& cache, int64_t unit = kAlignment);
-// Bytes, 16, 8 or 4, of a cp.async from a 16-bit cache that the TMA may not copy: parts of rows; in x-packed caches of
-// a key's x elements, and of the tokens of V. 0: none.
-int bytes_to_gather(const KvCache& cache);
-
-kernels::NewRows dense_rows(const RowView& v);
 
 // [batch or 1, rows, heads, channels] in boxes of 64 channels, swizzled by 128 bytes.
 TensorMapDesc row_map(const Problem& p, const RowView& v, int64_t heads, int64_t head_dim, int rows_of_box,
@@ -40,4 +27,4 @@ TensorMapDesc xpacked_k_map(const Problem& p, int tokens_of_box);
 TensorMapDesc xpacked_v_map(const Problem& p, int tokens_of_box);
 TensorMapDesc xpacked_quantized_v_map(const Problem& p, int tokens_of_box);
 
-}  // namespace attune::cuda::prefill
+}  // namespace attune::cuda::attention
