@@ -92,7 +92,7 @@ TEST(CudaPrefillConfig, FindsPlainRowsBy32Bits) {
   Problem p = make_problem(problem.host(), Data::kRequired);
   const prefill::Config c = prefill::choose_config(p, 132);
   EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 1);
-  p.out.row_stride = (int64_t{1} << 31) / c.tokens_of_tile() - 1024;
+  p.out.row_stride = (int64_t{1} << 31) / c.tokens_of_tile - 1024;
   EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 1);
   p.out.row_stride += 1024;
   EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 0);

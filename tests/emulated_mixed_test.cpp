@@ -68,8 +68,7 @@ class EmulatedMixed : public tests::Emulated {
     decode::DeviceShape device;
     device.num_sms = kFew;
     const auto [prompts, few] = mixed::choose_configs(given, device);
-    const size_t few_begin = prefill::workspace_layout(prompts).total,
-                 rows_begin = few_begin + decode::workspace_layout(few).total;
+    const size_t few_begin = prompts.workspace_bytes(), rows_begin = few_begin + few.workspace_bytes();
     cases::Workspace workspace(cases::host_memory(), rows_begin + attention::prologue_bytes(given));
     auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
     const Problem p = prepares ? attention::after_prologue(given, memory + rows_begin) : given;
@@ -190,14 +189,13 @@ TEST_F(EmulatedMixed, LeavesBlocksToThePrompts) {
     decode::DeviceShape device;
     device.num_sms = 12;
     const auto [prompts, few] = mixed::choose_configs(p, device);
-    const size_t few_begin = prefill::workspace_layout(prompts).total;
-    cases::Workspace workspace(cases::host_memory(), few_begin + decode::workspace_layout(few).total);
+    const size_t few_begin = prompts.workspace_bytes();
+    cases::Workspace workspace(cases::host_memory(), few_begin + few.workspace_bytes());
     auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
     problem.arena().upload();
     schedule_prompts(p, prompts, memory);
     schedule_few(p, few, memory + few_begin);
-    const auto* ranges =
-        reinterpret_cast<const kernels::StreamKRange*>(memory + few_begin + decode::workspace_layout(few).stream_k);
+    const auto* ranges = reinterpret_cast<const kernels::StreamKRange*>(memory + few_begin);
     int live = 0;
     for (int i = 0; i < few.blocks; ++i) live += ranges[i].live;
     EXPECT_GE(live, x.least) << x.lengths;

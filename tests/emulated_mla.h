@@ -33,8 +33,8 @@ class EmulatedMla : public tests::Emulated {
     const cases::Expected expected = cases::evaluate(problem);
     mla::Config c = mla::choose_config(given, num_sms);
     c.blocks = std::min(c.blocks, most_blocks);
-    cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total + attention::prologue_bytes(given));
-    std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + mla::workspace_layout(c).total;
+    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes() + attention::prologue_bytes(given));
+    std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + c.workspace_bytes();
     const bool prepares = attention::has_prologue(given);
     const Problem p = prepares ? attention::after_prologue(given, rows) : given;
     mla::check_run(p, c);

@@ -36,7 +36,7 @@ class EmulatedMlaSchedule : public EmulatedMla {
     Problem p = make_problem(problem.device(), Data::kRequired);
     p.max_seqlen_kv = std::min(std::ranges::max(keys), kCapacity);
     const mla::Config c = mla::choose_config(p, kSms);
-    cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total);
+    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
     kernels::WorkTileParams params = mla::to_params(p, c, workspace.buffer.device());
     params.seqused_kv = {keys.data(), 0, 1};
     params.capacity = p.max_seqlen_kv;

@@ -61,10 +61,10 @@ class EmulatedPrefill : public tests::Emulated {
       if (given.v) given.v = moved(given.v, given.heads_kv, given.head_dim_v, rows_moved[2]);
       if (!attention::copies_rows(given) || !prefill::refusal(given).empty()) return tests::kNotCovered;
     }
-    const bool prepares = attention::has_prologue(given) || attention::copies_rows(given) || widens;
+    const bool prepares = attention::prepares_rows(given, rows_are);
     prefill::Config c =
         prefill::choose_config(prepares ? attention::after_prologue(given, nullptr, rows_are) : given, kBlocks);
-    const size_t own_bytes = prefill::workspace_layout(c).total;
+    const size_t own_bytes = c.workspace_bytes();
     cases::Workspace workspace(cases::host_memory(), own_bytes + attention::prologue_bytes(given, rows_are));
     std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + own_bytes;
     const Problem p = prepares ? attention::after_prologue(given, rows, rows_are) : given;

@@ -80,8 +80,10 @@ const char* row_to_copy(const Problem& p) {
   return !lies_aligned(p.q) ? "q" : rows && !lies_aligned(p.k) ? "k" : rows && !lies_aligned(p.v) ? "v" : nullptr;
 }
 
+bool prepares_rows(const Problem& p, Rows rows) { return has_prologue(p) || copies_rows(p) || rows == Rows::kFp32; }
+
 size_t prologue_bytes(const Problem& p, Rows rows) {
-  return has_prologue(p) || copies_rows(p) || rows == Rows::kFp32 ? place_rows(p, nullptr, rows).bytes : 0;
+  return prepares_rows(p, rows) ? place_rows(p, nullptr, rows).bytes : 0;
 }
 
 namespace {

@@ -27,6 +27,9 @@ const char* row_to_copy(const Problem& p);
 // The type of q, k and v in the workspace: their own, or fp32.
 enum class Rows { kOwnType, kFp32 };
 
+// Whether q, k and v are written to the workspace before attention.
+bool prepares_rows(const Problem& p, Rows rows);
+
 // Bytes of the workspace for q, k and v; 0 without a prologue or copies.
 size_t prologue_bytes(const Problem& p, Rows rows = Rows::kOwnType);
 

@@ -317,20 +317,4 @@ void check_run(const Problem& p, const Config& c) {
           p.cache.page_size, "; the plan was made for pages of multiples of ", kKeysOfWarp, " tokens");
 }
 
-WorkspaceLayout workspace_layout(const Config& c) {
-  WorkspaceLayout w;
-  const auto blocks = static_cast<size_t>(c.blocks), rows = 2 * blocks * static_cast<size_t>(c.rows());
-  auto take = [&](size_t bytes) {
-    const size_t begin = w.total;
-    w.total += (bytes + 255) / 256 * 256;
-    return begin;
-  };
-  w.stream_k = take(blocks * sizeof(kernels::StreamKRange));
-  w.arrivals = take(blocks * sizeof(unsigned));
-  w.tiles_done = take(static_cast<size_t>(c.append_counters) * sizeof(unsigned));
-  w.stats = take(rows * 2 * sizeof(float));
-  w.out = take(rows * static_cast<size_t>(c.head_dim_v) * sizeof(float));
-  return w;
-}
-
 }  // namespace attune::cuda::decode

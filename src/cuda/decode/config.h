@@ -55,6 +55,7 @@ struct Config {
   Grid grid(const kernels::AttentionParams& params) const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
+  size_t workspace_bytes() const;
 };
 
 // What of the device matters to the choice.
@@ -78,12 +79,6 @@ Config choose_config_of_few(const Problem& p, const DeviceShape& device, const B
 void check_alignment(const Problem& p, const Config& c);
 // And where a run has rows or pages that the kernel of its plan does not take.
 void check_run(const Problem& p, const Config& c);
-// Offsets of the workspace's parts.
-struct WorkspaceLayout {
-  size_t stream_k = 0, arrivals = 0, tiles_done = 0, stats = 0, out = 0, total = 0;
-};
-WorkspaceLayout workspace_layout(const Config& c);
-
 kernels::AttentionParams to_params(const Problem& p, const Config& c, void* workspace);
 
 }  // namespace attune::cuda::decode

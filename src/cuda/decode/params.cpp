@@ -7,6 +7,7 @@
 #include "cuda/attention/params.h"
 #include "cuda/decode/config.h"
 #include "cuda/ops/params.h"
+#include "cuda/workspace.h"
 
 namespace attune::cuda::decode {
 namespace {
@@ -34,24 +35,35 @@ void fill_schedule(const Problem& p, const Config& c, AttentionParams& k) {
   k.row_blocks = to_int((std::max<int64_t>(1, p.max_seqlen_q) * p.group + c.rows() - 1) / c.rows());
 }
 
+// Places the schedule and partial outputs in the workspace. Returns their bytes; workspace null: only counts.
+size_t place(const Config& c, void* workspace, AttentionParams& k) {
+  Workspace w(workspace);
+  const int64_t blocks = c.blocks, rows = 2 * blocks * c.rows();
+  k.stream_k = w.take<kernels::StreamKRange>(blocks);
+  k.arrivals = w.take<unsigned>(blocks);
+  if (c.append_counters > 0) k.tiles_done = w.take<unsigned>(c.append_counters);
+  k.partial_stats = w.take<float>(rows * 2);
+  k.partial_out = w.take<float>(rows * c.head_dim_v);
+  return w.size();
+}
+
 }  // namespace
+
+size_t Config::workspace_bytes() const {
+  AttentionParams k{};
+  return place(*this, nullptr, k);
+}
 
 AttentionParams to_params(const Problem& p, const Config& c, void* workspace) {
   AttentionParams k{};
   attention::fill_problem(p, c.t5, k);
   fill_new_tokens(p, k);
   fill_schedule(p, c, k);
-  const WorkspaceLayout w = workspace_layout(c);
-  char* base = static_cast<char*>(workspace);
-  k.stream_k = reinterpret_cast<kernels::StreamKRange*>(base + w.stream_k);
-  k.arrivals = reinterpret_cast<unsigned*>(base + w.arrivals);
+  place(c, workspace, k);
   if (c.beside.list_at != 0) {
-    auto& list = *reinterpret_cast<kernels::WorkList*>(base + c.beside.list_at);
+    auto& list = *reinterpret_cast<kernels::WorkList*>(static_cast<std::byte*>(workspace) + c.beside.list_at);
     k.prompt_tiles = &list.num_tiles, k.few_begun = &list.few_begun;
   }
-  if (c.append_counters > 0) k.tiles_done = reinterpret_cast<unsigned*>(base + w.tiles_done);
-  k.partial_stats = reinterpret_cast<float*>(base + w.stats);
-  k.partial_out = reinterpret_cast<float*>(base + w.out);
   return k;
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "cuda/attention/prologue.h"
+#include "cuda/attention/plan.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "cuda/ops/ops.h"
@@ -49,7 +49,7 @@ class MixedPlan final : public KernelPlan {
   }
 
   void run(const Problem& p, void* workspace, void* stream) const override {
-    if (p.batch == 0 || p.total_q == 0 || p.heads_q == 0) return;
+    if (attention::is_empty(p)) return;
     std::byte* const rows = static_cast<std::byte*>(workspace) + rows_begin_;
     const Problem attended = attention::has_prologue(p) ? attention::after_prologue(p, rows) : p;
     mixed::check_run(p, attended, configs_);  // before anything is launched
@@ -115,9 +115,9 @@ Configs choose_configs(const Problem& p, const decode::DeviceShape& device) {
   const int few_q = few_queries(p);
   Configs c;
   c.prompts = prefill::choose_config(attended, device.num_sms, few_q);
-  const prefill::WorkspaceLayout w = prefill::workspace_layout(c.prompts);
+  // The list comes first in the workspace before.
   c.few = decode::choose_config_of_few(attended, device,
-                                       {few_q, static_cast<int64_t>(w.list) - static_cast<int64_t>(w.total),
+                                       {few_q, -static_cast<int64_t>(c.prompts.workspace_bytes()),
                                         static_cast<float>(c.prompts.rows * c.prompts.keys) / (128 * 128)});
   return c;
 }
