@@ -92,7 +92,7 @@ TEST(CudaPrefillConfig, FindsPlainRowsBy32Bits) {
   Problem p = make_problem(problem.host(), Data::kRequired);
   const prefill::Config c = prefill::choose_config(p, 132);
   EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 1);
-  p.out.row_stride = (int64_t{1} << 31) / c.tokens_of_tile() - 1024;
+  p.out.row_stride = (int64_t{1} << 31) / c.tokens_of_tile - 1024;
   EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 1);
   p.out.row_stride += 1024;
   EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 0);
@@ -138,7 +138,7 @@ TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
                                               std::to_string(softcap) +
                                               ", \"softmax_scale\": " + std::to_string(scale) + "}"));
       const Problem p = make_problem(problem.host(), Data::kRequired);
-      const kernels::PrefillParams params = prefill::to_params(p, prefill::choose_config(p, 132), nullptr);
+      const kernels::WorkTileParams params = prefill::to_params(p, prefill::choose_config(p, 132), nullptr);
       const double level = softcap * std::numbers::log2e;
       const auto exact = [&](double product) { return level * std::tanh(product * scale / softcap); };
       const auto check = [&](const auto& k, double range, double gap) {

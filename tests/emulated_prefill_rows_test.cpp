@@ -70,7 +70,7 @@ TEST_F(EmulatedPrefill, SixteenBitsAsFloats) {
     EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "paged",
         "causal": true, "seqlens_q": [70, 0, 9], "seqlens_kv": [200, 60, 9], "cache": {"page_size": 16}, )") +
                                    rest + "}"),
-                  2, {}, Twist::kNone, prefill::Rows::kFp32),
+                  2, {}, Twist::kNone, attention::Rows::kFp32),
               "")
         << rest;
   }

@@ -117,7 +117,7 @@ EMULATED = {
     "decode": ["EmulatedDecode", "EmulatedMixed"], "mixed": ["EmulatedMixed"], "indexer": ["EmulatedIndexer"],
     "mla": ["EmulatedMla", "EmulatedMlaSchedule"], "rows": ["EmulatedRows"], "ops": ["EmulatedRows"],
     "prefill": ["EmulatedPrefill", "EmulatedPrefillBatches", "EmulatedMixed"],
-    "schedule": ["EmulatedSchedule", "EmulatedDecode", "EmulatedMixed"], "check": ["EmulatedOracle"],
+    "scheduler": ["EmulatedSchedule", "EmulatedMlaSchedule", "EmulatedDecode", "EmulatedMixed"], "check": ["EmulatedOracle"],
 }
 EMULATED_ALL = ["EmulatedRows", "EmulatedDecode", "EmulatedMla", "EmulatedPrefill", "EmulatedIndexer", "EmulatedMixed"]
 EMULATED_LAST = ["EmulatedBatchInvariant", "EmulatedUnseen"]
