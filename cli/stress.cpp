@@ -29,8 +29,11 @@
 namespace attune::cli {
 namespace {
 
-constexpr int kRepeats = 2, kManyRepeats = 200;
-constexpr uint64_t kMany = 50;       // each so many-th case is repeated that often
+constexpr int kRepeats = 2;
+constexpr struct {
+  uint64_t of_cases;  // each so many-th case
+  int repeats;
+} kMany{50, 200}, kThousands{1000, 4000};  // the latter on GPUs, where a run takes microseconds
 constexpr size_t kMostFailures = 5;  // then it ends
 constexpr int kShrinkingRuns = 200;
 constexpr uint64_t kFar = 5;  // each so many-th case lies between far guards
@@ -74,6 +77,14 @@ std::unique_ptr<cases::FarGuards> far_guards(cases::Memory& memory) {
 int64_t budget_of(const StressOptions& options, attune_device device) {
   if (options.budget > 0) return options.budget;
   return device.type == ATTUNE_DEVICE_CUDA ? 20000 : 3000;
+}
+
+int repeats_of(uint64_t index, attune_device device) {
+  for (const auto& [of_cases, repeats] : {kThousands, kMany}) {
+    if (device.type == ATTUNE_DEVICE_CPU && repeats == kThousands.repeats) continue;
+    if (index % of_cases == of_cases - 1) return repeats;
+  }
+  return kRepeats;
 }
 
 // Has no plan, and is run by its own function.
@@ -296,7 +307,7 @@ void run_stress(const StressOptions& options, attune_device device) {
     const cases::Case spec = cases::serving_case(seed, index, options.configurations, budget);
     // What runs an operation is known before; of attention, once it is planned.
     if (is_operation(spec) ? !std::regex_search(cases::operation_name(spec), only) : !attention) continue;
-    const int repeats = index % kMany == kMany - 1 || one ? kManyRepeats : kRepeats;
+    const int repeats = one ? kMany.repeats : repeats_of(index, device);
     const cases::StressReport report = cases::stress(spec, memory, repeats);
     if (report.kernel.empty() && report.passed()) continue;  // no kernel takes it
     if (!std::regex_search(report.kernel, only)) continue;

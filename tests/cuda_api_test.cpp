@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "cases/cuda_memory.h"
+#include "cuda/attention/prologue.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "cuda/mixed/mixed.h"
 #include "cuda/mla/config.h"
 #include "cuda/prefill/config.h"
-#include "cuda/prefill/prologue.h"
 #include "dispatch/device.h"
 #include "dispatch/registry.h"
 #include "support.h"
@@ -155,10 +155,10 @@ TEST(CudaApi, RunsLikeTheirPlansAreTaken) {
     }
     using namespace cuda;  // NOLINT: all of its kernels
     const bool as_fp32 = name == "cuda_prefill_fp32";
-    const bool moved = prefill::has_prologue(p) || (name != "cuda_mla" && prefill::copies_rows(p)) || as_fp32;
+    const bool moved = attention::has_prologue(p) || (name != "cuda_mla" && attention::copies_rows(p)) || as_fp32;
     const Problem after =
         moved && name != "cuda_decode"
-            ? prefill::after_prologue(p, rows, as_fp32 ? prefill::Rows::kFp32 : prefill::Rows::kOwnType)
+            ? attention::after_prologue(p, rows, as_fp32 ? attention::Rows::kFp32 : attention::Rows::kOwnType)
             : p;
     const decode::DeviceShape device;
     if (name == "cuda_mla") {

@@ -2,9 +2,9 @@
 // What the host decides for the MLA kernels, without a GPU: what they take, by which kernel, and what a run may bring.
 #include <functional>
 
+#include "cuda/attention/prologue.h"
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
-#include "cuda/prefill/prologue.h"
 #include "cuda_run.h"
 
 namespace attune::cuda {
@@ -114,16 +114,16 @@ TEST(CudaMlaConfig, PrologueLeavesItsRowsInTheWorkspace) {
   const Problem p = make_problem(a, Data::kOptional);
   EXPECT_EQ(mla_kernel().coverage.difference(traits_of(p, a)), "");
   EXPECT_EQ(mla::refusal(p), "");
-  EXPECT_EQ(prefill::prologue_bytes(p),
+  EXPECT_EQ(attention::prologue_bytes(p),
             static_cast<size_t>((7 * 4 * 576 * 2 + 255) / 256 * 256 + (7 * 576 * 2 + 255) / 256 * 256));
   alignas(256) static std::byte memory[1 << 16];
-  const PrepareProblem op = prefill::to_prepare(p, memory);
-  const Problem after = prefill::after_prologue(p, memory);
+  const PrepareProblem op = attention::to_prepare(p, memory);
+  const Problem after = attention::after_prologue(p, memory);
   EXPECT_FALSE(op.v || op.v_out);
   EXPECT_EQ(op.k_out.data, after.k.data);
   EXPECT_EQ(after.v.data, after.k.data);
   EXPECT_EQ(after.q.data, memory);
-  EXPECT_FALSE(prefill::has_prologue(after));
+  EXPECT_FALSE(attention::has_prologue(after));
   EXPECT_EQ(mla::refusal(after), "");
 }
 

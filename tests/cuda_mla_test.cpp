@@ -2,9 +2,9 @@
 // The MLA kernels on a GPU: every case of the table that their coverage takes, and shapes of their own that take
 // several tiles, tasks and parts, against the oracle. Skipped, with the reason, where there is no GPU.
 
+#include "cuda/attention/prologue.h"
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
-#include "cuda/prefill/prologue.h"
 #include "cuda_run.h"
 #include "spoilt_attention.h"
 

@@ -93,7 +93,7 @@ TEST(CudaPrefillConfig, FindsPlainRowsBy32Bits) {
   Problem p = make_problem(problem.host(), Data::kRequired);
   const prefill::Config c = prefill::choose_config(p, 132);
   EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 1);
-  p.out.row_stride = (int64_t{1} << 31) / c.tokens_of_tile() - 1024;
+  p.out.row_stride = (int64_t{1} << 31) / c.tokens_of_tile - 1024;
   EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 1);
   p.out.row_stride += 1024;
   EXPECT_EQ(prefill::to_params(p, c, nullptr).plain_out, 0);
@@ -137,7 +137,7 @@ TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
     for (const double scale : {1e-6, 1.0 / 64, 1.0 / 16, 0.088, 7.0}) {
       cases::Problem problem(tests::make_case(common.set("softcap", softcap).set("softmax_scale", scale)));
       const Problem p = make_problem(problem.host(), Data::kRequired);
-      const kernels::PrefillParams params = prefill::to_params(p, prefill::choose_config(p, 132), nullptr);
+      const kernels::WorkTileParams params = prefill::to_params(p, prefill::choose_config(p, 132), nullptr);
       const double level = softcap * std::numbers::log2e;
       const auto exact = [&](double product) { return level * std::tanh(product * scale / softcap); };
       const auto check = [&](const auto& k, double range, double gap) {

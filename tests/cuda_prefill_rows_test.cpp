@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "cuda/attention/prologue.h"
 #include "cuda/ops/config.h"
 #include "cuda/prefill/config.h"
-#include "cuda/prefill/prologue.h"
 #include "cuda_prefill_cases.h"
 
 namespace attune::cuda {
@@ -45,7 +45,7 @@ class AsFloats final : public CaseSubject {
   }
   std::vector<KernelSpec> kernels(const attune_attention& a, const Problem& p) const override {
     if (!takes(a, p)) return {};
-    const prefill::Config c = prefill::choose_config(prefill::after_prologue(p, nullptr, prefill::Rows::kFp32),
+    const prefill::Config c = prefill::choose_config(attention::after_prologue(p, nullptr, attention::Rows::kFp32),
                                                      require_device(kDevice).num_sms);
     return {c.main_kernel(), c.schedule_kernel()};
   }
@@ -185,14 +185,14 @@ TEST(CudaPrefillRowsConfig, CopiesRowsThatTheTmaDoesNotTake) {
     cases::Problem problem(tests::make_case(common.with(x.rest)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     EXPECT_EQ(prefill::refusal(p), "") << x.rest;
-    EXPECT_EQ(prefill::copies_rows(p), x.copies) << x.rest;
+    EXPECT_EQ(attention::copies_rows(p), x.copies) << x.rest;
     std::vector<std::byte> memory(1 << 20);
     auto* const begin = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
-    const prefill::Launches before = prefill::launches_before(p, begin);
+    const attention::Launches before = attention::launches_before(p, begin);
     ASSERT_EQ(before.count, x.launches) << x.rest;
-    const Problem after = prefill::after_prologue(p, begin);
+    const Problem after = attention::after_prologue(p, begin);
     EXPECT_NO_THROW(prefill::check_alignment(after));
-    EXPECT_FALSE(prefill::copies_rows(after)) << x.rest;
+    EXPECT_FALSE(attention::copies_rows(after)) << x.rest;
     int64_t rows_of_q = 0, rows_of_k = 0;
     for (const PrepareProblem& op : before) {
       rows_of_q += op.q_out ? op.total : 0, rows_of_k += op.k_out ? op.total : 0;
@@ -213,9 +213,9 @@ TEST(CudaPrefillRowsConfig, CopiesNoBytesBeyondRows) {
   const auto before = [&](const std::function<void(Problem&)>& change) {
     Problem other = p;
     change(other);
-    return prefill::launches_before(other, nullptr);
+    return attention::launches_before(other, nullptr);
   };
-  const prefill::Launches as_it_is = before([](Problem&) {});
+  const attention::Launches as_it_is = before([](Problem&) {});
   EXPECT_EQ(as_it_is.count, 1);
   EXPECT_TRUE(as_it_is.ops[0].copies);
   EXPECT_FALSE(before([](Problem& x) { x.head_dim_qk = 34; }).ops[0].copies);

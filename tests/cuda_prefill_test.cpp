@@ -9,8 +9,8 @@
 #include <string>
 #include <tuple>
 
+#include "cuda/attention/prologue.h"
 #include "cuda/prefill/config.h"
-#include "cuda/prefill/prologue.h"
 #include "cuda_prefill_cases.h"
 
 namespace attune::cuda {
@@ -451,11 +451,11 @@ TEST(CudaPrefillConfig, PlacesWhatThePrologueWrites) {
           "prologue": {"append": true, "rope": {"style": "linear", "dim": 64}}})"));
   const Problem p = make_problem(problem.host(), Data::kRequired);
   ASSERT_EQ(prefill::refusal(p), "");
-  std::vector<std::byte> memory(prefill::prologue_bytes(p) + 256);
+  std::vector<std::byte> memory(attention::prologue_bytes(p) + 256);
   auto* const begin = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
-  const Problem after = prefill::after_prologue(p, begin);
-  const PrepareProblem op = prefill::to_prepare(p, begin);
-  EXPECT_FALSE(prefill::has_prologue(after));
+  const Problem after = attention::after_prologue(p, begin);
+  const PrepareProblem op = attention::to_prepare(p, begin);
+  EXPECT_FALSE(attention::has_prologue(after));
   EXPECT_NO_THROW(prefill::check_alignment(after));
   EXPECT_EQ(op.q.data, p.q.data);
   EXPECT_EQ(op.q_out.data, after.q.data);
@@ -465,7 +465,7 @@ TEST(CudaPrefillConfig, PlacesWhatThePrologueWrites) {
   };
   EXPECT_LE(end_of(after.q, 4, 64), after.k.data);
   EXPECT_LE(end_of(after.k, 2, 64), after.v.data);
-  EXPECT_LE(end_of(after.v, 2, 48), begin + prefill::prologue_bytes(p));
+  EXPECT_LE(end_of(after.v, 2, 48), begin + attention::prologue_bytes(p));
 }
 
 }  // namespace

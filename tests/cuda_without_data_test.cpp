@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "cuda/attention/prologue.h"
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
 #include "cuda/ops/ops.h"
-#include "cuda/prefill/prologue.h"
 #include "dispatch/registry.h"
 #include "support.h"
 
@@ -24,7 +24,7 @@ std::map<std::string, std::string> answers(const attune_attention& a) {
     if (k.device_type != ATTUNE_DEVICE_CUDA || !k.coverage.difference(traits).empty()) continue;
     std::string answer = k.refusal != nullptr ? k.refusal(p) : "";
     if (answer.empty()) {
-      for (const PrepareProblem& op : prefill::launches_before(p, nullptr)) answer += spec_name(kernel_of(op)) + "; ";
+      for (const PrepareProblem& op : attention::launches_before(p, nullptr)) answer += spec_name(kernel_of(op)) + "; ";
       if (&k == &mla_kernel()) answer += spec_name(mla::choose_config(p, 132).main_kernel());
     }
     all[k.name] = answer;

@@ -49,6 +49,24 @@ clean_tree && mkdir "$tree/src/core" && printf '// SPDX-License-Identifier: Apac
 expect pass "includes its own layer" check_sources.sh
 printf '#include "dispatch/registry.h"\n' >>"$tree/src/core/a.cpp"
 expect fail "includes upward" check_sources.sh
+# includes pass|fail FILE INCLUDED: as the only include of a file
+includes() {
+  clean_tree && mkdir -p "$tree/${2%/*}"
+  printf '// SPDX-License-Identifier: Apache-2.0\n#include "%s"\n' "$3" >"$tree/$2"
+  expect "$1" "$2 includes $3" check_sources.sh
+}
+includes fail src/core/a.cpp cuda/decode/decode.h
+includes pass kernels/mla/m64/mask.cuh mla/config.cuh
+includes pass kernels/mla/mla.cu scheduler/tile_scheduler.cuh
+includes fail kernels/mla/mla.cu prefill/tiles.cuh
+includes fail kernels/prefill/tiles.cuh decode/config.cuh
+includes fail kernels/common/stamp.cuh scheduler/work_tiles.cuh
+includes fail kernels/ptx/barrier.cuh common/run.cuh
+includes pass src/cuda/prefill/config.cpp cuda/attention/params.h
+includes fail src/cuda/mla/config.cpp cuda/prefill/config.h
+includes fail src/cuda/mla/config.cpp prefill/prefill_params.h
+includes fail src/cuda/attention/params.cpp cuda/decode/config.h
+includes pass src/cuda/mixed/mixed.cpp cuda/decode/config.h
 
 kernel_page() { # LINES COLUMNS [FIRST]: a page of that many lines, the last one that wide, beginning with FIRST
   clean_tree && mkdir "$tree/docs/kernels" && page=$tree/docs/kernels/page.md

@@ -27,7 +27,7 @@ inline void emulate_attention(const attune_attention& a, int num_sms) {
     decode::DeviceShape device;
     device.num_sms = num_sms;
     const decode::Config c = decode::choose_config(p, device);
-    run(c, decode::workspace_layout(c).total, decode::to_params, [](const auto& c, const auto& params) {
+    run(c, c.workspace_bytes(), decode::to_params, [](const auto& c, const auto& params) {
       if (c.cluster == 0) emulate_decode_schedule(c, params);
       emulate_decode(c, params);
     });
@@ -35,11 +35,11 @@ inline void emulate_attention(const attune_attention& a, int num_sms) {
     decode::DeviceShape device;
     device.num_sms = num_sms;
     const auto [prompts, few] = mixed::choose_configs(p, device);
-    const size_t few_begin = prefill::workspace_layout(prompts).total;
-    cases::Workspace workspace(cases::host_memory(), few_begin + decode::workspace_layout(few).total);
+    const size_t few_begin = prompts.workspace_bytes();
+    cases::Workspace workspace(cases::host_memory(), few_begin + few.workspace_bytes());
     auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
-    const kernels::PrefillParams of_prompts = prefill::to_params(p, prompts, memory);
-    const kernels::DecodeParams of_few = decode::to_params(p, few, memory + few_begin);
+    const kernels::WorkTileParams of_prompts = prefill::to_params(p, prompts, memory);
+    const kernels::AttentionParams of_few = decode::to_params(p, few, memory + few_begin);
     emulate_schedule(prompts, of_prompts);
     emulate_decode_schedule(few, of_few);
     emulate_decode(few, of_few);
@@ -47,14 +47,14 @@ inline void emulate_attention(const attune_attention& a, int num_sms) {
     EXPECT_EQ(workspace.buffer.check_guards(), "");
   } else if (name.starts_with("cuda_prefill")) {
     const prefill::Config c = prefill::choose_config(p, num_sms);
-    run(c, prefill::workspace_layout(c).total, prefill::to_params, [&](const auto& c, const auto& params) {
+    run(c, c.workspace_bytes(), prefill::to_params, [&](const auto& c, const auto& params) {
       emulate_schedule(c, params);
       emulate_attention(p, c, params);
     });
   } else {
     ASSERT_EQ(name, "cuda_mla");
     const mla::Config c = mla::choose_config(p, num_sms);
-    run(c, mla::workspace_layout(c).total, mla::to_params, [&](const auto& c, const auto& params) {
+    run(c, c.workspace_bytes(), mla::to_params, [&](const auto& c, const auto& params) {
       emulate_schedule(c, params);
       emulate_mla(p, c, params);
     });

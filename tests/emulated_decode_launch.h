@@ -7,14 +7,14 @@
 
 namespace attune::cuda {
 
-using DecodeKernel = void (*)(kernels::DecodeParams);
+using DecodeKernel = void (*)(kernels::AttentionParams);
 
-inline void emulate_decode_schedule(const decode::Config& c, const kernels::DecodeParams& params) {
+inline void emulate_decode_schedule(const decode::Config& c, const kernels::AttentionParams& params) {
   const auto schedule = reinterpret_cast<DecodeKernel>(emulator::find_kernel(c.schedule_kernel()));
   emulator::run(1, static_cast<unsigned>(c.schedule_threads), [&] { schedule(params); });
 }
 
-inline void emulate_decode(const decode::Config& c, const kernels::DecodeParams& params) {
+inline void emulate_decode(const decode::Config& c, const kernels::AttentionParams& params) {
   const auto attend = reinterpret_cast<DecodeKernel>(emulator::find_kernel(c.main_kernel()));
   const auto threads = static_cast<unsigned>(32 * c.warps);
   if (c.cluster == 0) return emulator::run(static_cast<unsigned>(c.blocks), threads, [&] { attend(params); });

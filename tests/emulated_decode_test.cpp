@@ -38,9 +38,9 @@ class EmulatedDecode : public tests::Emulated {
     const decode::Config c = decode::choose_config(p, device, clusters);
     if (clusters && c.cluster == 0) return tests::kNotCovered;
     const cases::Expected expected = cases::evaluate(problem);
-    cases::Workspace workspace(cases::host_memory(), decode::workspace_layout(c).total);
+    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
     decode::check_run(p, c);
-    const kernels::DecodeParams params = decode::to_params(p, c, workspace.buffer.device());
+    const kernels::AttentionParams params = decode::to_params(p, c, workspace.buffer.device());
     try {
       if (c.cluster == 0) emulate_decode_schedule(c, params);
       for (int i = 0; i < layers; ++i) emulate_decode(c, params);

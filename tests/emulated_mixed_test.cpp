@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls with prompts and sequences of a few queries: both kernels' own source on the CPU (tests/emulator), together
 // against the oracle, and each alone: it must leave the other's rows as they were. Poisoned memory, no GPU.
+#include "cuda/attention/prologue.h"
 #include "cuda/decode/config.h"
 #include "cuda/mixed/mixed.h"
 #include "cuda/prefill/config.h"
-#include "cuda/prefill/prologue.h"
 #include "dispatch/registry.h"
 #include "emulated.h"
 #include "emulated_decode_launch.h"
@@ -28,7 +28,7 @@ class EmulatedMixed : public tests::Emulated {
   // alone: without the other kernel, which says that it has begun.
   static void attend_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace, bool alone) {
     prefill::check_run(p, c);
-    const kernels::PrefillParams params = prefill::to_params(p, c, workspace);
+    const kernels::WorkTileParams params = prefill::to_params(p, c, workspace);
     if (alone) ++params.list->few_begun;
     emulate_attention(p, c, params);
     if (params.list->few_ended != params.list->few_begun)
@@ -64,17 +64,16 @@ class EmulatedMixed : public tests::Emulated {
     cases::Expected expected = cases::evaluate(problem);
     const int few_q = mixed::few_queries(given);
     expect_only(spec, few_q, parts, expected);
-    const bool prepares = prefill::has_prologue(given);
+    const bool prepares = attention::has_prologue(given);
     decode::DeviceShape device;
     device.num_sms = kFew;
     const auto [prompts, few] = mixed::choose_configs(given, device);
-    const size_t few_begin = prefill::workspace_layout(prompts).total,
-                 rows_begin = few_begin + decode::workspace_layout(few).total;
-    cases::Workspace workspace(cases::host_memory(), rows_begin + prefill::prologue_bytes(given));
+    const size_t few_begin = prompts.workspace_bytes(), rows_begin = few_begin + few.workspace_bytes();
+    cases::Workspace workspace(cases::host_memory(), rows_begin + attention::prologue_bytes(given));
     auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
-    const Problem p = prepares ? prefill::after_prologue(given, memory + rows_begin) : given;
+    const Problem p = prepares ? attention::after_prologue(given, memory + rows_begin) : given;
     try {
-      if (prepares) launch_prepare(prefill::to_prepare(given, memory + rows_begin), kFew);
+      if (prepares) launch_prepare(attention::to_prepare(given, memory + rows_begin), kFew);
       schedule_prompts(p, prompts, memory);
       schedule_few(p, few, memory + few_begin);
       for (int i = 0; i < layers; ++i) {
@@ -186,14 +185,13 @@ TEST_F(EmulatedMixed, LeavesBlocksToThePrompts) {
     decode::DeviceShape device;
     device.num_sms = 12;
     const auto [prompts, few] = mixed::choose_configs(p, device);
-    const size_t few_begin = prefill::workspace_layout(prompts).total;
-    cases::Workspace workspace(cases::host_memory(), few_begin + decode::workspace_layout(few).total);
+    const size_t few_begin = prompts.workspace_bytes();
+    cases::Workspace workspace(cases::host_memory(), few_begin + few.workspace_bytes());
     auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
     problem.arena().upload();
     schedule_prompts(p, prompts, memory);
     schedule_few(p, few, memory + few_begin);
-    const auto* ranges =
-        reinterpret_cast<const kernels::StreamKRange*>(memory + few_begin + decode::workspace_layout(few).stream_k);
+    const auto* ranges = reinterpret_cast<const kernels::StreamKRange*>(memory + few_begin);
     int live = 0;
     for (int i = 0; i < few.blocks; ++i) live += ranges[i].live;
     EXPECT_GE(live, x.least) << x.lengths;
@@ -275,7 +273,7 @@ TEST(MixedChoice, NamesWhatARunMayNotBring) {
     const Problem p = make_problem(a, Data::kRequired);
     alignas(256) static std::byte rows[1 << 20];
     try {
-      mixed::check_run(p, prefill::after_prologue(p, rows), configs);
+      mixed::check_run(p, attention::after_prologue(p, rows), configs);
     } catch (const Failure& e) {
       return e.status() == ATTUNE_INVALID_ARGUMENT ? e.what() : "another status";
     }

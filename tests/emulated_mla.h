@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include "cuda/attention/prologue.h"
 #include "cuda/mla/config.h"
 #include "cuda/mla/mla.h"
-#include "cuda/prefill/prologue.h"
 #include "emulated.h"
 #include "emulated_mla_launch.h"
 #include "emulated_rows.h"
@@ -33,19 +33,19 @@ class EmulatedMla : public tests::Emulated {
     const cases::Expected expected = cases::evaluate(problem);
     mla::Config c = mla::choose_config(given, num_sms);
     c.blocks = std::min(c.blocks, most_blocks);
-    cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total + prefill::prologue_bytes(given));
-    std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + mla::workspace_layout(c).total;
-    const bool prepares = prefill::has_prologue(given);
-    const Problem p = prepares ? prefill::after_prologue(given, rows) : given;
+    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes() + attention::prologue_bytes(given));
+    std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + c.workspace_bytes();
+    const bool prepares = attention::has_prologue(given);
+    const Problem p = prepares ? attention::after_prologue(given, rows) : given;
     mla::check_run(p, c);
-    const kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
+    const kernels::WorkTileParams params = mla::to_params(p, c, workspace.buffer.device());
     try {
       emulate_schedule(c, params);
       balanced_ = std::any_of(params.work_tiles, params.work_tiles + params.list->num_work_tiles,
                               [](const kernels::WorkTile& t) { return t.next_work > 0; });
       splits_ = params.list->num_split_tiles;
       for (int i = 0; i < layers; ++i) {
-        if (prepares) launch_prepare(prefill::to_prepare(given, rows), kBlocks);
+        if (prepares) launch_prepare(attention::to_prepare(given, rows), kBlocks);
         emulate_mla(p, c, params);
       }
     } catch (const std::exception& e) {

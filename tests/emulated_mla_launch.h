@@ -8,9 +8,9 @@
 namespace attune::cuda {
 
 // p: the problem that params are of.
-inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::PrefillParams& params) {
+inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::WorkTileParams& params) {
   using ptx::TensorMap;
-  using Attend = void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap);
+  using Attend = void (*)(kernels::WorkTileParams, TensorMap, TensorMap, TensorMap);
   const mla::Maps m = mla::describe_maps(p, c);
   const auto attend = reinterpret_cast<Attend>(emulator::find_kernel(c.main_kernel()));
   emulator::run(
@@ -18,7 +18,7 @@ inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::P
       [&] { attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k)); },
       static_cast<unsigned>(c.cluster));
   if (!c.splits) return;
-  const auto combine = reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.combine_kernel()));
+  const auto combine = reinterpret_cast<void (*)(kernels::WorkTileParams)>(emulator::find_kernel(c.combine_kernel()));
   // How many warpgroups share rows depends on the blocks: one, two or four, each in some of the cases.
   const unsigned blocks[] = {2, 24, 130};
   emulator::run(blocks[(p.total_q + p.heads_q) % 3], kernels::kMlaCombineThreads, [&] { combine(params); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA's schedule (kernels/prefill/schedule.cu in the emulator) for the grid of an H200: it lists every tile of every
-// sequence once, in chains of work tiles of equal length whatever the batch; and attention by it.
+// MLA's schedule (kernels/scheduler/persistent.cu in the emulator) for the grid of an H200: it lists every tile of
+// every sequence once, in chains of work tiles of equal length whatever the batch; and attention by it.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -35,8 +35,8 @@ class EmulatedMlaSchedule : public EmulatedMla {
     Problem p = make_problem(problem.device(), Data::kRequired);
     p.max_seqlen_kv = std::min(std::ranges::max(keys), kCapacity);
     const mla::Config c = mla::choose_config(p, kSms);
-    cases::Workspace workspace(cases::host_memory(), mla::workspace_layout(c).total);
-    kernels::PrefillParams params = mla::to_params(p, c, workspace.buffer.device());
+    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
+    kernels::WorkTileParams params = mla::to_params(p, c, workspace.buffer.device());
     params.seqused_kv = {keys.data(), 0, 1};
     params.capacity = p.max_seqlen_kv;
     if (most_work_tiles > 0) params.max_work_tiles = most_work_tiles;
@@ -47,7 +47,7 @@ class EmulatedMlaSchedule : public EmulatedMla {
   }
 
  private:
-  static Listed walk(const kernels::PrefillParams& p, const std::vector<int>& keys) {
+  static Listed walk(const kernels::WorkTileParams& p, const std::vector<int>& keys) {
     Listed x;
     const int groups = p.num_blocks / p.num_head_tiles;
     std::set<int> seen;

@@ -5,9 +5,9 @@
 
 #include <cstring>
 
+#include "cuda/attention/prologue.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
-#include "cuda/prefill/prologue.h"
 #include "emulated.h"
 #include "emulated_prefill_launch.h"
 #include "emulated_rows.h"
@@ -39,17 +39,17 @@ class EmulatedPrefill : public tests::Emulated {
   // edit: changes the problem's memory on the host. rows: kFp32 is what cuda_prefill_fp32 makes of 16-bit queries.
   static std::string run(const cases::Case& spec, int layers = 1,
                          const std::function<void(const attune_attention&)>& edit = {}, Twist twist = Twist::kNone,
-                         prefill::Rows rows_are = prefill::Rows::kOwnType) {
+                         attention::Rows rows_are = attention::Rows::kOwnType) {
     cases::Problem problem(spec);
     if (edit) edit(problem.host());
     return run(problem, layers, twist, rows_are);
   }
   static std::string run(cases::Problem& problem, int layers = 1, Twist twist = Twist::kNone,
-                         prefill::Rows rows_are = prefill::Rows::kOwnType) {
+                         attention::Rows rows_are = attention::Rows::kOwnType) {
     problem.arena().upload();
     const attune_attention a = problem.device();
     Problem given = make_problem(a, Data::kRequired);
-    const bool widens = rows_are == prefill::Rows::kFp32;
+    const bool widens = rows_are == attention::Rows::kFp32;
     const Kernel& kernel = widens ? prefill_fp32_kernel() : prefill::kernel_for(given);
     if (!kernel.coverage.difference(traits_of(given, a)).empty() || !kernel.refusal(given).empty())
       return tests::kNotCovered;
@@ -59,17 +59,17 @@ class EmulatedPrefill : public tests::Emulated {
       given.q = moved(given.q, given.heads_q, given.head_dim_qk, rows_moved[0]);
       if (given.k) given.k = moved(given.k, given.heads_kv, given.head_dim_qk, rows_moved[1]);
       if (given.v) given.v = moved(given.v, given.heads_kv, given.head_dim_v, rows_moved[2]);
-      if (!prefill::copies_rows(given) || !prefill::refusal(given).empty()) return tests::kNotCovered;
+      if (!attention::copies_rows(given) || !prefill::refusal(given).empty()) return tests::kNotCovered;
     }
-    const bool prepares = prefill::has_prologue(given) || prefill::copies_rows(given) || widens;
+    const bool prepares = attention::prepares_rows(given, rows_are);
     prefill::Config c =
-        prefill::choose_config(prepares ? prefill::after_prologue(given, nullptr, rows_are) : given, kBlocks);
-    const size_t own_bytes = prefill::workspace_layout(c).total;
-    cases::Workspace workspace(cases::host_memory(), own_bytes + prefill::prologue_bytes(given, rows_are));
+        prefill::choose_config(prepares ? attention::after_prologue(given, nullptr, rows_are) : given, kBlocks);
+    const size_t own_bytes = c.workspace_bytes();
+    cases::Workspace workspace(cases::host_memory(), own_bytes + attention::prologue_bytes(given, rows_are));
     std::byte* const rows = static_cast<std::byte*>(workspace.buffer.device()) + own_bytes;
-    const Problem p = prepares ? prefill::after_prologue(given, rows, rows_are) : given;
+    const Problem p = prepares ? attention::after_prologue(given, rows, rows_are) : given;
     prefill::check_run(p, c);
-    kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+    kernels::WorkTileParams params = prefill::to_params(p, c, workspace.buffer.device());
     if (twist == Twist::kTwoHeadTiles) {
       int64_t keys = 0;
       for (int64_t b = 0; b < problem.spec().batch(); ++b) keys += problem.spec().keys(b);
@@ -93,7 +93,8 @@ class EmulatedPrefill : public tests::Emulated {
       if (twist == Twist::kOneBlock) c.blocks = 1;
       for (int i = 0; i < layers; ++i) {
         if (prepares)
-          for (const PrepareProblem& op : prefill::launches_before(given, rows, rows_are)) launch_prepare(op, kBlocks);
+          for (const PrepareProblem& op : attention::launches_before(given, rows, rows_are))
+            launch_prepare(op, kBlocks);
         emulate_attention(p, c, params);
       }
     } catch (const std::exception& e) {

@@ -96,8 +96,8 @@ TEST_F(EmulatedPrefillBatches, MoreSequencesThanThreadsOfTheSchedule) {
   problem.arena().upload();
   const Problem p = make_problem(problem.device(), Data::kRequired);
   const prefill::Config c = prefill::choose_config(p, kBlocks);
-  cases::Workspace workspace(cases::host_memory(), prefill::workspace_layout(c).total);
-  const kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+  cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
+  const kernels::WorkTileParams params = prefill::to_params(p, c, workspace.buffer.device());
   emulate_schedule(c, params);
   EXPECT_EQ(workspace.buffer.check_guards(), "");
   std::map<std::pair<int, int>, int64_t> listed;  // the first row of a sequence's block, by its first token
@@ -109,7 +109,7 @@ TEST_F(EmulatedPrefillBatches, MoreSequencesThanThreadsOfTheSchedule) {
   size_t blocks = 0;
   int64_t row = 0;
   for (size_t b = 0; b < queries.size(); row += queries[b++]) {
-    for (int64_t token = 0; token < queries[b]; token += c.tokens_of_tile(), ++blocks) {
+    for (int64_t token = 0; token < queries[b]; token += c.tokens_of_tile, ++blocks) {
       const auto at = listed.find({static_cast<int>(b), static_cast<int>(token)});
       ASSERT_NE(at, listed.end()) << b << ", " << token;
       EXPECT_EQ(at->second, row) << b;

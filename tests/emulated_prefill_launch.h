@@ -9,16 +9,16 @@ namespace attune::cuda {
 
 // Of prefill's or MLA's configuration.
 template <class Config>
-void emulate_schedule(const Config& c, const kernels::PrefillParams& params) {
-  const auto schedule = reinterpret_cast<void (*)(kernels::PrefillParams)>(emulator::find_kernel(c.schedule_kernel()));
+void emulate_schedule(const Config& c, const kernels::WorkTileParams& params) {
+  const auto schedule = reinterpret_cast<void (*)(kernels::WorkTileParams)>(emulator::find_kernel(c.schedule_kernel()));
   emulator::run(1, 1024, [&] { schedule(params); });
 }
 
 // p: what the parameters are of.
-inline void emulate_attention(const Problem& p, const prefill::Config& c, const kernels::PrefillParams& params) {
+inline void emulate_attention(const Problem& p, const prefill::Config& c, const kernels::WorkTileParams& params) {
   using ptx::TensorMap;
-  using MainKernel = void (*)(kernels::PrefillParams, TensorMap, TensorMap, TensorMap, TensorMap, TensorMap);
-  using Fp32Kernel = void (*)(kernels::PrefillParams, kernels::Fp32Rows);
+  using MainKernel = void (*)(kernels::WorkTileParams, TensorMap, TensorMap, TensorMap, TensorMap, TensorMap);
+  using Fp32Kernel = void (*)(kernels::WorkTileParams, kernels::Fp32Rows);
   void* const kernel = emulator::find_kernel(c.main_kernel());
   const kernels::Fp32Rows vec4 = prefill::fp32_rows(p);
   const prefill::Maps m = prefill::describe_maps(p, c);

@@ -63,7 +63,7 @@ TEST_F(EmulatedPrefill, SixteenBitsAsFloats) {
        R"("head_dim": [64, 64], "cache": {"page_size": 24, "dtype": "f16"}, "alibi": 1, "out_dtype": "e4m3")",
        R"("head_dim": [100, 100], "new_tokens": true, "shared_kv": true, "prologue": {"append": true, "k_bias": true})",
        R"("head_dim": [100, 100], "heads": [8, 1], "seqlens_q": [2, 0, 1], "seqlens_kv": [1900, 60, 300])"}) {
-    EXPECT_EQ(run(tests::make_case(common.with(rest)), 2, {}, Twist::kNone, prefill::Rows::kFp32), "") << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest)), 2, {}, Twist::kNone, attention::Rows::kFp32), "") << rest;
   }
 }
 

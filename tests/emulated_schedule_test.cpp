@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the schedule of prompts and of MLA lists (kernels/prefill/schedule.cu on the CPU, tests/emulator), beside what
-// the results of attention show: each block of rows once, all of its tiles, parts of one size, long ones first.
+// What the schedule of prompts and of MLA lists (kernels/scheduler/persistent.cu on the CPU, tests/emulator), beside
+// what the results of attention show: each block of rows once, all of its tiles, parts of one size, long ones first.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -30,8 +30,8 @@ class EmulatedSchedule : public EmulatedPrefill {
     problem.arena().upload();
     const Problem p = make_problem(problem.device(), Data::kRequired);
     const prefill::Config c = prefill::choose_config(p, num_sms);
-    cases::Workspace workspace(cases::host_memory(), prefill::workspace_layout(c).total);
-    kernels::PrefillParams params = prefill::to_params(p, c, workspace.buffer.device());
+    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
+    kernels::WorkTileParams params = prefill::to_params(p, c, workspace.buffer.device());
     if (fewest_tiles > 0) params.fewest_tiles = fewest_tiles;
     emulate_schedule(c, params);
     if (std::string guards = workspace.buffer.check_guards(); !guards.empty()) return guards;
@@ -54,8 +54,8 @@ class EmulatedSchedule : public EmulatedPrefill {
       std::ranges::sort(parts, {}, &kernels::WorkTile::split_idx);
       const std::string name = cat("sequence ", where.first, ", token ", where.second, ": ");
       const int64_t tokens =
-          std::min<int64_t>(c.tokens_of_tile(), spec.seqlens_q[static_cast<size_t>(where.first)] - where.second);
-      if (where.second % c.tokens_of_tile() != 0 || tokens <= 0 || parts[0].num_tokens != tokens)
+          std::min<int64_t>(c.tokens_of_tile, spec.seqlens_q[static_cast<size_t>(where.first)] - where.second);
+      if (where.second % c.tokens_of_tile != 0 || tokens <= 0 || parts[0].num_tokens != tokens)
         return cat(name, parts[0].num_tokens, " tokens of ", tokens);
       int end = 0, least = 1 << 30, most = 0;
       for (size_t i = 0; i < parts.size(); ++i) {
@@ -76,7 +76,7 @@ class EmulatedSchedule : public EmulatedPrefill {
       splits += parts.size() > 1 ? 1 : 0;
     }
     int64_t expected = 0;
-    for (const int64_t n : spec.seqlens_q) expected += ceil_div(n, c.tokens_of_tile());
+    for (const int64_t n : spec.seqlens_q) expected += ceil_div(n, c.tokens_of_tile);
     if (static_cast<int64_t>(blocks.size()) != expected) return cat(blocks.size(), " blocks of ", expected);
     if (splits != list.num_split_tiles) return cat(splits, " blocks are cut, the list says ", list.num_split_tiles);
     if (params.blocks_each == 0 && list.num_tiles != tiles * params.num_head_tiles)
@@ -89,7 +89,7 @@ class EmulatedSchedule : public EmulatedPrefill {
   }
 
  private:
-  static Time time_of(const kernels::PrefillParams& params) {
+  static Time time_of(const kernels::WorkTileParams& params) {
     std::vector<int64_t> until(static_cast<size_t>(params.num_blocks), 0);
     Time time;
     for (int i = 0; i < params.list->num_work_tiles; ++i) {

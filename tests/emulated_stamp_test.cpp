@@ -51,10 +51,10 @@ class EmulatedStamp : public EmulatedPrefill {
     EXPECT_EQ(workspace.buffer.check_guards(), "");
     return outcome;
   }
-  static void change_stamp(const kernels::DecodeParams& k) {
+  static void change_stamp(const kernels::AttentionParams& k) {
     for (int i = 0; i < k.blocks; ++i) ++k.stream_k[i].stamp;
   }
-  static void change_stamp(const kernels::PrefillParams& k) { ++k.list->stamp; }
+  static void change_stamp(const kernels::WorkTileParams& k) { ++k.list->stamp; }
 
   static Outcome decode(const char* row, When when, Schedule schedule, const Change& change) {
     cases::Problem problem(tests::make_case(row));
@@ -62,9 +62,8 @@ class EmulatedStamp : public EmulatedPrefill {
     decode::DeviceShape device;
     device.num_sms = 3;
     const decode::Config c = decode::choose_config(p, device, false);
-    return run(problem, c, decode::workspace_layout(c).total, when, schedule, change, decode::to_params,
-               emulate_decode_schedule,
-               [](const Problem&, const decode::Config& config, const kernels::DecodeParams& k) {
+    return run(problem, c, c.workspace_bytes(), when, schedule, change, decode::to_params, emulate_decode_schedule,
+               [](const Problem&, const decode::Config& config, const kernels::AttentionParams& k) {
                  emulate_decode(config, k);
                });
   }
@@ -72,15 +71,15 @@ class EmulatedStamp : public EmulatedPrefill {
     cases::Problem problem(tests::make_case(row));
     const Problem p = make_problem(problem.device(), Data::kOptional);
     const prefill::Config c = prefill::choose_config(p, kBlocks);
-    return run(problem, c, prefill::workspace_layout(c).total, when, schedule, change, prefill::to_params,
+    return run(problem, c, c.workspace_bytes(), when, schedule, change, prefill::to_params,
                emulate_schedule<prefill::Config>, emulate_attention);
   }
   static Outcome mla(const char* row, When when, Schedule schedule, const Change& change) {
     cases::Problem problem(tests::make_case(row));
     const Problem p = make_problem(problem.device(), Data::kOptional);
     const mla::Config c = mla::choose_config(p, kBlocks);
-    return run(problem, c, mla::workspace_layout(c).total, when, schedule, change, mla::to_params,
-               emulate_schedule<mla::Config>, emulate_mla);
+    return run(problem, c, c.workspace_bytes(), when, schedule, change, mla::to_params, emulate_schedule<mla::Config>,
+               emulate_mla);
   }
 
   using Run = Outcome (*)(const char*, When, Schedule, const Change&);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Checks the form of the sources: SPDX line, length, white space, words that must not be left behind, size of files; that
-# no layer of src/ includes one above it; and the length of the pages of docs/kernels.
+# no folder of src/, src/cuda/ or kernels/ includes one above or beside it; and the length of the pages of docs/kernels.
 # usage: tools/check_sources.sh [ROOT]
 set -euo pipefail
 cd "${1:-$(dirname "${BASH_SOURCE[0]}")/..}"
@@ -23,9 +23,14 @@ MAX_LINES, MAX_COLUMNS, MAX_BYTES = 500, 120, 512 * 1024
 MAX_PAGE_LINES = 150  # of a kernel: docs/kernels
 SOURCE = re.compile(r"\.(c|cc|cpp|h|hpp|cu|cuh|py|sh|cmake|map)$|CMakeLists\.txt$|^dev$|^\.ci/run$")
 TEXT = re.compile(r"\.(md|json|in|yaml|yml)$|(^|/)\.clang-[^/]*$|(^|/)\.gitignore$")
-# Of src/: who may be included by whom. Nobody includes upward, nor a neighbour.
-LAYERS = {"core": 0, "cpu": 1, "cuda": 1, "dispatch": 2, "api": 3}
-INCLUDE = re.compile(r"^\s*#\s*include \"(" + "|".join(LAYERS) + r")/", re.M)
+# Who may be included by whom: nobody includes upward, nor a neighbour. src/cuda/ includes headers of kernels/ too.
+OPERATIONS = {"decode": 3, "prefill": 3, "mla": 3, "indexer": 3}
+LAYERS = {
+    "src": {"core": 0, "cpu": 1, "cuda": 1, "dispatch": 2, "api": 3},
+    "src/cuda": {"rows": 0, "ops": 1, "attention": 2, **OPERATIONS, "mixed": 4},
+    "kernels": {"ptx": 0, "common": 1, "scheduler": 2, **OPERATIONS, "rows": 3, "check": 3, "selftest": 3},
+}
+INCLUDE = re.compile(r"^\s*#\s*include \"([\w/]+)/[^/\n]+\"", re.M)
 # Words split in two, so that this file does not hold them.
 LEFTOVERS = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b|\.\./sha" r"red")
 faults = 0
@@ -65,11 +70,15 @@ for path in sys.stdin.read().splitlines():
                 fault(path, f"more than {MAX_COLUMNS} columns: {number}: {line}")
     if not is_source:
         continue
-    place = re.match(r"src/(" + "|".join(LAYERS) + ")/", path)
-    for layer in INCLUDE.findall(text) if place else []:
-        own = place.group(1)
-        if layer != own and LAYERS[layer] >= LAYERS[own]:
-            fault(path, f"src/{own} includes src/{layer}")
+    folders = INCLUDE.findall(text)
+    for root, ranks in LAYERS.items():
+        own = re.match(root + r"/(\w+)/", path)
+        if own is None:
+            continue
+        for folder in folders:
+            layer = (folder.removeprefix("cuda/") if root == "src/cuda" else folder).split("/")[0]
+            if layer != own.group(1) and ranks.get(layer, -1) >= ranks.get(own.group(1), 0):
+                fault(path, f"{root}/{own.group(1)} includes {folder}/")
     if not any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:2]):
         fault(path, "no SPDX line at the top")
     if text and not text.endswith("\n"):

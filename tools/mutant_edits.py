@@ -17,8 +17,8 @@ SWAPS = ["q k", "k v", "row head", "begin end", "first last", "first end", "low 
          "kBlocksQk kBlocksV", "k_full v_full", "k_empty v_empty", "k_pipe_ v_pipe_", "row_stride head_stride",
          "true false"]
 # What a call may begin with whose absence nobody but a race, a stale value or a bad input shows.
-CALLS = r"""sync\w*|fence\w*|arrive\w*|wait\w*|barrier\w*|clamp\w*|require|check\w*|meet\w*|commit\w*|release\w*|
-            hand_over|publish\w*|forget|refresh|clear\w*|note_\w+|store_\w*(?:mask|limits)|
+CALLS = r"""sync\w*|fence\w*|arrive\w*|wait\w*|barrier\w*|clamp\w*|require|check\w*|commit\w*|release\w*|
+            publish\w*|forget|refresh|clear\w*|note_\w+|store_\w*(?:mask|limits)|
             store_release""".replace("\n", "").replace(" ", "")
 # Name, what is sought in a line of code, what takes its place.
 OPERATORS = [

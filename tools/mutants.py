@@ -117,10 +117,20 @@ EMULATED = {
     "decode": ["EmulatedDecode", "EmulatedMixed"], "mixed": ["EmulatedMixed"], "indexer": ["EmulatedIndexer"],
     "mla": ["EmulatedMla", "EmulatedMlaSchedule"], "rows": ["EmulatedRows"], "ops": ["EmulatedRows"],
     "prefill": ["EmulatedPrefill", "EmulatedPrefillBatches", "EmulatedMixed"],
-    "schedule": ["EmulatedSchedule", "EmulatedDecode", "EmulatedMixed"], "check": ["EmulatedOracle"],
+    "scheduler": ["EmulatedSchedule", "EmulatedMlaSchedule", "EmulatedDecode", "EmulatedMixed"], "check": ["EmulatedOracle"],
 }
 EMULATED_ALL = ["EmulatedRows", "EmulatedDecode", "EmulatedMla", "EmulatedPrefill", "EmulatedIndexer", "EmulatedMixed"]
 EMULATED_LAST = ["EmulatedBatchInvariant", "EmulatedUnseen"]
+
+
+def kernel_of(file):
+    """What `attune check --stress --only` takes to run a file of kernels/: a kernel of the registry, operations, or all."""
+    for format in ("fp8", "fp32"):
+        if file.startswith("kernels/prefill/") and format in file:
+            return f"cuda_prefill_{format}"
+    folder = file.split("/")[1]
+    return {"decode": "cuda_decode", "prefill": "cuda_prefill", "mla": "cuda_mla", "indexer": "indexer",
+            "rows": "qkv_prepare|cache_op|merge"}.get(folder, "")
 
 
 def suites_of_tests():
@@ -150,9 +160,13 @@ def stages_of(mutant, caught):
     files = [e["file"] for e in mutant["edits"]]
     stress = ["check", "--stress", args.stress, "--seed", args.seed]
     if args.device:
-        device = ["--device", args.device]
-        return [("attune check", [args.cli, "check", *device], {}),
-                (f"stress {args.stress}", [args.cli, *stress, *device], {})]
+        kernel = kernel_of(files[0])
+        only = {"ATTUNE_KERNEL": kernel} if kernel.startswith("cuda_") else {}
+        # A broken kernel is compiled again for each configuration: few of them.
+        few = ["--configurations", "8", "--only", kernel, "--device", args.device]
+        stages = [(f"stress {args.stress} {kernel}", [args.cli, *stress, *few], only),
+                  ("attune check", [args.cli, "check", "--device", args.device], {})]
+        return stages[:1] if args.stress_only else stages
     in_src = any(f.startswith("src/") for f in files)
     emulated = [s for f in files if f.startswith(("kernels/", "src/cuda/")) for s in
                 EMULATED.get(folder_of(f), EMULATED_ALL) + EMULATED_LAST]
@@ -330,10 +344,11 @@ def parse_arguments():
     parser.add_argument("--check", action="store_true", help="only check that the named ones apply to these sources")
     parser.add_argument("--dry-run", action="store_true", help="only list the mutants")
     parser.add_argument("--preset", default="release", help="of the program; others than release have no --stress")
-    parser.add_argument("--device", help="judge kernels by `attune check` on this device, not by the tests")
+    parser.add_argument("--device", help="judge kernels by `attune check` and --stress on this device, not by the tests")
     parser.add_argument("--cli", default=str(ROOT / "build/release/cli/attune"),
                         help="of --device: the command, which must find NVRTC")
-    parser.add_argument("--stress", default="10", help="seconds of random batches, the last stage")
+    parser.add_argument("--stress", default="10", help="seconds of random batches: the last stage, of --device the first")
+    parser.add_argument("--stress-only", action="store_true", help="of --device: nothing but --stress; minutes less")
     parser.add_argument("--emulate", type=int, default=0, metavar="N",
                         help="survivors also meet every N-th case of the table in the emulator; minutes")
     parser.add_argument("--known-clean", action="store_true",

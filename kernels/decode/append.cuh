@@ -3,9 +3,9 @@
 // stores, else from shared memory in loops.
 #pragma once
 
+#include "common/kv_codec.cuh"
 #include "decode/config.cuh"
 #include "decode/slot.cuh"
-#include "tile/kv_codec.cuh"
 
 namespace attune::decode {
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ float scale_of_row(const kernels::KvScale& scale, int
   if (scale.mode == 2) return scale.data[head * scale.head_stride];
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
-  const float chosen = tile::token_scale(Config::kKvType, amax);
+  const float chosen = common::token_scale(Config::kKvType, amax);
   if (threadIdx.x % 32 == 0) {
     const_cast<float*>(scale.data)[page * scale.page_stride + offset * scale.slot_stride + head * scale.head_stride] =
         chosen;
@@ -40,8 +40,8 @@ __device__ __forceinline__ void write_vector(const kernels::KvPlane& plane, cons
   if (Config::kElement == 1 && scale.mode != 0) {
     float amax = 0;
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) amax = tile::larger_magnitude(amax, x[i]);
-    const tile::Divider over(scale_of_row(scale, page, offset, head, amax));
+    for (int i = 0; i < kVec; ++i) amax = common::larger_magnitude(amax, x[i]);
+    const common::Divider over(scale_of_row(scale, page, offset, head, amax));
 #pragma unroll
     for (int i = 0; i < kVec; ++i) x[i] = over(x[i]);
   }
@@ -53,7 +53,7 @@ __device__ __forceinline__ void write_vector(const kernels::KvPlane& plane, cons
   }
 #pragma unroll
   for (int i = 0; i < kVec && Config::kElement < 4; i += 2) {
-    const unsigned pair = tile::encode_pair(Config::kKvType, x[i], x[i + 1]);
+    const unsigned pair = common::encode_pair(Config::kKvType, x[i], x[i + 1]);
     if constexpr (Config::kElement == 2) {
       words[i / 2] = pair;
     } else {
@@ -75,27 +75,27 @@ __device__ __noinline__ void write_row(const kernels::KvPlane& plane, const kern
   const bool scaled = scale.mode != 0;
   const int lane = threadIdx.x % 32;
   float amax = 0;
-  for (int d = lane; d < head_dim; d += 32) amax = tile::larger_magnitude(amax, row[d]);
-  const tile::Divider over(scaled ? scale_of_row(scale, page, offset, head, amax) : 1.0f);
+  for (int d = lane; d < head_dim; d += 32) amax = common::larger_magnitude(amax, row[d]);
+  const common::Divider over(scaled ? scale_of_row(scale, page, offset, head, amax) : 1.0f);
   char* to = row_of(plane, page, offset, head);
 #pragma unroll 1
   for (int d = lane; d < head_dim; d += 32) {
     const float code[1] = {scaled ? over(row[d]) : row[d]};
     const long long at =
         plane.contiguous ? d : d / plane.pack * plane.outer_stride + d % plane.pack * plane.inner_stride;
-    tile::store_run<1>(Config::kKvType, tile::encode_run<1>(Config::kKvType, code), to + at * Config::kElement, 0,
+    common::store_run<1>(Config::kKvType, common::encode_run<1>(Config::kKvType, code), to + at * Config::kElement, 0,
                        false);
   }
 }
 
 // The slot for a position of a sequence. Page -1: the cache is too short.
-__device__ __forceinline__ Slot slot_of_new(const DecodeParams& p, int batch, int position) {
+__device__ __forceinline__ Slot slot_of_new(const AttentionParams& p, int batch, int position) {
   if (p.ring_capacity == 0 && position >= p.capacity) return {-1, -1, 0};
   return find_slot(p, batch, p.ring_capacity > 0 ? position % p.ring_capacity : position);
 }
 
 // k, v: rows in shared memory, which other lanes have written too.
-__device__ __forceinline__ void append_rows(const DecodeParams& p, const Slot& slot, int head, const float* k,
+__device__ __forceinline__ void append_rows(const AttentionParams& p, const Slot& slot, int head, const float* k,
                                             const float* v) {
   if (!slot.exists(p)) return;
   __syncwarp();

@@ -3,10 +3,10 @@
 // follows.
 #pragma once
 
+#include "common/stamp.cuh"
 #include "decode/combine.cuh"
 #include "decode/new_tokens.cuh"
 #include "decode/producer.cuh"
-#include "schedule/stamp.cuh"
 
 namespace attune::decode {
 
@@ -37,7 +37,7 @@ struct Block {
   bool begun;  // the first copies are issued
 
   // first: the range with which this warp's producer begins.
-  __device__ __forceinline__ Block(const DecodeParams& p, const kernels::StreamKRange& first, SharedStorage& shared)
+  __device__ __forceinline__ Block(const AttentionParams& p, const kernels::StreamKRange& first, SharedStorage& shared)
       : stream_k(shared.stream_k),
         producer(p, first, stream_k, shared),
         mainloop(threadIdx.x % 32),
@@ -54,8 +54,8 @@ struct Block {
 
   // In a cluster: loads what does not depend on lengths before these have arrived. A token that turns out not to exist
   // is ignored.
-  __device__ __forceinline__ static void request_rows(const DecodeParams& p, const Split& split, SharedStorage& shared,
-                                                      Inputs& inputs) {
+  __device__ __forceinline__ static void request_rows(const AttentionParams& p, const Split& split,
+                                                      SharedStorage& shared, Inputs& inputs) {
     const int r = threadIdx.x / 32;
     if constexpr (kPrefetchQuery) inputs.query.load_row(p, query_row(p, split, {}, r), p.q, r < split.num_rows);
     if constexpr (kPrefetchToken) {
@@ -67,7 +67,7 @@ struct Block {
 
   // Loads the inputs of a split: a query, a new token, and in the first split the first keys. All loads are issued
   // before any is waited for.
-  __device__ __forceinline__ void fetch_rows(const DecodeParams& p, const kernels::StreamKRange& range,
+  __device__ __forceinline__ void fetch_rows(const AttentionParams& p, const kernels::StreamKRange& range,
                                              const NewTokens& tokens, int num_new, bool append, Inputs& inputs,
                                              SharedStorage& shared) {
     const Split& split = range.split;
@@ -85,7 +85,7 @@ struct Block {
       begun = true;
     }
     if constexpr (Config::kCluster && kPrefetchQuery) {
-      tile::PrologueToken terms{};
+      common::PrologueToken terms{};
       const bool has_query = r < split.num_rows;
       const TokenRow row = query_row(p, split, range.sequence, r);
       if (has_query) terms = row.prologue_token(p);
@@ -111,8 +111,8 @@ struct Block {
   }
 
   // In a cluster, after the block has sent its rows: appends the token of fetch_rows(), unless that has been done.
-  __device__ __forceinline__ void append_late(const DecodeParams& p, const kernels::StreamKRange& range, Inputs& inputs,
-                                              SharedStorage& shared) const {
+  __device__ __forceinline__ void append_late(const AttentionParams& p, const kernels::StreamKRange& range,
+                                              Inputs& inputs, SharedStorage& shared) const {
     if constexpr (kPrefetchToken && NewTokens::kAppendsLate) {
       const NewTokens tokens(shared);
       const Split& split = range.split;
@@ -123,7 +123,7 @@ struct Block {
     }
   }
   // Not for rings and beams: those are appended to when all readers are done.
-  __device__ __forceinline__ static bool appends(const DecodeParams& p, const Split& split) {
+  __device__ __forceinline__ static bool appends(const AttentionParams& p, const Split& split) {
     return p.append && p.tiles_done == nullptr && split.row_begin == 0;
   }
 
@@ -132,7 +132,7 @@ struct Block {
     return Config::kCluster ? producer.range.sequence : range.sequence;
   }
 
-  __device__ __forceinline__ void attend_new_tokens(const DecodeParams& p, const kernels::StreamKRange& range,
+  __device__ __forceinline__ void attend_new_tokens(const AttentionParams& p, const kernels::StreamKRange& range,
                                                     const NewTokens& tokens, int num_new, bool append,
                                                     SharedStorage& shared) {
     if constexpr (Config::kNewTokens) {
@@ -150,7 +150,7 @@ struct Block {
   }
 
   // Everything but the epilogue. inputs: in a cluster, those of request_rows().
-  __device__ __forceinline__ void attend_split(const DecodeParams& p, const kernels::StreamKRange& range,
+  __device__ __forceinline__ void attend_split(const AttentionParams& p, const kernels::StreamKRange& range,
                                                Inputs& inputs, SharedStorage& shared) {
     const Split& split = range.split;
     const NewTokens tokens(shared);
@@ -158,11 +158,11 @@ struct Block {
     const bool append = appends(p, split);
     const bool checks_stamp = !Config::kCluster && p.checks_stamp != 0 && !begun;
     fetch_rows(p, range, tokens, num_new, append, inputs, shared);
-    if (checks_stamp) schedule::add_stamps(p, threadIdx.x, Config::kThreads, &shared.stamp);
+    if (checks_stamp) common::add_stamps(p, threadIdx.x, Config::kThreads, &shared.stamp);
     __syncthreads();
     queries.load();
     rows.start(p, split, range.sequence, query_scales);
-    state.clear(Config::kCluster ? 0.0f : schedule::first_sum(shared.stamp, range.stamp));
+    state.clear(Config::kCluster ? 0.0f : common::first_sum(shared.stamp, range.stamp));
     // While the first keys are in flight, unless O must be scaled before new values are added.
     if constexpr (!kScalesValues) attend_new_tokens(p, range, tokens, num_new, append, shared);
     attend_split_tiles(p, split, rows, queries, mainloop, producer, stage, state);

@@ -5,9 +5,9 @@
 //   row stats of the warps | barrier | rescaled O of the warps | barrier | sums over the warps -> owner's DSMEM |
 //   owner: mbarrier, all bytes received | combine_row
 //
-// st.async counts its bytes at the owner's mbarrier, so no fence is needed; one at cluster scope would wait for all
-// writes of the thread so far. No block reads another's memory, so each may exit once it has sent. All buffers overlay
-// the stages, which no block needs once all have read their last key.
+// st.async counts its bytes at the owner's mbarrier, so no fence is needed after it. No block reads another's memory,
+// so each may exit once it has sent. All buffers overlay the stages, which no block needs once all have read their
+// last key: the cluster barrier orders those reads before the sends.
 #pragma once
 
 #include "decode/combine.cuh"
@@ -41,7 +41,7 @@ class ClusterEpilogue {
   }
 
   // Merges the block's warps and sends the partial rows to their owners.
-  __device__ __forceinline__ void send(const DecodeParams& p, const Split& split, const AttentionState& state,
+  __device__ __forceinline__ void send(const AttentionParams& p, const Split& split, const AttentionState& state,
                                        SharedStorage& shared) const {
     const WarpStats stats(shared);
     store_warp_stats(state, stats);
@@ -59,7 +59,7 @@ class ClusterEpilogue {
   }
 
   // Receives and combines the rows that this block owns.
-  __device__ __forceinline__ void combine(const DecodeParams& p, const Split& split) const {
+  __device__ __forceinline__ void combine(const AttentionParams& p, const Split& split) const {
     if (my_rows(split.num_rows) == 0) return;
     ptx::wait_phase(received_, 0);
     for (int i = threadIdx.x / 32; i < my_rows(split.num_rows); i += Config::kWarps)
@@ -102,7 +102,8 @@ class ClusterEpilogue {
   __device__ __forceinline__ int my_rows(int num_rows) const { return (num_rows - rank_ + size_ - 1) >> shift_; }
 
   // The factors of this warp's O, by row.
-  __device__ __forceinline__ static void warp_rescale(const DecodeParams& p, const Split& split, const WarpStats& stats,
+  __device__ __forceinline__ static void warp_rescale(const AttentionParams& p, const Split& split,
+                                                      const WarpStats& stats,
                                                       float (&o_rescale)[Config::kRowTiles][2]) {
     const float factor = epilogue_v_scale(p, split.head);
 #pragma unroll
@@ -127,7 +128,7 @@ class ClusterEpilogue {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           exchange_[(warp * Config::kRows + 8 * n + 2 * t + j % 2) * kPitch +
-                    tile::channel_of_row<Config::kKvType>(local, g, j / 2)] = state.o[i][n][j] * o_rescale[n][j % 2];
+                    common::channel_of_row<Config::kKvType>(local, g, j / 2)] = state.o[i][n][j] * o_rescale[n][j % 2];
         }
       }
     }

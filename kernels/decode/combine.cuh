@@ -9,16 +9,16 @@
 
 #include "decode/epilogue.cuh"
 #include "ptx/atomic.cuh"
-#include "schedule/stream_k_partition.cuh"
+#include "scheduler/stream_k_partition.cuh"
 
 namespace attune::decode {
 
-__device__ __forceinline__ int range_of_block(const DecodeParams& p) {
+__device__ __forceinline__ int range_of_block(const AttentionParams& p) {
   return static_cast<int>(blockIdx.x / static_cast<unsigned>(p.head_lanes));
 }
 // The block with this block's head lane of a range.
-__device__ __forceinline__ int block_of_range(const DecodeParams& p, int range) {
-  return range * p.head_lanes + schedule::head_lane(p);
+__device__ __forceinline__ int block_of_range(const AttentionParams& p, int range) {
+  return range * p.head_lanes + scheduler::head_lane(p);
 }
 
 // Partial results in the workspace, which stay in L2. A block has two slots: one for an output tile that began in a
@@ -26,10 +26,10 @@ __device__ __forceinline__ int block_of_range(const DecodeParams& p, int range) 
 // that begins in block c are in slots 2c + 1, 2(c + 1), 2(c + 2)...
 struct GlobalPartials {
   static constexpr bool kMany = true;  // there may be more than 32
-  const DecodeParams& p;
+  const AttentionParams& p;
   int first_range, count;
 
-  __device__ __forceinline__ static PartialAddress address(const DecodeParams& p, bool is_first, int range) {
+  __device__ __forceinline__ static PartialAddress address(const AttentionParams& p, bool is_first, int range) {
     const long long row = (2ll * block_of_range(p, range) + (is_first ? 1 : 0)) * Config::kRows;
     return {p.partial_out + row * Config::kHeadDimV, p.partial_stats + 2 * row};
   }
@@ -43,7 +43,7 @@ struct GlobalPartials {
 };
 
 // Counts this block's split of the output tile. True, in all threads, if all splits have been stored.
-__device__ __forceinline__ bool arrive(const DecodeParams& p, int first_range, int num_splits, int& is_last) {
+__device__ __forceinline__ bool arrive(const AttentionParams& p, int first_range, int num_splits, int& is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
     is_last = ptx::count_arrival(p.arrivals + block_of_range(p, first_range), num_splits - 1) ==
@@ -57,7 +57,7 @@ __device__ __forceinline__ bool arrive(const DecodeParams& p, int first_range, i
 
 // One warp combines one row.
 template <class Partials>
-__device__ __forceinline__ void combine_row(const DecodeParams& p, const Split& split, long long q_begin,
+__device__ __forceinline__ void combine_row(const AttentionParams& p, const Split& split, long long q_begin,
                                             const Partials& partials, int row) {
   constexpr int kVectors = (Config::kHeadDimV + 127) / 128;  // of four channels, a lane
   const int lane = threadIdx.x % 32;
@@ -98,10 +98,10 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Split& 
   const int packed = split.row_begin + row, query = kernels::divide(packed, p.by_group),
             head = split.head * p.group + packed - query * p.group;
   float factor = 0;
-  if (lane == 0) factor = tile::finish_row(p, split.batch, q_begin, query, head, row_max, row_sum);
+  if (lane == 0) factor = common::finish_row(p, split.batch, q_begin, query, head, row_max, row_sum);
   factor = __shfl_sync(0xffffffffu, factor, 0);
   const long long at =
-      tile::row_offset(p, split.batch, q_begin, query, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
+      common::row_offset(p, split.batch, q_begin, query, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int channel = (v * 32 + lane) * 4;
@@ -112,9 +112,9 @@ __device__ __forceinline__ void combine_row(const DecodeParams& p, const Split& 
 }
 
 // The block that arrives last combines all splits of the output tile. Which block that is varies from run to run.
-__device__ __forceinline__ void combine_if_last(const DecodeParams& p, const Split& split, long long q_begin,
+__device__ __forceinline__ void combine_if_last(const AttentionParams& p, const Split& split, long long q_begin,
                                                 const kernels::StreamKRange& range, int& is_last) {
-  const schedule::StreamKPartition partition(range.blocks, range.total_tiles);
+  const scheduler::StreamKPartition partition(range.blocks, range.total_tiles);
   const int first = split.is_first ? range_of_block(p) : partition.block_of(split.output_tile_begin);
   const int last = split.is_last ? range_of_block(p) : partition.block_of(split.output_tile_end - 1);
   const GlobalPartials partials{p, first, last - first + 1};

@@ -2,13 +2,14 @@
 // A specialisation of the decode kernel, from the macros that the host compiles it with.
 #pragma once
 
-#include "decode/decode_params.h"
-#include "tile/operand.cuh"
-#include "tile/score_terms.cuh"
+#include "common/attention_params.h"
+#include "common/operand.cuh"
+#include "common/score_terms.cuh"
+#include "decode/shared_bytes.h"
 
 namespace attune::decode {
 
-using kernels::DecodeParams;
+using kernels::AttentionParams;
 
 // ATTUNE_LOAD: how rows of the cache are addressed.
 constexpr int kLoadTiles = 0;     // 16 keys from a multiple of 16 on share a page
@@ -20,7 +21,8 @@ constexpr int kLoadElements = 2;  // so has each element: x-packed layouts, rows
 #define ATTUNE_CLUSTER 0
 #endif
 
-using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
+using common::kAlibi, common::kAlibiSqrt, common::kBias, common::kSoftcap, common::kT5;
+using common::kMaskBits, common::kMaskRanges;
 
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
@@ -41,16 +43,16 @@ struct Config {
 
   static constexpr int kThreads = 32 * kWarps, kRows = 8 * kRowTiles;
   static constexpr int kTileKeys = kWarps * kernels::kKeysOfWarp;
-  static constexpr int kElement = tile::element_size(kKvType);
-  static constexpr bool kBf16x3 = kElement == 4;  // fp32 caches: sums of tile::kSplitParts bf16 numbers
-  static constexpr int kComputeType = tile::compute_type(kQType, kKvType);
+  static constexpr int kElement = common::element_size(kKvType);
+  static constexpr bool kBf16x3 = kElement == 4;  // fp32 caches: sums of common::kSplitParts bf16 numbers
+  static constexpr int kComputeType = common::compute_type(kQType, kKvType);
   static constexpr int kBlocksQk = (kHeadDimQk + 15) / 16, kBlocksV = (kHeadDimV + 15) / 16;  // of 16 channels
   static constexpr int kChunksK = kernels::row_chunks(kElement, kHeadDimQk),
                        kChunksV = kernels::row_chunks(kElement, kHeadDimV);
   static constexpr int kChunksQ = kernels::row_chunks(2, kHeadDimQk);
-  using LayoutK = tile::RowLayout<kChunksK>;
-  using LayoutV = tile::RowLayout<kChunksV>;
-  using LayoutQ = tile::RowLayout<kChunksQ>;
+  using LayoutK = common::RowLayout<kChunksK>;
+  using LayoutV = common::RowLayout<kChunksV>;
+  using LayoutQ = common::RowLayout<kChunksQ>;
   static constexpr int kBytesK = kernels::kKeysOfWarp * LayoutK::kPitch,
                        kBytesV = kernels::kKeysOfWarp * LayoutV::kPitch;
   static constexpr int kStageBytes = kernels::stage_bytes(kElement, kHeadDimQk, kHeadDimV, kTokenScales);

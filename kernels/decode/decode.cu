@@ -24,7 +24,7 @@
 namespace attune::decode {
 
 // Loads the block's stream-K range, a copy for the block and one for each warp. False if it is empty.
-__device__ __forceinline__ bool fetch_range(const DecodeParams& p, SharedStorage& shared) {
+__device__ __forceinline__ bool fetch_range(const AttentionParams& p, SharedStorage& shared) {
   static_assert(sizeof(kernels::StreamKRange) % 16 == 0, "copied in vectors of 16 bytes");
   constexpr int kVectors = sizeof(kernels::StreamKRange) / 16;
   kernels::StreamKRange* const stream_k = shared.stream_k;
@@ -37,8 +37,8 @@ __device__ __forceinline__ bool fetch_range(const DecodeParams& p, SharedStorage
   }
   __syncwarp();
   if (lane == 0) {
-    stream_k[1 + warp].split.head += schedule::head_lane(p);
-    if (warp == 0) stream_k[0].split.head += schedule::head_lane(p);
+    stream_k[1 + warp].split.head += scheduler::head_lane(p);
+    if (warp == 0) stream_k[0].split.head += scheduler::head_lane(p);
     if (warp == 0) shared.stamp = p.checks_stamp != 0 ? 0 : stream_k[0].stamp;
   }
   __syncthreads();
@@ -48,7 +48,7 @@ __device__ __forceinline__ bool fetch_range(const DecodeParams& p, SharedStorage
 }  // namespace attune::decode
 
 extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, attune::decode::Config::kBlocksPerSm)
-    attune_decode(const __grid_constant__ attune::kernels::DecodeParams p) {
+    attune_decode(const __grid_constant__ attune::kernels::AttentionParams p) {
   using namespace attune;
   using namespace attune::decode;
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ptx::dynamic_shared());
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
     if constexpr (Config::kNewTokens) {
       if (p.tiles_done != nullptr) append_last(p, split, range.sequence, shared);
     }
-    if (threadIdx.x == 0) schedule::advance_in_place<Config::kTileKeys, Config::kRows>(p, range);
+    if (threadIdx.x == 0) scheduler::advance_in_place<Config::kTileKeys, Config::kRows>(p, range);
     __syncthreads();
   }
 }

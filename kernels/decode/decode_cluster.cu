@@ -16,7 +16,7 @@
 namespace attune::decode {
 
 // The split as far as the grid defines it. Grid axes: rank in the cluster inside blocks of rows; KV heads; sequences.
-__device__ __forceinline__ Split split_of_block(const DecodeParams& p, int rank, int size) {
+__device__ __forceinline__ Split split_of_block(const AttentionParams& p, int rank, int size) {
   Split split{};
   split.batch = static_cast<int>(blockIdx.z), split.head = static_cast<int>(blockIdx.y);
   split.row_begin = (static_cast<int>(blockIdx.x) >> (__ffs(size) - 1)) * Config::kRows;  // size: a power of two
@@ -27,7 +27,7 @@ __device__ __forceinline__ Split split_of_block(const DecodeParams& p, int rank,
 
 // Prefetches the page table to L1 while the sequence's length is in flight. Each lane copies one line to shared memory
 // that is not read.
-__device__ __forceinline__ void fetch_table(const DecodeParams& p, int batch, kernels::StreamKRange* unread) {
+__device__ __forceinline__ void fetch_table(const AttentionParams& p, int batch, kernels::StreamKRange* unread) {
   constexpr int kLine = 32;  // entries of a cache line
   static_assert(sizeof(kernels::StreamKRange) >= 32 * 4, "an int of each lane");
   const int lane = static_cast<int>(threadIdx.x % 32), entry = lane * kLine;
@@ -52,7 +52,7 @@ __device__ __forceinline__ kernels::StreamKRange range_of_cluster(const Split& s
 }  // namespace attune::decode
 
 extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, attune::decode::Config::kBlocksPerSm)
-    attune_decode_cluster(const __grid_constant__ attune::kernels::DecodeParams p) {
+    attune_decode_cluster(const __grid_constant__ attune::kernels::AttentionParams p) {
   using namespace attune;
   using namespace attune::decode;
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(ptx::dynamic_shared());
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   ptx::allow_next_kernel();
   // Loads that do not need the length are issued before it is waited for.
   kernels::StreamKRange* stream_k = shared.stream_k;
-  const int used = schedule::int_at(p.seqused_kv, place.batch);
+  const int used = common::int_at(p.seqused_kv, place.batch);
   fetch_table(p, place.batch, stream_k);
   __syncwarp();  // keeps the compiler from moving both loads down to their uses
   Block::Inputs inputs;
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   const bool finished = p.finished != nullptr && p.finished[place.batch * p.finished_stride] != 0;
   Sequence sequence{};
   sequence.num_q = p.fixed_q;
-  schedule::complete_sequence<Config::kTileKeys, Config::kRows>(p, place.batch, used, finished, sequence);
+  scheduler::complete_sequence<Config::kTileKeys, Config::kRows>(p, place.batch, used, finished, sequence);
   const kernels::StreamKRange range = range_of_cluster(place, sequence, rank, size);
   if (!range.live) {
     ptx::wait_copies<0>();  // fetch_table()

@@ -3,9 +3,9 @@
 // or a partial result where other blocks have splits of the same output tile.
 #pragma once
 
+#include "common/finish.cuh"
 #include "decode/mainloop.cuh"
 #include "decode/shared_storage.cuh"
-#include "tile/finish.cuh"
 
 namespace attune::decode {
 
@@ -46,7 +46,7 @@ struct WarpStats {
 };
 
 // The scale of cached values per tensor or per head, which the epilogue applies; else 1.
-__device__ __forceinline__ float epilogue_v_scale(const DecodeParams& p, int head) {
+__device__ __forceinline__ float epilogue_v_scale(const AttentionParams& p, int head) {
   float factor = 1.0f;
   if (!Config::kNewTokens && p.v_scale.mode == 1) factor = p.v_scale.data[0];
   if (!Config::kNewTokens && p.v_scale.mode == 2) factor = p.v_scale.data[head * p.v_scale.head_stride];
@@ -88,7 +88,7 @@ __device__ __forceinline__ void store_warp_stats(const AttentionState& state, co
 }
 
 // One thread a row: merges the warps' statistics, stores them, and leaves the factor of each warp's O.
-__device__ __forceinline__ void merge_row_stats(const DecodeParams& p, const Split& split, long long q_begin,
+__device__ __forceinline__ void merge_row_stats(const AttentionParams& p, const Split& split, long long q_begin,
                                                 const PartialAddress& partial, const WarpStats& stats, int row) {
   const float row_max = stats.block_max(row), row_max_ref = finite_row_max(row_max),
               row_sum = stats.block_sum(row, row_max_ref);
@@ -96,7 +96,7 @@ __device__ __forceinline__ void merge_row_stats(const DecodeParams& p, const Spl
   if (row < split.num_rows) {
     if (partial.out == nullptr) {
       const int packed = split.row_begin + row, query = kernels::divide(packed, p.by_group);
-      const float normalise = tile::finish_row(p, split.batch, q_begin, query,
+      const float normalise = common::finish_row(p, split.batch, q_begin, query,
                                                split.head * p.group + packed - query * p.group, row_max, row_sum);
       factor = row_max == -ptx::infinity() && row_sum == 0 ? 0.0f : factor * normalise;
     } else {
@@ -127,22 +127,22 @@ __device__ __forceinline__ void store_warp_o(const AttentionState& state, const 
         const int row = 8 * n + 2 * t + j % 2;
         const float o_rescale = stats.o_rescale[warp * Config::kRows + row];
         exchange[(warp * Config::kRows + row) * Config::kMergePitch +
-                 tile::channel_of_row<Config::kKvType>(local, g, j / 2)] = state.o[i][n][j] * o_rescale;
+                 common::channel_of_row<Config::kKvType>(local, g, j / 2)] = state.o[i][n][j] * o_rescale;
       }
     }
   }
 }
 
 // Stores four channels of a row of the output, from element `at` on.
-__device__ __forceinline__ void store_four(const DecodeParams& p, long long at, const float4& x) {
-  tile::store_element(Config::kOutType, p.out, at, x.x);
-  tile::store_element(Config::kOutType, p.out, at + p.out_dim_stride, x.y);
-  tile::store_element(Config::kOutType, p.out, at + 2 * p.out_dim_stride, x.z);
-  tile::store_element(Config::kOutType, p.out, at + 3 * p.out_dim_stride, x.w);
+__device__ __forceinline__ void store_four(const AttentionParams& p, long long at, const float4& x) {
+  common::store_element(Config::kOutType, p.out, at, x.x);
+  common::store_element(Config::kOutType, p.out, at + p.out_dim_stride, x.y);
+  common::store_element(Config::kOutType, p.out, at + 2 * p.out_dim_stride, x.z);
+  common::store_element(Config::kOutType, p.out, at + 3 * p.out_dim_stride, x.w);
 }
 
 // The exchanged channels, summed over the warps, to the output or the partial result.
-__device__ __forceinline__ void store_channels(const DecodeParams& p, const Split& split, long long q_begin,
+__device__ __forceinline__ void store_channels(const AttentionParams& p, const Split& split, long long q_begin,
                                                const PartialAddress& partial, const float* exchange,
                                                int first_channel) {
   constexpr int kGroups = Config::kMergeChannels / 4;  // of four channels, a row
@@ -157,7 +157,7 @@ __device__ __forceinline__ void store_channels(const DecodeParams& p, const Spli
     }
     const int packed = split.row_begin + row, query = kernels::divide(packed, p.by_group);
     const long long at =
-        tile::row_offset(p, split.batch, q_begin, query, split.head * p.group + packed - query * p.group,
+        common::row_offset(p, split.batch, q_begin, query, split.head * p.group + packed - query * p.group,
                          p.out_batch_stride, p.out_row_stride, p.out_head_stride) +
         channel * p.out_dim_stride;
     store_four(p, at, sum);
@@ -165,7 +165,7 @@ __device__ __forceinline__ void store_channels(const DecodeParams& p, const Spli
 }
 
 // The whole epilogue. Synchronises the block, but not at its end.
-__device__ __forceinline__ void epilogue(const DecodeParams& p, const Split& split, long long q_begin,
+__device__ __forceinline__ void epilogue(const AttentionParams& p, const Split& split, long long q_begin,
                                          const PartialAddress& partial, const AttentionState& state,
                                          SharedStorage& shared) {
   const WarpStats stats(shared);

@@ -20,7 +20,7 @@ class Mainloop {
 
   // One tile. stage: shared address of the 16 keys from first_token on. valid_keys: those that exist and that some row
   // may see.
-  __device__ __forceinline__ void attend_tile(const DecodeParams& p, const Split& split, const QueryRows& rows,
+  __device__ __forceinline__ void attend_tile(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                               const QueryOperand& queries, unsigned stage, int first_token,
                                               unsigned valid_keys, AttentionState& state) const {
     float s[kN][4] = {};
@@ -44,7 +44,7 @@ class Mainloop {
     Softmax::softmax(s, v_scale, p_regs, state);
     // P is 0 where a row does not see a key or the score is -inf, and a part of a split P may be 0 too. 0 times a NaN
     // or an infinite value would be NaN, so tiles that hold such values take the slow path.
-    if ((skips_keys || Config::kParts > 1 || Config::kBf16x3) && Config::kKvType != tile::kInt8 &&
+    if ((skips_keys || Config::kParts > 1 || Config::kBf16x3) && Config::kKvType != common::kInt8 &&
         any_nonfinite_v(stage + Config::kBytesK)) {
       pv_gemm_by_key(stage + Config::kBytesK, s, state);
     } else {
@@ -68,14 +68,14 @@ class Mainloop {
       for (int n = 0; n < kN; ++n) {
         unsigned b[2];
         queries.get(part, block, n, b);
-        tile::mma<kCompute>(s[n], a, b);
+        common::mma<kCompute>(s[n], a, b);
       }
     }
   }
 
   // bf16x3: the products that are left out are below 2^-24 of the sum.
   __device__ __forceinline__ static void qk_mma_bf16x3(const QueryOperand& queries, int block,
-                                                       const unsigned (&a)[tile::kSplitParts][4], float (&s)[kN][4]) {
+                                                       const unsigned (&a)[common::kSplitParts][4], float (&s)[kN][4]) {
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
 #pragma unroll
@@ -83,7 +83,7 @@ class Mainloop {
         unsigned b[2];
         queries.get(part, block, n, b);
 #pragma unroll
-        for (int i = 0; i + part < tile::kSplitParts; ++i) tile::mma<kCompute>(s[n], a[i], b);
+        for (int i = 0; i + part < common::kSplitParts; ++i) common::mma<kCompute>(s[n], a[i], b);
       }
     }
   }
@@ -94,7 +94,7 @@ class Mainloop {
     if constexpr (Config::kBf16x3) {
 #pragma unroll
       for (int block = 0; block < Config::kBlocksQk; ++block) {
-        unsigned a[tile::kSplitParts][4];
+        unsigned a[common::kSplitParts][4];
         k_.load_bf16x3(stage, block, a);
         qk_mma_bf16x3(queries, block, a, block % 2 == 0 ? s : odd);
       }
@@ -126,7 +126,7 @@ class Mainloop {
     }
   }
 
-  __device__ __forceinline__ void scale(const DecodeParams& p, const Split& split, const QueryRows& rows,
+  __device__ __forceinline__ void scale(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                         unsigned stage, int first_token, float (&s)[kN][4]) const {
     float key_scale[2] = {1.0f, 1.0f};
     if constexpr (Config::kTokenScales) {
@@ -146,7 +146,7 @@ class Mainloop {
   }
 
   // Sets scores of keys that a row may not see to -inf. True if mask bits hide a valid key from some row.
-  __device__ __forceinline__ bool mask(const DecodeParams& p, const Split& split, const QueryRows& rows,
+  __device__ __forceinline__ bool mask(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                        int first_token, unsigned valid_keys, float (&s)[kN][4]) const {
     bool masks_valid_key = false;
 #pragma unroll
@@ -186,7 +186,7 @@ class Mainloop {
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
 #pragma unroll
-      for (int n = 0; n < kN; ++n) tile::mma<kCompute>(o[n], a, p_regs[part][n]);
+      for (int n = 0; n < kN; ++n) common::mma<kCompute>(o[n], a, p_regs[part][n]);
     }
   }
 
@@ -195,15 +195,15 @@ class Mainloop {
     if constexpr (Config::kBf16x3) {
 #pragma unroll
       for (int block = 0; block < Config::kBlocksV; ++block) {
-        unsigned a[tile::kSplitParts][4];
+        unsigned a[common::kSplitParts][4];
         v_.load_bf16x3(v_tile, block, a);
 #pragma unroll
         for (int part = 0; part < Config::kParts; ++part) {
 #pragma unroll
           for (int n = 0; n < kN; ++n) {
 #pragma unroll
-            for (int i = 0; i + part < tile::kSplitParts; ++i)
-              tile::mma<kCompute>(state.o[block][n], a[i], p_regs[part][n]);
+            for (int i = 0; i + part < common::kSplitParts; ++i)
+              common::mma<kCompute>(state.o[block][n], a[i], p_regs[part][n]);
           }
         }
       }
@@ -233,11 +233,11 @@ class Mainloop {
   // True if x, an fp32, two 16-bit or four 8-bit elements, has one that is not finite.
   __device__ __forceinline__ static bool nonfinite(unsigned x) {
     if constexpr (Config::kBf16x3) return (x & 0x7f800000u) == 0x7f800000u;
-    if constexpr (Config::kKvType == tile::kBFloat16)
+    if constexpr (Config::kKvType == common::kBFloat16)
       return (x & 0x7f80u) == 0x7f80u || (x & 0x7f800000u) == 0x7f800000u;
-    if constexpr (Config::kKvType == tile::kFloat16)
+    if constexpr (Config::kKvType == common::kFloat16)
       return (x & 0x7c00u) == 0x7c00u || (x & 0x7c000000u) == 0x7c000000u;
-    const unsigned exponent = Config::kKvType == tile::kE4m3 ? 0x7fu : 0x7cu;
+    const unsigned exponent = Config::kKvType == common::kE4m3 ? 0x7fu : 0x7cu;
     bool found = false;
 #pragma unroll
     for (int byte = 0; byte < 4; ++byte) found |= (x >> 8 * byte & exponent) == exponent;
@@ -271,7 +271,7 @@ class Mainloop {
       for (int i = 0; i < Config::kBlocksV; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int byte = tile::channel_of_row<Config::kKvType>(i, g_, half) * Config::kElement;
+          const int byte = common::channel_of_row<Config::kKvType>(i, g_, half) * Config::kElement;
           const float value = read_v(v_tile + Config::LayoutV::offset(key, byte / 16) + byte % 16);
 #pragma unroll
           for (int n = 0; n < kN; ++n) {
@@ -290,23 +290,23 @@ class Mainloop {
       return ptx::load_shared(at);
     } else if constexpr (kIs16Bit) {
       const unsigned short x = ptx::load_shared_u16(at);
-      return tile::load_element(Config::kKvType, &x, 0);
+      return common::load_element(Config::kKvType, &x, 0);
     } else {
       const unsigned x = ptx::load_shared_u8(at);
-      if constexpr (Config::kKvType == tile::kInt8)
+      if constexpr (Config::kKvType == common::kInt8)
         return static_cast<float>(static_cast<signed char>(x));
       else
-        return ptx::f16_to_float(static_cast<unsigned short>(tile::pair_to_f16<Config::kKvType>(x)));
+        return ptx::f16_to_float(static_cast<unsigned short>(common::pair_to_f16<Config::kKvType>(x)));
     }
   }
 
-  tile::KeyOperand<Config::kKvType, kCompute, Config::kChunksK> k_;
-  tile::ValueOperand<Config::kKvType, kCompute, Config::kChunksV> v_;
+  common::KeyOperand<Config::kKvType, kCompute, Config::kChunksK> k_;
+  common::ValueOperand<Config::kKvType, kCompute, Config::kChunksV> v_;
   int g_, t_;
 };
 
 // Runs the mainloop over this warp's keys in the tiles of a split. stage: of the next tile.
-__device__ __forceinline__ void attend_split_tiles(const DecodeParams& p, const Split& split, const QueryRows& rows,
+__device__ __forceinline__ void attend_split_tiles(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                                    const QueryOperand& queries, const Mainloop& mainloop,
                                                    Producer& producer, int& stage, AttentionState& state) {
   const int end = producer.first_key_of_tile(split.end_tile);

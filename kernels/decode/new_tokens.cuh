@@ -29,14 +29,14 @@ struct NewTokens {
 
   // A token in flight.
   struct Input {
-    RowInput<Config::kHeadDimQk, tile::kRowOfK> k;
-    RowInput<Config::kHeadDimV, tile::kRowOfV> v;
+    RowInput<Config::kHeadDimQk, common::kRowOfK> k;
+    RowInput<Config::kHeadDimV, common::kRowOfV> v;
     Slot slot;  // where it is appended; page -1: nowhere
     // kAppendsLate: the prologue's results, for append().
-    float key[RowInput<Config::kHeadDimQk, tile::kRowOfK>::kVec];
-    float value[RowInput<Config::kHeadDimV, tile::kRowOfV>::kVec];
+    float key[RowInput<Config::kHeadDimQk, common::kRowOfK>::kVec];
+    float value[RowInput<Config::kHeadDimV, common::kRowOfV>::kVec];
 
-    __device__ __forceinline__ void load(const DecodeParams& p, const Sequence& s, int batch, int head, int i,
+    __device__ __forceinline__ void load(const AttentionParams& p, const Sequence& s, int batch, int head, int i,
                                          bool wanted, bool append) {
       const TokenRow at = key_row(p, s, batch, head, i);
       slot = {-1, -1, 0};
@@ -45,19 +45,19 @@ struct NewTokens {
       v.load(p, value_row(p, s, batch, head, i), p.new_v.data, wanted && !p.v_is_k);
     }
     // The same in two steps, the first of which does not need the sequence's lengths.
-    __device__ __forceinline__ void load_rows(const DecodeParams& p, int batch, int head, int i, bool wanted) {
+    __device__ __forceinline__ void load_rows(const AttentionParams& p, int batch, int head, int i, bool wanted) {
       k.load_row(p, key_row(p, {}, batch, head, i), p.new_k.data, wanted);
       v.load_row(p, value_row(p, {}, batch, head, i), p.new_v.data, wanted && !p.v_is_k);
     }
-    __device__ __forceinline__ void load_terms(const DecodeParams& p, int head, const tile::PrologueToken& token,
+    __device__ __forceinline__ void load_terms(const AttentionParams& p, int head, const common::PrologueToken& token,
                                                bool wanted) {
       k.load_terms(p, head, token, wanted);
       v.load_terms(p, head, token, wanted && !p.v_is_k);
     }
   };
 
-  static constexpr int kVecK = RowInput<Config::kHeadDimQk, tile::kRowOfK>::kVec,
-                       kVecV = RowInput<Config::kHeadDimV, tile::kRowOfV>::kVec;
+  static constexpr int kVecK = RowInput<Config::kHeadDimQk, common::kRowOfK>::kVec,
+                       kVecV = RowInput<Config::kHeadDimV, common::kRowOfV>::kVec;
   // A lane's channels are stored to the cache at once.
   static constexpr bool kVectors = Config::kLoad != kLoadElements && Config::kCopyBytes >= kVecK * Config::kElement &&
                                    Config::kCopyBytes >= kVecV * Config::kElement;
@@ -65,7 +65,7 @@ struct NewTokens {
   static constexpr bool kAppendsLate = Config::kCluster && kVectors;
 
   // Applies the prologue; stores the token to the scratch, and to the cache if it has a slot.
-  __device__ __forceinline__ void store_to_scratch(const DecodeParams& p, Input& input, int head) const {
+  __device__ __forceinline__ void store_to_scratch(const AttentionParams& p, Input& input, int head) const {
     const int d_k = input.k.first_channel(), d_v = input.v.first_channel();
     float (&k)[kVecK] = input.key, (&v)[kVecV] = input.value;
     input.k.apply(p, k);
@@ -79,7 +79,7 @@ struct NewTokens {
     if constexpr (kAppendsLate) return;
     append(p, input, head);
   }
-  __device__ __forceinline__ void append(const DecodeParams& p, const Input& input, int head) const {
+  __device__ __forceinline__ void append(const AttentionParams& p, const Input& input, int head) const {
     if (!input.slot.exists(p)) return;
     if constexpr (kVectors) {
       write_vector<Config::kHeadDimQk>(p.k, p.k_scale, input.slot.k_page, input.slot.offset, head, input.key,
@@ -93,22 +93,22 @@ struct NewTokens {
   }
 
   // Loads, applies and stores a token in loops: slower, but little code.
-  __device__ __noinline__ static void fetch(const DecodeParams& p, const Sequence& s, int batch, int head, int i,
+  __device__ __noinline__ static void fetch(const AttentionParams& p, const Sequence& s, int batch, int head, int i,
                                             bool append, float* scratch) {
     const TokenRow at = key_row(p, s, batch, head, i);
-    prepare_in_memory<Config::kHeadDimQk, tile::kRowOfK, kPaddedDimQk>(p, at, p.new_k.data, p.new_k.dim_stride,
+    prepare_in_memory<Config::kHeadDimQk, common::kRowOfK, kPaddedDimQk>(p, at, p.new_k.data, p.new_k.dim_stride,
                                                                        scratch);
     if (p.v_is_k) {
       for (int d = threadIdx.x % 32; d < kPaddedDimV; d += 32) scratch[kPaddedDimQk + d] = scratch[d];
     } else {
-      prepare_in_memory<Config::kHeadDimV, tile::kRowOfV, kPaddedDimV>(p, value_row(p, s, batch, head, i), p.new_v.data,
-                                                                      p.new_v.dim_stride, scratch + kPaddedDimQk);
+      prepare_in_memory<Config::kHeadDimV, common::kRowOfV, kPaddedDimV>(
+          p, value_row(p, s, batch, head, i), p.new_v.data, p.new_v.dim_stride, scratch + kPaddedDimQk);
     }
     if (append) append_rows(p, slot_of_new(p, batch, at.position), head, scratch, scratch + kPaddedDimQk);
   }
 
   // Attends to the token in the scratch, key `key` of the sequence, for all rows of the split.
-  __device__ __forceinline__ void attend(const DecodeParams& p, const Split& split, const QueryRows& rows,
+  __device__ __forceinline__ void attend(const AttentionParams& p, const Split& split, const QueryRows& rows,
                                          const unsigned char* queries, const float* query_scales, int key,
                                          AttentionState& state) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -142,7 +142,7 @@ struct NewTokens {
     for (int i = 0; i < Config::kBlocksV; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float v = scratch[kPaddedDimQk + tile::channel_of_row<Config::kKvType>(i, g, j / 2)];
+        const float v = scratch[kPaddedDimQk + common::channel_of_row<Config::kKvType>(i, g, j / 2)];
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
           float& o = state.o[i][n][j];
@@ -153,11 +153,11 @@ struct NewTokens {
     }
   }
 
-  __device__ __forceinline__ static TokenRow key_row(const DecodeParams& p, const Sequence& s, int batch, int head,
+  __device__ __forceinline__ static TokenRow key_row(const AttentionParams& p, const Sequence& s, int batch, int head,
                                                      int i) {
     return TokenRow(p, s, batch, head, i, p.new_k.batch_stride, p.new_k.row_stride, p.new_k.head_stride);
   }
-  __device__ __forceinline__ static TokenRow value_row(const DecodeParams& p, const Sequence& s, int batch, int head,
+  __device__ __forceinline__ static TokenRow value_row(const AttentionParams& p, const Sequence& s, int batch, int head,
                                                        int i) {
     return TokenRow(p, s, batch, head, i, p.new_v.batch_stride, p.new_v.row_stride, p.new_v.head_stride);
   }
@@ -174,7 +174,7 @@ struct NewTokens {
   __device__ __forceinline__ void dot_chunk(const unsigned char* queries, int chunk, int t, float (&dot)[kN][2]) const {
     float k[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) k[j] = scratch[tile::channel_of_k<Config::kKvType>(chunk * 8 + j)];
+    for (int j = 0; j < 8; ++j) k[j] = scratch[common::channel_of_k<Config::kKvType>(chunk * 8 + j)];
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
@@ -187,8 +187,8 @@ struct NewTokens {
           const unsigned words[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            dot[n][e] += tile::low_half<Config::kComputeType>(words[j]) * k[2 * j];
-            dot[n][e] += tile::high_half<Config::kComputeType>(words[j]) * k[2 * j + 1];
+            dot[n][e] += common::low_half<Config::kComputeType>(words[j]) * k[2 * j];
+            dot[n][e] += common::high_half<Config::kComputeType>(words[j]) * k[2 * j + 1];
           }
         }
       }
@@ -198,7 +198,7 @@ struct NewTokens {
 
 // Scales O by the scale of cached values per tensor or head. New values do not have it, so it cannot wait for the
 // epilogue.
-__device__ __forceinline__ void scale_cached_values(const DecodeParams& p, int head, AttentionState& state) {
+__device__ __forceinline__ void scale_cached_values(const AttentionParams& p, int head, AttentionState& state) {
   if (p.v_scale.mode != 1 && p.v_scale.mode != 2) return;
   const float scale = p.v_scale.data[p.v_scale.mode == 1 ? 0 : head * p.v_scale.head_stride];
 #pragma unroll
@@ -214,7 +214,7 @@ __device__ __forceinline__ void scale_cached_values(const DecodeParams& p, int h
 
 // Appends all new tokens of one sequence and head that the cache keeps. Called by a whole block when every reader is
 // done.
-__device__ __forceinline__ void append_sequence(const DecodeParams& p, int batch, int head, const Sequence& s,
+__device__ __forceinline__ void append_sequence(const AttentionParams& p, int batch, int head, const Sequence& s,
                                                 SharedStorage& shared) {
   const NewTokens tokens(shared);
   const int stay = p.ring_capacity > 0 ? min(s.num_new, p.ring_capacity) : s.num_new;
@@ -226,14 +226,14 @@ __device__ __forceinline__ void append_sequence(const DecodeParams& p, int batch
 
 // Rings and beams, where others may still read the slot that is written: the block that is the last to have read tiles
 // of those sequences appends.
-__device__ __noinline__ void append_last(const DecodeParams& p, const Split& split, const Sequence& sequence,
+__device__ __noinline__ void append_last(const AttentionParams& p, const Split& split, const Sequence& sequence,
                                          SharedStorage& shared) {
   constexpr int kTileKeys = Config::kTileKeys, kRows = Config::kRows;
   const int request = split.batch / p.beam_width, first = request * p.beam_width;
   if (threadIdx.x == 0) {
     unsigned total = 0;
     for (int b = first; b < first + p.beam_width; ++b) {
-      const Sequence s = p.beam_width == 1 ? sequence : schedule::read_sequence<kTileKeys, kRows>(p, b);
+      const Sequence s = p.beam_width == 1 ? sequence : scheduler::read_sequence<kTileKeys, kRows>(p, b);
       total += static_cast<unsigned>(s.row_blocks) * static_cast<unsigned>(s.num_tiles);
     }
     unsigned* done = p.tiles_done + static_cast<long long>(request) * p.num_heads_kv + split.head;
@@ -244,7 +244,7 @@ __device__ __noinline__ void append_last(const DecodeParams& p, const Split& spl
   __syncthreads();
   if (shared.is_last != 0) {
     for (int b = first; b < first + p.beam_width; ++b) {
-      append_sequence(p, b, split.head, p.beam_width == 1 ? sequence : schedule::read_sequence<kTileKeys, kRows>(p, b),
+      append_sequence(p, b, split.head, p.beam_width == 1 ? sequence : scheduler::read_sequence<kTileKeys, kRows>(p, b),
                       shared);
     }
   }

@@ -7,7 +7,7 @@
 #include "decode/slot.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/shared.cuh"
-#include "schedule/stream_k_range.cuh"
+#include "scheduler/stream_k_range.cuh"
 
 namespace attune::decode {
 
@@ -36,7 +36,7 @@ struct Producer {
   unsigned* const valid_keys;  // [kStages] of SharedStorage::valid_keys
 
   // first: the range to begin with.
-  __device__ __forceinline__ Producer(const DecodeParams& p, const StreamKRange& first, StreamKRange* stream_k,
+  __device__ __forceinline__ Producer(const AttentionParams& p, const StreamKRange& first, StreamKRange* stream_k,
                                       SharedStorage& shared)
       : range(stream_k[1 + threadIdx.x / 32]),
         stage(0),
@@ -50,7 +50,7 @@ struct Producer {
   }
 
   // Starts with the split that the range has advanced to.
-  __device__ __forceinline__ void start_split(const DecodeParams& p, const StreamKRange& s) {
+  __device__ __forceinline__ void start_split(const AttentionParams& p, const StreamKRange& s) {
     live = s.live != 0 && s.split.first_tile < s.split.end_tile ? 1 : 0;
     if (live == 0) return;
     batch = s.split.batch;
@@ -73,7 +73,7 @@ struct Producer {
   }
 
   // Reads the page table for the next tile, one tile before the copies that need it.
-  __device__ __forceinline__ void look_up_slot(const DecodeParams& p) {
+  __device__ __forceinline__ void look_up_slot(const AttentionParams& p) {
     const int first = next_key;
     slot = {-1, -1, 0};
     if constexpr (Config::kLoad == kLoadTiles) {
@@ -89,7 +89,7 @@ struct Producer {
   }
 
   // Issues the copies of one tile, or none at the end of the range, and commits their group in either case.
-  __device__ __forceinline__ void issue_tile(const DecodeParams& p) {
+  __device__ __forceinline__ void issue_tile(const AttentionParams& p) {
     all_valid <<= 1;
     if (live != 0) {
       const unsigned valid = find_valid_keys(p);
@@ -107,7 +107,7 @@ struct Producer {
         live = 0;
       } else {
         __syncwarp();  // all lanes have read the range
-        if (lane == 0) schedule::advance_in_place<Config::kTileKeys, Config::kRows>(p, range);
+        if (lane == 0) scheduler::advance_in_place<Config::kTileKeys, Config::kRows>(p, range);
         __syncwarp();
         start_split(p, range);
         __syncwarp();
@@ -130,7 +130,7 @@ struct Producer {
     return Config::kCluster ? num_cached : range.sequence.num_keys - range.sequence.num_new;
   }
 
-  __device__ __forceinline__ unsigned find_valid_keys(const DecodeParams& p) const {
+  __device__ __forceinline__ unsigned find_valid_keys(const AttentionParams& p) const {
     const bool found = slot.exists(p);
     if constexpr (Config::kLoad == kLoadTiles) {
       if (!found) return 0;
@@ -142,7 +142,7 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ void copy(const DecodeParams& p, unsigned valid) const {
+  __device__ __forceinline__ void copy(const AttentionParams& p, unsigned valid) const {
     const unsigned to = ring + stage * Config::kStageBytes;
     copy_plane<Config::kHeadDimQk, Config::LayoutK>(p.k, k, slot.k_page, to, valid);
     copy_plane<Config::kHeadDimV, Config::LayoutV>(p.v, v, slot.v_page(p), to + Config::kBytesK, valid);
@@ -253,7 +253,7 @@ struct Producer {
   }
 
   // Copies the scales of the 16 keys, then those of the 16 values.
-  __device__ __forceinline__ void copy_scales(const DecodeParams& p, unsigned to, unsigned valid) const {
+  __device__ __forceinline__ void copy_scales(const AttentionParams& p, unsigned to, unsigned valid) const {
     const int key = lane % kernels::kKeysOfWarp;
     const int page = lane < kernels::kKeysOfWarp ? slot.k_page : slot.v_page(p);
     const bool is_valid = (valid == kAllKeys || (valid >> key & 1) != 0) && has_scales;
@@ -261,7 +261,7 @@ struct Producer {
                        scales + stride_times(page, scale_page_stride) + stride_times(slot.offset, scale_slot_stride),
                        is_valid ? 4 : 0);
   }
-  __device__ __forceinline__ void start_scales(const DecodeParams& p, int head) {
+  __device__ __forceinline__ void start_scales(const AttentionParams& p, int head) {
     const kernels::KvScale& scale = lane < kernels::kKeysOfWarp ? p.k_scale : p.v_scale;
     has_scales = scale.mode == 3;
     scale_page_stride = scale.page_stride * 4, scale_slot_stride = scale.slot_stride * 4;

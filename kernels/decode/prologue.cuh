@@ -5,13 +5,13 @@
 // through shared memory in loops (prepare_in_memory).
 #pragma once
 
+#include "common/prologue_row.cuh"
+#include "common/sequence.cuh"
 #include "decode/config.cuh"
-#include "schedule/sequence.cuh"
-#include "tile/prologue_row.cuh"
 
 namespace attune::decode {
 
-using kernels::DecodeParams;
+using kernels::AttentionParams;
 using kernels::FloatTable;
 using kernels::PrologueParams;
 using kernels::Sequence;
@@ -23,7 +23,7 @@ struct TokenRow {
   long long offset;  // of the row, in elements
   long long row;     // of `positions`
 
-  __device__ __forceinline__ TokenRow(const DecodeParams& p, const Sequence& s, int b, int h, int i,
+  __device__ __forceinline__ TokenRow(const AttentionParams& p, const Sequence& s, int b, int h, int i,
                                       long long batch_stride, long long row_stride, long long head_stride)
       : batch(b), head(h), position(s.num_keys - s.num_q + i) {
     const bool ragged = !Config::kCluster && p.cu_seqlens_q.data != nullptr;
@@ -31,19 +31,19 @@ struct TokenRow {
     row = ragged ? s.q_begin + i : static_cast<long long>(b) * p.fixed_q + i;
   }
 
-  __device__ __forceinline__ tile::PrologueToken prologue_token(const DecodeParams& p) const {
+  __device__ __forceinline__ common::PrologueToken prologue_token(const AttentionParams& p) const {
     if constexpr (!Config::kPrologue) return {};
-    return tile::prologue_token(p.prologue, row, batch, position);
+    return common::prologue_token(p.prologue, row, batch, position);
   }
 };
 
 template <int kRow>
 __device__ __forceinline__ const FloatTable& bias_of(const PrologueParams& g) {
-  return kRow == tile::kRowOfQ ? g.q_bias : kRow == tile::kRowOfK ? g.k_bias : g.v_bias;
+  return kRow == common::kRowOfQ ? g.q_bias : kRow == common::kRowOfK ? g.k_bias : g.v_bias;
 }
 template <int kRow>
 __device__ __forceinline__ const FloatTable& ia3_of(const PrologueParams& g) {
-  return kRow == tile::kRowOfK ? g.ia3_k : g.ia3_v;
+  return kRow == common::kRowOfK ? g.ia3_k : g.ia3_v;
 }
 
 // Loads kBytes (4, 8, 16 or 32) from an address that is aligned to kBytes, or to 16.
@@ -65,20 +65,20 @@ __device__ __forceinline__ void load_words(const void* at, unsigned* words) {
 
 // Element i of an array of words that hold elements of a type.
 __device__ __forceinline__ float decode_word(int dtype, const unsigned* words, int i) {
-  if (dtype == tile::kFloat32) return __uint_as_float(words[i]);
-  if (tile::element_size(dtype) == 2) {
-    const float2 pair = tile::decode_pair(dtype, words[i / 2]);
+  if (dtype == common::kFloat32) return __uint_as_float(words[i]);
+  if (common::element_size(dtype) == 2) {
+    const float2 pair = common::decode_pair(dtype, words[i / 2]);
     return i % 2 == 0 ? pair.x : pair.y;
   }
-  const float2 pair = tile::decode_pair(dtype, words[i / 4] >> (i % 4 / 2 * 16) & 0xffff);
+  const float2 pair = common::decode_pair(dtype, words[i / 4] >> (i % 4 / 2 * 16) & 0xffff);
   return i % 2 == 0 ? pair.x : pair.y;
 }
 
-// kRow: tile::kRowOfQ, K or V.
+// kRow: common::kRowOfQ, K or V.
 template <int kHeadDim, int kRow>
 struct RowInput {
-  static constexpr int kVec = kHeadDim <= 128 ? 4 : 8, kType = Config::kQType, kSize = tile::element_size(kType);
-  static constexpr bool kRotates = kRow != tile::kRowOfV, kHasIa3 = kRow != tile::kRowOfQ;
+  static constexpr int kVec = kHeadDim <= 128 ? 4 : 8, kType = Config::kQType, kSize = common::element_size(kType);
+  static constexpr bool kRotates = kRow != common::kRowOfV, kHasIa3 = kRow != common::kRowOfQ;
 
   unsigned raw[kVec * kSize / 4], bias[kVec], ia3[kVec];
   float cosine[kVec], sine[kVec];
@@ -88,12 +88,13 @@ struct RowInput {
   __device__ __forceinline__ static int first_channel() { return threadIdx.x % 32 * kVec; }
 
   // wanted false: loads nothing, and the result of apply() is meaningless.
-  __device__ __forceinline__ void load(const DecodeParams& p, const TokenRow& at, const char* data, bool wanted) {
+  __device__ __forceinline__ void load(const AttentionParams& p, const TokenRow& at, const char* data, bool wanted) {
     load_row(p, at, data, wanted);
     if (wanted && first_channel() < kHeadDim) load_terms(p, at.head, at.prologue_token(p), wanted);
   }
   // Loads what does not depend on the token's position.
-  __device__ __forceinline__ void load_row(const DecodeParams& p, const TokenRow& at, const char* data, bool wanted) {
+  __device__ __forceinline__ void load_row(const AttentionParams& p, const TokenRow& at, const char* data,
+                                           bool wanted) {
     const int d = first_channel();
     rotates = scaled_by_ia3 = false;
     logn = 1.0f;
@@ -110,7 +111,7 @@ struct RowInput {
     }
   }
   // Loads what depends on it.
-  __device__ __forceinline__ void load_terms(const DecodeParams& p, int head, const tile::PrologueToken& token,
+  __device__ __forceinline__ void load_terms(const AttentionParams& p, int head, const common::PrologueToken& token,
                                              bool wanted) {
     const int d = first_channel();
     if (!wanted || d >= kHeadDim) return;
@@ -127,7 +128,7 @@ struct RowInput {
   }
 
   // The prologue's result. Lanes beyond the head dim get zeros.
-  __device__ __forceinline__ void apply(const DecodeParams& p, float (&x)[kVec]) const {
+  __device__ __forceinline__ void apply(const AttentionParams& p, float (&x)[kVec]) const {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) x[i] = decode_word(kType, raw, i);
     if constexpr (Config::kPrologue) {
@@ -139,19 +140,20 @@ struct RowInput {
         for (int i = 0; i < kVec; ++i) x[i] *= scale;
       }
       if (bias_of<kRow>(g).data != nullptr && inside) {
-        const bool narrow = bias_of<kRow>(g).dtype != tile::kFloat32, f16 = bias_of<kRow>(g).dtype == tile::kFloat16;
+        const bool narrow = bias_of<kRow>(g).dtype != common::kFloat32,
+                   f16 = bias_of<kRow>(g).dtype == common::kFloat16;
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[i] += decode_weight(narrow, f16, bias, i);
       }
       if (kHasIa3 && scaled_by_ia3) {
-        const bool narrow = ia3_of<kRow>(g).dtype != tile::kFloat32, f16 = ia3_of<kRow>(g).dtype == tile::kFloat16;
+        const bool narrow = ia3_of<kRow>(g).dtype != common::kFloat32, f16 = ia3_of<kRow>(g).dtype == common::kFloat16;
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[i] *= decode_weight(narrow, f16, ia3, i);
       }
       if constexpr (kRotates) {
         if (g.cos_sin != nullptr) rotate(g, x);
       }
-      if (kRow == tile::kRowOfQ && g.logn != nullptr) {
+      if (kRow == common::kRowOfQ && g.logn != nullptr) {
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[i] *= logn;
       }
@@ -167,7 +169,7 @@ struct RowInput {
 
   __device__ __forceinline__ static void load_table(const FloatTable& t, const char* row, int d,
                                                     unsigned (&words)[kVec]) {
-    if (t.dtype == tile::kFloat32) {
+    if (t.dtype == common::kFloat32) {
       load_words<4 * kVec>(row + 4 * d, words);
     } else {
       load_words<2 * kVec>(row + 2 * d, words);
@@ -193,7 +195,7 @@ struct RowInput {
     if (g.interleaved) {
 #pragma unroll
       for (int i = 0; i < kVec; i += 2) {
-        if (rotates) tile::rotate_pair(x[i], x[i + 1], cosine[i / 2], sine[i / 2]);
+        if (rotates) common::rotate_pair(x[i], x[i + 1], cosine[i / 2], sine[i / 2]);
       }
       return;
     }
@@ -211,24 +213,24 @@ struct RowInput {
 // The prologue of a row in shared memory: slower, but for any strides and positions, with little code and few
 // registers. Fills kPaddedDim floats of `to`, those past the head dim with zeros.
 template <int kHeadDim, int kRow, int kPaddedDim>
-__device__ __forceinline__ void prepare_in_memory(const DecodeParams& p, const TokenRow& at, const char* data,
+__device__ __forceinline__ void prepare_in_memory(const AttentionParams& p, const TokenRow& at, const char* data,
                                                   long long dim_stride, float* to) {
-  constexpr int kType = Config::kQType, kSize = tile::element_size(kType);
+  constexpr int kType = Config::kQType, kSize = common::element_size(kType);
   const PrologueParams& g = p.prologue;
-  tile::PrologueToken token{};
-  if constexpr (Config::kPrologue) token = tile::prologue_token(g, at.row, at.batch, at.position);
+  common::PrologueToken token{};
+  if constexpr (Config::kPrologue) token = common::prologue_token(g, at.row, at.batch, at.position);
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int d = lane; d < kPaddedDim; d += 32) {
-    float x = d < kHeadDim ? tile::load_element(kType, data, at.offset + d * dim_stride) : 0.0f;
+    float x = d < kHeadDim ? common::load_element(kType, data, at.offset + d * dim_stride) : 0.0f;
     if (Config::kPrologue && d < kHeadDim) {
       const FloatTable& bias = bias_of<kRow>(g);
       const FloatTable& ia3 = ia3_of<kRow>(g);
       if (kSize == 1 && g.qkv_scale != nullptr) x *= g.qkv_scale[kRow * g.qkv_scale_stride];
       if (bias.data != nullptr)
-        x += tile::load_element(bias.dtype, bias.data + at.head * bias.head_stride + d * bias.channel_stride, 0);
-      if (kRow != tile::kRowOfQ && ia3.data != nullptr && token.task >= 0) {
-        x *= tile::load_element(
+        x += common::load_element(bias.dtype, bias.data + at.head * bias.head_stride + d * bias.channel_stride, 0);
+      if (kRow != common::kRowOfQ && ia3.data != nullptr && token.task >= 0) {
+        x *= common::load_element(
             ia3.dtype, ia3.data + token.task * ia3.outer_stride + at.head * ia3.head_stride + d * ia3.channel_stride,
             0);
       }
@@ -236,20 +238,20 @@ __device__ __forceinline__ void prepare_in_memory(const DecodeParams& p, const T
     to[d] = x;
   }
   __syncwarp();
-  if constexpr (Config::kPrologue && kRow != tile::kRowOfV) {
+  if constexpr (Config::kPrologue && kRow != common::kRowOfV) {
     const bool sections = g.positions.data != nullptr && g.components == 3;
     const int pairs = g.cos_sin != nullptr ? g.rotary_dim / 2 : 0;
 #pragma unroll 1
     for (int j = lane; j < pairs; j += 32) {
-      const int which = sections ? tile::mrope_component(g, j) : 0;
+      const int which = sections ? common::mrope_component(g, j) : 0;
       const float* row = which == 0 ? token.rope[0] : which == 1 ? token.rope[1] : token.rope[2];
       if (row == nullptr) continue;
       float& x = to[g.rope_offset + (g.interleaved ? 2 * j : j)];
       float& y = to[g.rope_offset + (g.interleaved ? 2 * j + 1 : j + pairs)];
-      tile::rotate_pair(x, y, row[j * g.channel_stride], row[(pairs + j) * g.channel_stride]);
+      common::rotate_pair(x, y, row[j * g.channel_stride], row[(pairs + j) * g.channel_stride]);
     }
     __syncwarp();
-    if (kRow == tile::kRowOfQ && g.logn != nullptr) {
+    if (kRow == common::kRowOfQ && g.logn != nullptr) {
       for (int d = lane; d < kHeadDim; d += 32) to[d] *= token.logn;
       __syncwarp();
     }

@@ -5,7 +5,7 @@
 
 #include "decode/prologue.cuh"
 #include "ptx/async_copy.cuh"
-#include "schedule/stream_k_range.cuh"
+#include "scheduler/stream_k_range.cuh"
 
 namespace attune::decode {
 
@@ -20,10 +20,10 @@ __device__ __forceinline__ float query_scale(float largest) {
   return __uint_as_float(static_cast<unsigned>(min(262 - exponent, 253)) << 23);
 }
 
-using QueryInput = RowInput<Config::kHeadDimQk, tile::kRowOfQ>;
+using QueryInput = RowInput<Config::kHeadDimQk, common::kRowOfQ>;
 
 // Packed row r of the split.
-__device__ __forceinline__ TokenRow query_row(const DecodeParams& p, const Split& split, const Sequence& s, int r) {
+__device__ __forceinline__ TokenRow query_row(const AttentionParams& p, const Split& split, const Sequence& s, int r) {
   const int packed = split.row_begin + r, query = kernels::divide(packed, p.by_group);
   return TokenRow(p, s, split.batch, split.head * p.group + packed - query * p.group, query, p.q_batch_stride,
                   p.q_row_stride, p.q_head_stride);
@@ -41,18 +41,18 @@ __device__ __forceinline__ void store_query(const float (&x)[kVec], int d, int r
 #pragma unroll
     for (int i = 0; i < kVec; i += 2) {
       // Channels 2i and 2i + 1 stay neighbours in every operand layout.
-      const unsigned rounded = tile::pack<Config::kComputeType>(rest[i], rest[i + 1]);
-      const int k = tile::k_of_channel<Config::kKvType>(d + i);
+      const unsigned rounded = common::pack<Config::kComputeType>(rest[i], rest[i + 1]);
+      const int k = common::k_of_channel<Config::kKvType>(d + i);
       *reinterpret_cast<unsigned*>(rows + part * Config::kRows * Config::LayoutQ::kPitch +
                                    Config::LayoutQ::offset(r, k / 8) + k % 8 * 2) = rounded;
-      rest[i] -= tile::low_half<Config::kComputeType>(rounded);
-      rest[i + 1] -= tile::high_half<Config::kComputeType>(rounded);
+      rest[i] -= common::low_half<Config::kComputeType>(rounded);
+      rest[i + 1] -= common::high_half<Config::kComputeType>(rounded);
     }
   }
 }
 
 __device__ __forceinline__ float scale_up(float largest) {
-  if constexpr (Config::kComputeType != tile::kFloat16 || Config::kQType == tile::kFloat16) {
+  if constexpr (Config::kComputeType != common::kFloat16 || Config::kQType == common::kFloat16) {
     return 1.0f;
   } else {
 #pragma unroll
@@ -63,7 +63,7 @@ __device__ __forceinline__ float scale_up(float largest) {
 
 // Stores all rows of the split, zeros past its end, and in `scales` what undoes query_scale(). kVectors: `input` has
 // loaded the row with this warp's number.
-__device__ __forceinline__ void store_queries(const DecodeParams& p, const Split& split, const Sequence& s,
+__device__ __forceinline__ void store_queries(const AttentionParams& p, const Split& split, const Sequence& s,
                                               QueryInput& input, unsigned char* rows, float* scales, float* scratch) {
   constexpr int kVec = QueryInput::kVec;
   const int d = QueryInput::first_channel();
@@ -74,8 +74,8 @@ __device__ __forceinline__ void store_queries(const DecodeParams& p, const Split
       if constexpr (Config::kVectors) {
         input.apply(p, x);
       } else {
-        prepare_in_memory<Config::kHeadDimQk, tile::kRowOfQ, 16 * Config::kBlocksQk>(p, query_row(p, split, s, r), p.q,
-                                                                                     p.q_dim_stride, scratch);
+        prepare_in_memory<Config::kHeadDimQk, common::kRowOfQ, 16 * Config::kBlocksQk>(p, query_row(p, split, s, r),
+                                                                                       p.q, p.q_dim_stride, scratch);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[i] = d < 16 * Config::kBlocksQk ? scratch[d + i] : 0.0f;
         __syncwarp();

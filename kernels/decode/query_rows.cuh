@@ -3,9 +3,9 @@
 // 2t + 1 (t = lane % 4).
 #pragma once
 
+#include "common/softcap.cuh"
 #include "decode/queries.cuh"
 #include "ptx/math.cuh"
-#include "tile/softcap.cuh"
 
 namespace attune::decode {
 
@@ -25,12 +25,12 @@ struct QueryRows {
     return split.row_begin + 8 * n + threadIdx.x % 4 * 2 + e;
   }
 
-  __device__ __forceinline__ void start(const DecodeParams& p, const Split& split, const schedule::Sequence& s,
+  __device__ __forceinline__ void start(const AttentionParams& p, const Split& split, const kernels::Sequence& s,
                                         const float* scales) {
     num_keys = s.num_keys, num_q = s.num_q;
     if constexpr (kBits) {
       first_row = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(split.batch) * p.fixed_q;
-      mask_start = p.mask_start.data != nullptr ? schedule::int_at(p.mask_start, split.batch) : 0;
+      mask_start = p.mask_start.data != nullptr ? common::int_at(p.mask_start, split.batch) : 0;
     }
     first_position = s.num_keys - s.num_q;
     low_of_all = low(p, first_position + kernels::divide(split.row_begin + split.num_rows - 1, p.by_group));
@@ -52,18 +52,18 @@ struct QueryRows {
   }
 
   // The factor from <q, k> to a score in base 2 (softcap: to z).
-  __device__ __forceinline__ static float score_scale(const DecodeParams& p) {
+  __device__ __forceinline__ static float score_scale(const AttentionParams& p) {
     return (Config::kScore & kSoftcap) != 0 ? p.scale : p.scale * kLog2e;
   }
-  __device__ __forceinline__ int position(const DecodeParams& p, const Split& split, int n, int e) const {
+  __device__ __forceinline__ int position(const AttentionParams& p, const Split& split, int n, int e) const {
     return first_position + kernels::divide(packed(split, n, e), p.by_group);
   }
 
   // A position sees keys [low, high].
-  __device__ __forceinline__ static int low(const DecodeParams& p, int position) {
+  __device__ __forceinline__ static int low(const AttentionParams& p, int position) {
     return p.window_left >= 0 ? static_cast<int>(max(position - p.window_left, 0ll)) : 0;
   }
-  __device__ __forceinline__ int high(const DecodeParams& p, int position) const {
+  __device__ __forceinline__ int high(const AttentionParams& p, int position) const {
     int last = num_keys - 1;  // 32 bits: 64 would cost registers in the mainloop
     if (p.causal) last = min(last, position);
     if (p.window_right >= 0 && position + p.window_right < last) last = static_cast<int>(position + p.window_right);
@@ -83,7 +83,8 @@ struct QueryRows {
   }
 
   // A bit for each of the 16 keys from first_token on that a position sees, by causality, windows and ranges.
-  __device__ __forceinline__ unsigned visible(const DecodeParams& p, int batch, int position, int first_token) const {
+  __device__ __forceinline__ unsigned visible(const AttentionParams& p, int batch, int position,
+                                              int first_token) const {
     unsigned keys = range_mask(low(p, position) - first_token, high(p, position) - first_token);
     if constexpr (kRanges) {
       for (int i = 0; i < p.num_ranges; ++i) {
@@ -96,18 +97,18 @@ struct QueryRows {
     return keys;
   }
   // True if the mask bits let a row of the split see a key.
-  __device__ __forceinline__ bool mask_bit(const DecodeParams& p, const Split& split, int n, int e, int key) const {
+  __device__ __forceinline__ bool mask_bit(const AttentionParams& p, const Split& split, int n, int e, int key) const {
     const int row = packed(split, n, e), query = kernels::divide(row, p.by_group);
     const long long column = static_cast<long long>(key) - mask_start;
     if (row >= split.row_begin + split.num_rows) return true;
-    return tile::mask_bit(p, first_row + query, split.head * p.group + row - query * p.group, column);
+    return common::mask_bit(p, first_row + query, split.head * p.group + row - query * p.group, column);
   }
 
   // x = <q, k> * score_scale() of row (n, e) and a key, to a score in base 2: softcap, ALiBi, biases.
-  __device__ __forceinline__ float score(const DecodeParams& p, const Split& split, int n, int e, float x,
+  __device__ __forceinline__ float score(const AttentionParams& p, const Split& split, int n, int e, float x,
                                          int key) const {
     if constexpr ((Config::kScore & kSoftcap) != 0) {
-      x = tile::capped_score(x * p.cap_inverse, p.cap_level);
+      x = common::capped_score(x * p.cap_inverse, p.cap_level);
     }
     if constexpr ((Config::kScore & ~kSoftcap) != 0) {
       const int distance = position(p, split, n, e) - key;
@@ -122,12 +123,12 @@ struct QueryRows {
 
  private:
   // Biases that are looked up key by key.
-  __device__ __forceinline__ float table_terms(const DecodeParams& p, const Split& split, int n, int e, int key,
+  __device__ __forceinline__ float table_terms(const AttentionParams& p, const Split& split, int n, int e, int key,
                                                int distance) const {
     const int row = packed(split, n, e), query = kernels::divide(row, p.by_group);
     const int head = split.head * p.group + row - query * p.group;
     if (row >= split.row_begin + split.num_rows) return 0.0f;
-    return tile::table_terms<Config::kScore>(p, head, query, first_position, key, distance);
+    return common::table_terms<Config::kScore>(p, head, query, first_position, key, distance);
   }
 };
 

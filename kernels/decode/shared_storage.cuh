@@ -2,8 +2,8 @@
 // The shared memory of a block of the decode kernels.
 #pragma once
 
+#include "common/shared_array.h"
 #include "decode/config.cuh"
-#include "tile/shared_array.h"
 
 namespace attune::decode {
 

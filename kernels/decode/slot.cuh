@@ -2,11 +2,11 @@
 // From a token of a sequence to its slot in the cache.
 #pragma once
 
-#include "schedule/sequence.cuh"
+#include "common/sequence.cuh"
 
 namespace attune::decode {
 
-using kernels::DecodeParams;
+using kernels::AttentionParams;
 
 // A token's slot as loaded from the page table. It is not checked before it is used, so that a warp does not wait for a
 // load that it has just issued. Page -1: there is no slot.
@@ -15,17 +15,19 @@ struct Slot {
   int own_v_page;  // where V has its own table; not set otherwise, because a copy of k_page would wait for its load
   int offset;
 
-  __device__ __forceinline__ int v_page(const DecodeParams& p) const { return p.v.table_is_own ? own_v_page : k_page; }
-  __device__ __forceinline__ static bool is_page(const DecodeParams& p, int page) {
+  __device__ __forceinline__ int v_page(const AttentionParams& p) const {
+    return p.v.table_is_own ? own_v_page : k_page;
+  }
+  __device__ __forceinline__ static bool is_page(const AttentionParams& p, int page) {
     return static_cast<unsigned>(page) < static_cast<unsigned>(p.num_pages);  // at most 2^31
   }
-  __device__ __forceinline__ bool exists(const DecodeParams& p) const {
+  __device__ __forceinline__ bool exists(const AttentionParams& p) const {
     return is_page(p, k_page) & (!p.v.table_is_own | is_page(p, own_v_page));  // no branches
   }
 };
 
 // The slot at `at` of a sequence. table, v_table: the sequence's rows of the page tables.
-__device__ __forceinline__ Slot find_in_rows(const DecodeParams& p, const int* table, const int* v_table, int at) {
+__device__ __forceinline__ Slot find_in_rows(const AttentionParams& p, const int* table, const int* v_table, int at) {
   const int entry = p.page_shift >= 0
                         ? at >> p.page_shift
                         : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
@@ -39,10 +41,10 @@ __device__ __forceinline__ Slot find_in_rows(const DecodeParams& p, const int* t
 }
 
 // The slot at `at` of a row of the page tables, or of a contiguous cache.
-__device__ __forceinline__ Slot find_slot(const DecodeParams& p, int row, int at) {
+__device__ __forceinline__ Slot find_slot(const AttentionParams& p, int row, int at) {
   Slot s{};
   if (!p.paged) {
-    s.k_page = p.batch_index.data != nullptr ? schedule::int_at(p.batch_index, row) : row;
+    s.k_page = p.batch_index.data != nullptr ? common::int_at(p.batch_index, row) : row;
     s.offset = at;
     return s;
   }
@@ -51,14 +53,14 @@ __device__ __forceinline__ Slot find_slot(const DecodeParams& p, int row, int at
 }
 
 // The general lookup, with rings and beams. num_cached: how many tokens of the sequence have been appended.
-__device__ __forceinline__ Slot find_token(const DecodeParams& p, int batch, int num_cached, int token) {
+__device__ __forceinline__ Slot find_token(const AttentionParams& p, int batch, int num_cached, int token) {
   const int at = p.ring_capacity > 0 ? token % p.ring_capacity : token;
   int row = batch;
   if (p.beam_width > 1) {
     const bool wrapped = p.ring_capacity > 0 && num_cached > p.ring_capacity;
     int beam = 0;
-    if (wrapped || token >= schedule::int_at(p.beam_prompt_length, batch)) {
-      beam = at < p.beam_columns ? schedule::int_at(p.cache_indirection, batch, at) : -1;
+    if (wrapped || token >= common::int_at(p.beam_prompt_length, batch)) {
+      beam = at < p.beam_columns ? common::int_at(p.cache_indirection, batch, at) : -1;
     }
     if (beam < 0 || beam >= p.beam_width) return {-1, -1, 0};
     row = batch / p.beam_width * p.beam_width + beam;

@@ -16,7 +16,7 @@ __device__ __forceinline__ float finite_row_max(float row_max) { return row_max 
 
 // P, O and row_sum carry a factor of 2^kMaxOffset until the epilogue. In fp16 the largest P is 2^15, so that small
 // probabilities, and those of values with small scales, keep their bits.
-constexpr float kMaxOffset = Config::kComputeType == tile::kFloat16 ? 15 : 0;
+constexpr float kMaxOffset = Config::kComputeType == common::kFloat16 ? 15 : 0;
 
 // A warp's running result for the rows of a split.
 struct AttentionState {
@@ -27,7 +27,7 @@ struct AttentionState {
   float pv_max[Config::kTokenScales ? kN : 1][2];  // at least the max of score + log2 |v_scale|
   unsigned v_scale_exponent;                       // biased; of a power of two above all v_scale so far
 
-  // initial_sum: NaN poisons all rows (schedule/stamp.cuh).
+  // initial_sum: NaN poisons all rows (common/stamp.cuh).
   __device__ __forceinline__ void clear(float initial_sum) {
 #pragma unroll
     for (int i = 0; i < Config::kBlocksV; ++i) {
@@ -101,8 +101,8 @@ class Softmax {
       for (int part = 0; part < Config::kParts; ++part) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const unsigned rounded = tile::pack<kCompute>(rest[2 * half], rest[2 * half + 1]);
-          const float low = tile::low_half<kCompute>(rounded), high = tile::high_half<kCompute>(rounded);
+          const unsigned rounded = common::pack<kCompute>(rest[2 * half], rest[2 * half + 1]);
+          const float low = common::low_half<kCompute>(rounded), high = common::high_half<kCompute>(rounded);
           rest[2 * half] -= low;
           rest[2 * half + 1] -= high;
           if constexpr (!Config::kTokenScales) {

@@ -3,7 +3,7 @@
 // headers. Strides of rows are in bytes.
 #pragma once
 
-#include "rows/rows_params.h"
+#include "common/row_cache.h"
 
 namespace attune::kernels {
 

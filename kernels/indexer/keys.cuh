@@ -11,7 +11,7 @@ namespace attune::indexer {
 
 class Keys {
  public:
-  static constexpr int kType = Config::kKeyType, kSize = tile::element_size(kType);
+  static constexpr int kType = Config::kKeyType, kSize = common::element_size(kType);
   static constexpr int kRowsOfThread = 2 * Config::kTiles;
 
   __device__ __forceinline__ Keys(const IndexScoresParams& p, SharedStorage& shared)
@@ -166,7 +166,7 @@ class Keys {
   bool more_ = true, masked_ = false;
   float scale_ = 1;
   Slot next_{-2, 0};
-  tile::PipelineState work_pipe_, copy_pipe_, read_pipe_;
+  common::PipelineState work_pipe_, copy_pipe_, read_pipe_;
 };
 
 }  // namespace attune::indexer

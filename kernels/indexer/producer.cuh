@@ -93,7 +93,7 @@ class Producer {
     if (head >= Config::kHeads || channel >= p_.head_dim) return Raw<Config::kQueryType>::zero();
     const char* at = row_of(p_.rows, p_.q, row_) + head * p_.q.head_stride;
     if constexpr (Config::kQueryVectors) {
-      return Raw<Config::kQueryType>::vectors(at + channel * tile::element_size(Config::kQueryType));
+      return Raw<Config::kQueryType>::vectors(at + channel * common::element_size(Config::kQueryType));
     } else {
       return Raw<Config::kQueryType>::elements(min(16, p_.head_dim - channel),
                                                [&](int i) { return at + (channel + i) * p_.q.channel_stride; });
@@ -106,7 +106,7 @@ class Producer {
     if (kOneRowEach && threadIdx.x < kPanelRows) load(threadIdx.x, raw_);
     const int head = pass_ * Config::kN + static_cast<int>(threadIdx.x);
     if (threadIdx.x < Config::kN && head < Config::kHeads) {
-      weight_ = tile::load_element(p_.weights.dtype,
+      weight_ = common::load_element(p_.weights.dtype,
                                    row_of(p_.rows, p_.weights, row_) + head * p_.weights.head_stride, 0);
       scale_ = p_.q_scale.data == nullptr
                    ? 1.0f
@@ -152,7 +152,7 @@ class Producer {
   TileScheduler scheduler_;
   int num_published_ = 0, work_index_ = 0;
   bool all_published_ = false;
-  tile::PipelineState publish_pipe_, work_pipe_, query_pipe_;
+  common::PipelineState publish_pipe_, work_pipe_, query_pipe_;
   WorkTile work_;
   long long row_;
   KeyRange range_;

@@ -144,7 +144,7 @@ class Consumer {
   const IndexScoresParams& p_;
   SharedStorage& shared_;
   Keys keys_;
-  tile::PipelineState work_pipe_, query_pipe_;
+  common::PipelineState work_pipe_, query_pipe_;
 };
 
 __device__ __forceinline__ void init_barriers(SharedStorage& shared) {

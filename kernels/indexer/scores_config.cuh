@@ -2,12 +2,12 @@
 // The configuration of the scores kernel and its shared memory.
 #pragma once
 
+#include "common/pipeline_state.cuh"
+#include "common/run.cuh"
 #include "indexer/rows.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma_along_k.cuh"
-#include "tile/pipeline_state.cuh"
-#include "tile/run.cuh"
 
 namespace attune::indexer {
 
@@ -59,7 +59,7 @@ struct SharedStorage {
   };
   Query queries[Config::kQueryStages];
   // In chunks of 16 bytes, each written and read by the same thread.
-  static constexpr int kChunks = Config::kPanels * tile::element_size(Config::kKeyType);
+  static constexpr int kChunks = Config::kPanels * common::element_size(Config::kKeyType);
   static constexpr int kKeyChunks = Config::kKeyStages > 0 ? 2 * Config::kTiles* kChunks* Config::kConsumerThreads : 1;
   uint4 keys[Config::kKeySlots][kKeyChunks];
   float key_scale[Config::kKeySlots][Config::kConsumerThreads];
@@ -80,7 +80,7 @@ __device__ __forceinline__ unsigned address(const unsigned long long& barrier) {
 // 16 elements as they are in memory.
 template <int kType>
 struct Raw {
-  static constexpr int kSize = tile::element_size(kType), kWords = 4 * kSize;
+  static constexpr int kSize = common::element_size(kType), kWords = 4 * kSize;
   static_assert(kSize <= 2, "fp32 has a kernel of its own");
   unsigned word[kWords];
 
@@ -105,7 +105,7 @@ struct Raw {
     Raw r = zero();
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const unsigned bits = i < count ? tile::load_bits(kSize, where(i)) : 0;
+      const unsigned bits = i < count ? common::load_bits(kSize, where(i)) : 0;
       r.word[i * kSize / 4] |= bits << (i * kSize % 4 * 8);
     }
     return r;
@@ -113,10 +113,10 @@ struct Raw {
   // Elements 2 i and 2 i + 1 in the type of the wgmma operands, exactly.
   __device__ __forceinline__ unsigned pair(int i) const {
     const unsigned bits = kSize == 2 ? word[i] : word[i / 2] >> (i % 2 * 16) & 0xffff;
-    if constexpr (kType == (Config::kBf16 ? tile::kBFloat16 : tile::kFloat16)) return bits;
-    if constexpr (!Config::kBf16 && kType == tile::kE4m3) return ptx::e4m3_to_f16(static_cast<unsigned short>(bits));
-    if constexpr (!Config::kBf16 && kType == tile::kE5m2) return ptx::e5m2_to_f16(static_cast<unsigned short>(bits));
-    const float2 x = tile::decode_pair(kType, bits);
+    if constexpr (kType == (Config::kBf16 ? common::kBFloat16 : common::kFloat16)) return bits;
+    if constexpr (!Config::kBf16 && kType == common::kE4m3) return ptx::e4m3_to_f16(static_cast<unsigned short>(bits));
+    if constexpr (!Config::kBf16 && kType == common::kE5m2) return ptx::e5m2_to_f16(static_cast<unsigned short>(bits));
+    const float2 x = common::decode_pair(kType, bits);
     return Config::kBf16 ? ptx::pack_bf16(x.x, x.y) : ptx::pack_f16(x.x, x.y);
   }
 };

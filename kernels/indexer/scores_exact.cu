@@ -3,10 +3,10 @@
 // element by element. Each thread has one key.
 //
 //   for 8 heads at a time: dot[8] += k[c..c + 32) * q[8][c..c + 32) over all channels; sum += w * max(dot, 0)
+#include "common/element.cuh"
 #include "indexer/rows.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/math.cuh"
-#include "tile/element.cuh"
 
 namespace attune::indexer {
 
@@ -22,13 +22,13 @@ struct SharedStorage {
 };
 
 __device__ __forceinline__ float query_element(const IndexScoresParams& p, long long row, int head, int channel) {
-  return tile::load_element(
+  return common::load_element(
       p.q.dtype, row_of(p.rows, p.q, row) + head * p.q.head_stride + channel * p.q.channel_stride, 0);
 }
 __device__ __forceinline__ float key_element(const IndexScoresParams& p, const Slot& s, int channel) {
   const kernels::RowPlane& k = p.rows.cache.k;
   const int pack = divide(channel, p.pack);
-  return tile::load_element(k.dtype,
+  return common::load_element(k.dtype,
                             k.data + s.page * k.page_stride + s.offset * k.slot_stride + pack * k.outer_stride +
                                 (channel - pack * k.pack) * k.inner_stride,
                             0);
@@ -54,7 +54,7 @@ __device__ __forceinline__ float score_of(const IndexScoresParams& p, long long 
       }
       if (threadIdx.x < heads) {
         const int h = head + static_cast<int>(threadIdx.x);
-        float w = tile::load_element(p.weights.dtype, row_of(p.rows, p.weights, row) + h * p.weights.head_stride, 0);
+        float w = common::load_element(p.weights.dtype, row_of(p.rows, p.weights, row) + h * p.weights.head_stride, 0);
         if (p.q_scale.data != nullptr)
           w *= *reinterpret_cast<const float*>(row_of(p.rows, p.q_scale, row) + h * p.q_scale.head_stride);
         shared.weights[threadIdx.x] = w;

@@ -7,15 +7,15 @@
 // mla/partial_out.cuh. If there are so few rows that the grid has threads to spare, two or four warpgroups share them:
 // each takes every second or fourth split, and two of them finish a row each. Four splits are loaded at a time;
 // meanwhile one warpgroup computes their scales.
+#include "common/finish.cuh"
 #include "mla/partial_out.cuh"
-#include "prefill/tiles.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/reduce.cuh"
 #include "ptx/registers.cuh"
-#include "tile/finish.cuh"
+#include "scheduler/work_tiles.cuh"
 
 namespace attune::mla {
 
@@ -44,8 +44,8 @@ __device__ __forceinline__ int channel_of(const RowPair& rows) {
   const int thread = static_cast<int>(ptx::kept(threadIdx.x)) % 128;
   return kFp16Partials ? thread / 4 * 16 + thread % 4 * 2 : rows.channel_half * kChannelsOfHalf + thread * 2;
 }
-__device__ __forceinline__ int unit_of(const kernels::PrefillParams& p, const kernels::WorkTile& t, const RowPair& rows,
-                                       int split_idx) {
+__device__ __forceinline__ int unit_of(const kernels::WorkTileParams& p, const kernels::WorkTile& t,
+                                       const RowPair& rows, int split_idx) {
   return (t.first_split + split_idx) * p.num_head_tiles + rows.head_tile;
 }
 
@@ -131,17 +131,17 @@ __device__ __forceinline__ void reduce_row_sum(const SplitStats& own, Shared& sh
 }
 
 // Stores row h of the pair.
-__device__ __forceinline__ void store_row(const kernels::PrefillParams& p, const kernels::WorkTile& t,
+__device__ __forceinline__ void store_row(const kernels::WorkTileParams& p, const kernels::WorkTile& t,
                                           const RowPair& rows, int h, float row_max, float row_sum,
                                           const float2 (&o)[kChannelPairs]) {
-  constexpr bool kOut16Bit = ATTUNE_OUT_TYPE == tile::kBFloat16 || ATTUNE_OUT_TYPE == tile::kFloat16;
+  constexpr bool kOut16Bit = ATTUNE_OUT_TYPE == common::kBFloat16 || ATTUNE_OUT_TYPE == common::kFloat16;
   const int row = rows.row + 8 * h, local = row / p.heads_of_tile;
   if (local >= t.num_tokens) return;
   const int token = t.token_begin + local, head = rows.head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
   const int channel = channel_of(rows);
-  const float factor = tile::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum, channel == 0);
+  const float factor = common::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum, channel == 0);
   const long long to =
-      tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride) +
+      common::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride) +
       channel * p.out_dim_stride;
 #pragma unroll
   for (int i = 0; i < kChannelPairs; ++i) {
@@ -149,10 +149,10 @@ __device__ __forceinline__ void store_row(const kernels::PrefillParams& p, const
     const long long at = to + 8 * i * p.out_dim_stride;
     if (kOut16Bit && p.store_vectors) {
       *reinterpret_cast<unsigned*>(p.out + at * 2) =
-          ATTUNE_OUT_TYPE == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+          ATTUNE_OUT_TYPE == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
     } else {
-      tile::store_element(ATTUNE_OUT_TYPE, p.out, at, x);
-      tile::store_element(ATTUNE_OUT_TYPE, p.out, at + p.out_dim_stride, y);
+      common::store_element(ATTUNE_OUT_TYPE, p.out, at, x);
+      common::store_element(ATTUNE_OUT_TYPE, p.out, at + p.out_dim_stride, y);
     }
   }
 }
@@ -168,7 +168,7 @@ struct WarpgroupTeam {
 };
 
 // from: the work tile that was split.
-__device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, const kernels::WorkTile& from,
+__device__ __forceinline__ void combine_rows(const kernels::WorkTileParams& p, const kernels::WorkTile& from,
                                              const RowPair& rows, const WarpgroupTeam& team) {
   __shared__ Shared shared_by[kWarpgroups];
   __shared__ kernels::WorkTile work_tiles[kWarpgroups];
@@ -265,7 +265,7 @@ __device__ __forceinline__ void combine_rows(const kernels::PrefillParams& p, co
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::kernels::kMlaCombineThreads, 2)
-    attune_combine_mla(const __grid_constant__ attune::kernels::PrefillParams p) {
+    attune_combine_mla(const __grid_constant__ attune::kernels::WorkTileParams p) {
   using namespace attune;
   // In shared memory to save registers; what follows from threadIdx is recomputed.
   __shared__ unsigned num_pairs, pairs_of_tile;

@@ -2,28 +2,29 @@
 // What an MLA kernel is compiled for, and the addresses in the shared memory of the M = 64 kernel.
 #pragma once
 
+#include "common/cached_slot.cuh"
+#include "common/element.cuh"
+#include "common/mla_codec.cuh"
+#include "common/pipeline_state.cuh"
+#include "common/shared_view.cuh"
+#include "common/stamp.cuh"
 #include "mla/shared_storage.h"
-#include "prefill/tile_scheduler.cuh"
-#include "prefill/tiles.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/wgmma.cuh"
-#include "schedule/stamp.cuh"
-#include "tile/element.cuh"
-#include "tile/mla_codec.cuh"
-#include "tile/pipeline_state.cuh"
-#include "tile/shared_view.cuh"
+#include "scheduler/tile_scheduler.cuh"
+#include "scheduler/work_tiles.cuh"
 
 namespace attune::mla {
 
-using kernels::PrefillParams;
+using common::PipelineState;
 using kernels::WorkTile;
-using prefill::Tile;
-using prefill::tile_at;
-using tile::PipelineState;
+using kernels::WorkTileParams;
+using scheduler::Tile;
+using scheduler::tile_at;
 
 struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = kernels::kMlaHeadDimV;
@@ -60,17 +61,17 @@ struct Config {
                 "more registers than the block begins with");
   // Words of masked-key bits: producers of single rows write one word for each eight keys.
   static constexpr int kMaskWords = kTma ? 2 : 8;
-  static constexpr ptx::Type kProduct = kType == tile::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
+  static constexpr ptx::Type kProduct = kType == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
 
   static_assert(kCluster == 1 || (kCluster == 2 && (kDequant || kTma)), "pairs of blocks share boxes or codes");
-  static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16, "wgmma takes 16-bit elements here");
+  static_assert(kType == common::kBFloat16 || kType == common::kFloat16, "wgmma takes 16-bit elements here");
   static_assert(kHeadDimQk == kHeadDimV || kHeadDimQk == kHeadDimV + 64, "channels beyond V's are one slice");
-  static_assert(!kDequant || kType == tile::kBFloat16, "codes become bf16");
+  static_assert(!kDequant || kType == common::kBFloat16, "codes become bf16");
   static_assert(!(kSparse && kTma), "boxes hold neighbours");
 };
 
 // The cache's packed format, if it has one.
-using Packed = tile::MlaRow<Config::kProducer == kernels::kMlaDequant584 ? 584 : 656>;
+using Packed = common::MlaRow<Config::kProducer == kernels::kMlaDequant584 ? 584 : 656>;
 
 // A tile's channels arrive, and are multiplied, in slices: slice 0 is what only K has (the rope channels), 1 to 4 are
 // the quarters of V.
@@ -142,7 +143,7 @@ static_assert(sizeof(SharedStorage) == kernels::mla_shared_bytes(Config::kProduc
 static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
 // Addresses in shared memory.
-struct Smem : tile::SharedView<SharedStorage> {
+struct Smem : common::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(SharedStorage, check); }
   // The value that row sums begin with (kernels::ScheduleCheck).
@@ -196,8 +197,8 @@ struct Smem : tile::SharedView<SharedStorage> {
     return ptx::shared_in_block(base, 1 - ptx::cluster_rank()) - base;
   }
   // A ring through which the cluster's first block sends item numbers to the other by DSMEM
-  // (prefill/tile_scheduler.cuh). Its four entries suffice: the first block fetches a work tile while it loads the one
-  // before, and has loaded the one before that, so both blocks have read the item of three before.
+  // (scheduler/tile_scheduler.cuh). Its four entries suffice: the first block fetches a work tile while it loads the
+  // one before, and has loaded the one before that, so both blocks have read the item of three before.
   __device__ __forceinline__ unsigned item(unsigned n) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, items, n % kernels::kMlaItems);
   }
@@ -227,6 +228,6 @@ __device__ __forceinline__ int p1_ready() { return 5 + static_cast<int>(threadId
 __device__ __forceinline__ int warp_pair() { return 9 + static_cast<int>(threadIdx.x) / 32 % 4; }
 constexpr int kAllMath = 13;
 
-using KeyTiles = prefill::KeyTiles<Config::kBlockN>;
+using KeyTiles = scheduler::KeyTiles<Config::kBlockN>;
 
 }  // namespace attune::mla

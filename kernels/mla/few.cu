@@ -28,7 +28,7 @@ __device__ __forceinline__ void init_barriers(const M16Smem& smem) {
       ptx::init_barrier(smem.p_full(i), M16Config::kMathWarps);
     }
     for (int i = 0; i < kernels::kWorkSlots; ++i) {
-      ptx::init_barrier(smem.work_full(i), prefill::TileScheduler<M16Smem>::kWorkVectors);
+      ptx::init_barrier(smem.work_full(i), scheduler::TileScheduler<M16Smem>::kWorkVectors);
       ptx::init_barrier(smem.work_empty(i), M16Config::kWorkReaders);
     }
     ptx::publish_barriers();
@@ -36,14 +36,14 @@ __device__ __forceinline__ void init_barriers(const M16Smem& smem) {
   __syncthreads();
 }
 
-__device__ __forceinline__ void run_m16(const PrefillParams& p, const M16Smem& smem) {
-  schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - M16Config::kProducerThreads,
+__device__ __forceinline__ void run_m16(const WorkTileParams& p, const M16Smem& smem) {
+  common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - M16Config::kProducerThreads,
                                          32 * M16Config::kMathWarps, smem.check(), [] { sync_m16_math_warps(); });
   M16Mainloop a(p, smem);
   for (unsigned count = 0;; ++count) {
     const int slot = slot_of_work(count);
     ptx::wait_phase(smem.work_full(slot), count / kernels::kWorkSlots % 2);
-    if (smem.head_tile(slot) == prefill::kNoMoreWork) return;
+    if (smem.head_tile(slot) == scheduler::kNoMoreWork) return;
     const WorkTile& work = smem.work(slot);
     a.run(work, smem.head_tile(slot));
     if (work.num_splits > 1)
@@ -62,7 +62,7 @@ __device__ __forceinline__ void run_m16(const PrefillParams& p, const M16Smem& s
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::mla::M16Config::kThreads, 1)
-    attune_mla_few(const __grid_constant__ attune::kernels::PrefillParams p,
+    attune_mla_few(const __grid_constant__ attune::kernels::WorkTileParams p,
                    const __grid_constant__ attune::ptx::TensorMap, const __grid_constant__ attune::ptx::TensorMap,
                    const __grid_constant__ attune::ptx::TensorMap) {
   using namespace attune;
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::M16Config::kThreads, 1
   } else {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    if (blockIdx.x == 0 && threadIdx.x == M16Config::kProducerThreads) prefill::release_list(p);
+    if (blockIdx.x == 0 && threadIdx.x == M16Config::kProducerThreads) scheduler::release_list(p);
     ptx::take_registers<M16Config::kMathRegisters>();
     run_m16(p, smem);
   }

@@ -31,7 +31,7 @@ __device__ __forceinline__ void init_barriers(const SwapAbSmem& smem) {
     ptx::init_barrier(smem.p_full(), 4);
     ptx::init_barrier(smem.p_empty(), 4);
     for (int i = 0; i < kernels::kWorkSlots; ++i) {
-      ptx::init_barrier(smem.work_full(i), prefill::TileScheduler<SwapAbSmem>::kWorkVectors);
+      ptx::init_barrier(smem.work_full(i), scheduler::TileScheduler<SwapAbSmem>::kWorkVectors);
       ptx::init_barrier(smem.work_empty(i), SwapAbConfig::kWorkReaders);
     }
     ptx::publish_barriers();
@@ -45,14 +45,14 @@ __device__ __forceinline__ void run_work_tiles(const SwapAbSmem& smem, const Run
   for (unsigned count = 0;; ++count) {
     const int slot = slot_of_work(count);
     ptx::wait_phase(smem.work_full(slot), count / kernels::kWorkSlots % 2);
-    if (smem.head_tile(slot) == prefill::kNoMoreWork) return;
+    if (smem.head_tile(slot) == scheduler::kNoMoreWork) return;
     run(smem.work(slot), smem.head_tile(slot));
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(slot));
   }
 }
-__device__ __forceinline__ void run_softmax(const PrefillParams& p, const SwapAbSmem& smem) {
-  schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - SwapAbConfig::kProducerThreads,
+__device__ __forceinline__ void run_softmax(const WorkTileParams& p, const SwapAbSmem& smem) {
+  common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - SwapAbConfig::kProducerThreads,
                                          32 * SwapAbConfig::kSoftmaxWarps, smem.check(), [] { sync_softmax_warps(); });
   SwapAbSoftmax a(p, smem);
   run_work_tiles(smem, [&](const WorkTile& work, int head_tile) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void run_softmax(const PrefillParams& p, const SwapAb
     ptx::sync_roles(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
   });
 }
-__device__ __forceinline__ void run_pv(const PrefillParams& p, const SwapAbSmem& smem) {
+__device__ __forceinline__ void run_pv(const WorkTileParams& p, const SwapAbSmem& smem) {
   SwapAbPv a(p, smem);
   run_work_tiles(smem, [&](const WorkTile& work, int head_tile) {
     a.run(work, head_tile);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void run_pv(const PrefillParams& p, const SwapAbSmem&
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads, 1)
-    attune_mla_half(const __grid_constant__ attune::kernels::PrefillParams p,
+    attune_mla_half(const __grid_constant__ attune::kernels::WorkTileParams p,
                     const __grid_constant__ attune::ptx::TensorMap, const __grid_constant__ attune::ptx::TensorMap,
                     const __grid_constant__ attune::ptx::TensorMap) {
   using namespace attune;
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads
   } else if (swap_ab_warpgroup() < 2) {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    if (blockIdx.x == 0 && threadIdx.x == SwapAbConfig::kProducerThreads) prefill::release_list(p);
+    if (blockIdx.x == 0 && threadIdx.x == SwapAbConfig::kProducerThreads) scheduler::release_list(p);
     ptx::take_registers<SwapAbConfig::kSoftmaxRegisters>();
     run_softmax(p, smem);
   } else {

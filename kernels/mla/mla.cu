@@ -4,9 +4,9 @@
 // elements or of the packed 8-bit formats.
 //
 // Rows are packed: M = tokens of a sequence times query heads. A work tile is an M block of 64 packed rows and the key
-// tiles that it may see (sparse: the entries of one token's lists). prefill/schedule.cu lists the work tiles, longest
-// first; a persistent grid takes them one after the other. mla/combine.cu merges M blocks that are split along the
-// keys.
+// tiles that it may see (sparse: the entries of one token's lists). scheduler/persistent.cu lists the work tiles,
+// longest first; a persistent grid takes them one after the other. mla/combine.cu merges M blocks that are split along
+// the keys.
 //
 // Tile: 64 rows x 64 keys x all channels, two pipeline stages. Warp roles:
 //   producers      TMA boxes (mla/producers/tma.cuh), gathered rows (gather.cuh), or dequantized rows
@@ -58,7 +58,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
       for (int half = 0; half < 3; ++half) ptx::init_barrier(smem.k_empty(stage, half), 4 * Config::kCluster);
     }
     for (int i = 0; i < kernels::kWorkSlots; ++i) {
-      ptx::init_barrier(smem.work_full(i), prefill::TileScheduler<Smem>::kWorkVectors);
+      ptx::init_barrier(smem.work_full(i), scheduler::TileScheduler<Smem>::kWorkVectors);
       ptx::init_barrier(smem.work_empty(i), Config::kWorkReaders);
     }
     for (int i = 0; i < kernels::kMlaItems; ++i) ptx::init_barrier(smem.item_full(i), 1);
@@ -75,26 +75,26 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
 __device__ __forceinline__ void cluster_arrive() {
   if constexpr (Config::kCluster > 1) {
     __syncwarp();
-    ptx::arrive_at_cluster_releasing();
+    ptx::arrive_at_cluster();
   }
 }
 // Whether no work tile follows. The producers asked for the next one while the first tile came.
 __device__ __forceinline__ bool is_last(const Smem& smem, const TileCounts& counts) {
   const unsigned next = counts.work_tiles() + 1;
   ptx::wait_phase(smem.work_full(slot_of_work(next)), next / kernels::kWorkSlots % 2);
-  return __shfl_sync(0xffffffffu, smem.head_tile(slot_of_work(next)), 0) == prefill::kNoMoreWork;
+  return __shfl_sync(0xffffffffu, smem.head_tile(slot_of_work(next)), 0) == scheduler::kNoMoreWork;
 }
 
 // Loads q of the first work tile. A math warp does it, so that no producer warp falls behind with its rows.
-__device__ __forceinline__ void load_first_q(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& q) {
+__device__ __forceinline__ void load_first_q(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
   if (threadIdx.x / 32 != (Config::kProducerThreads + 128) / 32) return;
   ptx::wait_phase(smem.work_full(0), 0);
   const int head_tile = smem.head_tile(0);
-  if (head_tile != prefill::kNoMoreWork) load_q(p, smem, q, smem.work(0), head_tile);
+  if (head_tile != scheduler::kNoMoreWork) load_q(p, smem, q, smem.work(0), head_tile);
 }
 
 // Runs the mainloop of the present work tile.
-__device__ __forceinline__ void mainloop(const PrefillParams& p, const Smem& smem, TileCounts& counts,
+__device__ __forceinline__ void mainloop(const WorkTileParams& p, const Smem& smem, TileCounts& counts,
                                          Accumulators& a) {
   const WorkTile& work = smem.work(counts.slot());
   const Rows rows{p, work, smem.head_tile(counts.slot())};
@@ -106,15 +106,15 @@ __device__ __forceinline__ void mainloop(const PrefillParams& p, const Smem& sme
 }
 
 // The epilogue is the same code for both warpgroups, as its time is the fetching of its instructions.
-__device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& q) {
+__device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
   load_first_q(p, smem, q);
-  schedule::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kProducerThreads,
+  common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kProducerThreads,
                                          32 * Config::kMathWarps, smem.check(),
                                          [] { ptx::sync_some(kAllMath, 32 * Config::kMathWarps); });
   Accumulators a;
   for (TileCounts counts;; counts.next_work()) {
     ptx::wait_phase(smem.work_full(counts.slot()), counts.work_tiles() / kernels::kWorkSlots % 2);
-    if (__shfl_sync(0xffffffffu, smem.head_tile(counts.slot()), 0) == prefill::kNoMoreWork) {
+    if (__shfl_sync(0xffffffffu, smem.head_tile(counts.slot()), 0) == scheduler::kNoMoreWork) {
       if (counts.work_tiles() == 0) cluster_arrive();
       return;
     }
@@ -146,7 +146,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
-    attune_mla(const __grid_constant__ attune::kernels::PrefillParams p,
+    attune_mla(const __grid_constant__ attune::kernels::WorkTileParams p,
                const __grid_constant__ attune::ptx::TensorMap q, const __grid_constant__ attune::ptx::TensorMap k,
                const __grid_constant__ attune::ptx::TensorMap dense_k) {
   using namespace attune;
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   } else {
     ptx::wait_for_previous_kernels();
     ptx::allow_next_kernel();
-    if (blockIdx.x == 0 && threadIdx.x == Config::kProducerThreads) prefill::release_list(p);
+    if (blockIdx.x == 0 && threadIdx.x == Config::kProducerThreads) scheduler::release_list(p);
     ptx::take_registers<Config::kMathRegisters>();
     run_math(p, smem, q);
   }

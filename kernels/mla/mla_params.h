@@ -3,7 +3,7 @@
 // the host's compiler; no standard headers.
 #pragma once
 
-#include "prefill/prefill_params.h"
+#include "common/work_tile_params.h"
 
 namespace attune::kernels {
 

@@ -20,27 +20,29 @@
 //   [split][head tile][rows][half of the channels][four words]
 #pragma once
 
+#include "common/element.cuh"
+#include "common/finish.cuh"
 #include "mla/mla_params.h"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
-#include "tile/element.cuh"
-#include "tile/finish.cuh"
 
 namespace attune::mla {
 
-constexpr bool kFp16Partials = ATTUNE_OUT_TYPE != tile::kFloat32 && ATTUNE_OUT_TYPE != tile::kFloat16;
+constexpr bool kFp16Partials = ATTUNE_OUT_TYPE != common::kFloat32 && ATTUNE_OUT_TYPE != common::kFloat16;
 constexpr int kPartialBytes = kFp16Partials ? 2 : 4;  // of an element
 constexpr int kChannelsOfHalf = kernels::kMlaHeadDimV / 2;
 constexpr int kPartialStats = kernels::kMlaPartialStats;
 constexpr int kScalesOfHalf = 4, kChannelsOfScale = kChannelsOfHalf / kScalesOfHalf;
 
-__device__ __forceinline__ long long out_at(const kernels::PrefillParams& p, const kernels::WorkTile& t, int token,
+__device__ __forceinline__ long long out_at(const kernels::WorkTileParams& p, const kernels::WorkTile& t, int token,
                                             int head) {
-  return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
+  return common::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride,
+                            p.out_head_stride);
 }
 
 // The split's head tile, counted over all splits.
-__device__ __forceinline__ int partial_idx(const kernels::PrefillParams& p, const kernels::WorkTile& t, int head_tile) {
+__device__ __forceinline__ int partial_idx(const kernels::WorkTileParams& p, const kernels::WorkTile& t,
+                                           int head_tile) {
   return (t.first_split + t.split_idx) * p.num_head_tiles + head_tile;
 }
 

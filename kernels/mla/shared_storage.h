@@ -3,8 +3,8 @@
 // standard headers. Addresses in it: mla/config.cuh, mla/m16/config.cuh, mla/swap_ab/config.cuh.
 #pragma once
 
+#include "common/shared_array.h"
 #include "mla/mla_params.h"
-#include "tile/shared_array.h"
 
 namespace attune::kernels {
 

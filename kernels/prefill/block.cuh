@@ -2,10 +2,10 @@
 // What the thread blocks of all prefill kernels share: programmatic dependent launch, barrier setup, waiting for work.
 #pragma once
 
+#include "common/stamp.cuh"
 #include "prefill/shared_storage.cuh"
-#include "prefill/tile_scheduler.cuh"
 #include "ptx/grid.cuh"
-#include "schedule/stamp.cuh"
+#include "scheduler/tile_scheduler.cuh"
 
 namespace attune::prefill {
 
@@ -14,7 +14,7 @@ namespace attune::prefill {
 // wrote q, k, v, the cache and the schedule, and then releases few_begun (decode/decode.cu). Acquiring few_begun makes
 // their writes visible. A producer of each block waits for decode at the end, so whoever waits for this kernel waits
 // for both.
-__device__ __forceinline__ void start_after_previous_kernels(const PrefillParams& p) {
+__device__ __forceinline__ void start_after_previous_kernels(const WorkTileParams& p) {
   if (!Config::kCached || p.few_q == 0) {
     ptx::wait_for_previous_kernels();
   } else {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void start_after_previous_kernels(const PrefillParams
   ptx::allow_next_kernel();
 }
 // Called by producer warps, thread 0 among them.
-__device__ __forceinline__ void end_after_previous_kernels(const PrefillParams& p) {
+__device__ __forceinline__ void end_after_previous_kernels(const WorkTileParams& p) {
   if constexpr (!Config::kCached) return;
   ptx::wait_for_previous_kernels();
   if (p.few_q == 0 || threadIdx.x != 0) return;
@@ -64,8 +64,8 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
 }
 
 // Called by all math threads before their first work tile.
-__device__ __forceinline__ void check_stamp(const PrefillParams& p, const Smem& smem) {
-  schedule::check_stamp(p, math_thread(), Config::kMathThreads, smem.check(),
+__device__ __forceinline__ void check_stamp(const WorkTileParams& p, const Smem& smem) {
+  common::check_stamp(p, math_thread(), Config::kMathThreads, smem.check(),
                         [] { ptx::sync_some(kMathBarrier, Config::kMathThreads); });
 }
 

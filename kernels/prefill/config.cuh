@@ -2,20 +2,26 @@
 // The compile-time configuration of a prefill kernel.
 #pragma once
 
-#include "prefill/tiles.cuh"
+#include "common/cached_slot.cuh"
+#include "common/pipeline_state.cuh"
+#include "common/score_terms.cuh"
+#include "prefill/prefill_params.h"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
-#include "tile/pipeline_state.cuh"
-#include "tile/score_terms.cuh"
+#include "scheduler/tile_scheduler.cuh"
+#include "scheduler/work_tiles.cuh"
 
 namespace attune::prefill {
 
-using kernels::PrefillParams;
-using kernels::WorkTile;
-using tile::PipelineState;
+using common::find_slot, common::has_value, common::int_at, common::is_there, common::slot_in_page;
+using common::kAlibi, common::kAlibiSqrt, common::kBias, common::kSoftcap, common::kT5;
+using common::kMaskBits, common::kMaskRanges;
+using common::PipelineState, common::Slot;
+using kernels::WorkTile, kernels::WorkTileParams;
+using scheduler::end_visible, scheduler::first_visible, scheduler::kNoMoreWork, scheduler::tile_at;
+using scheduler::KeyTiles, scheduler::Tile, scheduler::TileScheduler, scheduler::TileSpan;
 
-using tile::kAlibi, tile::kAlibiSqrt, tile::kBias, tile::kMaskBits, tile::kMaskRanges, tile::kSoftcap, tile::kT5;
 #ifndef ATTUNE_XPACKED
 #define ATTUNE_XPACKED 0
 #endif
@@ -42,7 +48,7 @@ struct Config {
   static constexpr bool kXpacked = ATTUNE_XPACKED != 0;
   // q, k and v are e4m3 and enter the tensor cores as they are (prefill_fp8.cu). Two warps beside the producer
   // transpose V, which arrives in the ring of raw stages.
-  static constexpr int kElementSize = tile::element_size(kType);
+  static constexpr int kElementSize = common::element_size(kType);
   static constexpr bool kFp8 = kElementSize == 1;
   static constexpr int kTransposeWarps = kFp8 ? 2 : 0;
   // q and dense k and v are fp32 (prefill_fp32.cu): four warps load all rows and split each number into three bf16.
@@ -66,7 +72,7 @@ struct Config {
   // bits than one has.
   static constexpr bool kTokenScales = kQuantized && ATTUNE_TOKEN_SCALES != 0;
   static constexpr bool kFp16P = kQuantized && !kTokenScales;
-  static constexpr int kPParts = kTokenScales && kType == tile::kFloat16 ? 2 : 1;
+  static constexpr int kPParts = kTokenScales && kType == common::kFloat16 ? 2 : 1;
   // K and V have a producer warp each, where the register budget allows.
   static constexpr bool kTwoProducerWarps =
       !kQuantized && !kGathers && !kFp32 && kHeadDimV <= 128 && !(kCached && kScore != 0);
@@ -114,16 +120,17 @@ struct Config {
   // kQuantizedTile: the tile was dequantized.
   template <bool kQuantizedTile>
   static constexpr ptx::Type kQkMmaType =
-      kType == tile::kBFloat16 && !(kQuantized && kQuantizedTile) ? ptx::Type::kBf16 : ptx::Type::kF16;
+      kType == common::kBFloat16 && !(kQuantized && kQuantizedTile) ? ptx::Type::kBf16 : ptx::Type::kF16;
   template <bool kQuantizedTile>
-  static constexpr ptx::Type kPvMmaType = (kQuantized && kQuantizedTile ? kTokenScales : kType == tile::kBFloat16)
+  static constexpr ptx::Type kPvMmaType = (kQuantized && kQuantizedTile ? kTokenScales : kType == common::kBFloat16)
                                               ? ptx::Type::kBf16
                                               : ptx::Type::kF16;
   // Output rows pass through the shared memory of q, which is no longer needed, for stores of 16 bytes.
   static constexpr bool kStoreOutThroughQ =
-      kOverlapNextQK && kBlocksV <= kBlocksQk && (kOutType == tile::kBFloat16 || kOutType == tile::kFloat16);
+      kOverlapNextQK && kBlocksV <= kBlocksQk && (kOutType == common::kBFloat16 || kOutType == common::kFloat16);
 
-  static_assert(kType == tile::kBFloat16 || kType == tile::kFloat16 || kType == tile::kE4m3 || kType == tile::kFloat32,
+  static_assert(kType == common::kBFloat16 || kType == common::kFloat16 || kType == common::kE4m3 ||
+                    kType == common::kFloat32,
                 "what wgmma takes, and fp32");
   static_assert(!kXpacked || (kCached && !kFp8 && !kFp32), "x-packed caches have q's 16 bits, or 8 bits");
   static_assert(!kGathers || (kCached && !kCacheTypeDiffers && !kFp8 && !kFp32), "gathered caches have q's 16 bits");

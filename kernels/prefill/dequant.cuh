@@ -3,13 +3,14 @@
 // swizzled as the TMA writes them. They store per-token scales beside K, and zero rows of V that nobody may see.
 #pragma once
 
+#include "prefill/cached_scale.cuh"
 #include "prefill/dequant_elements.cuh"
 #include "prefill/dequant_xpacked.cuh"
 #include "prefill/shared_storage.cuh"
-#include "prefill/tile_scheduler.cuh"
-#include "prefill/tiles.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
+#include "scheduler/tile_scheduler.cuh"
+#include "scheduler/work_tiles.cuh"
 
 namespace attune::prefill {
 
@@ -18,7 +19,7 @@ class Dequantizer {
   static constexpr int kThreads = kDequantThreads;
   static_assert(!Config::kQuantized || kThreads == 32 * Config::kDequantWarps);
 
-  __device__ __forceinline__ Dequantizer(const PrefillParams& p, const Smem& smem)
+  __device__ __forceinline__ Dequantizer(const WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), thread_(static_cast<int>(threadIdx.x) - 32) {}
 
   __device__ __forceinline__ void run() {
@@ -63,7 +64,7 @@ class Dequantizer {
     if constexpr (Config::kXpacked) {
       dequant_xpacked_k(smem_.raw(raw.stage), smem_.k(pipe.stage), thread_);
     } else {
-      dequant_tile<Config::kHeadDimQk, tile::kFloat16>(smem_.raw(raw.stage), smem_.k(pipe.stage), 0, Config::kKeys);
+      dequant_tile<Config::kHeadDimQk, common::kFloat16>(smem_.raw(raw.stage), smem_.k(pipe.stage), 0, Config::kKeys);
     }
     publish(smem_.raw_empty(raw.stage), smem_.k_full(pipe.stage));
   }
@@ -76,7 +77,7 @@ class Dequantizer {
     raw_pipe_.next<Config::kRawStages>();
     ptx::wait_phase(smem_.raw_full(raw.stage), raw.phase);
     ptx::wait_phase(smem_.v_empty(pipe.stage), pipe.phase ^ 1);
-    constexpr int kTo = Config::kTokenScales ? tile::kBFloat16 : tile::kFloat16;
+    constexpr int kTo = Config::kTokenScales ? common::kBFloat16 : common::kFloat16;
     const unsigned from = smem_.raw(raw.stage), to = smem_.v(pipe.stage);
     const int low = tile.low - tile.start, high = tile.high - tile.start;
     if constexpr (Config::kXpacked) {
@@ -176,7 +177,7 @@ class Dequantizer {
     if constexpr (kHeadDim > 128 * (kBlock + 1)) zero_rows<kHeadDim, kBlock + 1>(to, low, high);
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const Smem& smem_;
   const int thread_;
   PipelineState k_pipe_, v_pipe_, raw_pipe_;

@@ -14,8 +14,8 @@ constexpr int kDequantThreads = 96;  // threads
 template <int kType, bool kUpper>
 __device__ __forceinline__ unsigned dequant_pair(unsigned word) {
   const auto pair = static_cast<unsigned short>(kUpper ? word >> 16 : word);
-  if constexpr (kType == tile::kE4m3) return ptx::e4m3_to_f16(pair);
-  if constexpr (kType == tile::kE5m2) return ptx::permute_bytes(word, 0, kUpper ? 0x3424 : 0x1404);
+  if constexpr (kType == common::kE4m3) return ptx::e4m3_to_f16(pair);
+  if constexpr (kType == common::kE5m2) return ptx::permute_bytes(word, 0, kUpper ? 0x3424 : 0x1404);
   // An fp16 number from 1,024 to 2,047 has its integer part in its low bits.
   const unsigned raised = ptx::permute_bytes(word ^ 0x80808080u, 0x64646464u, kUpper ? 0x4342 : 0x4140);
   return ptx::subtract_f16x2(raised, 0x64806480u);
@@ -27,7 +27,7 @@ __device__ __forceinline__ void dequant_16(const unsigned (&words)[4], unsigned 
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     out[i] = i % 2 == 0 ? dequant_pair<kFrom, false>(words[i / 2]) : dequant_pair<kFrom, true>(words[i / 2]);
-    if constexpr (kTo == tile::kBFloat16) {
+    if constexpr (kTo == common::kBFloat16) {
       out[i] = ptx::pack_bf16(ptx::f16_to_float(static_cast<unsigned short>(out[i])),
                               ptx::f16_to_float(static_cast<unsigned short>(out[i] >> 16)));
     }

@@ -50,7 +50,7 @@ __device__ __forceinline__ void dequant_xpacked_k(unsigned raw, unsigned to, int
       [&](int step, unsigned(&words)[4]) { ptx::load_shared_four(mine.from(step), words); },
       [&](int step, const unsigned(&words)[4]) {
         unsigned out[8];
-        dequant_16<Config::kCacheType, tile::kFloat16>(words, out);
+        dequant_16<Config::kCacheType, common::kFloat16>(words, out);
         ptx::store_shared_four(mine.to(step, 0), out);
         ptx::store_shared_four(mine.to(step, 1), out + 4);
       });

@@ -9,7 +9,7 @@ namespace attune::prefill {
 // Stores the output of the work tile in `slot`, or its split; combines the splits if this block finished the last one;
 // releases the slot. whole: there is one split; out: the result of finish_rows(), or null; shared: where outputs may be
 // staged, or 0.
-__device__ __forceinline__ void epilogue(const PrefillParams& p, const Smem& smem, int slot, const Rows& rows,
+__device__ __forceinline__ void epilogue(const WorkTileParams& p, const Smem& smem, int slot, const Rows& rows,
                                          Accumulators& a, bool whole, const OutRows* out = nullptr,
                                          unsigned shared = 0) {
   const WorkTile& work = smem.work(slot);

@@ -3,30 +3,31 @@
 // combines all of them, in the order of their keys.
 #pragma once
 
+#include "common/finish.cuh"
+#include "common/quad.cuh"
 #include "prefill/accumulators.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/shared.cuh"
-#include "tile/finish.cuh"
-#include "tile/quad.cuh"
 
 namespace attune::prefill {
 
 // Stores two channels of the row whose first element is `at`.
-__device__ __forceinline__ void store_pair(const PrefillParams& p, long long at, int channel, float x, float y) {
+__device__ __forceinline__ void store_pair(const WorkTileParams& p, long long at, int channel, float x, float y) {
   if (channel >= Config::kHeadDimV) return;
-  tile::store_element(Config::kOutType, p.out, at + channel * p.out_dim_stride, x);
+  common::store_element(Config::kOutType, p.out, at + channel * p.out_dim_stride, x);
   if (Config::kHeadDimV % 2 != 0 && channel + 1 >= Config::kHeadDimV) return;
-  tile::store_element(Config::kOutType, p.out, at + (channel + 1) * p.out_dim_stride, y);
+  common::store_element(Config::kOutType, p.out, at + (channel + 1) * p.out_dim_stride, y);
 }
 
-__device__ __forceinline__ long long out_at(const PrefillParams& p, const WorkTile& t, int token, int head) {
-  return tile::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
+__device__ __forceinline__ long long out_at(const WorkTileParams& p, const WorkTile& t, int token, int head) {
+  return common::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride,
+                            p.out_head_stride);
 }
 
 // fp8 inputs, 16-bit outputs: a thread has four contiguous channels, four threads fill a sector of 32 bytes.
-__device__ __forceinline__ void store_permuted(const PrefillParams& p, const Accumulators& a, const float (&factor)[2],
+__device__ __forceinline__ void store_permuted(const WorkTileParams& p, const Accumulators& a, const float (&factor)[2],
                                                const long long (&at)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -39,7 +40,7 @@ __device__ __forceinline__ void store_permuted(const PrefillParams& p, const Acc
       for (int j = 0; j < 2; ++j) {
         const int from = Accumulators::pair_at(h, i + j);
         const float x = a.o[from] * factor[h], y = a.o[from + Accumulators::kPairStep] * factor[h];
-        r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+        r[j] = Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
       }
       if (channel < Config::kHeadDimV)
         *reinterpret_cast<uint2*>(p.out + (at[h] + channel) * 2) = make_uint2(r[0], r[1]);
@@ -50,7 +51,7 @@ __device__ __forceinline__ void store_permuted(const PrefillParams& p, const Acc
 // 16-bit rows through shared memory: 16 rows of 128 bytes for each 64 channels, blocks of channels kRows rows apart.
 // stmatrix writes accumulators there; rows leave in pieces of 16 bytes. The swizzle keeps the eight rows of a matrix,
 // and those of a load, in different banks.
-__device__ __forceinline__ void store_through_smem(const PrefillParams& p, unsigned shared, const Accumulators& a,
+__device__ __forceinline__ void store_through_smem(const WorkTileParams& p, unsigned shared, const Accumulators& a,
                                                    const float (&factor)[2], const long long (&at)[2]) {
   constexpr int kBlock = Config::kRows * 128, kEightRows = 8 * 128;
   const int lane = threadIdx.x % 32;
@@ -64,7 +65,7 @@ __device__ __forceinline__ void store_through_smem(const PrefillParams& p, unsig
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float x = a.o[8 * i + 2 * j] * factor[j % 2], y = a.o[8 * i + 2 * j + 1] * factor[j % 2];
-      r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+      r[j] = Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
     }
     ptx::store_matrix_x4((to ^ i % 4 * 32) + i / 4 * kBlock, r);
   }
@@ -93,7 +94,7 @@ struct OutRows {
   long long at[2];
 };
 // Does not need O. Called by all lanes of the warp, also for padding rows. Lanes 0 and 1 of a quad finish one row each.
-__device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const WorkTile& t, const Rows& rows,
+__device__ __forceinline__ OutRows finish_rows(const WorkTileParams& p, const WorkTile& t, const Rows& rows,
                                                const Accumulators& a) {
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = mine != 0 ? rows.token[1] : rows.token[0], head = mine != 0 ? rows.head[1] : rows.head[0];
@@ -102,7 +103,7 @@ __device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const Wor
   if (token >= 0) {
     own_at = out_at(p, t, token, head);
     if (lane % 4 < 2)
-      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, mine != 0 ? a.row_max[1] : a.row_max[0],
+      own_factor = common::finish_row(p, t.batch, t.q_begin, token, head, mine != 0 ? a.row_max[1] : a.row_max[0],
                                     mine != 0 ? a.row_sum[1] : a.row_sum[0]);
   }
   __syncwarp();
@@ -117,7 +118,7 @@ __device__ __forceinline__ OutRows finish_rows(const PrefillParams& p, const Wor
 
 // The same where only `out` is stored, without sinks and out_scale, and row_sum is still relative to row_max_ref. base:
 // the work tile's first element in out.
-__device__ __forceinline__ OutRows finish_plain_rows(const PrefillParams& p, const Rows& rows, const Accumulators& a,
+__device__ __forceinline__ OutRows finish_plain_rows(const WorkTileParams& p, const Rows& rows, const Accumulators& a,
                                                      long long base) {
   const int step = static_cast<int>(p.out_row_stride), head_step = static_cast<int>(p.out_head_stride);
   OutRows out;
@@ -131,9 +132,9 @@ __device__ __forceinline__ OutRows finish_plain_rows(const PrefillParams& p, con
 }
 
 // Stores normalized rows. shared: where they may be staged, or 0.
-__device__ __forceinline__ void store_out(const PrefillParams& p, const OutRows& out, const Accumulators& a,
+__device__ __forceinline__ void store_out(const WorkTileParams& p, const OutRows& out, const Accumulators& a,
                                           unsigned shared) {
-  constexpr bool k16Bits = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+  constexpr bool k16Bits = Config::kOutType == common::kBFloat16 || Config::kOutType == common::kFloat16;
   const int lane = threadIdx.x % 32;
   const float(&factor)[2] = out.factor;
   const long long(&at)[2] = out.at;
@@ -151,9 +152,9 @@ __device__ __forceinline__ void store_out(const PrefillParams& p, const OutRows&
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float x = a.o[16 * i + 4 * j + 2 * h] * factor[h], y = a.o[16 * i + 4 * j + 2 * h + 1] * factor[h];
-          r[i][j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+          r[i][j] = Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
         }
-        tile::transpose_quad(r[i]);
+        common::transpose_quad(r[i]);
       }
       if (at[h] < 0) continue;
 #pragma unroll
@@ -178,11 +179,11 @@ __device__ __forceinline__ void store_out(const PrefillParams& p, const OutRows&
 }
 
 // The first workspace row of split i of the work tile's row block and head tile.
-__device__ __forceinline__ long long split_row(const PrefillParams& p, const WorkTile& t, int head_tile, int i) {
+__device__ __forceinline__ long long split_row(const WorkTileParams& p, const WorkTile& t, int head_tile, int i) {
   return (static_cast<long long>(t.first_split + i) * p.num_head_tiles + head_tile) * Config::kRows;
 }
 
-__device__ __forceinline__ void store_split(const PrefillParams& p, const WorkTile& t, int head_tile,
+__device__ __forceinline__ void store_split(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                             const Accumulators& a) {
   const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -199,7 +200,7 @@ __device__ __forceinline__ void store_split(const PrefillParams& p, const WorkTi
 }
 
 // One warp combines one packed row. M = max_i m_i; L = sum_i l_i 2^(m_i - M); O = sum_i o_i 2^(m_i - M).
-__device__ __forceinline__ void combine_row(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
+__device__ __forceinline__ void combine_row(const WorkTileParams& p, const WorkTile& t, int head_tile, int row) {
   constexpr int kPairs = (Config::kChannels + 63) / 64;  // pairs of channels of a lane
   const int lane = threadIdx.x % 32;
   auto stats = [&](int i) {
@@ -229,7 +230,7 @@ __device__ __forceinline__ void combine_row(const PrefillParams& p, const WorkTi
   const int local = row / p.heads_of_tile, token = t.token_begin + local,
             head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
   float factor = 0;
-  if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, max, row_sum);
+  if (lane == 0) factor = common::finish_row(p, t.batch, t.q_begin, token, head, max, row_sum);
   factor = __shfl_sync(0xffffffffu, factor, 0);
 #pragma unroll
   for (int k = 0; k < kPairs; ++k)
@@ -237,7 +238,7 @@ __device__ __forceinline__ void combine_row(const PrefillParams& p, const WorkTi
 }
 
 // Called by all math threads. Which block combines differs between runs; the bits do not.
-__device__ __forceinline__ void combine_last(const PrefillParams& p, const WorkTile& t, int head_tile, int& is_last) {
+__device__ __forceinline__ void combine_last(const WorkTileParams& p, const WorkTile& t, int head_tile, int& is_last) {
   ptx::sync_some(kMathBarrier, Config::kMathThreads);
   if (math_thread() == 0) {  // racecheck has reported is_last: two named-barrier syncs order it
     const unsigned last = static_cast<unsigned>(t.num_splits - 1);

@@ -56,7 +56,7 @@ class Fp16Queries {
   }
 
  private:
-  static constexpr bool kRaises = Config::kType == tile::kBFloat16;
+  static constexpr bool kRaises = Config::kType == common::kBFloat16;
   __device__ __forceinline__ static float lower_of(unsigned word) {
     return kRaises ? __uint_as_float(word << 16) : ptx::f16_to_float(static_cast<unsigned short>(word));
   }

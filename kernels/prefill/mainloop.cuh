@@ -9,6 +9,7 @@
 // other's GEMMs.
 #pragma once
 
+#include "prefill/cached_scale.cuh"
 #include "prefill/fp16_queries.cuh"
 #include "prefill/qk_gemm.cuh"
 #include "prefill/softmax.cuh"
@@ -31,7 +32,7 @@ class Mainloop : Softmax {
   template <bool kCacheForm>
   using VDescriptor = typename Choice<(Config::kXpacked && kCacheForm), ptx::NarrowDescriptor, ptx::Descriptor>::Type;
 
-  __device__ __forceinline__ Mainloop(const PrefillParams& p, const Smem& smem, int group)
+  __device__ __forceinline__ Mainloop(const WorkTileParams& p, const Smem& smem, int group)
       : Softmax(p, smem), group_(group) {
     q_ = q_descriptor(0);
   }

@@ -12,15 +12,15 @@
 // has the tensor cores.
 #pragma once
 
+#include "common/operand.cuh"
 #include "prefill/accumulators.cuh"
 #include "ptx/registers.cuh"
-#include "tile/operand.cuh"
 
 namespace attune::prefill {
 
 class MainloopFp32 {
  public:
-  __device__ __forceinline__ MainloopFp32(const PrefillParams& p, const Smem& smem, int group)
+  __device__ __forceinline__ MainloopFp32(const WorkTileParams& p, const Smem& smem, int group)
       : p_(p), smem_(smem), group_(group), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
   // All tiles of a work tile.
@@ -48,8 +48,8 @@ class MainloopFp32 {
       unsigned p_regs[Config::kBf16Parts][Config::kKeys / 4];
 #pragma unroll
       for (int j = 0; j < Config::kKeys / 4; ++j) {
-        unsigned parts[tile::kSplitParts];
-        tile::split_pair(s[2 * j], s[2 * j + 1], parts);
+        unsigned parts[common::kSplitParts];
+        common::split_pair(s[2 * j], s[2 * j + 1], parts);
 #pragma unroll
         for (int part = 0; part < Config::kBf16Parts; ++part) p_regs[part][j] = parts[part];
       }
@@ -173,7 +173,7 @@ class MainloopFp32 {
     if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const Smem& smem_;
   const int group_;
   const float c_;

@@ -20,7 +20,7 @@ namespace attune::prefill {
 
 class MainloopFp8 {
  public:
-  __device__ __forceinline__ MainloopFp8(const PrefillParams& p, const Smem& smem, int group)
+  __device__ __forceinline__ MainloopFp8(const WorkTileParams& p, const Smem& smem, int group)
       : p_(p), smem_(smem), group_(group), c_(p.scale * kLog2e * code_scale(p, false)) {
     q_ = ptx::uniform(ptx::descriptor_k_major(smem.q() + group * 64 * 128));
   }
@@ -312,7 +312,7 @@ class MainloopFp8 {
     if (threadIdx.x % 32 == 0) ptx::arrive(smem_.v_empty(stage(tile)));
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const Smem& smem_;
   const int group_;
   const float c_;

@@ -3,8 +3,8 @@
 //
 // Rows are packed (pack-GQA): a row is a token of a sequence and one of the query heads that share a KV head, so K and
 // V are loaded once for all of these heads. A work tile is a block of 128 packed rows and the tiles of keys that these
-// rows may see. prefill/schedule.cu lists the work tiles, longest first; the thread blocks of a persistent grid take
-// them in that order. Only tiles at the edges are masked. Tiles that no row sees are not listed.
+// rows may see. scheduler/persistent.cu lists the work tiles, longest first; the thread blocks of a persistent grid
+// take them in that order. Only tiles at the edges are masked. Tiles that no row sees are not listed.
 //
 // Tiles: 128 rows x kKeys keys x the whole head dims. Warpgroup 0 is the producer, of one or two warps (producer.cuh).
 // Warpgroups 1 and 2 are the consumers and have 64 rows each (mainloop.cuh), O in kChannels / 2 registers a thread, S
@@ -31,7 +31,7 @@
 
 namespace attune::prefill {
 
-__device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
+__device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   // Opens the warp scheduler barrier for the first warpgroup.
   if (group == 1) ptx::arrive_some(kWarpSchedulerBarrier, Config::kMathThreads);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
 }  // namespace attune::prefill
 
 extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1)
-    attune_prefill(const __grid_constant__ attune::kernels::PrefillParams p,
+    attune_prefill(const __grid_constant__ attune::kernels::WorkTileParams p,
                    const __grid_constant__ attune::ptx::TensorMap q, const __grid_constant__ attune::ptx::TensorMap k,
                    const __grid_constant__ attune::ptx::TensorMap v,
                    const __grid_constant__ attune::ptx::TensorMap dense_k,

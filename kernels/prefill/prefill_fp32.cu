@@ -23,7 +23,7 @@
 
 namespace attune::prefill {
 
-__device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
+__device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   check_stamp(p, smem);
   MainloopFp32 mainloop(p, smem, math_thread() / 128);
   PipelineState slot;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
 }  // namespace attune::prefill
 
 extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1)
-    attune_prefill_fp32(const __grid_constant__ attune::kernels::PrefillParams p,
+    attune_prefill_fp32(const __grid_constant__ attune::kernels::WorkTileParams p,
                         const __grid_constant__ attune::kernels::Fp32Rows vec4) {
   using namespace attune;
   using namespace attune::prefill;

@@ -22,7 +22,7 @@
 namespace attune::prefill {
 
 // The thread's rows are computed again where needed: the mainloop leaves no registers for them.
-__device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& smem) {
+__device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   // Opens the warp scheduler barrier for the first warpgroup.
   if (group == 1) ptx::arrive_some(kWarpSchedulerBarrier, Config::kMathThreads);
@@ -41,7 +41,7 @@ __device__ __forceinline__ void run_math(const PrefillParams& p, const Smem& sme
 }  // namespace attune::prefill
 
 extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 1) attune_prefill_fp8(
-    const __grid_constant__ attune::kernels::PrefillParams p, const __grid_constant__ attune::ptx::TensorMap q,
+    const __grid_constant__ attune::kernels::WorkTileParams p, const __grid_constant__ attune::ptx::TensorMap q,
     const __grid_constant__ attune::ptx::TensorMap k, const __grid_constant__ attune::ptx::TensorMap v,
     const __grid_constant__ attune::ptx::TensorMap dense_k, const __grid_constant__ attune::ptx::TensorMap dense_v) {
   using namespace attune;

@@ -8,11 +8,11 @@
 #pragma once
 
 #include "prefill/shared_storage.cuh"
-#include "prefill/tile_scheduler.cuh"
-#include "prefill/tiles.cuh"
 #include "prefill/xpacked.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tensor_copy.cuh"
+#include "scheduler/tile_scheduler.cuh"
+#include "scheduler/work_tiles.cuh"
 
 namespace attune::prefill {
 
@@ -23,7 +23,7 @@ struct Maps {
 
 class Producer {
  public:
-  __device__ __forceinline__ Producer(const PrefillParams& p, const Maps& maps, const Smem& smem)
+  __device__ __forceinline__ Producer(const WorkTileParams& p, const Maps& maps, const Smem& smem)
       : p_(p), maps_(maps), smem_(smem), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
@@ -57,7 +57,7 @@ class Producer {
     const int head_tile = smem_.head_tile(slot);
     if (Config::kOverlapNextQK && lane_ == 0)
       smem_.out_base(slot) =
-          tile::row_offset(p_, work.batch, work.q_begin, work.token_begin, head_tile * p_.heads_of_tile,
+          common::row_offset(p_, work.batch, work.q_begin, work.token_begin, head_tile * p_.heads_of_tile,
                            p_.out_batch_stride, p_.out_row_stride, p_.out_head_stride);
     const int kv_head = kv_head_of(head_tile), last = work.tile_end - 1;
     const Tiles tiles(work.num_cached, work.first_key, work.end_key);
@@ -364,7 +364,7 @@ class Producer {
     }
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const Maps& maps_;
   const Smem& smem_;
   const int lane_;

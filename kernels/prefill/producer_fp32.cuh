@@ -7,21 +7,22 @@
 // see, keys on pages that do not exist, and channels beyond the head dim are not read: zeros are stored.
 #pragma once
 
+#include "common/finish.cuh"
+#include "common/operand.cuh"
+#include "common/run.cuh"
+#include "prefill/cached_scale.cuh"
 #include "prefill/shared_storage.cuh"
 #include "prefill/strided.cuh"
-#include "prefill/tile_scheduler.cuh"
-#include "prefill/tiles.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
-#include "tile/finish.cuh"
-#include "tile/operand.cuh"
-#include "tile/run.cuh"
+#include "scheduler/tile_scheduler.cuh"
+#include "scheduler/work_tiles.cuh"
 
 namespace attune::prefill {
 
 class Fp32Producer {
  public:
-  __device__ __forceinline__ Fp32Producer(const PrefillParams& p, const kernels::Fp32Rows& vec4, const Smem& smem)
+  __device__ __forceinline__ Fp32Producer(const WorkTileParams& p, const kernels::Fp32Rows& vec4, const Smem& smem)
       : p_(p), vec4_(vec4), smem_(smem), thread_(static_cast<int>(threadIdx.x)) {}
 
   // The first warp also takes the work tiles from the list.
@@ -65,13 +66,13 @@ class Fp32Producer {
   // Loads four channels of a row from `channel` on, zeros beyond kHeadDim.
   template <int kType, int kHeadDim, bool kVec4>
   __device__ __forceinline__ static Piece load_piece(const Row& row, const Strided& place, int channel) {
-    constexpr int kSize = tile::element_size(kType);
+    constexpr int kSize = common::element_size(kType);
     Piece piece{{0, 0, 0, 0}, row.scale};
     if constexpr (!kVec4) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         if (row.data != nullptr && channel + k < kHeadDim)
-          piece.words[k * kSize / 4] |= tile::load_bits(kSize, row.data + place.offset(channel + k) * kSize)
+          piece.words[k * kSize / 4] |= common::load_bits(kSize, row.data + place.offset(channel + k) * kSize)
                                         << (k * kSize % 4 * 8);
       }
     } else if (row.data != nullptr && (kHeadDim % 64 == 0 || channel < kHeadDim)) {
@@ -90,14 +91,15 @@ class Fp32Producer {
   }
   template <int kType>
   __device__ __forceinline__ static void decode(const Piece& piece, float (&x)[4]) {
-    if constexpr (tile::element_size(kType) == 4) {
+    if constexpr (common::element_size(kType) == 4) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) x[k] = __uint_as_float(piece.words[k]);
     } else {
 #pragma unroll
       for (int k = 0; k < 4; k += 2) {
-        const unsigned bits = tile::element_size(kType) == 2 ? piece.words[k / 2] : piece.words[0] >> (8 * k) & 0xffff;
-        const float2 pair = tile::decode_pair(kType, bits);
+        const unsigned bits =
+            common::element_size(kType) == 2 ? piece.words[k / 2] : piece.words[0] >> (8 * k) & 0xffff;
+        const float2 pair = common::decode_pair(kType, bits);
         x[k] = pair.x * piece.scale, x[k + 1] = pair.y * piece.scale;
       }
     }
@@ -132,11 +134,11 @@ class Fp32Producer {
         if (kTotal % kAtATime != 0 && begin + j >= kTotal) break;
         float x[4];
         decode<kType>(pieces[j], x);
-        unsigned low[tile::kSplitParts], high[tile::kSplitParts];
-        tile::split_pair(x[0], x[1], low);
-        tile::split_pair(x[2], x[3], high);
+        unsigned low[common::kSplitParts], high[common::kSplitParts];
+        common::split_pair(x[0], x[1], low);
+        common::split_pair(x[2], x[3], high);
 #pragma unroll
-        for (int part = 0; part < tile::kSplitParts; ++part)
+        for (int part = 0; part < common::kSplitParts; ++part)
           ptx::store_shared_two(to + (begin + j + part * kTotal) * 1024, low[part], high[part]);
       }
     }
@@ -162,11 +164,11 @@ class Fp32Producer {
     const auto find = [&](int row) -> Row {
       const int local = row / p_.heads_of_tile, head = head_tile * p_.heads_of_tile + row - local * p_.heads_of_tile;
       if (local >= work.num_tokens) return {nullptr, 1.0f};
-      return {p_.q + 4 * tile::row_offset(p_, work.batch, work.q_begin, work.token_begin + local, head,
+      return {p_.q + 4 * common::row_offset(p_, work.batch, work.q_begin, work.token_begin + local, head,
                                           p_.q_batch_stride, p_.q_row_stride, p_.q_head_stride),
               1.0f};
     };
-    store_bf16x3<tile::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p_.q_dim_stride}, vec4_.q, smem_.q(),
+    store_bf16x3<common::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p_.q_dim_stride}, vec4_.q, smem_.q(),
                                                                     smem_.q_empty(), q_phase_ ^ 1);
     q_phase_ ^= 1;
     producer_commit(smem_.q_full());
@@ -204,7 +206,7 @@ class Fp32Producer {
       };
       store_bf16x3<Config::kCacheType, kHeadDim, Config::kKeys>(
           find, Strided::of(plane), kValues ? vec4_.cached_v : vec4_.cached_k, to, empty, phase,
-          plane.slot_stride == tile::element_size(Config::kCacheType));
+          plane.slot_stride == common::element_size(Config::kCacheType));
     } else if constexpr (Config::kDense) {
       const kernels::NewRows& rows = kValues ? p_.new_v : p_.new_k;
       const long long before = work.kv_row + tile.start - work.num_cached;
@@ -214,7 +216,7 @@ class Fp32Producer {
       const auto find = [&](int row) -> Row {
         return {low <= row && row < high ? first + 4 * row * rows.row_stride : nullptr, 1.0f};
       };
-      store_bf16x3<tile::kFloat32, kHeadDim, Config::kKeys>(find, Strided::of(rows),
+      store_bf16x3<common::kFloat32, kHeadDim, Config::kKeys>(find, Strided::of(rows),
                                                             kValues ? vec4_.dense_v : vec4_.dense_k, to, empty, phase);
     }
   }
@@ -235,7 +237,7 @@ class Fp32Producer {
     if (thread_ == 0) ptx::store_shared_u32(at, any != 0 ? 1 : 0);
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const kernels::Fp32Rows& vec4_;
   const Smem& smem_;
   const int thread_;

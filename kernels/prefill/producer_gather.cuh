@@ -15,7 +15,7 @@ namespace attune::prefill {
 
 class GatherProducer : Producer {
  public:
-  __device__ __forceinline__ GatherProducer(const PrefillParams& p, const Maps& maps, const Smem& smem)
+  __device__ __forceinline__ GatherProducer(const WorkTileParams& p, const Maps& maps, const Smem& smem)
       : Producer(p, maps, smem),
         warp_(static_cast<int>(threadIdx.x) / 32),
         inverse_(p.paged ? 0xffffffffu / static_cast<unsigned>(p.page_size) : 0) {}

@@ -4,6 +4,7 @@
 // where V has such values.
 #pragma once
 
+#include "prefill/cached_scale.cuh"
 #include "prefill/epilogue_store.cuh"
 #include "prefill/strided.cuh"
 
@@ -25,7 +26,7 @@ class NonfiniteRows {
   }
 
   // Called by all lanes of the warp after the work tile, or its split, was stored. Stores the recomputed rows again.
-  __device__ __forceinline__ void recompute(const PrefillParams& p, const WorkTile& t, int head_tile,
+  __device__ __forceinline__ void recompute(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                             const Rows& rows) const {
     if (!__any_sync(0xffffffffu, nonfinite_[0] || nonfinite_[1])) return;
 #pragma unroll
@@ -47,15 +48,17 @@ class NonfiniteRows {
     const char* data;
     int dtype;
     float scale;
-    __device__ __forceinline__ float at(int channel) const { return tile::load_element(dtype, data, channel) * scale; }
+    __device__ __forceinline__ float at(int channel) const {
+      return common::load_element(dtype, data, channel) * scale;
+    }
   };
-  __device__ __forceinline__ static KeyRow row_at(const PrefillParams& p, const WorkTile& t, int key, int head,
+  __device__ __forceinline__ static KeyRow row_at(const WorkTileParams& p, const WorkTile& t, int key, int head,
                                                   bool values) {
     if (!Config::kCached || key >= t.num_cached) {
       const kernels::NewRows& rows = values ? p.new_v : p.new_k;
       return {rows.data + (t.batch * rows.batch_stride + (t.kv_row + key - t.num_cached) * rows.row_stride +
                            head * rows.head_stride) *
-                              tile::element_size(Config::kType),
+                              common::element_size(Config::kType),
               Config::kType, code_scale(p, values)};
     }
     const kernels::KvPlane& plane = values ? p.v : p.k;
@@ -65,18 +68,18 @@ class NonfiniteRows {
             Config::kCacheType, Config::kCacheTypeDiffers ? scale_of(p, t, head, key, values) : 1.0f};
   }
 
-  __device__ __forceinline__ static float element(const PrefillParams& p, const WorkTile& t, int key, bool values,
+  __device__ __forceinline__ static float element(const WorkTileParams& p, const WorkTile& t, int key, bool values,
                                                   const KeyRow& row, int channel) {
     if constexpr (Config::kFp32 || Config::kXpacked) {
       const bool cached = Config::kCached && key < t.num_cached;
       const Strided place = cached ? Strided::of(values ? p.v : p.k) : Strided::of(values ? p.new_v : p.new_k);
-      return tile::load_element(row.dtype, row.data, place.offset(channel)) * row.scale;
+      return common::load_element(row.dtype, row.data, place.offset(channel)) * row.scale;
     } else {
       return row.at(channel);
     }
   }
 
-  __device__ __forceinline__ static bool sees(const PrefillParams& p, const Rows& rows, const Rows::Terms& terms,
+  __device__ __forceinline__ static bool sees(const WorkTileParams& p, const Rows& rows, const Rows::Terms& terms,
                                               int position, int first, int end, int key) {
     bool visible = first <= key && key < end;
     if constexpr (Rows::kRanges) {
@@ -90,7 +93,7 @@ class NonfiniteRows {
     return visible;
   }
 
-  __device__ __forceinline__ static void recompute_row(const PrefillParams& p, const WorkTile& t, int head_tile,
+  __device__ __forceinline__ static void recompute_row(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                                        const Rows& rows, int h, int row) {
     const int lane = threadIdx.x % 32, kv_head = head_tile * p.heads_of_tile / p.group;
     const auto of_row = [&](auto x) { return __shfl_sync(0xffffffffu, x, 4 * row); };
@@ -98,9 +101,9 @@ class NonfiniteRows {
     terms = {of_row(terms.head), of_row(terms.query), rows.before, of_row(terms.slope)};
     const int token = terms.query, head = terms.head, position = terms.before + token, first = of_row(rows.first[h]),
               end = of_row(rows.end[h]);
-    const char* q =
-        p.q + tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride, p.q_head_stride) *
-                  tile::element_size(Config::kType);
+    const char* q = p.q + common::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride,
+                                             p.q_head_stride) *
+                              common::element_size(Config::kType);
     const Tiles tiles(t.num_cached, t.first_key, t.end_key);
     float o[kVectors] = {}, row_max = -ptx::infinity(), row_sum = 0;
     for (int i = t.tile_begin; i < t.tile_end; ++i) {
@@ -115,7 +118,7 @@ class NonfiniteRows {
         if (k.data != nullptr) {
           s = 0;
           for (int d = 0; d < Config::kHeadDimQk; ++d)
-            s = fmaf(tile::load_element(Config::kType, q, Config::kFp32 ? d * p.q_dim_stride : d),
+            s = fmaf(common::load_element(Config::kType, q, Config::kFp32 ? d * p.q_dim_stride : d),
                      element(p, t, key, false, k, d), s);
           s = Rows::score_of(p, s, terms, key, static_cast<float>(position - key));
           if (s == -ptx::infinity()) k.data = nullptr;  // P is 0, so V must not count either
@@ -151,12 +154,12 @@ class NonfiniteRows {
       return;
     }
     float factor = 0;
-    if (lane == 0) factor = tile::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum);
+    if (lane == 0) factor = common::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum);
     factor = __shfl_sync(0xffffffffu, factor, 0);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (32 * v + lane < Config::kHeadDimV)
-        tile::store_element(Config::kOutType, p.out, out_at(p, t, token, head) + (32 * v + lane) * p.out_dim_stride,
+        common::store_element(Config::kOutType, p.out, out_at(p, t, token, head) + (32 * v + lane) * p.out_dim_stride,
                             o[v] * factor);
     }
   }

@@ -3,11 +3,11 @@
 // their scores.
 #pragma once
 
+#include "common/softcap.cuh"
 #include "prefill/shared_storage.cuh"
-#include "prefill/tiles.cuh"
 #include "ptx/math.cuh"
 #include "ptx/shared.cuh"
-#include "tile/softcap.cuh"
+#include "scheduler/work_tiles.cuh"
 
 namespace attune::prefill {
 
@@ -26,7 +26,7 @@ struct Choice<false, A, B> {
 __device__ __forceinline__ float finite_or_zero(float max) { return max == -ptx::infinity() ? 0.0f : max; }
 
 // fp8: the scales of q and k together, or that of v.
-__device__ __forceinline__ float code_scale(const PrefillParams& p, bool values) {
+__device__ __forceinline__ float code_scale(const WorkTileParams& p, bool values) {
   if (!Config::kFp8 || p.prologue.qkv_scale == nullptr) return 1.0f;
   const float* const scale = p.prologue.qkv_scale;
   const long long step = p.prologue.qkv_scale_stride;
@@ -34,7 +34,7 @@ __device__ __forceinline__ float code_scale(const PrefillParams& p, bool values)
 }
 
 // The token of a packed row, counted within the block.
-__device__ __forceinline__ int token_of_row(const PrefillParams& p, int row) {
+__device__ __forceinline__ int token_of_row(const WorkTileParams& p, int row) {
   return static_cast<int>(static_cast<unsigned>(row) * p.inverse_heads >> 16);
 }
 
@@ -60,13 +60,13 @@ struct Rows {
   long long first_row;                   // of mask_bits: the row of the first query
   int mask_start;
 
-  __device__ __forceinline__ void start(const PrefillParams& p, const WorkTile& t, int head_tile) {
+  __device__ __forceinline__ void start(const WorkTileParams& p, const WorkTile& t, int head_tile) {
     const int row = row_of_thread();
     before = t.num_keys - t.num_q;
     if constexpr (kBits || kRanges) {
       batch = t.batch, num_keys = t.num_keys;
       first_row = p.cu_seqlens_q.data != nullptr ? t.q_begin : static_cast<long long>(t.batch) * p.fixed_q;
-      mask_start = p.mask_start.data != nullptr ? schedule::int_at(p.mask_start, t.batch) : 0;
+      mask_start = p.mask_start.data != nullptr ? common::int_at(p.mask_start, t.batch) : 0;
     }
     first_of_all = first_visible(p, before + t.token_begin + t.num_tokens - 1);
     end_of_all = end_visible(p, t.num_keys, before + t.token_begin);
@@ -93,10 +93,10 @@ struct Rows {
   __device__ __forceinline__ Terms terms(int h) const { return {head[h], token[h], before, slope[kAlibiOn ? h : 0]}; }
   // A product as a score in base 2. distance: from key to query, as a float: conversions would occupy the
   // special-function unit.
-  __device__ __forceinline__ static float score_of(const PrefillParams& p, float s, const Terms& t, int key,
+  __device__ __forceinline__ static float score_of(const WorkTileParams& p, float s, const Terms& t, int key,
                                                    float distance) {
     if constexpr ((Config::kScore & kSoftcap) != 0) {
-      s = tile::capped_score(s * p.cap_unit, p.cap_level);
+      s = common::capped_score(s * p.cap_unit, p.cap_level);
     } else {
       s *= p.scale * kLog2e;
     }
@@ -104,13 +104,13 @@ struct Rows {
     if constexpr ((Config::kScore & kAlibiSqrt) != 0) s -= t.slope * sqrtf(fmaxf(distance, 0.0f));
     if constexpr (kTables) {
       if (t.query >= 0) {
-        s += kLog2e * tile::table_terms<Config::kScore>(p, t.head, t.query, t.before, key, t.before + t.query - key);
+        s += kLog2e * common::table_terms<Config::kScore>(p, t.head, t.query, t.before, key, t.before + t.query - key);
       }
     }
     return s;
   }
   // start: the tile's first key.
-  __device__ __forceinline__ void score(const PrefillParams& p, int start, float (&s)[Config::kKeys / 2]) const {
+  __device__ __forceinline__ void score(const WorkTileParams& p, int start, float (&s)[Config::kKeys / 2]) const {
     const int key = start + threadIdx.x % 4 * 2;  // the thread's first
     const float distance[2] = {distance_of(0, start), distance_of(1, start)};
 #pragma unroll
@@ -213,12 +213,12 @@ struct Rows {
   struct VisibleKeys {
     KeyBits row[2];
   };
-  __device__ __forceinline__ VisibleKeys visible_keys(const PrefillParams& p, const Tile& tile) const {
+  __device__ __forceinline__ VisibleKeys visible_keys(const WorkTileParams& p, const Tile& tile) const {
     return {{visible_by_position(p, tile, 0), visible_by_position(p, tile, 1)}};
   }
   // any_invalid: keys of the tile are on pages that do not exist, as the TileMask at shared address tile_mask says.
   template <int kCount>
-  __device__ __forceinline__ void apply_mask(const PrefillParams& p, const Tile& tile, const VisibleKeys& visible_keys,
+  __device__ __forceinline__ void apply_mask(const WorkTileParams& p, const Tile& tile, const VisibleKeys& visible_keys,
                                              bool any_invalid, unsigned tile_mask,
                                              float (&s)[Config::kKeys / 2]) const {
 #pragma unroll
@@ -231,11 +231,11 @@ struct Rows {
   }
 
   // Whether row h sees a key of its range, by mask bits.
-  __device__ __forceinline__ static bool bit_of(const PrefillParams& p, long long first_row, int mask_start,
+  __device__ __forceinline__ static bool bit_of(const WorkTileParams& p, long long first_row, int mask_start,
                                                 const Terms& t, int key) {
-    return tile::mask_bit(p, first_row + t.query, t.head, static_cast<long long>(key) - mask_start);
+    return common::mask_bit(p, first_row + t.query, t.head, static_cast<long long>(key) - mask_start);
   }
-  __device__ __forceinline__ static bool in_range(const PrefillParams& p, int batch, int i, int position, int& first,
+  __device__ __forceinline__ static bool in_range(const WorkTileParams& p, int batch, int i, int position, int& first,
                                                   int& last) {
     const int* range = p.ranges + batch * p.range_batch_stride + i * p.range_stride;
     first = range[0], last = range[p.range_end_stride];
@@ -243,7 +243,7 @@ struct Rows {
   }
 
  private:
-  __device__ __forceinline__ KeyBits visible_by_position(const PrefillParams& p, const Tile& tile, int h) const {
+  __device__ __forceinline__ KeyBits visible_by_position(const WorkTileParams& p, const Tile& tile, int h) const {
     // first and end lie within the work tile's keys; ranges and cached tiles may not.
     if constexpr (!kRanges)
       return keys_between(first[h] - tile.start, (Config::kCached ? min(end[h], tile.high) : end[h]) - tile.start);
@@ -265,7 +265,7 @@ struct Rows {
     }
     return keys;
   }
-  __device__ __forceinline__ KeyBits visible_by_mask_bits(const PrefillParams& p, const Tile& tile, int h,
+  __device__ __forceinline__ KeyBits visible_by_mask_bits(const WorkTileParams& p, const Tile& tile, int h,
                                                           KeyBits visible) const {
     if (token[h] < 0) return 0;
     const Terms t = terms(h);

@@ -2,9 +2,9 @@
 // Shared memory of the prefill kernels, and the addresses of its fields.
 #pragma once
 
+#include "common/shared_view.cuh"
 #include "prefill/config.cuh"
 #include "ptx/shared.cuh"
-#include "tile/shared_view.cuh"
 
 namespace attune::prefill {
 
@@ -56,7 +56,7 @@ static_assert(sizeof(SharedStorage) == kernels::prefill_shared_bytes(Config::kRo
 static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
 // Addresses in shared memory.
-struct Smem : tile::SharedView<SharedStorage> {
+struct Smem : common::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ long long& out_base(int slot) const { return this->slot(slot).out_base; }
   __device__ __forceinline__ int& is_last() const { return ATTUNE_SHARED_FIELD(SharedStorage, is_last); }

@@ -10,7 +10,7 @@ namespace attune::prefill {
 
 class Softmax {
  protected:
-  __device__ __forceinline__ Softmax(const PrefillParams& p, const Smem& smem)
+  __device__ __forceinline__ Softmax(const WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), c_(Rows::kProducts ? p.scale * kLog2e : 1.0f) {}
 
   // A work tile may have dense tiles and tiles in the cache's form. The dense ones come first and use q in its own
@@ -25,7 +25,7 @@ class Softmax {
   static constexpr float kRescaleThreshold = 8 + kMaxOffset<kCacheForm>;
   static constexpr int kLastGroup = Config::kKeys / 2 - kExpGroup;  // scores before the last group
   // With a deferred max, row_max_ref is raised where P is larger than this.
-  static constexpr float kMaxP = Config::kType == tile::kBFloat16 ? 0x1p64f : 0x1p15f;
+  static constexpr float kMaxP = Config::kType == common::kBFloat16 ? 0x1p64f : 0x1p15f;
 
   // The score in base 2 of a max of row h's products.
   __device__ __forceinline__ float scaled_score(float max, int h) const {
@@ -193,7 +193,7 @@ class Softmax {
   // allowed square of row h as integer bits, which also keeps P in range; any square is allowed in padding rows. The
   // limit is negative where the row has not started with small products.
   __device__ __forceinline__ void find_limits(const Accumulators& a, int (&limit)[2]) const {
-    constexpr float kPowers = Config::kType == tile::kBFloat16 ? 64 : 15;  // log2 of kMaxP
+    constexpr float kPowers = Config::kType == common::kBFloat16 ? 64 : 15;  // log2 of kMaxP
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float high = fminf(p_.cap_small.high, (a.row_max_ref[h] + kPowers) * ptx::reciprocal_approx(c_));
@@ -283,7 +283,7 @@ class Softmax {
     k_pipe_.next<Config::kStages>();
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const Smem& smem_;
   const float c_;
   float factor_[2];            // scale of products with fp16 queries; includes c_ where scores need nothing else

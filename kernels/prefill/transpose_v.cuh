@@ -10,11 +10,11 @@
 #pragma once
 
 #include "prefill/shared_storage.cuh"
-#include "prefill/tile_scheduler.cuh"
-#include "prefill/tiles.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/shared.cuh"
+#include "scheduler/tile_scheduler.cuh"
+#include "scheduler/work_tiles.cuh"
 
 namespace attune::prefill {
 

@@ -2,13 +2,13 @@
 // The addresses of a token's cached rows and their scales.
 #pragma once
 
+#include "common/mla_codec.cuh"
 #include "rows/plane.cuh"
 #include "rows/tokens.cuh"
-#include "tile/mla_codec.cuh"
 
 namespace attune::rows {
 
-using Mla = tile::MlaRow<kFormat == 584 ? 584 : 656>;  // where kFormat is not 0
+using Mla = common::MlaRow<kFormat == 584 ? 584 : 656>;  // where kFormat is not 0
 
 // Sets address.cache and address.scales to head 0 at slots k and v. No slot: leaves them null.
 template <class Params, class Addresses>

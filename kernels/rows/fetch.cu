@@ -11,7 +11,7 @@
 namespace attune::rows {
 
 using kernels::FetchParams;
-using tile::RawRun;
+using common::RawRun;
 
 constexpr bool kCopies = kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
 
@@ -71,10 +71,10 @@ __device__ __forceinline__ void start_row(const FetchParams& p, const TokenAddre
       if constexpr (kFormat == 0) {
         r.raw[u][side] = load(plane, type_of(kCacheType, plane.dtype), row, d);
       } else if (d < Mla::kNope) {
-        r.raw[u][side] = tile::load_run<kWidth>(tile::kE4m3, global(row + d), 1, kVector);
+        r.raw[u][side] = common::load_run<kWidth>(common::kE4m3, global(row + d), 1, kVector);
         r.scale[u][side] = Mla::load_scale(global(scales), d / Mla::kGroup);
       } else {
-        r.raw[u][side] = tile::load_halves<kWidth>(global(row + Mla::kRope + 2 * (d - Mla::kNope)), kVector);
+        r.raw[u][side] = common::load_halves<kWidth>(global(row + Mla::kRope + 2 * (d - Mla::kNope)), kVector);
       }
     }
   }
@@ -85,13 +85,13 @@ __device__ __forceinline__ void decode(const FetchParams& p, const Row& r, int c
   const RowPlane& plane = r.of_v ? p.cache.v : p.cache.k;
   bool scaled = scale_mode(r.of_v ? p.cache.v_scale : p.cache.k_scale) != 0;
   if constexpr (kFormat == 0) {
-    tile::decode_run<kWidth>(type_of(kCacheType, plane.dtype), raw, x);
+    common::decode_run<kWidth>(type_of(kCacheType, plane.dtype), raw, x);
   } else {
     scaled = channel < Mla::kNope;
     if (scaled) {
-      tile::decode_run<kWidth>(tile::kE4m3, raw, x);
+      common::decode_run<kWidth>(common::kE4m3, raw, x);
     } else {
-      tile::decode_run<kWidth>(tile::kBFloat16, raw, x);
+      common::decode_run<kWidth>(common::kBFloat16, raw, x);
     }
   }
   if (!scaled) return;
@@ -113,13 +113,13 @@ __device__ __forceinline__ void convert_and_store_row(const FetchParams& p, cons
       RawRun<kWidth> out;
       if (!r.in_cache) {
         const float zeros[kWidth] = {};
-        out = tile::encode_run<kWidth>(dtype, zeros);
+        out = common::encode_run<kWidth>(dtype, zeros);
       } else if constexpr (kCopies) {
         out = r.raw[u][side];
       } else {
         float x[kWidth];
         decode(p, r, d, r.raw[u][side], r.scale[u][side], x);
-        out = tile::encode_run<kWidth>(dtype, x);
+        out = common::encode_run<kWidth>(dtype, x);
       }
       store(dense, dtype, r.out, d, out);
     }

@@ -7,9 +7,9 @@
 //
 // Tiles. ATTUNE_LANES threads take a (row, head): one part each to compute the scales exp(lse_i - m), then runs of
 // ATTUNE_WIDTH columns of all parts. Sums go in the order of the parts, so every thread repeats them.
+#include "common/run.cuh"
 #include "ptx/grid.cuh"
 #include "rows/rows_params.h"
-#include "tile/run.cuh"
 
 namespace attune::rows {
 
@@ -70,8 +70,8 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow&
   double denominator = sum;
   if (p.sinks != nullptr) {
     float sink[1];
-    tile::decode_run<1>(p.sinks_dtype, tile::load_run<1>(p.sinks_dtype, p.sinks + l.head * p.sinks_stride, 0, false),
-                        sink);
+    common::decode_run<1>(p.sinks_dtype,
+                          common::load_run<1>(p.sinks_dtype, p.sinks + l.head * p.sinks_stride, 0, false), sink);
     denominator += exp(static_cast<double>(sink[0]) - m);
   }
   if (p.lse != nullptr && l.lane == 0 && l.live) {
@@ -97,9 +97,9 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow&
         const float factor = __shfl_sync(kAll, own, i, kLanes);
         if (factor == -1.0f || !mine) continue;
         float part[kWidth];
-        tile::decode_run<kWidth>(
+        common::decode_run<kWidth>(
             in_type,
-            tile::load_run<kWidth>(in_type, in + (base + i) * p.in_part_stride + d * p.in.channel_stride,
+            common::load_run<kWidth>(in_type, in + (base + i) * p.in_part_stride + d * p.in.channel_stride,
                                    p.in.channel_stride, kVector),
             part);
 #pragma unroll
@@ -111,7 +111,7 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow&
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) x[k] *= *p.out_scale;
     }
-    tile::store_run<kWidth>(out_type, tile::encode_run<kWidth>(out_type, x), out + d * p.out.channel_stride,
+    common::store_run<kWidth>(out_type, common::encode_run<kWidth>(out_type, x), out + d * p.out.channel_stride,
                             p.out.channel_stride, kVector);
   }
 }

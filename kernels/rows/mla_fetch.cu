@@ -12,7 +12,7 @@ namespace attune::rows {
 
 using kernels::FetchParams;
 
-constexpr int kRows = tile::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has in flight
+constexpr int kRows = common::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has in flight
 
 // A token in flight.
 struct Row {
@@ -28,11 +28,11 @@ __device__ __forceinline__ void start_row(const PackedAddresses& address, int la
   for (int i = 0; i < kRuns; ++i) {
     const int d = channel_of(lane, i);
     if (i < kCodeRuns && d < Mla::kNope) {
-      r.raw[i] = tile::load_run<kRun>(tile::kE4m3, global(address.row + d), 1, true);
+      r.raw[i] = common::load_run<kRun>(common::kE4m3, global(address.row + d), 1, true);
       r.scale[i] = Mla::load_scale(global(address.scales), d / Mla::kGroup, true);
     } else if (d < Mla::kHeadDim) {
       r.raw[i] =
-          tile::load_run<kRun>(tile::kBFloat16, global(address.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
+          common::load_run<kRun>(common::kBFloat16, global(address.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
     }
   }
 }
@@ -46,14 +46,14 @@ __device__ __forceinline__ void convert_and_store_row(const Row& r, int lane) {
     float x[kRun] = {};
     if (r.address.row == nullptr) {
     } else if (i < kCodeRuns && d < Mla::kNope) {
-      tile::decode_run<kRun>(tile::kE4m3, r.raw[i], x);
+      common::decode_run<kRun>(common::kE4m3, r.raw[i], x);
 #pragma unroll
       for (int k = 0; k < kRun; ++k) x[k] *= r.scale[i];
     } else {
-      tile::decode_run<kRun>(tile::kBFloat16, r.raw[i], x);
+      common::decode_run<kRun>(common::kBFloat16, r.raw[i], x);
     }
-    tile::store_run<kRun>(kRowType, tile::encode_run<kRun>(kRowType, x),
-                          global(r.address.dense + d * tile::element_size(kRowType)), 0, true);
+    common::store_run<kRun>(kRowType, common::encode_run<kRun>(kRowType, x),
+                          global(r.address.dense + d * common::element_size(kRowType)), 0, true);
   }
 }
 

@@ -2,7 +2,7 @@
 // RoPE of the last 64 channels of a row, the bf16 part of packed rows, in runs of 8 channels of 8 neighbouring lanes.
 #pragma once
 
-#include "tile/prologue_row.cuh"
+#include "common/prologue_row.cuh"
 
 namespace attune::rows {
 
@@ -36,7 +36,7 @@ __device__ __forceinline__ void rotate_tail(bool interleaved, const TailRope& r,
   if (interleaved) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      if (r.rotates) tile::rotate_pair(x[2 * k], x[2 * k + 1], r.c[k], r.s[k]);
+      if (r.rotates) common::rotate_pair(x[2 * k], x[2 * k + 1], r.c[k], r.s[k]);
     }
     return;
   }
@@ -48,7 +48,7 @@ __device__ __forceinline__ void rotate_tail(bool interleaved, const TailRope& r,
       first = second, second = own;
     }
     if (!r.rotates) continue;
-    tile::rotate_pair(first, second, r.c[k], r.s[k]);
+    common::rotate_pair(first, second, r.c[k], r.s[k]);
     x[k] = run < 4 ? first : second;
   }
 }

@@ -3,16 +3,16 @@
 // runs, so that a warp reads and writes whole sectors.
 #pragma once
 
+#include "common/mla_codec.cuh"
 #include "rows/tokens.cuh"
-#include "tile/mla_codec.cuh"
 
 namespace attune::rows {
 
 constexpr int kFormat = ATTUNE_FORMAT;     // 656 or 584
 constexpr int kRowType = ATTUNE_ROW_TYPE;  // of dense rows: float32, float16, bfloat16
 
-using Mla = tile::MlaRow<kFormat>;
-using tile::RawRun;
+using Mla = common::MlaRow<kFormat>;
+using common::RawRun;
 
 constexpr int kRun = 8, kStep = 32 * kRun;  // channels of a lane and of a warp at a time
 constexpr int kRuns = (Mla::kHeadDim + kStep - 1) / kStep;

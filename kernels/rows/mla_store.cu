@@ -16,7 +16,7 @@ namespace attune::rows {
 using kernels::StoreParams;
 
 constexpr bool kPrepare = ATTUNE_PREPARE != 0;
-constexpr int kRows = kPrepare || tile::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has in flight
+constexpr int kRows = kPrepare || common::element_size(kRowType) == 4 ? 1 : 2;  // tokens that a warp has in flight
 constexpr int kHeads = 16;                                                    // of q that a warp takes at a time
 static_assert(Mla::kHeadDim - Mla::kNope == kTail, "the channels that are not quantised are the rotary ones");
 
@@ -32,11 +32,11 @@ __device__ __forceinline__ TokenAddresses addresses_of(const StoreParams& p, lon
   if (!target.written) return address;
   const long long outer = p.tokens.rows_per_outer > 0 ? row / p.tokens.rows_per_outer : 0;
   const long long inner = row - outer * p.tokens.rows_per_outer;
-  address.k.dense = dense_row(p.in[tile::kRowOfK], outer, inner);
+  address.k.dense = dense_row(p.in[common::kRowOfK], outer, inner);
   set_packed_addresses(p.cache, target.slots.k, address.k);
   if constexpr (kPrepare) {
-    if (p.heads_q > 0) address.q = dense_row(p.out[tile::kRowOfQ], outer, inner);
-    address.rope = tile::prologue_token(p.prologue, row, owner.sequence, target.position).rope[0];
+    if (p.heads_q > 0) address.q = dense_row(p.out[common::kRowOfQ], outer, inner);
+    address.rope = common::prologue_token(p.prologue, row, owner.sequence, target.position).rope[0];
   }
   return address;
 }
@@ -55,7 +55,8 @@ __device__ __forceinline__ void start_row(const StoreParams& p, const TokenAddre
   for (int i = 0; i < kRuns; ++i) {
     const int d = channel_of(lane, i);
     if (d < Mla::kHeadDim)
-      r.raw[i] = tile::load_run<kRun>(kRowType, global(address.k.dense + d * tile::element_size(kRowType)), 0, true);
+      r.raw[i] =
+          common::load_run<kRun>(kRowType, global(address.k.dense + d * common::element_size(kRowType)), 0, true);
   }
   // The tail begins at a lane that is a multiple of 8.
   if constexpr (kPrepare) load_tail_rope(p.prologue.interleaved != 0, address.rope, lane % kTailLanes, r.rope);
@@ -70,28 +71,28 @@ __device__ __forceinline__ void convert_and_store_row(const StoreParams& p, cons
   for (int i = 0; i < kRuns; ++i) {
     const int d = channel_of(lane, i);
     float x[kRun] = {};
-    if (d < Mla::kHeadDim) tile::decode_run<kRun>(kRowType, r.raw[i], x);
+    if (d < Mla::kHeadDim) common::decode_run<kRun>(kRowType, r.raw[i], x);
     if (i < kCodeRuns) {
       float amax = 0;
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) amax = tile::larger_magnitude(amax, x[k]);
+      for (int k = 0; k < kRun; ++k) amax = common::larger_magnitude(amax, x[k]);
 #pragma unroll
       for (int step = kGroupLanes / 2; step > 0; step /= 2)
         amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
-      of_step[i] = tile::mla_scale<kFormat>(amax, power_of_two);
+      of_step[i] = common::mla_scale<kFormat>(amax, power_of_two);
       if (d < Mla::kNope) {
         float codes[kRun];
 #pragma unroll
         for (int k = 0; k < kRun; ++k) codes[k] = x[k];
-        tile::divide_by_scale<kFormat>(codes, amax, of_step[i], power_of_two);
-        tile::store_run<kRun>(tile::kE4m3, tile::encode_run<kRun>(tile::kE4m3, codes), global(r.address.row + d), 1,
-                              true);
+        common::divide_by_scale<kFormat>(codes, amax, of_step[i], power_of_two);
+        common::store_run<kRun>(common::kE4m3, common::encode_run<kRun>(common::kE4m3, codes),
+                                global(r.address.row + d), 1, true);
       }
     }
     if (i < kRuns - 1) continue;
     if constexpr (kPrepare) rotate_tail(p.prologue.interleaved != 0, r.rope, lane % kTailLanes, x);
     if (d >= Mla::kNope && d < Mla::kHeadDim) {
-      tile::store_run<kRun>(tile::kBFloat16, tile::encode_run<kRun>(tile::kBFloat16, x),
+      common::store_run<kRun>(common::kBFloat16, common::encode_run<kRun>(common::kBFloat16, x),
                             global(r.address.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
     }
   }
@@ -105,7 +106,7 @@ __device__ __forceinline__ void convert_and_store_row(const StoreParams& p, cons
 // RoPE on heads first .. first + kHeads - 1 of a token's q, in place.
 __device__ __forceinline__ void rotate_heads(const StoreParams& p, const TokenAddresses& address, int first, int lane) {
   if (address.q == nullptr || address.rope == nullptr) return;  // the same for the whole warp
-  constexpr int kAtOnce = 32 / kTailLanes, kSteps = kHeads / kAtOnce, kSize = tile::element_size(kRowType);
+  constexpr int kAtOnce = 32 / kTailLanes, kSteps = kHeads / kAtOnce, kSize = common::element_size(kRowType);
   const int run = lane % kTailLanes;
   TailRope rope;
   load_tail_rope(p.prologue.interleaved != 0, address.rope, run, rope);
@@ -115,17 +116,17 @@ __device__ __forceinline__ void rotate_heads(const StoreParams& p, const TokenAd
   for (int i = 0; i < kSteps; ++i) {
     const int head = first + i * kAtOnce + lane / kTailLanes;
     if (head < p.heads_q)
-      raw[i] = tile::load_run<kRun>(kRowType, global(row + head * p.out[tile::kRowOfQ].head_stride), 0, true);
+      raw[i] = common::load_run<kRun>(kRowType, global(row + head * p.out[common::kRowOfQ].head_stride), 0, true);
   }
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
     const int head = first + i * kAtOnce + lane / kTailLanes;
     float x[kRun] = {};
-    if (head < p.heads_q) tile::decode_run<kRun>(kRowType, raw[i], x);
+    if (head < p.heads_q) common::decode_run<kRun>(kRowType, raw[i], x);
     rotate_tail(p.prologue.interleaved != 0, rope, run, x);
     if (head < p.heads_q) {
-      tile::store_run<kRun>(kRowType, tile::encode_run<kRun>(kRowType, x),
-                            global(row + head * p.out[tile::kRowOfQ].head_stride), 0, true);
+      common::store_run<kRun>(kRowType, common::encode_run<kRun>(kRowType, x),
+                            global(row + head * p.out[common::kRowOfQ].head_stride), 0, true);
     }
   }
 }

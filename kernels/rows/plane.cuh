@@ -2,15 +2,15 @@
 // Addresses of rows, and runs of channels of cached rows, for the kernels that move rows.
 #pragma once
 
+#include "common/prologue_row.cuh"
 #include "rows/rows_params.h"
-#include "tile/prologue_row.cuh"
 
 namespace attune::rows {
 
 using kernels::RowPlane;
 using kernels::RowScale;
 using kernels::RowTensor;
-using tile::Unit;
+using common::Unit;
 
 // The configuration, by the host. Type 0: known at run time.
 constexpr int kWidth = ATTUNE_WIDTH;       // channels of a run
@@ -48,10 +48,10 @@ __device__ __forceinline__ char* scale_at(const RowScale& t, long long page, lon
 
 // Byte offset of a channel in its row.
 __device__ __forceinline__ long long channel_at(const RowTensor& t, int dtype, int channel) {
-  return kVector ? channel * tile::element_size(dtype) : channel * t.channel_stride;
+  return kVector ? channel * common::element_size(dtype) : channel * t.channel_stride;
 }
 __device__ __forceinline__ long long channel_at(const RowPlane& t, int dtype, int channel) {
-  if (kVector) return channel * tile::element_size(dtype);
+  if (kVector) return channel * common::element_size(dtype);
   const int pack = channel / t.pack;
   return pack * t.outer_stride + (channel - pack * t.pack) * t.inner_stride;
 }
@@ -63,13 +63,13 @@ __device__ __forceinline__ Pointer global(Pointer at) {
   return at;
 }
 template <class Where>
-__device__ __forceinline__ tile::RawRun<kWidth> load(const Where& t, int dtype, const char* row, int channel) {
-  return tile::load_run<kWidth>(dtype, global(row + channel_at(t, dtype, channel)), 0, kVector);
+__device__ __forceinline__ common::RawRun<kWidth> load(const Where& t, int dtype, const char* row, int channel) {
+  return common::load_run<kWidth>(dtype, global(row + channel_at(t, dtype, channel)), 0, kVector);
 }
 template <class Where>
 __device__ __forceinline__ void store(const Where& t, int dtype, char* row, int channel,
-                                      const tile::RawRun<kWidth>& codes) {
-  tile::store_run<kWidth>(dtype, codes, global(row + channel_at(t, dtype, channel)), 0, kVector);
+                                      const common::RawRun<kWidth>& codes) {
+  common::store_run<kWidth>(dtype, codes, global(row + channel_at(t, dtype, channel)), 0, kVector);
 }
 
 // The channels of a thread's unit u without RoPE. first -1: none; second -1: no second run. In plain rows threads have

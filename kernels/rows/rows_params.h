@@ -3,45 +3,14 @@
 // gather) and merge. Compiled by NVRTC and by the host's compiler; no standard headers. Strides are in bytes.
 #pragma once
 
-#include "tile/prologue_params.h"
+#include "common/prologue_params.h"
+#include "common/row_cache.h"
 
 namespace attune::kernels {
 
 constexpr int kRowsThreads = 256;    // of a block
 constexpr int kMaxTileTokens = 128;  // tokens that a block takes
 constexpr int kScalesAtRunTime = 9;  // ATTUNE_SCALES: look at RowScale::mode
-
-// Rows of q, k or v, [outer, rows_per_outer, heads, channels]; without an outer axis all rows are of outer 0.
-struct RowTensor {
-  char* data;  // null: absent
-  long long outer_stride, row_stride, head_stride, channel_stride;
-  int dtype;
-};
-
-// Rows of a cache. Channel d of (page, offset, head) is at page * page_stride + offset * slot_stride + head *
-// head_stride + (d / pack) * outer_stride + (d % pack) * inner_stride. Packed formats: rows of bytes.
-struct RowPlane {
-  char* data;
-  long long page_stride, slot_stride, head_stride, outer_stride, inner_stride;
-  int pack, dtype;
-};
-
-// x = code * scale. mode: 0 none, 1 per tensor, 2 per head, 3 per token and head, as KvScale::Mode.
-struct RowScale {
-  char* data;
-  long long page_stride, slot_stride, head_stride;
-  int mode;
-};
-
-struct RowCache {
-  RowPlane k, v;
-  RowScale k_scale, v_scale;
-  IntList page_table, v_page_table, batch_index;
-  long long num_pages, page_size, capacity;  // capacity: most tokens of a sequence
-  long long ring_capacity;
-  int paged;
-  int power_of_two_scales;
-};
 
 // The rows, and their tokens' sequences or slots.
 struct RowTokens {

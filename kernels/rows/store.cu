@@ -18,11 +18,11 @@
 namespace attune::rows {
 
 using kernels::StoreParams;
-using tile::kRowOfK;
-using tile::kRowOfQ;
-using tile::kRowOfV;
-using tile::PrologueToken;
-using tile::RawRun;
+using common::kRowOfK;
+using common::kRowOfQ;
+using common::kRowOfV;
+using common::PrologueToken;
+using common::RawRun;
 
 constexpr bool kPrepare = ATTUNE_PREPARE != 0;    // qkv_prepare: rows of q, outputs
 constexpr bool kPrologue = ATTUNE_PROLOGUE != 0;  // more than append
@@ -34,7 +34,7 @@ constexpr bool kOutputsAreInputs = ATTUNE_COPIES != 0;  // bit by bit
 constexpr bool kCopies = !kPrologue && kFormat == 0 && kScales == 0 && kRowType != 0 && kRowType == kCacheType;
 
 using Channels = float[kUnits][2][kWidth];
-using RopeUnits = tile::RopeUnit<kWidth>[kUnits];
+using RopeUnits = common::RopeUnit<kWidth>[kUnits];
 
 // Rows of head 0 of a token.
 struct TokenAddresses {
@@ -58,7 +58,7 @@ __device__ __forceinline__ TokenAddresses addresses_of(const StoreParams& p, lon
   const Target target = target_of(p.tokens, p.cache, p.append != 0, p.has_v != 0, row, owner);
   address.written = target.written ? 1 : 0;
   if (!target.written) return address;
-  if (kPrologue) address.prologue = tile::prologue_token(p.prologue, row, owner.sequence, target.position);
+  if (kPrologue) address.prologue = common::prologue_token(p.prologue, row, owner.sequence, target.position);
   set_slot_addresses(p, target.slots.k, target.slots.v, address);
   return address;
 }
@@ -68,14 +68,14 @@ struct Units {
   Unit qk[kUnits], v[kUnits];
   __device__ __forceinline__ Units(const StoreParams& p, int lane) {
     const int rotary = kPrologue && p.prologue.cos_sin != nullptr ? p.prologue.rotary_dim : 0;
-    const int num = tile::num_units<kWidth>(rotary, p.head_dim_qk);
+    const int num = common::num_units<kWidth>(rotary, p.head_dim_qk);
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       v[u] = plain_unit(p.head_dim_v, lane, u);
       if constexpr (kPrologue) {
         qk[u] = {-1, -1, -1};
         if (u * kLanes + lane < num)
-          qk[u] = tile::unit_at<kWidth>(p.prologue, rotary, p.head_dim_qk, u * kLanes + lane);
+          qk[u] = common::unit_at<kWidth>(p.prologue, rotary, p.head_dim_qk, u * kLanes + lane);
       } else {
         qk[u] = plain_unit(p.head_dim_qk, lane, u);
       }
@@ -138,10 +138,10 @@ __device__ __forceinline__ void prepare_row(const StoreParams& p, const Prologue
   for (int u = 0; u < kUnits; ++u) {
     const Unit unit = units.of(r.part, u);
     if (unit.first < 0) continue;
-    tile::decode_run<kWidth>(dtype, r.raw[u][0], x[u][0]);
-    if (unit.second >= 0) tile::decode_run<kWidth>(dtype, r.raw[u][1], x[u][1]);
+    common::decode_run<kWidth>(dtype, r.raw[u][0], x[u][0]);
+    if (unit.second >= 0) common::decode_run<kWidth>(dtype, r.raw[u][1], x[u][1]);
     if constexpr (kPrologue)
-      tile::prepare_unit<kWidth>(p.prologue, token, r.part, r.head, unit, rope[u], tile::element_size(dtype) == 1,
+      common::prepare_unit<kWidth>(p.prologue, token, r.part, r.head, unit, rope[u], common::element_size(dtype) == 1,
                                  x[u]);
   }
 }
@@ -154,8 +154,8 @@ __device__ __forceinline__ float amax_of_row(const Units& units, const Row& r, c
     const Unit unit = units.of(r.part, u);
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
-      if (unit.first >= 0) amax = tile::larger_magnitude(amax, x[u][0][k]);
-      if (unit.second >= 0) amax = tile::larger_magnitude(amax, x[u][1][k]);
+      if (unit.first >= 0) amax = common::larger_magnitude(amax, x[u][0][k]);
+      if (unit.second >= 0) amax = common::larger_magnitude(amax, x[u][1][k]);
     }
   }
 #pragma unroll
@@ -170,7 +170,7 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
   const int mode = scale_mode(r.part == kRowOfV ? p.cache.v_scale : p.cache.k_scale);
   float value = 1.0f;
   if (kScales == 3 || kScales == kernels::kScalesAtRunTime) {
-    value = tile::token_scale(dtype, amax_of_row(units, r, x), p.cache.power_of_two_scales != 0);
+    value = common::token_scale(dtype, amax_of_row(units, r, x), p.cache.power_of_two_scales != 0);
   }
   if (r.cache == nullptr) return;
   auto* stored = reinterpret_cast<float*>(global(r.scale));
@@ -179,7 +179,7 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
   } else if (mode != 0) {
     value = *stored;
   }
-  const tile::Divider over(value);
+  const common::Divider over(value);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const Unit unit = units.of(r.part, u);
@@ -192,7 +192,7 @@ __device__ __forceinline__ void store_plain(const StoreParams& p, const Units& u
       for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
       if (mode != 0) over.divide(codes);
       store(plane, dtype, r.cache, side == 0 ? unit.first : unit.second,
-            kCopies ? r.raw[u][side] : tile::encode_run<kWidth>(dtype, codes));
+            kCopies ? r.raw[u][side] : common::encode_run<kWidth>(dtype, codes));
     }
   }
 }
@@ -214,7 +214,7 @@ __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales,
       scale[u][side] = 1;
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
-        if (group[u][side] >= 0) amax[u][side] = tile::larger_magnitude(amax[u][side], x[u][side][k]);
+        if (group[u][side] >= 0) amax[u][side] = common::larger_magnitude(amax[u][side], x[u][side][k]);
       }
     }
   }
@@ -227,7 +227,7 @@ __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales,
     for (int step = kLanesOfGroup / 2; step > 0; step /= 2)
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
     if (group[0][0] < 0) return;
-    scale[0][0] = scale[0][1] = tile::mla_scale<kFormat>(largest, power_of_two);
+    scale[0][0] = scale[0][1] = common::mla_scale<kFormat>(largest, power_of_two);
     if (lane % kLanesOfGroup == 0) Mla::store_scale(scales, group[0][0], scale[0][0]);
     return;
   }
@@ -242,7 +242,7 @@ __device__ __forceinline__ void scale_groups(const StoreParams& p, char* scales,
       }
       // Non-negative floats are ordered as their bits.
       largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
-      const float of_group = tile::mla_scale<kFormat>(largest, power_of_two);
+      const float of_group = common::mla_scale<kFormat>(largest, power_of_two);
       if (lane == 0) Mla::store_scale(scales, g, of_group);
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
@@ -266,15 +266,15 @@ __device__ __forceinline__ void store_packed(const StoreParams& p, const Units& 
       const int d = side == 0 ? unit.first : unit.second;
       if (d < 0) continue;
       if (d < Mla::kNope) {
-        const tile::Divider over(scale[u][side]);
+        const common::Divider over(scale[u][side]);
         float codes[kWidth];
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) codes[k] = x[u][side][k];
         over.divide(codes);
-        tile::store_run<kWidth>(tile::kE4m3, tile::encode_run<kWidth>(tile::kE4m3, codes), global(r.cache + d), 1,
-                                kVector);
+        common::store_run<kWidth>(common::kE4m3, common::encode_run<kWidth>(common::kE4m3, codes), global(r.cache + d),
+                                  1, kVector);
       } else {
-        tile::store_halves<kWidth>(tile::encode_run<kWidth>(tile::kBFloat16, x[u][side]),
+        common::store_halves<kWidth>(common::encode_run<kWidth>(common::kBFloat16, x[u][side]),
                                    global(r.cache + Mla::kRope + 2 * (d - Mla::kNope)), kVector);
       }
     }
@@ -305,8 +305,8 @@ __device__ __forceinline__ void convert_and_store_row(const StoreParams& p, cons
     for (int u = 0; u < kUnits; ++u) {
       const Unit unit = units.of(r.part, u);
       if (unit.first < 0) continue;
-      store(out, dtype, r.out, unit.first, tile::encode_run<kWidth>(dtype, x[u][0]));
-      if (unit.second >= 0) store(out, dtype, r.out, unit.second, tile::encode_run<kWidth>(dtype, x[u][1]));
+      store(out, dtype, r.out, unit.first, common::encode_run<kWidth>(dtype, x[u][0]));
+      if (unit.second >= 0) store(out, dtype, r.out, unit.second, common::encode_run<kWidth>(dtype, x[u][1]));
     }
   }
   if (kPrepare && !p.append) return;
@@ -359,7 +359,7 @@ __device__ __forceinline__ void store_rows(const StoreParams& p) {
       for (int u = 0; u < kUnits; ++u) {
         rope[u].rotated = 0;
         const Unit unit = units.qk[u];
-        if (live && unit.first >= 0) rope[u] = tile::load_rope<kWidth>(p.prologue, address.prologue, unit);
+        if (live && unit.first >= 0) rope[u] = common::load_rope<kWidth>(p.prologue, address.prologue, unit);
       }
       for (int j = thread_rows.row; j - thread_rows.row < rows; j += thread_rows.rows * kRows) {
         Row r[kRows];

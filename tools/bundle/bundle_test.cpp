@@ -60,7 +60,7 @@ TEST(Popular, ListsWhatADecodeModelAsksFor) {
   };
   EXPECT_TRUE(listed("decode/decode.cu", {"ATTUNE_KV_TYPE", std::to_string(ATTUNE_FLOAT8_E4M3)}));
   EXPECT_TRUE(listed("decode/decode_cluster.cu", {"ATTUNE_KV_TYPE", std::to_string(ATTUNE_BFLOAT16)}));
-  EXPECT_TRUE(listed("schedule/schedule.cu", {"ATTUNE_ROW_TILES", "1"}));
+  EXPECT_TRUE(listed("scheduler/stream_k.cu", {"ATTUNE_ROW_TILES", "1"}));
   EXPECT_FALSE(listed("decode/decode.cu", {"ATTUNE_HEAD_DIM_QK", "64"}));
   // The manifest that is written lists just these, each once, beside the self test's.
   const auto manifest = parse_manifest(popular_manifest(kernels));

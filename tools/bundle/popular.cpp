@@ -11,6 +11,7 @@
 #include "attune/attune.h"
 #include "core/indexer.h"
 #include "core/ops.h"
+#include "cuda/attention/prologue.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "cuda/indexer/indexer.h"
@@ -20,7 +21,6 @@
 #include "cuda/ops/ops.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
-#include "cuda/prefill/prologue.h"
 #include "dispatch/registry.h"
 
 namespace attune::bundle {
@@ -348,7 +348,7 @@ void add_latent(const attune_attention& a, Kernels& kernels) {
   add(c.main_kernel(), kernels);
   add(c.schedule_kernel(), kernels);
   add(c.combine_kernel(), kernels);
-  if (cuda::prefill::has_prologue(p)) add(cuda::kernel_of(cuda::prefill::to_prepare(p, nullptr)), kernels);
+  if (cuda::attention::has_prologue(p)) add(cuda::kernel_of(cuda::attention::to_prepare(p, nullptr)), kernels);
 }
 
 void add_latent_rows(const PopularModel& m, Kernels& kernels) {

@@ -34,7 +34,7 @@ static_assert(Config::kProducer != kernels::kMlaGather ||
 static_assert(sizeof(M16Storage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
 // Addresses in shared memory.
-struct M16Smem : tile::SharedView<M16Storage> {
+struct M16Smem : common::SharedView<M16Storage> {
   using SharedView::SharedView;
   __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(M16Storage, check); }
   // The value that row sums begin with (kernels::ScheduleCheck).

@@ -11,7 +11,7 @@ namespace attune::mla {
 __device__ __forceinline__ int m16_channel() { return math_warp() * M16Config::kChannelsOfWarp + M16Mma::channel(); }
 
 // Stores O relative to row_max_ref, in the layout of mla/partial_out.cuh.
-__device__ __forceinline__ void m16_store_partial(const PrefillParams& p, const WorkTile& t, int head_tile,
+__device__ __forceinline__ void m16_store_partial(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                                   M16Mainloop& a) {
   const int lane = threadIdx.x % 32, row = lane / 4, unit = partial_idx(p, t, head_tile);
   float factors[2] = {1, 1};
@@ -43,7 +43,7 @@ __device__ __forceinline__ void m16_store_partial(const PrefillParams& p, const 
   }
 }
 // Stores the row stats of the partial output.
-__device__ __forceinline__ void m16_store_partial_stats(const PrefillParams& p, const WorkTile& t, int head_tile,
+__device__ __forceinline__ void m16_store_partial_stats(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                                         M16Mainloop& a) {
   const int lane = threadIdx.x % 32;
   float* const stats = partial_stats_at(p.partial_stats, partial_idx(p, t, head_tile), lane / 4, math_warp() / 4);
@@ -58,9 +58,9 @@ __device__ __forceinline__ void m16_store_partial_stats(const PrefillParams& p, 
 }
 
 // Stores the lane's two rows, normalised.
-__device__ __forceinline__ void m16_store_out(const PrefillParams& p, const WorkTile& t, int head_tile,
+__device__ __forceinline__ void m16_store_out(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                               M16Mainloop& a) {
-  constexpr bool kOut16Bit = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+  constexpr bool kOut16Bit = Config::kOutType == common::kBFloat16 || Config::kOutType == common::kFloat16;
   const int lane = threadIdx.x % 32, channel = m16_channel();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -68,21 +68,21 @@ __device__ __forceinline__ void m16_store_out(const PrefillParams& p, const Work
     float factor = a.final_rescale(h);
     if (row >= p.heads_of_tile) continue;
     const auto out = [&](int b, int e) { return a.o.blocks[b][e / 2][2 * h + e % 2] * factor; };
-    factor *= tile::finish_row(p, t.batch, t.q_begin, t.token_begin, head, a.row_max[h], a.row_sum[h],
+    factor *= common::finish_row(p, t.batch, t.q_begin, t.token_begin, head, a.row_max[h], a.row_sum[h],
                                math_warp() == 0 && lane % 4 == 0);
     const long long at = out_at(p, t, t.token_begin, head);
 #pragma unroll
     for (int b = 0; b < M16Out::kBlocks; ++b) {
       if (kOut16Bit && p.store_vectors) {
         const auto two = [&](int e) {
-          return Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(out(b, e), out(b, e + 1))
+          return Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(out(b, e), out(b, e + 1))
                                                      : ptx::pack_f16(out(b, e), out(b, e + 1));
         };
         *reinterpret_cast<uint2*>(p.out + (at + channel + 16 * b) * 2) = make_uint2(two(0), two(2));
       } else {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          tile::store_element(Config::kOutType, p.out, at + (channel + 16 * b + e) * p.out_dim_stride, out(b, e));
+          common::store_element(Config::kOutType, p.out, at + (channel + 16 * b + e) * p.out_dim_stride, out(b, e));
         }
       }
     }

@@ -24,7 +24,7 @@ class M16Mainloop {
   float row_max[2], row_max_ref[2], row_sum[2];
   M16Out o;
 
-  __device__ __forceinline__ M16Mainloop(const PrefillParams& p, const M16Smem& smem)
+  __device__ __forceinline__ M16Mainloop(const WorkTileParams& p, const M16Smem& smem)
       : p_(p), smem_(smem), warp_(math_warp()), lane_(threadIdx.x % 32) {}
 
   // Runs all tiles of a work tile. By all math warps, synced since the work tile before.
@@ -195,7 +195,7 @@ class M16Mainloop {
 #pragma unroll
       for (int i = 0; i < M16Out::kBlocks * 4; ++i) {
         float& x = o.blocks[i / 4][i / 2 % 2][2 * h + i % 2];
-        x = fmaf(x, rescale, p_token * tile::load_element(Config::kType, values, i / 4 * 16 + i % 4));
+        x = fmaf(x, rescale, p_token * common::load_element(Config::kType, values, i / 4 * 16 + i % 4));
       }
     }
     sync_m16_math_warps();
@@ -205,7 +205,7 @@ class M16Mainloop {
     return update_row_max(tile_max, c(), row_max[h], row_max_ref[h]);
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const M16Smem& smem_;
   const int warp_, lane_;
   M16Mma operands_;

@@ -9,8 +9,8 @@
 //   transpose_channels(o)                then channel() is the lane's first channel of a block
 #pragma once
 
+#include "common/quad.cuh"
 #include "mla/m16/operands.cuh"
-#include "tile/quad.cuh"
 
 namespace attune::mla {
 
@@ -19,7 +19,7 @@ class M16Mma {
 
  public:
   // A lane loads eight neighbouring channels, and exchanges them with its three neighbours.
-  __device__ __forceinline__ void load_q(const PrefillParams& p, const WorkTile& work, int head_tile) {
+  __device__ __forceinline__ void load_q(const WorkTileParams& p, const WorkTile& work, int head_tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -36,7 +36,7 @@ class M16Mma {
 #pragma unroll
       for (int i = 0; i < kBlocks; i += 2) {
         unsigned four[4] = {q_[i][h], q_[i][2 + h], q_[i + 1][h], q_[i + 1][2 + h]};
-        tile::transpose_quad(four);
+        common::transpose_quad(four);
         q_[i][h] = four[0], q_[i][2 + h] = four[1], q_[i + 1][h] = four[2], q_[i + 1][2 + h] = four[3];
       }
     }
@@ -60,7 +60,7 @@ class M16Mma {
     const unsigned to = smem.p(buffer) + m16_p_offset();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      ptx::store_shared_u32(to + h * (8 * 128), Config::kType == tile::kBFloat16
+      ptx::store_shared_u32(to + h * (8 * 128), Config::kType == common::kBFloat16
                                                     ? ptx::pack_bf16(p_regs[2 * h], p_regs[2 * h + 1])
                                                     : ptx::pack_f16(p_regs[2 * h], p_regs[2 * h + 1]));
     }
@@ -106,7 +106,7 @@ class M16Mma {
   static constexpr int kBlocks = Config::kHeadDimQk / 16;
 
   __device__ __forceinline__ static void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    if constexpr (Config::kType == tile::kBFloat16) {
+    if constexpr (Config::kType == common::kBFloat16) {
       ptx::mma_bf16(c, a, b);
     } else {
       ptx::mma_f16(c, a, b);

@@ -2,12 +2,12 @@
 // Rows of queries and new tokens in the m16 and swap-AB kernels; and where the m16 kernel's operands and O lie.
 #pragma once
 
+#include "common/finish.cuh"
 #include "mla/m16/config.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/registers.cuh"
-#include "tile/finish.cuh"
 
 namespace attune::mla {
 
@@ -20,9 +20,9 @@ struct M16Out {
 };
 
 // The address of a row of queries; null if there is none.
-__device__ __forceinline__ const char* query_row(const PrefillParams& p, const WorkTile& t, int head_tile, int row) {
+__device__ __forceinline__ const char* query_row(const WorkTileParams& p, const WorkTile& t, int head_tile, int row) {
   if (row >= p.heads_of_tile) return nullptr;
-  return p.q + 2 * tile::row_offset(p, t.batch, t.q_begin, t.token_begin, head_tile * p.heads_of_tile + row,
+  return p.q + 2 * common::row_offset(p, t.batch, t.q_begin, t.token_begin, head_tile * p.heads_of_tile + row,
                                     p.q_batch_stride, p.q_row_stride, p.q_head_stride);
 }
 
@@ -31,7 +31,7 @@ __device__ __forceinline__ float dot_new_token(const char* query, const char* ro
   float s = 0;
 #pragma unroll 1
   for (int d = lane; query != nullptr && d < Config::kHeadDimQk; d += 32)
-    s = fmaf(tile::load_element(Config::kType, query, d), tile::load_element(Config::kType, row, d), s);
+    s = fmaf(common::load_element(Config::kType, query, d), common::load_element(Config::kType, row, d), s);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
   return s;

@@ -3,17 +3,17 @@
 // as the partial output of a split, which mla/combine.cu merges.
 #pragma once
 
+#include "common/quad.cuh"
 #include "mla/m64/mainloop.cuh"
 #include "mla/partial_out.cuh"
-#include "tile/quad.cuh"
 
 namespace attune::mla {
 
 // By all lanes of the warp, also for rows that do not exist. Lanes 0 and 1 of four finish a row each. rescale: O's
 // factor to be relative to row_max.
-__device__ __forceinline__ void store_out(const PrefillParams& p, const WorkTile& t, const Rows& rows,
+__device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTile& t, const Rows& rows,
                                           const Accumulators& a, const float (&rescale)[2]) {
-  constexpr bool kOut16Bit = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+  constexpr bool kOut16Bit = Config::kOutType == common::kBFloat16 || Config::kOutType == common::kFloat16;
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = rows.token(mine), head = rows.head(mine);
   const auto own = [mine](const float(&x)[2]) { return mine != 0 ? x[1] : x[0]; };
@@ -24,7 +24,7 @@ __device__ __forceinline__ void store_out(const PrefillParams& p, const WorkTile
   if (token >= 0) {
     own_at = out_at(p, t, token, head);
     if (lane % 4 < 2)
-      own_factor = tile::finish_row(p, t.batch, t.q_begin, token, head, Config::kDequant ? own(a.row_max) : max,
+      own_factor = common::finish_row(p, t.batch, t.q_begin, token, head, Config::kDequant ? own(a.row_max) : max,
                                     Config::kDequant ? own(a.row_sum) : row_sum, math_warpgroup() == 0);
   }
   __syncwarp();
@@ -42,9 +42,9 @@ __device__ __forceinline__ void store_out(const PrefillParams& p, const WorkTile
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float x = a.o[16 * i + 4 * j + 2 * h] * factor, y = a.o[16 * i + 4 * j + 2 * h + 1] * factor;
-          r[j] = Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+          r[j] = Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
         }
-        tile::transpose_quad(r);
+        common::transpose_quad(r);
         if (at >= 0) *reinterpret_cast<uint4*>(to + 64 * i) = make_uint4(r[0], r[1], r[2], r[3]);
       }
     }
@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_out(const PrefillParams& p, const WorkTile
 #pragma unroll
     for (int i = 0; i < Config::kChannels / 4; ++i) {
       if (at >= 0)
-        tile::store_element(Config::kOutType, p.out,
+        common::store_element(Config::kOutType, p.out,
                             at + (channel + i / 2 * 8 + lane % 4 * 2 + i % 2) * p.out_dim_stride,
                             a.o[i / 2 * 4 + 2 * h + i % 2] * factor);
     }
@@ -86,7 +86,7 @@ __device__ __forceinline__ void find_bounds(const Accumulators& a, Bounds& bound
 }
 
 // Row stats of the partial output, of the thread's first row.
-__device__ __forceinline__ float* own_stats(const PrefillParams& p, const WorkTile& t, int head_tile) {
+__device__ __forceinline__ float* own_stats(const WorkTileParams& p, const WorkTile& t, int head_tile) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128;
   return partial_stats_at(p.partial_stats, partial_idx(p, t, head_tile), thread / 32 * 16 + thread % 32 / 4,
                           math_warpgroup());
@@ -94,7 +94,7 @@ __device__ __forceinline__ float* own_stats(const PrefillParams& p, const WorkTi
 
 // Stores O relative to row_max_ref. nonfinite: rows that have, or may have, an element that is not finite; only set for
 // fp16 partials.
-__device__ __forceinline__ void store_partial(const PrefillParams& p, const WorkTile& t, int head_tile,
+__device__ __forceinline__ void store_partial(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                               const Accumulators& a, bool (&nonfinite)[2]) {
   const unsigned thread = ptx::kept(threadIdx.x) % 128, lane = thread % 32;
   char* const to = partial_out_at(p.partial_out, partial_idx(p, t, head_tile), thread / 32 * 16 + lane / 4,
@@ -136,7 +136,7 @@ __device__ __forceinline__ void store_partial(const PrefillParams& p, const Work
   }
 }
 // Stores the row stats of the partial output.
-__device__ __forceinline__ void store_partial_stats(const PrefillParams& p, const WorkTile& t, int head_tile,
+__device__ __forceinline__ void store_partial_stats(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                                     const Accumulators& a, const float (&rescale)[2]) {
   if (ptx::kept(threadIdx.x) % 4 != 0) return;
 #pragma unroll

@@ -32,7 +32,7 @@ class Mainloop {
   // WG1 waits for its PV GEMM of P_A before it publishes P_B: there are too few registers for both.
   static constexpr bool kPvBeforePublish = !Config::kPublishPEarly && !Config::kDequant;
 
-  __device__ __forceinline__ Mainloop(const PrefillParams& p, const Smem& smem) : smem_(smem), c_(p.scale * kLog2e) {}
+  __device__ __forceinline__ Mainloop(const WorkTileParams& p, const Smem& smem) : smem_(smem), c_(p.scale * kLog2e) {}
 
   // Runs all tiles of a work tile, from the last to the first.
   __device__ __forceinline__ void run(const WorkTile& work, const Rows& rows, TileCounts& counts, Accumulators& a) {

@@ -15,7 +15,7 @@ __device__ __forceinline__ int row_of_thread() {
 
 // Recomputed wherever needed: registers are scarce.
 struct Rows {
-  const PrefillParams& p;
+  const WorkTileParams& p;
   const WorkTile& t;
   const int head_tile;
 
@@ -37,7 +37,7 @@ struct Rows {
       for (int h = 0; h < 2; ++h) {
         const int position = t.num_keys - t.num_q + t.token_begin + local_token(h);
         *smem.row_limits(row_of_thread() + 8 * h) = make_int2(
-            prefill::first_visible(p, position), token(h) >= 0 ? prefill::end_visible(p, t.num_keys, position) : 0);
+            scheduler::first_visible(p, position), token(h) >= 0 ? scheduler::end_visible(p, t.num_keys, position) : 0);
       }
     }
   }

@@ -34,7 +34,7 @@ class RecomputeNonfinite {
   }
 
   // By all lanes of the warp, after the work tile's rows are stored: stores those that are not finite again.
-  __device__ __forceinline__ void operator()(const PrefillParams& p, const WorkTile& t, int head_tile,
+  __device__ __forceinline__ void operator()(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                              const Rows& rows) const {
     if constexpr (!Config::kSparse) {
       if (!__any_sync(0xffffffffu, nonfinite_[0] || nonfinite_[1])) return;
@@ -56,23 +56,23 @@ class RecomputeNonfinite {
   // One channel of a key's row, dequantized.
   __device__ __forceinline__ static float element(const KvSource& source, int key, int index, const char* row,
                                                   bool quantized, int channel) {
-    if (!quantized) return tile::load_element(Config::kType, row, channel);
+    if (!quantized) return common::load_element(Config::kType, row, channel);
     if (channel >= Packed::kNope)
-      return tile::load_element(tile::kBFloat16, row + Packed::kRope, channel - Packed::kNope);
+      return common::load_element(common::kBFloat16, row + Packed::kRope, channel - Packed::kNope);
     const char* const scales = row + source.scales_of(key, index);
     const float scale = Packed::load_scale(scales, channel / Packed::kGroup, true);
     return ptx::bf16_to_float(
-        static_cast<unsigned short>(ptx::pack_bf16(tile::load_element(tile::kE4m3, row, channel) * scale, 0.0f)));
+        static_cast<unsigned short>(ptx::pack_bf16(common::load_element(common::kE4m3, row, channel) * scale, 0.0f)));
   }
 
   // row: in the M block.
-  __device__ __forceinline__ static void recompute_row(const PrefillParams& p, const WorkTile& t, int head_tile,
+  __device__ __forceinline__ static void recompute_row(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                                        int row) {
     const int lane = threadIdx.x % 32, kv_head = head_tile * p.heads_of_tile / p.group, local = row / p.heads_of_tile;
     const int token = t.token_begin + local, head = head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
-    const int position = t.num_keys - t.num_q + token, first = prefill::first_visible(p, position),
-              end = prefill::end_visible(p, t.num_keys, position);
-    const char* q = p.q + 2 * tile::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride,
+    const int position = t.num_keys - t.num_q + token, first = scheduler::first_visible(p, position),
+              end = scheduler::end_visible(p, t.num_keys, position);
+    const char* q = p.q + 2 * common::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride,
                                                p.q_head_stride);
     const KeyTiles key_tiles(t.num_cached, t.first_key, t.end_key);
     float o[kChannelsOfLane] = {}, row_max = -ptx::infinity(), row_sum = 0;
@@ -89,7 +89,7 @@ class RecomputeNonfinite {
         float s = 0;
 #pragma unroll 1
         for (int d = lane; d < Config::kHeadDimQk; d += 32)
-          s = fmaf(tile::load_element(Config::kType, q, d), element(source, key, index, at, quantized, d), s);
+          s = fmaf(common::load_element(Config::kType, q, d), element(source, key, index, at, quantized, d), s);
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
         s *= p.scale * kLog2e;
@@ -142,11 +142,11 @@ class RecomputeNonfinite {
     }
     float factor = 0;
     if (lane == 0)
-      factor = tile::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum, math_warpgroup() == 0);
+      factor = common::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum, math_warpgroup() == 0);
     factor = __shfl_sync(0xffffffffu, factor, 0);
 #pragma unroll
     for (int j = 0; j < kChannelsOfLane; ++j) {
-      tile::store_element(
+      common::store_element(
           Config::kOutType, p.out,
           out_at(p, t, token, head) + (math_warpgroup() * Config::kChannels + 32 * j + lane) * p.out_dim_stride,
           o[j] * factor);

@@ -62,7 +62,7 @@ struct Softmax {
   __device__ __forceinline__ static void convert_p(const float (&s)[Config::kBlockN / 2], unsigned (&p_regs)[kPRegs]) {
 #pragma unroll
     for (int i = 0; i < kPRegs; ++i) {
-      p_regs[i] = Config::kType == tile::kBFloat16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
+      p_regs[i] = Config::kType == common::kBFloat16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
                                                    : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
     }
   }

@@ -19,9 +19,9 @@ static __device__ const uint4 kZeroRow[M16Config::kRowBytes / 16] = {};
 template <class Sizes, class Layout>
 class BulkCopyProducer {
  public:
-  using Scheduler = prefill::TileScheduler<Layout, 1, false, true>;
+  using Scheduler = scheduler::TileScheduler<Layout, 1, false, true>;
 
-  __device__ __forceinline__ BulkCopyProducer(const PrefillParams& p, const Layout& smem)
+  __device__ __forceinline__ BulkCopyProducer(const WorkTileParams& p, const Layout& smem)
       : p_(p), smem_(smem), scheduler_(p, smem) {}
 
   // Waits for the kernels before this one.
@@ -35,7 +35,7 @@ class BulkCopyProducer {
       const int slot = slot_of_work(count);
       ptx::wait_phase(smem_.work_full(slot), count / kernels::kWorkSlots % 2);
       const int head_tile = smem_.head_tile(slot);
-      if (head_tile == prefill::kNoMoreWork) return;
+      if (head_tile == scheduler::kNoMoreWork) return;
       load(smem_.work(slot), head_tile);
       __syncwarp();
       count = ptx::kept(count);  // recomputes the slot, rather than keep it in a register
@@ -126,7 +126,7 @@ class BulkCopyProducer {
     pipe_.template next<Sizes::kStages>();
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const Layout& smem_;
   Scheduler scheduler_;
   PipelineState pipe_;

@@ -10,7 +10,7 @@ namespace attune::mla {
 
 class CachedSource {
  public:
-  __device__ __forceinline__ CachedSource(const PrefillParams& p, const WorkTile& work, int head_tile)
+  __device__ __forceinline__ CachedSource(const WorkTileParams& p, const WorkTile& work, int head_tile)
       : p_(p), t_(work), kv_head_(head_tile * p.heads_of_tile / p.group) {}
 
   // Loads the list's or page table's entry of row `row` of tile i, so that it can be prefetched. -1: it is not read.
@@ -20,11 +20,11 @@ class CachedSource {
       const kernels::SlotList& list = extra ? p_.list_of_extra : p_.list_of_slots;
       const int entry = (extra ? i - first_extra() : i) * Config::kBlockN + row;
       if (entry >= (extra ? t_.end_key - t_.num_cached : t_.num_cached)) return -1;
-      return prefill::entries_of(list, t_, kv_head_)[entry * list.entry_stride];
+      return scheduler::entries_of(list, t_, kv_head_)[entry * list.entry_stride];
     }
     const int key = key_of(i, row), b = t_.batch;
     if (key < t_.first_key || key >= min(t_.end_key, t_.num_cached)) return -1;
-    if (!p_.paged) return p_.batch_index.data != nullptr ? prefill::int_at(p_.batch_index, b) : b;
+    if (!p_.paged) return p_.batch_index.data != nullptr ? common::int_at(p_.batch_index, b) : b;
     return p_.page_table.data[b * p_.page_table.row_stride + page_of(p_.pools[0], key) * p_.page_table.col_stride];
   }
 
@@ -34,7 +34,7 @@ class CachedSource {
       if (is_extra(i)) return of_slot(p_.pools[1], index);
       return of_slot(p_.pools[0], index);
     }
-    if (!prefill::is_there(p_, index)) return {nullptr, 0};
+    if (!common::is_there(p_, index)) return {nullptr, 0};
     const int key = key_of(i, row);
     return at(p_.pools[0], index, key - page_of(p_.pools[0], key) * p_.pools[0].page_size);
   }
@@ -57,7 +57,7 @@ class CachedSource {
             pool.page_size * Packed::kRowBytes + slot * (8 - Packed::kRowBytes)};
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const WorkTile& t_;
   const int kv_head_;
 };

@@ -31,7 +31,7 @@ class DequantProducer {
   static constexpr int kFirstSlice = k656 ? 0 : 1;
   __device__ __forceinline__ static constexpr unsigned chunks_of(int slice) { return slice < 4 || k656 ? 2 : 1; }
 
-  __device__ __forceinline__ DequantProducer(const PrefillParams& p, const Smem& smem)
+  __device__ __forceinline__ DequantProducer(const WorkTileParams& p, const Smem& smem)
       : p_(p), smem_(smem), thread_(Config::kRegisterStaged ? shuffled_thread() : ptx::kept(threadIdx.x)) {}
 
   // Through a shuffle: ptxas would read threadIdx again wherever it is used, 100 clocks each.
@@ -113,8 +113,8 @@ class DequantProducer {
   // dequantize if it asked at every tile.
   __device__ __forceinline__ void find_unmasked(const WorkTile& t) {
     const int position = t.num_keys - t.num_q + t.token_begin;
-    const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
-    const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
+    const int low = max(t.first_key, scheduler::first_visible(p_, position + t.num_tokens - 1));
+    const int high = min(min(t.end_key, t.num_cached), scheduler::end_visible(p_, t.num_keys, position));
     if (thread_ != 0) return;
     ptx::store_shared_u32(unmasked(), (low + Config::kBlockN - 1) / Config::kBlockN - t.first_key / Config::kBlockN);
     ptx::store_shared_u32(unmasked() + 4, high / Config::kBlockN - t.first_key / Config::kBlockN);
@@ -163,10 +163,10 @@ class DequantProducer {
   }
   // scale: of a slice; for 584 those of its two chunks.
   __device__ __forceinline__ static float factor_of_chunk(unsigned scale, unsigned chunk) {
-    return k656 ? __uint_as_float(scale) : tile::e8m0_to_float(scale >> (8 * chunk) & 0xff);
+    return k656 ? __uint_as_float(scale) : common::e8m0_to_float(scale >> (8 * chunk) & 0xff);
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const Smem& smem_;
   const unsigned thread_;
   unsigned num_started_ = 0;  // tiles, of all work tiles

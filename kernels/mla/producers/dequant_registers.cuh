@@ -13,7 +13,7 @@ namespace attune::mla {
 
 class RegisterDequantProducer : DequantProducer {
  public:
-  __device__ __forceinline__ RegisterDequantProducer(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
+  __device__ __forceinline__ RegisterDequantProducer(const WorkTileParams& p, const ptx::TensorMap& q, const Smem& smem)
       : DequantProducer(p, smem), q_(q), to_other_(smem.to_other()) {}
 
   __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& first_work) {

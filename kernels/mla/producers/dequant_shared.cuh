@@ -22,7 +22,7 @@ namespace attune::mla {
 
 class SharedDequantProducer : DequantProducer {
  public:
-  __device__ __forceinline__ SharedDequantProducer(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
+  __device__ __forceinline__ SharedDequantProducer(const WorkTileParams& p, const ptx::TensorMap& q, const Smem& smem)
       : DequantProducer(p, smem),
         q_(q),
         codes_(ptx::kept(dequant_row() * 128 + ((lane() % kLanes) ^ raw_swizzle(dequant_row())) * 16)),

@@ -17,7 +17,7 @@ __device__ __forceinline__ Tile tile_of(const WorkTile& work, int i) {
 }
 
 // Stores what the mask says of tile i as a whole. After the stage is empty, before it is published.
-__device__ __forceinline__ void store_tile_start(const PrefillParams& p, const Smem& smem, int stage,
+__device__ __forceinline__ void store_tile_start(const WorkTileParams& p, const Smem& smem, int stage,
                                                  const WorkTile& work, int i) {
   if (Config::kSparse || threadIdx.x != 0) return;
   const Tile tile = tile_of(work, i);
@@ -44,7 +44,7 @@ class GatherCopies {
                        kRowsOfLane = kRowsOfWarp / kRowsAtATime;
   static constexpr int kTilesLocated = Config::kGather ? 32 / kRowsOfWarp : 1;  // tiles that are located together
 
-  __device__ __forceinline__ GatherCopies(const PrefillParams& p, const Smem& smem) : p_(p), smem_(smem) {}
+  __device__ __forceinline__ GatherCopies(const WorkTileParams& p, const Smem& smem) : p_(p), smem_(smem) {}
 
   // Loads the index of the lane's row, which is of tile i or of one before it.
   __device__ __forceinline__ int load_index(const WorkTile& work, int head_tile, int i) const {
@@ -124,7 +124,7 @@ class GatherCopies {
   __device__ __forceinline__ static int row_of_lane(int i) { return first_row() + kRowsAtATime * i + lane() / kLanes; }
   __device__ __forceinline__ int kv_head(int head_tile) const { return head_tile * p_.heads_of_tile / p_.group; }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const Smem& smem_;
   const char* located_ = nullptr;  // the lane's row
   unsigned invalid_ = 0;           // a bit for each of these rows
@@ -133,7 +133,7 @@ class GatherCopies {
 
 class GatherProducer {
  public:
-  __device__ __forceinline__ GatherProducer(const PrefillParams& p, const ptx::TensorMap& q, const Smem& smem)
+  __device__ __forceinline__ GatherProducer(const WorkTileParams& p, const ptx::TensorMap& q, const Smem& smem)
       : p_(p), q_(q), smem_(smem), copies_(p, smem) {}
 
   __device__ __forceinline__ void run(const WorkTileReader::Scheduler::First& first_work) {
@@ -197,7 +197,7 @@ class GatherProducer {
     if (slice_of_half(half) == kMaskSlice && threadIdx.x % 32 == 0) ptx::arrive(full);
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const ptx::TensorMap& q_;
   const Smem& smem_;
   GatherCopies copies_;

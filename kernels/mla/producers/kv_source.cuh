@@ -10,7 +10,7 @@ namespace attune::mla {
 // Of one tile.
 class KvSource {
  public:
-  __device__ __forceinline__ KvSource(const PrefillParams& p, const WorkTile& t, int kv_head, const Tile& tile)
+  __device__ __forceinline__ KvSource(const WorkTileParams& p, const WorkTile& t, int kv_head, const Tile& tile)
       : p_(p), tile_(tile), pool_(p.pools[is_dense(p, tile) || (Config::kSparse && !tile.cached) ? 1 : 0]) {
     data_ = pool_.data + kv_head * pool_.head_stride;
     limit_ = pool_.num_slots;
@@ -20,7 +20,7 @@ class KvSource {
     }
     if constexpr (Config::kSparse) {
       const kernels::SlotList& list = tile.cached ? p.list_of_slots : p.list_of_extra;
-      table_ = prefill::entries_of(list, t, kv_head);
+      table_ = scheduler::entries_of(list, t, kv_head);
       step_ = list.entry_stride;
       offset_ = tile.cached ? 0 : t.num_cached;
     } else {
@@ -29,7 +29,7 @@ class KvSource {
         table_ = p.page_table.data + t.batch * p.page_table.row_stride;
         step_ = p.page_table.col_stride;
       } else {
-        only_page_ = p.batch_index.data != nullptr ? prefill::int_at(p.batch_index, t.batch) : t.batch;
+        only_page_ = p.batch_index.data != nullptr ? common::int_at(p.batch_index, t.batch) : t.batch;
       }
     }
   }
@@ -49,7 +49,7 @@ class KvSource {
       const int page = page_of(pool_, index);
       return data_ + page * pool_.page_stride + (index - page * pool_.page_size) * pool_.slot_stride;
     }
-    if (!prefill::is_there(p_, index)) return nullptr;
+    if (!common::is_there(p_, index)) return nullptr;
     return data_ + index * pool_.page_stride + slot_of(key) * pool_.slot_stride;
   }
 
@@ -61,12 +61,12 @@ class KvSource {
   }
 
  private:
-  __device__ __forceinline__ static bool is_dense(const PrefillParams& p, const Tile& tile) {
+  __device__ __forceinline__ static bool is_dense(const WorkTileParams& p, const Tile& tile) {
     return Config::kDense && (Config::kSparse || !tile.cached);
   }
   __device__ __forceinline__ int slot_of(int key) const { return key - page_of(pool_, key) * pool_.page_size; }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const Tile& tile_;
   const kernels::RowPool& pool_;
   const char* data_;

@@ -26,7 +26,7 @@ __device__ __forceinline__ void store_mask(const Smem& smem, int stage, unsigned
 
 class TmaProducer {
  public:
-  __device__ __forceinline__ TmaProducer(const PrefillParams& p, const ptx::TensorMap& q, const ptx::TensorMap& k,
+  __device__ __forceinline__ TmaProducer(const WorkTileParams& p, const ptx::TensorMap& q, const ptx::TensorMap& k,
                                          const ptx::TensorMap& dense_k, const Smem& smem)
       : p_(p), q_(q), k_(k), dense_k_(dense_k), smem_(smem), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
@@ -81,8 +81,8 @@ class TmaProducer {
   };
   __device__ __forceinline__ TileRange unmasked_tiles(const WorkTile& t) const {
     const int position = t.num_keys - t.num_q + t.token_begin;
-    const int low = max(t.first_key, prefill::first_visible(p_, position + t.num_tokens - 1));
-    const int high = min(min(t.end_key, t.num_cached), prefill::end_visible(p_, t.num_keys, position));
+    const int low = max(t.first_key, scheduler::first_visible(p_, position + t.num_tokens - 1));
+    const int high = min(min(t.end_key, t.num_cached), scheduler::end_visible(p_, t.num_keys, position));
     return {(low + Config::kBlockN - 1) / Config::kBlockN, high / Config::kBlockN};
   }
 
@@ -92,10 +92,10 @@ class TmaProducer {
     if (first_unmasked) next_page_ = page_of_box(batch, start);
     const int page = next_page_;
     if (more) next_page_ = page_of_box(batch, start - 2 * Config::kBlockN);
-    const bool invalid = !prefill::is_there(p_, page);
+    const bool invalid = !common::is_there(p_, page);
     // Page num_pages is out of bounds: the TMA fills with zeros.
     const int outer = invalid ? static_cast<int>(p_.num_pages) : page,
-              row = prefill::slot_in_page(p_, start + box_of_lane());
+              row = common::slot_in_page(p_, start + box_of_lane());
     if (!second_half()) {
       wait_empty(kKOnly);
       if (__any_sync(0xffffffffu, invalid) || has(kMaskSet)) store_unmasked_tile_mask(invalid);
@@ -153,7 +153,7 @@ class TmaProducer {
   }
   __device__ __forceinline__ int page_of_box(int batch, int start) const {
     // Recomputes where the row of the page table begins, rather than keep it in registers.
-    return prefill::find_slot(p_, ptx::kept(batch), start + box_of_lane(), false).page;
+    return common::find_slot(p_, ptx::kept(batch), start + box_of_lane(), false).page;
   }
   __device__ __forceinline__ void store_unmasked_tile_mask(bool invalid) {
     const unsigned boxes = __ballot_sync(0xffffffffu, invalid && lane_ < Config::kBlockN >> p_.box_shift);
@@ -179,7 +179,7 @@ class TmaProducer {
   }
   __device__ __forceinline__ int load_index(const WorkTile& work, const Tile& tile) const {
     if (!tile.cached || !has_box(tile)) return -1;
-    return prefill::find_slot(p_, work.batch, max(tile.start + (box() << p_.box_shift), tile.low), false).page;
+    return common::find_slot(p_, work.batch, max(tile.start + (box() << p_.box_shift), tile.low), false).page;
   }
 
   __device__ __forceinline__ void load(const WorkTile& work, const Tile& tile, int kv_head, int page) {
@@ -231,13 +231,13 @@ class TmaProducer {
     if (!tile.cached)
       return {static_cast<int>(work.kv_row) + tile.start - work.num_cached, p_.kv_flat ? 0 : work.batch};
     // Page num_pages is out of bounds: the TMA fills with zeros.
-    return {prefill::slot_in_page(p_, tile.start + (box() << p_.box_shift)),
-            prefill::is_there(p_, page) ? page : static_cast<int>(p_.num_pages)};
+    return {common::slot_in_page(p_, tile.start + (box() << p_.box_shift)),
+            common::is_there(p_, page) ? page : static_cast<int>(p_.num_pages)};
   }
 
   // Masks keys that no row sees, or whose page is invalid.
   __device__ __forceinline__ void store_tile_mask(const WorkTile& work, const Tile& tile, int page) {
-    const bool invalid = tile.cached && has_box(tile) && !prefill::is_there(p_, page);
+    const bool invalid = tile.cached && has_box(tile) && !common::is_there(p_, page);
     unsigned long long masked = ~keys_between(tile.low - tile.start, tile.high - tile.start);
     if (__any_sync(0xffffffffu, invalid)) {
 #pragma unroll 1
@@ -262,7 +262,7 @@ class TmaProducer {
     for (int i = 8 * begin + lane_; i < 8 * end; i += 32) ptx::store_shared_zero(at + 16 * i);
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const ptx::TensorMap &q_, &k_, &dense_k_;
   const Smem& smem_;
   const int lane_, warp_;

@@ -10,7 +10,7 @@
 namespace attune::mla {
 
 // Issues the TMA copies of a work tile's q: one box for each 64 channels. By all lanes of a warp.
-__device__ __forceinline__ void load_q(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& map,
+__device__ __forceinline__ void load_q(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& map,
                                        const WorkTile& work, int head_tile) {
   if (ptx::elect()) {
     ptx::arrive_expecting(smem.q_full(), Config::kChunks * 128 * p.heads_of_tile * p.tokens_of_tile);
@@ -28,10 +28,10 @@ __device__ __forceinline__ void load_q(const PrefillParams& p, const Smem& smem,
 // fetch_first(), each next one by fetch_next(), once a work tile and after load_next_q().
 class WorkTileReader {
  public:
-  __device__ __forceinline__ WorkTileReader(const PrefillParams& p, const Smem& smem, const ptx::TensorMap& q)
+  __device__ __forceinline__ WorkTileReader(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q)
       : p_(p), smem_(smem), q_(q), scheduler_(p, smem) {}
 
-  using Scheduler = prefill::TileScheduler<Smem, Config::kCluster, false, true>;
+  using Scheduler = scheduler::TileScheduler<Smem, Config::kCluster, false, true>;
 
   // Waits for the kernels before this one.
   __device__ __forceinline__ void fetch_first(const Scheduler::First& first) {
@@ -54,7 +54,7 @@ class WorkTileReader {
   // Whether there is a work tile to be loaded. Waits until it has been fetched.
   __device__ __forceinline__ bool has_work() const {
     ptx::wait_phase(smem_.work_full(slot_of_work(before())), before() / kernels::kWorkSlots % 2);
-    return head_tile() != prefill::kNoMoreWork;
+    return head_tile() != scheduler::kNoMoreWork;
   }
   // Valid until the next one is fetched.
   __device__ __forceinline__ const WorkTile& work() const { return smem_.work(slot_of_work(before())); }
@@ -82,7 +82,7 @@ class WorkTileReader {
   __device__ __forceinline__ static bool is_scheduler_warp() { return threadIdx.x < 32; }
   __device__ __forceinline__ unsigned before() const { return kOwnCount ? count_ : scheduler_.count() - 1; }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const Smem& smem_;
   const ptx::TensorMap& q_;
   Scheduler scheduler_;
@@ -90,10 +90,10 @@ class WorkTileReader {
 };
 
 // Whether the rows of the M block see different keys of a tile.
-__device__ __forceinline__ bool needs_row_mask(const PrefillParams& p, const WorkTile& t, const Tile& tile) {
+__device__ __forceinline__ bool needs_row_mask(const WorkTileParams& p, const WorkTile& t, const Tile& tile) {
   const int position = t.num_keys - t.num_q + t.token_begin;
-  return tile.start < prefill::first_visible(p, position + t.num_tokens - 1) ||
-         tile.high > prefill::end_visible(p, t.num_keys, position);
+  return tile.start < scheduler::first_visible(p, position + t.num_tokens - 1) ||
+         tile.high > scheduler::end_visible(p, t.num_keys, position);
 }
 
 }  // namespace attune::mla

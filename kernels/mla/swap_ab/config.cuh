@@ -29,7 +29,7 @@ static_assert(sizeof(SwapAbStorage) == kernels::mla_swap_ab_shared_bytes(SwapAbC
 static_assert(sizeof(SwapAbStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
 // Addresses in shared memory.
-struct SwapAbSmem : tile::SharedView<SwapAbStorage> {
+struct SwapAbSmem : common::SharedView<SwapAbStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(SwapAbStorage, check); }
   // The value that row sums begin with (kernels::ScheduleCheck).

@@ -13,7 +13,7 @@ constexpr int kRowStatsRead = 3;
 
 class SwapAbEpilogue {
  public:
-  __device__ __forceinline__ SwapAbEpilogue(const PrefillParams& p, const SwapAbSmem& smem, const WorkTile& work,
+  __device__ __forceinline__ SwapAbEpilogue(const WorkTileParams& p, const SwapAbSmem& smem, const WorkTile& work,
                                             int head_tile)
       : p_(p), smem_(smem), t_(work), head_tile_(head_tile), lane_(lane_anew()) {}
 
@@ -42,11 +42,11 @@ class SwapAbEpilogue {
   __device__ __forceinline__ static float of_row(float x, int row) { return __shfl_sync(0xffffffffu, x, row); }
 
   __device__ __forceinline__ void store_out(const SwapAbPv::RowStats& own, const SwapAbOut& o) const {
-    constexpr bool kOut16Bit = Config::kOutType == tile::kBFloat16 || Config::kOutType == tile::kFloat16;
+    constexpr bool kOut16Bit = Config::kOutType == common::kBFloat16 || Config::kOutType == common::kFloat16;
     const int first_head = head_tile_ * p_.heads_of_tile;
     float own_factor = 0;
     if (lane() < p_.heads_of_tile)
-      own_factor = own.rescale * tile::finish_row(p_, t_.batch, t_.q_begin, t_.token_begin, first_head + lane(),
+      own_factor = own.rescale * common::finish_row(p_, t_.batch, t_.q_begin, t_.token_begin, first_head + lane(),
                                                   own.row_max, own.row_sum, swap_ab_warp() == 0);
     __syncwarp();
     const long long first = out_at(p_, t_, t_.token_begin, first_head);
@@ -62,10 +62,10 @@ class SwapAbEpilogue {
         const float x = o.blocks[b][element] * factor, y = o.blocks[b][element + 2] * factor;
         if (kOut16Bit && p_.store_vectors) {
           *reinterpret_cast<unsigned*>(p_.out + (at + channel) * 2) =
-              Config::kOutType == tile::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+              Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
         } else {
-          tile::store_element(Config::kOutType, p_.out, at + channel * p_.out_dim_stride, x);
-          tile::store_element(Config::kOutType, p_.out, at + (channel + 1) * p_.out_dim_stride, y);
+          common::store_element(Config::kOutType, p_.out, at + channel * p_.out_dim_stride, x);
+          common::store_element(Config::kOutType, p_.out, at + (channel + 1) * p_.out_dim_stride, y);
         }
       }
     }
@@ -144,7 +144,7 @@ class SwapAbEpilogue {
     }
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const SwapAbSmem& smem_;
   const WorkTile& t_;
   const int head_tile_, lane_;

@@ -46,7 +46,7 @@ class SwapAbQkGemm {
   __device__ __forceinline__ void begin() { q_ = ptx::uniform(ptx::descriptor_k_major(smem_.q(0))); }
 
   // By all softmax warps together: each loads a scale group, and a block of the rope channels, of half of the rows.
-  __device__ __forceinline__ void load_q(const PrefillParams& p, const WorkTile& work, int head_tile) const {
+  __device__ __forceinline__ void load_q(const WorkTileParams& p, const WorkTile& work, int head_tile) const {
     static_assert(2 * kGroups == SwapAbConfig::kSoftmaxWarps && kRopeBlocks == kGroups,
                   "a warp has a group of half of the rows");
     const int group = math_warp_anew() / 2, lane = lane_anew(), g = lane / 4, t = lane % 4;

@@ -11,7 +11,7 @@ class SwapAbPv {
  public:
   SwapAbOut o;
 
-  __device__ __forceinline__ SwapAbPv(const PrefillParams& p, const SwapAbSmem& smem)
+  __device__ __forceinline__ SwapAbPv(const WorkTileParams& p, const SwapAbSmem& smem)
       : p_(p), smem_(smem), pv_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   // Runs all tiles of a work tile.
@@ -138,8 +138,8 @@ class SwapAbPv {
 #pragma unroll
     for (int b = 0; b < SwapAbOut::kBlocks; ++b) {
       const int channel = SwapAbOut::channel(b);
-      const float values[2] = {tile::load_element(Config::kType, row, channel),
-                               tile::load_element(Config::kType, row, channel + 1)};
+      const float values[2] = {common::load_element(Config::kType, row, channel),
+                               common::load_element(Config::kType, row, channel + 1)};
 #pragma unroll
       for (int j = 0; j < SwapAbConfig::kBlockM / 8; ++j) {
         const float2 two = ptx::load_shared_pair(smem_.token(8 * j + lane_ % 4 * 2));
@@ -153,7 +153,7 @@ class SwapAbPv {
     sync_swap_ab_math_warps();
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const SwapAbSmem& smem_;
   SwapAbPvGemm pv_;
   const int lane_;

@@ -54,7 +54,7 @@ class ScaleUnitWarp {
     for (unsigned count = 0;; ++count) {
       const int slot = slot_of_work(count);
       ptx::wait_phase(smem_.work_full(slot), count / kernels::kWorkSlots % 2);
-      if (smem_.head_tile(slot) == prefill::kNoMoreWork) return;
+      if (smem_.head_tile(slot) == scheduler::kNoMoreWork) return;
       const WorkTile& work = smem_.work(slot);
       follow_scales(cached_tile_end(work) - work.tile_begin);
       __syncwarp();

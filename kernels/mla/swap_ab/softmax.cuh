@@ -14,7 +14,7 @@
 namespace attune::mla {
 
 // S of a new token's row and all rows of queries, spread over all math warps.
-__device__ __forceinline__ void qk_new_token(const PrefillParams& p, const SwapAbSmem& smem, const WorkTile& work,
+__device__ __forceinline__ void qk_new_token(const WorkTileParams& p, const SwapAbSmem& smem, const WorkTile& work,
                                              int head_tile, const char* row) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
@@ -26,8 +26,8 @@ __device__ __forceinline__ void qk_new_token(const PrefillParams& p, const SwapA
 }
 // New tokens, one by one: there is rarely more than one. take(row): called by all math warps.
 template <class Take>
-__device__ __forceinline__ void for_each_new_token(const PrefillParams& p, const SwapAbSmem& smem, const WorkTile& work,
-                                                   int head_tile, const Take& take) {
+__device__ __forceinline__ void for_each_new_token(const WorkTileParams& p, const SwapAbSmem& smem,
+                                                   const WorkTile& work, int head_tile, const Take& take) {
   const KeyTiles key_tiles(work.num_cached, work.first_key, work.end_key);
 #pragma unroll 1
   for (int i = max(work.tile_begin, key_tiles.num_cached_tiles); i < work.tile_end; ++i) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ void for_each_new_token(const PrefillParams& p, const
 
 class SwapAbSoftmax {
  public:
-  __device__ __forceinline__ SwapAbSoftmax(const PrefillParams& p, const SwapAbSmem& smem)
+  __device__ __forceinline__ SwapAbSoftmax(const WorkTileParams& p, const SwapAbSmem& smem)
       : p_(p), smem_(smem), qk_(smem) {}
 
   // Runs all tiles of a work tile.
@@ -222,7 +222,7 @@ class SwapAbSoftmax {
     return update_row_max(tile_max, c(), row_max_, row_max_ref_);
   }
 
-  const PrefillParams& p_;
+  const WorkTileParams& p_;
   const SwapAbSmem& smem_;
   SwapAbQkGemm qk_;
   // Of the own row. row_sum_ is of the warp's keys, relative to row_max_ref_.

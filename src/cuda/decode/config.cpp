@@ -7,7 +7,7 @@
 
 #include "core/dtype.h"
 #include "core/integers.h"
-#include "core/tables.h"
+#include "cuda/attention/params.h"
 #include "cuda/ops/params.h"
 
 namespace attune::cuda::decode {
@@ -37,8 +37,6 @@ int parts_of(int32_t q_dtype, int32_t kv_dtype) {
   const bool bf16 = kv_dtype == ATTUNE_BFLOAT16 || kv_dtype == ATTUNE_FLOAT32;
   return bf16 && q_dtype == ATTUNE_FLOAT16 ? 2 : 1;
 }
-
-int64_t t5_direction_buckets(const Problem& p) { return p.t5_bidirectional ? p.t5_num_buckets / 2 : p.t5_num_buckets; }
 
 Load choose_load(const Problem& p, int64_t alignment) {
   if (p.cache.k.inner_stride != 1 || p.cache.v.inner_stride != 1 || !p.cache.k.contiguous || !p.cache.v.contiguous ||
@@ -198,7 +196,7 @@ void choose_grid(const Problem& p, int most, Config& c) {
 size_t Config::shared_bytes() const { return shared_bytes_with(*this, stages); }
 
 // In clusters the grid's axes replace divisions: kernels/decode/decode_cluster.cu.
-Grid Config::grid(const kernels::DecodeParams& params) const {
+Grid Config::grid(const kernels::AttentionParams& params) const {
   if (cluster == 0) return {static_cast<uint32_t>(blocks), 1, 1};
   return {static_cast<uint32_t>(cluster * params.row_blocks), static_cast<uint32_t>(params.num_heads_kv),
           static_cast<uint32_t>(params.batch)};
@@ -229,54 +227,11 @@ KernelSpec Config::main_kernel() const {
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {"schedule/schedule.cu",
+  return {"scheduler/stream_k.cu",
           "attune_schedule_decode",
           {define("ATTUNE_THREADS", schedule_threads), define("ATTUNE_WARPS", warps),
            define("ATTUNE_ROW_TILES", row_tiles)},
           0};
-}
-
-int score_bits(const Problem& p) {
-  int bits = 0;
-  if (p.softcap > 0) bits |= 1;
-  if (p.alibi) bits |= p.alibi_sqrt ? 4 : 2;
-  if (p.bias || p.new_token_bias) bits |= 8;
-  if (p.t5_bias) bits |= 16;
-  return bits;
-}
-
-int mask_bits(const Problem& p) { return (p.has_mask_bits ? 1 : 0) | (p.num_ranges > 0 ? 2 : 0); }
-
-// Where each bucket of the logarithmic part begins, so that the device compares integers.
-kernels::T5Table t5_buckets(const Problem& p) {
-  kernels::T5Table t{};
-  if (!p.t5_bias) return t;
-  const int64_t buckets = t5_direction_buckets(p), exact = buckets / 2;
-  const auto bucket_of = [&](int64_t distance) {
-    return t5_bucket(-distance, p.t5_num_buckets, p.t5_max_distance, p.t5_bidirectional);
-  };
-  t.bidirectional = p.t5_bidirectional ? 1 : 0;
-  t.buckets = static_cast<int>(buckets), t.exact = static_cast<int>(exact);
-  t.max_distance = static_cast<int>(std::min<int64_t>(p.t5_max_distance, std::numeric_limits<int>::max()));
-  for (int64_t bucket = exact + 1; bucket < buckets; ++bucket) {
-    int64_t low = exact, high = t.max_distance;  // the first distance that reaches it
-    while (low < high) {
-      const int64_t middle = low + (high - low) / 2;
-      if (bucket_of(middle) >= bucket) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    t.first[t.steps++] = static_cast<int>(low);
-  }
-  return t;
-}
-
-std::string table_refusal(const Problem& p) {
-  if (p.t5_bias && t5_direction_buckets(p) - t5_direction_buckets(p) / 2 > kernels::kMaxT5Steps)
-    return "more than 128 T5 buckets in one direction";
-  return "";
 }
 
 std::string refusal(const Problem& p) {
@@ -284,7 +239,7 @@ std::string refusal(const Problem& p) {
   if (c.k.dtype != c.v.dtype) return "K and V of different dtypes";
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return "head dims that are no multiples of 8";
   if (p.new_tokens && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype)) return "q, k and v of different dtypes";
-  return table_refusal(p);
+  return attention::table_refusal(p);
 }
 
 Config choose_config(const Problem& p, const DeviceShape& device, bool may_cluster) {
@@ -297,9 +252,9 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   c.parts = parts_of(p.q.dtype, c.kv_dtype);
   c.token_scales =
       p.cache.k_scale.mode == KvScale::Mode::kTokenHead || p.cache.v_scale.mode == KvScale::Mode::kTokenHead;
-  c.score = score_bits(p);
-  c.mask = mask_bits(p);
-  c.t5 = t5_buckets(p);
+  c.score = attention::score_bits(p);
+  c.mask = attention::mask_bits(p);
+  c.t5 = attention::t5_buckets(p);
   c.new_tokens = p.new_tokens;
   c.prologue = p.prologue.any;
   // With all that the prologue reads for them, rows of more than 128 channels would have too few registers.
@@ -357,29 +312,9 @@ void check_run(const Problem& p, const Config& c) {
   check_alignment(p, c);
   const std::string why = refusal(p);
   require(why.empty(), "attention differs from its plan: kernel cuda_decode does not take ", why);
-  check_ranges(p, c.mask);
+  attention::check_ranges(p, c.mask);
   require(c.load != Load::kTiles || choose_load(p, cache_alignment(p)) == Load::kTiles, "cache.page_size is ",
           p.cache.page_size, "; the plan was made for pages of multiples of ", kKeysOfWarp, " tokens");
-}
-
-void check_ranges(const Problem& p, int mask) {
-  require((mask_bits(p) & ~mask) == 0, "bidirectional_ranges.shape[1] is ", p.num_ranges, "; the plan was made for 0");
-}
-
-WorkspaceLayout workspace_layout(const Config& c) {
-  WorkspaceLayout w;
-  const auto blocks = static_cast<size_t>(c.blocks), rows = 2 * blocks * static_cast<size_t>(c.rows());
-  auto take = [&](size_t bytes) {
-    const size_t begin = w.total;
-    w.total += (bytes + 255) / 256 * 256;
-    return begin;
-  };
-  w.stream_k = take(blocks * sizeof(kernels::StreamKRange));
-  w.arrivals = take(blocks * sizeof(unsigned));
-  w.tiles_done = take(static_cast<size_t>(c.append_counters) * sizeof(unsigned));
-  w.stats = take(rows * 2 * sizeof(float));
-  w.out = take(rows * static_cast<size_t>(c.head_dim_v) * sizeof(float));
-  return w;
 }
 
 }  // namespace attune::cuda::decode

@@ -7,10 +7,11 @@
 #include <limits>
 #include <string>
 
+#include "common/attention_params.h"
 #include "core/problem.h"
 #include "cuda/device.h"
 #include "cuda/kernel.h"
-#include "decode/decode_params.h"
+#include "decode/shared_bytes.h"
 
 namespace attune::cuda::decode {
 
@@ -51,9 +52,10 @@ struct Config {
 
   int rows() const { return 8 * row_tiles; }
   size_t shared_bytes() const;
-  Grid grid(const kernels::DecodeParams& params) const;
+  Grid grid(const kernels::AttentionParams& params) const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
+  size_t workspace_bytes() const;
 };
 
 // What of the device matters to the choice.
@@ -77,27 +79,6 @@ Config choose_config_of_few(const Problem& p, const DeviceShape& device, const B
 void check_alignment(const Problem& p, const Config& c);
 // And where a run has rows or pages that the kernel of its plan does not take.
 void check_run(const Problem& p, const Config& c);
-// Of it: that ranges, which an array without entries has none of, are what a kernel with such a mask takes.
-void check_ranges(const Problem& p, int mask);
-
-// Offsets of the workspace's parts.
-struct WorkspaceLayout {
-  size_t stream_k = 0, arrivals = 0, tiles_done = 0, stats = 0, out = 0, total = 0;
-};
-WorkspaceLayout workspace_layout(const Config& c);
-
-// What the kernels know of the problem's score terms and masks: bits of ATTUNE_SCORE and ATTUNE_MASK, and T5's buckets
-// without their table.
-int score_bits(const Problem& p);
-int mask_bits(const Problem& p);
-kernels::T5Table t5_buckets(const Problem& p);
-// "" if the tables fit the kernels, else why they do not.
-std::string table_refusal(const Problem& p);
-
-kernels::IntTable int_table(const IntView& v);
-kernels::KvPlane to_plane(const KvPlane& v, bool own_table);
-// What every attention kernel needs of a problem: sizes, rows, cache, scores and masks.
-void fill_problem(const Problem& p, const kernels::T5Table& t5, kernels::DecodeParams& k);
-kernels::DecodeParams to_params(const Problem& p, const Config& c, void* workspace);
+kernels::AttentionParams to_params(const Problem& p, const Config& c, void* workspace);
 
 }  // namespace attune::cuda::decode

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/attention/plan.h"
 #include "cuda/decode/config.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
@@ -16,7 +17,6 @@ class DecodePlan final : public KernelPlan {
  public:
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, const decode::Beside& beside) {
     find_kernels(decode::choose_config_of_few(p, decode::device_shape(info), beside), device);
-    layout_ = decode::workspace_layout(config_);
   }
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, bool may_cluster) {
     find_kernels(decode::choose_config(p, decode::device_shape(info), may_cluster), device);
@@ -25,40 +25,35 @@ class DecodePlan final : public KernelPlan {
     if (config_.cluster > 0 && !clusters_fit()) {
       find_kernels(decode::choose_config(p, decode::device_shape(info), false), device);
     }
-    layout_ = decode::workspace_layout(config_);
   }
 
-  size_t workspace_size() const override { return layout_.total; }
+  size_t workspace_size() const override { return config_.workspace_bytes(); }
 
   std::string describe() const override {
     return cat("kernel cuda_decode: ", config_.warps, " warps x 16 keys, ", config_.rows(), " packed rows, ",
                config_.stages, " stages, ", config_.blocks_per_sm, " blocks a multiprocessor, ", main_->num_regs,
                " registers, ", config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks",
-               config_.cluster > 0 ? " in clusters" : "", "; workspace ", layout_.total, " bytes");
+               config_.cluster > 0 ? " in clusters" : "", "; workspace ", config_.workspace_bytes(), " bytes");
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
-    if (is_empty(p) || schedule_ == nullptr) return;
-    const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
-    LaunchConfig launch;
+    if (attention::is_empty(p) || schedule_ == nullptr) return;
+    const kernels::AttentionParams params = decode::to_params(p, config_, workspace);
+    LaunchConfig launch{.programmatic = true, .stream = stream};
     launch.block[0] = static_cast<uint32_t>(config_.schedule_threads);
-    launch.programmatic = true;
-    launch.stream = stream;
     launch_kernel(*schedule_, launch, params);
   }
 
   void run(const Problem& p, void* workspace, void* stream) const override {
-    if (is_empty(p)) return;
+    if (attention::is_empty(p)) return;
     decode::check_run(p, config_);
-    const kernels::DecodeParams params = decode::to_params(p, config_, workspace);
-    LaunchConfig launch;
+    const kernels::AttentionParams params = decode::to_params(p, config_, workspace);
+    LaunchConfig launch{.programmatic = true, .stream = stream};
     const Grid grid = config_.grid(params);
     std::copy(grid.begin(), grid.end(), launch.grid);
     launch.block[0] = static_cast<uint32_t>(32 * config_.warps);
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
     if (config_.cluster > 0) launch.cluster[0] = static_cast<uint32_t>(config_.cluster);
-    launch.programmatic = true;
-    launch.stream = stream;
     launch_kernel(*main_, launch, params);
   }
 
@@ -79,10 +74,7 @@ class DecodePlan final : public KernelPlan {
     schedule_ = config_.cluster == 0 ? &get_kernel(specs[1], device) : nullptr;
   }
 
-  static bool is_empty(const Problem& p) { return p.batch == 0 || p.total_q == 0 || p.heads_q == 0; }
-
   Config config_;
-  decode::WorkspaceLayout layout_;
   const CompiledKernel* schedule_ = nullptr;
   const CompiledKernel* main_ = nullptr;
 };

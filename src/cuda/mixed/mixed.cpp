@@ -4,19 +4,19 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "cuda/attention/plan.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "cuda/ops/ops.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/prefill.h"
-#include "cuda/prefill/prologue.h"
 
 namespace attune::cuda {
 namespace {
 
 // As the kernels are planned.
 Problem without_prologue(const Problem& p) {
-  return prefill::has_prologue(p) ? prefill::after_prologue(p, nullptr) : p;
+  return attention::has_prologue(p) ? attention::after_prologue(p, nullptr) : p;
 }
 
 // Both schedules, then both kernels, one after the other on the stream; what no sequence asks for ends at once. The
@@ -32,7 +32,7 @@ class MixedPlan final : public KernelPlan {
     few_ = make_decode_plan_of_few(attended, device, configs_.few.beside);
     few_begin_ = prompts_->workspace_size();
     rows_begin_ = few_begin_ + few_->workspace_size();
-    workspace_size_ = rows_begin_ + prefill::prologue_bytes(p);
+    workspace_size_ = rows_begin_ + attention::prologue_bytes(p);
   }
 
   size_t workspace_size() const override { return workspace_size_; }
@@ -49,11 +49,11 @@ class MixedPlan final : public KernelPlan {
   }
 
   void run(const Problem& p, void* workspace, void* stream) const override {
-    if (p.batch == 0 || p.total_q == 0 || p.heads_q == 0) return;
+    if (attention::is_empty(p)) return;
     std::byte* const rows = static_cast<std::byte*>(workspace) + rows_begin_;
-    const Problem attended = prefill::has_prologue(p) ? prefill::after_prologue(p, rows) : p;
+    const Problem attended = attention::has_prologue(p) ? attention::after_prologue(p, rows) : p;
     mixed::check_run(p, attended, configs_);  // before anything is launched
-    if (prefill::has_prologue(p)) run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
+    if (attention::has_prologue(p)) run_qkv_prepare(attention::to_prepare(p, rows), device_, stream);
     few_->run(attended, of_few(workspace), stream);
     prompts_->run(attended, workspace, stream);
   }
@@ -85,7 +85,7 @@ Coverage coverage() {
 
 std::string refusal(const Problem& p) {
   // Between the two launches nothing may come.
-  if (const char* const name = prefill::row_to_copy(p); name != nullptr)
+  if (const char* const name = attention::row_to_copy(p); name != nullptr)
     return cat("rows of ", name, " that do not lie at multiples of 16 bytes");
   std::string why = prefill::refusal(p);
   return why.empty() ? decode::refusal(p) : why;
@@ -115,15 +115,15 @@ Configs choose_configs(const Problem& p, const decode::DeviceShape& device) {
   const int few_q = few_queries(p);
   Configs c;
   c.prompts = prefill::choose_config(attended, device.num_sms, few_q);
-  const prefill::WorkspaceLayout w = prefill::workspace_layout(c.prompts);
+  // The list comes first in the workspace before.
   c.few = decode::choose_config_of_few(attended, device,
-                                       {few_q, static_cast<int64_t>(w.list) - static_cast<int64_t>(w.total),
+                                       {few_q, -static_cast<int64_t>(c.prompts.workspace_bytes()),
                                         static_cast<float>(c.prompts.rows * c.prompts.keys) / (128 * 128)});
   return c;
 }
 
 void check_run(const Problem& p, const Problem& attended, const Configs& c) {
-  const std::string why = prefill::prologue_refusal(p);
+  const std::string why = attention::prologue_refusal(p);
   require(why.empty(), "attention differs from its plan: kernel cuda_mixed does not take ", why);
   prefill::check_run(attended, c.prompts);
   decode::check_run(attended, c.few);
@@ -133,7 +133,7 @@ std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& 
   const auto [prompts, few] = choose_configs(p, device);
   std::vector<KernelSpec> specs = {prompts.schedule_kernel(), few.schedule_kernel(), few.main_kernel(),
                                    prompts.main_kernel()};
-  if (prefill::has_prologue(p)) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
+  if (attention::has_prologue(p)) specs.push_back(kernel_of(attention::to_prepare(p, nullptr)));
   return specs;
 }
 

@@ -3,31 +3,29 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
-#include <numeric>
 
 #include "core/dtype.h"
 #include "core/integers.h"
-#include "cuda/decode/config.h"
+#include "cuda/attention/params.h"
+#include "cuda/attention/prologue.h"
+#include "cuda/attention/tensor_maps.h"
+#include "cuda/attention/work_tiles.h"
 #include "cuda/mla/kernel_choice.h"
-#include "cuda/prefill/config.h"
-#include "cuda/prefill/maps.h"
-#include "cuda/prefill/prologue.h"
 #include "mla/shared_storage.h"
 
 namespace attune::cuda::mla {
 namespace {
 
+using attention::kAlignment;
 using kernels::kMlaBlockM;
 using kernels::kMlaBlockN;
-using prefill::kAlignment;
 
 constexpr int kFewestKeysOfBox = 8;             // smaller pages take too many TMA copies
 constexpr int64_t kMostTokensOfPage = 1 << 21;  // of the format whose scales lie behind a page's rows
 
 bool is_packed(const KvCache& c) { return c && !c.format->plain; }
 
-int64_t keys_of_box(const KvCache& c) { return c.paged ? std::gcd<int64_t>(c.page_size, kMlaBlockN) : kMlaBlockN; }
+int keys_of_box(const KvCache& c) { return attention::keys_of_box(c, kMlaBlockN); }
 
 kernels::MlaProducer choose_producer(const Problem& p) {
   if (is_packed(p.cache))
@@ -37,7 +35,7 @@ kernels::MlaProducer choose_producer(const Problem& p) {
 }
 
 bool strides_fit(const KvCache& c) {
-  if (c.format->plain) return prefill::strides_fit(c.k);
+  if (c.format->plain) return attention::strides_fit(c.k);
   return c.k.page_stride % kAlignment == 0 && c.k.slot_stride % kAlignment == 0;
 }
 
@@ -58,23 +56,9 @@ std::string cache_refusal(const char* name, const KvCache& c, const Problem& p) 
   return "";
 }
 
-// The first array that is not aligned to the 16 bytes of a copy.
-struct Misaligned {
-  const char* name = nullptr;
-  size_t over = 0;
-};
-Misaligned find_misaligned(const Problem& p) {
-  Misaligned found;
-  const auto check = [&](const char* name, const void* data) {
-    const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
-    if (over != 0 && found.name == nullptr) found = {name, over};
-  };
-  const bool copied = prefill::has_prologue(p);  // q and k come from the prologue
-  if (!copied) check("q.data", p.q.data);
-  if ((p.dense_kv || p.new_tokens) && !copied) check("k.data", p.k.data);
-  if (p.cache) check("cache.k.data", p.cache.k.data);
-  if (p.extra_cache) check("extra_cache.k.data", p.extra_cache.k.data);
-  return found;
+// q and k come from the prologue, where there is one.
+attention::Misaligned find_misaligned(const Problem& p) {
+  return attention::find_misaligned(p, attention::has_prologue(p), false);
 }
 
 kernels::SlotList slot_list(const Problem& p, const SparseList& l) {
@@ -82,7 +66,7 @@ kernels::SlotList slot_list(const Problem& p, const SparseList& l) {
   k.indices = l.indices;
   if (!p.cu_q) k.batch_stride = l.rows_per_batch == 0 ? p.fixed_q * l.row_stride : l.batch_stride;
   k.row_stride = l.row_stride, k.head_stride = l.head_stride, k.entry_stride = l.entry_stride;
-  k.length = decode::int_table(l.length);
+  k.length = attention::int_table(l.length);
   k.length_by_row = l.length_by_row ? 1 : 0;
   k.topk = to_int(l.topk);
   return k;
@@ -109,7 +93,7 @@ kernels::RowPool cache_pool(const KvCache& c) {
 }
 
 kernels::RowPool dense_pool(const RowView& v) {
-  const kernels::NewRows rows = prefill::dense_rows(v);
+  const kernels::NewRows rows = attention::dense_rows(v);
   kernels::RowPool pool{};
   pool.data = rows.data;
   pool.slot_stride = rows.row_stride * v.element_size, pool.head_stride = rows.head_stride * v.element_size;
@@ -150,7 +134,7 @@ KernelSpec Config::main_kernel() const {
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {"prefill/schedule.cu",
+  return {"scheduler/persistent.cu",
           "attune_schedule_prefill",
           {define("ATTUNE_KEYS", kMlaBlockN), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_SHARES", 1)},
           0};
@@ -164,21 +148,19 @@ std::string refusal(const Problem& p) {
   if (p.head_dim_v != kernels::kMlaHeadDimV || (p.head_dim_qk != 512 && p.head_dim_qk != 576))
     return cat("head_dim_qk ", p.head_dim_qk, " with head_dim_v ", p.head_dim_v, "; it takes 576 or 512 with 512");
   if (!(p.scale > 0)) return cat("softmax_scale ", p.scale, "; it takes positive ones");
-  const bool copied = prefill::has_prologue(p);  // q and k come from the prologue
-  if (!copied && !prefill::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
+  const bool copied = attention::has_prologue(p);  // q and k come from the prologue
+  if (!copied && !attention::strides_fit(p.q)) return "rows of q that do not lie at multiples of 16 bytes";
   const bool rows = p.dense_kv || p.new_tokens;
   if (rows && p.k.dtype != p.q.dtype) return two_dtypes("k", p.k.dtype, p);
-  if (rows && !copied && !prefill::strides_fit(p.k)) return "rows of k that do not lie at multiples of 16 bytes";
+  if (rows && !copied && !attention::strides_fit(p.k)) return "rows of k that do not lie at multiples of 16 bytes";
   if (std::string why = cache_refusal("cache", p.cache, p); !why.empty()) return why;
   if (std::string why = cache_refusal("extra_cache", p.extra_cache, p); !why.empty()) return why;
   if (p.extra_cache && p.extra_cache.format != p.cache.format)
     return cat("extra_cache of format ", p.extra_cache.format->name, " beside a cache of format ", p.cache.format->name,
                "; it takes one for both");
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
-  if (std::string why = prefill::prologue_refusal(p); !why.empty()) return why;
-  if (const Misaligned m = find_misaligned(p); m.name != nullptr)
-    return cat("data that do not lie at multiples of 16 bytes, as ", m.name, " here");
-  return "";
+  if (std::string why = attention::prologue_refusal(p); !why.empty()) return why;
+  return attention::refusal_of(find_misaligned(p));
 }
 
 Config choose_config(const Problem& p, int num_sms) {
@@ -189,22 +171,20 @@ Config choose_config(const Problem& p, int num_sms) {
   c.producer = choose_producer(p);
   c.sparse = p.sparse;
   c.dense = p.dense_kv || p.new_tokens;
-  c.batch = p.batch;
-  c.splits = !p.batch_invariant;
+  c.keys = kMlaBlockN;
   const KernelChoice choice = choose_kernel(p, c.producer, num_sms);
   c.rows = choice.rows;
   c.swap_ab = c.rows < kMlaBlockM && c.producer == kernels::kMlaDequant656;
   c.m16 = c.rows == kernels::kMlaM16Rows && !c.swap_ab;
   c.fewest_tiles = choice.fewest_tiles;
   if (c.m16 && c.producer == kernels::kMlaTma) c.producer = kernels::kMlaGather;
-  c.heads_of_tile = prefill::choose_heads_of_tile(p.group, choice.rows, tokens_of_keys(p));
+  c.heads_of_tile = attention::choose_heads_of_tile(p.group, choice.rows, tokens_of_keys(p));
   c.tokens_of_tile = p.sparse || c.m16 || c.swap_ab ? 1 : kMlaBlockM / c.heads_of_tile;
 
-  const auto limits = prefill::work_limits(p, c.tokens_of_tile, c.heads_of_tile, c.splits, num_sms);
-  c.max_work_tiles = limits.max_work_tiles, c.blocks = limits.blocks;
+  attention::choose_grid(p, num_sms, c);
   const bool halves = c.out_dtype == ATTUNE_FLOAT32 ||
                       c.out_dtype == ATTUNE_FLOAT16;  // fp32 partials: a row pair is combined in two halves
-  c.max_row_pairs = (limits.max_work_tiles - num_sms) * (p.heads_q / c.heads_of_tile) *
+  c.max_row_pairs = (c.max_work_tiles - num_sms) * (p.heads_q / c.heads_of_tile) *
                     (kernels::align_up(c.tokens_of_tile * c.heads_of_tile, 16) / 2) * (halves ? 2 : 1);
   // Head tiles of one KV head read the same keys: clusters multicast them, or dequantize them together.
   const bool shares = !c.m16 && !c.swap_ab && (is_packed(p.cache) || (c.producer == kernels::kMlaTma && p.cache));
@@ -212,87 +192,47 @@ Config choose_config(const Problem& p, int num_sms) {
   return c;
 }
 
-void check_alignment(const Problem& p) {
-  const Misaligned m = find_misaligned(p);
-  require(m.name == nullptr, m.name, " is ", m.over,
-          " bytes beyond a multiple of 16; kernel cuda_mla needs a multiple of 16, or a plan made for such data");
-}
-
 void check_run(const Problem& p, const Config& c) {
-  check_alignment(p);
+  attention::check_aligned(find_misaligned(p), "cuda_mla");
   const std::string why = refusal(p);
   require(why.empty(), "attention differs from its plan: kernel cuda_mla does not take ", why);
   require(c.producer != kernels::kMlaTma || !p.cache || keys_of_box(p.cache) >= kFewestKeysOfBox, "cache.page_size is ",
           p.cache.page_size, "; the plan was made for pages of multiples of ", kFewestKeysOfBox, " tokens");
 }
 
-WorkspaceLayout workspace_layout(const Config& c) {
-  WorkspaceLayout w;
-  auto take = [&](size_t bytes) {
-    const size_t begin = w.total;
-    w.total += (bytes + 255) / 256 * 256;
-    return begin;
-  };
-  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * kMlaBlockM : 0;
-  w.list = take(sizeof(kernels::WorkList));
-  w.work_tiles = take(static_cast<size_t>(c.max_work_tiles) * sizeof(kernels::WorkTile));
-  w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));
-  w.splits_done = take(blocks * sizeof(unsigned));
-  w.split_tiles = take(c.splits ? blocks * sizeof(kernels::WorkTile) : 0);
-  w.stats = take(rows * kernels::kMlaPartialStats * sizeof(float));
-  w.out = take(rows * kernels::kMlaHeadDimV * sizeof(float));
-  return w;
+namespace {
+
+size_t place(const Config& c, void* workspace, kernels::WorkTileParams& k) {
+  return attention::place(c, {kMlaBlockM, kernels::kMlaPartialStats, kernels::kMlaHeadDimV, true}, workspace, k);
 }
 
-kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace) {
-  kernels::PrefillParams k{};
-  decode::fill_problem(p, {}, k);
-  if (p.cu_kv) k.cu_seqlens_kv = decode::int_table(p.cu_kv);
-  const bool rows = p.dense_kv || p.new_tokens;
-  k.total_kv = rows ? p.k.rows : 0;
-  k.fixed_kv = to_int(p.fixed_kv);
-  k.q_flat = p.q.rows_per_batch == 0 ? 1 : 0;
-  k.kv_flat = p.k.rows_per_batch == 0 ? 1 : 0;
-  k.dense = rows ? 1 : 0;
-  k.cached = p.cache ? 1 : 0;
-  if (p.cache) k.box_shift = std::countr_zero(static_cast<uint64_t>(keys_of_box(p.cache)));
+}  // namespace
+
+size_t Config::workspace_bytes() const {
+  kernels::WorkTileParams k{};
+  return place(*this, nullptr, k);
+}
+
+kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace) {
+  kernels::WorkTileParams k = attention::to_params(p, {}, c);
+  place(c, workspace, k);
   if (p.sparse) {
     k.list_of_slots = slot_list(p, p.list);
     if (p.extra_cache) k.list_of_extra = slot_list(p, p.extra_list);
   }
   if (p.cache) k.pools[0] = cache_pool(p.cache);
-  if (rows) k.pools[1] = dense_pool(p.k);
+  if (c.dense) k.pools[1] = dense_pool(p.k);
   if (p.extra_cache) k.pools[1] = cache_pool(p.extra_cache);
-  k.heads_of_tile = c.heads_of_tile;
-  k.tokens_of_tile = c.tokens_of_tile;
-  k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);
-  k.num_blocks = c.blocks;
-  k.max_work_tiles = to_int(c.max_work_tiles);
-  k.fewest_tiles = c.fewest_tiles;
-  k.store_vectors = prefill::strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
-                            p.out.element_size == 2
-                        ? 1
-                        : 0;
-
-  const WorkspaceLayout w = workspace_layout(c);
-  char* base = static_cast<char*>(workspace);
-  k.list = reinterpret_cast<kernels::WorkList*>(base + w.list);
-  k.work_tiles = reinterpret_cast<kernels::WorkTile*>(base + w.work_tiles);
-  k.block_begin = reinterpret_cast<int*>(base + w.block_begin);
-  k.splits_done = reinterpret_cast<unsigned*>(base + w.splits_done);
-  if (c.splits) k.split_tiles = reinterpret_cast<kernels::WorkTile*>(base + w.split_tiles);
-  k.partial_stats = reinterpret_cast<float*>(base + w.stats);
-  k.partial_out = reinterpret_cast<float*>(base + w.out);
   return k;
 }
 
 Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
-  m.q = prefill::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
+  m.q = attention::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
   m.k = m.dense_k = m.q;
   if (c.producer != kernels::kMlaTma) return m;
-  if (p.dense_kv || p.new_tokens) m.dense_k = prefill::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaBlockN, 1);
-  if (p.cache) m.k = prefill::cache_map(p, p.cache.k, p.head_dim_qk, static_cast<int>(keys_of_box(p.cache)));
+  if (p.dense_kv || p.new_tokens) m.dense_k = attention::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaBlockN, 1);
+  if (p.cache) m.k = attention::cache_map(p, p.cache.k, p.head_dim_qk, keys_of_box(p.cache));
   return m;
 }
 

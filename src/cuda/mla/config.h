@@ -6,13 +6,14 @@
 #include <string>
 
 #include "core/problem.h"
+#include "cuda/attention/work_tiles.h"
 #include "cuda/kernel.h"
 #include "cuda/tensor_map.h"
 #include "mla/mla_params.h"
 
 namespace attune::cuda::mla {
 
-struct Config {
+struct Config : attention::WorkTiles {
   // What the kernel is compiled for.
   int head_dim_qk = 0;
   int32_t dtype = 0, out_dtype = 0;
@@ -22,14 +23,8 @@ struct Config {
   bool m16 = false;                    // the m16 kernel
   bool swap_ab = false;                // the swap-AB kernel
 
-  int heads_of_tile = 1;   // query heads in an M block
-  int tokens_of_tile = 1;  // tokens in an M block, at most
-  int blocks = 1;          // of the grid; all of them are resident
-  int cluster = 1;         // blocks that share the keys that they copy or dequantize
-  int fewest_tiles = 1;    // of a split
-  int64_t batch = 0, max_work_tiles = 0;
+  int cluster = 1;            // blocks that share the keys that they copy or dequantize
   int64_t max_row_pairs = 0;  // rows that are combined, in pairs
-  bool splits = true;         // M blocks may be split along the keys
 
   unsigned threads() const;
   unsigned combine_blocks(int num_sms) const;  // two a multiprocessor, or as many as there is work for
@@ -37,24 +32,18 @@ struct Config {
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
   KernelSpec combine_kernel() const;
+  size_t workspace_bytes() const;
 };
 
 // "" if the kernel takes the problem, else what it does not take beyond what the coverage row says.
 std::string refusal(const Problem& p);
 Config choose_config(const Problem& p, int num_sms);
 
-// Throws INVALID_ARGUMENT if a pointer of a run is not aligned to 16 bytes as the copies need.
-void check_alignment(const Problem& p);
-// Also throws if a run, after its prologue, has strides, pages or a scale that its plan's kernel does not take.
+// Throws INVALID_ARGUMENT if a run, after its prologue, has pointers, strides, pages or a scale that its plan's kernel
+// does not take.
 void check_run(const Problem& p, const Config& c);
 
-// Offsets of the parts of the workspace, in bytes.
-struct WorkspaceLayout {
-  size_t list = 0, work_tiles = 0, block_begin = 0, splits_done = 0, split_tiles = 0, stats = 0, out = 0, total = 0;
-};
-WorkspaceLayout workspace_layout(const Config& c);
-
-kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace);
+kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace);
 
 // The TMA's tensor maps, in the order of the kernel's parameters. A map that is not needed is that of q.
 struct Maps {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "core/integers.h"
-#include "cuda/prefill/config.h"
+#include "cuda/attention/work_tiles.h"
 
 namespace attune::cuda::mla {
 namespace {
@@ -38,7 +38,7 @@ constexpr double kCombinedSplit = 0.07;        // of each split of a row beyond 
 constexpr int64_t kSplitsCombinedAtOnce = 16;  // splits that mla/combine.cu loads at once
 
 int heads_of_block(const Problem& p, int rows) {
-  return prefill::choose_heads_of_tile(p.group, rows, tokens_of_keys(p));
+  return attention::choose_heads_of_tile(p.group, rows, tokens_of_keys(p));
 }
 
 Cost cost_of(const Problem& p, int rows, kernels::MlaProducer producer) {

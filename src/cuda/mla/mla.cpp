@@ -2,101 +2,64 @@
 #include "cuda/mla/mla.h"
 
 #include <limits>
+#include <utility>
 
+#include "cuda/attention/plan.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/mla/config.h"
-#include "cuda/ops/ops.h"
-#include "cuda/prefill/prologue.h"
 
 namespace attune::cuda {
 namespace {
 
 using mla::Config;
 
-class MlaPlan final : public KernelPlan {
+class MlaPlan final : public attention::WorkTilePlan {
  public:
   MlaPlan(const Problem& p, int32_t device, const DeviceInfo& info)
-      : device_(device), config_(mla::choose_config(p, info.num_sms)), num_sms_(info.num_sms) {
+      : WorkTilePlan("cuda_mla", device, attention::has_prologue(p)),
+        config_(mla::choose_config(p, info.num_sms)),
+        num_sms_(info.num_sms) {
     std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
     if (config_.splits) specs.push_back(config_.combine_kernel());
-    if (prefill::has_prologue(p)) specs.push_back(kernel_of(prefill::to_prepare(p, nullptr)));
-    warm(specs, device);
-    main_ = &get_kernel(specs[0], device);
-    schedule_ = &get_kernel(specs[1], device);
-    if (config_.splits) combine_ = &get_kernel(specs[2], device);
-    prologue_begin_ = mla::workspace_layout(config_).total;
-    workspace_size_ = prologue_begin_ + prefill::prologue_bytes(p);
+    find_kernels(p, std::move(specs), config_.workspace_bytes());
   }
-
-  size_t workspace_size() const override { return workspace_size_; }
 
   std::string describe() const override {
     static constexpr const char* kHow[] = {"TMA boxes", "rows gathered by cp.async", "rows of 656 bytes dequantized",
                                            "rows of 584 bytes dequantized", "cached rows by bulk copies"};
-    return cat("kernel cuda_mla: ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
+    return cat("kernel ", name(), ": ", config_.tokens_of_tile, " tokens of ", config_.heads_of_tile, " heads x ",
                kernels::kMlaBlockN, " keys, ", kHow[config_.m16 || config_.swap_ab ? 4 : config_.producer],
-               config_.sparse ? " by lists, " : ", ", main_->num_regs, " registers, ", config_.shared_bytes(),
+               config_.sparse ? " by lists, " : ", ", kernel(0).num_regs, " registers, ", config_.shared_bytes(),
                " bytes of shared memory; ", config_.blocks, config_.cluster > 1 ? " blocks in pairs; " : " blocks; ",
-               workspace_size_ > prologue_begin_ ? "prologue in a launch before; " : "", "workspace ", workspace_size_,
-               " bytes");
-  }
-
-  void schedule(const Problem& p, void* workspace, void* stream) const override {
-    if (is_empty(p)) return;
-    LaunchConfig launch;
-    launch.block[0] = 1024;
-    launch.programmatic = true;
-    launch.stream = stream;
-    launch_kernel(*schedule_, launch, mla::to_params(p, config_, workspace));
-  }
-
-  void run(const Problem& p, void* workspace, void* stream) const override {
-    if (is_empty(p)) return;
-    if (!prefill::has_prologue(p)) {
-      mla::check_run(p, config_);
-      return attend(p, workspace, stream);
-    }
-    const std::string why = prefill::prologue_refusal(p);
-    require(why.empty(), "attention differs from its plan: kernel cuda_mla does not take ", why);
-    std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
-    const Problem after = prefill::after_prologue(p, rows);
-    mla::check_run(after, config_);  // before anything is appended
-    run_qkv_prepare(prefill::to_prepare(p, rows), device_, stream);
-    attend(after, workspace, stream);
+               prepares() ? "prologue in a launch before; " : "", "workspace ", workspace_size(), " bytes");
   }
 
  private:
-  void attend(const Problem& p, void* workspace, void* stream) const {
-    const kernels::PrefillParams params = mla::to_params(p, config_, workspace);
+  kernels::WorkTileParams to_params(const Problem& p, void* workspace) const override {
+    return mla::to_params(p, config_, workspace);
+  }
+  void check_run(const Problem& p) const override { mla::check_run(p, config_); }
+
+  void attend(const Problem& p, void* workspace, void* stream) const override {
+    const kernels::WorkTileParams params = to_params(p, workspace);
     const mla::Maps maps = mla::describe_maps(p, config_);
-    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
-    LaunchConfig launch;
+    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device()); };
+    LaunchConfig launch{.programmatic = true, .stream = stream};
     launch.grid[0] = static_cast<uint32_t>(config_.blocks);
     launch.block[0] = config_.threads();
     launch.cluster[0] = static_cast<uint32_t>(config_.cluster);
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
-    launch.programmatic = true;
-    launch.stream = stream;
-    launch_kernel(*main_, launch, params, encode(maps.q), encode(maps.k), encode(maps.dense_k));
-    if (combine_ == nullptr) return;
-    LaunchConfig merge;
+    launch_kernel(kernel(0), launch, params, encode(maps.q), encode(maps.k), encode(maps.dense_k));
+    if (!config_.splits) return;
+    LaunchConfig merge{.programmatic = true, .stream = stream};
     merge.grid[0] = config_.combine_blocks(num_sms_);
     merge.block[0] = kernels::kMlaCombineThreads;
-    merge.programmatic = true;
-    merge.stream = stream;
-    launch_kernel(*combine_, merge, params);
+    launch_kernel(kernel(2), merge, params);
   }
 
-  static bool is_empty(const Problem& p) { return p.batch == 0 || p.total_q == 0 || p.heads_q == 0; }
-
-  int32_t device_;
   Config config_;
   int num_sms_;
-  size_t prologue_begin_ = 0, workspace_size_ = 0;
-  const CompiledKernel* schedule_ = nullptr;
-  const CompiledKernel* main_ = nullptr;
-  const CompiledKernel* combine_ = nullptr;
 };
 
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {

@@ -3,20 +3,22 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <numeric>
 
 #include "core/dtype.h"
 #include "core/integers.h"
-#include "cuda/decode/config.h"
-#include "cuda/prefill/maps.h"
-#include "cuda/prefill/prologue.h"
+#include "cuda/attention/params.h"
+#include "cuda/attention/prologue.h"
+#include "cuda/attention/tensor_maps.h"
+#include "cuda/attention/work_tiles.h"
+#include "cuda/prefill/cache_copies.h"
 
 namespace attune::cuda::prefill {
 namespace {
+
+using attention::kAlignment;
 
 constexpr int kMaxShared = 232448;
 constexpr int kFewestTiles = 4;  // of a split
@@ -25,7 +27,7 @@ constexpr int kAlibi = 2, kAnyScale = 32;  // of Config::score
 
 int score_bits(const Problem& p) {
   // The largest product is the largest score only if the scale is positive. ALiBi's slopes are divided by the scale.
-  return decode::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : kAnyScale);
+  return attention::score_bits(p) | (p.scale > (p.alibi ? 0x1p-64f : 0.0f) ? 0 : kAnyScale);
 }
 
 // tanh(y) = y (t0 + t1 y^2 + ..) for |y| <= range, least squares with weights that even out the error, at most 8.1e-7.
@@ -79,7 +81,7 @@ void fill_small(double softcap, double level, double of_product, kernels::CapPol
   k.low = -k.high;
 }
 
-void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
+void fill_cap(double scale, double softcap, kernels::WorkTileParams& k) {
   const double of_product = scale / softcap, level = softcap * std::numbers::log2e;
   k.cap_unit = static_cast<float>(of_product);
   fill_small(softcap, level, of_product, k.cap_small);
@@ -91,46 +93,13 @@ void fill_cap(double scale, double softcap, kernels::PrefillParams& k) {
 // Whether a row's max must be beyond 2^4 for the short polynomial. Many rows' never is.
 bool is_low_cap(double softcap) { return Tanh3::kGap - softcap * std::numbers::log2e * std::tanh(Tanh3::kRange) > 4; }
 
-// A power of two, as tiles are.
-int box_keys(const Problem& p, const Config& c) {
-  return p.cache.paged ? static_cast<int>(std::gcd<int64_t>(p.cache.page_size, c.keys)) : c.keys;
-}
-
 // Whether threads may gather a cache that the TMA cannot copy.
 bool may_gather(const Problem& p) { return p.cache && p.q.element_size == 2 && p.cache.k.dtype == p.q.dtype; }
 bool gathers(const Problem& p) {
   return may_gather(p) && !refusal_of_cache(p.cache).empty() && refusal_of_cache(p.cache, kFewestGathered).empty();
 }
 
-// The first array whose address the TMA cannot copy from. copied: q, k and v are copied before; gathered: so is the
-// cache.
-struct Misaligned {
-  const char* name = nullptr;
-  size_t over = 0;
-};
-Misaligned find_misaligned(const Problem& p, bool copied, bool gathered) {
-  Misaligned found;
-  const auto check = [&](const char* name, const void* data) {
-    const size_t over = reinterpret_cast<uintptr_t>(data) % kAlignment;
-    if (over != 0 && found.name == nullptr) found = {name, over};
-  };
-  if (!copied) check("q.data", p.q.data);
-  if ((p.dense_kv || p.new_tokens) && !copied) check("k.data", p.k.data), check("v.data", p.v.data);
-  if (p.cache && !gathered) check("cache.k.data", p.cache.k.data), check("cache.v.data", p.cache.v.data);
-  return found;
-}
-
 }  // namespace
-
-int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens) {
-  int64_t best = 1, best_rows = std::min<int64_t>(rows_of_tile, most_tokens);
-  for (int64_t heads = 2; heads <= std::min<int64_t>(group, rows_of_tile); ++heads) {
-    if (group % heads != 0) continue;
-    const int64_t rows = std::min(rows_of_tile / heads, most_tokens) * heads;
-    if (rows * 16 >= best_rows * 15) best = heads, best_rows = std::max(rows, best_rows);
-  }
-  return static_cast<int>(best);
-}
 
 size_t Config::shared_bytes() const {
   return static_cast<size_t>(kernels::prefill_shared_bytes(rows, keys, stages, raw_stages, head_dim_qk, head_dim_v,
@@ -156,7 +125,7 @@ KernelSpec Config::main_kernel() const {
 }
 
 KernelSpec Config::schedule_kernel() const {
-  return {"prefill/schedule.cu",
+  return {"scheduler/persistent.cu",
           "attune_schedule_prefill",
           {define("ATTUNE_KEYS", keys), define("ATTUNE_SPARSE", 0), define("ATTUNE_SHARES", 0)},
           0};
@@ -175,7 +144,7 @@ std::string fp32_refusal(const Problem& p) {
 std::string tma_refusal(const Problem& p) {
   if (p.q.element_size == 1 && (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0))
     return "head dims that are no multiples of 16 with queries of 8 bits";
-  const bool copied = has_prologue(p) || copies_rows(p);  // q, k and v
+  const bool copied = attention::has_prologue(p) || attention::copies_rows(p);  // q, k and v
   if ((p.dense_kv || p.new_tokens) && (p.k.dtype != p.q.dtype || p.v.dtype != p.q.dtype))
     return "q, k and v of different dtypes";
   if (p.cache && p.cache.k.dtype != p.cache.v.dtype) return "K and V of different dtypes";
@@ -188,9 +157,7 @@ std::string tma_refusal(const Problem& p) {
     if (!why.empty() && may_gather(p)) why = refusal_of_cache(p.cache, kFewestGathered);
     if (!why.empty()) return why;
   }
-  if (const Misaligned m = find_misaligned(p, copied, true); m.name != nullptr)
-    return "data that do not lie at multiples of 16 bytes, as " + std::string(m.name) + " here";
-  return "";
+  return attention::refusal_of(attention::find_misaligned(p, copied, true));
 }
 
 }  // namespace
@@ -199,9 +166,9 @@ namespace {
 
 std::string refusal_of(const Problem& p, std::string (*of_rows)(const Problem&)) {
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
-  if (std::string why = prologue_refusal(p); !why.empty()) return why;
+  if (std::string why = attention::prologue_refusal(p); !why.empty()) return why;
   if (std::string why = of_rows(p); !why.empty()) return why;
-  return decode::table_refusal(p);
+  return attention::table_refusal(p);
 }
 
 }  // namespace
@@ -268,14 +235,12 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
   c.out_dtype = p.out.dtype;
   c.score = score_bits(p);
   c.low_cap = c.score == 1 && is_low_cap(p.softcap);
-  c.mask = decode::mask_bits(p);
-  c.t5 = decode::t5_buckets(p);
+  c.mask = attention::mask_bits(p);
+  c.t5 = attention::t5_buckets(p);
   c.cached = static_cast<bool>(p.cache);
   c.dense = p.dense_kv || p.new_tokens;
   c.x_packed = p.cache.x_packed && !c.fp32();
   c.gather = gathers(p) ? bytes_to_gather(p.cache) : 0;
-  c.batch = p.batch;
-  c.splits = !p.batch_invariant;
   if (c.fp32()) {
     choose_fp32_tiles(c);
   } else if (c.fp8()) {
@@ -283,31 +248,22 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
   } else {
     choose_tiles(p, c);
   }
-  c.heads_of_tile = choose_heads_of_tile(p.group, c.rows);
-
-  const WorkLimits limits = work_limits(p, c.tokens_of_tile(), c.heads_of_tile, c.splits, num_sms);
-  c.max_work_tiles = limits.max_work_tiles, c.blocks = limits.blocks;
+  c.heads_of_tile = attention::choose_heads_of_tile(p.group, c.rows);
+  c.tokens_of_tile = c.rows / c.heads_of_tile;
+  c.fewest_tiles = kFewestTiles;
+  attention::choose_grid(p, num_sms, c);
   return c;
-}
-
-WorkLimits work_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms) {
-  // Row blocks of all sequences, at most: a sequence's last one may have a single token.
-  const int64_t row_blocks = p.cu_q ? p.total_q / tokens + p.batch : p.batch * ceil_div(p.fixed_q, tokens);
-  const int64_t most = splits ? num_sms : row_blocks * (p.heads_q / heads);
-  return {row_blocks + num_sms, static_cast<int>(std::clamp<int64_t>(most, 1, num_sms))};
 }
 
 void check_alignment(const Problem& p, bool gathered) {
   if (p.q.dtype == ATTUNE_FLOAT32) return;
-  const Misaligned m = find_misaligned(p, false, gathered);
-  require(m.name == nullptr, m.name, " is ", m.over,
-          " bytes beyond a multiple of 16; kernel cuda_prefill needs a multiple of 16, or a plan made for such data");
+  attention::check_aligned(attention::find_misaligned(p, false, gathered), "cuda_prefill");
 }
 
 void check_run(const Problem& p, const Config& c) {
   check_alignment(p, c.gather > 0);
   const bool fp32 = p.q.dtype == ATTUNE_FLOAT32;
-  const char* const moved = fp32 ? nullptr : row_to_copy(p);
+  const char* const moved = fp32 ? nullptr : attention::row_to_copy(p);
   require(moved == nullptr, "rows of ", moved,
           " do not lie at multiples of 16 bytes, as they did when the plan was made; plan with such rows");
   std::string why = p.cache && !fp32 && c.gather == 0 ? refusal_of_cache(p.cache) : "";
@@ -317,37 +273,24 @@ void check_run(const Problem& p, const Config& c) {
   require(why.empty(), "attention differs from its plan: kernel ", c.name(), " does not take ", why);
   require(c.fp8() || (score_bits(p) & kAnyScale & ~c.score) == 0, "softmax_scale is ", p.scale,
           "; the plan was made for one that is positive");
-  decode::check_ranges(p, c.mask);
-}
-
-WorkspaceLayout workspace_layout(const Config& c) {
-  WorkspaceLayout w;
-  auto take = [&](size_t bytes) {
-    const size_t begin = w.total;
-    w.total += (bytes + 255) / 256 * 256;
-    return begin;
-  };
-  const auto blocks = static_cast<size_t>(c.blocks), rows = c.splits ? 2 * blocks * static_cast<size_t>(c.rows) : 0;
-  w.list = take(sizeof(kernels::WorkList));
-  w.work_tiles = take(static_cast<size_t>(c.max_work_tiles) * sizeof(kernels::WorkTile));
-  w.block_begin = take(static_cast<size_t>(c.batch + 1) * sizeof(int));
-  w.splits_done = take(blocks * sizeof(unsigned));
-  w.stats = take(rows * 2 * sizeof(float));
-  w.out = take(rows * static_cast<size_t>((c.head_dim_v + 31) / 32 * 32) * sizeof(float));
-  return w;
+  attention::check_ranges(p, c.mask);
 }
 
 namespace {
+
+size_t place(const Config& c, void* workspace, kernels::WorkTileParams& k) {
+  return attention::place(c, {c.rows, 2, round_up(c.head_dim_v, 32), false}, workspace, k);
+}
 
 // Row blocks of each sequence, where the host knows the lengths and the schedule would split none; else 0. Whether it
 // splits depends on the number of all tiles, of which this is a lower bound.
 int blocks_alike(const Problem& p, const Config& c) {
   const bool plain = !p.cu_q && !p.cu_kv && !p.seqused && !c.cached && p.finished == nullptr && p.num_ranges == 0 &&
                      !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.few_q == 0;
-  const int64_t ahead = p.fixed_kv - p.fixed_q, blocks = ceil_div(p.fixed_q, c.tokens_of_tile());
+  const int64_t ahead = p.fixed_kv - p.fixed_q, blocks = ceil_div(p.fixed_q, c.tokens_of_tile);
   const int64_t most = ceil_div(p.fixed_kv, c.keys);  // tiles of a block
   if (!plain || ahead < 0 || blocks * p.batch > c.max_work_tiles) return 0;
-  const int64_t keys = p.causal ? blocks * ahead + (blocks - 1) * blocks / 2 * c.tokens_of_tile() : blocks * p.fixed_kv;
+  const int64_t keys = p.causal ? blocks * ahead + (blocks - 1) * blocks / 2 * c.tokens_of_tile : blocks * p.fixed_kv;
   const int64_t tiles = keys / c.keys * p.batch * (p.heads_q / c.heads_of_tile);
   const bool splits = c.splits && most > kFewestTiles && tiles <= (most - 1) * c.blocks;
   return splits ? 0 : static_cast<int>(blocks);
@@ -355,51 +298,28 @@ int blocks_alike(const Problem& p, const Config& c) {
 
 }  // namespace
 
-kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace) {
-  kernels::PrefillParams k{};
-  decode::fill_problem(p, c.t5, k);
-  const IntView& cu_kv = p.cu_kv;
-  if (cu_kv) k.cu_seqlens_kv = {cu_kv.data, cu_kv.row_stride, cu_kv.col_stride};
-  if (c.dense) k.new_k = dense_rows(p.k), k.new_v = dense_rows(p.v);
+size_t Config::workspace_bytes() const {
+  kernels::WorkTileParams k{};
+  return place(*this, nullptr, k);
+}
+
+kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace) {
+  kernels::WorkTileParams k = attention::to_params(p, c.t5, c);
+  place(c, workspace, k);
+  if (c.dense) k.new_k = attention::dense_rows(p.k), k.new_v = attention::dense_rows(p.v);
   k.prologue.qkv_scale = p.prologue.qkv_scale;
   k.prologue.qkv_scale_stride = p.prologue.qkv_scale_stride;
-  k.total_kv = p.dense_kv || p.new_tokens ? p.k.rows : 0;
-  k.fixed_kv = to_int(p.fixed_kv);
-  k.q_flat = p.q.rows_per_batch == 0 ? 1 : 0;
-  k.kv_flat = p.k.rows_per_batch == 0 ? 1 : 0;
-  k.dense = c.dense ? 1 : 0;
-  k.cached = c.cached ? 1 : 0;
-  k.box_shift = std::countr_zero(static_cast<unsigned>(box_keys(p, c)));
-  k.heads_of_tile = c.heads_of_tile;
   k.inverse_heads = 65535u / static_cast<unsigned>(c.heads_of_tile) + 1;
-  k.tokens_of_tile = c.tokens_of_tile();
-  k.num_head_tiles = to_int(p.heads_q / c.heads_of_tile);
-  k.num_blocks = c.blocks;
   k.few_q = c.few_q;
-  k.max_work_tiles = to_int(c.max_work_tiles);
-  k.fewest_tiles = kFewestTiles;
   k.blocks_each = blocks_alike(p, c);
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);
-  const auto out_of_block = static_cast<double>(c.tokens_of_tile()) * static_cast<double>(std::abs(k.out_row_stride)) +
+  const auto out_of_block = static_cast<double>(c.tokens_of_tile) * static_cast<double>(std::abs(k.out_row_stride)) +
                             static_cast<double>(c.heads_of_tile) * static_cast<double>(std::abs(k.out_head_stride));
   k.plain_out = k.lse == nullptr && k.max_logits == nullptr && k.sinks == nullptr && k.out_scale == nullptr &&
                         out_of_block < 0x1p31
                     ? 1
                     : 0;
-  k.store_vectors = strides_fit(p.out) && reinterpret_cast<uintptr_t>(p.out.data) % kAlignment == 0 &&
-                            p.out.element_size == 2 && p.head_dim_v % 8 == 0
-                        ? 1
-                        : 0;
-
-  const WorkspaceLayout w = workspace_layout(c);
-  char* base = static_cast<char*>(workspace);
-  k.list = reinterpret_cast<kernels::WorkList*>(base + w.list);
-  k.work_tiles = reinterpret_cast<kernels::WorkTile*>(base + w.work_tiles);
-  k.block_begin = reinterpret_cast<int*>(base + w.block_begin);
-  k.splits_done = reinterpret_cast<unsigned*>(base + w.splits_done);
-  k.partial_stats = reinterpret_cast<float*>(base + w.stats);
-  k.partial_out = reinterpret_cast<float*>(base + w.out);
   return k;
 }
 
@@ -433,19 +353,20 @@ kernels::Fp32Rows fp32_rows(const Problem& p) {
 
 Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
-  m.q = row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile(), c.heads_of_tile);
+  m.q = attention::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
   m.k = m.v = m.dense_k = m.dense_v = m.q;
   if (c.dense) {
-    m.dense_k = row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
-    m.dense_v = row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);
+    m.dense_k = attention::row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
+    m.dense_v = attention::row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);
   }
   if (c.gather > 0) return m;
+  const int keys = attention::keys_of_box(p.cache, c.keys);
   if (c.x_packed) {
-    m.k = xpacked_k_map(p, box_keys(p, c));
-    m.v = p.cache.v.element_size == 1 ? xpacked_quantized_v_map(p, box_keys(p, c)) : xpacked_v_map(p, box_keys(p, c));
+    m.k = attention::xpacked_k_map(p, keys);
+    m.v = p.cache.v.element_size == 1 ? attention::xpacked_quantized_v_map(p, keys) : attention::xpacked_v_map(p, keys);
   } else if (c.cached) {
-    m.k = cache_map(p, p.cache.k, p.head_dim_qk, box_keys(p, c));
-    m.v = cache_map(p, p.cache.v, p.head_dim_v, box_keys(p, c));
+    m.k = attention::cache_map(p, p.cache.k, p.head_dim_qk, keys);
+    m.v = attention::cache_map(p, p.cache.v, p.head_dim_v, keys);
   }
   return m;
 }

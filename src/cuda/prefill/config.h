@@ -3,25 +3,24 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <string>
 
 #include "core/problem.h"
-#include "cuda/device.h"
+#include "cuda/attention/work_tiles.h"
 #include "cuda/kernel.h"
 #include "cuda/tensor_map.h"
 #include "prefill/prefill_params.h"
 
 namespace attune::cuda::prefill {
 
-struct Config {
+struct Config : attention::WorkTiles {
   // The compile-time configuration.
   int head_dim_qk = 0, head_dim_v = 0;
   int32_t dtype = 0, cache_dtype = 0, out_dtype = 0;
-  int rows = 128;              // packed rows of a block
-  int keys = 128, stages = 2;  // of a tile; of K and V
-  int query_stages = 1;        // of q; with two, V has one stage less
-  int raw_stages = 0;          // of 8-bit tiles: a quantized cache, or V of fp8
+  int rows = 128;        // packed rows of a block
+  int stages = 2;        // of K and V
+  int query_stages = 1;  // of q; with two, V has one stage less
+  int raw_stages = 0;    // of 8-bit tiles: a quantized cache, or V of fp8
   int score = 0, mask = 0;
   bool low_cap = false;   // softcap alone, and so low that scores are hardly ever small beside it
   bool x_packed = false;  // the cache
@@ -30,33 +29,17 @@ struct Config {
   bool token_scales = false;  // K or V of the cache has a scale for each token
 
   kernels::T5Table t5 = {};  // buckets; a run brings the table itself
-  int heads_of_tile = 1;     // query heads that share a block of rows
-  int blocks = 1;            // of the grid; all are resident at once
-  int64_t batch = 0, max_work_tiles = 0;
-  bool splits = true;  // row blocks may be split along the keys
-  int few_q = 0;       // sequences with at most so many queries are left to another kernel
+  int few_q = 0;             // sequences with at most so many queries are left to another kernel
 
   bool fp8() const { return dtype == ATTUNE_FLOAT8_E4M3; }  // kernels/prefill/prefill_fp8.cu
   bool fp32() const { return dtype == ATTUNE_FLOAT32; }     // kernels/prefill/prefill_fp32.cu
   const char* name() const { return fp32() ? "cuda_prefill_fp32" : fp8() ? "cuda_prefill_fp8" : "cuda_prefill"; }
   int threads() const { return 128 + 2 * rows; }
-  int tokens_of_tile() const { return rows / heads_of_tile; }
   size_t shared_bytes() const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
+  size_t workspace_bytes() const;
 };
-
-// The most work tiles that the schedule lists, and the blocks of the grid. tokens, heads: of a row block; splits: row
-// blocks may be split along the keys.
-struct WorkLimits {
-  int64_t max_work_tiles = 0;
-  int blocks = 1;
-};
-WorkLimits work_limits(const Problem& p, int64_t tokens, int64_t heads, bool splits, int num_sms);
-
-// The number of query heads of a KV head that fills a row block best, with at most most_tokens tokens; ties go to more
-// heads.
-int choose_heads_of_tile(int64_t group, int rows_of_tile, int64_t most_tokens = std::numeric_limits<int64_t>::max());
 
 // "" if the kernel takes the problem, else what it does not take. Only what the coverage row cannot say.
 std::string refusal(const Problem& p);
@@ -72,13 +55,7 @@ void check_alignment(const Problem& p, bool gathered = false);
 // plan does not take.
 void check_run(const Problem& p, const Config& c);
 
-// Offsets of the parts of the workspace.
-struct WorkspaceLayout {
-  size_t list = 0, work_tiles = 0, block_begin = 0, splits_done = 0, stats = 0, out = 0, total = 0;
-};
-WorkspaceLayout workspace_layout(const Config& c);
-
-kernels::PrefillParams to_params(const Problem& p, const Config& c, void* workspace);
+kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace);
 // fp32: which rows of a run can be loaded four channels at a time.
 kernels::Fp32Rows fp32_rows(const Problem& p);
 

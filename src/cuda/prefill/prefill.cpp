@@ -3,95 +3,57 @@
 
 #include <limits>
 
+#include "cuda/attention/plan.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
-#include "cuda/ops/ops.h"
 #include "cuda/prefill/config.h"
-#include "cuda/prefill/prologue.h"
 
 namespace attune::cuda {
 namespace {
 
+using attention::Rows;
 using prefill::Config;
-using prefill::Rows;
 
-class PrefillPlan final : public KernelPlan {
+class PrefillPlan final : public attention::WorkTilePlan {
  public:
   PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info, int few_q, Rows rows)
-      : device_(device),
-        rows_(rows),
-        prepares_(prefill::has_prologue(p) || prefill::copies_rows(p) || rows == Rows::kFp32),
-        config_(
-            prefill::choose_config(prepares_ ? prefill::after_prologue(p, nullptr, rows) : p, info.num_sms, few_q)) {
-    std::vector<KernelSpec> specs = {config_.main_kernel(), config_.schedule_kernel()};
-    if (prepares_)
-      for (const PrepareProblem& op : prefill::launches_before(p, nullptr, rows_)) specs.push_back(kernel_of(op));
-    warm(specs, device);
-    main_ = &get_kernel(specs[0], device);
-    schedule_ = &get_kernel(specs[1], device);
-    prologue_begin_ = prefill::workspace_layout(config_).total;
-    workspace_size_ = prologue_begin_ + prefill::prologue_bytes(p, rows_);
-  }
-
-  size_t workspace_size() const override { return workspace_size_; }
+      : PrefillPlan(
+            p, device, rows,
+            prefill::choose_config(attention::prepares_rows(p, rows) ? attention::after_prologue(p, nullptr, rows) : p,
+                                   info.num_sms, few_q)) {}
 
   std::string describe() const override {
-    return cat("kernel ", config_.name(), ": ", config_.rows, " packed rows of ", config_.heads_of_tile, " heads x ",
-               config_.keys, " keys, ", config_.stages, " stages, ", main_->num_regs, " registers, ",
+    return cat("kernel ", name(), ": ", config_.rows, " packed rows of ", config_.heads_of_tile, " heads x ",
+               config_.keys, " keys, ", config_.stages, " stages, ", kernel(0).num_regs, " registers, ",
                config_.shared_bytes(), " bytes of shared memory; ", config_.blocks, " blocks; ",
-               prepares_ ? "q, k and v by a launch before; " : "", "workspace ", workspace_size_, " bytes");
-  }
-
-  void schedule(const Problem& p, void* workspace, void* stream) const override {
-    if (is_empty(p)) return;
-    LaunchConfig launch;
-    launch.block[0] = 1024;
-    launch.programmatic = true;
-    launch.stream = stream;
-    launch_kernel(*schedule_, launch, prefill::to_params(p, config_, workspace));
-  }
-
-  void run(const Problem& p, void* workspace, void* stream) const override {
-    if (is_empty(p)) return;
-    if (!prepares_) {
-      prefill::check_run(p, config_);
-      return attend(p, workspace, stream);
-    }
-    // Whether k and v are of q's tokens can depend on the addresses of tables, which a plan may not have.
-    const std::string why = prefill::prologue_refusal(p);
-    require(why.empty(), "the plan's kernel does not take ", why, ", which this run has");
-    std::byte* const rows = static_cast<std::byte*>(workspace) + prologue_begin_;
-    const Problem after = prefill::after_prologue(p, rows, rows_);
-    prefill::check_run(after, config_);  // before anything is appended
-    for (const PrepareProblem& op : prefill::launches_before(p, rows, rows_)) run_qkv_prepare(op, device_, stream);
-    attend(after, workspace, stream);
+               prepares() ? "q, k and v by a launch before; " : "", "workspace ", workspace_size(), " bytes");
   }
 
  private:
-  void attend(const Problem& p, void* workspace, void* stream) const {
-    LaunchConfig launch;
+  PrefillPlan(const Problem& p, int32_t device, Rows rows, const Config& config)
+      : WorkTilePlan(config.name(), device, attention::prepares_rows(p, rows), rows), config_(config) {
+    find_kernels(p, {config_.main_kernel(), config_.schedule_kernel()}, config_.workspace_bytes());
+  }
+
+  kernels::WorkTileParams to_params(const Problem& p, void* workspace) const override {
+    return prefill::to_params(p, config_, workspace);
+  }
+  void check_run(const Problem& p) const override { prefill::check_run(p, config_); }
+
+  void attend(const Problem& p, void* workspace, void* stream) const override {
+    LaunchConfig launch{.programmatic = true, .stream = stream};
     launch.grid[0] = static_cast<uint32_t>(config_.blocks);
     launch.block[0] = static_cast<uint32_t>(config_.threads());
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
-    launch.programmatic = true;
-    launch.stream = stream;
-    if (config_.fp32())
-      return launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), prefill::fp32_rows(p));
+    const kernels::WorkTileParams params = to_params(p, workspace);
+    if (config_.fp32()) return launch_kernel(kernel(0), launch, params, prefill::fp32_rows(p));
     const prefill::Maps maps = prefill::describe_maps(p, config_);
-    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device_); };
-    launch_kernel(*main_, launch, prefill::to_params(p, config_, workspace), encode(maps.q), encode(maps.k),
-                  encode(maps.v), encode(maps.dense_k), encode(maps.dense_v));
+    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device()); };
+    launch_kernel(kernel(0), launch, params, encode(maps.q), encode(maps.k), encode(maps.v), encode(maps.dense_k),
+                  encode(maps.dense_v));
   }
 
-  static bool is_empty(const Problem& p) { return p.batch == 0 || p.total_q == 0 || p.heads_q == 0; }
-
-  int32_t device_;
-  Rows rows_;
-  bool prepares_;  // q, k and v are copied to the workspace
   Config config_;
-  size_t prologue_begin_ = 0, workspace_size_ = 0;
-  const CompiledKernel* schedule_ = nullptr;
-  const CompiledKernel* main_ = nullptr;
 };
 
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) { return prefill::make_plan(p, device, 0); }
@@ -189,7 +151,7 @@ namespace prefill {
 
 const Kernel& kernel_for(const Problem& p) {
   if (p.q.dtype == ATTUNE_FLOAT32) return prefill_fp32_kernel();
-  return is_fp8_attention(p) ? prefill_fp8_kernel() : prefill_kernel();
+  return attention::is_fp8_attention(p) ? prefill_fp8_kernel() : prefill_kernel();
 }
 
 // q's dtype chooses the kernel.

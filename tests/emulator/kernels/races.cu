@@ -161,7 +161,7 @@ extern "C" __global__ void meet_in_cluster(unsigned* out, int broken) {
     ptx::arrive_expecting(barrier, 32 * 4);
     ptx::publish_barriers();
   }
-  ptx::arrive_at_cluster_releasing();
+  ptx::arrive_at_cluster();
   if (broken != 1) ptx::wait_for_cluster();  // 1: the other block may not be there yet
   unsigned x = *ptx::in_block(&shared.mine[lane], other);
   ptx::store_async(ptx::shared_in_block(ptx::shared_address(&shared.received[lane]), other), x,

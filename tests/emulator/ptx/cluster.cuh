@@ -10,7 +10,6 @@ inline int cluster_rank() { return static_cast<int>(emulator::cluster_rank()); }
 inline int cluster_size() { return static_cast<int>(emulator::cluster_size()); }
 inline void cluster_barrier() { emulator::sync_cluster(); }
 inline void arrive_at_cluster() { emulator::arrive_at_cluster(); }
-inline void arrive_at_cluster_releasing() { emulator::arrive_at_cluster(); }
 inline void wait_for_cluster() { emulator::wait_for_cluster(); }
 template <class T>
 T* in_block(T* shared, int rank) {

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parameters of all attention kernels. Compiled by NVRTC and by the host's compiler; no standard headers.
+#pragma once
+
+#include "common/divisor.h"
+#include "common/prologue_params.h"
+
+namespace attune::kernels {
+
+// One axis of a table of int32, or a vector. data null: absent.
+struct IntTable {
+  const int* data;
+  long long row_stride, col_stride;  // in elements
+};
+
+// Rows of K, or of V, of the tokens whose queries these are, of q's type: strides as q's, heads are KV heads. data
+// null: absent.
+struct NewRows {
+  const char* data;
+  long long batch_stride, row_stride, head_stride, dim_stride;  // in elements
+};
+
+// Rows of K, or of V. Element d of (page, slot, head) is at page * page_stride + slot * slot_stride + head *
+// head_stride + (d / pack) * outer_stride + (d % pack) * inner_stride elements.
+struct KvPlane {
+  const char* data;
+  long long page_stride, slot_stride, head_stride;  // in bytes
+  long long outer_stride, inner_stride;             // in elements
+  int pack;
+  int contiguous;    // the elements of a row follow each other
+  int table_is_own;  // V: page ids are in v_page_table
+};
+
+// x = code * scale. mode: 0 none, 1 per tensor, 2 per head, 3 per token and head.
+struct KvScale {
+  const float* data;
+  long long page_stride, slot_stride, head_stride;  // in elements
+  int mode;
+};
+
+// A bias [heads][rows][columns] of a float dtype; 0 beyond its rows and columns. data null: absent.
+struct BiasTable {
+  const char* data;
+  long long head_stride, row_stride, column_stride;  // in bytes
+  int rows, columns, dtype;
+};
+
+// T5: a bias by head and bucket of the distance between key and query.
+constexpr int kMaxT5Steps = 64;
+struct T5Table {
+  const char* data;
+  long long head_stride, bucket_stride;  // in bytes
+  int dtype;
+  int bidirectional;
+  int buckets;       // of one direction
+  int exact;         // distances below it have a bucket each
+  int max_distance;  // from it on, all are in the last bucket
+  int steps;
+  int first[kMaxT5Steps];  // first distance of bucket exact + 1 + i
+};
+
+// A call of attention. Prefill's and MLA's kernels have more: WorkTileParams. Only decode has what is marked so.
+struct AttentionParams {
+  // Queries [batch or 1, rows, num_heads_q, head_dim_qk]: sequence b begins at b * batch_stride, or at cu_seqlens_q[b]
+  // * row_stride.
+  const char* q;
+  long long q_batch_stride, q_row_stride, q_head_stride, q_dim_stride;  // in elements, as all strides without a word
+  char* out;                                                            // as q, head_dim_v
+  long long out_batch_stride, out_row_stride, out_head_stride, out_dim_stride;
+  float* lse;  // as q without the last axis; null: not wanted
+  long long lse_batch_stride, lse_row_stride, lse_head_stride;
+  float* max_logits;
+  long long max_batch_stride, max_row_stride, max_head_stride;
+  IntTable cu_seqlens_q;
+  long long total_q;
+
+  NewRows new_k, new_v;  // data null: the cache holds all keys
+  PrologueParams prologue;
+  int append;  // decode: new tokens go to the cache
+
+  KvPlane k, v;
+  int v_is_k;  // V is the first head_dim_v channels of K
+  KvScale k_scale, v_scale;
+  IntTable page_table, v_page_table, batch_index, seqused_kv;
+  IntTable cache_indirection, beam_prompt_length;  // decode
+  const unsigned char* finished;
+  long long finished_stride;
+  long long num_pages;
+  int page_size, page_shift;  // page_shift: log2, or -1
+  int capacity;               // most tokens of one sequence in the cache
+  int ring_capacity;
+  int beam_width, beam_columns;  // decode
+  int paged;
+
+  const float* alibi;
+  long long alibi_batch_stride, alibi_head_stride;
+  BiasTable bias, new_token_bias;
+  T5Table t5;
+  const char* sinks;
+  long long sinks_stride;  // in bytes
+  int sinks_dtype;
+  const float* out_scale;
+  float scale;
+  float cap_inverse, cap_level;  // softcap: 1 / cap, and the cap in base 2
+
+  int batch, num_heads_q, num_heads_kv, group;
+  Divisor by_group;
+  int fixed_q;  // queries of each sequence where there is no cu_seqlens_q
+  int causal, skip_decode, zero_finished;
+  long long window_left, window_right;  // -1: no limit; below 2^31
+
+  // Bit i % 8 of byte i / 8 of a query's row (and head) lets key mask_start + i through.
+  const unsigned char* mask_bits;
+  long long mask_row_stride, mask_head_stride, mask_byte_stride;
+  int mask_columns;
+  IntTable mask_start;
+  const int* ranges;  // [batch][num_ranges][2]: inclusive; who is in one sees all of it
+  long long range_batch_stride, range_stride, range_end_stride;
+  int num_ranges;
+
+  // Decode's stream-K schedule. The key tiles of all sequences, groups of heads and row blocks have one order, which is
+  // cut into `blocks` equal ranges. head_lanes blocks share a range, one for each of as many neighbouring heads, so
+  // that what is adjacent in memory is read at about one time. Block b takes lane b % head_lanes of range b /
+  // head_lanes.
+  int blocks;       // ranges
+  int head_lanes;   // a power of two that divides num_heads_kv
+  int row_blocks;   // of a sequence, in the cluster kernel
+  int whole_pairs;  // of all kernels: nothing is split (batch invariance)
+  // A mixed batch runs two kernels beside each other: decode takes sequences of at most few_q queries, prefill the
+  // others. Alone, decode has the largest int and prefill 0.
+  int few_q;
+  const long long* prompt_tiles;  // decode: the number of tiles in prefill's schedule, or null
+  float prompt_tile;              // the cost of one of them, in tiles of decode
+  unsigned* few_begun;            // decode: counts its runs, for prefill to wait on; or null
+  int checks_stamp;               // an earlier call made the schedule: compare stamps (common/stamp.cuh)
+  unsigned stamp_of_call;         // the stamp of all that the host knows: shapes, windows
+  IntTable stamped_kv;            // offsets of dense keys, which are stamped too
+  struct StreamKRange* stream_k;  // decode: [blocks], written by the schedule kernel, for head lane 0
+  // Decode: [blocks][head_lanes]: how many splits of the output tile that begins in the block are stored. 0 before and
+  // after each run.
+  unsigned* arrivals;
+  // Decode: [batch / beam_width][num_heads_kv], or null: how many tiles have been read, where appending must wait for
+  // all readers. 0 before and after each run.
+  unsigned* tiles_done;
+  float* partial_out;    // [splits][rows of a block][head_dim_v]; decode: [2 * blocks * head_lanes] splits
+  float* partial_stats;  // [splits][rows of a block][2]: row_max (base 2), row_sum
+};
+
+}  // namespace attune::kernels

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a cached key to its page and slot.
+#pragma once
+
+#include "common/sequence.cuh"
+#include "common/work_tile_params.h"
+
+namespace attune::common {
+
+using kernels::WorkTileParams;
+
+// The page and slot of a cached key. The table load has latency until the page is used.
+struct Slot {
+  int page, slot;
+};
+__device__ __forceinline__ int page_index(const WorkTileParams& p, int key) {
+  return p.page_shift >= 0 ? key >> p.page_shift : key / p.page_size;
+}
+__device__ __forceinline__ int slot_in_page(const WorkTileParams& p, int key) {
+  return p.paged ? key - page_index(p, key) * p.page_size : key;
+}
+__device__ __forceinline__ Slot find_slot(const WorkTileParams& p, int batch, int key, bool values) {
+  Slot s{batch, slot_in_page(p, key)};
+  if (p.paged) {
+    const kernels::IntTable& table = values && p.v_page_table.data != nullptr ? p.v_page_table : p.page_table;
+    s.page = int_at(table, batch, page_index(p, key));
+  } else if (p.batch_index.data != nullptr) {
+    s.page = int_at(p.batch_index, batch);
+  }
+  return s;
+}
+__device__ __forceinline__ bool is_there(const WorkTileParams& p, int page) { return page >= 0 && page < p.num_pages; }
+// Whether the page of a cached key's value exists. Keys without a value are masked.
+__device__ __forceinline__ bool has_value(const WorkTileParams& p, int batch, int key) {
+  return p.v_page_table.data == nullptr || is_there(p, find_slot(p, batch, key, true).page);
+}
+
+}  // namespace attune::common

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Single elements of a type that is known at run time, for code that is not hot. Types are numbered as attune_dtype.
+#pragma once
+
+#include "ptx/convert.cuh"
+
+namespace attune::common {
+
+constexpr int kFloat32 = 1, kFloat16 = 2, kBFloat16 = 3, kE4m3 = 4, kE5m2 = 5, kInt8 = 6;
+
+__host__ __device__ constexpr int element_size(int dtype) {
+  return dtype == kFloat32 ? 4 : dtype == kFloat16 || dtype == kBFloat16 ? 2 : 1;
+}
+
+// Element i of an array.
+__device__ __forceinline__ float load_element(int dtype, const void* array, long long i) {
+  const char* at = static_cast<const char*>(array) + i * element_size(dtype);
+  switch (dtype) {
+    case kFloat32:
+      return *reinterpret_cast<const float*>(at);
+    case kFloat16:
+      return ptx::f16_to_float(*reinterpret_cast<const unsigned short*>(at));
+    case kBFloat16:
+      return ptx::bf16_to_float(*reinterpret_cast<const unsigned short*>(at));
+    case kE4m3:
+      return ptx::f16_to_float(
+          static_cast<unsigned short>(ptx::e4m3_to_f16(*reinterpret_cast<const unsigned char*>(at))));
+    case kE5m2:
+      return ptx::f16_to_float(
+          static_cast<unsigned short>(ptx::e5m2_to_f16(*reinterpret_cast<const unsigned char*>(at))));
+    default:
+      return static_cast<float>(*reinterpret_cast<const signed char*>(at));
+  }
+}
+
+// One rounding, to nearest even; e4m3 saturates. Not for int8.
+__device__ __forceinline__ void store_element(int dtype, void* array, long long i, float x) {
+  char* at = static_cast<char*>(array) + i * element_size(dtype);
+  switch (dtype) {
+    case kFloat32:
+      *reinterpret_cast<float*>(at) = x;
+      break;
+    case kFloat16:
+      *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(ptx::pack_f16(x, 0.0f));
+      break;
+    case kBFloat16:
+      *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(ptx::pack_bf16(x, 0.0f));
+      break;
+    default:
+      *reinterpret_cast<unsigned char*>(at) = static_cast<unsigned char>(ptx::pack_e4m3(x, 0.0f));
+      break;
+  }
+}
+
+}  // namespace attune::common

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows and caches for the kernels beside attention. Compiled by NVRTC and by the host's compiler; no standard headers.
+// Strides are in bytes.
+#pragma once
+
+#include "common/prologue_params.h"
+
+namespace attune::kernels {
+
+// Rows of q, k or v, [outer, rows_per_outer, heads, channels]; without an outer axis all rows are of outer 0.
+struct RowTensor {
+  char* data;  // null: absent
+  long long outer_stride, row_stride, head_stride, channel_stride;
+  int dtype;
+};
+
+// Rows of a cache. Channel d of (page, offset, head) is at page * page_stride + offset * slot_stride + head *
+// head_stride + (d / pack) * outer_stride + (d % pack) * inner_stride. Packed formats: rows of bytes.
+struct RowPlane {
+  char* data;
+  long long page_stride, slot_stride, head_stride, outer_stride, inner_stride;
+  int pack, dtype;
+};
+
+// x = code * scale. mode: 0 none, 1 per tensor, 2 per head, 3 per token and head, as KvScale::Mode.
+struct RowScale {
+  char* data;
+  long long page_stride, slot_stride, head_stride;
+  int mode;
+};
+
+struct RowCache {
+  RowPlane k, v;
+  RowScale k_scale, v_scale;
+  IntList page_table, v_page_table, batch_index;
+  long long num_pages, page_size, capacity;  // capacity: most tokens of a sequence
+  long long ring_capacity;
+  int paged;
+  int power_of_two_scales;
+};
+
+}  // namespace attune::kernels

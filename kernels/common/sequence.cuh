@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads tables of int32: lengths and offsets of sequences, page tables.
+#pragma once
+
+#include "common/attention_params.h"
+
+namespace attune::common {
+
+using kernels::AttentionParams;
+
+__device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i) { return t.data[i * t.col_stride]; }
+__device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i, long long j) {
+  return t.data[i * t.row_stride + j * t.col_stride];
+}
+
+__device__ __forceinline__ int clamp_int(long long x, long long low, long long high) {
+  return static_cast<int>(x < low ? low : x > high ? high : x);
+}
+
+#if !defined(ATTUNE_MASK) || (ATTUNE_MASK & 2) != 0
+constexpr bool kMayHaveRanges = true;
+#else
+constexpr bool kMayHaveRanges = false;  // saves registers
+#endif
+
+}  // namespace attune::common

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory as one struct a kernel: the compiler lays out its fields, and the host uses its sizeof. A view turns
+// fields into the 32-bit shared addresses that PTX takes.
+#pragma once
+
+#include "common/shared_array.h"
+#include "ptx/async_copy.cuh"
+
+// offsetof(), which NVRTC lacks.
+#ifdef __CUDACC_RTC__
+#define ATTUNE_OFFSET_OF(Storage, field) static_cast<int>(__INTADDR__(&(((Storage*)0)->field)))
+#else
+#define ATTUNE_OFFSET_OF(Storage, field) static_cast<int>(__builtin_offsetof(Storage, field))
+#endif
+
+// In a view: a field of its storage, by its offset. Through a pointer to the storage NVRTC 13.0 finds fields elsewhere
+// than offsetof() does, where ones before them are empty ([[no_unique_address]]): a view has no such pointer.
+#define ATTUNE_SHARED_FIELD(Storage, field) \
+  (this->template value_at<decltype(Storage::field)>(ATTUNE_OFFSET_OF(Storage, field), 0))
+// In a view: the shared address of a field of its storage; of the field's value i; and of value j of its array i. One
+// product for both indices: with two, ptxas takes registers for both and spills.
+#define ATTUNE_SHARED_AT(Storage, field) (base + ATTUNE_OFFSET_OF(Storage, field))
+#define ATTUNE_SHARED_AT_INDEX(Storage, field, i) \
+  (ATTUNE_SHARED_AT(Storage, field) + (i) * static_cast<int>(sizeof(Storage::field[0])))
+#define ATTUNE_SHARED_AT_INDICES(Storage, field, i, j)                                           \
+  (ATTUNE_SHARED_AT(Storage, field) +                                                            \
+   ((i) * static_cast<int>(sizeof(Storage::field[0]) / sizeof(Storage::field[0][0])) + (j)) *    \
+       static_cast<int>(sizeof(Storage::field[0][0])))
+
+namespace attune::common {
+
+// Storage has `slots`, each with a work tile and its head tile.
+template <class Storage>
+struct SharedView {
+  unsigned char* memory;
+  unsigned base;  // its shared address
+  __device__ __forceinline__ explicit SharedView(unsigned char* shared)
+      : memory(shared), base(ptx::shared_address(shared)) {}
+
+  // Value i of the field that begins at `offset`. By bytes: through the array ptxas takes a register more, and spills.
+  template <class T>
+  __device__ __forceinline__ T& value_at(int offset, int i) const {
+    return *reinterpret_cast<T*>(memory + offset + i * static_cast<int>(sizeof(T)));
+  }
+
+  __device__ __forceinline__ auto& slot(int i) const {
+    using Slot = typename Storage::Slot;
+    return value_at<Slot>(ATTUNE_OFFSET_OF(Storage, slots), i);
+  }
+  __device__ __forceinline__ auto& work(int i) const { return slot(i).work; }
+  __device__ __forceinline__ int& head_tile(int i) const { return slot(i).head_tile; }
+};
+
+}  // namespace attune::common

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Detects a schedule that was made for another call. A schedule serves every layer of a step (attune_run_scheduled);
+// with other lengths it would silently leave rows out. So it carries a stamp, a hash of all its inputs: what the host
+// knows (stamp_of_call), lengths, offsets, finished sequences, ranges, and lengths of index lists. The attention kernel
+// computes the stamp again while its first copies are in flight. If the two differ, it writes NaN to every row.
+#pragma once
+
+#include "common/sequence.cuh"
+#include "ptx/atomic.cuh"
+#include "ptx/reduce.cuh"
+
+namespace attune::common {
+
+__device__ __forceinline__ unsigned mixed(unsigned x, int with) {
+  x = (x ^ static_cast<unsigned>(with)) * 0x9e3779b1u;
+  return x ^ x >> 15;
+}
+
+// The stamp of sequence b. A batch's stamp is the sum over its sequences, in any order.
+__device__ __forceinline__ unsigned stamp_of(const AttentionParams& p, int b) {
+  unsigned x = mixed(p.stamp_of_call, b);
+  if (p.cu_seqlens_q.data != nullptr) x = mixed(mixed(x, int_at(p.cu_seqlens_q, b)), int_at(p.cu_seqlens_q, b + 1));
+  if (p.seqused_kv.data != nullptr) {
+    const int used = int_at(p.seqused_kv, b);  // layers may have tables of other widths
+    x = mixed(x, p.capacity > 0 && p.ring_capacity == 0 ? min(used, p.capacity) : used);
+  }
+  if (p.stamped_kv.data != nullptr) x = mixed(mixed(x, int_at(p.stamped_kv, b)), int_at(p.stamped_kv, b + 1));
+  if (p.finished != nullptr) x = mixed(x, p.finished[b * p.finished_stride]);
+#pragma unroll 1
+  for (int i = 0; kMayHaveRanges && i < p.num_ranges; ++i) {
+    const int* range = p.ranges + b * p.range_batch_stride + i * p.range_stride;
+    x = mixed(mixed(x, range[0]), range[p.range_end_stride]);
+  }
+  return x;
+}
+
+// One thread's part of the stamp of an index list (prefill/prefill_params.h): the lengths of its sequences or rows.
+template <class List>
+__device__ __forceinline__ unsigned stamp_of_list(const AttentionParams& p, const List& list, int number, int thread,
+                                                  int threads) {
+  if (list.indices == nullptr || list.length.data == nullptr) return 0;
+  int begin = 0, end = p.batch;
+  if (list.length_by_row && p.cu_seqlens_q.data != nullptr) {
+    begin = clamp_int(int_at(p.cu_seqlens_q, 0), 0, p.total_q);
+    end = clamp_int(int_at(p.cu_seqlens_q, p.batch), 0, p.total_q);
+  } else if (list.length_by_row) {
+    end = p.batch * p.fixed_q;
+  }
+  unsigned sum = 0;
+#pragma unroll 1
+  for (int i = begin + thread; i < end; i += threads)
+    sum += mixed(mixed(mixed(p.stamp_of_call, number), i), int_at(list.length, i));
+  return sum;
+}
+
+// Adds the batch's stamp to *sum, in shared memory. Threads 0 to threads - 1, whole warps, take part. kSparse: keys
+// come from index lists.
+template <bool kSparse = false, class Params>
+__device__ __forceinline__ void add_stamps(const Params& p, int thread, int threads, unsigned* sum) {
+  unsigned mine = 0;
+#pragma unroll 1
+  for (int b = thread; b < p.batch; b += threads) mine += stamp_of(p, b);
+  if constexpr (kSparse) {
+    mine += stamp_of_list(p, p.list_of_slots, -1, thread, threads);
+    mine += stamp_of_list(p, p.list_of_extra, -2, thread, threads);
+  }
+  mine = static_cast<unsigned>(ptx::sum_of_warp(static_cast<int>(mine)));
+  if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
+}
+
+// The initial row_sum: NaN where the schedule was made for another call.
+__device__ __forceinline__ float first_sum(unsigned sum, unsigned stamp) {
+  return sum == stamp ? 0.0f : __uint_as_float(0x7fffffffu);
+}
+
+// Called by threads 0 to threads - 1 before their first work tile; sync() synchronises them. check starts as {}.
+template <bool kSparse = false, class Params, class Check, class Sync>
+__device__ __forceinline__ void check_stamp(const Params& p, int thread, int threads, Check& check, const Sync& sync) {
+  if (p.checks_stamp == 0) return;
+  add_stamps<kSparse>(p, thread, threads, &check.stamp);
+  sync();
+  if (thread == 0) check.first_sum = first_sum(check.stamp, p.list->stamp);
+  sync();
+}
+
+}  // namespace attune::common

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tile scheduler of a persistent grid: one warp of each block takes work tiles from the list and passes them to the
+// other warps through a ring of slots in shared memory.
+#pragma once
+
+#include "common/work_tile_params.h"
+#include "ptx/atomic.cuh"
+#include "ptx/barrier.cuh"
+
+namespace attune::scheduler {
+
+constexpr int kNoMoreWork = -1;  // in place of a head tile
+
+// Called by one thread of the grid after its wait for the previous kernels: who acquires `seen` also sees the list. The
+// release takes about as long as the first keys.
+__device__ __forceinline__ void release_list(const kernels::WorkTileParams& p) {
+  if (p.split_tiles != nullptr) ptx::store_release(&p.list->seen, 1);
+}
+
+// kBeside: in a mixed batch, decode may still occupy part of the device. Then every work tile comes from the counter,
+// the first one too, so no work tile waits for a block that starts late.
+//
+// Smem has work(slot), head_tile(slot), and the barriers work_full(slot), with kWorkVectors arrivals, and
+// work_empty(slot).
+//
+// kCluster: the blocks of a cluster take the same work tile, each with its own of kCluster neighbouring head tiles. The
+// first block takes work tiles and sends them to the others: Smem also has send_item(n, item) and receive_item(n), the
+// n-th item in order.
+//
+// kShort: for calls so short that the latency of the first work tile matters. All head tiles of a work tile go together
+// (bytes_of_key is 0). The list and the first work tile are read before the previous kernels have ended: the schedule,
+// which alone writes them, lets no other kernel start before. Where one round takes all work, the counter is not used.
+// Call first(), then look_ahead() once the previous kernels have ended. A work tile may name the next one of its block
+// (balanced.cuh).
+template <class Smem, int kCluster = 1, bool kBeside = false, bool kShort = false>
+class TileScheduler {
+  static_assert(kShort || kCluster == 1, "clusters begin with first()");
+
+ public:
+  // 16-byte vectors of a work tile, one a lane.
+  static constexpr int kWorkVectors = sizeof(kernels::WorkTile) / 16;
+
+  __device__ __forceinline__ TileScheduler(const kernels::WorkTileParams& p, const Smem& smem)
+      : p_(p), smem_(smem), lane_(threadIdx.x % 32), next_(blockIdx.x / kCluster) {}
+
+  // The list, and the lane's vector of the work tile that is probably the first.
+  struct First {
+    float4 list;
+    uint4 vector;
+  };
+  __device__ __forceinline__ static int first_index(const kernels::WorkTileParams& p) {
+    return min(static_cast<int>(blockIdx.x) / max(p.num_head_tiles, kCluster), p.max_work_tiles - 1);
+  }
+  __device__ __forceinline__ static First ask_first(const kernels::WorkTileParams& p) {
+    First x{};
+    if (threadIdx.x < kWorkVectors) x.vector = load_vector_of(p.work_tiles + first_index(p), threadIdx.x);
+    if (threadIdx.x < 32) x.list = ptx::load_from_l2(reinterpret_cast<const float4*>(p.list));
+    return x;
+  }
+  __device__ __forceinline__ void first(const First& asked) {
+    const int head_tiles = p_.num_head_tiles / kCluster, item = static_cast<int>(next_);
+    num_items_ = static_cast<int>(__float_as_uint(asked.list.x)) * head_tiles;
+    if (item >= num_items_) {
+      publish(nullptr, kNoMoreWork);
+    } else {
+      publish(nullptr, (item - first_index(p_) * head_tiles) * kCluster + rank(), true, asked.vector);
+    }
+  }
+  __device__ __forceinline__ void look_ahead() {
+    if (kCluster == 1 && lane_ == 0) next_ = count_item(num_items_);
+  }
+
+  // Called by all lanes of the warp, in a loop. Returns the slot of the next work tile, or -1; the other warps find
+  // kNoMoreWork then. The work tile can be read until the slot is needed again.
+  __device__ __forceinline__ int next() {
+    if constexpr (kShort) return next_short();
+    const bool first = count_ == 0;
+    const int heads_at_a_time = max(p_.list->heads_at_a_time, 1), num_work_tiles = p_.list->num_work_tiles;
+    const int head_tiles = p_.num_head_tiles;
+    const int num_items = num_work_tiles * head_tiles;  // the host refuses more than 2^31
+    if (first && is_beside() && lane_ == 0) next_ = count_item(num_items);
+    const int item = next_item(num_items);
+    if (item >= num_items) {
+      publish(nullptr, kNoMoreWork);
+      return -1;
+    }
+    // All work tiles of the first few head tiles, then of the next.
+    const int section = item / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
+    const int within = item - section * num_work_tiles * heads_at_a_time;
+    const int heads = min(heads_at_a_time, head_tiles - first_head);
+    if (lane_ == 0) next_ = count_item(num_items);  // ahead of time
+    const int work = within / heads;
+    return publish(p_.work_tiles + work, first_head + within % heads);
+  }
+
+  // For a warp that only counts work tiles.
+  __device__ __forceinline__ void pass() { ++count_; }
+  __device__ __forceinline__ unsigned count() const { return count_; }
+
+ private:
+  // After first(): the next work tile is the one that the current one names, or comes from the counter. All heads go
+  // together here, but with other arithmetic than above the producers of packed rows spill.
+  __device__ __forceinline__ int next_short() {
+    const int current = static_cast<int>((count_ - 1) % kernels::kWorkSlots);
+    int work = smem_.work(current).next_work, head_tile = smem_.head_tile(current);
+    if (work == 0) {
+      const int heads_at_a_time = max(p_.list->heads_at_a_time / kCluster, 1), num_work_tiles = p_.list->num_work_tiles;
+      const int head_tiles = p_.num_head_tiles / kCluster, num_items = num_work_tiles * head_tiles;
+      const int item = next_item(num_items);
+      if (item >= num_items) return publish(nullptr, kNoMoreWork);
+      const int section = item / (num_work_tiles * heads_at_a_time), first_head = section * heads_at_a_time;
+      const int within = item - section * num_work_tiles * heads_at_a_time;
+      const int heads = min(heads_at_a_time, head_tiles - first_head);
+      if (kCluster == 1 && lane_ == 0) next_ = count_item(num_items);  // ahead of time
+      work = within / heads, head_tile = (first_head + within % heads) * kCluster + rank();
+    }
+    return publish(p_.work_tiles + work, head_tile);
+  }
+
+  __device__ __forceinline__ static int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
+
+  __device__ __forceinline__ bool is_beside() const { return kBeside && p_.few_q > 0; }
+
+  // Whether all items are known without the counter.
+  __device__ __forceinline__ static bool has_one_round(int num_items) {
+    return kShort && num_items <= static_cast<int>(gridDim.x / kCluster);
+  }
+  // Whoever counts last resets the counter to 0.
+  __device__ __forceinline__ unsigned count_item(int num_items) {
+    if (has_one_round(num_items)) return num_items;
+    const unsigned known = is_beside() ? 0 : gridDim.x / kCluster;  // items that blocks have without the counter
+    return known + ptx::count_arrival(&p_.list->next_item, num_items - 1 + (is_beside() ? gridDim.x : 0));
+  }
+  // The next item. In a cluster, the first block takes it.
+  __device__ __forceinline__ int next_item(int num_items) {
+    if constexpr (kCluster == 1) {
+      return __shfl_sync(0xffffffffu, static_cast<int>(next_), 0);
+    } else {
+      int item;
+      if (has_one_round(num_items)) return num_items;
+      if (rank() != 0) return smem_.receive_item(count_ - 1);
+      if (lane_ == 0) {
+        item = static_cast<int>(count_item(num_items));
+        smem_.send_item(count_ - 1, item);
+      }
+      return __shfl_sync(0xffffffffu, item, 0);
+    }
+  }
+
+  __device__ __forceinline__ static uint4 load_vector_of(const kernels::WorkTile* from, unsigned i) {
+    if (!kShort) return reinterpret_cast<const uint4*>(from)[i];
+    const float4 x = ptx::load_from_l2(reinterpret_cast<const float4*>(from) + i);
+    return {__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)};
+  }
+  // The lane's vector of a work tile.
+  __device__ __forceinline__ uint4 load_vector(const kernels::WorkTile* from) const {
+    return lane_ < kWorkVectors ? load_vector_of(from, lane_) : uint4{};
+  }
+  // loaded: `vector` is the lane's vector of the work tile.
+  __device__ __forceinline__ int publish(const kernels::WorkTile* from, int head_tile, bool loaded = false,
+                                         uint4 vector = {}) {
+    const int to = slot();
+    if (from != nullptr && !loaded) vector = load_vector(from);
+    ptx::wait_phase(smem_.work_empty(to), phase() ^ 1);
+    __syncwarp();  // some lanes' arrivals are enough for the work tile to be read and its slot to be free again
+    if (lane_ < kWorkVectors) {
+      reinterpret_cast<uint4*>(&smem_.work(to))[lane_] = vector;
+      if (lane_ == 0) smem_.head_tile(to) = head_tile;
+      ptx::arrive(smem_.work_full(to));
+    }
+    __syncwarp();
+    ++count_;
+    return to;
+  }
+
+  // The slot of the next work tile, and the phase of its barriers.
+  __device__ __forceinline__ int slot() const { return static_cast<int>(count_ % kernels::kWorkSlots); }
+  __device__ __forceinline__ unsigned phase() const { return count_ / kernels::kWorkSlots % 2; }
+
+  const kernels::WorkTileParams& p_;
+  const Smem& smem_;
+  const int lane_;
+  unsigned next_;       // of lane 0
+  int num_items_ = 0;   // after first()
+  unsigned count_ = 0;  // of work tiles
+};
+
+}  // namespace attune::scheduler

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a problem to the parameters that all attention kernels have.
+#pragma once
+
+#include <string>
+
+#include "common/attention_params.h"
+#include "core/problem.h"
+
+namespace attune::cuda::attention {
+
+// What the kernels know of the problem's score terms and masks: bits of ATTUNE_SCORE and ATTUNE_MASK, and T5's buckets
+// without their table.
+int score_bits(const Problem& p);
+int mask_bits(const Problem& p);
+kernels::T5Table t5_buckets(const Problem& p);
+// "" if the tables fit the kernels, else why they do not.
+std::string table_refusal(const Problem& p);
+
+kernels::IntTable int_table(const IntView& v);
+// Rows of tokens beside the cache: as q lies; or batch_stride 0 where rows are numbered through.
+kernels::NewRows new_rows(const Problem& p, const RowView& v);
+kernels::NewRows dense_rows(const RowView& v);
+// What every attention kernel needs of a problem: sizes, rows, cache, scores and masks.
+void fill_problem(const Problem& p, const kernels::T5Table& t5, kernels::AttentionParams& k);
+// Throws INVALID_ARGUMENT where a run has ranges, and its plan's kernel has no such mask.
+void check_ranges(const Problem& p, int mask);
+
+}  // namespace attune::cuda::attention
