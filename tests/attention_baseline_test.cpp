@@ -55,9 +55,9 @@ class Baseline : public testing::TestWithParam<const char*> {};
 
 TEST_P(Baseline, ErrorIsAtMostTwiceThatOfTwoGemms) {
   const std::string dtype = GetParam();
+  const cases::Row common(R"("name": "baseline", "heads": [4, 2])");
   for (const char* shape : {R"("seqlens_q": [150], "causal": true)", R"("seqlens_q": [40], "seqlens_kv": [300])"}) {
-    const cases::Problem problem(
-        make_case(std::string(R"({"name": "baseline", "heads": [4, 2], "dtype": ")") + dtype + "\", " + shape + "}"));
+    const cases::Problem problem(make_case(common.set("dtype", dtype).with(shape)));
     const std::vector<reference::RowResult> exact = reference::attention(problem.host());
     plan_and_run(problem.device());
     const cases::Snapshot snapshot(problem.arena());

@@ -90,7 +90,7 @@ class Comparison : public testing::TestWithParam<const char*> {};
 TEST_P(Comparison, SeesOneKeyMoreOrLess) {
   const std::string dtype = GetParam();
   const cases::Case spec = make_case(
-      R"({"name": "shift", "heads": [4, 2], "kv": "paged", "seqlens_kv": [100, 64], "dtype": ")" + dtype + R"("})");
+      cases::Row(R"("name": "shift", "heads": [4, 2], "kv": "paged", "seqlens_kv": [100, 64])").set("dtype", dtype));
   for (const int32_t shift : {-1, 1}) {
     cases::Problem problem(spec);
     // Either the oracle or the library counts one token less.

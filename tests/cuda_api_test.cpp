@@ -104,6 +104,7 @@ TEST(CudaApi, TheDecodeKernelRefusesWhatItsRowCannotSay) {
 
 // What no kernel covers: the row that is nearest, and what it lacks.
 TEST(CudaApi, TheNearestKernelIsNamed) {
+  const cases::Row common(R"("heads": [4, 1], "dtype": "bf16", "seqlens_q": [40], "seqlens_kv": [40])");
   for (
       const auto& [fields, wanted] :
       {std::pair{R"("head_dim": [264, 264])", "cuda_prefill, which lacks head_dim_qk: 264 (at most 256)"},
@@ -125,9 +126,7 @@ TEST(CudaApi, TheNearestKernelIsNamed) {
        {R"("head_dim": [512, 512], "kv": "slots", "sparse": {"topk": 9}, "cache": {"format": "mla_584"}, "dtype": "f16")",
         "cuda_mla, which does not take q of float16 over cache, a packed one; it takes bfloat16"},
        {R"("dtype": "e5m2", "out_dtype": "bf16")", "cuda_decode, which lacks KV source: dense"}}) {
-    cases::Problem problem(make_case(std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "seqlens_q": [40],
-        "seqlens_kv": [40], )") + fields +
-                                     "}"));
+    cases::Problem problem(make_case(common.with(fields)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     try {
       ADD_FAILURE() << fields << ": " << choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name;
@@ -261,8 +260,9 @@ TEST_F(CudaApiOnDevice, ARunMayNotBringWhatItsPlanDoesNotTake) {
       {latent, "cuda_mla", odd_pages, "rows of cache that do not lie at multiples of 16 bytes"},
       {latent, "cuda_mla", small_rows, "cache.page_size is 3; the plan was made for pages of multiples of 8 tokens"},
   };
+  const cases::Row common(R"("dtype": "bf16")");
   for (const auto& [rest, kernel, change, wanted] : runs) {
-    cases::Problem problem(make_case(std::string(R"({"name": "x", "dtype": "bf16", )") + rest + "}"), *memory_);
+    cases::Problem problem(make_case(common.with(rest)), *memory_);
     problem.arena().upload();
     const attune_attention a = problem.device();
     attune_attention other = a;

@@ -56,15 +56,14 @@ TEST_F(CudaDecode, MatchesTheOracle) {
 
 TEST_F(CudaDecode, SplitsLongSequences) {
   std::vector<cases::Case> list;
-  for (const char* cache : {R"({"page_size": 64})", R"({"page_size": 16, "layout": "hnd"})", R"({"page_size": 1})",
-                            R"({"page_size": 16, "dtype": "e4m3", "scales": "head"})",
-                            R"({"page_size": 64, "dtype": "i8", "scales": "token"})"}) {
-    for (const char* invariant : {"false", "true"}) {
-      list.push_back(
-          tests::make_case(std::string(R"({"name": "long", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16",
-          "kv": "paged", "seqlens_kv": [5000, 1, 0, 777, 4096, 64, 12345], "max_logits": true, "batch_invariant": )") +
-                           invariant + R"(, "cache": )" + cache + "}"));
-    }
+  const cases::Row common(R"("name": "long", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+      "seqlens_kv": [5000, 1, 0, 777, 4096, 64, 12345], "max_logits": true)");
+  for (const char* cache :
+       {R"("cache": {"page_size": 64})", R"("cache": {"page_size": 16, "layout": "hnd"})",
+        R"("cache": {"page_size": 1})", R"("cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})",
+        R"("cache": {"page_size": 64, "dtype": "i8", "scales": "token"})"}) {
+    for (const bool invariant : {false, true})
+      list.push_back(tests::make_case(common.set("batch_invariant", invariant).with(cache)));
   }
   EXPECT_EQ(check_all(list), 10);
 }
@@ -73,20 +72,18 @@ TEST_F(CudaDecode, SplitsLongSequences) {
 // not before the last reader of a slot is done.
 TEST_F(CudaDecode, AppendsUnderSplits) {
   std::vector<cases::Case> list;
+  const cases::Row common(R"("name": "append", "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_kv": [5000, 1, 0, 777, 12345], "new_tokens": true, "prologue": {"k_bias": true, "append": true,
+      "rope": {"style": "linear", "dim": 128, "max_position": 16384}})");
   for (const char* rest :
        {R"("heads": [8, 2], "seqlens_q": [1, 1, 1, 1, 1])", R"("heads": [32, 1], "seqlens_q": [3, 1, 5, 16, 0])",
         R"("heads": [4, 4], "seqlens_q": [2, 40, 1, 7, 1])"}) {
-    for (const char* cache : {R"({"page_size": 16})", R"({"page_size": 16, "ring_capacity": 4096})",
-                              R"({"page_size": 8, "ring_capacity": 24})",
-                              R"({"page_size": 64, "dtype": "i8", "scales": "token", "ring_capacity": 1024})",
-                              R"({"page_size": 16, "dtype": "e4m3", "scales": "head", "layout": "hnd"})"}) {
-      for (const char* invariant : {"false", "true"}) {
-        list.push_back(tests::make_case(
-            std::string(R"({"name": "append", "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "causal": true,
-          "seqlens_kv": [5000, 1, 0, 777, 12345], "new_tokens": true, "prologue": {"k_bias": true, "append": true,
-          "rope": {"style": "linear", "dim": 128, "max_position": 16384}}, "batch_invariant": )") +
-            invariant + ", " + rest + R"(, "cache": )" + cache + "}"));
-      }
+    for (const char* cache : {R"("cache": {"page_size": 16})", R"("cache": {"page_size": 16, "ring_capacity": 4096})",
+                              R"("cache": {"page_size": 8, "ring_capacity": 24})",
+                              R"("cache": {"page_size": 64, "dtype": "i8", "scales": "token", "ring_capacity": 1024})",
+                              R"("cache": {"page_size": 16, "dtype": "e4m3", "scales": "head", "layout": "hnd"})"}) {
+      for (const bool invariant : {false, true})
+        list.push_back(tests::make_case(common.set("batch_invariant", invariant).with(rest).with(cache)));
     }
   }
   EXPECT_EQ(check_all(list), 30);
@@ -94,19 +91,16 @@ TEST_F(CudaDecode, AppendsUnderSplits) {
 
 // Splits of one sequence that one block takes one after the other: what the first would append, the others still read.
 TEST_F(CudaDecode, AppendsAfterTheLastReaderOfARing) {
-  std::string queries, keys;
-  for (int b = 0; b < 24; ++b) {
-    queries += b == 0 ? "16" : ", 16";
-    keys += b == 0 ? "" : ", ";
-    keys += std::to_string(20 + 7 * b);
-  }
+  const std::vector<int64_t> queries(24, 16);
+  std::vector<int64_t> keys;
+  for (int64_t b = 0; b < 24; ++b) keys.push_back(20 + 7 * b);
   std::vector<cases::Case> list;
-  for (const char* invariant : {"false", "true"}) {
+  const cases::Row common(R"("name": "ring", "head_dim": [64, 64], "heads": [64, 8], "dtype": "bf16", "kv": "paged",
+      "causal": true, "new_tokens": true, "prologue": {"append": true},
+      "cache": {"page_size": 8, "ring_capacity": 40})");
+  for (const bool invariant : {false, true}) {
     list.push_back(
-        tests::make_case(std::string(R"({"name": "ring", "head_dim": [64, 64], "heads": [64, 8], "dtype": "bf16",
-        "kv": "paged", "causal": true, "new_tokens": true, "prologue": {"append": true},
-        "cache": {"page_size": 8, "ring_capacity": 40}, "batch_invariant": )") +
-                         invariant + R"(, "seqlens_q": [)" + queries + R"(], "seqlens_kv": [)" + keys + "]}"));
+        tests::make_case(common.set("batch_invariant", invariant).set("seqlens_q", queries).set("seqlens_kv", keys)));
   }
   EXPECT_EQ(check_all(list), 2);
 }
@@ -114,14 +108,12 @@ TEST_F(CudaDecode, AppendsAfterTheLastReaderOfARing) {
 // Scales of values by token, some of which are far from the others: the weights of both kinds of tile meet in one row.
 TEST_F(CudaDecode, TakesScalesThatAreFarApart) {
   const Stream stream(kDevice);
+  const cases::Row common(R"("name": "far", "heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+      "seqlens_kv": [700, 33, 5000], "poison": false, "data": "spread",
+      "cache": {"page_size": 16, "scales": "token"})");
   for (const char* dtype : {"i8", "e4m3"}) {
     cases::CudaMemory memory(kDevice);
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "far", "heads": [8, 2], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "paged", "seqlens_kv": [700, 33, 5000], "poison": false, "data": "spread",
-        "cache": {"page_size": 16,
-        "scales": "token", "dtype": ")") + dtype +
-                                            "\"}}"),
-                           memory);
+    cases::Problem problem(tests::make_case(common.set("cache.dtype", dtype)), memory);
     const attune_tensor& scale = problem.host().cache.v_scale;
     auto* values = static_cast<float*>(scale.data);
     // Some tiles keep to one order of magnitude, others do not.
@@ -192,12 +184,10 @@ TEST_F(CudaDecode, OneScheduleServesSeveralRuns) {
 
 // Large batches: more sequences than the schedule kernel has threads.
 TEST_F(CudaDecode, SchedulesLargeBatches) {
-  std::string lengths;
-  for (int b = 0; b < 3000; ++b) lengths += (b == 0 ? "" : ", ") + std::to_string(b % 7 == 0 ? 0 : b % 41);
-  const cases::Case spec =
-      tests::make_case(R"({"name": "batch", "heads": [2, 1], "head_dim": [64, 64], "dtype": "f16", "kv": "paged",
-      "seqlens_kv": [)" +
-                       lengths + "]}");
+  std::vector<int64_t> lengths;
+  for (int64_t b = 0; b < 3000; ++b) lengths.push_back(b % 7 == 0 ? 0 : b % 41);
+  const cases::Row common(R"("name": "batch", "heads": [2, 1], "head_dim": [64, 64], "dtype": "f16", "kv": "paged")");
+  const cases::Case spec = tests::make_case(common.set("seqlens_kv", lengths));
   EXPECT_EQ(check_all({spec}), 1);
 }
 
@@ -226,18 +216,18 @@ TEST(CudaDecodeConfig, RefusesWhatItCannotDo) {
 }
 
 TEST(CudaDecodeConfig, FitsSharedMemory) {
-  for (const char* head_dim : {"32", "64", "96", "128", "192", "256"}) {
+  const cases::Row common(R"("dtype": "bf16", "kv": "paged", "seqlens_kv": [5])");
+  for (const int64_t head_dim : {32, 64, 96, 128, 192, 256}) {
     for (const char* dtype : {"bf16", "e4m3", "f32"}) {
-      for (const char* heads : {"[1, 1]", "[16, 1]", "[128, 1]"}) {
-        cases::Problem problem(tests::make_case(
-            std::string(R"({"name": "x", "heads": )") + heads + R"(, "head_dim": [)" + head_dim + ", " + head_dim +
-            R"(], "dtype": "bf16", "kv": "paged", "seqlens_kv": [5], "cache": {"dtype": ")" + dtype + "\"}}"));
+      for (const int64_t heads : {1, 16, 128}) {
+        const cases::Row shape = common.set("heads", {heads, 1}).set("head_dim", {head_dim, head_dim});
+        cases::Problem problem(tests::make_case(shape.set("cache.dtype", dtype)));
         const Problem p = make_problem(problem.host(), Data::kRequired);
         const decode::DeviceShape h200;
         const decode::Config c = decode::choose_config(p, h200);
         EXPECT_GE(c.stages, 2);
         EXPECT_LE(static_cast<int64_t>(c.shared_bytes() + 1024) * c.blocks_per_sm, h200.shared_bytes_per_sm)
-            << head_dim << dtype << heads;
+            << head_dim << " " << dtype << " " << heads;
       }
     }
   }
@@ -246,12 +236,10 @@ TEST(CudaDecodeConfig, FitsSharedMemory) {
 // What a sequence's sums are made of, where that must not follow from the rest of the batch: the kernel is the same.
 TEST(CudaDecodeConfig, LeavesTheBatchOutWhereItIsAskedTo) {
   const auto kernel = [](int sequences, bool invariant) {
-    std::string lengths = "100";
-    for (int i = 1; i < sequences; ++i) lengths.append(", 100");
-    cases::Problem problem(tests::make_case(cat(
-        R"({"name": "x", "heads": [8, 8], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "queries": "fixed",
-        "batch_invariant": )",
-        invariant ? "true" : "false", R"(, "seqlens_kv": [)", lengths, "]}")));
+    const cases::Row common(R"("heads": [8, 8], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+        "queries": "fixed")");
+    const std::vector<int64_t> lengths(static_cast<size_t>(sequences), 100);
+    cases::Problem problem(tests::make_case(common.set("batch_invariant", invariant).set("seqlens_kv", lengths)));
     const decode::Config c =
         decode::choose_config(make_problem(problem.host(), Data::kRequired), decode::DeviceShape());
     return c.main_kernel().defines;
@@ -274,9 +262,9 @@ TEST(CudaDecodeConfig, ChecksAlignmentAtRun) {
 TEST(CudaDecodeConfig, NamesWhatARunMayNotBring) {
   const auto change = [](const char* rest, const std::function<void(Problem&)>& other) -> std::string {
     cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "kv": "paged", "causal": true,
-            "seqlens_kv": [70, 9], "new_tokens": true, )") +
-        rest + "}"));
+        cases::Row(R"("heads": [4, 2], "head_dim": [64, 64], "kv": "paged", "causal": true, "seqlens_kv": [70, 9],
+            "new_tokens": true)")
+            .with(rest)));
     Problem p = make_problem(problem.host(), Data::kRequired);
     const decode::Config c = decode::choose_config(p, {});
     EXPECT_TRUE(c.vectors) << rest;

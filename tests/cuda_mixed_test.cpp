@@ -45,10 +45,12 @@ TEST_F(CudaMixed, MatchesTheOracle) {
 TEST_F(CudaMixed, LongerThanATile) {
   std::vector<cases::Case> list;
   const auto add = [&](const std::string& kv, const std::string& rest) {
-    list.push_back(tests::make_case(R"({"name": "long )" + std::to_string(list.size()) +
-                                    R"(", "dtype": "bf16", "causal": true, "max_logits": true,
-        "seqlens_q": [1, 300, 4, 129, 0, 17, 1, 5, 2], "seqlens_kv": [9000, 500, 260, 700, 20, 600, 15000, 5, 0], )" +
-                                    rest + ", " + kv + "}"));
+    list.push_back(tests::make_case(cases::Row(R"("dtype": "bf16", "causal": true, "max_logits": true,
+            "seqlens_q": [1, 300, 4, 129, 0, 17, 1, 5, 2],
+            "seqlens_kv": [9000, 500, 260, 700, 20, 600, 15000, 5, 0])")
+                                        .set("name", cat("long ", list.size()))
+                                        .with(rest)
+                                        .with(kv)));
   };
   for (const char* kv :
        {R"("kv": "paged", "cache": {"page_size": 16})", R"("kv": "contiguous")",
@@ -103,13 +105,10 @@ TEST_F(CudaMixed, ReplaysAGraphWithOtherLengths) {
 TEST_F(CudaMixed, RefusesWhatIsNotAlignedBeforeItLaunches) {
   const Stream stream(kDevice);
   cases::CudaMemory memory(kDevice);
+  const cases::Row common(R"("name": "aligned", "heads": [8, 2], "head_dim": [64, 64], "kv": "paged", "causal": true,
+      "new_tokens": true, "seqlens_q": [40, 1, 1], "seqlens_kv": [90, 60, 40], "prologue": {"append": true})");
   for (const char* dtype : {"bf16", "f32"}) {
-    cases::Problem problem(
-        tests::make_case(std::string(R"({"name": "aligned", "heads": [8, 2], "head_dim": [64, 64], "kv": "paged",
-        "causal": true, "new_tokens": true, "seqlens_q": [40, 1, 1], "seqlens_kv": [90, 60, 40],
-        "prologue": {"append": true}, "dtype": ")") +
-                         dtype + "\"}"),
-        memory);
+    cases::Problem problem(tests::make_case(common.set("dtype", dtype)), memory);
     problem.arena().upload();
     Problem p = make_problem(problem.device(), Data::kRequired);
     const auto plan = mixed_kernel().make_plan(p, kDevice);

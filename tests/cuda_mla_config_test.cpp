@@ -11,6 +11,7 @@ namespace attune::cuda {
 namespace {
 
 TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
+  const cases::Row common(R"("heads": [4, 1], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5])");
   for (
       const auto& [wrong, why] :
       {std::pair{R"("head_dim": [96, 64], "shared_kv": true, "kv": "paged")", "head_dim_qk 96 with head_dim_v 64"},
@@ -24,17 +25,14 @@ TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
         "skip_decode"},
        {R"("head_dim": [512, 576], "kv": "paged")", "head_dim_qk 512 with head_dim_v 576"},
        {R"("head_dim": [544, 512], "shared_kv": true, "kv": "paged")", "head_dim_qk 544 with head_dim_v 512"}}) {
-    cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5], )") +
-        wrong + "}"));
+    cases::Problem problem(tests::make_case(common.with(wrong)));
     const std::string refusal = mla::refusal(make_problem(problem.host(), Data::kRequired));
     EXPECT_NE(refusal.find(why), std::string::npos) << wrong << ": " << refusal;
   }
   // What no case of the table has.
   const auto refusal_of = [](const char* kv, const std::function<void(Problem&)>& change) {
     cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "heads": [4, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true, )") +
-        kv + "}"));
+        cases::Row(R"("heads": [4, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true)").with(kv)));
     Problem p = make_problem(problem.host(), Data::kRequired);
     EXPECT_EQ(mla::refusal(p), "") << kv;
     change(p);
@@ -66,10 +64,10 @@ TEST(CudaMlaConfig, RefusesWhatItCannotDo) {
 // A run may bring other strides, pages and scales than its plan saw: what would fault, or be wrong, is named.
 TEST(CudaMlaConfig, NamesWhatARunMayNotBring) {
   const auto change = [](const char* kv, const std::function<void(attune_attention&)>& other) -> std::string {
-    cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [2],
-            "seqlens_kv": [70], )") +
-        kv + "}"));
+    cases::Problem problem(
+        tests::make_case(cases::Row(R"("heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [2],
+            "seqlens_kv": [70])")
+                             .with(kv)));
     attune_attention a = problem.host();
     const mla::Config c = mla::choose_config(make_problem(a, Data::kRequired), 132);
     mla::check_run(make_problem(a, Data::kRequired), c);
@@ -130,23 +128,22 @@ TEST(CudaMlaConfig, PrologueLeavesItsRowsInTheWorkspace) {
 }
 
 TEST(CudaMlaConfig, ChoosesTheProducer) {
+  const cases::Row common(R"("heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
+      "seqlens_q": [2], "seqlens_kv": [5])");
   for (const auto& [kv, producer] : {std::pair{R"("kv": "paged", "cache": {"page_size": 64})", kernels::kMlaTma},
                                      {R"("kv": "paged", "cache": {"page_size": 8})", kernels::kMlaTma},
                                      {R"("kv": "paged", "cache": {"page_size": 12})", kernels::kMlaGather},
                                      {R"("kv": "contiguous")", kernels::kMlaTma},
                                      {R"("kv": "slots", "sparse": {"topk": 9})", kernels::kMlaGather}}) {
-    cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "heads": [20, 1], "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
-            "seqlens_q": [2], "seqlens_kv": [5], )") +
-        kv + "}"));
+    cases::Problem problem(tests::make_case(common.with(kv)));
     EXPECT_EQ(mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).producer, producer) << kv;
   }
 }
 
 // One token's heads over cached rows: 16 at most, or 32 of packed rows of 656 bytes, whatever else there is.
 TEST(CudaMlaConfig, ChoosesTheKernelByItsRows) {
-  const auto entry = [](const std::string& more) {
-    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "seqlens_kv": [5, 9], )" + more + "}"));
+  const auto entry = [](const cases::Row& row) {
+    cases::Problem problem(tests::make_case(row));
     const KernelSpec kernel = mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).main_kernel();
     std::string rows;
     for (const auto& [name, value] : kernel.defines) {
@@ -156,38 +153,45 @@ TEST(CudaMlaConfig, ChoosesTheKernelByItsRows) {
   };
   const std::string m16 = "attune_mla_few", swap_ab_16 = "attune_mla_half 16", swap_ab_32 = "attune_mla_half 32",
                     m64 = "attune_mla";
-  const std::string packed = R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"}, )";
-  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1])"), swap_ab_16);
-  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), m64);
-  EXPECT_EQ(entry(packed + R"("heads": [16, 1], "queries": "fixed", "batch_invariant": true)"), swap_ab_16);
-  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1], "batch_invariant": true)"), m64);
-  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [2, 1])"), m64);
-  EXPECT_EQ(entry(packed + R"("heads": [4, 1], "seqlens_q": [1, 1], "new_tokens": true)"), swap_ab_16);
-  EXPECT_EQ(entry(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [16, 1],
-      "seqlens_q": [2, 1], "sparse": {"topk": 9})"),
-            swap_ab_16);
-  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 2])"), m16);
+  const cases::Row common(R"("dtype": "bf16", "seqlens_kv": [5, 9])");
+  const cases::Row packed = common.with(R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"})");
+  EXPECT_EQ(entry(packed.with(R"("heads": [16, 1], "seqlens_q": [1, 1])")), swap_ab_16);
+  EXPECT_EQ(entry(packed.with(R"("heads": [16, 1], "seqlens_q": [1, 1], "batch_invariant": true)")), m64);
+  EXPECT_EQ(entry(packed.with(R"("heads": [16, 1], "queries": "fixed", "batch_invariant": true)")), swap_ab_16);
+  EXPECT_EQ(entry(packed.with(R"("heads": [17, 1], "seqlens_q": [1, 1], "batch_invariant": true)")), m64);
+  EXPECT_EQ(entry(packed.with(R"("heads": [4, 1], "seqlens_q": [2, 1])")), m64);
+  EXPECT_EQ(entry(packed.with(R"("heads": [4, 1], "seqlens_q": [1, 1], "new_tokens": true)")), swap_ab_16);
+  EXPECT_EQ(
+      entry(common.with(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [16, 1],
+      "seqlens_q": [2, 1], "sparse": {"topk": 9})")),
+      swap_ab_16);
+  EXPECT_EQ(entry(common.with(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 2])")), m16);
   // Up to 32 over packed rows of 656 bytes.
-  EXPECT_EQ(entry(packed + R"("heads": [17, 1], "seqlens_q": [1, 1])"), swap_ab_32);
-  EXPECT_EQ(entry(packed + R"("heads": [32, 1], "queries": "fixed", "batch_invariant": true)"), swap_ab_32);
-  EXPECT_EQ(entry(packed + R"("heads": [33, 1], "seqlens_q": [1, 1])"), m64);
-  EXPECT_EQ(entry(packed + R"("heads": [32, 1], "seqlens_q": [2, 1])"), m64);
-  EXPECT_EQ(entry(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [32, 1],
-      "seqlens_q": [2, 1], "sparse": {"topk": 9})"),
-            swap_ab_32);
-  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 1])"), m64);
-  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [32, 1])"), m64);
-  EXPECT_EQ(entry(R"("kv": "dense", "head_dim": [576, 512], "shared_kv": true, "heads": [16, 1], "seqlens_q": [1, 1])"),
+  EXPECT_EQ(entry(packed.with(R"("heads": [17, 1], "seqlens_q": [1, 1])")), swap_ab_32);
+  EXPECT_EQ(entry(packed.with(R"("heads": [32, 1], "queries": "fixed", "batch_invariant": true)")), swap_ab_32);
+  EXPECT_EQ(entry(packed.with(R"("heads": [33, 1], "seqlens_q": [1, 1])")), m64);
+  EXPECT_EQ(entry(packed.with(R"("heads": [32, 1], "seqlens_q": [2, 1])")), m64);
+  EXPECT_EQ(
+      entry(common.with(R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"}, "heads": [32, 1],
+      "seqlens_q": [2, 1], "sparse": {"topk": 9})")),
+      swap_ab_32);
+  EXPECT_EQ(entry(common.with(R"("kv": "paged", "head_dim": [576, 512], "shared_kv": true, "heads": [32, 1])")), m64);
+  EXPECT_EQ(
+      entry(common.with(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [32, 1])")),
+      m64);
+  EXPECT_EQ(entry(common.with(
+                R"("kv": "dense", "head_dim": [576, 512], "shared_kv": true, "heads": [16, 1], "seqlens_q": [1, 1])")),
             m64);
-  EXPECT_EQ(entry(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [16, 1])"), m64);
+  EXPECT_EQ(
+      entry(common.with(R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "heads": [16, 1])")),
+      m64);
 }
 
 // M blocks have as many heads as leave room for the tokens that there are: each block reads all keys.
 TEST(CudaMlaConfig, FillsMBlocksWithTokens) {
   const auto heads = [](int of_query, const std::string& more) {
-    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "shared_kv": true,
-        "heads": [)" + std::to_string(of_query) +
-                                            ", 1], " + more + "}"));
+    const cases::Row common(R"("dtype": "bf16", "head_dim": [576, 512], "shared_kv": true)");
+    cases::Problem problem(tests::make_case(common.set("heads", {of_query, 1}).with(more)));
     return mla::choose_config(make_problem(problem.host(), Data::kRequired), 132).heads_of_tile;
   };
   const std::string one = R"("kv": "paged", "seqlens_kv": [9, 9], "seqlens_q": [1, 1])", two = R"("kv": "paged",
@@ -211,12 +215,12 @@ TEST(CudaMlaConfig, FillsMBlocksWithTokens) {
 // Rows of an M block and fewest tiles of a split, where blocks of as many rows as heads would be split into few tiles
 // each: what was fastest on an H200.
 TEST(CudaMlaConfig, ChoosesTheKernelOfSmallBatches) {
-  const auto form = [](int64_t batch, const std::string& more, int num_sms = 132, const std::string& of_each = "4096") {
-    std::string queries = "1", keys = of_each;
-    for (int64_t i = 1; i < batch; ++i) queries += ", 1", keys += ", " + of_each;
-    const std::string kv = more.find("paged") != std::string::npos ? R"("seqlens_kv": [)" + keys + "], " : "";
-    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [)" +
-                                            queries + "], " + kv + more + "}"));
+  const cases::Row common(R"("dtype": "bf16", "head_dim": [576, 512])");
+  // keys: of each sequence; 0: as many as the lists have.
+  const auto form = [](int64_t batch, const cases::Row& row, int num_sms = 132, int64_t keys = 0) {
+    const std::vector<int64_t> queries(static_cast<size_t>(batch), 1), all_keys(static_cast<size_t>(batch), keys);
+    const cases::Row asked = row.set("seqlens_q", queries);
+    cases::Problem problem(tests::make_case(keys == 0 ? asked : asked.set("seqlens_kv", all_keys)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     const mla::Config c = mla::choose_config(p, num_sms);
     EXPECT_TRUE((!c.m16 && !c.swap_ab) || c.cluster == 1);
@@ -224,9 +228,10 @@ TEST(CudaMlaConfig, ChoosesTheKernelOfSmallBatches) {
     EXPECT_EQ(mla::to_params(p, c, nullptr).fewest_tiles, c.fewest_tiles);
     return cat(c.rows, " ", c.fewest_tiles);
   };
-  const auto sparse = [](int heads, int topk) {
-    return cat(R"("kv": "slots", "cache": {"format": "mla_656"}, "heads": [)", heads, R"(, 1], "sparse": {"topk": )",
-               topk, "}");
+  const auto sparse = [&](int heads, int topk) {
+    return common.with(R"("kv": "slots", "cache": {"format": "mla_656"})")
+        .set("heads", {heads, 1})
+        .set("sparse.topk", topk);
   };
   EXPECT_EQ(form(1, sparse(128, 2048)), "16 2");
   EXPECT_EQ(form(2, sparse(128, 2048)), "64 2");
@@ -243,22 +248,23 @@ TEST(CudaMlaConfig, ChoosesTheKernelOfSmallBatches) {
   EXPECT_EQ(form(1, sparse(16, 2048)), "16 1");
   EXPECT_EQ(form(1, sparse(128, 2048), 66), "64 1");
   // Batch-invariant calls, and those that are not split, go by the number of heads.
-  EXPECT_EQ(form(1, sparse(128, 2048) + R"(, "batch_invariant": true)"), "64 2");
-  EXPECT_EQ(form(1, sparse(32, 2048) + R"(, "batch_invariant": true)"), "32 2");
+  EXPECT_EQ(form(1, sparse(128, 2048).set("batch_invariant", true)), "64 2");
+  EXPECT_EQ(form(1, sparse(32, 2048).set("batch_invariant", true)), "32 2");
   EXPECT_EQ(form(132, sparse(64, 70)), "64 2");
   EXPECT_EQ(form(132, sparse(16, 70)), "16 2");
-  const std::string paged = R"("kv": "paged", "heads": [128, 1], "shared_kv": true, "cache": {"page_size": 64},
-      "max_seqlens": true)";
-  EXPECT_EQ(form(1, paged, 132, "1024"), "64 1");
-  EXPECT_EQ(form(8, paged, 132, "512"), "64 1");
-  EXPECT_EQ(form(1, paged), "64 2");
-  EXPECT_EQ(form(2, paged), "64 2");
+  const cases::Row paged = common.with(R"("kv": "paged", "heads": [128, 1], "shared_kv": true,
+      "cache": {"page_size": 64}, "max_seqlens": true)");
+  EXPECT_EQ(form(1, paged, 132, 1024), "64 1");
+  EXPECT_EQ(form(8, paged, 132, 512), "64 1");
+  EXPECT_EQ(form(1, paged, 132, 4096), "64 2");
+  EXPECT_EQ(form(2, paged, 132, 4096), "64 2");
   // Neither the m16 nor the swap-AB kernel takes the other packed format, or several tokens of a sequence; the swap-AB
   // kernel takes no 16-bit rows.
-  EXPECT_EQ(form(2, R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"}, "sparse": {"topk": 2048},
-      "heads": [128, 1])"),
+  EXPECT_EQ(form(2, common.with(R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"},
+      "sparse": {"topk": 2048}, "heads": [128, 1])")),
             "64 2");
-  EXPECT_EQ(form(2, R"("kv": "slots", "shared_kv": true, "sparse": {"topk": 2048}, "heads": [64, 1])"), "16 2");
+  EXPECT_EQ(form(2, common.with(R"("kv": "slots", "shared_kv": true, "sparse": {"topk": 2048}, "heads": [64, 1])")),
+            "16 2");
   cases::Problem tokens(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "heads": [128, 1],
       "kv": "paged", "cache": {"format": "mla_656", "page_size": 64}, "seqlens_q": [2], "seqlens_kv": [2048]})"));
   EXPECT_FALSE(mla::choose_config(make_problem(tokens.host(), Data::kRequired), 132).swap_ab);
@@ -266,22 +272,22 @@ TEST(CudaMlaConfig, ChoosesTheKernelOfSmallBatches) {
 
 // Clusters, where two M blocks have the same keys, which are dequantized or copied by the TMA.
 TEST(CudaMlaConfig, FormsClustersThatShareKeys) {
-  const auto cluster = [](const std::string& heads, const std::string& more, int num_sms) {
-    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [60],
-        "heads": )" + heads + more + "}"));
+  const cases::Row common(R"("dtype": "bf16", "head_dim": [576, 512], "seqlens_q": [60])");
+  const auto cluster = [](int heads, const cases::Row& row, int num_sms) {
+    cases::Problem problem(tests::make_case(row.set("heads", {heads, 1})));
     return mla::choose_config(make_problem(problem.host(), Data::kRequired), num_sms).cluster;
   };
-  const char* packed = R"(, "kv": "slots", "sparse": {"topk": 9}, "cache": {"format": "mla_656"})";
-  EXPECT_EQ(cluster("[128, 1]", packed, 132), 2);
-  EXPECT_EQ(cluster("[192, 1]", packed, 132), 1);  // three
-  EXPECT_EQ(cluster("[16, 1]", packed, 132), 1);
-  EXPECT_EQ(cluster("[128, 1]", packed, 131), 1);
-  EXPECT_EQ(cluster("[128, 1]", R"(, "kv": "slots", "sparse": {"topk": 9}, "shared_kv": true)", 132), 1);
-  const std::string paged = R"(, "kv": "paged", "seqlens_kv": [9], "shared_kv": true, "cache": {"page_size": )";
-  EXPECT_EQ(cluster("[128, 1]", paged + "64}", 132), 2);
-  EXPECT_EQ(cluster("[64, 1]", paged + "64}", 132), 1);
-  EXPECT_EQ(cluster("[128, 1]", paged + "3}", 132), 1);
-  EXPECT_EQ(cluster("[128, 1]", R"(, "kv": "dense", "seqlens_kv": [9], "shared_kv": true)", 132), 1);
+  const cases::Row packed = common.with(R"("kv": "slots", "sparse": {"topk": 9}, "cache": {"format": "mla_656"})");
+  EXPECT_EQ(cluster(128, packed, 132), 2);
+  EXPECT_EQ(cluster(192, packed, 132), 1);  // three
+  EXPECT_EQ(cluster(16, packed, 132), 1);
+  EXPECT_EQ(cluster(128, packed, 131), 1);
+  EXPECT_EQ(cluster(128, common.with(R"("kv": "slots", "sparse": {"topk": 9}, "shared_kv": true)"), 132), 1);
+  const cases::Row paged = common.with(R"("kv": "paged", "seqlens_kv": [9], "shared_kv": true)");
+  EXPECT_EQ(cluster(128, paged.set("cache.page_size", 64), 132), 2);
+  EXPECT_EQ(cluster(64, paged.set("cache.page_size", 64), 132), 1);
+  EXPECT_EQ(cluster(128, paged.set("cache.page_size", 3), 132), 1);
+  EXPECT_EQ(cluster(128, common.with(R"("kv": "dense", "seqlens_kv": [9], "shared_kv": true)"), 132), 1);
 }
 
 }  // namespace

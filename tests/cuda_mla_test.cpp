@@ -32,9 +32,11 @@ class Subject final : public CaseSubject {
   }
 };
 
-cases::Case make(const std::string& name, const std::string& fields) {
-  return tests::make_case(R"({"name": ")" + name + R"(", "dtype": "bf16", "max_logits": true, )" + fields + "}");
+cases::Row row_with(std::string_view members) {
+  return cases::Row(R"("dtype": "bf16", "max_logits": true)").with(members);
 }
+
+cases::Case make(const std::string& name, const cases::Row& row) { return tests::make_case(row.set("name", name)); }
 
 // 1 to 128 query heads, and 1 to 16 tokens of a sequence, in whichever way keys come.
 std::vector<cases::Case> every_number_of_heads() {
@@ -51,17 +53,16 @@ std::vector<cases::Case> every_number_of_heads() {
   std::vector<cases::Case> list;
   for (int heads = 1; heads <= 128; ++heads) {
     const int kind = heads % 7, page_size = 16 << (heads / 7 % 7), tokens = 1 + heads * 7 % 16;
-    const std::string cache = R"(, "cache": {"format": ")" + std::string(formats[kind]) + R"(", "page_size": )" +
-                              std::to_string(page_size) + "}";
-    const std::string lists = R"(, "sparse": {"topk": )" + std::to_string(heads + 7) +
-                              R"(, "topk_length": "batch", "slots": 200}, "sinks": "mixed")";
-    for (const int seqlen_q : {1, tokens}) {
-      const std::string rows = R"("queries": "fixed", "seqlens_q": )" + std::to_string(seqlen_q) + ", ";
-      list.push_back(make("mla heads " + std::to_string(heads) + "x" + std::to_string(seqlen_q),
-                          rows + kinds[kind] + (kind == 3 ? "" : cache) +
-                              (kind > 3 ? R"(, "batch": 2)" + lists : R"(, "seqlens_kv": [190, 3], "causal": true)") +
-                              R"(, "heads": [)" + std::to_string(heads) + ", 1]"));
+    cases::Row row = row_with(kinds[kind]).set("queries", "fixed").set("heads", {heads, 1});
+    if (kind != 3) row = row.set("cache.format", formats[kind]).set("cache.page_size", page_size);
+    if (kind > 3) {
+      row = row.with(R"("batch": 2, "sparse": {"topk_length": "batch", "slots": 200}, "sinks": "mixed")")
+                .set("sparse.topk", heads + 7);
+    } else {
+      row = row.with(R"("seqlens_kv": [190, 3], "causal": true)");
     }
+    for (const int seqlen_q : {1, tokens})
+      list.push_back(make(cat("mla heads ", heads, "x", seqlen_q), row.set("seqlens_q", seqlen_q)));
   }
   return list;
 }
@@ -74,28 +75,24 @@ std::vector<cases::Case> edges_of_lists() {
     for (const int topk : {1, 63, 64, 65, 2047, 16385}) {
       for (const int heads : {16, 20, 128}) {
         if (topk == 16385 && heads == 20) continue;
-        list.push_back(make("mla list " + std::to_string(list.size()),
-                            R"("kv": "slots", "seqlens_q": )" + std::string(topk > 2000 ? "[1]" : "[2, 1, 3]") +
-                                R"(, "heads": [)" + std::to_string(heads) +
-                                R"(, 1], "sparse": {"slots": 3000, "topk": )" + std::to_string(topk) + "}, " + kv));
+        const char* const lengths = topk > 2000 ? R"("seqlens_q": [1])" : R"("seqlens_q": [2, 1, 3])";
+        const cases::Row row = row_with(R"("kv": "slots", "sparse": {"slots": 3000})").with(lengths).with(kv);
+        list.push_back(make(cat("mla list ", list.size()), row.set("heads", {heads, 1}).set("sparse.topk", topk)));
       }
     }
-    for (const char* heads : {"[16, 1]", "[20, 1]", "[128, 1]"}) {
-      list.push_back(make("mla finished " + std::to_string(list.size()),
-                          R"("kv": "slots", "seqlens_q": [1, 2, 1], "finished": [0, 1, 0], "zero_finished": true,
-          "sparse": {"topk": 200}, "extra": {"topk": 9, "page_size": 16}, "heads": )" +
-                              std::string(heads) + ", " + kv));
-    }
+    const cases::Row finished = row_with(R"("kv": "slots", "seqlens_q": [1, 2, 1], "finished": [0, 1, 0],
+        "zero_finished": true, "sparse": {"topk": 200}, "extra": {"topk": 9, "page_size": 16})")
+                                    .with(kv);
+    for (const int64_t heads : {16, 20, 128})
+      list.push_back(make(cat("mla finished ", list.size()), finished.set("heads", {heads, 1})));
     // All in the second cache, whose pages are larger.
-    list.push_back(
-        make("mla second " + std::to_string(list.size()),
-             R"("kv": "slots", "seqlens_q": [2, 1, 3], "heads": [20, 1], "sparse": {"topk": 70, "invalid": 1},
-        "extra": {"topk": 65, "page_size": 256}, "sinks": "mixed", )" +
-                 std::string(kv)));
+    const cases::Row second = row_with(R"("kv": "slots", "seqlens_q": [2, 1, 3], "heads": [20, 1],
+        "sparse": {"topk": 70, "invalid": 1}, "extra": {"topk": 65, "page_size": 256}, "sinks": "mixed")");
+    list.push_back(make(cat("mla second ", list.size()), second.with(kv)));
   }
   // Prompts: by offsets, several of one length, several KV heads with lists of their own.
   for (const char* dims :
-       {R"("head_dim": [576, 512], "shared_kv": true, )", R"("head_dim": [512, 512], "shared_kv": true, )"}) {
+       {R"("head_dim": [576, 512], "shared_kv": true)", R"("head_dim": [512, 512], "shared_kv": true)"}) {
     for (
         const char* rest :
         {R"("heads": [20, 1], "seqlens_q": [3, 0, 5], "seqlens_kv": [90, 40, 200], "sparse": {"topk": 75, "topk_length": "token"})",
@@ -104,7 +101,7 @@ std::vector<cases::Case> edges_of_lists() {
          R"("heads": [6, 2], "queries": "flat", "cu_seqlens_kv": false, "seqlens_q": [7], "seqlens_kv": [200],
              "sparse": {"topk": 75, "topk_length": "token", "per_head": true})",
          R"("heads": [20, 1], "dtype": "f16", "seqlens_q": [3, 2], "seqlens_kv": [90, 200], "sparse": {"topk": 75, "invalid": 0.5})"})
-      list.push_back(make("mla lists of prompts " + std::to_string(list.size()), std::string(dims) + rest));
+      list.push_back(make(cat("mla lists of prompts ", list.size()), row_with(dims).with(rest)));
   }
   return list;
 }
@@ -130,13 +127,12 @@ TEST_F(CudaMla, Dense) {
         R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 256}, "new_tokens": true)",
         R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
         R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 64})"}) {
-    for (const char* heads : {"[16, 1]", "[128, 1]", "[7, 1]"}) {
+    for (const int64_t heads : {16, 128, 7}) {
       for (const char* lengths :
            {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [2000, 0, 1, 130], "causal": true)",
             R"("seqlens_q": [2, 3, 17, 0], "seqlens_kv": [1500, 70, 64, 9], "causal": true)",
             R"("seqlens_q": [4, 1], "seqlens_kv": [700, 129], "window": [200, 0], "causal": true)"}) {
-        list.push_back(make("mla dense " + std::to_string(list.size()),
-                            std::string(kv) + R"(, "heads": )" + heads + ", " + lengths));
+        list.push_back(make(cat("mla dense ", list.size()), row_with(kv).set("heads", {heads, 1}).with(lengths)));
       }
     }
   }
@@ -148,9 +144,8 @@ TEST_F(CudaMla, Dense) {
        R"("heads": [32, 1], "seqlens_kv": [5000, 3000], "data": "spread")",
        R"("heads": [30, 1], "seqlens_q": [1, 1, 0, 1], "seqlens_kv": [1999, 0, 7, 700], "causal": true, "new_tokens": true)",
        R"("heads": [32, 1], "seqlens_kv": [900, 800, 70], "queries": "fixed", "batch_invariant": true)"}) {
-    list.push_back(
-        make("mla half " + std::to_string(list.size()),
-             std::string(R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"}, )") + rest));
+    const cases::Row packed = row_with(R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656"})");
+    list.push_back(make(cat("mla half ", list.size()), packed.with(rest)));
   }
   check_all_of(std::move(list));
 }
@@ -175,8 +170,7 @@ TEST_F(CudaMla, BatchesBetweenRounds) {
        R"("kv": "paged", "cache": {"format": "mla_584"}, "head_dim": [512, 512], "heads": [36, 1], "batch": 144,
             "seqlens_kv": 450)",
        R"("kv": "slots", "shared_kv": true, "heads": [72, 1], "seqlens_q": [80], "sparse": {"topk": 450, "invalid": 0.1})"})
-    list.push_back(
-        make("mla rounds " + std::to_string(list.size()), std::string(R"("head_dim": [576, 512], )") + rest));
+    list.push_back(make(cat("mla rounds ", list.size()), row_with(R"("head_dim": [576, 512])").with(rest)));
   check_all_of(std::move(list));
 }
 
@@ -189,17 +183,16 @@ TEST_F(CudaMla, Prologues) {
         R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
         R"("kv": "paged", "head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 64})"}) {
     for (const char* prologue :
-         {R"("append": true)",
-          R"("append": true, "rope": {"style": "yarn", "dim": 64, "offset": 448, "interleaved": true})",
-          R"("q_bias": true, "k_bias": true, "ia3_tasks": 2, "logn": 100, "append": true,
-             "rope": {"style": "linear", "dim": 64, "positions": 1})"}) {
+         {R"("prologue": {"append": true})",
+          R"("prologue": {"append": true, "rope": {"style": "yarn", "dim": 64, "offset": 448, "interleaved": true}})",
+          R"("prologue": {"q_bias": true, "k_bias": true, "ia3_tasks": 2, "logn": 100, "append": true,
+             "rope": {"style": "linear", "dim": 64, "positions": 1}})"}) {
       for (
           const char* rest :
           {R"("heads": [128, 1], "seqlens_q": [1, 1, 1, 1], "seqlens_kv": [2000, 0, 1, 130])",
            R"("heads": [16, 1], "seqlens_q": [2, 3, 300, 0], "seqlens_kv": [1500, 70, 64, 9], "finished": [0, 1, 0, 0])"}) {
-        list.push_back(
-            make("mla prologue " + std::to_string(list.size()),
-                 std::string(kv) + R"(, "new_tokens": true, "causal": true, "prologue": {)" + prologue + "}, " + rest));
+        const cases::Row row = row_with(kv).with(R"("new_tokens": true, "causal": true)").with(prologue).with(rest);
+        list.push_back(make(cat("mla prologue ", list.size()), row));
       }
     }
   }
@@ -211,14 +204,13 @@ TEST_F(CudaMla, Sparse) {
   for (const char* kv : {R"("kv": "slots", "shared_kv": true, "head_dim": [576, 512])",
                          R"("kv": "slots", "head_dim": [576, 512], "cache": {"format": "mla_656"})",
                          R"("kv": "slots", "head_dim": [512, 512], "cache": {"format": "mla_584"})"}) {
-    for (const char* heads : {"[16, 1]", "[128, 1]", "[64, 1]", "[24, 1]"}) {
+    for (const int64_t heads : {16, 128, 64, 24}) {
       for (const char* rest :
            {R"("seqlens_q": [2, 1, 2], "sparse": {"topk": 512, "invalid": 0.1})",
             R"("seqlens_q": [1, 1, 0, 4], "sparse": {"topk": 130, "topk_length": "token", "slots": 300},
                                   "extra": {"topk": 70, "topk_length": "batch", "page_size": 16}, "sinks": "mixed")",
             R"("seqlens_q": [3], "sparse": {"topk": 65, "invalid": 1})"}) {
-        list.push_back(make("mla sparse " + std::to_string(list.size()),
-                            std::string(kv) + R"(, "heads": )" + heads + ", " + rest));
+        list.push_back(make(cat("mla sparse ", list.size()), row_with(kv).set("heads", {heads, 1}).with(rest)));
       }
     }
   }
@@ -228,17 +220,15 @@ TEST_F(CudaMla, Sparse) {
     for (const char* rest :
          {R"("seqlens_q": [2, 1, 2], "sparse": {"topk": 512, "invalid": 0.1}, "batch_invariant": true)",
           R"("seqlens_q": [24], "sparse": {"topk": 1024, "invalid": 0.1})"}) {
-      list.push_back(make("mla sparse many " + std::to_string(list.size()),
-                          std::string(kv) + R"(, "heads": [128, 1], "sinks": "mixed", )" + rest));
+      const cases::Row row = row_with(kv).with(R"("heads": [128, 1], "sinks": "mixed")").with(rest);
+      list.push_back(make(cat("mla sparse many ", list.size()), row));
     }
   }
-  for (const char* heads : {"[8, 1]", "[128, 1]"}) {
-    list.push_back(make("mla prefill " + std::to_string(list.size()),
-                        std::string(R"("shared_kv": true, "head_dim": [576, 512], "queries": "flat", "kv": "dense",
-            "cu_seqlens_kv": false, "seqlens_q": [40], "seqlens_kv": [600], "sinks": "normal",
-            "sparse": {"topk": 200, "topk_length": "token"}, "heads": )") +
-                            heads));
-  }
+  const cases::Row prompt = row_with(R"("shared_kv": true, "head_dim": [576, 512], "queries": "flat", "kv": "dense",
+      "cu_seqlens_kv": false, "seqlens_q": [40], "seqlens_kv": [600], "sinks": "normal",
+      "sparse": {"topk": 200, "topk_length": "token"})");
+  for (const int64_t heads : {8, 128})
+    list.push_back(make(cat("mla prefill ", list.size()), prompt.set("heads", {heads, 1})));
   check_all_of(std::move(list));
 }
 

@@ -19,17 +19,18 @@ namespace {
 
 // An x-packed cache is taken with 16 or 8 bits, and what is not taken is named.
 TEST(CudaPrefillConfig, TakesPackedCaches) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_q": [40], "seqlens_kv": [60])");
   for (const auto& [cache, lacks] :
-       {std::pair{R"("dtype": "e4m3", "scales": "tensor", "page_size": 16)", ""},
-        {R"("dtype": "i8", "scales": "token", "page_size": 48)", ""},
-        {R"("page_size": 32)", ""},
-        {R"("dtype": "e4m3", "scales": "head", "x": 8)", "an x-packed cache whose x elements are not 16 bytes"},
-        {R"("dtype": "bf16", "x": 16)", "an x-packed cache whose x elements are not 16 bytes"},
-        {R"("dtype": "e5m2", "scales": "head", "page_size": 24)", "x-packed pages whose size is no multiple of 16"}}) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60],
-        "cache": {"layout": "xpacked", )") + cache +
-                                            "}}"));
+       {std::pair{R"("cache": {"dtype": "e4m3", "scales": "tensor", "page_size": 16})", ""},
+        {R"("cache": {"dtype": "i8", "scales": "token", "page_size": 48})", ""},
+        {R"("cache": {"page_size": 32})", ""},
+        {R"("cache": {"dtype": "e4m3", "scales": "head", "x": 8})",
+         "an x-packed cache whose x elements are not 16 bytes"},
+        {R"("cache": {"dtype": "bf16", "x": 16})", "an x-packed cache whose x elements are not 16 bytes"},
+        {R"("cache": {"dtype": "e5m2", "scales": "head", "page_size": 24})",
+         "x-packed pages whose size is no multiple of 16"}}) {
+    cases::Problem problem(tests::make_case(common.with(cache).set("cache.layout", "xpacked")));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     EXPECT_EQ(prefill_kernel().coverage.difference(traits_of(p, problem.host())), "") << cache;
     EXPECT_EQ(prefill::refusal(p), lacks) << cache;
@@ -38,6 +39,8 @@ TEST(CudaPrefillConfig, TakesPackedCaches) {
 
 // Blocks of rows are listed by their number only where nothing that they depend on lies on the device, and none is cut.
 TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "dense",
+      "cu_seqlens_kv": false, "queries": "fixed")");
   for (const auto& [rest, blocks] : {
            std::pair{R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150], "causal": true)", 3},
            {R"("seqlens_q": 150, "seqlens_kv": [150, 150, 150])", 3},
@@ -55,9 +58,7 @@ TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
            {R"("seqlens_q": 150, "seqlens_kv": [150, 120], "seqused": true)", 0},
            {R"("seqlens_q": [150, 150], "seqlens_kv": [150, 150], "queries": "ragged", "causal": true)", 0},
        }) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "dense", "cu_seqlens_kv": false, "queries": "fixed", )") +
-                                            rest + "}"));
+    cases::Problem problem(tests::make_case(common.with(rest)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     EXPECT_EQ(prefill::to_params(p, prefill::choose_config(p, 132), nullptr).blocks_each, blocks) << rest;
     // Beside a kernel that has the short ones.
@@ -73,10 +74,10 @@ TEST(CudaPrefillConfig, KnowsSequencesThatAreAlike) {
 
 // An axis of one element has no stride, which the driver would not take.
 TEST(CudaPrefillConfig, GivesAxesOfOneElementAStride) {
+  const cases::Row common(R"("heads": [1, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [40],
+      "seqlens_kv": [40], "causal": true)");
   for (const char* rest : {R"("kv": "dense", "queries": "fixed", "cu_seqlens_kv": false)", R"("kv": "paged")"}) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [1, 1], "head_dim": [64, 64],
-        "dtype": "bf16", "seqlens_q": [40], "seqlens_kv": [40], "causal": true, )") +
-                                            rest + "}"));
+    cases::Problem problem(tests::make_case(common.with(rest)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     const prefill::Maps m = prefill::describe_maps(p, prefill::choose_config(p, 132));
     for (const TensorMapDesc& map : {m.q, m.k, m.v, m.dense_k, m.dense_v}) {
@@ -102,12 +103,11 @@ TEST(CudaPrefillConfig, FindsPlainRowsBy32Bits) {
 
 // Codes of V come in rows as wide as their page allows, and at their places either way.
 TEST(CudaPrefillConfig, DescribesPackedCodes) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [48, 80], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_q": [40], "seqlens_kv": [60], "cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head"})");
   for (const auto& [page_size, row, rows] :
        {std::tuple{16, 256u, 6u}, {64, 256u, 24u}, {256, 128u, 96u}, {544, 32u, 96u}, {48, 16u, 96u}}) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [48, 80],
-        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60],
-        "cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": )") +
-                                            std::to_string(page_size) + "}}"));
+    cases::Problem problem(tests::make_case(common.set("cache.page_size", page_size)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     const prefill::Maps m = prefill::describe_maps(p, prefill::choose_config(p, 132));
     EXPECT_NO_THROW(check_tensor_map(m.k));
@@ -131,12 +131,11 @@ double capped(const kernels::CapPolynomial<kTerms>& k, float product) {
 
 // As exact as the page says where they are taken; and what lies below their range is as small as it says.
 TEST(CudaPrefillConfig, CapsScoresByPolynomials) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "dense", "seqlens_q": [5],
+      "seqlens_kv": [5])");
   for (const double softcap : {1e-3, 2.0, 5.0, 20.0, 30.0, 50.0, 100.0, 101.0, 1e5}) {
     for (const double scale : {1e-6, 1.0 / 64, 1.0 / 16, 0.088, 7.0}) {
-      cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-          "dtype": "bf16", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], "softcap": )") +
-                                              std::to_string(softcap) +
-                                              ", \"softmax_scale\": " + std::to_string(scale) + "}"));
+      cases::Problem problem(tests::make_case(common.set("softcap", softcap).set("softmax_scale", scale)));
       const Problem p = make_problem(problem.host(), Data::kRequired);
       const kernels::WorkTileParams params = prefill::to_params(p, prefill::choose_config(p, 132), nullptr);
       const double level = softcap * std::numbers::log2e;

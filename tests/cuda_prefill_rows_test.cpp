@@ -18,6 +18,8 @@ class CudaPrefillRows : public CudaCases {};
 TEST_F(CudaPrefillRows, OfAnySizeLongerThanATile) {
   std::vector<cases::Case> list;
   int number = 0;
+  const cases::Row common(R"("heads": [6, 2], "dtype": "bf16", "kv": "dense", "causal": true,
+      "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600])");
   for (const char* rest :
        {R"("head_dim": [100, 100])", R"("head_dim": [36, 20], "window": [200, 0])", R"("head_dim": [3, 250])",
         R"("head_dim": [1, 1])", R"("head_dim": [128, 128], "strides": "odd")",
@@ -28,10 +30,7 @@ TEST_F(CudaPrefillRows, OfAnySizeLongerThanATile) {
            "prologue": {"append": true, "rope": {"style": "linear", "dim": 64, "max_position": 1024}})",
         R"("head_dim": [128, 128], "strides": "odd", "dtype": "e4m3", "out_dtype": "bf16",
            "prologue": {"qkv_scale": true})"}) {
-    list.push_back(tests::make_case(std::string(R"({"name": "any size )") + std::to_string(number++) +
-                                    R"(", "heads": [6, 2], "dtype": "bf16", "kv": "dense", "causal": true,
-        "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], )" +
-                                    rest + "}"));
+    list.push_back(tests::make_case(common.set("name", cat("any size ", number++)).with(rest)));
   }
   check_all_of(std::move(list), ByPrefill());
 }
@@ -59,6 +58,8 @@ class AsFloats final : public CaseSubject {
 
 std::vector<cases::Case> cases_as_floats() {
   std::vector<cases::Case> list;
+  const cases::Row common(R"("heads": [6, 2], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "cache": {"page_size": 16})");
   for (const char* rest :
        {R"("head_dim": [99, 99], "new_tokens": true)",
         R"("head_dim": [37, 21], "dtype": "f16", "cache": {"page_size": 5, "layout": "hnd"}, "lse": false)",
@@ -75,16 +76,15 @@ std::vector<cases::Case> cases_as_floats() {
            "prologue": {"append": true, "k_bias": true, "logn": 8})",
         R"("head_dim": [99, 99], "heads": [128, 1], "seqlens_q": [1, 2], "seqlens_kv": [3000, 700])",
         R"("head_dim": [99, 99], "seqlens_q": [1, 1], "seqlens_kv": [300, 70])"}) {
-    list.push_back(tests::make_case(R"({"name": "as floats )" + std::to_string(list.size()) +
-                                    R"(", "heads": [6, 2], "dtype": "bf16", "kv": "paged", "causal": true,
-        "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "cache": {"page_size": 16}, )" +
-                                    rest + "}"));
+    list.push_back(tests::make_case(common.set("name", cat("as floats ", list.size())).with(rest)));
   }
   return list;
 }
 
 std::vector<cases::Case> gathered_cases() {
   std::vector<cases::Case> list;
+  const cases::Row common(R"("heads": [6, 2], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "cache": {"page_size": 16})");
   for (const char* rest :
        {R"("head_dim": [100, 100], "new_tokens": true)",
         R"("head_dim": [36, 20], "dtype": "f16", "cache": {"page_size": 5, "layout": "hnd"}, "lse": false)",
@@ -103,10 +103,7 @@ std::vector<cases::Case> gathered_cases() {
         R"("head_dim": [40, 96], "cache": {"page_size": 6, "layout": "xpacked"}, "window": [90, 0])",
         R"("head_dim": [128, 256], "cache": {"page_size": 136, "layout": "xpacked", "separate_v_table": true},
            "new_tokens": true, "plant": "nan_v")"}) {
-    list.push_back(tests::make_case(R"({"name": "gathered )" + std::to_string(list.size()) +
-                                    R"(", "heads": [6, 2], "dtype": "bf16", "kv": "paged", "causal": true,
-        "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "cache": {"page_size": 16}, )" +
-                                    rest + "}"));
+    list.push_back(tests::make_case(common.set("name", cat("gathered ", list.size())).with(rest)));
   }
   return list;
 }
@@ -117,16 +114,16 @@ TEST_F(CudaPrefillRows, SixteenBitsAsFloats) { check_all_of(cases_as_floats(), A
 
 // Threads copy as many bytes at a time as addresses and strides have in common, and a plan is for no fewer.
 TEST(CudaPrefillRowsConfig, GathersWhatTheTmaDoesNotTake) {
-  for (const auto& [rest, bytes] : {std::pair{R"("page_size": 16, "layout": "xpacked")", 0},
-                                    {R"("page_size": 24, "layout": "xpacked")", 16},
-                                    {R"("page_size": 20, "layout": "xpacked")", 8},
-                                    {R"("page_size": 6, "layout": "xpacked")", 4},
-                                    {R"("page_size": 16)", 0},
-                                    {R"("page_size": 16, "row_padding": 4)", 8},
-                                    {R"("page_size": 16, "row_padding": 2)", 4}}) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [40], "seqlens_kv": [60], "cache": {)") +
-                                            rest + "}}"));
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_q": [40], "seqlens_kv": [60])");
+  for (const auto& [rest, bytes] : {std::pair{R"("cache": {"page_size": 16, "layout": "xpacked"})", 0},
+                                    {R"("cache": {"page_size": 24, "layout": "xpacked"})", 16},
+                                    {R"("cache": {"page_size": 20, "layout": "xpacked"})", 8},
+                                    {R"("cache": {"page_size": 6, "layout": "xpacked"})", 4},
+                                    {R"("cache": {"page_size": 16})", 0},
+                                    {R"("cache": {"page_size": 16, "row_padding": 4})", 8},
+                                    {R"("cache": {"page_size": 16, "row_padding": 2})", 4}}) {
+    cases::Problem problem(tests::make_case(common.with(rest)));
     Problem p = make_problem(problem.host(), Data::kRequired);
     EXPECT_EQ(prefill::refusal(p), "") << rest;
     const prefill::Config c = prefill::choose_config(p, 132);
@@ -152,6 +149,8 @@ TEST(CudaPrefillRowsConfig, GivesSixteenBitsToTheKernelOfFloats) {
   };
   for (const cases::Case& spec : cases_as_floats()) EXPECT_EQ(chosen(spec), "cuda_prefill_fp32") << spec.name;
   for (const cases::Case& spec : gathered_cases()) EXPECT_NE(chosen(spec), "cuda_prefill_fp32") << spec.name;
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_kv": [90, 80], "cache": {"layout": "xpacked", "page_size": 21})");
   for (const auto& [rest, kernel] :
        {std::pair{R"("seqlens_q": [40, 1])", "cuda_decode"},
         {R"("seqlens_q": [70, 1])", "cuda_prefill_fp32"},
@@ -159,12 +158,7 @@ TEST(CudaPrefillRowsConfig, GivesSixteenBitsToTheKernelOfFloats) {
         {R"("seqlens_q": [70, 1], "cache": {"layout": "xpacked", "page_size": 24})", "cuda_prefill"},
         {R"("seqlens_q": [10, 1], "cache": {"layout": "xpacked", "page_size": 24})", "cuda_decode"},
         {R"("seqlens_q": [70, 1], "cache": {"page_size": 32})", "cuda_prefill"}}) {
-    EXPECT_EQ(chosen(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_kv": [90, 80],
-        "cache": {"layout": "xpacked", "page_size": 21}, )") +
-                                      rest + "}")),
-              kernel)
-        << rest;
+    EXPECT_EQ(chosen(tests::make_case(common.with(rest))), kernel) << rest;
   }
 }
 
@@ -177,6 +171,7 @@ TEST(CudaPrefillRowsConfig, CopiesRowsThatTheTmaDoesNotTake) {
     int launches;
     bool vectors;  // by bytes
   };
+  const cases::Row common(R"("heads": [4, 2], "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [5, 7])");
   for (const Copied& x :
        {Copied{R"("head_dim": [64, 64], "seqlens_kv": [5, 9])", false, 2, true},
         {R"("head_dim": [36, 64], "seqlens_kv": [5, 9])", true, 2, true},
@@ -187,10 +182,7 @@ TEST(CudaPrefillRowsConfig, CopiesRowsThatTheTmaDoesNotTake) {
         {R"("head_dim": [100, 100], "kv": "paged", "new_tokens": true, "seqlens_kv": [5, 9],
             "cache": {"row_padding": 4})",
          true, 1, true}}) {
-    cases::Problem problem(
-        tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "dense",
-        "causal": true, "seqlens_q": [5, 7], )") +
-                         x.rest + "}"));
+    cases::Problem problem(tests::make_case(common.with(x.rest)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     EXPECT_EQ(prefill::refusal(p), "") << x.rest;
     EXPECT_EQ(attention::copies_rows(p), x.copies) << x.rest;

@@ -38,6 +38,8 @@ TEST_F(CudaPrefillRuns, ReplayAGraphWithOtherLengths) {
     const char* rest;
     const std::vector<Lengths>& lengths;
   };
+  const cases::Row common(R"("name": "graph", "heads": [8, 2], "causal": true, "seqlens_q": [200, 0, 133],
+      "seqlens_kv": [300, 10, 390], "poison": false, "max_logits": true)");
   for (const Call& call :
        {Call{R"("dtype": "bf16", "kv": "dense", "head_dim": [128, 128])", dense},
         {R"("dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "head_dim": [128, 128])", dense},
@@ -48,11 +50,7 @@ TEST_F(CudaPrefillRuns, ReplayAGraphWithOtherLengths) {
             "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})",
          cached},
         {R"("dtype": "f32", "kv": "paged", "head_dim": [64, 64], "new_tokens": true)", cached}}) {
-    cases::Problem problem(
-        tests::make_case(std::string(R"({"name": "graph", "heads": [8, 2], "causal": true, "seqlens_q": [200, 0, 133],
-        "seqlens_kv": [300, 10, 390], "poison": false, "max_logits": true, )") +
-                         call.rest + "}"),
-        memory);
+    cases::Problem problem(tests::make_case(common.with(call.rest)), memory);
     problem.arena().upload();
     const Problem p = make_problem(problem.device(), Data::kRequired);
     const auto plan = prefill::kernel_for(p).make_plan(p, kDevice);
@@ -78,17 +76,15 @@ TEST_F(CudaPrefillRuns, ReplayAGraphWithOtherLengths) {
 TEST_F(CudaPrefillRuns, ShareASchedule) {
   const Stream stream(kDevice);
   cases::CudaMemory memory(kDevice);
+  const cases::Row common(R"("name": "layers", "heads": [8, 1], "head_dim": [128, 128], "kv": "dense",
+      "causal": true)");
   for (const char* rest :
        {R"("dtype": "bf16", "seqlens_q": [2, 1, 70], "seqlens_kv": [9000, 40, 700])",
         R"("dtype": "bf16", "queries": "fixed", "seqlens_q": 300, "seqlens_kv": [300, 300],
                               "cu_seqlens_kv": false)",
         R"("dtype": "e4m3", "out_dtype": "bf16", "seqlens_q": [2, 1, 70], "seqlens_kv": [9000, 40, 700])",
         R"("dtype": "f32", "seqlens_q": [2, 1, 70], "seqlens_kv": [9000, 40, 700])"}) {
-    cases::Problem problem(
-        tests::make_case(std::string(R"({"name": "layers", "heads": [8, 1], "head_dim": [128, 128], "kv": "dense",
-        "causal": true, )") +
-                         rest + "}"),
-        memory);
+    cases::Problem problem(tests::make_case(common.with(rest)), memory);
     problem.arena().upload();
     const cases::Expected expected = cases::evaluate(problem);
     const Problem p = make_problem(problem.device(), Data::kRequired);
@@ -104,14 +100,12 @@ TEST_F(CudaPrefillRuns, ShareASchedule) {
 TEST_F(CudaPrefillRuns, OfLargeBatches) {
   const Stream stream(kDevice);
   cases::CudaMemory memory(kDevice);
+  const cases::Row common(R"("name": "batch", "heads": [2, 1], "head_dim": [64, 64], "causal": true, "batch": 3000,
+      "seqlens_q": {"random": [0, 9], "seed": 1})");
   for (const char* rest : {R"("dtype": "bf16", "kv": "dense", "cu_seqlens_kv": false)",
                            R"("dtype": "f16", "kv": "paged", "new_tokens": true, "cache": {"page_size": 16},
                               "seqlens_kv": {"random": [0, 40], "seed": 2})"}) {
-    cases::Problem problem(
-        tests::make_case(std::string(R"({"name": "batch", "heads": [2, 1], "head_dim": [64, 64], "causal": true,
-        "batch": 3000, "seqlens_q": {"random": [0, 9], "seed": 1}, )") +
-                         rest + "}"),
-        memory);
+    cases::Problem problem(tests::make_case(common.with(rest)), memory);
     problem.arena().upload();
     const cases::Expected expected = cases::evaluate(problem);
     const Problem p = make_problem(problem.device(), Data::kRequired);

@@ -15,16 +15,15 @@ class CudaPrefillScores : public CudaCases {};
 std::vector<cases::Case> capped_cases() {
   std::vector<cases::Case> list;
   int number = 0;
-  for (const char* dims : {R"([128, 128], "dtype": "bf16")", R"([64, 64], "dtype": "f16")"}) {
+  const cases::Row common(R"("heads": [6, 2], "causal": true, "seqlens_q": [300, 1, 129, 0, 17],
+      "seqlens_kv": [1300, 260, 900, 20, 600])");
+  for (const char* dims : {R"("head_dim": [128, 128], "dtype": "bf16")", R"("head_dim": [64, 64], "dtype": "f16")"}) {
     for (const char* kv : {R"("kv": "dense")", R"("kv": "paged", "cache": {"page_size": 16}, "new_tokens": true)"}) {
       for (const char* rest :
            {R"("softcap": 30)", R"("softcap": 50, "max_logits": true)", R"("softcap": 30, "softmax_scale": 0.3)",
             R"("softcap": 50, "softmax_scale": 0.6, "window": [400, 0])", R"("softcap": 20, "data": "spread")",
             R"("softcap": 5)", R"("softcap": 2, "alibi": 1)", R"("softcap": 30, "sinks": "mixed", "plant": "nan_v")"}) {
-        list.push_back(tests::make_case(R"({"name": "capped )" + std::to_string(number++) +
-                                        R"(", "heads": [6, 2], "causal": true, "seqlens_q": [300, 1, 129, 0, 17],
-            "seqlens_kv": [1300, 260, 900, 20, 600], "head_dim": )" +
-                                        dims + ", " + kv + ", " + rest + "}"));
+        list.push_back(tests::make_case(common.set("name", cat("capped ", number++)).with(dims).with(kv).with(rest)));
       }
     }
   }

@@ -33,17 +33,18 @@ TEST_F(CudaPrefill, MatchesTheOracle) {
 TEST_F(CudaPrefill, LongerThanATile) {
   std::vector<cases::Case> list;
   int number = 0;
+  const cases::Row common(R"("heads": [6, 2], "dtype": "bf16", "seqlens_q": [300, 1, 129, 0, 17],
+      "seqlens_kv": [300, 260, 500, 20, 600])");
   for (const char* kv :
        {R"("kv": "dense")", R"("kv": "paged", "cache": {"page_size": 16})",
         R"("kv": "paged", "cache": {"page_size": 64, "layout": "hnd"})", R"("kv": "paged", "cache": {"page_size": 3})",
         R"("kv": "contiguous")", R"("kv": "paged", "cache": {"page_size": 32}, "new_tokens": true)"}) {
-    for (const char* dims : {"[128, 128]", "[64, 64]", "[192, 128]", "[256, 256]", "[96, 80]"}) {
+    for (const char* dims : {R"("head_dim": [128, 128])", R"("head_dim": [64, 64])", R"("head_dim": [192, 128])",
+                             R"("head_dim": [256, 256])", R"("head_dim": [96, 80])"}) {
       for (const char* mask : {R"("causal": true)", R"("causal": false)", R"("causal": true, "window": [200, 0])"}) {
-        for (const char* max_logits : {"true", "false"}) {  // without them, maxima may be found late
-          list.push_back(tests::make_case(std::string(R"({"name": "long )") + std::to_string(number++) +
-                                          R"(", "heads": [6, 2], "dtype": "bf16", "seqlens_q": [300, 1, 129, 0, 17],
-          "seqlens_kv": [300, 260, 500, 20, 600], "max_logits": )" +
-                                          max_logits + R"(, "head_dim": )" + dims + ", " + mask + ", " + kv + "}"));
+        for (const bool max_logits : {true, false}) {  // without them, maxima may be found late
+          const cases::Row row = common.set("name", cat("long ", number++)).set("max_logits", max_logits);
+          list.push_back(tests::make_case(row.with(dims).with(mask).with(kv)));
         }
       }
     }
@@ -55,20 +56,18 @@ TEST_F(CudaPrefill, LongerThanATile) {
 TEST_F(CudaPrefill, PackedCodesLongerThanATile) {
   std::vector<cases::Case> list;
   int number = 0;
-  for (const char* cache :
-       {R"("dtype": "e4m3", "scales": "tensor", "page_size": 16)",
-        R"("dtype": "e5m2", "scales": "head", "page_size": 32)", R"("dtype": "i8", "scales": "token", "page_size": 16)",
-        R"("dtype": "e4m3", "scales": "head", "page_size": 240)"}) {
+  const cases::Row common(R"("heads": [6, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "max_logits": true)");
+  for (const char* cache : {R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "tensor", "page_size": 16})",
+                            R"("cache": {"layout": "xpacked", "dtype": "e5m2", "scales": "head", "page_size": 32})",
+                            R"("cache": {"layout": "xpacked", "dtype": "i8", "scales": "token", "page_size": 16})",
+                            R"("cache": {"layout": "xpacked", "dtype": "e4m3", "scales": "head", "page_size": 240})"}) {
     for (const char* rest :
          {R"("dtype": "bf16")", R"("new_tokens": true)", R"("dtype": "f16", "new_tokens": true)",
           R"("head_dim": [64, 64], "window": [200, 0])", R"("head_dim": [192, 128], "new_tokens": true)",
           R"("head_dim": [96, 80], "softcap": 20)", R"("head_dim": [256, 256], "new_tokens": true)",
           R"("seqlens_q": [1, 2], "seqlens_kv": [9000, 700], "heads": [8, 1])"}) {
-      list.push_back(tests::make_case(std::string(R"({"name": "packed codes )") + std::to_string(number++) +
-                                      R"(", "heads": [6, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
-          "causal": true, "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600],
-          "max_logits": true, "cache": {"layout": "xpacked", )" +
-                                      cache + "}, " + rest + "}"));
+      list.push_back(tests::make_case(common.set("name", cat("packed codes ", number++)).with(cache).with(rest)));
     }
   }
   check_all_of(std::move(list), ByPrefill());
@@ -77,14 +76,12 @@ TEST_F(CudaPrefill, PackedCodesLongerThanATile) {
 // Few rows and many keys: parts of blocks of rows, merged by the block that comes last.
 TEST_F(CudaPrefill, SplitsAlongTheKeys) {
   std::vector<cases::Case> list;
-  for (const char* heads : {"[8, 1]", "[48, 1]", "[128, 1]", "[32, 8]"}) {
-    for (const char* invariant : {"false", "true"}) {
-      list.push_back(tests::make_case(
-          std::string(R"({"name": "split", "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "causal": true,
-        "seqlens_q": [1, 2, 1], "seqlens_kv": [9000, 700, 15000], "max_logits": true, "cache": {"page_size": 64},
-        "batch_invariant": )") +
-          invariant + R"(, "heads": )" + heads + "}"));
-    }
+  const cases::Row common(R"("name": "split", "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_q": [1, 2, 1], "seqlens_kv": [9000, 700, 15000], "max_logits": true, "cache": {"page_size": 64})");
+  for (const char* heads :
+       {R"("heads": [8, 1])", R"("heads": [48, 1])", R"("heads": [128, 1])", R"("heads": [32, 8])"}) {
+    for (const bool invariant : {false, true})
+      list.push_back(tests::make_case(common.set("batch_invariant", invariant).with(heads)));
   }
   EXPECT_EQ(check_all(list), 8);
 }
@@ -93,15 +90,15 @@ TEST_F(CudaPrefill, SplitsAlongTheKeys) {
 TEST_F(CudaPrefill, CodesLongerThanATile) {
   std::vector<cases::Case> list;
   int number = 0;
-  for (const char* dims : {"[128, 128]", "[64, 64]", "[192, 128]", "[96, 80]", "[16, 48]", "[256, 128]"}) {
+  const cases::Row common(R"("heads": [6, 2], "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense",
+      "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600])");
+  for (const char* dims : {R"("head_dim": [128, 128])", R"("head_dim": [64, 64])", R"("head_dim": [192, 128])",
+                           R"("head_dim": [96, 80])", R"("head_dim": [16, 48])", R"("head_dim": [256, 128])"}) {
     for (const char* rest :
          {R"("causal": true)", R"("causal": false, "max_logits": true)", R"("causal": true, "window": [200, 0])",
           R"("causal": true, "softmax_scale": 0.5, "prologue": {"qkv_scale": true})",
           R"("seqlens_q": [1, 2], "seqlens_kv": [9000, 700], "heads": [8, 1])", R"("out_dtype": "f32")"}) {
-      list.push_back(tests::make_case(std::string(R"({"name": "codes )") + std::to_string(number++) +
-                                      R"(", "heads": [6, 2], "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense",
-          "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "head_dim": )" +
-                                      dims + ", " + rest + "}"));
+      list.push_back(tests::make_case(common.set("name", cat("codes ", number++)).with(dims).with(rest)));
     }
   }
   check_all_of(std::move(list), ByPrefill());
@@ -111,7 +108,10 @@ TEST_F(CudaPrefill, CodesLongerThanATile) {
 TEST_F(CudaPrefill, FloatsLongerThanATile) {
   std::vector<cases::Case> list;
   int number = 0;
-  for (const char* dims : {"[128, 128]", "[64, 64]", "[192, 128]", "[256, 256]", "[96, 80]", "[36, 4]"}) {
+  const cases::Row common(R"("heads": [6, 2], "dtype": "f32", "causal": true, "seqlens_q": [300, 1, 129, 0, 17],
+      "seqlens_kv": [300, 260, 500, 20, 600])");
+  for (const char* dims : {R"("head_dim": [128, 128])", R"("head_dim": [64, 64])", R"("head_dim": [192, 128])",
+                           R"("head_dim": [256, 256])", R"("head_dim": [96, 80])", R"("head_dim": [36, 4])"}) {
     for (const char* rest :
          {R"("kv": "dense")", R"("kv": "dense", "causal": false, "max_logits": true)",
           R"("kv": "dense", "window": [200, 0], "sinks": "normal")", R"("kv": "dense", "strides": "odd")",
@@ -120,10 +120,7 @@ TEST_F(CudaPrefill, FloatsLongerThanATile) {
           R"("kv": "paged", "cache": {"page_size": 3, "layout": "xpacked"})",
           R"("kv": "paged", "cache": {"page_size": 64, "dtype": "i8", "scales": "token"})",
           R"("kv": "dense", "seqlens_q": [1, 2], "seqlens_kv": [9000, 700], "heads": [8, 1])"}) {
-      list.push_back(tests::make_case(std::string(R"({"name": "floats )") + std::to_string(number++) +
-                                      R"(", "heads": [6, 2], "dtype": "f32", "causal": true,
-          "seqlens_q": [300, 1, 129, 0, 17], "seqlens_kv": [300, 260, 500, 20, 600], "head_dim": )" +
-                                      dims + ", " + rest + "}"));
+      list.push_back(tests::make_case(common.set("name", cat("floats ", number++)).with(dims).with(rest)));
     }
   }
   check_all_of(std::move(list), ByPrefill());
@@ -132,12 +129,10 @@ TEST_F(CudaPrefill, FloatsLongerThanATile) {
 // The tensor cores round sums towards zero: those of a tile are few.
 TEST_F(CudaPrefill, FloatsKeepTheirAccuracyOverLongContexts) {
   cases::CudaMemory memory(kDevice);
+  const cases::Row common(R"("heads": [2, 1], "head_dim": [128, 128], "dtype": "f32", "kv": "dense", "causal": true,
+      "seqlens_q": [16384], "seqlens_kv": [16384])");
   for (const char* data : {"normal", "ones_v", "spread"}) {
-    const cases::Report report =
-        cases::run_case(tests::make_case(std::string(R"({"name": "x", "heads": [2, 1], "head_dim": [128, 128],
-            "dtype": "f32", "kv": "dense", "causal": true, "seqlens_q": [16384], "seqlens_kv": [16384], "data": ")") +
-                                         data + "\"}"),
-                        memory, 40);
+    const cases::Report report = cases::run_case(tests::make_case(common.set("data", data)), memory, 40);
     EXPECT_EQ(report.failure, "") << data;
     RecordProperty(data, std::to_string(report.worst.ratio));
   }
@@ -196,12 +191,11 @@ TEST_F(CudaPrefill, CodesKeepTheirAccuracyOverLongContexts) {
 
 // What the host decides, without a GPU.
 TEST(CudaPrefillConfig, FillsBlocksOfRows) {
+  const cases::Row common(R"("head_dim": [64, 64], "dtype": "bf16", "kv": "dense", "seqlens_q": [5],
+      "seqlens_kv": [5])");
   for (const auto& [group, heads] :
        {std::pair{1, 1}, {4, 4}, {5, 5}, {8, 8}, {12, 12}, {48, 24}, {128, 128}, {7, 7}, {71, 1}, {256, 128}}) {
-    cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "head_dim": [64, 64], "dtype": "bf16", "kv": "dense", "seqlens_q": [5],
-            "seqlens_kv": [5], "heads": [)") +
-        std::to_string(group) + ", 1]}"));
+    cases::Problem problem(tests::make_case(common.set("heads", {group, 1})));
     const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 132);
     EXPECT_EQ(c.heads_of_tile, heads) << group;
     EXPECT_EQ(group % c.heads_of_tile, 0);
@@ -209,12 +203,11 @@ TEST(CudaPrefillConfig, FillsBlocksOfRows) {
 }
 
 TEST(CudaPrefillConfig, FitsSharedMemory) {
+  const cases::Row common(R"("heads": [4, 2], "dtype": "bf16", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5])");
   for (const char* head_dim :
-       {"[8, 8]", "[64, 64]", "[128, 128]", "[192, 128]", "[128, 256]", "[256, 64]", "[256, 256]"}) {
-    cases::Problem problem(
-        tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "dense", "seqlens_q": [5],
-        "seqlens_kv": [5], "head_dim": )") +
-                         head_dim + "}"));
+       {R"("head_dim": [8, 8])", R"("head_dim": [64, 64])", R"("head_dim": [128, 128])", R"("head_dim": [192, 128])",
+        R"("head_dim": [128, 256])", R"("head_dim": [256, 64])", R"("head_dim": [256, 256])"}) {
+    cases::Problem problem(tests::make_case(common.with(head_dim)));
     const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 132);
     EXPECT_GE(c.stages, 2) << head_dim;
     EXPECT_LE(c.shared_bytes(), 232448u) << head_dim;
@@ -226,31 +219,29 @@ TEST(CudaPrefillConfig, RefusesCodesThatItDoesNotTake) {
   struct Refused {
     const char *rest, *lacks;
   };
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [128, 128], "dtype": "e4m3", "out_dtype": "bf16",
+      "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5])");
   for (const Refused& r : {Refused{R"("softcap": 5)", "score: softcap"},
                            {R"("alibi": 1)", "score: ALiBi"},
                            {R"("mask_bits": 1)", "mask: bits"},
                            {R"("head_dim": [128, 256])", "head_dim_v: 256"},
                            {R"("prologue": {"q_bias": true})", "prologue: bias"}}) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
-        "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], )") +
-                                            r.rest + "}"));
+    cases::Problem problem(tests::make_case(common.with(r.rest)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     EXPECT_THAT(prefill_fp8_kernel().coverage.difference(traits_of(p, problem.host())), testing::HasSubstr(r.lacks));
   }
-  for (const char* dims : {"[72, 128]", "[128, 24]"}) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "e4m3",
-        "out_dtype": "bf16", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], "head_dim": )") +
-                                            dims + "}"));
+  for (const char* dims : {R"("head_dim": [72, 128])", R"("head_dim": [128, 24])"}) {
+    cases::Problem problem(tests::make_case(common.with(dims)));
     EXPECT_THAT(prefill::refusal(make_problem(problem.host(), Data::kRequired)), testing::HasSubstr("multiples of 16"));
   }
 }
 
 TEST(CudaPrefillConfig, FitsSharedMemoryWithCodes) {
-  for (const char* head_dim : {"[16, 16]", "[64, 64]", "[128, 128]", "[192, 128]", "[256, 128]"}) {
-    cases::Problem problem(
-        tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "e4m3", "out_dtype": "bf16",
-        "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5], "head_dim": )") +
-                         head_dim + "}"));
+  const cases::Row common(R"("heads": [4, 2], "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "seqlens_q": [5],
+      "seqlens_kv": [5])");
+  for (const char* head_dim : {R"("head_dim": [16, 16])", R"("head_dim": [64, 64])", R"("head_dim": [128, 128])",
+                               R"("head_dim": [192, 128])", R"("head_dim": [256, 128])"}) {
+    cases::Problem problem(tests::make_case(common.with(head_dim)));
     const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 132);
     EXPECT_TRUE(c.stages == 2 || c.stages == 4) << head_dim;
     EXPECT_LE(c.shared_bytes(), 232448u) << head_dim;
@@ -258,17 +249,15 @@ TEST(CudaPrefillConfig, FitsSharedMemoryWithCodes) {
 }
 
 TEST(CudaPrefillConfig, FitsSharedMemoryWithFloats) {
-  for (const auto& [head_dim, rows, keys] : {std::tuple{"[1, 3]", 128, 64},
-                                             {"[64, 64]", 128, 64},
-                                             {"[128, 128]", 128, 64},
-                                             {"[192, 128]", 64, 64},
-                                             {"[128, 256]", 64, 64},
-                                             {"[256, 64]", 64, 64},
-                                             {"[256, 256]", 64, 32}}) {
-    cases::Problem problem(
-        tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "f32", "kv": "dense", "seqlens_q": [5],
-        "seqlens_kv": [5], "head_dim": )") +
-                         head_dim + "}"));
+  const cases::Row common(R"("heads": [4, 2], "dtype": "f32", "kv": "dense", "seqlens_q": [5], "seqlens_kv": [5])");
+  for (const auto& [head_dim, rows, keys] : {std::tuple{R"("head_dim": [1, 3])", 128, 64},
+                                             {R"("head_dim": [64, 64])", 128, 64},
+                                             {R"("head_dim": [128, 128])", 128, 64},
+                                             {R"("head_dim": [192, 128])", 64, 64},
+                                             {R"("head_dim": [128, 256])", 64, 64},
+                                             {R"("head_dim": [256, 64])", 64, 64},
+                                             {R"("head_dim": [256, 256])", 64, 32}}) {
+    cases::Problem problem(tests::make_case(common.with(head_dim)));
     const prefill::Config c = prefill::choose_config(make_problem(problem.host(), Data::kRequired), 132);
     EXPECT_EQ(c.rows, rows) << head_dim;
     EXPECT_EQ(c.keys, keys) << head_dim;
@@ -280,9 +269,9 @@ TEST(CudaPrefillConfig, FitsSharedMemoryWithFloats) {
 // Rows that lie as they like are loaded channel by channel, and only those.
 TEST(CudaPrefillConfig, LoadsFloatsInFoursWhereTheyLieSo) {
   const auto rows_of = [](const std::string& rest, auto change) {
-    cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "dtype": "f32", "seqlens_q": [40],
-        "seqlens_kv": [5], "causal": true, )" +
-                                            rest + "}"));
+    cases::Problem problem(tests::make_case(
+        cases::Row(R"("heads": [4, 2], "dtype": "f32", "seqlens_q": [40], "seqlens_kv": [5], "causal": true)")
+            .with(rest)));
     Problem p = make_problem(problem.host(), Data::kRequired);
     change(p);
     EXPECT_EQ(prefill::refusal(p), "");
@@ -315,16 +304,15 @@ TEST(CudaPrefillConfig, LoadsFloatsInFoursWhereTheyLieSo) {
 
 // fp32 goes to its own row where there are many rows, to decode where there are few over a cache.
 TEST(CudaPrefillConfig, GivesFloatsToTheirKernel) {
+  const cases::Row common(R"("dtype": "f32", "heads": [8, 2], "head_dim": [64, 64], "out_dtype": "f32",
+      "seqlens_kv": [90, 80])");
   for (const auto& [rest, kernel, leaves] :
        {std::tuple{R"("kv": "dense", "seqlens_q": [1, 1])", "cuda_prefill_fp32", false},
         {R"("kv": "paged", "seqlens_q": [40, 1])", "cuda_prefill_fp32", false},
         {R"("kv": "paged", "seqlens_q": [1, 1])", "cuda_prefill_fp32", true},
         {R"("kv": "dense", "dtype": "bf16", "seqlens_q": [1, 1])", "cuda_prefill", false},
         {R"("kv": "dense", "dtype": "e4m3", "seqlens_q": [1, 1])", "cuda_prefill_fp8", false}}) {
-    cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "dtype": "f32", "heads": [8, 2], "head_dim": [64, 64], "out_dtype": "f32",
-            "seqlens_kv": [90, 80], )") +
-        rest + "}"));
+    cases::Problem problem(tests::make_case(common.with(rest)));
     const Problem p = make_problem(problem.host(), Data::kRequired);
     const Kernel& row = prefill::kernel_for(p);
     EXPECT_STREQ(row.name, kernel) << rest;
@@ -344,22 +332,20 @@ TEST(CudaPrefillConfig, ChecksAlignmentAtRun) {
 }
 
 TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
+  const cases::Row common(R"("heads": [4, 2], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5])");
   for (const char* wrong :
        {R"("head_dim": [21, 21], "kv": "paged")", R"("head_dim": [64, 64], "kv": "paged", "cache": {"dtype": "f16"})",
         R"("head_dim": [64, 64], "kv": "dense", "prologue": {"rope": {"style": "linear", "dim": 64}})",
         // A query stands at seqused_kv - n + i.
         R"("head_dim": [64, 64], "kv": "dense", "queries": "fixed", "seqlens_q": [5, 5],
                                "seqlens_kv": [5, 3], "prologue": {"rope": {"style": "linear", "dim": 64}})"}) {
-    cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "seqlens_q": [5], "seqlens_kv": [5], )") +
-        wrong + "}"));
+    cases::Problem problem(tests::make_case(common.with(wrong)));
     EXPECT_NE(prefill::refusal(make_problem(problem.host(), Data::kRequired)), "") << wrong;
   }
   const auto refusal_of = [](const char* kv, const std::function<void(Problem&)>& change) {
     cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "head_dim": [64, 64], "seqlens_q": [5],
-            "seqlens_kv": [5], )") +
-        kv + "}"));
+        cases::Row(R"("heads": [4, 2], "dtype": "bf16", "head_dim": [64, 64], "seqlens_q": [5], "seqlens_kv": [5])")
+            .with(kv)));
     Problem p = make_problem(problem.host(), Data::kRequired);
     EXPECT_EQ(prefill::refusal(p), "") << kv;
     change(p);
@@ -399,9 +385,8 @@ TEST(CudaPrefillConfig, RefusesWhatItCannotDo) {
 TEST(CudaPrefillConfig, NamesWhatARunMayNotBring) {
   const auto change = [](const char* kv, const std::function<void(Problem&)>& other) -> std::string {
     cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "head_dim": [64, 64], "seqlens_q": [5],
-            "seqlens_kv": [70], )") +
-        kv + "}"));
+        cases::Row(R"("heads": [4, 2], "dtype": "bf16", "head_dim": [64, 64], "seqlens_q": [5], "seqlens_kv": [70])")
+            .with(kv)));
     Problem p = make_problem(problem.host(), Data::kRequired);
     const prefill::Config c = prefill::choose_config(p, 132);
     prefill::check_run(p, c);
@@ -445,6 +430,7 @@ TEST(CudaPrefillConfig, NamesWhatARunMayNotBring) {
 }
 
 TEST(CudaPrefillConfig, LeavesFewRowsOverACache) {
+  const cases::Row common(R"("dtype": "bf16", "head_dim": [64, 64], "seqlens_kv": [90, 80])");
   for (const auto& [rest, leaves] :
        {std::pair{R"("kv": "paged", "seqlens_q": [1, 1], "heads": [32, 8])", true},
         {R"("kv": "paged", "queries": "fixed", "seqlens_q": [7, 7], "heads": [32, 8])", true},
@@ -452,8 +438,7 @@ TEST(CudaPrefillConfig, LeavesFewRowsOverACache) {
         {R"("kv": "paged", "seqlens_q": [7, 1], "heads": [32, 8])", false},
         {R"("kv": "paged", "seqlens_q": [1, 1], "heads": [32, 1])", false},
         {R"("kv": "dense", "seqlens_q": [1, 1], "heads": [32, 8])", false}}) {
-    cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "dtype": "bf16", "head_dim": [64, 64], "seqlens_kv": [90, 80], )") + rest + "}"));
+    cases::Problem problem(tests::make_case(common.with(rest)));
     EXPECT_EQ(prefill_kernel().leaves(make_problem(problem.host(), Data::kRequired)), leaves) << rest;
   }
 }

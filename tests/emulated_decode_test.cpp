@@ -51,9 +51,12 @@ class EmulatedDecode : public tests::Emulated {
     return cases::compare(problem, expected).failure;
   }
   // Cases that have `common` and, one after the other, what is in `rest`.
-  static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {
+  static void check(std::string_view common, std::initializer_list<const char*> rest, int layers = 1) {
+    check(cases::Row(common), rest, layers);
+  }
+  static void check(const cases::Row& common, std::initializer_list<const char*> rest, int layers = 1) {
     for (const char* more : rest) {
-      const cases::Case spec = tests::make_case(R"({"name": "x", "queries": "fixed", )" + common + more + "}");
+      const cases::Case spec = tests::make_case(common.set("queries", "fixed").with(more));
       EXPECT_EQ(run(spec, true), "") << more << ", in clusters";
       EXPECT_EQ(run(spec, false, layers), "") << more;
     }
@@ -77,14 +80,14 @@ void fill(const attune_tensor& t, const std::function<double(const std::vector<i
 // Key 0 has the largest probability by far, the largest scale, and a value of zeros: what is left are the small
 // probabilities of keys with small scales. By biases, as keys are zeros.
 TEST_F(EmulatedDecode, SmallWeightsOfSmallScales) {
+  const cases::Row common(R"("queries": "fixed", "kv": "contiguous", "heads": [4, 1], "head_dim": [64, 64],
+      "seqlens_kv": [70], "bias": 1, "max_logits": true, "poison": false, "out_dtype": "f32",
+      "cache": {"scales": "token"})");
   for (const char* q : {"bf16", "f16", "f32"}) {
     for (const char* cache : {"i8", "e4m3"}) {
       for (const double scale : {-9.0, -11.0}) {
         for (const double probability : {-13.2, -16.0}) {
-          const cases::Case spec = tests::make_case(
-              R"({"name": "x", "queries": "fixed", "kv": "contiguous", "heads": [4, 1], "head_dim": [64, 64],
-              "seqlens_kv": [70], "bias": 1, "max_logits": true, "poison": false, "dtype": ")" +
-              std::string(q) + R"(", "out_dtype": "f32", "cache": {"scales": "token", "dtype": ")" + cache + R"("}})");
+          const cases::Case spec = tests::make_case(common.set("dtype", q).set("cache.dtype", cache));
           const auto edit = [&](const attune_attention& a) {
             fill(a.cache.k, [](const auto&) { return 0.0; });
             fill(a.cache.v, [](const auto& at) { return at[1] == 0 ? 0.0 : 100.0; });
@@ -100,13 +103,12 @@ TEST_F(EmulatedDecode, SmallWeightsOfSmallScales) {
 
 // A mask of biases that are -inf, over values that are NaN.
 TEST_F(EmulatedDecode, BiasesThatHide) {
+  const cases::Row common(R"("queries": "fixed", "kv": "contiguous", "heads": [4, 1], "head_dim": [64, 64],
+      "seqlens_kv": [170, 70], "bias": 1, "max_logits": true)");
   for (const char* more : {R"("dtype": "bf16")", R"("dtype": "f16")", R"("dtype": "f32")",
                            R"("dtype": "bf16", "cache": {"dtype": "e4m3", "scales": "token"})",
                            R"("dtype": "bf16", "new_tokens": true)"}) {
-    const cases::Case spec = tests::make_case(
-        std::string(R"({"name": "x", "queries": "fixed", "kv": "contiguous", "heads": [4, 1], "head_dim": [64, 64],
-            "seqlens_kv": [170, 70], "bias": 1, "max_logits": true, )") +
-        more + "}");
+    const cases::Case spec = tests::make_case(common.with(more));
     const auto edit = [&](const attune_attention& a) {
       const double infinity = std::numeric_limits<double>::infinity(), nan = std::nan("");
       fill(a.bias, [&](const auto& at) { return at.back() % 5 == 3 ? -infinity : 0.1 * static_cast<double>(at[0]); });
@@ -127,7 +129,7 @@ TEST_F(EmulatedDecode, BiasesThatHide) {
 }
 
 TEST_F(EmulatedDecode, Caches) {
-  check(R"("heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "seqlens_kv": [300, 0, 1], "max_logits": true, )",
+  check(R"("heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "seqlens_kv": [300, 0, 1], "max_logits": true)",
         {R"("kv": "paged", "cache": {"page_size": 64})",
          R"("kv": "paged", "cache": {"page_size": 16, "layout": "hnd"})", R"("kv": "paged", "cache": {"page_size": 3})",
          R"("kv": "contiguous")", R"("kv": "paged", "cache": {"page_size": 64, "dtype": "i8", "scales": "token"})",
@@ -138,24 +140,24 @@ TEST_F(EmulatedDecode, Caches) {
 
 // In parts of bf16, as many as fp32 has bits for. The lse of one key is its score.
 TEST_F(EmulatedDecode, QueriesOfFp32) {
-  check(R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "f32", "kv": "paged", "seqlens_kv": [300, 1, 1, 1, 1, 1], )",
+  check(R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "f32", "kv": "paged", "seqlens_kv": [300, 1, 1, 1, 1, 1])",
         {R"("cache": {"dtype": "e5m2", "scales": "token"})", R"("cache": {"dtype": "e4m3", "scales": "tensor"})",
          R"("cache": {"dtype": "i8", "scales": "token"})"});
 }
 
 TEST_F(EmulatedDecode, HeadDimsAndGroups) {
-  check(R"("kv": "paged", "seqlens_kv": [200, 33], )", {R"("heads": [3, 3], "head_dim": [64, 64], "dtype": "f16")",
-                                                        R"("heads": [16, 1], "head_dim": [128, 128], "dtype": "bf16")",
-                                                        R"("heads": [14, 2], "head_dim": [96, 80], "dtype": "bf16")",
-                                                        R"("heads": [4, 2], "head_dim": [256, 256], "dtype": "f16")",
-                                                        R"("heads": [4, 2], "head_dim": [72, 40], "dtype": "bf16")",
-                                                        R"("heads": [24, 1], "head_dim": [128, 64], "dtype": "bf16")",
-                                                        R"("heads": [24, 1], "head_dim": [256, 256], "dtype": "bf16")",
-                                                        R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "f32")"});
+  check(R"("kv": "paged", "seqlens_kv": [200, 33])", {R"("heads": [3, 3], "head_dim": [64, 64], "dtype": "f16")",
+                                                      R"("heads": [16, 1], "head_dim": [128, 128], "dtype": "bf16")",
+                                                      R"("heads": [14, 2], "head_dim": [96, 80], "dtype": "bf16")",
+                                                      R"("heads": [4, 2], "head_dim": [256, 256], "dtype": "f16")",
+                                                      R"("heads": [4, 2], "head_dim": [72, 40], "dtype": "bf16")",
+                                                      R"("heads": [24, 1], "head_dim": [128, 64], "dtype": "bf16")",
+                                                      R"("heads": [24, 1], "head_dim": [256, 256], "dtype": "bf16")",
+                                                      R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "f32")"});
 }
 
 TEST_F(EmulatedDecode, RowsThatSeeDifferentKeys) {
-  check(R"("kv": "paged", "heads": [6, 2], "head_dim": [128, 128], "dtype": "bf16", "seqlens_kv": [200, 70], )",
+  check(R"("kv": "paged", "heads": [6, 2], "head_dim": [128, 128], "dtype": "bf16", "seqlens_kv": [200, 70])",
         {R"("seqlens_q": [4, 4], "causal": true)",
          R"("seqlens_q": [4, 4], "causal": true, "window": [40, 0], "plant": "nan_v")", R"("window": [33, 0])",
          R"("window": [0, 0])", R"("alibi": 1, "softcap": 20)", R"("softcap": 1e7, "max_logits": true)",
@@ -172,11 +174,11 @@ TEST_F(EmulatedDecode, RaggedQueries) {
 }
 
 TEST_F(EmulatedDecode, NewTokens) {
-  const char* const more = R"("new_tokens": true, "causal": true, "max_logits": true, )";
+  const cases::Row common(R"("new_tokens": true, "causal": true, "max_logits": true, "head_dim": [128, 128],
+      "dtype": "bf16", "kv": "paged", "seqlens_kv": [300, 0, 64])");
   for (const char* queries :
-       {R"("heads": [8, 2], )", R"("heads": [8, 2], "seqlens_q": [3, 3, 3], )", R"("heads": [16, 1], )"}) {
-    check(std::string(more) + queries +
-              R"("head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "seqlens_kv": [300, 0, 64], )",
+       {R"("heads": [8, 2])", R"("heads": [8, 2], "seqlens_q": [3, 3, 3])", R"("heads": [16, 1])"}) {
+    check(common.with(queries),
           {R"("prologue": {"append": true})",
            R"("prologue": {"append": true, "q_bias": true, "k_bias": true, "v_bias": true,
                "rope": {"style": "linear", "dim": 128}}, "cache": {"page_size": 64})",

@@ -73,9 +73,13 @@ std::string check(const cases::Case& spec, const Device& d = {}) {
   return check(problem, d);
 }
 
-std::string check(const std::string& fields, const Device& d = {}) {
-  return check(tests::make_case(R"({"name": "x", "kv": "paged", "shared_kv": true, )" + fields + "}"), d);
+std::string check(const cases::Row& row, const Device& d = {}) { return check(tests::make_case(row), d); }
+
+cases::Row row_with(std::string_view members) {
+  return cases::Row(R"("kv": "paged", "shared_kv": true)").with(members);
 }
+
+std::string check(std::string_view members, const Device& d = {}) { return check(row_with(members), d); }
 
 TEST(IndexerDivisor, IsExactBelowTwoToThe31) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1;
@@ -97,26 +101,27 @@ TEST(IndexerDivisor, IsExactBelowTwoToThe31) {
 
 class EmulatedIndexer : public tests::Emulated {};
 
-constexpr const char* kDeepSeek =
-    R"("heads": [64, 1], "head_dim": [128, 128], "dtype": "e4m3",
-       "cache": {"dtype": "e4m3", "scales": "token", "page_size": 64})";
+cases::Row deep_seek(std::string_view members) {
+  return row_with(R"("heads": [64, 1], "head_dim": [128, 128], "dtype": "e4m3",
+      "cache": {"dtype": "e4m3", "scales": "token", "page_size": 64})")
+      .with(members);
+}
 
 TEST_F(EmulatedIndexer, Decode) {
-  EXPECT_EQ(check(std::string(kDeepSeek) + R"(, "seqlens_kv": [700, 0, 1, 64, 65, 300],
-      "indexer": {"topk": 64, "q_scale": true})"),
+  EXPECT_EQ(check(deep_seek(R"("seqlens_kv": [700, 0, 1, 64, 65, 300],
+      "indexer": {"topk": 64, "q_scale": true})")),
             "");
-  EXPECT_EQ(check(std::string(kDeepSeek) + R"(, "queries": "fixed", "causal": true, "seqlens_q": 3,
-      "seqlens_kv": [600, 4], "indexer": {"topk": 128}, "max_seqlens": true)"),
+  EXPECT_EQ(check(deep_seek(R"("queries": "fixed", "causal": true, "seqlens_q": 3,
+      "seqlens_kv": [600, 4], "indexer": {"topk": 128}, "max_seqlens": true)")),
             "");
 }
 
 // Units are found for 32 items of a block at a time.
 TEST_F(EmulatedIndexer, ManyItemsOfABlock) {
-  EXPECT_EQ(
-      check(std::string(kDeepSeek) + R"(, "causal": true, "seqlens_q": [9, 1, 3], "seqlens_kv": [1900, 2000, 1300],
-      "indexer": {"topk": 64, "q_scale": true})",
-            {.blocks = 1}),
-      "");
+  EXPECT_EQ(check(deep_seek(R"("causal": true, "seqlens_q": [9, 1, 3], "seqlens_kv": [1900, 2000, 1300],
+      "indexer": {"topk": 64, "q_scale": true})"),
+                  {.blocks = 1}),
+            "");
 }
 
 TEST_F(EmulatedIndexer, PrefillInChunksOfRows) {
@@ -131,22 +136,20 @@ TEST_F(EmulatedIndexer, PrefillInChunksOfRows) {
 }
 
 TEST_F(EmulatedIndexer, Types) {
-  const char* caches[] = {R"({"dtype": "f32"})",
-                          R"({"dtype": "f16"})",
-                          R"({"dtype": "bf16"})",
-                          R"({"dtype": "e4m3", "scales": "token"})",
-                          R"({"dtype": "e5m2", "scales": "tensor"})",
-                          R"({"dtype": "i8", "scales": "head"})"};
+  const char* caches[] = {R"("cache": {"dtype": "f32"})",
+                          R"("cache": {"dtype": "f16"})",
+                          R"("cache": {"dtype": "bf16"})",
+                          R"("cache": {"dtype": "e4m3", "scales": "token"})",
+                          R"("cache": {"dtype": "e5m2", "scales": "tensor"})",
+                          R"("cache": {"dtype": "i8", "scales": "head"})"};
   const struct {
     const char* q;
     int cache;
   } pairs[] = {{"f32", 3}, {"f16", 1}, {"bf16", 2}, {"bf16", 4}, {"e5m2", 1}, {"i8", 5}, {"f16", 2}};
+  const cases::Row common = row_with(R"("heads": [5, 1], "head_dim": [80, 80], "causal": true, "seqlens_q": [3, 9],
+      "seqlens_kv": [200, 70], "indexer": {"topk": 33, "q_scale": true})");
   for (const auto& [q, cache] : pairs) {
-    EXPECT_EQ(check(std::string(R"("heads": [5, 1], "head_dim": [80, 80], "causal": true, "seqlens_q": [3, 9],
-        "seqlens_kv": [200, 70], "indexer": {"topk": 33, "q_scale": true}, "dtype": ")") +
-                    q + R"(", "cache": )" + caches[cache]),
-              "")
-        << q << " " << caches[cache];
+    EXPECT_EQ(check(common.set("dtype", q).with(caches[cache])), "") << q << " " << caches[cache];
   }
 }
 
@@ -154,8 +157,9 @@ TEST_F(EmulatedIndexer, HeadsAndDims) {
   for (const char* shape : {R"("heads": [7, 1], "head_dim": [40, 40])", R"("heads": [65, 1], "head_dim": [128, 128])",
                             R"("heads": [130, 1], "head_dim": [1, 1])", R"("heads": [33, 1], "head_dim": [576, 576])",
                             R"("heads": [20, 1], "head_dim": [192, 192])"}) {
-    EXPECT_EQ(check(std::string(shape) + R"(, "dtype": "bf16", "seqlens_kv": [260, 40], "seqlens_q": [2, 1],
-        "cache": {"dtype": "e4m3", "scales": "token"}, "indexer": {"topk": 50, "weights": "bf16"})"),
+    EXPECT_EQ(check(row_with(R"("dtype": "bf16", "seqlens_kv": [260, 40], "seqlens_q": [2, 1],
+        "cache": {"dtype": "e4m3", "scales": "token"}, "indexer": {"topk": 50, "weights": "bf16"})")
+                        .with(shape)),
               "")
         << shape;
   }
@@ -166,23 +170,24 @@ TEST_F(EmulatedIndexer, Layouts) {
        {R"("cache": {"dtype": "e4m3", "page_size": 3})", R"("cache": {"dtype": "e4m3", "layout": "xpacked"})",
         R"("cache": {"dtype": "bf16", "page_size": 100, "page_padding": true})",
         R"("cache": {"dtype": "e4m3", "share_prefix": true}, "strides": "odd")"}) {
-    EXPECT_EQ(check(std::string(R"("heads": [8, 1], "head_dim": [64, 64], "dtype": "e4m3", "seqlens_kv": [333, 90, 1],
-        "seqlens_q": [1, 4, 1], "causal": true, "indexer": {"topk": 77}, )") +
-                    rest),
+    EXPECT_EQ(check(row_with(R"("heads": [8, 1], "head_dim": [64, 64], "dtype": "e4m3", "seqlens_kv": [333, 90, 1],
+        "seqlens_q": [1, 4, 1], "causal": true, "indexer": {"topk": 77})")
+                        .with(rest)),
               "")
         << rest;
   }
 }
 
 TEST_F(EmulatedIndexer, SlotsOfAnotherCache) {
-  for (const char* rest :
-       {R"({"topk": 40, "slot_page_size": 48})", R"({"topk": 40, "slot_page_size": 16, "bad_pages": true})",
-        R"({"topk": 40, "slot_page_size": 4, "bad_pages": true})",
-        R"({"topk": 500, "slot_page_size": 16, "bad_pages": true})", R"({"topk": 40, "lengths": false, "clear": true})",
-        R"({"topk": 40, "slot_page_size": 16, "bad_pages": true, "positions": true})"}) {
-    EXPECT_EQ(check(std::string(R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "e4m3", "cache": {"dtype": "e4m3",
-        "scales": "token"}, "seqlens_q": [1, 6], "seqlens_kv": [200, 150], "causal": true, "indexer": )") +
-                    rest),
+  for (const char* rest : {R"("indexer": {"topk": 40, "slot_page_size": 48})",
+                           R"("indexer": {"topk": 40, "slot_page_size": 16, "bad_pages": true})",
+                           R"("indexer": {"topk": 40, "slot_page_size": 4, "bad_pages": true})",
+                           R"("indexer": {"topk": 500, "slot_page_size": 16, "bad_pages": true})",
+                           R"("indexer": {"topk": 40, "lengths": false, "clear": true})",
+                           R"("indexer": {"topk": 40, "slot_page_size": 16, "bad_pages": true, "positions": true})"}) {
+    EXPECT_EQ(check(row_with(R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "e4m3", "cache": {"dtype": "e4m3",
+        "scales": "token"}, "seqlens_q": [1, 6], "seqlens_kv": [200, 150], "causal": true)")
+                        .with(rest)),
               "")
         << rest;
   }
@@ -190,10 +195,10 @@ TEST_F(EmulatedIndexer, SlotsOfAnotherCache) {
 
 // More equal scores than there is room for candidates, and than can be marked at a time.
 TEST_F(EmulatedIndexer, Ties) {
+  const cases::Row common = row_with(R"("heads": [3, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [1, 20],
+      "seqlens_kv": [1000, 300], "causal": true, "data": "equal")");
   for (const int topk : {1, 129, 999}) {
-    EXPECT_EQ(check(R"("heads": [3, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [1, 20],
-        "seqlens_kv": [1000, 300], "causal": true, "data": "equal", "indexer": {"topk": )" +
-                        std::to_string(topk) + "}",
+    EXPECT_EQ(check(common.set("indexer.topk", topk),
                     {.select = {.threads = 128, .cluster = topk == 129 ? 2 : 1, .candidates = 128, .mark_words = 16}}),
               "")
         << topk;
@@ -201,16 +206,14 @@ TEST_F(EmulatedIndexer, Ties) {
 }
 
 TEST_F(EmulatedIndexer, LongRowsByOneBlockAndByClusters) {
+  const cases::Row common =
+      row_with(R"("heads": [2, 1], "head_dim": [64, 64], "dtype": "e4m3", "cache": {"dtype": "e4m3",
+      "scales": "token", "page_size": 64}, "queries": "fixed", "seqlens_q": 2, "causal": true,
+      "seqlens_kv": [9000, 5])");
   for (const int cluster : {1, 4}) {
     const int topk = cluster == 1 ? 300 : 2048;
     const indexer::SelectConfig select = {.threads = 128, .cluster = cluster, .candidates = 512, .mark_words = 512};
-    EXPECT_EQ(check(R"("heads": [2, 1], "head_dim": [64, 64], "dtype": "e4m3", "cache": {"dtype": "e4m3",
-        "scales": "token", "page_size": 64}, "queries": "fixed", "seqlens_q": 2, "causal": true,
-        "seqlens_kv": [9000, 5], "indexer": {"topk": )" +
-                        std::to_string(topk) + "}",
-                    {.select = select}),
-              "")
-        << cluster;
+    EXPECT_EQ(check(common.set("indexer.topk", topk), {.select = select}), "") << cluster;
   }
 }
 
@@ -253,9 +256,9 @@ TEST_F(EmulatedIndexer, OwnersOfRows) {
 
 TEST_F(EmulatedIndexer, AVisibleNanIsTaken) {
   for (const char* dtype : {"e4m3", "bf16", "f32"}) {
-    EXPECT_EQ(check(std::string(R"("heads": [1, 1], "head_dim": [32, 32], "seqlens_q": [4, 20], "seqlens_kv": [50, 90],
-        "causal": true, "plant": "nan_k", "indexer": {"topk": 1}, "dtype": ")") +
-                    dtype + "\""),
+    EXPECT_EQ(check(row_with(R"("heads": [1, 1], "head_dim": [32, 32], "seqlens_q": [4, 20], "seqlens_kv": [50, 90],
+        "causal": true, "plant": "nan_k", "indexer": {"topk": 1})")
+                        .set("dtype", dtype)),
               "")
         << dtype;
   }
@@ -414,7 +417,7 @@ TEST_F(EmulatedIndexer, HasNoRaces) {
   const emulator::Watched watched;
   for (const uint64_t seed : {1, 2}) {
     const emulator::Shuffled shuffled(seed);
-    EXPECT_EQ(check(std::string(kDeepSeek) + R"(, "seqlens_kv": [700, 0, 1, 65], "indexer": {"topk": 64})"), "");
+    EXPECT_EQ(check(deep_seek(R"("seqlens_kv": [700, 0, 1, 65], "indexer": {"topk": 64})")), "");
     EXPECT_EQ(check(R"("heads": [16, 1], "head_dim": [64, 64], "dtype": "f32", "cache": {"dtype": "f32"},
         "causal": true, "seqlens_q": [20, 1], "seqlens_kv": [300, 50], "indexer": {"topk": 60})"),
               "");

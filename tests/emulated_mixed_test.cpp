@@ -88,9 +88,9 @@ class EmulatedMixed : public tests::Emulated {
   }
 
   // Together, and each part alone.
-  static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {
+  static void check(std::string_view common, std::initializer_list<const char*> rest, int layers = 1) {
     for (const char* more : rest) {
-      const cases::Case spec = tests::make_case(R"({"name": "x", )" + common + more + "}");
+      const cases::Case spec = tests::make_case(cases::Row(common).with(more));
       EXPECT_EQ(run(spec, kBoth, layers), "") << more;
       EXPECT_EQ(run(spec, kPrompts), "") << more << ", prompts alone";
       EXPECT_EQ(run(spec, kFewQueries), "") << more << ", few queries alone";
@@ -102,7 +102,7 @@ class EmulatedMixed : public tests::Emulated {
 // above, sequences without queries or keys.
 TEST_F(EmulatedMixed, Lengths) {
   check(R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "cache": {"page_size": 16},
-           "causal": true, "max_logits": true, )",
+           "causal": true, "max_logits": true)",
         {R"("seqlens_q": [1, 70, 4, 5, 0, 1, 33], "seqlens_kv": [300, 170, 4, 140, 9, 1, 33])",
          R"("seqlens_q": [1, 2, 4, 3], "seqlens_kv": [300, 0, 77, 3])",
          R"("seqlens_q": [40, 5, 6], "seqlens_kv": [300, 0, 77])", R"("seqlens_q": [0, 0], "seqlens_kv": [30, 0])",
@@ -113,7 +113,7 @@ TEST_F(EmulatedMixed, Lengths) {
 // Context in the cache and new tokens beside it.
 TEST_F(EmulatedMixed, NewTokens) {
   check(R"("heads": [6, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true,
-           "seqlens_q": [1, 40, 5, 6, 0, 1], "seqlens_kv": [260, 131, 70, 9, 4, 0], )",
+           "seqlens_q": [1, 40, 5, 6, 0, 1], "seqlens_kv": [260, 131, 70, 9, 4, 0])",
         {R"("cache": {"page_size": 16})", R"("cache": {"page_size": 3}, "window": [40, 0])",
          R"("cache": {"page_size": 64, "layout": "hnd", "dtype": "e4m3", "scales": "head"})",
          R"("cache": {"page_size": 32, "layout": "xpacked"}, "sinks": "normal")"});
@@ -121,23 +121,20 @@ TEST_F(EmulatedMixed, NewTokens) {
 
 // Once for all sequences.
 TEST_F(EmulatedMixed, Prologues) {
+  const cases::Row common(R"("heads": [8, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "paged",
+      "new_tokens": true, "causal": true, "seqlens_q": [1, 40, 4, 9], "seqlens_kv": [70, 33, 0, 90])");
   for (const char* rest :
        {R"("prologue": {"append": true, "v_bias": true, "rope": {"style": "linear", "dim": 64}})",
         R"("prologue": {"append": true, "k_bias": true, "q_bias": true}, "finished": [1, 0, 0, 0],
             "cache": {"page_size": 16, "dtype": "e4m3", "scales": "token"})",
         R"("prologue": {"append": true, "rope": {"style": "linear", "dim": 128}}, "dtype": "f32")"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [8, 2], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [1, 40, 4, 9],
-        "seqlens_kv": [70, 33, 0, 90], )") +
-                                   rest + "}")),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest))), "") << rest;
   }
 }
 
 TEST_F(EmulatedMixed, Masks) {
   check(R"("heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "cache": {"page_size": 16},
-           "seqlens_q": [1, 70, 4, 5, 0, 1, 33], "seqlens_kv": [300, 170, 4, 140, 9, 1, 33], )",
+           "seqlens_q": [1, 70, 4, 5, 0, 1, 33], "seqlens_kv": [300, 170, 4, 140, 9, 1, 33])",
         {R"("causal": true, "skip_decode": true)", R"("causal": true, "skip_decode": true, "zero_finished": true)",
          R"("finished": [1, 1, 0, 0, 0, 0, 0])", R"("finished": [0, 1, 1, 0, 1, 0, 0], "zero_finished": true)",
          R"("causal": true, "window": [20, 0])", R"("causal": true, "mask_bits": 2)",
@@ -147,7 +144,7 @@ TEST_F(EmulatedMixed, Masks) {
 }
 
 TEST_F(EmulatedMixed, Shapes) {
-  check(R"("kv": "paged", "causal": true, "seqlens_q": [1, 50, 2, 9, 17], "seqlens_kv": [200, 90, 70, 33, 17], )",
+  check(R"("kv": "paged", "causal": true, "seqlens_q": [1, 50, 2, 9, 17], "seqlens_kv": [200, 90, 70, 33, 17])",
         {R"("heads": [3, 3], "head_dim": [128, 64], "dtype": "f16")",
          R"("heads": [16, 1], "head_dim": [64, 64], "dtype": "bf16")",
          R"("heads": [24, 1], "head_dim": [64, 64], "dtype": "bf16")",
@@ -161,14 +158,14 @@ TEST_F(EmulatedMixed, Shapes) {
 // Caches whose rows the TMA does not take: prompts have them gathered.
 TEST_F(EmulatedMixed, GatheredCaches) {
   check(R"("heads": [8, 2], "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [1, 70, 4, 5],
-           "seqlens_kv": [300, 170, 4, 140], )",
+           "seqlens_kv": [300, 170, 4, 140])",
         {R"("head_dim": [64, 64], "cache": {"page_size": 24, "layout": "xpacked"})",
          R"("head_dim": [64, 64], "cache": {"page_size": 16, "row_padding": 4}, "new_tokens": true)"});
 }
 
 TEST_F(EmulatedMixed, SplitsAlongTheKeysAndRunsAgain) {
   check(R"("heads": [8, 1], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "cache": {"page_size": 64},
-           "causal": true, )",
+           "causal": true)",
         {R"("seqlens_q": [1, 3, 1], "seqlens_kv": [2900, 2000, 300])"}, 2);
 }
 
@@ -178,13 +175,12 @@ TEST_F(EmulatedMixed, LeavesBlocksToThePrompts) {
     const char* lengths;
     int least, most;
   };
+  const cases::Row common(R"("heads": [4, 1], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged", "causal": true)");
   for (const Split& x : {Split{R"("seqlens_q": [1, 1, 2, 1], "seqlens_kv": [900, 800, 900, 700])", 12, 12},
                          {R"("seqlens_q": [1, 5, 2, 1], "seqlens_kv": [900, 5, 900, 700])", 12, 12},
                          {R"("seqlens_q": [1, 320, 1, 1], "seqlens_kv": [300, 900, 300, 300])", 2, 6},
                          {R"("seqlens_q": [1, 900, 0, 900], "seqlens_kv": [30, 900, 900, 900])", 1, 1}}) {
-    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 1], "head_dim": [64, 64],
-        "dtype": "bf16", "kv": "paged", "causal": true, )") +
-                                            x.lengths + "}"));
+    cases::Problem problem(tests::make_case(common.with(x.lengths)));
     const Problem p = make_problem(problem.device(), Data::kRequired);
     decode::DeviceShape device;
     device.num_sms = 12;
@@ -211,55 +207,56 @@ TEST_F(EmulatedMixed, MatchesTheOracleOnTheTable) {
 // Only where both kinds may be there, as far as the host knows.
 TEST(MixedChoice, GoesByWhatTheHostKnows) {
   // One sequence of so many queries and 15 of one.
-  const auto beside_ones = [](int longest) {
-    return cat(R"("kv": "paged", "seqlens_q": [)", longest,
-               R"(, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], "seqlens_kv": [90, 90, 90, 90, 90, 90, 90, 90, 90, 90,
-                  90, 90, 90, 90, 90, 90])");
+  const cases::Row common(R"("dtype": "bf16", "head_dim": [64, 64])");
+  const auto beside_ones = [&](int64_t longest) {
+    std::vector<int64_t> queries(16, 1);
+    queries[0] = longest;
+    return common.set("kv", "paged").set("seqlens_q", queries).set("seqlens_kv", std::vector<int64_t>(16, 90));
   };
-  const std::string mix = beside_ones(90);
+  const cases::Row mix = beside_ones(90);
   struct Choice {
-    std::string what;
+    cases::Row what;
     int64_t longest;  // as the caller says; 0: nothing
     const char* kernel;
   };
   for (const Choice& x :
-       {Choice{mix + R"(, "heads": [8, 2])", 0, "cuda_mixed"},
-        {mix + R"(, "heads": [8, 2])", 90, "cuda_mixed"},
-        {mix + R"(, "heads": [8, 2], "new_tokens": true)", 90, "cuda_mixed"},
-        {mix + R"(, "heads": [8, 2], "new_tokens": true, "prologue": {"append": true})", 0, "cuda_mixed"},
-        {mix + R"(, "heads": [8, 2], "dtype": "f32")", 90, "cuda_mixed"},
+       {Choice{mix.with(R"("heads": [8, 2])"), 0, "cuda_mixed"},
+        {mix.with(R"("heads": [8, 2])"), 90, "cuda_mixed"},
+        {mix.with(R"("heads": [8, 2], "new_tokens": true)"), 90, "cuda_mixed"},
+        {mix.with(R"("heads": [8, 2], "new_tokens": true, "prologue": {"append": true})"), 0, "cuda_mixed"},
+        {mix.with(R"("heads": [8, 2], "dtype": "f32")"), 90, "cuda_mixed"},
         // Prompts enough to fill the device for long.
-        {beside_ones(5000) + R"(, "heads": [8, 2], "head_dim": [16, 16])", 0, "cuda_prefill"},
+        {beside_ones(5000).with(R"("heads": [8, 2], "head_dim": [16, 16])"), 0, "cuda_prefill"},
         // The longest is not far above the mean.
-        {mix + R"(, "heads": [8, 2])", 20, "cuda_prefill"},
+        {mix.with(R"("heads": [8, 2])"), 20, "cuda_prefill"},
         // Nobody has more than decode takes.
-        {mix + R"(, "heads": [8, 2])", 4, "cuda_decode"},
-        {beside_ones(1) + R"(, "heads": [8, 2])", 0, "cuda_decode"},
+        {mix.with(R"("heads": [8, 2])"), 4, "cuda_decode"},
+        {beside_ones(1).with(R"("heads": [8, 2])"), 0, "cuda_decode"},
         // So few rows that decode has all of them anyway, and a few more.
-        {beside_ones(5) + R"(, "heads": [8, 2])", 5, "cuda_decode"},
-        {beside_ones(9) + R"(, "heads": [8, 2])", 9, "cuda_mixed"},
+        {beside_ones(5).with(R"("heads": [8, 2])"), 5, "cuda_decode"},
+        {beside_ones(9).with(R"("heads": [8, 2])"), 9, "cuda_mixed"},
         // What serves a sequence may be asked not to follow from the others, beside what the caller says of all.
-        {mix + R"(, "heads": [8, 2], "batch_invariant": true)", 90, "cuda_prefill"},
-        {beside_ones(1) + R"(, "heads": [8, 2], "batch_invariant": true)", 0, "cuda_prefill"},
-        {beside_ones(1) + R"(, "heads": [8, 2], "batch_invariant": true)", 1, "cuda_decode"},
+        {mix.with(R"("heads": [8, 2], "batch_invariant": true)"), 90, "cuda_prefill"},
+        {beside_ones(1).with(R"("heads": [8, 2], "batch_invariant": true)"), 0, "cuda_prefill"},
+        {beside_ones(1).with(R"("heads": [8, 2], "batch_invariant": true)"), 1, "cuda_decode"},
         // A query alone fills a quarter of a prompt's block.
-        {mix + R"(, "heads": [32, 1])", 0, "cuda_prefill"},
+        {mix.with(R"("heads": [32, 1])"), 0, "cuda_prefill"},
         // What only one of them covers, or the kernel of fp32 prompts, where a block could be full.
-        {mix + R"(, "heads": [8, 2], "cache": {"dtype": "bf16"}, "dtype": "f16")", 0, "cuda_prefill_fp32"},
-        {mix + R"(, "heads": [8, 2], "cache": {"dtype": "bf16"}, "dtype": "f16")", 4, "cuda_decode"},
-        {mix + R"(, "heads": [8, 2], "new_tokens": true, "skip_decode": true,
-                              "prologue": {"append": true})",
+        {mix.with(R"("heads": [8, 2], "cache": {"dtype": "bf16"}, "dtype": "f16")"), 0, "cuda_prefill_fp32"},
+        {mix.with(R"("heads": [8, 2], "cache": {"dtype": "bf16"}, "dtype": "f16")"), 4, "cuda_decode"},
+        {mix.with(R"("heads": [8, 2], "new_tokens": true, "skip_decode": true,
+                              "prologue": {"append": true})"),
          0, "cuda_decode"},
-        {mix + R"(, "heads": [8, 2], "causal": true, "kv": "dense")", 0, "cuda_prefill"},
-        {R"("kv": "paged", "heads": [8, 2], "seqlens_q": [90], "seqlens_kv": [90])", 0, "cuda_prefill"},
-        {R"("kv": "paged", "queries": "fixed", "heads": [8, 2], "seqlens_q": [90, 90],
-                              "seqlens_kv": [90, 90])",
+        {mix.with(R"("heads": [8, 2], "causal": true, "kv": "dense")"), 0, "cuda_prefill"},
+        {common.with(R"("kv": "paged", "heads": [8, 2], "seqlens_q": [90], "seqlens_kv": [90])"), 0, "cuda_prefill"},
+        {common.with(R"("kv": "paged", "queries": "fixed", "heads": [8, 2], "seqlens_q": [90, 90],
+                              "seqlens_kv": [90, 90])"),
          0, "cuda_prefill"}}) {
-    cases::Problem problem(tests::make_case(R"({"name": "x", "dtype": "bf16", "head_dim": [64, 64], )" + x.what + "}"));
+    cases::Problem problem(tests::make_case(x.what));
     problem.host().max_seqlen_q = x.longest;
     const Problem p = make_problem(problem.host(), Data::kRequired);
     EXPECT_STREQ(choose_kernel(p, traits_of(p, problem.host()), ATTUNE_DEVICE_CUDA).name, x.kernel)
-        << x.what << ", longest " << x.longest;
+        << x.what.text() << ", longest " << x.longest;
   }
 }
 

@@ -60,24 +60,26 @@ class EmulatedMla : public tests::Emulated {
   static inline int splits_ = 0;
 
   // Cases that have `common` and, one after the other, what is in `rest`.
-  static void check(const std::string& common, std::initializer_list<const char*> rest, int layers = 1) {
-    for (const char* more : rest)
-      EXPECT_EQ(run(tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}"), layers), "") << more;
+  static void check(std::string_view common, std::initializer_list<const char*> rest, int layers = 1) {
+    check(cases::Row(R"("dtype": "bf16")").with(common), rest, layers);
+  }
+  static void check(const cases::Row& common, std::initializer_list<const char*> rest, int layers = 1) {
+    for (const char* more : rest) EXPECT_EQ(run(tests::make_case(common.with(more)), layers), "") << more;
   }
   // Cases that the swap-AB kernel takes.
-  static void check_swap_ab(const std::string& common, std::initializer_list<const char*> rest) {
+  static void check_swap_ab(std::string_view common, std::initializer_list<const char*> rest) {
     for (const char* more : rest) {
-      const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
+      const cases::Case spec = tests::make_case(cases::Row(R"("dtype": "bf16")").with(common).with(more));
       cases::Problem problem(spec);
       EXPECT_TRUE(mla::choose_config(make_problem(problem.host(), Data::kRequired), kBlocks).swap_ab) << more;
       EXPECT_EQ(run(spec, 2), "") << more;
     }
   }
   // Cases of an H200's small batches, which get M blocks of so many rows, and splits of so many tiles at least.
-  static void check_small(int rows, int fewest_tiles, const std::string& common,
+  static void check_small(int rows, int fewest_tiles, std::string_view common,
                           std::initializer_list<const char*> rest) {
     for (const char* more : rest) {
-      const cases::Case spec = tests::make_case(R"({"name": "x", "dtype": "bf16", )" + common + more + "}");
+      const cases::Case spec = tests::make_case(cases::Row(R"("dtype": "bf16")").with(common).with(more));
       cases::Problem problem(spec);
       const mla::Config c = mla::choose_config(make_problem(problem.host(), Data::kRequired), 132);
       EXPECT_EQ(c.rows, rows) << more;

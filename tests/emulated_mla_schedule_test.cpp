@@ -25,13 +25,12 @@ class EmulatedMlaSchedule : public EmulatedMla {
   };
 
   // One token a sequence, over these numbers of keys. most_work_tiles: fewer than the workspace has room for; 0: all.
-  static Listed list(const std::string& heads, const std::vector<int>& keys, const char* rest = "",
-                     int most_work_tiles = 0) {
+  static Listed list(int64_t heads, const std::vector<int>& keys, const char* rest = "", int most_work_tiles = 0) {
     // The case's own lengths are short, as nothing is read but lengths.
-    cases::Problem problem(tests::make_case(
-        R"({"name": "x", "dtype": "bf16", "kv": "paged", "shared_kv": true, "head_dim": [576, 512], "heads": [)" +
-        heads + R"(, 1], "cache": {"page_size": 64}, "seqlens_kv": 1, "batch": )" + std::to_string(keys.size()) + rest +
-        "}"));
+    const cases::Row row(R"("dtype": "bf16", "kv": "paged", "shared_kv": true, "head_dim": [576, 512],
+        "cache": {"page_size": 64}, "seqlens_kv": 1)");
+    cases::Problem problem(
+        tests::make_case(row.set("heads", {heads, 1}).set("batch", static_cast<int64_t>(keys.size())).with(rest)));
     problem.arena().upload();
     Problem p = make_problem(problem.device(), Data::kRequired);
     p.max_seqlen_kv = std::min(std::ranges::max(keys), kCapacity);
@@ -115,24 +114,24 @@ TEST_F(EmulatedMlaSchedule, IsBalancedWhateverTheBatch) {
   one_long[33] = 131072;
   for (unsigned i = 0, x = 1; i < 200; ++i) random.push_back(static_cast<int>((x = x * 1664525 + 1013904223) >> 20));
   struct Batch {
-    const char* heads;
+    int64_t heads;
     std::vector<int> keys;
     int most_splits;  // other M blocks stay whole
   };
-  for (const Batch& b : {Batch{"128", even(70, 8192, 8192), 4},
-                         {"128", even(96, 8192, 8192), 30},
-                         {"128", even(40, 8192, 8192), 40},
-                         {"128", even(128, 512, 8192), 0},
-                         {"128", even(128, 8192, 512), 0},
-                         {"64", even(144, 8192, 8192), 12},
-                         {"64", even(128, 512, 8192), 128},
-                         {"16", even(90, 512, 8192), 90},
-                         {"16", even(140, 1, 3000), 100},
-                         {"128", one_long, 4},
-                         {"256", even(50, 4096, 4096), 17},
-                         {"96", even(100, 100, 9000), 50},
-                         {"128", even(600, 1024, 1024), 6},
-                         {"128", random, 20}}) {
+  for (const Batch& b : {Batch{128, even(70, 8192, 8192), 4},
+                         {128, even(96, 8192, 8192), 30},
+                         {128, even(40, 8192, 8192), 40},
+                         {128, even(128, 512, 8192), 0},
+                         {128, even(128, 8192, 512), 0},
+                         {64, even(144, 8192, 8192), 12},
+                         {64, even(128, 512, 8192), 128},
+                         {16, even(90, 512, 8192), 90},
+                         {16, even(140, 1, 3000), 100},
+                         {128, one_long, 4},
+                         {256, even(50, 4096, 4096), 17},
+                         {96, even(100, 100, 9000), 50},
+                         {128, even(600, 1024, 1024), 6},
+                         {128, random, 20}}) {
     const Listed x = list(b.heads, b.keys);
     EXPECT_EQ(x.wrong, "") << b.heads << ", " << b.keys.size();
     EXPECT_TRUE(x.balanced) << b.heads << ", " << b.keys.size();
@@ -143,22 +142,22 @@ TEST_F(EmulatedMlaSchedule, IsBalancedWhateverTheBatch) {
 
 // What fills whole rounds, or is split for one, is not balanced; batch-invariant calls are not split at all.
 TEST_F(EmulatedMlaSchedule, LeavesWholeRoundsAlone) {
-  for (const auto& [heads, keys, splits] : {std::tuple{"128", even(128, 8192, 8192), 0},
-                                            {"128", even(132, 4096, 4096), 0},
-                                            {"64", even(130, 8192, 8192), 0},
-                                            {"16", even(128, 8192, 8192), 0},
-                                            {"128", even(4, 2048, 2048), 4},
-                                            {"64", even(16, 8192, 8192), 16},
-                                            {"64", even(96, 2048, 2048), 0},
-                                            {"128", even(1030, 500, 500), 0}}) {
+  for (const auto& [heads, keys, splits] : {std::tuple{128, even(128, 8192, 8192), 0},
+                                            {128, even(132, 4096, 4096), 0},
+                                            {64, even(130, 8192, 8192), 0},
+                                            {16, even(128, 8192, 8192), 0},
+                                            {128, even(4, 2048, 2048), 4},
+                                            {64, even(16, 8192, 8192), 16},
+                                            {64, even(96, 2048, 2048), 0},
+                                            {128, even(1030, 500, 500), 0}}) {
     const Listed x = list(heads, keys);
     EXPECT_EQ(x.wrong, "") << heads << ", " << keys.size();
     EXPECT_FALSE(x.balanced) << heads << ", " << keys.size();
     EXPECT_EQ(x.splits, splits) << heads << ", " << keys.size();
   }
   // Tables may ask for more M blocks than a batch has: there is no room, and nothing is balanced.
-  for (const Listed& x : {list("128", even(70, 8192, 8192), R"(, "batch_invariant": true)"),
-                          list("128", even(70, 8192, 8192), "", 100)}) {
+  for (const Listed& x :
+       {list(128, even(70, 8192, 8192), R"("batch_invariant": true)"), list(128, even(70, 8192, 8192), "", 100)}) {
     EXPECT_EQ(x.wrong, "");
     EXPECT_FALSE(x.balanced);
     EXPECT_EQ(x.splits, 0);
@@ -177,7 +176,7 @@ TEST_F(EmulatedMlaSchedule, EveryTileIsListedOnce) {
     const auto most = static_cast<unsigned>(64 << random(9));
     for (int& n : keys) n = random(most);
     if (i % 2 == 0) keys.front() = -7, keys.back() = i % 4 == 0 ? 2147480000 : keys.back();  // as no keys, as all
-    const char* const heads[] = {"16", "32", "48", "64", "128", "256"};
+    const int64_t heads[] = {16, 32, 48, 64, 128, 256};
     const Listed x = list(heads[random(6)], keys);
     EXPECT_EQ(x.wrong, "") << i;
     shared += x.balanced ? 1 : 0;
@@ -191,33 +190,33 @@ TEST_F(EmulatedMlaSchedule, EveryTileIsListedOnce) {
 // Of every kernel and producer: work tiles that follow each other, and splits of one sequence in several chains.
 TEST_F(EmulatedMlaSchedule, AttendsByABalancedSchedule) {
   int splits = 0;
-  const auto check_balanced = [&](const std::string& common, std::initializer_list<const char*> rest,
+  const auto check_balanced = [&](std::string_view common, std::initializer_list<const char*> rest,
                                   int blocks = kBlocks) {
     for (const char* more : rest) {
-      const std::string spec = R"({"name": "x", "dtype": "bf16", "max_logits": true, )" + common + more + "}";
-      EXPECT_EQ(run(tests::make_case(spec), 1, blocks, blocks), "") << spec;
-      EXPECT_TRUE(balanced_) << spec;
+      const cases::Row row = cases::Row(R"("dtype": "bf16", "max_logits": true)").with(common).with(more);
+      EXPECT_EQ(run(tests::make_case(row), 1, blocks, blocks), "") << row.text();
+      EXPECT_TRUE(balanced_) << row.text();
       splits += splits_;
     }
   };
-  check_balanced(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64}, )",
+  check_balanced(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64})",
                  {R"("heads": [128, 1], "seqlens_kv": [300, 900, 1300, 20])",
                   R"("heads": [64, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
                   R"("heads": [16, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 0], "sinks": "mixed")",
                   R"("heads": [32, 1], "seqlens_q": [2, 1, 3, 2, 1], "seqlens_kv": [900, 900, 950, 800, 900],
                    "causal": true)",
                   R"("heads": [128, 1], "seqlens_kv": [500, 900, 1300], "cache": {"page_size": 3})"});
-  check_balanced(R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64}, )",
+  check_balanced(R"("kv": "paged", "head_dim": [576, 512], "cache": {"format": "mla_656", "page_size": 64})",
                  {R"("heads": [128, 1], "seqlens_kv": [300, 900, 1300, 20])",
                   R"("heads": [64, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
                   R"("heads": [32, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])",
                   R"("heads": [16, 1], "seqlens_kv": [600, 1000, 900, 900, 1000, 30])"});
   check_balanced(R"("kv": "slots", "head_dim": [576, 512], "heads": [64, 1], "seqlens_q": [2, 1, 3],
-                  "sparse": {"topk": 900, "invalid": 0.1}, )",
+                  "sparse": {"topk": 900, "invalid": 0.1})",
                  {R"("shared_kv": true)", R"("cache": {"format": "mla_656"}, "extra": {"topk": 90, "page_size": 16})"});
   // Several blocks, or clusters, for each chain: one for each head tile. Some are not needed.
   check_balanced(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "cache": {"page_size": 64},
-                  "seqlens_kv": [300, 900, 1300], "out_dtype": "f32", )",
+                  "seqlens_kv": [300, 900, 1300], "out_dtype": "f32")",
                  {R"("heads": [256, 1])", R"("heads": [192, 1])"}, 8);
   EXPECT_GT(splits, 5);
 }

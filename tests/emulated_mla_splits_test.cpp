@@ -30,7 +30,7 @@ TEST_F(EmulatedMla, SplitsOfSmallValues) {
 
 TEST_F(EmulatedMla, SplitsAlongTheKeysAndRunsAgain) {
   check(R"("kv": "paged", "shared_kv": true, "head_dim": [576, 512], "seqlens_kv": [900, 70], "max_logits": true,
-        "cache": {"page_size": 64}, )",
+        "cache": {"page_size": 64})",
         {R"("heads": [16, 1])", R"("heads": [128, 1])",
          // More splits than the grid has blocks.
          R"("heads": [16, 1], "seqlens_kv": [760, 60, 760, 60, 760, 60])",
@@ -41,7 +41,7 @@ TEST_F(EmulatedMla, SplitsAlongTheKeysAndRunsAgain) {
 // One token's heads at a time, as many as the m16 kernel takes.
 TEST_F(EmulatedMla, M16Kernel) {
   check(
-      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
+      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true)",
       {R"("heads": [16, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
        R"("heads": [16, 1], "seqlens_kv": [900, 70], "cache": {"format": "mla_656", "page_size": 16})",
        R"("heads": [1, 1], "seqlens_kv": [700], "cache": {"format": "mla_656", "page_size": 3}, "sinks": "mixed")",
@@ -53,7 +53,7 @@ TEST_F(EmulatedMla, M16Kernel) {
        R"("heads": [9, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"},
       2);
   check(
-      R"("shared_kv": true, "max_logits": true, )",
+      R"("shared_kv": true, "max_logits": true)",
       {R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "seqlens_kv": [900, 0, 65], "cache": {"page_size": 64})",
        R"("kv": "paged", "head_dim": [512, 512], "heads": [22, 2], "seqlens_kv": [70, 129],
             "cache": {"page_size": 128, "layout": "hnd"}, "dtype": "f16")",
@@ -64,7 +64,7 @@ TEST_F(EmulatedMla, M16Kernel) {
             "sparse": {"topk": 70, "topk_length": "batch", "invalid": 0.5}, "extra": {"topk": 9, "page_size": 16})"},
       2);
   check(
-      R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"}, )",
+      R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"})",
       {R"("heads": [16, 1], "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2},
             "extra": {"topk": 9, "page_size": 16})",
        R"("heads": [13, 1], "sparse": {"topk": 70, "invalid": 1})"},
@@ -74,13 +74,13 @@ TEST_F(EmulatedMla, M16Kernel) {
 // More heads are several M blocks, if there are too few tokens to fill the device otherwise.
 TEST_F(EmulatedMla, M16KernelOfManyHeads) {
   check_small(
-      16, 1, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
+      16, 1, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"})",
       {R"("heads": [24, 1], "seqlens_q": [1, 1], "sparse": {"topk": 450, "topk_length": "token", "invalid": 0.2},
             "sinks": "mixed", "extra": {"topk": 9, "page_size": 16})",
        R"("heads": [128, 1], "seqlens_q": [1], "sparse": {"topk": 250, "invalid": 0.1})",
        R"("heads": [17, 1], "seqlens_q": [1], "sparse": {"topk": 200, "topk_length": "batch"})"});
   check_small(
-      16, 1, R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
+      16, 1, R"("kv": "paged", "head_dim": [576, 512], "max_logits": true)",
       {R"("cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v", "heads": [32, 1], "seqlens_q": [2, 0, 1],
             "seqlens_kv": [190, 3, 70], "causal": true, "new_tokens": true, "finished": [0, 0, 1])",
        R"("shared_kv": true, "cache": {"page_size": 3}, "heads": [64, 1], "seqlens_kv": [250, 0], "sinks": "mixed")"});
@@ -89,13 +89,13 @@ TEST_F(EmulatedMla, M16KernelOfManyHeads) {
 // Splits of the swap-AB kernel too, and splits of one tile in the M = 64 kernel: of tiles that a cluster shares, and of
 // a block's own.
 TEST_F(EmulatedMla, SwapAbAndShortSplitsOfManyHeads) {
-  check_small(32, 2, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"}, )",
+  check_small(32, 2, R"("kv": "slots", "head_dim": [576, 512], "max_logits": true, "cache": {"format": "mla_656"})",
               {R"("heads": [66, 1], "batch": 14, "queries": "fixed", "seqlens_q": 1, "sparse": {"topk": 560,
             "topk_length": "token", "invalid": 0.2}, "sinks": "mixed")",
                R"("heads": [66, 1], "batch": 14, "queries": "fixed", "seqlens_q": 1, "sparse": {"topk": 500},
             "extra": {"topk": 9, "page_size": 16})"});
   check_small(
-      64, 1, R"("max_logits": true, "max_seqlens": true, )",
+      64, 1, R"("max_logits": true, "max_seqlens": true)",
       {R"("kv": "slots", "head_dim": [576, 512], "heads": [128, 1], "seqlens_q": [1, 1], "cache": {"format": "mla_656"},
             "sparse": {"topk": 1100, "invalid": 0.2})",
        R"("kv": "slots", "head_dim": [512, 512], "heads": [128, 1], "seqlens_q": [1, 1], "cache": {"format": "mla_584"},
@@ -109,16 +109,15 @@ TEST_F(EmulatedMla, SwapAbAndShortSplitsOfManyHeads) {
 // Groups of channels that differ by more than fp16 can hold: of partials, and of packed rows' scales.
 TEST_F(EmulatedMla, SplitsOfChannelsFarApart) {
   constexpr double kLower = 0x1p-90;
+  const cases::Row common(R"("dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [400],
+      "max_logits": true)");
   for (const char* more : {R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true)",
                            R"("heads": [128, 1], "cache": {"page_size": 64}, "shared_kv": true)",
                            R"("heads": [20, 1], "cache": {"page_size": 3}, "shared_kv": true)",
                            R"("heads": [16, 1], "cache": {"format": "mla_656", "page_size": 64})",
                            R"("heads": [32, 1], "cache": {"format": "mla_656", "page_size": 64})",
                            R"("heads": [128, 1], "cache": {"format": "mla_656", "page_size": 64})"}) {
-    cases::Problem problem(
-        tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [400],
-            "max_logits": true, )" +
-                         std::string(more) + "}"));
+    cases::Problem problem(tests::make_case(common.with(more)));
     const attune_kv_cache& cache = problem.host().cache;
     const bool packed = cache.k.dtype != ATTUNE_BFLOAT16;
     for (int64_t page = 0; page < cache.k.shape[0]; ++page) {
@@ -143,11 +142,10 @@ TEST_F(EmulatedMla, SplitsOfChannelsFarApart) {
 // An infinity in a key that makes its scores -inf, and so its P 0, makes one channel NaN: the other channels are what
 // they are without that key. The oracle's bounds of such a row are infinite.
 TEST_F(EmulatedMla, SplitsBesideInfinities) {
-  for (const char* heads : {"16", "64"}) {
-    cases::Problem problem(
-        tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "slots", "head_dim": [576, 512], "shared_kv": true,
-            "seqlens_q": [1], "sparse": {"topk": 600, "invalid": 0}, "heads": [)" +
-                         std::string(heads) + ", 1]}"));
+  const cases::Row common(R"("dtype": "bf16", "kv": "slots", "head_dim": [576, 512], "shared_kv": true,
+      "seqlens_q": [1], "sparse": {"topk": 600, "invalid": 0})");
+  for (const int64_t heads : {16, 64}) {
+    cases::Problem problem(tests::make_case(common.set("heads", {heads, 1})));
     const attune_attention& a = problem.host();
     const double slot = cases::decode(ATTUNE_INT32, cases::element_at(a.indices, {0, 5}));
     const auto replace = [&](double x, double by) {
@@ -187,7 +185,7 @@ TEST_F(EmulatedMla, SplitsBesideInfinities) {
 // blocks. 17 to 32 heads over packed rows of 656 bytes.
 TEST_F(EmulatedMla, SwapAbKernel) {
   check_swap_ab(
-      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true, )",
+      R"("kv": "paged", "head_dim": [576, 512], "max_logits": true)",
       {R"("heads": [32, 1], "seqlens_kv": [65, 0, 1, 130], "cache": {"format": "mla_656", "page_size": 64})",
        R"("heads": [32, 1], "seqlens_kv": [900, 70], "cache": {"format": "mla_656", "page_size": 16})",
        R"("heads": [17, 1], "seqlens_kv": [700], "cache": {"format": "mla_656", "page_size": 3}, "sinks": "mixed")",
@@ -200,13 +198,13 @@ TEST_F(EmulatedMla, SwapAbKernel) {
             "data": "spread")",
        R"("heads": [19, 1], "seqlens_kv": [70, 4], "cache": {"format": "mla_656", "page_size": 64}, "plant": "nan_v")"});
   check_swap_ab(
-      R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"}, )",
+      R"("kv": "slots", "head_dim": [576, 512], "seqlens_q": [2, 1, 3], "max_logits": true, "cache": {"format": "mla_656"})",
       {R"("heads": [32, 1], "sparse": {"topk": 300, "topk_length": "token", "invalid": 0.2},
             "extra": {"topk": 9, "page_size": 16})",
        R"("heads": [21, 1], "sparse": {"topk": 70, "invalid": 1})"});
   check_swap_ab(
       R"("kv": "paged", "head_dim": [576, 512], "heads": [32, 1], "causal": true, "new_tokens": true, "max_logits": true,
-         "cache": {"format": "mla_656", "page_size": 64}, )",
+         "cache": {"format": "mla_656", "page_size": 64})",
       {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900])",
        R"("seqlens_q": [2, 0, 1], "seqlens_kv": [70, 3, 200], "out_dtype": "f32")",
        R"("seqlens_q": [1, 1], "seqlens_kv": [130, 5],
@@ -231,14 +229,13 @@ TEST_F(EmulatedMla, ScalesFarApart) {
       {"tiles that grow", [](int64_t key) { return key < 128 ? 1 : 0; }, {5, 20, 30, 40}},
       {"tiles that shrink", [](int64_t key) { return key < 128 ? 1 : 0; }, {-5, -20, -30, -40}},
   };
+  const cases::Row common(R"("dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [300],
+      "data": "spread", "max_logits": true, "batch_invariant": true,
+      "cache": {"format": "mla_656", "page_size": 512})");
   for (size_t i = 0; i < 2 * list.size(); ++i) {
     const Kinds& kinds = list.at(i / 2);
-    const std::string heads = i % 2 == 0 ? "32" : "16";
-    cases::Problem problem(
-        tests::make_case(R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [300],
-            "data": "spread", "max_logits": true, "batch_invariant": true,
-            "cache": {"format": "mla_656", "page_size": 512}, "heads": [)" +
-                         heads + ", 1]}"));
+    const int64_t heads = i % 2 == 0 ? 32 : 16;
+    cases::Problem problem(tests::make_case(common.set("heads", {heads, 1})));
     const attune_tensor &q = problem.host().q, &k = problem.host().cache.k;
     for (int64_t head = 0; head < q.shape[1]; ++head) {
       for (int64_t d = 0; d < 512; ++d) cases::encode(ATTUNE_BFLOAT16, 0, cases::element_at(q, {0, head, d}));
@@ -263,11 +260,10 @@ TEST_F(EmulatedMla, ScalesFarApart) {
 
 // One key has values of zero and a scale of 2^60. The scales of all others are 2^-110: none of their values is lost.
 TEST_F(EmulatedMla, ZerosOfLargeScales) {
-  for (const char* heads : {"32", "16"}) {
-    cases::Problem problem(tests::make_case(
-        std::string(R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [300],
-            "out_dtype": "f32", "cache": {"format": "mla_656", "page_size": 512}, "heads": [)") +
-        heads + ", 1]}"));
+  const cases::Row common(R"("dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "seqlens_kv": [300],
+      "out_dtype": "f32", "cache": {"format": "mla_656", "page_size": 512})");
+  for (const int64_t heads : {32, 16}) {
+    cases::Problem problem(tests::make_case(common.set("heads", {heads, 1})));
     const attune_tensor& k = problem.host().cache.k;
     for (int64_t page = 0; page < k.shape[0]; ++page) {
       for (int64_t row = 0; row < k.shape[1]; ++row) {
@@ -285,19 +281,18 @@ TEST_F(EmulatedMla, ZerosOfLargeScales) {
 // combine.cu computes the scales of 32 splits at a time.
 TEST_F(EmulatedMla, ManySplits) {
   constexpr int kMany = 36;
+  const cases::Row common(R"("dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "max_logits": true,
+      "seqlens_kv": [4500], "heads": [5, 1])");
   for (const char* more : {R"("cache": {"format": "mla_656", "page_size": 64}, "sinks": "mixed")",
                            R"("cache": {"page_size": 64}, "shared_kv": true, "out_dtype": "f32")"}) {
-    const cases::Case spec = tests::make_case(
-        R"({"name": "x", "dtype": "bf16", "kv": "paged", "head_dim": [576, 512], "max_logits": true,
-            "seqlens_kv": [4500], "heads": [5, 1], )" +
-        std::string(more) + "}");
+    const cases::Case spec = tests::make_case(common.with(more));
     EXPECT_EQ(run(spec, 1, kMany, kMany), "") << more;
   }
 }
 
 TEST_F(EmulatedMla, M16KernelWithNewTokens) {
   check(
-      R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "causal": true, "new_tokens": true, "max_logits": true, )",
+      R"("kv": "paged", "head_dim": [576, 512], "heads": [16, 1], "causal": true, "new_tokens": true, "max_logits": true)",
       {R"("seqlens_q": [1, 1, 1, 1], "seqlens_kv": [130, 0, 64, 900], "cache": {"format": "mla_656", "page_size": 64})",
        R"("seqlens_q": [1, 1, 1], "seqlens_kv": [130, 0, 64], "shared_kv": true, "cache": {"page_size": 16})",
        R"("seqlens_q": [2, 0, 1], "seqlens_kv": [70, 3, 200], "cache": {"format": "mla_656", "page_size": 64})",

@@ -56,28 +56,27 @@ class EmulatedOrder : public tests::Emulated {
   static void check(const char* kernel, const std::string& of_all, const Lengths& most, int batches = 2) {
     cases::Random random(of_all, 7);
     for (int i = 0; i < batches; ++i) {
-      std::string q, kv;
+      std::vector<int64_t> q, kv;
       for (int64_t n = random.integer(most.fewest_sequences, most.most_sequences); n > 0; --n) {
         // The first has the most, by which kernels are chosen.
         const int64_t queries = q.empty()                   ? most.most_queries
                                 : random.chance(most.steps) ? 1
                                 : random.chance(0.2)        ? 0
                                                             : random.integer(1, most.most_queries);
-        q += std::to_string(queries) + (n > 1 ? ", " : "");
-        kv +=
-            std::to_string(queries + random.integer(0, random.chance(0.3) ? most.most_keys : 40)) + (n > 1 ? ", " : "");
+        q.push_back(queries);
+        kv.push_back(queries + random.integer(0, random.chance(0.3) ? most.most_keys : 40));
       }
-      const cases::Case spec = tests::make_case(R"({"name": "x", )" + of_all + R"(, "causal": true, "max_seqlens": )" +
-                                                (most.steps == 0 ? "true" : "false") + R"(, "seqlens_q": [)" + q +
-                                                R"(], "seqlens_kv": [)" + kv + "]}");
+      const cases::Row row = cases::Row(of_all).set("causal", true).set("max_seqlens", most.steps == 0);
+      const cases::Case spec = tests::make_case(row.set("seqlens_q", q).set("seqlens_kv", kv));
       {
         cases::Problem problem(spec);
         const Problem p = make_problem(problem.device(), Data::kRequired);
         ASSERT_EQ(std::string(choose_kernel(p, traits_of(p, problem.device()), ATTUNE_DEVICE_CUDA).name), kernel)
-            << q << " of " << kv;
+            << testing::PrintToString(q) << " of " << testing::PrintToString(kv);
       }
       for (const int num_sms : {1, 3, 24})
-        EXPECT_EQ(find_failure(spec, num_sms), "") << num_sms << ": " << q << " of " << kv;
+        EXPECT_EQ(find_failure(spec, num_sms), "")
+            << num_sms << ": " << testing::PrintToString(q) << " of " << testing::PrintToString(kv);
     }
   }
 };

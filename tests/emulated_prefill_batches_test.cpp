@@ -30,6 +30,8 @@ void spoil_both(const attune_attention& a) {
 }
 
 TEST_F(EmulatedPrefillBatches, BadPagesOfValues) {
+  const cases::Row common(R"("heads": [4, 2], "kv": "paged", "causal": true, "new_tokens": true, "seqlens_q": [70, 3],
+      "seqlens_kv": [300, 150], "max_logits": true)");
   for (const char* rest :
        {R"("dtype": "bf16", "head_dim": [128, 128], "cache": {"page_size": 16, "separate_v_table": true})",
         R"("dtype": "bf16", "head_dim": [64, 64], "softcap": 20, "cache": {"page_size": 8, "separate_v_table": true})",
@@ -49,9 +51,7 @@ TEST_F(EmulatedPrefillBatches, BadPagesOfValues) {
         R"("dtype": "f32", "head_dim": [64, 64], "cache": {"page_size": 12, "separate_v_table": true})",
         R"("dtype": "f32", "head_dim": [64, 64], "plant": "nan_v",
            "cache": {"page_size": 16, "separate_v_table": true})"}) {
-    const cases::Case spec = tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "kv": "paged",
-        "causal": true, "new_tokens": true, "seqlens_q": [70, 3], "seqlens_kv": [300, 150], "max_logits": true, )") +
-                                              rest + "}");
+    const cases::Case spec = tests::make_case(common.with(rest));
     EXPECT_EQ(run(spec, 1, spoil_values), "") << rest;
     EXPECT_EQ(run(spec, 1, spoil_both), "") << rest << " both";
   }
@@ -59,13 +59,13 @@ TEST_F(EmulatedPrefillBatches, BadPagesOfValues) {
 
 // Rows that are recomputed, because another row sees a NaN, must mask such tokens, too.
 TEST_F(EmulatedPrefillBatches, BadPagesOfValuesBesideNan) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "kv": "paged", "causal": true,
+      "seqlens_q": [3, 70], "seqlens_kv": [150, 100], "plant": "nan_v")");
   for (const char* rest :
        {R"("dtype": "bf16", "cache": {"page_size": 16, "separate_v_table": true})",
         R"("dtype": "bf16", "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head", "separate_v_table": true})",
         R"("dtype": "f32", "cache": {"page_size": 16, "separate_v_table": true})"}) {
-    const cases::Case spec = tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "kv": "paged", "causal": true, "seqlens_q": [3, 70], "seqlens_kv": [150, 100], "plant": "nan_v", )") +
-                                              rest + "}");
+    const cases::Case spec = tests::make_case(common.with(rest));
     EXPECT_EQ(run(spec, 1, spoil_values), "") << rest;
   }
 }
@@ -73,16 +73,15 @@ TEST_F(EmulatedPrefillBatches, BadPagesOfValuesBesideNan) {
 // A block that combined the splits of a row block goes on with other work tiles; slots hold the next ones meanwhile.
 // Once with outputs alone, once with sums.
 TEST_F(EmulatedPrefillBatches, TasksBehindCutOnes) {
-  std::string queries = "[16", keys = "[3000";
-  for (int i = 0; i < 30; ++i) queries += ", 16", keys += ", 16";
+  const std::vector<int64_t> queries(31, 16);
+  std::vector<int64_t> keys(31, 16);
+  keys[0] = 3000;
+  const cases::Row common = cases::Row(R"("heads": [2, 1], "dtype": "bf16", "kv": "dense", "causal": true)")
+                                .set("seqlens_q", queries)
+                                .set("seqlens_kv", keys);
   for (const char* rest : {R"("head_dim": [128, 128], "lse": false)", R"("head_dim": [40, 40], "sinks": "normal")",
                            R"("head_dim": [64, 64], "dtype": "f16", "lse": false)"}) {
-    EXPECT_EQ(run(tests::make_case(R"({"name": "x", "heads": [2, 1], "dtype": "bf16", "kv": "dense", "causal": true,
-        "seqlens_q": )" + queries + R"(], "seqlens_kv": )" +
-                                   keys + "], " + rest + "}"),
-                  1, {}, Twist::kOneBlock),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest)), 1, {}, Twist::kOneBlock), "") << rest;
     EXPECT_EQ(splits_, 1);
   }
 }
@@ -91,11 +90,9 @@ TEST_F(EmulatedPrefillBatches, TasksBehindCutOnes) {
 TEST_F(EmulatedPrefillBatches, MoreSequencesThanThreadsOfTheSchedule) {
   std::vector<int64_t> queries(2100, 1);
   for (size_t b = 0; b < queries.size(); b += 7) queries[b] = 130 + static_cast<int64_t>(b % 5) * 64;
-  std::string list;
-  for (const int64_t n : queries) list += (list.empty() ? "" : ", ") + std::to_string(n);
-  cases::Problem problem(tests::make_case(
-      R"({"name": "x", "heads": [1, 1], "head_dim": [64, 64], "dtype": "bf16", "kv": "dense", "seqlens_q": [)" + list +
-      "]}"));
+  cases::Problem problem(
+      tests::make_case(cases::Row(R"("heads": [1, 1], "head_dim": [64, 64], "dtype": "bf16", "kv": "dense")")
+                           .set("seqlens_q", queries)));
   problem.arena().upload();
   const Problem p = make_problem(problem.device(), Data::kRequired);
   const prefill::Config c = prefill::choose_config(p, kBlocks);

@@ -11,23 +11,22 @@ namespace {
 
 // q, k and v that the TMA cannot read are copied first.
 TEST_F(EmulatedPrefill, RowsAtAnyAddress) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 48], "dtype": "bf16", "causal": true,
+      "seqlens_q": [40, 1, 9], "seqlens_kv": [50, 70, 33])");
   for (const char* rest :
        {R"("kv": "dense", "cu_seqlens_kv": false, "seqlens_kv": [40, 1, 9])", R"("kv": "dense")",
         R"("kv": "dense", "shared_kv": true)", R"("kv": "dense", "queries": "fixed", "seqlens_q": 20)",
         R"("kv": "dense", "queries": "fixed", "seqlens_q": 20, "seqlens_kv": [20, 20, 20])",
         R"("kv": "paged", "new_tokens": true, "cache": {"page_size": 16})",
         R"("kv": "paged", "cache": {"page_size": 16, "dtype": "e4m3", "scales": "head"})"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 48],
-        "dtype": "bf16", "causal": true, "seqlens_q": [40, 1, 9], "seqlens_kv": [50, 70, 33], )") +
-                                   rest + "}"),
-                  1, {}, Twist::kMovedRows),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest)), 1, {}, Twist::kMovedRows), "") << rest;
   }
 }
 
 // Rows end where the next one begins, or before NaN: copied first, or read in place.
 TEST_F(EmulatedPrefill, HeadDimsOfAnySize) {
+  const cases::Row common(R"("heads": [4, 2], "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [70, 1, 0],
+      "seqlens_kv": [90, 260, 7])");
   for (const char* rest :
        {R"("head_dim": [36, 36])", R"("head_dim": [100, 100], "lse": false, "dtype": "f16")", R"("head_dim": [1, 1])",
         R"("head_dim": [3, 250], "alibi": 1)", R"("head_dim": [196, 20], "out_dtype": "e4m3", "out_scale": true)",
@@ -43,17 +42,14 @@ TEST_F(EmulatedPrefill, HeadDimsOfAnySize) {
         R"("head_dim": [100, 36], "kv": "paged", "new_tokens": true, "seqlens_kv": [90, 300, 4],
                               "cache": {"page_size": 16, "row_padding": 4}, "prologue": {"append": true,
                               "v_bias": true, "rope": {"style": "linear", "dim": 64}})"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "dense",
-        "causal": true, "seqlens_q": [70, 1, 0], "seqlens_kv": [90, 260, 7], )") +
-                                   rest + "}"),
-                  1, {}, Twist::kRecomputeFails),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest)), 1, {}, Twist::kRecomputeFails), "") << rest;
   }
 }
 
 // Caches that the TMA cannot copy: 16-bit queries in the fp32 kernel.
 TEST_F(EmulatedPrefill, SixteenBitsAsFloats) {
+  const cases::Row common(R"("heads": [4, 2], "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [70, 0, 9],
+      "seqlens_kv": [200, 60, 9], "cache": {"page_size": 16})");
   for (
       const char* rest :
       {R"("head_dim": [100, 100], "new_tokens": true)",
@@ -67,17 +63,14 @@ TEST_F(EmulatedPrefill, SixteenBitsAsFloats) {
        R"("head_dim": [64, 64], "cache": {"page_size": 24, "dtype": "f16"}, "alibi": 1, "out_dtype": "e4m3")",
        R"("head_dim": [100, 100], "new_tokens": true, "shared_kv": true, "prologue": {"append": true, "k_bias": true})",
        R"("head_dim": [100, 100], "heads": [8, 1], "seqlens_q": [2, 0, 1], "seqlens_kv": [1900, 60, 300])"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "paged",
-        "causal": true, "seqlens_q": [70, 0, 9], "seqlens_kv": [200, 60, 9], "cache": {"page_size": 16}, )") +
-                                   rest + "}"),
-                  2, {}, Twist::kNone, attention::Rows::kFp32),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest)), 2, {}, Twist::kNone, attention::Rows::kFp32), "") << rest;
   }
 }
 
 // 16-bit caches that the TMA cannot copy: gathered, 8 or 4 bytes at a time.
 TEST_F(EmulatedPrefill, GathersRows) {
+  const cases::Row common(R"("heads": [4, 2], "dtype": "bf16", "kv": "paged", "causal": true, "seqlens_q": [70, 0, 9],
+      "seqlens_kv": [200, 60, 309], "cache": {"page_size": 16})");
   for (
       const char* rest :
       {R"("head_dim": [100, 100])", R"("head_dim": [100, 100], "new_tokens": true)",
@@ -89,29 +82,22 @@ TEST_F(EmulatedPrefill, GathersRows) {
        R"("head_dim": [100, 100], "softcap": 20, "data": "spread")", R"("head_dim": [100, 100], "mask_bits": 2)",
        R"("head_dim": [68, 68], "kv": "contiguous")", R"("head_dim": [100, 100], "plant": "nan_v")",
        R"("head_dim": [100, 100], "heads": [8, 1], "seqlens_q": [2, 0, 1], "seqlens_kv": [1900, 60, 300])"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "dtype": "bf16", "kv": "paged",
-        "causal": true, "seqlens_q": [70, 0, 9], "seqlens_kv": [200, 60, 309], "cache": {"page_size": 16}, )") +
-                                   rest + "}"),
-                  2),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest)), 2), "") << rest;
   }
 }
 
 // The same with x-packed pages, where 8, 4 or 2 tokens of V are gathered at a time.
 TEST_F(EmulatedPrefill, GathersPackedPages) {
-  for (const char* cache : {R"("page_size": 24)", R"("page_size": 8)", R"("page_size": 20)", R"("page_size": 6)",
-                            R"("page_size": 136, "separate_v_table": true)"}) {
+  const cases::Row common(R"("heads": [6, 2], "dtype": "bf16", "kv": "paged", "causal": true,
+      "seqlens_q": [40, 1, 70], "seqlens_kv": [40, 261, 201])");
+  for (const char* cache :
+       {R"("cache": {"page_size": 24})", R"("cache": {"page_size": 8})", R"("cache": {"page_size": 20})",
+        R"("cache": {"page_size": 6})", R"("cache": {"page_size": 136, "separate_v_table": true})"}) {
     for (const char* rest :
          {R"("head_dim": [128, 128], "window": [20, 0])", R"("head_dim": [64, 40], "dtype": "f16", "new_tokens": true)",
           R"("head_dim": [40, 96], "new_tokens": true, "max_logits": true)",
           R"("head_dim": [128, 256], "new_tokens": true, "plant": "nan_v")"}) {
-      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [6, 2], "dtype": "bf16", "kv": "paged",
-          "causal": true, "seqlens_q": [40, 1, 70], "seqlens_kv": [40, 261, 201],
-          "cache": {"layout": "xpacked", )") +
-                                     cache + "}, " + rest + "}"),
-                    2),
-                "")
+      EXPECT_EQ(run(tests::make_case(common.with(cache).set("cache.layout", "xpacked").with(rest)), 2), "")
           << cache << ", " << rest;
     }
   }
@@ -119,15 +105,12 @@ TEST_F(EmulatedPrefill, GathersPackedPages) {
 
 // e4m3 rows that the TMA cannot read are copied first; their scales stay.
 TEST_F(EmulatedPrefill, CodesAtAnyAddress) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "e4m3", "out_dtype": "bf16",
+      "kv": "dense", "causal": true, "strides": "odd", "seqlens_q": [70, 1, 0], "seqlens_kv": [90, 260, 7])");
   for (const char* rest : {R"("prologue": {"qkv_scale": true})", R"("plant": "nan_k")",
                            R"("queries": "fixed", "seqlens_q": 20, "prologue": {"qkv_scale": true})",
                            R"("seqlens_kv": [70, 1, 0], "cu_seqlens_kv": false, "head_dim": [192, 128])"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "dtype": "e4m3", "out_dtype": "bf16", "kv": "dense", "causal": true, "strides": "odd",
-        "seqlens_q": [70, 1, 0], "seqlens_kv": [90, 260, 7], )") +
-                                   rest + "}")),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest))), "") << rest;
   }
 }
 
@@ -149,6 +132,8 @@ TEST_F(EmulatedPrefill, TablesOutOfRange) {
     set(a.cu_seqlens_q, {10, 70, 70, 75}), set(a.seqused_kv, {-5, 60, INT32_MIN});
     set_page(a, 1, -1), set_page(a, 2, INT32_MIN);
   };
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "causal": true,
+      "seqlens_q": [60, 0, 20], "seqlens_kv": [200, 60, 60])");
   for (const char* rest :
        {R"("kv": "dense")", R"("kv": "dense", "seqused": true, "dtype": "f32")",
         R"("kv": "dense", "dtype": "e4m3", "out_dtype": "bf16")",
@@ -158,9 +143,7 @@ TEST_F(EmulatedPrefill, TablesOutOfRange) {
         R"("kv": "paged", "cache": {"page_size": 32, "layout": "xpacked"}, "new_tokens": true, "window": [60, 0])",
         R"("kv": "contiguous", "cache": {"batch_index": true, "dtype": "i8", "scales": "token"})",
         R"("kv": "contiguous", "cache": {"batch_index": true}, "dtype": "f32", "new_tokens": true)"}) {
-    const cases::Case spec = tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "dtype": "bf16", "causal": true, "seqlens_q": [60, 0, 20], "seqlens_kv": [200, 60, 60], )") +
-                                              rest + "}");
+    const cases::Case spec = tests::make_case(common.with(rest));
     EXPECT_EQ(run(spec, 1, long_ones), "") << rest;
     EXPECT_EQ(run(spec, 1, negative_ones), "") << rest;
   }

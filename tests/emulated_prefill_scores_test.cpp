@@ -23,6 +23,8 @@ void set_rows(const attune_tensor& t, const Value& x) {
 }
 
 TEST_F(EmulatedPrefill, MasksAndTables) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "dense",
+      "seqlens_q": [70, 9], "seqlens_kv": [200, 60])");
   for (const char* rest :
        {R"("causal": true, "mask_bits": 2)", R"("causal": true, "ranges": [[5, 150], [0, 9, 20, 40]])", R"("bias": 2)",
         R"("queries": "fixed", "seqlens_q": [40, 40], "mask_bits": 1)",
@@ -31,16 +33,14 @@ TEST_F(EmulatedPrefill, MasksAndTables) {
         R"("t5_buckets": 32, "t5_max_distance": 128, "t5_bidirectional": true)",
         R"("t5_buckets": 32, "t5_max_distance": 128)", R"("alibi": 1, "alibi_sqrt": true)",
         R"("mask_bits": 2, "mask_start": 40, "mask_keys": 30)"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "dense", "seqlens_q": [70, 9], "seqlens_kv": [200, 60], )") +
-                                   rest + "}")),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest))), "") << rest;
   }
 }
 
 // Scores in the range of each softcap method, and mixtures: of rows, of tiles at edges and inside.
 TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "dense", "causal": true,
+      "seqlens_q": [70, 130], "seqlens_kv": [400, 130], "max_logits": true)");
   for (const char* rest :
        {R"("softcap": 30)", R"("softcap": 50, "data": "spread")", R"("softcap": 20, "data": "spread", "dtype": "f16")",
         R"("softcap": 2)", R"("softcap": 5)", R"("softcap": 100000)", R"("softcap": 1e7)",
@@ -48,23 +48,16 @@ TEST_F(EmulatedPrefill, SoftcapOfAllSizes) {
         R"("softcap": 30, "softmax_scale": 0.3, "window": [150, 0])", R"("softcap": 30, "softmax_scale": -0.1)",
         R"("softcap": 50, "softmax_scale": 1e-6)", R"("softcap": 25, "data": "far")",
         R"("softcap": 30, "seqlens_kv": [30, 0])"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [70, 130], "seqlens_kv": [400, 130],
-        "max_logits": true, )") + rest +
-                                   "}")),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest))), "") << rest;
   }
 }
 
 // However high the cap, scores are as exact as without one. A polynomial of tanh with a small absolute error is not.
 TEST_F(EmulatedPrefill, HighSoftcapsLeaveScoresAsTheyAre) {
-  for (const char* cap : {"100", "101", "1e4", "1e6", "1e7"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "causal": true, "max_logits": true,
-        "dtype": "f16", "seqlens_q": [20], "data": "spread", "softcap": )") +
-                                   cap + "}")),
-              "")
-        << cap;
+  const cases::Row common(R"("heads": [4, 2], "causal": true, "max_logits": true, "dtype": "f16", "seqlens_q": [20],
+      "data": "spread")");
+  for (const double cap : {100.0, 101.0, 1e4, 1e6, 1e7}) {
+    EXPECT_EQ(run(tests::make_case(common.set("softcap", cap))), "") << cap;
   }
 }
 
@@ -75,14 +68,10 @@ TEST_F(EmulatedPrefill, SoftcapOfLowScores) {
     set_rows(a.q, [](int64_t row, int64_t) { return row / 64 % 2 == 0 ? 1.0f : -0.25f; });
     set_rows(a.k, [](int64_t row, int64_t) { return -4 - 11 * std::fmod(0.618f * static_cast<float>(row), 1.0f); });
   };
-  for (const char* softcap : {"5", "9", "2"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "dtype": "bf16", "kv": "dense", "causal": true, "softmax_scale": 1, "seqlens_q": [130, 9],
-        "seqlens_kv": [400, 140], "max_logits": true, "softcap": )") +
-                                   softcap + "}"),
-                  1, edit),
-              "")
-        << softcap;
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "dense", "causal": true,
+      "softmax_scale": 1, "seqlens_q": [130, 9], "seqlens_kv": [400, 140], "max_logits": true)");
+  for (const double softcap : {5.0, 9.0, 2.0}) {
+    EXPECT_EQ(run(tests::make_case(common.set("softcap", softcap)), 1, edit), "") << softcap;
   }
 }
 
@@ -96,13 +85,11 @@ TEST_F(EmulatedPrefill, MaskBitsOfFixedQueries) {
 // Token 193, the last of a block's 64, and the first one of the next block see later and earlier keys by a range alone.
 // A range ends at the largest integer.
 TEST_F(EmulatedPrefill, RangesThatOneRowOfABlockIsIn) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "dense", "causal": true,
+      "seqlens_q": [80], "seqlens_kv": [210])");
   for (const char* rest : {R"("ranges": [[193, 199]])", R"("window": [10, 0], "ranges": [[3, 194]])",
                            R"("window": [10, 0], "ranges": [[0, 2147483647]])"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
-        "dtype": "bf16", "kv": "dense", "causal": true, "seqlens_q": [80], "seqlens_kv": [210], )") +
-                                   rest + "}")),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest))), "") << rest;
   }
 }
 
@@ -115,14 +102,12 @@ TEST_F(EmulatedPrefill, BiasOfFewerRowsThanPositions) {
 }
 
 TEST_F(EmulatedPrefill, Alibi) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [128, 128], "dtype": "bf16", "kv": "dense", "alibi": 1,
+      "seqlens_q": [70, 130], "seqlens_kv": [900, 130])");
   for (const char* rest : {R"("causal": true, "max_logits": true)", R"("causal": true, "window": [150, 0])",
                            R"("causal": true, "softcap": 20)", R"("softmax_scale": -0.1)", R"("softmax_scale": 1e-20)",
                            R"("max_logits": true)"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [128, 128],
-        "dtype": "bf16", "kv": "dense", "alibi": 1, "seqlens_q": [70, 130], "seqlens_kv": [900, 130], )") +
-                                   rest + "}")),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest))), "") << rest;
   }
 }
 
@@ -136,6 +121,8 @@ TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
     float cap;
   };
   constexpr std::array<float, kTiles> kGrowing = {0.1f, 0.3f, 0.8f, 0.8f, 1.25f, 1.25f, 2.2f, 0.2f}, kNone = {};
+  const cases::Row common(R"("heads": [2, 1], "head_dim": [64, 64], "kv": "dense", "causal": true, "softmax_scale": 1,
+      "seqlens_q": [70], "seqlens_kv": [1024])");
   for (const Scores& x :
        {Scores{R"("softcap": 30, "dtype": "bf16")", kGrowing, kNone, 30},
         {R"("softcap": 30, "dtype": "bf16", "window": [700, 0], "max_logits": true)", kGrowing, kNone, 30},
@@ -160,12 +147,7 @@ TEST_F(EmulatedPrefill, SoftcapOfGrowingScores) {
         return x.offset[tile] + x.caps[tile] * x.cap * (1.5f * part - 1);
       });
     };
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 1], "head_dim": [64, 64], "kv": "dense",
-        "causal": true, "softmax_scale": 1, "seqlens_q": [70], "seqlens_kv": [1024], )") +
-                                   x.rest + "}"),
-                  1, edit, Twist::kRecomputeFails),
-              "")
-        << x.rest;
+    EXPECT_EQ(run(tests::make_case(common.with(x.rest)), 1, edit, Twist::kRecomputeFails), "") << x.rest;
   }
 }
 
@@ -176,6 +158,8 @@ TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
   struct Where {
     int warp, half, tile;
   };
+  const cases::Row common(R"("heads": [2, 1], "head_dim": [64, 64], "kv": "dense", "causal": true,
+      "softmax_scale": 1, "seqlens_q": [40], "seqlens_kv": [700])");
   for (const float part : {0.9976f, 1.0027f, 1.5f, -0.9976f, -1.0027f, -2.5f, -5.0f, -8.64f, -20.0f, 8.64f, 20.0f}) {
     for (const Where& x : {Where{1, 0, 1}, {1, 1, 0}, {4, 0, 0}, {4, 1, 1}}) {
       const float border = x.half == 0 ? 6.0149f : 9.0513f;  // of caps of 30 and 50
@@ -186,11 +170,8 @@ TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
           return 3 * std::fmod(0.618f * static_cast<float>(row + 5 * head), 1.0f) - 2;
         });
       };
-      EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 1], "head_dim": [64, 64], "kv": "dense",
-          "causal": true, "softmax_scale": 1, "seqlens_q": [40], "seqlens_kv": [700], "softcap": )") +
-                                     (x.half == 0 ? R"(30, "dtype": "bf16"})" : R"(50, "dtype": "f16"})")),
-                    1, edit, Twist::kRecomputeFails),
-                "")
+      const char* const cap = x.half == 0 ? R"("softcap": 30, "dtype": "bf16")" : R"("softcap": 50, "dtype": "f16")";
+      EXPECT_EQ(run(tests::make_case(common.with(cap)), 1, edit, Twist::kRecomputeFails), "")
           << part << " " << x.warp << " " << x.half << " " << x.tile;
     }
   }
@@ -198,15 +179,12 @@ TEST_F(EmulatedPrefill, SoftcapOfSmallScores) {
 
 // Small scores, and some that leave the range after a few tiles; missing pages, and windows.
 TEST_F(EmulatedPrefill, SoftcapOverCaches) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "kv": "paged", "cache": {"page_size": 16},
+      "causal": true, "seqlens_q": [70, 40], "seqlens_kv": [700, 300])");
   for (const char* rest : {R"("softcap": 50, "dtype": "bf16", "new_tokens": true)",
                            R"("softcap": 30, "dtype": "f16", "softmax_scale": 0.45, "seqlens_q": [70, 3])",
                            R"("softcap": 30, "dtype": "bf16", "softmax_scale": 0.3, "window": [400, 0])"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "kv": "paged",
-        "cache": {"page_size": 16}, "causal": true, "seqlens_q": [70, 40], "seqlens_kv": [700, 300], )") +
-                                   rest + "}"),
-                  2, {}, Twist::kRecomputeFails),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest)), 2, {}, Twist::kRecomputeFails), "") << rest;
   }
 }
 
@@ -216,13 +194,10 @@ TEST_F(EmulatedPrefill, SoftcapOverCachesWithoutSomePages) {
     const attune_tensor& table = a.cache.page_table;
     for (int64_t entry = 3; entry < 44; entry += 8) static_cast<int32_t*>(table.data)[entry * table.stride[1]] = -1;
   };
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "kv": "paged", "cache": {"page_size": 16},
+      "causal": true, "seqlens_q": [70, 40], "seqlens_kv": [700, 300], "softcap": 50)");
   for (const char* dtype : {"bf16", "f16"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "kv": "paged",
-        "cache": {"page_size": 16}, "causal": true, "seqlens_q": [70, 40], "seqlens_kv": [700, 300], "softcap": 50,
-        "dtype": ")") + dtype + "\"}"),
-                  1, lose_pages, Twist::kRecomputeFails),
-              "")
-        << dtype;
+    EXPECT_EQ(run(tests::make_case(common.set("dtype", dtype)), 1, lose_pages, Twist::kRecomputeFails), "") << dtype;
   }
 }
 
@@ -232,32 +207,27 @@ TEST_F(EmulatedPrefill, AlibiOfBothSigns) {
     for (int h = 0; h < 2; ++h)
       static_cast<float*>(a.alibi_slopes.data)[h * a.alibi_slopes.stride[0]] = h == 0 ? 1.5f : -1.5f;
   };
+  const cases::Row common(R"("heads": [2, 2], "head_dim": [64, 64], "kv": "dense", "alibi": 1, "seqlens_q": [70, 130],
+      "seqlens_kv": [900, 130])");
   for (const char* rest : {R"("dtype": "bf16")", R"("dtype": "f16")", R"("dtype": "f16", "causal": true)",
                            R"("dtype": "bf16", "causal": true, "window": [300, 0])"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [2, 2], "head_dim": [64, 64], "kv": "dense",
-        "alibi": 1, "seqlens_q": [70, 130], "seqlens_kv": [900, 130], )") +
-                                   rest + "}"),
-                  1, edit, Twist::kRecomputeFails),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest)), 1, edit, Twist::kRecomputeFails), "") << rest;
   }
 }
 
 // Queries and keys of finished sequences, which other cases poison, hold numbers here, and shared memory holds keys of
 // earlier work tiles.
 TEST_F(EmulatedPrefill, FinishedSequencesOfNumbers) {
+  const cases::Row common(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "causal": true,
+      "zero_finished": true, "seqlens_q": [400, 40, 1], "seqlens_kv": [600, 160, 90], "max_logits": true,
+      "poison": false)");
   for (const char* rest :
        {R"("kv": "dense", "finished": [0, 1, 0])", R"("kv": "dense", "finished": [0, 0, 0], "skip_decode": true)",
         R"("kv": "dense", "finished": [0, 1, 0], "softcap": 20)",
         R"("kv": "dense", "finished": [0, 1, 0], "mask_bits": 1)",
         R"("kv": "paged", "finished": [0, 1, 0], "cache": {"page_size": 16})",
         R"("kv": "paged", "finished": [0, 1, 0], "cache": {"page_size": 16}, "new_tokens": true)"}) {
-    EXPECT_EQ(run(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",
-        "causal": true, "zero_finished": true, "seqlens_q": [400, 40, 1], "seqlens_kv": [600, 160, 90],
-        "max_logits": true, "poison": false, )") +
-                                   rest + "}")),
-              "")
-        << rest;
+    EXPECT_EQ(run(tests::make_case(common.with(rest))), "") << rest;
   }
 }
 

@@ -119,21 +119,21 @@ TEST_F(EmulatedRaces, InACluster) {
 class EmulatedRacesIn : public EmulatedRaces {
  protected:
   // source: of the kernel that attends.
-  static void check(const std::string& source, const std::string& rest, int num_sms = 2) {
-    const cases::Case spec = tests::make_case(R"({"name": "x", )" + rest + "}");
+  static void check(const std::string& source, const cases::Row& row, int num_sms = 2) {
+    const cases::Case spec = tests::make_case(row);
     for (uint64_t seed = 0; seed <= 1; ++seed) {
       cases::Problem problem(spec);
       problem.arena().upload();
       const cases::Expected expected = cases::evaluate(problem);
-      EXPECT_EQ(source_of(problem.device(), num_sms), source) << rest;
+      EXPECT_EQ(source_of(problem.device(), num_sms), source) << row.text();
       try {
         std::optional<emulator::Shuffled> shuffled;
         if (seed > 0) shuffled.emplace(seed);
         emulate_attention(problem.device(), num_sms);
       } catch (const std::exception& e) {
-        ADD_FAILURE() << rest << ", seed " << seed << ": " << e.what();
+        ADD_FAILURE() << row.text() << ", seed " << seed << ": " << e.what();
       }
-      EXPECT_EQ(cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure, "") << rest;
+      EXPECT_EQ(cases::compare(problem, expected, ATTUNE_DEVICE_CUDA).failure, "") << row.text();
     }
   }
 
@@ -151,73 +151,75 @@ class EmulatedRacesIn : public EmulatedRaces {
 };
 
 TEST_F(EmulatedRacesIn, Prompts) {
-  const std::string common = R"("max_seqlens": true, "causal": true, "head_dim": [64, 64], "dtype": "bf16", )";
-  check("prefill/prefill.cu", common + R"("heads": [4, 2], "kv": "dense", "seqlens_q": [130, 3, 70],
-                                          "seqlens_kv": [300, 90, 70])");
-  check("prefill/prefill.cu", common + R"("heads": [4, 1], "kv": "paged", "new_tokens": true, "softcap": 30,
-                                          "cache": {"page_size": 16}, "seqlens_q": [40, 9], "seqlens_kv": [300, 70])");
+  const cases::Row common(R"("max_seqlens": true, "causal": true, "head_dim": [64, 64], "dtype": "bf16")");
+  check("prefill/prefill.cu", common.with(R"("heads": [4, 2], "kv": "dense", "seqlens_q": [130, 3, 70],
+                                          "seqlens_kv": [300, 90, 70])"));
+  check("prefill/prefill.cu", common.with(R"("heads": [4, 1], "kv": "paged", "new_tokens": true, "softcap": 30,
+                                          "cache": {"page_size": 16}, "seqlens_q": [40, 9], "seqlens_kv": [300, 70])"));
   // Cut along the keys, with three work tiles a block and more.
-  check("prefill/prefill.cu", common + R"("heads": [4, 1], "kv": "paged", "cache": {"page_size": 16},
-      "seqlens_q": [20, 9, 20, 5, 7, 9], "seqlens_kv": [2100, 70, 130, 90, 64, 30])");
+  check("prefill/prefill.cu", common.with(R"("heads": [4, 1], "kv": "paged", "cache": {"page_size": 16},
+      "seqlens_q": [20, 9, 20, 5, 7, 9], "seqlens_kv": [2100, 70, 130, 90, 64, 30])"));
 }
 TEST_F(EmulatedRacesIn, PromptsOverOtherCaches) {
-  const std::string common =
+  const cases::Row common(
       R"("max_seqlens": true, "causal": true, "head_dim": [64, 64], "dtype": "bf16", "heads": [4, 1],
-      "kv": "paged", "seqlens_q": [40, 9], "seqlens_kv": [300, 70], "cache": )";
-  check("prefill/prefill.cu", common + R"({"page_size": 64, "dtype": "e4m3", "scales": "head"}, "new_tokens": true)");
-  check("prefill/prefill.cu", common + R"({"page_size": 64, "dtype": "i8", "scales": "token"})");
-  check("prefill/prefill.cu", common + R"({"page_size": 32, "layout": "xpacked"})");
+      "kv": "paged", "seqlens_q": [40, 9], "seqlens_kv": [300, 70])");
   check("prefill/prefill.cu",
-        common + R"({"page_size": 32, "layout": "xpacked", "dtype": "e4m3", "scales": "tensor"})");
-  check("prefill/prefill.cu", common + R"({"page_size": 24, "layout": "xpacked"})");
+        common.with(R"("cache": {"page_size": 64, "dtype": "e4m3", "scales": "head"}, "new_tokens": true)"));
+  check("prefill/prefill.cu", common.with(R"("cache": {"page_size": 64, "dtype": "i8", "scales": "token"})"));
+  check("prefill/prefill.cu", common.with(R"("cache": {"page_size": 32, "layout": "xpacked"})"));
+  check("prefill/prefill.cu",
+        common.with(R"("cache": {"page_size": 32, "layout": "xpacked", "dtype": "e4m3", "scales": "tensor"})"));
+  check("prefill/prefill.cu", common.with(R"("cache": {"page_size": 24, "layout": "xpacked"})"));
 }
 TEST_F(EmulatedRacesIn, PromptsOfOtherTypes) {
   check("prefill/prefill_fp8.cu",
-        R"("max_seqlens": true, "causal": true, "heads": [4, 2], "head_dim": [64, 64], "dtype": "e4m3",
-      "kv": "dense", "prologue": {"qkv_scale": true}, "seqlens_q": [130, 70], "seqlens_kv": [200, 70])");
+        cases::Row(R"("max_seqlens": true, "causal": true, "heads": [4, 2], "head_dim": [64, 64], "dtype": "e4m3",
+      "kv": "dense", "prologue": {"qkv_scale": true}, "seqlens_q": [130, 70], "seqlens_kv": [200, 70])"));
   check("prefill/prefill_fp32.cu",
-        R"("max_seqlens": true, "causal": true, "heads": [2, 2], "head_dim": [64, 64], "dtype": "f32",
-      "kv": "dense", "seqlens_q": [70, 40], "seqlens_kv": [130, 70])");
+        cases::Row(R"("max_seqlens": true, "causal": true, "heads": [2, 2], "head_dim": [64, 64], "dtype": "f32",
+      "kv": "dense", "seqlens_q": [70, 40], "seqlens_kv": [130, 70])"));
 }
 TEST_F(EmulatedRacesIn, Steps) {
-  const std::string common =
-      R"("max_seqlens": true, "causal": true, "head_dim": [64, 64], "kv": "paged", "queries": "fixed", )";
-  check("decode/decode.cu", common + R"("heads": [8, 2], "dtype": "bf16", "seqlens_kv": [700, 3, 130])");
-  check("decode/decode.cu", common + R"("heads": [8, 2], "dtype": "bf16", "seqlens_kv": [700, 3, 130],
+  const cases::Row common(
+      R"("max_seqlens": true, "causal": true, "head_dim": [64, 64], "kv": "paged", "queries": "fixed")");
+  check("decode/decode.cu", common.with(R"("heads": [8, 2], "dtype": "bf16", "seqlens_kv": [700, 3, 130])"));
+  check("decode/decode.cu", common.with(R"("heads": [8, 2], "dtype": "bf16", "seqlens_kv": [700, 3, 130],
       "new_tokens": true, "prologue": {"append": true, "rope": {"style": "linear", "dim": 64}},
-      "cache": {"dtype": "e4m3", "scales": "head"})");
-  check("decode/decode_cluster.cu", common + R"("heads": [8, 2], "dtype": "bf16", "seqlens_kv": [700, 300])", 132);
-  check("decode/decode_cluster.cu", common + R"("heads": [24, 1], "dtype": "bf16", "seqlens_kv": [200, 33],
-      "new_tokens": true)",
+      "cache": {"dtype": "e4m3", "scales": "head"})"));
+  check("decode/decode_cluster.cu", common.with(R"("heads": [8, 2], "dtype": "bf16", "seqlens_kv": [700, 300])"), 132);
+  check("decode/decode_cluster.cu", common.with(R"("heads": [24, 1], "dtype": "bf16", "seqlens_kv": [200, 33],
+      "new_tokens": true)"),
         132);
 }
 TEST_F(EmulatedRacesIn, LatentCaches) {
-  const std::string common =
-      R"("max_seqlens": true, "causal": true, "head_dim": [576, 512], "dtype": "bf16", "kv": "paged", )";
-  check("mla/mla.cu", common + R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true,
-                                  "seqlens_q": [1, 9, 1], "seqlens_kv": [400, 70, 130])");
-  check("mla/mla.cu", common + R"("heads": [128, 1], "cache": {"page_size": 64}, "shared_kv": true,
-                                  "seqlens_q": [1, 2], "seqlens_kv": [300, 70])");
-  check("mla/mla.cu", common + R"("heads": [64, 1], "cache": {"format": "mla_656"}, "seqlens_q": [1, 1],
-                                  "seqlens_kv": [300, 70])");
+  const cases::Row common(
+      R"("max_seqlens": true, "causal": true, "head_dim": [576, 512], "dtype": "bf16", "kv": "paged")");
+  check("mla/mla.cu", common.with(R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true,
+                                  "seqlens_q": [1, 9, 1], "seqlens_kv": [400, 70, 130])"));
+  check("mla/mla.cu", common.with(R"("heads": [128, 1], "cache": {"page_size": 64}, "shared_kv": true,
+                                  "seqlens_q": [1, 2], "seqlens_kv": [300, 70])"));
+  check("mla/mla.cu", common.with(R"("heads": [64, 1], "cache": {"format": "mla_656"}, "seqlens_q": [1, 1],
+                                  "seqlens_kv": [300, 70])"));
 }
 TEST_F(EmulatedRacesIn, LatentCachesOfFewRows) {
-  const std::string common =
+  const cases::Row common(
       R"("max_seqlens": true, "causal": true, "head_dim": [576, 512], "dtype": "bf16", "kv": "paged",
-                                "queries": "fixed", )";
-  check("mla/half.cu", common + R"("heads": [16, 1], "cache": {"format": "mla_656"}, "seqlens_kv": [300, 70, 130])");
-  check("mla/few.cu", common + R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true,
-                                  "seqlens_kv": [300, 700])",
+                                "queries": "fixed")");
+  check("mla/half.cu",
+        common.with(R"("heads": [16, 1], "cache": {"format": "mla_656"}, "seqlens_kv": [300, 70, 130])"));
+  check("mla/few.cu", common.with(R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true,
+                                  "seqlens_kv": [300, 700])"),
         132);
 }
 TEST_F(EmulatedRacesIn, SparseLatentCaches) {
-  check("mla/mla.cu", R"("dtype": "bf16", "head_dim": [576, 512], "kv": "slots", "seqlens_q": [2, 1],
-      "sparse": {"topk": 100, "topk_length": "token", "slots": 256}, "heads": [64, 1], "shared_kv": true)");
+  check("mla/mla.cu", cases::Row(R"("dtype": "bf16", "head_dim": [576, 512], "kv": "slots", "seqlens_q": [2, 1],
+      "sparse": {"topk": 100, "topk_length": "token", "slots": 256}, "heads": [64, 1], "shared_kv": true)"));
 }
 TEST_F(EmulatedRacesIn, BothKinds) {
-  check("both", R"("causal": true, "heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged",
+  check("both", cases::Row(R"("causal": true, "heads": [8, 2], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged",
            "seqlens_q": [120, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
-           "seqlens_kv": [120, 90, 9, 33, 70, 64, 5, 200, 1, 44, 80, 9, 5, 21, 8, 77])");
+           "seqlens_kv": [120, 90, 9, 33, 70, 64, 5, 200, 1, 44, 80, 9, 5, 21, 8, 77])"));
 }
 
 }  // namespace

@@ -110,6 +110,7 @@ TEST_F(EmulatedSchedule, ListsEachBlockOnce) {
     int num_sms;
     bool cut;
   };
+  const cases::Row common(R"("heads": [2, 2], "head_dim": [16, 16], "dtype": "bf16", "kv": "dense", "causal": true)");
   for (const Batch& x :
        {Batch{R"("seqlens_q": [150, 0, 3], "seqlens_kv": [150, 5, 300])", 3, false},
         {R"("seqlens_q": [1, 2], "seqlens_kv": [2900, 300])", 13, true},
@@ -121,25 +122,16 @@ TEST_F(EmulatedSchedule, ListsEachBlockOnce) {
          132, false},
         {R"("batch": 1025, "seqlens_q": {"random": [0, 90], "seed": 7}, "seqlens_kv": {"random": [0, 40], "seed": 8})",
          132, false}}) {
-    EXPECT_EQ(check(tests::make_case(std::string(R"({"name": "x", "heads": [2, 2], "head_dim": [16, 16],
-        "dtype": "bf16", "kv": "dense", "causal": true, )") +
-                                     x.rest + "}"),
-                    x.num_sms, x.cut),
-              "")
-        << x.rest;
+    EXPECT_EQ(check(tests::make_case(common.with(x.rest)), x.num_sms, x.cut), "") << x.rest;
   }
 }
 
 // Fewer sequences than blocks, of unlike lengths: no block works for long when most have ended; nor is anything cut for
 // nothing where they are alike.
 TEST_F(EmulatedSchedule, FillsTheGridWhateverTheLengths) {
-  const auto of = [](const std::vector<int64_t>& keys, const char* heads) {
-    std::string list;
-    for (const int64_t n : keys) list += (list.empty() ? "" : ", ") + std::to_string(n);
-    return tests::make_case(std::string(R"({"name": "x", "head_dim": [16, 16], "dtype": "bf16", "kv": "dense",
-        "queries": "fixed", "seqlens_q": 1, "heads": )") +
-                            heads + R"(, "seqlens_kv": [)" + list + "]}");
-  };
+  const cases::Row common(R"("head_dim": [16, 16], "dtype": "bf16", "kv": "dense", "queries": "fixed", "seqlens_q": 1,
+      "heads": [1, 1])");
+  const auto of = [&](const std::vector<int64_t>& keys) { return tests::make_case(common.set("seqlens_kv", keys)); };
   std::vector<int64_t> even, exponential, quarters;
   for (int64_t i = 0; i < 128; ++i) even.push_back(512 + i * 60);
   for (int i = 0; i < 120; ++i) exponential.push_back(static_cast<int64_t>(100 - 2000 * std::log((i + 0.5) / 120)));
@@ -147,19 +139,18 @@ TEST_F(EmulatedSchedule, FillsTheGridWhateverTheLengths) {
   for (const auto& [keys, most_percent] :
        {std::pair{even, 125}, {exponential, 125}, {quarters, 150}, {std::vector<int64_t>(32, 8192), 105}}) {
     Time time;
-    EXPECT_EQ(check(of(keys, "[1, 1]"), 132, true, 0, &time), "");
+    EXPECT_EQ(check(of(keys), 132, true, 0, &time), "");
     EXPECT_LE(time.last * 100, time.ideal * most_percent) << time.last << " of " << time.ideal;
   }
   Time time;
-  EXPECT_EQ(check(of(std::vector<int64_t>(100, 8192), "[1, 1]"), 132, false, 0, &time), "");
+  EXPECT_EQ(check(of(std::vector<int64_t>(100, 8192)), 132, false, 0, &time), "");
 }
 
 TEST_F(EmulatedSchedule, CutsPartsAsShortAsItIsTold) {
   const auto lengths = [](const char* rest) {
     return tests::make_case(
-        std::string(R"({"name": "x", "heads": [2, 2], "head_dim": [16, 16], "dtype": "bf16", "kv": "dense",
-            "causal": true, )") +
-        rest + "}");
+        cases::Row(R"("heads": [2, 2], "head_dim": [16, 16], "dtype": "bf16", "kv": "dense", "causal": true)")
+            .with(rest));
   };
   for (const int fewest : {1, 2, 3, 5})
     EXPECT_EQ(check(lengths(R"("seqlens_q": [1, 1, 1], "seqlens_kv": [1100, 300, 5])"), 132, true, fewest), "")

@@ -29,8 +29,8 @@ void spoil_hidden(const attune_tensor& t, int axis, double with) {
 }
 
 // The case after edit, against the oracle, on every instruction set.
-void check(const std::string& row, const std::function<void(const attune_attention&)>& edit) {
-  const cases::Case spec = make_case("{\"name\": \"x\", \"max_logits\": true, " + row + "}");
+void check(const cases::Row& row, const std::function<void(const attune_attention&)>& edit) {
+  const cases::Case spec = make_case(row.set("max_logits", true));
   int count = 0;
   const char* const* names = cpu::isa_names(&count);
   for (int i = 0; i < count; ++i) {
@@ -40,7 +40,7 @@ void check(const std::string& row, const std::function<void(const attune_attenti
     for (const auto& buffer : problem.arena().buffers()) buffer->upload();
     const cases::Expected expected = cases::evaluate(problem);
     plan_and_run(problem.device());
-    EXPECT_EQ(cases::compare(problem, expected).failure, "") << names[i] << ": " << row;
+    EXPECT_EQ(cases::compare(problem, expected).failure, "") << names[i] << ": " << row.text();
   }
   EXPECT_TRUE(cpu::force_isa(nullptr));
 }
@@ -63,8 +63,9 @@ const attune_tensor& values(const attune_attention& a) { return a.cache.v.rank >
 
 class HiddenValues : public testing::TestWithParam<const char*> {
  protected:
-  std::string shape() const {
-    return std::string(R"("heads": [4, 2], "head_dim": [64, 64], "dtype": ")") + GetParam() + "\", ";
+  // members: what the test adds to the shape.
+  static cases::Row row_with(std::string_view members) {
+    return cases::Row(R"("heads": [4, 2], "head_dim": [64, 64])").set("dtype", GetParam()).with(members);
   }
 };
 INSTANTIATE_TEST_SUITE_P(Dtypes, HiddenValues, testing::Values("f32", "f16", "bf16"),
@@ -74,7 +75,7 @@ TEST_P(HiddenValues, ByBiases) {
   for (const Keys& keys : kKeys) {
     for (const double with : {std::nan(""), kInfinity}) {
       if (with == kInfinity && std::string(keys.row).find("e4m3") != std::string::npos) continue;
-      check(shape() + R"("bias": 1, )" + keys.row, [&](const attune_attention& a) {
+      check(row_with(keys.row).set("bias", 1), [&](const attune_attention& a) {
         fill(a.bias, [](Index at) { return is_hidden(at[2]) ? -kInfinity : 0.01 * static_cast<double>(at[2] % 7); });
         spoil_hidden(values(a), keys.axis, with);
       });
@@ -84,7 +85,7 @@ TEST_P(HiddenValues, ByBiases) {
 
 // Every key of some rows: they see nothing.
 TEST_P(HiddenValues, WholeRowsByBiases) {
-  check(shape() + R"("bias": 1, "kv": "dense", "seqlens_q": [150], "seqlens_kv": [150])",
+  check(row_with(R"("bias": 1, "kv": "dense", "seqlens_q": [150], "seqlens_kv": [150])"),
         [&](const attune_attention& a) {
           fill(a.bias, [](Index at) { return is_hidden(at[2]) || at[1] % 3 == 1 ? -kInfinity : 0.0; });
           spoil_hidden(a.v, 0, std::nan(""));
@@ -94,9 +95,9 @@ TEST_P(HiddenValues, WholeRowsByBiases) {
 // The last queries of a sequence see what lies close behind them: keys that are far get -inf from the table.
 TEST_P(HiddenValues, ByTheT5Table) {
   for (const char* lengths : {R"("seqlens_q": [1, 1])", R"("seqlens_q": [4, 4])"}) {
-    check(shape() + R"("kv": "contiguous", "queries": "fixed", "t5_buckets": 32, "t5_max_distance": 128,
-                       "seqlens_kv": [300, 300], )" +
-              lengths,
+    check(row_with(R"("kv": "contiguous", "queries": "fixed", "t5_buckets": 32, "t5_max_distance": 128,
+                      "seqlens_kv": [300, 300])")
+              .with(lengths),
           [&](const attune_attention& a) {
             fill(a.t5_bias, [](Index at) { return at[1] >= 28 ? -kInfinity : 0.1 * static_cast<double>(at[1]); });
             cases::for_each_element(a.cache.v, [&](Index at, void* element) {
@@ -107,7 +108,7 @@ TEST_P(HiddenValues, ByTheT5Table) {
 }
 
 TEST_P(HiddenValues, ByTreesOfNewTokens) {
-  check(shape() + R"("kv": "paged", "new_tokens": true, "new_token_bias": true, "seqlens_q": [5], "seqlens_kv": [70])",
+  check(row_with(R"("kv": "paged", "new_tokens": true, "new_token_bias": true, "seqlens_q": [5], "seqlens_kv": [70])"),
         [&](const attune_attention& a) {
           fill(a.new_token_bias, [](Index at) { return at[1] == 2 ? -kInfinity : 0.125; });
           cases::for_each_element(a.v, [&](Index at, void* element) {
@@ -119,7 +120,7 @@ TEST_P(HiddenValues, ByTreesOfNewTokens) {
 // An infinity in a key makes its score -inf where the query is negative there.
 TEST_P(HiddenValues, ByInfinitiesInKeys) {
   for (const char* queries : {R"("seqlens_q": [150])", R"("seqlens_q": [3])"}) {
-    check(shape() + R"("kv": "dense", "seqlens_kv": [150], )" + queries, [&](const attune_attention& a) {
+    check(row_with(R"("kv": "dense", "seqlens_kv": [150])").with(queries), [&](const attune_attention& a) {
       fill(a.q, [](Index at) { return at[2] == 5 ? -1.0 : 0.03 * static_cast<double>(at[2] % 9 - 4); });
       cases::for_each_element(a.k, [&](Index at, void* element) {
         if (is_hidden(at[0]) && at[2] == 5) cases::encode(static_cast<attune_dtype>(a.k.dtype), kInfinity, element);

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <string>
+#include <string_view>
 
 #include "cases/indexer_problem.h"
 #include "support.h"
@@ -12,11 +12,11 @@
 namespace attune::tests {
 
 // A problem whose tables can be overwritten: rows of three sequences over 16-token pages.
-inline cases::Case small_case(const std::string& more = "") {
-  return make_case(R"({"name": "small", "kv": "paged", "shared_kv": true, "heads": [6, 1], "head_dim": [32, 32],
+inline cases::Case small_case(std::string_view more = {}) {
+  const cases::Row row(R"("name": "small", "kv": "paged", "shared_kv": true, "heads": [6, 1], "head_dim": [32, 32],
       "dtype": "e4m3", "cache": {"dtype": "e4m3", "scales": "token"}, "seqlens_q": [2, 1, 5],
-      "seqlens_kv": [100, 1, 180], "causal": true, "indexer": {"topk": 30})" +
-                   more + "}");
+      "seqlens_kv": [100, 1, 180], "causal": true, "indexer": {"topk": 30})");
+  return make_case(row.with(more));
 }
 
 inline void set_integer(const attune_tensor& t, std::initializer_list<int64_t> index, int64_t value) {
@@ -39,7 +39,7 @@ struct Spoilt {
 
 inline constexpr Spoilt kSpoilt[] = {
     {"bad pages hide their tokens", "", spoil_pages},
-    {"bad pages leave fewer than topk", R"(, "indexer": {"topk": 90})", spoil_pages},
+    {"bad pages leave fewer than topk", R"("indexer": {"topk": 90})", spoil_pages},
     // Past the end of the longest sequence its table names no page, but the last page has NaN behind the last token.
     {"lengths are clamped", "",
      [](cases::IndexerProblem& p) {
@@ -49,7 +49,7 @@ inline constexpr Spoilt kSpoilt[] = {
        p.base().max_seqlen_kv = 182;  // the columns of scores, which clamp lengths too
      }},
     {"lengths are clamped by max_seqlen_kv", "", [](cases::IndexerProblem& p) { p.base().max_seqlen_kv = 64; }},
-    {"ranges are clamped", R"(, "window": [40, 3], "poison": false)",
+    {"ranges are clamped", R"("window": [40, 3], "poison": false)",
      [](cases::IndexerProblem& p) {
        const int64_t values[] = {INT32_MIN, -1, 0, 1, 70, 99, 100, INT32_MAX};
        for (int64_t row = 0; row < 8; ++row) {
@@ -57,7 +57,7 @@ inline constexpr Spoilt kSpoilt[] = {
          set_integer(p.base().key_end, {row}, values[7 - row]);
        }
      }},
-    {"offsets stay in the tensor", R"(, "poison": false)", [](cases::IndexerProblem& p) {
+    {"offsets stay in the tensor", R"("poison": false)", [](cases::IndexerProblem& p) {
        set_integer(p.base().cu_seqlens_q, {0}, -3);
        set_integer(p.base().cu_seqlens_q, {1}, 7);
        set_integer(p.base().cu_seqlens_q, {2}, 2);

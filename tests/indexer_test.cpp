@@ -65,12 +65,10 @@ TEST(IndexerContents, TablesThatMakeNoSense) {
 
 // One key is NaN: the rows that see it take it, before any other, and the others do not notice.
 TEST(IndexerContents, AVisibleNanIsTaken) {
+  const cases::Row common(R"("name": "nan", "kv": "paged", "shared_kv": true, "heads": [3, 1], "head_dim": [32, 32],
+      "seqlens_q": [4, 20], "seqlens_kv": [50, 90], "causal": true, "plant": "nan_k", "indexer": {"topk": 1})");
   for (const char* dtype : {"e4m3", "bf16", "f32"}) {
-    cases::IndexerProblem problem(
-        make_case(R"({"name": "nan", "kv": "paged", "shared_kv": true, "heads": [3, 1], "head_dim": [32, 32],
-        "seqlens_q": [4, 20], "seqlens_kv": [50, 90], "causal": true, "plant": "nan_k", "indexer": {"topk": 1},
-        "dtype": ")" +
-                  std::string(dtype) + "\"}"));
+    cases::IndexerProblem problem(make_case(common.set("dtype", dtype)));
     EXPECT_EQ(cases::run_and_check(problem).failure, "") << dtype;
     const std::vector<double> scores = gather_values(problem.device(ATTUNE_INDEXER_SCORES).scores);
     EXPECT_TRUE(std::any_of(scores.begin(), scores.end(), [](double x) { return std::isnan(x); }));
@@ -134,12 +132,11 @@ TEST(IndexerSelect, LongRunsOfTies) {
 
 // A score's bits depend on its row and key alone: not on the batch, the threads, or the keys beside it.
 TEST(IndexerScores, DoNotDependOnTheirNeighbours) {
+  const cases::Row common(R"("name": "alone", "kv": "paged", "shared_kv": true, "heads": [70, 1],
+      "head_dim": [72, 72], "queries": "flat", "seqlens_kv": [300, 40, 129], "cache": {"dtype": "bf16"},
+      "indexer": {"topk": 9, "clear": true})");
   for (const char* dtype : {"e4m3", "f32"}) {
-    cases::IndexerProblem problem(
-        make_case(R"({"name": "alone", "kv": "paged", "shared_kv": true, "heads": [70, 1], "head_dim": [72, 72],
-        "queries": "flat", "seqlens_kv": [300, 40, 129], "cache": {"dtype": "bf16"}, "indexer": {"topk": 9, "clear": true},
-        "dtype": ")" +
-                  std::string(dtype) + "\"}"));
+    cases::IndexerProblem problem(make_case(common.set("dtype", dtype)));
     const attune_indexer all = problem.device(ATTUNE_INDEXER_SCORES);
     ASSERT_EQ(cases::run(all, cases::host_memory()), "");
     const std::vector<std::byte> expected = gather(all.scores);

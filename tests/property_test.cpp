@@ -25,8 +25,8 @@ std::vector<std::byte> run_results(const attune_attention& a) {
   return results(a);
 }
 
-std::string row(const std::string& dtype, const std::string& rest) {
-  return R"({"name": "property", "dtype": ")" + dtype + "\", " + rest + "}";
+cases::Row row(const std::string& dtype, std::string_view members) {
+  return cases::Row(R"("name": "property")").set("dtype", dtype).with(members);
 }
 
 // Token t of sequence b of a paged cache in NHD or HND order, on the device.
@@ -74,8 +74,8 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Property, testing::Values("f32", "f16", "bf16")
 
 TEST_P(Property, ValuesOfOneGiveOne) {
   for (const char* shape : {R"("seqlens_q": [70, 1])", R"("kv": "paged", "seqlens_kv": [300, 1, 17])"}) {
-    Problem problem(make_case(row(
-        dtype(), std::string(R"("heads": [4, 2], "causal": true, "data": "ones_v", "out_dtype": "f32", )") + shape)));
+    Problem problem(make_case(
+        row(dtype(), R"("heads": [4, 2], "causal": true, "data": "ones_v", "out_dtype": "f32")").with(shape)));
     const attune_attention a = problem.device();
     plan_and_run(a);
     // Probabilities may be rounded, but the sum divides by what was added up.
@@ -85,10 +85,9 @@ TEST_P(Property, ValuesOfOneGiveOne) {
 
 TEST_P(Property, PagedEqualsContiguousBitForBit) {
   for (const char* layout : {"nhd", "hnd"}) {
-    Problem problem(make_case(row(
-        dtype(), R"("heads": [4, 2], "kv": "paged", "causal": true, "seqlens_q": [1, 5, 1], "seqlens_kv": [200, 33, 1],
-                                              "cache": {"page_size": 16, "layout": ")" +
-                     std::string(layout) + "\"}")));
+    const cases::Row common = row(dtype(), R"("heads": [4, 2], "kv": "paged", "causal": true, "seqlens_q": [1, 5, 1],
+        "seqlens_kv": [200, 33, 1], "cache": {"page_size": 16})");
+    Problem problem(make_case(common.set("cache.layout", layout)));
     attune_attention paged = problem.device();
     const std::vector<std::byte> expected = run_results(paged);
     Scratch scratch;
@@ -162,7 +161,7 @@ TEST_P(Property, GroupedHeadsEqualRepeatedKv) {
 
 TEST_P(Property, WideWindowEqualsNoWindow) {
   for (const char* shape : {R"("seqlens_q": [130])", R"("kv": "paged", "seqlens_kv": [200, 5])"}) {
-    Problem problem(make_case(row(dtype(), std::string(R"("heads": [2, 1], "causal": true, )") + shape)));
+    Problem problem(make_case(row(dtype(), R"("heads": [2, 1], "causal": true)").with(shape)));
     attune_attention a = problem.device();
     const std::vector<std::byte> expected = run_results(a);
     a.window_left = 200;
@@ -173,7 +172,7 @@ TEST_P(Property, WideWindowEqualsNoWindow) {
 
 TEST_P(Property, TenRunsGiveTheSameBits) {
   for (const char* shape : {R"("seqlens_q": [130, 20])", R"("kv": "paged", "seqlens_kv": [900, 5, 0, 64])"}) {
-    Problem problem(make_case(row(dtype(), std::string(R"("heads": [8, 2], "causal": true, )") + shape)));
+    Problem problem(make_case(row(dtype(), R"("heads": [8, 2], "causal": true)").with(shape)));
     const attune_attention a = problem.device();
     const std::vector<std::byte> expected = run_results(a);
     for (int repeat = 0; repeat < 9; ++repeat) EXPECT_EQ(run_results(a), expected) << shape;

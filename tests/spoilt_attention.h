@@ -108,16 +108,14 @@ struct SpoiltCase {
 // For each way in which keys of MLA come: its cases.
 inline std::vector<SpoiltCase> spoilt_mla_cases() {
   std::vector<SpoiltCase> list;
-  const auto add = [&](const std::string& common, const auto& spoilt) {
+  const auto add = [&](const cases::Row& common, const auto& spoilt) {
     for (const SpoiltAttention& s : spoilt) {
-      const std::string row = s.row;
-      list.push_back({make_case(R"({"name": "spoilt )" + std::to_string(list.size()) + " " + s.name +
-                                R"(", "dtype": "bf16", "head_dim": [576, 512], "max_logits": true, )" + common +
-                                (row.empty() ? "" : ", " + row) + "}"),
-                      s.spoil});
+      const std::string name = "spoilt " + std::to_string(list.size()) + " " + s.name;
+      list.push_back({make_case(common.with(s.row).set("name", name)), s.spoil});
     }
   };
-  const std::string paged = R"("kv": "paged", "causal": true, "seqlens_kv": [192, 65, 130], )";
+  const cases::Row latent(R"("dtype": "bf16", "head_dim": [576, 512], "max_logits": true)");
+  const cases::Row paged = latent.with(R"("kv": "paged", "causal": true, "seqlens_kv": [192, 65, 130])");
   for (const char* cache :
        {R"("heads": [16, 1], "shared_kv": true, "seqlens_q": [2, 1, 1], "cache": {"page_size": 64})",
         R"("heads": [20, 1], "shared_kv": true, "seqlens_q": [2, 1, 1], "cache": {"page_size": 3})",
@@ -126,18 +124,17 @@ inline std::vector<SpoiltCase> spoilt_mla_cases() {
         R"("heads": [40, 1], "head_dim": [512, 512], "cache": {"format": "mla_584", "page_size": 64})",
         R"("heads": [16, 1], "shared_kv": true, "cache": {"page_size": 64})",
         R"("heads": [16, 1], "cache": {"format": "mla_656", "page_size": 64})"}) {
-    add(paged + cache, kSpoiltLengths);
-    add(paged + cache, kSpoiltPages);
+    add(paged.with(cache), kSpoiltLengths);
+    add(paged.with(cache), kSpoiltPages);
   }
-  add(R"("kv": "contiguous", "causal": true, "seqlens_kv": [192, 65, 130], "heads": [20, 1], "shared_kv": true)",
-      kSpoiltLengths);
+  add(paged.with(R"("kv": "contiguous", "heads": [20, 1], "shared_kv": true)"), kSpoiltLengths);
   for (const char* cache :
        {R"("heads": [20, 1], "shared_kv": true)", R"("heads": [5, 1], "shared_kv": true)",
         R"("heads": [128, 1], "cache": {"format": "mla_656"})",
         R"("heads": [20, 1], "head_dim": [512, 512], "cache": {"format": "mla_584"})",
         R"("heads": [16, 1], "cache": {"format": "mla_656"})", R"("heads": [32, 1], "cache": {"format": "mla_656"})"})
-    add(std::string(R"("kv": "slots", "seqlens_q": [2, 1, 1, 2], )") + cache, kSpoiltLists);
-  const std::string half = paged + R"("heads": [32, 1], "cache": {"format": "mla_656", "page_size": 64})";
+    add(latent.with(R"("kv": "slots", "seqlens_q": [2, 1, 1, 2])").with(cache), kSpoiltLists);
+  const cases::Row half = paged.with(R"("heads": [32, 1], "cache": {"format": "mla_656", "page_size": 64})");
   add(half, kSpoiltLengths);
   add(half, kSpoiltPages);
   return list;

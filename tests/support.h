@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cases/compare.h"
+#include "cases/row.h"
 
 namespace attune::tests {
 
@@ -32,6 +33,7 @@ inline cases::Case make_case(const std::string& row) {
   EXPECT_EQ(parsed.size(), 1u);
   return parsed.front();
 }
+inline cases::Case make_case(const cases::Row& row) { return make_case(row.text()); }
 
 // Plans and runs with a workspace of exactly the size asked for, full of NaN, between guards.
 inline void plan_and_run(const attune_attention& device) {

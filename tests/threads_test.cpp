@@ -102,7 +102,7 @@ TEST(Threads, PoolsOfAllSizesMatchTheOracle) {
   }
 }
 
-std::vector<std::byte> bits_with(int32_t threads, const std::string& row) {
+std::vector<std::byte> bits_with(int32_t threads, const cases::Row& row) {
   const ThreadCount pool(threads);
   cases::Problem problem(make_case(row));
   const attune_attention a = problem.device();
@@ -119,23 +119,21 @@ std::vector<std::byte> bits_with(int32_t threads, const std::string& row) {
 // number they are the same every time.
 TEST(Threads, TheirNumberChangesBitsOnlyWithoutBatchInvariant) {
   bool differ = false;
+  const cases::Row common(R"("max_logits": true, "head_dim": [64, 64], "heads": [4, 2])");
   for (const char* dtype : {"f32", "f16", "bf16"}) {
     for (const char* what :
          {R"("kv": "paged", "seqlens_q": [1, 2, 1], "seqlens_kv": [5300, 1500, 70], "causal": true)",
           R"("kv": "paged", "seqlens_kv": [4000, 9], "cache": {"dtype": "i8", "scales": "token"}, "sinks": "normal")",
           R"("kv": "paged", "new_tokens": true, "causal": true, "seqlens_q": [90, 1, 9], "seqlens_kv": [2030, 700, 0])",
           R"("seqlens_q": [150, 3], "seqlens_kv": [150, 2000], "causal": true)",
-          R"("kv": "slots", "seqlens_q": [2, 1], "sparse": {"topk": 3000, "slots": 4000})"}) {
-      const std::string row =
-          std::string(R"({"name": "x", "max_logits": true, "head_dim": [64, 64], )") +
-          (std::string(what).find("slots") != std::string::npos ? R"("heads": [4, 1])" : R"("heads": [4, 2])") +
-          R"(, "dtype": ")" + dtype + "\", " + what;
-      const std::vector<std::byte> invariant = bits_with(1, row + R"(, "batch_invariant": true})");
-      const std::vector<std::byte> one = bits_with(1, row + "}");
+          R"("heads": [4, 1], "kv": "slots", "seqlens_q": [2, 1], "sparse": {"topk": 3000, "slots": 4000})"}) {
+      const cases::Row row = common.set("dtype", dtype).with(what), careful = row.set("batch_invariant", true);
+      const std::vector<std::byte> invariant = bits_with(1, careful);
+      const std::vector<std::byte> one = bits_with(1, row);
       for (const int32_t threads : {2, 3}) {
-        EXPECT_EQ(bits_with(threads, row + R"(, "batch_invariant": true})"), invariant) << threads << " " << row;
-        const std::vector<std::byte> bits = bits_with(threads, row + "}");
-        EXPECT_EQ(bits_with(threads, row + "}"), bits) << threads << " " << row;
+        EXPECT_EQ(bits_with(threads, careful), invariant) << threads << " " << row.text();
+        const std::vector<std::byte> bits = bits_with(threads, row);
+        EXPECT_EQ(bits_with(threads, row), bits) << threads << " " << row.text();
         differ |= bits != one;
       }
     }
@@ -146,15 +144,15 @@ TEST(Threads, TheirNumberChangesBitsOnlyWithoutBatchInvariant) {
 // Long enough that an item walks several KV heads together (their rows follow each other in NHD) and that items are
 // split.
 TEST(Threads, SplitAndWalkKvHeadsTogetherAsTheOracleSays) {
+  const cases::Row common(R"("name": "long", "heads": [10, 5], "head_dim": [64, 64], "dtype": "bf16", "kv": "paged",
+      "seqlens_q": [1, 2, 1], "seqlens_kv": [3300, 1500, 70], "causal": true)");
   for (const int32_t count : {1, 3}) {
     const ThreadCount pool(count);
-    for (const char* cache : {R"({"page_size": 16})", R"({"dtype": "e4m3", "scales": "head"})",
-                              R"({"dtype": "i8", "scales": "token"})", R"({"dtype": "f16", "page_size": 5})"}) {
-      for (const char* window : {"", R"("window": [700, 0], )"}) {
-        const cases::Case c =
-            make_case(std::string(R"({"name": "long", "heads": [10, 5], "head_dim": [64, 64], "dtype": "bf16",)") +
-                      R"( "kv": "paged", "seqlens_q": [1, 2, 1], "seqlens_kv": [3300, 1500, 70], "causal": true, )" +
-                      window + R"("cache": )" + cache + "}");
+    for (const char* cache :
+         {R"("cache": {"page_size": 16})", R"("cache": {"dtype": "e4m3", "scales": "head"})",
+          R"("cache": {"dtype": "i8", "scales": "token"})", R"("cache": {"dtype": "f16", "page_size": 5})"}) {
+      for (const char* window : {"", R"("window": [700, 0])"}) {
+        const cases::Case c = make_case(common.with(window).with(cache));
         const cases::Report report = cases::run_case(c);
         EXPECT_TRUE(report.passed()) << count << " threads, cache " << cache << ": " << report.failure;
       }
@@ -164,17 +162,17 @@ TEST(Threads, SplitAndWalkKvHeadsTogetherAsTheOracleSays) {
 
 // With batch_invariant the bits depend on nothing but the sequence: not on the number of threads either.
 TEST(Threads, DoNotChangeTheBitsOfABatchInvariantRun) {
-  for (const char* heads : {"[4, 1]", "[8, 8]"}) {
-    cases::Problem problem(make_case(std::string(R"({"name": "threads", "dtype": "bf16", "kv": "paged",)") +
-                                     R"("seqlens_kv": [900, 3, 64, 120, 65, 7], "batch_invariant": true, "heads": )" +
-                                     heads + "}"));
+  const cases::Row common(R"("name": "threads", "dtype": "bf16", "kv": "paged",
+      "seqlens_kv": [900, 3, 64, 120, 65, 7], "batch_invariant": true)");
+  for (const char* heads : {R"("heads": [4, 1])", R"("heads": [8, 8])"}) {
+    cases::Problem problem(make_case(common.with(heads)));
     const attune_attention a = problem.device();
     std::vector<std::byte> first;
     for (const int32_t count : {1, 2, 5}) {
       const ThreadCount pool(count);
       plan_and_run(a);
       if (first.empty()) first = gather(a.out);
-      EXPECT_EQ(gather(a.out), first) << count << " threads, heads " << heads;
+      EXPECT_EQ(gather(a.out), first) << count << " threads, " << heads;
     }
   }
 }

@@ -108,8 +108,7 @@ INSTANTIATE_TEST_SUITE_P(All, BadContents, testing::ValuesIn(kContents),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(BadContents, AreNamedByValidate) {
-  Problem problem(
-      make_case(std::string(R"({"name": "good", "heads": [4, 2], "poison": false, )") + GetParam().row + "}"));
+  Problem problem(make_case(cases::Row(R"("name": "good", "heads": [4, 2], "poison": false)").with(GetParam().row)));
   attune_attention a = problem.device();
   EXPECT_ATTUNE_OK(attune_validate(&a, kCpu, nullptr));
   GetParam().spoil(problem);
@@ -119,9 +118,9 @@ TEST_P(BadContents, AreNamedByValidate) {
 }
 
 TEST_P(BadContents, AreMaskedByRun) {
+  const cases::Row common(R"("name": "bad", "heads": [4, 2], "max_logits": true)");
   for (const char* dtype : {"f32", "bf16"}) {
-    Problem problem(make_case(std::string(R"({"name": "bad", "heads": [4, 2], "max_logits": true, "dtype": ")") +
-                              dtype + "\", " + GetParam().row + "}"));
+    Problem problem(make_case(common.set("dtype", dtype).with(GetParam().row)));
     GetParam().spoil(problem);
     const cases::Expected expected = cases::evaluate(problem);
     plan_and_run(problem.device());
@@ -160,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(All, OddContents, testing::ValuesIn(kOddContents),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(OddContents, AreFine) {
-  Problem problem(make_case(std::string(R"({"name": "odd", "heads": [4, 2], )") + GetParam().row + "}"));
+  Problem problem(make_case(cases::Row(R"("name": "odd", "heads": [4, 2])").with(GetParam().row)));
   GetParam().spoil(problem);
   const attune_attention a = problem.device();
   EXPECT_ATTUNE_OK(attune_validate(&a, kCpu, nullptr));
