@@ -48,9 +48,9 @@
 #endif
 
 #define ATTUNE_VERSION_MAJOR 0
-#define ATTUNE_VERSION_MINOR 1
+#define ATTUNE_VERSION_MINOR 2
 #define ATTUNE_VERSION_PATCH 0
-#define ATTUNE_VERSION_STRING "0.1.0"
+#define ATTUNE_VERSION_STRING "0.2.0"
 #define ATTUNE_MAX_RANK 6
 
 /* Laid out by hand from here on. */
@@ -81,7 +81,7 @@ typedef enum attune_log_level {
 } attune_log_level;
 typedef void (*attune_log_callback)(int32_t level, const char* message, void* user);
 
-/* "0.1.0". */
+/* "0.2.0". */
 ATTUNE_API const char* attune_version(void);
 /* Name of a status, e.g. "invalid argument". Never NULL. */
 ATTUNE_API const char* attune_status_name(attune_status status);
