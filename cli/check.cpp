@@ -13,6 +13,7 @@
 
 #include "attune/attune.hpp"
 #include "case_filter.h"
+#include "cases/backward_problem.h"
 #include "cases/compare.h"
 #include "cases/indexer_problem.h"
 #include "commands.h"
@@ -75,6 +76,11 @@ bool has_indexer(attune_device device, const cases::Case& spec) {
   return attune_indexer_workspace_size(&op, device, &bytes) != ATTUNE_UNSUPPORTED;
 }
 
+Support supports_backward(attune_device device, const cases::Case& spec) {
+  cases::BackwardCall call = cases::BackwardProblem(spec).device();  // for planning, which looks at no data
+  return supported(*call.linked(), device);
+}
+
 // Leaves the cases that the device takes, and has their kernels compiled side by side.
 NotCovered keep_covered(std::vector<cases::Case>& picked, attune_device device) {
   NotCovered not_covered;
@@ -87,6 +93,16 @@ NotCovered keep_covered(std::vector<cases::Case>& picked, attune_device device) 
       } else {
         ++not_covered.num_cases;
         ++not_covered.reasons["the indexer"];
+      }
+      continue;
+    }
+    if (spec.backward.on) {
+      const Support support = supports_backward(device, spec);
+      if (support.status == ATTUNE_UNSUPPORTED) {
+        ++not_covered.num_cases;
+        count_reasons(support.reason, not_covered);
+      } else {
+        covered.push_back(std::move(spec));
       }
       continue;
     }
@@ -190,7 +206,8 @@ void check(const CheckOptions& options) {
     return;
   }
   std::vector<cases::Case> all = cases::all_cases();
-  all.insert(all.end(), cases::indexer_cases().begin(), cases::indexer_cases().end());
+  for (const auto* more : {&cases::indexer_cases(), &cases::backward_cases()})
+    all.insert(all.end(), more->begin(), more->end());
   for (int seed = 0; seed < options.random; ++seed) all.push_back(cases::random_case(static_cast<uint64_t>(seed)));
   std::vector<cases::Case> picked = filter_cases(all, options.filter);
   if (options.list) {

@@ -250,11 +250,13 @@ struct Counts {
   int64_t cases = 0, runs = 0;
 };
 
-// What of the registry, and of the operations beside attention, the device has and the expression selects.
+// What of the registry's kernels of attention, and of the operations beside it, the device has and the expression
+// selects.
 std::map<std::string, Counts> selected_kernels(const std::regex& only, attune_device device) {
   std::map<std::string, Counts> kernels;
   for (const attune_kernel_info& kernel : attune::kernels()) {
-    if (kernel.device_type == device.type && std::regex_search(kernel.name, only)) kernels[kernel.name];
+    const bool of_attention = std::string_view(kernel.operation) == "attention";
+    if (of_attention && kernel.device_type == device.type && std::regex_search(kernel.name, only)) kernels[kernel.name];
   }
   for (const char* name : cases::kOperations) {
     if (std::regex_search(name, only)) kernels[name];

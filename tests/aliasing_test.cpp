@@ -3,6 +3,7 @@
 #include <functional>
 #include <vector>
 
+#include "cases/backward_problem.h"
 #include "cases/indexer_problem.h"
 #include "support.h"
 
@@ -80,6 +81,54 @@ TEST(Aliasing, AttentionWritesApart) {
     expect_apart<attune_attention>(a, written,
                                    [](const attune_attention& x) { return attune_validate(&x, kCpu, nullptr); });
   }
+}
+
+// A plan of the backward, and its workspace.
+class BackwardPlan {
+ public:
+  explicit BackwardPlan(cases::BackwardCall call) {
+    EXPECT_ATTUNE_OK(attune_attention_backward_plan(call.linked(), kCpu, &plan_));
+    EXPECT_ATTUNE_OK(attune_plan_workspace_size(plan_, &bytes_));
+    memory_.resize(bytes_ + 256);
+  }
+  ~BackwardPlan() { attune_plan_destroy(plan_); }
+  BackwardPlan(const BackwardPlan&) = delete;
+  BackwardPlan& operator=(const BackwardPlan&) = delete;
+
+  attune_status run(cases::BackwardCall call) const {
+    return attune_attention_backward_run(plan_, call.linked(), workspace(), bytes_, nullptr);
+  }
+  std::byte* workspace() const {
+    const auto at = reinterpret_cast<uintptr_t>(memory_.data());
+    return const_cast<std::byte*>(memory_.data()) + (256 - at % 256) % 256;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  attune_plan* plan_ = nullptr;
+  size_t bytes_ = 0;
+  std::vector<std::byte> memory_;
+};
+
+TEST(Aliasing, TheBackwardWritesApart) {
+  cases::BackwardProblem problem(make_case(
+      R"({"name": "x", "heads": [4, 2], "seqlens_q": [5, 2], "seqlens_kv": [9, 7], "seqused": true, "causal": true,
+          "mask_bits": 2, "mask_start": 0, "ranges": [[3, 9], [0, 4]], "alibi": 2, "bias": 2, "new_token_bias": true,
+          "t5_buckets": 8, "sinks": "normal", "backward": {"dlse": true}})"));
+  cases::BackwardCall call = problem.device();
+  const BackwardPlan plan(call);
+  expect_apart<cases::BackwardCall>(call, {"dq", "dk", "dv", "dsinks", "dbias", "dt5_bias"},
+                                    [&](const cases::BackwardCall& x) { return plan.run(x); });
+  for (const auto& [name, t] : cases::tensors_of(call)) {
+    if (t->dtype == ATTUNE_DTYPE_NONE) continue;
+    void* const own = t->data;
+    t->data = plan.workspace() + plan.bytes() - 16;
+    EXPECT_EQ(plan.run(call), ATTUNE_INVALID_ARGUMENT) << name;
+    EXPECT_EQ(std::string(attune_last_error()).find(std::string("workspace overlaps ") + name + ";"), 0u)
+        << attune_last_error();
+    t->data = own;
+  }
+  EXPECT_ATTUNE_OK(plan.run(call));
 }
 
 // A plan, and a workspace with room behind it.

@@ -96,17 +96,18 @@ int posix_memalign(void** out, size_t alignment, size_t bytes) {
   return *out != nullptr ? 0 : ENOMEM;
 }
 
-#define ATTUNE_WATCH_PLANNED(name)                                                                         \
-  attune_status __real_##name(const attune_plan* plan, const attune_attention* attention, void* workspace, \
-                              size_t bytes, void* stream);                                                 \
-  attune_status __wrap_##name(const attune_plan* plan, const attune_attention* attention, void* workspace, \
-                              size_t bytes, void* stream) {                                                \
-    return attune::tests::watch(#name, attune::tests::is_on_cpu(plan),                                     \
-                                [&] { return __real_##name(plan, attention, workspace, bytes, stream); }); \
+#define ATTUNE_WATCH_PLANNED(name, op_type)                                                              \
+  attune_status __real_##name(const attune_plan* plan, const op_type* op, void* workspace, size_t bytes, \
+                              void* stream);                                                             \
+  attune_status __wrap_##name(const attune_plan* plan, const op_type* op, void* workspace, size_t bytes, \
+                              void* stream) {                                                            \
+    return attune::tests::watch(#name, attune::tests::is_on_cpu(plan),                                   \
+                                [&] { return __real_##name(plan, op, workspace, bytes, stream); });      \
   }
-ATTUNE_WATCH_PLANNED(attune_run)
-ATTUNE_WATCH_PLANNED(attune_schedule)
-ATTUNE_WATCH_PLANNED(attune_run_scheduled)
+ATTUNE_WATCH_PLANNED(attune_run, attune_attention)
+ATTUNE_WATCH_PLANNED(attune_schedule, attune_attention)
+ATTUNE_WATCH_PLANNED(attune_run_scheduled, attune_attention)
+ATTUNE_WATCH_PLANNED(attune_attention_backward_run, attune_attention_backward)
 
 #define ATTUNE_WATCH(name, op_type)                                                    \
   attune_status __real_##name(const op_type* op, attune_device device, void* stream);  \

@@ -169,6 +169,7 @@ void expect_init(attune_status (*init)(Struct*, uint64_t), const char* name) {
 
 TEST(Versions, EveryStructOfTheAbiIsInitialised) {
   expect_init(attune_attention_init, "attention");
+  expect_init(attune_attention_backward_init, "attention_backward");
   expect_init(attune_qkv_prepare_init, "qkv_prepare");
   expect_init(attune_merge_init, "merge");
   expect_init(attune_cache_op_init, "cache_op");
@@ -203,6 +204,43 @@ TEST(Versions, AttentionOfANewerClient) {
        [&](const attune_attention* x) { return attune_run(plan, x, data, bytes, nullptr); },
        [&](const attune_attention* x) { return attune_schedule(plan, x, data, bytes, nullptr); },
        [&](const attune_attention* x) { return attune_run_scheduled(plan, x, data, bytes, nullptr); }});
+  EXPECT_ATTUNE_OK(attune_plan_destroy(plan));
+}
+
+TEST(Versions, BackwardOfANewerClient) {
+  std::vector<float> in(64, 1), gradient(64), lse(8);
+  attune_attention a;
+  ASSERT_ATTUNE_OK(attune_attention_init(&a, sizeof(a)));
+  a.q = a.k = a.v = a.out = floats(in, {2, 1, 4});
+  a.lse = floats(lse, {2, 1});
+  attune_attention_backward op;
+  ASSERT_ATTUNE_OK(attune_attention_backward_init(&op, sizeof(op)));
+  op.attention = &a;
+  op.dout = floats(in, {2, 1, 4}), op.dq = floats(gradient, {2, 1, 4});
+  attune_plan* plan = nullptr;
+  ASSERT_ATTUNE_OK(attune_attention_backward_plan(&op, kCpu, &plan));
+  size_t bytes = 0;
+  ASSERT_ATTUNE_OK(attune_plan_workspace_size(plan, &bytes));
+  cases::Workspace workspace(cases::host_memory(), bytes);
+  void* const data = workspace.buffer.device();
+  using Op = attune_attention_backward;
+  const Readers<Op> readers = {
+      [](const Op* x) { return attune_attention_backward_supported(x, kCpu); },
+      [](const Op* x) {
+        attune_plan* other = nullptr;
+        const attune_status status = attune_attention_backward_plan(x, kCpu, &other);
+        attune_plan_destroy(other);
+        return status;
+      },
+      [&](const Op* x) { return attune_attention_backward_run(plan, x, data, bytes, nullptr); }};
+  expect_versions<Op>("attention_backward", op, readers);
+  // The forward's descriptor has a version of its own.
+  for (const auto& reader : readers) {
+    expect_versions<attune_attention>("attention", a, {[&](const attune_attention* x) {
+                                        op.attention = x;
+                                        return reader(&op);
+                                      }});
+  }
   EXPECT_ATTUNE_OK(attune_plan_destroy(plan));
 }
 

@@ -343,6 +343,42 @@ ATTUNE_API attune_status attune_run_scheduled(const attune_plan* plan, const att
  * tests. */
 ATTUNE_API attune_status attune_validate(const attune_attention* attention, attune_device device, void* stream);
 
+/* ------------------------------------------------------------------------------------------- backward of attention */
+
+/* The gradients of attention over dense keys: of sum(dout * out) + sum(dlse * lse) for the forward's inputs. Planned and
+ * run like attention, and by the same rules: attune_plan_workspace_size, attune_plan_describe and attune_plan_destroy
+ * serve its plans, too.
+ *
+ * attention is the forward's descriptor, as it ran: out and lse, which must be there, are read, max_logits is not looked
+ * at. Caches, indices, a prologue, 8-bit inputs, finished and skip_decode have no backward.
+ *
+ * Gradients repeat bit for bit, whatever the number of threads, and a sequence's dq, dk and dv do not depend on its
+ * batch. dk and dv are summed over the query heads of a KV head. Rows that see nothing (lse -inf) get dq = 0 and give
+ * nothing to others, whatever their dout holds; keys that nobody sees get dk = dv = 0. Rows that no sequence owns are
+ * not written. */
+typedef struct attune_attention_backward {
+  uint64_t struct_size;
+  const attune_attention* attention; /* the forward; not kept */
+  attune_tensor dout; /* as out, of its dtype */
+  attune_tensor dlse; /* as lse, fp32; absent: 0 */
+
+  /* outputs, each optional, at least one; each row is rounded once. Apart from all inputs and from each other */
+  attune_tensor dq, dk, dv; /* as q, k, v: of the input's dtype, or float32; any strides */
+  attune_tensor dsinks;     /* fp32 [num_heads_q], where sinks are given */
+  attune_tensor dbias;      /* fp32, of the shape of bias, where that is given */
+  attune_tensor dt5_bias;   /* fp32 [num_heads_q, num_buckets], where t5_bias is given */
+} attune_attention_backward;
+ATTUNE_API attune_status attune_attention_backward_init(attune_attention_backward* op, uint64_t struct_size);
+/* As attune_supported. */
+ATTUNE_API attune_status attune_attention_backward_supported(const attune_attention_backward* op,
+                                                             attune_device device);
+/* As attune_plan_create; a run has the same outputs as its plan. */
+ATTUNE_API attune_status attune_attention_backward_plan(const attune_attention_backward* op, attune_device device,
+                                                        attune_plan** plan);
+/* As attune_run. */
+ATTUNE_API attune_status attune_attention_backward_run(const attune_plan* plan, const attune_attention_backward* op,
+                                                       void* workspace, size_t workspace_bytes, void* stream);
+
 /* ----------------------------------------------------------------------------------------------- other operations */
 /* They need no workspace, but for the indexer. On CUDA they only enqueue work on the stream. */
 

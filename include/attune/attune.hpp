@@ -180,6 +180,14 @@ struct Attention : attune_attention {
   Attention() { check(attune_attention_init(this, sizeof(attune_attention))); }
 };
 
+// The gradients of attention. forward is its descriptor as it ran, and must outlive this one.
+struct AttentionBackward : attune_attention_backward {
+  explicit AttentionBackward(const attune_attention& forward) {
+    check(attune_attention_backward_init(this, sizeof(attune_attention_backward)));
+    attention = &forward;
+  }
+};
+
 // The prologue on its own.
 struct QkvPrepare : attune_qkv_prepare {
   QkvPrepare() { check(attune_qkv_prepare_init(this, sizeof(attune_qkv_prepare))); }
@@ -263,6 +271,11 @@ inline Support supported(const attune_attention& attention, attune_device device
   return {status, status == ATTUNE_OK ? std::string() : std::string(attune_last_error())};
 }
 
+inline Support supported(const attune_attention_backward& op, attune_device device = kCpu) {
+  const attune_status status = attune_attention_backward_supported(&op, device);
+  return {status, status == ATTUNE_OK ? std::string() : std::string(attune_last_error())};
+}
+
 // Reads lengths, tables and indices; throws Error with BAD_DATA for the first wrong entry. For debugging and tests.
 inline void validate(const attune_attention& attention, attune_device device = kCpu, void* stream = nullptr) {
   check(attune_validate(&attention, device, stream));
@@ -316,6 +329,11 @@ class Plan {
     check(attune_plan_create(&attention, device, &plan));
     plan_.reset(plan);
   }
+  explicit Plan(const attune_attention_backward& op, attune_device device = kCpu) {
+    attune_plan* plan = nullptr;
+    check(attune_attention_backward_plan(&op, device, &plan));
+    plan_.reset(plan);
+  }
 
   size_t workspace_size() const {
     size_t bytes = 0;
@@ -329,6 +347,14 @@ class Plan {
   }
   void run(const attune_attention& attention, const Workspace& workspace) const {
     run(attention, workspace.data(), workspace.size());
+  }
+
+  // A plan of the backward.
+  void run(const attune_attention_backward& op, void* workspace, size_t bytes, void* stream = nullptr) const {
+    check(attune_attention_backward_run(plan_.get(), &op, workspace, bytes, stream));
+  }
+  void run(const attune_attention_backward& op, const Workspace& workspace) const {
+    run(op, workspace.data(), workspace.size());
   }
 
   // The two halves of run: one schedule serves every layer of a step with the same lengths, in the same workspace.

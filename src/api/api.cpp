@@ -4,10 +4,10 @@
 #include <new>
 #include <string>
 
+#include "api/plan.h"
 #include "attune/attune.h"
 #include "core/aliasing.h"
 #include "core/dtype.h"
-#include "core/plan_limits.h"
 #include "core/problem.h"
 #include "core/status.h"
 #include "core/versioned.h"
@@ -25,14 +25,6 @@ using attune::Known;
 using attune::Problem;
 using attune::require;
 
-struct attune_plan {
-  const attune::Kernel* kernel;
-  attune_device device;
-  attune::Traits traits;
-  attune::PlanLimits limits;
-  std::unique_ptr<attune::KernelPlan> impl;
-};
-
 namespace {
 
 void copy_text(char* to, size_t capacity, const std::string& from) {
@@ -47,30 +39,45 @@ void return_text(const std::string& from, char* text, size_t capacity, size_t* n
   if (capacity > 0) copy_text(text, capacity, from);
 }
 
+<<<<<<< HEAD
 // Throws with the name of the first thing that the run asks for and the plan was not made for.
 void check_fits(const attune_plan& plan, const Problem& p, const attune::Traits& traits) {
   for (int i = 0; i < attune::kNumAxes; ++i) {
     const auto axis = static_cast<attune::Axis>(i);
+=======
+}  // namespace
+
+namespace attune {
+
+void check_fits(const attune_plan& plan, const Problem& p, const Traits& traits) {
+  for (int i = 0; i < kNumAxes; ++i) {
+    const auto axis = static_cast<Axis>(i);
+>>>>>>> bwd
     if (traits.axes[i] == plan.traits.axes[i]) continue;
-    const auto beyond = [](const attune::Traits& x, const attune::Traits& less) {
-      attune::Coverage c;
+    const auto beyond = [](const Traits& x, const Traits& less) {
+      Coverage c;
       std::copy(std::begin(less.axes), std::end(less.axes), c.axes);
       c.head_dim_qk_max = c.head_dim_v_max = c.group_max = INT64_MAX;
       return c.difference(x);
     };
     const std::string extra = beyond(traits, plan.traits);
-    fail(ATTUNE_INVALID_ARGUMENT, "attention differs from its plan on the axis '", attune::axis_info(axis).name, "'",
+    fail(ATTUNE_INVALID_ARGUMENT, "attention differs from its plan on the axis '", axis_info(axis).name, "'",
          extra.empty() ? ": the plan has " + beyond(plan.traits, traits) : ": " + extra);
   }
-  attune::check_limits(plan.limits, p);
+  check_limits(plan.limits, p);
 }
+
+}  // namespace attune
+
+namespace {
 
 // The checks common to every run.
 Problem check_run(const attune_plan* plan, const attune_attention* attention, void* workspace, size_t bytes) {
   require(plan != nullptr, "plan is null");
+  require(plan->impl != nullptr, "plan is of attention_backward; attune_attention_backward_run runs it");
   const Known<attune_attention> known("attention", attention);
   const Problem p = attune::make_problem(*known, Data::kRequired);
-  check_fits(*plan, p, attune::traits_of(p, *known));
+  attune::check_fits(*plan, p, attune::traits_of(p, *known));
   const size_t need = plan->impl->workspace_size();
   attune::check_workspace("the plan", need, workspace, bytes);
   attune::check_apart(*known, p.prologue.append ? &p.cache : nullptr, workspace, need);
@@ -222,14 +229,14 @@ attune_status attune_plan_workspace_size(const attune_plan* plan, size_t* bytes)
   return guarded([&] {
     require(plan != nullptr, "plan is null");
     require(bytes != nullptr, "bytes is null");
-    *bytes = plan->impl->workspace_size();
+    *bytes = plan->impl != nullptr ? plan->impl->workspace_size() : plan->backward->workspace_size();
   });
 }
 
 attune_status attune_plan_describe(const attune_plan* plan, char* text, size_t capacity, size_t* needed) {
   return guarded([&] {
     require(plan != nullptr, "plan is null");
-    return_text(plan->impl->describe(), text, capacity, needed);
+    return_text(plan->impl != nullptr ? plan->impl->describe() : plan->backward->describe(), text, capacity, needed);
   });
 }
 

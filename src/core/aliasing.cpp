@@ -76,6 +76,14 @@ struct Fields<attune_attention> {
 };
 
 template <>
+struct Fields<attune_attention_backward> {  // and what attention reads and has written
+  using Op = attune_attention_backward;
+  static constexpr Field kAll[] = {ATTUNE_WRITTEN(dq),     ATTUNE_WRITTEN(dk),    ATTUNE_WRITTEN(dv),
+                                   ATTUNE_WRITTEN(dsinks), ATTUNE_WRITTEN(dbias), ATTUNE_WRITTEN(dt5_bias),
+                                   ATTUNE_READ(dout),      ATTUNE_READ(dlse)};
+};
+
+template <>
 struct Fields<attune_qkv_prepare> {
   using Op = attune_qkv_prepare;
   static constexpr Field kAll[] = {
@@ -193,6 +201,18 @@ void add_fields(const Op& op, const KvCache* written_cache, Areas& areas) {
 void check_apart(const attune_attention& a, const KvCache* appended, const void* workspace, size_t workspace_bytes) {
   Areas areas;
   add_fields(a, appended, areas);
+  areas.check();
+  areas.check_workspace(workspace, workspace_bytes);
+}
+
+void check_apart(const attune_attention_backward& op, const attune_attention& a, const void* workspace,
+                 size_t workspace_bytes) {
+  Areas areas;
+  add_fields(op, nullptr, areas);
+  for (const Field& field : Fields<attune_attention>::kAll) {
+    const attune_tensor& t = tensor_at(a, field);
+    if (present(t)) areas.add(field.name, t, false);
+  }
   areas.check();
   areas.check_workspace(workspace, workspace_bytes);
 }

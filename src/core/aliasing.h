@@ -12,6 +12,9 @@ namespace attune {
 
 // appended: the cache that the operation writes to, or null. workspace: the part of it that a run may write.
 void check_apart(const attune_attention& a, const KvCache* appended, const void* workspace, size_t workspace_bytes);
+// a: that of op.attention.
+void check_apart(const attune_attention_backward& op, const attune_attention& a, const void* workspace,
+                 size_t workspace_bytes);
 void check_apart(const attune_qkv_prepare& op, const KvCache* appended);
 void check_apart(const attune_merge& op);
 void check_apart(const attune_cache_op& op, const KvCache& cache);

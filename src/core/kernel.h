@@ -126,6 +126,9 @@ class KernelPlan {
   virtual void run(const Problem& p, void* workspace, void* stream) const = 0;
 };
 
+struct BackwardProblem;
+class BackwardPlan;
+
 struct Kernel {
   const char* name;
   const char* operation;
@@ -136,6 +139,9 @@ struct Kernel {
   std::string (*refusal)(const Problem& p) = nullptr;
   // Whether a later row of the registry that also takes the problem is the better choice. Null: never.
   bool (*leaves)(const Problem& p) = nullptr;
+  // In place of make_plan where operation is kAttentionBackward.
+  std::unique_ptr<BackwardPlan> (*make_backward_plan)(const BackwardProblem& p, int32_t device_index) = nullptr;
 };
+inline constexpr char kAttention[] = "attention", kAttentionBackward[] = "attention_backward";  // Kernel::operation
 
 }  // namespace attune

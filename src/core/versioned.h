@@ -19,6 +19,8 @@ inline constexpr uint64_t kFirstSize = 0;
 template <>
 inline constexpr uint64_t kFirstSize<attune_attention> = 5792;
 template <>
+inline constexpr uint64_t kFirstSize<attune_attention_backward> = 912;
+template <>
 inline constexpr uint64_t kFirstSize<attune_qkv_prepare> = 3096;
 template <>
 inline constexpr uint64_t kFirstSize<attune_merge> = 680;

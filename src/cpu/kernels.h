@@ -35,8 +35,30 @@ struct SoftmaxTile {
 // A row whose max stays -inf gets p = 0; its sum and o stay. A NaN score makes p, sum and o NaN. Columns n.. up to the
 // next multiple of 2 of a bf16 p are written as 0 (ldp allows it).
 
+<<<<<<< HEAD
 // Rows that a later call will read. A function that takes this prefetches `bytes` bytes of rows[j], from `behind` bytes
 // after its address on, when it comes to its own row j: a steady stream of requests queues better than a burst.
+=======
+// From a tile of scores and one of dout V^T to one of probabilities and one of the gradient of the scores, for the
+// backward.
+struct GradientTile {
+  int m;     // rows
+  int n;     // columns; scores that a row may not see are -inf
+  float* s;  // [m][ld] scores; becomes P = a * share, a = exp2(s * scale2 - lse2)
+  float* d;  // [m][ld] dout V^T; becomes a * (share * d - delta), times 1 - (capped / cap)^2 if capped
+  int ld;    // of capped, too; rows have room for columns up to the next multiple of 16, which become 0
+  float scale2;
+  const float* lse2;   // [m]; -inf: the row sees nothing
+  const float* share;  // [m]
+  const float* delta;  // [m]
+  const float* capped;  // [m][ld] or null: scores behind the softcap, before what was added to them
+  float cap;
+};
+// Rules: where a score or its row's lse2 is -inf, both results are 0, whatever the other numbers are. NaN spreads else.
+
+// Rows that a later call will read. A function that takes this asks for row j, bytes bytes from behind bytes after its
+// address, when it comes to row j of its own: a steady stream of requests queues better than a burst.
+>>>>>>> bwd
 struct RowsAhead {
   const void* const* rows = nullptr;
   int n = 0;
@@ -87,6 +109,7 @@ struct KernelTable {
                        float* o, int ldo, const RowsAhead& ahead);
 
   void (*softmax)(const SoftmaxTile& t);
+  void (*softmax_gradient)(const GradientTile& t);
   // s[i][j] = cap * tanh(s[i][j] * scale / cap), for any finite s; NaN stays NaN, -inf gives -cap.
   void (*softcap)(int m, int n, float* s, int lds, float scale, float cap);
   // s[i][j] = s[i][j] * scalar * factor[j]; factor null: by scalar only.

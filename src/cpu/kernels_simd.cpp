@@ -10,6 +10,7 @@
 
 #include "cpu/kernels_convert-inl.h"
 #include "cpu/kernels_gemm-inl.h"
+#include "cpu/kernels_gradient-inl.h"
 #include "cpu/kernels_rows-inl.h"
 #include "cpu/kernels_softmax-inl.h"
 
@@ -36,6 +37,7 @@ const KernelTable kTable = {
     .qk_rows_8bit = qk_rows_8bit,
     .pv_rows_8bit = pv_rows_8bit,
     .softmax = softmax,
+    .softmax_gradient = softmax_gradient,
     .softcap = softcap,
     .scale_columns = scale_columns,
     .relu_sum = relu_sum,

@@ -6,6 +6,7 @@
 
 #include "core/status.h"
 #include "cpu/attention.h"
+#include "cpu/backward.h"
 #include "cuda/decode/decode.h"
 #include "cuda/mixed/mixed.h"
 #include "cuda/mla/mla.h"
@@ -17,21 +18,33 @@ namespace {
 
 const Kernel* const kKernels[] = {&cpu::attention_kernel(),    &cuda::mixed_kernel(),        &cuda::prefill_kernel(),
                                   &cuda::prefill_fp8_kernel(), &cuda::prefill_fp32_kernel(), &cuda::decode_kernel(),
-                                  &cuda::mla_kernel()};
+                                  &cuda::mla_kernel(),         &cpu::backward_kernel()};
+
+// The kernel that ATTUNE_KERNEL names; null where it is not set, or names one of another operation.
+const char* forced_kernel(const char* operation) {
+  const char* forced = std::getenv("ATTUNE_KERNEL");
+  if (forced == nullptr || forced[0] == '\0') return nullptr;
+  for (const Kernel* k : kKernels) {
+    if (std::strcmp(forced, k->name) == 0 && std::strcmp(operation, k->operation) != 0) return nullptr;
+  }
+  return forced;
+}
 
 }  // namespace
 
 int kernel_count() { return static_cast<int>(sizeof(kKernels) / sizeof(kKernels[0])); }
 const Kernel& kernel_at(int i) { return *kKernels[i]; }
 
-const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type) {
-  const char* forced = std::getenv("ATTUNE_KERNEL");
-  const bool any = forced == nullptr || forced[0] == '\0';
+const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type, const char* operation) {
+  const char* forced = forced_kernel(operation);
+  const bool any = forced == nullptr;
   const Kernel *nearest = nullptr, *left = nullptr;
   int nearest_from = 0;
   std::string nearest_refusal;
   for (const Kernel* k : kKernels) {
-    if (k->device_type != device_type || !(any || std::strcmp(forced, k->name) == 0)) continue;
+    if (k->device_type != device_type || std::strcmp(k->operation, operation) != 0 ||
+        !(any || std::strcmp(forced, k->name) == 0))
+      continue;
     const std::string refusal = k->refusal != nullptr ? k->refusal(p) : std::string();
     const int distance = k->coverage.distance(t) + (refusal.empty() ? 0 : 1);
     const bool leaves = any && k->leaves != nullptr && k->leaves(p);
@@ -52,6 +65,7 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
     }
   }
   if (left != nullptr) return *left;
+  if (nearest == nullptr && any) fail(ATTUNE_UNSUPPORTED, "this device has no kernel for ", operation, " yet");
   if (nearest == nullptr)
     fail(ATTUNE_UNSUPPORTED, "ATTUNE_KERNEL names ", forced, ", which is no kernel of this device");
   const std::string missing = nearest->coverage.difference(t);
@@ -60,9 +74,9 @@ const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_ty
        nearest_refusal.empty() ? "" : "does not take " + nearest_refusal);
 }
 
-const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device) {
+const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device, const char* operation) {
   check_device(device);
-  return choose_kernel(p, t, device.type);
+  return choose_kernel(p, t, device.type, operation);
 }
 
 }  // namespace attune

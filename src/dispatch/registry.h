@@ -10,8 +10,8 @@ int kernel_count();
 const Kernel& kernel_at(int i);
 // The first row of the device's type that takes the problem and does not leave it to another; with ATTUNE_KERNEL=<name>
 // only that row is tried. Throws UNSUPPORTED with the nearest row and what differs.
-const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type);
+const Kernel& choose_kernel(const Problem& p, const Traits& t, int32_t device_type, const char* operation = kAttention);
 // The same for a device, which is checked first: throws what check_device throws.
-const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device);
+const Kernel& find_kernel(const Problem& p, const Traits& t, attune_device device, const char* operation = kAttention);
 
 }  // namespace attune

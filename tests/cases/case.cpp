@@ -138,6 +138,18 @@ void read_indexer(Object& parent, IndexerSpec& indexer) {
   object.finish();
 }
 
+void read_backward(Object& parent, BackwardSpec& backward) {
+  const json* value = parent.find("backward");
+  if (value == nullptr) return;
+  Object object(*value, parent.where() + ".backward");
+  backward.on = true;
+  object.get("dtype", backward.dtype);
+  object.get("dlse", backward.dlse);
+  object.get("outputs", backward.outputs);
+  object.get("plant", backward.plant);
+  object.finish();
+}
+
 void read_rope(Object& parent, RopeSpec& rope) {
   const json* value = parent.find("rope");
   if (value == nullptr) return;
@@ -259,6 +271,7 @@ Case read_case(const json& value, const std::string& area) {
   read_sparse(o, "sparse", c.sparse, nullptr);
   read_sparse(o, "extra", c.extra, &c.extra_page_size);
   read_indexer(o, c.indexer);
+  read_backward(o, c.backward);
   o.get("beam_width", c.beam_width);
   o.get("beam_prompt", c.beam_prompt);
   read_mask_and_score(o, c);
@@ -329,7 +342,7 @@ std::vector<Case> load(std::string_view area) {
   std::set<std::string> names;
   for (const EmbeddedFile& file : embedded_files()) {
     const std::string_view name = file.name;
-    if (area.empty() ? name.substr(0, 5) == "bench" || name == "indexer" : name != area) continue;
+    if (area.empty() ? name.substr(0, 5) == "bench" || name == "indexer" || name == "backward" : name != area) continue;
     for (Case& c : parse_cases(file.text)) {
       if (!names.insert(c.name).second) throw std::runtime_error("two cases are named " + c.name);
       cases.push_back(std::move(c));
@@ -372,6 +385,11 @@ const std::vector<Case>& all_cases() {
 
 const std::vector<Case>& indexer_cases() {
   static const std::vector<Case> cases = load("indexer");
+  return cases;
+}
+
+const std::vector<Case>& backward_cases() {
+  static const std::vector<Case> cases = load("backward");
   return cases;
 }
 

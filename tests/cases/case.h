@@ -82,6 +82,14 @@ struct IndexerSpec {
   std::string weights = "f32";
 };
 
+struct BackwardSpec {
+  bool on = false;                         // a case of the backward of attention
+  attune_dtype dtype = ATTUNE_DTYPE_NONE;  // of dq, dk and dv; NONE: as the inputs
+  bool dlse = false;
+  std::vector<std::string> outputs;  // empty: all that there are
+  std::string plant;                 // "nan_q", "inf_dout": one bad row
+};
+
 // An operation beside attention, over the tokens and the cache of a case.
 enum class Operation { kAttention, kPrepare, kCacheOp, kMerge };
 enum class Outputs { kElsewhere, kInPlace, kOnlyQInPlace };  // of qkv_prepare
@@ -117,6 +125,7 @@ struct Case {
   SparseSpec extra;  // topk > 0: a second pool
   int64_t extra_page_size = 8;
   IndexerSpec indexer;
+  BackwardSpec backward;
   OpSpec op;
   int64_t beam_width = 0;
   std::vector<int64_t> beam_prompt;
@@ -168,6 +177,9 @@ const std::vector<Case>& all_cases();
 // The cases of the indexer, and random ones. run_case takes them too.
 const std::vector<Case>& indexer_cases();
 Case random_indexer_case(uint64_t seed);
+// The cases of the backward, and random ones. run_case takes them too.
+const std::vector<Case>& backward_cases();
+Case random_backward_case(uint64_t seed);
 // The bench sets of the CPU and of CUDA devices.
 const std::vector<Case>& bench_cases();
 const std::vector<Case>& cuda_bench_cases();

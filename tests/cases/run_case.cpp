@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Here and in indexer_problem.cpp the library is called.
+// Here, in indexer_problem.cpp and in backward_problem.cpp the library is called.
+#include "backward_problem.h"
 #include "compare.h"
 #include "indexer_problem.h"
 
@@ -35,6 +36,7 @@ std::string run(Problem& problem, attune_status* status) {
 
 Report run_case(const Case& spec, Memory& memory, int64_t sample) {
   if (spec.indexer.topk > 0) return run_indexer_case(spec, memory);
+  if (spec.backward.on) return run_backward_case(spec, memory);
   Problem problem(spec, memory);
   const Expected expected = sample > 0 ? evaluate_sample(problem, sample) : evaluate(problem);
   if (std::string failure = run(problem); !failure.empty()) {
