@@ -39,12 +39,6 @@ void return_text(const std::string& from, char* text, size_t capacity, size_t* n
   if (capacity > 0) copy_text(text, capacity, from);
 }
 
-<<<<<<< HEAD
-// Throws with the name of the first thing that the run asks for and the plan was not made for.
-void check_fits(const attune_plan& plan, const Problem& p, const attune::Traits& traits) {
-  for (int i = 0; i < attune::kNumAxes; ++i) {
-    const auto axis = static_cast<attune::Axis>(i);
-=======
 }  // namespace
 
 namespace attune {
@@ -52,7 +46,6 @@ namespace attune {
 void check_fits(const attune_plan& plan, const Problem& p, const Traits& traits) {
   for (int i = 0; i < kNumAxes; ++i) {
     const auto axis = static_cast<Axis>(i);
->>>>>>> bwd
     if (traits.axes[i] == plan.traits.axes[i]) continue;
     const auto beyond = [](const Traits& x, const Traits& less) {
       Coverage c;

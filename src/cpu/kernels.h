@@ -35,10 +35,6 @@ struct SoftmaxTile {
 // A row whose max stays -inf gets p = 0; its sum and o stay. A NaN score makes p, sum and o NaN. Columns n.. up to the
 // next multiple of 2 of a bf16 p are written as 0 (ldp allows it).
 
-<<<<<<< HEAD
-// Rows that a later call will read. A function that takes this prefetches `bytes` bytes of rows[j], from `behind` bytes
-// after its address on, when it comes to its own row j: a steady stream of requests queues better than a burst.
-=======
 // From a tile of scores and one of dout V^T to one of probabilities and one of the gradient of the scores, for the
 // backward.
 struct GradientTile {
@@ -56,9 +52,8 @@ struct GradientTile {
 };
 // Rules: where a score or its row's lse2 is -inf, both results are 0, whatever the other numbers are. NaN spreads else.
 
-// Rows that a later call will read. A function that takes this asks for row j, bytes bytes from behind bytes after its
-// address, when it comes to row j of its own: a steady stream of requests queues better than a burst.
->>>>>>> bwd
+// Rows that a later call will read. A function that takes this prefetches `bytes` bytes of rows[j], from `behind` bytes
+// after its address on, when it comes to its own row j: a steady stream of requests queues better than a burst.
 struct RowsAhead {
   const void* const* rows = nullptr;
   int n = 0;
