@@ -25,6 +25,17 @@ struct Descriptors {
   const Known<attune_attention> attention;
 };
 
+const attune::Kernel& choose(const BackwardProblem& p, const attune::Traits& traits, attune_device device) {
+  const attune::Kernel& kernel = attune::find_kernel(p.forward, traits, device, attune::kAttentionBackward);
+  if (kernel.backward_refusal != nullptr) {
+    if (const std::string why = kernel.backward_refusal(p); !why.empty()) {
+      attune::fail(ATTUNE_UNSUPPORTED, "no kernel covers this; the nearest is ", kernel.name, ", which does not take ",
+                   why);
+    }
+  }
+  return kernel;
+}
+
 }  // namespace
 
 extern "C" {
@@ -39,7 +50,7 @@ attune_status attune_attention_backward_supported(const attune_attention_backwar
     const Descriptors known(op);
     attune::check_device_argument(device);
     const BackwardProblem p = attune::make_backward(*known.op, *known.attention, Data::kOptional);
-    attune::find_kernel(p.forward, attune::traits_of(p, *known.attention), device, attune::kAttentionBackward);
+    choose(p, attune::traits_of(p, *known.attention), device);
   });
 }
 
@@ -53,7 +64,7 @@ attune_status attune_attention_backward_plan(const attune_attention_backward* op
     const BackwardProblem p = attune::make_backward(*known.op, *known.attention, Data::kOptional);
     auto out = std::make_unique<attune_plan>();
     out->traits = attune::traits_of(p, *known.attention);
-    out->kernel = &attune::find_kernel(p.forward, out->traits, device, attune::kAttentionBackward);
+    out->kernel = &choose(p, out->traits, device);
     out->device = device;
     out->limits = attune::plan_limits(p.forward);
     out->gradients = p.wanted();

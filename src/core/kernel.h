@@ -141,6 +141,8 @@ struct Kernel {
   bool (*leaves)(const Problem& p) = nullptr;
   // In place of make_plan where operation is kAttentionBackward.
   std::unique_ptr<BackwardPlan> (*make_backward_plan)(const BackwardProblem& p, int32_t device_index) = nullptr;
+  // As refusal, of what only the backward has. Null: it takes all.
+  std::string (*backward_refusal)(const BackwardProblem& p) = nullptr;
 };
 inline constexpr char kAttention[] = "attention", kAttentionBackward[] = "attention_backward";  // Kernel::operation
 

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// The math of the gradient kernel. Each warpgroup has 64 of the block's own rows. Of tile i:
+//
+//   issue S and dP | wait for S and for dx of tile i - 1, release its stage | P = 2^(S scale - lse2) |
+//   wait for dP | dS = P (dP - delta) | issue dv += P y and dx += dS x | wait for dv
+//
+// P and dS are rounded to 16 bits and stay in registers, as the left operands.
+#pragma once
+
+#include "backward/config.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/math.cuh"
+#include "ptx/shared.cuh"
+
+namespace attune::backward {
+
+struct Accumulators {
+  float x[Config::kChannelsX / 2];                           // dq or dk, without the scale
+  float y[Config::kOfKeys ? Config::kChannelsY / 2 : 16];  // dv; not used for queries
+};
+
+class Mainloop {
+ public:
+  __device__ __forceinline__ Mainloop(const BackwardParams& p, const Smem& smem, const Work& work)
+      : smem_(smem), work_(work), scale_log2_(p.scale * 1.44269504088896341f) {
+    const int thread = static_cast<int>(threadIdx.x) - 128;
+    group_ = __shfl_sync(0xffffffffu, thread / 128, 0);
+    const int row = work.begin + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      seen_[h] = work.seen_by(p, row + 8 * h);
+      own_[h] = {ptx::infinity(), 0.0f};
+      if (!Config::kOfKeys && row + 8 * h < work.end)
+        own_[h] = stats_of(p, work.s, work.batch, work.head)[row + 8 * h];
+    }
+  }
+
+  __device__ __forceinline__ void run(Accumulators& a) {
+    ptx::wait_phase(smem_.own_full(), 0);
+    const ptx::Descriptor own_x =
+        ptx::uniform(ptx::descriptor_k_major(smem_.own_x() + group_ * (64 * 128)));
+    const ptx::Descriptor own_y =
+        ptx::uniform(ptx::descriptor_k_major(smem_.own_y() + group_ * (64 * 128)));
+    float s[kScores], d[kScores];
+    unsigned ds[kScores / 2], probabilities[kScores / 2];
+    common::PipelineState pipe, before;
+    int row = work_.first, left = work_.tiles;
+    const int steps = work_.heads * work_.tiles;
+    for (int i = 0; i < steps; ++i) {
+      ptx::wait_phase(smem_.full(pipe.stage), pipe.phase);
+      multiply<Config::kStepsX>(own_x, smem_.tile_x(pipe.stage), s);
+      multiply<Config::kStepsY>(own_y, smem_.tile_y(pipe.stage), d);
+      ptx::wait_products<1>();  // S, and the products of the tile before
+      ptx::pin(s);
+      ptx::pin(a.x);
+      if (i > 0) release(before.stage);
+      const bool all_seen = !__any_sync(0xffffffffu, !sees_all(row));
+      softmax(all_seen, row, pipe.stage, s);
+      ptx::wait_products<0>();
+      ptx::pin(d);
+      gradient_of_scores(all_seen, row, pipe.stage, s, d);
+      pack(d, ds);
+      if constexpr (Config::kOfKeys) {
+        pack(s, probabilities);
+        accumulate(smem_.tile_y(pipe.stage), probabilities, a.y);
+      }
+      accumulate(smem_.tile_x(pipe.stage), ds, a.x);
+      // The registers of P are needed for the next S.
+      if constexpr (Config::kOfKeys) ptx::wait_products<1>(), ptx::pin(a.y);
+      before = pipe;
+      pipe.template next<Config::kStages>();
+      row += Config::kTile;
+      if (--left == 0) row = work_.first, left = work_.tiles;  // the next head
+    }
+    ptx::wait_products<0>();
+    pin(a);
+  }
+
+ private:
+  static constexpr int kScores = Config::kTile / 2;
+
+  __device__ __forceinline__ static void pin(Accumulators& a) {
+    ptx::pin(a.x);
+    if constexpr (Config::kOfKeys) ptx::pin(a.y);
+  }
+
+  // Issues to = own * tile^T.
+  template <int kSteps>
+  __device__ __forceinline__ static void multiply(ptx::Descriptor own, unsigned tile, float (&to)[kScores]) {
+    const ptx::Descriptor other = ptx::uniform(ptx::descriptor_k_major(tile));
+    ptx::pin(to);
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      ptx::Product<Config::kTile, Config::kMmaType>::shared(to, own + step(i, Config::kRows),
+                                                            other + step(i, Config::kTile), i == 0 ? 0 : 1);
+    }
+    ptx::commit_products();
+  }
+  // Units of 16 bytes from the first k-step's operand to that of k-step i.
+  __device__ __forceinline__ static constexpr int step(int i, int rows) {
+    return i / 4 * (rows * 8) + i % 4 * ptx::kStepK;
+  }
+
+  // Issues to += weights * tile.
+  template <int kChannels, int kCount>
+  __device__ __forceinline__ static void accumulate_channels(ptx::Descriptor tile, unsigned (&weights)[kCount],
+                                                             float (&to)[kChannels / 2]) {
+    ptx::pin(to);
+    ptx::pin(weights);
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < Config::kTile / 16; ++i)
+      ptx::Product<kChannels, Config::kMmaType>::registers(to, weights + 4 * i, tile + i * (16 * 128 >> 4), 1);
+    ptx::commit_products();
+  }
+  template <int kHalf, int kCount>
+  __device__ __forceinline__ static void accumulate(unsigned tile, unsigned (&weights)[kCount], float (&to)[kHalf]) {
+    accumulate_channels<2 * kHalf>(ptx::uniform(ptx::descriptor_mn_major(tile, Config::kTile * 128)), weights, to);
+  }
+
+  __device__ __forceinline__ bool sees_all(int row) const {
+    return max(seen_[0].begin, seen_[1].begin) <= row && row + Config::kTile <= min(seen_[0].end, seen_[1].end);
+  }
+  // Of register j: its row, 0 or 1, and its column in the tile.
+  __device__ __forceinline__ static constexpr int half_of(int j) { return j / 2 % 2; }
+  __device__ __forceinline__ static int column_of(int j) {
+    return j / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + j % 2;
+  }
+  __device__ __forceinline__ bool sees(int j, int row) const {
+    const int column = row + column_of(j);
+    return column >= seen_[half_of(j)].begin && column < seen_[half_of(j)].end;
+  }
+  // The stats of register j's query.
+  __device__ __forceinline__ RowStats stats(int j, int stage) const {
+    if (!Config::kOfKeys) return own_[half_of(j)];
+    const float2 x = ptx::load_shared_pair(smem_.stats(stage) + column_of(j) * static_cast<int>(sizeof(RowStats)));
+    return {x.x, x.y};
+  }
+
+  // s becomes P.
+  __device__ __forceinline__ void softmax(bool all_seen, int row, int stage, float (&s)[kScores]) const {
+#pragma unroll
+    for (int j = 0; j < kScores; j += 4) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const RowStats columns = Config::kOfKeys ? stats(j + e, stage) : RowStats{};
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float lse2 = Config::kOfKeys ? columns.lse2 : own_[h].lse2;
+          float& x = s[j + 2 * h + e];
+          x = ptx::exp2_approx(fmaf(x, scale_log2_, -lse2));
+        }
+      }
+    }
+    if (all_seen) return;
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) s[j] = sees(j, row) ? s[j] : 0.0f;
+  }
+  // d, dP, becomes dS.
+  __device__ __forceinline__ void gradient_of_scores(bool all_seen, int row, int stage, const float (&s)[kScores],
+                                                     float (&d)[kScores]) const {
+#pragma unroll
+    for (int j = 0; j < kScores; j += 4) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const RowStats columns = Config::kOfKeys ? stats(j + e, stage) : RowStats{};
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float delta = Config::kOfKeys ? columns.delta : own_[h].delta;
+          float& x = d[j + 2 * h + e];
+          x = s[j + 2 * h + e] * (x - delta);
+        }
+      }
+    }
+    if (all_seen) return;
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) d[j] = sees(j, row) ? d[j] : 0.0f;
+  }
+
+  // To the left operand of wgmma.
+  __device__ __forceinline__ static void pack(const float (&x)[kScores], unsigned (&to)[kScores / 2]) {
+#pragma unroll
+    for (int j = 0; j < kScores; j += 2) {
+      to[j / 2] = Config::kMmaType == ptx::Type::kBf16 ? ptx::pack_bf16(x[j], x[j + 1]) : ptx::pack_f16(x[j], x[j + 1]);
+    }
+  }
+
+  // All warps of the stage's readers arrive.
+  __device__ __forceinline__ void release(int stage) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem_.empty(stage));
+  }
+
+  const Smem& smem_;
+  const Work& work_;
+  const float scale_log2_;
+  int group_;
+  Span seen_[2];
+  RowStats own_[2];
+};
+
+}  // namespace attune::backward

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Computes rows of dq, dk and dv again that the gradient kernel left with a NaN or infinity: there 0 * NaN of a pair
+// that a row does not see reaches it. Here only pairs that see each other are read, one after the other, in fp32. What
+// is NaN then is NaN by its own pairs. A warp has a row at a time; rows that are finite are only looked at. Grid:
+// blocks of rows times heads, of queries or of keys.
+#include "backward/rows.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/math.cuh"
+
+namespace attune::backward {
+
+constexpr bool kOfKeys = ATTUNE_OF_KEYS != 0;
+constexpr int kThreads = 256, kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
+constexpr float kLog2e = 1.44269504088896341f;
+
+// A row over the lanes of a warp: channel lane + 32 i.
+template <int kChannels>
+struct LaneRow {
+  static constexpr int kCount = (kChannels + 31) / 32;
+  float x[kCount];
+
+  __device__ __forceinline__ void zero() {
+#pragma unroll
+    for (float& each : x) each = 0;
+  }
+  // Channels that do not exist are 0.
+  __device__ __forceinline__ void load(int dtype, const char* data, long long first, long long stride) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int channel = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+      x[i] = channel < kChannels ? common::load_element(dtype, data, first + channel * stride) : 0.0f;
+    }
+  }
+  __device__ __forceinline__ void store(const GradientRows& to, long long first, float factor) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int channel = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+      if (channel < kChannels) common::store_element(to.dtype, to.data, first + channel * to.dim_stride, factor * x[i]);
+    }
+  }
+  __device__ __forceinline__ float dot(const LaneRow& y) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum = fmaf(x[i], y.x[i], sum);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+  }
+  __device__ __forceinline__ void add(float weight, const LaneRow& y) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = fmaf(weight, y.x[i], x[i]);
+  }
+  __device__ __forceinline__ bool finite() const {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) all &= fabsf(x[i]) < ptx::infinity();
+    return !__any_sync(0xffffffffu, !all);
+  }
+};
+using RowX = LaneRow<kHeadDimQk>;
+using RowY = LaneRow<kHeadDimV>;
+
+// Rows of one sequence.
+struct Rows {
+  const BackwardParams& p;
+  const SequenceInfo& s;
+  int b;
+
+  __device__ __forceinline__ RowX q(int row, int head) const {
+    RowX x;
+    x.load(ATTUNE_TYPE, p.q,
+           q_offset(p, s, b, p.q_batch_stride, p.q_row_stride) + row * p.q_row_stride + head * p.q_head_stride,
+           p.q_dim_stride);
+    return x;
+  }
+  __device__ __forceinline__ RowY dout(int row, int head) const {
+    RowY y;
+    y.load(p.dout.dtype, p.dout.data, of_query(p.dout, row, head), p.dout.dim_stride);
+    return y;
+  }
+  template <class Row>
+  __device__ __forceinline__ Row dense(const NewRows& of, int key, int head) const {
+    Row x;
+    x.load(ATTUNE_TYPE, of.data,
+           kv_offset(s, b, of.batch_stride, of.row_stride) + key * of.row_stride + head * of.head_stride,
+           of.dim_stride);
+    return x;
+  }
+  __device__ __forceinline__ long long of_query(const GradientRows& of, int row, int head) const {
+    return q_offset(p, s, b, of.batch_stride, of.row_stride) + row * of.row_stride + head * of.head_stride;
+  }
+  __device__ __forceinline__ long long of_key(const GradientRows& of, int key, int head) const {
+    return kv_offset(s, b, of.batch_stride, of.row_stride) + key * of.row_stride + head * of.head_stride;
+  }
+
+  // P and dS of a pair; false: the pair counts for nothing.
+  __device__ __forceinline__ bool weigh(const RowX& q, const RowX& k, const RowY& dout, const RowY& v,
+                                        const RowStats& stats, float& probability, float& gradient) const {
+    const float score = q.dot(k) * (p.scale * kLog2e);
+    if (stats.lse2 == ptx::infinity() || score == -ptx::infinity()) return false;
+    probability = ptx::exp2_approx(score - stats.lse2);
+    gradient = probability * (dout.dot(v) - stats.delta);
+    return true;
+  }
+};
+
+// Whether a row as it was stored is finite, or nobody wants it.
+template <class Row>
+__device__ __forceinline__ bool is_finite(const GradientRows& to, long long first) {
+  if (to.data == nullptr) return true;
+  Row x;
+  x.load(to.dtype, to.data, first, to.dim_stride);
+  return x.finite();
+}
+
+__device__ __forceinline__ void look_at_query(const Rows& rows, int row, int head) {
+  const BackwardParams& p = rows.p;
+  const long long at = rows.of_query(p.dq, row, head);
+  if (is_finite<RowX>(p.dq, at)) return;
+  const RowX q = rows.q(row, head);
+  const RowY dout = rows.dout(row, head);
+  const RowStats stats = stats_of(p, rows.s, rows.b, head)[row];
+  const Span keys = keys_of_query(p, rows.s, row);
+  RowX dq;
+  dq.zero();
+  for (int key = keys.begin; key < keys.end; ++key) {
+    const RowX k = rows.dense<RowX>(p.new_k, key, head / p.group);
+    float probability, gradient;
+    if (rows.weigh(q, k, dout, rows.dense<RowY>(p.new_v, key, head / p.group), stats, probability, gradient))
+      dq.add(gradient, k);
+  }
+  dq.store(p.dq, at, p.scale);
+}
+
+__device__ __forceinline__ void look_at_key(const Rows& rows, int key, int kv_head) {
+  const BackwardParams& p = rows.p;
+  const long long at_k = rows.of_key(p.dk, key, kv_head), at_v = rows.of_key(p.dv, key, kv_head);
+  const bool fine_k = is_finite<RowX>(p.dk, at_k), fine_v = is_finite<RowY>(p.dv, at_v);
+  if (fine_k && fine_v) return;
+  const RowX k = rows.dense<RowX>(p.new_k, key, kv_head);
+  const RowY v = rows.dense<RowY>(p.new_v, key, kv_head);
+  const Span queries = queries_of_key(p, rows.s, key);
+  RowX dk;
+  RowY dv;
+  dk.zero(), dv.zero();
+  for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head) {
+    const RowStats* const stats = stats_of(p, rows.s, rows.b, head);
+    for (int row = queries.begin; row < queries.end; ++row) {
+      const RowX q = rows.q(row, head);
+      const RowY dout = rows.dout(row, head);
+      float probability, gradient;
+      if (!rows.weigh(q, k, dout, v, stats[row], probability, gradient)) continue;
+      dk.add(gradient, q);
+      dv.add(probability, dout);
+    }
+  }
+  if (!fine_k) dk.store(p.dk, at_k, p.scale);
+  if (!fine_v) dv.store(p.dv, at_v, 1.0f);
+}
+
+}  // namespace attune::backward
+
+extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
+    attune_backward_recompute(const __grid_constant__ attune::kernels::BackwardParams p) {
+  using namespace attune;
+  using namespace attune::backward;
+  ptx::wait_for_previous_kernels();
+  const int heads = kOfKeys ? p.num_heads_kv : p.num_heads_q;
+  const int index = static_cast<int>(blockIdx.x) / heads, head = static_cast<int>(blockIdx.x) % heads;
+  BackwardList* const list = kOfKeys ? p.kv_list : p.q_list;
+  if (index >= list->num_tiles) return;
+  const BackwardTile tile = tiles_of(list)[index];
+  const SequenceInfo s = read_sequence(p, tile.batch);
+  const Rows rows{p, s, tile.batch};
+  const int end = min(tile.begin + kBackwardRows, kOfKeys ? key_extent(p, tile.batch) : s.num_q);
+  for (int row = tile.begin + static_cast<int>(threadIdx.x) / 32; row < end; row += kThreads / 32) {
+    if constexpr (kOfKeys) {
+      look_at_key(rows, row, head);
+    } else {
+      look_at_query(rows, row, head);
+    }
+  }
+}

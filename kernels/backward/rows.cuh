@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of the backward: which keys a query sees, which queries see a key, and where their elements lie.
+#pragma once
+
+#include "backward/backward_params.h"
+#include "common/element.cuh"
+#include "scheduler/work_tiles.cuh"
+
+namespace attune::backward {
+
+using common::int_at, common::clamp_int;
+using kernels::BackwardList, kernels::BackwardParams, kernels::BackwardTile, kernels::GradientRows;
+using kernels::kBackwardRows, kernels::NewRows, kernels::RowStats;
+using scheduler::read_sequence, scheduler::SequenceInfo;
+
+// [begin, end); end <= begin: empty.
+struct Span {
+  int begin, end;
+};
+
+// The keys that a query sees.
+__device__ __forceinline__ Span keys_of_query(const BackwardParams& p, const SequenceInfo& s, int query) {
+  const int position = s.num_keys - s.num_q + query;
+  return {scheduler::first_visible(p, position), scheduler::end_visible(p, s.num_keys, position)};
+}
+
+// The queries that see a key: the inverse of keys_of_query().
+__device__ __forceinline__ Span queries_of_key(const BackwardParams& p, const SequenceInfo& s, int key) {
+  if (key >= s.num_keys) return {0, 0};
+  const long long query = key - (s.num_keys - s.num_q);  // the one at the key's position
+  const long long right = p.causal ? 0 : p.window_right;
+  return {right < 0 ? 0 : clamp_int(query - right, 0, s.num_q),
+          p.window_left < 0 ? s.num_q : clamp_int(query + p.window_left + 1, 0, s.num_q)};
+}
+
+// Rows of k that a sequence has, in use or not.
+__device__ __forceinline__ int key_extent(const BackwardParams& p, int b) {
+  if (p.cu_seqlens_kv.data == nullptr) return p.fixed_kv;
+  const int begin = clamp_int(int_at(p.cu_seqlens_kv, b), 0, p.total_kv);
+  return clamp_int(int_at(p.cu_seqlens_kv, b + 1) - begin, 0, p.total_kv - begin);
+}
+
+// Where the stats of a sequence begin. Even, so that the TMA can copy them; sequences do not overlap.
+__device__ __forceinline__ long long stats_begin(const BackwardParams& p, const SequenceInfo& s, int b) {
+  const long long row = p.cu_seqlens_q.data != nullptr ? s.q_begin : static_cast<long long>(b) * p.fixed_q;
+  return (row + b) / 2 * 2;
+}
+__device__ __forceinline__ RowStats* stats_of(const BackwardParams& p, const SequenceInfo& s, int b, int head) {
+  return p.stats + head * p.stats_stride + stats_begin(p, s, b);
+}
+
+// The first element of a sequence's first row in a tensor that lies as q.
+__device__ __forceinline__ long long q_offset(const BackwardParams& p, const SequenceInfo& s, int b,
+                                              long long batch_stride, long long row_stride) {
+  return p.cu_seqlens_q.data != nullptr ? s.q_begin * row_stride : b * batch_stride;
+}
+// The same as k lies: batch_stride is 0 where rows are numbered through.
+__device__ __forceinline__ long long kv_offset(const SequenceInfo& s, int b, long long batch_stride,
+                                               long long row_stride) {
+  return b * batch_stride + s.kv_row * row_stride;
+}
+
+
+__device__ __forceinline__ BackwardTile* tiles_of(BackwardList* list) {
+  return reinterpret_cast<BackwardTile*>(list + 1);
+}
+
+}  // namespace attune::backward

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/backward/config.h"
+
+#include "core/dtype.h"
+#include "core/integers.h"
+#include "core/status.h"
+#include "cuda/attention/params.h"
+#include "cuda/attention/tensor_maps.h"
+#include "cuda/attention/work_tiles.h"
+#include "cuda/workspace.h"
+
+namespace attune::cuda::backward {
+namespace {
+
+using attention::kAlignment;
+
+// Places the lists and the stats in the workspace. Returns their bytes; workspace null: only counts.
+size_t place(const Config& c, void* workspace, kernels::BackwardParams& k) {
+  Workspace w(workspace);
+  const auto take_list = [&](int64_t tiles) {
+    std::byte* const list = w.take<std::byte>(static_cast<int64_t>(sizeof(kernels::BackwardList)) +
+                                              tiles * static_cast<int64_t>(sizeof(kernels::BackwardTile)));
+    return reinterpret_cast<kernels::BackwardList*>(list);
+  };
+  k.q_list = take_list(c.max_q_tiles);
+  k.kv_list = take_list(c.max_kv_tiles);
+  k.stats = w.take<kernels::RowStats>(c.heads_q * c.stats_stride);
+  return w.size();
+}
+
+kernels::GradientRows gradient_rows(const kernels::NewRows& rows, const RowView& v) {
+  return {const_cast<char*>(rows.data), rows.batch_stride, rows.row_stride, rows.head_stride, rows.dim_stride, v.dtype};
+}
+kernels::GradientRows as_q(const Problem& p, const RowView& v) {
+  return v ? gradient_rows(attention::new_rows(p, v), v) : kernels::GradientRows{};
+}
+kernels::GradientRows as_k(const RowView& v) {
+  return v ? gradient_rows(attention::dense_rows(v), v) : kernels::GradientRows{};
+}
+
+struct Input {
+  const char* name;
+  const RowView& view;
+};
+
+template <class Body>
+void for_each_input(const BackwardProblem& p, const Body& body) {
+  for (const Input& input : {Input{"q", p.forward.q}, Input{"k", p.forward.k}, Input{"v", p.forward.v},
+                             Input{"dout", p.dout}})
+    body(input);
+}
+
+}  // namespace
+
+Pass Config::pass(bool of_keys) const { return {of_keys, 64, 4}; }
+
+size_t Config::shared_bytes(const Pass& pass) const {
+  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, pass.tile, pass.stages));
+}
+
+KernelSpec Config::schedule_kernel() const { return {"backward/schedule.cu", "attune_backward_schedule", {}, 0}; }
+KernelSpec Config::row_stats_kernel() const {
+  return {"backward/row_stats.cu", "attune_backward_row_stats", {define("ATTUNE_HEAD_DIM_V", head_dim_v)}, 0};
+}
+KernelSpec Config::gradients_kernel(const Pass& pass) const {
+  return {"backward/gradients.cu",
+          "attune_backward_gradients",
+          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
+           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_OF_KEYS", pass.of_keys ? 1 : 0),
+           define("ATTUNE_TILE", pass.tile), define("ATTUNE_STAGES", pass.stages)},
+          shared_bytes(pass)};
+}
+KernelSpec Config::recompute_kernel(bool of_keys) const {
+  return {"backward/recompute.cu",
+          "attune_backward_recompute",
+          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
+           define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_OF_KEYS", of_keys ? 1 : 0)},
+          0};
+}
+
+size_t Config::workspace_bytes() const {
+  kernels::BackwardParams k{};
+  return place(*this, nullptr, k);
+}
+
+Config choose_config(const BackwardProblem& p) {
+  const Problem& f = p.forward;
+  constexpr int64_t kRows = kernels::kBackwardRows;
+  Config c;
+  c.head_dim_qk = to_int(f.head_dim_qk);
+  c.head_dim_v = to_int(f.head_dim_v);
+  c.dtype = f.q.dtype;
+  c.batch = f.batch;
+  c.heads_q = f.heads_q;
+  c.heads_kv = f.heads_kv;
+  c.max_q_tiles = f.cu_q ? f.total_q / kRows + f.batch : f.batch * ceil_div(f.fixed_q, kRows);
+  c.max_kv_tiles = f.cu_kv ? f.k.rows / kRows + f.batch : f.batch * ceil_div(f.fixed_kv, kRows);
+  // Each sequence begins at an even row; a tile may reach beyond the last one.
+  c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
+  return c;
+}
+
+std::string refusal(const BackwardProblem& p) {
+  const Problem& f = p.forward;
+  if (f.k.dtype != f.q.dtype || f.v.dtype != f.q.dtype || f.out.dtype != f.q.dtype)
+    return "q, k, v and out of different dtypes";
+  std::string why;
+  for_each_input(p, [&](const Input& input) {
+    if (why.empty() && !attention::strides_fit(input.view))
+      why = cat("rows of ", input.name, " that do not lie at multiples of 16 bytes, or whose channels are apart");
+  });
+  return why;
+}
+
+void check_run(const BackwardProblem& p) {
+  const std::string why = refusal(p);
+  require(why.empty(), "attention_backward differs from its plan: kernel cuda_backward does not take ", why);
+  for_each_input(p, [](const Input& input) {
+    const size_t over = reinterpret_cast<uintptr_t>(input.view.data) % kAlignment;
+    require(over == 0, input.name, ".data is ", over,
+            " bytes beyond a multiple of 16; kernel cuda_backward needs a multiple of 16");
+  });
+}
+
+kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, void* workspace) {
+  const Problem& f = p.forward;
+  kernels::BackwardParams k{};
+  static_cast<kernels::WorkTileParams&>(k) = attention::to_params(f, {}, {});
+  k.new_k = attention::dense_rows(f.k), k.new_v = attention::dense_rows(f.v);
+  k.out_dtype = f.out.dtype;
+  k.dout = as_q(f, p.dout), k.dq = as_q(f, p.dq);
+  k.dk = as_k(p.dk), k.dv = as_k(p.dv);
+  if (p.dlse) {
+    const kernels::NewRows rows = attention::new_rows(f, p.dlse);
+    k.dlse = reinterpret_cast<const float*>(rows.data);
+    k.dlse_batch_stride = rows.batch_stride, k.dlse_row_stride = rows.row_stride;
+    k.dlse_head_stride = rows.head_stride;
+  }
+  k.stats_stride = c.stats_stride;
+  k.max_q_tiles = to_int(c.max_q_tiles), k.max_kv_tiles = to_int(c.max_kv_tiles);
+  place(c, workspace, k);
+  return k;
+}
+
+Maps describe_maps(const BackwardProblem& p, const Pass& pass) {
+  const Problem& f = p.forward;
+  const auto q_side = [&](const RowView& v, int64_t head_dim, int rows) {
+    return attention::row_map(f, v, f.heads_q, head_dim, rows, 1);
+  };
+  const auto k_side = [&](const RowView& v, int64_t head_dim, int rows) {
+    return attention::row_map(f, v, f.heads_kv, head_dim, rows, 1);
+  };
+  constexpr int kRows = kernels::kBackwardRows;
+  if (pass.of_keys) {
+    return {k_side(f.k, f.head_dim_qk, kRows), k_side(f.v, f.head_dim_v, kRows),
+            q_side(f.q, f.head_dim_qk, pass.tile), q_side(p.dout, f.head_dim_v, pass.tile)};
+  }
+  return {q_side(f.q, f.head_dim_qk, kRows), q_side(p.dout, f.head_dim_v, kRows),
+          k_side(f.k, f.head_dim_qk, pass.tile), k_side(f.v, f.head_dim_v, pass.tile)};
+}
+
+}  // namespace attune::cuda::backward

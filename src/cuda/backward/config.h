@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The specialisations of the backward's kernels for a problem, and the parameters of a run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "backward/backward_params.h"
+#include "core/backward.h"
+#include "cuda/kernel.h"
+#include "cuda/tensor_map.h"
+
+namespace attune::cuda::backward {
+
+// Of the gradient kernel, by blocks of keys (dk, dv) or of queries (dq).
+struct Pass {
+  bool of_keys = false;
+  int tile = 64, stages = 4;  // rows of the other side
+};
+
+struct Config {
+  int head_dim_qk = 0, head_dim_v = 0;
+  int32_t dtype = 0;
+  int64_t batch = 0, heads_q = 0, heads_kv = 0;
+  int64_t max_q_tiles = 0, max_kv_tiles = 0;  // blocks of rows, at most
+  int64_t stats_stride = 0;                   // rows of the stats of a head
+
+  static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
+  Pass pass(bool of_keys) const;
+  size_t shared_bytes(const Pass& pass) const;
+  KernelSpec schedule_kernel() const;
+  KernelSpec row_stats_kernel() const;
+  KernelSpec gradients_kernel(const Pass& pass) const;
+  KernelSpec recompute_kernel(bool of_keys) const;
+  // Blocks of a grid that has a block of rows for each head.
+  int64_t blocks(bool of_keys) const { return of_keys ? max_kv_tiles * heads_kv : max_q_tiles * heads_q; }
+  size_t workspace_bytes() const;
+};
+
+Config choose_config(const BackwardProblem& p);
+// "" if the kernels take the problem, else what they do not take. Only what the coverage row cannot say.
+std::string refusal(const BackwardProblem& p);
+// Throws INVALID_ARGUMENT where arrays of a run do not lie as the TMA needs.
+void check_run(const BackwardProblem& p);
+
+kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, void* workspace);
+
+// The tensor maps of a pass, in the order of the kernel's parameters.
+struct Maps {
+  TensorMapDesc own_x, own_y, tile_x, tile_y;
+};
+Maps describe_maps(const BackwardProblem& p, const Pass& pass);
+
+}  // namespace attune::cuda::backward

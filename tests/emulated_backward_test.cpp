@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of the backward, their own sources, on the CPU (tests/emulator): every gradient against the oracle, with
+// poisoned memory, without a GPU.
+#include "cases/backward_problem.h"
+#include "cuda/backward/backward.h"
+#include "cuda/backward/config.h"
+#include "emulated.h"
+#include "support.h"
+
+namespace attune::cuda {
+namespace {
+
+using backward::Config;
+using backward::Maps;
+using backward::Pass;
+
+class EmulatedBackward : public tests::Emulated {
+ protected:
+  template <class... Args>
+  static void launch(const KernelSpec& spec, int64_t blocks, int threads, const Args&... args) {
+    if (blocks == 0) return;
+    const auto entry = reinterpret_cast<void (*)(Args...)>(emulator::find_kernel(spec));
+    emulator::run(static_cast<unsigned>(blocks), static_cast<unsigned>(threads), [&] { entry(args...); });
+  }
+
+  // As the plan launches them (src/cuda/backward/backward.cpp).
+  static void run_kernels(const attune::BackwardProblem& p, const Config& c, void* workspace) {
+    const kernels::BackwardParams params = backward::to_params(p, c, workspace);
+    launch(c.schedule_kernel(), 2, Config::kScheduleThreads, params);
+    launch(c.row_stats_kernel(), c.blocks(false), Config::kRowThreads, params);
+    for (const bool of_keys : {false, true}) {
+      if (of_keys ? !p.dk && !p.dv : !p.dq) continue;
+      const Pass pass = c.pass(of_keys);
+      const Maps m = backward::describe_maps(p, pass);
+      launch(c.gradients_kernel(pass), c.blocks(of_keys), Config::kThreads, params, emulator::tensor_map(m.own_x),
+             emulator::tensor_map(m.own_y), emulator::tensor_map(m.tile_x), emulator::tensor_map(m.tile_y));
+      launch(c.recompute_kernel(of_keys), c.blocks(of_keys), Config::kRowThreads, params);
+    }
+  }
+
+  static std::string run_emulated(cases::BackwardCall call) {
+    const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kRequired);
+    const Config c = backward::choose_config(p);
+    cases::Workspace workspace(cases::host_memory(), c.workspace_bytes());
+    try {
+      backward::check_run(p);
+      run_kernels(p, c, workspace.buffer.device());
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    return workspace.buffer.check_guards();
+  }
+
+  // What is wrong with a case, or kNotCovered.
+  static std::string check(const cases::Case& spec) {
+    cases::BackwardProblem problem(spec);
+    cases::BackwardCall call = problem.host();
+    const attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
+    const Kernel& kernel = backward_kernel();
+    if (!kernel.coverage.difference(traits_of(p, call.attention)).empty() || p.dsinks || p.dbias || p.dt5_bias ||
+        !backward::refusal(p).empty())
+      return tests::kNotCovered;
+    return cases::run_and_check(problem, run_emulated).failure;
+  }
+
+  static std::string check(const char* json) { return check(tests::make_case(json)); }
+};
+
+TEST_F(EmulatedBackward, OfUnlikeSequences) {
+  EXPECT_EQ(check(R"({"name": "causal", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "causal": true,
+                      "seqlens_q": [150, 1, 0, 64, 7], "seqlens_kv": [150, 70, 12, 200, 0],
+                      "backward": {"dlse": true}})"),
+            "");
+}
+
+TEST_F(EmulatedBackward, OfEveryHeadDim) {
+  for (const char* dims : {"[128, 128]", "[8, 40]", "[96, 64]", "[72, 128]"}) {
+    EXPECT_EQ(check(tests::make_case(std::string(R"({"name": "dims", "heads": [2, 1], "dtype": "bf16", "causal": true,
+                                                     "seqlens_q": [70, 3], "seqlens_kv": [90, 200], "backward": {},
+                                                     "head_dim": )") +
+                                     dims + "}")),
+              "")
+        << dims;
+  }
+}
+
+// Of the table what is small: all of it takes minutes (ATTUNE_EMULATE=1).
+TEST_F(EmulatedBackward, MatchesTheOracleOnTheTable) {
+  check_table(cases::backward_cases(), 45, [](const cases::Case& spec) { return check(spec); });
+}
+
+}  // namespace
+}  // namespace attune::cuda
