@@ -157,6 +157,34 @@ TEST(Hpp, PlansRunAndMove) {
   }
 }
 
+// Two keys that weigh the same: dv is half of dout, and dq points from the lesser value to the larger.
+TEST(Hpp, BackwardOfAttention) {
+  const std::vector<float> q = {0, 0}, k = {1, 0, 0, 1}, v = {4, 2}, dout = {1};
+  std::vector<float> out(1), lse(1), dq(2), dv(2);
+  Attention a;
+  a.q = dense(q.data(), {1, 1, 2});
+  a.k = dense(k.data(), {2, 1, 2});
+  a.v = dense(v.data(), {2, 1, 1});
+  a.out = dense(out.data(), {1, 1, 1});
+  a.lse = dense(lse.data(), {1, 1});
+  a.softmax_scale = 2;
+  const Plan forward(a);
+  forward.run(a, Workspace(forward.workspace_size()));
+  AttentionBackward b(a);
+  b.dout = dense(dout.data(), {1, 1, 1});
+  b.dq = dense(dq.data(), {1, 1, 2});
+  b.dv = dense(dv.data(), {2, 1, 1});
+  EXPECT_TRUE(supported(b));
+  const Plan plan(b);
+  plan.run(b, Workspace(plan.workspace_size()));
+  EXPECT_THAT(plan.describe(), HasSubstr("cpu_backward"));
+  EXPECT_EQ(dv, (std::vector<float>{0.5f, 0.5f}));
+  EXPECT_FLOAT_EQ(dq[0], 1.0f);  // 2 * 0.5 * (4 - 3)
+  EXPECT_FLOAT_EQ(dq[1], -1.0f);
+  b.dout.shape[0] = 2;
+  EXPECT_EQ(supported(b).status, ATTUNE_INVALID_ARGUMENT);
+}
+
 TEST(Hpp, ValidateNamesABadPage) {
   PagedDecode decode;
   const Attention a = decode.descriptor();

@@ -352,10 +352,10 @@ ATTUNE_API attune_status attune_validate(const attune_attention* attention, attu
  * attention is the forward's descriptor, as it ran: out and lse, which must be there, are read, max_logits is not looked
  * at. Caches, indices, a prologue, 8-bit inputs, finished and skip_decode have no backward.
  *
- * Gradients repeat bit for bit, whatever the number of threads, and a sequence's dq, dk and dv do not depend on its
- * batch. dk and dv are summed over the query heads of a KV head. Rows that see nothing (lse -inf) get dq = 0 and give
- * nothing to others, whatever their dout holds; keys that nobody sees get dk = dv = 0. Rows that no sequence owns are
- * not written. */
+ * Gradients repeat bit for bit; with batch_invariant a sequence's dq, dk and dv do not depend on its batch, nor, on the
+ * CPU, on the number of threads. dk and dv are summed over the query heads of a KV head. Rows that see nothing (lse
+ * -inf) get dq = 0 and give nothing to others, whatever their dout holds; keys that nobody sees get dk = dv = 0. Rows
+ * that no sequence owns are not written. */
 typedef struct attune_attention_backward {
   uint64_t struct_size;
   const attune_attention* attention; /* the forward; not kept */

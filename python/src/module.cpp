@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backward.h"
 #include "plan.h"
 
 namespace attune::python {
@@ -275,6 +276,10 @@ NB_MODULE(_core, m) {
   m.def("supported", &supported, nb::arg("arguments"), nb::arg("device").none());
   m.def("validate", &validate, nb::arg("arguments"), nb::arg("stream").none());
   m.def("warm", &warm, nb::arg("descriptors"), nb::arg("device").none());
+  m.def("attention_backward", &attention_backward, nb::arg("attention"), nb::arg("arguments"),
+        nb::arg("workspace").none(), nb::arg("stream").none());
+  m.def("attention_backward_supported", &attention_backward_supported, nb::arg("attention"), nb::arg("arguments"),
+        nb::arg("device").none());
 
   m.def("qkv_prepare", &qkv_prepare, nb::arg("arguments"), nb::arg("stream").none());
   m.def("merge", &merge, nb::arg("arguments"), nb::arg("stream").none());

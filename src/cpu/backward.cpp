@@ -13,7 +13,7 @@ namespace attune::cpu {
 namespace {
 
 constexpr int64_t kItemKeys = 4 * kTileKeys;          // of an item that sums dk and dv alone
-constexpr int64_t kMostSumBytes = int64_t{64} << 20;  // of dk and dv of a whole sequence and KV head, a thread
+constexpr int64_t kMostSumBytes = int64_t{16} << 20;  // of dk and dv of a whole sequence and KV head, a thread
 constexpr double kCutCost = 1.4;                      // seven products for five: S and dP again for dq
 
 // How the sequences of a run are cut into items. An item that sums all gradients of a sequence and KV head computes a

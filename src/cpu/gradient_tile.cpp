@@ -102,8 +102,6 @@ void GradientTiles<T>::stage_constants(int64_t i, int64_t row, int64_t head) {
   float lse;
   std::memcpy(&lse, p_.lse.at(row, head), sizeof(lse));
   s_.lse2[i] = lse * std::numbers::log2e_v<float>;
-  s_.share[i] = s_.delta[i] = 0;
-  if (lse == -kInf) return;
   s_.share[i] = p_.sinks ? static_cast<float>(1 / (1 + std::exp(static_cast<double>(p_.sinks(head)) - lse))) : 1.0f;
   float sum = 0, dlse = 0;
   const float* out = s_.other_row;

@@ -108,6 +108,11 @@ void BackwardProblem::plant() {
   } else if (spec().backward.plant == "inf_dout") {
     encode(static_cast<attune_dtype>(host_.op.dout.dtype), kInfinity,
            row_element(host_.op.dout, row, head, spec().head_dim_v / 2));
+  } else if (spec().backward.plant == "no_lse") {  // what the masks let it see does not count
+    for (const attune_tensor* t : {&host_.attention.q, &host_.op.dout}) {
+      for (int64_t d = 0; d < t->shape[t->rank - 1]; ++d) spoil_row(*t, row_element(*t, row, head, d));
+    }
+    encode(ATTUNE_FLOAT32, -kInfinity, row_element(host_.attention.lse, row, head, -1));
   } else {
     throw std::runtime_error(spec().name + ": unknown backward.plant \"" + spec().backward.plant + "\"");
   }

@@ -87,7 +87,7 @@ struct BackwardSpec {
   attune_dtype dtype = ATTUNE_DTYPE_NONE;  // of dq, dk and dv; NONE: as the inputs
   bool dlse = false;
   std::vector<std::string> outputs;  // empty: all that there are
-  std::string plant;                 // "nan_q", "inf_dout": one bad row
+  std::string plant;                 // "nan_q", "inf_dout", "no_lse": one bad row
 };
 
 // An operation beside attention, over the tokens and the cache of a case.

@@ -15,6 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto kind = input.choose(10);
   const attune::cases::Case spec = kind < 2    ? attune::cases::random_indexer_case(seed)
                                    : kind == 2 ? attune::cases::random_mla_case(seed)
+                                   : kind == 3 ? attune::cases::random_backward_case(seed)
                                                : attune::cases::random_case(seed);
   int count = 0;
   const char* const* names = attune::cpu::isa_names(&count);

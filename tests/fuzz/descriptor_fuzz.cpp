@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/backward_problem.h"
 #include "cases/indexer_problem.h"
 #include "cases/problem.h"
 #include "fuzz.h"
@@ -400,6 +401,30 @@ void fuzz_indexer(Input& input) {
   check(attune_indexer_run(given, kCpu, workspace(), input.choose(16) == 0 ? bytes / 2 : bytes, nullptr));
 }
 
+void fuzz_backward(Input& input) {
+  static attune::cases::BackwardProblem problem(
+      attune::cases::parse_cases(R"({"area": "fuzz", "cases": [{"name": "backward", "heads": [4, 2], "causal": true,
+          "head_dim": [16, 8], "seqlens_q": [5, 2], "seqlens_kv": [9, 7], "seqused": true, "mask_bits": 1, "bias": 2,
+          "t5_buckets": 8, "sinks": "normal", "backward": {"dlse": true}}]})")
+          .front());
+  problem.arena().upload();
+  attune::cases::BackwardCall call = problem.device();
+  const std::vector<NamedTensor> tensors = tensors_of(call);
+  for (size_t n = input.choose(4); n > 0; --n) {
+    if (input.choose(2) == 0) damage_tensor(input, tensors);
+    if (input.choose(2) == 0) damage_contents(input, problem.arena(), tensors);
+  }
+  const attune_attention_backward* const given = of_any_size(input, *call.linked());
+  attune_plan* plan = nullptr;
+  size_t bytes = 0;
+  check(attune_attention_backward_plan(given, kCpu, &plan));
+  if (plan == nullptr) return;
+  check(attune_plan_workspace_size(plan, &bytes));
+  if (bytes <= kMostWorkspace && inside(problem.arena(), tensors))
+    check(attune_attention_backward_run(plan, given, workspace(), input.choose(16) == 0 ? bytes / 2 : bytes, nullptr));
+  attune_plan_destroy(plan);
+}
+
 void fuzz_tables(Input& input) {
   attune_rope rope{};
   rope.struct_size = sizeof(rope);
@@ -443,7 +468,11 @@ int64_t fuzz_default_iterations() { return 100000; }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
-  switch (input.choose(10)) {
+  switch (input.choose(12)) {
+    case 10:
+    case 11:
+      fuzz_backward(input);
+      break;
     case 0:
       fuzz_prepare(input);
       break;
