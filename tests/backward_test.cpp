@@ -272,8 +272,12 @@ TEST(BackwardErrors, RunsFitTheirPlans) {
   };
   refused([](BackwardCall& c) { c.attention.causal = 0; }, "the axis 'mask'");
   refused([](BackwardCall& c) { c.attention.sinks = c.op.dsinks = {}; }, "the axis 'score'");
-  refused([](BackwardCall& c) { c.op.dk = {}; },
-          "the run has the gradients dq, dv, dsinks; the plan was made for dq, dk,");
+  refused([](BackwardCall& c) { c.op.dk = {}; }, "dk is absent; in the plan it is float32");
+  refused(
+      [](BackwardCall& c) {
+        for (attune_tensor* t : {&c.attention.out, &c.op.dout}) t->dtype = ATTUNE_BFLOAT16;
+      },
+      "out is bfloat16; in the plan it is float32");
   refused([](BackwardCall& c) { c.op.dout.data = nullptr; }, "dout");
   // The other operation's plan and run.
   EXPECT_EQ(attune_run(plan, &call.attention, data, bytes, nullptr), ATTUNE_INVALID_ARGUMENT);

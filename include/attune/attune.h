@@ -372,7 +372,7 @@ ATTUNE_API attune_status attune_attention_backward_init(attune_attention_backwar
 /* As attune_supported. */
 ATTUNE_API attune_status attune_attention_backward_supported(const attune_attention_backward* op,
                                                              attune_device device);
-/* As attune_plan_create; a run has the same outputs as its plan. */
+/* As attune_plan_create; a run has the same outputs as its plan, of the same dtypes. */
 ATTUNE_API attune_status attune_attention_backward_plan(const attune_attention_backward* op, attune_device device,
                                                         attune_plan** plan);
 /* As attune_run. */

@@ -67,7 +67,7 @@ attune_status attune_attention_backward_plan(const attune_attention_backward* op
     out->kernel = &choose(p, out->traits, device);
     out->device = device;
     out->limits = attune::plan_limits(p.forward);
-    out->gradients = p.wanted();
+    out->dtypes = attune::dtypes_of(p);
     out->backward = out->kernel->make_backward_plan(p, device.index);
     *plan = out.release();
   });
@@ -81,10 +81,7 @@ attune_status attune_attention_backward_run(const attune_plan* plan, const attun
     const Descriptors known(op);
     const BackwardProblem p = attune::make_backward(*known.op, *known.attention, Data::kRequired);
     attune::check_fits(*plan, p.forward, attune::traits_of(p, *known.attention));
-    if (p.wanted() != plan->gradients) {
-      attune::fail(ATTUNE_INVALID_ARGUMENT, "the run has the gradients ", attune::gradient_names(p.wanted()),
-                   "; the plan was made for ", attune::gradient_names(plan->gradients));
-    }
+    attune::check_dtypes(plan->dtypes, attune::dtypes_of(p));
     const size_t need = plan->backward->workspace_size();
     attune::check_workspace("the plan", need, workspace, workspace_bytes);
     attune::check_apart(*known.op, *known.attention, workspace, need);

@@ -2,7 +2,6 @@
 // What attune_plan is: of attention, or of its backward.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 
 #include "attune/attune.h"
@@ -17,7 +16,7 @@ struct attune_plan {
   attune::PlanLimits limits;
   std::unique_ptr<attune::KernelPlan> impl;        // of attention, else null
   std::unique_ptr<attune::BackwardPlan> backward;  // of its backward, else null
-  uint32_t gradients = 0;                          // BackwardProblem::wanted
+  attune::BackwardDtypes dtypes{};                 // of the backward
 };
 
 namespace attune {

@@ -39,24 +39,21 @@ TableView read_table(const char* name, const attune_tensor& t, const char* of, c
   return view;
 }
 
-constexpr const char* kGradients[] = {"dq", "dk", "dv", "dsinks", "dbias", "dt5_bias"};
-
 }  // namespace
 
-uint32_t BackwardProblem::wanted() const {
-  const bool given[] = {static_cast<bool>(dq), static_cast<bool>(dk), static_cast<bool>(dv),
-                        dsinks.given,          dbias.given,           dt5_bias.given};
-  uint32_t bits = 0;
-  for (int i = 0; i < 6; ++i) bits |= given[i] ? 1u << i : 0u;
-  return bits;
+BackwardDtypes dtypes_of(const BackwardProblem& p) {
+  const auto of = [](const TableView& table) { return table ? ATTUNE_FLOAT32 : ATTUNE_DTYPE_NONE; };
+  const Problem& f = p.forward;
+  return {f.q.dtype,  f.k.dtype,  f.v.dtype,    f.out.dtype, p.dq.dtype,
+          p.dk.dtype, p.dv.dtype, of(p.dsinks), of(p.dbias), of(p.dt5_bias)};
 }
 
-std::string gradient_names(uint32_t wanted) {
-  std::string names;
-  for (int i = 0; i < 6; ++i) {
-    if ((wanted >> i & 1) != 0) names += (names.empty() ? "" : ", ") + std::string(kGradients[i]);
+void check_dtypes(const BackwardDtypes& planned, const BackwardDtypes& run) {
+  constexpr const char* kNames[] = {"q", "k", "v", "out", "dq", "dk", "dv", "dsinks", "dbias", "dt5_bias"};
+  for (size_t i = 0; i < run.size(); ++i) {
+    const auto text = [](int32_t dtype) { return dtype == ATTUNE_DTYPE_NONE ? "absent" : dtype_name(dtype); };
+    require(run[i] == planned[i], kNames[i], " is ", text(run[i]), "; in the plan it is ", text(planned[i]));
   }
-  return names;
 }
 
 BackwardProblem make_backward(const attune_attention_backward& op, const attune_attention& a, Data data) {
@@ -77,7 +74,8 @@ BackwardProblem make_backward(const attune_attention_backward& op, const attune_
   p.dsinks = read_table("dsinks", op.dsinks, "sinks", a.sinks, data);
   p.dbias = read_table("dbias", op.dbias, "bias", a.bias, data);
   p.dt5_bias = read_table("dt5_bias", op.dt5_bias, "t5_bias", a.t5_bias, data);
-  require(p.wanted() != 0, "dq, dk, dv, dsinks, dbias and dt5_bias are all absent: there is no gradient to compute");
+  require(p.dq || p.dk || p.dv || p.dsinks || p.dbias || p.dt5_bias,
+          "dq, dk, dv, dsinks, dbias and dt5_bias are all absent: there is no gradient to compute");
   return p;
 }
 

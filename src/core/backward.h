@@ -2,8 +2,8 @@
 // attune_attention_backward, checked and normalised.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <string>
 
 #include "attune/attune.h"
 #include "core/kernel.h"
@@ -28,12 +28,14 @@ struct BackwardProblem {
   RowView dout, dlse;  // dlse absent: 0
   RowView dq, dk, dv;  // each may be absent, as the tables
   TableView dsinks, dbias, dt5_bias;
-
-  // Bit i: the i-th of dq, dk, dv, dsinks, dbias and dt5_bias is wanted.
-  uint32_t wanted() const;
 };
-// The names of the bits.
-std::string gradient_names(uint32_t wanted);
+
+// What, beside traits and limits, a run has like its plan: dtypes of q, k, v, out and of dq, dk, dv, dsinks, dbias and
+// dt5_bias, NONE where that is absent.
+using BackwardDtypes = std::array<int32_t, 10>;
+BackwardDtypes dtypes_of(const BackwardProblem& p);
+// Throws INVALID_ARGUMENT naming the first that differs.
+void check_dtypes(const BackwardDtypes& planned, const BackwardDtypes& run);
 
 // Throws INVALID_ARGUMENT for anything wrong. a: that of op.attention.
 BackwardProblem make_backward(const attune_attention_backward& op, const attune_attention& a, Data data);
