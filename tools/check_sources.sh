@@ -24,7 +24,7 @@ MAX_PAGE_LINES = 150  # of a kernel: docs/kernels
 SOURCE = re.compile(r"\.(c|cc|cpp|h|hpp|cu|cuh|py|sh|cmake|map)$|CMakeLists\.txt$|^dev$|^\.ci/run$")
 TEXT = re.compile(r"\.(md|json|in|yaml|yml)$|(^|/)\.clang-[^/]*$|(^|/)\.gitignore$")
 # Who may be included by whom: nobody includes upward, nor a neighbour. src/cuda/ includes headers of kernels/ too.
-OPERATIONS = {"decode": 3, "prefill": 3, "mla": 3, "indexer": 3}
+OPERATIONS = {"backward": 3, "decode": 3, "prefill": 3, "mla": 3, "indexer": 3}
 LAYERS = {
     "src": {"core": 0, "cpu": 1, "cuda": 1, "dispatch": 2, "api": 3},
     "src/cuda": {"rows": 0, "ops": 1, "attention": 2, **OPERATIONS, "mixed": 4},

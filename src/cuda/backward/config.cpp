@@ -45,8 +45,8 @@ struct Input {
 
 template <class Body>
 void for_each_input(const BackwardProblem& p, const Body& body) {
-  for (const Input& input : {Input{"q", p.forward.q}, Input{"k", p.forward.k}, Input{"v", p.forward.v},
-                             Input{"dout", p.dout}})
+  for (const Input& input :
+       {Input{"q", p.forward.q}, Input{"k", p.forward.k}, Input{"v", p.forward.v}, Input{"dout", p.dout}})
     body(input);
 }
 
@@ -152,11 +152,11 @@ Maps describe_maps(const BackwardProblem& p, const Pass& pass) {
   };
   constexpr int kRows = kernels::kBackwardRows;
   if (pass.of_keys) {
-    return {k_side(f.k, f.head_dim_qk, kRows), k_side(f.v, f.head_dim_v, kRows),
-            q_side(f.q, f.head_dim_qk, pass.tile), q_side(p.dout, f.head_dim_v, pass.tile)};
+    return {k_side(f.k, f.head_dim_qk, kRows), k_side(f.v, f.head_dim_v, kRows), q_side(f.q, f.head_dim_qk, pass.tile),
+            q_side(p.dout, f.head_dim_v, pass.tile)};
   }
-  return {q_side(f.q, f.head_dim_qk, kRows), q_side(p.dout, f.head_dim_v, kRows),
-          k_side(f.k, f.head_dim_qk, pass.tile), k_side(f.v, f.head_dim_v, pass.tile)};
+  return {q_side(f.q, f.head_dim_qk, kRows), q_side(p.dout, f.head_dim_v, kRows), k_side(f.k, f.head_dim_qk, pass.tile),
+          k_side(f.v, f.head_dim_v, pass.tile)};
 }
 
 }  // namespace attune::cuda::backward

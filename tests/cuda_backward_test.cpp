@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward on a GPU through the C API: every case of the table and random ones that its coverage takes, against the
+// oracle; the same bits in every run; and serving-size batches, against the CPU's backend.
+#include <atomic>
+#include <thread>
+
+#include "cases/backward_problem.h"
+#include "cases/cuda_memory.h"
+#include "cuda/device.h"
+#include "support.h"
+
+namespace attune::cuda {
+namespace {
+
+constexpr int32_t kDevice = 0;
+constexpr int kRandomCases = 600;
+
+class CudaBackward : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << why;
+    if (!devices()[kDevice].usable()) GTEST_SKIP() << devices()[kDevice].why_not;
+  }
+
+  // "" if a case is right, twice; or is not covered. ran: how many were.
+  static std::string check(const cases::Case& spec, std::atomic<int>& ran) {
+    cases::CudaMemory memory(kDevice);
+    for (int i = 0; i < 2; ++i) {
+      cases::BackwardProblem problem(spec, memory);
+      cases::BackwardCall call = problem.device();
+      const attune_status status = attune_attention_backward_supported(call.linked(), memory.device());
+      if (status == ATTUNE_UNSUPPORTED) return "";
+      if (std::string failure = cases::run_and_check(problem).failure; !failure.empty()) return failure;
+    }
+    ++ran;
+    return "";
+  }
+
+  // Side by side, as the oracle takes its time.
+  static int check_all(const std::vector<cases::Case>& list) {
+    std::atomic<int> ran{0};
+    std::atomic<size_t> next{0};
+    std::vector<std::string> failures(list.size());
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < std::clamp(std::thread::hardware_concurrency(), 1u, 16u); ++t) {
+      threads.emplace_back([&] {
+        for (size_t i = next++; i < list.size(); i = next++) {
+          try {
+            failures[i] = check(list[i], ran);
+          } catch (const std::exception& e) {
+            failures[i] = e.what();
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (size_t i = 0; i < list.size(); ++i) EXPECT_EQ(failures[i], "") << list[i].name;
+    return ran;
+  }
+};
+
+TEST_F(CudaBackward, MatchesTheOracle) {
+  std::vector<cases::Case> list = cases::backward_cases();
+  for (uint64_t seed = 0; seed < kRandomCases; ++seed) list.push_back(cases::random_backward_case(seed));
+  EXPECT_GT(check_all(list), 45);
+}
+
+// What the axes of the registry cannot say is refused with its reason.
+TEST_F(CudaBackward, RefusesWhatItCannotDo) {
+  const auto why = [](const char* members) {
+    const cases::Case spec = tests::make_case(
+        cases::Row(R"("name": "x", "heads": [2, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [20],
+                      "seqlens_kv": [20], "backward": {})")
+            .with(members));
+    cases::CudaMemory memory(kDevice);
+    cases::BackwardProblem problem(spec, memory);
+    cases::BackwardCall call = problem.device();
+    return attune_attention_backward_supported(call.linked(), memory.device()) == ATTUNE_UNSUPPORTED
+               ? std::string(attune_last_error())
+               : "";
+  };
+  EXPECT_EQ(why(R"("causal": true)"), "");
+  EXPECT_EQ(why(R"("softcap": 3)"), "no kernel covers this; the nearest is cuda_backward, which lacks score: softcap");
+  EXPECT_EQ(why(R"("strides": "odd")"),
+            "no kernel covers this; the nearest is cuda_backward, which does not take rows of q that do not lie at "
+            "multiples of 16 bytes, or whose channels are apart");
+}
+
+}  // namespace
+}  // namespace attune::cuda
