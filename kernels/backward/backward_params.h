@@ -45,8 +45,10 @@ constexpr int kBackwardRows = 128;
 
 ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int tile, int stages) {
   const int line_bytes = ((head_dim_qk + 63) / 64 + (head_dim_v + 63) / 64) * 128;
-  return line_bytes * (kBackwardRows + stages * tile) + stages * tile * static_cast<int>(sizeof(RowStats)) +
-         align_up((1 + 2 * stages) * 8, 1024);
+  const int barriers = (1 + 2 * stages) * 8;
+  return align_up(line_bytes * (kBackwardRows + stages * tile) +
+                      stages * tile * static_cast<int>(sizeof(RowStats)) + barriers,
+                  1024);
 }
 
 }  // namespace attune::kernels

@@ -160,7 +160,7 @@ __device__ __forceinline__ void look_at_key(const Rows& rows, int key, int kv_he
 
 }  // namespace attune::backward
 
-extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
+extern "C" __global__ void __launch_bounds__(attune::backward::kThreads, 2)
     attune_backward_recompute(const __grid_constant__ attune::kernels::BackwardParams p) {
   using namespace attune;
   using namespace attune::backward;

@@ -12,6 +12,7 @@
 #include "core/indexer.h"
 #include "core/ops.h"
 #include "cuda/attention/prologue.h"
+#include "cuda/backward/config.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/decode.h"
 #include "cuda/indexer/indexer.h"
@@ -429,11 +430,20 @@ std::vector<PopularModel> read_models(const std::string& directory) {
   return models;
 }
 
+// Fine-tuning: bf16 prompts with plain scores.
+void add_backward(const PopularModel& m, Kernels& kernels) {
+  cuda::backward::Config c;
+  c.head_dim_qk = static_cast<int>(m.head_dim_qk), c.head_dim_v = static_cast<int>(m.head_dim_v);
+  c.dtype = ATTUNE_BFLOAT16;
+  for (const cuda::KernelSpec& spec : c.kernels({false, true})) add(spec, kernels);
+}
+
 std::vector<cuda::KernelSpec> popular_kernels(const std::vector<PopularModel>& models) {
   Kernels kernels;
   for (const PopularModel& m : models) {
     if (m.latent) add_latent_rows(m, kernels);
     if (m.head_dim_v > kMostHeadDim || m.head_dim_qk > kMostHeadDim) continue;
+    if (!m.alibi && m.t5_buckets == 0 && m.softcap == 0 && m.head_dim_qk <= 128) add_backward(m, kernels);
     add_prompt(codes_call(m, {ATTUNE_BFLOAT16, ATTUNE_BFLOAT16, 2, 512, 512}), kernels);
     // fp32 is for trying things out, with the commonest shapes.
     if (!m.alibi && m.t5_buckets == 0 && m.softcap == 0 && m.head_dim_qk == m.head_dim_v && m.head_dim_qk <= 128)

@@ -22,11 +22,7 @@ class CudaBackwardPlan final : public BackwardPlan {
  public:
   CudaBackwardPlan(const BackwardProblem& p, int32_t device) : device_(device), c_(backward::choose_config(p)) {
     require_device(device);
-    std::vector<KernelSpec> specs = {c_.schedule_kernel(), c_.row_stats_kernel()};
-    for (const bool of_keys : passes(p)) {
-      specs.push_back(c_.gradients_kernel(c_.pass(of_keys)));
-      specs.push_back(c_.recompute_kernel(of_keys));
-    }
+    const std::vector<KernelSpec> specs = c_.kernels(passes(p));
     warm(specs, device);
     for (const KernelSpec& spec : specs) kernels_.push_back(&get_kernel(spec, device));
   }
@@ -76,7 +72,7 @@ class CudaBackwardPlan final : public BackwardPlan {
 
   int32_t device_;
   Config c_;
-  std::vector<const CompiledKernel*> kernels_;  // schedule, stats, then gradients and recompute of each pass
+  std::vector<const CompiledKernel*> kernels_;  // as Config::kernels
 };
 
 std::unique_ptr<BackwardPlan> make_plan(const BackwardProblem& p, int32_t device) {

@@ -52,7 +52,8 @@ void for_each_input(const BackwardProblem& p, const Body& body) {
 
 }  // namespace
 
-Pass Config::pass(bool of_keys) const { return {of_keys, 64, 4}; }
+// As wide as the registers of the accumulators allow: wide tiles read the own side from shared memory less often.
+Pass Config::pass(bool of_keys) const { return of_keys ? Pass{true, 64, 4} : Pass{false, 96, 3}; }
 
 size_t Config::shared_bytes(const Pass& pass) const {
   return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, pass.tile, pass.stages));
@@ -76,6 +77,15 @@ KernelSpec Config::recompute_kernel(bool of_keys) const {
           {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
            define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_OF_KEYS", of_keys ? 1 : 0)},
           0};
+}
+
+std::vector<KernelSpec> Config::kernels(const std::vector<bool>& of_keys) const {
+  std::vector<KernelSpec> list = {schedule_kernel(), row_stats_kernel()};
+  for (const bool keys : of_keys) {
+    list.push_back(gradients_kernel(pass(keys)));
+    list.push_back(recompute_kernel(keys));
+  }
+  return list;
 }
 
 size_t Config::workspace_bytes() const {

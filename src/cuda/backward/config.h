@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "backward/backward_params.h"
 #include "core/backward.h"
@@ -32,6 +33,8 @@ struct Config {
   KernelSpec row_stats_kernel() const;
   KernelSpec gradients_kernel(const Pass& pass) const;
   KernelSpec recompute_kernel(bool of_keys) const;
+  // Schedule and stats, then gradients and recompute of each pass.
+  std::vector<KernelSpec> kernels(const std::vector<bool>& of_keys) const;
   // Blocks of a grid that has a block of rows for each head.
   int64_t blocks(bool of_keys) const { return of_keys ? max_kv_tiles * heads_kv : max_q_tiles * heads_q; }
   size_t workspace_bytes() const;
