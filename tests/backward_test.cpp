@@ -132,6 +132,28 @@ TEST(BackwardBits, DoNotDependOnTheBatch) {
   }
 }
 
+// dq, dk and dv as columns of one buffer, as a packed qkv has its gradient.
+TEST(BackwardBits, GradientsMayBePacked) {
+  for (const char* dtype : {"f32", "bf16"}) {
+    BackwardProblem problem(make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [40, 40], "seqlens_q": [70, 9],
+        "strides": "packed", "causal": true, "backward": {}, "dtype": ")" +
+                                      std::string(dtype) + "\"}"));
+    BackwardCall call = problem.device();
+    ASSERT_EQ(cases::run(call, cases::host_memory()), "");
+    const Bytes expected = gradients(call);
+    const int64_t size = attune_dtype_size(static_cast<attune_dtype>(call.op.dq.dtype)), row = 8 * 40;
+    std::vector<std::byte> packed(static_cast<size_t>(79 * row * size), cases::kPoison);
+    int64_t first = 0;
+    for (attune_tensor* t : {&call.op.dq, &call.op.dk, &call.op.dv}) {
+      t->data = packed.data() + first * size;
+      t->stride[0] = row, t->stride[1] = 40;
+      first += t->shape[1] * 40;
+    }
+    ASSERT_EQ(cases::run(call, cases::host_memory()), "");
+    EXPECT_EQ(gradients(call), expected) << dtype;
+  }
+}
+
 void set_entries(const attune_tensor& t, const std::vector<int32_t>& values) {
   for (size_t i = 0; i < values.size(); ++i)
     cases::encode(ATTUNE_INT32, values[i], cases::element_at(t, {static_cast<int64_t>(i)}));
