@@ -2,16 +2,10 @@
 // The parameters of all attention kernels. Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
-#include "common/divisor.h"
+#include "common/host_device.h"
 #include "common/prologue_params.h"
 
 namespace attune::kernels {
-
-// One axis of a table of int32, or a vector. data null: absent.
-struct IntTable {
-  const int* data;
-  long long row_stride, col_stride;  // in elements
-};
 
 // Rows of K, or of V, of the tokens whose queries these are, of q's type: strides as q's, heads are KV heads. data
 // null: absent.

@@ -67,9 +67,7 @@ struct RowPool {
   long long page_stride, slot_stride, head_stride;  // in bytes
   long long batch_stride;                           // of dense rows
   int num_slots, page_size;
-  // x / page_size is x * page_magic >> page_shift, for x below 2^31.
-  unsigned page_magic;
-  int page_shift;
+  Divisor by_page_size;
 };
 
 struct WorkTileParams : AttentionParams {

@@ -127,8 +127,7 @@ class TileCounts {
 
 // The page of a slot or key.
 __device__ __forceinline__ int page_of(const kernels::RowPool& pool, int x) {
-  return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(x)) * pool.page_magic >>
-                          pool.page_shift);
+  return kernels::divide(x, pool.by_page_size);
 }
 
 // Where a key's row begins, null if it has none; and the offset of its scales from there (MLA-584).

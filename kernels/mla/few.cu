@@ -27,10 +27,7 @@ __device__ __forceinline__ void init_barriers(const M16Smem& smem) {
       ptx::init_barrier(smem.row_max_full(i), M16Config::kMathWarps);
       ptx::init_barrier(smem.p_full(i), M16Config::kMathWarps);
     }
-    for (int i = 0; i < kernels::kWorkSlots; ++i) {
-      ptx::init_barrier(smem.work_full(i), scheduler::TileScheduler<M16Smem>::kWorkVectors);
-      ptx::init_barrier(smem.work_empty(i), M16Config::kWorkReaders);
-    }
+    scheduler::init_work_barriers(smem, M16Config::kWorkReaders);
     ptx::publish_barriers();
   }
   __syncthreads();
@@ -38,12 +35,9 @@ __device__ __forceinline__ void init_barriers(const M16Smem& smem) {
 
 __device__ __forceinline__ void run_m16(const WorkTileParams& p, const M16Smem& smem) {
   common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - M16Config::kProducerThreads,
-                                         32 * M16Config::kMathWarps, smem.check(), [] { sync_m16_math_warps(); });
+                                       32 * M16Config::kMathWarps, smem.check(), [] { sync_m16_math_warps(); });
   M16Mainloop a(p, smem);
-  for (unsigned count = 0;; ++count) {
-    const int slot = slot_of_work(count);
-    ptx::wait_phase(smem.work_full(slot), count / kernels::kWorkSlots % 2);
-    if (smem.head_tile(slot) == scheduler::kNoMoreWork) return;
+  scheduler::run_work_tiles(smem, [&](int slot) {
     const WorkTile& work = smem.work(slot);
     a.run(work, smem.head_tile(slot));
     if (work.num_splits > 1)
@@ -54,9 +48,7 @@ __device__ __forceinline__ void run_m16(const WorkTileParams& p, const M16Smem& 
     } else {
       m16_store_out(p, work, smem.head_tile(slot), a);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(slot));
-  }
+  });
 }
 
 }  // namespace attune::mla

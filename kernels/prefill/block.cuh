@@ -45,10 +45,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
       ptx::init_barrier(smem.k_empty(i), Config::kMathWarps);
       ptx::init_barrier(smem.v_empty(i), Config::kMathWarps);
     }
-    for (int i = 0; i < kernels::kWorkSlots; ++i) {
-      ptx::init_barrier(smem.work_full(i), TileScheduler<Smem>::kWorkVectors);
-      ptx::init_barrier(smem.work_empty(i), Config::kWorkReaders);
-    }
+    scheduler::init_work_barriers(smem, Config::kWorkReaders);
     for (int i = 0; i < Config::kRawStages; ++i) {
       ptx::init_barrier(smem.raw_full(i), 1);
       ptx::init_barrier(smem.raw_empty(i), kValueWriters);
@@ -66,7 +63,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
 // Called by all math threads before their first work tile.
 __device__ __forceinline__ void check_stamp(const WorkTileParams& p, const Smem& smem) {
   common::check_stamp(p, math_thread(), Config::kMathThreads, smem.check(),
-                        [] { ptx::sync_some(kMathBarrier, Config::kMathThreads); });
+                      [] { ptx::sync_some(kMathBarrier, Config::kMathThreads); });
 }
 
 // Waits for the slot's work tile. Returns its head tile, or kNoMoreWork; warp-uniform.

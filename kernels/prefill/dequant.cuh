@@ -3,7 +3,6 @@
 // swizzled as the TMA writes them. They store per-token scales beside K, and zero rows of V that nobody may see.
 #pragma once
 
-#include "prefill/cached_scale.cuh"
 #include "prefill/dequant_elements.cuh"
 #include "prefill/dequant_xpacked.cuh"
 #include "prefill/shared_storage.cuh"

@@ -9,7 +9,6 @@
 // other's GEMMs.
 #pragma once
 
-#include "prefill/cached_scale.cuh"
 #include "prefill/fp16_queries.cuh"
 #include "prefill/qk_gemm.cuh"
 #include "prefill/softmax.cuh"

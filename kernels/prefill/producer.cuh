@@ -58,7 +58,7 @@ class Producer {
     if (Config::kOverlapNextQK && lane_ == 0)
       smem_.out_base(slot) =
           common::row_offset(p_, work.batch, work.q_begin, work.token_begin, head_tile * p_.heads_of_tile,
-                           p_.out_batch_stride, p_.out_row_stride, p_.out_head_stride);
+                             p_.out_batch_stride, p_.out_row_stride, p_.out_head_stride);
     const int kv_head = kv_head_of(head_tile), last = work.tile_end - 1;
     const Tiles tiles(work.num_cached, work.first_key, work.end_key);
     int page = prefetch_page(work, tile_at(work, tiles, last), false), page_before = page;

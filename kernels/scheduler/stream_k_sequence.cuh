@@ -2,7 +2,7 @@
 // From the lengths on the device to a sequence: its queries, the keys that they may see, and the tiles of those.
 #pragma once
 
-#include "common/sequence.cuh"
+#include "common/int_table.cuh"
 #include "scheduler/stream_k_params.h"
 
 namespace attune::scheduler {

@@ -3,7 +3,7 @@
 // these keys.
 #pragma once
 
-#include "common/sequence.cuh"
+#include "common/int_table.cuh"
 #include "common/work_tile_params.h"
 
 namespace attune::scheduler {

@@ -62,8 +62,7 @@ struct Softmax {
   __device__ __forceinline__ static void convert_p(const float (&s)[Config::kBlockN / 2], unsigned (&p_regs)[kPRegs]) {
 #pragma unroll
     for (int i = 0; i < kPRegs; ++i) {
-      p_regs[i] = Config::kType == common::kBFloat16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
-                                                   : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
+      p_regs[i] = common::pack<Config::kType>(s[2 * i], s[2 * i + 1]);
     }
   }
   // Adds P to the row sum. It comes after P is published where that matters, as the other warpgroup does not need it.

@@ -32,7 +32,6 @@ struct Config : attention::WorkTiles {
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
   KernelSpec combine_kernel() const;
-  size_t workspace_bytes() const;
 };
 
 // "" if the kernel takes the problem, else what it does not take beyond what the coverage row says.

@@ -124,12 +124,7 @@ KernelSpec Config::main_kernel() const {
   return spec;
 }
 
-KernelSpec Config::schedule_kernel() const {
-  return {"scheduler/persistent.cu",
-          "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", keys), define("ATTUNE_SPARSE", 0), define("ATTUNE_SHARES", 0)},
-          0};
-}
+KernelSpec Config::schedule_kernel() const { return attention::schedule_kernel(*this, false, false); }
 
 namespace {
 
@@ -251,6 +246,7 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
   c.heads_of_tile = attention::choose_heads_of_tile(p.group, c.rows);
   c.tokens_of_tile = c.rows / c.heads_of_tile;
   c.fewest_tiles = kFewestTiles;
+  c.partials = {c.rows, 2, round_up(c.head_dim_v, 32), false};
   attention::choose_grid(p, num_sms, c);
   return c;
 }
@@ -278,10 +274,6 @@ void check_run(const Problem& p, const Config& c) {
 
 namespace {
 
-size_t place(const Config& c, void* workspace, kernels::WorkTileParams& k) {
-  return attention::place(c, {c.rows, 2, round_up(c.head_dim_v, 32), false}, workspace, k);
-}
-
 // Row blocks of each sequence, where the host knows the lengths and the schedule would split none; else 0. Whether it
 // splits depends on the number of all tiles, of which this is a lower bound.
 int blocks_alike(const Problem& p, const Config& c) {
@@ -298,14 +290,8 @@ int blocks_alike(const Problem& p, const Config& c) {
 
 }  // namespace
 
-size_t Config::workspace_bytes() const {
-  kernels::WorkTileParams k{};
-  return place(*this, nullptr, k);
-}
-
 kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace) {
-  kernels::WorkTileParams k = attention::to_params(p, c.t5, c);
-  place(c, workspace, k);
+  kernels::WorkTileParams k = attention::to_params(p, c.t5, c, workspace);
   if (c.dense) k.new_k = attention::dense_rows(p.k), k.new_v = attention::dense_rows(p.v);
   k.prologue.qkv_scale = p.prologue.qkv_scale;
   k.prologue.qkv_scale_stride = p.prologue.qkv_scale_stride;

@@ -38,7 +38,6 @@ struct Config : attention::WorkTiles {
   size_t shared_bytes() const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
-  size_t workspace_bytes() const;
 };
 
 // "" if the kernel takes the problem, else what it does not take. Only what the coverage row cannot say.
