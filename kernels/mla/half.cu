@@ -60,9 +60,7 @@ __device__ __forceinline__ void run_pv(const WorkTileParams& p, const SwapAbSmem
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads, 1)
-    attune_mla_half(const __grid_constant__ attune::kernels::WorkTileParams p,
-                    const __grid_constant__ attune::ptx::TensorMap, const __grid_constant__ attune::ptx::TensorMap,
-                    const __grid_constant__ attune::ptx::TensorMap) {
+    attune_mla_half(const __grid_constant__ attune::kernels::WorkTileParams p) {
   using namespace attune;
   using namespace attune::mla;
   const SwapAbSmem smem(ptx::dynamic_shared());

@@ -204,7 +204,6 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
 Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
   m.q = attention::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
-  m.k = m.dense_k = m.q;
   if (c.producer != kernels::kMlaTma) return m;
   if (p.dense_kv || p.new_tokens) m.dense_k = attention::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaBlockN, 1);
   if (p.cache) m.k = attention::cache_map(p, p.cache.k, p.head_dim_qk, keys_of_box(p.cache));

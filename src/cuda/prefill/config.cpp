@@ -340,7 +340,6 @@ kernels::Fp32Rows fp32_rows(const Problem& p) {
 Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
   m.q = attention::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
-  m.k = m.v = m.dense_k = m.dense_v = m.q;
   if (c.dense) {
     m.dense_k = attention::row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
     m.dense_v = attention::row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);

@@ -58,7 +58,7 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
 // fp32: which rows of a run can be loaded four channels at a time.
 kernels::Fp32Rows fp32_rows(const Problem& p);
 
-// The kernel's tensor maps, in the order of its parameters. Absent arrays repeat q's.
+// The kernel's tensor maps, in the order of its parameters. Rank 0: it copies nothing by this one.
 struct Maps {
   TensorMapDesc q, k, v, dense_k, dense_v;
 };

@@ -48,8 +48,9 @@ class PrefillPlan final : public attention::WorkTilePlan {
     const kernels::WorkTileParams params = to_params(p, workspace);
     if (config_.fp32()) return launch_kernel(kernel(0), launch, params, prefill::fp32_rows(p));
     const prefill::Maps maps = prefill::describe_maps(p, config_);
-    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device()); };
-    launch_kernel(kernel(0), launch, params, encode(maps.q), encode(maps.k), encode(maps.v), encode(maps.dense_k),
+    const TensorMap q = make_tensor_map(maps.q, device());
+    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device(), q); };
+    launch_kernel(kernel(0), launch, params, q, encode(maps.k), encode(maps.v), encode(maps.dense_k),
                   encode(maps.dense_v));
   }
 
