@@ -205,8 +205,8 @@ TEST_F(EmulatedRacesIn, LatentCachesOfFewRows) {
   const std::string common =
       R"("max_seqlens": true, "causal": true, "head_dim": [576, 512], "dtype": "bf16", "kv": "paged",
                                 "queries": "fixed", )";
-  check("mla/half.cu", common + R"("heads": [16, 1], "cache": {"format": "mla_656"}, "seqlens_kv": [300, 70, 130])");
-  check("mla/few.cu", common + R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true,
+  check("mla/swap_ab.cu", common + R"("heads": [16, 1], "cache": {"format": "mla_656"}, "seqlens_kv": [300, 70, 130])");
+  check("mla/m16.cu", common + R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true,
                                   "seqlens_kv": [300, 700])",
         132);
 }

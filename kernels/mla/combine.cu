@@ -160,7 +160,7 @@ struct WarpgroupTeam {
   __device__ __forceinline__ int size() const { return 1 << shift; }
   __device__ __forceinline__ int idx() const { return own() >> shift; }
   __device__ __forceinline__ int rank() const { return own() & (size() - 1); }
-  __device__ __forceinline__ void sync() const { ptx::sync_some(1 + idx(), 128 * size()); }
+  __device__ __forceinline__ void sync() const { ptx::named_barrier_sync(1 + idx(), 128 * size()); }
 };
 
 // from: the work tile that was split.

@@ -61,7 +61,7 @@ struct Config {
                 "more registers than the block begins with");
   // Words of masked-key bits: producers of single rows write one word for each eight keys.
   static constexpr int kMaskWords = kTma ? 2 : 8;
-  static constexpr ptx::Type kProduct = kType == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
+  static constexpr ptx::Type kMmaType = kType == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
 
   static_assert(kCluster == 1 || (kCluster == 2 && (kDequant || kTma)), "pairs of blocks share boxes or codes");
   static_assert(kType == common::kBFloat16 || kType == common::kFloat16, "wgmma takes 16-bit elements here");

@@ -107,7 +107,7 @@ __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& sm
   load_first_q(p, smem, q);
   common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kProducerThreads,
                                        32 * Config::kMathWarps, smem.check(),
-                                       [] { ptx::sync_some(kAllMath, 32 * Config::kMathWarps); });
+                                       [] { ptx::named_barrier_sync(kAllMath, 32 * Config::kMathWarps); });
   Accumulators a;
   for (TileCounts counts;; counts.next_work()) {
     ptx::wait_phase(smem.work_full(counts.slot()), counts.work_tiles() / kernels::kWorkSlots % 2);

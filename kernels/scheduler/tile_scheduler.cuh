@@ -141,7 +141,7 @@ class TileScheduler {
 
   __device__ __forceinline__ static int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
 
-  __device__ __forceinline__ bool is_beside() const { return kBeside && p_.few_q > 0; }
+  __device__ __forceinline__ bool is_beside() const { return kBeside && p_.max_decode_q > 0; }
 
   // Whether all items are known without the counter.
   __device__ __forceinline__ static bool has_one_round(int num_items) {

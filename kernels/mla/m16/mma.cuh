@@ -15,7 +15,7 @@
 namespace attune::mla {
 
 class M16Mma {
-  static_assert(!Config::kDequant, "packed rows: mla/half.cu");
+  static_assert(!Config::kDequant, "packed rows: mla/swap_ab.cu");
 
  public:
   // A lane loads eight neighbouring channels, and exchanges them with its three neighbours.

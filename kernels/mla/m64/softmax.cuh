@@ -84,14 +84,14 @@ __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, 
   const int warpgroup = math_warpgroup();
   // racecheck reports the stores beside receive_p()'s loads, and beside those below: the warps of a pair sync between
   // them.
-  ptx::sync_some(warp_pair(), 64);  // nobody reads P any more
+  ptx::named_barrier_sync(warp_pair(), 64);  // nobody reads P any more
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
     a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
     if (threadIdx.x % 4 == 0) smem.stats(warpgroup)[h] = make_float2(a.row_max[h], a.row_sum[h]);
   }
-  ptx::sync_some(warp_pair(), 64);
+  ptx::named_barrier_sync(warp_pair(), 64);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float2 other = smem.stats(1 - warpgroup)[h];
@@ -101,7 +101,7 @@ __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, 
     a.row_sum[h] = row_sum * rescale[h];
     if (a.row_max[h] != -ptx::infinity()) a.row_max[h] *= scale;
   }
-  ptx::sync_some(warp_pair(), 64);  // before the next work tile's stats are written
+  ptx::named_barrier_sync(warp_pair(), 64);  // before the next work tile's stats are written
 }
 
 }  // namespace attune::mla

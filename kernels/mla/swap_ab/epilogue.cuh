@@ -33,7 +33,7 @@ class SwapAbEpilogue {
 
  private:
   __device__ __forceinline__ static void arrive_row_stats_read() {
-    ptx::arrive_roles(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
+    ptx::named_barrier_arrive_unaligned(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
   }
   __device__ __forceinline__ int lane() const { return lane_; }
   // The lane's i-th row of the M block.

@@ -65,7 +65,7 @@ KernelSpec schedule_kernel(const WorkTiles& c, bool sparse, bool balanced) {
   return {"scheduler/persistent.cu",
           "attune_schedule_prefill",
           {define("ATTUNE_KEYS", c.keys), define("ATTUNE_SPARSE", sparse ? 1 : 0),
-           define("ATTUNE_SHARES", balanced ? 1 : 0)},
+           define("ATTUNE_BALANCED", balanced ? 1 : 0)},
           0};
 }
 

@@ -112,8 +112,8 @@ size_t Config::shared_bytes() const {
 
 KernelSpec Config::main_kernel() const {
   KernelSpec spec{
-      m16       ? "mla/few.cu"
-      : swap_ab ? "mla/half.cu"
+      m16       ? "mla/m16.cu"
+      : swap_ab ? "mla/swap_ab.cu"
                 : "mla/mla.cu",
       m16       ? "attune_mla_few"
       : swap_ab ? "attune_mla_half"

@@ -218,9 +218,9 @@ void choose_fp8_tiles(Config& c) {
 
 }  // namespace
 
-Config choose_config(const Problem& p, int num_sms, int few_q) {
+Config choose_config(const Problem& p, int num_sms, int max_decode_q) {
   Config c;
-  c.few_q = few_q;
+  c.max_decode_q = max_decode_q;
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.head_dim_v = static_cast<int>(p.head_dim_v);
   c.dtype = c.cache_dtype = p.q.dtype;
@@ -278,7 +278,7 @@ namespace {
 // splits depends on the number of all tiles, of which this is a lower bound.
 int blocks_alike(const Problem& p, const Config& c) {
   const bool plain = !p.cu_q && !p.cu_kv && !p.seqused && !c.cached && p.finished == nullptr && p.num_ranges == 0 &&
-                     !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.few_q == 0;
+                     !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.max_decode_q == 0;
   const int64_t ahead = p.fixed_kv - p.fixed_q, blocks = ceil_div(p.fixed_q, c.tokens_of_tile);
   const int64_t most = ceil_div(p.fixed_kv, c.keys);  // tiles of a block
   if (!plain || ahead < 0 || blocks * p.batch > c.max_work_tiles) return 0;
@@ -296,7 +296,7 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
   k.prologue.qkv_scale = p.prologue.qkv_scale;
   k.prologue.qkv_scale_stride = p.prologue.qkv_scale_stride;
   k.inverse_heads = 65535u / static_cast<unsigned>(c.heads_of_tile) + 1;
-  k.few_q = c.few_q;
+  k.max_decode_q = c.max_decode_q;
   k.blocks_each = blocks_alike(p, c);
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);

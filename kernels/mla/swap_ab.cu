@@ -44,7 +44,7 @@ __device__ __forceinline__ void run_softmax(const WorkTileParams& p, const SwapA
     a.run(smem.work(slot), smem.head_tile(slot));
     a.publish_row_stats();
     sync_swap_ab_math_warps();
-    ptx::sync_roles(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
+    ptx::named_barrier_sync_unaligned(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
   });
 }
 __device__ __forceinline__ void run_pv(const WorkTileParams& p, const SwapAbSmem& smem) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The m16 kernel: MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements;
 // dense or sparse. More heads are several M blocks. Unlike mla/mla.cu, it neither pads queries to 64 rows nor keeps
-// them in shared memory: three pipeline stages fill that, so that memory latency is hidden. Packed rows: mla/half.cu.
+// them in shared memory: three pipeline stages fill that, so that memory latency is hidden. Packed rows:
+// mla/swap_ab.cu.
 //
 // A work tile is a token and the key tiles that it may see, 64 keys each. Two producer warps copy them
 // (mla/producers/bulk_copy.cuh). Eight math warps (mla/m16/mainloop.cuh) share each tile: eight keys of S each, and 64
