@@ -168,7 +168,7 @@ TEST(CudaApi, RunsLikeTheirPlansAreTaken) {
     } else {
       EXPECT_NO_THROW(prefill::check_run(after, prefill::choose_config(after, kSms))) << list[i].name;
       if (name == "cuda_mixed") {
-        EXPECT_NO_THROW(decode::check_run(after, mixed::choose_configs(p, device).few)) << list[i].name;
+        EXPECT_NO_THROW(decode::check_run(after, mixed::choose_configs(p, device).steps)) << list[i].name;
       }
     }
     ++taken;

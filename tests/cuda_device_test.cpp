@@ -194,7 +194,7 @@ TEST_F(CudaDevice, ClustersShareMemory) {
 TEST_F(CudaDevice, TensorMapsCopyBoxesAndFillWithZeros) {
   constexpr int kRows = 8, kColumns = 32, kHeight = 100, kWidth = 60;
   const CompiledKernel& kernel = get_kernel({"selftest/tensor_map.cu",
-                                             "copy_box",
+                                             "tma_load",
                                              {{"ROWS", std::to_string(kRows)}, {"COLUMNS", std::to_string(kColumns)}},
                                              0},
                                             kDevice);

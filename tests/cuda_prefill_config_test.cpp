@@ -86,6 +86,29 @@ TEST(CudaPrefillConfig, GivesAxesOfOneElementAStride) {
   }
 }
 
+// A run encodes the maps that its kernel copies by, and no others.
+TEST(CudaPrefillConfig, DescribesMapsThatAreUsed) {
+  struct {
+    const char* rest;
+    bool cache, dense;
+  } const kCalls[] = {
+      {R"("kv": "dense")", false, true},
+      {R"("kv": "paged")", true, false},
+      {R"("kv": "paged", "new_tokens": true)", true, true},
+      {R"("kv": "paged", "cache": {"layout": "xpacked", "page_size": 24})", false, false},  // gathered by cp.async
+  };
+  for (const auto& x : kCalls) {
+    cases::Problem problem(tests::make_case(std::string(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64],
+        "dtype": "bf16", "seqlens_q": [40], "seqlens_kv": [40], "causal": true, )") +
+                                            x.rest + "}"));
+    const Problem p = make_problem(problem.host(), Data::kRequired);
+    const prefill::Maps m = prefill::describe_maps(p, prefill::choose_config(p, 132));
+    EXPECT_EQ(m.q.rank, 4) << x.rest;
+    for (const TensorMapDesc* map : {&m.k, &m.v}) EXPECT_EQ(map->rank != 0, x.cache) << x.rest;
+    for (const TensorMapDesc* map : {&m.dense_k, &m.dense_v}) EXPECT_EQ(map->rank != 0, x.dense) << x.rest;
+  }
+}
+
 // Rows of a block lie within 2^31 elements where they are found by offsets of 32 bits.
 TEST(CudaPrefillConfig, FindsPlainRowsBy32Bits) {
   cases::Problem problem(tests::make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16",

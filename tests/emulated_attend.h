@@ -34,15 +34,15 @@ inline void emulate_attention(const attune_attention& a, int num_sms) {
   } else if (name == "cuda_mixed") {
     decode::DeviceShape device;
     device.num_sms = num_sms;
-    const auto [prompts, few] = mixed::choose_configs(p, device);
-    const size_t few_begin = prompts.workspace_bytes();
-    cases::Workspace workspace(cases::host_memory(), few_begin + few.workspace_bytes());
+    const auto [prompts, steps] = mixed::choose_configs(p, device);
+    const size_t decode_begin = prompts.workspace_bytes();
+    cases::Workspace workspace(cases::host_memory(), decode_begin + steps.workspace_bytes());
     auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
     const kernels::WorkTileParams of_prompts = prefill::to_params(p, prompts, memory);
-    const kernels::AttentionParams of_few = decode::to_params(p, few, memory + few_begin);
+    const kernels::AttentionParams of_decode = decode::to_params(p, steps, memory + decode_begin);
     emulate_schedule(prompts, of_prompts);
-    emulate_decode_schedule(few, of_few);
-    emulate_decode(few, of_few);
+    emulate_decode_schedule(steps, of_decode);
+    emulate_decode(steps, of_decode);
     emulate_attention(p, prompts, of_prompts);
     EXPECT_EQ(workspace.buffer.check_guards(), "");
   } else if (name.starts_with("cuda_prefill")) {

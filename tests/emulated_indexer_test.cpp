@@ -88,7 +88,7 @@ TEST(IndexerDivisor, IsExactBelowTwoToThe31) {
     for (const int64_t near : {-1, 0, 1}) divisors.push_back((int64_t{1} << bit) + near);
   }
   for (const int64_t d : divisors) {
-    const kernels::Divisor by = kernels::divisor_of(d);
+    const kernels::Divisor by = kernels::make_divisor(d);
     for (int64_t q = 0; q <= kMost / d; q = q < 3 ? q + 1 : q * 3 / 2 + 1) {
       for (const int64_t a : {q * d - 1, q * d, q * d + 1}) {
         if (a < 0 || a > kMost) continue;

@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kRandomCases = 300;
 constexpr int kFew = 3;  // multiprocessors, so that each block takes several work tiles and pieces
 
-enum Parts { kPrompts = 1, kFewQueries = 2, kBoth = 3 };
+enum Parts { kPrompts = 1, kDecodeQueries = 2, kBoth = 3 };
 
 class EmulatedMixed : public tests::Emulated {
  protected:
@@ -29,27 +29,27 @@ class EmulatedMixed : public tests::Emulated {
   static void attend_prompts(const Problem& p, const prefill::Config& c, std::byte* workspace, bool alone) {
     prefill::check_run(p, c);
     const kernels::WorkTileParams params = prefill::to_params(p, c, workspace);
-    if (alone) ++params.list->few_begun;
+    if (alone) ++params.list->decode_begun;
     emulate_attention(p, c, params);
-    if (params.list->few_ended != params.list->few_begun)
+    if (params.list->prefill_ended != params.list->decode_begun)
       throw std::runtime_error("the kernel of prompts has not counted the run that it ends with");
   }
 
-  static void schedule_few(const Problem& p, const decode::Config& c, std::byte* workspace) {
+  static void schedule_decode(const Problem& p, const decode::Config& c, std::byte* workspace) {
     emulate_decode_schedule(c, decode::to_params(p, c, workspace));
   }
-  static void attend_few(const Problem& p, const decode::Config& c, std::byte* workspace) {
+  static void attend_decode(const Problem& p, const decode::Config& c, std::byte* workspace) {
     decode::check_run(p, c);
     emulate_decode(c, decode::to_params(p, c, workspace));
   }
 
   // Rows of the part that does not run must stay as they are.
-  static void expect_only(const cases::Case& spec, int few_q, Parts parts, cases::Expected& expected) {
+  static void expect_only(const cases::Case& spec, int max_decode_q, Parts parts, cases::Expected& expected) {
     if (parts == kBoth) return;
     std::vector<bool> is_few;  // of each row
-    for (const int64_t n : spec.seqlens_q) is_few.insert(is_few.end(), static_cast<size_t>(n), n <= few_q);
+    for (const int64_t n : spec.seqlens_q) is_few.insert(is_few.end(), static_cast<size_t>(n), n <= max_decode_q);
     for (size_t i = 0; i < expected.rows.size(); ++i) {
-      if (is_few.at(static_cast<size_t>(expected.rows[i].row)) != (parts == kFewQueries))
+      if (is_few.at(static_cast<size_t>(expected.rows[i].row)) != (parts == kDecodeQueries))
         expected.results[i].written = false;
     }
   }
@@ -62,22 +62,22 @@ class EmulatedMixed : public tests::Emulated {
     if (!mixed_kernel().coverage.difference(traits_of(given, a)).empty() || !mixed_kernel().refusal(given).empty())
       return tests::kNotCovered;
     cases::Expected expected = cases::evaluate(problem);
-    const int few_q = mixed::few_queries(given);
-    expect_only(spec, few_q, parts, expected);
+    const int max_decode_q = mixed::max_decode_queries(given);
+    expect_only(spec, max_decode_q, parts, expected);
     const bool prepares = attention::has_prologue(given);
     decode::DeviceShape device;
     device.num_sms = kFew;
-    const auto [prompts, few] = mixed::choose_configs(given, device);
-    const size_t few_begin = prompts.workspace_bytes(), rows_begin = few_begin + few.workspace_bytes();
+    const auto [prompts, steps] = mixed::choose_configs(given, device);
+    const size_t decode_begin = prompts.workspace_bytes(), rows_begin = decode_begin + steps.workspace_bytes();
     cases::Workspace workspace(cases::host_memory(), rows_begin + attention::prologue_bytes(given));
     auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
     const Problem p = prepares ? attention::after_prologue(given, memory + rows_begin) : given;
     try {
       if (prepares) launch_prepare(attention::to_prepare(given, memory + rows_begin), kFew);
       schedule_prompts(p, prompts, memory);
-      schedule_few(p, few, memory + few_begin);
+      schedule_decode(p, steps, memory + decode_begin);
       for (int i = 0; i < layers; ++i) {
-        if ((parts & kFewQueries) != 0) attend_few(p, few, memory + few_begin);
+        if ((parts & kDecodeQueries) != 0) attend_decode(p, steps, memory + decode_begin);
         if ((parts & kPrompts) != 0) attend_prompts(p, prompts, memory, parts == kPrompts);
       }
     } catch (const std::exception& e) {
@@ -93,7 +93,7 @@ class EmulatedMixed : public tests::Emulated {
       const cases::Case spec = tests::make_case(cases::Row(common).with(more));
       EXPECT_EQ(run(spec, kBoth, layers), "") << more;
       EXPECT_EQ(run(spec, kPrompts), "") << more << ", prompts alone";
-      EXPECT_EQ(run(spec, kFewQueries), "") << more << ", few queries alone";
+      EXPECT_EQ(run(spec, kDecodeQueries), "") << more << ", few queries alone";
     }
   }
 };
@@ -184,16 +184,16 @@ TEST_F(EmulatedMixed, LeavesBlocksToThePrompts) {
     const Problem p = make_problem(problem.device(), Data::kRequired);
     decode::DeviceShape device;
     device.num_sms = 12;
-    const auto [prompts, few] = mixed::choose_configs(p, device);
-    const size_t few_begin = prompts.workspace_bytes();
-    cases::Workspace workspace(cases::host_memory(), few_begin + few.workspace_bytes());
+    const auto [prompts, steps] = mixed::choose_configs(p, device);
+    const size_t decode_begin = prompts.workspace_bytes();
+    cases::Workspace workspace(cases::host_memory(), decode_begin + steps.workspace_bytes());
     auto* const memory = static_cast<std::byte*>(workspace.buffer.device());
     problem.arena().upload();
     schedule_prompts(p, prompts, memory);
-    schedule_few(p, few, memory + few_begin);
-    const auto* ranges = reinterpret_cast<const kernels::StreamKRange*>(memory + few_begin);
+    schedule_decode(p, steps, memory + decode_begin);
+    const auto* ranges = reinterpret_cast<const kernels::StreamKRange*>(memory + decode_begin);
     int live = 0;
-    for (int i = 0; i < few.blocks; ++i) live += ranges[i].live;
+    for (int i = 0; i < steps.blocks; ++i) live += ranges[i].live;
     EXPECT_GE(live, x.least) << x.lengths;
     EXPECT_LE(live, x.most) << x.lengths;
     EXPECT_LE(live, ranges[0].blocks) << x.lengths;

@@ -11,11 +11,16 @@ namespace attune::cuda {
 inline void emulate_mla(const Problem& p, const mla::Config& c, const kernels::WorkTileParams& params) {
   using ptx::TensorMap;
   using Attend = void (*)(kernels::WorkTileParams, TensorMap, TensorMap, TensorMap);
+  using AttendWithoutMaps = void (*)(kernels::WorkTileParams);
   const mla::Maps m = mla::describe_maps(p, c);
-  const auto attend = reinterpret_cast<Attend>(emulator::find_kernel(c.main_kernel()));
+  void* const kernel = emulator::find_kernel(c.main_kernel());
   emulator::run(
       static_cast<unsigned>(c.blocks), c.threads(),
-      [&] { attend(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k), emulator::tensor_map(m.dense_k)); },
+      [&] {
+        if (!c.has_maps()) return reinterpret_cast<AttendWithoutMaps>(kernel)(params);
+        reinterpret_cast<Attend>(kernel)(params, emulator::tensor_map(m.q), emulator::tensor_map(m.k),
+                                         emulator::tensor_map(m.dense_k));
+      },
       static_cast<unsigned>(c.cluster));
   if (!c.splits) return;
   const auto combine = reinterpret_cast<void (*)(kernels::WorkTileParams)>(emulator::find_kernel(c.combine_kernel()));

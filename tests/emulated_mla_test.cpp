@@ -151,7 +151,7 @@ TEST_F(EmulatedMla, Prologues) {
 
 // The key with nearly all of P has a value of about 2^-23 in some channel, so that keys whose P vanishes in fp16 are
 // missed there.
-TEST_F(EmulatedMla, WeightsThatVanishInHalf) {
+TEST_F(EmulatedMla, WeightsThatVanishInFp16) {
   check(R"("dtype": "f16", "data": "spread", "shared_kv": true, "head_dim": [576, 512], "heads": [20, 1],
         "seqlens_q": [3], "seqlens_kv": [64], "kv": "paged", "cache": {"page_size": 3}, "causal": true)",
         {R"("name": "fp16 weights that vanish 3")", R"("name": "fp16 weights that vanish 40")"});

@@ -206,9 +206,9 @@ TEST_F(EmulatedRacesIn, LatentCachesOfFewRows) {
   const cases::Row common(
       R"("max_seqlens": true, "causal": true, "head_dim": [576, 512], "dtype": "bf16", "kv": "paged",
                                 "queries": "fixed")");
-  check("mla/half.cu",
+  check("mla/swap_ab.cu",
         common.with(R"("heads": [16, 1], "cache": {"format": "mla_656"}, "seqlens_kv": [300, 70, 130])"));
-  check("mla/few.cu", common.with(R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true,
+  check("mla/m16.cu", common.with(R"("heads": [16, 1], "cache": {"page_size": 64}, "shared_kv": true,
                                   "seqlens_kv": [300, 700])"),
         132);
 }

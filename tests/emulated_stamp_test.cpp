@@ -133,7 +133,7 @@ const char* const kHiddenPrompt = R"({"name": "x", "kv": "dense", "heads": [2, 2
 const char* const kLists = R"({"name": "x", "kv": "slots", "heads": [64, 1], "head_dim": [576, 512], "dtype": "bf16",
     "shared_kv": true, "seqlens_q": [2, 1], "sparse": {"topk": 100, "topk_length": "token", "slots": 256},
     "poison": false})";
-// Of 16 heads: mla/half.cu.
+// Of 16 heads: mla/swap_ab.cu.
 const char* const kTwoLists = R"({"name": "x", "kv": "slots", "heads": [16, 1], "head_dim": [576, 512],
     "dtype": "bf16", "cache": {"format": "mla_656"}, "seqlens_q": [2, 1],
     "sparse": {"topk": 100, "topk_length": "batch"}, "extra": {"topk": 40, "topk_length": "token"}, "poison": false})";

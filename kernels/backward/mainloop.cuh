@@ -51,13 +51,13 @@ class Mainloop {
       ptx::wait_phase(smem_.full(pipe.stage), pipe.phase);
       multiply<Config::kStepsX>(own_x, smem_.tile_x(pipe.stage), s);
       multiply<Config::kStepsY>(own_y, smem_.tile_y(pipe.stage), d);
-      ptx::wait_products<1>();  // S, and the products of the tile before
+      ptx::wgmma_wait<1>();  // S, and the products of the tile before
       ptx::pin(s);
       ptx::pin(a.x);
       if (i > 0) release(before.stage);
       const bool all_seen = !__any_sync(0xffffffffu, !sees_all(row));
       softmax(all_seen, row, pipe.stage, s);
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       ptx::pin(d);
       gradient_of_scores(all_seen, row, pipe.stage, s, d);
       pack(d, ds);
@@ -67,13 +67,13 @@ class Mainloop {
       }
       accumulate(smem_.tile_x(pipe.stage), ds, a.x);
       // The registers of P are needed for the next S.
-      if constexpr (Config::kOfKeys) ptx::wait_products<1>(), ptx::pin(a.y);
+      if constexpr (Config::kOfKeys) ptx::wgmma_wait<1>(), ptx::pin(a.y);
       before = pipe;
       pipe.template next<Config::kStages>();
       row += Config::kTile;
       if (--left == 0) row = work_.first, left = work_.tiles;  // the next head
     }
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     pin(a);
   }
 
@@ -90,13 +90,13 @@ class Mainloop {
   __device__ __forceinline__ static void multiply(ptx::Descriptor own, unsigned tile, float (&to)[kScores]) {
     const ptx::Descriptor other = ptx::uniform(ptx::descriptor_k_major(tile));
     ptx::pin(to);
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      ptx::Product<Config::kTile, Config::kMmaType>::shared(to, own + step(i, Config::kRows),
+      ptx::Wgmma<Config::kTile, Config::kMmaType>::shared(to, own + step(i, Config::kRows),
                                                             other + step(i, Config::kTile), i == 0 ? 0 : 1);
     }
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
   // Units of 16 bytes from the first k-step's operand to that of k-step i.
   __device__ __forceinline__ static constexpr int step(int i, int rows) {
@@ -109,11 +109,11 @@ class Mainloop {
                                                              float (&to)[kChannels / 2]) {
     ptx::pin(to);
     ptx::pin(weights);
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Config::kTile / 16; ++i)
-      ptx::Product<kChannels, Config::kMmaType>::registers(to, weights + 4 * i, tile + i * (16 * 128 >> 4), 1);
-    ptx::commit_products();
+      ptx::Wgmma<kChannels, Config::kMmaType>::registers(to, weights + 4 * i, tile + i * (16 * 128 >> 4), 1);
+    ptx::wgmma_commit();
   }
   template <int kHalf, int kCount>
   __device__ __forceinline__ static void accumulate(unsigned tile, unsigned (&weights)[kCount], float (&to)[kHalf]) {

@@ -56,7 +56,7 @@ class Producer {
     const int at = static_cast<int>(of_keys ? work_.s.kv_row : work_.s.q_row) + row;
 #pragma unroll
     for (int line = 0; line < kLines; ++line)
-      ptx::copy_box(to + line * kCount * 128, map, full, 64 * line, head, at, flat ? 0 : work_.batch);
+      ptx::tma_load(to + line * kCount * 128, map, full, 64 * line, head, at, flat ? 0 : work_.batch);
   }
 
   const BackwardParams& p_;

@@ -2,16 +2,10 @@
 // The parameters of all attention kernels. Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
-#include "common/divisor.h"
+#include "common/host_device.h"
 #include "common/prologue_params.h"
 
 namespace attune::kernels {
-
-// One axis of a table of int32, or a vector. data null: absent.
-struct IntTable {
-  const int* data;
-  long long row_stride, col_stride;  // in elements
-};
 
 // Rows of K, or of V, of the tokens whose queries these are, of q's type: strides as q's, heads are KV heads. data
 // null: absent.
@@ -126,12 +120,12 @@ struct AttentionParams {
   int head_lanes;   // a power of two that divides num_heads_kv
   int row_blocks;   // of a sequence, in the cluster kernel
   int whole_pairs;  // of all kernels: nothing is split (batch invariance)
-  // A mixed batch runs two kernels beside each other: decode takes sequences of at most few_q queries, prefill the
-  // others. Alone, decode has the largest int and prefill 0.
-  int few_q;
+  // A mixed batch runs two kernels beside each other: decode takes sequences of at most max_decode_q queries, prefill
+  // the others. Alone, decode has the largest int and prefill 0.
+  int max_decode_q;
   const long long* prompt_tiles;  // decode: the number of tiles in prefill's schedule, or null
   float prompt_tile;              // the cost of one of them, in tiles of decode
-  unsigned* few_begun;            // decode: counts its runs, for prefill to wait on; or null
+  unsigned* decode_begun;            // decode: counts its runs, for prefill to wait on; or null
   int checks_stamp;               // an earlier call made the schedule: compare stamps (common/stamp.cuh)
   unsigned stamp_of_call;         // the stamp of all that the host knows: shapes, windows
   IntTable stamped_kv;            // offsets of dense keys, which are stamped too

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a cached key to its page and slot.
+// From a cached key to its page and slot, and to its scale.
 #pragma once
 
-#include "common/sequence.cuh"
+#include "common/int_table.cuh"
 #include "common/work_tile_params.h"
 
 namespace attune::common {
@@ -33,6 +33,20 @@ __device__ __forceinline__ bool is_there(const WorkTileParams& p, int page) { re
 // Whether the page of a cached key's value exists. Keys without a value are masked.
 __device__ __forceinline__ bool has_value(const WorkTileParams& p, int batch, int key) {
   return p.v_page_table.data == nullptr || is_there(p, find_slot(p, batch, key, true).page);
+}
+
+constexpr int kScaleByToken = 3;  // of KvScale::mode
+
+// The dequantization scale of a cached key.
+__device__ __forceinline__ float scale_of(const WorkTileParams& p, const kernels::WorkTile& t, int kv_head, int key,
+                                          bool values) {
+  const kernels::KvScale& scale = values ? p.v_scale : p.k_scale;
+  if (scale.mode == 0) return 1.0f;
+  if (scale.mode == 1) return scale.data[0];
+  if (scale.mode == 2) return scale.data[kv_head * scale.head_stride];
+  const Slot s = find_slot(p, t.batch, key, values);
+  if (!is_there(p, s.page)) return 0.0f;
+  return scale.data[s.page * scale.page_stride + s.slot * scale.slot_stride + kv_head * scale.head_stride];
 }
 
 }  // namespace attune::common

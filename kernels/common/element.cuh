@@ -12,6 +12,15 @@ __host__ __device__ constexpr int element_size(int dtype) {
   return dtype == kFloat32 ? 4 : dtype == kFloat16 || dtype == kBFloat16 ? 2 : 1;
 }
 
+constexpr bool is_16_bit(int dtype) { return dtype == kFloat16 || dtype == kBFloat16; }
+
+// Two elements of a 16-bit type: one rounding, to nearest even.
+template <int kType>
+__device__ __forceinline__ unsigned pack(float lo, float hi) {
+  if constexpr (kType == kBFloat16) return ptx::pack_bf16(lo, hi);
+  return ptx::pack_f16(lo, hi);
+}
+
 // Element i of an array.
 __device__ __forceinline__ float load_element(int dtype, const void* array, long long i) {
   const char* at = static_cast<const char*>(array) + i * element_size(dtype);

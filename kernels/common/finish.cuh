@@ -3,7 +3,8 @@
 #pragma once
 
 #include "common/element.cuh"
-#include "common/sequence.cuh"
+#include "common/int_table.cuh"
+#include "common/work_tile_params.h"
 #include "ptx/math.cuh"
 
 namespace attune::common {
@@ -25,6 +26,12 @@ __device__ __forceinline__ long long row_offset(const AttentionParams& p, int ba
                                                 long long head_stride) {
   return (p.cu_seqlens_q.data != nullptr ? q_begin * row_stride : batch * batch_stride) + query * row_stride +
          head * head_stride;
+}
+
+// Element offset of a work tile's row in `out`.
+__device__ __forceinline__ long long out_at(const kernels::WorkTileParams& p, const kernels::WorkTile& t, int token,
+                                            int head) {
+  return row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride);
 }
 
 // Returns the factor that normalises the O of a row with row_max `max` (base 2) and row_sum `sum`: 1 / sum, with sinks

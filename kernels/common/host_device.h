@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For headers that host and device share. Compiled by NVRTC and by the host's compiler; no standard headers.
+// Arithmetic that host and device share. Compiled by NVRTC and by the host's compiler; no standard headers.
 #pragma once
 
 #ifdef __CUDACC__
@@ -11,5 +11,20 @@
 namespace attune::kernels {
 
 ATTUNE_SHARED_FUNCTION int align_up(int x, int to) { return (x + to - 1) / to * to; }
+
+// n / divisor for 0 <= n < 2^31: n * multiplier >> shift. A division by a number that the compiler does not know is 30
+// instructions, one after the other.
+struct Divisor {
+  unsigned multiplier;
+  int shift;
+};
+ATTUNE_SHARED_FUNCTION Divisor make_divisor(unsigned divisor) {
+  int shift = 31;
+  while (shift < 62 && (1ull << (shift - 31)) < divisor) ++shift;
+  return {static_cast<unsigned>(((1ull << shift) + divisor - 1) / divisor), shift};
+}
+ATTUNE_SHARED_FUNCTION int divide(long long n, Divisor by) {
+  return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(n)) * by.multiplier >> by.shift);
+}
 
 }  // namespace attune::kernels

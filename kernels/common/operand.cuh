@@ -206,12 +206,6 @@ __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], const
   }
 }
 
-template <int kComputeType>
-__device__ __forceinline__ unsigned pack(float lo, float hi) {
-  if constexpr (kComputeType == kBFloat16) return ptx::pack_bf16(lo, hi);
-  return ptx::pack_f16(lo, hi);
-}
-
 // The rounded numbers of a pack, as fp32.
 template <int kComputeType>
 __device__ __forceinline__ float low_half(unsigned x) {

@@ -6,7 +6,7 @@
 namespace attune::kernels {
 
 // An int32 table [rows, columns], or a vector along the columns. data null: absent.
-struct IntList {
+struct IntTable {
   const int* data;
   long long row_stride, column_stride;  // in elements
 };
@@ -24,7 +24,7 @@ struct PrologueParams {
   long long qkv_scale_stride;  // in elements, as all strides without a word
   FloatTable q_bias, k_bias, v_bias;
   FloatTable ia3_k, ia3_v;
-  IntList ia3_task;  // [batch]; absent: task 0
+  IntTable ia3_task;  // [batch]; absent: task 0
   long long num_tasks;
 
   const float* cos_sin;  // [num_tables, num_positions, rotary_dim]; null: no RoPE
@@ -32,8 +32,8 @@ struct PrologueParams {
   long long num_tables, num_positions;
   int rotary_dim, rope_offset, interleaved;
   int cos_sin_vector;        // rows of the table are contiguous and aligned to 16 bytes
-  IntList rope_table_index;  // [batch]
-  IntList positions;         // [total_q, components]
+  IntTable rope_table_index;  // [batch]
+  IntTable positions;         // [total_q, components]
   int components;            // of positions: 1, or 3 for mRoPE
   int mrope_interleaved;
   int mrope_section[3];

@@ -32,7 +32,7 @@ struct RowScale {
 struct RowCache {
   RowPlane k, v;
   RowScale k_scale, v_scale;
-  IntList page_table, v_page_table, batch_index;
+  IntTable page_table, v_page_table, batch_index;
   long long num_pages, page_size, capacity;  // capacity: most tokens of a sequence
   long long ring_capacity;
   int paged;

@@ -5,7 +5,7 @@
 // computes the stamp again while its first copies are in flight. If the two differ, it writes NaN to every row.
 #pragma once
 
-#include "common/sequence.cuh"
+#include "common/int_table.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/reduce.cuh"
 

@@ -44,8 +44,8 @@ struct alignas(16) WorkList {
   long long num_tiles;  // of all work tiles, times head tiles
   // Flags that kernels acquire to see the writes of kernels before the previous one (ptx/atomic.cuh).
   unsigned seen;         // 1 once a block of the attention kernel has the list: for the kernel that combines
-  unsigned few_begun;    // mixed batches: runs that decode has begun,
-  unsigned few_ended;    // and runs that this kernel, beside decode, has ended
+  unsigned decode_begun;    // mixed batches: runs that decode has begun,
+  unsigned prefill_ended;    // and runs that this kernel, beside decode, has ended
   unsigned blocks_done;  // of the current run; 0 before and after a run
   unsigned stamp;        // common/stamp.cuh
 };
@@ -67,9 +67,7 @@ struct RowPool {
   long long page_stride, slot_stride, head_stride;  // in bytes
   long long batch_stride;                           // of dense rows
   int num_slots, page_size;
-  // x / page_size is x * page_magic >> page_shift, for x below 2^31.
-  unsigned page_magic;
-  int page_shift;
+  Divisor by_page_size;
 };
 
 struct WorkTileParams : AttentionParams {

@@ -84,7 +84,7 @@ __device__ __noinline__ void write_row(const kernels::KvPlane& plane, const kern
     const long long at =
         plane.contiguous ? d : d / plane.pack * plane.outer_stride + d % plane.pack * plane.inner_stride;
     common::store_run<1>(Config::kKvType, common::encode_run<1>(Config::kKvType, code), to + at * Config::kElement, 0,
-                       false);
+                         false);
   }
 }
 

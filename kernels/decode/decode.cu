@@ -56,7 +56,8 @@ extern "C" __global__ void __launch_bounds__(attune::decode::Config::kThreads, a
   if constexpr (Config::kPadded) clear_stages(shared);
   ptx::wait_for_previous_kernels();
   // Tells the prefill kernel beside this one that previous kernels' writes are visible (prefill/block.cuh).
-  if (p.few_begun != nullptr && blockIdx.x == 0 && threadIdx.x == 0) ptx::store_release(p.few_begun, *p.few_begun + 1);
+  if (p.decode_begun != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
+    ptx::store_release(p.decode_begun, *p.decode_begun + 1);
   ptx::allow_next_kernel();
 
   if (!fetch_range(p, shared)) return;

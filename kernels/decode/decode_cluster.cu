@@ -33,7 +33,7 @@ __device__ __forceinline__ void fetch_table(const AttentionParams& p, int batch,
   const int lane = static_cast<int>(threadIdx.x % 32), entry = lane * kLine;
   if (p.paged == 0 || p.page_shift < 0 || entry > (p.capacity - 1) >> p.page_shift) return;
   ptx::copy_async<4>(ptx::shared_address(unread) + lane * 4,
-                     p.page_table.data + batch * p.page_table.row_stride + entry * p.page_table.col_stride, 4);
+                     p.page_table.data + batch * p.page_table.row_stride + entry * p.page_table.column_stride, 4);
 }
 
 // This block's split, as a range. live is 0 in all blocks of the cluster if there are no queries; a block that has just

@@ -97,7 +97,7 @@ __device__ __forceinline__ void merge_row_stats(const AttentionParams& p, const 
     if (partial.out == nullptr) {
       const int packed = split.row_begin + row, query = kernels::divide(packed, p.by_group);
       const float normalise = common::finish_row(p, split.batch, q_begin, query,
-                                               split.head * p.group + packed - query * p.group, row_max, row_sum);
+                                                 split.head * p.group + packed - query * p.group, row_max, row_sum);
       factor = row_max == -ptx::infinity() && row_sum == 0 ? 0.0f : factor * normalise;
     } else {
       partial.stats[2 * row] = row_max;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void store_channels(const AttentionParams& p, const S
     const int packed = split.row_begin + row, query = kernels::divide(packed, p.by_group);
     const long long at =
         common::row_offset(p, split.batch, q_begin, query, split.head * p.group + packed - query * p.group,
-                         p.out_batch_stride, p.out_row_stride, p.out_head_stride) +
+                           p.out_batch_stride, p.out_row_stride, p.out_head_stride) +
         channel * p.out_dim_stride;
     store_four(p, at, sum);
   }

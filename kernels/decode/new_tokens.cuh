@@ -97,7 +97,7 @@ struct NewTokens {
                                             bool append, float* scratch) {
     const TokenRow at = key_row(p, s, batch, head, i);
     prepare_in_memory<Config::kHeadDimQk, common::kRowOfK, kPaddedDimQk>(p, at, p.new_k.data, p.new_k.dim_stride,
-                                                                       scratch);
+                                                                         scratch);
     if (p.v_is_k) {
       for (int d = threadIdx.x % 32; d < kPaddedDimV; d += 32) scratch[kPaddedDimQk + d] = scratch[d];
     } else {

@@ -5,8 +5,8 @@
 // through shared memory in loops (prepare_in_memory).
 #pragma once
 
+#include "common/int_table.cuh"
 #include "common/prologue_row.cuh"
-#include "common/sequence.cuh"
 #include "decode/config.cuh"
 
 namespace attune::decode {

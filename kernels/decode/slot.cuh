@@ -2,7 +2,7 @@
 // From a token of a sequence to its slot in the cache.
 #pragma once
 
-#include "common/sequence.cuh"
+#include "common/int_table.cuh"
 
 namespace attune::decode {
 
@@ -33,9 +33,9 @@ __device__ __forceinline__ Slot find_in_rows(const AttentionParams& p, const int
                         : static_cast<int>(static_cast<unsigned>(at) / static_cast<unsigned>(p.page_size));
   Slot s{};
   // Unsigned: a multiplication of half the width.
-  s.k_page = table[static_cast<long long>(static_cast<unsigned>(entry)) * p.page_table.col_stride];
+  s.k_page = table[static_cast<long long>(static_cast<unsigned>(entry)) * p.page_table.column_stride];
   if (p.v.table_is_own)
-    s.own_v_page = v_table[static_cast<long long>(static_cast<unsigned>(entry)) * p.v_page_table.col_stride];
+    s.own_v_page = v_table[static_cast<long long>(static_cast<unsigned>(entry)) * p.v_page_table.column_stride];
   s.offset = at - entry * p.page_size;
   return s;
 }

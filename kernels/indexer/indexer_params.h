@@ -3,25 +3,12 @@
 // headers. Strides of rows are in bytes.
 #pragma once
 
+#include "common/host_device.h"
 #include "common/row_cache.h"
 
 namespace attune::kernels {
 
 constexpr int kIndexTileRows = 32;  // rows of a tile at most: a bit each
-
-// Division of numbers below 2^31 by a divisor that the host knows; an ordinary one would take twenty instructions.
-struct Divisor {
-  unsigned multiplier;  // floor(2^(31 + l) / divisor) + 1, l the least with divisor <= 2^l
-  int shift;            // 31 + l
-};
-constexpr Divisor divisor_of(long long divisor) {
-  int l = 0;
-  while ((1ll << l) < divisor) ++l;
-  return {static_cast<unsigned>((1ull << (31 + l)) / static_cast<unsigned long long>(divisor) + 1), 31 + l};
-}
-constexpr int divide(long long a, Divisor by) {
-  return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(a)) * by.multiplier >> by.shift);
-}
 
 // The rows: their sequences, and the keys that they see.
 struct IndexRows {
@@ -33,7 +20,7 @@ struct IndexRows {
   int batch, causal;
   int* offsets;  // [batch + 1], by owners.cu: cu_seqlens clamped to the rows, never decreasing; null: fixed
   int* owners;   // [total], by owners.cu: the sequence of each row, -1: none
-  IntList cu_seqlens, seqused, key_begin, key_end;
+  IntTable cu_seqlens, seqused, key_begin, key_end;
   int max_seqlen_kv;
   int has_cache;
   RowCache cache;
@@ -70,7 +57,7 @@ struct IndexSelectParams {
   int* topk_length;              // null: not wanted
   long long topk_length_stride;  // in elements
   int slots;                     // entries are slots, not positions
-  IntList slot_table;            // absent: slots of the cache
+  IntTable slot_table;            // absent: slots of the cache
   int slot_page_size, slot_pages;
   Divisor by_slot_page;
 };

@@ -29,7 +29,7 @@ __device__ __forceinline__ void find_offsets(const IndexRows& p) {
   int before = 0;
   for (long long base = 0; base <= p.batch; base += kThreads) {
     const long long j = base + threadIdx.x;
-    int upto = running_max(j <= p.batch ? clamp_int(at(p.cu_seqlens, j), 0, p.total) : 0);
+    int upto = running_max(j <= p.batch ? clamp_int(int_at(p.cu_seqlens, j), 0, p.total) : 0);
     if (lane == 31) warp_max[warp] = upto;
     __syncthreads();
     int next = before;

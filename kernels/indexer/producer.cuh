@@ -107,7 +107,7 @@ class Producer {
     const int head = pass_ * Config::kN + static_cast<int>(threadIdx.x);
     if (threadIdx.x < Config::kN && head < Config::kHeads) {
       weight_ = common::load_element(p_.weights.dtype,
-                                   row_of(p_.rows, p_.weights, row_) + head * p_.weights.head_stride, 0);
+                                     row_of(p_.rows, p_.weights, row_) + head * p_.weights.head_stride, 0);
       scale_ = p_.q_scale.data == nullptr
                    ? 1.0f
                    : *reinterpret_cast<const float*>(row_of(p_.rows, p_.q_scale, row_) + head * p_.q_scale.head_stride);

@@ -2,22 +2,17 @@
 // The sequence of a row, the keys that it sees, and their slots: core/indexer.h on the device.
 #pragma once
 
+#include "common/int_table.cuh"
 #include "indexer/indexer_params.h"
 
 namespace attune::indexer {
 
+using common::clamp_int;
+using common::int_at;
 using kernels::divide;
 using kernels::Divisor;
 using kernels::IndexRows;
-using kernels::IntList;
 
-__device__ __forceinline__ int at(const IntList& t, long long i) { return t.data[i * t.column_stride]; }
-__device__ __forceinline__ int at(const IntList& t, long long i, long long j) {
-  return t.data[i * t.row_stride + j * t.column_stride];
-}
-__device__ __forceinline__ int clamp_int(long long x, long long low, long long high) {
-  return static_cast<int>(x < low ? low : x > high ? high : x);
-}
 // Address of row r of a tensor whose rows may be nested in an outer axis.
 __device__ __forceinline__ long long row_offset(const IndexRows& p, long long outer_stride, long long row_stride,
                                                 long long row) {
@@ -52,7 +47,7 @@ __device__ __forceinline__ Owner owner_of(const IndexRows& p, long long row) {
 }
 
 __device__ __forceinline__ int num_keys(const IndexRows& p, int sequence) {
-  return clamp_int(at(p.seqused, sequence), 0, p.max_seqlen_kv);
+  return clamp_int(int_at(p.seqused, sequence), 0, p.max_seqlen_kv);
 }
 
 // Keys [begin, end) of a row.
@@ -64,8 +59,8 @@ struct KeyRange {
 __device__ __forceinline__ KeyRange visible(const IndexRows& p, long long row, int i, int n, int s) {
   KeyRange r{0, s};
   if (p.causal) r.end = clamp_int(static_cast<long long>(s) - n + i + 1, 0, s);
-  if (p.key_end.data != nullptr) r.end = clamp_int(at(p.key_end, row), 0, r.end);
-  if (p.key_begin.data != nullptr) r.begin = clamp_int(at(p.key_begin, row), 0, r.end);
+  if (p.key_end.data != nullptr) r.end = clamp_int(int_at(p.key_end, row), 0, r.end);
+  if (p.key_begin.data != nullptr) r.begin = clamp_int(int_at(p.key_begin, row), 0, r.end);
   return r;
 }
 
@@ -87,9 +82,9 @@ __device__ __forceinline__ Slot find_slot(const IndexRows& p, int sequence, int 
   Slot s{sequence, t};
   if (c.paged) {
     s = page_and_offset(t, static_cast<int>(c.page_size), p.by_page);
-    s.page = at(c.page_table, sequence, s.page);
+    s.page = int_at(c.page_table, sequence, s.page);
   } else if (c.batch_index.data != nullptr) {
-    s.page = at(c.batch_index, sequence);
+    s.page = int_at(c.batch_index, sequence);
   }
   if (s.page < 0 || s.page >= c.num_pages) s.page = -1;
   return s;

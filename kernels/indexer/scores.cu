@@ -27,8 +27,8 @@ namespace attune::indexer {
 
 class Consumer {
  public:
-  using Product =
-      ptx::ProductAlongK<Config::kN, Config::kBf16 ? ptx::Type::kBf16 : ptx::Type::kF16>;
+  using Wgmma =
+      ptx::WgmmaAlongK<Config::kN, Config::kBf16 ? ptx::Type::kBf16 : ptx::Type::kF16>;
   using Accumulator = float[Config::kN / 2];
 
   __device__ __forceinline__ Consumer(const IndexScoresParams& p, SharedStorage& shared)
@@ -85,22 +85,22 @@ class Consumer {
       ptx::pin(s[tile]);
       ptx::pin(a[tile]);
     }
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int tile = 0; tile < Config::kTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < Config::kSteps; ++i) {
-        Product::registers(s[tile], a[tile] + 4 * i, q + (i / 4 * (Config::kPanelBytes >> 4) + i % 4 * ptx::kStepK),
+        Wgmma::registers(s[tile], a[tile] + 4 * i, q + (i / 4 * (Config::kPanelBytes >> 4) + i % 4 * ptx::kStepK),
                           i == 0 ? 0 : 1);
       }
-      ptx::commit_products();
+      ptx::wgmma_commit();
     }
     if constexpr (Config::kTiles == 2) {
-      ptx::wait_products<1>();
+      ptx::wgmma_wait<1>();
       ptx::pin(s[0]);
       add_heads(pass, s[0], sum[0]);
     }
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     ptx::pin(s[Config::kTiles - 1]);
     add_heads(pass, s[Config::kTiles - 1], sum[Config::kTiles - 1]);
   }

@@ -29,9 +29,9 @@ __device__ __forceinline__ float key_element(const IndexScoresParams& p, const S
   const kernels::RowPlane& k = p.rows.cache.k;
   const int pack = divide(channel, p.pack);
   return common::load_element(k.dtype,
-                            k.data + s.page * k.page_stride + s.offset * k.slot_stride + pack * k.outer_stride +
+                              k.data + s.page * k.page_stride + s.offset * k.slot_stride + pack * k.outer_stride +
                                 (channel - pack * k.pack) * k.inner_stride,
-                            0);
+                              0);
 }
 
 // The score of a row and this thread's key.

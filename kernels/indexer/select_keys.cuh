@@ -32,7 +32,7 @@ struct Tables {
     }
     if (p.slot_table.data != nullptr) {
       const Slot s = page_and_offset(t, p.slot_page_size, p.by_slot_page);
-      const int page = at(p.slot_table, sequence, s.page);
+      const int page = int_at(p.slot_table, sequence, s.page);
       if (page < 0 || page >= p.slot_pages) return -1;
       slot = static_cast<long long>(page) * p.slot_page_size + s.offset;
     }

@@ -134,22 +134,18 @@ __device__ __forceinline__ void reduce_row_sum(const SplitStats& own, Shared& sh
 __device__ __forceinline__ void store_row(const kernels::WorkTileParams& p, const kernels::WorkTile& t,
                                           const RowPair& rows, int h, float row_max, float row_sum,
                                           const float2 (&o)[kChannelPairs]) {
-  constexpr bool kOut16Bit = ATTUNE_OUT_TYPE == common::kBFloat16 || ATTUNE_OUT_TYPE == common::kFloat16;
   const int row = rows.row + 8 * h, local = row / p.heads_of_tile;
   if (local >= t.num_tokens) return;
   const int token = t.token_begin + local, head = rows.head_tile * p.heads_of_tile + row - local * p.heads_of_tile;
   const int channel = channel_of(rows);
   const float factor = common::finish_row(p, t.batch, t.q_begin, token, head, row_max, row_sum, channel == 0);
-  const long long to =
-      common::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride, p.out_head_stride) +
-      channel * p.out_dim_stride;
+  const long long to = out_at(p, t, token, head) + channel * p.out_dim_stride;
 #pragma unroll
   for (int i = 0; i < kChannelPairs; ++i) {
     const float x = o[i].x * factor, y = o[i].y * factor;
     const long long at = to + 8 * i * p.out_dim_stride;
-    if (kOut16Bit && p.store_vectors) {
-      *reinterpret_cast<unsigned*>(p.out + at * 2) =
-          ATTUNE_OUT_TYPE == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+    if (common::is_16_bit(ATTUNE_OUT_TYPE) && p.store_vectors) {
+      *reinterpret_cast<unsigned*>(p.out + at * 2) = common::pack<ATTUNE_OUT_TYPE>(x, y);
     } else {
       common::store_element(ATTUNE_OUT_TYPE, p.out, at, x);
       common::store_element(ATTUNE_OUT_TYPE, p.out, at + p.out_dim_stride, y);
@@ -164,7 +160,7 @@ struct WarpgroupTeam {
   __device__ __forceinline__ int size() const { return 1 << shift; }
   __device__ __forceinline__ int idx() const { return own() >> shift; }
   __device__ __forceinline__ int rank() const { return own() & (size() - 1); }
-  __device__ __forceinline__ void sync() const { ptx::sync_some(1 + idx(), 128 * size()); }
+  __device__ __forceinline__ void sync() const { ptx::named_barrier_sync(1 + idx(), 128 * size()); }
 };
 
 // from: the work tile that was split.

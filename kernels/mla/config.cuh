@@ -61,7 +61,7 @@ struct Config {
                 "more registers than the block begins with");
   // Words of masked-key bits: producers of single rows write one word for each eight keys.
   static constexpr int kMaskWords = kTma ? 2 : 8;
-  static constexpr ptx::Type kProduct = kType == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
+  static constexpr ptx::Type kMmaType = kType == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
 
   static_assert(kCluster == 1 || (kCluster == 2 && (kDequant || kTma)), "pairs of blocks share boxes or codes");
   static_assert(kType == common::kBFloat16 || kType == common::kFloat16, "wgmma takes 16-bit elements here");
@@ -127,8 +127,7 @@ class TileCounts {
 
 // The page of a slot or key.
 __device__ __forceinline__ int page_of(const kernels::RowPool& pool, int x) {
-  return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(x)) * pool.page_magic >>
-                          pool.page_shift);
+  return kernels::divide(x, pool.by_page_size);
 }
 
 // Where a key's row begins, null if it has none; and the offset of its scales from there (MLA-584).

@@ -57,10 +57,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
       for (int slice = 0; slice < kSlices; ++slice) ptx::init_barrier(smem.k_full(stage, slice), full_arrivals(slice));
       for (int half = 0; half < 3; ++half) ptx::init_barrier(smem.k_empty(stage, half), 4 * Config::kCluster);
     }
-    for (int i = 0; i < kernels::kWorkSlots; ++i) {
-      ptx::init_barrier(smem.work_full(i), scheduler::TileScheduler<Smem>::kWorkVectors);
-      ptx::init_barrier(smem.work_empty(i), Config::kWorkReaders);
-    }
+    scheduler::init_work_barriers(smem, Config::kWorkReaders);
     for (int i = 0; i < kernels::kMlaItems; ++i) ptx::init_barrier(smem.item_full(i), 1);
     ptx::init_barrier(smem.q_full(), 1);
     ptx::init_barrier(smem.q_empty(), Config::kMathWarps);
@@ -109,8 +106,8 @@ __device__ __forceinline__ void mainloop(const WorkTileParams& p, const Smem& sm
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem, const ptx::TensorMap& q) {
   load_first_q(p, smem, q);
   common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - Config::kProducerThreads,
-                                         32 * Config::kMathWarps, smem.check(),
-                                         [] { ptx::sync_some(kAllMath, 32 * Config::kMathWarps); });
+                                       32 * Config::kMathWarps, smem.check(),
+                                       [] { ptx::named_barrier_sync(kAllMath, 32 * Config::kMathWarps); });
   Accumulators a;
   for (TileCounts counts;; counts.next_work()) {
     ptx::wait_phase(smem.work_full(counts.slot()), counts.work_tiles() / kernels::kWorkSlots % 2);

@@ -29,7 +29,7 @@ constexpr int kMlaChunkBytes = kMlaBlockN * 128;  // 64 channels of a tile, or o
 constexpr int kMlaSlices = 5;                     // channel slices of a tile
 constexpr int kMlaItems = 4;                      // ring of item numbers between the blocks of a cluster
 
-// The m16 kernel (mla/few.cu): rows of queries, math warps, threads.
+// The m16 kernel (mla/m16.cu): rows of queries, math warps, threads.
 constexpr int kMlaM16Rows = 16, kMlaM16MathWarps = 8, kMlaM16Threads = 384;
 
 // Cached rows in the m16 and swap-AB kernels: bytes; pitch in shared memory, such that the same 16 bytes of eight rows
@@ -42,7 +42,8 @@ ATTUNE_SHARED_FUNCTION MlaCachedRowFormat mla_cached_row_format(int producer, in
   return {head_dim_qk * 2, head_dim_qk * 2 + 16, 3};
 }
 
-// The swap-AB kernel (mla/half.cu): at most 32 rows, or 16, over packed rows of 656 bytes; its scale groups; threads.
+// The swap-AB kernel (mla/swap_ab.cu): at most 32 rows, or 16, over packed rows of 656 bytes; its scale groups;
+// threads.
 constexpr int kMlaSwapAbRows = 32, kMlaScaleGroups = 4, kMlaSwapAbThreads = 512;
 
 }  // namespace attune::kernels

@@ -34,11 +34,7 @@ constexpr int kChannelsOfHalf = kernels::kMlaHeadDimV / 2;
 constexpr int kPartialStats = kernels::kMlaPartialStats;
 constexpr int kScalesOfHalf = 4, kChannelsOfScale = kChannelsOfHalf / kScalesOfHalf;
 
-__device__ __forceinline__ long long out_at(const kernels::WorkTileParams& p, const kernels::WorkTile& t, int token,
-                                            int head) {
-  return common::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride,
-                            p.out_head_stride);
-}
+using common::out_at;
 
 // The split's head tile, counted over all splits.
 __device__ __forceinline__ int partial_idx(const kernels::WorkTileParams& p, const kernels::WorkTile& t,

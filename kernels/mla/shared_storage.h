@@ -59,7 +59,7 @@ struct alignas(16) MlaCachedTileMask {
   unsigned units[2];
 };
 
-// Of mla/few.cu.
+// Of mla/m16.cu.
 template <int kStages, int kPitch>
 struct MlaM16Storage {
   alignas(1024) unsigned char tiles[kStages][kMlaBlockN][kPitch];  // cached rows as they are
@@ -77,7 +77,7 @@ struct MlaM16Storage {
   Slot slots[kWorkSlots];
 };
 
-// Of mla/half.cu.
+// Of mla/swap_ab.cu.
 template <int kBlockM>
 struct MlaSwapAbStorage {
   static constexpr MlaCachedRowFormat kFormat = mla_cached_row_format(kMlaDequant656, 576);

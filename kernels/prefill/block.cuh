@@ -9,16 +9,16 @@
 
 namespace attune::prefill {
 
-// In a mixed batch the launch before this one is decode, which serves the short sequences (few_q) and writes nothing
-// that this kernel reads, so this kernel runs beside it. Decode's first block waits for all earlier kernels, which
-// wrote q, k, v, the cache and the schedule, and then releases few_begun (decode/decode.cu). Acquiring few_begun makes
-// their writes visible. A producer of each block waits for decode at the end, so whoever waits for this kernel waits
-// for both.
+// In a mixed batch the launch before this one is decode, which serves the short sequences (max_decode_q) and writes
+// nothing that this kernel reads, so this kernel runs beside it. Decode's first block waits for all earlier kernels,
+// which wrote q, k, v, the cache and the schedule, and then releases decode_begun (decode/decode.cu). Acquiring
+// decode_begun makes their writes visible. A producer of each block waits for decode at the end, so whoever waits for
+// this kernel waits for both.
 __device__ __forceinline__ void start_after_previous_kernels(const WorkTileParams& p) {
-  if (!Config::kCached || p.few_q == 0) {
+  if (!Config::kCached || p.max_decode_q == 0) {
     ptx::wait_for_previous_kernels();
   } else {
-    if (threadIdx.x == 0) ptx::wait_for_change(&p.list->few_begun, ptx::load_acquire(&p.list->few_ended));
+    if (threadIdx.x == 0) ptx::wait_for_change(&p.list->decode_begun, ptx::load_acquire(&p.list->prefill_ended));
     __syncthreads();
     ptx::fence_async_proxy_global();
   }
@@ -28,9 +28,9 @@ __device__ __forceinline__ void start_after_previous_kernels(const WorkTileParam
 __device__ __forceinline__ void end_after_previous_kernels(const WorkTileParams& p) {
   if constexpr (!Config::kCached) return;
   ptx::wait_for_previous_kernels();
-  if (p.few_q == 0 || threadIdx.x != 0) return;
+  if (p.max_decode_q == 0 || threadIdx.x != 0) return;
   const unsigned last = gridDim.x - 1;
-  if (ptx::count_arrival(&p.list->blocks_done, last) == last) p.list->few_ended = p.list->few_begun;
+  if (ptx::count_arrival(&p.list->blocks_done, last) == last) p.list->prefill_ended = p.list->decode_begun;
 }
 
 __device__ __forceinline__ void init_barriers(const Smem& smem) {
@@ -45,10 +45,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
       ptx::init_barrier(smem.k_empty(i), Config::kMathWarps);
       ptx::init_barrier(smem.v_empty(i), Config::kMathWarps);
     }
-    for (int i = 0; i < kernels::kWorkSlots; ++i) {
-      ptx::init_barrier(smem.work_full(i), TileScheduler<Smem>::kWorkVectors);
-      ptx::init_barrier(smem.work_empty(i), Config::kWorkReaders);
-    }
+    scheduler::init_work_barriers(smem, Config::kWorkReaders);
     for (int i = 0; i < Config::kRawStages; ++i) {
       ptx::init_barrier(smem.raw_full(i), 1);
       ptx::init_barrier(smem.raw_empty(i), kValueWriters);
@@ -66,7 +63,7 @@ __device__ __forceinline__ void init_barriers(const Smem& smem) {
 // Called by all math threads before their first work tile.
 __device__ __forceinline__ void check_stamp(const WorkTileParams& p, const Smem& smem) {
   common::check_stamp(p, math_thread(), Config::kMathThreads, smem.check(),
-                        [] { ptx::sync_some(kMathBarrier, Config::kMathThreads); });
+                      [] { ptx::named_barrier_sync(kMathBarrier, Config::kMathThreads); });
 }
 
 // Waits for the slot's work tile. Returns its head tile, or kNoMoreWork; warp-uniform.

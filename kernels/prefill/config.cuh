@@ -14,7 +14,7 @@
 
 namespace attune::prefill {
 
-using common::find_slot, common::has_value, common::int_at, common::is_there, common::slot_in_page;
+using common::find_slot, common::has_value, common::int_at, common::is_there, common::scale_of, common::slot_in_page;
 using common::kAlibi, common::kAlibiSqrt, common::kBias, common::kSoftcap, common::kT5;
 using common::kMaskBits, common::kMaskRanges;
 using common::PipelineState, common::Slot;
@@ -130,7 +130,7 @@ struct Config {
       kOverlapNextQK && kBlocksV <= kBlocksQk && (kOutType == common::kBFloat16 || kOutType == common::kFloat16);
 
   static_assert(kType == common::kBFloat16 || kType == common::kFloat16 || kType == common::kE4m3 ||
-                    kType == common::kFloat32,
+                kType == common::kFloat32,
                 "what wgmma takes, and fp32");
   static_assert(!kXpacked || (kCached && !kFp8 && !kFp32), "x-packed caches have q's 16 bits, or 8 bits");
   static_assert(!kGathers || (kCached && !kCacheTypeDiffers && !kFp8 && !kFp32), "gathered caches have q's 16 bits");

@@ -3,7 +3,6 @@
 // swizzled as the TMA writes them. They store per-token scales beside K, and zero rows of V that nobody may see.
 #pragma once
 
-#include "prefill/cached_scale.cuh"
 #include "prefill/dequant_elements.cuh"
 #include "prefill/dequant_xpacked.cuh"
 #include "prefill/shared_storage.cuh"
@@ -90,7 +89,7 @@ class Dequantizer {
 
   __device__ __forceinline__ void publish(unsigned raw_empty, unsigned full) {
     ptx::fence_async_proxy();
-    ptx::sync_some(kLoadBarrier, kThreads);
+    ptx::named_barrier_sync(kLoadBarrier, kThreads);
     if (thread_ == 0) {
       ptx::arrive(raw_empty);
       ptx::arrive(full);
@@ -106,7 +105,7 @@ class Dequantizer {
       smem_.scales(stage, false)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, false) : 0.0f;
       smem_.scales(stage, true)[key] = there ? scale_of(p_, work, kv_head, tile.start + key, true) : 0.0f;
     }
-    ptx::sync_some(kLoadBarrier, kThreads);
+    ptx::named_barrier_sync(kLoadBarrier, kThreads);
   }
 
   // Converts a raw tile to swizzled rows of kTo. Rows outside of [low, high) become zero.

@@ -114,7 +114,7 @@ __device__ __forceinline__ void dequant_xpacked_v(unsigned raw, unsigned to, int
         ptx::store_shared_four(at ^ 16, out + 4);
       });
   if (low == 0 && high == Config::kKeys) return;
-  ptx::sync_some(kLoadBarrier, kDequantThreads);
+  ptx::named_barrier_sync(kLoadBarrier, kDequantThreads);
   zero_v_columns<kDequantThreads>(to, low, high, thread);
 }
 

@@ -13,17 +13,14 @@
 
 namespace attune::prefill {
 
+using common::out_at;
+
 // Stores two channels of the row whose first element is `at`.
 __device__ __forceinline__ void store_pair(const WorkTileParams& p, long long at, int channel, float x, float y) {
   if (channel >= Config::kHeadDimV) return;
   common::store_element(Config::kOutType, p.out, at + channel * p.out_dim_stride, x);
   if (Config::kHeadDimV % 2 != 0 && channel + 1 >= Config::kHeadDimV) return;
   common::store_element(Config::kOutType, p.out, at + (channel + 1) * p.out_dim_stride, y);
-}
-
-__device__ __forceinline__ long long out_at(const WorkTileParams& p, const WorkTile& t, int token, int head) {
-  return common::row_offset(p, t.batch, t.q_begin, token, head, p.out_batch_stride, p.out_row_stride,
-                            p.out_head_stride);
 }
 
 // fp8 inputs, 16-bit outputs: a thread has four contiguous channels, four threads fill a sector of 32 bytes.
@@ -40,7 +37,7 @@ __device__ __forceinline__ void store_permuted(const WorkTileParams& p, const Ac
       for (int j = 0; j < 2; ++j) {
         const int from = Accumulators::pair_at(h, i + j);
         const float x = a.o[from] * factor[h], y = a.o[from + Accumulators::kPairStep] * factor[h];
-        r[j] = Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+        r[j] = common::pack<Config::kOutType>(x, y);
       }
       if (channel < Config::kHeadDimV)
         *reinterpret_cast<uint2*>(p.out + (at[h] + channel) * 2) = make_uint2(r[0], r[1]);
@@ -65,7 +62,7 @@ __device__ __forceinline__ void store_through_smem(const WorkTileParams& p, unsi
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float x = a.o[8 * i + 2 * j] * factor[j % 2], y = a.o[8 * i + 2 * j + 1] * factor[j % 2];
-      r[j] = Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+      r[j] = common::pack<Config::kOutType>(x, y);
     }
     ptx::store_matrix_x4((to ^ i % 4 * 32) + i / 4 * kBlock, r);
   }
@@ -104,7 +101,7 @@ __device__ __forceinline__ OutRows finish_rows(const WorkTileParams& p, const Wo
     own_at = out_at(p, t, token, head);
     if (lane % 4 < 2)
       own_factor = common::finish_row(p, t.batch, t.q_begin, token, head, mine != 0 ? a.row_max[1] : a.row_max[0],
-                                    mine != 0 ? a.row_sum[1] : a.row_sum[0]);
+                                      mine != 0 ? a.row_sum[1] : a.row_sum[0]);
   }
   __syncwarp();
   OutRows out;
@@ -134,7 +131,7 @@ __device__ __forceinline__ OutRows finish_plain_rows(const WorkTileParams& p, co
 // Stores normalized rows. shared: where they may be staged, or 0.
 __device__ __forceinline__ void store_out(const WorkTileParams& p, const OutRows& out, const Accumulators& a,
                                           unsigned shared) {
-  constexpr bool k16Bits = Config::kOutType == common::kBFloat16 || Config::kOutType == common::kFloat16;
+  constexpr bool k16Bits = common::is_16_bit(Config::kOutType);
   const int lane = threadIdx.x % 32;
   const float(&factor)[2] = out.factor;
   const long long(&at)[2] = out.at;
@@ -152,7 +149,7 @@ __device__ __forceinline__ void store_out(const WorkTileParams& p, const OutRows
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float x = a.o[16 * i + 4 * j + 2 * h] * factor[h], y = a.o[16 * i + 4 * j + 2 * h + 1] * factor[h];
-          r[i][j] = Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+          r[i][j] = common::pack<Config::kOutType>(x, y);
         }
         common::transpose_quad(r[i]);
       }
@@ -239,12 +236,12 @@ __device__ __forceinline__ void combine_row(const WorkTileParams& p, const WorkT
 
 // Called by all math threads. Which block combines differs between runs; the bits do not.
 __device__ __forceinline__ void combine_last(const WorkTileParams& p, const WorkTile& t, int head_tile, int& is_last) {
-  ptx::sync_some(kMathBarrier, Config::kMathThreads);
+  ptx::named_barrier_sync(kMathBarrier, Config::kMathThreads);
   if (math_thread() == 0) {  // racecheck has reported is_last: two named-barrier syncs order it
     const unsigned last = static_cast<unsigned>(t.num_splits - 1);
     is_last = ptx::count_arrival(p.splits_done + t.split_tile * p.num_head_tiles + head_tile, last) == last ? 1 : 0;
   }
-  ptx::sync_some(kMathBarrier, Config::kMathThreads);
+  ptx::named_barrier_sync(kMathBarrier, Config::kMathThreads);
   if (is_last == 0) return;
   for (int row = math_thread() / 32; row < t.num_tokens * p.heads_of_tile; row += Config::kMathWarps)
     combine_row(p, t, head_tile, row);

@@ -52,7 +52,7 @@ class Fp16Queries {
       }
     }
     ptx::fence_async_proxy();
-    ptx::sync_some(kGroupBarrier + group, 128);
+    ptx::named_barrier_sync(kGroupBarrier + group, 128);
   }
 
  private:

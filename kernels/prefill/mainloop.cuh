@@ -9,7 +9,6 @@
 // other's GEMMs.
 #pragma once
 
-#include "prefill/cached_scale.cuh"
 #include "prefill/fp16_queries.cuh"
 #include "prefill/qk_gemm.cuh"
 #include "prefill/softmax.cuh"
@@ -21,11 +20,11 @@ class Mainloop : Softmax {
  public:
   // kCacheForm: the tile was dequantized or is x-packed.
   template <bool kCacheForm>
-  using QkMma = ptx::Product<Config::kKeys, Config::kQkMmaType<kCacheForm>>;
+  using QkMma = ptx::Wgmma<Config::kKeys, Config::kQkMmaType<kCacheForm>>;
   template <bool kCacheForm>
   using PvMma = typename Choice<(Config::kXpacked && kCacheForm),
-                                ptx::ProductAlongK<Config::kChannels, Config::kPvMmaType<kCacheForm>>,
-                                ptx::Product<Config::kChannels, Config::kPvMmaType<kCacheForm>>>::Type;
+                                ptx::WgmmaAlongK<Config::kChannels, Config::kPvMmaType<kCacheForm>>,
+                                ptx::Wgmma<Config::kChannels, Config::kPvMmaType<kCacheForm>>>::Type;
   template <bool kCacheForm>
   using KDescriptor = typename Choice<(Config::kXpackedK && kCacheForm),
                                       ptx::PieceDescriptor<8 * Config::kXpackedKBytes>, ptx::Descriptor>::Type;
@@ -113,7 +112,7 @@ class Mainloop : Softmax {
             if (middle < end && a.row_max[h] != -ptx::infinity()) first_row_max[h] = scaled_score(a.row_max[h], h);
             a.row_max[h] = -ptx::infinity();
           }
-          ptx::sync_some(kGroupBarrier + group_, 128);  // all warps have read q in its own type
+          ptx::named_barrier_sync(kGroupBarrier + group_, 128);  // all warps have read q in its own type
           convert_q_to_fp16(work, kv_head);
         }
         if (Config::kFp16P && middle < end) divide_o_by_v_scale(v_scale, a);
@@ -190,7 +189,7 @@ class Mainloop : Softmax {
         Config::kPrecomputeMask ? rows.visible_keys(p_, tile_at(work, tiles, behind - 1)) : Rows::VisibleKeys{};
     const int begin = __shfl_sync(0xffffffffu, first, 0), end = __shfl_sync(0xffffffffu, behind, 0);
     const bool half = kHalfFirstTile && ends_in_half(work, end);
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     ptx::pin(s);
     // Warp-uniform values take no registers of lanes. With two forms of tiles the compiler does not see that.
     if constexpr (!kTwoForms) k_pipe_ = uniform(k_pipe_), v_pipe_ = uniform(v_pipe_);
@@ -255,22 +254,22 @@ class Mainloop : Softmax {
       const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
       ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
       if (!Config::kDeferredMaxSoftcap || !(redo || holds_barrier))
-        ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
+        ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kMathThreads);
       qk_gemm<QkMma<kCacheForm>>(q_, k, s);
       ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
       pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
       accumulate = 1;
       if (!Config::kDeferredMaxSoftcap || !redo)
-        ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads), holds_barrier = false;
+        ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads), holds_barrier = false;
       const bool nonnegative = !Config::kDeferredMax && all_nonnegative(a.row_max);
-      ptx::wait_products<1>();
+      ptx::wgmma_wait<1>();
       ptx::pin(s);
       if (i == begin && last_use) release_q();
       if (!Config::kCached) release_k();
       const TileSpan& unmasked = kManyRegisters ? whole : rows.whole_tiles(work, tiles);
       if constexpr (Config::kDeferredMax) {
         const auto last = [&] {
-          ptx::wait_products<0>();
+          ptx::wgmma_wait<0>();
           ptx::pin(a.o);
           release_v();
         };
@@ -284,7 +283,7 @@ class Mainloop : Softmax {
         }
       } else {
         const bool rescales_o = online_softmax<kCacheForm>(rows, work, tiles, i, unmasked, nonnegative, s, rescale, a);
-        ptx::wait_products<0>();  // outside of the branch: wgmma waits are for the whole warpgroup
+        ptx::wgmma_wait<0>();  // outside of the branch: wgmma waits are for the whole warpgroup
         ptx::pin(a.o);
         if (rescales_o) rescale_o(rescale, a.o);
         if (!Config::kDeferredMaxSoftcap || !redo) release_v();
@@ -299,7 +298,7 @@ class Mainloop : Softmax {
     ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
     pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
     if (last_use) overlap();
-    ptx::wait_products<Config::kOverlapNextQK ? 1 : 0>();  // overlap() may have issued a product, which keeps running
+    ptx::wgmma_wait<Config::kOverlapNextQK ? 1 : 0>();  // overlap() may have issued a product, which keeps running
     ptx::pin(a.o);
     release_v();
   }
@@ -321,7 +320,8 @@ class Mainloop : Softmax {
                                                    Accumulators& a);
 
   __device__ __forceinline__ bool any_of_group(bool x) const {
-    return __any_sync(0xffffffffu, ptx::any_of_some(kGroupBarrier + group_, 128, x));  // warp-uniform for the compiler
+    return __any_sync(0xffffffffu,
+                      ptx::named_barrier_any(kGroupBarrier + group_, 128, x));  // warp-uniform for the compiler
   }
 
   __device__ __forceinline__ static PipelineState uniform(PipelineState x) {
@@ -383,12 +383,12 @@ class Mainloop : Softmax {
     constexpr int kStep = Config::kXpacked && kCacheForm ? 16 * Config::kXpackedVBytes : 16 * 128;
     ptx::pin(o);
     ptx::pin(p_regs);
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kNumParts * Config::kPvSteps; ++i)
       PvMma<kCacheForm>::registers(o, p_regs + i % kNumParts * (Config::kKeys / 4) + i / kNumParts * 4,
                                    v + i / kNumParts * (kStep >> 4), i == 0 ? accumulate : 1);
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
 
   __device__ __forceinline__ void release_q() const {

@@ -84,19 +84,19 @@ class MainloopFp32 {
   __device__ __forceinline__ void qk_gemm(ptx::Descriptor k, float (&s)[Config::kKeys / 2]) const {
     constexpr int kPartQ = Config::kBlocksQk * Config::kRows * 8, kPartK = Config::kBlocksQk * Config::kKeys * 8;
     ptx::pin(s);
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
       for (int i = 0; i < Config::kQkSteps; ++i) {
         const int block = i / 4, within = i % 4 * ptx::kStepK;
-        ptx::Product<Config::kKeys, ptx::Type::kBf16>::shared(
+        ptx::Wgmma<Config::kKeys, ptx::Type::kBf16>::shared(
             s, q_ + left_part(pair) * kPartQ + block * (Config::kRows * 8) + within,
             k + right_part(pair) * kPartK + block * (Config::kKeys * 8) + within, pair == 0 && i == 0 ? 0 : 1);
       }
     }
-    ptx::commit_products();
-    ptx::wait_products<0>();
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
     ptx::pin(s);
   }
 
@@ -113,18 +113,18 @@ class MainloopFp32 {
     ptx::pin(pv);
 #pragma unroll
     for (int part = 0; part < Config::kBf16Parts; ++part) ptx::pin(p_regs[part]);
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
       for (int i = 0; i < Config::kPvSteps; ++i) {
-        ptx::Product<kCount, ptx::Type::kBf16>::registers(pv, p_regs[left_part(pair)] + 4 * i,
-                                                          v + right_part(pair) * kPartV + kBlock + i * (2048 >> 4),
-                                                          pair == 0 && i == 0 ? 0 : 1);
+        ptx::Wgmma<kCount, ptx::Type::kBf16>::registers(pv, p_regs[left_part(pair)] + 4 * i,
+                                                        v + right_part(pair) * kPartV + kBlock + i * (2048 >> 4),
+                                                        pair == 0 && i == 0 ? 0 : 1);
       }
     }
-    ptx::commit_products();
-    ptx::wait_products<0>();
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
     ptx::pin(pv);
     do {
 #pragma unroll

@@ -66,7 +66,7 @@ class MainloopFp8 {
     for (float& x : a.o) x = 0;
     needs_row_max_ = true;
 
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     ptx::pin(s);
     if (end - begin == 1) release_q();
     release_k(count_);
@@ -77,12 +77,12 @@ class MainloopFp8 {
       // K of this tile, and V of the one before.
       const unsigned now = count - i, before = now - 1;
       ptx::wait_phase(smem_.k_full(stage(now)), phase(now));
-      ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
+      ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kMathThreads);
       qk_gemm<QkMma>(q_, k_descriptor(now), s);
       ptx::wait_phase(smem_.v_full(stage(before)), phase(before));
       pv_gemm(p_regs, v_descriptor(before), pv);
-      ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
-      ptx::wait_products<1>();
+      ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
+      ptx::wgmma_wait<1>();
       ptx::pin(s);
       if (i == begin) release_q();
       release_k(now);
@@ -94,7 +94,7 @@ class MainloopFp8 {
     const ptx::Descriptor v = ptx::uniform(v_descriptor(count_));
     ptx::wait_phase(smem_.v_full(stage()), phase());
     pv_gemm(p_regs, v, pv);
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     ptx::pin(pv);
     release_v(count_);
     next_tile();
@@ -114,8 +114,8 @@ class MainloopFp8 {
   }
 
  private:
-  using QkMma = ptx::Product<Config::kKeys, ptx::Type::kE4m3>;
-  using PvMma = ptx::Product<Config::kChannels, ptx::Type::kE4m3>;
+  using QkMma = ptx::Wgmma<Config::kKeys, ptx::Type::kE4m3>;
+  using PvMma = ptx::Wgmma<Config::kChannels, ptx::Type::kE4m3>;
   static constexpr int kMaxOffset = 5;
   static constexpr float kMaxP = 448;
   // row_max_ref of a row that has seen no key. P against it is 0, as all scores are -inf.
@@ -146,11 +146,11 @@ class MainloopFp8 {
                                                  float (&pv)[Config::kChannels / 2]) {
     ptx::pin(pv);
     ptx::pin(p_regs);
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Config::kPvSteps; ++i)
       PvMma::registers(pv, p_regs + 4 * i, v + i * ptx::kStepK, i == 0 ? 0 : 1);
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
 
   __device__ __forceinline__ static void add_pv(int first, int count, const float (&pv)[Config::kChannels / 2],
@@ -191,7 +191,7 @@ class MainloopFp8 {
       float rescale[2] = {1, 1};
       update_row_max_ref(s, c, rescale, a);
       if (kAddsPv && any_of_group(rescale[0] != 1.0f || rescale[1] != 1.0f)) {
-        ptx::wait_products<0>();
+        ptx::wgmma_wait<0>();
         ptx::pin(pv);
 #pragma unroll
         for (int j = 0; j < Config::kChannels / 2; ++j) {
@@ -217,7 +217,7 @@ class MainloopFp8 {
 #pragma unroll
     for (int group = 0; group < kExpGroups; ++group) {
       if (kAddsPv && group == kGroupsBeforePv) {
-        ptx::wait_products<0>();
+        ptx::wgmma_wait<0>();
         ptx::pin(pv);
         release_v(before);
       }
@@ -249,7 +249,7 @@ class MainloopFp8 {
   // Warp-uniform for the compiler. The group is recomputed: registers are scarce.
   __device__ __forceinline__ static bool any_of_group(bool x) {
     const int group = static_cast<int>(ptx::kept(threadIdx.x) / 128) - 1;
-    return __any_sync(0xffffffffu, ptx::any_of_some(kGroupBarrier + group, 128, x));
+    return __any_sync(0xffffffffu, ptx::named_barrier_any(kGroupBarrier + group, 128, x));
   }
 
   __device__ __forceinline__ static float quad_row_max(const float (&s)[Config::kKeys / 2], int h) {

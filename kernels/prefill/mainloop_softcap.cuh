@@ -17,18 +17,18 @@ __device__ __forceinline__ int Mainloop::run_softcap_deferred(const WorkTile& wo
     const KDescriptor<kCacheForm> k = k_descriptor<kCacheForm>();
     const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
     ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
-    ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
+    ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kMathThreads);
     qk_gemm<QkMma<kCacheForm>>(q_, k, s);
     ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
     pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
     accumulate = 1;
-    ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
-    ptx::wait_products<1>();
+    ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
+    ptx::wgmma_wait<1>();
     ptx::pin(s);
     mask_edge(rows, work, tiles, i, whole, s);
     const float saved_sum[2] = {a.row_sum[0], a.row_sum[1]};
     const auto last = [&] {
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       ptx::pin(a.o);
       release_v();
     };
@@ -78,33 +78,34 @@ __device__ __forceinline__ int Mainloop::run_softcap_small(int least, int i, int
     const VDescriptor<kCacheForm> v = v_descriptor<kCacheForm>();
     ptx::wait_phase(smem_.k_full(k_pipe_.stage), k_pipe_.phase);
     if (Config::kCached && __any_sync(0xffffffffu, ptx::load_shared_u32(smem_.mask(k_pipe_.stage)) != 0)) break;
-    ptx::sync_some(kWarpSchedulerBarrier + group_, Config::kMathThreads);
+    ptx::named_barrier_sync(kWarpSchedulerBarrier + group_, Config::kMathThreads);
     qk_gemm<QkMma<kCacheForm>>(q_, k, s);
     ptx::wait_phase(smem_.v_full(v_pipe_.stage), v_pipe_.phase);
     if (__any_sync(0xffffffffu, ptx::load_shared_u32(smem_.over_cap(group_, i + 1)) != 0)) {
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       ptx::pin(s);
       discard();
       holds_barrier = true;
-      ptx::sync_some(kGroupBarrier + group_, 128);  // all warps have read the flag before it may be cleared
+      ptx::named_barrier_sync(kGroupBarrier + group_, 128);  // all warps have read the flag before it may be cleared
       return i + 1;
     }
     release_pending();
     pv_gemm<kCacheForm>(p_regs, v, accumulate, a.o);
     accumulate = 1;
-    ptx::arrive_some(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
-    ptx::wait_products<1>();
+    ptx::named_barrier_arrive(kWarpSchedulerBarrier + 1 - group_, Config::kMathThreads);
+    ptx::wgmma_wait<1>();
     ptx::pin(s);
     saved_sum[0] = a.row_sum[0], saved_sum[1] = a.row_sum[1];
     const auto last = [&] {
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       ptx::pin(a.o);
       release_v();
     };
     out_of_range = softmax_softcap_small(i, s, limit, a, last, [&] { pack_p<kCacheForm, 0, kLastGroup>(s, p_regs); });
     add_row_sum<true>(kScores - kReduceLag, kScores, s, a);
     pack_p<kCacheForm, kLastGroup>(s, p_regs);
-    // racecheck reports this beside the load above: it does not follow arrive_some(), for which the group waits.
+    // racecheck reports this beside the load above: it does not follow named_barrier_arrive(), for which the group
+    // waits.
     if (out_of_range) ptx::store_shared_u32(smem_.over_cap(group_, i), 1);
     pending = k_pipe_, has_pending = true;
     k_pipe_.next<Config::kStages>();

@@ -34,7 +34,7 @@ namespace attune::prefill {
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   // Opens the warp scheduler barrier for the first warpgroup.
-  if (group == 1) ptx::arrive_some(kWarpSchedulerBarrier, Config::kMathThreads);
+  if (group == 1) ptx::named_barrier_arrive(kWarpSchedulerBarrier, Config::kMathThreads);
   check_stamp(p, smem);
   Mainloop mainloop(p, smem, group);
   float s[Config::kKeys / 2];
@@ -69,7 +69,7 @@ __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& sm
           if (whole) out = finish_rows(p, work, rows, a);
         }
         // All warps of the group have read q for the last time.
-        if (Config::kStoreOutThroughQ) ptx::sync_some(kGroupBarrier + group, 128);
+        if (Config::kStoreOutThroughQ) ptx::named_barrier_sync(kGroupBarrier + group, 128);
       }
     });
     if constexpr (Config::kOverlapNextQK) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& sm
     if (!kPeekNextWork) slot.next<kernels::kWorkSlots>();
   }
   if (Config::kOverlapNextQK) {
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     ptx::pin(s);
   }
 }

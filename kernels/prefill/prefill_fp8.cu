@@ -25,7 +25,7 @@ namespace attune::prefill {
 __device__ __forceinline__ void run_math(const WorkTileParams& p, const Smem& smem) {
   const int group = threadIdx.x / 128 - 1;
   // Opens the warp scheduler barrier for the first warpgroup.
-  if (group == 1) ptx::arrive_some(kWarpSchedulerBarrier, Config::kMathThreads);
+  if (group == 1) ptx::named_barrier_arrive(kWarpSchedulerBarrier, Config::kMathThreads);
   check_stamp(p, smem);
   MainloopFp8 mainloop(p, smem, group);
   for (; has_work(smem, mainloop.slot()); mainloop.next_work()) {

@@ -58,7 +58,7 @@ class Producer {
     if (Config::kOverlapNextQK && lane_ == 0)
       smem_.out_base(slot) =
           common::row_offset(p_, work.batch, work.q_begin, work.token_begin, head_tile * p_.heads_of_tile,
-                           p_.out_batch_stride, p_.out_row_stride, p_.out_head_stride);
+                             p_.out_batch_stride, p_.out_row_stride, p_.out_head_stride);
     const int kv_head = kv_head_of(head_tile), last = work.tile_end - 1;
     const Tiles tiles(work.num_cached, work.first_key, work.end_key);
     int page = prefetch_page(work, tile_at(work, tiles, last), false), page_before = page;
@@ -123,7 +123,7 @@ class Producer {
     if (ptx::elect()) {
 #pragma unroll
       for (int i = 0; i < Config::kBlocksQk; ++i) {
-        ptx::copy_box(to + i * Config::kRows * 128, maps_.q, full, Config::kChannelsPerLine * i, head, row, batch);
+        ptx::tma_load(to + i * Config::kRows * 128, maps_.q, full, Config::kChannelsPerLine * i, head, row, batch);
       }
     }
     __syncwarp();
@@ -169,7 +169,7 @@ class Producer {
       if (any) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i)
-          ptx::copy_box(to + i * Config::kKeys * 128, map, barrier, Config::kChannelsPerLine * i, kv_head, row, outer);
+          ptx::tma_load(to + i * Config::kKeys * 128, map, barrier, Config::kChannelsPerLine * i, kv_head, row, outer);
       }
     }
     __syncwarp();
@@ -192,7 +192,7 @@ class Producer {
         if (i >= kBoxLanes) page = find_box(work, tile, box, values).page;
         // An invalid page becomes one beyond the tensor, which the TMA fills with zeros.
         const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
-        ptx::copy_box(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block,
+        ptx::tma_load(to + box * b.keys * kPitch + block * Config::kKeys * kPitch, map, barrier, kChannels * block,
                       kv_head, slot_in_page(p_, tile.start + box * b.keys), outer);
       }
     }
@@ -210,7 +210,7 @@ class Producer {
     if (lane_ < b.count) {
       const int key = (b.first + lane_) * b.keys;
       const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
-      ptx::copy_box(to + key * key_bytes, map, barrier, 0, 0, slot_in_page(p_, tile.start + key) / (values ? 16 : 8),
+      ptx::tma_load(to + key * key_bytes, map, barrier, 0, 0, slot_in_page(p_, tile.start + key) / (values ? 16 : 8),
                     kv_head, outer);
     }
     __syncwarp();
@@ -253,10 +253,10 @@ class Producer {
       const int outer = is_there(p_, page) ? page : static_cast<int>(p_.num_pages);
       const int slot = slot_in_page(p_, tile.start + box * b.keys);
       if constexpr (Config::kXpacked) {
-        ptx::copy_box(to + box * b.keys * key_bytes, map, full, loads_v() ? slot : 0, 0, loads_v() ? 0 : slot / 8,
+        ptx::tma_load(to + box * b.keys * key_bytes, map, full, loads_v() ? slot : 0, 0, loads_v() ? 0 : slot / 8,
                       kv_head, outer);
       } else {
-        ptx::copy_box(to + box * b.keys * key_bytes, map, full, 0, kv_head, slot, outer);
+        ptx::tma_load(to + box * b.keys * key_bytes, map, full, 0, kv_head, slot, outer);
       }
     }
     __syncwarp();

@@ -10,7 +10,6 @@
 #include "common/finish.cuh"
 #include "common/operand.cuh"
 #include "common/run.cuh"
-#include "prefill/cached_scale.cuh"
 #include "prefill/shared_storage.cuh"
 #include "prefill/strided.cuh"
 #include "ptx/convert.cuh"
@@ -165,11 +164,11 @@ class Fp32Producer {
       const int local = row / p_.heads_of_tile, head = head_tile * p_.heads_of_tile + row - local * p_.heads_of_tile;
       if (local >= work.num_tokens) return {nullptr, 1.0f};
       return {p_.q + 4 * common::row_offset(p_, work.batch, work.q_begin, work.token_begin + local, head,
-                                          p_.q_batch_stride, p_.q_row_stride, p_.q_head_stride),
+                                            p_.q_batch_stride, p_.q_row_stride, p_.q_head_stride),
               1.0f};
     };
     store_bf16x3<common::kFloat32, Config::kHeadDimQk, Config::kRows>(find, {0, 0, p_.q_dim_stride}, vec4_.q, smem_.q(),
-                                                                    smem_.q_empty(), q_phase_ ^ 1);
+                                                                      smem_.q_empty(), q_phase_ ^ 1);
     q_phase_ ^= 1;
     producer_commit(smem_.q_full());
   }

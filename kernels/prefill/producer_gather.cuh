@@ -119,7 +119,7 @@ class GatherProducer : Producer {
       if (tile.low != tile.start || tile.high != tile.start + Config::kKeys) {
         producer_commit_all();
         // racecheck reports the copies beside the zeros: it does not follow that each thread has waited for its own.
-        ptx::sync_some(kLoadBarrier, 32 * kWarps);  // the copies of all warps have arrived
+        ptx::named_barrier_sync(kLoadBarrier, 32 * kWarps);  // the copies of all warps have arrived
         zero_v_columns<32 * kWarps>(to, tile.low - tile.start, tile.high - tile.start, 32 * warp_ + lane_);
         producer_commit(full);
         return;

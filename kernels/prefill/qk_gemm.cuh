@@ -19,15 +19,15 @@ __device__ __forceinline__ int k_step_offset(ptx::DescriptorOf<kHigh>, int i) {
 }
 
 // Issues S = Q K^T of a warpgroup's 64 rows and a tile.
-template <class Product, class KDescriptor>
+template <class Wgmma, class KDescriptor>
 __device__ __forceinline__ void qk_gemm(ptx::Descriptor q, KDescriptor k, float (&s)[Config::kKeys / 2]) {
   ptx::pin(s);
-  ptx::fence_products();
+  ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kQkSteps; ++i) {
-    Product::shared(s, q + step_offset(i, Config::kRows), k + k_step_offset(k, i), i == 0 ? 0 : 1);
+    Wgmma::shared(s, q + step_offset(i, Config::kRows), k + k_step_offset(k, i), i == 0 ? 0 : 1);
   }
-  ptx::commit_products();
+  ptx::wgmma_commit();
 }
 
 }  // namespace attune::prefill

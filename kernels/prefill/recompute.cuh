@@ -4,7 +4,6 @@
 // where V has such values.
 #pragma once
 
-#include "prefill/cached_scale.cuh"
 #include "prefill/epilogue_store.cuh"
 #include "prefill/strided.cuh"
 
@@ -160,7 +159,7 @@ class NonfiniteRows {
     for (int v = 0; v < kVectors; ++v) {
       if (32 * v + lane < Config::kHeadDimV)
         common::store_element(Config::kOutType, p.out, out_at(p, t, token, head) + (32 * v + lane) * p.out_dim_stride,
-                            o[v] * factor);
+                              o[v] * factor);
     }
   }
 

@@ -49,18 +49,18 @@ __device__ __forceinline__ void wait_phase(unsigned barrier, unsigned parity) {
 // does not wait. "bar" is "barrier" with .aligned: the threads of a warp execute the same instruction, converged; warps
 // may execute different ones. Without .aligned a warp votes first, and ptxas duplicates the code behind it for diverged
 // warps (200 instructions more in prefill.cu).
-__device__ __forceinline__ void sync_some(int id, int threads) {
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 // "barrier" without .aligned, for roles of a block that execute different instructions.
-__device__ __forceinline__ void sync_roles(int id, int threads) {
+__device__ __forceinline__ void named_barrier_sync_unaligned(int id, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void arrive_roles(int id, int threads) {
+__device__ __forceinline__ void named_barrier_arrive_unaligned(int id, int threads) {
   asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 // Named-barrier sync with a reduction: true if x is true in any thread.
-__device__ __forceinline__ bool any_of_some(int id, int threads, bool x) {
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool x) {
   int any;
   asm volatile(
       "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}"
@@ -69,7 +69,7 @@ __device__ __forceinline__ bool any_of_some(int id, int threads, bool x) {
       : "memory");
   return any != 0;
 }
-__device__ __forceinline__ void arrive_some(int id, int threads) {
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 

@@ -19,7 +19,7 @@ __device__ __forceinline__ bool elect() {
 }
 
 // Coordinates innermost first. The first must be a multiple of 16 bytes.
-__device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
+__device__ __forceinline__ void tma_load(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
                                          int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
@@ -28,7 +28,7 @@ __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, 
       : "memory");
 }
 
-__device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
+__device__ __forceinline__ void tma_load(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
                                          int c2, int c3, int c4) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, "
@@ -39,7 +39,7 @@ __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, 
 
 // Multicast to the blocks of the cluster whose bits are set: to the same offset in each, where the bytes complete at
 // the block's own mbarrier. PTX ISA, ".multicast::cluster".
-__device__ __forceinline__ void copy_box_to_blocks(unsigned blocks, unsigned shared, const TensorMap& map,
+__device__ __forceinline__ void tma_load_multicast(unsigned blocks, unsigned shared, const TensorMap& map,
                                                    unsigned barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "

@@ -6,7 +6,7 @@
 // (l % 4) + e). a in registers is laid out as for mma.m16n8k16 (ptx/matrix.cuh); of e4m3, lane l has in a[i] those of
 // K = 4 (l % 4) + 16 (i / 2) .. + 3 and row l / 4 + 8 (i % 2), the first in the lowest byte. Sums of e4m3 products lose
 // bits below about 2^-13 of their largest term: long sums should be split over accumulators. wgmma is asynchronous: d,
-// a's registers and the shared memory must not be touched until wait_products().
+// a's registers and the shared memory must not be touched until wgmma_wait().
 #pragma once
 
 #include "ptx/descriptor.cuh"
@@ -14,11 +14,11 @@
 namespace attune::ptx {
 
 // wgmma.fence: before the first wgmma after registers of operands were written.
-__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most the kPending youngest committed groups are incomplete.
 template <int kPending>
-__device__ __forceinline__ void wait_products() {
+__device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 // Keeps the compiler from moving accesses to d across a fence or a wait.
@@ -36,10 +36,10 @@ __device__ __forceinline__ void pin(unsigned (&d)[kCount]) {
 // Specialisations: static void shared(d, a, b, accumulate), K-major both; registers(d, a, b, accumulate), b N-major, or
 // K-major where it is e4m3. accumulate 0: d is overwritten.
 template <int kN, Type kType>
-struct Product;
+struct Wgmma;
 
 #define ATTUNE_D8(i)                                                                                          \
-  "+f"(d[8 * (i)]), "+f"(d[8 * (i) + 1]), "+f"(d[8 * (i) + 2]), "+f"(d[8 * (i) + 3]), "+f"(d[8 * (i) + 4]), \
+  "+f"(d[8 * (i)]), "+f"(d[8 * (i) + 1]), "+f"(d[8 * (i) + 2]), "+f"(d[8 * (i) + 3]), "+f"(d[8 * (i) + 4]),   \
       "+f"(d[8 * (i) + 5]), "+f"(d[8 * (i) + 6]), "+f"(d[8 * (i) + 7])
 #define ATTUNE_D16(i) ATTUNE_D8(2 * (i)), ATTUNE_D8(2 * (i) + 1)
 #define ATTUNE_N0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
@@ -63,11 +63,11 @@ struct Product;
 
 // n = 32 (k + 1) columns in n / 2 registers; i0..i5: the numbers of the operands after them. majors: how a
 // and b lie, b.
-#define ATTUNE_PRODUCT(n, k, kind, shape, majors_shared, majors_registers, i0, i1, i2, i3, i4, i5)                \
+#define ATTUNE_WGMMA(n, k, kind, shape, majors_shared, majors_registers, i0, i1, i2, i3, i4, i5)                  \
   template <>                                                                                                     \
-  struct Product<n, Type::kind> {                                                                                 \
+  struct Wgmma<n, Type::kind> {                                                                                   \
     template <class B>                                                                                            \
-    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, B b, int accumulate) {          \
+    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, B b, int accumulate) {         \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape    \
                    " {" ATTUNE_N##k "}, %" #i0 ", %" #i1 ", p, 1, 1" majors_shared ";\n}"                         \
                    : ATTUNE_O##k                                                                                  \
@@ -84,19 +84,19 @@ struct Product;
                    : "memory");                                                                                   \
     }                                                                                                             \
   };
-#define ATTUNE_PRODUCTS(n, k, ...)                                                      \
-  ATTUNE_PRODUCT(n, k, kBf16, "k16.f32.bf16.bf16", ", 0, 0", ", 1", __VA_ARGS__) \
-  ATTUNE_PRODUCT(n, k, kF16, "k16.f32.f16.f16", ", 0, 0", ", 1", __VA_ARGS__)    \
-  ATTUNE_PRODUCT(n, k, kE4m3, "k32.f32.e4m3.e4m3", "", "", __VA_ARGS__)
-ATTUNE_PRODUCTS(32, 0, 16, 17, 18, 19, 20, 21)
-ATTUNE_PRODUCTS(64, 1, 32, 33, 34, 35, 36, 37)
-ATTUNE_PRODUCTS(96, 2, 48, 49, 50, 51, 52, 53)
-ATTUNE_PRODUCTS(128, 3, 64, 65, 66, 67, 68, 69)
-ATTUNE_PRODUCTS(160, 4, 80, 81, 82, 83, 84, 85)
-ATTUNE_PRODUCTS(192, 5, 96, 97, 98, 99, 100, 101)
-ATTUNE_PRODUCTS(224, 6, 112, 113, 114, 115, 116, 117)
-ATTUNE_PRODUCTS(256, 7, 128, 129, 130, 131, 132, 133)
-#undef ATTUNE_PRODUCTS
-#undef ATTUNE_PRODUCT
+#define ATTUNE_WGMMAS(n, k, ...)                                               \
+  ATTUNE_WGMMA(n, k, kBf16, "k16.f32.bf16.bf16", ", 0, 0", ", 1", __VA_ARGS__) \
+  ATTUNE_WGMMA(n, k, kF16, "k16.f32.f16.f16", ", 0, 0", ", 1", __VA_ARGS__)    \
+  ATTUNE_WGMMA(n, k, kE4m3, "k32.f32.e4m3.e4m3", "", "", __VA_ARGS__)
+ATTUNE_WGMMAS(32, 0, 16, 17, 18, 19, 20, 21)
+ATTUNE_WGMMAS(64, 1, 32, 33, 34, 35, 36, 37)
+ATTUNE_WGMMAS(96, 2, 48, 49, 50, 51, 52, 53)
+ATTUNE_WGMMAS(128, 3, 64, 65, 66, 67, 68, 69)
+ATTUNE_WGMMAS(160, 4, 80, 81, 82, 83, 84, 85)
+ATTUNE_WGMMAS(192, 5, 96, 97, 98, 99, 100, 101)
+ATTUNE_WGMMAS(224, 6, 112, 113, 114, 115, 116, 117)
+ATTUNE_WGMMAS(256, 7, 128, 129, 130, 131, 132, 133)
+#undef ATTUNE_WGMMAS
+#undef ATTUNE_WGMMA
 
 }  // namespace attune::ptx

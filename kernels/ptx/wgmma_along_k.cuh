@@ -8,7 +8,7 @@ namespace attune::ptx {
 
 // Specialisations: static void registers(d, a, b, accumulate); accumulate 0: d is overwritten.
 template <int kN, Type kType>
-struct ProductAlongK;
+struct WgmmaAlongK;
 
 #define ATTUNE_K4(i) "+f"(d[4 * (i)]), "+f"(d[4 * (i) + 1]), "+f"(d[4 * (i) + 2]), "+f"(d[4 * (i) + 3])
 #define ATTUNE_KN8 "%0, %1, %2, %3"
@@ -33,21 +33,21 @@ struct ProductAlongK;
 #define ATTUNE_KO256 ATTUNE_O7
 
 // i0..i5: the numbers of the operands after the n / 2 of d.
-#define ATTUNE_PRODUCT_ALONG_K(n, kind, name, i0, i1, i2, i3, i4, i5)                                             \
-  template <>                                                                                                     \
-  struct ProductAlongK<n, Type::kind> {                                                                           \
-    template <class B>                                                                                            \
+#define ATTUNE_PRODUCT_ALONG_K(n, kind, name, i0, i1, i2, i3, i4, i5)                                              \
+  template <>                                                                                                      \
+  struct WgmmaAlongK<n, Type::kind> {                                                                              \
+    template <class B>                                                                                             \
     __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, B b, int accumulate) {  \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n           \
                    "k16.f32." name "." name " {" ATTUNE_KN##n "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
-                   ", p, 1, 1, 0;\n}"                                                                             \
-                   : ATTUNE_KO##n                                                                                 \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate)                   \
-                   : "memory");                                                                                   \
-    }                                                                                                             \
+                   ", p, 1, 1, 0;\n}"                                                                              \
+                   : ATTUNE_KO##n                                                                                  \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate)                    \
+                   : "memory");                                                                                    \
+    }                                                                                                              \
   };
 #define ATTUNE_PRODUCTS_ALONG_K(n, ...)                   \
-  ATTUNE_PRODUCT_ALONG_K(n, kBf16, "bf16", __VA_ARGS__) \
+  ATTUNE_PRODUCT_ALONG_K(n, kBf16, "bf16", __VA_ARGS__)   \
   ATTUNE_PRODUCT_ALONG_K(n, kF16, "f16", __VA_ARGS__)
 ATTUNE_PRODUCTS_ALONG_K(8, 4, 5, 6, 7, 8, 9)
 ATTUNE_PRODUCTS_ALONG_K(16, 8, 9, 10, 11, 12, 13)

@@ -100,7 +100,7 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow&
         common::decode_run<kWidth>(
             in_type,
             common::load_run<kWidth>(in_type, in + (base + i) * p.in_part_stride + d * p.in.channel_stride,
-                                   p.in.channel_stride, kVector),
+                                     p.in.channel_stride, kVector),
             part);
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) x[k] = fmaf(factor, part[k], x[k]);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void merge_row(const MergeParams& p, const OutputRow&
       for (int k = 0; k < kWidth; ++k) x[k] *= *p.out_scale;
     }
     common::store_run<kWidth>(out_type, common::encode_run<kWidth>(out_type, x), out + d * p.out.channel_stride,
-                            p.out.channel_stride, kVector);
+                              p.out.channel_stride, kVector);
   }
 }
 

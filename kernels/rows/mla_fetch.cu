@@ -53,7 +53,7 @@ __device__ __forceinline__ void convert_and_store_row(const Row& r, int lane) {
       common::decode_run<kRun>(common::kBFloat16, r.raw[i], x);
     }
     common::store_run<kRun>(kRowType, common::encode_run<kRun>(kRowType, x),
-                          global(r.address.dense + d * common::element_size(kRowType)), 0, true);
+                            global(r.address.dense + d * common::element_size(kRowType)), 0, true);
   }
 }
 

@@ -93,7 +93,7 @@ __device__ __forceinline__ void convert_and_store_row(const StoreParams& p, cons
     if constexpr (kPrepare) rotate_tail(p.prologue.interleaved != 0, r.rope, lane % kTailLanes, x);
     if (d >= Mla::kNope && d < Mla::kHeadDim) {
       common::store_run<kRun>(common::kBFloat16, common::encode_run<kRun>(common::kBFloat16, x),
-                            global(r.address.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
+                              global(r.address.row + Mla::kRope + 2 * (d - Mla::kNope)), 2, true);
     }
   }
   // A group's first lanes store one step each, so that all scales take one store instruction.
@@ -126,7 +126,7 @@ __device__ __forceinline__ void rotate_heads(const StoreParams& p, const TokenAd
     rotate_tail(p.prologue.interleaved != 0, rope, run, x);
     if (head < p.heads_q) {
       common::store_run<kRun>(kRowType, common::encode_run<kRun>(kRowType, x),
-                            global(row + head * p.out[common::kRowOfQ].head_stride), 0, true);
+                              global(row + head * p.out[common::kRowOfQ].head_stride), 0, true);
     }
   }
 }

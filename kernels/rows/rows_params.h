@@ -25,7 +25,7 @@ struct RowTokens {
   // By sequence.
   int batch;
   long long fixed;  // rows of each sequence where there is no cu_seqlens
-  IntList cu_seqlens, seqused;
+  IntTable cu_seqlens, seqused;
   const unsigned char* finished;
   long long finished_stride;
   int clamp_used;  // seqused is at most the capacity: qkv_prepare

@@ -142,7 +142,7 @@ __device__ __forceinline__ void prepare_row(const StoreParams& p, const Prologue
     if (unit.second >= 0) common::decode_run<kWidth>(dtype, r.raw[u][1], x[u][1]);
     if constexpr (kPrologue)
       common::prepare_unit<kWidth>(p.prologue, token, r.part, r.head, unit, rope[u], common::element_size(dtype) == 1,
-                                 x[u]);
+                                   x[u]);
   }
 }
 
@@ -275,7 +275,7 @@ __device__ __forceinline__ void store_packed(const StoreParams& p, const Units& 
                                   1, kVector);
       } else {
         common::store_halves<kWidth>(common::encode_run<kWidth>(common::kBFloat16, x[u][side]),
-                                   global(r.cache + Mla::kRope + 2 * (d - Mla::kNope)), kVector);
+                                     global(r.cache + Mla::kRope + 2 * (d - Mla::kNope)), kVector);
       }
     }
   }

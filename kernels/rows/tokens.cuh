@@ -3,17 +3,18 @@
 // docs/semantics.md values of tables are clamped, and tokens without a slot are masked.
 #pragma once
 
+#include "common/int_table.cuh"
 #include "rows/rows_params.h"
 
 namespace attune::rows {
 
-using kernels::IntList;
+using common::int_at;
+using kernels::IntTable;
 using kernels::kMaxTileTokens;
 using kernels::kRowsThreads;
 using kernels::RowCache;
 using kernels::RowTokens;
 
-__device__ __forceinline__ long long at(const IntList& list, long long i) { return list.data[i * list.column_stride]; }
 __device__ __forceinline__ long long clamp(long long x, long long lo, long long hi) {
   return x < lo ? lo : x > hi ? hi : x;
 }
@@ -36,10 +37,10 @@ __device__ __forceinline__ Slot slot_of_number(const RowCache& c, long long slot
 }
 
 // The slot of position t of a sequence, which the cache must hold.
-__device__ __forceinline__ Slot slot_of_position(const RowCache& c, const IntList& table, int sequence, long long t) {
+__device__ __forceinline__ Slot slot_of_position(const RowCache& c, const IntTable& table, int sequence, long long t) {
   if (c.ring_capacity > 0) t %= c.ring_capacity;
   if (!c.paged) {
-    const long long row = c.batch_index.data != nullptr ? at(c.batch_index, sequence) : sequence;
+    const long long row = c.batch_index.data != nullptr ? int_at(c.batch_index, sequence) : sequence;
     return {row >= 0 && row < c.num_pages ? row : -1, t};
   }
   const long long column = t / c.page_size;
@@ -83,7 +84,7 @@ __device__ __forceinline__ void find_owners(const RowTokens& t, long long first,
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
       const long long j = base + threadIdx.x * kEach + e;
-      own[e] = j < offsets ? clamp(at(t.cu_seqlens, j), 0, t.total) : 0;
+      own[e] = j < offsets ? clamp(int_at(t.cu_seqlens, j), 0, t.total) : 0;
       if (e > 0 && own[e] < own[e - 1]) own[e] = own[e - 1];
     }
     const long long upto = running_max(own[kEach - 1]);
@@ -158,7 +159,7 @@ __device__ __forceinline__ Target target_of(const RowTokens& t, const RowCache& 
   }
   target.written = owner.sequence >= 0 && !is_finished(t, owner.sequence);
   if (!target.written) return target;
-  long long used = t.seqused.data != nullptr ? at(t.seqused, owner.sequence) : 0;
+  long long used = t.seqused.data != nullptr ? int_at(t.seqused, owner.sequence) : 0;
   used = used < 0 ? 0 : t.clamp_used && used > c.capacity ? c.capacity : used;
   target.position = used + owner.index;
   // In a ring, later tokens of this call overwrite all but the last ones.
@@ -179,7 +180,7 @@ __device__ __forceinline__ Source source_of(const RowTokens& t, const RowCache& 
     source.slots.k = source.slots.v = slot_of_row(t, c, row);
     return source;
   }
-  const long long used = owner.sequence < 0 ? 0 : at(t.seqused, owner.sequence);
+  const long long used = owner.sequence < 0 ? 0 : int_at(t.seqused, owner.sequence);
   source.written = owner.sequence >= 0 && owner.index < used && (c.ring_capacity > 0 || owner.index < c.capacity);
   if (source.written && (c.ring_capacity == 0 || owner.index >= used - c.ring_capacity))
     source.slots = slots_of_position(c, owner.sequence, owner.index, with_v);

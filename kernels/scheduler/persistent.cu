@@ -26,7 +26,7 @@
 namespace attune::scheduler {
 
 constexpr int kKeys = ATTUNE_KEYS;
-constexpr bool kSparse = ATTUNE_SPARSE != 0, kBalanced = ATTUNE_SHARES != 0;
+constexpr bool kSparse = ATTUNE_SPARSE != 0, kBalanced = ATTUNE_BALANCED != 0;
 constexpr int kL2Bytes = 32 << 20;        // for keys
 constexpr int kMostKeys = kL2Bytes / 32;  // a thread's limit: a key has two rows of 16 bytes or more
 static_assert(1ll * kMostKeys * kThreads < 1ll << 31, "keys of all threads are summed in 31 bits");
@@ -101,7 +101,7 @@ __device__ __forceinline__ void finish_list(const WorkTileParams& p, int total_k
   p.list->heads_at_a_time = min(static_cast<int>(fit), p.num_head_tiles);
   p.list->next_item = 0;
   p.list->num_split_tiles = num_split_tiles;
-  p.list->seen = p.list->few_begun = p.list->few_ended = p.list->blocks_done = 0;
+  p.list->seen = p.list->decode_begun = p.list->prefill_ended = p.list->blocks_done = 0;
   p.list->stamp = stamp;
 }
 

@@ -2,7 +2,7 @@
 // From the lengths on the device to a sequence: its queries, the keys that they may see, and the tiles of those.
 #pragma once
 
-#include "common/sequence.cuh"
+#include "common/int_table.cuh"
 #include "scheduler/stream_k_params.h"
 
 namespace attune::scheduler {
@@ -55,7 +55,7 @@ __device__ __forceinline__ Sequence read_sequence(const AttentionParams& p, int 
   }
   const bool finished = p.finished != nullptr && p.finished[b * p.finished_stride] != 0;
   complete_sequence<kTileKeys, kBlockRows>(p, b, int_at(p.seqused_kv, b), finished, s);
-  if (s.num_q > p.few_q) s.row_blocks = 0;
+  if (s.num_q > p.max_decode_q) s.row_blocks = 0;
   return s;
 }
 

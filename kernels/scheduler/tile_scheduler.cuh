@@ -17,6 +17,28 @@ __device__ __forceinline__ void release_list(const kernels::WorkTileParams& p) {
   if (p.split_tiles != nullptr) ptx::store_release(&p.list->seen, 1);
 }
 
+// The barriers of the slots; readers: warps.
+template <class Smem>
+__device__ __forceinline__ void init_work_barriers(const Smem& smem, int readers) {
+  for (int i = 0; i < kernels::kWorkSlots; ++i) {
+    ptx::init_barrier(smem.work_full(i), sizeof(kernels::WorkTile) / 16);
+    ptx::init_barrier(smem.work_empty(i), readers);
+  }
+}
+
+// What a reading warp does. run(slot): one work tile.
+template <class Smem, class Run>
+__device__ __forceinline__ void run_work_tiles(const Smem& smem, const Run& run) {
+  for (unsigned count = 0;; ++count) {
+    const int slot = static_cast<int>(count % kernels::kWorkSlots);
+    ptx::wait_phase(smem.work_full(slot), count / kernels::kWorkSlots % 2);
+    if (smem.head_tile(slot) == kNoMoreWork) return;
+    run(slot);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(slot));
+  }
+}
+
 // kBeside: in a mixed batch, decode may still occupy part of the device. Then every work tile comes from the counter,
 // the first one too, so no work tile waits for a block that starts late.
 //
@@ -119,7 +141,7 @@ class TileScheduler {
 
   __device__ __forceinline__ static int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
 
-  __device__ __forceinline__ bool is_beside() const { return kBeside && p_.few_q > 0; }
+  __device__ __forceinline__ bool is_beside() const { return kBeside && p_.max_decode_q > 0; }
 
   // Whether all items are known without the counter.
   __device__ __forceinline__ static bool has_one_round(int num_items) {

@@ -3,7 +3,7 @@
 // these keys.
 #pragma once
 
-#include "common/sequence.cuh"
+#include "common/int_table.cuh"
 #include "common/work_tile_params.h"
 
 namespace attune::scheduler {
@@ -49,7 +49,7 @@ __device__ __forceinline__ SequenceInfo read_sequence(const WorkTileParams& p, i
   }
   s.skipped =
       (p.finished != nullptr && p.finished[b * p.finished_stride] != 0) || (p.skip_decode && s.num_q == 1) ? 1 : 0;
-  const bool left = s.num_q <= p.few_q || (s.skipped && !p.zero_finished);
+  const bool left = s.num_q <= p.max_decode_q || (s.skipped && !p.zero_finished);
   s.row_blocks = left ? 0 : (s.num_q + p.tokens_of_tile - 1) / p.tokens_of_tile;
   return s;
 }

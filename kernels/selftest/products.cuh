@@ -12,22 +12,22 @@ template <class Keys, class Values>
 __device__ __forceinline__ void multiply_and_store(float* s, float* o, const Keys& keys, const Values& values) {
   using namespace attune;
   float d[KEYS / 2];
-  ptx::fence_products();
+  ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < 4; ++i) keys(d, i);
-  ptx::commit_products();
-  ptx::wait_products<0>();
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
   ptx::pin(d);
   unsigned p[KEYS / 4];
 #pragma unroll
   for (int i = 0; i < KEYS / 4; ++i) p[i] = ptx::pack_bf16(d[2 * i], d[2 * i + 1]);
   float e[CHANNELS / 2];
   ptx::pin(p);
-  ptx::fence_products();
+  ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < KEYS / 16; ++i) values(e, p + 4 * i, i);
-  ptx::commit_products();
-  ptx::wait_products<0>();
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
   ptx::pin(e);
 
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;

@@ -11,7 +11,7 @@ __device__ inline u32 shared_address(const void* p) { return static_cast<u32>(__
 
 // out [ROWS, COLUMNS]
 extern "C" __global__ void __launch_bounds__(128)
-    copy_box(const __grid_constant__ TensorMap map, float* out, int x, int y) {
+    tma_load(const __grid_constant__ TensorMap map, float* out, int x, int y) {
   __shared__ alignas(128) float s_tile[ROWS * COLUMNS];
   __shared__ alignas(8) u64 s_barrier;
   const u32 barrier = shared_address(&s_barrier);

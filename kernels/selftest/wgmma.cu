@@ -22,9 +22,9 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::arrive_expecting(barrier, (64 + KEYS + kBlocks * KEYS) * 128);
-    ptx::copy_box(at_q, q, barrier, 0, 0, 0, 0);
-    ptx::copy_box(at_k, k, barrier, 0, 0, 0, 0);
-    for (int i = 0; i < kBlocks; ++i) ptx::copy_box(at_v + i * KEYS * 128, v, barrier, 64 * i, 0, 0, 0);
+    ptx::tma_load(at_q, q, barrier, 0, 0, 0, 0);
+    ptx::tma_load(at_k, k, barrier, 0, 0, 0, 0);
+    for (int i = 0; i < kBlocks; ++i) ptx::tma_load(at_v + i * KEYS * 128, v, barrier, 64 * i, 0, 0, 0);
   }
   __syncthreads();
   ptx::wait_phase(barrier, 0);
@@ -32,11 +32,11 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   multiply_and_store(
       s, o,
       [&](float (&d)[KEYS / 2], int i) {
-        ptx::Product<KEYS, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
-                                                     ptx::descriptor_k_major(at_k) + i * ptx::kStepK, i == 0 ? 0 : 1);
+        ptx::Wgmma<KEYS, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
+                                                   ptx::descriptor_k_major(at_k) + i * ptx::kStepK, i == 0 ? 0 : 1);
       },
       [&](float (&e)[CHANNELS / 2], const unsigned* p, int i) {
-        ptx::Product<CHANNELS, ptx::Type::kBf16>::registers(
+        ptx::Wgmma<CHANNELS, ptx::Type::kBf16>::registers(
             e, p, ptx::descriptor_mn_major(at_v, KEYS * 128) + i * (2 * ptx::kBytesOfEightRows >> 4), i == 0 ? 0 : 1);
       });
 }

@@ -22,9 +22,9 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::arrive_expecting(barrier, (64 + KEYS + CHANNELS * KEYS / 64) * 128);
-    ptx::copy_box(at_q, q, barrier, 0, 0, 0, 0);
-    ptx::copy_box(at_k, k, barrier, 0, 0, 0, 0, 0);
-    ptx::copy_box(at_v, v, barrier, 0, 0, 0, 0, 0);
+    ptx::tma_load(at_q, q, barrier, 0, 0, 0, 0);
+    ptx::tma_load(at_k, k, barrier, 0, 0, 0, 0, 0);
+    ptx::tma_load(at_v, v, barrier, 0, 0, 0, 0, 0);
   }
   __syncthreads();
   ptx::wait_phase(barrier, 0);
@@ -32,12 +32,12 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   multiply_and_store(
       s, o,
       [&](float (&d)[KEYS / 2], int i) {
-        ptx::Product<KEYS, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
-                                                     ptx::descriptor_of_pieces<8 * 128>(at_k) + i * ptx::kStepOfPieces,
+        ptx::Wgmma<KEYS, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
+                                                   ptx::descriptor_of_pieces<8 * 128>(at_k) + i * ptx::kStepOfPieces,
                                                      i == 0 ? 0 : 1);
       },
       [&](float (&e)[CHANNELS / 2], const unsigned* p, int i) {
-        ptx::ProductAlongK<CHANNELS, ptx::Type::kBf16>::registers(
+        ptx::WgmmaAlongK<CHANNELS, ptx::Type::kBf16>::registers(
             e, p, ptx::descriptor_of_narrow_rows(at_v) + i * (CHANNELS * 32 >> 4), i == 0 ? 0 : 1);
       });
 }

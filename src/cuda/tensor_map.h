@@ -28,6 +28,10 @@ int64_t element_size(TensorMapType type);
 // Checks the description, naming the field that breaks a rule (ATTUNE_INVALID_ARGUMENT), and encodes it for a device.
 // Elements outside the shape read as zero.
 TensorMap make_tensor_map(const TensorMapDesc& desc, int32_t device);
+// Of a kernel's parameter by which nothing is copied where the description has rank 0: that is `other` then.
+inline TensorMap make_tensor_map(const TensorMapDesc& desc, int32_t device, const TensorMap& other) {
+  return desc.rank == 0 ? other : make_tensor_map(desc, device);
+}
 // The checks alone.
 void check_tensor_map(const TensorMapDesc& desc);
 

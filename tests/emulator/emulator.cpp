@@ -258,7 +258,7 @@ void arrive_after_copies(unsigned barrier) {
   count_arrival(b, 0);
 }
 
-void copy_box(unsigned rank, unsigned shared, const ptx::TensorMap& map, unsigned barrier, const int (&begin)[5]) {
+void tma_load(unsigned rank, unsigned shared, const ptx::TensorMap& map, unsigned barrier, const int (&begin)[5]) {
   Block& to = g_block->cluster->blocks.at(rank);
   const unsigned bytes = copy_box_into(to.shared, shared, map, begin);
   if (shadow() != nullptr) shadow()->write_by_copy(to.shared + (shared - kSharedBase), bytes, barrier_of(to, barrier));
@@ -287,10 +287,10 @@ void store_async(unsigned rank, unsigned at, const void* from, unsigned bytes, u
 void fence_async_proxy() {
   if (shadow() != nullptr) shadow()->fence();
 }
-void commit_products() {
+void wgmma_commit() {
   if (shadow() != nullptr) shadow()->close_products();
 }
-void wait_products(unsigned pending) {
+void wgmma_wait(unsigned pending) {
   if (shadow() != nullptr) shadow()->wait_for_products(pending);
 }
 

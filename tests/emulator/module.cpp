@@ -144,6 +144,7 @@ const char* why_not() {
 }
 
 ptx::TensorMap tensor_map(const cuda::TensorMapDesc& desc) {
+  if (desc.rank == 0) return {};  // nothing is copied by it
   cuda::check_tensor_map(desc);
   if (desc.rank < 4 || desc.swizzle == cuda::TensorMapSwizzle::k64B)
     throw std::runtime_error("the emulator's tensor maps have four or five axes and swizzle 128 bytes, 32 or none");

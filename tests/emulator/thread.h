@@ -71,7 +71,7 @@ ATTUNE_EMULATOR void copy_async(unsigned shared, const void* global, unsigned by
 ATTUNE_EMULATOR void commit_copies();
 ATTUNE_EMULATOR void wait_copies(unsigned pending);
 ATTUNE_EMULATOR void arrive_after_copies(unsigned barrier);
-ATTUNE_EMULATOR void copy_box(unsigned rank, unsigned shared, const ptx::TensorMap& map, unsigned barrier,
+ATTUNE_EMULATOR void tma_load(unsigned rank, unsigned shared, const ptx::TensorMap& map, unsigned barrier,
                               const int (&begin)[5]);
 ATTUNE_EMULATOR void copy_bytes(unsigned shared, const void* global, unsigned bytes, unsigned barrier);
 // copies: from shared memory, by the copy engine.
@@ -80,8 +80,8 @@ ATTUNE_EMULATOR void store_async(unsigned rank, unsigned at, const void* from, u
 
 // For the search for races.
 ATTUNE_EMULATOR void fence_async_proxy();
-ATTUNE_EMULATOR void commit_products();
-ATTUNE_EMULATOR void wait_products(unsigned pending);
+ATTUNE_EMULATOR void wgmma_commit();
+ATTUNE_EMULATOR void wgmma_wait(unsigned pending);
 ATTUNE_EMULATOR void begin_atomic(const void* at, size_t bytes);  // others may go on first
 ATTUNE_EMULATOR void synchronize_atomic(const void* at, bool acquires, bool releases);
 // The compiler does not tell of every memcpy().

@@ -93,6 +93,6 @@ __device__ __forceinline__ int math_warp_anew() {
   return static_cast<int>(ptx::kept(threadIdx.x) / 32) - M16Config::kProducerThreads / 32;
 }
 __device__ __forceinline__ int lane_anew() { return static_cast<int>(ptx::kept(threadIdx.x) % 32); }
-__device__ __forceinline__ void sync_m16_math_warps() { ptx::sync_some(1, 32 * M16Config::kMathWarps); }
+__device__ __forceinline__ void sync_m16_math_warps() { ptx::named_barrier_sync(1, 32 * M16Config::kMathWarps); }
 
 }  // namespace attune::mla

@@ -60,7 +60,6 @@ __device__ __forceinline__ void m16_store_partial_stats(const WorkTileParams& p,
 // Stores the lane's two rows, normalised.
 __device__ __forceinline__ void m16_store_out(const WorkTileParams& p, const WorkTile& t, int head_tile,
                                               M16Mainloop& a) {
-  constexpr bool kOut16Bit = Config::kOutType == common::kBFloat16 || Config::kOutType == common::kFloat16;
   const int lane = threadIdx.x % 32, channel = m16_channel();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -69,15 +68,12 @@ __device__ __forceinline__ void m16_store_out(const WorkTileParams& p, const Wor
     if (row >= p.heads_of_tile) continue;
     const auto out = [&](int b, int e) { return a.o.blocks[b][e / 2][2 * h + e % 2] * factor; };
     factor *= common::finish_row(p, t.batch, t.q_begin, t.token_begin, head, a.row_max[h], a.row_sum[h],
-                               math_warp() == 0 && lane % 4 == 0);
+                                 math_warp() == 0 && lane % 4 == 0);
     const long long at = out_at(p, t, t.token_begin, head);
 #pragma unroll
     for (int b = 0; b < M16Out::kBlocks; ++b) {
-      if (kOut16Bit && p.store_vectors) {
-        const auto two = [&](int e) {
-          return Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(out(b, e), out(b, e + 1))
-                                                     : ptx::pack_f16(out(b, e), out(b, e + 1));
-        };
+      if (common::is_16_bit(Config::kOutType) && p.store_vectors) {
+        const auto two = [&](int e) { return common::pack<Config::kOutType>(out(b, e), out(b, e + 1)); };
         *reinterpret_cast<uint2*>(p.out + (at + channel + 16 * b) * 2) = make_uint2(two(0), two(2));
       } else {
 #pragma unroll

@@ -15,7 +15,7 @@
 namespace attune::mla {
 
 class M16Mma {
-  static_assert(!Config::kDequant, "packed rows: mla/half.cu");
+  static_assert(!Config::kDequant, "packed rows: mla/swap_ab.cu");
 
  public:
   // A lane loads eight neighbouring channels, and exchanges them with its three neighbours.
@@ -60,9 +60,7 @@ class M16Mma {
     const unsigned to = smem.p(buffer) + m16_p_offset();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      ptx::store_shared_u32(to + h * (8 * 128), Config::kType == common::kBFloat16
-                                                    ? ptx::pack_bf16(p_regs[2 * h], p_regs[2 * h + 1])
-                                                    : ptx::pack_f16(p_regs[2 * h], p_regs[2 * h + 1]));
+      ptx::store_shared_u32(to + h * (8 * 128), common::pack<Config::kType>(p_regs[2 * h], p_regs[2 * h + 1]));
     }
   }
 

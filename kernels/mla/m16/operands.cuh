@@ -23,7 +23,7 @@ struct M16Out {
 __device__ __forceinline__ const char* query_row(const WorkTileParams& p, const WorkTile& t, int head_tile, int row) {
   if (row >= p.heads_of_tile) return nullptr;
   return p.q + 2 * common::row_offset(p, t.batch, t.q_begin, t.token_begin, head_tile * p.heads_of_tile + row,
-                                    p.q_batch_stride, p.q_row_stride, p.q_head_stride);
+                                      p.q_batch_stride, p.q_row_stride, p.q_head_stride);
 }
 
 // A query's dot product with a new token's row, by a warp; 0 if there is no query.

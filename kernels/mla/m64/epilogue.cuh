@@ -13,7 +13,6 @@ namespace attune::mla {
 // factor to be relative to row_max.
 __device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTile& t, const Rows& rows,
                                           const Accumulators& a, const float (&rescale)[2]) {
-  constexpr bool kOut16Bit = Config::kOutType == common::kBFloat16 || Config::kOutType == common::kFloat16;
   const int lane = threadIdx.x % 32, mine = lane % 2;
   const int token = rows.token(mine), head = rows.head(mine);
   const auto own = [mine](const float(&x)[2]) { return mine != 0 ? x[1] : x[0]; };
@@ -25,12 +24,12 @@ __device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTil
     own_at = out_at(p, t, token, head);
     if (lane % 4 < 2)
       own_factor = common::finish_row(p, t.batch, t.q_begin, token, head, Config::kDequant ? own(a.row_max) : max,
-                                    Config::kDequant ? own(a.row_sum) : row_sum, math_warpgroup() == 0);
+                                      Config::kDequant ? own(a.row_sum) : row_sum, math_warpgroup() == 0);
   }
   __syncwarp();
   // Few instructions on the common path: they are fetched anew for each work tile.
   const int channel = math_warpgroup() * Config::kChannels;
-  if (kOut16Bit && p.store_vectors) {
+  if (common::is_16_bit(Config::kOutType) && p.store_vectors) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float factor = __shfl_sync(0xffffffffu, own_factor, (lane & ~3) + h) * rescale[h];
@@ -42,7 +41,7 @@ __device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTil
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float x = a.o[16 * i + 4 * j + 2 * h] * factor, y = a.o[16 * i + 4 * j + 2 * h + 1] * factor;
-          r[j] = Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+          r[j] = common::pack<Config::kOutType>(x, y);
         }
         common::transpose_quad(r);
         if (at >= 0) *reinterpret_cast<uint4*>(to + 64 * i) = make_uint4(r[0], r[1], r[2], r[3]);
@@ -58,8 +57,8 @@ __device__ __forceinline__ void store_out(const WorkTileParams& p, const WorkTil
     for (int i = 0; i < Config::kChannels / 4; ++i) {
       if (at >= 0)
         common::store_element(Config::kOutType, p.out,
-                            at + (channel + i / 2 * 8 + lane % 4 * 2 + i % 2) * p.out_dim_stride,
-                            a.o[i / 2 * 4 + 2 * h + i % 2] * factor);
+                              at + (channel + i / 2 * 8 + lane % 4 * 2 + i % 2) * p.out_dim_stride,
+                              a.o[i / 2 * 4 + 2 * h + i % 2] * factor);
     }
   }
 }

@@ -23,10 +23,10 @@ template <int kWarpgroup>
 class Mainloop {
  public:
   using Softmax = mla::Softmax<kWarpgroup>;
-  using QkProduct = ptx::Product<Config::kBlockN, Config::kProduct>;
+  using QkWgmma = ptx::Wgmma<Config::kBlockN, Config::kMmaType>;
   // A wgmma may not have more registers than threads begin with.
   static constexpr int kColumns = Config::kThreads > 384 ? Config::kChannels / 2 : Config::kChannels;
-  using PvProduct = ptx::Product<kColumns, Config::kProduct>;
+  using PvWgmma = ptx::Wgmma<kColumns, Config::kMmaType>;
   // WG0 issues the QK GEMM of its next tile behind its last PV GEMM. Dequantized keys come too late for that.
   static constexpr bool kOverlapNextQK = kWarpgroup == 0 && Config::kOverlapNextQK;
   // WG1 waits for its PV GEMM of P_A before it publishes P_B: there are too few registers for both.
@@ -46,7 +46,7 @@ class Mainloop {
     float s[Config::kBlockN / 2];  // WG0's
     if (kOverlapNextQK && left > 0) {
       qk_gemm(counts.pipe(0), s, [] {});
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       ptx::pin(s);
     }
     for (; left > 1; left -= 2) {
@@ -71,7 +71,7 @@ class Mainloop {
         }
         wait_v(first);
         pv_gemm_p0(v_descriptor(first), a);
-        ptx::wait_products<0>();
+        ptx::wgmma_wait<0>();
         ptx::pin(a.o);
         release(first, 2);
       }
@@ -86,7 +86,7 @@ class Mainloop {
     if constexpr (!kOverlapNextQK) qk_gemm(pipe, s, [] {});
     const ptx::Descriptor v = v_descriptor(pipe);
     if constexpr (!kOverlapNextQK) {
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       ptx::pin(s);
     }
     if (last) release_q();
@@ -95,10 +95,10 @@ class Mainloop {
     Softmax::accumulate_row_sum(rescale, s, a);
     Softmax::convert_p(s, p_regs_);
     publish_p(p_regs_, a);
-    ptx::arrive_some(p0_ready(), 64);
+    ptx::named_barrier_arrive(p0_ready(), 64);
     rescale_o(rescale, a);
     pv_gemm(p_regs_, v, a);
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     ptx::pin(a.o);
     release(pipe, 1);
   }
@@ -107,20 +107,20 @@ class Mainloop {
                                              float (&s)[Config::kBlockN / 2], Accumulators& a) {
     wait_v(pipe);
     const ptx::Descriptor v = v_descriptor(pipe);
-    ptx::sync_some(p1_ready(), 64);
+    ptx::named_barrier_sync(p1_ready(), 64);
     receive_p(p_regs_, a);
     pv_gemm(p_regs_, v, a);
     if (kOverlapNextQK && more) {
       qk_gemm(next, s, [&] {
-        ptx::commit_products();
-        ptx::wait_products<1>();
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
         ptx::pin(a.o);
         release(pipe, 1);
       });
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       ptx::pin(s);
     } else {
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       ptx::pin(a.o);
       release(pipe, 1);
     }
@@ -135,7 +135,7 @@ class Mainloop {
     // Dequantized keys come late: the PV GEMM of tile A is done by then, and its V is released.
     if constexpr (Config::kDequant) {
       pv_gemm_p0(v0, a);
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       ptx::pin(a.o);
       release(first, 2);
       qk_gemm(second, s, [] {});
@@ -143,12 +143,12 @@ class Mainloop {
       qk_gemm(second, s, [] {});
       // There is nothing to wait for, but ptxas must be told so. Else it adds a wait where O is rescaled beside S
       // (C7517), which only some warps of the warpgroup would reach. It counts the wgmma groups of each slice.
-      ptx::wait_products<kSlices>();
+      ptx::wgmma_wait<kSlices>();
       ptx::pin(a.o);
       pv_gemm_p0(v0, a);
     }
     const TileMask mask(smem_, second.stage);
-    ptx::wait_products<Config::kDequant ? 0 : 1>();
+    ptx::wgmma_wait<Config::kDequant ? 0 : 1>();
     ptx::pin(s);
     if (last) release_q();
     Softmax::softmax(smem_, c_, mask, s, rescale, a);
@@ -160,24 +160,24 @@ class Mainloop {
     }
     Softmax::convert_p(s, p_regs);
     publish_p(p_regs, a);
-    ptx::arrive_some(p1_ready(), 64);
+    ptx::named_barrier_arrive(p1_ready(), 64);
     if constexpr (!kPvBeforePublish && !Config::kDequant) finish_pv_p0(first, a);
     const ptx::Descriptor v1 = v_descriptor(second);
     rescale_o(rescale, a);
     pv_gemm(p_regs, v1, a);
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     ptx::pin(a.o);
     release(second, 2);
   }
   // WG1: waits for the PV GEMM of P_A and releases V of tile A.
   __device__ __forceinline__ void finish_pv_p0(PipelineState first, Accumulators& a) const {
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     ptx::pin(a.o);
     release(first, 2);
   }
   // WG1: issues the PV GEMM of P_A.
   __device__ __forceinline__ void pv_gemm_p0(ptx::Descriptor v, Accumulators& a) {
-    ptx::sync_some(p0_ready(), 64);
+    ptx::named_barrier_sync(p0_ready(), 64);
     receive_p(p_regs_, a);
     pv_gemm(p_regs_, v, a);
   }
@@ -197,17 +197,17 @@ class Mainloop {
       if (has_full_barrier(slice)) {
         ptx::wait_phase(smem_.k_full(pipe.stage, barrier_of(slice)), pipe.phase);
         if (Config::kConsumerFence) ptx::fence_async_proxy();
-        ptx::fence_products();
+        ptx::wgmma_fence();
       }
 #pragma unroll
       for (int i = 0; i < 4 * slice_at(slice).count; ++i) {
         const int chunk = slice_at(slice).chunk + i / 4, at = chunk * (Config::kChunkBytes >> 4) + i % 4 * ptx::kStepK;
-        QkProduct::shared(s, q + at, k + at, accumulate);
+        QkWgmma::shared(s, q + at, k + at, accumulate);
         accumulate = 1;
       }
       if (j == 2) between();
     }
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
 
   // This warpgroup's half of a tile's V.
@@ -218,16 +218,16 @@ class Mainloop {
   __device__ __forceinline__ void pv_gemm(unsigned (&p_regs)[Softmax::kPRegs], ptx::Descriptor v, Accumulators& a) {
     ptx::pin(a.o);
     ptx::pin(p_regs);
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Config::kBlockN / 16; ++i) {
 #pragma unroll
       for (int j = 0; j < Config::kChannels / kColumns; ++j) {
-        PvProduct::registers(reinterpret_cast<float(&)[kColumns / 2]>(a.o[j * kColumns / 2]), p_regs + 4 * i,
-                             v + (i * 2048 + j * kColumns / 64 * Config::kChunkBytes >> 4), i == 0 ? accumulate_ : 1);
+        PvWgmma::registers(reinterpret_cast<float(&)[kColumns / 2]>(a.o[j * kColumns / 2]), p_regs + 4 * i,
+                           v + (i * 2048 + j * kColumns / 64 * Config::kChunkBytes >> 4), i == 0 ? accumulate_ : 1);
       }
     }
-    ptx::commit_products();
+    ptx::wgmma_commit();
     accumulate_ = 1;
   }
   // Waits for V of the other warpgroup's tile. For its own tile the QK GEMM has waited.

@@ -73,7 +73,7 @@ class RecomputeNonfinite {
     const int position = t.num_keys - t.num_q + token, first = scheduler::first_visible(p, position),
               end = scheduler::end_visible(p, t.num_keys, position);
     const char* q = p.q + 2 * common::row_offset(p, t.batch, t.q_begin, token, head, p.q_batch_stride, p.q_row_stride,
-                                               p.q_head_stride);
+                                                 p.q_head_stride);
     const KeyTiles key_tiles(t.num_cached, t.first_key, t.end_key);
     float o[kChannelsOfLane] = {}, row_max = -ptx::infinity(), row_sum = 0;
 #pragma unroll 1

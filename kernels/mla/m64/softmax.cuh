@@ -62,8 +62,7 @@ struct Softmax {
   __device__ __forceinline__ static void convert_p(const float (&s)[Config::kBlockN / 2], unsigned (&p_regs)[kPRegs]) {
 #pragma unroll
     for (int i = 0; i < kPRegs; ++i) {
-      p_regs[i] = Config::kType == common::kBFloat16 ? ptx::pack_bf16(s[2 * i], s[2 * i + 1])
-                                                   : ptx::pack_f16(s[2 * i], s[2 * i + 1]);
+      p_regs[i] = common::pack<Config::kType>(s[2 * i], s[2 * i + 1]);
     }
   }
   // Adds P to the row sum. It comes after P is published where that matters, as the other warpgroup does not need it.
@@ -85,14 +84,14 @@ __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, 
   const int warpgroup = math_warpgroup();
   // racecheck reports the stores beside receive_p()'s loads, and beside those below: the warps of a pair sync between
   // them.
-  ptx::sync_some(warp_pair(), 64);  // nobody reads P any more
+  ptx::named_barrier_sync(warp_pair(), 64);  // nobody reads P any more
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 1);
     a.row_sum[h] += __shfl_xor_sync(0xffffffffu, a.row_sum[h], 2);
     if (threadIdx.x % 4 == 0) smem.stats(warpgroup)[h] = make_float2(a.row_max[h], a.row_sum[h]);
   }
-  ptx::sync_some(warp_pair(), 64);
+  ptx::named_barrier_sync(warp_pair(), 64);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float2 other = smem.stats(1 - warpgroup)[h];
@@ -102,7 +101,7 @@ __device__ __forceinline__ void finalize_softmax(const Smem& smem, float scale, 
     a.row_sum[h] = row_sum * rescale[h];
     if (a.row_max[h] != -ptx::infinity()) a.row_max[h] *= scale;
   }
-  ptx::sync_some(warp_pair(), 64);  // before the next work tile's stats are written
+  ptx::named_barrier_sync(warp_pair(), 64);  // before the next work tile's stats are written
 }
 
 }  // namespace attune::mla

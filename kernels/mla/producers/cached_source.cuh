@@ -25,7 +25,7 @@ class CachedSource {
     const int key = key_of(i, row), b = t_.batch;
     if (key < t_.first_key || key >= min(t_.end_key, t_.num_cached)) return -1;
     if (!p_.paged) return p_.batch_index.data != nullptr ? common::int_at(p_.batch_index, b) : b;
-    return p_.page_table.data[b * p_.page_table.row_stride + page_of(p_.pools[0], key) * p_.page_table.col_stride];
+    return p_.page_table.data[b * p_.page_table.row_stride + page_of(p_.pools[0], key) * p_.page_table.column_stride];
   }
 
   // Its address, null if there is none; and the offset of its scales (MLA-584). index: from load_index().

@@ -27,7 +27,7 @@ class KvSource {
       offset_ = t.num_cached;  // of dense rows
       if (p.paged) {
         table_ = p.page_table.data + t.batch * p.page_table.row_stride;
-        step_ = p.page_table.col_stride;
+        step_ = p.page_table.column_stride;
       } else {
         only_page_ = p.batch_index.data != nullptr ? common::int_at(p.batch_index, t.batch) : t.batch;
       }

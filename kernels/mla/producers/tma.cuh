@@ -135,14 +135,14 @@ class TmaProducer {
             // Multicasts every other chunk of a slice to both blocks.
             const int odd = (stage() + ptx::cluster_rank()) % 2, chunk = slice_at(slice).chunk + odd;
             if (odd < slice_at(slice).count) {
-              ptx::copy_box_to_blocks(3, to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box,
+              ptx::tma_load_multicast(3, to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box,
                                       outer_of_box);
             }
           } else {
 #pragma unroll
             for (int j = 0; j < slice_at(slice).count; ++j) {
               const int chunk = slice_at(slice).chunk + j;
-              ptx::copy_box(to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box,
+              ptx::tma_load(to + chunk * Config::kChunkBytes, k_, barrier, 64 * chunk, kv_head, row_of_box,
                             outer_of_box);
             }
           }
@@ -202,7 +202,7 @@ class TmaProducer {
       if (lane_ == 0) ptx::arrive_expecting(barrier, channels.count * bytes);
       __syncwarp();
       if (mine && lane_ % 2 < channels.count) {
-        ptx::copy_box(to + channels.chunk * Config::kChunkBytes, map, barrier, 64 * (channels.chunk + lane_ % 2),
+        ptx::tma_load(to + channels.chunk * Config::kChunkBytes, map, barrier, 64 * (channels.chunk + lane_ % 2),
                       kv_head, from.row, from.outer);
       }
       __syncwarp();

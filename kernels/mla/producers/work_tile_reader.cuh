@@ -17,7 +17,7 @@ __device__ __forceinline__ void load_q(const WorkTileParams& p, const Smem& smem
     const int row = static_cast<int>(work.q_row) + work.token_begin, batch = p.q_flat ? 0 : work.batch;
 #pragma unroll 1
     for (int i = 0; i < Config::kChunks; ++i) {
-      ptx::copy_box(smem.q() + i * Config::kChunkBytes, map, smem.q_full(), 64 * i, head_tile * p.heads_of_tile, row,
+      ptx::tma_load(smem.q() + i * Config::kChunkBytes, map, smem.q_full(), 64 * i, head_tile * p.heads_of_tile, row,
                     batch);
     }
   }

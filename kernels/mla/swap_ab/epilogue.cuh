@@ -33,7 +33,7 @@ class SwapAbEpilogue {
 
  private:
   __device__ __forceinline__ static void arrive_row_stats_read() {
-    ptx::arrive_roles(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
+    ptx::named_barrier_arrive_unaligned(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
   }
   __device__ __forceinline__ int lane() const { return lane_; }
   // The lane's i-th row of the M block.
@@ -42,12 +42,11 @@ class SwapAbEpilogue {
   __device__ __forceinline__ static float of_row(float x, int row) { return __shfl_sync(0xffffffffu, x, row); }
 
   __device__ __forceinline__ void store_out(const SwapAbPv::RowStats& own, const SwapAbOut& o) const {
-    constexpr bool kOut16Bit = Config::kOutType == common::kBFloat16 || Config::kOutType == common::kFloat16;
     const int first_head = head_tile_ * p_.heads_of_tile;
     float own_factor = 0;
     if (lane() < p_.heads_of_tile)
       own_factor = own.rescale * common::finish_row(p_, t_.batch, t_.q_begin, t_.token_begin, first_head + lane(),
-                                                  own.row_max, own.row_sum, swap_ab_warp() == 0);
+                                                    own.row_max, own.row_sum, swap_ab_warp() == 0);
     __syncwarp();
     const long long first = out_at(p_, t_, t_.token_begin, first_head);
 #pragma unroll
@@ -60,9 +59,8 @@ class SwapAbEpilogue {
       for (int b = 0; b < SwapAbOut::kBlocks; ++b) {
         const int channel = SwapAbOut::channel(b);
         const float x = o.blocks[b][element] * factor, y = o.blocks[b][element + 2] * factor;
-        if (kOut16Bit && p_.store_vectors) {
-          *reinterpret_cast<unsigned*>(p_.out + (at + channel) * 2) =
-              Config::kOutType == common::kBFloat16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+        if (common::is_16_bit(Config::kOutType) && p_.store_vectors) {
+          *reinterpret_cast<unsigned*>(p_.out + (at + channel) * 2) = common::pack<Config::kOutType>(x, y);
         } else {
           common::store_element(Config::kOutType, p_.out, at + channel * p_.out_dim_stride, x);
           common::store_element(Config::kOutType, p_.out, at + (channel + 1) * p_.out_dim_stride, y);

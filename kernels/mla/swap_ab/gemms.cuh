@@ -28,12 +28,12 @@ __device__ __forceinline__ int swap_ab_warp() { return math_warp() % 4; }
 __device__ __forceinline__ void sync_swap_ab_math_warps() {
   // With .aligned for 32 rows and new tokens: without it registers do not suffice, 136 bytes spill.
   if constexpr (SwapAbConfig::kBlockM == 32 && Config::kDense) {
-    ptx::sync_some(1, 32 * SwapAbConfig::kMathWarps);
+    ptx::named_barrier_sync(1, 32 * SwapAbConfig::kMathWarps);
   } else {
-    ptx::sync_roles(1, 32 * SwapAbConfig::kMathWarps);
+    ptx::named_barrier_sync_unaligned(1, 32 * SwapAbConfig::kMathWarps);
   }
 }
-__device__ __forceinline__ void sync_softmax_warps() { ptx::sync_some(2, 32 * SwapAbConfig::kSoftmaxWarps); }
+__device__ __forceinline__ void sync_softmax_warps() { ptx::named_barrier_sync(2, 32 * SwapAbConfig::kSoftmaxWarps); }
 
 // g = lane / 4, t = lane % 4. Element 4 j + 2 h + e of an accumulator: key or channel g + 8 h, row 8 j + 2 t + e.
 using SwapAbAccum = float[SwapAbConfig::kBlockM / 2];
@@ -99,12 +99,12 @@ class SwapAbQkGemm {
 #pragma unroll
     for (int i = 0; i < kRopeBlocks; ++i) ptx::load_matrix_x4(rope[i], from + Packed::kRope + 32 * i);
     load(from, 0, codes);
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kRopeBlocks; ++i)
-      ptx::ProductAlongK<SwapAbConfig::kBlockM, ptx::Type::kBf16>::registers(
+      ptx::WgmmaAlongK<SwapAbConfig::kBlockM, ptx::Type::kBf16>::registers(
           s, rope[i], q_ + (2 * kGroups * (SwapAbConfig::kChunkBytes >> 4) + i * ptx::kStepK), i);
-    ptx::commit_products();
+    ptx::wgmma_commit();
     SwapAbAccum accum[2];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -112,15 +112,15 @@ class SwapAbQkGemm {
       for (int i = 0; i < 2; ++i) {
         const int slice = 2 * group + i;
         unsigned a[4][4];
-        if (slice > 0) ptx::wait_products<1>();
+        if (slice > 0) ptx::wgmma_wait<1>();
         convert_a(codes, a);
         if (slice < kSlices - 1) load(from, slice + 1, codes);
-        ptx::fence_products();
+        ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          ptx::ProductAlongK<SwapAbConfig::kBlockM, ptx::Type::kF16>::registers(
+          ptx::WgmmaAlongK<SwapAbConfig::kBlockM, ptx::Type::kF16>::registers(
               accum[group % 2], a[k], q_ + (slice * (SwapAbConfig::kChunkBytes >> 4) + k * ptx::kStepK), i + k);
-        ptx::commit_products();
+        ptx::wgmma_commit();
         if (i == 0 && group > 0) scale_and_add<1>(stage, group - 1, accum[(group - 1) % 2], s);
       }
     }
@@ -191,7 +191,7 @@ class SwapAbQkGemm {
     float scales[2];  // of the lane's two keys
 #pragma unroll
     for (int h = 0; h < 2; ++h) scales[h] = ptx::load_shared(from + h * (8 * SwapAbConfig::kPitch));
-    ptx::wait_products<kPending>();
+    ptx::wgmma_wait<kPending>();
     ptx::pin(accum);
     if (group == 0) ptx::pin(s);
 #pragma unroll
@@ -252,7 +252,7 @@ class SwapAbPvGemm {
   template <ptx::Type kType, int kStep>
   __device__ __forceinline__ void gemm(int stage, Codes& codes, SwapAbOut& o) const {
     unsigned a[4][4];
-    if constexpr (kStep > 1) ptx::wait_products<1>();
+    if constexpr (kStep > 1) ptx::wgmma_wait<1>();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -264,13 +264,13 @@ class SwapAbPvGemm {
       }
     }
     if constexpr (kStep + 2 < kSteps) load(stage, kStep + 2, codes);
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      ptx::ProductAlongK<SwapAbConfig::kBlockM, kType>::registers(
+      ptx::WgmmaAlongK<SwapAbConfig::kBlockM, kType>::registers(
           o.blocks[kStep % 2 * 4 + i], a[i],
           p_ + ((kStep % 2 * 2 + i / 2) * (SwapAbConfig::kPBytes >> 4) + kStep / 2 * ptx::kStepK), 1);
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
   __device__ __forceinline__ static void pin(SwapAbOut& o) {
 #pragma unroll

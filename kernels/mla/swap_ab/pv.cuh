@@ -94,7 +94,7 @@ class SwapAbPv {
     pv_.gemm<kType, 5>(stage, codes_[1], o);
     pv_.gemm<kType, 6>(stage, codes_[0], o);
     pv_.gemm<kType, 7>(stage, codes_[1], o);
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     SwapAbPvGemm::pin(o);
     __syncwarp();
     if (lane_ == 0) {

@@ -13,11 +13,6 @@
 
 namespace attune::cuda::attention {
 
-kernels::IntTable int_table(const IntView& v) {
-  return v ? kernels::IntTable{v.data, static_cast<long long>(v.row_stride), static_cast<long long>(v.col_stride)}
-           : kernels::IntTable{nullptr, 0, 0};
-}
-
 namespace {
 
 using kernels::AttentionParams;
@@ -65,7 +60,7 @@ void fill_rows(const Problem& p, AttentionParams& k) {
   k.lse_batch_stride = lse.batch, k.lse_row_stride = lse.row, k.lse_head_stride = lse.head;
   k.max_logits = p.max_logits ? reinterpret_cast<float*>(p.max_logits.data) : nullptr;
   k.max_batch_stride = max.batch, k.max_row_stride = max.row, k.max_head_stride = max.head;
-  k.cu_seqlens_q = int_table(p.cu_q);
+  k.cu_seqlens_q = ops::int_table(p.cu_q);
   k.total_q = p.total_q;
   k.fixed_q = to_int(p.fixed_q);
 }
@@ -76,9 +71,9 @@ void fill_cache(const Problem& p, AttentionParams& k) {
   k.v = to_plane(c.v, c.paged && static_cast<bool>(c.v_page_table));
   k.k_scale = to_scale(c.k_scale);
   k.v_scale = to_scale(c.v_scale);
-  k.page_table = int_table(c.page_table);
-  k.v_page_table = int_table(c.v_page_table);
-  k.batch_index = int_table(c.batch_index);
+  k.page_table = ops::int_table(c.page_table);
+  k.v_page_table = ops::int_table(c.v_page_table);
+  k.batch_index = ops::int_table(c.batch_index);
   k.num_pages = std::min<int64_t>(c.num_pages, std::numeric_limits<int32_t>::max());  // ids are int32
   k.page_size = to_int(c.page_size);
   k.page_shift = std::has_single_bit(static_cast<uint64_t>(c.page_size))
@@ -87,8 +82,8 @@ void fill_cache(const Problem& p, AttentionParams& k) {
   k.capacity = to_int(c.capacity());
   k.ring_capacity = to_int(c.ring_capacity);
   k.paged = c.paged ? 1 : 0;
-  k.cache_indirection = int_table(p.cache_indirection);
-  k.beam_prompt_length = int_table(p.beam_prompt_length);
+  k.cache_indirection = ops::int_table(p.cache_indirection);
+  k.beam_prompt_length = ops::int_table(p.beam_prompt_length);
   k.beam_width = to_int(std::max<int64_t>(1, p.beam_width));
   k.beam_columns = to_int(p.cache_indirection.cols);
 }
@@ -119,7 +114,7 @@ void fill_tables(const Problem& p, const kernels::T5Table& t5, AttentionParams& 
   k.mask_head_stride = p.mask_head_stride;
   k.mask_byte_stride = p.mask_byte_stride;
   k.mask_columns = to_int(p.mask_columns);
-  k.mask_start = int_table(p.mask_start);
+  k.mask_start = ops::int_table(p.mask_start);
   k.ranges = p.ranges;
   k.num_ranges = to_int(p.num_ranges);
   k.range_batch_stride = p.range_batch_stride;
@@ -190,8 +185,8 @@ void fill_problem(const Problem& p, const kernels::T5Table& t5, AttentionParams&
   if (p.cache) fill_cache(p, k);
   fill_scores(p, k);
   fill_tables(p, t5, k);
-  k.seqused_kv = int_table(p.seqused);
-  k.stamped_kv = int_table(p.cu_kv);
+  k.seqused_kv = ops::int_table(p.seqused);
+  k.stamped_kv = ops::int_table(p.cu_kv);
   k.stamp_of_call = stamp_of_call(p);
   k.checks_stamp = p.scheduled_before ? 1 : 0;
 }

@@ -17,7 +17,6 @@ kernels::T5Table t5_buckets(const Problem& p);
 // "" if the tables fit the kernels, else why they do not.
 std::string table_refusal(const Problem& p);
 
-kernels::IntTable int_table(const IntView& v);
 // Rows of tokens beside the cache: as q lies; or batch_stride 0 where rows are numbered through.
 kernels::NewRows new_rows(const Problem& p, const RowView& v);
 kernels::NewRows dense_rows(const RowView& v);

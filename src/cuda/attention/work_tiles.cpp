@@ -8,6 +8,7 @@
 #include "core/integers.h"
 #include "cuda/attention/params.h"
 #include "cuda/attention/tensor_maps.h"
+#include "cuda/ops/params.h"
 #include "cuda/workspace.h"
 
 namespace attune::cuda::attention {
@@ -37,11 +38,43 @@ int keys_of_box(const KvCache& cache, int keys) {
   return cache.paged ? static_cast<int>(std::gcd<int64_t>(cache.page_size, keys)) : keys;
 }
 
-kernels::WorkTileParams to_params(const Problem& p, const kernels::T5Table& t5, const WorkTiles& c) {
+namespace {
+
+// Returns the bytes of the workspace; null: only counts.
+size_t place(const WorkTiles& c, void* workspace, kernels::WorkTileParams& k) {
+  Workspace w(workspace);
+  const int64_t rows = c.splits ? 2 * c.blocks * c.partials.rows : 0;
+  k.list = w.take<kernels::WorkList>(1);
+  k.work_tiles = w.take<kernels::WorkTile>(c.max_work_tiles);
+  k.block_begin = w.take<int>(c.batch + 1);
+  k.splits_done = w.take<unsigned>(c.blocks);
+  if (c.splits && c.partials.listed) k.split_tiles = w.take<kernels::WorkTile>(c.blocks);
+  k.partial_stats = w.take<float>(rows * c.partials.stats);
+  k.partial_out = w.take<float>(rows * c.partials.channels);
+  return w.size();
+}
+
+}  // namespace
+
+size_t WorkTiles::workspace_bytes() const {
+  kernels::WorkTileParams k{};
+  return place(*this, nullptr, k);
+}
+
+KernelSpec schedule_kernel(const WorkTiles& c, bool sparse, bool balanced) {
+  return {"scheduler/persistent.cu",
+          "attune_schedule_prefill",
+          {define("ATTUNE_KEYS", c.keys), define("ATTUNE_SPARSE", sparse ? 1 : 0),
+           define("ATTUNE_BALANCED", balanced ? 1 : 0)},
+          0};
+}
+
+kernels::WorkTileParams to_params(const Problem& p, const kernels::T5Table& t5, const WorkTiles& c, void* workspace) {
   const bool rows = p.dense_kv || p.new_tokens;
   kernels::WorkTileParams k{};
   fill_problem(p, t5, k);
-  k.cu_seqlens_kv = int_table(p.cu_kv);
+  place(c, workspace, k);
+  k.cu_seqlens_kv = ops::int_table(p.cu_kv);
   k.total_kv = rows ? p.k.rows : 0;
   k.fixed_kv = to_int(p.fixed_kv);
   k.q_flat = p.q.rows_per_batch == 0 ? 1 : 0;
@@ -60,19 +93,6 @@ kernels::WorkTileParams to_params(const Problem& p, const kernels::T5Table& t5, 
                         ? 1
                         : 0;
   return k;
-}
-
-size_t place(const WorkTiles& c, const Partials& partials, void* workspace, kernels::WorkTileParams& k) {
-  Workspace w(workspace);
-  const int64_t rows = c.splits ? 2 * c.blocks * partials.rows : 0;
-  k.list = w.take<kernels::WorkList>(1);
-  k.work_tiles = w.take<kernels::WorkTile>(c.max_work_tiles);
-  k.block_begin = w.take<int>(c.batch + 1);
-  k.splits_done = w.take<unsigned>(c.blocks);
-  if (c.splits && partials.listed) k.split_tiles = w.take<kernels::WorkTile>(c.blocks);
-  k.partial_stats = w.take<float>(rows * partials.stats);
-  k.partial_out = w.take<float>(rows * partials.channels);
-  return w.size();
 }
 
 Misaligned find_misaligned(const Problem& p, bool copied, bool gathered) {

@@ -8,8 +8,15 @@
 
 #include "common/work_tile_params.h"
 #include "core/problem.h"
+#include "cuda/kernel.h"
 
 namespace attune::cuda::attention {
+
+// Partial outputs: rows of a split; words of stats and channels of a row. listed: for a kernel that combines them.
+struct Partials {
+  int64_t rows = 0, stats = 0, channels = 0;
+  bool listed = false;
+};
 
 // Of a kernel's configuration.
 struct WorkTiles {
@@ -21,6 +28,9 @@ struct WorkTiles {
   int64_t batch = 0;
   int64_t max_work_tiles = 0;  // that the schedule lists
   bool splits = true;          // row blocks may be split along the keys
+  Partials partials;
+
+  size_t workspace_bytes() const;
 };
 
 // The number of query heads of a KV head that fills a row block best, with at most most_tokens tokens; ties go to more
@@ -33,16 +43,11 @@ void choose_grid(const Problem& p, int num_sms, WorkTiles& c);
 // Keys of a TMA box of the cache. A power of two, as tiles are.
 int keys_of_box(const KvCache& cache, int keys);
 
-// The parameters that both kernels have, without those of the workspace.
-kernels::WorkTileParams to_params(const Problem& p, const kernels::T5Table& t5, const WorkTiles& c);
+// The parameters that both kernels have. The workspace begins with the list of work tiles.
+kernels::WorkTileParams to_params(const Problem& p, const kernels::T5Table& t5, const WorkTiles& c, void* workspace);
 
-// Partial outputs: rows of a split; words of stats and channels of a row. listed: for a kernel that combines them.
-struct Partials {
-  int64_t rows, stats, channels;
-  bool listed;
-};
-// Places the schedule, first, and partial outputs in the workspace. Returns their bytes; workspace null: only counts.
-size_t place(const WorkTiles& c, const Partials& partials, void* workspace, kernels::WorkTileParams& k);
+// The kernel that lists the work tiles. sparse: keys come from index lists.
+KernelSpec schedule_kernel(const WorkTiles& c, bool sparse, bool balanced);
 
 // The first array whose address the TMA cannot copy from. copied: q, k and v are copied before; gathered: so is the
 // cache.

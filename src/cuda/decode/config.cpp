@@ -288,16 +288,16 @@ Config choose_config(const Problem& p, const DeviceShape& device, bool may_clust
   return c;
 }
 
-Config choose_config_of_few(const Problem& p, const DeviceShape& device, const Beside& beside) {
+Config choose_config_beside(const Problem& p, const DeviceShape& device, const Beside& beside) {
   constexpr int kMostWarps = 8;
-  Problem few = p;
-  few.max_seqlen_q = std::min<int64_t>(p.max_seqlen_q, beside.few_q);
-  Config c = choose_config(few, device, false);  // clusters are launched without a look at lengths
+  Problem steps = p;
+  steps.max_seqlen_q = std::min<int64_t>(p.max_seqlen_q, beside.max_decode_q);
+  Config c = choose_config(steps, device, false);  // clusters are launched without a look at lengths
   c.beside = beside;
   // A block a multiprocessor, so that what the schedule leaves to the other kernel are whole ones.
   c.warps = std::min(kMostWarps, c.warps * c.blocks_per_sm), c.blocks_per_sm = 1;
   c.stages = stages_that_fit(c, device);
-  choose_grid(few, device.num_sms, c);
+  choose_grid(steps, device.num_sms, c);
   return c;
 }
 

@@ -22,9 +22,9 @@ using Grid = std::array<uint32_t, 3>;
 
 // A kernel that serves a call's longer sequences beside this one.
 struct Beside {
-  int few_q = std::numeric_limits<int>::max();  // sequences of more queries are its
-  int64_t list_at = 0;                          // where its schedule's list lies, from the workspace on
-  float tile = 0;                               // what a tile of it costs, in operations on 128 keys of 128 rows
+  int max_decode_q = std::numeric_limits<int>::max();  // sequences of more queries are its
+  int64_t list_at = 0;                                 // where its schedule's list lies, from the workspace on
+  float tile = 0;                                      // what a tile of it costs, in operations on 128 keys of 128 rows
 };
 
 struct Config {
@@ -73,7 +73,7 @@ std::string refusal(const Problem& p);
 // may_cluster false: not even where it would be best.
 Config choose_config(const Problem& p, const DeviceShape& device, bool may_cluster = true);
 // For the short sequences where there is such a kernel.
-Config choose_config_of_few(const Problem& p, const DeviceShape& device, const Beside& beside);
+Config choose_config_beside(const Problem& p, const DeviceShape& device, const Beside& beside);
 
 // What to_params must find as it was when the configuration was chosen. Throws INVALID_ARGUMENT.
 void check_alignment(const Problem& p, const Config& c);

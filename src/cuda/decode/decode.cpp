@@ -16,7 +16,7 @@ using decode::Config, decode::Grid;
 class DecodePlan final : public KernelPlan {
  public:
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, const decode::Beside& beside) {
-    find_kernels(decode::choose_config_of_few(p, decode::device_shape(info), beside), device);
+    find_kernels(decode::choose_config_beside(p, decode::device_shape(info), beside), device);
   }
   DecodePlan(const Problem& p, int32_t device, const DeviceInfo& info, bool may_cluster) {
     find_kernels(decode::choose_config(p, decode::device_shape(info), may_cluster), device);
@@ -117,7 +117,7 @@ std::unique_ptr<KernelPlan> make_decode_plan(const Problem& p, int32_t device, b
   return std::make_unique<DecodePlan>(p, device, require_device(device), may_cluster);
 }
 
-std::unique_ptr<KernelPlan> make_decode_plan_of_few(const Problem& p, int32_t device, const decode::Beside& beside) {
+std::unique_ptr<KernelPlan> make_decode_plan_beside(const Problem& p, int32_t device, const decode::Beside& beside) {
   require_covered(p);
   return std::make_unique<DecodePlan>(p, device, require_device(device), beside);
 }

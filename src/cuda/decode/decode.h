@@ -17,6 +17,6 @@ std::unique_ptr<KernelPlan> make_decode_plan(const Problem& p, int32_t device, b
 namespace decode {
 struct Beside;
 }
-std::unique_ptr<KernelPlan> make_decode_plan_of_few(const Problem& p, int32_t device, const decode::Beside& beside);
+std::unique_ptr<KernelPlan> make_decode_plan_beside(const Problem& p, int32_t device, const decode::Beside& beside);
 
 }  // namespace attune::cuda

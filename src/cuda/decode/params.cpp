@@ -30,7 +30,7 @@ constexpr float kPromptTile = 1.22f;
 void fill_schedule(const Problem& p, const Config& c, AttentionParams& k) {
   k.blocks = c.blocks / c.head_lanes;
   k.head_lanes = c.head_lanes;
-  k.few_q = c.beside.few_q;
+  k.max_decode_q = c.beside.max_decode_q;
   k.prompt_tile = kPromptTile * c.beside.tile * 128 / static_cast<float>(c.warps * kernels::kKeysOfWarp);
   k.row_blocks = to_int((std::max<int64_t>(1, p.max_seqlen_q) * p.group + c.rows() - 1) / c.rows());
 }
@@ -62,7 +62,7 @@ AttentionParams to_params(const Problem& p, const Config& c, void* workspace) {
   place(c, workspace, k);
   if (c.beside.list_at != 0) {
     auto& list = *reinterpret_cast<kernels::WorkList*>(static_cast<std::byte*>(workspace) + c.beside.list_at);
-    k.prompt_tiles = &list.num_tiles, k.few_begun = &list.few_begun;
+    k.prompt_tiles = &list.num_tiles, k.decode_begun = &list.decode_begun;
   }
   return k;
 }

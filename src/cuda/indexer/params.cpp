@@ -11,11 +11,13 @@
 namespace attune::cuda::indexer {
 namespace {
 
-using ops::int_list;
+using ops::int_table;
 using ops::row_tensor;
 
 // Of numbers below 2^31: what divides by more leaves 0.
-kernels::Divisor divisor_of(int64_t x) { return kernels::divisor_of(std::clamp<int64_t>(x, 1, int64_t{1} << 31)); }
+kernels::Divisor divisor_of(int64_t x) {
+  return kernels::make_divisor(static_cast<unsigned>(std::clamp<int64_t>(x, 1, int64_t{1} << 31)));
+}
 
 kernels::IndexScoreRows score_rows(const IndexerProblem& op, const Layout& layout, void* workspace) {
   kernels::IndexScoreRows s{};
@@ -43,10 +45,10 @@ kernels::IndexRows index_rows(const IndexerProblem& op, const Layout& layout, vo
   r.by_fixed = divisor_of(r.fixed);
   r.batch = to_int(op.batch);
   r.causal = op.causal ? 1 : 0;
-  r.cu_seqlens = int_list(op.cu);
-  r.seqused = int_list(op.seqused);
-  r.key_begin = int_list(op.key_begin);
-  r.key_end = int_list(op.key_end);
+  r.cu_seqlens = int_table(op.cu);
+  r.seqused = int_table(op.seqused);
+  r.key_begin = int_table(op.key_begin);
+  r.key_end = int_table(op.key_end);
   r.max_seqlen_kv = to_int(op.max_seqlen_kv);
   r.has_cache = op.cache ? 1 : 0;
   r.cache = ops::row_cache(op.cache);
@@ -99,7 +101,7 @@ kernels::IndexSelectParams select_params(const IndexerProblem& op, const Layout&
   k.topk_length = op.topk_length;
   k.topk_length_stride = op.topk_length_stride;
   k.slots = op.slots ? 1 : 0;
-  k.slot_table = int_list(op.slot_table);
+  k.slot_table = int_table(op.slot_table);
   k.slot_page_size = to_int(op.slot_page_size);
   k.by_slot_page = divisor_of(op.slot_page_size);
   k.slot_pages = to_int(op.slot_pages);

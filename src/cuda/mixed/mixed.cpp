@@ -28,10 +28,10 @@ class MixedPlan final : public KernelPlan {
     warm(mixed::kernels_of(p, shape), device);
     configs_ = mixed::choose_configs(p, shape);
     const Problem attended = without_prologue(p);
-    prompts_ = prefill::make_plan(attended, device, configs_.few.beside.few_q);
-    few_ = make_decode_plan_of_few(attended, device, configs_.few.beside);
-    few_begin_ = prompts_->workspace_size();
-    rows_begin_ = few_begin_ + few_->workspace_size();
+    prompts_ = prefill::make_plan(attended, device, configs_.steps.beside.max_decode_q);
+    decode_ = make_decode_plan_beside(attended, device, configs_.steps.beside);
+    decode_begin_ = prompts_->workspace_size();
+    rows_begin_ = decode_begin_ + decode_->workspace_size();
     workspace_size_ = rows_begin_ + attention::prologue_bytes(p);
   }
 
@@ -39,13 +39,13 @@ class MixedPlan final : public KernelPlan {
 
   std::string describe() const override {
     return cat("kernel cuda_mixed: ", workspace_size_ > rows_begin_ ? "prologue in a launch before; " : "",
-               "workspace ", workspace_size_, " bytes\nsequences of 1 to ", configs_.few.beside.few_q,
-               " queries: ", few_->describe(), "\nall others: ", prompts_->describe());
+               "workspace ", workspace_size_, " bytes\nsequences of 1 to ", configs_.steps.beside.max_decode_q,
+               " queries: ", decode_->describe(), "\nall others: ", prompts_->describe());
   }
 
   void schedule(const Problem& p, void* workspace, void* stream) const override {
     prompts_->schedule(p, workspace, stream);
-    few_->schedule(p, of_few(workspace), stream);
+    decode_->schedule(p, of_decode(workspace), stream);
   }
 
   void run(const Problem& p, void* workspace, void* stream) const override {
@@ -54,17 +54,17 @@ class MixedPlan final : public KernelPlan {
     const Problem attended = attention::has_prologue(p) ? attention::after_prologue(p, rows) : p;
     mixed::check_run(p, attended, configs_);  // before anything is launched
     if (attention::has_prologue(p)) run_qkv_prepare(attention::to_prepare(p, rows), device_, stream);
-    few_->run(attended, of_few(workspace), stream);
+    decode_->run(attended, of_decode(workspace), stream);
     prompts_->run(attended, workspace, stream);
   }
 
  private:
-  void* of_few(void* workspace) const { return static_cast<std::byte*>(workspace) + few_begin_; }
+  void* of_decode(void* workspace) const { return static_cast<std::byte*>(workspace) + decode_begin_; }
 
   int32_t device_;
   mixed::Configs configs_;
-  size_t few_begin_ = 0, rows_begin_ = 0, workspace_size_ = 0;
-  std::unique_ptr<KernelPlan> prompts_, few_;
+  size_t decode_begin_ = 0, rows_begin_ = 0, workspace_size_ = 0;
+  std::unique_ptr<KernelPlan> prompts_, decode_;
 };
 
 std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device) {
@@ -98,7 +98,9 @@ bool leaves(const Problem& p) { return !mixed::may_be_mixed(p); }
 namespace mixed {
 
 // As many as fill a block of 16 rows of decode: more would read their keys again for each further block.
-int few_queries(const Problem& p) { return static_cast<int>(std::max<int64_t>(1, 16 / std::max<int64_t>(1, p.group))); }
+int max_decode_queries(const Problem& p) {
+  return static_cast<int>(std::max<int64_t>(1, 16 / std::max<int64_t>(1, p.group)));
+}
 
 // The longest sequence has many rows and is far above the mean. Calls of longer sequences alone would lose by the
 // launches what a few blocks of rows take. From 32 heads on a single query fills enough of a prompt's block.
@@ -112,13 +114,13 @@ bool may_be_mixed(const Problem& p) {
 
 Configs choose_configs(const Problem& p, const decode::DeviceShape& device) {
   const Problem attended = without_prologue(p);
-  const int few_q = few_queries(p);
+  const int max_decode_q = max_decode_queries(p);
   Configs c;
-  c.prompts = prefill::choose_config(attended, device.num_sms, few_q);
+  c.prompts = prefill::choose_config(attended, device.num_sms, max_decode_q);
   // The list comes first in the workspace before.
-  c.few = decode::choose_config_of_few(attended, device,
-                                       {few_q, -static_cast<int64_t>(c.prompts.workspace_bytes()),
-                                        static_cast<float>(c.prompts.rows * c.prompts.keys) / (128 * 128)});
+  c.steps = decode::choose_config_beside(attended, device,
+                                         {max_decode_q, -static_cast<int64_t>(c.prompts.workspace_bytes()),
+                                          static_cast<float>(c.prompts.rows * c.prompts.keys) / (128 * 128)});
   return c;
 }
 
@@ -126,12 +128,12 @@ void check_run(const Problem& p, const Problem& attended, const Configs& c) {
   const std::string why = attention::prologue_refusal(p);
   require(why.empty(), "attention differs from its plan: kernel cuda_mixed does not take ", why);
   prefill::check_run(attended, c.prompts);
-  decode::check_run(attended, c.few);
+  decode::check_run(attended, c.steps);
 }
 
 std::vector<KernelSpec> kernels_of(const Problem& p, const decode::DeviceShape& device) {
-  const auto [prompts, few] = choose_configs(p, device);
-  std::vector<KernelSpec> specs = {prompts.schedule_kernel(), few.schedule_kernel(), few.main_kernel(),
+  const auto [prompts, steps] = choose_configs(p, device);
+  std::vector<KernelSpec> specs = {prompts.schedule_kernel(), steps.schedule_kernel(), steps.main_kernel(),
                                    prompts.main_kernel()};
   if (attention::has_prologue(p)) specs.push_back(kernel_of(attention::to_prepare(p, nullptr)));
   return specs;

@@ -17,7 +17,7 @@ const Kernel& mixed_kernel();
 namespace mixed {
 
 // Sequences of at most so many queries are decode's.
-int few_queries(const Problem& p);
+int max_decode_queries(const Problem& p);
 
 // Whether the problem may hold both kinds, as far as the host knows.
 bool may_be_mixed(const Problem& p);
@@ -25,7 +25,7 @@ bool may_be_mixed(const Problem& p);
 // Of the two kernels. The second one's workspace follows the first one's.
 struct Configs {
   prefill::Config prompts;
-  decode::Config few;
+  decode::Config steps;
 };
 Configs choose_configs(const Problem& p, const decode::DeviceShape& device);
 

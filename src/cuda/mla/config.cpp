@@ -11,6 +11,7 @@
 #include "cuda/attention/tensor_maps.h"
 #include "cuda/attention/work_tiles.h"
 #include "cuda/mla/kernel_choice.h"
+#include "cuda/ops/params.h"
 #include "mla/shared_storage.h"
 
 namespace attune::cuda::mla {
@@ -66,19 +67,10 @@ kernels::SlotList slot_list(const Problem& p, const SparseList& l) {
   k.indices = l.indices;
   if (!p.cu_q) k.batch_stride = l.rows_per_batch == 0 ? p.fixed_q * l.row_stride : l.batch_stride;
   k.row_stride = l.row_stride, k.head_stride = l.head_stride, k.entry_stride = l.entry_stride;
-  k.length = attention::int_table(l.length);
+  k.length = ops::int_table(l.length);
   k.length_by_row = l.length_by_row ? 1 : 0;
   k.topk = to_int(l.topk);
   return k;
-}
-
-// Multiplier and shift that divide 31-bit numbers exactly: 2^(shift - 31) is the next power of two.
-void set_page_size(kernels::RowPool& pool, int64_t size) {
-  const int bits = size > 1 ? static_cast<int>(std::bit_width(static_cast<uint64_t>(size - 1))) : 0;
-  pool.page_size = to_int(size);
-  pool.page_shift = 31 + bits;
-  pool.page_magic = static_cast<unsigned>(((uint64_t{1} << pool.page_shift) + static_cast<uint64_t>(size) - 1) /
-                                          static_cast<uint64_t>(size));
 }
 
 kernels::RowPool cache_pool(const KvCache& c) {
@@ -88,7 +80,8 @@ kernels::RowPool cache_pool(const KvCache& c) {
   pool.page_stride = c.k.page_stride * size, pool.slot_stride = c.k.slot_stride * size,
   pool.head_stride = c.k.head_stride * size;
   pool.num_slots = to_int(c.num_slots());
-  set_page_size(pool, std::max<int64_t>(1, c.page_size));
+  pool.page_size = to_int(std::max<int64_t>(1, c.page_size));
+  pool.by_page_size = kernels::make_divisor(static_cast<unsigned>(pool.page_size));
   return pool;
 }
 
@@ -98,7 +91,7 @@ kernels::RowPool dense_pool(const RowView& v) {
   pool.data = rows.data;
   pool.slot_stride = rows.row_stride * v.element_size, pool.head_stride = rows.head_stride * v.element_size;
   pool.batch_stride = rows.batch_stride * v.element_size;
-  return pool;  // page_magic 0: all in one page
+  return pool;  // by_page_size 0: all in one page
 }
 
 }  // namespace
@@ -119,8 +112,8 @@ size_t Config::shared_bytes() const {
 
 KernelSpec Config::main_kernel() const {
   KernelSpec spec{
-      m16       ? "mla/few.cu"
-      : swap_ab ? "mla/half.cu"
+      m16       ? "mla/m16.cu"
+      : swap_ab ? "mla/swap_ab.cu"
                 : "mla/mla.cu",
       m16       ? "attune_mla_few"
       : swap_ab ? "attune_mla_half"
@@ -133,12 +126,7 @@ KernelSpec Config::main_kernel() const {
   return spec;
 }
 
-KernelSpec Config::schedule_kernel() const {
-  return {"scheduler/persistent.cu",
-          "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", kMlaBlockN), define("ATTUNE_SPARSE", sparse ? 1 : 0), define("ATTUNE_SHARES", 1)},
-          0};
-}
+KernelSpec Config::schedule_kernel() const { return attention::schedule_kernel(*this, sparse, true); }
 
 KernelSpec Config::combine_kernel() const {
   return {"mla/combine.cu", "attune_combine_mla", {define("ATTUNE_OUT_TYPE", out_dtype)}, 0};
@@ -172,6 +160,7 @@ Config choose_config(const Problem& p, int num_sms) {
   c.sparse = p.sparse;
   c.dense = p.dense_kv || p.new_tokens;
   c.keys = kMlaBlockN;
+  c.partials = {kMlaBlockM, kernels::kMlaPartialStats, kernels::kMlaHeadDimV, true};
   const KernelChoice choice = choose_kernel(p, c.producer, num_sms);
   c.rows = choice.rows;
   c.swap_ab = c.rows < kMlaBlockM && c.producer == kernels::kMlaDequant656;
@@ -200,22 +189,8 @@ void check_run(const Problem& p, const Config& c) {
           p.cache.page_size, "; the plan was made for pages of multiples of ", kFewestKeysOfBox, " tokens");
 }
 
-namespace {
-
-size_t place(const Config& c, void* workspace, kernels::WorkTileParams& k) {
-  return attention::place(c, {kMlaBlockM, kernels::kMlaPartialStats, kernels::kMlaHeadDimV, true}, workspace, k);
-}
-
-}  // namespace
-
-size_t Config::workspace_bytes() const {
-  kernels::WorkTileParams k{};
-  return place(*this, nullptr, k);
-}
-
 kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace) {
-  kernels::WorkTileParams k = attention::to_params(p, {}, c);
-  place(c, workspace, k);
+  kernels::WorkTileParams k = attention::to_params(p, {}, c, workspace);
   if (p.sparse) {
     k.list_of_slots = slot_list(p, p.list);
     if (p.extra_cache) k.list_of_extra = slot_list(p, p.extra_list);
@@ -229,7 +204,6 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
 Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
   m.q = attention::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
-  m.k = m.dense_k = m.q;
   if (c.producer != kernels::kMlaTma) return m;
   if (p.dense_kv || p.new_tokens) m.dense_k = attention::row_map(p, p.k, p.heads_kv, p.head_dim_qk, kMlaBlockN, 1);
   if (p.cache) m.k = attention::cache_map(p, p.cache.k, p.head_dim_qk, keys_of_box(p.cache));

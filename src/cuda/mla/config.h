@@ -26,13 +26,13 @@ struct Config : attention::WorkTiles {
   int cluster = 1;            // blocks that share the keys that they copy or dequantize
   int64_t max_row_pairs = 0;  // rows that are combined, in pairs
 
+  bool has_maps() const { return !m16 && !swap_ab; }  // the kernel copies by the TMA's tensor maps
   unsigned threads() const;
   unsigned combine_blocks(int num_sms) const;  // two a multiprocessor, or as many as there is work for
   size_t shared_bytes() const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
   KernelSpec combine_kernel() const;
-  size_t workspace_bytes() const;
 };
 
 // "" if the kernel takes the problem, else what it does not take beyond what the coverage row says.
@@ -45,7 +45,7 @@ void check_run(const Problem& p, const Config& c);
 
 kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace);
 
-// The TMA's tensor maps, in the order of the kernel's parameters. A map that is not needed is that of q.
+// The tensor maps of the M = 64 kernel, in the order of its parameters. Rank 0: it copies nothing by this one.
 struct Maps {
   TensorMapDesc q, k, dense_k;
 };

@@ -43,14 +43,19 @@ class MlaPlan final : public attention::WorkTilePlan {
 
   void attend(const Problem& p, void* workspace, void* stream) const override {
     const kernels::WorkTileParams params = to_params(p, workspace);
-    const mla::Maps maps = mla::describe_maps(p, config_);
-    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device()); };
     LaunchConfig launch{.programmatic = true, .stream = stream};
     launch.grid[0] = static_cast<uint32_t>(config_.blocks);
     launch.block[0] = config_.threads();
     launch.cluster[0] = static_cast<uint32_t>(config_.cluster);
     launch.shared_bytes = static_cast<uint32_t>(config_.shared_bytes());
-    launch_kernel(kernel(0), launch, params, encode(maps.q), encode(maps.k), encode(maps.dense_k));
+    if (config_.has_maps()) {
+      const mla::Maps maps = mla::describe_maps(p, config_);
+      const TensorMap q = make_tensor_map(maps.q, device());
+      const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device(), q); };
+      launch_kernel(kernel(0), launch, params, q, encode(maps.k), encode(maps.dense_k));
+    } else {
+      launch_kernel(kernel(0), launch, params);
+    }
     if (!config_.splits) return;
     LaunchConfig merge{.programmatic = true, .stream = stream};
     merge.grid[0] = config_.combine_blocks(num_sms_);

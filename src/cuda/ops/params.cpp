@@ -66,16 +66,16 @@ kernels::RowTokens cache_tokens(const CacheProblem& op) {
   t.slot_stride = op.slot_stride;
   t.batch = to_int(op.batch);
   t.fixed = op.fixed;
-  t.cu_seqlens = int_list(op.cu);
-  t.seqused = int_list(op.seqused);
+  t.cu_seqlens = int_table(op.cu);
+  t.seqused = int_table(op.seqused);
   fill_finished(op.finished, t);
   return t;
 }
 
 }  // namespace
 
-kernels::IntList int_list(const IntView& v) {
-  return v ? kernels::IntList{v.data, v.row_stride, v.col_stride} : kernels::IntList{nullptr, 0, 0};
+kernels::IntTable int_table(const IntView& v) {
+  return v ? kernels::IntTable{v.data, v.row_stride, v.col_stride} : kernels::IntTable{nullptr, 0, 0};
 }
 
 kernels::FloatTable float_table(const ParamView& v) {
@@ -93,7 +93,7 @@ kernels::PrologueParams prologue_params(const Prologue& p) {
   k.qkv_scale_stride = p.qkv_scale_stride;
   k.q_bias = float_table(p.q_bias), k.k_bias = float_table(p.k_bias), k.v_bias = float_table(p.v_bias);
   k.ia3_k = float_table(p.ia3_k), k.ia3_v = float_table(p.ia3_v);
-  k.ia3_task = int_list(p.ia3_task);
+  k.ia3_task = int_table(p.ia3_task);
   k.num_tasks = p.ia3_k ? p.ia3_k.shape[0] : p.ia3_v ? p.ia3_v.shape[0] : 0;
   k.cos_sin = p.cos_sin;
   k.table_stride = p.table_stride, k.position_stride = p.position_stride, k.channel_stride = p.channel_stride;
@@ -104,7 +104,7 @@ kernels::PrologueParams prologue_params(const Prologue& p) {
                              divides(16, p.table_stride * kSize, p.position_stride * kSize)
                          ? 1
                          : 0;
-  k.rope_table_index = int_list(p.rope_table_index);
+  k.rope_table_index = int_table(p.rope_table_index);
   if (p.has_positions) k.positions = {p.positions.data, p.positions.row_stride, p.positions.col_stride};
   k.components = to_int(p.positions.cols);
   k.mrope_interleaved = p.mrope_interleaved ? 1 : 0;
@@ -131,9 +131,9 @@ kernels::RowCache row_cache(const KvCache& c) {
   k.v = row_plane(c.v);
   k.k_scale = row_scale(c.k_scale);
   k.v_scale = row_scale(c.v_scale);
-  k.page_table = int_list(c.page_table);
-  k.v_page_table = int_list(c.v_page_table);
-  k.batch_index = int_list(c.batch_index);
+  k.page_table = int_table(c.page_table);
+  k.v_page_table = int_table(c.v_page_table);
+  k.batch_index = int_table(c.batch_index);
   k.num_pages = c.num_pages;
   k.page_size = c.page_size;
   k.capacity = c.capacity();
@@ -149,8 +149,8 @@ kernels::StoreParams store_params(const PrepareProblem& op) {
   k.tokens.rows_per_outer = first.rows_per_batch;
   k.tokens.batch = to_int(op.batch);
   k.tokens.fixed = op.fixed;
-  k.tokens.cu_seqlens = int_list(op.cu);
-  k.tokens.seqused = int_list(op.seqused);
+  k.tokens.cu_seqlens = int_table(op.cu);
+  k.tokens.seqused = int_table(op.seqused);
   fill_finished(op.finished, k.tokens);
   k.tokens.clamp_used = op.cache && op.cache.ring_capacity == 0 ? 1 : 0;
   const RowView* in[3] = {&op.q, &op.k, &op.v};

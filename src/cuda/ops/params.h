@@ -9,7 +9,7 @@
 
 namespace attune::cuda::ops {
 
-kernels::IntList int_list(const IntView& v);
+kernels::IntTable int_table(const IntView& v);
 kernels::FloatTable float_table(const ParamView& v);
 kernels::PrologueParams prologue_params(const Prologue& p);
 kernels::RowTensor row_tensor(const RowView& v);

@@ -124,12 +124,7 @@ KernelSpec Config::main_kernel() const {
   return spec;
 }
 
-KernelSpec Config::schedule_kernel() const {
-  return {"scheduler/persistent.cu",
-          "attune_schedule_prefill",
-          {define("ATTUNE_KEYS", keys), define("ATTUNE_SPARSE", 0), define("ATTUNE_SHARES", 0)},
-          0};
-}
+KernelSpec Config::schedule_kernel() const { return attention::schedule_kernel(*this, false, false); }
 
 namespace {
 
@@ -223,9 +218,9 @@ void choose_fp8_tiles(Config& c) {
 
 }  // namespace
 
-Config choose_config(const Problem& p, int num_sms, int few_q) {
+Config choose_config(const Problem& p, int num_sms, int max_decode_q) {
   Config c;
-  c.few_q = few_q;
+  c.max_decode_q = max_decode_q;
   c.head_dim_qk = static_cast<int>(p.head_dim_qk);
   c.head_dim_v = static_cast<int>(p.head_dim_v);
   c.dtype = c.cache_dtype = p.q.dtype;
@@ -251,6 +246,7 @@ Config choose_config(const Problem& p, int num_sms, int few_q) {
   c.heads_of_tile = attention::choose_heads_of_tile(p.group, c.rows);
   c.tokens_of_tile = c.rows / c.heads_of_tile;
   c.fewest_tiles = kFewestTiles;
+  c.partials = {c.rows, 2, round_up(c.head_dim_v, 32), false};
   attention::choose_grid(p, num_sms, c);
   return c;
 }
@@ -278,15 +274,11 @@ void check_run(const Problem& p, const Config& c) {
 
 namespace {
 
-size_t place(const Config& c, void* workspace, kernels::WorkTileParams& k) {
-  return attention::place(c, {c.rows, 2, round_up(c.head_dim_v, 32), false}, workspace, k);
-}
-
 // Row blocks of each sequence, where the host knows the lengths and the schedule would split none; else 0. Whether it
 // splits depends on the number of all tiles, of which this is a lower bound.
 int blocks_alike(const Problem& p, const Config& c) {
   const bool plain = !p.cu_q && !p.cu_kv && !p.seqused && !c.cached && p.finished == nullptr && p.num_ranges == 0 &&
-                     !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.few_q == 0;
+                     !p.skip_decode && p.window_left < 0 && p.window_right < 0 && c.max_decode_q == 0;
   const int64_t ahead = p.fixed_kv - p.fixed_q, blocks = ceil_div(p.fixed_q, c.tokens_of_tile);
   const int64_t most = ceil_div(p.fixed_kv, c.keys);  // tiles of a block
   if (!plain || ahead < 0 || blocks * p.batch > c.max_work_tiles) return 0;
@@ -298,19 +290,13 @@ int blocks_alike(const Problem& p, const Config& c) {
 
 }  // namespace
 
-size_t Config::workspace_bytes() const {
-  kernels::WorkTileParams k{};
-  return place(*this, nullptr, k);
-}
-
 kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* workspace) {
-  kernels::WorkTileParams k = attention::to_params(p, c.t5, c);
-  place(c, workspace, k);
+  kernels::WorkTileParams k = attention::to_params(p, c.t5, c, workspace);
   if (c.dense) k.new_k = attention::dense_rows(p.k), k.new_v = attention::dense_rows(p.v);
   k.prologue.qkv_scale = p.prologue.qkv_scale;
   k.prologue.qkv_scale_stride = p.prologue.qkv_scale_stride;
   k.inverse_heads = 65535u / static_cast<unsigned>(c.heads_of_tile) + 1;
-  k.few_q = c.few_q;
+  k.max_decode_q = c.max_decode_q;
   k.blocks_each = blocks_alike(p, c);
   k.bytes_of_key = to_int((p.head_dim_qk + p.head_dim_v) * p.q.element_size);
   if (p.softcap > 0) fill_cap(p.scale, p.softcap, k);
@@ -354,7 +340,6 @@ kernels::Fp32Rows fp32_rows(const Problem& p) {
 Maps describe_maps(const Problem& p, const Config& c) {
   Maps m;
   m.q = attention::row_map(p, p.q, p.heads_q, p.head_dim_qk, c.tokens_of_tile, c.heads_of_tile);
-  m.k = m.v = m.dense_k = m.dense_v = m.q;
   if (c.dense) {
     m.dense_k = attention::row_map(p, p.k, p.heads_kv, p.head_dim_qk, c.keys, 1);
     m.dense_v = attention::row_map(p, p.v, p.heads_kv, p.head_dim_v, c.keys, 1);

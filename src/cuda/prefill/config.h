@@ -29,7 +29,7 @@ struct Config : attention::WorkTiles {
   bool token_scales = false;  // K or V of the cache has a scale for each token
 
   kernels::T5Table t5 = {};  // buckets; a run brings the table itself
-  int few_q = 0;             // sequences with at most so many queries are left to another kernel
+  int max_decode_q = 0;      // sequences with at most so many queries are left to another kernel
 
   bool fp8() const { return dtype == ATTUNE_FLOAT8_E4M3; }  // kernels/prefill/prefill_fp8.cu
   bool fp32() const { return dtype == ATTUNE_FLOAT32; }     // kernels/prefill/prefill_fp32.cu
@@ -38,15 +38,14 @@ struct Config : attention::WorkTiles {
   size_t shared_bytes() const;
   KernelSpec main_kernel() const;
   KernelSpec schedule_kernel() const;
-  size_t workspace_bytes() const;
 };
 
 // "" if the kernel takes the problem, else what it does not take. Only what the coverage row cannot say.
 std::string refusal(const Problem& p);
 // Of cuda_prefill_fp32, which also takes 16-bit queries over caches that the TMA and cp.async cannot copy.
 std::string refusal_as_fp32(const Problem& p);
-// few_q: sequences with at most so many queries are left to another kernel.
-Config choose_config(const Problem& p, int num_sms, int few_q = 0);
+// max_decode_q: sequences with at most so many queries are left to another kernel.
+Config choose_config(const Problem& p, int num_sms, int max_decode_q = 0);
 
 // Throws INVALID_ARGUMENT where pointers of a run are not aligned for the TMA. fp32 queries need no TMA. gathered:
 // threads copy the cache.
@@ -59,7 +58,7 @@ kernels::WorkTileParams to_params(const Problem& p, const Config& c, void* works
 // fp32: which rows of a run can be loaded four channels at a time.
 kernels::Fp32Rows fp32_rows(const Problem& p);
 
-// The kernel's tensor maps, in the order of its parameters. Absent arrays repeat q's.
+// The kernel's tensor maps, in the order of its parameters. Rank 0: it copies nothing by this one.
 struct Maps {
   TensorMapDesc q, k, v, dense_k, dense_v;
 };

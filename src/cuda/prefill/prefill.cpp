@@ -16,11 +16,11 @@ using prefill::Config;
 
 class PrefillPlan final : public attention::WorkTilePlan {
  public:
-  PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info, int few_q, Rows rows)
+  PrefillPlan(const Problem& p, int32_t device, const DeviceInfo& info, int max_decode_q, Rows rows)
       : PrefillPlan(
             p, device, rows,
             prefill::choose_config(attention::prepares_rows(p, rows) ? attention::after_prologue(p, nullptr, rows) : p,
-                                   info.num_sms, few_q)) {}
+                                   info.num_sms, max_decode_q)) {}
 
   std::string describe() const override {
     return cat("kernel ", name(), ": ", config_.rows, " packed rows of ", config_.heads_of_tile, " heads x ",
@@ -48,8 +48,9 @@ class PrefillPlan final : public attention::WorkTilePlan {
     const kernels::WorkTileParams params = to_params(p, workspace);
     if (config_.fp32()) return launch_kernel(kernel(0), launch, params, prefill::fp32_rows(p));
     const prefill::Maps maps = prefill::describe_maps(p, config_);
-    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device()); };
-    launch_kernel(kernel(0), launch, params, encode(maps.q), encode(maps.k), encode(maps.v), encode(maps.dense_k),
+    const TensorMap q = make_tensor_map(maps.q, device());
+    const auto encode = [&](const TensorMapDesc& m) { return make_tensor_map(m, device(), q); };
+    launch_kernel(kernel(0), launch, params, q, encode(maps.k), encode(maps.v), encode(maps.dense_k),
                   encode(maps.dense_v));
   }
 
@@ -155,10 +156,10 @@ const Kernel& kernel_for(const Problem& p) {
 }
 
 // q's dtype chooses the kernel.
-std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int few_q) {
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int max_decode_q) {
   if (const std::string why = refusal(p); !why.empty())
     fail(ATTUNE_UNSUPPORTED, "kernel ", kernel_for(p).name, " does not take ", why);
-  return std::make_unique<PrefillPlan>(p, device, require_device(device), few_q, Rows::kOwnType);
+  return std::make_unique<PrefillPlan>(p, device, require_device(device), max_decode_q, Rows::kOwnType);
 }
 
 }  // namespace prefill

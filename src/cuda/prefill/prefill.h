@@ -19,8 +19,8 @@ const Kernel& prefill_fp32_kernel();
 namespace prefill {
 // The kernel of these that takes the problem.
 const Kernel& kernel_for(const Problem& p);
-// Its plan. Sequences with at most few_q queries are left to another kernel.
-std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int few_q);
+// Its plan. Sequences with at most max_decode_q queries are left to another kernel.
+std::unique_ptr<KernelPlan> make_plan(const Problem& p, int32_t device, int max_decode_q);
 }  // namespace prefill
 
 }  // namespace attune::cuda

@@ -74,11 +74,11 @@ extern "C" __global__ void pass_on(unsigned* out, int broken) {
   // Numbered barriers: warps 0 and 1 produce, 2 and 3 consume.
   __syncthreads();
   if (thread < 64) {
-    if (broken == 5) ptx::arrive_some(1, 128);  // 5: told before it is there
+    if (broken == 5) ptx::named_barrier_arrive(1, 128);  // 5: told before it is there
     numbers[thread] = x;
-    if (broken != 5) ptx::arrive_some(1, 128);
+    if (broken != 5) ptx::named_barrier_arrive(1, 128);
   } else {
-    ptx::sync_some(1, 128);
+    ptx::named_barrier_sync(1, 128);
     x += numbers[thread - 64];
   }
   out[thread] = x;
@@ -116,14 +116,14 @@ extern "C" __global__ void multiply_ones(float* out, int broken) {
   if (broken != 1) ptx::fence_async_proxy();  // 1: no fence before what products read
   __syncthreads();
   float d[16] = {};
-  ptx::fence_products();
-  ptx::Product<32, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(a), ptx::descriptor_k_major(b), 0);
-  ptx::commit_products();
+  ptx::wgmma_fence();
+  ptx::Wgmma<32, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(a), ptx::descriptor_k_major(b), 0);
+  ptx::wgmma_commit();
   if (broken == 4) out[threadIdx.x] = d[1];  // 4: not there yet
-  if (broken != 2) ptx::wait_products<0>();  // 2: the operands change while it runs
+  if (broken != 2) ptx::wgmma_wait<0>();  // 2: the operands change while it runs
   if (broken != 3) __syncthreads();          // 3: other warps' products
   ptx::store_shared_u32(b + 4 * threadIdx.x, 0);
-  if (broken == 2) ptx::wait_products<0>();
+  if (broken == 2) ptx::wgmma_wait<0>();
   ptx::pin(d);
   out[threadIdx.x] = d[0];
 }

@@ -12,11 +12,11 @@ inline bool phase_has_ended(unsigned barrier, unsigned parity) { return emulator
 inline void wait_phase(unsigned barrier, unsigned parity) {
   emulator::wait_phase(barrier, parity);
 }
-inline void sync_some(int id, int threads) { emulator::sync_threads(id, threads); }
-inline bool any_of_some(int id, int threads, bool x) { return emulator::sync_any(id, threads, x); }
-inline void arrive_some(int id, int threads) { emulator::arrive_threads(id, threads); }
-inline void sync_roles(int id, int threads) { sync_some(id, threads); }
-inline void arrive_roles(int id, int threads) { arrive_some(id, threads); }
+inline void named_barrier_sync(int id, int threads) { emulator::sync_threads(id, threads); }
+inline bool named_barrier_any(int id, int threads, bool x) { return emulator::sync_any(id, threads, x); }
+inline void named_barrier_arrive(int id, int threads) { emulator::arrive_threads(id, threads); }
+inline void named_barrier_sync_unaligned(int id, int threads) { named_barrier_sync(id, threads); }
+inline void named_barrier_arrive_unaligned(int id, int threads) { named_barrier_arrive(id, threads); }
 inline void fence_async_proxy_global() {}
 inline void fence_async_proxy() { emulator::fence_async_proxy(); }
 

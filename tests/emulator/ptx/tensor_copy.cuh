@@ -12,15 +12,15 @@ inline bool elect() {
   return threadIdx.x % 32 == 0;
 }
 
-inline void copy_box(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1, int c2, int c3,
+inline void tma_load(unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1, int c2, int c3,
                      int c4 = 0) {
-  emulator::copy_box(emulator::cluster_rank(), shared, map, barrier, {c0, c1, c2, c3, c4});
+  emulator::tma_load(emulator::cluster_rank(), shared, map, barrier, {c0, c1, c2, c3, c4});
 }
 
-inline void copy_box_to_blocks(unsigned blocks, unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
+inline void tma_load_multicast(unsigned blocks, unsigned shared, const TensorMap& map, unsigned barrier, int c0, int c1,
                                int c2, int c3) {
   for (unsigned rank = 0; rank < emulator::cluster_size(); ++rank) {
-    if ((blocks >> rank & 1) != 0) emulator::copy_box(rank, shared, map, barrier, {c0, c1, c2, c3, 0});
+    if ((blocks >> rank & 1) != 0) emulator::tma_load(rank, shared, map, barrier, {c0, c1, c2, c3, 0});
   }
 }
 

@@ -9,11 +9,11 @@
 
 namespace attune::ptx {
 
-inline void fence_products() {}
-inline void commit_products() { emulator::commit_products(); }
+inline void wgmma_fence() {}
+inline void wgmma_commit() { emulator::wgmma_commit(); }
 template <int kPending>
-void wait_products() {
-  emulator::wait_products(kPending);
+void wgmma_wait() {
+  emulator::wgmma_wait(kPending);
 }
 template <class T, int kCount>
 void pin(T (&)[kCount]) {}
@@ -26,7 +26,7 @@ constexpr emulator::Format format_of(Type type) {
 
 // Sums are fp32, which the tensor cores' of codes are not quite.
 template <int kN, Type kType>
-struct Product {
+struct Wgmma {
   template <class B>
   static void shared(float (&d)[kN / 2], Descriptor a, B b, int accumulate) {
     emulator::multiply({d, nullptr, a.bits(), b.bits(), kN, accumulate, format_of(kType), false});

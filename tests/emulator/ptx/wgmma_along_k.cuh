@@ -7,7 +7,7 @@
 namespace attune::ptx {
 
 template <int kN, Type kType>
-struct ProductAlongK {
+struct WgmmaAlongK {
   template <class B>
   static void registers(float (&d)[kN / 2], const unsigned* a, B b, int accumulate) {
     emulator::multiply({d, a, 0, b.bits(), kN, accumulate, format_of(kType), false});

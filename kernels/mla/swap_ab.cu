@@ -30,41 +30,28 @@ __device__ __forceinline__ void init_barriers(const SwapAbSmem& smem) {
     }
     ptx::init_barrier(smem.p_full(), 4);
     ptx::init_barrier(smem.p_empty(), 4);
-    for (int i = 0; i < kernels::kWorkSlots; ++i) {
-      ptx::init_barrier(smem.work_full(i), scheduler::TileScheduler<SwapAbSmem>::kWorkVectors);
-      ptx::init_barrier(smem.work_empty(i), SwapAbConfig::kWorkReaders);
-    }
+    scheduler::init_work_barriers(smem, SwapAbConfig::kWorkReaders);
     ptx::publish_barriers();
   }
   __syncthreads();
 }
 
-// run(work tile, head_tile): one work tile.
-template <class Run>
-__device__ __forceinline__ void run_work_tiles(const SwapAbSmem& smem, const Run& run) {
-  for (unsigned count = 0;; ++count) {
-    const int slot = slot_of_work(count);
-    ptx::wait_phase(smem.work_full(slot), count / kernels::kWorkSlots % 2);
-    if (smem.head_tile(slot) == scheduler::kNoMoreWork) return;
-    run(smem.work(slot), smem.head_tile(slot));
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(slot));
-  }
-}
 __device__ __forceinline__ void run_softmax(const WorkTileParams& p, const SwapAbSmem& smem) {
   common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - SwapAbConfig::kProducerThreads,
-                                         32 * SwapAbConfig::kSoftmaxWarps, smem.check(), [] { sync_softmax_warps(); });
+                                       32 * SwapAbConfig::kSoftmaxWarps, smem.check(), [] { sync_softmax_warps(); });
   SwapAbSoftmax a(p, smem);
-  run_work_tiles(smem, [&](const WorkTile& work, int head_tile) {
-    a.run(work, head_tile);
+  scheduler::run_work_tiles(smem, [&](int slot) {
+    a.run(smem.work(slot), smem.head_tile(slot));
     a.publish_row_stats();
     sync_swap_ab_math_warps();
-    ptx::sync_roles(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
+    ptx::named_barrier_sync_unaligned(kRowStatsRead, 32 * SwapAbConfig::kMathWarps);
   });
 }
 __device__ __forceinline__ void run_pv(const WorkTileParams& p, const SwapAbSmem& smem) {
   SwapAbPv a(p, smem);
-  run_work_tiles(smem, [&](const WorkTile& work, int head_tile) {
+  scheduler::run_work_tiles(smem, [&](int slot) {
+    const WorkTile& work = smem.work(slot);
+    const int head_tile = smem.head_tile(slot);
     a.run(work, head_tile);
     SwapAbEpilogue(p, smem, work, head_tile).store(a);
   });
@@ -73,9 +60,7 @@ __device__ __forceinline__ void run_pv(const WorkTileParams& p, const SwapAbSmem
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads, 1)
-    attune_mla_half(const __grid_constant__ attune::kernels::WorkTileParams p,
-                    const __grid_constant__ attune::ptx::TensorMap, const __grid_constant__ attune::ptx::TensorMap,
-                    const __grid_constant__ attune::ptx::TensorMap) {
+    attune_mla_half(const __grid_constant__ attune::kernels::WorkTileParams p) {
   using namespace attune;
   using namespace attune::mla;
   const SwapAbSmem smem(ptx::dynamic_shared());

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The m16 kernel: MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements;
 // dense or sparse. More heads are several M blocks. Unlike mla/mla.cu, it neither pads queries to 64 rows nor keeps
-// them in shared memory: three pipeline stages fill that, so that memory latency is hidden. Packed rows: mla/half.cu.
+// them in shared memory: three pipeline stages fill that, so that memory latency is hidden. Packed rows:
+// mla/swap_ab.cu.
 //
 // A work tile is a token and the key tiles that it may see, 64 keys each. Two producer warps copy them
 // (mla/producers/bulk_copy.cuh). Eight math warps (mla/m16/mainloop.cuh) share each tile: eight keys of S each, and 64
@@ -27,10 +28,7 @@ __device__ __forceinline__ void init_barriers(const M16Smem& smem) {
       ptx::init_barrier(smem.row_max_full(i), M16Config::kMathWarps);
       ptx::init_barrier(smem.p_full(i), M16Config::kMathWarps);
     }
-    for (int i = 0; i < kernels::kWorkSlots; ++i) {
-      ptx::init_barrier(smem.work_full(i), scheduler::TileScheduler<M16Smem>::kWorkVectors);
-      ptx::init_barrier(smem.work_empty(i), M16Config::kWorkReaders);
-    }
+    scheduler::init_work_barriers(smem, M16Config::kWorkReaders);
     ptx::publish_barriers();
   }
   __syncthreads();
@@ -38,12 +36,9 @@ __device__ __forceinline__ void init_barriers(const M16Smem& smem) {
 
 __device__ __forceinline__ void run_m16(const WorkTileParams& p, const M16Smem& smem) {
   common::check_stamp<Config::kSparse>(p, static_cast<int>(threadIdx.x) - M16Config::kProducerThreads,
-                                         32 * M16Config::kMathWarps, smem.check(), [] { sync_m16_math_warps(); });
+                                       32 * M16Config::kMathWarps, smem.check(), [] { sync_m16_math_warps(); });
   M16Mainloop a(p, smem);
-  for (unsigned count = 0;; ++count) {
-    const int slot = slot_of_work(count);
-    ptx::wait_phase(smem.work_full(slot), count / kernels::kWorkSlots % 2);
-    if (smem.head_tile(slot) == scheduler::kNoMoreWork) return;
+  scheduler::run_work_tiles(smem, [&](int slot) {
     const WorkTile& work = smem.work(slot);
     a.run(work, smem.head_tile(slot));
     if (work.num_splits > 1)
@@ -54,17 +49,13 @@ __device__ __forceinline__ void run_m16(const WorkTileParams& p, const M16Smem& 
     } else {
       m16_store_out(p, work, smem.head_tile(slot), a);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(smem.work_empty(slot));
-  }
+  });
 }
 
 }  // namespace attune::mla
 
 extern "C" __global__ void __launch_bounds__(attune::mla::M16Config::kThreads, 1)
-    attune_mla_few(const __grid_constant__ attune::kernels::WorkTileParams p,
-                   const __grid_constant__ attune::ptx::TensorMap, const __grid_constant__ attune::ptx::TensorMap,
-                   const __grid_constant__ attune::ptx::TensorMap) {
+    attune_mla_few(const __grid_constant__ attune::kernels::WorkTileParams p) {
   using namespace attune;
   using namespace attune::mla;
   const M16Smem smem(ptx::dynamic_shared());

@@ -8,9 +8,9 @@ namespace attune::common {
 
 using kernels::AttentionParams;
 
-__device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i) { return t.data[i * t.col_stride]; }
+__device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i) { return t.data[i * t.column_stride]; }
 __device__ __forceinline__ int int_at(const kernels::IntTable& t, long long i, long long j) {
-  return t.data[i * t.row_stride + j * t.col_stride];
+  return t.data[i * t.row_stride + j * t.column_stride];
 }
 
 __device__ __forceinline__ int clamp_int(long long x, long long low, long long high) {
