@@ -132,6 +132,43 @@ TEST(BackwardBits, DoNotDependOnTheBatch) {
   }
 }
 
+// One key and one query in the middle of a window hold other numbers: who does not see them keeps every bit.
+TEST(BackwardBits, DoNotDependOnWhatIsHidden) {
+  constexpr int64_t kRows = 150, kOther = 75, kLeft = 10;
+  for (const char* dtype : {"f32", "f16", "bf16"}) {
+    BackwardProblem problem(make_case(R"({"name": "x", "heads": [4, 2], "head_dim": [40, 24], "seqlens_q": [150],
+        "window": [10, 0], "softcap": 5, "sinks": "normal", "backward": {"dlse": true, "outputs": ["dq", "dk", "dv"]},
+        "dtype": ")" + std::string(dtype) +
+                                      "\"}"));
+    const BackwardCall call = problem.device();
+    ASSERT_EQ(cases::run(call, cases::host_memory()), "");
+    const auto rows = [](const attune_tensor& t, int64_t first, int64_t end) {
+      return gather(rows_of(t, first, end - first));
+    };
+    // Queries that do not see the key, then keys that the query does not see.
+    const auto before = [&](const attune_tensor& t) {
+      return rows(t, 0, t.data == call.op.dq.data ? kOther : kOther - kLeft);
+    };
+    const auto behind = [&](const attune_tensor& t) {
+      return rows(t, t.data == call.op.dq.data ? kOther + kLeft + 1 : kOther + 1, kRows);
+    };
+    Bytes expected;
+    for (const double number : {0.5, 1e4, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+      for (const attune_tensor* t : {&call.attention.k, &call.attention.v, &call.attention.q, &call.op.dout}) {
+        cases::for_each_element(rows_of(*t, kOther, 1), [&](const int64_t*, void* x) {
+          cases::encode(static_cast<attune_dtype>(t->dtype), number, x);
+        });
+      }
+      ASSERT_EQ(cases::run(call, cases::host_memory()), "");
+      Bytes got;
+      for (const attune_tensor* t : {&call.op.dq, &call.op.dk, &call.op.dv})
+        got.insert(got.end(), {before(*t), behind(*t)});
+      if (expected.empty()) expected = got;
+      EXPECT_EQ(got, expected) << dtype << " " << number;
+    }
+  }
+}
+
 // dq, dk and dv as columns of one buffer, as a packed qkv has its gradient.
 TEST(BackwardBits, GradientsMayBePacked) {
   for (const char* dtype : {"f32", "bf16"}) {
