@@ -227,6 +227,11 @@ std::unique_ptr<BackwardPlan> make_plan(const BackwardProblem& p, int32_t) {
   return std::make_unique<CpuBackwardPlan>(p);
 }
 
+// Sequences are counted in int32, and the workspace stays far from 2^63 bytes.
+std::string refusal(const Problem& p) {
+  return p.batch > std::numeric_limits<int32_t>::max() ? "more than 2^31 - 1 sequences" : "";
+}
+
 Coverage coverage() {
   Coverage c;
   const auto axis = [&](Axis x) -> uint32_t& { return c.axes[static_cast<int>(x)]; };
@@ -250,7 +255,7 @@ Coverage coverage() {
 }  // namespace
 
 const Kernel& backward_kernel() {
-  static const Kernel kernel{"cpu_backward", kAttentionBackward, ATTUNE_DEVICE_CPU, coverage(), nullptr, nullptr,
+  static const Kernel kernel{"cpu_backward", kAttentionBackward, ATTUNE_DEVICE_CPU, coverage(), nullptr, refusal,
                              nullptr,        make_plan};
   return kernel;
 }
