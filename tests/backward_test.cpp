@@ -300,6 +300,12 @@ TEST(BackwardErrors, NameWhatIsWrong) {
       },
       "mask: finished rows");
   unsupported([](Call& c) { c.attention.v = c.op.dv = {}, c.attention.head_dim_v = 24; }, "KV format: V part of K");
+  unsupported(
+      [](Call& c) {
+        for (attune_tensor* t : {&c.attention.cu_seqlens_q, &c.attention.cu_seqlens_kv})
+          t->shape[0] = int64_t{1} << 59, t->stride[0] = 0;
+      },
+      "does not take more than 2^31 - 1 sequences");
   EXPECT_EQ(attune_attention_backward_supported(nullptr, kCpu), ATTUNE_INVALID_ARGUMENT);
   EXPECT_STREQ(attune_last_error(), "attention_backward is null");
   attune_attention_backward alone = good.op;

@@ -17,9 +17,7 @@
 #include "dispatch/registry.h"
 #include "dispatch/warm.h"
 
-using attune::cat;
 using attune::Data;
-using attune::fail;
 using attune::guarded;
 using attune::Known;
 using attune::Problem;

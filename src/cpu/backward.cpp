@@ -109,10 +109,17 @@ class CpuBackwardPlan final : public BackwardPlan {
     Carver counted(nullptr);
     take_scratch(counted, f);
     scratch_each_ = static_cast<int64_t>(counted.used());
-    Carver c(nullptr);
-    take_arrays(c, f);
-    c.take<std::byte>(scratch_each_ * threads_);
-    workspace_ = c.used();
+    const auto take = [&](int64_t count, size_t size) {
+      const size_t at = workspace_;
+      workspace_ += static_cast<size_t>(round_up(count * static_cast<int64_t>(size), 64));
+      return at;
+    };
+    layout_.sequences = take(f.batch, sizeof(Sequence));
+    layout_.extents = take(f.batch, sizeof(Sequence));
+    layout_.order = take(f.batch, sizeof(int32_t));
+    layout_.ends = take(f.batch, sizeof(int64_t));
+    layout_.work = take(f.batch, sizeof(int64_t));
+    layout_.scratch = take(threads_, static_cast<size_t>(scratch_each_));
   }
 
   size_t workspace_size() const override { return workspace_; }
@@ -133,20 +140,10 @@ class CpuBackwardPlan final : public BackwardPlan {
   }
 
  private:
-  struct Arrays {
-    Sequence *sequences, *extents;
-    int32_t* order;
-    int64_t *ends, *work;
+  // Where the pieces of the workspace begin.
+  struct Layout {
+    size_t sequences = 0, extents = 0, order = 0, ends = 0, work = 0, scratch = 0;
   };
-  static Arrays take_arrays(Carver& c, const Problem& p) {
-    Arrays a{};
-    a.sequences = c.take<Sequence>(p.batch);
-    a.extents = c.take<Sequence>(p.batch);
-    a.order = c.take<int32_t>(p.batch);
-    a.ends = c.take<int64_t>(p.batch);
-    a.work = c.take<int64_t>(p.batch);
-    return a;
-  }
 
   void take_scratch(Carver& c, const Problem& p) const {
     if (bf16_) {
@@ -171,24 +168,27 @@ class CpuBackwardPlan final : public BackwardPlan {
     Problem single = f;
     single.group = 1;
     single.heads_kv = f.heads_q;
-    Carver c(static_cast<std::byte*>(workspace));
-    const Arrays a = take_arrays(c, f);
-    std::byte* const scratch = c.take<std::byte>(scratch_each_ * threads_);
-    make_sequences(f, a.sequences);
-    make_key_extents(p, a.extents);
-    for (int64_t b = 0; b < f.batch; ++b) a.work[b] = work_of(f, a.sequences[b], b);
-    std::iota(a.order, a.order + f.batch, 0);
-    std::sort(a.order, a.order + f.batch,
-              [&](int32_t x, int32_t y) { return a.work[x] != a.work[y] ? a.work[x] > a.work[y] : x < y; });
-    const Cut cut{a.sequences, a.extents, a.order, a.ends, p.dq && (p.dk || p.dv) && prefers_whole(f, a.work), keys_};
+    std::byte* const base = static_cast<std::byte*>(workspace);
+    auto* const sequences = reinterpret_cast<Sequence*>(base + layout_.sequences);
+    auto* const extents = reinterpret_cast<Sequence*>(base + layout_.extents);
+    auto* const order = reinterpret_cast<int32_t*>(base + layout_.order);
+    auto* const ends = reinterpret_cast<int64_t*>(base + layout_.ends);
+    auto* const work = reinterpret_cast<int64_t*>(base + layout_.work);
+    make_sequences(f, sequences);
+    make_key_extents(p, extents);
+    for (int64_t b = 0; b < f.batch; ++b) work[b] = work_of(f, sequences[b], b);
+    std::iota(order, order + f.batch, 0);
+    std::sort(order, order + f.batch,
+              [&](int32_t x, int32_t y) { return work[x] != work[y] ? work[x] > work[y] : x < y; });
+    const Cut cut{sequences, extents, order, ends, p.dq && (p.dk || p.dv) && prefers_whole(f, work), keys_};
     const BackwardItems items(p, cut);
     int64_t num_items = 0;
-    for (int64_t r = 0; r < f.batch; ++r) a.ends[r] = num_items += items.count(a.order[r]);
+    for (int64_t r = 0; r < f.batch; ++r) ends[r] = num_items += items.count(order[r]);
 
     const GradientRun run{p, single, t5_, kernels_};
     const auto on_threads = [&](int64_t n, auto&& body) {
       parallel_for(n, threads_, [&](int64_t i, int thread) {
-        Carver own(scratch + thread * scratch_each_);
+        Carver own(base + layout_.scratch + thread * scratch_each_);
         GradientScratch<T> s(own, f.head_dim_qk, f.head_dim_v, keys_, f.t5_num_buckets);
         body(i, s);
       });
@@ -196,20 +196,20 @@ class CpuBackwardPlan final : public BackwardPlan {
     if (p.dq || p.dk || p.dv) {
       on_threads(num_items, [&](int64_t i, GradientScratch<T>& s) {
         const GradientItem item = items.at(i);
-        run_gradient_item(run, a.sequences[item.sequence], item, s);
+        run_gradient_item(run, sequences[item.sequence], item, s);
       });
     }
     if (p.dsinks) {
-      on_threads(f.heads_q, [&](int64_t i, GradientScratch<T>& s) { sum_sink_gradient(run, a.sequences, i, s); });
+      on_threads(f.heads_q, [&](int64_t i, GradientScratch<T>& s) { sum_sink_gradient(run, sequences, i, s); });
     }
     if (p.dbias) {
       const int64_t blocks = ceil_div(p.dbias.shape[1], kTileRows);
       on_threads(p.dbias.shape[0] * blocks, [&](int64_t i, GradientScratch<T>& s) {
-        sum_bias_gradient(run, a.sequences, i / blocks, i % blocks * kTileRows, s);
+        sum_bias_gradient(run, sequences, i / blocks, i % blocks * kTileRows, s);
       });
     }
     if (p.dt5_bias) {
-      on_threads(f.heads_q, [&](int64_t i, GradientScratch<T>& s) { sum_t5_gradient(run, a.sequences, i, s); });
+      on_threads(f.heads_q, [&](int64_t i, GradientScratch<T>& s) { sum_t5_gradient(run, sequences, i, s); });
     }
   }
 
@@ -219,11 +219,17 @@ class CpuBackwardPlan final : public BackwardPlan {
   T5Buckets t5_;
   int64_t keys_ = 0;  // that an item may sum gradients of
   int64_t scratch_each_ = 0;
+  Layout layout_;
   size_t workspace_ = 0;
 };
 
 std::unique_ptr<BackwardPlan> make_plan(const BackwardProblem& p, int32_t) {
   return std::make_unique<CpuBackwardPlan>(p);
+}
+
+// Sequences are counted in int32, and the workspace stays far from 2^63 bytes.
+std::string refusal(const Problem& p) {
+  return p.batch > std::numeric_limits<int32_t>::max() ? "more than 2^31 - 1 sequences" : "";
 }
 
 Coverage coverage() {
@@ -249,7 +255,7 @@ Coverage coverage() {
 }  // namespace
 
 const Kernel& backward_kernel() {
-  static const Kernel kernel{"cpu_backward", kAttentionBackward, ATTUNE_DEVICE_CPU, coverage(), nullptr, nullptr,
+  static const Kernel kernel{"cpu_backward", kAttentionBackward, ATTUNE_DEVICE_CPU, coverage(), nullptr, refusal,
                              nullptr,        make_plan};
   return kernel;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of the backward on the CPU: queries of one head against a block of keys, to probabilities and gradients of
+// Tiles of the backward on the CPU: queries of one head against a key tile, to probabilities and gradients of
 // scores.
 #pragma once
 
@@ -15,7 +15,7 @@
 namespace attune::cpu {
 
 inline constexpr int kTileRows = 64;    // queries a tile
-inline constexpr int kTileKeys = 128;   // keys a block, as kMaxTileN
+inline constexpr int kTileKeys = 128;   // keys a key tile, as kMaxTileN
 inline constexpr int kChunkRows = 512;  // queries that are staged at a time
 static_assert(kTileKeys == kMaxTileN && kChunkRows % kTileRows == 0);
 
@@ -31,7 +31,7 @@ struct GradientScratch {
   T *q_pairs, *dout_pairs;      // bf16: the same, but rows that are not finite are 0. Else null
   float *lse2, *share, *delta;  // [kChunkRows], see GradientTile
   bool *bad_q, *bad_dout;       // [kChunkRows]: the row has a NaN or an infinity
-  // A block of keys.
+  // A key tile.
   T *k_columns, *v_columns;  // packed K^T and V^T
   T* k_rows;                 // [kTileKeys][ld_q], or pairs; rows that are not finite are 0
   T* stage;                  // [kTileKeys][ld_q or ld_v]: rows that are not in place
@@ -69,7 +69,7 @@ class GradientTiles {
 
   // Queries [first, first + count) of a head; count is at most kChunkRows.
   void stage(int64_t head, int64_t first, int64_t count);
-  // Keys from first on, at most kTileKeys.
+  // The key tile from first on.
   void load_keys(int64_t kv_head, int64_t first);
 
   // Rows and columns of a tile outside of which all is 0.

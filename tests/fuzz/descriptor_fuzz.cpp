@@ -165,7 +165,7 @@ void damage_tensor(Input& input, const std::vector<NamedTensor>& tensors) {
       t.stride[axis] = input.number();
       break;
     case 6:
-      t.shape[axis] += static_cast<int64_t>(input.choose(3)) - 1;
+      t.shape[axis] = static_cast<int64_t>(static_cast<uint64_t>(t.shape[axis]) + input.choose(3) - 1);
       break;
     case 7:
       t = *tensors[input.choose(tensors.size())].second;
