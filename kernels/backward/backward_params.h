@@ -30,13 +30,16 @@ struct alignas(16) BackwardList {
 
 // new_k and new_v are the dense keys.
 struct BackwardParams : WorkTileParams {
-  int out_dtype;
   GradientRows dout, dq, dk, dv;
   const float* dlse;  // as lse; null: 0
   long long dlse_batch_stride, dlse_row_stride, dlse_head_stride;
   RowStats* stats;  // [num_heads_q][stats_stride]; those of a sequence begin at stats_begin() (backward/rows.cuh)
   long long stats_stride;
+  int stats_vectors;  // out and dout take loads of 16 bytes
   BackwardList *q_list, *kv_list;  // blocks of queries, of keys
+  // [blocks][heads]: whether the gradient kernel left a NaN or infinity in a block, for recompute.cu. Each pass writes
+  // those of its own blocks.
+  int* nonfinite;
   int max_q_tiles, max_kv_tiles;
 };
 

@@ -11,13 +11,15 @@
 //
 // Barriers: the own rows and each stage have a full barrier (one arrival and the bytes of the copies), a stage also an
 // empty one (one lane of each math warp arrives). A NaN or infinity that an own row does not see can reach its gradient
-// as 0 * NaN: recompute.cu looks at every row behind this kernel.
+// as 0 * NaN: recompute.cu looks at the rows of blocks that have one.
 #include "backward/mainloop.cuh"
 #include "backward/producer.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 
 namespace attune::backward {
+
+constexpr int kMathBarrier = 1;  // a named barrier
 
 __device__ __forceinline__ void init_barriers(const Smem& smem) {
   if (threadIdx.x == 0) {
@@ -63,6 +65,15 @@ __device__ __forceinline__ void store(const BackwardParams& p, const Work& w, co
   }
 }
 
+// Whether an accumulator of this thread is a NaN or infinity.
+template <int kCount>
+__device__ __forceinline__ bool any_nonfinite(const float (&x)[kCount]) {
+  float sum = 0;  // of zeros, or NaN
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum = fmaf(x[i], 0.0f, sum);
+  return sum != 0.0f;
+}
+
 __device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& smem, const Work& work) {
   Accumulators a;
 #pragma unroll
@@ -70,6 +81,9 @@ __device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& sm
 #pragma unroll
   for (float& x : a.y) x = 0;
   if (work.tiles > 0) Mainloop(p, smem, work).run(a);
+  const bool nonfinite = any_nonfinite(a.x) || (Config::kOfKeys && any_nonfinite(a.y));
+  const bool any = ptx::named_barrier_any(kMathBarrier, 32 * Config::kMathWarps, nonfinite);
+  if (threadIdx.x == 128) p.nonfinite[blockIdx.x] = any ? 1 : 0;
   if constexpr (Config::kOfKeys) {
     store<Config::kHeadDimQk>(p, work, p.dk, a.x, p.scale);
     store<Config::kHeadDimV>(p, work, p.dv, a.y, 1.0f);

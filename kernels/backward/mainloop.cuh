@@ -132,7 +132,8 @@ class Mainloop {
     const int column = row + column_of(j);
     return column >= seen_[half_of(j)].begin && column < seen_[half_of(j)].end;
   }
-  // The stats of register j's query.
+  // The stats of register j's query. racecheck reports these loads with the copy of a later tile: it does not follow
+  // one lane's arrival for its warp at the stage's empty barrier.
   __device__ __forceinline__ RowStats stats(int j, int stage) const {
     if (!Config::kOfKeys) return own_[half_of(j)];
     const float2 x = ptx::load_shared_pair(smem_.stats(stage) + column_of(j) * static_cast<int>(sizeof(RowStats)));

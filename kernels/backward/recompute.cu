@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Computes rows of dq, dk and dv again that the gradient kernel left with a NaN or infinity: there 0 * NaN of a pair
 // that a row does not see reaches it. Here only pairs that see each other are read, one after the other, in fp32. What
-// is NaN then is NaN by its own pairs. A warp has a row at a time; rows that are finite are only looked at. Grid:
-// blocks of rows times heads, of queries or of keys.
+// is NaN then is NaN by its own pairs. In a block that has any, a warp looks at a row at a time. Grid: blocks of rows
+// times heads, of queries or of keys.
 #include "backward/rows.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/math.cuh"
@@ -168,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads, 2)
   const int heads = kOfKeys ? p.num_heads_kv : p.num_heads_q;
   const int index = static_cast<int>(blockIdx.x) / heads, head = static_cast<int>(blockIdx.x) % heads;
   BackwardList* const list = kOfKeys ? p.kv_list : p.q_list;
-  if (index >= list->num_tiles) return;
+  if (index >= list->num_tiles || p.nonfinite[blockIdx.x] == 0) return;
   const BackwardTile tile = tiles_of(list)[index];
   const SequenceInfo s = read_sequence(p, tile.batch);
   const Rows rows{p, s, tile.batch};

@@ -35,8 +35,6 @@ __device__ __forceinline__ bool has_value(const WorkTileParams& p, int batch, in
   return p.v_page_table.data == nullptr || is_there(p, find_slot(p, batch, key, true).page);
 }
 
-constexpr int kScaleByToken = 3;  // of KvScale::mode
-
 // The dequantization scale of a cached key.
 __device__ __forceinline__ float scale_of(const WorkTileParams& p, const kernels::WorkTile& t, int kv_head, int key,
                                           bool values) {

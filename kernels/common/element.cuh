@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single elements of a type that is known at run time, for code that is not hot. Types are numbered as attune_dtype.
+// Types, numbered as attune_dtype; single elements of a type that is known at run time, for code that is not hot.
 #pragma once
 
 #include "ptx/convert.cuh"
 
 namespace attune::common {
 
+constexpr float kLn2 = 0.6931471805599453f, kLog2e = 1.4426950408889634f;
 constexpr int kFloat32 = 1, kFloat16 = 2, kBFloat16 = 3, kE4m3 = 4, kE5m2 = 5, kInt8 = 6;
 
 __host__ __device__ constexpr int element_size(int dtype) {

@@ -11,9 +11,6 @@ namespace attune::common {
 
 using kernels::AttentionParams;
 
-constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kLog2E = 1.4426950408889634f;
-
 // First row of q of a sequence in a varlen batch; else 0.
 __device__ __forceinline__ long long query_begin(const AttentionParams& p, int batch) {
   return p.cu_seqlens_q.data != nullptr ? clamp_int(int_at(p.cu_seqlens_q, batch), 0, p.total_q)
@@ -52,7 +49,7 @@ __device__ __forceinline__ float finish_row(const AttentionParams& p, int batch,
   if (empty) return 0.0f;
   float factor = 1.0f / sum;
   if (p.sinks != nullptr) {
-    const float sink = load_element(p.sinks_dtype, p.sinks + head * p.sinks_stride, 0) * kLog2E;
+    const float sink = load_element(p.sinks_dtype, p.sinks + head * p.sinks_stride, 0) * kLog2e;
     // Relative to the larger of max and sink, so that no exponential overflows. An infinite sink leaves 0.
     const float top = fmaxf(max, sink);
     factor = sink == infinity ? 0.0f : exp2f(max - top) / (sum * exp2f(max - top) + exp2f(sink - top));

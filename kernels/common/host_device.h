@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic that host and device share. Compiled by NVRTC and by the host's compiler; no standard headers.
+// Arithmetic, and parts of SharedStorage structs, whose sizeof the host uses. Compiled by NVRTC and by the host's
+// compiler; no standard headers.
 #pragma once
 
 #ifdef __CUDACC__
@@ -26,5 +27,18 @@ ATTUNE_SHARED_FUNCTION Divisor make_divisor(unsigned divisor) {
 ATTUNE_SHARED_FUNCTION int divide(long long n, Divisor by) {
   return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(n)) * by.multiplier >> by.shift);
 }
+
+// A field of kCount values; with [[no_unique_address]] it takes no bytes if kCount is 0.
+template <class T, int kCount>
+struct SharedArray {
+  T at[kCount];
+};
+template <class T>
+struct SharedArray<T, 0> {};
+
+// An mbarrier (ptx/barrier.cuh).
+using Barrier = unsigned long long;
+
+constexpr int kMostSharedBytes = 232448;  // of a block, on Hopper
 
 }  // namespace attune::kernels

@@ -3,8 +3,9 @@
 // fields into the 32-bit shared addresses that PTX takes.
 #pragma once
 
-#include "common/shared_array.h"
+#include "common/host_device.h"
 #include "ptx/async_copy.cuh"
+#include "ptx/shared.cuh"
 
 // offsetof(), which NVRTC lacks.
 #ifdef __CUDACC_RTC__
@@ -29,7 +30,7 @@
 
 namespace attune::common {
 
-// Storage has `slots`, each with a work tile and its head tile.
+// Storage has `slots`, each with a work tile and its head tile, their barriers, and `check` of the schedule.
 template <class Storage>
 struct SharedView {
   unsigned char* memory;
@@ -49,6 +50,18 @@ struct SharedView {
   }
   __device__ __forceinline__ auto& work(int i) const { return slot(i).work; }
   __device__ __forceinline__ int& head_tile(int i) const { return slot(i).head_tile; }
+  __device__ __forceinline__ unsigned work_full(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(Storage, barriers.work_full, i);
+  }
+  __device__ __forceinline__ unsigned work_empty(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(Storage, barriers.work_empty, i);
+  }
+
+  __device__ __forceinline__ auto& check() const { return ATTUNE_SHARED_FIELD(Storage, check); }
+  // The value that row sums begin with (kernels::ScheduleCheck).
+  __device__ __forceinline__ float first_sum() const {
+    return ptx::load_shared(ATTUNE_SHARED_AT(Storage, check.first_sum));
+  }
 };
 
 }  // namespace attune::common

@@ -21,7 +21,7 @@ constexpr int kLoadElements = 2;  // so has each element: x-packed layouts, rows
 #define ATTUNE_CLUSTER 0
 #endif
 
-using common::kAlibi, common::kAlibiSqrt, common::kBias, common::kSoftcap, common::kT5;
+using common::kAlibi, common::kAlibiSqrt, common::kBias, common::kLog2e, common::kSoftcap, common::kT5;
 using common::kMaskBits, common::kMaskRanges;
 
 struct Config {

@@ -11,8 +11,6 @@ namespace attune::decode {
 
 using kernels::Split;
 
-constexpr float kLog2e = 1.4426950408889634f;
-
 // The factor of a query row before it is rounded to fp16: a power of two that makes its range fit. Scores undo it.
 __device__ __forceinline__ float query_scale(float largest) {
   const int exponent = static_cast<int>(__float_as_uint(largest) >> 23);

@@ -2,7 +2,7 @@
 // The shared memory of a block of the decode kernels.
 #pragma once
 
-#include "common/shared_array.h"
+#include "common/host_device.h"
 #include "decode/config.cuh"
 
 namespace attune::decode {

@@ -7,7 +7,7 @@
 #include "indexer/rows.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/wgmma_along_k.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace attune::indexer {
 

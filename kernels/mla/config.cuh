@@ -20,7 +20,7 @@
 
 namespace attune::mla {
 
-using common::PipelineState;
+using common::kLog2e, common::PipelineState;
 using kernels::WorkTile;
 using kernels::WorkTileParams;
 using scheduler::Tile;
@@ -144,11 +144,6 @@ static_assert(sizeof(SharedStorage) <= kernels::kMostSharedBytes, "more shared m
 // Addresses in shared memory.
 struct Smem : common::SharedView<SharedStorage> {
   using SharedView::SharedView;
-  __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(SharedStorage, check); }
-  // The value that row sums begin with (kernels::ScheduleCheck).
-  __device__ __forceinline__ float first_sum() const {
-    return ptx::load_shared(ATTUNE_SHARED_AT(SharedStorage, check.first_sum));
-  }
   __device__ __forceinline__ unsigned q() const { return ATTUNE_SHARED_AT(SharedStorage, q); }
   __device__ __forceinline__ unsigned k(int stage) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, k, stage); }
   // P of a math thread, four vectors of 16 bytes.
@@ -179,12 +174,6 @@ struct Smem : common::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned k_empty(int stage, int half) const {
     return ATTUNE_SHARED_AT_INDICES(SharedStorage, barriers.k_empty, stage, half);
   }
-  __device__ __forceinline__ unsigned work_full(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.work_full, slot);
-  }
-  __device__ __forceinline__ unsigned work_empty(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.work_empty, slot);
-  }
   __device__ __forceinline__ unsigned q_full() const { return ATTUNE_SHARED_AT(SharedStorage, barriers.q_full); }
   __device__ __forceinline__ unsigned q_empty() const { return ATTUNE_SHARED_AT(SharedStorage, barriers.q_empty); }
   __device__ __forceinline__ unsigned partial_full(int warp) const {
@@ -213,6 +202,30 @@ struct Smem : common::SharedView<SharedStorage> {
     __syncwarp();
     ptx::wait_phase(item_full(n), n / kernels::kMlaItems % 2);
     return static_cast<int>(ptx::load_shared_u32(item(n)));
+  }
+};
+
+// What the m16 and the swap-AB kernel both have in shared memory: rows as they lie in the cache.
+template <class Storage>
+struct CachedRowsView : common::SharedView<Storage> {
+  using common::SharedView<Storage>::SharedView;
+  using common::SharedView<Storage>::base;
+  __device__ __forceinline__ unsigned row(int stage, int key) const {
+    return ATTUNE_SHARED_AT_INDICES(Storage, tiles, stage, key);
+  }
+  // kernels::MlaCachedTileMask, whose first words are `masked`.
+  __device__ __forceinline__ unsigned mask(int stage) const { return ATTUNE_SHARED_AT_INDEX(Storage, masks, stage); }
+  __device__ __forceinline__ unsigned row_source(int key) const {
+    return ATTUNE_SHARED_AT_INDEX(Storage, row_sources, key);
+  }
+  __device__ __forceinline__ unsigned row_sums(int row) const {
+    return ATTUNE_SHARED_AT_INDEX(Storage, row_sums, row);
+  }
+  __device__ __forceinline__ unsigned full(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(Storage, barriers.full, stage);
+  }
+  __device__ __forceinline__ unsigned empty(int stage) const {
+    return ATTUNE_SHARED_AT_INDEX(Storage, barriers.empty, stage);
   }
 };
 

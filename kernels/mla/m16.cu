@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The m16 kernel: MLA attention of at most 16 query heads, one token at a time, over cached rows of 16-bit elements;
 // dense or sparse. More heads are several M blocks. Unlike mla/mla.cu, it neither pads queries to 64 rows nor keeps
-// them in shared memory: three pipeline stages fill that, so that memory latency is hidden. Packed rows:
-// mla/swap_ab.cu.
+// them in shared memory: three pipeline stages fill that, to hide memory latency. Packed rows: mla/swap_ab.cu.
 //
 // A work tile is a token and the key tiles that it may see, 64 keys each. Two producer warps copy them
 // (mla/producers/bulk_copy.cuh). Eight math warps (mla/m16/mainloop.cuh) share each tile: eight keys of S each, and 64
@@ -59,8 +58,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::M16Config::kThreads, 1
   using namespace attune;
   using namespace attune::mla;
   const M16Smem smem(ptx::dynamic_shared());
-  const M16Producer::Scheduler::First first_work =
-      M16Producer::Scheduler::ask_first(p);  // while the barriers are initialised
+  const auto first_work = M16Producer::Scheduler::ask_first(p);  // while the barriers are initialised
   init_barriers(smem);
   if (threadIdx.x < M16Config::kProducerThreads) {
     ptx::give_up_registers<M16Config::kProducerRegisters>();

@@ -149,8 +149,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::Config::kThreads, 1)
   using namespace attune;
   using namespace attune::mla;
   const Smem smem(ptx::dynamic_shared());
-  const WorkTileReader::Scheduler::First first_work =
-      WorkTileReader::Scheduler::ask_first(p);  // while the barriers are initialised
+  const auto first_work = WorkTileReader::Scheduler::ask_first(p);  // while the barriers are initialised
   init_barriers(smem);
   if (threadIdx.x < Config::kProducerThreads) {
     ptx::give_up_registers<Config::kProducerRegisters>();

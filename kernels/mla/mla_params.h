@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host and the MLA kernels share beside prefill's parameters: producers and sizes. Compiled by NVRTC and by
+// What the host and the MLA kernels share beside their parameters: producers and sizes. Compiled by NVRTC and by
 // the host's compiler; no standard headers.
 #pragma once
 

@@ -6,8 +6,6 @@
 
 namespace attune::mla {
 
-constexpr float kLog2e = 1.4426950408889634f;
-
 // The row max for exponents: 0 while a row has seen no key, as -inf - -inf is NaN.
 __device__ __forceinline__ float finite_row_max(float max) { return max == -ptx::infinity() ? 0.0f : max; }
 

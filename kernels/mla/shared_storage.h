@@ -3,7 +3,7 @@
 // standard headers. Addresses in it: mla/config.cuh, mla/m16/config.cuh, mla/swap_ab/config.cuh.
 #pragma once
 
-#include "common/shared_array.h"
+#include "common/host_device.h"
 #include "mla/mla_params.h"
 
 namespace attune::kernels {

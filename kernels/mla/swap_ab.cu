@@ -64,8 +64,7 @@ extern "C" __global__ void __launch_bounds__(attune::mla::SwapAbConfig::kThreads
   using namespace attune;
   using namespace attune::mla;
   const SwapAbSmem smem(ptx::dynamic_shared());
-  const SwapAbProducer::Scheduler::First first_work =
-      SwapAbProducer::Scheduler::ask_first(p);  // while the barriers are initialised
+  const auto first_work = SwapAbProducer::Scheduler::ask_first(p);  // while the barriers are initialised
   init_barriers(smem);
   if (threadIdx.x < SwapAbConfig::kProducerThreads) {
     ptx::give_up_registers<SwapAbConfig::kProducerRegisters>();

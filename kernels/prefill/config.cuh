@@ -15,7 +15,7 @@
 namespace attune::prefill {
 
 using common::find_slot, common::has_value, common::int_at, common::is_there, common::scale_of, common::slot_in_page;
-using common::kAlibi, common::kAlibiSqrt, common::kBias, common::kSoftcap, common::kT5;
+using common::kAlibi, common::kAlibiSqrt, common::kBias, common::kLog2e, common::kSoftcap, common::kT5;
 using common::kMaskBits, common::kMaskRanges;
 using common::PipelineState, common::Slot;
 using kernels::WorkTile, kernels::WorkTileParams;

@@ -12,7 +12,7 @@
 #include "prefill/fp16_queries.cuh"
 #include "prefill/qk_gemm.cuh"
 #include "prefill/softmax.cuh"
-#include "ptx/wgmma_along_k.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace attune::prefill {
 

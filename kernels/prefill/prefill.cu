@@ -101,25 +101,19 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   const Smem smem(ptx::dynamic_shared());
   init_barriers(smem);
   start_after_previous_kernels(p);
+  const Maps maps{q, k, v, dense_k, dense_v};
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     if constexpr (Config::kGathers) {
-      const Maps maps{q, k, v, dense_k, dense_v};
-      GatherProducer producer(p, maps, smem);
-      producer.run();
+      GatherProducer(p, maps, smem).run();
       end_after_previous_kernels(p);
     } else if (threadIdx.x < 32) {
-      const Maps maps{q, k, v, dense_k, dense_v};
-      Producer producer(p, maps, smem);
-      producer.run();
+      Producer(p, maps, smem).run();
       end_after_previous_kernels(p);
     } else if constexpr (Config::kQuantized) {
-      Dequantizer dequantizer(p, smem);
-      dequantizer.run();
+      Dequantizer(p, smem).run();
     } else if (Config::kTwoProducerWarps && threadIdx.x < 64) {
-      const Maps maps{q, k, v, dense_k, dense_v};
-      Producer producer(p, maps, smem);
-      producer.run_v();
+      Producer(p, maps, smem).run_v();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();

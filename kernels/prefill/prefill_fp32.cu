@@ -51,8 +51,7 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   constexpr bool kShares = Config::kMathGroups > 1;
   if (threadIdx.x < 128) {
     if constexpr (kShares) ptx::give_up_registers<Config::kProducerRegisters>();
-    Fp32Producer producer(p, vec4, smem);
-    producer.run();
+    Fp32Producer(p, vec4, smem).run();
     end_after_previous_kernels(p);
   } else {
     if constexpr (kShares) ptx::take_registers<Config::kMathRegisters>();

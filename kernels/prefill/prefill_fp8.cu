@@ -50,19 +50,15 @@ extern "C" __global__ void __launch_bounds__(attune::prefill::Config::kThreads, 
   init_barriers(smem);
   ptx::wait_for_previous_kernels();
   ptx::allow_next_kernel();
+  const Maps maps{q, k, v, dense_k, dense_v};
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
-      const Maps maps{q, k, v, dense_k, dense_v};
-      Producer producer(p, maps, smem);
-      producer.run();
+      Producer(p, maps, smem).run();
     } else if (threadIdx.x < 32 + 32 * Config::kTransposeWarps) {
-      VTransposer transposer(smem, static_cast<int>(threadIdx.x) / 32 - 1);
-      transposer.run();
+      VTransposer(smem, static_cast<int>(threadIdx.x) / 32 - 1).run();
     } else {
-      const Maps maps{q, k, v, dense_k, dense_v};
-      Producer producer(p, maps, smem);
-      producer.run_v();
+      Producer(p, maps, smem).run_v();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();

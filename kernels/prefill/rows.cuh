@@ -11,8 +11,6 @@
 
 namespace attune::prefill {
 
-constexpr float kLog2e = 1.4426950408889634f;
-
 template <bool kFirst, class A, class B>
 struct Choice {
   using Type = A;

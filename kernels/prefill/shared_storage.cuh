@@ -60,11 +60,6 @@ struct Smem : common::SharedView<SharedStorage> {
   using SharedView::SharedView;
   __device__ __forceinline__ long long& out_base(int slot) const { return this->slot(slot).out_base; }
   __device__ __forceinline__ int& is_last() const { return ATTUNE_SHARED_FIELD(SharedStorage, is_last); }
-  __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(SharedStorage, check); }
-  // The initial row sum (kernels::ScheduleCheck).
-  __device__ __forceinline__ float first_sum() const {
-    return ptx::load_shared(ATTUNE_SHARED_AT(SharedStorage, check.first_sum));
-  }
 
   __device__ __forceinline__ unsigned q(int stage = 0) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, q, stage); }
   __device__ __forceinline__ unsigned k(int stage) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, k, stage); }
@@ -84,12 +79,6 @@ struct Smem : common::SharedView<SharedStorage> {
   }
   __device__ __forceinline__ unsigned v_empty(int stage) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.v_empty, stage);
-  }
-  __device__ __forceinline__ unsigned work_full(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.work_full, slot);
-  }
-  __device__ __forceinline__ unsigned work_empty(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.work_empty, slot);
   }
   __device__ __forceinline__ unsigned q_full(int stage = 0) const {
     return ATTUNE_SHARED_AT_INDEX(SharedStorage, barriers.q_full, stage);

@@ -38,65 +38,105 @@ __device__ __forceinline__ void pin(unsigned (&d)[kCount]) {
 template <int kN, Type kType>
 struct Wgmma;
 
-#define ATTUNE_D8(i)                                                                                          \
-  "+f"(d[8 * (i)]), "+f"(d[8 * (i) + 1]), "+f"(d[8 * (i) + 2]), "+f"(d[8 * (i) + 3]), "+f"(d[8 * (i) + 4]),   \
+#define ATTUNE_D8(i)                                                                                        \
+  "+f"(d[8 * (i)]), "+f"(d[8 * (i) + 1]), "+f"(d[8 * (i) + 2]), "+f"(d[8 * (i) + 3]), "+f"(d[8 * (i) + 4]), \
       "+f"(d[8 * (i) + 5]), "+f"(d[8 * (i) + 6]), "+f"(d[8 * (i) + 7])
 #define ATTUNE_D16(i) ATTUNE_D8(2 * (i)), ATTUNE_D8(2 * (i) + 1)
-#define ATTUNE_N0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define ATTUNE_N1 ATTUNE_N0 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define ATTUNE_N2 ATTUNE_N1 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define ATTUNE_N3 ATTUNE_N2 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define ATTUNE_N4 ATTUNE_N3 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define ATTUNE_N5 ATTUNE_N4 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define ATTUNE_N6 \
-  ATTUNE_N5 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define ATTUNE_N7 \
-  ATTUNE_N6 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define ATTUNE_O0 ATTUNE_D16(0)
-#define ATTUNE_O1 ATTUNE_O0, ATTUNE_D16(1)
-#define ATTUNE_O2 ATTUNE_O1, ATTUNE_D16(2)
-#define ATTUNE_O3 ATTUNE_O2, ATTUNE_D16(3)
-#define ATTUNE_O4 ATTUNE_O3, ATTUNE_D16(4)
-#define ATTUNE_O5 ATTUNE_O4, ATTUNE_D16(5)
-#define ATTUNE_O6 ATTUNE_O5, ATTUNE_D16(6)
-#define ATTUNE_O7 ATTUNE_O6, ATTUNE_D16(7)
+#define ATTUNE_N32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define ATTUNE_N64 ATTUNE_N32 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTUNE_N96 ATTUNE_N64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define ATTUNE_N128 ATTUNE_N96 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define ATTUNE_N160 ATTUNE_N128 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define ATTUNE_N192 ATTUNE_N160 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define ATTUNE_N224 \
+  ATTUNE_N192 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define ATTUNE_N256 \
+  ATTUNE_N224 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define ATTUNE_O32 ATTUNE_D16(0)
+#define ATTUNE_O64 ATTUNE_O32, ATTUNE_D16(1)
+#define ATTUNE_O96 ATTUNE_O64, ATTUNE_D16(2)
+#define ATTUNE_O128 ATTUNE_O96, ATTUNE_D16(3)
+#define ATTUNE_O160 ATTUNE_O128, ATTUNE_D16(4)
+#define ATTUNE_O192 ATTUNE_O160, ATTUNE_D16(5)
+#define ATTUNE_O224 ATTUNE_O192, ATTUNE_D16(6)
+#define ATTUNE_O256 ATTUNE_O224, ATTUNE_D16(7)
 
-// n = 32 (k + 1) columns in n / 2 registers; i0..i5: the numbers of the operands after them. majors: how a
+// n columns in n / 2 registers; i0..i5: the numbers of the operands after them. majors: how a
 // and b lie, b.
-#define ATTUNE_WGMMA(n, k, kind, shape, majors_shared, majors_registers, i0, i1, i2, i3, i4, i5)                  \
+#define ATTUNE_WGMMA(n, kind, shape, majors_shared, majors_registers, i0, i1, i2, i3, i4, i5)                  \
+  template <>                                                                                                  \
+  struct Wgmma<n, Type::kind> {                                                                                \
+    template <class B>                                                                                         \
+    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, B b, int accumulate) {      \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape \
+                   " {" ATTUNE_N##n "}, %" #i0 ", %" #i1 ", p, 1, 1" majors_shared ";\n}"                      \
+                   : ATTUNE_O##n                                                                               \
+                   : "l"(a.bits()), "l"(b.bits()), "r"(accumulate)                                             \
+                   : "memory");                                                                                \
+    }                                                                                                          \
+    __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, Descriptor b,       \
+                                                     int accumulate) {                                         \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape \
+                   " {" ATTUNE_N##n "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4                       \
+                   ", p, 1, 1" majors_registers ";\n}"                                                         \
+                   : ATTUNE_O##n                                                                               \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate)                \
+                   : "memory");                                                                                \
+    }                                                                                                          \
+  };
+#define ATTUNE_WGMMAS(n, ...)                                               \
+  ATTUNE_WGMMA(n, kBf16, "k16.f32.bf16.bf16", ", 0, 0", ", 1", __VA_ARGS__) \
+  ATTUNE_WGMMA(n, kF16, "k16.f32.f16.f16", ", 0, 0", ", 1", __VA_ARGS__)    \
+  ATTUNE_WGMMA(n, kE4m3, "k32.f32.e4m3.e4m3", "", "", __VA_ARGS__)
+ATTUNE_WGMMAS(32, 16, 17, 18, 19, 20, 21)
+ATTUNE_WGMMAS(64, 32, 33, 34, 35, 36, 37)
+ATTUNE_WGMMAS(96, 48, 49, 50, 51, 52, 53)
+ATTUNE_WGMMAS(128, 64, 65, 66, 67, 68, 69)
+ATTUNE_WGMMAS(160, 80, 81, 82, 83, 84, 85)
+ATTUNE_WGMMAS(192, 96, 97, 98, 99, 100, 101)
+ATTUNE_WGMMAS(224, 112, 113, 114, 115, 116, 117)
+ATTUNE_WGMMAS(256, 128, 129, 130, 131, 132, 133)
+#undef ATTUNE_WGMMAS
+#undef ATTUNE_WGMMA
+
+// The same with b K-major, of 16-bit elements: static void registers(d, a, b, accumulate).
+template <int kN, Type kType>
+struct WgmmaAlongK;
+
+#define ATTUNE_K4(i) "+f"(d[4 * (i)]), "+f"(d[4 * (i) + 1]), "+f"(d[4 * (i) + 2]), "+f"(d[4 * (i) + 3])
+#define ATTUNE_N8 "%0, %1, %2, %3"
+#define ATTUNE_N16 ATTUNE_N8 ", %4, %5, %6, %7"
+#define ATTUNE_O8 ATTUNE_K4(0)
+#define ATTUNE_O16 ATTUNE_K4(0), ATTUNE_K4(1)
+
+// i0..i5: the numbers of the operands after the n / 2 of d.
+#define ATTUNE_WGMMA_ALONG_K(n, kind, name, i0, i1, i2, i3, i4, i5)                                               \
   template <>                                                                                                     \
-  struct Wgmma<n, Type::kind> {                                                                                   \
+  struct WgmmaAlongK<n, Type::kind> {                                                                             \
     template <class B>                                                                                            \
-    __device__ __forceinline__ static void shared(float (&d)[n / 2], Descriptor a, B b, int accumulate) {         \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape    \
-                   " {" ATTUNE_N##k "}, %" #i0 ", %" #i1 ", p, 1, 1" majors_shared ";\n}"                         \
-                   : ATTUNE_O##k                                                                                  \
-                   : "l"(a.bits()), "l"(b.bits()), "r"(accumulate)                                                \
-                   : "memory");                                                                                   \
-    }                                                                                                             \
-    __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, Descriptor b,          \
-                                                     int accumulate) {                                            \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape    \
-                   " {" ATTUNE_N##k "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4                          \
-                   ", p, 1, 1" majors_registers ";\n}"                                                            \
-                   : ATTUNE_O##k                                                                                  \
+    __device__ __forceinline__ static void registers(float (&d)[n / 2], const unsigned* a, B b, int accumulate) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
+                   "k16.f32." name "." name " {" ATTUNE_N##n "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
+                   ", p, 1, 1, 0;\n}"                                                                             \
+                   : ATTUNE_O##n                                                                                  \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate)                   \
                    : "memory");                                                                                   \
     }                                                                                                             \
   };
-#define ATTUNE_WGMMAS(n, k, ...)                                               \
-  ATTUNE_WGMMA(n, k, kBf16, "k16.f32.bf16.bf16", ", 0, 0", ", 1", __VA_ARGS__) \
-  ATTUNE_WGMMA(n, k, kF16, "k16.f32.f16.f16", ", 0, 0", ", 1", __VA_ARGS__)    \
-  ATTUNE_WGMMA(n, k, kE4m3, "k32.f32.e4m3.e4m3", "", "", __VA_ARGS__)
-ATTUNE_WGMMAS(32, 0, 16, 17, 18, 19, 20, 21)
-ATTUNE_WGMMAS(64, 1, 32, 33, 34, 35, 36, 37)
-ATTUNE_WGMMAS(96, 2, 48, 49, 50, 51, 52, 53)
-ATTUNE_WGMMAS(128, 3, 64, 65, 66, 67, 68, 69)
-ATTUNE_WGMMAS(160, 4, 80, 81, 82, 83, 84, 85)
-ATTUNE_WGMMAS(192, 5, 96, 97, 98, 99, 100, 101)
-ATTUNE_WGMMAS(224, 6, 112, 113, 114, 115, 116, 117)
-ATTUNE_WGMMAS(256, 7, 128, 129, 130, 131, 132, 133)
-#undef ATTUNE_WGMMAS
-#undef ATTUNE_WGMMA
+#define ATTUNE_WGMMAS_ALONG_K(n, ...)                 \
+  ATTUNE_WGMMA_ALONG_K(n, kBf16, "bf16", __VA_ARGS__) \
+  ATTUNE_WGMMA_ALONG_K(n, kF16, "f16", __VA_ARGS__)
+ATTUNE_WGMMAS_ALONG_K(8, 4, 5, 6, 7, 8, 9)
+ATTUNE_WGMMAS_ALONG_K(16, 8, 9, 10, 11, 12, 13)
+ATTUNE_WGMMAS_ALONG_K(32, 16, 17, 18, 19, 20, 21)
+ATTUNE_WGMMAS_ALONG_K(64, 32, 33, 34, 35, 36, 37)
+ATTUNE_WGMMAS_ALONG_K(96, 48, 49, 50, 51, 52, 53)
+ATTUNE_WGMMAS_ALONG_K(128, 64, 65, 66, 67, 68, 69)
+ATTUNE_WGMMAS_ALONG_K(160, 80, 81, 82, 83, 84, 85)
+ATTUNE_WGMMAS_ALONG_K(192, 96, 97, 98, 99, 100, 101)
+ATTUNE_WGMMAS_ALONG_K(224, 112, 113, 114, 115, 116, 117)
+ATTUNE_WGMMAS_ALONG_K(256, 128, 129, 130, 131, 132, 133)
+#undef ATTUNE_WGMMAS_ALONG_K
+#undef ATTUNE_WGMMA_ALONG_K
 
 }  // namespace attune::ptx

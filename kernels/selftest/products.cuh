@@ -3,14 +3,30 @@
 // which is S rounded, in registers.
 #pragma once
 
+#include "ptx/async_copy.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tensor_copy.cuh"
 #include "ptx/wgmma.cuh"
 
-// keys(d, i): issues the product of 16 channels from 16 i on; values(e, p, i): that of 16 keys, p their weights.
-// s [64, KEYS], o [64, CHANNELS].
-template <class Keys, class Values>
-__device__ __forceinline__ void multiply_and_store(float* s, float* o, const Keys& keys, const Values& values) {
+// copy() loads q, K and V, `bytes` that arrive at `barrier`. keys(d, i): issues the product of 16 channels from 16 i;
+// values(e, p, i): that of 16 keys, p their weights. s [64, KEYS], o [64, CHANNELS].
+template <class Copy, class Keys, class Values>
+__device__ __forceinline__ void multiply_and_store(unsigned barrier, unsigned bytes, float* s, float* o,
+                                                   const Copy& copy, const Keys& keys, const Values& values) {
   using namespace attune;
+  if (threadIdx.x == 0) {
+    ptx::init_barrier(barrier, 1);
+    ptx::publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::arrive_expecting(barrier, bytes);
+    copy();
+  }
+  __syncthreads();
+  ptx::wait_phase(barrier, 0);
   float d[KEYS / 2];
   ptx::wgmma_fence();
 #pragma unroll

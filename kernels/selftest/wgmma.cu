@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two products of one warpgroup, as attention has them: S = Q K^T with both operands in shared memory, and O = P V with
 // P, which is S rounded, in registers. q [64, 64], k [KEYS, 64], v [KEYS, CHANNELS] in bf16, by TMA.
-#include "ptx/async_copy.cuh"
-#include "ptx/barrier.cuh"
-#include "ptx/shared.cuh"
-#include "ptx/tensor_copy.cuh"
 #include "selftest/products.cuh"
 
 // s [64, KEYS], o [64, CHANNELS]
@@ -15,22 +11,13 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   constexpr int kBlocks = (CHANNELS + 63) / 64;
   const unsigned at_q = ptx::shared_address(ptx::dynamic_shared()), at_k = at_q + 64 * 128, at_v = at_k + KEYS * 128,
                  barrier = at_v + kBlocks * KEYS * 128;
-  if (threadIdx.x == 0) {
-    ptx::init_barrier(barrier, 1);
-    ptx::publish_barriers();
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    ptx::arrive_expecting(barrier, (64 + KEYS + kBlocks * KEYS) * 128);
-    ptx::tma_load(at_q, q, barrier, 0, 0, 0, 0);
-    ptx::tma_load(at_k, k, barrier, 0, 0, 0, 0);
-    for (int i = 0; i < kBlocks; ++i) ptx::tma_load(at_v + i * KEYS * 128, v, barrier, 64 * i, 0, 0, 0);
-  }
-  __syncthreads();
-  ptx::wait_phase(barrier, 0);
-
   multiply_and_store(
-      s, o,
+      barrier, (64 + KEYS + kBlocks * KEYS) * 128, s, o,
+      [&] {
+        ptx::tma_load(at_q, q, barrier, 0, 0, 0, 0);
+        ptx::tma_load(at_k, k, barrier, 0, 0, 0, 0);
+        for (int i = 0; i < kBlocks; ++i) ptx::tma_load(at_v + i * KEYS * 128, v, barrier, 64 * i, 0, 0, 0);
+      },
       [&](float (&d)[KEYS / 2], int i) {
         ptx::Wgmma<KEYS, ptx::Type::kBf16>::shared(d, ptx::descriptor_k_major(at_q) + i * ptx::kStepK,
                                                    ptx::descriptor_k_major(at_k) + i * ptx::kStepK, i == 0 ? 0 : 1);

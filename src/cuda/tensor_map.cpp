@@ -12,18 +12,9 @@ constexpr uint64_t kMaxStride = uint64_t{1} << 40;
 constexpr uint32_t kMaxBox = 256;
 constexpr uint32_t kAlignment = 16;
 
+// Of an inner row.
 uint64_t swizzle_bytes(TensorMapSwizzle swizzle) {
-  switch (swizzle) {
-    case TensorMapSwizzle::kNone:
-      return UINT64_MAX;
-    case TensorMapSwizzle::k32B:
-      return 32;
-    case TensorMapSwizzle::k64B:
-      return 64;
-    case TensorMapSwizzle::k128B:
-      return 128;
-  }
-  return 0;
+  return swizzle == TensorMapSwizzle::kNone ? UINT64_MAX : uint64_t{16} << static_cast<int>(swizzle);
 }
 
 }  // namespace
@@ -36,12 +27,9 @@ int64_t element_size(TensorMapType type) {
     case TensorMapType::kFloat16:
     case TensorMapType::kBfloat16:
       return 2;
-    case TensorMapType::kUint32:
-    case TensorMapType::kInt32:
-    case TensorMapType::kFloat32:
+    default:
       return 4;
   }
-  return 0;
 }
 
 void check_tensor_map(const TensorMapDesc& t) {

@@ -34,47 +34,19 @@ static_assert(Config::kProducer != kernels::kMlaGather ||
 static_assert(sizeof(M16Storage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
 // Addresses in shared memory.
-struct M16Smem : common::SharedView<M16Storage> {
-  using SharedView::SharedView;
-  __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(M16Storage, check); }
-  // The value that row sums begin with (kernels::ScheduleCheck).
-  __device__ __forceinline__ float first_sum() const {
-    return ptx::load_shared(ATTUNE_SHARED_AT(M16Storage, check.first_sum));
-  }
-  __device__ __forceinline__ unsigned row(int stage, int key) const {
-    return ATTUNE_SHARED_AT_INDICES(M16Storage, tiles, stage, key);
-  }
-  // kernels::MlaCachedTileMask, whose first words are `masked`.
-  __device__ __forceinline__ unsigned mask(int stage) const { return ATTUNE_SHARED_AT_INDEX(M16Storage, masks, stage); }
-  __device__ __forceinline__ unsigned row_source(int key) const {
-    return ATTUNE_SHARED_AT_INDEX(M16Storage, row_sources, key);
-  }
+struct M16Smem : CachedRowsView<M16Storage> {
+  using CachedRowsView::CachedRowsView;
   // 128 bytes a row.
   __device__ __forceinline__ unsigned p(unsigned buffer) const { return ATTUNE_SHARED_AT_INDEX(M16Storage, p, buffer); }
   // Eight floats of a row, one of each warp.
   __device__ __forceinline__ unsigned tile_row_max(unsigned buffer, int row) const {
     return ATTUNE_SHARED_AT_INDICES(M16Storage, tile_row_max, buffer, row);
   }
-  __device__ __forceinline__ unsigned row_sums(int row) const {
-    return ATTUNE_SHARED_AT_INDEX(M16Storage, row_sums, row);
-  }
-  __device__ __forceinline__ unsigned full(int stage) const {
-    return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.full, stage);
-  }
-  __device__ __forceinline__ unsigned empty(int stage) const {
-    return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.empty, stage);
-  }
   __device__ __forceinline__ unsigned row_max_full(unsigned buffer) const {
     return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.row_max_full, buffer);
   }
   __device__ __forceinline__ unsigned p_full(unsigned buffer) const {
     return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.p_full, buffer);
-  }
-  __device__ __forceinline__ unsigned work_full(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.work_full, slot);
-  }
-  __device__ __forceinline__ unsigned work_empty(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(M16Storage, barriers.work_empty, slot);
   }
 };
 

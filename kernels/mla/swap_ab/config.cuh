@@ -29,25 +29,10 @@ static_assert(sizeof(SwapAbStorage) == kernels::mla_swap_ab_shared_bytes(SwapAbC
 static_assert(sizeof(SwapAbStorage) <= kernels::kMostSharedBytes, "more shared memory than a block can have");
 
 // Addresses in shared memory.
-struct SwapAbSmem : common::SharedView<SwapAbStorage> {
-  using SharedView::SharedView;
-  __device__ __forceinline__ kernels::ScheduleCheck& check() const { return ATTUNE_SHARED_FIELD(SwapAbStorage, check); }
-  // The value that row sums begin with (kernels::ScheduleCheck).
-  __device__ __forceinline__ float first_sum() const {
-    return ptx::load_shared(ATTUNE_SHARED_AT(SwapAbStorage, check.first_sum));
-  }
-  __device__ __forceinline__ unsigned row(int stage, int key) const {
-    return ATTUNE_SHARED_AT_INDICES(SwapAbStorage, tiles, stage, key);
-  }
-  // kernels::MlaCachedTileMask, whose first words are `masked`.
-  __device__ __forceinline__ unsigned mask(int stage) const {
-    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, masks, stage);
-  }
+struct SwapAbSmem : CachedRowsView<SwapAbStorage> {
+  using CachedRowsView::CachedRowsView;
   __device__ __forceinline__ unsigned units(int stage) const {
     return mask(stage) + ATTUNE_OFFSET_OF(kernels::MlaCachedTileMask, units);
-  }
-  __device__ __forceinline__ unsigned row_source(int key) const {
-    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, row_sources, key);
   }
   // 64 channels of all queries; the last chunk is the rope channels.
   __device__ __forceinline__ unsigned q(int chunk) const { return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, q, chunk); }
@@ -64,9 +49,6 @@ struct SwapAbSmem : common::SharedView<SwapAbStorage> {
     return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, rescale, row);
   }
   __device__ __forceinline__ unsigned any_rescale() const { return ATTUNE_SHARED_AT(SwapAbStorage, any_rescale); }
-  __device__ __forceinline__ unsigned row_sums(int row) const {
-    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, row_sums, row);
-  }
   __device__ __forceinline__ unsigned row_max(int row) const {
     return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, row_max, row);
   }
@@ -75,23 +57,11 @@ struct SwapAbSmem : common::SharedView<SwapAbStorage> {
   }
   __device__ __forceinline__ unsigned token(int row) const { return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, token, row); }
 
-  __device__ __forceinline__ unsigned full(int stage) const {
-    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, barriers.full, stage);
-  }
-  __device__ __forceinline__ unsigned empty(int stage) const {
-    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, barriers.empty, stage);
-  }
   __device__ __forceinline__ unsigned row_max_full(int stage) const {
     return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, barriers.row_max_full, stage);
   }
   __device__ __forceinline__ unsigned p_full() const { return ATTUNE_SHARED_AT(SwapAbStorage, barriers.p_full); }
   __device__ __forceinline__ unsigned p_empty() const { return ATTUNE_SHARED_AT(SwapAbStorage, barriers.p_empty); }
-  __device__ __forceinline__ unsigned work_full(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, barriers.work_full, slot);
-  }
-  __device__ __forceinline__ unsigned work_empty(int slot) const {
-    return ATTUNE_SHARED_AT_INDEX(SwapAbStorage, barriers.work_empty, slot);
-  }
 };
 
 }  // namespace attune::mla

@@ -17,7 +17,7 @@
 #include "mla/m16/operands.cuh"
 #include "mla/swap_ab/config.cuh"
 #include "mla/swap_ab/scale_units.cuh"
-#include "ptx/wgmma_along_k.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace attune::mla {
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/backward/config.h"
 
+#include <algorithm>
+
 #include "core/dtype.h"
 #include "core/integers.h"
 #include "core/status.h"
@@ -25,6 +27,7 @@ size_t place(const Config& c, void* workspace, kernels::BackwardParams& k) {
   k.q_list = take_list(c.max_q_tiles);
   k.kv_list = take_list(c.max_kv_tiles);
   k.stats = w.take<kernels::RowStats>(c.heads_q * c.stats_stride);
+  k.nonfinite = w.take<int>(std::max(c.blocks(false), c.blocks(true)));
   return w.size();
 }
 
@@ -61,7 +64,10 @@ size_t Config::shared_bytes(const Pass& pass) const {
 
 KernelSpec Config::schedule_kernel() const { return {"backward/schedule.cu", "attune_backward_schedule", {}, 0}; }
 KernelSpec Config::row_stats_kernel() const {
-  return {"backward/row_stats.cu", "attune_backward_row_stats", {define("ATTUNE_HEAD_DIM_V", head_dim_v)}, 0};
+  return {"backward/row_stats.cu",
+          "attune_backward_row_stats",
+          {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_V", head_dim_v)},
+          0};
 }
 KernelSpec Config::gradients_kernel(const Pass& pass) const {
   return {"backward/gradients.cu",
@@ -137,7 +143,6 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
   kernels::BackwardParams k{};
   static_cast<kernels::WorkTileParams&>(k) = attention::to_params(f, {}, {});
   k.new_k = attention::dense_rows(f.k), k.new_v = attention::dense_rows(f.v);
-  k.out_dtype = f.out.dtype;
   k.dout = as_q(f, p.dout), k.dq = as_q(f, p.dq);
   k.dk = as_k(p.dk), k.dv = as_k(p.dv);
   if (p.dlse) {
@@ -147,6 +152,10 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
     k.dlse_head_stride = rows.head_stride;
   }
   k.stats_stride = c.stats_stride;
+  k.stats_vectors = attention::strides_fit(f.out) && reinterpret_cast<uintptr_t>(f.out.data) % kAlignment == 0 &&
+                            f.head_dim_v % 8 == 0
+                        ? 1
+                        : 0;
   k.max_q_tiles = to_int(c.max_q_tiles), k.max_kv_tiles = to_int(c.max_kv_tiles);
   place(c, workspace, k);
   return k;

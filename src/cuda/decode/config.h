@@ -42,7 +42,7 @@ struct Config {
   bool vectors = false;     // rows of q, k, v and of the prologue's tables take vector loads
 
   int blocks = 1;              // of the grid; all of them run at a time
-  int head_lanes = 1;          // neighbouring heads whose blocks read the same keys together (decode_params.h)
+  int head_lanes = 1;          // neighbouring heads whose blocks read the same keys together (kernels::AttentionParams)
   int cluster = 0;             // blocks that split one output tile; 0: decode.cu, else decode_cluster.cu
   int schedule_threads = 256;  // of the schedule kernel's one block
   // Counters with which appending waits for readers of the slots: by KV head and sequences that share slots.

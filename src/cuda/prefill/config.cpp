@@ -155,10 +155,6 @@ std::string tma_refusal(const Problem& p) {
   return attention::refusal_of(attention::find_misaligned(p, copied, true));
 }
 
-}  // namespace
-
-namespace {
-
 std::string refusal_of(const Problem& p, std::string (*of_rows)(const Problem&)) {
   if (p.total_q * p.heads_q >= int64_t{1} << 31) return "2^31 or more rows of queries and heads";
   if (std::string why = attention::prologue_refusal(p); !why.empty()) return why;

@@ -36,4 +36,12 @@ struct Wgmma {
   }
 };
 
+template <int kN, Type kType>
+struct WgmmaAlongK {
+  template <class B>
+  static void registers(float (&d)[kN / 2], const unsigned* a, B b, int accumulate) {
+    emulator::multiply({d, a, 0, b.bits(), kN, accumulate, format_of(kType), false});
+  }
+};
+
 }  // namespace attune::ptx
