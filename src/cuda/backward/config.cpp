@@ -141,7 +141,7 @@ void check_run(const BackwardProblem& p) {
 kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, void* workspace) {
   const Problem& f = p.forward;
   kernels::BackwardParams k{};
-  static_cast<kernels::WorkTileParams&>(k) = attention::to_params(f, {}, {});
+  static_cast<kernels::WorkTileParams&>(k) = attention::to_params(f, {}, {}, nullptr);
   k.new_k = attention::dense_rows(f.k), k.new_v = attention::dense_rows(f.v);
   k.dout = as_q(f, p.dout), k.dq = as_q(f, p.dq);
   k.dk = as_k(p.dk), k.dv = as_k(p.dv);
