@@ -187,6 +187,8 @@ TEST_F(EmulatedRacesIn, Steps) {
   check("decode/decode.cu", common.with(R"("heads": [8, 2], "dtype": "bf16", "seqlens_kv": [700, 3, 130],
       "new_tokens": true, "prologue": {"append": true, "rope": {"style": "linear", "dim": 64}},
       "cache": {"dtype": "e4m3", "scales": "head"})"));
+  check("decode/decode.cu", common.with(R"("heads": [4, 2], "dtype": "bf16", "seqlens_kv": [70, 3],
+      "strides": "odd", "new_tokens": true, "prologue": {"append": true})"));
   check("decode/decode_cluster.cu", common.with(R"("heads": [8, 2], "dtype": "bf16", "seqlens_kv": [700, 300])"), 132);
   check("decode/decode_cluster.cu", common.with(R"("heads": [24, 1], "dtype": "bf16", "seqlens_kv": [200, 33],
       "new_tokens": true)"),

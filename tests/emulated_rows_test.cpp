@@ -121,6 +121,18 @@ TEST_F(EmulatedRows, PreparedRowsOfPackedCachesMatchTheOracle) {
   EXPECT_GE(only_tails, 5);
 }
 
+// RoPE by three positions, several channels a thread: each pair by its own one.
+TEST_F(EmulatedRows, PreparedRowsOfThreePositionsMatchTheOracle) {
+  int ran = 0;
+  for_each_prepare(cases::host_memory(), [&](cases::PrepareProblem& prepare, const std::string& name) {
+    if (name.find("mrope") == std::string::npos) return;
+    const PrepareProblem op = make_qkv_prepare(prepare.device());
+    ++ran;
+    EXPECT_EQ(prepare.run_and_check([&] { return run(op, 1); }), "") << name;
+  });
+  EXPECT_GE(ran, 3);
+}
+
 // Vectors by 16 and by 32 threads, and what are no vectors; more parts than threads.
 TEST_F(EmulatedRows, MergedPartsMatchTheOracle) {
   struct Case {

@@ -141,6 +141,11 @@ const char* const kFewRows = R"({"name": "x", "kv": "slots", "heads": [16, 1], "
     "dtype": "bf16", "shared_kv": true, "queries": "fixed", "seqlens_q": [2, 2],
     "sparse": {"topk": 100, "topk_length": "token", "slots": 256}, "poison": false})";
 
+// More rows than threads that look at their lengths.
+const char* const kManyRows = R"({"name": "x", "kv": "slots", "heads": [16, 1], "head_dim": [576, 512],
+    "dtype": "bf16", "shared_kv": true, "seqlens_q": [300, 1],
+    "sparse": {"topk": 4, "topk_length": "token", "slots": 64}, "poison": false})";
+
 TEST_F(EmulatedStamp, OtherLengthsGiveNan) {
   check({{"decode, lengths", decode, kDecode, one_less(&attune_attention::seqused_kv, 2)},
          {"decode, offsets", decode, kDecode, one_less(&attune_attention::cu_seqlens_q, 1), false},
@@ -154,6 +159,7 @@ TEST_F(EmulatedStamp, OtherListsGiveNan) {
   check({{"of rows", mla, kLists, one_less(&attune_attention::topk_length, 2)},
          {"of sequences", mla, kTwoLists, one_less(&attune_attention::topk_length, 1)},
          {"extra ones", mla, kTwoLists, one_less(&attune_attention::extra_topk_length, 0)},
+         {"of many rows", mla, kManyRows, one_less(&attune_attention::topk_length, 0)},
          {"of few rows", mla, kFewRows, one_less(&attune_attention::topk_length, 3)},
          {"shorter ones", mla, kLists, [](attune_attention& a) { --a.indices.shape[1]; }}});
 }
@@ -180,7 +186,7 @@ TEST_F(EmulatedStamp, TheSameCallGivesNumbers) {
   const Change narrower = [](attune_attention& a) { --a.cache.page_table.shape[1]; };
   for (const auto& [run, row] : {Row{decode, kDecode}, Row{decode, kFixed}, Row{decode, kHidden}, Row{prefill, kPrompt},
                                  Row{prefill, kFixedPrompt}, Row{prefill, kHiddenPrompt}, Row{mla, kLists},
-                                 Row{mla, kTwoLists}, Row{mla, kFewRows}}) {
+                                 Row{mla, kTwoLists}, Row{mla, kFewRows}, Row{mla, kManyRows}}) {
     SCOPED_TRACE(row);
     EXPECT_EQ(run(row, When::kRunScheduled, Schedule::kAsMade, no_change()).nans, 0);
     EXPECT_EQ(run(row, When::kRunScheduled, Schedule::kOtherStamp, no_change()).numbers, 0);
