@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._errors import InvalidArgument, WrongType
-from ._frameworks import array_dtype, dtype_name, empty, finish
+from ._frameworks import array_dtype, dtype_name, empty, finish, framework_of
 from ._records import parse_device
 
 if TYPE_CHECKING:
@@ -75,6 +75,9 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
         batch_invariant: a sequence's bits do not depend on the rest of the batch. allow_tf32: for float32 inputs.
         out_dtype: of an `out` that is made here; None: as q. Rows that no sequence owns are left uninitialised in it.
         return_lse, return_max_logits: make and return these too.
+    Tensors of torch that require grad get gradients: q, k, v, sinks, bias and t5_bias, of out and lse, over dense keys; the same
+    bits in every run (`torch.ops.attune.attention_with_backward`).
+
         workspace: uint8, aligned to 256 bytes; None: allocated by the framework. stream: None: the current one.
 
     Returns:
@@ -85,7 +88,8 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
         InvalidArgument (a ValueError): shape, stride, device or value, by the name of the argument. WrongType (a TypeError).
         Unsupported (a NotImplementedError): no kernel of the device covers it. Error: the device failed.
     """
-    if tracer is not None and tracer.is_compiling():
+    framework_of(q)  # which sets the tracer if it is torch's
+    if tracer is not None and (tracer.is_compiling() or tracer.wants_gradients({"q": q, "k": k, "v": v, **fields})):
         return tracer.attention(q, k, v, fields, out_dtype, return_lse, return_max_logits)
     arguments = _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits)
     return finish(_core.attention(arguments, workspace, stream), q)

@@ -147,8 +147,8 @@ def test_flash_attn_refusals():
         flash_attn.flash_attn_with_kvcache(x, x, x, cache_leftpad=ints(1))
     with pytest.raises(ValueError, match="cache_seqlens is None; it must say where k and v go"):
         flash_attn.flash_attn_with_kvcache(x, x, x, x, x)
-    with pytest.raises(ValueError, match="q requires grad"):
-        flash_attn.flash_attn_func(x.requires_grad_(), x, x)
+    with pytest.raises(ValueError, match="cache is given, and q requires grad"):
+        flash_attn.flash_attn_with_kvcache(x.requires_grad_(), x, x, cache_seqlens=4)
 
 
 # ---------------------------------------------------------------------------------------------------------------- vLLM

@@ -76,11 +76,14 @@ def test_matches_torch():
 
 def test_gradients_are_refused_by_name():
     q, k, v = qkv()
-    k.requires_grad_()
-    with pytest.raises(ValueError, match="k requires grad, and this operation has no backward"):
-        attune.attention(q, k, v)
+    cache, lengths = paged()
+    q.requires_grad_()
+    with pytest.raises(ValueError, match="cache is given, and q requires grad: attention over dense keys alone has a backward"):
+        attune.attention(q[:2], cache=cache, seqused_kv=lengths)
+    with pytest.raises(ValueError, match="partial_out requires grad, and this operation has no backward"):
+        attune.merge(torch.stack([q, q]), torch.zeros(2, 5, 4))
     with torch.no_grad():
-        attune.attention(q, k, v)
+        attune.attention(q[:2], cache=cache, seqused_kv=lengths)
     with torch.inference_mode():
         attune.attention(q, k, v, sinks=torch.nn.Parameter(torch.zeros(4)))
 
@@ -243,8 +246,9 @@ def test_compile_indexer():
 
 def test_compile_refuses_gradients():
     q, k, v = qkv()
+    cache, lengths = paged()
     with pytest.raises(Exception, match="q requires grad"):
-        compiled(lambda q, k, v: attune.attention(q, k, v))(q.requires_grad_(), k, v)
+        compiled(lambda q: attune.attention(q, cache=cache, seqused_kv=lengths))(q[:2].clone().requires_grad_())
 
 
 def test_opcheck():

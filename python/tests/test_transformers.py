@@ -165,12 +165,16 @@ def test_bert(place):
                  lambda model: model(ids, attention_mask=keep).last_hidden_state, keep)
 
 
+def t5():
+    return transformers.T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, dropout_rate=0.0,
+                                 relative_attention_num_buckets=8, relative_attention_max_distance=20, decoder_start_token_id=0,
+                                 pad_token_id=0)
+
+
 @everywhere
 @torch.no_grad()
 def test_t5(place):
-    config = transformers.T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4,
-                                   relative_attention_num_buckets=8, relative_attention_max_distance=20, decoder_start_token_id=0)
-    models = Models(config, lambda config, **kw: transformers.AutoModelForSeq2SeqLM.from_config(config, **kw), place, sharpen=1.0)
+    models = Models(t5(), lambda config, **kw: transformers.AutoModelForSeq2SeqLM.from_config(config, **kw), place, sharpen=1.0)
     ids, keep = models.ids(2, 7), models.ones(2, 7)
     decoder = models.ids(2, 11)  # longer than the encoder's input
     for mask in (None, keep):
@@ -228,12 +232,43 @@ def test_a_model_that_calls_no_attention_but_its_own():
         model(torch.tensor([[1, 2, 3]]))  # it would take the absent mask for none
 
 
+def losses_of(model, steps, **inputs):
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(steps):
+        loss = model(**inputs).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]  # it learns
+    return losses
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_decoders_train(name):
+    models = Models(DECODERS[name](), transformers.AutoModelForCausalLM.from_config, ("cpu", torch.float32))
+    ids = models.ids(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, 8:] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    np.testing.assert_allclose(losses_of(models.ours, 8, **inputs), losses_of(models.eager, 8, **inputs), rtol=1e-3)
+
+
+def test_t5_trains():  # its bias is learned
+    models = Models(t5(), transformers.AutoModelForSeq2SeqLM.from_config, ("cpu", torch.float32), sharpen=1.0)
+    inputs = {"input_ids": models.ids(2, 7), "labels": models.ids(2, 9)}
+    np.testing.assert_allclose(losses_of(models.ours, 20, **inputs), losses_of(models.eager, 20, **inputs), rtol=1e-3)
+    biases = [dict(model.named_parameters()) for model in (models.ours, models.eager)]
+    name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    np.testing.assert_allclose(*(x[name].detach().numpy() for x in biases), rtol=1e-2, atol=1e-4)
+
+
 def test_refusals():
     x = torch.randn(1, 2, 3, 8)
     with pytest.raises(NotImplementedError, match="dropout is 0.1; the model must be in eval mode"):
         integration.attention_forward(torch.nn.Module(), x, x, x, None, dropout=0.1)
-    with pytest.raises(ValueError, match="q requires grad"):
-        integration.attention_forward(torch.nn.Module(), x.requires_grad_(), x, x, None)
 
 
 @pytest.mark.parametrize("padded", [False, True])

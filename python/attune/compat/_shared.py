@@ -26,6 +26,10 @@ def in_their_words(error: attune.Error, names: dict[str, str]) -> attune.Error:
     return said
 
 
+def wants_gradients(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
 def int32(tensor: Any) -> Any:
     """Lengths and tables that some callers hold as int64."""
     return tensor.to(torch.int32) if tensor is not None and tensor.dtype == torch.int64 else tensor

@@ -7,7 +7,7 @@ the operator's argument `cache_k`. Attention has four operators, by what they wr
     attention            makes its outputs                attention_append       ... and appends to the cache
     attention_out        writes those that are given      attention_append_out
 
-The operations beside attention have one each, which writes what it is given; merge makes its outputs.
+The two of torch_backward.py have gradients. The operations beside attention have one each, which writes what it is given; merge makes its outputs.
 
 torch allows 64 arguments. So the fields of extra_cache and of the prologue are carried in two: `more_arrays`, and `more_names` with
 the arrays' names ("prologue_q_bias"), then the other fields ("prologue_append=1").
@@ -22,6 +22,7 @@ import torch
 from .. import _attention, _core, _ops
 from .._errors import InvalidArgument
 from .._records import KVCache, Prologue
+from . import torch_backward
 
 _SCHEMA_TYPES = {"array": "Tensor?", "output": "Tensor?", "pool": "Tensor?", "bool": "bool?", "int": "int?", "float": "float?",
                  "ints": "int[]?", "str": "str?"}
@@ -177,7 +178,10 @@ for _name, _pools in (("attention", ()), ("attention_append", _POOLS)):
 
 
 def _traced_attention(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: bool, return_max_logits: bool) -> Any:
-    """`attention` while torch.compile looks."""
+    """`attention` while torch.compile looks, or where torch wants gradients."""
+    arguments = {name: value for name, value in {"q": q, "k": k, "v": v, **fields}.items() if value is not None}
+    if torch_backward.wanted(arguments):
+        return torch_backward.attention(arguments, out_dtype, return_lse, return_max_logits)
     flat = _flatten({"q": q, "k": k, "v": v, **fields})
     _refuse_gradients(flat)
     appends = fields.get("prologue") is not None and bool(fields["prologue"].append)
@@ -292,10 +296,12 @@ class _Tracer:
 
     is_compiling = staticmethod(torch.compiler.is_compiling)
     attention = staticmethod(_traced_attention)
+    wants_gradients = staticmethod(torch_backward.wanted)
     merge = staticmethod(_traced_merge)
     qkv_prepare = staticmethod(_traced_qkv_prepare)
     empty = staticmethod(_traced_empty)
     call = staticmethod(_traced_call)
 
 
+torch_backward.define(_library)
 _attention.tracer = _ops.tracer = _Tracer

@@ -133,11 +133,11 @@ def _with_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Te
         bias = torch.nn.functional.pad(bias, (0, 0, keys - rows, 0))
     if bias.shape[0] == 1:
         return attune.attention(q, k, v, bias=bias[0], **fields)
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    outs = []
     bits, starts = fields.pop("mask_bits", None), fields.pop("mask_start", None)
     for b in range(q.shape[0]):
         one = {} if bits is None else {"mask_bits": bits.unflatten(0, (-1, rows))[b]}
         if starts is not None:
             one["mask_start"] = starts[b : b + 1]
-        attune.attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], bias=bias[b], out=out[b : b + 1], **one, **fields)
-    return out
+        outs.append(attune.attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], bias=bias[b], **one, **fields))
+    return torch.cat(outs)

@@ -14,7 +14,7 @@ import torch
 
 import attune
 
-from .._shared import INFINITY, empty_rows_to, lse_heads_first, refuse, window
+from .._shared import INFINITY, empty_rows_to, lse_heads_first, refuse, wants_gradients, window
 
 __version__ = "2.8.4"
 
@@ -35,6 +35,10 @@ def _attend(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, wan
             fields: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
     if not want_lse:
         return attune.attention(q, k, v, **fields), None
+    if wants_gradients(q, k, v):  # a differentiable call makes its outputs
+        out, lse = attune.attention(q, k, v, return_lse=True, **fields)
+        lse = lse.transpose(-1, -2)
+        return out, lse.masked_fill(lse.isneginf(), INFINITY)
     lse, rows = lse_heads_first(q)
     out, _ = attune.attention(q, k, v, lse=rows, **fields)
     return out, empty_rows_to(INFINITY, lse)

@@ -14,7 +14,7 @@ import torch
 
 import attune
 
-from .._shared import INFINITY, empty_rows_to, in_their_words, lse_heads_first, refuse
+from .._shared import INFINITY, empty_rows_to, in_their_words, lse_heads_first, refuse, wants_gradients
 
 __version__ = "1.0.0"
 __all__ = ["get_mla_metadata", "flash_mla_with_kvcache", "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
@@ -204,7 +204,7 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
                            cu_seqlens_kv: torch.Tensor, max_seqlen_qo: int, max_seqlen_kv: int, dropout_p: float = 0.0,
                            softmax_scale: float | None = None, causal: bool = False, deterministic: bool = False,
                            is_varlen: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dense attention over ragged sequences; forward only.
+    """Dense attention over ragged sequences; differentiable in q, k and v, the same bits in every run. is_varlen is not looked at.
 
     Returns:
         out [total_q, num_heads, head_dim_v], lse float32 [total_q, num_heads] (contiguous along total_q), -inf where a row sees
@@ -212,9 +212,10 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
     """
     if dropout_p:
         refuse("flash_attn_varlen_func", "dropout_p", f"is {dropout_p}; dropout is not supported")
-    _, lse = lse_heads_first(q)
+    # A differentiable call makes its outputs.
+    lse: dict[str, Any] = {"return_lse": True} if wants_gradients(q, k, v) else {"lse": lse_heads_first(q)[1]}
     return attune.attention(q, k, v, cu_seqlens_q=cu_seqlens_qo, cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_qo,
-                            max_seqlen_kv=max_seqlen_kv, softmax_scale=softmax_scale, causal=causal, lse=lse)
+                            max_seqlen_kv=max_seqlen_kv, softmax_scale=softmax_scale, causal=causal, **lse)
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, head_dim_qk: int,

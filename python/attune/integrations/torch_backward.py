@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of `attune.attention` in torch: two operators, one of which is the other's derivative.
+
+    attention_with_backward    out and lse of attention over dense keys; differentiable in its first six arguments
+    attention_backward         their gradients, by attune_attention_backward
+
+Saved for the backward are the inputs, out and lse, nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _attention, _core
+from .._errors import InvalidArgument
+
+# What has a gradient, in the operators' order, and the name of that gradient.
+GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "sinks": "dsinks", "bias": "dbias", "t5_bias": "dt5_bias"}
+_OPTIONAL = ("sinks", "bias", "t5_bias")
+# Other arguments of attention that have a backward. Arrays are positional, too, as torch's autograd asks.
+_ARRAYS = ("cu_seqlens_q", "cu_seqlens_kv", "seqused_kv", "mask_bits", "mask_start", "bidirectional_ranges", "alibi_slopes",
+           "new_token_bias")
+_VALUES = {"causal": "bool?", "window_left": "int?", "window_right": "int?", "softmax_scale": "float?", "softcap": "float?",
+           "alibi_sqrt": "bool?", "t5_max_distance": "int?", "t5_bidirectional": "bool?", "max_seqlen_q": "int?",
+           "max_seqlen_kv": "int?", "batch_invariant": "bool?", "allow_tf32": "bool?"}
+_INPUTS = (*GRADIENTS, *_ARRAYS)
+
+
+def wanted(arguments: dict[str, Any]) -> bool:
+    """Whether torch wants gradients of what has some."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x := arguments.get(name), torch.Tensor) and x.requires_grad for name in GRADIENTS)
+
+
+def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, return_max_logits: bool) -> Any:
+    """`attention` with gradients. arguments: those that are not None."""
+    for name, value in arguments.items():
+        if name in _INPUTS or name in _VALUES:
+            if name in _ARRAYS and isinstance(value, torch.Tensor) and value.requires_grad:
+                raise InvalidArgument(f"{name} requires grad, and has no gradient: pass {name}.detach()")
+            continue
+        raise InvalidArgument(f"{name} is given, and {_first_wanted(arguments)} requires grad: attention over dense keys alone has "
+                              "a backward, and makes its outputs; call it under torch.no_grad(), or detach")
+    if return_max_logits:
+        raise InvalidArgument(f"return_max_logits is true, and {_first_wanted(arguments)} requires grad: max_logits has no gradient")
+    for name in "kv":
+        if name not in arguments:
+            raise InvalidArgument(f"{name} is None, and {_first_wanted(arguments)} requires grad: the backward needs q, k and v")
+    dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
+    values = {name: value for name, value in arguments.items() if name in _VALUES}
+    out, lse = torch.ops.attune.attention_with_backward(*map(arguments.get, _INPUTS), **values, out_dtype=dtype)
+    return (out, lse) if return_lse else out
+
+
+def _first_wanted(arguments: dict[str, Any]) -> str:
+    return next(name for name in GRADIENTS if isinstance(x := arguments.get(name), torch.Tensor) and x.requires_grad)
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _prepared(inputs: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
+    fields = _given({**dict(zip(_INPUTS, inputs)), **values})
+    q, k, v = (fields.pop(name) for name in "qkv")
+    out_dtype = fields.pop("out_dtype", None)
+    return _attention._arguments(q, k, v, fields, out_dtype, True, False)
+
+
+def _forward(*inputs: Any, **values: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    arguments = _prepared(inputs, values)
+    with torch.no_grad():
+        _core.attention(arguments, None, None)
+    return arguments["out"], arguments["lse"]
+
+
+def _fake_forward(*inputs: Any, **values: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    arguments = _prepared(inputs, values)
+    return arguments["out"], arguments["lse"]
+
+
+def _gradients(inputs: tuple[Any, ...], asked: list[bool], zero: bool) -> dict[str, torch.Tensor]:
+    """Tensors for the gradients that are asked for. zero: rows that no sequence owns are not written."""
+    made = {}
+    for (name, gradient), value, ask in zip(GRADIENTS.items(), inputs, asked):
+        if ask:
+            dtype = torch.float32 if name in _OPTIONAL else value.dtype
+            made[gradient] = (value.new_zeros if zero else value.new_empty)(value.shape, dtype=dtype)
+    return made
+
+
+def _results(like: torch.Tensor, made: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """All six gradients: an empty tensor where one was not asked for."""
+    return tuple(made[gradient] if gradient in made else like.new_empty(0) for gradient in GRADIENTS.values())
+
+
+def _backward(asked: list[bool], dout: torch.Tensor, dlse: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor, *inputs: Any,
+              **values: Any) -> tuple[torch.Tensor, ...]:
+    forward = _given({**dict(zip(_INPUTS, inputs)), **values, "out": out, "lse": lse})
+    made = _gradients(inputs, asked, "cu_seqlens_q" in forward or "cu_seqlens_kv" in forward)
+    with torch.no_grad():
+        # An expanded gradient, as that of sum(), has strides that no kernel on a GPU takes.
+        given = _given({"dout": dout.contiguous(), "dlse": dlse})
+        _core.attention_backward(forward, {**given, **made}, None, None)
+    return _results(dout, made)
+
+
+def _fake_backward(asked: list[bool], dout: torch.Tensor, dlse: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor,
+                   *inputs: Any, **values: Any) -> tuple[torch.Tensor, ...]:
+    return _results(dout, _gradients(inputs, asked, False))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+    ctx.values = {name: value for name, value in keyword_only_inputs.items() if name != "out_dtype"}
+    ctx.set_materialize_grads(False)
+
+
+def _derivative(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    *inputs, out, lse = ctx.saved_tensors
+    asked = [bool(x) for x in ctx.needs_input_grad[:len(GRADIENTS)]]
+    gradients: list[torch.Tensor | None] = [None] * len(inputs)
+    if dout is None and dlse is None:
+        return tuple(gradients)
+    made = torch.ops.attune.attention_backward(asked, torch.zeros_like(out) if dout is None else dout, dlse, out, lse, *inputs,
+                                               **ctx.values)
+    for i, gradient in enumerate(made):
+        if asked[i]:
+            gradients[i] = gradient.to(inputs[i].dtype)
+    return tuple(gradients)
+
+
+def define(library: Any) -> None:
+    inputs = ", ".join(f"Tensor {name}" if name in "qkv" else f"Tensor? {name}" for name in _INPUTS)
+    values = ", ".join(f"{kind} {name}=None" for name, kind in _VALUES.items())
+    library.define(f"attention_with_backward({inputs}, *, {values}, ScalarType? out_dtype=None) -> (Tensor, Tensor)")
+    library.define(f"attention_backward(bool[] wanted, Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {inputs}, *, {values}) -> "
+                   "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+    for name, kernel, fake in (("attention_with_backward", _forward, _fake_forward), ("attention_backward", _backward, _fake_backward)):
+        library.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"attune::{name}", fake, lib=library)
+    torch.library.register_autograd("attune::attention_with_backward", _derivative, setup_context=_setup, lib=library)

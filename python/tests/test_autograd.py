@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of attune.attention in torch: against torch's own, for every argument that has one."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import attune  # noqa: E402
+from attune import Unsupported  # noqa: E402
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+def arrays(dtype, device, lengths_q, lengths_kv, heads=(4, 2), dims=(64, 32)):
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator).to(device, dtype).requires_grad_()
+
+    offsets = [torch.tensor([0, *torch.tensor(n).cumsum(0)], dtype=torch.int32, device=device) for n in (lengths_q, lengths_kv)]
+    q = normal(sum(lengths_q), heads[0], dims[0])
+    k, v = (normal(sum(lengths_kv), heads[1], dim) for dim in dims)
+    return q, k, v, {"cu_seqlens_q": offsets[0], "cu_seqlens_kv": offsets[1]}
+
+
+def reference(q, k, v, offsets, causal=True, window_left=None, softcap=None, sinks=None, bias=None):
+    """(out, lse) by torch's own operators, in float64."""
+    outs, lses = [], []
+    begins_q, begins_kv = offsets["cu_seqlens_q"].tolist(), offsets["cu_seqlens_kv"].tolist()
+    for b in range(len(begins_q) - 1):
+        rows, keys = slice(*begins_q[b:b + 2]), slice(*begins_kv[b:b + 2])
+        group = q.shape[1] // k.shape[1]
+        x, y, z = (t.double().transpose(0, 1) for t in (q[rows], k[keys].repeat_interleave(group, 1), v[keys].repeat_interleave(group, 1)))
+        s = x @ y.transpose(1, 2) / q.shape[-1] ** 0.5
+        if softcap:
+            s = softcap * torch.tanh(s / softcap)
+        n, m = s.shape[1:]
+        place, key = torch.arange(m - n, m, device=q.device)[:, None], torch.arange(m, device=q.device)[None]
+        if bias is not None:
+            s = s + bias[:, m - n:m, :m].double()
+        hidden = torch.zeros(n, m, dtype=torch.bool, device=q.device)
+        if causal:
+            hidden |= key > place
+        if window_left is not None:
+            hidden |= key < place - window_left
+        s = s.masked_fill(hidden, -torch.inf)
+        lse = s.logsumexp(-1)
+        all_of_it = lse if sinks is None else torch.logaddexp(lse, sinks.double()[:, None])
+        outs.append(((s - all_of_it[..., None]).exp() @ z).transpose(0, 1))
+        lses.append(lse.transpose(0, 1))
+    return torch.cat(outs), torch.cat(lses)
+
+
+CASES = {
+    "causal": {}, "full": {"causal": False}, "window": {"window_left": 9}, "softcap": {"softcap": 3.0}, "sinks": {"sinks": True},
+    "bias": {"bias": True},
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda x: str(x)[6:])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_torch(name, dtype, device):
+    fields = dict(CASES[name])
+    q, k, v, offsets = arrays(dtype, device, [20, 1, 33], [20, 15, 70])
+    tables = []
+    if fields.pop("sinks", False):
+        fields["sinks"] = torch.linspace(-1, 2, 4, device=device).requires_grad_()
+        tables.append(fields["sinks"])
+    if fields.pop("bias", False):
+        fields["bias"] = torch.randn(4, 70, 70, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
+        tables.append(fields["bias"])
+    fields.setdefault("causal", True)
+    try:
+        out, lse = attune.attention(q, k, v, return_lse=True, **offsets, **fields)
+        dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+        inputs = (q, k, v, *tables)
+        got = torch.autograd.grad((out, lse), inputs, (dout, dlse))
+    except Unsupported as error:
+        assert device == "cuda" and "cuda_backward" in str(error), error
+        pytest.skip(str(error))
+    want = torch.autograd.grad(reference(q, k, v, offsets, **fields), inputs, (dout.double(), dlse.double()))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for x, y, of in zip(got, want, inputs):
+        assert x.dtype == of.dtype and x.shape == of.shape
+        assert (x.double() - y).norm() <= tolerance * y.norm(), name
+
+
+def test_only_what_is_wanted_is_computed():
+    q, k, v, offsets = arrays(torch.float32, "cpu", [7, 3], [7, 9])
+    k.requires_grad_(False)
+    out = attune.attention(q, k, v, causal=True, **offsets)
+    out.sum().backward()  # whose gradient is expanded
+    assert k.grad is None and q.grad.isfinite().all() and v.grad.isfinite().all()
+    want = torch.autograd.grad(reference(q, k, v, offsets)[0].sum(), (q, v))
+    torch.testing.assert_close((q.grad, v.grad), tuple(x.float() for x in want), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_without_a_sequence_have_no_gradient():
+    q, k, v, offsets = arrays(torch.float32, "cpu", [5, 3], [5, 9])
+    offsets = {"cu_seqlens_q": offsets["cu_seqlens_q"][:2], "cu_seqlens_kv": offsets["cu_seqlens_kv"][:2]}
+    attune.attention(q, k, v, causal=True, **offsets)[:5].sum().backward()
+    assert not q.grad[5:].any() and not k.grad[5:].any() and not v.grad[5:].any() and q.grad[:5].any()
+
+
+def test_what_has_no_backward_is_refused_by_name():
+    q, k, v, offsets = arrays(torch.float32, "cpu", [5], [5])
+    with pytest.raises(ValueError, match="prologue is given, and q requires grad: attention over dense keys alone has a backward"):
+        attune.attention(q, k, v, prologue=attune.Prologue(logn=torch.ones(1)), **offsets)
+    with pytest.raises(ValueError, match="out is given, and q requires grad"):
+        attune.attention(q, k, v, out=torch.empty(5, 4, 32), **offsets)
+    with pytest.raises(ValueError, match="return_max_logits is true, and q requires grad"):
+        attune.attention(q, k, v, return_max_logits=True, **offsets)
+    with pytest.raises(ValueError, match="v is None, and q requires grad"):
+        attune.attention(q, k, **offsets)
+    with pytest.raises(ValueError, match="alibi_slopes requires grad, and has no gradient"):
+        attune.attention(q, k, v, alibi_slopes=torch.ones(4).requires_grad_(), **offsets)
+
+
+def test_shims_are_differentiable():
+    from attune.compat import flash_attn, flash_mla
+
+    q, k, v, offsets = arrays(torch.float32, "cpu", [7, 3], [7, 9])
+    starts = tuple(offsets.values())
+    want = reference(q, k, v, offsets)
+    dout, dlse = torch.randn_like(want[0]), torch.randn_like(want[1])
+    want = torch.autograd.grad(want, (q, k, v), (dout, dlse))
+    theirs = flash_attn.flash_attn_varlen_func(q, k, v, *starts, 7, 9, causal=True, deterministic=True, return_attn_probs=True)
+    kv = torch.cat([k, v], dim=-1)
+    packed = flash_mla.flash_attn_varlen_kvpacked_func(q, kv, *starts, 7, 9, 64, causal=True, deterministic=True)
+    for (out, lse), weights in ((theirs[:2], (dout, dlse.T)), (packed, (dout, dlse))):
+        got = torch.autograd.grad((out, lse), (q, k, v), tuple(x.to(y.dtype) for x, y in zip(weights, (out, lse))), retain_graph=True)
+        for x, y in zip(got, want):
+            torch.testing.assert_close(x, y.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_under_the_compiler_there_is_no_break():
+    q, k, v, offsets = arrays(torch.float32, "cpu", [7, 3], [7, 9])
+    step = torch.compile(lambda q, k, v: attune.attention(q, k, v, causal=True, **offsets).square().sum(), backend="aot_eager",
+                         fullgraph=True, dynamic=False)
+    want = torch.autograd.grad(attune.attention(q, k, v, causal=True, **offsets).square().sum(), (q, k, v))
+    got = torch.autograd.grad(step(q, k, v), (q, k, v))
+    assert all(torch.equal(x, y) for x, y in zip(want, got))
+
+
+def test_opcheck():
+    q, k, v, offsets = arrays(torch.float32, "cpu", [7, 3], [7, 9])
+    attune.attention(q.detach(), k.detach(), v.detach(), **offsets)
+    sinks, bias = torch.zeros(4, requires_grad=True), torch.zeros(1, 9, 9, requires_grad=True)
+    arrays_given = (*offsets.values(), None, None, None, None, None, None)
+    for fields in ({"causal": True}, {"softcap": 2.0, "window_left": 3}):
+        results = torch.library.opcheck(torch.ops.attune.attention_with_backward.default, (q, k, v, sinks, bias, None, *arrays_given),
+                                        fields)
+        assert set(results.values()) == {"SUCCESS"}, results
