@@ -84,6 +84,20 @@ TEST_F(EmulatedBackward, OfEveryHeadDim) {
   }
 }
 
+// A side without rows may have no address, as empty tensors of torch; the driver makes no map of that.
+TEST_F(EmulatedBackward, MapsOfNoQueriesHaveAnAddress) {
+  cases::BackwardProblem problem(tests::make_case(
+      R"({"name": "x", "heads": [2, 1], "head_dim": [64, 64], "dtype": "bf16", "seqlens_q": [0], "seqlens_kv": [5],
+          "backward": {}})"));
+  cases::BackwardCall call = problem.host();
+  attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
+  p.forward.q.data = p.dout.data = nullptr;
+  for (const bool of_keys : {false, true}) {
+    const Maps m = backward::describe_maps(p, backward::choose_config(p).pass(of_keys));
+    for (const TensorMapDesc& map : {m.own_x, m.own_y, m.tile_x, m.tile_y}) EXPECT_NO_THROW(check_tensor_map(map));
+  }
+}
+
 // Of the table what is small: all of it takes minutes (ATTUNE_EMULATE=1).
 TEST_F(EmulatedBackward, MatchesTheOracleOnTheTable) {
   check_table(cases::backward_cases(), 45, [](const cases::Case& spec) { return check(spec); });

@@ -41,7 +41,8 @@ class CudaBackwardPlan final : public BackwardPlan {
     if (c_.blocks(false) > 0)
       launch_kernel(*kernels_[1], launch_of(c_.blocks(false), Config::kRowThreads, 0, stream), params);
     size_t next = 2;
-    for (const bool of_keys : passes(p)) {
+    for (const bool of_keys : {false, true}) {
+      if (!wants(p, of_keys)) continue;
       const Pass pass = c_.pass(of_keys);
       const CompiledKernel &gradients = *kernels_[next], &recompute = *kernels_[next + 1];
       next += 2;
@@ -55,10 +56,11 @@ class CudaBackwardPlan final : public BackwardPlan {
   }
 
  private:
+  static bool wants(const BackwardProblem& p, bool of_keys) { return of_keys ? p.dk || p.dv : static_cast<bool>(p.dq); }
   static std::vector<bool> passes(const BackwardProblem& p) {
     std::vector<bool> list;
-    if (p.dq) list.push_back(false);
-    if (p.dk || p.dv) list.push_back(true);
+    for (const bool of_keys : {false, true})
+      if (wants(p, of_keys)) list.push_back(of_keys);
     return list;
   }
   static LaunchConfig launch_of(int64_t blocks, int threads, size_t shared_bytes, void* stream) {

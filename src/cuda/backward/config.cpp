@@ -164,7 +164,9 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
 Maps describe_maps(const BackwardProblem& p, const Pass& pass) {
   const Problem& f = p.forward;
   const auto q_side = [&](const RowView& v, int64_t head_dim, int rows) {
-    return attention::row_map(f, v, f.heads_q, head_dim, rows, 1);
+    TensorMapDesc m = attention::row_map(f, v, f.heads_q, head_dim, rows, 1);
+    if (m.data == nullptr) m.data = f.k.data;  // no queries: what is not read must be a map all the same
+    return m;
   };
   const auto k_side = [&](const RowView& v, int64_t head_dim, int rows) {
     return attention::row_map(f, v, f.heads_kv, head_dim, rows, 1);
