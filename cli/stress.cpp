@@ -71,7 +71,11 @@ std::unique_ptr<cases::FarGuards> far_guards(cases::Memory& memory) {
   // Half of the device stays free for what is allocated beside them, by other processes, too.
   const cases::Memory::Room room = memory.room();
   if (!memory.launches() || room.free < kFarBefore + kNear + kFarBehind + room.total / 2) return nullptr;
-  return std::make_unique<cases::FarGuards>(memory, kFarBefore, kNear, kFarBehind);
+  try {
+    return std::make_unique<cases::FarGuards>(memory, kFarBefore, kNear, kFarBehind);
+  } catch (const std::exception&) {
+    return nullptr;  // another process has taken the memory since
+  }
 }
 
 int64_t budget_of(const StressOptions& options, attune_device device) {
