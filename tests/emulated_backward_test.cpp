@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the backward, their own sources, on the CPU (tests/emulator): every gradient against the oracle, with
 // poisoned memory, without a GPU.
+#include <optional>
+
 #include "cases/backward_problem.h"
 #include "cuda/backward/backward.h"
 #include "cuda/backward/config.h"
@@ -81,6 +83,18 @@ TEST_F(EmulatedBackward, OfEveryHeadDim) {
                                      dims + "}")),
               "")
         << dims;
+  }
+}
+
+// Several tiles, heads and stages in turn, in two orders of blocks, warps and lanes.
+TEST_F(EmulatedBackward, HaveNoRaces) {
+  const emulator::Watched watched;
+  for (uint64_t seed = 0; seed <= 1; ++seed) {
+    std::optional<emulator::Shuffled> shuffled;
+    if (seed > 0) shuffled.emplace(seed);
+    EXPECT_EQ(check(R"({"name": "races", "heads": [4, 2], "head_dim": [64, 64], "dtype": "bf16", "causal": true,
+                        "seqlens_q": [400, 3], "seqlens_kv": [400, 70], "backward": {"dlse": true}})"),
+              "");
   }
 }
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ Span queries_of_key(const BackwardParams& p, const Se
 __device__ __forceinline__ int key_extent(const BackwardParams& p, int b) {
   if (p.cu_seqlens_kv.data == nullptr) return p.fixed_kv;
   const int begin = clamp_int(int_at(p.cu_seqlens_kv, b), 0, p.total_kv);
-  return clamp_int(int_at(p.cu_seqlens_kv, b + 1) - begin, 0, p.total_kv - begin);
+  return clamp_int(static_cast<long long>(int_at(p.cu_seqlens_kv, b + 1)) - begin, 0, p.total_kv - begin);
 }
 
 // Where the stats of a sequence begin. Even, so that the TMA can copy them; sequences do not overlap.

@@ -43,6 +43,9 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
         indices              the listed slots of the cache (or tokens of k, v) only
     docs/semantics.md has the formulas.
 
+    Tensors of torch that require grad get gradients: q, k, v, sinks, bias and t5_bias, of out and lse, over dense keys; the same
+    bits in every run (`torch.ops.attune.attention_with_backward`).
+
     Args:
         q: [total_q, num_heads_q, head_dim_qk] or [batch, seqlen_q, num_heads_q, head_dim_qk]. float32, float16, bfloat16; int8
             and float8 with prologue.qkv_scale.
@@ -75,9 +78,6 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
         batch_invariant: a sequence's bits do not depend on the rest of the batch. allow_tf32: for float32 inputs.
         out_dtype: of an `out` that is made here; None: as q. Rows that no sequence owns are left uninitialised in it.
         return_lse, return_max_logits: make and return these too.
-    Tensors of torch that require grad get gradients: q, k, v, sinks, bias and t5_bias, of out and lse, over dense keys; the same
-    bits in every run (`torch.ops.attune.attention_with_backward`).
-
         workspace: uint8, aligned to 256 bytes; None: allocated by the framework. stream: None: the current one.
 
     Returns:
@@ -88,9 +88,15 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
         InvalidArgument (a ValueError): shape, stride, device or value, by the name of the argument. WrongType (a TypeError).
         Unsupported (a NotImplementedError): no kernel of the device covers it. Error: the device failed.
     """
-    framework_of(q)  # which sets the tracer if it is torch's
-    if tracer is not None and (tracer.is_compiling() or tracer.wants_gradients({"q": q, "k": k, "v": v, **fields})):
-        return tracer.attention(q, k, v, fields, out_dtype, return_lse, return_max_logits)
+    if tracer is None:
+        framework_of(q)  # which sets it if that is torch
+    if tracer is not None:
+        grad = tracer.wants_gradients({"q": q, "k": k, "v": v, **fields})
+        if grad and (workspace is not None or stream is not None):
+            raise InvalidArgument(f"{'stream' if workspace is None else 'workspace'} is given, and gradients are wanted: torch's "
+                                  "current stream and its memory serve them")
+        if grad or tracer.is_compiling():
+            return tracer.attention(q, k, v, fields, out_dtype, return_lse, return_max_logits)
     arguments = _arguments(q, k, v, fields, out_dtype, return_lse, return_max_logits)
     return finish(_core.attention(arguments, workspace, stream), q)
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of attune.attention in torch: against torch's own, for every argument that has one."""
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -113,8 +116,45 @@ def test_what_has_no_backward_is_refused_by_name():
         attune.attention(q, k, v, return_max_logits=True, **offsets)
     with pytest.raises(ValueError, match="v is None, and q requires grad"):
         attune.attention(q, k, **offsets)
-    with pytest.raises(ValueError, match="alibi_slopes requires grad, and has no gradient"):
-        attune.attention(q, k, v, alibi_slopes=torch.ones(4).requires_grad_(), **offsets)
+    for name, value in (("alibi_slopes", torch.ones(4)), ("softmax_scale", torch.tensor(0.3))):
+        with pytest.raises(ValueError, match=f"{name} requires grad, and has no gradient"):
+            attune.attention(q, k, v, **{name: value.requires_grad_()}, **offsets)
+    with pytest.raises(ValueError, match="workspace is given, and gradients are wanted"):
+        attune.attention(q, k, v, workspace=torch.empty(1 << 20, dtype=torch.uint8), **offsets)
+    attune.attention(q, k, v, skip_decode=False, head_dim_v=32, **offsets)  # which ask for nothing
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v, offsets = arrays(torch.float32, "cpu", [5], [5])
+    (first,) = torch.autograd.grad(attune.attention(q, k, v, **offsets).square().sum(), q, create_graph=True)
+    with pytest.raises(Exception, match="attention has no second derivative"):
+        first.square().sum().backward()
+
+
+def test_what_the_backward_lacks_is_said_by_the_forward():
+    q, k, v, offsets = arrays(torch.float32, "cpu", [5], [5], dims=(288, 288))
+    with pytest.raises(Unsupported, match="head_dim_qk: 288.*; under torch.no_grad\\(\\) the forward alone"):
+        attune.attention(q, k, v, **offsets)
+    with torch.no_grad():
+        attune.attention(q, k, v, **offsets)
+
+
+def test_views_that_no_kernel_takes_are_copied():
+    q, k, v, offsets = arrays(torch.float32, "cpu", [5, 3], [5, 9])
+    out = attune.attention(q, k, v, causal=True, **offsets)
+    joined = torch.cat([torch.zeros(3), out.flatten()])  # whose gradient begins 12 bytes behind a multiple of 16
+    weights = torch.randn_like(joined)
+    got = torch.autograd.grad((joined * weights).sum(), (q, k, v))
+    want = torch.autograd.grad((reference(q, k, v, offsets)[0].flatten() * weights[3:]).sum(), (q, k, v))
+    for x, y in zip(got, want):
+        torch.testing.assert_close(x, y.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_call_may_be_compiled():
+    code = ("import torch, attune; q = torch.randn(2, 5, 4, 16, requires_grad=True); k = torch.randn(2, 5, 4, 16)\n"
+            "f = torch.compile(lambda q, k: attune.attention(q, k, k, causal=True), backend='aot_eager')\n"
+            "f(q.detach(), k); f(q, k).sum().backward(); assert q.grad.any()")
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_shims_are_differentiable():

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import _attention, _core
-from .._errors import InvalidArgument
+from .._errors import InvalidArgument, Unsupported
 
 # What has a gradient, in the operators' order, and the name of that gradient.
 GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "sinks": "dsinks", "bias": "dbias", "t5_bias": "dt5_bias"}
@@ -32,16 +32,18 @@ def wanted(arguments: dict[str, Any]) -> bool:
     """Whether torch wants gradients of what has some."""
     if not torch.is_grad_enabled():
         return False
-    return any(isinstance(x := arguments.get(name), torch.Tensor) and x.requires_grad for name in GRADIENTS)
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for name, x in arguments.items() if name in GRADIENTS or name in _VALUES)
 
 
 def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, return_max_logits: bool) -> Any:
     """`attention` with gradients. arguments: those that are not None."""
     for name, value in arguments.items():
         if name in _INPUTS or name in _VALUES:
-            if name in _ARRAYS and isinstance(value, torch.Tensor) and value.requires_grad:
+            if name not in GRADIENTS and isinstance(value, torch.Tensor) and value.requires_grad:
                 raise InvalidArgument(f"{name} requires grad, and has no gradient: pass {name}.detach()")
             continue
+        if value is False or name not in _core.fields["attune_attention"] or (name == "head_dim_v" and arguments.get("v") is not None):
+            continue  # asks for nothing; or is no argument, which the operator says
         raise InvalidArgument(f"{name} is given, and {_first_wanted(arguments)} requires grad: attention over dense keys alone has "
                               "a backward, and makes its outputs; call it under torch.no_grad(), or detach")
     if return_max_logits:
@@ -50,13 +52,13 @@ def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, retur
         if name not in arguments:
             raise InvalidArgument(f"{name} is None, and {_first_wanted(arguments)} requires grad: the backward needs q, k and v")
     dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
-    values = {name: value for name, value in arguments.items() if name in _VALUES}
+    values = {name: value for name, value in arguments.items() if name in _VALUES or name not in _core.fields["attune_attention"]}
     out, lse = torch.ops.attune.attention_with_backward(*map(arguments.get, _INPUTS), **values, out_dtype=dtype)
     return (out, lse) if return_lse else out
 
 
 def _first_wanted(arguments: dict[str, Any]) -> str:
-    return next(name for name in GRADIENTS if isinstance(x := arguments.get(name), torch.Tensor) and x.requires_grad)
+    return next(name for name, x in arguments.items() if isinstance(x, torch.Tensor) and x.requires_grad)
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -73,6 +75,11 @@ def _prepared(inputs: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]
 def _forward(*inputs: Any, **values: Any) -> tuple[torch.Tensor, torch.Tensor]:
     arguments = _prepared(inputs, values)
     with torch.no_grad():
+        # Whether the device has a backward is said before the forward runs. Shapes and dtypes alone are looked at.
+        gradients = {"dout": arguments["out"], **{f"d{name}": arguments[name] for name in "qkv"}}
+        covered, reason = _core.attention_backward_supported(arguments, gradients, None)
+        if not covered:
+            raise Unsupported(f"{reason}; under torch.no_grad() the forward alone is asked for")
         _core.attention(arguments, None, None)
     return arguments["out"], arguments["lse"]
 
@@ -92,6 +99,14 @@ def _gradients(inputs: tuple[Any, ...], asked: list[bool], zero: bool) -> dict[s
     return made
 
 
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy that the kernels on a GPU take: their rows begin at multiples of 16 bytes, and the gradient of sum() is a view of
+    one number."""
+    size = x.element_size()
+    fits = x.stride(-1) == 1 and all(n * size % 16 == 0 and n > 0 for n in x.stride()[:-1]) and x.data_ptr() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
 def _results(like: torch.Tensor, made: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """All six gradients: an empty tensor where one was not asked for."""
     return tuple(made[gradient] if gradient in made else like.new_empty(0) for gradient in GRADIENTS.values())
@@ -102,9 +117,9 @@ def _backward(asked: list[bool], dout: torch.Tensor, dlse: torch.Tensor | None, 
     forward = _given({**dict(zip(_INPUTS, inputs)), **values, "out": out, "lse": lse})
     made = _gradients(inputs, asked, "cu_seqlens_q" in forward or "cu_seqlens_kv" in forward)
     with torch.no_grad():
-        # An expanded gradient, as that of sum(), has strides that no kernel on a GPU takes.
-        given = _given({"dout": dout.contiguous(), "dlse": dlse})
-        _core.attention_backward(forward, {**given, **made}, None, None)
+        if dout.is_cuda:
+            forward.update((name, _aligned(forward[name])) for name in "qkv")
+        _core.attention_backward(forward, {**_given({"dout": _aligned(dout), "dlse": dlse}), **made}, None, None)
     return _results(dout, made)
 
 
@@ -133,6 +148,10 @@ def _derivative(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) 
     return tuple(gradients)
 
 
+def _no_second(ctx: Any, *gradients: Any) -> Any:
+    raise InvalidArgument("attention has no second derivative: its gradients are computed without a graph of their own")
+
+
 def define(library: Any) -> None:
     inputs = ", ".join(f"Tensor {name}" if name in "qkv" else f"Tensor? {name}" for name in _INPUTS)
     values = ", ".join(f"{kind} {name}=None" for name, kind in _VALUES.items())
@@ -143,3 +162,4 @@ def define(library: Any) -> None:
         library.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"attune::{name}", fake, lib=library)
     torch.library.register_autograd("attune::attention_with_backward", _derivative, setup_context=_setup, lib=library)
+    torch.library.register_autograd("attune::attention_backward", _no_second, lib=library)

@@ -5,7 +5,7 @@
     attune.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="attune")
 
-Forward only: prefill, decode with the model's cache, sliding windows, sinks, softcap, grouped heads, position biases, padding.
+Training over dense keys; prefill, decode with the model's cache, sliding windows, sinks, softcap, grouped heads, position biases, padding.
 Attention weights are not returned.
 """
 

@@ -2,6 +2,7 @@
 #include "cuda/backward/config.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/dtype.h"
 #include "core/integers.h"
@@ -120,6 +121,9 @@ std::string refusal(const BackwardProblem& p) {
   const Problem& f = p.forward;
   if (f.k.dtype != f.q.dtype || f.v.dtype != f.q.dtype || f.out.dtype != f.q.dtype)
     return "q, k, v and out of different dtypes";
+  const Config c = choose_config(p);
+  if (std::max(c.blocks(false), c.blocks(true)) > std::numeric_limits<int32_t>::max())
+    return cat("more than 2^31 blocks of ", kernels::kBackwardRows, " rows and heads");
   std::string why;
   for_each_input(p, [&](const Input& input) {
     if (why.empty() && !attention::strides_fit(input.view))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash_attn 2, served by Attune: forward only, any head_dim up to the kernel's, any page size.
+"""flash_attn 2, served by Attune: differentiable over dense keys, any head_dim up to the kernel's, any page size.
 
 lse is the natural logarithm, [batch, num_heads, seqlen_q] or [num_heads, total_q], and +inf where a row sees nothing (out is 0).
 num_splits and deterministic are accepted: the result is the same, bit for bit, run after run.
