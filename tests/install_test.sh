@@ -17,6 +17,10 @@ if grep -rnE "$ATTUNE_BUILD_DIR|$ATTUNE_SOURCE_DIR|$work" "$(dirname "$config")"
   exit 1
 fi
 
+# "0.2" of "0.2.0", as users ask for it.
+version=$(sed -n 's/^#define ATTUNE_VERSION_STRING "\([0-9]*\.[0-9]*\)\..*/\1/p' "$ATTUNE_SOURCE_DIR/include/attune/attune.h")
+[[ $version =~ ^[0-9]+\.[0-9]+$ ]] || { echo "the header states no version: '$version'"; exit 1; }
+
 mkdir "$work/consumer"
 cp "$ATTUNE_SOURCE_DIR/examples/c_api.c" "$ATTUNE_SOURCE_DIR/examples/paged_decode.cpp" "$work/consumer"
 cat >"$work/consumer/CMakeLists.txt" <<'END'
@@ -33,7 +37,7 @@ END
 with_cmake() { # PREFIX
   local prefix=$1 build=$work/build
   rm -rf "$build"
-  quietly "$CMAKE" -S "$work/consumer" -B "$build" -DCMAKE_PREFIX_PATH="$prefix" -DWANTED_VERSION=0.1 \
+  quietly "$CMAKE" -S "$work/consumer" -B "$build" -DCMAKE_PREFIX_PATH="$prefix" -DWANTED_VERSION="$version" \
     -DCMAKE_C_COMPILER="$CC" -DCMAKE_CXX_COMPILER="$CXX"
   quietly "$CMAKE" --build "$build"
   quietly "$build/c_api"
