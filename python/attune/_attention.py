@@ -91,7 +91,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, out_d
     if tracer is None:
         framework_of(q)  # which sets it if that is torch
     if tracer is not None:
-        grad = tracer.wants_gradients({"q": q, "k": k, "v": v, **fields})
+        grad = tracer.wants_gradients(q, k, v, fields)
         if grad and (workspace is not None or stream is not None):
             raise InvalidArgument(f"{'stream' if workspace is None else 'workspace'} is given, and gradients are wanted: torch's "
                                   "current stream and its memory serve them")

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import attune  # noqa: E402
 from attune import Unsupported  # noqa: E402
+from attune.integrations import torch_backward  # noqa: E402
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
@@ -142,6 +143,12 @@ def test_what_the_backward_lacks_is_said_by_the_forward():
 def test_views_that_no_kernel_takes_are_copied():
     q, k, v, offsets = arrays(torch.float32, "cpu", [5, 3], [5, 9])
     out = attune.attention(q, k, v, causal=True, **offsets)
+    # What the backward is given there; on the CPU any row would do.
+    for x in (torch.zeros(99)[3:].view(4, 24), torch.zeros(1).expand(4, 24), torch.zeros(24, 4).t(), torch.zeros(4, 27)[:, :24]):
+        copy = torch_backward._aligned(x)
+        assert copy is not x and copy.data_ptr() % 16 == 0 and copy.is_contiguous() and torch.equal(copy, x)
+    kept = torch.zeros(4, 2, 24)[:, 1]  # a packed view whose rows lie well
+    assert torch_backward._aligned(kept) is kept
     joined = torch.cat([torch.zeros(3), out.flatten()])  # whose gradient begins 12 bytes behind a multiple of 16
     weights = torch.randn_like(joined)
     got = torch.autograd.grad((joined * weights).sum(), (q, k, v))

@@ -179,8 +179,8 @@ for _name, _pools in (("attention", ()), ("attention_append", _POOLS)):
 
 def _traced_attention(q: Any, k: Any, v: Any, fields: Any, out_dtype: Any, return_lse: bool, return_max_logits: bool) -> Any:
     """`attention` while torch.compile looks, or where torch wants gradients."""
-    arguments = {name: value for name, value in {"q": q, "k": k, "v": v, **fields}.items() if value is not None}
-    if torch_backward.wanted(arguments):
+    if torch_backward.wanted(q, k, v, fields):
+        arguments = {name: value for name, value in {"q": q, "k": k, "v": v, **fields}.items() if value is not None}
         return torch_backward.attention(arguments, out_dtype, return_lse, return_max_logits)
     flat = _flatten({"q": q, "k": k, "v": v, **fields})
     _refuse_gradients(flat)

@@ -28,11 +28,17 @@ _VALUES = {"causal": "bool?", "window_left": "int?", "window_right": "int?", "so
 _INPUTS = (*GRADIENTS, *_ARRAYS)
 
 
-def wanted(arguments: dict[str, Any]) -> bool:
-    """Whether torch wants gradients of what has some."""
+def wanted(q: Any, k: Any, v: Any, fields: dict[str, Any]) -> bool:
+    """Whether torch wants gradients of what has some. Each call of `attention` asks, most of them without gradients."""
     if not torch.is_grad_enabled():
         return False
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for name, x in arguments.items() if name in GRADIENTS or name in _VALUES)
+    for x in (q, k, v):
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            return True
+    for name, x in fields.items():
+        if isinstance(x, torch.Tensor) and x.requires_grad and (name in GRADIENTS or name in _VALUES):
+            return True
+    return False
 
 
 def attention(arguments: dict[str, Any], out_dtype: Any, return_lse: bool, return_max_logits: bool) -> Any:
@@ -75,13 +81,18 @@ def _prepared(inputs: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]
 def _forward(*inputs: Any, **values: Any) -> tuple[torch.Tensor, torch.Tensor]:
     arguments = _prepared(inputs, values)
     with torch.no_grad():
-        # Whether the device has a backward is said before the forward runs. Shapes and dtypes alone are looked at.
-        gradients = {"dout": arguments["out"], **{f"d{name}": arguments[name] for name in "qkv"}}
-        covered, reason = _core.attention_backward_supported(arguments, gradients, None)
+        # Whether the device has a backward is said before the forward runs: for rows as _aligned leaves them.
+        dense = {name: _dense_spec(arguments[name]) for name in ("q", "k", "v", "out")}
+        gradients = {"dout": dense["out"], **{f"d{name}": dense[name] for name in "qkv"}}
+        covered, reason = _core.attention_backward_supported({**arguments, **dense}, gradients, None)
         if not covered:
             raise Unsupported(f"{reason}; under torch.no_grad() the forward alone is asked for")
         _core.attention(arguments, None, None)
     return arguments["out"], arguments["lse"]
+
+
+def _dense_spec(x: torch.Tensor) -> Any:
+    return _attention._spec(tuple(x.shape), str(x.dtype)[6:], x)
 
 
 def _fake_forward(*inputs: Any, **values: Any) -> tuple[torch.Tensor, torch.Tensor]:
