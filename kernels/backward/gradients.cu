@@ -45,9 +45,8 @@ __device__ __forceinline__ void store(const BackwardParams& p, const Work& w, co
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (row + 8 * h >= w.end) continue;
-    const long long first = (Config::kOfKeys ? kv_offset(w.s, w.batch, to.batch_stride, to.row_stride)
-                                             : q_offset(p, w.s, w.batch, to.batch_stride, to.row_stride)) +
-                            (row + 8 * h) * to.row_stride + w.head * to.head_stride;
+    const long long first = Config::kOfKeys ? key_offset(w.s, w.batch, to, row + 8 * h, w.head)
+                                            : query_offset(p, w.s, w.batch, to, row + 8 * h, w.head);
 #pragma unroll
     for (int j = 2 * h; j < kHalf; j += 4) {
       const int channel = j / 4 * 8 + thread % 4 * 2;
@@ -105,11 +104,10 @@ extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads,
   const Smem smem(ptx::dynamic_shared());
   init_barriers(smem);
   ptx::wait_for_previous_kernels();
-  const int heads = Config::kOfKeys ? p.num_heads_kv : p.num_heads_q;
-  const int index = static_cast<int>(blockIdx.x) / heads;
+  const GridBlock block(Config::kOfKeys ? p.num_heads_kv : p.num_heads_q);
   BackwardList* const list = Config::kOfKeys ? p.kv_list : p.q_list;
-  if (index >= list->num_tiles) return;
-  const Work work = work_of(p, tiles_of(list)[index], static_cast<int>(blockIdx.x) % heads);
+  if (block.index >= list->num_tiles) return;
+  const Work work = work_of(p, tiles_of(list)[block.index], block.head);
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {

@@ -16,14 +16,14 @@
 namespace attune::backward {
 
 struct Accumulators {
-  float x[Config::kChannelsX / 2];                           // dq or dk, without the scale
+  float x[Config::kChannelsX / 2];                         // dq or dk, without the scale
   float y[Config::kOfKeys ? Config::kChannelsY / 2 : 16];  // dv; not used for queries
 };
 
 class Mainloop {
  public:
   __device__ __forceinline__ Mainloop(const BackwardParams& p, const Smem& smem, const Work& work)
-      : smem_(smem), work_(work), scale_log2_(p.scale * 1.44269504088896341f) {
+      : smem_(smem), work_(work), scale_log2_(p.scale * common::kLog2e) {
     const int thread = static_cast<int>(threadIdx.x) - 128;
     group_ = __shfl_sync(0xffffffffu, thread / 128, 0);
     const int row = work.begin + thread / 32 * 16 + thread % 32 / 4;
@@ -38,12 +38,10 @@ class Mainloop {
 
   __device__ __forceinline__ void run(Accumulators& a) {
     ptx::wait_phase(smem_.own_full(), 0);
-    const ptx::Descriptor own_x =
-        ptx::uniform(ptx::descriptor_k_major(smem_.own_x() + group_ * (64 * 128)));
-    const ptx::Descriptor own_y =
-        ptx::uniform(ptx::descriptor_k_major(smem_.own_y() + group_ * (64 * 128)));
+    const ptx::Descriptor own_x = ptx::uniform(ptx::descriptor_k_major(smem_.own_x() + group_ * (64 * 128)));
+    const ptx::Descriptor own_y = ptx::uniform(ptx::descriptor_k_major(smem_.own_y() + group_ * (64 * 128)));
     float s[kScores], d[kScores];
-    unsigned ds[kScores / 2], probabilities[kScores / 2];
+    unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
     common::PipelineState pipe, before;
     int row = work_.first, left = work_.tiles;
     const int steps = work_.heads * work_.tiles;
@@ -59,13 +57,13 @@ class Mainloop {
       softmax(all_seen, row, pipe.stage, s);
       ptx::wgmma_wait<0>();
       ptx::pin(d);
-      gradient_of_scores(all_seen, row, pipe.stage, s, d);
-      pack(d, ds);
+      softmax_backward(all_seen, row, pipe.stage, s, d);
+      pack(d, ds_regs);
       if constexpr (Config::kOfKeys) {
-        pack(s, probabilities);
-        accumulate(smem_.tile_y(pipe.stage), probabilities, a.y);
+        pack(s, p_regs);
+        accumulate(smem_.tile_y(pipe.stage), p_regs, a.y);
       }
-      accumulate(smem_.tile_x(pipe.stage), ds, a.x);
+      accumulate(smem_.tile_x(pipe.stage), ds_regs, a.x);
       // The registers of P are needed for the next S.
       if constexpr (Config::kOfKeys) ptx::wgmma_wait<1>(), ptx::pin(a.y);
       before = pipe;
@@ -94,7 +92,7 @@ class Mainloop {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       ptx::Wgmma<Config::kTile, Config::kMmaType>::shared(to, own + step(i, Config::kRows),
-                                                            other + step(i, Config::kTile), i == 0 ? 0 : 1);
+                                                          other + step(i, Config::kTile), i == 0 ? 0 : 1);
     }
     ptx::wgmma_commit();
   }
@@ -103,21 +101,21 @@ class Mainloop {
     return i / 4 * (rows * 8) + i % 4 * ptx::kStepK;
   }
 
-  // Issues to += weights * tile.
+  // Issues to += left * tile.
   template <int kChannels, int kCount>
-  __device__ __forceinline__ static void accumulate_channels(ptx::Descriptor tile, unsigned (&weights)[kCount],
+  __device__ __forceinline__ static void accumulate_channels(ptx::Descriptor tile, unsigned (&left)[kCount],
                                                              float (&to)[kChannels / 2]) {
     ptx::pin(to);
-    ptx::pin(weights);
+    ptx::pin(left);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Config::kTile / 16; ++i)
-      ptx::Wgmma<kChannels, Config::kMmaType>::registers(to, weights + 4 * i, tile + i * (16 * 128 >> 4), 1);
+      ptx::Wgmma<kChannels, Config::kMmaType>::registers(to, left + 4 * i, tile + i * (16 * 128 >> 4), 1);
     ptx::wgmma_commit();
   }
   template <int kHalf, int kCount>
-  __device__ __forceinline__ static void accumulate(unsigned tile, unsigned (&weights)[kCount], float (&to)[kHalf]) {
-    accumulate_channels<2 * kHalf>(ptx::uniform(ptx::descriptor_mn_major(tile, Config::kTile * 128)), weights, to);
+  __device__ __forceinline__ static void accumulate(unsigned tile, unsigned (&left)[kCount], float (&to)[kHalf]) {
+    accumulate_channels<2 * kHalf>(ptx::uniform(ptx::descriptor_mn_major(tile, Config::kTile * 128)), left, to);
   }
 
   __device__ __forceinline__ bool sees_all(int row) const {
@@ -132,52 +130,41 @@ class Mainloop {
     const int column = row + column_of(j);
     return column >= seen_[half_of(j)].begin && column < seen_[half_of(j)].end;
   }
-  // The stats of register j's query. racecheck reports these loads with the copy of a later tile: it does not follow
-  // one lane's arrival for its warp at the stage's empty barrier.
-  __device__ __forceinline__ RowStats stats(int j, int stage) const {
-    if (!Config::kOfKeys) return own_[half_of(j)];
+  // The stats of the query of register j's column. racecheck reports these loads with the copy of a later tile: it does
+  // not follow one lane's arrival for its warp at the stage's empty barrier.
+  __device__ __forceinline__ RowStats column_stats(int j, int stage) const {
     const float2 x = ptx::load_shared_pair(smem_.stats(stage) + column_of(j) * static_cast<int>(sizeof(RowStats)));
     return {x.x, x.y};
   }
 
+  // x[i] = value(i, stats of its query); 0 where query and key do not see each other.
+  template <class Value>
+  __device__ __forceinline__ void map_scores(bool all_seen, int row, int stage, float (&x)[kScores],
+                                             const Value& value) const {
+#pragma unroll
+    for (int j = 0; j < kScores; j += 4) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const RowStats of_column = Config::kOfKeys ? column_stats(j + e, stage) : RowStats{};
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          x[j + 2 * h + e] = value(j + 2 * h + e, Config::kOfKeys ? of_column : own_[h]);
+      }
+    }
+    if (all_seen) return;
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) x[j] = sees(j, row) ? x[j] : 0.0f;
+  }
   // s becomes P.
   __device__ __forceinline__ void softmax(bool all_seen, int row, int stage, float (&s)[kScores]) const {
-#pragma unroll
-    for (int j = 0; j < kScores; j += 4) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const RowStats columns = Config::kOfKeys ? stats(j + e, stage) : RowStats{};
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float lse2 = Config::kOfKeys ? columns.lse2 : own_[h].lse2;
-          float& x = s[j + 2 * h + e];
-          x = ptx::exp2_approx(fmaf(x, scale_log2_, -lse2));
-        }
-      }
-    }
-    if (all_seen) return;
-#pragma unroll
-    for (int j = 0; j < kScores; ++j) s[j] = sees(j, row) ? s[j] : 0.0f;
+    map_scores(all_seen, row, stage, s, [&](int i, const RowStats& stats) {
+      return ptx::exp2_approx(fmaf(s[i], scale_log2_, -stats.lse2));
+    });
   }
-  // d, dP, becomes dS.
-  __device__ __forceinline__ void gradient_of_scores(bool all_seen, int row, int stage, const float (&s)[kScores],
-                                                     float (&d)[kScores]) const {
-#pragma unroll
-    for (int j = 0; j < kScores; j += 4) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const RowStats columns = Config::kOfKeys ? stats(j + e, stage) : RowStats{};
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float delta = Config::kOfKeys ? columns.delta : own_[h].delta;
-          float& x = d[j + 2 * h + e];
-          x = s[j + 2 * h + e] * (x - delta);
-        }
-      }
-    }
-    if (all_seen) return;
-#pragma unroll
-    for (int j = 0; j < kScores; ++j) d[j] = sees(j, row) ? d[j] : 0.0f;
+  // d, dP, becomes dS. s: P.
+  __device__ __forceinline__ void softmax_backward(bool all_seen, int row, int stage, const float (&s)[kScores],
+                                                   float (&d)[kScores]) const {
+    map_scores(all_seen, row, stage, d, [&](int i, const RowStats& stats) { return s[i] * (d[i] - stats.delta); });
   }
 
   // To the left operand of wgmma.

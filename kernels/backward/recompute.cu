@@ -11,7 +11,6 @@ namespace attune::backward {
 
 constexpr bool kOfKeys = ATTUNE_OF_KEYS != 0;
 constexpr int kThreads = 256, kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
-constexpr float kLog2e = 1.44269504088896341f;
 
 // A row over the lanes of a warp: channel lane + 32 i.
 template <int kChannels>
@@ -46,9 +45,9 @@ struct LaneRow {
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     return sum;
   }
-  __device__ __forceinline__ void add(float weight, const LaneRow& y) {
+  __device__ __forceinline__ void add(float factor, const LaneRow& y) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = fmaf(weight, y.x[i], x[i]);
+    for (int i = 0; i < kCount; ++i) x[i] = fmaf(factor, y.x[i], x[i]);
   }
   __device__ __forceinline__ bool finite() const {
     bool all = true;
@@ -75,31 +74,24 @@ struct Rows {
   }
   __device__ __forceinline__ RowY dout(int row, int head) const {
     RowY y;
-    y.load(p.dout.dtype, p.dout.data, of_query(p.dout, row, head), p.dout.dim_stride);
+    y.load(p.dout.dtype, p.dout.data, query_offset(p, s, b, p.dout, row, head), p.dout.dim_stride);
     return y;
   }
   template <class Row>
   __device__ __forceinline__ Row dense(const NewRows& of, int key, int head) const {
     Row x;
     x.load(ATTUNE_TYPE, of.data,
-           kv_offset(s, b, of.batch_stride, of.row_stride) + key * of.row_stride + head * of.head_stride,
-           of.dim_stride);
+           key_offset(s, b, of, key, head), of.dim_stride);
     return x;
-  }
-  __device__ __forceinline__ long long of_query(const GradientRows& of, int row, int head) const {
-    return q_offset(p, s, b, of.batch_stride, of.row_stride) + row * of.row_stride + head * of.head_stride;
-  }
-  __device__ __forceinline__ long long of_key(const GradientRows& of, int key, int head) const {
-    return kv_offset(s, b, of.batch_stride, of.row_stride) + key * of.row_stride + head * of.head_stride;
   }
 
   // P and dS of a pair; false: the pair counts for nothing.
-  __device__ __forceinline__ bool weigh(const RowX& q, const RowX& k, const RowY& dout, const RowY& v,
-                                        const RowStats& stats, float& probability, float& gradient) const {
-    const float score = q.dot(k) * (p.scale * kLog2e);
+  __device__ __forceinline__ bool softmax(const RowX& q, const RowX& k, const RowY& dout, const RowY& v,
+                                          const RowStats& stats, float& probability, float& ds) const {
+    const float score = q.dot(k) * (p.scale * common::kLog2e);
     if (stats.lse2 == ptx::infinity() || score == -ptx::infinity()) return false;
     probability = ptx::exp2_approx(score - stats.lse2);
-    gradient = probability * (dout.dot(v) - stats.delta);
+    ds = probability * (dout.dot(v) - stats.delta);
     return true;
   }
 };
@@ -113,9 +105,9 @@ __device__ __forceinline__ bool is_finite(const GradientRows& to, long long firs
   return x.finite();
 }
 
-__device__ __forceinline__ void look_at_query(const Rows& rows, int row, int head) {
+__device__ __forceinline__ void recompute_query(const Rows& rows, int row, int head) {
   const BackwardParams& p = rows.p;
-  const long long at = rows.of_query(p.dq, row, head);
+  const long long at = query_offset(p, rows.s, rows.b, p.dq, row, head);
   if (is_finite<RowX>(p.dq, at)) return;
   const RowX q = rows.q(row, head);
   const RowY dout = rows.dout(row, head);
@@ -125,16 +117,17 @@ __device__ __forceinline__ void look_at_query(const Rows& rows, int row, int hea
   dq.zero();
   for (int key = keys.begin; key < keys.end; ++key) {
     const RowX k = rows.dense<RowX>(p.new_k, key, head / p.group);
-    float probability, gradient;
-    if (rows.weigh(q, k, dout, rows.dense<RowY>(p.new_v, key, head / p.group), stats, probability, gradient))
-      dq.add(gradient, k);
+    float probability, ds;
+    if (rows.softmax(q, k, dout, rows.dense<RowY>(p.new_v, key, head / p.group), stats, probability, ds))
+      dq.add(ds, k);
   }
   dq.store(p.dq, at, p.scale);
 }
 
-__device__ __forceinline__ void look_at_key(const Rows& rows, int key, int kv_head) {
+__device__ __forceinline__ void recompute_key(const Rows& rows, int key, int kv_head) {
   const BackwardParams& p = rows.p;
-  const long long at_k = rows.of_key(p.dk, key, kv_head), at_v = rows.of_key(p.dv, key, kv_head);
+  const long long at_k = key_offset(rows.s, rows.b, p.dk, key, kv_head),
+                  at_v = key_offset(rows.s, rows.b, p.dv, key, kv_head);
   const bool fine_k = is_finite<RowX>(p.dk, at_k), fine_v = is_finite<RowY>(p.dv, at_v);
   if (fine_k && fine_v) return;
   const RowX k = rows.dense<RowX>(p.new_k, key, kv_head);
@@ -148,9 +141,9 @@ __device__ __forceinline__ void look_at_key(const Rows& rows, int key, int kv_he
     for (int row = queries.begin; row < queries.end; ++row) {
       const RowX q = rows.q(row, head);
       const RowY dout = rows.dout(row, head);
-      float probability, gradient;
-      if (!rows.weigh(q, k, dout, v, stats[row], probability, gradient)) continue;
-      dk.add(gradient, q);
+      float probability, ds;
+      if (!rows.softmax(q, k, dout, v, stats[row], probability, ds)) continue;
+      dk.add(ds, q);
       dv.add(probability, dout);
     }
   }
@@ -165,19 +158,18 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads, 2)
   using namespace attune;
   using namespace attune::backward;
   ptx::wait_for_previous_kernels();
-  const int heads = kOfKeys ? p.num_heads_kv : p.num_heads_q;
-  const int index = static_cast<int>(blockIdx.x) / heads, head = static_cast<int>(blockIdx.x) % heads;
+  const GridBlock block(kOfKeys ? p.num_heads_kv : p.num_heads_q);
   BackwardList* const list = kOfKeys ? p.kv_list : p.q_list;
-  if (index >= list->num_tiles || p.nonfinite[blockIdx.x] == 0) return;
-  const BackwardTile tile = tiles_of(list)[index];
+  if (block.index >= list->num_tiles || p.nonfinite[blockIdx.x] == 0) return;
+  const BackwardTile tile = tiles_of(list)[block.index];
   const SequenceInfo s = read_sequence(p, tile.batch);
   const Rows rows{p, s, tile.batch};
   const int end = min(tile.begin + kBackwardRows, kOfKeys ? key_extent(p, tile.batch) : s.num_q);
   for (int row = tile.begin + static_cast<int>(threadIdx.x) / 32; row < end; row += kThreads / 32) {
     if constexpr (kOfKeys) {
-      look_at_key(rows, row, head);
+      recompute_key(rows, row, block.head);
     } else {
-      look_at_query(rows, row, head);
+      recompute_query(rows, row, block.head);
     }
   }
 }

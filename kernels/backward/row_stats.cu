@@ -8,7 +8,6 @@
 namespace attune::backward {
 
 constexpr int kThreads = 256;
-constexpr float kLog2e = 1.44269504088896341f;
 
 __device__ __forceinline__ float sum_of_lanes(float x) {
 #pragma unroll
@@ -22,10 +21,7 @@ struct RowsOf {
   const SequenceInfo& s;
   int b, head;
 
-  __device__ __forceinline__ long long dout(int row) const {
-    const GradientRows& g = p.dout;
-    return q_offset(p, s, b, g.batch_stride, g.row_stride) + row * g.row_stride + head * g.head_stride;
-  }
+  __device__ __forceinline__ long long dout(int row) const { return query_offset(p, s, b, p.dout, row, head); }
   __device__ __forceinline__ long long out(int row) const {
     return q_offset(p, s, b, p.out_batch_stride, p.out_row_stride) + row * p.out_row_stride + head * p.out_head_stride;
   }
@@ -41,7 +37,7 @@ struct RowsOf {
       product -= p.dlse[q_offset(p, s, b, p.dlse_batch_stride, p.dlse_row_stride) + row * p.dlse_row_stride +
                         head * p.dlse_head_stride];
     }
-    stats_of(p, s, b, head)[row] = {blind ? ptx::infinity() : of_row * kLog2e, blind ? 0.0f : product};
+    stats_of(p, s, b, head)[row] = {blind ? ptx::infinity() : of_row * common::kLog2e, blind ? 0.0f : product};
   }
 };
 
@@ -94,11 +90,11 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   using namespace attune;
   using namespace attune::backward;
   ptx::wait_for_previous_kernels();
-  const int index = static_cast<int>(blockIdx.x) / p.num_heads_q, head = static_cast<int>(blockIdx.x) % p.num_heads_q;
-  if (index >= p.q_list->num_tiles) return;
-  const BackwardTile tile = tiles_of(p.q_list)[index];
+  const GridBlock block(p.num_heads_q);
+  if (block.index >= p.q_list->num_tiles) return;
+  const BackwardTile tile = tiles_of(p.q_list)[block.index];
   const SequenceInfo s = read_sequence(p, tile.batch);
-  const RowsOf rows{p, s, tile.batch, head};
+  const RowsOf rows{p, s, tile.batch, block.head};
   const int end = min(tile.begin + kBackwardRows, s.num_q);
   if (p.stats_vectors) {
     for (int first = tile.begin; first < end; first += kThreads / 8) {

@@ -59,10 +59,24 @@ __device__ __forceinline__ long long kv_offset(const SequenceInfo& s, int b, lon
                                                long long row_stride) {
   return b * batch_stride + s.kv_row * row_stride;
 }
-
+// The first element of a row and head.
+__device__ __forceinline__ long long query_offset(const BackwardParams& p, const SequenceInfo& s, int b,
+                                                  const GradientRows& of, int row, int head) {
+  return q_offset(p, s, b, of.batch_stride, of.row_stride) + row * of.row_stride + head * of.head_stride;
+}
+template <class Rows>
+__device__ __forceinline__ long long key_offset(const SequenceInfo& s, int b, const Rows& of, int key, int head) {
+  return kv_offset(s, b, of.batch_stride, of.row_stride) + key * of.row_stride + head * of.head_stride;
+}
 
 __device__ __forceinline__ BackwardTile* tiles_of(BackwardList* list) {
   return reinterpret_cast<BackwardTile*>(list + 1);
 }
+// What this block of a grid of blocks of rows times heads has.
+struct GridBlock {
+  int index, head;
+  __device__ __forceinline__ explicit GridBlock(int heads)
+      : index(static_cast<int>(blockIdx.x) / heads), head(static_cast<int>(blockIdx.x) % heads) {}
+};
 
 }  // namespace attune::backward

@@ -137,31 +137,14 @@ void BackwardProblem::add_outputs() {
 }
 
 std::string run(BackwardCall device, Memory& memory, attune_status* status) {
-  const auto failed = [&](const char* call, attune_status code) {
-    if (status != nullptr) *status = code;
-    return std::string(call) + ": " + attune_status_name(code) + ": " + attune_last_error();
-  };
-  attune_plan* plan = nullptr;
-  if (const attune_status code = attune_attention_backward_plan(device.linked(), memory.device(), &plan);
-      code != ATTUNE_OK) {
-    return failed("attune_attention_backward_plan", code);
-  }
-  struct Destroy {
-    attune_plan* plan;
-    ~Destroy() { attune_plan_destroy(plan); }
-  } destroy{plan};
-  size_t bytes = 0;
-  if (const attune_status code = attune_plan_workspace_size(plan, &bytes); code != ATTUNE_OK) {
-    return failed("attune_plan_workspace_size", code);
-  }
-  Workspace workspace(memory, bytes);
-  if (const attune_status code =
-          attune_attention_backward_run(plan, device.linked(), workspace.buffer.device(), bytes, nullptr);
-      code != ATTUNE_OK) {
-    return failed("attune_attention_backward_run", code);
-  }
-  if (status != nullptr) *status = ATTUNE_OK;
-  return workspace.buffer.check_guards();
+  const PlannedCall call{
+      "attune_attention_backward_plan",
+      [&](attune_plan** plan) { return attune_attention_backward_plan(device.linked(), memory.device(), plan); },
+      "attune_attention_backward_run",
+      [&](const attune_plan* plan, void* workspace, size_t bytes) {
+        return attune_attention_backward_run(plan, device.linked(), workspace, bytes, nullptr);
+      }};
+  return run_planned(memory, call, status);
 }
 
 namespace {

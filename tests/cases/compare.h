@@ -3,6 +3,7 @@
 // bound, every other byte against what it was.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -101,6 +102,15 @@ struct Workspace {
   Workspace(Memory& memory, size_t bytes) : buffer(memory, "workspace", bytes) { buffer.upload(); }
   Buffer buffer;
 };
+
+// Makes a plan and runs it in a guarded workspace of its size. "" or what failed, by the calls' names.
+struct PlannedCall {
+  const char* make_name;
+  std::function<attune_status(attune_plan** plan)> make;
+  const char* run_name;
+  std::function<attune_status(const attune_plan* plan, void* workspace, size_t bytes)> run;
+};
+std::string run_planned(Memory& memory, const PlannedCall& call, attune_status* status);
 
 // Plans and runs on the problem's device. "" or the failing call with attune_last_error().
 std::string run(Problem& problem, attune_status* status = nullptr);

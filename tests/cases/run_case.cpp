@@ -6,17 +6,13 @@
 
 namespace attune::cases {
 
-std::string run(Problem& problem, attune_status* status) {
-  const attune_attention device = problem.device();
-  const auto failed = [&](const char* call, attune_status code) {
+std::string run_planned(Memory& memory, const PlannedCall& call, attune_status* status) {
+  const auto failed = [&](const std::string& name, attune_status code) {
     if (status != nullptr) *status = code;
-    return std::string(call) + ": " + attune_status_name(code) + ": " + attune_last_error();
+    return name + ": " + attune_status_name(code) + ": " + attune_last_error();
   };
   attune_plan* plan = nullptr;
-  Memory& memory = problem.arena().memory();
-  if (const attune_status code = attune_plan_create(&device, memory.device(), &plan); code != ATTUNE_OK) {
-    return failed("attune_plan_create", code);
-  }
+  if (const attune_status code = call.make(&plan); code != ATTUNE_OK) return failed(call.make_name, code);
   struct Destroy {
     attune_plan* plan;
     ~Destroy() { attune_plan_destroy(plan); }
@@ -26,12 +22,23 @@ std::string run(Problem& problem, attune_status* status) {
     return failed("attune_plan_workspace_size", code);
   }
   Workspace workspace(memory, bytes);
-  if (const attune_status code = attune_run(plan, &device, workspace.buffer.device(), bytes, nullptr);
-      code != ATTUNE_OK) {
-    return failed("attune_run", code);
+  if (const attune_status code = call.run(plan, workspace.buffer.device(), bytes); code != ATTUNE_OK) {
+    return failed(call.run_name, code);
   }
   if (status != nullptr) *status = ATTUNE_OK;
   return workspace.buffer.check_guards();
+}
+
+std::string run(Problem& problem, attune_status* status) {
+  const attune_attention device = problem.device();
+  Memory& memory = problem.arena().memory();
+  const PlannedCall call{"attune_plan_create",
+                         [&](attune_plan** plan) { return attune_plan_create(&device, memory.device(), plan); },
+                         "attune_run",
+                         [&](const attune_plan* plan, void* workspace, size_t bytes) {
+                           return attune_run(plan, &device, workspace, bytes, nullptr);
+                         }};
+  return run_planned(memory, call, status);
 }
 
 Report run_case(const Case& spec, Memory& memory, int64_t sample) {

@@ -41,7 +41,7 @@ int keys_of_box(const KvCache& cache, int keys) {
 namespace {
 
 // Returns the bytes of the workspace; null: only counts.
-size_t place(const WorkTiles& c, void* workspace, kernels::WorkTileParams& k) {
+size_t lay_out(const WorkTiles& c, void* workspace, kernels::WorkTileParams& k) {
   Workspace w(workspace);
   const int64_t rows = c.splits ? 2 * c.blocks * c.partials.rows : 0;
   k.list = w.take<kernels::WorkList>(1);
@@ -58,7 +58,7 @@ size_t place(const WorkTiles& c, void* workspace, kernels::WorkTileParams& k) {
 
 size_t WorkTiles::workspace_bytes() const {
   kernels::WorkTileParams k{};
-  return place(*this, nullptr, k);
+  return lay_out(*this, nullptr, k);
 }
 
 KernelSpec schedule_kernel(const WorkTiles& c, bool sparse, bool balanced) {
@@ -73,7 +73,7 @@ kernels::WorkTileParams to_params(const Problem& p, const kernels::T5Table& t5, 
   const bool rows = p.dense_kv || p.new_tokens;
   kernels::WorkTileParams k{};
   fill_problem(p, t5, k);
-  place(c, workspace, k);
+  lay_out(c, workspace, k);
   k.cu_seqlens_kv = ops::int_table(p.cu_kv);
   k.total_kv = rows ? p.k.rows : 0;
   k.fixed_kv = to_int(p.fixed_kv);

@@ -17,8 +17,8 @@ namespace {
 
 using attention::kAlignment;
 
-// Places the lists and the stats in the workspace. Returns their bytes; workspace null: only counts.
-size_t place(const Config& c, void* workspace, kernels::BackwardParams& k) {
+// Lays out the workspace: lists, stats and flags. Returns their bytes; workspace null: only counts.
+size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   Workspace w(workspace);
   const auto take_list = [&](int64_t tiles) {
     std::byte* const list = w.take<std::byte>(static_cast<int64_t>(sizeof(kernels::BackwardList)) +
@@ -97,7 +97,7 @@ std::vector<KernelSpec> Config::kernels(const std::vector<bool>& of_keys) const 
 
 size_t Config::workspace_bytes() const {
   kernels::BackwardParams k{};
-  return place(*this, nullptr, k);
+  return lay_out(*this, nullptr, k);
 }
 
 Config choose_config(const BackwardProblem& p) {
@@ -107,7 +107,6 @@ Config choose_config(const BackwardProblem& p) {
   c.head_dim_qk = to_int(f.head_dim_qk);
   c.head_dim_v = to_int(f.head_dim_v);
   c.dtype = f.q.dtype;
-  c.batch = f.batch;
   c.heads_q = f.heads_q;
   c.heads_kv = f.heads_kv;
   c.max_q_tiles = f.cu_q ? f.total_q / kRows + f.batch : f.batch * ceil_div(f.fixed_q, kRows);
@@ -161,7 +160,7 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
                         ? 1
                         : 0;
   k.max_q_tiles = to_int(c.max_q_tiles), k.max_kv_tiles = to_int(c.max_kv_tiles);
-  place(c, workspace, k);
+  lay_out(c, workspace, k);
   return k;
 }
 

@@ -22,7 +22,7 @@ struct Pass {
 struct Config {
   int head_dim_qk = 0, head_dim_v = 0;
   int32_t dtype = 0;
-  int64_t batch = 0, heads_q = 0, heads_kv = 0;
+  int64_t heads_q = 0, heads_kv = 0;
   int64_t max_q_tiles = 0, max_kv_tiles = 0;  // blocks of rows, at most
   int64_t stats_stride = 0;                   // rows of the stats of a head
 

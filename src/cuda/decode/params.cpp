@@ -35,8 +35,8 @@ void fill_schedule(const Problem& p, const Config& c, AttentionParams& k) {
   k.row_blocks = to_int((std::max<int64_t>(1, p.max_seqlen_q) * p.group + c.rows() - 1) / c.rows());
 }
 
-// Places the schedule and partial outputs in the workspace. Returns their bytes; workspace null: only counts.
-size_t place(const Config& c, void* workspace, AttentionParams& k) {
+// Lays out the workspace: the schedule and partial outputs. Returns their bytes; workspace null: only counts.
+size_t lay_out(const Config& c, void* workspace, AttentionParams& k) {
   Workspace w(workspace);
   const int64_t blocks = c.blocks, rows = 2 * blocks * c.rows();
   k.stream_k = w.take<kernels::StreamKRange>(blocks);
@@ -51,7 +51,7 @@ size_t place(const Config& c, void* workspace, AttentionParams& k) {
 
 size_t Config::workspace_bytes() const {
   AttentionParams k{};
-  return place(*this, nullptr, k);
+  return lay_out(*this, nullptr, k);
 }
 
 AttentionParams to_params(const Problem& p, const Config& c, void* workspace) {
@@ -59,7 +59,7 @@ AttentionParams to_params(const Problem& p, const Config& c, void* workspace) {
   attention::fill_problem(p, c.t5, k);
   fill_new_tokens(p, k);
   fill_schedule(p, c, k);
-  place(c, workspace, k);
+  lay_out(c, workspace, k);
   if (c.beside.list_at != 0) {
     auto& list = *reinterpret_cast<kernels::WorkList*>(static_cast<std::byte*>(workspace) + c.beside.list_at);
     k.prompt_tiles = &list.num_tiles, k.decode_begun = &list.decode_begun;
