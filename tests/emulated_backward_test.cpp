@@ -14,29 +14,25 @@ namespace {
 
 using backward::Config;
 using backward::Maps;
-using backward::Pass;
 
 class EmulatedBackward : public tests::Emulated {
  protected:
   template <class... Args>
-  static void launch(const KernelSpec& spec, int64_t blocks, int threads, const Args&... args) {
-    if (blocks == 0) return;
-    const auto entry = reinterpret_cast<void (*)(Args...)>(emulator::find_kernel(spec));
-    emulator::run(static_cast<unsigned>(blocks), static_cast<unsigned>(threads), [&] { entry(args...); });
+  static void launch(const backward::Launch& what, const Args&... args) {
+    const auto entry = reinterpret_cast<void (*)(Args...)>(emulator::find_kernel(what.kernel));
+    emulator::run(static_cast<unsigned>(what.blocks), static_cast<unsigned>(what.threads), [&] { entry(args...); });
   }
 
-  // As the plan launches them (src/cuda/backward/backward.cpp).
   static void run_kernels(const attune::BackwardProblem& p, const Config& c, void* workspace) {
     const kernels::BackwardParams params = backward::to_params(p, c, workspace);
-    launch(c.schedule_kernel(), 2, Config::kScheduleThreads, params);
-    launch(c.row_stats_kernel(), c.blocks(false), Config::kRowThreads, params);
-    for (const bool of_keys : {false, true}) {
-      if (of_keys ? !p.dk && !p.dv : !p.dq) continue;
-      const Pass pass = c.pass(of_keys);
-      const Maps m = backward::describe_maps(p, pass);
-      launch(c.gradients_kernel(pass), c.blocks(of_keys), Config::kThreads, params, emulator::tensor_map(m.own_x),
-             emulator::tensor_map(m.own_y), emulator::tensor_map(m.tile_x), emulator::tensor_map(m.tile_y));
-      launch(c.recompute_kernel(of_keys), c.blocks(of_keys), Config::kRowThreads, params);
+    for (const backward::Launch& what : backward::launches(c)) {
+      if (what.with_maps) {
+        const Maps m = backward::describe_maps(p);
+        launch(what, params, emulator::tensor_map(m.k), emulator::tensor_map(m.v), emulator::tensor_map(m.q),
+               emulator::tensor_map(m.dout));
+      } else {
+        launch(what, params);
+      }
     }
   }
 
@@ -106,10 +102,8 @@ TEST_F(EmulatedBackward, MapsOfNoQueriesHaveAnAddress) {
   cases::BackwardCall call = problem.host();
   attune::BackwardProblem p = make_backward(*call.linked(), call.attention, Data::kOptional);
   p.forward.q.data = p.dout.data = nullptr;
-  for (const bool of_keys : {false, true}) {
-    const Maps m = backward::describe_maps(p, backward::choose_config(p).pass(of_keys));
-    for (const TensorMapDesc& map : {m.own_x, m.own_y, m.tile_x, m.tile_y}) EXPECT_NO_THROW(check_tensor_map(map));
-  }
+  const Maps m = backward::describe_maps(p);
+  for (const TensorMapDesc& map : {m.k, m.v, m.q, m.dout}) EXPECT_NO_THROW(check_tensor_map(map));
 }
 
 // Of the table what is small: all of it takes minutes (ATTUNE_EMULATE=1).

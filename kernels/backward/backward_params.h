@@ -19,13 +19,15 @@ struct alignas(8) RowStats {
   float delta;  // <dout, out> - dlse
 };
 
-// Rows begin .. of a sequence, for one block of threads and any head.
+// Rows begin .. of a sequence, of q or of k, for one block of threads and any head.
 struct BackwardTile {
   int batch, begin;
 };
-// Followed by its tiles: those with the most work first, in any order among equals, which changes no result.
+// Followed by its tiles. Those with the most work come first, those of a sequence in the order of their rows, and
+// sequences among each other in any order, which changes no result.
 struct alignas(16) BackwardList {
   int num_tiles;
+  unsigned next;  // how many tiles and heads have been taken (gradients.cu)
 };
 
 // new_k and new_v are the dense keys.
@@ -37,21 +39,30 @@ struct BackwardParams : WorkTileParams {
   long long stats_stride;
   int stats_vectors;  // out and dout take loads of 16 bytes
   BackwardList *q_list, *kv_list;  // blocks of queries, of keys
-  // [blocks][heads]: whether the gradient kernel left a NaN or infinity in a block, for recompute.cu. Each pass writes
-  // those of its own blocks.
-  int* nonfinite;
+  // Sums of dq without the scale, [num_heads_q][dq_tiles][2 halves of the channels][as wgmma has them in registers]
+  // (backward/dq.cuh), and how many blocks of keys have added to each half of a tile.
+  float* dq_sums;
+  unsigned* dq_turns;
+  int dq_tiles;
+  // [blocks][heads]: whether a block of rows has a NaN or infinity, for recompute.cu.
+  int *q_nonfinite, *kv_nonfinite;
   int max_q_tiles, max_kv_tiles;
 };
 
-// Queries, or keys, of a block.
+// Rows of a block: keys of the gradient kernel, queries of the others.
 constexpr int kBackwardRows = 128;
+// Queries of a tile, which a block of keys takes at a time.
+constexpr int kBackwardTile = 64;
 
-ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int tile, int stages) {
+// Floats of a tile of dq's sums: lines of 64 channels, whole.
+ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk) { return (head_dim_qk + 63) / 64 * 64 * kBackwardTile; }
+
+ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int stages) {
   const int line_bytes = ((head_dim_qk + 63) / 64 + (head_dim_v + 63) / 64) * 128;
-  const int barriers = (1 + 2 * stages) * 8;
-  return align_up(line_bytes * (kBackwardRows + stages * tile) +
-                      stages * tile * static_cast<int>(sizeof(RowStats)) + barriers,
-                  1024);
+  const int stats = stages * kBackwardTile * static_cast<int>(sizeof(RowStats));
+  const int dq = 2 * kBackwardTile * kBackwardRows * 2 + dq_tile_floats(head_dim_qk) * 4;
+  const int barriers_and_item = (1 + 2 * stages) * 8 + 8;
+  return align_up(line_bytes * (kBackwardRows + stages * kBackwardTile) + dq + stats + barriers_and_item, 1024);
 }
 
 }  // namespace attune::kernels

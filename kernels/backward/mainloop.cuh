@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math of the gradient kernel. Each warpgroup has 64 of the block's own rows. Of tile i:
+// The math of the gradient kernel. Each warpgroup has 64 of the block's keys, and half of the channels of dq. Of tile i:
 //
-//   issue S and dP | wait for S and for dx of tile i - 1, release its stage | P = 2^(S scale - lse2) |
-//   wait for dP | dS = P (dP - delta) | issue dv += P y and dx += dS x | wait for dv
+//   S (issued in tile i - 1) | issue dP | P = 2^(S scale - lse2) | issue dv += P dO | wait for dP | dS = P (dP - delta) |
+//   wait for dv | dS to shared memory | issue dk += dS Q | both warpgroups have written | issue dq = dS K |
+//   issue S of tile i + 1 | wait for dq, hand it to dq_writer.cuh | wait for all, release the stage
 //
-// P and dS are rounded to 16 bits and stay in registers, as the left operands.
+// P and dS are rounded to 16 bits and stay in registers as the left operands of dv and dk; dq needs dS of all keys.
 #pragma once
 
 #include "backward/config.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
+#include "ptx/matrix.cuh"
 #include "ptx/shared.cuh"
 
 namespace attune::backward {
 
 struct Accumulators {
-  float x[Config::kChannelsX / 2];                         // dq or dk, without the scale
-  float y[Config::kOfKeys ? Config::kChannelsY / 2 : 16];  // dv; not used for queries
+  float k[Config::kChannelsQk / 2];  // dk, without the scale
+  float v[Config::kChannelsV / 2];   // dv
 };
 
 class Mainloop {
@@ -28,60 +30,64 @@ class Mainloop {
     group_ = __shfl_sync(0xffffffffu, thread / 128, 0);
     const int row = work.begin + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      seen_[h] = work.seen_by(p, row + 8 * h);
-      own_[h] = {ptx::infinity(), 0.0f};
-      if (!Config::kOfKeys && row + 8 * h < work.end)
-        own_[h] = stats_of(p, work.s, work.batch, work.head)[row + 8 * h];
-    }
+    for (int h = 0; h < 2; ++h) seen_[h] = work.seen_by(p, row + 8 * h);
   }
 
   __device__ __forceinline__ void run(Accumulators& a) {
     ptx::wait_phase(smem_.own_full(), 0);
-    const ptx::Descriptor own_x = ptx::uniform(ptx::descriptor_k_major(smem_.own_x() + group_ * (64 * 128)));
-    const ptx::Descriptor own_y = ptx::uniform(ptx::descriptor_k_major(smem_.own_y() + group_ * (64 * 128)));
-    float s[kScores], d[kScores];
+    const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(smem_.k() + group_ * (64 * 128)));
+    const ptx::Descriptor v = ptx::uniform(ptx::descriptor_k_major(smem_.v() + group_ * (64 * 128)));
+    float s[kScores], d[kScores], dq[kDqFloats];
     unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
-    common::PipelineState pipe, before;
+    common::PipelineState pipe;
     int row = work_.first, left = work_.tiles;
     const int steps = work_.heads * work_.tiles;
+    ptx::wait_phase(smem_.full(0), 0);
+    multiply<Config::kStepsQk>(k, smem_.q(0), s);
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
     for (int i = 0; i < steps; ++i) {
-      ptx::wait_phase(smem_.full(pipe.stage), pipe.phase);
-      multiply<Config::kStepsX>(own_x, smem_.tile_x(pipe.stage), s);
-      multiply<Config::kStepsY>(own_y, smem_.tile_y(pipe.stage), d);
-      ptx::wgmma_wait<1>();  // S, and the products of the tile before
-      ptx::pin(s);
-      ptx::pin(a.x);
-      if (i > 0) release(before.stage);
+      multiply<Config::kStepsV>(v, smem_.dout(pipe.stage), d);
       const bool all_seen = !__any_sync(0xffffffffu, !sees_all(row));
       softmax(all_seen, row, pipe.stage, s);
-      ptx::wgmma_wait<0>();
+      pack(s, p_regs);
+      accumulate(smem_.dout(pipe.stage), p_regs, a.v);
+      ptx::wgmma_wait<1>();
       ptx::pin(d);
       softmax_backward(all_seen, row, pipe.stage, s, d);
+      ptx::wgmma_wait<0>();  // dS takes the registers of P
+      ptx::pin(a.v);
       pack(d, ds_regs);
-      if constexpr (Config::kOfKeys) {
-        pack(s, p_regs);
-        accumulate(smem_.tile_y(pipe.stage), p_regs, a.y);
+      if constexpr (Config::kWithDq) store_ds(i % 2, ds_regs);
+      accumulate(smem_.q(pipe.stage), ds_regs, a.k);
+      if constexpr (Config::kWithDq) {
+        ptx::named_barrier_sync(kMathBarrier, 32 * Config::kMathWarps);
+        multiply_dq(i % 2, dq);
       }
-      accumulate(smem_.tile_x(pipe.stage), ds_regs, a.x);
-      // The registers of P are needed for the next S.
-      if constexpr (Config::kOfKeys) ptx::wgmma_wait<1>(), ptx::pin(a.y);
-      before = pipe;
-      pipe.template next<Config::kStages>();
+      common::PipelineState next = pipe;
+      next.template next<Config::kStages>();
+      // S of the last tile once more where there is no next one: ptxas serializes products that are under a condition.
+      const bool is_last = i + 1 == steps;
+      if (!is_last) ptx::wait_phase(smem_.full(next.stage), next.phase);
+      multiply<Config::kStepsQk>(k, smem_.q(is_last ? pipe.stage : next.stage), s);
+      ptx::wgmma_wait<1>();
+      if constexpr (Config::kWithDq) {
+        ptx::pin(dq);
+        hand_over(i > 0, dq);
+      }
+      ptx::wgmma_wait<0>();
+      ptx::pin(s);
+      ptx::pin(a.k);
+      release(pipe.stage);
+      pipe = next;
       row += Config::kTile;
       if (--left == 0) row = work_.first, left = work_.tiles;  // the next head
     }
-    ptx::wgmma_wait<0>();
-    pin(a);
   }
 
  private:
-  static constexpr int kScores = Config::kTile / 2;
-
-  __device__ __forceinline__ static void pin(Accumulators& a) {
-    ptx::pin(a.x);
-    if constexpr (Config::kOfKeys) ptx::pin(a.y);
-  }
+  static constexpr int kScores = Config::kTile / 2, kDqFloats = Config::kChannelsDq / 2;
+  using Dq = DqTile<Config::kHeadDimQk>;
 
   // Issues to = own * tile^T.
   template <int kSteps>
@@ -96,10 +102,11 @@ class Mainloop {
     }
     ptx::wgmma_commit();
   }
-  // Units of 16 bytes from the first k-step's operand to that of k-step i.
+  // Units of 16 bytes from the first k-step's operand to that of k-step i, K-major; and with K along the rows.
   __device__ __forceinline__ static constexpr int step(int i, int rows) {
     return i / 4 * (rows * 8) + i % 4 * ptx::kStepK;
   }
+  static constexpr int kStepOfRows = 16 * 128 >> 4;
 
   // Issues to += left * tile.
   template <int kChannels, int kCount>
@@ -110,7 +117,7 @@ class Mainloop {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Config::kTile / 16; ++i)
-      ptx::Wgmma<kChannels, Config::kMmaType>::registers(to, left + 4 * i, tile + i * (16 * 128 >> 4), 1);
+      ptx::Wgmma<kChannels, Config::kMmaType>::registers(to, left + 4 * i, tile + i * kStepOfRows, 1);
     ptx::wgmma_commit();
   }
   template <int kHalf, int kCount>
@@ -118,10 +125,50 @@ class Mainloop {
     accumulate_channels<2 * kHalf>(ptx::uniform(ptx::descriptor_mn_major(tile, Config::kTile * 128)), left, to);
   }
 
+  // dS of this warpgroup's keys, for both: rows are queries.
+  __device__ __forceinline__ void store_ds(int buffer, const unsigned (&x)[kScores / 2]) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    const int chunk = (2 * warp + lane / 8 % 2) ^ lane % 8;  // of eight keys
+    const unsigned to = smem_.ds(buffer) + group_ * (Config::kTile * 128) + (lane / 16 * 8 + lane % 8) * 128 + chunk * 16;
+#pragma unroll
+    for (int m = 0; m < kScores / 8; ++m) {
+      const unsigned r[4] = {x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3]};
+      ptx::store_matrix_x4_transposed(to + m * (16 * 128), r);
+    }
+    ptx::fence_async_proxy();
+  }
+  // Issues dq = dS K of this warpgroup's channels.
+  __device__ __forceinline__ void multiply_dq(int buffer, float (&to)[kDqFloats]) const {
+    const ptx::Descriptor ds = ptx::uniform(ptx::descriptor_k_major(smem_.ds(buffer)));
+    const unsigned channels = Config::kLinesQk == 1 ? group_ * (Config::kChannelsDq * 2) : group_ * (Config::kRows * 128);
+    const ptx::Descriptor k = ptx::uniform(ptx::descriptor_mn_major(smem_.k() + channels, 0));
+    ptx::pin(to);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Config::kRows / 16; ++i) {
+      ptx::WgmmaAlongN<Config::kChannelsDq, Config::kMmaType>::shared(to, ds + step(i, Config::kTile),
+                                                                      k + i * kStepOfRows, i == 0 ? 0 : 1);
+    }
+    ptx::wgmma_commit();
+  }
+  // Gives dq to the warp that adds it. waits: for the tile before to have left.
+  __device__ __forceinline__ void hand_over(bool waits, const float (&x)[kDqFloats]) const {
+    if (waits) ptx::named_barrier_sync(kDqEmptyBarrier + group_, kDqThreads);
+    const unsigned to = smem_.dq(group_) + Dq::byte_of(0, static_cast<int>(threadIdx.x) % 128);
+#pragma unroll
+    for (int i = 0; i < kDqFloats / 4; ++i) {
+      const unsigned four[4] = {__float_as_uint(x[4 * i]), __float_as_uint(x[4 * i + 1]), __float_as_uint(x[4 * i + 2]),
+                                __float_as_uint(x[4 * i + 3])};
+      ptx::store_shared_four(to + Dq::byte_of(i, 0), four);
+    }
+    ptx::fence_async_proxy();
+    ptx::named_barrier_arrive(kDqFullBarrier + group_, kDqThreads);
+  }
+
   __device__ __forceinline__ bool sees_all(int row) const {
     return max(seen_[0].begin, seen_[1].begin) <= row && row + Config::kTile <= min(seen_[0].end, seen_[1].end);
   }
-  // Of register j: its row, 0 or 1, and its column in the tile.
+  // Of register j: its key, 0 or 1, and its query in the tile.
   __device__ __forceinline__ static constexpr int half_of(int j) { return j / 2 % 2; }
   __device__ __forceinline__ static int column_of(int j) {
     return j / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + j % 2;
@@ -145,10 +192,9 @@ class Mainloop {
     for (int j = 0; j < kScores; j += 4) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const RowStats of_column = Config::kOfKeys ? column_stats(j + e, stage) : RowStats{};
+        const RowStats of_column = column_stats(j + e, stage);
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-          x[j + 2 * h + e] = value(j + 2 * h + e, Config::kOfKeys ? of_column : own_[h]);
+        for (int h = 0; h < 2; ++h) x[j + 2 * h + e] = value(j + 2 * h + e, of_column);
       }
     }
     if (all_seen) return;
@@ -186,7 +232,6 @@ class Mainloop {
   const float scale_log2_;
   int group_;
   Span seen_[2];
-  RowStats own_[2];
 };
 
 }  // namespace attune::backward

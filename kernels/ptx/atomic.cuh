@@ -30,6 +30,11 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* at) {
   return x;
 }
 
+// Spins until others, which must be running, have counted at least `count` arrivals.
+__device__ __forceinline__ void wait_for_arrivals(const unsigned* counter, unsigned count) {
+  while (load_acquire(counter) < count) {
+  }
+}
 // Spins until another kernel, which must be running, has released a value other than x.
 __device__ __forceinline__ void wait_for_change(const unsigned* at, unsigned x) {
   while (load_acquire(at) == x) {

@@ -24,6 +24,9 @@ ATTUNE_UNSEEN inline unsigned load_acquire(const unsigned* at) {
   emulator::synchronize_atomic(at, true, false);
   return *at;
 }
+inline void wait_for_arrivals(const unsigned* counter, unsigned count) {
+  while (load_acquire(counter) < count) emulator::let_others_run();
+}
 // Kernels run one after the other.
 inline void wait_for_change(const unsigned* at, unsigned x) {
   if (load_acquire(at) == x) emulator::fail("a kernel waits for what none before it has released");
