@@ -39,8 +39,8 @@ struct BackwardParams : WorkTileParams {
   long long stats_stride;
   int stats_vectors;  // out and dout take loads of 16 bytes
   BackwardList *q_list, *kv_list;  // blocks of queries, of keys
-  // Sums of dq without the scale, [num_heads_q][dq_tiles][2 halves of the channels][as wgmma has them in registers]
-  // (backward/dq.cuh), and how many blocks of keys have added to each half of a tile.
+  // Sums of dq without the scale, [num_heads_q][dq_tiles] of backward/dq.cuh, and how many blocks of keys have added to
+  // each.
   float* dq_sums;
   unsigned* dq_turns;
   int dq_tiles;
@@ -60,7 +60,7 @@ ATTUNE_SHARED_FUNCTION int dq_tile_floats(int head_dim_qk) { return (head_dim_qk
 ATTUNE_SHARED_FUNCTION int backward_shared_bytes(int head_dim_qk, int head_dim_v, int stages) {
   const int line_bytes = ((head_dim_qk + 63) / 64 + (head_dim_v + 63) / 64) * 128;
   const int stats = stages * kBackwardTile * static_cast<int>(sizeof(RowStats));
-  const int dq = 2 * kBackwardTile * kBackwardRows * 2 + dq_tile_floats(head_dim_qk) * 4;
+  const int dq = 2 * (kBackwardTile * kBackwardRows * 2 + dq_tile_floats(head_dim_qk) * 4);
   const int barriers_and_item = (1 + 2 * stages) * 8 + 8;
   return align_up(line_bytes * (kBackwardRows + stages * kBackwardTile) + dq + stats + barriers_and_item, 1024);
 }

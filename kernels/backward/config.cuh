@@ -17,6 +17,7 @@ struct Config {
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
   static constexpr int kRows = kBackwardRows, kTile = kBackwardTile, kStages = ATTUNE_STAGES;
   static constexpr int kMathGroups = kRows / 64, kMathWarps = 4 * kMathGroups, kThreads = 128 + 32 * kMathWarps;
+  static constexpr int kWriters = 3;  // warps
   static constexpr int kProducerRegisters = 24, kMathRegisters = 240;
   static constexpr ptx::Type kMmaType = ATTUNE_TYPE == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
   // Lines of 64 channels, steps of 16, and channels of the accumulators.
@@ -27,6 +28,8 @@ struct Config {
   static constexpr int kChannelsDq = DqTile<kHeadDimQk>::kChannels;
   static constexpr int kStageBytes = (kLinesQk + kLinesV) * kTile * 128 + kTile * 8;
   static_assert(ATTUNE_TYPE == common::kBFloat16 || ATTUNE_TYPE == common::kFloat16, "what wgmma takes");
+  static_assert(kProducerRegisters + kMathGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * kThreads / 128,
+                "a block has no more than it began with: it would wait for what others on its multiprocessor hold");
   static_assert(kHeadDimQk <= 128 && kHeadDimV <= 128, "the accumulators would not fit the registers");
 };
 
@@ -36,9 +39,9 @@ struct SharedStorage {
   unsigned char v[Config::kLinesV * Config::kRows * 128];
   unsigned char q[Config::kStages][Config::kLinesQk * Config::kTile * 128];
   unsigned char dout[Config::kStages][Config::kLinesV * Config::kTile * 128];
-  // Of tiles of even and odd number.
+  // Of steps with an even and an odd number.
   unsigned char ds[2][Config::kMathGroups * Config::kTile * 128];
-  unsigned char dq[Config::kMathGroups][DqTile<Config::kHeadDimQk>::kHalfBytes];
+  unsigned char dq[2][2 * DqTile<Config::kHeadDimQk>::kHalfBytes];
   RowStats stats[Config::kStages][Config::kTile];
   kernels::Barrier own_full, full[Config::kStages], empty[Config::kStages];
   int item;  // what the block has taken of the list
@@ -62,8 +65,8 @@ struct Smem : common::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned empty(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, empty, i); }
 };
 
-// Named barriers. A warpgroup and the warp that adds its half of dq share two.
-constexpr int kMathBarrier = 1, kDqFullBarrier = 2, kDqEmptyBarrier = 4, kDqThreads = 128 + 32;
+// Named barriers: of the math warps; of those and the writer of a step's dq, one for each buffer and for each writer.
+constexpr int kMathBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4, kDqThreads = 32 * Config::kMathWarps + 32;
 
 // What a block of threads has to do.
 struct Work {
@@ -72,6 +75,7 @@ struct Work {
   int begin, end;    // keys
   int first, tiles;  // the first query of the first tile; tiles of each head
   int heads;         // of q
+  __device__ __forceinline__ int steps() const { return heads * tiles; }
 
   // Queries that see a key.
   __device__ __forceinline__ Span seen_by(const BackwardParams& p, int key) const {
@@ -79,7 +83,20 @@ struct Work {
   }
 };
 
-__device__ __forceinline__ Work work_of(const BackwardParams& p, const BackwardTile& tile, int head) {
+// The steps of a block: the tiles from the last one on, and of each all query heads. All blocks of a sequence that have
+// the causal end begin with the same tile, and nobody waits long for the sums of dq.
+struct Step {
+  int row, head;  // the tile's first query; among the heads of q
+  __device__ __forceinline__ explicit Step(const Work& w) : row(w.first + (w.tiles - 1) * Config::kTile), head(0) {}
+  __device__ __forceinline__ void next(const Work& w) {
+    if (++head == w.heads) head = 0, row -= Config::kTile;
+  }
+};
+
+// item: of the list's blocks of keys times heads, which must have it.
+__device__ __forceinline__ Work work_of(const BackwardParams& p, int item) {
+  const BackwardTile tile = tiles_of(p.kv_list)[item / p.num_heads_kv];
+  const int head = item % p.num_heads_kv;
   Work w;
   w.s = read_sequence(p, tile.batch);
   w.batch = tile.batch, w.head = head, w.begin = tile.begin;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sums of dq: tiles of 64 queries in fp32, to which every block of keys that a query of the tile sees adds, in the
-// order of the keys. The first one stores. Two halves of the channels are added to by themselves.
+// order of the keys. The first one stores. A warpgroup has half of the channels.
 #pragma once
 
 #include "backward/rows.cuh"
@@ -12,12 +12,12 @@ struct DqTile {
   static constexpr int kFloats = kernels::dq_tile_floats(kHeadDimQk);
   static constexpr int kChannels = kFloats / kBackwardTile / 2;  // of a half
   static constexpr int kHalfBytes = kFloats * 4 / 2;
-  // A half as wgmma leaves it in a warpgroup: float i of thread t is at 4 (128 (i / 4) + t) + i % 4.
-  static constexpr int kThreadFloats = kChannels / 2;
-  __device__ __forceinline__ static constexpr int byte_of(int four, int thread) { return (four * 128 + thread) * 16; }
-  // The query and the channel within the half, of the first two floats of a four; the others are eight queries further.
-  __device__ __forceinline__ static int row_of(int thread) { return thread / 32 * 16 + thread % 32 / 4; }
-  __device__ __forceinline__ static int channel_of(int four, int thread) { return 8 * four + thread % 4 * 2; }
+  // Where eight channels of a query are in a half: rows whose eights are swizzled, so that the registers of wgmma go to
+  // shared memory without bank conflicts.
+  static constexpr int kEights = kChannels / 8;
+  __device__ __forceinline__ static int byte_of(int row, int eight) {
+    return row * (kChannels * 4) + (eight ^ row % kEights) * 32;
+  }
 };
 
 // The number of a sequence's first tile. Those of sequences do not overlap.

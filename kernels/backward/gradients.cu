@@ -3,7 +3,7 @@
 // tiles of 64 queries (of all query heads of its KV head). It adds dq of each tile to sums in global memory, in the
 // order of the blocks of a sequence: the bits are the same in every run, whatever the batch is.
 //
-// Warpgroup 0: warp 0 is the producer (producer.cuh), warps 1 and 2 add dq (dq_writer.cuh). Warpgroups 1 and 2 have 64
+// Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 have 64
 // keys each, and half of the channels of dq (mainloop.cuh).
 //
 // A block waits for those of the same sequence and head with earlier keys. It takes its work from a counter when it
@@ -11,7 +11,7 @@
 //
 // Barriers: the own rows and each stage have a full barrier (one arrival and the bytes of the copies), a stage also an
 // empty one (one lane of each math warp arrives). Named ones: dS of both warpgroups is in shared memory; dq of a
-// warpgroup is there, and has been read. A NaN or infinity that an own row does not see can reach its gradient as
+// tile is there, and has been read. A NaN or infinity that an own row does not see can reach its gradient as
 // 0 * NaN: recompute.cu looks at the rows of blocks that have one.
 #include "backward/dq_writer.cuh"
 #include "backward/mainloop.cuh"
@@ -61,16 +61,20 @@ __device__ __forceinline__ bool any_nonfinite(const float (&x)[kCount]) {
   return sum != 0.0f;
 }
 
-__device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& smem, const Work& work, int item) {
+__device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& smem) {
   Accumulators a;
 #pragma unroll
   for (float& x : a.k) x = 0;
 #pragma unroll
   for (float& x : a.v) x = 0;
-  if (work.tiles > 0) Mainloop(p, smem, work).run(a);
+  {
+    const Work work = work_of(p, smem.item());
+    if (work.tiles > 0) Mainloop(p, smem, work).run(a);
+  }
   const bool nonfinite = any_nonfinite(a.k) || any_nonfinite(a.v);
   const bool any = ptx::named_barrier_any(kMathBarrier, 32 * Config::kMathWarps, nonfinite);
-  if (threadIdx.x == 128) p.kv_nonfinite[item] = any ? 1 : 0;
+  if (threadIdx.x == 128) p.kv_nonfinite[smem.item()] = any ? 1 : 0;
+  const Work work = work_of(p, smem.item());  // again: the loop has no registers for it
   store<Config::kHeadDimQk>(p, work, p.dk, a.k, p.scale);
   store<Config::kHeadDimV>(p, work, p.dv, a.v, 1.0f);
 }
@@ -89,20 +93,19 @@ extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads,
   ptx::wait_for_previous_kernels();
   if (threadIdx.x == 0) smem.item() = static_cast<int>(ptx::add_arrivals(&p.kv_list->next, 1));
   init_barriers(smem);
-  const int item = smem.item(), index = item / p.num_heads_kv;
-  if (index >= p.kv_list->num_tiles) return;
-  const Work work = work_of(p, tiles_of(p.kv_list)[index], item % p.num_heads_kv);
+  if (smem.item() / p.num_heads_kv >= p.kv_list->num_tiles) return;
   if (threadIdx.x < 128) {
     ptx::give_up_registers<Config::kProducerRegisters>();
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+    const Work work = work_of(p, smem.item());
     if (warp == 0) {
       const Maps maps{k, v, q, dout};
       Producer(p, maps, smem, work).run();
-    } else if (Config::kWithDq && warp <= Config::kMathGroups) {
+    } else if (Config::kWithDq) {
       DqWriter(p, smem, work, warp - 1).run();
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();
-    run_math(p, smem, work, item);
+    run_math(p, smem);
   }
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math of the gradient kernel. Each warpgroup has 64 of the block's keys, and half of the channels of dq. Of tile i:
+// The math of the gradient kernel. Each warpgroup has 64 of the block's keys, and half of the channels of dq. Of step i:
 //
-//   S (issued in tile i - 1) | issue dP | P = 2^(S scale - lse2) | issue dv += P dO | wait for dP | dS = P (dP - delta) |
-//   wait for dv | dS to shared memory | issue dk += dS Q | both warpgroups have written | issue dq = dS K |
-//   issue S of tile i + 1 | wait for dq, hand it to dq_writer.cuh | wait for all, release the stage
+//   S (issued in step i - 1) | issue dP | P = 2^(S scale - lse2) | issue dv += P dO | wait for dP | dS = P (dP - delta) |
+//   wait for dv | dS to shared memory | both warpgroups have written | issue dq = dS K | issue dk += dS Q |
+//   issue S of step i + 1 | wait for dq, hand it to dq_writer.cuh | wait for all, release the stage
+//
+// dq comes before dk: the next block waits for its sums.
 //
 // P and dS are rounded to 16 bits and stay in registers as the left operands of dv and dk; dq needs dS of all keys.
 #pragma once
@@ -40,14 +42,15 @@ class Mainloop {
     float s[kScores], d[kScores], dq[kDqFloats];
     unsigned ds_regs[kScores / 2], p_regs[kScores / 2];
     common::PipelineState pipe;
-    int row = work_.first, left = work_.tiles;
-    const int steps = work_.heads * work_.tiles;
+    Step step(work_);
+    const int steps = work_.steps();
     ptx::wait_phase(smem_.full(0), 0);
     multiply<Config::kStepsQk>(k, smem_.q(0), s);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     for (int i = 0; i < steps; ++i) {
       multiply<Config::kStepsV>(v, smem_.dout(pipe.stage), d);
+      const int row = step.row;
       const bool all_seen = !__any_sync(0xffffffffu, !sees_all(row));
       softmax(all_seen, row, pipe.stage, s);
       pack(s, p_regs);
@@ -59,29 +62,28 @@ class Mainloop {
       ptx::pin(a.v);
       pack(d, ds_regs);
       if constexpr (Config::kWithDq) store_ds(i % 2, ds_regs);
-      accumulate(smem_.q(pipe.stage), ds_regs, a.k);
       if constexpr (Config::kWithDq) {
         ptx::named_barrier_sync(kMathBarrier, 32 * Config::kMathWarps);
         multiply_dq(i % 2, dq);
       }
+      accumulate(smem_.q(pipe.stage), ds_regs, a.k);
       common::PipelineState next = pipe;
       next.template next<Config::kStages>();
-      // S of the last tile once more where there is no next one: ptxas serializes products that are under a condition.
+      // S of the last step once more where there is no next one: ptxas serializes products that are under a condition.
       const bool is_last = i + 1 == steps;
       if (!is_last) ptx::wait_phase(smem_.full(next.stage), next.phase);
       multiply<Config::kStepsQk>(k, smem_.q(is_last ? pipe.stage : next.stage), s);
-      ptx::wgmma_wait<1>();
       if constexpr (Config::kWithDq) {
+        ptx::wgmma_wait<2>();
         ptx::pin(dq);
-        hand_over(i > 0, dq);
+        hand_over(i, dq);
       }
       ptx::wgmma_wait<0>();
       ptx::pin(s);
       ptx::pin(a.k);
       release(pipe.stage);
       pipe = next;
-      row += Config::kTile;
-      if (--left == 0) row = work_.first, left = work_.tiles;  // the next head
+      step.next(work_);
     }
   }
 
@@ -151,18 +153,18 @@ class Mainloop {
     }
     ptx::wgmma_commit();
   }
-  // Gives dq to the warp that adds it. waits: for the tile before to have left.
-  __device__ __forceinline__ void hand_over(bool waits, const float (&x)[kDqFloats]) const {
-    if (waits) ptx::named_barrier_sync(kDqEmptyBarrier + group_, kDqThreads);
-    const unsigned to = smem_.dq(group_) + Dq::byte_of(0, static_cast<int>(threadIdx.x) % 128);
+  // Gives dq of step i to the warp that adds it.
+  __device__ __forceinline__ void hand_over(int i, const float (&x)[kDqFloats]) const {
+    if (i >= 2) ptx::named_barrier_sync(kDqEmptyBarrier + i % 2, kDqThreads);
+    const int thread = static_cast<int>(threadIdx.x) % 128, row = thread / 32 * 16 + thread % 32 / 4;
+    const unsigned to = smem_.dq(i % 2) + group_ * Dq::kHalfBytes + thread % 4 * 8;
 #pragma unroll
-    for (int i = 0; i < kDqFloats / 4; ++i) {
-      const unsigned four[4] = {__float_as_uint(x[4 * i]), __float_as_uint(x[4 * i + 1]), __float_as_uint(x[4 * i + 2]),
-                                __float_as_uint(x[4 * i + 3])};
-      ptx::store_shared_four(to + Dq::byte_of(i, 0), four);
+    for (int j = 0; j < kDqFloats; j += 2) {
+      ptx::store_shared_two(to + Dq::byte_of(row + 8 * half_of(j), j / 4), __float_as_uint(x[j]),
+                            __float_as_uint(x[j + 1]));
     }
     ptx::fence_async_proxy();
-    ptx::named_barrier_arrive(kDqFullBarrier + group_, kDqThreads);
+    ptx::named_barrier_arrive(kDqFullBarrier + i % Config::kWriters, kDqThreads);
   }
 
   __device__ __forceinline__ bool sees_all(int row) const {

@@ -26,10 +26,9 @@ class Producer {
     copy_keys<Config::kLinesQk>(smem_.k(), maps_.k);
     copy_keys<Config::kLinesV>(smem_.v(), maps_.v);
     common::PipelineState pipe;
-    for (int head = work_.head * p_.group; head < (work_.head + 1) * p_.group; ++head) {
-      for (int i = 0; i < work_.tiles; ++i, pipe.next<Config::kStages>())
-        load(pipe, head, work_.first + i * Config::kTile);
-    }
+    Step step(work_);
+    for (int i = 0; i < work_.steps(); ++i, step.next(work_), pipe.next<Config::kStages>())
+      load(pipe, work_.head * p_.group + step.head, step.row);
   }
 
  private:

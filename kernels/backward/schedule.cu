@@ -9,6 +9,9 @@
 namespace attune::backward {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kBuckets = 1024;
+// So many blocks of a sequence stay together: they read the same rows of the other side, and add to the same sums of dq,
+// while these are in L2.
+constexpr int kRun = 4;
 
 // The rows that a block of rows sees. Of keys: at most, and no more than the block before.
 __device__ __forceinline__ int rows_seen(const BackwardParams& p, const SequenceInfo& s, bool of_keys, int begin,
@@ -32,8 +35,8 @@ __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_
     const SequenceInfo s = read_sequence(p, b);
     const int rows = of_keys ? key_extent(p, b) : s.num_q;
     for (int first = 0; first < rows; first += 32 * kBackwardRows) {
-      const int begin = first + lane * kBackwardRows, end = min(begin + kBackwardRows, rows);
-      body(b, begin, begin < rows ? rows_seen(p, s, of_keys, begin, end) : -1);
+      const int begin = first + lane * kBackwardRows, run = first + lane / kRun * kRun * kBackwardRows;
+      body(b, begin, begin < rows ? rows_seen(p, s, of_keys, run, min(run + kBackwardRows, rows)) : -1);
     }
   }
 }

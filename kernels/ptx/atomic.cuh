@@ -20,6 +20,11 @@ __device__ __forceinline__ unsigned add_arrivals(unsigned* counter, unsigned cou
   return before;
 }
 
+// Counts one arrival. Release: as above.
+__device__ __forceinline__ void release_arrival(unsigned* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
 // Writes visible to this thread are visible to threads that read x with load_acquire().
 __device__ __forceinline__ void store_release(unsigned* at, unsigned x) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");

@@ -40,6 +40,7 @@ class CudaBackwardPlan final : public BackwardPlan {
     backward::check_run(p);
     const kernels::BackwardParams params = backward::to_params(p, c_, workspace);
     for (size_t i = 0; i < launches_.size(); ++i) {
+      if (launches_[i].blocks == 0) continue;
       LaunchConfig launch;
       launch.grid[0] = static_cast<uint32_t>(launches_[i].blocks);
       launch.block[0] = static_cast<uint32_t>(launches_[i].threads);

@@ -29,7 +29,7 @@ size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   k.kv_list = take_list(c.max_kv_tiles);
   k.stats = w.take<kernels::RowStats>(c.heads_q * c.stats_stride);
   k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk));
-  k.dq_turns = w.take<unsigned>(c.heads_q * c.dq_tiles * 2);
+  k.dq_turns = w.take<unsigned>(c.heads_q * c.dq_tiles);
   k.q_nonfinite = w.take<int>(c.blocks(false));
   k.kv_nonfinite = w.take<int>(c.blocks(true));
   return w.size();
@@ -59,8 +59,10 @@ void for_each_input(const BackwardProblem& p, const Body& body) {
 
 }  // namespace
 
+int Config::stages() const { return std::max(head_dim_qk, head_dim_v) > 64 ? 2 : 4; }
+
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, stages));
+  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, stages()));
 }
 
 KernelSpec Config::schedule_kernel() const { return {"backward/schedule.cu", "attune_backward_schedule", {}, 0}; }
@@ -76,7 +78,7 @@ KernelSpec Config::gradients_kernel() const {
           "attune_backward_gradients",
           {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
            define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0),
-           define("ATTUNE_STAGES", stages)},
+           define("ATTUNE_STAGES", stages())},
           shared_bytes()};
 }
 KernelSpec Config::store_dq_kernel() const {
@@ -99,7 +101,6 @@ std::vector<Launch> launches(const Config& c) {
     list.push_back({c.recompute_kernel(false), c.blocks(false), Config::kRowThreads});
   }
   if (c.with_dkv) list.push_back({c.recompute_kernel(true), c.blocks(true), Config::kRowThreads});
-  std::erase_if(list, [](const Launch& x) { return x.blocks == 0; });
   return list;
 }
 
@@ -123,7 +124,6 @@ Config choose_config(const BackwardProblem& p) {
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
   if (p.dq) c.dq_tiles = f.total_q / kernels::kBackwardTile + f.batch;
   c.with_dkv = p.dk || p.dv;
-  c.stages = std::max(f.head_dim_qk, f.head_dim_v) > 64 ? 2 : 4;
   return c;
 }
 

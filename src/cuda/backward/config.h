@@ -21,10 +21,10 @@ struct Config {
   int64_t stats_stride = 0;                   // rows of the stats of a head
   int64_t dq_tiles = 0;                       // of a head; 0: nobody wants dq
   bool with_dkv = false;
-  int stages = 0;  // tiles of queries in shared memory
 
   static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
   bool with_dq() const { return dq_tiles > 0; }
+  int stages() const;  // tiles of queries in shared memory
   size_t shared_bytes() const;
   KernelSpec schedule_kernel() const;
   KernelSpec row_stats_kernel() const;
@@ -57,7 +57,7 @@ struct Launch {
   int threads;
   bool with_maps = false;
 };
-// In their order, those of grids that are not empty.
+// In their order. Those without blocks have nothing to do.
 std::vector<Launch> launches(const Config& c);
 
 }  // namespace attune::cuda::backward

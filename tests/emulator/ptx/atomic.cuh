@@ -16,6 +16,10 @@ ATTUNE_UNSEEN inline unsigned add_arrivals(unsigned* counter, unsigned count) {
   *counter += count;
   return before;
 }
+ATTUNE_UNSEEN inline void release_arrival(unsigned* counter) {
+  emulator::synchronize_atomic(counter, false, true);
+  *counter += 1;
+}
 ATTUNE_UNSEEN inline void store_release(unsigned* at, unsigned x) {
   emulator::synchronize_atomic(at, false, true);
   *at = x;
