@@ -15,39 +15,45 @@ namespace attune::backward {
 struct Config {
   static constexpr bool kWithDq = ATTUNE_WITH_DQ != 0;
   static constexpr int kHeadDimQk = ATTUNE_HEAD_DIM_QK, kHeadDimV = ATTUNE_HEAD_DIM_V;
-  static constexpr int kRows = kBackwardRows, kTile = kBackwardTile, kStages = ATTUNE_STAGES;
-  static constexpr int kMathGroups = kRows / 64, kMathWarps = 4 * kMathGroups, kThreads = 128 + 32 * kMathWarps;
+  static constexpr int kKeys = kernels::backward_keys(kHeadDimQk, kHeadDimV), kTile = kBackwardTile;
+  // Warpgroups have half of the channels of dk and dv, not of the keys.
+  static constexpr bool kWide = kKeys == 64;
+  static constexpr int kQStages = ATTUNE_Q_STAGES, kDoutStages = ATTUNE_DOUT_STAGES;
+  static constexpr int kMathGroups = 2, kMathWarps = 4 * kMathGroups, kThreads = 128 + 32 * kMathWarps;
   static constexpr int kWriters = 3;  // warps
   static constexpr int kProducerRegisters = 24, kMathRegisters = 240;
   static constexpr ptx::Type kMmaType = ATTUNE_TYPE == common::kBFloat16 ? ptx::Type::kBf16 : ptx::Type::kF16;
-  // Lines of 64 channels, steps of 16, and channels of the accumulators.
-  static constexpr int kLinesQk = (kHeadDimQk + 63) / 64, kLinesV = (kHeadDimV + 63) / 64;
+  // Lines of 64 channels, steps of 16, and channels of the accumulators of a warpgroup.
+  static constexpr int kLinesQk = kernels::lines_of(kHeadDimQk), kLinesV = kernels::lines_of(kHeadDimV);
   static constexpr int kStepsQk = (kHeadDimQk + 15) / 16, kStepsV = (kHeadDimV + 15) / 16;
-  static constexpr int kChannelsQk = (kHeadDimQk + 31) / 32 * 32, kChannelsV = (kHeadDimV + 31) / 32 * 32;
-  // Channels of dq that a warpgroup has.
-  static constexpr int kChannelsDq = DqTile<kHeadDimQk>::kChannels;
-  static constexpr int kStageBytes = (kLinesQk + kLinesV) * kTile * 128 + kTile * 8;
+  static constexpr int kChannelsQk = kWide ? HalfHead<kHeadDimQk>::kChannels : (kHeadDimQk + 31) / 32 * 32;
+  static constexpr int kChannelsV = kWide ? HalfHead<kHeadDimV>::kChannels : (kHeadDimV + 31) / 32 * 32;
+  static constexpr int kChannelsDq = HalfHead<kHeadDimQk>::kChannels;
+  static constexpr int kQBytes = kLinesQk * kTile * 128, kDoutBytes = kLinesV * kTile * 128;
+  static constexpr int kDsBuffers = kWide ? 1 : 2, kDqBuffers = kWide ? 1 : 2;
   static_assert(ATTUNE_TYPE == common::kBFloat16 || ATTUNE_TYPE == common::kFloat16, "what wgmma takes");
   static_assert(kProducerRegisters + kMathGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * kThreads / 128,
                 "a block has no more than it began with: it would wait for what others on its multiprocessor hold");
-  static_assert(kHeadDimQk <= 128 && kHeadDimV <= 128, "the accumulators would not fit the registers");
+  static_assert(kHeadDimQk <= 256 && kHeadDimV <= 256, "the accumulators would not fit the registers");
+  static_assert(kQStages >= 2, "S of the next step is issued in a step");
 };
 
-// Rows of 128 bytes, swizzled in atoms of 1,024: [lines of 64 channels][rows]. ds is [warpgroup][queries][its keys].
+// Rows of 128 bytes, swizzled in atoms of 1,024: [lines of 64 channels][rows].
 struct SharedStorage {
-  alignas(1024) unsigned char k[Config::kLinesQk * Config::kRows * 128];
-  unsigned char v[Config::kLinesV * Config::kRows * 128];
-  unsigned char q[Config::kStages][Config::kLinesQk * Config::kTile * 128];
-  unsigned char dout[Config::kStages][Config::kLinesV * Config::kTile * 128];
-  // Of steps with an even and an odd number.
-  unsigned char ds[2][Config::kMathGroups * Config::kTile * 128];
-  unsigned char dq[2][2 * DqTile<Config::kHeadDimQk>::kHalfBytes];
-  RowStats stats[Config::kStages][Config::kTile];
-  kernels::Barrier own_full, full[Config::kStages], empty[Config::kStages];
+  alignas(1024) unsigned char k[Config::kLinesQk * Config::kKeys * 128];
+  unsigned char v[Config::kLinesV * Config::kKeys * 128];
+  unsigned char q[Config::kQStages][Config::kQBytes];
+  unsigned char dout[Config::kDoutStages][Config::kDoutBytes];
+  // dS, rows of queries: [64 keys][queries]. The wide kernel also has P^T and dS^T, rows of keys.
+  unsigned char scores[Config::kDsBuffers + (Config::kWide ? 2 : 0)][Config::kKeys * Config::kTile * 2];
+  unsigned char dq[Config::kDqBuffers][DqTile<Config::kHeadDimQk>::kPieceFloats * 4];
+  RowStats stats[Config::kQStages][Config::kTile];
+  kernels::Barrier own_full, q_full[Config::kQStages], q_empty[Config::kQStages], dout_full[Config::kDoutStages],
+      dout_empty[Config::kDoutStages];
   int item;  // what the block has taken of the list
 };
 static_assert(sizeof(SharedStorage) == kernels::backward_shared_bytes(Config::kHeadDimQk, Config::kHeadDimV,
-                                                                      Config::kStages),
+                                                                      Config::kQStages, Config::kDoutStages),
               "the host asks for another size");
 
 struct Smem : common::SharedView<SharedStorage> {
@@ -57,15 +63,29 @@ struct Smem : common::SharedView<SharedStorage> {
   __device__ __forceinline__ unsigned v() const { return ATTUNE_SHARED_AT(SharedStorage, v); }
   __device__ __forceinline__ unsigned q(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, q, i); }
   __device__ __forceinline__ unsigned dout(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, dout, i); }
-  __device__ __forceinline__ unsigned ds(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, ds, i); }
+  __device__ __forceinline__ unsigned ds(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, scores, i); }
+  __device__ __forceinline__ unsigned p_transposed() const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, scores, Config::kDsBuffers);
+  }
+  __device__ __forceinline__ unsigned ds_transposed() const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, scores, Config::kDsBuffers + 1);
+  }
   __device__ __forceinline__ unsigned dq(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, dq, i); }
   __device__ __forceinline__ unsigned stats(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, stats, i); }
   __device__ __forceinline__ unsigned own_full() const { return ATTUNE_SHARED_AT(SharedStorage, own_full); }
-  __device__ __forceinline__ unsigned full(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, full, i); }
-  __device__ __forceinline__ unsigned empty(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, empty, i); }
+  __device__ __forceinline__ unsigned q_full(int i) const { return ATTUNE_SHARED_AT_INDEX(SharedStorage, q_full, i); }
+  __device__ __forceinline__ unsigned q_empty(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, q_empty, i);
+  }
+  __device__ __forceinline__ unsigned dout_full(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, dout_full, i);
+  }
+  __device__ __forceinline__ unsigned dout_empty(int i) const {
+    return ATTUNE_SHARED_AT_INDEX(SharedStorage, dout_empty, i);
+  }
 };
 
-// Named barriers: of the math warps; of those and the writer of a step's dq, one for each buffer and for each writer.
+// Named barriers: of the math warps; of those and the writer of a piece of dq, one for each buffer and for each writer.
 constexpr int kMathBarrier = 1, kDqEmptyBarrier = 2, kDqFullBarrier = 4, kDqThreads = 32 * Config::kMathWarps + 32;
 
 // What a block of threads has to do.
@@ -100,7 +120,7 @@ __device__ __forceinline__ Work work_of(const BackwardParams& p, int item) {
   Work w;
   w.s = read_sequence(p, tile.batch);
   w.batch = tile.batch, w.head = head, w.begin = tile.begin;
-  w.end = min(tile.begin + Config::kRows, key_extent(p, tile.batch));
+  w.end = min(tile.begin + Config::kKeys, key_extent(p, tile.batch));
   w.heads = p.group;
   w.first = w.tiles = 0;
   const int last = min(w.end, w.s.num_keys) - 1;  // that is seen

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adds dq of each step from shared memory to the sums in global memory, when all blocks of keys before this one have.
-// Three warps take steps in turn: to see that it is a tile's turn, to add, and to let the next block know takes longer
+// Three warps take pieces in turn: to see that it is a tile's turn, to add, and to let the next block know takes longer
 // than the products of a tile. The blocks before have been taken before (gradients.cu), so they run or have ended. Turns
 // are counted: where cu_seqlens_q is wrong and sequences overlap, a tile has more than its blocks count, and nobody
 // waits for ever.
@@ -20,25 +20,28 @@ class DqWriter {
       : p_(p), smem_(smem), work_(work), number_(number) {}
 
   __device__ __forceinline__ void run() const {
-    const int steps = work_.steps();
-    for (int i = number_; i < steps; i += Config::kWriters) {
+    const int pieces = work_.steps() * Tile::kPieces;
+    for (int n = number_; n < pieces; n += Config::kWriters) {
+      const int i = n / Tile::kPieces, buffer = n % Config::kDqBuffers;
       const int row = work_.first + (work_.tiles - 1 - i / work_.heads) * Config::kTile;
-      const long long tile = dq_tile_at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row);
+      const long long piece =
+          dq_tile_at(p_, work_.s, work_.batch, work_.head * p_.group + i % work_.heads, row) * Tile::kPieces +
+          n % Tile::kPieces;
       const unsigned turn = static_cast<unsigned>(dq_turn(p_, work_.s, row, work_.begin));
-      if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_turns + tile, turn);
+      if (threadIdx.x % 32 == 0) ptx::wait_for_arrivals(p_.dq_turns + piece, turn);
       __syncwarp();
       ptx::named_barrier_sync(kDqFullBarrier + number_, kDqThreads);
       if (threadIdx.x % 32 == 0) {
         ptx::fence_async_proxy_global();
-        add(p_.dq_sums + tile * Tile::kFloats, smem_.dq(i % 2), turn == 0);
+        add(p_.dq_sums + piece * Tile::kPieceFloats, smem_.dq(buffer), turn == 0);
         ptx::wait_until_read();
       }
       __syncwarp();
-      if (i + 2 < steps) ptx::named_barrier_arrive(kDqEmptyBarrier + i % 2, kDqThreads);
+      if (n + Config::kDqBuffers < pieces) ptx::named_barrier_arrive(kDqEmptyBarrier + buffer, kDqThreads);
       if (threadIdx.x % 32 == 0) {
         ptx::wait_until_stored();
         ptx::fence_async_proxy_global();
-        ptx::release_arrival(p_.dq_turns + tile);
+        ptx::release_arrival(p_.dq_turns + piece);
       }
       __syncwarp();
     }
@@ -49,9 +52,9 @@ class DqWriter {
 
   __device__ __forceinline__ static void add(float* to, unsigned from, bool first) {
     if (first) {
-      ptx::store_bytes(to, from, 2 * Tile::kHalfBytes);
+      ptx::store_bytes(to, from, Tile::kPieceFloats * 4);
     } else {
-      ptx::add_floats(to, from, 2 * Tile::kHalfBytes);
+      ptx::add_floats(to, from, Tile::kPieceFloats * 4);
     }
     ptx::commit_stores();
   }

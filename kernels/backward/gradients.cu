@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of attention over dense keys. A block has 128 keys, keeps their dk and dv in registers, and walks over
-// tiles of 64 queries (of all query heads of its KV head). It adds dq of each tile to sums in global memory, in the
-// order of the blocks of a sequence: the bits are the same in every run, whatever the batch is.
+// The gradients of attention over dense keys. A block has 128 keys, or 64 of wide heads, keeps their dk and dv in
+// registers, and walks over tiles of 64 queries, each for all query heads of its KV head. It adds dq of each to sums in
+// global memory, in the order of the blocks of a sequence: the bits are the same in every run, whatever the batch is.
 //
-// Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 have 64
-// keys each, and half of the channels of dq (mainloop.cuh).
+// Warpgroup 0: warp 0 is the producer (producer.cuh), the others add dq (dq_writer.cuh). Warpgroups 1 and 2 are the
+// math's (mainloop.cuh, mainloop_wide.cuh).
 //
 // A block waits for those of the same sequence and head with earlier keys. It takes its work from a counter when it
 // begins, and the list has them before it: who is waited for is running.
@@ -15,6 +15,7 @@
 // 0 * NaN: recompute.cu looks at the rows of blocks that have one.
 #include "backward/dq_writer.cuh"
 #include "backward/mainloop.cuh"
+#include "backward/mainloop_wide.cuh"
 #include "backward/producer.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
@@ -24,30 +25,35 @@ namespace attune::backward {
 __device__ __forceinline__ void init_barriers(const Smem& smem) {
   if (threadIdx.x == 0) {
     ptx::init_barrier(smem.own_full(), 1);
-    for (int i = 0; i < Config::kStages; ++i) {
-      ptx::init_barrier(smem.full(i), 1);
-      ptx::init_barrier(smem.empty(i), Config::kMathWarps);
+    for (int i = 0; i < Config::kQStages; ++i) {
+      ptx::init_barrier(smem.q_full(i), 1);
+      ptx::init_barrier(smem.q_empty(i), Config::kMathWarps);
+    }
+    for (int i = 0; i < Config::kDoutStages; ++i) {
+      ptx::init_barrier(smem.dout_full(i), 1);
+      ptx::init_barrier(smem.dout_empty(i), Config::kMathWarps);
     }
     ptx::publish_barriers();
   }
   __syncthreads();
 }
 
-// Stores this thread's elements of its two own rows.
-template <int kChannels, int kHalf>
+// Stores this thread's elements of its two keys.
+template <int kHeadDim, int kHalf>
 __device__ __forceinline__ void store(const BackwardParams& p, const Work& w, const GradientRows& to,
                                       const float (&x)[kHalf], float factor) {
   if (to.data == nullptr) return;
-  const int thread = static_cast<int>(threadIdx.x) - 128, row = w.begin + thread / 32 * 16 + thread % 32 / 4;
-  const bool pairs = takes_pairs<kChannels>(to);
+  const int group = math_group(), row = w.begin + (Config::kWide ? 0 : 64 * group) + row_of_thread();
+  const bool pairs = takes_pairs<kHeadDim>(to);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (row + 8 * h >= w.end) continue;
     const long long first = key_offset(w.s, w.batch, to, row + 8 * h, w.head);
 #pragma unroll
     for (int j = 2 * h; j < kHalf; j += 4) {
-      const int channel = j / 4 * 8 + thread % 4 * 2;
-      if (channel < kChannels) store_pair<kChannels>(to, pairs, first, channel, factor * x[j], factor * x[j + 1]);
+      const int eight = Config::kWide ? HalfHead<kHeadDim>::channel_of(group, j / 4) : 8 * (j / 4);
+      const int channel = eight + static_cast<int>(threadIdx.x) % 4 * 2;
+      if (channel < kHeadDim) store_pair<kHeadDim>(to, pairs, first, channel, factor * x[j], factor * x[j + 1]);
     }
   }
 }
@@ -61,6 +67,7 @@ __device__ __forceinline__ bool any_nonfinite(const float (&x)[kCount]) {
   return sum != 0.0f;
 }
 
+template <bool kWide>
 __device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& smem) {
   Accumulators a;
 #pragma unroll
@@ -69,7 +76,11 @@ __device__ __forceinline__ void run_math(const BackwardParams& p, const Smem& sm
   for (float& x : a.v) x = 0;
   {
     const Work work = work_of(p, smem.item());
-    if (work.tiles > 0) Mainloop(p, smem, work).run(a);
+    if constexpr (kWide) {
+      if (work.tiles > 0) run_mainloop_wide(p, smem, work, a);
+    } else {
+      if (work.tiles > 0) run_mainloop(p, smem, work, a);
+    }
   }
   const bool nonfinite = any_nonfinite(a.k) || any_nonfinite(a.v);
   const bool any = ptx::named_barrier_any(kMathBarrier, 32 * Config::kMathWarps, nonfinite);
@@ -106,6 +117,6 @@ extern "C" __global__ void __launch_bounds__(attune::backward::Config::kThreads,
     }
   } else {
     ptx::take_registers<Config::kMathRegisters>();
-    run_math(p, smem);
+    run_math<Config::kWide>(p, smem);
   }
 }

@@ -22,32 +22,43 @@ class Producer {
   __device__ __forceinline__ void run() const {
     if (!ptx::elect()) return;
     if (work_.tiles == 0) return;
-    ptx::arrive_expecting(smem_.own_full(), (Config::kLinesQk + Config::kLinesV) * Config::kRows * 128);
+    ptx::arrive_expecting(smem_.own_full(), (Config::kLinesQk + Config::kLinesV) * Config::kKeys * 128);
     copy_keys<Config::kLinesQk>(smem_.k(), maps_.k);
     copy_keys<Config::kLinesV>(smem_.v(), maps_.v);
-    common::PipelineState pipe;
+    common::PipelineState q, dout;
     Step step(work_);
-    for (int i = 0; i < work_.steps(); ++i, step.next(work_), pipe.next<Config::kStages>())
-      load(pipe, work_.head * p_.group + step.head, step.row);
+    for (int i = 0; i < work_.steps(); ++i, step.next(work_)) {
+      const int head = work_.head * p_.group + step.head;
+      load_q(q, head, step.row);
+      load_dout(dout, head, step.row);
+      q.next<Config::kQStages>();
+      dout.next<Config::kDoutStages>();
+    }
   }
 
  private:
   template <int kLines>
   __device__ __forceinline__ void copy_keys(unsigned to, const ptx::TensorMap& map) const {
-    copy<kLines, Config::kRows>(to, map, smem_.own_full(), work_.head,
+    copy<kLines, Config::kKeys>(to, map, smem_.own_full(), work_.head,
                                 static_cast<int>(work_.s.kv_row) + work_.begin, p_.kv_flat);
   }
 
-  __device__ __forceinline__ void load(const common::PipelineState& pipe, int head, int row) const {
-    const unsigned full = smem_.full(pipe.stage);
-    const int at = static_cast<int>(work_.s.q_row) + row;
-    ptx::wait_phase(smem_.empty(pipe.stage), pipe.phase ^ 1);
-    ptx::arrive_expecting(full, Config::kStageBytes);
-    copy<Config::kLinesQk, Config::kTile>(smem_.q(pipe.stage), maps_.q, full, head, at, p_.q_flat);
-    copy<Config::kLinesV, Config::kTile>(smem_.dout(pipe.stage), maps_.dout, full, head, at, p_.q_flat);
+  // With the stats of its rows.
+  __device__ __forceinline__ void load_q(const common::PipelineState& pipe, int head, int row) const {
+    const unsigned full = smem_.q_full(pipe.stage);
+    ptx::wait_phase(smem_.q_empty(pipe.stage), pipe.phase ^ 1);
+    ptx::arrive_expecting(full, Config::kQBytes + Config::kTile * sizeof(RowStats));
+    copy<Config::kLinesQk, Config::kTile>(smem_.q(pipe.stage), maps_.q, full, head, q_row(row), p_.q_flat);
     ptx::copy_bytes(smem_.stats(pipe.stage), stats_of(p_, work_.s, work_.batch, head) + row,
                     Config::kTile * sizeof(RowStats), full);
   }
+  __device__ __forceinline__ void load_dout(const common::PipelineState& pipe, int head, int row) const {
+    const unsigned full = smem_.dout_full(pipe.stage);
+    ptx::wait_phase(smem_.dout_empty(pipe.stage), pipe.phase ^ 1);
+    ptx::arrive_expecting(full, Config::kDoutBytes);
+    copy<Config::kLinesV, Config::kTile>(smem_.dout(pipe.stage), maps_.dout, full, head, q_row(row), p_.q_flat);
+  }
+  __device__ __forceinline__ int q_row(int row) const { return static_cast<int>(work_.s.q_row) + row; }
 
   template <int kLines, int kCount>
   __device__ __forceinline__ void copy(unsigned to, const ptx::TensorMap& map, unsigned full, int head, int row,

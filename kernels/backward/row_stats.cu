@@ -96,9 +96,12 @@ extern "C" __global__ void __launch_bounds__(attune::backward::kThreads)
   const SequenceInfo s = read_sequence(p, tile.batch);
   const RowsOf rows{p, s, tile.batch, block.head};
   const int end = min(tile.begin + kBackwardRows, s.num_q);
-  if (ATTUNE_WITH_DQ && static_cast<int>(threadIdx.x) < kBackwardRows / kBackwardTile) {
-    const int row = tile.begin + static_cast<int>(threadIdx.x) * kBackwardTile;
-    if (row < end) p.dq_turns[dq_tile_at(p, s, tile.batch, block.head, row)] = 0;
+  const int turns = static_cast<int>(threadIdx.x);
+  if (turns < kBackwardRows / kBackwardTile * ATTUNE_DQ_PIECES) {
+    const int row = tile.begin + turns / ATTUNE_DQ_PIECES * kBackwardTile;
+    if (row < end) {
+      p.dq_turns[dq_tile_at(p, s, tile.batch, block.head, row) * ATTUNE_DQ_PIECES + turns % ATTUNE_DQ_PIECES] = 0;
+    }
   }
   if (p.stats_vectors) {
     for (int first = tile.begin; first < end; first += kThreads / 8) {

@@ -21,24 +21,40 @@ __device__ __forceinline__ int rows_seen(const BackwardParams& p, const Sequence
     const int below = s.num_q - queries_of_key(p, s, begin).begin;
     const int right = p.causal ? 0 : static_cast<int>(p.window_right);
     if (p.window_left < 0 || right < 0) return below;
-    return static_cast<int>(min(static_cast<long long>(below), p.window_left + right + kBackwardRows));
+    return static_cast<int>(min(static_cast<long long>(below), p.window_left + right + p.block_keys));
   }
   return max(keys_of_query(p, s, end - 1).end - keys_of_query(p, s, begin).begin, 0);
 }
 
-// Calls body(b, first row, rows that it sees) for the blocks of rows, those of a sequence in order, by the lanes of a
-// warp together. A lane that has no block: -1.
+// A warp has a sequence, and its lanes come to body together; of many sequences, a thread has one.
+__device__ __forceinline__ bool has_warps(const BackwardParams& p) { return p.batch < kThreads; }
+
+// Calls body(b, first row, rows that it sees) for the blocks of rows, those of a sequence in order. A lane of a warp
+// that has no block: -1.
 template <class Body>
 __device__ __forceinline__ void for_each_block(const BackwardParams& p, bool of_keys, const Body& body) {
-  const int lane = threadIdx.x % 32;
-  for (int b = threadIdx.x / 32; b < p.batch; b += kWarps) {
+  const int block = of_keys ? p.block_keys : kBackwardRows;
+  const int lanes = has_warps(p) ? 32 : 1, lane = static_cast<int>(threadIdx.x) % lanes;
+  for (int b = threadIdx.x / lanes; b < p.batch; b += kThreads / lanes) {
     const SequenceInfo s = read_sequence(p, b);
     const int rows = of_keys ? key_extent(p, b) : s.num_q;
-    for (int first = 0; first < rows; first += 32 * kBackwardRows) {
-      const int begin = first + lane * kBackwardRows, run = first + lane / kRun * kRun * kBackwardRows;
-      body(b, begin, begin < rows ? rows_seen(p, s, of_keys, run, min(run + kBackwardRows, rows)) : -1);
+    for (int first = 0; first < rows; first += lanes * block) {
+      const int begin = first + lane * block, run = begin / (kRun * block) * (kRun * block);
+      body(b, begin, begin < rows ? rows_seen(p, s, of_keys, run, min(run + block, rows)) : -1);
     }
   }
+}
+
+// The next place in a bucket; -1: none. Lanes of a warp get theirs in order, one of those with the same bucket takes
+// them.
+__device__ __forceinline__ int take_place(bool of_warp, int bucket, int* first) {
+  if (!of_warp) return atomicAdd(&first[bucket], 1);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const unsigned same = __match_any_sync(0xffffffffu, bucket);
+  const int leader = __ffs(static_cast<int>(same)) - 1;
+  int at = 0;
+  if (lane == leader && bucket >= 0) at = atomicAdd(&first[bucket], __popc(same));
+  return __shfl_sync(0xffffffffu, at, leader) + __popc(same & ((1u << lane) - 1));
 }
 
 // Bucket 0 has the blocks that see most. shift: so that all fit.
@@ -76,13 +92,7 @@ __device__ __forceinline__ void list_blocks(const BackwardParams& p, bool of_key
   if (thread == 0) list->num_tiles = min(all, most_tiles), list->next = 0;
   __syncthreads();
   for_each_block(p, of_keys, [&](int b, int begin, int seen) {
-    const int bucket = seen >= 0 ? bucket_of(seen, shift) : -1;
-    // One lane of those with the same bucket takes their places, in the order of the lanes.
-    const unsigned same = __match_any_sync(0xffffffffu, bucket);
-    const int leader = __ffs(static_cast<int>(same)) - 1, rank = __popc(same & ((1u << lane) - 1));
-    int at = 0;
-    if (lane == leader && seen >= 0) at = atomicAdd(&first[bucket], __popc(same));
-    at = __shfl_sync(0xffffffffu, at, leader) + rank;
+    const int at = take_place(has_warps(p), seen >= 0 ? bucket_of(seen, shift) : -1, first);
     if (seen >= 0 && at < most_tiles) tiles_of(list)[at] = {b, begin};
   });
 }

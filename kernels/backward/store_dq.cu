@@ -42,19 +42,20 @@ __device__ __forceinline__ void store_eight(const GradientRows& to, bool eights,
 
 // Stores the tile of queries that begins at `begin`. Returns whether what this thread had is finite.
 __device__ __forceinline__ bool store_tile(const BackwardParams& p, const SequenceInfo& s, int b, int head, int begin) {
-  constexpr int kEights = 2 * Tile::kEights;
+  constexpr int kEights = 2 * Tile::Half::kChannels / 8;
   const char* const sums =
       reinterpret_cast<const char*>(p.dq_sums + dq_tile_at(p, s, b, head, begin) * Tile::kFloats);
   const bool eights = takes_eights(p.dq);
   bool finite = true;
   for (int i = threadIdx.x; i < kBackwardTile * kEights; i += kThreads) {
-    const int row = i / kEights, eight = i % kEights, channel = 8 * eight;
+    const int row = i / kEights, group = i % kEights / (kEights / 2), eight = i % (kEights / 2);
+    const int channel = Tile::Half::channel_of(group, eight);
     if (begin + row >= s.num_q || channel >= kHeadDimQk) continue;
     float x[8] = {};
     const Span keys = keys_of_query(p, s, begin + row);
     if (keys.begin < keys.end) {  // else nobody may have written here
       const char* const from =
-          sums + eight / Tile::kEights * Tile::kHalfBytes + Tile::byte_of(row, eight % Tile::kEights);
+          sums + eight / Tile::kEights * Tile::kPieceFloats * 4 + Tile::byte_of(group, row, eight % Tile::kEights);
       const float4 y = *reinterpret_cast<const float4*>(from), z = *reinterpret_cast<const float4*>(from + 16);
       const float of_row[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
 #pragma unroll

@@ -31,7 +31,7 @@ class CudaBackwardPlan final : public BackwardPlan {
 
   size_t workspace_size() const override { return c_.workspace_bytes(); }
   std::string describe() const override {
-    return cat("cuda_backward: blocks of ", kernels::kBackwardRows, " keys, tiles of ", kernels::kBackwardTile,
+    return cat("cuda_backward: blocks of ", c_.block_keys(), " keys, tiles of ", kernels::kBackwardTile,
                " queries; dq is added in the order of the keys");
   }
 
@@ -81,7 +81,7 @@ Coverage coverage() {
   axis(Axis::kPrologue) = use::kNoPrologue;
   axis(Axis::kOutput) = use::kOutF32 | use::kOutF16 | use::kOutBf16;
   axis(Axis::kDeterminism) = use::kRunToRun | use::kBatchInvariant;
-  c.head_dim_qk_max = c.head_dim_v_max = 128;
+  c.head_dim_qk_max = c.head_dim_v_max = 256;
   c.group_max = std::numeric_limits<int64_t>::max();
   return c;
 }

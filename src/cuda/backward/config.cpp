@@ -29,7 +29,7 @@ size_t lay_out(const Config& c, void* workspace, kernels::BackwardParams& k) {
   k.kv_list = take_list(c.max_kv_tiles);
   k.stats = w.take<kernels::RowStats>(c.heads_q * c.stats_stride);
   k.dq_sums = w.take<float>(c.heads_q * c.dq_tiles * kernels::dq_tile_floats(c.head_dim_qk));
-  k.dq_turns = w.take<unsigned>(c.heads_q * c.dq_tiles);
+  k.dq_turns = w.take<unsigned>(c.heads_q * c.dq_tiles * kernels::dq_pieces(c.head_dim_qk));
   k.q_nonfinite = w.take<int>(c.blocks(false));
   k.kv_nonfinite = w.take<int>(c.blocks(true));
   return w.size();
@@ -59,10 +59,16 @@ void for_each_input(const BackwardProblem& p, const Body& body) {
 
 }  // namespace
 
-int Config::stages() const { return std::max(head_dim_qk, head_dim_v) > 64 ? 2 : 4; }
+int Config::q_stages() const { return std::max(head_dim_qk, head_dim_v) > 64 ? 2 : 4; }
+// Less only where shared memory is too small: the next tile is copied while its products run.
+int Config::dout_stages() const {
+  const int stages = q_stages();
+  constexpr int kMostSharedBytes = 227 * 1024;
+  return kernels::backward_shared_bytes(head_dim_qk, head_dim_v, stages, stages) <= kMostSharedBytes ? stages : 1;
+}
 
 size_t Config::shared_bytes() const {
-  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, stages()));
+  return static_cast<size_t>(kernels::backward_shared_bytes(head_dim_qk, head_dim_v, q_stages(), dout_stages()));
 }
 
 KernelSpec Config::schedule_kernel() const { return {"backward/schedule.cu", "attune_backward_schedule", {}, 0}; }
@@ -70,7 +76,7 @@ KernelSpec Config::row_stats_kernel() const {
   return {"backward/row_stats.cu",
           "attune_backward_row_stats",
           {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_V", head_dim_v),
-           define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0)},
+           define("ATTUNE_DQ_PIECES", with_dq() ? kernels::dq_pieces(head_dim_qk) : 0)},
           0};
 }
 KernelSpec Config::gradients_kernel() const {
@@ -78,7 +84,7 @@ KernelSpec Config::gradients_kernel() const {
           "attune_backward_gradients",
           {define("ATTUNE_TYPE", dtype), define("ATTUNE_HEAD_DIM_QK", head_dim_qk),
            define("ATTUNE_HEAD_DIM_V", head_dim_v), define("ATTUNE_WITH_DQ", with_dq() ? 1 : 0),
-           define("ATTUNE_STAGES", stages())},
+           define("ATTUNE_Q_STAGES", q_stages()), define("ATTUNE_DOUT_STAGES", dout_stages())},
           shared_bytes()};
 }
 KernelSpec Config::store_dq_kernel() const {
@@ -119,7 +125,8 @@ Config choose_config(const BackwardProblem& p) {
   c.heads_q = f.heads_q;
   c.heads_kv = f.heads_kv;
   c.max_q_tiles = f.cu_q ? f.total_q / kRows + f.batch : f.batch * ceil_div(f.fixed_q, kRows);
-  c.max_kv_tiles = f.cu_kv ? f.k.rows / kRows + f.batch : f.batch * ceil_div(f.fixed_kv, kRows);
+  const int64_t keys = c.block_keys();
+  c.max_kv_tiles = f.cu_kv ? f.k.rows / keys + f.batch : f.batch * ceil_div(f.fixed_kv, keys);
   // Each sequence begins at an even row; a tile may reach beyond the last one.
   c.stats_stride = round_up(f.total_q + f.batch + kRows, 2);
   if (p.dq) c.dq_tiles = f.total_q / kernels::kBackwardTile + f.batch;
@@ -171,6 +178,7 @@ kernels::BackwardParams to_params(const BackwardProblem& p, const Config& c, voi
                         ? 1
                         : 0;
   k.dq_tiles = to_int(c.dq_tiles);
+  k.block_keys = c.block_keys();
   k.max_q_tiles = to_int(c.max_q_tiles), k.max_kv_tiles = to_int(c.max_kv_tiles);
   lay_out(c, workspace, k);
   return k;
@@ -184,7 +192,8 @@ Maps describe_maps(const BackwardProblem& p) {
     return m;
   };
   const auto k_side = [&](const RowView& v, int64_t head_dim) {
-    return attention::row_map(f, v, f.heads_kv, head_dim, kernels::kBackwardRows, 1);
+    return attention::row_map(f, v, f.heads_kv, head_dim,
+                              kernels::backward_keys(to_int(f.head_dim_qk), to_int(f.head_dim_v)), 1);
   };
   return {k_side(f.k, f.head_dim_qk), k_side(f.v, f.head_dim_v), q_side(f.q, f.head_dim_qk),
           q_side(p.dout, f.head_dim_v)};

@@ -24,7 +24,10 @@ struct Config {
 
   static constexpr int kThreads = 384, kScheduleThreads = 1024, kRowThreads = 256;
   bool with_dq() const { return dq_tiles > 0; }
-  int stages() const;  // tiles of queries in shared memory
+  // Keys of a block of the gradient kernel, and its tiles of q and dout in shared memory.
+  int block_keys() const { return kernels::backward_keys(head_dim_qk, head_dim_v); }
+  int q_stages() const;
+  int dout_stages() const;
   size_t shared_bytes() const;
   KernelSpec schedule_kernel() const;
   KernelSpec row_stats_kernel() const;
