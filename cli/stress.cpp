@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <regex>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -34,7 +35,7 @@ constexpr struct {
   uint64_t of_cases;  // each so many-th case
   int repeats;
 } kMany{50, 200}, kThousands{1000, 4000};  // the latter on GPUs, where a run takes microseconds
-constexpr size_t kMostFailures = 5;  // then it ends
+constexpr size_t kMostFailures = 5;        // then it ends
 constexpr int kShrinkingRuns = 200;
 constexpr uint64_t kFar = 5;  // each so many-th case lies between far guards
 constexpr size_t kGiB = size_t{1} << 30, kFarBefore = 8 * kGiB, kNear = 2 * kGiB, kFarBehind = 16 * kGiB;
@@ -91,16 +92,13 @@ int repeats_of(uint64_t index, attune_device device) {
   return kRepeats;
 }
 
-// Has no plan, and is run by its own function.
-bool is_operation(const cases::Case& spec) { return std::string_view(cases::operation_name(spec)) != "attention"; }
-
 // What configurations need is compiled side by side before the time begins.
 void warm_up(const StressOptions& options, attune_device device) {
   std::vector<std::unique_ptr<cases::Problem>> problems;
   std::vector<attune_attention> descriptors;
   for (uint64_t index = 0; index < static_cast<uint64_t>(6 * options.configurations); ++index) {
     const cases::Case spec = cases::serving_case(0, index, options.configurations, 2000);
-    if (is_operation(spec)) continue;  // which has no plan
+    if (std::string_view(cases::operation_name(spec)) != "attention") continue;
     auto problem = std::make_unique<cases::Problem>(spec);
     descriptors.push_back(problem->device());
     if (supported(descriptors.back(), device).status == ATTUNE_UNSUPPORTED) {
@@ -185,6 +183,10 @@ constexpr Part kParts[] = {
     {"new_token_bias", [](cases::Case& c) { return set(c.new_token_bias, false); }},
     {"t5", [](cases::Case& c) { return set<int64_t>(c.t5_buckets, 0); }},
     {"sinks", [](cases::Case& c) { return set<std::string>(c.sinks, ""); }},
+    {"dlse", [](cases::Case& c) { return set(c.backward.dlse, false); }},
+    {"gradients of fp32", [](cases::Case& c) { return set(c.backward.dtype, ATTUNE_DTYPE_NONE); }},
+    {"seqused_kv", [](cases::Case& c) { return set(c.seqused, false); }},
+    {"spread scores", [](cases::Case& c) { return set<std::string>(c.data, "normal"); }},
     {"second cache", [](cases::Case& c) { return std::exchange(c.extra, {}).topk > 0; }},
     {"page padding", [](cases::Case& c) { return set(c.cache.page_padding, false); }},
     {"v_page_table", [](cases::Case& c) { return set(c.cache.separate_v_table, false); }},
@@ -254,13 +256,14 @@ struct Counts {
   int64_t cases = 0, runs = 0;
 };
 
-// What of the registry's kernels of attention, and of the operations beside it, the device has and the expression
-// selects.
+// What of the registry's kernels of attention and of its backward, and of the operations beside them, the device has
+// and the expression selects.
 std::map<std::string, Counts> selected_kernels(const std::regex& only, attune_device device) {
   std::map<std::string, Counts> kernels;
   for (const attune_kernel_info& kernel : attune::kernels()) {
-    const bool of_attention = std::string_view(kernel.operation) == "attention";
-    if (of_attention && kernel.device_type == device.type && std::regex_search(kernel.name, only)) kernels[kernel.name];
+    const std::string_view operation = kernel.operation;
+    const bool drawn = operation == "attention" || operation == "attention_backward";
+    if (drawn && kernel.device_type == device.type && std::regex_search(kernel.name, only)) kernels[kernel.name];
   }
   for (const char* name : cases::kOperations) {
     if (std::regex_search(name, only)) kernels[name];
@@ -293,10 +296,10 @@ void run_stress(const StressOptions& options, attune_device device) {
   if (!one && device.type == ATTUNE_DEVICE_CUDA) warm_up(options, device);
   // Kernels that no case reached are to be seen.
   std::map<std::string, Counts> kernels = selected_kernels(only, device);
-  const bool attention = std::any_of(kernels.begin(), kernels.end(), [](const auto& k) {
-    return std::find(std::begin(cases::kOperations), std::end(cases::kOperations), k.first) ==
-           std::end(cases::kOperations);
-  });
+  std::set<std::string> planned;  // operations of which a kernel is selected
+  for (const attune_kernel_info& kernel : attune::kernels()) {
+    if (kernels.count(kernel.name) > 0) planned.insert(kernel.operation);
+  }
   if (one) kernels.clear();
   int64_t cases_run = 0;
   size_t failures = 0;
@@ -311,12 +314,13 @@ void run_stress(const StressOptions& options, attune_device device) {
     cases::Memory& memory = is_far ? static_cast<cases::Memory&>(*far) : pool;
     if (interrupt.interrupted() || failures >= kMostFailures || (failures > 0 && !answers(memory))) break;
     const cases::Case spec = cases::serving_case(seed, index, options.configurations, budget);
-    // What runs an operation is known before; of attention, once it is planned.
-    if (is_operation(spec) ? !std::regex_search(cases::operation_name(spec), only) : !attention) continue;
+    // What runs an operation is known before; of attention and its backward, once it is planned.
+    const std::string operation = cases::operation_name(spec);
+    if (cases::is_planned(spec) ? planned.count(operation) == 0 : !std::regex_search(operation, only)) continue;
     const int repeats = one ? kMany.repeats : repeats_of(index, device);
     const cases::StressReport report = cases::stress(spec, memory, repeats);
     if (report.kernel.empty() && report.passed()) continue;  // no kernel takes it
-    if (!std::regex_search(report.kernel, only)) continue;
+    if (!report.kernel.empty() && !std::regex_search(report.kernel, only)) continue;
     ++cases_run;
     cases_far += is_far ? 1 : 0;
     Counts& counts = kernels[report.kernel.empty() ? "no kernel" : report.kernel];
