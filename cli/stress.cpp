@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,12 +12,14 @@
 #include <regex>
 #include <set>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "attune/attune.hpp"
 #include "case_filter.h"
+#include "cases/backward_problem.h"
 #include "cases/far_guards.h"
 #include "cases/problem.h"
 #include "cases/stress.h"
@@ -92,12 +95,35 @@ int repeats_of(uint64_t index, attune_device device) {
   return kRepeats;
 }
 
+// Plans have their kernels compiled; several at a time.
+void warm_backward(const std::vector<cases::Case>& specs, attune_device device) {
+  std::atomic<size_t> next{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < std::clamp(std::thread::hardware_concurrency() / 2, 1u, 8u); ++t) {
+    threads.emplace_back([&] {
+      for (size_t i = next++; i < specs.size(); i = next++) {
+        try {
+          // On the host: data are aligned there as on the device, and that is all that planning sees of them.
+          const cases::BackwardProblem problem(specs[i], cases::host_memory(), cases::Forward::kLibrary);
+          cases::BackwardCall call = problem.device();
+          attune_plan* plan = nullptr;
+          if (attune_attention_backward_plan(call.linked(), device, &plan) == ATTUNE_OK) attune_plan_destroy(plan);
+        } catch (const std::exception&) {  // said when its turn comes
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 // What configurations need is compiled side by side before the time begins.
 void warm_up(const StressOptions& options, attune_device device) {
   std::vector<std::unique_ptr<cases::Problem>> problems;
   std::vector<attune_attention> descriptors;
+  std::vector<cases::Case> backward;
   for (uint64_t index = 0; index < static_cast<uint64_t>(6 * options.configurations); ++index) {
     const cases::Case spec = cases::serving_case(0, index, options.configurations, 2000);
+    if (spec.backward.on) backward.push_back(spec);
     if (std::string_view(cases::operation_name(spec)) != "attention") continue;
     auto problem = std::make_unique<cases::Problem>(spec);
     descriptors.push_back(problem->device());
@@ -110,6 +136,7 @@ void warm_up(const StressOptions& options, attune_device device) {
   std::vector<const attune_attention*> list;
   for (const attune_attention& a : descriptors) list.push_back(&a);
   warm(list, device);
+  warm_backward(backward, device);
 }
 
 cases::Case with_sequences(const cases::Case& whole, const std::vector<size_t>& kept) {

@@ -118,7 +118,8 @@ EMULATED = {
     "decode": ["EmulatedDecode", "EmulatedMixed"], "mixed": ["EmulatedMixed"], "indexer": ["EmulatedIndexer"],
     "mla": ["EmulatedMla", "EmulatedMlaSchedule"], "rows": ["EmulatedRows"], "ops": ["EmulatedRows"],
     "prefill": ["EmulatedPrefill", "EmulatedPrefillBatches", "EmulatedMixed"],
-    "scheduler": ["EmulatedSchedule", "EmulatedMlaSchedule", "EmulatedDecode", "EmulatedMixed"], "check": ["EmulatedOracle"],
+    "scheduler": ["EmulatedSchedule", "EmulatedMlaSchedule", "EmulatedDecode", "EmulatedMixed"],
+    "check": ["EmulatedOracle", "EmulatedBackwardOracle"],
 }
 EMULATED_ALL = ["EmulatedRows", "EmulatedDecode", "EmulatedMla", "EmulatedPrefill", "EmulatedIndexer", "EmulatedMixed"]
 EMULATED_LAST = ["EmulatedBatchInvariant", "EmulatedUnseen"]

@@ -73,8 +73,9 @@ struct ExpectedGradients {
   reference::Backward exact;
 };
 ExpectedGradients evaluate(const BackwardProblem& problem);
-// All of a small problem; else so many rows of dq, as many of dk and dv together, and the tables.
-ExpectedGradients evaluate_sample(const BackwardProblem& problem, int64_t rows);
+// All of a small problem; else so many rows of dq, as many of dk and dv together, dsinks and, if asked for, the other
+// tables, for which every pair is visited.
+ExpectedGradients evaluate_sample(const BackwardProblem& problem, int64_t rows, bool tables = true);
 // Every element of every gradient against the oracle and its bound, or whether it was written; every other byte against
 // what it was.
 Report compare(const BackwardProblem& problem, const ExpectedGradients& expected);

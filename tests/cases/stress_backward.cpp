@@ -7,6 +7,7 @@
 
 #include "backward_problem.h"
 #include "beside.h"
+#include "device_backward.h"
 #include "outcome.h"
 #include "reference/operation.h"
 #include "stress_parts.h"
@@ -14,7 +15,8 @@
 namespace attune::cases {
 namespace {
 
-constexpr int64_t kSampledRows = 48;
+constexpr int64_t kSampledRows = 48, kSampledRowsBesideAll = 2;
+constexpr int64_t kOracleBlocks = 1056, kCompareBlocks = 264, kOracleThreads = 128;
 
 class Runner {
  public:
@@ -49,20 +51,39 @@ class Runner {
   std::string kernel_;
 };
 
-// What a run must give: of every element where that is quick, else of a sample. Made before the run.
+// What a run must give: of every element where the device has the oracle's kernels, else of a sample. Made before the
+// run.
 class Expectation {
  public:
-  explicit Expectation(const BackwardProblem& problem)
-      : problem_(problem), expected_(evaluate_sample(problem, kSampledRows)) {}
+  explicit Expectation(const BackwardProblem& problem) : problem_(problem), memory_(problem.arena().memory()) {
+    if (memory_.launches()) {
+      oracle_ = std::make_unique<DeviceBackwardOracle>(problem, kOracleBlocks, kOracleThreads);
+      memory_.launch(DeviceBackwardOracle::kSource, DeviceBackwardOracle::kEntry, oracle_->blocks(), kOracleThreads,
+                     oracle_->params());
+    }
+    sample_ = evaluate_sample(problem, oracle_ ? kSampledRowsBesideAll : kSampledRows, !oracle_);
+  }
   // "" where the gradients, and all other bytes, are as they must be.
   std::string check(const Runner& runner) const {
-    if (std::string failure = compare(problem_, expected_).failure; !failure.empty()) return failure;
+    if (std::string failure = check_all(); !failure.empty()) return failure;
+    if (std::string failure = compare(problem_, sample_).failure; !failure.empty()) return failure;
     return runner.check_guards();
   }
 
  private:
+  std::string check_all() const {
+    if (!oracle_) return "";
+    DeviceCompareGradients all(problem_, *oracle_, kCompareBlocks, kOracleThreads);
+    memory_.launch(DeviceCompareGradients::kSource, DeviceCompareGradients::kEntry, kCompareBlocks, kOracleThreads,
+                   all.params());
+    if (std::string failure = all.failure(); !failure.empty()) return failure;
+    return oracle_->check_guards();
+  }
+
   const BackwardProblem& problem_;
-  ExpectedGradients expected_;
+  Memory& memory_;
+  std::unique_ptr<DeviceBackwardOracle> oracle_;
+  ExpectedGradients sample_;
 };
 
 // "" where the sequences that stay have the bits that they had.
