@@ -192,6 +192,9 @@ bool halve(std::vector<int64_t>& lengths) {
   return any;
 }
 
+// A row holds a query and its key: there are as many of them.
+bool is_packed(const cases::Case& c) { return c.strides == cases::StrideMode::kPacked; }
+
 constexpr Part kParts[] = {
     {"prologue", [](cases::Case& c) { return std::exchange(c.prologue, {}).any(); }},
     {"append", [](cases::Case& c) { return set(c.prologue.append, false); }},
@@ -219,14 +222,19 @@ constexpr Part kParts[] = {
     {"v_page_table", [](cases::Case& c) { return set(c.cache.separate_v_table, false); }},
     {"shared prefix", [](cases::Case& c) { return set(c.cache.share_prefix, false); }},
     {"max_logits", [](cases::Case& c) { return set(c.max_logits, false); }},
-    {"lse", [](cases::Case& c) { return set(c.lse, false); }},
+    {"lse", [](cases::Case& c) { return !c.backward.on && set(c.lse, false); }},
     {"max_seqlen_*", [](cases::Case& c) { return set(c.max_seqlens, false); }},
     {"batch_invariant", [](cases::Case& c) { return set(c.batch_invariant, false); }},
     {"merge of half the parts", [](cases::Case& c) { return set<int64_t>(c.op.parts, (c.op.parts + 1) / 2); }},
     {"odd contents", [](cases::Case& c) { return set(c.op.any_contents, false); }},
     {"odd strides", [](cases::Case& c) { return set(c.strides, cases::StrideMode::kDense); }},
-    {"half of the keys", [](cases::Case& c) { return halve(c.seqlens_kv); }},
-    {"half of the queries", [](cases::Case& c) { return halve(c.seqlens_q); }},
+    {"half of the tokens",
+     [](cases::Case& c) {
+       const bool any = halve(c.seqlens_kv);
+       return halve(c.seqlens_q) || any;
+     }},
+    {"half of the keys", [](cases::Case& c) { return !is_packed(c) && halve(c.seqlens_kv); }},
+    {"half of the queries", [](cases::Case& c) { return !is_packed(c) && halve(c.seqlens_q); }},
 };
 
 // Leaves out what is not needed for the failure, and returns the names. What the same kernel does not take stays.
