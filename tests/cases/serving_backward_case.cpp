@@ -133,7 +133,7 @@ Case serving_backward_case(Random& r, uint64_t configuration, int64_t budget) {
     }
   }
   if (r.chance(0.05)) c.data = "spread";
-  if (r.chance(0.06)) {
+  if (r.chance(0.1)) {
     const std::string bad = r.pick<std::string>({"nan_k", "nan_v", "inf_v", "nan_q", "inf_dout", "no_lse"});
     (bad == "nan_q" || bad == "inf_dout" || bad == "no_lse" ? c.backward.plant : c.plant) = bad;
   }
