@@ -22,7 +22,7 @@ struct BackwardOracleParams {
   unsigned char *q_written, *kv_written;  // [rows], [rows_kv]: a sequence owns the row
   // Of each block scratch_size doubles.
   double* scratch;
-  long long scratch_size, max_keys, max_pairs;  // keys of a query; queries and heads of a key and KV head
+  long long scratch_size;  // pairs of a query, or of a key and KV head; or sums of the threads
 };
 
 struct ComparedGradient {

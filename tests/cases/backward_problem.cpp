@@ -198,6 +198,14 @@ void BackwardProblem::add_outputs() {
   add("dt5_bias", a.t5_bias, ATTUNE_FLOAT32, host_.op.dt5_bias);
 }
 
+std::string why_not_covered(Case spec, attune_device device) {
+  for (auto* lengths : {&spec.seqlens_q, &spec.seqlens_kv}) std::fill(lengths->begin(), lengths->end(), 2);
+  BackwardProblem problem(spec);  // on the host: planning looks at no data
+  BackwardCall call = problem.device();
+  const attune_status status = attune_attention_backward_supported(call.linked(), device);
+  return status == ATTUNE_UNSUPPORTED ? attune_last_error() : "";
+}
+
 std::string run(BackwardCall device, Memory& memory, attune_status* status) {
   const PlannedCall call{
       "attune_attention_backward_plan",

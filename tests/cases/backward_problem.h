@@ -64,6 +64,10 @@ class BackwardProblem {
   std::vector<reference::RowResult> rows_;  // of the library's forward: written and lse
 };
 
+// Why no kernel of the device takes such a case, whatever its lengths; "" where one does. Takes no time: it asks for
+// two tokens a sequence.
+std::string why_not_covered(Case spec, attune_device device);
+
 // Plans and runs it in a guarded workspace. "" or what failed.
 std::string run(BackwardCall device, Memory& memory, attune_status* status = nullptr);
 

@@ -37,14 +37,22 @@ class GradientChecker {
     if (g.host.dtype == ATTUNE_DTYPE_NONE) return;
     const attune_tensor t = snapshot_.after(g.host);
     const auto dtype = static_cast<attune_dtype>(t.dtype);
+    const int64_t dims = t.shape[t.rank - 1], size = element_size(dtype);
+    const bool adjacent = t.stride[t.rank - 1] == 1;  // so that one call serves a row
     size_t i = 0;
+    bool is_owned = false, is_known = false;  // of the row
     for_each_element(t, [&](const int64_t* index, void* element) {
       const size_t at = i++;
       const int64_t row = t.rank == 4 ? index[0] * t.shape[1] + index[1] : index[0];
       const int64_t head = t.rank > 1 ? index[t.rank - 2] : 0, dim = index[t.rank - 1];
-      if (owned != nullptr && !(*owned)[static_cast<size_t>(row)]) return;
-      snapshot_.allow(element, element_size(dtype));
-      if (known(static_cast<size_t>(row), static_cast<size_t>(head))) {
+      if (dim == 0) {
+        is_owned = owned == nullptr || (*owned)[static_cast<size_t>(row)];
+        is_known = is_owned && known(static_cast<size_t>(row), static_cast<size_t>(head));
+        if (is_owned && adjacent) snapshot_.allow(element, dims * size);
+      }
+      if (!is_owned) return;
+      if (!adjacent) snapshot_.allow(element, size);
+      if (is_known) {
         const double bound =
             oracle::bound_of_gradient(g.terms, exact.terms[at], exact.parts[at], exact.scores[at], exact.factors[at]);
         checker_.element(g.name, row, head, dim, dtype, exact.value[at], bound, decode(dtype, element));

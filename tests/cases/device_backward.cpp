@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kDoublesOfPair = 6;  // of the scratch (kernels/check/backward.cu)
 constexpr int64_t kDoublesOfSums = 5;
+constexpr int64_t kMostScratch = (int64_t{256} << 20) / 8;  // doubles of all blocks
 
 int64_t rows_of(const attune_tensor& t) { return t.rank == 4 ? t.shape[0] * t.shape[1] : t.shape[0]; }
 
@@ -59,7 +60,8 @@ DeviceBackwardOracle::DeviceBackwardOracle(const BackwardProblem& problem, int64
   }
   const int64_t pairs = std::max(keys, queries * (op.num_heads_q / op.num_heads_kv));
   host_.scratch_size = std::max(pairs * kDoublesOfPair, threads * kDoublesOfSums);
-  blocks_ = std::clamp<int64_t>(host_.forward.rows * op.num_heads_q + host_.rows_kv * op.num_heads_kv, 1, blocks);
+  const int64_t items = host_.forward.rows * op.num_heads_q + host_.rows_kv * op.num_heads_kv;
+  blocks_ = std::clamp<int64_t>(items, 1, std::clamp<int64_t>(kMostScratch / host_.scratch_size, 1, blocks));
   host_.scratch = add_array<double>("scratch", blocks_ * host_.scratch_size);
   std::memcpy(params_.host(), &host_, sizeof(host_));
   params_.upload();

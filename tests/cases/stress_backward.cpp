@@ -207,6 +207,7 @@ std::string run_all(BackwardProblem& problem, Runner& runner, int repeats, int64
 
 StressReport stress_backward(const Case& spec, Memory& memory, int repeats) {
   StressReport report;
+  if (!why_not_covered(spec, memory.device()).empty()) return report;
   BackwardProblem problem(spec, memory, Forward::kLibrary);
   Runner runner(problem);
   if (!runner.covered()) return report;
