@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "attune/attune.hpp"
+#include "backward_bench.h"
 #include "case_filter.h"
 #include "cases/compare.h"
 #include "cases/work.h"
@@ -57,13 +59,8 @@ double percentile(const std::vector<double>& sorted, double share) {
 }
 
 // Runs until both the time and the number of runs are reached, or exactly `reps` times.
-std::vector<double> time_runs(const cases::Problem& problem, attune_device device, cases::Memory& memory,
-                              const BenchOptions& options, const InterruptGuard& interrupt) {
-  const attune_attention a = problem.device();
-  const Plan plan(a, device);
-  const size_t bytes = plan.workspace_size();
-  cases::Workspace workspace(memory, bytes);
-  const auto run = [&] { plan.run(a, workspace.buffer.device(), bytes); };
+std::vector<double> time_runs(const std::function<void()>& run, const BenchOptions& options,
+                              const InterruptGuard& interrupt) {
   run();  // warms caches and the thread pool
   std::vector<double> seconds;
   const Stopwatch total;
@@ -102,8 +99,36 @@ Timing bench_on_cuda(const cases::Case& spec, int32_t index, const BenchOptions&
   return timing;
 }
 
+// Of a run over data that the device's caches do not hold.
+double estimate_of(const cases::Work& work) { return work.flops / 4e14 + 2e-5; }
+
+Timing bench_backward(const cases::Case& spec, attune_device device, const BenchOptions& options,
+                      const InterruptGuard& interrupt) {
+  Timing timing;
+  timing.spec = &spec;
+  timing.work = cases::work_of(spec);
+  BackwardBench bench(spec, case_memory(device));
+  timing.not_covered = bench.not_covered();
+  if (!timing.not_covered.empty()) return timing;
+  timing.plan = bench.describe();
+  if (!options.no_check) {
+    const cases::Report report = bench.check();
+    timing.failure = report.failure;
+    timing.worst = report.worst.ratio;
+    if (!timing.failure.empty()) return timing;
+  }
+  if (device.type == ATTUNE_DEVICE_CUDA) {
+    const auto enqueue = [&](int, void* stream) { bench.run(stream); };
+    summarise(time_graphs(device.index, enqueue, estimate_of(timing.work), 1, options.min_time), timing);
+  } else {
+    summarise(time_runs([&] { bench.run(); }, options, interrupt), timing);
+  }
+  return timing;
+}
+
 Timing bench_case(const cases::Case& spec, attune_device device, const BenchOptions& options,
                   const InterruptGuard& interrupt) {
+  if (spec.backward.on) return bench_backward(spec, device, options, interrupt);
   if (device.type == ATTUNE_DEVICE_CUDA) return bench_on_cuda(spec, device.index, options);
   Timing timing;
   timing.spec = &spec;
@@ -121,7 +146,11 @@ Timing bench_case(const cases::Case& spec, attune_device device, const BenchOpti
     // A wrong result has no speed.
     if (!timing.failure.empty()) return timing;
   }
-  summarise(time_runs(problem, device, memory, options, interrupt), timing);
+  const attune_attention a = problem.device();
+  const Plan plan(a, device);
+  const size_t bytes = plan.workspace_size();
+  cases::Workspace workspace(memory, bytes);
+  summarise(time_runs([&] { plan.run(a, workspace.buffer.device(), bytes); }, options, interrupt), timing);
   return timing;
 }
 
@@ -191,8 +220,8 @@ void print_head(attune_device device, const std::optional<Ceilings>& ceilings, s
   if (device.type == ATTUNE_DEVICE_CUDA) {
     if (ceilings)
       fmt::print("{}; measured ceiling: {:.0f} GB/s read\n", device_info(device).name, ceilings->read_gbps_all);
-    fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>7}  {:>8} {:>6}\n", "case", width, "median us", "p10", "p90", "graphs",
-               "GB/s", "peak");
+    fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>7}  {:>8} {:>6}  {:>7}\n", "case", width, "median us", "p10", "p90",
+               "graphs", "GB/s", "peak", "TFLOP/s");
     return;
   }
   if (ceilings) {
@@ -216,8 +245,9 @@ void print_timing(const Timing& t, attune_device device, const std::optional<Cei
     return ceilings ? fmt::format("{:4.0f} %", 100 * value / ceiling) : std::string("      ");
   };
   if (device.type == ATTUNE_DEVICE_CUDA) {
-    fmt::print("{:<{}}  {:>10.2f} {:>10.2f} {:>10.2f} {:>7}  {:>8.0f} {}\n", t.spec->name, width, t.median * 1e6,
-               t.p10 * 1e6, t.p90 * 1e6, t.runs, t.gbps(), share(t.gbps(), ceilings ? ceilings->read_gbps_all : 1));
+    fmt::print("{:<{}}  {:>10.2f} {:>10.2f} {:>10.2f} {:>7}  {:>8.0f} {}  {:>7.0f}\n", t.spec->name, width,
+               t.median * 1e6, t.p10 * 1e6, t.p90 * 1e6, t.runs, t.gbps(),
+               share(t.gbps(), ceilings ? ceilings->read_gbps_all : 1), t.gflops() * 1e-3);
     return;
   }
   fmt::print("{:<{}}  {:>10} {:>10} {:>10} {:>5}  {:>8.1f} {}  {:>7.2f} {}\n", t.spec->name, width,

@@ -70,9 +70,9 @@ class Bench {
   }
 
  private:
-  void enqueue(int copy) {
-    check_call(attune_run(plan_.handle, &copies_[static_cast<size_t>(copy)], workspace_->buffer.device(), plan_.bytes,
-                          memory_.stream().handle()));
+  void enqueue(int run, void* stream) {
+    check_call(attune_run(plan_.handle, &copies_[static_cast<size_t>(run % problem_.num_copies())],
+                          workspace_->buffer.device(), plan_.bytes, stream));
   }
 
   void verify(CudaTiming& timing) {
@@ -82,7 +82,7 @@ class Bench {
     Verifier verifier(options, 1);
     verifier.expect(problem_.host(), problem_.keys_of_row());
     problem_.upload_out();
-    enqueue(0);
+    enqueue(0, memory_.stream().handle());
     problem_.download_out();
     verifier.compare(problem_.host(), 0, "attention");
     timing.worst = verifier.worst_ratio();
@@ -92,24 +92,9 @@ class Bench {
 
   void time(CudaTiming& timing, double min_time) {
     const double estimate = timing.kv_bytes / 4e12 + 8e-6;
-    const int rounds = std::max(1, static_cast<int>(kGraphSeconds / (estimate * problem_.num_copies())));
-    const int runs = rounds * problem_.num_copies();
-    const cuda::Stream& stream = memory_.stream();
-    const cuda::Graph graph(stream, [&] {
-      for (int i = 0; i < runs; ++i) enqueue(i % problem_.num_copies());
-    });
-    for (int warm_up = 0; warm_up < 2; ++warm_up) graph.replay(stream);
-    cuda::Timer timer(memory_.device().index);
-    double total = 0;
-    while (total < min_time || static_cast<int>(timing.seconds.size()) < kFewestSamples) {
-      timer.start(stream);
-      graph.replay(stream);
-      timer.stop(stream);
-      const double seconds = timer.milliseconds() * 1e-3;
-      timing.seconds.push_back(seconds / runs);
-      total += seconds;
-    }
-    std::sort(timing.seconds.begin(), timing.seconds.end());
+    timing.seconds = time_graphs(
+        memory_.device().index, [this](int run, void* stream) { enqueue(run, stream); }, estimate,
+        problem_.num_copies(), min_time);
   }
 
   cases::CudaMemory memory_;
@@ -158,6 +143,30 @@ std::string read_ptx() {
 
 CudaTiming time_on_cuda(const cases::Case& spec, int32_t device, bool check, double min_time) {
   return Bench(spec, device).run(check, min_time);
+}
+
+std::vector<double> time_graphs(int32_t device, const std::function<void(int run, void* stream)>& enqueue,
+                                double estimate, int rounds_of, double min_time) {
+  const int rounds = std::max(1, static_cast<int>(kGraphSeconds / (estimate * rounds_of)));
+  const int runs = rounds * rounds_of;
+  const cuda::Stream stream(device);
+  const cuda::Graph graph(stream, [&] {
+    for (int i = 0; i < runs; ++i) enqueue(i, stream.handle());
+  });
+  for (int warm_up = 0; warm_up < 2; ++warm_up) graph.replay(stream);
+  cuda::Timer timer(device);
+  std::vector<double> seconds;
+  double total = 0;
+  while (total < min_time || static_cast<int>(seconds.size()) < kFewestSamples) {
+    timer.start(stream);
+    graph.replay(stream);
+    timer.stop(stream);
+    const double all = timer.milliseconds() * 1e-3;
+    seconds.push_back(all / runs);
+    total += all;
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return seconds;
 }
 
 double measure_cuda_read(int32_t device) {

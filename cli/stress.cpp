@@ -4,18 +4,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <regex>
+#include <set>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "attune/attune.hpp"
 #include "case_filter.h"
+#include "cases/backward_problem.h"
 #include "cases/far_guards.h"
 #include "cases/problem.h"
 #include "cases/stress.h"
@@ -34,7 +38,7 @@ constexpr struct {
   uint64_t of_cases;  // each so many-th case
   int repeats;
 } kMany{50, 200}, kThousands{1000, 4000};  // the latter on GPUs, where a run takes microseconds
-constexpr size_t kMostFailures = 5;  // then it ends
+constexpr size_t kMostFailures = 5;        // then it ends
 constexpr int kShrinkingRuns = 200;
 constexpr uint64_t kFar = 5;  // each so many-th case lies between far guards
 constexpr size_t kGiB = size_t{1} << 30, kFarBefore = 8 * kGiB, kNear = 2 * kGiB, kFarBehind = 16 * kGiB;
@@ -91,16 +95,36 @@ int repeats_of(uint64_t index, attune_device device) {
   return kRepeats;
 }
 
-// Has no plan, and is run by its own function.
-bool is_operation(const cases::Case& spec) { return std::string_view(cases::operation_name(spec)) != "attention"; }
+// Plans have their kernels compiled; several at a time.
+void warm_backward(const std::vector<cases::Case>& specs, attune_device device) {
+  std::atomic<size_t> next{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < std::clamp(std::thread::hardware_concurrency() / 2, 1u, 8u); ++t) {
+    threads.emplace_back([&] {
+      for (size_t i = next++; i < specs.size(); i = next++) {
+        try {
+          // On the host: data are aligned there as on the device, and that is all that planning sees of them.
+          const cases::BackwardProblem problem(specs[i], cases::host_memory(), cases::Forward::kLibrary);
+          cases::BackwardCall call = problem.device();
+          attune_plan* plan = nullptr;
+          if (attune_attention_backward_plan(call.linked(), device, &plan) == ATTUNE_OK) attune_plan_destroy(plan);
+        } catch (const std::exception&) {  // said when its turn comes
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
 
 // What configurations need is compiled side by side before the time begins.
 void warm_up(const StressOptions& options, attune_device device) {
   std::vector<std::unique_ptr<cases::Problem>> problems;
   std::vector<attune_attention> descriptors;
+  std::vector<cases::Case> backward;
   for (uint64_t index = 0; index < static_cast<uint64_t>(6 * options.configurations); ++index) {
     const cases::Case spec = cases::serving_case(0, index, options.configurations, 2000);
-    if (is_operation(spec)) continue;  // which has no plan
+    if (spec.backward.on && cases::why_not_covered(spec, device).empty()) backward.push_back(spec);
+    if (std::string_view(cases::operation_name(spec)) != "attention") continue;
     auto problem = std::make_unique<cases::Problem>(spec);
     descriptors.push_back(problem->device());
     if (supported(descriptors.back(), device).status == ATTUNE_UNSUPPORTED) {
@@ -112,6 +136,7 @@ void warm_up(const StressOptions& options, attune_device device) {
   std::vector<const attune_attention*> list;
   for (const attune_attention& a : descriptors) list.push_back(&a);
   warm(list, device);
+  warm_backward(backward, device);
 }
 
 cases::Case with_sequences(const cases::Case& whole, const std::vector<size_t>& kept) {
@@ -167,6 +192,9 @@ bool halve(std::vector<int64_t>& lengths) {
   return any;
 }
 
+// A row holds a query and its key: there are as many of them.
+bool is_packed(const cases::Case& c) { return c.strides == cases::StrideMode::kPacked; }
+
 constexpr Part kParts[] = {
     {"prologue", [](cases::Case& c) { return std::exchange(c.prologue, {}).any(); }},
     {"append", [](cases::Case& c) { return set(c.prologue.append, false); }},
@@ -185,19 +213,28 @@ constexpr Part kParts[] = {
     {"new_token_bias", [](cases::Case& c) { return set(c.new_token_bias, false); }},
     {"t5", [](cases::Case& c) { return set<int64_t>(c.t5_buckets, 0); }},
     {"sinks", [](cases::Case& c) { return set<std::string>(c.sinks, ""); }},
+    {"dlse", [](cases::Case& c) { return set(c.backward.dlse, false); }},
+    {"gradients of fp32", [](cases::Case& c) { return set(c.backward.dtype, ATTUNE_DTYPE_NONE); }},
+    {"seqused_kv", [](cases::Case& c) { return set(c.seqused, false); }},
+    {"spread scores", [](cases::Case& c) { return set<std::string>(c.data, "normal"); }},
     {"second cache", [](cases::Case& c) { return std::exchange(c.extra, {}).topk > 0; }},
     {"page padding", [](cases::Case& c) { return set(c.cache.page_padding, false); }},
     {"v_page_table", [](cases::Case& c) { return set(c.cache.separate_v_table, false); }},
     {"shared prefix", [](cases::Case& c) { return set(c.cache.share_prefix, false); }},
     {"max_logits", [](cases::Case& c) { return set(c.max_logits, false); }},
-    {"lse", [](cases::Case& c) { return set(c.lse, false); }},
+    {"lse", [](cases::Case& c) { return !c.backward.on && set(c.lse, false); }},
     {"max_seqlen_*", [](cases::Case& c) { return set(c.max_seqlens, false); }},
     {"batch_invariant", [](cases::Case& c) { return set(c.batch_invariant, false); }},
     {"merge of half the parts", [](cases::Case& c) { return set<int64_t>(c.op.parts, (c.op.parts + 1) / 2); }},
     {"odd contents", [](cases::Case& c) { return set(c.op.any_contents, false); }},
     {"odd strides", [](cases::Case& c) { return set(c.strides, cases::StrideMode::kDense); }},
-    {"half of the keys", [](cases::Case& c) { return halve(c.seqlens_kv); }},
-    {"half of the queries", [](cases::Case& c) { return halve(c.seqlens_q); }},
+    {"half of the tokens",
+     [](cases::Case& c) {
+       const bool any = halve(c.seqlens_kv);
+       return halve(c.seqlens_q) || any;
+     }},
+    {"half of the keys", [](cases::Case& c) { return !is_packed(c) && halve(c.seqlens_kv); }},
+    {"half of the queries", [](cases::Case& c) { return !is_packed(c) && halve(c.seqlens_q); }},
 };
 
 // Leaves out what is not needed for the failure, and returns the names. What the same kernel does not take stays.
@@ -254,13 +291,14 @@ struct Counts {
   int64_t cases = 0, runs = 0;
 };
 
-// What of the registry's kernels of attention, and of the operations beside it, the device has and the expression
-// selects.
+// What of the registry's kernels of attention and of its backward, and of the operations beside them, the device has
+// and the expression selects.
 std::map<std::string, Counts> selected_kernels(const std::regex& only, attune_device device) {
   std::map<std::string, Counts> kernels;
   for (const attune_kernel_info& kernel : attune::kernels()) {
-    const bool of_attention = std::string_view(kernel.operation) == "attention";
-    if (of_attention && kernel.device_type == device.type && std::regex_search(kernel.name, only)) kernels[kernel.name];
+    const std::string_view operation = kernel.operation;
+    const bool drawn = operation == "attention" || operation == "attention_backward";
+    if (drawn && kernel.device_type == device.type && std::regex_search(kernel.name, only)) kernels[kernel.name];
   }
   for (const char* name : cases::kOperations) {
     if (std::regex_search(name, only)) kernels[name];
@@ -293,10 +331,10 @@ void run_stress(const StressOptions& options, attune_device device) {
   if (!one && device.type == ATTUNE_DEVICE_CUDA) warm_up(options, device);
   // Kernels that no case reached are to be seen.
   std::map<std::string, Counts> kernels = selected_kernels(only, device);
-  const bool attention = std::any_of(kernels.begin(), kernels.end(), [](const auto& k) {
-    return std::find(std::begin(cases::kOperations), std::end(cases::kOperations), k.first) ==
-           std::end(cases::kOperations);
-  });
+  std::set<std::string> planned;  // operations of which a kernel is selected
+  for (const attune_kernel_info& kernel : attune::kernels()) {
+    if (kernels.count(kernel.name) > 0) planned.insert(kernel.operation);
+  }
   if (one) kernels.clear();
   int64_t cases_run = 0;
   size_t failures = 0;
@@ -311,12 +349,13 @@ void run_stress(const StressOptions& options, attune_device device) {
     cases::Memory& memory = is_far ? static_cast<cases::Memory&>(*far) : pool;
     if (interrupt.interrupted() || failures >= kMostFailures || (failures > 0 && !answers(memory))) break;
     const cases::Case spec = cases::serving_case(seed, index, options.configurations, budget);
-    // What runs an operation is known before; of attention, once it is planned.
-    if (is_operation(spec) ? !std::regex_search(cases::operation_name(spec), only) : !attention) continue;
+    // What runs an operation is known before; of attention and its backward, once it is planned.
+    const std::string operation = cases::operation_name(spec);
+    if (cases::is_planned(spec) ? planned.count(operation) == 0 : !std::regex_search(operation, only)) continue;
     const int repeats = one ? kMany.repeats : repeats_of(index, device);
     const cases::StressReport report = cases::stress(spec, memory, repeats);
     if (report.kernel.empty() && report.passed()) continue;  // no kernel takes it
-    if (!std::regex_search(report.kernel, only)) continue;
+    if (!report.kernel.empty() && !std::regex_search(report.kernel, only)) continue;
     ++cases_run;
     cases_far += is_far ? 1 : 0;
     Counts& counts = kernels[report.kernel.empty() ? "no kernel" : report.kernel];

@@ -35,7 +35,7 @@ struct Weight {
 void add_row(const Weight& weight, const std::vector<double>& x, int64_t row, Gradient& to) {
   for (size_t i = 0; i < x.size(); ++i) {
     const double abs = std::fabs(x[i]);
-    to.add(static_cast<size_t>(row) * x.size() + i, weight.value * x[i], weight.part * abs, weight.score * abs);
+    to.add(static_cast<size_t>(row) * x.size() + i, weight.value * x[i], weight.part * abs, weight.score * abs, abs);
   }
 }
 
@@ -80,22 +80,38 @@ class KeyRows {
 
 class Pass {
  public:
-  Pass(const Operation& op, const attune_tensor& dout, const attune_tensor& dlse, Backward& to)
-      : op_(op), a_(op.a), dlse_(dlse), out_(op.a.out), dout_(dout), to_(to) {}
+  Pass(const Operation& op, const attune_tensor& dout, const attune_tensor& dlse, const BackwardSample* sample,
+       Backward& to)
+      : op_(op), a_(op.a), dlse_(dlse), out_(op.a.out), dout_(dout), to_(to) {
+    const bool tables = present(a_.bias) || present(a_.t5_bias);
+    if (sample != nullptr && !(sample->tables && tables)) sample_ = sample;
+  }
 
   void add_sequence(int64_t b) {
     const Sequence& s = op_.sequences[static_cast<size_t>(b)];
     const int64_t group = op_.num_heads_q / op_.num_heads_kv;
     for (int64_t kv_head = 0; kv_head < op_.num_heads_kv; ++kv_head) {
       KeyRows keys(op_, b, kv_head);
+      std::vector<size_t> all, sampled;
+      for (size_t j = 0; j < keys.size(); ++j) {
+        all.push_back(j);
+        const int64_t kv_row = keys.row(j) * op_.num_heads_kv + kv_head;
+        if (sample_ != nullptr && sample_->kv[static_cast<size_t>(kv_row)]) sampled.push_back(j);
+      }
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        for (int64_t i = 0; i < s.num_queries; ++i) add_query({b, s.first_query + i, i, s.position(i), head}, keys);
+        for (int64_t i = 0; i < s.num_queries; ++i) {
+          const auto q_row = static_cast<size_t>((s.first_query + i) * op_.num_heads_q + head);
+          const bool whole = sample_ == nullptr || sample_->q[q_row];
+          add_query({b, s.first_query + i, i, s.position(i), head}, keys, whole ? all : sampled);
+        }
       }
     }
   }
 
  private:
-  void add_query(const Query& query, KeyRows& keys) {
+  // wanted: the keys whose pairs count.
+  void add_query(const Query& query, KeyRows& keys, const std::vector<size_t>& wanted) {
+    if (wanted.empty() && !present(a_.sinks)) return;
     Row row;
     row.query = query;
     row.lse = row_number(a_.lse, query.row, query.head);
@@ -105,7 +121,7 @@ class Pass {
     row.delta = product(row.dout, out_.row(query.row, query.head));
     if (present(dlse_)) row.dlse = row_number(dlse_, query.row, query.head);
     if (present(a_.sinks)) add_sink(row);
-    for (size_t j = 0; j < keys.size(); ++j) {
+    for (const size_t j : wanted) {
       if (is_visible(a_, query, keys.position(j))) add_pair(row, keys, j);
     }
   }
@@ -117,7 +133,7 @@ class Pass {
     const double p = 1.0 / (1.0 + std::exp(-gap));
     row.sink_gap = p > 0 && row.share > 0 ? p * std::fabs(gap) : 0.0;
     to_.dsinks.add(static_cast<size_t>(row.query.head), -p * row.delta.sum, p * row.delta.abs,
-                   p * std::fabs(row.delta.sum * (std::isfinite(gap) ? gap : 0.0)));
+                   p * std::fabs(row.delta.sum * (std::isfinite(gap) ? gap : 0.0)), 0);
   }
 
   void add_pair(const Row& row, KeyRows& keys, size_t j) {
@@ -159,24 +175,26 @@ class Pass {
     if (present(bias) && query.position >= 0 && query.position < bias.shape[1] && key < bias.shape[2]) {
       const int64_t head = bias.shape[0] == 1 ? 0 : query.head;
       const int64_t at = (head * bias.shape[1] + query.position) * bias.shape[2] + key;
-      to_.dbias.add(static_cast<size_t>(at), dz.value, dz.part, dz.score);
+      to_.dbias.add(static_cast<size_t>(at), dz.value, dz.part, dz.score, 0);
     }
     if (present(t5)) {
       const int64_t bucket = t5_bucket(key - query.position, t5.shape[1], a_.t5_max_distance, a_.t5_bidirectional != 0);
-      to_.dt5_bias.add(static_cast<size_t>(query.head * t5.shape[1] + bucket), dz.value, dz.part, dz.score);
+      to_.dt5_bias.add(static_cast<size_t>(query.head * t5.shape[1] + bucket), dz.value, dz.part, dz.score, 0);
     }
   }
 
   const Operation& op_;
   const attune_attention& a_;
   const attune_tensor& dlse_;
+  const BackwardSample* sample_ = nullptr;  // null: every pair counts
   Rows out_, dout_;
   Backward& to_;
 };
 
 }  // namespace
 
-Backward attention_backward(const attune_attention& a, const attune_tensor& dout, const attune_tensor& dlse) {
+Backward attention_backward(const attune_attention& a, const attune_tensor& dout, const attune_tensor& dlse,
+                            const BackwardSample* sample) {
   const Operation op(a);
   const int64_t rows_kv = Rows(a.k).count(), dim_qk = a.q.shape[a.q.rank - 1];
   Backward result;
@@ -196,7 +214,7 @@ Backward attention_backward(const attune_attention& a, const attune_tensor& dout
     for (int64_t i = 0; i < s.num_queries; ++i) result.q_written[static_cast<size_t>(s.first_query + i)] = true;
     for (int64_t j = 0; j < s.num_dense; ++j) result.kv_written[static_cast<size_t>(s.first_dense + j)] = true;
   }
-  Pass pass(op, dout, dlse, result);
+  Pass pass(op, dout, dlse, sample, result);
   for (size_t b = 0; b < op.sequences.size(); ++b) pass.add_sequence(static_cast<int64_t>(b));
   return result;
 }

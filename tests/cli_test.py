@@ -5,6 +5,7 @@
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -162,8 +163,26 @@ class Replay(CliTest):
         done = attune("bench", "--device", "cuda:0", "--list")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("bench_cuda/bf16/64x4096_32_8_p64\n", done.stdout)
+        self.assertIn("bench_backward/2x8192_16_16_d128_causal\n", done.stdout)
         for command in "check", "bench", "explain":
             self.refuse(attune(command, "--device", "cuda:99"), "device cuda:99 is not available: ", "cpu")
+
+    def test_the_backward_is_timed_by_its_five_products(self):
+        json_file = self.directory / "bench.json"
+        done = attune("bench", "--filter", "backward_ragged", "--reps", "1", "--no-ceilings", "--json", json_file)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (result,) = json.loads(json_file.read_text())["results"]
+        pairs = sum(n * (n + 1) // 2 for n in result["shape"]["seqlens_q"])
+        self.assertEqual(result["flops"], 2 * pairs * 32 * (3 * 128 + 2 * 128))
+        self.assertGreater(result["share_of_bound"], 0)
+        self.assertIn("cpu_backward", result["plan"])
+
+    def test_stress_of_the_backward_alone(self):
+        done = attune("check", "--stress", "2", "--only", "cpu_backward", "--budget", "300")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        kernels = [line.split() for line in done.stdout.splitlines()[1:]]
+        self.assertEqual([words[0] for words in kernels], ["cpu_backward"])
+        self.assertGreater(int(kernels[0][1]), 0)
 
     def test_every_cache_dtype(self):
         for model, dtypes in (
@@ -332,23 +351,10 @@ class Replay(CliTest):
         self.assertIn("█", text)
         self.assertIn("/4 requests", text)
 
-    def test_a_wrong_result_is_found(self):
+    def spoilt(self, source):
+        """The environment in which this C source takes the place of functions of the library."""
         compiler = shutil.which(os.environ.get("CC", "cc"))
-        source = self.write(
-            "spoil.c",
-            """
-            #define _GNU_SOURCE
-            #include <dlfcn.h>
-            #include "attune/attune.h"
-            /* Spoils every output slightly: more than rounding, less than an eye would see. */
-            attune_status attune_run(const attune_plan* p, const attune_attention* a, void* w, size_t n, void* s) {
-              typedef attune_status (*run_function)(const attune_plan*, const attune_attention*, void*, size_t, void*);
-              attune_status status = ((run_function)dlsym(RTLD_NEXT, "attune_run"))(p, a, w, n, s);
-              float* out = a->out.data;
-              for (int64_t i = 0; i < a->out.shape[0] * a->out.shape[1] * a->out.shape[2]; ++i) out[i] *= 1.001f;
-              return status;
-            }""",
-        )
+        source = self.write("spoil.c", "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include \"attune/attune.h\"\n" + source)
         library = self.directory / "spoil.so"
         if (
             not compiler
@@ -364,6 +370,20 @@ class Replay(CliTest):
         preload = {"LD_PRELOAD": str(library)}
         if "ASan" in attune("--version", env=preload).stderr:
             self.skipTest("AddressSanitizer must come first")
+        return preload
+
+    def test_a_wrong_result_is_found(self):
+        preload = self.spoilt(
+            """
+            /* Spoils every output slightly: more than rounding, less than an eye would see. */
+            attune_status attune_run(const attune_plan* p, const attune_attention* a, void* w, size_t n, void* s) {
+              typedef attune_status (*run_function)(const attune_plan*, const attune_attention*, void*, size_t, void*);
+              attune_status status = ((run_function)dlsym(RTLD_NEXT, "attune_run"))(p, a, w, n, s);
+              float* out = a->out.data;
+              for (int64_t i = 0; i < a->out.shape[0] * a->out.shape[1] * a->out.shape[2]; ++i) out[i] *= 1.001f;
+              return status;
+            }""",
+        )
         done, report = self.replay("--kv-dtype", "fp32", code=1, env=preload)
         self.assertRegex(
             done.stderr,
@@ -371,6 +391,32 @@ class Replay(CliTest):
         )
         self.assertGreater(report["verify"]["failed"], 0)
         self.assertIn("FAILED", done.stdout)
+
+    def test_stress_finds_a_wrong_gradient_and_says_how_to_see_it_again(self):
+        preload = self.spoilt(
+            """
+            /* Spoils the first element of dk's last row where there are more than 50. */
+            attune_status attune_attention_backward_run(const attune_plan* p, const attune_attention_backward* b, void* w,
+                                                        size_t n, void* s) {
+              typedef attune_status (*run_function)(const attune_plan*, const attune_attention_backward*, void*, size_t,
+                                                    void*);
+              attune_status status = ((run_function)dlsym(RTLD_NEXT, "attune_attention_backward_run"))(p, b, w, n, s);
+              const int64_t rows = b->dk.shape[0], size = b->dk.dtype == ATTUNE_FLOAT32 ? 4 : 2;
+              if (status == ATTUNE_OK && b->dk.rank == 3 && rows > 50)
+                ((unsigned char*)b->dk.data)[((rows - 1) * b->dk.stride[0] + 1) * size - 1] ^= 0x41;
+              return status;
+            }""",
+        )
+        small = ("--budget", "300", "--configurations", "8")
+        done = attune("check", "--stress", "60", "--seed", "4", "--only", "cpu_backward", *small, env=preload)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        match = re.search(r"attune (check --stress-case 4:\d+ .*)\n", done.stdout)
+        self.assertTrue(match, done.stdout)
+        self.assertRegex(done.stdout, r"still fails with \d sequences?: queries [\d, ]+; keys [\d, ]+\n")
+        again = attune(*match.group(1).split(), env=preload)
+        self.assertEqual(again.returncode, 1, again.stdout)
+        self.assertIn("dk", again.stdout)
+        self.assertEqual(attune(*match.group(1).split()).returncode, 0)
 
 
 class BadInput(CliTest):

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle of the GPU (kernels/check/oracle.cu) on a GPU says what reference/ says, for the whole table.
+// The oracles of the GPU (kernels/check/) on a GPU say what reference/ says, for the whole table.
 #include "cuda/launch.h"
 #include "cuda_cases.h"
-#include "device_oracle_fixture.h"
+#include "device_backward_fixture.h"
 
 namespace attune::cuda {
 namespace {
@@ -31,6 +31,14 @@ TEST_F(CudaOracle, SaysWhatTheReferenceSays) {
     ++ran;
   }
   EXPECT_GT(ran, 0);
+}
+
+TEST_F(CudaOracle, SaysWhatTheReferenceSaysOfGradients) {
+  cases::CudaMemory memory(kDevice);
+  std::vector<cases::Case> list = cases::backward_cases();
+  for (uint64_t seed = 0; seed < 100; ++seed) list.push_back(cases::random_backward_case(seed));
+  for (const cases::Case& spec : list)
+    EXPECT_EQ(tests::compare_backward_oracles(spec, memory, 64, 128), "") << spec.name;
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ class MixingMemory final : public cases::MemoryOver {
 };
 
 TEST(Stress, FindsWhatOneRunDoesToAnother) {
-  for (const char* name : {"attention", "qkv_prepare", "cache_op", "merge"}) {
+  for (const char* name : {"attention", "attention_backward", "qkv_prepare", "cache_op", "merge"}) {
     const cases::Case spec = find_case([&](const cases::Case& c) {
       return std::string(cases::operation_name(c)) == name && cases::runs_beside(c) && c.beam_width <= 1;
     });

@@ -118,20 +118,23 @@ EMULATED = {
     "decode": ["EmulatedDecode", "EmulatedMixed"], "mixed": ["EmulatedMixed"], "indexer": ["EmulatedIndexer"],
     "mla": ["EmulatedMla", "EmulatedMlaSchedule"], "rows": ["EmulatedRows"], "ops": ["EmulatedRows"],
     "prefill": ["EmulatedPrefill", "EmulatedPrefillBatches", "EmulatedMixed"],
-    "scheduler": ["EmulatedSchedule", "EmulatedMlaSchedule", "EmulatedDecode", "EmulatedMixed"], "check": ["EmulatedOracle"],
+    "scheduler": ["EmulatedSchedule", "EmulatedMlaSchedule", "EmulatedDecode", "EmulatedMixed"],
+    "check": ["EmulatedOracle", "EmulatedBackwardOracle"],
 }
 EMULATED_ALL = ["EmulatedRows", "EmulatedDecode", "EmulatedMla", "EmulatedPrefill", "EmulatedIndexer", "EmulatedMixed"]
 EMULATED_LAST = ["EmulatedBatchInvariant", "EmulatedUnseen"]
 
 
 def kernel_of(file):
-    """What `attune check --stress --only` takes to run a file of kernels/: a kernel of the registry, operations, or all."""
+    """What `attune check --stress --only` takes to run a file of kernels/ or src/: a kernel of the registry, operations, or all."""
     for format in ("fp8", "fp32"):
         if file.startswith("kernels/prefill/") and format in file:
             return f"cuda_prefill_{format}"
+    if re.match(r"src/cpu/(backward|gradient|kernels_gradient)", file):
+        return "cpu_backward"
     folder = file.split("/")[1]
-    return {"decode": "cuda_decode", "prefill": "cuda_prefill", "mla": "cuda_mla", "indexer": "indexer",
-            "rows": "qkv_prepare|cache_op|merge"}.get(folder, "")
+    return {"backward": "cuda_backward", "decode": "cuda_decode", "prefill": "cuda_prefill", "mla": "cuda_mla",
+            "indexer": "indexer", "rows": "qkv_prepare|cache_op|merge"}.get(folder, "")
 
 
 def suites_of_tests():
@@ -188,7 +191,9 @@ def stages_of(mutant, caught):
     if in_src and not on_cpu:  # tests by parameters run the CPU's kernels
         stages.append(("unit of cuda", gtest(["*"], "-Emulated*:*/*"), {}))
     if on_cpu and args.preset == "release":
-        stages.append((f"stress {args.stress}", [BUILD / "cli/attune", *stress], {}))
+        kernel = kernel_of(files[0])
+        only = ["--only", kernel] if kernel else []
+        stages.append((" ".join(["stress", args.stress, *only[1:]]), [BUILD / "cli/attune", *stress, *only], {}))
     if args.emulate:
         stages += [(f"table {s}", gtest([f"{s}.MatchesTheOracleOnTheTable"]), {"ATTUNE_EMULATE": str(args.emulate)})
                    for s in emulated]

@@ -56,4 +56,19 @@ ATTUNE_CHECK_BOTH inline double bound_of_out(const RowBounds& b, double out, dou
   return pv_abs * (b.value + from_scores) + v_abs * b.least * largest_p + fabs(out) * (b.sum + from_scores) + 1e-36;
 }
 
+// What the bounds of one gradient have in common (docs/semantics.md, "Precision and determinism").
+struct GradientTerms {
+  double of_products;  // error of what a term is a difference of
+  double of_terms;     // of the sum of the terms, with the rounding of p or dx
+  double additive;     // as above
+  double least;        // of a p or dx that becomes subnormal or nothing, absolute
+};
+
+// Of one element, by the sums that reference::Gradient has of it.
+ATTUNE_CHECK_BOTH inline double bound_of_gradient(const GradientTerms& terms, double sum_terms, double sum_parts,
+                                                  double sum_scores, double sum_factors) {
+  const double of_scores = (sum_scores + terms.additive * sum_terms) * kOfFp32;
+  return sum_parts * terms.of_products + sum_terms * terms.of_terms + of_scores + sum_factors * terms.least + 1e-36;
+}
+
 }  // namespace attune::oracle

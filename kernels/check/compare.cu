@@ -2,46 +2,9 @@
 // Compares each element of a run's out, lse and max_logits with the oracle's, within the bounds of check/bounds.h, one
 // thread for each. Elements that the operation must not write must still hold the filler.
 #include "check/compare_params.h"
-#include "check/elements.cuh"
+#include "check/within.cuh"
 
 namespace attune::oracle {
-
-// Rounds to the nearest number of a format, to even; beyond its range to infinity or to the largest number.
-__device__ inline double round_to(int dtype, double x, bool saturate) {
-  if (is_nan(x)) return x;
-  const int exponent_bits = dtype == kFloat16 || dtype == kE5m2 ? 5 : dtype == kE4m3 ? 4 : 8;
-  const int mantissa_bits =
-      dtype == kFloat32 ? 23 : dtype == kFloat16 ? 10 : dtype == kBfloat16 ? 7 : dtype == kE4m3 ? 3 : 2;
-  const int largest_exponent = (1 << (exponent_bits - 1)) - 1 + (dtype == kE4m3 ? 1 : 0);
-  const int least_exponent = 2 - (1 << (exponent_bits - 1));  // of normal numbers
-  // e4m3's code of all ones is NaN.
-  const double last = dtype == kE4m3 ? 448.0 : (2 - power_of_two(-mantissa_bits)) * power_of_two(largest_exponent);
-  const double beyond = saturate || dtype == kE4m3 ? last : infinity(), magnitude = fabs(x);
-  double rounded = magnitude;
-  if (magnitude >= 2 * power_of_two(largest_exponent)) {
-    rounded = beyond;
-  } else {
-    int exponent = least_exponent;
-    while (exponent < largest_exponent && magnitude >= power_of_two(exponent + 1)) ++exponent;
-    const double step = power_of_two(exponent - mantissa_bits);
-    rounded = rint(magnitude / step) * step;
-    if (rounded > last) rounded = beyond;
-  }
-  return x < 0 ? -rounded : rounded;
-}
-
-__device__ inline bool is_within(int dtype, double expected, double bound, double actual, bool saturate) {
-  if (is_nan(expected)) return is_nan(actual);
-  if (!is_finite(expected)) return actual == round_to(dtype, expected, saturate);
-  return round_to(dtype, expected - bound, saturate) <= actual && actual <= round_to(dtype, expected + bound, saturate);
-}
-
-__device__ inline bool is_untouched(const CompareParams& p, int dtype, const char* at) {
-  for (int i = 0; i < element_bytes(dtype); ++i) {
-    if (load<unsigned char>(at + i) != p.filler) return false;
-  }
-  return true;
-}
 
 __device__ inline const char* element_of(const OracleParams& o, const Tensor& t, long long row, long long head,
                                          long long d) {
@@ -74,15 +37,12 @@ __device__ inline void compare_element(const CompareParams& p, int what, long lo
   Expected expected = {not_a_number(), 0};
   bool good;
   if (o.written[output_row] == 0) {
-    good = is_untouched(p, t.dtype, element);
+    good = is_untouched(p.filler, t.dtype, element);
   } else {
     expected = expected_of(p, what, output_row, at);
     good = is_within(t.dtype, expected.value, expected.bound, actual, what == 0 && p.saturate != 0);
   }
-  ++verdict.num_elements;
-  if (good) return;
-  if (verdict.num_bad++ == 0)
-    verdict = {verdict.num_elements, 1, index, expected.value, actual, expected.bound};
+  count_element(good, index, expected.value, actual, expected.bound, verdict);
 }
 
 }  // namespace attune::oracle

@@ -399,7 +399,11 @@ const std::vector<Case>& bench_cases() {
 }
 
 const std::vector<Case>& cuda_bench_cases() {
-  static const std::vector<Case> cases = load("bench_cuda");
+  static const std::vector<Case> cases = [] {
+    std::vector<Case> all = load("bench_cuda");
+    for (Case& c : load("bench_backward")) all.push_back(std::move(c));
+    return all;
+  }();
   return cases;
 }
 

@@ -191,8 +191,9 @@ enum class Formats { kAll, kPacked };
 Case random_cache_op_case(uint64_t seed, Formats formats = Formats::kAll);
 // A batch as servers have it, of one of so many configurations, with about `budget` keys, and rows of so many, in all.
 Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t budget);
-// What is run: "attention", or one of the operations beside it.
+// What is run: "attention", "attention_backward" (which have plans), or one of the operations beside them.
 inline constexpr const char* kOperations[] = {"indexer", "qkv_prepare", "cache_op", "merge"};
 const char* operation_name(const Case& c);
+bool is_planned(const Case& c);
 
 }  // namespace attune::cases

@@ -115,6 +115,23 @@ oracle::Tensor device_tensor(const attune_tensor& t) {
   return made;
 }
 
+oracle::OracleParams described(const Problem& problem) {
+  const attune_attention& a = problem.host();
+  const reference::Operation op(a);
+  oracle::OracleParams p = as_params(problem.device());
+  p.rows = op.num_rows;
+  p.batch = static_cast<int64_t>(op.sequences.size());
+  p.heads_q = static_cast<int>(op.num_heads_q);
+  p.heads_kv = static_cast<int>(op.num_heads_kv);
+  p.head_dim_qk = static_cast<int>(a.q.shape[a.q.rank - 1]);
+  p.head_dim_v = static_cast<int>(op.head_dim_v);
+  attune_attention keys = a;
+  keys.cu_seqlens_kv = cuts_of_keys(a, op.num_rows);
+  p.cu_seqlens_k = as_tensor(problem.arena().on_device(keys).cu_seqlens_kv);
+  p.softmax_scale = a.softmax_scale != 0 ? static_cast<double>(a.softmax_scale) : 1.0 / std::sqrt(p.head_dim_qk);
+  return p;
+}
+
 template <class T>
 T* DeviceOracle::add_result(const char* name, int64_t count) {
   return static_cast<T*>(add_array(name, std::max<int64_t>(count, 1) * static_cast<int64_t>(sizeof(T))));
@@ -126,24 +143,9 @@ void* DeviceOracle::add_array(const char* name, int64_t bytes) {
 }
 
 DeviceOracle::DeviceOracle(const Problem& problem, int64_t blocks, int64_t threads)
-    : memory_(problem.arena().memory()), host_(as_params(problem.device())) {
+    : memory_(problem.arena().memory()), host_(described(problem)) {
   const attune_attention& a = problem.host();
   const reference::Operation op(a);
-  host_.rows = op.num_rows;
-  host_.batch = static_cast<int64_t>(op.sequences.size());
-  host_.heads_q = static_cast<int>(op.num_heads_q);
-  host_.heads_kv = static_cast<int>(op.num_heads_kv);
-  host_.head_dim_qk = static_cast<int>(a.q.shape[a.q.rank - 1]);
-  host_.head_dim_v = static_cast<int>(op.head_dim_v);
-  host_.cu_seqlens_k = as_tensor(problem.arena()
-                                     .on_device([&] {
-                                       attune_attention keys = a;
-                                       keys.cu_seqlens_kv = cuts_of_keys(a, op.num_rows);
-                                       return keys;
-                                     }())
-                                     .cu_seqlens_kv);
-  host_.softmax_scale =
-      a.softmax_scale != 0 ? static_cast<double>(a.softmax_scale) : 1.0 / std::sqrt(host_.head_dim_qk);
   // int8 inputs have their scales whatever else the case asks for.
   if (problem.spec().prologue.any() || reference::present(a.prologue.qkv_scale)) prepare(problem);
 

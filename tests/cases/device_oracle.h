@@ -13,6 +13,8 @@
 namespace attune::cases {
 
 oracle::Tensor device_tensor(const attune_tensor& t);
+// The descriptor on the device, without results, and with the inputs as they are before a prologue.
+oracle::OracleParams described(const Problem& problem);
 
 class DeviceOracle {
  public:

@@ -38,6 +38,7 @@ void check_rows(const char* what, const attune_tensor& host, const std::vector<d
 
 const char* operation_name(const Case& c) {
   if (c.indexer.topk > 0) return "indexer";
+  if (c.backward.on) return "attention_backward";
   switch (c.op.operation) {
     case Operation::kPrepare:
       return "qkv_prepare";
@@ -49,6 +50,8 @@ const char* operation_name(const Case& c) {
       return "attention";
   }
 }
+
+bool is_planned(const Case& c) { return c.indexer.topk == 0 && c.op.operation == Operation::kAttention; }
 
 std::unique_ptr<OpProblem> make_op_problem(const Case& spec, Memory& memory) {
   switch (spec.op.operation) {

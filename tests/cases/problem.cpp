@@ -152,7 +152,7 @@ void Problem::build_queries() {
         arena_.add("qkv", c.dtype, {num_rows_, c.num_heads_q + (c.shared_kv ? 1 : 2) * own_kv, c.head_dim_qk});
     const auto slice = [&](int64_t first, int64_t heads) {
       attune_tensor t = qkv;
-      t.data = element_at(qkv, {0, first, 0});
+      if (num_rows_ > 0) t.data = element_at(qkv, {0, first, 0});  // no tensor without elements has another address
       t.shape[1] = heads;
       return t;
     };

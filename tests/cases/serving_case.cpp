@@ -9,6 +9,7 @@
 namespace attune::cases {
 
 constexpr double kBesideAttention = 0.2;  // share of batches beside attention
+constexpr double kBackward = 0.15;        // and of its backward, of the others
 
 void draw_plain_cache(Random& r, Case& c) {
   CacheSpec& cache = c.cache;
@@ -219,6 +220,10 @@ Case serving_case(uint64_t seed, uint64_t index, int configurations, int64_t bud
   if (Random op("serving operation " + std::to_string(seed), index); op.chance(kBesideAttention)) {
     const auto configuration = static_cast<uint64_t>(op.integer(0, configurations - 1));
     return named(serving_op_case(op, configuration, op.pick<int64_t>({budget / 20, budget / 20, budget / 4})));
+  }
+  if (Random op("serving backward " + std::to_string(seed), index); op.chance(kBackward)) {
+    const auto configuration = static_cast<uint64_t>(op.integer(0, configurations - 1));
+    return named(serving_backward_case(op, configuration, op.pick<int64_t>({budget / 20, budget / 4, budget})));
   }
   const int64_t configuration = r.integer(0, configurations - 1);
   Case c;

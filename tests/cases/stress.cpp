@@ -19,22 +19,13 @@
 #include "indexer_problem.h"
 #include "op_problem.h"
 #include "outcome.h"
+#include "stress_parts.h"
 
 namespace attune::cases {
 namespace {
 
 constexpr int64_t kSampledRows = 48, kSampledRowsBesideAll = 2;
 constexpr int64_t kOracleBlocks = 1056, kCompareBlocks = 264, kOracleThreads = 128;
-
-// The call failed; what() names it.
-struct Refused : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-void require(attune_status status, const char* call) {
-  if (status == ATTUNE_OK) return;
-  throw Refused(std::string(call) + ": " + attune_status_name(status) + ": " + attune_last_error());
-}
 
 class Runner {
  public:
@@ -45,12 +36,7 @@ class Runner {
     if (status == ATTUNE_UNSUPPORTED) return;
     require(status, "attune_plan_create");
     plan_.reset(plan);
-    char text[512];
-    size_t needed = 0;
-    require(attune_plan_describe(plan, text, sizeof(text), &needed), "attune_plan_describe");
-    // "kernel NAME: what it does"
-    const char* const name = text + std::min(std::strlen("kernel "), std::strlen(text));
-    kernel_ = std::string(name, std::strcspn(name, ": \n"));
+    kernel_ = kernel_name(plan);
     require(attune_plan_workspace_size(plan, &bytes_), "attune_plan_workspace_size");
     workspace_ = std::make_unique<Workspace>(problem.arena().memory(), bytes_);
   }
@@ -152,9 +138,6 @@ class Expectation {
   Expected sample_;
 };
 
-// Sequences whose keys stay as many: with batch_invariant their bits must, too.
-bool stays(int64_t b) { return b % 3 == 0; }
-
 // Fewer keys in the arrays of the same plan, as a server's later steps have. False where the case does not allow it.
 bool shorten(Problem& problem) {
   const Case& c = problem.spec();
@@ -181,22 +164,12 @@ std::string others_show(const Problem& problem, const Snapshot& before) {
     if (host.data == nullptr) continue;
     for (int64_t b = 0; b < c.batch(); ++b) {
       if (!stays(b)) continue;
-      // A sequence's rows are one stretch of the first axis, or of a rank 4 tensor one index.
-      attune_tensor rows = host;
       const bool fixed = problem.host().q.rank == 4;
-      const int64_t first = fixed ? b : problem.first_row(b);
-      rows.shape[0] = fixed ? 1 : c.seqlens_q[static_cast<size_t>(b)];
-      const int64_t size = element_size(static_cast<attune_dtype>(rows.dtype));
-      rows.data = static_cast<std::byte*>(rows.data) + first * rows.stride[0] * size;
-      if (num_elements(rows) == 0) continue;
-      const attune_tensor was = before.after(rows), is = after.after(rows);
-      const auto apart = static_cast<const std::byte*>(is.data) - static_cast<const std::byte*>(was.data);
-      bool same = true;
-      for_each_element(
-          was, [&](const int64_t*, const std::byte* at) { same = same && std::equal(at, at + size, at + apart); });
-      if (!same)
-        return std::string(name) + " of sequence " + std::to_string(b) +
-               " has other bits, though batch_invariant, where others have fewer keys";
+      const int64_t rows = c.seqlens_q[static_cast<size_t>(b)];
+      if (const std::string failure =
+              bits_of_rows_differ(name, b, host, fixed ? b : problem.first_row(b), fixed ? 1 : rows, before, after);
+          !failure.empty())
+        return failure;
     }
   }
   return "";
@@ -328,6 +301,8 @@ StressReport stress(const Case& spec, Memory& memory, int repeats) {
       report = stress_indexer(spec, memory, repeats);
     } else if (spec.op.operation != Operation::kAttention) {
       report = stress_op(spec, memory, repeats);
+    } else if (spec.backward.on) {
+      report = stress_backward(spec, memory, repeats);
     } else {
       Problem problem(spec, memory);
       Runner runner(problem);
@@ -340,8 +315,7 @@ StressReport stress(const Case& spec, Memory& memory, int repeats) {
     if (report.failure.empty()) report.failure = far;
   } catch (const std::exception& e) {
     report.failure = e.what();
-    if (report.kernel.empty() && std::string_view(operation_name(spec)) != "attention")
-      report.kernel = operation_name(spec);
+    if (report.kernel.empty() && !is_planned(spec)) report.kernel = operation_name(spec);
   }
   return report;
 }

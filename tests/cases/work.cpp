@@ -55,6 +55,12 @@ Work work_of(const Case& c) {
   work.bytes +=
       work.tokens * static_cast<double>(c.num_heads_q * (c.head_dim_qk * element_size(c.dtype) +
                                                          c.head_dim_v * element_size(c.resolved_out_dtype())));
+  if (c.backward.on) {
+    const auto qk = static_cast<double>(c.head_dim_qk), v = static_cast<double>(c.head_dim_v);
+    work.flops *= (3 * qk + 2 * v) / (qk + v);
+    // dq, dk and dv as q, k and v, dout as out.
+    work.bytes *= 2;
+  }
   return work;
 }
 

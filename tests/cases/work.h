@@ -7,8 +7,9 @@
 namespace attune::cases {
 
 struct Work {
-  double flops = 0;   // 2 (head_dim_qk + head_dim_v) for every visible pair of a query head and a key
-  double bytes = 0;   // q, out, and every visible key and value once, as stored
+  double flops = 0;  // 2 (head_dim_qk + head_dim_v) for every visible pair of a query head and a key; of the backward
+                     // 2 (3 head_dim_qk + 2 head_dim_v), its five products
+  double bytes = 0;  // q, out, and every visible key and value once, as stored; of the backward dout and gradients, too
   double tokens = 0;  // queries
 };
 
