@@ -295,10 +295,7 @@ const unsigned char* copied_bytes(const void* global, unsigned shared, unsigned 
   const unsigned at = shared - kSharedBase;
   if (at > kSharedBytes || kSharedBytes - at < bytes) throw std::runtime_error("a bulk copy leaves shared memory");
   const unsigned char* const from = g_block->shared + at;
-  if (shadow() != nullptr) {
-    shadow()->access(from, bytes, false, nullptr);
-    shadow()->access(global, bytes, true, nullptr);
-  }
+  if (shadow() != nullptr) shadow()->begin_store(from, global, bytes);
   ++g_block->progress;
   return from;
 }

@@ -34,8 +34,8 @@ inline void store_bytes(void* global, unsigned shared, unsigned bytes) {
   emulator::store_bytes(global, shared, bytes);
 }
 inline void add_floats(float* global, unsigned shared, unsigned bytes) { emulator::add_floats(global, shared, bytes); }
-inline void commit_stores() {}
-inline void wait_until_read() {}
-inline void wait_until_stored() {}
+inline void commit_stores() { emulator::commit_copies(); }
+inline void wait_until_read() { emulator::wait_copies(0); }
+inline void wait_until_stored() { emulator::wait_copies(0); }
 
 }  // namespace attune::ptx
