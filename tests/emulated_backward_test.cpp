@@ -98,6 +98,26 @@ TEST_F(EmulatedBackward, OfEveryHeadDim) {
   }
 }
 
+// Rows of a neighbour that see nothing may hold anything, and lie in the tiles of the sequence before.
+TEST_F(EmulatedBackward, ASequenceHasItsBitsBesideNan) {
+  for (const char* dims : {R"("head_dim": [64, 64])", R"("head_dim": [192, 128])"}) {
+    const cases::Row row(R"("name": "beside", "heads": [2, 1], "dtype": "bf16", "causal": true, "backward": {},
+                            "seqlens_q": [70, 30], "seqlens_kv": [70, 30], "seqused": true)");
+    cases::BackwardProblem problem(tests::make_case(row.with(dims)));
+    const auto gradients = [&] {
+      EXPECT_EQ(run_emulated(problem.host()), "");
+      std::vector<std::vector<std::byte>> bits;
+      const cases::BackwardCall call = problem.host();
+      for (const attune_tensor& t : {call.op.dq, call.op.dk, call.op.dv})
+        bits.push_back(tests::gather(tests::rows_of(t, 0, 70)));
+      return bits;
+    };
+    const auto alone = gradients();
+    ASSERT_TRUE(problem.use_fewer_keys([](int64_t b, int64_t keys) { return b == 0 ? keys : 10; }));
+    EXPECT_TRUE(alone == gradients()) << dims;
+  }
+}
+
 // Several tiles, heads and stages in turn, in two orders of blocks, warps and lanes; blocks that wait for each other.
 TEST_F(EmulatedBackward, HaveNoRaces) {
   const emulator::Watched watched;

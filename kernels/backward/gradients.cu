@@ -11,8 +11,8 @@
 //
 // Barriers: the own rows and each stage have a full barrier (one arrival and the bytes of the copies), a stage also an
 // empty one (one lane of each math warp arrives). Named ones: dS of both warpgroups is in shared memory; dq of a
-// tile is there, and has been read. A NaN or infinity that an own row does not see can reach its gradient as
-// 0 * NaN: recompute.cu looks at the rows of blocks that have one.
+// tile is there, and has been read. A NaN or infinity of the sequence that a row does not see can reach
+// its gradient as 0 * NaN: recompute.cu looks at the rows of blocks that have one.
 #include "backward/dq_writer.cuh"
 #include "backward/mainloop.cuh"
 #include "backward/mainloop_wide.cuh"

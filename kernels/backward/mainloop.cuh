@@ -21,6 +21,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   const int group = math_group(), steps = work.steps();
   const Scores softmax(p, smem, work, work.begin + 64 * group + row_of_thread(), 0);
   ptx::wait_phase(smem.own_full(), 0);
+  clear_keys_behind_the_last(smem, work);
   const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(smem.k() + group * (64 * 128)));
   const ptx::Descriptor v = ptx::uniform(ptx::descriptor_k_major(smem.v() + group * (64 * 128)));
   float s[kScores], d[kScores], dq[Config::kChannelsDq / 2];
@@ -33,6 +34,7 @@ __device__ __forceinline__ void run_mainloop(const BackwardParams& p, const Smem
   ptx::pin(s);
   for (int i = 0; i < steps; ++i) {
     ptx::wait_phase(smem.dout_full(dout.stage), dout.phase);
+    clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
     multiply<Config::kStepsV>(v, smem.dout(dout.stage), d);
     softmax.forward(step.row, q.stage, s);
     Scores::pack(s, p_regs);

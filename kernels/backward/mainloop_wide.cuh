@@ -19,6 +19,7 @@ __device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const
   const unsigned queries = group * (kQueries * 128);  // bytes of a line
   const Scores softmax(p, smem, work, work.begin + row_of_thread(), group * kQueries);
   ptx::wait_phase(smem.own_full(), 0);
+  clear_keys_behind_the_last(smem, work);
   const ptx::Descriptor k = ptx::uniform(ptx::descriptor_k_major(smem.k()));
   const ptx::Descriptor v = ptx::uniform(ptx::descriptor_k_major(smem.v()));
   float s[kScores], d[kScores], dq[Config::kChannelsDq / 2];
@@ -31,6 +32,7 @@ __device__ __forceinline__ void run_mainloop_wide(const BackwardParams& p, const
   ptx::pin(s);
   for (int i = 0; i < steps; ++i) {
     ptx::wait_phase(smem.dout_full(dout.stage), dout.phase);
+    clear_queries_behind_the_last(smem, work, step.row, q.stage, dout.stage);
     multiply<Config::kStepsV>(v, smem.dout(dout.stage) + queries, d);
     softmax.forward(step.row, q.stage, s);
     Scores::pack(s, packed);

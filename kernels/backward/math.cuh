@@ -69,6 +69,34 @@ __device__ __forceinline__ void hand_over_dq(const Smem& smem, int group, int i,
 
 __device__ __forceinline__ void sync_math() { ptx::named_barrier_sync(kMathBarrier, 32 * Config::kMathWarps); }
 
+// Makes rows from `first` on zeros, in a tile of lines of kRows rows. Behind a sequence's last row TMA copies those of
+// others: 0 times a NaN of theirs would be NaN, and the bits of a sequence would follow from its neighbours.
+template <int kLines, int kRows>
+__device__ __forceinline__ void clear_rows(unsigned tile, int first) {
+  const int pieces = (kRows - first) * 8;
+  for (int i = static_cast<int>(threadIdx.x) - 128; i < kLines * pieces; i += 32 * Config::kMathWarps)
+    ptx::store_shared_zero(tile + (i / pieces * kRows + first) * 128 + i % pieces * 16);
+}
+// Of the block's keys; called when they have come.
+__device__ __forceinline__ void clear_keys_behind_the_last(const Smem& smem, const Work& work) {
+  const int count = work.s.num_keys - work.begin;
+  if (count >= Config::kKeys) return;
+  clear_rows<Config::kLinesQk, Config::kKeys>(smem.k(), count);
+  ptx::fence_async_proxy();
+  sync_math();
+}
+// Of a step's tile; called when it has come.
+__device__ __forceinline__ void clear_queries_behind_the_last(const Smem& smem, const Work& work, int row, int q_stage,
+                                                              int dout_stage) {
+  const int count = work.s.num_q - row;
+  if (count >= Config::kTile) return;
+  sync_math();  // both have its S
+  clear_rows<Config::kLinesQk, Config::kTile>(smem.q(q_stage), count);
+  clear_rows<Config::kLinesV, Config::kTile>(smem.dout(dout_stage), count);
+  ptx::fence_async_proxy();
+  sync_math();
+}
+
 // All math warps arrive, when they have read a stage.
 __device__ __forceinline__ void release(unsigned empty) {
   __syncwarp();
