@@ -124,7 +124,9 @@ Case serving_backward_case(Random& r, uint64_t configuration, int64_t budget) {
   draw_configuration(of_configuration, c);
   draw_outputs(r, c);
   draw_sequences(r, c, budget);
-  c.seqused = c.strides != StrideMode::kPacked && r.chance(0.4);
+  // Lengths in an array are what the bits of others must not depend on; and without poison windows may move.
+  c.seqused = c.strides != StrideMode::kPacked && r.chance(c.batch_invariant ? 0.9 : 0.3);
+  c.poison = !(c.batch_invariant && r.chance(0.5));
   c.max_seqlens = r.chance(0.3);
   if (r.chance(0.08)) {
     for (int64_t b = 0; b < c.batch(); ++b) {
