@@ -126,7 +126,7 @@ Case serving_backward_case(Random& r, uint64_t configuration, int64_t budget) {
   draw_sequences(r, c, budget);
   // Lengths in an array are what the bits of others must not depend on; and without poison windows may move.
   c.seqused = c.strides != StrideMode::kPacked && r.chance(c.batch_invariant ? 0.9 : 0.3);
-  c.poison = !(c.batch_invariant && r.chance(0.5));
+  c.poison = !r.chance(c.batch_invariant ? 0.5 : 0.2);
   c.max_seqlens = r.chance(0.3);
   if (r.chance(0.08)) {
     for (int64_t b = 0; b < c.batch(); ++b) {
